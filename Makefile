@@ -1,0 +1,48 @@
+# Two commands do everything: `make run` and `make test`. The rest is for people who change the code.
+PYTHON ?= python3
+BIN := .venv/bin
+TESTS ?= tests
+
+.PHONY: run test test-full lint format lock bench clean setup setup-test
+
+run: setup
+	@$(BIN)/fpgapipe doctor --brief
+	@$(BIN)/fpgapipe build --board boards/u280.yaml --devices 2 -o out/digits-cnn
+	@$(BIN)/fpgapipe run out/digits-cnn
+
+test: lint
+	$(BIN)/python -m pytest -q -m "not slow" $(TESTS)
+
+test-full: lint
+	$(BIN)/python -m pytest -q $(TESTS)
+
+lint: setup-test
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+
+format: setup-test
+	$(BIN)/ruff check --fix-only .
+	$(BIN)/ruff format .
+
+bench: setup-test
+	@for file in bench/bench_*.py; do $(BIN)/python $$file || exit 1; done
+
+# Renews the pins within the ranges of pyproject.toml (needs uv). torch stays where its CPU build is easy to
+# have; the packages of its CUDA build are left out, so that either build of torch satisfies the pins.
+lock:
+	echo "torch==2.13.0" | uv pip compile --quiet --universal --python-version 3.11 --all-extras --no-header \
+	  --no-annotate --constraints - --upgrade pyproject.toml \
+	  | grep -vE '^(nvidia|cuda|triton)' | sed 's/^\(torch==[0-9.]*\).*/\1/' | uniq > requirements.lock.new
+	mv requirements.lock.new requirements.lock
+
+clean:
+	rm -rf .venv build dist out .fpgapipe-cache .mypy_cache .pytest_cache .ruff_cache .hypothesis
+
+setup:
+	@command -v $(PYTHON) >/dev/null || { echo "fpgapipe: python3 is missing: apt install python3" >&2; exit 1; }
+	@$(PYTHON) tools/bootstrap.py
+
+setup-test:
+	@command -v $(PYTHON) >/dev/null || { echo "fpgapipe: python3 is missing: apt install python3" >&2; exit 1; }
+	@$(PYTHON) tools/bootstrap.py --extra test

@@ -1,0 +1,31 @@
+"""Optional libraries, imported when they are first needed."""
+
+import importlib
+import importlib.util
+from typing import Any
+
+from fpgapipe.errors import UserError
+
+EXTRAS = {"onnx": "onnx", "torch": "torch", "highspy": "solver"}
+"""Library to the extra of fpgapipe that installs it."""
+
+
+def require(library: str, purpose: str) -> Any:
+    """Import an optional library, or say in one sentence which extra has it.
+
+    Parameters
+    ----------
+    library : str
+        A key of `EXTRAS`.
+    purpose : str
+        What it is needed for, as the subject of the sentence: ``"reading an ONNX file"``.
+
+    Raises
+    ------
+    UserError
+        If the library is not installed.
+    """
+    if importlib.util.find_spec(library) is None:
+        extra = EXTRAS[library]
+        raise UserError(f"{purpose} needs {library}: pip install 'fpgapipe[{extra}]'")
+    return importlib.import_module(library)

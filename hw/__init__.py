@@ -1,0 +1,1 @@
+"""The hardware: what each block computes, and its gateware."""

@@ -1,0 +1,1 @@
+"""What each block computes: specifications, bit-exact models, cycles, resources."""

@@ -1,0 +1,1 @@
+"""The blocks of ``hls_models`` as Amaranth gateware, under the same names."""

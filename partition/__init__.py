@@ -1,0 +1,1 @@
+"""From a network and a cluster to a plan."""

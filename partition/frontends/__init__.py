@@ -1,0 +1,1 @@
+"""Files and programs of other tools, read as graphs; one format a module."""

@@ -1,0 +1,1 @@
+"""What runs inside or around a simulator."""

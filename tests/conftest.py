@@ -1,0 +1,22 @@
+"""What all tests share."""
+
+import pytest
+from hypothesis import settings
+
+# No timed asserts: a slow machine is no failure. The same examples every time: CI is no fuzzer.
+settings.register_profile("fpgapipe", deadline=None, derandomize=True)
+settings.load_profile("fpgapipe")
+
+
+@pytest.fixture
+def cli(capsys, monkeypatch):
+    """Run the command line in this process; gives exit code, standard output, standard error."""
+    from fpgapipe.host.cli import main
+
+    def run(*args: str) -> tuple[int, str, str]:
+        capsys.readouterr()
+        code = main([str(arg) for arg in args])
+        out, err = capsys.readouterr()
+        return code, out, err
+
+    return run
