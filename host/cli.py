@@ -1,0 +1,87 @@
+"""The ``fpgapipe`` command: its frame, its exit codes, and nothing heavy to import.
+
+A sub-command lives in ``host/commands/``; its module imports click alone and the rest inside the
+function, since ``fpgapipe --help`` has to be quick (tests/test_cli.py holds it to that).
+"""
+
+import sys
+import traceback
+from collections.abc import Sequence
+
+import click
+
+from fpgapipe import __version__
+from fpgapipe.errors import UserError, nearest
+from fpgapipe.host.commands.boards import boards
+from fpgapipe.host.commands.build import build
+from fpgapipe.host.commands.cluster import cluster
+from fpgapipe.host.commands.doctor import doctor
+from fpgapipe.host.commands.inspect import inspect
+from fpgapipe.host.commands.run import run
+
+EXIT_USER = 2
+EXIT_INTERNAL = 70  # EX_SOFTWARE of sysexits.h
+EXIT_INTERRUPTED = 130  # 128 + SIGINT, as shells report it
+
+
+class Commands(click.Group):
+    """A group that suggests the nearest sub-command to a misspelt one."""
+
+    def resolve_command(
+        self, ctx: click.Context, args: list[str]
+    ) -> tuple[str | None, click.Command | None, list[str]]:
+        """Find the sub-command, as click does, with a better refusal."""
+        if args and not args[0].startswith("-") and self.get_command(ctx, args[0]) is None:
+            raise click.UsageError(
+                f"no command {args[0]!r}{nearest(args[0], self.list_commands(ctx))}", ctx
+            )
+        return super().resolve_command(ctx, args)
+
+
+@click.group(
+    cls=Commands,
+    context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100},
+    epilog="Example: fpgapipe inspect resnet50 --batch 8",
+)
+@click.version_option(__version__, prog_name="fpgapipe")
+def cli() -> None:
+    """Plan, generate and simulate training pipelines over several FPGAs."""
+
+
+for command in (boards, build, cluster, doctor, inspect, run):
+    cli.add_command(command)
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run the command line; return its exit code.
+
+    0 done; 1 a check found a fault (``doctor``); 2 the user's to mend; 70 ours; 130 interrupted.
+    """
+    try:
+        result = cli.main(
+            args=list(argv) if argv is not None else None,
+            prog_name="fpgapipe",
+            standalone_mode=False,
+        )
+        return result if isinstance(result, int) else 0
+    except UserError as error:
+        click.echo(f"error: {error}", err=True)
+        return EXIT_USER
+    except click.ClickException as error:
+        error.show()
+        return error.exit_code
+    except (KeyboardInterrupt, click.Abort):
+        click.echo("interrupted", err=True)
+        return EXIT_INTERRUPTED
+    except Exception:
+        click.echo(traceback.format_exc(), err=True)
+        click.echo(
+            f"This is a defect of fpgapipe {__version__}. Please report it with the lines above, "
+            "the command, and what 'fpgapipe doctor' prints (CONTRIBUTING.md, 'Report a defect').",
+            err=True,
+        )
+        return EXIT_INTERNAL
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,50 @@
+"""Options that every sub-command shares."""
+
+import functools
+import os
+import sys
+from collections.abc import Callable
+from typing import Any
+
+import click
+
+
+def _set_verbosity(ctx: click.Context, param: click.Parameter, value: bool) -> None:
+    if value:
+        ctx.meta["fpgapipe.verbosity"] = -1 if param.name == "quiet" else 1
+
+
+def command(name: str, *, example: str) -> Callable[[Callable[..., Any]], click.Command]:
+    """Declare a sub-command with ``--quiet``, ``--verbose`` and an example in its help.
+
+    Parameters
+    ----------
+    name : str
+        The sub-command's name.
+    example : str
+        A command line that works; tests/test_cli.py runs it.
+    """
+
+    def decorate(function: Callable[..., Any]) -> click.Command:
+        def run(*args: Any, **kwargs: Any) -> Any:
+            from fpgapipe.host.console import set_up_logging
+
+            set_up_logging(click.get_current_context().meta.get("fpgapipe.verbosity", 0))
+            try:
+                result = function(*args, **kwargs)
+                sys.stdout.flush()
+                return result
+            except BrokenPipeError:
+                # The reader (head, less) has gone, which is its right; what is left goes nowhere.
+                os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+
+        run.__doc__ = function.__doc__
+        run.__click_params__ = getattr(function, "__click_params__", [])  # type: ignore[attr-defined]
+        flag = functools.partial(
+            click.option, is_flag=True, expose_value=False, callback=_set_verbosity
+        )
+        flag("-v", "--verbose", help="Show each step.")(run)
+        flag("-q", "--quiet", help="Show errors only.")(run)
+        return click.command(name, epilog=f"Example: {example}")(run)
+
+    return decorate

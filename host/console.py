@@ -1,0 +1,119 @@
+"""What people see: tables, progress and log lines, rich on a terminal and plain when piped.
+
+rich is imported only when something is drawn, so that ``fpgapipe --help`` stays quick.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import logging
+import sys
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from rich.progress import Progress
+
+
+@dataclass(frozen=True)
+class Column:
+    """A column of a table: its heading, and whether it holds numbers (right-aligned)."""
+
+    heading: str
+    number: bool = False
+
+
+def print_table(
+    columns: Sequence[Column], rows: Sequence[Sequence[object]], title: str = ""
+) -> None:
+    """Print a table to standard output: drawn on a terminal, aligned plain text elsewhere.
+
+    The plain form never wraps or shortens a cell, so that it can be searched and cut.
+    """
+    cells = [[str(cell) for cell in row] for row in rows]
+    if sys.stdout.isatty():
+        from rich import box
+        from rich.console import Console
+        from rich.table import Table
+        from rich.text import Text
+
+        table = Table(title=title or None, box=box.SIMPLE_HEAD, title_justify="left")
+        for column in columns:
+            table.add_column(
+                column.heading, justify="right" if column.number else "left", overflow="fold"
+            )
+        for row in cells:
+            table.add_row(*(Text(cell) for cell in row))
+        Console().print(table)
+        return
+    if title:
+        print(title)
+    headings = [column.heading for column in columns]
+    widths = [max(map(len, each)) for each in zip(headings, *cells, strict=True)]
+    for row in [headings, *cells]:
+        words = [
+            cell.rjust(width) if column.number else cell.ljust(width)
+            for cell, width, column in zip(row, widths, columns, strict=True)
+        ]
+        print("  ".join(words).rstrip())
+
+
+def print_json(value: object) -> None:
+    """Print one JSON object to standard output, nothing else beside it."""
+    json.dump(value, sys.stdout, indent=2, allow_nan=False)
+    sys.stdout.write("\n")
+
+
+@contextlib.contextmanager
+def progress() -> Iterator[Progress]:
+    """A rich progress display on standard error, which stays silent when that is no terminal."""
+    from rich.console import Console
+    from rich.progress import (
+        BarColumn,
+        MofNCompleteColumn,
+        Progress,
+        TextColumn,
+        TimeElapsedColumn,
+        TimeRemainingColumn,
+    )
+
+    quiet = logging.getLogger("fpgapipe").getEffectiveLevel() > logging.INFO
+    console = Console(stderr=True)
+    with Progress(
+        TextColumn("{task.description}"),
+        BarColumn(),
+        MofNCompleteColumn(),
+        TimeElapsedColumn(),
+        TimeRemainingColumn(),
+        console=console,
+        disable=quiet or not console.is_terminal,
+    ) as display:
+        yield display
+
+
+def count(value: float) -> str:
+    """Write a count with thousands separators: ``1,304,000``."""
+    return f"{value:,.0f}"
+
+
+def scaled(value: float, unit: str, base: int = 1000) -> str:
+    """Write a quantity with a prefix, at most three digits before it: ``460 GB/s``, ``8 GiB``."""
+    prefixes = ["", "K", "M", "G", "T", "P"] if base == 1024 else ["", "k", "M", "G", "T", "P"]
+    step = 0
+    while abs(value) >= base and step < len(prefixes) - 1:
+        value /= base
+        step += 1
+    infix = "i" if base == 1024 and step else ""
+    return f"{value:.3g} {prefixes[step]}{infix}{unit}" if value < 1000 else f"{value:,.0f} {unit}"
+
+
+def set_up_logging(verbosity: int) -> None:
+    """Send log lines to standard error: -1 quiet (errors), 0 normal (notes), 1 verbose (all)."""
+    handler: Any = logging.StreamHandler(sys.stderr)
+    handler.setFormatter(logging.Formatter("%(message)s"))
+    logger = logging.getLogger("fpgapipe")
+    logger.handlers = [handler]
+    logger.propagate = False
+    logger.setLevel({-1: logging.ERROR, 0: logging.INFO}.get(verbosity, logging.DEBUG))
