@@ -1,0 +1,287 @@
+"""Clusters: which boards there are and how they are wired."""
+
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Annotated
+
+from pydantic import Field
+
+from fpgapipe.boards.block import Block, duplicates, validated
+from fpgapipe.boards.library import is_path, load_board
+from fpgapipe.boards.quantities import one_of, text, whole, word
+from fpgapipe.boards.schema import Board, Latency, LineRate
+from fpgapipe.boards.wiring import PortEnd, Wiring
+from fpgapipe.boards.yaml_file import Fault, Loc, read_yaml
+from fpgapipe.errors import FileError, UserError, nearest, shown
+from fpgapipe.hw.hls_models.device import ClusterSpec, LinkSpec
+
+MAX_DEVICES = 4096
+"""Devices of a cluster; the papers of the field stop at some hundred."""
+
+MAX_LINKS = 3 * MAX_DEVICES
+
+MAX_HINTED = 64
+"""Names up to which the nearest one is looked for; more would take seconds."""
+
+_END = re.compile(r"([a-z0-9._-]+)(?:/([a-z0-9._-]+)(?:/([0-9]{1,4}))?)?")
+
+End = Annotated[str, text("a link's end: device, device/ports or device/ports/index", longest=160)]
+
+
+class DeviceEntry(Block):
+    """A device, or with ``count`` several of one board: ``name0``, ``name1`` and so on."""
+
+    name: Annotated[str, word("the device's name")]
+    board: Annotated[str, text("a board's name, or a path from the cluster file's folder")]
+    count: Annotated[int, whole(1, MAX_DEVICES, "devices")] | None = None
+
+    def names(self) -> list[str]:
+        """Return the names of the devices that this entry stands for."""
+        if self.count is None:
+            return [self.name]
+        return [f"{self.name}{index}" for index in range(self.count)]
+
+
+class LinkEntry(Block):
+    """A link; its ends may name the port, and otherwise get the fastest that is free."""
+
+    source: End = Field(alias="from")
+    destination: End = Field(alias="to")
+    line_rate_bits_per_s: LineRate | None = None
+    latency_s: Latency | None = None
+
+
+class ClusterFile(Block):
+    """A cluster file."""
+
+    format: Annotated[int, whole(1, 1, "version of the file format")]
+    name: Annotated[str, word("the cluster's name")]
+    devices: list[DeviceEntry] = Field(min_length=1, max_length=MAX_DEVICES)
+    topology: Annotated[str, one_of(("chain", "ring", "links"), "how the devices are wired")]
+    links: list[LinkEntry] | None = Field(default=None, max_length=MAX_LINKS)
+
+    def faults(self) -> Iterator[tuple[Loc, str]]:
+        """Names are unique, and links are listed where the topology says so."""
+        num_devices = sum(entry.count or 1 for entry in self.devices)
+        if num_devices > MAX_DEVICES:
+            yield ("devices",), f"must be at most {MAX_DEVICES} devices, not {num_devices}"
+            return
+        seen: set[str] = set()
+        for index, entry in enumerate(self.devices):
+            for name in entry.names():
+                if name in seen:
+                    what = f"must be unique, and {name!r} was there before"
+                    yield ("devices", index, "name"), what
+                    break
+                seen.add(name)
+        if self.topology == "links" and self.links is None:
+            yield ("topology",), "'links' needs the key 'links', a list of links"
+        if self.topology != "links" and self.links is not None:
+            what = f"must be left out, or the topology be 'links' and not {self.topology!r}"
+            yield ("links",), what
+        if self.topology == "ring" and num_devices < 2:
+            yield ("topology",), "a ring must have at least 2 devices, not 1"
+
+    def ends(self, num_devices: int) -> list[tuple[int, int]]:
+        """Return the pairs of device indices that a chain or a ring joins."""
+        pairs = [(index, index + 1) for index in range(num_devices - 1)]
+        if self.topology == "ring":
+            pairs.append((num_devices - 1, 0))
+        return pairs
+
+
+@dataclass(frozen=True)
+class Cluster:
+    """A cluster with its boards read and its links wired.
+
+    Parameters
+    ----------
+    name : str
+        For messages and reports.
+    device_names : tuple of str
+        One for each device.
+    boards : tuple of Board
+        One for each device; equal boards share one object.
+    links : tuple of LinkSpec
+        Ports chosen, rates agreed.
+    notes : tuple of str
+        What a user should know: links that run below what a port could do.
+    """
+
+    name: str
+    device_names: tuple[str, ...]
+    boards: tuple[Board, ...]
+    links: tuple[LinkSpec, ...]
+    notes: tuple[str, ...] = ()
+
+    @cached_property
+    def spec(self) -> ClusterSpec:
+        """What the planner gets."""
+        specs = {id(board): board.device_spec() for board in self.boards}
+        return ClusterSpec(
+            name=self.name,
+            device_names=self.device_names,
+            devices=tuple(specs[id(board)] for board in self.boards),
+            links=self.links,
+        )
+
+
+def load_cluster(path: str | Path) -> Cluster:
+    """Read a cluster file and its boards.
+
+    Raises
+    ------
+    FileError
+        If the file or a board's file is missing or wrong; it lists every fault.
+    """
+    path = Path(path)
+    document = read_yaml(path)
+    if isinstance(document.value, dict) and "part" in document.value:
+        what = "is a board file, since it has the key 'part'; a cluster file is needed"
+        document.faults.append(Fault((), what))
+        document.raise_faults()
+    entries = validated(document, ClusterFile)
+    document.raise_faults()
+    assert entries is not None, "a cluster file without faults"
+
+    boards: dict[str, Board] = {}
+    for index, entry in enumerate(entries.devices):
+        if entry.board in boards:
+            continue
+        try:
+            place = path.parent / entry.board if is_path(entry.board) else entry.board
+            boards[entry.board] = load_board(place)
+        except UserError as error:
+            lines = error.faults if isinstance(error, FileError) else (str(error),)
+            file = f"{error.path}: " if isinstance(error, FileError) else ""
+            loc = ("devices", index, "board")
+            document.faults += [Fault(loc, f"{file}{line}") for line in lines]
+    document.raise_faults()
+
+    names = [name for entry in entries.devices for name in entry.names()]
+    of_device = [boards[entry.board] for entry in entries.devices for _ in range(entry.count or 1)]
+    wiring = Wiring(names, of_device)
+    if entries.links is None:
+        for source, destination in entries.ends(len(names)):
+            fault = wiring.join(PortEnd(source), PortEnd(destination))
+            if fault:
+                document.faults.append(Fault(("topology",), fault))
+                break
+    else:
+        document.faults += _wire(entries.links, wiring)
+    document.raise_faults()
+    return _wired(entries.name, wiring)
+
+
+def chain_of(board: Board, num_devices: int) -> Cluster:
+    """Return a chain of equal devices.
+
+    Raises
+    ------
+    UserError
+        If `num_devices` is out of range, or the board has too few link ports.
+    """
+    if not 1 <= num_devices <= MAX_DEVICES:
+        raise UserError(f"a cluster must have 1..{MAX_DEVICES} devices, not {shown(num_devices)}")
+    names = [f"{board.name}-{index}" for index in range(num_devices)]
+    wiring = Wiring(names, [board] * num_devices)
+    for index in range(num_devices - 1):
+        fault = wiring.join(PortEnd(index), PortEnd(index + 1))
+        if fault:
+            raise UserError(f"a chain of {num_devices} {board.name} cannot be wired: {fault}")
+    return _wired(f"{board.name}-x{num_devices}", wiring)
+
+
+def _wired(name: str, wiring: Wiring) -> Cluster:
+    return Cluster(
+        name=name,
+        device_names=tuple(wiring.names),
+        boards=tuple(wiring.boards),
+        links=tuple(wiring.links),
+        notes=tuple(wiring.notes),
+    )
+
+
+def _wire(links: list[LinkEntry], wiring: Wiring) -> list[Fault]:
+    """Wire the listed links: named ports first, so that they are not taken by others."""
+    faults: list[Fault] = []
+    devices = {name: index for index, name in enumerate(wiring.names)}
+    parsed: list[tuple[int, PortEnd, PortEnd]] = []
+    for index, link in enumerate(links):
+        ends = []
+        for key, written in (("from", link.source), ("to", link.destination)):
+            end = _parse_end(written, devices, wiring.boards)
+            if isinstance(end, str):
+                faults.append(Fault(("links", index, key), end))
+            else:
+                ends.append(end)
+        if len(ends) < 2:
+            continue
+        if ends[0].device == ends[1].device:
+            name = wiring.names[ends[0].device]
+            faults.append(Fault(("links", index), f"must join two devices, not {name} with itself"))
+            continue
+        parsed.append((index, ends[0], ends[1]))
+    named = [
+        (end.device, end.group, end.index)
+        for _, one, other in parsed
+        for end in (one, other)
+        if end.index is not None
+    ]
+    twice = {named[index] for index, _ in duplicates([str(port) for port in named])}
+    for device, group, index in sorted(twice, key=str):
+        where = f"{wiring.names[device]}/{group}/{index}"
+        faults.append(Fault(("links",), f"must use each port once, but use {where} more than once"))
+    if faults:
+        return faults
+
+    def given(link: tuple[int, PortEnd, PortEnd]) -> int:
+        return -sum((end.group is not None) + (end.index is not None) for end in link[1:])
+
+    order = {}
+    for index, one, other in sorted(parsed, key=given):
+        entry = links[index]
+        fault = wiring.join(one, other, entry.line_rate_bits_per_s, entry.latency_s)
+        if fault:
+            faults.append(Fault(("links", index), fault))
+        else:
+            order[index] = wiring.links[-1]
+    if faults:
+        return faults
+    wiring.links = [order[index] for index in sorted(order)]
+    unreached = wiring.unreached()
+    if unreached:
+        some = ", ".join(unreached[:5]) + (", ..." if len(unreached) > 5 else "")
+        first = wiring.names[0]
+        faults.append(
+            Fault(("links",), f"must join all devices, but none leads from {first} to {some}")
+        )
+    return faults
+
+
+def _parse_end(written: str, devices: dict[str, int], boards: list[Board]) -> PortEnd | str:
+    """Return a link's end, or a sentence that says why it is none."""
+    match = _END.fullmatch(written)
+    if match is None:
+        return f"must be device, device/ports or device/ports/index, not {shown(written)}"
+    name, group_name, index = match.groups()
+    if name not in devices:
+        hint = nearest(name, devices) if len(devices) <= MAX_HINTED else ""
+        return f"must be a device of this cluster, not {shown(name)}{hint}"
+    device = devices[name]
+    if group_name is None:
+        return PortEnd(device)
+    groups = {group.name: group for group in boards[device].links}
+    if group_name not in groups:
+        known = ", ".join(groups) or "none"
+        return (
+            f"must be a link port of {boards[device].name} ({known}), not {shown(group_name)}"
+            f"{nearest(group_name, groups)}"
+        )
+    count = groups[group_name].count
+    if index is not None and int(index) >= count:
+        return f"must be {group_name}/0..{group_name}/{count - 1}, not {group_name}/{index}"
+    return PortEnd(device, group_name, None if index is None else int(index))

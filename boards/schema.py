@@ -1,0 +1,339 @@
+"""What a board file holds.
+
+Every block of numbers names its source: an entry of ``sources``, or ``estimate: reason`` where no
+document gives the number.
+"""
+
+from collections.abc import Iterator
+from typing import Annotated, Any
+
+from pydantic import Field
+
+from fpgapipe.boards.block import Block, duplicates
+from fpgapipe.boards.quantities import one_of, quantity, share, text, whole, word
+from fpgapipe.boards.yaml_file import Fault, Loc
+from fpgapipe.errors import nearest, shown
+from fpgapipe.hw.hls_models.device import DeviceSpec, DieResources, LinkPortSpec, MemorySpec
+
+ESTIMATE = "estimate:"
+"""A source that begins so is a reason, and no entry of ``sources``."""
+
+MAX_SOURCES = 64
+
+DSP_KINDS = ("DSP48E1", "DSP48E2", "DSP58", "MULT18X18D")
+
+_JUMBO = 9000 / 9038  # 9,000 bytes of payload; preamble 8, header 14, check sum 4, gap 12 bytes
+
+PROTOCOLS = {
+    "aurora-64b66b": 64 / 66,
+    "aurora-8b10b": 8 / 10,
+    "1g-ethernet": 8 / 10 * _JUMBO,
+    "10g-ethernet": 64 / 66 * _JUMBO,
+    "100g-ethernet": 64 / 66 * _JUMBO,
+    "200g-ethernet": 200 / 212.5 * _JUMBO,
+    "gpio": 1.0,
+}
+"""Link protocol to the share of the line rate that its coding and framing leave for payload.
+
+``200g-ethernet`` has 256b/257b and RS(544,514); ``gpio`` is source-synchronous on plain pins.
+"""
+
+MEMORY_KINDS = ("ddr3", "ddr4", "ddr5", "gddr6", "hbm2", "hbm2e", "lpddr4", "sdram", "sram")
+
+HOST_INTERFACES = (
+    "axi-on-chip",
+    "ethernet-1g",
+    "jtag",
+    "pcie-gen3-x16",
+    "pcie-gen3-x8",
+    "pcie-gen4-x8",
+    "usb-uart",
+)
+
+Source = Annotated[str, text("a key of 'sources', or 'estimate: reason'")]
+Lut = Annotated[int, whole(0, 20_000_000, "look-up tables")]
+FlipFlops = Annotated[int, whole(0, 40_000_000, "flip-flops")]
+Bram36 = Annotated[int, whole(0, 100_000, "36 kbit block RAMs")]
+Bram18 = Annotated[int, whole(0, 200_000, "18 kbit block RAMs")]
+Uram = Annotated[int, whole(0, 100_000, "UltraRAMs")]
+Dsp = Annotated[int, whole(0, 100_000, "DSP slices")]
+Bandwidth = Annotated[float, quantity("bytes/s", "1 kB/s", "100 TB/s", "bandwidth")]
+LineRate = Annotated[
+    float, quantity("bits/s", "1 kb/s", "10 Tb/s", "line rate, all lanes together")
+]
+Latency = Annotated[float, quantity("s", "0 s", "1 s", "latency")]
+
+
+class Resources(Block):
+    """Counts of what the fabric is made of; block RAM as ``bram36`` or as ``bram18``."""
+
+    lut: Lut
+    ff: FlipFlops
+    bram36: Bram36 | None = None
+    bram18: Bram18 | None = None
+    uram: Uram = 0
+    dsp: Dsp
+
+    def faults(self) -> Iterator[tuple[Loc, str]]:
+        """Block RAM is given once."""
+        if (self.bram36 is None) == (self.bram18 is None):
+            yield (), "must have one of the keys 'bram36' and 'bram18'"
+
+    @property
+    def half_brams(self) -> int:
+        """Block RAM in blocks of 18 kbit, in which both spellings are exact."""
+        return 2 * self.bram36 if self.bram36 is not None else self.bram18 or 0
+
+    def count_of(self, resource: str) -> int:
+        """Return one count; ``bram`` is in blocks of 18 kbit."""
+        return self.half_brams if resource == "bram" else int(getattr(self, resource))
+
+
+RESOURCES = ("lut", "ff", "bram", "uram", "dsp")
+
+
+class Part(Resources):
+    """The device by its data sheet."""
+
+    name: Annotated[
+        str, text("the vendor's part number", longest=64, pattern=r"[A-Za-z0-9._-]+", rule="a word")
+    ]
+    dsp_kind: Annotated[str, one_of(DSP_KINDS, "kind of DSP slice")]
+    source: Source
+
+
+class Die(Resources):
+    """One die: an SLR, or the whole of a monolithic part."""
+
+    name: Annotated[
+        str, text("the vendor's name of the die", longest=32, pattern=r"[\w.-]+", rule="a word")
+    ]
+
+
+class Fabric(Block):
+    """The dies, in the order in which they are connected."""
+
+    counted: Annotated[
+        str, one_of(("raw", "after-shell"), "with the shell in the numbers, or taken out")
+    ]
+    source: Source
+    dies: list[Die] = Field(min_length=1, max_length=16)
+
+    def faults(self) -> Iterator[tuple[Loc, str]]:
+        """Names are unique."""
+        for index, name in duplicates([die.name for die in self.dies]):
+            yield ("dies", index, "name"), f"must be unique, and {name!r} was there before"
+
+
+class UsableShare(Block):
+    """What of the rest a design may fill before timing and routing suffer."""
+
+    lut: Annotated[float, share("usable share")]
+    ff: Annotated[float, share("usable share")]
+    bram: Annotated[float, share("usable share")]
+    uram: Annotated[float, share("usable share")]
+    dsp: Annotated[float, share("usable share")]
+    source: Source
+
+
+class ShellItem(Resources):
+    """Logic that every design on the board carries: a memory controller, a PCIe engine."""
+
+    name: Annotated[str, text("what it is")]
+    die: Annotated[str, text("the die that it lies on", longest=32)]
+    source: Source
+
+
+class Clock(Block):
+    """The clock that designs on this board should aim for."""
+
+    clk_target_hz: Annotated[float, quantity("Hz", "1 MHz", "2 GHz", "clock target")]
+    source: Source
+
+
+class Memory(Block):
+    """Equal memories beside the fabric."""
+
+    name: Annotated[str, word("the memory's name")]
+    kind: Annotated[str, one_of(MEMORY_KINDS, "kind of memory")]
+    count: Annotated[int, whole(1, 1024, "channels")]
+    size_bytes: Annotated[
+        int, quantity("bytes", "1 B", "16 TiB", "size of one channel", is_whole=True)
+    ]
+    bandwidth_bytes_per_s: Bandwidth
+    source: Source
+    latency_s: Latency
+    latency_source: Source
+
+
+class LinkGroup(Block):
+    """Equal link ports, each full duplex."""
+
+    name: Annotated[str, word("the ports' name")]
+    count: Annotated[int, whole(1, 256, "ports")]
+    protocol: Annotated[str, one_of(tuple(PROTOCOLS), "protocol")]
+    line_rate_bits_per_s: LineRate
+    payload_efficiency: Annotated[float, share("payload of the line rate")] | None = None
+    source: Source
+    latency_s: Latency
+    latency_source: Source
+
+    @property
+    def efficiency(self) -> float:
+        """The share of the line rate that is payload: as given, or as the protocol has it."""
+        return self.payload_efficiency or PROTOCOLS[self.protocol]
+
+    def spec(self) -> LinkPortSpec:
+        """Return what the planner knows of the ports."""
+        return LinkPortSpec(
+            name=self.name,
+            count=self.count,
+            protocol=self.protocol,
+            line_rate_bits_per_s=self.line_rate_bits_per_s,
+            payload_efficiency=self.efficiency,
+            latency_s=self.latency_s,
+        )
+
+
+class Host(Block):
+    """How a host reaches the device."""
+
+    interface: Annotated[str, one_of(HOST_INTERFACES, "host interface")]
+    bandwidth_bytes_per_s: Bandwidth
+    source: Source
+
+
+class SourceEntry(Block):
+    """A document that numbers come from."""
+
+    title: Annotated[str, text("title of the document")]
+    document: Annotated[str, text("its number, such as DS890", longest=100)] | None = None
+    note: Annotated[str, text("which part of it, or how the numbers follow")] | None = None
+
+
+class Board(Block):
+    """A board: what its data sheets say, and where each number comes from."""
+
+    format: Annotated[int, whole(1, 1, "version of the file format")]
+    name: Annotated[str, word("the board's name, the same as the file's")]
+    title: Annotated[str, text("maker and model")]
+    part: Part
+    fabric: Fabric
+    usable_share: UsableShare
+    shell: list[ShellItem] = Field(default_factory=list, max_length=64)
+    clock: Clock
+    memory: list[Memory] = Field(default_factory=list, max_length=64)
+    links: list[LinkGroup] = Field(default_factory=list, max_length=64)
+    host: Host
+    sources: dict[str, SourceEntry] = Field(min_length=1, max_length=MAX_SOURCES)
+
+    def faults(self) -> Iterator[tuple[Loc, str]]:
+        """Dies fit into the part, the shell into the dies; names are unique."""
+        for resource in RESOURCES:
+            total = sum(die.count_of(resource) for die in self.fabric.dies)
+            if total > self.part.count_of(resource):
+                unit = "18 kbit blocks" if resource == "bram" else resource.upper()
+                yield (
+                    ("fabric", "dies"),
+                    f"must together have at most the part's {self.part.count_of(resource)} {unit}, "
+                    f"not {total}",
+                )
+        names = [die.name for die in self.fabric.dies]
+        for index, item in enumerate(self.shell):
+            if item.die not in names:
+                yield (
+                    ("shell", index, "die"),
+                    f"must be one of {', '.join(names)} (the dies), not {shown(item.die)}"
+                    f"{nearest(item.die, names)}",
+                )
+        for die in self.fabric.dies:
+            for resource in RESOURCES:
+                taken = self.shell_on(die, resource)
+                if taken > die.count_of(resource):
+                    unit = "18 kbit blocks" if resource == "bram" else resource.upper()
+                    yield (
+                        ("shell",),
+                        f"must take at most the {die.count_of(resource)} {unit} of die {die.name}, "
+                        f"not {taken}",
+                    )
+        for key, named in (("memory", self.memory), ("links", self.links)):
+            for index, name in duplicates([each.name for each in named]):
+                yield (key, index, "name"), f"must be unique, and {name!r} was there before"
+
+    def shell_on(self, die: Die, resource: str) -> int:
+        """Return what the shell takes of a die; ``bram`` is in blocks of 18 kbit."""
+        return sum(item.count_of(resource) for item in self.shell if item.die == die.name)
+
+    def usable(self, die: Die, resource: str) -> int:
+        """Return what a design may use of a die, the shell taken off and the reserve kept."""
+        left = die.count_of(resource) - self.shell_on(die, resource)
+        return int(left * getattr(self.usable_share, resource) + 1e-6)
+
+    def device_spec(self) -> DeviceSpec:
+        """Return what planner and generator may count on, shell and reserve taken off."""
+        return DeviceSpec(
+            name=self.name,
+            part=self.part.name,
+            dsp_kind=self.part.dsp_kind,
+            clk_hz=self.clock.clk_target_hz,
+            dies=tuple(
+                DieResources(
+                    name=die.name,
+                    lut=self.usable(die, "lut"),
+                    ff=self.usable(die, "ff"),
+                    bram36=self.usable(die, "bram") // 2,
+                    uram=self.usable(die, "uram"),
+                    dsp=self.usable(die, "dsp"),
+                )
+                for die in self.fabric.dies
+            ),
+            memories=tuple(
+                MemorySpec(
+                    name=memory.name,
+                    kind=memory.kind,
+                    count=memory.count,
+                    size_bytes=memory.size_bytes,
+                    bandwidth_bytes_per_s=memory.bandwidth_bytes_per_s,
+                    latency_s=memory.latency_s,
+                )
+                for memory in self.memory
+            ),
+            ports=tuple(group.spec() for group in self.links),
+            host_bytes_per_s=self.host.bandwidth_bytes_per_s,
+        )
+
+
+def source_faults(value: Any) -> list[Fault]:
+    """Check that every source is known and every entry of ``sources`` used.
+
+    Works on the file's plain values, so that these faults come together with all others.
+    """
+    if not isinstance(value, dict) or not isinstance(value.get("sources"), dict):
+        return []
+    known = value["sources"]
+    faults, used = [], set()
+    for loc, source in _sources_within(value, ()):
+        used.add(source)
+        if source.startswith(ESTIMATE):
+            if not source.removeprefix(ESTIMATE).strip():
+                faults.append(Fault(loc, "must give a reason after 'estimate:'"))
+        elif source not in known:
+            hint = nearest(source, known) if len(known) <= MAX_SOURCES else ""
+            hint = hint or "; an estimate is written 'estimate: reason'"
+            faults.append(Fault(loc, f"must be a key of 'sources', not {shown(source)}{hint}"))
+    for key in known:
+        if key not in used:
+            faults.append(Fault(("sources", key), "must be the source of some number, but is not"))
+    return faults
+
+
+def _sources_within(value: Any, loc: Loc) -> Iterator[tuple[Loc, str]]:
+    if isinstance(value, list):
+        for index, item in enumerate(value):
+            yield from _sources_within(item, (*loc, index))
+    elif isinstance(value, dict):
+        for key, item in value.items():
+            if key in {"source", "latency_source"} and isinstance(item, str):
+                yield (*loc, key), item
+            elif loc or key != "sources":
+                yield from _sources_within(item, (*loc, key))

@@ -1,0 +1,288 @@
+"""YAML read safely: plain values with their line numbers, and every fault of a file at once.
+
+Only what a table of numbers needs is accepted: mappings, lists, numbers, words. Tags, anchors,
+aliases and several documents are faults, so a file can neither run code nor grow when it is read.
+Scalars follow YAML 1.2 and not PyYAML's 1.1: ``1e9`` is a number, ``no`` and ``on`` are words,
+``1:30`` is no sexagesimal and ``010`` no octal number.
+"""
+
+import math
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from fpgapipe.errors import FileError, shown
+
+MAX_FILE_BYTES = 128 * 1024
+"""Larger files are refused: PyYAML reads about 0.2 MB/s, and a board needs 5 kB."""
+
+MAX_DEPTH = 16
+"""Nesting of lists and mappings; a board needs 4."""
+
+MAX_KEY = 100
+"""Characters of a key."""
+
+MAX_DIGITS = 40
+"""Characters of a number; no quantity here needs more, and Python refuses some 4,300."""
+
+MAX_FAULTS = 50
+"""Faults shown of one file."""
+
+Loc = tuple[str | int, ...]
+"""Where a value is: keys and list indices from the top of the file."""
+
+_NUMBER = re.compile(r"[-+]?([0-9][0-9_]*(\.[0-9_]*)?|\.[0-9][0-9_]*)([eE][-+]?[0-9]+)?", re.ASCII)
+_NOT_FINITE = re.compile(r"[-+]?\.?(nan|inf|infinity)", re.IGNORECASE)
+_NULL = {"", "~", "null", "Null", "NULL"}
+_BOOL = {"true": True, "True": True, "TRUE": True, "false": False, "False": False, "FALSE": False}
+
+
+@dataclass(frozen=True)
+class Fault:
+    """One fault of a file: where it is, and a sentence that says what to mend."""
+
+    loc: Loc
+    sentence: str
+    line: int | None = None
+
+
+@dataclass
+class Document:
+    """A file's content: plain values, the line of each, and the faults found so far."""
+
+    path: Path
+    value: Any = None
+    lines: dict[Loc, int] = field(default_factory=dict)
+    faults: list[Fault] = field(default_factory=list)
+
+    def line_of(self, loc: Loc) -> int | None:
+        """Return the line of a value, or of the nearest thing around it that the file has."""
+        for length in range(len(loc), -1, -1):
+            if loc[:length] in self.lines:
+                return self.lines[loc[:length]]
+        return None
+
+    def add(self, faults: list[Fault]) -> None:
+        """Add faults, except on what already has one."""
+        known = {fault.loc for fault in self.faults if fault.loc}
+        self.faults += [
+            fault
+            for fault in faults
+            if not any(fault.loc[:length] in known for length in range(1, len(fault.loc) + 1))
+        ]
+
+    def raise_faults(self) -> None:
+        """Raise one `FileError` with all faults, in the order of the file's lines.
+
+        Raises
+        ------
+        FileError
+            If there are any.
+        """
+        if not self.faults:
+            return
+        told = []
+        for fault in self.faults:
+            line = fault.line or (self.line_of(fault.loc) if fault.loc else None)
+            where = f"line {line}: " if line else ""
+            key = f"{dotted(fault.loc)}: " if fault.loc else ""
+            told.append((line or 0, f"{where}{key}{fault.sentence}"))
+        told.sort(key=lambda each: each[0])
+        sentences = [sentence for _, sentence in told]
+        if len(sentences) > MAX_FAULTS:
+            more = len(sentences) - MAX_FAULTS
+            sentences = [*sentences[:MAX_FAULTS], f"and {more} faults more"]
+        raise FileError(self.path, sentences)
+
+
+def dotted(loc: Loc) -> str:
+    """Write a place as people do: ``resources.dies[0].dsp``."""
+    text = ""
+    for step in loc:
+        text += f"[{step}]" if isinstance(step, int) else f".{step}" if text else step
+    return text if len(text) <= 120 else text[:117] + "..."
+
+
+def read_yaml(path: Path) -> Document:
+    """Read a file into plain values.
+
+    Parameters
+    ----------
+    path : Path
+        As the user named it.
+
+    Returns
+    -------
+    Document
+        Its ``faults`` hold what is wrong but leaves the rest readable; give them to the user
+        together with those of the schema.
+
+    Raises
+    ------
+    FileError
+        If the file cannot be read, or is no YAML.
+    """
+    document = Document(path)
+    text = _text_of(path)
+    try:
+        events: Iterator[Any] = yaml.parse(text, Loader=yaml.SafeLoader)
+        _Builder(document, events).build()
+    except yaml.MarkedYAMLError as error:
+        mark = error.problem_mark or error.context_mark
+        line = f"line {mark.line + 1}: " if mark else ""
+        raise FileError(path, [f"{line}not readable as YAML: {error.problem}"]) from None
+    except yaml.reader.ReaderError as error:
+        line = f"line {text.count(chr(10), 0, error.position) + 1}: "
+        what = f"{line}must be text, without the control character {chr(_code(error))!r}"
+        raise FileError(path, [what]) from None
+    except (yaml.YAMLError, ValueError, OverflowError) as error:
+        # PyYAML lets chr() and int() fail on escapes and directives that are out of range.
+        raise FileError(path, [f"not readable as YAML: {shown(str(error))}"]) from None
+    if document.value is None and not document.faults:
+        raise FileError(path, ["must hold a mapping of keys to values, but holds nothing"])
+    return document
+
+
+def _code(error: yaml.reader.ReaderError) -> int:
+    character = error.character
+    return character if isinstance(character, int) else ord(character)
+
+
+def _text_of(path: Path) -> str:
+    try:
+        if path.is_dir():
+            raise FileError(path, ["is a folder, not a file"])
+        if not path.exists():
+            raise FileError(path, ["there is no such file"])
+        if not path.is_file():
+            raise FileError(path, ["is no ordinary file"])
+        with path.open("rb") as file:
+            data = file.read(MAX_FILE_BYTES + 1)
+    except OSError as error:
+        raise FileError(path, [f"cannot be read: {error.strerror or error}"]) from None
+    except ValueError:
+        raise FileError(path, ["there is no such file"]) from None
+    if len(data) > MAX_FILE_BYTES:
+        raise FileError(path, [f"must be at most {MAX_FILE_BYTES // 1024} KiB"])
+    try:
+        return data.decode("utf-8-sig")
+    except UnicodeDecodeError as error:
+        line = data.count(b"\n", 0, error.start) + 1
+        byte = data[error.start]
+        raise FileError(path, [f"line {line}: must be UTF-8 text, not byte {byte:#04x}"]) from None
+
+
+def _line(event: Any) -> int:
+    return int(event.start_mark.line) + 1
+
+
+class _TooDeepError(Exception):
+    """Ends the reading of a file that is nested too deeply."""
+
+
+class _Builder:
+    """Makes a document of YAML events."""
+
+    def __init__(self, document: Document, events: Iterator[Any]) -> None:
+        self.document = document
+        self.events = events
+
+    def build(self) -> None:
+        """Read the one document of the file."""
+        num_documents = 0
+        for event in self.events:
+            if isinstance(event, yaml.DocumentStartEvent):
+                num_documents += 1
+                if num_documents > 1:
+                    line = _line(event)
+                    self._fault((), "must be one YAML document; '---' begins another", line)
+                    return
+            elif isinstance(event, yaml.NodeEvent):
+                try:
+                    self.document.value = self._node(event, ())
+                except _TooDeepError:
+                    return
+
+    def _node(self, event: Any, loc: Loc) -> Any:
+        line = _line(event)
+        self.document.lines.setdefault(loc, line)
+        if isinstance(event, yaml.AliasEvent):
+            self._fault(loc, f"must be written out; the alias '*{event.anchor}' is not read", line)
+            return None
+        if event.tag is not None:
+            self._fault(loc, f"must have no tag, such as {shown(event.tag)}", line)
+        if event.anchor is not None:
+            self._fault(loc, f"must have no anchor, such as '&{event.anchor}'", line)
+        if isinstance(event, yaml.ScalarEvent):
+            return self._scalar(event, loc, line)
+        # The limit keeps this recursion, and that of everybody who reads the values, shallow.
+        if len(loc) >= MAX_DEPTH:
+            self._fault(loc, f"must be nested at most {MAX_DEPTH} deep", line)
+            raise _TooDeepError
+        if isinstance(event, yaml.SequenceStartEvent):
+            items: list[Any] = []
+            while not isinstance(item := next(self.events), yaml.SequenceEndEvent):
+                items.append(self._node(item, (*loc, len(items))))
+            return items
+        return self._mapping(loc)
+
+    def _mapping(self, loc: Loc) -> dict[str, Any]:
+        mapping: dict[str, Any] = {}
+        while not isinstance(event := next(self.events), yaml.MappingEndEvent):
+            line = _line(event)
+            key = event.value if isinstance(event, yaml.ScalarEvent) else None
+            if key is None or not key.isprintable() or not 0 < len(key) <= MAX_KEY:
+                found = "a list, a mapping or an alias" if key is None else shown(key)
+                self._fault(loc, f"a key must be a word, not {found}", line)
+                self._node(event, (*loc, "?"))
+                self._node(next(self.events), (*loc, "?"))
+                continue
+            place = (*loc, key)
+            if key in mapping:
+                first = self.document.lines[place]
+                self._fault(place, f"must be given once, and was on line {first}", line)
+                self._node(next(self.events), place)
+                continue
+            if event.tag is not None or event.anchor is not None:
+                self._fault(place, "a key must have no tag and no anchor", line)
+            self.document.lines[place] = line
+            mapping[key] = self._node(next(self.events), place)
+        return mapping
+
+    def _scalar(self, event: Any, loc: Loc, line: int) -> Any:
+        text = event.value
+        if any("\ud800" <= character <= "\udfff" for character in text):
+            self._fault(loc, "must be text, without half of a surrogate pair", line)
+            return None
+        if not event.implicit[0]:  # quoted, so a string
+            return text
+        if text in _NULL:
+            return None
+        if text in _BOOL:
+            return _BOOL[text]
+        if _NOT_FINITE.fullmatch(text):
+            self._fault(loc, f"must be a finite number, not {text}", line)
+            return None
+        if not _NUMBER.fullmatch(text):
+            return text
+        if len(text) > MAX_DIGITS:
+            self._fault(loc, f"must have at most {MAX_DIGITS} digits, not {len(text)}", line)
+            return None
+        plain = text.replace("_", "")
+        if plain.lstrip("-+").isdigit():
+            if plain.lstrip("-+").startswith("0") and int(plain) != 0:
+                self._fault(loc, f"must not begin with 0, as {text} does: is it octal?", line)
+                return None
+            return int(plain)
+        value = float(plain)
+        if not math.isfinite(value):
+            self._fault(loc, f"must be a finite number, not {text}", line)
+            return None
+        return value
+
+    def _fault(self, loc: Loc, sentence: str, line: int) -> None:
+        self.document.faults.append(Fault(loc, sentence, line))
