@@ -1,0 +1,1 @@
+"""Where a network runs: one interface, a module for each place."""

@@ -1,0 +1,295 @@
+"""A graph run in PyTorch, the reference that every other backend is held to.
+
+Each operator is the one function of PyTorch that defines it, in the types of the graph, on whatever
+device the inputs are.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING, Any
+
+from fpgapipe.errors import UserError
+from fpgapipe.optional import require
+from fpgapipe.partition import operators as ops
+from fpgapipe.partition.graph import Graph, Layer
+from fpgapipe.partition.operators.windows import Padding
+from fpgapipe.partition.tensors import Tensor
+
+if TYPE_CHECKING:
+    import torch
+
+Weights = Mapping[str, "torch.Tensor"]
+"""Values of parameters by their name in the graph."""
+
+
+def cuda_fault() -> str:
+    """Say why torch cannot compute on a GPU; empty if it can."""
+    torch = require("torch", "computing on a GPU")
+    return "" if torch.cuda.is_available() else f"torch {torch.__version__} does not see it"
+
+
+def initial_weights(graph: Graph) -> dict[str, torch.Tensor]:
+    """Give the values that a graph's source had, as tensors.
+
+    Raises
+    ------
+    UserError
+        If the source had none for some parameter, or torch is not installed.
+    """
+    torch = require("torch", "the PyTorch reference")
+    names = [p.name for layer in graph.layers.values() for p in layer.parameters]
+    missing = [name for name in names if name not in graph.values]
+    if missing:
+        raise UserError(f"{graph.name} comes without values for {', '.join(missing[:5])}")
+    import numpy as np
+
+    return {name: torch.from_numpy(np.array(graph.values[name])) for name in names}
+
+
+def forward(
+    graph: Graph, weights: Weights, inputs: Mapping[str, torch.Tensor], *, training: bool = False
+) -> dict[str, torch.Tensor]:
+    """Run the forward pass.
+
+    Parameters
+    ----------
+    graph : Graph
+    weights : mapping
+        A tensor for every parameter.
+    inputs : mapping
+        A tensor for every network input.
+    training : bool
+        Whether batch normalisation uses the batch's statistics and dropout drops.
+
+    Returns
+    -------
+    dict
+        Every layer's output, by the layer's name.
+    """
+    results: dict[str, Any] = dict(inputs)
+    for layer in graph.layers.values():
+        own = {p.spec.role: weights[p.name] for p in layer.parameters}
+        args = [results[name] for name in layer.inputs]
+        results[layer.name] = _run(layer, own, args, training)
+    return {name: results[name] for name in graph.layers}
+
+
+def _run(layer: Layer, own: Weights, args: list[torch.Tensor], training: bool) -> Any:
+    operator = layer.operator
+    run = _RUNS.get(type(operator))
+    if run is None:
+        raise NotImplementedError(f"layer {layer.name!r}: the PyTorch reference has no {layer.op}")
+    return run(operator, own, args, training)
+
+
+def _padded(x: torch.Tensor, padding: Padding, value: float = 0.0) -> torch.Tensor:
+    from torch.nn import functional
+
+    sides = [side for pair in reversed(padding) for side in pair]  # the last axis comes first
+    return functional.pad(x, sides, value=value) if any(sides) else x
+
+
+def _conv(o: ops.Conv, own: Weights, args: list[torch.Tensor], training: bool) -> torch.Tensor:
+    import torch
+
+    run: Any = (torch.conv1d, torch.conv2d, torch.conv3d)[len(o.kernel) - 1]
+    x = _padded(args[0], o.padding)
+    result: torch.Tensor = run(x, own["weight"], own.get("bias"), o.stride, 0, o.dilation, o.groups)
+    return result
+
+
+def _pool(o: ops.Pool, own: Weights, args: list[torch.Tensor], training: bool) -> torch.Tensor:
+    """Windows taken out one by one: PyTorch's own pooling has no one-sided padding."""
+    import torch
+
+    x = args[0]
+    rank = len(o.kernel)
+    counts = o.output([_tensor(x)]).shape[2:]
+    padding = []
+    for axis, (before, _) in enumerate(o.padding):
+        reach = (counts[axis] - 1) * o.stride[axis] + (o.kernel[axis] - 1) * o.dilation[axis] + 1
+        padding.append((before, max(reach - before - x.shape[2 + axis], 0)))
+    exact = tuple(padding)
+    fill = float("-inf") if o.function == "max" else 0.0
+
+    def windows(x: torch.Tensor) -> torch.Tensor:
+        for axis in range(rank):
+            index = torch.arange(counts[axis], device=x.device)[:, None] * o.stride[axis]
+            index = index + torch.arange(o.kernel[axis], device=x.device) * o.dilation[axis]
+            x = x.index_select(2 + axis, index.reshape(-1))
+            x = x.unflatten(2 + axis, (counts[axis], o.kernel[axis])).movedim(3 + axis, -1)
+        return x.flatten(2 + rank)
+
+    taken = windows(_padded(x, exact, fill))
+    if o.function == "max":
+        return taken.amax(-1)
+    # An average counts data, padding if asked to, and never what lies beyond the padding.
+    inside = tuple(
+        (before, min(after, declared))
+        for (before, after), (_, declared) in zip(exact, o.padding, strict=True)
+    )
+    beyond = tuple((0, after - kept) for (_, after), (_, kept) in zip(exact, inside, strict=True))
+    ones = _padded(torch.ones_like(x), inside, float(o.count_include_pad))
+    return taken.sum(-1) / windows(_padded(ones, beyond)).sum(-1)
+
+
+def _tensor(x: torch.Tensor) -> Tensor:
+    return Tensor(tuple(x.shape))
+
+
+def _global_pool(o: ops.GlobalPool, own: Weights, args: list[Any], training: bool) -> Any:
+    axes = tuple(range(2, args[0].ndim))
+    return args[0].mean(axes, True) if o.function == "average" else args[0].amax(axes, True)
+
+
+def _lstm(o: ops.Lstm, own: Weights, args: list[Any], training: bool) -> Any:
+    import torch
+
+    x = args[0]
+    state = x.new_zeros(o.num_directions, x.shape[0], o.hidden)
+    roles = ("weight_ih", "weight_hh", "bias_ih", "bias_hh")[: 4 if o.bias else 2]
+    suffixes = ("", "_reverse")[: o.num_directions]
+    params = [own[role + suffix] for suffix in suffixes for role in roles]
+    result, _, _ = torch.lstm(
+        x, (state, state), params, o.bias, 1, 0.0, training, o.bidirectional, True
+    )
+    return result
+
+
+def _activation(o: ops.Activation, own: Weights, args: list[Any], training: bool) -> Any:
+    from torch.nn import functional
+
+    x = args[0]
+    if o.function == "leaky_relu":
+        return functional.leaky_relu(x, o.alpha)
+    if o.function == "elu":
+        return functional.elu(x, o.alpha)
+    if o.function == "prelu":
+        return functional.prelu(x, own["weight"])
+    if o.function == "gelu_tanh":
+        return functional.gelu(x, approximate="tanh")
+    run: Callable[[Any], Any] = getattr(functional, o.function)
+    return run(x)
+
+
+def _function(o: ops.Unary | ops.Binary, own: Weights, args: list[Any], training: bool) -> Any:
+    import torch
+
+    run: Callable[..., Any] = getattr(torch, o.function)
+    return run(*args)
+
+
+def _reduce(o: ops.Reduce, own: Weights, args: list[Any], training: bool) -> Any:
+    names = {"mean": "mean", "sum": "sum", "max": "amax", "min": "amin"}
+    return getattr(args[0], names[o.function])(o.axes, o.keep_axes)
+
+
+def _batch_norm(o: ops.BatchNorm, own: Weights, args: list[Any], training: bool) -> Any:
+    from torch.nn import functional
+
+    return functional.batch_norm(
+        args[0],
+        own["running_mean"],
+        own["running_var"],
+        own.get("weight"),
+        own.get("bias"),
+        training,
+        o.momentum,
+        o.epsilon,
+    )
+
+
+def _layer_norm(o: ops.LayerNorm, own: Weights, args: list[Any], training: bool) -> Any:
+    from torch.nn import functional
+
+    shape = args[0].shape[-o.num_axes :]
+    return functional.layer_norm(args[0], shape, own.get("weight"), own.get("bias"), o.epsilon)
+
+
+def _softmax(o: ops.Softmax, own: Weights, args: list[Any], training: bool) -> Any:
+    import torch
+
+    x = args[0]
+    if o.causal:
+        future = torch.ones(x.shape[-2:], dtype=torch.bool, device=x.device).triu(1)
+        x = x.masked_fill(future, float("-inf"))
+    return x.log_softmax(o.axis) if o.log else x.softmax(o.axis)
+
+
+def _slice(o: ops.Slice, own: Weights, args: list[Any], training: bool) -> Any:
+    index = [slice(None)] * args[0].ndim
+    index[o.axis] = slice(o.start, o.stop, o.step)
+    return args[0][tuple(index)]
+
+
+def _functional(name: str, *attributes: str) -> Callable[..., Any]:
+    """One of ``torch.nn.functional``, given the input and some of the operator's attributes."""
+
+    def run(o: Any, own: Weights, args: list[Any], training: bool) -> Any:
+        from torch.nn import functional
+
+        function: Callable[..., Any] = getattr(functional, name)
+        return function(*args, *(getattr(o, attribute) for attribute in attributes))
+
+    return run
+
+
+def _cast(o: ops.Cast, own: Weights, args: list[Any], training: bool) -> Any:
+    import torch
+
+    return args[0].to(getattr(torch, o.dtype.value))
+
+
+def _dropout(o: ops.Dropout, own: Weights, args: list[Any], training: bool) -> Any:
+    from torch.nn import functional
+
+    return functional.dropout(args[0], o.rate, training)
+
+
+def _linear(o: ops.Linear, own: Weights, args: list[Any], training: bool) -> Any:
+    from torch.nn import functional
+
+    return functional.linear(args[0], own["weight"], own.get("bias"))
+
+
+def _embedding(o: ops.Embedding, own: Weights, args: list[Any], training: bool) -> Any:
+    return own["weight"][args[0]]
+
+
+def _concat(o: ops.Concat, own: Weights, args: list[Any], training: bool) -> Any:
+    import torch
+
+    return torch.cat(args, o.axis)
+
+
+_RUNS: dict[type[ops.Operator], Callable[..., Any]] = {
+    ops.Activation: _activation,
+    ops.Affine: lambda o, own, args, training: args[0] * o.scale + o.offset,
+    ops.BatchNorm: _batch_norm,
+    ops.Binary: _function,
+    ops.Cast: _cast,
+    ops.Concat: _concat,
+    ops.Constant: lambda o, own, args, training: own["value"],
+    ops.Conv: _conv,
+    ops.CrossEntropy: _functional("cross_entropy"),
+    ops.Dropout: _dropout,
+    ops.Embedding: _embedding,
+    ops.Expand: lambda o, own, args, training: args[0].expand(o.output([_tensor(args[0])]).shape),
+    ops.Flatten: lambda o, own, args, training: args[0].reshape(o.output([_tensor(args[0])]).shape),
+    ops.GlobalPool: _global_pool,
+    ops.LayerNorm: _layer_norm,
+    ops.Linear: _linear,
+    ops.LocalResponseNorm: _functional("local_response_norm", "size", "alpha", "beta", "bias"),
+    ops.Lstm: _lstm,
+    ops.MatMul: lambda o, own, args, training: args[0] @ args[1],
+    ops.Pad: lambda o, own, args, training: _padded(args[0], o.padding, o.value),
+    ops.Pool: _pool,
+    ops.Reduce: _reduce,
+    ops.Reshape: lambda o, own, args, training: args[0].reshape(o.shape),
+    ops.Slice: _slice,
+    ops.Softmax: _softmax,
+    ops.Split: _slice,
+    ops.Transpose: lambda o, own, args, training: args[0].permute(o.order),
+    ops.Unary: _function,
+}

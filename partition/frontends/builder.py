@@ -1,0 +1,58 @@
+"""What frontends have in common: layers whose parameters come with values."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING
+
+from fpgapipe.partition.graph import GraphBuilder
+from fpgapipe.partition.operators import Operator
+
+if TYPE_CHECKING:
+    import numpy as np
+    from numpy.typing import NDArray
+
+
+class Unsupported(Exception):
+    """A node whose operator is known but which asks for something that is not."""
+
+
+class FrontendBuilder(GraphBuilder):
+    """A graph builder for sources that name their weights."""
+
+    def __init__(self, name: str, batch: int | None) -> None:
+        super().__init__(name, batch)
+        self._owners: dict[str, str] = {}
+
+    def add_with_values(
+        self,
+        name: str,
+        operator: Operator,
+        *inputs: str,
+        values: Mapping[str, tuple[str, NDArray[np.generic]]],
+    ) -> str:
+        """Add a layer and give its parameters their values; return its name.
+
+        Parameters
+        ----------
+        name : str
+            Followed by a number if another layer has it already.
+        operator : Operator
+        *inputs : str
+        values : mapping
+            By role, the source's name of the weight and its values in the operator's layout. A
+            weight that an earlier layer has already is shared with it.
+        """
+        if not self.is_free(name):
+            name = self.fresh_name(f"{name}_")
+        shared = {
+            role: self._owners[source]
+            for role, (source, _) in values.items()
+            if source in self._owners
+        }
+        self.add(name, operator, *inputs, shared=shared)
+        for role, (source, value) in values.items():
+            if role not in shared:
+                self._owners[source] = f"{name}.{role}"
+                self.set_value(f"{name}.{role}", value)
+        return name

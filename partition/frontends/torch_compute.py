@@ -1,0 +1,370 @@
+"""ATen operators that compute: products, windows, functions, normalisations, losses."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+from fpgapipe.partition.frontends.builder import Unsupported
+from fpgapipe.partition.frontends.torch_translation import Node, Translation, handles
+from fpgapipe.partition.operators import (
+    Activation,
+    Affine,
+    BatchNorm,
+    Binary,
+    Conv,
+    CrossEntropy,
+    Dropout,
+    Embedding,
+    GlobalPool,
+    LayerNorm,
+    Linear,
+    Lstm,
+    MatMul,
+    Pool,
+    Reduce,
+    Softmax,
+    Transpose,
+    Unary,
+)
+from fpgapipe.partition.operators.reductions import adaptive_kernel, is_global
+from fpgapipe.partition.operators.windows import Padding, per_axis, same_padding
+
+
+@handles(
+    *(f"conv{rank}d.{form}" for rank in (1, 2, 3) for form in ("default", "padding")),
+)
+def _conv(t: Translation, node: Node) -> None:
+    values = t.weights(node, weight="weight", bias="bias")
+    weight = values["weight"][1]
+    rank = weight.ndim - 2
+    stride = _spread(node["stride"], rank)
+    dilation = _spread(node["dilation"], rank)
+    kernel = weight.shape[2:]
+    padding: Padding
+    if node["padding"] == "same":
+        sizes = t.tensor(node["input"]).shape[2:]
+        padding = same_padding(sizes, kernel, stride, dilation)
+    else:
+        sides = 0 if node["padding"] == "valid" else node["padding"]
+        padding = tuple((side, side) for side in _spread(sides, rank))
+    operator = Conv(
+        weight.shape[0], kernel, stride, padding, dilation, node["groups"], "bias" in values
+    )
+    name = t.name_of(node, node["weight"])
+    t.give(node, t.add(name, operator, t.layer(node["input"]), values=values))
+
+
+@handles("linear.default")
+def _linear(t: Translation, node: Node) -> None:
+    if t.known(node["weight"]) is None:
+        raise Unsupported("its weight is computed by the network")
+    values = t.weights(node, weight="weight", bias="bias")
+    operator = Linear(values["weight"][1].shape[0], "bias" in values)
+    name = t.name_of(node, node["weight"])
+    t.give(node, t.add(name, operator, t.layer(node["input"]), values=values))
+
+
+@handles("matmul.default", "mm.default", "bmm.default")
+def _matmul(t: Translation, node: Node) -> None:
+    right = node["other"] if "other" in node.arguments else node["mat2"]
+    weight = t.known(right)
+    if weight is None or weight.ndim != 2:
+        t.give(node, t.add(node.name, MatMul(), t.layer(node["self"]), t.layer(right)))
+        return
+    source, value = t.weight(right, "weight")
+    operator = Linear(value.shape[1], bias=False)
+    values = {"weight": (f"{source}.T", value.T)}
+    t.give(node, t.add(node.name, operator, t.layer(node["self"]), values=values))
+
+
+@handles("addmm.default")
+def _addmm(t: Translation, node: Node) -> None:
+    if node["alpha"] != 1 or node["beta"] != 1:
+        raise Unsupported("only alpha and beta of 1")
+    source, value = t.weight(node["mat2"], "mat2")
+    values = {"weight": (f"{source}.T", value.T), "bias": t.weight(node["self"], "bias")}
+    operator = Linear(value.shape[1])
+    if values["bias"][1].shape != (value.shape[1],):
+        raise Unsupported("only a bias for each output feature")
+    t.give(node, t.add(node.name, operator, t.layer(node["mat1"]), values=values))
+
+
+@handles("embedding.default")
+def _embedding(t: Translation, node: Node) -> None:
+    values = t.weights(node, weight="weight")
+    rows, features = values["weight"][1].shape
+    name = t.name_of(node, node["weight"])
+    layer = t.add(name, Embedding(rows, features), t.layer(node["indices"]), values=values)
+    t.give(node, layer)
+
+
+@handles("lstm.input")
+def _lstm(t: Translation, node: Node) -> None:
+    if any(t.known(state) is None or t.known(state).any() for state in node["hx"]):  # type: ignore[union-attr]
+        raise Unsupported("only an initial state of zeros")
+    directions = 2 if node["bidirectional"] else 1
+    with_bias = bool(node["has_biases"])
+    each = 4 if with_bias else 2
+    params = node["params"]
+    if len(params) != node["num_layers"] * directions * each:
+        raise Unsupported("projections are not supported")
+    hidden = t.tensor(params[1]).shape[1]
+    x = t.layer(node["input"])
+    if not node["batch_first"]:
+        x = t.add(f"{node.name}.batch_first", Transpose((1, 0, 2)), x)
+    stem = t.name_of(node, params[0])
+    roles = ("weight_ih", "weight_hh", "bias_ih", "bias_hh")[:each]
+    for depth in range(node["num_layers"]):
+        if depth and node["dropout"] and node["train"]:
+            x = t.add(f"{stem}.dropout{depth}", Dropout(node["dropout"]), x)
+        values = {}
+        for d in range(directions):
+            first = (depth * directions + d) * each
+            for i, role in enumerate(roles):
+                suffix = "_reverse" if d else ""
+                values[role + suffix] = t.weight(params[first + i], role)
+        name = f"{stem}.{depth}" if node["num_layers"] > 1 else stem
+        x = t.add(name, Lstm(hidden, directions == 2, with_bias), x, values=values)
+    if not node["batch_first"]:
+        x = t.add(f"{node.name}.batch_second", Transpose((1, 0, 2)), x)
+    t.give(node, [x, None, None])
+
+
+@handles("scaled_dot_product_attention.default")
+def _attention(t: Translation, node: Node) -> None:
+    q, k, v = (t.layer(node[each]) for each in ("query", "key", "value"))
+    shape = t.builder.tensor(k).shape
+    if node["enable_gqa"]:
+        raise Unsupported("only as many key heads as query heads")
+    order = (*range(len(shape) - 2), len(shape) - 1, len(shape) - 2)
+    name = node.name
+    k = t.add(f"{name}.transpose", Transpose(order), k)
+    x = t.add(f"{name}.scores", MatMul(), q, k)
+    scale = node["scale"] if node["scale"] is not None else 1 / math.sqrt(shape[-1])
+    x = t.add(f"{name}.scale", Affine(scale=scale), x)
+    if node["attn_mask"] is not None:
+        if not t.tensor(node["attn_mask"]).dtype.is_float:
+            raise Unsupported("only a mask that is added, not one of booleans")
+        x = t.add(f"{name}.mask", Binary("add"), x, t.layer(node["attn_mask"]))
+    x = t.add(f"{name}.softmax", Softmax(-1, causal=node["is_causal"]), x)
+    if node["dropout_p"]:
+        x = t.add(f"{name}.dropout", Dropout(node["dropout_p"]), x)
+    t.give(node, t.add(name, MatMul(), x, v))
+
+
+# Windows
+# -------------------------------------------------------------------------------------------
+
+
+@handles(
+    *(f"max_pool{rank}d.default" for rank in (1, 2, 3)),
+    *(f"avg_pool{rank}d.default" for rank in (1, 2, 3)),
+)
+def _pool(t: Translation, node: Node) -> None:
+    rank = len(t.tensor(node["self"]).shape) - 2
+    kernel = _spread(node["kernel_size"], rank)
+    if node.arguments.get("divisor_override") is not None:
+        raise Unsupported("only the window's own size as divisor")
+    operator = Pool(
+        "max" if "max" in node.target else "average",
+        kernel,
+        _spread(node["stride"], rank) if node["stride"] else kernel,
+        tuple((side, side) for side in _spread(node["padding"], rank)),
+        _spread(node.arguments.get("dilation", 1), rank),
+        bool(node["ceil_mode"]),
+        bool(node.arguments.get("count_include_pad", True)),
+    )
+    t.simple(node, operator)
+
+
+@handles(
+    *(f"adaptive_avg_pool{rank}d.default" for rank in (1, 2, 3)),
+    *(f"adaptive_max_pool{rank}d.default" for rank in (1, 2, 3)),
+)
+def _adaptive_pool(t: Translation, node: Node) -> None:
+    function = "max" if "max" in node.target else "average"
+    sizes = t.tensor(node["self"]).shape[2:]
+    wanted = [
+        size if want is None else want
+        for size, want in zip(sizes, node["output_size"], strict=True)
+    ]
+    kernel = adaptive_kernel(sizes, wanted)
+    if all(k == 1 for k in kernel):
+        result = t.layer(node["self"])
+    elif is_global(sizes, kernel):
+        result = t.add(node.name, GlobalPool(function), t.layer(node["self"]))
+    else:
+        none: Padding = ((0, 0),) * len(kernel)
+        operator = Pool(function, kernel, kernel, none, (1,) * len(kernel))
+        result = t.add(node.name, operator, t.layer(node["self"]))
+    t.give(node, [result, None] if function == "max" else result)
+
+
+def _spread(value: int | Sequence[int], rank: int) -> tuple[int, ...]:
+    """ATen gives one number for all axes as a list of one."""
+    if not isinstance(value, int) and len(value) == 1:
+        value = value[0]
+    return per_axis(value, rank, "the setting")
+
+
+# Functions
+# -----------------------------------------------------------------------------------------
+
+_PLAIN = ("relu", "relu6", "hardsigmoid", "hardswish", "sigmoid", "tanh", "silu")
+_UNARIES = ("neg", "abs", "exp", "log", "sqrt", "reciprocal", "erf")
+
+
+@handles(*(f"{name}{suffix}.default" for name in _PLAIN for suffix in ("", "_")))
+def _activation(t: Translation, node: Node) -> None:
+    t.simple(node, Activation(node.target.split(".")[1].removesuffix("_")))
+
+
+@handles("gelu.default")
+def _gelu(t: Translation, node: Node) -> None:
+    t.simple(node, Activation("gelu_tanh" if node["approximate"] == "tanh" else "gelu"))
+
+
+@handles("leaky_relu.default", "leaky_relu_.default")
+def _leaky_relu(t: Translation, node: Node) -> None:
+    t.simple(node, Activation("leaky_relu", node["negative_slope"]))
+
+
+@handles("elu.default", "elu_.default")
+def _elu(t: Translation, node: Node) -> None:
+    if node["scale"] != 1 or node["input_scale"] != 1:
+        raise Unsupported("only scales of 1")
+    t.simple(node, Activation("elu", node["alpha"]))
+
+
+@handles("prelu.default")
+def _prelu(t: Translation, node: Node) -> None:
+    import numpy as np
+
+    source, slope = t.weight(node["weight"], "weight")
+    shape = t.tensor(node["self"]).shape
+    channels = shape[1] if len(shape) > 1 else 1
+    values = {"weight": (source, np.broadcast_to(slope.reshape(-1), (channels,)))}
+    name = t.name_of(node, node["weight"])
+    t.give(node, t.add(name, Activation("prelu"), t.layer(node["self"]), values=values))
+
+
+@handles("hardtanh.default", "hardtanh_.default")
+def _hardtanh(t: Translation, node: Node) -> None:
+    bounds = (node["min_val"], node["max_val"])
+    if bounds != (0, 6):
+        raise Unsupported(f"only bounds 0 and 6 (ReLU6), not {bounds[0]} and {bounds[1]}")
+    t.simple(node, Activation("relu6"))
+
+
+@handles(*(f"{name}.default" for name in _UNARIES))
+def _unary(t: Translation, node: Node) -> None:
+    t.simple(node, Unary(node.target.split(".")[1]))
+
+
+@handles("rsqrt.default")
+def _rsqrt(t: Translation, node: Node) -> None:
+    root = t.add(f"{node.name}.sqrt", Unary("sqrt"), t.layer(node["self"]))
+    t.give(node, t.add(node.name, Unary("reciprocal"), root))
+
+
+@handles(
+    *(f"{name}{suffix}.Tensor" for name in ("add", "sub", "mul", "div") for suffix in ("", "_")),
+    "pow.Tensor_Tensor",
+)
+def _binary(t: Translation, node: Node) -> None:
+    function = node.target.split(".")[1].removesuffix("_")
+    other = node["other"] if "other" in node.arguments else node["exponent"]
+    alpha = node.arguments.get("alpha", 1)
+    if isinstance(other, int | float):
+        scale, offset = {
+            "add": (1.0, other * alpha),
+            "sub": (1.0, -other * alpha),
+            "mul": (other, 0.0),
+            "div": (1 / other if other else math.inf, 0.0),
+        }[function]
+        if math.isinf(scale):
+            raise Unsupported("a division by zero")
+        t.simple(node, Affine(float(scale), float(offset)))
+        return
+    right = t.layer(other)
+    if alpha != 1:
+        right = t.add(f"{node.name}.alpha", Affine(scale=float(alpha)), right)
+    t.give(node, t.add(node.name, Binary(function), t.layer(node["self"]), right))
+
+
+@handles("rsub.Scalar")
+def _rsub(t: Translation, node: Node) -> None:
+    t.simple(node, Affine(-float(node["alpha"]), float(node["other"])))
+
+
+@handles("pow.Tensor_Scalar")
+def _power(t: Translation, node: Node) -> None:
+    exponent = node["exponent"]
+    x = t.layer(node["self"])
+    if exponent == 2:
+        t.give(node, t.add(node.name, Binary("mul"), x, x))
+    elif exponent in (0.5, -1):
+        t.give(node, t.add(node.name, Unary("sqrt" if exponent == 0.5 else "reciprocal"), x))
+    else:
+        raise Unsupported(f"only exponents 2, 0.5 and -1, not {exponent}")
+
+
+@handles("dropout.default", "dropout_.default")
+def _dropout(t: Translation, node: Node) -> None:
+    x = node["input"] if "input" in node.arguments else node["self"]
+    layer = t.layer(x)
+    if node["train"] and node["p"] > 0:
+        layer = t.add(node.name, Dropout(node["p"]), layer)
+    t.give(node, layer)
+
+
+# Normalisation, reduction, loss
+# --------------------------------------------------------------------
+
+
+@handles("batch_norm.default")
+def _batch_norm(t: Translation, node: Node) -> None:
+    values = t.weights(
+        node,
+        weight="weight",
+        bias="bias",
+        running_mean="running_mean",
+        running_var="running_var",
+    )
+    if "running_mean" not in values:
+        raise Unsupported("only with running statistics")
+    momentum = 0.1 if node["momentum"] is None else node["momentum"]
+    operator = BatchNorm(node["eps"], momentum, affine="weight" in values)
+    name = t.name_of(node, node["running_mean"])
+    t.give(node, t.add(name, operator, t.layer(node["input"]), values=values))
+
+
+@handles("layer_norm.default")
+def _layer_norm(t: Translation, node: Node) -> None:
+    values = t.weights(node, weight="weight", bias="bias")
+    operator = LayerNorm(
+        len(node["normalized_shape"]), node["eps"], "weight" in values, "bias" in values
+    )
+    name = t.name_of(node, node["weight"])
+    t.give(node, t.add(name, operator, t.layer(node["input"]), values=values))
+
+
+@handles("softmax.int", "log_softmax.int")
+def _softmax(t: Translation, node: Node) -> None:
+    t.simple(node, Softmax(node["dim"], log="log" in node.target))
+
+
+@handles("mean.dim", "sum.dim_IntList", "mean.default", "sum.default", "amax.default")
+def _reduce(t: Translation, node: Node) -> None:
+    rank = len(t.tensor(node["self"]).shape)
+    axes = tuple(node.arguments.get("dim") or range(rank))
+    function = {"mean": "mean", "sum": "sum", "amax": "max"}[node.target.split(".")[1]]
+    t.simple(node, Reduce(function, axes, bool(node.arguments.get("keepdim", False))))
+
+
+@handles("cross_entropy_loss.default")
+def _cross_entropy(t: Translation, node: Node) -> None:
+    if node["reduction"] != 1 or node["weight"] is not None or node["label_smoothing"]:
+        raise Unsupported("only the mean over all labels, without weights and smoothing")
+    t.simple(node, CrossEntropy(), "self", "target")

@@ -1,0 +1,73 @@
+"""PyTorch: a module with example inputs, or a program that torch.export made.
+
+`torch_translation` is the machinery; `torch_compute` and `torch_layout` hold a translation for each
+ATen operator.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from fpgapipe.errors import FileError
+from fpgapipe.optional import require
+from fpgapipe.partition.frontends import torch_compute, torch_layout  # noqa: F401 (they register)
+from fpgapipe.partition.frontends.torch_translation import translate
+from fpgapipe.partition.graph import Graph, NetworkError
+
+
+def read_exported(path: Path, batch: int | None = None) -> Graph:
+    """Refuse a saved ``torch.export`` program: loading one unpickles, and so may run code.
+
+    Raises
+    ------
+    FileError
+        Always, with the two ways around.
+    """
+    raise FileError(
+        path,
+        [
+            "a saved torch.export program is not opened, since torch.export.load unpickles and a "
+            "file must not run code; load it in a function of yours and name that as "
+            "module:function, or export to ONNX"
+        ],
+    )
+
+
+def from_torch(source: Any, *, name: str) -> Graph:
+    """Translate a PyTorch program.
+
+    Parameters
+    ----------
+    source : ExportedProgram, or tuple of (Module, inputs)
+        `inputs` is a tensor or a tuple of tensors, as the module is called; their first axis is
+        the batch.
+    name : str
+        The network's name.
+
+    Raises
+    ------
+    NetworkError
+        If `source` is neither, cannot be exported, or uses operators that are not supported (all of
+        them are named).
+    UserError
+        If torch is not installed.
+    """
+    torch = require("torch", f"reading {name}")
+    if isinstance(source, torch.export.ExportedProgram):
+        return translate(torch, source, name)
+    if isinstance(source, torch.nn.Module):
+        raise NetworkError(f"{name}: a module alone has no shapes; return (module, example_inputs)")
+    if isinstance(source, tuple) and len(source) == 2 and isinstance(source[0], torch.nn.Module):
+        module, inputs = source
+        inputs = (inputs,) if isinstance(inputs, torch.Tensor) else tuple(inputs)
+        try:
+            program = torch.export.export(module, inputs)
+        except Exception as error:  # whatever the module or the exporter trips over
+            reason = " ".join(str(error).split())[:400]
+            raise NetworkError(f"{name}: torch.export failed: {reason}") from error
+        return translate(torch, program, name)
+    raise NetworkError(
+        f"{name}: gives {type(source).__name__}; a Graph, a torch.export.ExportedProgram or "
+        "(torch.nn.Module, example_inputs) is needed"
+    )

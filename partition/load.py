@@ -1,0 +1,169 @@
+"""From what a user names to a graph: a built-in network, a file, or a function."""
+
+from __future__ import annotations
+
+import importlib
+import importlib.util
+import os
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from fpgapipe.errors import FileError, UserError, nearest
+from fpgapipe.partition import networks
+from fpgapipe.partition.graph import Graph, NetworkError
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+SUFFIXES = {
+    ".onnx": "an ONNX model",
+    ".pt2": "a torch.export program",
+    ".csv": "a SCALE-Sim topology or a table of per-layer times",
+    ".txt": "a PipeDream profile",
+}
+"""File formats by suffix."""
+
+
+def load_network(name: str, batch: int | None = None) -> Graph:
+    """Load a network.
+
+    Parameters
+    ----------
+    name : str
+        A built-in name (``resnet50``), a file (`SUFFIXES`), or ``module:function``. The function
+        may take the batch size, and returns a `Graph`, a ``torch.export.ExportedProgram``, or a
+        ``torch.nn.Module`` with a tuple of example inputs. Naming one runs its module; files never
+        run code.
+    batch : int, optional
+        Samples in a batch; what a file says, or else 1, if not given.
+
+    Raises
+    ------
+    UserError
+        If there is no such network, it cannot be read, or it needs an extra that is not installed.
+    """
+    if batch is not None and batch < 1:
+        raise NetworkError(f"batch must be at least 1, not {batch}")
+    if networks.find(name):
+        return networks.built_in(name, 1 if batch is None else batch)
+    path = Path(name)
+    if path.suffix.lower() in SUFFIXES or os.sep in name or path.exists():
+        return load_file(path, batch)
+    if ":" in name:
+        return _load_function(name, batch)
+    raise NetworkError(
+        f"no network {name!r}{nearest(name, networks.NETWORKS)}; a network is a built-in name "
+        f"({', '.join(networks.NETWORKS)}), a file ({', '.join(SUFFIXES)}) or module:function"
+    )
+
+
+def load_file(path: Path, batch: int | None = None) -> Graph:
+    """Load a network from a file, its format told by suffix and, for CSV, by the first row.
+
+    Raises
+    ------
+    UserError
+        If the file is missing, of another kind, broken, or needs an extra that is not installed.
+    """
+    suffix = path.suffix.lower()
+    if not path.exists():
+        raise FileError(path, ["no such file"])
+    if path.is_dir():
+        raise FileError(path, ["is a folder, not a network"])
+    if suffix == ".onnx":
+        from fpgapipe.partition.frontends.onnx_model import read_onnx
+
+        return read_onnx(path, batch)
+    if suffix == ".pt2":
+        from fpgapipe.partition.frontends.torch_program import read_exported
+
+        return read_exported(path, batch)
+    if suffix == ".csv":
+        from fpgapipe.partition.frontends.profile import CSV_COLUMNS, read_csv_profile
+        from fpgapipe.partition.frontends.scalesim import columns_of, read_scalesim
+        from fpgapipe.partition.frontends.text import csv_rows
+
+        header = next((cells for _, cells in csv_rows(path)), [])
+        if columns_of(header):
+            return read_scalesim(path, batch)
+        if {cell.lower() for cell in header} & set(CSV_COLUMNS[1:]):
+            return read_csv_profile(path, batch)
+        raise FileError(
+            path,
+            [
+                "line 1: is neither a SCALE-Sim topology ('Layer name, IFMAP Height, ...' or "
+                f"'Layer, M, N, K') nor a table of times ('{','.join(CSV_COLUMNS)}')"
+            ],
+        )
+    if suffix == ".txt":
+        from fpgapipe.partition.frontends.profile import read_pipedream
+
+        return read_pipedream(path, batch)
+    formats = ", ".join(f"{suffix} ({what})" for suffix, what in SUFFIXES.items())
+    raise FileError(path, [f"is of no known format; there are {formats}"])
+
+
+def _load_function(name: str, batch: int | None) -> Graph:
+    module_name, _, attribute = name.partition(":")
+    function = _find_function(name, module_name, attribute)
+    result = _call(name, function, batch)
+    if isinstance(result, Graph):
+        return result
+    from fpgapipe.partition.frontends.torch_program import from_torch
+
+    return from_torch(result, name=attribute)
+
+
+def _find_function(name: str, module_name: str, attribute: str) -> Callable[..., Any]:
+    if (
+        not all(part.isidentifier() for part in module_name.split("."))
+        or not attribute.isidentifier()
+    ):
+        raise NetworkError(f"{name!r} is no module:function")
+    sys.path.insert(0, str(Path.cwd()))  # as python -m does
+    try:
+        module = importlib.import_module(module_name)
+    except ModuleNotFoundError as error:
+        if error.name is None or not f"{module_name}.".startswith(f"{error.name}."):
+            raise NetworkError(f"{name}: importing {module_name!r} failed: {error}") from error
+        raise NetworkError(
+            f"{name}: no module {module_name!r} on Python's path or in {Path.cwd()}"
+        ) from None
+    except Exception as error:
+        raise NetworkError(
+            f"{name}: importing {module_name!r} failed: {type(error).__name__}: {error}"
+        ) from error
+    finally:
+        sys.path.pop(0)
+    function = getattr(module, attribute, None)
+    if function is None:
+        functions = [each for each in dir(module) if not each.startswith("_")]
+        raise NetworkError(
+            f"{name}: {module_name!r} has no {attribute!r}{nearest(attribute, functions)}"
+        )
+    if not callable(function):
+        raise NetworkError(f"{name}: {attribute!r} is no function but {type(function).__name__}")
+    result: Callable[..., Any] = function
+    return result
+
+
+def _call(name: str, function: Callable[..., Any], batch: int | None) -> Any:
+    import inspect
+
+    try:
+        takes_batch = bool(inspect.signature(function).parameters)
+    except (TypeError, ValueError):
+        takes_batch = False
+    if batch is not None and not takes_batch:
+        raise NetworkError(
+            f"{name}: the function takes no batch size; --batch does not apply to it"
+        )
+    try:
+        return function(1 if batch is None else batch) if takes_batch else function()
+    except UserError:
+        raise
+    except Exception as error:
+        raise NetworkError(
+            f"{name}: the function failed: {type(error).__name__}: {error}"
+        ) from error
