@@ -1,0 +1,68 @@
+"""``fpgapipe inspect``: what a network is made of."""
+
+import click
+
+from fpgapipe.host.commands.options import command
+
+
+@command("inspect", example="fpgapipe inspect resnet50 --batch 8")
+@click.argument("network")
+@click.option("--batch", type=click.IntRange(min=1), help="Samples in a batch.")
+@click.option("--json", "as_json", is_flag=True, help="Print one JSON object instead of a table.")
+def inspect(network: str, batch: int | None, as_json: bool) -> None:
+    """Print the layers of NETWORK: shapes, MACs, parameters, features, totals.
+
+    NETWORK is a built-in name (digits-cnn, lenet5, alexnet, vgg16, resnet18, resnet50, resnet152,
+    inception_v3, gnmt8, gnmt16, cosmoflow, bert_base, gpt2_small), a file (.onnx, .pt2, SCALE-Sim
+    or per-layer times .csv, PipeDream .txt), or module:function.
+
+    MACs are those of the forward pass over the whole batch; features are the elements of a layer's
+    output; passes are what it computes in training (F forward, dX input gradient, dW weight
+    gradient).
+    """
+    from fpgapipe.host.console import Column, count, print_json, print_table
+    from fpgapipe.partition.load import load_network
+
+    graph = load_network(network, batch)
+    if as_json:
+        print_json(graph.to_dict())
+        return
+    columns = [
+        Column("layer"),
+        Column("op"),
+        Column("inputs"),
+        Column("output shape"),
+        Column("MACs", number=True),
+        Column("parameters", number=True),
+        Column("features", number=True),
+        Column("passes"),
+    ]
+    rows = [
+        (
+            layer.name,
+            layer.op,
+            " ".join(layer.inputs),
+            "x".join(map(str, layer.output.shape)) or "scalar",
+            count(layer.macs),
+            count(layer.num_parameters),
+            count(layer.features),
+            " ".join(graph.passes(layer.name)),
+        )
+        for layer in graph.layers.values()
+    ]
+    totals = graph.totals
+    rows.append(
+        (
+            "total",
+            "",
+            "",
+            "",
+            count(totals.macs),
+            count(totals.parameters),
+            count(totals.features),
+            "",
+        )
+    )
+    batch_text = "as measured" if graph.batch is None else graph.batch
+    title = f"{graph.name}, batch {batch_text}, {len(graph.layers)} layers"
+    print_table(columns, rows, title)
