@@ -1,0 +1,131 @@
+"""Weight-stationary systolic array: tile shape, exact matrix product, cycles."""
+
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+
+@dataclass(frozen=True)
+class SystolicSpec:
+    """A grid of multiply-accumulate cells, the definition that model and gateware share.
+
+    Each cell keeps one weight. A vector of ``rows`` activations enters on the left, a vector of
+    ``cols`` sums leaves at the bottom: ``sums = activations @ weights``, exact, nothing wraps.
+    A *tile* is one set of weights with the vectors that meet it.
+
+    Parameters
+    ----------
+    rows, cols : int
+        Cells along the reduction axis and across it.
+    operand_bits : int
+        Width of the signed activations and weights, in bits.
+    acc_bits : int
+        Width of the signed sums, in bits; 0 stands for the fewest that hold every sum, which is
+        what the attribute then says.
+
+    Raises
+    ------
+    ValueError
+        If a size is below its minimum, or ``acc_bits`` is too few for some sum.
+
+    Notes
+    -----
+    Source: H. T. Kung, "Why Systolic Architectures?", IEEE Computer 15(1), 1982.
+    """
+
+    rows: int
+    cols: int
+    operand_bits: int = 8
+    acc_bits: int = 0
+
+    def __post_init__(self) -> None:
+        for name, minimum in (("rows", 1), ("cols", 1), ("operand_bits", 2)):
+            value = getattr(self, name)
+            if value < minimum:
+                raise ValueError(f"systolic {name} must be at least {minimum}, not {value!r}")
+        # The largest sum is that of `rows` squares of the most negative operand, 2**(2 * bits - 2)
+        # each; it is positive, so the sign takes one bit more. Every other sum is closer to zero.
+        enough = (self.rows << (2 * self.operand_bits - 2)).bit_length() + 1
+        if self.acc_bits == 0:
+            object.__setattr__(self, "acc_bits", enough)
+        if self.acc_bits < enough:
+            raise ValueError(
+                f"systolic acc_bits must be at least {enough} ({self.rows} products of "
+                f"{self.operand_bits}-bit operands), not {self.acc_bits!r}"
+            )
+
+    @property
+    def latency_cycles(self) -> int:
+        """Cycles from accepting a vector to offering its sums.
+
+        One a row on the way down, one a column on the way right, of which the first of each is the
+        same cell; and one more, since a cell's product waits in a register before it is added.
+        """
+        return self.rows + self.cols
+
+    def compute(
+        self, activations: NDArray[np.integer], weights: NDArray[np.integer]
+    ) -> NDArray[np.int64]:
+        """Multiply the vectors of one tile by its weights.
+
+        Parameters
+        ----------
+        activations : integer array, shape (m, rows)
+            Signed values of ``operand_bits``.
+        weights : integer array, shape (rows, cols)
+            Signed values of ``operand_bits``.
+
+        Returns
+        -------
+        int64 array, shape (m, cols)
+
+        Raises
+        ------
+        TypeError
+            If an array does not hold integers.
+        ValueError
+            If a shape or a value does not fit.
+        """
+        activations, weights = np.asarray(activations), np.asarray(weights)
+        if activations.ndim != 2 or activations.shape[1] != self.rows:
+            raise ValueError(
+                f"systolic activations must have shape (m, {self.rows}), not {activations.shape}"
+            )
+        if weights.shape != (self.rows, self.cols):
+            raise ValueError(
+                f"systolic weights must have shape ({self.rows}, {self.cols}), not {weights.shape}"
+            )
+        self._check_range("activations", activations)
+        self._check_range("weights", weights)
+        sums: NDArray[np.int64] = activations.astype(np.int64) @ weights.astype(np.int64)
+        return sums
+
+    def cycles(self, m: int, num_tiles: int = 1) -> int:
+        """Cycles of `num_tiles` tiles of `m` vectors each, when no stream ever pauses.
+
+        The count begins with the cycle that accepts the first row of weights and ends with the one
+        that delivers the last sums, both included. The first tile waits for its ``rows`` rows of
+        weights and one cycle for the cells to take them over. A later tile follows its predecessor
+        after ``m`` cycles, or after ``rows`` where that is longer: its weights load meanwhile.
+
+        Raises
+        ------
+        ValueError
+            If `m` or `num_tiles` is below 1.
+        """
+        for name, value in (("m", m), ("num_tiles", num_tiles)):
+            if value < 1:
+                raise ValueError(f"systolic {name} must be at least 1, not {value!r}")
+        return self.rows + 1 + (num_tiles - 1) * max(m, self.rows) + m + self.latency_cycles
+
+    def _check_range(self, what: str, values: NDArray[np.integer]) -> None:
+        if not np.issubdtype(values.dtype, np.integer):
+            raise TypeError(f"systolic {what} must be integers, not {values.dtype}")
+        limit = 1 << (self.operand_bits - 1)
+        outside = values[(values < -limit) | (values >= limit)]
+        if outside.size:
+            raise ValueError(
+                f"systolic {what} must be in {-limit}..{limit - 1} ({self.operand_bits}-bit "
+                f"operands), not {outside.flat[0]}"
+            )
