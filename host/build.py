@@ -1,0 +1,168 @@
+"""The build folder: a plan, the hardware it needs, and what guards them against damage.
+
+``plan.json`` has the stages, ``array.v`` the Verilog that every device of the plan has, and
+``manifest.json`` the digest of each file. Equal input gives equal bytes.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import tempfile
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from fpgapipe import __version__
+from fpgapipe.errors import FileError, UserError
+from fpgapipe.hw.hls_models.systolic import SystolicSpec
+from fpgapipe.partition.balance import stages_by_macs
+from fpgapipe.partition.graph import Graph
+from fpgapipe.partition.plan import ArrayPlan, Plan, StagePlan
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+MANIFEST = "manifest.json"
+PLAN = "plan.json"
+VERILOG = "array.v"
+FORMAT_VERSION = 1
+
+README = """\
+# A build of fpgapipe {version}
+
+`{network}` over {devices} of `{cluster}`.
+
+* `plan.json`: which device computes which layers
+* `array.v`: the Verilog of each device's systolic array, {rows} x {cols}, top module `top`
+* `manifest.json`: SHA-256 of every file
+
+`fpgapipe run` on this folder simulates it.
+"""
+
+
+@dataclass(frozen=True)
+class Build:
+    """An opened build folder."""
+
+    folder: Path
+    plan: Plan
+    verilog: str
+
+    @property
+    def spec(self) -> SystolicSpec:
+        """The array of every device."""
+        return SystolicSpec(self.plan.array.rows, self.plan.array.cols)
+
+
+def make_plan(
+    graph: Graph, network: str, cluster: str, devices: Sequence[str], array: ArrayPlan
+) -> Plan:
+    """Give each device a run of layers with nearly equal forward MACs.
+
+    Raises
+    ------
+    UserError
+        If there are more devices than layers, or the network is a profile without shapes.
+    """
+    if graph.batch is None:
+        raise UserError(f"{network} is a profile: it has times but no shapes to build from")
+    stages = stages_by_macs(graph, len(devices))
+    return Plan(
+        network=network,
+        batch=graph.batch,
+        cluster=cluster,
+        array=array,
+        stages=tuple(
+            StagePlan(
+                device=device, layers=tuple(names), macs=sum(graph.layers[n].macs for n in names)
+            )
+            for device, names in zip(devices, stages, strict=True)
+        ),
+    )
+
+
+def write_build(plan: Plan, folder: Path) -> Build:
+    """Generate the hardware of a plan and write the folder, whole or not at all.
+
+    Raises
+    ------
+    UserError
+        If the folder is there and is no earlier build, or cannot be written.
+    """
+    from fpgapipe.hw.rtl.systolic import SystolicArray
+    from fpgapipe.sim_tb.verilate import verilog_of
+
+    if folder.exists() and not (folder / MANIFEST).is_file() and not _is_empty(folder):
+        raise UserError(f"{folder} is there and is no build of fpgapipe; name another with -o")
+    verilog = verilog_of(SystolicArray(SystolicSpec(plan.array.rows, plan.array.cols)))
+    files = {
+        PLAN: plan.to_json(),
+        VERILOG: verilog,
+        "README.md": README.format(
+            version=__version__,
+            network=plan.network,
+            devices=f"{len(plan.stages)} device{'s' * (len(plan.stages) != 1)}",
+            cluster=plan.cluster,
+            rows=plan.array.rows,
+            cols=plan.array.cols,
+        ),
+    }
+    digests = {name: hashlib.sha256(text.encode()).hexdigest() for name, text in files.items()}
+    manifest = {"format": "fpgapipe-build", "version": FORMAT_VERSION, "files": digests}
+    files[MANIFEST] = json.dumps(manifest, indent=2) + "\n"
+    try:
+        folder.parent.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryDirectory(dir=folder.parent, prefix=f".{folder.name}-") as scratch:
+            fresh = Path(scratch) / "new"
+            fresh.mkdir()
+            for name, text in files.items():
+                (fresh / name).write_text(text)
+            if folder.exists():
+                folder.replace(Path(scratch) / "old")
+            fresh.replace(folder)
+    except OSError as error:
+        raise UserError(f"{folder} cannot be written: {error.strerror}") from None
+    return Build(folder, plan, verilog)
+
+
+def open_build(folder: Path) -> Build:
+    """Open a build folder, its files checked against the manifest.
+
+    Raises
+    ------
+    UserError
+        If it is no build, of another version, or damaged.
+    """
+    try:
+        manifest = json.loads((folder / MANIFEST).read_text())
+        if manifest["format"] != "fpgapipe-build":
+            raise KeyError("format")
+        version, files = manifest["version"], dict(manifest["files"])
+    except OSError as error:
+        raise UserError(
+            f"{folder} is no build folder ({error.strerror}); "
+            f"'fpgapipe build -o {folder}' makes one"
+        ) from None
+    except (ValueError, KeyError, TypeError, RecursionError):
+        raise FileError(folder / MANIFEST, ["is no manifest of a build"]) from None
+    if version != FORMAT_VERSION:
+        raise UserError(
+            f"{folder} has format version {version}, not {FORMAT_VERSION}; build it again"
+        )
+    damaged = [name for name, digest in files.items() if _digest(folder / name) != digest]
+    if damaged or not {PLAN, VERILOG} <= set(files):
+        names = ", ".join(damaged) or "an entry of the manifest"
+        raise UserError(f"{folder} is damaged ({names}); build it again")
+    return Build(folder, Plan.read(folder / PLAN), (folder / VERILOG).read_text())
+
+
+def _is_empty(folder: Path) -> bool:
+    return folder.is_dir() and not any(folder.iterdir())
+
+
+def _digest(path: Path) -> str:
+    try:
+        return hashlib.sha256(path.read_bytes()).hexdigest()
+    except OSError:
+        return ""
