@@ -1,0 +1,383 @@
+"""Schedules as data: which task each engine of each device does, in which order.
+
+A schedule has *stages* (parts of the network, each placed on a device), *routes* (the stages that a
+micro-batch passes, in order; one for a plain pipeline, two for a bidirectional one) and *lanes*: an
+engine of a device with its tasks in order. What a schedule does not say is when; that is the
+timeline's to find out.
+"""
+
+from __future__ import annotations
+
+import enum
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Literal
+
+import numpy as np
+
+from fpgapipe.errors import UserError
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+Transfer = Literal["stream", "after", "block"]
+"""How a result gets to the next device.
+
+``stream``: while it is computed, over a link that works beside the engines; ``after``: once it is
+computed, likewise beside them; ``block``: once it is computed, the sending engine standing still.
+"""
+
+
+class ScheduleError(UserError):
+    """A schedule that cannot be made, read, or run."""
+
+
+class TaskKind(enum.IntEnum):
+    """What a task does with a stage and a micro-batch."""
+
+    F = 0
+    """Forward pass."""
+    B = 1
+    """Whole backward pass: both gradients."""
+    DX = 2
+    """Input gradient."""
+    DW = 3
+    """Weight gradient."""
+    U = 4
+    """Update of the weights."""
+    SF = 5
+    """Send features to the next stage."""
+    RF = 6
+    """Receive features from the stage before."""
+    SB = 7
+    """Send gradients to the stage before."""
+    RB = 8
+    """Receive gradients from the next stage."""
+
+    @property
+    def token(self) -> str:
+        """How the kind is written: ``F``, ``B``, ``dX``..."""
+        return {TaskKind.DX: "dX", TaskKind.DW: "dW"}.get(self, self.name)
+
+
+@dataclass(frozen=True)
+class Task:
+    """One task: kind, stage, and micro-batch (-1: an update after all of them)."""
+
+    kind: TaskKind
+    stage: int
+    microbatch: int
+
+    def __str__(self) -> str:
+        """``F3@1``: forward pass of micro-batch 3 in stage 1; ``U@1``: update of stage 1."""
+        number = "" if self.microbatch < 0 else str(self.microbatch)
+        return f"{self.kind.token}{number}@{self.stage}"
+
+
+@dataclass(frozen=True)
+class Lane:
+    """An engine of a device and its tasks, in the order in which it does them.
+
+    Parameters
+    ----------
+    device : int
+    engine : str
+        ``compute``, or ``forward`` and ``backward`` where a device has two.
+    kinds, stages, microbatches : integer arrays of one length
+    """
+
+    device: int
+    engine: str
+    kinds: NDArray[np.int8]
+    stages: NDArray[np.int32]
+    microbatches: NDArray[np.int32]
+
+    def __len__(self) -> int:
+        return len(self.kinds)
+
+    def __iter__(self) -> Iterator[Task]:
+        columns = (self.kinds.tolist(), self.stages.tolist(), self.microbatches.tolist())
+        for kind, stage, microbatch in zip(*columns, strict=True):
+            yield Task(TaskKind(kind), stage, microbatch)
+
+    def __eq__(self, other: object) -> bool:
+        return (
+            isinstance(other, Lane)
+            and (self.device, self.engine) == (other.device, other.engine)
+            and np.array_equal(self.kinds, other.kinds)
+            and np.array_equal(self.stages, other.stages)
+            and np.array_equal(self.microbatches, other.microbatches)
+        )
+
+    __hash__ = None  # type: ignore[assignment]
+
+    @classmethod
+    def of(cls, device: int, engine: str, tasks: Sequence[tuple[int, int, int]]) -> Lane:
+        """Make a lane from ``(kind, stage, microbatch)`` triples."""
+        table = np.array(tasks, np.int32).reshape(-1, 3)
+        return cls(device, engine, table[:, 0].astype(np.int8), table[:, 1], table[:, 2])
+
+
+@dataclass(frozen=True)
+class Schedule:
+    """Who does which task of which micro-batch in which order.
+
+    Parameters
+    ----------
+    kind : str
+        Its name, such as ``1f1b-as``.
+    num_microbatches : int
+    placement : tuple of int
+        Device of each stage.
+    routes : tuple of tuple of int
+        The stages that micro-batches pass, in order.
+    route_of : integer array, shape (num_microbatches,)
+        Which route each micro-batch takes.
+    lanes : tuple of Lane
+    transfer : str
+        See `Transfer`.
+    synchronous : bool
+        Whether all micro-batches see one version of the weights.
+    in_flight_limit : tuple of int
+        For each stage, how many micro-batches of features its device has room for: a forward pass
+        waits until a place is free. Empty: no limit.
+    """
+
+    kind: str
+    num_microbatches: int
+    placement: tuple[int, ...]
+    routes: tuple[tuple[int, ...], ...]
+    route_of: NDArray[np.int32]
+    lanes: tuple[Lane, ...]
+    transfer: Transfer = "after"
+    synchronous: bool = True
+    in_flight_limit: tuple[int, ...] = ()
+
+    @property
+    def num_stages(self) -> int:
+        """Parts of the network."""
+        return len(self.placement)
+
+    @property
+    def num_devices(self) -> int:
+        """Devices that have a stage."""
+        return max(self.placement) + 1
+
+    @property
+    def num_tasks(self) -> int:
+        """Tasks of all lanes."""
+        return sum(len(lane) for lane in self.lanes)
+
+    @property
+    def splits_engines(self) -> bool:
+        """Whether forward and backward passes have engines of their own."""
+        return any(lane.engine == "forward" for lane in self.lanes)
+
+    def neighbours(self) -> tuple[NDArray[np.int32], NDArray[np.int32]]:
+        """Stage before and stage after each stage; -1 where there is none."""
+        before = np.full(self.num_stages, -1, np.int32)
+        after = np.full(self.num_stages, -1, np.int32)
+        for route in self.routes:
+            before[list(route[1:])] = route[:-1]
+            after[list(route[:-1])] = route[1:]
+        return before, after
+
+    def __str__(self) -> str:
+        """The schedule as text that `parse` reads back."""
+        lines = [
+            f"schedule {self.kind}",
+            f"microbatches {self.num_microbatches}",
+            f"transfer {self.transfer}",
+            f"synchronous {'yes' if self.synchronous else 'no'}",
+            f"placement {' '.join(map(str, self.placement))}",
+        ]
+        if self.in_flight_limit:
+            lines.append(f"in-flight {' '.join(map(str, self.in_flight_limit))}")
+        for i, route in enumerate(self.routes):
+            taken = " ".join(map(str, np.flatnonzero(self.route_of == i).tolist()))
+            rest = "" if len(self.routes) == 1 else f" for {taken}"
+            lines.append(f"route {' '.join(map(str, route))}{rest}")
+        for lane in self.lanes:
+            lines.append(f"device {lane.device} {lane.engine}: {' '.join(map(str, lane))}")
+        return "\n".join(lines) + "\n"
+
+
+_TOKENS = {kind.token: kind for kind in TaskKind}
+
+
+@dataclass
+class _Draft:
+    """What `parse` has found so far."""
+
+    fields: dict[str, list[str]] = field(default_factory=dict)
+    routes: list[tuple[list[int], list[int]]] = field(default_factory=list)
+    lanes: list[Lane] = field(default_factory=list)
+
+
+def parse(text: str) -> Schedule:
+    """Read a schedule that ``str(schedule)`` wrote.
+
+    Raises
+    ------
+    ScheduleError
+        With the line and what is wrong with it.
+    """
+    draft = _Draft()
+    for number, line in enumerate(text.splitlines(), 1):
+        if not line.strip():
+            continue
+        try:
+            _parse_line(draft, line)
+        except (ValueError, IndexError, OverflowError) as error:
+            raise ScheduleError(f"schedule line {number}: {error}") from None
+    try:
+        fields = draft.fields
+        (kind,), (count,), (transfer,) = (
+            fields["schedule"],
+            fields["microbatches"],
+            fields["transfer"],
+        )
+        (synchronous,) = fields["synchronous"]
+        placement = tuple(map(int, fields["placement"]))
+        limit = tuple(map(int, fields.get("in-flight", [])))
+        num_microbatches = int(count)
+    except (KeyError, ValueError) as error:
+        raise ScheduleError(f"schedule lacks, or has no single value for, {error}") from None
+    if transfer not in ("stream", "after", "block") or synchronous not in ("yes", "no"):
+        raise ScheduleError(
+            "schedule transfer must be stream, after or block; synchronous yes or no"
+        )
+    if not draft.routes or not placement or not 1 <= num_microbatches <= 2**24:
+        raise ScheduleError("schedule needs a route, a placement and 1..2**24 micro-batches")
+    route_of = np.full(num_microbatches, 0 if len(draft.routes) == 1 else -1, np.int32)
+    for i, (stages, taken) in enumerate(draft.routes):
+        if any(not 0 <= stage < len(placement) for stage in stages):
+            raise ScheduleError(f"schedule route {i} names a stage that has no placement")
+        if any(not 0 <= each < num_microbatches for each in taken):
+            raise ScheduleError(f"schedule route {i} names a micro-batch that there is not")
+        route_of[taken] = i
+    if (route_of < 0).any():
+        raise ScheduleError("schedule has micro-batches without a route")
+    return Schedule(
+        kind,
+        num_microbatches,
+        placement,
+        tuple(tuple(stages) for stages, _ in draft.routes),
+        route_of,
+        tuple(draft.lanes),
+        transfer,  # type: ignore[arg-type]
+        synchronous == "yes",
+        limit,
+    )
+
+
+def _parse_line(draft: _Draft, line: str) -> None:
+    key, *words = line.split()
+    if key == "route":
+        stages, _, taken = " ".join(words).partition(" for ")
+        draft.routes.append(([int(w) for w in stages.split()], [int(w) for w in taken.split()]))
+    elif key == "device":
+        head, _, body = line.partition(":")
+        _, device, engine = head.split()
+        draft.lanes.append(Lane.of(int(device), engine, [_parse_task(w) for w in body.split()]))
+    elif key in ("schedule", "microbatches", "transfer", "synchronous", "placement", "in-flight"):
+        draft.fields[key] = words
+    else:
+        raise ValueError(f"begins with {key!r}, which is no part of a schedule")
+
+
+def _parse_task(word: str) -> tuple[int, int, int]:
+    action, _, stage = word.partition("@")
+    token = action.rstrip("0123456789")
+    if token not in _TOKENS or not stage.isdecimal():
+        raise ValueError(f"{word!r} is no task; a task is such as F3@1 or dX0@2")
+    number = action[len(token) :]
+    return (_TOKENS[token], int(stage), int(number) if number else -1)
+
+
+# PyTorch's CSV ------------------------------------------------------------------------------------
+
+_PYTORCH = {
+    TaskKind.F: "F",
+    TaskKind.B: "B",
+    TaskKind.DX: "I",
+    TaskKind.DW: "W",
+    TaskKind.SF: "SEND_F",
+    TaskKind.RF: "RECV_F",
+    TaskKind.SB: "SEND_B",
+    TaskKind.RB: "RECV_B",
+}
+_FROM_PYTORCH = {name: kind for kind, name in _PYTORCH.items()}
+
+
+def to_pytorch_csv(schedule: Schedule) -> str:
+    """The order of tasks in the CSV form of ``torch.distributed.pipelining``: a row a device.
+
+    A cell is stage, action and micro-batch (``0F3``). Updates have no action there and are left
+    out.
+
+    Raises
+    ------
+    ScheduleError
+        If a device has two engines, which the form cannot say.
+    """
+    if schedule.splits_engines:
+        raise ScheduleError(f"{schedule.kind} has two engines a device, which PyTorch's CSV lacks")
+    rows = []
+    for lane in sorted(schedule.lanes, key=lambda lane: lane.device):
+        cells = [
+            f"{task.stage}{_PYTORCH[task.kind]}{task.microbatch}"
+            for task in lane
+            if task.kind in _PYTORCH
+        ]
+        rows.append(",".join(cells))
+    return "\n".join(rows) + "\n"
+
+
+def from_pytorch_csv(text: str, *, kind: str = "csv", transfer: Transfer = "after") -> Schedule:
+    """Read PyTorch's CSV form; a stage lies on the device whose row has it.
+
+    Empty cells (idle steps) are passed over. Stages form one route in the order of their numbers.
+
+    Raises
+    ------
+    ScheduleError
+        If a cell is no action, or a stage is on two devices.
+    """
+    lanes = []
+    where: dict[int, int] = {}
+    microbatches = set()
+    for device, row in enumerate(line for line in text.splitlines() if line.strip(", \t")):
+        tasks = []
+        for cell in (cell.strip() for cell in row.split(",")):
+            if not cell:
+                continue
+            stage_text = cell[: len(cell) - len(cell.lstrip("0123456789"))]
+            action = cell[len(stage_text) :].rstrip("0123456789")
+            number = cell[len(stage_text) + len(action) :]
+            if not stage_text or action not in _FROM_PYTORCH or not number:
+                raise ScheduleError(
+                    f"PyTorch schedule, row {device + 1}: {cell!r} is no action; there are stage, "
+                    f"{', '.join(_FROM_PYTORCH)} and micro-batch, such as 0F3"
+                )
+            stage = int(stage_text)
+            if where.setdefault(stage, device) != device:
+                raise ScheduleError(
+                    f"PyTorch schedule: stage {stage} is on devices {where[stage]} and {device}"
+                )
+            microbatches.add(int(number))
+            tasks.append((int(_FROM_PYTORCH[action]), stage, int(number)))
+        lanes.append(Lane.of(device, "compute", tasks))
+    if sorted(where) != list(range(len(where))) or not where:
+        raise ScheduleError("PyTorch schedule: stages must be numbered from 0 without a gap")
+    if microbatches != set(range(len(microbatches))):
+        raise ScheduleError("PyTorch schedule: micro-batches must be numbered from 0 without a gap")
+    return Schedule(
+        kind,
+        len(microbatches),
+        tuple(where[stage] for stage in sorted(where)),
+        (tuple(sorted(where)),),
+        np.zeros(len(microbatches), np.int32),
+        tuple(lanes),
+        transfer,
+    )
