@@ -6,7 +6,7 @@ from typing import Any
 
 from fpgapipe.errors import UserError
 
-EXTRAS = {"onnx": "onnx", "torch": "torch", "highspy": "solver"}
+EXTRAS = {"onnx": "onnx", "torch": "torch", "highspy": "solver", "numba": "fast"}
 """Library to the extra of fpgapipe that installs it."""
 
 
