@@ -18,6 +18,7 @@ from fpgapipe.host.commands.cluster import cluster
 from fpgapipe.host.commands.doctor import doctor
 from fpgapipe.host.commands.inspect import inspect
 from fpgapipe.host.commands.run import run
+from fpgapipe.host.commands.schedule import schedule
 
 EXIT_USER = 2
 EXIT_INTERNAL = 70  # EX_SOFTWARE of sysexits.h
@@ -48,7 +49,7 @@ def cli() -> None:
     """Plan, generate and simulate training pipelines over several FPGAs."""
 
 
-for command in (boards, build, cluster, doctor, inspect, run):
+for command in (boards, build, cluster, doctor, inspect, run, schedule):
     cli.add_command(command)
 
 

@@ -1,0 +1,141 @@
+"""``fpgapipe schedule``: a schedule's timetable for given times."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from fpgapipe.host.commands.options import command
+
+if TYPE_CHECKING:
+    from fpgapipe.partition.schedule import Schedule
+    from fpgapipe.partition.timeline import StageTimes, Timeline
+
+SECONDS = click.FloatRange(min=0)
+
+
+@command(
+    "schedule",
+    example="fpgapipe schedule zb-h1 --stages 4 --microbatches 8 --tf 1 --tb 1 --tw 1",
+)
+@click.argument("kind")
+@click.option("--stages", type=click.IntRange(min=1), required=True, help="Devices in a row.")
+@click.option("--microbatches", type=click.IntRange(min=1), required=True, help="Micro-batches.")
+@click.option("--tf", type=SECONDS, default=1.0, show_default=True, help="Forward pass, s.")
+@click.option("--tb", type=SECONDS, default=1.0, show_default=True, help="Input gradient, s.")
+@click.option("--tw", type=SECONDS, default=1.0, show_default=True, help="Weight gradient, s.")
+@click.option("--tcomm", type=SECONDS, default=0.0, show_default=True, help="One transfer, s.")
+@click.option("--latency", type=SECONDS, default=0.0, show_default=True, help="Of a link, s.")
+@click.option(
+    "--chunks", type=click.IntRange(min=1), default=2, help="Stages a device, interleaved."
+)
+@click.option("--memory-limit", type=click.IntRange(min=1), help="Micro-batches kept, zb-auto.")
+@click.option("--fifo-depth", type=click.IntRange(min=1), help="Results a link holds [no limit].")
+@click.option("--order", is_flag=True, help="Print the order of tasks instead of a timetable.")
+@click.option("--svg", type=click.Path(dir_okay=False), help="Write the timetable as a picture.")
+@click.option("--html", type=click.Path(dir_okay=False), help="Write it as a page.")
+@click.option("--trace", type=click.Path(dir_okay=False), help="Write a trace for Perfetto.")
+@click.option("--csv", "csv_file", type=click.Path(dir_okay=False), help="Write PyTorch's CSV.")
+@click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
+def schedule(kind: str, as_json: bool, **options: Any) -> None:
+    """Draw the timetable of KIND for equal stages, and print what it comes to.
+
+    KIND is gpipe, 1f1b, 1f1b-as, fbp-as, 1f1b-sno, 1f1b-so, pipedream, interleaved, zb-h1, zb-h2,
+    zb-auto, chimera or data-parallel. Times are those of one micro-batch on one stage; a backward
+    pass that is whole takes --tb and --tw together.
+    """
+    from fpgapipe.host.console import print_json
+    from fpgapipe.partition.schedule import to_pytorch_csv
+    from fpgapipe.partition.schedule_rules import check_schedule
+    from fpgapipe.partition.timeline import simulate
+
+    made, times = _make(kind, options)
+    timeline = simulate(made, times, fifo_depth=options["fifo_depth"])
+    verdict = check_schedule(made, fifo_depth=options["fifo_depth"])
+    if options["csv_file"]:
+        _write(options["csv_file"], to_pytorch_csv(made))
+    _write_pictures(timeline, options)
+    if as_json:
+        print_json(
+            {
+                "kind": made.kind,
+                "makespan": timeline.makespan_s,
+                "span": timeline.span_s,
+                "bubble_rate": timeline.bubble_rate,
+                "peak_microbatches": list(timeline.peak_microbatches()),
+                "weight_versions": list(verdict.weight_versions),
+                "fifo_depth": verdict.fifo_depth,
+                "busy": list(timeline.busy_s),
+            }
+        )
+        return
+    _print(made, timeline, options["order"])
+    print(f"makespan {timeline.makespan_s:g} s, bubble rate {timeline.bubble_rate:.2%}")
+    print(f"micro-batches of features kept: {'/'.join(map(str, timeline.peak_microbatches()))}")
+    print(f"versions of weights kept: {'/'.join(map(str, verdict.weight_versions))}")
+    print(f"results that each link must hold: {verdict.fifo_depth}")
+
+
+def _make(kind: str, options: dict[str, Any]) -> tuple[Schedule, StageTimes]:
+    """The schedule and its times; stages of several a device share its work."""
+    from fpgapipe.partition.schedule_kinds import make_schedule
+    from fpgapipe.partition.timeline import StageTimes
+    from fpgapipe.partition.zero_bubble import zb_auto
+
+    devices, microbatches = options["stages"], options["microbatches"]
+    transfer = {"transfer_s": options["tcomm"], "latency_s": options["latency"]}
+    work = [options["tf"], options["tb"], options["tw"]]
+    if kind == "zb-auto":
+        times = StageTimes.uniform(devices, *work, **transfer)
+        limit = options["memory_limit"]
+        return zb_auto(devices, microbatches, times, memory_limit=limit), times
+    made = make_schedule(kind, devices, microbatches, chunks=options["chunks"])
+    # Interleaved stages share the work of a device; a data-parallel device does that of all.
+    share = {"interleaved": 1 / options["chunks"], "data-parallel": devices}.get(kind, 1)
+    work = [each * share for each in work]
+    return made, StageTimes.uniform(made.num_stages, *work, **transfer)
+
+
+def _print(made: Schedule, timeline: Timeline, order: bool) -> None:
+    import shutil
+    import sys
+
+    from fpgapipe.host.report.timetable_text import draw_text
+
+    if order:
+        print(made, end="")
+        return
+    encoding = (sys.stdout.encoding or "").lower()
+    width = shutil.get_terminal_size((120, 24)).columns
+    print(draw_text(timeline, width=width, unicode=encoding.startswith("utf")))
+
+
+def _write_pictures(timeline: Timeline, options: dict[str, Any]) -> None:
+    import json
+
+    if options["svg"]:
+        from fpgapipe.host.report.timetable_svg import draw_svg
+
+        _write(options["svg"], draw_svg(timeline))
+    if options["html"]:
+        from fpgapipe.host.report.timetable_html import draw_html
+
+        _write(options["html"], draw_html(timeline, title=f"{timeline.schedule.kind} timetable"))
+    if options["trace"]:
+        from fpgapipe.host.report.perfetto import chrome_trace
+
+        _write(options["trace"], json.dumps(chrome_trace(timeline)) + "\n")
+
+
+def _write(path: str, text: str) -> None:
+    import logging
+    from pathlib import Path
+
+    from fpgapipe.errors import UserError
+
+    try:
+        Path(path).write_text(text)
+    except OSError as error:
+        raise UserError(f"{path} cannot be written: {error.strerror}") from None
+    logging.getLogger("fpgapipe").info("wrote %s", path)

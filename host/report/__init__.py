@@ -1,0 +1,1 @@
+"""What people look at: timetables as text, pictures and traces."""

@@ -1,0 +1,108 @@
+"""A timeline as a trace in Chrome's JSON form, which ui.perfetto.dev and chrome://tracing open."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+from fpgapipe.host.report.timetable import (
+    KIND_WORDS,
+    Row,
+    TransferBytes,
+    bytes_of,
+    device_names,
+    rows_of,
+    stage_marks,
+    summary,
+)
+from fpgapipe.partition.schedule import TaskKind
+
+if TYPE_CHECKING:
+    from fpgapipe.partition.timeline import Timeline
+
+
+def chrome_trace(
+    timeline: Timeline,
+    *,
+    names: Sequence[str] | None = None,
+    transfer_bytes: TransferBytes = None,
+) -> dict[str, Any]:
+    """Make a trace: a process a device, in it a track for each engine and each link that it sends.
+
+    Times are microseconds, rounded to the nanosecond that Perfetto keeps, so that one task ends
+    before or when the next begins: events on a track never overlap. Tasks that take no time are
+    events of no length.
+
+    Parameters
+    ----------
+    timeline : Timeline
+    names : sequence of str, optional
+        Of the devices.
+    transfer_bytes : mapping or callable, optional
+        From kind (``SF``, ``SB``) and stage to the bytes of one transfer.
+
+    Returns
+    -------
+    dict
+        For ``json.dump``; the same timeline always makes the same.
+    """
+    named = device_names(timeline.schedule, names)
+    marks = stage_marks(timeline.schedule)
+    rows = rows_of(timeline, names)
+    events: list[dict[str, Any]] = []
+    for device in sorted({row.device for row in rows}):
+        events.append(_metadata("process_name", device, None, name=named[device]))
+        events.append(_metadata("process_sort_index", device, None, sort_index=device))
+    engines = iter(lane.engine for lane in sorted(timeline.schedule.lanes, key=lambda x: x.device))
+    # Thread numbers begin at 1, as 0 is the idle thread, and are unique, as those of a machine are.
+    for tid, row in enumerate(rows, 1):
+        track = f"link to {named[row.destination]}" if row.is_link else next(engines)
+        events.append(_metadata("thread_name", row.device, tid, name=track))
+        events.append(_metadata("thread_sort_index", row.device, tid, sort_index=tid))
+    for tid, row in enumerate(rows, 1):
+        events += _events(row, tid, marks, transfer_bytes)
+    return {
+        "traceEvents": events,
+        "displayTimeUnit": "ns",
+        "otherData": {"schedule": timeline.schedule.kind, "summary": summary(timeline)},
+    }
+
+
+def _metadata(what: str, pid: int, tid: int | None, **args: str | int) -> dict[str, Any]:
+    event: dict[str, Any] = {"ph": "M", "name": what, "pid": pid}
+    if tid is not None:
+        event["tid"] = tid
+    return {**event, "args": args}
+
+
+def _events(
+    row: Row, tid: int, marks: list[str], transfer_bytes: TransferBytes
+) -> list[dict[str, Any]]:
+    columns = (row.kinds, row.stages, row.microbatches, row.start_s, row.end_s)
+    events = []
+    for number, stage, microbatch, start, end in zip(
+        *(each.tolist() for each in columns), strict=True
+    ):
+        kind = TaskKind(number)
+        begin_ns, end_ns = round(start * 1e9), round(end * 1e9)
+        args: dict[str, Any] = {"stage": stage}
+        if microbatch >= 0:
+            args["micro-batch"] = microbatch
+        if row.is_link:
+            size = bytes_of(transfer_bytes, kind, stage)
+            if size is not None:
+                args["bytes"] = size
+        word = f"{kind.token}{microbatch if microbatch >= 0 else ''}{marks[stage]}"
+        events.append(
+            {
+                "ph": "X",
+                "name": word,
+                "cat": KIND_WORDS[kind],
+                "pid": row.device,
+                "tid": tid,
+                "ts": begin_ns / 1000,
+                "dur": (end_ns - begin_ns) / 1000,
+                "args": args,
+            }
+        )
+    return events
