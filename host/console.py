@@ -30,7 +30,9 @@ def print_table(
 ) -> None:
     """Print a table to standard output: drawn on a terminal, aligned plain text elsewhere.
 
-    The plain form never wraps or shortens a cell, so that it can be searched and cut.
+    The plain form never wraps or shortens a cell, so that it can be searched and cut. The drawn one
+    wraps between words alone: where the terminal is too narrow even so, it wraps whole lines, since
+    half a number or half a name misleads.
     """
     cells = [[str(cell) for cell in row] for row in rows]
     if sys.stdout.isatty():
@@ -40,13 +42,19 @@ def print_table(
         from rich.text import Text
 
         table = Table(title=title or None, box=box.SIMPLE_HEAD, title_justify="left")
-        for column in columns:
+        for column, *texts in zip(columns, *cells, strict=True):
+            words = " ".join([column.heading, *texts]).split()
             table.add_column(
-                column.heading, justify="right" if column.number else "left", overflow="fold"
+                column.heading,
+                justify="right" if column.number else "left",
+                no_wrap=column.number,
+                min_width=max(map(len, words), default=0),
             )
         for row in cells:
             table.add_row(*(Text(cell) for cell in row))
-        Console().print(table)
+        console = Console()
+        needed = console.measure(table).minimum
+        console.print(table, width=max(console.width, needed), crop=False)
         return
     if title:
         print(title)

@@ -1,5 +1,6 @@
 """The command line's frame: help, exit codes, logging, output when piped, and what it imports."""
 
+import io
 import json
 import os
 import re
@@ -13,6 +14,7 @@ import pytest
 
 from fpgapipe import __version__
 from fpgapipe.host import cli as cli_module
+from fpgapipe.host.console import Column, print_table
 
 ROOT = Path(__file__).parent.parent
 COMMANDS = sorted(cli_module.cli.commands)
@@ -238,3 +240,17 @@ def test_tables_are_drawn_on_a_terminal():
         os.close(null)
     assert status == 0
     assert "─" in b"".join(chunks).decode()
+
+
+def test_a_narrow_terminal_breaks_no_number_and_no_name(monkeypatch):
+    class Terminal(io.StringIO):
+        def isatty(self):
+            return True
+
+    monkeypatch.setenv("COLUMNS", "30")
+    monkeypatch.setattr(sys, "stdout", terminal := Terminal())
+    headings = [Column("layer"), Column("what it does"), Column("MACs", number=True)]
+    print_table(headings, [("layer1.0.conv1", "a convolution of 3x3", "118,013,952")])
+    text = terminal.getvalue()
+    assert all(word in text for word in ("layer1.0.conv1", "convolution", "118,013,952"))
+    assert "a convolution of 3x3" not in text  # it gave way
