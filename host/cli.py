@@ -4,9 +4,13 @@ A sub-command lives in ``host/commands/``; its module imports click alone and th
 function, since ``fpgapipe --help`` has to be quick (tests/test_cli.py holds it to that).
 """
 
+import errno
+import io
+import os
 import sys
 import traceback
 from collections.abc import Sequence
+from pathlib import Path
 
 import click
 
@@ -17,12 +21,16 @@ from fpgapipe.host.commands.build import build
 from fpgapipe.host.commands.cluster import cluster
 from fpgapipe.host.commands.doctor import doctor
 from fpgapipe.host.commands.inspect import inspect
+from fpgapipe.host.commands.options import discard_output
 from fpgapipe.host.commands.run import run
 from fpgapipe.host.commands.schedule import schedule
 
 EXIT_USER = 2
 EXIT_INTERNAL = 70  # EX_SOFTWARE of sysexits.h
 EXIT_INTERRUPTED = 130  # 128 + SIGINT, as shells report it
+
+NO_SPACE = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
+"""A full disk is the user's to mend, whichever file it was that did not fit."""
 
 
 class Commands(click.Group):
@@ -58,6 +66,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
     0 done; 1 a check found a fault (``doctor``); 2 the user's to mend; 70 ours; 130 interrupted.
     """
+    _prepare_streams()
     try:
         result = cli.main(
             args=list(argv) if argv is not None else None,
@@ -74,7 +83,12 @@ def main(argv: Sequence[str] | None = None) -> int:
     except (KeyboardInterrupt, click.Abort):
         click.echo("interrupted", err=True)
         return EXIT_INTERRUPTED
-    except Exception:
+    except Exception as error:
+        if isinstance(error, OSError) and error.errno in NO_SPACE:
+            where = "" if error.filename is None else f" {error.filename}"
+            click.echo(f"error: writing{where} failed: {error.strerror}", err=True)
+            discard_output()
+            return EXIT_USER
         click.echo(traceback.format_exc(), err=True)
         click.echo(
             f"This is a defect of fpgapipe {__version__}. Please report it with the lines above, "
@@ -82,6 +96,16 @@ def main(argv: Sequence[str] | None = None) -> int:
             err=True,
         )
         return EXIT_INTERNAL
+
+
+def _prepare_streams() -> None:
+    """Make standard output and error take any text, even where they are closed or ASCII only."""
+    for name in ("stdout", "stderr"):
+        stream = getattr(sys, name)
+        if stream is None:
+            setattr(sys, name, Path(os.devnull).open("w"))
+        elif isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(errors="backslashreplace")
 
 
 if __name__ == "__main__":

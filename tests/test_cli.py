@@ -132,6 +132,34 @@ def test_a_reader_that_leaves_is_no_error():
     assert result.returncode == 0
 
 
+@pytest.mark.parametrize("arguments", ["inspect resnet152", "inspect lenet5 --json", "--help"])
+def test_a_full_disk_is_a_user_error(arguments):
+    full = Path("/dev/full")
+    if not full.exists():
+        pytest.skip("no /dev/full")
+    command = [sys.executable, "-m", "fpgapipe.host.cli", *arguments.split()]
+    with full.open("w") as output:
+        result = subprocess.run(
+            command, stdout=output, stderr=subprocess.PIPE, text=True, check=False
+        )
+    assert result.returncode == 2
+    assert result.stderr == "error: writing failed: No space left on device\n"
+
+
+def test_closed_output_is_no_error():
+    command = f"{shlex.quote(sys.executable)} -m fpgapipe.host.cli inspect lenet5 >&-"
+    result = subprocess.run(["bash", "-c", command], capture_output=True, text=True, check=False)
+    assert (result.returncode, result.stderr) == (0, "")
+
+
+def test_output_in_ascii_is_no_error(tmp_path):
+    path = tmp_path / "ü.csv"
+    path.write_text("Layer,M,N,K\nfc,1,2,3\n")
+    result = run("inspect", str(path), env={**os.environ, "PYTHONIOENCODING": "ascii"})
+    assert result.returncode == 0, result.stderr
+    assert result.stdout.startswith("\\xfc, batch 1, 1 layers")
+
+
 def test_inspect_table_is_plain_when_piped():
     result = run("inspect", "digits-cnn", "--batch", "2")
     lines = result.stdout.splitlines()

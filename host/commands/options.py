@@ -14,6 +14,11 @@ def _set_verbosity(ctx: click.Context, param: click.Parameter, value: bool) -> N
         ctx.meta["fpgapipe.verbosity"] = -1 if param.name == "quiet" else 1
 
 
+def discard_output() -> None:
+    """Let what is left of standard output go nowhere, since where it went takes no more."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+
+
 def command(name: str, *, example: str) -> Callable[[Callable[..., Any]], click.Command]:
     """Declare a sub-command with ``--quiet``, ``--verbose`` and an example in its help.
 
@@ -35,8 +40,7 @@ def command(name: str, *, example: str) -> Callable[[Callable[..., Any]], click.
                 sys.stdout.flush()
                 return result
             except BrokenPipeError:
-                # The reader (head, less) has gone, which is its right; what is left goes nowhere.
-                os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+                discard_output()  # the reader (head, less) has gone, which is its right
 
         run.__doc__ = function.__doc__
         run.__click_params__ = getattr(function, "__click_params__", [])  # type: ignore[attr-defined]
