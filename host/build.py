@@ -93,7 +93,11 @@ def write_build(plan: Plan, folder: Path) -> Build:
     from fpgapipe.hw.rtl.systolic import SystolicArray
     from fpgapipe.sim_tb.verilate import verilog_of
 
-    if folder.exists() and not (folder / MANIFEST).is_file() and not _is_empty(folder):
+    try:
+        foreign = folder.exists() and not (folder / MANIFEST).is_file() and not _is_empty(folder)
+    except OSError as error:
+        raise UserError(f"{folder} cannot be written: {error.strerror}") from None
+    if foreign:
         raise UserError(f"{folder} is there and is no build of fpgapipe; name another with -o")
     verilog = verilog_of(SystolicArray(SystolicSpec(plan.array.rows, plan.array.cols)))
     files = {

@@ -9,7 +9,7 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from fpgapipe.errors import FileError, UserError, nearest
+from fpgapipe.errors import FileError, UserError, nearest, shown
 from fpgapipe.partition import networks
 from fpgapipe.partition.graph import Graph, NetworkError
 
@@ -48,12 +48,12 @@ def load_network(name: str, batch: int | None = None) -> Graph:
     if networks.find(name):
         return networks.built_in(name, 1 if batch is None else batch)
     path = Path(name)
-    if path.suffix.lower() in SUFFIXES or os.sep in name or path.exists():
+    if path.suffix.lower() in SUFFIXES or os.sep in name or _fault_of(path) is None:
         return load_file(path, batch)
     if ":" in name:
         return _load_function(name, batch)
     raise NetworkError(
-        f"no network {name!r}{nearest(name, networks.NETWORKS)}; a network is a built-in name "
+        f"no network {shown(name)}{nearest(name, networks.NETWORKS)}; a network is a built-in name "
         f"({', '.join(networks.NETWORKS)}), a file ({', '.join(SUFFIXES)}) or module:function"
     )
 
@@ -67,8 +67,8 @@ def load_file(path: Path, batch: int | None = None) -> Graph:
         If the file is missing, of another kind, broken, or needs an extra that is not installed.
     """
     suffix = path.suffix.lower()
-    if not path.exists():
-        raise FileError(path, ["no such file"])
+    if fault := _fault_of(path):
+        raise FileError(path, [fault])
     if path.is_dir():
         raise FileError(path, ["is a folder, not a network"])
     if suffix == ".onnx":
@@ -104,6 +104,19 @@ def load_file(path: Path, batch: int | None = None) -> Graph:
     raise FileError(path, [f"is of no known format; there are {formats}"])
 
 
+def _fault_of(path: Path) -> str | None:
+    """Why a path leads nowhere; None if something is there."""
+    try:
+        path.stat()
+    except FileNotFoundError:
+        return "no such file"
+    except OSError as error:  # a folder that may not be entered, a name that is too long
+        return f"cannot be read: {error.strerror}"
+    except ValueError as error:  # a null character
+        return f"cannot be read: {error}"
+    return None
+
+
 def _load_function(name: str, batch: int | None) -> Graph:
     module_name, _, attribute = name.partition(":")
     function = _find_function(name, module_name, attribute)
@@ -121,16 +134,16 @@ def _find_function(name: str, module_name: str, attribute: str) -> Callable[...,
         or not attribute.isidentifier()
     ):
         raise NetworkError(f"{name!r} is no module:function")
-    sys.path.insert(0, str(Path.cwd()))  # as python -m does
+    sys.path.insert(0, "")  # the working directory, even if it is gone
     try:
         module = importlib.import_module(module_name)
     except ModuleNotFoundError as error:
         if error.name is None or not f"{module_name}.".startswith(f"{error.name}."):
             raise NetworkError(f"{name}: importing {module_name!r} failed: {error}") from error
         raise NetworkError(
-            f"{name}: no module {module_name!r} on Python's path or in {Path.cwd()}"
+            f"{name}: no module {module_name!r} on Python's path or in the working directory"
         ) from None
-    except Exception as error:
+    except (Exception, SystemExit) as error:  # a script may end itself
         raise NetworkError(
             f"{name}: importing {module_name!r} failed: {type(error).__name__}: {error}"
         ) from error
@@ -163,7 +176,7 @@ def _call(name: str, function: Callable[..., Any], batch: int | None) -> Any:
         return function(1 if batch is None else batch) if takes_batch else function()
     except UserError:
         raise
-    except Exception as error:
+    except (Exception, SystemExit) as error:
         raise NetworkError(
             f"{name}: the function failed: {type(error).__name__}: {error}"
         ) from error

@@ -52,6 +52,12 @@ def test_every_product_of_a_layer_is_there():
 # The folder ------------------------------------------------------------------------------------
 
 
+def test_a_name_that_no_folder_can_have(tmp_path):
+    name = "x" * 300
+    with pytest.raises(UserError, match=rf"^.*{name} cannot be written: File name too long$"):
+        write_build(plan_of(), tmp_path / name)
+
+
 def test_equal_plans_give_equal_bytes(tmp_path):
     for name in ("one", "two"):
         write_build(plan_of(), tmp_path / name)

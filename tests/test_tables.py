@@ -232,6 +232,8 @@ def test_files_that_cannot_be_read(tmp_path):
         "latin.csv": "is not UTF-8 text (byte 12)",
         "folder.csv": "is a folder, not a network",
         "absent.onnx": "no such file",
+        "x" * 300 + ".csv": "cannot be read: File name too long",
+        "null\0.csv": "cannot be read: embedded null byte",
         "model.h5": "is of no known format; there are .onnx (an ONNX model), ",
     }.items():
         with pytest.raises(FileError) as error:

@@ -299,6 +299,8 @@ def test_functions_that_give_modules_and_graphs(module):
         ),
         ("def net(): return 1 / 0", "net", "{n}:net: the function failed: ZeroDivisionError: "),
         ("1 / 0", "net", "{n}:net: importing '{n}' failed: ZeroDivisionError: division by zero"),
+        ("raise SystemExit(1)", "net", "{n}:net: importing '{n}' failed: SystemExit: 1"),
+        ("def net(): raise SystemExit", "net", "{n}:net: the function failed: SystemExit: "),
         ("import no_such_thing", "net", "{n}:net: importing '{n}' failed: No module named "),
         ("def (", "net", "{n}:net: importing '{n}' failed: SyntaxError: "),
         ("def net(): ...", "net", "net: gives NoneType; a Graph, "),
@@ -314,8 +316,14 @@ def test_functions_that_fail(module, text, function, message):
 def test_modules_that_are_not_there(monkeypatch, tmp_path):
     monkeypatch.chdir(tmp_path)
     with pytest.raises(
-        NetworkError, match=r"^nowhere:net: no module 'nowhere' on Python's path or in "
+        NetworkError,
+        match=r"^nowhere:net: no module 'nowhere' on Python's path or in the working directory$",
     ):
+        load_network("nowhere:net")
+    (tmp_path / "gone").mkdir()
+    monkeypatch.chdir(tmp_path / "gone")
+    (tmp_path / "gone").rmdir()
+    with pytest.raises(NetworkError, match=r"^nowhere:net: no module 'nowhere' on"):
         load_network("nowhere:net")
     with pytest.raises(NetworkError, match=r"^'no where:x' is no module:function$"):
         load_network("no where:x")
