@@ -6,6 +6,8 @@ package of its own, so pip comes from the wheel beside this file, checked agains
 """
 
 import argparse
+import contextlib
+import fcntl
 import hashlib
 import json
 import os
@@ -108,13 +110,34 @@ def installed():
         return None, set()
 
 
+@contextlib.contextmanager
+def alone():
+    """Let one set-up at a time work on ``.venv``; the kernel frees the lock of a killed one."""
+    folder = os.open(str(ROOT), os.O_RDONLY)
+    try:
+        with contextlib.suppress(OSError):  # some network file systems have no locks
+            try:
+                fcntl.flock(folder, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                print("fpgapipe: waiting for another set-up in this folder", file=sys.stderr)
+                fcntl.flock(folder, fcntl.LOCK_EX)
+        yield
+    finally:
+        os.close(folder)
+
+
 def main():
     """Check the machine, then make ``.venv`` match the repository."""
     parser = argparse.ArgumentParser(description=main.__doc__)
     parser.add_argument("--extra", action="append", default=[], help="an extra of pyproject.toml")
     wanted = set(parser.parse_args().extra)
     check_machine()
+    with alone():
+        set_up(wanted)
 
+
+def set_up(wanted):
+    """Install what is missing or stale, nothing if all is there."""
     digest = fingerprint()
     have, extras = installed()
     if have == digest and wanted <= extras:
@@ -151,4 +174,9 @@ def main():
 
 
 if __name__ == "__main__":
-    main()
+    try:
+        main()
+    except KeyboardInterrupt:
+        fail("set-up interrupted; make starts it again")
+    except OSError as error:
+        fail(f"set-up failed: {error}")
