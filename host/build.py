@@ -6,8 +6,12 @@
 
 from __future__ import annotations
 
+import contextlib
+import fcntl
 import hashlib
 import json
+import logging
+import os
 import tempfile
 from dataclasses import dataclass
 from pathlib import Path
@@ -21,12 +25,14 @@ from fpgapipe.partition.graph import Graph
 from fpgapipe.partition.plan import ArrayPlan, Plan, StagePlan
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Iterator, Sequence
 
 MANIFEST = "manifest.json"
 PLAN = "plan.json"
 VERILOG = "array.v"
 FORMAT_VERSION = 1
+
+logger = logging.getLogger(__name__)
 
 README = """\
 # A build of fpgapipe {version}
@@ -122,12 +128,39 @@ def write_build(plan: Plan, folder: Path) -> Build:
             fresh.mkdir()
             for name, text in files.items():
                 (fresh / name).write_text(text)
-            if folder.exists():
-                folder.replace(Path(scratch) / "old")
-            fresh.replace(folder)
+            with holding(folder):
+                if folder.exists():
+                    folder.replace(Path(scratch) / "old")
+                fresh.replace(folder)
     except OSError as error:
         raise UserError(f"{folder} cannot be written: {error.strerror}") from None
     return Build(folder, plan, verilog)
+
+
+@contextlib.contextmanager
+def holding(folder: Path) -> Iterator[None]:
+    """Let one process at a time simulate a build or replace it; others wait.
+
+    The kernel frees the lock of a process that was killed. A folder that is not there is not held.
+    """
+    descriptor = None
+    with contextlib.suppress(OSError):  # not there, or on a file system without locks
+        while True:
+            descriptor = os.open(folder, os.O_RDONLY)
+            try:
+                fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                logger.info("waiting for another process that uses %s", folder)
+                fcntl.flock(descriptor, fcntl.LOCK_EX)
+            if os.path.samestat(os.fstat(descriptor), folder.stat()):
+                break
+            os.close(descriptor)  # it was replaced meanwhile
+            descriptor = None
+    try:
+        yield
+    finally:
+        if descriptor is not None:
+            os.close(descriptor)
 
 
 def open_build(folder: Path) -> Build:

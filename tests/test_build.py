@@ -1,12 +1,13 @@
 """The thin path from network to checked numbers: plan, build folder, Verilog, Verilator."""
 
 import json
+import threading
 
 import numpy as np
 import pytest
 
 from fpgapipe.errors import FileError, UserError
-from fpgapipe.host.build import make_plan, open_build, write_build
+from fpgapipe.host.build import holding, make_plan, open_build, write_build
 from fpgapipe.host.lowering import Product, forward_products
 from fpgapipe.host.runtime import MismatchError, run_forward_products
 from fpgapipe.hw.hls_models.systolic import SystolicSpec
@@ -50,6 +51,29 @@ def test_every_product_of_a_layer_is_there():
 
 
 # The folder ------------------------------------------------------------------------------------
+
+
+def test_one_process_at_a_time_uses_a_build(tmp_path):
+    folder = tmp_path / "net"
+    write_build(plan_of(), folder)
+    order = []
+
+    def replace():
+        write_build(plan_of("digits-cnn"), folder)
+        order.append("replaced")
+
+    with holding(folder):
+        thread = threading.Thread(target=replace)
+        thread.start()
+        thread.join(3)  # more than a build takes
+        order.append("used")
+        assert open_build(folder).plan.network == "lenet5"
+    thread.join()
+    assert order == ["used", "replaced"]
+    with holding(folder):
+        assert open_build(folder).plan.network == "digits-cnn"
+    with holding(tmp_path / "none"):
+        assert not (tmp_path / "none").exists()
 
 
 def test_a_name_that_no_folder_can_have(tmp_path):

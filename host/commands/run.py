@@ -24,12 +24,12 @@ def run(folder: str, tiles: int | None, seed: int, as_json: bool) -> None:
     """
     from pathlib import Path
 
-    from fpgapipe.host.build import open_build
+    from fpgapipe.host.build import holding, open_build
     from fpgapipe.host.console import Column, count, print_json, print_table, progress
     from fpgapipe.host.runtime import run_forward_products
 
-    build = open_build(Path(folder))
-    with progress() as display:
+    with holding(Path(folder)), progress() as display:
+        build = open_build(Path(folder))
         task = display.add_task("simulating stages", total=len(build.plan.stages))
         results = run_forward_products(
             build, tiles=tiles, seed=seed, on_stage=lambda stage: display.advance(task)
