@@ -121,6 +121,10 @@ def test_single_modules(module):
             [(2, 3, 5, 4)],
         ),
         (lambda x: torch.relu_(x + 1) + torch.arange(4), [(2, 3, 4)]),
+        (lambda x: torch.stack(x.unbind(1)[::-1], -1), [(2, 3, 4)]),
+        (lambda x: x.clamp(min=0) + (9 * x).clamp(0, 6) + x.clamp_min(0), [(2, 3, 4)]),
+        (lambda x: (x * 2).flatten(1).relu_(), [(2, 3, 4)]),
+        (lambda x: torch.cat([each.relu_() for each in (x * 2).chunk(2, 1)]), [(2, 4)]),
         (lambda x: functional.log_softmax(x.chunk(2, -1)[1], -1), [(2, 3, 5)]),
     ],
 )
@@ -137,10 +141,19 @@ def test_an_overwritten_tensor_is_seen_overwritten():
     agrees(Function(function), torch.randn(2, 3))
 
 
-def test_overwriting_a_view_is_refused():
+@pytest.mark.parametrize(
+    "part",
+    [
+        lambda x: x[:, :1],
+        lambda x: x.flatten(),
+        lambda x: x.chunk(3, 1)[0],
+        lambda x: x.unbind(1)[0].unsqueeze(0),
+    ],
+)
+def test_overwriting_a_view_of_what_is_read_again_is_refused(part):
     def function(x):
         y = x * 2
-        y[:, :1].relu_()
+        part(y).relu_()
         return y
 
     with pytest.raises(NetworkError, match="overwrites a view of another tensor"):
@@ -160,6 +173,21 @@ def test_lstm(batch_first, bias):
 
     graph = agrees(Net(), torch.randn(2, 5, 4))
     assert [name for name in graph.layers if "lstm" in name][:1]
+
+
+@pytest.mark.parametrize("layers", [1, 2])
+@pytest.mark.parametrize("bidirectional", [True, False])
+def test_lstm_that_gives_its_last_state(layers, bidirectional):
+    class Net(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.lstm = nn.LSTM(4, 3, layers, bidirectional=bidirectional)
+
+        def forward(self, x):
+            outputs, (state, _) = self.lstm(x)
+            return outputs, state, state[-1]
+
+    agrees(Net(), torch.randn(5, 2, 4))
 
 
 def test_a_transformer_block_in_training():
@@ -223,8 +251,8 @@ def test_all_unsupported_operators_are_named_at_once():
         ),
         (
             (Function(lambda x: functional.hardtanh(x)), torch.zeros(1)),
-            "net: node 'hardtanh' (aten.hardtanh.default): only bounds 0 and 6 (ReLU6), not -1.0 "
-            "and 1.0",
+            "net: node 'hardtanh' (aten.hardtanh.default): only bounds 0 and 6 (ReLU6) or 0 and "
+            "none (ReLU), not -1.0 and 1.0",
         ),
     ],
     ids=["module", "int", "shapes", "adaptive", "hardtanh"],

@@ -12,6 +12,7 @@ from fpgapipe.partition.operators import (
     Affine,
     BatchNorm,
     Binary,
+    Concat,
     Conv,
     CrossEntropy,
     Dropout,
@@ -23,6 +24,8 @@ from fpgapipe.partition.operators import (
     MatMul,
     Pool,
     Reduce,
+    Reshape,
+    Slice,
     Softmax,
     Transpose,
     Unary,
@@ -115,6 +118,7 @@ def _lstm(t: Translation, node: Node) -> None:
         x = t.add(f"{node.name}.batch_first", Transpose((1, 0, 2)), x)
     stem = t.name_of(node, params[0])
     roles = ("weight_ih", "weight_hh", "bias_ih", "bias_hh")[:each]
+    states = []  # of all layers and directions after their last position
     for depth in range(node["num_layers"]):
         if depth and node["dropout"] and node["train"]:
             x = t.add(f"{stem}.dropout{depth}", Dropout(node["dropout"]), x)
@@ -126,9 +130,25 @@ def _lstm(t: Translation, node: Node) -> None:
                 values[role + suffix] = t.weight(params[first + i], role)
         name = f"{stem}.{depth}" if node["num_layers"] > 1 else stem
         x = t.add(name, Lstm(hidden, directions == 2, with_bias), x, values=values)
+        if t.reads_result(node, 1):
+            states += [_final_state(t, name, x, hidden, d == 1) for d in range(directions)]
     if not node["batch_first"]:
         x = t.add(f"{node.name}.batch_second", Transpose((1, 0, 2)), x)
-    t.give(node, [x, None, None])
+    if len(states) > 1:
+        states = [t.add(f"{node.name}.states", Concat(0), *states)]
+    t.give(node, [x, states[0] if states else None, None])
+
+
+def _final_state(t: Translation, name: str, layer: str, hidden: int, reverse: bool) -> str:
+    """The hidden state that one direction ends with, of shape ``1, N, hidden``."""
+    batch, positions, features = t.builder.tensor(layer).shape
+    stem = f"{name}.last_reverse" if reverse else f"{name}.last"
+    last = 0 if reverse else positions - 1
+    state = t.add(f"{stem}.position", Slice(1, last, last + 1), layer)
+    if features != hidden:
+        first = hidden if reverse else 0
+        state = t.add(f"{stem}.direction", Slice(2, first, first + hidden), state)
+    return t.add(stem, Reshape((1, batch, hidden)), state)
 
 
 @handles("scaled_dot_product_attention.default")
@@ -249,12 +269,17 @@ def _prelu(t: Translation, node: Node) -> None:
     t.give(node, t.add(name, Activation("prelu"), t.layer(node["self"]), values=values))
 
 
-@handles("hardtanh.default", "hardtanh_.default")
-def _hardtanh(t: Translation, node: Node) -> None:
-    bounds = (node["min_val"], node["max_val"])
-    if bounds != (0, 6):
-        raise Unsupported(f"only bounds 0 and 6 (ReLU6), not {bounds[0]} and {bounds[1]}")
-    t.simple(node, Activation("relu6"))
+@handles(
+    *(f"{name}{suffix}.default" for name in ("hardtanh", "clamp") for suffix in ("", "_")),
+    *(f"clamp_min{suffix}.default" for suffix in ("", "_")),
+)
+def _clamp(t: Translation, node: Node) -> None:
+    hard = "hardtanh" in node.target
+    low = node["min_val" if hard else "min"]
+    high = node.arguments.get("max_val" if hard else "max")
+    if low != 0 or high not in (6, None):
+        raise Unsupported(f"only bounds 0 and 6 (ReLU6) or 0 and none (ReLU), not {low} and {high}")
+    t.simple(node, Activation("relu" if high is None else "relu6"))
 
 
 @handles(*(f"{name}.default" for name in _UNARIES))

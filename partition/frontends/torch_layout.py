@@ -131,6 +131,33 @@ def _select(t: Translation, node: Node) -> None:
     t.give(node, t.add(node.name, Reshape((*shape[:axis], *shape[axis + 1 :])), layer))
 
 
+@handles("unbind.int")
+def _unbind(t: Translation, node: Node) -> None:
+    shape = t.tensor(node["self"]).shape
+    axis = normalise_axis(node["dim"], len(shape))
+    result = Reshape((*shape[:axis], *shape[axis + 1 :]))
+    pieces: list[str | None] = [None] * shape[axis]
+    for i in range(shape[axis]):
+        if not t.reads_result(node, i):
+            continue
+        piece = t.add(f"{node.name}.{i}.split", Split(axis, i, i + 1), t.layer(node["self"]))
+        pieces[i] = t.add(f"{node.name}.{i}", result, piece)
+    t.give(node, pieces)
+
+
+@handles("stack.default")
+def _stack(t: Translation, node: Node) -> None:
+    pieces = node["tensors"]
+    shape = list(t.tensor(pieces[0]).shape)
+    axis = normalise_axis(node["dim"], len(shape) + 1)
+    shape.insert(axis, 1)
+    parts = [
+        t.add(f"{node.name}.{i}", Reshape(tuple(shape)), t.layer(each))
+        for i, each in enumerate(pieces)
+    ]
+    t.give(node, t.add(node.name, Concat(axis), *parts))
+
+
 @handles("split.Tensor", "split_with_sizes.default", "chunk.default")
 def _split(t: Translation, node: Node) -> None:
     shape = t.tensor(node["self"]).shape

@@ -262,9 +262,16 @@ class Translation:
         self._results[node.fx] = result if isinstance(result, str) else list(result)
         if node.in_place:
             target = node.fx.args[0]
-            if target.op == "call_function" and str(target.target) in VIEWS:
+            if _is_shared(target):
                 raise Unsupported("overwrites a view of another tensor; use the form that does not")
             self._results[target] = self._results[node.fx]
+
+    def reads_result(self, node: Node, index: int) -> bool:
+        """Whether anything reads one of an operator's several results."""
+        return any(
+            user.target is python_operator.getitem and user.args[1] == index and user.users
+            for user in node.fx.users
+        )
 
     def simple(self, node: Node, operator: Operator, *arguments: str) -> None:
         """Translate a node to one layer; `arguments` name its inputs."""
@@ -275,20 +282,45 @@ class Translation:
 VIEWS = tuple(
     f"aten.{each}"
     for each in (
-        "view.default",
-        "transpose.int",
+        "alias.default",
+        "chunk.default",
+        "detach.default",
+        "expand.default",
+        "flatten.using_ints",
         "permute.default",
+        "reshape.default",
         "select.int",
         "slice.Tensor",
-        "unsqueeze.default",
-        "squeeze.dim",
+        "split.Tensor",
+        "split_with_sizes.default",
         "squeeze.default",
-        "expand.default",
+        "squeeze.dim",
+        "squeeze.dims",
         "t.default",
+        "transpose.int",
+        "unbind.int",
         "unflatten.int",
+        "unsqueeze.default",
+        "view.default",
     )
 )
 """Operators whose result shares memory with their input."""
+
+
+def _is_shared(node: Any) -> bool:
+    """Whether a tensor is a view of one that anything else reads too."""
+    while node.op == "call_function":
+        source = node.args[0]
+        if node.target is python_operator.getitem:  # pieces of one tensor do not overlap
+            readers = [user for user in source.users if user.args[1:] == node.args[1:]]
+        elif str(node.target) in VIEWS:
+            readers = list(source.users)
+        else:
+            return False
+        if len(readers) > 1:
+            return True
+        node = source
+    return False
 
 
 def translate(torch: Any, program: Any, name: str) -> Graph:
