@@ -306,6 +306,17 @@ def test_shapes_computed_by_little_programs(tmp_path):
     assert graph.layers["h"].output.shape == (4, 12)
 
 
+def test_a_causal_mask_is_folded(tmp_path):
+    nodes = [
+        node("Shape", ["x"], ["s"]),
+        node("Expand", ["one", "s"], ["ones"]),
+        node("Trilu", ["ones"], ["mask"], upper=0),
+        node("Add", ["x", "mask"], ["y"]),
+    ]
+    path = save(tmp_path / "m.onnx", nodes, {"x": ["n", 4]}, weights={"one": np.float32(1)})
+    assert agrees_with_onnx(path, x=random(4, 4)).totals.parameters == 0
+
+
 def test_embedding_and_loss(tmp_path):
     nodes = [
         node("Gather", ["table", "x"], ["e"]),

@@ -29,7 +29,7 @@ FOLDED_OPS = frozenset((
     "Identity", "Less", "LessOrEqual", "Max", "Min", "Mod", "Mul", "Neg", "Not", "Or", "Pow",
     "Range", "Reciprocal", "ReduceMax", "ReduceMin", "ReduceProd", "ReduceSum", "Reshape",
     "Shape", "Size", "Slice", "Split", "Sqrt", "Squeeze", "Sub", "Sum", "Tile", "Transpose",
-    "Unsqueeze", "Where",
+    "Trilu", "Unsqueeze", "Where",
 ))
 # fmt: on
 """What exporters compute shapes and constants with; others on constants alone are translated."""
