@@ -157,12 +157,26 @@ def verilog_of(component: Any, name: str = "top") -> str:
         input="\n".join(script),
         capture_output=True,
         encoding="utf-8",
+        env={**os.environ, "XDG_CACHE_HOME": _cache_of_yosys()},
         check=False,
     )
     if yosys.returncode or not yosys.stdout.strip():
         reason = yosys.stderr.strip() or f"exit code {yosys.returncode}"
         raise UserError(f"Yosys did not convert {type(component).__name__} to Verilog: {reason}")
     return yosys.stdout
+
+
+def _cache_of_yosys() -> str:
+    """Where Yosys, which is WebAssembly, keeps its machine code: it refuses to run without.
+
+    The user's own cache, as it is without fpgapipe; ours if that cannot be written.
+    """
+    with contextlib.suppress(OSError, RuntimeError):
+        folder = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
+        (folder / "wasmtime").mkdir(parents=True, exist_ok=True)
+        if folder.is_absolute() and os.access(folder / "wasmtime", os.W_OK | os.X_OK):
+            return str(folder)
+    return str(cache_dir())
 
 
 def verilator_root() -> Path:

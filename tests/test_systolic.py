@@ -175,3 +175,11 @@ def test_testbench_sees(fault, tmp_path):
             seed=1,
         )
     assert test in caught.value.failures
+
+
+def test_yosys_runs_where_its_own_cache_cannot_be_written(tmp_path, monkeypatch):
+    blocked = tmp_path / "file"
+    blocked.write_text("")
+    monkeypatch.setenv("XDG_CACHE_HOME", str(blocked))
+    monkeypatch.setenv("FPGAPIPE_CACHE", str(tmp_path / "cache"))
+    assert "module top" in verilog_of(SystolicArray(SystolicSpec(1, 1)))
