@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
 from fpgapipe.partition.graph import GraphBuilder
-from fpgapipe.partition.operators import Operator
+from fpgapipe.partition.operators import Concat, Lstm, Operator, Reshape, Slice
 
 if TYPE_CHECKING:
     import numpy as np
@@ -56,3 +56,32 @@ class FrontendBuilder(GraphBuilder):
                 self._owners[source] = f"{name}.{role}"
                 self.set_value(f"{name}.{role}", value)
         return name
+
+    def last_states(self, name: str, lstm: str) -> str:
+        """Add the hidden state that each direction of an LSTM layer ends with.
+
+        Parameters
+        ----------
+        name : str
+            What the result, of shape ``directions, N, hidden``, is called.
+        lstm : str
+            The layer.
+        """
+        operator = self._layers[lstm].operator
+        assert isinstance(operator, Lstm)
+        batch, positions, _ = self.tensor(lstm).shape
+        states = []
+        for d, suffix in enumerate(("", "_reverse")[: operator.num_directions]):
+            last = 0 if d else positions - 1  # the reverse direction ends at the first position
+            state = self.add_with_values(
+                f"{lstm}.last{suffix}", Slice(1, last, last + 1), lstm, values={}
+            )
+            if operator.bidirectional:
+                half = Slice(2, d * operator.hidden, (d + 1) * operator.hidden)
+                state = self.add_with_values(f"{state}.half", half, state, values={})
+            shape = Reshape((1, batch, operator.hidden))
+            own = f"{state}.state" if operator.bidirectional else name
+            states.append(self.add_with_values(own, shape, state, values={}))
+        if len(states) == 1:
+            return states[0]
+        return self.add_with_values(name, Concat(0), *states, values={})

@@ -20,7 +20,7 @@ from fpgapipe.partition.frontends import (  # noqa: F401 (they register their tr
 )
 from fpgapipe.partition.frontends.builder import Unsupported
 from fpgapipe.partition.frontends.onnx_constants import Constants
-from fpgapipe.partition.frontends.onnx_translation import HANDLERS, Translation
+from fpgapipe.partition.frontends.onnx_translation import HANDLERS, Translation, node_name
 from fpgapipe.partition.graph import Graph, NetworkError
 from fpgapipe.partition.tensors import DType, ShapeError, Tensor
 
@@ -122,7 +122,7 @@ def _refuse_unsupported(path: Path, graph: Any, constants: Constants) -> None:
     by_op: dict[str, list[str]] = {}
     for node in refused:
         op = f"{node.domain}.{node.op_type}" if node.domain else node.op_type
-        by_op.setdefault(op, []).append(node.name or node.output[0])
+        by_op.setdefault(op, []).append(node_name(node))
     faults = []
     for op, names in sorted(by_op.items()):
         hidden = len(names) - MAX_SHOWN
@@ -213,7 +213,7 @@ def _translate(
                 raise Unsupported("its inputs are not constant here")
             translation.translate(node)
         except (Unsupported, ShapeError) as error:
-            faults.append(f"node {node.name or node.output[0]!r} ({node.op_type}): {error}")
+            faults.append(f"node {node_name(node)!r} ({node.op_type}): {error}")
             lost.update(node.output)
     if faults:
         hidden = len(faults) - MAX_SHOWN

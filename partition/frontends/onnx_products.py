@@ -198,7 +198,7 @@ def _lstm(t: Translation, node: Any) -> None:
     both = direction == "bidirectional"
     if t.weight(node, 1, "weight").size > MAX_FOLDED_ELEMENTS:
         raise Unsupported("its weight is too large to be reordered")
-    t.refuse_outputs(node, kept=1 if both else 2)
+    t.refuse_outputs(node, kept=2)
     name = node_name(node)
     x = t.add(f"{name}.batch_first", Transpose((1, 0, 2)), t.layer(node.input[0]))
     bias = t.value(node, 3)
@@ -219,8 +219,7 @@ def _lstm(t: Translation, node: Any) -> None:
         rows = t.add(f"{name}.directions", split, layer)
         t.give(node, t.add(f"{name}.y", Transpose((1, 2, 0, 3)), rows))
     if len(node.output) > 1 and node.output[1] and t.consumers[node.output[1]]:
-        last = t.add(f"{name}.last", Slice(1, positions - 1, positions), layer)
-        t.give(node, t.add(f"{name}.y_h", Reshape((1, batch, hidden)), last), output=1)
+        t.give(node, t.builder.last_states(f"{name}.y_h", layer), output=1)
 
 
 def _pytorch_gates(value: NDArray[np.generic], hidden: int) -> NDArray[np.generic]:

@@ -205,7 +205,7 @@ class Translation:
 
 def node_name(node: Any) -> str:
     """What a node's layer is called: the node's name or, without one, its first result's."""
-    return str(node.name or node.output[0])
+    return str(node.name or next(filter(None, node.output), ""))
 
 
 def dtype_of(value: NDArray[np.generic]) -> DType:

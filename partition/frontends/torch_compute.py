@@ -24,8 +24,6 @@ from fpgapipe.partition.operators import (
     MatMul,
     Pool,
     Reduce,
-    Reshape,
-    Slice,
     Softmax,
     Transpose,
     Unary,
@@ -118,7 +116,7 @@ def _lstm(t: Translation, node: Node) -> None:
         x = t.add(f"{node.name}.batch_first", Transpose((1, 0, 2)), x)
     stem = t.name_of(node, params[0])
     roles = ("weight_ih", "weight_hh", "bias_ih", "bias_hh")[:each]
-    states = []  # of all layers and directions after their last position
+    states: list[str] = []  # of all layers after their last position
     for depth in range(node["num_layers"]):
         if depth and node["dropout"] and node["train"]:
             x = t.add(f"{stem}.dropout{depth}", Dropout(node["dropout"]), x)
@@ -131,24 +129,12 @@ def _lstm(t: Translation, node: Node) -> None:
         name = f"{stem}.{depth}" if node["num_layers"] > 1 else stem
         x = t.add(name, Lstm(hidden, directions == 2, with_bias), x, values=values)
         if t.reads_result(node, 1):
-            states += [_final_state(t, name, x, hidden, d == 1) for d in range(directions)]
+            states.append(t.builder.last_states(f"{name}.state", x))
     if not node["batch_first"]:
         x = t.add(f"{node.name}.batch_second", Transpose((1, 0, 2)), x)
     if len(states) > 1:
         states = [t.add(f"{node.name}.states", Concat(0), *states)]
     t.give(node, [x, states[0] if states else None, None])
-
-
-def _final_state(t: Translation, name: str, layer: str, hidden: int, reverse: bool) -> str:
-    """The hidden state that one direction ends with, of shape ``1, N, hidden``."""
-    batch, positions, features = t.builder.tensor(layer).shape
-    stem = f"{name}.last_reverse" if reverse else f"{name}.last"
-    last = 0 if reverse else positions - 1
-    state = t.add(f"{stem}.position", Slice(1, last, last + 1), layer)
-    if features != hidden:
-        first = hidden if reverse else 0
-        state = t.add(f"{stem}.direction", Slice(2, first, first + hidden), state)
-    return t.add(stem, Reshape((1, batch, hidden)), state)
 
 
 @handles("scaled_dot_product_attention.default")
