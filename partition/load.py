@@ -71,6 +71,8 @@ def load_file(path: Path, batch: int | None = None) -> Graph:
         raise FileError(path, [fault])
     if path.is_dir():
         raise FileError(path, ["is a folder, not a network"])
+    if not path.is_file():  # a pipe may never end, a device never does
+        raise FileError(path, ["is no ordinary file"])
     if suffix == ".onnx":
         from fpgapipe.partition.frontends.onnx_model import read_onnx
 

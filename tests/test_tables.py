@@ -1,5 +1,7 @@
 """Tables and profiles: SCALE-Sim topologies, PipeDream graphs, CSVs of per-layer times."""
 
+import os
+
 import pytest
 
 from fpgapipe.errors import FileError
@@ -228,9 +230,11 @@ def test_files_that_cannot_be_read(tmp_path):
     (tmp_path / "latin.csv").write_bytes(b"Layer,M,N,K\n\xe9,1,2,3\n")
     (tmp_path / "folder.csv").mkdir()
     (tmp_path / "model.h5").write_bytes(b"")
+    os.mkfifo(tmp_path / "pipe.csv")
     for name, message in {
         "latin.csv": "is not UTF-8 text (byte 12)",
         "folder.csv": "is a folder, not a network",
+        "pipe.csv": "is no ordinary file",
         "absent.onnx": "no such file",
         "x" * 300 + ".csv": "cannot be read: File name too long",
         "null\0.csv": "cannot be read: embedded null byte",
