@@ -18,11 +18,10 @@ if TYPE_CHECKING:
 
 SUFFIXES = {
     ".onnx": "an ONNX model",
-    ".pt2": "a torch.export program",
     ".csv": "a SCALE-Sim topology or a table of per-layer times",
     ".txt": "a PipeDream profile",
 }
-"""File formats by suffix."""
+"""File formats by suffix; a saved torch program (.pt2) is recognised, and refused."""
 
 
 def load_network(name: str, batch: int | None = None) -> Graph:
@@ -48,7 +47,7 @@ def load_network(name: str, batch: int | None = None) -> Graph:
     if networks.find(name):
         return networks.built_in(name, 1 if batch is None else batch)
     path = Path(name)
-    if path.suffix.lower() in SUFFIXES or os.sep in name or _fault_of(path) is None:
+    if path.suffix.lower() in (*SUFFIXES, ".pt2") or os.sep in name or _fault_of(path) is None:
         return load_file(path, batch)
     if ":" in name:
         return _load_function(name, batch)

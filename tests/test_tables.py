@@ -250,3 +250,5 @@ def test_neither_name_nor_file():
         NetworkError, match=r"^no network 'vgg-61'; did you mean 'vgg16'\?; a network is"
     ):
         load_network("vgg-61")
+    with pytest.raises(NetworkError, match=r"a file \(\.onnx, \.csv, \.txt\) or module:function$"):
+        load_network("model.safetensors")
