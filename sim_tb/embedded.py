@@ -5,8 +5,21 @@ Debian and Ubuntu comes without that library, so here it is the other way round:
 simulator. cocotb's entry point finds an interpreter that runs already and uses it.
 """
 
+import contextlib
 import ctypes
+import signal
 import sys
+
+PR_SET_PDEATHSIG = 1  # prctl(2)
+
+
+def end_with_parent() -> None:
+    """Let the kernel end this process when the one that started it is killed.
+
+    A simulator that nobody waits for would write its results among those of a later run.
+    """
+    with contextlib.suppress(AttributeError):  # no Linux
+        ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
 
 
 def main(library: str, *arguments: str) -> None:
@@ -19,6 +32,7 @@ def main(library: str, *arguments: str) -> None:
     *arguments : str
         Those of cocotb's main program for Verilator (``--trace``, ``--trace-file FILE``).
     """
+    end_with_parent()
     words = [library, *arguments]
     argv = (ctypes.c_char_p * (len(words) + 1))(*(word.encode() for word in words), None)
     # Global, since cocotb's libraries look for the simulator's symbols; PyDLL, since cocotb expects
