@@ -245,6 +245,14 @@ def test_all_unsupported_operators_are_named_at_once():
         (3, "net: gives int; a Graph, a torch.export.ExportedProgram or (torch.nn.Module,"),
         ((nn.Linear(3, 2), torch.zeros(1, 4)), "net: torch.export failed: "),
         (
+            (nn.Linear(3, 2), {"input": 3}),
+            "net: example inputs must be a tensor or a tuple of them, not dict",
+        ),
+        (
+            (nn.Linear(3, 2, device="meta"), torch.zeros(1, 3, device="meta")),
+            "net: node 'linear' (aten.linear.default): a weight of it has no values that can be ",
+        ),
+        (
             (Function(lambda x: functional.adaptive_avg_pool2d(x, 3)), torch.zeros(1, 1, 7, 7)),
             "net: node 'adaptive_avg_pool2d' (aten.adaptive_avg_pool2d.default): adaptive pooling "
             "from [7, 7] to [3, 3] needs windows of unequal size, which are not supported",
@@ -255,7 +263,7 @@ def test_all_unsupported_operators_are_named_at_once():
             "none (ReLU), not -1.0 and 1.0",
         ),
     ],
-    ids=["module", "int", "shapes", "adaptive", "hardtanh"],
+    ids=["module", "int", "shapes", "inputs", "meta", "adaptive", "hardtanh"],
 )
 def test_refusals(source, message):
     with pytest.raises(NetworkError) as error:

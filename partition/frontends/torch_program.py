@@ -60,9 +60,15 @@ def from_torch(source: Any, *, name: str) -> Graph:
         raise NetworkError(f"{name}: a module alone has no shapes; return (module, example_inputs)")
     if isinstance(source, tuple) and len(source) == 2 and isinstance(source[0], torch.nn.Module):
         module, inputs = source
-        inputs = (inputs,) if isinstance(inputs, torch.Tensor) else tuple(inputs)
+        if isinstance(inputs, torch.Tensor):
+            inputs = (inputs,)
+        elif not isinstance(inputs, tuple | list):
+            raise NetworkError(
+                f"{name}: example inputs must be a tensor or a tuple of them, not "
+                f"{type(inputs).__name__}"
+            )
         try:
-            program = torch.export.export(module, inputs)
+            program = torch.export.export(module, tuple(inputs))
         except Exception as error:  # whatever the module or the exporter trips over
             reason = " ".join(str(error).split())[:400]
             raise NetworkError(f"{name}: torch.export failed: {reason}") from error

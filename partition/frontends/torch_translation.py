@@ -349,6 +349,11 @@ def _tensor_of(value: Any) -> Tensor:
 
 def _array(torch: Any, value: Any) -> NDArray[np.generic]:
     """Values as numpy has them; BF16, which numpy lacks, as FP32 (exact)."""
-    value = value.detach().cpu()
-    array: NDArray[np.generic] = (value.float() if value.dtype is torch.bfloat16 else value).numpy()
+    try:
+        value = value.detach().cpu()
+        value = value.float() if value.dtype is torch.bfloat16 else value
+        array: NDArray[np.generic] = value.numpy()
+    except (RuntimeError, TypeError) as error:  # on the meta device, sparse, quantised
+        reason = " ".join(str(error).split())
+        raise Unsupported(f"a weight of it has no values that can be read: {reason}") from None
     return array
