@@ -21,7 +21,7 @@ from fpgapipe.host.commands.build import build
 from fpgapipe.host.commands.cluster import cluster
 from fpgapipe.host.commands.doctor import doctor
 from fpgapipe.host.commands.inspect import inspect
-from fpgapipe.host.commands.options import discard_output
+from fpgapipe.host.commands.options import discard_output, verbosity_options
 from fpgapipe.host.commands.run import run
 from fpgapipe.host.commands.schedule import schedule
 
@@ -53,6 +53,7 @@ class Commands(click.Group):
     epilog="Example: fpgapipe inspect resnet50 --batch 8",
 )
 @click.version_option(__version__, prog_name="fpgapipe")
+@verbosity_options
 def cli() -> None:
     """Plan, generate and simulate training pipelines over several FPGAs."""
 

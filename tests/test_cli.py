@@ -2,6 +2,7 @@
 
 import io
 import json
+import logging
 import os
 import re
 import shlex
@@ -246,6 +247,9 @@ def test_a_missing_extra_is_one_sentence(cli, monkeypatch, tmp_path):
 def test_verbosity_works_on_every_command(cli):
     for flag in ("--quiet", "--verbose", "-q", "-v"):
         assert cli("inspect", "lenet5", flag)[0] == 0
+        assert cli(flag, "inspect", "lenet5")[0] == 0
+        level = logging.DEBUG if "v" in flag else logging.ERROR
+        assert logging.getLogger("fpgapipe").level == level
 
 
 def test_tables_are_drawn_on_a_terminal():

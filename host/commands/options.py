@@ -14,6 +14,16 @@ def _set_verbosity(ctx: click.Context, param: click.Parameter, value: bool) -> N
         ctx.meta["fpgapipe.verbosity"] = -1 if param.name == "quiet" else 1
 
 
+def verbosity_options(function: Callable[..., Any]) -> Callable[..., Any]:
+    """Give a command ``--quiet`` and ``--verbose``."""
+    flag = functools.partial(
+        click.option, is_flag=True, expose_value=False, callback=_set_verbosity
+    )
+    flag("-v", "--verbose", help="Show each step.")(function)
+    flag("-q", "--quiet", help="Show errors only.")(function)
+    return function
+
+
 def discard_output() -> None:
     """Let what is left of standard output go nowhere, since where it went takes no more."""
     os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
@@ -44,11 +54,6 @@ def command(name: str, *, example: str) -> Callable[[Callable[..., Any]], click.
 
         run.__doc__ = function.__doc__
         run.__click_params__ = getattr(function, "__click_params__", [])  # type: ignore[attr-defined]
-        flag = functools.partial(
-            click.option, is_flag=True, expose_value=False, callback=_set_verbosity
-        )
-        flag("-v", "--verbose", help="Show each step.")(run)
-        flag("-q", "--quiet", help="Show errors only.")(run)
-        return click.command(name, epilog=f"Example: {example}")(run)
+        return click.command(name, epilog=f"Example: {example}")(verbosity_options(run))
 
     return decorate
