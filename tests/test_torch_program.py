@@ -14,9 +14,6 @@ from torch.nn import functional  # noqa: E402
 from fpgapipe.host.backends.torch_reference import forward, initial_weights  # noqa: E402
 from fpgapipe.partition.frontends.torch_program import from_torch  # noqa: E402
 
-# torch.export warns of the LSTM's flattened weights, which are no concern here.
-pytestmark = pytest.mark.filterwarnings("ignore:The tensor attributes:UserWarning")
-
 
 def agrees(module, *inputs, training=False):
     """The graph of a module, run by the reference, gives what the module gives."""

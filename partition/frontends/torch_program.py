@@ -6,6 +6,7 @@ ATen operator.
 
 from __future__ import annotations
 
+import warnings
 from pathlib import Path
 from typing import Any
 
@@ -68,7 +69,9 @@ def from_torch(source: Any, *, name: str) -> Graph:
                 f"{type(inputs).__name__}"
             )
         try:
-            program = torch.export.export(module, tuple(inputs))
+            with warnings.catch_warnings():
+                warnings.simplefilter("ignore")  # of the exporter's own workings
+                program = torch.export.export(module, tuple(inputs))
         except Exception as error:  # whatever the module or the exporter trips over
             reason = " ".join(str(error).split())[:400]
             raise NetworkError(f"{name}: torch.export failed: {reason}") from error
