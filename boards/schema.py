@@ -215,7 +215,7 @@ class Board(Block):
     """A board: what its data sheets say, and where each number comes from."""
 
     format: Annotated[int, whole(1, 1, "version of the file format")]
-    name: Annotated[str, word("the board's name, the same as the file's")]
+    name: Annotated[str, word("the board's name")]
     title: Annotated[str, text("maker and model")]
     part: Part
     fabric: Fabric
