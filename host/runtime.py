@@ -12,6 +12,7 @@ import numpy as np
 from fpgapipe.errors import UserError
 from fpgapipe.host.build import Build
 from fpgapipe.host.lowering import Product, forward_products
+from fpgapipe.partition.graph import Graph
 from fpgapipe.partition.load import load_network
 from fpgapipe.sim_tb.simulate import simulate_verilog
 
@@ -66,11 +67,12 @@ def run_forward_products(
     Raises
     ------
     UserError
-        If all products would take over ``MAX_CYCLES``.
+        If all products would take over ``MAX_CYCLES``, or the network cannot be read again or is
+        not the one that was built.
     MismatchError
         If a sum or a cycle count differs from the model's.
     """
-    graph = load_network(build.plan.network, build.plan.batch)
+    graph = _network_of(build)
     stages = [list(forward_products(graph, each.layers, build.spec)) for each in build.plan.stages]
     if tiles is not None:
         stages = [[_shortened(product, tiles) for product in stage] for stage in stages]
@@ -86,6 +88,24 @@ def run_forward_products(
         results += _run_stage(build, index, products, rng)
         on_stage(index)
     return results
+
+
+def _network_of(build: Build) -> Graph:
+    """Read the network again that a build was made from."""
+    plan = build.plan
+    try:
+        graph = load_network(plan.network, plan.batch)
+    except UserError as error:
+        raise UserError(f"{build.folder} needs the network it was built from: {error}") from None
+    macs = {name: layer.macs for name, layer in graph.layers.items()}
+    names = {name for stage in plan.stages for name in stage.layers}
+    if names != macs.keys() or any(
+        stage.macs != sum(macs[name] for name in stage.layers) for stage in plan.stages
+    ):
+        raise UserError(
+            f"{plan.network} has changed since {build.folder} was built from it; build it again"
+        )
+    return graph
 
 
 def _shortened(product: Product, tiles: int) -> Product:

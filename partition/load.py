@@ -121,12 +121,17 @@ def _fault_of(path: Path) -> str | None:
 def _load_function(name: str, batch: int | None) -> Graph:
     module_name, _, attribute = name.partition(":")
     function = _find_function(name, module_name, attribute)
-    result = _call(name, function, batch)
-    if isinstance(result, Graph):
-        return result
-    from fpgapipe.partition.frontends.torch_program import from_torch
+    takes_batch = _takes_batch(function)
+    graph = _call(name, function, (1 if batch is None else batch,) if takes_batch else ())
+    if not isinstance(graph, Graph):
+        from fpgapipe.partition.frontends.torch_program import from_torch
 
-    return from_torch(result, name=attribute)
+        graph = from_torch(graph, name=attribute)
+    if not takes_batch and batch not in (None, graph.batch):
+        raise NetworkError(
+            f"{name}: the function takes no batch size; --batch does not apply to it"
+        )
+    return graph
 
 
 def _find_function(name: str, module_name: str, attribute: str) -> Callable[..., Any]:
@@ -162,19 +167,18 @@ def _find_function(name: str, module_name: str, attribute: str) -> Callable[...,
     return result
 
 
-def _call(name: str, function: Callable[..., Any], batch: int | None) -> Any:
+def _takes_batch(function: Callable[..., Any]) -> bool:
     import inspect
 
     try:
-        takes_batch = bool(inspect.signature(function).parameters)
+        return bool(inspect.signature(function).parameters)
     except (TypeError, ValueError):
-        takes_batch = False
-    if batch is not None and not takes_batch:
-        raise NetworkError(
-            f"{name}: the function takes no batch size; --batch does not apply to it"
-        )
+        return False
+
+
+def _call(name: str, function: Callable[..., Any], arguments: tuple[int, ...]) -> Any:
     try:
-        return function(1 if batch is None else batch) if takes_batch else function()
+        return function(*arguments)
     except UserError:
         raise
     except (Exception, SystemExit) as error:

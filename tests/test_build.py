@@ -252,3 +252,20 @@ def test_more_devices_than_layers(cli):
     code, _, err = cli("build", "--board", "u280", "--devices", 13)
     assert code == 2
     assert err.startswith("error: digits-cnn has 12 layers, too few for 13 devices")
+
+
+@pytest.mark.parametrize("row", ["other,4,8,8", "fc,4,8,16", None])
+def test_a_network_that_changed_after_it_was_built(tmp_path, row):
+    path = tmp_path / "net.csv"
+    path.write_text("Layer,M,N,K\nfc,4,8,8\n")
+    plan = make_plan(load_network(str(path)), str(path), "one", ["a"], ArrayPlan(rows=4, cols=4))
+    build = write_build(plan, tmp_path / "out")
+    if row is None:
+        path.unlink()
+        message = f"{build.folder} needs the network it was built from: {path}: no such file"
+    else:
+        path.write_text(f"Layer,M,N,K\n{row}\n")
+        message = f"{path} has changed since {build.folder} was built from it; build it again"
+    with pytest.raises(UserError) as error:
+        run_forward_products(build)
+    assert str(error.value) == message

@@ -317,6 +317,7 @@ def test_functions_that_give_modules_and_graphs(module):
     assert load_network(f"{name}:net", 5).totals.macs == 40
     assert load_network(f"{name}:graph", 2).name == "lenet5"
     assert load_network(f"{name}:fixed").batch == 7
+    assert load_network(f"{name}:fixed", 7).batch == 7
     with pytest.raises(NetworkError, match="takes no batch size; --batch does not apply to it"):
         load_network(f"{name}:fixed", 2)
 
