@@ -8,7 +8,7 @@ import json
 import resource
 import time
 
-from fpgapipe.partition import timeline
+from fpgapipe.partition import event_graph
 from fpgapipe.partition.schedule_kinds import make_schedule
 from fpgapipe.partition.timeline import StageTimes, simulate
 
@@ -23,7 +23,7 @@ CASES = {
 
 def main() -> None:
     """Time each case, compiled and plain."""
-    compiled = timeline._compiled() is not None
+    compiled = event_graph.compiled_loop() is not None
     results: dict[str, object] = {"numba": compiled}
     if compiled:
         begin = time.perf_counter()
@@ -39,7 +39,7 @@ def main() -> None:
         for label, threshold in (("plain_s", 10**12), ("compiled_s", 0)):
             if label == "compiled_s" and not compiled:
                 continue
-            timeline.COMPILED_FROM_TASKS = threshold
+            event_graph.COMPILED_FROM_TASKS = threshold
             begin = time.perf_counter()
             simulate(schedule, times)
             row[label] = round(time.perf_counter() - begin, 3)

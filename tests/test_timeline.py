@@ -6,7 +6,7 @@ import itertools
 import numpy as np
 import pytest
 
-from fpgapipe.partition import timeline as timeline_module
+from fpgapipe.partition import event_graph
 from fpgapipe.partition.schedule import Lane, ScheduleError, TaskKind, parse
 from fpgapipe.partition.schedule_kinds import KINDS, make_schedule
 from fpgapipe.partition.schedule_rules import check_schedule, least_fifo_depth
@@ -243,7 +243,7 @@ def test_compiled_and_plain_loop_agree(kind, monkeypatch):
     schedule = make_schedule(kind, 7, 40)
     times = StageTimes(*(rng.uniform(0, 2, 7) for _ in range(6)), latency_s=0.1)
     plain = simulate(schedule, times, fifo_depth=2)
-    monkeypatch.setattr(timeline_module, "COMPILED_FROM_TASKS", 0)
+    monkeypatch.setattr(event_graph, "COMPILED_FROM_TASKS", 0)
     compiled = simulate(schedule, times, fifo_depth=2)
     for a, b in zip(plain.start_s, compiled.start_s, strict=True):
         np.testing.assert_array_equal(a, b)
