@@ -1,0 +1,98 @@
+"""ResNet-50 in the cost model at 32x32, and the time that costing a network takes.
+
+Prints one JSON object.
+"""
+
+import itertools
+import json
+import time
+
+from fpgapipe.boards.library import load_board
+from fpgapipe.hw.hls_models.device import DeviceSpec, DieResources, MemorySpec
+from fpgapipe.hw.hls_models.gemm import gemm_cost
+from fpgapipe.partition.cost import CoreConfig, CostModel, candidate_cores, core_of, layer_costs
+from fpgapipe.partition.networks import built_in
+
+SCALE_SIM_CYCLES = 5_979_656  # 3.0.0, 32x32 weight stationary, 3.41 G products
+CLK_HZ = 1e8
+# Memory moves 64 bytes a cycle after 100 cycles.
+DEVICE = DeviceSpec(
+    name="bench",
+    part="none",
+    dsp_kind="DSP48E2",
+    clk_hz=CLK_HZ,
+    dies=(DieResources("die", 10**6, 10**6, 2000, 960, 5000),),
+    memories=(MemorySpec("memory", "ddr4", 1, 2**34, 64 * CLK_HZ, 100 / CLK_HZ),),
+    ports=(),
+    host_bytes_per_s=1e9,
+)
+CORE = CoreConfig(32, 32, CLK_HZ, scratchpad_bytes=2 << 20, vector_lanes=16)
+
+
+def convolutions() -> dict[str, float]:
+    """Cycles and utilisation of ResNet-50's convolutions, batch 1, each pass."""
+    graph = built_in("resnet50")
+    costs = [each for each in layer_costs(graph, DEVICE, CORE) if graph.layers[each.name].gemms]
+    costs = [each for each in costs if graph.layers[each.name].op == "conv"]
+    found: dict[str, float] = {"scale_sim_forward_cycles": SCALE_SIM_CYCLES}
+    for name in ("forward", "input_gradient", "weight_gradient"):
+        passes = [getattr(each, name) for each in costs]
+        cycles = sum(each.cycles for each in passes)
+        macs = sum(each.macs for each in passes)
+        found[f"{name}_cycles"] = cycles
+        found[f"{name}_utilisation"] = round(macs / cycles / CORE.cells, 4)
+        found[f"{name}_memory_bytes"] = sum(each.memory_bytes for each in passes)
+    return found
+
+
+def training_step() -> dict[str, int]:
+    """Cycles of the whole network, batch 1, and how long each unit is busy."""
+    costs = layer_costs(built_in("resnet50"), DEVICE, CORE)
+    parts = [p for c in costs for p in (c.forward, c.input_gradient, c.weight_gradient)]
+    keys = ("cycles", "gemm_cycles", "vector_cycles", "memory_cycles")
+    return {key: sum(getattr(each, key) for each in parts) for key in keys}
+
+
+def seconds(network: str) -> dict[str, float]:
+    """Time to cost a network for a core: from nothing, for the next core, for the same again."""
+    graph, device = built_in(network), load_board("u280").device_spec()
+    gemm_cost.cache_clear()
+    times = [time.perf_counter()]
+    model = CostModel(graph)
+    model.costs(device, core_of(device, 32, 32))
+    times.append(time.perf_counter())
+    model.costs(device, core_of(device, 32, 64))
+    times.append(time.perf_counter())
+    model.costs(device, core_of(device, 32, 64))
+    times.append(time.perf_counter())
+    first, following, again = (b - a for a, b in itertools.pairwise(times))
+    return {
+        "first_s": round(first, 4),
+        "next_core_s": round(following, 4),
+        "same_core_s": round(again, 4),
+    }
+
+
+def main() -> None:
+    """Print everything."""
+    begin = time.perf_counter()
+    cores = candidate_cores(load_board("u280").device_spec())
+    candidates_s = time.perf_counter() - begin
+    print(
+        json.dumps(
+            {
+                "bench": "cost",
+                "resnet50_convolutions_32x32": convolutions(),
+                "resnet50_training_32x32": training_step(),
+                "resnet50": seconds("resnet50"),
+                "resnet152": seconds("resnet152"),
+                "u280_candidates": [[core.rows, core.cols] for core in cores],
+                "u280_candidates_s": round(candidates_s, 4),
+            },
+            indent=2,
+        )
+    )
+
+
+if __name__ == "__main__":
+    main()
