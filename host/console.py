@@ -107,14 +107,22 @@ def count(value: float) -> str:
 
 
 def scaled(value: float, unit: str, base: int = 1000) -> str:
-    """Write a quantity with a prefix, at most three digits before it: ``460 GB/s``, ``8 GiB``."""
-    prefixes = ["", "K", "M", "G", "T", "P"] if base == 1024 else ["", "k", "M", "G", "T", "P"]
+    """Write a quantity with a prefix, to three digits: ``460 GB/s``, ``8 GiB``, ``2.16 ms``."""
+    if base == 1000 and 0 < abs(value) < 0.9995:
+        small = ["", "m", "u", "n", "p"]
+        step = 0
+        while abs(value) < 0.9995 and step < len(small) - 1:
+            value *= 1000
+            step += 1
+        return f"{value:.3g} {small[step]}{unit}"
+    large = ["", "K", "M", "G", "T", "P"] if base == 1024 else ["", "k", "M", "G", "T", "P"]
     step = 0
-    while abs(value) >= base and step < len(prefixes) - 1:
+    while abs(value) >= (999.5 if base == 1000 else base) and step < len(large) - 1:
         value /= base
         step += 1
     infix = "i" if base == 1024 and step else ""
-    return f"{value:.3g} {prefixes[step]}{infix}{unit}" if value < 1000 else f"{value:,.0f} {unit}"
+    number = f"{value:.3g}" if abs(value) < 999.5 else f"{value:,.0f}"
+    return f"{number} {large[step]}{infix}{unit}"
 
 
 def set_up_logging(verbosity: int) -> None:

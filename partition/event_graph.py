@@ -1,9 +1,9 @@
 """What waits for what: a schedule's tasks and transfers as a graph, and the loop that follows it.
 
-A lane does its tasks in order. A task begins when its lane is free and all it needs is there: what it
-needs is fixed by the schedule, so that the times are longest paths in a graph without a search. The
-loop that follows them (`_follow`) is compiled by numba where that is installed, and runs as plain
-Python otherwise.
+A lane does its tasks in order. A task begins when its lane is free and all it needs is there: what
+it needs is fixed by the schedule, so that the times are longest paths in a graph without a search.
+The loop that follows them (`_follow`) is compiled by numba where that is installed, and runs as
+plain Python otherwise.
 """
 
 from __future__ import annotations

@@ -55,7 +55,7 @@ def schedule(kind: str, as_json: bool, **options: Any) -> None:
     verdict = check_schedule(made, fifo_depth=options["fifo_depth"])
     if options["csv_file"]:
         _write(options["csv_file"], to_pytorch_csv(made))
-    _write_pictures(timeline, options)
+    write_pictures(timeline, options)
     if as_json:
         print_json(
             {
@@ -111,21 +111,26 @@ def _print(made: Schedule, timeline: Timeline, order: bool) -> None:
     print(draw_text(timeline, width=width, unicode=encoding.startswith("utf")))
 
 
-def _write_pictures(timeline: Timeline, options: dict[str, Any]) -> None:
+def write_pictures(timeline: Timeline, options: dict[str, Any], **more: Any) -> None:
+    """Write the pictures that ``--svg``, ``--html`` and ``--trace`` ask for.
+
+    `more` goes to all of them: names of devices, bytes of transfers; `title` to the page.
+    """
     import json
 
+    title = more.pop("title", f"{timeline.schedule.kind} timetable")
     if options["svg"]:
         from fpgapipe.host.report.timetable_svg import draw_svg
 
-        _write(options["svg"], draw_svg(timeline))
+        _write(options["svg"], draw_svg(timeline, **more))
     if options["html"]:
         from fpgapipe.host.report.timetable_html import draw_html
 
-        _write(options["html"], draw_html(timeline, title=f"{timeline.schedule.kind} timetable"))
+        _write(options["html"], draw_html(timeline, title=title, **more))
     if options["trace"]:
         from fpgapipe.host.report.perfetto import chrome_trace
 
-        _write(options["trace"], json.dumps(chrome_trace(timeline)) + "\n")
+        _write(options["trace"], json.dumps(chrome_trace(timeline, **more)) + "\n")
 
 
 def _write(path: str, text: str) -> None:
