@@ -1,0 +1,437 @@
+"""What the partitioner is asked, and what it answers.
+
+The model
+---------
+Stages are sets of layers between two cuts of the network; a cut is a downset, a set of layers that
+holds all its predecessors. A stage on a device of kind ``d`` takes the sum of its layers' forward
+and backward times there. A cut carries the output of every layer before it that some layer behind
+it reads, each once, forward; as many bytes of gradients come back. A transfer takes the link's
+latency and ``bytes / bandwidth``; where nothing crosses, it takes no time.
+
+With stage times ``t``, transfers ``c`` and the numbers of a `ScheduleModel`:
+
+* ``overlap``: period = max(t, transfers_per_period * c);
+* ``block``: the transfers stop the stage before the cut, t += transfers_per_period * c,
+  and period = max(t);
+* ``none``: period = max(t);
+* mini-batch time = fill_factor * sum(t) + fill_transfers * sum(c) + steady_periods * period.
+
+With equal stages this is the closed form of each schedule; with unequal ones it is the model that
+Alpa minimises (Zheng et al., "Alpa", OSDI 2022). Simulated without transfers, GPipe takes exactly
+this time if all stages have one ratio of backward to forward time, and 1F1B never more, but up to a
+seventh less where stage times differ by a factor of three. An event simulation may therefore rank
+the best few again; the partition with the smallest bottleneck is always among them.
+
+Stages take the devices in the order given, the first K of them, K being the planner's choice up to
+the number of devices; in free order they take any K in any order.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from enum import StrEnum
+from functools import cached_property
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from fpgapipe.errors import UserError
+
+if TYPE_CHECKING:
+    import networkx as nx
+
+Floats = NDArray[np.float64]
+TOLERANCE = 1e-9
+"""Relative: sums of 64-bit seconds that differ by less count as equal."""
+
+
+class PlanError(UserError):
+    """No plan keeps within the limits."""
+
+
+class Transfer(StrEnum):
+    """How a transfer counts."""
+
+    NONE = "none"
+    OVERLAP = "overlap"
+    BLOCK = "block"
+
+
+class Objective(StrEnum):
+    """What is to be as small as possible."""
+
+    BOTTLENECK = "bottleneck"
+    MINIBATCH = "minibatch"
+
+
+@dataclass(frozen=True)
+class ScheduleModel:
+    """What the partitioner has to know of a schedule.
+
+    Parameters
+    ----------
+    name : str
+    num_microbatches : int
+        Micro-batches of a mini-batch.
+    in_flight : callable
+        Micro-batches whose features a stage keeps, given the number of stages behind it. It must
+        not fall as that number grows.
+    transfer : Transfer
+        How transfers count.
+    transfers_per_period : float
+        Times the transfer of a cut has to fit into a period, or blocks the stage before the cut.
+    fill_factor, fill_transfers, steady_periods : float
+        The mini-batch time; see the module's docstring.
+    weight_versions : callable
+        Weight copies of a stage, given the number of stages behind it; it must not fall either.
+    """
+
+    name: str
+    num_microbatches: int
+    in_flight: Callable[[int], int]
+    transfer: Transfer
+    transfers_per_period: float
+    fill_factor: float
+    fill_transfers: float
+    steady_periods: float
+    weight_versions: Callable[[int], int] = lambda stages_after: 1
+
+    def __post_init__(self) -> None:
+        if self.num_microbatches < 1:
+            raise ValueError(f"num_microbatches must be at least 1, not {self.num_microbatches}")
+
+
+def schedule_model(
+    kind: str, num_microbatches: int, backward_ratio: float = 2.0, straight: bool = False
+) -> ScheduleModel:
+    """The model of a schedule by name.
+
+    Parameters
+    ----------
+    kind : str
+        ``gpipe``, ``1f1b-as``, ``fbp-as``, ``1f1b-sno``, ``1f1b-so`` or ``pipedream``.
+    num_microbatches : int
+    backward_ratio : float
+        Backward over forward time. Under 1f1b-as the features of a micro-batch leave while the
+        stage runs its forward pass, which is one part in ``1 + backward_ratio`` of the period.
+    straight : bool
+        Whether transfers cost nothing.
+
+    Raises
+    ------
+    ValueError
+        If the kind is not one of these.
+    """
+    m = num_microbatches
+
+    def short(after: int) -> int:
+        return min(after + 1, m)
+
+    def long(after: int) -> int:
+        return min(2 * after + 1, m)
+
+    def all_of_them(after: int) -> int:
+        return m
+
+    overlap, block = Transfer.OVERLAP, Transfer.BLOCK
+    models = {
+        "gpipe": ScheduleModel(kind, m, all_of_them, overlap, 1 + backward_ratio, 1, 2, m - 1),
+        "1f1b-as": ScheduleModel(kind, m, short, overlap, 1 + backward_ratio, 1, 0, m - 1),
+        "fbp-as": ScheduleModel(kind, m, long, overlap, 1, 2, 0, m - 1),
+        "1f1b-sno": ScheduleModel(kind, m, short, block, 2, 1, 0, m - 1),
+        "1f1b-so": ScheduleModel(kind, m, long, overlap, 2, 1, 2, m - 1),
+        "pipedream": ScheduleModel(
+            kind, m, lambda after: after + 1, overlap, 1 + backward_ratio, 0, 0, m, lambda a: a + 1
+        ),
+    }
+    if kind not in models:
+        raise ValueError(f"schedule must be one of {', '.join(models)}, not {kind!r}")
+    model = models[kind]
+    if straight:
+        fields = {**model.__dict__, "transfer": Transfer.NONE, "fill_transfers": 0.0}
+        return ScheduleModel(**fields)
+    return model
+
+
+@dataclass(frozen=True)
+class PartitionProblem:
+    """Layers, devices and limits. Times and bytes are those of one micro-batch.
+
+    Parameters
+    ----------
+    names : tuple of str
+        The layers', in an order in which each comes after its inputs.
+    forward_s, backward_s : array, shape (layers, kinds)
+        Seconds of a layer on each kind of device.
+    output_bytes : array, shape (layers,)
+        What a layer hands on.
+    weight_bytes : array, shape (layers,)
+        Its parameters.
+    feature_bytes : array, shape (layers,)
+        What it keeps of a micro-batch in flight for its backward pass.
+    edges : tuple of (int, int)
+        Which layer reads which: (source, target).
+    device_names : tuple of str
+    device_kinds : int array, shape (devices,)
+        Columns of `forward_s`.
+    memory_bytes : array, shape (devices,)
+        Usable memory; inf where there is no limit.
+    link_bytes_per_s, link_latency_s : array, shape (devices - 1,)
+        From the device of a stage to that of the next; 0 bytes/s is no link. In free order all
+        links must be equal.
+    schedule : ScheduleModel
+    state_factor : float
+        Bytes kept for each byte of weights: weights, gradients, optimiser state.
+    free_order : bool
+        Whether the devices may be taken in any order.
+    """
+
+    names: tuple[str, ...]
+    forward_s: Floats
+    backward_s: Floats
+    output_bytes: Floats
+    weight_bytes: Floats
+    feature_bytes: Floats
+    edges: tuple[tuple[int, int], ...]
+    device_names: tuple[str, ...]
+    device_kinds: NDArray[np.int64]
+    memory_bytes: Floats
+    link_bytes_per_s: Floats
+    link_latency_s: Floats
+    schedule: ScheduleModel
+    state_factor: float = 2.0
+    free_order: bool = False
+
+    def __post_init__(self) -> None:
+        num_layers, num_devices = len(self.names), len(self.device_names)
+        if not num_layers or not num_devices:
+            raise ValueError("a partition needs at least one layer and one device")
+        num_kinds = self.forward_s.shape[-1]
+        shapes = {
+            "forward_s": (num_layers, num_kinds),
+            "backward_s": (num_layers, num_kinds),
+            "output_bytes": (num_layers,),
+            "weight_bytes": (num_layers,),
+            "feature_bytes": (num_layers,),
+            "device_kinds": (num_devices,),
+            "memory_bytes": (num_devices,),
+            "link_bytes_per_s": (num_devices - 1,),
+            "link_latency_s": (num_devices - 1,),
+        }
+        for name, shape in shapes.items():
+            values = getattr(self, name)
+            if values.shape != shape:
+                raise ValueError(f"{name} must have shape {shape}, not {values.shape}")
+            if not (values >= 0).all():
+                raise ValueError(f"{name} must be at least 0 everywhere")
+        if any(not 0 <= source < target < num_layers for source, target in self.edges):
+            raise ValueError("edges must lead from a layer to a later one")
+        if (self.device_kinds >= num_kinds).any():
+            raise ValueError(f"device_kinds must be in 0..{num_kinds - 1}")
+        for name in ("in_flight", "weight_versions"):
+            values = np.array([getattr(self.schedule, name)(a) for a in range(num_devices)])
+            if (np.diff(values) < 0).any():
+                raise ValueError(f"{name} must not fall with the number of stages behind")
+        if self.free_order and not self.has_equal_links:
+            raise ValueError("devices in free order must have equal links")
+
+    def with_devices(self, devices: NDArray[np.int64]) -> PartitionProblem:
+        """The same layers on some of the devices, for devices in free order."""
+        return replace(
+            self,
+            device_names=tuple(self.device_names[device] for device in devices),
+            device_kinds=self.device_kinds[devices],
+            memory_bytes=self.memory_bytes[devices],
+            link_bytes_per_s=self.link_bytes_per_s[: len(devices) - 1],
+            link_latency_s=self.link_latency_s[: len(devices) - 1],
+        )
+
+    @property
+    def num_layers(self) -> int:
+        """Layers of the network."""
+        return len(self.names)
+
+    @property
+    def num_devices(self) -> int:
+        """Devices there are to use."""
+        return len(self.device_names)
+
+    @cached_property
+    def is_chain(self) -> bool:
+        """Whether only one order of the layers is possible."""
+        return set(zip(range(self.num_layers), range(1, self.num_layers), strict=False)) <= set(
+            self.edges
+        )
+
+    @cached_property
+    def has_equal_links(self) -> bool:
+        """Whether all links are alike."""
+        return all(len(set(v.tolist())) <= 1 for v in (self.link_bytes_per_s, self.link_latency_s))
+
+    @cached_property
+    def device_classes(self) -> tuple[tuple[int, ...], ...]:
+        """Devices that are alike, in groups: the same kind and the same memory."""
+        groups: dict[tuple[int, float], list[int]] = {}
+        for device in range(self.num_devices):
+            key = (int(self.device_kinds[device]), float(self.memory_bytes[device]))
+            groups.setdefault(key, []).append(device)
+        return tuple(tuple(group) for group in groups.values())
+
+    @cached_property
+    def has_memory_limit(self) -> bool:
+        """Whether any device could be too small for anything that it might be given."""
+        after = self.num_devices - 1
+        most = self.kept_bytes(self.weight_bytes.sum(), self.feature_bytes.sum(), after)
+        return bool((self.memory_bytes < most).any())
+
+    @cached_property
+    def compute_s(self) -> Floats:
+        """Forward and backward together, shape (layers, kinds)."""
+        total: Floats = self.forward_s + self.backward_s
+        return total
+
+    @cached_property
+    def device_compute_s(self) -> Floats:
+        """Forward and backward together, shape (layers, devices)."""
+        return self.compute_s[:, self.device_kinds]
+
+    @cached_property
+    def ideal_period_s(self) -> float:
+        """Source: BaPipe's T* = 1 / sum(1 / T_n), T_n the whole network on device n.
+
+        What a split at any point would reach; devices that favour different layers can do better.
+        """
+        totals = self.device_compute_s.sum(axis=0)
+        return float(1 / (1 / totals).sum()) if (totals > 0).all() else 0.0
+
+    @cached_property
+    def bound_s(self) -> float:
+        """Lower bound of the period, whatever the cuts.
+
+        The heaviest layer on the device that is best for it; and, with any weights y, the work
+        that is left if each layer goes where y times its time is least, sum(min(y * t)) / sum(y):
+        a feasible point of the dual of the assignment's linear program.
+        """
+        times = self.device_compute_s
+        bounds = [float(times.min(axis=1).max())]
+        for weights in (np.ones(self.num_devices), 1 / np.maximum(times.sum(axis=0), 1e-300)):
+            bounds.append(float((times * weights).min(axis=1).sum() / weights.sum()))
+        return max(bounds)
+
+    def kept_bytes(self, weight_bytes: Any, feature_bytes: Any, stages_after: int) -> Any:
+        """Memory that a stage needs, for numbers or arrays of them."""
+        copies = self.state_factor + self.schedule.weight_versions(stages_after) - 1
+        return weight_bytes * copies + feature_bytes * self.schedule.in_flight(stages_after)
+
+    def transfer_s(self, cut_bytes: Floats, link: int) -> Floats:
+        """Time of one transfer of each of an array of cuts; inf where there is no link."""
+        if self.schedule.transfer is Transfer.NONE:
+            return np.zeros_like(cut_bytes)
+        if link >= self.num_devices - 1:
+            return np.where(cut_bytes > 0, np.inf, 0.0)
+        with np.errstate(divide="ignore", invalid="ignore"):
+            seconds = self.link_latency_s[link] + cut_bytes / self.link_bytes_per_s[link]
+        return np.where(cut_bytes > 0, seconds, 0.0)
+
+    def cut_bytes(self, before: Sequence[bool] | NDArray[np.bool_]) -> float:
+        """Bytes that leave a downset, given as a mask of the layers."""
+        inside = np.asarray(before, bool)
+        sources = {s for s, t in self.edges if inside[s] and not inside[t]}
+        return float(sum(self.output_bytes[s] for s in sources))
+
+    def to_networkx(self) -> nx.DiGraph[int]:
+        """Layers by index as nodes, who reads whom as edges."""
+        import networkx as nx
+
+        graph: nx.DiGraph[int] = nx.DiGraph()
+        graph.add_nodes_from(range(self.num_layers))
+        graph.add_edges_from(self.edges)
+        return graph
+
+
+@dataclass(frozen=True)
+class StageAssignment:
+    """One stage.
+
+    Parameters
+    ----------
+    layers : tuple of str
+        In the network's order.
+    devices : tuple of int
+        Indices of the devices; more than one if the stage is replicated.
+    replicas : int
+    time_s : float
+        Of a micro-batch: compute, blocking transfers, and synchronisation where it adds.
+    transfer_s : float
+        Of one transfer to the next stage, one way.
+    memory_bytes : float
+        Needed on each device.
+    """
+
+    layers: tuple[str, ...]
+    devices: tuple[int, ...]
+    replicas: int
+    time_s: float
+    transfer_s: float
+    memory_bytes: float
+
+
+@dataclass(frozen=True)
+class Partition:
+    """The stages, and how good they are.
+
+    Parameters
+    ----------
+    stages : tuple of StageAssignment
+    period_s : float
+        Time between micro-batches in steady state.
+    minibatch_time_s : float
+        Under the schedule's model, or by the simulation that was given.
+    objective : Objective
+        What was minimised.
+    lower_bound_s : float
+        No partition has a smaller value of the objective, under the model.
+    optimal : bool
+        Whether the value equals the bound, but for rounding.
+    reason : str
+        Why it is optimal, or why only a bound is known.
+    """
+
+    stages: tuple[StageAssignment, ...]
+    period_s: float
+    minibatch_time_s: float
+    objective: Objective
+    lower_bound_s: float
+    optimal: bool
+    reason: str
+
+    @property
+    def value_s(self) -> float:
+        """What was minimised."""
+        if self.objective is Objective.BOTTLENECK:
+            return self.period_s
+        return self.minibatch_time_s
+
+    def to_dict(self) -> dict[str, Any]:
+        """For JSON."""
+        return {
+            "stages": [
+                {
+                    "layers": list(stage.layers),
+                    "devices": list(stage.devices),
+                    "replicas": stage.replicas,
+                    "time_s": stage.time_s,
+                    "transfer_s": stage.transfer_s,
+                    "memory_bytes": stage.memory_bytes,
+                }
+                for stage in self.stages
+            ],
+            "period_s": self.period_s,
+            "minibatch_time_s": self.minibatch_time_s,
+            "objective": self.objective.value,
+            "lower_bound_s": self.lower_bound_s,
+            "optimal": self.optimal,
+            "reason": self.reason,
+        }
