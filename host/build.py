@@ -1,7 +1,8 @@
 """The build folder: a plan, the hardware it needs, and what guards them against damage.
 
-``plan.json`` has the stages, ``array.v`` the Verilog that every device of the plan has, and
-``manifest.json`` the digest of each file. Equal input gives equal bytes.
+``plan.json`` has the stages, ``array_RxC.v`` the Verilog of an array, once for all devices that
+have one of that shape, and ``manifest.json`` the digest of each file. Equal input gives equal
+bytes.
 """
 
 from __future__ import annotations
@@ -20,17 +21,14 @@ from typing import TYPE_CHECKING
 from fpgapipe import __version__
 from fpgapipe.errors import FileError, UserError
 from fpgapipe.hw.hls_models.systolic import SystolicSpec
-from fpgapipe.partition.balance import stages_by_macs
-from fpgapipe.partition.graph import Graph
-from fpgapipe.partition.plan import ArrayPlan, Plan, StagePlan
+from fpgapipe.partition.plan import ArrayPlan, Plan
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Iterator
 
 MANIFEST = "manifest.json"
 PLAN = "plan.json"
-VERILOG = "array.v"
-FORMAT_VERSION = 1
+FORMAT_VERSION = 2
 
 logger = logging.getLogger(__name__)
 
@@ -40,7 +38,7 @@ README = """\
 `{network}` over {devices} of `{cluster}`.
 
 * `plan.json`: which device computes which layers
-* `array.v`: the Verilog of each device's systolic array, {rows} x {cols}, top module `top`
+* {verilog}: the Verilog of the devices' systolic arrays, by rows and columns; top module `top`
 * `manifest.json`: SHA-256 of every file
 
 `fpgapipe run` on this folder simulates it.
@@ -53,39 +51,18 @@ class Build:
 
     folder: Path
     plan: Plan
-    verilog: str
+    verilog: dict[str, str]
+    """Text of each array's Verilog, by file name."""
 
-    @property
-    def spec(self) -> SystolicSpec:
-        """The array of every device."""
-        return SystolicSpec(self.plan.array.rows, self.plan.array.cols)
+    def array(self, stage: int) -> tuple[SystolicSpec, str]:
+        """The array of a stage's device, and its Verilog."""
+        array = self.plan.stages[stage].array
+        return SystolicSpec(array.rows, array.cols), self.verilog[verilog_name(array)]
 
 
-def make_plan(
-    graph: Graph, network: str, cluster: str, devices: Sequence[str], array: ArrayPlan
-) -> Plan:
-    """Give each device a run of layers with nearly equal forward MACs.
-
-    Raises
-    ------
-    UserError
-        If there are more devices than layers, or the network is a profile without shapes.
-    """
-    if graph.batch is None:
-        raise UserError(f"{network} is a profile: it has times but no shapes to build from")
-    stages = stages_by_macs(graph, len(devices))
-    return Plan(
-        network=network,
-        batch=graph.batch,
-        cluster=cluster,
-        array=array,
-        stages=tuple(
-            StagePlan(
-                device=device, layers=tuple(names), macs=sum(graph.layers[n].macs for n in names)
-            )
-            for device, names in zip(devices, stages, strict=True)
-        ),
-    )
+def verilog_name(array: ArrayPlan) -> str:
+    """File name of an array's Verilog."""
+    return f"array_{array.rows}x{array.cols}.v"
 
 
 def write_build(plan: Plan, folder: Path) -> Build:
@@ -105,17 +82,20 @@ def write_build(plan: Plan, folder: Path) -> Build:
         raise UserError(f"{folder} cannot be written: {error.strerror}") from None
     if foreign:
         raise UserError(f"{folder} is there and is no build of fpgapipe; name another with -o")
-    verilog = verilog_of(SystolicArray(SystolicSpec(plan.array.rows, plan.array.cols)))
+    arrays = {verilog_name(stage.array): stage.array for stage in plan.stages}
+    verilog = {
+        name: verilog_of(SystolicArray(SystolicSpec(array.rows, array.cols)))
+        for name, array in sorted(arrays.items())
+    }
     files = {
         PLAN: plan.to_json(),
-        VERILOG: verilog,
+        **verilog,
         "README.md": README.format(
             version=__version__,
             network=plan.network,
             devices=f"{len(plan.stages)} device{'s' * (len(plan.stages) != 1)}",
             cluster=plan.cluster,
-            rows=plan.array.rows,
-            cols=plan.array.cols,
+            verilog=", ".join(f"`{name}`" for name in verilog),
         ),
     }
     digests = {name: hashlib.sha256(text.encode()).hexdigest() for name, text in files.items()}
@@ -188,10 +168,12 @@ def open_build(folder: Path) -> Build:
             f"{folder} has format version {version}, not {FORMAT_VERSION}; build it again"
         )
     damaged = [name for name, digest in files.items() if _digest(folder / name) != digest]
-    if damaged or not {PLAN, VERILOG} <= set(files):
+    plan = Plan.read(folder / PLAN) if PLAN in files and not damaged else None
+    needed = {verilog_name(stage.array) for stage in plan.stages} if plan else {PLAN}
+    if plan is None or not needed <= set(files):
         names = ", ".join(damaged) or "an entry of the manifest"
         raise UserError(f"{folder} is damaged ({names}); build it again")
-    return Build(folder, Plan.read(folder / PLAN), (folder / VERILOG).read_text())
+    return Build(folder, plan, {name: (folder / name).read_text() for name in sorted(needed)})
 
 
 def _is_empty(folder: Path) -> bool:

@@ -19,9 +19,11 @@ from fpgapipe.errors import UserError, nearest
 from fpgapipe.host.commands.boards import boards
 from fpgapipe.host.commands.build import build
 from fpgapipe.host.commands.cluster import cluster
+from fpgapipe.host.commands.compare import compare
 from fpgapipe.host.commands.doctor import doctor
 from fpgapipe.host.commands.inspect import inspect
 from fpgapipe.host.commands.options import discard_output, verbosity_options
+from fpgapipe.host.commands.plan import plan
 from fpgapipe.host.commands.run import run
 from fpgapipe.host.commands.schedule import schedule
 
@@ -58,7 +60,7 @@ def cli() -> None:
     """Plan, generate and simulate training pipelines over several FPGAs."""
 
 
-for command in (boards, build, cluster, doctor, inspect, run, schedule):
+for command in (boards, build, cluster, compare, doctor, inspect, plan, run, schedule):
     cli.add_command(command)
 
 

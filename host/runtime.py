@@ -73,7 +73,10 @@ def run_forward_products(
         If a sum or a cycle count differs from the model's.
     """
     graph = _network_of(build)
-    stages = [list(forward_products(graph, each.layers, build.spec)) for each in build.plan.stages]
+    stages = [
+        list(forward_products(graph, each.layers, build.array(i)[0]))
+        for i, each in enumerate(build.plan.stages)
+    ]
     if tiles is not None:
         stages = [[_shortened(product, tiles) for product in stage] for stage in stages]
     cycles = sum(product.cycles for product in itertools.chain(*stages))
@@ -94,7 +97,7 @@ def _network_of(build: Build) -> Graph:
     """Read the network again that a build was made from."""
     plan = build.plan
     try:
-        graph = load_network(plan.network, plan.batch)
+        graph = load_network(plan.network, plan.microbatch)
     except UserError as error:
         raise UserError(f"{build.folder} needs the network it was built from: {error}") from None
     macs = {name: layer.macs for name, layer in graph.layers.items()}
@@ -136,8 +139,9 @@ def _run_stage(
         np.savez(work / "operands.npz", allow_pickle=False, **arrays)
     except OSError as error:
         raise UserError(f"{work} cannot be written: {error.strerror}") from None
-    parameters = {**dataclasses.asdict(build.spec), "folder": str(work)}
-    simulate_verilog(build.verilog, "tb_products", work, parameters=parameters, seed=0)
+    spec, verilog = build.array(index)
+    parameters = {**dataclasses.asdict(spec), "folder": str(work)}
+    simulate_verilog(verilog, "tb_products", work, parameters=parameters, seed=0)
     with np.load(work / "results.npz", allow_pickle=False) as file:
         found = dict(file)
     for name in ("operands.npz", "results.npz"):

@@ -6,20 +6,25 @@ import threading
 import numpy as np
 import pytest
 
+from fpgapipe.boards.cluster import chain_of
+from fpgapipe.boards.library import load_board
 from fpgapipe.errors import FileError, UserError
-from fpgapipe.host.build import holding, make_plan, open_build, write_build
+from fpgapipe.host.build import holding, open_build, write_build
 from fpgapipe.host.lowering import Product, forward_products
 from fpgapipe.host.runtime import MismatchError, run_forward_products
 from fpgapipe.hw.hls_models.systolic import SystolicSpec
-from fpgapipe.partition.graph import GraphBuilder
+from fpgapipe.partition.explorer import Request, as_plan, explore
 from fpgapipe.partition.load import load_network
 from fpgapipe.partition.networks import built_in
-from fpgapipe.partition.operators import Measured
-from fpgapipe.partition.plan import ArrayPlan, Plan
+from fpgapipe.partition.plan import Plan
 
 
-def plan_of(network="lenet5", devices=("a", "b"), rows=4, cols=4):
-    return make_plan(built_in(network), network, "pair", devices, ArrayPlan(rows=rows, cols=cols))
+def plan_of(network="lenet5", devices=2, array=(4, 4), batch=1, load=None):
+    """A plan on a chain of small boards, with one array shape and one micro-batch."""
+    cluster = chain_of(load_board("kv260"), devices).spec
+    load = load or (lambda samples: built_in(network, samples))
+    request = Request(load, batch, cluster, ("1f1b-as",), 1, array=array)
+    return as_plan(explore(request).best, load(batch), network, batch, cluster)
 
 
 # Tiles -----------------------------------------------------------------------------------------
@@ -98,7 +103,7 @@ def test_a_build_is_read_back(tmp_path):
 
 def test_an_earlier_build_is_replaced_and_other_folders_are_not(tmp_path):
     write_build(plan_of(), tmp_path / "b")
-    write_build(plan_of(devices=("a",)), tmp_path / "b")
+    write_build(plan_of(devices=1), tmp_path / "b")
     assert len(open_build(tmp_path / "b").plan.stages) == 1
     (tmp_path / "mine").mkdir()
     (tmp_path / "mine" / "thesis.tex").write_text("years of work")
@@ -114,7 +119,7 @@ def test_a_folder_that_cannot_be_written(tmp_path):
         write_build(plan_of(), tmp_path / "file" / "b")
 
 
-@pytest.mark.parametrize("name", ["plan.json", "array.v"])
+@pytest.mark.parametrize("name", ["plan.json", "array_4x4.v"])
 def test_damage_is_seen(tmp_path, name):
     write_build(plan_of(), tmp_path / "b")
     path = tmp_path / "b" / name
@@ -142,7 +147,7 @@ def test_versions_and_missing_folders(tmp_path):
     manifest = json.loads((tmp_path / "b" / "manifest.json").read_text())
     manifest["version"] = 99
     (tmp_path / "b" / "manifest.json").write_text(json.dumps(manifest))
-    with pytest.raises(UserError, match="has format version 99, not 1; build it again"):
+    with pytest.raises(UserError, match="has format version 99, not 2; build it again"):
         open_build(tmp_path / "b")
 
 
@@ -150,13 +155,14 @@ def test_versions_and_missing_folders(tmp_path):
     ("change", "fault"),
     [
         ({"batch": 0}, "batch: Input should be greater than or equal to 1, not 0"),
-        ({"version": 2}, "version: Input should be 1, not 2"),
+        ({"version": 1}, "version: Input should be 2, not 1"),
+        (
+            {"num_microbatches": 3},
+            "file: Value error, a batch of 1 cannot be cut into 3",
+        ),
         ({"stages": []}, "stages: Tuple should have at least 1 item"),
         ({"speed": 1}, "speed: Extra inputs are not permitted, not 1"),
-        (
-            {"array": {"rows": "8", "cols": 8}},
-            "array.rows: Input should be a valid integer, not '8'",
-        ),
+        ({"batch": "8"}, "batch: Input should be a valid integer, not '8'"),
     ],
 )
 def test_plans_with_faults(tmp_path, change, fault):
@@ -165,13 +171,6 @@ def test_plans_with_faults(tmp_path, change, fault):
     with pytest.raises(FileError) as error:
         Plan.read(tmp_path / "plan.json")
     assert error.value.faults[0].startswith(fault)
-
-
-def test_a_profile_has_nothing_to_build():
-    net = GraphBuilder("profile", None)
-    net.add("a", Measured(1, 1, 0, 4, 4))
-    with pytest.raises(UserError, match="has times but no shapes to build from"):
-        make_plan(net.build(), "profile", "c", ("a",), ArrayPlan(rows=1, cols=1))
 
 
 # Simulation ------------------------------------------------------------------------------------
@@ -196,30 +195,26 @@ def odd_network(tmp_path, monkeypatch):
 
 @pytest.mark.sim
 def test_numbers_and_cycles_agree(tmp_path, odd_network):
-    graph = load_network(odd_network, 3)
-    plan = make_plan(graph, odd_network, "pair", ("a", "b"), ArrayPlan(rows=4, cols=4))
+    plan = plan_of(odd_network, batch=3, load=lambda samples: load_network(odd_network, samples))
     write_build(plan, tmp_path / "b")
     results = run_forward_products(open_build(tmp_path / "b"), seed=1)
-    assert [(each.stage, each.layer, each.num_tiles) for each in results] == [
-        (0, "one", 4),
-        (1, "two", 2),
-    ]
+    assert [(each.layer, each.num_tiles) for each in results] == [("one", 4), ("two", 2)]
     assert all(each.predicted_cycles == each.simulated_cycles for each in results)
 
 
 @pytest.mark.sim
 def test_a_fault_in_the_hardware_is_seen(tmp_path, odd_network):
-    graph = load_network(odd_network, 3)
-    plan = make_plan(graph, odd_network, "pair", ("a", "b"), ArrayPlan(rows=4, cols=4))
+    plan = plan_of(odd_network, batch=3, load=lambda samples: load_network(odd_network, samples))
     build = write_build(plan, tmp_path / "b")
-    assert build.verilog.count(" * ") == 4  # the products of a row's cells
-    broken = build.verilog.replace(" * ", " + ", 1)
+    (text,) = build.verilog.values()
+    assert text.count(" * ") == 4  # the products of a row's cells
+    broken = {"array_4x4.v": text.replace(" * ", " + ", 1)}
     with pytest.raises(MismatchError, match=r"^stage 0, layer 'one', product 0: sum \[0, 0\] is"):
         run_forward_products(type(build)(build.folder, build.plan, broken))
 
 
 def test_long_simulations_are_not_started_by_accident(tmp_path):
-    write_build(plan_of("resnet18", rows=8, cols=8), tmp_path / "b")
+    write_build(plan_of("resnet18", array=(8, 8)), tmp_path / "b")
     with pytest.raises(UserError, match=r"^resnet18 takes [\d,]+ cycles, over the 2,000,000"):
         run_forward_products(open_build(tmp_path / "b"))
 
@@ -228,10 +223,11 @@ def test_long_simulations_are_not_started_by_accident(tmp_path):
 def test_the_commands(tmp_path, cli, odd_network):
     code, out, err = cli(
         *("build", "--board", "kv260", "--network", odd_network, "--batch", 2, "--array", "4x4"),
+        *("--micro-batches", 1),
         *("-o", "folder"),
     )
     assert (code, err) == (0, "")
-    assert out.splitlines()[0] == "odd, batch 2, over kv260-x1, arrays of 4x4"
+    assert out.splitlines()[0].endswith("batch 2 in 1 micro-batches of 2, 1f1b-as over kv260-x1")
     code, out, err = cli("run", "folder", "--json", "--tiles", 1)
     assert code == 0, err
     value = json.loads(out)
@@ -248,17 +244,23 @@ def test_senseless_arrays(cli, array):
     assert err == f"error: --array must be ROWSxCOLS, each 1..1024, such as 8x8, not {array!r}\n"
 
 
-def test_more_devices_than_layers(cli):
-    code, _, err = cli("build", "--board", "u280", "--devices", 13)
+@pytest.mark.parametrize("array", ["3x8", "1024x1024"])
+def test_arrays_that_no_core_can_have(cli, array):
+    code, _, err = cli("build", "--board", "u280", "--array", array)
     assert code == 2
-    assert err.startswith("error: digits-cnn has 12 layers, too few for 13 devices")
+    assert len(err.splitlines()) == 1
+
+
+def test_more_devices_than_layers_leave_devices_idle(tmp_path):
+    plan = plan_of(devices=30)
+    assert 1 <= len(plan.stages) <= 12
 
 
 @pytest.mark.parametrize("row", ["other,4,8,8", "fc,4,8,16", None])
 def test_a_network_that_changed_after_it_was_built(tmp_path, row):
     path = tmp_path / "net.csv"
     path.write_text("Layer,M,N,K\nfc,4,8,8\n")
-    plan = make_plan(load_network(str(path)), str(path), "one", ["a"], ArrayPlan(rows=4, cols=4))
+    plan = plan_of(str(path), 1, load=lambda samples: load_network(str(path)))
     build = write_build(plan, tmp_path / "out")
     if row is None:
         path.unlink()

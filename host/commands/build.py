@@ -16,56 +16,38 @@ if TYPE_CHECKING:
 @command("build", example="fpgapipe build --board u280 --devices 2 -o out/digits-cnn")
 @cluster_options
 @click.option("--network", default="digits-cnn", show_default=True, help="As for 'inspect'.")
-@click.option("--batch", type=click.IntRange(min=1), help="Samples in a micro-batch.")
+@click.option("--batch", type=click.IntRange(min=1), default=1, show_default=True, help="Samples.")
+@click.option("--micro-batches", type=click.IntRange(min=1), help="Instead of trying several.")
+@click.option("--schedule", default="1f1b-as", show_default=True, help="A kind, or auto.")
 @click.option("--array", "array", metavar="RxC", default="8x8", show_default=True, help="Cells.")
 @click.option("-o", "--output", "folder", metavar="DIR", help="Folder [default: out/NETWORK].")
 def build(
-    cluster: Cluster, network: str, batch: int | None, array: str, folder: str | None
+    cluster: Cluster,
+    network: str,
+    batch: int,
+    micro_batches: int | None,
+    schedule: str,
+    array: str,
+    folder: str | None,
 ) -> None:
-    """Lay a network out over the boards and generate their hardware.
+    """Plan a network for the boards and generate their hardware.
 
-    So far the layers are dealt out by their forward MACs, and the hardware is the systolic array
-    alone; schedules, training and links are to come (docs/limits.md).
+    So far the hardware is the systolic array alone; programs, training and links are to come
+    (docs/limits.md).
     """
     from pathlib import Path
 
-    from fpgapipe.errors import UserError
-    from fpgapipe.host.build import make_plan, write_build
-    from fpgapipe.host.console import Column, count, print_table
-    from fpgapipe.partition.load import load_network
-    from fpgapipe.partition.plan import ArrayPlan
+    from fpgapipe.host.build import write_build
+    from fpgapipe.host.commands.planning import loader, parse_array, print_plan, run_exploration
+    from fpgapipe.partition.explorer import AUTO_SCHEDULES, Request, as_plan
 
-    try:
-        rows, cols = (int(side) for side in array.lower().split("x"))
-        shape = ArrayPlan(rows=rows, cols=cols)
-    except ValueError:
-        raise UserError(
-            f"--array must be ROWSxCOLS, each 1..1024, such as 8x8, not {array!r}"
-        ) from None
-    graph = load_network(network, batch)
-    spec = cluster.spec
-    plan = make_plan(graph, network, spec.name, spec.device_names, shape)
+    load = loader(network)
+    kinds = AUTO_SCHEDULES if schedule == "auto" else (schedule,)
+    request = Request(load, batch, cluster.spec, kinds, micro_batches, array=parse_array(array))
+    best = run_exploration(request).best
+    assert best.microbatch is not None
+    graph = load(best.microbatch)
+    plan = as_plan(best, graph, network, batch, cluster.spec)
     built = write_build(plan, Path(folder or f"out/{graph.name}"))
-    print_table(
-        [
-            Column("stage", number=True),
-            Column("device"),
-            Column("layers", number=True),
-            Column("from"),
-            Column("to"),
-            Column("forward MACs", number=True),
-        ],
-        [
-            (
-                i,
-                stage.device,
-                len(stage.layers),
-                stage.layers[0],
-                stage.layers[-1],
-                count(stage.macs),
-            )
-            for i, stage in enumerate(plan.stages)
-        ],
-        title=f"{graph.name}, batch {plan.batch}, over {spec.name}, arrays of {array}",
-    )
+    print_plan(plan, cluster.spec)
     print(f"written to {built.folder}")

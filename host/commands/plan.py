@@ -1,0 +1,200 @@
+"""``fpgapipe plan``: the fastest way to train a network on a cluster."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from fpgapipe.host.commands.options import command
+
+if TYPE_CHECKING:
+    from fpgapipe.partition.candidate import Candidate
+    from fpgapipe.partition.explorer import Exploration
+
+
+@command("plan", example="fpgapipe plan resnet50 --board u280 --devices 4 --batch 64")
+@click.argument("network", required=False)
+@click.option("--board", metavar="NAME|FILE", help="A board.")
+@click.option("--devices", metavar="N", type=int, help="How many, in a chain.")
+@click.option("--cluster", "cluster_file", metavar="FILE", help="A cluster file.")
+@click.option("--batch", type=click.IntRange(min=1), default=64, show_default=True, help="Samples.")
+@click.option("--micro-batches", type=click.IntRange(min=1), help="Instead of trying several.")
+@click.option("--schedule", default="auto", show_default=True, help="A kind, or auto.")
+@click.option("--array", metavar="RxC", help="Of every device, instead of trying several.")
+@click.option("--free-order", is_flag=True, help="Devices may be cabled in another order.")
+@click.option(
+    "--objective",
+    type=click.Choice(["bottleneck", "minibatch"]),
+    help="What the cut makes smallest [minibatch; of profiles, bottleneck].",
+)
+@click.option("--profile", metavar="FILE", help="Measured times instead of a network and boards.")
+@click.option(
+    "--bandwidth", type=click.FloatRange(min=0), help="Of a link, bytes/s, for --profile."
+)
+@click.option("--straight", is_flag=True, help="For --profile: one device a stage, free transfers.")
+@click.option("-o", "--output", metavar="FILE", help="Write plan.json.")
+@click.option("--html", metavar="FILE", help="Write the timetable as a page.")
+@click.option("--svg", metavar="FILE", help="Write it as a picture.")
+@click.option("--trace", metavar="FILE", help="Write it as a trace for Perfetto.")
+@click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
+def plan(network: str | None, profile: str | None, **options: Any) -> None:
+    """Search schedules, micro-batch sizes, array shapes and cuts for the fastest that fits.
+
+    NETWORK is as for 'inspect'; the cluster is a --cluster file, or --devices of a --board in a
+    chain. With --profile, measured times are planned for --devices equal ones joined by
+    --bandwidth.
+    """
+    from fpgapipe.errors import UserError
+
+    if profile is not None:
+        if network or options["board"] or options["cluster_file"]:
+            raise UserError("--profile has its own times: leave out the network, board and cluster")
+        for name in ("array", "output", "html", "svg", "trace"):
+            if options[name] is not None:
+                raise UserError(f"--{name} does not go with --profile, which has no boards")
+        _plan_profile(profile, options)
+    elif network is None:
+        raise UserError("name a network, or a --profile")
+    elif options["bandwidth"] is not None or options["straight"]:
+        raise UserError(
+            "--bandwidth and --straight go with --profile; boards have links of their own"
+        )
+    else:
+        _plan_network(network, options)
+
+
+def _plan_network(network: str, options: dict[str, Any]) -> None:
+    import logging
+    from pathlib import Path
+
+    from fpgapipe.errors import UserError
+    from fpgapipe.host.commands.cluster_options import chosen_cluster
+    from fpgapipe.host.commands.planning import loader, parse_array, print_plan, run_exploration
+    from fpgapipe.host.commands.schedule import write_pictures
+    from fpgapipe.host.console import print_json
+    from fpgapipe.partition.explorer import AUTO_SCHEDULES, Request, as_plan
+    from fpgapipe.partition.problem import Objective
+    from fpgapipe.partition.schedule import TaskKind
+
+    cluster = chosen_cluster(options["board"], options["devices"], options["cluster_file"]).spec
+    load = loader(network)
+    kind = options["schedule"]
+    request = Request(
+        load,
+        options["batch"],
+        cluster,
+        AUTO_SCHEDULES if kind == "auto" else (kind,),
+        options["micro_batches"],
+        Objective(options["objective"] or "minibatch"),
+        parse_array(options["array"]),
+        options["free_order"],
+    )
+    found = run_exploration(request)
+    best = found.best
+    assert best.microbatch is not None
+    made = as_plan(best, load(best.microbatch), network, request.batch, cluster)
+    if options["output"]:
+        try:
+            Path(options["output"]).write_text(made.to_json())
+        except OSError as error:
+            raise UserError(f"{options['output']} cannot be written: {error.strerror}") from None
+        logging.getLogger("fpgapipe").info("wrote %s", options["output"])
+    sent = {(TaskKind.SF, i): stage.sends_bytes for i, stage in enumerate(best.stages)}
+    sent |= {(TaskKind.SB, i + 1): stage.returns_bytes for i, stage in enumerate(best.stages)}
+    write_pictures(
+        best.timeline,
+        options,
+        names=[stage.device for stage in made.stages],
+        transfer_bytes=sent,
+        title=f"{made.network} on {made.cluster}, {made.schedule}",
+    )
+    if options["as_json"]:
+        value = made.model_dump(mode="json")
+        value["tried"] = [
+            {
+                "schedule": each.kind,
+                "num_microbatches": each.num_microbatches,
+                "minibatch_s": each.minibatch_s,
+            }
+            for each in found.tried
+        ]
+        value["refused"] = list(found.refused)
+        print_json(value)
+        return
+    print_plan(made, cluster)
+    _print_tried(found)
+
+
+def _print_tried(found: Exploration) -> None:
+    from fpgapipe.host.console import Column, print_table, scaled
+
+    best: dict[str, Candidate] = {}
+    for each in found.tried:
+        best.setdefault(each.kind, each)
+    print()
+    print_table(
+        [
+            Column("schedule"),
+            *(Column(text, True) for text in ("micro-batches", "mini-batch", "bubble")),
+        ],
+        [
+            (
+                kind,
+                each.num_microbatches,
+                scaled(each.minibatch_s, "s"),
+                f"{each.timeline.bubble_rate:.1%}",
+            )
+            for kind, each in best.items()
+        ],
+        "the best of each schedule",
+    )
+    for reason in found.refused[:5]:
+        print(f"left out: {reason}")
+
+
+def _plan_profile(profile: str, options: dict[str, Any]) -> None:
+    from pathlib import Path
+
+    from fpgapipe.errors import UserError
+    from fpgapipe.host.console import Column, print_json, print_table, scaled
+    from fpgapipe.partition.load import load_file
+    from fpgapipe.partition.measured import plan_profile
+    from fpgapipe.partition.problem import Objective
+
+    devices = options["devices"]
+    if devices is None or devices < 1:
+        raise UserError("--profile needs --devices, at least 1")
+    if options["bandwidth"] is None and not options["straight"]:
+        raise UserError("--profile needs --bandwidth in bytes/s, or --straight")
+    graph = load_file(Path(profile))
+    kind = "pipedream" if options["schedule"] == "auto" else options["schedule"]
+    found = plan_profile(
+        graph,
+        devices,
+        bytes_per_s=options["bandwidth"] or 0.0,
+        straight=options["straight"],
+        objective=Objective(options["objective"] or "bottleneck"),
+        num_microbatches=options["micro_batches"] or 4 * devices,
+        schedule=kind,
+    )
+    if options["as_json"]:
+        print_json({"network": graph.name, "schedule": kind, **found.to_dict()})
+        return
+    print_table(
+        [
+            Column("stage", True),
+            Column("layers", True),
+            Column("from"),
+            Column("to"),
+            Column("replicas", True),
+            Column("time", True),
+        ],
+        [
+            (i, len(s.layers), s.layers[0], s.layers[-1], s.replicas, scaled(s.time_s, "s"))
+            for i, s in enumerate(found.stages)
+        ],
+        f"{graph.name} on {devices} devices, {kind}",
+    )
+    print(f"period {scaled(found.period_s, 's')}, mini-batch {scaled(found.minibatch_time_s, 's')}")
+    print(f"cut: {'optimal' if found.optimal else 'not proved optimal'} ({found.reason})")

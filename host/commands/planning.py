@@ -1,0 +1,107 @@
+"""What ``plan``, ``build`` and ``compare`` have in common: from options to a planned network."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from fpgapipe.hw.hls_models.device import ClusterSpec
+    from fpgapipe.partition.explorer import Exploration, Request
+    from fpgapipe.partition.graph import Graph
+    from fpgapipe.partition.plan import Plan
+
+
+def loader(network: str) -> Callable[[int], Graph]:
+    """A function that gives the network for a number of samples, each loaded once.
+
+    A network whose batch cannot be chosen is refused with a reason, unless it is the one asked for.
+    """
+    import functools
+
+    from fpgapipe.errors import UserError
+    from fpgapipe.partition.load import load_network
+
+    @functools.cache
+    def load(samples: int) -> Graph:
+        try:
+            graph = load_network(network, samples)
+        except UserError:
+            graph = load_network(network)
+            if graph.batch != samples:
+                raise
+        if graph.batch is None:
+            raise UserError(f"{network} is a profile: use it with 'fpgapipe plan --profile'")
+        return graph
+
+    return load
+
+
+def parse_array(text: str | None) -> tuple[int, int] | None:
+    """Rows and columns of ``8x8``.
+
+    Raises
+    ------
+    UserError
+        If it is not of this form.
+    """
+    from fpgapipe.errors import UserError
+
+    if text is None:
+        return None
+    rows, _, cols = text.lower().partition("x")
+    if rows.isdecimal() and cols.isdecimal() and 1 <= int(rows) <= 1024 and 1 <= int(cols) <= 1024:
+        return int(rows), int(cols)
+    raise UserError(f"--array must be ROWSxCOLS, each 1..1024, such as 8x8, not {text!r}")
+
+
+def run_exploration(request: Request) -> Exploration:
+    """Explore with a progress bar."""
+    from fpgapipe.host.console import progress
+    from fpgapipe.partition.explorer import explore
+
+    with progress() as display:
+        task = display.add_task("planning", total=None)
+        return explore(
+            request, lambda done, total: display.update(task, completed=done, total=total)
+        )
+
+
+def print_plan(plan: Plan, cluster: ClusterSpec) -> None:
+    """Print a plan as a table."""
+    from fpgapipe.host.console import Column, count, print_table, scaled
+
+    room = dict(zip(cluster.device_names, cluster.devices, strict=True))
+    rows = []
+    for i, stage in enumerate(plan.stages):
+        memory = room[stage.device].memory_bytes
+        rows.append(
+            (
+                i,
+                stage.device,
+                f"{stage.array.rows}x{stage.array.cols}",
+                len(stage.layers),
+                stage.layers[0],
+                stage.layers[-1],
+                count(stage.macs),
+                scaled(stage.forward_s, "s"),
+                scaled(stage.input_gradient_s, "s"),
+                scaled(stage.weight_gradient_s, "s"),
+                f"{scaled(stage.memory_bytes, 'B', 1024)} of {scaled(memory, 'B', 1024)}",
+                scaled(stage.sends_bytes, "B"),
+            )
+        )
+    headings = ("stage", "device", "array", "layers", "from", "to", "MACs", "F", "dX", "dW")
+    columns = [
+        Column(text, text in ("stage", "layers", "MACs", "F", "dX", "dW")) for text in headings
+    ]
+    columns += [Column("memory", True), Column("sends", True)]
+    title = (
+        f"{plan.network}, batch {plan.batch} in {plan.num_microbatches} micro-batches of "
+        f"{plan.microbatch}, {plan.schedule} over {plan.cluster}"
+    )
+    print_table(columns, rows, title)
+    told = plan.predicted
+    speed = f"{scaled(told.minibatch_s, 's')} a mini-batch, {told.samples_per_s:,.1f} samples/s"
+    print(f"predicted: {speed}, bubble {told.bubble_rate:.1%}")
+    print(f"cut: {'optimal' if plan.optimal else 'not proved optimal'} ({plan.reason})")
