@@ -1,0 +1,257 @@
+"""AXI4 ports of the core, flat names for them at a top level, and what joins readers at one port.
+
+Source: AMBA AXI and ACE Protocol Specification, ARM IHI 0022E.
+"""
+
+from amaranth.hdl import Module, Mux, Signal
+from amaranth.lib import data, stream, wiring
+from amaranth.lib.wiring import In, Out
+
+ADDRESS_BITS = 64
+"""Of a port. Instructions have addresses of 48 bits, so the upper ones stay 0."""
+
+INCR = 1
+"""Burst type: each beat at the next address."""
+
+NORMAL_NON_CACHEABLE = 0b0011
+"""ARCACHE and AWCACHE: may be merged and buffered on its way, which memory controllers like."""
+
+
+def _request(prefix, id_bits):
+    """Address channel without its handshake."""
+    return {
+        f"{prefix}id": Out(id_bits),
+        f"{prefix}addr": Out(ADDRESS_BITS),
+        f"{prefix}len": Out(8),
+        f"{prefix}size": Out(3),
+        f"{prefix}burst": Out(2),
+        f"{prefix}lock": Out(1),
+        f"{prefix}cache": Out(4),
+        f"{prefix}prot": Out(3),
+        f"{prefix}qos": Out(4),
+    }
+
+
+class AxiRead(wiring.Signature):
+    """The read channels, as a master sees them.
+
+    Parameters
+    ----------
+    bus_bytes : int
+        Width of the data, a power of two.
+    id_bits : int
+        At least 1.
+    """
+
+    def __init__(self, bus_bytes, id_bits=1):
+        self.bus_bytes, self.id_bits = bus_bytes, id_bits
+        super().__init__(
+            {
+                **_request("ar", id_bits),
+                "arvalid": Out(1),
+                "arready": In(1),
+                "rid": In(id_bits),
+                "rdata": In(8 * bus_bytes),
+                "rresp": In(2),
+                "rlast": In(1),
+                "rvalid": In(1),
+                "rready": Out(1),
+            }
+        )
+
+
+class AxiWrite(wiring.Signature):
+    """The write channels, as a master sees them.
+
+    Parameters
+    ----------
+    bus_bytes, id_bits : int
+        As for `AxiRead`.
+    """
+
+    def __init__(self, bus_bytes, id_bits=1):
+        self.bus_bytes, self.id_bits = bus_bytes, id_bits
+        super().__init__(
+            {
+                **_request("aw", id_bits),
+                "awvalid": Out(1),
+                "awready": In(1),
+                "wdata": Out(8 * bus_bytes),
+                "wstrb": Out(bus_bytes),
+                "wlast": Out(1),
+                "wvalid": Out(1),
+                "wready": In(1),
+                "bid": In(id_bits),
+                "bresp": In(2),
+                "bvalid": In(1),
+                "bready": Out(1),
+            }
+        )
+
+
+def flat_members(signature, prefix):
+    """Members of a top component that make a port with the names tools look for.
+
+    Amaranth names the port of a nested member ``m_axi__araddr``; Vivado and cocotbext.axi look for
+    ``m_axi_araddr``.
+
+    Parameters
+    ----------
+    signature : AxiRead or AxiWrite
+    prefix : str
+        Such as ``m_axi``.
+
+    Returns
+    -------
+    dict
+        Of members, for the component's signature. Both signatures may have the same prefix.
+    """
+    return {f"{prefix}_{name}": member for name, member in signature.members.items()}
+
+
+def connect_flat(m, component, prefix, master):
+    """Connect a master inside a component to the component's port of `flat_members`.
+
+    Parameters
+    ----------
+    m : Module
+    component : wiring.Component
+    prefix : str
+    master : interface of `AxiRead` or `AxiWrite`
+        Of a submodule, or one that logic in `m` drives.
+    """
+    for name, member in master.signature.members.items():
+        port, inner = getattr(component, f"{prefix}_{name}"), getattr(master, name)
+        m.d.comb += port.eq(inner) if member.flow == Out else inner.eq(port)
+
+
+def drive_request(m, master, prefix):
+    """Drive what is equal in all requests of a master.
+
+    Parameters
+    ----------
+    m : Module
+    master : interface of `AxiRead` or `AxiWrite`
+    prefix : str
+        ``ar`` or ``aw``.
+    """
+    size = (master.signature.bus_bytes - 1).bit_length()
+    m.d.comb += [
+        getattr(master, f"{prefix}size").eq(size),
+        getattr(master, f"{prefix}burst").eq(INCR),
+        getattr(master, f"{prefix}cache").eq(NORMAL_NON_CACHEABLE),
+    ]
+
+
+class Slice(wiring.Component):
+    """Register between two streams: no path from `o.ready` to `i.ready`.
+
+    Latency 1 cycle, throughput one word a cycle, full backpressure; holds two words.
+
+    Members
+    -------
+    i, o : stream of `shape`
+    """
+
+    def __init__(self, shape):
+        super().__init__({"i": In(stream.Signature(shape)), "o": Out(stream.Signature(shape))})
+
+    def elaborate(self, platform):  # noqa: D102
+        m = Module()
+        shape = self.i.payload.shape()
+        payload = Signal(shape, reset_less=True)
+        valid = Signal()
+        aside = Signal(shape, reset_less=True)
+        has_aside = Signal()
+        free = Signal()
+        m.d.comb += [
+            self.i.ready.eq(~has_aside),
+            self.o.payload.eq(payload),
+            self.o.valid.eq(valid),
+            free.eq(self.o.ready | ~valid),
+        ]
+        with m.If(free):
+            m.d.sync += [valid.eq(self.i.valid | has_aside), has_aside.eq(0)]
+            # Data registers rest while nothing comes.
+            with m.If(has_aside):
+                m.d.sync += payload.eq(aside)
+            with m.Elif(self.i.valid):
+                m.d.sync += payload.eq(self.i.payload)
+        with m.Elif(self.i.valid & ~has_aside):
+            m.d.sync += [aside.eq(self.i.payload), has_aside.eq(1)]
+        return m
+
+
+class ReadArbiter(wiring.Component):
+    """Lets several read masters share a port; ARID and RID tell whose a burst is.
+
+    A request takes one cycle more, data none; one request a cycle. Of masters that ask in the same
+    cycle the first has priority, so it should be one that asks seldom, such as the fetching of a
+    program. A master must be able to take all data it has asked for without waiting for that of
+    another: data of all come through one port, and wait for each other there.
+
+    Parameters
+    ----------
+    num_masters : int
+    bus_bytes : int
+
+    Members
+    -------
+    masters : In(AxiRead(bus_bytes)).array(num_masters)
+        Their `arid` is not used, their `rid` is 0.
+    o : Out(AxiRead(bus_bytes, id_bits))
+        The port. Master `k` has ID `k`; `id_bits` is at least 1.
+    """
+
+    def __init__(self, num_masters, bus_bytes):
+        if num_masters < 1:
+            raise ValueError(f"read arbiter num_masters must be at least 1, not {num_masters!r}")
+        self.num_masters = num_masters
+        self.id_bits = max(1, (num_masters - 1).bit_length())
+        super().__init__(
+            {
+                "masters": In(AxiRead(bus_bytes)).array(num_masters),
+                "o": Out(AxiRead(bus_bytes, self.id_bits)),
+            }
+        )
+
+    def elaborate(self, platform):  # noqa: D102
+        m = Module()
+        names = [name for name in _request("ar", 1) if name != "arid"]
+        request = data.StructLayout(
+            {"arid": self.id_bits} | {name: getattr(self.o, name).shape() for name in names}
+        )
+        m.submodules.requests = requests = Slice(request)
+        taken = 0  # whether a master with a lower number asks
+        for master in self.masters:
+            m.d.comb += master.arready.eq(requests.i.ready & ~taken)
+            taken = taken | master.arvalid
+        m.d.comb += requests.i.valid.eq(taken)
+        # The last assignment wins, so the first master goes last.
+        for index in reversed(range(self.num_masters)):
+            master = self.masters[index]
+            with m.If(master.arvalid if index < self.num_masters - 1 else 1):
+                m.d.comb += requests.i.payload.arid.eq(index)
+                m.d.comb += [
+                    getattr(requests.i.payload, name).eq(getattr(master, name)) for name in names
+                ]
+        m.d.comb += [getattr(self.o, name).eq(getattr(requests.o.payload, name)) for name in names]
+        m.d.comb += [
+            self.o.arid.eq(requests.o.payload.arid),
+            self.o.arvalid.eq(requests.o.valid),
+            requests.o.ready.eq(self.o.arready),
+        ]
+
+        ready = 0
+        for index, master in enumerate(self.masters):
+            mine = Signal(name=f"mine{index}")
+            m.d.comb += [
+                mine.eq(self.o.rid == index),
+                master.rvalid.eq(self.o.rvalid & mine),
+                master.rdata.eq(self.o.rdata),
+                master.rresp.eq(self.o.rresp),
+                master.rlast.eq(self.o.rlast),
+            ]
+            ready = ready | Mux(mine, master.rready, 0)
+        m.d.comb += self.o.rready.eq(ready)
+        return m
