@@ -48,16 +48,17 @@ class Product:
 
         Returns
         -------
-        weights : int64 array, shape (num_tiles, rows, cols)
+        weights : int64 array, shape (num_tiles, cols, rows)
+            Each tile as the array takes it, column by column.
         activations : int64 array, shape (num_tiles, m, rows)
         """
         rows, cols = self.spec.rows, self.spec.cols
         k_tiles, n_tiles = -(-self.k // rows), -(-self.n // cols)
         w = np.pad(w, ((0, k_tiles * rows - self.k), (0, n_tiles * cols - self.n)))
         x = np.pad(x, ((0, 0), (0, k_tiles * rows - self.k)))
-        weights = w.reshape(k_tiles, rows, n_tiles, cols).transpose(2, 0, 1, 3)
+        weights = w.reshape(k_tiles, rows, n_tiles, cols).transpose(2, 0, 3, 1)
         activations = np.tile(x.reshape(self.m, k_tiles, rows).transpose(1, 0, 2), (n_tiles, 1, 1))
-        return weights.reshape(-1, rows, cols), activations
+        return weights.reshape(-1, cols, rows), activations
 
     def gather(self, sums: NDArray[np.int64]) -> NDArray[np.int64]:
         """Put the sums of all tiles, shape (num_tiles, m, cols), together to the product (m, n)."""

@@ -33,15 +33,15 @@ async def run_products(dut: Any) -> None:
 async def _product(dut: Any, spec: SystolicSpec, weights: Any, activations: Any) -> Any:
     """Sums of all tiles and the cycles from the first weights in to the last sums out."""
     bits = spec.operand_bits
-    rows = StreamDriver(dut, "i_weights", fields=[bits] * spec.cols)
+    columns = StreamDriver(dut, "i_weights", fields=[bits] * spec.rows)
     vectors = StreamDriver(dut, "i_activations", fields=[bits] * spec.rows + [1])
     sums = StreamSink(dut, "o", fields=[spec.acc_bits] * spec.cols)
     m = activations.shape[1]
     last = np.zeros(activations.shape[:2], np.int64)
     last[:, -1] = 1
     words = np.concatenate([activations, last[:, :, None]], axis=2)
-    cocotb.start_soon(rows.send(weights.reshape(-1, spec.cols).tolist()))
+    cocotb.start_soon(columns.send(weights.reshape(-1, spec.rows).tolist()))
     cocotb.start_soon(vectors.send(words.reshape(-1, spec.rows + 1).tolist()))
     received = await sums.receive(len(activations) * m)
     shape = (len(activations), m, spec.cols)
-    return np.array(received).reshape(shape), sums.cycles[-1] - rows.cycles[0] + 1
+    return np.array(received).reshape(shape), sums.cycles[-1] - columns.cycles[0] + 1

@@ -22,20 +22,20 @@ class Bench:
         bits = spec.operand_bits
         self.spec = spec
         self._sending: list[Any] = []
-        self.weights = StreamDriver(dut, "i_weights", rng, fields=[bits] * spec.cols)
+        self.weights = StreamDriver(dut, "i_weights", rng, fields=[bits] * spec.rows)
         self.activations = StreamDriver(dut, "i_activations", rng, fields=[bits] * spec.rows + [1])
         self.sums = StreamSink(dut, "o", rng, fields=[spec.acc_bits] * spec.cols)
 
     def start_sending(self, tiles: Iterable[Tile]) -> None:
         """Send tiles in the background."""
-        rows = [row.tolist() for weights, _ in tiles for row in weights]
+        columns = [column.tolist() for weights, _ in tiles for column in weights.T]
         vectors = [
             [*vector.tolist(), int(index == len(activations) - 1)]
             for _, activations in tiles
             for index, vector in enumerate(activations)
         ]
         self._sending = [
-            cocotb.start_soon(self.weights.send(rows)),
+            cocotb.start_soon(self.weights.send(columns)),
             cocotb.start_soon(self.activations.send(vectors)),
         ]
 
@@ -78,7 +78,7 @@ async def matches_model(dut: Any) -> None:
     spec = SystolicSpec(**parameters())
     rng = np.random.default_rng(cocotb.RANDOM_SEED)
     # Short tiles wait for their weights, long ones do not; both meet every neighbour.
-    sizes = [1, 1, spec.rows, 2 * spec.rows + spec.cols, 1, spec.rows + 1, max(1, spec.rows - 1)]
+    sizes = [1, 1, spec.cols, 2 * spec.cols + spec.rows, 1, spec.cols + 1, max(1, spec.cols - 1)]
     tiles = extreme_tiles(spec) + [random_tile(spec, rng, m) for m in 3 * sizes]
     await start(dut)
     await Bench(dut, spec, random.Random(cocotb.RANDOM_SEED)).check(tiles)
@@ -90,7 +90,7 @@ async def takes_predicted_cycles(dut: Any) -> None:
     spec = SystolicSpec(**parameters())
     rng = np.random.default_rng(cocotb.RANDOM_SEED)
     await start(dut)
-    for m, num_tiles in [(1, 1), (1, 4), (spec.rows, 3), (2 * spec.rows + 5, 2)]:
+    for m, num_tiles in [(1, 1), (1, 4), (spec.cols, 3), (2 * spec.cols + 5, 2)]:
         bench = Bench(dut, spec, rng=None)
         await bench.check([random_tile(spec, rng, m) for _ in range(num_tiles)])
         cycles = bench.sums.cycles[-1] - bench.weights.cycles[0] + 1
@@ -106,8 +106,8 @@ async def forgets_at_reset(dut: Any) -> None:
     spec = SystolicSpec(**parameters())
     rng = np.random.default_rng(cocotb.RANDOM_SEED)
     await start(dut)
-    tiles = [random_tile(spec, rng, spec.rows + 2) for _ in range(3)]
-    for delay_cycles in (1, spec.rows + 2, spec.latency_cycles + spec.rows):
+    tiles = [random_tile(spec, rng, spec.cols + 2) for _ in range(3)]
+    for delay_cycles in (1, spec.cols + 2, spec.latency_cycles + spec.cols):
         bench = Bench(dut, spec, rng=None)
         bench.start_sending(tiles)
         dut.o__ready.value = 1

@@ -38,9 +38,9 @@ def test_tiles_add_up_to_the_product(shape):
     rng = np.random.default_rng(0)
     x, w = rng.integers(-128, 128, (m, k)), rng.integers(-128, 128, (k, n))
     weights, activations = product.tiles(x, w)
-    assert weights.shape == (product.num_tiles, 4, 3)
+    assert weights.shape == (product.num_tiles, 3, 4)
     assert activations.shape == (product.num_tiles, m, 4)
-    sums = np.stack([spec.compute(a, b) for a, b in zip(activations, weights, strict=True)])
+    sums = np.stack([spec.compute(a, b.T) for a, b in zip(activations, weights, strict=True)])
     np.testing.assert_array_equal(product.gather(sums), x @ w)
 
 

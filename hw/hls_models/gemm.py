@@ -283,7 +283,8 @@ def _blockings(side: _Side, engine: EngineSpec) -> Iterator[_Blocking]:
     vector = side.stream_bytes / side.stream
     tile = side.across_bytes / side.across_tiles
     room = engine.scratchpad_bytes
-    for block in {min(side.stream, engine.acc_depth), min(side.stream, engine.rows)}:
+    longest = min(side.stream, engine.acc_depth)
+    for block in {longest, min(longest, engine.cols)}:
         blocks = _ceil(side.stream, block)
         first = (block * vector + tile, block * side.reduction_tiles)
         # A panel of tiles stays; blocks of vectors pass it.
@@ -312,8 +313,9 @@ def _sum_blockings(
 ) -> Iterator[_Blocking]:
     """Cut so that a block of sums stays in the accumulators while the reduction passes by.
 
-    Only a slice of the reduction, one tile long, is on chip at a time, and the next one loads. One
-    column of tiles with `rows` vectors always fits: `EngineSpec` sees to that.
+    Only a slice of the reduction, one tile long, is on chip at a time, and the next one loads.
+    Fewer vectors than an array has columns wait for weights. One column of tiles with `rows`
+    vectors always fits: `EngineSpec` sees to that.
     """
     room = engine.scratchpad_bytes / 2 * side.reduction_tiles
     columns = 1
@@ -321,10 +323,10 @@ def _sum_blockings(
         block = min(side.stream, engine.acc_depth // columns)
         if block * vector + columns * tile > room:
             block = min(block, max(int((room - columns * tile) / vector), 0)) if vector else 0
-        if block < min(side.stream, engine.rows):
+        if block < min(side.stream, engine.cols, engine.acc_depth):
             if columns > 1:
                 return
-            block = min(side.stream, engine.rows)
+            block = max(block, min(side.stream, engine.rows))
         blocks = _ceil(side.stream, block)
         passes = _ceil(side.across_tiles, columns)
         traffic = side.stream_bytes * passes + side.across_bytes * blocks
@@ -375,11 +377,11 @@ def compute_cycles(
     """Cycles of the array for `num_tiles` tiles that `stream` vectors meet in equal blocks.
 
     With one block, and where the accumulators keep up, this is `SystolicSpec.cycles`. A block takes
-    at least ``rows`` cycles, in which the next weights load, and where tiles are added up at least
+    at least ``cols`` cycles, in which the next weights load, and where tiles are added up at least
     the latency of the FP32 accumulation.
     """
     array = SystolicSpec(engine.rows, engine.cols)
-    shortest = engine.rows if reduction_tiles == 1 else max(engine.rows, ACCUMULATE_CYCLES)
+    shortest = engine.cols if reduction_tiles == 1 else max(engine.cols, ACCUMULATE_CYCLES)
     last = stream // num_blocks
     # Blocks differ by one vector at most, so either all are longer than `shortest` or none is.
     all_tiles = num_tiles * max(stream, num_blocks * shortest)
@@ -393,7 +395,7 @@ def _first_load(engine: EngineSpec, side: _Side, blocking: _Blocking) -> int:
     block, over all of the reduction, while it computes.
     """
     tile = side.across_bytes / (side.across_tiles * side.reduction_tiles)
-    tile_late = engine.transfer_cycles(tile) - engine.rows
+    tile_late = engine.transfer_cycles(tile) - engine.cols
     block_late = engine.transfer_cycles(blocking.first_bytes) - blocking.first_cycles
     return max(tile_late, block_late, 0)
 

@@ -104,10 +104,11 @@ class SystolicSpec:
     def cycles(self, m: int, num_tiles: int = 1) -> int:
         """Cycles of `num_tiles` tiles of `m` vectors each, when no stream ever pauses.
 
-        The count begins with the cycle that accepts the first row of weights and ends with the one
-        that delivers the last sums, both included. The first tile waits for its ``rows`` rows of
-        weights and one cycle for the cells to take them over. A later tile follows its predecessor
-        after ``m`` cycles, or after ``rows`` where that is longer: its weights load meanwhile.
+        The count begins with the cycle that accepts the first column of weights and ends with the
+        one that delivers the last sums, both included. The first tile waits for its ``cols``
+        columns of weights and one cycle for the cells to take them over. A later tile follows its
+        predecessor after ``m`` cycles, or after ``cols`` where that is longer: its weights load
+        meanwhile.
 
         Raises
         ------
@@ -117,7 +118,7 @@ class SystolicSpec:
         for name, value in (("m", m), ("num_tiles", num_tiles)):
             if value < 1:
                 raise ValueError(f"systolic {name} must be at least 1, not {value!r}")
-        return self.rows + 1 + (num_tiles - 1) * max(m, self.rows) + m + self.latency_cycles
+        return self.cols + 1 + (num_tiles - 1) * max(m, self.cols) + m + self.latency_cycles
 
     def _check_range(self, what: str, values: NDArray[np.integer]) -> None:
         if not np.issubdtype(values.dtype, np.integer):

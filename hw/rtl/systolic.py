@@ -13,37 +13,71 @@ from fpgapipe.hw.hls_models.systolic import SystolicSpec
 
 
 class Skew(wiring.Component):
-    """Delay line that turns a vector into a wave, or a wave back into a vector.
+    """Delay line that turns a vector into a wave: element `i` is late by `i` cycles of ``advance``.
 
-    Element `i` of `n` is delayed by `i` cycles in which ``advance`` is high; with `reverse`, by
-    ``n - 1 - i``.
+    The elements that wait for the same number of cycles share a register: a simulator copies a few
+    words where one register an element would be hundreds of moves.
 
     Members
     -------
     advance : In(1)
         Clock enable.
-    i, o : n elements of `shape`
+    i : In(ArrayLayout(width, n))
+    o : Out(width).array(n)
     """
 
-    def __init__(self, shape, n, *, reverse=False):
-        self._shape = shape
-        self._delays = [n - 1 - index if reverse else index for index in range(n)]
-        super().__init__({"advance": In(1), "i": In(shape).array(n), "o": Out(shape).array(n)})
+    def __init__(self, width: int, n: int) -> None:
+        self._width = width
+        self._n = n
+        elements = data.ArrayLayout(width, n)
+        super().__init__({"advance": In(1), "i": In(elements), "o": Out(width).array(n)})
 
     def elaborate(self, platform):  # noqa: D102
         m = Module()
-        steps = []
-        for index, delay in enumerate(self._delays):
-            value = self.i[index]
-            for stage in range(delay):
-                # No reset: what comes out before the first vector is not valid, and a delay line
-                # without reset fits the shift registers of an FPGA.
-                delayed = Signal(self._shape, name=f"d{index}_{stage}", reset_less=True)
-                steps.append(delayed.eq(value))
-                value = delayed
-            m.d.comb += self.o[index].eq(value)
-        with m.If(self.advance):
-            m.d.sync += steps
+        width = self._width
+        # Registers begin at multiples of 32 bits, so that a simulator need not shift to copy them.
+        # What they hold too much goes nowhere, and synthesis drops it.
+        group = 32 // width if 32 % width == 0 else 1
+        vector, first = self.i.as_value(), 0
+        m.d.comb += self.o[0].eq(vector[:width])
+        for index in range(1, self._n):
+            keep = index - index % group
+            # No reset: what comes out before the first vector is not valid, and a delay line
+            # without reset fits the shift registers of an FPGA.
+            delayed = Signal(width * (self._n - keep), name=f"delayed{index}", reset_less=True)
+            with m.If(self.advance):
+                m.d.sync += delayed.eq(vector[width * (keep - first) :])
+            vector, first = delayed, keep
+            m.d.comb += self.o[index].eq(vector[width * (index - first) :][:width])
+        return m
+
+
+class Deskew(wiring.Component):
+    """Delay line that turns a wave back into a vector: element `i` is late by ``n - 1 - i`` cycles.
+
+    Members
+    -------
+    advance : In(1)
+        Clock enable.
+    i : In(width).array(n)
+    o : Out(ArrayLayout(width, n))
+    """
+
+    def __init__(self, width: int, n: int) -> None:
+        self._width = width
+        self._n = n
+        elements = data.ArrayLayout(width, n)
+        super().__init__({"advance": In(1), "i": In(width).array(n), "o": Out(elements)})
+
+    def elaborate(self, platform):  # noqa: D102
+        m = Module()
+        vector = self.i[0]
+        for index in range(1, self._n):
+            delayed = Signal(self._width * index, name=f"delayed{index}", reset_less=True)
+            with m.If(self.advance):
+                m.d.sync += delayed.eq(vector)
+            vector = Cat(delayed, self.i[index])
+        m.d.comb += self.o.as_value().eq(vector)
         return m
 
 
@@ -54,19 +88,22 @@ class SystolicRow(wiring.Component):
     its weight, adds the product of the cycle before to the sum from above, and hands both on. This
     is the three registers of a DSP block: operand, product, sum.
 
-    The marks travel with the activations. ``load`` makes a cell take the column's weight into its
-    spare register; ``swap`` makes the spare weight the active one for all later activations.
+    The marks of ``load`` go down, one bit a column: a cell with a mark takes the row's weight into
+    its spare register. The mark ``swap`` goes right with the activations and makes the spare weight
+    the active one for all later activations.
 
     Members
     -------
     advance : In(1)
         Clock enable.
-    activation_i, activation_o : signed(operand_bits)
-        From the left and to the right.
-    load_i, load_o, swap_i, swap_o : 1
-        The marks.
-    weight : In(signed(operand_bits)).array(cols)
-        Weights to load, those of column `c` `c` cycles after those of column 0.
+    activation : In(signed(operand_bits))
+        From the left.
+    swap : In(1)
+        From the left.
+    weight : In(signed(operand_bits))
+        For the cells that have a mark.
+    load_i, load_o : cols
+        The marks, from above and to below.
     sum_i, sum_o : array(cols) of signed(acc_bits)
         From above and to below.
     """
@@ -77,14 +114,12 @@ class SystolicRow(wiring.Component):
         super().__init__(
             {
                 "advance": In(1),
-                "activation_i": In(operand),
-                "load_i": In(1),
-                "swap_i": In(1),
-                "weight": In(operand).array(spec.cols),
+                "activation": In(operand),
+                "swap": In(1),
+                "weight": In(operand),
+                "load_i": In(spec.cols),
                 "sum_i": In(acc).array(spec.cols),
-                "activation_o": Out(operand),
-                "load_o": Out(1),
-                "swap_o": Out(1),
+                "load_o": Out(spec.cols),
                 "sum_o": Out(acc).array(spec.cols),
             }
         )
@@ -96,38 +131,35 @@ class SystolicRow(wiring.Component):
             return instance_of(self, name, platform)
 
         m = Module()
-        operand = signed(self.spec.operand_bits)
-        activation, load, swap = self.activation_i, self.load_i, self.swap_i
-        for col in range(self.spec.cols):
+        operand = signed(spec.operand_bits)
+        activation = self.activation
+        swaps = Signal(spec.cols)  # bit c: the swap is at column c
+        later_swaps = Signal(spec.cols - 1)
+        m.d.comb += swaps.eq(Cat(self.swap, later_swaps))
+        for col in range(spec.cols):
             spare = Signal(operand, name=f"spare{col}", reset_less=True)
             weight = Signal(operand, name=f"weight{col}", reset_less=True)
-            product = Signal(
-                signed(2 * self.spec.operand_bits), name=f"product{col}", reset_less=True
-            )
-            total = Signal(signed(self.spec.acc_bits), name=f"sum{col}", reset_less=True)
-            next_activation = Signal(operand, name=f"activation{col}", reset_less=True)
-            next_load = Signal(name=f"load{col}")
-            next_swap = Signal(name=f"swap{col}")
+            product = Signal(signed(2 * spec.operand_bits), name=f"product{col}", reset_less=True)
+            total = Signal(signed(spec.acc_bits), name=f"sum{col}", reset_less=True)
             with m.If(self.advance):
-                with m.If(load):
-                    m.d.sync += spare.eq(self.weight[col])
-                with m.If(swap):
+                with m.If(self.load_i[col]):
+                    m.d.sync += spare.eq(self.weight)
+                with m.If(swaps[col]):
                     m.d.sync += weight.eq(spare)
                 m.d.sync += [
                     product.eq(activation * weight),
-                    # The spec's acc_bits hold the largest sum of a whole column: no carry is lost.
-                    total.eq(self.sum_i[col] + product),
-                    next_activation.eq(activation),
-                    next_load.eq(load),
-                    next_swap.eq(swap),
+                    # The spec's acc_bits hold the largest sum of a whole column: no carry is lost,
+                    # and the sum from above needs no more bits.
+                    total.eq(self.sum_i[col].as_unsigned() + product),
                 ]
             m.d.comb += self.sum_o[col].eq(total)
-            activation, load, swap = next_activation, next_load, next_swap
-        m.d.comb += [
-            self.activation_o.eq(activation),
-            self.load_o.eq(load),
-            self.swap_o.eq(swap),
-        ]
+            if col < spec.cols - 1:
+                right = Signal(operand, name=f"activation{col}", reset_less=True)
+                with m.If(self.advance):
+                    m.d.sync += right.eq(activation)
+                activation = right
+        with m.If(self.advance):
+            m.d.sync += [later_swaps.eq(swaps), self.load_o.eq(self.load_i)]
         return m
 
 
@@ -157,83 +189,81 @@ def instance_of(component, name, platform):
     return Instance(name, **ports)
 
 
-class SystolicArray(wiring.Component):
-    """Gateware of :class:`~fpgapipe.hw.hls_models.systolic.SystolicSpec`.
+class SystolicCells(wiring.Component):
+    """The cells with what feeds them: an array whose sums cannot wait.
 
-    Latency ``spec.latency_cycles``, throughput one vector a cycle, full backpressure: while a
-    result waits at ``o``, neither input is taken, from the second cycle on.
+    Everything moves in cycles with ``advance`` high and stands still in the others.
 
-    Weights are double-buffered. The tile's ``rows`` rows arrive one a beat, row 0 first, while the
-    tile before streams; the vector marked ``last`` ends its tile. No vector is taken until the
-    weights of its tile are complete, and tiles of at least ``rows`` vectors lose no cycle between
-    them. This works without waiting for the array to drain since both load and swap travel through
-    it as waves, one cycle a row and a column: a load that begins no earlier than a swap never
-    overtakes it.
+    Weights are double-buffered. The tile's ``cols`` columns arrive one a beat, column 0 first,
+    while the tile before streams; the vector marked ``last`` ends its tile. No vector is taken
+    until the weights of its tile are complete, and tiles of at least ``cols`` vectors lose no cycle
+    between them.
+
+    This works without waiting for the array to drain since both loads and swaps travel through it
+    as waves. A load of column c goes in no earlier than c cycles after the swap, a column a cycle,
+    and reaches row r after r cycles more. There the swap passed column c at the latest in the same
+    cycle, in which the cell hands over its spare weight while it takes the new one. All waves stop
+    together, so that this holds however long ``advance`` is low.
 
     Members
     -------
-    i_weights : In(stream.Signature(ArrayLayout(signed(operand_bits), cols)))
-        A row of weights.
+    advance : In(1)
+        Clock enable; no stream is ready without it.
+    i_weights : In(stream.Signature(ArrayLayout(signed(operand_bits), rows)))
+        A column of weights.
     i_activations : In(stream.Signature(StructLayout({"data": ..., "last": 1})))
         A vector, ``ArrayLayout(signed(operand_bits), rows)``, and whether it is its tile's last.
-    o : Out(stream.Signature(ArrayLayout(signed(acc_bits), cols)))
-        The sums of a vector.
+    swap : Out(1)
+        The weights taken so far are those of all later vectors. A column or a vector that moves in
+        this cycle comes after that or before that, respectively.
+    complete, active : Out(1)
+        All weights of the next tile are there; those of the tile that vectors belong to are.
+    sums : Out(ArrayLayout(signed(acc_bits), cols))
+        The sums of the vector taken ``spec.latency_cycles`` cycles before.
+    valid : Out(1)
+        There was one.
     """
 
     def __init__(self, spec: SystolicSpec) -> None:
         self.spec = spec
-        operand = signed(spec.operand_bits)
-        activations = data.StructLayout({"data": data.ArrayLayout(operand, spec.rows), "last": 1})
+        vector = data.ArrayLayout(signed(spec.operand_bits), spec.rows)
         super().__init__(
             {
-                "i_weights": In(stream.Signature(data.ArrayLayout(operand, spec.cols))),
-                "i_activations": In(stream.Signature(activations)),
-                "o": Out(stream.Signature(data.ArrayLayout(signed(spec.acc_bits), spec.cols))),
+                "advance": In(1),
+                "i_weights": In(stream.Signature(vector)),
+                "i_activations": In(
+                    stream.Signature(data.StructLayout({"data": vector, "last": 1}))
+                ),
+                "swap": Out(1),
+                "complete": Out(1),
+                "active": Out(1),
+                "sums": Out(data.ArrayLayout(signed(spec.acc_bits), spec.cols)),
+                "valid": Out(1),
             }
         )
 
     def elaborate(self, platform):  # noqa: D102
         m = Module()
         spec = self.spec
-        operand, acc = signed(spec.operand_bits), signed(spec.acc_bits)
+        acc = signed(spec.acc_bits)
+        advance, swap = self.advance, self.swap
+        complete, active = self.complete, self.active
 
-        # One enable moves everything, so that a result that waits stops the waves where they are.
-        # It is the state of a register: there is no path from o.ready to the cells, which follow a
-        # cycle late. The result that comes out in that cycle is put aside.
-        sums = Signal(self.o.payload.shape())
-        valid = Signal(spec.latency_cycles)
-        aside = Signal(self.o.payload.shape(), reset_less=True)
-        has_aside = Signal()
-        advance = Signal()
-        m.d.comb += [
-            advance.eq(~has_aside),
-            self.o.valid.eq(has_aside | valid[-1]),
-            self.o.payload.eq(Mux(has_aside, aside, sums)),
-        ]
-        with m.If(advance):
-            m.d.sync += [aside.eq(sums), has_aside.eq(valid[-1] & ~self.o.ready)]
-        with m.Elif(self.o.ready):
-            m.d.sync += has_aside.eq(0)
-
-        # Weights fill the spare registers row by row; a swap empties them.
-        loaded = Signal(range(spec.rows + 1))
-        complete = Signal()
+        # Weights fill the spare registers column by column; a swap empties them.
         load = Signal()
-        load_row = Signal(range(spec.rows))
-        swap = Signal()
+        column = Signal(spec.cols, init=1)  # bit c: the next column is c
         m.d.comb += [
-            complete.eq(loaded == spec.rows),
             self.i_weights.ready.eq(advance & (swap | ~complete)),
             load.eq(self.i_weights.valid & self.i_weights.ready),
-            load_row.eq(Mux(complete, 0, loaded)),
         ]
-        with m.If(swap):
-            m.d.sync += loaded.eq(load)
-        with m.Elif(load):
-            m.d.sync += loaded.eq(loaded + 1)
+        with m.If(load):
+            m.d.sync += column.eq(column.rotate_left(1))
+        with m.If(load & column[-1]):
+            m.d.sync += complete.eq(1)
+        with m.Elif(swap):
+            m.d.sync += complete.eq(0)
 
         # A swap goes in with the last vector of a tile or, if the weights are late, after it.
-        active = Signal()
         accept = Signal()
         last = Signal()
         m.d.comb += [
@@ -247,39 +277,93 @@ class SystolicArray(wiring.Component):
         with m.Elif(last):
             m.d.sync += active.eq(0)
 
-        # Row r meets everything r cycles after row 0; a row of weights is loaded as it comes.
-        m.submodules.skew = skew = Skew(operand, spec.rows)
-        m.submodules.skew_weights = skew_weights = Skew(operand, spec.cols)
-        m.submodules.deskew = deskew = Skew(acc, spec.cols, reverse=True)
+        # Row r meets everything r cycles after row 0.
+        m.submodules.skew = skew = Skew(spec.operand_bits, spec.rows)
+        m.submodules.skew_weights = skew_weights = Skew(spec.operand_bits, spec.rows)
+        m.submodules.deskew = deskew = Deskew(spec.acc_bits, spec.cols)
+        valid = Signal(spec.latency_cycles)
         swaps = Signal(spec.rows)  # bit r: the swap is at row r
         later_swaps = Signal(spec.rows - 1)
+        marks = Signal(spec.cols)
         m.d.comb += [
             skew.advance.eq(advance),
+            skew.i.eq(self.i_activations.payload.data),
             skew_weights.advance.eq(advance),
+            skew_weights.i.eq(self.i_weights.payload),
             deskew.advance.eq(advance),
+            self.sums.eq(deskew.o),
+            self.valid.eq(valid[-1]),
             swaps.eq(Cat(swap, later_swaps)),
+            marks.eq(Mux(load, column, 0)),
         ]
         with m.If(advance):
             m.d.sync += [later_swaps.eq(swaps), valid.eq(Cat(accept, valid))]
-        for row in range(spec.rows):
-            m.d.comb += skew.i[row].eq(self.i_activations.payload.data[row])
-        for col in range(spec.cols):
-            m.d.comb += skew_weights.i[col].eq(self.i_weights.payload[col])
-            m.d.comb += sums[col].eq(deskew.o[col])
 
         partial_sums = [Const(0, acc)] * spec.cols
         for row in range(spec.rows):
             m.submodules[f"row{row}"] = cells = SystolicRow(spec)
             m.d.comb += [
                 cells.advance.eq(advance),
-                cells.activation_i.eq(skew.o[row]),
-                cells.load_i.eq(load & (load_row == row)),
-                cells.swap_i.eq(swaps[row]),
+                cells.activation.eq(skew.o[row]),
+                cells.weight.eq(skew_weights.o[row]),
+                cells.load_i.eq(marks),
+                cells.swap.eq(swaps[row]),
             ]
             for col in range(spec.cols):
-                m.d.comb += cells.weight[col].eq(skew_weights.o[col])
                 m.d.comb += cells.sum_i[col].eq(partial_sums[col])
-            partial_sums = cells.sum_o
+            partial_sums, marks = cells.sum_o, cells.load_o
         for col in range(spec.cols):
             m.d.comb += deskew.i[col].eq(partial_sums[col])
+        return m
+
+
+class SystolicArray(wiring.Component):
+    """Gateware of :class:`~fpgapipe.hw.hls_models.systolic.SystolicSpec`.
+
+    Latency ``spec.latency_cycles``, throughput one vector a cycle, full backpressure: while a
+    result waits at ``o``, neither input is taken, from the second cycle on. `SystolicCells` says
+    how tiles follow each other.
+
+    Members
+    -------
+    i_weights : In(stream.Signature(ArrayLayout(signed(operand_bits), rows)))
+        A column of weights.
+    i_activations : In(stream.Signature(StructLayout({"data": ..., "last": 1})))
+        A vector, ``ArrayLayout(signed(operand_bits), rows)``, and whether it is its tile's last.
+    o : Out(stream.Signature(ArrayLayout(signed(acc_bits), cols)))
+        The sums of a vector.
+    """
+
+    def __init__(self, spec: SystolicSpec) -> None:
+        self.spec = spec
+        vector = data.ArrayLayout(signed(spec.operand_bits), spec.rows)
+        activations = data.StructLayout({"data": vector, "last": 1})
+        super().__init__(
+            {
+                "i_weights": In(stream.Signature(vector)),
+                "i_activations": In(stream.Signature(activations)),
+                "o": Out(stream.Signature(data.ArrayLayout(signed(spec.acc_bits), spec.cols))),
+            }
+        )
+
+    def elaborate(self, platform):  # noqa: D102
+        m = Module()
+        m.submodules.cells = cells = SystolicCells(self.spec)
+        wiring.connect(m, wiring.flipped(self.i_weights), cells.i_weights)
+        wiring.connect(m, wiring.flipped(self.i_activations), cells.i_activations)
+
+        # One enable moves everything, so that a result that waits stops the waves where they are.
+        # It is the state of a register: there is no path from o.ready to the cells, which follow a
+        # cycle late. The result that comes out in that cycle is put aside.
+        aside = Signal(self.o.payload.shape(), reset_less=True)
+        has_aside = Signal()
+        m.d.comb += [
+            cells.advance.eq(~has_aside),
+            self.o.valid.eq(has_aside | cells.valid),
+            self.o.payload.eq(Mux(has_aside, aside, cells.sums)),
+        ]
+        with m.If(~has_aside):
+            m.d.sync += [aside.eq(cells.sums), has_aside.eq(cells.valid & ~self.o.ready)]
+        with m.Elif(self.o.ready):
+            m.d.sync += has_aside.eq(0)
         return m
