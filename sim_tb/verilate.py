@@ -21,7 +21,7 @@ import resource
 import shutil
 import subprocess
 import sys
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -58,13 +58,13 @@ extern "C" void fpgapipe_run(int argc, char** argv) {
 _INTERNAL_ATTRIBUTES = ("generator", "top", "src", "amaranth.hierarchy", "amaranth.decoding")
 # Amaranth's Verilog leaves widths to the language's rules and has wires of no width; delays have no
 # meaning here.
-_VERILATOR_FLAGS = (
+VERILATOR_FLAGS = (
     *("--no-timing", "--x-assign", "fast", "--x-initial", "fast"),
     *("-Wno-WIDTH", "-Wno-ASCRANGE"),
 )
 # The package's makefile names the compiler of the machine that made it and lacks what g++ needs to
 # read a precompiled header.
-_MAKE_VARIABLES = (
+MAKE_VARIABLES = (
     "CXX=g++",
     "LINK=g++",
     "AR=ar",
@@ -238,20 +238,46 @@ def build(
         If Verilator or g++ fails.
     """
     control = _control_file(verilog, top)
-    options = [*_VERILATOR_FLAGS, *flags]
+    options = [*VERILATOR_FLAGS, *flags]
     if waves:
         options.append("--trace-vcd")
     if threads != 1:
         options += ["--threads", str(threads)]
+    sources = {f"{top}.v": verilog, f"{top}.vlt": control, "entry.cpp": _ENTRY}
+    return cached_simulator(
+        top,
+        sources,
+        {
+            "options": options,
+            "make": [*MAKE_VARIABLES, _CXX_FLAGS, _ENTRY],
+            "control": control,
+            "verilog": hashlib.sha256(verilog.encode()).hexdigest(),
+        },
+        lambda folder, cache, log: _compile(folder, top, options, cache, log),
+    )
+
+
+def cached_simulator(
+    top: str,
+    sources: Mapping[str, str],
+    ingredients: Mapping[str, Any],
+    compile_: Callable[[Path, Path, Path], None],
+) -> Path:
+    """Return a library from the cache, after compiling it if it is not there.
+
+    Parameters
+    ----------
+    top : str
+        The top module.
+    sources : mapping of str to str
+        Files of the folder in which it is compiled: names and texts.
+    ingredients : mapping
+        All that makes two libraries differ, besides `top` and the toolchain.
+    compile_ : callable
+        Leaves the file `SIMULATOR` in a folder; gets folder, cache and log.
+    """
     cache = cache_dir()
-    ingredients = {
-        "toolchain": _toolchain(),
-        "options": options,
-        "make": [*_MAKE_VARIABLES, _CXX_FLAGS, _ENTRY],
-        "top": top,
-        "control": control,
-        "verilog": hashlib.sha256(verilog.encode()).hexdigest(),
-    }
+    ingredients = {"toolchain": _toolchain(), "top": top, **ingredients}
     key = key_of(ingredients)
     entry = cache / "simulators" / key
     if is_whole(entry):
@@ -272,11 +298,10 @@ def build(
         log = cache / "logs" / f"{key}.log"
         log.unlink(missing_ok=True)
         with building(cache) as folder:
-            (folder / f"{top}.v").write_text(verilog)
-            (folder / f"{top}.vlt").write_text(control)
-            (folder / "entry.cpp").write_text(_ENTRY)
+            for name, text in sources.items():
+                (folder / name).write_text(text)
             try:
-                _compile(folder, top, options, cache, log)
+                compile_(folder, cache, log)
             except ToolError:
                 kept = shutil.copy(folder / f"{top}.v", log.with_suffix(".v"))
                 with log.open("a") as file:
@@ -350,19 +375,60 @@ def _unlimited_stack() -> Iterator[None]:
         resource.setrlimit(resource.RLIMIT_STACK, (soft, hard))
 
 
+def _reachable(path: Path, folder: Path, name: str) -> Path:
+    """A path without spaces to a file or folder, if need be by a link `name` in `folder`."""
+    if not has_space(path):
+        return path
+    (folder / name).symlink_to(path)
+    return folder / name
+
+
 def _compile(folder: Path, top: str, options: Sequence[str], cache: Path, log: Path) -> None:
-    """Run Verilator and make in `folder`."""
+    """Compile a design with cocotb's main program in `folder`."""
     from cocotb_tools import config
 
-    def link(path: Path, name: str) -> Path:
-        if not has_space(path):
-            return path
-        (folder / name).symlink_to(path)
-        return folder / name
+    share = _reachable(Path(config.share_dir), folder, "cocotb_share")
+    libs = _reachable(Path(config.libs_dir), folder, "cocotb_libs")
+    compile_model(
+        folder,
+        [
+            "--vpi",
+            *("--top-module", top),
+            *("-CFLAGS", _CXX_FLAGS),
+            *("-LDFLAGS", f"-shared -L{libs} -lcocotbvpi_verilator -pthread"),
+            *options,
+            share / "lib" / "verilator" / "verilator.cpp",
+            "entry.cpp",
+            f"{top}.vlt",
+            f"{top}.v",
+        ],
+        MAKE_VARIABLES,
+        cache,
+        log,
+    )
 
-    root = link(verilator_root(), "verilator")
-    share = link(Path(config.share_dir), "cocotb_share")
-    libs = link(Path(config.libs_dir), "cocotb_libs")
+
+def compile_model(
+    folder: Path,
+    arguments: Sequence[str | Path],
+    make_variables: Sequence[str],
+    cache: Path,
+    log: Path,
+) -> None:
+    """Run Verilator and make in `folder`, where they leave `SIMULATOR`.
+
+    Parameters
+    ----------
+    folder : Path
+        Has the sources.
+    arguments : sequence
+        Verilator's, sources included. The model's class is ``Vtop``.
+    make_variables : sequence of str
+        ``NAME=value``.
+    cache, log : Path
+        Where Verilator's runtime library is kept, and the output of both programs.
+    """
+    root = _reachable(verilator_root(), folder, "verilator")
     variables = {
         **emptied(_BUILD_VARIABLES),
         "VERILATOR_ROOT": str(root),
@@ -370,25 +436,18 @@ def _compile(folder: Path, top: str, options: Sequence[str], cache: Path, log: P
     }
     verilator: list[str | Path] = [
         root / "bin" / "verilator_bin",
-        *("--cc", "--exe", "--vpi"),
+        *("--cc", "--exe"),
         *("--Mdir", "."),
         *("--prefix", "Vtop"),
-        *("--top-module", top),
         *("-o", SIMULATOR),
-        *("-CFLAGS", _CXX_FLAGS),
-        *("-LDFLAGS", f"-shared -L{libs} -lcocotbvpi_verilator -pthread"),
-        *options,
-        share / "lib" / "verilator" / "verilator.cpp",
-        "entry.cpp",
-        f"{top}.vlt",
-        f"{top}.v",
+        *arguments,
     ]
     with _unlimited_stack():
         run_tool(verilator, log=log, outputs=[folder / "Vtop.mk"], cwd=folder, env=variables)
 
     jobs = len(os.sched_getaffinity(0))
-    make = ["make", "-f", "Vtop.mk", f"-j{jobs}", *_MAKE_VARIABLES]
-    make += [f"VERILATOR_ROOT={root}", f"PYTHON3={link(Path(sys.executable), 'python3')}"]
+    make = ["make", "-f", "Vtop.mk", f"-j{jobs}", *make_variables, f"VERILATOR_ROOT={root}"]
+    make.append(f"PYTHON3={_reachable(Path(sys.executable), folder, 'python3')}")
     _add_runtime(folder, make, variables, cache, log)
     run_tool(make, log=log, outputs=[folder / SIMULATOR], cwd=folder, env=variables)
 

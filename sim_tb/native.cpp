@@ -1,0 +1,344 @@
+// Drives a Verilated design without cocotb: clock, registers over AXI4-Lite, memory over AXI4.
+//
+// Compiled together with the model (class Vtop) into one shared library, which native.py builds and
+// calls through ctypes. Any design with `clk` and `rst` will do; the groups of ports s_axil_*,
+// m_axi_* and irq are used where the design has them. All state is in the instance, so instances
+// may run in different threads.
+//
+// A cycle is two evaluations. What is driven here depends on the state here alone, so it is driven
+// first, and the falling edge settles all combinational logic behind it; what both sides then show
+// is what the rising edge takes.
+
+#include <algorithm>
+#include <cstdint>
+#include <ctime>
+#include <memory>
+#include <stdexcept>
+#include <string>
+#include <type_traits>
+#include <utility>
+
+#include "Vtop.h"
+#include "native_memory.hpp"
+#include "verilated.h"
+#if VM_TRACE_VCD
+#include "verilated_vcd_c.h"
+#endif
+
+#define EXPORT extern "C" __attribute__((visibility("default")))
+
+static_assert(__BYTE_ORDER__ == __ORDER_LITTLE_ENDIAN__, "wide ports are copied as bytes");
+
+// Verilator's own versions end the process, or mark the context that was made last in this thread.
+// -DVL_USER_FATAL, VL_USER_STOP and VL_USER_FINISH leave them out; these become an error text.
+void vl_fatal(const char* file, int line, const char*, const char* message) {
+    throw std::runtime_error(std::string(message) + " (" + file + ":" + std::to_string(line) + ")");
+}
+void vl_stop(const char* file, int line, const char*) { vl_fatal(file, line, "", "$stop"); }
+void vl_finish(const char* file, int line, const char*) { vl_fatal(file, line, "", "$finish"); }
+
+namespace {
+
+template <class V, class = void>
+struct HasRegisters : std::false_type {};
+template <class V>
+struct HasRegisters<V, std::void_t<decltype(std::declval<V&>().s_axil_awaddr)>> : std::true_type {};
+
+template <class V, class = void>
+struct HasIrq : std::false_type {};
+template <class V>
+struct HasIrq<V, std::void_t<decltype(std::declval<V&>().irq)>> : std::true_type {};
+
+template <class V>
+class Device {
+  public:
+    explicit Device(const Config& config) : context_(std::make_unique<VerilatedContext>()) {
+#if VM_TRACE_VCD
+        context_->traceEverOn(true);
+#endif
+        top_ = std::make_unique<V>(context_.get(), "");
+        if constexpr (HasMemory<V>::value) {
+            memory_ = std::make_unique<Memory<V>>(*top_, config, status_);
+        }
+    }
+
+    ~Device() {
+        guarded([&] { top_->final(); });
+    }
+
+    void reset(uint64_t cycles) {
+        status_ = {};
+        if constexpr (HasMemory<V>::value) memory_->clear();
+#if VM_TRACE_VCD
+        trace_.reset();  // its times cannot begin again
+#endif
+        top_->rst = 1;
+        guarded([&] {
+            for (uint64_t i = 0; i < cycles; ++i) edges([] {});
+        });
+        top_->rst = 0;
+    }
+
+    // Run until irq, if asked for, an error, or `cycles` cycles.
+    uint64_t run(uint64_t cycles, bool until_irq) {
+        const uint64_t begin = status_.cycle;
+        guarded([&] {
+            const uint64_t end = begin + std::min(cycles, never - begin);
+            while (status_.cycle != end && status_.error.empty()) {
+                if (until_irq && irq()) break;
+                step();
+            }
+        });
+        return status_.cycle - begin;
+    }
+
+    // One transaction on the registers; the response, or -1 after an error.
+    int access(uint32_t address, uint32_t* value, bool write, uint64_t limit) {
+        if constexpr (!HasRegisters<V>::value) {
+            status_.fail("the design has no registers (ports s_axil_*)");
+            return -1;
+        } else {
+            V& t = *top_;
+            answered_ = false;
+            if (write) {
+                t.s_axil_awaddr = address;
+                t.s_axil_wdata = *value;
+                t.s_axil_wstrb = 0xF;
+                t.s_axil_awvalid = t.s_axil_wvalid = t.s_axil_bready = 1;
+            } else {
+                t.s_axil_araddr = address;
+                t.s_axil_arvalid = t.s_axil_rready = 1;
+            }
+            accessing_ = true;
+            guarded([&] {
+                for (uint64_t i = 0; i < limit && !answered_ && status_.error.empty(); ++i) step();
+            });
+            accessing_ = false;
+            t.s_axil_awvalid = t.s_axil_wvalid = t.s_axil_bready = 0;
+            t.s_axil_arvalid = t.s_axil_rready = 0;
+            if (!answered_ && status_.error.empty()) {
+                status_.fail("the design did not answer a register access within " +
+                     std::to_string(limit) + " cycles");
+            }
+            if (!status_.error.empty()) return -1;
+            if (!write) *value = answer_;
+            return answer_code_;
+        }
+    }
+
+    void inject(const Fault& fault) {
+        if constexpr (HasMemory<V>::value) memory_->inject(fault);
+    }
+
+    void heal() {
+        if constexpr (HasMemory<V>::value) memory_->heal();
+    }
+
+    bool waves(const char* path, uint64_t begin, uint64_t end) {
+#if VM_TRACE_VCD
+        trace_ = std::make_unique<VerilatedVcdC>();
+        trace_->set_time_unit("1ns");
+        trace_->set_time_resolution("1ns");
+        top_->trace(trace_.get(), 99);
+        trace_->open(path);
+        trace_begin_ = begin;
+        trace_end_ = end;
+        return trace_->isOpen();
+#else
+        (void)path, (void)begin, (void)end;
+        return false;
+#endif
+    }
+
+    void flush() {
+#if VM_TRACE_VCD
+        if (trace_) trace_->flush();
+#endif
+    }
+
+    Statistics statistics() {
+        Statistics statistics{};
+        if constexpr (HasMemory<V>::value) statistics = memory_->statistics();
+        statistics.cycle = status_.cycle;
+        statistics.irq = irq();
+        return statistics;
+    }
+
+    const char* error() const { return status_.error.c_str(); }
+
+  private:
+    bool irq() {
+        if constexpr (HasIrq<V>::value) return top_->irq != 0;
+        return false;
+    }
+
+    template <class F>
+    void guarded(F&& body) {
+        try {
+            body();
+        } catch (const std::exception& error) {
+            status_.fail(std::string("the model stopped: ") + error.what());
+        }
+    }
+
+    template <class F>
+    void edges(F&& between) {
+        V& t = *top_;
+        t.clk = 0;
+        t.eval();
+        dump(0);
+        between();
+        t.clk = 1;
+        t.eval();
+        dump(1);
+    }
+
+    void step() {
+        if constexpr (HasMemory<V>::value) memory_->offer();
+        edges([this] {
+            if constexpr (HasMemory<V>::value) memory_->take();
+            if constexpr (HasRegisters<V>::value) {
+                if (accessing_) take_registers();
+            }
+        });
+        ++status_.cycle;
+        if constexpr (HasRegisters<V>::value) {
+            if (accessing_) drop_taken();
+        }
+    }
+
+    void dump(unsigned edge) {
+#if VM_TRACE_VCD
+        if (trace_ && status_.cycle >= trace_begin_ && status_.cycle < trace_end_)
+            trace_->dump(10 * status_.cycle + 5 * edge);
+#else
+        (void)edge;
+#endif
+    }
+
+    void take_registers() {
+        V& t = *top_;
+        aw_taken_ = t.s_axil_awvalid && t.s_axil_awready;
+        w_taken_ = t.s_axil_wvalid && t.s_axil_wready;
+        ar_taken_ = t.s_axil_arvalid && t.s_axil_arready;
+        if (t.s_axil_bready && t.s_axil_bvalid) {
+            if (t.s_axil_awvalid > aw_taken_ || t.s_axil_wvalid > w_taken_)
+                status_.fail("s_axil_bvalid came before its request");
+            answered_ = true;
+            answer_code_ = t.s_axil_bresp;
+        }
+        if (t.s_axil_rready && t.s_axil_rvalid) {
+            if (t.s_axil_arvalid > ar_taken_) status_.fail("s_axil_rvalid came before its request");
+            answered_ = true;
+            answer_code_ = t.s_axil_rresp;
+            answer_ = t.s_axil_rdata;
+        }
+    }
+
+    void drop_taken() {
+        V& t = *top_;
+        if (aw_taken_) t.s_axil_awvalid = 0;
+        if (w_taken_) t.s_axil_wvalid = 0;
+        if (ar_taken_) t.s_axil_arvalid = 0;
+        if (answered_) t.s_axil_bready = t.s_axil_rready = 0;
+    }
+
+    // In C++'s order of destruction: what refers to the design goes before it.
+    std::unique_ptr<VerilatedContext> context_;
+    std::unique_ptr<V> top_;
+    Status status_;
+    std::unique_ptr<Memory<V>> memory_;
+
+    // The registers.
+    bool accessing_ = false, answered_ = false;
+    bool aw_taken_ = false, w_taken_ = false, ar_taken_ = false;
+    uint32_t answer_ = 0;
+    int answer_code_ = 0;
+
+#if VM_TRACE_VCD
+    std::unique_ptr<VerilatedVcdC> trace_;
+    uint64_t trace_begin_ = 0, trace_end_ = 0;
+#endif
+};
+
+// Nothing but the clock; seconds of this thread's processor time, without those of the reset.
+template <class V>
+double bare(uint64_t cycles) {
+    VerilatedContext context;
+    V top(&context, "");
+    auto clock = [&](uint64_t count) {
+        for (uint64_t i = 0; i < count; ++i) {
+            top.clk = 0;
+            top.eval();
+            top.clk = 1;
+            top.eval();
+        }
+    };
+    top.rst = 1;
+    clock(4);
+    top.rst = 0;
+    clock(1);
+    auto now = [] {
+        timespec time;
+        clock_gettime(CLOCK_THREAD_CPUTIME_ID, &time);
+        return time.tv_sec + 1e-9 * time.tv_nsec;
+    };
+    const double begin = now();
+    clock(cycles);
+    const double seconds = now() - begin;
+    top.final();
+    return seconds;
+}
+
+}  // namespace
+
+using Handle = Device<Vtop>;
+
+// Bit 0: a memory bus, bit 1: registers, bit 2: irq, bit 3: waves; from bit 8 on, bytes of a beat.
+EXPORT uint32_t fpgapipe_features() {
+    uint32_t features = bus_bytes<Vtop>() << 8;
+    features |= HasMemory<Vtop>::value << 0;
+    features |= HasRegisters<Vtop>::value << 1;
+    features |= HasIrq<Vtop>::value << 2;
+#if VM_TRACE_VCD
+    features |= 1 << 3;
+#endif
+    return features;
+}
+
+EXPORT Handle* fpgapipe_create(const Config* config) {
+    try {
+        return new Handle(*config);
+    } catch (const std::exception&) {
+        return nullptr;
+    }
+}
+EXPORT void fpgapipe_destroy(Handle* device) { delete device; }
+EXPORT void fpgapipe_reset(Handle* device, uint64_t cycles) { device->reset(cycles); }
+EXPORT uint64_t fpgapipe_run(Handle* device, uint64_t cycles, int until_irq) {
+    return device->run(cycles, until_irq);
+}
+EXPORT int fpgapipe_access(Handle* device, uint32_t address, uint32_t* value, int write,
+                           uint64_t limit) {
+    return device->access(address, value, write, limit);
+}
+EXPORT void fpgapipe_inject(Handle* device, uint64_t begin, uint64_t end, int response, int reads,
+                            int writes) {
+    device->inject({begin, end, uint8_t(response), reads != 0, writes != 0});
+}
+EXPORT void fpgapipe_heal(Handle* device) { device->heal(); }
+EXPORT int fpgapipe_waves(Handle* device, const char* path, uint64_t begin, uint64_t end) {
+    return device->waves(path, begin, end);
+}
+EXPORT void fpgapipe_flush(Handle* device) { device->flush(); }
+EXPORT void fpgapipe_statistics(Handle* device, Statistics* statistics) {
+    *statistics = device->statistics();
+}
+EXPORT const char* fpgapipe_error(const Handle* device) { return device->error(); }
+EXPORT double fpgapipe_bare(uint64_t cycles) {
+    try {
+        return bare<Vtop>(cycles);
+    } catch (const std::exception&) {
+        return -1;
+    }
+}

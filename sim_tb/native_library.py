@@ -1,0 +1,220 @@
+"""Gateware and the simulator in C++ compiled to a shared library, and its functions for Python.
+
+`native` has what drives it; the structures here have the layout of those in ``native_memory.hpp``.
+"""
+
+import ctypes
+import functools
+import hashlib
+from collections.abc import Sequence
+from dataclasses import dataclass, fields
+from importlib import resources
+from pathlib import Path
+from typing import Any
+
+from fpgapipe.errors import UserError
+from fpgapipe.sim_tb.verilate import (
+    MAKE_VARIABLES,
+    VERILATOR_FLAGS,
+    cached_simulator,
+    compile_model,
+)
+
+# Nothing but the functions for Python is visible, so calls within the library are direct. No code
+# for this machine's processor alone: the cache may be on a file system that several machines share.
+_CXX_FLAGS = (
+    "-std=gnu++20 -fPIC -fvisibility=hidden -fno-semantic-interposition -fno-gnu-unique"
+    " -DVL_USER_FATAL -DVL_USER_STOP -DVL_USER_FINISH"
+)
+# Verilator's slow code runs once, before the first cycle: optimizing it takes a fifth of the build
+# and gains nothing. Of a variable that is set twice make takes the last value.
+_MAKE_VARIABLES = (*MAKE_VARIABLES, "OPT_SLOW=-O0")
+_LINK_FLAGS = "-shared -pthread -Wl,-Bsymbolic"
+# Yosys writes a choice of which at most one condition holds as a casez.
+_FLAGS = (*VERILATOR_FLAGS, "-Wno-CASEOVERLAP")
+_HARNESS = ("native.cpp", "native_memory.hpp")
+
+NEVER = 2**64 - 1
+"""Stands for no cycle in the statistics."""
+
+
+class DeviceError(UserError):
+    """A simulated device broke a rule of its buses, answered with an error, or stopped.
+
+    After a broken rule it must be reset before it runs again.
+    """
+
+
+class Config(ctypes.Structure):
+    """What a device is made from."""
+
+    _fields_ = [
+        ("memory", ctypes.c_void_p),
+        ("memory_bytes", ctypes.c_uint64),
+        ("rate_numerator", ctypes.c_uint64),
+        ("rate_denominator", ctypes.c_uint64),
+        ("read_latency", ctypes.c_uint64),
+        ("write_latency", ctypes.c_uint64),
+        ("outstanding", ctypes.c_uint64),
+        ("pause", ctypes.c_uint64),
+        ("seed", ctypes.c_uint64),
+    ]
+
+
+@dataclass(frozen=True)
+class Statistics:
+    """What happened on a device's memory bus since the last reset; cycles count from that reset.
+
+    Attributes
+    ----------
+    cycle : int
+        Cycles since the reset.
+    read_bursts, write_bursts : int
+        Addresses that the memory took.
+    read_beats, write_beats : int
+        Beats of data that moved.
+    first_read_cycle, last_read_cycle, first_write_cycle, last_write_cycle : int or None
+        When they moved.
+    read_wait_cycles : int
+        Cycles in which a beat of data waited for the design.
+    write_wait_cycles : int
+        Cycles in which the design waited with a beat of data.
+    active_cycle : int or None
+        Of the last handshake of any of the five channels.
+    reads_in_flight, writes_in_flight : int
+        Bursts whose last beat, or response, is still to come.
+    irq : bool
+        Whether the interrupt is high now.
+    """
+
+    cycle: int
+    read_bursts: int
+    write_bursts: int
+    read_beats: int
+    write_beats: int
+    first_read_cycle: int | None
+    last_read_cycle: int | None
+    first_write_cycle: int | None
+    last_write_cycle: int | None
+    read_wait_cycles: int
+    write_wait_cycles: int
+    active_cycle: int | None
+    reads_in_flight: int
+    writes_in_flight: int
+    irq: bool
+
+
+class RawStatistics(ctypes.Structure):
+    """`Statistics` as the library fills them, `NEVER` where those have None."""
+
+    _fields_ = [(field.name, ctypes.c_uint64) for field in fields(Statistics)]
+
+
+def build_native(
+    verilog: str, top: str = "top", *, waves: bool = False, flags: Sequence[str] = ()
+) -> Path:
+    """Compile a design to a library for `NativeDevice`, or return the one compiled before.
+
+    Parameters
+    ----------
+    verilog : str
+        The whole design; included files are not seen.
+    top : str
+        The top module.
+    waves : bool
+        Whether the library can write waves; it is slower for it.
+    flags : sequence of str
+        More options for Verilator, such as ``-Wno-UNOPTFLAT``.
+
+    Returns
+    -------
+    Path
+        The library. Its folder may be dropped when the cache is full, so do not keep the path.
+
+    Raises
+    ------
+    UserError
+        If a program is missing or the cache cannot be used.
+    ToolError
+        If Verilator or g++ fails.
+    """
+    harness = {
+        name: resources.files("fpgapipe.sim_tb").joinpath(name).read_text() for name in _HARNESS
+    }
+    arguments = [
+        *_FLAGS,
+        *(["--trace-vcd"] if waves else []),
+        *flags,
+        *("--top-module", top),
+        *("-CFLAGS", _CXX_FLAGS),
+        *("-LDFLAGS", _LINK_FLAGS),
+        "native.cpp",
+        f"{top}.v",
+    ]
+    texts = {f"{top}.v": verilog, **harness}
+    ingredients = {
+        "native": arguments,
+        "make": _MAKE_VARIABLES,
+        **{name: hashlib.sha256(text.encode()).hexdigest() for name, text in texts.items()},
+    }
+    return cached_simulator(
+        top,
+        texts,
+        ingredients,
+        lambda folder, cache, log: compile_model(folder, arguments, _MAKE_VARIABLES, cache, log),
+    )
+
+
+@functools.cache
+def _loaded(path: str, inode: int) -> ctypes.CDLL:
+    """Load a library; another file of the same name is another library."""
+    library = ctypes.CDLL(path)
+    handle, u64, integer = ctypes.c_void_p, ctypes.c_uint64, ctypes.c_int
+    signatures: dict[str, tuple[Any, list[Any]]] = {
+        "features": (ctypes.c_uint32, []),
+        "create": (handle, [ctypes.POINTER(Config)]),
+        "destroy": (None, [handle]),
+        "reset": (None, [handle, u64]),
+        "run": (u64, [handle, u64, integer]),
+        "access": (
+            integer,
+            [handle, ctypes.c_uint32, ctypes.POINTER(ctypes.c_uint32), integer, u64],
+        ),
+        "inject": (None, [handle, u64, u64, integer, integer, integer]),
+        "heal": (None, [handle]),
+        "waves": (integer, [handle, ctypes.c_char_p, u64, u64]),
+        "flush": (None, [handle]),
+        "statistics": (None, [handle, ctypes.POINTER(RawStatistics)]),
+        "error": (ctypes.c_char_p, [handle]),
+        "bare": (ctypes.c_double, [u64]),
+    }
+    for name, (result, arguments) in signatures.items():
+        function = getattr(library, f"fpgapipe_{name}")
+        function.restype, function.argtypes = result, arguments
+    return library
+
+
+def load(path: Path) -> ctypes.CDLL:
+    """Load a library that `build_native` made; its functions release Python's lock."""
+    return _loaded(str(path), path.stat().st_ino)
+
+
+def native_speed(verilog: str, cycles: int, top: str = "top") -> float:
+    """Clock a design, all its inputs zero, and nothing else.
+
+    Parameters
+    ----------
+    verilog, top
+        As in `build_native`; any design with the ports ``clk`` and ``rst``.
+    cycles : int
+        How many after the reset.
+
+    Returns
+    -------
+    float
+        Cycles per second of processor time, which other processes change less than the time of day.
+    """
+    seconds: float = load(build_native(verilog, top)).fpgapipe_bare(cycles)
+    if seconds < 0:
+        raise DeviceError(f"the model of {top} stopped")
+    return cycles / max(seconds, 1e-9)

@@ -1,0 +1,424 @@
+// The memory at the design's AXI4 master, as native.cpp uses it.
+//
+// NativeDevice in native.py says what it promises. In every cycle it first drives its side of the
+// bus from its state alone, then looks what the rising edge will take.
+
+#pragma once
+
+#include <algorithm>
+#include <cstdint>
+#include <cstdio>
+#include <cstring>
+#include <string>
+#include <type_traits>
+#include <utility>
+#include <vector>
+
+namespace {
+
+constexpr uint64_t never = UINT64_MAX;
+constexpr unsigned page_bytes = 4096;
+enum Response : uint8_t { OKAY = 0, SLVERR = 2, DECERR = 3 };
+
+// The layout of native.py's structure of the same name.
+struct Config {
+    uint8_t* memory;
+    uint64_t memory_bytes;
+    uint64_t rate_numerator;  // bytes per cycle, of reads and writes together
+    uint64_t rate_denominator;
+    uint64_t read_latency;
+    uint64_t write_latency;
+    uint64_t outstanding;  // bursts of each direction
+    uint64_t pause;        // chance of a pause in a cycle, in 1/4096
+    uint64_t seed;
+};
+
+// The layout of native.py's structure of the same name.
+struct Statistics {
+    uint64_t cycle;  // since the last reset
+    uint64_t read_bursts, write_bursts;
+    uint64_t read_beats, write_beats;
+    uint64_t first_read_cycle, last_read_cycle;
+    uint64_t first_write_cycle, last_write_cycle;
+    uint64_t read_wait_cycles;   // a beat of data waited for the design
+    uint64_t write_wait_cycles;  // the design waited with a beat of data
+    uint64_t active_cycle;       // of the last handshake on the memory bus
+    uint64_t reads_in_flight, writes_in_flight;
+    uint64_t irq;
+};
+
+// The cycle since the last reset, and the first error.
+struct Status {
+    uint64_t cycle = 0;
+    std::string error;
+
+    void fail(const std::string& what) {
+        if (error.empty()) error = "cycle " + std::to_string(cycle) + ": " + what;
+    }
+};
+
+template <class V, class = void>
+struct HasMemory : std::false_type {};
+template <class V>
+struct HasMemory<V, std::void_t<decltype(std::declval<V&>().m_axi_araddr)>> : std::true_type {};
+
+template <class V, class = void>
+struct HasIds : std::false_type {};
+template <class V>
+struct HasIds<V, std::void_t<decltype(std::declval<V&>().m_axi_arid)>> : std::true_type {};
+
+// Bytes of a beat; a port is uint32_t, uint64_t or VlWide<N>, whose bytes are in the bus's order.
+template <class V>
+constexpr unsigned bus_bytes() {
+    if constexpr (HasMemory<V>::value) {
+        return sizeof(std::remove_reference_t<decltype(std::declval<V&>().m_axi_rdata)>);
+    } else {
+        return 1;
+    }
+}
+
+template <class T>
+class Queue {
+  public:
+    void resize(size_t capacity) {
+        size_t size = 1;
+        while (size < capacity) size *= 2;
+        items_.resize(size);
+        clear();
+    }
+    void clear() { begin_ = end_ = 0; }
+    bool empty() const { return begin_ == end_; }
+    size_t size() const { return end_ - begin_; }
+    T& front() { return items_[begin_ & (items_.size() - 1)]; }
+    void push(const T& item) { items_[end_++ & (items_.size() - 1)] = item; }
+    void pop() { ++begin_; }
+
+  private:
+    std::vector<T> items_;
+    size_t begin_ = 0, end_ = 0;
+};
+
+struct Burst {
+    uint64_t address;   // of the next beat, at the bus's granularity
+    uint64_t unusable;  // strobes of the next beat that lie before the burst's first byte
+    uint64_t due;       // first cycle in which read data, or the response to a write, may appear
+    uint32_t beats_left;
+    uint32_t id;
+    uint8_t response;
+};
+
+// The address channels, as the design drives them.
+struct Request {
+    bool waits;
+    uint64_t address;
+    uint32_t id;
+    uint8_t length, size, burst;
+    bool operator!=(const Request& other) const {
+        return address != other.address || length != other.length || id != other.id ||
+               size != other.size || burst != other.burst;
+    }
+};
+
+struct Fault {
+    uint64_t begin, end;
+    uint8_t response;
+    bool reads, writes;
+};
+
+// V is the Verilated design; its ports are read and written in place.
+template <class V>
+class Memory {
+  public:
+    Memory(V& top, const Config& config, Status& status)
+        : top_(top), config_(config), status_(status) {
+        reads_.resize(config.outstanding);
+        writes_.resize(config.outstanding);
+        responses_.resize(config.outstanding);
+        beat_cost_ = bus_bytes<V>() * config.rate_denominator;
+        clear();
+    }
+
+    void clear() {
+        statistics_ = {};
+        statistics_.first_read_cycle = statistics_.last_read_cycle = never;
+        statistics_.first_write_cycle = statistics_.last_write_cycle = never;
+        statistics_.active_cycle = never;
+        reads_.clear();
+        writes_.clear();
+        responses_.clear();
+        read_request_ = write_request_ = {};
+        credit_ = 0;
+        read_shown_ = response_shown_ = data_waits_ = false;
+        read_turn_ = true;
+        random_ = config_.seed * 0x9E3779B97F4A7C15u + 0x2545F4914F6CDD1Du;
+        random_ |= random_ == 0;
+        top_.m_axi_arready = top_.m_axi_rvalid = top_.m_axi_rlast = top_.m_axi_rresp = 0;
+        top_.m_axi_awready = top_.m_axi_wready = top_.m_axi_bvalid = top_.m_axi_bresp = 0;
+    }
+
+    void inject(const Fault& fault) { faults_.push_back(fault); }
+    void heal() { faults_.clear(); }
+
+    Statistics statistics() const {
+        Statistics copy = statistics_;
+        copy.reads_in_flight = reads_.size();
+        copy.writes_in_flight = writes_.size() + responses_.size();
+        return copy;
+    }
+
+    // Drive the memory's side of the bus for this cycle, from nothing but the memory's state.
+    void offer() {
+        V& t = top_;
+        if (config_.pause) {
+            random_ ^= random_ << 13;
+            random_ ^= random_ >> 7;
+            random_ ^= random_ << 17;
+        }
+        // A beat may overdraw, and later cycles pay: so the average is exact under load, while an
+        // idle time saves up no more than one cycle's bytes.
+        const int64_t rate = config_.rate_numerator;
+        credit_ = std::min(credit_ + rate, rate);
+
+        t.m_axi_arready = reads_.size() < config_.outstanding && !pauses(0);
+        t.m_axi_awready = writes_.size() + responses_.size() < config_.outstanding && !pauses(1);
+
+        const uint64_t cycle = status_.cycle;
+        const bool can_read =
+            !read_shown_ && !reads_.empty() && reads_.front().due <= cycle && !pauses(2);
+        const bool can_write = !writes_.empty() && !pauses(3);
+        bool reads = can_read && credit_ > 0;
+        bool writes = can_write && credit_ > 0;
+        if (reads && writes && credit_ <= beat_cost_) {
+            // One of the two. The design's wvalid is that of the end of the last cycle: whether it
+            // stays decides nothing but who goes first.
+            reads = !t.m_axi_wvalid || read_turn_;
+            writes = !reads;
+        }
+        if (reads) {
+            credit_ -= beat_cost_;
+            read_turn_ = false;
+            show_read();
+        }
+        t.m_axi_rvalid = read_shown_;
+        t.m_axi_wready = writes;
+
+        if (!response_shown_ && !responses_.empty() && responses_.front().due <= cycle &&
+            !pauses(4)) {
+            response_shown_ = true;
+            t.m_axi_bresp = responses_.front().response;
+            if constexpr (HasIds<V>::value) t.m_axi_bid = responses_.front().id;
+        }
+        t.m_axi_bvalid = response_shown_;
+    }
+
+    // See what the rising edge will take.
+    void take() {
+        V& t = top_;
+        const uint64_t cycle = status_.cycle;
+        bool active = false;
+
+        if (t.m_axi_arvalid || read_request_.waits) {
+            Request now{true, t.m_axi_araddr, 0, t.m_axi_arlen, t.m_axi_arsize, t.m_axi_arburst};
+            if constexpr (HasIds<V>::value) now.id = t.m_axi_arid;
+            if (request(read_request_, now, t.m_axi_arvalid, t.m_axi_arready, "ar")) {
+                Burst burst = burst_of(now);
+                burst.due = cycle + config_.read_latency;
+                reads_.push(burst);
+                ++statistics_.read_bursts;
+                active = true;
+            }
+        }
+
+        if (read_shown_) {
+            if (t.m_axi_rready) {
+                read_shown_ = false;
+                Burst& burst = reads_.front();
+                burst.address += bus_bytes<V>();
+                if (--burst.beats_left == 0) reads_.pop();
+                if (statistics_.read_beats++ == 0) statistics_.first_read_cycle = cycle;
+                statistics_.last_read_cycle = cycle;
+                active = true;
+            } else {
+                ++statistics_.read_wait_cycles;
+            }
+        }
+
+        if (t.m_axi_wvalid || data_waits_) active |= take_data();
+
+        if (t.m_axi_awvalid || write_request_.waits) {
+            Request now{true, t.m_axi_awaddr, 0, t.m_axi_awlen, t.m_axi_awsize, t.m_axi_awburst};
+            if constexpr (HasIds<V>::value) now.id = t.m_axi_awid;
+            if (request(write_request_, now, t.m_axi_awvalid, t.m_axi_awready, "aw")) {
+                writes_.push(burst_of(now));
+                ++statistics_.write_bursts;
+                active = true;
+            }
+        }
+
+        if (response_shown_ && t.m_axi_bready) {
+            response_shown_ = false;
+            responses_.pop();
+            active = true;
+        }
+        if (active) statistics_.active_cycle = cycle;
+    }
+
+  private:
+    // One random number a cycle; its parts decide the pauses of the five channels.
+    bool pauses(unsigned channel) const {
+        return ((random_ >> (12 * channel)) & 0xFFF) < config_.pause;
+    }
+
+    void show_read() {
+        V& t = top_;
+        Burst& burst = reads_.front();
+        read_shown_ = true;
+        const uint8_t response = response_of(burst.address, false);
+        if (response == OKAY) {
+            std::memcpy(&t.m_axi_rdata, config_.memory + burst.address, bus_bytes<V>());
+        } else {
+            std::memset(&t.m_axi_rdata, 0, bus_bytes<V>());
+        }
+        t.m_axi_rresp = response;
+        t.m_axi_rlast = burst.beats_left == 1;
+        if constexpr (HasIds<V>::value) t.m_axi_rid = burst.id;
+    }
+
+    uint8_t response_of(uint64_t address, bool write) const {
+        if (address >= config_.memory_bytes) return DECERR;
+        for (const Fault& fault : faults_) {
+            if ((write ? fault.writes : fault.reads) && address < fault.end &&
+                fault.begin < address + bus_bytes<V>())
+                return fault.response;
+        }
+        return OKAY;
+    }
+
+    // An address channel of the design; whether a request is taken.
+    bool request(Request& last, const Request& now, bool valid, bool ready, const char* name) {
+        const auto wrong = [&](const std::string& what) {
+            status_.fail(std::string("m_axi_") + name + what);
+            return false;
+        };
+        if (last.waits && !valid) return wrong("valid fell before ready rose");
+        if (last.waits && last != now)
+            return wrong("addr, len, size, burst or id changed while valid waited for ready");
+        last = now;
+        last.waits = !ready;
+        if (last.waits) return false;
+        const unsigned bytes = bus_bytes<V>();
+        const uint64_t begin = now.address & ~uint64_t{bytes - 1};
+        const uint64_t end = begin + (now.length + uint64_t{1}) * bytes;
+        if (now.burst != 1)
+            return wrong("burst must be 1 (INCR), not " + std::to_string(now.burst));
+        if ((1u << now.size) != bytes)
+            return wrong("size must be that of the bus, " + std::to_string(bytes) +
+                         " bytes, not " + std::to_string(1u << now.size));
+        if (begin / page_bytes != (end - 1) / page_bytes)
+            return wrong("addr " + hex(now.address) + ": a burst of " +
+                         std::to_string(end - begin) + " bytes crosses a boundary of 4 KiB");
+        return true;
+    }
+
+    static std::string hex(uint64_t value) {
+        char text[24];
+        std::snprintf(text, sizeof text, "0x%llx", static_cast<unsigned long long>(value));
+        return text;
+    }
+
+    static Burst burst_of(const Request& request) {
+        const uint64_t offset = request.address & (bus_bytes<V>() - 1);
+        return {request.address - offset,
+                (uint64_t{1} << offset) - 1,
+                0,
+                request.length + 1u,
+                request.id,
+                OKAY};
+    }
+
+    bool wrong_data(const char* what) {
+        status_.fail(std::string("m_axi_") + what);
+        return false;
+    }
+
+    // The write data channel; whether a beat is taken.
+    bool take_data() {
+        V& t = top_;
+        const uint64_t strobes = t.m_axi_wstrb;
+        if (data_waits_ && !t.m_axi_wvalid) return wrong_data("wvalid fell before wready rose");
+        if (data_waits_ &&
+            (strobes != waiting_strobes_ || bool(t.m_axi_wlast) != waiting_last_ ||
+             std::memcmp(waiting_data_, &t.m_axi_wdata, bus_bytes<V>()) != 0))
+            return wrong_data("wdata, wstrb or wlast changed while wvalid waited for wready");
+        if (!t.m_axi_wready) {
+            if (!data_waits_) {
+                data_waits_ = true;
+                waiting_strobes_ = strobes;
+                waiting_last_ = t.m_axi_wlast;
+                std::memcpy(waiting_data_, &t.m_axi_wdata, bus_bytes<V>());
+            }
+            ++statistics_.write_wait_cycles;
+            return false;
+        }
+        data_waits_ = false;
+        credit_ -= beat_cost_;
+        read_turn_ = true;
+        Burst& burst = writes_.front();
+        if (t.m_axi_wlast && burst.beats_left != 1)
+            return wrong_data("wlast is high before the last beat of a burst");
+        if (!t.m_axi_wlast && burst.beats_left == 1)
+            return wrong_data("wlast is low in the last beat of a burst");
+        if (strobes & burst.unusable)
+            return wrong_data("wstrb selects bytes before the burst's address");
+        const uint8_t response = response_of(burst.address, true);
+        if (response == OKAY) {
+            store(config_.memory + burst.address, strobes);
+        } else {
+            burst.response = std::max(burst.response, response);
+        }
+        burst.address += bus_bytes<V>();
+        burst.unusable = 0;
+        if (--burst.beats_left == 0) {
+            burst.due = status_.cycle + config_.write_latency;
+            responses_.push(burst);
+            writes_.pop();
+        }
+        if (statistics_.write_beats++ == 0) statistics_.first_write_cycle = status_.cycle;
+        statistics_.last_write_cycle = status_.cycle;
+        return true;
+    }
+
+    void store(uint8_t* to, uint64_t strobes) {
+        constexpr unsigned bytes = bus_bytes<V>();
+        constexpr uint64_t all = bytes == 64 ? ~uint64_t{0} : (uint64_t{1} << bytes % 64) - 1;
+        const auto* data = reinterpret_cast<const uint8_t*>(&top_.m_axi_wdata);
+        if (strobes == all) {
+            std::memcpy(to, data, bytes);
+        } else {
+            for (unsigned i = 0; i < bytes; ++i) {
+                if (strobes >> i & 1) to[i] = data[i];
+            }
+        }
+    }
+
+    V& top_;
+    const Config config_;
+    Status& status_;
+    Statistics statistics_;
+    std::vector<Fault> faults_;
+
+    // Reads and writes hold bursts until their last beat, responses until they are taken.
+    Queue<Burst> reads_, writes_, responses_;
+    Request read_request_, write_request_;
+    int64_t beat_cost_;  // in bytes * rate_denominator, as is the credit
+    int64_t credit_ = 0;
+    uint64_t random_ = 1;
+    bool read_shown_, response_shown_;  // rvalid, bvalid
+    bool read_turn_;                    // who goes first when there is credit for one
+    bool data_waits_;                   // wvalid waited in the cycle before, with this:
+    bool waiting_last_ = false;
+    uint64_t waiting_strobes_ = 0;
+    uint8_t waiting_data_[bus_bytes<V>()];
+};
+
+}  // namespace
