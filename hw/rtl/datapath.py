@@ -1,8 +1,7 @@
 """Gateware of a GEMM engine's datapath, :mod:`fpgapipe.hw.hls_models.datapath`."""
 
-from amaranth.hdl import Cat, Module, Mux, Signal, signed, unsigned
+from amaranth.hdl import Cat, Module, Mux, Signal, signed
 from amaranth.lib import data, stream, wiring
-from amaranth.lib.memory import Memory
 from amaranth.lib.wiring import In, Out
 
 from fpgapipe.hw.hls_models.datapath import ACC_CYCLES, ACC_READ_CYCLES, DatapathSpec
@@ -16,6 +15,7 @@ from fpgapipe.hw.hls_models.fp32 import (
 from fpgapipe.hw.hls_models.isa import SHAPE
 from fpgapipe.hw.rtl.fp32 import Fp32Adder, SumConverter
 from fpgapipe.hw.rtl.layouts import layout_of
+from fpgapipe.hw.rtl.memory import BlockMemory, BlockMemorySpec
 from fpgapipe.hw.rtl.systolic import SystolicCells, instance_of
 
 
@@ -320,28 +320,27 @@ class GemmDatapath(wiring.Component):
             m.d.sync += [codes.eq(spare), nans.eq(spare_nans)]
         with m.If(advance & loads[-1]):
             m.d.sync += [
-                spare.eq(Cat(spare, early.code_b) >> 8),
-                spare_nans.eq(Cat(spare_nans, early.code_b == CODE_NAN) >> 1),
+                spare.eq(Cat(spare, early.code_b)[8:]),
+                spare_nans.eq(Cat(spare_nans, early.code_b == CODE_NAN)[1:]),
             ]
 
         # Accumulators: the old values arrive with the converted sums.
         values = Signal(32 * spec.cols)
         old = Signal(32 * spec.cols, reset_less=True)
-        memory = Memory(shape=unsigned(32 * spec.cols), depth=spec.acc_depth, init=[])
-        m.submodules.memory = memory
-        read, write = memory.read_port(), memory.write_port()
+        bits = 32 * spec.cols
+        m.submodules.memory = memory = BlockMemory(BlockMemorySpec(spec.acc_depth, bits, bits))
         to_read, is_there = at(latency + FROM_SUM_CYCLES - ACC_READ_CYCLES)
         was_read, _ = at(latency + FROM_SUM_CYCLES - ACC_READ_CYCLES + 1)
         done, finished = at(spec.latency_cycles)
         m.d.comb += [
-            read.en.eq(advance & is_there & to_read.reads),
-            read.addr.eq(to_read.address),
-            write.en.eq(advance & finished & done.stores),
-            write.addr.eq(done.address),
-            write.data.eq(values),
+            memory.read.eq(advance & is_there & to_read.reads),
+            memory.read_row.eq(to_read.address),
+            memory.write.eq(advance & finished & done.stores),
+            memory.write_row.eq(done.address),
+            memory.write_data.eq(values),
         ]
         with m.If(advance):
-            m.d.sync += old.eq(Mux(was_read.reads, read.data, 0))
+            m.d.sync += old.eq(Mux(was_read.reads, memory.read_data, 0))
 
         nan_a = Signal()
         m.d.comb += nan_a.eq(early.code_a == CODE_NAN)

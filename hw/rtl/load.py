@@ -177,7 +177,7 @@ class LoadEngine(wiring.Component):
                 m.d.sync += [
                     part.eq(part + 1),
                     was_bad.eq(bad & ~complete),
-                    earlier.eq(collected >> (8 * spec.bus_bytes)),
+                    earlier.eq(collected[8 * spec.bus_bytes :]),
                 ]
         with m.If(last):
             m.d.sync += number.eq(0)

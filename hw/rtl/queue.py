@@ -163,7 +163,7 @@ class EngineQueue(wiring.Component):
             m.d.sync += collected.eq(collected + 1)
         if self._words > 1:
             with m.If(fifo.o.valid & (collected != self._words - 1)):
-                m.d.sync += earlier.eq(Cat(earlier, fifo.o.payload) >> WORD_BITS)
+                m.d.sync += earlier.eq(Cat(earlier, fifo.o.payload)[WORD_BITS:])
         head = data.View(QUEUED, whole[:WORD_BITS])
 
         may = Signal()

@@ -124,7 +124,7 @@ class ResultWriter(wiring.Component):
             with m.Elif(moves & tags.valid):
                 m.d.sync += [
                     left.eq(left - 1),
-                    vector.eq(Mux(tags.fp32, vector >> 512, vector >> 1024)),
+                    vector.eq(Mux(tags.fp32, vector[_DATA_BITS:], vector[2 * _DATA_BITS :])),
                     tags.address.eq(tags.address + 2 * GRANULES),
                     tags.first.eq(Mux(tags.first > part_cols, tags.first - part_cols, 0)),
                     tags.end.eq(Mux(tags.end > part_cols, tags.end - part_cols, 0)),

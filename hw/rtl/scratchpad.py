@@ -8,13 +8,14 @@ first of the next bank, after the last of all the first of all.
 
 from dataclasses import dataclass
 
-from amaranth.hdl import Cat, ClockSignal, Const, Instance, Module, Mux, Signal, unsigned
+from amaranth.hdl import Cat, Const, Module, Mux, Signal
 from amaranth.lib import wiring
-from amaranth.lib.memory import Memory
 from amaranth.lib.wiring import In, Out
 
 from fpgapipe.hw.hls_models.core_spec import ScratchpadSpec
 from fpgapipe.hw.hls_models.isa import WORD_BYTES
+from fpgapipe.hw.rtl.fp32 import shared
+from fpgapipe.hw.rtl.memory import BlockMemory, BlockMemorySpec
 
 READ_LATENCY = 4
 """Cycles from the one in which a read is accepted to the one that has its data."""
@@ -133,118 +134,45 @@ class ScratchpadPorts:
                 )
 
 
-class WordMemory(wiring.Component):
-    """The even or odd words of a bank.
-
-    Members
-    -------
-    read : In(1)
-    read_row : In
-        `read_data` is that row from the cycle after `read` on, as it was before a write in the
-        same cycle.
-    read_data : Out(512)
-    write : In(32)
-        Granules of `write_data` that are written.
-    write_row : In
-    write_data : In(512)
-    """
-
-    def __init__(self, spec: ScratchpadSpec) -> None:
-        self.spec = spec
-        row_bits = (_rows_of(spec) - 1).bit_length()
-        super().__init__(
-            {
-                "read": In(1),
-                "read_row": In(row_bits),
-                "read_data": Out(_DATA_BITS),
-                "write": In(GRANULES),
-                "write_row": In(row_bits),
-                "write_data": In(_DATA_BITS),
-            }
-        )
-
-    def elaborate(self, platform):  # noqa: D102
-        rows = _rows_of(self.spec)
-        if platform is not None:
-            # Amaranth writes down the initial contents, zeros, word by word, which takes it
-            # seconds; hardware promises none.
-            name = f"scratchpad_memory_{rows}"
-            platform.add_file(f"{name}.il", _memory_rtlil(name, rows))
-            ports = {f"i_{name}": getattr(self, name) for name in _MEMORY_INPUTS}
-            return Instance(name, i_clk=ClockSignal(), **ports, o_read_data=self.read_data)
-
-        m = Module()
-        m.submodules.memory = memory = Memory(shape=unsigned(_DATA_BITS), depth=rows, init=[])
-        read, write = memory.read_port(), memory.write_port(granularity=GRANULE_BITS)
-        m.d.comb += [
-            read.en.eq(self.read),
-            read.addr.eq(self.read_row),
-            self.read_data.eq(read.data),
-            write.en.eq(self.write),
-            write.addr.eq(self.write_row),
-            write.data.eq(self.write_data),
-        ]
-        return m
-
-
-_MEMORY_INPUTS = ("read", "read_row", "write", "write_row", "write_data")
-
-
 def _rows_of(spec):
     return spec.bank_bytes // (2 * WORD_BYTES)
 
 
-def _memory_rtlil(name, rows):
-    """:class:`WordMemory` as text, equal to what Amaranth makes but for the initial contents."""
-    row_bits = (rows - 1).bit_length()
-    enables = " ".join(
-        f"\\write [{granule}]" for granule in reversed(range(GRANULES)) for _ in range(GRANULE_BITS)
-    )
-    unknown = f"{_DATA_BITS}'" + "x" * _DATA_BITS
-    return f"""\
-module \\{name}
-  wire input 0 \\clk
-  wire input 1 \\read
-  wire width {row_bits} input 2 \\read_row
-  wire width {GRANULES} input 3 \\write
-  wire width {row_bits} input 4 \\write_row
-  wire width {_DATA_BITS} input 5 \\write_data
-  wire width {_DATA_BITS} output 6 \\read_data
-  memory width {_DATA_BITS} size {rows} \\words
-  cell $memwr_v2 $write
-    parameter \\MEMID "\\\\words"
-    parameter \\ABITS {row_bits}
-    parameter \\WIDTH {_DATA_BITS}
-    parameter \\CLK_ENABLE 1
-    parameter \\CLK_POLARITY 1
-    parameter \\PORTID 0
-    parameter \\PRIORITY_MASK 0
-    connect \\ADDR \\write_row
-    connect \\DATA \\write_data
-    connect \\EN {{ {enables} }}
-    connect \\CLK \\clk
-  end
-  cell $memrd_v2 $read
-    parameter \\MEMID "\\\\words"
-    parameter \\ABITS {row_bits}
-    parameter \\WIDTH {_DATA_BITS}
-    parameter \\TRANSPARENCY_MASK 1'0
-    parameter \\COLLISION_X_MASK 1'0
-    parameter \\ARST_VALUE {unknown}
-    parameter \\SRST_VALUE {unknown}
-    parameter \\INIT_VALUE {unknown}
-    parameter \\CE_OVER_SRST 0
-    parameter \\CLK_ENABLE 1
-    parameter \\CLK_POLARITY 1
-    connect \\ADDR \\read_row
-    connect \\DATA \\read_data
-    connect \\EN \\read
-    connect \\CLK \\clk
-    connect \\ARST 1'0
-    connect \\SRST 1'0
-  end
-end
-"""
+class WordCutter(wiring.Component):
+    """Cuts a word out of two; a component of its own so that it is elaborated once.
+
+    Latency 1 cycle. Simulators skip an expression whose register is not enabled.
+
+    Members
+    -------
+    advance : In(1)
+    pair : In(1024)
+    offset : In(5)
+        The granule that the word begins with.
+    o : Out(512)
+    """
+
+    def __init__(self, spec: None = None) -> None:
+        self.spec = spec
+        super().__init__(
+            {
+                "advance": In(1),
+                "pair": In(2 * _DATA_BITS, init=0),
+                "offset": In((GRANULES - 1).bit_length()),
+                "o": Out(_DATA_BITS),
+            }
+        )
+
+    def elaborate(self, platform):  # noqa: D102
+        if platform is not None:
+            return shared(self, "word_cutter", platform)
+
+        m = Module()
+        data = Signal(_DATA_BITS, reset_less=True)
+        with m.If(self.advance):
+            m.d.sync += data.eq(self.pair >> (self.offset << 4))
+        m.d.comb += self.o.eq(data)
+        return m
 
 
 class Scratchpad(wiring.Component):
@@ -281,7 +209,8 @@ class Scratchpad(wiring.Component):
         m = Module()
         memory = self.spec.memory
         # memories[bank][0] has the even words, memories[bank][1] the odd ones.
-        memories = [[WordMemory(memory) for _ in range(2)] for _ in range(memory.banks)]
+        part = BlockMemorySpec(_rows_of(memory), _DATA_BITS, GRANULE_BITS)
+        memories = [[BlockMemory(part) for _ in range(2)] for _ in range(memory.banks)]
         for bank, (even, odd) in enumerate(memories):
             m.submodules[f"bank{bank}_even"] = even
             m.submodules[f"bank{bank}_odd"] = odd
@@ -314,15 +243,13 @@ class Scratchpad(wiring.Component):
                 ]
         for index, (port, place) in enumerate(zip(self.reads, places, strict=True)):
             # Cycle 1: the memories read. Cycle 2: the banks' words are there and are put in order.
-            # Cycle 3: the 64 bytes are cut out. Simulators skip an expression whose register is not
-            # enabled.
+            # Cycle 3: the 64 bytes are cut out.
             name = f"read{index}"
             chosen = [Signal(len(memories), name=f"{name}_chosen{side}") for side in range(2)]
             odd = [Signal(name=f"{name}_odd{n}", reset_less=True) for n in (1, 2)]
             offset = [Signal(5, name=f"{name}_offset{n}", reset_less=True) for n in (1, 2, 3)]
             valid = Signal(4, name=f"{name}_valid")
-            pair = Signal(2 * _DATA_BITS, name=f"{name}_pair", reset_less=True)
-            data = Signal(_DATA_BITS, name=f"{name}_data", reset_less=True)
+            m.submodules[f"{name}_cutter"] = cutter = WordCutter()
             m.d.sync += [
                 valid.eq(Cat(place.accept, valid)),
                 Cat(odd).eq(Cat(place.odd, odd)),
@@ -335,12 +262,15 @@ class Scratchpad(wiring.Component):
             )
             with m.If(valid[1]):
                 with m.If(odd[1]):
-                    m.d.sync += pair.eq(Cat(odd_word, even_word))
+                    m.d.sync += cutter.pair.eq(Cat(odd_word, even_word))
                 with m.Else():
-                    m.d.sync += pair.eq(Cat(even_word, odd_word))
-            with m.If(valid[2]):
-                m.d.sync += data.eq(pair >> (offset[2] << 4))
-            m.d.comb += [port.data.eq(data), port.data_valid.eq(valid[3])]
+                    m.d.sync += cutter.pair.eq(Cat(even_word, odd_word))
+            m.d.comb += [
+                cutter.advance.eq(valid[2]),
+                cutter.offset.eq(offset[2]),
+                port.data.eq(cutter.o),
+                port.data_valid.eq(valid[3]),
+            ]
 
     def _elaborate_writes(self, m, memories):
         places = [

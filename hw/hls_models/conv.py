@@ -1,0 +1,135 @@
+"""A convolution's three passes as blocked matrix products on the core.
+
+Tensors lie channels last: x (batch, h, w, cin), weights (cout, kh, kw, cin), y (batch, oh, ow,
+cout), gradients as what they are gradients of. A linear layer is a convolution of 1 x 1 on images
+of one pixel. docs/core.md shows the loops.
+"""
+
+from dataclasses import dataclass
+from itertools import pairwise
+from typing import Literal
+
+Pass = Literal["forward", "input", "weight"]
+PASSES: tuple[Pass, ...] = ("forward", "input", "weight")
+
+
+@dataclass(frozen=True)
+class ConvSpec:
+    """A two-dimensional convolution.
+
+    Parameters
+    ----------
+    cin, cout : int
+    kernel, stride, dilation : (int, int)
+        Vertical, horizontal.
+    pad : (int, int, int, int)
+        Top, left, bottom, right.
+    h, w, batch : int
+        Of the input.
+
+    Raises
+    ------
+    ValueError
+        If a number is out of range, or the result has no pixel.
+    """
+
+    cin: int
+    cout: int
+    kernel: tuple[int, int] = (1, 1)
+    stride: tuple[int, int] = (1, 1)
+    pad: tuple[int, int, int, int] = (0, 0, 0, 0)
+    h: int = 1
+    w: int = 1
+    batch: int = 1
+    dilation: tuple[int, int] = (1, 1)
+
+    def __post_init__(self) -> None:
+        for name in ("cin", "cout", "h", "w", "batch"):
+            if getattr(self, name) < 1:
+                raise ValueError(f"conv {name} must be at least 1, not {getattr(self, name)}")
+        for name in ("kernel", "stride", "dilation"):
+            if min(getattr(self, name)) < 1:
+                raise ValueError(f"conv {name} must be at least 1, not {getattr(self, name)}")
+        if min(self.pad) < 0:
+            raise ValueError(f"conv pad must be at least 0, not {self.pad}")
+        if self.oh < 1 or self.ow < 1:
+            raise ValueError(
+                f"conv kernel {self.kernel} must fit the padded image of "
+                f"{self.h + self.pad[0] + self.pad[2]} x {self.w + self.pad[1] + self.pad[3]}"
+            )
+
+    @classmethod
+    def linear(cls, m: int, n: int, k: int) -> "ConvSpec":
+        """A linear layer: `m` vectors, `k` features in, `n` features out."""
+        return cls(cin=k, cout=n, batch=m)
+
+    def _out(self, axis: int) -> int:
+        size = (self.h, self.w)[axis] + self.pad[axis] + self.pad[axis + 2]
+        reach = (self.kernel[axis] - 1) * self.dilation[axis] + 1
+        return (size - reach) // self.stride[axis] + 1
+
+    @property
+    def oh(self) -> int:
+        """Rows of the output."""
+        return self._out(0)
+
+    @property
+    def ow(self) -> int:
+        """Columns of the output."""
+        return self._out(1)
+
+    @property
+    def taps(self) -> int:
+        """Positions of the kernel."""
+        return self.kernel[0] * self.kernel[1]
+
+    @property
+    def macs(self) -> int:
+        """Multiply-accumulates of each pass, those with padding included."""
+        return self.batch * self.oh * self.ow * self.taps * self.cin * self.cout
+
+
+@dataclass(frozen=True)
+class Box:
+    """A block of positions: images, rows and columns, each from the first to one after the last."""
+
+    n: tuple[int, int]
+    y: tuple[int, int]
+    x: tuple[int, int]
+
+    @property
+    def shape(self) -> tuple[int, int, int]:
+        """Images, rows, columns."""
+        return self.n[1] - self.n[0], self.y[1] - self.y[0], self.x[1] - self.x[0]
+
+    @property
+    def size(self) -> int:
+        """Positions."""
+        n, y, x = self.shape
+        return n * y * x
+
+
+def chunks(total: int, limit: int) -> list[tuple[int, int]]:
+    """Cut `total` into the fewest pieces of at most `limit`, nearly equal ones."""
+    number = -(-total // limit)
+    bounds = [total * i // number for i in range(number + 1)]
+    return list(pairwise(bounds))
+
+
+def boxes(batch: int, height: int, width: int, limit: int) -> list[Box]:
+    """Cut positions into boxes of at most `limit`: whole images, else whole rows, else columns."""
+    if height * width <= limit:
+        return [Box(n, (0, height), (0, width)) for n in chunks(batch, limit // (height * width))]
+    if width <= limit:
+        rows = chunks(height, limit // width)
+        return [Box((n, n + 1), y, (0, width)) for n in range(batch) for y in rows]
+    columns = chunks(width, limit)
+    return [
+        Box((n, n + 1), (y, y + 1), x) for n in range(batch) for y in range(height) for x in columns
+    ]
+
+
+def tiled(total: int, unit: int, limit: int) -> list[tuple[int, int]]:
+    """Cut `total` into pieces of at most `limit` units of `unit`, all but the last whole units."""
+    units = chunks(-(-total // unit), max(limit, 1))
+    return [(first * unit, min(last * unit, total)) for first, last in units]

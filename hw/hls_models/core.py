@@ -1,0 +1,165 @@
+"""Bit-exact model of the training core: runs a program on the bytes of its memory.
+
+Instructions take effect one after the other, in program order. The hardware overlaps them, and is
+free to, since semaphores order those that touch the same bytes: a program whose semaphores say less
+than that has no defined result.
+"""
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from fpgapipe.hw.hls_models import fp32, mx
+from fpgapipe.hw.hls_models.address import OperandPattern, ResultPattern
+from fpgapipe.hw.hls_models.core_spec import CoreSpec
+from fpgapipe.hw.hls_models.datapath import DatapathSpec
+from fpgapipe.hw.hls_models.dma import row_starts
+from fpgapipe.hw.hls_models.isa import ErrorCode, Instruction, Opcode
+
+_WORD = 64
+
+
+class CoreError(Exception):
+    """The core stopped: what its error registers say.
+
+    Attributes
+    ----------
+    code : ErrorCode
+    index : int
+        Of the instruction, from 0.
+    """
+
+    def __init__(self, code: ErrorCode, index: int, message: str) -> None:
+        super().__init__(f"instruction {index}: {code.name}: {message}")
+        self.code = code
+        self.index = index
+
+
+class CoreModel:
+    """A core and its memory.
+
+    Parameters
+    ----------
+    spec : CoreSpec
+    memory : uint8 array
+        What the core reads and writes; address 0 is its first byte.
+
+    Attributes
+    ----------
+    scratchpad : uint8 array
+    accumulators : list of float32 arrays, shape (acc_depth, cols)
+        One an engine.
+    nan : bool
+        Whether a block of an operand was NaN.
+    """
+
+    def __init__(self, spec: CoreSpec, memory: NDArray[np.uint8]) -> None:
+        self.spec = spec
+        self.memory = memory
+        self.scratchpad = np.zeros(spec.scratchpad.size_bytes, np.uint8)
+        self.accumulators = [
+            np.zeros((spec.acc_depth, spec.cols), np.float32) for _ in range(spec.num_engines)
+        ]
+        self.nan = False
+        self._datapath = DatapathSpec(spec.rows, spec.cols, spec.acc_depth)
+
+    def run(self, program: Sequence[Instruction]) -> None:
+        """Run a program to its END.
+
+        Raises
+        ------
+        CoreError
+            If an instruction reaches outside the memory or the scratchpad.
+        """
+        for index, instruction in enumerate(program):
+            if instruction.opcode == Opcode.END:
+                return
+            if instruction.opcode == Opcode.LOAD:
+                self._load(index, instruction.body)
+            elif instruction.opcode == Opcode.STORE:
+                self._store(index, instruction.body)
+            elif instruction.opcode == Opcode.GEMM:
+                self._gemm(index, instruction.engine, instruction.body)
+            else:
+                raise NotImplementedError(f"the model does not know {instruction.opcode}")
+
+    def _load(self, index: int, body: dict[str, Any]) -> None:
+        for source, target in row_starts(body):
+            first = source // _WORD * _WORD
+            size = -(-(source + body["row_bytes"]) // _WORD) * _WORD - first
+            into = target // _WORD * _WORD
+            self._check(index, self.memory, first, size, ErrorCode.MEMORY_RANGE)
+            self._check(index, self.scratchpad, into, size, ErrorCode.SCRATCHPAD_RANGE)
+            self.scratchpad[into : into + size] = self.memory[first : first + size]
+
+    def _store(self, index: int, body: dict[str, Any]) -> None:
+        size = body["row_bytes"]
+        for target, source in row_starts(body):
+            self._check(index, self.memory, target, size, ErrorCode.MEMORY_RANGE)
+            self._check(index, self.scratchpad, source, size, ErrorCode.SCRATCHPAD_RANGE)
+            self.memory[target : target + size] = self.scratchpad[source : source + size]
+
+    @staticmethod
+    def _check(
+        index: int, space: NDArray[np.uint8], start: int, size: int, code: ErrorCode
+    ) -> None:
+        if not 0 <= start <= space.size - size:
+            raise CoreError(code, index, f"{size} bytes at {start:#x} of {space.size:#x}")
+
+    def _gemm(self, index: int, engine: int, body: dict[str, Any]) -> None:
+        shape = body["extent"]
+        m, k, n = (shape[name] + 1 for name in ("m", "k", "n"))
+        a, a_codes = self._operand(index, body["a"])
+        b, b_codes = self._operand(index, body["b"])
+        self.nan = self.nan or bool(
+            (a_codes == fp32.CODE_NAN).any() or (b_codes == fp32.CODE_NAN).any()
+        )
+        results = self._datapath.compute(
+            m,
+            k,
+            n,
+            a,
+            a_codes,
+            b,
+            b_codes,
+            self.accumulators[engine],
+            first=bool(shape["first"]),
+            last=bool(shape["last"]),
+            acc_base=shape["acc_base"],
+            acc_step=shape["acc_step"],
+        )
+        if results is not None:
+            self._write(index, ResultPattern.decoded(body["result"]), results)
+
+    def _operand(
+        self, index: int, fields: dict[str, Any]
+    ) -> tuple[NDArray[np.int8], NDArray[np.uint8]]:
+        """The part of each block that the array takes, and the blocks' codes."""
+        try:
+            vectors, sub = OperandPattern.decoded(fields).vectors(self.scratchpad)
+        except IndexError as error:
+            raise CoreError(ErrorCode.SCRATCHPAD_RANGE, index, str(error)) from None
+        elements, codes = mx.quantise(vectors)
+        rows = self.spec.rows
+        at = sub[:, None] * rows + np.arange(rows)
+        return np.take_along_axis(elements, at, axis=1), codes
+
+    def _write(self, index: int, pattern: ResultPattern, results: NDArray[np.float32]) -> None:
+        size = pattern.element_bytes
+        columns = pattern.columns(self.spec.cols)
+        addresses = pattern.addresses()[:, :, None] + np.arange(self.spec.cols) * size
+        written = np.broadcast_to(columns[:, None, :], addresses.shape)
+        at = addresses[written]
+        if at.size and not (at.min() >= 0 and at.max() + size <= self.scratchpad.size):
+            raise CoreError(
+                ErrorCode.SCRATCHPAD_RANGE,
+                index,
+                f"results at {at.min():#x}..{at.max():#x} of {self.scratchpad.size:#x}",
+            )
+        values = results.reshape(addresses.shape)[written]
+        if pattern.fp32:
+            self.scratchpad.view("<u4")[at // 4] = values.view(np.uint32)
+        else:
+            self.scratchpad.view("<u2")[at // 2] = fp32.to_bf16(values)

@@ -1,0 +1,274 @@
+"""From GEMM operations on slabs to a program: slots on chip, loads, stores, semaphores.
+
+Slabs of the streamed operand, of the stationary operand and of results each have a ring of equal
+slots. A slab that is still in its ring is not loaded again. Semaphores say when a slot is full and
+when it is free, so that loads, products and stores overlap as far as slots allow.
+"""
+
+from collections import deque
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from enum import IntEnum
+
+from fpgapipe.hw.hls_models.conv_passes import Op
+from fpgapipe.hw.hls_models.core_spec import ScratchpadSpec
+from fpgapipe.hw.hls_models.isa import Instruction, Opcode
+from fpgapipe.hw.hls_models.slab import Slab
+
+
+class Semaphore(IntEnum):
+    """Numbers of the semaphores of a product's program."""
+
+    A_FULL = 0
+    A_FREE = 1
+    B_FULL = 2
+    B_FREE = 3
+    RESULT_FULL = 4
+    RESULT_FREE = 5
+
+
+@dataclass(frozen=True)
+class Ring:
+    """Slots of equal size for slabs of one kind.
+
+    Parameters
+    ----------
+    base : int
+        Byte address in the scratchpad.
+    slot_bytes, slots : int
+    """
+
+    base: int
+    slot_bytes: int
+    slots: int
+
+    def address(self, slot: int) -> int:
+        """Byte address of a slot."""
+        return self.base + slot * self.slot_bytes
+
+
+@dataclass(frozen=True)
+class Rings:
+    """Those of a program."""
+
+    a: Ring
+    b: Ring
+    result: Ring
+
+
+@dataclass(frozen=True)
+class _Use:
+    """A slab in a ring, as an operation finds it."""
+
+    slot: int
+    loads: bool = False
+    waits_free: bool = False
+    frees: bool = False
+
+
+def rings_of(ops: Sequence[Op], scratchpad: ScratchpadSpec) -> Iterator[Rings]:
+    """All ways to give whole banks to the three rings.
+
+    The two operands never share a bank: both are read at the same time. A scratchpad of two banks
+    has the results beside the stationary operand, one of a single bank has all in it.
+    """
+    sizes = {
+        "a": max(max(op.a.size_bytes for op in ops), 64),
+        "b": max(max(op.b.size_bytes for op in ops), 64),
+        "result": max(op.result.size_bytes for op in ops),
+    }
+    distinct = {
+        "a": len({op.a for op in ops}),
+        "b": len({op.b for op in ops}),
+        "result": len({op.result for op in ops}),
+    }
+    for regions in _regions(scratchpad):
+        rings = {
+            name: Ring(base, sizes[name], min(room // sizes[name], distinct[name]))
+            for name, (base, room) in regions.items()
+        }
+        if all(ring.slots >= min(2, distinct[name]) for name, ring in rings.items()):
+            yield Rings(**rings)
+
+
+def may_fit(op: Op, scratchpad: ScratchpadSpec) -> bool:
+    """Whether the slabs of an operation fit at all, two results' slots or two operands' aside."""
+    parts = [
+        all(getattr(op, name).size_bytes <= room for name, (_, room) in regions.items())
+        for regions in _regions(scratchpad)
+    ]
+    return any(parts)
+
+
+def _regions(scratchpad: ScratchpadSpec) -> Iterator[dict[str, tuple[int, int]]]:
+    bank = scratchpad.bank_bytes
+    if scratchpad.banks == 1:
+        part = bank // 4
+        yield {"a": (0, part), "b": (part, part), "result": (2 * part, 2 * part)}
+        yield {"a": (0, 2 * part), "b": (2 * part, part), "result": (3 * part, part)}
+        yield {"a": (0, part), "b": (part, 2 * part), "result": (3 * part, part)}
+        return
+    if scratchpad.banks == 2:
+        for share in (bank // 4, bank // 2, 3 * bank // 4):
+            yield {"a": (0, bank), "b": (bank, share), "result": (bank + share, bank - share)}
+        return
+    for a in range(1, scratchpad.banks - 1):
+        for b in range(1, scratchpad.banks - a):
+            if scratchpad.banks > 8 and (a & (a - 1) or b & (b - 1)):
+                continue
+            rest = scratchpad.banks - a - b
+            yield {
+                "a": (0, a * bank),
+                "b": (a * bank, b * bank),
+                "result": ((a + b) * bank, rest * bank),
+            }
+
+
+def _uses(slabs: Sequence[Slab | None], ring: Ring) -> list[_Use | None]:
+    """What each operation finds in a ring; the slot that was filled first is emptied first."""
+    found: list[_Use | None] = []
+    order: deque[Slab] = deque()  # in the ring now, the oldest first
+    slot_of: dict[Slab, int] = {}
+    last_use: dict[int, int] = {}  # of what is in each slot
+    freed = -1
+    for index, slab in enumerate(slabs):
+        if slab is None:
+            found.append(None)
+            continue
+        if not slab.run_bytes:
+            found.append(_Use(0))  # nothing but padding: it needs no slot
+            continue
+        slot = slot_of.get(slab)
+        if slot is not None:
+            found.append(_Use(slot))
+        elif len(order) < ring.slots:
+            slot = len(order)
+            found.append(_Use(slot, loads=True))
+        else:
+            slot = slot_of.pop(order.popleft())
+            # A semaphore counts: slots have to come free in the order in which they are filled
+            # again, one an operation. Nested loops see to that.
+            user = last_use[slot]
+            assert user > freed, "slots come free in another order than they are filled"
+            freed = user
+            use = found[user]
+            assert use is not None
+            found[user] = replace(use, frees=True)
+            found.append(_Use(slot, loads=True, waits_free=True))
+        if slab not in slot_of:
+            order.append(slab)
+            slot_of[slab] = slot
+        last_use[slot] = index
+    return found
+
+
+def loaded_bytes(ops: Sequence[Op], rings: Rings) -> int:
+    """Bytes of slabs that a program loads."""
+    total = 0
+    for name in ("a", "b"):
+        slabs = [getattr(op, name) for op in ops]
+        for slab, use in zip(slabs, _uses(slabs, getattr(rings, name)), strict=True):
+            if use and use.loads:
+                total += slab.size_bytes
+    return total
+
+
+def emit(ops: Sequence[Op], rings: Rings, tensors: Mapping[str, int]) -> list[Instruction]:
+    """Make the program of some operations, its END included.
+
+    Parameters
+    ----------
+    ops : sequence of Op
+    rings : Rings
+    tensors : mapping of str to int
+        Byte address of each tensor in memory, a multiple of 64.
+    """
+    uses = {
+        "a": _uses([op.a for op in ops], rings.a),
+        "b": _uses([op.b for op in ops], rings.b),
+        "result": _uses([op.result if op.last else None for op in ops], rings.result),
+    }
+    program: list[Instruction] = []
+    for index, op in enumerate(ops):
+        wait: list[int] = []
+        signal: list[int] = []
+        bases = {}
+        for name, slab, full, free in (
+            ("a", op.a, Semaphore.A_FULL, Semaphore.A_FREE),
+            ("b", op.b, Semaphore.B_FULL, Semaphore.B_FREE),
+        ):
+            ring = getattr(rings, name)
+            use = uses[name][index]
+            assert use is not None
+            bases[name] = ring.address(use.slot)
+            if use.loads:
+                waits = (int(free),) if use.waits_free else ()
+                loads = list(
+                    _transfers(Opcode.LOAD, slab, tensors, bases[name], waits, (int(full),))
+                )
+                program += loads
+                wait += [int(full)] * bool(loads)
+            if use.frees:
+                signal.append(int(free))
+        target = uses["result"][index]
+        if target:
+            bases["result"] = rings.result.address(target.slot)
+            if target.waits_free:
+                wait.append(int(Semaphore.RESULT_FREE))
+            signal.append(int(Semaphore.RESULT_FULL))
+        program.append(_gemm(op, bases, tuple(wait), tuple(signal)))
+        if target:
+            program += _transfers(
+                Opcode.STORE,
+                op.result,
+                tensors,
+                bases["result"],
+                (int(Semaphore.RESULT_FULL),),
+                (int(Semaphore.RESULT_FREE),) if target.frees else (),
+            )
+    return [*program, Instruction(Opcode.END)]
+
+
+def _transfers(
+    opcode: Opcode,
+    slab: Slab,
+    tensors: Mapping[str, int],
+    slot: int,
+    wait: tuple[int, ...],
+    signal: tuple[int, ...],
+) -> Iterator[Instruction]:
+    """Waits before the first part, signals after the last."""
+    bodies = list(slab.transfers(tensors[slab.tensor], slot))
+    if not bodies and wait:
+        raise NotImplementedError("a slab of no bytes in a slot that was used before")
+    for index, body in enumerate(bodies):
+        yield Instruction(
+            opcode,
+            wait=wait if index == 0 else (),
+            signal=signal if index == len(bodies) - 1 else (),
+            body=body,
+        )
+
+
+def _gemm(
+    op: Op, bases: Mapping[str, int], wait: tuple[int, ...], signal: tuple[int, ...]
+) -> Instruction:
+    def moved(name: str) -> dict[str, object]:
+        pattern = getattr(op, f"{name}_pattern")
+        return replace(pattern, base=pattern.base + bases.get(name, 0)).encoded()  # type: ignore[no-any-return]
+
+    body = {
+        "extent": {
+            "m": op.m - 1,
+            "k": op.k - 1,
+            "n": op.n - 1,
+            "first": int(op.first),
+            "last": int(op.last),
+            "acc_base": 0,
+            "acc_step": op.acc_step,
+        },
+        "a": moved("a"),
+        "b": moved("b"),
+        "result": moved("result"),
+    }
+    return Instruction(Opcode.GEMM, wait=wait, signal=signal, body=body)

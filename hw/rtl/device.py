@@ -1,0 +1,161 @@
+"""Gateware of a device: one training core with its registers and memory port."""
+
+from amaranth.hdl import Cat, ClockDomain, DomainRenamer, Module, Signal
+from amaranth.lib import wiring
+from amaranth.lib.wiring import In, Out
+
+from fpgapipe.hw.hls_models.core_spec import CoreSpec
+from fpgapipe.hw.hls_models.sequencer import SequencerSpec
+from fpgapipe.hw.rtl.axi import ReadArbiter, connect_flat, flat_members
+from fpgapipe.hw.rtl.gemm_engine import GemmEngine
+from fpgapipe.hw.rtl.load import LoadEngine
+from fpgapipe.hw.rtl.registers import Registers
+from fpgapipe.hw.rtl.scratchpad import Scratchpad, ScratchpadPorts
+from fpgapipe.hw.rtl.sequencer import Sequencer
+from fpgapipe.hw.rtl.store import StoreEngine
+
+
+class Device(wiring.Component):
+    """Top level of a device.
+
+    Port names are stable, and those that tools look for.
+
+    Members
+    -------
+    clk, rst : In(1)
+        The one clock; synchronous reset.
+    s_axil_* :
+        AXI4-Lite slave of the registers (docs/registers.md).
+    m_axi_* :
+        AXI4 master to the memory. Of reads, ID 0 is the program's and ID 1 are loads.
+    irq : Out(1)
+        High while a program has ended and IRQ_ENABLE says so.
+    """
+
+    def __init__(self, spec: CoreSpec) -> None:
+        self.spec = spec
+        self._registers = Registers(spec)
+        self._arbiter = ReadArbiter(2, spec.bus_bytes)
+        self._store = StoreEngine(spec)
+        super().__init__(
+            {
+                "clk": In(1),
+                "rst": In(1),
+                **{
+                    name: member
+                    for name, member in self._registers.signature.members.items()
+                    if name.startswith("s_axil_")
+                },
+                **flat_members(self._arbiter.o.signature, "m_axi"),
+                **flat_members(self._store.axi.signature, "m_axi"),
+                "irq": Out(1),
+            }
+        )
+
+    def elaborate(self, platform):  # noqa: D102
+        m = Module()
+        spec = self.spec
+        # Two domains of one clock: a start makes the core as new, and leaves the registers.
+        sync, core = ClockDomain("sync"), ClockDomain("core")
+        clear = Signal()
+        sync.clk = core.clk = self.clk
+        sync.rst = self.rst
+        m.domains += sync, core
+        m.d.comb += core.rst.eq(self.rst | clear)
+        in_core = DomainRenamer("core")
+
+        sequencer = Sequencer(SequencerSpec.of(spec))
+        m.submodules.sequencer = sequencer
+        m.submodules.registers = registers = self._registers
+        load, store = LoadEngine(spec), self._store
+        m.submodules.load = in_core(load)
+        m.submodules.store = in_core(store)
+        engines = [GemmEngine(spec) for _ in range(spec.num_engines)]
+        num_reads, num_writes = 2 * spec.num_engines + 1, spec.num_engines + 1
+        scratchpad = Scratchpad(
+            ScratchpadPorts(
+                spec.scratchpad, num_reads, num_writes, aligned_writes=frozenset({num_writes - 1})
+            )
+        )
+        m.submodules.scratchpad = in_core(scratchpad)
+        for number, engine in enumerate(engines):
+            m.submodules[f"gemm{number}"] = in_core(engine)
+            wiring.connect(m, sequencer.gemm[number], engine.i)
+            wiring.connect(m, engine.read_a, scratchpad.reads[2 * number])
+            wiring.connect(m, engine.read_b, scratchpad.reads[2 * number + 1])
+            wiring.connect(m, engine.write, scratchpad.writes[number])
+            m.d.comb += [
+                engine.halt.eq(sequencer.halt),
+                sequencer.gemm_done[number].eq(engine.done),
+                sequencer.gemm_idle[number].eq(engine.idle),
+            ]
+            for inner, outer in zip(engine.failures, sequencer.gemm_failures[number], strict=True):
+                wiring.connect(m, inner, outer)
+
+        # Results and operands go before transfers: whoever waits for them holds up the array.
+        wiring.connect(m, load.write, scratchpad.writes[num_writes - 1])
+        wiring.connect(m, store.read, scratchpad.reads[num_reads - 1])
+        wiring.connect(m, sequencer.load, load.i)
+        wiring.connect(m, sequencer.store, store.i)
+        for name, engine in (("load", load), ("store", store)):
+            failure = getattr(sequencer, f"{name}_failures")[0]
+            m.d.comb += [
+                engine.memory_base.eq(registers.memory_base),
+                engine.memory_limit.eq(registers.memory_limit),
+                engine.halt.eq(sequencer.halt),
+                getattr(sequencer, f"{name}_done").eq(engine.done),
+                getattr(sequencer, f"{name}_idle").eq(engine.idle),
+                failure.valid.eq(engine.error_valid),
+                failure.code.eq(engine.error_code),
+                failure.index.eq(engine.error_index),
+            ]
+
+        m.d.comb += [
+            sequencer.start.eq(registers.start),
+            sequencer.cancel.eq(registers.cancel),
+            sequencer.entry.eq(registers.program),
+            sequencer.memory_base.eq(registers.memory_base),
+            sequencer.memory_limit.eq(registers.memory_limit),
+            clear.eq(sequencer.clear),
+            registers.running.eq(sequencer.running),
+            registers.done.eq(sequencer.done),
+            registers.error.eq(sequencer.error),
+            registers.error_code.eq(sequencer.error_code),
+            registers.error_engine.eq(sequencer.error_engine),
+            registers.error_index.eq(sequencer.error_index),
+            self.irq.eq(registers.irq),
+        ]
+        for name, member in registers.signature.members.items():
+            if name.startswith("s_axil_"):
+                port, inner = getattr(self, name), getattr(registers, name)
+                m.d.comb += inner.eq(port) if member.flow == In else port.eq(inner)
+        events = {
+            "instructions": sequencer.dispatched,
+            "load_busy": sequencer.busy[0],
+            "load_wait_semaphore": sequencer.waits[0],
+            "load_bytes": load.bytes_moved,
+            "store_busy": sequencer.busy[1],
+            "store_wait_semaphore": sequencer.waits[1],
+            "store_bytes": store.bytes_moved,
+            "scratchpad_wait": scratchpad.waits,
+        }
+        for number, engine in enumerate(engines):
+            for name, event in (
+                ("busy", sequencer.busy[2 + number]),
+                ("wait_semaphore", sequencer.waits[2 + number]),
+                ("wait_a", engine.wait_a),
+                ("wait_b", engine.wait_b),
+                ("wait_result", engine.wait_result),
+                ("vectors", engine.fed),
+            ):
+                events[f"gemm{number}_{name}"] = event
+        m.d.comb += [getattr(registers, name).eq(event) for name, event in events.items()]
+        m.d.comb += registers.nan.eq(Cat(engine.nan for engine in engines).any())
+
+        # Reading the program goes first: it asks seldom.
+        m.submodules.arbiter = arbiter = self._arbiter
+        wiring.connect(m, sequencer.axi, arbiter.masters[0])
+        wiring.connect(m, load.axi, arbiter.masters[1])
+        connect_flat(m, self, "m_axi", arbiter.o)
+        connect_flat(m, self, "m_axi", store.axi)
+        return m
