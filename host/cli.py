@@ -16,6 +16,7 @@ import click
 
 from fpgapipe import __version__
 from fpgapipe.errors import UserError, nearest
+from fpgapipe.host.commands.bench import bench
 from fpgapipe.host.commands.boards import boards
 from fpgapipe.host.commands.build import build
 from fpgapipe.host.commands.cluster import cluster
@@ -60,7 +61,7 @@ def cli() -> None:
     """Plan, generate and simulate training pipelines over several FPGAs."""
 
 
-for command in (boards, build, cluster, compare, doctor, inspect, plan, run, schedule):
+for command in (bench, boards, build, cluster, compare, doctor, inspect, plan, run, schedule):
     cli.add_command(command)
 
 

@@ -60,7 +60,7 @@ _INTERNAL_ATTRIBUTES = ("generator", "top", "src", "amaranth.hierarchy", "amaran
 # meaning here.
 VERILATOR_FLAGS = (
     *("--no-timing", "--x-assign", "fast", "--x-initial", "fast"),
-    *("-Wno-WIDTH", "-Wno-ASCRANGE"),
+    *("-Wno-WIDTH", "-Wno-ASCRANGE", "-Wno-CASEOVERLAP"),
 )
 # The package's makefile names the compiler of the machine that made it and lacks what g++ needs to
 # read a precompiled header.
