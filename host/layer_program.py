@@ -10,7 +10,7 @@ import numpy as np
 
 from fpgapipe.hw.hls_models import fp32
 from fpgapipe.hw.hls_models.blocking import Blocked, block
-from fpgapipe.hw.hls_models.conv_passes import Formats
+from fpgapipe.hw.hls_models.conv_parts import Formats
 from fpgapipe.hw.hls_models.core_cycles import MemorySpec
 from fpgapipe.hw.hls_models.isa import encode
 

@@ -72,7 +72,7 @@ def random_pattern(
     else:
         rest = max(1, size // outer.size // tap.size)
         pos = random_odometer(rng, rest, innermost=BLOCK if transposed else None)
-    fields = {
+    fields: dict[str, Any] = {
         "outer": outer,
         "tap": tap,
         "pos": pos,

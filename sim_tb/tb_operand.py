@@ -186,7 +186,7 @@ async def reads_only_what_counts(dut: Any) -> None:
     await start(dut)
     bench = Bench(dut, core, rng=None)
     pos = Odometer((Loop(10, 64, y=1),))
-    fields = {"pos": pos, "y": -2, "y_limit": 5}
+    fields: dict[str, Any] = {"pos": pos, "y": -2, "y_limit": 5}
     await bench.check([OperandPattern(-128, **fields), OperandPattern(-128, **fields, fp32=True)])
     assert bench.num_reads == 5 + 2 * 5
 

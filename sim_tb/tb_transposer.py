@@ -71,7 +71,9 @@ class Bench:
     async def check(self, words: Words) -> None:
         """Send words and compare all that leave with the model's."""
         self.start_sending(words)
-        lanes, source = self.spec.compute(words.lanes, words.transposed, words.emit)
+        lanes, source = self.spec.compute(
+            words.lanes, [bool(each) for each in words.transposed], words.emit
+        )
         got = await self.o.receive(len(lanes))
         for k, index in enumerate(source):
             is_last = k + 1 == len(source) or source[k + 1] != index

@@ -5,7 +5,7 @@ import random
 import numpy as np
 
 from fpgapipe.hw.hls_models.conv import PASSES, ConvSpec
-from fpgapipe.hw.hls_models.conv_passes import Cut, Formats
+from fpgapipe.hw.hls_models.conv_parts import Cut, Formats
 from fpgapipe.hw.hls_models.core_spec import CoreSpec, ScratchpadSpec
 
 

@@ -8,7 +8,8 @@ from fpgapipe.host.layer_program import LayerProgram, lower_layer, place, random
 from fpgapipe.hw.hls_models.address import OperandPattern
 from fpgapipe.hw.hls_models.blocking import Blocked, block
 from fpgapipe.hw.hls_models.conv import Box, ConvSpec, boxes, chunks, tiled
-from fpgapipe.hw.hls_models.conv_passes import Cut, Formats, operations
+from fpgapipe.hw.hls_models.conv_parts import Cut, Formats
+from fpgapipe.hw.hls_models.conv_passes import operations
 from fpgapipe.hw.hls_models.core import CoreModel
 from fpgapipe.hw.hls_models.core_cycles import Prediction, predict
 from fpgapipe.hw.hls_models.core_spec import CoreSpec, ScratchpadSpec
@@ -85,7 +86,7 @@ def _mxint8(blocks):
 
 @pytest.mark.parametrize("which", ["forward", "input", "weight"])
 def test_tensors_larger_than_the_scratchpad(which):
-    conv = ConvSpec(96, 80, (3, 3), (1, 1), (1, 1, 1, 1), 20, 20, 5)
+    conv = ConvSpec(64, 80, (3, 3), (1, 1), (1, 1, 1, 1), 16, 16, 4)
     core = CoreSpec(16, 16, acc_depth=256, scratchpad=ScratchpadSpec(4, 1 << 15))
     program = lower_layer(conv, which, core)
     assert sum(t.size_bytes for t in program.tensors.values()) > 2 * core.scratchpad.size_bytes
@@ -108,7 +109,7 @@ def test_an_input_gradient_without_taps_is_zero():
 def test_a_core_that_is_too_small_is_named():
     tiny = CoreSpec(4, 4, acc_depth=16, scratchpad=ScratchpadSpec(1, 256))
     with pytest.raises(NotImplementedError, match=r"needs more than the 256 bytes of scratchpad"):
-        block(ConvSpec.linear(8, 64, 64), "forward", tiny)
+        lower_layer(ConvSpec.linear(8, 64, 64), "forward", tiny)
 
 
 def test_programs_survive_encoding():

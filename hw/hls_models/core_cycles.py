@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 
 from fpgapipe.hw.hls_models.address import BLOCK, OperandPattern
 from fpgapipe.hw.hls_models.core_spec import CoreSpec
+from fpgapipe.hw.hls_models.datapath import ACC_CYCLES
 from fpgapipe.hw.hls_models.isa import (
     NUM_SEMAPHORES,
     WORD_BYTES,
@@ -39,9 +40,6 @@ quantiser."""
 
 DRAIN_CYCLES = 20
 """From the array's sums to the result in the scratchpad, without the array's own latency."""
-
-ACCUMULATE_CYCLES = 12
-"""The shortest tile: an accumulator is written so many cycles after it was read."""
 
 LOAD_END_CYCLES = 6
 """From a load's last word on the bus to its signal."""
@@ -159,7 +157,7 @@ class _Run:
         self.gemms = [_Engine(GEMM_QUEUE_WORDS) for _ in range(core.num_engines)]
         self.flows: dict[Opcode, deque[_Flow]] = {Opcode.LOAD: deque(), Opcode.STORE: deque()}
         self.streams_until = [0.0] * core.num_engines
-        self.last_tile_from = [0.0] * core.num_engines
+        self.weights_until = [0.0] * core.num_engines
         self.gemm_cycles = 0.0
         self.last_word = 0.0
         self.bus_words = min(memory.bytes_per_cycle, core.bus_bytes) / WORD_BYTES
@@ -186,7 +184,7 @@ class _Run:
                         engine.queue.append(at)
                         engine.words += words
                         at += 1
-                        next_dispatch = now + words
+                        next_dispatch = now + words + 1
                         again = True
                 for engine in (*self.engines.values(), *self.gemms):
                     again = self._issue(engine, now) or again
@@ -299,13 +297,17 @@ class _Run:
         body, engine = instruction.body, instruction.engine
         core = self.core
         timing = gemm_timing(body, core)
-        # The first column of weights can follow those of the tile before as soon as these are in
-        # use; without one before, it comes when the product starts.
-        first_b = max(now + READER_CYCLES + timing.b_late, self.last_tile_from[engine])
+        # Weights of the first tile follow those of the tile before as fast as they are read;
+        # without one before, they come when the product starts.
+        first_b = max(
+            now + READER_CYCLES + timing.b_late + core.cols,
+            self.weights_until[engine] + timing.b_words,
+        )
         first_a = now + READER_CYCLES + timing.a_late
-        begins = max(first_b + core.cols + 1, first_a, self.streams_until[engine])
+        begins = max(first_b + 1, first_a, self.streams_until[engine])
         ends = begins + timing.stream_cycles
-        self.last_tile_from[engine] = ends - timing.last_tile_cycles
+        last_tile_from = ends - timing.last_tile_cycles
+        self.weights_until[engine] = max(last_tile_from, first_b + timing.later_b_words)
         self.streams_until[engine] = ends
         self.gemm_cycles += ends - begins
         return ends + core.array.latency_cycles + DRAIN_CYCLES
@@ -323,12 +325,16 @@ class GemmTiming:
         The part of it that is the last tile.
     a_late, b_late : int
         Cycles by which a transposed or FP32 operand's first vector is later than another's.
+    b_words, later_b_words : int
+        Cycles for which the first tile's weights, and all others', are read.
     """
 
     stream_cycles: int
     last_tile_cycles: int
     a_late: int
     b_late: int
+    b_words: int
+    later_b_words: int
 
 
 def gemm_timing(body: Mapping[str, Any], core: CoreSpec) -> GemmTiming:
@@ -344,7 +350,7 @@ def gemm_timing(body: Mapping[str, Any], core: CoreSpec) -> GemmTiming:
     b_words = _words_of_tiles(body["b"], core.cols, k * n)
     shortest = max(m, core.cols if k * n > 1 else 0)
     if not (extent["first"] and k == 1):
-        shortest = max(shortest, ACCUMULATE_CYCLES)
+        shortest = max(shortest, ACC_CYCLES)
     # The array waits for a tile's weights, which are read while the tile before streams.
     tiles = np.maximum(np.maximum(a_words, np.append(b_words[1:], 0)), shortest)
     tiles[-1] = max(m, a_words[-1])
@@ -352,7 +358,14 @@ def gemm_timing(body: Mapping[str, Any], core: CoreSpec) -> GemmTiming:
         element = 4 if body["result"]["fp32"] else 2
         writes = -(-core.cols * element // WORD_BYTES)
         tiles[k - 1 :: k] = np.maximum(tiles[k - 1 :: k], m * writes)
-    return GemmTiming(int(tiles.sum()), int(tiles[-1]), _late(body["a"]), _late(body["b"]))
+    return GemmTiming(
+        stream_cycles=int(tiles.sum()),
+        last_tile_cycles=int(tiles[-1]),
+        a_late=_late(body["a"]),
+        b_late=_late(body["b"]),
+        b_words=int(b_words[0]),
+        later_b_words=int(b_words[1:].sum()),
+    )
 
 
 def _words_of_tiles(operand: Mapping[str, Any], vectors: int, tiles: int) -> NDArray[np.int64]:
@@ -363,7 +376,8 @@ def _words_of_tiles(operand: Mapping[str, Any], vectors: int, tiles: int) -> NDA
     if operand["fp32"]:
         words = OperandPattern.decoded(operand).words()
         reads = 1 + words.lanes.any(axis=1)
-        return reads.reshape(tiles, -1).sum(axis=1)
+        cycles: NDArray[np.int64] = reads.reshape(tiles, -1).sum(axis=1)
+        return cycles
     if operand["transposed"]:
         taps = math.prod(loop["count"] + 1 for loop in operand["tap"])
         groups = math.prod(loop["count"] + 1 for loop in operand["pos"]) // BLOCK

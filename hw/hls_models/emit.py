@@ -10,7 +10,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from enum import IntEnum
 
-from fpgapipe.hw.hls_models.conv_passes import Op
+from fpgapipe.hw.hls_models.conv_parts import Op
 from fpgapipe.hw.hls_models.core_spec import ScratchpadSpec
 from fpgapipe.hw.hls_models.isa import Instruction, Opcode
 from fpgapipe.hw.hls_models.slab import Slab

@@ -141,7 +141,9 @@ def slab_of(
     """
     span = run_bytes
     together = True  # whether all so far lies in memory as it does on chip
-    counts, memories, pitches = [], [], []
+    counts: list[int] = []
+    memories: list[int] = []
+    pitches: list[int] = []
     for count, memory in dims:
         if together and memory == span:
             pitch = memory

@@ -221,6 +221,10 @@ class OdometerOffset(wiring.Component):
 class _Registers:
     """Fields of a descriptor, each in a register of its own, which simulates faster than one."""
 
+    def __getattr__(self, name):
+        """Say that all others are fields, for type checkers."""
+        raise AttributeError(name)
+
 
 class AddressGenerator(wiring.Component):
     """Requests for the words of operands, in the order of ``OperandPattern.words``.

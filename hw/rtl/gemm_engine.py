@@ -1,5 +1,7 @@
 """Gateware of a GEMM engine: two operand readers, the datapath, the writer of results."""
 
+from typing import Any
+
 from amaranth.hdl import Module, Signal
 from amaranth.lib import stream, wiring
 from amaranth.lib.wiring import In, Out
@@ -186,7 +188,8 @@ class GemmEngine(wiring.Component):
             under_way.eq(under_way + (self.i.valid & self.i.ready) - is_done),
         ]
 
-        for unit, failure in zip((reader_a, reader_b, writer), self.failures, strict=False):
+        units: list[Any] = [reader_a, reader_b, writer]
+        for unit, failure in zip(units, self.failures, strict=False):
             m.d.comb += [
                 failure.valid.eq(unit.error_valid),
                 failure.code.eq(unit.error_code),

@@ -1,0 +1,170 @@
+"""What the passes of a convolution share: how they are cut, and what their instructions say."""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import TypeVar
+
+from fpgapipe.hw.hls_models.address import BLOCK, OperandPattern, ResultPattern
+from fpgapipe.hw.hls_models.conv import ConvSpec
+from fpgapipe.hw.hls_models.core_spec import CoreSpec
+from fpgapipe.hw.hls_models.slab import Slab, slab_of
+
+M = TypeVar("M")
+N = TypeVar("N")
+
+
+@dataclass(frozen=True)
+class Formats:
+    """Bytes of an element in memory: 2 (BF16) or 4 (FP32)."""
+
+    x: int = 2
+    w: int = 2
+    y: int = 2
+    dw: int = 4
+
+
+@dataclass(frozen=True)
+class Cut:
+    """How a pass is cut into instructions.
+
+    Parameters
+    ----------
+    m : int
+        Most vectors an instruction streams: positions, or output channels (weight gradient).
+    n_tiles : int
+        Most columns of tiles an instruction has.
+    k : int
+        Most channels of the reduction an instruction has, or positions (weight gradient); rounded
+        up to what pieces can be made of.
+    n_outer : bool
+        Whether the columns' chunks are the outer loop, so that those slabs stay on chip.
+    """
+
+    m: int
+    n_tiles: int
+    k: int
+    n_outer: bool = False
+
+
+@dataclass(frozen=True)
+class Op:
+    """A GEMM instruction; bases of patterns are relative to the slots of the slabs.
+
+    Parameters
+    ----------
+    a, b : Slab
+        The streamed and the stationary operand.
+    result : Slab
+        Of the same sums, stored after the last instruction that adds to them.
+    """
+
+    a: Slab
+    b: Slab
+    result: Slab
+    a_pattern: OperandPattern
+    b_pattern: OperandPattern
+    result_pattern: ResultPattern
+    m: int
+    k: int
+    n: int
+    first: bool
+    last: bool
+    acc_step: int
+
+
+@dataclass(frozen=True)
+class Taps:
+    """An axis of a sliding window: source = position * step + tap * tap_step + origin.
+
+    The kernel's taps that take part are `first`, `first` + `every`, ...
+    """
+
+    step: int
+    tap_step: int
+    origin: int
+    count: int
+    first: int = 0
+    every: int = 1
+
+    def reach(self, bounds: tuple[int, int], size: int) -> tuple[int, int]:
+        """Source coordinates within 0..size that positions from..to need."""
+        last_tap = (self.count - 1) * self.tap_step
+        low = bounds[0] * self.step + self.origin + min(0, last_tap)
+        high = (bounds[1] - 1) * self.step + self.origin + max(0, last_tap) + 1
+        low, high = min(max(low, 0), size), min(max(high, 0), size)
+        return low, max(low, high)
+
+
+@dataclass(frozen=True)
+class Image:
+    """A tensor of images, channels last.
+
+    `begins_in_padding`: a word may begin in the padding to the left of the first pixel that it
+    reaches, either since it holds several pixels, or since it goes on behind the last channel.
+    """
+
+    name: str
+    h: int
+    w: int
+    channels: int
+    element: int
+    begins_in_padding: bool = False
+
+    def slab(
+        self, n: tuple[int, int], y: tuple[int, int], x: tuple[int, int], c: tuple[int, int]
+    ) -> Slab:
+        """A box of it; none of its bytes if a range is empty."""
+        if y[0] >= y[1] or x[0] >= x[1]:
+            return Slab(self.name, 0, 0, (1, 1, 1), (0, 0, 0), (0, 0, 0))
+        pixel = self.channels * self.element
+        offset = ((n[0] * self.h + y[0]) * self.w + x[0]) * pixel + c[0] * self.element
+        dims = [
+            (x[1] - x[0], pixel),
+            (y[1] - y[0], self.w * pixel),
+            (n[1] - n[0], self.h * self.w * pixel),
+        ]
+        lead = BLOCK * self.element if self.begins_in_padding else 0
+        return slab_of(self.name, offset, (c[1] - c[0]) * self.element, dims, lead_bytes=lead)
+
+
+def is_packed(conv: ConvSpec) -> bool:
+    """Whether a block holds the channels of several taps: those of a kernel's row lie together."""
+    return conv.cin < BLOCK and conv.kernel[1] > 1 and conv.dilation[1] == 1
+
+
+def ceil_div(a: int, b: int) -> int:
+    """Quotient, rounded up."""
+    return -(-a // b)
+
+
+def tail(size: int, unit: int = BLOCK) -> int:
+    """Elements of the last of the units that `size` elements take."""
+    return size - (ceil_div(size, unit) - 1) * unit
+
+
+def tiles_of(size: int, rows: int) -> int:
+    """Tiles of the array along a reduction of `size` elements in blocks of 32."""
+    return (ceil_div(size, BLOCK) - 1) * (BLOCK // rows) + ceil_div(tail(size), rows)
+
+
+def ordered(outer_n: bool, m: Sequence[M], n: Sequence[N]) -> Iterator[tuple[M, N]]:
+    """All pairs of a piece of the rows and one of the columns, with either as the outer loop."""
+    if outer_n:
+        yield from ((i, j) for j in n for i in m)
+    else:
+        yield from ((i, j) for i in m for j in n)
+
+
+def subs_last(size: int, rows: int) -> int:
+    """Parts of the last block of `size` elements that the array takes one after the other."""
+    return ceil_div(tail(size), rows)
+
+
+def sums(index: int, number: int, m: int, n: int, core: CoreSpec) -> tuple[bool, bool, int]:
+    """First, last, and distance of the accumulators of a column of tiles from those of the next."""
+    if m * (n if number > 1 else 1) > core.acc_depth:
+        raise ValueError(
+            f"{m} vectors by {n if number > 1 else 1} columns of tiles must fit "
+            f"{core.acc_depth} accumulators"
+        )
+    return index == 0, index == number - 1, m if number > 1 else 0
