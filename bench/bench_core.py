@@ -1,14 +1,21 @@
 """The training core against its targets: utilisation, cycle model, speed of simulation and builds.
 
 Prints one JSON object. Every layer runs in the Verilated hardware and is compared with the
-bit-exact model. ``--quick`` leaves out the random layers and all but one size.
+bit-exact model. ``--quick`` leaves out the random layers and the widest array. As a testbench, the
+same module measures what cocotb does in a second while Python sleeps.
 """
 
 import argparse
 import json
 import random
 import sys
+import tempfile
 import time
+from pathlib import Path
+from typing import Any
+
+import cocotb
+from cocotb.triggers import Timer
 
 from fpgapipe.host.core_bench import CoreBench, bench_layer, build_device, parse_layer
 from fpgapipe.host.layer_program import lower_layer
@@ -19,6 +26,8 @@ from fpgapipe.hw.rtl.systolic import SystolicArray
 from fpgapipe.partition.load import load_network
 from fpgapipe.partition.operators.products import Conv
 from fpgapipe.sim_tb.native import native_speed
+from fpgapipe.sim_tb.simulate import simulate_verilog
+from fpgapipe.sim_tb.stream import PERIOD_NS, start
 from fpgapipe.sim_tb.verilate import verilog_of
 
 GEMM = "gemm:m=512,n=512,k=512"
@@ -43,6 +52,19 @@ SCALE_SIM_CYCLES = 5_979_656
 RESNET_IN_RTL = (0, 1, 12, 30, 52)
 """Convolutions of ResNet-50, counted from the input, that are simulated: first layer, 1 x 1, 3 x 3,
 strides, the last."""
+
+
+IDLE_CYCLES = 200_000
+
+
+@cocotb.test()
+async def idle(dut: Any) -> None:
+    """Nothing but the clock."""
+    await start(dut)
+    begin = time.process_time()
+    await Timer(IDLE_CYCLES * PERIOD_NS, "ns")
+    speed = IDLE_CYCLES / (time.process_time() - begin)
+    Path("idle.json").write_text(json.dumps(speed))
 
 
 def figures(found: CoreBench) -> dict:
@@ -139,11 +161,19 @@ def main() -> None:
     }
 
     longest = max(runs, key=lambda run: run.cycles)
-    array = verilog_of(SystolicArray(core.array))
+    # Processor time, so that what else runs disturbs the ratios less.
+    array, device = verilog_of(SystolicArray(core.array)), verilog_of(Device(core))
+    bare, alone = native_speed(array, 400_000), native_speed(device, 400_000)
+    with tempfile.TemporaryDirectory() as folder:
+        simulate_verilog(device, "bench_core", Path(folder), parameters={}, seed=0)
+        through_cocotb = json.loads((Path(folder) / "idle.json").read_text())
     result["speed"] = {
-        "array_cycles_per_s": (bare := native_speed(array, 400_000)),
-        "core_cycles_per_s": (whole := longest.cycles / longest.wall_s),
-        "core_over_array": whole / bare,
+        "array_cycles_per_s": bare,
+        "core_at_work_cycles_per_s": longest.cycles / longest.cpu_s,
+        "core_at_work_over_array": longest.cycles / longest.cpu_s / bare,
+        "core_idle_cycles_per_s": alone,
+        "core_idle_through_cocotb_cycles_per_s": through_cocotb,
+        "cocotb_over_native": through_cocotb / alone,
     }
     result["generate"] = []
     for rows, cols in ((16, 16), (32, 32)) if quick else ((16, 16), (32, 32), (32, 128)):

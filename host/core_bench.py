@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 import time
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -159,7 +160,19 @@ def counters(device: NativeDevice, registers: RegisterMap) -> dict[str, int]:
 
 @dataclass(frozen=True)
 class CoreBench:
-    """What `bench_layer` found; ``to_dict`` for JSON."""
+    """What `bench_layer` found; ``to_dict`` for JSON.
+
+    Attributes
+    ----------
+    cycles : int
+        As `run_program` counts them.
+    matches_model : bool
+        Whether the whole memory is as the bit-exact model leaves it.
+    generate_s, build_s, wall_s : float
+        Seconds for the Verilog, for compiling it, and for the simulation.
+    cpu_s : float
+        Processor time of the simulation, in seconds.
+    """
 
     core: CoreSpec
     program: LayerProgram
@@ -170,6 +183,7 @@ class CoreBench:
     generate_s: float
     build_s: float
     wall_s: float
+    cpu_s: float
 
     def to_dict(self) -> dict[str, Any]:
         """The figures."""
@@ -193,14 +207,21 @@ class CoreBench:
         }
 
 
-def build_device(core: CoreSpec) -> tuple[Path, float, float]:
-    """Simulator of a core, seconds for its Verilog, and seconds for compiling it."""
+@lru_cache(maxsize=4)
+def device_verilog(core: CoreSpec) -> str:
+    """Verilog of a core; the same text for the same core."""
     from fpgapipe.hw.rtl.device import Device
-    from fpgapipe.sim_tb.native import build_native
     from fpgapipe.sim_tb.verilate import verilog_of
 
+    return verilog_of(Device(core))
+
+
+def build_device(core: CoreSpec) -> tuple[Path, float, float]:
+    """Simulator of a core, seconds for its Verilog, and seconds for compiling it."""
+    from fpgapipe.sim_tb.native import build_native
+
     begin = time.perf_counter()
-    verilog = verilog_of(Device(core))
+    verilog = device_verilog(core)
     generated = time.perf_counter()
     library = build_native(verilog)
     return library, generated - begin, time.perf_counter() - generated
@@ -238,7 +259,7 @@ def bench_layer(
     library, generate_s, build_s = build_device(core)
     image = program.image(random_operands(program, seed))
     registers = RegisterMap(core)
-    begin = time.perf_counter()
+    begin, cpu_begin = time.perf_counter(), time.process_time()
     with NativeDevice(
         library,
         memory_bytes=program.memory_bytes,
@@ -255,8 +276,10 @@ def bench_layer(
             program.memory_bytes,
             progress=progress and (lambda now: progress(now.cycle, max(now.cycle, predicted))),
         )
+        wall_s, cpu_s = time.perf_counter() - begin, time.process_time() - cpu_begin
         counted = counters(device, registers)
-        wall_s = time.perf_counter() - begin
         CoreModel(core, image).run(program.instructions)
         matches = bool(np.array_equal(device.memory, image))
-    return CoreBench(core, program, which, cycles, matches, counted, generate_s, build_s, wall_s)
+    return CoreBench(
+        core, program, which, cycles, matches, counted, generate_s, build_s, wall_s, cpu_s
+    )

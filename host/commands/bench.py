@@ -4,13 +4,15 @@ import click
 
 from fpgapipe.host.commands.options import command
 
+_EXAMPLE = "fpgapipe bench core --rows 8 --cols 8 --layer gemm:m=64,n=64,k=64"
 
-@click.group("bench")
+
+@click.group("bench", epilog=f"Example: {_EXAMPLE}")
 def bench() -> None:
     """Measure the simulated hardware, and check it against its model."""
 
 
-@command("core", example="fpgapipe bench core --rows 8 --cols 8 --layer gemm:m=64,n=64,k=64")
+@command("core", example=_EXAMPLE)
 @click.option("--rows", type=click.IntRange(1), default=32, show_default=True, help="Of the array.")
 @click.option("--cols", type=click.IntRange(1), default=32, show_default=True, help="Of the array.")
 @click.option("--layer", required=True, help="gemm:m=..,n=..,k=.. or conv:cin=..,cout=..,k=..,...")
