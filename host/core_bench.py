@@ -133,8 +133,11 @@ def run_program(
     device.write_register(
         registers.offset("IRQ_ENABLE"), sum(f.mask for f in registers["IRQ_ENABLE"].fields)
     )
+    # The interrupt of a program before this one would be taken for the end of this one.
+    control = registers["CONTROL"]
+    device.write_register(control.offset, control.field("clear_status").mask)
     before = device.statistics
-    device.write_register(registers.offset("CONTROL"), registers["CONTROL"].field("start").mask)
+    device.write_register(control.offset, control.field("start").mask)
     device.run(progress=progress)
     after = device.statistics
     status = device.read_register(registers.offset("STATUS"))

@@ -6,7 +6,7 @@ from core_cases import integers, random_case, reference
 
 from fpgapipe.host.layer_program import LayerProgram, lower_layer, place, random_operands
 from fpgapipe.hw.hls_models.address import OperandPattern
-from fpgapipe.hw.hls_models.blocking import Blocked, block
+from fpgapipe.hw.hls_models.blocking import Blocked
 from fpgapipe.hw.hls_models.conv import Box, ConvSpec, boxes, chunks, tiled
 from fpgapipe.hw.hls_models.conv_parts import Cut, Formats
 from fpgapipe.hw.hls_models.conv_passes import operations
@@ -185,3 +185,18 @@ def test_refuses_layers(change, message):
 def test_too_many_sums_are_refused():
     with pytest.raises(ValueError, match=r"^64 vectors by 8 columns of tiles must fit 256 acc"):
         list(operations(ConvSpec.linear(64, 64, 64), "forward", SMALL, Cut(64, 8, 32), Formats()))
+
+
+def test_slabs_that_come_back_out_of_order():
+    """Phases of a strided input gradient share some slabs and not others."""
+    conv = ConvSpec(16, 24, (3, 3), (2, 2), (1, 1, 1, 1), 16, 14, 3)
+    core = CoreSpec(8, 8, acc_depth=64, scratchpad=ScratchpadSpec(4, 1 << 12))
+    ops = list(operations(conv, "input", core, Cut(16, 1, 32), Formats()))
+    for rings in rings_of(ops, core.scratchpad):
+        program = place(
+            conv, "input", Formats(), Blocked(Cut(16, 1, 32), tuple(ops), rings, UNTIMED)
+        )
+        assert predict(program.instructions, core).cycles > 0
+        operands = integers(program, 5, most=8)
+        exact = reference(conv, "input", operands)
+        np.testing.assert_allclose(run(program, core, operands), exact, rtol=2**-8)

@@ -100,7 +100,8 @@ class Image:
     """A tensor of images, channels last.
 
     `begins_in_padding`: a word may begin in the padding to the left of the first pixel that it
-    reaches, either since it holds several pixels, or since it goes on behind the last channel.
+    reaches, either since it holds several pixels, or since it goes on behind the channels that the
+    array takes of it.
     """
 
     name: str

@@ -31,7 +31,7 @@ def weight_gradient(conv: ConvSpec, core: CoreSpec, cut: Cut, formats: Formats) 
     vertical = Taps(conv.stride[0], conv.dilation[0], -conv.pad[0], conv.kernel[0])
     horizontal = Taps(conv.stride[1], conv.dilation[1], -conv.pad[1], conv.kernel[1])
     packed = is_packed(conv)
-    source = Image("x", conv.h, conv.w, conv.cin, formats.x, packed or core.cols > BLOCK)
+    source = Image("x", conv.h, conv.w, conv.cin, formats.x, packed or core.cols != BLOCK)
     pieces = _reduction_boxes(conv, cut.k)
     for (m0, m1), group in ordered(
         cut.n_outer,

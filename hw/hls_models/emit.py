@@ -1,11 +1,11 @@
 """From GEMM operations on slabs to a program: slots on chip, loads, stores, semaphores.
 
 Slabs of the streamed operand, of the stationary operand and of results each have a ring of equal
-slots. A slab that is still in its ring is not loaded again. Semaphores say when a slot is full and
-when it is free, so that loads, products and stores overlap as far as slots allow.
+slots. A slab that is still in its ring is not loaded again; the one used longest ago makes room.
+Semaphores say when a slot is full and when it is free, so that loads, products and stores overlap
+as far as slots allow.
 """
 
-from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from enum import IntEnum
@@ -125,12 +125,10 @@ def _regions(scratchpad: ScratchpadSpec) -> Iterator[dict[str, tuple[int, int]]]
 
 
 def _uses(slabs: Sequence[Slab | None], ring: Ring) -> list[_Use | None]:
-    """What each operation finds in a ring; the slot that was filled first is emptied first."""
+    """What each operation finds in a ring; the slab that was used longest ago makes room."""
     found: list[_Use | None] = []
-    order: deque[Slab] = deque()  # in the ring now, the oldest first
-    slot_of: dict[Slab, int] = {}
+    slot_of: dict[Slab, int] = {}  # in the ring now, the least recently used first
     last_use: dict[int, int] = {}  # of what is in each slot
-    freed = -1
     for index, slab in enumerate(slabs):
         if slab is None:
             found.append(None)
@@ -138,26 +136,21 @@ def _uses(slabs: Sequence[Slab | None], ring: Ring) -> list[_Use | None]:
         if not slab.run_bytes:
             found.append(_Use(0))  # nothing but padding: it needs no slot
             continue
-        slot = slot_of.get(slab)
-        if slot is not None:
+        if slab in slot_of:
+            slot = slot_of.pop(slab)
             found.append(_Use(slot))
-        elif len(order) < ring.slots:
-            slot = len(order)
+        elif len(slot_of) < ring.slots:
+            slot = len(slot_of)
             found.append(_Use(slot, loads=True))
         else:
-            slot = slot_of.pop(order.popleft())
-            # A semaphore counts: slots have to come free in the order in which they are filled
-            # again, one an operation. Nested loops see to that.
-            user = last_use[slot]
-            assert user > freed, "slots come free in another order than they are filled"
-            freed = user
-            use = found[user]
+            # What was used longest ago goes, so slots come free in the order in which they are
+            # filled again: a semaphore only counts.
+            slot = slot_of.pop(next(iter(slot_of)))
+            use = found[last_use[slot]]
             assert use is not None
-            found[user] = replace(use, frees=True)
+            found[last_use[slot]] = replace(use, frees=True)
             found.append(_Use(slot, loads=True, waits_free=True))
-        if slab not in slot_of:
-            order.append(slab)
-            slot_of[slab] = slot
+        slot_of[slab] = slot
         last_use[slot] = index
     return found
 

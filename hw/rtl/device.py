@@ -1,6 +1,6 @@
 """Gateware of a device: one training core with its registers and memory port."""
 
-from amaranth.hdl import Cat, ClockDomain, DomainRenamer, Module, Signal
+from amaranth.hdl import Cat, ClockDomain, DomainRenamer, Module, Mux, Signal
 from amaranth.lib import wiring
 from amaranth.lib.wiring import In, Out
 
@@ -149,8 +149,15 @@ class Device(wiring.Component):
                 ("vectors", engine.fed),
             ):
                 events[f"gemm{number}_{name}"] = event
-        m.d.comb += [getattr(registers, name).eq(event) for name, event in events.items()]
-        m.d.comb += registers.nan.eq(Cat(engine.nan for engine in engines).any())
+        # What an error or an abort left in the engines belongs to no program.
+        counts = Signal()
+        m.d.comb += [
+            counts.eq(sequencer.running & ~sequencer.clear),
+            registers.nan.eq(counts & Cat(engine.nan for engine in engines).any()),
+        ]
+        m.d.comb += [
+            getattr(registers, name).eq(Mux(counts, event, 0)) for name, event in events.items()
+        ]
 
         # Reading the program goes first: it asks seldom.
         m.submodules.arbiter = arbiter = self._arbiter
