@@ -16,6 +16,7 @@ from fpgapipe.hw.hls_models.core_resources import (
 )
 from fpgapipe.hw.hls_models.device import DeviceSpec
 from fpgapipe.hw.hls_models.gemm import EngineSpec
+from fpgapipe.hw.hls_models.mx import MX_BLOCK
 from fpgapipe.partition.work_products import Formats
 
 RESOURCES = ("lut", "ff", "bram36", "uram", "dsp")
@@ -206,9 +207,9 @@ def largest_core(device: DeviceSpec, num_engines: int = 1) -> CoreConfig:
 def candidate_cores(device: DeviceSpec, num_engines: int = 1) -> list[CoreConfig]:
     """Cores worth trying on a device, most cells first.
 
-    A larger array never takes more tiles than a smaller one, so for 4, 8, 16 and 32 rows the widest
-    that fits stands for all; the widest power of two stands beside it, since channels often are
-    powers of two and a narrower array leaves resources free.
+    For 4, 8, 16 and 32 rows: the widest that fits, the widest power of two, since channels often
+    are powers of two, and a half and a quarter of that, since a tile takes at least as many cycles
+    as the array has columns.
 
     Raises
     ------
@@ -220,7 +221,8 @@ def candidate_cores(device: DeviceSpec, num_engines: int = 1) -> list[CoreConfig
         widest = _widest(device, rows, num_engines)
         if widest:
             power = 1 << (widest.bit_length() - 1)
-            found += [core_of(device, rows, cols, num_engines) for cols in {widest, power}]
+            widths = {widest, power, max(power // 2, 1), max(power // 4, 1)}
+            found += [core_of(device, rows, cols, num_engines) for cols in widths]
     if not found:
         broken = core_fits(device, core_of(device, 4, 1, num_engines))
         raise ValueError(f"no core fits {device.name}: {'; '.join(map(str, broken))}")
@@ -228,7 +230,7 @@ def candidate_cores(device: DeviceSpec, num_engines: int = 1) -> list[CoreConfig
 
 
 def _widest(device: DeviceSpec, rows: int, num_engines: int) -> int:
-    """Most columns of a core that fits, a multiple of 8 from 16 on; 0 if none does."""
+    """Most columns of a core that fits, as `CoreSpec` allows them; 0 if none does."""
     low, high = 0, device.dsp // (rows * num_engines) + 1
     while high - low > 1:
         middle = (low + high) // 2
@@ -236,7 +238,7 @@ def _widest(device: DeviceSpec, rows: int, num_engines: int) -> int:
             high = middle
         else:
             low = middle
-    return low if low < 16 else low // 8 * 8
+    return low if low <= MX_BLOCK else low // MX_BLOCK * MX_BLOCK
 
 
 def core_of(device: DeviceSpec, rows: int, cols: int, num_engines: int = 1) -> CoreConfig:

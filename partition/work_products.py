@@ -6,7 +6,8 @@ import itertools
 import math
 from dataclasses import dataclass
 
-from fpgapipe.hw.hls_models.gemm import MX_BLOCK, Axis, ProductSpec
+from fpgapipe.hw.hls_models.gemm import Axis, ProductSpec
+from fpgapipe.hw.hls_models.mx import MX_BLOCK
 from fpgapipe.partition.graph import Graph, Layer
 from fpgapipe.partition.operators import Conv, Gemm, Pass
 from fpgapipe.partition.tensors import Tensor

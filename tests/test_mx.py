@@ -7,7 +7,6 @@ import numpy as np
 import pytest
 
 from fpgapipe.hw.hls_models import mx
-from fpgapipe.hw.hls_models.gemm import MX_BLOCK as BLOCK_OF_COST_MODEL
 from fpgapipe.hw.hls_models.mx import MX_BLOCK
 from fpgapipe.hw.rtl.mx import BlockQuantiser
 from fpgapipe.sim_tb.simulate import SimulationError, simulate, simulate_verilog
@@ -106,10 +105,6 @@ def test_dot_is_that_of_the_numbers():
 def test_dot_of_the_largest_elements():
     elements, code = np.full(MX_BLOCK, -127, dtype=np.int8), np.uint8(127)
     assert mx.dot(elements, code, elements, code) == 32 * 127**2 / 4096
-
-
-def test_blocks_are_those_of_the_cost_model():
-    assert MX_BLOCK == BLOCK_OF_COST_MODEL
 
 
 @pytest.mark.parametrize(

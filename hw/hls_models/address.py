@@ -15,8 +15,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fpgapipe.hw.hls_models.isa import NUM_LOOPS
+from fpgapipe.hw.hls_models.mx import MX_BLOCK
 
-BLOCK = 32
+BLOCK = MX_BLOCK
 """Elements of a word that is read: those of a block of MXINT8."""
 
 COORDINATE_BITS = {"address": 32, "y": 16, "u": 24}

@@ -10,9 +10,6 @@ from functools import lru_cache
 
 from fpgapipe.hw.hls_models.systolic import SystolicSpec
 
-MX_BLOCK = 32
-"""Elements that share a scale (OCP Microscaling v1.0)."""
-
 ACCUMULATE_CYCLES = 8
 """Latency of converting a column's sum to FP32 and adding it to its accumulator: an estimate, three
 cycles to convert and scale, five to add. The same accumulator is not ready earlier."""
