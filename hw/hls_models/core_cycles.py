@@ -31,6 +31,9 @@ START_CYCLES = 12
 LOAD_CYCLES = 12
 """What a load takes beside its data and the memory's latency."""
 
+BURST_CYCLES = 4
+"""For which a read burst keeps its place among those under way, beside the memory's latency."""
+
 STORE_CYCLES = 14
 """From the start of a store to its first word on the bus."""
 
@@ -239,17 +242,15 @@ class _Run:
         return True
 
     def _transfer(self, index: int, instruction: Instruction, now: float) -> _Flow:
-        body = instruction.body
-        side = "memory"
-        words = -(-(body[side] % WORD_BYTES + body["row_bytes"]) // WORD_BYTES)
-        rows = (body["rows"] + 1) * (body["planes"] + 1)
+        words, rows = words_of_transfer(instruction.body)
         latency = self.memory.latency_cycles
         if instruction.opcode == Opcode.LOAD:
             # A burst is a row or the longest one; so many may be under way.
-            burst = min(words, max(self.core.burst_beats * self.core.bus_bytes // WORD_BYTES, 1))
-            fastest = min(1.0, self.core.outstanding * burst / (latency + LOAD_CYCLES))
-            return _Flow(index, words * rows, now + LOAD_CYCLES + latency, fastest)
-        return _Flow(index, words * rows, now + STORE_CYCLES, 1.0)
+            burst = max(self.core.burst_beats * self.core.bus_bytes // WORD_BYTES, 1)
+            burst_words = min(words / rows, burst)
+            fastest = min(1.0, self.core.outstanding * burst_words / (latency + BURST_CYCLES))
+            return _Flow(index, words, now + LOAD_CYCLES + latency, fastest)
+        return _Flow(index, words, now + STORE_CYCLES, 1.0)
 
     def _rates(self, now: float) -> dict[Opcode, float]:
         """Words a cycle of the load and of the store that are moving."""
@@ -311,6 +312,16 @@ class _Run:
         self.streams_until[engine] = ends
         self.gemm_cycles += ends - begins
         return ends + core.array.latency_cycles + DRAIN_CYCLES
+
+
+def words_of_transfer(body: Mapping[str, Any]) -> tuple[int, int]:
+    """Words of 64 bytes that a LOAD or STORE moves, and its rows; rows begin anywhere in a word."""
+    rows, planes = np.arange(body["rows"] + 1), np.arange(body["planes"] + 1)
+    starts = (
+        body["memory"] + planes[:, None] * body["plane_memory"] + rows * body["row_memory"]
+    ) % WORD_BYTES
+    words = -(-(starts + body["row_bytes"]) // WORD_BYTES)
+    return int(words.sum()), words.size
 
 
 @dataclass(frozen=True)
