@@ -40,7 +40,8 @@ def test_ports_of_one_width_are_equal():
 
 def test_memories_are_one_module_without_contents():
     large = verilog_of(Scratchpad(ScratchpadPorts(ScratchpadSpec(4, 1 << 19), 3, 2)))
-    assert len(re.findall(r"^module ", large, re.MULTILINE)) == 2
+    modules = re.findall(r"^module (\S+)", large, re.MULTILINE)
+    assert sum("memory" in name for name in modules) == 1
     assert "reg [511:0] words [4095:0]" in large
     assert "initial" not in large
 
