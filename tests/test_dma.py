@@ -148,7 +148,7 @@ def test_longest_burst_is_a_power_of_two(bus_bytes, burst_beats, words):
 def test_refuses_bursts_shorter_than_a_word():
     message = "core burst_beats must be at least 16 (a word of 64 bytes on a bus of 4), not 15"
     with pytest.raises(ValueError, match=f"^{re.escape(message)}$"):
-        LoadEngine(spec_of(4, 15, 4))
+        burst_words(spec_of(4, 15, 4))
 
 
 def test_loads_words_and_stores_bytes():
