@@ -127,7 +127,11 @@ def _explained(name: str, log: Path, work: Path, rtlil: str) -> ProofError | Non
     names: dict[str, set[str]] = {}
     for place, message in re.findall(check, rtlil):
         names.setdefault(place, set()).add(message)
-    places = re.findall(r"Assert failed in [^:]*: (\S+)", log.read_text(errors="replace"))
+    # Where a run from reset fails, the induction beside it is ended, wherever it is by then.
+    task = "basecase" if (work / "proof" / "FAIL").is_file() else "induction"
+    places = re.findall(
+        rf"engine_0\.{task}: .*Assert failed in [^:]*: (\S+)", log.read_text(errors="replace")
+    )
     failed = "; ".join(
         " or ".join(sorted(names.get(place, {place}))) for place in dict.fromkeys(places)
     )
