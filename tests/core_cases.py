@@ -3,6 +3,7 @@
 import random
 
 import numpy as np
+import pytest
 
 from fpgapipe.hw.hls_models.conv import PASSES, ConvSpec
 from fpgapipe.hw.hls_models.conv_parts import Cut, Formats
@@ -90,3 +91,11 @@ def random_case(seed):
     )
     formats = Formats(rng.choice([2, 4]), rng.choice([2, 4]), rng.choice([2, 4]), 4)
     return conv, which, core, cut, formats
+
+
+def some_of(faults, kept=2):
+    """Parameters: each fault is a build of its own, so all but a few are for the full suite."""
+    return [
+        pytest.param(fault, marks=[pytest.mark.slow] if index >= kept else [])
+        for index, fault in enumerate(faults)
+    ]

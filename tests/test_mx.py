@@ -5,6 +5,7 @@ from fractions import Fraction
 
 import numpy as np
 import pytest
+from core_cases import some_of
 
 from fpgapipe.hw.hls_models import mx
 from fpgapipe.hw.hls_models.mx import MX_BLOCK
@@ -145,7 +146,7 @@ FAULTS = {
 
 
 @pytest.mark.sim
-@pytest.mark.parametrize("fault", FAULTS)
+@pytest.mark.parametrize("fault", some_of(FAULTS))
 def test_testbench_sees(fault, tmp_path):
     pattern, replacement = FAULTS[fault]
     faulty, count = re.subn(pattern, replacement, verilog_of(BlockQuantiser()), count=1)

@@ -4,6 +4,7 @@ import random
 import re
 
 import pytest
+from core_cases import some_of
 
 from fpgapipe.hw.hls_models.core_spec import CoreSpec
 from fpgapipe.hw.hls_models.isa import (
@@ -233,7 +234,7 @@ FAULTS = {
 
 
 @pytest.mark.sim
-@pytest.mark.parametrize("fault", FAULTS)
+@pytest.mark.parametrize("fault", some_of(FAULTS))
 def test_testbench_sees(fault, tmp_path, monkeypatch):
     name, change, test = FAULTS[fault]
 
