@@ -31,7 +31,6 @@ _CXX_FLAGS = (
 _MAKE_VARIABLES = (*MAKE_VARIABLES, "OPT_SLOW=-O0")
 _LINK_FLAGS = "-shared -pthread -Wl,-Bsymbolic"
 # Yosys writes a choice of which at most one condition holds as a casez.
-_FLAGS = (*VERILATOR_FLAGS, "-Wno-CASEOVERLAP")
 _HARNESS = ("native.cpp", "native_memory.hpp")
 
 NEVER = 2**64 - 1
@@ -142,7 +141,7 @@ def build_native(
         name: resources.files("fpgapipe.sim_tb").joinpath(name).read_text() for name in _HARNESS
     }
     arguments = [
-        *_FLAGS,
+        *VERILATOR_FLAGS,
         *(["--trace-vcd"] if waves else []),
         *flags,
         *("--top-module", top),

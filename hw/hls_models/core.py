@@ -80,10 +80,9 @@ class CoreModel:
                 self._load(index, instruction.body)
             elif instruction.opcode == Opcode.STORE:
                 self._store(index, instruction.body)
-            elif instruction.opcode == Opcode.GEMM:
-                self._gemm(index, instruction.engine, instruction.body)
             else:
-                raise NotImplementedError(f"the model does not know {instruction.opcode}")
+                assert instruction.opcode == Opcode.GEMM
+                self._gemm(index, instruction.engine, instruction.body)
 
     def _load(self, index: int, body: Mapping[str, Any]) -> None:
         for source, target in row_starts(body):

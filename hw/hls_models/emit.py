@@ -232,8 +232,6 @@ def _transfers(
 ) -> Iterator[Instruction]:
     """Waits before the first part, signals after the last."""
     bodies = list(slab.transfers(tensors[slab.tensor], slot))
-    if not bodies and wait:
-        raise NotImplementedError("a slab of no bytes in a slot that was used before")
     for index, body in enumerate(bodies):
         yield Instruction(
             opcode,
