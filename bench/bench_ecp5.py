@@ -20,7 +20,7 @@ from typing import Any
 from amaranth.hdl import Cat, Module, Signal, Value
 from amaranth.lib import wiring
 from amaranth.lib.wiring import In, Out
-from bench_resources import blocks, read_counts, yosys
+from bench_resources import AREA, blocks, read_counts, yosys
 
 from fpgapipe.errors import UserError
 from fpgapipe.hw.hls_models.core_spec import CoreSpec, ScratchpadSpec
@@ -106,7 +106,9 @@ def synthesise(component: Any, folder: Path) -> dict[str, Any]:
     script = "; ".join(
         [
             "read_verilog top.v",
-            "synth_ecp5 -top top -json top.json",
+            "synth_ecp5 -top top -run :map_luts",
+            AREA,
+            "synth_ecp5 -top top -run map_cells: -json top.json",
             "tee -q -o counts.json stat -json -top top",
         ]
     )

@@ -65,10 +65,15 @@ FLIP_FLOPS = ("FDRE", "FDSE", "FDCE", "FDPE", "TRELLIS_FF")
 BLOCK_RAMS = {"RAMB18E1": 0.5, "RAMB36E1": 1, "RAMB18E2": 0.5, "RAMB36E2": 1, "DP16KD": 0.5}
 DSPS = ("DSP48E1", "DSP48E2", "MULT18X18D")
 
+AREA = "techmap -map +/lattice/latches_map.v; abc -lut 4; clean"
+"""Maps an ECP5's logic to LUTs. What `synth_ecp5` does instead looks for few levels, and makes wide
+multiplexers out of several times as many LUTs as they need."""
+
 COMMANDS = {
     "xcup": "synth_xilinx -family xcup -top top -noiopad -noclkbuf",
     "xc7": "synth_xilinx -family xc7 -top top -noiopad -noclkbuf",
-    "ecp5": "synth_ecp5 -noflatten -top top",
+    "ecp5": f"synth_ecp5 -noflatten -top top -run :map_luts; {AREA}; "
+    "synth_ecp5 -noflatten -top top -run map_cells:",
 }
 
 
@@ -188,14 +193,18 @@ def blocks(spec: CoreSpec) -> dict[str, Block]:
     """All blocks of a core; their sum is the core."""
     engines, bits = spec.num_engines, spec.scratchpad.address_bits
     ports = ScratchpadPorts(
-        spec.scratchpad, 2 * engines + 1, engines + 1, aligned_writes=frozenset({engines})
+        spec.scratchpad,
+        2 * engines + 1,
+        engines + 1,
+        aligned_writes=frozenset({engines}),
+        aligned_reads=frozenset({2 * engines}),
     )
     bus = f"{spec.bus_bytes}_{spec.outstanding}_{bits}"
     memory = f"{spec.scratchpad.banks}_{spec.scratchpad.bank_bytes}_{engines}"
     parts = ("reader_a", "reader_b", "datapath", "writer")
     return {
         "transposer": Block(
-            2 * engines, "", lambda: Transposer(TransposerSpec(BLOCK, 32, side_bits=5))
+            2 * engines, "", lambda: Transposer(TransposerSpec(BLOCK, (16, 1), side_bits=5))
         ),
         "quantiser": Block(2 * engines, "", BlockQuantiser),
         "address generator": Block(2 * engines, f"{bits}", lambda: AddressGenerator(spec)),

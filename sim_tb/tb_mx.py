@@ -45,11 +45,13 @@ async def quantises(dut: Any) -> None:
     blocks = random_blocks(np.random.default_rng(cocotb.RANDOM_SEED), NUM_BLOCKS)
     elements, codes = mx.quantise(blocks.view(np.float32))
     await start(dut)
-    inputs = {f"i__{index}": blocks[:, index].tolist() for index in range(MX_BLOCK)}
+    inputs = {f"i__{index}": (blocks[:, index] >> 16).tolist() for index in range(MX_BLOCK)}
+    more = (blocks & 0xFFFF) != 0
+    inputs["more"] = (more << np.arange(MX_BLOCK)).sum(axis=1).tolist()
     outputs = ["code", *(f"o__{index}" for index in range(MX_BLOCK))]
     rng = random.Random(cocotb.RANDOM_SEED)
     results = np.array(await run_pipeline(dut, inputs, outputs, mx.QUANTISE_CYCLES, rng))
     assert_same_bits(results[:, 0], codes, {"block": range(NUM_BLOCKS)})
     for index in range(MX_BLOCK):
-        column = {"element": inputs[f"i__{index}"], "code": codes.tolist()}
+        column = {"element": blocks[:, index].tolist(), "code": codes.tolist()}
         assert_same_bits(results[:, index + 1], elements[:, index].view(np.uint8), column)

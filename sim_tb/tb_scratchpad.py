@@ -62,7 +62,7 @@ class Bench:
         given = parameters()
         self.dut = dut
         self.spec = ScratchpadSpec(**given["memory"])
-        self.aligned = set(given["aligned_writes"])
+        self.aligned = {kind: set(given[f"aligned_{kind}"]) for kind in ("reads", "writes")}
         self.rng = random.Random(cocotb.RANDOM_SEED)
         self.reads = [Port(dut, "reads", index, self.rng) for index in range(given["num_reads"])]
         self.writes = [Port(dut, "writes", index, self.rng) for index in range(given["num_writes"])]
@@ -86,7 +86,7 @@ class Bench:
                 WORD * self.rng.randrange(size // WORD),
             ]
         )
-        step = WORD if port.is_write and index in self.aligned else 2
+        step = WORD if index in self.aligned["writes" if port.is_write else "reads"] else 2
         return address % size // step * step
 
     def _span(self, address: int) -> Any:

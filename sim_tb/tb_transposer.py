@@ -50,17 +50,26 @@ class Bench:
     def __init__(self, dut: Any, spec: TransposerSpec, rng: random.Random | None) -> None:
         self.spec = spec
         self._sending: Any = None
-        lanes = [spec.lane_bits] * spec.size
+        lanes = [bits for bits in spec.planes for _ in range(spec.size)]
         self.i = StreamDriver(
             dut, "i", rng, fields=[*lanes, spec.side_bits, 1, 1, spec.size.bit_length()]
         )
         self.o = StreamSink(dut, "o", rng, fields=[*lanes, spec.side_bits, 1], signed=False)
 
+    def _planes(self, lanes: np.ndarray) -> list[int]:
+        """Of every plane all lanes."""
+        fields: list[int] = []
+        for bits in self.spec.planes:
+            fields += (lanes & ((1 << bits) - 1)).tolist()
+            lanes = lanes >> bits
+        return fields
+
     def start_sending(self, words: Words) -> None:
         """Send words in the background."""
         along = zip(words.side, words.last, words.transposed, words.emit, strict=True)
         payloads = [
-            [*lanes, *fields] for lanes, fields in zip(words.lanes.tolist(), along, strict=True)
+            [*self._planes(lanes), *fields]
+            for lanes, fields in zip(words.lanes, along, strict=True)
         ]
         self._sending = cocotb.start_soon(self.i.send(payloads))
 
@@ -77,14 +86,21 @@ class Bench:
         got = await self.o.receive(len(lanes))
         for k, index in enumerate(source):
             is_last = k + 1 == len(source) or source[k + 1] != index
-            expected = [*lanes[k].tolist(), words.side[index], int(words.last[index] and is_last)]
+            last = int(words.last[index] and is_last)
+            expected = [*self._planes(lanes[k]), words.side[index], last]
             assert got[k] == expected, f"word {k}: {got[k]}, not {expected}"
+
+
+def transposer_spec() -> TransposerSpec:
+    """What was built."""
+    given = parameters()
+    return TransposerSpec(**(given | {"planes": tuple(given["planes"])}))
 
 
 @cocotb.test(timeout_time=1000, timeout_unit="us")
 async def matches_model(dut: Any) -> None:
     """Words and squares leave as the model says, in order, however the streams pause."""
-    spec = TransposerSpec(**parameters())
+    spec = transposer_spec()
     rng = random.Random(cocotb.RANDOM_SEED)
     groups = [0, 1, 0, 0, 1, 1, 1, 0] + [rng.choice([0, 1, 1]) for _ in range(40)]
     await start(dut)
@@ -94,7 +110,7 @@ async def matches_model(dut: Any) -> None:
 @cocotb.test(timeout_time=1000, timeout_unit="us")
 async def loses_no_cycle(dut: Any) -> None:
     """Without pauses squares follow each other, and so do words that bypass them."""
-    spec = TransposerSpec(**parameters())
+    spec = transposer_spec()
     rng = random.Random(cocotb.RANDOM_SEED)
     await start(dut)
     for emit in (spec.size, 1):
@@ -114,7 +130,7 @@ async def loses_no_cycle(dut: Any) -> None:
 @cocotb.test(timeout_time=1000, timeout_unit="us")
 async def forgets_at_reset(dut: Any) -> None:
     """A reset in the middle of a square leaves nothing that shows later."""
-    spec = TransposerSpec(**parameters())
+    spec = transposer_spec()
     rng = random.Random(cocotb.RANDOM_SEED)
     await start(dut)
     for delay_cycles in (2, spec.size - 1, spec.size + 3, 2 * spec.size + 5):

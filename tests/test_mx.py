@@ -135,13 +135,13 @@ def test_latency_is_that_of_the_model():
 
 # A fault in the Verilog of a quantiser.
 FAULTS = {
-    "drops what it shifts out": (r"\| i__0\[15:0\]", "1'h0"),
-    "rounds ties up": (r"\+ shifted4_0\[9\]", "+ 1'h1"),
-    "does not saturate": (r"rounded0\[7\] \? 8'h7f : rounded0", "rounded0"),
+    "drops what it shifts out": (r"more\[0\]", "1'h0"),
+    "rounds ties up": (r"lost4_0 \| kept4_0\[1\]", "1'h1"),
+    "does not saturate": (r"full0 = [^;]*;", "full0 = 1'h0;"),
     "shifts by 3 bits of a distance": (r"\| distance0\[7:3\]", "1'h0"),
     "has elements beside a NaN": (r"assign nan = [^;]*;", "assign nan = 1'h0;"),
     "reads subnormals": (r"~ word2_0\[8\]", "1'h0"),
-    "overlooks an element": (r"larger_a15 = [^;]*;", "larger_a15 = i__30[30:23];"),
+    "overlooks an element": (r"larger_a15 = [^;]*;", "larger_a15 = i__30[14:7];"),
 }
 
 

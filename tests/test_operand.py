@@ -31,10 +31,11 @@ def test_gateware_matches_model(rows, tmp_path):
 # A fault in the Verilog, and the test that has to see it.
 FAULTS = {
     "keeps elements that do not count": (
-        r"(\.word\[31\]  = )\S+ \[31\] \? (lane31) : 32'd0",
+        r"(plane0\[31\]  = )\S+ \[31\] \? (value\[511:496\]) : 16'h0000",
         r"\1\2",
         "matches_model",
     ),
+    "drops the lower halves of FP32": (r", low_more \}", ", 16'h0000 }", "matches_model"),
     "reads while halted": (r"~ halt", "1'h1", "halts"),
     "keeps half a word through a reset": (
         r"\bhas_low <= ",

@@ -11,11 +11,12 @@ from fpgapipe.sim_tb.simulate import SimulationError, simulate, simulate_verilog
 from fpgapipe.sim_tb.verilate import verilog_of
 
 TESTS = ("matches_model", "streams_side_by_side", "forgets_reads_at_reset")
-CORE = ScratchpadPorts(ScratchpadSpec(4, 256), 3, 2, frozenset({0}))
+CORE = ScratchpadPorts(ScratchpadSpec(4, 256), 3, 2, frozenset({0}), frozenset({2}))
 
 
 def parameters(spec):
-    return {**dataclasses.asdict(spec), "aligned_writes": sorted(spec.aligned_writes)}
+    aligned = {kind: sorted(getattr(spec, kind)) for kind in ("aligned_reads", "aligned_writes")}
+    return {**dataclasses.asdict(spec), **aligned}
 
 
 @pytest.mark.parametrize(
@@ -24,6 +25,10 @@ def parameters(spec):
         ((0, 1), "scratchpad num_reads must be at least 1, not 0"),
         ((1, 0), "scratchpad num_writes must be at least 1, not 0"),
         ((1, 2, frozenset({2})), "scratchpad aligned_writes must be in 0..1, not 2"),
+        (
+            (3, 2, frozenset({1}), frozenset({3})),
+            "scratchpad aligned_reads must be in 0..2, not 3",
+        ),
     ],
 )
 def test_refuses_ports(arguments, message):

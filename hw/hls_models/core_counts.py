@@ -98,12 +98,12 @@ COEFFICIENTS = {
             "line of what goes along with vectors",
         ),
         Coefficient(
-            "transposer", "operand", 11254, 3137, 0, 0, "counted",
-            _COUNTED + "32 memories of 64 x 32 bits in LUTs (1,280), and two rotations of 1,024 "
-            "bits by five stages of multiplexers, which Yosys gives a LUT each",
+            "transposer", "operand", 3054, 1707, 16, 0, "counted",
+            _COUNTED + "544 bits, of which a LUT for each two stages of multiplexers: in four, out "
+            "five and one for words that are not transposed; 32 memories of 32 x 34 bits",
         ),
         Coefficient(
-            "quantiser", "operand", 2963, 1584, 0, 0, "counted",
+            "quantiser", "operand", 2094, 1392, 0, 0, "counted",
             _COUNTED + "a block of 32 elements, however many rows the array has",
         ),
         Coefficient(
@@ -111,7 +111,7 @@ COEFFICIENTS = {
             _COUNTED + "three odometers of three loops",
         ),
         Coefficient(
-            "operand reader", "operand", 1566, 1175, 0, 0, "counted",
+            "operand reader", "operand", 1134, 935, 0, 0, "counted",
             _COUNTED + "16 words that wait in LUTs (312 LUT), masks, halves of FP32 words; without "
             "transposer, quantiser and address generator",
         ),
@@ -132,21 +132,17 @@ COEFFICIENTS = {
             _COUNTED + "rounding to BF16 19 LUT and 16 FF, the rest a vector that leaves in parts",
         ),
         Coefficient(
-            "scratchpad shift", "port", 2766, 0, 0, 0, "counted",
-            _COUNTED + "512 bits of 1,024, by five stages of multiplexers; flip-flops follow from "
-            "the structure",
+            "scratchpad turned read", "port that is not aligned", 1536, 15, 0, 0, "counted",
+            _COUNTED + "512 bits turned by five stages of multiplexers, a LUT for each two",
         ),
         Coefficient(
-            "scratchpad read", "port and bank", 816, 0, 0, 0, "counted",
-            _COUNTED + "which bank's even and odd words: 1,024 bits; two and four banks",
+            "scratchpad turned write", "port that is not aligned", 1120, 1, 0, 0, "counted",
+            _COUNTED + "512 bits turned by four of five stages, and their mask by five",
         ),
         Coefficient(
-            "scratchpad write", "memory and writer but the first", 512, 0, 0, 0, "counted",
-            _COUNTED + "a multiplexer a bit in front of each memory",
-        ),
-        Coefficient(
-            "scratchpad memory", "memory", 0, 565, 0, 0, "counted",
-            _COUNTED + "its write port's word, mask and row",
+            "scratchpad port", "port", 93, 76, 0, 0, "counted",
+            _COUNTED + "its place and whether it waits, masks and rows; registers of words and "
+            "what chooses among memories follow from the structure",
         ),
         Coefficient(
             "load", "core", 1490, 2590, 0, 0, "counted",
@@ -257,15 +253,20 @@ def scratchpad_logic(banks: int, num_engines: int) -> Resources:
     """What lies between the ports of the scratchpad and its memories.
 
     Every engine has two ports that read and one that writes anywhere; loads and stores have one
-    each. A port that reads chooses among the banks' even words and among their odd words and cuts
-    64 bytes out of two words; one that writes turns 64 bytes; a memory chooses among the writers.
+    each, for whole words. A port that reads chooses, for each granule of its own, among the even
+    and odd words of all banks and turns what it has; one that writes turns 64 bytes; a memory
+    chooses among the writers, a LUT a bit for each but the first. A LUT chooses from the four words
+    of two banks; Yosys takes 3.2 for those of four.
     """
     reads, writers = 2 * num_engines + 1, num_engines + 1
+    sources = 32 * (1 + (banks - 1).bit_length())
+    registers = reads * 2 * WORD_BITS + writers * WORD_BITS + 2 * num_engines * sources
+    choices = reads * (1 if banks <= 2 else 0.8 * banks) + 2 * banks * (writers - 1)
     return (
-        COEFFICIENTS["scratchpad shift"].resources * (reads + num_engines)
-        + COEFFICIENTS["scratchpad read"].resources * (reads * banks)
-        + COEFFICIENTS["scratchpad write"].resources * (2 * banks * (writers - 1))
-        + Resources(ff=reads * 3 * WORD_BITS + 2 * banks * COEFFICIENTS["scratchpad memory"].ff)
+        COEFFICIENTS["scratchpad turned read"].resources * (2 * num_engines)
+        + COEFFICIENTS["scratchpad turned write"].resources * num_engines
+        + COEFFICIENTS["scratchpad port"].resources * (reads + writers)
+        + Resources(lut=choices * WORD_BITS, ff=registers)
     )
 
 

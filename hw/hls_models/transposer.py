@@ -15,8 +15,8 @@ class TransposerSpec:
     ----------
     size : int
         Lanes of a word, and words of a square; a power of two, at least 2.
-    lane_bits : int
-        Width of a lane.
+    planes : tuple of int
+        Bits of a lane that travel with the same bits of all other lanes, from the lowest on.
     side_bits : int
         Width of what goes along with a word, unchanged.
 
@@ -27,7 +27,7 @@ class TransposerSpec:
     """
 
     size: int = 32
-    lane_bits: int = 32
+    planes: tuple[int, ...] = (16, 1)
     side_bits: int = 1
 
     def __post_init__(self) -> None:
@@ -35,11 +35,18 @@ class TransposerSpec:
             raise ValueError(
                 f"transposer size must be a power of two, at least 2, not {self.size!r}"
             )
-        for name in ("lane_bits", "side_bits"):
-            if getattr(self, name) < 1:
-                raise ValueError(
-                    f"transposer {name} must be at least 1, not {getattr(self, name)!r}"
-                )
+        if not self.planes or min(self.planes) < 1:
+            raise ValueError(
+                f"transposer planes must have at least 1 bit each, and there must be one, "
+                f"not {self.planes!r}"
+            )
+        if self.side_bits < 1:
+            raise ValueError(f"transposer side_bits must be at least 1, not {self.side_bits!r}")
+
+    @property
+    def lane_bits(self) -> int:
+        """Width of a lane."""
+        return sum(self.planes)
 
     def compute(
         self, words: NDArray[np.int64], transposed: Sequence[bool], emit: Sequence[int]

@@ -18,15 +18,17 @@ class BlockQuantiser(wiring.Component):
 
     Latency ``latency_cycles``, throughput one block in every cycle with ``advance`` high.
 
-    An element keeps the first 8 bits of its significand and one bit that says whether there are
-    more: the largest elements need 7 bits and one to round by, the others need fewer.
+    Of an FP32 number come its upper half and one bit that says whether there is a one in the lower:
+    the largest elements need 7 bits of their significands and one to round by, the others fewer.
 
     Members
     -------
     advance : In(1)
         Clock enable.
-    i : In(32).array(MX_BLOCK)
-        FP32.
+    i : In(16).array(MX_BLOCK)
+        Upper halves of FP32, which are BF16.
+    more : In(MX_BLOCK)
+        Which lower halves are not zero.
     o : Out(signed(8)).array(MX_BLOCK)
         Elements.
     code : Out(8)
@@ -40,7 +42,8 @@ class BlockQuantiser(wiring.Component):
         super().__init__(
             {
                 "advance": In(1),
-                "i": In(32).array(MX_BLOCK),
+                "i": In(16).array(MX_BLOCK),
+                "more": In(MX_BLOCK),
                 "o": Out(signed(8)).array(MX_BLOCK),
                 "code": Out(8),
             }
@@ -57,9 +60,9 @@ class BlockQuantiser(wiring.Component):
         words = []  # bit 0: more bits, then the significand, the exponent and the sign
         for index in range(MX_BLOCK):
             value = self.i[index]
-            word = Cat(value[0:16] != 0, value[16:23], value[23:31] != 0, value[23:32])
+            word = Cat(self.more[index], value[0:7], value[7:15] != 0, value[7:16])
             words.append(register(word, f"word1_{index}"))
-        level = [self.i[index][23:31] for index in range(MX_BLOCK)]
+        level = [self.i[index][7:15] for index in range(MX_BLOCK)]
         level = self._larger(m, self._larger(m, level, "a"), "b")
         level = [register(exponent, f"exponent1_{index}") for index, exponent in enumerate(level)]
         words = [register(word, f"word2_{index}") for index, word in enumerate(words)]
@@ -80,18 +83,27 @@ class BlockQuantiser(wiring.Component):
             distance3 = register(Cat(distance[0:3], far), f"distance3_{index}")
             word3 = register(Cat(word[0:9], word[17]), f"word3_{index}")
 
-            # Stage 4: 7 places before the point, 9 behind it.
-            shifted = Signal(16, name=f"shifted{index}")
-            m.d.comb += shifted.eq(Cat(Const(0, 7), word3[0:9]) >> distance3)
-            shifted4 = register(shifted, f"shifted4_{index}")
+            # Stage 4: 7 places before the point, one behind it, and whether there is more.
+            kept = Signal(8, name=f"kept{index}")
+            m.d.comb += kept.eq(word3[1:9] >> distance3[0:3])
+            lost = Signal(name=f"lost{index}")
+            gone = Cat(word3[1 + k] & (distance3[0:3] > k) for k in range(7))
+            m.d.comb += lost.eq(word3[0] | gone.any())
+            kept4 = register(kept, f"kept4_{index}")
+            lost4 = register(lost, f"lost4_{index}")
+            far4 = register(distance3[3], f"far4_{index}")
             negative4 = register(word3[9], f"negative4_{index}")
 
-            # Stage 5: a tie goes to even as half is added less the last place, and that is added
-            # if the integer is odd. 127.5 and more saturates.
-            rounded = Signal(8, name=f"rounded{index}")
-            m.d.comb += rounded.eq((shifted4 + 255 + shifted4[9]) >> 9)
-            magnitude = Mux(rounded[7], mx.ELEMENT_LIMIT, rounded)
-            element = Mux(negative4, -magnitude, magnitude)
+            # Stage 5: a tie goes to even, and 127.5 and more saturates. What is rounded up and
+            # negated is the complement less one, plus one: the complement.
+            whole = Mux(far4, 0, kept4[1:8])
+            full = Signal(name=f"full{index}")
+            up = Signal(name=f"up{index}")
+            m.d.comb += [
+                full.eq(kept4[1:8].all()),
+                up.eq(kept4[0] & (lost4 | kept4[1]) & ~full & ~far4),
+            ]
+            element = (Cat(whole, Const(0, 1)) ^ negative4.replicate(8)) + (up ^ negative4)
             m.d.comb += self.o[index].eq(register(element[0:8], f"element5_{index}"))
         return m
 

@@ -1,6 +1,6 @@
 """Gateware of an operand's way from the scratchpad to the array."""
 
-from amaranth.hdl import Cat, Const, Module, Mux, Signal, signed
+from amaranth.hdl import Cat, Module, Mux, Signal, signed
 from amaranth.lib import data, stream, wiring
 from amaranth.lib.wiring import In, Out
 
@@ -96,7 +96,7 @@ class OperandReader(wiring.Component):
         m.submodules.words = words = WordFifo(8 * WORD_BYTES, DEPTH)
         side_bits = 5
         m.submodules.transposer = transposer = Transposer(
-            TransposerSpec(BLOCK, 32, side_bits=side_bits)
+            TransposerSpec(BLOCK, (16, 1), side_bits=side_bits)
         )
         wiring.connect(m, wiring.flipped(self.i), addresses.i)
         self._request(m, addresses.o, tags.i, words)
@@ -158,9 +158,18 @@ class OperandReader(wiring.Component):
             m.d.sync += self.read.valid.eq(0)
 
     def _assemble(self, m, tags, words, out):
-        """Make 32 lanes of FP32 of what has been read, zeros where elements do not count."""
+        """Make 32 lanes of what has been read, zeros where elements do not count.
+
+        The quantiser needs no more of an FP32 number than its upper half, which is a BF16 number,
+        and whether its lower half is zero: 17 bits a lane, of which BF16 leaves one zero.
+        """
         tag = tags.payload
-        low = Signal(8 * WORD_BYTES, reset_less=True)  # the first half of a word of FP32
+        size = BLOCK // 2
+        elements = [words.payload.word_select(k, 32) for k in range(size)]
+        upper = Cat(element[16:] for element in elements)
+        more = Cat(element[:16].any() for element in elements)
+        low = Signal(16 * size, reset_less=True)  # the first half of a word of FP32
+        low_more = Signal(size, reset_less=True)
         has_low = Signal()
         takes_low = Signal()
         taken = Signal()
@@ -176,17 +185,17 @@ class OperandReader(wiring.Component):
             out.payload.emit.eq(tag.emit),
         ]
         with m.If(takes_low):
-            m.d.sync += [low.eq(words.payload), has_low.eq(1)]
+            m.d.sync += [low.eq(upper), low_more.eq(more), has_low.eq(1)]
         with m.Elif(taken):
             m.d.sync += has_low.eq(0)
-        both = [half.word_select(k, 32) for half in (low, words.payload) for k in range(BLOCK // 2)]
-        for lane in range(BLOCK):
-            bf16 = Cat(Const(0, 16), words.payload.word_select(lane, 16))
-            value = Signal(32, name=f"lane{lane}")
-            m.d.comb += [
-                value.eq(Mux(tag.fp32, both[lane], bf16)),
-                out.payload.word[lane].eq(Mux(tag.mask[lane], value, 0)),
-            ]
+        value = Signal(16 * BLOCK)
+        m.d.comb += [
+            value.eq(Mux(tag.fp32, Cat(low, upper), words.payload)),
+            out.payload.word.plane0.eq(
+                Cat(Mux(tag.mask[k], value.word_select(k, 16), 0) for k in range(BLOCK))
+            ),
+            out.payload.word.plane1.eq(Mux(tag.fp32, Cat(low_more, more) & tag.mask, 0)),
+        ]
 
     def _quantise(self, m, words):
         """Quantise, and select the part that leaves."""
@@ -208,7 +217,8 @@ class OperandReader(wiring.Component):
             advance.eq(~has_aside),
             quantiser.advance.eq(advance),
             words.ready.eq(advance),
-            *(quantiser.i[lane].eq(words.payload.word[lane]) for lane in range(BLOCK)),
+            *(quantiser.i[lane].eq(words.payload.word.plane0[lane]) for lane in range(BLOCK)),
+            quantiser.more.eq(words.payload.word.plane1),
             result.last.eq(last[-1]),
             self.o.valid.eq(has_aside | valid[-1]),
             self.o.payload.eq(shown.vector),

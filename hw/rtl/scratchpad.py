@@ -14,8 +14,8 @@ from amaranth.lib.wiring import In, Out
 
 from fpgapipe.hw.hls_models.core_spec import ScratchpadSpec
 from fpgapipe.hw.hls_models.isa import WORD_BYTES
-from fpgapipe.hw.rtl.fp32 import shared
 from fpgapipe.hw.rtl.memory import BlockMemory, BlockMemorySpec
+from fpgapipe.hw.rtl.turner import turned
 
 READ_LATENCY = 4
 """Cycles from the one in which a read is accepted to the one that has its data."""
@@ -112,14 +112,15 @@ class ScratchpadPorts:
     ----------
     memory : ScratchpadSpec
     num_reads, num_writes : int
-    aligned_writes : frozenset of int
-        Write ports whose addresses are multiples of 64 (the bits below are taken for 0).
+    aligned_reads, aligned_writes : frozenset of int
+        Ports whose addresses are multiples of 64 (the bits below are taken for 0).
     """
 
     memory: ScratchpadSpec
     num_reads: int
     num_writes: int
     aligned_writes: frozenset[int] = frozenset()
+    aligned_reads: frozenset[int] = frozenset()
 
     def __post_init__(self) -> None:
         for name in ("num_reads", "num_writes"):
@@ -127,52 +128,16 @@ class ScratchpadPorts:
                 raise ValueError(
                     f"scratchpad {name} must be at least 1, not {getattr(self, name)!r}"
                 )
-        for port in self.aligned_writes:
-            if not 0 <= port < self.num_writes:
-                raise ValueError(
-                    f"scratchpad aligned_writes must be in 0..{self.num_writes - 1}, not {port!r}"
-                )
+        for kind, number in (("reads", self.num_reads), ("writes", self.num_writes)):
+            for port in getattr(self, f"aligned_{kind}"):
+                if not 0 <= port < number:
+                    raise ValueError(
+                        f"scratchpad aligned_{kind} must be in 0..{number - 1}, not {port!r}"
+                    )
 
 
 def _rows_of(spec):
     return spec.bank_bytes // (2 * WORD_BYTES)
-
-
-class WordCutter(wiring.Component):
-    """Cuts a word out of two; a component of its own so that it is elaborated once.
-
-    Latency 1 cycle. Simulators skip an expression whose register is not enabled.
-
-    Members
-    -------
-    advance : In(1)
-    pair : In(1024)
-    offset : In(5)
-        The granule that the word begins with.
-    o : Out(512)
-    """
-
-    def __init__(self, spec: None = None) -> None:
-        self.spec = spec
-        super().__init__(
-            {
-                "advance": In(1),
-                "pair": In(2 * _DATA_BITS, init=0),
-                "offset": In((GRANULES - 1).bit_length()),
-                "o": Out(_DATA_BITS),
-            }
-        )
-
-    def elaborate(self, platform):  # noqa: D102
-        if platform is not None:
-            return shared(self, "word_cutter", platform)
-
-        m = Module()
-        data = Signal(_DATA_BITS, reset_less=True)
-        with m.If(self.advance):
-            m.d.sync += data.eq(self.pair >> (self.offset << 4))
-        m.d.comb += self.o.eq(data)
-        return m
 
 
 class Scratchpad(wiring.Component):
@@ -222,7 +187,7 @@ class Scratchpad(wiring.Component):
 
     def _elaborate_reads(self, m, memories):
         places = [
-            _Place(m, self.spec.memory, port, f"read{index}")
+            _Place(m, self.spec.memory, port, f"read{index}", index in self.spec.aligned_reads)
             for index, port in enumerate(self.reads)
         ]
         _grant(m, places)
@@ -242,35 +207,48 @@ class Scratchpad(wiring.Component):
                     memory.read_row.eq(_first_of(uses, [row[side] for row in rows])),
                 ]
         for index, (port, place) in enumerate(zip(self.reads, places, strict=True)):
-            # Cycle 1: the memories read. Cycle 2: the banks' words are there and are put in order.
-            # Cycle 3: the 64 bytes are cut out.
+            # Cycle 1: the memories read. Cycle 2: the banks' words are there, and of each granule
+            # that of the word asked for, or of the one after it below the offset, is kept.
+            # Cycle 3: the granules are turned into their order.
             name = f"read{index}"
-            chosen = [Signal(len(memories), name=f"{name}_chosen{side}") for side in range(2)]
-            odd = [Signal(name=f"{name}_odd{n}", reset_less=True) for n in (1, 2)]
-            offset = [Signal(5, name=f"{name}_offset{n}", reset_less=True) for n in (1, 2, 3)]
             valid = Signal(4, name=f"{name}_valid")
-            m.submodules[f"{name}_cutter"] = cutter = WordCutter()
-            m.d.sync += [
-                valid.eq(Cat(place.accept, valid)),
-                Cat(odd).eq(Cat(place.odd, odd)),
-                Cat(offset).eq(Cat(place.offset, offset)),
-                *(chosen[side].eq(used[index][side]) for side in range(2)),
-            ]
-            even_word, odd_word = (
-                _first_of(list(chosen[side]), [words[side].read_data for words in memories])
-                for side in range(2)
-            )
+            odd = Signal(name=f"{name}_odd", reset_less=True)
+            m.d.sync += valid.eq(Cat(place.accept, valid))
+            with m.If(place.accept):
+                m.d.sync += odd.eq(place.odd)
+            sides = odd.replicate(1 if place.aligned else GRANULES)
+            if not place.aligned:
+                offset = [Signal(5, name=f"{name}_offset{n}", reset_less=True) for n in (1, 2, 3)]
+                m.d.sync += Cat(offset).eq(Cat(place.offset, offset))
+                sides = sides ^ _below(offset[0])
+            words = [words.read_data for pair in memories for words in pair]
+            # Of which memory each granule is, or all of them are.
+            sources = []
+            banks = [_encoded(used[index][side]) for side in range(2)]
+            for lane, side in enumerate(sides):
+                bits = (len(words) - 1).bit_length()
+                source = Signal(bits, name=f"{name}_source{lane}", reset_less=True)
+                with m.If(valid[0]):
+                    m.d.sync += source.eq(Cat(side, Mux(side, banks[1], banks[0])))
+                sources.append(source)
+            lane_bits = _DATA_BITS // len(sources)
+            kept = Signal(_DATA_BITS, name=f"{name}_kept", reset_less=True)
             with m.If(valid[1]):
-                with m.If(odd[1]):
-                    m.d.sync += cutter.pair.eq(Cat(odd_word, even_word))
-                with m.Else():
-                    m.d.sync += cutter.pair.eq(Cat(even_word, odd_word))
-            m.d.comb += [
-                cutter.advance.eq(valid[2]),
-                cutter.offset.eq(offset[2]),
-                port.data.eq(cutter.o),
-                port.data_valid.eq(valid[3]),
-            ]
+                m.d.sync += kept.eq(
+                    Cat(
+                        _selected(source, [word.word_select(lane, lane_bits) for word in words])
+                        for lane, source in enumerate(sources)
+                    )
+                )
+            word = kept
+            if not place.aligned:
+                back = Signal(5, name=f"{name}_back")
+                m.d.comb += back.eq(-offset[2])
+                word = turned(m, kept, back, GRANULE_BITS, f"{name}_turn")
+            data = Signal(_DATA_BITS, name=f"{name}_data", reset_less=True)
+            with m.If(valid[2]):
+                m.d.sync += data.eq(word)
+            m.d.comb += [port.data.eq(data), port.data_valid.eq(valid[3])]
 
     def _elaborate_writes(self, m, memories):
         places = [
@@ -278,51 +256,54 @@ class Scratchpad(wiring.Component):
             for index, port in enumerate(self.writes)
         ]
         _grant(m, places)
-        words, masks = [], []
+        # A write is in its memory two cycles after it was accepted, as early as a read accepted one
+        # cycle later looks there. In between it is in registers of its port, turned but for one
+        # granule: that stage shares its LUTs with the choice among ports.
+        words, masks, rows, selects = [], [], [], []
         for index, (port, place) in enumerate(zip(self.writes, places, strict=True)):
-            word = Signal(_DATA_BITS, name=f"write{index}_word")
-            mask = [Signal(GRANULES, name=f"write{index}_mask{side}") for side in range(2)]
+            name = f"write{index}"
+            word = Signal(_DATA_BITS, name=f"{name}_word", reset_less=True)
+            mask = [Signal(GRANULES, name=f"{name}_mask{side}") for side in range(2)]
+            held = [Signal.like(each, name_suffix="1", reset_less=True) for each in mask]
+            row = [Signal.like(each, name_suffix="1", reset_less=True) for each in place.row]
+            select = [Signal.like(each, name_suffix="1") for each in place.select]
+            m.d.sync += [select[side].eq(place.select[side]) for side in range(2)]
+            coarse = port.data
+            with m.If(place.accept):
+                m.d.sync += [held[side].eq(mask[side]) for side in range(2)]
+                m.d.sync += [row[side].eq(place.row[side]) for side in range(2)]
             if place.aligned:
-                m.d.comb += [
-                    word.eq(port.data),
-                    *(mask[side].eq(port.mask) for side in range(2)),
-                ]
+                m.d.comb += [mask[side].eq(port.mask) for side in range(2)]
+                words.append(word)
             else:
-                # To the left, which is to the right by the rest of a full turn. Granules that
-                # come below the offset belong to the later word.
-                rest = Signal(5, name=f"write{index}_rest")
-                turned = Signal(GRANULES, name=f"write{index}_turned")
-                later = Signal(GRANULES, name=f"write{index}_later")
+                coarse = turned(m, coarse, place.offset[1:], 2 * GRANULE_BITS, f"{name}_turn")
+                fine = Signal(name=f"{name}_fine", reset_less=True)
+                with m.If(place.accept):
+                    m.d.sync += fine.eq(place.offset[0])
+                words.append(Mux(fine, word.rotate_left(GRANULE_BITS), word))
+                # Granules that come below the offset belong to the later word.
+                turn = turned(m, port.mask, place.offset, 1, f"{name}_mask_turn")
+                later = Signal(GRANULES, name=f"{name}_later")
                 m.d.comb += [
-                    rest.eq(-place.offset),
-                    later.eq(~(Const((1 << GRANULES) - 1, GRANULES) << place.offset)),
-                    turned.eq(Cat(port.mask, port.mask) >> rest),
-                    word.eq(Cat(port.data, port.data) >> (rest << 4)),
-                    mask[0].eq(turned & Mux(place.odd, later, ~later)),
-                    mask[1].eq(turned & Mux(place.odd, ~later, later)),
+                    later.eq(_below(place.offset)),
+                    mask[0].eq(turn & Mux(place.odd, later, ~later)),
+                    mask[1].eq(turn & Mux(place.odd, ~later, later)),
                 ]
-            words.append(word)
-            masks.append(mask)
+            with m.If(place.accept):
+                m.d.sync += word.eq(coarse)
+            masks.append(held)
+            rows.append(row)
+            selects.append(select)
         for bank, pair in enumerate(memories):
             for side, memory in enumerate(pair):
-                # A write is in its memory two cycles after it was accepted, as early as a read
-                # accepted one cycle later looks there.
-                name = f"bank{bank}_write{side}"
-                mask = Signal(GRANULES, name=f"{name}_mask")
-                data = Signal(_DATA_BITS, name=f"{name}_data", reset_less=True)
-                row = Signal(len(memory.write_row), name=f"{name}_row", reset_less=True)
-                m.d.sync += mask.eq(0)
-                for index, place in reversed(list(enumerate(places))):
-                    with m.If(place.select[side][bank]):
-                        m.d.sync += [
-                            mask.eq(masks[index][side]),
-                            data.eq(words[index]),
-                            row.eq(place.row[side]),
-                        ]
+                uses = [select[side][bank] for select in selects]
+                write = Const(0)
+                for use, mask in zip(uses, masks, strict=True):
+                    write = write | Mux(use, mask[side], 0)
                 m.d.comb += [
-                    memory.write.eq(mask),
-                    memory.write_row.eq(row),
-                    memory.write_data.eq(data),
+                    memory.write.eq(write),
+                    memory.write_row.eq(_first_of(uses, [row[side] for row in rows])),
+                    memory.write_data.eq(_first_of(uses, words)),
                 ]
 
 
@@ -382,6 +363,26 @@ def _grant(m, places):
     for index, place in enumerate(places):
         waits = [other.port.valid & place.meets(other) for other in places[:index]]
         m.d.comb += place.port.ready.eq(~Cat(waits).any() if waits else 1)
+
+
+def _below(offset):
+    """Granules below an offset, a bit each."""
+    return ~(Const((1 << GRANULES) - 1, GRANULES) << offset)[:GRANULES]
+
+
+def _encoded(select):
+    """Number of the bit that is set, if one is, of a power of two of them."""
+    bits = (len(select) - 1).bit_length()
+    return Cat(
+        Cat(each for k, each in enumerate(select) if k >> bit & 1).any() for bit in range(bits)
+    )
+
+
+def _selected(number, values):
+    """The value with a number, of a power of two of them."""
+    for bit in number:
+        values = [Mux(bit, b, a) for a, b in zip(values[::2], values[1::2], strict=True)]
+    return values[0]
 
 
 def _first_of(used, values):

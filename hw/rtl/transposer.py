@@ -1,8 +1,13 @@
 """Gateware of the square transposer, :class:`~fpgapipe.hw.hls_models.transposer.TransposerSpec`.
 
-Lane `j` of word `w` of a square lies in memory ``(j + w) % size`` at ``w``: a word and a column
-both have one element in each memory. A word is turned by `w` lanes to be written; column `j`, whose
-element of word `w` lies in memory ``(j + w) % size``, is turned back by `j` when it is read.
+Lanes are kept by two, lane ``2 * g`` and the next, and words by two, word ``2 * v`` and the next:
+of an even word, pair `g` lies at `v` in memory ``(g + v) % (size / 2)`` of the even words, and so
+do those of odd words in memories of their own. A word has a pair in each memory of its kind, a
+column a lane in each of both. A word is turned by `v` pairs to be written. Column ``2 * g`` or the
+next, whose elements of words ``2 * v`` and ``2 * v + 1`` lie in the memories
+``(g + v) % (size / 2)``, is turned back by `g` when it is read, and of each pair one lane is taken:
+pairs spare a stage of the first turn. The memories are block RAM, of which they fill little, since
+LUTs run out first.
 """
 
 from amaranth.hdl import Cat, Module, Mux, Signal
@@ -11,13 +16,21 @@ from amaranth.lib.memory import Memory
 from amaranth.lib.wiring import In, Out
 
 from fpgapipe.hw.hls_models.transposer import TransposerSpec
+from fpgapipe.hw.rtl.turner import turned
+
+
+def word_layout(spec: TransposerSpec):
+    """Layout of a word: of every plane the bits of all lanes, since whole planes move together."""
+    return data.StructLayout(
+        {f"plane{k}": data.ArrayLayout(bits, spec.size) for k, bits in enumerate(spec.planes)}
+    )
 
 
 def input_layout(spec: TransposerSpec):
     """Layout of a word that comes."""
     return data.StructLayout(
         {
-            "word": data.ArrayLayout(spec.lane_bits, spec.size),
+            "word": word_layout(spec),
             "side": spec.side_bits,
             "last": 1,
             "transposed": 1,
@@ -30,33 +43,16 @@ def output_layout(spec: TransposerSpec):
     """Layout of a word that leaves."""
     return data.StructLayout(
         {
-            "word": data.ArrayLayout(spec.lane_bits, spec.size),
+            "word": word_layout(spec),
             "side": spec.side_bits,
             "last": 1,
         }
     )
 
 
-def rotated(m, lanes, amount, name):
-    """Lanes turned, so that lane `j` becomes lane ``(j + amount) % len(lanes)``.
-
-    Parameters
-    ----------
-    m : Module
-        Gets the multiplexers, one of two inputs a lane and a bit of `amount`.
-    lanes : list of Value
-        A power of two of them.
-    amount : Value
-    name : str
-        Prefix of signals.
-    """
-    size = len(lanes)
-    for bit in range((size - 1).bit_length()):
-        turned = [Signal.like(lane, name=f"{name}{bit}_{j}") for j, lane in enumerate(lanes)]
-        for j in range(size):
-            m.d.comb += turned[j].eq(Mux(amount[bit], lanes[(j - (1 << bit)) % size], lanes[j]))
-        lanes = turned
-    return lanes
+def _step(word, amount, step_bits):
+    """A stage of a turn; `amount` has one bit, or none if there is no such stage."""
+    return Mux(amount, word.rotate_left(step_bits), word) if len(amount) else word
 
 
 class Transposer(wiring.Component):
@@ -82,7 +78,7 @@ class Transposer(wiring.Component):
         ``last`` goes with the last column.
     """
 
-    latency_cycles = 4
+    latency_cycles = 5
 
     def __init__(self, spec: TransposerSpec) -> None:
         self.spec = spec
@@ -99,6 +95,7 @@ class Transposer(wiring.Component):
         size = spec.size
         index_bits = (size - 1).bit_length()
         i, o = self.i, self.o
+        planes = [(f"plane{k}", bits) for k, bits in enumerate(spec.planes)]
 
         # Two squares: each is empty, being filled, or full until its last column has been read.
         full = Signal(2)
@@ -116,7 +113,7 @@ class Transposer(wiring.Component):
         read = Signal()
         last_column = Signal()
         frees = Signal()
-        reading = Signal()  # a column is on its way from the memories to the output
+        reading = Signal(2)  # a column has left the memories, has been turned half way
         settling = Signal()  # the last word of a square is on its way into the memories
         m.d.comb += [
             move.eq(o.ready | ~o.valid),
@@ -125,7 +122,7 @@ class Transposer(wiring.Component):
                 Mux(
                     i.payload.transposed,
                     ~full.bit_select(fill, 1) | (frees & (fill == drain)),
-                    move & ~full.any() & ~reading,
+                    move & ~full.any() & ~reading.any(),
                 )
             ),
             take.eq(i.valid & i.ready),
@@ -153,48 +150,87 @@ class Transposer(wiring.Component):
                         ]
 
         # Into the memories: turned in the first cycle, written in the second.
-        turned = rotated(m, [i.payload.word[j] for j in range(size)], word, "in")
-        write_row = Signal(index_bits + 1, reset_less=True)
-        write = Signal()
-        m.d.sync += write.eq(store)
-        writes = [Signal(spec.lane_bits, name=f"write{j}", reset_less=True) for j in range(size)]
+        write_row = Signal(index_bits, reset_less=True)
+        write = Signal(2)  # to the memories of even words, to those of odd words
+        m.d.sync += write.eq(Cat(store & ~word[0], store & word[0]))
         with m.If(store):
-            m.d.sync += write_row.eq(Cat(word, fill))
-            m.d.sync += [writes[j].eq(turned[j]) for j in range(size)]
+            m.d.sync += write_row.eq(Cat(word[1:], fill))
+        writes = []
+        for name, bits in planes:
+            plane = i.payload.word[name].as_value()
+            turn = turned(m, plane, word[1:], 2 * bits, f"in_{name}_turn")
+            writes.append(Signal(len(plane), name=f"write_{name}", reset_less=True))
+            with m.If(store):
+                m.d.sync += writes[-1].eq(turn)
 
         # Out of them: an address for each, as wide as the memory, then turned back.
-        reads = []
-        for j in range(size):
-            m.submodules[f"memory{j}"] = memory = Memory(
-                shape=spec.lane_bits, depth=2 * size, init=[]
-            )
-            port = memory.write_port()
-            m.d.comb += [port.addr.eq(write_row), port.data.eq(writes[j]), port.en.eq(write)]
-            port = memory.read_port()
-            row = Signal(index_bits, name=f"row{j}")
-            m.d.comb += [row.eq(j - column), port.addr.eq(Cat(row, drain)), port.en.eq(read)]
-            reads.append(port.data)
-        back = Signal(index_bits, reset_less=True)
+        reads: list[list[Signal]] = [[], []]  # of even words, of odd words
+        for pair in range(size // 2):
+            row = Signal(index_bits - 1, name=f"row{pair}")
+            m.d.comb += row.eq(pair - column[1:])
+            parts = [
+                plane.word_select(pair, 2 * bits)
+                for plane, bits in zip(writes, spec.planes, strict=True)
+            ]
+            for odd in range(2):
+                m.submodules[f"memory{odd}_{pair}"] = memory = Memory(
+                    shape=2 * spec.lane_bits, depth=size, init=[], attrs={"ram_style": "block"}
+                )
+                port = memory.write_port()
+                m.d.comb += [port.addr.eq(write_row), port.data.eq(Cat(parts))]
+                m.d.comb += port.en.eq(write[odd])
+                port = memory.read_port()
+                m.d.comb += [port.addr.eq(Cat(row, drain)), port.en.eq(read)]
+                reads[odd].append(port.data)
+        second = Signal(reset_less=True)  # of each pair
+        back = Signal(index_bits - 1, reset_less=True)
         read_side = Signal(spec.side_bits, reset_less=True)
         read_last = Signal(reset_less=True)
         with m.If(read):
             m.d.sync += [
-                back.eq(-column),
+                second.eq(column[0]),
+                back.eq(-column[1:]),
                 read_side.eq(Mux(drain, side[1], side[0])),
                 read_last.eq(Mux(drain, last[1], last[0]) & last_column),
             ]
-        turned_back = rotated(m, reads, back, "out")
-        words = [Signal(spec.lane_bits, name=f"word{j}", reset_less=True) for j in range(size)]
+        # The lane of each pair and the turn's first stage in a cycle, the others in the next.
+        back_later = Signal(max(index_bits - 2, 0), reset_less=True)
+        later_side = Signal.like(read_side, name="later_side")
+        later_last = Signal.like(read_last, name="later_last")
+        with m.If(move & reading[0]):
+            m.d.sync += back_later.eq(back[1:])
+            m.d.sync += [later_side.eq(read_side), later_last.eq(read_last)]
+        words = Signal(word_layout(spec), reset_less=True)
+        turned_back = Signal(word_layout(spec))
+        begin = 0
+        for name, bits in planes:
+            lanes = []
+            for pair in range(size // 2):
+                for odd in range(2):
+                    both = reads[odd][pair][begin : begin + 2 * bits]
+                    lanes.append(Mux(second, both[bits:], both[:bits]))
+            begin += 2 * bits
+            column_lanes = Signal(size * bits, name=f"column_{name}")
+            half_turned = Signal(size * bits, name=f"half_{name}", reset_less=True)
+            m.d.comb += column_lanes.eq(Cat(lanes))
+            with m.If(move & reading[0]):
+                m.d.sync += half_turned.eq(_step(column_lanes, back[:1], 2 * bits))
+            turn = turned(m, half_turned, back_later[:-1], 4 * bits, f"out_{name}_turn")
+            turn = _step(turn, back_later[-1:], bits * size // 2)
+            m.d.comb += turned_back[name].as_value().eq(turn)
         side_out = Signal(spec.side_bits, reset_less=True)
         last_out = Signal(reset_less=True)
-        m.d.comb += [o.payload.word[j].eq(words[j]) for j in range(size)]
-        m.d.comb += [o.payload.side.eq(side_out), o.payload.last.eq(last_out)]
+        m.d.comb += [
+            o.payload.word.eq(words),
+            o.payload.side.eq(side_out),
+            o.payload.last.eq(last_out),
+        ]
         with m.If(move):
-            m.d.sync += [o.valid.eq(reading | passes), reading.eq(read)]
-            with m.If(reading):
-                m.d.sync += [words[j].eq(turned_back[j]) for j in range(size)]
-                m.d.sync += [side_out.eq(read_side), last_out.eq(read_last)]
+            m.d.sync += [o.valid.eq(reading[1] | passes), reading.eq(Cat(read, reading))]
+            with m.If(reading[1]):
+                m.d.sync += [words.eq(turned_back)]
+                m.d.sync += [side_out.eq(later_side), last_out.eq(later_last)]
             with m.Elif(passes):
-                m.d.sync += [words[j].eq(i.payload.word[j]) for j in range(size)]
+                m.d.sync += words.eq(i.payload.word)
                 m.d.sync += [side_out.eq(i.payload.side), last_out.eq(i.payload.last)]
         return m
