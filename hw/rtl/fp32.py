@@ -14,7 +14,7 @@ from amaranth.lib.wiring import In, Out
 
 from fpgapipe.hw.hls_models import fp32
 from fpgapipe.hw.hls_models.fp32 import NAN_BITS, SumSpec
-from fpgapipe.hw.rtl.systolic import instance_of
+from fpgapipe.hw.rtl.modules import instance_of
 
 INFINITY_BITS = 0x7F800000
 
@@ -31,7 +31,7 @@ class _Binary(wiring.Component):
 def shared(component, name, platform):
     """Elaborate a component as an instance of the one module that all of its kind share.
 
-    See :func:`~fpgapipe.hw.rtl.systolic.instance_of`. Unlike an instance, the result may be a whole
+    See :func:`~fpgapipe.hw.rtl.modules.instance_of`. Unlike an instance, the result may be a whole
     design, as it is in tests.
     """
     m = Module()

@@ -10,7 +10,7 @@ from fpgapipe.hw.hls_models.core_spec import CoreSpec
 from fpgapipe.hw.hls_models.datapath import DatapathSpec
 from fpgapipe.hw.hls_models.isa import GEMM
 from fpgapipe.hw.rtl.datapath import GemmDatapath
-from fpgapipe.hw.rtl.fp32 import shared
+from fpgapipe.hw.rtl.modules import own_module
 from fpgapipe.hw.rtl.operand import OperandReader
 from fpgapipe.hw.rtl.queue import WordFifo, issue_layout
 from fpgapipe.hw.rtl.result import ResultWriter
@@ -19,16 +19,6 @@ from fpgapipe.hw.rtl.sequencer import Failure
 
 UNDER_WAY = 8
 """Instructions that may have been taken and are not done."""
-
-
-class SharedReader(OperandReader):
-    """An `OperandReader` that is elaborated once for both operands."""
-
-    def elaborate(self, platform):  # noqa: D102
-        if platform is None:
-            return super().elaborate(platform)
-        memory = self.spec.scratchpad
-        return shared(self, f"operand_reader_{self.spec.rows}_{memory.size_bytes}", platform)
 
 
 class Fork(wiring.Component):
@@ -128,11 +118,11 @@ class GemmEngine(wiring.Component):
     def elaborate(self, platform):  # noqa: D102
         m = Module()
         spec = self.spec
-        m.submodules.reader_a = reader_a = SharedReader(spec)
-        m.submodules.reader_b = reader_b = SharedReader(spec)
+        m.submodules.reader_a = reader_a = own_module(OperandReader(spec), "operand_reader")
+        m.submodules.reader_b = reader_b = own_module(OperandReader(spec), "operand_reader")
         datapath = GemmDatapath(DatapathSpec(spec.rows, spec.cols, spec.acc_depth))
-        m.submodules.datapath = datapath
-        m.submodules.writer = writer = ResultWriter(spec)
+        m.submodules.datapath = own_module(datapath, "gemm_datapath")
+        m.submodules.writer = writer = own_module(ResultWriter(spec), "result_writer")
 
         # Descriptors of what comes late in the pipeline wait in FIFOs, so that readers go ahead.
         body = self.i.payload.body

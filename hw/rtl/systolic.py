@@ -4,12 +4,12 @@ The array is `rows` instances of one row, and that row is elaborated once: Amara
 so for every instance, which takes four times as long for 32 rows.
 """
 
-from amaranth.back import rtlil
-from amaranth.hdl import Cat, ClockSignal, Const, Instance, Module, Mux, ResetSignal, Signal, signed
+from amaranth.hdl import Cat, ClockSignal, Const, Instance, Module, Mux, Signal, signed
 from amaranth.lib import data, stream, wiring
 from amaranth.lib.wiring import In, Out
 
 from fpgapipe.hw.hls_models.systolic import SystolicSpec
+from fpgapipe.hw.rtl.modules import instance_of
 
 
 class Skew(wiring.Component):
@@ -70,6 +70,14 @@ class Deskew(wiring.Component):
         super().__init__({"advance": In(1), "i": In(width).array(n), "o": Out(elements)})
 
     def elaborate(self, platform):  # noqa: D102
+        if hasattr(platform, "add_file"):
+            name = f"deskew_{self._n}x{self._width}"
+            platform.add_file(f"{name}.il", _deskew_rtlil(name, self._width, self._n))
+            inputs = {f"i_i__{index}": element for index, element in enumerate(self.i)}
+            return Instance(
+                name, i_clk=ClockSignal(), i_advance=self.advance, **inputs, o_o=self.o.as_value()
+            )
+
         m = Module()
         vector = self.i[0]
         for index in range(1, self._n):
@@ -79,6 +87,43 @@ class Deskew(wiring.Component):
             vector = Cat(delayed, self.i[index])
         m.d.comb += self.o.as_value().eq(vector)
         return m
+
+
+def _deskew_rtlil(name, width, n):
+    """The module of a `Deskew` as text, equal to what Amaranth makes.
+
+    Its work grows with the bits of the registers, some ``width * n**2 / 2`` of them: it takes
+    seconds for 128 columns.
+    """
+    lines = [f"module \\{name}", "  wire input 0 \\clk", "  wire input 1 \\advance"]
+    for index in range(n):
+        lines.append(f"  wire width {width} input {index + 2} \\i__{index}")
+    lines.append(f"  wire width {width * n} output {n + 2} \\o")
+    vector = "\\i__0"
+    for index in range(1, n):
+        bits = width * index
+        lines += [
+            f"  attribute \\init {bits}'0",
+            f"  wire width {bits} \\delayed{index}",
+            f"  wire width {bits} $next{index}",
+            f"  cell $mux $choose{index}",
+            f"    parameter \\WIDTH {bits}",
+            f"    connect \\A \\delayed{index}",
+            f"    connect \\B {vector}",
+            "    connect \\S \\advance",
+            f"    connect \\Y $next{index}",
+            "  end",
+            f"  cell $dff $delay{index}",
+            f"    parameter \\WIDTH {bits}",
+            "    parameter \\CLK_POLARITY 1",
+            "    connect \\CLK \\clk",
+            f"    connect \\D $next{index}",
+            f"    connect \\Q \\delayed{index}",
+            "  end",
+        ]
+        vector = f"{{ \\i__{index} \\delayed{index} }}"
+    lines += [f"  connect \\o {vector}", "end", ""]
+    return "\n".join(lines)
 
 
 class SystolicRow(wiring.Component):
@@ -161,32 +206,6 @@ class SystolicRow(wiring.Component):
         with m.If(self.advance):
             m.d.sync += [later_swaps.eq(swaps), self.load_o.eq(self.load_i)]
         return m
-
-
-def instance_of(component, name, platform):
-    """Instance of a component's module, which is elaborated once however many instances there are.
-
-    The module goes to the platform by ``add_file``, in RTLIL.
-
-    Parameters
-    ----------
-    component : wiring.Component
-        The ports of the instance. What is elaborated is a fresh ``type(component)(component.spec)``
-        with None as its platform; it has the one clock domain ``sync``.
-    name : str
-        Of the module; stands for the class and the spec.
-    platform
-        Where the module belongs.
-    """
-    filename = f"{name}.il"
-    if filename not in platform.extra_files:
-        twin = type(component)(component.spec)
-        platform.add_file(filename, rtlil.convert(twin, name=name, emit_src=False))
-    ports = {"i_clk": ClockSignal(), "i_rst": ResetSignal()}
-    for path, member, value in component.signature.flatten(component):
-        direction = "i" if member.flow == In else "o"
-        ports[f"{direction}_{'__'.join(map(str, path))}"] = value
-    return Instance(name, **ports)
 
 
 class SystolicCells(wiring.Component):
