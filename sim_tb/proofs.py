@@ -6,7 +6,8 @@ from amaranth.hdl import Assert, Assume, Cat, Module, Mux, Signal, unsigned
 from amaranth.lib import wiring
 from amaranth.lib.wiring import In
 
-from fpgapipe.hw.hls_models.isa import MAX_SEMAPHORE, NUM_SEMAPHORES, Field, Group
+from fpgapipe.hw.hls_models.fields import Field, Group
+from fpgapipe.hw.hls_models.isa import MAX_SEMAPHORE, NUM_SEMAPHORES
 from fpgapipe.hw.rtl.queue import WORD_BITS, EngineQueue, WordFifo
 from fpgapipe.hw.rtl.semaphores import Semaphores
 

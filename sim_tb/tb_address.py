@@ -45,6 +45,14 @@ def random_odometer(rng: random.Random, size: int, *, innermost: int | None = No
     return Odometer(tuple(loops))
 
 
+def random_start(rng: random.Random, pos: Odometer, whole_squares: bool) -> tuple[int, int]:
+    """Draw where in its inner two loops an operand begins."""
+    row, rows = (
+        rng.choice([0, loop.count - 1, rng.randrange(loop.count)]) for loop in pos.loops[:2]
+    )
+    return 0 if whole_squares else row, rows
+
+
 def random_pattern(
     rng: random.Random, core: CoreSpec, size: int = 400, *, in_range: bool = False
 ) -> OperandPattern:
@@ -85,6 +93,7 @@ def random_pattern(
         "subs": subs,
         "subs_last": rng.randint(1, BLOCK // core.rows),
         "blocks": blocks,
+        "pos_start": random_start(rng, pos, transposed and not walks),
         "walks_blocks": walks,
         "transposed": transposed,
         "emit": rng.choice([BLOCK, 1, rng.randint(1, BLOCK)]),
@@ -104,6 +113,7 @@ def random_pattern(
 def edge_patterns() -> list[OperandPattern]:
     """One word; counts, coordinates and addresses at their limits; blocks of padding alone."""
     top = (1 << 23) - 1
+    ways: list[dict[str, Any]] = [{}, {"walks_blocks": True, "blocks": 3, "subs": 2}]
     return [
         OperandPattern(0),
         OperandPattern(-(1 << 31), y_limit=0),
@@ -114,6 +124,21 @@ def edge_patterns() -> list[OperandPattern]:
             -64, pos=Odometer((Loop(3, 64, u=-17), Loop(2, -2, y=1))), y_limit=2, u_limit=31
         ),
         OperandPattern(2, pos=Odometer((Loop(2, 4),)), blocks=3, walks_blocks=True, subs=2),
+        # In the middle of a row, of the rows, and at the last position; more than a block each.
+        *(
+            OperandPattern(
+                128,
+                pos=Odometer((Loop(7, 64, u=1), Loop(5, 448, y=1), Loop(3, 96))),
+                tap=Odometer((Loop(2, 32),)),
+                outer=Odometer((Loop(2, 16),)),
+                pos_start=start,
+                y=start[1],
+                y_limit=4,
+                **fields,
+            )
+            for start in ((6, 0), (0, 4), (3, 2), (6, 4))
+            for fields in ways
+        ),
     ]
 
 

@@ -1,6 +1,7 @@
 """Layers, cores and references for the tests of the training core."""
 
 import random
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -90,6 +91,7 @@ def random_case(seed):
         rng.random() < 0.5,
     )
     formats = Formats(rng.choice([2, 4]), rng.choice([2, 4]), rng.choice([2, 4]), 4)
+    cut = replace(cut, own_window=rng.random() < 0.5)
     return conv, which, core, cut, formats
 
 

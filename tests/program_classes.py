@@ -29,7 +29,9 @@ input b sweeps transposed {bf16,fp32}
 weight {a,b} {walks blocks transposed {bf16,fp32},blocks {1,many,whole,tail}}
 {{forward,input} {a,b},weight a} outer {0,1} loops
 weight b outer {0,1,2,3} loops
-{{forward,input,weight} a,weight b} pos {0,1,2,3} loops
+{{forward,input} a,weight b} pos {0,1,2,3} loops
+weight a pos {0,1} loops
+weight b begins within {a row,the rows}
 {forward,input} b pos 1 loops
 {forward,input} {a,b} tap {0,1,2,3} loops
 {weight a tap {0,1},weight b tap 0} loops
@@ -116,8 +118,12 @@ def _of_operand(name, operand, slab):
         yield f"{name} lanes tail{' by outer' if operand.lanes_by_outer else ''}"
     if operand.transposed and operand.emit_last < operand.emit:
         yield f"{name} emit tail"
+    for loops, start in zip(("a row", "the rows"), operand.pos_start, strict=True):
+        if start:
+            yield f"{name} begins within {loops}"
     if operand.walks_blocks:
-        yield f"{name} blocks {'tail' if operand.pos.size % BLOCK else 'whole'}"
+        tail = operand.positions < BLOCK * operand.blocks
+        yield f"{name} blocks {'tail' if tail else 'whole'}"
         yield f"{name} blocks {'many' if operand.blocks > 1 else '1'}"
     for part in ("outer", "tap", "pos"):
         loops = sum(loop.count > 1 for loop in getattr(operand, part).loops)

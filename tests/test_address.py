@@ -35,7 +35,13 @@ def positions(odometer):
 def naive_words(pattern):
     """Address, elements, part and columns of each word, as the pattern's description reads."""
     p = pattern
-    steps = list(positions(p.pos))
+    # What comes before the first position is no position of the pattern, whose base is the first.
+    before = p.pos_start[0] + p.pos_start[1] * p.pos.loops[0].count
+    steps = list(positions(p.pos))[before:]
+    first = steps[0]
+    steps = [
+        (*(a - b for a, b in zip(step[:3], first[:3], strict=True)), step[3]) for step in steps
+    ]
 
     def word(outer, tap, pos, sub):
         address = p.base + outer[0] + tap[0] + (pos[0] if pos else 0)
@@ -151,6 +157,28 @@ def test_few_channels_of_a_kernels_row_are_packed_in_a_word():
         assert not vector[9:].any()
 
 
+def test_starts_in_the_middle_of_a_row():
+    """A row of 5 positions, the base at the third of the second row."""
+    pattern = OperandPattern(
+        base=1000,
+        pos=Odometer((Loop(5, 2, u=1), Loop(3, 100, y=1), Loop(2, 5000))),
+        tap=Odometer((Loop(2, 10000),)),
+        pos_start=(2, 1),
+        y=1,
+        u=2,
+        y_limit=3,
+    )
+    rest = [1000, 1002, 1004, 1096, 1098, 1100, 1102, 1104]
+    image = [5896 + 100 * y + 2 * x for y in range(3) for x in range(5)]
+    once = rest + image
+    words = pattern.words()
+    np.testing.assert_array_equal(words.address, once + [10000 + each for each in once])
+    assert pattern.positions == 23
+    # The image's last elements are those of u_limit, so each word has as many as its column leaves.
+    columns = [2, 3, 4, *range(5), *list(range(5)) * 3]
+    np.testing.assert_array_equal(words.lanes.sum(axis=1), [32 - u for u in columns * 2])
+
+
 @pytest.mark.parametrize("rows", [8, 32])
 def test_blocks_of_positions_are_transposed_and_read_again_for_each_tap(rows):
     positions_, channels = 40, 48
@@ -263,6 +291,15 @@ def test_result_pattern_by_hand():
             "operand transposed in a sweep must have 32 iterations innermost, not 31",
         ),
         (
+            lambda: OperandPattern(0, pos=Odometer((Loop(7), Loop(3))), pos_start=(6, 3)),
+            "operand pos_start must lie in loops of 7 and 3 iterations, not be (6, 3)",
+        ),
+        (
+            lambda: OperandPattern(0, transposed=True, pos=Odometer((Loop(32),)), pos_start=(5, 0)),
+            "operand transposed in a sweep must start with a whole square, not at iteration 5 of "
+            "32",
+        ),
+        (
             lambda: OperandPattern(0, y=-1, pos=Odometer((Loop(2), Loop(32769, y=-1)))),
             "operand y must stay in -32768..32767 (16 bits), not reach -32769",
         ),
@@ -295,6 +332,16 @@ FAULTS = {
     "makes no difference between parts": (
         r"(assign sub_last = )\S+ +\? (\S+) +: \S+ ;",
         r"\1\2 ;",
+        "matches_model",
+    ),
+    "begins every row in its middle": (
+        r"(assign \S+ += )restarts \? first0 : count0;",
+        r"\1first0;",
+        "matches_model",
+    ),
+    "begins an operand again with all rows": (
+        r"(assign \S+ += )restarts \? first1 : count1;",
+        r"\1count1;",
         "matches_model",
     ),
     "has padding after no block": (r"~ exhausted", "1'h1", "matches_model"),

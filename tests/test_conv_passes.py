@@ -8,7 +8,7 @@ from fpgapipe.host.layer_program import LayerProgram, lower_layer, place, random
 from fpgapipe.hw.hls_models.address import OperandPattern
 from fpgapipe.hw.hls_models.blocking import Blocked
 from fpgapipe.hw.hls_models.conv import Box, ConvSpec, boxes, chunks, tiled
-from fpgapipe.hw.hls_models.conv_parts import Cut, Formats
+from fpgapipe.hw.hls_models.conv_parts import Cut, Formats, Image
 from fpgapipe.hw.hls_models.conv_passes import operations
 from fpgapipe.hw.hls_models.core import CoreModel
 from fpgapipe.hw.hls_models.core_cycles import Prediction, predict
@@ -131,7 +131,7 @@ def test_semaphores_let_every_program_end():
             ops = tuple(operations(conv, which, core, cut, formats))
         except ValueError:
             continue
-        for rings in rings_of(ops, core.scratchpad):
+        for rings in rings_of(ops, core.scratchpad, least_slots=1):
             addresses = dict.fromkeys(("x", "w", "y", "dx", "dy", "dw"), 0)
             program = emit(ops, rings, addresses)
             prediction = predict(program, core)
@@ -185,6 +185,75 @@ def test_refuses_layers(change, message):
 def test_too_many_sums_are_refused():
     with pytest.raises(ValueError, match=r"^64 vectors by 8 columns of tiles must fit 256 acc"):
         list(operations(ConvSpec.linear(64, 64, 64), "forward", SMALL, Cut(64, 8, 32), Formats()))
+
+
+ODD = ConvSpec(20, 33, (3, 2), (2, 1), (2, 1, 0, 3), 11, 12, 12)
+
+
+def weight_cuts():
+    """The whole, and pieces that begin anywhere, or with a row, in one image or in several."""
+    return [Cut(32, 4, k, own, own) for k in (10_000, 32, 160, 500) for own in (False, True)]
+
+
+def test_the_weight_gradient_does_not_depend_on_the_cut():
+    """Blocks of positions are added up in one order, wherever an instruction ends."""
+    core = CoreSpec(8, 8, acc_depth=256, scratchpad=ScratchpadSpec(4, 1 << 18))
+    found = []
+    begins = set()
+    for cut in weight_cuts():
+        ops = tuple(operations(ODD, "weight", core, cut, Formats()))
+        begins |= {tuple(np.minimum(op.b_pattern.pos_start, 1).tolist()) for op in ops}
+        rings = next(rings_of(ops, core.scratchpad))
+        program = place(ODD, "weight", Formats(), Blocked(cut, ops, rings, UNTIMED))
+        found.append(run(program, core, random_operands(program, 3)))
+    assert begins == {(0, 0), (1, 0), (0, 1), (1, 1)}
+    for each in found[1:]:
+        np.testing.assert_array_equal(each.view(np.uint32), found[0].view(np.uint32))
+
+
+def test_a_slab_has_only_what_is_met():
+    """Pixels from the first one that a piece meets to the last one, worked out by hand.
+
+    Of 15 positions a row, the first piece has two rows and 2 positions, the second goes on to
+    column 3 of row 4. Kernels go down by 2 and right by 1, from 2 above and 1 to the left.
+    """
+    core = CoreSpec(8, 8, acc_depth=256)
+    sizes = []
+    for own in (False, True):
+        ops = list(operations(ODD, "weight", core, Cut(64, 1, 32, own_window=own), Formats()))
+        sizes.append([op.b.counts for op in ops[:2]])
+    assert sizes == [
+        [(4 * 12 + 2,), (8 * 12 + 4 - (2 * 12 + 1),)],
+        [(2 * 12 + 2,), (6 * 12 + 4 - (2 * 12 + 1),)],
+    ]
+
+
+@pytest.mark.parametrize(
+    ("conv", "core"),
+    [
+        (ConvSpec(3, 8, (3, 3), (1, 1), (1, 1, 1, 1), 57, 57, 1), (8, 8, 2048)),
+        (ConvSpec(20, 9, (3, 3), (2, 2), (1, 1, 1, 1), 57, 57, 3), (8, 8, 8192)),
+        (ConvSpec(10, 8, (1, 7), (1, 1), (0, 3, 0, 3), 5, 223, 1), (8, 8, 4096)),
+        (ConvSpec(5, 8, (1, 1), (1, 1), (0, 0, 0, 0), 113, 113, 1), (4, 4, 2048)),
+        (ConvSpec(40, 16, h=1, w=1, batch=333), (4, 4, 4096)),
+    ],
+    ids=str,
+)
+def test_the_weight_gradient_of_odd_images_larger_than_the_scratchpad(conv, core):
+    rows, cols, bank_bytes = core
+    core = CoreSpec(rows, cols, acc_depth=128, scratchpad=ScratchpadSpec(4, bank_bytes))
+    program = lower_layer(conv, "weight", core)
+    x = program.tensors["x"]
+    assert x.size_bytes > core.scratchpad.size_bytes
+    operands = integers(program, 4, most=5)
+    np.testing.assert_array_equal(run(program, core, operands), reference(conv, "weight", operands))
+
+
+def test_pixels_of_a_transfer_are_limited():
+    image = Image("x", 300, 300, 8, 2)
+    assert image.run((5, 80_000), (0, 8)).size_bytes == 16 + 79_995 * 16
+    with pytest.raises(ValueError, match=r"^79,995 pixels of 4 of 8 channels must be at most 65,"):
+        image.run((5, 80_000), (4, 8))
 
 
 def test_slabs_that_come_back_out_of_order():

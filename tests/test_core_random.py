@@ -11,8 +11,9 @@ from device_programs import packed_rings
 from program_classes import classes_of, reachable
 
 from fpgapipe.host.core_bench import build_device, run_program
-from fpgapipe.host.layer_program import place, random_operands
+from fpgapipe.host.layer_program import lower_layer, place, random_operands
 from fpgapipe.hw.hls_models.blocking import Blocked
+from fpgapipe.hw.hls_models.conv import ConvSpec
 from fpgapipe.hw.hls_models.conv_passes import operations
 from fpgapipe.hw.hls_models.core import CoreModel
 from fpgapipe.hw.hls_models.core_spec import CoreSpec, ScratchpadSpec
@@ -61,18 +62,15 @@ def test_random_programs_meet_all_classes(capsys):
     assert set(seen) == reachable()
 
 
-@pytest.mark.parametrize("pause", [0, 0.4])
-def test_random_programs(pause):
+def check(programs, pause):
+    """Run programs by seed, one after the other, on one device; all memory equals the model's."""
     library, _, _ = build_device(CORE)
     registers = RegisterMap(CORE)
     clear = registers["CONTROL"].field("clear_status").mask
     with NativeDevice(
         library, memory_bytes=MEMORY_BYTES, latency_cycles=30 if pause else 1, pause=pause, seed=1
     ) as device:
-        for seed in SEEDS[int(pause > 0) :: 2]:
-            program = random_program(seed)
-            if program is None:
-                continue
+        for seed, program in programs:
             image = program.image(random_operands(program, seed))
             device.memory[: image.size] = image
             device.write_register(registers.offset("CONTROL"), clear)
@@ -81,3 +79,23 @@ def test_random_programs(pause):
             assert np.array_equal(device.memory[: image.size], image), (
                 f"seed {seed}: {program.conv} {program.which} {program.blocked.cut} differs"
             )
+
+
+@pytest.mark.parametrize("pause", [0, 0.4])
+def test_random_programs(pause):
+    programs = ((seed, random_program(seed)) for seed in SEEDS[int(pause > 0) :: 2])
+    check(((seed, program) for seed, program in programs if program), pause)
+
+
+def test_odd_images_larger_than_the_scratchpad():
+    """Pieces of the weight gradient begin in the middle of rows, and go on through images."""
+    convs = [
+        ConvSpec(20, 9, (3, 3), (2, 2), (1, 1, 1, 1), 57, 57, 3),
+        ConvSpec(5, 8, (1, 1), (1, 1), (0, 0, 0, 0), 113, 113, 2),
+        ConvSpec(24, 8, (2, 2), (1, 1), (1, 0, 0, 1), 5, 223, 5),
+    ]
+    programs = [lower_layer(conv, "weight", CORE) for conv in convs]
+    for program in programs:
+        assert program.tensors["x"].size_bytes > CORE.scratchpad.size_bytes
+        assert any(op.b_pattern.pos_start[0] for op in program.blocked.ops)
+    check(enumerate(programs), pause=0)

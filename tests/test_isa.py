@@ -20,6 +20,7 @@ from fpgapipe.hw.hls_models.isa import (
     listing,
     words_of,
 )
+from fpgapipe.hw.hls_models.vector_fields import VECTOR
 
 TRANSFER = {
     "memory": 0x1_0000_0040, "scratchpad": 64, "row_bytes": 128, "rows": 3, "row_memory": -256,
@@ -56,16 +57,16 @@ def test_encodes_bytes_worked_by_hand():
 
 def test_takes_as_many_words_as_fields_need():
     assert {opcode.name: words_of(opcode) for opcode in Opcode} == {
-        "END": 1, "LOAD": 1, "STORE": 1, "GEMM": 5,
+        "END": 1, "LOAD": 1, "STORE": 1, "GEMM": 5, "VECTOR": 5,
     }  # fmt: skip
-    assert GEMM.bits == 2407
+    assert GEMM.bits == 2471
 
 
 def test_decodes_what_it_encodes():
     rng = random.Random(0)
     program = []
     for _ in range(50):
-        opcode = rng.choice([Opcode.LOAD, Opcode.STORE, Opcode.GEMM])
+        opcode = rng.choice([Opcode.LOAD, Opcode.STORE, Opcode.GEMM, Opcode.VECTOR])
         program.append(
             Instruction(
                 opcode,
@@ -142,8 +143,8 @@ def test_refuses_lists_of_another_length():
 @pytest.mark.parametrize(
     ("byte", "value", "code", "message"),
     [
-        (0, 0, ErrorCode.BAD_OPCODE, "opcode must be one of 1, 2, 3, 4, not 0"),
-        (0, 9, ErrorCode.BAD_OPCODE, "opcode must be one of 1, 2, 3, 4, not 9"),
+        (0, 0, ErrorCode.BAD_OPCODE, "opcode must be one of 1, 2, 3, 4, 5, not 0"),
+        (0, 9, ErrorCode.BAD_OPCODE, "opcode must be one of 1, 2, 3, 4, 5, not 9"),
         (1, 2, ErrorCode.BAD_LENGTH, "LOAD words must be 1, not 2"),
         (6, 1, ErrorCode.BAD_FIELD, "LOAD engine must be in 0..0, not 1"),
         (7, 128, ErrorCode.BAD_FIELD, "LOAD reserved must be 0, not 2048"),
@@ -155,6 +156,15 @@ def test_refuses_to_decode(byte, value, code, message):
     with pytest.raises(ProgramError, match=f"^instruction 1: {re.escape(message)}$") as caught:
         decode(bytes(program))
     assert (caught.value.index, caught.value.code) == (1, code)
+
+
+def test_refuses_vectors_without_an_engine():
+    program = [Instruction(Opcode.VECTOR, body=random_body(VECTOR, random.Random(5))), END]
+    assert decode(encode(program)) == program
+    message = "instruction 0: opcode must be one of 1, 2, 3, 4, not 5"
+    with pytest.raises(ProgramError, match=f"^{message}$") as caught:
+        decode(encode(program), has_vector=False)
+    assert caught.value.code == ErrorCode.BAD_OPCODE
 
 
 def test_refuses_programs_that_break_off():

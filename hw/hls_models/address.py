@@ -172,6 +172,10 @@ class OperandPattern:
         loop of `tap` is in its last iteration (sweep) or in the last block.
     blocks : int
         Blocks of the reduction (walks_blocks).
+    pos_start : (int, int)
+        Iterations of the inner two loops of `pos` that lie before its first position: it begins in
+        the middle of a row, and of the rows. `base`, `y` and `u` are those of that position, and
+        what came before it is no position of `pos`.
     walks_blocks : bool
     transposed : bool
         Whether 32 words make a square whose columns are the vectors.
@@ -195,6 +199,7 @@ class OperandPattern:
     subs: int = 1
     subs_last: int = 1
     blocks: int = 1
+    pos_start: tuple[int, int] = (0, 0)
     walks_blocks: bool = False
     transposed: bool = False
     emit: int = BLOCK
@@ -209,10 +214,21 @@ class OperandPattern:
                 raise ValueError(f"operand {name} must be in 1..{BLOCK}, not {getattr(self, name)}")
         if not 1 <= self.blocks <= 1 << 16:
             raise ValueError(f"operand blocks must be in 1..65536, not {self.blocks}")
+        for loop, start in zip(self.pos.loops, self.pos_start, strict=False):
+            if not 0 <= start < loop.count:
+                raise ValueError(
+                    f"operand pos_start must lie in loops of {self.pos.loops[0].count} and "
+                    f"{self.pos.loops[1].count} iterations, not be {self.pos_start}"
+                )
         if self.transposed and not self.walks_blocks and self.pos.loops[0].count != BLOCK:
             raise ValueError(
                 f"operand transposed in a sweep must have {BLOCK} iterations innermost, not "
                 f"{self.pos.loops[0].count}"
+            )
+        if self.transposed and not self.walks_blocks and self.pos_start[0]:
+            raise ValueError(
+                "operand transposed in a sweep must start with a whole square, not at iteration "
+                f"{self.pos_start[0]} of {BLOCK}"
             )
 
         for name, bits in COORDINATE_BITS.items():
@@ -226,11 +242,17 @@ class OperandPattern:
 
     def _reach(self, name: str) -> tuple[int, int]:
         """Smallest and largest value of a coordinate, also where nothing is read."""
-        least = most = self.base if name == "address" else getattr(self, name)
+        least = self.base if name == "address" else getattr(self, name)
+        for start, loop in zip(self.pos_start, self.pos.loops, strict=False):
+            least -= start * getattr(loop, name)
+        most = least
         for odometer in (self.outer, self.tap, self.pos):
             for loop in odometer.loops:
                 moved = (loop.count - 1) * getattr(loop, name)
-                least, most = least + min(0, moved), most + max(0, moved)
+                if moved < 0:
+                    least += moved
+                else:
+                    most += moved
         return least, most
 
     @property
@@ -238,24 +260,36 @@ class OperandPattern:
         """Bytes of an element."""
         return 4 if self.fp32 else 2
 
+    @property
+    def positions(self) -> int:
+        """Positions of `pos`, from the first one on."""
+        return self.pos.size - self._first
+
+    @property
+    def _first(self) -> int:
+        """Iterations of `pos` before its first position."""
+        return self.pos_start[0] + self.pos_start[1] * self.pos.loops[0].count
+
     def words(self) -> Words:
         """All words, in order."""
-        outer, tap, pos = self.outer, self.tap, self.pos
+        outer, tap = self.outer, self.tap
         # Axes: outer, block, tap, sub, pos; a sweep has one block, and blocks go around the taps.
         if self.walks_blocks:
             number = np.arange(self.blocks * BLOCK).reshape(self.blocks, 1, BLOCK)
         else:
-            number = np.arange(pos.size).reshape(1, 1, -1)
-        there = number < pos.size
-        number = np.minimum(number, pos.size - 1)
+            number = np.arange(self.positions).reshape(1, 1, -1)
+        there = number < self.positions
+        number = np.minimum(number, self.positions - 1)
 
         def sums(name: str) -> NDArray[np.int64]:
             """``outer x block x tap x pos`` values of a coordinate."""
-            return (
+            along = self.pos.offsets(name)[self._first :]
+            total: NDArray[np.int64] = (
                 outer.offsets(name)[:, None, None, None]
                 + tap.offsets(name)[:, None]
-                + pos.offsets(name)[number]
+                + (along - along[0])[number]
             )
+            return total
 
         address = self.base + sums("address")
         y = self.y + sums("y")
@@ -294,7 +328,7 @@ class OperandPattern:
                 for sub in range(self.subs_last if block == self.blocks - 1 else self.subs):
                     parts.append(np.stack([words, np.full(size, sub)], axis=1))
         else:
-            size = self.pos.size
+            size = self.positions
             for tap, is_last in enumerate(tap_last):
                 words = tap * size + np.arange(size)
                 for sub in range(self.subs_last if is_last else self.subs):
@@ -358,6 +392,8 @@ class OperandPattern:
             "subs": self.subs,
             "subs_last": self.subs_last,
             "blocks": self.blocks - 1,
+            "pos0_left": self.pos.loops[0].count - 1 - self.pos_start[0],
+            "pos1_left": self.pos.loops[1].count - 1 - self.pos_start[1],
             "walks_blocks": int(self.walks_blocks),
             "transposed": int(self.transposed),
             "fp32": int(self.fp32),
@@ -375,6 +411,10 @@ class OperandPattern:
         for name in ("lanes_by_outer", "walks_blocks", "transposed", "fp32"):
             values[name] = bool(values[name])
         values["blocks"] += 1
+        values["pos_start"] = tuple(
+            loop.count - 1 - values.pop(f"pos{k}_left")
+            for k, loop in enumerate(values["pos"].loops[:2])
+        )
         return cls(**values)
 
 

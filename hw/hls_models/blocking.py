@@ -3,8 +3,10 @@
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from functools import lru_cache
+from itertools import product
 
-from fpgapipe.hw.hls_models.address import BLOCK
+from fpgapipe.hw.hls_models.address import BLOCK, OperandPattern
+from fpgapipe.hw.hls_models.bus_cycles import LOAD_HOLD_CYCLES
 from fpgapipe.hw.hls_models.conv import ConvSpec, Pass
 from fpgapipe.hw.hls_models.conv_parts import Cut, Formats, Op
 from fpgapipe.hw.hls_models.conv_passes import operations
@@ -15,13 +17,19 @@ from fpgapipe.hw.hls_models.core_cycles import (
 )
 from fpgapipe.hw.hls_models.core_spec import CoreSpec
 from fpgapipe.hw.hls_models.datapath import ACC_CYCLES
-from fpgapipe.hw.hls_models.emit import Rings, emit, loaded_bytes, may_fit, rings_of
-from fpgapipe.hw.hls_models.isa import Instruction
+from fpgapipe.hw.hls_models.emit import Rings, emit, loaded, may_fit, rings_of
+from fpgapipe.hw.hls_models.instruction_cycles import words_of_transfer
+from fpgapipe.hw.hls_models.isa import WORD_BYTES, Instruction, Opcode, words_of
+from fpgapipe.hw.hls_models.slab import Slab
 
 FEW_OPERATIONS = 128
 """Cuts with more instructions are tried only if none with fewer fits."""
 
 MANY_OPERATIONS = 1 << 16
+
+ENOUGH_OPERATIONS = 1 << 12
+"""Of cuts with more than few instructions, those with the fewest are tried until they have so many
+together: a search takes seconds, not minutes."""
 
 CLOSE_LOOKS = 4
 """So many of the cuts that look best are timed by the cycle model."""
@@ -68,8 +76,13 @@ def block(
     choices: list[tuple[float, Cut, tuple[Op, ...], Rings]] = []
     limit = FEW_OPERATIONS
     while not choices:
-        for cut in _cuts(conv, which, core):
-            if _number(conv, which, core, cut) > limit:
+        finer = limit // FEW_OPERATIONS
+        numbered = [(_number(conv, which, core, c), c) for c in _cuts(conv, which, core, finer)]
+        if finer > 1:
+            numbered.sort(key=lambda each: each[0])
+        made = 0  # operations
+        for number, cut in numbered:
+            if number > limit or (finer > 1 and choices and made > ENOUGH_OPERATIONS):
                 continue
             try:
                 coming = operations(conv, which, core, cut, formats)
@@ -77,9 +90,10 @@ def block(
                 if not may_fit(first, core.scratchpad):
                     continue
                 ops = (first, *coming)
+                made += len(ops)
             except ValueError:
                 continue  # too many sums for the accumulators
-            for rings in rings_of(ops, core.scratchpad):
+            for rings in rings_of(ops, core.scratchpad, least_slots=1 if finer > 64 else 2):
                 choices.append((_estimate(ops, rings, core, memory), cut, ops, rings))
         if limit > MANY_OPERATIONS:
             break
@@ -91,22 +105,53 @@ def block(
             "cut; give the core more of them"
         )
     choices.sort(key=lambda choice: choice[0])
+    most = max(len(ops) for _, _, ops, _ in choices)
     tensors = dict.fromkeys(("x", "w", "y", "dx", "dy", "dw"), 0)
     blocked = (
         Blocked(cut, ops, rings, predict(emit(ops, rings, tensors), core, memory))
-        for _, cut, ops, rings in choices[:CLOSE_LOOKS]
+        for _, cut, ops, rings in choices[: min(CLOSE_LOOKS, 1 + ENOUGH_OPERATIONS // most)]
     )
     return min(blocked, key=lambda each: each.prediction.cycles)
 
 
 def _estimate(ops: tuple[Op, ...], rings: Rings, core: CoreSpec, memory: MemorySpec) -> float:
-    """Roughly the cycles: work or traffic, first loads, last store, and a little an instruction."""
-    work = sum(op.n * op.k * max(op.m, core.cols, ACC_CYCLES) for op in ops)
+    """Roughly the cycles: work or traffic, first loads, last store, and a little an instruction.
+
+    A ring of one slot lets nothing overlap.
+    """
+    work = sum(
+        op.n * op.k * max(_reads(op.a_pattern, op.m), _reads(op.b_pattern, core.cols), ACC_CYCLES)
+        for op in ops
+    )
     per_cycle = min(memory.bytes_per_cycle, core.bus_bytes)
-    stored = sum(op.result.size_bytes for op in ops if op.last)
-    traffic = (loaded_bytes(ops, rings) + stored) / per_cycle
+    transfers = [*loaded(ops, rings), *(op.result for op in ops if op.last)]
+    traffic = sum(_move_cycles(slab, core, memory) for slab in transfers)
+    traffic += len(ops) * words_of(Opcode.GEMM) * WORD_BYTES / per_cycle
     ends = ops[0].a.size_bytes + ops[0].b.size_bytes + ops[-1].result.size_bytes
-    return max(work, traffic) + ends / per_cycle + 2 * len(ops)
+    alone = any(
+        getattr(rings, name).slots == 1 and len({getattr(op, name) for op in ops}) > 1
+        for name in ("a", "b", "result")
+    )
+    together = work + traffic if alone else max(work, traffic)
+    return together + ends / per_cycle + 2 * len(ops)
+
+
+def _reads(pattern: OperandPattern, vectors: int) -> int:
+    """Cycles in which an operand's vectors are read, about."""
+    words = -(-vectors // BLOCK) * BLOCK if pattern.transposed else vectors
+    return words * (2 if pattern.fp32 else 1)
+
+
+@lru_cache(maxsize=1 << 14)
+def _move_cycles(slab: Slab, core: CoreSpec, memory: MemorySpec) -> float:
+    """Cycles of a transfer: its words, or its rows, of which so many bursts may be under way."""
+    words = rows = 0
+    for body in slab.transfers(0, 0):
+        some_words, some_rows = words_of_transfer(body, core)
+        words, rows = words + some_words, rows + some_rows
+    per_cycle = min(memory.bytes_per_cycle, core.bus_bytes)
+    waits = rows * (memory.latency_cycles + LOAD_HOLD_CYCLES) / core.outstanding
+    return max(words * WORD_BYTES / per_cycle, waits)
 
 
 def _number(conv: ConvSpec, which: Pass, core: CoreSpec, cut: Cut) -> int:
@@ -121,8 +166,11 @@ def _number(conv: ConvSpec, which: Pass, core: CoreSpec, cut: Cut) -> int:
     return -(-rows // cut.m) * -(-columns // cut.n_tiles) * -(-depth // cut.k)
 
 
-def _cuts(conv: ConvSpec, which: Pass, core: CoreSpec) -> Iterator[Cut]:
-    """Cuts worth a try: coarse ones move least, fine ones start early."""
+def _cuts(conv: ConvSpec, which: Pass, core: CoreSpec, finer: int) -> Iterator[Cut]:
+    """Cuts worth a try: coarse ones move least, fine ones start early.
+
+    With `finer` above 1, those that need little of the scratchpad are among them.
+    """
     positions = conv.batch * conv.oh * conv.ow
     if which == "weight":
         rows, tiles, depth = conv.cout, conv.taps * -(-conv.cin // core.cols), positions
@@ -133,17 +181,20 @@ def _cuts(conv: ConvSpec, which: Pass, core: CoreSpec) -> Iterator[Cut]:
         tiles, depth = -(-conv.cin // core.cols), conv.cout
     most = max(min(core.acc_depth, rows), 1)
     sizes = sorted({max(most >> shift, min(BLOCK, most)) for shift in range(5)}, reverse=True)
-    widths = sorted({max(-(-tiles >> shift), 1) for shift in (0, 1, 2, 3, 4)} | {1, 2})
+    shifts = range(5 if finer == 1 else tiles.bit_length())
+    widths = sorted({max(-(-tiles >> shift), 1) for shift in shifts} | {1, 2})
+    windows = (False, True) if which == "weight" and conv.taps > 1 and finer > 1 else (False,)
     for m in sizes:
         for n_tiles in widths:
-            for k in _halves(depth):
-                for n_outer in (False, True):
-                    yield Cut(m, n_tiles, k, n_outer)
+            for k in _halves(depth, 8 * finer):
+                for n_outer, own_window in product((False, True), windows):
+                    yield Cut(m, n_tiles, k, n_outer, own_window)
 
 
-def _halves(size: int) -> Iterator[int]:
+def _halves(size: int, most_parts: int) -> Iterator[int]:
     """The whole, and a few ways to cut it that are finer."""
     yield size
-    for parts in (2, 4, 8):
-        if size > BLOCK * parts:
-            yield -(-size // parts)
+    parts = 2
+    while parts <= most_parts and size > BLOCK * parts:
+        yield -(-size // parts)
+        parts *= 2

@@ -9,6 +9,9 @@ from fpgapipe.hw.hls_models.conv import ConvSpec
 from fpgapipe.hw.hls_models.core_spec import CoreSpec
 from fpgapipe.hw.hls_models.slab import Slab, slab_of
 
+MOST_POSITIONS = 1 << 16
+"""Most iterations of a loop, and rows of a transfer."""
+
 M = TypeVar("M")
 N = TypeVar("N")
 
@@ -34,16 +37,20 @@ class Cut:
     n_tiles : int
         Most columns of tiles an instruction has.
     k : int
-        Most channels of the reduction an instruction has, or positions (weight gradient); rounded
-        up to what pieces can be made of.
+        Most channels of the reduction an instruction has, or positions (weight gradient); in
+        blocks of 32, at least one.
     n_outer : bool
         Whether the columns' chunks are the outer loop, so that those slabs stay on chip.
+    own_window : bool
+        Whether a slab of the input has only what the instruction's own taps meet, rather than what
+        all taps do, so that those which follow find it on chip (weight gradient).
     """
 
     m: int
     n_tiles: int
     k: int
     n_outer: bool = False
+    own_window: bool = False
 
 
 @dataclass(frozen=True)
@@ -124,8 +131,35 @@ class Image:
             (y[1] - y[0], self.w * pixel),
             (n[1] - n[0], self.h * self.w * pixel),
         ]
-        lead = BLOCK * self.element if self.begins_in_padding else 0
-        return slab_of(self.name, offset, (c[1] - c[0]) * self.element, dims, lead_bytes=lead)
+        return slab_of(
+            self.name, offset, (c[1] - c[0]) * self.element, dims, lead_bytes=self._lead_bytes
+        )
+
+    def run(self, pixels: tuple[int, int], c: tuple[int, int]) -> Slab:
+        """Pixels that follow each other, numbered through rows and images; none if there are none.
+
+        Raises
+        ------
+        ValueError
+            If a transfer cannot have so many rows.
+        """
+        first, end = pixels
+        if first >= end:
+            return Slab(self.name, 0, 0, (1,), (0,), (0,))
+        size, pixel = c[1] - c[0], self.channels * self.element
+        if size < self.channels and end - first > MOST_POSITIONS:
+            raise ValueError(
+                f"{end - first:,} pixels of {size} of {self.channels} channels must be at most "
+                f"{MOST_POSITIONS:,}"
+            )
+        return slab_of(
+            self.name, first * pixel + c[0] * self.element, size * self.element,
+            [(end - first, pixel)], lead_bytes=self._lead_bytes,
+        )  # fmt: skip
+
+    @property
+    def _lead_bytes(self) -> int:
+        return BLOCK * self.element if self.begins_in_padding else 0
 
 
 def is_packed(conv: ConvSpec) -> bool:

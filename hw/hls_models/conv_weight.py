@@ -3,11 +3,15 @@
 Output channels stream past tiles of the input; the positions are the reduction.
 """
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
+from functools import cache
+from math import lcm
 
 from fpgapipe.hw.hls_models.address import BLOCK, Loop, Odometer, OperandPattern, ResultPattern
 from fpgapipe.hw.hls_models.conv import Box, ConvSpec, chunks, tiled
 from fpgapipe.hw.hls_models.conv_parts import (
+    MOST_POSITIONS,
     Cut,
     Formats,
     Image,
@@ -24,108 +28,221 @@ from fpgapipe.hw.hls_models.conv_parts import (
 from fpgapipe.hw.hls_models.core_spec import CoreSpec
 from fpgapipe.hw.hls_models.slab import Slab, slab_of
 
+Range = tuple[int, int]
+"""The first, and one after the last."""
+
+Group = tuple[Range, Range, Range]
+"""Kernel rows, kernel columns and input channels: columns of the gradient."""
+
 
 def weight_gradient(conv: ConvSpec, core: CoreSpec, cut: Cut, formats: Formats) -> Iterator[Op]:
     """All instructions of the pass, in order; see `conv_passes.operations`."""
-    gradient = Image("dy", conv.oh, conv.ow, conv.cout, formats.y)
-    vertical = Taps(conv.stride[0], conv.dilation[0], -conv.pad[0], conv.kernel[0])
-    horizontal = Taps(conv.stride[1], conv.dilation[1], -conv.pad[1], conv.kernel[1])
     packed = is_packed(conv)
-    source = Image("x", conv.h, conv.w, conv.cin, formats.x, packed or core.cols != BLOCK)
-    pieces = _reduction_boxes(conv, cut.k)
+    pieces = _reduction_pieces(conv, cut.k)
+    # Many instructions have the same piece of an operand.
+    streamed, stationary = (
+        cache(_outputs(conv, core, formats)),
+        cache(_inputs(conv, core, cut, formats)),
+    )
     for (m0, m1), group in ordered(
         cut.n_outer,
         tiled(conv.cout, BLOCK, ceil_div(cut.m, BLOCK)),
         _column_groups(conv, core, cut),
     ):
         (t0, t1), (u0, u1), (c0, c1) = group
-        depth = c1 - c0
-        size = conv.kernel[1] * depth if packed else depth
-        across = 1 if packed else u1 - u0
-        n = ceil_div(size, core.cols) * across * (t1 - t0)
+        size = conv.kernel[1] * conv.cin if packed else c1 - c0
+        n = ceil_div(size, core.cols) * (1 if packed else u1 - u0) * (t1 - t0)
         result, target = _weights_result(conv, core, formats, (m0, m1), group, packed)
-        for index, box in enumerate(pieces):
-            blocks = ceil_div(box.size, BLOCK)
-            a = gradient.slab(box.n, box.y, box.x, (m0, m1))
-            a_pattern = OperandPattern(
-                base=a.shift,
-                outer=Odometer((Loop(n),)),
-                tap=Odometer((Loop(ceil_div(m1 - m0, BLOCK), BLOCK * formats.y, u=BLOCK),)),
-                pos=Odometer(
-                    tuple(
-                        Loop(count, pitch)
-                        for count, pitch in zip(box.shape[::-1], a.pitches, strict=True)
-                    )
-                ),
-                u_limit=m1 - m0,
-                blocks=blocks,
-                walks_blocks=True,
-                transposed=True,
-                emit_last=tail(m1 - m0),
-                fp32=formats.y == 4,
-                subs=BLOCK // core.rows,
-                subs_last=subs_last(box.size, core.rows),
-            )
-            down = Taps(
-                vertical.step, vertical.tap_step, vertical.origin + t0 * vertical.tap_step, t1 - t0
-            )
-            side = Taps(
-                horizontal.step,
-                horizontal.tap_step,
-                horizontal.origin + u0 * horizontal.tap_step,
-                u1 - u0,
-            )
-            low_y, high_y = vertical.reach(box.y, conv.h)
-            low_x, high_x = horizontal.reach(box.x, conv.w)
-            b = source.slab(box.n, (low_y, high_y), (low_x, high_x), (c0, c1))
-            pixel, row, image = b.pitches
-            y = box.y[0] * down.step + down.origin
-            x = box.x[0] * side.step + side.origin
-            images, rows, columns = box.shape
-            taps = [] if packed else [Loop(across, side.tap_step * pixel, u=side.tap_step * depth)]
-            b_pattern = OperandPattern(
-                base=b.shift + (y - low_y) * row + (x - low_x) * pixel,
-                outer=Odometer(
-                    (
-                        Loop(ceil_div(size, core.cols), core.cols * formats.x, u=core.cols),
-                        *taps,
-                        Loop(t1 - t0, down.tap_step * row, y=down.tap_step),
-                    )
-                ),
-                tap=Odometer((Loop(ceil_div(core.cols, BLOCK), BLOCK * formats.x, u=BLOCK),)),
-                pos=Odometer(
-                    (
-                        Loop(columns, side.step * pixel, u=side.step * depth),
-                        Loop(rows, down.step * row, y=down.step),
-                        Loop(images, image),
-                    )
-                ),
-                y=y,
-                u=x * depth,
-                y_limit=conv.h,
-                u_limit=conv.w * depth,
-                # Of several words a column of tiles, the results' limit drops what is too much.
-                lanes_last=tail(size, core.cols) if core.cols <= BLOCK else BLOCK,
-                lanes_by_outer=True,
-                blocks=blocks,
-                walks_blocks=True,
-                transposed=True,
-                emit=min(core.cols, BLOCK),
-                emit_last=min(core.cols, BLOCK),
-                fp32=formats.x == 4,
-                subs=BLOCK // core.rows,
-                subs_last=subs_last(box.size, core.rows),
-            )
+        for index, piece in enumerate(pieces):
+            a, a_pattern = streamed((m0, m1), n, piece)
+            b, b_pattern = stationary(group, piece)
             yield Op(
                 a, b, result, a_pattern, b_pattern, target,
-                m1 - m0, tiles_of(box.size, core.rows), n,
+                m1 - m0, tiles_of(piece[1] - piece[0], core.rows), n,
                 *sums(index, len(pieces), m1 - m0, n, core),
             )  # fmt: skip
 
 
-def _column_groups(
-    conv: ConvSpec, core: CoreSpec, cut: Cut
-) -> list[tuple[tuple[int, int], tuple[int, int], tuple[int, int]]]:
+def _outputs(
+    conv: ConvSpec, core: CoreSpec, formats: Formats
+) -> Callable[[Range, int, Range], tuple[Slab, OperandPattern]]:
+    """How some channels of the output's gradient are read, once a column of tiles, of a piece."""
+    gradient = Image("dy", conv.oh, conv.ow, conv.cout, formats.y)
+
+    def read(channels: Range, n: int, piece: Range) -> tuple[Slab, OperandPattern]:
+        depth, positions = channels[1] - channels[0], piece[1] - piece[0]
+        slab = gradient.run(piece, channels)
+        return slab, OperandPattern(
+            base=slab.shift,
+            outer=Odometer((Loop(n),)),
+            tap=Odometer((Loop(ceil_div(depth, BLOCK), BLOCK * formats.y, u=BLOCK),)),
+            pos=Odometer((Loop(positions, slab.pitches[0]),)),
+            u_limit=depth,
+            blocks=ceil_div(positions, BLOCK),
+            walks_blocks=True,
+            transposed=True,
+            emit_last=tail(depth),
+            fp32=formats.y == 4,
+            subs=BLOCK // core.rows,
+            subs_last=subs_last(positions, core.rows),
+        )
+
+    return read
+
+
+def _inputs(
+    conv: ConvSpec, core: CoreSpec, cut: Cut, formats: Formats
+) -> Callable[[Group, Range], tuple[Slab, OperandPattern]]:
+    """How the input is read of which a group of columns has the products with a piece."""
+    packed = is_packed(conv)
+    source = Image("x", conv.h, conv.w, conv.cin, formats.x, packed or core.cols != BLOCK)
+    every = (
+        Taps(conv.stride[0], conv.dilation[0], -conv.pad[0], conv.kernel[0]),
+        Taps(conv.stride[1], conv.dilation[1], -conv.pad[1], conv.kernel[1]),
+    )
+
+    def read(group: Group, piece: Range) -> tuple[Slab, OperandPattern]:
+        (t0, t1), (u0, u1), channels = group
+        depth, positions = channels[1] - channels[0], piece[1] - piece[0]
+        size = conv.kernel[1] * depth if packed else depth
+        down, side = window = (_some(every[0], t0, t1), _some(every[1], u0, u1))
+        loaded = window if cut.own_window else every
+        slab, place = _window(conv, source, piece, window, loaded, channels)
+        across = Loop(u1 - u0, side.tap_step * place.pixel, u=side.tap_step * depth)
+        return slab, OperandPattern(
+            base=place.base,
+            outer=Odometer(
+                (
+                    Loop(ceil_div(size, core.cols), core.cols * formats.x, u=core.cols),
+                    *(() if packed else (across,)),
+                    Loop(t1 - t0, down.tap_step * place.row, y=down.tap_step),
+                )
+            ),
+            tap=Odometer((Loop(ceil_div(core.cols, BLOCK), BLOCK * formats.x, u=BLOCK),)),
+            pos=place.pos,
+            pos_start=place.start,
+            y=place.y,
+            u=place.x * depth,
+            y_limit=conv.h,
+            u_limit=conv.w * depth,
+            # Of several words a column of tiles, the results' limit drops what is too much.
+            lanes_last=tail(size, core.cols) if core.cols <= BLOCK else BLOCK,
+            lanes_by_outer=True,
+            blocks=ceil_div(positions, BLOCK),
+            walks_blocks=True,
+            transposed=True,
+            emit=min(core.cols, BLOCK),
+            emit_last=min(core.cols, BLOCK),
+            fp32=formats.x == 4,
+            subs=BLOCK // core.rows,
+            subs_last=subs_last(positions, core.rows),
+        )
+
+    return read
+
+
+def _some(axis: Taps, first: int, end: int) -> Taps:
+    """An axis with some of its taps."""
+    return replace(axis, origin=axis.origin + first * axis.tap_step, count=end - first)
+
+
+@dataclass(frozen=True)
+class _Window:
+    """How the first tap's pixels of a piece's positions lie in a slab of the input.
+
+    Attributes
+    ----------
+    base : int
+        Of the first position's, from the beginning of the slot.
+    y, x : int
+        Its row and column.
+    pixel, row : int
+        Bytes from one pixel to the next, and from one row to the next.
+    pos : Odometer
+    start : (int, int)
+        As in `OperandPattern`.
+    """
+
+    base: int
+    y: int
+    x: int
+    pixel: int
+    row: int
+    pos: Odometer
+    start: tuple[int, int] = (0, 0)
+
+
+def _window(
+    conv: ConvSpec,
+    source: Image,
+    piece: Range,
+    window: tuple[Taps, Taps],
+    loaded: tuple[Taps, Taps],
+    channels: Range,
+) -> tuple[Slab, _Window]:
+    """The part of the input that some positions meet, with all the taps `loaded`."""
+    down, side = window
+    depth = channels[1] - channels[0]
+    first, last = _position(conv, piece[0]), _position(conv, piece[1] - 1)
+    y = first[1] * down.step + down.origin
+    x = first[2] * side.step + side.origin
+    box = _box(conv, piece)
+    if box:
+        low_y, high_y = loaded[0].reach(box.y, conv.h)
+        low_x, high_x = loaded[1].reach(box.x, conv.w)
+        slab = source.slab(box.n, (low_y, high_y), (low_x, high_x), channels)
+        pixel, row, image = slab.pitches
+        ahead = (y - low_y) * row + (x - low_x) * pixel
+        images, rows, columns = box.shape
+        start = (0, 0)
+    else:
+        # Pixels as they follow each other, through rows and images, from the first one that the
+        # first position meets to the last one of the last position.
+        low = _pixel(conv, first, loaded, 0)
+        slab = source.run((low, _pixel(conv, last, loaded, 1)), channels)
+        pixel = slab.pitches[0]
+        row, image = conv.w * pixel, conv.h * conv.w * pixel
+        ahead = ((first[0] * conv.h + y) * conv.w + x - low) * pixel
+        images, columns = last[0] - first[0] + 1, conv.ow
+        rows = conv.oh if images > 1 else last[1] - first[1] + 1
+        start = (first[2], first[1] if images > 1 else 0)
+    pos = Odometer(
+        (
+            Loop(columns, side.step * pixel, u=side.step * depth),
+            Loop(rows, down.step * row, y=down.step),
+            Loop(images, image),
+        )
+    )
+    return slab, _Window(slab.shift + ahead, y, x, pixel, row, pos, start)
+
+
+def _position(conv: ConvSpec, number: int) -> tuple[int, int, int]:
+    """Image, row and column of a position."""
+    rest, column = divmod(number, conv.ow)
+    return *divmod(rest, conv.oh), column
+
+
+def _pixel(
+    conv: ConvSpec, position: tuple[int, int, int], loaded: tuple[Taps, Taps], end: int
+) -> int:
+    """Number of the first pixel of the input that a position meets, or (`end` 1) one past the last.
+
+    Where it meets none, positions after it, or before it, may meet pixels up to the returned one.
+    """
+    y, x = (
+        at * axis.step + axis.origin + end * (axis.count - 1) * axis.tap_step
+        for at, axis in zip(position[1:], loaded, strict=True)
+    )
+    if y < 0:
+        y, x = 0, 0
+    elif y >= conv.h:
+        y, x = conv.h, 0
+    else:
+        x = min(max(x + end, 0), conv.w)
+    return (position[0] * conv.h + y) * conv.w + x
+
+
+def _column_groups(conv: ConvSpec, core: CoreSpec, cut: Cut) -> list[Group]:
     """Pieces of (kernel rows, kernel columns, input channels) with at most `cut.n_tiles` tiles."""
     height, width = conv.kernel
     if is_packed(conv):
@@ -151,36 +268,47 @@ def _column_groups(
     ]
 
 
-def _reduction_boxes(conv: ConvSpec, limit: int) -> list[Box]:
-    """Cut the positions, batch and image, into pieces of whole blocks of 32.
+def _reduction_pieces(conv: ConvSpec, limit: int) -> list[Range]:
+    """Cut the positions, batch and image, into pieces of whole blocks of 32, each (first, end).
 
-    A piece ends where both a block of 32 and a row end, or is the last one.
+    They end with an image or a row where a piece within the limit can: what its last row meets then
+    need not be loaded for two of them.
     """
-    image = conv.oh * conv.ow
-    whole = Box((0, conv.batch), (0, conv.oh), (0, conv.ow))
-    if whole.size <= limit:
-        return [whole]
-    if image <= limit or image % BLOCK:
-        # The fewest images that end with a block.
-        step = next(i for i in range(1, BLOCK + 1) if i * image % BLOCK == 0)
-        each = max(limit // image // step, 1) * step
-        starts = range(0, conv.batch, each)
-        return [Box((n, min(n + each, conv.batch)), (0, conv.oh), (0, conv.ow)) for n in starts]
-    step = next(i for i in range(1, BLOCK + 1) if i * conv.ow % BLOCK == 0)
-    each = max(limit // conv.ow // step, 1) * step
+    image, total = conv.oh * conv.ow, conv.batch * conv.oh * conv.ow
+    limit = min(limit, MOST_POSITIONS)
+    if total <= limit:
+        return [(0, total)]
+    of_images, of_rows = lcm(image, BLOCK), lcm(conv.ow, BLOCK)
+    if of_images <= limit:
+        span, each = total, limit // of_images * of_images
+    elif of_rows <= limit:
+        span, each = total if image % BLOCK else image, limit // of_rows * of_rows
+    else:
+        return tiled(total, BLOCK, limit // BLOCK)
     return [
-        Box((n, n + 1), (y, min(y + each, conv.oh)), (0, conv.ow))
-        for n in range(conv.batch)
-        for y in range(0, conv.oh, each)
+        (first + part, first + min(part + each, span))
+        for first in range(0, total, span)
+        for part in range(0, span, each)
     ]
+
+
+def _box(conv: ConvSpec, piece: Range) -> Box | None:
+    """A piece as whole images, whole rows of an image or a part of a row, if it is that."""
+    (n0, y0, x0), (n1, y1, x1) = _position(conv, piece[0]), _position(conv, piece[1] - 1)
+    whole_rows = x0 == 0 and x1 == conv.ow - 1
+    if whole_rows and y0 == 0 and y1 == conv.oh - 1:
+        return Box((n0, n1 + 1), (0, conv.oh), (0, conv.ow))
+    if n0 == n1 and (whole_rows or y0 == y1):
+        return Box((n0, n1 + 1), (y0, y1 + 1), (x0, x1 + 1))
+    return None
 
 
 def _weights_result(
     conv: ConvSpec,
     core: CoreSpec,
     formats: Formats,
-    outputs: tuple[int, int],
-    group: tuple[tuple[int, int], tuple[int, int], tuple[int, int]],
+    outputs: Range,
+    group: Group,
     packed: bool,
 ) -> tuple[Slab, ResultPattern]:
     """Where a piece of the weights' gradient goes: rows are output channels."""

@@ -1,62 +1,73 @@
 """Cycle model of the training core: when each instruction of a program starts and ends.
 
-An event simulation of queues, semaphores and engines. Within an instruction, time follows from its
-words, vectors and tiles; docs/core.md has the formulas. Tests hold it to the gateware.
+An event simulation of what instructions share: the memory bus, of which reading the program takes
+its part (`bus_cycles`), dispatch, queues, semaphores and engines. `instruction_cycles` has what an
+instruction takes for itself. Tests hold it to the gateware.
 """
 
 import heapq
 import math
+from abc import ABC, abstractmethod
 from collections import deque
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
+from enum import IntEnum
 from typing import Any
 
-import numpy as np
-from numpy.typing import NDArray
-
-from fpgapipe.hw.hls_models.address import BLOCK, OperandPattern
+from fpgapipe.hw.hls_models.bus_cycles import NEVER, Bus
 from fpgapipe.hw.hls_models.core_spec import CoreSpec
-from fpgapipe.hw.hls_models.datapath import ACC_CYCLES
+from fpgapipe.hw.hls_models.instruction_cycles import gemm_timing
 from fpgapipe.hw.hls_models.isa import (
     NUM_SEMAPHORES,
-    WORD_BYTES,
     Instruction,
     Opcode,
     words_of,
 )
+from fpgapipe.hw.hls_models.sequencer import SequencerSpec
+from fpgapipe.hw.hls_models.vector_cycles import vector_cycles
+from fpgapipe.hw.hls_models.vector_op import VectorOp
 
-START_CYCLES = 12
-"""From the start command to the first program word's request."""
+START_CYCLES = 4
+"""From the start command to a dispatch that would ask for the first program words."""
 
-LOAD_CYCLES = 12
-"""What a load takes beside its data and the memory's latency."""
+FETCH_CYCLES = 3
+"""From a dispatch to the request on the bus for the words that take its place."""
 
-BURST_CYCLES = 4
-"""For which a read burst keeps its place among those under way, beside the memory's latency."""
+FETCHED_CYCLES = 2
+"""From behind a program word's beat on the bus to the word's dispatch."""
 
-STORE_CYCLES = 14
-"""From the start of a store to its first word on the bus."""
+OFFER_CYCLES = 3
+"""From the dispatch of an instruction's last word to its start."""
 
-READER_CYCLES = 24
+TAKE_CYCLES = 2
+"""What taking semaphores adds to that."""
+
+SIGNAL_CYCLES = 5
+"""From the end of an instruction to the start of another that has waited for its signal."""
+
+LOAD_CYCLES = 8
+"""From a load's start to its first request on the bus."""
+
+LOADED_CYCLES = 2
+"""From behind a load's last beat on the bus to its end."""
+
+STORE_CYCLES = 15
+"""From a store's start to its first beat on the bus."""
+
+READER_CYCLES = 19
 """From the start of a product to its first vector at the array: address generator, scratchpad,
 quantiser."""
 
-DRAIN_CYCLES = 20
-"""From the array's sums to the result in the scratchpad, without the array's own latency."""
+READ_AHEAD_CYCLES = 26
+"""By which the streamed operand's reader is ahead of the array."""
 
-LOAD_END_CYCLES = 6
-"""From a load's last word on the bus to its signal."""
+SUMMED_CYCLES = 10
+"""From the array's last sums to the end of a product whose sums stay in the accumulators."""
 
-STORE_END_CYCLES = 4
-"""From a store's last word to its signal, without the memory's latency."""
+WRITTEN_CYCLES = 13
+"""From the array's last sums to the end of a product whose results are written."""
 
-TRANSPOSE_CYCLES = 6
-"""What the transposer takes beside filling its first square."""
-
-LOAD_QUEUE_WORDS = 16
-STORE_QUEUE_WORDS = 16
-GEMM_QUEUE_WORDS = 16
-
+_WORDS = {opcode: words_of(opcode) for opcode in Opcode}
 _EPSILON = 1e-6
 
 
@@ -69,7 +80,7 @@ class MemorySpec:
     bytes_per_cycle : float
         Read and written together.
     latency_cycles : int
-        From a read request to its first data.
+        From a read request to its first data, and from a write's last data to its response.
     """
 
     bytes_per_cycle: float = 64
@@ -95,7 +106,7 @@ class Prediction:
     cycles : int
         From the start command to the last word written to memory, both included.
     starts, ends : tuple of float
-        Of each instruction: semaphores taken, and done.
+        Of each instruction: taken by its engine, and done.
     gemm_cycles : float
         In which vectors enter an array.
     """
@@ -106,28 +117,6 @@ class Prediction:
     gemm_cycles: float
 
 
-@dataclass
-class _Flow:
-    """Words of a transfer that are still to move."""
-
-    index: int
-    words: float
-    begins: float
-    fastest: float  # words a cycle, whatever else moves
-
-
-class _Engine:
-    """A queue of instructions in order, of a limited number of words."""
-
-    def __init__(self, depth: int) -> None:
-        self.depth = depth
-        self.queue: deque[int] = deque()
-        self.words = 0
-
-    def has_room(self, words: int) -> bool:
-        return self.words + words <= self.depth
-
-
 def predict(
     program: Sequence[Instruction], core: CoreSpec, memory: MemorySpec | None = None
 ) -> Prediction:
@@ -136,9 +125,161 @@ def predict(
     Raises
     ------
     ValueError
-        If the program waits for semaphores that nothing signals.
+        If the program waits for semaphores that nothing signals, or needs an engine that the core
+        does not have.
     """
     return _Run(program, core, memory or MemorySpec()).run()
+
+
+class _Engine(ABC):
+    """An engine with its queue: instructions start, and end, in order.
+
+    A kind of engine has a class of its own, and its engines a place in `_Run.engines`.
+
+    Parameters
+    ----------
+    run : _Run
+    depth : int
+        Words that the queue holds besides the instruction at its head.
+    in_flight : int
+        Instructions that may have started and not ended.
+    """
+
+    def __init__(self, run: "_Run", depth: int, in_flight: int) -> None:
+        self.run = run
+        self.depth = depth
+        self.words = 0
+        self.leaving = 0
+        self.queue: deque[int] = deque()
+        self.offers: deque[float] = deque()
+        self.may_begin = in_flight
+        self.ready = 0.0  # when the next can be offered, by what came before it
+        self.wakes = 0.0  # when an event is
+
+    def put(self, index: int, now: float) -> None:
+        """Take an instruction whose last word has been dispatched."""
+        instruction = self.run.program[index]
+        self.queue.append(index)
+        self.offers.append(now + OFFER_CYCLES)
+        self.words += _WORDS[instruction.opcode]
+        self.issue(now)
+
+    def issue(self, now: float) -> None:
+        """Start the instruction at the head of the queue if it can be."""
+        if not (self.queue and self.may_begin):
+            return
+        run, index = self.run, self.queue[0]
+        instruction = run.program[index]
+        earliest = max(self.offers[0], self.ready)
+        if instruction.wait:
+            earliest += TAKE_CYCLES
+            for number in instruction.wait:
+                if not run.semaphores[number]:
+                    return
+        if earliest > now + _EPSILON:
+            if not now < self.wakes <= earliest:
+                self.wakes = earliest
+                run.at(earliest, _Event.ISSUE, self)
+            return
+        for number in instruction.wait:
+            run.semaphores[number] -= 1
+        self.queue.popleft()
+        self.offers.popleft()
+        self.may_begin -= 1
+        run.starts[index] = self.start(index, instruction, now)
+        # The words of the next are collected one by one, which makes room for others.
+        self.leaving = _WORDS[instruction.opcode]
+        self.ready = run.starts[index] + self.leaving + 1
+        run.at(self.ready, _Event.LEAVE, self)
+
+    def end(self, index: int, now: float) -> None:
+        """Let an instruction end."""
+        self.run.ends[index] = now
+        self.run.at(now + SIGNAL_CYCLES, _Event.SIGNAL, index)
+
+    @abstractmethod
+    def start(self, index: int, instruction: Instruction, now: float) -> float:
+        """Begin an instruction; returns when the engine has taken it."""
+
+
+class _Load(_Engine):
+    def start(self, index: int, instruction: Instruction, now: float) -> float:
+        bus = self.run.bus
+        bus.reads.transfer(index, instruction.body, now + LOAD_CYCLES + bus.latency)
+        self.run.bus_changes = True
+        return now
+
+    def moved(self, index: int, now: float) -> None:
+        """The last word of an instruction is on the bus."""
+        self.end(index, now + LOADED_CYCLES)
+
+
+class _Store(_Engine):
+    def start(self, index: int, instruction: Instruction, now: float) -> float:
+        self.run.bus.writes.transfer(index, instruction.body, now + STORE_CYCLES)
+        self.run.bus_changes = True
+        return now
+
+    def moved(self, index: int, now: float) -> None:
+        """The last word of an instruction is on the bus."""
+        self.end(index, now + self.run.bus.latency)
+
+
+class _Gemm(_Engine):
+    def __init__(self, run: "_Run", depth: int, in_flight: int) -> None:
+        super().__init__(run, depth, in_flight)
+        self.reads_until = 0.0
+        self.weights_until = 0.0
+        self.streams_until = 0.0
+
+    def start(self, index: int, instruction: Instruction, now: float) -> float:
+        core = self.run.core
+        timing = gemm_timing(instruction.body, core)
+        # Weights of the first tile follow those of the tile before as fast as they are read;
+        # without one before, they come when the product starts, and the array needs a cycle more.
+        first_b = max(
+            now + READER_CYCLES + timing.b_late + core.cols + 1,
+            self.weights_until + timing.b_words,
+        )
+        # The streamed operand's reader may still be busy with the product before.
+        taken = max(now, self.reads_until)
+        first_a = taken + READER_CYCLES + timing.a_late
+        begins = max(first_b, first_a, self.streams_until)
+        ends = begins + timing.stream_cycles
+        last_tile_from = ends - timing.last_tile_cycles
+        self.weights_until = max(
+            last_tile_from + timing.stall_cycles, first_b + timing.later_b_words
+        )
+        self.streams_until = ends
+        self.reads_until = ends - READ_AHEAD_CYCLES - timing.a_late
+        self.run.gemm_cycles += ends - begins
+        latest = WRITTEN_CYCLES + timing.writes - 1 if timing.writes else SUMMED_CYCLES
+        self.end(index, ends + core.array.latency_cycles + latest)
+        return taken
+
+
+class _Vector(_Engine):
+    def __init__(self, run: "_Run", depth: int, in_flight: int) -> None:
+        super().__init__(run, depth, in_flight)
+        self.busy_until = 0.0
+
+    def start(self, index: int, instruction: Instruction, now: float) -> float:
+        # One at a time: the next is taken in the cycle in which the one before is done.
+        taken = max(now, self.busy_until)
+        assert self.run.core.vector is not None
+        op = VectorOp.decoded(instruction.body)
+        self.busy_until = taken + vector_cycles(op, self.run.core.vector)
+        self.end(index, self.busy_until)
+        return taken
+
+
+class _Event(IntEnum):
+    """What happens at a time."""
+
+    SIGNAL = 0  # of an instruction
+    LEAVE = 1  # an instruction has left its engine's queue
+    ISSUE = 2  # an engine's next may start
+    DISPATCH = 3
 
 
 class _Run:
@@ -147,255 +288,145 @@ class _Run:
     def __init__(self, program: Sequence[Instruction], core: CoreSpec, memory: MemorySpec) -> None:
         self.program = program
         self.core = core
-        self.memory = memory
-        size = len(program)
-        self.starts = [0.0] * size
-        self.ends = [0.0] * size
-        self.semaphores = [0] * NUM_SEMAPHORES
-        self.signals: list[tuple[float, int]] = []  # heap of (time, instruction)
-        self.engines = {
-            Opcode.LOAD: _Engine(LOAD_QUEUE_WORDS),
-            Opcode.STORE: _Engine(STORE_QUEUE_WORDS),
-        }
-        self.gemms = [_Engine(GEMM_QUEUE_WORDS) for _ in range(core.num_engines)]
-        self.flows: dict[Opcode, deque[_Flow]] = {Opcode.LOAD: deque(), Opcode.STORE: deque()}
-        self.streams_until = [0.0] * core.num_engines
-        self.weights_until = [0.0] * core.num_engines
+        self.bus = Bus(core, memory.bytes_per_cycle, memory.latency_cycles)
+        self.bus_changes = True
+        self.starts = [0.0] * len(program)
+        self.ends = [0.0] * len(program)
         self.gemm_cycles = 0.0
-        self.last_word = 0.0
-        self.bus_words = min(memory.bytes_per_cycle, core.bus_bytes) / WORD_BYTES
+        self.semaphores = [0] * NUM_SEMAPHORES
+        self.events: list[tuple[float, int, int, Any]] = []
+        self.number = 0
+        spec = SequencerSpec.of(core)
+        self.load = _Load(self, spec.load_words, spec.in_flight)
+        self.store = _Store(self, spec.store_words, spec.in_flight)
+        self.engines: dict[tuple[Opcode, int], _Engine] = {
+            (Opcode.LOAD, 0): self.load,
+            (Opcode.STORE, 0): self.store,
+        }
+        for engine in range(core.num_engines):
+            self.engines[Opcode.GEMM, engine] = _Gemm(self, spec.gemm_words, spec.in_flight)
+        if core.vector:
+            self.engines[Opcode.VECTOR, 0] = _Vector(self, spec.vector_words, spec.in_flight)
+        self.fetch_words = spec.fetch_words
+        self.room = spec.prefetch_words  # for program words that are not yet asked for
+        self.fetched: deque[float] = deque()  # when words came that are not yet dispatched
+        self.next_instruction = 0
+        self.next_header = 0.0  # when dispatch can look at it
+        self.dispatching = False  # its words are here
+        self.full: _Engine | None = None  # whose queue has no room for it
+
+    def at(self, time: float, event: _Event, what: Any) -> None:
+        """Let something happen; of what happens at the same time, in this order."""
+        self.number += 1
+        heapq.heappush(self.events, (time, event, self.number, what))
+
+    def _fetch(self, now: float) -> None:
+        """Ask for program words as far as there is room."""
+        self._move(now)
+        while self.room >= self.fetch_words:
+            self.room -= self.fetch_words
+            self.bus.fetch(self.fetch_words, now + FETCH_CYCLES)
+
+    def _move(self, now: float) -> None:
+        """Let words move until now, and what they end happen."""
+        self.bus_changes = True
+        read, write = self.bus.move(now)
+        if write is not None and write.index >= 0:
+            self.store.moved(write.index, now)
+        if read is None:
+            return
+        if read.index >= 0:
+            self.load.moved(read.index, now)
+        elif not read.burst_words:
+            here = now + FETCHED_CYCLES + 1
+            self.fetched.extend(here - left for left in range(self.fetch_words, 0, -1))
+            self._look()
+
+    def _look(self) -> None:
+        """Dispatch the next instruction as soon as can be, if all of its words are here."""
+        if self.dispatching or self.next_instruction == len(self.program):
+            return
+        words = _WORDS[self.program[self.next_instruction].opcode]
+        if len(self.fetched) < words:
+            return
+        self.dispatching = True
+        header = max(self.next_header, self.fetched[0])
+        self.at(max(header + words, self.fetched[words - 1]), _Event.DISPATCH, None)
+
+    def _dispatch(self, now: float) -> None:
+        """Hand an instruction to its engine's queue, or wait for room in it."""
+        instruction = self.program[self.next_instruction]
+        if instruction.opcode == Opcode.END:
+            self.next_instruction = len(self.program)
+            return
+        engine = self.engines.get((instruction.opcode, instruction.engine))
+        if engine is None:
+            raise ValueError(
+                f"instruction {self.next_instruction} is for an engine that the core does not "
+                f"have: {instruction}"
+            )
+        if engine.words > engine.depth:
+            self.full = engine
+            return
+        self.full = None
+        engine.put(self.next_instruction, now)
+        words = _WORDS[instruction.opcode]
+        for _ in range(words):
+            self.fetched.popleft()
+        self.room += words
+        self.next_instruction += 1
+        self.next_header = now + 1
+        self.dispatching = False
+        self._fetch(now)
+        self._look()
+
+    def _signal(self, index: int, now: float) -> None:
+        """Let an instruction's signals count."""
+        instruction = self.program[index]
+        self.engines[instruction.opcode, instruction.engine].may_begin += 1
+        for number in instruction.signal:
+            self.semaphores[number] += 1
+        for engine in self.engines.values():
+            engine.issue(now)
 
     def run(self) -> Prediction:
-        now = float(START_CYCLES + self.memory.latency_cycles)
-        next_dispatch, at = now, 0
+        """Go on until nothing happens any more."""
+        bus, events = self.bus, self.events
+        self._fetch(START_CYCLES)
+        bus.share(0)
         while True:
-            # Whatever can happen now happens; then time goes on to the next event.
-            again = True
-            while again:
-                again = False
-                while self.signals and self.signals[0][0] <= now + _EPSILON:
-                    for number in self.program[heapq.heappop(self.signals)[1]].signal:
-                        self.semaphores[number] += 1
-                    again = True
-                if at < len(self.program) and next_dispatch <= now + _EPSILON:
-                    instruction = self.program[at]
-                    engine = self._engine(instruction)
-                    words = words_of(instruction.opcode)
-                    if engine is None:
-                        at = len(self.program)
-                    elif engine.has_room(words):
-                        engine.queue.append(at)
-                        engine.words += words
-                        at += 1
-                        next_dispatch = now + words + 1
-                        again = True
-                for engine in (*self.engines.values(), *self.gemms):
-                    again = self._issue(engine, now) or again
-            upcoming = [time for time, _ in self.signals[:1]]
-            if at < len(self.program) and next_dispatch > now:
-                upcoming.append(next_dispatch)
-            upcoming += self._flow_events(now)
-            if not upcoming:
+            now = min(events[0][0], bus.next) if events else bus.next
+            if now == NEVER:
                 break
-            after = min(upcoming)
-            self._move(now, after)
-            now = after
-        waiting = [e.queue[0] for e in (*self.engines.values(), *self.gemms) if e.queue]
-        if waiting or (at < len(self.program)):
+            if bus.next <= now:
+                self._move(now)
+            while events and events[0][0] <= now + _EPSILON:
+                _, event, _, what = heapq.heappop(events)
+                if event == _Event.SIGNAL:
+                    self._signal(what, now)
+                elif event == _Event.ISSUE:
+                    what.issue(now)
+                elif event == _Event.LEAVE:
+                    what.words -= what.leaving
+                    what.leaving = 0
+                    what.issue(now)
+                    if self.full is what:
+                        self._dispatch(now)
+                else:
+                    self._dispatch(now)
+            if self.bus_changes:
+                self._move(now)
+                bus.share(now)
+                self.bus_changes = False
+        waiting = [engine.queue[0] for engine in self.engines.values() if engine.queue]
+        if waiting or self.next_instruction < len(self.program):
             raise ValueError(
                 "the program waits for semaphores that nothing signals: "
                 + "; ".join(f"instruction {i}: {self.program[i]}" for i in waiting)
             )
         return Prediction(
-            math.ceil(max([self.last_word, *self.ends]))
-            if not self.last_word
-            else math.ceil(self.last_word),
+            math.ceil(bus.written or max(self.ends)),
             tuple(self.starts),
             tuple(self.ends),
             self.gemm_cycles,
         )
-
-    def _engine(self, instruction: Instruction) -> _Engine | None:
-        if instruction.opcode == Opcode.GEMM:
-            return self.gemms[instruction.engine]
-        return self.engines.get(instruction.opcode)
-
-    def _issue(self, engine: _Engine, now: float) -> bool:
-        """Start the instruction at the head of a queue if its semaphores let it."""
-        if not engine.queue:
-            return False
-        index = engine.queue[0]
-        instruction = self.program[index]
-        if any(not self.semaphores[number] for number in instruction.wait):
-            return False
-        for number in instruction.wait:
-            self.semaphores[number] -= 1
-        engine.queue.popleft()
-        engine.words -= words_of(instruction.opcode)
-        self.starts[index] = now
-        if instruction.opcode == Opcode.GEMM:
-            end = self._gemm(instruction, now)
-            self.ends[index] = end
-            heapq.heappush(self.signals, (end, index))
-        else:
-            self.flows[instruction.opcode].append(self._transfer(index, instruction, now))
-        return True
-
-    def _transfer(self, index: int, instruction: Instruction, now: float) -> _Flow:
-        words, rows = words_of_transfer(instruction.body)
-        latency = self.memory.latency_cycles
-        if instruction.opcode == Opcode.LOAD:
-            # A burst is a row or the longest one; so many may be under way.
-            burst = max(self.core.burst_beats * self.core.bus_bytes // WORD_BYTES, 1)
-            burst_words = min(words / rows, burst)
-            fastest = min(1.0, self.core.outstanding * burst_words / (latency + BURST_CYCLES))
-            return _Flow(index, words, now + LOAD_CYCLES + latency, fastest)
-        return _Flow(index, words, now + STORE_CYCLES, 1.0)
-
-    def _rates(self, now: float) -> dict[Opcode, float]:
-        """Words a cycle of the load and of the store that are moving."""
-        moving = {
-            opcode: flow[0]
-            for opcode, flow in self.flows.items()
-            if flow and flow[0].begins <= now + _EPSILON
-        }
-        share = self.bus_words / max(len(moving), 1)
-        rates = {opcode: min(flow.fastest, share) for opcode, flow in moving.items()}
-        spare = self.bus_words - sum(rates.values())
-        for opcode, flow in moving.items():
-            more = min(flow.fastest - rates[opcode], spare)
-            rates[opcode] += more
-            spare -= more
-        return rates
-
-    def _flow_events(self, now: float) -> list[float]:
-        rates = self._rates(now)
-        events = [now + self.flows[opcode][0].words / rate for opcode, rate in rates.items()]
-        events += [
-            flow[0].begins
-            for flow in self.flows.values()
-            if flow and flow[0].begins > now + _EPSILON
-        ]
-        return events
-
-    def _move(self, now: float, after: float) -> None:
-        """Let transfers go on until `after`; those that end signal later."""
-        for opcode, rate in self._rates(now).items():
-            flow = self.flows[opcode][0]
-            flow.words -= rate * (after - now)
-            if flow.words > _EPSILON:
-                continue
-            self.flows[opcode].popleft()
-            end = after + LOAD_END_CYCLES
-            if opcode == Opcode.STORE:
-                self.last_word = max(self.last_word, after)
-                end = after + STORE_END_CYCLES + self.memory.latency_cycles
-            self.ends[flow.index] = end
-            heapq.heappush(self.signals, (end, flow.index))
-
-    def _gemm(self, instruction: Instruction, now: float) -> float:
-        """Take a product through its engine; returns when it is done."""
-        body, engine = instruction.body, instruction.engine
-        core = self.core
-        timing = gemm_timing(body, core)
-        # Weights of the first tile follow those of the tile before as fast as they are read;
-        # without one before, they come when the product starts.
-        first_b = max(
-            now + READER_CYCLES + timing.b_late + core.cols,
-            self.weights_until[engine] + timing.b_words,
-        )
-        first_a = now + READER_CYCLES + timing.a_late
-        begins = max(first_b + 1, first_a, self.streams_until[engine])
-        ends = begins + timing.stream_cycles
-        last_tile_from = ends - timing.last_tile_cycles
-        self.weights_until[engine] = max(last_tile_from, first_b + timing.later_b_words)
-        self.streams_until[engine] = ends
-        self.gemm_cycles += ends - begins
-        return ends + core.array.latency_cycles + DRAIN_CYCLES
-
-
-def words_of_transfer(body: Mapping[str, Any]) -> tuple[int, int]:
-    """Words of 64 bytes that a LOAD or STORE moves, and its rows; rows begin anywhere in a word."""
-    rows, planes = np.arange(body["rows"] + 1), np.arange(body["planes"] + 1)
-    starts = (
-        body["memory"] + planes[:, None] * body["plane_memory"] + rows * body["row_memory"]
-    ) % WORD_BYTES
-    words = -(-(starts + body["row_bytes"]) // WORD_BYTES)
-    return int(words.sum()), words.size
-
-
-@dataclass(frozen=True)
-class GemmTiming:
-    """What a product takes of its engine.
-
-    Attributes
-    ----------
-    stream_cycles : int
-        From its first vector to its last, both included, if operands come in time.
-    last_tile_cycles : int
-        The part of it that is the last tile.
-    a_late, b_late : int
-        Cycles by which a transposed or FP32 operand's first vector is later than another's.
-    b_words, later_b_words : int
-        Cycles for which the first tile's weights, and all others', are read.
-    """
-
-    stream_cycles: int
-    last_tile_cycles: int
-    a_late: int
-    b_late: int
-    b_words: int
-    later_b_words: int
-
-
-def gemm_timing(body: Mapping[str, Any], core: CoreSpec) -> GemmTiming:
-    """Time of one GEMM instruction from its fields.
-
-    A tile takes as long as the slowest of what it needs: its vectors, one a cycle; the columns of
-    the next tile; the reading of either operand, a word or half a word of 32 elements a cycle; the
-    accumulators. The last tile of a sum also hands the results over.
-    """
-    extent = body["extent"]
-    m, k, n = (extent[name] + 1 for name in ("m", "k", "n"))
-    a_words = _words_of_tiles(body["a"], m, k * n)
-    b_words = _words_of_tiles(body["b"], core.cols, k * n)
-    shortest = max(m, core.cols if k * n > 1 else 0)
-    if not (extent["first"] and k == 1):
-        shortest = max(shortest, ACC_CYCLES)
-    # The array waits for a tile's weights, which are read while the tile before streams.
-    tiles = np.maximum(np.maximum(a_words, np.append(b_words[1:], 0)), shortest)
-    tiles[-1] = max(m, a_words[-1])
-    if extent["last"]:
-        element = 4 if body["result"]["fp32"] else 2
-        writes = -(-core.cols * element // WORD_BYTES)
-        tiles[k - 1 :: k] = np.maximum(tiles[k - 1 :: k], m * writes)
-    return GemmTiming(
-        stream_cycles=int(tiles.sum()),
-        last_tile_cycles=int(tiles[-1]),
-        a_late=_late(body["a"]),
-        b_late=_late(body["b"]),
-        b_words=int(b_words[0]),
-        later_b_words=int(b_words[1:].sum()),
-    )
-
-
-def _words_of_tiles(operand: Mapping[str, Any], vectors: int, tiles: int) -> NDArray[np.int64]:
-    """Cycles for which the scratchpad is read for each tile.
-
-    An FP32 word takes two, unless it is one of zeros alone, which is not read.
-    """
-    if operand["fp32"]:
-        words = OperandPattern.decoded(operand).words()
-        reads = 1 + words.lanes.any(axis=1)
-        cycles: NDArray[np.int64] = reads.reshape(tiles, -1).sum(axis=1)
-        return cycles
-    if operand["transposed"]:
-        taps = math.prod(loop["count"] + 1 for loop in operand["tap"])
-        groups = math.prod(loop["count"] + 1 for loop in operand["pos"]) // BLOCK
-        vectors = BLOCK * (taps if operand["walks_blocks"] else groups)
-    return np.full(tiles, vectors, np.int64)
-
-
-def _late(operand: Mapping[str, Any]) -> int:
-    halves = 2 if operand["fp32"] else 1
-    return (BLOCK * halves + TRANSPOSE_CYCLES) if operand["transposed"] else halves - 1

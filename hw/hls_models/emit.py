@@ -66,11 +66,14 @@ class _Use:
     frees: bool = False
 
 
-def rings_of(ops: Sequence[Op], scratchpad: ScratchpadSpec) -> Iterator[Rings]:
-    """All ways to give whole banks to the three rings.
+def rings_of(
+    ops: Sequence[Op], scratchpad: ScratchpadSpec, least_slots: int = 2
+) -> Iterator[Rings]:
+    """All ways to give whole banks to the three rings, each of `least_slots` or more.
 
     The two operands never share a bank: both are read at the same time. A scratchpad of two banks
-    has the results beside the stationary operand, one of a single bank has all in it.
+    has the results beside the stationary operand, one of a single bank has all in it. A ring of one
+    slot is loaded when the product that used it is done.
     """
     sizes = {
         "a": max(max(op.a.size_bytes for op in ops), 64),
@@ -87,7 +90,7 @@ def rings_of(ops: Sequence[Op], scratchpad: ScratchpadSpec) -> Iterator[Rings]:
             name: Ring(base, sizes[name], min(room // sizes[name], distinct[name]))
             for name, (base, room) in regions.items()
         }
-        if all(ring.slots >= min(2, distinct[name]) for name, ring in rings.items()):
+        if all(ring.slots >= min(least_slots, distinct[name]) for name, ring in rings.items()):
             yield Rings(**rings)
 
 
@@ -155,15 +158,13 @@ def _uses(slabs: Sequence[Slab | None], ring: Ring) -> list[_Use | None]:
     return found
 
 
-def loaded_bytes(ops: Sequence[Op], rings: Rings) -> int:
-    """Bytes of slabs that a program loads."""
-    total = 0
+def loaded(ops: Sequence[Op], rings: Rings) -> Iterator[Slab]:
+    """Slabs that a program loads."""
     for name in ("a", "b"):
         slabs = [getattr(op, name) for op in ops]
         for slab, use in zip(slabs, _uses(slabs, getattr(rings, name)), strict=True):
             if use and use.loads:
-                total += slab.size_bytes
-    return total
+                yield slab
 
 
 def emit(ops: Sequence[Op], rings: Rings, tensors: Mapping[str, int]) -> list[Instruction]:

@@ -5,10 +5,14 @@ begins with a header; numbers are little-endian, fields begin at the least signi
 docs/core.md explains what the instructions do.
 """
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Set
 from dataclasses import dataclass, field
 from enum import IntEnum
+from functools import cache
 from typing import Any
+
+from fpgapipe.hw.hls_models.fields import Field, Group
+from fpgapipe.hw.hls_models.vector_fields import VECTOR
 
 WORD_BYTES = 64
 """Bytes of a program word, of a scratchpad word, and of a block of 32 BF16 elements."""
@@ -28,6 +32,7 @@ class Opcode(IntEnum):
     LOAD = 2
     STORE = 3
     GEMM = 4
+    VECTOR = 5
 
 
 class ErrorCode(IntEnum):
@@ -70,98 +75,6 @@ class ProgramError(ValueError):
         self.index = index
         self.code = code
         super().__init__(f"instruction {index}: {reason}")
-
-
-@dataclass(frozen=True)
-class Field:
-    """A number in an instruction.
-
-    Parameters
-    ----------
-    name : str
-    bits : int
-    signed : bool
-        Two's complement.
-    """
-
-    name: str
-    bits: int
-    signed: bool = False
-
-
-@dataclass(frozen=True)
-class Group:
-    """Fields that belong together, `times` in a row if that is above 0 (then they form a list)."""
-
-    name: str
-    fields: "tuple[Field | Group, ...]"
-    times: int = 0
-
-    @property
-    def bits(self) -> int:
-        """Width of the whole."""
-        return sum(member.bits for member in self.fields) * max(self.times, 1)
-
-    def pack(self, values: Mapping[str, Any]) -> int:
-        """Encode one of these groups.
-
-        Raises
-        ------
-        ValueError
-            If a field is missing or unknown, or a number does not fit its field.
-        """
-        names = [member.name for member in self.fields]
-        if set(values) != set(names):
-            raise ValueError(
-                f"{self.name} must have the fields {', '.join(names) or 'none'}, not "
-                f"{', '.join(values) or 'none'}"
-            )
-        packed = shift = 0
-        for member in self.fields:
-            value = values[member.name]
-            if isinstance(member, Field):
-                low = -(1 << (member.bits - 1)) if member.signed else 0
-                high = low + (1 << member.bits)
-                if not low <= value < high:
-                    raise ValueError(
-                        f"{self.name} {member.name} must be in {low}..{high - 1} "
-                        f"({member.bits} bits), not {value}"
-                    )
-                part = int(value) & ((1 << member.bits) - 1)
-            elif member.times:
-                if len(value) != member.times:
-                    raise ValueError(
-                        f"{self.name} {member.name} must have {member.times} entries, not "
-                        f"{len(value)}"
-                    )
-                single = member.bits // member.times
-                part = 0
-                for index, item in enumerate(value):
-                    part |= member.pack(item) << (index * single)
-            else:
-                part = member.pack(value)
-            packed |= part << shift
-            shift += member.bits
-        return packed
-
-    def unpack(self, packed: int) -> dict[str, Any]:
-        """Decode one of these groups."""
-        values: dict[str, Any] = {}
-        for member in self.fields:
-            part = packed & ((1 << member.bits) - 1)
-            packed >>= member.bits
-            if isinstance(member, Field):
-                negative = member.signed and part >> (member.bits - 1)
-                values[member.name] = part - (1 << member.bits) if negative else part
-            elif member.times:
-                single = member.bits // member.times
-                mask = (1 << single) - 1
-                values[member.name] = [
-                    member.unpack(part >> (i * single) & mask) for i in range(member.times)
-                ]
-            else:
-                values[member.name] = member.unpack(part)
-        return values
 
 
 HEADER = Group(
@@ -223,6 +136,8 @@ OPERAND = Group(
         Field("subs", 6),
         Field("subs_last", 6),
         Field("blocks", 16),
+        Field("pos0_left", 16),
+        Field("pos1_left", 16),
         Field("walks_blocks", 1),
         Field("transposed", 1),
         Field("fp32", 1),
@@ -231,7 +146,10 @@ OPERAND = Group(
         _odometer("pos"),
     ),
 )
-"""How an operand of a product is read; `fpgapipe.hw.hls_models.address.OperandPattern`."""
+"""How an operand of a product is read; `fpgapipe.hw.hls_models.address.OperandPattern`.
+
+The first position may lie in the middle of a row: `pos0_left` and `pos1_left` are what the
+inner two loops of `pos` have there instead of their counts."""
 
 RESULT = Group(
     "result",
@@ -270,9 +188,11 @@ BODIES: dict[Opcode, Group] = {
     Opcode.LOAD: TRANSFER,
     Opcode.STORE: TRANSFER,
     Opcode.GEMM: GEMM,
+    Opcode.VECTOR: VECTOR,
 }
 
 
+@cache
 def words_of(opcode: Opcode) -> int:
     """Program words that an instruction takes."""
     return -(-(HEADER.bits + BODIES[opcode].bits) // (8 * WORD_BYTES))
@@ -404,7 +324,7 @@ def encode(instructions: Iterable[Instruction]) -> bytes:
     return bytes(program)
 
 
-def decode(program: bytes, num_engines: int = 16) -> list[Instruction]:
+def decode(program: bytes, num_engines: int = 16, *, has_vector: bool = True) -> list[Instruction]:
     """Decode a program up to its END, with all the checks that a core makes.
 
     What follows END, and the bits between a body and the end of its last word, may be anything.
@@ -414,6 +334,8 @@ def decode(program: bytes, num_engines: int = 16) -> list[Instruction]:
     program : bytes
     num_engines : int
         GEMM engines of the core.
+    has_vector : bool
+        Whether the core has a vector engine.
 
     Returns
     -------
@@ -425,17 +347,20 @@ def decode(program: bytes, num_engines: int = 16) -> list[Instruction]:
     ProgramError
         If an instruction is wrong, or there is no END.
     """
+    known = {int(opcode) for opcode in Opcode if has_vector or opcode is not Opcode.VECTOR}
     instructions: list[Instruction] = []
     offset = 0
     while not instructions or instructions[-1].opcode is not Opcode.END:
-        instruction = _decode_one(program, offset, len(instructions), num_engines)
+        instruction = _decode_one(program, offset, len(instructions), num_engines, known)
         offset += instruction.words * WORD_BYTES
         instructions.append(instruction)
     return instructions
 
 
-def _decode_one(program: bytes, offset: int, index: int, num_engines: int) -> Instruction:
-    """Decode the instruction at a byte."""
+def _decode_one(
+    program: bytes, offset: int, index: int, num_engines: int, known: Set[int]
+) -> Instruction:
+    """Decode the instruction at a byte, one of some known opcodes."""
 
     def refuse(code: ErrorCode, reason: str) -> ProgramError:
         return ProgramError(index, code, reason)
@@ -444,7 +369,6 @@ def _decode_one(program: bytes, offset: int, index: int, num_engines: int) -> In
     if offset + WORD_BYTES > size:
         raise refuse(ErrorCode.MEMORY_RANGE, f"program must have an END within its {size} bytes")
     header = HEADER.unpack(int.from_bytes(program[offset : offset + HEADER.bits // 8], "little"))
-    known = {int(opcode) for opcode in Opcode}
     if header["opcode"] not in known:
         raise refuse(
             ErrorCode.BAD_OPCODE,

@@ -6,8 +6,13 @@ from amaranth.lib.wiring import In, Out
 
 from fpgapipe.hw.hls_models.address import BLOCK, COORDINATE_BITS
 from fpgapipe.hw.hls_models.core_spec import CoreSpec
-from fpgapipe.hw.hls_models.isa import NUM_LOOPS, OPERAND, Field
+from fpgapipe.hw.hls_models.fields import Field
+from fpgapipe.hw.hls_models.isa import NUM_LOOPS, OPERAND
 from fpgapipe.hw.rtl.layouts import layout_of
+
+START_FIELDS = ("pos0_left", "pos1_left")
+NUM_STARTS = len(START_FIELDS)
+"""Loops of an operand's `pos` within which its first position may lie."""
 
 MOVE_LAYOUT = data.StructLayout({"jump": NUM_LOOPS, "restart": 1, "restore": 1, "save": 1})
 """How an odometer came to its position: by the jump of a loop (one of `jump`), back to its first
@@ -46,7 +51,7 @@ class OdometerCounter(wiring.Component):
     Parameters
     ----------
     has_checkpoint : bool
-        Whether ``restore``, ``stays`` and ``save`` are used.
+        Whether ``restore``, ``stays``, ``save`` and ``lefts`` are used.
 
     Members
     -------
@@ -64,6 +69,8 @@ class OdometerCounter(wiring.Component):
         second cycle after.
     counts : In(16).array(3)
         Iterations less one, innermost loop first.
+    lefts : In(16).array(2)
+        What the inner two loops have instead at the first position, which may lie within them.
     last, inner_last : Out(1)
         Whether all loops, or the innermost, are in their last iteration.
     exhausted : Out(1)
@@ -79,6 +86,7 @@ class OdometerCounter(wiring.Component):
                     ("advance", "take", "restart", "restore", "step", "stays", "save"), In(1)
                 ),
                 "counts": In(16).array(NUM_LOOPS),
+                "lefts": In(16).array(NUM_STARTS),
                 **dict.fromkeys(("last", "inner_last", "exhausted"), Out(1)),
                 "move": Out(MOVE_LAYOUT),
             }
@@ -121,8 +129,17 @@ class OdometerCounter(wiring.Component):
             next_move.restore.eq(restores),
             next_move.save.eq(self.save),
         ]
-        begin, begin_once = count, once
+        begin, begin_once = list(count), list(once)
+        take_left = list(self.counts)
         if self._has_checkpoint:
+            for k in range(NUM_STARTS):
+                take_left[k] = self.lefts[k]
+                first = Signal(16, name=f"first{k}", reset_less=True)
+                first_once = Signal(name=f"first_once{k}", reset_less=True)
+                with m.If(self.advance & self.take):
+                    m.d.sync += [first.eq(take_left[k]), first_once.eq(take_left[k] == 0)]
+                begin[k] = Mux(restarts, first, count[k])
+                begin_once[k] = Mux(restarts, first_once, once[k])
             saved = [Signal(16, name=f"saved{k}", reset_less=True) for k in loops]
             saved_done = [Signal(name=f"saved_done{k}", reset_less=True) for k in loops]
             saved_exhausted = Signal(reset_less=True)
@@ -132,8 +149,8 @@ class OdometerCounter(wiring.Component):
                     *(saved_done[k].eq(done[k]) for k in loops),
                     saved_exhausted.eq(exhausted),
                 ]
-            begin = [Mux(restores, saved[k], count[k]) for k in loops]
-            begin_once = [Mux(restores, saved_done[k], once[k]) for k in loops]
+            begin = [Mux(restores, saved[k], begin[k]) for k in loops]
+            begin_once = [Mux(restores, saved_done[k], begin_once[k]) for k in loops]
             with m.If(self.advance & (new | wraps)):
                 m.d.sync += exhausted.eq(Mux(new, restores & saved_exhausted, 1))
 
@@ -148,8 +165,8 @@ class OdometerCounter(wiring.Component):
             m.d.comb += begins.eq(self.advance & (new | next_move.jump[k + 1 :].any()))
             with m.If(begins):
                 m.d.sync += [
-                    left[k].eq(Mux(self.take, self.counts[k], begin[k])),
-                    done[k].eq(Mux(self.take, self.counts[k] == 0, begin_once[k])),
+                    left[k].eq(Mux(self.take, take_left[k], begin[k])),
+                    done[k].eq(Mux(self.take, take_left[k] == 0, begin_once[k])),
                 ]
             with m.Elif(self.advance & next_move.jump[k]):
                 m.d.sync += [left[k].eq(left[k] - 1), done[k].eq(left[k] == 1)]
@@ -280,6 +297,8 @@ class AddressGenerator(wiring.Component):
         body, jumps = _Registers(), {}
         loading = []
         for field in OPERAND.fields:
+            if field.name in START_FIELDS:
+                continue  # kept where they are used
             if isinstance(field, Field):
                 kept = Signal.like(descriptor[field.name], name=field.name, reset_less=True)
                 setattr(body, field.name, kept)
@@ -313,7 +332,9 @@ class AddressGenerator(wiring.Component):
             counters[name] = counter
             m.d.comb += [counter.advance.eq(advance), counter.take.eq(take)]
             for k in range(NUM_LOOPS):
-                m.d.comb += counter.counts[k].eq(self.i.payload.body[name][k].count)
+                m.d.comb += counter.counts[k].eq(descriptor[name][k].count)
+        for k, name in enumerate(START_FIELDS):
+            m.d.comb += counters["pos"].lefts[k].eq(descriptor[name])
         sub = self._control(m, body, counters, advance, take, finished)
 
         # Stage 1: what the odometers moved; that of `outer` begins at the first word.

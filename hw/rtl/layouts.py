@@ -3,7 +3,7 @@
 from amaranth.hdl import signed, unsigned
 from amaranth.lib import data
 
-from fpgapipe.hw.hls_models.isa import Field, Group
+from fpgapipe.hw.hls_models.fields import Field, Group
 
 
 def layout_of(group: Group) -> data.StructLayout:

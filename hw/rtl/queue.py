@@ -5,7 +5,8 @@ from amaranth.lib import data, stream, wiring
 from amaranth.lib.memory import Memory
 from amaranth.lib.wiring import In, Out
 
-from fpgapipe.hw.hls_models.isa import HEADER, NUM_SEMAPHORES, WORD_BYTES, Group
+from fpgapipe.hw.hls_models.fields import Group
+from fpgapipe.hw.hls_models.isa import HEADER, NUM_SEMAPHORES, WORD_BYTES
 from fpgapipe.hw.rtl.layouts import layout_of
 from fpgapipe.hw.rtl.semaphores import Signaller, Taker
 
