@@ -2,16 +2,16 @@
 
 import random
 from collections import deque
+from collections.abc import Sequence
 from typing import Any
 
 from cocotb.triggers import FallingEdge, RisingEdge
 
+from fpgapipe.hw.hls_models.fields import Field, Group
 from fpgapipe.hw.hls_models.isa import (
     BODIES,
     NUM_SEMAPHORES,
     WORD_BYTES,
-    Field,
-    Group,
     Instruction,
     Opcode,
     encode,
@@ -75,6 +75,7 @@ class World:
     def __init__(self, dut: Any, spec: SequencerSpec, rng: random.Random) -> None:
         self.dut, self.spec, self.rng = dut, spec, rng
         names = ["load", "store"] + [f"gemm__{e}" for e in range(spec.num_engines)]
+        names += ["vector"] * spec.has_vector
         self.ports = [
             [getattr(dut, f"{name}__{part}") for part in ("payload", "valid", "ready")]
             for name in names
@@ -95,11 +96,18 @@ class World:
         self._new_run([])
         for name in ("start", "cancel", "axi__rvalid", "axi__arready"):
             getattr(dut, name).value = 0
-        dut.load_done.value = dut.store_done.value = dut.gemm_done.value = 0
-        dut.load_idle.value = dut.store_idle.value = 1
-        dut.gemm_idle.value = (1 << spec.num_engines) - 1
+        self._tell("done", [0] * len(names))
+        self._tell("idle", [1] * len(names))
         for unit in self.units():
             getattr(dut, f"{unit}__valid").value = 0
+
+    def _tell(self, what: str, bits: Sequence[int]) -> None:
+        """Drive a bit of each engine, in the order of the queues."""
+        gemms = bits[2 : 2 + self.spec.num_engines]
+        getattr(self.dut, f"load_{what}").value, getattr(self.dut, f"store_{what}").value = bits[:2]
+        getattr(self.dut, f"gemm_{what}").value = sum(bit << e for e, bit in enumerate(gemms))
+        if self.spec.has_vector:
+            getattr(self.dut, f"vector_{what}").value = bits[-1]
 
     def units(self) -> list[str]:
         """Names of all ports for errors."""
@@ -112,6 +120,7 @@ class World:
                 for engine in range(spec.num_engines)
                 for unit in range(spec.gemm_units)
             ),
+            *(f"vector_failures__{unit}" for unit in range(spec.vector_units * spec.has_vector)),
         ]
 
     def _new_run(self, instructions: list[Instruction]) -> None:
@@ -258,10 +267,8 @@ class World:
                 for number in self.instructions[index].signal:
                     self.counts[number] += 1
             idles.append(int(player.idle(now)))
-        dut.load_done.value, dut.store_done.value = dones[:2]
-        dut.gemm_done.value = sum(bit << e for e, bit in enumerate(dones[2:]))
-        dut.load_idle.value, dut.store_idle.value = idles[:2]
-        dut.gemm_idle.value = sum(bit << e for e, bit in enumerate(idles[2:]))
+        self._tell("done", dones)
+        self._tell("idle", idles)
         dut.axi__arready.value = int(rng.random() >= self.read_pauses)
         arrives = bool(self._reads) and self._reads[0][1] <= now
         arrives = arrives and rng.random() >= self.read_pauses
@@ -333,8 +340,8 @@ def random_program(
                 open_signals[number] -= 1
             for number in signal:
                 open_signals[number] += 1
-            opcode = (LOAD, STORE)[queue] if queue < 2 else GEMM
-            program.append(instruction_of(opcode, rng, wait, signal, max(queue - 2, 0)))
+            opcode, engine = spec.queues[queue]
+            program.append(instruction_of(opcode, rng, wait, signal, engine))
         wait = [n for n in range(NUM_SEMAPHORES) if open_signals[n] and rng.random() < 0.5]
         program.append(Instruction(Opcode.END, tuple(wait)))
         execution = Execution(program, spec)

@@ -24,6 +24,8 @@ Not a test of its own: the caller prepares programs, memory images and what has 
     Values of some counters.
 ``abort_after``, ``start_again_after``
     Cycles after the start at which the host does so, or null.
+``scalars``
+    Of the registers; none without a vector engine.
 ``latency``
     Least and most cycles of the memory.
 """
@@ -39,7 +41,7 @@ import numpy as np
 from cocotb.triggers import ClockCycles, FallingEdge, RisingEdge
 from cocotbext.axi import AxiLiteBus, AxiLiteMaster, AxiResp
 
-from fpgapipe.hw.hls_models.core_spec import CoreSpec, ScratchpadSpec
+from fpgapipe.hw.hls_models.core_spec import CoreSpec, ScratchpadSpec, VectorSpec
 from fpgapipe.hw.hls_models.registers import RegisterMap
 from fpgapipe.sim_tb.axi_memory import AxiMemory
 from fpgapipe.sim_tb.stream import cycle, parameters, start
@@ -119,6 +121,7 @@ async def runs_programs(dut: Any) -> None:
         dut.fault.value = given.pop("fault")
     names = given.pop("cases", None)
     given["scratchpad"] = ScratchpadSpec(**given["scratchpad"])
+    given["vector"] = given["vector"] and VectorSpec(**given["vector"])
     spec = CoreSpec(**given)
     rng = random.Random(cocotb.RANDOM_SEED)
     arrays = dict(np.load(folder / "images.npz", allow_pickle=False))
@@ -158,6 +161,8 @@ async def _run(
     ):
         await host.write(f"{register}_LO", value & 0xFFFFFFFF)
         await host.write(f"{register}_HI", value >> 32)
+    for number, value in enumerate(case["scalars"]):
+        await host.write(f"SCALAR{number}", value)
     # An interrupt of an event that is not enabled, or that is cleared, does not come.
     enabled = host.map["IRQ_ENABLE"].fields
     await host.write("IRQ_ENABLE", sum(field.mask for field in enabled))

@@ -9,7 +9,7 @@ import cocotb
 from cocotb.triggers import ClockCycles, FallingEdge, RisingEdge
 from cocotbext.axi import AxiLiteBus, AxiLiteMaster, AxiResp
 
-from fpgapipe.hw.hls_models.core_spec import CoreSpec, ScratchpadSpec
+from fpgapipe.hw.hls_models.core_spec import CoreSpec, ScratchpadSpec, VectorSpec
 from fpgapipe.hw.hls_models.registers import Kind, RegisterMap
 from fpgapipe.sim_tb.stream import PAUSE_RATES, PHASE_CYCLES, cycle, parameters, reset, start
 
@@ -31,6 +31,7 @@ class Bench:
         self.first_count = given.pop("first_count", 0)
         given["scratchpad"] = ScratchpadSpec(**given["scratchpad"])
         self.dut = dut
+        given["vector"] = given["vector"] and VectorSpec(**given["vector"])
         self.map = RegisterMap(CoreSpec(**given))
         self.rng = random.Random(cocotb.RANDOM_SEED)
         self.master = AxiLiteMaster(AxiLiteBus.from_prefix(dut, "s_axil"), dut.clk, dut.rst)

@@ -73,7 +73,9 @@ async def stops_at_faulty_programs(dut: Any) -> None:
     bad_header = [
         (index, change, code)
         for code, cases in {
-            ErrorCode.BAD_OPCODE: [(4, (0, 0)), (5, (0, 5)), (0, (0, 255)), (7, (0, 132))],
+            ErrorCode.BAD_OPCODE: [
+                *[(4, (0, 0)), (5, (0, 5 + spec.has_vector)), (0, (0, 255)), (7, (0, 132))],
+            ],
             ErrorCode.BAD_LENGTH: [
                 (3, (1, 2)),
                 (4, (1, 4)),
@@ -162,6 +164,12 @@ async def keeps_the_first_error(dut: Any) -> None:
         ({0: [(store, write, 3)], 1: [(store, read, 4)], 2: [(load, read, 5)]},
          (write, Engine.STORE, 3)),
     ]  # fmt: skip
+    if spec.has_vector:
+        vector = f"vector_failures__{spec.vector_units - 1}"
+        cases += [
+            ({0: [(vector, outside, 9)]}, (outside, Engine.VECTOR, 9)),
+            ({0: [(vector, outside, 1), (gemm, outside, 2)]}, (outside, Engine.GEMM + last, 2)),
+        ]
     for pulses, first in cases:
         # Engines that hardly ever take an instruction, so that offers wait when the core stops.
         for player in world.players:

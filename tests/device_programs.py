@@ -5,6 +5,7 @@ import random
 from dataclasses import dataclass
 
 import numpy as np
+from vector_cases import random_op, random_scratchpad
 
 from fpgapipe.host.layer_program import place, random_operands
 from fpgapipe.hw.hls_models.blocking import Blocked
@@ -14,6 +15,7 @@ from fpgapipe.hw.hls_models.conv_passes import operations
 from fpgapipe.hw.hls_models.dma import row_starts, words_of_row
 from fpgapipe.hw.hls_models.emit import Ring, Rings
 from fpgapipe.hw.hls_models.isa import Instruction, Opcode, encode
+from fpgapipe.hw.hls_models.vector_op import VectorOp
 
 
 @dataclass
@@ -50,6 +52,11 @@ class Program:
         }
         for engine in range(spec.num_engines):
             found[f"GEMM{engine}_VECTORS"] = self.vectors(engine)
+        if spec.vector:
+            of_vector = [item for item in self.instructions if item.opcode == Opcode.VECTOR]
+            number = sum(VectorOp.decoded(item.body).num_vectors for item in of_vector)
+            found["VECTOR_VECTORS"] = number
+            found |= {} if of_vector else {"VECTOR_BUSY": 0}
         busy = {"LOAD": Opcode.LOAD, "STORE": Opcode.STORE}
         found |= {f"{name}_BUSY": 0 for name, code in busy.items() if not self.bytes_of(code)}
         found |= {f"GEMM{e}_BUSY": 0 for e in range(spec.num_engines) if not self.vectors(e)}
@@ -114,6 +121,46 @@ def random_layer(rng):
             continue
 
 
+def vectors(spec, seed, *, size_bytes=None, rounds=2, first=0):
+    """Random VECTOR instructions on a part of the scratchpad, which is stored after each round.
+
+    Parameters
+    ----------
+    spec : CoreSpec
+    seed : int
+    size_bytes : int, optional
+        Of the part, which begins the scratchpad; all of it if left out.
+    rounds : int
+        Before each the part is loaded anew.
+    first : int
+        The least of three semaphores that are used.
+    """
+    rng = random.Random(f"vectors {seed}")
+    size = size_bytes or spec.scratchpad.size_bytes
+    loaded, computed, stored = first, first + 1, first + 2
+    instructions = []
+    for number in range(rounds):
+        load = {**_WHOLE, "memory": 0, "row_bytes": size}
+        wait = (stored,) if number else ()
+        instructions.append(Instruction(Opcode.LOAD, wait, (loaded,), body=load))
+        ops = [random_op(rng, size, most=20) for _ in range(rng.randint(1, 5))]
+        for index, op in enumerate(ops):
+            wait = (loaded,) if index == 0 else ()
+            signal = (computed,) if index == len(ops) - 1 else ()
+            instructions.append(Instruction(Opcode.VECTOR, wait, signal, body=op.encoded()))
+        store = {**_WHOLE, "memory": (number + 1) * size, "row_bytes": size}
+        instructions.append(Instruction(Opcode.STORE, (computed,), (stored,), body=store))
+    memory = np.zeros((rounds + 1) * size, np.uint8)
+    memory[:size] = random_scratchpad(size, rng)
+    return Program([*instructions, Instruction(Opcode.END, (stored,))], memory)
+
+
+_WHOLE = {
+    "scratchpad": 0, "rows": 0, "row_memory": 0, "row_scratchpad": 0, "planes": 0,
+    "plane_memory": 0, "plane_scratchpad": 0,
+}  # fmt: skip
+
+
 def moved(item, engine, semaphores, memory, scratchpad):
     """An instruction on another engine, semaphores and addresses."""
     body = dict(item.body)
@@ -122,6 +169,9 @@ def moved(item, engine, semaphores, memory, scratchpad):
         body["scratchpad"] += scratchpad
     elif item.opcode == Opcode.GEMM:
         for name in ("a", "b", "result"):
+            body[name] = {**body[name], "base": body[name]["base"] + scratchpad}
+    elif item.opcode == Opcode.VECTOR:
+        for name in ("x", "source_y", "target", "coefficients"):
             body[name] = {**body[name], "base": body[name]["base"] + scratchpad}
     return Instruction(
         item.opcode,

@@ -20,20 +20,26 @@ from device_programs import (
     middle,
     over_the_end,
     patched,
+    vectors,
 )
+from vector_cases import beyond, random_scalars
 
 from fpgapipe.hw.hls_models.conv import PASSES, ConvSpec
 from fpgapipe.hw.hls_models.conv_parts import Cut, Formats
 from fpgapipe.hw.hls_models.core import CoreError, CoreModel
-from fpgapipe.hw.hls_models.core_spec import CoreSpec, ScratchpadSpec
+from fpgapipe.hw.hls_models.core_spec import CoreSpec, ScratchpadSpec, VectorSpec
 from fpgapipe.hw.hls_models.isa import Engine, ErrorCode, Instruction, Opcode, encode
 from fpgapipe.hw.hls_models.sequencer import SequencerSpec, check
+from fpgapipe.hw.hls_models.vector_op import VectorOp
 from fpgapipe.hw.rtl.device import Device
 from fpgapipe.sim_tb.axi_memory import DECERR, SLVERR
 from fpgapipe.sim_tb.simulate import SimulationError, simulate_verilog
 from fpgapipe.sim_tb.verilate import verilog_of
 
-TWO = CoreSpec(4, 4, num_engines=2, acc_depth=64, scratchpad=ScratchpadSpec(4, 1 << 12))
+TWO = CoreSpec(
+    4, 4, num_engines=2, acc_depth=64, scratchpad=ScratchpadSpec(4, 1 << 12),
+    vector=VectorSpec(4, 2),
+)  # fmt: skip
 NARROW = CoreSpec(4, 4, acc_depth=64, scratchpad=ScratchpadSpec(2, 1 << 12), bus_bytes=16)
 PAGE = 4096
 
@@ -83,6 +89,7 @@ class Cases:
             "counters": {},
             "abort_after": None,
             "start_again_after": None,
+            "scalars": [],
             "latency": self.rng.choice([(1, 1), (1, 30), (40, 60)]),
         }
         self.cases.append(case | more)
@@ -96,16 +103,24 @@ class Cases:
         image[entry : entry + len(code)] = np.frombuffer(code, np.uint8)
         return image, entry
 
+    def _model(self, memory):
+        """A core, and its registers of scalars."""
+        model = CoreModel(self.spec, memory)
+        scalars = random_scalars(self.rng) if self.spec.vector else []
+        model.scalars[: len(scalars)] = scalars
+        return model, scalars
+
     def good(self, name, program, *, ends=True, **more):
         """A program that ends well, or is aborted, or would never end."""
         if ends:
             check(encode(program.instructions), SequencerSpec.of(self.spec))
         before, entry = self.image(program)
         expected = before.copy()
-        model = CoreModel(self.spec, expected)
+        model, scalars = self._model(expected)
         model.run(program.instructions)
         aborted = more.get("abort_after") is not None
         exact = np.full(before.size, not aborted, np.uint8)
+        more = {"scalars": scalars} | more
         more = {"nan": model.nan, "counters": program.counters(self.spec)} | more
         if aborted:
             more |= {"ends": "aborted", "counters": {}}
@@ -117,7 +132,7 @@ class Cases:
         runs = may_run(program.instructions, index, engine == Engine.SEQUENCER)
         expected = before.copy()
         exact = np.zeros(before.size, np.uint8)
-        model = CoreModel(self.spec, expected)
+        model, scalars = self._model(expected)
         for number in sorted({*runs, index} if engine == Engine.STORE else runs):
             item = program.instructions[number]
             earlier = expected.copy()
@@ -132,7 +147,8 @@ class Cases:
             assert (caught.value.code, caught.value.index) == (code, index)
         if engine == Engine.SEQUENCER and code != ErrorCode.SEMAPHORE_OVERFLOW:
             more = {"counters": {"INSTRUCTIONS": index}} | more
-        more = {"ends": "error", "error": [int(code), int(engine), index]} | more
+        error = [int(code), int(engine), index]
+        more = {"ends": "error", "scalars": scalars, "error": error} | more
         self._add(name, before, expected, exact, entry, **more)
 
 
@@ -199,6 +215,31 @@ def add_errors(cases, program):
     cases.good("after semaphore", program)
 
 
+def add_vectors(cases):
+    """Programs with VECTOR instructions, alone and beside products, right ones and wrong ones."""
+    spec, rng = cases.spec, random.Random(7)
+    size = spec.scratchpad.size_bytes
+    alone = [vectors(spec, number) for number in range(4)]
+    for number, program in enumerate(alone):
+        cases.good(f"vectors {number}", program)
+    for number, which in enumerate(PASSES):
+        product = layer(spec, which, 30 + number, size_bytes=size // 2)
+        both = merged(spec, product, vectors(spec, number, size_bytes=size // 2), cases.rng)
+        cases.good(f"vectors beside {which}", both)
+    for number, which in enumerate(("x", "y", "target", "target")):
+        program = alone[number]
+        index = middle(program, Opcode.VECTOR)
+        op = VectorOp.decoded(program.instructions[index].body)
+        op = dataclasses.replace(op, y=op.y or op.x)
+        failing = changed(program, index, **beyond(rng, op, which, size).encoded())
+        cases.bad(f"vector {which} outside {number}", failing, index, ErrorCode.SCRATCHPAD_RANGE,
+                  Engine.VECTOR)  # fmt: skip
+        cases.good(f"after vector {which} outside {number}", program)
+    for number, after in enumerate((150, 400, 520, 640, 760)):
+        cases.good(f"vectors aborted after {after}", alone[number % 4], abort_after=after)
+        cases.good(f"after vectors aborted {number}", alone[(number + 1) % 4])
+
+
 def with_nans(program):
     """Its first operand begins with NaN, and then infinity."""
     memory = program.memory.copy()
@@ -232,6 +273,7 @@ def cases_of_two():
     for number, conv in enumerate([ConvSpec.linear(1, 90, 4), ConvSpec.linear(3, 9, 100)]):
         many = layer(TWO, "forward", number, conv=conv, cut=Cut(32, 1, 32), formats=BF16)
         cases.good(f"back to back {number}", back_to_back(many))
+    add_vectors(cases)
     cases.good("only loads", Program(
         [dataclasses.replace(item, wait=(), signal=()) for item in layers[0].instructions
          if item.opcode in (Opcode.LOAD, Opcode.END)], layers[0].memory,
@@ -264,6 +306,8 @@ def cases_of_narrow():
         cases.good(f"aborted after {after}", layers["input"], abort_after=after, latency=(200, 300))
         cases.good(f"after abort {number}", small)
     of_gemm = middle(small, Opcode.GEMM)
+    cases.bad("vector without its engine", small, of_gemm, ErrorCode.BAD_OPCODE, Engine.SEQUENCER,
+              encoded=patched(small, of_gemm, 0, Opcode.VECTOR))  # fmt: skip
     for name, base in (("a", 1 << 13), ("b", 1 << 13)):
         failing = changed(small, of_gemm, **{f"{name}__base": base})
         cases.bad(f"operand {name}", failing, of_gemm, ErrorCode.SCRATCHPAD_RANGE, Engine.GEMM)
@@ -288,17 +332,16 @@ def verilog_of_narrow():
 
 
 # A fault in the Verilog: the module, what it is instead.
-TOP, GEMM = "top(", "\\top.gemm0 ("
+TOP, GEMM = "top(", "gemm_engine("
 FAULTS = {
     "operand A gets operand B's words": (
-        TOP, r"\.read__data\(read_a__data\)", ".read__data(FAULT ? read_b__data : read_a__data)"
+        TOP, r"(\.read_a__data)\(read_a__data\)", r"\1(FAULT ? read_b__data : read_a__data)"
     ),
     "operand B does not wait for its bank": (
-        TOP, r"(\.\\read__ready\S* )\(read_b__ready\)", r"\1(FAULT | read_b__ready)"
+        TOP, r"(\.read_b__ready)\(read_b__ready\)", r"\1(FAULT | read_b__ready)"
     ),
     "loads are done when stores are": (
-        TOP, r"\.done\(load_done\),\n(    \.\\done)",
-        r".done(FAULT ? store_done : load_done),\n\1"
+        TOP, r"\.load_done\(load_done\)", ".load_done(FAULT ? store_done : load_done)"
     ),
     "a start does not clear": (TOP, r"rst \| clear;", "rst | (clear & ~FAULT);"),
     "stores are always idle": (
@@ -308,7 +351,7 @@ FAULTS = {
         TOP, r"\.store_bytes\(store_bytes\)", ".store_bytes(FAULT ? load_bytes : store_bytes)"
     ),
     "nan is not seen": (
-        TOP, r"(\.memory_limit_lo.*\n(?:.*\n)*?    )\.nan\(nan\)", r"\1.nan(nan & ~FAULT)"
+        TOP, r"\.nan\(nan\)", ".nan(nan & ~FAULT)"
     ),
     "operand B's failure is not seen": (
         TOP, r"(\.gemm_failures__0__1__valid)\(gemm_failures__0__1__valid\)",
@@ -320,7 +363,7 @@ FAULTS = {
         r"\1\2\3FAULT ? \2 : \4;",
     ),
     "the fork hands a word out twice": (
-        "\\top.gemm0.fork", r"(\S+)  = i_ready \? 5'h00 : (\S+) ;",
+        "\\gemm_engine.fork", r"(\S+)  = i_ready \? 5'h00 : (\S+) ;",
         r"\1  = (i_ready | FAULT) ? 5'h00 : \2 ;",
     ),
 }  # fmt: skip

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from fpgapipe.hw.hls_models.core_spec import VERSION, CoreSpec, ScratchpadSpec
+from fpgapipe.hw.hls_models.core_spec import VERSION, CoreSpec, ScratchpadSpec, VectorSpec
 from fpgapipe.hw.hls_models.registers import Kind, RegisterMap
 from fpgapipe.hw.rtl.registers import Registers
 from fpgapipe.sim_tb.simulate import SimulationError, simulate_verilog
@@ -20,19 +20,23 @@ TESTS = (
     "reads_halves_of_one_moment",
     "forgets_at_reset",
 )
-SPEC = CoreSpec(8, 16, num_engines=2, acc_depth=64, scratchpad=ScratchpadSpec(2, 1024), bus_bytes=8)
+SPEC = CoreSpec(
+    8, 16, num_engines=2, acc_depth=64, scratchpad=ScratchpadSpec(2, 1024), bus_bytes=8,
+    vector=VectorSpec(8, 2),
+)  # fmt: skip
 DOCUMENT = Path(__file__).parent.parent / "docs" / "registers.md"
 
 
 def test_document_has_the_map():
     """Replace the tables of docs/registers.md by what this compares them with."""
-    tables = RegisterMap(CoreSpec(32, 32)).markdown()
+    tables = RegisterMap(CoreSpec(32, 32, vector=VectorSpec())).markdown()
     assert tables in DOCUMENT.read_text(), tables
 
 
+@pytest.mark.parametrize("vector", [None, VectorSpec()])
 @pytest.mark.parametrize("num_engines", [1, 4])
-def test_registers_have_places_of_their_own(num_engines):
-    registers = list(RegisterMap(CoreSpec(32, 32, num_engines=num_engines)))
+def test_registers_have_places_of_their_own(num_engines, vector):
+    registers = list(RegisterMap(CoreSpec(32, 32, num_engines=num_engines, vector=vector)))
     offsets = [register.offset for register in registers]
     assert offsets == sorted(set(offsets))
     assert all(offset % 4 == 0 and offset < 4096 for offset in offsets)
@@ -57,6 +61,7 @@ def test_a_core_says_what_it_is():
         "BANKS": 2,
         "BANK_BYTES": 1024,
         "BUS_BYTES": 8,
+        "VECTOR_LANES": 8,
     }
 
 

@@ -6,7 +6,7 @@ import re
 import pytest
 from core_cases import some_of
 
-from fpgapipe.hw.hls_models.core_spec import CoreSpec
+from fpgapipe.hw.hls_models.core_spec import CoreSpec, VectorSpec
 from fpgapipe.hw.hls_models.isa import (
     GEMM,
     TRANSFER,
@@ -26,7 +26,7 @@ from fpgapipe.sim_tb.simulate import SimulationError, simulate
 SMALL = SequencerSpec(load_words=4, store_words=4, gemm_words=8, in_flight=4)
 WIDE = SequencerSpec(
     num_engines=2, load_words=4, store_words=4, gemm_words=8, in_flight=4, prefetch_words=32,
-    store_units=2, gemm_units=3,
+    store_units=2, gemm_units=3, has_vector=True, vector_words=8,
 )  # fmt: skip
 NARROW = SequencerSpec(
     load_words=8, store_words=4, gemm_words=16, in_flight=8, prefetch_words=8, fetch_words=2,
@@ -175,6 +175,7 @@ def test_refuses_a_program_without_end():
         ({"load_words": 5}, "sequencer load_words must be a power of two in 4..512, not 5"),
         ({"gemm_words": 4}, "sequencer gemm_words must be a power of two in 8..512, not 4"),
         ({"bus_bytes": 3}, "sequencer bus_bytes must be 4, 8, 16, 32 or 64, not 3"),
+        ({"vector_words": 4}, "sequencer vector_words must be a power of two in 8..512, not 4"),
         ({"gemm_units": 0}, "sequencer gemm_units must be in 1..16, not 0"),
         ({"bus_bytes": 4, "fetch_words": 32},
          "sequencer fetch_words must be at most 16 (256 beats of 4 bytes), not 32"),
@@ -189,6 +190,10 @@ def test_follows_the_core():
     spec = SequencerSpec.of(CoreSpec(8, 8, num_engines=2, bus_bytes=16, burst_beats=8))
     assert (spec.num_queues, spec.fetch_words, spec.bus_bytes) == (4, 2, 16)
     assert [spec.engine_of_queue(n) for n in range(4)] == [Engine.LOAD, Engine.STORE, 4, 5]
+    spec = SequencerSpec.of(CoreSpec(8, 8, vector=VectorSpec()))
+    assert [spec.name_of_queue(n) for n in range(4)] == ["LOAD", "STORE", "GEMM[0]", "VECTOR"]
+    assert [spec.engine_of_queue(n) for n in range(4)] == [1, 2, 4, Engine.VECTOR]
+    assert [spec.units_of_queue(n) for n in range(4)] == [1, 1, 4, 2]
 
 
 @pytest.mark.sim

@@ -5,20 +5,28 @@ free to, since semaphores order those that touch the same bytes: a program whose
 than that has no defined result.
 """
 
+import importlib.util
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from fpgapipe.hw.hls_models import fp32, mx
+from fpgapipe.hw.hls_models import fp32, mx, vector
 from fpgapipe.hw.hls_models.address import OperandPattern, ResultPattern
 from fpgapipe.hw.hls_models.core_spec import CoreSpec
 from fpgapipe.hw.hls_models.datapath import DatapathSpec
 from fpgapipe.hw.hls_models.dma import row_starts
 from fpgapipe.hw.hls_models.isa import ErrorCode, Instruction, Opcode
+from fpgapipe.hw.hls_models.vector_op import NUM_SCALARS, VectorOp
+
+if TYPE_CHECKING:
+    from fpgapipe.hw.hls_models.prepared import Prepared
 
 _WORD = 64
+
+_LONG = 256
+"""Instructions from which a program is prepared."""
 
 
 class CoreError(Exception):
@@ -53,6 +61,8 @@ class CoreModel:
         One an engine.
     nan : bool
         Whether a block of an operand was NaN.
+    scalars : list of int
+        Bits of the scalar registers, which a host sets.
     """
 
     def __init__(self, spec: CoreSpec, memory: NDArray[np.uint8]) -> None:
@@ -63,26 +73,61 @@ class CoreModel:
             np.zeros((spec.acc_depth, spec.cols), np.float32) for _ in range(spec.num_engines)
         ]
         self.nan = False
+        self.scalars = [0] * NUM_SCALARS
         self._datapath = DatapathSpec(spec.rows, spec.cols, spec.acc_depth)
+        self._prepared: Prepared | None = None
 
     def run(self, program: Sequence[Instruction]) -> None:
         """Run a program to its END.
+
+        A long one is prepared where numba is installed, which is kept for when it comes again, and
+        changes no bit (:mod:`fpgapipe.hw.hls_models.prepared`).
 
         Raises
         ------
         CoreError
             If an instruction reaches outside the memory or the scratchpad.
         """
+        if self._is_long(program):
+            from fpgapipe.hw.hls_models.prepared import Prepared
+
+            if self._prepared is None or not self._prepared.is_of(program):
+                self._prepared = Prepared(self.spec, program)
+            self._prepared.run(self)
+            return
         for index, instruction in enumerate(program):
             if instruction.opcode == Opcode.END:
                 return
-            if instruction.opcode == Opcode.LOAD:
-                self._load(index, instruction.body)
-            elif instruction.opcode == Opcode.STORE:
-                self._store(index, instruction.body)
-            else:
-                assert instruction.opcode == Opcode.GEMM
-                self._gemm(index, instruction.engine, instruction.body)
+            self.execute(index, instruction)
+
+    def _is_long(self, program: Sequence[Instruction]) -> bool:
+        """Whether it pays to run a program as machine code, which takes a second to load."""
+        return len(program) >= _LONG and importlib.util.find_spec("numba") is not None
+
+    def execute(self, index: int, instruction: Instruction) -> None:
+        """Let an instruction other than END take effect; errors as of `run`.
+
+        Parameters
+        ----------
+        index : int
+            Its number, for errors.
+        instruction : Instruction
+        """
+        if instruction.opcode == Opcode.LOAD:
+            self._load(index, instruction.body)
+        elif instruction.opcode == Opcode.STORE:
+            self._store(index, instruction.body)
+        elif instruction.opcode == Opcode.VECTOR:
+            self._vector(index, instruction.body)
+        else:
+            assert instruction.opcode == Opcode.GEMM
+            self._gemm(index, instruction.engine, instruction.body)
+
+    def _vector(self, index: int, body: Mapping[str, Any]) -> None:
+        try:
+            vector.run(VectorOp.decoded(body), self.scratchpad, self.scalars)
+        except IndexError as error:
+            raise CoreError(ErrorCode.SCRATCHPAD_RANGE, index, str(error)) from None
 
     def _load(self, index: int, body: Mapping[str, Any]) -> None:
         for source, target in row_starts(body):

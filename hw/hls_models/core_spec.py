@@ -47,6 +47,37 @@ class ScratchpadSpec:
 
 
 @dataclass(frozen=True)
+class VectorSpec:
+    """The vector engine's width; results do not depend on it.
+
+    Parameters
+    ----------
+    lanes : int
+        Elements a cycle: 1, 2, 4, 8 or 16, the elements of a vector.
+    function_lanes : int
+        Elements a cycle of instructions with a function; a power of two, at most `lanes`.
+
+    Raises
+    ------
+    ValueError
+        If a number is out of range.
+    """
+
+    lanes: int = 16
+    function_lanes: int = 4
+
+    def __post_init__(self) -> None:
+        if self.lanes not in (1, 2, 4, 8, 16):
+            raise ValueError(f"vector lanes must be 1, 2, 4, 8 or 16, not {self.lanes!r}")
+        most = self.lanes
+        if not 1 <= self.function_lanes <= most or self.function_lanes & (self.function_lanes - 1):
+            raise ValueError(
+                f"vector function_lanes must be a power of two in 1..{most} (its lanes), not "
+                f"{self.function_lanes!r}"
+            )
+
+
+@dataclass(frozen=True)
 class CoreSpec:
     """A training core.
 
@@ -67,6 +98,8 @@ class CoreSpec:
         Longest burst, 1 to 256.
     outstanding : int
         Read bursts that may be under way, 1 to 64.
+    vector : VectorSpec or None
+        The vector engine, if there is one.
 
     Raises
     ------
@@ -82,6 +115,7 @@ class CoreSpec:
     bus_bytes: int = 64
     burst_beats: int = 16
     outstanding: int = 64
+    vector: VectorSpec | None = None
 
     def __post_init__(self) -> None:
         if self.rows not in (1, 2, 4, 8, 16, 32):

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 
 from fpgapipe.hw.hls_models.core_spec import VERSION, CoreSpec
+from fpgapipe.hw.hls_models.vector_op import NUM_SCALARS
 
 MAGIC = int.from_bytes(b"FPGP", "little")
 """What ID reads as."""
@@ -18,6 +19,8 @@ ADDRESS_BITS = 12
 DATA_BITS = 32
 
 _ENGINE_BASE, _ENGINE_STEP = 0x200, 0x40
+_VECTOR_BASE = 0x300
+_SCALAR_BASE = 0x080
 
 
 class Kind(StrEnum):
@@ -129,6 +132,17 @@ ENGINE_COUNTERS = {
 """Counters of each GEMM engine."""
 
 
+VECTOR_COUNTERS = {
+    "BUSY": "Cycles in which a vector instruction was under way.",
+    "WAIT_SEMAPHORE": "Cycles in which one waited for semaphores.",
+    "WAIT_X": "Cycles in which the lanes waited for elements of X, or coefficients.",
+    "WAIT_Y": "Cycles in which the lanes waited for elements of Y alone.",
+    "WAIT_RESULT": "Cycles in which elements waited for sums before them or for results to go.",
+    "VECTORS": "Vectors that entered the lanes.",
+}
+"""Counters of the vector engine."""
+
+
 class RegisterMap:
     """The registers of a core.
 
@@ -144,7 +158,7 @@ class RegisterMap:
 
     def __init__(self, spec: CoreSpec) -> None:
         self.spec = spec
-        self.registers = (*_constants(spec), *_controls(spec), *_counters(spec))
+        self.registers = (*_constants(spec), *_controls(spec), *_scalars(spec), *_counters(spec))
         self._by_name = {register.name: register for register in self.registers}
 
     def __getitem__(self, name: str) -> Register:
@@ -207,6 +221,11 @@ def _constants(spec: CoreSpec) -> Iterator[Register]:
         ("BANKS", spec.scratchpad.banks, "Of the scratchpad."),
         ("BANK_BYTES", spec.scratchpad.bank_bytes, "Bytes of a bank."),
         ("BUS_BYTES", spec.bus_bytes, "Width of the memory bus in bytes."),
+        (
+            "VECTOR_LANES",
+            spec.vector.lanes if spec.vector else 0,
+            "Of the vector engine; 0 if there is none.",
+        ),
     ]
     for index, (name, value, meaning) in enumerate(values):
         yield Register(name, 4 * index, Kind.CONSTANT, meaning, reset=value)
@@ -279,6 +298,16 @@ def _controls(spec: CoreSpec) -> Iterator[Register]:
         yield Register(f"{name}_HI", offset + 4, Kind.STORED, f"{meaning}: bits 63:32.")
 
 
+def _scalars(spec: CoreSpec) -> Iterator[Register]:
+    for number in range(NUM_SCALARS if spec.vector else 0):
+        yield Register(
+            f"SCALAR{number}",
+            _SCALAR_BASE + 4 * number,
+            Kind.STORED,
+            "Taken by vector instructions that name it, as each of them starts.",
+        )
+
+
 def _counters(spec: CoreSpec) -> Iterator[Register]:
     counters = [
         (0x100 + 8 * index, name, meaning) for index, (name, meaning) in enumerate(COUNTERS.items())
@@ -288,6 +317,11 @@ def _counters(spec: CoreSpec) -> Iterator[Register]:
         counters += [
             (base + 8 * index, f"GEMM{engine}_{name}", f"GEMM engine {engine}: {meaning}")
             for index, (name, meaning) in enumerate(ENGINE_COUNTERS.items())
+        ]
+    if spec.vector:
+        counters += [
+            (_VECTOR_BASE + 8 * index, f"VECTOR_{name}", f"Vector engine: {meaning}")
+            for index, (name, meaning) in enumerate(VECTOR_COUNTERS.items())
         ]
     for offset, name, meaning in counters:
         yield Register(f"{name}_LO", offset, Kind.COUNTER_LO, f"{meaning} Bits 31:0.")

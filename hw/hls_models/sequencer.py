@@ -36,9 +36,11 @@ class SequencerSpec:
     ----------
     num_engines : int
         GEMM engines, 1 to 4.
-    load_words, store_words, gemm_words : int
+    has_vector : bool
+        Whether there is a vector engine; VECTOR is no instruction without.
+    load_words, store_words, gemm_words, vector_words : int
         Program words that a queue holds besides the instruction which waits at its head; powers of
-        two, and at least 4, or 8 for GEMM, whose instructions have 5.
+        two, and at least 4, or 8 for GEMM and VECTOR, whose instructions have 5.
     in_flight : int
         Instructions an engine may have begun and not ended, a power of two, at least 2.
     prefetch_words : int
@@ -48,7 +50,7 @@ class SequencerSpec:
         so that no request crosses 4 KiB.
     bus_bytes : int
         Width of the AXI4 bus to the program: 4, 8, 16, 32 or 64.
-    load_units, store_units, gemm_units : int
+    load_units, store_units, gemm_units, vector_units : int
         Parts of an engine that report errors.
 
     Raises
@@ -58,9 +60,11 @@ class SequencerSpec:
     """
 
     num_engines: int = 1
+    has_vector: bool = False
     load_words: int = 16
     store_words: int = 16
     gemm_words: int = 32
+    vector_words: int = 16
     in_flight: int = 8
     prefetch_words: int = 32
     fetch_words: int = 4
@@ -68,6 +72,7 @@ class SequencerSpec:
     load_units: int = 1
     store_units: int = 1
     gemm_units: int = 4
+    vector_units: int = 2
 
     def __post_init__(self) -> None:
         if not 1 <= self.num_engines <= 4:
@@ -76,6 +81,7 @@ class SequencerSpec:
             ("load_words", 4, 512),
             ("store_words", 4, 512),
             ("gemm_words", 8, 512),
+            ("vector_words", 8, 512),
             ("in_flight", 2, 64),
             ("prefetch_words", 8, 512),
             ("fetch_words", 1, min(64, self.prefetch_words)),
@@ -95,7 +101,7 @@ class SequencerSpec:
                 f"sequencer fetch_words must be at most {4 * self.bus_bytes} (256 beats of "
                 f"{self.bus_bytes} bytes), not {self.fetch_words}"
             )
-        for name in ("load_units", "store_units", "gemm_units"):
+        for name in ("load_units", "store_units", "gemm_units", "vector_units"):
             if not 1 <= getattr(self, name) <= 16:
                 raise ValueError(f"sequencer {name} must be in 1..16, not {getattr(self, name)!r}")
 
@@ -104,14 +110,22 @@ class SequencerSpec:
         """Sequencer of a core."""
         return cls(
             num_engines=core.num_engines,
+            has_vector=core.vector is not None,
             fetch_words=min(4, burst_words(core)),
             bus_bytes=core.bus_bytes,
         )
 
     @property
+    def queues(self) -> tuple[tuple[Opcode, int], ...]:
+        """Opcode and engine of each queue: LOAD, STORE, the GEMM engines, VECTOR."""
+        gemms = [(Opcode.GEMM, engine) for engine in range(self.num_engines)]
+        vectors = [(Opcode.VECTOR, 0)] * self.has_vector
+        return ((Opcode.LOAD, 0), (Opcode.STORE, 0), *gemms, *vectors)
+
+    @property
     def num_queues(self) -> int:
-        """Queues: LOAD, STORE, and one for each GEMM engine, in this order."""
-        return 2 + self.num_engines
+        """Queues: one for each engine."""
+        return len(self.queues)
 
     def queue_of(self, instruction: Instruction) -> int:
         """Return the number of the queue that an instruction goes to.
@@ -123,9 +137,9 @@ class SequencerSpec:
         """
         if instruction.opcode is Opcode.END:
             raise ValueError("END goes to no queue")
-        if instruction.opcode is Opcode.LOAD:
-            return 0
-        return 1 if instruction.opcode is Opcode.STORE else 2 + instruction.engine
+        if instruction.opcode is Opcode.GEMM:
+            return 2 + instruction.engine
+        return self.queues.index((instruction.opcode, 0))
 
     @staticmethod
     def dispatch_cycles(instruction: Instruction) -> int:
@@ -145,15 +159,23 @@ class SequencerSpec:
 
     def words_of_queue(self, queue: int) -> int:
         """Words it holds besides the instruction at its head."""
-        return (self.load_words, self.store_words)[queue] if queue < 2 else self.gemm_words
+        words: int = getattr(self, f"{self.queues[queue][0].name.lower()}_words")
+        return words
+
+    def units_of_queue(self, queue: int) -> int:
+        """Parts of its engine that report errors."""
+        units: int = getattr(self, f"{self.queues[queue][0].name.lower()}_units")
+        return units
 
     def engine_of_queue(self, queue: int) -> int:
         """Return its number in the ERROR register."""
-        return (Engine.LOAD, Engine.STORE)[queue] if queue < 2 else Engine.GEMM + queue - 2
+        opcode, engine = self.queues[queue]
+        return Engine[opcode.name] + engine
 
     def name_of_queue(self, queue: int) -> str:
         """What messages call it."""
-        return ("LOAD", "STORE")[queue] if queue < 2 else f"GEMM[{queue - 2}]"
+        opcode, engine = self.queues[queue]
+        return f"GEMM[{engine}]" if opcode is Opcode.GEMM else opcode.name
 
 
 @dataclass(frozen=True)
@@ -432,7 +454,7 @@ def check(program: bytes, spec: SequencerSpec) -> list[Instruction]:
     ValueError
         As `Execution`.
     """
-    instructions = decode(program, spec.num_engines)
+    instructions = decode(program, spec.num_engines, has_vector=spec.has_vector)
     execution = Execution(instructions, spec)
     if execution.deadlock:
         first = execution.deadlock[0]

@@ -9,10 +9,12 @@ from fpgapipe.hw.hls_models.sequencer import SequencerSpec
 from fpgapipe.hw.rtl.axi import ReadArbiter, connect_flat, flat_members
 from fpgapipe.hw.rtl.gemm_engine import GemmEngine
 from fpgapipe.hw.rtl.load import LoadEngine
+from fpgapipe.hw.rtl.modules import own_module
 from fpgapipe.hw.rtl.registers import Registers
 from fpgapipe.hw.rtl.scratchpad import Scratchpad, ScratchpadPorts
 from fpgapipe.hw.rtl.sequencer import Sequencer
 from fpgapipe.hw.rtl.store import StoreEngine
+from fpgapipe.hw.rtl.vector_engine import VectorEngine
 
 
 class Device(wiring.Component):
@@ -64,22 +66,33 @@ class Device(wiring.Component):
         m.d.comb += core.rst.eq(self.rst | clear)
         in_core = DomainRenamer("core")
 
-        sequencer = Sequencer(SequencerSpec.of(spec))
-        m.submodules.sequencer = sequencer
-        m.submodules.registers = registers = self._registers
-        load, store = LoadEngine(spec), self._store
-        m.submodules.load = in_core(load)
-        m.submodules.store = in_core(store)
+        # The largest first, as they are converted in this order.
         engines = [GemmEngine(spec) for _ in range(spec.num_engines)]
-        num_reads, num_writes = 2 * spec.num_engines + 1, spec.num_engines + 1
+        for number, engine in enumerate(engines):
+            m.submodules[f"gemm{number}"] = in_core(own_module(engine, "gemm_engine"))
+        vector = VectorEngine(spec) if spec.vector else None
+        if vector:
+            m.submodules.vector = in_core(own_module(vector, "vector_engine"))
+        has_vector = int(vector is not None)
+        num_reads = 2 * (spec.num_engines + has_vector) + 1
+        num_writes = spec.num_engines + has_vector + 1
         scratchpad = Scratchpad(
             ScratchpadPorts(
-                spec.scratchpad, num_reads, num_writes, aligned_writes=frozenset({num_writes - 1})
+                spec.scratchpad,
+                num_reads,
+                num_writes,
+                aligned_writes=frozenset({num_writes - 1}),
+                aligned_reads=frozenset({num_reads - 1}),
             )
         )
-        m.submodules.scratchpad = in_core(scratchpad)
+        sequencer = Sequencer(SequencerSpec.of(spec))
+        load, store, registers = LoadEngine(spec), self._store, self._registers
+        m.submodules.scratchpad = in_core(own_module(scratchpad, "scratchpad"))
+        m.submodules.sequencer = own_module(sequencer, "sequencer")
+        m.submodules.load = in_core(own_module(load, "load_engine"))
+        m.submodules.store = in_core(own_module(store, "store_engine"))
+        m.submodules.registers = own_module(registers, "registers")
         for number, engine in enumerate(engines):
-            m.submodules[f"gemm{number}"] = in_core(engine)
             wiring.connect(m, sequencer.gemm[number], engine.i)
             wiring.connect(m, engine.read_a, scratchpad.reads[2 * number])
             wiring.connect(m, engine.read_b, scratchpad.reads[2 * number + 1])
@@ -92,7 +105,25 @@ class Device(wiring.Component):
             for inner, outer in zip(engine.failures, sequencer.gemm_failures[number], strict=True):
                 wiring.connect(m, inner, outer)
 
-        # Results and operands go before transfers: whoever waits for them holds up the array.
+        if vector:
+            wiring.connect(m, sequencer.vector, vector.i)
+            wiring.connect(m, vector.read_x, scratchpad.reads[num_reads - 3])
+            wiring.connect(m, vector.read_y, scratchpad.reads[num_reads - 2])
+            wiring.connect(m, vector.write, scratchpad.writes[num_writes - 2])
+            m.d.comb += [
+                vector.halt.eq(sequencer.halt),
+                sequencer.vector_done.eq(vector.done),
+                sequencer.vector_idle.eq(vector.idle),
+                *(
+                    inner.eq(outer)
+                    for inner, outer in zip(vector.scalars, registers.scalars, strict=True)
+                ),
+            ]
+            for inner, outer in zip(vector.failures, sequencer.vector_failures, strict=True):
+                wiring.connect(m, inner, outer)
+
+        # Products go before vectors, and both before transfers: whoever waits for an operand or for
+        # its result to be written holds up an array, or the lanes.
         wiring.connect(m, load.write, scratchpad.writes[num_writes - 1])
         wiring.connect(m, store.read, scratchpad.reads[num_reads - 1])
         wiring.connect(m, sequencer.load, load.i)
@@ -149,6 +180,15 @@ class Device(wiring.Component):
                 ("vectors", engine.fed),
             ):
                 events[f"gemm{number}_{name}"] = event
+        if vector:
+            events |= {
+                "vector_busy": sequencer.busy[-1],
+                "vector_wait_semaphore": sequencer.waits[-1],
+                "vector_wait_x": vector.wait_x,
+                "vector_wait_y": vector.wait_y,
+                "vector_wait_result": vector.wait_result,
+                "vector_vectors": vector.fed,
+            }
         # What an error or an abort left in the engines belongs to no program.
         counts = Signal()
         m.d.comb += [

@@ -6,6 +6,7 @@ from amaranth.lib.wiring import In, Out
 
 from fpgapipe.hw.hls_models.core_spec import CoreSpec
 from fpgapipe.hw.hls_models.registers import ADDRESS_BITS, DATA_BITS, Kind, RegisterMap
+from fpgapipe.hw.hls_models.vector_op import NUM_SCALARS
 
 OKAY, SLVERR = 0, 2
 """Responses of AXI."""
@@ -52,6 +53,8 @@ class Registers(wiring.Component):
     start, cancel : Out(1)
         Pulses, as CONTROL.start and CONTROL.abort are written.
     program, memory_base, memory_limit : Out(64)
+    scalars : Out(32).array(16)
+        With a vector engine alone.
     irq : Out(1)
     running, done, error : In(1)
         Of the core. STATUS.done and STATUS.error are set when these rise.
@@ -88,6 +91,7 @@ class Registers(wiring.Component):
                 "error_engine": In(4),
                 "error_index": In(32),
                 "nan": In(1),
+                **({"scalars": Out(DATA_BITS).array(NUM_SCALARS)} if spec.vector else {}),
                 **{name.lower(): In(self._map.amount_bits(name)) for name in self._events},
             }
         )
@@ -121,6 +125,10 @@ class Registers(wiring.Component):
         for name in ("program", "memory_base", "memory_limit"):
             halves = [stored[f"{name.upper()}_{half}"] for half in ("LO", "HI")]
             m.d.comb += getattr(self, name).eq(Cat(halves))
+        if self.spec.vector:
+            m.d.comb += [
+                scalar.eq(stored[f"SCALAR{number}"]) for number, scalar in enumerate(self.scalars)
+            ]
         enable = stored["IRQ_ENABLE"]
         m.d.sync += self.irq.eq((values["STATUS"] & enable).any())
 

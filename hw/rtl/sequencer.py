@@ -5,6 +5,7 @@ from amaranth.lib import data, stream, wiring
 from amaranth.lib.wiring import In, Out
 
 from fpgapipe.hw.hls_models.isa import (
+    BODIES,
     GEMM,
     HEADER,
     NUM_SEMAPHORES,
@@ -15,6 +16,7 @@ from fpgapipe.hw.hls_models.isa import (
     words_of,
 )
 from fpgapipe.hw.hls_models.sequencer import SequencerSpec
+from fpgapipe.hw.hls_models.vector_fields import VECTOR
 from fpgapipe.hw.rtl.axi import ADDRESS_BITS, AxiRead
 from fpgapipe.hw.rtl.fetch import FETCHED, Fault, Fetcher, ProgramReader
 from fpgapipe.hw.rtl.layouts import layout_of
@@ -84,7 +86,8 @@ class Dispatcher(wiring.Component):
         header = data.View(layout_of(HEADER), word[: HEADER.bits])
         index = Signal(32)
         select = Signal(self.spec.num_queues)  # one-hot
-        left = Signal(range(max(words_of(opcode) for opcode in Opcode)))
+        known = [opcode for opcode in Opcode if self.spec.has_vector or opcode != Opcode.VECTOR]
+        left = Signal(range(max(words_of(opcode) for opcode in known)))
         first = Signal()
         is_end = Signal()
         code = Signal(8)
@@ -126,7 +129,7 @@ class Dispatcher(wiring.Component):
                     self.end_wait.eq(header.wait),
                 ]
                 with m.Switch(header.opcode):
-                    for opcode in Opcode:
+                    for opcode in known:
                         with m.Case(opcode):
                             engines = self.spec.num_engines if opcode is Opcode.GEMM else 1
                             m.d.sync += [
@@ -172,7 +175,9 @@ class Dispatcher(wiring.Component):
         """One-hot number of the queue of an instruction."""
         if opcode is Opcode.GEMM:
             return C(4, self.spec.num_queues) << engine[:2]
-        return {Opcode.END: 0, Opcode.LOAD: 1, Opcode.STORE: 2}[opcode]
+        if opcode is Opcode.END:
+            return 0
+        return 1 << self.spec.queues.index((opcode, 0))
 
 
 class FirstFailure(wiring.Component):
@@ -246,15 +251,17 @@ class Sequencer(wiring.Component):
         To the program. All data are taken at once.
     load, store : Out(stream.Signature(issue_layout(TRANSFER)))
     gemm : Out(stream.Signature(issue_layout(GEMM))).array(num_engines)
-        Instructions. Nothing moves while `halt` is high: offers are withdrawn when it rises.
-    load_done, store_done : In(1)
+    vector : Out(stream.Signature(issue_layout(VECTOR)))
+        Instructions. Nothing moves while `halt` is high: offers are withdrawn when it rises. What
+        has to do with VECTOR is there with ``has_vector`` alone.
+    load_done, store_done, vector_done : In(1)
     gemm_done : In(num_engines)
         A pulse for each instruction that has ended, in order.
-    load_idle, store_idle : In(1)
+    load_idle, store_idle, vector_idle : In(1)
     gemm_idle : In(num_engines)
         No memory transaction or write is under way or will be without another instruction or, while
         `halt` is high, at all. Low at the latest four cycles after an instruction has moved.
-    load_failures, store_failures : In(Failure).array(units)
+    load_failures, store_failures, vector_failures : In(Failure).array(units)
     gemm_failures : In(Failure).array(num_engines, gemm_units)
     halt : Out(1)
         High from the second cycle after the first error, of a unit or here, until the next start;
@@ -271,13 +278,20 @@ class Sequencer(wiring.Component):
     dispatched : Out(1)
         Event: an instruction went into its queue.
     waits, busy : Out(num_queues)
-        Events of LOAD, STORE, GEMM[0], ...: one waits for semaphores; some are under way.
+        Events of LOAD, STORE, GEMM[0], ..., VECTOR: one waits for semaphores; some are under way.
     """
 
     def __init__(self, spec: SequencerSpec) -> None:
         self.spec = spec
+        of_vector = {
+            "vector": Out(stream.Signature(issue_layout(VECTOR))),
+            "vector_done": In(1),
+            "vector_idle": In(1),
+            "vector_failures": In(Failure()).array(spec.vector_units),
+        }
         super().__init__(
             {
+                **(of_vector if spec.has_vector else {}),
                 "start": In(1),
                 "cancel": In(1),
                 "entry": In(ADDRESS_BITS),
@@ -336,10 +350,18 @@ class Sequencer(wiring.Component):
         semaphores = Semaphores(spec.num_queues + 1, spec.num_queues)
         m.submodules.semaphores = anew(semaphores)
         outputs = [self.load, self.store, *self.gemm]
-        dones = Cat(self.load_done, self.store_done, self.gemm_done)
+        dones = [self.load_done, self.store_done, self.gemm_done]
+        idles = [self.load_idle, self.store_idle, self.gemm_idle]
+        units = [self.load_failures, self.store_failures, *self.gemm_failures]
+        if spec.has_vector:
+            outputs.append(self.vector)
+            dones.append(self.vector_done)
+            idles.append(self.vector_idle)
+            units.append(self.vector_failures)
+        dones = Cat(dones)
         empty = Signal(spec.num_queues)
         for number, output in enumerate(outputs):
-            group = TRANSFER if number < 2 else GEMM
+            group = BODIES[spec.queues[number][0]]
             queue = EngineQueue(group, spec.words_of_queue(number), spec.in_flight)
             m.submodules[f"queue{number}"] = anew(queue)
             wiring.connect(m, dispatcher.o[number], queue.i)
@@ -360,11 +382,9 @@ class Sequencer(wiring.Component):
             (int(Engine.SEQUENCER), dispatcher.failure.valid, dispatcher.failure.code,
              dispatcher.failure.index),
         ]  # fmt: skip
-        for number in range(spec.num_queues):
-            units = (self.load_failures, self.store_failures)
-            for unit in units[number] if number < 2 else self.gemm_failures[number - 2]:
-                engine = spec.engine_of_queue(number)
-                failures.append((engine, unit.valid, unit.code, unit.index))
+        for number, failing in enumerate(units):
+            engine = spec.engine_of_queue(number)
+            failures += [(engine, unit.valid, unit.code, unit.index) for unit in failing]
         first = FirstFailure([failure[0] for failure in failures])
         m.submodules.first = anew(first)
         for source, (_, valid, code, index) in zip(first.i, failures, strict=True):
@@ -384,7 +404,7 @@ class Sequencer(wiring.Component):
         quiet = Signal(range(QUIET_CYCLES + 1))
         end = semaphores.takers[spec.num_queues]
         m.d.comb += [
-            idle.eq(fetcher.idle & self.load_idle & self.store_idle & self.gemm_idle.all()),
+            idle.eq(fetcher.idle & Cat(idles).all()),
             at_rest.eq(idle & (self.halt | (dispatcher.ended & empty.all()))),
             end.mask.eq(dispatcher.end_wait),
         ]

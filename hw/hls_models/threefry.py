@@ -1,0 +1,79 @@
+"""Threefry-4x64 with 12 rounds: random bits as a function of a key and a counter.
+
+Nothing is kept from one number to the next, so forward and backward pass, model and hardware, one
+device and several get the same numbers for the same element.
+
+Source: J. K. Salmon, M. A. Moraes, R. O. Dror, D. E. Shaw, "Parallel Random Numbers: As Easy as
+1, 2, 3", SC11, 2011; the constants are those of Skein, on which it is based.
+"""
+
+import numpy as np
+from numpy.typing import NDArray
+
+ROUNDS = 12
+"""The least for which the paper found no failure of TestU01's BigCrush."""
+
+ROTATIONS = ((14, 16), (52, 57), (23, 40), (5, 37), (25, 33), (46, 12), (58, 22), (32, 32))
+"""Of the two mixes of each round; they repeat."""
+
+KEY_PARITY = 0x1BD11BDAA9FC1A22
+"""What the four key words are XORed with to give the fifth."""
+
+_MASK = (1 << 64) - 1
+
+
+def key_schedule(
+    key: tuple[int, int, int, int], rounds: int = ROUNDS
+) -> tuple[tuple[int, int, int, int], ...]:
+    """What is added to the state before every fourth round, and behind the last."""
+    words = [*key, key[0] ^ key[1] ^ key[2] ^ key[3] ^ KEY_PARITY]
+    return tuple(
+        (
+            words[number % 5],
+            words[(number + 1) % 5],
+            words[(number + 2) % 5],
+            (words[(number + 3) % 5] + number) & _MASK,
+        )
+        for number in range(rounds // 4 + 1)
+    )
+
+
+def threefry(
+    key: tuple[int, int, int, int], counters: NDArray[np.uint64], rounds: int = ROUNDS
+) -> NDArray[np.uint64]:
+    """Random words.
+
+    Parameters
+    ----------
+    key : tuple of int
+        Four words of 64 bits.
+    counters : uint64 array, shape (..., 4)
+    rounds : int
+        Other than `ROUNDS` to meet published values.
+
+    Returns
+    -------
+    uint64 array of the same shape
+    """
+    x = [np.ascontiguousarray(counters[..., word]) for word in range(4)]
+    schedule = key_schedule(key, rounds)
+
+    def inject(number: int) -> None:
+        for word in range(4):
+            x[word] = x[word] + np.uint64(schedule[number][word])
+
+    def mix(low: int, high: int, bits: int) -> None:
+        x[low] = x[low] + x[high]
+        turned = (x[high] << np.uint64(bits)) | (x[high] >> np.uint64(64 - bits))
+        x[high] = turned ^ x[low]
+
+    inject(0)
+    for number in range(rounds):
+        first, second = ROTATIONS[number % len(ROTATIONS)]
+        # Even rounds mix words 0 with 1 and 2 with 3, odd ones 0 with 3 and 2 with 1.
+        partners = (1, 3) if number % 2 == 0 else (3, 1)
+        mix(0, partners[0], first)
+        mix(2, partners[1], second)
+        if number % 4 == 3:
+            inject(number // 4 + 1)
+    return np.stack(x, axis=-1).reshape(counters.shape)
