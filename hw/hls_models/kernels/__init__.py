@@ -1,0 +1,1 @@
+"""Operators of a network as instructions of the core."""

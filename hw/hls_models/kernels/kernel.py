@@ -1,0 +1,345 @@
+"""What the operators of a network become: kernels, each a stretch of a core's program.
+
+A kernel reads tensors from memory and writes tensors to it. What it keeps on chip meanwhile is its
+own affair, so kernels can be put together in any order that respects their tensors
+(:mod:`fpgapipe.hw.hls_models.kernels.assemble`).
+"""
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from enum import IntEnum
+from math import prod
+from typing import Protocol
+
+from fpgapipe.hw.hls_models.isa import WORD_BYTES, Instruction, Opcode
+from fpgapipe.hw.hls_models.slab import Slab
+from fpgapipe.hw.hls_models.vector_op import VectorOp
+
+
+@dataclass(frozen=True)
+class Tensor:
+    """A tensor in memory; its elements lie one after the other.
+
+    Parameters
+    ----------
+    name : str
+    shape : tuple of int
+        Channels last.
+    element_bytes : int
+        2 (BF16) or 4 (FP32).
+    """
+
+    name: str
+    shape: tuple[int, ...]
+    element_bytes: int = 4
+
+    @property
+    def elements(self) -> int:
+        """Of all."""
+        return prod(self.shape)
+
+    @property
+    def size_bytes(self) -> int:
+        """Of all elements."""
+        return self.elements * self.element_bytes
+
+    @property
+    def fp32(self) -> bool:
+        """Whether an element is FP32, and not BF16."""
+        return self.element_bytes == 4
+
+
+class Track(IntEnum):
+    """The engine that a kernel's work is for; kernels of different tracks may overlap."""
+
+    GEMM = 0
+    VECTOR = 1
+
+
+class Kernel(Protocol):
+    """A stretch of a program."""
+
+    @property
+    def name(self) -> str:
+        """For people."""
+        ...
+
+    @property
+    def track(self) -> Track:
+        """Its engine."""
+        ...
+
+    @property
+    def reads(self) -> frozenset[str]:
+        """Tensors that it reads from memory."""
+        ...
+
+    @property
+    def writes(self) -> frozenset[str]:
+        """Tensors that it writes to memory."""
+        ...
+
+    def instructions(self, addresses: Mapping[str, int]) -> list[Instruction]:
+        """Return its instructions, with at least one LOAD and one STORE among them.
+
+        Parameters
+        ----------
+        addresses : mapping of str to int
+            Byte address of each tensor in memory, a multiple of 64.
+        """
+        ...
+
+
+class Semaphore(IntEnum):
+    """Numbers of the semaphores of a vector kernel; those below are a product's."""
+
+    LOADED = 6
+    FREE = 7
+    COMPUTED = 8
+    STORED = 9
+
+
+@dataclass(frozen=True)
+class Region:
+    """A part of the scratchpad.
+
+    Parameters
+    ----------
+    base, size_bytes : int
+        Multiples of 64.
+    bank_bytes : int or None
+        If it is whole banks, the size of one: buffers are then put in different ones where they
+        fit, since a bank gives one vector a cycle, and takes one. None takes it as one bank.
+    """
+
+    base: int
+    size_bytes: int
+    bank_bytes: int | None = None
+
+
+@dataclass(frozen=True)
+class Buffer:
+    """A place on chip.
+
+    Parameters
+    ----------
+    size_bytes : int
+    kept : bool
+        Whether it is one for all pieces of a kernel. Of the others there are two, which pieces
+        use in turn, so that one piece is loaded or stored while another is computed.
+    """
+
+    size_bytes: int
+    kept: bool = False
+
+
+@dataclass(frozen=True)
+class Move:
+    """A slab and the buffer that it is loaded to or stored from."""
+
+    slab: Slab
+    buffer: str
+
+
+@dataclass(frozen=True)
+class Step:
+    """A VECTOR instruction whose addresses count from the beginnings of these buffers."""
+
+    op: VectorOp
+    x: str
+    target: str
+    y: str | None = None
+    coefficients: str | None = None
+
+
+@dataclass(frozen=True)
+class Piece:
+    """What is loaded, computed and stored together."""
+
+    steps: tuple[Step, ...]
+    loads: tuple[Move, ...] = ()
+    stores: tuple[Move, ...] = ()
+
+
+@dataclass(frozen=True)
+class VectorKernel:
+    """A kernel of the vector engine.
+
+    A buffer that is loaded in one piece and kept must not be loaded in a later one, and one that is
+    stored and kept is stored in the last piece. One that is not kept is loaded or stored, not both:
+    no load waits for a store to have read what it overwrites.
+
+    Parameters
+    ----------
+    name : str
+    buffers : mapping of str to Buffer
+    pieces : tuple of Piece
+        Each has a step.
+    region : Region
+
+    Raises
+    ------
+    ValueError
+        If the buffers do not fit.
+    """
+
+    name: str
+    buffers: Mapping[str, Buffer]
+    pieces: tuple[Piece, ...]
+    region: "Region"
+
+    def __post_init__(self) -> None:
+        needed = room_of(self.buffers)
+        if needed > self.region.size_bytes:
+            raise ValueError(
+                f"kernel {self.name} needs {needed:,} bytes of scratchpad, and has "
+                f"{self.region.size_bytes:,}"
+            )
+        loaded, stored = (
+            {move.buffer for piece in self.pieces for move in getattr(piece, which)}
+            for which in ("loads", "stores")
+        )
+        both = sorted(name for name in loaded & stored if not self.buffers[name].kept)
+        if both and len(self.pieces) > 2:
+            raise ValueError(f"kernel {self.name} both loads and stores buffers {', '.join(both)}")
+
+    @property
+    def track(self) -> Track:
+        """The vector engine."""
+        return Track.VECTOR
+
+    @property
+    def reads(self) -> frozenset[str]:
+        """Tensors that it loads."""
+        return frozenset(move.slab.tensor for piece in self.pieces for move in piece.loads)
+
+    @property
+    def writes(self) -> frozenset[str]:
+        """Tensors that it stores."""
+        return frozenset(move.slab.tensor for piece in self.pieces for move in piece.stores)
+
+    def instructions(self, addresses: Mapping[str, int]) -> list[Instruction]:
+        """See `Kernel`."""
+        places = [self._places(0), self._places(1)]
+        program: list[Instruction] = []
+        last = len(self.pieces) - 1
+        has_loads = [bool(piece.loads) for piece in self.pieces]
+        has_stores = [bool(piece.stores) for piece in self.pieces]
+        for index, piece in enumerate(self.pieces):
+            place = places[index % 2]
+            # A buffer of the piece before last comes free when that has computed, or has stored.
+            again = index >= 2
+            if piece.loads:
+                waits = (int(Semaphore.FREE),) if again else ()
+                program += _moves(
+                    Opcode.LOAD, piece.loads, addresses, place, waits, (int(Semaphore.LOADED),)
+                )
+            for number, step in enumerate(piece.steps):
+                wait, signal = [], []
+                if number == 0:
+                    wait += [int(Semaphore.LOADED)] * has_loads[index]
+                    wait += [int(Semaphore.STORED)] * (again and has_stores[index - 2])
+                if number == len(piece.steps) - 1:
+                    signal += [int(Semaphore.COMPUTED)] * has_stores[index]
+                    signal += [int(Semaphore.FREE)] * (index + 2 <= last and has_loads[index + 2])
+                program.append(_vector(step, place, tuple(wait), tuple(signal)))
+            if piece.stores:
+                signals = (int(Semaphore.STORED),) if index + 2 <= last else ()
+                program += _moves(
+                    Opcode.STORE,
+                    piece.stores,
+                    addresses,
+                    place,
+                    (int(Semaphore.COMPUTED),),
+                    signals,
+                )
+        return program
+
+    def _places(self, turn: int) -> dict[str, int]:
+        """Byte addresses of the buffers in even or odd pieces."""
+        bank_bytes = self.region.bank_bytes or self.region.size_bytes
+        begins = _apart(self.buffers, self.region.size_bytes // bank_bytes, bank_bytes)
+        places = {}
+        for name, buffer in self.buffers.items():
+            size = 0 if buffer.kept else _ceil_word(buffer.size_bytes)
+            places[name] = self.region.base + begins[name] + turn * size
+        return places
+
+
+def _apart(buffers: Mapping[str, Buffer], banks: int, bank_bytes: int) -> dict[str, int]:
+    """Where buffers begin: each in another bank than the one before, if all fit so."""
+    used = [0] * banks
+    begins = {}
+    for number, (name, buffer) in enumerate(buffers.items()):
+        size = room_of({name: buffer})
+        for turn in range(banks):
+            bank = (number + turn) % banks
+            if used[bank] + size <= bank_bytes:
+                begins[name] = bank * bank_bytes + used[bank]
+                used[bank] += size
+                break
+        else:
+            return _in_a_row(buffers)
+    return begins
+
+
+def _in_a_row(buffers: Mapping[str, Buffer]) -> dict[str, int]:
+    """Where buffers begin, each behind the one before."""
+    begins, at = {}, 0
+    for name, buffer in buffers.items():
+        begins[name] = at
+        at += room_of({name: buffer})
+    return begins
+
+
+def room_of(buffers: Mapping[str, Buffer]) -> int:
+    """Bytes of scratchpad that buffers take."""
+    return sum(
+        _ceil_word(buffer.size_bytes) * (1 if buffer.kept else 2) for buffer in buffers.values()
+    )
+
+
+def _ceil_word(size_bytes: int) -> int:
+    return -(-size_bytes // WORD_BYTES) * WORD_BYTES
+
+
+def _moves(
+    opcode: Opcode,
+    moves: Sequence[Move],
+    addresses: Mapping[str, int],
+    places: Mapping[str, int],
+    wait: tuple[int, ...],
+    signal: tuple[int, ...],
+) -> Iterator[Instruction]:
+    """Transfers of some slabs: the first waits, the last signals."""
+    bodies = [
+        body
+        for move in moves
+        for body in move.slab.transfers(addresses[move.slab.tensor], places[move.buffer])
+    ]
+    for index, body in enumerate(bodies):
+        yield Instruction(
+            opcode,
+            wait=wait if index == 0 else (),
+            signal=signal if index == len(bodies) - 1 else (),
+            body=body,
+        )
+
+
+def _vector(
+    step: Step, places: Mapping[str, int], wait: tuple[int, ...], signal: tuple[int, ...]
+) -> Instruction:
+    op = step.op
+    moved = replace(
+        op,
+        x=replace(op.x, base=op.x.base + places[step.x]),
+        target=replace(op.target, base=op.target.base + places[step.target]),
+    )
+    if op.y is not None:
+        assert step.y is not None, "a source needs a buffer"
+        moved = replace(moved, y=replace(op.y, base=op.y.base + places[step.y]))
+    if op.coefficients.number:
+        assert step.coefficients is not None, "coefficients need a buffer"
+        base = op.coefficients.base + places[step.coefficients]
+        moved = replace(moved, coefficients=replace(op.coefficients, base=base))
+    return Instruction(Opcode.VECTOR, wait=wait, signal=signal, body=moved.encoded())
