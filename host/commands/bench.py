@@ -1,10 +1,14 @@
 """``fpgapipe bench``: measurements on the simulated hardware."""
 
+from collections.abc import Callable, Mapping
+from typing import Any
+
 import click
 
 from fpgapipe.host.commands.options import command
 
 _EXAMPLE = "fpgapipe bench core --rows 8 --cols 8 --layer gemm:m=64,n=64,k=64"
+_STEP_EXAMPLE = "fpgapipe bench step --network digits-cnn --rows 8 --cols 8 --batch 2"
 
 
 @click.group("bench", epilog=f"Example: {_EXAMPLE}")
@@ -12,9 +16,28 @@ def bench() -> None:
     """Measure the simulated hardware, and check it against its model."""
 
 
+_MACHINE = (
+    ("--rows", 1, 32, "Of the array."),
+    ("--cols", 1, 32, "Of the array."),
+    ("--memory-bytes-per-cycle", 1, 64, "Of the memory, both directions together."),
+    ("--memory-latency", 1, 100, "Cycles from a read request to its data."),
+    ("--scratchpad-bytes", 1024, 1 << 21, "On-chip memory; a power of two."),
+    ("--acc-depth", 16, 1024, "Accumulators below each column; a power of two."),
+    ("--seed", 0, 0, "Of the data."),
+)
+"""Options of the simulated core and its memory: name, least value, default, help."""
+
+
+def _machine_options(function: Callable[..., Any]) -> Callable[..., Any]:
+    """Give a command the options of `_MACHINE`, and ``--json``."""
+    click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")(function)
+    for name, least, default, text in reversed(_MACHINE):
+        kind = click.IntRange(least)
+        click.option(name, type=kind, default=default, show_default=True, help=text)(function)
+    return function
+
+
 @command("core", example=_EXAMPLE)
-@click.option("--rows", type=click.IntRange(1), default=32, show_default=True, help="Of the array.")
-@click.option("--cols", type=click.IntRange(1), default=32, show_default=True, help="Of the array.")
 @click.option("--layer", required=True, help="gemm:m=..,n=..,k=.. or conv:cin=..,cout=..,k=..,...")
 @click.option(
     "--pass",
@@ -24,36 +47,7 @@ def bench() -> None:
     show_default=True,
     help="Forward, input gradient or weight gradient.",
 )
-@click.option("--seed", type=click.IntRange(0), default=0, show_default=True, help="Of the data.")
-@click.option(
-    "--memory-bytes-per-cycle",
-    type=click.IntRange(1),
-    default=64,
-    show_default=True,
-    help="Of the memory, both directions together.",
-)
-@click.option(
-    "--memory-latency",
-    type=click.IntRange(1),
-    default=100,
-    show_default=True,
-    help="Cycles from a read request to its data.",
-)
-@click.option(
-    "--scratchpad-bytes",
-    type=click.IntRange(1024),
-    default=1 << 21,
-    show_default=True,
-    help="On-chip memory, in four banks; a power of two.",
-)
-@click.option(
-    "--acc-depth",
-    type=click.IntRange(16),
-    default=1024,
-    show_default=True,
-    help="Accumulators below each column; a power of two.",
-)
-@click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
+@_machine_options
 def core(
     rows: int,
     cols: int,
@@ -79,7 +73,7 @@ def core(
     both included; utilisation is macs / (cycles x rows x cols). Exit code 1 if a byte differs.
     """
     from fpgapipe.errors import UserError
-    from fpgapipe.host.console import Column, count, print_json, print_table, progress
+    from fpgapipe.host.console import progress
     from fpgapipe.host.core_bench import bench_layer, parse_layer
     from fpgapipe.hw.hls_models.core_cycles import MemorySpec
     from fpgapipe.hw.hls_models.core_spec import CoreSpec, ScratchpadSpec
@@ -108,18 +102,98 @@ def core(
             )
     except NotImplementedError as error:
         raise UserError(str(error)) from None
-    figures = found.to_dict()
-    if as_json:
-        print_json(figures)
-    else:
-        rows_of_table = [
-            (name, count(value) if isinstance(value, int) else f"{value:.4g}")
-            for name, value in figures.items()
-            if not isinstance(value, (dict, bool, str))
-        ]
-        rows_of_table.append(("matches model", "yes" if found.matches_model else "NO"))
-        print_table([Column("figure"), Column("value", number=True)], rows_of_table, layer)
+    _print(found.to_dict(), found.matches_model, layer, as_json)
     return 0 if found.matches_model else 1
 
 
+@command("step", example=_STEP_EXAMPLE)
+@click.option("--network", default="digits-cnn", show_default=True, help="A name, or a file.")
+@click.option("--batch", type=click.IntRange(1), default=32, show_default=True, help="Samples.")
+@click.option(
+    "--features",
+    type=click.Choice(["bf16", "fp32"]),
+    default="bf16",
+    show_default=True,
+    help="Format of features and their gradients in memory.",
+)
+@_machine_options
+def step(
+    network: str,
+    batch: int,
+    features: str,
+    rows: int,
+    cols: int,
+    seed: int,
+    memory_bytes_per_cycle: int,
+    memory_latency: int,
+    scratchpad_bytes: int,
+    acc_depth: int,
+    as_json: bool,
+) -> int:
+    """Run one training step of NETWORK on the training core's hardware, on random data.
+
+    Forward pass, loss (softmax with cross-entropy), backward pass and an update by SGD with
+    momentum run from one program on the Verilated core, and in the bit-exact model; every byte of
+    the memory is compared. Matrix products are held to what MXINT8 rounding may do to them, and
+    loss and gradients are put beside PyTorch's.
+
+    cycles counts from the command that starts the program to the last word written to memory, both
+    included; gemm_busy is the share of them in which the GEMM engine had work. Exit code 1 if a
+    byte differs, or a product exceeds its bound.
+    """
+    from fpgapipe.errors import UserError
+    from fpgapipe.host.console import progress
+    from fpgapipe.host.step import StepOptions
+    from fpgapipe.host.step_bench import bench_step
+    from fpgapipe.hw.hls_models.core_cycles import MemorySpec
+    from fpgapipe.hw.hls_models.core_spec import CoreSpec, ScratchpadSpec, VectorSpec
+    from fpgapipe.partition.load import load_network
+
+    graph = load_network(network, batch)
+    try:
+        spec = CoreSpec(
+            rows,
+            cols,
+            acc_depth=acc_depth,
+            scratchpad=ScratchpadSpec(8, scratchpad_bytes // 8),
+            vector=VectorSpec(),
+        )
+        memory = MemorySpec(memory_bytes_per_cycle, memory_latency)
+    except ValueError as error:
+        raise UserError(str(error)) from None
+    try:
+        with progress() as display:
+            task = display.add_task("simulating cycles", total=None)
+            found = bench_step(
+                graph,
+                spec,
+                seed=seed,
+                options=StepOptions(feature_bytes=2 if features == "bf16" else 4),
+                memory=memory,
+                progress=lambda done, total: display.update(task, completed=done, total=total),
+            )
+    except NotImplementedError as error:
+        raise UserError(str(error)) from None
+    figures = found.to_dict()
+    _print(figures, figures["matches_model"], network, as_json)
+    return 0 if figures["matches_model"] and figures["product_error_of_bound"] <= 1 else 1
+
+
+def _print(figures: Mapping[str, Any], matches: bool, title: str, as_json: bool) -> None:
+    """Print figures as JSON, or the numbers among them as a table."""
+    from fpgapipe.host.console import Column, count, print_json, print_table
+
+    if as_json:
+        print_json(figures)
+        return
+    rows = [
+        (name, count(value) if isinstance(value, int) else f"{value:.4g}")
+        for name, value in figures.items()
+        if not isinstance(value, (dict, bool, str))
+    ]
+    rows.append(("matches model", "yes" if matches else "NO"))
+    print_table([Column("figure"), Column("value", number=True)], rows, title)
+
+
 bench.add_command(core)
+bench.add_command(step)

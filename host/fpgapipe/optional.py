@@ -6,7 +6,13 @@ from typing import Any
 
 from fpgapipe.errors import UserError
 
-EXTRAS = {"onnx": "onnx", "torch": "torch", "highspy": "solver", "numba": "fast"}
+EXTRAS = {
+    "onnx": "onnx",
+    "torch": "torch",
+    "highspy": "solver",
+    "numba": "fast",
+    "sklearn": "data",
+}
 """Library to the extra of fpgapipe that installs it."""
 
 

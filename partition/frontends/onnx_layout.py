@@ -63,10 +63,10 @@ def _reshape(t: Translation, node: Any) -> None:
 def _flatten(t: Translation, node: Any) -> None:
     axis = t.attributes(node).get("axis", 1)
     shape = t.tensor(node.input[0]).shape
+    axis = axis % len(shape) if axis < 0 else axis
     if axis == 1 and len(shape) > 1:
         t.first(node, Flatten(1))
         return
-    axis = axis % len(shape) if axis < 0 else axis
     t.first(node, Reshape((math.prod(shape[:axis]), math.prod(shape[axis:]))))
 
 
