@@ -14,14 +14,14 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from fpgapipe.errors import UserError
 from fpgapipe.hw.hls_models.address import BLOCK
 from fpgapipe.hw.hls_models.core_counts import Resources, counted_core
-from fpgapipe.hw.hls_models.core_spec import CoreSpec, ScratchpadSpec
+from fpgapipe.hw.hls_models.core_spec import CoreSpec, ScratchpadSpec, VectorSpec
 from fpgapipe.hw.hls_models.datapath import DatapathSpec
 from fpgapipe.hw.hls_models.sequencer import SequencerSpec
 from fpgapipe.hw.hls_models.transposer import TransposerSpec
@@ -29,6 +29,7 @@ from fpgapipe.hw.rtl.address import AddressGenerator
 from fpgapipe.hw.rtl.axi import ReadArbiter
 from fpgapipe.hw.rtl.datapath import GemmDatapath
 from fpgapipe.hw.rtl.device import Device
+from fpgapipe.hw.rtl.function import FunctionUnit
 from fpgapipe.hw.rtl.load import LoadEngine
 from fpgapipe.hw.rtl.mx import BlockQuantiser
 from fpgapipe.hw.rtl.operand import OperandReader
@@ -37,7 +38,13 @@ from fpgapipe.hw.rtl.result import ResultWriter
 from fpgapipe.hw.rtl.scratchpad import Scratchpad, ScratchpadPorts
 from fpgapipe.hw.rtl.sequencer import Sequencer
 from fpgapipe.hw.rtl.store import StoreEngine
+from fpgapipe.hw.rtl.threefry import Threefry
 from fpgapipe.hw.rtl.transposer import Transposer
+from fpgapipe.hw.rtl.vector_engine import VectorEngine
+from fpgapipe.hw.rtl.vector_lane import VectorLane
+from fpgapipe.hw.rtl.vector_lanes import VectorLanes
+from fpgapipe.hw.rtl.vector_source import VectorReader
+from fpgapipe.hw.rtl.vector_target import VectorWriter
 from fpgapipe.sim_tb.verilate import verilog_of
 from fpgapipe.tools import run_tool
 
@@ -49,6 +56,12 @@ CONFIGURATIONS = {
     "32x32": CoreSpec(32, 32, 1, 1024, ScratchpadSpec(4, 1 << 18), 64),
     "two of 4x4": CoreSpec(4, 4, 2, 64, ScratchpadSpec(2, 1 << 12), 16),
 }
+for _name, _lanes, _function_lanes in (
+    *(("4x4", 4, 2), ("8x8", 8, 2), ("16x16", 16, 4), ("32x32", 16, 4), ("two of 4x4", 2, 1)),
+):
+    CONFIGURATIONS[f"{_name}, {_lanes} lanes"] = replace(
+        CONFIGURATIONS[_name], vector=VectorSpec(_lanes, _function_lanes)
+    )
 
 LUTS = {
     **{f"LUT{inputs}": 1 for inputs in range(1, 7)},
@@ -192,17 +205,18 @@ class Block:
 def blocks(spec: CoreSpec) -> dict[str, Block]:
     """All blocks of a core; their sum is the core."""
     engines, bits = spec.num_engines, spec.scratchpad.address_bits
+    clients = engines + int(spec.vector is not None)
     ports = ScratchpadPorts(
         spec.scratchpad,
-        2 * engines + 1,
-        engines + 1,
-        aligned_writes=frozenset({engines}),
-        aligned_reads=frozenset({2 * engines}),
+        2 * clients + 1,
+        clients + 1,
+        aligned_writes=frozenset({clients}),
+        aligned_reads=frozenset({2 * clients}),
     )
     bus = f"{spec.bus_bytes}_{spec.outstanding}_{bits}"
-    memory = f"{spec.scratchpad.banks}_{spec.scratchpad.bank_bytes}_{engines}"
-    parts = ("reader_a", "reader_b", "datapath", "writer")
-    return {
+    memory = f"{spec.scratchpad.banks}_{spec.scratchpad.bank_bytes}_{clients}"
+    queues = f"{engines}_with_vector" if spec.vector else f"{engines}"
+    found = {
         "transposer": Block(
             2 * engines, "", lambda: Transposer(TransposerSpec(BLOCK, (16, 1), side_bits=5))
         ),
@@ -224,19 +238,48 @@ def blocks(spec: CoreSpec) -> dict[str, Block]:
         "load": Block(1, bus, lambda: LoadEngine(spec)),
         "store": Block(1, bus, lambda: StoreEngine(spec)),
         "sequencer": Block(
-            1, f"{engines}_{spec.bus_bytes}", lambda: Sequencer(SequencerSpec.of(spec))
+            1, f"{queues}_{spec.bus_bytes}", lambda: Sequencer(SequencerSpec.of(spec))
         ),
-        "registers": Block(1, f"{engines}", lambda: Registers(spec)),
+        "registers": Block(1, queues, lambda: Registers(spec)),
         "arbiter": Block(1, f"{spec.bus_bytes}", lambda: ReadArbiter(2, spec.bus_bytes)),
         "between blocks": Block(
             1,
-            f"{engines}",
+            queues,
             lambda: Device(spec),
             (
-                *(f"top.gemm{n}.{part}" for n in range(engines) for part in parts),
-                *(f"top.{name}" for name in ("scratchpad", "load", "store", "sequencer")),
-                *("top.registers", "top.arbiter"),
+                *("operand_reader", "gemm_datapath", "result_writer", "vector_engine"),
+                *("scratchpad", "load_engine", "store_engine", "sequencer", "registers"),
+                "top.arbiter",
             ),
+        ),
+    }
+    return found | vector_blocks(spec)
+
+
+def vector_blocks(spec: CoreSpec) -> dict[str, Block]:
+    """Blocks of a core's vector engine, if it has one."""
+    vector = spec.vector
+    if vector is None:
+        return {}
+    lanes, functions = vector.lanes, vector.function_lanes
+    ways = f"{lanes}_{spec.scratchpad.address_bits}"
+    return {
+        "vector lane": Block(lanes, "", VectorLane),
+        "random numbers": Block(1, "", Threefry),
+        "function unit": Block(functions, "", FunctionUnit),
+        "vector lanes": Block(
+            1,
+            f"{lanes}_{functions}",
+            lambda: VectorLanes(vector),
+            ("vector_lane", "threefry", "function_unit"),
+        ),
+        "vector reader": Block(1, ways, lambda: VectorReader(spec)),
+        "vector writer": Block(1, ways, lambda: VectorWriter(spec)),
+        "vector engine": Block(
+            1,
+            "",
+            lambda: VectorEngine(spec),
+            ("vector_lanes", "vector_reader", "vector_writer"),
         ),
     }
 

@@ -28,7 +28,7 @@ IDLE_CYCLES = 200_000
 def basic_block(batch: int, size: int = 56, channels: int = 64) -> Graph:
     """A ResNet-18 basic block; the layer in front makes it give its input a gradient."""
     net = Network("ResNet-18 basic block", batch)
-    x = net.relu(net.conv(net.image(3, size, size), channels, 1))
+    x = net.conv(net.image(3, size, size), channels, 1, bias=False)
     y = net.relu(net.batch_norm(net.conv(x, channels, 3, padding=1, bias=False)))
     y = net.batch_norm(net.conv(y, channels, 3, padding=1, bias=False))
     x = net.relu(net.plus(y, x))

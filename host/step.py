@@ -356,7 +356,7 @@ class StepBuilder:
             if tensor.name not in places:
                 put(tensor.name, tensor.size_bytes)
         kernels = [kernel for _, kernel in self.kernels]
-        assembled = assemble(kernels, places)
+        assembled = assemble(kernels, places, self.core)
         entry = at
         size = page(entry + len(encode(assembled.instructions)))
         return StepProgram(

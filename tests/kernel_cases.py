@@ -43,9 +43,9 @@ def place(tensors):
     return places, at
 
 
-def program_of(kernels, tensors):
+def program_of(kernels, tensors, overlap=None):
     """Instructions of kernels, after a look at whether they can be encoded and end."""
-    instructions = assemble(kernels, place(tensors)[0]).instructions
+    instructions = assemble(kernels, place(tensors)[0], overlap).instructions
     check(encode(instructions), SequencerSpec.of(CORE))
     return instructions
 
@@ -78,7 +78,7 @@ def reordered(instructions, choose):
     return [*found, instructions[-1]]
 
 
-def execute(kernels, tensors, values, scalars=None, *, checked=True, choose=None):
+def execute(kernels, tensors, values, scalars=None, *, checked=True, choose=None, overlap=None):
     """Run kernels on the core's model.
 
     Parameters
@@ -94,6 +94,8 @@ def execute(kernels, tensors, values, scalars=None, *, checked=True, choose=None
         Whether to look at the program, which takes time if it is long.
     choose : callable, optional
         As for `reordered`.
+    overlap : CoreSpec, optional
+        As for `assemble`.
 
     Returns
     -------
@@ -107,9 +109,9 @@ def execute(kernels, tensors, values, scalars=None, *, checked=True, choose=None
             at = places[tensor.name]
             memory[at.begin : at.end] = bits_of(tensor, values[tensor.name])
     if checked:
-        instructions = program_of(kernels, tensors)
+        instructions = program_of(kernels, tensors, overlap)
     else:
-        instructions = assemble(kernels, places).instructions
+        instructions = assemble(kernels, places, overlap).instructions
     if choose:
         instructions = reordered(instructions, choose)
     core = CoreModel(CORE, memory)

@@ -22,7 +22,7 @@ from fpgapipe.hw.hls_models.core_cycles import MemorySpec
 from fpgapipe.hw.hls_models.core_spec import CoreSpec, ScratchpadSpec, VectorSpec
 from fpgapipe.hw.hls_models.isa import Instruction, Opcode, decode, encode
 from fpgapipe.hw.hls_models.kernels.activation import activate, activation_gradient, add, add_bias
-from fpgapipe.hw.hls_models.kernels.assemble import KERNEL_DONE, Placed, assemble, page
+from fpgapipe.hw.hls_models.kernels.assemble import STORED, Placed, assemble, page
 from fpgapipe.hw.hls_models.kernels.global_pooling import global_average
 from fpgapipe.hw.hls_models.kernels.kernel import Buffer, Move, Piece, Step, Tensor, VectorKernel
 from fpgapipe.hw.hls_models.kernels.loss import (
@@ -134,23 +134,24 @@ def layer_with_products(bias_bytes=4):
     return kernels, list(t.values()), values
 
 
-def test_both_tracks_in_any_order():
+@pytest.mark.parametrize("overlap", [None, CoreSpec(8, 8, vector=VectorSpec())], ids=str)
+def test_both_tracks_in_any_order(overlap):
     kernels, tensors, values = layer_with_products()
     expected = execute(kernels, tensors, values)
     orders = [
         lambda ready, order=order: min(ready, key=order.index) for order in permutations(ENGINES)
     ]
     for choose in orders[::3]:
-        found = execute(kernels, tensors, values, checked=False, choose=choose)
+        found = execute(kernels, tensors, values, choose=choose, overlap=overlap)
         for name in expected:
             assert same_bits(found[name], expected[name]), name
     # The test can tell: without what makes kernels wait for each other, results differ.
-    program = program_of(kernels, tensors)
+    program = program_of(kernels, tensors, overlap)
     free = [
         Instruction(
             each.opcode,
-            tuple(number for number in each.wait if number != KERNEL_DONE),
-            tuple(number for number in each.signal if number != KERNEL_DONE),
+            tuple(number for number in each.wait if number != STORED),
+            tuple(number for number in each.signal if number != STORED),
             each.engine,
             each.body,
         )
@@ -186,10 +187,32 @@ def test_kernels_wait_for_those_they_depend_on_alone():
     waits = {
         number
         for number, each in zip(assembled.kernel_of, assembled.instructions, strict=False)
-        if KERNEL_DONE in each.wait
+        if STORED in each.wait
     }
-    assert 1 not in waits
-    assert {2, 3, 4, 6} <= waits
+    # The update's gradient was there before the kernel in front of it began.
+    assert waits == {2, 3, 4, 5}
+
+
+def test_kernels_of_both_tracks_overlap():
+    kernels, tensors, _ = layer_with_products()
+    core = CoreSpec(8, 8, vector=VectorSpec())
+    assembled = assemble(kernels, place(tensors)[0], core)
+    serial = assemble(kernels, place(tensors)[0])
+    assert assembled.kernel_of != sorted(assembled.kernel_of)
+    assert sorted(assembled.kernel_of) == serial.kernel_of
+    # What reads nothing of the convolution runs beside it.
+    order = assembled.kernel_of
+    assert order.index(1) < len(order) - order[::-1].index(0)
+    for number in range(len(kernels)):
+        own, other = (
+            [
+                (each.opcode, each.body)
+                for kernel, each in zip(program.kernel_of, program.instructions, strict=False)
+                if kernel == number
+            ]
+            for program in (assembled, serial)
+        )
+        assert own == other
 
 
 def test_tensors_that_share_bytes_are_told_by_their_places():
@@ -200,11 +223,14 @@ def test_tensors_that_share_bytes_are_told_by_their_places():
     activation = activate("relu", Tensor("d", (64,)), Tensor("e", (64,)), region)
     places = {name: Placed(page(i * 4096), i * 4096 + 256) for i, name in enumerate("abcde")}
     apart = assemble([product, activation], places)
-    assert not any(KERNEL_DONE in each.wait for each in apart.instructions)
+    assert not any(STORED in each.wait for each in apart.instructions)
     places["d"] = Placed(places["b"].begin + 192, places["b"].end + 192)
     shared = assemble([product, activation], places)
-    assert sum(KERNEL_DONE in each.wait for each in shared.instructions) == 1
-    assert not Placed(0, 64).overlaps(Placed(64, 65))
+    assert sum(STORED in each.wait for each in shared.instructions) == 1
+    places["d"] = Placed(places["b"].end, places["b"].end + 256)
+    assert not any(
+        STORED in each.wait for each in assemble([product, activation], places).instructions
+    )
 
 
 def test_kernels_refuse_a_region_that_is_too_small():

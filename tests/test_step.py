@@ -1,7 +1,10 @@
 """Training steps: programs of whole networks against PyTorch, and in hardware against the model."""
 
+import random
+
 import numpy as np
 import pytest
+from kernel_cases import reordered
 from step_cases import SMALL_CORE, every_operator, vectors_only
 
 from fpgapipe.errors import UserError
@@ -108,6 +111,20 @@ def test_the_update_is_sgd():
         expected = before[name] - np.float32(0.1) * velocity
         np.testing.assert_allclose(after[name], expected, rtol=1e-6, atol=1e-8)
     assert relative_error(after["batch_norm1.running_var"], before["batch_norm1.running_var"]) > 0
+
+
+def test_no_bit_depends_on_which_engine_is_faster():
+    graph = every_operator(2)
+    program, expected, parameters, (inputs, labels) = run_in_model(graph, StepOptions(2))
+    generator = random.Random(5)
+    orders = [min, max, generator.choice, generator.choice]
+    for choose in orders:
+        memory = program.image(parameters)
+        program.set_batch(memory, inputs, labels)
+        model = CoreModel(SMALL_CORE, memory)
+        model.scalars[:] = scalar_bits(learning_rate=0.1, weight_decay=0.01, seed=0)
+        model.run(reordered(program.instructions, choose))
+        np.testing.assert_array_equal(memory, expected)
 
 
 def test_inference_is_pytorchs():
