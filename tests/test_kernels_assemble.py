@@ -228,9 +228,8 @@ def test_tensors_that_share_bytes_are_told_by_their_places():
     shared = assemble([product, activation], places)
     assert sum(STORED in each.wait for each in shared.instructions) == 1
     places["d"] = Placed(places["b"].end, places["b"].end + 256)
-    assert not any(
-        STORED in each.wait for each in assemble([product, activation], places).instructions
-    )
+    beside = assemble([product, activation], places)
+    assert not any(STORED in each.wait for each in beside.instructions)
 
 
 def test_kernels_refuse_a_region_that_is_too_small():
