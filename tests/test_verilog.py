@@ -124,3 +124,14 @@ def test_a_block_is_part_of_the_design_without_a_platform():
     text = rtlil.convert(Pair())
     assert r"module \top.chain0.before" in text
     assert r"cell \wide" not in text
+
+
+def test_no_function_has_a_name_that_icarus_takes_for_its_own():
+    """An escaped name that begins with a dollar is a system function to Icarus."""
+    from fpgapipe.hw.hls_models.core_spec import CoreSpec
+    from fpgapipe.hw.rtl.registers import Registers
+
+    text = verilog_of(Registers(CoreSpec(4, 4)))
+    functions = re.findall(r"^ *function .*;$", text, re.MULTILINE)
+    assert functions
+    assert not [each for each in functions if "\\$" in each]
