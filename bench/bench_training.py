@@ -15,8 +15,9 @@ import torch
 
 from fpgapipe.host.backends.torch_reference import forward
 from fpgapipe.host.digits import Samples, load_digits
-from fpgapipe.host.step import LOSS, StepOptions, build_step, scalar_bits
+from fpgapipe.host.step import build_step
 from fpgapipe.host.step_bench import initial_parameters
+from fpgapipe.host.step_program import LOSS, StepOptions, scalar_bits
 from fpgapipe.hw.hls_models.core import CoreModel
 from fpgapipe.hw.hls_models.core_spec import CoreSpec, ScratchpadSpec, VectorSpec
 from fpgapipe.partition.load import load_network

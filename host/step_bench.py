@@ -11,8 +11,10 @@ import numpy as np
 
 from fpgapipe.host.backends.torch_step import Reference, torch_step
 from fpgapipe.host.core_bench import build_device, counters, run_program
-from fpgapipe.host.step import LOSS, StepOptions, build_step, scalar_bits
+from fpgapipe.host.step import build_step
 from fpgapipe.host.step_check import ProductError, product_errors
+from fpgapipe.host.step_program import LOSS, Scalar, StepOptions, scalar_bits
+from fpgapipe.host.step_units import DropoutUnit, units_of
 from fpgapipe.hw.hls_models.core import CoreModel
 from fpgapipe.hw.hls_models.core_cycles import MemorySpec, predict
 from fpgapipe.hw.hls_models.registers import RegisterMap
@@ -22,7 +24,7 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-    from fpgapipe.host.step import StepProgram
+    from fpgapipe.host.step_program import StepProgram
     from fpgapipe.hw.hls_models.core_spec import CoreSpec
     from fpgapipe.partition.graph import Graph
 
@@ -208,7 +210,13 @@ def bench_step(
         model.run(program.instructions)
         model_s = time.perf_counter() - started
         differing = int(np.count_nonzero(device.memory != image))
-    reference = torch_step(graph, parameters, inputs, labels)
+    key = scalars[Scalar.RANDOM_SEED : Scalar.RANDOM_STEP + 1]
+    factors = {
+        unit.name: unit.factors(unit.layers[0].output.shape, key)
+        for unit in units_of(graph)
+        if isinstance(unit, DropoutUnit)
+    }
+    reference = torch_step(graph, parameters, inputs, labels, factors)
     gradients = program.parameters(image, ".gradient")
     output = program.values[graph.outputs[0]].tensor
     logits = program.read(image, output.name).reshape(reference.logits.shape)

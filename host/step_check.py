@@ -27,7 +27,7 @@ from fpgapipe.hw.hls_models.mx import MX_BLOCK
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-    from fpgapipe.host.step import StepProgram
+    from fpgapipe.host.step_program import StepProgram
     from fpgapipe.hw.hls_models.conv import ConvSpec, Pass
 
     Matrix = NDArray[np.float64]

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import math
 from abc import ABC, abstractmethod
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
+
+import numpy as np
 
 from fpgapipe.errors import UserError
 from fpgapipe.hw.hls_models.conv import ConvSpec
@@ -14,7 +17,9 @@ from fpgapipe.hw.hls_models.kernels.products import product_kernel
 from fpgapipe.partition import operators as ops
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterator, Sequence
+
+    from numpy.typing import NDArray
 
     from fpgapipe.host.step import StepBuilder
     from fpgapipe.partition.graph import Graph, Layer
@@ -272,10 +277,20 @@ class DropoutUnit(Unit):
         assert isinstance(operator, ops.Dropout)
         return operator.rate
 
+    def factors(self, shape: tuple[int, ...], scalars: Sequence[int]) -> NDArray[np.float32]:
+        """What it multiplies its input by, in training; shaped as the network has it."""
+        if not self._rate():
+            return np.ones(shape, np.float32)
+        drawn = activation.drop_factors(math.prod(shape), self._rate(), self.stream, scalars)
+        if len(shape) != 4:
+            return drawn.reshape(shape)
+        batch, channels, height, width = shape
+        return np.moveaxis(drawn.reshape(batch, height, width, channels), -1, 1)
+
     def forward(self, step: StepBuilder) -> Value:
         """See `Unit`."""
         x = step.values[self.inputs[0]]
-        if not step.options.train:
+        if not (step.options.train and self._rate()):
             return x
         y = step.feature(self.name, x.tensor.shape)
         step.add(activation.drop(self.name, x.tensor, y, step.region, rate=self._rate(),
@@ -284,6 +299,9 @@ class DropoutUnit(Unit):
 
     def backward(self, step: StepBuilder, dy: Tensor) -> None:
         """See `Unit`."""
+        if not self._rate():
+            step.give_gradient(self.inputs[0], dy)
+            return
         dx = step.feature(f"{self.name}.dx", dy.shape)
         step.add(activation.drop(f"{self.name}.gradient", dy, dx, step.region, rate=self._rate(),
                                  stream=self.stream, key=step.random_key))  # fmt: skip

@@ -1,6 +1,7 @@
 """The resource model against what Yosys counted in the gateware."""
 
 import json
+import math
 import subprocess
 import sys
 from pathlib import Path
@@ -14,7 +15,7 @@ from fpgapipe.hw.hls_models.core_resources import (
     column_resources,
     core_resources,
 )
-from fpgapipe.hw.hls_models.core_spec import CoreSpec, ScratchpadSpec
+from fpgapipe.hw.hls_models.core_spec import CoreSpec, ScratchpadSpec, VectorSpec
 
 BENCH = Path(__file__).parent.parent / "bench/bench_resources.py"
 
@@ -103,15 +104,17 @@ def test_memories():
     assert memory(1024, 1024).bram36 == 28.5
 
 
-def test_what_the_planner_counts_is_the_core_and_what_is_not_built():
-    spec = CoreSpec(16, 16, 1, 1024, ScratchpadSpec(4, 1 << 16), 64)
-    counted, planned = counted_core(spec), core_resources(shape_of(16, 16))
-    missing = Resources(lut=2500, ff=2200, bram36=1)  # vector control
-    assert planned.lut == pytest.approx(counted.lut + missing.lut, rel=0.01)
-    assert planned.ff == pytest.approx(counted.ff + missing.ff, rel=0.01)
+@pytest.mark.parametrize("vector", [None, VectorSpec(16, 4), VectorSpec(4, 1)], ids=str)
+def test_what_the_planner_counts_is_the_core(vector):
+    spec = CoreSpec(16, 16, 1, 1024, ScratchpadSpec(4, 1 << 16), 64, vector=vector)
+    lanes = vector.lanes if vector else 0
+    counted, planned = counted_core(spec), core_resources(shape_of(16, 16, vector_lanes=lanes))
+    assert planned.lut == pytest.approx(counted.lut, rel=0.01)
+    assert planned.ff == pytest.approx(counted.ff, rel=0.01)
     # Columns may lie on different dies, so each has block RAM of its own.
     transposers = 32
-    assert planned.bram36 == 64 + 16 + transposers + missing.bram36
+    engine = block_resources(spec).get("vector engine", Resources())
+    assert planned.bram36 == 64 + 16 + transposers + math.ceil(engine.bram36)
     assert planned.dsp == counted.dsp
 
 

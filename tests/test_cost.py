@@ -64,6 +64,7 @@ def core(rows=32, cols=32, **options):
     [
         (lambda: core(rows=12), "core rows must divide 32, not 12"),
         (lambda: core(vector_lanes=0), "core vector_lanes must be at least 1, not 0"),
+        (lambda: core(vector_lanes=32), "core vector_lanes must be at most 16, not 32"),
         (lambda: Formats(feature_bytes=3), "feature_bytes must be 2 (BF16) or 4 (FP32), not 3"),
     ],
 )
@@ -242,10 +243,10 @@ def boards():
     return {name: load_board(name).device_spec() for name in board_names()}
 
 
-# Two operand readers, which handle 32 elements of FP32 however small the array is, and the
-# scratchpad's ports take more LUTs than these have.
-TOO_SMALL = {"pynq-z2", "ulx3s"}
-TOO_SMALL_FOR_TWO = {"arty-a7-100t"}
+# Two operand readers, which handle 32 elements of FP32 however small the array is, a vector engine
+# and the scratchpad's ports take more LUTs than these have.
+TOO_SMALL = {"arty-a7-100t", "pynq-z2", "ulx3s"}
+TOO_SMALL_FOR_TWO = {"kv260"}
 
 
 def test_boards_without_room_for_a_core(boards):
@@ -288,11 +289,11 @@ def test_the_largest_core_fits_and_the_next_does_not(boards):
             assert core_fits(spec, core_of(spec, best.rows, best.cols + step, engines))
 
 
-def test_dsps_are_cells_and_lanes():
+def test_dsps_are_cells_lanes_and_functions():
     shape = core(vector_lanes=16).shape(device())
-    assert core_resources(shape).dsp == 32 * 32 + 16 * 2
+    assert core_resources(shape).dsp == 32 * 32 + 16 * 4 + 4 * 7
     small = core(8, 4, vector_lanes=2, num_engines=2).shape(device(dsp_kind="MULT18X18D"))
-    assert core_resources(small).dsp == 2 * 8 * 4 + 2 * 4
+    assert core_resources(small).dsp == 2 * 8 * 4 + 2 * 8 + 13
 
 
 def test_every_coefficient_says_how_it_is_known():
@@ -304,28 +305,28 @@ def test_every_coefficient_says_how_it_is_known():
 def test_limits_that_a_core_exceeds():
     spec = device(dies=(DieResources("die", 10**6, 10**6, 2000, 500, 1000),))
     (violation,) = core_fits(spec, core())
-    assert str(violation) == "dsp: needs 1,056, 1,000 usable"
-    assert core_fits(spec, core(cols=30)) == []
+    assert str(violation) == "dsp: needs 1,116, 1,000 usable"
+    assert core_fits(spec, core(cols=28)) == []
 
 
 def test_an_array_spans_dies_by_whole_columns():
-    die = DieResources("a", 10**6, 10**6, 2000, 500, 48 + 32)
+    die = DieResources("a", 10**6, 10**6, 2000, 500, 48 + 92)
     two = device(dies=(die, DieResources("b", 10**6, 10**6, 2000, 500, 48)))
-    # 80 + 48 DSPs hold 96 cells and 32 of 16 lanes in number, but columns of 32 only two.
+    # 140 + 48 DSPs hold 96 cells and 92 of 16 lanes in number, but columns of 32 only two.
     (violation,) = core_fits(two, core(cols=3))
     assert str(violation) == "columns: needs 3, 2 usable"
     assert core_fits(two, core(cols=2)) == []
 
 
 def test_what_cannot_be_divided_fits_no_die():
-    dies = tuple(DieResources(name, 10**5, 10**5, 1000, 500, 30) for name in "abcd")
-    (violation,) = core_fits(device(dies=dies), core(cols=1))
-    assert str(violation) == "one die: dsp: needs 32, 30 usable"
+    dies = tuple(DieResources(name, 10**6, 10**6, 1000, 500, 30) for name in "abcd")
+    (violation,) = core_fits(device(dies=dies), core(4, 1))
+    assert str(violation) == "one die: dsp: needs 92, 30 usable"
 
 
 def test_no_core_fits():
     spec = device(dies=(DieResources("die", 10**6, 10**6, 2000, 500, 5),))
-    with pytest.raises(ValueError, match=r"^no core fits bench: dsp: needs 8, 5 usable$"):
+    with pytest.raises(ValueError, match=r"^no core fits bench: dsp: needs 19, 5 usable$"):
         largest_core(spec)
 
 

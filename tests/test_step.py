@@ -9,9 +9,10 @@ from step_cases import SMALL_CORE, every_operator, vectors_only
 
 from fpgapipe.errors import UserError
 from fpgapipe.host.backends.torch_step import torch_step
-from fpgapipe.host.step import LOSS, StepOptions, build_step, scalar_bits
-from fpgapipe.host.step_bench import initial_parameters, random_batch, relative_error
+from fpgapipe.host.step import build_step
+from fpgapipe.host.step_bench import bench_step, initial_parameters, random_batch, relative_error
 from fpgapipe.host.step_check import folded, product_errors, steps_of, unfolded
+from fpgapipe.host.step_program import LOSS, NORM, StepOptions, scalar_bits
 from fpgapipe.host.step_units import AddUnit, NormUnit, ProductUnit, units_of
 from fpgapipe.hw.hls_models import mx
 from fpgapipe.hw.hls_models.conv import ConvSpec
@@ -29,7 +30,7 @@ def run_in_model(graph, options, seed=0, core=SMALL_CORE):
     memory = program.image(parameters)
     program.set_batch(memory, inputs, labels if options.train else None)
     model = CoreModel(core, memory)
-    model.scalars[:] = scalar_bits(learning_rate=0.1, weight_decay=0.01, seed=seed)
+    model.scalars[:] = scalar_bits(learning_rate=0.1, weight_decay=0.01, max_norm=0.5, seed=seed)
     model.run(program.instructions)
     return program, memory, parameters, (inputs, labels)
 
@@ -111,6 +112,24 @@ def test_the_update_is_sgd():
         expected = before[name] - np.float32(0.1) * velocity
         np.testing.assert_allclose(after[name], expected, rtol=1e-6, atol=1e-8)
     assert relative_error(after["batch_norm1.running_var"], before["batch_norm1.running_var"]) > 0
+
+
+def test_adam_with_clipped_gradients_is_pytorchs():
+    import torch
+
+    options = StepOptions(2, optimiser="adam", clips=True)
+    program, memory, before, _ = run_in_model(every_operator(2), options)
+    after, gradients = program.parameters(memory), program.parameters(memory, ".gradient")
+    weights = {name: torch.tensor(before[name], requires_grad=True) for name in gradients}
+    for name, weight in weights.items():
+        weight.grad = torch.tensor(gradients[name])
+    norm = torch.nn.utils.clip_grad_norm_(weights.values(), 0.5)
+    assert norm > 0.5  # or nothing would be clipped
+    torch.optim.Adam(weights.values(), 0.1, weight_decay=0.01).step()
+    np.testing.assert_allclose(program.read(memory, NORM), float(norm), rtol=1e-6)
+    for name, weight in weights.items():
+        moved = weight.detach().numpy() - before[name]
+        np.testing.assert_allclose(after[name] - before[name], moved, rtol=2e-4, atol=1e-6)
 
 
 def test_no_bit_depends_on_which_engine_is_faster():
@@ -207,3 +226,39 @@ def test_training_needs_a_vector_engine_and_one_output():
     net.linear(x, 4)
     with pytest.raises(UserError, match="one output, the logits, not 2"):
         build_step(net.build(), SMALL_CORE)
+
+
+def test_options_are_checked():
+    with pytest.raises(ValueError, match=r"^step feature_bytes must be 2 or 4, not 3$"):
+        StepOptions(3)
+    with pytest.raises(ValueError, match=r"^step optimiser must be sgd or adam, not 'sgdd'$"):
+        StepOptions(optimiser="sgdd")
+
+
+@pytest.mark.sim
+@pytest.mark.parametrize(
+    "options",
+    [StepOptions(2), StepOptions(4, optimiser="adam", clips=True)],
+    ids=["sgd bf16", "adam fp32 clipped"],
+)
+def test_a_step_with_every_operator_in_hardware(options):
+    """Every byte of the memory, every bound, and the cycle model."""
+    found = bench_step(every_operator(3), SMALL_CORE, seed=1, options=options)
+    figures = found.to_dict()
+    assert figures["differing_bytes"] == 0
+    assert figures["product_error_of_bound"] <= 1
+    assert abs(figures["error"]) <= 0.02
+    # The first layers' errors come from ReLUs that open elsewhere; the last ones have none.
+    assert figures["gradient_errors"]["linear2.weight"] < 0.1
+    assert abs(figures["loss"] - figures["torch_loss"]) < 0.05
+
+
+@pytest.mark.sim
+def test_a_difference_is_seen(monkeypatch):
+    """The comparison of memories: a model that rounds otherwise must not pass."""
+    from fpgapipe.hw.hls_models import fp32
+
+    right = fp32.to_bf16
+    monkeypatch.setattr(fp32, "to_bf16", lambda x: right(x) & np.uint16(0xFFFE))
+    found = bench_step(vectors_only(1), SMALL_CORE)
+    assert found.differing_bytes > 0

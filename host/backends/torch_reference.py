@@ -48,7 +48,12 @@ def initial_weights(graph: Graph) -> dict[str, torch.Tensor]:
 
 
 def forward(
-    graph: Graph, weights: Weights, inputs: Mapping[str, torch.Tensor], *, training: bool = False
+    graph: Graph,
+    weights: Weights,
+    inputs: Mapping[str, torch.Tensor],
+    *,
+    training: bool = False,
+    factors: Mapping[str, torch.Tensor] | None = None,
 ) -> dict[str, torch.Tensor]:
     """Run the forward pass.
 
@@ -61,6 +66,8 @@ def forward(
         A tensor for every network input.
     training : bool
         Whether batch normalisation uses the batch's statistics and dropout drops.
+    factors : mapping, optional
+        What dropout layers multiply by, instead of numbers that PyTorch draws.
 
     Returns
     -------
@@ -71,7 +78,10 @@ def forward(
     for layer in graph.layers.values():
         own = {p.spec.role: weights[p.name] for p in layer.parameters}
         args = [results[name] for name in layer.inputs]
-        results[layer.name] = _run(layer, own, args, training)
+        if factors and layer.name in factors:
+            results[layer.name] = args[0] * factors[layer.name]
+        else:
+            results[layer.name] = _run(layer, own, args, training)
     return {name: results[name] for name in graph.layers}
 
 

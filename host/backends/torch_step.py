@@ -36,8 +36,21 @@ class Reference:
     gradients: dict[str, NDArray[np.float32]]
 
 
-def torch_step(graph: Graph, parameters: Values, inputs: Values, labels: Any) -> Reference:
-    """Forward and backward pass of a step in PyTorch."""
+def torch_step(
+    graph: Graph,
+    parameters: Values,
+    inputs: Values,
+    labels: Any,
+    factors: Values | None = None,
+) -> Reference:
+    """Forward and backward pass of a step in PyTorch.
+
+    Parameters
+    ----------
+    graph, parameters, inputs, labels
+    factors : mapping, optional
+        What dropout layers multiply by.
+    """
     torch = require("torch", "comparing with PyTorch")
     learned = {
         p.name: p.spec.trainable for layer in graph.layers.values() for p in layer.parameters
@@ -46,7 +59,9 @@ def torch_step(graph: Graph, parameters: Values, inputs: Values, labels: Any) ->
         name: torch.tensor(value, requires_grad=learned[name]) for name, value in parameters.items()
     }
     given = {name: torch.tensor(value) for name, value in inputs.items()}
-    logits = forward(graph, weights, given, training=True)[graph.outputs[0]]
+    drops = {name: torch.tensor(value) for name, value in (factors or {}).items()}
+    results = forward(graph, weights, given, training=True, factors=drops)
+    logits = results[graph.outputs[0]]
     loss = torch.nn.functional.cross_entropy(logits, torch.as_tensor(labels))
     loss.backward()
     gradients = {name: weights[name].grad.numpy() for name, trains in learned.items() if trains}

@@ -1,11 +1,17 @@
 """Bias, activation, residual sums and dropout, forward and backward."""
 
+from collections.abc import Sequence
 from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
 
 from fpgapipe.hw.hls_models.kernels.channels import EachStep, SumStep, channel_kernel
 from fpgapipe.hw.hls_models.kernels.elementwise import FlatStep, flat_kernel
 from fpgapipe.hw.hls_models.kernels.kernel import Region, Tensor, VectorKernel
+from fpgapipe.hw.hls_models.threefry import threefry
 from fpgapipe.hw.hls_models.vector_op import (
+    LANES,
     Addend,
     Choice,
     Constant,
@@ -129,9 +135,7 @@ def drop(
     key : int
         Number of the first of the two scalar registers that have seed and step.
     """
-    kept = round((1 - rate) * (1 << 16))
-    if not 0 < kept < 1 << 16:
-        raise ValueError(f"dropout rate must be above 0 and below 1, not {rate}")
+    kept = _kept(rate)
     settings = {
         "factor": Factor.CONSTANT,
         "constants": (_NONE, Constant((1 << 16) / kept)),
@@ -140,3 +144,32 @@ def drop(
         "otherwise": Choice.ZERO,
     }
     return flat_kernel(name, {"x": x}, {"y": y}, [FlatStep("x", "y", None, settings)], region)
+
+
+def drop_factors(
+    elements: int, rate: float, stream: int, key: Sequence[int]
+) -> NDArray[np.float32]:
+    """Compute what `drop` multiplies by, for each element.
+
+    Parameters
+    ----------
+    elements : int
+    rate, stream
+        As for `drop`.
+    key : sequence of int
+        What its two scalar registers hold.
+    """
+    kept = _kept(rate)
+    counters = np.zeros((-(-elements // LANES), 4), np.uint64)
+    counters[:, 0] = np.arange(len(counters), dtype=np.uint64) + np.uint64(stream << 36)
+    bits = threefry((key[0], key[1], 0, 0), counters).astype("<u8").view("<u2").reshape(-1)
+    factors = np.where(bits[:elements] < kept, np.float32((1 << 16) / kept), np.float32(0))
+    return factors.astype(np.float32)
+
+
+def _kept(rate: float) -> int:
+    """Of 65,536 elements, how many are kept."""
+    kept = round((1 - rate) * (1 << 16))
+    if not 0 < kept < 1 << 16:
+        raise ValueError(f"dropout rate must be above 0 and below 1, not {rate}")
+    return kept

@@ -29,6 +29,9 @@ from fpgapipe.hw.hls_models.vector_op import (
 FEW_ELEMENTS, MANY_ELEMENTS = 1 << 13, 1 << 15
 """Of a piece: enough to hide what an instruction costs, few enough to overlap with transfers."""
 
+LEAST_ELEMENTS = 32
+"""Whole words of BF16, and whole vectors."""
+
 UNIT_ELEMENTS = 1 << 10
 """Pieces have a multiple of these: whole words, and whole vectors of random numbers."""
 
@@ -71,9 +74,10 @@ def piece_elements(total: int, most: int, unit: int = UNIT_ELEMENTS) -> int:
     most : int
         That fit on chip.
     unit : int
-        The result is a multiple of this, or less than one unit if no more fit.
+        The result is a multiple of this, or of 32 if no unit fits.
     """
     wanted = min(max(-(-total // 8), FEW_ELEMENTS), MANY_ELEMENTS, most)
+    unit = unit if wanted >= unit else LEAST_ELEMENTS
     return max(wanted // unit, 1) * unit
 
 
