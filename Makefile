@@ -2,6 +2,8 @@
 PYTHON ?= python3
 BIN := .venv/bin
 TESTS ?= tests
+# Test files run side by side, so that one compiles a design while another simulates.
+JOBS ?= 2
 
 .PHONY: run test test-full lint format lock bench clean setup setup-test
 
@@ -11,10 +13,10 @@ run: setup
 	@$(BIN)/fpgapipe run out/digits-cnn
 
 test: lint
-	$(BIN)/python -m pytest -q -m "not slow" $(TESTS)
+	$(BIN)/python -m pytest -q -n $(JOBS) --dist loadfile -m "not slow" $(TESTS)
 
 test-full: lint
-	$(BIN)/python -m pytest -q $(TESTS)
+	$(BIN)/python -m pytest -q -n $(JOBS) --dist loadfile $(TESTS)
 
 lint: setup-test
 	$(BIN)/ruff check .
