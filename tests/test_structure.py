@@ -77,7 +77,11 @@ def area(module, table):
     return None
 
 
-@pytest.mark.parametrize(("module", "tree"), list(sources()), ids=lambda value: str(value)[:40])
+@pytest.mark.parametrize(
+    ("module", "tree"),
+    list(sources()),
+    ids=lambda value: value if isinstance(value, str) else "tree",
+)
 def test_import_directions(module, tree):
     own = area(module, INTERNAL)
     for name in imports(tree):

@@ -1,0 +1,30 @@
+"""Transposition on the vector engine."""
+
+import numpy as np
+import pytest
+from kernel_cases import REGION, SMALL_REGION, drawn, execute, same_bits
+
+from fpgapipe.hw.hls_models.kernels.kernel import Region, Tensor
+from fpgapipe.hw.hls_models.kernels.layout import transpose
+
+
+@pytest.mark.parametrize("formats", [(4, 4), (2, 2), (4, 2), (2, 4)], ids=str)
+@pytest.mark.parametrize("shape", [(1, 1), (1, 37), (37, 1), (33, 70), (300, 129)], ids=str)
+def test_transposes_any_matrix(shape, formats):
+    x, y = Tensor("x", shape, formats[0]), Tensor("y", shape[::-1], formats[1])
+    found = execute([transpose("t", x, y, REGION)], [x, y], {"x": drawn(shape)})
+    expected = found["x"].T if formats[1] == 4 else found["y"]
+    assert same_bits(found["y"], np.ascontiguousarray(expected))
+    np.testing.assert_allclose(found["y"], found["x"].T, rtol=2**-8)
+    small = execute([transpose("t", x, y, SMALL_REGION)], [x, y], {"x": drawn(shape)})
+    assert same_bits(small["y"], found["y"])
+
+
+def test_refuses_what_does_not_fit():
+    x = Tensor("x", (3, 5))
+    with pytest.raises(ValueError, match=r"^transposed tensor y must be 5 x 3, not \(3, 5\)$"):
+        transpose("t", x, Tensor("y", (3, 5)), REGION)
+    with pytest.raises(ValueError, match=r"^transposed tensor z must have at most 65536 rows"):
+        transpose("t", Tensor("z", (70000, 1)), Tensor("y", (1, 70000)), REGION)
+    with pytest.raises(ValueError, match=r"^kernel t needs"):
+        transpose("t", Tensor("x", (4000, 2)), Tensor("y", (2, 4000)), Region(0, 4096))
