@@ -17,7 +17,12 @@ from fpgapipe.hw.hls_models.core_resources import (
 from fpgapipe.hw.hls_models.device import DeviceSpec
 from fpgapipe.hw.hls_models.gemm import EngineSpec
 from fpgapipe.hw.hls_models.mx import MX_BLOCK
+from fpgapipe.hw.hls_models.vector_op import LANES
 from fpgapipe.partition.work_products import Formats
+
+CELLS_PER_LANE = 64
+"""Of a core that `core_of` makes, at least: a lane takes as many LUTs as some sixty cells with what
+is below them, and where LUTs are few, a larger array is worth more than further lanes."""
 
 RESOURCES = ("lut", "ff", "bram36", "uram", "dsp")
 
@@ -34,7 +39,7 @@ class CoreConfig:
     scratchpad_bytes : int
         On-chip memory for operands, of all engines together.
     vector_lanes : int
-        FP32 lanes, shared by the engines.
+        FP32 lanes, shared by the engines; 16 at most, the elements of a vector.
     num_engines : int
         GEMM engines: 1, or 2 for a forward and a backward engine at the same time.
     memory_ports, port_bytes : int
@@ -70,6 +75,8 @@ class CoreConfig:
         for name in ("cols", "vector_lanes", "num_engines", "memory_ports", "port_bytes"):
             if getattr(self, name) < 1:
                 raise ValueError(f"core {name} must be at least 1, not {getattr(self, name)!r}")
+        if self.vector_lanes > LANES:
+            raise ValueError(f"core vector_lanes must be at most {LANES}, not {self.vector_lanes}")
         if not (math.isfinite(self.clk_hz) and self.clk_hz > 0):
             raise ValueError(f"core clock must be finite and above 0 Hz, not {self.clk_hz!r}")
         if self.num_links < 0:
@@ -244,16 +251,18 @@ def _widest(device: DeviceSpec, rows: int, num_engines: int) -> int:
 def core_of(device: DeviceSpec, rows: int, cols: int, num_engines: int = 1) -> CoreConfig:
     """A core with a given array, the rest sized for the device.
 
-    One memory port of 64 bytes for 32 columns, as far as the memory has bandwidth for them; a lane
-    for each element that the ports can read and write in a cycle; all UltraRAM as scratchpad, or
-    where there is none three quarters of the block RAM that the rest leaves.
+    One memory port of 64 bytes for 32 columns, as far as the memory has bandwidth for them; all
+    UltraRAM as scratchpad, or where there is none three quarters of the block RAM that the rest
+    leaves. Lanes are a power of two, 2 at least, otherwise at most 16, one for `CELLS_PER_LANE`
+    cells, and one for each element that the ports can read and write in a cycle.
     """
     bytes_per_cycle = device.memory_bytes_per_s / device.clk_hz
     port_bytes = max(_width(bytes_per_cycle), 4) if bytes_per_cycle else 4
     ports = max(1, min(-(-cols * num_engines // 32), int(bytes_per_cycle // port_bytes)))
     formats = Formats()
     lanes = max(2, ports * port_bytes // (2 * formats.feature_bytes))
-    lanes = min(lanes, max(2, rows * cols * num_engines // 16))
+    lanes = min(lanes, max(2, rows * cols * num_engines // CELLS_PER_LANE), LANES)
+    lanes = 1 << (lanes.bit_length() - 1)
     least = EngineSpec.least_scratchpad_bytes(rows, cols) * num_engines
     core = CoreConfig(
         rows, cols, device.clk_hz, least, lanes, num_engines, ports, port_bytes, formats=formats

@@ -14,8 +14,13 @@ from dataclasses import dataclass, fields
 from fpgapipe.hw.hls_models.core_spec import CoreSpec
 from fpgapipe.hw.hls_models.isa import WORD_BYTES
 from fpgapipe.hw.hls_models.systolic import SystolicSpec
+from fpgapipe.hw.hls_models.vector_fields import COUNTER_BITS
+from fpgapipe.hw.hls_models.vector_op import LANES, MAX_SUMS
 
 WORD_BITS = 8 * WORD_BYTES
+
+_SUM_BITS = 32 + COUNTER_BITS
+"""Of a sum, or a maximum and its place, that waits for its next element."""
 
 
 @dataclass(frozen=True)
@@ -174,14 +179,32 @@ COEFFICIENTS = {
             "blocks (452 LUT and 609 FF): one engine and two",
         ),
         Coefficient(
-            "vector lane", "lane", 950, 800, 0.5, 0, "estimate",
-            "FP32 adder (430 LUT), multiplier beside its DSPs (130), compare and select (70), "
-            "casts and masks (120), function table of 512 x 36 bits and interpolation control "
-            "(200); its DSPs are those of MULTIPLIER_DSPS",
+            "vector lane", "lane", 2416, 1735, 0, 4, "counted",
+            _COUNTED + "three FP32 adders and two multipliers, of two DSPs each; comparisons and "
+            "choices, maxima",
         ),
         Coefficient(
-            "vector control", "core", 2500, 2200, 1, 0, "estimate",
-            "four address generators, reduction tree control, instruction decoding",
+            "vector lane ways", "lane", 280, 531, 0, 0, "counted",
+            _COUNTED + "what operands wait in on their way past the stages, coefficients, results "
+            "on their way through the function units; 32 bits of reader and writer. Without sums",
+        ),
+        Coefficient(
+            "vector ways", "vector engine", 5160, 6120, 0, 0, "counted",
+            _COUNTED + "reader 3,200 LUT (635 of them 16 words each of X and Y) and 3,340 FF; "
+            "writer 1,710 and 2,570; what goes along with beats. Addresses have 13 to 20 bits",
+        ),
+        Coefficient(
+            "random numbers", "vector engine", 3066, 3762, 0, 0, "counted",
+            _COUNTED + "Threefry, a stage a round",
+        ),
+        Coefficient(
+            "function unit", "function lane", 1183, 853, 2, 7, "counted",
+            _COUNTED + "tables of 1,024 rows; 853 FF beside those in DSPs",
+        ),
+        Coefficient(
+            "vector control", "vector engine", 2350, 4070, 0, 0, "counted",
+            _COUNTED + "what the sequencer (553 LUT and 2,825 FF: an instruction in its queue, "
+            "another on its way) and registers (1,358 and 906) grow by; constants 429 and 339",
         ),
         Coefficient(
             "link", "byte of width", 70, 90, 0.25, 0, "estimate",
@@ -252,16 +275,22 @@ def result_writer(cols: int) -> Resources:
 def scratchpad_logic(banks: int, num_engines: int) -> Resources:
     """What lies between the ports of the scratchpad and its memories.
 
-    Every engine has two ports that read and one that writes anywhere; loads and stores have one
-    each, for whole words. A port that reads chooses, for each granule of its own, among the even
-    and odd words of all banks and turns what it has; one that writes turns 64 bytes; a memory
-    chooses among the writers, a LUT a bit for each but the first. A LUT chooses from the four words
-    of two banks; Yosys takes 3.2 for those of four.
+    Every engine, of products or of vectors, has two ports that read and one that writes anywhere;
+    loads and stores have one each, for whole words. A port that reads chooses, for each granule of
+    its own, among the even and odd words of all banks and turns what it has; one that writes turns
+    64 bytes; a memory chooses among the writers. A LUT chooses from the four words of two banks;
+    Yosys takes 3.2 for those of four. One takes the last step of a writer's turn together with the
+    choice from two writers; of more, the steps are a LUT a bit each, and the choices that of one
+    input and one select for each.
     """
     reads, writers = 2 * num_engines + 1, num_engines + 1
     sources = 32 * (1 + (banks - 1).bit_length())
     registers = reads * 2 * WORD_BITS + writers * WORD_BITS + 2 * num_engines * sources
-    choices = reads * (1 if banks <= 2 else 0.8 * banks) + 2 * banks * (writers - 1)
+    choices = reads * (1 if banks <= 2 else 0.8 * banks)
+    if writers > 2:
+        choices += writers - 1 + 2 * banks * math.ceil((2 * writers - 2) / 5)
+    else:
+        choices += 2 * banks
     return (
         COEFFICIENTS["scratchpad turned read"].resources * (2 * num_engines)
         + COEFFICIENTS["scratchpad turned write"].resources * num_engines
@@ -300,10 +329,22 @@ def control(num_engines: int) -> Resources:
     return found + COEFFICIENTS["engine control"].resources * num_engines
 
 
+def vector_engine(lanes: int, function_lanes: int) -> Resources:
+    """A vector engine, without its ports of the scratchpad and its queue.
+
+    Its memory of sums has as many bits for any number of lanes.
+    """
+    found = COEFFICIENTS["vector ways"].resources + COEFFICIENTS["random numbers"].resources
+    for block in ("vector lane", "vector lane ways"):
+        found += COEFFICIENTS[block].resources * lanes
+    found += COEFFICIENTS["function unit"].resources * function_lanes
+    return found + memory(MAX_SUMS * LANES // lanes, _SUM_BITS * lanes)
+
+
 def block_resources(spec: CoreSpec) -> dict[str, Resources]:
     """What a core's blocks take on UltraScale+, by name; all of a name together."""
-    engines, pad = spec.num_engines, spec.scratchpad
-    return {
+    engines, pad, vector = spec.num_engines, spec.scratchpad, spec.vector
+    found = {
         "operand readers": operand_reader(spec.rows) * (2 * engines),
         "arrays": (cells(spec.rows, spec.cols) + skew(spec.rows, spec.cols)) * engines,
         "accumulators": (
@@ -313,11 +354,15 @@ def block_resources(spec: CoreSpec) -> dict[str, Resources]:
         )
         * engines,
         "result writers": result_writer(spec.cols) * engines,
-        "scratchpad": scratchpad_logic(pad.banks, engines)
+        "scratchpad": scratchpad_logic(pad.banks, engines + int(vector is not None))
         + scratchpad_memory(pad.banks, pad.bank_bytes),
         "transfers": transfers(spec.bus_bytes),
         "control": control(engines),
     }
+    if vector:
+        found["vector engine"] = vector_engine(vector.lanes, vector.function_lanes)
+        found["control"] += COEFFICIENTS["vector control"].resources
+    return found
 
 
 def counted_core(spec: CoreSpec) -> Resources:

@@ -5,7 +5,7 @@ What blocks take, and how that is known, is in :mod:`fpgapipe.hw.hls_models.core
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from fpgapipe.hw.hls_models import core_counts
 from fpgapipe.hw.hls_models.core_counts import COEFFICIENTS as COEFFICIENTS
@@ -19,8 +19,15 @@ URAM_DATA_BYTES = 32768
 """Bytes that a block holds in elements of 8, 16 or 32 bits: its parity bits stay unused."""
 
 MULTIPLIER_DSPS = {"DSP48E1": 2, "DSP48E2": 2, "DSP58": 1, "MULT18X18D": 4}
-"""DSPs of a 24 x 24 bit product, the core of an FP32 multiplier, by kind of DSP. Derived from their
-sizes: 25x18, 27x18, 27x24 and 18x18 bits."""
+"""DSPs of a 24 x 24 bit product, the core of an FP32 multiplier, by kind of DSP. Counted by Yosys,
+but for DSP58: that is derived from its size, 27x24 bits."""
+
+LANE_MULTIPLIERS = 2
+"""FP32 multipliers of a vector lane."""
+
+FUNCTION_DSPS = {"DSP48E1": 9, "DSP48E2": 7, "DSP58": 7, "MULT18X18D": 13}
+"""DSPs of a function unit. Counted by Yosys, but for DSP58: one holds more bits than a DSP48E2, so
+that no more are needed."""
 
 LUT4_FACTOR = 1.6
 """LUTs of four inputs for one of six, for all but cells: counted on the blocks of a 4 x 4 core,
@@ -44,6 +51,7 @@ class CoreShape:
     num_engines : int
         GEMM engines.
     vector_lanes : int
+        0 for no vector engine.
     scratchpad_bytes : int
         Of all engines together.
     acc_depth : int
@@ -102,19 +110,28 @@ def fixed_resources(shape: CoreShape) -> Resources:
         + COEFFICIENTS["result word"].resources * min(shape.cols, 16)
     )
     links = COEFFICIENTS["link"].resources * sum(shape.link_widths)
-    lane = COEFFICIENTS["vector lane"].resources
+    vector = Resources()
+    if shape.vector_lanes:
+        vector = core_counts.vector_engine(shape.vector_lanes, function_lanes(shape))
+        vector += COEFFICIENTS["vector control"].resources
     logic = (
         engine * shape.num_engines
-        + core_counts.scratchpad_logic(banks(shape), shape.num_engines)
+        + core_counts.scratchpad_logic(banks(shape), shape.num_engines + (shape.vector_lanes > 0))
         + core_counts.transfers(shape.port_bytes) * shape.memory_ports
         + core_counts.control(shape.num_engines)
-        + lane * shape.vector_lanes
-        + COEFFICIENTS["vector control"].resources
+        + vector
         + links
         + COEFFICIENTS["link control"].resources * len(shape.link_widths)
     )
-    dsps = Resources(dsp=MULTIPLIER_DSPS[shape.dsp_kind] * shape.vector_lanes)
-    return _lut4(logic, shape) + _skew(shape) * shape.num_engines + dsps
+    multipliers = LANE_MULTIPLIERS * MULTIPLIER_DSPS[shape.dsp_kind] * shape.vector_lanes
+    functions = FUNCTION_DSPS[shape.dsp_kind] * function_lanes(shape)
+    found = _lut4(logic, shape) + _skew(shape) * shape.num_engines
+    return replace(found, dsp=multipliers + functions)
+
+
+def function_lanes(shape: CoreShape) -> int:
+    """Elements a cycle of functions: a quarter of the lanes, as `VectorSpec` has it."""
+    return -(-shape.vector_lanes // 4)
 
 
 def banks(shape: CoreShape) -> int:
