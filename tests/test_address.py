@@ -7,6 +7,7 @@ import re
 
 import numpy as np
 import pytest
+from core_cases import some_of
 
 from fpgapipe.hw.hls_models.address import BLOCK, Loop, Odometer, OperandPattern, ResultPattern
 from fpgapipe.hw.hls_models.core_spec import CoreSpec, ScratchpadSpec
@@ -319,7 +320,7 @@ def test_refuses(make, message):
 
 
 @pytest.mark.sim
-@pytest.mark.parametrize("rows", [4, 32])
+@pytest.mark.parametrize("rows", [4, pytest.param(32, marks=pytest.mark.slow)])
 def test_gateware_matches_model(rows, tmp_path):
     spec = dataclasses.replace(CORE, rows=rows)
     assert simulate(AddressGenerator(spec), "tb_address", tmp_path).tests == TESTS
@@ -364,7 +365,7 @@ FAULTS = {
 
 
 @pytest.mark.sim
-@pytest.mark.parametrize("fault", FAULTS)
+@pytest.mark.parametrize("fault", some_of(FAULTS))
 def test_testbench_sees(fault, tmp_path):
     pattern, replacement, test = FAULTS[fault]
     faulty, count = re.subn(pattern, replacement, verilog_of(AddressGenerator(CORE)), count=1)

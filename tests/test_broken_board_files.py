@@ -19,10 +19,10 @@ BOARDS = Path(__file__).parent.parent / "boards"
 def check_refused(path: Path) -> None:
     """Both readers refuse the file, as a user's error, in time, in words that can be printed."""
     for read in (read_board, load_cluster):
-        start_s = time.perf_counter()
+        start_s = time.process_time()
         with pytest.raises(FileError) as raised:
             read(path)
-        assert time.perf_counter() - start_s < LIMIT_S
+        assert time.process_time() - start_s < LIMIT_S
         message = str(raised.value)
         assert message.startswith(f"{path}: ")
         assert all(line.isprintable() for line in message.splitlines())
@@ -30,10 +30,10 @@ def check_refused(path: Path) -> None:
 
 
 def check_one_refused(path: Path, read) -> None:
-    start_s = time.perf_counter()
+    start_s = time.process_time()
     with pytest.raises(FileError) as raised:
         read(path)
-    assert time.perf_counter() - start_s < LIMIT_S
+    assert time.process_time() - start_s < LIMIT_S
     assert str(raised.value).startswith(f"{path}: ")
 
 
@@ -420,7 +420,7 @@ def test_mutated_files_are_read_or_refused(seed, tmp_path):
         path = tmp_path / "mutant.yaml"
         path.write_bytes(data)
         lines = []
-        start_s = time.perf_counter()
+        start_s = time.process_time()
         try:
             read(path)
         except UserError as error:
@@ -428,6 +428,6 @@ def test_mutated_files_are_read_or_refused(seed, tmp_path):
             lines = str(error).splitlines()
         except Exception as error:
             pytest.fail(f"{type(error).__name__}: {error} for {data!r}")
-        assert time.perf_counter() - start_s < LIMIT_S, data
+        assert time.process_time() - start_s < LIMIT_S, data
         assert all(line.isprintable() for line in lines), data
     assert num_refused > 100

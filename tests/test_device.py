@@ -381,6 +381,7 @@ def test_two_engines(tmp_path):
     run(cases_of_two(), verilog_of(Device(TWO)), tmp_path)
 
 
+@pytest.mark.slow
 def test_narrow_bus(tmp_path):
     run(cases_of_narrow(), verilog_of_narrow(), tmp_path, fault=0)
 

@@ -7,6 +7,7 @@ import ml_dtypes
 import numpy as np
 import pytest
 import torch
+from core_cases import some_of
 
 from fpgapipe.hw.hls_models import fp32
 from fpgapipe.hw.hls_models.fp32 import SumSpec
@@ -292,7 +293,7 @@ FAULTS = {
 
 
 @pytest.mark.sim
-@pytest.mark.parametrize("fault", FAULTS)
+@pytest.mark.parametrize("fault", some_of(FAULTS))
 def test_testbench_sees(fault, tmp_path):
     block, pattern, replacement = FAULTS[fault]
     make, test, _ = BLOCKS[block]
