@@ -11,7 +11,7 @@ import json
 from dataclasses import replace
 from typing import Any
 
-from fpgapipe.host.core_bench import bench_layer, build_device, parse_layer
+from fpgapipe.host.core_bench import bench_layer, device_verilog, parse_layer
 from fpgapipe.host.step import build_step
 from fpgapipe.host.step_bench import bench_step
 from fpgapipe.hw.hls_models.core_cycles import MemorySpec, predict
@@ -61,7 +61,7 @@ def speeds(rows: int) -> dict[str, float]:
             run = bench_layer(layer, "forward", core)
             best = max(best, run.cycles / run.cpu_s)
         found[f"{name}_cycles_per_s"] = best
-        found[f"{name}_idle_cycles_per_s"] = native_speed(build_device(core)[0], IDLE_CYCLES)
+        found[f"{name}_idle_cycles_per_s"] = native_speed(device_verilog(core), IDLE_CYCLES)
     found["ratio"] = found["vector_cycles_per_s"] / found["gemm_cycles_per_s"]
     return found
 
