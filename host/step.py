@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import contextmanager
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
@@ -30,7 +31,20 @@ from fpgapipe.hw.hls_models.vector_op import LANES, Constant
 from fpgapipe.partition import operators as ops
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
+
     from fpgapipe.partition.graph import Graph, Layer, Parameter
+
+
+@contextmanager
+def _naming(unit: Unit) -> Iterator[None]:
+    """Say which layer it is that a kernel or a product refuses."""
+    try:
+        yield
+    except (NotImplementedError, ValueError) as error:
+        text = str(error)
+        named = text if text.startswith("layer ") else f"layer {unit.layers[0].name!r}: {text}"
+        raise NotImplementedError(named) from error
 
 
 def _ceil_word(size_bytes: int) -> int:
@@ -179,7 +193,8 @@ class StepBuilder:
             self.values[name] = Value(self.tensor(name, shape, options.feature_bytes))
         for unit in units:
             self._unit = f"{unit.name} forward"
-            self.values[unit.name] = unit.forward(self)
+            with _naming(unit):
+                self.values[unit.name] = unit.forward(self)
         if options.train:
             self._train(units)
         return self._placed()
@@ -214,7 +229,8 @@ class StepBuilder:
             if dy is not None:
                 self.gradients[unit.name] = dy.name
             if dy is not None and (learns or any(carrying(each.name) for each in unit.layers)):
-                unit.backward(self, dy)
+                with _naming(unit):
+                    unit.backward(self, dy)
         self._unit = "update"
         self._update()
 

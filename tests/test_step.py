@@ -1,6 +1,7 @@
 """Training steps: programs of whole networks against PyTorch, and in hardware against the model."""
 
 import random
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -17,7 +18,7 @@ from fpgapipe.host.step_units import AddUnit, NormUnit, ProductUnit, units_of
 from fpgapipe.hw.hls_models import mx
 from fpgapipe.hw.hls_models.conv import ConvSpec
 from fpgapipe.hw.hls_models.core import CoreModel
-from fpgapipe.hw.hls_models.core_spec import CoreSpec
+from fpgapipe.hw.hls_models.core_spec import CoreSpec, ScratchpadSpec
 from fpgapipe.partition.load import load_network
 from fpgapipe.partition.networks.layers import Network
 
@@ -262,3 +263,15 @@ def test_a_difference_is_seen(monkeypatch):
     monkeypatch.setattr(fp32, "to_bf16", lambda x: right(x) & np.uint16(0xFFFE))
     found = bench_step(vectors_only(1), SMALL_CORE)
     assert found.differing_bytes > 0
+
+
+def test_what_does_not_fit_is_refused_by_its_layer():
+    """A product that no cut makes small enough, and a kernel of vectors that no piece does."""
+    net = Network("wide", 1)
+    x = net.image(2, 40, 40)
+    net.linear(net.flatten(net.max_pool(x, 39, stride=1)), 3)
+    with pytest.raises(NotImplementedError, match=r"^layer 'max_pool1': max pool window must"):
+        build_step(net.build(), SMALL_CORE)
+    tiny = replace(SMALL_CORE, scratchpad=ScratchpadSpec(8, 256))
+    with pytest.raises(NotImplementedError, match=r"^layer 'conv1': the forward pass of ConvSpec"):
+        build_step(every_operator(1), tiny)

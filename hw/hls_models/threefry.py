@@ -77,3 +77,19 @@ def threefry(
         if number % 4 == 3:
             inject(number // 4 + 1)
     return np.stack(x, axis=-1).reshape(counters.shape)
+
+
+def lane_bits(key: tuple[int, int], first: int, number: int) -> NDArray[np.uint16]:
+    """Random numbers of the lanes of vectors, shape (number, 16).
+
+    Parameters
+    ----------
+    key : tuple of int
+        Its lower two words; the others are 0.
+    first : int
+        Counter of the first vector; that of the others follows.
+    number : int
+    """
+    counters = np.zeros((number, 4), np.uint64)
+    counters[:, 0] = np.arange(number, dtype=np.uint64) + np.uint64(first)
+    return threefry((*key, 0, 0), counters).astype("<u8").view("<u2")

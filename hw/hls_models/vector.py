@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from fpgapipe.hw.hls_models import fp32
 from fpgapipe.hw.hls_models.function import apply
-from fpgapipe.hw.hls_models.threefry import threefry
+from fpgapipe.hw.hls_models.threefry import lane_bits
 from fpgapipe.hw.hls_models.vector_fields import (
     COUNTER_BITS,
     NUM_COEFFICIENTS,
@@ -228,10 +228,8 @@ def _coefficients(op: VectorOp, scratchpad: NDArray[np.uint8]) -> list[NDArray[n
 def drawn_lanes(op: VectorOp, scalars: Sequence[int]) -> NDArray[np.bool_]:
     """Outcomes of a random test, shape (num_vectors, 16)."""
     assert isinstance(op.test, Random), "nothing is drawn"
-    numbers = np.zeros((op.num_vectors, 4), np.uint64)
-    numbers[:, 0] = np.arange(op.num_vectors, dtype=np.uint64) + np.uint64(op.test.first)
-    key = (scalars[op.test.key], scalars[op.test.key + 1], 0, 0)
-    drawn: NDArray[np.bool_] = threefry(key, numbers).astype("<u8").view("<u2") < op.test.threshold
+    key = (scalars[op.test.key], scalars[op.test.key + 1])
+    drawn: NDArray[np.bool_] = lane_bits(key, op.test.first, op.num_vectors) < op.test.threshold
     return drawn
 
 

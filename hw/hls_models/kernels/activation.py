@@ -9,7 +9,7 @@ from numpy.typing import NDArray
 from fpgapipe.hw.hls_models.kernels.channels import EachStep, SumStep, channel_kernel
 from fpgapipe.hw.hls_models.kernels.elementwise import FlatStep, flat_kernel
 from fpgapipe.hw.hls_models.kernels.kernel import Region, Tensor, VectorKernel
-from fpgapipe.hw.hls_models.threefry import threefry
+from fpgapipe.hw.hls_models.threefry import lane_bits
 from fpgapipe.hw.hls_models.vector_op import (
     LANES,
     Addend,
@@ -160,9 +160,7 @@ def drop_factors(
         What its two scalar registers hold.
     """
     kept = _kept(rate)
-    counters = np.zeros((-(-elements // LANES), 4), np.uint64)
-    counters[:, 0] = np.arange(len(counters), dtype=np.uint64) + np.uint64(stream << 36)
-    bits = threefry((key[0], key[1], 0, 0), counters).astype("<u8").view("<u2").reshape(-1)
+    bits = lane_bits((key[0], key[1]), stream << 36, -(-elements // LANES)).reshape(-1)
     factors = np.where(bits[:elements] < kept, np.float32((1 << 16) / kept), np.float32(0))
     return factors.astype(np.float32)
 
