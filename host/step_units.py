@@ -115,9 +115,6 @@ class ProductUnit(Unit):
 
     slope: float | None = None
 
-    def _has_bias(self, step: StepBuilder) -> bool:
-        return step.parameter(self.layers[0], "bias") is not None
-
     def forward(self, step: StepBuilder) -> Value:
         """See `Unit`."""
         layer = self.layers[0]
