@@ -7,6 +7,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from fpgapipe.errors import UserError
+from fpgapipe.host.microbatch import Made, MicroBatch
 from fpgapipe.host.step_program import (
     CORRECT,
     LABELS,
@@ -24,14 +25,15 @@ from fpgapipe.host.step_units import Unit, Value, units_of
 from fpgapipe.hw.hls_models.core_cycles import MemorySpec
 from fpgapipe.hw.hls_models.core_spec import CoreSpec
 from fpgapipe.hw.hls_models.isa import WORD_BYTES, encode
-from fpgapipe.hw.hls_models.kernels import activation, loss, optimiser
+from fpgapipe.hw.hls_models.kernels import loss, optimiser
 from fpgapipe.hw.hls_models.kernels.assemble import Placed, assemble, page
 from fpgapipe.hw.hls_models.kernels.kernel import Kernel, Region, Tensor
 from fpgapipe.hw.hls_models.vector_op import LANES, Constant
 from fpgapipe.partition import operators as ops
+from fpgapipe.partition.schedule import Task, TaskKind
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterator, Sequence
 
     from fpgapipe.partition.graph import Graph, Layer, Parameter
 
@@ -54,27 +56,36 @@ def _ceil_word(size_bytes: int) -> int:
 class StepBuilder:
     """Collects the kernels and tensors of a step.
 
-    Attributes
+    Parameters
     ----------
     graph : Graph
+        For the samples of one micro-batch.
     core : CoreSpec
+    memory : MemorySpec
+    options : StepOptions
+    tasks : sequence of Task
+        What is done in which order; every micro-batch's backward pass comes in their order.
+
+    Attributes
+    ----------
+    graph, core, memory, options
     product_core : CoreSpec
         The core with the part of the scratchpad that is the products'.
     region : Region
         The part that is the vector engine's.
-    memory : MemorySpec
-    values : dict of str to Value
-        Results of layers, and inputs of the network.
-    kernels : list of (str, Kernel)
-        Each with the name of its unit.
+    made : list of Made
+        All kernels.
     tensors : dict of str to Tensor
     random_key : int
-    gradients : dict of str to str
-        Tensor of the gradient of each value that has one.
     """
 
     def __init__(
-        self, graph: Graph, core: CoreSpec, memory: MemorySpec, options: StepOptions
+        self,
+        graph: Graph,
+        core: CoreSpec,
+        memory: MemorySpec,
+        options: StepOptions,
+        tasks: Sequence[Task],
     ) -> None:
         if core.vector is None:
             raise UserError("a training step needs a core with a vector engine")
@@ -90,32 +101,43 @@ class StepBuilder:
         self.product_core = replace(core, scratchpad=half)
         self.region = Region(half.size_bytes, half.size_bytes, half.bank_bytes)
         self.random_key = int(Scalar.RANDOM_SEED)
-        self.values: dict[str, Value] = {}
-        self.kernels: list[tuple[str, Kernel]] = []
+        self.made: list[Made] = []
         self.tensors: dict[str, Tensor] = {}
         self.stored: dict[str, Stored] = {}
-        self._unit = ""
-        self.gradients: dict[str, str] = {}
-        self._gradients: dict[str, list[Tensor]] = {}
+        self._tasks = tuple(tasks)
+        self._slots = slots_of(self._tasks)
+        self._num_slots = max(self._slots.values()) + 1
+        self._batches: dict[int, MicroBatch] = {}
+        self._units = list(units_of(graph))
+        self._waiting: dict[int, list[Made]] = {}  # weight gradients that come later
+        self._written: set[str] = set()  # parameters whose gradient there is
 
-    def add(self, kernel: Kernel) -> None:
-        """Take a kernel; kernels run in the order in which they come."""
-        self.kernels.append((self._unit, kernel))
+    # ------------------------------------------------------------------ tensors
+
+    def in_slot(self, name: str, slot: int) -> str:
+        """Name of a slot's tensor."""
+        return name if self._num_slots == 1 else f"{name}#{slot}"
+
+    def of_microbatch(self, name: str, index: int) -> str:
+        """Name of a tensor that each micro-batch has one of."""
+        return name if len(self._slots) == 1 else f"{name}@{index}"
 
     def declare(self, tensor: Tensor) -> Tensor:
-        """Take a tensor that needs a place in memory."""
-        assert tensor.name not in self.tensors, f"tensor {tensor.name} is there already"
-        self.tensors[tensor.name] = tensor
+        """Take a tensor that needs a place in memory; all of one name are the same."""
+        found = self.tensors.setdefault(tensor.name, tensor)
+        assert found == tensor, f"tensor {tensor.name} is there already, and is another"
         return tensor
 
-    def tensor(self, name: str, shape: tuple[int, ...], element_bytes: int) -> Tensor:
-        """Make a tensor."""
-        return self.declare(Tensor(name, shape, element_bytes))
+    def gradient_places(self, parameter: Tensor) -> tuple[Tensor, Tensor | None]:
+        """Where a parameter's gradient is summed, and where what is added to it has to go.
 
-    def feature(self, name: str, shape: tuple[int, ...]) -> Tensor:
-        """Make a tensor of features or their gradients; what leaves the network is FP32."""
-        size = 4 if name in self.graph.outputs else self.options.feature_bytes
-        return self.tensor(name, shape, size)
+        The second is None for the first gradient, which goes where the sum will be.
+        """
+        total = Tensor(f"{parameter.name}.gradient", parameter.shape, 4)
+        if parameter.name not in self._written:
+            self._written.add(parameter.name)
+            return total, None
+        return total, self.declare(Tensor(f"{parameter.name}.part", parameter.shape, 4))
 
     # ------------------------------------------------------------------ parameters
 
@@ -153,36 +175,36 @@ class StepBuilder:
             )
         return found.tensor
 
-    def gradient_of(self, parameter: Tensor) -> Tensor:
-        """Where the gradient of a parameter goes."""
-        return Tensor(f"{parameter.name}.gradient", parameter.shape, 4)
-
-    # ------------------------------------------------------------------ gradients of features
-
-    def give_gradient(self, name: str, gradient: Tensor) -> None:
-        """Take a gradient of a value from one of those that read it."""
-        if name in self.graph.layers:
-            self._gradients.setdefault(name, []).append(gradient)
-
-    def gradient(self, name: str) -> Tensor | None:
-        """The gradient of a value, summed over all that read it; None if nothing gave one."""
-        given = self._gradients.pop(name, [])
-        if not given:
-            return None
-        total = given[0]
-        for number, other in enumerate(given[1:]):
-            last = self.feature(f"{name}.gradient{number}", total.shape)
-            self.add(activation.add(last.name, total, other, last, self.region))
-            total = last
-        return total
-
     # ------------------------------------------------------------------ the whole
 
     def build(self) -> StepProgram:
         """Make the program."""
-        graph, options = self.graph, self.options
-        units = list(units_of(graph))
-        for name, tensor in graph.inputs.items():
+        if self.options.train and len(self.graph.outputs) != 1:
+            raise UserError(
+                f"training needs a network with one output, the logits, not "
+                f"{len(self.graph.outputs)}"
+            )
+        for task in self._tasks:
+            index = task.microbatch
+            if task.kind is TaskKind.F:
+                self._batches[index] = self._forward(index)
+            elif task.kind is TaskKind.B:
+                self.made += self._backward(self._batches[index])
+            elif task.kind is TaskKind.DX:
+                made = self._backward(self._batches[index])
+                self.made += [each for each in made if not each.is_weight]
+                self._waiting[index] = [each for each in made if each.is_weight]
+            elif task.kind is TaskKind.DW:
+                self.made += self._waiting.pop(index)
+            else:
+                assert task.kind is TaskKind.U, f"{task} is no task of one device"
+                self._update()
+        return self._placed()
+
+    def _forward(self, index: int) -> MicroBatch:
+        """Add a micro-batch's forward pass."""
+        batch = MicroBatch(self, index, self._slots[index])
+        for name, tensor in self.graph.inputs.items():
             if not tensor.dtype.is_float:
                 raise UserError(
                     f"input {name!r} must have floating-point numbers, not {tensor.dtype}"
@@ -190,59 +212,71 @@ class StepBuilder:
             shape = tensor.shape
             if len(shape) == 4:
                 shape = (shape[0], *shape[2:], shape[1])
-            self.values[name] = Value(self.tensor(name, shape, options.feature_bytes))
-        for unit in units:
-            self._unit = f"{unit.name} forward"
+            own = self.of_microbatch(name, index)
+            batch.values[name] = Value(self.declare(Tensor(own, shape, self.options.feature_bytes)))
+        for unit in self._units:
+            batch.unit = f"{unit.name} forward"
             with _naming(unit):
-                self.values[unit.name] = unit.forward(self)
-        if options.train:
-            self._train(units)
-        return self._placed()
+                batch.values[unit.name] = unit.forward(batch)
+        if self.options.train:
+            self._loss(batch)
+        self.made += batch.made
+        batch.made = []
+        return batch
 
-    def _train(self, units: list[Unit]) -> None:
-        if len(self.graph.outputs) != 1:
-            raise UserError(
-                f"training needs a network with one output, the logits, not "
-                f"{len(self.graph.outputs)}"
-            )
+    def _loss(self, batch: MicroBatch) -> None:
         (output,) = self.graph.outputs
-        logits = self.values[output].tensor
-        self._unit = "loss"
-        dlogits = self.tensor(f"{output}.dlogits", logits.shape, 4)
-        labels = self.tensor(LABELS, logits.shape[:1], 4)
-        result = self.tensor(LOSS, (1,), 4)
-        correct = self.tensor(CORRECT, (1,), 4)
-        self.declare(loss.class_numbers(logits.shape[-1]))
-        self.add(
+        logits = batch.values[output].tensor
+        batch.unit = "loss"
+        dlogits = batch.tensor(f"{output}.dlogits", logits.shape, 4)
+        rows, classes = logits.shape
+        labels, result, correct = (
+            self.declare(Tensor(self.of_microbatch(name, batch.index), shape, 4))
+            for name, shape in ((LABELS, (rows,)), (LOSS, (1,)), (CORRECT, (1,)))
+        )
+        self.declare(loss.class_numbers(classes))
+        batch.add(
             loss.cross_entropy(
-                "loss", logits, labels, result, self.region, gradient=dlogits, correct=correct
+                "loss",
+                logits,
+                labels,
+                result,
+                self.region,
+                gradient=dlogits,
+                correct=correct,
+                scale=1 / (rows * len(self._slots)),
             )
         )
-        self._gradients[output] = [dlogits]
+        batch.give_gradient(output, dlogits)
+
+    def _backward(self, batch: MicroBatch) -> list[Made]:
+        """Make a micro-batch's backward pass."""
         carrying = self.graph.input_gradients
-        for unit in reversed(units):
-            self._unit = f"{unit.name} backward"
-            dy = self.gradient(unit.name)
+        for unit in reversed(self._units):
+            batch.unit = f"{unit.name} backward"
+            dy = batch.gradient(unit.name)
             learns = any(
                 parameter.spec.trainable for layer in unit.layers for parameter in layer.parameters
             )
-            if dy is not None:
-                self.gradients[unit.name] = dy.name
             if dy is not None and (learns or any(carrying(each.name) for each in unit.layers)):
                 with _naming(unit):
-                    unit.backward(self, dy)
-        self._unit = "update"
-        self._update()
+                    unit.backward(batch, dy)
+        made, batch.made = batch.made, []
+        return made
 
     def _update(self) -> None:
         """Let the optimiser take its step."""
         size = (self._arena_elements(),)
+
+        def add(kernel: Kernel) -> None:
+            self.made.append(Made(kernel, "update"))
+
         weights, gradient, momenta, squares = (Tensor(name, size, 4) for name in SUFFIXES)
         clip = None
         if self.options.clips:
-            clip, norm = self.tensor("clip", (LANES,), 4), self.tensor(NORM, (LANES,), 4)
+            clip, norm = (self.declare(Tensor(name, (LANES,), 4)) for name in ("clip", NORM))
             limit = Constant(register=Scalar.MAX_NORM)
-            self.add(
+            add(
                 optimiser.clip_coefficient(
                     "clip", [gradient], clip, self.region, max_norm=limit, norm=norm
                 )
@@ -255,14 +289,12 @@ class StepBuilder:
                 weight_decay=decay,
             )
             moments = (momenta, squares)
-            self.add(
-                optimiser.adam("update", adam, weights, gradient, moments, self.region, clip=clip)
-            )
+            add(optimiser.adam("update", adam, weights, gradient, moments, self.region, clip=clip))
             return
         sgd = optimiser.Sgd(
             Constant(register=Scalar.LEARNING_RATE), Constant(register=Scalar.MOMENTUM), decay
         )
-        self.add(
+        add(
             optimiser.sgd(
                 "update", sgd, weights, gradient, self.region, velocity=momenta, clip=clip
             )
@@ -305,7 +337,7 @@ class StepBuilder:
         for tensor in self.tensors.values():
             if tensor.name not in places:
                 put(tensor.name, tensor.size_bytes)
-        kernels = [kernel for _, kernel in self.kernels]
+        kernels = [each.kernel for each in self.made]
         assembled = assemble(kernels, places, self.core)
         entry = at
         size = page(entry + len(encode(assembled.instructions)))
@@ -319,11 +351,44 @@ class StepBuilder:
             places,
             dict(self.tensors),
             dict(self.stored),
-            dict(self.values),
-            dict(self.gradients),
+            dict(self._batches[0].values),
+            dict(self._batches[0].gradients),
+            len(self._slots),
             entry,
             size,
         )
+
+
+def slots_of(tasks: Sequence[Task]) -> dict[int, int]:
+    """Slot of each micro-batch: the lowest that is free when its forward pass begins."""
+    last = {task.microbatch: at for at, task in enumerate(tasks) if task.microbatch >= 0}
+    free: list[int] = []
+    found: dict[int, int] = {}
+    num_slots = 0
+    for at, task in enumerate(tasks):
+        index = task.microbatch
+        if index < 0:
+            continue
+        if index not in found:
+            if not free:
+                free.append(num_slots)
+                num_slots += 1
+            found[index] = free.pop(free.index(min(free)))
+        if last[index] == at:
+            free.append(found[index])
+    return found
+
+
+def single_device(num_microbatches: int, *, train: bool = True) -> tuple[Task, ...]:
+    """Tasks of one device that has the whole network: one micro-batch after the other."""
+    tasks = []
+    for index in range(num_microbatches):
+        tasks.append(Task(TaskKind.F, 0, index))
+        if train:
+            tasks.append(Task(TaskKind.B, 0, index))
+    if train:
+        tasks.append(Task(TaskKind.U, 0, -1))
+    return tuple(tasks)
 
 
 def build_step(
@@ -331,8 +396,20 @@ def build_step(
     core: CoreSpec,
     memory: MemorySpec | None = None,
     options: StepOptions | None = None,
+    tasks: Sequence[Task] | None = None,
 ) -> StepProgram:
     """Make the program of a training step, or of inference.
+
+    Parameters
+    ----------
+    graph : Graph
+        For the samples of one micro-batch.
+    core : CoreSpec
+    memory : MemorySpec, optional
+        What times are estimated with.
+    options : StepOptions, optional
+    tasks : sequence of Task, optional
+        Forward and backward passes in their order, and the update; one micro-batch if left out.
 
     Raises
     ------
@@ -341,4 +418,6 @@ def build_step(
     NotImplementedError
         If a layer does not fit the core.
     """
-    return StepBuilder(graph, core, memory or MemorySpec(), options or StepOptions()).build()
+    options = options or StepOptions()
+    tasks = tasks or single_device(1, train=options.train)
+    return StepBuilder(graph, core, memory or MemorySpec(), options, tasks).build()

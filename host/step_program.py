@@ -179,8 +179,10 @@ class StepProgram:
     stored : dict of str to Stored
         The parameters.
     values : dict of str to Value
+        Of the first micro-batch.
     gradients : dict of str to str
-        Tensor of the gradient of each value that has one.
+        Tensor of the gradient of each of its values that has one.
+    num_microbatches : int
     entry : int
         Byte address of the program.
     memory_bytes : int
@@ -198,6 +200,7 @@ class StepProgram:
     stored: dict[str, Stored]
     values: dict[str, Value]
     gradients: dict[str, str]
+    num_microbatches: int
     entry: int
     memory_bytes: int
 
@@ -246,22 +249,45 @@ class StepProgram:
             if not suffix or stored.parameter.spec.trainable
         }
 
+    def of_microbatch(self, name: str, index: int) -> str:
+        """Tensor of a micro-batch: of an input, the labels, the loss or the correct ones."""
+        return name if self.num_microbatches == 1 else f"{name}@{index}"
+
     def set_batch(
         self,
         memory: NDArray[np.uint8],
         inputs: Mapping[str, NDArray[np.float32]],
         labels: NDArray[np.integer] | None = None,
     ) -> None:
-        """Write a batch: inputs as the network has them, and class numbers."""
+        """Write a mini-batch: inputs as the network has them, and class numbers.
+
+        Its samples are those of the first micro-batch, then those of the second, and so on.
+        """
+        count = self.num_microbatches
         for name, tensor in self.graph.inputs.items():
-            if name not in inputs or inputs[name].shape != tensor.shape:
+            shape = (tensor.shape[0] * count, *tensor.shape[1:])
+            if name not in inputs or inputs[name].shape != shape:
                 came = inputs[name].shape if name in inputs else "nothing"
-                raise ValueError(f"input {name} must have shape {tensor.shape}, not {came}")
-            self.write(memory, name, channels_last(inputs[name]))
+                raise ValueError(f"input {name} must have shape {shape}, not {came}")
+            for index, part in enumerate(np.split(channels_last(inputs[name]), count)):
+                self.write(memory, self.of_microbatch(name, index), part)
         if labels is not None:
-            if LABELS not in self.places:
+            if not self.options.train:
                 raise ValueError("a program of inference takes no labels")
-            self.write(memory, LABELS, np.asarray(labels, np.float32))
+            for index, part in enumerate(np.split(np.asarray(labels, np.float32), count)):
+                self.write(memory, self.of_microbatch(LABELS, index), part)
+
+    def outcome(self, memory: NDArray[np.uint8]) -> tuple[float, int]:
+        """Mean loss of the mini-batch, and how many samples it had right."""
+        found = [
+            [
+                float(self.read(memory, self.of_microbatch(name, index))[0])
+                for name in (LOSS, CORRECT)
+            ]
+            for index in range(self.num_microbatches)
+        ]
+        losses, correct = zip(*found, strict=True)
+        return sum(losses) / len(losses), round(sum(correct))
 
     def write(self, memory: NDArray[np.uint8], name: str, values: NDArray[np.float32]) -> None:
         """Write a tensor, rounded to BF16 where that is its format."""

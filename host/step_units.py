@@ -14,6 +14,7 @@ from fpgapipe.hw.hls_models.conv import ConvSpec
 from fpgapipe.hw.hls_models.kernels import activation, global_pooling, normalisation, pooling
 from fpgapipe.hw.hls_models.kernels.kernel import Tensor
 from fpgapipe.hw.hls_models.kernels.products import product_kernel
+from fpgapipe.hw.hls_models.vector_op import LANES
 from fpgapipe.partition import operators as ops
 
 if TYPE_CHECKING:
@@ -21,7 +22,7 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-    from fpgapipe.host.step import StepBuilder
+    from fpgapipe.host.microbatch import MicroBatch
     from fpgapipe.partition.graph import Graph, Layer
 
 
@@ -65,11 +66,11 @@ class Unit(ABC):
         return tuple(name for layer in self.layers for name in layer.inputs if name not in own)
 
     @abstractmethod
-    def forward(self, step: StepBuilder) -> Value:
+    def forward(self, step: MicroBatch) -> Value:
         """Add the kernels of the forward pass; returns the result."""
 
     @abstractmethod
-    def backward(self, step: StepBuilder, dy: Tensor) -> None:
+    def backward(self, step: MicroBatch, dy: Tensor) -> None:
         """Add the kernels of the backward pass; gives its inputs their gradients."""
 
 
@@ -115,7 +116,7 @@ class ProductUnit(Unit):
 
     slope: float | None = None
 
-    def forward(self, step: StepBuilder) -> Value:
+    def forward(self, step: MicroBatch) -> Value:
         """See `Unit`."""
         layer = self.layers[0]
         x = step.values[layer.inputs[0]]
@@ -140,7 +141,7 @@ class ProductUnit(Unit):
             step.add(activation.activate(self.name, z, y, step.region, slope=self.slope))
         return Value(y)
 
-    def backward(self, step: StepBuilder, dy: Tensor) -> None:
+    def backward(self, step: MicroBatch, dy: Tensor) -> None:
         """See `Unit`."""
         layer = self.layers[0]
         x = step.values[layer.inputs[0]]
@@ -154,7 +155,8 @@ class ProductUnit(Unit):
                 slope=self.slope, db=db))  # fmt: skip
             dy = dz
         elif db:
-            step.add(activation.bias_gradient(f"{layer.name}.db", dy, db, step.region))
+            step.add(activation.bias_gradient(f"{layer.name}.db", dy, db, step.region),
+                     is_weight=True)  # fmt: skip
         weight = step.weight(layer, x)
         if 0 in step.graph.input_gradients(layer.name):
             dx = step.feature(f"{layer.name}.dx", x.tensor.shape)
@@ -163,7 +165,7 @@ class ProductUnit(Unit):
             step.give_gradient(layer.inputs[0], dx)
         step.add(product_kernel(f"{layer.name}.weight", conv, "weight",
                                 (x.tensor, dy, step.gradient_of(weight)),
-                                step.product_core, step.memory))  # fmt: skip
+                                step.product_core, step.memory), is_weight=True)  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -173,7 +175,7 @@ class NormUnit(Unit):
     residual: str | None = None
     relu: bool = False
 
-    def _norm(self, step: StepBuilder) -> normalisation.BatchNorm:
+    def _norm(self, step: MicroBatch) -> normalisation.BatchNorm:
         layer = self.layers[0]
         operator = layer.operator
         assert isinstance(operator, ops.BatchNorm)
@@ -185,11 +187,11 @@ class NormUnit(Unit):
                 f"layer {layer.name!r}: batch normalisation must have learned scale and bias"
             )
         return normalisation.BatchNorm(
-            layer.name, step.values[layer.inputs[0]].tensor, gamma, beta, mean, variance,
-            operator.epsilon, operator.momentum,
+            step.named(layer.name), step.values[layer.inputs[0]].tensor, gamma, beta, mean,
+            variance, operator.epsilon, operator.momentum,
         )  # fmt: skip
 
-    def forward(self, step: StepBuilder) -> Value:
+    def forward(self, step: MicroBatch) -> Value:
         """See `Unit`."""
         norm = self._norm(step)
         y = step.feature(self.name, norm.x.shape)
@@ -201,7 +203,7 @@ class NormUnit(Unit):
             step.add(kernel)
         return Value(y)
 
-    def backward(self, step: StepBuilder, dy: Tensor) -> None:
+    def backward(self, step: MicroBatch, dy: Tensor) -> None:
         """See `Unit`."""
         norm = self._norm(step)
         masked = step.feature(f"{self.name}.masked", dy.shape) if self.relu else None
@@ -222,14 +224,14 @@ class AddUnit(Unit):
 
     relu: bool = False
 
-    def forward(self, step: StepBuilder) -> Value:
+    def forward(self, step: MicroBatch) -> Value:
         """See `Unit`."""
         a, b = (step.values[name] for name in self.layers[0].inputs)
         y = step.feature(self.name, a.tensor.shape)
         step.add(activation.add(self.name, a.tensor, b.tensor, y, step.region, relu=self.relu))
         return Value(y, a.image)
 
-    def backward(self, step: StepBuilder, dy: Tensor) -> None:
+    def backward(self, step: MicroBatch, dy: Tensor) -> None:
         """See `Unit`."""
         if self.relu:
             dx = step.feature(f"{self.name}.masked", dy.shape)
@@ -247,14 +249,14 @@ class ActivationUnit(Unit):
 
     slope: float = 0
 
-    def forward(self, step: StepBuilder) -> Value:
+    def forward(self, step: MicroBatch) -> Value:
         """See `Unit`."""
         x = step.values[self.inputs[0]]
         y = step.feature(self.name, x.tensor.shape)
         step.add(activation.activate(self.name, x.tensor, y, step.region, slope=self.slope))
         return Value(y, x.image)
 
-    def backward(self, step: StepBuilder, dy: Tensor) -> None:
+    def backward(self, step: MicroBatch, dy: Tensor) -> None:
         """See `Unit`."""
         dx = step.feature(f"{self.name}.dx", dy.shape)
         step.add(activation.activation_gradient(
@@ -274,34 +276,41 @@ class DropoutUnit(Unit):
         assert isinstance(operator, ops.Dropout)
         return operator.rate
 
-    def factors(self, shape: tuple[int, ...], scalars: Sequence[int]) -> NDArray[np.float32]:
-        """What it multiplies its input by, in training; shaped as the network has it."""
+    def factors(
+        self, shape: tuple[int, ...], scalars: Sequence[int], microbatch: int = 0
+    ) -> NDArray[np.float32]:
+        """What it multiplies a micro-batch by, in training; shaped as the network has it."""
         if not self._rate():
             return np.ones(shape, np.float32)
-        drawn = activation.drop_factors(math.prod(shape), self._rate(), self.stream, scalars)
+        elements = math.prod(shape)
+        first = microbatch * math.ceil(elements / LANES)
+        drawn = activation.drop_factors(elements, self._rate(), self.stream, scalars, first=first)
         if len(shape) != 4:
             return drawn.reshape(shape)
         batch, channels, height, width = shape
         return np.moveaxis(drawn.reshape(batch, height, width, channels), -1, 1)
 
-    def forward(self, step: StepBuilder) -> Value:
+    def _drop(self, step: MicroBatch, name: str, x: Tensor, y: Tensor) -> None:
+        first = step.random_vectors(x.elements)
+        step.add(activation.drop(name, x, y, step.region, rate=self._rate(), stream=self.stream,
+                                 first=first, key=step.random_key))  # fmt: skip
+
+    def forward(self, step: MicroBatch) -> Value:
         """See `Unit`."""
         x = step.values[self.inputs[0]]
         if not (step.options.train and self._rate()):
             return x
         y = step.feature(self.name, x.tensor.shape)
-        step.add(activation.drop(self.name, x.tensor, y, step.region, rate=self._rate(),
-                                 stream=self.stream, key=step.random_key))  # fmt: skip
+        self._drop(step, self.name, x.tensor, y)
         return Value(y, x.image)
 
-    def backward(self, step: StepBuilder, dy: Tensor) -> None:
+    def backward(self, step: MicroBatch, dy: Tensor) -> None:
         """See `Unit`."""
         if not self._rate():
             step.give_gradient(self.inputs[0], dy)
             return
         dx = step.feature(f"{self.name}.dx", dy.shape)
-        step.add(activation.drop(f"{self.name}.gradient", dy, dx, step.region, rate=self._rate(),
-                                 stream=self.stream, key=step.random_key))  # fmt: skip
+        self._drop(step, f"{self.name}.gradient", dy, dx)
         step.give_gradient(self.inputs[0], dx)
 
 
@@ -309,7 +318,7 @@ class DropoutUnit(Unit):
 class FlattenUnit(Unit):
     """Images become features: nothing moves."""
 
-    def forward(self, step: StepBuilder) -> Value:
+    def forward(self, step: MicroBatch) -> Value:
         """See `Unit`."""
         x = step.values[self.inputs[0]]
         batch = x.tensor.shape[0]
@@ -319,7 +328,7 @@ class FlattenUnit(Unit):
             image = (channels, height, width)
         return Value(replace(x.tensor, shape=(batch, x.tensor.elements // batch)), image)
 
-    def backward(self, step: StepBuilder, dy: Tensor) -> None:
+    def backward(self, step: MicroBatch, dy: Tensor) -> None:
         """See `Unit`."""
         shape = step.values[self.inputs[0]].tensor.shape
         step.give_gradient(self.inputs[0], replace(dy, shape=shape))
@@ -329,7 +338,7 @@ class FlattenUnit(Unit):
 class PoolUnit(Unit):
     """Pooling over windows, or over all positions."""
 
-    def _pool(self, step: StepBuilder) -> pooling.Pool | None:
+    def _pool(self, step: MicroBatch) -> pooling.Pool | None:
         """The windows; None if there is but one, of all positions."""
         layer = self.layers[0]
         operator = layer.operator
@@ -359,7 +368,7 @@ class PoolUnit(Unit):
         assert isinstance(operator, ops.Pool | ops.GlobalPool)
         return operator.function == "max"
 
-    def forward(self, step: StepBuilder) -> Value:
+    def forward(self, step: MicroBatch) -> Value:
         """See `Unit`."""
         x = step.values[self.inputs[0]].tensor
         pool = self._pool(step)
@@ -375,7 +384,7 @@ class PoolUnit(Unit):
             step.add(pooling.average_pool(self.name, pool, x, y, step.region))
         return Value(y)
 
-    def backward(self, step: StepBuilder, dy: Tensor) -> None:
+    def backward(self, step: MicroBatch, dy: Tensor) -> None:
         """See `Unit`."""
         x = step.values[self.inputs[0]].tensor
         pool = self._pool(step)
@@ -384,7 +393,7 @@ class PoolUnit(Unit):
         if pool is None:
             step.add(global_pooling.global_average_gradient(name, dy, dx, step.region))
         elif self._is_maximum:
-            index = step.tensors[f"{self.name}.index"]
+            index = step.made_before(f"{self.name}.index")
             step.add(pooling.max_pool_gradient(name, pool, dy, index, dx, step.region))
         else:
             step.add(pooling.average_pool_gradient(name, pool, dy, dx, step.region))

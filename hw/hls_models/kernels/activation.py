@@ -120,7 +120,15 @@ def add(
 
 
 def drop(
-    name: str, x: Tensor, y: Tensor, region: Region, *, rate: float, stream: int, key: int
+    name: str,
+    x: Tensor,
+    y: Tensor,
+    region: Region,
+    *,
+    rate: float,
+    stream: int,
+    key: int,
+    first: int = 0,
 ) -> VectorKernel:
     """Dropout: an element is kept with probability ``1 - rate``, and divided by that.
 
@@ -134,12 +142,14 @@ def drop(
         Which random numbers: each layer has its own.
     key : int
         Number of the first of the two scalar registers that have seed and step.
+    first : int
+        Of the layer's numbers, those of the vectors of 16 elements before are passed over.
     """
     kept = _kept(rate)
     settings = {
         "factor": Factor.CONSTANT,
         "constants": (_NONE, Constant((1 << 16) / kept)),
-        "test": Random(kept, stream << 36, key),
+        "test": Random(kept, (stream << 36) + first, key),
         "then": Choice.S,
         "otherwise": Choice.ZERO,
     }
@@ -147,20 +157,20 @@ def drop(
 
 
 def drop_factors(
-    elements: int, rate: float, stream: int, key: Sequence[int]
+    elements: int, rate: float, stream: int, key: Sequence[int], *, first: int = 0
 ) -> NDArray[np.float32]:
     """Compute what `drop` multiplies by, for each element.
 
     Parameters
     ----------
     elements : int
-    rate, stream
+    rate, stream, first
         As for `drop`.
     key : sequence of int
         What its two scalar registers hold.
     """
     kept = _kept(rate)
-    bits = lane_bits((key[0], key[1]), stream << 36, -(-elements // LANES)).reshape(-1)
+    bits = lane_bits((key[0], key[1]), (stream << 36) + first, -(-elements // LANES)).reshape(-1)
     factors = np.where(bits[:elements] < kept, np.float32((1 << 16) / kept), np.float32(0))
     return factors.astype(np.float32)
 
