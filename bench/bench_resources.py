@@ -15,6 +15,7 @@ import tempfile
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -23,13 +24,16 @@ from fpgapipe.hw.hls_models.address import BLOCK
 from fpgapipe.hw.hls_models.core_counts import Resources, counted_core
 from fpgapipe.hw.hls_models.core_spec import CoreSpec, ScratchpadSpec, VectorSpec
 from fpgapipe.hw.hls_models.datapath import DatapathSpec
+from fpgapipe.hw.hls_models.link import LinkEngineSpec
 from fpgapipe.hw.hls_models.sequencer import SequencerSpec
 from fpgapipe.hw.hls_models.transposer import TransposerSpec
 from fpgapipe.hw.rtl.address import AddressGenerator
-from fpgapipe.hw.rtl.axi import ReadArbiter
+from fpgapipe.hw.rtl.axi import ReadArbiter, WriteArbiter
 from fpgapipe.hw.rtl.datapath import GemmDatapath
 from fpgapipe.hw.rtl.device import Device
 from fpgapipe.hw.rtl.function import FunctionUnit
+from fpgapipe.hw.rtl.link import LinkEngine
+from fpgapipe.hw.rtl.link_dma import ReceiveEngine, SendEngine
 from fpgapipe.hw.rtl.load import LoadEngine
 from fpgapipe.hw.rtl.mx import BlockQuantiser
 from fpgapipe.hw.rtl.operand import OperandReader
@@ -61,6 +65,11 @@ for _name, _lanes, _function_lanes in (
 ):
     CONFIGURATIONS[f"{_name}, {_lanes} lanes"] = replace(
         CONFIGURATIONS[_name], vector=VectorSpec(_lanes, _function_lanes)
+    )
+
+for _links in (1, 2):
+    CONFIGURATIONS[f"8x16, links {_links}"] = replace(
+        CONFIGURATIONS["8x16"], links=(LinkEngineSpec(),) * _links
     )
 
 LUTS = {
@@ -216,6 +225,9 @@ def blocks(spec: CoreSpec) -> dict[str, Block]:
     bus = f"{spec.bus_bytes}_{spec.outstanding}_{bits}"
     memory = f"{spec.scratchpad.banks}_{spec.scratchpad.bank_bytes}_{clients}"
     queues = f"{engines}_with_vector" if spec.vector else f"{engines}"
+    links = len(spec.links)
+    if links:
+        queues += f"_{links}_links"
     found = {
         "transposer": Block(
             2 * engines, "", lambda: Transposer(TransposerSpec(BLOCK, (16, 1), side_bits=5))
@@ -241,7 +253,11 @@ def blocks(spec: CoreSpec) -> dict[str, Block]:
             1, f"{queues}_{spec.bus_bytes}", lambda: Sequencer(SequencerSpec.of(spec))
         ),
         "registers": Block(1, queues, lambda: Registers(spec)),
-        "arbiter": Block(1, f"{spec.bus_bytes}", lambda: ReadArbiter(2, spec.bus_bytes)),
+        "arbiter": Block(
+            1,
+            f"{spec.bus_bytes}_{links}" if links else f"{spec.bus_bytes}",
+            lambda: ReadArbiter(2 + links, spec.bus_bytes),
+        ),
         "between blocks": Block(
             1,
             queues,
@@ -249,11 +265,32 @@ def blocks(spec: CoreSpec) -> dict[str, Block]:
             (
                 *("operand_reader", "gemm_datapath", "result_writer", "vector_engine"),
                 *("scratchpad", "load_engine", "store_engine", "sequencer", "registers"),
-                "top.arbiter",
+                *("top.arbiter", "top.writes", "send_engine", "receive_engine"),
+                *(f"link_engine{number}" for number in range(links)),
             ),
         ),
     }
-    return found | vector_blocks(spec)
+    return found | vector_blocks(spec) | link_blocks(spec)
+
+
+def link_blocks(spec: CoreSpec) -> dict[str, Block]:
+    """Blocks of a core's links, if it has some."""
+    if not spec.links:
+        return {}
+    bus = f"{spec.bus_bytes}_{spec.burst_beats}_{spec.outstanding}"
+    links = len(spec.links)
+    found = {
+        "send": Block(links, bus, lambda: SendEngine(spec)),
+        "receive": Block(links, bus, lambda: ReceiveEngine(spec)),
+        "write arbiter": Block(
+            1, f"{spec.bus_bytes}_{links}", lambda: WriteArbiter(1 + links, spec.bus_bytes)
+        ),
+    }
+    for link in set(spec.links):
+        slots = "_".join(map(str, link.slots))
+        key = f"{link.phy_bytes}_{link.frame_words}_{slots}"
+        found[f"link {key}"] = Block(spec.links.count(link), key, partial(LinkEngine, link))
+    return found
 
 
 def vector_blocks(spec: CoreSpec) -> dict[str, Block]:

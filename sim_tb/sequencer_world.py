@@ -76,6 +76,7 @@ class World:
         self.dut, self.spec, self.rng = dut, spec, rng
         names = ["load", "store"] + [f"gemm__{e}" for e in range(spec.num_engines)]
         names += ["vector"] * spec.has_vector
+        names += [f"{kind}__{n}" for n in range(spec.num_links) for kind in ("send", "receive")]
         self.ports = [
             [getattr(dut, f"{name}__{part}") for part in ("payload", "valid", "ready")]
             for name in names
@@ -103,11 +104,16 @@ class World:
 
     def _tell(self, what: str, bits: Sequence[int]) -> None:
         """Drive a bit of each engine, in the order of the queues."""
-        gemms = bits[2 : 2 + self.spec.num_engines]
+        at = 2 + self.spec.num_engines
+        gemms, links = bits[2:at], bits[at + self.spec.has_vector :]
         getattr(self.dut, f"load_{what}").value, getattr(self.dut, f"store_{what}").value = bits[:2]
         getattr(self.dut, f"gemm_{what}").value = sum(bit << e for e, bit in enumerate(gemms))
         if self.spec.has_vector:
-            getattr(self.dut, f"vector_{what}").value = bits[-1]
+            getattr(self.dut, f"vector_{what}").value = bits[at]
+        for number, kind in enumerate(("send", "receive") if links else ()):
+            mine = links[number::2]
+            port = getattr(self.dut, f"{kind}_{what}")
+            port.value = sum(bit << link for link, bit in enumerate(mine))
 
     def units(self) -> list[str]:
         """Names of all ports for errors."""
@@ -121,6 +127,12 @@ class World:
                 for unit in range(spec.gemm_units)
             ),
             *(f"vector_failures__{unit}" for unit in range(spec.vector_units * spec.has_vector)),
+            *(
+                f"{kind}_failures__{link}__{unit}"
+                for link in range(spec.num_links)
+                for kind, units in (("send", spec.send_units), ("receive", spec.receive_units))
+                for unit in range(units)
+            ),
         ]
 
     def _new_run(self, instructions: list[Instruction]) -> None:

@@ -70,11 +70,12 @@ async def stops_at_faulty_programs(dut: Any) -> None:
     words = {LOAD: 1, STORE: 1, GEMM: 5, Opcode.END: 1}
     good = chain(spec, rng, 9)
     offsets = [WORD_BYTES * sum(words[i.opcode] for i in good[:n]) for n in range(len(good))]
+    unknown = next(opcode for opcode in range(1, 9) if opcode not in spec.engines)
     bad_header = [
         (index, change, code)
         for code, cases in {
             ErrorCode.BAD_OPCODE: [
-                *[(4, (0, 0)), (5, (0, 5 + spec.has_vector)), (0, (0, 255)), (7, (0, 132))],
+                *[(4, (0, 0)), (5, (0, unknown)), (0, (0, 255)), (7, (0, 132))],
             ],
             ErrorCode.BAD_LENGTH: [
                 (3, (1, 2)),

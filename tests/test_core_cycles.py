@@ -13,6 +13,8 @@ from fpgapipe.hw.hls_models.core_cycles import MemorySpec, predict
 from fpgapipe.hw.hls_models.core_spec import CoreSpec, ScratchpadSpec
 from fpgapipe.hw.hls_models.instruction_cycles import gemm_timing, words_of_transfer
 from fpgapipe.hw.hls_models.isa import Instruction, Opcode
+from fpgapipe.hw.hls_models.link import LinkEngineSpec
+from fpgapipe.hw.hls_models.link_dma import packet
 from fpgapipe.hw.hls_models.registers import RegisterMap
 from fpgapipe.sim_tb.native import NativeDevice
 
@@ -67,6 +69,42 @@ def test_reads_and_writes_share_the_memory():
     bus.writes.transfer(1, load, begins=18)
     bus.share(18)
     assert (bus.reads.rate, bus.writes.rate, bus.next) == (0.5, 0.5, 34)
+
+
+def test_packets_are_as_fast_as_links():
+    link = LinkEngineSpec(phy_bytes=16, frame_words=16)
+    core = CoreSpec(32, 32, links=(link, link))
+    assert predict([END], core) == predict([END], WIDE)
+    body = packet(0, 1024 * 16)
+    sends = [Instruction(Opcode.SEND, engine=n, body=body) for n in range(2)]
+    # 256 words of 64 bytes at 16 bytes a cycle, less the trailers of 16 bytes of each 1024.
+    alone = predict([sends[0], END], core)
+    assert alone.ends[0] - alone.starts[0] == pytest.approx(108 + 1024 * 65 / 64 + 5)
+    # Neither the other link nor loads take anything of it, as long as the memory has enough.
+    load = transfer(Opcode.LOAD, row_bytes=1 << 15)
+    both = predict([*sends, load, END], core)
+    assert both.ends[0] - both.starts[0] == pytest.approx(108 + 1040 + 5)
+    assert both.ends[1] - both.starts[1] == pytest.approx(108 + 1040 + 5)
+    # The load gets what they leave of a word a cycle.
+    left = 1 - 2 * 64 / 65 / 4
+    assert both.ends[2] - both.starts[2] == pytest.approx(108 + 512 / left + 2, rel=0.02)
+    receive = Instruction(Opcode.RECEIVE, body=body)
+    slow = predict([receive, END], core, link_bytes_per_cycle=8)
+    assert slow.ends[0] - slow.starts[0] == pytest.approx(16 + 16 * 8 + 256 * 8 + 100)
+    assert slow.cycles == pytest.approx(slow.ends[0] - 100, abs=1)
+
+
+def test_memory_is_shared_alike():
+    """Two links and a load want more than there is: each has a third, if it wants that much."""
+    core = CoreSpec(32, 32, links=(LinkEngineSpec(), LinkEngineSpec()))
+    bus = Bus(core, 48, 100, (64, 8))
+    body = packet(0, 1 << 15)
+    bus.reads.transfer(0, transfer(Opcode.LOAD, row_bytes=1 << 15).body, begins=0)
+    bus.packets[0][0].transfer(1, body, begins=0)
+    bus.packets[1][1].transfer(2, body, begins=0)
+    bus.share(0)
+    rates = bus.reads.rate, bus.packets[0][0].rate, bus.packets[1][1].rate
+    assert rates == pytest.approx((5 / 16, 5 / 16, 1 / 8))
 
 
 def test_program_words_come_behind_what_loads_have_asked_for():

@@ -1,5 +1,6 @@
 """The resource model against what Yosys counted in the gateware."""
 
+import dataclasses
 import json
 import math
 import subprocess
@@ -12,6 +13,7 @@ from fpgapipe.hw.hls_models.core_counts import (
     Resources,
     block_resources,
     counted_core,
+    links,
     memory,
     scratchpad_logic,
     scratchpad_memory,
@@ -24,6 +26,7 @@ from fpgapipe.hw.hls_models.core_resources import (
     core_resources,
 )
 from fpgapipe.hw.hls_models.core_spec import CoreSpec, ScratchpadSpec, VectorSpec
+from fpgapipe.hw.hls_models.link import LinkEngineSpec
 
 BENCH = Path(__file__).parent.parent / "bench/bench_resources.py"
 
@@ -196,3 +199,20 @@ def test_yosys_still_counts_the_same():
     for name in ("lut", "ff"):
         found = blocks["datapath 4_4_64"]["resources"][name]
         assert found == pytest.approx(getattr(expected, name), rel=0.05)
+
+
+def test_links_are_counted():
+    """Blocks of one link on a bus of 64 bytes, counted one by one, and what others grow by."""
+    spec = CoreSpec(8, 16, 1, 256, ScratchpadSpec(2, 1 << 14), 64)
+    linked = dataclasses.replace(spec, links=(LinkEngineSpec(),))
+    alone, found = counted_core(spec), counted_core(linked)
+    # Link, send, receive, arbiters of writers and readers, sequencer, registers.
+    lut = 5088 + 2622 + 2255 + 695 + (195 - 191) + (3967 - 2834) + (2674 - 1154)
+    ff = 4654 + 3608 + 3036 + 104 + (184 - 182) + (7450 - 5981) + (2285 - 1352)
+    assert found.lut - alone.lut == pytest.approx(lut, rel=0.02)
+    assert found.ff - alone.ff == pytest.approx(ff, rel=0.02)
+    assert found.bram36 - alone.bram36 == pytest.approx(29.5 + 7.5, abs=1)
+    wide = links((LinkEngineSpec(64),), 64)
+    assert wide.lut - links((LinkEngineSpec(),), 64).lut == pytest.approx(8402 - 5088, rel=0.01)
+    assert wide.ff - links((LinkEngineSpec(),), 64).ff == pytest.approx(7052 - 4654, rel=0.01)
+    assert set(block_resources(linked)) - set(block_resources(spec)) == {"links"}

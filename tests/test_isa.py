@@ -9,6 +9,8 @@ from fpgapipe.hw.hls_models.address import Loop, Odometer, OperandPattern
 from fpgapipe.hw.hls_models.isa import (
     BODIES,
     GEMM,
+    LINK,
+    LINK_OPCODES,
     WORD_BYTES,
     ErrorCode,
     Field,
@@ -17,6 +19,7 @@ from fpgapipe.hw.hls_models.isa import (
     ProgramError,
     decode,
     encode,
+    has_one_engine,
     listing,
     words_of,
 )
@@ -57,7 +60,7 @@ def test_encodes_bytes_worked_by_hand():
 
 def test_takes_as_many_words_as_fields_need():
     assert {opcode.name: words_of(opcode) for opcode in Opcode} == {
-        "END": 1, "LOAD": 1, "STORE": 1, "GEMM": 5, "VECTOR": 5,
+        "END": 1, "LOAD": 1, "STORE": 1, "GEMM": 5, "VECTOR": 5, "SEND": 1, "RECEIVE": 1,
     }  # fmt: skip
     assert GEMM.bits == 2471
 
@@ -66,13 +69,13 @@ def test_decodes_what_it_encodes():
     rng = random.Random(0)
     program = []
     for _ in range(50):
-        opcode = rng.choice([Opcode.LOAD, Opcode.STORE, Opcode.GEMM, Opcode.VECTOR])
+        opcode = rng.choice([opcode for opcode in Opcode if opcode is not Opcode.END])
         program.append(
             Instruction(
                 opcode,
                 tuple(rng.sample(range(16), rng.randint(0, 16))),
                 tuple(rng.sample(range(16), rng.randint(0, 16))),
-                rng.randrange(4) if opcode is Opcode.GEMM else 0,
+                0 if has_one_engine(opcode) else rng.randrange(4),
                 random_body(BODIES[opcode], rng),
             )
         )
@@ -143,8 +146,8 @@ def test_refuses_lists_of_another_length():
 @pytest.mark.parametrize(
     ("byte", "value", "code", "message"),
     [
-        (0, 0, ErrorCode.BAD_OPCODE, "opcode must be one of 1, 2, 3, 4, 5, not 0"),
-        (0, 9, ErrorCode.BAD_OPCODE, "opcode must be one of 1, 2, 3, 4, 5, not 9"),
+        (0, 0, ErrorCode.BAD_OPCODE, "opcode must be one of 1, 2, 3, 4, 5, 6, 7, not 0"),
+        (0, 9, ErrorCode.BAD_OPCODE, "opcode must be one of 1, 2, 3, 4, 5, 6, 7, not 9"),
         (1, 2, ErrorCode.BAD_LENGTH, "LOAD words must be 1, not 2"),
         (6, 1, ErrorCode.BAD_FIELD, "LOAD engine must be in 0..0, not 1"),
         (7, 128, ErrorCode.BAD_FIELD, "LOAD reserved must be 0, not 2048"),
@@ -161,10 +164,26 @@ def test_refuses_to_decode(byte, value, code, message):
 def test_refuses_vectors_without_an_engine():
     program = [Instruction(Opcode.VECTOR, body=random_body(VECTOR, random.Random(5))), END]
     assert decode(encode(program)) == program
-    message = "instruction 0: opcode must be one of 1, 2, 3, 4, not 5"
+    message = "instruction 0: opcode must be one of 1, 2, 3, 4, 6, 7, not 5"
     with pytest.raises(ProgramError, match=f"^{message}$") as caught:
         decode(encode(program), has_vector=False)
     assert caught.value.code == ErrorCode.BAD_OPCODE
+
+
+def test_knows_links_by_their_number():
+    body = random_body(LINK, random.Random(6))
+    for opcode in LINK_OPCODES:
+        program = [Instruction(opcode, engine=2, body=body), END]
+        assert decode(encode(program), num_links=3) == program
+        assert str(program[0]).startswith(f"{opcode.name}[2]  memory=")
+        message = f"instruction 0: {opcode.name} engine must be in 0..1, not 2"
+        with pytest.raises(ProgramError, match=f"^{re.escape(message)}$") as caught:
+            decode(encode(program), num_links=2)
+        assert caught.value.code == ErrorCode.BAD_FIELD
+        message = f"instruction 0: opcode must be one of 1, 2, 3, 4, 5, not {int(opcode)}"
+        with pytest.raises(ProgramError, match=f"^{re.escape(message)}$") as caught:
+            decode(encode(program), num_links=0)
+        assert caught.value.code == ErrorCode.BAD_OPCODE
 
 
 def test_refuses_programs_that_break_off():

@@ -8,6 +8,7 @@ import pytest
 from core_cases import some_of
 
 from fpgapipe.hw.hls_models.core_spec import VERSION, CoreSpec, ScratchpadSpec, VectorSpec
+from fpgapipe.hw.hls_models.link import LinkEngineSpec
 from fpgapipe.hw.hls_models.registers import Kind, RegisterMap
 from fpgapipe.hw.rtl.registers import Registers
 from fpgapipe.sim_tb.simulate import SimulationError, simulate_verilog
@@ -20,24 +21,30 @@ TESTS = (
     "counts",
     "reads_halves_of_one_moment",
     "forgets_at_reset",
+    "shows_links",
 )
 SPEC = CoreSpec(
     8, 16, num_engines=2, acc_depth=64, scratchpad=ScratchpadSpec(2, 1024), bus_bytes=8,
     vector=VectorSpec(8, 2),
 )  # fmt: skip
+LINKED = dataclasses.replace(SPEC, vector=None, links=(LinkEngineSpec(), LinkEngineSpec(64, 32)))
 DOCUMENT = Path(__file__).parent.parent / "docs" / "registers.md"
 
 
 def test_document_has_the_map():
     """Replace the tables of docs/registers.md by what this compares them with."""
-    tables = RegisterMap(CoreSpec(32, 32, vector=VectorSpec())).markdown()
+    core = CoreSpec(32, 32, vector=VectorSpec(), links=(LinkEngineSpec(),))
+    tables = RegisterMap(core).markdown()
     assert tables in DOCUMENT.read_text(), tables
 
 
 @pytest.mark.parametrize("vector", [None, VectorSpec()])
 @pytest.mark.parametrize("num_engines", [1, 4])
-def test_registers_have_places_of_their_own(num_engines, vector):
-    registers = list(RegisterMap(CoreSpec(32, 32, num_engines=num_engines, vector=vector)))
+@pytest.mark.parametrize("num_links", [0, 1, 4])
+def test_registers_have_places_of_their_own(num_engines, vector, num_links):
+    links = (LinkEngineSpec(),) * num_links
+    core = CoreSpec(32, 32, num_engines=num_engines, vector=vector, links=links)
+    registers = list(RegisterMap(core))
     offsets = [register.offset for register in registers]
     assert offsets == sorted(set(offsets))
     assert all(offset % 4 == 0 and offset < 4096 for offset in offsets)
@@ -66,6 +73,20 @@ def test_a_core_says_what_it_is():
     }
 
 
+def test_links_say_what_they_are():
+    found = RegisterMap(LINKED)
+    assert found["LINKS"].reset == 2
+    assert found.offset("LINK1_CREDIT_WAIT_HI") == 0x5EC
+    assert found.offset("QUEUE7_WAIT") == 0x878  # of RECEIVE[1]
+    config = found["LINK1_CONFIG"]
+    fields = {field.name: field.of(config.reset) for field in config.fields}
+    assert fields == {
+        "phy_bytes": 64, "frame_words": 32, "slots0": 15, "slots1": 15, "slots2": 3,
+    }  # fmt: skip
+    assert found.amount_bits("LINK0_TX_WORDS") == 2
+    assert found.amount_bits("LINK0_TX_FRAMES") == 1
+
+
 def test_finds_registers_and_fields():
     found = RegisterMap(SPEC)
     assert found.offset("GEMM1_VECTORS_HI") == 0x26C
@@ -74,15 +95,16 @@ def test_finds_registers_and_fields():
         found["STATUS"].field("busy")
 
 
-def run(verilog, work, **more):
+def run(verilog, work, spec=SPEC, **more):
     simulate_verilog(
-        verilog, "tb_registers", work, parameters={**dataclasses.asdict(SPEC), **more}, seed=1
+        verilog, "tb_registers", work, parameters={**dataclasses.asdict(spec), **more}, seed=1
     )
 
 
 @pytest.mark.sim
-def test_gateware_matches_map(tmp_path):
-    run(verilog_of(Registers(SPEC)), tmp_path)
+@pytest.mark.parametrize("spec", [SPEC, LINKED], ids=["alone", "linked"])
+def test_gateware_matches_map(spec, tmp_path):
+    run(verilog_of(Registers(spec)), tmp_path, spec)
 
 
 def with_first_count(count):

@@ -9,6 +9,7 @@ from core_cases import some_of
 from fpgapipe.hw.hls_models.core_spec import CoreSpec, VectorSpec
 from fpgapipe.hw.hls_models.isa import (
     GEMM,
+    LINK,
     TRANSFER,
     Engine,
     ErrorCode,
@@ -18,6 +19,7 @@ from fpgapipe.hw.hls_models.isa import (
     ProgramError,
     encode,
 )
+from fpgapipe.hw.hls_models.link import LinkEngineSpec
 from fpgapipe.hw.hls_models.sequencer import Execution, SequencerSpec, check
 from fpgapipe.hw.rtl import sequencer as gateware
 from fpgapipe.hw.rtl.sequencer import Sequencer
@@ -26,7 +28,7 @@ from fpgapipe.sim_tb.simulate import SimulationError, simulate
 SMALL = SequencerSpec(load_words=4, store_words=4, gemm_words=8, in_flight=4)
 WIDE = SequencerSpec(
     num_engines=2, load_words=4, store_words=4, gemm_words=8, in_flight=4, prefetch_words=32,
-    store_units=2, gemm_units=3, has_vector=True, vector_words=8,
+    store_units=2, gemm_units=3, has_vector=True, vector_words=8, num_links=2, send_words=4,
 )  # fmt: skip
 NARROW = SequencerSpec(
     load_words=8, store_words=4, gemm_words=16, in_flight=8, prefetch_words=8, fetch_words=2,
@@ -177,6 +179,8 @@ def test_refuses_a_program_without_end():
         ({"bus_bytes": 3}, "sequencer bus_bytes must be 4, 8, 16, 32 or 64, not 3"),
         ({"vector_words": 4}, "sequencer vector_words must be a power of two in 8..512, not 4"),
         ({"gemm_units": 0}, "sequencer gemm_units must be in 1..16, not 0"),
+        ({"num_links": 5}, "sequencer num_links must be in 0..4, not 5"),
+        ({"send_words": 2}, "sequencer send_words must be a power of two in 4..512, not 2"),
         ({"bus_bytes": 4, "fetch_words": 32},
          "sequencer fetch_words must be at most 16 (256 beats of 4 bytes), not 32"),
     ],
@@ -194,6 +198,29 @@ def test_follows_the_core():
     assert [spec.name_of_queue(n) for n in range(4)] == ["LOAD", "STORE", "GEMM[0]", "VECTOR"]
     assert [spec.engine_of_queue(n) for n in range(4)] == [1, 2, 4, Engine.VECTOR]
     assert [spec.units_of_queue(n) for n in range(4)] == [1, 1, 4, 2]
+    spec = SequencerSpec.of(CoreSpec(8, 8, vector=VectorSpec(), links=(LinkEngineSpec(),) * 2))
+    assert [spec.name_of_queue(n) for n in range(4, 8)] == [
+        "SEND[0]", "RECEIVE[0]", "SEND[1]", "RECEIVE[1]",
+    ]  # fmt: skip
+    assert [spec.engine_of_queue(n) for n in range(4, 8)] == [8, 12, 9, 13]
+    assert [spec.units_of_queue(n) for n in range(4, 8)] == [1] * 4
+    assert spec.queue_of(Instruction(Opcode.SEND, engine=1, body=zeros(LINK))) == 6
+
+
+def test_packets_come_in_time():
+    """What a RECEIVE waits for is not in the program, so it does not count."""
+    spec = SequencerSpec(num_links=1)
+    body = zeros(LINK)
+    program = [
+        Instruction(Opcode.RECEIVE, (), (3,), body=body),
+        Instruction(Opcode.SEND, (3,), body=body),
+        END,
+    ]
+    assert check(encode(program), spec) == program
+    assert [str(w) for w in Execution(program[1:], spec).deadlock] == [
+        "instruction 0 (SEND) waits for semaphore 3",
+        "instruction 1 (END) waits for all engines",
+    ]
 
 
 @pytest.mark.sim

@@ -6,7 +6,7 @@ the memory's latency.
 """
 
 from collections import deque
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from math import inf
 from typing import Any
 
@@ -98,7 +98,7 @@ class Channel:
         self.places = 0  # that are left
 
     def transfer(self, index: int, body: Mapping[str, Any], begins: float) -> None:
-        """Ask for the words of a load or store.
+        """Ask for the words of a load or store, or of a packet.
 
         If the first burst is still under way when all places are taken, the next ones wait for it.
         """
@@ -152,6 +152,8 @@ class Channel:
 class Bus:
     """The memory bus: a channel for reads and one for writes, which share what the memory can do.
 
+    Each link has two more, for what it sends and receives, which are no faster than the link.
+
     Parameters
     ----------
     core : CoreSpec
@@ -159,14 +161,35 @@ class Bus:
         Of the memory, read and written together.
     latency_cycles : int
         From a read's request to its data, and from a write's data to its response.
+    link_bytes_per_cycle : sequence of float
+        Payload of each link.
+
+    Attributes
+    ----------
+    packets : list of (Channel, Channel)
+        Of each link, what it sends and what it receives.
     """
 
-    def __init__(self, core: CoreSpec, bytes_per_cycle: float, latency_cycles: int) -> None:
+    def __init__(
+        self,
+        core: CoreSpec,
+        bytes_per_cycle: float,
+        latency_cycles: int,
+        link_bytes_per_cycle: Sequence[float] = (),
+    ) -> None:
         self.latency = latency_cycles
         self.rate = bytes_per_cycle / WORD_BYTES
-        rate = min(core.bus_bytes / WORD_BYTES, self.rate)
+        self._width = core.bus_bytes / WORD_BYTES
+        rate = min(self._width, self.rate)
         self.reads = Channel(core, rate, self.latency + LOAD_HOLD_CYCLES)
         self.writes = Channel(core, rate, self.latency + STORE_HOLD_CYCLES)
+        self.packets = [
+            (
+                Channel(core, min(rate, link / WORD_BYTES), self.latency + LOAD_HOLD_CYCLES),
+                Channel(core, min(rate, link / WORD_BYTES), self.latency + STORE_HOLD_CYCLES),
+            )
+            for link in link_bytes_per_cycle
+        ]
         self.last = 0.0  # when words were moved
         self.next = NEVER  # when the first of the flows ends or can begin
         self.written = 0.0  # when the last word was
@@ -195,17 +218,28 @@ class Bus:
             place += 1
         queue.insert(place, Flow(-1, words, 0, now + self.latency))
 
-    def move(self, now: float) -> tuple[Flow | None, Flow | None]:
-        """Move words until now; returns what of reads and of writes has ended."""
+    def move(self, now: float) -> tuple[Flow | None, Flow | None, list[tuple[bool, Flow]]]:
+        """Move words until now; returns what of reads, of writes and of packets has ended.
+
+        Of packets, with whether they were sent.
+        """
         elapsed = now - self.last
         self.last = now
         read, write = self.reads.move(elapsed), self.writes.move(elapsed)
-        if write is not None:
+        ended = []
+        for pair in self.packets:
+            for channel in pair:
+                if (flow := channel.move(elapsed)) is not None:
+                    ended.append((channel is pair[0], flow))
+        if write is not None or not all(sent for sent, _ in ended):
             self.written = now
-        return read, write
+        return read, write, ended
 
     def share(self, now: float) -> None:
         """Settle rates: either direction gets half if it can use it, and what the other leaves."""
+        if self.packets:
+            self._share_with_packets(now)
+            return
         read, write = self.reads.wants(now), self.writes.wants(now)
         if read + write > self.rate:
             half = self.rate / 2
@@ -215,3 +249,25 @@ class Bus:
             )
         self.reads.rate, self.writes.rate = read, write
         self.next = min(self.reads.next(now), self.writes.next(now))
+
+    def _share_with_packets(self, now: float) -> None:
+        """Let all grow alike until they have what they want, or a direction or memory is full."""
+        reads = [self.reads, *(sent for sent, _ in self.packets)]
+        writes = [self.writes, *(received for _, received in self.packets)]
+        wants = {channel: channel.wants(now) for channel in (*reads, *writes)}
+        growing = {channel for channel, most in wants.items() if most}
+        for channel in wants:
+            channel.rate = 0.0
+        limits = [(reads, self._width), (writes, self._width), (reads + writes, self.rate)]
+        while growing:
+            step = min(wants[channel] - channel.rate for channel in growing)
+            for members, most in limits:
+                if sharers := sum(channel in growing for channel in members):
+                    step = min(step, (most - sum(each.rate for each in members)) / sharers)
+            for channel in growing:
+                channel.rate += step
+            growing = {each for each in growing if wants[each] - each.rate > _EPSILON}
+            for members, most in limits:
+                if most - sum(channel.rate for channel in members) <= _EPSILON:
+                    growing -= set(members)
+        self.next = min(channel.next(now) for channel in wants)

@@ -6,18 +6,22 @@ than that has no defined result.
 """
 
 import importlib.util
+from collections import deque
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from fpgapipe.hw.hls_models import fp32, mx, vector
+from fpgapipe.hw.hls_models import fp32, link_dma, mx, vector
 from fpgapipe.hw.hls_models.address import OperandPattern, ResultPattern
 from fpgapipe.hw.hls_models.core_spec import CoreSpec
 from fpgapipe.hw.hls_models.datapath import DatapathSpec
 from fpgapipe.hw.hls_models.dma import row_starts
 from fpgapipe.hw.hls_models.isa import ErrorCode, Instruction, Opcode
+from fpgapipe.hw.hls_models.link import NUM_CHANNELS
+from fpgapipe.hw.hls_models.link_dma import Packet
 from fpgapipe.hw.hls_models.vector_op import NUM_SCALARS, VectorOp
 
 if TYPE_CHECKING:
@@ -45,6 +49,24 @@ class CoreError(Exception):
         self.index = index
 
 
+def _queues() -> list[deque[Packet]]:
+    return [deque() for _ in range(NUM_CHANNELS)]
+
+
+@dataclass
+class LinkModelPort:
+    """A link of a core: packets that it has sent and nobody has taken, and that wait for it.
+
+    Attributes
+    ----------
+    out, inbox : list of deque of Packet
+        One a channel, the oldest packet first.
+    """
+
+    out: list[deque[Packet]] = field(default_factory=_queues)
+    inbox: list[deque[Packet]] = field(default_factory=_queues)
+
+
 class CoreModel:
     """A core and its memory.
 
@@ -63,6 +85,9 @@ class CoreModel:
         Whether a block of an operand was NaN.
     scalars : list of int
         Bits of the scalar registers, which a host sets.
+    links : list of LinkModelPort
+        Of which somebody takes packets and to which somebody brings them, as
+        :mod:`fpgapipe.hw.hls_models.cluster` does.
     """
 
     def __init__(self, spec: CoreSpec, memory: NDArray[np.uint8]) -> None:
@@ -74,31 +99,52 @@ class CoreModel:
         ]
         self.nan = False
         self.scalars = [0] * NUM_SCALARS
+        self.links = [LinkModelPort() for _ in spec.links]
         self._datapath = DatapathSpec(spec.rows, spec.cols, spec.acc_depth)
         self._prepared: Prepared | None = None
 
-    def run(self, program: Sequence[Instruction]) -> None:
-        """Run a program to its END.
+    def run(self, program: Sequence[Instruction], start: int = 0) -> int:
+        """Run a program to its END, or to a RECEIVE whose packet has not come.
 
         A long one is prepared where numba is installed, which is kept for when it comes again, and
         changes no bit (:mod:`fpgapipe.hw.hls_models.prepared`).
 
+        Parameters
+        ----------
+        program : sequence of Instruction
+        start : int
+            Number of the instruction to go on with.
+
+        Returns
+        -------
+        int
+            Number of the instruction that has not been run: END, or a RECEIVE that waits; the
+            program's length if it has no END.
+
         Raises
         ------
         CoreError
-            If an instruction reaches outside the memory or the scratchpad.
+            If an instruction reaches outside the memory or the scratchpad, or a packet is not the
+            one that a RECEIVE names.
         """
         if self._is_long(program):
             from fpgapipe.hw.hls_models.prepared import Prepared
 
             if self._prepared is None or not self._prepared.is_of(program):
                 self._prepared = Prepared(self.spec, program)
-            self._prepared.run(self)
-            return
-        for index, instruction in enumerate(program):
-            if instruction.opcode == Opcode.END:
-                return
+            return self._prepared.run(self, start)
+        for index in range(start, len(program)):
+            instruction = program[index]
+            if instruction.opcode == Opcode.END or self.waits(instruction):
+                return index
             self.execute(index, instruction)
+        return len(program)
+
+    def waits(self, instruction: Instruction) -> bool:
+        """Whether an instruction is a RECEIVE whose packet has not come."""
+        if instruction.opcode != Opcode.RECEIVE or instruction.body["channel"] >= NUM_CHANNELS:
+            return False
+        return not self.links[instruction.engine].inbox[instruction.body["channel"]]
 
     def _is_long(self, program: Sequence[Instruction]) -> bool:
         """Whether it pays to run a program as machine code, which takes a second to load."""
@@ -106,6 +152,8 @@ class CoreModel:
 
     def execute(self, index: int, instruction: Instruction) -> None:
         """Let an instruction other than END take effect; errors as of `run`.
+
+        The packet of a RECEIVE has come.
 
         Parameters
         ----------
@@ -119,6 +167,10 @@ class CoreModel:
             self._store(index, instruction.body)
         elif instruction.opcode == Opcode.VECTOR:
             self._vector(index, instruction.body)
+        elif instruction.opcode == Opcode.SEND:
+            self._send(index, instruction.engine, instruction.body)
+        elif instruction.opcode == Opcode.RECEIVE:
+            self._receive(index, instruction.engine, instruction.body)
         else:
             assert instruction.opcode == Opcode.GEMM
             self._gemm(index, instruction.engine, instruction.body)
@@ -128,6 +180,26 @@ class CoreModel:
             vector.run(VectorOp.decoded(body), self.scratchpad, self.scalars)
         except IndexError as error:
             raise CoreError(ErrorCode.SCRATCHPAD_RANGE, index, str(error)) from None
+
+    def _send(self, index: int, link: int, body: Mapping[str, Any]) -> None:
+        packet, code = link_dma.send(body, self.memory)
+        if code is not ErrorCode.NONE:
+            raise CoreError(code, index, f"SEND of {body['row_bytes']} bytes a row")
+        self.links[link].out[body["channel"]].append(packet)
+
+    def _receive(self, index: int, link: int, body: Mapping[str, Any]) -> None:
+        _, code = link_dma.first_error(body, 0, self.memory.size)
+        if code is ErrorCode.BAD_FIELD:
+            raise CoreError(code, index, f"RECEIVE of {body['row_bytes']} bytes a row")
+        packet = self.links[link].inbox[body["channel"]].popleft()
+        code = link_dma.receive(self.spec, body, packet, self.memory)
+        if code is not ErrorCode.NONE:
+            raise CoreError(
+                code,
+                index,
+                f"stream {packet.stream} of {len(packet.words)} words came for stream "
+                f"{body['stream']} of {link_dma.words_of_packet(body)}",
+            )
 
     def _load(self, index: int, body: Mapping[str, Any]) -> None:
         for source, target in row_starts(body):

@@ -9,10 +9,13 @@ into one, so that fewer are needed. Multiplexers and carries beside LUTs are fre
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass, fields
 
 from fpgapipe.hw.hls_models.core_spec import CoreSpec
 from fpgapipe.hw.hls_models.isa import WORD_BYTES
+from fpgapipe.hw.hls_models.link import LinkEngineSpec
+from fpgapipe.hw.hls_models.link_dma import SEND_WORDS
 from fpgapipe.hw.hls_models.systolic import SystolicSpec
 from fpgapipe.hw.hls_models.vector_fields import COUNTER_BITS
 from fpgapipe.hw.hls_models.vector_op import LANES, MAX_SUMS
@@ -208,12 +211,40 @@ COEFFICIENTS = {
         ),
         Coefficient(
             "link", "byte of width", 70, 90, 0.25, 0, "estimate",
-            "CRC-32 both ways (some 20 LUT a byte each), framing, credits, replay buffer and "
-            "receive FIFO; the MAC or Aurora core is the board's shell",
+            "what plans take for a link, with `link control`, from before it was written: CRC-32 "
+            "both ways, framing, credits, buffers. `links` has the counts, which are higher",
         ),
         Coefficient(
             "link control", "link", 900, 900, 0, 0, "estimate",
             "sequence numbers, credit counters, replay control, statistics",
+        ),
+        Coefficient(
+            "link end", "link", 3984, 3854, 0, 0, "counted",
+            _COUNTED + "of slots 16, 16 and 4: sessions, window and replay, tables of slots, three "
+            "output queues of 8 words in LUTs; without its memories of frames. The MAC or Aurora "
+            "core is the board's shell",
+        ),
+        Coefficient(
+            "link byte", "byte of width", 69, 50, 0, 0, "counted",
+            _COUNTED + "CRC-32 both ways, beats; at least 16 bytes: 16 and 64",
+        ),
+        Coefficient(
+            "packets", "link", 4877, 6644, 0, 0, "counted",
+            _COUNTED + "send engine 2,622 LUT and 3,608 FF, receive engine 2,255 and 3,036, of "
+            "which 32 words lie in LUTs; without the memory of 256 words to send. A bus of 64",
+        ),
+        Coefficient(
+            "packet control", "link", 2657, 2404, 0, 0, "counted",
+            _COUNTED + "what the sequencer (1,133 LUT and 1,469 FF: two queues) and registers "
+            "(1,520 and 933) grow by, and the arbiter of readers. One link",
+        ),
+        Coefficient(
+            "writers", "byte of the bus", 6.4, 1.6, 0, 0, "counted",
+            _COUNTED + "arbiter of writers, where there are links",
+        ),
+        Coefficient(
+            "writer", "byte of the bus and link", 4.5, 0, 0, 0, "counted",
+            _COUNTED + "what it grows by with each: one link and two",
         ),
     )
 }  # fmt: skip
@@ -341,6 +372,21 @@ def vector_engine(lanes: int, function_lanes: int) -> Resources:
     return found + memory(MAX_SUMS * LANES // lanes, _SUM_BITS * lanes)
 
 
+def links(specs: Sequence[LinkEngineSpec], bus_bytes: int) -> Resources:
+    """Ends of links, what moves packets between them and memory, and what controls both."""
+    found = Resources()
+    for spec in specs:
+        found += COEFFICIENTS["link end"].resources
+        found += COEFFICIENTS["link byte"].resources * spec.beat_bytes
+        # The transmitter's frames, and the receiver's with two more; words to send.
+        for rows in (sum(spec.slots) * spec.frame_words, (sum(spec.slots) + 2) * spec.frame_words):
+            found += memory(1 << (rows - 1).bit_length(), WORD_BITS)
+        found += memory(SEND_WORDS, WORD_BITS + 1)
+        found += COEFFICIENTS["packets"].resources + COEFFICIENTS["packet control"].resources
+        found += COEFFICIENTS["writer"].resources * bus_bytes
+    return found + COEFFICIENTS["writers"].resources * (bus_bytes if specs else 0)
+
+
 def block_resources(spec: CoreSpec) -> dict[str, Resources]:
     """What a core's blocks take on UltraScale+, by name; all of a name together."""
     engines, pad, vector = spec.num_engines, spec.scratchpad, spec.vector
@@ -359,6 +405,8 @@ def block_resources(spec: CoreSpec) -> dict[str, Resources]:
         "transfers": transfers(spec.bus_bytes),
         "control": control(engines),
     }
+    if spec.links:
+        found["links"] = links(spec.links, spec.bus_bytes)
     if vector:
         found["vector engine"] = vector_engine(vector.lanes, vector.function_lanes)
         found["control"] += COEFFICIENTS["vector control"].resources

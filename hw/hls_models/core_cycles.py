@@ -19,6 +19,7 @@ from fpgapipe.hw.hls_models.core_spec import CoreSpec
 from fpgapipe.hw.hls_models.instruction_cycles import gemm_timing
 from fpgapipe.hw.hls_models.isa import (
     NUM_SEMAPHORES,
+    WORD_BYTES,
     Instruction,
     Opcode,
     words_of,
@@ -53,6 +54,12 @@ LOADED_CYCLES = 2
 
 STORE_CYCLES = 15
 """From a store's start to its first beat on the bus."""
+
+SEND_CYCLES = 5
+"""From behind a packet's last beat on the bus to its end, if the link waits for it."""
+
+RECEIVE_CYCLES = 16
+"""From the start of a RECEIVE to its first beat on the bus, beside the words of its first burst."""
 
 READER_CYCLES = 19
 """From the start of a product to its first vector at the array: address generator, scratchpad,
@@ -118,9 +125,24 @@ class Prediction:
 
 
 def predict(
-    program: Sequence[Instruction], core: CoreSpec, memory: MemorySpec | None = None
+    program: Sequence[Instruction],
+    core: CoreSpec,
+    memory: MemorySpec | None = None,
+    *,
+    link_bytes_per_cycle: float | None = None,
 ) -> Prediction:
     """Time a program.
+
+    Of other devices nothing is known: links take words as fast as they send them, though they keep
+    some, and those of a RECEIVE come as soon as it begins.
+
+    Parameters
+    ----------
+    program : sequence of Instruction
+    core : CoreSpec
+    memory : MemorySpec, optional
+    link_bytes_per_cycle : float, optional
+        Payload of every link; what its PHY's width and its frames allow, if not given.
 
     Raises
     ------
@@ -128,7 +150,8 @@ def predict(
         If the program waits for semaphores that nothing signals, or needs an engine that the core
         does not have.
     """
-    return _Run(program, core, memory or MemorySpec()).run()
+    rates = [link_bytes_per_cycle or link.phy_bytes * link.efficiency for link in core.links]
+    return _Run(program, core, memory or MemorySpec(), rates).run()
 
 
 class _Engine(ABC):
@@ -225,6 +248,33 @@ class _Store(_Engine):
         self.end(index, now + self.run.bus.latency)
 
 
+class _Send(_Engine):
+    def start(self, index: int, instruction: Instruction, now: float) -> float:
+        bus = self.run.bus
+        sent, _ = bus.packets[instruction.engine]
+        sent.transfer(index, instruction.body, now + LOAD_CYCLES + bus.latency)
+        self.run.bus_changes = True
+        return now
+
+    def moved(self, index: int, now: float) -> None:
+        """The last word of an instruction is on the bus."""
+        self.end(index, now + SEND_CYCLES)
+
+
+class _Receive(_Engine):
+    def start(self, index: int, instruction: Instruction, now: float) -> float:
+        _, received = self.run.bus.packets[instruction.engine]
+        burst = self.run.core.burst_beats * self.run.core.bus_bytes / WORD_BYTES
+        first = now + RECEIVE_CYCLES + burst / received.fastest
+        received.transfer(index, instruction.body, first)
+        self.run.bus_changes = True
+        return now
+
+    def moved(self, index: int, now: float) -> None:
+        """The last word of an instruction is on the bus."""
+        self.end(index, now + self.run.bus.latency)
+
+
 class _Gemm(_Engine):
     def __init__(self, run: "_Run", depth: int, in_flight: int) -> None:
         super().__init__(run, depth, in_flight)
@@ -285,10 +335,16 @@ class _Event(IntEnum):
 class _Run:
     """One run of the model: time goes from event to event."""
 
-    def __init__(self, program: Sequence[Instruction], core: CoreSpec, memory: MemorySpec) -> None:
+    def __init__(
+        self,
+        program: Sequence[Instruction],
+        core: CoreSpec,
+        memory: MemorySpec,
+        link_bytes_per_cycle: Sequence[float],
+    ) -> None:
         self.program = program
         self.core = core
-        self.bus = Bus(core, memory.bytes_per_cycle, memory.latency_cycles)
+        self.bus = Bus(core, memory.bytes_per_cycle, memory.latency_cycles, link_bytes_per_cycle)
         self.bus_changes = True
         self.starts = [0.0] * len(program)
         self.ends = [0.0] * len(program)
@@ -307,6 +363,9 @@ class _Run:
             self.engines[Opcode.GEMM, engine] = _Gemm(self, spec.gemm_words, spec.in_flight)
         if core.vector:
             self.engines[Opcode.VECTOR, 0] = _Vector(self, spec.vector_words, spec.in_flight)
+        for link in range(spec.num_links):
+            self.engines[Opcode.SEND, link] = _Send(self, spec.send_words, spec.in_flight)
+            self.engines[Opcode.RECEIVE, link] = _Receive(self, spec.receive_words, spec.in_flight)
         self.fetch_words = spec.fetch_words
         self.room = spec.prefetch_words  # for program words that are not yet asked for
         self.fetched: deque[float] = deque()  # when words came that are not yet dispatched
@@ -330,7 +389,13 @@ class _Run:
     def _move(self, now: float) -> None:
         """Let words move until now, and what they end happen."""
         self.bus_changes = True
-        read, write = self.bus.move(now)
+        read, write, packets = self.bus.move(now)
+        for _, flow in packets:
+            if flow.index >= 0:
+                instruction = self.program[flow.index]
+                mover = self.engines[instruction.opcode, instruction.engine]
+                assert isinstance(mover, _Send | _Receive)
+                mover.moved(flow.index, now)
         if write is not None and write.index >= 0:
             self.store.moved(write.index, now)
         if read is None:

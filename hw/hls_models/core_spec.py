@@ -2,7 +2,8 @@
 
 from dataclasses import dataclass
 
-from fpgapipe.hw.hls_models.isa import WORD_BYTES
+from fpgapipe.hw.hls_models.isa import MAX_LINKS, WORD_BYTES
+from fpgapipe.hw.hls_models.link import LinkEngineSpec
 from fpgapipe.hw.hls_models.systolic import SystolicSpec
 
 VERSION = 1
@@ -100,6 +101,8 @@ class CoreSpec:
         Read bursts that may be under way, 1 to 64.
     vector : VectorSpec or None
         The vector engine, if there is one.
+    links : tuple of LinkEngineSpec
+        This device's ends of its links to others, at most 4.
 
     Raises
     ------
@@ -116,8 +119,10 @@ class CoreSpec:
     burst_beats: int = 16
     outstanding: int = 64
     vector: VectorSpec | None = None
+    links: tuple[LinkEngineSpec, ...] = ()
 
     def __post_init__(self) -> None:
+        object.__setattr__(self, "links", tuple(self.links))
         if self.rows not in (1, 2, 4, 8, 16, 32):
             raise ValueError(f"core rows must divide 32, not {self.rows!r}")
         if self.cols < 1 or (self.cols > 32 and self.cols % 32):
@@ -133,6 +138,8 @@ class CoreSpec:
         for name, most in (("burst_beats", 256), ("outstanding", 64)):
             if not 1 <= getattr(self, name) <= most:
                 raise ValueError(f"core {name} must be in 1..{most}, not {getattr(self, name)!r}")
+        if len(self.links) > MAX_LINKS:
+            raise ValueError(f"core links must be at most {MAX_LINKS}, not {len(self.links)}")
 
     @property
     def array(self) -> SystolicSpec:

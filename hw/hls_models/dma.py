@@ -86,6 +86,12 @@ def words_of_row(start: int, size: int) -> tuple[int, int]:
     return first, -(-(start + size) // WORD_BYTES) * WORD_BYTES - first
 
 
+def lies_within(start: int, size: int, base: int, limit: int) -> bool:
+    """Whether the words that some bytes touch lie between two addresses."""
+    first, length = words_of_row(start, size)
+    return first >= base and first + length <= limit
+
+
 def burst_words(spec: CoreSpec) -> int:
     """Words of the longest burst: a power of two, so that none crosses 4 KiB.
 
@@ -154,11 +160,9 @@ def first_error(
     limit = min(memory_limit, 1 << MEMORY_BITS)
     row = -1
     for row, (memory, scratchpad) in enumerate(row_starts(body)):
-        first, size = words_of_row(memory, body["row_bytes"])
-        if first < max(memory_base, 0) or first + size > limit:
+        if not lies_within(memory, body["row_bytes"], max(memory_base, 0), limit):
             return row, ErrorCode.MEMORY_RANGE
-        first, size = words_of_row(scratchpad, body["row_bytes"])
-        if first < 0 or first + size > spec.scratchpad.size_bytes:
+        if not lies_within(scratchpad, body["row_bytes"], 0, spec.scratchpad.size_bytes):
             return row, ErrorCode.SCRATCHPAD_RANGE
     return row + 1, ErrorCode.NONE
 

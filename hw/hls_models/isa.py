@@ -5,7 +5,7 @@ begins with a header; numbers are little-endian, fields begin at the least signi
 docs/core.md explains what the instructions do.
 """
 
-from collections.abc import Iterable, Iterator, Mapping, Set
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from enum import IntEnum
 from functools import cache
@@ -18,6 +18,9 @@ WORD_BYTES = 64
 """Bytes of a program word, of a scratchpad word, and of a block of 32 BF16 elements."""
 
 NUM_SEMAPHORES = 16
+MAX_LINKS = 4
+"""Links of a core."""
+
 MAX_SEMAPHORE = 255
 """A semaphore counts up to this; one signal more is an error."""
 
@@ -33,6 +36,8 @@ class Opcode(IntEnum):
     STORE = 3
     GEMM = 4
     VECTOR = 5
+    SEND = 6
+    RECEIVE = 7
 
 
 class ErrorCode(IntEnum):
@@ -47,16 +52,23 @@ class ErrorCode(IntEnum):
     AXI_READ = 6
     AXI_WRITE = 7
     SEMAPHORE_OVERFLOW = 8
+    LINK_STREAM = 9
+    LINK_DOWN = 10
 
 
 class Engine(IntEnum):
-    """Where an error comes from, as the ERROR register says; GEMM engine `e` is ``GEMM + e``."""
+    """Where an error comes from, as the ERROR register says.
+
+    GEMM engine `e` is ``GEMM + e``; the engines of link `n` are ``SEND + n`` and ``RECEIVE + n``.
+    """
 
     SEQUENCER = 0
     LOAD = 1
     STORE = 2
     VECTOR = 3
     GEMM = 4
+    SEND = 8
+    RECEIVE = 12
 
 
 class ProgramError(ValueError):
@@ -90,7 +102,7 @@ HEADER = Group(
 )
 """Of every instruction: what it is, its length in words, the semaphores that it waits for before it
 starts (each is taken by one) and that it signals when it is done, and which of several engines of
-its kind runs it."""
+its kind runs it: a GEMM engine or a link."""
 
 TRANSFER = Group(
     "transfer",
@@ -183,13 +195,35 @@ OPERAND_B = Group("b", OPERAND.fields)
 GEMM = Group("gemm", (SHAPE, OPERAND_A, OPERAND_B, RESULT))
 """GEMM: vectors of operand A stream past tiles of operand B."""
 
+LINK = Group(
+    "link",
+    (
+        Field("memory", 48),
+        Field("row_bytes", 32),
+        Field("rows", 16),
+        Field("row_memory", 40, signed=True),
+        Field("planes", 16),
+        Field("plane_memory", 40, signed=True),
+        Field("channel", 2),
+        Field("stream", 32),
+    ),
+)
+"""SEND and RECEIVE: rows of memory as `TRANSFER` has them, a channel of the link, 0 to 2, and the
+tag that the packet has and its receiver expects."""
+
 BODIES: dict[Opcode, Group] = {
     Opcode.END: Group("end", ()),
     Opcode.LOAD: TRANSFER,
     Opcode.STORE: TRANSFER,
     Opcode.GEMM: GEMM,
     Opcode.VECTOR: VECTOR,
+    Opcode.SEND: LINK,
+    Opcode.RECEIVE: LINK,
 }
+
+
+LINK_OPCODES = (Opcode.SEND, Opcode.RECEIVE)
+"""Of instructions that a core has for each of its links."""
 
 
 @cache
@@ -200,7 +234,7 @@ def words_of(opcode: Opcode) -> int:
 
 def has_one_engine(opcode: Opcode) -> bool:
     """Whether there is but one engine of an opcode's kind."""
-    return opcode is not Opcode.GEMM
+    return opcode not in (Opcode.GEMM, *LINK_OPCODES)
 
 
 @dataclass(frozen=True)
@@ -214,7 +248,7 @@ class Instruction:
         Semaphores, in any order, each once: those it takes before it starts, and those it signals
         when it is done. END has nothing to signal.
     engine : int
-        Which GEMM engine; 0 for all else.
+        Which GEMM engine, or which link; 0 for all else.
     body : mapping
         Fields of ``BODIES[opcode]``.
 
@@ -324,7 +358,13 @@ def encode(instructions: Iterable[Instruction]) -> bytes:
     return bytes(program)
 
 
-def decode(program: bytes, num_engines: int = 16, *, has_vector: bool = True) -> list[Instruction]:
+def decode(
+    program: bytes,
+    num_engines: int = 16,
+    *,
+    has_vector: bool = True,
+    num_links: int = MAX_LINKS,
+) -> list[Instruction]:
     """Decode a program up to its END, with all the checks that a core makes.
 
     What follows END, and the bits between a body and the end of its last word, may be anything.
@@ -336,6 +376,8 @@ def decode(program: bytes, num_engines: int = 16, *, has_vector: bool = True) ->
         GEMM engines of the core.
     has_vector : bool
         Whether the core has a vector engine.
+    num_links : int
+        Links of the core.
 
     Returns
     -------
@@ -347,20 +389,30 @@ def decode(program: bytes, num_engines: int = 16, *, has_vector: bool = True) ->
     ProgramError
         If an instruction is wrong, or there is no END.
     """
-    known = {int(opcode) for opcode in Opcode if has_vector or opcode is not Opcode.VECTOR}
+    engines = engines_of(num_engines, has_vector=has_vector, num_links=num_links)
     instructions: list[Instruction] = []
     offset = 0
     while not instructions or instructions[-1].opcode is not Opcode.END:
-        instruction = _decode_one(program, offset, len(instructions), num_engines, known)
+        instruction = _decode_one(program, offset, len(instructions), engines)
         offset += instruction.words * WORD_BYTES
         instructions.append(instruction)
     return instructions
 
 
+def engines_of(num_engines: int, *, has_vector: bool, num_links: int) -> dict[Opcode, int]:
+    """Opcodes that a core knows, each with the number of its engines.
+
+    END, which no engine runs, counts as if one did.
+    """
+    numbers = dict.fromkeys(Opcode, 1) | {Opcode.GEMM: num_engines, Opcode.VECTOR: int(has_vector)}
+    numbers |= dict.fromkeys(LINK_OPCODES, num_links)
+    return {opcode: number for opcode, number in numbers.items() if number}
+
+
 def _decode_one(
-    program: bytes, offset: int, index: int, num_engines: int, known: Set[int]
+    program: bytes, offset: int, index: int, known: Mapping[Opcode, int]
 ) -> Instruction:
-    """Decode the instruction at a byte, one of some known opcodes."""
+    """Decode the instruction at a byte, one of some known opcodes with so many engines."""
 
     def refuse(code: ErrorCode, reason: str) -> ProgramError:
         return ProgramError(index, code, reason)
@@ -380,7 +432,7 @@ def _decode_one(
         raise refuse(
             ErrorCode.BAD_LENGTH, f"{opcode.name} words must be {words}, not {header['words']}"
         )
-    engines = 1 if has_one_engine(opcode) else num_engines
+    engines = known[opcode]
     if header["engine"] >= engines:
         raise refuse(
             ErrorCode.BAD_FIELD,

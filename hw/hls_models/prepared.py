@@ -35,7 +35,7 @@ from fpgapipe.hw.hls_models.compiled_vector import (
 from fpgapipe.hw.hls_models.core_spec import CoreSpec
 from fpgapipe.hw.hls_models.fp32 import CODE_NAN
 from fpgapipe.hw.hls_models.function import Function, apply
-from fpgapipe.hw.hls_models.isa import TRANSFER, Instruction, Opcode
+from fpgapipe.hw.hls_models.isa import LINK_OPCODES, TRANSFER, Instruction, Opcode
 from fpgapipe.hw.hls_models.vector import drawn_lanes, lies_within
 from fpgapipe.hw.hls_models.vector_fields import NUM_CONSTANTS
 from fpgapipe.hw.hls_models.vector_op import LANES, Constant, Random, VectorOp
@@ -72,8 +72,13 @@ class Prepared:
         """Whether the instructions are those, not only the same."""
         return len(program) == len(self.program) and all(map(is_, program, self.program))
 
-    def run(self, model: "CoreModel") -> None:
-        """Run on a model, as its `run` does.
+    def run(self, model: "CoreModel", start: int = 0) -> int:
+        """Run on a model, as its `run` does, from an instruction on.
+
+        Returns
+        -------
+        int
+            As there.
 
         Raises
         ------
@@ -85,9 +90,13 @@ class Prepared:
         if model.spec != self.spec:
             raise ValueError(f"program is prepared for {self.spec}, not for {model.spec}")
         view = _View(model)
-        for index, step in enumerate(self._steps):
+        for index in range(start, len(self._steps)):
+            step = self._steps[index]
             if step is None or not step(view):
+                if model.waits(self.program[index]):
+                    return index
                 model.execute(index, self.program[index])
+        return len(self._steps)
 
 
 class _View:
@@ -126,6 +135,8 @@ def _prepared(spec: CoreSpec, instruction: Instruction, room: _Room) -> _Step:
     if instruction.opcode in (Opcode.LOAD, Opcode.STORE):
         numbers = [instruction.body[each.name] for each in TRANSFER.fields]
         return _Transfer(np.array(numbers, np.int64), instruction.opcode is Opcode.LOAD)
+    if instruction.opcode in LINK_OPCODES:
+        return None
     try:
         if instruction.opcode is Opcode.VECTOR:
             return _vector(spec, VectorOp.decoded(instruction.body), room)

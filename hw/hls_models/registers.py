@@ -8,6 +8,9 @@ from dataclasses import dataclass
 from enum import StrEnum
 
 from fpgapipe.hw.hls_models.core_spec import VERSION, CoreSpec
+from fpgapipe.hw.hls_models.isa import NUM_SEMAPHORES
+from fpgapipe.hw.hls_models.link import DELIVERED_BITS, NUM_CHANNELS, LinkEngineSpec
+from fpgapipe.hw.hls_models.sequencer import SequencerSpec
 from fpgapipe.hw.hls_models.vector_op import NUM_SCALARS
 
 MAGIC = int.from_bytes(b"FPGP", "little")
@@ -21,6 +24,12 @@ DATA_BITS = 32
 _ENGINE_BASE, _ENGINE_STEP = 0x200, 0x40
 _VECTOR_BASE = 0x300
 _SCALAR_BASE = 0x080
+_LINK_BASE, _LINK_STEP = 0x400, 0x100
+_LINK_COUNTER_BASE = 0x080
+_QUEUE_BASE, _QUEUE_STEP = 0x800, 0x10
+
+SEED_BITS = 15
+"""Of a link's seed."""
 
 
 class Kind(StrEnum):
@@ -30,6 +39,8 @@ class Kind(StrEnum):
     STORED = "stored"  # keeps what is written
     COMMAND = "command"  # a pulse for each 1 that is written
     STATUS = "status"  # shows what the core says
+    STATUS_LO = "status_lo"  # the lower half of it; a read keeps the upper half of that moment
+    STATUS_HI = "status_hi"
     COUNTER_LO = "counter_lo"
     COUNTER_HI = "counter_hi"
 
@@ -143,6 +154,29 @@ VECTOR_COUNTERS = {
 """Counters of the vector engine."""
 
 
+LINK_RUN_COUNTERS = {
+    "SEND_BUSY": "Cycles in which a SEND was under way.",
+    "SEND_WAIT_SEMAPHORE": "Cycles in which one waited for semaphores.",
+    "SEND_WAIT_LINK": "Cycles in which a word of one waited for the link to take it.",
+    "RECEIVE_BUSY": "Cycles in which a RECEIVE was under way.",
+    "RECEIVE_WAIT_SEMAPHORE": "Cycles in which one waited for semaphores.",
+    "RECEIVE_WAIT_LINK": "Cycles in which one waited for a word from the link.",
+}
+"""Counters of each link that count while a program runs."""
+
+LINK_COUNTERS = {
+    "TX_WORDS": "Words that went into the link.",
+    "RX_WORDS": "Words that came out of it.",
+    "TX_FRAMES": "Frames with words that were sent, again or not.",
+    "RX_FRAMES": "Frames with words that came whole, each once.",
+    "CRC_ERRORS": "Frames that came damaged.",
+    "REPLAYS": "Frames that were sent again.",
+    "TX_STALL": "Cycles in which a beat waited for the PHY.",
+    "CREDIT_WAIT": "Cycles in which a word waited for room at the other end.",
+}
+"""Counters of each link that always count."""
+
+
 class RegisterMap:
     """The registers of a core.
 
@@ -158,7 +192,14 @@ class RegisterMap:
 
     def __init__(self, spec: CoreSpec) -> None:
         self.spec = spec
-        self.registers = (*_constants(spec), *_controls(spec), *_scalars(spec), *_counters(spec))
+        self.registers = (
+            *_constants(spec),
+            *_controls(spec),
+            *_scalars(spec),
+            *_counters(spec),
+            *(register for link in range(len(spec.links)) for register in _link(spec, link)),
+            *_queues(spec),
+        )
         self._by_name = {register.name: register for register in self.registers}
 
     def __getitem__(self, name: str) -> Register:
@@ -190,7 +231,9 @@ class RegisterMap:
 
     def amount_bits(self, counter: str) -> int:
         """Bits of what a counter may rise by in a cycle."""
-        return self.spec.bus_bytes.bit_length() if counter.endswith("_BYTES") else 1
+        if counter.endswith("_BYTES"):
+            return self.spec.bus_bytes.bit_length()
+        return NUM_CHANNELS.bit_length() if counter.endswith("X_WORDS") else 1
 
     def markdown(self) -> str:
         """The map as tables: the registers, then the fields of those that have some."""
@@ -227,6 +270,8 @@ def _constants(spec: CoreSpec) -> Iterator[Register]:
             "Of the vector engine; 0 if there is none.",
         ),
     ]
+    if spec.links:
+        values.append(("LINKS", len(spec.links), "To other devices."))
     for index, (name, value, meaning) in enumerate(values):
         yield Register(name, 4 * index, Kind.CONSTANT, meaning, reset=value)
 
@@ -324,5 +369,146 @@ def _counters(spec: CoreSpec) -> Iterator[Register]:
             for index, (name, meaning) in enumerate(VECTOR_COUNTERS.items())
         ]
     for offset, name, meaning in counters:
-        yield Register(f"{name}_LO", offset, Kind.COUNTER_LO, f"{meaning} Bits 31:0.")
-        yield Register(f"{name}_HI", offset + 4, Kind.COUNTER_HI, "Bits 63:32 of it.")
+        yield from _counter(offset, name, meaning)
+
+
+def _counter(offset: int, name: str, meaning: str) -> Iterator[Register]:
+    yield Register(f"{name}_LO", offset, Kind.COUNTER_LO, f"{meaning} Bits 31:0.")
+    yield Register(f"{name}_HI", offset + 4, Kind.COUNTER_HI, "Bits 63:32 of it.")
+
+
+def _link(spec: CoreSpec, link: int) -> Iterator[Register]:
+    base, name = _LINK_BASE + _LINK_STEP * link, f"LINK{link}_"
+    yield Register(
+        f"{name}ENABLE",
+        base,
+        Kind.STORED,
+        f"Link {link}: whether it is on. To turn it on begins a session.",
+        (BitField("enable", 0, 1, "It is on."),),
+        writable=1,
+    )
+    yield Register(
+        f"{name}SEED",
+        base + 0x04,
+        Kind.STORED,
+        "Sessions are numbered from here on; of each device another number, of each run too.",
+        writable=(1 << SEED_BITS) - 1,
+    )
+    yield Register(
+        f"{name}CONTROL",
+        base + 0x08,
+        Kind.COMMAND,
+        "A command; it takes effect where a 1 is written. Reads as 0.",
+        (
+            BitField(
+                "reset",
+                0,
+                1,
+                "Begin a new session: words on their way are lost. After a program that ended in "
+                "an error or an abort, both ends need it: a packet may be cut.",
+            ),
+        ),
+    )
+    yield Register(
+        f"{name}STATUS",
+        base + 0x0C,
+        Kind.STATUS,
+        "How it is.",
+        (
+            BitField("state", 0, 3, "`fpgapipe.hw.hls_models.link.LinkState`."),
+            BitField("peer_delivered_known", 3, 1, f"{name}PEER_DELIVERED0 to 2 are known."),
+        ),
+    )
+    yield Register(
+        f"{name}SESSIONS",
+        base + 0x10,
+        Kind.STATUS,
+        "Numbers of sessions.",
+        (BitField("own", 0, 16, "Of this end."), BitField("peer", 16, 16, "Of the other end.")),
+    )
+    fields, value = _link_config(spec.links[link])
+    yield Register(
+        f"{name}CONFIG",
+        base + 0x14,
+        Kind.CONSTANT,
+        "`fpgapipe.hw.hls_models.link.LinkEngineSpec`.",
+        fields,
+        reset=value,
+    )
+    for offset, prefix, meaning in (
+        (0x20, "DELIVERED", "Words that this end has handed out this session"),
+        (0x40, "PEER_DELIVERED", "Words that the other end had handed out when it was reset"),
+    ):
+        for channel in range(NUM_CHANNELS):
+            at, whole = base + offset + 8 * channel, f"{name}{prefix}{channel}"
+            yield Register(
+                f"{whole}_LO",
+                at,
+                Kind.STATUS_LO,
+                f"Channel {channel}: {meaning}. Bits 31:0.",
+            )
+            yield Register(
+                f"{whole}_HI", at + 4, Kind.STATUS_HI, f"Bits {DELIVERED_BITS - 1}:32 of it."
+            )
+    counters = LINK_RUN_COUNTERS | LINK_COUNTERS
+    for index, (counter, meaning) in enumerate(counters.items()):
+        offset = base + _LINK_COUNTER_BASE + 8 * index
+        yield from _counter(offset, name + counter, f"Link {link}: {meaning}")
+
+
+def _link_config(link: LinkEngineSpec) -> tuple[tuple[BitField, ...], int]:
+    """Fields of a link's CONFIG, and its value."""
+    numbers = [
+        ("phy_bytes", 7, "Width of the stream to the PHY.", link.phy_bytes),
+        ("frame_words", 6, "Words of a full frame.", link.frame_words),
+        *(
+            (f"slots{channel}", 6, f"Frames buffered of channel {channel}, less one.", slots - 1)
+            for channel, slots in enumerate(link.slots)
+        ),
+    ]
+    fields, value, low = [], 0, 0
+    for name, bits, meaning, number in numbers:
+        fields.append(BitField(name, low, bits, meaning))
+        value |= number << low
+        low += bits
+    return tuple(fields), value
+
+
+def _queues(spec: CoreSpec) -> Iterator[Register]:
+    """What a host that waits for a program may ask; only links make a program wait for others."""
+    if not spec.links:
+        return
+    sequencer = SequencerSpec.of(spec)
+    for queue in range(sequencer.num_queues):
+        base, name = _QUEUE_BASE + _QUEUE_STEP * queue, f"QUEUE{queue}_"
+        engine = sequencer.name_of_queue(queue)
+        yield Register(
+            f"{name}HEAD",
+            base,
+            Kind.STATUS,
+            f"{engine}: number of the next instruction, if it waits for semaphores or its engine.",
+        )
+        yield Register(
+            f"{name}OLDEST",
+            base + 0x4,
+            Kind.STATUS,
+            "Number of the oldest instruction that is under way, if one is.",
+        )
+        yield Register(
+            f"{name}WAIT",
+            base + 0x8,
+            Kind.STATUS,
+            "What is waited for.",
+            (
+                BitField(
+                    "missing",
+                    0,
+                    NUM_SEMAPHORES,
+                    "Semaphores that the next one waits for and are 0.",
+                ),
+                BitField("semaphores", 16, 1, "The next one waits for semaphores."),
+                BitField("busy", 17, 1, "One is under way."),
+                BitField("empty", 18, 1, "None is here or under way."),
+                BitField("offered", 19, 1, "The next one waits for its engine."),
+            ),
+        )

@@ -4,6 +4,9 @@ A sequencer hands instructions out in program order, each to the queue of its en
 begins the instructions of its queue in order, each as soon as all semaphores it waits for are above
 0, and takes one from each. What is left open is time: two engines may get along in any order that
 the semaphores allow. `Execution` says what is true of all those orders.
+
+What a RECEIVE gets comes from another device. Here it comes in time: whether several devices wait
+for each other is seen by `fpgapipe.hw.hls_models.cluster` alone.
 """
 
 from collections import deque
@@ -13,6 +16,8 @@ from dataclasses import dataclass
 from fpgapipe.hw.hls_models.core_spec import CoreSpec
 from fpgapipe.hw.hls_models.dma import burst_words
 from fpgapipe.hw.hls_models.isa import (
+    LINK_OPCODES,
+    MAX_LINKS,
     MAX_SEMAPHORE,
     NUM_SEMAPHORES,
     WORD_BYTES,
@@ -22,6 +27,8 @@ from fpgapipe.hw.hls_models.isa import (
     Opcode,
     ProgramError,
     decode,
+    engines_of,
+    has_one_engine,
 )
 
 MAX_ORDERS = 100_000
@@ -38,7 +45,9 @@ class SequencerSpec:
         GEMM engines, 1 to 4.
     has_vector : bool
         Whether there is a vector engine; VECTOR is no instruction without.
-    load_words, store_words, gemm_words, vector_words : int
+    num_links : int
+        Links, 0 to 4; SEND and RECEIVE are no instructions without.
+    load_words, store_words, gemm_words, vector_words, send_words, receive_words : int
         Program words that a queue holds besides the instruction which waits at its head; powers of
         two, and at least 4, or 8 for GEMM and VECTOR, whose instructions have 5.
     in_flight : int
@@ -50,7 +59,7 @@ class SequencerSpec:
         so that no request crosses 4 KiB.
     bus_bytes : int
         Width of the AXI4 bus to the program: 4, 8, 16, 32 or 64.
-    load_units, store_units, gemm_units, vector_units : int
+    load_units, store_units, gemm_units, vector_units, send_units, receive_units : int
         Parts of an engine that report errors.
 
     Raises
@@ -61,10 +70,13 @@ class SequencerSpec:
 
     num_engines: int = 1
     has_vector: bool = False
+    num_links: int = 0
     load_words: int = 16
     store_words: int = 16
     gemm_words: int = 32
     vector_words: int = 16
+    send_words: int = 16
+    receive_words: int = 16
     in_flight: int = 8
     prefetch_words: int = 32
     fetch_words: int = 4
@@ -73,15 +85,23 @@ class SequencerSpec:
     store_units: int = 1
     gemm_units: int = 4
     vector_units: int = 2
+    send_units: int = 1
+    receive_units: int = 1
 
     def __post_init__(self) -> None:
         if not 1 <= self.num_engines <= 4:
             raise ValueError(f"sequencer num_engines must be in 1..4, not {self.num_engines!r}")
+        if not 0 <= self.num_links <= MAX_LINKS:
+            raise ValueError(
+                f"sequencer num_links must be in 0..{MAX_LINKS}, not {self.num_links!r}"
+            )
         for name, least, most in (
             ("load_words", 4, 512),
             ("store_words", 4, 512),
             ("gemm_words", 8, 512),
             ("vector_words", 8, 512),
+            ("send_words", 4, 512),
+            ("receive_words", 4, 512),
             ("in_flight", 2, 64),
             ("prefetch_words", 8, 512),
             ("fetch_words", 1, min(64, self.prefetch_words)),
@@ -101,9 +121,10 @@ class SequencerSpec:
                 f"sequencer fetch_words must be at most {4 * self.bus_bytes} (256 beats of "
                 f"{self.bus_bytes} bytes), not {self.fetch_words}"
             )
-        for name in ("load_units", "store_units", "gemm_units", "vector_units"):
-            if not 1 <= getattr(self, name) <= 16:
-                raise ValueError(f"sequencer {name} must be in 1..16, not {getattr(self, name)!r}")
+        for kind in ("load", "store", "gemm", "vector", "send", "receive"):
+            units = getattr(self, f"{kind}_units")
+            if not 1 <= units <= 16:
+                raise ValueError(f"sequencer {kind}_units must be in 1..16, not {units!r}")
 
     @classmethod
     def of(cls, core: CoreSpec) -> "SequencerSpec":
@@ -111,16 +132,26 @@ class SequencerSpec:
         return cls(
             num_engines=core.num_engines,
             has_vector=core.vector is not None,
+            num_links=len(core.links),
             fetch_words=min(4, burst_words(core)),
             bus_bytes=core.bus_bytes,
         )
 
     @property
     def queues(self) -> tuple[tuple[Opcode, int], ...]:
-        """Opcode and engine of each queue: LOAD, STORE, the GEMM engines, VECTOR."""
+        """Opcode and engine of each queue.
+
+        LOAD, STORE, the GEMM engines, VECTOR, then SEND and RECEIVE of each link.
+        """
         gemms = [(Opcode.GEMM, engine) for engine in range(self.num_engines)]
         vectors = [(Opcode.VECTOR, 0)] * self.has_vector
-        return ((Opcode.LOAD, 0), (Opcode.STORE, 0), *gemms, *vectors)
+        links = [(opcode, link) for link in range(self.num_links) for opcode in LINK_OPCODES]
+        return ((Opcode.LOAD, 0), (Opcode.STORE, 0), *gemms, *vectors, *links)
+
+    @property
+    def engines(self) -> dict[Opcode, int]:
+        """Opcodes that are instructions, each with the number of its engines; 1 for END."""
+        return engines_of(self.num_engines, has_vector=self.has_vector, num_links=self.num_links)
 
     @property
     def num_queues(self) -> int:
@@ -139,7 +170,7 @@ class SequencerSpec:
             raise ValueError("END goes to no queue")
         if instruction.opcode is Opcode.GEMM:
             return 2 + instruction.engine
-        return self.queues.index((instruction.opcode, 0))
+        return self.queues.index((instruction.opcode, instruction.engine))
 
     @staticmethod
     def dispatch_cycles(instruction: Instruction) -> int:
@@ -175,7 +206,7 @@ class SequencerSpec:
     def name_of_queue(self, queue: int) -> str:
         """What messages call it."""
         opcode, engine = self.queues[queue]
-        return f"GEMM[{engine}]" if opcode is Opcode.GEMM else opcode.name
+        return opcode.name if has_one_engine(opcode) else f"{opcode.name}[{engine}]"
 
 
 @dataclass(frozen=True)
@@ -454,7 +485,9 @@ def check(program: bytes, spec: SequencerSpec) -> list[Instruction]:
     ValueError
         As `Execution`.
     """
-    instructions = decode(program, spec.num_engines, has_vector=spec.has_vector)
+    instructions = decode(
+        program, spec.num_engines, has_vector=spec.has_vector, num_links=spec.num_links
+    )
     execution = Execution(instructions, spec)
     if execution.deadlock:
         first = execution.deadlock[0]

@@ -1,10 +1,11 @@
-"""AXI4 ports of the core, flat names for them at a top level, and what joins readers at one port.
+"""AXI4 ports of the core, flat names for them at a top level, and what joins masters at one port.
 
 Source: AMBA AXI and ACE Protocol Specification, ARM IHI 0022E.
 """
 
-from amaranth.hdl import Module, Mux, Signal
+from amaranth.hdl import Cat, Module, Mux, Signal
 from amaranth.lib import data, stream, wiring
+from amaranth.lib.fifo import SyncFIFOBuffered
 from amaranth.lib.wiring import In, Out
 
 ADDRESS_BITS = 64
@@ -254,4 +255,106 @@ class ReadArbiter(wiring.Component):
             ]
             ready = ready | Mux(mine, master.rready, 0)
         m.d.comb += self.o.rready.eq(ready)
+        return m
+
+
+class WriteArbiter(wiring.Component):
+    """Lets several write masters share a port; AWID and BID tell whose a burst is.
+
+    A request takes one cycle more, data and responses none; a burst a cycle. Masters take turns.
+    Data go in the order of requests, so a master must be able to give all data of a burst it has
+    asked for without waiting for anything else: the others wait for them.
+
+    Parameters
+    ----------
+    num_masters : int
+    bus_bytes : int
+
+    Members
+    -------
+    masters : In(AxiWrite(bus_bytes)).array(num_masters)
+        Their `awid` is not used, their `bid` is 0.
+    o : Out(AxiWrite(bus_bytes, id_bits))
+        The port. Master `k` has ID `k`; `id_bits` is at least 1. An address is never behind its
+        data.
+    """
+
+    _TURNS = 4
+    """Bursts whose address was given and whose data have not gone."""
+
+    def __init__(self, num_masters, bus_bytes):
+        if num_masters < 1:
+            raise ValueError(f"write arbiter num_masters must be at least 1, not {num_masters!r}")
+        self.num_masters = num_masters
+        self.id_bits = max(1, (num_masters - 1).bit_length())
+        super().__init__(
+            {
+                "masters": In(AxiWrite(bus_bytes)).array(num_masters),
+                "o": Out(AxiWrite(bus_bytes, self.id_bits)),
+            }
+        )
+
+    def elaborate(self, platform):  # noqa: D102
+        m = Module()
+        names = [name for name in _request("aw", 1) if name != "awid"]
+        m.submodules.turns = turns = SyncFIFOBuffered(width=self.id_bits, depth=self._TURNS)
+
+        # The first that asks of those behind the one that came last, or of all.
+        asks, upper, chosen = (Signal(self.num_masters, name=n) for n in ("asks", "upper", "next"))
+        behind = Signal(self.num_masters)
+        number = Signal(self.id_bits)
+        free, take = Signal(), Signal()
+        layout = {"awid": self.id_bits} | {name: getattr(self.o, name).shape() for name in names}
+        request = Signal(data.StructLayout(layout), reset_less=True)
+        requesting = Signal()
+        among = Mux(upper.any(), upper, asks)
+        m.d.comb += [
+            asks.eq(Cat(master.awvalid for master in self.masters)),
+            upper.eq(asks & behind),
+            chosen.eq(among & ~(among - 1)),
+            free.eq(turns.w_rdy & (self.o.awready | ~requesting)),
+            take.eq(asks.any() & free),
+            turns.w_data.eq(number),
+            turns.w_en.eq(take),
+            *(getattr(self.o, name).eq(request[name]) for name in layout),
+            self.o.awvalid.eq(requesting),
+        ]
+        with m.If(self.o.awready | ~requesting):
+            m.d.sync += requesting.eq(take)
+        for index, master in enumerate(self.masters):
+            m.d.comb += master.awready.eq(free & chosen[index])
+            with m.If(chosen[index]):
+                m.d.comb += number.eq(index)
+                with m.If(take):
+                    m.d.sync += [request[name].eq(getattr(master, name)) for name in names]
+                    m.d.sync += [
+                        request.awid.eq(index),
+                        behind.eq(((1 << self.num_masters) - 1) & -(2 << index)),
+                    ]
+
+        wvalid, bready = 0, 0
+        last = Signal()
+        for index, master in enumerate(self.masters):
+            its_turn, its_answer = Signal(name=f"turn{index}"), Signal(name=f"answer{index}")
+            m.d.comb += [
+                its_turn.eq(turns.r_rdy & (turns.r_data == index)),
+                its_answer.eq(self.o.bid == index),
+                master.wready.eq(self.o.wready & its_turn),
+                master.bvalid.eq(self.o.bvalid & its_answer),
+                master.bresp.eq(self.o.bresp),
+            ]
+            wvalid = wvalid | Mux(its_turn, master.wvalid, 0)
+            bready = bready | Mux(its_answer, master.bready, 0)
+            with m.If(turns.r_data == index):
+                m.d.comb += [
+                    self.o.wdata.eq(master.wdata),
+                    self.o.wstrb.eq(master.wstrb),
+                    last.eq(master.wlast),
+                ]
+        m.d.comb += [
+            self.o.wlast.eq(last),
+            self.o.wvalid.eq(wvalid),
+            self.o.bready.eq(bready),
+            turns.r_en.eq(self.o.wvalid & self.o.wready & last),
+        ]
         return m

@@ -1,13 +1,20 @@
 """Gateware of a device: one training core with its registers and memory port."""
 
+from typing import Any
+
 from amaranth.hdl import Cat, ClockDomain, DomainRenamer, Module, Mux, Signal
 from amaranth.lib import wiring
 from amaranth.lib.wiring import In, Out
 
 from fpgapipe.hw.hls_models.core_spec import CoreSpec
+from fpgapipe.hw.hls_models.isa import Opcode
+from fpgapipe.hw.hls_models.link import LinkState
+from fpgapipe.hw.hls_models.registers import LINK_COUNTERS
 from fpgapipe.hw.hls_models.sequencer import SequencerSpec
-from fpgapipe.hw.rtl.axi import ReadArbiter, connect_flat, flat_members
+from fpgapipe.hw.rtl.axi import ReadArbiter, WriteArbiter, connect_flat, flat_members
 from fpgapipe.hw.rtl.gemm_engine import GemmEngine
+from fpgapipe.hw.rtl.link import LinkEngine
+from fpgapipe.hw.rtl.link_dma import ReceiveEngine, SendEngine
 from fpgapipe.hw.rtl.load import LoadEngine
 from fpgapipe.hw.rtl.modules import own_module
 from fpgapipe.hw.rtl.registers import Registers
@@ -15,6 +22,33 @@ from fpgapipe.hw.rtl.scratchpad import Scratchpad, ScratchpadPorts
 from fpgapipe.hw.rtl.sequencer import Sequencer
 from fpgapipe.hw.rtl.store import StoreEngine
 from fpgapipe.hw.rtl.vector_engine import VectorEngine
+
+_FROM_REGISTERS = ("enable", "seed", "clear")
+_TO_REGISTERS = ("state", "session", "peer", "peer_delivered_known")
+
+_EVENT_NAMES = {
+    "TX_WORDS": "tx_word",
+    "RX_WORDS": "rx_word",
+    "TX_FRAMES": "tx_frame",
+    "RX_FRAMES": "rx_frame",
+    "CRC_ERRORS": "crc_error",
+    "REPLAYS": "replay",
+}
+"""Events of a link's engine that its counters have other names for."""
+
+
+def _stream_members(number, link):
+    """Ports of a link, under the names that tools look for."""
+    members: dict[str, Any] = {}
+    for prefix, to, back in ((f"m_axis_link{number}", Out, In), (f"s_axis_link{number}", In, Out)):
+        members |= {
+            f"{prefix}_tdata": to(8 * link.phy_bytes),
+            f"{prefix}_tkeep": to(link.phy_bytes),
+            f"{prefix}_tlast": to(1),
+            f"{prefix}_tvalid": to(1),
+            f"{prefix}_tready": back(1),
+        }
+    return members
 
 
 class Device(wiring.Component):
@@ -29,7 +63,11 @@ class Device(wiring.Component):
     s_axil_* :
         AXI4-Lite slave of the registers (docs/registers.md).
     m_axi_* :
-        AXI4 master to the memory. Of reads, ID 0 is the program's and ID 1 are loads.
+        AXI4 master to the memory. Of reads, ID 0 is the program's and ID 1 are loads, of writes,
+        ID 0 are stores; ``2 + n`` and ``1 + n`` are those of link `n`.
+    m_axis_link{n}_*, s_axis_link{n}_* :
+        AXI4-Stream of link `n` to and from its PHY: tdata, tkeep, tlast, tvalid and tready, which
+        is always 1 for what comes. A reset of the core or a program's start does nothing to links.
     irq : Out(1)
         High while a program has ended and IRQ_ENABLE says so.
     """
@@ -37,8 +75,12 @@ class Device(wiring.Component):
     def __init__(self, spec: CoreSpec) -> None:
         self.spec = spec
         self._registers = Registers(spec)
-        self._arbiter = ReadArbiter(2, spec.bus_bytes)
+        self._arbiter = ReadArbiter(2 + len(spec.links), spec.bus_bytes)
         self._store = StoreEngine(spec)
+        write = self._store.axi
+        if spec.links:
+            self._writes = WriteArbiter(1 + len(spec.links), spec.bus_bytes)
+            write = self._writes.o
         super().__init__(
             {
                 "clk": In(1),
@@ -49,7 +91,12 @@ class Device(wiring.Component):
                     if name.startswith("s_axil_")
                 },
                 **flat_members(self._arbiter.o.signature, "m_axi"),
-                **flat_members(self._store.axi.signature, "m_axi"),
+                **flat_members(write.signature, "m_axi"),
+                **{
+                    name: member
+                    for number, link in enumerate(spec.links)
+                    for name, member in _stream_members(number, link).items()
+                },
                 "irq": Out(1),
             }
         )
@@ -182,13 +229,14 @@ class Device(wiring.Component):
                 events[f"gemm{number}_{name}"] = event
         if vector:
             events |= {
-                "vector_busy": sequencer.busy[-1],
-                "vector_wait_semaphore": sequencer.waits[-1],
+                "vector_busy": sequencer.busy[2 + spec.num_engines],
+                "vector_wait_semaphore": sequencer.waits[2 + spec.num_engines],
                 "vector_wait_x": vector.wait_x,
                 "vector_wait_y": vector.wait_y,
                 "vector_wait_result": vector.wait_result,
                 "vector_vectors": vector.fed,
             }
+        events |= self._add_links(m, sequencer)
         # What an error or an abort left in the engines belongs to no program.
         counts = Signal()
         m.d.comb += [
@@ -204,5 +252,89 @@ class Device(wiring.Component):
         wiring.connect(m, sequencer.axi, arbiter.masters[0])
         wiring.connect(m, load.axi, arbiter.masters[1])
         connect_flat(m, self, "m_axi", arbiter.o)
-        connect_flat(m, self, "m_axi", store.axi)
+        if spec.links:
+            m.submodules.writes = self._writes
+            wiring.connect(m, store.axi, self._writes.masters[0])
+            connect_flat(m, self, "m_axi", self._writes.o)
+        else:
+            connect_flat(m, self, "m_axi", store.axi)
         return m
+
+    def _add_links(self, m, sequencer):
+        """Links and their engines; returns what their counters count while a program runs."""
+        spec, registers = self.spec, self._registers
+        queues = SequencerSpec.of(spec).queues
+        in_core = DomainRenamer("core")
+        events: dict[str, Any] = {}
+        for number, link in enumerate(spec.links):
+            # Ends that are equal have one module. They are not in the core's domain: what is on its
+            # way stays when a program starts.
+            name = f"link_engine{spec.links.index(link)}"
+            m.submodules[f"link{number}"] = engine = own_module(LinkEngine(link), name)
+            send, receive = SendEngine(spec), ReceiveEngine(spec)
+            m.submodules[f"send{number}"] = in_core(own_module(send, "send_engine"))
+            m.submodules[f"receive{number}"] = in_core(own_module(receive, "receive_engine"))
+            for sender, channel in zip(send.o, engine.i, strict=True):
+                wiring.connect(m, sender, channel)
+            for channel, receiver in zip(engine.o, receive.i_words, strict=True):
+                wiring.connect(m, channel, receiver)
+            wiring.connect(m, send.axi, self._arbiter.masters[2 + number])
+            wiring.connect(m, receive.axi, self._writes.masters[1 + number])
+            down = Signal(name=f"down{number}")
+            gone = (LinkState.OFF, LinkState.PEER_RESET, LinkState.MISMATCH)
+            m.d.sync += down.eq(Cat(engine.state == state for state in gone).any())
+            for opcode, client in ((Opcode.SEND, send), (Opcode.RECEIVE, receive)):
+                kind = opcode.name.lower()
+                queue = queues.index((opcode, number))
+                wiring.connect(m, getattr(sequencer, kind)[number], client.i)
+                failure = getattr(sequencer, f"{kind}_failures")[number][0]
+                m.d.comb += [
+                    client.memory_base.eq(registers.memory_base),
+                    client.memory_limit.eq(registers.memory_limit),
+                    client.halt.eq(sequencer.halt),
+                    client.down.eq(down),
+                    getattr(sequencer, f"{kind}_done")[number].eq(client.done),
+                    getattr(sequencer, f"{kind}_idle")[number].eq(client.idle),
+                    failure.valid.eq(client.error_valid),
+                    failure.code.eq(client.error_code),
+                    failure.index.eq(client.error_index),
+                ]
+                events |= {
+                    f"link{number}_{kind}_busy": sequencer.busy[queue],
+                    f"link{number}_{kind}_wait_semaphore": sequencer.waits[queue],
+                    f"link{number}_{kind}_wait_link": client.waits,
+                }
+
+            out, into = f"m_axis_link{number}", f"s_axis_link{number}"
+            port = registers.links[number]
+            m.d.comb += [
+                getattr(self, f"{out}_tvalid").eq(engine.tx.valid),
+                getattr(self, f"{into}_tready").eq(engine.rx.ready),
+                engine.tx.ready.eq(getattr(self, f"{out}_tready")),
+                engine.rx.valid.eq(getattr(self, f"{into}_tvalid")),
+                *(
+                    getattr(self, f"{out}_t{part}").eq(getattr(engine.tx.payload, part))
+                    for part in ("data", "keep", "last")
+                ),
+                *(
+                    getattr(engine.rx.payload, part).eq(getattr(self, f"{into}_t{part}"))
+                    for part in ("data", "keep", "last")
+                ),
+                *(getattr(engine, part).eq(getattr(port, part)) for part in _FROM_REGISTERS),
+                *(getattr(port, part).eq(getattr(engine, part)) for part in _TO_REGISTERS),
+            ]
+            for shown, counted in (
+                (port.delivered, engine.delivered),
+                (port.peer_delivered, engine.peer_delivered),
+            ):
+                m.d.comb += [to.eq(count) for to, count in zip(shown, counted, strict=True)]
+            m.d.comb += [
+                getattr(registers, f"link{number}_{counter.lower()}").eq(
+                    getattr(engine, _EVENT_NAMES.get(counter, counter.lower()))
+                )
+                for counter in LINK_COUNTERS
+            ]
+        if spec.links:
+            for shown, queue in zip(sequencer.queues, registers.queues, strict=True):
+                wiring.connect(m, shown, queue)
+        return events

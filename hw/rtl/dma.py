@@ -18,7 +18,12 @@ TRANSFER_LAYOUT = data.StructLayout({"index": 32, "body": layout_of(TRANSFER)})
 """An instruction of a load or store engine: its number in the program, and what it moves."""
 
 
-def burst_layout(spec):
+def scratchpad_bits(spec, has_scratchpad):
+    """Bits of the number of a word in the scratchpad; 0 without one."""
+    return spec.scratchpad.address_bits - OFFSET_BITS if has_scratchpad else 0
+
+
+def burst_layout(spec, has_scratchpad=True):
     """Layout of a burst.
 
     Fields
@@ -39,7 +44,7 @@ def burst_layout(spec):
     return data.StructLayout(
         {
             "memory": WORD_BITS,
-            "scratchpad": spec.scratchpad.address_bits - OFFSET_BITS,
+            "scratchpad": scratchpad_bits(spec, has_scratchpad),
             "words": OFFSET_BITS,
             "low": OFFSET_BITS,
             "high": OFFSET_BITS,
@@ -50,6 +55,38 @@ def burst_layout(spec):
     )
 
 
+class BurstGate(wiring.Signature):
+    """Who else says when an engine takes a burst, as the engine sees it.
+
+    Members
+    -------
+    valid : Out(1)
+        There is a burst to take.
+    words : Out(OFFSET_BITS)
+        Number of its words, less one.
+    end : Out(1)
+        It is its instruction's last.
+    allow : In(1)
+        It may be taken.
+    refusal : In(8)
+        `ErrorCode`: if not NONE, the instruction is wrong from this burst on.
+    taken : Out(1)
+        It is taken in this cycle, and is right.
+    """
+
+    def __init__(self):
+        super().__init__(
+            {
+                "valid": Out(1),
+                "words": Out(OFFSET_BITS),
+                "end": Out(1),
+                "allow": In(1),
+                "refusal": In(8),
+                "taken": Out(1),
+            }
+        )
+
+
 class BurstGenerator(wiring.Component):
     """Turns transfers to the bursts of :func:`fpgapipe.hw.hls_models.dma.bursts`.
 
@@ -58,6 +95,14 @@ class BurstGenerator(wiring.Component):
 
     Every row is checked before its first burst. In place of the first row that is wrong comes a
     burst with an error's code. What comes after that has no meaning: the user takes no more.
+
+    Without a scratchpad only the memory's side counts: rows may lie anywhere in a word and have up
+    to 2**32 - 1 bytes.
+
+    Parameters
+    ----------
+    spec : CoreSpec
+    has_scratchpad : bool
 
     Members
     -------
@@ -70,14 +115,15 @@ class BurstGenerator(wiring.Component):
         There is nothing inside.
     """
 
-    def __init__(self, spec: CoreSpec) -> None:
+    def __init__(self, spec: CoreSpec, *, has_scratchpad: bool = True) -> None:
         self.spec = spec
+        self._has_scratchpad = has_scratchpad
         super().__init__(
             {
                 "i": In(stream.Signature(TRANSFER_LAYOUT)),
                 "memory_base": In(64),
                 "memory_limit": In(64),
-                "o": Out(stream.Signature(burst_layout(spec))),
+                "o": Out(stream.Signature(burst_layout(spec, has_scratchpad))),
                 "idle": Out(1),
             }
         )
@@ -173,6 +219,11 @@ class BurstGenerator(wiring.Component):
                 "index": 32,
             }
         )
+        misaligned = (
+            (low != scratchpad[:OFFSET_BITS])
+            | (body.row_memory[:OFFSET_BITS] != body.row_scratchpad[:OFFSET_BITS])
+            | (body.plane_memory[:OFFSET_BITS] != body.plane_scratchpad[:OFFSET_BITS])
+        )
         row1, row2 = Signal(row, reset_less=True), Signal(row, reset_less=True)
         words1 = Signal(33 - OFFSET_BITS, reset_less=True)  # less one
         with m.If(valid[0] & moves[1]):
@@ -182,12 +233,7 @@ class BurstGenerator(wiring.Component):
                 row1.low.eq(low),
                 row1.high.eq(last_byte),
                 row1.end.eq(end),
-                row1.bad.eq(
-                    (low != scratchpad[:OFFSET_BITS])
-                    | (body.row_memory[:OFFSET_BITS] != body.row_scratchpad[:OFFSET_BITS])
-                    | (body.plane_memory[:OFFSET_BITS] != body.plane_scratchpad[:OFFSET_BITS])
-                    | (body.row_bytes == 0)
-                ),
+                row1.bad.eq((misaligned if self._has_scratchpad else 0) | (body.row_bytes == 0)),
                 row1.index.eq(index0),
                 words1.eq(last_byte >> OFFSET_BITS),
             ]
@@ -206,8 +252,8 @@ class BurstGenerator(wiring.Component):
 
         # Stages 3 and 4: the ends' range; how many bursts follow the first. A row that is in the
         # scratchpad has few words, so few bits of the difference matter.
-        burst = burst_layout(self.spec)
-        left_bits = self.spec.scratchpad.address_bits - OFFSET_BITS + 1
+        burst = burst_layout(self.spec, self._has_scratchpad)
+        left_bits = (scratchpad_bits(self.spec, True) if self._has_scratchpad else 26) + 1
         row3, row4 = Signal(burst, reset_less=True), Signal(burst, reset_less=True)
         left3, left4 = Signal(left_bits, reset_less=True), Signal(left_bits, reset_less=True)
         last3, last4 = Signal(block_bits, reset_less=True), Signal(block_bits, reset_less=True)
@@ -226,8 +272,9 @@ class BurstGenerator(wiring.Component):
                 m.d.sync += row3.code.eq(ErrorCode.BAD_FIELD)
             with m.Elif(below | (memory_last >= limit)):
                 m.d.sync += row3.code.eq(ErrorCode.MEMORY_RANGE)
-            with m.Elif((row2.scratchpad < 0) | (scratchpad_last >= scratchpad_words)):
-                m.d.sync += row3.code.eq(ErrorCode.SCRATCHPAD_RANGE)
+            if self._has_scratchpad:
+                with m.Elif((row2.scratchpad < 0) | (scratchpad_last >= scratchpad_words)):
+                    m.d.sync += row3.code.eq(ErrorCode.SCRATCHPAD_RANGE)
             with m.Else():
                 m.d.sync += row3.code.eq(ErrorCode.NONE)
 

@@ -9,7 +9,14 @@ from fpgapipe.hw.hls_models.core_spec import CoreSpec
 from fpgapipe.hw.hls_models.dma import burst_words
 from fpgapipe.hw.hls_models.isa import WORD_BYTES, ErrorCode
 from fpgapipe.hw.rtl.axi import AxiRead, Slice, drive_request
-from fpgapipe.hw.rtl.dma import OFFSET_BITS, TRANSFER_LAYOUT, BurstGenerator
+from fpgapipe.hw.rtl.dma import (
+    OFFSET_BITS,
+    TRANSFER_LAYOUT,
+    BurstGate,
+    BurstGenerator,
+    scratchpad_bits,
+)
+from fpgapipe.hw.rtl.link_beats import WORD
 from fpgapipe.hw.rtl.scratchpad import WritePort
 
 
@@ -27,6 +34,12 @@ class LoadEngine(wiring.Component):
     The engine then takes no instruction until reset. A high `halt` stops it in the same way, at
     once and without an error: two words at most are written after it.
 
+    Parameters
+    ----------
+    spec : CoreSpec
+    has_scratchpad : bool
+        If not, words go to a stream, and a gate says when there is room for those of a burst.
+
     Members
     -------
     i : In(stream.Signature(TRANSFER_LAYOUT))
@@ -39,6 +52,11 @@ class LoadEngine(wiring.Component):
     axi : Out(AxiRead(bus_bytes))
     write : Out(WritePort)
         Addresses are multiples of 64 and masks are full.
+    o : Out(stream.Signature(WORD))
+        In place of `write` without a scratchpad: words as they are in memory, the instruction's
+        last one marked.
+    gate : Out(BurstGate)
+        Without a scratchpad alone.
     done : Out(1)
         For a cycle, an instruction is done, in their order: its words are in the scratchpad.
     busy, idle : Out(1)
@@ -54,9 +72,13 @@ class LoadEngine(wiring.Component):
         The instruction that failed.
     """
 
-    def __init__(self, spec: CoreSpec) -> None:
+    def __init__(self, spec: CoreSpec, *, has_scratchpad: bool = True) -> None:
         self.spec = spec
+        self._has_scratchpad = has_scratchpad
         burst_words(spec)  # refuses bursts that are too short
+        target = {"write": Out(WritePort(spec.scratchpad.address_bits))}
+        if not has_scratchpad:
+            target = {"o": Out(stream.Signature(WORD)), "gate": Out(BurstGate())}
         super().__init__(
             {
                 "i": In(stream.Signature(TRANSFER_LAYOUT)),
@@ -64,7 +86,7 @@ class LoadEngine(wiring.Component):
                 "memory_limit": In(64),
                 "halt": In(1),
                 "axi": Out(AxiRead(spec.bus_bytes)),
-                "write": Out(WritePort(spec.scratchpad.address_bits)),
+                **target,
                 "done": Out(1),
                 "busy": Out(1),
                 "idle": Out(1),
@@ -79,9 +101,10 @@ class LoadEngine(wiring.Component):
         m = Module()
         spec, axi = self.spec, self.axi
         word_beats = WORD_BYTES // spec.bus_bytes
-        scratchpad_bits = spec.scratchpad.address_bits - OFFSET_BITS
+        pad_bits = scratchpad_bits(spec, self._has_scratchpad)
 
-        m.submodules.generator = generator = BurstGenerator(spec)
+        generator = BurstGenerator(spec, has_scratchpad=self._has_scratchpad)
+        m.submodules.generator = generator
         m.d.comb += [
             generator.i.payload.eq(self.i.payload),
             generator.i.valid.eq(self.i.valid),
@@ -100,7 +123,7 @@ class LoadEngine(wiring.Component):
         # to the queue, in its turn.
         under_way = data.StructLayout(
             {
-                "scratchpad": scratchpad_bits,
+                "scratchpad": pad_bits,
                 "words": OFFSET_BITS,
                 "end": 1,
                 "code": 8,
@@ -116,9 +139,12 @@ class LoadEngine(wiring.Component):
         beats = Signal(8, reset_less=True)
         requesting = Signal()
         drive_request(m, axi, "ar")
+        free = queue.w_rdy & ~closed & (axi.arready | ~requesting)
         m.d.comb += [
             *(getattr(next_burst, name).eq(getattr(burst, name)) for name in under_way.members),
-            generator.o.ready.eq(queue.w_rdy & ~closed & (axi.arready | ~requesting)),
+            generator.o.ready.eq(
+                free if self._has_scratchpad else free & (self.gate.allow | wrong)
+            ),
             take.eq(generator.o.valid & generator.o.ready),
             queue.w_data.eq(next_burst),
             queue.w_en.eq(take),
@@ -139,7 +165,7 @@ class LoadEngine(wiring.Component):
         # Beats make words.
         word = data.StructLayout(
             {
-                "scratchpad": scratchpad_bits,
+                "scratchpad": pad_bits,
                 "data": 8 * WORD_BYTES,
                 "end": 1,
                 "code": 8,
@@ -195,19 +221,33 @@ class LoadEngine(wiring.Component):
         with m.If(words.i.ready & (marker | (complete & bad))):
             m.d.sync += [failed.eq(1), closed.eq(1)]
 
-        # Words go to the scratchpad, an error to the sequencer.
+        # Words go to the scratchpad, or on; an error to the sequencer.
         ready_word = words.o.payload
         error = Signal()
+        if self._has_scratchpad:
+            target = self.write
+            m.d.comb += [
+                target.address.eq(ready_word.scratchpad << OFFSET_BITS),
+                target.data.eq(ready_word.data),
+                target.mask.eq(-1),
+            ]
+        else:
+            target, gate = self.o, self.gate
+            m.d.comb += [
+                target.payload.data.eq(ready_word.data),
+                target.payload.last.eq(ready_word.end),
+                gate.valid.eq(generator.o.valid),
+                gate.words.eq(burst.words),
+                gate.end.eq(burst.end),
+                gate.taken.eq(take & ~wrong),
+            ]
         m.d.comb += [
             error.eq(ready_word.code != ErrorCode.NONE),
-            self.write.valid.eq(words.o.valid & ~error),
-            self.write.address.eq(ready_word.scratchpad << OFFSET_BITS),
-            self.write.data.eq(ready_word.data),
-            self.write.mask.eq(-1),
-            words.o.ready.eq(self.write.ready | error),
+            target.valid.eq(words.o.valid & ~error),
+            words.o.ready.eq(target.ready | error),
         ]
         m.d.sync += [
-            self.done.eq(self.write.valid & self.write.ready & ready_word.end),
+            self.done.eq(target.valid & target.ready & ready_word.end),
             self.bytes_moved.eq(Mux(beat, spec.bus_bytes, 0)),
             self.error_valid.eq(words.o.valid & error),
         ]

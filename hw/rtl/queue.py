@@ -33,6 +33,36 @@ def issue_layout(group: Group) -> data.StructLayout:
     return data.StructLayout({"index": unsigned(32), "body": layout_of(group)})
 
 
+class QueueState(wiring.Signature):
+    """What a host may ask of a queue, as seen by the one that says it.
+
+    Members
+    -------
+    head : Out(32)
+        Number of the next instruction, while it waits for `semaphores` or is `offered`.
+    oldest : Out(32)
+        Number of the oldest instruction that has been started and is not done, while `busy`.
+    missing : Out(NUM_SEMAPHORES)
+        Semaphores that the next instruction waits for and that are 0.
+    semaphores, busy, empty, offered : Out(1)
+        The next instruction waits for semaphores; some are under way; there is none, and none is
+        under way; the next one waits for its engine.
+    """
+
+    def __init__(self):
+        super().__init__(
+            {
+                "head": Out(32),
+                "oldest": Out(32),
+                "missing": Out(NUM_SEMAPHORES),
+                "semaphores": Out(1),
+                "busy": Out(1),
+                "empty": Out(1),
+                "offered": Out(1),
+            }
+        )
+
+
 class WordFifo(wiring.Component):
     """First in, first out, in a memory with a registered output.
 

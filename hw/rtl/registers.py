@@ -5,8 +5,17 @@ from amaranth.lib import wiring
 from amaranth.lib.wiring import In, Out
 
 from fpgapipe.hw.hls_models.core_spec import CoreSpec
-from fpgapipe.hw.hls_models.registers import ADDRESS_BITS, DATA_BITS, Kind, RegisterMap
+from fpgapipe.hw.hls_models.link import DELIVERED_BITS, NUM_CHANNELS, SESSION_BITS
+from fpgapipe.hw.hls_models.registers import (
+    ADDRESS_BITS,
+    DATA_BITS,
+    SEED_BITS,
+    Kind,
+    RegisterMap,
+)
+from fpgapipe.hw.hls_models.sequencer import SequencerSpec
 from fpgapipe.hw.hls_models.vector_op import NUM_SCALARS
+from fpgapipe.hw.rtl.queue import QueueState
 
 OKAY, SLVERR = 0, 2
 """Responses of AXI."""
@@ -39,6 +48,38 @@ def axil_members():
     }
 
 
+class LinkPort(wiring.Signature):
+    """What the registers and a link's engine have to do with each other, as the registers see it.
+
+    Members
+    -------
+    enable : Out(1)
+    seed : Out(15)
+    clear : Out(1)
+        A pulse.
+    state : In(3)
+        `fpgapipe.hw.hls_models.link.LinkState`.
+    session, peer : In(16)
+    delivered, peer_delivered : In(48).array(3)
+    peer_delivered_known : In(1)
+    """
+
+    def __init__(self):
+        super().__init__(
+            {
+                "enable": Out(1),
+                "seed": Out(SEED_BITS),
+                "clear": Out(1),
+                "state": In(3),
+                "session": In(SESSION_BITS),
+                "peer": In(SESSION_BITS),
+                "delivered": In(DELIVERED_BITS).array(NUM_CHANNELS),
+                "peer_delivered": In(DELIVERED_BITS).array(NUM_CHANNELS),
+                "peer_delivered_known": In(1),
+            }
+        )
+
+
 class Registers(wiring.Component):
     """Gateware of :class:`~fpgapipe.hw.hls_models.registers.RegisterMap`.
 
@@ -55,6 +96,9 @@ class Registers(wiring.Component):
     program, memory_base, memory_limit : Out(64)
     scalars : Out(32).array(16)
         With a vector engine alone.
+    links : Out(LinkPort).array(len(spec.links))
+    queues : In(QueueState).array(num_queues)
+        With links alone.
     irq : Out(1)
     running, done, error : In(1)
         Of the core. STATUS.done and STATUS.error are set when these rise.
@@ -92,16 +136,30 @@ class Registers(wiring.Component):
                 "error_index": In(32),
                 "nan": In(1),
                 **({"scalars": Out(DATA_BITS).array(NUM_SCALARS)} if spec.vector else {}),
+                **(self._link_members() if spec.links else {}),
                 **{name.lower(): In(self._map.amount_bits(name)) for name in self._events},
             }
         )
 
+    def _link_members(self):
+        return {
+            "links": Out(LinkPort()).array(len(self.spec.links)),
+            "queues": In(QueueState()).array(SequencerSpec.of(self.spec).num_queues),
+        }
+
     def elaborate(self, platform):  # noqa: D102
         m = Module()
-        commands = {
-            field.name: Signal(name=f"command_{field.name}")
-            for field in self._map["CONTROL"].fields
+        all_commands = {
+            register.name: {
+                field.name: Signal(
+                    name=f"{register.name.removesuffix('CONTROL').lower()}command_{field.name}"
+                )
+                for field in register.fields
+            }
+            for register in self._map
+            if register.kind is Kind.COMMAND
         }
+        commands = all_commands["CONTROL"]
         m.d.comb += [self.start.eq(commands["start"]), self.cancel.eq(commands["abort"])]
 
         values = {
@@ -109,12 +167,13 @@ class Registers(wiring.Component):
             for register in self._map
             if register.kind is Kind.CONSTANT
         }
-        values["CONTROL"] = Const(0, DATA_BITS)
+        values |= dict.fromkeys(all_commands, Const(0, DATA_BITS))
         values |= self._status(m, commands)
         counters = self._counters(m, commands["clear_counters"])
-        upper = Signal(DATA_BITS)  # of the counter whose lower half was read last
-        for name, counter in counters.items():
-            values[f"{name}_LO"] = counter[:DATA_BITS]
+        upper = Signal(DATA_BITS)  # of the number whose lower half was read last
+        wide = counters | self._delivered()
+        for name, number in wide.items():
+            values[f"{name}_LO"] = number[:DATA_BITS]
             values[f"{name}_HI"] = upper
         stored = {
             register.name: Signal(DATA_BITS, name=register.name.lower())
@@ -129,12 +188,46 @@ class Registers(wiring.Component):
             m.d.comb += [
                 scalar.eq(stored[f"SCALAR{number}"]) for number, scalar in enumerate(self.scalars)
             ]
+        if self.spec.links:
+            values |= self._shown()
+            self._control_links(m, stored, all_commands)
         enable = stored["IRQ_ENABLE"]
         m.d.sync += self.irq.eq((values["STATUS"] & enable).any())
 
-        self._writes(m, stored, commands)
-        self._reads(m, values, counters, upper)
+        self._writes(m, stored, all_commands)
+        self._reads(m, values, wide, upper)
         return m
+
+    def _delivered(self):
+        """Words that links have delivered, by the name of the register."""
+        return {
+            f"LINK{number}_{name.upper()}{channel}": count
+            for number in range(len(self.spec.links))
+            for name in ("delivered", "peer_delivered")
+            for channel, count in enumerate(getattr(self.links[number], name))
+        }
+
+    def _shown(self):
+        """STATUS and SESSIONS of links, and what queues show."""
+        values = {}
+        for number, link in enumerate(self.links):
+            values[f"LINK{number}_STATUS"] = Cat(link.state, link.peer_delivered_known)
+            values[f"LINK{number}_SESSIONS"] = Cat(link.session, link.peer)
+        for number, queue in enumerate(self.queues):
+            values[f"QUEUE{number}_HEAD"] = queue.head
+            values[f"QUEUE{number}_OLDEST"] = queue.oldest
+            values[f"QUEUE{number}_WAIT"] = Cat(
+                getattr(queue, field.name) for field in self._map[f"QUEUE{number}_WAIT"].fields
+            )
+        return values
+
+    def _control_links(self, m, stored, commands):
+        for number, link in enumerate(self.links):
+            m.d.comb += [
+                link.enable.eq(stored[f"LINK{number}_ENABLE"]),
+                link.seed.eq(stored[f"LINK{number}_SEED"]),
+                link.clear.eq(commands[f"LINK{number}_CONTROL"]["reset"]),
+            ]
 
     def _status(self, m, commands):
         """STATUS, ERROR and ERROR_INDEX."""
@@ -196,7 +289,7 @@ class Registers(wiring.Component):
             m.d.sync += [has_data.eq(1), data.eq(self.s_axil_wdata), strobe.eq(self.s_axil_wstrb)]
         with m.If(self.s_axil_bready):
             m.d.sync += self.s_axil_bvalid.eq(0)
-        m.d.sync += [command.eq(0) for command in commands.values()]
+        m.d.sync += [command.eq(0) for group in commands.values() for command in group.values()]
 
         written = Signal(DATA_BITS)  # the bits that are written
         m.d.comb += written.eq(Cat(bit.replicate(8) for bit in strobe))
@@ -213,11 +306,13 @@ class Registers(wiring.Component):
                             m.d.sync += kept.eq(merged & register.writable)
                         elif register.kind is Kind.COMMAND:
                             m.d.sync += [
-                                commands[field.name].eq(data[field.low] & written[field.low])
+                                commands[register.name][field.name].eq(
+                                    data[field.low] & written[field.low]
+                                )
                                 for field in register.fields
                             ]
 
-    def _reads(self, m, values, counters, upper):
+    def _reads(self, m, values, wide, upper):
         address = Signal(ADDRESS_BITS - 2)
         has_address = Signal()
         m.d.comb += self.s_axil_arready.eq(~has_address & ~self.s_axil_rvalid)
@@ -235,6 +330,6 @@ class Registers(wiring.Component):
                             self.s_axil_rdata.eq(values[register.name]),
                             self.s_axil_rresp.eq(OKAY),
                         ]
-                        if register.kind is Kind.COUNTER_LO:
-                            counter = counters[register.name.removesuffix("_LO")]
-                            m.d.sync += upper.eq(counter[DATA_BITS:])
+                        if register.kind in (Kind.COUNTER_LO, Kind.STATUS_LO):
+                            number = wide[register.name.removesuffix("_LO")]
+                            m.d.sync += upper.eq(number[DATA_BITS:])

@@ -8,11 +8,13 @@ from fpgapipe.hw.hls_models.isa import (
     BODIES,
     GEMM,
     HEADER,
+    LINK,
     NUM_SEMAPHORES,
     TRANSFER,
     Engine,
     ErrorCode,
     Opcode,
+    has_one_engine,
     words_of,
 )
 from fpgapipe.hw.hls_models.sequencer import SequencerSpec
@@ -20,7 +22,7 @@ from fpgapipe.hw.hls_models.vector_fields import VECTOR
 from fpgapipe.hw.rtl.axi import ADDRESS_BITS, AxiRead
 from fpgapipe.hw.rtl.fetch import FETCHED, Fault, Fetcher, ProgramReader
 from fpgapipe.hw.rtl.layouts import layout_of
-from fpgapipe.hw.rtl.queue import WORD_BITS, EngineQueue, issue_layout
+from fpgapipe.hw.rtl.queue import WORD_BITS, EngineQueue, QueueState, issue_layout
 from fpgapipe.hw.rtl.semaphores import Semaphores
 
 QUIET_CYCLES = 8
@@ -86,7 +88,7 @@ class Dispatcher(wiring.Component):
         header = data.View(layout_of(HEADER), word[: HEADER.bits])
         index = Signal(32)
         select = Signal(self.spec.num_queues)  # one-hot
-        known = [opcode for opcode in Opcode if self.spec.has_vector or opcode != Opcode.VECTOR]
+        known = self.spec.engines
         left = Signal(range(max(words_of(opcode) for opcode in known)))
         first = Signal()
         is_end = Signal()
@@ -129,9 +131,8 @@ class Dispatcher(wiring.Component):
                     self.end_wait.eq(header.wait),
                 ]
                 with m.Switch(header.opcode):
-                    for opcode in known:
+                    for opcode, engines in known.items():
                         with m.Case(opcode):
-                            engines = self.spec.num_engines if opcode is Opcode.GEMM else 1
                             m.d.sync += [
                                 left.eq(words_of(opcode) - 1),
                                 select.eq(self._select(opcode, header.engine)),
@@ -173,11 +174,14 @@ class Dispatcher(wiring.Component):
 
     def _select(self, opcode, engine):
         """One-hot number of the queue of an instruction."""
-        if opcode is Opcode.GEMM:
-            return C(4, self.spec.num_queues) << engine[:2]
         if opcode is Opcode.END:
             return 0
-        return 1 << self.spec.queues.index((opcode, 0))
+        first = self.spec.queues.index((opcode, 0))
+        if has_one_engine(opcode):
+            return 1 << first
+        # The queues of a link's two engines are neighbours.
+        number = engine[:2] if opcode is Opcode.GEMM else Cat(C(0, 1), engine[:2])
+        return C(1 << first, self.spec.num_queues) << number
 
 
 class FirstFailure(wiring.Component):
@@ -254,15 +258,20 @@ class Sequencer(wiring.Component):
     vector : Out(stream.Signature(issue_layout(VECTOR)))
         Instructions. Nothing moves while `halt` is high: offers are withdrawn when it rises. What
         has to do with VECTOR is there with ``has_vector`` alone.
+    send, receive : Out(stream.Signature(issue_layout(LINK))).array(num_links)
+        The same for each link. What has to do with links is there with ``num_links`` alone.
     load_done, store_done, vector_done : In(1)
     gemm_done : In(num_engines)
+    send_done, receive_done : In(num_links)
         A pulse for each instruction that has ended, in order.
     load_idle, store_idle, vector_idle : In(1)
     gemm_idle : In(num_engines)
+    send_idle, receive_idle : In(num_links)
         No memory transaction or write is under way or will be without another instruction or, while
         `halt` is high, at all. Low at the latest four cycles after an instruction has moved.
     load_failures, store_failures, vector_failures : In(Failure).array(units)
     gemm_failures : In(Failure).array(num_engines, gemm_units)
+    send_failures, receive_failures : In(Failure).array(num_links, units)
     halt : Out(1)
         High from the second cycle after the first error, of a unit or here, until the next start;
         and so after ``cancel``.
@@ -278,7 +287,9 @@ class Sequencer(wiring.Component):
     dispatched : Out(1)
         Event: an instruction went into its queue.
     waits, busy : Out(num_queues)
-        Events of LOAD, STORE, GEMM[0], ..., VECTOR: one waits for semaphores; some are under way.
+        Events of each of `spec.queues`: one waits for semaphores; some are under way.
+    queues : Out(QueueState).array(num_queues)
+        With ``num_links`` alone.
     """
 
     def __init__(self, spec: SequencerSpec) -> None:
@@ -289,9 +300,21 @@ class Sequencer(wiring.Component):
             "vector_idle": In(1),
             "vector_failures": In(Failure()).array(spec.vector_units),
         }
+        of_links = {
+            "send": Out(stream.Signature(issue_layout(LINK))).array(spec.num_links),
+            "receive": Out(stream.Signature(issue_layout(LINK))).array(spec.num_links),
+            "send_done": In(spec.num_links),
+            "receive_done": In(spec.num_links),
+            "send_idle": In(spec.num_links),
+            "receive_idle": In(spec.num_links),
+            "send_failures": In(Failure()).array(spec.num_links, spec.send_units),
+            "receive_failures": In(Failure()).array(spec.num_links, spec.receive_units),
+            "queues": Out(QueueState()).array(spec.num_queues),
+        }
         super().__init__(
             {
                 **(of_vector if spec.has_vector else {}),
+                **(of_links if spec.num_links else {}),
                 "start": In(1),
                 "cancel": In(1),
                 "entry": In(ADDRESS_BITS),
@@ -358,6 +381,11 @@ class Sequencer(wiring.Component):
             dones.append(self.vector_done)
             idles.append(self.vector_idle)
             units.append(self.vector_failures)
+        for link in range(spec.num_links):
+            outputs += [self.send[link], self.receive[link]]
+            dones += [self.send_done[link], self.receive_done[link]]
+            idles += [self.send_idle[link], self.receive_idle[link]]
+            units += [self.send_failures[link], self.receive_failures[link]]
         dones = Cat(dones)
         empty = Signal(spec.num_queues)
         for number, output in enumerate(outputs):
@@ -375,6 +403,18 @@ class Sequencer(wiring.Component):
                 self.busy[number].eq(queue.busy),
                 empty[number].eq(queue.empty),
             ]
+            if spec.num_links:
+                shown = self.queues[number]
+                zero = Cat(count == 0 for count in semaphores.counts)
+                m.d.comb += [
+                    shown.head.eq(queue.o.payload.index),
+                    shown.oldest.eq(queue.signaller.index),
+                    shown.missing.eq(Mux(queue.waiting, queue.taker.mask & zero, 0)),
+                    shown.semaphores.eq(queue.waiting),
+                    shown.busy.eq(queue.busy),
+                    shown.empty.eq(queue.empty),
+                    shown.offered.eq(queue.o.valid),
+                ]
 
         failures = [
             (int(Engine.SEQUENCER), semaphores.error_valid, C(ErrorCode.SEMAPHORE_OVERFLOW, 8),

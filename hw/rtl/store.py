@@ -9,7 +9,13 @@ from fpgapipe.hw.hls_models.core_spec import CoreSpec
 from fpgapipe.hw.hls_models.dma import burst_words
 from fpgapipe.hw.hls_models.isa import WORD_BYTES, ErrorCode
 from fpgapipe.hw.rtl.axi import AxiWrite, Slice, drive_request
-from fpgapipe.hw.rtl.dma import OFFSET_BITS, TRANSFER_LAYOUT, BurstGenerator
+from fpgapipe.hw.rtl.dma import (
+    OFFSET_BITS,
+    TRANSFER_LAYOUT,
+    BurstGate,
+    BurstGenerator,
+    scratchpad_bits,
+)
 from fpgapipe.hw.rtl.scratchpad import ReadPort
 
 BUFFER_WORDS = 16
@@ -33,6 +39,13 @@ class StoreEngine(wiring.Component):
     whose address was given keep to the protocol, but all beats that are not yet on the bus go
     without strobes: nothing more is written.
 
+    Parameters
+    ----------
+    spec : CoreSpec
+    has_scratchpad : bool
+        If not, words come from a stream, and a gate says when those of a burst are there: then all
+        of them have to come without waiting for anything, since other masters wait meanwhile.
+
     Members
     -------
     i : In(stream.Signature(TRANSFER_LAYOUT))
@@ -45,6 +58,10 @@ class StoreEngine(wiring.Component):
     axi : Out(AxiWrite(bus_bytes))
     read : Out(ReadPort)
         Addresses are multiples of 64.
+    i_words : In(stream.Signature(512))
+        In place of `read` without a scratchpad: words as they go to memory.
+    gate : Out(BurstGate)
+        Without a scratchpad alone. A burst that it refuses is an error, in its turn.
     done : Out(1)
         For a cycle, an instruction is done, in their order: the memory has confirmed all of it.
     busy, idle : Out(1)
@@ -60,9 +77,16 @@ class StoreEngine(wiring.Component):
         The instruction that failed.
     """
 
-    def __init__(self, spec: CoreSpec) -> None:
+    def __init__(self, spec: CoreSpec, *, has_scratchpad: bool = True) -> None:
         self.spec = spec
+        self._has_scratchpad = has_scratchpad
         burst_words(spec)  # refuses bursts that are too short
+        source = {"read": Out(ReadPort(spec.scratchpad.address_bits))}
+        if not has_scratchpad:
+            source = {
+                "i_words": In(stream.Signature(8 * WORD_BYTES)),
+                "gate": Out(BurstGate()),
+            }
         super().__init__(
             {
                 "i": In(stream.Signature(TRANSFER_LAYOUT)),
@@ -70,7 +94,7 @@ class StoreEngine(wiring.Component):
                 "memory_limit": In(64),
                 "halt": In(1),
                 "axi": Out(AxiWrite(spec.bus_bytes)),
-                "read": Out(ReadPort(spec.scratchpad.address_bits)),
+                **source,
                 "done": Out(1),
                 "busy": Out(1),
                 "idle": Out(1),
@@ -86,7 +110,8 @@ class StoreEngine(wiring.Component):
         spec, axi = self.spec, self.axi
         word_beats = WORD_BYTES // spec.bus_bytes
 
-        m.submodules.generator = generator = BurstGenerator(spec)
+        generator = BurstGenerator(spec, has_scratchpad=self._has_scratchpad)
+        m.submodules.generator = generator
         m.d.comb += [
             generator.i.payload.eq(self.i.payload),
             generator.i.valid.eq(self.i.valid),
@@ -107,15 +132,23 @@ class StoreEngine(wiring.Component):
         m.submodules.queue = queue = SyncFIFOBuffered(width=under_way.size, depth=spec.outstanding)
         burst = generator.o.payload
         next_burst = Signal(under_way)
-        wrong = burst.code != ErrorCode.NONE
+        code = burst.code
+        if not self._has_scratchpad:
+            code = Mux(burst.code != ErrorCode.NONE, burst.code, self.gate.refusal)
+        wrong = code != ErrorCode.NONE
         take, reader_free = Signal(), Signal()
         address = Signal(burst.memory.shape(), reset_less=True)
         beats = Signal(8, reset_less=True)
         requesting = Signal()
         drive_request(m, axi, "aw")
+        free = queue.w_rdy & ~closed & reader_free & (axi.awready | ~requesting)
         m.d.comb += [
-            *(getattr(next_burst, name).eq(getattr(burst, name)) for name in under_way.members),
-            generator.o.ready.eq(queue.w_rdy & ~closed & reader_free & (axi.awready | ~requesting)),
+            next_burst.end.eq(burst.end),
+            next_burst.code.eq(code),
+            next_burst.index.eq(burst.index),
+            generator.o.ready.eq(
+                free if self._has_scratchpad else free & (self.gate.allow | wrong)
+            ),
             take.eq(generator.o.valid & generator.o.ready),
             queue.w_data.eq(next_burst),
             queue.w_en.eq(take),
@@ -134,7 +167,7 @@ class StoreEngine(wiring.Component):
                 m.d.sync += closed.eq(1)
 
         # The reader asks for a word a cycle while there is room for what it has asked for.
-        m.submodules.requests = requests = Slice(spec.scratchpad.address_bits - OFFSET_BITS)
+        m.submodules.requests = requests = Slice(scratchpad_bits(spec, self._has_scratchpad))
         reading = Signal()
         next_word = Signal(requests.i.payload.shape(), reset_less=True)
         left = Signal(OFFSET_BITS, reset_less=True)
@@ -147,10 +180,25 @@ class StoreEngine(wiring.Component):
             step.eq(requests.i.valid & requests.i.ready),
             last_word.eq(left == 0),
             reader_free.eq(~reading | (step & last_word)),
-            self.read.address.eq(requests.o.payload << OFFSET_BITS),
-            self.read.valid.eq(requests.o.valid),
-            requests.o.ready.eq(self.read.ready),
         ]
+        if self._has_scratchpad:
+            read_data, data_valid = self.read.data, self.read.data_valid
+            m.d.comb += [
+                self.read.address.eq(requests.o.payload << OFFSET_BITS),
+                self.read.valid.eq(requests.o.valid),
+                requests.o.ready.eq(self.read.ready),
+            ]
+        else:
+            read_data, data_valid = self.i_words.payload, Signal()
+            m.d.comb += [
+                self.i_words.ready.eq(requests.o.valid),
+                requests.o.ready.eq(self.i_words.valid),
+                data_valid.eq(requests.o.valid & self.i_words.valid),
+                self.gate.valid.eq(generator.o.valid),
+                self.gate.words.eq(burst.words),
+                self.gate.end.eq(burst.end),
+                self.gate.taken.eq(take & ~wrong),
+            ]
         with m.If(step & ~leaves):
             m.d.sync += room.eq(room - 1)
         with m.Elif(leaves & ~step):
@@ -178,8 +226,8 @@ class StoreEngine(wiring.Component):
             asked.last.eq(last_word),
             abouts.w_data.eq(asked),
             abouts.w_en.eq(step),
-            words.w_data.eq(self.read.data),
-            words.w_en.eq(self.read.data_valid),
+            words.w_data.eq(read_data),
+            words.w_en.eq(data_valid),
         ]
 
         # Words make beats. There is something about every word that has come.
