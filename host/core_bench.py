@@ -94,6 +94,42 @@ class DeviceStopped(UserError):
     """A simulated core stopped with an error."""
 
 
+def prepare_program(
+    write: Callable[[int, int], object], registers: RegisterMap, entry: int, limit: int
+) -> None:
+    """Write the registers of a core whose program is to start next; its interrupt is low then.
+
+    Parameters
+    ----------
+    write : callable
+        Writes a register: its offset and the value.
+    registers, entry, limit
+        As for `run_program`.
+    """
+    for name, value in (("PROGRAM", entry), ("MEMORY_BASE", 0), ("MEMORY_LIMIT", limit)):
+        write(registers.offset(f"{name}_LO"), value & 0xFFFFFFFF)
+        write(registers.offset(f"{name}_HI"), value >> 32)
+    write(registers.offset("IRQ_ENABLE"), sum(f.mask for f in registers["IRQ_ENABLE"].fields))
+    # The interrupt of a program before this one would be taken for the end of this one.
+    control = registers["CONTROL"]
+    write(control.offset, control.field("clear_status").mask)
+
+
+def check_program(read: Callable[[int], int], registers: RegisterMap) -> None:
+    """See that a program which has ended did so well.
+
+    Raises
+    ------
+    DeviceStopped
+        If it ended in an error.
+    """
+    status = read(registers.offset("STATUS"))
+    if status & registers["STATUS"].field("error").mask:
+        code = registers["ERROR"].field("code").of(read(registers.offset("ERROR")))
+        index = read(registers.offset("ERROR_INDEX"))
+        raise DeviceStopped(f"the core stopped at instruction {index}: {ErrorCode(code).name}")
+
+
 def run_program(
     device: NativeDevice,
     registers: RegisterMap,
@@ -127,25 +163,13 @@ def run_program(
     DeviceStopped
         If the core stops with an error.
     """
-    for name, value in (("PROGRAM", entry), ("MEMORY_BASE", 0), ("MEMORY_LIMIT", limit)):
-        device.write_register(registers.offset(f"{name}_LO"), value & 0xFFFFFFFF)
-        device.write_register(registers.offset(f"{name}_HI"), value >> 32)
-    device.write_register(
-        registers.offset("IRQ_ENABLE"), sum(f.mask for f in registers["IRQ_ENABLE"].fields)
-    )
-    # The interrupt of a program before this one would be taken for the end of this one.
-    control = registers["CONTROL"]
-    device.write_register(control.offset, control.field("clear_status").mask)
+    prepare_program(device.write_register, registers, entry, limit)
     before = device.statistics
+    control = registers["CONTROL"]
     device.write_register(control.offset, control.field("start").mask)
     device.run(progress=progress)
     after = device.statistics
-    status = device.read_register(registers.offset("STATUS"))
-    if status & registers["STATUS"].field("error").mask:
-        error = device.read_register(registers.offset("ERROR"))
-        code = registers["ERROR"].field("code").of(error)
-        index = device.read_register(registers.offset("ERROR_INDEX"))
-        raise DeviceStopped(f"the core stopped at instruction {index}: {ErrorCode(code).name}")
+    check_program(device.read_register, registers)
     wrote = after.write_beats > before.write_beats
     last = after.last_write_cycle if wrote else after.cycle
     assert last is not None

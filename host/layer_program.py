@@ -162,9 +162,9 @@ def place(conv: ConvSpec, which: Pass, formats: Formats, blocked: Blocked) -> La
     for name in (*OPERANDS[which], RESULT[which]):
         shape, size = kinds[name]
         tensors[name] = Tensor(shape, size, at)
-        at = _page(at + tensors[name].size_bytes)
+        at = page(at + tensors[name].size_bytes)
     instructions = blocked.program({name: tensor.address for name, tensor in tensors.items()})
-    total = _page(at + len(encode(instructions)))
+    total = page(at + len(encode(instructions)))
     return LayerProgram(conv, which, blocked, instructions, tensors, at, total)
 
 
@@ -177,5 +177,6 @@ def random_operands(program: LayerProgram, seed: int) -> dict[str, NDArray[np.fl
     }
 
 
-def _page(address: int) -> int:
+def page(address: int) -> int:
+    """Round up to whole pages."""
     return -(-address // PAGE_BYTES) * PAGE_BYTES

@@ -16,28 +16,13 @@ import numpy as np
 from cocotb.triggers import FallingEdge, RisingEdge
 from numpy.typing import NDArray
 
-from fpgapipe.sim_tb.stream import PAUSE_RATES, PHASE_CYCLES, cycle
+from fpgapipe.sim_tb.stream import Pauses as Pauses
+from fpgapipe.sim_tb.stream import cycle
 
 OKAY, SLVERR, DECERR = 0, 2, 3
 """Responses."""
 
 PAGE_BYTES = 4096
-
-
-class Pauses:
-    """Decides about pauses, cycle by cycle, in the phases of `fpgapipe.sim_tb.stream`."""
-
-    def __init__(self, rng: random.Random | None) -> None:
-        self._rng = random.Random(rng.random()) if rng else None
-        self._count = self._rng.randrange(1000) if self._rng else 0
-
-    def __call__(self) -> bool:
-        """Whether to pause in the coming cycle."""
-        if self._rng is None:
-            return False
-        phase = self._count // PHASE_CYCLES % len(PAUSE_RATES)
-        self._count += 1
-        return self._rng.random() < PAUSE_RATES[phase]
 
 
 @dataclass
@@ -99,6 +84,9 @@ class AxiMemory:
         Which channels the port has.
     max_beats, max_open : int, optional
         Longest burst, and how many of each kind may be under way, if the design promises that.
+    banks : (int, int, int), optional
+        As `fpgapipe.sim_tb.native.NativeDevice` has them. Data of a write then come after their
+        address.
 
     Attributes
     ----------
@@ -123,12 +111,15 @@ class AxiMemory:
         write: bool = True,
         max_beats: int = 256,
         max_open: int | None = None,
+        banks: tuple[int, int, int] | None = None,
     ) -> None:
         self.data, self.origin, self.latency, self.bad = data, origin, latency, bad
         self.reads: list[Request] = []
         self.writes: list[Request] = []
         self.beats: list[Written] = []
         self.most_open = {"read": 0, "write": 0}
+        self._banks = banks
+        self._bank_free: dict[int, int] = {}  # cycle from which on a bank may begin a burst
         self._clk = dut.clk
         self._dut, self._prefix = dut, prefix
         self._bytes = len(self._port("rdata" if read else "wdata")) // 8
@@ -230,6 +221,22 @@ class AxiMemory:
                 return response
         return OKAY
 
+    def _bank(self, request: Request) -> int:
+        """Bank in which a burst begins."""
+        if self._banks is None:
+            return 0
+        count, size, _ = self._banks
+        return request.address // size % count
+
+    def _may_go_on(self, request: Request) -> bool:
+        """Whether a burst has begun, or may begin in the coming cycle."""
+        return bool(request.done) or self._bank_free.get(self._bank(request), 0) <= self._next
+
+    def _begin(self, request: Request, now: int) -> None:
+        """Begin a burst in a cycle: its bank becomes busy."""
+        if self._banks:
+            self._bank_free[self._bank(request)] = now + self._banks[2]
+
     def _drive_reads(self) -> None:
         """Begin a cycle."""
         self._port("arready").value = int(not self._pauses["arready"]())
@@ -237,7 +244,7 @@ class AxiMemory:
             due = [
                 queue[0]
                 for queue in self._answers.values()
-                if queue and queue[0].ready <= self._next
+                if queue and queue[0].ready <= self._next and self._may_go_on(queue[0])
             ]
             if due:
                 self._offer = (
@@ -245,8 +252,16 @@ class AxiMemory:
                     if self._rng
                     else min(due, key=lambda request: request.ready)
                 )
+                if not self._offer.done:
+                    self._begin(self._offer, self._next)
                 self._put_beat(self._offer)
         self._port("rvalid").value = int(self._offer is not None)
+
+    def _takes_data(self) -> bool:
+        """Whether a beat of data may be taken in the coming cycle, as far as banks go."""
+        if self._banks is None:
+            return True
+        return bool(self._writing) and self._may_go_on(self._writing[0])
 
     def _put_beat(self, request: Request) -> None:
         address = request.address + request.done * self._bytes
@@ -277,7 +292,7 @@ class AxiMemory:
     def _drive_writes(self) -> None:
         """Begin a cycle."""
         self._port("awready").value = int(not self._pauses["awready"]())
-        self._port("wready").value = int(not self._pauses["wready"]())
+        self._port("wready").value = int(not self._pauses["wready"]() and self._takes_data())
         if self._confirmed is None and self._open_writes:
             first = self._open_writes[0]
             complete = first.done == first.beats
@@ -309,6 +324,8 @@ class AxiMemory:
         request = self._writing[0]
         address = request.address + request.done * self._bytes
         self.beats.append(Written(taken, address, strobes))
+        if not request.done:
+            self._begin(request, taken)
         if request.response == OKAY and strobes:
             at = address - self.origin
             mask = np.array([strobes >> lane & 1 for lane in range(self._bytes)], bool)

@@ -2,8 +2,8 @@
 //
 // Compiled together with the model (class Vtop) into one shared library, which native.py builds and
 // calls through ctypes. Any design with `clk` and `rst` will do; the groups of ports s_axil_*,
-// m_axi_* and irq are used where the design has them. All state is in the instance, so instances
-// may run in different threads.
+// m_axi_*, m_axis_link{n}_* with s_axis_link{n}_*, and irq are used where the design has them. All
+// state is in the instance, so instances may run in different threads.
 //
 // A cycle is two evaluations. What is driven here depends on the state here alone, so it is driven
 // first, and the falling edge settles all combinational logic behind it; what both sides then show
@@ -19,6 +19,8 @@
 #include <utility>
 
 #include "Vtop.h"
+#include "native_channels.hpp"
+#include "native_link.hpp"
 #include "native_memory.hpp"
 #include "verilated.h"
 #if VM_TRACE_VCD
@@ -49,6 +51,13 @@ struct HasIrq : std::false_type {};
 template <class V>
 struct HasIrq<V, std::void_t<decltype(std::declval<V&>().irq)>> : std::true_type {};
 
+// What native_cluster.cpp asks for; the layout of its structure of the same name.
+struct State {
+    uint64_t irq_cycle;  // as in the statistics
+    uint64_t active_cycle;
+    uint64_t failed;
+};
+
 template <class V>
 class Device {
   public:
@@ -57,6 +66,8 @@ class Device {
         context_->traceEverOn(true);
 #endif
         top_ = std::make_unique<V>(context_.get(), "");
+        links_ = std::make_unique<Links<V>>(*top_, status_);
+        channels_ = std::make_unique<Channels<V>>(*top_, status_);
         if constexpr (HasMemory<V>::value) {
             memory_ = std::make_unique<Memory<V>>(*top_, config, status_);
         }
@@ -68,6 +79,10 @@ class Device {
 
     void reset(uint64_t cycles) {
         status_ = {};
+        irq_cycle_ = never;
+        links_->clear();
+        channels_->clear();
+        if constexpr (HasRegisters<V>::value) stop_asking();
         if constexpr (HasMemory<V>::value) memory_->clear();
 #if VM_TRACE_VCD
         trace_.reset();  // its times cannot begin again
@@ -92,30 +107,19 @@ class Device {
         return status_.cycle - begin;
     }
 
-    // One transaction on the registers; the response, or -1 after an error.
-    int access(uint32_t address, uint32_t* value, bool write, uint64_t limit) {
+    // One transaction on the registers; the response, or -1 after an error. One that is `resumable`
+    // may take more than `limit` cycles: then the result is -2, and the next call goes on with it.
+    int access(uint32_t address, uint32_t* value, bool write, uint64_t limit, bool resumable) {
         if constexpr (!HasRegisters<V>::value) {
             status_.fail("the design has no registers (ports s_axil_*)");
             return -1;
         } else {
-            V& t = *top_;
-            answered_ = false;
-            if (write) {
-                t.s_axil_awaddr = address;
-                t.s_axil_wdata = *value;
-                t.s_axil_wstrb = 0xF;
-                t.s_axil_awvalid = t.s_axil_wvalid = t.s_axil_bready = 1;
-            } else {
-                t.s_axil_araddr = address;
-                t.s_axil_arvalid = t.s_axil_rready = 1;
-            }
-            accessing_ = true;
+            if (!accessing_) ask(address, *value, write);
             guarded([&] {
                 for (uint64_t i = 0; i < limit && !answered_ && status_.error.empty(); ++i) step();
             });
-            accessing_ = false;
-            t.s_axil_awvalid = t.s_axil_wvalid = t.s_axil_bready = 0;
-            t.s_axil_arvalid = t.s_axil_rready = 0;
+            if (resumable && !answered_ && status_.error.empty()) return -2;
+            stop_asking();
             if (!answered_ && status_.error.empty()) {
                 status_.fail("the design did not answer a register access within " +
                      std::to_string(limit) + " cycles");
@@ -161,10 +165,20 @@ class Device {
         if constexpr (HasMemory<V>::value) statistics = memory_->statistics();
         statistics.cycle = status_.cycle;
         statistics.irq = irq();
+        statistics.irq_cycle = irq_cycle_;
         return statistics;
     }
 
+    State state() const {
+        State state{irq_cycle_, never, !status_.error.empty()};
+        if constexpr (HasMemory<V>::value) state.active_cycle = memory_->active_cycle();
+        return state;
+    }
+
+    uint64_t cycle() const { return status_.cycle; }
     const char* error() const { return status_.error.c_str(); }
+    Links<V>& links() { return *links_; }
+    Channels<V>& channels() { return *channels_; }
 
   private:
     bool irq() {
@@ -195,13 +209,24 @@ class Device {
 
     void step() {
         if constexpr (HasMemory<V>::value) memory_->offer();
+        if constexpr (has_links<V>) links_->offer();
+        if constexpr (HasChannels<V>::value) channels_->offer();
         edges([this] {
             if constexpr (HasMemory<V>::value) memory_->take();
+            if constexpr (has_links<V>) links_->take();
+            if constexpr (HasChannels<V>::value) channels_->take();
             if constexpr (HasRegisters<V>::value) {
                 if (accessing_) take_registers();
             }
         });
         ++status_.cycle;
+        if constexpr (HasIrq<V>::value) {
+            if (!top_->irq) {
+                irq_cycle_ = never;
+            } else if (irq_cycle_ == never) {
+                irq_cycle_ = status_.cycle;
+            }
+        }
         if constexpr (HasRegisters<V>::value) {
             if (accessing_) drop_taken();
         }
@@ -214,6 +239,28 @@ class Device {
 #else
         (void)edge;
 #endif
+    }
+
+    void ask(uint32_t address, uint32_t value, bool write) {
+        V& t = *top_;
+        if (write) {
+            t.s_axil_awaddr = address;
+            t.s_axil_wdata = value;
+            t.s_axil_wstrb = 0xF;
+            t.s_axil_awvalid = t.s_axil_wvalid = t.s_axil_bready = 1;
+        } else {
+            t.s_axil_araddr = address;
+            t.s_axil_arvalid = t.s_axil_rready = 1;
+        }
+        accessing_ = true;
+        answered_ = false;
+    }
+
+    void stop_asking() {
+        V& t = *top_;
+        accessing_ = false;
+        t.s_axil_awvalid = t.s_axil_wvalid = t.s_axil_bready = 0;
+        t.s_axil_arvalid = t.s_axil_rready = 0;
     }
 
     void take_registers() {
@@ -248,6 +295,9 @@ class Device {
     std::unique_ptr<V> top_;
     Status status_;
     std::unique_ptr<Memory<V>> memory_;
+    std::unique_ptr<Links<V>> links_;
+    std::unique_ptr<Channels<V>> channels_;
+    uint64_t irq_cycle_ = never;  // since when it is high
 
     // The registers.
     bool accessing_ = false, answered_ = false;
@@ -318,10 +368,40 @@ EXPORT void fpgapipe_reset(Handle* device, uint64_t cycles) { device->reset(cycl
 EXPORT uint64_t fpgapipe_run(Handle* device, uint64_t cycles, int until_irq) {
     return device->run(cycles, until_irq);
 }
+EXPORT void fpgapipe_state(Handle* device, State* state) { *state = device->state(); }
+EXPORT uint64_t fpgapipe_cycle(const Handle* device) { return device->cycle(); }
 EXPORT int fpgapipe_access(Handle* device, uint32_t address, uint32_t* value, int write,
-                           uint64_t limit) {
-    return device->access(address, value, write, limit);
+                           uint64_t limit, int resumable) {
+    return device->access(address, value, write, limit, resumable);
 }
+// Bytes of a beat of a link port; 0 if the design has none of that number.
+EXPORT uint32_t fpgapipe_link_bytes(uint32_t port) { return Links<Vtop>::bytes(port); }
+EXPORT void fpgapipe_attach(Handle* device, uint32_t port, const WireConfig* config) {
+    device->links().attach(port, *config);
+}
+// What a port's wire has accepted and still has: its first beat and their number.
+EXPORT const LinkBeat* fpgapipe_flying(Handle* device, uint32_t port, uint64_t* count) {
+    const auto* beats = device->links().flying(port);
+    *count = beats ? beats->size() : 0;
+    return *count ? beats->data() : nullptr;
+}
+EXPORT void fpgapipe_taken(Handle* device, uint32_t port) {
+    if (auto* beats = device->links().flying(port)) beats->clear();
+}
+EXPORT void fpgapipe_give(Handle* device, uint32_t port, const LinkBeat* beats, uint64_t count) {
+    device->links().give(port, beats, count);
+}
+EXPORT void fpgapipe_counts(Handle* device, uint32_t port, WireCounts* counts) {
+    *counts = device->links().counts(port);
+}
+EXPORT void fpgapipe_channels_configure(Handle* device, const ChannelsConfig* config) {
+    device->channels().configure(*config);
+}
+EXPORT void fpgapipe_channels_status(Handle* device, ChannelsStatus* status) {
+    *status = device->channels().status();
+}
+// End the link's session in the next cycle.
+EXPORT void fpgapipe_channels_clear(Handle* device) { device->channels().clear_link(); }
 EXPORT void fpgapipe_inject(Handle* device, uint64_t begin, uint64_t end, int response, int reads,
                             int writes) {
     device->inject({begin, end, uint8_t(response), reads != 0, writes != 0});

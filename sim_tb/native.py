@@ -10,6 +10,9 @@ The design has the ports ``clk`` and ``rst``, and any of these groups, by these 
     AXI4-Lite slave, 32 bits: the registers.
 ``m_axi_*``
     AXI4 master, 32 to 512 bits: the memory.
+``m_axis_link{n}_*``, ``s_axis_link{n}_*``
+    AXI4-Stream in both directions, `n` in 0..3, with tdata of 32 to 512 bits, tkeep, tlast, tvalid
+    and tready: ends of wires (`fpgapipe.sim_tb.phy`). Without one, what goes out is lost.
 ``irq``
     High when the design wants to be looked at.
 """
@@ -18,7 +21,7 @@ import ctypes
 import errno
 import mmap
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import fields
 from fractions import Fraction
 from pathlib import Path
@@ -30,15 +33,20 @@ from numpy.typing import NDArray
 
 from fpgapipe.errors import UserError
 from fpgapipe.sim_tb.native_library import (
+    MAX_LINKS,
     NEVER,
     Config,
     DeviceError,
+    RawBeat,
+    RawCounts,
     RawStatistics,
+    RawWire,
     Statistics,
     build_native,
     load,
     native_speed,
 )
+from fpgapipe.sim_tb.phy import MAX_PHY_BYTES, Beat, WireCounts, WireSpec
 
 __all__ = [
     "DeviceError",
@@ -87,6 +95,10 @@ class NativeDevice:
         Chance that one of the memory's five channels pauses in a cycle, 0 to 0.99.
     seed : int
         Of the pauses.
+    banks : (int, int, int), optional
+        The memory has so many banks, interleaved by so many bytes, and a burst does not begin to
+        move data until so many cycles after the burst before it began that also began in its bank.
+        Without, there are none.
 
     Attributes
     ----------
@@ -94,6 +106,8 @@ class NativeDevice:
         The memory itself, not a copy; stays valid after `close`.
     bus_bytes : int
         Width of the memory bus; 0 if the design has none.
+    link_bytes : mapping of int to int
+        Width of each link port that the design has.
 
     Raises
     ------
@@ -112,8 +126,10 @@ class NativeDevice:
         outstanding: int = 64,
         pause: float = 0,
         seed: int = 0,
+        banks: tuple[int, int, int] | None = None,
     ) -> None:
         self._handle: int | None = None
+        self._is_lent = False
         if write_latency_cycles is None:
             write_latency_cycles = latency_cycles
         if memory_bytes < 0 or memory_bytes % 4096:
@@ -128,10 +144,18 @@ class NativeDevice:
             raise ValueError(f"outstanding bursts must be 1..65536, not {outstanding}")
         if not 0 <= pause <= 0.99:
             raise ValueError(f"chance of a pause must be 0..0.99, not {pause}")
+        if banks and not (1 <= banks[0] <= 1 << 16 and banks[1] >= 1 and banks[2] >= 1):
+            raise ValueError(
+                f"banks must be 1..65536, their bytes and cycles 1 or more, not {banks}"
+            )
         self.memory = _reserve(memory_bytes)
         self._library = load(Path(library))
         features = self._library.fpgapipe_features()
         self.bus_bytes: int = features >> 8 if features & 1 else 0
+        widths = [self._library.fpgapipe_link_bytes(port) for port in range(MAX_LINKS)]
+        self.link_bytes: dict[int, int] = {
+            port: width for port, width in enumerate(widths) if width
+        }
         self._has_irq = bool(features & 4)
         self._has_waves = bool(features & 8)
         config = Config(
@@ -144,6 +168,7 @@ class NativeDevice:
             outstanding,
             round(pause * 4096),
             seed % 2**64,
+            *(banks or (0, 0, 0)),
         )
         self._handle = self._library.fpgapipe_create(ctypes.byref(config))
         if self._handle is None:
@@ -175,6 +200,27 @@ class NativeDevice:
             raise ValueError("the device is closed")
         return self._handle
 
+    def _own(self) -> int:
+        if self._is_lent:
+            raise ValueError("the device belongs to a cluster, which alone may run it")
+        return self._open()
+
+    def lend(self) -> tuple[int, ctypes.CDLL]:
+        """Leave the device to a cluster, for good: its handle, and the functions that take it."""
+        handle = self._own()
+        self._is_lent = True
+        return handle, self._library
+
+    @property
+    def has_irq(self) -> bool:
+        """Whether the design has an interrupt."""
+        return self._has_irq
+
+    def flush_waves(self) -> None:
+        """Write out the waves so far."""
+        if self._has_waves:
+            self._library.fpgapipe_flush(self._open())
+
     def _check(self) -> None:
         if text := self._library.fpgapipe_error(self._open()):
             raise DeviceError(text.decode(errors="replace"))
@@ -184,7 +230,7 @@ class NativeDevice:
 
         It also ends the waves, whose time begins again.
         """
-        self._library.fpgapipe_reset(self._open(), cycles)
+        self._library.fpgapipe_reset(self._own(), cycles)
         self._check()
 
     @property
@@ -211,8 +257,7 @@ class NativeDevice:
         DeviceError
             If it answers with an error or not within `max_cycles`.
         """
-        if not 0 <= value < 1 << 32:
-            raise ValueError(f"a register's value must fit in 32 bits, not {value}")
+        check_value(value)
         self._access(address, value, True, max_cycles)
 
     def read_register(self, address: int, *, max_cycles: int = 1000) -> int:
@@ -220,18 +265,14 @@ class NativeDevice:
         return self._access(address, 0, False, max_cycles)
 
     def _access(self, address: int, value: int, write: bool, max_cycles: int) -> int:
-        if address % 4 or not 0 <= address < 1 << 12:
-            raise ValueError(
-                f"a register's address must be a multiple of 4 below 4096, not {address}"
-            )
+        check_address(address)
         register = ctypes.c_uint32(value)
         response = self._library.fpgapipe_access(
-            self._open(), address, ctypes.byref(register), write, max_cycles
+            self._own(), address, ctypes.byref(register), write, max_cycles, False
         )
         self._check()
         if response:
-            verb = "write" if write else "read"
-            raise DeviceError(f"the {verb} of register {address:#x} got {_RESPONSES[response & 3]}")
+            raise DeviceError(refusal(address, write, response))
         return register.value
 
     def run(
@@ -272,7 +313,7 @@ class NativeDevice:
         DeviceError
             If the design breaks a rule of its buses.
         """
-        handle = self._open()
+        handle = self._own()
         if until_irq and not self._has_irq:
             raise ValueError("the design has no port irq to wait for")
         if not until_irq and max_cycles is None:
@@ -296,8 +337,7 @@ class NativeDevice:
             self._check()
             if progress is not None:
                 progress(self.statistics)
-        if self._has_waves:
-            self._library.fpgapipe_flush(handle)
+        self.flush_waves()
         if until_irq:
             now = self.statistics
             if not now.irq:
@@ -327,6 +367,61 @@ class NativeDevice:
         """Forget all injected errors."""
         self._library.fpgapipe_heal(self._open())
 
+    def attach_wire(self, port: int, spec: WireSpec) -> None:
+        """Put a wire behind a link port, at any cycle; what was on one before is lost.
+
+        The wire's cycles are the device's. `reset` makes the wire as new.
+        """
+        if self._link(port) != spec.phy_bytes:
+            raise ValueError(
+                f"link {port} moves {self.link_bytes[port]} bytes a beat, the wire {spec.phy_bytes}"
+            )
+        self._library.fpgapipe_attach(self._own(), port, ctypes.byref(RawWire.of(spec)))
+
+    def take_beats(self, port: int) -> list[tuple[int, Beat]]:
+        """Take what is on the wire behind a port: cycles of arrival, and beats."""
+        self._link(port)
+        count = ctypes.c_uint64()
+        raw = self._library.fpgapipe_flying(self._own(), port, ctypes.byref(count))
+        beats = [
+            (
+                one.arrival,
+                Beat(int.from_bytes(bytes(one.data), "little"), one.keep, bool(one.last)),
+            )
+            for one in raw[: count.value]
+        ]
+        self._library.fpgapipe_taken(self._own(), port)
+        return beats
+
+    def give_beats(self, port: int, beats: Sequence[tuple[int, Beat]]) -> None:
+        """Let beats arrive at a port, from this cycle on and after those given before.
+
+        Raises
+        ------
+        DeviceError
+            If a cycle of arrival is over, or no later than that of a beat before it.
+        """
+        self._link(port)
+        raw = (RawBeat * len(beats))()
+        for one, (arrival, beat) in zip(raw, beats, strict=True):
+            one.arrival, one.keep, one.last = arrival, beat.keep, beat.last
+            one.data[:] = beat.data.to_bytes(MAX_PHY_BYTES, "little")
+        self._library.fpgapipe_give(self._own(), port, raw, len(beats))
+        self._check()
+
+    def wire_counts(self, port: int) -> WireCounts:
+        """What happened on the wire behind a port since the reset."""
+        self._link(port)
+        raw = RawCounts()
+        self._library.fpgapipe_counts(self._open(), port, ctypes.byref(raw))
+        return WireCounts(*(getattr(raw, field.name) for field in fields(WireCounts)))
+
+    def _link(self, port: int) -> int:
+        """Bytes of a beat of a port."""
+        if port not in self.link_bytes:
+            raise ValueError(f"the design has no link {port} (ports m_axis_link{port}_*)")
+        return self.link_bytes[port]
+
     def save_waves(self, path: Path, begin: int = 0, end: int | None = None) -> None:
         """Write waves (VCD, 10 ns a cycle) of cycles ``begin..end - 1``, from now to the reset.
 
@@ -343,6 +438,24 @@ class NativeDevice:
         last = NEVER if end is None else end
         if not self._library.fpgapipe_waves(handle, os.fsencode(path), begin, last):
             raise UserError(f"cannot write waves to {path}")
+
+
+def check_address(address: int) -> None:
+    """Refuse what is no register's address."""
+    if address % 4 or not 0 <= address < 1 << 12:
+        raise ValueError(f"a register's address must be a multiple of 4 below 4096, not {address}")
+
+
+def check_value(value: int) -> None:
+    """Refuse what a register cannot hold."""
+    if not 0 <= value < 1 << 32:
+        raise ValueError(f"a register's value must fit in 32 bits, not {value}")
+
+
+def refusal(address: int, write: bool, response: int) -> str:
+    """What an error says that a register's access has got."""
+    verb = "write" if write else "read"
+    return f"the {verb} of register {address:#x} got {_RESPONSES[response & 3]}"
 
 
 def _stalled(now: Statistics, limit: str) -> str:

@@ -1,6 +1,7 @@
 """Gateware and the simulator in C++ compiled to a shared library, and its functions for Python.
 
-`native` has what drives it; the structures here have the layout of those in ``native_memory.hpp``.
+`native` has what drives it; the structures here have the layout of those in
+``native_memory.hpp`` and ``native_link.hpp``.
 """
 
 import ctypes
@@ -9,10 +10,12 @@ import hashlib
 from collections.abc import Sequence
 from dataclasses import dataclass, fields
 from importlib import resources
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
 from fpgapipe.errors import UserError
+from fpgapipe.sim_tb.phy import MAX_PHY_BYTES, WireCounts, WireSpec, threshold_of
 from fpgapipe.sim_tb.verilate import (
     MAKE_VARIABLES,
     VERILATOR_FLAGS,
@@ -31,7 +34,10 @@ _CXX_FLAGS = (
 _MAKE_VARIABLES = (*MAKE_VARIABLES, "OPT_SLOW=-O0")
 _LINK_FLAGS = "-shared -pthread -Wl,-Bsymbolic"
 # Yosys writes a choice of which at most one condition holds as a casez.
-_HARNESS = ("native.cpp", "native_memory.hpp")
+_HARNESS = ("native.cpp", "native_channels.hpp", "native_link.hpp", "native_memory.hpp")
+
+MAX_LINKS = 4
+"""Link ports are looked for by number, 0..3."""
 
 NEVER = 2**64 - 1
 """Stands for no cycle in the statistics."""
@@ -57,7 +63,79 @@ class Config(ctypes.Structure):
         ("outstanding", ctypes.c_uint64),
         ("pause", ctypes.c_uint64),
         ("seed", ctypes.c_uint64),
+        ("banks", ctypes.c_uint64),
+        ("bank_bytes", ctypes.c_uint64),
+        ("bank_cycles", ctypes.c_uint64),
     ]
+
+
+class RawBeat(ctypes.Structure):
+    """A beat of a link on its way: what `phy.Beat` has, and the cycle of its arrival."""
+
+    _fields_ = [
+        ("arrival", ctypes.c_uint64),
+        ("keep", ctypes.c_uint64),
+        ("data", ctypes.c_uint8 * MAX_PHY_BYTES),
+        ("last", ctypes.c_uint64),
+    ]
+
+
+class _Numbers(ctypes.Structure):
+    """A list of numbers; what makes one keeps it for its time."""
+
+    _fields_ = [("items", ctypes.POINTER(ctypes.c_uint64)), ("size", ctypes.c_uint64)]
+
+    @classmethod
+    def of(cls, numbers: Sequence[int]) -> "_Numbers":
+        return cls((ctypes.c_uint64 * len(numbers))(*numbers), len(numbers))
+
+
+class RawWire(ctypes.Structure):
+    """What a wire is made from: `phy.WireSpec` in integers."""
+
+    _fields_ = [
+        *(
+            (name, ctypes.c_uint64)
+            for name in (
+                *("phy_bytes", "rate_numerator", "rate_denominator", "delay_cycles"),
+                *("burst_bits", "seed", "burst", "drop", "duplicate", "pause"),
+            )
+        ),
+        ("errors", ctypes.c_uint64 * (MAX_PHY_BYTES + 1)),
+        *(
+            (name, _Numbers)
+            for name in ("bit_errors", "drops", "duplicates", "resets", "down", "stalls")
+        ),
+    ]
+
+    @classmethod
+    def of(cls, spec: WireSpec) -> "RawWire":
+        """Make one."""
+        return cls(
+            phy_bytes=spec.phy_bytes,
+            rate_numerator=spec.rate.numerator,
+            rate_denominator=spec.rate.denominator,
+            delay_cycles=spec.delay_cycles,
+            burst_bits=spec.burst_bits,
+            seed=spec.seed,
+            burst=threshold_of(spec.burst_rate),
+            drop=threshold_of(spec.drop_rate),
+            duplicate=threshold_of(spec.duplicate_rate),
+            pause=threshold_of(spec.pause),
+            errors=(ctypes.c_uint64 * (MAX_PHY_BYTES + 1))(*spec.error_thresholds),
+            bit_errors=_Numbers.of(spec.bit_errors),
+            drops=_Numbers.of(spec.drops),
+            duplicates=_Numbers.of(spec.duplicates),
+            resets=_Numbers.of(spec.resets),
+            down=_Numbers.of([*chain.from_iterable(spec.down)]),
+            stalls=_Numbers.of([*chain.from_iterable(spec.stalls)]),
+        )
+
+
+class RawCounts(ctypes.Structure):
+    """`phy.WireCounts` as the library fills them."""
+
+    _fields_ = [(field.name, ctypes.c_uint64) for field in fields(WireCounts)]
 
 
 @dataclass(frozen=True)
@@ -84,6 +162,8 @@ class Statistics:
         Bursts whose last beat, or response, is still to come.
     irq : bool
         Whether the interrupt is high now.
+    irq_cycle : int or None
+        The first cycle that began with it high, since when it was so in each.
     """
 
     cycle: int
@@ -101,6 +181,7 @@ class Statistics:
     reads_in_flight: int
     writes_in_flight: int
     irq: bool
+    irq_cycle: int | None
 
 
 class RawStatistics(ctypes.Structure):
@@ -168,17 +249,29 @@ def build_native(
 def _loaded(path: str, inode: int) -> ctypes.CDLL:
     """Load a library; another file of the same name is another library."""
     library = ctypes.CDLL(path)
-    handle, u64, integer = ctypes.c_void_p, ctypes.c_uint64, ctypes.c_int
+    handle, integer = ctypes.c_void_p, ctypes.c_int
+    u32, u64 = ctypes.c_uint32, ctypes.c_uint64
     signatures: dict[str, tuple[Any, list[Any]]] = {
-        "features": (ctypes.c_uint32, []),
+        "features": (u32, []),
         "create": (handle, [ctypes.POINTER(Config)]),
         "destroy": (None, [handle]),
         "reset": (None, [handle, u64]),
         "run": (u64, [handle, u64, integer]),
         "access": (
             integer,
-            [handle, ctypes.c_uint32, ctypes.POINTER(ctypes.c_uint32), integer, u64],
+            [handle, u32, ctypes.POINTER(u32), integer, u64, integer],
         ),
+        "cycle": (u64, [handle]),
+        "state": (None, [handle, ctypes.c_void_p]),
+        "link_bytes": (u32, [u32]),
+        "attach": (None, [handle, u32, ctypes.POINTER(RawWire)]),
+        "flying": (ctypes.POINTER(RawBeat), [handle, u32, ctypes.POINTER(u64)]),
+        "taken": (None, [handle, u32]),
+        "give": (None, [handle, u32, ctypes.POINTER(RawBeat), u64]),
+        "counts": (None, [handle, u32, ctypes.POINTER(RawCounts)]),
+        "channels_configure": (None, [handle, ctypes.c_void_p]),
+        "channels_status": (None, [handle, ctypes.c_void_p]),
+        "channels_clear": (None, [handle]),
         "inject": (None, [handle, u64, u64, integer, integer, integer]),
         "heal": (None, [handle]),
         "waves": (integer, [handle, ctypes.c_char_p, u64, u64]),

@@ -31,6 +31,9 @@ struct Config {
     uint64_t outstanding;  // bursts of each direction
     uint64_t pause;        // chance of a pause in a cycle, in 1/4096
     uint64_t seed;
+    uint64_t banks;  // 0: none
+    uint64_t bank_bytes;
+    uint64_t bank_cycles;
 };
 
 // The layout of native.py's structure of the same name.
@@ -45,6 +48,7 @@ struct Statistics {
     uint64_t active_cycle;       // of the last handshake on the memory bus
     uint64_t reads_in_flight, writes_in_flight;
     uint64_t irq;
+    uint64_t irq_cycle;  // since when it is high
 };
 
 // The cycle since the last reset, and the first error.
@@ -104,6 +108,8 @@ struct Burst {
     uint64_t due;       // first cycle in which read data, or the response to a write, may appear
     uint32_t beats_left;
     uint32_t id;
+    uint32_t bank;
+    bool begun;  // a beat has been shown, or taken
     uint8_t response;
 };
 
@@ -148,6 +154,7 @@ class Memory {
         responses_.clear();
         read_request_ = write_request_ = {};
         credit_ = 0;
+        bank_free_.assign(config_.banks, 0);
         read_shown_ = response_shown_ = data_waits_ = false;
         read_turn_ = true;
         random_ = config_.seed * 0x9E3779B97F4A7C15u + 0x2545F4914F6CDD1Du;
@@ -158,6 +165,8 @@ class Memory {
 
     void inject(const Fault& fault) { faults_.push_back(fault); }
     void heal() { faults_.clear(); }
+
+    uint64_t active_cycle() const { return statistics_.active_cycle; }
 
     Statistics statistics() const {
         Statistics copy = statistics_;
@@ -183,9 +192,9 @@ class Memory {
         t.m_axi_awready = writes_.size() + responses_.size() < config_.outstanding && !pauses(1);
 
         const uint64_t cycle = status_.cycle;
-        const bool can_read =
-            !read_shown_ && !reads_.empty() && reads_.front().due <= cycle && !pauses(2);
-        const bool can_write = !writes_.empty() && !pauses(3);
+        const bool can_read = !read_shown_ && !reads_.empty() && reads_.front().due <= cycle &&
+                              may_go_on(reads_.front()) && !pauses(2);
+        const bool can_write = !writes_.empty() && may_go_on(writes_.front()) && !pauses(3);
         bool reads = can_read && credit_ > 0;
         bool writes = can_write && credit_ > 0;
         if (reads && writes && credit_ <= beat_cost_) {
@@ -197,7 +206,9 @@ class Memory {
         if (reads) {
             credit_ -= beat_cost_;
             read_turn_ = false;
+            begin(reads_.front());
             show_read();
+            writes = writes && may_go_on(writes_.front());
         }
         t.m_axi_rvalid = read_shown_;
         t.m_axi_wready = writes;
@@ -269,6 +280,18 @@ class Memory {
         return ((random_ >> (12 * channel)) & 0xFFF) < config_.pause;
     }
 
+    // Whether a burst has begun, or its bank is free.
+    bool may_go_on(const Burst& burst) const {
+        return !config_.banks || burst.begun || bank_free_[burst.bank] <= status_.cycle;
+    }
+
+    // A beat of it moves: with its first one its bank becomes busy.
+    void begin(Burst& burst) {
+        if (!config_.banks || burst.begun) return;
+        burst.begun = true;
+        bank_free_[burst.bank] = status_.cycle + config_.bank_cycles;
+    }
+
     void show_read() {
         V& t = top_;
         Burst& burst = reads_.front();
@@ -326,13 +349,17 @@ class Memory {
         return text;
     }
 
-    static Burst burst_of(const Request& request) {
+    Burst burst_of(const Request& request) const {
         const uint64_t offset = request.address & (bus_bytes<V>() - 1);
+        const uint64_t bank =
+            config_.banks ? request.address / config_.bank_bytes % config_.banks : 0;
         return {request.address - offset,
                 (uint64_t{1} << offset) - 1,
                 0,
                 request.length + 1u,
                 request.id,
+                uint32_t(bank),
+                false,
                 OKAY};
     }
 
@@ -364,6 +391,7 @@ class Memory {
         credit_ -= beat_cost_;
         read_turn_ = true;
         Burst& burst = writes_.front();
+        begin(burst);
         if (t.m_axi_wlast && burst.beats_left != 1)
             return wrong_data("wlast is high before the last beat of a burst");
         if (!t.m_axi_wlast && burst.beats_left == 1)
@@ -409,6 +437,7 @@ class Memory {
 
     // Reads and writes hold bursts until their last beat, responses until they are taken.
     Queue<Burst> reads_, writes_, responses_;
+    std::vector<uint64_t> bank_free_;  // cycle from which on a bank may begin a burst
     Request read_request_, write_request_;
     int64_t beat_cost_;  // in bytes * rate_denominator, as is the credit
     int64_t credit_ = 0;

@@ -115,6 +115,41 @@ async def stores_take_predicted_cycles(dut: Any) -> None:
     await take_predicted_cycles(dut, "store")
 
 
+def banked_delay(bank_of: list[int], beats: int, busy_cycles: int) -> int:
+    """How much later than without banks the last of some bursts in a row begins."""
+    free: dict[int, int] = {}
+    end = begin = 0
+    for bank in bank_of:
+        begin = max(end, free.get(bank, 0))
+        free[bank] = begin + busy_cycles
+        end = begin + beats
+    return begin - beats * (len(bank_of) - 1)
+
+
+@bench_test
+async def banks_hold_bursts_up(dut: Any) -> None:
+    """Bursts that begin in one bank of the memory have the bank's cycles between them."""
+    spec = spec_of_parameters()
+    rows, size, busy = min(12, spec.outstanding), 256, 20
+    await start(dut)
+    for engine in ("load", "store"):
+        for step in (4 * size, size):  # one bank, all four
+            body = transfer(ORIGIN, 0, 64, rows=rows, row_memory=step, row_scratchpad=64)
+            cycles = []
+            for banks in (None, (4, size, busy)):
+                bench = Bench(dut, engine, None, latency=(11, 11), banks=banks)
+                await bench.begin()
+                bench.send([body])
+                await bench.settle(1)
+                bench.expect([body])
+                bench.compare()
+                cycles.append(bench.done[0] - bench.driver.cycles[0])
+                await bench.end()
+            bank_of = [row * step // size % 4 for row in range(rows)]
+            delay = banked_delay(bank_of, 64 // spec.bus_bytes, busy)
+            assert cycles[1] - cycles[0] == delay, (engine, step, cycles, delay)
+
+
 async def stop_at_errors(dut: Any, engine: str) -> None:
     """Meet every error of a field in the middle of instructions."""
     spec = spec_of_parameters()

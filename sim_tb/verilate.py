@@ -192,7 +192,7 @@ def cached_simulator(
     top : str
         The top module.
     sources : mapping of str to str
-        Files of the folder in which it is compiled: names and texts.
+        Files of the folder in which it is compiled: names and texts, the design's first.
     ingredients : mapping
         All that makes two libraries differ, besides `top` and the toolchain.
     compile_ : callable
@@ -225,9 +225,10 @@ def cached_simulator(
             try:
                 compile_(folder, cache, log)
             except ToolError:
-                kept = shutil.copy(folder / f"{top}.v", log.with_suffix(".v"))
+                first = folder / next(iter(sources))
+                kept = shutil.copy(first, log.with_suffix(first.suffix))
                 with log.open("a") as file:
-                    file.write(f"{top}.v is kept as {kept}\n")
+                    file.write(f"{first.name} is kept as {kept}\n")
                 raise
             store([folder / SIMULATOR], entry, ingredients)
         prune(cache, spared=entry)

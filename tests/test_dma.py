@@ -43,6 +43,7 @@ TESTS = (
     "stores_match_model",
     "loads_take_predicted_cycles",
     "stores_take_predicted_cycles",
+    "banks_hold_bursts_up",
     "loads_stop_at_errors",
     "stores_stop_at_errors",
     "loads_stop_at_bad_answers",

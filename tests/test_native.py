@@ -193,6 +193,37 @@ def test_outstanding_bursts(device):
     assert one.statistics.read_bursts == 9
 
 
+@pytest.mark.parametrize("beats", [1, 4])
+@pytest.mark.parametrize("count", [1, 4])
+@pytest.mark.parametrize("both", [False, True], ids=["reads", "copies"])
+def test_banks_hold_bursts_up(device, beats, count, both):
+    """A burst begins when its bank has been free for so long; reads and writes share the banks."""
+    size, busy, bursts = 256, 20, 12
+    one = device(latency_cycles=9, bytes_per_cycle=128, banks=(count, size, busy))
+    # Bursts of 4 beats go to one bank after the other; 4 bursts of a beat share one.
+    copy(one, bursts, beats, control=designs.START | (0 if both else designs.READ_ONLY))
+    free, end = {}, 0
+    begins = []
+    for burst in range(bursts):
+        for kind in ("read", "write") if both else ("read",):
+            address = burst * beats * 64 + (TARGET if kind == "write" else 0)
+            bank = address // size % count
+            begins.append(max(end, free.get(bank, 0)))
+            free[bank] = begins[-1] + busy
+            # A copy's beat is taken in the cycle in which it is shown, or waits for its bank.
+            end = begins[-1] + (beats if kind == "write" or not both else 0)
+    statistics = one.statistics
+    assert statistics.last_read_cycle - statistics.first_read_cycle == begins[-1] + beats - 1 - (
+        begins[1] if both else 0
+    )
+
+
+def test_banks_that_are_never_busy_change_nothing(device):
+    one, other = device(pause=0.2, seed=3), device(pause=0.2, seed=3, banks=(7, 1, 1))
+    assert copy(one, bursts=30) == copy(other, bursts=30)
+    assert one.statistics == other.statistics
+
+
 def test_pauses_follow_the_seed(device):
     cycles = {seed: copy(device(pause=0.5, seed=seed), bursts=20) for seed in (1, 2, 3)}
     assert len(set(cycles.values())) > 1
@@ -403,6 +434,10 @@ def test_design_without_groups_of_ports(libraries):
         ({"write_latency_cycles": 0}, "write latency must be at least 1 cycle, not 0"),
         ({"outstanding": 0}, "outstanding bursts must be 1..65536, not 0"),
         ({"pause": 1}, "chance of a pause must be 0..0.99, not 1"),
+        (
+            {"banks": (0, 1, 1)},
+            "banks must be 1..65536, their bytes and cycles 1 or more, not (0, 1, 1)",
+        ),
     ],
 )
 def test_arguments_out_of_range(libraries, options, message):

@@ -51,14 +51,14 @@ def chrome_trace(
     rows = rows_of(timeline, names)
     events: list[dict[str, Any]] = []
     for device in sorted({row.device for row in rows}):
-        events.append(_metadata("process_name", device, None, name=named[device]))
-        events.append(_metadata("process_sort_index", device, None, sort_index=device))
+        events.append(metadata("process_name", device, None, name=named[device]))
+        events.append(metadata("process_sort_index", device, None, sort_index=device))
     engines = iter(lane.engine for lane in sorted(timeline.schedule.lanes, key=lambda x: x.device))
     # Thread numbers begin at 1, as 0 is the idle thread, and are unique, as those of a machine are.
     for tid, row in enumerate(rows, 1):
         track = f"link to {named[row.destination]}" if row.is_link else next(engines)
-        events.append(_metadata("thread_name", row.device, tid, name=track))
-        events.append(_metadata("thread_sort_index", row.device, tid, sort_index=tid))
+        events.append(metadata("thread_name", row.device, tid, name=track))
+        events.append(metadata("thread_sort_index", row.device, tid, sort_index=tid))
     for tid, row in enumerate(rows, 1):
         events += _events(row, tid, marks, transfer_bytes)
     return {
@@ -68,7 +68,8 @@ def chrome_trace(
     }
 
 
-def _metadata(what: str, pid: int, tid: int | None, **args: str | int) -> dict[str, Any]:
+def metadata(what: str, pid: int, tid: int | None, **args: str | int) -> dict[str, Any]:
+    """Make an event that names or sorts a process, or one of its threads."""
     event: dict[str, Any] = {"ph": "M", "name": what, "pid": pid}
     if tid is not None:
         event["tid"] = tid

@@ -1,0 +1,400 @@
+// Several devices in lock-step: cluster.py builds this library and calls it through ctypes.
+//
+// A device comes as a pointer and the functions of the library that native.cpp makes of its design.
+// All run a window, each in some thread; then what their wires have accepted goes to the other
+// ends. A beat takes at least a window to arrive, so no device can tell the threads, or the length
+// of windows, from anything it sees.
+
+#include <algorithm>
+#include <atomic>
+#include <chrono>
+#include <cstdint>
+#include <memory>
+#include <thread>
+#include <vector>
+
+#define EXPORT extern "C" __attribute__((visibility("default")))
+
+namespace {
+
+constexpr uint64_t never = UINT64_MAX;
+
+// The layouts of cluster_library.py's structures of the same names.
+struct Functions {
+    uint64_t (*run)(void*, uint64_t, int);
+    int (*access)(void*, uint32_t, uint32_t*, int, uint64_t, int);
+    uint64_t (*cycle)(const void*);
+    const void* (*flying)(void*, uint32_t, uint64_t*);
+    void (*taken)(void*, uint32_t);
+    void (*give)(void*, uint32_t, const void*, uint64_t);
+    void (*state)(void*, void*);
+};
+struct Member {
+    void* device;
+    Functions call;
+    uint64_t awaited;  // whether its interrupt counts
+};
+struct Route {
+    uint64_t source, source_port, target, target_port;
+};
+struct Reading {
+    uint64_t index;  // in its list of registers
+    uint64_t cycle;  // in which the reading began
+    uint64_t value;
+};
+// The layout of native.cpp's structure.
+struct State {
+    uint64_t irq_cycle;
+    uint64_t active_cycle;
+    uint64_t failed;
+};
+enum Reason : uint64_t { CYCLES, INTERRUPTS, TIME, FAILED, STALLED };
+
+// Registers of a device that are read from time to time while it runs.
+struct Poll {
+    std::vector<uint32_t> addresses;
+    std::vector<uint32_t> last;  // values
+    bool keeps = false;             // its readings
+    std::vector<Reading> readings;
+    uint64_t changed = 0;  // cycle of the last reading that was not as the one before
+    size_t next = never;   // the register to read next; beyond the last: nothing to do
+    uint64_t begun = 0;    // cycle in which its reading began
+    bool open = false;     // a reading has begun and goes on in the next window
+};
+
+// A register is read only if so many cycles are left until somebody else may want to use the bus.
+constexpr uint64_t access_cycles = 24;
+
+// What such a reading may take that nobody waits for.
+constexpr uint64_t access_limit = 1000;
+
+// Whoever waits looks for some ten microseconds, as windows may be short, and then sleeps.
+template <class F>
+void await(std::atomic<uint64_t>& number, F&& done) {
+    for (int i = 0; i < 200; ++i) {
+        if (done(number)) return;
+#if defined(__x86_64__)
+        __builtin_ia32_pause();
+#endif
+    }
+    for (;;) {
+        const uint64_t seen = number;
+        if (done(seen)) return;
+        number.wait(seen);
+    }
+}
+
+// Threads that do a number of jobs, turn by turn; the caller is one of them. A turn ends when all
+// its jobs are done, however late some threads are: on a busy machine that may be the caller alone.
+template <class F>
+class Team {
+  public:
+    Team(unsigned threads, uint64_t jobs, F job)
+        : job_(std::move(job)),
+          jobs_(jobs),
+          stride_(threads),
+          claimed_(std::make_unique<std::atomic<uint64_t>[]>(jobs)) {
+        for (unsigned i = 1; i < threads; ++i)
+            threads_.emplace_back([this, i] { follow(i); });
+    }
+    ~Team() {
+        ends_ = true;
+        begin_turn();
+        for (std::thread& thread : threads_) thread.join();
+    }
+    void operator()() {
+        done_ = 0;
+        begin_turn();
+        work(0, turn_);
+        await(done_, [this](uint64_t done) { return done == jobs_; });
+    }
+
+  private:
+    void begin_turn() {
+        turn_.fetch_add(1);
+        turn_.notify_all();
+    }
+
+    void follow(unsigned thread) {
+        uint64_t last = 0;
+        for (;;) {
+            await(turn_, [last](uint64_t turn) { return turn != last; });
+            last = turn_;
+            if (ends_) return;
+            work(thread, last);
+        }
+    }
+
+    // The jobs that are always a thread's own, then what is left.
+    void work(unsigned thread, uint64_t turn) {
+        for (uint64_t i = thread; i < jobs_; i += stride_) claim(i, turn);
+        for (uint64_t i = 0; i < jobs_; ++i) claim(i, turn);
+    }
+
+    // Each turn takes each job once, so whoever is late finds none of a turn that is over.
+    void claim(uint64_t number, uint64_t turn) {
+        uint64_t before = turn - 1;
+        if (!claimed_[number].compare_exchange_strong(before, turn)) return;
+        job_(number);
+        if (done_.fetch_add(1) + 1 == jobs_) done_.notify_one();
+    }
+
+    F job_;
+    const uint64_t jobs_;
+    const unsigned stride_;
+    std::unique_ptr<std::atomic<uint64_t>[]> claimed_;  // the last turn in which it was taken
+    std::atomic<uint64_t> turn_ = 0;
+    std::atomic<uint64_t> done_ = 0;
+    std::atomic<bool> ends_ = false;
+    std::vector<std::thread> threads_;
+};
+
+class Cluster {
+  public:
+    Cluster(const Member* members, uint64_t count, const Route* routes, uint64_t num_routes,
+            uint64_t window, uint64_t round, uint64_t threads)
+        : members_(members, members + count),
+          routes_(routes, routes + num_routes),
+          window_(window),
+          round_(round),
+          threads_(unsigned(std::max<uint64_t>(1, std::min(threads, count)))),
+          watch_(count),
+          sample_(count) {
+        for (Poll& poll : sample_) poll.keeps = true;
+    }
+
+    // Registers of a device whose change shows that it works (`keeps` 0), or to be sampled.
+    void poll(uint64_t device, const uint32_t* addresses, uint64_t count, uint64_t keeps) {
+        Poll& poll = (keeps ? sample_ : watch_)[device];
+        finish(device, access_limit);
+        poll.next = never;
+        poll.addresses.assign(addresses, addresses + count);
+        poll.last.assign(count, 0);
+    }
+
+    void sample_every(uint64_t cycles) {
+        sample_cycles_ = cycles;
+        sample_next_ = cycle_;
+    }
+
+    std::vector<Reading>& readings(uint64_t device) { return sample_[device].readings; }
+
+    void reset() {
+        cycle_ = 0;
+        for (auto* polls : {&watch_, &sample_}) {
+            for (Poll& poll : *polls) {
+                poll.next = never;
+                poll.open = false;
+                poll.changed = 0;
+                poll.readings.clear();
+            }
+        }
+        sample_next_ = sample_cycles_ ? 0 : never;
+    }
+
+    uint64_t cycle() const { return cycle_; }
+
+    // A run begins: a stall counts from here.
+    void begin(uint64_t stall_cycles) {
+        stall_cycles_ = stall_cycles;
+        moved_ = cycle_;
+        watch_next_ = stall_cycles ? cycle_ : never;
+    }
+
+    // Run so many cycles; less if all awaited interrupts are high at the end of a round, if so
+    // much time has passed, if a device fails or if nothing moves.
+    Reason run(uint64_t cycles, bool until_irq, double seconds) {
+        using clock = std::chrono::steady_clock;
+        const auto last = clock::now() + std::chrono::duration<double>(seconds);
+        const uint64_t end = cycle_ + cycles;
+        if (until_irq && all_high()) return INTERRUPTS;
+        Team team(threads_, members_.size(), [this](uint64_t number) { advance(number); });
+        while (cycle_ < end) {
+            round_end_ = std::min(cycle_ + round_, end);
+            begin_polls(sample_, sample_next_, sample_cycles_);
+            begin_polls(watch_, watch_next_, std::max<uint64_t>(stall_cycles_ / 4, 1));
+            while (cycle_ < round_end_) {
+                target_ = std::min(cycle_ + window_, round_end_);
+                team();
+                if (exchange()) return FAILED;
+                cycle_ = target_;
+            }
+            if (until_irq && all_high()) return INTERRUPTS;
+            if (stall_cycles_ && stalls()) return STALLED;
+            if (clock::now() >= last) return cycle_ < end ? TIME : CYCLES;
+        }
+        return CYCLES;
+    }
+
+    // An access to a device's registers, while all others run as well. The response; -1 after an
+    // error, -2 if it has not come within `limit` cycles.
+    int access(uint64_t number, uint32_t address, uint32_t* value, bool write, uint64_t limit) {
+        const int code = finish(number, limit);
+        return code < 0 ? code : access_alone(number, address, value, write, limit);
+    }
+
+  private:
+    // Let a reading that goes on come to its end, and be the last of its round.
+    int finish(uint64_t number, uint64_t limit) {
+        for (Poll* poll : {&watch_[number], &sample_[number]}) {
+            if (!poll->open) continue;
+            uint32_t ignored = 0;
+            const int code = access_alone(number, 0, &ignored, false, limit);
+            if (code < 0) return code;
+            poll->open = false;
+            poll->next = never;
+        }
+        return 0;
+    }
+
+    int access_alone(uint64_t number, uint32_t address, uint32_t* value, bool write,
+                     uint64_t limit) {
+        const Member& member = members_[number];
+        int code = -2;
+        while (code == -2 && limit) {
+            const uint64_t most = std::min(window_, limit);
+            code = member.call.access(member.device, address, value, write, most, true);
+            if (code == -1) return code;
+            target_ = member.call.cycle(member.device);
+            limit -= target_ - cycle_;
+            for (const Member& other : members_) {
+                if (&other != &member) other.call.run(other.device, target_ - cycle_, false);
+            }
+            if (exchange()) return -1;
+            cycle_ = target_;
+        }
+        return code;
+    }
+
+    void begin_polls(std::vector<Poll>& polls, uint64_t& next, uint64_t period) {
+        if (next > cycle_) return;
+        next = cycle_ + period;
+        for (Poll& poll : polls) {
+            if (poll.next >= poll.addresses.size()) poll.next = 0;
+        }
+    }
+
+    // Run a device to the window's end.
+    void advance(uint64_t number) {
+        const Member& member = members_[number];
+        if (sample_[number].open || !ask(watch_[number], number)) ask(sample_[number], number);
+        const uint64_t now = member.call.cycle(member.device);
+        if (now < target_) member.call.run(member.device, target_ - now, false);
+    }
+
+    // Read registers while there is time in the window; whether the bus is in use then.
+    bool ask(Poll& poll, uint64_t number) {
+        const Member& member = members_[number];
+        while (poll.next < poll.addresses.size()) {
+            const uint64_t now = member.call.cycle(member.device);
+            if (!poll.open) {
+                if (now + access_cycles > round_end_) return true;
+                poll.begun = now;
+            }
+            uint32_t value = 0;
+            const int code = member.call.access(member.device, poll.addresses[poll.next], &value,
+                                                false, target_ - now, true);
+            poll.open = code == -2;
+            if (code < 0) return true;
+            if (code == 0) {
+                if (poll.last[poll.next] != value) poll.changed = poll.begun;
+                poll.last[poll.next] = value;
+                if (poll.keeps) poll.readings.push_back({poll.next, poll.begun, value});
+            }
+            ++poll.next;
+        }
+        return false;
+    }
+
+    // Move what is on the wires to its receivers; whether a device has failed.
+    bool exchange() {
+        for (const Route& route : routes_) {
+            const Member &source = members_[route.source], &target = members_[route.target];
+            uint64_t count = 0;
+            const void* beats = source.call.flying(source.device, route.source_port, &count);
+            if (!count) continue;
+            target.call.give(target.device, route.target_port, beats, count);
+            source.call.taken(source.device, route.source_port);
+            if (watch_[route.source].addresses.empty()) moved_ = target_;
+        }
+        for (const Member& member : members_) {
+            if (state_of(member).failed) return true;
+        }
+        return false;
+    }
+
+    static State state_of(const Member& member) {
+        State state;
+        member.call.state(member.device, &state);
+        return state;
+    }
+
+    bool all_high() const {
+        for (const Member& member : members_) {
+            if (member.awaited && state_of(member).irq_cycle == never) return false;
+        }
+        return true;
+    }
+
+    // Whether for `stall_cycles_` no bus moved, no watched register changed and no wire of a
+    // device without watched registers took a beat.
+    bool stalls() {
+        for (uint64_t i = 0; i < members_.size(); ++i) {
+            const uint64_t active = state_of(members_[i]).active_cycle;
+            if (active != never) moved_ = std::max(moved_, active);
+            moved_ = std::max(moved_, watch_[i].changed);
+        }
+        return cycle_ - moved_ >= stall_cycles_;
+    }
+
+    const std::vector<Member> members_;
+    const std::vector<Route> routes_;
+    const uint64_t window_, round_;
+    const unsigned threads_;
+
+    uint64_t cycle_ = 0;  // of all devices, between two windows
+    uint64_t target_ = 0, round_end_ = 0;
+
+    std::vector<Poll> watch_, sample_;
+    uint64_t watch_next_ = never, sample_next_ = never;
+    uint64_t sample_cycles_ = 0;
+    uint64_t stall_cycles_ = 0;
+    uint64_t moved_ = 0;
+};
+
+}  // namespace
+
+EXPORT Cluster* fpgapipe_cluster_create(const Member* members, uint64_t count, const Route* routes,
+                                        uint64_t num_routes, uint64_t window, uint64_t round,
+                                        uint64_t threads) {
+    return new Cluster(members, count, routes, num_routes, window, round, threads);
+}
+EXPORT void fpgapipe_cluster_destroy(Cluster* cluster) { delete cluster; }
+EXPORT void fpgapipe_cluster_reset(Cluster* cluster) { cluster->reset(); }
+EXPORT uint64_t fpgapipe_cluster_cycle(const Cluster* cluster) { return cluster->cycle(); }
+EXPORT void fpgapipe_cluster_poll(Cluster* cluster, uint64_t device, const uint32_t* addresses,
+                                  uint64_t count, uint64_t keeps) {
+    cluster->poll(device, addresses, count, keeps);
+}
+EXPORT void fpgapipe_cluster_sample(Cluster* cluster, uint64_t cycles) {
+    cluster->sample_every(cycles);
+}
+EXPORT const Reading* fpgapipe_cluster_readings(Cluster* cluster, uint64_t device,
+                                                uint64_t* count) {
+    *count = cluster->readings(device).size();
+    return cluster->readings(device).data();
+}
+EXPORT void fpgapipe_cluster_forget(Cluster* cluster, uint64_t device) {
+    cluster->readings(device).clear();
+}
+EXPORT void fpgapipe_cluster_begin(Cluster* cluster, uint64_t stall_cycles) {
+    cluster->begin(stall_cycles);
+}
+EXPORT uint64_t fpgapipe_cluster_run(Cluster* cluster, uint64_t cycles, int until_irq,
+                                     double seconds) {
+    return cluster->run(cycles, until_irq, seconds);
+}
+EXPORT int fpgapipe_cluster_access(Cluster* cluster, uint64_t device, uint32_t address,
+                                   uint32_t* value, int write, uint64_t limit) {
+    return cluster->access(device, address, value, write, limit);
+}
