@@ -40,22 +40,33 @@ def parameters() -> dict[str, Any]:
     return values
 
 
-async def start(dut: Any) -> None:
-    """Start the clock, ``clk``, and hold ``rst`` for two cycles."""
+_PS_PER_NS = 1000
+_clock_began = {"ps": 0}
+
+
+async def start(dut: Any, reset_cycles: int = 2) -> None:
+    """Start the clock, ``clk``, and hold ``rst`` for some cycles; as `reset`."""
+    _clock_began["ps"] = int(get_sim_time("ps"))
     Clock(dut.clk, PERIOD_NS, "ns").start()
-    await reset(dut)
+    await reset(dut, reset_cycles)
 
 
-async def reset(dut: Any) -> None:
-    """Hold ``rst`` for two cycles; returns right after a rising edge."""
+async def reset(dut: Any, cycles: int = 2) -> None:
+    """Hold ``rst`` for some cycles; returns right after a rising edge."""
     dut.rst.value = 1
-    await ClockCycles(dut.clk, 2)
+    await ClockCycles(dut.clk, cycles)
     dut.rst.value = 0
 
 
 def cycle() -> int:
-    """Return the number of the running clock cycle."""
-    return int(get_sim_time("ps")) // (1000 * PERIOD_NS)
+    """Return the number of the running clock cycle, which begins with a rising edge."""
+    return (int(get_sim_time("ps")) - _clock_began["ps"]) // (_PS_PER_NS * PERIOD_NS)
+
+
+async def to_rising_edge(clk: Any) -> None:
+    """Wait for the next rising edge if the clock is low, so that a cycle has just begun."""
+    if not clk.value:
+        await RisingEdge(clk)
 
 
 def pack(word: Word, widths: Sequence[int]) -> int:
@@ -95,8 +106,40 @@ def unpack(packed: int, widths: Sequence[int], *, signed: bool = True) -> list[i
     return values
 
 
-class _End:
-    """One end of a stream: its ports, its pauses, and when its words moved.
+class Pauses:
+    """Decides about pauses, cycle by cycle: long stretches of each of `PAUSE_RATES`.
+
+    Parameters
+    ----------
+    rng : random.Random, optional
+        Gives a seed; without it there are no pauses.
+    """
+
+    def __init__(self, rng: random.Random | None) -> None:
+        self._rng = random.Random(rng.random()) if rng else None
+        # All begin in different phases, so that all combinations come up.
+        self._count = self._rng.randrange(1000) if self._rng else 0
+
+    def __call__(self) -> bool:
+        """Whether to pause in the coming cycle."""
+        if self._rng is None:
+            return False
+        phase = self._count // PHASE_CYCLES % len(PAUSE_RATES)
+        self._count += 1
+        return self._rng.random() < PAUSE_RATES[phase]
+
+
+class End:
+    """One end of any stream: its handshake, its pauses, and when its words moved.
+
+    Parameters
+    ----------
+    name : str
+        For messages.
+    clk, valid, ready
+        Ports.
+    rng : random.Random, optional
+        Decides on pauses; without it there are none.
 
     Attributes
     ----------
@@ -105,38 +148,96 @@ class _End:
     """
 
     def __init__(
-        self,
-        dut: Any,
-        name: str,
-        rng: random.Random | None,
-        fields: Sequence[int] | None,
+        self, name: str, clk: Any, valid: Any, ready: Any, rng: random.Random | None
     ) -> None:
         self.cycles: list[int] = []
-        self._name = name
-        self._clk = dut.clk
-        self._payload = getattr(dut, f"{name}__payload")
-        self._valid = getattr(dut, f"{name}__valid")
-        self._ready = getattr(dut, f"{name}__ready")
-        self._scalar = fields is None
-        self._widths = [len(self._payload)] if fields is None else list(fields)
-        if sum(self._widths) != len(self._payload):
+        self._name, self._clk, self._valid, self._ready = name, clk, valid, ready
+        self._pauses = Pauses(rng)
+
+
+class Driver(End):
+    """Sends words into any stream; who derives from it says how a word is shown."""
+
+    def __init__(
+        self, name: str, clk: Any, valid: Any, ready: Any, rng: random.Random | None
+    ) -> None:
+        super().__init__(name, clk, valid, ready, rng)
+        self._valid.value = 0
+
+    def _show(self, word: Any) -> None:
+        """Drive the ports of a word."""
+        raise NotImplementedError
+
+    async def send(self, words: Iterable[Any]) -> None:
+        """Send words; call right after a rising edge, returns right after that of the last word."""
+        for word in words:
+            while self._pauses():
+                await RisingEdge(self._clk)
+            self._show(word)
+            self._valid.value = 1
+            # Half a cycle later all combinational logic has settled, in every simulator.
+            await FallingEdge(self._clk)
+            while not self._ready.value:
+                await FallingEdge(self._clk)
+            self.cycles.append(cycle())
+            await RisingEdge(self._clk)
+            self._valid.value = 0
+
+
+class Sink(End):
+    """Receives words from any stream, and checks that it keeps a word that waits."""
+
+    def __init__(
+        self, name: str, clk: Any, valid: Any, ready: Any, rng: random.Random | None
+    ) -> None:
+        super().__init__(name, clk, valid, ready, rng)
+        self._ready.value = 0
+
+    def _seen(self) -> Any:
+        """What the ports of a word show."""
+        raise NotImplementedError
+
+    def _word(self, seen: Any) -> Any:
+        """The word that ports show so."""
+        return seen
+
+    async def receive(self, count: int) -> list[Any]:
+        """Receive `count` words; call right after a rising edge, returns right after the last's."""
+        words: list[Any] = []
+        waiting: Any = None  # what valid offered and ready refused
+        while len(words) < count:
+            ready = not self._pauses()
+            self._ready.value = int(ready)
+            await FallingEdge(self._clk)
+            seen = self._seen() if self._valid.value else None
+            assert waiting in (None, seen), f"{self._name} changed a word that was waiting"
+            waiting = None if ready else seen
+            if ready and seen is not None:
+                self.cycles.append(cycle())
+                words.append(self._word(seen))
+            await RisingEdge(self._clk)
+        self._ready.value = 0
+        return words
+
+
+class _Payload:
+    """The payload port of a stream, as words."""
+
+    def __init__(self, dut: Any, name: str, fields: Sequence[int] | None) -> None:
+        self.port = getattr(dut, f"{name}__payload")
+        self.is_scalar = fields is None
+        self.widths = [len(self.port)] if fields is None else list(fields)
+        if sum(self.widths) != len(self.port):
             raise ValueError(
-                f"fields of {name} must have {len(self._payload)} bits, not {sum(self._widths)}"
+                f"fields of {name} must have {len(self.port)} bits, not {sum(self.widths)}"
             )
-        self._rng = random.Random(rng.random()) if rng else None
-        # Ends begin in different phases, so that all combinations come up.
-        self._num_decisions = self._rng.randrange(1000) if self._rng else 0
-
-    def _pauses(self) -> bool:
-        """Whether to pause in the coming cycle."""
-        if self._rng is None:
-            return False
-        phase = self._num_decisions // PHASE_CYCLES % len(PAUSE_RATES)
-        self._num_decisions += 1
-        return self._rng.random() < PAUSE_RATES[phase]
 
 
-class StreamDriver(_End):
+def _handshake(dut: Any, name: str) -> tuple[str, Any, Any, Any]:
+    return name, dut.clk, getattr(dut, f"{name}__valid"), getattr(dut, f"{name}__ready")
+
+
+class StreamDriver(Driver):
     """Sends words into an input stream.
 
     Once ``valid`` is high it stays so, with the same payload, until the word has moved.
@@ -161,27 +262,17 @@ class StreamDriver(_End):
         *,
         fields: Sequence[int] | None = None,
     ) -> None:
-        super().__init__(dut, name, rng, fields)
-        self._valid.value = 0
+        self._payload = _Payload(dut, name, fields)
+        super().__init__(*_handshake(dut, name), rng)
 
-    async def send(self, words: Iterable[Word]) -> None:
-        """Send words; call right after a rising edge, returns right after that of the last word."""
-        for word in words:
-            while self._pauses():
-                await RisingEdge(self._clk)
-            self._payload.value = pack(word, self._widths)
-            self._valid.value = 1
-            # Half a cycle later all combinational logic has settled, in every simulator.
-            await FallingEdge(self._clk)
-            while not self._ready.value:
-                await FallingEdge(self._clk)
-            self.cycles.append(cycle())
-            await RisingEdge(self._clk)
-            self._valid.value = 0
+    def _show(self, word: Word) -> None:
+        self._payload.port.value = pack(word, self._payload.widths)
 
 
-class StreamSink(_End):
+class StreamSink(Sink):
     """Receives words from an output stream, and checks that it keeps a word that waits.
+
+    A word is an int, or a list of ints where the payload has fields.
 
     Parameters
     ----------
@@ -200,31 +291,14 @@ class StreamSink(_End):
         fields: Sequence[int] | None = None,
         signed: bool = True,
     ) -> None:
-        super().__init__(dut, name, rng, fields)
+        self._payload = _Payload(dut, name, fields)
         self._signed = signed
-        self._ready.value = 0
+        super().__init__(*_handshake(dut, name), rng)
 
-    async def receive(self, count: int) -> list[Any]:
-        """Receive `count` words; call right after a rising edge, returns right after the last's.
+    def _seen(self) -> int:
+        seen: int = self._payload.port.value.to_unsigned()
+        return seen
 
-        Returns
-        -------
-        list
-            An int a word, or a list of ints where the payload has fields.
-        """
-        words: list[Any] = []
-        waiting: int | None = None  # the payload that valid offered and ready refused
-        while len(words) < count:
-            ready = not self._pauses()
-            self._ready.value = int(ready)
-            await FallingEdge(self._clk)
-            payload = self._payload.value.to_unsigned() if self._valid.value else None
-            assert waiting in (None, payload), f"{self._name} changed a word that was waiting"
-            waiting = None if ready else payload
-            if ready and payload is not None:
-                self.cycles.append(cycle())
-                values = unpack(payload, self._widths, signed=self._signed)
-                words.append(values[0] if self._scalar else values)
-            await RisingEdge(self._clk)
-        self._ready.value = 0
-        return words
+    def _word(self, seen: int) -> int | list[int]:
+        values = unpack(seen, self._payload.widths, signed=self._signed)
+        return values[0] if self._payload.is_scalar else values

@@ -31,85 +31,25 @@ Not a test of its own: the caller prepares programs, memory images and what has 
 """
 
 import json
-import logging
 import random
 from pathlib import Path
 from typing import Any
 
 import cocotb
 import numpy as np
-from cocotb.triggers import ClockCycles, FallingEdge, RisingEdge
-from cocotbext.axi import AxiLiteBus, AxiLiteMaster, AxiResp
+from cocotb.triggers import ClockCycles, RisingEdge
 
 from fpgapipe.hw.hls_models.core_spec import CoreSpec, ScratchpadSpec, VectorSpec
 from fpgapipe.hw.hls_models.registers import RegisterMap
 from fpgapipe.sim_tb.axi_memory import AxiMemory
+from fpgapipe.sim_tb.registers import Host
 from fpgapipe.sim_tb.stream import cycle, parameters, start
-from fpgapipe.sim_tb.tb_registers import pauses
 
 MOST_CYCLES = 15_000
 """Of a program; one that takes longer is stuck."""
 
 IRQ_CYCLES = 3
 """From the last cycle of a program to its interrupt, and from a command to the first cycle."""
-
-
-class Host:
-    """The registers, by name, and when CONTROL was written and the interrupt rose and fell."""
-
-    def __init__(self, dut: Any, spec: CoreSpec, rng: random.Random) -> None:
-        self.dut, self.map = dut, RegisterMap(spec)
-        self.command_cycle = 0  # in which the last command took effect
-        self.rises: list[int] = []
-        self._master = AxiLiteMaster(AxiLiteBus.from_prefix(dut, "s_axil"), dut.clk, dut.rst)
-        logging.getLogger(f"cocotb.{dut._name}.s_axil").setLevel(logging.WARNING)
-        write, read = self._master.write_if, self._master.read_if
-        for channel in (
-            *(write.aw_channel, write.w_channel, write.b_channel),
-            *(read.ar_channel, read.r_channel),
-        ):
-            channel.set_pause_generator(pauses(random.Random(rng.random())))
-        cocotb.start_soon(self._watch())
-
-    async def _watch(self) -> None:
-        had_response, was_high = False, False
-        while True:
-            await FallingEdge(self.dut.clk)
-            has_response = bool(self.dut.s_axil_bvalid.value)
-            if has_response and not had_response:
-                self.command_cycle = cycle()
-            is_high = bool(self.dut.irq.value)
-            if is_high and not was_high:
-                self.rises.append(cycle())
-            had_response, was_high = has_response, is_high
-
-    async def read(self, name: str) -> int:
-        """Read a register."""
-        result = await self._master.read(self.map.offset(name), 4)
-        assert result.resp == AxiResp.OKAY, name
-        return int.from_bytes(result.data, "little")
-
-    async def write(self, name: str, value: int) -> None:
-        """Write a register."""
-        result = await self._master.write(self.map.offset(name), value.to_bytes(4, "little"))
-        assert result.resp == AxiResp.OKAY, name
-
-    async def command(self, *names: str) -> None:
-        """Give commands of CONTROL, all at once."""
-        await self.write("CONTROL", sum(self.map["CONTROL"].field(name).mask for name in names))
-
-    async def status(self) -> set[str]:
-        """Names of the bits of STATUS that are 1."""
-        value = await self.read("STATUS")
-        return {field.name for field in self.map["STATUS"].fields if field.of(value)}
-
-    async def counters(self) -> dict[str, int]:
-        """All counters."""
-        found = {}
-        for name in self.map.counters:
-            low = await self.read(f"{name}_LO")
-            found[name] = (await self.read(f"{name}_HI")) << 32 | low
-        return found
 
 
 @cocotb.test()
@@ -127,7 +67,7 @@ async def runs_programs(dut: Any) -> None:
     arrays = dict(np.load(folder / "images.npz", allow_pickle=False))
     cases = json.loads((folder / "cases.json").read_text())
 
-    host = Host(dut, spec, rng)
+    host = Host(dut, RegisterMap(spec), rng=rng)
     memory = AxiMemory(dut, "m_axi", np.zeros(4096, np.uint8), rng=rng)
     await start(dut)
     await RisingEdge(dut.clk)
@@ -159,8 +99,7 @@ async def _run(
         ("MEMORY_BASE", case["base"]),
         ("MEMORY_LIMIT", case["limit"]),
     ):
-        await host.write(f"{register}_LO", value & 0xFFFFFFFF)
-        await host.write(f"{register}_HI", value >> 32)
+        await host.write(register, value)
     for number, value in enumerate(case["scalars"]):
         await host.write(f"SCALAR{number}", value)
     # An interrupt of an event that is not enabled, or that is cleared, does not come.
@@ -169,10 +108,10 @@ async def _run(
     await host.command("clear_status", "clear_counters")
     await ClockCycles(dut.clk, IRQ_CYCLES)
     assert not dut.irq.value, f"{name}: the interrupt stays"
-    host.rises.clear()
+    host.irq.rises.clear()
     # A command to abort together with the start comes too early: nothing runs yet.
     await host.command("start", *["abort"] * rng.randrange(2))
-    started = host.command_cycle
+    started = host.bus.response_cycle
     if case["start_again_after"] is not None:
         await ClockCycles(dut.clk, case["start_again_after"])
         assert "running" in await host.status(), name
@@ -184,22 +123,20 @@ async def _run(
         while "running" in await host.status():
             assert cycle() < started + MOST_CYCLES, f"{name}: does not end"
     else:
-        while not host.rises:
+        while not host.irq.rises:
             await RisingEdge(dut.clk)
             assert cycle() < started + MOST_CYCLES, f"{name}: does not end"
     assert memory.idle, f"{name}: ended with bursts under way"
 
     status = await host.status()
     wanted = {"idle"} | {ends} - {"aborted"} | ({"nan"} if case["nan"] else set())
-    error = await host.read("ERROR")
-    fields = [field.of(error) for field in host.map["ERROR"].fields]
-    found = [*fields, await host.read("ERROR_INDEX")]
+    found = await host.error()
     assert status == wanted, f"{name}: STATUS {status}, not {wanted}, ERROR {found}"
     assert found == case["error"], f"{name}: ERROR {found}, not {case['error']}"
 
     counters = await host.counters()
     if ends != "aborted":
-        took = host.rises[0] - started - IRQ_CYCLES
+        took = host.irq.rises[0] - started - IRQ_CYCLES
         assert counters["CYCLES"] == took, f"{name}: CYCLES {counters['CYCLES']}, not {took}"
     for counter, value in case["counters"].items():
         assert counters[counter] == value, f"{name}: {counter} {counters[counter]}, not {value}"
@@ -225,4 +162,4 @@ async def _run(
         await host.command("clear_status")
     await ClockCycles(dut.clk, IRQ_CYCLES)
     assert not dut.irq.value, f"{name}: the interrupt stays"
-    assert len(host.rises) == (ends != "aborted"), f"{name}: interrupts {host.rises}"
+    assert len(host.irq.rises) == (ends != "aborted"), f"{name}: interrupts {host.irq.rises}"

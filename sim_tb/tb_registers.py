@@ -1,8 +1,6 @@
 """Registers against their map, over AXI4-Lite with random pauses."""
 
-import itertools
 import random
-from collections.abc import Iterator
 from typing import Any
 
 import cocotb
@@ -10,16 +8,36 @@ from cocotb.triggers import ClockCycles, FallingEdge, RisingEdge
 from cocotbext.axi import AxiLiteBus, AxiLiteMaster, AxiResp
 
 from fpgapipe.hw.hls_models.core_spec import CoreSpec, ScratchpadSpec, VectorSpec
+from fpgapipe.hw.hls_models.link import LinkEngineSpec
 from fpgapipe.hw.hls_models.registers import Kind, RegisterMap
-from fpgapipe.sim_tb.stream import PAUSE_RATES, PHASE_CYCLES, cycle, parameters, reset, start
+from fpgapipe.sim_tb.stream import Pauses, cycle, parameters, reset, start
 
 INPUTS = ("running", "done", "error", "error_code", "error_engine", "error_index", "nan")
 
 
-def pauses(rng: random.Random) -> Iterator[bool]:
-    """Whether a channel pauses, cycle by cycle."""
-    for decision in itertools.count(rng.randrange(1000)):
-        yield rng.random() < PAUSE_RATES[decision // PHASE_CYCLES % len(PAUSE_RATES)]
+def link_inputs(registers: RegisterMap) -> dict[str, tuple[str, int]]:
+    """Inputs that links and queues have, each with its register and its lowest bit there."""
+    found: dict[str, tuple[str, int]] = {}
+    for number in range(len(registers.spec.links)):
+        port, name = f"links__{number}", f"LINK{number}_"
+        found |= {
+            f"{port}__state": (f"{name}STATUS", 0),
+            f"{port}__peer_delivered_known": (f"{name}STATUS", 3),
+            f"{port}__session": (f"{name}SESSIONS", 0),
+            f"{port}__peer": (f"{name}SESSIONS", 16),
+        }
+        for kind in ("delivered", "peer_delivered"):
+            for channel in range(3):
+                found[f"{port}__{kind}__{channel}"] = (f"{name}{kind.upper()}{channel}_LO", 0)
+    for register in registers:
+        if register.name.startswith("QUEUE"):
+            queue, what = register.name.removeprefix("QUEUE").split("_")
+            port = f"queues__{queue}__"
+            if what == "WAIT":
+                found |= {port + f.name: (register.name, f.low) for f in register.fields}
+            else:
+                found[port + what.lower()] = (register.name, 0)
+    return found
 
 
 class Bench:
@@ -32,6 +50,9 @@ class Bench:
         given["scratchpad"] = ScratchpadSpec(**given["scratchpad"])
         self.dut = dut
         given["vector"] = given["vector"] and VectorSpec(**given["vector"])
+        given["links"] = [
+            LinkEngineSpec(**{**link, "slots": tuple(link["slots"])}) for link in given["links"]
+        ]
         self.map = RegisterMap(CoreSpec(**given))
         self.rng = random.Random(cocotb.RANDOM_SEED)
         self.master = AxiLiteMaster(AxiLiteBus.from_prefix(dut, "s_axil"), dut.clk, dut.rst)
@@ -40,9 +61,9 @@ class Bench:
             *(write.aw_channel, write.w_channel, write.b_channel),
             *(read.ar_channel, read.r_channel),
         ):
-            channel.set_pause_generator(pauses(random.Random(self.rng.random())))
+            channel.set_pause_generator(iter(Pauses(self.rng), None))
         self.events = [name.lower() for name in self.map.counters if name != "CYCLES"]
-        for name in (*INPUTS, *self.events):
+        for name in (*INPUTS, *self.events, *link_inputs(self.map)):
             getattr(dut, name).value = 0
         self.pulses = {"start": 0, "cancel": 0}
         cocotb.start_soon(self._watch())
@@ -220,7 +241,8 @@ async def counts(dut: Any) -> None:
         dut.running.value = int(running)
         for name in bench.events:
             port = getattr(dut, name)
-            amount = bench.rng.randrange(bench.map.spec.bus_bytes + 1) if len(port) > 1 else 1
+            most = 3 if name.endswith("x_words") else bench.map.spec.bus_bytes
+            amount = bench.rng.randrange(most + 1) if len(port) > 1 else 1
             amount *= bench.rng.random() < 0.5
             port.value = amount
             expected[name.upper()] += amount
@@ -276,3 +298,46 @@ async def forgets_at_reset(dut: Any) -> None:
         await ClockCycles(dut.clk, 3)
         assert not dut.s_axil_bvalid.value
         assert not dut.s_axil_rvalid.value
+
+
+@cocotb.test(timeout_time=2, timeout_unit="ms")
+async def shows_links(dut: Any) -> None:
+    """Every state of a link and a queue is where the map says; commands reach their link alone."""
+    await start(dut)
+    bench = Bench(dut)
+    inputs = link_inputs(bench.map)
+    links = range(len(bench.map.spec.links))
+    pulses = [0] * len(links)
+
+    async def watch() -> None:
+        while True:
+            await FallingEdge(dut.clk)
+            for number in links:
+                pulses[number] += int(getattr(dut, f"links__{number}__clear").value)
+
+    task = cocotb.start_soon(watch())
+    for turn in range(2 if links else 0):
+        expected: dict[str, int] = {}
+        for name, (register, low) in inputs.items():
+            value = bench.rng.getrandbits(len(getattr(dut, name)))
+            getattr(dut, name).value = value
+            expected[register] = expected.get(register, 0) | value << low
+        await RisingEdge(dut.clk)
+        for register, value in expected.items():
+            assert await bench.read(register) == value & 0xFFFF_FFFF, register
+            if bench.map[register].kind is Kind.STATUS_LO:
+                # The upper half is that of the moment in which the lower one was read.
+                at = next(name for name, (known, _) in inputs.items() if known == register)
+                getattr(dut, at).value = 0
+                assert await bench.read(register.replace("_LO", "_HI")) == value >> 32, register
+        for number in links:
+            seed = bench.rng.getrandbits(32)
+            await bench.write(f"LINK{number}_SEED", seed)
+            await bench.write(f"LINK{number}_ENABLE", turn)
+            await bench.write(f"LINK{number}_CONTROL", 1)
+            await bench.write(f"LINK{number}_CONTROL", 0)
+            assert int(getattr(dut, f"links__{number}__seed").value) == seed & 0x7FFF
+            assert int(getattr(dut, f"links__{number}__enable").value) == turn
+            assert pulses == [turn + 1] * (number + 1) + [turn] * (len(links) - number - 1)
+    task.cancel()
+    assert bench.pulses == {"start": 0, "cancel": 0}

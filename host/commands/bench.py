@@ -1,13 +1,18 @@
 """``fpgapipe bench``: measurements on the simulated hardware."""
 
 from collections.abc import Callable, Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 
+from fpgapipe.host.commands.bench_link import link
 from fpgapipe.host.commands.options import command
 
+if TYPE_CHECKING:
+    from fpgapipe.host.cluster_bench import ClusterBench
+
 _EXAMPLE = "fpgapipe bench core --rows 8 --cols 8 --layer gemm:m=64,n=64,k=64"
+_CLUSTER_EXAMPLE = "fpgapipe bench cluster --rows 4 --cols 4 --devices 2 --vectors 8 --width 32"
 _STEP_EXAMPLE = "fpgapipe bench step --network digits-cnn --rows 8 --cols 8 --batch 2"
 
 
@@ -179,6 +184,123 @@ def step(
     return 0 if figures["matches_model"] and figures["product_error_of_bound"] <= 1 else 1
 
 
+_CLUSTER = (
+    ("--devices", 1, 4, "In the chain."),
+    ("--rounds", 1, 6, "Operands that go through it."),
+    ("--vectors", 1, 128, "Of an operand."),
+    ("--width", 32, 256, "Elements of a vector; a multiple of 32."),
+    ("--latency", 1, 128, "Cycles from one end of a wire to the other."),
+    ("--wire-bytes-per-cycle", 1, 16, "Line rate."),
+    ("--sample-cycles", 256, 2000, "Of the trace, if there is one."),
+)
+"""Options of a chain: name, least value, default, help."""
+
+_CLOCK_HZ = 300e6
+"""What makes a trace's cycles microseconds."""
+
+
+def _cluster_options(function: Callable[..., Any]) -> Callable[..., Any]:
+    """Give a command the options of `_CLUSTER`."""
+    for name, least, default, text in reversed(_CLUSTER):
+        kind = click.IntRange(least)
+        click.option(name, type=kind, default=default, show_default=True, help=text)(function)
+    return function
+
+
+@command("cluster", example=_CLUSTER_EXAMPLE)
+@_cluster_options
+@click.option("--threads", type=click.IntRange(1, 256), help="As many as processors by default.")
+@click.option("--bit-error-rate", type=float, default=0.0, show_default=True, help="Of wires.")
+@click.option("--trace", type=click.Path(dir_okay=False), help="Counters over time go here.")
+@_machine_options
+def cluster(
+    devices: int,
+    rounds: int,
+    vectors: int,
+    width: int,
+    latency: int,
+    wire_bytes_per_cycle: int,
+    sample_cycles: int,
+    threads: int | None,
+    bit_error_rate: float,
+    trace: str | None,
+    rows: int,
+    cols: int,
+    seed: int,
+    memory_bytes_per_cycle: int,
+    memory_latency: int,
+    scratchpad_bytes: int,
+    acc_depth: int,
+    as_json: bool,
+) -> int:
+    """Run a chain of training cores on simulated hardware, links included, on random data.
+
+    Each device multiplies its operand by a matrix of its own and sends the result to the next one,
+    round by round. All devices are clocked together, each in some thread; every byte of their
+    memories is compared with the bit-exact model's afterwards. Wires may lose and damage frames,
+    which the links send again.
+
+    cycles counts from the command that starts the first program to the end of the last. The same
+    options give the same cycles and the same digest, whatever the number of threads. A trace is
+    Chrome's JSON, for ui.perfetto.dev. Exit code 1 if a byte differs.
+    """
+    from fpgapipe.errors import UserError
+    from fpgapipe.host.cluster_bench import bench_chain, chain_core, make_chain
+    from fpgapipe.host.console import progress
+    from fpgapipe.hw.hls_models.core_cycles import MemorySpec
+    from fpgapipe.hw.hls_models.core_spec import ScratchpadSpec
+    from fpgapipe.sim_tb.phy import WireSpec
+
+    try:
+        core = chain_core(
+            rows, cols, acc_depth=acc_depth, scratchpad=ScratchpadSpec(4, scratchpad_bytes // 4)
+        )
+        memory = MemorySpec(memory_bytes_per_cycle, memory_latency)
+        wire = WireSpec(
+            phy_bytes=core.links[0].phy_bytes,
+            bytes_per_cycle=wire_bytes_per_cycle,
+            latency_cycles=latency,
+            bit_error_rate=bit_error_rate,
+            seed=seed,
+        )
+        chain = make_chain(core, devices, rounds, vectors, width, memory)
+    except (ValueError, NotImplementedError) as error:
+        raise UserError(str(error)) from None
+    with progress() as display:
+        task = display.add_task("simulating cycles", total=chain.expected_cycles)
+        found = bench_chain(
+            chain,
+            wire=wire,
+            memory=memory,
+            seed=seed,
+            threads=threads,
+            sample_cycles=sample_cycles if trace else 0,
+            progress=lambda now: display.update(
+                task, completed=now.ran, total=max(now.ran, chain.expected_cycles)
+            ),
+        )
+    if trace:
+        _save_trace(trace, found)
+    _print(found.to_dict(), found.matches_model, f"{devices} devices", as_json)
+    return 0 if found.matches_model else 1
+
+
+def _save_trace(path: str, found: "ClusterBench") -> None:
+    """Write the trace of a run's samples."""
+    import json
+    from pathlib import Path
+
+    from fpgapipe.errors import UserError
+    from fpgapipe.host.report.cluster_trace import counter_trace
+
+    names = [f"device{number}" for number in range(len(found.chain.programs))]
+    trace = counter_trace(found.samples, names, _CLOCK_HZ)
+    try:
+        Path(path).write_text(json.dumps(trace))
+    except OSError as error:
+        raise UserError(f"cannot write {path}: {error.strerror}") from None
+
+
 def _print(figures: Mapping[str, Any], matches: bool, title: str, as_json: bool) -> None:
     """Print figures as JSON, or the numbers among them as a table."""
     from fpgapipe.host.console import Column, count, print_json, print_table
@@ -196,4 +318,6 @@ def _print(figures: Mapping[str, Any], matches: bool, title: str, as_json: bool)
 
 
 bench.add_command(core)
+bench.add_command(link)
 bench.add_command(step)
+bench.add_command(cluster)

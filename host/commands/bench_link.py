@@ -1,0 +1,114 @@
+"""``fpgapipe bench link``: a link between two devices, measured on the simulated hardware."""
+
+from collections.abc import Callable
+from fractions import Fraction
+from typing import Any
+
+import click
+
+from fpgapipe.host.commands.options import command
+
+_EXAMPLE = "fpgapipe bench link --bit-error-rate 1e-6 --cycles 20000"
+
+_OPTIONS = (
+    ("--frame-words", 1, 16, "Words of 64 bytes of a full frame; a power of two."),
+    ("--latency", 1, 128, "Cycles from one end of the wire to the other."),
+    ("--probe-cycles", 16, 256, "After which an end that waits asks for news."),
+    ("--cycles", 1000, 200_000, "Of each of the two measurements."),
+    ("--seed", 0, 0, "Of words and wires."),
+)
+"""Options that are whole numbers: name, least value, default, help."""
+
+
+def _numbers(function: Callable[..., Any]) -> Callable[..., Any]:
+    """Give a command the options of `_OPTIONS`."""
+    for name, least, default, text in reversed(_OPTIONS):
+        kind = click.IntRange(least)
+        click.option(name, type=kind, default=default, show_default=True, help=text)(function)
+    return function
+
+
+@command("link", example=_EXAMPLE)
+@click.option(
+    "--phy-bytes",
+    type=click.Choice(["4", "8", "16", "32", "64"]),
+    default="16",
+    show_default=True,
+    help="Of a beat.",
+)
+@click.option("--bytes-per-cycle", help="Line rate, as 16 or 125/3; that of the port by default.")
+@click.option(
+    "--slots",
+    default="32,32,8",
+    show_default=True,
+    help="Frames buffered for each of the three channels at either end.",
+)
+@click.option("--bit-error-rate", type=float, default=0.0, show_default=True, help="Of the wire.")
+@_numbers
+@click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
+def link(
+    phy_bytes: str,
+    bytes_per_cycle: str | None,
+    slots: str,
+    bit_error_rate: float,
+    frame_words: int,
+    latency: int,
+    probe_cycles: int,
+    cycles: int,
+    seed: int,
+    as_json: bool,
+) -> int:
+    """Run both ends of a link on the simulated hardware, on random words, and measure it.
+
+    All three channels are saturated, first in both directions and then in one; every word that
+    leaves is compared with the one that was sent, and one that is lost, repeated, out of order or
+    wrong ends the command with an error.
+
+    efficiency is bytes of words over bytes that the line can carry, of the worse direction;
+    word_cycles is what one word takes through an idle link, the wire's latency included.
+    """
+    from fpgapipe.errors import UserError
+    from fpgapipe.host.console import Column, count, print_json, print_table, progress
+    from fpgapipe.host.link_bench import bench_link
+    from fpgapipe.hw.hls_models.link import LinkEngineSpec
+    from fpgapipe.sim_tb.phy import WireSpec
+
+    try:
+        numbers = tuple(int(part) for part in slots.split(","))
+        rate = Fraction(bytes_per_cycle or phy_bytes)
+    except (ValueError, ZeroDivisionError):
+        raise UserError(
+            f"slots must be three whole numbers and bytes per cycle a number, not {slots!r} and "
+            f"{bytes_per_cycle!r}"
+        ) from None
+    try:
+        spec = LinkEngineSpec(int(phy_bytes), frame_words, numbers, probe_cycles)
+        wire = WireSpec(
+            phy_bytes=spec.phy_bytes,
+            bytes_per_cycle=rate,
+            latency_cycles=latency,
+            bit_error_rate=bit_error_rate,
+            seed=seed,
+        )
+    except ValueError as error:
+        raise UserError(str(error)) from None
+    with progress() as display:
+        task = display.add_task("simulating a link", total=None)
+        found = bench_link(
+            spec,
+            wire,
+            cycles=cycles,
+            progress=lambda done, total: display.update(task, completed=done, total=total),
+        )
+    figures = found.to_dict()
+    if as_json:
+        print_json(figures)
+        return 0
+    rows = [
+        (name, count(value) if isinstance(value, int) else f"{value:.4g}")
+        for name, value in (figures | figures["events"]).items()
+        if isinstance(value, (int, float))
+    ]
+    title = f"link of {spec.phy_bytes} bytes a beat, slots {slots}"
+    print_table([Column("figure"), Column("value", number=True)], rows, title)
+    return 0
