@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from fpgapipe.errors import UserError
+from fpgapipe.sim_tb.lazy import lazy
 from fpgapipe.sim_tb.phy import MAX_PHY_BYTES, WireCounts, WireSpec, threshold_of
 from fpgapipe.sim_tb.verilate import (
     MAKE_VARIABLES,
@@ -35,6 +36,7 @@ _MAKE_VARIABLES = (*MAKE_VARIABLES, "OPT_SLOW=-O0")
 _LINK_FLAGS = "-shared -pthread -Wl,-Bsymbolic"
 # Yosys writes a choice of which at most one condition holds as a casez.
 _HARNESS = ("native.cpp", "native_channels.hpp", "native_link.hpp", "native_memory.hpp")
+_REWRITES = "lazy.py"
 
 MAX_LINKS = 4
 """Link ports are looked for by number, 0..3."""
@@ -198,11 +200,11 @@ def build_native(
     Parameters
     ----------
     verilog : str
-        The whole design; included files are not seen.
+        The whole design; included files are not seen. What is compiled is `lazy` of it.
     top : str
         The top module.
     waves : bool
-        Whether the library can write waves; it is slower for it.
+        Whether the library can write waves; it is slower for it, and has the design as it is.
     flags : sequence of str
         More options for Verilator, such as ``-Wno-UNOPTFLAT``.
 
@@ -218,9 +220,8 @@ def build_native(
     ToolError
         If Verilator or g++ fails.
     """
-    harness = {
-        name: resources.files("fpgapipe.sim_tb").joinpath(name).read_text() for name in _HARNESS
-    }
+    files = resources.files("fpgapipe.sim_tb")
+    harness = {name: files.joinpath(name).read_text() for name in _HARNESS}
     arguments = [
         *VERILATOR_FLAGS,
         *(["--trace-vcd"] if waves else []),
@@ -232,17 +233,19 @@ def build_native(
         f"{top}.v",
     ]
     texts = {f"{top}.v": verilog, **harness}
+    made_of = texts if waves else {**texts, _REWRITES: files.joinpath(_REWRITES).read_text()}
     ingredients = {
         "native": arguments,
         "make": _MAKE_VARIABLES,
-        **{name: hashlib.sha256(text.encode()).hexdigest() for name, text in texts.items()},
+        **{name: hashlib.sha256(text.encode()).hexdigest() for name, text in made_of.items()},
     }
-    return cached_simulator(
-        top,
-        texts,
-        ingredients,
-        lambda folder, cache, log: compile_model(folder, arguments, _MAKE_VARIABLES, cache, log),
-    )
+
+    def compile_(folder: Path, cache: Path, log: Path) -> None:
+        if not waves:
+            (folder / f"{top}.v").write_text(lazy(verilog))
+        compile_model(folder, arguments, _MAKE_VARIABLES, cache, log)
+
+    return cached_simulator(top, texts, ingredients, compile_)
 
 
 @functools.cache
