@@ -299,7 +299,7 @@ def vector_blocks(spec: CoreSpec) -> dict[str, Block]:
     if vector is None:
         return {}
     lanes, functions = vector.lanes, vector.function_lanes
-    ways = f"{lanes}_{spec.scratchpad.address_bits}"
+    ways = f"{lanes}_{spec.scratchpad.address_bits}" + "_mx" * vector.mx
     return {
         "vector lane": Block(lanes, "", VectorLane),
         "random numbers": Block(1, "", Threefry),

@@ -1,6 +1,7 @@
-"""The MXINT8 quantiser against its model, bit for bit, with pauses."""
+"""The MXINT8 quantisers against their model, bit for bit, with pauses."""
 
 import random
+from collections.abc import Sequence
 from typing import Any
 
 import cocotb
@@ -9,10 +10,13 @@ from numpy.typing import NDArray
 
 from fpgapipe.hw.hls_models import mx
 from fpgapipe.hw.hls_models.mx import MX_BLOCK
-from fpgapipe.sim_tb.stream import start
+from fpgapipe.sim_tb.stream import parameters, start
 from fpgapipe.sim_tb.tb_fp32 import EDGES, assert_same_bits, random_operands, run_pipeline
 
 NUM_BLOCKS = 1500
+
+IN_HALVES = bool(parameters().get("in_halves"))
+"""Whether the quantiser takes blocks in halves."""
 
 
 def random_blocks(rng: np.random.Generator, count: int) -> NDArray[np.uint32]:
@@ -39,19 +43,43 @@ def random_blocks(rng: np.random.Generator, count: int) -> NDArray[np.uint32]:
     return chosen
 
 
-@cocotb.test(timeout_time=2, timeout_unit="ms")
+def _inputs(blocks: NDArray[np.uint32], second: Sequence[int] = ()) -> dict[str, list[int]]:
+    """Values of the input ports, from blocks or halves of blocks."""
+    size = blocks.shape[1]
+    inputs = {f"i__{index}": (blocks[:, index] >> 16).tolist() for index in range(size)}
+    more = (blocks & 0xFFFF) != 0
+    inputs["more"] = (more << np.arange(size)).sum(axis=1).tolist()
+    return inputs | ({"second": list(second)} if second else {})
+
+
+@cocotb.test(timeout_time=2, timeout_unit="ms", skip=IN_HALVES)
 async def quantises(dut: Any) -> None:
     """The quantiser equals its model, elements and codes."""
     blocks = random_blocks(np.random.default_rng(cocotb.RANDOM_SEED), NUM_BLOCKS)
     elements, codes = mx.quantise(blocks.view(np.float32))
     await start(dut)
-    inputs = {f"i__{index}": (blocks[:, index] >> 16).tolist() for index in range(MX_BLOCK)}
-    more = (blocks & 0xFFFF) != 0
-    inputs["more"] = (more << np.arange(MX_BLOCK)).sum(axis=1).tolist()
     outputs = ["code", *(f"o__{index}" for index in range(MX_BLOCK))]
     rng = random.Random(cocotb.RANDOM_SEED)
-    results = np.array(await run_pipeline(dut, inputs, outputs, mx.QUANTISE_CYCLES, rng))
+    results = np.array(await run_pipeline(dut, _inputs(blocks), outputs, mx.QUANTISE_CYCLES, rng))
     assert_same_bits(results[:, 0], codes, {"block": range(NUM_BLOCKS)})
     for index in range(MX_BLOCK):
         column = {"element": blocks[:, index].tolist(), "code": codes.tolist()}
         assert_same_bits(results[:, index + 1], elements[:, index].view(np.uint8), column)
+
+
+@cocotb.test(timeout_time=2, timeout_unit="ms", skip=not IN_HALVES)
+async def quantises_halves(dut: Any) -> None:
+    """Halves that follow each other give what their blocks give."""
+    blocks = random_blocks(np.random.default_rng(cocotb.RANDOM_SEED), NUM_BLOCKS)
+    elements, codes = mx.quantise(blocks.view(np.float32))
+    halves, half = blocks.reshape(2 * NUM_BLOCKS, -1), MX_BLOCK // 2
+    await start(dut)
+    inputs = _inputs(halves, [0, 1] * NUM_BLOCKS)
+    outputs = ["code", *(f"o__{index}" for index in range(half))]
+    rng = random.Random(cocotb.RANDOM_SEED)
+    results = np.array(await run_pipeline(dut, inputs, outputs, mx.HALVES_CYCLES, rng))
+    assert_same_bits(results[:, 0], codes.repeat(2), {"half": range(2 * NUM_BLOCKS)})
+    wanted = elements.view(np.uint8).reshape(halves.shape)
+    for index in range(half):
+        column = {"element": halves[:, index].tolist(), "code": codes.repeat(2).tolist()}
+        assert_same_bits(results[:, index + 1], wanted[:, index], column)

@@ -218,9 +218,20 @@ async def reads_only_what_counts(dut: Any) -> None:
 @cocotb.test(timeout_time=2, timeout_unit="ms")
 async def stops_at_errors(dut: Any) -> None:
     """The last instruction of each list leaves the scratchpad: an error, and nothing after it."""
+    await check_errors(dut, programs("stops_at_errors"), ErrorCode.SCRATCHPAD_RANGE)
+
+
+@cocotb.test(timeout_time=2, timeout_unit="ms")
+async def refuses_formats(dut: Any) -> None:
+    """The last instruction of each list has a format that the engine has not, or not so."""
+    await check_errors(dut, programs("refuses_formats"), ErrorCode.BAD_FIELD)
+
+
+async def check_errors(dut: Any, lists: list[list[str]], code: ErrorCode) -> None:
+    """The last instruction of each list fails, and nothing happens after it."""
     await start(dut)
     rng = random.Random(cocotb.RANDOM_SEED)
-    for number, program in enumerate(programs("stops_at_errors")):
+    for number, program in enumerate(lists):
         bench = Bench(dut, rng if number % 2 else None)
         await bench.check(program[:-1])
         assert not bench.errors
@@ -230,10 +241,10 @@ async def stops_at_errors(dut: Any) -> None:
         begun = cycle()
         while not bench.errors:
             await RisingEdge(dut.clk)
-            assert cycle() < begun + MOST_CYCLES, f"no error: {decoded(program)[-1]}"
+            assert cycle() < begun + MOST_CYCLES, f"no error: list {number}"
         writes = bench.num_writes
         await ClockCycles(dut.clk, 100)
-        assert bench.errors == [(ErrorCode.SCRATCHPAD_RANGE, 0)]
+        assert bench.errors == [(code, 0)]
         assert bench.num_writes <= writes + 100
         assert not bench.done
         assert not dut.idle.value

@@ -13,7 +13,7 @@ from fpgapipe.hw.hls_models.kernels.kernel import Region, Tensor
 from fpgapipe.hw.hls_models.sequencer import SequencerSpec, check
 from fpgapipe.hw.hls_models.vector_op import VectorOp
 
-CORE = CoreSpec(8, 8, scratchpad=ScratchpadSpec(4, 1 << 19), vector=VectorSpec())
+CORE = CoreSpec(8, 8, scratchpad=ScratchpadSpec(4, 1 << 19), vector=VectorSpec(mx=True))
 REGION = Region(1 << 20, 1 << 20)
 SMALL_REGION = Region(0, 1 << 17)
 
@@ -23,6 +23,9 @@ JUNK = 0xA5
 
 def bits_of(tensor, values):
     """Bytes of a tensor in memory."""
+    if tensor.element_bytes == 1:
+        assert values.shape == tensor.shape
+        return values.reshape(-1)
     values = np.ascontiguousarray(values, np.float32).reshape(-1)
     assert values.size == tensor.elements, f"{tensor.name} has {values.size} values"
     return values.view(np.uint8) if tensor.fp32 else fp32.to_bf16(values).view(np.uint8)
@@ -30,6 +33,8 @@ def bits_of(tensor, values):
 
 def values_of(tensor, raw):
     """Inverse of `bits_of`."""
+    if tensor.element_bytes == 1:
+        return raw.reshape(tensor.shape).copy()
     values = raw.view("<f4") if tensor.fp32 else fp32.from_bf16(raw.view("<u2"))
     return values.reshape(tensor.shape).copy()
 
@@ -99,7 +104,7 @@ def execute(kernels, tensors, values, scalars=None, *, checked=True, choose=None
 
     Returns
     -------
-    dict of str to float32 array
+    dict of str to float32 array, or uint8 array where elements are bytes
         Contents of all tensors afterwards.
     """
     places, end = place(tensors)

@@ -170,6 +170,19 @@ def test_vector_engines(lanes, function_lanes, counted):
 
 
 @pytest.mark.parametrize(
+    ("lanes", "lut", "ff"),
+    [  # what reader and writer are larger by with MXINT8
+        (2, 3862 - 3208 + 3880 - 1745, 3576 - 3516 + 3176 - 2619),
+        (16, 5998 - 3464 + 3946 - 2008, 4760 - 4420 + 3397 - 2840),
+    ],
+)
+def test_blocks_of_vectors(lanes, lut, ff):
+    plain, found = vector_engine(lanes, 1), vector_engine(lanes, 1, mx=True)
+    assert found.lut - plain.lut == pytest.approx(lut, rel=0.01)
+    assert found.ff - plain.ff == pytest.approx(ff, rel=0.01)
+
+
+@pytest.mark.parametrize(
     ("banks", "bank_bytes", "engines", "lut", "ff"),
     [  # each counted as a whole
         (2, 4096, 1, 10289, 6487),

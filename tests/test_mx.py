@@ -9,7 +9,7 @@ from core_cases import some_of
 
 from fpgapipe.hw.hls_models import mx
 from fpgapipe.hw.hls_models.mx import MX_BLOCK
-from fpgapipe.hw.rtl.mx import BlockQuantiser
+from fpgapipe.hw.rtl.mx import BlockQuantiser, HalfQuantiser
 from fpgapipe.sim_tb.simulate import SimulationError, simulate, simulate_verilog
 from fpgapipe.sim_tb.tb_mx import random_blocks
 from fpgapipe.sim_tb.verilate import verilog_of
@@ -124,16 +124,70 @@ def test_refuses(x, error, message):
         mx.quantise(x)
 
 
+def test_unpacks_what_was_packed():
+    blocks = random_blocks(np.random.default_rng(4), 400).view(np.float32)
+    elements, codes = mx.quantise(blocks)
+    packed = mx.pack(blocks.reshape(20, 20, MX_BLOCK))
+    assert packed.shape == (20, 20, 34)
+    np.testing.assert_array_equal(packed[..., :MX_BLOCK].view(np.int8).reshape(400, -1), elements)
+    np.testing.assert_array_equal(packed[..., MX_BLOCK].reshape(-1), codes)
+    assert not packed[..., MX_BLOCK + 1].any()
+    exact = mx.dequantise(elements, codes)
+    found = mx.unpack(packed).reshape(400, -1)
+    normal = np.abs(exact) >= 2.0**-126
+    np.testing.assert_array_equal(found, np.where(normal | np.isnan(exact), exact, 0))
+    again = mx.pack(found)
+    # What is below the least normal number does not come back.
+    large = codes > 7
+    np.testing.assert_array_equal(again[large], packed.reshape(400, -1)[large])
+
+
+@pytest.mark.parametrize(
+    ("element", "code", "bits"),
+    [
+        (64, 127, 0x3F800000),
+        (-1, 127, 0xBC800000),
+        (0, 127, 0),
+        (0, 255, 0x7FC00000),
+        (-5, 255, 0x7FC00000),
+        (-128, 254, 0xFF800000),  # no quantiser makes it
+        (127, 254, 0x7F7E0000),
+        (64, 1, 0x00800000),
+        (63, 1, 0),
+        (-63, 1, 0x80000000),
+        (-128, 0, 0x80800000),
+        (127, 0, 0),
+    ],
+)
+def test_unpacks_as_worked_by_hand(element, code, bits):
+    packed = np.zeros(mx.BLOCK_BYTES, np.uint8)
+    packed[3], packed[MX_BLOCK], packed[MX_BLOCK + 1] = element % 256, code, 99
+    found = mx.unpack(packed)
+    assert found.shape == (MX_BLOCK,)
+    assert found[3].view(np.uint32) == bits
+
+
+QUANTISERS = {
+    "a block a cycle": (BlockQuantiser, False, "quantises"),
+    "half a block a cycle": (HalfQuantiser, True, "quantises_halves"),
+}
+
+
 @pytest.mark.sim
-def test_gateware_matches_model(tmp_path):
-    assert simulate(BlockQuantiser(), "tb_mx", tmp_path).tests == ("quantises",)
+@pytest.mark.parametrize("kind", QUANTISERS)
+def test_gateware_matches_model(kind, tmp_path):
+    make, in_halves, test = QUANTISERS[kind]
+    result = simulate(make(), "tb_mx", tmp_path, parameters={"in_halves": in_halves})
+    assert result.tests == (test,)
 
 
-def test_latency_is_that_of_the_model():
+def test_latencies_are_those_of_the_model():
     assert BlockQuantiser.latency_cycles == mx.QUANTISE_CYCLES
+    assert HalfQuantiser.latency_cycles == mx.HALVES_CYCLES
 
 
 # A fault in the Verilog of a quantiser.
+FAULT_IN_HALVES = "has the scale of the second half alone"
 FAULTS = {
     "drops what it shifts out": (r"more\[0\]", "1'h0"),
     "rounds ties up": (r"lost4_0 \| kept4_0\[1\]", "1'h1"),
@@ -141,6 +195,7 @@ FAULTS = {
     "shifts by 3 bits of a distance": (r"\| distance0\[7:3\]", "1'h0"),
     "has elements beside a NaN": (r"assign nan = [^;]*;", "assign nan = 1'h0;"),
     "reads subnormals": (r"~ word2_0\[8\]", "1'h0"),
+    FAULT_IN_HALVES: (r"exponent2 > exponent3", "1'h1"),
     "overlooks an element": (r"larger_a15 = [^;]*;", "larger_a15 = i__30[14:7];"),
 }
 
@@ -149,8 +204,10 @@ FAULTS = {
 @pytest.mark.parametrize("fault", some_of(FAULTS))
 def test_testbench_sees(fault, tmp_path):
     pattern, replacement = FAULTS[fault]
-    faulty, count = re.subn(pattern, replacement, verilog_of(BlockQuantiser()), count=1)
+    make, in_halves, test = list(QUANTISERS.values())[fault == FAULT_IN_HALVES]
+    faulty, count = re.subn(pattern, replacement, verilog_of(make()), count=1)
     assert count == 1
+    parameters = {"in_halves": in_halves}
     with pytest.raises(SimulationError) as caught:
-        simulate_verilog(faulty, "tb_mx", tmp_path, seed=1)
-    assert list(caught.value.failures) == ["quantises"]
+        simulate_verilog(faulty, "tb_mx", tmp_path, parameters=parameters, seed=1)
+    assert list(caught.value.failures) == [test]

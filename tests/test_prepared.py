@@ -9,7 +9,7 @@ import re
 import numpy as np
 import pytest
 from device_programs import changed, layer, middle
-from vector_cases import beyond, random_op, random_scalars, random_scratchpad
+from vector_cases import beyond, random_op, random_scalars, random_scratchpad, with_blocks
 
 from fpgapipe.hw.hls_models import core as core_module
 from fpgapipe.hw.hls_models.address import Loop, Odometer, OperandPattern, ResultPattern
@@ -25,7 +25,9 @@ pytest.importorskip("numba", reason="needs the fast extra")
 
 from fpgapipe.hw.hls_models.prepared import Prepared
 
-SPEC = CoreSpec(8, 4, acc_depth=16, scratchpad=ScratchpadSpec(2, 1 << 13), vector=VectorSpec())
+SPEC = CoreSpec(
+    8, 4, acc_depth=16, scratchpad=ScratchpadSpec(2, 1 << 13), vector=VectorSpec(mx=True)
+)
 SIZE = SPEC.scratchpad.size_bytes
 END = Instruction(Opcode.END)
 
@@ -220,6 +222,8 @@ def test_vectors():
     for seed in range(250):
         rng = random.Random(seed)
         op = random_op(rng, SIZE)
+        if seed % 3 == 0:
+            op = with_blocks(rng, op, SIZE)
         part = rng.choice(["x", "y", "target"])
         if seed % 5 == 0 and getattr(op, part):
             op = beyond(rng, op, part, SIZE)

@@ -6,6 +6,8 @@ from math import prod
 import numpy as np
 
 from fpgapipe.hw.hls_models.function import Function
+from fpgapipe.hw.hls_models.mx import BLOCK_BYTES
+from fpgapipe.hw.hls_models.vector_fields import Format
 from fpgapipe.hw.hls_models.vector_op import (
     LANES,
     MAX_SUMS,
@@ -120,6 +122,45 @@ def random_op(rng, size_bytes, *, most=60, function=None):
     )
 
 
+def with_blocks(rng, op, size_bytes):
+    """A legal instruction some of which is MXINT8, made of one of `random_op`.
+
+    Its innermost loop over results, if it writes blocks, has fewer iterations.
+    """
+    steps = list(op.target.steps) + [0] * (NUM_LOOPS - len(op.target.steps))
+    reduced = range(op.inner, op.inner + op.reduced)
+    loops = [k for k, count in enumerate(op.counts) if count > 1 and k not in reduced]
+    parts = {}
+    counts = list(op.counts)
+    if loops and rng.random() < 0.6:
+        counts[loops[0]] = 2
+        steps = [2 * (step // 2) for step in steps]
+        steps[loops[0]] = 1
+        base = _block(rng, counts, steps, size_bytes, op.target.base)
+        if base is None:
+            return op
+        parts["target"] = dataclasses.replace(
+            op.target, base=base, steps=tuple(steps), format=Format.MXINT8
+        )
+    for name in ("x", "y"):
+        source = getattr(op, name)
+        if source and rng.random() < 0.5:
+            base = _block(rng, counts, source.steps, size_bytes, source.base)
+            if base is not None:
+                base += rng.randrange(2)
+                parts[name] = dataclasses.replace(
+                    source, base=base, format=Format.MXINT8, broadcast=False
+                )
+    return dataclasses.replace(op, counts=tuple(counts), **parts)
+
+
+def _block(rng, counts, steps, size_bytes, base):
+    """A base for blocks in the half of the scratchpad that another lies in."""
+    half = size_bytes // 2
+    region = (0, half) if base < half else (half, size_bytes)
+    return placed(rng, counts, steps, region, BLOCK_BYTES + 2)
+
+
 def random_counts(rng, most):
     """Iterations of the loops."""
     while True:
@@ -168,8 +209,7 @@ def random_coordinate(rng, counts, limit):
 def random_source(rng, counts, region):
     """Where a vector is read."""
     while True:
-        fp32, broadcast = rng.random() < 0.5, rng.random() < 0.2
-        element = 4 if fp32 else 2
+        element, broadcast = 4 if rng.random() < 0.5 else 2, rng.random() < 0.2
         steps = random_steps(rng, counts, element if rng.random() < 0.8 else 2, 40)
         base = placed(rng, counts, steps, region, LANES * element)
         if base is not None:
@@ -177,7 +217,8 @@ def random_source(rng, counts, region):
     y_limit, u_limit = rng.choice([1, 2, 5]), rng.choice([1, 16, 16, 20, 50, 0])
     y, y_steps = random_coordinate(rng, counts, y_limit)
     u, u_steps = random_coordinate(rng, counts, u_limit)
-    return Source(base, steps, y, u, y_steps, u_steps, y_limit, u_limit, fp32, broadcast)
+    layout = Format.of(element)
+    return Source(base, steps, y, u, y_steps, u_steps, y_limit, u_limit, layout, broadcast)
 
 
 def random_target(rng, counts, reduced, region):
@@ -187,15 +228,14 @@ def random_target(rng, counts, reduced, region):
         return tuple(0 if loop in reduced else step for loop, step in enumerate(steps))
 
     while True:
-        fp32 = rng.random() < 0.5
-        element = 4 if fp32 else 2
+        element = 4 if rng.random() < 0.5 else 2
         steps = kept(random_steps(rng, counts, element, 40))
         base = placed(rng, counts, steps, region, LANES * element)
         if base is not None:
             break
     u_limit = rng.choice([1, 16, 16, 20, 50])
     u, u_steps = random_coordinate(rng, counts, u_limit)
-    return Target(base, steps, u, kept(u_steps), u_limit, fp32)
+    return Target(base, steps, u, kept(u_steps), u_limit, Format.of(element))
 
 
 def random_coefficients(rng, steps, region):
@@ -238,7 +278,9 @@ def beyond(rng, op, which, size_bytes):
         else dataclasses.replace(op.target, u=0, u_steps=(), u_limit=LANES)
     )
     low, high = extent(op.counts, part.steps)
-    element = 4 if part.fp32 else 2
-    last = size_bytes - (LANES * element if which == "target" else 2)
+    written = {Format.BF16: 2 * LANES, Format.FP32: 4 * LANES, Format.MXINT8: BLOCK_BYTES}
+    last = size_bytes - (written[part.format] if which == "target" else 2)
+    if part.format is Format.MXINT8 and which == "target":
+        high -= 1  # to the second half of a block, which is written as a whole
     base = rng.choice([-2 - low, last + 2 - high])
     return dataclasses.replace(op, **{which: dataclasses.replace(part, base=base)})

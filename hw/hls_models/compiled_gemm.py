@@ -114,7 +114,7 @@ def _read_word(
 
 
 @_compiled
-def _quantise(
+def quantise_block(
     words: NDArray[np.uint32], floats: NDArray[np.float32], row: int, values: NDArray[np.float32]
 ) -> int:
     """Quantise a block, given as bits and as floats; returns its code."""
@@ -244,7 +244,7 @@ def read_operand(
                     if not _read_word(halves, place, low, high, fp32, words, row):
                         return False
                     if not transposed:
-                        code = _quantise(words, floats, 0, values)
+                        code = quantise_block(words, floats, 0, values)
                         _put(values, code, at, distance, subs, elements, codes)
                         at += 1
                     elif row == BLOCK - 1:
@@ -252,7 +252,7 @@ def read_operand(
                             for j in range(BLOCK):
                                 columns[j, i] = words[i, j]
                         for column in range(emit):
-                            code = _quantise(columns, column_floats, column, values)
+                            code = quantise_block(columns, column_floats, column, values)
                             _put(values, code, at, distance, subs, elements, codes)
                             at += 1
                 if not walks:

@@ -11,8 +11,11 @@ import numba
 import numpy as np
 from numpy.typing import NDArray
 
+from fpgapipe.hw.hls_models.compiled_gemm import quantise_block
+from fpgapipe.hw.hls_models.fp32 import CODE_BIAS, CODE_NAN
 from fpgapipe.hw.hls_models.isa import WORD_BYTES
-from fpgapipe.hw.hls_models.vector_fields import NUM_VECTOR_LOOPS
+from fpgapipe.hw.hls_models.mx import ELEMENT_FRACTION_BITS, MX_BLOCK
+from fpgapipe.hw.hls_models.vector_fields import NUM_VECTOR_LOOPS, Format
 from fpgapipe.hw.hls_models.vector_op import (
     LANES,
     Addend,
@@ -38,10 +41,15 @@ _ONE = np.float32(1)
 _LOWEST = np.float32(-np.inf)
 _VANISHING = 2.0**-126 - 2.0**-151
 
+_STEPS = np.ldexp(1.0, np.arange(256) - CODE_BIAS - ELEMENT_FRACTION_BITS)
+_STEPS[CODE_NAN] = np.nan
+"""What an element of MXINT8 counts, by its block's code."""
+
 _NUM_MOVED = 7
 """Numbers that the loops move: address, y and u of both sources, and the counter."""
 
 # Enumerations are integers in machine code.
+_FP32, _MXINT8 = int(Format.FP32), int(Format.MXINT8)
 _ADD_Y, _ADD_K, _ADD_C = int(Addend.Y), int(Addend.COEFFICIENT), int(Addend.CONSTANT)
 _BY_SELF, _BY_Y = int(Factor.SELF), int(Factor.Y)
 _BY_K, _BY_C = int(Factor.COEFFICIENT), int(Factor.CONSTANT)
@@ -74,8 +82,8 @@ def vector_numbers(op: VectorOp) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
     numbers = [
         *op.counts,
         *(x.base, x.y, x.u, y.base, y.y, y.u, op.counter.base),
-        *(x.y_limit, x.u_limit, x.fp32, x.broadcast),
-        *(y.y_limit, y.u_limit, y.fp32, y.broadcast),
+        *(x.y_limit, x.u_limit, x.format, x.broadcast),
+        *(y.y_limit, y.u_limit, y.format, y.broadcast),
         *(inner, op.num_vectors // op.num_results, op.reduced > 0),
         *(op.takes_maximum, op.gives_index, op.negate_x, op.addend, op.negate_addend),
         *(op.factor, op.second, op.negate_second),
@@ -99,7 +107,7 @@ def target_numbers(op: VectorOp) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
     reduced = range(op.inner, op.inner + op.reduced)
     counts = [1 if loop in reduced else count for loop, count in enumerate(op.counts)]
     target = op.target
-    numbers = [*counts, target.base, target.u, target.u_limit, int(target.fp32)]
+    numbers = [*counts, target.base, target.u, target.u_limit, int(target.format)]
     return np.array(numbers, np.int64), _jumps(counts, target.steps, target.u_steps)
 
 
@@ -123,12 +131,31 @@ def _multiply(a: np.float32, b: np.float32) -> np.float32:
 
 
 @_compiled
+def _read_half(
+    halves: NDArray[np.uint16],
+    address: int,
+    low: int,
+    high: int,
+    values: NDArray[np.float32],
+    row: int,
+) -> None:
+    """Read lanes `low` to `high` of half a block."""
+    start = address // 2
+    step = _STEPS[halves[(start + MX_BLOCK // 2) % halves.size] & np.uint16(255)]
+    for lane in range(low, high):
+        element = address % 2 * LANES + lane
+        pair = np.int64(halves[(start + element // 2) % halves.size])
+        byte = pair >> 8 if element % 2 else pair & 255
+        values[row, lane] = _flush(np.float32((byte - 256 if byte > 127 else byte) * step))
+
+
+@_compiled
 def _read(
     halves: NDArray[np.uint16],
     address: int,
     low: int,
     high: int,
-    fp32: bool,
+    layout: int,
     broadcast: bool,
     bits: NDArray[np.uint32],
     values: NDArray[np.float32],
@@ -141,12 +168,15 @@ def _read(
         return True
     if address < 0 or address >= 2 * halves.size:
         return False
+    if layout == _MXINT8:
+        _read_half(halves, address, low, high, values, row)
+        return True
     start = address // 2
-    size = 2 if fp32 else 1
+    size = 2 if layout == _FP32 else 1
     for lane in range(low, high):
         at = start if broadcast else start + lane * size
         at = at if at < halves.size else at - halves.size
-        if fp32:
+        if layout == _FP32:
             after = at + 1 if at + 1 < halves.size else 0
             upper = np.uint32(halves[after])
             bits[row, lane] = upper << np.uint32(16) | np.uint32(halves[at])
@@ -186,9 +216,9 @@ def compute_vector(
     bool
         Whether all that is read begins in the scratchpad.
     """
-    x_y_limit, x_u_limit, x_fp32 = numbers[13], numbers[14], numbers[15]
+    x_y_limit, x_u_limit, x_format = numbers[13], numbers[14], numbers[15]
     x_broadcast = numbers[16]
-    y_y_limit, y_u_limit, y_fp32 = numbers[17], numbers[18], numbers[19]
+    y_y_limit, y_u_limit, y_format = numbers[17], numbers[18], numbers[19]
     y_broadcast = numbers[20]
     inner, length, reduces = numbers[21], numbers[22], numbers[23]
     takes_maximum, gives_index = numbers[24], numbers[25]
@@ -215,17 +245,17 @@ def compute_vector(
             last_step = turns[NUM_VECTOR_LOOPS - 1]
             for number in range(num_k):
                 address = k_base + number * k_pitch + last_step * k_step
-                if not _read(halves, address, 0, LANES, True, False, bits, values, 2 + number):
+                if not _read(halves, address, 0, LANES, _FP32, False, bits, values, 2 + number):
                     return False
         low, high = max(0, -now[2]), min(LANES, x_u_limit - now[2])
         if not 0 <= now[1] < x_y_limit:
             high = 0
-        if not _read(halves, now[0], low, high, x_fp32 != 0, x_broadcast != 0, bits, values, 0):
+        if not _read(halves, now[0], low, high, x_format, x_broadcast != 0, bits, values, 0):
             return False
         y_low, y_high = max(0, -now[5]), min(LANES, y_u_limit - now[5])
         if not 0 <= now[4] < y_y_limit:
             y_high = 0
-        if not _read(halves, now[3], y_low, y_high, y_fp32 != 0, y_broadcast != 0, bits, values, 1):
+        if not _read(halves, now[3], y_low, y_high, y_format, y_broadcast != 0, bits, values, 1):
             return False
         count = np.float32(now[6] & 255)
         if reduces:
@@ -335,14 +365,29 @@ def write_vectors(
 ) -> None:
     """Write results, shape (num_results, 16), which are flushed, to the scratchpad."""
     bits = results.view(np.uint32)
-    fp32 = numbers[9] != 0
+    fp32, blocks = numbers[9] == _FP32, numbers[9] == _MXINT8
+    block, elements = np.zeros((1, MX_BLOCK), np.uint32), np.empty(MX_BLOCK, np.float32)
+    numbers_of_block = block.view(np.float32)
+    found = False
     # The model writes all lower halves before all upper ones, should they overlap.
     for upper in range(2 if fp32 else 1):
         address, u = numbers[6], numbers[7]
         turns = np.zeros(NUM_VECTOR_LOOPS, np.int64)
         for row in range(results.shape[0]):
             low, high = max(0, -u), min(LANES, numbers[8] - u)
-            if fp32:
+            if blocks:
+                half = LANES * (row % 2)
+                for lane in range(LANES):
+                    block[0, half + lane] = bits[row, lane] if low <= lane < high else np.uint32(0)
+                found = low < high or (found and half > 0)
+                if found and half:
+                    code = quantise_block(block, numbers_of_block, 0, elements)
+                    start = address // 2
+                    for pair in range(MX_BLOCK // 2):
+                        even, odd = np.int64(elements[2 * pair]), np.int64(elements[2 * pair + 1])
+                        halves[start + pair] = np.uint16((even & 255) | (odd & 255) << 8)
+                    halves[start + MX_BLOCK // 2] = np.uint16(code)
+            elif fp32:
                 for lane in range(low, high):
                     word = bits[row, lane] >> np.uint32(16 * upper)
                     halves[(address + 4 * lane) // 2 + upper] = np.uint16(word & np.uint32(0xFFFF))

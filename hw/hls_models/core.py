@@ -19,7 +19,7 @@ from fpgapipe.hw.hls_models.address import OperandPattern, ResultPattern
 from fpgapipe.hw.hls_models.core_spec import CoreSpec
 from fpgapipe.hw.hls_models.datapath import DatapathSpec
 from fpgapipe.hw.hls_models.dma import row_starts
-from fpgapipe.hw.hls_models.isa import ErrorCode, Instruction, Opcode
+from fpgapipe.hw.hls_models.isa import ErrorCode, Instruction, Opcode, span_of
 from fpgapipe.hw.hls_models.link import NUM_CHANNELS
 from fpgapipe.hw.hls_models.link_dma import Packet
 from fpgapipe.hw.hls_models.vector_op import NUM_SCALARS, VectorOp
@@ -28,6 +28,8 @@ if TYPE_CHECKING:
     from fpgapipe.hw.hls_models.prepared import Prepared
 
 _WORD = 64
+
+_MOVES = frozenset({Opcode.LOAD, Opcode.STORE, Opcode.SEND, Opcode.RECEIVE})
 
 _LONG = 256
 """Instructions from which a program is prepared."""
@@ -85,6 +87,8 @@ class CoreModel:
         Whether a block of an operand was NaN.
     scalars : list of int
         Bits of the scalar registers, which a host sets.
+    late : list of (int, Instruction)
+        RECEIVEs that a program has come to and whose packets have not come, in their order.
     links : list of LinkModelPort
         Of which somebody takes packets and to which somebody brings them, as
         :mod:`fpgapipe.hw.hls_models.cluster` does.
@@ -100,11 +104,15 @@ class CoreModel:
         self.nan = False
         self.scalars = [0] * NUM_SCALARS
         self.links = [LinkModelPort() for _ in spec.links]
+        self.late: list[tuple[int, Instruction]] = []
         self._datapath = DatapathSpec(spec.rows, spec.cols, spec.acc_depth)
         self._prepared: Prepared | None = None
 
     def run(self, program: Sequence[Instruction], start: int = 0) -> int:
-        """Run a program to its END, or to a RECEIVE whose packet has not come.
+        """Run a program to its END, or to where it needs a packet that has not come.
+
+        A RECEIVE whose packet has not come is put off, as on the core it waits in a queue of its
+        own, until something touches the bytes that it writes.
 
         A long one is prepared where numba is installed, which is kept for when it comes again, and
         changes no bit (:mod:`fpgapipe.hw.hls_models.prepared`).
@@ -118,14 +126,15 @@ class CoreModel:
         Returns
         -------
         int
-            Number of the instruction that has not been run: END, or a RECEIVE that waits; the
+            Number of the instruction that has not been run: END, or one that needs a packet; the
             program's length if it has no END.
 
         Raises
         ------
         CoreError
-            If an instruction reaches outside the memory or the scratchpad, or a packet is not the
-            one that a RECEIVE names.
+            If an instruction reaches outside the memory or the scratchpad, a packet is not the one
+            that a RECEIVE names, or an instruction has blocks of MXINT8 as vectors and the vector
+            engine does not.
         """
         if self._is_long(program):
             from fpgapipe.hw.hls_models.prepared import Prepared
@@ -133,18 +142,56 @@ class CoreModel:
             if self._prepared is None or not self._prepared.is_of(program):
                 self._prepared = Prepared(self.spec, program)
             return self._prepared.run(self, start)
+        self.begin(start)
         for index in range(start, len(program)):
             instruction = program[index]
-            if instruction.opcode == Opcode.END or self.waits(instruction):
+            if instruction.opcode == Opcode.END:
                 return index
-            self.execute(index, instruction)
+            if not self.puts_off(index, instruction):
+                if not self.may_run(instruction):
+                    return index
+                self.execute(index, instruction)
         return len(program)
 
-    def waits(self, instruction: Instruction) -> bool:
-        """Whether an instruction is a RECEIVE whose packet has not come."""
+    def begin(self, start: int) -> None:
+        """Go on with a program, or forget what the one before has not got."""
+        if start == 0:
+            self.late.clear()
+
+    def puts_off(self, index: int, instruction: Instruction) -> bool:
+        """Whether an instruction is a RECEIVE whose packet has not come; then it is put off."""
         if instruction.opcode != Opcode.RECEIVE or instruction.body["channel"] >= NUM_CHANNELS:
             return False
-        return not self.links[instruction.engine].inbox[instruction.body["channel"]]
+        link = instruction.engine
+        self.catch_up()
+        # Those of a link keep their order, whatever their channels.
+        waits = any(other.engine == link for _, other in self.late)
+        if not waits and self.links[link].inbox[instruction.body["channel"]]:
+            return False
+        self.late.append((index, instruction))
+        return True
+
+    def may_run(self, instruction: Instruction) -> bool:
+        """Whether nothing has been put off that touches the bytes of an instruction."""
+        if not self.late or instruction.opcode not in _MOVES:
+            return True
+        self.catch_up()
+        begin, end = span_of(instruction)
+        spans = [span_of(other) for _, other in self.late]
+        return not any(low < end and begin < high for low, high in spans)
+
+    def catch_up(self) -> bool:
+        """Run what has been put off and can be run now; whether nothing is left."""
+        stuck: set[int] = set()
+        for each in self.late.copy():
+            index, instruction = each
+            link = instruction.engine
+            if link in stuck or not self.links[link].inbox[instruction.body["channel"]]:
+                stuck.add(link)
+                continue
+            self.late.remove(each)
+            self.execute(index, instruction)
+        return not self.late
 
     def _is_long(self, program: Sequence[Instruction]) -> bool:
         """Whether it pays to run a program as machine code, which takes a second to load."""
@@ -176,8 +223,11 @@ class CoreModel:
             self._gemm(index, instruction.engine, instruction.body)
 
     def _vector(self, index: int, body: Mapping[str, Any]) -> None:
+        op = VectorOp.decoded(body)
+        if op.has_blocks and not (self.spec.vector and self.spec.vector.mx):
+            raise CoreError(ErrorCode.BAD_FIELD, index, "the vector engine has no MXINT8")
         try:
-            vector.run(VectorOp.decoded(body), self.scratchpad, self.scalars)
+            vector.run(op, self.scratchpad, self.scalars)
         except IndexError as error:
             raise CoreError(ErrorCode.SCRATCHPAD_RANGE, index, str(error)) from None
 

@@ -197,6 +197,15 @@ COEFFICIENTS = {
             "writer 1,710 and 2,570; what goes along with beats. Addresses have 13 to 20 bits",
         ),
         Coefficient(
+            "vector blocks", "vector engine with MXINT8", 2549, 577, 0, 0, "counted",
+            _COUNTED + "a quantiser of 16 elements 1,209 LUT and 418 FF; masks, where blocks go, "
+            "34 of 64 bytes that are one or the other, bytes chosen from words",
+        ),
+        Coefficient(
+            "vector block lane", "lane with MXINT8", 120, 20, 0, 0, "counted",
+            _COUNTED + "an element of X and one of Y, 54 LUT and 10 FF each; 2 and 16 lanes",
+        ),
+        Coefficient(
             "random numbers", "vector engine", 3066, 3762, 0, 0, "counted",
             _COUNTED + "Threefry, a stage a round",
         ),
@@ -360,7 +369,7 @@ def control(num_engines: int) -> Resources:
     return found + COEFFICIENTS["engine control"].resources * num_engines
 
 
-def vector_engine(lanes: int, function_lanes: int) -> Resources:
+def vector_engine(lanes: int, function_lanes: int, *, mx: bool = False) -> Resources:
     """A vector engine, without its ports of the scratchpad and its queue.
 
     Its memory of sums has as many bits for any number of lanes.
@@ -369,6 +378,9 @@ def vector_engine(lanes: int, function_lanes: int) -> Resources:
     for block in ("vector lane", "vector lane ways"):
         found += COEFFICIENTS[block].resources * lanes
     found += COEFFICIENTS["function unit"].resources * function_lanes
+    if mx:
+        found += COEFFICIENTS["vector blocks"].resources
+        found += COEFFICIENTS["vector block lane"].resources * lanes
     return found + memory(MAX_SUMS * LANES // lanes, _SUM_BITS * lanes)
 
 
@@ -408,7 +420,7 @@ def block_resources(spec: CoreSpec) -> dict[str, Resources]:
     if spec.links:
         found["links"] = links(spec.links, spec.bus_bytes)
     if vector:
-        found["vector engine"] = vector_engine(vector.lanes, vector.function_lanes)
+        found["vector engine"] = vector_engine(vector.lanes, vector.function_lanes, mx=vector.mx)
         found["control"] += COEFFICIENTS["vector control"].resources
     return found
 

@@ -6,7 +6,7 @@ from fpgapipe.hw.hls_models.isa import MAX_LINKS, WORD_BYTES
 from fpgapipe.hw.hls_models.link import LinkEngineSpec
 from fpgapipe.hw.hls_models.systolic import SystolicSpec
 
-VERSION = 1
+VERSION = 2
 """Of instructions and registers; a core says it in a register."""
 
 
@@ -57,6 +57,8 @@ class VectorSpec:
         Elements a cycle: 1, 2, 4, 8 or 16, the elements of a vector.
     function_lanes : int
         Elements a cycle of instructions with a function; a power of two, at most `lanes`.
+    mx : bool
+        Whether vectors can be read and written as MXINT8, besides BF16 and FP32.
 
     Raises
     ------
@@ -66,6 +68,7 @@ class VectorSpec:
 
     lanes: int = 16
     function_lanes: int = 4
+    mx: bool = False
 
     def __post_init__(self) -> None:
         if self.lanes not in (1, 2, 4, 8, 16):

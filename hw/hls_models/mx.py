@@ -21,8 +21,15 @@ ELEMENT_FRACTION_BITS = 6
 ELEMENT_LIMIT = 127
 """Largest magnitude of an element; -128 does not occur, so that every element has its negative."""
 
+BLOCK_BYTES = MX_BLOCK + 2
+"""Of a block in memory: elements, code, and a zero that makes it whole granules of the
+scratchpad."""
+
 QUANTISE_CYCLES = 5
 """Latency of the quantisation of a block."""
+
+HALVES_CYCLES = 6
+"""Latency of the quantisation of a half, where a block comes in two."""
 
 
 def quantise(x: NDArray[np.float32]) -> tuple[NDArray[np.int8], NDArray[np.uint8]]:
@@ -82,6 +89,43 @@ def dequantise(elements: NDArray[np.int8], codes: NDArray[np.uint8]) -> NDArray[
     scale = np.where(np.asarray(codes) == CODE_NAN, np.nan, scale)
     values: NDArray[np.float64] = np.asarray(elements) * scale[..., np.newaxis]
     return values
+
+
+def pack(x: NDArray[np.float32]) -> NDArray[np.uint8]:
+    """Quantise blocks along the last axis, as they lie in memory.
+
+    Parameters
+    ----------
+    x : float32 array, shape (..., MX_BLOCK)
+
+    Returns
+    -------
+    uint8 array, shape (..., BLOCK_BYTES)
+        Elements, the code, and a zero.
+    """
+    elements, codes = quantise(x)
+    packed = np.zeros((*codes.shape, BLOCK_BYTES), np.uint8)
+    packed[..., :MX_BLOCK] = elements.view(np.uint8)
+    packed[..., MX_BLOCK] = codes
+    return packed
+
+
+def unpack(packed: NDArray[np.uint8]) -> NDArray[np.float32]:
+    """Compute the numbers of blocks in memory as FP32, exactly but for subnormals, which are zeros.
+
+    Parameters
+    ----------
+    packed : uint8 array, shape (..., BLOCK_BYTES)
+        The last byte of each counts for nothing. An element may be -128, which beside the code 254
+        is -infinity.
+
+    Returns
+    -------
+    float32 array, shape (..., MX_BLOCK)
+    """
+    elements = np.ascontiguousarray(packed[..., :MX_BLOCK]).view(np.int8)
+    with np.errstate(all="ignore"):
+        return fp32.flush(dequantise(elements, packed[..., MX_BLOCK]).astype(np.float32))
 
 
 def dot(

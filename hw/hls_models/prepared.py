@@ -90,12 +90,13 @@ class Prepared:
         if model.spec != self.spec:
             raise ValueError(f"program is prepared for {self.spec}, not for {model.spec}")
         view = _View(model)
+        model.begin(start)
         for index in range(start, len(self._steps)):
-            step = self._steps[index]
-            if step is None or not step(view):
-                if model.waits(self.program[index]):
-                    return index
-                model.execute(index, self.program[index])
+            step, instruction = self._steps[index], self.program[index]
+            if model.late and not model.may_run(instruction):
+                return index
+            if (step is None or not step(view)) and not model.puts_off(index, instruction):
+                model.execute(index, instruction)
         return len(self._steps)
 
 
@@ -275,6 +276,8 @@ class _Product:
 
 
 def _vector(spec: CoreSpec, op: VectorOp, room: _Room) -> _Step:
+    if op.has_blocks and not (spec.vector and spec.vector.mx):
+        return None
     if not lies_within(op, spec.scratchpad.size_bytes):
         return None
     return _Vector(

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from fpgapipe.hw.hls_models import fp32
+from fpgapipe.hw.hls_models import fp32, mx
 from fpgapipe.hw.hls_models.function import apply
 from fpgapipe.hw.hls_models.threefry import lane_bits
 from fpgapipe.hw.hls_models.vector_fields import (
@@ -18,6 +18,7 @@ from fpgapipe.hw.hls_models.vector_fields import (
     NUM_COEFFICIENTS,
     NUM_CONSTANTS,
     NUM_VECTOR_LOOPS,
+    Format,
 )
 from fpgapipe.hw.hls_models.vector_op import (
     LANES,
@@ -32,12 +33,15 @@ from fpgapipe.hw.hls_models.vector_op import (
     Second,
     Source,
     Steps,
+    Target,
     VectorOp,
 )
 
 _NOTHING = np.float32(-0.0)
 _ONE = np.float32(1)
 _LANE = np.arange(LANES)
+_ELEMENT_BYTES = {Format.BF16: 2, Format.FP32: 4, Format.MXINT8: mx.BLOCK_BYTES}
+"""Bytes that are written together."""
 
 
 def run(op: VectorOp, scratchpad: NDArray[np.uint8], scalars: Sequence[int] = ()) -> None:
@@ -61,14 +65,18 @@ def run(op: VectorOp, scratchpad: NDArray[np.uint8], scalars: Sequence[int] = ()
     """
     values = results(op, scratchpad, scalars)
     there, at = _written(op)
-    size = _element_bytes(op)
+    size = _ELEMENT_BYTES[op.target.format]
     if at.size and not (at.min() >= 0 and at.max() + size <= scratchpad.size):
         raise IndexError(
             f"vector results at {at.min():#x}..{at.max():#x} must lie in the scratchpad's "
             f"{scratchpad.size:#x} bytes"
         )
     halves = scratchpad.view("<u2")
-    if op.target.fp32:
+    if op.target.format is Format.MXINT8:
+        blocks = mx.pack(np.where(there, values, np.float32(0)).reshape(-1, mx.MX_BLOCK))
+        written = blocks[_blocks(there)].view("<u2")
+        halves[at[:, None] // 2 + np.arange(mx.BLOCK_BYTES // 2)] = written
+    elif op.target.format is Format.FP32:
         bits = fp32.flush(values[there]).view(np.uint32)
         halves[at // 2] = bits & np.uint32(0xFFFF)
         halves[at // 2 + 1] = bits >> np.uint32(16)
@@ -79,20 +87,24 @@ def run(op: VectorOp, scratchpad: NDArray[np.uint8], scalars: Sequence[int] = ()
 def lies_within(op: VectorOp, size_bytes: int) -> bool:
     """Whether all that an instruction writes lies in a scratchpad of a size."""
     _, at = _written(op)
-    return not at.size or bool(at.min() >= 0 and at.max() + _element_bytes(op) <= size_bytes)
+    size = _ELEMENT_BYTES[op.target.format]
+    return not at.size or bool(at.min() >= 0 and at.max() + size <= size_bytes)
 
 
-def _element_bytes(op: VectorOp) -> int:
-    return 4 if op.target.fp32 else 2
+def _blocks(there: NDArray[np.bool_]) -> NDArray[np.bool_]:
+    """Which blocks have a lane that is there."""
+    return np.asarray(there.reshape(-1, mx.MX_BLOCK).any(axis=1))
 
 
 def _written(op: VectorOp) -> tuple[NDArray[np.bool_], NDArray[np.int64]]:
-    """Which lanes of results are written, and the byte addresses of those."""
+    """Which lanes of results are there, and the byte addresses of those, or of their blocks."""
     target = op.target
     first = _last_of_sums(op, _along(op, target.steps)) + target.base
     u = (_last_of_sums(op, _along(op, target.u_steps)) + target.u)[:, None] + _LANE
     there = (u >= 0) & (u < target.u_limit)
-    return there, (first[:, None] + _LANE * _element_bytes(op))[there]
+    if target.format is Format.MXINT8:
+        return there, first[::2][_blocks(there)]
+    return there, (first[:, None] + _LANE * _ELEMENT_BYTES[target.format])[there]
 
 
 def results(
@@ -192,11 +204,18 @@ def _read(
         raise IndexError(
             f"vector address must be in 0..{scratchpad.size - 1}, not {address[outside][0]}"
         )
-    size = 2 if source.fp32 else 1  # in halves of 16 bits
+    address = np.where(used, address, 0)[:, None]
+    if source.format is Format.MXINT8:
+        at = address // 2 * 2 + np.arange(mx.BLOCK_BYTES)
+        blocks = mx.unpack(scratchpad[at % scratchpad.size])
+        values = np.take_along_axis(blocks, address % 2 * LANES + _LANE, axis=1)
+        return np.where(there, values, np.float32(0)), there
+    is_fp32 = source.format is Format.FP32
+    size = 2 if is_fp32 else 1  # in halves of 16 bits
     halves = scratchpad.view("<u2")
-    at = np.where(used, address, 0)[:, None] // 2 + (0 if source.broadcast else _LANE * size)
+    at = address // 2 + (0 if source.broadcast else _LANE * size)
     upper = halves[(at + size - 1) % halves.size].astype(np.uint32) << np.uint32(16)
-    bits = upper | halves[at % halves.size] if source.fp32 else upper
+    bits = upper | halves[at % halves.size] if is_fp32 else upper
     return np.where(there, bits, np.uint32(0)).astype(np.uint32).view(np.float32), there
 
 
@@ -218,7 +237,7 @@ def _coefficients(op: VectorOp, scratchpad: NDArray[np.uint8]) -> list[NDArray[n
             op.coefficients.base + number * op.coefficients.pitch,
             steps=(*(0,) * (NUM_VECTOR_LOOPS - 1), op.coefficients.step),
         )
-        each = VectorOp((1,) * (NUM_VECTOR_LOOPS - 1) + (steps,), source, op.target)
+        each = VectorOp((1,) * (NUM_VECTOR_LOOPS - 1) + (steps,), source, Target(0))
         values, _ = _read(each, scratchpad, source)
         found.append(np.repeat(values, op.num_vectors // steps, axis=0))
     zeros = np.zeros((1, LANES), np.float32)

@@ -8,6 +8,8 @@ from math import prod, sqrt
 from fpgapipe.hw.hls_models.core_spec import VectorSpec
 from fpgapipe.hw.hls_models.fp32 import ADD_CYCLES, MULTIPLY_CYCLES
 from fpgapipe.hw.hls_models.function import FUNCTION_CYCLES
+from fpgapipe.hw.hls_models.mx import HALVES_CYCLES
+from fpgapipe.hw.hls_models.vector_fields import Format
 from fpgapipe.hw.hls_models.vector_op import LANES, VectorOp
 
 FACTOR_STAGE = 2 + ADD_CYCLES
@@ -83,6 +85,7 @@ def vector_cycles(op: VectorOp, spec: VectorSpec) -> int:
         stream = first + (inner - 1) * each + (sums - 1) * further
     latency = MAXIMUM_CYCLES if op.takes_maximum else LANES_CYCLES
     latency += function_cycles(spec) if has_function else 0
+    latency += HALVES_CYCLES if op.target.format is Format.MXINT8 else 0
     return READ_CYCLES + stream + latency + WRITE_CYCLES
 
 

@@ -1,5 +1,7 @@
 """Fields of the VECTOR instruction; :mod:`fpgapipe.hw.hls_models.vector` says what they mean."""
 
+from enum import IntEnum
+
 from fpgapipe.hw.hls_models.fields import Field, Group
 
 NUM_VECTOR_LOOPS = 6
@@ -16,13 +18,31 @@ ADDRESS_BITS, Y_BITS, U_BITS = 32, 16, 24
 
 COUNTER_BITS = 8
 
+
+class Format(IntEnum):
+    """How elements of a vector lie in the scratchpad.
+
+    Of MXINT8, which `VectorSpec.mx` is for, a vector is half of a block: its address is that of the
+    block (`fpgapipe.hw.hls_models.mx.pack`), and one more for the second half.
+    """
+
+    BF16 = 0
+    FP32 = 1
+    MXINT8 = 2
+
+    @classmethod
+    def of(cls, element_bytes: int) -> "Format":
+        """Return the format with elements of 2 or 4 bytes."""
+        return {2: cls.BF16, 4: cls.FP32}[element_bytes]
+
+
 _SOURCE = (
     Field("base", ADDRESS_BITS, signed=True),
     Field("y", Y_BITS, signed=True),
     Field("u", U_BITS, signed=True),
     Field("y_limit", Y_BITS),
     Field("u_limit", U_BITS),
-    Field("fp32", 1),
+    Field("format", 2),
     Field("broadcast", 1),
     Group(
         "jumps",
@@ -51,7 +71,7 @@ VECTOR = Group(
                 Field("base", ADDRESS_BITS, signed=True),
                 Field("u", U_BITS, signed=True),
                 Field("u_limit", U_BITS),
-                Field("fp32", 1),
+                Field("format", 2),
                 Group(
                     "jumps",
                     (

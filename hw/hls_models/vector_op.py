@@ -36,6 +36,7 @@ from fpgapipe.hw.hls_models.vector_fields import (
     NUM_VECTOR_LOOPS,
     U_BITS,
     Y_BITS,
+    Format,
 )
 
 LANES = 16
@@ -130,7 +131,9 @@ Steps = tuple[int, ...]
 
 @dataclass(frozen=True)
 class Source:
-    """Where a vector is read: 16 elements one after the other, or one for all lanes.
+    """Where a vector is read: 16 elements, one after the other, or one for all lanes.
+
+    Of MXINT8 it is half a block, at the block's address, or one more for the second half.
 
     Lane ``i`` is there only if ``0 <= y < y_limit`` and ``0 <= u + i < u_limit``; else its element
     is +0, and not read. With `broadcast`, lane ``i`` is there by the same rule, and its element is
@@ -139,15 +142,15 @@ class Source:
     Parameters
     ----------
     base : int
-        Byte address in the scratchpad, even.
+        Byte address in the scratchpad, even, but for second halves.
     steps, y_steps, u_steps : tuple of int
         Of the address in bytes, and of the coordinates.
     y, u : int
         Coordinates of lane 0 of the first vector.
     y_limit, u_limit : int
-    fp32 : bool
-        Elements of four bytes, else BF16.
+    format : Format
     broadcast : bool
+        Not of MXINT8.
     """
 
     base: int
@@ -158,20 +161,26 @@ class Source:
     u_steps: Steps = ()
     y_limit: int = 1
     u_limit: int = LANES
-    fp32: bool = True
+    format: Format = Format.FP32
     broadcast: bool = False
 
 
 @dataclass(frozen=True)
 class Target:
-    """Where results go: lane ``i`` if ``0 <= u + i < u_limit``; reduced loops move nothing."""
+    """Where results go: lane ``i`` if ``0 <= u + i < u_limit``; reduced loops move nothing.
+
+    Of MXINT8, two results that follow each other are a block, so the innermost of the loops that
+    are not reduced, and have more than one iteration, has two, with a step of 1 byte; all else that
+    moves the address is even. Lanes that are not there are zeros of the block, and a block without
+    any is not written.
+    """
 
     base: int
     steps: Steps = ()
     u: int = 0
     u_steps: Steps = ()
     u_limit: int = LANES
-    fp32: bool = True
+    format: Format = Format.FP32
 
 
 @dataclass(frozen=True)
@@ -305,12 +314,17 @@ class VectorOp:
             raise ValueError("vector maximum and its index must have reduced loops")
         if self.takes_maximum and self.initial is not Initial.NOTHING:
             raise ValueError("vector maximum must have no initial value")
-        for base in (self.x.base, self.y.base if self.y else 0, self.target.base):
-            if base % 2:
-                raise ValueError(f"vector address must be even, not {base}")
+        for part in (self.x, self.y, self.target):
+            if part and part.base % 2 and part.format is not Format.MXINT8:
+                raise ValueError(f"vector address must be even, not {part.base}")
+        for source in (self.x, self.y):
+            if source and source.broadcast and source.format is Format.MXINT8:
+                raise ValueError("vector source of MXINT8 must not be broadcast")
         for steps in (self.target.steps, self.target.u_steps):
             if any(steps[self.inner : self.inner + self.reduced]):
                 raise ValueError("vector target must not move with reduced loops")
+        if self.target.format is Format.MXINT8:
+            self._check_blocks()
         if not 0 <= self.coefficients.number <= NUM_COEFFICIENTS:
             raise ValueError(
                 f"vector coefficients must be 0..{NUM_COEFFICIENTS}, not {self.coefficients.number}"
@@ -325,6 +339,29 @@ class VectorOp:
             raise ValueError(
                 f"vector random key must be registers 0..{NUM_SCALARS - 2}, not {self.test.key}"
             )
+
+    def _check_blocks(self) -> None:
+        """Look whether results come as halves of blocks."""
+        steps = (*self.target.steps, *(0,) * NUM_VECTOR_LOOPS)
+        reduced = range(self.inner, self.inner + self.reduced)
+        turns = [
+            (count, steps[loop])
+            for loop, count in enumerate(self.counts)
+            if count > 1 and loop not in reduced
+        ]
+        others = [self.target.base, *(step for _, step in turns[1:])]
+        if turns[:1] != [(2, 1)] or any(number % 2 for number in others):
+            raise ValueError(
+                "vector target of MXINT8 must have an innermost loop over the halves of a block "
+                f"(2 iterations, a step of 1 byte) and be even otherwise, not base "
+                f"{self.target.base} and (count, step) of {turns}"
+            )
+
+    @property
+    def has_blocks(self) -> bool:
+        """Whether something is read or written as MXINT8."""
+        parts = (self.x, self.y, self.target)
+        return any(part is not None and part.format is Format.MXINT8 for part in parts)
 
     @property
     def num_vectors(self) -> int:
@@ -354,7 +391,7 @@ class VectorOp:
                 "base": self.target.base,
                 "u": self.target.u,
                 "u_limit": self.target.u_limit,
-                "fp32": int(self.target.fp32),
+                "format": int(self.target.format),
                 "jumps": self._jumps(address=self.target.steps, u=self.target.u_steps),
             },
             "coefficients": {
@@ -405,7 +442,7 @@ class VectorOp:
             "u": source.u,
             "y_limit": source.y_limit,
             "u_limit": source.u_limit,
-            "fp32": int(source.fp32),
+            "format": int(source.format),
             "broadcast": int(source.broadcast),
             "jumps": self._jumps(address=source.steps, y=source.y_steps, u=source.u_steps),
         }
@@ -445,7 +482,7 @@ class VectorOp:
                 u_steps=steps(part["jumps"], "u", U_BITS),
                 y_limit=part["y_limit"],
                 u_limit=part["u_limit"],
-                fp32=bool(part["fp32"]),
+                format=Format(part["format"]),
                 broadcast=bool(part["broadcast"]),
             )
 
@@ -471,7 +508,7 @@ class VectorOp:
                 u=part["u"],
                 u_steps=steps(part["jumps"], "u", U_BITS),
                 u_limit=part["u_limit"],
-                fp32=bool(part["fp32"]),
+                format=Format(part["format"]),
             ),
             inner=fields["inner"],
             reduced=fields["reduced"],

@@ -6,9 +6,11 @@ from amaranth.lib.wiring import In, Out
 
 from fpgapipe.hw.hls_models.core_spec import CoreSpec
 from fpgapipe.hw.hls_models.isa import WORD_BYTES, ErrorCode
-from fpgapipe.hw.hls_models.vector_fields import COUNTER_BITS, VECTOR
+from fpgapipe.hw.hls_models.mx import MX_BLOCK
+from fpgapipe.hw.hls_models.vector_fields import COUNTER_BITS, VECTOR, Format
 from fpgapipe.hw.hls_models.vector_op import LANES, MAX_SUMS
 from fpgapipe.hw.rtl.layouts import layout_of
+from fpgapipe.hw.rtl.mx import ElementDequantiser
 from fpgapipe.hw.rtl.queue import WordFifo
 from fpgapipe.hw.rtl.scratchpad import READ_LATENCY, ReadPort
 from fpgapipe.hw.rtl.vector_lanes import beat_layout, coefficient_layout
@@ -31,16 +33,24 @@ _FLAGS = {
 }
 """What the lanes get to know of a vector besides its elements."""
 
-TAG_LAYOUT = data.StructLayout(
-    {
-        "is_coefficient": 1,
-        "number": 2,
-        **{f"{name}_reads": 1 for name in SOURCES},
-        **{f"{name}_mask": LANES for name in SOURCES},
-        **_FLAGS,
-    }
-)
-"""What is known of a vector, or of coefficients, while their bytes are being read."""
+
+def tag_layout(spec):
+    """Layout of what is known of a vector, or of coefficients, while their bytes are being read.
+
+    Parameters
+    ----------
+    spec : VectorSpec
+    """
+    return data.StructLayout(
+        {
+            "is_coefficient": 1,
+            "number": 2,
+            **{f"{name}_reads": 1 for name in SOURCES},
+            **{f"{name}_mask": LANES for name in SOURCES},
+            **{f"{name}_half": 1 for name in SOURCES if spec.mx},  # the second one of a block
+            **_FLAGS,
+        }
+    )
 
 
 def position_layout(address_bits):
@@ -246,7 +256,9 @@ class VectorReader(wiring.Component):
         While high no read begins, except those that wait already, and no vector without any.
     error_valid, error_code, error_index : Out(1), Out(8), Out(32)
         A pulse: a vector with lanes that are there, or of coefficients, begins outside the
-        scratchpad, `ErrorCode.SCRATCHPAD_RANGE`. Nothing is read any more until reset.
+        scratchpad, `ErrorCode.SCRATCHPAD_RANGE`; or a source or the target has a format that this
+        engine has not, or blocks are broadcast, `ErrorCode.BAD_FIELD`. Nothing is read any more
+        until reset.
     fed : Out(1)
         Event: the last beat of a vector leaves.
     wait_x, wait_y : Out(1)
@@ -283,7 +295,7 @@ class VectorReader(wiring.Component):
     def elaborate(self, platform):  # noqa: D102
         m = Module()
         m.submodules.positions = positions = VectorPositions(self.spec)
-        m.submodules.tags = tags = WordFifo(TAG_LAYOUT, DEPTH)
+        m.submodules.tags = tags = WordFifo(tag_layout(self._vector), DEPTH)
         words = {name: WordFifo(8 * WORD_BYTES, DEPTH) for name in SOURCES}
         m.d.comb += [positions.take.eq(self.take), positions.body.eq(self.body)]
         for name, fifo in words.items():
@@ -354,9 +366,11 @@ class VectorReader(wiring.Component):
                 tag[f"{name}_reads"].eq(reads),
                 tag[f"{name}_mask"].eq(position[f"{name}_mask"]),
             ]
+            if self._vector.mx:
+                m.d.comb += tag[f"{name}_half"].eq(position[f"{name}_address"][0])
             m.d.sync += places.eq(places - issue + (word.o.valid & word.o.ready))
             with m.If(issue):
-                m.d.sync += [port.valid.eq(1), address.eq(target)]
+                m.d.sync += [port.valid.eq(1), address.eq(Cat(Const(0, 1), target[1:]))]
             with m.Elif(port.ready):
                 m.d.sync += port.valid.eq(0)
 
@@ -374,6 +388,27 @@ class VectorReader(wiring.Component):
         m.d.sync += self.error_valid.eq(0)
         with m.If(positions.valid & is_outside & ~self.halt & ~failed):
             m.d.sync += [failed.eq(1), self.error_valid.eq(1)]
+        with m.If(self.take & self._is_refused()):
+            m.d.sync += [
+                failed.eq(1),
+                self.error_valid.eq(1),
+                self.error_code.eq(ErrorCode.BAD_FIELD),
+            ]
+
+    def _is_refused(self):
+        """Whether this engine cannot read or write what the instruction says."""
+
+        def is_wrong(part, broadcast):
+            if not self._vector.mx:
+                return part["format"][1]
+            return part["format"][1] & (part["format"][0] | broadcast)
+
+        x, y, target = (self.body[name] for name in ("x", "source_y", "target"))
+        return (
+            is_wrong(x, x["broadcast"])
+            | (is_wrong(y, y["broadcast"]) & self.body["uses_y"])
+            | is_wrong(target, 0)
+        )
 
     def _assemble(self, m, tags, words):
         """Make beats of what has been read: FP32, zeros where there is no lane."""
@@ -395,7 +430,6 @@ class VectorReader(wiring.Component):
             lacks.eq(Cat(tag[f"{name}_reads"] & ~words[name].valid for name in SOURCES)),
             is_last_beat.eq(beat == beats - 1),
             self.o.valid.eq(has_held),
-            self.o.payload.eq(held),
             leaves.eq(has_held & self.o.ready),
             loads.eq(tags.valid & ~tag.is_coefficient & ~lacks.any() & (~has_held | leaves)),
             # Of the beats before only the last may still be here, and that needs the other bank.
@@ -420,22 +454,61 @@ class VectorReader(wiring.Component):
             m.d.sync += has_held.eq(1)
         with m.Elif(leaves):
             m.d.sync += has_held.eq(0)
-        elements = {}
-        for name, field in (("x", "x"), ("y", "source_y")):
-            elements[name] = self._elements(m, name, field, words[name].payload, beat)
+        flags = [name for name in held.shape().members if name not in SOURCES]
+        m.d.comb += [self.o.payload[name].eq(held[name]) for name in flags]
         with m.If(loads):
             m.d.sync += [
                 held.beat.eq(beat),
+                held.there.eq(_part(tag.x_mask, beat, spec.lanes)),
                 *(held[name].eq(tag[name]) for name in ("counter", "bank", "first", "last", "sum")),
             ]
-            for name in SOURCES:
-                there = _part(tag[f"{name}_mask"], beat, spec.lanes)
+        for name, field in (("x", "x"), ("y", "source_y")):
+            word = words[name].payload
+            elements = self._elements(m, name, field, word, beat)
+            there = _part(tag[f"{name}_mask"], beat, spec.lanes)
+            numbers = [held[name][lane] for lane in range(spec.lanes)]
+            if spec.mx:
+                part = Cat(beat, tag[f"{name}_half"])
+                there, upper = self._blocks(m, name, field, word, part, there, loads)
+                numbers = [number | upper[lane] for lane, number in enumerate(numbers)]
+            m.d.comb += [self.o.payload[name][k].eq(number) for k, number in enumerate(numbers)]
+            with m.If(loads):
                 m.d.sync += [
-                    held[name][lane].eq(Mux(there[lane], elements[name][lane], 0))
+                    held[name][lane].eq(Mux(there[lane], elements[lane], 0))
                     for lane in range(spec.lanes)
                 ]
-                if name == "x":
-                    m.d.sync += held.there.eq(there)
+
+    def _blocks(self, m, name, field, word, part, there, loads):
+        """Elements of blocks, in two steps: the second is behind the register of the beat.
+
+        Returns
+        -------
+        Value
+            Lanes whose elements are there and no blocks'.
+        list of Value
+            Numbers of blocks, and otherwise zeros.
+        """
+        lanes = self._vector.lanes
+        is_block = Signal(name=f"{name}_is_block", reset_less=True)
+        code = Signal(8, name=f"{name}_code", reset_less=True)
+        with m.If(self.take):
+            m.d.sync += is_block.eq(self.body[field]["format"] == Format.MXINT8)
+        with m.If(loads & is_block):
+            m.d.sync += code.eq(word[8 * MX_BLOCK :][:8])
+        elements = Signal(8 * lanes, name=f"{name}_elements")
+        m.d.comb += elements.eq(_part(word[: 8 * MX_BLOCK], part, 8 * lanes))
+        numbers = []
+        for lane in range(lanes):
+            dequantiser = ElementDequantiser()
+            m.submodules[f"{name}_dequantiser{lane}"] = dequantiser
+            m.d.comb += [
+                dequantiser.advance.eq(loads),
+                dequantiser.i.eq(elements.word_select(lane, 8)),
+                dequantiser.there.eq(there[lane] & is_block),
+                dequantiser.code.eq(code),
+            ]
+            numbers.append(Cat(Const(0, 16), dequantiser.o))
+        return there & ~is_block.replicate(lanes), numbers
 
     def _elements(self, m, name, field, word, beat):
         """Elements of a beat, those that are not there included."""
@@ -444,7 +517,7 @@ class VectorReader(wiring.Component):
         broadcast = Signal(name=f"{name}_broadcast", reset_less=True)
         with m.If(self.take):
             m.d.sync += [
-                fp32.eq(self.body[field]["fp32"]),
+                fp32.eq(self.body[field]["format"] == Format.FP32),
                 broadcast.eq(self.body[field]["broadcast"]),
             ]
         exact = _part(word, beat, 32 * lanes)

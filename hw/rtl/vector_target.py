@@ -6,18 +6,25 @@ from amaranth.lib.wiring import In, Out
 
 from fpgapipe.hw.hls_models.core_spec import CoreSpec
 from fpgapipe.hw.hls_models.isa import ErrorCode
-from fpgapipe.hw.hls_models.vector_fields import VECTOR
+from fpgapipe.hw.hls_models.mx import BLOCK_BYTES
+from fpgapipe.hw.hls_models.vector_fields import VECTOR, Format
 from fpgapipe.hw.hls_models.vector_op import LANES
 from fpgapipe.hw.rtl.fp32 import Bf16Rounder
 from fpgapipe.hw.rtl.layouts import layout_of
+from fpgapipe.hw.rtl.mx import HalfQuantiser
 from fpgapipe.hw.rtl.scratchpad import GRANULES, WritePort
 from fpgapipe.hw.rtl.vector_nest import Lanes, VectorNest, moving, reduced_loops
 
 _DATA_BITS = 16 * GRANULES
+_BLOCK_BITS = 8 * BLOCK_BYTES
 
 
 def place_layout(address_bits):
-    """Layout of where a vector of results goes: `mask` counts granules of two bytes."""
+    """Layout of where a vector of results goes.
+
+    `mask` counts granules of two bytes; of half a block, lanes. Bit 0 of the address says which
+    half that is.
+    """
     return data.StructLayout(
         {"address": address_bits, "mask": GRANULES, "outside": 1, "is_last": 1}
     )
@@ -40,7 +47,8 @@ class VectorPlaces(wiring.Component):
     latency_cycles = 6
 
     def __init__(self, spec: CoreSpec) -> None:
-        self.spec = spec
+        assert spec.vector is not None
+        self.spec, self._vector = spec, spec.vector
         layout = place_layout(spec.scratchpad.address_bits)
         super().__init__(
             {
@@ -84,8 +92,11 @@ class VectorPlaces(wiring.Component):
         )
         u_limit = Signal.like(target["u_limit"], name="u_limit", reset_less=True)
         fp32 = Signal(reset_less=True)
+        is_block = Signal(reset_less=True)
         with m.If(take):
-            m.d.sync += [u_limit.eq(target["u_limit"]), fp32.eq(target["fp32"])]
+            m.d.sync += [u_limit.eq(target["u_limit"]), fp32.eq(target["format"] == Format.FP32)]
+            if self._vector.mx:
+                m.d.sync += is_block.eq(target["format"] == Format.MXINT8)
 
         # Stage 3: how far lane 0 is from either limit. Stage 4: granules that are written.
         lanes = Lanes(m, "lanes", advance, u, u_limit)
@@ -98,10 +109,12 @@ class VectorPlaces(wiring.Component):
         )
         start, stop = (Signal.like(address, name=name) for name in ("start", "stop"))
         ones = Const((1 << GRANULES) - 1, GRANULES)
-        m.d.comb += [
-            start.eq(address4 + (low << 1)),
-            stop.eq(address4 + (high << 1) - 1),
-        ]
+        first, last = low << 1, (high << 1) - 1
+        if self._vector.mx:
+            # A block is written as a whole, whichever half has lanes.
+            end = Mux(address4[0], BLOCK_BYTES - 2, BLOCK_BYTES - 1)
+            first, last = Mux(is_block, 0, first), Mux(is_block, end, last)
+        m.d.comb += [start.eq(address4 + first), stop.eq(address4 + last)]
         with m.If(advance):
             m.d.sync += [
                 valid[1:].eq(valid),
@@ -120,10 +133,11 @@ class VectorPlaces(wiring.Component):
 
 
 class VectorWriter(wiring.Component):
-    """Results of the lanes, gathered to vectors, rounded to BF16 if asked for, and written.
+    """Results of the lanes, gathered to vectors, rounded or quantised if asked for, and written.
 
-    Latency `latency_cycles` from a vector's last beat to its write; throughput a beat a cycle.
-    Full backpressure; ``write.ready`` reaches no other port except through registers.
+    Latency `latency_cycles` from a vector's last beat to its write, and that of `HalfQuantiser`
+    more if two vectors make a block of MXINT8; throughput a beat a cycle. Full backpressure;
+    ``write.ready`` reaches no other port except through registers.
 
     Members
     -------
@@ -171,10 +185,13 @@ class VectorWriter(wiring.Component):
         m = Module()
         m.submodules.places = places = VectorPlaces(self.spec)
         lanes = self._vector.lanes
-        fp32 = Signal(reset_less=True)
+        is_exact = Signal(reset_less=True)
         m.d.comb += [places.take.eq(self.take), places.body.eq(self.body)]
         with m.If(self.take):
-            m.d.sync += [fp32.eq(self.body["target"]["fp32"]), self.error_index.eq(self.index)]
+            m.d.sync += [
+                is_exact.eq(self.body["target"]["format"] != Format.BF16),
+                self.error_index.eq(self.index),
+            ]
         failed = Signal()
         has_aside = Signal()
         moves = Signal()  # results go on
@@ -197,13 +214,13 @@ class VectorWriter(wiring.Component):
         for lane in range(lanes):
             m.submodules[f"rounder{lane}"] = rounder = Bf16Rounder()
             m.d.comb += [
-                rounder.advance.eq(enters & ~fp32),
+                rounder.advance.eq(enters & ~is_exact),
                 rounder.i.eq(self.i.payload[lane]),
             ]
             rounded.append(rounder.o)
         with m.If(enters):
             m.d.sync += has_beat.eq(1)
-            with m.If(fp32):
+            with m.If(is_exact):
                 m.d.sync += exact.eq(self.i.payload.as_value())
         with m.Elif(goes):
             m.d.sync += has_beat.eq(0)
@@ -213,17 +230,89 @@ class VectorWriter(wiring.Component):
             gathered = Signal(_DATA_BITS - 32 * lanes, reset_less=True)
             with m.If(goes):
                 m.d.sync += beat.eq(Mux(completes, 0, beat + 1))
-                with m.If(fp32):
+                with m.If(is_exact):
                     m.d.sync += gathered.eq(Cat(gathered, exact)[32 * lanes :])
                 with m.Else():
                     below = gathered[: 16 * (LANES - lanes)]
                     m.d.sync += below.eq(Cat(below, short)[16 * lanes :])
             exact = Cat(gathered, exact)
             short = Cat(below, short)
-        self._write(
-            m, places.o.payload, Mux(fp32, exact, short), goes & completes, moves, has_aside, failed
-        )
+        place, vector = places.o.payload, Mux(is_exact, exact, short)
+        leaves = goes & completes
+        if self._vector.mx:
+            place, vector, leaves = self._quantise(m, place, vector, leaves, moves)
+        self._write(m, place, vector, leaves, moves, has_aside, failed)
         return m
+
+    def _quantise(self, m, place, vector, enters, moves):
+        """Make blocks of vectors, if asked for.
+
+        Parameters
+        ----------
+        place, vector : Value
+            Where a vector goes, and its elements.
+        enters : Value
+            Whether there is one, which can go on since `moves` is high.
+        moves : Value
+
+        Returns
+        -------
+        place, vector, leaves : Value
+            The same of what is to be written.
+        """
+        m.submodules.quantiser = quantiser = HalfQuantiser()
+        is_block = Signal(reset_less=True)
+        with m.If(self.take):
+            m.d.sync += is_block.eq(self.body["target"]["format"] == Format.MXINT8)
+        first_there = Signal(reset_less=True)
+        first_outside = Signal(reset_less=True)
+        lacks_second = Signal()
+        enters_half = Signal()
+        enters_second = Signal()
+        valid = Signal(quantiser.latency_cycles)  # of second halves, stage by stage
+        # A first half waits for its second: these two are next to each other in the pipeline. So
+        # does all that is before them, which costs nothing since more is to come.
+        m.d.comb += [
+            enters_half.eq(enters & is_block),
+            enters_second.eq(enters_half & place.address[0]),
+            quantiser.second.eq(enters_second),
+            quantiser.advance.eq(moves & (enters_half | (valid.any() & ~lacks_second))),
+        ]
+        for lane in range(LANES):
+            word = vector.word_select(lane, 32)
+            m.d.comb += [
+                quantiser.i[lane].eq(word[16:] & place.mask[lane].replicate(16)),
+                quantiser.more[lane].eq(word[:16].any() & place.mask[lane]),
+            ]
+        there, outside = place.mask.any(), place.outside
+        with m.If(enters_half):
+            m.d.sync += [
+                lacks_second.eq(~place.address[0]),
+                first_there.eq(there),
+                first_outside.eq(outside),
+            ]
+        tag = Cat(place.address[1:], there | first_there, outside | first_outside, place.is_last)
+        lower = Signal(8 * LANES, reset_less=True)
+        with m.If(quantiser.advance):
+            m.d.sync += [valid.eq(Cat(enters_second, valid)), lower.eq(Cat(quantiser.o))]
+        for stage in range(quantiser.latency_cycles):
+            held = Signal(len(tag), name=f"tag{stage + 1}", reset_less=True)
+            with m.If(quantiser.advance):
+                m.d.sync += held.eq(tag)
+            tag = held
+
+        written = Signal(place_layout(self.spec.scratchpad.address_bits))
+        block = Cat(lower, quantiser.o, quantiser.code, Const(0, 8))
+        address_bits = len(place.address) - 1
+        m.d.comb += written.eq(place)
+        with m.If(is_block):
+            m.d.comb += [
+                written.address.eq(Cat(Const(0, 1), tag[:address_bits])),
+                written.mask.eq(tag[address_bits].replicate(BLOCK_BYTES // 2)),
+                Cat(written.outside, written.is_last).eq(tag[address_bits + 1 :]),
+            ]
+        vector = Cat(Mux(is_block, block, vector[:_BLOCK_BITS]), vector[_BLOCK_BITS:])
+        return written, vector, Mux(is_block, quantiser.advance & valid[-1], enters)
 
     def _write(self, m, place, vector, goes, moves, has_aside, failed):
         """Write a vector; one that is not accepted at once steps aside."""

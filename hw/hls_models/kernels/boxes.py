@@ -17,6 +17,7 @@ from fpgapipe.hw.hls_models.kernels.kernel import (
 )
 from fpgapipe.hw.hls_models.kernels.nest import Turn
 from fpgapipe.hw.hls_models.slab import Slab, slab_of
+from fpgapipe.hw.hls_models.vector_fields import Format
 from fpgapipe.hw.hls_models.vector_op import LANES, MAX_SUMS, Source, Target
 
 BOX_ELEMENTS = 1 << 16
@@ -118,14 +119,14 @@ class View:
             u=u,
             y_limit=self.limits[0],
             u_limit=self.limits[1] * self.depth,
-            fp32=self.size == 4,
+            format=Format.of(self.size),
             broadcast=self.broadcast,
         )
 
     def target(self, row: int, column: int) -> Target:
         """Begin writing at a position."""
         address = self.base + self.moves(0, row, column, 0)[0]
-        return Target(address, u_limit=self.depth, fp32=self.size == 4)
+        return Target(address, u_limit=self.depth, format=Format.of(self.size))
 
 
 @dataclass(frozen=True)

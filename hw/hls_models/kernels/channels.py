@@ -20,7 +20,7 @@ from fpgapipe.hw.hls_models.kernels.kernel import (
     room_of,
 )
 from fpgapipe.hw.hls_models.slab import Slab
-from fpgapipe.hw.hls_models.vector_fields import NUM_COEFFICIENTS, NUM_VECTOR_LOOPS
+from fpgapipe.hw.hls_models.vector_fields import NUM_COEFFICIENTS, NUM_VECTOR_LOOPS, Format
 from fpgapipe.hw.hls_models.vector_op import (
     LANES,
     VECTOR_BYTES,
@@ -319,7 +319,7 @@ class _View:
             "steps": (inner[0] * pitch, inner[1] * pitch, 0, 0, 0, LANES * size),
             "u_steps": _by_group(LANES),
             "u_limit": self.channels,
-            "fp32": size == 4,
+            "format": Format.of(size),
         }
 
     def _coefficients(self, name: str | None, rows: Mapping[str, int]) -> Coefficients:

@@ -15,7 +15,7 @@ from fpgapipe.hw.hls_models.kernels.kernel import (
     VectorKernel,
 )
 from fpgapipe.hw.hls_models.slab import Slab, slab_of
-from fpgapipe.hw.hls_models.vector_fields import NUM_COEFFICIENTS
+from fpgapipe.hw.hls_models.vector_fields import NUM_COEFFICIENTS, Format
 from fpgapipe.hw.hls_models.vector_op import (
     LANES,
     VECTOR_BYTES,
@@ -148,7 +148,7 @@ def _flat_step(step: FlatStep, sizes: Mapping[str, int], first: int, count: int)
             "steps": (LANES * sizes[name],),
             "u_steps": (LANES,),
             "u_limit": count,
-            "fp32": sizes[name] == 4,
+            "format": Format.of(sizes[name]),
         }
 
     op = VectorOp(

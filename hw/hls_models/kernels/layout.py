@@ -13,6 +13,7 @@ from fpgapipe.hw.hls_models.kernels.kernel import (
     room_of,
 )
 from fpgapipe.hw.hls_models.slab import slab_of
+from fpgapipe.hw.hls_models.vector_fields import Format
 from fpgapipe.hw.hls_models.vector_op import Source, Target, VectorOp
 
 PIECE_ELEMENTS = 1 << 13
@@ -65,12 +66,18 @@ def transpose(name: str, x: Tensor, y: Tensor, region: Region) -> VectorKernel:
         target = flat_slab(y, first * rows, count * rows)
         op = VectorOp(
             (rows, count),
-            Source(source.shift, (source.pitches[0], size), u_limit=1, fp32=x.fp32, broadcast=True),
+            Source(
+                source.shift,
+                (source.pitches[0], size),
+                u_limit=1,
+                format=Format.of(size),
+                broadcast=True,
+            ),
             Target(
                 target.shift,
                 (y.element_bytes, rows * y.element_bytes),
                 u_limit=1,
-                fp32=y.fp32,
+                format=Format.of(y.element_bytes),
             ),
         )
         step = Step(op, "x", "y")

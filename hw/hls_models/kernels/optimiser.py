@@ -21,6 +21,7 @@ from fpgapipe.hw.hls_models.kernels.kernel import (
     VectorKernel,
 )
 from fpgapipe.hw.hls_models.kernels.nest import Turn, nest
+from fpgapipe.hw.hls_models.vector_fields import Format
 from fpgapipe.hw.hls_models.vector_op import (
     LANES,
     VECTOR_BYTES,
@@ -414,7 +415,7 @@ def _squares(count: int, size: int, target: str) -> Step:
     op = nest(
         [Turn(SLICES, (vector, 0, LANES), target=(VECTOR_BYTES, 0))],
         [Turn(-(-count // (LANES * SLICES)), (SLICES * vector, 0, SLICES * LANES))],
-        Source(0, u_limit=count, fp32=size == 4),
+        Source(0, u_limit=count, format=Format.of(size)),
         Target(0),
         factor=Factor.SELF,
     )

@@ -12,7 +12,7 @@ from fpgapipe.hw.hls_models.function import Function
 from fpgapipe.hw.hls_models.kernels.channels import padded
 from fpgapipe.hw.hls_models.kernels.kernel import Buffer, Region, Step, room_of
 from fpgapipe.hw.hls_models.kernels.nest import Turn, nest
-from fpgapipe.hw.hls_models.vector_fields import NUM_VECTOR_LOOPS
+from fpgapipe.hw.hls_models.vector_fields import NUM_VECTOR_LOOPS, Format
 from fpgapipe.hw.hls_models.vector_op import (
     LANES,
     MAX_SUMS,
@@ -99,7 +99,7 @@ class Rows:
             "steps": (self.width * size, 0, 0, 0, 0, LANES * size),
             "u_steps": (0,) * (NUM_VECTOR_LOOPS - 1) + (LANES,),
             "u_limit": self.width,
-            "fp32": size == 4,
+            "format": Format.of(size),
         }
 
     def exponentials(self, x: str, target: str) -> Iterator[Step]:
@@ -145,7 +145,7 @@ class Rows:
                     Turn(self.count, (pitch, 0, 0), target=(all_slices, 0)),
                 ],
                 [Turn(-(-self._groups // SLICES), (SLICES * vector, 0, SLICES * LANES))],
-                Source(base, u_limit=self.width, fp32=size == 4),
+                Source(base, u_limit=self.width, format=Format.of(size)),
                 Target(0),
                 **settings,
             )
@@ -163,7 +163,7 @@ class Rows:
                 op = nest(
                     [Turn(count, (pitch, 0, 0), target=(VECTOR_BYTES, 0))],
                     [Turn(self._groups, (LANES * size, 0, LANES))],
-                    Source(base + begin * pitch, u_limit=self.width, fp32=size == 4),
+                    Source(base + begin * pitch, u_limit=self.width, format=Format.of(size)),
                     Target(begin * VECTOR_BYTES),
                     **settings,
                 )
@@ -174,7 +174,7 @@ class Rows:
             op = nest(
                 [Turn(count, (pitch, 0, 0), target=(4, 0))],
                 [Turn(lanes, (size, 0, 0))],
-                Source(base + begin * pitch, fp32=size == 4, broadcast=True),
+                Source(base + begin * pitch, format=Format.of(size), broadcast=True),
                 Target(4 * begin, u_limit=1),
                 **settings,
             )
