@@ -17,7 +17,7 @@ from fpgapipe.host.backends.torch_reference import forward
 from fpgapipe.host.digits import Samples, load_digits
 from fpgapipe.host.step import build_step
 from fpgapipe.host.step_bench import initial_parameters
-from fpgapipe.host.step_program import LOSS, StepOptions, scalar_bits
+from fpgapipe.host.step_program import StepOptions, scalar_bits
 from fpgapipe.hw.hls_models.core import CoreModel
 from fpgapipe.hw.hls_models.core_spec import CoreSpec, ScratchpadSpec, VectorSpec
 from fpgapipe.partition.load import load_network
@@ -53,7 +53,7 @@ def in_model(core: CoreSpec, seed: int, epochs: int) -> dict[str, Any]:
             )
             program.set_batch(model.memory, {"input": batch.images}, batch.labels)
             model.run(program.instructions)
-            total.append(float(program.read(model.memory, LOSS)[0]))
+            total.append(program.outcome(model.memory)[0])
         seconds.append(time.process_time() - begin)
         losses.append(float(np.mean(total)))
         print(

@@ -56,6 +56,8 @@ class MicroBatch:
         Results of layers, and inputs of the network.
     gradients : dict of str to str
         Tensor of the gradient of each value that has one.
+    givers : dict of str to list of (str, Tensor)
+        Of each value, the units that gave it gradients, and these.
     made : list of Made
         Kernels of the pass that is being made.
     """
@@ -66,6 +68,7 @@ class MicroBatch:
         self.slot = slot
         self.values: dict[str, Value] = {}
         self.gradients: dict[str, str] = {}
+        self.givers: dict[str, list[tuple[str, Tensor]]] = {}
         self.made: list[Made] = []
         self.unit = ""
         self._given: dict[str, list[Tensor]] = {}
@@ -137,9 +140,13 @@ class MicroBatch:
         return self._builder.tensors[self.named(name)]
 
     def feature(self, name: str, shape: tuple[int, ...]) -> Tensor:
-        """Make a tensor of features or their gradients; what leaves the network is FP32."""
-        size = 4 if name in self.graph.outputs else self.options.feature_bytes
-        return self.tensor(name, shape, size)
+        """Make a tensor of features or their gradients.
+
+        What leaves the network is FP32, and each micro-batch has its own.
+        """
+        if name in self.graph.outputs:
+            return self.declare(Tensor(self._builder.of_microbatch(name, self.index), shape, 4))
+        return self.tensor(name, shape, self.options.feature_bytes)
 
     # ------------------------------------------------------------------ kernels
 
@@ -175,6 +182,7 @@ class MicroBatch:
     def give_gradient(self, name: str, gradient: Tensor) -> None:
         """Take a gradient of a value from one of those that read it."""
         if name in self.graph.layers:
+            self.givers.setdefault(name, []).append((self.unit, gradient))
             self._given.setdefault(name, []).append(gradient)
 
     def gradient(self, name: str) -> Tensor | None:

@@ -7,11 +7,10 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from fpgapipe.errors import UserError
+from fpgapipe.host.crossing import Part, Stage
+from fpgapipe.host.memory_map import CORRECT, LABELS, LOSS, Stored
 from fpgapipe.host.microbatch import Made, MicroBatch
 from fpgapipe.host.step_program import (
-    CORRECT,
-    LABELS,
-    LOSS,
     NORM,
     PARAMETERS,
     SQUARES,
@@ -19,9 +18,9 @@ from fpgapipe.host.step_program import (
     Scalar,
     StepOptions,
     StepProgram,
-    Stored,
 )
 from fpgapipe.host.step_units import Unit, Value, units_of
+from fpgapipe.host.tasks import single_device, slots_of
 from fpgapipe.hw.hls_models.core_cycles import MemorySpec
 from fpgapipe.hw.hls_models.core_spec import CoreSpec
 from fpgapipe.hw.hls_models.isa import WORD_BYTES, encode
@@ -33,7 +32,7 @@ from fpgapipe.partition import operators as ops
 from fpgapipe.partition.schedule import Task, TaskKind
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Iterable, Iterator, Sequence
 
     from fpgapipe.partition.graph import Graph, Layer, Parameter
 
@@ -65,6 +64,8 @@ class StepBuilder:
     options : StepOptions
     tasks : sequence of Task
         What is done in which order; every micro-batch's backward pass comes in their order.
+    part : Part, optional
+        Of the network; all of it if left out.
 
     Attributes
     ----------
@@ -86,6 +87,7 @@ class StepBuilder:
         memory: MemorySpec,
         options: StepOptions,
         tasks: Sequence[Task],
+        part: Part | None = None,
     ) -> None:
         if core.vector is None:
             raise UserError("a training step needs a core with a vector engine")
@@ -102,13 +104,15 @@ class StepBuilder:
         self.region = Region(half.size_bytes, half.size_bytes, half.bank_bytes)
         self.random_key = int(Scalar.RANDOM_SEED)
         self.made: list[Made] = []
+        self._task_of: list[int] = []
         self.tensors: dict[str, Tensor] = {}
         self.stored: dict[str, Stored] = {}
         self._tasks = tuple(tasks)
         self._slots = slots_of(self._tasks)
         self._num_slots = max(self._slots.values()) + 1
         self._batches: dict[int, MicroBatch] = {}
-        self._units = list(units_of(graph))
+        self._part = part or Part(Stage(0, 1, tuple(units_of(graph))))
+        self._task = 0
         self._waiting: dict[int, list[Made]] = {}  # weight gradients that come later
         self._written: set[str] = set()  # parameters whose gradient there is
 
@@ -167,7 +171,8 @@ class StepBuilder:
         order = order or tuple(range(len(shape)))
         lies = tuple(split[axis] for axis in order)
         if found is None:
-            found = Stored(parameter, Tensor(parameter.name, lies, 4), shape, split, order)
+            tensor = Tensor(parameter.name, lies, 4)
+            found = Stored(parameter.spec.trainable, tensor, shape, split, order)
             self.stored[parameter.name] = found
         elif (found.split, found.order) != (split, order):
             raise UserError(
@@ -184,27 +189,41 @@ class StepBuilder:
                 f"training needs a network with one output, the logits, not "
                 f"{len(self.graph.outputs)}"
             )
-        for task in self._tasks:
+        self.run_tasks()
+        return self._placed()
+
+    def run_tasks(self) -> None:
+        """Make the kernels of all tasks."""
+        for number, task in enumerate(self._tasks):
+            self._task = number
             index = task.microbatch
             if task.kind is TaskKind.F:
                 self._batches[index] = self._forward(index)
             elif task.kind is TaskKind.B:
-                self.made += self._backward(self._batches[index])
+                self._take(self._backward(self._batches[index]))
             elif task.kind is TaskKind.DX:
                 made = self._backward(self._batches[index])
-                self.made += [each for each in made if not each.is_weight]
+                self._take(each for each in made if not each.is_weight)
                 self._waiting[index] = [each for each in made if each.is_weight]
             elif task.kind is TaskKind.DW:
-                self.made += self._waiting.pop(index)
+                self._take(self._waiting.pop(index))
             else:
                 assert task.kind is TaskKind.U, f"{task} is no task of one device"
                 self._update()
-        return self._placed()
+
+    def _take(self, made: Iterable[Made]) -> None:
+        """Add kernels of the present task."""
+        for each in made:
+            self.made.append(each)
+            self._task_of.append(self._task)
 
     def _forward(self, index: int) -> MicroBatch:
         """Add a micro-batch's forward pass."""
         batch = MicroBatch(self, index, self._slots[index])
+        used = {name for unit in self._part.stage.units for name in unit.inputs}
         for name, tensor in self.graph.inputs.items():
+            if name not in used:
+                continue
             if not tensor.dtype.is_float:
                 raise UserError(
                     f"input {name!r} must have floating-point numbers, not {tensor.dtype}"
@@ -214,13 +233,27 @@ class StepBuilder:
                 shape = (shape[0], *shape[2:], shape[1])
             own = self.of_microbatch(name, index)
             batch.values[name] = Value(self.declare(Tensor(own, shape, self.options.feature_bytes)))
-        for unit in self._units:
-            batch.unit = f"{unit.name} forward"
+        part = self._part
+        batch.unit = "transfers"
+        for crossing in part.stage.before:
+            value = part.values[crossing.value]
+            here = batch.tensor(crossing.value, value.tensor.shape, value.tensor.element_bytes)
+            batch.values[crossing.value] = replace(value, tensor=here)
+            batch.add(part.receives(crossing, here, index))
+        passed_on = set(part.stage.before) & set(part.stage.after)
+        for crossing in part.stage.after:
+            if crossing in passed_on:
+                batch.add(part.sends(crossing, batch.values[crossing.value].tensor, index))
+        going = {each.value: each for each in part.stage.after if each not in passed_on}
+        for unit in part.stage.units:
+            batch.unit = unit.name
             with _naming(unit):
                 batch.values[unit.name] = unit.forward(batch)
-        if self.options.train:
+            if unit.name in going:
+                batch.add(part.sends(going[unit.name], batch.values[unit.name].tensor, index))
+        if self.options.train and part.stage.is_last:
             self._loss(batch)
-        self.made += batch.made
+        self._take(batch.made)
         batch.made = []
         return batch
 
@@ -252,8 +285,17 @@ class StepBuilder:
     def _backward(self, batch: MicroBatch) -> list[Made]:
         """Make a micro-batch's backward pass."""
         carrying = self.graph.input_gradients
-        for unit in reversed(self._units):
-            batch.unit = f"{unit.name} backward"
+        part = self._part
+        batch.unit = "transfers"
+        for crossing in part.stage.after:
+            if crossing.has_gradient:
+                name = crossing.value
+                shape = batch.values[name].tensor.shape
+                coming = batch.tensor(f"{name}.gradient", shape, part.gradient_bytes[name])
+                batch.add(part.receives(crossing, coming, batch.index, backward=True))
+                batch.give_gradient(name, coming)
+        for unit in reversed(part.stage.units):
+            batch.unit = unit.name
             dy = batch.gradient(unit.name)
             learns = any(
                 parameter.spec.trainable for layer in unit.layers for parameter in layer.parameters
@@ -261,19 +303,31 @@ class StepBuilder:
             if dy is not None and (learns or any(carrying(each.name) for each in unit.layers)):
                 with _naming(unit):
                     unit.backward(batch, dy)
+        for crossing in part.stage.before:
+            if crossing.has_gradient:
+                dy = batch.gradient(crossing.value)
+                assert dy is not None, f"{crossing.value} must get a gradient"
+                batch.add(part.sends(crossing, dy, batch.index, backward=True))
         made, batch.made = batch.made, []
         return made
 
     def _update(self) -> None:
-        """Let the optimiser take its step."""
+        """Let the optimiser take its step, if there is something to learn."""
         size = (self._arena_elements(),)
+        if not self._learned:
+            return
 
         def add(kernel: Kernel) -> None:
-            self.made.append(Made(kernel, "update"))
+            self._take([Made(kernel, "update")])
 
         weights, gradient, momenta, squares = (Tensor(name, size, 4) for name in SUFFIXES)
         clip = None
         if self.options.clips:
+            if self._part.stage.num_stages > 1:
+                raise NotImplementedError(
+                    "gradients are clipped by the norm of all, which no device of several has; "
+                    "train without clipping, or on one device"
+                )
             clip, norm = (self.declare(Tensor(name, (LANES,), 4)) for name in ("clip", NORM))
             limit = Constant(register=Scalar.MAX_NORM)
             add(
@@ -302,7 +356,7 @@ class StepBuilder:
 
     @property
     def _learned(self) -> list[Stored]:
-        return [each for each in self.stored.values() if each.parameter.spec.trainable]
+        return [each for each in self.stored.values() if each.trainable]
 
     def _arena_elements(self) -> int:
         """Elements of all learned parameters, each of which begins at a whole word."""
@@ -319,7 +373,7 @@ class StepBuilder:
             at = page(at + size_bytes)
 
         for each in self.stored.values():
-            if not each.parameter.spec.trainable:
+            if not each.trainable:
                 put(each.tensor.name, each.tensor.size_bytes)
         arenas = list(SUFFIXES) if self.options.train else [PARAMETERS]
         if self.options.optimiser != "adam" and SQUARES in arenas:
@@ -338,57 +392,34 @@ class StepBuilder:
             if tensor.name not in places:
                 put(tensor.name, tensor.size_bytes)
         kernels = [each.kernel for each in self.made]
-        assembled = assemble(kernels, places, self.core)
+        assembled = assemble(kernels, places, self.core, self._task_of)
         entry = at
         size = page(entry + len(encode(assembled.instructions)))
+        inputs = {
+            name: tensor.shape
+            for name, tensor in self.graph.inputs.items()
+            if self.of_microbatch(name, 0) in places
+        }
         return StepProgram(
-            self.graph,
-            self.core,
-            self.options,
-            assembled.instructions,
-            assembled.kernel_of,
-            [kernel.name for kernel in kernels],
-            places,
-            dict(self.tensors),
-            dict(self.stored),
-            dict(self._batches[0].values),
-            dict(self._batches[0].gradients),
-            len(self._slots),
             entry,
             size,
+            len(self._slots),
+            inputs,
+            tuple(name for name in self.graph.outputs if name in self._batches[0].values),
+            has_loss=self.options.train and self._part.stage.is_last,
+            places=places,
+            tensors=dict(self.tensors),
+            stored=dict(self.stored),
+            graph=self.graph,
+            core=self.core,
+            options=self.options,
+            instructions=assembled.instructions,
+            kernel_of=assembled.kernel_of,
+            kernels=[kernel.name for kernel in kernels],
+            stage=self._part.stage,
+            values=dict(self._batches[0].values),
+            gradients=dict(self._batches[0].gradients),
         )
-
-
-def slots_of(tasks: Sequence[Task]) -> dict[int, int]:
-    """Slot of each micro-batch: the lowest that is free when its forward pass begins."""
-    last = {task.microbatch: at for at, task in enumerate(tasks) if task.microbatch >= 0}
-    free: list[int] = []
-    found: dict[int, int] = {}
-    num_slots = 0
-    for at, task in enumerate(tasks):
-        index = task.microbatch
-        if index < 0:
-            continue
-        if index not in found:
-            if not free:
-                free.append(num_slots)
-                num_slots += 1
-            found[index] = free.pop(free.index(min(free)))
-        if last[index] == at:
-            free.append(found[index])
-    return found
-
-
-def single_device(num_microbatches: int, *, train: bool = True) -> tuple[Task, ...]:
-    """Tasks of one device that has the whole network: one micro-batch after the other."""
-    tasks = []
-    for index in range(num_microbatches):
-        tasks.append(Task(TaskKind.F, 0, index))
-        if train:
-            tasks.append(Task(TaskKind.B, 0, index))
-    if train:
-        tasks.append(Task(TaskKind.U, 0, -1))
-    return tuple(tasks)
 
 
 def build_step(

@@ -11,9 +11,10 @@ import numpy as np
 
 from fpgapipe.host.backends.torch_step import Reference, torch_step
 from fpgapipe.host.core_bench import build_device, counters, run_program
+from fpgapipe.host.memory_map import LOSS
 from fpgapipe.host.step import build_step
 from fpgapipe.host.step_check import ProductError, product_errors
-from fpgapipe.host.step_program import LOSS, Scalar, StepOptions, scalar_bits
+from fpgapipe.host.step_program import Scalar, StepOptions, scalar_bits
 from fpgapipe.host.step_units import DropoutUnit, units_of
 from fpgapipe.hw.hls_models.core import CoreModel
 from fpgapipe.hw.hls_models.core_cycles import MemorySpec, predict

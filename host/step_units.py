@@ -73,6 +73,10 @@ class Unit(ABC):
     def backward(self, step: MicroBatch, dy: Tensor) -> None:
         """Add the kernels of the backward pass; gives its inputs their gradients."""
 
+    def passes_gradient(self, name: str) -> bool:
+        """Whether an input's gradient is the result's, the same tensor."""
+        return False
+
 
 def conv_of(layer: Layer, value: Value) -> ConvSpec:
     """Return the convolution that a convolution or linear layer is.
@@ -175,6 +179,10 @@ class NormUnit(Unit):
     residual: str | None = None
     relu: bool = False
 
+    def passes_gradient(self, name: str) -> bool:
+        """See `Unit`."""
+        return name == self.residual and not self.relu
+
     def _norm(self, step: MicroBatch) -> normalisation.BatchNorm:
         layer = self.layers[0]
         operator = layer.operator
@@ -224,6 +232,10 @@ class AddUnit(Unit):
 
     relu: bool = False
 
+    def passes_gradient(self, name: str) -> bool:
+        """See `Unit`."""
+        return not self.relu
+
     def forward(self, step: MicroBatch) -> Value:
         """See `Unit`."""
         a, b = (step.values[name] for name in self.layers[0].inputs)
@@ -271,6 +283,10 @@ class DropoutUnit(Unit):
 
     stream: int = 0
 
+    def passes_gradient(self, name: str) -> bool:
+        """See `Unit`."""
+        return not self._rate()
+
     def _rate(self) -> float:
         operator = self.layers[0].operator
         assert isinstance(operator, ops.Dropout)
@@ -317,6 +333,10 @@ class DropoutUnit(Unit):
 @dataclass(frozen=True)
 class FlattenUnit(Unit):
     """Images become features: nothing moves."""
+
+    def passes_gradient(self, name: str) -> bool:
+        """See `Unit`."""
+        return True
 
     def forward(self, step: MicroBatch) -> Value:
         """See `Unit`."""

@@ -7,7 +7,7 @@ from amaranth.lib import wiring
 from amaranth.lib.wiring import In
 
 from fpgapipe.hw.hls_models.fields import Field, Group
-from fpgapipe.hw.hls_models.isa import MAX_SEMAPHORE, NUM_SEMAPHORES
+from fpgapipe.hw.hls_models.isa import CORE_SEMAPHORES, MAX_SEMAPHORE
 from fpgapipe.hw.rtl.queue import WORD_BITS, EngineQueue, WordFifo
 from fpgapipe.hw.rtl.semaphores import Semaphores
 
@@ -143,9 +143,9 @@ class SemaphoresProof(wiring.Component):
         super().__init__(
             {
                 "request": In(num_takers),
-                "wait": In(NUM_SEMAPHORES).array(num_takers),
+                "wait": In(CORE_SEMAPHORES).array(num_takers),
                 "valid": In(num_signallers),
-                "signal": In(NUM_SEMAPHORES).array(num_signallers),
+                "signal": In(CORE_SEMAPHORES).array(num_signallers),
                 "index": In(32).array(num_signallers),
             }
         )
@@ -160,7 +160,7 @@ class SemaphoresProof(wiring.Component):
                 taker.request.eq(self.request[number]),
                 taker.mask.eq(self.wait[number]),
             ]
-            asked, mask = Signal(name=f"asked{number}"), Signal(NUM_SEMAPHORES, name=f"m{number}")
+            asked, mask = Signal(name=f"asked{number}"), Signal(CORE_SEMAPHORES, name=f"m{number}")
             m.d.sync += [asked.eq(taker.request & ~taker.grant), mask.eq(taker.mask)]
             with m.If(asked & taker.request):
                 m.d.comb += Assume(taker.mask == mask)
@@ -179,8 +179,8 @@ class SemaphoresProof(wiring.Component):
                 signaller.index.eq(self.index[number]),
             ]
         # What a count should be, with signals that count two cycles late.
-        over = Signal(NUM_SEMAPHORES)
-        late_over = Signal(NUM_SEMAPHORES)
+        over = Signal(CORE_SEMAPHORES)
+        late_over = Signal(CORE_SEMAPHORES)
         for number, count in enumerate(semaphores.counts):
             ideal = Signal(range(MAX_SEMAPHORE + 1), name=f"ideal{number}")
             came = Signal(range(self._num_signallers + 1), name=f"came{number}")
@@ -211,7 +211,7 @@ class SemaphoresProof(wiring.Component):
         was_over = Signal()
         masks, indices, blamed = [], [], Signal(32)
         for number in range(self._num_signallers):
-            mask = [Signal(NUM_SEMAPHORES, name=f"mask{number}_{age}") for age in range(2)]
+            mask = [Signal(CORE_SEMAPHORES, name=f"mask{number}_{age}") for age in range(2)]
             index = [Signal(32, name=f"index{number}_{age}") for age in range(2)]
             m.d.sync += [
                 mask[0].eq(Mux(self.valid[number], self.signal[number], 0)),

@@ -10,7 +10,6 @@ from cocotb.triggers import FallingEdge, RisingEdge
 from fpgapipe.hw.hls_models.fields import Field, Group
 from fpgapipe.hw.hls_models.isa import (
     BODIES,
-    NUM_SEMAPHORES,
     WORD_BYTES,
     Instruction,
     Opcode,
@@ -141,7 +140,7 @@ class World:
         for index, instruction in enumerate(instructions):
             if instruction.opcode is not Opcode.END:
                 self.expected[self.spec.queue_of(instruction)].append(index)
-        self.counts = [0] * NUM_SEMAPHORES
+        self.counts = [0] * self.spec.num_semaphores
         self.issued: list[int] = []
         self.issue_cycles: list[int] = []
         self.done_cycles: dict[int, int] = {}
@@ -337,24 +336,25 @@ def random_program(
     With `contested`, engines compete for semaphores, and the model says whether that can end.
     """
     while True:
-        owner = [rng.randrange(spec.num_queues) for _ in range(NUM_SEMAPHORES)]
-        open_signals = [0] * NUM_SEMAPHORES
+        count = spec.num_semaphores
+        owner = [rng.randrange(spec.num_queues) for _ in range(count)]
+        open_signals = [0] * count
         program = []
         for _ in range(length):
             queue = rng.choice([0, 0, 1, *range(2, spec.num_queues)])
             wait = [
                 n
-                for n in range(NUM_SEMAPHORES)
+                for n in range(count)
                 if open_signals[n] and rng.random() < 0.5 and (contested or owner[n] == queue)
             ]
-            signal = rng.sample(range(NUM_SEMAPHORES), rng.choice([0, 0, 1, 2, 3]))
+            signal = rng.sample(range(count), rng.choice([0, 0, 1, 2, 3]))
             for number in wait:
                 open_signals[number] -= 1
             for number in signal:
                 open_signals[number] += 1
             opcode, engine = spec.queues[queue]
             program.append(instruction_of(opcode, rng, wait, signal, engine))
-        wait = [n for n in range(NUM_SEMAPHORES) if open_signals[n] and rng.random() < 0.5]
+        wait = [n for n in range(count) if open_signals[n] and rng.random() < 0.5]
         program.append(Instruction(Opcode.END, tuple(wait)))
         execution = Execution(program, spec)
         if not execution.deadlock and not execution.overflow:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING
 
-from fpgapipe.hw.hls_models.isa import Instruction, Opcode, ProgramError, decode
+from fpgapipe.hw.hls_models.isa import Instruction, Opcode, ProgramError, decode, semaphores_of
 from fpgapipe.hw.hls_models.link import LinkState
 from fpgapipe.hw.hls_models.registers import RegisterMap
 from fpgapipe.hw.hls_models.sequencer import SequencerSpec
@@ -90,26 +90,26 @@ class _Core:
         found = []
         for queue, wait in enumerate(waits):
             fields = self.registers[f"QUEUE{queue}_WAIT"]
-            busy, empty, semaphores, offered, missing = (
-                fields.field(name).of(wait)
-                for name in ("busy", "empty", "semaphores", "offered", "missing")
+            busy, empty, semaphores, offered = (
+                fields.field(name).of(wait) for name in ("busy", "empty", "semaphores", "offered")
             )
+            missing = self.read(f"QUEUE{queue}_MISSING") if semaphores else 0
             oldest = self.read(f"QUEUE{queue}_OLDEST") if busy else None
             head = self.read(f"QUEUE{queue}_HEAD") if semaphores or offered else None
             found.append((empty, semaphores, missing, oldest, head))
         begun = [head if oldest is None else oldest for *_, oldest, head in found]
         # All of a queue that is empty has ended, as far as instructions were handed out.
         last = max((number for number in begun if number is not None), default=-1)
-        begun = [last + 1 if number is None else number for number in begun]
+        reached = [last + 1 if number is None else number for number in begun]
         for queue, (empty, semaphores, missing, oldest, head) in enumerate(found):
             name = spec.name_of_queue(queue)
             if oldest is not None:
                 yield f"{name}: {_named(program, oldest)} is under way"
             if head is not None and semaphores:
-                numbers = [bit for bit in range(16) if missing >> bit & 1]
+                numbers = semaphores_of(missing)
                 yield (
                     f"{name}: {_named(program, head)} waits for "
-                    f"{', '.join(_semaphore(program, spec, begun, each) for each in numbers)}"
+                    f"{', '.join(_semaphore(program, spec, reached, each) for each in numbers)}"
                 )
             elif head is not None:
                 yield f"{name}: {_named(program, head)} waits for its engine"

@@ -16,9 +16,10 @@ from kernel_cases import CORE, bits_of, place, values_of
 from onnx import helper, numpy_helper
 
 from fpgapipe.host.core_bench import build_device, run_program
+from fpgapipe.host.memory_map import channels_first, channels_last
 from fpgapipe.host.step import build_step
 from fpgapipe.host.step_check import product_errors, steps_of, unfolded
-from fpgapipe.host.step_program import StepOptions, channels_first, channels_last
+from fpgapipe.host.step_program import StepOptions
 from fpgapipe.host.step_units import ProductUnit, conv_of, units_of
 from fpgapipe.hw.hls_models.conv import ConvSpec
 from fpgapipe.hw.hls_models.conv_parts import is_packed

@@ -30,7 +30,8 @@ from fpgapipe.hw.hls_models.core import CoreError, CoreModel
 from fpgapipe.hw.hls_models.core_spec import CoreSpec, ScratchpadSpec, VectorSpec
 from fpgapipe.hw.hls_models.isa import Engine, ErrorCode, Instruction, Opcode, encode
 from fpgapipe.hw.hls_models.sequencer import SequencerSpec, check
-from fpgapipe.hw.hls_models.vector_op import VectorOp
+from fpgapipe.hw.hls_models.vector_fields import Format
+from fpgapipe.hw.hls_models.vector_op import Source, VectorOp
 from fpgapipe.hw.rtl.device import Device
 from fpgapipe.sim_tb.axi_memory import DECERR, SLVERR
 from fpgapipe.sim_tb.simulate import SimulationError, simulate_verilog
@@ -169,9 +170,9 @@ def add_errors(cases, program):
 
     bad("opcode", of_gemm, ErrorCode.BAD_OPCODE, dispatch, header=(0, 0x7F))
     bad("length", of_gemm, ErrorCode.BAD_LENGTH, dispatch, header=(1, 4))
-    bad("reserved", of_store, ErrorCode.BAD_FIELD, dispatch, header=(7, 0x80))
-    bad("engine", of_gemm, ErrorCode.BAD_FIELD, dispatch, header=(6, spec.num_engines))
-    bad("end signals", end, ErrorCode.BAD_FIELD, dispatch, header=(4, 1))
+    bad("reserved", of_store, ErrorCode.BAD_FIELD, dispatch, header=(10, 0x80))
+    bad("engine", of_gemm, ErrorCode.BAD_FIELD, dispatch, header=(10, spec.num_engines))
+    bad("end signals", end, ErrorCode.BAD_FIELD, dispatch, header=(6, 1))
     inside = entry + 64 * (sum(item.words for item in program.instructions[:of_gemm]) + 2)
     bad("program beyond limit", of_gemm, ErrorCode.MEMORY_RANGE, dispatch, limit=inside)
     bad("program before base", 0, ErrorCode.MEMORY_RANGE, dispatch, base=entry + 64)
@@ -235,6 +236,13 @@ def add_vectors(cases):
         cases.bad(f"vector {which} outside {number}", failing, index, ErrorCode.SCRATCHPAD_RANGE,
                   Engine.VECTOR)  # fmt: skip
         cases.good(f"after vector {which} outside {number}", program)
+    index = middle(alone[0], Opcode.VECTOR)
+    blocks = dataclasses.replace(
+        VectorOp.decoded(alone[0].instructions[index].body), x=Source(0, format=Format.MXINT8)
+    )
+    failing = changed(alone[0], index, **blocks.encoded())
+    cases.bad("vector of blocks", failing, index, ErrorCode.BAD_FIELD, Engine.VECTOR)
+    cases.good("after vector of blocks", alone[0])
     for number, after in enumerate((150, 400, 520, 640, 760)):
         cases.good(f"vectors aborted after {after}", alone[number % 4], abort_after=after)
         cases.good(f"after vectors aborted {number}", alone[(number + 1) % 4])

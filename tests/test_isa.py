@@ -2,6 +2,7 @@
 
 import random
 import re
+from dataclasses import replace
 
 import pytest
 
@@ -51,11 +52,11 @@ def test_encodes_bytes_worked_by_hand():
     code = LOAD.encode()
     assert len(code) == WORD_BYTES
     # opcode 2, one word, waits for 3, signals 0 and 1, engine 0; then the address in 6 bytes.
-    assert code[:8] == bytes([2, 1, 0b1000, 0, 0b11, 0, 0, 0])
-    assert code[8:14] == bytes([0x40, 0, 0, 0, 1, 0])
-    assert code[14:18] == (64).to_bytes(4, "little")
+    assert code[:11] == bytes([2, 1, 0b1000, 0, 0, 0, 0b11, 0, 0, 0, 0])
+    assert code[11:17] == bytes([0x40, 0, 0, 0, 1, 0])
+    assert code[17:21] == (64).to_bytes(4, "little")
     # 48 + 32 + 32 + 16 bits on: five bytes of -256.
-    assert code[24:29] == bytes([0, 0xFF, 0xFF, 0xFF, 0xFF])
+    assert code[27:32] == bytes([0, 0xFF, 0xFF, 0xFF, 0xFF])
 
 
 def test_takes_as_many_words_as_fields_need():
@@ -73,8 +74,8 @@ def test_decodes_what_it_encodes():
         program.append(
             Instruction(
                 opcode,
-                tuple(rng.sample(range(16), rng.randint(0, 16))),
-                tuple(rng.sample(range(16), rng.randint(0, 16))),
+                tuple(rng.sample(range(32), rng.randint(0, 32))),
+                tuple(rng.sample(range(32), rng.randint(0, 32))),
                 0 if has_one_engine(opcode) else rng.randrange(4),
                 random_body(BODIES[opcode], rng),
             )
@@ -106,7 +107,7 @@ def test_lists_a_program():
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        ({"wait": (16,)}, "LOAD wait must be of semaphores 0..15, not 16"),
+        ({"wait": (32,)}, "LOAD wait must be of semaphores 0..31, not 32"),
         ({"signal": (1, 1)}, "LOAD signal must name each semaphore once, not (1, 1)"),
         ({"opcode": Opcode.END, "signal": (1,)}, "END signal must be empty, not (1,)"),
     ],
@@ -149,8 +150,8 @@ def test_refuses_lists_of_another_length():
         (0, 0, ErrorCode.BAD_OPCODE, "opcode must be one of 1, 2, 3, 4, 5, 6, 7, not 0"),
         (0, 9, ErrorCode.BAD_OPCODE, "opcode must be one of 1, 2, 3, 4, 5, 6, 7, not 9"),
         (1, 2, ErrorCode.BAD_LENGTH, "LOAD words must be 1, not 2"),
-        (6, 1, ErrorCode.BAD_FIELD, "LOAD engine must be in 0..0, not 1"),
-        (7, 128, ErrorCode.BAD_FIELD, "LOAD reserved must be 0, not 2048"),
+        (10, 1, ErrorCode.BAD_FIELD, "LOAD engine must be in 0..0, not 1"),
+        (10, 128, ErrorCode.BAD_FIELD, "LOAD reserved must be 0, not 8"),
     ],
 )
 def test_refuses_to_decode(byte, value, code, message):
@@ -159,6 +160,15 @@ def test_refuses_to_decode(byte, value, code, message):
     with pytest.raises(ProgramError, match=f"^instruction 1: {re.escape(message)}$") as caught:
         decode(bytes(program))
     assert (caught.value.index, caught.value.code) == (1, code)
+
+
+def test_refuses_semaphores_that_a_core_has_not():
+    program = encode([replace(LOAD, wait=(3, 19), signal=(1,)), END])
+    assert len(decode(program, num_links=1)) == 2
+    message = r"^instruction 0: LOAD wait must be of semaphores 0..15, not 19$"
+    with pytest.raises(ProgramError, match=message) as caught:
+        decode(program, num_links=0)
+    assert caught.value.code is ErrorCode.BAD_FIELD
 
 
 def test_refuses_vectors_without_an_engine():
@@ -200,7 +210,7 @@ def test_refuses_programs_that_break_off():
     with pytest.raises(ProgramError, match=r"^instruction 1: GEMM engine must be in 0..0, not 1$"):
         decode(program, num_engines=1)
     end = bytearray(encode([END]))
-    end[4] = 4
+    end[6] = 4
     with pytest.raises(
         ProgramError, match=r"^instruction 0: END signal must be empty, not \(2,\)$"
     ):

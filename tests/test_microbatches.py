@@ -7,10 +7,12 @@ import pytest
 from step_cases import SMALL_CORE, every_operator
 
 from fpgapipe.host.backends.torch_step import torch_step
-from fpgapipe.host.step import build_step, single_device, slots_of
+from fpgapipe.host.memory_map import LOSS
+from fpgapipe.host.step import build_step
 from fpgapipe.host.step_bench import initial_parameters, relative_error
-from fpgapipe.host.step_program import LOSS, Scalar, StepOptions, scalar_bits
+from fpgapipe.host.step_program import Scalar, StepOptions, scalar_bits
 from fpgapipe.host.step_units import DropoutUnit, units_of
+from fpgapipe.host.tasks import single_device, slots_of
 from fpgapipe.hw.hls_models.core import CoreModel
 from fpgapipe.partition.networks.layers import Network
 from fpgapipe.partition.schedule import Task, TaskKind

@@ -10,10 +10,11 @@ from step_cases import SMALL_CORE, every_operator, vectors_only
 
 from fpgapipe.errors import UserError
 from fpgapipe.host.backends.torch_step import torch_step
+from fpgapipe.host.memory_map import LOSS
 from fpgapipe.host.step import build_step
 from fpgapipe.host.step_bench import bench_step, initial_parameters, random_batch, relative_error
 from fpgapipe.host.step_check import folded, product_errors, steps_of, unfolded
-from fpgapipe.host.step_program import LOSS, NORM, StepOptions, scalar_bits
+from fpgapipe.host.step_program import NORM, StepOptions, scalar_bits
 from fpgapipe.host.step_units import AddUnit, NormUnit, ProductUnit, units_of
 from fpgapipe.hw.hls_models import mx
 from fpgapipe.hw.hls_models.conv import ConvSpec

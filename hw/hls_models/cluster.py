@@ -1,8 +1,8 @@
 """Bit-exact model of several devices that links join: their cores take turns.
 
-A core goes on until it has to take a packet that has not come. Links lose nothing and hold any
-number of packets. So what is run is one order in which the cluster may run: each device does its
-instructions in program order, in which no RECEIVE may come before a SEND that the packet needs.
+A core goes on until it needs a packet that has not come. Links lose nothing and hold any number of
+packets. So what is run is one order in which the cluster may run: each device does its instructions
+in program order, and a RECEIVE at the latest when its bytes are needed.
 """
 
 from collections.abc import Mapping, Sequence
@@ -83,14 +83,15 @@ def run_cluster(
             begin, model, program = at[device], models[device], programs[device]
             at[device] = model.run(program, begin)
             moved |= _deliver(models, device, peers) or at[device] != begin
-            if at[device] == len(program) or program[at[device]].opcode is Opcode.END:
+            is_at_end = at[device] == len(program) or program[at[device]].opcode is Opcode.END
+            if is_at_end and model.catch_up():
                 going.remove(device)
                 moved = True
     if going:
-        waiting = {device: at[device] for device in going}
+        late = {device: models[device].late[0] for device in going}
         raise ClusterDeadlock(
-            waiting,
-            "; ".join(_reason(device, index, programs, peers) for device, index in waiting.items()),
+            {device: index for device, (index, _) in late.items()},
+            "; ".join(_reason(device, *each, peers) for device, each in late.items()),
         )
 
 
@@ -113,13 +114,7 @@ def _deliver(models: Sequence[CoreModel], device: int, peers: Mapping[End, End])
     return found
 
 
-def _reason(
-    device: int,
-    index: int,
-    programs: Sequence[Sequence[Instruction]],
-    peers: Mapping[End, End],
-) -> str:
-    instruction = programs[device][index]
+def _reason(device: int, index: int, instruction: Instruction, peers: Mapping[End, End]) -> str:
     link, body = instruction.engine, instruction.body
     what = f"device {device} waits at instruction {index} (RECEIVE[{link}]) for stream "
     what += f"{body['stream']} on channel {body['channel']} of "

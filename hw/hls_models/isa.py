@@ -17,9 +17,14 @@ from fpgapipe.hw.hls_models.vector_fields import VECTOR
 WORD_BYTES = 64
 """Bytes of a program word, of a scratchpad word, and of a block of 32 BF16 elements."""
 
-NUM_SEMAPHORES = 16
+NUM_SEMAPHORES = 32
+"""That an instruction can name; `semaphores_of_core` says how many of them a core has."""
+
 MAX_LINKS = 4
 """Links of a core."""
+
+CORE_SEMAPHORES, LINK_SEMAPHORES = 16, 4
+"""That a core has without links, and further ones for each link."""
 
 MAX_SEMAPHORE = 255
 """A semaphore counts up to this; one signal more is an error."""
@@ -97,7 +102,7 @@ HEADER = Group(
         Field("wait", NUM_SEMAPHORES),
         Field("signal", NUM_SEMAPHORES),
         Field("engine", 4),
-        Field("reserved", 12),
+        Field("reserved", 4),
     ),
 )
 """Of every instruction: what it is, its length in words, the semaphores that it waits for before it
@@ -331,6 +336,23 @@ def _flat(values: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, in
             yield prefix + name, value
 
 
+Span = tuple[int, int]
+"""First byte, and the one behind the last."""
+
+
+def span_of(instruction: Instruction) -> Span:
+    """Bytes of memory that a transfer touches."""
+    body = instruction.body
+    rows, planes = body["rows"] * body["row_memory"], body["planes"] * body["plane_memory"]
+    begin: int = body["memory"] + min(rows, 0) + min(planes, 0)
+    return begin, body["memory"] + max(rows, 0) + max(planes, 0) + body["row_bytes"]
+
+
+def semaphores_of_core(num_links: int) -> int:
+    """Semaphores of a core; instructions may not name others."""
+    return CORE_SEMAPHORES + LINK_SEMAPHORES * num_links
+
+
 def mask_of(semaphores: Iterable[int]) -> int:
     """Bits of a header's `wait` or `signal`."""
     return sum(1 << number for number in semaphores)
@@ -393,7 +415,9 @@ def decode(
     instructions: list[Instruction] = []
     offset = 0
     while not instructions or instructions[-1].opcode is not Opcode.END:
-        instruction = _decode_one(program, offset, len(instructions), engines)
+        instruction = _decode_one(
+            program, offset, len(instructions), engines, semaphores_of_core(num_links)
+        )
         offset += instruction.words * WORD_BYTES
         instructions.append(instruction)
     return instructions
@@ -410,7 +434,7 @@ def engines_of(num_engines: int, *, has_vector: bool, num_links: int) -> dict[Op
 
 
 def _decode_one(
-    program: bytes, offset: int, index: int, known: Mapping[Opcode, int]
+    program: bytes, offset: int, index: int, known: Mapping[Opcode, int], num_semaphores: int
 ) -> Instruction:
     """Decode the instruction at a byte, one of some known opcodes with so many engines."""
 
@@ -442,6 +466,13 @@ def _decode_one(
         raise refuse(
             ErrorCode.BAD_FIELD, f"{opcode.name} reserved must be 0, not {header['reserved']}"
         )
+    for which in ("wait", "signal"):
+        if header[which] >> num_semaphores:
+            raise refuse(
+                ErrorCode.BAD_FIELD,
+                f"{opcode.name} {which} must be of semaphores 0..{num_semaphores - 1}, not "
+                f"{max(semaphores_of(header[which]))}",
+            )
     if opcode is Opcode.END and header["signal"]:
         raise refuse(
             ErrorCode.BAD_FIELD, f"END signal must be empty, not {semaphores_of(header['signal'])}"

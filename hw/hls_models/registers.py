@@ -8,7 +8,6 @@ from dataclasses import dataclass
 from enum import StrEnum
 
 from fpgapipe.hw.hls_models.core_spec import VERSION, CoreSpec
-from fpgapipe.hw.hls_models.isa import NUM_SEMAPHORES
 from fpgapipe.hw.hls_models.link import DELIVERED_BITS, NUM_CHANNELS, LinkEngineSpec
 from fpgapipe.hw.hls_models.sequencer import SequencerSpec
 from fpgapipe.hw.hls_models.vector_op import NUM_SCALARS
@@ -500,15 +499,15 @@ def _queues(spec: CoreSpec) -> Iterator[Register]:
             Kind.STATUS,
             "What is waited for.",
             (
-                BitField(
-                    "missing",
-                    0,
-                    NUM_SEMAPHORES,
-                    "Semaphores that the next one waits for and are 0.",
-                ),
-                BitField("semaphores", 16, 1, "The next one waits for semaphores."),
-                BitField("busy", 17, 1, "One is under way."),
-                BitField("empty", 18, 1, "None is here or under way."),
-                BitField("offered", 19, 1, "The next one waits for its engine."),
+                BitField("semaphores", 0, 1, "The next one waits for semaphores."),
+                BitField("busy", 1, 1, "One is under way."),
+                BitField("empty", 2, 1, "None is here or under way."),
+                BitField("offered", 3, 1, "The next one waits for its engine."),
             ),
+        )
+        yield Register(
+            f"{name}MISSING",
+            base + 0xC,
+            Kind.STATUS,
+            "Semaphores that the next one waits for and that are 0, a bit each.",
         )

@@ -29,6 +29,7 @@ from fpgapipe.hw.hls_models.isa import (
     decode,
     engines_of,
     has_one_engine,
+    semaphores_of_core,
 )
 
 MAX_ORDERS = 100_000
@@ -152,6 +153,11 @@ class SequencerSpec:
     def engines(self) -> dict[Opcode, int]:
         """Opcodes that are instructions, each with the number of its engines; 1 for END."""
         return engines_of(self.num_engines, has_vector=self.has_vector, num_links=self.num_links)
+
+    @property
+    def num_semaphores(self) -> int:
+        """That instructions may name."""
+        return semaphores_of_core(self.num_links)
 
     @property
     def num_queues(self) -> int:

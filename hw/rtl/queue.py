@@ -1,35 +1,40 @@
 """Gateware of an engine's queue of instructions, and of the FIFO that queues are made of."""
 
-from amaranth.hdl import Cat, Module, Signal, unsigned
+from amaranth.hdl import C, Cat, Module, Signal, unsigned
 from amaranth.lib import data, stream, wiring
 from amaranth.lib.memory import Memory
 from amaranth.lib.wiring import In, Out
 
 from fpgapipe.hw.hls_models.fields import Group
-from fpgapipe.hw.hls_models.isa import HEADER, NUM_SEMAPHORES, WORD_BYTES
+from fpgapipe.hw.hls_models.isa import CORE_SEMAPHORES, HEADER, NUM_SEMAPHORES, WORD_BYTES
 from fpgapipe.hw.rtl.layouts import layout_of
 from fpgapipe.hw.rtl.semaphores import Signaller, Taker
 
 WORD_BITS = 8 * WORD_BYTES
+
+INDEX_BITS = 24
+"""Of an instruction's number: engines know it modulo 2**24, which is a program of a gigabyte."""
 
 QUEUED = data.StructLayout(
     {
         "index_low": 16,
         "wait": NUM_SEMAPHORES,
         "signal": NUM_SEMAPHORES,
-        "index_high": 16,
+        "index_high": INDEX_BITS - 16,
         "body": WORD_BITS - HEADER.bits,
     }
 )
 """The first word of an instruction in a queue: its number has taken the place of what only dispatch
 reads of the header, so queues are no wider than the program."""
 
-STARTED = data.StructLayout({"mask": NUM_SEMAPHORES, "index": 32})
-"""What is remembered of an instruction until it is done: what it signals, and its number."""
+
+def started_layout(num_semaphores: int) -> data.StructLayout:
+    """What is remembered of an instruction until it is done: what it signals, and its number."""
+    return data.StructLayout({"mask": num_semaphores, "index": INDEX_BITS})
 
 
 def issue_layout(group: Group) -> data.StructLayout:
-    """Layout of what an engine gets: the instruction's number and its body."""
+    """Layout of what an engine gets: the instruction's number, of `INDEX_BITS`, and its body."""
     return data.StructLayout({"index": unsigned(32), "body": layout_of(group)})
 
 
@@ -42,19 +47,19 @@ class QueueState(wiring.Signature):
         Number of the next instruction, while it waits for `semaphores` or is `offered`.
     oldest : Out(32)
         Number of the oldest instruction that has been started and is not done, while `busy`.
-    missing : Out(NUM_SEMAPHORES)
+    missing : Out(num_semaphores)
         Semaphores that the next instruction waits for and that are 0.
     semaphores, busy, empty, offered : Out(1)
         The next instruction waits for semaphores; some are under way; there is none, and none is
         under way; the next one waits for its engine.
     """
 
-    def __init__(self):
+    def __init__(self, num_semaphores):
         super().__init__(
             {
                 "head": Out(32),
                 "oldest": Out(32),
-                "missing": Out(NUM_SEMAPHORES),
+                "missing": Out(num_semaphores),
                 "semaphores": Out(1),
                 "busy": Out(1),
                 "empty": Out(1),
@@ -149,11 +154,12 @@ class EngineQueue(wiring.Component):
         For proofs.
     """
 
-    def __init__(self, group, depth, in_flight):
+    def __init__(self, group, depth, in_flight, num_semaphores=CORE_SEMAPHORES):
+        self._num_semaphores = num_semaphores
         self._words = -(-(HEADER.bits + group.bits) // WORD_BITS)
         self._in_flight = in_flight
         self.fifo = WordFifo(unsigned(WORD_BITS), depth)
-        self.started = WordFifo(STARTED, in_flight)
+        self.started = WordFifo(started_layout(num_semaphores), in_flight)
         self.collected = Signal(range(self._words + 1))
         self.granted = Signal()
         self.begun = Signal(range(in_flight + 1))
@@ -163,8 +169,8 @@ class EngineQueue(wiring.Component):
                 "i": In(stream.Signature(unsigned(WORD_BITS))),
                 "o": Out(stream.Signature(issue_layout(group))),
                 "done": In(1),
-                "taker": Out(Taker()),
-                "signaller": Out(Signaller()),
+                "taker": Out(Taker(num_semaphores)),
+                "signaller": Out(Signaller(num_semaphores)),
                 "halt": In(1),
                 "waiting": Out(1),
                 "busy": Out(1),
@@ -196,22 +202,23 @@ class EngineQueue(wiring.Component):
             with m.If(fifo.o.valid & (collected != self._words - 1)):
                 m.d.sync += earlier.eq(Cat(earlier, fifo.o.payload)[WORD_BITS:])
         head = data.View(QUEUED, whole[:WORD_BITS])
+        # Of others dispatch has made sure that the instruction names none.
+        waits, signalled = (mask[: self._num_semaphores] for mask in (head.wait, head.signal))
+        index = Cat(head.index_low, head.index_high)
 
         may = Signal()
         m.d.comb += [
             may.eq(complete & ~granted & (begun != self._in_flight) & ~self.halt),
-            self.taker.request.eq(may & head.wait.any()),
-            self.taker.mask.eq(head.wait),
+            self.taker.request.eq(may & waits.any()),
+            self.taker.mask.eq(waits),
             self.waiting.eq(self.taker.request),
             self.o.valid.eq(granted & ~self.halt),
-            self.o.payload.as_value().eq(
-                Cat(head.index_low, head.index_high, whole[HEADER.bits :])
-            ),
+            self.o.payload.as_value().eq(Cat(index, C(0, 32 - INDEX_BITS), whole[HEADER.bits :])),
             moves.eq(self.o.valid & self.o.ready),
         ]
         with m.If(moves):
             m.d.sync += granted.eq(0)
-        with m.Elif(self.taker.grant | (may & ~head.wait.any())):
+        with m.Elif(self.taker.grant | (may & ~waits.any())):
             m.d.sync += granted.eq(1)
 
         # What has been started is remembered until it has signalled. Its place in this FIFO is
@@ -220,8 +227,8 @@ class EngineQueue(wiring.Component):
         num_done = self.num_done
         signals = Signal()
         m.d.comb += [
-            started.i.payload.mask.eq(head.signal),
-            started.i.payload.index.eq(Cat(head.index_low, head.index_high)),
+            started.i.payload.mask.eq(signalled),
+            started.i.payload.index.eq(index),
             started.i.valid.eq(moves),
             started.o.ready.eq(num_done != 0),
             signals.eq(started.o.valid & started.o.ready),

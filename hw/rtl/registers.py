@@ -142,9 +142,10 @@ class Registers(wiring.Component):
         )
 
     def _link_members(self):
+        sequencer = SequencerSpec.of(self.spec)
         return {
             "links": Out(LinkPort()).array(len(self.spec.links)),
-            "queues": In(QueueState()).array(SequencerSpec.of(self.spec).num_queues),
+            "queues": In(QueueState(sequencer.num_semaphores)).array(sequencer.num_queues),
         }
 
     def elaborate(self, platform):  # noqa: D102
@@ -216,6 +217,7 @@ class Registers(wiring.Component):
         for number, queue in enumerate(self.queues):
             values[f"QUEUE{number}_HEAD"] = queue.head
             values[f"QUEUE{number}_OLDEST"] = queue.oldest
+            values[f"QUEUE{number}_MISSING"] = queue.missing
             values[f"QUEUE{number}_WAIT"] = Cat(
                 getattr(queue, field.name) for field in self._map[f"QUEUE{number}_WAIT"].fields
             )

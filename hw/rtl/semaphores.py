@@ -4,42 +4,50 @@ from amaranth.hdl import Cat, Module, Mux, Signal
 from amaranth.lib import wiring
 from amaranth.lib.wiring import In, Out
 
-from fpgapipe.hw.hls_models.isa import MAX_SEMAPHORE, NUM_SEMAPHORES
+from fpgapipe.hw.hls_models.isa import CORE_SEMAPHORES, MAX_SEMAPHORE
 
 
 class Taker(wiring.Signature):
     """How semaphores are taken, as seen by the one that takes.
 
+    Parameters
+    ----------
+    num_semaphores : int
+
     Members
     -------
     request : Out(1)
         High until the cycle of the grant; may be withdrawn.
-    mask : Out(NUM_SEMAPHORES)
+    mask : Out(num_semaphores)
         What to take one of each of; constant while `request` is high.
     grant : In(1)
         All are taken, in this cycle. Only ever high while `request` is.
     """
 
-    def __init__(self):
+    def __init__(self, num_semaphores=CORE_SEMAPHORES):
         super().__init__(
-            {"request": Out(1), "mask": Out(NUM_SEMAPHORES), "grant": In(1)},
+            {"request": Out(1), "mask": Out(num_semaphores), "grant": In(1)},
         )
 
 
 class Signaller(wiring.Signature):
     """How semaphores are signalled, as seen by the one that signals.
 
+    Parameters
+    ----------
+    num_semaphores : int
+
     Members
     -------
     valid : Out(1)
         High for one cycle an instruction.
-    mask : Out(NUM_SEMAPHORES)
+    mask : Out(num_semaphores)
     index : Out(32)
         The instruction's number, for the error.
     """
 
-    def __init__(self):
-        super().__init__({"valid": Out(1), "mask": Out(NUM_SEMAPHORES), "index": Out(32)})
+    def __init__(self, num_semaphores=CORE_SEMAPHORES):
+        super().__init__({"valid": Out(1), "mask": Out(num_semaphores), "index": Out(32)})
 
 
 class Semaphores(wiring.Component):
@@ -49,6 +57,10 @@ class Semaphores(wiring.Component):
     request and the counts it needs, and the next grant two cycles after that. Among those that can
     be granted the lowest taker comes first. Any number may signal in a cycle, also the same
     semaphore. One that would come above `MAX_SEMAPHORE` stays there, and this is an error.
+
+    Parameters
+    ----------
+    num_takers, num_signallers, num_semaphores : int
 
     Members
     -------
@@ -67,18 +79,19 @@ class Semaphores(wiring.Component):
         What the counts grow by in this cycle; for proofs.
     """
 
-    def __init__(self, num_takers, num_signallers):
+    def __init__(self, num_takers, num_signallers, num_semaphores=CORE_SEMAPHORES):
         self._num_takers, self._num_signallers = num_takers, num_signallers
+        self._num_semaphores = num_semaphores
         self.counts = [
-            Signal(range(MAX_SEMAPHORE + 1), name=f"count{n}") for n in range(NUM_SEMAPHORES)
+            Signal(range(MAX_SEMAPHORE + 1), name=f"count{n}") for n in range(num_semaphores)
         ]
         self.added = [
-            Signal(range(num_signallers + 1), name=f"added{n}") for n in range(NUM_SEMAPHORES)
+            Signal(range(num_signallers + 1), name=f"added{n}") for n in range(num_semaphores)
         ]
         super().__init__(
             {
-                "takers": In(Taker()).array(num_takers),
-                "signallers": In(Signaller()).array(num_signallers),
+                "takers": In(Taker(num_semaphores)).array(num_takers),
+                "signallers": In(Signaller(num_semaphores)).array(num_signallers),
                 "error_valid": Out(1),
                 "error_index": Out(32),
             }
@@ -88,11 +101,12 @@ class Semaphores(wiring.Component):
         m = Module()
 
         # What can be granted is found a cycle ahead, so a grant makes it out of date.
-        zero = Signal(NUM_SEMAPHORES)
+        count = self._num_semaphores
+        zero = Signal(count)
         eligible = Signal(self._num_takers)
         grants = Signal(self._num_takers)
-        taken = Signal(NUM_SEMAPHORES)
-        m.d.comb += zero.eq(Cat(count == 0 for count in self.counts))
+        taken = Signal(count)
+        m.d.comb += zero.eq(Cat(each == 0 for each in self.counts))
         asks = Cat(taker.request for taker in self.takers)
         enough = Cat(~(taker.mask & zero).any() for taker in self.takers)
         m.d.sync += eligible.eq(Mux(grants.any(), 0, asks & enough))
@@ -105,8 +119,8 @@ class Semaphores(wiring.Component):
         m.d.comb += taken.eq(granted_mask)
 
         # Two stages: the signals as they came; the counts, and which of them were too high.
-        masks = [Signal(NUM_SEMAPHORES, name=f"mask{n}") for n in range(self._num_signallers)]
-        late_masks = [Signal(NUM_SEMAPHORES, name=f"late{n}") for n in range(self._num_signallers)]
+        masks = [Signal(count, name=f"mask{n}") for n in range(self._num_signallers)]
+        late_masks = [Signal(count, name=f"late{n}") for n in range(self._num_signallers)]
         indices = [
             Signal(32, name=f"index{n}", reset_less=True) for n in range(self._num_signallers)
         ]
@@ -120,8 +134,8 @@ class Semaphores(wiring.Component):
             m.d.sync += late_masks[number].eq(masks[number])
             with m.If(masks[number].any()):
                 m.d.sync += late_indices[number].eq(indices[number])
-        over = Signal(NUM_SEMAPHORES)
-        over_next = Signal(NUM_SEMAPHORES)
+        over = Signal(count)
+        over_next = Signal(count)
         for number, (count, added) in enumerate(zip(self.counts, self.added, strict=True)):
             total = Signal(range(MAX_SEMAPHORE + self._num_signallers + 1), name=f"total{number}")
             m.d.comb += [

@@ -9,7 +9,6 @@ from fpgapipe.hw.hls_models.isa import (
     GEMM,
     HEADER,
     LINK,
-    NUM_SEMAPHORES,
     TRANSFER,
     Engine,
     ErrorCode,
@@ -22,7 +21,7 @@ from fpgapipe.hw.hls_models.vector_fields import VECTOR
 from fpgapipe.hw.rtl.axi import ADDRESS_BITS, AxiRead
 from fpgapipe.hw.rtl.fetch import FETCHED, Fault, Fetcher, ProgramReader
 from fpgapipe.hw.rtl.layouts import layout_of
-from fpgapipe.hw.rtl.queue import WORD_BITS, EngineQueue, QueueState, issue_layout
+from fpgapipe.hw.rtl.queue import INDEX_BITS, WORD_BITS, EngineQueue, QueueState, issue_layout
 from fpgapipe.hw.rtl.semaphores import Semaphores
 
 QUIET_CYCLES = 8
@@ -61,7 +60,7 @@ class Dispatcher(wiring.Component):
         While high, nothing is handed out.
     ended : Out(1)
         END has been reached; high until reset.
-    end_wait : Out(NUM_SEMAPHORES)
+    end_wait : Out(spec.num_semaphores)
         The semaphores END waits for.
     failure : Out(Failure)
     dispatched : Out(1)
@@ -76,7 +75,7 @@ class Dispatcher(wiring.Component):
                 "o": Out(stream.Signature(unsigned(WORD_BITS))).array(spec.num_queues),
                 "halt": In(1),
                 "ended": Out(1),
-                "end_wait": Out(NUM_SEMAPHORES),
+                "end_wait": Out(spec.num_semaphores),
                 "failure": Out(Failure()),
                 "dispatched": Out(1),
             }
@@ -86,7 +85,9 @@ class Dispatcher(wiring.Component):
         m = Module()
         word = self.i.payload.data
         header = data.View(layout_of(HEADER), word[: HEADER.bits])
-        index = Signal(32)
+        # An instruction's number takes the place of its opcode and length, and of its engine.
+        engine_at = HEADER.bits - (INDEX_BITS - 16)
+        index = Signal(INDEX_BITS)
         select = Signal(self.spec.num_queues)  # one-hot
         known = self.spec.engines
         left = Signal(range(max(words_of(opcode) for opcode in known)))
@@ -106,6 +107,8 @@ class Dispatcher(wiring.Component):
             self.failure.code.eq(code),
         ]
 
+        count = self.spec.num_semaphores
+        strange = (header.wait[count:] | header.signal[count:]).any()  # semaphores of no core
         ready = Signal()
         m.d.comb += ready.eq((select & Cat(queue.ready for queue in self.o)).any())
         push = Signal()
@@ -115,9 +118,9 @@ class Dispatcher(wiring.Component):
                 queue.payload.eq(
                     Cat(
                         Mux(first, index[:16], word[:16]),
-                        word[16:48],
-                        Mux(first, index[16:], word[48:64]),
-                        word[64:],
+                        word[16:engine_at],
+                        Mux(first, index[16:INDEX_BITS], word[engine_at : HEADER.bits]),
+                        word[HEADER.bits :],
                     )
                 ),
             ]
@@ -137,7 +140,7 @@ class Dispatcher(wiring.Component):
                                 left.eq(words_of(opcode) - 1),
                                 select.eq(self._select(opcode, header.engine)),
                             ]
-                            wrong = (header.engine >= engines) | (header.reserved != 0)
+                            wrong = (header.engine >= engines) | (header.reserved != 0) | strange
                             if opcode is Opcode.END:
                                 wrong |= header.signal != 0
                             with m.If(header.words != words_of(opcode)):
@@ -309,7 +312,7 @@ class Sequencer(wiring.Component):
             "receive_idle": In(spec.num_links),
             "send_failures": In(Failure()).array(spec.num_links, spec.send_units),
             "receive_failures": In(Failure()).array(spec.num_links, spec.receive_units),
-            "queues": Out(QueueState()).array(spec.num_queues),
+            "queues": Out(QueueState(spec.num_semaphores)).array(spec.num_queues),
         }
         super().__init__(
             {
@@ -370,7 +373,7 @@ class Sequencer(wiring.Component):
         ]
 
         # END takes semaphores like an engine, but signals none.
-        semaphores = Semaphores(spec.num_queues + 1, spec.num_queues)
+        semaphores = Semaphores(spec.num_queues + 1, spec.num_queues, spec.num_semaphores)
         m.submodules.semaphores = anew(semaphores)
         outputs = [self.load, self.store, *self.gemm]
         dones = [self.load_done, self.store_done, self.gemm_done]
@@ -390,7 +393,9 @@ class Sequencer(wiring.Component):
         empty = Signal(spec.num_queues)
         for number, output in enumerate(outputs):
             group = BODIES[spec.queues[number][0]]
-            queue = EngineQueue(group, spec.words_of_queue(number), spec.in_flight)
+            queue = EngineQueue(
+                group, spec.words_of_queue(number), spec.in_flight, spec.num_semaphores
+            )
             m.submodules[f"queue{number}"] = anew(queue)
             wiring.connect(m, dispatcher.o[number], queue.i)
             wiring.connect(m, queue.o, wiring.flipped(output))

@@ -1,36 +1,40 @@
 """Puts kernels together to a program.
 
-Kernels come in an order in which each finds what it reads. On the core, products and vectors run at
-the same time, so the kernels of one engine may go on beside those of the other, as far as tensors
-allow: a normalisation's sums beside the convolution whose results they add up, a weight gradient
-beside the operators that wait for the input gradient.
+Kernels come in an order in which each finds what it reads. On the core, products, vectors and
+transfers over links run at the same time, so the kernels of one engine may go on beside those of
+the others, as far as tensors allow: a normalisation's sums beside the convolution whose results
+they add up, a weight gradient beside the operators that wait for the input gradient.
 
-A kernel is a sequence of *groups*: what one product, or one piece, loads, computes and stores. Each
-track, the groups of one engine, keeps its order. Groups of the two are merged by a rough timing of
-both, and a load waits for the store that it needs.
+A kernel is a sequence of *groups*: what one product, or one piece, loads, computes and stores, or a
+part of a transfer. Each track, the groups of one engine, keeps its order. Groups of all tracks are
+merged by a rough timing, and what needs the results of another waits for them
+(:mod:`fpgapipe.hw.hls_models.kernels.waits`).
 """
 
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
-
-import numpy as np
-from numpy.typing import NDArray
+from dataclasses import dataclass, field
 
 from fpgapipe.hw.hls_models.core_spec import CoreSpec
 from fpgapipe.hw.hls_models.instruction_cycles import gemm_timing
-from fpgapipe.hw.hls_models.isa import Instruction, Opcode
+from fpgapipe.hw.hls_models.isa import Instruction, Opcode, Span, span_of
 from fpgapipe.hw.hls_models.kernels.kernel import Kernel, Track
+from fpgapipe.hw.hls_models.kernels.touched import Touched
+from fpgapipe.hw.hls_models.kernels.waits import READS, STORED, WRITES, Waits
+from fpgapipe.hw.hls_models.sequencer import SequencerSpec
 from fpgapipe.hw.hls_models.vector_cycles import vector_cycles
 from fpgapipe.hw.hls_models.vector_op import VectorOp
 
-STORED = 10
-"""Semaphore by which a STORE lets a LOAD of another kernel begin."""
+__all__ = ["STORED", "Assembled", "Placed", "assemble", "page"]
 
 PAGE_BYTES = 4096
 """Tensors begin at multiples of this, so that their bursts cross no boundary they need not."""
 
 TURN_CYCLES = 300
 """From the end of a group to the beginning of one that reads its results, about."""
+
+LINK_BYTES_PER_CYCLE = 16
+"""Of a transfer over a link, about."""
 
 
 @dataclass(frozen=True)
@@ -62,10 +66,6 @@ class Placed:
     end: int
 
 
-Spans = NDArray[np.int64]
-"""First bytes and the bytes behind the last ones, shape (n, 2)."""
-
-
 @dataclass
 class _Group:
     """Instructions that belong together.
@@ -73,22 +73,27 @@ class _Group:
     Attributes
     ----------
     kernel : int
+    track : Track
     first : bool
         Whether it is the first of its kernel.
     instructions : list of Instruction
-    after : int
-        Number of groups of the other track that come before it.
+    after : dict of Track to int
+        Number of groups of each other track that come before it.
     """
 
     kernel: int
+    track: Track
     first: bool
     instructions: list[Instruction] = field(default_factory=list)
-    after: int = 0
+    after: dict[Track, int] = field(default_factory=dict)
 
-    def spans(self, opcode: Opcode) -> Spans:
-        """Bytes of memory that its loads or stores touch."""
-        found = [_span(each) for each in self.instructions if each.opcode is opcode]
-        return np.array(found, np.int64).reshape(-1, 2)
+    def spans(self, opcodes: frozenset[Opcode]) -> list[Span]:
+        """Bytes of memory that its reads or writes touch."""
+        return [span_of(each) for each in self.instructions if each.opcode in opcodes]
+
+    def comes_after(self, track: Track, number: int) -> None:
+        """Let so many groups of a track come before it."""
+        self.after[track] = max(self.after.get(track, 0), number)
 
     def cycles(self, core: CoreSpec) -> int:
         """For which its engine works, about."""
@@ -99,11 +104,17 @@ class _Group:
             elif instruction.opcode is Opcode.VECTOR:
                 assert core.vector is not None, "a vector kernel needs a vector engine"
                 total += vector_cycles(VectorOp.decoded(instruction.body), core.vector)
+            elif self.track.is_link:
+                begin, end = span_of(instruction)
+                total += (end - begin) // LINK_BYTES_PER_CYCLE
         return total
 
 
 def assemble(
-    kernels: Sequence[Kernel], places: Mapping[str, Placed], core: CoreSpec | None = None
+    kernels: Sequence[Kernel],
+    places: Mapping[str, Placed],
+    core: CoreSpec | None = None,
+    tasks: Sequence[int] | None = None,
 ) -> Assembled:
     """Make one program of kernels.
 
@@ -116,179 +127,148 @@ def assemble(
     places : mapping of str to Placed
         Of all tensors, which begin at multiples of 64 bytes.
     core : CoreSpec, optional
-        Lets the kernels of the two tracks overlap; without one they run one after the other.
+        Lets the kernels of different tracks overlap; without one they run one after the other.
+    tasks : sequence of int, optional
+        For each kernel the number of its task, which never falls. What a task receives over links
+        is asked for while the task before it runs, not earlier: so the queue of a link's receiver
+        always has room, and whatever waits in it holds nothing up.
+
+    Raises
+    ------
+    ValueError
+        If the program needs more semaphores than there are.
     """
     addresses = {name: place.begin for name, place in places.items()}
-    tracks: dict[Track, list[_Group]] = {track: [] for track in Track}
-    order: list[tuple[Track, int]] = []
+    order: list[_Group] = []
     for number, kernel in enumerate(kernels):
-        for group in _groups(number, kernel.instructions(addresses)):
-            order.append((kernel.track, len(tracks[kernel.track])))
-            tracks[kernel.track].append(group)
+        order += _groups(number, kernel, addresses)
     if core is not None:
-        _find_order(tracks, order)
-        order = list(_merged(tracks, core))
-    tagged = [
-        (tracks[track][index].kernel, instruction)
-        for track, index in order
-        for instruction in tracks[track][index].instructions
-    ]
-    return _waiting(kernels, tagged)
+        _find_order(order, tasks or [0] * len(kernels))
+        order = list(_merged(order, core))
+    tagged = [(group.kernel, each) for group in order for each in group.instructions]
+    kernel_of = [number for number, _ in tagged]
+    waits = Waits([each for _, each in tagged], kernel_of, _kernels_before(kernels))
+    return Assembled([*waits.add(), Instruction(Opcode.END)], kernel_of)
 
 
-def _groups(number: int, instructions: Sequence[Instruction]) -> Iterator[_Group]:
-    """Cut a kernel where something new is loaded, or computed."""
-    group = _Group(number, first=True)
+def _groups(number: int, kernel: Kernel, addresses: Mapping[str, int]) -> Iterator[_Group]:
+    """Cut a kernel where something new is loaded, or computed; a transfer, into its parts."""
+    group = _Group(number, kernel.track, first=True)
     moves = (Opcode.LOAD, Opcode.STORE)
-    for instruction in instructions:
+    for instruction in kernel.instructions(addresses):
         before = group.instructions[-1].opcode if group.instructions else None
         begins = {
             Opcode.LOAD: before not in (None, Opcode.LOAD),
             Opcode.STORE: False,
             Opcode.GEMM: before not in (None, Opcode.LOAD),
             Opcode.VECTOR: before is Opcode.STORE,
+            Opcode.SEND: before is not None,
+            Opcode.RECEIVE: before is not None,
         }[instruction.opcode]
         if begins:
             yield group
-            group = _Group(number, first=False)
+            group = _Group(number, kernel.track, first=False)
         group.instructions.append(instruction)
-    assert group.instructions[-1].opcode in moves, "a kernel must end with a store"
+    if not kernel.track.is_link:
+        assert group.instructions[-1].opcode in moves, "a kernel must end with a store"
     yield group
 
 
-def _span(instruction: Instruction) -> tuple[int, int]:
-    """First byte of memory that a transfer touches, and the one behind the last."""
-    body = instruction.body
-    rows, planes = body["rows"] * body["row_memory"], body["planes"] * body["plane_memory"]
-    begin = body["memory"] + min(rows, 0) + min(planes, 0)
-    return begin, body["memory"] + max(rows, 0) + max(planes, 0) + body["row_bytes"]
-
-
-def _find_order(tracks: Mapping[Track, list[_Group]], order: Sequence[tuple[Track, int]]) -> None:
-    """Say of each group how many of the other track have to come before it.
+def _find_order(order: Sequence[_Group], tasks: Sequence[int]) -> None:
+    """Say of each group how many of the other tracks have to come before it.
 
     A group that overwrites what another reads, or wrote, comes behind it with its whole kernel:
-    the kernel's loads are then behind those of the other, and all it writes behind them.
+    the kernel's loads are then behind those of the other, and all it writes behind them. What
+    overwrites by a transfer comes behind the whole of the other kernel.
+
+    What reads what another device has sent comes behind all that the tasks before send: loads keep
+    their order, and one that waits for another device must not hold up what that waits for.
     """
-    spans = {
-        (track, opcode): _Spans(
-            [group.spans(opcode) for group in groups],
-        )
-        for track, groups in tracks.items()
-        for opcode in (Opcode.LOAD, Opcode.STORE)
-    }
-    num_before = dict.fromkeys(Track, 0)
-    begins = dict.fromkeys(Track, 0)
-    for track, index in order:
-        (other,) = set(Track) - {track}
-        group = tracks[track][index]
+    reads, writes = ({track: Touched() for track in Track} for _ in range(2))
+    count = dict.fromkeys(Track, 0)
+    kernel_end: dict[tuple[Track, int], int] = {}  # groups up to the end of a kernel
+    counts_of_task: dict[int, dict[Track, int]] = {}  # when a task begins
+    kernel_of: dict[tuple[Track, int], int] = {}
+    asked_in = _asked_in(order, tasks)
+    first = order[0]
+    for group in order:
         if group.first:
-            begins[track] = index
-        limit = num_before[other]
-        loads, stores = (spans[track, opcode].of(index) for opcode in (Opcode.LOAD, Opcode.STORE))
-        group.after = max(group.after, spans[other, Opcode.STORE].last(loads, limit))
-        overwrites = max(
-            spans[other, opcode].last(stores, limit) for opcode in (Opcode.LOAD, Opcode.STORE)
-        )
-        first = tracks[track][begins[track]]
-        first.after = max(first.after, overwrites)
-        num_before[track] += 1
+            first = group
+        counts_of_task.setdefault(tasks[group.kernel], dict(count))
+        loads, stores = group.spans(READS), group.spans(WRITES)
+        is_received = group.track.is_link and bool(stores)
+        for other in Track:
+            if other is group.track:
+                continue
+            needed = _last(writes[other], loads)
+            if needed:
+                group.comes_after(other, needed)
+            if needed and other.is_link:
+                for track, sent in counts_of_task[tasks[group.kernel]].items():
+                    if track.is_link and track is not group.track:
+                        group.comes_after(track, sent)
+            overwritten = max(_last(reads[other], stores), _last(writes[other], stores))
+            if overwritten and is_received:
+                overwritten = kernel_end[other, kernel_of[other, overwritten]]
+            if overwritten:
+                first.comes_after(other, overwritten)
+            if is_received:
+                begin = counts_of_task[asked_in[tasks[group.kernel], group.track]]
+                group.comes_after(other, begin[other])
+        count[group.track] += 1
+        at = count[group.track]
+        kernel_end[group.track, group.kernel] = at
+        kernel_of[group.track, at] = group.kernel
+        for known, spans in ((reads, loads), (writes, stores)):
+            for span in spans:
+                known[group.track].add(span, at)
 
 
-class _Spans:
-    """Spans of the groups of a track, to be searched."""
+def _asked_in(order: Sequence[_Group], tasks: Sequence[int]) -> dict[tuple[int, Track], int]:
+    """For each task and link, the task in which what the first receives is asked for.
 
-    def __init__(self, spans: Sequence[Spans]) -> None:
-        self._all = np.concatenate([*spans, np.empty((0, 2), np.int64)])
-        self._ends = np.cumsum([0, *(len(each) for each in spans)])
-        self._group = np.repeat(np.arange(len(spans)), np.diff(self._ends))
-
-    def of(self, index: int) -> Spans:
-        """Those of a group."""
-        return self._all[self._ends[index] : self._ends[index + 1]]
-
-    def last(self, spans: Spans, limit: int) -> int:
-        """One more than the last group, of the first `limit`, that shares a byte with these."""
-        end = self._ends[limit]
-        found = 0
-        for begin, behind in spans:
-            touching = (self._all[:end, 0] < behind) & (begin < self._all[:end, 1])
-            if touching.any():
-                found = max(found, int(self._group[:end][touching][-1]) + 1)
-        return found
+    That is the one before, unless what both receive is more than the receiver's queue has room for.
+    """
+    count = Counter((tasks[group.kernel], group.track) for group in order if group.track.is_link)
+    known = sorted({tasks[group.kernel] for group in order})
+    before = dict(zip(known[1:], known, strict=False))
+    found = {}
+    for task, track in count:
+        earlier = before.get(task, task)
+        fits = count[task, track] + count[earlier, track] <= SequencerSpec().receive_words
+        found[task, track] = earlier if fits else task
+    return found
 
 
-def _merged(
-    tracks: Mapping[Track, Sequence[_Group]], core: CoreSpec
-) -> Iterator[tuple[Track, int]]:
-    """Groups of both tracks by the time at which they can begin."""
+def _last(touched: Touched, spans: Sequence[Span]) -> int:
+    """Number of the last group, from 1, that touched one of some spans; 0 if none did."""
+    return max((touched.last(span) or 0 for span in spans), default=0)
+
+
+def _merged(order: Sequence[_Group], core: CoreSpec) -> Iterator[_Group]:
+    """Groups of all tracks by the time at which they can begin."""
+    waiting = {track: [group for group in order if group.track is track] for track in Track}
     free = dict.fromkeys(Track, 0)
     done: dict[Track, list[int]] = {track: [] for track in Track}
-    while any(len(done[track]) < len(tracks[track]) for track in Track):
+    for _ in order:
         choices = []
-        for track in Track:
-            (other,) = set(Track) - {track}
+        for track, groups in waiting.items():
             index = len(done[track])
-            if index == len(tracks[track]):
+            if index == len(groups):
                 continue
-            group = tracks[track][index]
-            if group.after > len(done[other]):
+            group = groups[index]
+            if any(number > len(done[other]) for other, number in group.after.items()):
                 continue
             begin = free[track] + (TURN_CYCLES if group.first else 0)
-            if group.after:
-                begin = max(begin, done[other][group.after - 1] + TURN_CYCLES)
-            choices.append((begin, track, index))
+            for other, number in group.after.items():
+                if number:
+                    begin = max(begin, done[other][number - 1] + TURN_CYCLES)
+            choices.append((begin, track, group))
         assert choices, "kernels must come in an order in which they can run"
-        begin, track, index = min(choices)
-        free[track] = begin + tracks[track][index].cycles(core)
+        begin, track, group = min(choices, key=lambda each: each[:2])
+        free[track] = begin + group.cycles(core)
         done[track].append(free[track])
-        yield track, index
-
-
-def _waiting(kernels: Sequence[Kernel], tagged: Sequence[tuple[int, Instruction]]) -> Assembled:
-    """Let loads wait for the stores that they need.
-
-    Loads, and stores, each end in the order of the program: a load waits for the latest of its
-    stores alone, and only if no load before it has waited for that, or a later one.
-    """
-    last_store = {
-        number: at for at, (number, each) in enumerate(tagged) if each.opcode is Opcode.STORE
-    }
-    same = _kernels_before(kernels)
-    instructions = [instruction for _, instruction in tagged]
-    stores: list[tuple[int, int]] = []
-    store_at: list[int] = []
-    store_of: list[int] = []
-    begun: set[int] = set()
-    waited_for = -1
-    for at, (number, instruction) in enumerate(tagged):
-        if instruction.opcode is Opcode.STORE:
-            stores.append(_span(instruction))
-            store_at.append(at)
-            store_of.append(number)
-        if instruction.opcode is not Opcode.LOAD:
-            continue
-        needed = -1
-        before = same[number]
-        if number not in begun and before is not None:
-            needed = last_store[before]
-        begun.add(number)
-        begin, behind = _span(instruction)
-        for earlier in range(len(stores) - 1, -1, -1):
-            if store_at[earlier] <= max(needed, waited_for):
-                break
-            low, high = stores[earlier]
-            if low < behind and begin < high and store_of[earlier] != number:
-                needed = store_at[earlier]
-                break
-        assert needed < at, "a kernel must stand behind what it waits for"
-        if needed > waited_for:
-            waited_for = needed
-            signals = instructions[needed]
-            instructions[needed] = replace(signals, signal=(*signals.signal, STORED))
-            instructions[at] = replace(instruction, wait=(*instruction.wait, STORED))
-    end = Instruction(Opcode.END)
-    return Assembled([*instructions, end], [number for number, _ in tagged])
+        yield group
 
 
 def _kernels_before(kernels: Sequence[Kernel]) -> list[int | None]:

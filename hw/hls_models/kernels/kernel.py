@@ -26,7 +26,7 @@ class Tensor:
     shape : tuple of int
         Channels last.
     element_bytes : int
-        2 (BF16) or 4 (FP32).
+        2 (BF16) or 4 (FP32); 1 of bytes, such as those of blocks of MXINT8.
     """
 
     name: str
@@ -50,10 +50,26 @@ class Tensor:
 
 
 class Track(IntEnum):
-    """The engine that a kernel's work is for; kernels of different tracks may overlap."""
+    """The engine that a kernel's work is for; kernels of different tracks may overlap.
+
+    The two of link `n` are ``SEND0 + 2 * n`` and ``RECEIVE0 + 2 * n``.
+    """
 
     GEMM = 0
     VECTOR = 1
+    SEND0 = 2
+    RECEIVE0 = 3
+    SEND1 = 4
+    RECEIVE1 = 5
+    SEND2 = 6
+    RECEIVE2 = 7
+    SEND3 = 8
+    RECEIVE3 = 9
+
+    @property
+    def is_link(self) -> bool:
+        """Whether the engine is one of a link's."""
+        return self >= Track.SEND0
 
 
 class Kernel(Protocol):
@@ -80,7 +96,7 @@ class Kernel(Protocol):
         ...
 
     def instructions(self, addresses: Mapping[str, int]) -> list[Instruction]:
-        """Return its instructions, with at least one LOAD and one STORE among them.
+        """Return its instructions; one of GEMM and VECTOR has a LOAD, and a STORE at its end.
 
         Parameters
         ----------

@@ -1,0 +1,152 @@
+"""A training step of a network as the programs of several devices."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from fpgapipe.errors import UserError
+from fpgapipe.host.crossing import Part, gradient_bytes, stages_of
+from fpgapipe.host.step import StepBuilder
+from fpgapipe.host.step_program import StepOptions
+from fpgapipe.hw.hls_models.core_cycles import MemorySpec
+from fpgapipe.partition.schedule import TaskKind
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    import numpy as np
+    from numpy.typing import NDArray
+
+    from fpgapipe.host.step_program import StepProgram
+    from fpgapipe.hw.hls_models.core_spec import CoreSpec
+    from fpgapipe.partition.graph import Graph
+    from fpgapipe.partition.schedule import Schedule, Task
+
+    Values = Mapping[str, NDArray[np.float32]]
+    Memories = Sequence[NDArray[np.uint8]]
+
+COMPUTES = frozenset({TaskKind.F, TaskKind.B, TaskKind.DX, TaskKind.DW, TaskKind.U})
+"""Tasks that are no transfers."""
+
+
+@dataclass(frozen=True)
+class PipelineProgram:
+    """A step's programs, one for each stage, in the order of the stages.
+
+    Attributes
+    ----------
+    graph : Graph
+        For the samples of one micro-batch.
+    parts : tuple of StepProgram
+    """
+
+    graph: Graph
+    parts: tuple[StepProgram, ...]
+
+    def images(self, parameters: Values) -> list[NDArray[np.uint8]]:
+        """Memories before the first step."""
+        return [part.image(parameters) for part in self.parts]
+
+    def set_batch(
+        self, memories: Memories, inputs: Values, labels: NDArray[np.integer] | None = None
+    ) -> None:
+        """Write a mini-batch; see `StepProgram.set_batch`."""
+        for part, memory in zip(self.parts, memories, strict=True):
+            part.set_batch(memory, inputs, labels)
+
+    def parameters(self, memories: Memories, suffix: str = "") -> dict[str, NDArray[np.float32]]:
+        """Read all parameters, or what goes with them; see `StepProgram.parameters`."""
+        return {
+            name: value
+            for part, memory in zip(self.parts, memories, strict=True)
+            for name, value in part.parameters(memory, suffix).items()
+        }
+
+    def results(self, memories: Memories) -> dict[str, NDArray[np.float32]]:
+        """Results of the network for all samples; see `MemoryMap.results`."""
+        return {
+            name: value
+            for part, memory in zip(self.parts, memories, strict=True)
+            for name, value in part.results(memory).items()
+        }
+
+    def outcome(self, memories: Memories) -> tuple[float, int]:
+        """Mean loss of the mini-batch, and how many samples it had right."""
+        return self.parts[-1].outcome(memories[-1])
+
+
+def build_pipeline(
+    graph: Graph,
+    cores: Sequence[CoreSpec],
+    layers: Sequence[Sequence[str]],
+    schedule: Schedule,
+    memory: MemorySpec | None = None,
+    options: StepOptions | None = None,
+) -> PipelineProgram:
+    """Make the programs of a training step, or of inference, over a chain of devices.
+
+    A core's links are to the stage before and to the next, in this order, as far as there are such.
+
+    Parameters
+    ----------
+    graph : Graph
+        For the samples of one micro-batch.
+    cores : sequence of CoreSpec
+        One a stage.
+    layers : sequence of sequence of str
+        For each stage the names of its layers.
+    schedule : Schedule
+        Stage `i` on device `i`, one engine a device.
+    memory : MemorySpec, optional
+        What times are estimated with.
+    options : StepOptions, optional
+
+    Raises
+    ------
+    UserError
+        If stages, cores and schedule do not fit together, or a core does not run a layer.
+    NotImplementedError
+        If a layer does not fit its core.
+    """
+    options = options or StepOptions()
+    memory = memory or MemorySpec()
+    stages = stages_of(graph, layers, train=options.train)
+    lanes = _lanes(schedule, len(stages), train=options.train)
+    if len(cores) != len(stages):
+        raise UserError(f"a pipeline of {len(stages)} stages needs as many cores, not {len(cores)}")
+    for core, stage in zip(cores, stages, strict=True):
+        needed = (stage.index > 0) + (not stage.is_last)
+        if len(core.links) < needed:
+            raise UserError(
+                f"the core of stage {stage.index} needs {needed} links, not {len(core.links)}"
+            )
+    parts: list[StepProgram] = []
+    for stage, core, tasks in zip(stages, cores, lanes, strict=True):
+        part = Part(
+            stage,
+            values=parts[-1].values if parts else {},
+            gradient_bytes=gradient_bytes(graph, stages, stage.index, options.feature_bytes),
+            before=0,
+            after=int(stage.index > 0),
+        )
+        parts.append(StepBuilder(graph, core, memory, options, tasks, part).build())
+    return PipelineProgram(graph, tuple(parts))
+
+
+def _lanes(schedule: Schedule, num_stages: int, *, train: bool) -> list[list[Task]]:
+    """Tasks of each device, without transfers, which follow from what crosses."""
+    kinds = COMPUTES if train else {TaskKind.F}
+    if schedule.splits_engines:
+        raise NotImplementedError(
+            f"schedule {schedule.kind} has two engines a device; programs are made for one"
+        )
+    if schedule.placement != tuple(range(num_stages)):
+        raise UserError(
+            f"schedule {schedule.kind} must have stage i of {num_stages} on device i, not on "
+            f"{', '.join(map(str, schedule.placement))}"
+        )
+    return [
+        [task for task in lane if task.kind in kinds]
+        for lane in sorted(schedule.lanes, key=lambda lane: lane.device)
+    ]
