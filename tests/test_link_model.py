@@ -11,7 +11,7 @@ from fpgapipe.hw.hls_models.core_spec import CoreSpec, ScratchpadSpec
 from fpgapipe.hw.hls_models.dma import transfer
 from fpgapipe.hw.hls_models.isa import ErrorCode, Instruction, Opcode
 from fpgapipe.hw.hls_models.link import LinkEngineSpec
-from fpgapipe.hw.hls_models.link_dma import packet
+from fpgapipe.hw.hls_models.link_dma import Packet, packet
 
 CORE = CoreSpec(4, 4, scratchpad=ScratchpadSpec(1, 1024), links=(LinkEngineSpec(),) * 2)
 RING = [((0, 1), (1, 0)), ((1, 1), (2, 0)), ((2, 1), (0, 0))]
@@ -57,14 +57,32 @@ def test_packets_go_round_a_ring():
 def test_a_run_goes_on_where_it_stopped():
     (model,) = models(1)
     body = packet(0, 64, stream=3)
-    program = [send(0, body), receive(1, body | {"memory": 640}), send(0, body), END]
-    assert model.run(program) == 1
-    assert len(model.links[0].out[0]) == 1
-    assert model.run(program, 1) == 1
+    came = body | {"memory": 640}
+    program = [send(0, body), receive(1, came), send(0, body), send(0, came), END]
+    # What does not need the packet goes on without it.
+    assert model.run(program) == 3
+    assert [index for index, _ in model.late] == [1]
+    assert len(model.links[0].out[0]) == 2
+    assert model.run(program, 3) == 3
     model.links[1].inbox[0].append(model.links[0].out[0].popleft())
-    assert model.run(program, 1) == 3
+    assert model.run(program, 3) == 4
+    assert model.catch_up()
     np.testing.assert_array_equal(model.memory[640:704], model.memory[:64])
+    np.testing.assert_array_equal(model.links[0].out[0][-1].words[0], model.memory[:64])
     assert model.run(program[:1]) == 1  # a program without END
+
+
+def test_an_end_waits_for_what_was_put_off():
+    (model,) = models(1)
+    program = [receive(0, packet(0, 64, channel=1)), receive(0, packet(64, 64)), END]
+    model.links[0].inbox[0].append(Packet(0, np.zeros((1, 64), np.uint8)))
+    # The second has its packet, and stands behind the first, as in the link's queue.
+    assert model.run(program) == 2
+    assert not model.catch_up()
+    model.links[0].inbox[1].append(Packet(0, np.ones((1, 64), np.uint8)))
+    assert model.catch_up()
+    assert model.memory[:64].all()
+    assert not model.memory[64:128].any()
 
 
 def test_long_programs_stop_at_packets_too():
