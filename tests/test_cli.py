@@ -38,7 +38,16 @@ def test_version(cli):
     assert cli("--version") == (0, f"fpgapipe, version {__version__}\n", "")
 
 
-@pytest.mark.parametrize("name", COMMANDS)
+LONG_COMMANDS = {"bench", "compare"}
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        pytest.param(name, marks=[pytest.mark.slow] if name in LONG_COMMANDS else [])
+        for name in COMMANDS
+    ],
+)
 def test_each_commands_help_has_an_example_that_works(name, cli, monkeypatch, tmp_path):
     monkeypatch.chdir(tmp_path)
     # A build is there for those that need one: the example of the command that makes it.

@@ -394,6 +394,7 @@ def test_narrow_bus(tmp_path):
     run(cases_of_narrow(), verilog_of_narrow(), tmp_path, fault=0)
 
 
+@pytest.mark.slow  # a build of a whole device; blocks have faults of their own
 @pytest.mark.parametrize("fault", FAULTS)
 def test_testbench_sees(fault, tmp_path):
     number = list(FAULTS).index(fault) + 1

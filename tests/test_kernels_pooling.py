@@ -255,7 +255,11 @@ def test_global_average(shape, region):
 @pytest.mark.parametrize(
     ("shape", "pool"),
     [
-        ((3, 20, 21, 40), Pool((3, 3), (2, 2), (1, 1, 1, 1), (0, 0, 0, 0))),
+        pytest.param(
+            (3, 20, 21, 40),
+            Pool((3, 3), (2, 2), (1, 1, 1, 1), (0, 0, 0, 0)),
+            marks=pytest.mark.slow,
+        ),
         ((5, 12, 12, 40), Pool((2, 2), (2, 2))),
         ((1, 40, 30, 33), Pool((2, 3), (3, 2), (1, 1, 0, 1))),
     ],

@@ -274,6 +274,7 @@ def test_shell_does_not_matter(cache, compilations, tmp_path, monkeypatch):
 
 
 @pytest.mark.sim
+@pytest.mark.slow
 def test_folders_may_have_spaces(tmp_path, monkeypatch):
     project = tmp_path / "my project"
     project.mkdir()

@@ -142,7 +142,7 @@ def assemble(
     order: list[_Group] = []
     for number, kernel in enumerate(kernels):
         order += _groups(number, kernel, addresses)
-    if core is not None:
+    if core is not None and order:
         _find_order(order, tasks or [0] * len(kernels))
         order = list(_merged(order, core))
     tagged = [(group.kernel, each) for group in order for each in group.instructions]
