@@ -1,6 +1,7 @@
 """What all tests share."""
 
 import os
+import signal
 
 import pytest
 from hypothesis import settings
@@ -24,3 +25,11 @@ def cli(capsys, monkeypatch):
         return code, out, err
 
     return run
+
+
+@pytest.fixture
+def interruptible():
+    """Let Ctrl-C raise `KeyboardInterrupt`, also where a shell in the background ignores it."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, before)

@@ -8,9 +8,12 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 SCRIPT = Path(__file__).parent.parent / "tools" / "bootstrap.py"
 
 
+@pytest.mark.usefixtures("interruptible")
 def test_waits_for_another_and_can_be_interrupted(tmp_path):
     (tmp_path / "tools").mkdir()
     script = shutil.copy(SCRIPT, tmp_path / "tools")

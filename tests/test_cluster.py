@@ -275,6 +275,7 @@ def test_devices_run_in_their_cluster_alone(cluster):
         one.run(5)
 
 
+@pytest.mark.usefixtures("interruptible")
 def test_ctrl_c_leaves_a_cluster_that_runs_on(cluster):
     one = cluster(4, mesh(40, **BAD_WIRE), threads=2)
     expected = results(cluster(4, mesh(40, **BAD_WIRE), threads=2))

@@ -359,6 +359,7 @@ def test_untouched_memory_takes_no_room(device):
         one.run()
 
 
+@pytest.mark.usefixtures("interruptible")
 def test_ctrl_c_leaves_a_device_that_runs_on(device):
     one, other = device(), device()
     expected = copy(other, bursts=3)
