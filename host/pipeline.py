@@ -44,6 +44,11 @@ class PipelineProgram:
     graph: Graph
     parts: tuple[StepProgram, ...]
 
+    @property
+    def wiring(self) -> list[tuple[tuple[int, int], tuple[int, int]]]:
+        """Ends of links that are joined, as pairs of (stage, link)."""
+        return [((n, link_after(n)), (n + 1, 0)) for n in range(len(self.parts) - 1)]
+
     def images(self, parameters: Values) -> list[NDArray[np.uint8]]:
         """Memories before the first step."""
         return [part.image(parameters) for part in self.parts]
@@ -128,10 +133,15 @@ def build_pipeline(
             values=parts[-1].values if parts else {},
             gradient_bytes=gradient_bytes(graph, stages, stage.index, options.feature_bytes),
             before=0,
-            after=int(stage.index > 0),
+            after=link_after(stage.index),
         )
         parts.append(StepBuilder(graph, core, memory, options, tasks, part).build())
     return PipelineProgram(graph, tuple(parts))
+
+
+def link_after(stage: int) -> int:
+    """Number of a stage's link to the next one; that to the one before is 0."""
+    return int(stage > 0)
 
 
 def _lanes(schedule: Schedule, num_stages: int, *, train: bool) -> list[list[Task]]:

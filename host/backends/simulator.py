@@ -1,0 +1,112 @@
+"""Steps in simulated devices, cycle by cycle."""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import TYPE_CHECKING
+
+from fpgapipe.host.backends.base import Backend
+from fpgapipe.host.core_bench import build_device, check_program, prepare_program
+from fpgapipe.hw.hls_models.link import LinkState
+from fpgapipe.hw.hls_models.registers import RegisterMap
+from fpgapipe.sim_tb.cluster import Cluster, Node, cable
+from fpgapipe.sim_tb.native import NativeDevice
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    from fpgapipe.host.backends.base import Values
+    from fpgapipe.host.pipeline import PipelineProgram
+    from fpgapipe.hw.hls_models.core_cycles import MemorySpec
+    from fpgapipe.sim_tb.phy import WireSpec
+
+LINK_UP_CYCLES = 20_000
+"""In which two ends have to have greeted each other."""
+
+
+class SimulatorBackend(Backend):
+    """Runs programs on devices in lock-step; equal cores share one library.
+
+    Parameters
+    ----------
+    pipeline : PipelineProgram
+    parameters : mapping of str to array
+        To begin with.
+    memory : MemorySpec
+        Of each device.
+    wires : sequence of WireSpec
+        For each stage but the last, of the cable to the next.
+    threads : int, optional
+        As for `Cluster`.
+    """
+
+    def __init__(
+        self,
+        pipeline: PipelineProgram,
+        parameters: Values,
+        memory: MemorySpec,
+        wires: Sequence[WireSpec],
+        *,
+        threads: int | None = None,
+    ) -> None:
+        super().__init__(pipeline)
+        parts = pipeline.parts
+        self._registers = [RegisterMap(part.core) for part in parts]
+        nodes = []
+        for part, registers in zip(parts, self._registers, strict=True):
+            library, _, _ = build_device(part.core)
+            device = NativeDevice(
+                library,
+                memory_bytes=part.memory_bytes,
+                bytes_per_cycle=memory.bytes_per_cycle,  # type: ignore[arg-type]
+                latency_cycles=memory.latency_cycles,
+            )
+            nodes.append(Node(f"device {part.stage.index}", device, registers))
+        self.memories = [node.device.memory for node in nodes]
+        for own, image in zip(self.memories, pipeline.images(parameters), strict=True):
+            own[:] = image
+        cables = [
+            connection
+            for (one, other), wire in zip(pipeline.wiring, wires, strict=True)
+            for connection in cable(one, other, wire)
+        ]
+        self.cluster = Cluster(nodes, cables, threads=threads)
+        self._links_up()
+
+    def close(self) -> None:
+        """See `Backend`."""
+        self.cluster.close()
+
+    def _write(self, number: int, name: str, value: int) -> None:
+        self.cluster.write_register(number, self._registers[number].offset(name), value)
+
+    def _read(self, number: int, name: str) -> int:
+        return self.cluster.read_register(number, self._registers[number].offset(name))
+
+    def _links_up(self) -> None:
+        """Enable all ends that are joined, and wait until they have greeted each other."""
+        ends = [end for pair in self.pipeline.wiring for end in pair]
+        for number, link in ends:
+            self._write(number, f"LINK{link}_SEED", 1 + 4 * number + link)
+            self._write(number, f"LINK{link}_ENABLE", 1)
+        last = self.cluster.cycle + LINK_UP_CYCLES
+        for number, link in ends:
+            state = self._registers[number][f"LINK{link}_STATUS"].field("state")
+            while state.of(self._read(number, f"LINK{link}_STATUS")) != LinkState.UP:
+                if self.cluster.cycle > last:
+                    raise TimeoutError(f"link {link} of device {number} does not come up")
+
+    def _run(self, scalars: Sequence[int], progress: Callable[[int], object] | None) -> int:
+        for number, part in enumerate(self.pipeline.parts):
+            for index, bits in enumerate(scalars):
+                self._write(number, f"SCALAR{index}", bits)
+            write = partial(self.cluster.write_register, number)
+            prepare_program(write, self._registers[number], part.entry, part.memory_bytes)
+        begin = self.cluster.cycle
+        for number, registers in enumerate(self._registers):
+            self._write(number, "CONTROL", registers["CONTROL"].field("start").mask)
+        self.cluster.run(progress=progress and (lambda now: progress(now.cycle - begin)))
+        for number, registers in enumerate(self._registers):
+            check_program(partial(self.cluster.read_register, number), registers)
+        ends = [node.device.statistics.irq_cycle for node in self.cluster.nodes]
+        return max(end for end in ends if end is not None) - begin
