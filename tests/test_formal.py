@@ -20,18 +20,8 @@ PROOFS = {
 }
 
 
-# The smaller FIFO has the same logic; the large one takes a minute.
-LONG_PROOFS = {"fifo"}
-
-
 @pytest.mark.sim
-@pytest.mark.parametrize(
-    "name",
-    [
-        pytest.param(name, marks=[pytest.mark.slow] if name in LONG_PROOFS else [])
-        for name in PROOFS
-    ],
-)
+@pytest.mark.parametrize("name", PROOFS)
 def test_proves(name, tmp_path):
     prove(PROOFS[name](), tmp_path)
 

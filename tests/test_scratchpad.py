@@ -91,7 +91,7 @@ FAULTS = {
 
 
 @pytest.mark.sim
-@pytest.mark.parametrize("fault", some_of(FAULTS))
+@pytest.mark.parametrize("fault", some_of(FAULTS, kept=1))
 def test_testbench_sees(fault, tmp_path):
     pattern, replacement, test = FAULTS[fault]
     spec = ScratchpadPorts(ScratchpadSpec(2, 256), 2, 1)
