@@ -291,8 +291,10 @@ def test_queues_show_who_waits(library):
             pair.cluster.run(stall_cycles=3000)
         queues = SequencerSpec.of(CORE).queues
         sends, receives = (queues.index((opcode, 1)) for opcode in LINK_OPCODES)
+        wait = REGISTERS["QUEUE0_WAIT"]
         assert pair.read(0, f"QUEUE{receives}_OLDEST") == 0
-        assert pair.read(0, f"QUEUE{receives}_WAIT") == 1 << 17
+        assert pair.read(0, f"QUEUE{receives}_WAIT") == wait.field("busy").mask
         assert pair.read(0, f"QUEUE{sends}_HEAD") == 1
-        assert pair.read(0, f"QUEUE{sends}_WAIT") == 1 << 16 | 1 << 9 | 1 << 3
-        assert pair.read(0, "QUEUE0_WAIT") == 1 << 18
+        assert pair.read(0, f"QUEUE{sends}_WAIT") == wait.field("semaphores").mask
+        assert pair.read(0, f"QUEUE{sends}_MISSING") == 1 << 9 | 1 << 3
+        assert pair.read(0, "QUEUE0_WAIT") == wait.field("empty").mask
