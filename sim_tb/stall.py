@@ -13,6 +13,9 @@ from fpgapipe.hw.hls_models.sequencer import SequencerSpec
 if TYPE_CHECKING:
     from fpgapipe.sim_tb.cluster import Cluster
 
+_PROGRAM_BYTES = 1 << 26
+"""Of a memory, read to name instructions: longer programs go without names."""
+
 _LINKS = {Opcode.SEND: "to", Opcode.RECEIVE: "from"}
 
 
@@ -122,7 +125,7 @@ class _Core:
         memory = self.cluster.nodes[self.number].device.memory
         try:
             return decode(
-                memory[entry:].tobytes() if entry < memory.size else b"",
+                memory[entry : entry + _PROGRAM_BYTES].tobytes(),
                 spec.num_engines,
                 has_vector=spec.has_vector,
                 num_links=spec.num_links,
