@@ -26,14 +26,12 @@ class Made:
     Attributes
     ----------
     kernel : Kernel
-    unit : str
     is_weight : bool
         Whether it belongs to a weight gradient that can wait, and not to what the layers before
         wait for.
     """
 
     kernel: Kernel
-    unit: str
     is_weight: bool = False
 
 
@@ -56,8 +54,6 @@ class MicroBatch:
         Results of layers, and inputs of the network.
     gradients : dict of str to str
         Tensor of the gradient of each value that has one.
-    givers : dict of str to list of (str, Tensor)
-        Of each value, the units that gave it gradients, and these.
     made : list of Made
         Kernels of the pass that is being made.
     """
@@ -68,9 +64,7 @@ class MicroBatch:
         self.slot = slot
         self.values: dict[str, Value] = {}
         self.gradients: dict[str, str] = {}
-        self.givers: dict[str, list[tuple[str, Tensor]]] = {}
         self.made: list[Made] = []
-        self.unit = ""
         self._given: dict[str, list[Tensor]] = {}
         self._parts: list[tuple[Tensor, Tensor]] = []
         self._declared: set[str] = set()
@@ -159,11 +153,11 @@ class MicroBatch:
         is_weight : bool
             As in `Made`.
         """
-        self.made.append(Made(kernel, self.unit, is_weight))
+        self.made.append(Made(kernel, is_weight))
         for total, part in [each for each in self._parts if each[1].name in kernel.writes]:
             self._parts.remove((total, part))
             summed = optimiser.accumulate(f"{total.name}.sum", total, part, self.region)
-            self.made.append(Made(summed, self.unit, is_weight))
+            self.made.append(Made(summed, is_weight))
 
     def gradient_of(self, parameter: Tensor) -> Tensor:
         """Where a kernel, the next to be added, shall write the gradient of a parameter.
@@ -182,7 +176,6 @@ class MicroBatch:
     def give_gradient(self, name: str, gradient: Tensor) -> None:
         """Take a gradient of a value from one of those that read it."""
         if name in self.graph.layers:
-            self.givers.setdefault(name, []).append((self.unit, gradient))
             self._given.setdefault(name, []).append(gradient)
 
     def gradient(self, name: str) -> Tensor | None:

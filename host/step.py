@@ -189,11 +189,6 @@ class StepBuilder:
                 f"training needs a network with one output, the logits, not "
                 f"{len(self.graph.outputs)}"
             )
-        self.run_tasks()
-        return self._placed()
-
-    def run_tasks(self) -> None:
-        """Make the kernels of all tasks."""
         for number, task in enumerate(self._tasks):
             self._task = number
             index = task.microbatch
@@ -210,6 +205,7 @@ class StepBuilder:
             else:
                 assert task.kind is TaskKind.U, f"{task} is no task of one device"
                 self._update()
+        return self._placed()
 
     def _take(self, made: Iterable[Made]) -> None:
         """Add kernels of the present task."""
@@ -234,7 +230,6 @@ class StepBuilder:
             own = self.of_microbatch(name, index)
             batch.values[name] = Value(self.declare(Tensor(own, shape, self.options.feature_bytes)))
         part = self._part
-        batch.unit = "transfers"
         for crossing in part.stage.before:
             value = part.values[crossing.value]
             here = batch.tensor(crossing.value, value.tensor.shape, value.tensor.element_bytes)
@@ -246,7 +241,6 @@ class StepBuilder:
                 batch.add(part.sends(crossing, batch.values[crossing.value].tensor, index))
         going = {each.value: each for each in part.stage.after if each not in passed_on}
         for unit in part.stage.units:
-            batch.unit = unit.name
             with _naming(unit):
                 batch.values[unit.name] = unit.forward(batch)
             if unit.name in going:
@@ -260,7 +254,6 @@ class StepBuilder:
     def _loss(self, batch: MicroBatch) -> None:
         (output,) = self.graph.outputs
         logits = batch.values[output].tensor
-        batch.unit = "loss"
         dlogits = batch.tensor(f"{output}.dlogits", logits.shape, 4)
         rows, classes = logits.shape
         labels, result, correct = (
@@ -286,7 +279,6 @@ class StepBuilder:
         """Make a micro-batch's backward pass."""
         carrying = self.graph.input_gradients
         part = self._part
-        batch.unit = "transfers"
         for crossing in part.stage.after:
             if crossing.has_gradient:
                 name = crossing.value
@@ -295,7 +287,6 @@ class StepBuilder:
                 batch.add(part.receives(crossing, coming, batch.index, backward=True))
                 batch.give_gradient(name, coming)
         for unit in reversed(part.stage.units):
-            batch.unit = unit.name
             dy = batch.gradient(unit.name)
             learns = any(
                 parameter.spec.trainable for layer in unit.layers for parameter in layer.parameters
@@ -318,7 +309,7 @@ class StepBuilder:
             return
 
         def add(kernel: Kernel) -> None:
-            self._take([Made(kernel, "update")])
+            self._take([Made(kernel)])
 
         weights, gradient, momenta, squares = (Tensor(name, size, 4) for name in SUFFIXES)
         clip = None

@@ -11,6 +11,7 @@ widths. A structure of an array and a flag is flat: ``[*array, flag]``.
 import json
 import os
 import random
+from abc import ABC, abstractmethod
 from collections.abc import Iterable, Sequence
 from typing import Any
 
@@ -155,7 +156,7 @@ class End:
         self._pauses = Pauses(rng)
 
 
-class Driver(End):
+class Driver(End, ABC):
     """Sends words into any stream; who derives from it says how a word is shown."""
 
     def __init__(
@@ -164,9 +165,9 @@ class Driver(End):
         super().__init__(name, clk, valid, ready, rng)
         self._valid.value = 0
 
+    @abstractmethod
     def _show(self, word: Any) -> None:
         """Drive the ports of a word."""
-        raise NotImplementedError
 
     async def send(self, words: Iterable[Any]) -> None:
         """Send words; call right after a rising edge, returns right after that of the last word."""
@@ -184,7 +185,7 @@ class Driver(End):
             self._valid.value = 0
 
 
-class Sink(End):
+class Sink(End, ABC):
     """Receives words from any stream, and checks that it keeps a word that waits."""
 
     def __init__(
@@ -193,9 +194,9 @@ class Sink(End):
         super().__init__(name, clk, valid, ready, rng)
         self._ready.value = 0
 
+    @abstractmethod
     def _seen(self) -> Any:
         """What the ports of a word show."""
-        raise NotImplementedError
 
     def _word(self, seen: Any) -> Any:
         """The word that ports show so."""

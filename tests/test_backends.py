@@ -15,6 +15,7 @@ from fpgapipe.host.step_bench import initial_parameters
 from fpgapipe.host.step_program import scalar_bits
 from fpgapipe.hw.hls_models.core_cycles import MemorySpec
 from fpgapipe.partition.schedule_kinds import make_schedule
+from fpgapipe.sim_tb.native import DeviceError
 from fpgapipe.sim_tb.phy import WireSpec
 
 STEPS = 2
@@ -98,3 +99,13 @@ def test_simulated_devices(num_devices, kind, wire, expected):
         found = trained(backend, graph)
     assert all(each.cycles for each in found[0])
     check(found, expected)
+
+
+@pytest.mark.sim
+@pytest.mark.slow
+def test_a_link_that_does_not_come_up_is_named():
+    graph = every_operator(SAMPLES)
+    pipeline = pipeline_of(graph, 2, "gpipe")
+    cut_off = replace(GOOD, down=((0, 1 << 40),))
+    with pytest.raises(DeviceError, match=r"^link 0 of device 0 does not come up: it is HELLO; "):
+        SimulatorBackend(pipeline, initial_parameters(graph, 0), MemorySpec(), [cut_off])

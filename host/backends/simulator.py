@@ -10,7 +10,7 @@ from fpgapipe.host.core_bench import build_device, check_program, prepare_progra
 from fpgapipe.hw.hls_models.link import LinkState
 from fpgapipe.hw.hls_models.registers import RegisterMap
 from fpgapipe.sim_tb.cluster import Cluster, Node, cable
-from fpgapipe.sim_tb.native import NativeDevice
+from fpgapipe.sim_tb.native import DeviceError, NativeDevice
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -91,10 +91,14 @@ class SimulatorBackend(Backend):
             self._write(number, f"LINK{link}_ENABLE", 1)
         last = self.cluster.cycle + LINK_UP_CYCLES
         for number, link in ends:
-            state = self._registers[number][f"LINK{link}_STATUS"].field("state")
-            while state.of(self._read(number, f"LINK{link}_STATUS")) != LinkState.UP:
-                if self.cluster.cycle > last:
-                    raise TimeoutError(f"link {link} of device {number} does not come up")
+            field = self._registers[number][f"LINK{link}_STATUS"].field("state")
+            while (state := field.of(self._read(number, f"LINK{link}_STATUS"))) != LinkState.UP:
+                if self.cluster.cycle > last or state == LinkState.MISMATCH:
+                    raise DeviceError(
+                        f"link {link} of device {number} does not come up: it is "
+                        f"{LinkState(state).name}; both ends must have the same frames and slots, "
+                        "and a wire between them"
+                    )
 
     def _run(self, scalars: Sequence[int], progress: Callable[[int], object] | None) -> int:
         for number, part in enumerate(self.pipeline.parts):
