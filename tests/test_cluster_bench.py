@@ -152,3 +152,12 @@ def test_command(cli, tmp_path):
     assert {"GEMM0_BUSY", "LINK0_RX_WORDS", "LOAD_BYTES"} <= names
     code, out, _ = cli("bench", "cluster", *options, "--width", "32")
     assert re.search(r"^matches model +yes$", out, re.M)
+
+
+def test_a_trace_that_cannot_be_written_is_refused_before_the_run(cli, tmp_path):
+    path = tmp_path / "no folder" / "trace.json"
+    assert cli("bench", "cluster", "--trace", path) == (
+        2,
+        "",
+        f"error: cannot write {path}: No such file or directory\n",
+    )

@@ -251,6 +251,8 @@ def cluster(
     from fpgapipe.hw.hls_models.core_spec import ScratchpadSpec
     from fpgapipe.sim_tb.phy import WireSpec
 
+    if trace:
+        _write(trace, "", "a")  # rather refused now than after the run
     try:
         core = chain_core(
             rows, cols, acc_depth=acc_depth, scratchpad=ScratchpadSpec(4, scratchpad_bytes // 4)
@@ -279,24 +281,30 @@ def cluster(
                 task, completed=now.ran, total=max(now.ran, chain.expected_cycles)
             ),
         )
-    if trace:
-        _save_trace(trace, found)
     _print(found.to_dict(), found.matches_model, f"{devices} devices", as_json)
+    if trace:
+        _write(trace, _trace_of(found))
     return 0 if found.matches_model else 1
 
 
-def _save_trace(path: str, found: "ClusterBench") -> None:
-    """Write the trace of a run's samples."""
+def _trace_of(found: "ClusterBench") -> str:
+    """The trace of a run's samples."""
     import json
-    from pathlib import Path
 
-    from fpgapipe.errors import UserError
     from fpgapipe.host.report.cluster_trace import counter_trace
 
     names = [f"device{number}" for number in range(len(found.chain.programs))]
-    trace = counter_trace(found.samples, names, _CLOCK_HZ)
+    return json.dumps(counter_trace(found.samples, names, _CLOCK_HZ))
+
+
+def _write(path: str, text: str, mode: str = "w") -> None:
+    from pathlib import Path
+
+    from fpgapipe.errors import UserError
+
     try:
-        Path(path).write_text(json.dumps(trace))
+        with Path(path).open(mode) as file:
+            file.write(text)
     except OSError as error:
         raise UserError(f"cannot write {path}: {error.strerror}") from None
 
