@@ -29,10 +29,13 @@ class Made:
     is_weight : bool
         Whether it belongs to a weight gradient that can wait, and not to what the layers before
         wait for.
+    layer : str
+        Whose work it does, as `fpgapipe.host.device_program.KernelOrigin` says.
     """
 
     kernel: Kernel
     is_weight: bool = False
+    layer: str = ""
 
 
 class MicroBatch:
@@ -56,6 +59,8 @@ class MicroBatch:
         Tensor of the gradient of each value that has one.
     made : list of Made
         Kernels of the pass that is being made.
+    layer : str
+        Whose kernels come next.
     """
 
     def __init__(self, builder: StepBuilder, index: int, slot: int) -> None:
@@ -65,6 +70,7 @@ class MicroBatch:
         self.values: dict[str, Value] = {}
         self.gradients: dict[str, str] = {}
         self.made: list[Made] = []
+        self.layer = ""
         self._given: dict[str, list[Tensor]] = {}
         self._parts: list[tuple[Tensor, Tensor]] = []
         self._declared: set[str] = set()
@@ -153,11 +159,11 @@ class MicroBatch:
         is_weight : bool
             As in `Made`.
         """
-        self.made.append(Made(kernel, is_weight))
+        self.made.append(Made(kernel, is_weight, self.layer))
         for total, part in [each for each in self._parts if each[1].name in kernel.writes]:
             self._parts.remove((total, part))
             summed = optimiser.accumulate(f"{total.name}.sum", total, part, self.region)
-            self.made.append(Made(summed, is_weight))
+            self.made.append(Made(summed, is_weight, self.layer))
 
     def gradient_of(self, parameter: Tensor) -> Tensor:
         """Where a kernel, the next to be added, shall write the gradient of a parameter.

@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     import numpy as np
     from numpy.typing import NDArray
 
+    from fpgapipe.host.device_program import DeviceProgram
     from fpgapipe.host.step_program import StepProgram
     from fpgapipe.hw.hls_models.core_spec import CoreSpec
     from fpgapipe.partition.graph import Graph
@@ -38,11 +39,11 @@ class PipelineProgram:
     ----------
     graph : Graph
         For the samples of one micro-batch.
-    parts : tuple of StepProgram
+    parts : tuple of DeviceProgram
     """
 
     graph: Graph
-    parts: tuple[StepProgram, ...]
+    parts: tuple[DeviceProgram, ...]
 
     @property
     def wiring(self) -> list[tuple[tuple[int, int], tuple[int, int]]]:

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 from fpgapipe.errors import UserError
 from fpgapipe.host.crossing import Part, Stage
+from fpgapipe.host.device_program import KernelOrigin
 from fpgapipe.host.memory_map import CORRECT, LABELS, LOSS, Stored
 from fpgapipe.host.microbatch import Made, MicroBatch
 from fpgapipe.host.step_program import (
@@ -33,6 +34,9 @@ from fpgapipe.partition.schedule import Task, TaskKind
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
+
+    import numpy as np
+    from numpy.typing import NDArray
 
     from fpgapipe.partition.graph import Graph, Layer, Parameter
 
@@ -234,18 +238,22 @@ class StepBuilder:
             value = part.values[crossing.value]
             here = batch.tensor(crossing.value, value.tensor.shape, value.tensor.element_bytes)
             batch.values[crossing.value] = replace(value, tensor=here)
+            batch.layer = crossing.value
             batch.add(part.receives(crossing, here, index))
         passed_on = set(part.stage.before) & set(part.stage.after)
         for crossing in part.stage.after:
             if crossing in passed_on:
+                batch.layer = crossing.value
                 batch.add(part.sends(crossing, batch.values[crossing.value].tensor, index))
         going = {each.value: each for each in part.stage.after if each not in passed_on}
         for unit in part.stage.units:
+            batch.layer = unit.name
             with _naming(unit):
                 batch.values[unit.name] = unit.forward(batch)
             if unit.name in going:
                 batch.add(part.sends(going[unit.name], batch.values[unit.name].tensor, index))
         if self.options.train and part.stage.is_last:
+            batch.layer = "loss"
             self._loss(batch)
         self._take(batch.made)
         batch.made = []
@@ -283,10 +291,12 @@ class StepBuilder:
             if crossing.has_gradient:
                 name = crossing.value
                 shape = batch.values[name].tensor.shape
+                batch.layer = name
                 coming = batch.tensor(f"{name}.gradient", shape, part.gradient_bytes[name])
                 batch.add(part.receives(crossing, coming, batch.index, backward=True))
                 batch.give_gradient(name, coming)
         for unit in reversed(part.stage.units):
+            batch.layer = unit.name
             dy = batch.gradient(unit.name)
             learns = any(
                 parameter.spec.trainable for layer in unit.layers for parameter in layer.parameters
@@ -296,6 +306,7 @@ class StepBuilder:
                     unit.backward(batch, dy)
         for crossing in part.stage.before:
             if crossing.has_gradient:
+                batch.layer = crossing.value
                 dy = batch.gradient(crossing.value)
                 assert dy is not None, f"{crossing.value} must get a gradient"
                 batch.add(part.sends(crossing, dy, batch.index, backward=True))
@@ -309,7 +320,7 @@ class StepBuilder:
             return
 
         def add(kernel: Kernel) -> None:
-            self._take([Made(kernel)])
+            self._take([Made(kernel, layer="update")])
 
         weights, gradient, momenta, squares = (Tensor(name, size, 4) for name in SUFFIXES)
         clip = None
@@ -344,6 +355,14 @@ class StepBuilder:
                 "update", sgd, weights, gradient, self.region, velocity=momenta, clip=clip
             )
         )
+
+    def _constants(self) -> dict[str, NDArray[np.float32]]:
+        """Contents of tensors that never change."""
+        if not (self.options.train and self._part.stage.is_last):
+            return {}
+        (output,) = self.graph.outputs
+        classes = self._batches[0].values[output].tensor.shape[-1]
+        return {loss.class_numbers(classes).name: loss.class_numbers_content(classes)}
 
     @property
     def _learned(self) -> list[Stored]:
@@ -401,12 +420,18 @@ class StepBuilder:
             places=places,
             tensors=dict(self.tensors),
             stored=dict(self.stored),
-            graph=self.graph,
+            index=self._part.stage.index,
             core=self.core,
-            options=self.options,
             instructions=assembled.instructions,
             kernel_of=assembled.kernel_of,
-            kernels=[kernel.name for kernel in kernels],
+            kernels=[
+                KernelOrigin(each.kernel.name, each.layer, task)
+                for each, task in zip(self.made, self._task_of, strict=True)
+            ],
+            tasks=self._tasks,
+            constants=self._constants(),
+            graph=self.graph,
+            options=self.options,
             stage=self._part.stage,
             values=dict(self._batches[0].values),
             gradients=dict(self._batches[0].gradients),

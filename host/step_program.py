@@ -8,21 +8,13 @@ from typing import TYPE_CHECKING, Literal
 
 import numpy as np
 
-from fpgapipe.host.memory_map import MemoryMap
-from fpgapipe.hw.hls_models.isa import encode
-from fpgapipe.hw.hls_models.kernels import loss
+from fpgapipe.host.device_program import DeviceProgram
 from fpgapipe.hw.hls_models.kernels.optimiser import adam_numbers
 from fpgapipe.hw.hls_models.vector_op import NUM_SCALARS
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
-
-    from numpy.typing import NDArray
-
     from fpgapipe.host.crossing import Stage
     from fpgapipe.host.step_units import Value
-    from fpgapipe.hw.hls_models.core_spec import CoreSpec
-    from fpgapipe.hw.hls_models.isa import Instruction
     from fpgapipe.partition.graph import Graph
 
 PARAMETERS, GRADIENTS, MOMENTA, SQUARES = "parameters", "gradients", "momenta", "squares"
@@ -114,19 +106,13 @@ class StepOptions:
 
 
 @dataclass(frozen=True)
-class StepProgram(MemoryMap):
-    """A step's program on one device, and where everything is.
+class StepProgram(DeviceProgram):
+    """A step's program as the lowering knows it.
 
     Attributes
     ----------
     graph : Graph
-    core : CoreSpec
     options : StepOptions
-    instructions : list of Instruction
-    kernel_of : list of int
-        Of each instruction but END, the number of its kernel.
-    kernels : list of str
-        Their names.
     stage : Stage
         The part of the network.
     values : dict of str to Value
@@ -136,30 +122,7 @@ class StepProgram(MemoryMap):
     """
 
     graph: Graph
-    core: CoreSpec
     options: StepOptions
-    instructions: list[Instruction]
-    kernel_of: list[int]
-    kernels: list[str]
     stage: Stage
     values: dict[str, Value]
     gradients: dict[str, str]
-
-    def image(self, parameters: Mapping[str, NDArray[np.float32]]) -> NDArray[np.uint8]:
-        """Memory before the first step: program, parameters and constants; zeros elsewhere."""
-        image = np.zeros(self.memory_bytes, np.uint8)
-        program = np.frombuffer(encode(self.instructions), np.uint8)
-        image[self.entry : self.entry + program.size] = program
-        self.set_parameters(image, parameters)
-        for tensor, values in self.constants.items():
-            self.write(image, tensor, values)
-        return image
-
-    @property
-    def constants(self) -> dict[str, NDArray[np.float32]]:
-        """Tensors that never change."""
-        if not self.has_loss:
-            return {}
-        (output,) = self.graph.outputs
-        classes = self.values[output].tensor.shape[-1]
-        return {loss.class_numbers(classes).name: loss.class_numbers_content(classes)}

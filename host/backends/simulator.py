@@ -61,7 +61,7 @@ class SimulatorBackend(Backend):
                 bytes_per_cycle=memory.bytes_per_cycle,  # type: ignore[arg-type]
                 latency_cycles=memory.latency_cycles,
             )
-            nodes.append(Node(f"device {part.stage.index}", device, registers))
+            nodes.append(Node(f"device {part.index}", device, registers))
         self.memories = [node.device.memory for node in nodes]
         for own, image in zip(self.memories, pipeline.images(parameters), strict=True):
             own[:] = image
