@@ -9,6 +9,12 @@ from fpgapipe.errors import UserError
 from fpgapipe.host.core_bench import parse_layer
 from fpgapipe.hw.hls_models.conv import ConvSpec
 
+# The core of test_core_cycles.py and test_core_random.py, so that one build serves all three.
+SMALL = (
+    *("bench", "core", "--rows", "8", "--cols", "8"),
+    *("--acc-depth", "256", "--scratchpad-bytes", "131072"),
+)
+
 
 def test_layers_as_text():
     assert parse_layer("gemm:m=3,n=4,k=5") == ConvSpec(cin=5, cout=4, batch=3)
@@ -63,7 +69,7 @@ def test_a_layer_that_does_not_fit_is_refused(cli):
 @pytest.mark.parametrize("which", ["forward", "input", "weight"])
 def test_one_layer(cli, which):
     code, out, _ = cli(
-        *("bench", "core", "--rows", "8", "--cols", "8"),
+        *SMALL,
         *("--layer", "conv:cin=16,cout=24,k=3,stride=1,pad=1,h=12,w=12,batch=2"),
         *("--pass", which, "--seed", "3", "--json"),
     )
@@ -79,7 +85,8 @@ def test_one_layer(cli, which):
 @pytest.mark.sim
 def test_a_table_for_people(cli):
     code, out, _ = cli(
-        *("bench", "core", "--rows", "8", "--cols", "8", "--layer", "gemm:m=20,n=20,k=20"),
+        *SMALL,
+        *("--layer", "gemm:m=20,n=20,k=20"),
     )
     assert code == 0
     assert re.search(r"^matches model +yes$", out, re.M)

@@ -385,6 +385,7 @@ def run(cases, verilog, work, **more):
     )  # fmt: skip
 
 
+@pytest.mark.slow  # a build of a whole device
 def test_two_engines(tmp_path):
     run(cases_of_two(), verilog_of(Device(TWO)), tmp_path)
 
