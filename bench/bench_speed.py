@@ -1,0 +1,89 @@
+"""Multiply-accumulates that a simulated pipeline of 32x32 devices does in a second of wall time.
+
+Prints one JSON object. Two devices on two threads train a chain of 3x3 convolutions whose products
+fill the array; counted are the multiply-accumulates of all three passes, as PyTorch counts them.
+"""
+
+import argparse
+import json
+import time
+from fractions import Fraction
+
+from fpgapipe.host.backends.simulator import SimulatorBackend
+from fpgapipe.host.pipeline import build_pipeline
+from fpgapipe.host.step_bench import initial_parameters, random_batch
+from fpgapipe.host.step_program import scalar_bits
+from fpgapipe.hw.hls_models.core_cycles import MemorySpec
+from fpgapipe.hw.hls_models.core_spec import CoreSpec, ScratchpadSpec, VectorSpec
+from fpgapipe.hw.hls_models.link import LinkEngineSpec
+from fpgapipe.partition.graph import Graph
+from fpgapipe.partition.networks.layers import Network
+from fpgapipe.partition.schedule_kinds import make_schedule
+from fpgapipe.sim_tb.phy import WireSpec
+
+MICROBATCHES = 4
+
+
+def chain(batch: int, channels: int, size: int) -> Graph:
+    """Five convolutions and a classifier; all but the first are equal."""
+    net = Network("chain of convolutions", batch)
+    x = net.relu(net.conv(net.image(3, size, size), channels, 3, padding=1))
+    for _ in range(4):
+        x = net.relu(net.conv(x, channels, 3, padding=1))
+    net.linear(net.flatten(net.global_average_pool(x)), 10)
+    return net.build()
+
+
+def main() -> None:
+    """Print the figures."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--size", type=int, default=20, help="rows and columns of the images")
+    parser.add_argument("--channels", type=int, default=128)
+    parser.add_argument("--threads", type=int, default=2)
+    given = parser.parse_args()
+    graph = chain(1, given.channels, given.size)
+    core = CoreSpec(
+        32,
+        32,
+        scratchpad=ScratchpadSpec(8, 1 << 18),
+        vector=VectorSpec(),
+        links=(LinkEngineSpec(16),),
+    )
+    names = list(graph.layers)
+    cut = 6  # before the fourth convolution
+    pipeline = build_pipeline(
+        graph,
+        [core, core],
+        [names[:cut], names[cut:]],
+        make_schedule("1f1b-as", 2, MICROBATCHES),
+    )
+    inputs, labels = random_batch(chain(MICROBATCHES, given.channels, given.size), 0)
+    macs = MICROBATCHES * sum(
+        gemm.macs
+        for layer in graph.layers
+        for gemms in graph.passes(layer).values()
+        for gemm in gemms
+    )
+    wire = WireSpec(phy_bytes=16, bytes_per_cycle=Fraction(16), latency_cycles=128)
+    with SimulatorBackend(
+        pipeline, initial_parameters(graph, 0), MemorySpec(), [wire], threads=given.threads
+    ) as backend:
+        begin_s = time.perf_counter()
+        cycles = backend.step(inputs, labels, scalar_bits()).cycles
+        wall_s = time.perf_counter() - begin_s
+    assert cycles is not None
+    result = {
+        "threads": given.threads,
+        "macs": macs,
+        "cycles": cycles,
+        "wall_s": wall_s,
+        "utilisation": macs / (cycles * 2 * core.rows * core.cols),
+        "device_cycles_per_s": 2 * cycles / wall_s,
+        "macs_per_s": macs / wall_s,
+        "goal_macs_per_s": 1e8,
+    }
+    print(json.dumps(result, indent=2))
+
+
+if __name__ == "__main__":
+    main()
