@@ -7,7 +7,6 @@ neither on who converted what nor on which module was done first; without helper
 """
 
 import contextlib
-import gc
 import logging
 import os
 import pickle
@@ -18,11 +17,12 @@ import sys
 import tempfile
 import threading
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import IO, Any, NamedTuple, cast
 
 from fpgapipe.errors import UserError
+from fpgapipe.hw.hls_models.garbage import rare_collections
 from fpgapipe.hw.rtl.modules import Block
 from fpgapipe.sim_tb.cache import cache_dir
 
@@ -128,25 +128,11 @@ def serve() -> None:
     answers = os.fdopen(os.dup(1), "wb")
     os.dup2(2, 1)  # what a design prints is no answer
     answer: _Part | None = None
-    with _rare_collections(), contextlib.suppress(EOFError):
+    with rare_collections(), contextlib.suppress(EOFError):
         while True:
             pickle.dump(answer, answers)
             answers.flush()
             answer = _convert_block(pickle.load(sys.stdin.buffer))
-
-
-@contextlib.contextmanager
-def _rare_collections() -> Iterator[None]:
-    """Collect garbage seldom: Amaranth makes millions of objects that live to its end.
-
-    Else a third of the time goes there; with none at all, twice the memory is needed.
-    """
-    before = gc.get_threshold()
-    gc.set_threshold(50_000, 20, 100)
-    try:
-        yield
-    finally:
-        gc.set_threshold(*before)
 
 
 class _Yosys:
@@ -335,7 +321,7 @@ def verilog_of(component: Any, name: str = "top") -> str:
         If Yosys is missing or refuses the design.
     """
     with contextlib.ExitStack() as stack:
-        stack.enter_context(_rare_collections())
+        stack.enter_context(rare_collections())
         yosys = _Yosys()
         stack.callback(yosys.stop)
         blocks = _Blocks(yosys)

@@ -1,26 +1,19 @@
 """How to cut a convolution's pass so that it runs fastest: a search over the cycle model."""
 
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
-from functools import lru_cache
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property, lru_cache
 from itertools import product
 
-from fpgapipe.hw.hls_models.address import BLOCK, OperandPattern
-from fpgapipe.hw.hls_models.bus_cycles import LOAD_HOLD_CYCLES
+from fpgapipe.hw.hls_models.address import BLOCK
 from fpgapipe.hw.hls_models.conv import ConvSpec, Pass
 from fpgapipe.hw.hls_models.conv_parts import Cut, Formats, Op
 from fpgapipe.hw.hls_models.conv_passes import operations
-from fpgapipe.hw.hls_models.core_cycles import (
-    MemorySpec,
-    Prediction,
-    predict,
-)
+from fpgapipe.hw.hls_models.core_cycles import MemorySpec, Prediction, predict
 from fpgapipe.hw.hls_models.core_spec import CoreSpec
-from fpgapipe.hw.hls_models.datapath import ACC_CYCLES
-from fpgapipe.hw.hls_models.emit import Rings, emit, loaded, may_fit, rings_of
-from fpgapipe.hw.hls_models.instruction_cycles import words_of_transfer
-from fpgapipe.hw.hls_models.isa import WORD_BYTES, Instruction, Opcode, words_of
-from fpgapipe.hw.hls_models.slab import Slab
+from fpgapipe.hw.hls_models.cut_search import CutSearch, Sketch
+from fpgapipe.hw.hls_models.emit import Rings, Template, emit, may_fit, template
+from fpgapipe.hw.hls_models.isa import Instruction
 
 FEW_OPERATIONS = 128
 """Cuts with more instructions are tried only if none with fewer fits."""
@@ -55,7 +48,11 @@ class Blocked:
 
     def program(self, tensors: Mapping[str, int]) -> list[Instruction]:
         """Program with the tensors at these byte addresses, multiples of 64."""
-        return emit(self.ops, self.rings, tensors)
+        return self._template.placed(tensors)
+
+    @cached_property
+    def _template(self) -> Template:
+        return template(self.ops, self.rings)
 
 
 @lru_cache(maxsize=1 << 12)
@@ -73,85 +70,76 @@ def block(
     NotImplementedError
         If no cut fits the scratchpad.
     """
-    choices: list[tuple[float, Cut, tuple[Op, ...], Rings]] = []
+    search = CutSearch(conv, which, core, formats, memory)
     limit = FEW_OPERATIONS
-    while not choices:
+    while limit <= 8 * MANY_OPERATIONS:
         finer = limit // FEW_OPERATIONS
         numbered = [(_number(conv, which, core, c), c) for c in _cuts(conv, which, core, finer)]
         if finer > 1:
             numbered.sort(key=lambda each: each[0])
+        choices: list[tuple[float, Sketch, Rings]] = []
         made = 0  # operations
         for number, cut in numbered:
             if number > limit or (finer > 1 and choices and made > ENOUGH_OPERATIONS):
                 continue
             try:
-                coming = operations(conv, which, core, cut, formats)
-                first = next(coming)
-                if not may_fit(first, core.scratchpad):
-                    continue
-                ops = (first, *coming)
-                made += len(ops)
+                sketch = search.sketch(cut)
             except ValueError:
                 continue  # too many sums for the accumulators
-            for rings in rings_of(ops, core.scratchpad, least_slots=1 if finer > 64 else 2):
-                choices.append((_estimate(ops, rings, core, memory), cut, ops, rings))
-        if limit > MANY_OPERATIONS:
-            break
+            if not may_fit(sketch.first_sizes, core.scratchpad):
+                continue
+            made += sketch.num_ops
+            for rings in search.rings(sketch, least_slots=1 if finer > 64 else 2):
+                choices.append((search.estimate(sketch, rings), sketch, rings))
+        if choices:
+            choices.sort(key=lambda choice: choice[0])
+            found = _best(choices, conv, which, core, formats, memory)
+            if found is not None:
+                return found
         limit *= 8
-    if not choices:
-        raise NotImplementedError(
-            f"the {which} pass of {conv} needs more than the {core.scratchpad.size_bytes:,} bytes "
-            f"of scratchpad or the {core.acc_depth:,} accumulators of this core, however it is "
-            "cut; give the core more of them"
-        )
-    choices.sort(key=lambda choice: choice[0])
-    most = max(len(ops) for _, _, ops, _ in choices)
+    raise NotImplementedError(
+        f"the {which} pass of {conv} needs more than the {core.scratchpad.size_bytes:,} bytes "
+        f"of scratchpad or the {core.acc_depth:,} accumulators of this core, however it is "
+        "cut; give the core more of them"
+    )
+
+
+def _best(
+    choices: Sequence[tuple[float, Sketch, Rings]],
+    conv: ConvSpec,
+    which: Pass,
+    core: CoreSpec,
+    formats: Formats,
+    memory: MemorySpec,
+) -> Blocked | None:
+    """The fastest of the first choices by the cycle model; None if the core can run none of all."""
+    most = max(sketch.num_ops for _, sketch, _ in choices)
+    left = min(CLOSE_LOOKS, 1 + ENOUGH_OPERATIONS // most)
     tensors = dict.fromkeys(("x", "w", "y", "dx", "dy", "dw"), 0)
-    blocked = (
-        Blocked(cut, ops, rings, predict(emit(ops, rings, tensors), core, memory))
-        for _, cut, ops, rings in choices[: min(CLOSE_LOOKS, 1 + ENOUGH_OPERATIONS // most)]
-    )
-    return min(blocked, key=lambda each: each.prediction.cycles)
-
-
-def _estimate(ops: tuple[Op, ...], rings: Rings, core: CoreSpec, memory: MemorySpec) -> float:
-    """Roughly the cycles: work or traffic, first loads, last store, and a little an instruction.
-
-    A ring of one slot lets nothing overlap.
-    """
-    work = sum(
-        op.n * op.k * max(_reads(op.a_pattern, op.m), _reads(op.b_pattern, core.cols), ACC_CYCLES)
-        for op in ops
-    )
-    per_cycle = min(memory.bytes_per_cycle, core.bus_bytes)
-    transfers = [*loaded(ops, rings), *(op.result for op in ops if op.last)]
-    traffic = sum(_move_cycles(slab, core, memory) for slab in transfers)
-    traffic += len(ops) * words_of(Opcode.GEMM) * WORD_BYTES / per_cycle
-    ends = ops[0].a.size_bytes + ops[0].b.size_bytes + ops[-1].result.size_bytes
-    alone = any(
-        getattr(rings, name).slots == 1 and len({getattr(op, name) for op in ops}) > 1
-        for name in ("a", "b", "result")
-    )
-    together = work + traffic if alone else max(work, traffic)
-    return together + ends / per_cycle + 2 * len(ops)
-
-
-def _reads(pattern: OperandPattern, vectors: int) -> int:
-    """Cycles in which an operand's vectors are read, about."""
-    words = -(-vectors // BLOCK) * BLOCK if pattern.transposed else vectors
-    return words * (2 if pattern.fp32 else 1)
-
-
-@lru_cache(maxsize=1 << 14)
-def _move_cycles(slab: Slab, core: CoreSpec, memory: MemorySpec) -> float:
-    """Cycles of a transfer: its words, or its rows, of which so many bursts may be under way."""
-    words = rows = 0
-    for body in slab.transfers(0, 0):
-        some_words, some_rows = words_of_transfer(body, core)
-        words, rows = words + some_words, rows + some_rows
-    per_cycle = min(memory.bytes_per_cycle, core.bus_bytes)
-    waits = rows * (memory.latency_cycles + LOAD_HOLD_CYCLES) / core.outstanding
-    return max(words * WORD_BYTES / per_cycle, waits)
+    made: dict[Cut, tuple[Op, ...] | None] = {}
+    timed: dict[tuple[Cut, int, int, int], Prediction] = {}
+    best: Blocked | None = None
+    alone = replace(core, links=())  # nothing crosses them
+    for _, sketch, rings in choices:
+        cut = sketch.cut
+        if cut not in made:
+            try:
+                made[cut] = tuple(operations(conv, which, core, cut, formats))
+            except ValueError:
+                made[cut] = None  # a pattern reaches further than its fields can say
+        ops = made[cut]
+        if ops is None:
+            continue
+        # Where rings lie takes no time.
+        key = cut, rings.a.slots, rings.b.slots, rings.result.slots
+        if key not in timed:
+            timed[key] = predict(emit(ops, rings, tensors), alone, memory)
+            if best is None or timed[key].cycles < best.prediction.cycles:
+                best = Blocked(cut, ops, rings, timed[key])
+        left -= 1
+        if not left:
+            break
+    return best
 
 
 def _number(conv: ConvSpec, which: Pass, core: CoreSpec, cut: Cut) -> int:

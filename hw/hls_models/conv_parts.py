@@ -1,19 +1,13 @@
 """What the passes of a convolution share: how they are cut, and what their instructions say."""
 
-from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import TypeVar
 
 from fpgapipe.hw.hls_models.address import BLOCK, OperandPattern, ResultPattern
 from fpgapipe.hw.hls_models.conv import ConvSpec
-from fpgapipe.hw.hls_models.core_spec import CoreSpec
 from fpgapipe.hw.hls_models.slab import Slab, slab_of
 
 MOST_POSITIONS = 1 << 16
 """Most iterations of a loop, and rows of a transfer."""
-
-M = TypeVar("M")
-N = TypeVar("N")
 
 
 @dataclass(frozen=True)
@@ -182,24 +176,6 @@ def tiles_of(size: int, rows: int) -> int:
     return (ceil_div(size, BLOCK) - 1) * (BLOCK // rows) + ceil_div(tail(size), rows)
 
 
-def ordered(outer_n: bool, m: Sequence[M], n: Sequence[N]) -> Iterator[tuple[M, N]]:
-    """All pairs of a piece of the rows and one of the columns, with either as the outer loop."""
-    if outer_n:
-        yield from ((i, j) for j in n for i in m)
-    else:
-        yield from ((i, j) for i in m for j in n)
-
-
 def subs_last(size: int, rows: int) -> int:
     """Parts of the last block of `size` elements that the array takes one after the other."""
     return ceil_div(tail(size), rows)
-
-
-def sums(index: int, number: int, m: int, n: int, core: CoreSpec) -> tuple[bool, bool, int]:
-    """First, last, and distance of the accumulators of a column of tiles from those of the next."""
-    if m * (n if number > 1 else 1) > core.acc_depth:
-        raise ValueError(
-            f"{m} vectors by {n if number > 1 else 1} columns of tiles must fit "
-            f"{core.acc_depth} accumulators"
-        )
-    return index == 0, index == number - 1, m if number > 1 else 0

@@ -6,6 +6,7 @@ gradient is in `conv_weight`.
 
 from collections.abc import Iterator
 from itertools import product
+from typing import Any
 
 from fpgapipe.hw.hls_models.address import BLOCK, Loop, Odometer, OperandPattern, ResultPattern
 from fpgapipe.hw.hls_models.conv import Box, ConvSpec, Pass, boxes, tiled
@@ -17,13 +18,12 @@ from fpgapipe.hw.hls_models.conv_parts import (
     Taps,
     ceil_div,
     is_packed,
-    ordered,
     subs_last,
-    sums,
     tail,
     tiles_of,
 )
-from fpgapipe.hw.hls_models.conv_weight import weight_gradient
+from fpgapipe.hw.hls_models.conv_product import Product, Range
+from fpgapipe.hw.hls_models.conv_weight import WeightGradient
 from fpgapipe.hw.hls_models.core_spec import CoreSpec
 from fpgapipe.hw.hls_models.slab import Slab, slab_of
 
@@ -38,122 +38,206 @@ def operations(
     ValueError
         If the cut does not suit the core's accumulators.
     """
+    for each in products(conv, which, core, formats, own_window=cut.own_window):
+        yield from each.operations(cut)
+
+
+def products(
+    conv: ConvSpec, which: Pass, core: CoreSpec, formats: Formats, *, own_window: bool
+) -> list[Product[Any, Any]]:
+    """The matrix products that a pass is, one after the other; `own_window` as in `Cut`."""
     if which == "forward":
-        return _forward(conv, core, cut, formats)
+        return [_Forward(conv, core, formats)]
     if which == "input":
-        return _input_gradient(conv, core, cut, formats)
-    return weight_gradient(conv, core, cut, formats)
+        phases = product(range(min(conv.stride[0], conv.h)), range(min(conv.stride[1], conv.w)))
+        return [_InputGradient(conv, core, formats, phase) for phase in phases]
+    return [WeightGradient(conv, core, formats, own_window=own_window)]
 
 
-def _forward(conv: ConvSpec, core: CoreSpec, cut: Cut, formats: Formats) -> Iterator[Op]:
-    vertical = Taps(conv.stride[0], conv.dilation[0], -conv.pad[0], conv.kernel[0])
-    horizontal = Taps(conv.stride[1], conv.dilation[1], -conv.pad[1], conv.kernel[1])
-    packed = is_packed(conv)
-    source = Image("x", conv.h, conv.w, conv.cin, formats.x, packed)
-    slices = [(0, conv.cin)] if packed else tiled(conv.cin, BLOCK, ceil_div(cut.k, BLOCK))
-    columns = tiled(conv.cout, core.cols, cut.n_tiles)
-    kernel_row = conv.kernel[1] * conv.cin
-    for box, (c0, c1) in ordered(cut.n_outer, boxes(conv.batch, conv.oh, conv.ow, cut.m), columns):
-        result, target = _positions_result(
-            "y", conv.oh, conv.ow, conv.cout, formats.y, box, (1, 0), (1, 0), (c0, c1), core
+class _Forward(Product[Box, Range]):
+    """Rows are positions of the output, columns are output channels."""
+
+    def __init__(self, conv: ConvSpec, core: CoreSpec, formats: Formats) -> None:
+        super().__init__(core, a_fp32=formats.x == 4, b_fp32=formats.w == 4)
+        self.conv = conv
+        self.formats = formats
+        self.packed = is_packed(conv)
+        self.source = Image("x", conv.h, conv.w, conv.cin, formats.x, self.packed)
+        self.vertical = Taps(conv.stride[0], conv.dilation[0], -conv.pad[0], conv.kernel[0])
+        self.horizontal = Taps(conv.stride[1], conv.dilation[1], -conv.pad[1], conv.kernel[1])
+
+    def rows(self, cut: Cut) -> list[Box]:
+        return boxes(self.conv.batch, self.conv.oh, self.conv.ow, cut.m)
+
+    def columns(self, cut: Cut) -> list[Range]:
+        return tiled(self.conv.cout, self.core.cols, cut.n_tiles)
+
+    def slices(self, cut: Cut) -> list[Range]:
+        if self.packed:
+            return [(0, self.conv.cin)]
+        return tiled(self.conv.cin, BLOCK, ceil_div(cut.k, BLOCK))
+
+    def vectors(self, row: Box) -> int:
+        return row.size
+
+    def tiles(self, column: Range) -> int:
+        return ceil_div(column[1] - column[0], self.core.cols)
+
+    def depth(self, part: Range) -> int:
+        return _depth(self.vertical, self.horizontal, part, self.core, self.packed)
+
+    def streamed(self, row: Box, part: Range) -> Slab:
+        return _window(self.source, self.vertical, self.horizontal, row, part)
+
+    def stationary(self, column: Range, part: Range) -> Slab:
+        (c0, c1), (s0, s1) = column, part
+        conv, element = self.conv, self.formats.w
+        row_bytes = conv.cin * element
+        return slab_of(
+            "w",
+            (c0 * conv.taps * conv.cin + s0) * element,
+            (s1 - s0) * element,
+            [(conv.taps, row_bytes), (c1 - c0, conv.taps * row_bytes)],
         )
-        n = ceil_div(c1 - c0, core.cols)
-        for index, (s0, s1) in enumerate(slices):
-            a, a_pattern, k = _windows(source, vertical, horizontal, box, (s0, s1), core, n, packed)
-            row_bytes = conv.cin * formats.w
-            b = slab_of(
-                "w",
-                (c0 * conv.taps * conv.cin + s0) * formats.w,
-                (s1 - s0) * formats.w,
-                [(conv.taps, row_bytes), (c1 - c0, conv.taps * row_bytes)],
-            )
-            tap_pitch, column_pitch = b.pitches
-            word = BLOCK * formats.w
-            size = kernel_row if packed else s1 - s0
-            across = [] if packed else [Loop(conv.kernel[1], tap_pitch)]
-            b_pattern = OperandPattern(
-                base=b.shift,
-                outer=Odometer((Loop(n, core.cols * column_pitch, y=core.cols),)),
-                tap=Odometer(
-                    (
-                        Loop(ceil_div(size, BLOCK), word),
-                        *across,
-                        Loop(conv.kernel[0], conv.kernel[1] * tap_pitch),
-                    )
-                ),
-                pos=Odometer((Loop(core.cols, column_pitch, y=1),)),
-                y_limit=c1 - c0,
-                lanes_last=tail(size),
-                fp32=formats.w == 4,
-                subs=BLOCK // core.rows,
-                subs_last=subs_last(size, core.rows),
-            )
-            yield Op(
-                a, b, result, a_pattern, b_pattern, target, box.size, k, n,
-                *sums(index, len(slices), box.size, n, core),
-            )  # fmt: skip
+
+    def result(self, row: Box, column: Range) -> Slab:
+        conv = self.conv
+        return _result(
+            "y", conv.oh, conv.ow, conv.cout, self.formats.y, row, (1, 0), (1, 0), column
+        )
+
+    def streamed_pattern(self, row: Box, tiles: int, part: Range) -> OperandPattern:
+        return _windows(
+            self.streamed(row, part), self.source, self.vertical, self.horizontal, row, part,
+            self.core, tiles, self.packed,
+        )  # fmt: skip
+
+    def stationary_pattern(self, column: Range, part: Range) -> OperandPattern:
+        conv, core, formats = self.conv, self.core, self.formats
+        slab = self.stationary(column, part)
+        tap_pitch, column_pitch = slab.pitches
+        size = conv.kernel[1] * conv.cin if self.packed else part[1] - part[0]
+        across = [] if self.packed else [Loop(conv.kernel[1], tap_pitch)]
+        return OperandPattern(
+            base=slab.shift,
+            outer=Odometer((Loop(self.tiles(column), core.cols * column_pitch, y=core.cols),)),
+            tap=Odometer(
+                (
+                    Loop(ceil_div(size, BLOCK), BLOCK * formats.w),
+                    *across,
+                    Loop(conv.kernel[0], conv.kernel[1] * tap_pitch),
+                )
+            ),
+            pos=Odometer((Loop(core.cols, column_pitch, y=1),)),
+            y_limit=column[1] - column[0],
+            lanes_last=tail(size),
+            fp32=formats.w == 4,
+            subs=BLOCK // core.rows,
+            subs_last=subs_last(size, core.rows),
+        )
+
+    def result_pattern(self, row: Box, column: Range) -> ResultPattern:
+        return _positions_result(self.result(row, column), self.formats.y, row, column, self.core)
 
 
-def _input_gradient(conv: ConvSpec, core: CoreSpec, cut: Cut, formats: Formats) -> Iterator[Op]:
-    source = Image("dy", conv.oh, conv.ow, conv.cout, formats.y)
-    slices = tiled(conv.cout, BLOCK, ceil_div(cut.k, BLOCK))
-    columns = tiled(conv.cin, core.cols, cut.n_tiles)
-    phases = product(range(min(conv.stride[0], conv.h)), range(min(conv.stride[1], conv.w)))
-    for phase in phases:
-        vertical, horizontal = (_phase_taps(conv, axis, phase[axis]) for axis in (0, 1))
+class _InputGradient(Product[Box, Range]):
+    """Rows are every `stride`-th position of the input, columns are input channels."""
+
+    def __init__(
+        self, conv: ConvSpec, core: CoreSpec, formats: Formats, phase: tuple[int, int]
+    ) -> None:
+        super().__init__(core, a_fp32=formats.y == 4, b_fp32=formats.w == 4, b_transposed=True)
+        self.conv = conv
+        self.formats = formats
+        self.phase = phase
+        self.source = Image("dy", conv.oh, conv.ow, conv.cout, formats.y)
+        self.vertical, self.horizontal = (_phase_taps(conv, axis, phase[axis]) for axis in (0, 1))
+
+    def rows(self, cut: Cut) -> list[Box]:
+        conv = self.conv
         height, width = (
             ceil_div(size - first, stride)
-            for size, first, stride in zip((conv.h, conv.w), phase, conv.stride, strict=True)
+            for size, first, stride in zip((conv.h, conv.w), self.phase, conv.stride, strict=True)
         )
-        for box, (c0, c1) in ordered(cut.n_outer, boxes(conv.batch, height, width, cut.m), columns):
-            result, target = _positions_result(
-                "dx", conv.h, conv.w, conv.cin, formats.x, box,
-                (conv.stride[0], phase[0]), (conv.stride[1], phase[1]), (c0, c1), core,
-            )  # fmt: skip
-            n = ceil_div(c1 - c0, core.cols)
-            for index, (s0, s1) in enumerate(slices):
-                a, a_pattern, k = _windows(
-                    source, vertical, horizontal, box, (s0, s1), core, n, False
+        return boxes(conv.batch, height, width, cut.m)
+
+    def columns(self, cut: Cut) -> list[Range]:
+        return tiled(self.conv.cin, self.core.cols, cut.n_tiles)
+
+    def slices(self, cut: Cut) -> list[Range]:
+        return tiled(self.conv.cout, BLOCK, ceil_div(cut.k, BLOCK))
+
+    def vectors(self, row: Box) -> int:
+        return row.size
+
+    def tiles(self, column: Range) -> int:
+        return ceil_div(column[1] - column[0], self.core.cols)
+
+    def depth(self, part: Range) -> int:
+        return _depth(self.vertical, self.horizontal, part, self.core, packed=False)
+
+    def streamed(self, row: Box, part: Range) -> Slab:
+        return _window(self.source, self.vertical, self.horizontal, row, part)
+
+    def stationary(self, column: Range, part: Range) -> Slab:
+        (c0, c1), (s0, s1) = column, part
+        conv, element = self.conv, self.formats.w
+        row_bytes = conv.cin * element
+        return slab_of(
+            "w",
+            (s0 * conv.taps * conv.cin + c0) * element,
+            (c1 - c0) * element,
+            [(conv.taps, row_bytes), (s1 - s0, conv.taps * row_bytes)],
+        )
+
+    def result(self, row: Box, column: Range) -> Slab:
+        conv, phase = self.conv, self.phase
+        return _result(
+            "dx", conv.h, conv.w, conv.cin, self.formats.x, row,
+            (conv.stride[0], phase[0]), (conv.stride[1], phase[1]), column,
+        )  # fmt: skip
+
+    def streamed_pattern(self, row: Box, tiles: int, part: Range) -> OperandPattern:
+        return _windows(
+            self.streamed(row, part), self.source, self.vertical, self.horizontal, row, part,
+            self.core, tiles, packed=False,
+        )  # fmt: skip
+
+    def stationary_pattern(self, column: Range, part: Range) -> OperandPattern:
+        conv, core, formats = self.conv, self.core, self.formats
+        vertical, horizontal = self.vertical, self.horizontal
+        slab = self.stationary(column, part)
+        tap_pitch, row_pitch = slab.pitches
+        corner = vertical.first * conv.kernel[1] + horizontal.first
+        size = part[1] - part[0]
+        return OperandPattern(
+            base=slab.shift + corner * tap_pitch,
+            outer=Odometer((Loop(self.tiles(column), core.cols * formats.w, u=core.cols),)),
+            tap=Odometer(
+                (
+                    Loop(ceil_div(size, BLOCK), BLOCK * row_pitch, y=BLOCK),
+                    Loop(horizontal.count, horizontal.every * tap_pitch),
+                    Loop(vertical.count, vertical.every * conv.kernel[1] * tap_pitch),
                 )
-                row_bytes = conv.cin * formats.w
-                b = slab_of(
-                    "w",
-                    (s0 * conv.taps * conv.cin + c0) * formats.w,
-                    (c1 - c0) * formats.w,
-                    [(conv.taps, row_bytes), (s1 - s0, conv.taps * row_bytes)],
+            ),
+            pos=Odometer(
+                (
+                    Loop(BLOCK, row_pitch, y=1),
+                    Loop(ceil_div(core.cols, BLOCK), BLOCK * formats.w, u=BLOCK),
                 )
-                tap_pitch, row_pitch = b.pitches
-                corner = vertical.first * conv.kernel[1] + horizontal.first
-                groups = ceil_div(core.cols, BLOCK)
-                b_pattern = OperandPattern(
-                    base=b.shift + corner * tap_pitch,
-                    outer=Odometer((Loop(n, core.cols * formats.w, u=core.cols),)),
-                    tap=Odometer(
-                        (
-                            Loop(ceil_div(s1 - s0, BLOCK), BLOCK * row_pitch, y=BLOCK),
-                            Loop(horizontal.count, horizontal.every * tap_pitch),
-                            Loop(vertical.count, vertical.every * conv.kernel[1] * tap_pitch),
-                        )
-                    ),
-                    pos=Odometer(
-                        (
-                            Loop(BLOCK, row_pitch, y=1),
-                            Loop(groups, BLOCK * formats.w, u=BLOCK),
-                        )
-                    ),
-                    y_limit=s1 - s0,
-                    u_limit=c1 - c0,
-                    transposed=True,
-                    emit=min(core.cols, BLOCK),
-                    emit_last=min(core.cols, BLOCK),
-                    fp32=formats.w == 4,
-                    subs=BLOCK // core.rows,
-                    subs_last=subs_last(s1 - s0, core.rows),
-                )
-                yield Op(
-                    a, b, result, a_pattern, b_pattern, target, box.size, k, n,
-                    *sums(index, len(slices), box.size, n, core),
-                )  # fmt: skip
+            ),
+            y_limit=size,
+            u_limit=column[1] - column[0],
+            transposed=True,
+            emit=min(core.cols, BLOCK),
+            emit_last=min(core.cols, BLOCK),
+            fp32=formats.w == 4,
+            subs=BLOCK // core.rows,
+            subs_last=subs_last(size, core.rows),
+        )
+
+    def result_pattern(self, row: Box, column: Range) -> ResultPattern:
+        return _positions_result(self.result(row, column), self.formats.x, row, column, self.core)
 
 
 def _phase_taps(conv: ConvSpec, axis: int, phase: int) -> Taps:
@@ -172,21 +256,35 @@ def _phase_taps(conv: ConvSpec, axis: int, phase: int) -> Taps:
     return Taps(1, -(every * dilation // stride), origin, len(taps), taps[0], every)
 
 
+def _window(source: Image, vertical: Taps, horizontal: Taps, box: Box, channels: Range) -> Slab:
+    """What the positions of a box need of some channels."""
+    rows, columns = vertical.reach(box.y, source.h), horizontal.reach(box.x, source.w)
+    return source.slab(box.n, rows, columns, channels)
+
+
+def _depth(vertical: Taps, horizontal: Taps, part: Range, core: CoreSpec, packed: bool) -> int:
+    """Tiles that are added up for a piece of the channels."""
+    depth = part[1] - part[0]
+    if packed:
+        return vertical.count * tiles_of(horizontal.count * depth, core.rows)
+    return vertical.count * horizontal.count * tiles_of(depth, core.rows)
+
+
 def _windows(
+    slab: Slab,
     source: Image,
     vertical: Taps,
     horizontal: Taps,
     box: Box,
-    channels: tuple[int, int],
+    channels: Range,
     core: CoreSpec,
     n: int,
     packed: bool,
-) -> tuple[Slab, OperandPattern, int]:
-    """Stream positions of a sliding window: slab, pattern, and tiles that are added up."""
-    low_y, high_y = vertical.reach(box.y, source.h)
-    low_x, high_x = horizontal.reach(box.x, source.w)
-    a = source.slab(box.n, (low_y, high_y), (low_x, high_x), channels)
-    pixel, row, image = a.pitches
+) -> OperandPattern:
+    """Stream positions of a sliding window from what `_window` gives for them."""
+    low_y, _ = vertical.reach(box.y, source.h)
+    low_x, _ = horizontal.reach(box.x, source.w)
+    pixel, row, image = slab.pitches
     depth = channels[1] - channels[0]
     y = box.y[0] * vertical.step + vertical.origin
     x = box.x[0] * horizontal.step + horizontal.origin
@@ -198,8 +296,8 @@ def _windows(
     )
     down = Loop(vertical.count, vertical.tap_step * row, y=vertical.tap_step)
     images, rows, columns = box.shape
-    pattern = OperandPattern(
-        base=a.shift + (y - low_y) * row + (x - low_x) * pixel,
+    return OperandPattern(
+        base=slab.shift + (y - low_y) * row + (x - low_x) * pixel,
         outer=Odometer((Loop(n),)),
         tap=Odometer((Loop(ceil_div(size, BLOCK), BLOCK * source.element, u=BLOCK), *across, down)),
         pos=Odometer(
@@ -218,11 +316,9 @@ def _windows(
         subs=BLOCK // core.rows,
         subs_last=subs_last(size, core.rows),
     )
-    taps = vertical.count * (1 if packed else horizontal.count)
-    return a, pattern, taps * tiles_of(size, core.rows)
 
 
-def _positions_result(
+def _result(
     name: str,
     height: int,
     width: int,
@@ -231,9 +327,8 @@ def _positions_result(
     box: Box,
     vertical: tuple[int, int],
     horizontal: tuple[int, int],
-    columns: tuple[int, int],
-    core: CoreSpec,
-) -> tuple[Slab, ResultPattern]:
+    columns: Range,
+) -> Slab:
     """Where the results of a box of positions go; each axis is (step, first) of the pixels."""
     y, x = (
         bounds[0] * step + first
@@ -242,7 +337,7 @@ def _positions_result(
     pixel = channels * element
     offset = ((box.n[0] * height + y) * width + x) * pixel + columns[0] * element
     images, rows, across = box.shape
-    slab = slab_of(
+    return slab_of(
         name,
         offset,
         (columns[1] - columns[0]) * element,
@@ -253,16 +348,23 @@ def _positions_result(
         ],
         stored=True,
     )
-    counts = (across, rows, images)
-    pattern = ResultPattern(
+
+
+def _positions_result(
+    slab: Slab, element: int, box: Box, columns: Range, core: CoreSpec
+) -> ResultPattern:
+    """How the results of a box of positions are written to what `_result` gives for them."""
+    images, rows, across = box.shape
+    size = columns[1] - columns[0]
+    return ResultPattern(
         base=slab.shift,
-        outer=Odometer(
-            (Loop(ceil_div(columns[1] - columns[0], core.cols), core.cols * element, u=core.cols),)
-        ),
+        outer=Odometer((Loop(ceil_div(size, core.cols), core.cols * element, u=core.cols),)),
         pos=Odometer(
-            tuple(Loop(count, pitch) for count, pitch in zip(counts, slab.pitches, strict=True))
+            tuple(
+                Loop(count, pitch)
+                for count, pitch in zip((across, rows, images), slab.pitches, strict=True)
+            )
         ),
-        u_limit=columns[1] - columns[0],
+        u_limit=size,
         fp32=element == 4,
     )
-    return slab, pattern

@@ -3,9 +3,7 @@
 Output channels stream past tiles of the input; the positions are the reduction.
 """
 
-from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
-from functools import cache
 from math import lcm
 
 from fpgapipe.hw.hls_models.address import BLOCK, Loop, Odometer, OperandPattern, ResultPattern
@@ -15,66 +13,109 @@ from fpgapipe.hw.hls_models.conv_parts import (
     Cut,
     Formats,
     Image,
-    Op,
     Taps,
     ceil_div,
     is_packed,
-    ordered,
     subs_last,
-    sums,
     tail,
     tiles_of,
 )
+from fpgapipe.hw.hls_models.conv_product import Product, Range
 from fpgapipe.hw.hls_models.core_spec import CoreSpec
 from fpgapipe.hw.hls_models.slab import Slab, slab_of
-
-Range = tuple[int, int]
-"""The first, and one after the last."""
 
 Group = tuple[Range, Range, Range]
 """Kernel rows, kernel columns and input channels: columns of the gradient."""
 
 
-def weight_gradient(conv: ConvSpec, core: CoreSpec, cut: Cut, formats: Formats) -> Iterator[Op]:
-    """All instructions of the pass, in order; see `conv_passes.operations`."""
-    packed = is_packed(conv)
-    pieces = _reduction_pieces(conv, cut.k)
-    # Many instructions have the same piece of an operand.
-    streamed, stationary = (
-        cache(_outputs(conv, core, formats)),
-        cache(_inputs(conv, core, cut, formats)),
-    )
-    for (m0, m1), group in ordered(
-        cut.n_outer,
-        tiled(conv.cout, BLOCK, ceil_div(cut.m, BLOCK)),
-        _column_groups(conv, core, cut),
-    ):
-        (t0, t1), (u0, u1), (c0, c1) = group
-        size = conv.kernel[1] * conv.cin if packed else c1 - c0
-        n = ceil_div(size, core.cols) * (1 if packed else u1 - u0) * (t1 - t0)
-        result, target = _weights_result(conv, core, formats, (m0, m1), group, packed)
-        for index, piece in enumerate(pieces):
-            a, a_pattern = streamed((m0, m1), n, piece)
-            b, b_pattern = stationary(group, piece)
-            yield Op(
-                a, b, result, a_pattern, b_pattern, target,
-                m1 - m0, tiles_of(piece[1] - piece[0], core.rows), n,
-                *sums(index, len(pieces), m1 - m0, n, core),
-            )  # fmt: skip
+class WeightGradient(Product[Range, Group]):
+    """The pass; see `conv_passes.products`."""
 
+    def __init__(
+        self, conv: ConvSpec, core: CoreSpec, formats: Formats, *, own_window: bool
+    ) -> None:
+        super().__init__(
+            core,
+            a_fp32=formats.y == 4,
+            b_fp32=formats.x == 4,
+            a_transposed=True,
+            b_transposed=True,
+        )
+        self.conv = conv
+        self.formats = formats
+        self.own_window = own_window
+        self.packed = is_packed(conv)
+        self.gradient = Image("dy", conv.oh, conv.ow, conv.cout, formats.y)
+        begins = self.packed or core.cols != BLOCK
+        self.source = Image("x", conv.h, conv.w, conv.cin, formats.x, begins)
+        self.taps = (
+            Taps(conv.stride[0], conv.dilation[0], -conv.pad[0], conv.kernel[0]),
+            Taps(conv.stride[1], conv.dilation[1], -conv.pad[1], conv.kernel[1]),
+        )
 
-def _outputs(
-    conv: ConvSpec, core: CoreSpec, formats: Formats
-) -> Callable[[Range, int, Range], tuple[Slab, OperandPattern]]:
-    """How some channels of the output's gradient are read, once a column of tiles, of a piece."""
-    gradient = Image("dy", conv.oh, conv.ow, conv.cout, formats.y)
+    def rows(self, cut: Cut) -> list[Range]:
+        """See `Product`."""
+        return tiled(self.conv.cout, BLOCK, ceil_div(cut.m, BLOCK))
 
-    def read(channels: Range, n: int, piece: Range) -> tuple[Slab, OperandPattern]:
-        depth, positions = channels[1] - channels[0], piece[1] - piece[0]
-        slab = gradient.run(piece, channels)
-        return slab, OperandPattern(
+    def columns(self, cut: Cut) -> list[Group]:
+        """See `Product`."""
+        return _column_groups(self.conv, self.core, cut)
+
+    def slices(self, cut: Cut) -> list[Range]:
+        """See `Product`."""
+        return _reduction_pieces(self.conv, cut.k)
+
+    def vectors(self, row: Range) -> int:
+        """See `Product`."""
+        return row[1] - row[0]
+
+    def tiles(self, column: Group) -> int:
+        """See `Product`."""
+        (t0, t1), (u0, u1), (c0, c1) = column
+        size = self.conv.kernel[1] * self.conv.cin if self.packed else c1 - c0
+        return ceil_div(size, self.core.cols) * (1 if self.packed else u1 - u0) * (t1 - t0)
+
+    def depth(self, part: Range) -> int:
+        """See `Product`."""
+        return tiles_of(part[1] - part[0], self.core.rows)
+
+    def streamed(self, row: Range, part: Range) -> Slab:
+        """See `Product`."""
+        return self.gradient.run(part, row)
+
+    def stationary(self, column: Group, part: Range) -> Slab:
+        """See `Product`."""
+        return self._window(column, part)[0]
+
+    def _window(self, column: Group, part: Range) -> tuple[Slab, "_Window"]:
+        window = self._taps_of(column)
+        loaded = window if self.own_window else self.taps
+        return _window(self.conv, self.source, part, window, loaded, column[2])
+
+    def _taps_of(self, column: Group) -> tuple[Taps, Taps]:
+        return _some(self.taps[0], *column[0]), _some(self.taps[1], *column[1])
+
+    def result(self, row: Range, column: Group) -> Slab:
+        """See `Product`."""
+        (t0, t1), (u0, u1), (c0, c1) = column
+        conv, element = self.conv, self.formats.dw
+        tap = conv.cin * element
+        first = ((row[0] * conv.kernel[0] + t0) * conv.kernel[1] + u0) * tap + c0 * element
+        dims = [
+            (u1 - u0, tap),
+            (t1 - t0, conv.kernel[1] * tap),
+            (row[1] - row[0], conv.taps * tap),
+        ]
+        return slab_of("dw", first, (c1 - c0) * element, dims, stored=True)
+
+    def streamed_pattern(self, row: Range, tiles: int, part: Range) -> OperandPattern:
+        """See `Product`."""
+        formats = self.formats
+        depth, positions = row[1] - row[0], part[1] - part[0]
+        slab = self.streamed(row, part)
+        return OperandPattern(
             base=slab.shift,
-            outer=Odometer((Loop(n),)),
+            outer=Odometer((Loop(tiles),)),
             tap=Odometer((Loop(ceil_div(depth, BLOCK), BLOCK * formats.y, u=BLOCK),)),
             pos=Odometer((Loop(positions, slab.pitches[0]),)),
             u_limit=depth,
@@ -83,38 +124,25 @@ def _outputs(
             transposed=True,
             emit_last=tail(depth),
             fp32=formats.y == 4,
-            subs=BLOCK // core.rows,
-            subs_last=subs_last(positions, core.rows),
+            subs=BLOCK // self.core.rows,
+            subs_last=subs_last(positions, self.core.rows),
         )
 
-    return read
-
-
-def _inputs(
-    conv: ConvSpec, core: CoreSpec, cut: Cut, formats: Formats
-) -> Callable[[Group, Range], tuple[Slab, OperandPattern]]:
-    """How the input is read of which a group of columns has the products with a piece."""
-    packed = is_packed(conv)
-    source = Image("x", conv.h, conv.w, conv.cin, formats.x, packed or core.cols != BLOCK)
-    every = (
-        Taps(conv.stride[0], conv.dilation[0], -conv.pad[0], conv.kernel[0]),
-        Taps(conv.stride[1], conv.dilation[1], -conv.pad[1], conv.kernel[1]),
-    )
-
-    def read(group: Group, piece: Range) -> tuple[Slab, OperandPattern]:
-        (t0, t1), (u0, u1), channels = group
-        depth, positions = channels[1] - channels[0], piece[1] - piece[0]
-        size = conv.kernel[1] * depth if packed else depth
-        down, side = window = (_some(every[0], t0, t1), _some(every[1], u0, u1))
-        loaded = window if cut.own_window else every
-        slab, place = _window(conv, source, piece, window, loaded, channels)
+    def stationary_pattern(self, column: Group, part: Range) -> OperandPattern:
+        """See `Product`."""
+        (t0, t1), (u0, u1), channels = column
+        conv, core, formats = self.conv, self.core, self.formats
+        depth, positions = channels[1] - channels[0], part[1] - part[0]
+        size = conv.kernel[1] * depth if self.packed else depth
+        down, side = self._taps_of(column)
+        _, place = self._window(column, part)
         across = Loop(u1 - u0, side.tap_step * place.pixel, u=side.tap_step * depth)
-        return slab, OperandPattern(
+        return OperandPattern(
             base=place.base,
             outer=Odometer(
                 (
                     Loop(ceil_div(size, core.cols), core.cols * formats.x, u=core.cols),
-                    *(() if packed else (across,)),
+                    *(() if self.packed else (across,)),
                     Loop(t1 - t0, down.tap_step * place.row, y=down.tap_step),
                 )
             ),
@@ -138,7 +166,27 @@ def _inputs(
             subs_last=subs_last(positions, core.rows),
         )
 
-    return read
+    def result_pattern(self, row: Range, column: Group) -> ResultPattern:
+        """See `Product`."""
+        (t0, t1), (u0, u1), (c0, c1) = column
+        core, element = self.core, self.formats.dw
+        slab = self.result(row, column)
+        across, down, channel = slab.pitches
+        size = (u1 - u0) * (c1 - c0) if self.packed else c1 - c0
+        taps = [] if self.packed else [Loop(u1 - u0, across)]
+        return ResultPattern(
+            base=slab.shift,
+            outer=Odometer(
+                (
+                    Loop(ceil_div(size, core.cols), core.cols * element, u=core.cols),
+                    *taps,
+                    Loop(t1 - t0, down),
+                )
+            ),
+            pos=Odometer((Loop(row[1] - row[0], channel),)),
+            u_limit=size,
+            fp32=element == 4,
+        )
 
 
 def _some(axis: Taps, first: int, end: int) -> Taps:
@@ -301,41 +349,3 @@ def _box(conv: ConvSpec, piece: Range) -> Box | None:
     if n0 == n1 and (whole_rows or y0 == y1):
         return Box((n0, n1 + 1), (y0, y1 + 1), (x0, x1 + 1))
     return None
-
-
-def _weights_result(
-    conv: ConvSpec,
-    core: CoreSpec,
-    formats: Formats,
-    outputs: Range,
-    group: Group,
-    packed: bool,
-) -> tuple[Slab, ResultPattern]:
-    """Where a piece of the weights' gradient goes: rows are output channels."""
-    (t0, t1), (u0, u1), (c0, c1) = group
-    element = formats.dw
-    tap = conv.cin * element
-    first = ((outputs[0] * conv.kernel[0] + t0) * conv.kernel[1] + u0) * tap + c0 * element
-    dims = [
-        (u1 - u0, tap),
-        (t1 - t0, conv.kernel[1] * tap),
-        (outputs[1] - outputs[0], conv.taps * tap),
-    ]
-    slab = slab_of("dw", first, (c1 - c0) * element, dims, stored=True)
-    across, down, channel = slab.pitches
-    size = (u1 - u0) * (c1 - c0) if packed else c1 - c0
-    taps = [] if packed else [Loop(u1 - u0, across)]
-    pattern = ResultPattern(
-        base=slab.shift,
-        outer=Odometer(
-            (
-                Loop(ceil_div(size, core.cols), core.cols * element, u=core.cols),
-                *taps,
-                Loop(t1 - t0, down),
-            )
-        ),
-        pos=Odometer((Loop(outputs[1] - outputs[0], channel),)),
-        u_limit=size,
-        fp32=element == 4,
-    )
-    return slab, pattern

@@ -12,7 +12,7 @@ from enum import IntEnum
 
 from fpgapipe.hw.hls_models.conv_parts import Op
 from fpgapipe.hw.hls_models.core_spec import ScratchpadSpec
-from fpgapipe.hw.hls_models.isa import Instruction, Opcode
+from fpgapipe.hw.hls_models.isa import WORD_BYTES, Instruction, Opcode
 from fpgapipe.hw.hls_models.slab import Slab
 
 
@@ -75,32 +75,45 @@ def rings_of(
     has the results beside the stationary operand, one of a single bank has all in it. A ring of one
     slot is loaded when the product that used it is done.
     """
-    sizes = {
-        "a": max(max(op.a.size_bytes for op in ops), 64),
-        "b": max(max(op.b.size_bytes for op in ops), 64),
-        "result": max(op.result.size_bytes for op in ops),
-    }
-    distinct = {
-        "a": len({op.a for op in ops}),
-        "b": len({op.b for op in ops}),
-        "result": len({op.result for op in ops}),
-    }
+    slabs = [[getattr(op, name) for op in ops] for name in ("a", "b", "result")]
+    sizes = [max(slab.size_bytes for slab in set(each)) for each in slabs]
+    yield from rings_for(sizes, [len(set(each)) for each in slabs], scratchpad, least_slots)
+
+
+def rings_for(
+    sizes: Sequence[int],
+    distinct: Sequence[int],
+    scratchpad: ScratchpadSpec,
+    least_slots: int = 2,
+) -> Iterator[Rings]:
+    """`rings_of` for operations of which is known only this.
+
+    Parameters
+    ----------
+    sizes : sequence of int
+        Bytes of the largest slab of each ring: streamed, stationary, results.
+    distinct : sequence of int
+        Different slabs of each ring.
+    scratchpad : ScratchpadSpec
+    least_slots : int
+    """
+    slots_bytes = (max(sizes[0], WORD_BYTES), max(sizes[1], WORD_BYTES), sizes[2])
     for regions in _regions(scratchpad):
-        rings = {
-            name: Ring(base, sizes[name], min(room // sizes[name], distinct[name]))
-            for name, (base, room) in regions.items()
-        }
-        if all(ring.slots >= min(least_slots, distinct[name]) for name, ring in rings.items()):
-            yield Rings(**rings)
+        slots = [
+            min(room // size, number)
+            for (_, room), size, number in zip(regions.values(), slots_bytes, distinct, strict=True)
+        ]
+        if all(n >= min(least_slots, most) for n, most in zip(slots, distinct, strict=True)):
+            bases = (base for base, _ in regions.values())
+            yield Rings(*map(Ring, bases, slots_bytes, slots))
 
 
-def may_fit(op: Op, scratchpad: ScratchpadSpec) -> bool:
-    """Whether the slabs of an operation fit at all, two results' slots or two operands' aside."""
-    parts = [
-        all(getattr(op, name).size_bytes <= room for name, (_, room) in regions.items())
+def may_fit(sizes: Sequence[int], scratchpad: ScratchpadSpec) -> bool:
+    """Whether slabs of these bytes (streamed, stationary, a result) fit with a slot for each."""
+    return any(
+        all(size <= room for size, (_, room) in zip(sizes, regions.values(), strict=True))
         for regions in _regions(scratchpad)
-    ]
-    return any(parts)
+    )
 
 
 def _regions(scratchpad: ScratchpadSpec) -> Iterator[dict[str, tuple[int, int]]]:
@@ -158,13 +171,30 @@ def _uses(slabs: Sequence[Slab | None], ring: Ring) -> list[_Use | None]:
     return found
 
 
-def loaded(ops: Sequence[Op], rings: Rings) -> Iterator[Slab]:
-    """Slabs that a program loads."""
-    for name in ("a", "b"):
-        slabs = [getattr(op, name) for op in ops]
-        for slab, use in zip(slabs, _uses(slabs, getattr(rings, name)), strict=True):
-            if use and use.loads:
-                yield slab
+@dataclass(frozen=True)
+class Template:
+    """A program whose tensors have no place yet.
+
+    Attributes
+    ----------
+    instructions : list of Instruction
+        Memory addresses count from the beginning of the tensor.
+    tensors : list of str or None
+        Of each instruction that is a transfer, the tensor; None of all others.
+    """
+
+    instructions: list[Instruction]
+    tensors: list[str | None]
+
+    def placed(self, addresses: Mapping[str, int]) -> list[Instruction]:
+        """Return the program with the tensors at these byte addresses, multiples of 64.
+
+        What is no transfer is the same in all programs of a template, the very same objects.
+        """
+        return [
+            each if tensor is None else each.moved(addresses[tensor])
+            for each, tensor in zip(self.instructions, self.tensors, strict=True)
+        ]
 
 
 def emit(ops: Sequence[Op], rings: Rings, tensors: Mapping[str, int]) -> list[Instruction]:
@@ -177,12 +207,18 @@ def emit(ops: Sequence[Op], rings: Rings, tensors: Mapping[str, int]) -> list[In
     tensors : mapping of str to int
         Byte address of each tensor in memory, a multiple of 64.
     """
+    return template(ops, rings).placed(tensors)
+
+
+def template(ops: Sequence[Op], rings: Rings) -> Template:
+    """Make the program of some operations, its END included, wherever their tensors will lie."""
     uses = {
         "a": _uses([op.a for op in ops], rings.a),
         "b": _uses([op.b for op in ops], rings.b),
         "result": _uses([op.result if op.last else None for op in ops], rings.result),
     }
     program: list[Instruction] = []
+    tensors: list[str | None] = []
     for index, op in enumerate(ops):
         wait: list[int] = []
         signal: list[int] = []
@@ -197,10 +233,9 @@ def emit(ops: Sequence[Op], rings: Rings, tensors: Mapping[str, int]) -> list[In
             bases[name] = ring.address(use.slot)
             if use.loads:
                 waits = (int(free),) if use.waits_free else ()
-                loads = list(
-                    _transfers(Opcode.LOAD, slab, tensors, bases[name], waits, (int(full),))
-                )
+                loads = list(_transfers(Opcode.LOAD, slab, bases[name], waits, (int(full),)))
                 program += loads
+                tensors += [slab.tensor] * len(loads)
                 wait += [int(full)] * bool(loads)
             if use.frees:
                 signal.append(int(free))
@@ -211,28 +246,31 @@ def emit(ops: Sequence[Op], rings: Rings, tensors: Mapping[str, int]) -> list[In
                 wait.append(int(Semaphore.RESULT_FREE))
             signal.append(int(Semaphore.RESULT_FULL))
         program.append(_gemm(op, bases, tuple(wait), tuple(signal)))
+        tensors.append(None)
         if target:
-            program += _transfers(
-                Opcode.STORE,
-                op.result,
-                tensors,
-                bases["result"],
-                (int(Semaphore.RESULT_FULL),),
-                (int(Semaphore.RESULT_FREE),) if target.frees else (),
+            stores = list(
+                _transfers(
+                    Opcode.STORE,
+                    op.result,
+                    bases["result"],
+                    (int(Semaphore.RESULT_FULL),),
+                    (int(Semaphore.RESULT_FREE),) if target.frees else (),
+                )
             )
-    return [*program, Instruction(Opcode.END)]
+            program += stores
+            tensors += [op.result.tensor] * len(stores)
+    return Template([*program, Instruction(Opcode.END)], [*tensors, None])
 
 
 def _transfers(
     opcode: Opcode,
     slab: Slab,
-    tensors: Mapping[str, int],
     slot: int,
     wait: tuple[int, ...],
     signal: tuple[int, ...],
 ) -> Iterator[Instruction]:
     """Waits before the first part, signals after the last."""
-    bodies = list(slab.transfers(tensors[slab.tensor], slot))
+    bodies = list(slab.transfers(0, slot))
     for index, body in enumerate(bodies):
         yield Instruction(
             opcode,

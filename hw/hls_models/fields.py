@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 
@@ -30,10 +31,14 @@ class Group:
     fields: "tuple[Field | Group, ...]"
     times: int = 0
 
-    @property
+    @cached_property
     def bits(self) -> int:
         """Width of the whole."""
         return sum(member.bits for member in self.fields) * max(self.times, 1)
+
+    @cached_property
+    def _names(self) -> frozenset[str]:
+        return frozenset(member.name for member in self.fields)
 
     def pack(self, values: Mapping[str, Any]) -> int:
         """Encode one of these groups.
@@ -43,8 +48,8 @@ class Group:
         ValueError
             If a field is missing or unknown, or a number does not fit its field.
         """
-        names = [member.name for member in self.fields]
-        if set(values) != set(names):
+        if values.keys() != self._names:
+            names = [member.name for member in self.fields]
             raise ValueError(
                 f"{self.name} must have the fields {', '.join(names) or 'none'}, not "
                 f"{', '.join(values) or 'none'}"

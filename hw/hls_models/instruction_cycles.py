@@ -142,9 +142,33 @@ def _cycles_of_tiles(
     """
     if not operand["fp32"]:
         return _vectors_of_tile(operand, vectors)
+    # Where the operand lies does not matter, and many instructions read alike.
+    numbers = tuple(
+        (name, value)
+        for name, value in operand.items()
+        if name != "base" and not isinstance(value, list)
+    )
+    loops = tuple(
+        (name, tuple(tuple(loop.items()) for loop in value))
+        for name, value in operand.items()
+        if isinstance(value, list)
+    )
+    return _cycles_of_fp32_tiles(numbers, loops, tiles)
+
+
+@lru_cache(maxsize=1 << 12)
+def _cycles_of_fp32_tiles(
+    numbers: tuple[tuple[str, int], ...],
+    loops: tuple[tuple[str, tuple[tuple[tuple[str, int], ...], ...]], ...],
+    tiles: int,
+) -> NDArray[np.int64]:
+    """Cycles for which each tile of an FP32 operand, in items of its fields, is read."""
+    operand: dict[str, Any] = {"base": 0, **dict(numbers)}
+    operand |= {name: [dict(loop) for loop in value] for name, value in loops}
     words = OperandPattern.decoded(operand).words()
-    reads = 1 + words.lanes.any(axis=1)
-    cycles: NDArray[np.int64] = reads.reshape(tiles, -1).sum(axis=1)
+    cycles: NDArray[np.int64] = (
+        (1 + words.lanes.any(axis=1)).reshape(tiles, -1).sum(axis=1, dtype=np.int64)
+    )
     return cycles
 
 
