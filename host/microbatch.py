@@ -93,6 +93,11 @@ class MicroBatch:
         return self._builder.product_core
 
     @property
+    def product_region(self) -> Region:
+        """That part."""
+        return self._builder.product_region
+
+    @property
     def region(self) -> Region:
         """The part of the scratchpad that is the vector engine's."""
         return self._builder.region

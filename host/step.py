@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 from fpgapipe.errors import UserError
 from fpgapipe.host.crossing import Part, Stage
 from fpgapipe.host.device_program import KernelOrigin
+from fpgapipe.host.lanes import Lane, lanes_of, product_cycles, shared_out
 from fpgapipe.host.memory_map import CORRECT, LABELS, LOSS, Stored
 from fpgapipe.host.microbatch import Made, MicroBatch
 from fpgapipe.host.step_program import (
@@ -24,7 +25,8 @@ from fpgapipe.host.step_units import Unit, Value, units_of
 from fpgapipe.host.tasks import single_device, slots_of
 from fpgapipe.hw.hls_models.core_cycles import MemorySpec
 from fpgapipe.hw.hls_models.core_spec import CoreSpec
-from fpgapipe.hw.hls_models.isa import WORD_BYTES, encode
+from fpgapipe.hw.hls_models.garbage import rare_collections
+from fpgapipe.hw.hls_models.isa import WORD_BYTES, program_bytes
 from fpgapipe.hw.hls_models.kernels import loss, optimiser
 from fpgapipe.hw.hls_models.kernels.assemble import Placed, assemble, page
 from fpgapipe.hw.hls_models.kernels.kernel import Kernel, Region, Tensor
@@ -70,14 +72,14 @@ class StepBuilder:
         What is done in which order; every micro-batch's backward pass comes in their order.
     part : Part, optional
         Of the network; all of it if left out.
+    steps : sequence of int, optional
+        For each task the number of its step, which never falls: a forward pass and another task of
+        one step run side by side, on a GEMM engine and in parts of the scratchpad of their own. If
+        left out, one task runs after the other.
 
     Attributes
     ----------
     graph, core, memory, options
-    product_core : CoreSpec
-        The core with the part of the scratchpad that is the products'.
-    region : Region
-        The part that is the vector engine's.
     made : list of Made
         All kernels.
     tensors : dict of str to Tensor
@@ -92,6 +94,7 @@ class StepBuilder:
         options: StepOptions,
         tasks: Sequence[Task],
         part: Part | None = None,
+        steps: Sequence[int] | None = None,
     ) -> None:
         if core.vector is None:
             raise UserError("a training step needs a core with a vector engine")
@@ -103,15 +106,14 @@ class StepBuilder:
         self.core = core
         self.memory = memory
         self.options = options
-        half = replace(core.scratchpad, banks=core.scratchpad.banks // 2)
-        self.product_core = replace(core, scratchpad=half)
-        self.region = Region(half.size_bytes, half.size_bytes, half.bank_bytes)
+        self._lanes = lanes_of(core.scratchpad, 1 if steps is None else 2)
         self.random_key = int(Scalar.RANDOM_SEED)
         self.made: list[Made] = []
         self._task_of: list[int] = []
         self.tensors: dict[str, Tensor] = {}
         self.stored: dict[str, Stored] = {}
         self._tasks = tuple(tasks)
+        self._steps = tuple(range(len(self._tasks)) if steps is None else steps)
         self._slots = slots_of(self._tasks)
         self._num_slots = max(self._slots.values()) + 1
         self._batches: dict[int, MicroBatch] = {}
@@ -119,6 +121,28 @@ class StepBuilder:
         self._task = 0
         self._waiting: dict[int, list[Made]] = {}  # weight gradients that come later
         self._written: set[str] = set()  # parameters whose gradient there is
+
+    # ------------------------------------------------------------------ the present task's place
+
+    @property
+    def _lane(self) -> Lane:
+        """Forward passes have the first, all else the last."""
+        return self._lanes[0 if self._tasks[self._task].kind is TaskKind.F else -1]
+
+    @property
+    def product_core(self) -> CoreSpec:
+        """The core with the part of the scratchpad that is the products'."""
+        return replace(self.core, scratchpad=self._lane.scratchpad)
+
+    @property
+    def product_region(self) -> Region:
+        """That part."""
+        return self._lane.products
+
+    @property
+    def region(self) -> Region:
+        """The part that is the vector engine's."""
+        return self._lane.vectors
 
     # ------------------------------------------------------------------ tensors
 
@@ -188,6 +212,10 @@ class StepBuilder:
 
     def build(self) -> StepProgram:
         """Make the program."""
+        with rare_collections():
+            return self._build()
+
+    def _build(self) -> StepProgram:
         if self.options.train and len(self.graph.outputs) != 1:
             raise UserError(
                 f"training needs a network with one output, the logits, not "
@@ -311,7 +339,14 @@ class StepBuilder:
                 assert dy is not None, f"{crossing.value} must get a gradient"
                 batch.add(part.sends(crossing, dy, batch.index, backward=True))
         made, batch.made = batch.made, []
-        return made
+        if len(self._lanes) == 1:
+            return made
+        beside = sum(
+            product_cycles(each)
+            for each, task in zip(self.made, self._task_of, strict=True)
+            if self._steps[task] == self._steps[self._task]
+        )
+        return shared_out(made, beside, self._lanes[0])
 
     def _update(self) -> None:
         """Let the optimiser take its step, if there is something to learn."""
@@ -402,9 +437,10 @@ class StepBuilder:
             if tensor.name not in places:
                 put(tensor.name, tensor.size_bytes)
         kernels = [each.kernel for each in self.made]
-        assembled = assemble(kernels, places, self.core, self._task_of)
+        steps = [self._steps[task] for task in self._task_of]
+        assembled = assemble(kernels, places, self.core, steps)
         entry = at
-        size = page(entry + len(encode(assembled.instructions)))
+        size = page(entry + program_bytes(assembled.instructions))
         inputs = {
             name: tensor.shape
             for name, tensor in self.graph.inputs.items()

@@ -55,15 +55,16 @@ def initial_parameters(graph: Graph, seed: int) -> dict[str, NDArray[np.float32]
 
 
 def random_batch(
-    graph: Graph, seed: int
+    graph: Graph, seed: int, count: int = 1
 ) -> tuple[dict[str, NDArray[np.float32]], NDArray[np.int64]]:
-    """Normally distributed inputs and class numbers."""
+    """Normally distributed inputs and class numbers for so many micro-batches."""
     rng = np.random.default_rng(seed)
     inputs = {
-        name: rng.standard_normal(tensor.shape, np.float32) for name, tensor in graph.inputs.items()
+        name: rng.standard_normal((tensor.shape[0] * count, *tensor.shape[1:]), np.float32)
+        for name, tensor in graph.inputs.items()
     }
     logits = graph.layers[graph.outputs[0]].output.shape
-    return inputs, rng.integers(0, logits[-1], logits[0])
+    return inputs, rng.integers(0, logits[-1], logits[0] * count)
 
 
 @dataclass(frozen=True)

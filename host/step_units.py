@@ -134,7 +134,8 @@ class ProductUnit(Unit):
         after = bias is not None or self.slope is not None
         z = step.tensor(f"{layer.name}.sums", shape, 4) if after else y
         step.add(product_kernel(f"{layer.name}.forward", conv, "forward",
-                                (x.tensor, weight, z), step.product_core, step.memory))  # fmt: skip
+                                (x.tensor, weight, z), step.product_core, step.memory,
+                                step.product_region))  # fmt: skip
         if bias is not None:
             plain = self.slope in (None, 0)
             to = y if plain else step.tensor(f"{layer.name}.biased", shape, 4)
@@ -165,11 +166,13 @@ class ProductUnit(Unit):
         if 0 in step.graph.input_gradients(layer.name):
             dx = step.feature(f"{layer.name}.dx", x.tensor.shape)
             step.add(product_kernel(f"{layer.name}.input", conv, "input", (dy, weight, dx),
-                                    step.product_core, step.memory))  # fmt: skip
+                                    step.product_core, step.memory,
+                                    step.product_region))  # fmt: skip
             step.give_gradient(layer.inputs[0], dx)
         step.add(product_kernel(f"{layer.name}.weight", conv, "weight",
                                 (x.tensor, dy, step.gradient_of(weight)),
-                                step.product_core, step.memory), is_weight=True)  # fmt: skip
+                                step.product_core, step.memory, step.product_region),
+                 is_weight=True)  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -476,7 +479,7 @@ def units_of(graph: Graph) -> Iterator[Unit]:
         elif isinstance(operator, ops.Dropout):
             num_dropouts += 1
             yield DropoutUnit(layers, num_dropouts)
-        elif isinstance(operator, ops.Flatten):
+        elif _flattens(layer):
             yield FlattenUnit(layers)
         elif isinstance(operator, ops.Pool | ops.GlobalPool):
             yield PoolUnit(layers)
@@ -488,6 +491,14 @@ def _is_sum(layer: Layer) -> bool:
     operator = layer.operator
     same = len({tensor.shape for tensor in layer.input_tensors}) == 1
     return isinstance(operator, ops.Binary) and operator.function == "add" and same
+
+
+def _flattens(layer: Layer) -> bool:
+    """Whether all axes but the first become one, which some exporters write as a reshape."""
+    if not isinstance(layer.operator, ops.Flatten | ops.Reshape):
+        return False
+    samples, *sizes = layer.input_tensors[0].shape
+    return layer.output.shape == (samples, math.prod(sizes))
 
 
 def _slope(layer: Layer) -> float | None:

@@ -164,10 +164,11 @@ def test_refuses_to_decode(byte, value, code, message):
 
 def test_refuses_semaphores_that_a_core_has_not():
     program = encode([replace(LOAD, wait=(3, 19), signal=(1,)), END])
-    assert len(decode(program, num_links=1)) == 2
+    assert len(decode(program, num_engines=1, num_links=1)) == 2
+    assert len(decode(program, num_engines=2, num_links=0)) == 2
     message = r"^instruction 0: LOAD wait must be of semaphores 0..15, not 19$"
     with pytest.raises(ProgramError, match=message) as caught:
-        decode(program, num_links=0)
+        decode(program, num_engines=1, num_links=0)
     assert caught.value.code is ErrorCode.BAD_FIELD
 
 

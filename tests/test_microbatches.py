@@ -9,7 +9,7 @@ from step_cases import SMALL_CORE, every_operator
 from fpgapipe.host.backends.torch_step import torch_step
 from fpgapipe.host.memory_map import LOSS
 from fpgapipe.host.step import build_step
-from fpgapipe.host.step_bench import initial_parameters, relative_error
+from fpgapipe.host.step_bench import initial_parameters, random_batch, relative_error
 from fpgapipe.host.step_program import Scalar, StepOptions, scalar_bits
 from fpgapipe.host.step_units import DropoutUnit, units_of
 from fpgapipe.host.tasks import single_device, slots_of
@@ -33,14 +33,8 @@ def tasks_of(order):
     return [*(Task(kind, 0, index) for kind, index in order), Task(U, 0, -1)]
 
 
-def batch_of(graph, seed=0):
-    rng = np.random.default_rng(seed)
-    inputs = {
-        name: rng.standard_normal((tensor.shape[0] * COUNT, *tensor.shape[1:]), np.float32)
-        for name, tensor in graph.inputs.items()
-    }
-    rows, classes = graph.layers[graph.outputs[0]].output.shape
-    return inputs, rng.integers(0, classes, rows * COUNT)
+def batch_of(graph):
+    return random_batch(graph, 0, COUNT)
 
 
 def run(graph, order, options=None):

@@ -12,9 +12,14 @@ from step_cases import SMALL_CORE, every_operator
 from fpgapipe.errors import UserError
 from fpgapipe.host.crossing import stages_of
 from fpgapipe.host.memory_map import from_json, to_json
-from fpgapipe.host.pipeline import build_pipeline
+from fpgapipe.host.pipeline import (
+    BUILT_SCHEDULES,
+    _lanes,
+    build_pipeline,
+    check_schedule_kind,
+)
 from fpgapipe.host.step import build_step
-from fpgapipe.host.step_bench import initial_parameters
+from fpgapipe.host.step_bench import initial_parameters, random_batch
 from fpgapipe.host.step_program import StepOptions, scalar_bits
 from fpgapipe.host.tasks import single_device
 from fpgapipe.hw.hls_models.cluster import run_cluster
@@ -23,7 +28,8 @@ from fpgapipe.hw.hls_models.isa import NUM_SEMAPHORES, Opcode
 from fpgapipe.hw.hls_models.kernels.assemble import STORED
 from fpgapipe.hw.hls_models.link import LinkEngineSpec
 from fpgapipe.partition.networks.layers import Network
-from fpgapipe.partition.schedule_kinds import make_schedule
+from fpgapipe.partition.schedule import TaskKind
+from fpgapipe.partition.schedule_kinds import KINDS, make_schedule
 
 SAMPLES, COUNT = 2, 3
 CORE = replace(SMALL_CORE, links=(LinkEngineSpec(), LinkEngineSpec()))
@@ -38,13 +44,7 @@ def cut(graph, num_stages):
 
 
 def batch_of(graph, count=COUNT):
-    rng = np.random.default_rng(0)
-    inputs = {
-        name: rng.standard_normal((tensor.shape[0] * count, *tensor.shape[1:]), np.float32)
-        for name, tensor in graph.inputs.items()
-    }
-    rows, classes = graph.layers[graph.outputs[0]].output.shape
-    return inputs, rng.integers(0, classes, rows * count)
+    return random_batch(graph, 0, count)
 
 
 def on_one(graph, options=None):
@@ -257,17 +257,28 @@ def test_stages_must_be_all_layers_in_order():
         stages_of(graph, [names[5:], names[:5]], train=True)
 
 
+@pytest.mark.parametrize("kind", sorted(set(KINDS) - set(BUILT_SCHEDULES)))
+def test_kinds_that_are_not_built(kind):
+    graph = every_operator(SAMPLES)
+    with pytest.raises(UserError, match=r" \(those that can be built: gpipe, 1f1b, "):
+        check_schedule_kind(kind)
+    with pytest.raises(UserError, match=rf"^schedule {kind} (must|needs) "):
+        build_pipeline(graph, [CORE] * 2, cut(graph, 2), make_schedule(kind, 2, 4))
+
+
+def test_kinds_that_are_built():
+    assert set(BUILT_SCHEDULES) < set(KINDS)
+    for kind in BUILT_SCHEDULES:
+        check_schedule_kind(kind)
+        lanes = _lanes(make_schedule(kind, 2, COUNT), 2, {}, train=True)
+        assert [sum(task.kind is TaskKind.F for task in lane) for lane in lanes] == [COUNT] * 2
+
+
 def test_a_core_needs_links():
     graph = every_operator(SAMPLES)
     cores = [replace(CORE, links=(LinkEngineSpec(),))] * 3
     with pytest.raises(UserError, match=r"^the core of stage 1 needs 2 links, not 1$"):
         build_pipeline(graph, cores, cut(graph, 3), make_schedule("gpipe", 3, COUNT))
-
-
-def test_two_engines_are_refused():
-    graph = every_operator(SAMPLES)
-    with pytest.raises(NotImplementedError, match=r"^schedule fbp-as has two engines a device; "):
-        build_pipeline(graph, [CORE] * 2, cut(graph, 2), make_schedule("fbp-as", 2, COUNT))
 
 
 def test_the_memory_map_comes_back_from_json():

@@ -22,6 +22,7 @@ from fpgapipe.hw.hls_models.core import CoreModel
 from fpgapipe.hw.hls_models.core_spec import CoreSpec, ScratchpadSpec
 from fpgapipe.partition.load import load_network
 from fpgapipe.partition.networks.layers import Network
+from fpgapipe.partition.operators import Flatten, Reshape
 
 
 def run_in_model(graph, options, seed=0, core=SMALL_CORE):
@@ -209,6 +210,8 @@ def test_steps_are_those_of_the_quantiser():
         (lambda net, x: net.conv(x, 6, 3, groups=3), "must have one group, not 3"),
         (lambda net, x: net.activation(x, "gelu"), "the core has no"),
         (lambda net, x: net.layer_norm(x), "the core has no layer_norm"),
+        (lambda net, x: net.add("halves", Reshape((4, 3, 8, 4)), x), "the core has no reshape"),
+        (lambda net, x: net.add("rows", Flatten(1, 2), x), "the core has no flatten"),
     ],
 )
 def test_what_the_core_lacks_is_refused_by_name(make, message):
@@ -216,6 +219,17 @@ def test_what_the_core_lacks_is_refused_by_name(make, message):
     make(net, net.image(3, 8, 8))
     with pytest.raises((UserError, NotImplementedError), match=message):
         build_step(net.build(), SMALL_CORE, options=StepOptions(train=False))
+
+
+def test_a_reshape_may_flatten():
+    """PyTorch's ONNX exporter writes a flatten so."""
+
+    def flat(operator):
+        net = Network("flat", 2)
+        net.linear(net.add("flat", operator, net.image(3, 4, 4)), 5, name="logits")
+        return run_in_model(net.build(), StepOptions())[1]
+
+    np.testing.assert_array_equal(flat(Reshape((2, -1))), flat(Flatten()))
 
 
 def test_training_needs_a_vector_engine_and_one_output():

@@ -23,8 +23,9 @@ NUM_SEMAPHORES = 32
 MAX_LINKS = 4
 """Links of a core."""
 
-CORE_SEMAPHORES, LINK_SEMAPHORES = 16, 4
-"""That a core has without links, and further ones for each link."""
+CORE_SEMAPHORES, LINK_SEMAPHORES, ENGINE_SEMAPHORES = 16, 4, 8
+"""That a core of one GEMM engine has without links, and further ones for each link and for each
+further engine."""
 
 MAX_SEMAPHORE = 255
 """A semaphore counts up to this; one signal more is an error."""
@@ -292,6 +293,14 @@ class Instruction:
         """Program words it takes."""
         return words_of(self.opcode)
 
+    def moved(self, distance: int) -> "Instruction":
+        """Return it with the memory that it touches so many bytes further on."""
+        found = object.__new__(Instruction)
+        body = {**self.body, "memory": self.body["memory"] + distance}
+        # All else has been checked.
+        found.__dict__.update(self.__dict__, body=body)
+        return found
+
     def encode(self) -> bytes:
         """Return its words.
 
@@ -300,6 +309,9 @@ class Instruction:
         ValueError
             If a field is missing or unknown, or a number does not fit its field.
         """
+        return self._encode(BODIES[self.opcode].pack(self.body))
+
+    def _encode(self, body: int) -> bytes:
         header = HEADER.pack(
             {
                 "opcode": self.opcode,
@@ -310,7 +322,7 @@ class Instruction:
                 "reserved": 0,
             }
         )
-        packed = header | BODIES[self.opcode].pack(self.body) << HEADER.bits
+        packed = header | body << HEADER.bits
         return packed.to_bytes(self.words * WORD_BYTES, "little")
 
     def __str__(self) -> str:
@@ -348,9 +360,10 @@ def span_of(instruction: Instruction) -> Span:
     return begin, body["memory"] + max(rows, 0) + max(planes, 0) + body["row_bytes"]
 
 
-def semaphores_of_core(num_links: int) -> int:
-    """Semaphores of a core; instructions may not name others."""
-    return CORE_SEMAPHORES + LINK_SEMAPHORES * num_links
+def semaphores_of_core(num_links: int, num_engines: int) -> int:
+    """Semaphores of a core with so many links and GEMM engines; programs may not name others."""
+    further = LINK_SEMAPHORES * num_links + ENGINE_SEMAPHORES * (num_engines - 1)
+    return min(CORE_SEMAPHORES + further, NUM_SEMAPHORES)
 
 
 def mask_of(semaphores: Iterable[int]) -> int:
@@ -363,6 +376,11 @@ def semaphores_of(mask: int) -> tuple[int, ...]:
     return tuple(number for number in range(NUM_SEMAPHORES) if mask >> number & 1)
 
 
+def program_bytes(instructions: Iterable[Instruction]) -> int:
+    """Bytes of a program."""
+    return sum(instruction.words for instruction in instructions) * WORD_BYTES
+
+
 def encode(instructions: Iterable[Instruction]) -> bytes:
     """Encode a program.
 
@@ -372,9 +390,17 @@ def encode(instructions: Iterable[Instruction]) -> bytes:
         If a field is missing or unknown, or a number does not fit its field.
     """
     program = bytearray()
+    packed: dict[int, tuple[Mapping[str, Any], int]] = {}  # of products and vectors, by identity
     for index, instruction in enumerate(instructions):
+        body = instruction.body
         try:
-            program += instruction.encode()
+            if instruction.opcode not in (Opcode.GEMM, Opcode.VECTOR):
+                program += instruction.encode()
+                continue
+            # Many share a body, which is large.
+            if id(body) not in packed:
+                packed[id(body)] = body, BODIES[instruction.opcode].pack(body)
+            program += instruction._encode(packed[id(body)][1])
         except ValueError as error:
             raise ProgramError(index, ErrorCode.BAD_FIELD, str(error)) from error
     return bytes(program)
@@ -416,7 +442,11 @@ def decode(
     offset = 0
     while not instructions or instructions[-1].opcode is not Opcode.END:
         instruction = _decode_one(
-            program, offset, len(instructions), engines, semaphores_of_core(num_links)
+            program,
+            offset,
+            len(instructions),
+            engines,
+            semaphores_of_core(num_links, num_engines),
         )
         offset += instruction.words * WORD_BYTES
         instructions.append(instruction)

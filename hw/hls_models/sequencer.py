@@ -157,7 +157,7 @@ class SequencerSpec:
     @property
     def num_semaphores(self) -> int:
         """That instructions may name."""
-        return semaphores_of_core(self.num_links)
+        return semaphores_of_core(self.num_links, self.num_engines)
 
     @property
     def num_queues(self) -> int:

@@ -3,7 +3,8 @@
 Kernels come in an order in which each finds what it reads. On the core, products, vectors and
 transfers over links run at the same time, so the kernels of one engine may go on beside those of
 the others, as far as tensors allow: a normalisation's sums beside the convolution whose results
-they add up, a weight gradient beside the operators that wait for the input gradient.
+they add up, a weight gradient beside the operators that wait for the input gradient. On a core of
+two GEMM engines kernels have two *lanes*, which share the vector engine by groups.
 
 A kernel is a sequence of *groups*: what one product, or one piece, loads, computes and stores, or a
 part of a transfer. Each track, the groups of one engine, keeps its order. Groups of all tracks are
@@ -95,19 +96,27 @@ class _Group:
         """Let so many groups of a track come before it."""
         self.after[track] = max(self.after.get(track, 0), number)
 
-    def cycles(self, core: CoreSpec) -> int:
-        """For which its engine works, about."""
+    def cycles(self, core: CoreSpec, known: dict[int, int]) -> int:
+        """For which its engine works, about; `known` are cycles of bodies, by their identity."""
         total = 0
         for instruction in self.instructions:
-            if instruction.opcode is Opcode.GEMM:
-                total += gemm_timing(instruction.body, core).stream_cycles
-            elif instruction.opcode is Opcode.VECTOR:
-                assert core.vector is not None, "a vector kernel needs a vector engine"
-                total += vector_cycles(VectorOp.decoded(instruction.body), core.vector)
+            if instruction.opcode in (Opcode.GEMM, Opcode.VECTOR):
+                body = instruction.body
+                if id(body) not in known:
+                    known[id(body)] = _work(instruction, core)
+                total += known[id(body)]
             elif self.track.is_link:
                 begin, end = span_of(instruction)
                 total += (end - begin) // LINK_BYTES_PER_CYCLE
         return total
+
+
+def _work(instruction: Instruction, core: CoreSpec) -> int:
+    """Cycles of a product or of an instruction of the vector engine, about."""
+    if instruction.opcode is Opcode.GEMM:
+        return gemm_timing(instruction.body, core).stream_cycles
+    assert core.vector is not None, "a vector kernel needs a vector engine"
+    return vector_cycles(VectorOp.decoded(instruction.body), core.vector)
 
 
 def assemble(
@@ -129,9 +138,10 @@ def assemble(
     core : CoreSpec, optional
         Lets the kernels of different tracks overlap; without one they run one after the other.
     tasks : sequence of int, optional
-        For each kernel the number of its task, which never falls. What a task receives over links
-        is asked for while the task before it runs, not earlier: so the queue of a link's receiver
-        always has room, and whatever waits in it holds nothing up.
+        For each kernel the number of its task, which never falls; two tasks that run side by side,
+        each in its lane, have one. What a task receives over links is asked for while the task
+        before it runs, not earlier: so the queue of a link's receiver always has room, and whatever
+        waits in it holds nothing up.
 
     Raises
     ------
@@ -181,8 +191,9 @@ def _find_order(order: Sequence[_Group], tasks: Sequence[int]) -> None:
     the kernel's loads are then behind those of the other, and all it writes behind them. What
     overwrites by a transfer comes behind the whole of the other kernel.
 
-    What reads what another device has sent comes behind all that the tasks before send: loads keep
-    their order, and one that waits for another device must not hold up what that waits for.
+    What reads what another device has sent comes behind all groups of the tasks before: loads keep
+    their order, and one that waits for another device must not hold up what that waits for, nor
+    work that could be done meanwhile.
     """
     reads, writes = ({track: Touched() for track in Track} for _ in range(2))
     count = dict.fromkeys(Track, 0)
@@ -204,9 +215,9 @@ def _find_order(order: Sequence[_Group], tasks: Sequence[int]) -> None:
             if needed:
                 group.comes_after(other, needed)
             if needed and other.is_link:
-                for track, sent in counts_of_task[tasks[group.kernel]].items():
-                    if track.is_link and track is not group.track:
-                        group.comes_after(track, sent)
+                for track, before in counts_of_task[tasks[group.kernel]].items():
+                    if track is not group.track:
+                        group.comes_after(track, before)
             overwritten = max(_last(reads[other], stores), _last(writes[other], stores))
             if overwritten and is_received:
                 overwritten = kernel_end[other, kernel_of[other, overwritten]]
@@ -249,6 +260,8 @@ def _merged(order: Sequence[_Group], core: CoreSpec) -> Iterator[_Group]:
     """Groups of all tracks by the time at which they can begin."""
     waiting = {track: [group for group in order if group.track is track] for track in Track}
     free = dict.fromkeys(Track, 0)
+    engine_free = dict.fromkeys(Track, 0)
+    known: dict[int, int] = {}  # cycles of bodies, many of which groups share
     done: dict[Track, list[int]] = {track: [] for track in Track}
     for _ in order:
         choices = []
@@ -260,13 +273,14 @@ def _merged(order: Sequence[_Group], core: CoreSpec) -> Iterator[_Group]:
             if any(number > len(done[other]) for other, number in group.after.items()):
                 continue
             begin = free[track] + (TURN_CYCLES if group.first else 0)
+            begin = max(begin, engine_free[track.engine])
             for other, number in group.after.items():
                 if number:
                     begin = max(begin, done[other][number - 1] + TURN_CYCLES)
             choices.append((begin, track, group))
         assert choices, "kernels must come in an order in which they can run"
         begin, track, group = min(choices, key=lambda each: each[:2])
-        free[track] = begin + group.cycles(core)
+        free[track] = engine_free[track.engine] = begin + group.cycles(core, known)
         done[track].append(free[track])
         yield group
 

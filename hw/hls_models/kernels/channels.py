@@ -33,7 +33,8 @@ from fpgapipe.hw.hls_models.vector_op import (
 
 PIECE_ELEMENTS = 1 << 14
 """Elements of a piece, about, where so many fit. Sums depend on it in their last bits, and so
-neither on the scratchpad, unless that is too small, nor on what else a device does."""
+neither on the scratchpad, unless that is too small, nor on what else a device does: where two lanes
+share what one alone would have, pieces are as large, and take turns if need be."""
 
 SLICES = 8
 """Sums that go on side by side in a piece, of every eighth position each; an adder's latency hides
@@ -163,9 +164,10 @@ def channel_kernel(
         return found
 
     number = min(piece_positions(channels), positions)
-    while room_of(buffers_for(number)) > region.size_bytes and number > SLICES:
+    while room_of(buffers_for(number)) > region.size_bytes * region.lanes and number > SLICES:
         number = -(-number // (2 * SLICES)) * SLICES
     buffers = buffers_for(number)
+    turns = 2 if region.lanes == 1 or room_of(buffers) <= region.size_bytes else 1
     firsts = range(0, positions, number)
 
     pieces = []
@@ -194,7 +196,7 @@ def channel_kernel(
             work += [row_step(step, channels) for step in rows]
             stores += [Move(_whole(t), each) for each, t in small_targets.items()]
         pieces.append(Piece(tuple(work), tuple(loads), tuple(stores)))
-    return VectorKernel(name, buffers, tuple(pieces), region)
+    return VectorKernel(name, buffers, tuple(pieces), region, turns)
 
 
 def rows_kernel(

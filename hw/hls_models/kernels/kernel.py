@@ -8,7 +8,8 @@ own affair, so kernels can be put together in any order that respects their tens
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from enum import IntEnum
-from math import prod
+from functools import lru_cache
+from math import copysign, prod
 from typing import Protocol
 
 from fpgapipe.hw.hls_models.isa import WORD_BYTES, Instruction, Opcode
@@ -52,24 +53,33 @@ class Tensor:
 class Track(IntEnum):
     """The engine that a kernel's work is for; kernels of different tracks may overlap.
 
-    The two of link `n` are ``SEND0 + 2 * n`` and ``RECEIVE0 + 2 * n``.
+    Those of lane `n` are ``GEMM + 2 * n`` and ``VECTOR + 2 * n``: a lane has a GEMM engine and a
+    part of the scratchpad for itself, and the vector engine, of which there is one, in turn with
+    the other. The two of link `n` are ``SEND0 + 2 * n`` and ``RECEIVE0 + 2 * n``.
     """
 
     GEMM = 0
     VECTOR = 1
-    SEND0 = 2
-    RECEIVE0 = 3
-    SEND1 = 4
-    RECEIVE1 = 5
-    SEND2 = 6
-    RECEIVE2 = 7
-    SEND3 = 8
-    RECEIVE3 = 9
+    GEMM1 = 2
+    VECTOR1 = 3
+    SEND0 = 4
+    RECEIVE0 = 5
+    SEND1 = 6
+    RECEIVE1 = 7
+    SEND2 = 8
+    RECEIVE2 = 9
+    SEND3 = 10
+    RECEIVE3 = 11
 
     @property
     def is_link(self) -> bool:
         """Whether the engine is one of a link's."""
         return self >= Track.SEND0
+
+    @property
+    def engine(self) -> "Track":
+        """The first of the tracks that have one engine together."""
+        return Track.VECTOR if self is Track.VECTOR1 else self
 
 
 class Kernel(Protocol):
@@ -107,12 +117,24 @@ class Kernel(Protocol):
 
 
 class Semaphore(IntEnum):
-    """Numbers of the semaphores of a vector kernel; those below are a product's."""
+    """Numbers of the semaphores of a vector kernel; those below are a product's.
+
+    Lanes share those of which one engine's instructions signal, and another's wait, in the order of
+    the program. The other lane has a semaphore of its own where a load or a computation waits for
+    what comes later in it.
+    """
 
     LOADED = 6
     FREE = 7
     COMPUTED = 8
     STORED = 9
+    FREE1 = 17
+    STORED1 = 18
+
+
+_FREE = (int(Semaphore.FREE), int(Semaphore.FREE1))
+_STORED = (int(Semaphore.STORED), int(Semaphore.STORED1))
+"""Of each lane."""
 
 
 @dataclass(frozen=True)
@@ -126,11 +148,15 @@ class Region:
     bank_bytes : int or None
         If it is whole banks, the size of one: buffers are then put in different ones where they
         fit, since a bank gives one vector a cycle, and takes one. None takes it as one bank.
+    lane, lanes : int
+        Whose it is, of so many that have as much; see `Track`.
     """
 
     base: int
     size_bytes: int
     bank_bytes: int | None = None
+    lane: int = 0
+    lanes: int = 1
 
 
 @dataclass(frozen=True)
@@ -141,8 +167,8 @@ class Buffer:
     ----------
     size_bytes : int
     kept : bool
-        Whether it is one for all pieces of a kernel. Of the others there are two, which pieces
-        use in turn, so that one piece is loaded or stored while another is computed.
+        Whether it is one for all pieces of a kernel. Of the others there are two, if there is room,
+        which pieces use in turn, so that one piece is loaded or stored while another is computed.
     """
 
     size_bytes: int
@@ -192,6 +218,8 @@ class VectorKernel:
     pieces : tuple of Piece
         Each has a step.
     region : Region
+    turns : int
+        Of each buffer that is not kept, how many there are: 2 or 1.
 
     Raises
     ------
@@ -203,9 +231,10 @@ class VectorKernel:
     buffers: Mapping[str, Buffer]
     pieces: tuple[Piece, ...]
     region: "Region"
+    turns: int = 2
 
     def __post_init__(self) -> None:
-        needed = room_of(self.buffers)
+        needed = room_of(self.buffers, self.turns)
         if needed > self.region.size_bytes:
             raise ValueError(
                 f"kernel {self.name} needs {needed:,} bytes of scratchpad, and has "
@@ -216,13 +245,13 @@ class VectorKernel:
             for which in ("loads", "stores")
         )
         both = sorted(name for name in loaded & stored if not self.buffers[name].kept)
-        if both and len(self.pieces) > 2:
+        if both and len(self.pieces) > self.turns:
             raise ValueError(f"kernel {self.name} both loads and stores buffers {', '.join(both)}")
 
     @property
     def track(self) -> Track:
-        """The vector engine."""
-        return Track.VECTOR
+        """The vector engine, for its lane."""
+        return Track(Track.VECTOR + 2 * self.region.lane)
 
     @property
     def reads(self) -> frozenset[str]:
@@ -236,17 +265,19 @@ class VectorKernel:
 
     def instructions(self, addresses: Mapping[str, int]) -> list[Instruction]:
         """See `Kernel`."""
-        places = [self._places(0), self._places(1)]
+        turns = self.turns
+        places = [self._places(turn) for turn in range(turns)]
+        free, stored = _FREE[self.region.lane], _STORED[self.region.lane]
         program: list[Instruction] = []
         last = len(self.pieces) - 1
         has_loads = [bool(piece.loads) for piece in self.pieces]
         has_stores = [bool(piece.stores) for piece in self.pieces]
         for index, piece in enumerate(self.pieces):
-            place = places[index % 2]
-            # A buffer of the piece before last comes free when that has computed, or has stored.
-            again = index >= 2
+            place = places[index % turns]
+            # The buffer of an earlier piece comes free when that has computed, or has stored.
+            again = index >= turns
             if piece.loads:
-                waits = (int(Semaphore.FREE),) if again else ()
+                waits = (free,) if again else ()
                 program += _moves(
                     Opcode.LOAD, piece.loads, addresses, place, waits, (int(Semaphore.LOADED),)
                 )
@@ -254,13 +285,13 @@ class VectorKernel:
                 wait, signal = [], []
                 if number == 0:
                     wait += [int(Semaphore.LOADED)] * has_loads[index]
-                    wait += [int(Semaphore.STORED)] * (again and has_stores[index - 2])
+                    wait += [stored] * (again and has_stores[index - turns])
                 if number == len(piece.steps) - 1:
                     signal += [int(Semaphore.COMPUTED)] * has_stores[index]
-                    signal += [int(Semaphore.FREE)] * (index + 2 <= last and has_loads[index + 2])
+                    signal += [free] * (index + turns <= last and has_loads[index + turns])
                 program.append(_vector(step, place, tuple(wait), tuple(signal)))
             if piece.stores:
-                signals = (int(Semaphore.STORED),) if index + 2 <= last else ()
+                signals = (stored,) if index + turns <= last else ()
                 program += _moves(
                     Opcode.STORE,
                     piece.stores,
@@ -272,9 +303,10 @@ class VectorKernel:
         return program
 
     def _places(self, turn: int) -> dict[str, int]:
-        """Byte addresses of the buffers in even or odd pieces."""
+        """Byte addresses of the buffers in the pieces of a turn."""
         bank_bytes = self.region.bank_bytes or self.region.size_bytes
-        begins = _apart(self.buffers, self.region.size_bytes // bank_bytes, bank_bytes)
+        banks = self.region.size_bytes // bank_bytes
+        begins = _apart(self.buffers, banks, bank_bytes, self.turns)
         places = {}
         for name, buffer in self.buffers.items():
             size = 0 if buffer.kept else _ceil_word(buffer.size_bytes)
@@ -282,12 +314,14 @@ class VectorKernel:
         return places
 
 
-def _apart(buffers: Mapping[str, Buffer], banks: int, bank_bytes: int) -> dict[str, int]:
+def _apart(
+    buffers: Mapping[str, Buffer], banks: int, bank_bytes: int, turns: int
+) -> dict[str, int]:
     """Where buffers begin: each in another bank than the one before, if all fit so."""
     used = [0] * banks
     begins = {}
     for number, (name, buffer) in enumerate(buffers.items()):
-        size = room_of({name: buffer})
+        size = room_of({name: buffer}, turns)
         for turn in range(banks):
             bank = (number + turn) % banks
             if used[bank] + size <= bank_bytes:
@@ -295,23 +329,23 @@ def _apart(buffers: Mapping[str, Buffer], banks: int, bank_bytes: int) -> dict[s
                 used[bank] += size
                 break
         else:
-            return _in_a_row(buffers)
+            return _in_a_row(buffers, turns)
     return begins
 
 
-def _in_a_row(buffers: Mapping[str, Buffer]) -> dict[str, int]:
+def _in_a_row(buffers: Mapping[str, Buffer], turns: int) -> dict[str, int]:
     """Where buffers begin, each behind the one before."""
     begins, at = {}, 0
     for name, buffer in buffers.items():
         begins[name] = at
-        at += room_of({name: buffer})
+        at += room_of({name: buffer}, turns)
     return begins
 
 
-def room_of(buffers: Mapping[str, Buffer]) -> int:
+def room_of(buffers: Mapping[str, Buffer], turns: int = 2) -> int:
     """Bytes of scratchpad that buffers take."""
     return sum(
-        _ceil_word(buffer.size_bytes) * (1 if buffer.kept else 2) for buffer in buffers.values()
+        _ceil_word(buffer.size_bytes) * (1 if buffer.kept else turns) for buffer in buffers.values()
     )
 
 
@@ -346,16 +380,33 @@ def _vector(
     step: Step, places: Mapping[str, int], wait: tuple[int, ...], signal: tuple[int, ...]
 ) -> Instruction:
     op = step.op
-    moved = replace(
-        op,
-        x=replace(op.x, base=op.x.base + places[step.x]),
-        target=replace(op.target, base=op.target.base + places[step.target]),
-    )
+    y = coefficients = 0
     if op.y is not None:
         assert step.y is not None, "a source needs a buffer"
-        moved = replace(moved, y=replace(op.y, base=op.y.base + places[step.y]))
+        y = places[step.y]
     if op.coefficients.number:
         assert step.coefficients is not None, "coefficients need a buffer"
-        base = op.coefficients.base + places[step.coefficients]
-        moved = replace(moved, coefficients=replace(op.coefficients, base=base))
-    return Instruction(Opcode.VECTOR, wait=wait, signal=signal, body=moved.encoded())
+        coefficients = places[step.coefficients]
+    signs = tuple(copysign(1, each.value) for each in op.constants)
+    body = _vector_body(op, signs, places[step.x], places[step.target], y, coefficients)
+    return Instruction(Opcode.VECTOR, wait=wait, signal=signal, body=body)
+
+
+@lru_cache(maxsize=1 << 14)
+def _vector_body(
+    op: VectorOp, signs: tuple[float, ...], x: int, target: int, y: int, coefficients: int
+) -> Mapping[str, object]:
+    """Fields of an instruction with its buffers at these bytes; those of all micro-batches agree.
+
+    The last two are 0 if it has no such buffer. `signs` are those of the constants: 0 and -0 are
+    equal, and are not the same constant.
+    """
+    assert len(signs) == len(op.constants)
+    moved = replace(
+        op,
+        x=replace(op.x, base=op.x.base + x),
+        target=replace(op.target, base=op.target.base + target),
+        y=op.y and replace(op.y, base=op.y.base + y),
+        coefficients=replace(op.coefficients, base=op.coefficients.base + coefficients),
+    )
+    return moved.encoded()

@@ -8,8 +8,8 @@ from fpgapipe.hw.hls_models.conv import ConvSpec, Pass
 from fpgapipe.hw.hls_models.conv_parts import Formats
 from fpgapipe.hw.hls_models.core_cycles import MemorySpec
 from fpgapipe.hw.hls_models.core_spec import CoreSpec
-from fpgapipe.hw.hls_models.isa import Instruction
-from fpgapipe.hw.hls_models.kernels.kernel import Tensor, Track
+from fpgapipe.hw.hls_models.isa import Instruction, Opcode
+from fpgapipe.hw.hls_models.kernels.kernel import Region, Tensor, Track
 
 OPERANDS: dict[Pass, tuple[str, str, str]] = {
     "forward": ("x", "w", "y"),
@@ -17,6 +17,9 @@ OPERANDS: dict[Pass, tuple[str, str, str]] = {
     "weight": ("x", "dy", "dw"),
 }
 """Names in `Blocked` of the two operands and of the result."""
+
+FIRST_SEMAPHORES = (0, 11)
+"""Of each lane, the first of the six that its products have."""
 
 
 @dataclass(frozen=True)
@@ -31,17 +34,20 @@ class ProductKernel:
         Tensor of each of the names in `OPERANDS`.
     result : str
         Which of those names is written.
+    region : Region
+        Its part of the scratchpad, and its lane, whose GEMM engine is the one of that number.
     """
 
     name: str
     blocked: Blocked
     tensors: Mapping[str, str]
     result: str
+    region: Region
 
     @property
     def track(self) -> Track:
-        """The GEMM engine."""
-        return Track.GEMM
+        """The GEMM engine of its lane."""
+        return Track(Track.GEMM + 2 * self.region.lane)
 
     @property
     def reads(self) -> frozenset[str]:
@@ -56,7 +62,26 @@ class ProductKernel:
     def instructions(self, addresses: Mapping[str, int]) -> list[Instruction]:
         """See `Kernel`."""
         places = {role: addresses[tensor] for role, tensor in self.tensors.items()}
-        return self.blocked.program(places)[:-1]
+        program = self.blocked.program(places)[:-1]
+        if not self.region.lane and not self.region.base:
+            return program
+        return [_moved(each, self.region) for each in program]
+
+
+def _moved(instruction: Instruction, region: Region) -> Instruction:
+    """An instruction of the first lane, from the scratchpad's beginning, in a region."""
+    first = FIRST_SEMAPHORES[region.lane]
+    wait, signal = (
+        tuple(number + first for number in numbers)
+        for numbers in (instruction.wait, instruction.signal)
+    )
+    body = dict(instruction.body)
+    if instruction.opcode is not Opcode.GEMM:
+        body["scratchpad"] += region.base
+        return replace(instruction, wait=wait, signal=signal, body=body)
+    for role in ("a", "b", "result"):
+        body[role] = {**body[role], "base": body[role]["base"] + region.base}
+    return replace(instruction, wait=wait, signal=signal, engine=region.lane, body=body)
 
 
 def product_kernel(
@@ -66,6 +91,7 @@ def product_kernel(
     tensors: tuple[Tensor, Tensor, Tensor],
     core: CoreSpec,
     memory: MemorySpec,
+    region: Region | None = None,
 ) -> ProductKernel:
     """Cut a pass of a convolution for a core.
 
@@ -76,6 +102,8 @@ def product_kernel(
         As for `fpgapipe.hw.hls_models.blocking.block`.
     tensors : tuple of Tensor
         In the order of `OPERANDS`.
+    region : Region, optional
+        As large as the core's scratchpad; the first lane's, from its beginning, if left out.
 
     Raises
     ------
@@ -89,4 +117,5 @@ def product_kernel(
     }
     blocked = block(conv, which, core, replace(Formats(), **sizes), memory)
     names = {role: tensor.name for role, tensor in zip(roles, tensors, strict=True)}
-    return ProductKernel(name, blocked, names, roles[2])
+    region = region or Region(0, core.scratchpad.size_bytes)
+    return ProductKernel(name, blocked, names, roles[2], region)

@@ -13,7 +13,8 @@ from fpgapipe.hw.hls_models.isa import NUM_SEMAPHORES, Instruction, Opcode, Span
 from fpgapipe.hw.hls_models.kernels.touched import Touched
 
 STORED = 10
-"""Semaphore by which a STORE lets a LOAD of another kernel begin; those below are kernels' own."""
+"""Semaphore by which a STORE lets a LOAD of another kernel begin; those below are kernels' own, and
+so are some behind it in a program of two lanes."""
 
 Queue = tuple[Opcode, int]
 
@@ -47,6 +48,8 @@ class Waits:
         self._kernel_of = kernel_of
         self._before = before
         self._semaphores: dict[tuple[Queue, Queue], int] = {(STORES, LOADS): STORED}
+        own = max((max((*each.wait, *each.signal), default=0) for each in instructions), default=0)
+        self._last_taken = max(own, STORED)
         self._waited: dict[tuple[Queue, Queue], int] = {}
         self._writes: dict[Queue, Touched] = {}
         self._reads: dict[Queue, Touched] = {}
@@ -132,7 +135,7 @@ class Waits:
                 continue
             assert other < at, "what is waited for must come before in the program"
             self._waited[edge] = other
-            number = self._semaphores.setdefault(edge, STORED + len(self._semaphores))
+            number = self._semaphores.setdefault(edge, self._last_taken + len(self._semaphores))
             if number >= NUM_SEMAPHORES:
                 raise ValueError(
                     f"program needs over {NUM_SEMAPHORES} semaphores, for "
