@@ -9,9 +9,10 @@ plain Python otherwise.
 from __future__ import annotations
 
 import importlib.util
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import cache
+from itertools import chain
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -43,6 +44,11 @@ class StageTimes:
         the stage before: bytes over the link's rate.
     latency_s : float
         From the end of a transfer to its arrival.
+    features_lag_s, gradients_lag_s : float array, optional
+        Of results that stream out as they are made: from the end of the task that makes one to the
+        moment from which the task that uses it can run without a pause, as far as the maker goes;
+        shape (stages,) or (stages, micro-batches), by the stage of the maker. Below 0 where the
+        user begins with the first parts of a result. `latency_s` if left out.
 
     Raises
     ------
@@ -57,12 +63,19 @@ class StageTimes:
     features_s: NDArray[np.float64]
     gradients_s: NDArray[np.float64]
     latency_s: float = 0.0
+    features_lag_s: NDArray[np.float64] | None = None
+    gradients_lag_s: NDArray[np.float64] | None = None
 
     def __post_init__(self) -> None:
         stages = len(self.forward_s)
         for name in self.__dataclass_fields__:
+            if getattr(self, name) is None:
+                continue
             value = np.asarray(getattr(self, name), np.float64)
-            if not np.isfinite(value).all() or (value < 0).any():
+            if name.endswith("lag_s"):
+                if not np.isfinite(value).all():
+                    raise ScheduleError(f"{name} must be finite")
+            elif not np.isfinite(value).all() or (value < 0).any():
                 raise ScheduleError(f"{name} must be finite and at least 0 s")
             if name != "latency_s" and len(value) != stages:
                 raise ScheduleError(f"{name} has {len(value)} stages, forward_s has {stages}")
@@ -123,14 +136,16 @@ class LinkLane:
 class EventGraph:
     """Tasks and transfers of a schedule, numbered in a row, and what each waits for.
 
-    ``end_of`` has up to three tasks whose end a task waits for (-1: none); a result that comes over
-    a link arrives `lag` later, in the first and third place. ``start_of`` has up to two whose start
-    it waits for.
+    ``end_of`` has up to four tasks whose end a task waits for (-1: none). A result that comes over
+    a link arrives `lag` later in the first place, and `maker_lag` later in the third, where its
+    maker is; the fourth is that of `waits`, `wait_lag` later. ``start_of`` has up to two whose
+    start it waits for.
     """
 
     schedule: Schedule
     times: StageTimes
     fifo_depth: int | None
+    waits: Sequence[tuple[Task, Task, float]] = ()
     links: list[LinkLane] = field(default_factory=list)
 
     def __post_init__(self) -> None:
@@ -157,10 +172,14 @@ class EventGraph:
         if not self.blocking:
             self._add_transfers()
         size = len(self.kinds)
-        self.end_of = np.full((3, size), -1, np.int32)
+        self.end_of = np.full((4, size), -1, np.int32)
         self.start_of = np.full((2, size), -1, np.int32)
         self.lag = np.zeros(size)
+        self.maker_lag = np.zeros(size)
+        self.wait_lag = np.zeros(size)
         self._connect(shape)
+        if self.waits:
+            self._add_waits()
         if self.fifo_depth is not None:
             self._limit_fifos()
 
@@ -223,9 +242,10 @@ class EventGraph:
 
         needs_features = kinds == (TaskKind.RF if self.blocking else F)
         needs_gradient = (kinds == TaskKind.RB) if self.blocking else (kinds == B) | (kinds == DX)
-        for mask, neighbour, table, local in (
-            (needs_features, self.before, sent[TaskKind.SF], self.forward),
-            (needs_gradient, self.after, sent[TaskKind.SB], self.backward),
+        times = self.times
+        for mask, neighbour, table, local, streams in (
+            (needs_features, self.before, sent[TaskKind.SF], self.forward, times.features_lag_s),
+            (needs_gradient, self.after, sent[TaskKind.SB], self.backward, times.gradients_lag_s),
         ):
             task = np.flatnonzero(mask)
             other = neighbour[stages[task]]
@@ -234,11 +254,15 @@ class EventGraph:
             for here, source in ((remote, table), (~remote, local)):
                 self.end_of[0, task[here]] = source[other[here], numbers[task[here]]]
                 self._require(task[here], self.end_of[0])
-            self.lag[task[remote]] = self.times.latency_s
+            self.lag[task[remote]] = times.latency_s
             if self.schedule.transfer == "stream":
                 # A result that streams out is there when both the link and its maker are done.
                 makers = local[other[remote], numbers[task[remote]]]
                 self.end_of[2, task[remote]] = makers
+                lags = np.full(shape, times.latency_s)
+                if streams is not None:
+                    lags[:] = streams if streams.ndim == 2 else streams[:, None]
+                self.maker_lag[task[remote]] = lags[other[remote], numbers[task[remote]]]
 
         backward = np.flatnonzero((kinds == B) | (kinds == DX))
         self.end_of[1, backward] = self.forward[stages[backward], numbers[backward]]
@@ -260,6 +284,14 @@ class EventGraph:
         earlier = self.microbatches[task] - limit[self.stages[task]]
         task, earlier = task[earlier >= 0], earlier[earlier >= 0]
         self.end_of[1, task] = release[self.stages[task], earlier]
+
+    def _add_waits(self) -> None:
+        """What tasks wait for beside what the schedule says."""
+        tasks = chain.from_iterable(self.schedule.lanes)
+        numbers = {task: number for number, task in enumerate(tasks)}
+        for task, other, lag_s in self.waits:
+            self.end_of[3, numbers[task]] = numbers[other]
+            self.wait_lag[numbers[task]] = lag_s
 
     def _limit_fifos(self) -> None:
         """A transfer waits for the start of the task that takes the result `fifo_depth` before."""
@@ -323,7 +355,8 @@ class EventGraph:
         first = stops[:-1] + [link.first for link in self.links]
         last = stops[1:] + [link.last for link in self.links]
         size = len(self.kinds)
-        columns = (*self.end_of, *self.start_of, self.lag, self.durations())
+        lags = (self.lag, self.maker_lag, self.wait_lag)
+        columns = (*self.end_of, *self.start_of, *lags, self.durations())
         start, end = np.zeros(size), np.full(size, -1.0)
         waiting = (np.full(size, -1, np.int32), np.full(len(first), -1, np.int32))
         state = (np.array(first, np.int64), np.arange(len(first), dtype=np.int64))
@@ -334,8 +367,8 @@ class EventGraph:
         else:
             lists = [each.tolist() for each in (*columns, start, end, *waiting, *state)]
             _follow(first, last, *lists)  # type: ignore[no-untyped-call]
-            start, end = np.array(lists[7]), np.array(lists[8])
-            state = (np.array(lists[11]), state[1])
+            start, end = np.array(lists[10]), np.array(lists[11])
+            state = (np.array(lists[14]), state[1])
         if (end < 0).any():
             raise DeadlockError(self._cycle(state[0], np.array(last), end))
         return start, end
@@ -384,9 +417,12 @@ def _follow(  # type: ignore[no-untyped-def]
     end_of_0,
     end_of_1,
     end_of_2,
+    end_of_3,
     start_of_0,
     start_of_1,
     lag,
+    maker_lag,
+    wait_lag,
     duration,
     start,
     end,
@@ -424,7 +460,12 @@ def _follow(  # type: ignore[no-untyped-def]
             if blocker >= 0:
                 if end[blocker] < 0:
                     break
-                begin = max(begin, end[blocker] + lag[i])
+                begin = max(begin, end[blocker] + maker_lag[i])
+            blocker = end_of_3[i]
+            if blocker >= 0:
+                if end[blocker] < 0:
+                    break
+                begin = max(begin, end[blocker] + wait_lag[i])
             blocker = start_of_0[i]
             if blocker >= 0:
                 if end[blocker] < 0:

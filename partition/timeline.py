@@ -13,6 +13,8 @@ from fpgapipe.partition.event_graph import DeadlockError, EventGraph, StageTimes
 from fpgapipe.partition.schedule import Schedule, Task, TaskKind
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from numpy.typing import NDArray
 
 __all__ = ["DeadlockError", "Link", "StageTimes", "Timeline", "simulate"]
@@ -142,7 +144,13 @@ class Link:
         return float((self.end_s - self.start_s).sum())
 
 
-def simulate(schedule: Schedule, times: StageTimes, *, fifo_depth: int | None = None) -> Timeline:
+def simulate(
+    schedule: Schedule,
+    times: StageTimes,
+    *,
+    fifo_depth: int | None = None,
+    waits: Sequence[tuple[Task, Task, float]] = (),
+) -> Timeline:
     """Find when every task of a schedule takes place.
 
     Parameters
@@ -153,6 +161,9 @@ def simulate(schedule: Schedule, times: StageTimes, *, fifo_depth: int | None = 
         Results that may be under way between two devices, features and gradients apart: a transfer
         begins only when a place is free, which a result leaves when the task that uses it begins.
         No limit if not given.
+    waits : sequence of (Task, Task, float), optional
+        What the schedule does not say: a task begins no earlier than so many seconds behind the end
+        of another (or before it, if less than 0); one a task.
 
     Raises
     ------
@@ -161,7 +172,7 @@ def simulate(schedule: Schedule, times: StageTimes, *, fifo_depth: int | None = 
     ScheduleError
         If a task needs one that the schedule does not have, or the numbers of stages differ.
     """
-    network = EventGraph(schedule, times, fifo_depth)
+    network = EventGraph(schedule, times, fifo_depth, waits=waits)
     start, end = network.follow()
     stops = np.cumsum([0] + [len(lane) for lane in schedule.lanes])
     links = []

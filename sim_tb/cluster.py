@@ -16,6 +16,9 @@ from pathlib import Path
 from types import TracebackType
 from typing import Self
 
+import numpy as np
+from numpy.typing import NDArray
+
 from fpgapipe.hw.hls_models.registers import RegisterMap
 from fpgapipe.sim_tb.cluster_library import Member, Reason, Route, cluster_library
 from fpgapipe.sim_tb.native import (
@@ -28,7 +31,13 @@ from fpgapipe.sim_tb.native import (
 )
 from fpgapipe.sim_tb.native_library import RawWire
 from fpgapipe.sim_tb.phy import WireCounts, WireSpec
-from fpgapipe.sim_tb.sampling import Sample, Sampler, low_halves, progress_counters
+from fpgapipe.sim_tb.sampling import (
+    Sample,
+    Sampler,
+    Watcher,
+    low_halves,
+    progress_counters,
+)
 from fpgapipe.sim_tb.stall import explain
 
 _MAX_WINDOW_CYCLES = 1024
@@ -179,7 +188,7 @@ class Cluster:
             (Route * len(routes))(*routes), len(routes),
             self.window_cycles, round_cycles, self.threads,
         )  # fmt: skip
-        self._samplers: list[Sampler] = []
+        self._samplers: list[Sampler | Watcher] = []
         self._sample_cycles = 0
         for number, node in enumerate(self.nodes):
             if node.registers:
@@ -399,6 +408,44 @@ class Cluster:
                 self._samplers.append(Sampler(number, names))
         self._library.fpgapipe_cluster_sample(self._open(), period_cycles)
 
+    def watch(self, period_cycles: int, registers: Mapping[int, Sequence[str]]) -> None:
+        """Read registers about every so many cycles of a run, from now on, instead of counters.
+
+        One reading comes some cycles after the other. A name that is there several times is read
+        as often in a period.
+
+        Parameters
+        ----------
+        period_cycles : int
+        registers : mapping of int to sequence of str
+            For nodes with registers, names of registers.
+
+        Raises
+        ------
+        ValueError
+            If a node has no registers.
+        KeyError
+            If it has no such register.
+        """
+        self.sample(0, {})
+        for number, names in registers.items():
+            known = self.nodes[number].registers
+            if known is None:
+                raise ValueError(f"{self.nodes[number].name} has no registers to watch")
+            self._poll(number, [known.offset(name) for name in names], keeps=True)
+            self._samplers.append(Watcher(number))
+        self._library.fpgapipe_cluster_sample(self._open(), period_cycles)
+
+    def readings(self, number: int) -> NDArray[np.int64]:
+        """What has been read of a node's registers since the reset.
+
+        Rows of three: place in the list of registers, cycle in which the reading began, value.
+        """
+        for watcher in self._samplers:
+            if isinstance(watcher, Watcher) and watcher.node == number:
+                return watcher.readings
+        return np.zeros((0, 3), np.int64)
+
     def _poll(self, number: int, addresses: Sequence[int], *, keeps: bool) -> None:
         raw = (ctypes.c_uint32 * len(addresses))(*addresses)
         self._library.fpgapipe_cluster_poll(self._open(), number, raw, len(addresses), keeps)
@@ -406,7 +453,12 @@ class Cluster:
     @property
     def samples(self) -> list[Sample]:
         """All samples since the reset, in the order of their cycles."""
-        found = [sample for sampler in self._samplers for sample in sampler.samples]
+        found = [
+            sample
+            for sampler in self._samplers
+            if isinstance(sampler, Sampler)
+            for sample in sampler.samples
+        ]
         return sorted(found, key=lambda sample: (sample.cycle, sample.node))
 
     def save_waves(self, number: int, path: Path, begin: int = 0, end: int | None = None) -> None:

@@ -1,9 +1,12 @@
-"""Counters of a cluster's devices, read while programs run."""
+"""Counters and other registers of a cluster's devices, read while programs run."""
 
 import ctypes
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
 
 from fpgapipe.hw.hls_models.registers import DATA_BITS, RegisterMap
 
@@ -60,11 +63,7 @@ class Sampler:
 
     def collect(self, library: ctypes.CDLL, handle: int) -> None:
         """Take the readings that a cluster has."""
-        count = ctypes.c_uint64()
-        raw = library.fpgapipe_cluster_readings(handle, self.node, ctypes.byref(count))
-        readings = [(one.index, one.cycle, one.value) for one in raw[: count.value]]
-        library.fpgapipe_cluster_forget(handle, self.node)
-        self.add(readings)
+        self.add([tuple(row) for row in _taken(library, handle, self.node).tolist()])
 
     def add(self, readings: Sequence[tuple[int, int, int]]) -> None:
         """Go on with readings: number of the counter, cycle, value."""
@@ -83,3 +82,41 @@ class Sampler:
             values[name] = last + (low - last) % (1 << DATA_BITS)
         self.samples.append(Sample(self._open[0][1], self.node, values))
         self._open.clear()
+
+
+@dataclass
+class Watcher:
+    """Readings of one node's registers, as they are.
+
+    Parameters
+    ----------
+    node : int
+    """
+
+    node: int
+    _parts: list[NDArray[np.int64]] = field(default_factory=list)
+
+    @property
+    def readings(self) -> NDArray[np.int64]:
+        """Rows of place in the list of registers, cycle in which the reading began, value."""
+        return np.concatenate([np.zeros((0, 3), np.int64), *self._parts])
+
+    def clear(self) -> None:
+        """Forget all readings."""
+        self._parts.clear()
+
+    def collect(self, library: ctypes.CDLL, handle: int) -> None:
+        """Take the readings that a cluster has."""
+        self._parts.append(_taken(library, handle, self.node))
+
+
+def _taken(library: ctypes.CDLL, handle: int, node: int) -> NDArray[np.int64]:
+    """Take a node's readings out of a cluster: rows of number of the register, cycle, value."""
+    count = ctypes.c_uint64()
+    raw = library.fpgapipe_cluster_readings(handle, node, ctypes.byref(count))
+    found = np.zeros((count.value, 3), np.int64)
+    if count.value:
+        numbers = ctypes.cast(raw, ctypes.POINTER(ctypes.c_int64))
+        found[:] = np.ctypeslib.as_array(numbers, (3 * count.value,)).reshape(-1, 3)
+    library.fpgapipe_cluster_forget(handle, node)
+    return found

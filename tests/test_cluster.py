@@ -207,6 +207,30 @@ def test_sampling_changes_nothing(library, period, options):
     assert list(read.values()) == sorted(read.values())
 
 
+def test_registers_are_read_in_turn(library):
+    spec = WireSpec(phy_bytes=4, latency_cycles=20)
+    nodes = [
+        Node(f"d{index}", NativeDevice(library), Registers() if index else None)
+        for index in range(2)
+    ]
+    with Cluster(nodes, cable((0, 0), (1, 0), spec)) as one:
+        one.watch(1, {1: ["RX_WORDS_LO", "SENT_LO"] * 3})
+        one.write_register(0, SENDS, 300)
+        one.run(1000, until_irq=False)
+        places, cycles, values = one.readings(1).T
+        assert len(places) > 50
+        assert places.tolist() == [at % 6 for at in range(len(places))]
+        assert (cycles[1:] > cycles[:-1]).all()
+        arrived = values[places % 2 == 0]
+        assert (arrived[1:] >= arrived[:-1]).all()
+        assert arrived[-1] == one.read_register(1, RECEIVED) > 100
+        assert not values[places % 2].any()
+        assert one.readings(0).shape == (0, 3)
+        assert one.samples == []
+        with pytest.raises(ValueError, match=r"^d0 has no registers to watch$"):
+            one.watch(1, {0: ["SENT_LO"]})
+
+
 def test_counters_that_stand_still_are_a_stall(library, monkeypatch):
     """Beats on a wire are no progress where there are counters of it."""
     monkeypatch.setattr("fpgapipe.sim_tb.cluster.explain", lambda cluster, what: what)

@@ -1,5 +1,6 @@
 """The cycle model of the core: figures worked by hand, and the simulated hardware."""
 
+import dataclasses
 import random
 
 import pytest
@@ -10,12 +11,14 @@ from fpgapipe.host.layer_program import lower_layer, random_operands
 from fpgapipe.hw.hls_models.bus_cycles import Bus
 from fpgapipe.hw.hls_models.conv import PASSES
 from fpgapipe.hw.hls_models.core_cycles import MemorySpec, predict
-from fpgapipe.hw.hls_models.core_spec import CoreSpec, ScratchpadSpec
+from fpgapipe.hw.hls_models.core_spec import CoreSpec, ScratchpadSpec, VectorSpec
 from fpgapipe.hw.hls_models.instruction_cycles import gemm_timing, words_of_transfer
 from fpgapipe.hw.hls_models.isa import Instruction, Opcode
 from fpgapipe.hw.hls_models.link import LinkEngineSpec
 from fpgapipe.hw.hls_models.link_dma import packet
 from fpgapipe.hw.hls_models.registers import RegisterMap
+from fpgapipe.hw.hls_models.vector_cycles import meeting_cycles
+from fpgapipe.hw.hls_models.vector_op import Source, Target, VectorOp
 from fpgapipe.sim_tb.native import NativeDevice
 
 WIDE = CoreSpec(32, 32)
@@ -94,8 +97,8 @@ def test_packets_are_as_fast_as_links():
     assert slow.cycles == pytest.approx(slow.ends[0] - 100, abs=1)
 
 
-def test_memory_is_shared_alike():
-    """Two links and a load want more than there is: each has a third, if it wants that much."""
+def test_memory_is_shared_by_what_was_asked_for():
+    """A load and a SEND want all that a RECEIVE leaves: 512 words and 256 have been asked for."""
     core = CoreSpec(32, 32, links=(LinkEngineSpec(), LinkEngineSpec()))
     bus = Bus(core, 48, 100, (64, 8))
     body = packet(0, 1 << 15)
@@ -104,7 +107,7 @@ def test_memory_is_shared_alike():
     bus.packets[1][1].transfer(2, body, begins=0)
     bus.share(0)
     rates = bus.reads.rate, bus.packets[0][0].rate, bus.packets[1][1].rate
-    assert rates == pytest.approx((5 / 16, 5 / 16, 1 / 8))
+    assert rates == pytest.approx((5 / 8 * 2 / 3, 5 / 8 / 3, 1 / 8))
 
 
 def test_program_words_come_behind_what_loads_have_asked_for():
@@ -125,6 +128,24 @@ def test_short_bursts_wait_for_places(opcode, hold):
         predict([transfer(opcode, rows=rows, step=128), END], WIDE).ends[0] for rows in (640, 1280)
     ]
     assert times[1] - times[0] == 10 * hold
+
+
+@pytest.mark.parametrize(
+    ("x", "y", "lanes", "vectors"),
+    [
+        (0, 1 << 12, 16, 10),  # words 0 and 64 of one bank: both in the memory of even words
+        (0, (1 << 12) + 64, 16, 0),
+        (0, (1 << 12) + 32, 16, 10),  # a vector from the middle of a word needs both memories
+        (0, 1 << 18, 16, 0),
+        (0, 1 << 12, 8, 0),  # a vector takes two cycles anyway
+    ],
+)
+def test_vectors_that_meet_in_a_bank(x, y, lanes, vectors):
+    op = VectorOp((10,), Source(x, (64,)), Target(1 << 19, (64,)), y=Source(y, (64,)))
+    scratchpad = ScratchpadSpec(4, 1 << 18)
+    assert meeting_cycles(op, VectorSpec(lanes), scratchpad) == vectors
+    others = dataclasses.replace(op, y=Source(y, (128,)))
+    assert meeting_cycles(others, VectorSpec(lanes), scratchpad) == 0
 
 
 def test_results_of_several_words_stop_the_array():

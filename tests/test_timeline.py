@@ -258,3 +258,20 @@ def test_a_long_schedule():
 def test_a_wide_schedule():
     schedule = make_schedule("zb-h1", 300, 300)
     assert simulate(schedule, StageTimes.uniform(300, 1, 1, 1)).makespan_s > 0
+
+
+def test_results_that_stream_may_be_used_before_they_are_whole():
+    """The user begins 0.5 before its features are whole; gradients come 0.25 after their end."""
+    fields = StageTimes.uniform(2, 2, 2, 0, transfer_s=0.5, latency_s=0.125)
+    lags = {"features_lag_s": np.array([-0.5, 0.0]), "gradients_lag_s": np.full((2, 2), 0.25)}
+    schedule = make_schedule("1f1b-as", 2, 2)
+    timeline = simulate(schedule, dataclasses.replace(fields, **lags))
+    assert timeline.start_s[1].tolist()[:2] == [1.5, 3.5]  # F0, B0
+    assert timeline.start_s[0].tolist()[:3] == [0, 2, 5.75]  # F0, F1, B0
+    # A link that is slower than its maker holds up all the same.
+    slow = dataclasses.replace(fields, features_s=np.array([3.0, 0.0]), **lags)
+    assert simulate(schedule, slow).start_s[1][0] == 3.125
+    with pytest.raises(ScheduleError, match=r"^features_lag_s must be finite$"):
+        dataclasses.replace(fields, features_lag_s=np.array([np.inf, 0]))
+    with pytest.raises(ScheduleError, match=r"^gradients_lag_s has 3 stages, forward_s has 2$"):
+        dataclasses.replace(fields, gradients_lag_s=np.zeros(3))

@@ -13,6 +13,7 @@ from typing import Any
 from fpgapipe.hw.hls_models.core_spec import CoreSpec
 from fpgapipe.hw.hls_models.instruction_cycles import words_of_transfer
 from fpgapipe.hw.hls_models.isa import WORD_BYTES
+from fpgapipe.hw.hls_models.link_dma import SEND_WORDS
 
 LOAD_HOLD_CYCLES = 2
 """For which a read burst keeps its place among those under way, beside its latency and data."""
@@ -84,10 +85,13 @@ class Channel:
         Words a cycle at most.
     hold : int
         Cycles for which a burst keeps its place among those under way, beside its data.
+    most_words : int
+        That may be asked for at a time.
     """
 
-    def __init__(self, core: CoreSpec, rate: float, hold: int) -> None:
+    def __init__(self, core: CoreSpec, rate: float, hold: int, most_words: int) -> None:
         self.core = core
+        self.most_words = most_words
         self.outstanding = core.outstanding
         self.fastest = rate
         self.hold = hold
@@ -98,11 +102,14 @@ class Channel:
         self.places = 0  # that are left
 
     def transfer(self, index: int, body: Mapping[str, Any], begins: float) -> None:
-        """Ask for the words of a load or store, or of a packet.
+        """Ask for the words of a load or store, or of a packet."""
+        self.ask(index, *words_of_transfer(body, self.core), begins)
+
+    def ask(self, index: int, words: int, bursts: int, begins: float) -> None:
+        """Ask for words.
 
         If the first burst is still under way when all places are taken, the next ones wait for it.
         """
-        words, bursts = words_of_transfer(body, self.core)
         burst = words / bursts
         hold = self.hold + burst / self.fastest
         # Bursts are asked for one a cycle; a cycle is lost between instructions.
@@ -130,6 +137,15 @@ class Channel:
             return 0.0
         self.queue[0].begin(now)
         return self.fastest
+
+    def asked(self) -> float:
+        """Words that it has asked for, about."""
+        words = 0.0
+        for flow in self.queue:
+            words += flow.words
+            if words >= self.most_words:
+                break
+        return min(words, self.most_words)
 
     def move(self, elapsed: float) -> Flow | None:
         """Move words; returns the flow that has ended."""
@@ -181,15 +197,16 @@ class Bus:
         self.rate = bytes_per_cycle / WORD_BYTES
         self._width = core.bus_bytes / WORD_BYTES
         rate = min(self._width, self.rate)
-        self.reads = Channel(core, rate, self.latency + LOAD_HOLD_CYCLES)
-        self.writes = Channel(core, rate, self.latency + STORE_HOLD_CYCLES)
-        self.packets = [
-            (
-                Channel(core, min(rate, link / WORD_BYTES), self.latency + LOAD_HOLD_CYCLES),
-                Channel(core, min(rate, link / WORD_BYTES), self.latency + STORE_HOLD_CYCLES),
-            )
-            for link in link_bytes_per_cycle
-        ]
+        hold, store_hold = self.latency + LOAD_HOLD_CYCLES, self.latency + STORE_HOLD_CYCLES
+        burst = max(core.burst_beats * core.bus_bytes // WORD_BYTES, 1)
+        words = core.outstanding * burst
+        self.reads = Channel(core, rate, hold, words)
+        self.writes = Channel(core, rate, store_hold, burst)
+        self.packets = []
+        for link in link_bytes_per_cycle:
+            most = min(rate, link / WORD_BYTES)
+            sent = Channel(core, most, hold, min(words, SEND_WORDS))
+            self.packets.append((sent, Channel(core, most, store_hold, burst)))
         self.last = 0.0  # when words were moved
         self.next = NEVER  # when the first of the flows ends or can begin
         self.written = 0.0  # when the last word was
@@ -251,7 +268,11 @@ class Bus:
         self.next = min(self.reads.next(now), self.writes.next(now))
 
     def _share_with_packets(self, now: float) -> None:
-        """Let all grow alike until they have what they want, or a direction or memory is full."""
+        """Let all grow until they have what they want, or a direction or the memory is full.
+
+        The two directions take turns at the memory. Reads come in the order of their requests, so
+        each reader gets as much as it may have asked for; writers take turns.
+        """
         reads = [self.reads, *(sent for sent, _ in self.packets)]
         writes = [self.writes, *(received for _, received in self.packets)]
         wants = {channel: channel.wants(now) for channel in (*reads, *writes)}
@@ -260,12 +281,16 @@ class Bus:
             channel.rate = 0.0
         limits = [(reads, self._width), (writes, self._width), (reads + writes, self.rate)]
         while growing:
-            step = min(wants[channel] - channel.rate for channel in growing)
+            shares: dict[Channel, float] = {}
+            for members in (reads, writes):
+                parts = {each: each.asked() for each in members if each in growing}
+                shares |= {each: part / sum(parts.values()) for each, part in parts.items()}
+            step = min((wants[channel] - channel.rate) / shares[channel] for channel in growing)
             for members, most in limits:
-                if sharers := sum(channel in growing for channel in members):
+                if sharers := sum(shares.get(channel, 0.0) for channel in members):
                     step = min(step, (most - sum(each.rate for each in members)) / sharers)
             for channel in growing:
-                channel.rate += step
+                channel.rate += step * shares[channel]
             growing = {each for each in growing if wants[each] - each.rate > _EPSILON}
             for members, most in limits:
                 if most - sum(channel.rate for channel in members) <= _EPSILON:

@@ -187,11 +187,6 @@ class LinkEngineSpec:
         shape = (self.frame_words, *self.slots)
         return zlib.crc32(",".join(map(str, shape)).encode())
 
-    @property
-    def buffer_bytes(self) -> int:
-        """On-chip memory: the transmitter's slots, the receiver's and two more."""
-        return (2 * sum(self.slots) + 2) * self.frame_words * WORD_BYTES
-
 
 def crc_of(words: bytes, trailer: int) -> int:
     """CRC-32 (IEEE 802.3, as zlib has it) of a frame's words and its trailer's first 12 bytes."""

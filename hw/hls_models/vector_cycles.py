@@ -5,9 +5,10 @@ Stages are counted from the beat at the input, which is stage 0.
 
 from math import prod, sqrt
 
-from fpgapipe.hw.hls_models.core_spec import VectorSpec
+from fpgapipe.hw.hls_models.core_spec import ScratchpadSpec, VectorSpec
 from fpgapipe.hw.hls_models.fp32 import ADD_CYCLES, MULTIPLY_CYCLES
 from fpgapipe.hw.hls_models.function import FUNCTION_CYCLES
+from fpgapipe.hw.hls_models.isa import WORD_BYTES
 from fpgapipe.hw.hls_models.mx import HALVES_CYCLES
 from fpgapipe.hw.hls_models.vector_fields import Format
 from fpgapipe.hw.hls_models.vector_op import LANES, VectorOp
@@ -87,6 +88,27 @@ def vector_cycles(op: VectorOp, spec: VectorSpec) -> int:
     latency += function_cycles(spec) if has_function else 0
     latency += HALVES_CYCLES if op.target.format is Format.MXINT8 else 0
     return READ_CYCLES + stream + latency + WRITE_CYCLES
+
+
+def meeting_cycles(op: VectorOp, spec: VectorSpec, scratchpad: ScratchpadSpec) -> int:
+    """Cycles that an instruction takes longer because X and Y lie in the same memories.
+
+    A bank is a memory of even words and one of odd words, and a vector of X that needs what one of
+    Y needs waits a cycle. What counts is where both begin; operands that do not go on by the same
+    steps meet now and then, which is not counted.
+    """
+    y = op.y
+    if y is None or op.x.steps != y.steps or op.x.format is not y.format:
+        return 0
+    words = [divmod(base, WORD_BYTES) for base in (op.x.base, y.base)]
+    banks = [base // scratchpad.bank_bytes for base in (op.x.base, y.base)]
+    whole = all(offset == 0 for _, offset in words)
+    if banks[0] != banks[1] or (whole and (words[0][0] - words[1][0]) % 2):
+        return 0
+    # A beat that takes several cycles leaves time for both.
+    has_function = op.function is not None
+    is_free = LANES // spec.lanes > 1 or cycles_per_result(spec, has_function=has_function) > 1
+    return 0 if is_free else op.num_vectors
 
 
 def _with_coefficients(steps: int, step: int, moving: int, written: int) -> int:
