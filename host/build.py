@@ -1,14 +1,16 @@
-"""The build folder: a plan, the hardware it needs, and what guards them against damage.
+"""The build folder: all that a run needs, and what guards it against damage.
 
-``plan.json`` has the stages, ``array_RxC.v`` the Verilog of an array, once for all devices that
-have one of that shape, and ``manifest.json`` the digest of each file. Equal input gives equal
-bytes.
+It has the plan, the network, the cluster, the Verilog of each core with what it takes of its
+boards, and each device's program and memory. Equal input gives equal bytes. A run adds its own
+folder, which the manifest does not list.
 """
 
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import fcntl
+import functools
 import hashlib
 import json
 import logging
@@ -16,110 +18,321 @@ import os
 import tempfile
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from pydantic import TypeAdapter, ValidationError
 
 from fpgapipe import __version__
 from fpgapipe.errors import FileError, UserError
-from fpgapipe.hw.hls_models.systolic import SystolicSpec
-from fpgapipe.partition.plan import ArrayPlan, Plan
+from fpgapipe.host.build_hardware import core_name, resources_json
+from fpgapipe.host.core_bench import device_verilog
+from fpgapipe.host.device_file import read_device, write_device
+from fpgapipe.host.pipeline import PipelineProgram, build_pipeline
+from fpgapipe.host.plan_cores import core_specs, devices_of, memory_specs, wire_specs
+from fpgapipe.host.step_bench import initial_parameters
+from fpgapipe.host.step_program import StepOptions
+from fpgapipe.hw.hls_models.device import ClusterSpec
+from fpgapipe.partition import graph_json
+from fpgapipe.partition.plan import Plan
+from fpgapipe.partition.schedule_kinds import make_schedule
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterator
+
+    from numpy.typing import NDArray
+
+    from fpgapipe.host.device_program import DeviceProgram
+    from fpgapipe.hw.hls_models.core_cycles import MemorySpec
+    from fpgapipe.hw.hls_models.core_spec import CoreSpec
+    from fpgapipe.partition.graph import Graph
+    from fpgapipe.sim_tb.phy import WireSpec
 
 MANIFEST = "manifest.json"
-PLAN = "plan.json"
-FORMAT_VERSION = 2
+PLAN, NETWORK, CLUSTER = "plan.json", "network.json", "cluster.json"
+HARDWARE, DEVICES, RUN = "hardware", "devices", "run"
+FORMAT_VERSION = 3
 
 logger = logging.getLogger(__name__)
+
+_CLUSTERS = TypeAdapter(ClusterSpec)
+_OPTIONS = TypeAdapter(StepOptions)
 
 README = """\
 # A build of fpgapipe {version}
 
-`{network}` over {devices} of `{cluster}`.
+`{network}` {purpose} on {devices} of `{cluster}`: a batch of {batch} in {count} micro-batches of
+{microbatch}, schedule `{schedule}`.
 
-* `plan.json`: which device computes which layers
-* {verilog}: the Verilog of the devices' systolic arrays, by rows and columns; top module `top`
-* `manifest.json`: SHA-256 of every file
+| file | what it is |
+|---|---|
+| `plan.json` | which device computes which layers, on which core, and how long that should take |
+| `network.json` | the network for one micro-batch: layers, shapes, names of parameters |
+| `cluster.json` | the devices and the links between them |
+| `hardware/*.v` | Verilog of each core, top module `top`; devices with equal cores share one |
+| `hardware/*.json` | what the core takes of its board, by block, and the limits of board and dies |
+| `devices/N/device.json` | core, memory map, kernels, tasks and register settings of stage N |
+| `devices/N/program.bin` | its program, as it lies in its memory |
+| `devices/N/image.bin` | what else is not zero there at first: parameters and constants |
+| `manifest.json` | SHA-256 of every file |
 
-`fpgapipe run` on this folder simulates it.
+{cores}
+
+Run it with `fpgapipe run` and the name of this folder: `--backend sim` simulates the devices cycle
+by cycle, `--backend model` runs the bit-exact model, `--backend torch` the same network in PyTorch.
+`fpgapipe report` makes a page of what came out. Both write to `run/`, which has no digests.
 """
 
 
 @dataclass(frozen=True)
 class Build:
-    """An opened build folder."""
+    """An opened build folder; what is in its files is read when it is asked for.
+
+    Attributes
+    ----------
+    folder : Path
+    plan : Plan
+    cluster : ClusterSpec
+    options : StepOptions
+        What its programs were made with.
+    seed : int
+        Of the initial parameters.
+    """
 
     folder: Path
     plan: Plan
-    verilog: dict[str, str]
-    """Text of each array's Verilog, by file name."""
+    cluster: ClusterSpec
+    options: StepOptions
+    seed: int
 
-    def array(self, stage: int) -> tuple[SystolicSpec, str]:
-        """The array of a stage's device, and its Verilog."""
-        array = self.plan.stages[stage].array
-        return SystolicSpec(array.rows, array.cols), self.verilog[verilog_name(array)]
+    @functools.cached_property
+    def graph(self) -> Graph:
+        """The network for one micro-batch."""
+        return graph_json.from_json((self.folder / NETWORK).read_text())
+
+    @functools.cached_property
+    def _devices(self) -> list[tuple[DeviceProgram, dict[str, NDArray[np.float32]]]]:
+        return [
+            read_device(self.folder / DEVICES / str(stage))
+            for stage in range(len(self.plan.stages))
+        ]
+
+    @functools.cached_property
+    def pipeline(self) -> PipelineProgram:
+        """Programs of all devices."""
+        return PipelineProgram(self.graph, tuple(program for program, _ in self._devices))
+
+    @functools.cached_property
+    def parameters(self) -> dict[str, NDArray[np.float32]]:
+        """Initial values, as the network has them."""
+        return {name: value for _, own in self._devices for name, value in own.items()}
+
+    @functools.cached_property
+    def cores(self) -> list[CoreSpec]:
+        """Of each device; equal ones are one object."""
+        return core_specs(self.plan)
+
+    @functools.cached_property
+    def memories(self) -> list[MemorySpec]:
+        """Of each device, for simulation: the board's memory at the core's clock."""
+        return memory_specs(self.plan)
+
+    @functools.cached_property
+    def wires(self) -> list[WireSpec]:
+        """For each device but the last, the cable to the next, for simulation."""
+        return wire_specs(self.plan, self.cluster)
+
+    @functools.cached_property
+    def resources(self) -> list[dict[str, Any]]:
+        """What each device's core takes of its board, as the JSON beside its Verilog says.
+
+        Keys: ``core``, ``board``, ``basis``; ``blocks`` (numbers by block); ``used``, ``limits``
+        and ``headroom``; ``dies``, a list with a name and the last three for each die. Numbers are
+        of ``lut``, ``ff``, ``bram36``, ``uram`` and ``dsp``.
+        """
+        found = []
+        for stage, core in zip(self.plan.stages, self.cores, strict=True):
+            text = (self.folder / HARDWARE / f"{core_name(core)}.json").read_text()
+            value = json.loads(text)
+            head = {"core": value["core"], "board": stage.board, "basis": value["basis"]}
+            found.append(head | value["boards"][stage.board])
+        return found
 
 
-def verilog_name(array: ArrayPlan) -> str:
-    """File name of an array's Verilog."""
-    return f"array_{array.rows}x{array.cols}.v"
+def write_build(
+    plan: Plan,
+    graph: Graph,
+    cluster: ClusterSpec,
+    folder: Path,
+    *,
+    seed: int = 0,
+    options: StepOptions | None = None,
+    on_part: Callable[[str], object] = lambda what: None,
+) -> Build:
+    """Make programs and hardware of a plan and write the folder, whole or not at all.
 
-
-def write_build(plan: Plan, folder: Path) -> Build:
-    """Generate the hardware of a plan and write the folder, whole or not at all.
+    Parameters
+    ----------
+    plan : Plan
+    graph : Graph
+        Of one micro-batch; its initial values are taken, as far as it has some.
+    cluster : ClusterSpec
+    folder : Path
+        Where it is to be. A build that is there is replaced, unless it is the same.
+    seed : int
+        Of the initial parameters.
+    options : StepOptions, optional
+        Those of training or of inference, as the plan has it, if not given.
+    on_part : callable
+        Called with the name of each part before it is made.
 
     Raises
     ------
     UserError
-        If the folder is there and is no earlier build, or cannot be written.
+        If a layer does not fit its core, a program its board's memory, the folder is there and is
+        no earlier build, holds runs of another one, or cannot be written.
     """
-    from fpgapipe.hw.rtl.systolic import SystolicArray
-    from fpgapipe.sim_tb.verilate import verilog_of
+    options = options or StepOptions(train=plan.trains)
+    if options.train != plan.trains:
+        raise UserError(f"a plan to {plan.mode} needs options for it")
+    _refuse_foreign(folder)
+    cores = core_specs(plan)
+    places = devices_of(plan, cluster)
+    memories = memory_specs(plan)
+    on_part("programs")
+    pipeline = _programs(plan, graph, cores, memories, options)
+    for part, place, stage in zip(pipeline.parts, places, plan.stages, strict=True):
+        room = cluster.devices[place].memory_bytes
+        if part.memory_bytes > room:
+            raise UserError(
+                f"stage {part.index} needs {part.memory_bytes:,} bytes of memory, {stage.device} "
+                f"has {room:,}; more micro-batches, a smaller batch or more devices need less"
+            )
+    parameters = initial_values(graph, seed)
+    texts = {PLAN: plan.to_json(), NETWORK: graph_json.to_json(graph)}
+    texts[CLUSTER] = _CLUSTERS.dump_json(cluster, indent=1).decode() + "\n"
+    for core in dict.fromkeys(cores):
+        name = f"{HARDWARE}/{core_name(core)}"
+        on_part(f"{name}.v")
+        texts[f"{name}.v"] = device_verilog(core)
+        boards = [
+            cluster.devices[at] for at, each in zip(places, cores, strict=True) if each == core
+        ]
+        texts[f"{name}.json"] = resources_json(core, boards)
+    texts["README.md"] = _readme(plan, cores)
+    build = Build(folder, plan, cluster, options, seed)
+    with _writing(folder) as fresh:
+        for name, text in texts.items():
+            (fresh / name).parent.mkdir(parents=True, exist_ok=True)
+            (fresh / name).write_text(text)
+        for part in pipeline.parts:
+            name = f"{DEVICES}/{part.index}"
+            on_part(name)
+            (fresh / name).mkdir(parents=True)
+            write_device(fresh / name, part, parameters)
+        on_part(MANIFEST)
+        (fresh / MANIFEST).write_text(_manifest(fresh, build))
+    return build
 
+
+def initial_values(graph: Graph, seed: int) -> dict[str, NDArray[np.float32]]:
+    """Values to begin with: the network's own, as far as it has some, random ones for the rest."""
+    values = initial_parameters(graph, seed)
+    own = {
+        name: np.asarray(graph.values[name], np.float32) for name in values if name in graph.values
+    }
+    return values | own
+
+
+def _programs(
+    plan: Plan,
+    graph: Graph,
+    cores: list[CoreSpec],
+    memories: list[MemorySpec],
+    options: StepOptions,
+) -> PipelineProgram:
+    layers = [stage.layers for stage in plan.stages]
+    schedule = make_schedule(plan.schedule, len(layers), plan.num_microbatches)
+    try:
+        return build_pipeline(graph, cores, layers, schedule, memories[0], options)
+    except NotImplementedError as error:
+        raise UserError(str(error)) from error
+
+
+def _readme(plan: Plan, cores: list[CoreSpec]) -> str:
+    used: dict[str, list[str]] = {}
+    for index, core in enumerate(cores):
+        used.setdefault(core_name(core), []).append(f"stage {index} on {plan.stages[index].device}")
+    count = len(plan.stages)
+    return README.format(
+        version=__version__,
+        network=plan.network,
+        purpose="in training" if plan.trains else "for inference",
+        devices=f"{count} device{'s' * (count != 1)}",
+        cluster=plan.cluster,
+        batch=plan.batch,
+        count=plan.num_microbatches,
+        microbatch=plan.microbatch,
+        schedule=plan.schedule,
+        cores="\n".join(f"* `{HARDWARE}/{name}.v`: {', '.join(of)}" for name, of in used.items()),
+    )
+
+
+def _manifest(folder: Path, build: Build) -> str:
+    value = {
+        "format": "fpgapipe-build",
+        "version": FORMAT_VERSION,
+        "made_by": __version__,
+        "seed": build.seed,
+        "options": dataclasses.asdict(build.options),
+        "files": {
+            path.relative_to(folder).as_posix(): _digest(path)
+            for path in sorted(folder.rglob("*"))
+            if path.is_file()
+        },
+    }
+    return json.dumps(value, indent=2) + "\n"
+
+
+def _refuse_foreign(folder: Path) -> None:
     try:
         foreign = folder.exists() and not (folder / MANIFEST).is_file() and not _is_empty(folder)
     except OSError as error:
         raise UserError(f"{folder} cannot be written: {error.strerror}") from None
     if foreign:
         raise UserError(f"{folder} is there and is no build of fpgapipe; name another with -o")
-    arrays = {verilog_name(stage.array): stage.array for stage in plan.stages}
-    verilog = {
-        name: verilog_of(SystolicArray(SystolicSpec(array.rows, array.cols)))
-        for name, array in sorted(arrays.items())
-    }
-    files = {
-        PLAN: plan.to_json(),
-        **verilog,
-        "README.md": README.format(
-            version=__version__,
-            network=plan.network,
-            devices=f"{len(plan.stages)} device{'s' * (len(plan.stages) != 1)}",
-            cluster=plan.cluster,
-            verilog=", ".join(f"`{name}`" for name in verilog),
-        ),
-    }
-    digests = {name: hashlib.sha256(text.encode()).hexdigest() for name, text in files.items()}
-    manifest = {"format": "fpgapipe-build", "version": FORMAT_VERSION, "files": digests}
-    files[MANIFEST] = json.dumps(manifest, indent=2) + "\n"
+
+
+@contextlib.contextmanager
+def _writing(folder: Path) -> Iterator[Path]:
+    """Give an empty folder, and put it where it belongs when it is full.
+
+    The same build is left as it is, with its runs; runs of another one are not thrown away.
+    """
     try:
         folder.parent.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryDirectory(dir=folder.parent, prefix=f".{folder.name}-") as scratch:
             fresh = Path(scratch) / "new"
             fresh.mkdir()
-            for name, text in files.items():
-                (fresh / name).write_text(text)
+            yield fresh
             with holding(folder):
                 if folder.exists():
+                    if _is_whole(folder) and _same(folder / MANIFEST, fresh / MANIFEST):
+                        return
+                    if (folder / RUN).exists():
+                        raise UserError(
+                            f"{folder} holds runs of another build; move or remove {folder / RUN}, "
+                            "or name another folder with -o"
+                        )
                     folder.replace(Path(scratch) / "old")
                 fresh.replace(folder)
     except OSError as error:
         raise UserError(f"{folder} cannot be written: {error.strerror}") from None
-    return Build(folder, plan, verilog)
 
 
 @contextlib.contextmanager
 def holding(folder: Path) -> Iterator[None]:
-    """Let one process at a time simulate a build or replace it; others wait.
+    """Let one process at a time use a build or replace it; others wait.
 
     The kernel frees the lock of a process that was killed. A folder that is not there is not held.
     """
@@ -155,25 +368,62 @@ def open_build(folder: Path) -> Build:
         manifest = json.loads((folder / MANIFEST).read_text())
         if manifest["format"] != "fpgapipe-build":
             raise KeyError("format")
-        version, files = manifest["version"], dict(manifest["files"])
+        version = manifest["version"]
+        if version != FORMAT_VERSION:
+            raise UserError(
+                f"{folder} has format version {version}, not {FORMAT_VERSION}; build it again"
+            )
+        options, seed = _OPTIONS.validate_python(manifest["options"]), int(manifest["seed"])
+        files = dict(manifest["files"])
     except OSError as error:
-        raise UserError(
-            f"{folder} is no build folder ({error.strerror}); "
-            f"'fpgapipe build -o {folder}' makes one"
-        ) from None
+        absent = isinstance(error, FileNotFoundError) and not folder.exists()
+        hint = f"; 'fpgapipe build -o {folder}' makes one" if absent else ""
+        raise UserError(f"{folder} is no build folder ({error.strerror}){hint}") from None
     except (ValueError, KeyError, TypeError, RecursionError):
         raise FileError(folder / MANIFEST, ["is no manifest of a build"]) from None
-    if version != FORMAT_VERSION:
-        raise UserError(
-            f"{folder} has format version {version}, not {FORMAT_VERSION}; build it again"
-        )
-    damaged = [name for name, digest in files.items() if _digest(folder / name) != digest]
-    plan = Plan.read(folder / PLAN) if PLAN in files and not damaged else None
-    needed = {verilog_name(stage.array) for stage in plan.stages} if plan else {PLAN}
-    if plan is None or not needed <= set(files):
-        names = ", ".join(damaged) or "an entry of the manifest"
-        raise UserError(f"{folder} is damaged ({names}); build it again")
-    return Build(folder, plan, {name: (folder / name).read_text() for name in sorted(needed)})
+    damaged = _damaged(folder, files)
+    if not damaged:
+        plan = Plan.read(folder / PLAN) if PLAN in files else None
+        missing = sorted(_needed(plan) - set(files)) if plan else [PLAN]
+        damaged = [f"{MANIFEST} without {name}" for name in missing]
+        if plan and not missing:
+            try:
+                cluster = _CLUSTERS.validate_json((folder / CLUSTER).read_bytes())
+            except ValidationError:
+                raise FileError(folder / CLUSTER, ["is no cluster of a build"]) from None
+            return Build(folder, plan, cluster, options, seed)
+    names = ", ".join(damaged[:5]) + (", ..." if len(damaged) > 5 else "")
+    raise UserError(f"{folder} is damaged ({names}); build it again")
+
+
+def _needed(plan: Plan) -> set[str]:
+    """Files that a build cannot do without."""
+    cores = {f"{HARDWARE}/{core_name(core)}" for core in core_specs(plan)}
+    return (
+        {PLAN, NETWORK, CLUSTER}
+        | {f"{core}.{end}" for core in cores for end in ("v", "json")}
+        | {
+            f"{DEVICES}/{stage}/{name}"
+            for stage in range(len(plan.stages))
+            for name in ("device.json", "program.bin", "image.bin")
+        }
+    )
+
+
+def _damaged(folder: Path, files: dict[str, str]) -> list[str]:
+    return [name for name, digest in files.items() if _digest(folder / name) != digest]
+
+
+def _is_whole(folder: Path) -> bool:
+    try:
+        open_build(folder)
+    except UserError:
+        return False
+    return True
+
+
+def _same(one: Path, other: Path) -> bool:
+    return one.read_bytes() == other.read_bytes()
 
 
 def _is_empty(folder: Path) -> bool:
@@ -181,7 +431,9 @@ def _is_empty(folder: Path) -> bool:
 
 
 def _digest(path: Path) -> str:
+    """SHA-256 of a file; empty if it cannot be read."""
     try:
-        return hashlib.sha256(path.read_bytes()).hexdigest()
+        with path.open("rb") as file:
+            return hashlib.file_digest(file, "sha256").hexdigest()
     except OSError:
         return ""

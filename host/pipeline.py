@@ -5,12 +5,14 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from fpgapipe.errors import UserError
+from fpgapipe.errors import UserError, nearest
 from fpgapipe.host.crossing import Part, gradient_bytes, stages_of
 from fpgapipe.host.step import StepBuilder
 from fpgapipe.host.step_program import StepOptions
+from fpgapipe.host.tasks import common_steps
 from fpgapipe.hw.hls_models.core_cycles import MemorySpec
 from fpgapipe.partition.schedule import TaskKind
+from fpgapipe.partition.schedule_kinds import KINDS
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -29,6 +31,9 @@ if TYPE_CHECKING:
 
 COMPUTES = frozenset({TaskKind.F, TaskKind.B, TaskKind.DX, TaskKind.DW, TaskKind.U})
 """Tasks that are no transfers."""
+
+BUILT_SCHEDULES = ("gpipe", "1f1b", "1f1b-as", "fbp-as", "1f1b-sno", "1f1b-so", "zb-h1", "zb-h2")
+"""Kinds of schedules that there are programs for."""
 
 
 @dataclass(frozen=True)
@@ -69,6 +74,19 @@ class PipelineProgram:
             for name, value in part.parameters(memory, suffix).items()
         }
 
+    def state(self, memories: Memories) -> dict[str, NDArray[np.float32]]:
+        """Read what the next step builds on; see `MemoryMap.state`."""
+        return {
+            name: value
+            for part, memory in zip(self.parts, memories, strict=True)
+            for name, value in part.state(memory).items()
+        }
+
+    def set_state(self, memories: Memories, state: Values) -> None:
+        """Write what `state` read."""
+        for part, memory in zip(self.parts, memories, strict=True):
+            part.set_state(memory, state)
+
     def results(self, memories: Memories) -> dict[str, NDArray[np.float32]]:
         """Results of the network for all samples; see `MemoryMap.results`."""
         return {
@@ -103,7 +121,8 @@ def build_pipeline(
     layers : sequence of sequence of str
         For each stage the names of its layers.
     schedule : Schedule
-        Stage `i` on device `i`, one engine a device.
+        Stage `i` on device `i`. Where forward and backward passes have engines of their own, they
+        are a core's first two GEMM engines; else all products run on the first.
     memory : MemorySpec, optional
         What times are estimated with.
     options : StepOptions, optional
@@ -118,7 +137,9 @@ def build_pipeline(
     options = options or StepOptions()
     memory = memory or MemorySpec()
     stages = stages_of(graph, layers, train=options.train)
-    lanes = _lanes(schedule, len(stages), train=options.train)
+    splits = schedule.splits_engines and options.train
+    steps = common_steps(schedule) if splits else {}
+    lanes = _lanes(schedule, len(stages), steps, train=options.train)
     if len(cores) != len(stages):
         raise UserError(f"a pipeline of {len(stages)} stages needs as many cores, not {len(cores)}")
     for core, stage in zip(cores, stages, strict=True):
@@ -126,6 +147,12 @@ def build_pipeline(
         if len(core.links) < needed:
             raise UserError(
                 f"the core of stage {stage.index} needs {needed} links, not {len(core.links)}"
+            )
+        if splits and core.num_engines < 2:
+            raise UserError(
+                f"schedule {schedule.kind} runs forward and backward passes side by side, for "
+                f"which the core of stage {stage.index} needs 2 GEMM engines, not "
+                f"{core.num_engines}; give it num_engines=2, or take schedule 1f1b-as"
             )
     parts: list[StepProgram] = []
     for stage, core, tasks in zip(stages, cores, lanes, strict=True):
@@ -136,8 +163,36 @@ def build_pipeline(
             before=0,
             after=link_after(stage.index),
         )
-        parts.append(StepBuilder(graph, core, memory, options, tasks, part).build())
+        side_by_side = [steps[task] for task in tasks] if splits else None
+        builder = StepBuilder(graph, core, memory, options, tasks, part, side_by_side)
+        parts.append(builder.build())
     return PipelineProgram(graph, tuple(parts))
+
+
+def check_schedule_kind(kind: str) -> None:
+    """Refuse a kind of schedule that no program is made for.
+
+    Raises
+    ------
+    UserError
+        With the kinds that there are programs for.
+    """
+    if kind in BUILT_SCHEDULES:
+        return
+    known = (*KINDS, "zb-auto")
+    if kind not in known:
+        why = f"there is no schedule {kind!r}{nearest(kind, known)}"
+    elif kind == "pipedream":
+        why = _several_versions(kind)
+    elif kind == "zb-auto":
+        why = "zb-auto has no order of its own, but searches one for given times"
+    else:
+        why = f"schedule {kind} has other than one stage on each device"
+    raise UserError(f"{why} (those that can be built: {', '.join(BUILT_SCHEDULES)})")
+
+
+def _several_versions(kind: str) -> str:
+    return f"schedule {kind} needs several versions of the weights, and devices keep one"
 
 
 def link_after(stage: int) -> int:
@@ -145,19 +200,30 @@ def link_after(stage: int) -> int:
     return int(stage > 0)
 
 
-def _lanes(schedule: Schedule, num_stages: int, *, train: bool) -> list[list[Task]]:
-    """Tasks of each device, without transfers, which follow from what crosses."""
+def _lanes(
+    schedule: Schedule, num_stages: int, steps: Mapping[Task, int], *, train: bool
+) -> list[list[Task]]:
+    """Tasks of each device, without transfers, which follow from what crosses.
+
+    Those of several engines come in the order of their steps.
+    """
     kinds = COMPUTES if train else {TaskKind.F}
-    if schedule.splits_engines:
-        raise NotImplementedError(
-            f"schedule {schedule.kind} has two engines a device; programs are made for one"
-        )
+    if train and not schedule.synchronous:
+        raise UserError(_several_versions(schedule.kind))
     if schedule.placement != tuple(range(num_stages)):
         raise UserError(
             f"schedule {schedule.kind} must have stage i of {num_stages} on device i, not on "
             f"{', '.join(map(str, schedule.placement))}"
         )
-    return [
-        [task for task in lane if task.kind in kinds]
-        for lane in sorted(schedule.lanes, key=lambda lane: lane.device)
-    ]
+    if schedule.routes != (schedule.placement,):
+        raise UserError(
+            f"schedule {schedule.kind} must lead every micro-batch through all {num_stages} stages"
+        )
+    lanes: list[list[Task]] = [[] for _ in range(num_stages)]
+    for lane in schedule.lanes:
+        lanes[lane.device] += [task for task in lane if task.kind in kinds]
+    if steps:
+        # What comes first in a step matters to slots alone: features before others are given up.
+        for tasks in lanes:
+            tasks.sort(key=lambda task: (steps[task], task.kind is not TaskKind.F))
+    return lanes

@@ -15,7 +15,7 @@ import numpy as np
 
 from fpgapipe.hw.hls_models.device import ClusterSpec
 from fpgapipe.partition.cost import CoreConfig, LayerCost, feature_bytes
-from fpgapipe.partition.schedule import Schedule, TaskKind
+from fpgapipe.partition.schedule import Schedule, TaskKind, forward_only
 from fpgapipe.partition.schedule_kinds import make_schedule
 from fpgapipe.partition.timeline import StageTimes, Timeline, simulate
 from fpgapipe.partition.zero_bubble import zb_auto
@@ -165,6 +165,9 @@ class Candidate:
                 for depth, stage in zip(depths, self.stages, strict=True)
             )
         kept = np.array([float(stage.feature_bytes) for stage in self.stages])
+        if all((lane.kinds == TaskKind.F).all() for lane in self.timeline.schedule.lanes):
+            # No micro-batch waits for its backward pass.
+            return tuple(float(stage.feature_bytes + stage.state_bytes) for stage in self.stages)
         peaks = self.timeline.peak_features(kept)
         placed = self.timeline.schedule.placement
         return tuple(peaks[placed[i]] + stage.state_bytes for i, stage in enumerate(self.stages))
@@ -217,11 +220,19 @@ def make_candidate_schedule(
 
 
 def time_candidate(
-    kind: str, microbatch: int | None, num_microbatches: int, stages: Sequence[Stage], row: Row
+    kind: str,
+    microbatch: int | None,
+    num_microbatches: int,
+    stages: Sequence[Stage],
+    row: Row,
+    *,
+    train: bool = True,
 ) -> Candidate:
-    """Run the event simulation of stages under a schedule."""
+    """Run the event simulation of stages under a schedule, or of its forward passes alone."""
     times = stage_times(stages, row)
     schedule = make_candidate_schedule(kind, len(stages), num_microbatches, times)
+    if not train:
+        schedule = forward_only(schedule)
     return Candidate(kind, microbatch, tuple(stages), simulate(schedule, times))
 
 

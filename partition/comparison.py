@@ -64,12 +64,6 @@ class Comparison:
         """The entry of a name, None if that way does not fit."""
         return next((entry for entry in self.entries if entry.name == name), None)
 
-    @property
-    def best_pipeline(self) -> Entry | None:
-        """The fastest balanced pipeline."""
-        own = [entry for entry in self.entries if entry.name in PIPELINES]
-        return min(own, key=lambda entry: entry.minibatch_s, default=None)
-
 
 def compare(
     load: Callable[[int], Graph],
@@ -249,8 +243,7 @@ def _shares(
         device: 1 / _alone(load, share, device).best.minibatch_s for device, share in equal.items()
     }
     whole = sum(speed[device] for device in cluster.devices)
-    slower = sorted(equal, key=lambda device: speed[device])[:-1]
-    fastest = max(equal, key=lambda device: speed[device])
+    *slower, fastest = sorted(equal, key=lambda device: speed[device])
     shares = {device: max(1, int(batch * speed[device] / whole)) for device in slower}
     left = batch - sum(shares.get(device, 0) for device in cluster.devices)
     shares[fastest] = -(-left // cluster.devices.count(fastest))
@@ -312,7 +305,7 @@ def _fastest(
     found = {}
     for device in dict.fromkeys(devices):
         try:
-            cores = candidate_cores(device)
+            cores = candidate_cores(device, num_links=min(len(devices) - 1, 2))
         except ValueError as error:
             raise PlanError(str(error)) from None
         options = [(core, model.costs(device, core)) for core in cores]

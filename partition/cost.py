@@ -7,7 +7,7 @@ docs/cost-model.md says what is counted and how. Cycles of a matrix product come
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from fpgapipe.hw.hls_models.device import DeviceSpec
 from fpgapipe.hw.hls_models.gemm import EngineSpec, gemm_cost
@@ -174,8 +174,8 @@ class CostModel:
         self._gradients = _with_gradient(graph)
         self._kept = _kept_apart(graph, self._work)
 
-    def costs(self, device: DeviceSpec, core: CoreConfig) -> list[LayerCost]:
-        """Cost of each layer, in the graph's order.
+    def costs(self, device: DeviceSpec, core: CoreConfig, *, train: bool = True) -> list[LayerCost]:
+        """Cost of each layer, in the graph's order; of inference, if not of training.
 
         Raises
         ------
@@ -185,10 +185,11 @@ class CostModel:
         if core.formats != self.formats:
             raise ValueError(f"the model is for {self.formats}, the core has {core.formats}")
         engine = core.engine(device)
-        return [
+        found = [
             self._layer(work, kept, core, engine)
             for work, kept in zip(self._work, self._kept, strict=True)
         ]
+        return found if train else [_forward_only(cost) for cost in found]
 
     def _layer(
         self, work: LayerWork, kept: _Kept, core: CoreConfig, engine: EngineSpec
@@ -213,6 +214,20 @@ class CostModel:
             kept.tensors,
             work.fused_into,
         )
+
+
+def _forward_only(cost: LayerCost) -> LayerCost:
+    """The layer without backward pass and update; every result has a place of its own."""
+    return replace(
+        cost,
+        input_gradient=NO_PASS,
+        weight_gradient=NO_PASS,
+        update=NO_PASS,
+        gradient_bytes=0,
+        optimiser_bytes=cost.weight_bytes,
+        feature_bytes=cost.output_bytes,
+        kept=((cost.name, cost.output_bytes),),
+    )
 
 
 def _pass(work: PassWork, core: CoreConfig, engine: EngineSpec) -> PassCost:

@@ -28,8 +28,8 @@ from fpgapipe.partition.cost import (
     core_fits,
     core_of,
 )
+from fpgapipe.partition.every_device import over_all_devices
 from fpgapipe.partition.graph import Graph
-from fpgapipe.partition.plan import ArrayPlan, Plan, Prediction, StagePlan
 from fpgapipe.partition.problem import (
     Objective,
     PartitionProblem,
@@ -69,6 +69,12 @@ class Request:
         Rows and columns of every device's array, instead of trying several.
     free_order : bool
         Whether the devices may be cabled in another order; all links must be equal then.
+    train : bool
+        Whether there are backward passes and updates; else there are forward passes only.
+    all_devices : bool
+        Whether every device gets a stage, even if fewer would be faster.
+    scratchpad_bytes : int, optional
+        Of each core, at most.
     """
 
     load: Callable[[int], Graph]
@@ -79,6 +85,9 @@ class Request:
     objective: Objective = Objective.MINIBATCH
     array: tuple[int, int] | None = None
     free_order: bool = False
+    train: bool = True
+    all_devices: bool = False
+    scratchpad_bytes: int | None = None
 
 
 @dataclass(frozen=True)
@@ -100,7 +109,7 @@ class Exploration:
 
 
 def explore(
-    request: Request, on_step: Callable[[int, int], None] = lambda done, total: None
+    request: Request, on_step: Callable[[int, int], object] = lambda done, total: None
 ) -> Exploration:
     """Find the fastest way to train a network on a cluster.
 
@@ -124,14 +133,25 @@ def explore(
     for step, count in enumerate(splits):
         graph = request.load(request.batch // count)
         model = CostModel(graph)
-        cores = list(_core_choices(request, model))
+        cores = {}
+        too_large: dict[int, PlanError] = {}
+        for number in {_num_engines(kind) for kind in request.schedules}:
+            try:
+                cores[number] = list(_core_choices(request, model, number))
+            except PlanError as error:  # one engine may fit where two do not
+                too_large[number] = error
+                errors.append((0, error))
         for i, kind in enumerate(request.schedules):
             on_step(step * len(request.schedules) + i, total)
+            if reason := too_large.get(_num_engines(kind)):
+                refused.append(f"{kind}: {reason}")
+                continue
             options = []
-            for choice, row in itertools.product(cores, rows):
+            for choice, row in itertools.product(cores[_num_engines(kind)], rows):
                 try:
                     options.append(_plan_one(request, graph, choice, row, kind, count))
-                    options += _on_one_device(request, choice, kind, count)
+                    if not request.all_devices:
+                        options += on_one_device(request, choice, kind, count)
                 except PlanError as error:
                     errors.append((count, error))
                 except ScheduleError as error:
@@ -187,35 +207,63 @@ def _rows(cluster: ClusterSpec) -> list[Row]:
     return [row, back]
 
 
+def _num_engines(kind: str) -> int:
+    """GEMM engines of a device under a schedule: two where forward and backward have their own."""
+    return 2 if kind == "fbp-as" else 1
+
+
 def _core_choices(
-    request: Request, model: CostModel
+    request: Request, model: CostModel, num_engines: int
 ) -> Iterator[dict[DeviceSpec, tuple[CoreConfig, list[LayerCost]]]]:
     """For each kind of device a core and the layers' costs, in every combination worth trying."""
     kinds = list(dict.fromkeys(request.cluster.devices))
+    num_links = min(len(request.cluster.devices) - 1, 2)
     ranked = []
     for device in kinds:
         if request.array:
             try:
-                core = core_of(device, *request.array)
+                core = core_of(
+                    device,
+                    *request.array,
+                    num_engines,
+                    num_links=num_links,
+                    scratchpad_bytes=request.scratchpad_bytes,
+                )
             except ValueError as error:
                 raise PlanError(str(error)) from None
             broken = core_fits(device, core)
             if broken:
                 raise PlanError(
                     f"an array of {core.rows}x{core.cols} does not fit {device.name}: "
-                    f"{'; '.join(map(str, broken))}; a smaller one does"
+                    f"{'; '.join(map(str, broken))}{_what_does(device, num_engines, num_links)}"
                 )
             cores = [core]
         else:
             try:
-                cores = candidate_cores(device)
+                cores = candidate_cores(device, num_engines, num_links)
             except ValueError as error:
                 raise PlanError(str(error)) from None
-        options = [(core, model.costs(device, core)) for core in cores]
+        options = [
+            (core, model.costs(device, _one_engine(core), train=request.train)) for core in cores
+        ]
         options.sort(key=lambda option: sum(cost.total_s for cost in option[1]))
         ranked.append(options[: CORES_TRIED if len(kinds) == 1 else 2])
     for choice in itertools.product(*ranked):
         yield dict(zip(kinds, choice, strict=True))
+
+
+def _what_does(device: DeviceSpec, num_engines: int, num_links: int) -> str:
+    """What to take in place of an array that does not fit."""
+    try:
+        cores = candidate_cores(device, num_engines, num_links)
+    except ValueError:
+        return "; nor does any other"
+    return f"; {cores[0].rows}x{cores[0].cols} does"
+
+
+def _one_engine(core: CoreConfig) -> CoreConfig:
+    """The core with the arithmetic of its engines in one: what the event simulation has shared."""
+    return dataclasses.replace(core, cols=core.cols * core.num_engines, num_engines=1)
 
 
 def _plan_one(
@@ -238,30 +286,36 @@ def _plan_one(
             [request.cluster.device_names[i] for i in row.devices],
             [float(device.memory_bytes) or np.inf for device in devices],
             row,
-            model_of(kind, count, len(devices), _ratio(columns)),
+            _model_of(request, kind, count, _ratio(columns)),
             free_order=request.free_order,
         )
         found = dag.plan(problem, request.objective)
+        parts = [(stage.devices[0], stage.layers) for stage in found.stages]
+        if request.all_devices and len(parts) < len(devices):
+            fused = [cost.fused_into is None and cost.total_s > 0 for cost in columns[0]]
+            parts = list(enumerate(over_all_devices(problem, fused)))
+            found = dataclasses.replace(
+                found, optimal=False, reason="over all devices, though fewer would be faster"
+            )
     except ValueError as error:  # devices in any order: unequal links, or too many ways
         raise PlanError(str(error)) from None
     costs = [{cost.name: cost for cost in column} for column in columns]
     stages = []
     done: list[LayerCost] = []
-    for stage in found.stages:
-        position = stage.devices[0]
+    for position, layers in parts:
         device = devices[position]
-        own = tuple(costs[kinds.index(device)][name] for name in stage.layers)
+        own = tuple(costs[kinds.index(device)][name] for name in layers)
         done += own
         sends, returns = cut_bytes(graph, done)
         stages.append(Stage(row.devices[position], choice[device][0], own, sends, returns))
-    timed = time_candidate(kind, request.batch // count, count, stages, row)
+    timed = time_candidate(kind, request.batch // count, count, stages, row, train=request.train)
     check_memory(timed, request.cluster)
     return dataclasses.replace(
         timed, optimal=found.optimal, reason=found.reason, lower_bound_s=found.lower_bound_s
     )
 
 
-def _on_one_device(
+def on_one_device(
     request: Request,
     choice: dict[DeviceSpec, tuple[CoreConfig, list[LayerCost]]],
     kind: str,
@@ -276,7 +330,12 @@ def _on_one_device(
         position = request.cluster.devices.index(device)
         stage = Stage(position, core, tuple(costs), 0.0, 0.0)
         timed = time_candidate(
-            kind, request.batch // count, count, [stage], Row((position,), (), ())
+            kind,
+            request.batch // count,
+            count,
+            [stage],
+            Row((position,), (), ()),
+            train=request.train,
         )
         try:
             check_memory(timed, request.cluster)
@@ -303,6 +362,14 @@ def model_of(kind: str, count: int, num_devices: int, ratio: float) -> ScheduleM
                 f"no schedule {kind!r}{nearest(kind, kinds)} (there are {', '.join(kinds)})"
             ) from None
         raise ScheduleError(f"{kind} is no schedule of plain stages that can be planned") from None
+
+
+def _model_of(request: Request, kind: str, count: int, ratio: float) -> ScheduleModel:
+    """Of inference, a micro-batch's features are dropped when they have been used."""
+    model = model_of(kind, count, len(request.cluster.devices), ratio)
+    if request.train:
+        return model
+    return dataclasses.replace(model, in_flight=lambda after: 1, weight_versions=lambda after: 1)
 
 
 def _ratio(columns: Sequence[Sequence[LayerCost]]) -> float:
@@ -400,57 +467,3 @@ def check_memory(candidate: Candidate, cluster: ClusterSpec) -> None:
                 f"stage {i} on {cluster.device_names[stage.device]} needs {needed:,.0f} bytes of "
                 f"memory, {room:,.0f} usable, {math.ceil(over):,} too few; {remedy}"
             )
-
-
-def as_plan(
-    candidate: Candidate, graph: Graph, network: str, batch: int, cluster: ClusterSpec
-) -> Plan:
-    """Write a candidate down.
-
-    Parameters
-    ----------
-    candidate : Candidate
-    graph : Graph
-        The network for one micro-batch.
-    network : str
-        The name under which it was loaded.
-    batch : int
-    cluster : ClusterSpec
-    """
-    stages = []
-    for stage, needed in zip(candidate.stages, candidate.memory_bytes, strict=True):
-        assert stage.core is not None
-        forward_s, input_gradient_s, weight_gradient_s, update_s = stage.pass_s
-        stages.append(
-            StagePlan(
-                device=cluster.device_names[stage.device],
-                board=cluster.devices[stage.device].name,
-                layers=stage.layers,
-                array=ArrayPlan(rows=stage.core.rows, cols=stage.core.cols),
-                macs=sum(graph.layers[name].macs for name in stage.layers),
-                forward_s=float(forward_s),
-                input_gradient_s=float(input_gradient_s),
-                weight_gradient_s=float(weight_gradient_s),
-                update_s=float(update_s),
-                sends_bytes=round(stage.sends_bytes),
-                returns_bytes=round(stage.returns_bytes),
-                memory_bytes=round(needed),
-            )
-        )
-    seconds = candidate.minibatch_s
-    return Plan(
-        network=network,
-        batch=batch,
-        num_microbatches=candidate.num_microbatches,
-        cluster=cluster.name,
-        schedule=candidate.kind,
-        stages=tuple(stages),
-        predicted=Prediction(
-            minibatch_s=seconds,
-            period_s=candidate.period_s,
-            bubble_rate=max(candidate.timeline.bubble_rate, 0.0),
-            samples_per_s=batch / seconds if seconds else 0.0,
-        ),
-        optimal=candidate.optimal,
-        reason=candidate.reason,
-    )

@@ -7,23 +7,70 @@ from typing import Literal
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
-from fpgapipe.errors import FileError, shown
+from fpgapipe.errors import FileError
+from fpgapipe.partition.json_faults import faults_of
 
 MAX_BYTES = 64 * 2**20
 """A larger plan is not read."""
-
-PLAN_VERSION = 2
 
 
 class _Part(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True, strict=True, allow_inf_nan=False)
 
 
-class ArrayPlan(_Part):
-    """The systolic array of a device: rows along the reduction, columns across it."""
+class LinkPlan(_Part):
+    """A core's end of a link: see `LinkEngineSpec`, whose numbers these are."""
+
+    phy_bytes: int = Field(ge=1)
+    frame_words: int = Field(ge=1)
+    slots: tuple[int, ...] = Field(min_length=1, strict=False)
+    probe_cycles: int = Field(ge=1)
+
+
+class CorePlan(_Part):
+    """The training core of a device.
+
+    Attributes
+    ----------
+    rows, cols : int
+        Cells of each array: along the reduction, and across it.
+    num_engines : int
+        GEMM engines, each with an array.
+    clk_hz : float
+    vector_lanes, function_lanes : int
+        Elements a cycle of the vector engine, and of its instructions with a function.
+    scratchpad_banks, scratchpad_bank_bytes : int
+        On-chip memory.
+    acc_depth : int
+        FP32 accumulators below each column.
+    bus_bytes : int
+        Width of the bus to the memory.
+    memory_bytes_per_cycle : float
+        What bus and memory let through, both directions together; 0 without a memory.
+    memory_latency_cycles : int
+        From a read request to its first data.
+    links : tuple of LinkPlan
+        To the stage before, if there is one, and to the next, if there is one.
+    """
 
     rows: int = Field(ge=1, le=1024)
     cols: int = Field(ge=1, le=1024)
+    num_engines: int = Field(ge=1)
+    clk_hz: float = Field(gt=0)
+    vector_lanes: int = Field(ge=1)
+    function_lanes: int = Field(ge=1)
+    scratchpad_banks: int = Field(ge=1)
+    scratchpad_bank_bytes: int = Field(ge=1)
+    acc_depth: int = Field(ge=1)
+    bus_bytes: int = Field(ge=1)
+    memory_bytes_per_cycle: float = Field(ge=0)
+    memory_latency_cycles: int = Field(ge=0)
+    links: tuple[LinkPlan, ...] = Field(strict=False)
+
+    @property
+    def scratchpad_bytes(self) -> int:
+        """Of all banks."""
+        return self.scratchpad_banks * self.scratchpad_bank_bytes
 
 
 class StagePlan(_Part):
@@ -35,7 +82,7 @@ class StagePlan(_Part):
         Its name in the cluster, and that of its board.
     layers : tuple of str
         Names of layers, in the order in which they run.
-    array : ArrayPlan
+    core : CorePlan
     macs : int
         Multiply-accumulates of a forward pass over a micro-batch.
     forward_s, input_gradient_s, weight_gradient_s : float
@@ -51,7 +98,7 @@ class StagePlan(_Part):
     device: str = Field(min_length=1)
     board: str = Field(min_length=1)
     layers: tuple[str, ...] = Field(min_length=1, strict=False)
-    array: ArrayPlan
+    core: CorePlan
     macs: int = Field(ge=0)
     forward_s: float = Field(ge=0)
     input_gradient_s: float = Field(ge=0)
@@ -95,6 +142,8 @@ class Plan(_Part):
         Samples in a mini-batch, and the equal parts that it is cut into.
     cluster : str
         The cluster's name.
+    mode : str
+        ``train``, or ``infer`` for forward passes only.
     schedule : str
         The kind; the order of tasks follows from it.
     stages : tuple of StagePlan
@@ -107,11 +156,12 @@ class Plan(_Part):
     """
 
     format: Literal["fpgapipe-plan"] = "fpgapipe-plan"
-    version: Literal[2] = 2
+    version: Literal[3] = 3
     network: str = Field(min_length=1)
     batch: int = Field(ge=1)
     num_microbatches: int = Field(ge=1)
     cluster: str
+    mode: Literal["train", "infer"] = "train"
     schedule: str = Field(min_length=1)
     stages: tuple[StagePlan, ...] = Field(min_length=1, strict=False)
     predicted: Prediction
@@ -135,6 +185,11 @@ class Plan(_Part):
         """Samples in a micro-batch."""
         return self.batch // self.num_microbatches
 
+    @property
+    def trains(self) -> bool:
+        """Whether there are backward passes and updates."""
+        return self.mode == "train"
+
     def to_json(self) -> str:
         """The plan as text that `read` reads back; equal plans give equal text."""
         return self.model_dump_json(indent=2) + "\n"
@@ -156,9 +211,4 @@ class Plan(_Part):
         except OSError as error:
             raise FileError(path, [f"cannot be read: {error.strerror}"]) from None
         except ValidationError as error:
-            faults = [
-                f"{'.'.join(map(str, each['loc'])) or 'file'}: {each['msg']}, "
-                f"not {shown(each['input'])}"
-                for each in error.errors()
-            ]
-            raise FileError(path, faults[:20]) from None
+            raise FileError(path, faults_of(error)) from None

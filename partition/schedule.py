@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import enum
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Literal
 
 import numpy as np
@@ -200,6 +200,24 @@ class Schedule:
         for lane in self.lanes:
             lines.append(f"device {lane.device} {lane.engine}: {' '.join(map(str, lane))}")
         return "\n".join(lines) + "\n"
+
+
+def forward_only(schedule: Schedule) -> Schedule:
+    """The forward passes of a schedule, which is what inference does."""
+    lanes = []
+    for lane in schedule.lanes:
+        keeps = lane.kinds == TaskKind.F
+        if keeps.any():
+            lanes.append(
+                Lane(
+                    lane.device,
+                    lane.engine,
+                    lane.kinds[keeps],
+                    lane.stages[keeps],
+                    lane.microbatches[keeps],
+                )
+            )
+    return replace(schedule, lanes=tuple(lanes), in_flight_limit=())
 
 
 _TOKENS = {kind.token: kind for kind in TaskKind}

@@ -1,240 +1,486 @@
-"""The thin path from network to checked numbers: plan, build folder, Verilog, Verilator."""
+"""The build folder: what is in it, the same bytes again, damage, and what is refused."""
 
+import dataclasses
+import hashlib
 import json
+import shutil
 import threading
+from itertools import count as numbers
+from pathlib import Path
 
 import numpy as np
 import pytest
+from build_cases import plan_of, request_for, tiny
 
-from fpgapipe.boards.cluster import chain_of
-from fpgapipe.boards.library import load_board
+from fpgapipe.boards.cluster import load_cluster
 from fpgapipe.errors import FileError, UserError
-from fpgapipe.host.build import holding, open_build, write_build
-from fpgapipe.host.lowering import Product, forward_products
-from fpgapipe.host.runtime import MismatchError, run_forward_products
-from fpgapipe.hw.hls_models.systolic import SystolicSpec
-from fpgapipe.partition.explorer import Request, as_plan, explore
-from fpgapipe.partition.load import load_network
-from fpgapipe.partition.networks import built_in
+from fpgapipe.host import build as module
+from fpgapipe.host.backends.model import ModelBackend
+from fpgapipe.host.build import holding, initial_values, open_build, write_build
+from fpgapipe.host.core_bench import device_verilog
+from fpgapipe.host.device_file import DEVICE, IMAGE, PROGRAM, read_device
+from fpgapipe.host.pipeline import build_pipeline
+from fpgapipe.host.plan_cores import core_specs
+from fpgapipe.host.step_bench import initial_parameters
+from fpgapipe.host.step_program import StepOptions, scalar_bits
+from fpgapipe.hw.hls_models.isa import encode
+from fpgapipe.partition.explorer import explore
+from fpgapipe.partition.networks.layers import Network
 from fpgapipe.partition.plan import Plan
+from fpgapipe.partition.planned import as_plan
+from fpgapipe.partition.schedule_kinds import make_schedule
+
+MIXED = Path(__file__).parent.parent / "examples/clusters/vcu118-vcu129-chain.yaml"
 
 
-def plan_of(network="lenet5", devices=2, array=(4, 4), batch=1, load=None):
-    """A plan on a chain of small boards, with one array shape and one micro-batch."""
-    cluster = chain_of(load_board("kv260"), devices).spec
-    load = load or (lambda samples: built_in(network, samples))
-    request = Request(load, batch, cluster, ("1f1b-as",), 1, array=array)
-    return as_plan(explore(request).best, load(batch), network, batch, cluster)
+@pytest.fixture(autouse=True)
+def _quick_verilog(monkeypatch):
+    """Verilog of a core takes seconds; most tests only need some text for it."""
+    monkeypatch.setattr(module, "device_verilog", lambda core: f"module top; // {core}\n")
 
 
-# Tiles -----------------------------------------------------------------------------------------
+def write(folder, devices=2, **fields):
+    settings = {name: fields.pop(name) for name in ("seed", "options") if name in fields}
+    return write_build(*plan_of(devices, **fields), folder, **settings)
 
 
-@pytest.mark.parametrize("shape", [(1, 1, 1), (3, 4, 4), (2, 9, 5), (5, 3, 11)])
-def test_tiles_add_up_to_the_product(shape):
-    m, k, n = shape
-    spec = SystolicSpec(4, 3)
-    product = Product("layer", 0, m, k, n, spec)
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory):
+    """A build of two devices that no test changes."""
+    folder = tmp_path_factory.mktemp("builds") / "whole"
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(module, "device_verilog", lambda core: f"module top; // {core}\n")
+        write(folder)
+    return folder
+
+
+@pytest.fixture
+def copy(whole, tmp_path):
+    return Path(shutil.copytree(whole, tmp_path / "copy"))
+
+
+def files_of(folder):
+    return sorted(
+        path.relative_to(folder).as_posix() for path in folder.rglob("*") if path.is_file()
+    )
+
+
+EXPECTED = [
+    "README.md",
+    "cluster.json",
+    *(f"devices/{n}/{name}" for n in (0, 1) for name in sorted((DEVICE, IMAGE, PROGRAM))),
+    "manifest.json",
+    "network.json",
+    "plan.json",
+]
+
+
+# What is in it
+
+
+def test_the_folder_has_what_its_readme_says(whole):
+    found = files_of(whole)
+    hardware = [name for name in found if name.startswith("hardware/")]
+    assert [name for name in found if name not in hardware] == EXPECTED
+    (core,) = {Path(name).stem for name in hardware}
+    assert [Path(name).suffix for name in hardware] == [".json", ".v"]
+    text = (whole / "README.md").read_text()
+    assert f"`hardware/{core}.v`: stage 0 on u280-0, stage 1 on u280-1" in text
+    manifest = json.loads((whole / "manifest.json").read_text())
+    for name in [each for each in found if each != "manifest.json"]:
+        digest = hashlib.sha256((whole / name).read_bytes()).hexdigest()
+        assert manifest["files"][name] == digest
+
+
+def test_a_build_is_read_back(whole):
+    plan, graph, cluster = plan_of()
+    build = open_build(whole)
+    assert (build.plan, build.cluster, build.seed) == (plan, cluster, 0)
+    assert build.options == StepOptions()
+    assert build.graph == graph
+    cores = core_specs(plan)
+    assert build.cores == cores
+    schedule = make_schedule("1f1b-as", 2, 2)
+    layers = [stage.layers for stage in plan.stages]
+    expected = build_pipeline(graph, cores, layers, schedule, build.memories[0])
+    parameters = initial_parameters(graph, 0)
+    assert build.pipeline.wiring == expected.wiring
+    for found, made in zip(build.pipeline.parts, expected.parts, strict=True):
+        for field in dataclasses.fields(found):
+            if field.name != "constants":
+                assert getattr(found, field.name) == getattr(made, field.name), field.name
+        assert found.constants.keys() == made.constants.keys()
+        np.testing.assert_array_equal(found.image(build.parameters), made.image(parameters))
+    assert build.parameters.keys() == parameters.keys()
+    for name, value in parameters.items():
+        np.testing.assert_array_equal(build.parameters[name], value)
+
+
+def test_the_image_has_nothing_but_what_is_not_zero(whole):
+    build = open_build(whole)
+    for part in build.pipeline.parts:
+        folder = whole / "devices" / str(part.index)
+        described = json.loads((folder / "device.json").read_text())
+        rest = part.image(build.parameters)
+        program = encode(part.instructions)
+        assert (folder / "program.bin").read_bytes() == program
+        assert bytes(rest[part.entry : part.entry + len(program)]) == program
+        rest[part.entry : part.entry + len(program)] = 0
+        data, at = (folder / "image.bin").read_bytes(), 0
+        for each in described["segments"]:
+            begin, end = each["address"], each["address"] + each["size_bytes"]
+            assert bytes(rest[begin:end]) == data[at : at + each["size_bytes"]]
+            assert rest[begin:end].any()
+            rest[begin:end] = 0
+            at += each["size_bytes"]
+        assert at == len(data)
+        assert not rest.any()
+        assert described["registers"] == {
+            "PROGRAM": part.entry, "MEMORY_BASE": 0, "MEMORY_LIMIT": part.memory_bytes,
+        }  # fmt: skip
+
+
+def test_resources_are_those_of_the_board(whole):
+    one, other = open_build(whole).resources
+    assert one == other
+    assert one["board"] == "u280"
+    assert one["headroom"]["dsp"] == one["limits"]["dsp"] - one["used"]["dsp"] > 0
+    assert sum(each["dsp"] for each in one["blocks"].values()) == one["used"]["dsp"]
+    assert [each["die"] for each in one["dies"]] == ["SLR0", "SLR1", "SLR2"]
+    for name, limit in one["limits"].items():
+        assert sum(each["limits"][name] for each in one["dies"]) == limit
+        assert all(each["headroom"][name] >= 0 for each in one["dies"])
+
+
+def test_unlike_boards(tmp_path):
+    """Equal cores share one Verilog, whatever the boards; what they take is said for each."""
+    cluster = load_cluster(MIXED).spec
+    best = explore(request_for(cluster)).best
+    plan = as_plan(best, tiny(2), "tiny", 4, cluster)
+    write_build(plan, tiny(2), cluster, tmp_path / "b")
+    build = open_build(tmp_path / "b")
+    assert [each["board"] for each in build.resources] == ["vcu118", "vcu118", "vcu129", "vcu129"]
+    assert len({json.dumps(each["limits"]) for each in build.resources}) == 2
+    hardware = list((tmp_path / "b" / "hardware").iterdir())
+    assert len(hardware) == 2 * len(set(build.cores))
+    for one, other, wire in zip(build.cores, build.cores[1:], build.wires, strict=False):
+        assert one.links[-1] == other.links[0]
+        assert one.links[-1].phy_bytes == wire.phy_bytes
+
+
+def test_a_build_trains(whole):
+    build = open_build(whole)
     rng = np.random.default_rng(0)
-    x, w = rng.integers(-128, 128, (m, k)), rng.integers(-128, 128, (k, n))
-    weights, activations = product.tiles(x, w)
-    assert weights.shape == (product.num_tiles, 3, 4)
-    assert activations.shape == (product.num_tiles, m, 4)
-    sums = np.stack([spec.compute(a, b.T) for a, b in zip(activations, weights, strict=True)])
-    np.testing.assert_array_equal(product.gather(sums), x @ w)
+    inputs = {"input": rng.standard_normal((4, 2, 6, 6), np.float32)}
+    with ModelBackend(build.pipeline, build.parameters) as backend:
+        losses = [
+            backend.step(inputs, np.array([0, 1, 2, 0]), scalar_bits(step=step)).loss
+            for step in range(4)
+        ]
+    assert losses[-1] < losses[0]
 
 
-def test_every_product_of_a_layer_is_there():
-    graph = built_in("lenet5", 2)
-    spec = SystolicSpec(8, 8)
-    products = list(forward_products(graph, graph.layers, spec))
-    assert [(p.layer, p.m, p.k, p.n) for p in products][:2] == [
-        ("conv1", 2 * 784, 25, 6),
-        ("conv2", 2 * 100, 150, 16),
+def test_inference(tmp_path):
+    build = write(tmp_path / "b", train=False)
+    assert open_build(tmp_path / "b") == build
+    assert build.plan.mode == "infer"
+    assert not build.options.train
+    assert {task.kind.token for part in build.pipeline.parts for task in part.tasks} == {"F"}
+    assert not any(part.has_loss for part in build.pipeline.parts)
+    with pytest.raises(UserError, match=r"^a plan to infer needs options for it$"):
+        write(tmp_path / "c", train=False, options=StepOptions())
+
+
+def test_values_of_the_network_are_taken(tmp_path):
+    graph = tiny(2)
+    name = "conv1.weight"
+    value = np.full(graph.layers["conv1"].parameters[0].spec.shape, 0.25, np.float64)
+    graph = dataclasses.replace(graph, values={name: value})
+    assert initial_values(graph, 3)[name].dtype == np.float32
+    plan, _, cluster = plan_of()
+    build = write_build(plan, graph, cluster, tmp_path / "b", seed=3)
+    np.testing.assert_array_equal(build.parameters[name], value)
+    other = "conv2.weight"
+    np.testing.assert_array_equal(build.parameters[other], initial_parameters(graph, 3)[other])
+
+
+@pytest.mark.slow
+def test_the_verilog_is_that_of_the_simulator(tmp_path, monkeypatch):
+    monkeypatch.setattr(module, "device_verilog", device_verilog)
+    build = write(tmp_path / "b", devices=1)
+    (path,) = (tmp_path / "b" / "hardware").glob("*.v")
+    assert path.read_text() == device_verilog(build.cores[0])
+    assert "module top(" in path.read_text()
+
+
+# Bytes and files
+
+
+def test_equal_input_gives_equal_bytes(whole, tmp_path):
+    write(tmp_path / "again")
+    assert files_of(whole) == files_of(tmp_path / "again")
+    for name in files_of(whole):
+        assert (whole / name).read_bytes() == (tmp_path / "again" / name).read_bytes(), name
+    write(tmp_path / "other", seed=1)
+    different = [
+        name
+        for name in files_of(whole)
+        if (whole / name).read_bytes() != (tmp_path / "other" / name).read_bytes()
     ]
-    assert sum(p.m * p.k * p.n for p in products) == graph.totals.macs
+    assert different == ["devices/0/image.bin", "devices/1/image.bin", "manifest.json"]
 
 
-# The folder ------------------------------------------------------------------------------------
+def test_every_file_is_guarded(copy):
+    for name in files_of(copy):
+        path = copy / name
+        data = path.read_bytes()
+        if name != "manifest.json":
+            changed = bytearray(data)
+            changed[len(data) // 2] ^= 1
+            path.write_bytes(changed)
+            with pytest.raises(UserError) as error:
+                open_build(copy)
+            assert str(error.value) == f"{copy} is damaged ({name}); build it again"
+        path.unlink()
+        with pytest.raises(UserError, match=r"is damaged \(|is no build folder \(No such file"):
+            open_build(copy)
+        path.write_bytes(data)
+    assert open_build(copy).graph == tiny(2)
 
 
-def test_one_process_at_a_time_uses_a_build(tmp_path):
-    folder = tmp_path / "net"
-    write_build(plan_of(), folder)
-    order = []
-
-    def replace():
-        write_build(plan_of("digits-cnn"), folder)
-        order.append("replaced")
-
-    with holding(folder):
-        thread = threading.Thread(target=replace)
-        thread.start()
-        thread.join(3)  # more than a build takes
-        order.append("used")
-        assert open_build(folder).plan.network == "lenet5"
-    thread.join()
-    assert order == ["used", "replaced"]
-    with holding(folder):
-        assert open_build(folder).plan.network == "digits-cnn"
-    with holding(tmp_path / "none"):
-        assert not (tmp_path / "none").exists()
-
-
-def test_a_name_that_no_folder_can_have(tmp_path):
-    name = "x" * 300
-    with pytest.raises(UserError, match=rf"^.*{name} cannot be written: File name too long$"):
-        write_build(plan_of(), tmp_path / name)
-
-
-def test_equal_plans_give_equal_bytes(tmp_path):
-    for name in ("one", "two"):
-        write_build(plan_of(), tmp_path / name)
-    for path in (tmp_path / "one").iterdir():
-        assert path.read_bytes() == (tmp_path / "two" / path.name).read_bytes()
-
-
-def test_a_build_is_read_back(tmp_path):
-    plan = plan_of()
-    assert write_build(plan, tmp_path / "b") == open_build(tmp_path / "b")
-    assert plan.stages[0].layers[0] == "conv1"
-    assert sum(stage.macs for stage in plan.stages) == built_in("lenet5").totals.macs
-
-
-def test_an_earlier_build_is_replaced_and_other_folders_are_not(tmp_path):
-    write_build(plan_of(), tmp_path / "b")
-    write_build(plan_of(devices=1), tmp_path / "b")
-    assert len(open_build(tmp_path / "b").plan.stages) == 1
-    (tmp_path / "mine").mkdir()
-    (tmp_path / "mine" / "thesis.tex").write_text("years of work")
-    with pytest.raises(UserError, match="mine is there and is no build of fpgapipe"):
-        write_build(plan_of(), tmp_path / "mine")
-    assert (tmp_path / "mine" / "thesis.tex").exists()
-    assert [path.name for path in tmp_path.iterdir() if path.name.startswith(".")] == []
-
-
-def test_a_folder_that_cannot_be_written(tmp_path):
-    (tmp_path / "file").write_text("")
-    with pytest.raises(UserError, match="cannot be written"):
-        write_build(plan_of(), tmp_path / "file" / "b")
-
-
-@pytest.mark.parametrize("name", ["plan.json", "array_4x4.v"])
-def test_damage_is_seen(tmp_path, name):
-    write_build(plan_of(), tmp_path / "b")
-    path = tmp_path / "b" / name
-    path.write_text(path.read_text().replace("1", "2", 1))
-    with pytest.raises(UserError, match=rf"b is damaged \({name}\); build it again"):
-        open_build(tmp_path / "b")
-    path.unlink()
-    with pytest.raises(UserError, match=rf"b is damaged \({name}\); build it again"):
-        open_build(tmp_path / "b")
+def test_a_manifest_that_lacks_files(copy):
+    path = copy / "manifest.json"
+    manifest = json.loads(path.read_text())
+    for name in files_of(copy):
+        if name in ("manifest.json", "README.md"):
+            continue
+        files = {key: value for key, value in manifest["files"].items() if key != name}
+        path.write_text(json.dumps(manifest | {"files": files}))
+        with pytest.raises(UserError) as error:
+            open_build(copy)
+        assert (
+            str(error.value) == f"{copy} is damaged (manifest.json without {name}); build it again"
+        )
 
 
 @pytest.mark.parametrize(
-    "text", ["", "[]", "{}", '{"format": 1}', '{"format": "fpgapipe-build"}', "\0", "[" * 10_000]
-)
+    "text",
+    ["", "[]", "{}", '{"format": 1}', '{"format": "fpgapipe-build"}', "\0", "[" * 10_000,
+     '{"format": "fpgapipe-build", "version": 3, "options": {"train": 3}, "seed": 0, "files": {}}'],
+)  # fmt: skip
 def test_manifests_that_are_none(tmp_path, text):
     (tmp_path / "manifest.json").write_text(text)
     with pytest.raises(FileError, match="is no manifest of a build"):
         open_build(tmp_path)
 
 
-def test_versions_and_missing_folders(tmp_path):
+def test_versions_and_missing_folders(copy, tmp_path):
     with pytest.raises(UserError, match="nowhere is no build folder"):
         open_build(tmp_path / "nowhere")
-    write_build(plan_of(), tmp_path / "b")
-    manifest = json.loads((tmp_path / "b" / "manifest.json").read_text())
-    manifest["version"] = 99
-    (tmp_path / "b" / "manifest.json").write_text(json.dumps(manifest))
-    with pytest.raises(UserError, match="has format version 99, not 2; build it again"):
-        open_build(tmp_path / "b")
+    for version in (2, 99):
+        manifest = json.loads((copy / "manifest.json").read_text()) | {"version": version}
+        (copy / "manifest.json").write_text(json.dumps(manifest))
+        with pytest.raises(UserError, match=f"has format version {version}, not 3; build it again"):
+            open_build(copy)
+
+
+@pytest.mark.parametrize(
+    ("name", "change", "fault"),
+    [
+        ("device.json", lambda d: d.replace(b'"kernel_runs"', b'"runs"'), "kernel_runs: Field req"),
+        (
+            "device.json",
+            lambda d: d.replace(b'"rows": 4,', b'"rows": 5,'),
+            "core: Value error, core rows must divide 32, not 5",
+        ),
+        ("program.bin", lambda d: d[:64], "instruction "),
+        ("image.bin", lambda d: d[:-1], "ends before tensor "),
+        ("image.bin", lambda d: d + b"\0", "has more than the segments of device.json"),
+    ],
+)
+def test_files_of_a_device_that_do_not_fit_together(copy, name, change, fault):
+    """What no damage gives, since digests tell: files that someone wrote."""
+    path = copy / "devices/0" / name
+    path.write_bytes(change(path.read_bytes()))
+    with pytest.raises(FileError) as error:
+        read_device(copy / "devices/0")
+    assert error.value.path.name == name
+    assert error.value.faults[0].startswith(fault)
+
+
+# Writing
+
+
+def test_an_earlier_build_is_replaced_and_other_folders_are_not(copy, tmp_path):
+    write(copy, devices=1)
+    assert len(open_build(copy).plan.stages) == 1
+    (tmp_path / "mine").mkdir()
+    (tmp_path / "mine" / "thesis.tex").write_text("years of work")
+    with pytest.raises(UserError, match="mine is there and is no build of fpgapipe"):
+        write(tmp_path / "mine")
+    assert (tmp_path / "mine" / "thesis.tex").exists()
+    assert [path.name for path in tmp_path.iterdir() if path.name.startswith(".")] == []
+
+
+def test_runs_are_not_thrown_away(copy):
+    (copy / "run").mkdir()
+    (copy / "run" / "log.jsonl").write_text("days of training")
+    write(copy)  # the same build
+    assert (copy / "run" / "log.jsonl").exists()
+    with pytest.raises(UserError, match=r"copy holds runs of another build; move or remove .*/run"):
+        write(copy, seed=1)
+    assert (copy / "run" / "log.jsonl").exists()
+    assert open_build(copy).seed == 0
+
+
+def test_a_damaged_build_is_made_anew(copy):
+    (copy / "plan.json").write_text("{}")
+    write(copy)
+    assert open_build(copy).graph == tiny(2)
+
+
+def test_a_folder_that_cannot_be_written(tmp_path):
+    (tmp_path / "file").write_text("")
+    with pytest.raises(UserError, match="cannot be written"):
+        write(tmp_path / "file" / "b")
+    name = "x" * 300
+    with pytest.raises(UserError, match=rf"^.*{name} cannot be written: File name too long$"):
+        write(tmp_path / name)
+
+
+@pytest.mark.parametrize("before", [False, True], ids=["nothing there", "a build there"])
+def test_what_is_interrupted_leaves_nothing_behind(tmp_path, copy, before):
+    """Ctrl-C before each part."""
+    folder = copy if before else tmp_path / "fresh"
+    there = sorted(tmp_path.iterdir())
+    for part in numbers():
+        steps = numbers()
+
+        def stop(what, steps=steps, part=part):
+            if next(steps) == part:
+                raise KeyboardInterrupt
+
+        try:
+            write_build(*plan_of(1), folder, on_part=stop)
+        except KeyboardInterrupt:
+            assert sorted(tmp_path.iterdir()) == there
+            if before:
+                assert len(open_build(folder).plan.stages) == 2
+        else:
+            assert part == 4  # programs, hardware, a device, manifest
+            break
+    assert len(open_build(folder).plan.stages) == 1
+
+
+def test_one_process_at_a_time_uses_a_build(copy, tmp_path):
+    order = []
+
+    def replace():
+        write(copy, devices=1)
+        order.append("replaced")
+
+    with holding(copy):
+        thread = threading.Thread(target=replace)
+        thread.start()
+        thread.join(3)  # more than a build takes
+        order.append("used")
+        assert len(open_build(copy).plan.stages) == 2
+    thread.join()
+    assert order == ["used", "replaced"]
+    with holding(copy):
+        assert len(open_build(copy).plan.stages) == 1
+    with holding(tmp_path / "none"):
+        assert not (tmp_path / "none").exists()
+
+
+# What is refused
+
+
+def test_a_layer_that_no_core_runs(tmp_path):
+    def grouped(batch):
+        net = Network("grouped", batch)
+        net.linear(net.flatten(net.conv(net.image(4, 4, 4), 4, 3, groups=2)), 3)
+        return net.build()
+
+    with pytest.raises(UserError, match=r"^layer 'conv1': "):
+        write(tmp_path / "b", devices=1, load=grouped)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_layer_that_is_too_large_for_its_core(tmp_path):
+    plan, graph, cluster = plan_of(1)
+    small = plan.stages[0].core.model_copy(update={"scratchpad_bank_bytes": 512})
+    stage = plan.stages[0].model_copy(update={"core": small})
+    with pytest.raises(UserError, match=r"^layer '\w+': .* [\d,]+ bytes of scratchpad"):
+        write_build(plan.model_copy(update={"stages": (stage,)}), graph, cluster, tmp_path / "b")
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_program_that_is_too_large_for_the_memory(tmp_path):
+    plan, graph, cluster = plan_of(1)
+    (memory, *_) = cluster.devices[0].memories
+    tight = dataclasses.replace(memory, count=1, size_bytes=10_000)
+    device = dataclasses.replace(cluster.devices[0], memories=(tight,))
+    cluster = dataclasses.replace(cluster, devices=(device,))
+    with pytest.raises(
+        UserError, match=r"^stage 0 needs [\d,]+ bytes of memory, u280-0 has 10,000; more micro-"
+    ):
+        write_build(plan, graph, cluster, tmp_path / "b")
+    assert list(tmp_path.iterdir()) == []
 
 
 @pytest.mark.parametrize(
     ("change", "fault"),
     [
         ({"batch": 0}, "batch: Input should be greater than or equal to 1, not 0"),
-        ({"version": 1}, "version: Input should be 2, not 1"),
-        (
-            {"num_microbatches": 3},
-            "file: Value error, a batch of 1 cannot be cut into 3",
-        ),
+        ({"version": 2}, "version: Input should be 3, not 2"),
+        ({"mode": "guess"}, "mode: Input should be 'train' or 'infer', not 'guess'"),
+        ({"num_microbatches": 3}, "file: Value error, a batch of 4 cannot be cut into 3"),
         ({"stages": []}, "stages: Tuple should have at least 1 item"),
         ({"speed": 1}, "speed: Extra inputs are not permitted, not 1"),
         ({"batch": "8"}, "batch: Input should be a valid integer, not '8'"),
     ],
 )
 def test_plans_with_faults(tmp_path, change, fault):
-    value = json.loads(plan_of().to_json()) | change
+    value = json.loads(plan_of()[0].to_json()) | change
     (tmp_path / "plan.json").write_text(json.dumps(value))
     with pytest.raises(FileError) as error:
         Plan.read(tmp_path / "plan.json")
     assert error.value.faults[0].startswith(fault)
 
 
-# Simulation ------------------------------------------------------------------------------------
+# The command
 
 
-@pytest.fixture
-def odd_network(tmp_path, monkeypatch):
-    """A network of products that fit no array, as module:function."""
+def test_the_command(tmp_path, cli, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    (tmp_path / "odd_network_for_test.py").write_text(
-        "from fpgapipe.partition.graph import GraphBuilder\n"
-        "from fpgapipe.partition.operators import Linear\n"
-        "from fpgapipe.partition.tensors import Tensor\n"
+    (tmp_path / "tiny_network_for_test.py").write_text(
+        "from fpgapipe.partition.networks.layers import Network\n"
         "def net(batch):\n"
-        "    b = GraphBuilder('odd', batch)\n"
-        "    x = b.input('x', Tensor((batch, 7)))\n"
-        "    b.add('two', Linear(1), b.add('one', Linear(5), x))\n"
-        "    return b.build()\n"
+        "    net = Network('tiny', batch)\n"
+        "    x = net.relu(net.conv(net.image(2, 6, 6), 4, 3))\n"
+        "    net.linear(net.flatten(x), 3)\n"
+        "    return net.build()\n"
     )
-    return "odd_network_for_test:net"
-
-
-@pytest.mark.sim
-def test_numbers_and_cycles_agree(tmp_path, odd_network):
-    plan = plan_of(odd_network, batch=3, load=lambda samples: load_network(odd_network, samples))
-    write_build(plan, tmp_path / "b")
-    results = run_forward_products(open_build(tmp_path / "b"), seed=1)
-    assert [(each.layer, each.num_tiles) for each in results] == [("one", 4), ("two", 2)]
-    assert all(each.predicted_cycles == each.simulated_cycles for each in results)
-
-
-@pytest.mark.sim
-def test_a_fault_in_the_hardware_is_seen(tmp_path, odd_network):
-    plan = plan_of(odd_network, batch=3, load=lambda samples: load_network(odd_network, samples))
-    build = write_build(plan, tmp_path / "b")
-    (text,) = build.verilog.values()
-    assert text.count(" * ") == 4  # the products of a row's cells
-    broken = {"array_4x4.v": text.replace(" * ", " + ", 1)}
-    with pytest.raises(MismatchError, match=r"^stage 0, layer 'one', product 0: sum \[0, 0\] is"):
-        run_forward_products(type(build)(build.folder, build.plan, broken))
-
-
-def test_long_simulations_are_not_started_by_accident(tmp_path):
-    write_build(plan_of("resnet18", array=(8, 8)), tmp_path / "b")
-    with pytest.raises(UserError, match=r"^resnet18 takes [\d,]+ cycles, over the 2,000,000"):
-        run_forward_products(open_build(tmp_path / "b"))
-
-
-@pytest.mark.sim
-def test_the_commands(tmp_path, cli, odd_network):
+    network = ("--network", "tiny_network_for_test:net", "--batch", 4, "--array", "4x4")
+    code, out, err = cli("build", "--board", "u280", *network)
+    assert (code, err) == (0, "")
+    lines = out.splitlines()
+    assert lines[0].endswith("1f1b-as over u280-x2")
+    assert "what the cores take of what a design may use" in lines
+    assert lines[-1] == "written to out/tiny; 'fpgapipe run out/tiny' runs it"
+    assert len(open_build(Path("out/tiny")).plan.stages) == 2
     code, out, err = cli(
-        *("build", "--board", "kv260", "--network", odd_network, "--batch", 2, "--array", "4x4"),
-        *("--micro-batches", 1),
-        *("-o", "folder"),
+        "build", "--board", "u280", "--devices", 1, *network, "--mode", "infer", "-o", "forward"
     )
     assert (code, err) == (0, "")
-    assert out.splitlines()[0].endswith("batch 2 in 1 micro-batches of 2, 1f1b-as over kv260-x1")
-    code, out, err = cli("run", "folder", "--json", "--tiles", 1)
-    assert code == 0, err
-    value = json.loads(out)
-    assert [layer["num_tiles"] for layer in value["layers"]] == [1, 1]
-    code, out, _ = cli("run", "folder")
-    assert code == 0
-    assert out.splitlines()[-1].startswith("every sum equals the exact product")
+    assert open_build(Path("forward")).plan.mode == "infer"
+    code, _, err = cli("build", "--board", "u280", "--devices", 5, *network)
+    assert code == 2
+    assert err == (
+        "error: the network has 2 runs of layers that can stand alone, too few for 5 devices; use "
+        "at most 2\n"
+    )
 
 
 @pytest.mark.parametrize("array", ["8", "8x", "x", "0x8", "8x8x8", "-1x8", "2000x8", "axb"])
@@ -244,30 +490,62 @@ def test_senseless_arrays(cli, array):
     assert err == f"error: --array must be ROWSxCOLS, each 1..1024, such as 8x8, not {array!r}\n"
 
 
-@pytest.mark.parametrize("array", ["3x8", "1024x1024"])
+@pytest.mark.parametrize("array", ["3x8", "32x1024", "8x33"])
 def test_arrays_that_no_core_can_have(cli, array):
     code, _, err = cli("build", "--board", "u280", "--array", array)
     assert code == 2
     assert len(err.splitlines()) == 1
 
 
-def test_more_devices_than_layers_leave_devices_idle(tmp_path):
-    plan = plan_of(devices=30)
-    assert 1 <= len(plan.stages) <= 12
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (("--seed", -1), "-1 is not in the range x>=0"),
+        (
+            ("--schedule", "pipedream"),
+            "needs several versions of the weights, and devices keep one (",
+        ),
+        (("--schedule", "data-parallel"), "has other than one stage on each device (those that"),
+        (("--schedule", "interleaved"), "has other than one stage on each device (those that can"),
+        (("--schedule", "chimera"), "has other than one stage on each device (those that can be"),
+        (
+            ("--schedule", "zb-auto"),
+            "searches one for given times (those that can be built: gpipe, ",
+        ),
+        (("--schedule", "1f1b-az"), "no schedule '1f1b-az'; did you mean '1f1b-as'? (those that "),
+        (("--network", "lenet5"), "error: layer 'tanh1': the core has no tanh (docs/limits.md)\n"),
+    ],
+)
+def test_refused_before_there_is_a_plan(arguments, message, cli, monkeypatch, tmp_path):
+    def plans(*arguments):
+        raise AssertionError("a plan was searched for")
+
+    monkeypatch.setattr("fpgapipe.partition.smallest.explore_smallest", plans)
+    monkeypatch.chdir(tmp_path)
+    code, _, err = cli("build", "--board", "u280", *arguments)
+    assert code == 2
+    assert message in err
+    assert list(tmp_path.iterdir()) == []
 
 
-@pytest.mark.parametrize("row", ["other,4,8,8", "fc,4,8,16", None])
-def test_a_network_that_changed_after_it_was_built(tmp_path, row):
-    path = tmp_path / "net.csv"
-    path.write_text("Layer,M,N,K\nfc,4,8,8\n")
-    plan = plan_of(str(path), 1, load=lambda samples: load_network(str(path)))
-    build = write_build(plan, tmp_path / "out")
-    if row is None:
-        path.unlink()
-        message = f"{build.folder} needs the network it was built from: {path}: no such file"
-    else:
-        path.write_text(f"Layer,M,N,K\n{row}\n")
-        message = f"{path} has changed since {build.folder} was built from it; build it again"
-    with pytest.raises(UserError) as error:
-        run_forward_products(build)
-    assert str(error.value) == message
+def test_what_to_take_in_place_of_an_array(cli):
+    big = ("build", "--board", "u280", "--network", "digits-cnn", "--array", "32x512")
+    code, _, err = cli(*big)
+    assert code == 2
+    shape = err.split("; ")[-1].removesuffix(" does\n")
+    rows, cols = map(int, shape.split("x"))
+    assert rows * cols < 32 * 512
+    code, _, err = cli("build", "--board", "ulx3s", "--array", "1x1")
+    assert (code, err.split("; ")[-1]) == (2, "nor does any other\n")
+
+
+def test_a_batch_that_the_network_fixes(cli, monkeypatch):
+    def load(network, samples=None):
+        if samples is None:
+            return tiny(4)
+        raise UserError(f"the batch is fixed at 4, not {samples}")
+
+    monkeypatch.setattr("fpgapipe.partition.load.load_network", load)
+    code, _, err = cli("build", "--board", "u280", "--batch", 8)
+    message = "error: the batch is fixed at 4, not 8; or take as many --micro-batches as make each "
+    assert (code, err) == (2, message + "of 4 samples\n")

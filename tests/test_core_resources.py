@@ -37,7 +37,6 @@ def shape_of(rows, cols, kind="DSP48E2", **options):
         "vector_lanes": 0,
         "scratchpad_bytes": 1 << 18,
         "acc_depth": 1024,
-        "memory_ports": 1,
         "port_bytes": 64,
         "link_widths": (),
         "dsp_kind": kind,

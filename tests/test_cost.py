@@ -298,7 +298,7 @@ def test_dsps_are_cells_lanes_and_functions():
 
 def test_every_coefficient_says_how_it_is_known():
     for each in COEFFICIENTS.values():
-        assert each.basis in ("derived", "counted", "estimate")
+        assert each.basis in ("derived", "counted")
         assert len(each.reason) > 20
 
 

@@ -11,8 +11,9 @@ from fpgapipe.boards.library import load_board
 from fpgapipe.host.commands.planning import loader
 from fpgapipe.partition import comparison
 from fpgapipe.partition.candidate import time_candidate
-from fpgapipe.partition.explorer import AUTO_SCHEDULES, Request, as_plan, check_memory, explore
+from fpgapipe.partition.explorer import AUTO_SCHEDULES, Request, check_memory, explore
 from fpgapipe.partition.plan import Plan
+from fpgapipe.partition.planned import as_plan
 from fpgapipe.partition.problem import PlanError
 
 NETWORK = "digits-cnn"
@@ -63,6 +64,17 @@ def check_stages(best, graph):
     assert sum(len(stage.layers) for stage in best.stages) == len(where)
     for layer in graph.layers.values():
         assert all(where[name] <= where[layer.name] for name in layer.inputs if name in where)
+
+
+def test_a_schedule_whose_engines_do_not_fit_is_left_out():
+    """A kv260 has room for a core of one engine, not of two."""
+    asked = request(chain(1, "kv260"), schedules=("1f1b-as", "fbp-as"), num_microbatches=2)
+    found = explore(asked)
+    assert found.best.kind == "1f1b-as"
+    (why,) = found.refused
+    assert why.startswith("fbp-as: no core fits kv260: lut: needs ")
+    with pytest.raises(PlanError, match=r"^no core fits kv260: lut: needs "):
+        explore(dataclasses.replace(asked, schedules=("fbp-as",)))
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -222,7 +234,8 @@ def test_data_parallel():
 
 
 def test_data_parallel_gives_slower_devices_less():
-    cluster = load_cluster(MIXED).spec
+    small, large = (load_board(name).device_spec() for name in ("kv260", "u280"))
+    cluster = dataclasses.replace(chain(), devices=(small, small, large, large))
     mixed = comparison.data_parallel(loader("lenet5"), 256, cluster)
     equal_s = max(
         comparison.one_device(

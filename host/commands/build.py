@@ -1,7 +1,8 @@
-"""``fpgapipe build``: from network and cluster to a folder with plan and hardware."""
+"""``fpgapipe build``: from network and cluster to a folder with programs and hardware."""
 
 from __future__ import annotations
 
+from functools import partial
 from typing import TYPE_CHECKING
 
 import click
@@ -10,44 +11,177 @@ from fpgapipe.host.commands.cluster_options import cluster_options
 from fpgapipe.host.commands.options import command
 
 if TYPE_CHECKING:
+    from pathlib import Path
+
     from fpgapipe.boards.cluster import Cluster
+    from fpgapipe.host.build import Build
+    from fpgapipe.partition.candidate import Candidate
+    from fpgapipe.partition.explorer import Request
+    from fpgapipe.partition.plan import Plan
 
 
-@command("build", example="fpgapipe build --board u280 --devices 2 -o out/digits-cnn")
-@cluster_options
+@command(
+    "build",
+    example="fpgapipe build --board u280 --array 8x8 --batch 8 -o out/digits-cnn",
+)
+@partial(cluster_options, default_devices=2)
 @click.option("--network", default="digits-cnn", show_default=True, help="As for 'inspect'.")
-@click.option("--batch", type=click.IntRange(min=1), default=1, show_default=True, help="Samples.")
+@click.option(
+    "--mode",
+    type=click.Choice(["train", "infer"]),
+    default="train",
+    show_default=True,
+    help="Training steps, or forward passes only.",
+)
+@click.option("--batch", type=click.IntRange(min=1), default=32, show_default=True, help="Samples.")
 @click.option("--micro-batches", type=click.IntRange(min=1), help="Instead of trying several.")
 @click.option("--schedule", default="1f1b-as", show_default=True, help="A kind, or auto.")
-@click.option("--array", "array", metavar="RxC", default="8x8", show_default=True, help="Cells.")
+@click.option("--array", "array", metavar="RxC", help="Cells [default: as few as are fast].")
+@click.option(
+    "--seed",
+    type=click.IntRange(min=0),
+    default=0,
+    show_default=True,
+    help="Of the first parameters.",
+)
 @click.option("-o", "--output", "folder", metavar="DIR", help="Folder [default: out/NETWORK].")
 def build(
     cluster: Cluster,
     network: str,
+    mode: str,
     batch: int,
     micro_batches: int | None,
     schedule: str,
-    array: str,
+    array: str | None,
+    seed: int,
     folder: str | None,
 ) -> None:
-    """Plan a network for the boards and generate their hardware.
+    """Plan a network for the boards and make their hardware and programs.
 
-    So far the hardware is the systolic array alone; programs, training and links are to come
-    (docs/limits.md).
+    All boards that are named are used. Their cores have the smallest array that reaches 99 % of the
+    throughput of the best; --array says which instead. The folder has everything that 'fpgapipe
+    run' needs; nothing is written if a layer does not fit.
     """
     from pathlib import Path
 
-    from fpgapipe.host.build import write_build
-    from fpgapipe.host.commands.planning import loader, parse_array, print_plan, run_exploration
-    from fpgapipe.partition.explorer import AUTO_SCHEDULES, Request, as_plan
+    from fpgapipe.host.commands.planning import loader, parse_array, print_plan
+    from fpgapipe.host.pipeline import check_schedule_kind
+    from fpgapipe.partition.explorer import AUTO_SCHEDULES, Request
+    from fpgapipe.partition.planned import as_plan, one_link_each
 
+    if schedule != "auto":
+        check_schedule_kind(schedule)
     load = loader(network)
-    kinds = AUTO_SCHEDULES if schedule == "auto" else (schedule,)
-    request = Request(load, batch, cluster.spec, kinds, micro_batches, array=parse_array(array))
-    best = run_exploration(request).best
+    spec = one_link_each(cluster.spec)
+    request = Request(
+        load,
+        batch,
+        spec,
+        AUTO_SCHEDULES if schedule == "auto" else (schedule,),
+        micro_batches,
+        array=parse_array(array),
+        train=mode == "train",
+        all_devices=True,
+    )
+    _refuse_layers(request)
+    best = _explored(request)
     assert best.microbatch is not None
     graph = load(best.microbatch)
-    plan = as_plan(best, graph, network, batch, cluster.spec)
-    built = write_build(plan, Path(folder or f"out/{graph.name}"))
-    print_plan(plan, cluster.spec)
-    print(f"written to {built.folder}")
+    plan = as_plan(best, graph, network, batch, spec, train=request.train)
+    built = _written(plan, request, Path(folder or f"out/{graph.name}"), seed)
+    print_plan(plan, spec)
+    print()
+    _print_resources(built)
+    _hint(plan, request)
+    print(f"written to {built.folder}; 'fpgapipe run {built.folder}' runs it")
+
+
+def _refuse_layers(request: Request) -> None:
+    """Name a layer that no core runs before the time for a plan is spent."""
+    from fpgapipe.host.step_units import units_of
+
+    count = request.num_microbatches or 1
+    if request.batch % count == 0:  # else the plan is refused
+        list(units_of(request.load(request.batch // count)))
+
+
+def _explored(request: Request) -> Candidate:
+    from fpgapipe.host.console import progress
+    from fpgapipe.partition.smallest import explore_smallest
+
+    with progress() as display:
+        task = display.add_task("planning", total=None)
+        return explore_smallest(
+            request, lambda done, total: display.update(task, completed=done, total=total)
+        ).best
+
+
+def _written(plan: Plan, request: Request, folder: Path, seed: int) -> Build:
+    from fpgapipe.host.build import write_build
+    from fpgapipe.host.console import progress
+
+    with progress() as display:
+        task = display.add_task("making programs", total=None)
+        return write_build(
+            plan,
+            request.load(plan.microbatch),
+            request.cluster,
+            folder,
+            seed=seed,
+            on_part=lambda what: display.update(task, description=f"making {what}"),
+        )
+
+
+def _print_resources(build: Build) -> None:
+    """What each device's core takes of what its board has, in per cent."""
+    from fpgapipe.host.console import Column, count, print_table
+    from fpgapipe.partition.cores import RESOURCES
+
+    rows = []
+    for stage, each in enumerate(build.resources):
+        used, limits = each["used"], each["limits"]
+        cells = [
+            f"{count(used[name])} of {count(limits[name])}" if limits[name] else count(used[name])
+            for name in RESOURCES
+        ]
+        rows.append((stage, each["board"], each["core"], *cells))
+    print_table(
+        [
+            Column("stage", True),
+            Column("board"),
+            Column("core"),
+            *(Column(name.upper(), True) for name in RESOURCES),
+        ],
+        rows,
+        "what the cores take of what a design may use",
+    )
+
+
+def _hint(plan: Plan, request: Request) -> None:
+    """Say so if a single device is predicted to be faster."""
+    import dataclasses
+
+    from fpgapipe.partition.explorer import explore
+    from fpgapipe.partition.problem import PlanError
+
+    if len(plan.stages) == 1:
+        return
+    first = plan.stages[0]
+    place = request.cluster.device_names.index(first.device)
+    alone = dataclasses.replace(
+        request.cluster,
+        device_names=(first.device,),
+        devices=(request.cluster.devices[place],),
+        links=(),
+    )
+    shape = first.core.rows, first.core.cols
+    try:
+        found = explore(dataclasses.replace(request, cluster=alone, array=shape))
+    except PlanError:
+        return
+    seconds = plan.predicted.minibatch_s
+    if found.best.steady_s < seconds:
+        print(
+            f"hint: one {first.board} with this core is predicted to be "
+            f"{seconds / found.best.steady_s:.2f} times as fast as these {len(plan.stages)} devices"
+        )

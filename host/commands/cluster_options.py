@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from fpgapipe.boards.cluster import Cluster
 
 
-def cluster_options(function: Callable[..., Any]) -> Callable[..., Any]:
+def cluster_options(function: Callable[..., Any], default_devices: int = 1) -> Callable[..., Any]:
     """Give a sub-command ``--board``, ``--devices`` and ``--cluster``.
 
     The function gets the :class:`~fpgapipe.boards.cluster.Cluster` that they name as ``cluster``.
@@ -21,10 +21,10 @@ def cluster_options(function: Callable[..., Any]) -> Callable[..., Any]:
     function = click.option("--cluster", "cluster_file", metavar="FILE", help="A cluster file.")(
         function
     )
-    return with_cluster(function)
+    return with_cluster(function, default_devices)
 
 
-def with_cluster(function: Callable[..., Any]) -> Callable[..., Any]:
+def with_cluster(function: Callable[..., Any], default_devices: int = 1) -> Callable[..., Any]:
     """Do the same for a function that declares its own parameter ``cluster_file``."""
 
     @functools.wraps(function)
@@ -35,10 +35,15 @@ def with_cluster(function: Callable[..., Any]) -> Callable[..., Any]:
         cluster_file: str | None,
         **kwargs: Any,
     ) -> Any:
+        if board is not None and devices is None:
+            devices = default_devices if cluster_file is None else None
         return function(*args, cluster=chosen_cluster(board, devices, cluster_file), **kwargs)
 
     click.option(
-        "--devices", metavar="N", type=int, help="How many of the board, in a chain [default: 1]."
+        "--devices",
+        metavar="N",
+        type=int,
+        help=f"How many of the board, in a chain [default: {default_devices}].",
     )(run)
     return click.option(
         "--board", metavar="NAME|FILE", help="A board; 'fpgapipe boards' lists the built-in ones."

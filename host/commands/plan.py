@@ -73,7 +73,8 @@ def _plan_network(network: str, options: dict[str, Any]) -> None:
     from fpgapipe.host.commands.planning import loader, parse_array, print_plan, run_exploration
     from fpgapipe.host.commands.schedule import write_pictures
     from fpgapipe.host.console import print_json
-    from fpgapipe.partition.explorer import AUTO_SCHEDULES, Request, as_plan
+    from fpgapipe.partition.explorer import AUTO_SCHEDULES, Request
+    from fpgapipe.partition.planned import as_plan
     from fpgapipe.partition.problem import Objective
     from fpgapipe.partition.schedule import TaskKind
 

@@ -26,10 +26,13 @@ def loader(network: str) -> Callable[[int], Graph]:
     def load(samples: int) -> Graph:
         try:
             graph = load_network(network, samples)
-        except UserError:
+        except UserError as error:
             graph = load_network(network)
-            if graph.batch != samples:
+            if graph.batch is None:
                 raise
+            if graph.batch != samples:
+                advice = f"take as many --micro-batches as make each of {graph.batch} samples"
+                raise UserError(f"{error}; or {advice}") from None
         if graph.batch is None:
             raise UserError(f"{network} is a profile: use it with 'fpgapipe plan --profile'")
         return graph
@@ -79,7 +82,7 @@ def print_plan(plan: Plan, cluster: ClusterSpec) -> None:
             (
                 i,
                 stage.device,
-                f"{stage.array.rows}x{stage.array.cols}",
+                f"{stage.core.rows}x{stage.core.cols}",
                 len(stage.layers),
                 stage.layers[0],
                 stage.layers[-1],

@@ -1,9 +1,9 @@
 """What the blocks of a training core take of a device: counts of Yosys, and how they grow.
 
 `COEFFICIENTS` has every number, each with its basis: *counted* by Yosys on this project's gateware,
-*derived* from the structure, or an *estimate* for a block that is not written yet. Counts are those
-of parts with LUTs of six inputs, a LUT for every LUT cell: a part puts some pairs of small ones
-into one, so that fewer are needed. Multiplexers and carries beside LUTs are free.
+or *derived* from the structure. Counts are those of parts with LUTs of six inputs, a LUT for every
+LUT cell: a part puts some pairs of small ones into one, so that fewer are needed. Multiplexers and
+carries beside LUTs are free.
 """
 
 from __future__ import annotations
@@ -58,7 +58,7 @@ class Coefficient:
     lut, ff, bram36, dsp : float
         Of one unit, on parts with LUTs of six inputs.
     basis : str
-        ``derived``, ``counted`` or ``estimate``.
+        ``derived`` or ``counted``.
     reason : str
         How the numbers come about.
     """
@@ -182,6 +182,11 @@ COEFFICIENTS = {
             "blocks (452 LUT and 609 FF): one engine and two",
         ),
         Coefficient(
+            "engine semaphores", "engine but the first", 220, 150, 0, 0, "derived",
+            "8 counters of 8 bits, each with the sum of five queues' signals (20 LUT) and the "
+            "grants (7 LUT); two stages of the signals of each queue (10 FF)",
+        ),
+        Coefficient(
             "vector lane", "lane", 2416, 1735, 0, 4, "counted",
             _COUNTED + "three FP32 adders and two multipliers, of two DSPs each; comparisons and "
             "choices, maxima",
@@ -217,15 +222,6 @@ COEFFICIENTS = {
             "vector control", "vector engine", 2350, 4070, 0, 0, "counted",
             _COUNTED + "what the sequencer (553 LUT and 2,825 FF: an instruction in its queue, "
             "another on its way) and registers (1,358 and 906) grow by; constants 429 and 339",
-        ),
-        Coefficient(
-            "link", "byte of width", 70, 90, 0.25, 0, "estimate",
-            "what plans take for a link, with `link control`, from before it was written: CRC-32 "
-            "both ways, framing, credits, buffers. `links` has the counts, which are higher",
-        ),
-        Coefficient(
-            "link control", "link", 900, 900, 0, 0, "estimate",
-            "sequence numbers, credit counters, replay control, statistics",
         ),
         Coefficient(
             "link end", "link", 3984, 3854, 0, 0, "counted",
@@ -366,7 +362,8 @@ def control(num_engines: int) -> Resources:
     found = Resources()
     for block in ("sequencer", "registers"):
         found += COEFFICIENTS[block].resources
-    return found + COEFFICIENTS["engine control"].resources * num_engines
+    found += COEFFICIENTS["engine control"].resources * num_engines
+    return found + COEFFICIENTS["engine semaphores"].resources * (num_engines - 1)
 
 
 def vector_engine(lanes: int, function_lanes: int, *, mx: bool = False) -> Resources:

@@ -5,6 +5,7 @@ What blocks take, and how that is known, is in :mod:`fpgapipe.hw.hls_models.core
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
 from fpgapipe.hw.hls_models import core_counts
@@ -12,6 +13,7 @@ from fpgapipe.hw.hls_models.core_counts import COEFFICIENTS as COEFFICIENTS
 from fpgapipe.hw.hls_models.core_counts import Resources as Resources
 from fpgapipe.hw.hls_models.core_spec import ScratchpadSpec
 from fpgapipe.hw.hls_models.isa import WORD_BYTES
+from fpgapipe.hw.hls_models.link import LinkEngineSpec
 from fpgapipe.hw.hls_models.systolic import SystolicSpec
 
 BRAM36_DATA_BYTES = 4096
@@ -36,7 +38,7 @@ from 1.3 (operand reader, datapath) to 1.8 (scratchpad) and 3.8 (sequencer)."""
 MOST_BANKS = ScratchpadSpec().banks
 """Of the scratchpad; each has a memory for even and one for odd words of 64 bytes."""
 
-_MEMORY_BLOCKS = WORD_BYTES // 8
+MEMORY_BLOCKS = WORD_BYTES // 8
 """Blocks side by side that give a word; an UltraRAM or a block RAM gives eight bytes a cycle."""
 
 
@@ -56,10 +58,10 @@ class CoreShape:
         Of all engines together.
     acc_depth : int
         FP32 accumulators below each column.
-    memory_ports, port_bytes : int
-        AXI4 masters, and bytes that one moves in a cycle.
+    port_bytes : int
+        That the bus to the memory moves in a cycle.
     link_widths : tuple of int
-        Bytes a cycle of each link.
+        Bytes of the stream to each link's PHY.
     dsp_kind : str
         A key of `MULTIPLIER_DSPS`.
     has_uram : bool
@@ -72,7 +74,6 @@ class CoreShape:
     vector_lanes: int
     scratchpad_bytes: int
     acc_depth: int
-    memory_ports: int
     port_bytes: int
     link_widths: tuple[int, ...]
     dsp_kind: str
@@ -90,43 +91,74 @@ def array_resources(shape: CoreShape) -> Resources:
     return (_cells(shape, shape.cols) + _skew(shape)).rounded()
 
 
-def column_resources(shape: CoreShape) -> Resources:
-    """One column of one engine, with what accumulates and writes its results.
+def column_blocks(shape: CoreShape) -> dict[str, Resources]:
+    """One column of one engine, with what accumulates and writes its results, by block.
 
     Columns may lie on several dies.
     """
-    logic = core_counts.accumulator(shape.rows) + COEFFICIENTS["result lane"].resources
     # In halves of a block RAM: 512 sums of 32 bits fill one.
     memory = Resources(bram36=-(-shape.acc_depth // 512) / 2)
-    return _cells(shape, 1) + _lut4(logic, shape) + memory
+    return {
+        "arrays": _cells(shape, 1),
+        "accumulators": _lut4(core_counts.accumulator(shape.rows), shape) + memory,
+        "result writers": _lut4(COEFFICIENTS["result lane"].resources, shape),
+    }
+
+
+def column_resources(shape: CoreShape) -> Resources:
+    """One column of one engine."""
+    return _sum(column_blocks(shape))
+
+
+def fixed_blocks(shape: CoreShape) -> dict[str, Resources]:
+    """All but columns and scratchpad memories, by block: what has to lie on one die."""
+    engines, has_vector = shape.num_engines, shape.vector_lanes > 0
+    ends = [LinkEngineSpec(phy_bytes=width) for width in shape.link_widths]
+    writer = COEFFICIENTS["result writer"].resources
+    writer += COEFFICIENTS["result word"].resources * min(shape.cols, 16)
+    control = core_counts.control(engines)
+    if has_vector:
+        control += COEFFICIENTS["vector control"].resources
+    logic = {
+        "operand readers": core_counts.operand_reader(shape.rows) * (2 * engines),
+        "accumulators": COEFFICIENTS["datapath"].resources * engines,
+        "result writers": writer * engines,
+        "scratchpad": core_counts.scratchpad_logic(banks(shape), engines + has_vector),
+        "transfers": core_counts.transfers(shape.port_bytes),
+        "control": control,
+    }
+    if ends:
+        logic["links"] = core_counts.links(ends, shape.port_bytes)
+    found = {name: _lut4(each, shape) for name, each in logic.items()}
+    if has_vector:
+        lanes = shape.vector_lanes
+        vector = core_counts.vector_engine(lanes, function_lanes(shape))
+        multipliers = LANE_MULTIPLIERS * MULTIPLIER_DSPS[shape.dsp_kind] * lanes
+        functions = FUNCTION_DSPS[shape.dsp_kind] * function_lanes(shape)
+        found["vector engine"] = replace(_lut4(vector, shape), dsp=multipliers + functions)
+    found["arrays"] = _skew(shape) * engines
+    return found
 
 
 def fixed_resources(shape: CoreShape) -> Resources:
-    """All but columns and scratchpad memories: what has to lie on one die."""
-    engine = (
-        core_counts.operand_reader(shape.rows) * 2
-        + COEFFICIENTS["datapath"].resources
-        + COEFFICIENTS["result writer"].resources
-        + COEFFICIENTS["result word"].resources * min(shape.cols, 16)
-    )
-    links = COEFFICIENTS["link"].resources * sum(shape.link_widths)
-    vector = Resources()
-    if shape.vector_lanes:
-        vector = core_counts.vector_engine(shape.vector_lanes, function_lanes(shape))
-        vector += COEFFICIENTS["vector control"].resources
-    logic = (
-        engine * shape.num_engines
-        + core_counts.scratchpad_logic(banks(shape), shape.num_engines + (shape.vector_lanes > 0))
-        + core_counts.transfers(shape.port_bytes) * shape.memory_ports
-        + core_counts.control(shape.num_engines)
-        + vector
-        + links
-        + COEFFICIENTS["link control"].resources * len(shape.link_widths)
-    )
-    multipliers = LANE_MULTIPLIERS * MULTIPLIER_DSPS[shape.dsp_kind] * shape.vector_lanes
-    functions = FUNCTION_DSPS[shape.dsp_kind] * function_lanes(shape)
-    found = _lut4(logic, shape) + _skew(shape) * shape.num_engines
-    return replace(found, dsp=multipliers + functions)
+    """All but columns and scratchpad memories."""
+    return _sum(fixed_blocks(shape))
+
+
+def block_resources(shape: CoreShape) -> dict[str, Resources]:
+    """Everything of a core, by block."""
+    found = fixed_blocks(shape)
+    for name, each in column_blocks(shape).items():
+        found[name] = found.get(name, Resources()) + each * (shape.cols * shape.num_engines)
+    found["scratchpad"] += scratchpad_resources(shape)
+    return found
+
+
+def _sum(blocks: Mapping[str, Resources]) -> Resources:
+    found = Resources()
+    for each in blocks.values():
+        found += each
+    return found
 
 
 def function_lanes(shape: CoreShape) -> int:
@@ -137,14 +169,14 @@ def function_lanes(shape: CoreShape) -> int:
 def banks(shape: CoreShape) -> int:
     """Of the scratchpad: a power of two, as many as its bytes fill, at most `MOST_BANKS`."""
     number = MOST_BANKS
-    while number > 1 and 2 * number * _MEMORY_BLOCKS > _least_blocks(shape):
+    while number > 1 and 2 * number * MEMORY_BLOCKS > _least_blocks(shape):
         number //= 2
     return number
 
 
 def scratchpad_resources(shape: CoreShape) -> Resources:
     """Memory blocks: enough for the bytes, and enough side by side for words of 64 bytes."""
-    number = max(_least_blocks(shape), 2 * banks(shape) * _MEMORY_BLOCKS)
+    number = max(_least_blocks(shape), 2 * banks(shape) * MEMORY_BLOCKS)
     return Resources(uram=number) if shape.has_uram else Resources(bram36=number)
 
 

@@ -9,6 +9,8 @@ from fpgapipe.partition.tensors import ShapeError
 
 NETWORKS = {
     "digits-cnn": "classic.digits_cnn",
+    "resnet-mini": "small.resnet_mini",
+    "vgg-mini": "small.vgg_mini",
     "lenet5": "classic.lenet5",
     "alexnet": "classic.alexnet",
     "vgg16": "classic.vgg16",

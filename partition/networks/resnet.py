@@ -35,14 +35,16 @@ def _resnet(name: str, batch: int, depths: Sequence[int], *, bottleneck: bool) -
         channels = 32 * 2**group
         for i in range(depth):
             stride = 2 if group > 1 and i == 0 else 1
-            x = _block(net, x, f"layer{group}.{i}", channels, stride, bottleneck)
+            x = residual_block(net, x, f"layer{group}.{i}", channels, stride, bottleneck=bottleneck)
     x = net.flatten(net.global_average_pool(x, "avgpool"), "flatten")
     net.linear(x, 1000, name="fc")
     return net.build()
 
 
-def _block(net: Network, x: str, name: str, channels: int, stride: int, bottleneck: bool) -> str:
-    """One residual block: convolutions beside a short cut, projected where shapes differ."""
+def residual_block(
+    net: Network, x: str, name: str, channels: int, stride: int, *, bottleneck: bool = False
+) -> str:
+    """Convolutions beside a short cut, which is projected where shapes differ."""
     if bottleneck:
         sizes = [(channels, 1, 1), (channels, 3, stride), (4 * channels, 1, 1)]
     else:
