@@ -15,6 +15,7 @@ from pydantic import TypeAdapter, ValidationError
 from fpgapipe.hw.hls_models import fp32
 from fpgapipe.hw.hls_models.kernels.assemble import Placed
 from fpgapipe.hw.hls_models.kernels.kernel import Tensor
+from fpgapipe.partition.json_faults import faults_of
 
 LABELS = "labels"
 """Tensor of the class numbers."""
@@ -24,6 +25,9 @@ LOSS = "loss"
 
 CORRECT = "correct"
 """Tensor of the number of samples whose class was found."""
+
+LASTING = ("", ".momentum", ".square")
+"""What is added to a parameter's name for what lasts from step to step; gradients do not."""
 
 
 @dataclass(frozen=True)
@@ -108,10 +112,48 @@ class MemoryMap:
             If one is missing or has another shape.
         """
         for name, stored in self.stored.items():
-            if name not in parameters or parameters[name].shape != stored.shape:
-                came = parameters[name].shape if name in parameters else "nothing"
-                raise ValueError(f"parameter {name} must have shape {stored.shape}, not {came}")
-            self.write(memory, name, stored.to_memory(parameters[name]))
+            self._set_stored(memory, name, stored, parameters)
+
+    def _set_stored(
+        self,
+        memory: NDArray[np.uint8],
+        name: str,
+        stored: Stored,
+        values: Mapping[str, NDArray[np.float32]],
+    ) -> None:
+        if name not in values or values[name].shape != stored.shape:
+            came = values[name].shape if name in values else "nothing"
+            raise ValueError(f"parameter {name} must have shape {stored.shape}, not {came}")
+        self.write(memory, name, stored.to_memory(values[name]))
+
+    def state(self, memory: NDArray[np.uint8]) -> dict[str, NDArray[np.float32]]:
+        """Read what the next step builds on: parameters, statistics, the optimiser's values."""
+        return {
+            name: stored.from_memory(self.read(memory, name)).copy()
+            for name, stored in self._lasting()
+        }
+
+    def set_state(
+        self, memory: NDArray[np.uint8], state: Mapping[str, NDArray[np.float32]]
+    ) -> None:
+        """Write what `state` read.
+
+        Raises
+        ------
+        ValueError
+            If something is missing or has another shape.
+        """
+        for name, stored in self._lasting():
+            self._set_stored(memory, name, stored, state)
+
+    def _lasting(self) -> list[tuple[str, Stored]]:
+        """Tensors that a step changes for the next one, by name."""
+        return [
+            (name + suffix, stored)
+            for name, stored in self.stored.items()
+            for suffix in LASTING
+            if name + suffix in self.places
+        ]
 
     def parameters(
         self, memory: NDArray[np.uint8], suffix: str = ""
@@ -217,9 +259,7 @@ def from_json(text: str) -> MemoryMap:
     try:
         return _MAPS.validate_json(text)
     except ValidationError as error:
-        first = error.errors()[0]
-        where = ".".join(map(str, first["loc"])) or "file"
-        raise ValueError(f"{where}: {first['msg']}") from None
+        raise ValueError(faults_of(error)[0]) from None
 
 
 def channels_last(values: NDArray[np.float32]) -> NDArray[np.float32]:

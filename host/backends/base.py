@@ -1,10 +1,10 @@
-"""What runs a step: the one interface of the bit-exact model and the simulator."""
+"""What runs a step: the one interface of bit-exact model, simulator and PyTorch."""
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Self
+from typing import TYPE_CHECKING, ClassVar, Self
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from fpgapipe.host.pipeline import PipelineProgram
+    from fpgapipe.partition.graph import Graph
 
     Values = Mapping[str, NDArray[np.float32]]
 
@@ -37,24 +38,24 @@ class StepResult:
     cycles: int | None
 
 
-class Backend(ABC):
-    """Runs the steps of a pipeline's programs; a context manager.
-
-    Parameters
-    ----------
-    pipeline : PipelineProgram
+class StepRunner(ABC):
+    """Runs the training steps of a network; a context manager.
 
     Attributes
     ----------
-    pipeline : PipelineProgram
+    name : str
+        Under which the command line knows it.
+    graph : Graph
+        For the samples of one micro-batch.
+    num_microbatches : int
     memories : list of uint8 arrays
-        Of the devices: all that a step leaves behind, and so all that a checkpoint has to keep.
+        All that a step leaves behind; what is written there counts in the next step.
     """
 
+    name: ClassVar[str]
+    graph: Graph
+    num_microbatches: int
     memories: list[NDArray[np.uint8]]
-
-    def __init__(self, pipeline: PipelineProgram) -> None:
-        self.pipeline = pipeline
 
     def __enter__(self) -> Self:
         return self
@@ -71,6 +72,7 @@ class Backend(ABC):
     def close(self) -> None:
         """Give back what it holds; the memories stay."""
 
+    @abstractmethod
     def step(
         self,
         inputs: Values,
@@ -92,15 +94,93 @@ class Backend(ABC):
         progress : callable, optional
             Called now and then with the cycles so far, if they are counted.
         """
+
+    @abstractmethod
+    def infer(
+        self,
+        inputs: Values,
+        scalars: Sequence[int],
+        *,
+        progress: Callable[[int], object] | None = None,
+    ) -> tuple[dict[str, NDArray[np.float32]], int | None]:
+        """Compute the network's results for a mini-batch; returns them, and cycles as `step`."""
+
+    @abstractmethod
+    def parameters(self, suffix: str = "") -> dict[str, NDArray[np.float32]]:
+        """Parameters as they are now, or what goes with them; see `MemoryMap.parameters`."""
+
+    @abstractmethod
+    def state(self) -> dict[str, NDArray[np.float32]]:
+        """All that the next step builds on, by name: a copy, for `set_state` of any backend."""
+
+    @abstractmethod
+    def set_state(self, state: Values) -> None:
+        """Go on from a state.
+
+        Raises
+        ------
+        ValueError
+            If something is missing or has another shape.
+        """
+
+
+class Backend(StepRunner):
+    """Runs the steps of a pipeline's programs on its devices.
+
+    Parameters
+    ----------
+    pipeline : PipelineProgram
+
+    Attributes
+    ----------
+    pipeline : PipelineProgram
+    memories : list of uint8 arrays
+        Of the devices.
+    """
+
+    def __init__(self, pipeline: PipelineProgram) -> None:
+        self.pipeline = pipeline
+        self.graph = pipeline.graph
+        self.num_microbatches = pipeline.parts[0].num_microbatches
+
+    def step(
+        self,
+        inputs: Values,
+        labels: NDArray[np.integer],
+        scalars: Sequence[int],
+        *,
+        progress: Callable[[int], object] | None = None,
+    ) -> StepResult:
+        """See `StepRunner`."""
         self.pipeline.set_batch(self.memories, inputs, labels)
         cycles = self._run(scalars, progress)
         loss, correct = self.pipeline.outcome(self.memories)
         return StepResult(loss, correct, cycles)
+
+    def infer(
+        self,
+        inputs: Values,
+        scalars: Sequence[int],
+        *,
+        progress: Callable[[int], object] | None = None,
+    ) -> tuple[dict[str, NDArray[np.float32]], int | None]:
+        """See `StepRunner`; the programs have to be of inference."""
+        self.pipeline.set_batch(self.memories, inputs)
+        cycles = self._run(scalars, progress)
+        return self.pipeline.results(self.memories), cycles
 
     @abstractmethod
     def _run(self, scalars: Sequence[int], progress: Callable[[int], object] | None) -> int | None:
         """Run all programs on the memories once; returns the cycles, if they are counted."""
 
     def parameters(self, suffix: str = "") -> dict[str, NDArray[np.float32]]:
-        """Parameters as they are now, or what goes with them; see `StepProgram.parameters`."""
+        """See `StepRunner`."""
         return self.pipeline.parameters(self.memories, suffix)
+
+    def state(self) -> dict[str, NDArray[np.float32]]:
+        """See `StepRunner`."""
+        return self.pipeline.state(self.memories)
+
+    def set_state(self, state: Values) -> None:
+        """See `StepRunner`."""
+        self.pipeline.set_state(self.memories, state)

@@ -25,6 +25,8 @@ class ModelBackend(Backend):
         To begin with.
     """
 
+    name = "model"
+
     def __init__(self, pipeline: PipelineProgram, parameters: Values) -> None:
         super().__init__(pipeline)
         self.memories = pipeline.images(parameters)

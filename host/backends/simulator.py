@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 from fpgapipe.host.backends.base import Backend
 from fpgapipe.host.core_bench import build_device, check_program, prepare_program
+from fpgapipe.hw.hls_models.core_cycles import MemorySpec
 from fpgapipe.hw.hls_models.link import LinkState
 from fpgapipe.hw.hls_models.registers import RegisterMap
 from fpgapipe.sim_tb.cluster import Cluster, Node, cable
@@ -15,9 +16,11 @@ from fpgapipe.sim_tb.native import DeviceError, NativeDevice
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
+    import numpy as np
+    from numpy.typing import NDArray
+
     from fpgapipe.host.backends.base import Values
     from fpgapipe.host.pipeline import PipelineProgram
-    from fpgapipe.hw.hls_models.core_cycles import MemorySpec
     from fpgapipe.sim_tb.phy import WireSpec
 
 LINK_UP_CYCLES = 20_000
@@ -32,19 +35,21 @@ class SimulatorBackend(Backend):
     pipeline : PipelineProgram
     parameters : mapping of str to array
         To begin with.
-    memory : MemorySpec
-        Of each device.
+    memory : MemorySpec or sequence of MemorySpec
+        Of each device, or one for all.
     wires : sequence of WireSpec
         For each stage but the last, of the cable to the next.
     threads : int, optional
         As for `Cluster`.
     """
 
+    name = "sim"
+
     def __init__(
         self,
         pipeline: PipelineProgram,
         parameters: Values,
-        memory: MemorySpec,
+        memory: MemorySpec | Sequence[MemorySpec],
         wires: Sequence[WireSpec],
         *,
         threads: int | None = None,
@@ -52,14 +57,15 @@ class SimulatorBackend(Backend):
         super().__init__(pipeline)
         parts = pipeline.parts
         self._registers = [RegisterMap(part.core) for part in parts]
+        each_memory = [memory] * len(parts) if isinstance(memory, MemorySpec) else memory
         nodes = []
-        for part, registers in zip(parts, self._registers, strict=True):
+        for part, registers, behind in zip(parts, self._registers, each_memory, strict=True):
             library, _, _ = build_device(part.core)
             device = NativeDevice(
                 library,
                 memory_bytes=part.memory_bytes,
-                bytes_per_cycle=memory.bytes_per_cycle,  # type: ignore[arg-type]
-                latency_cycles=memory.latency_cycles,
+                bytes_per_cycle=behind.bytes_per_cycle,  # type: ignore[arg-type]
+                latency_cycles=behind.latency_cycles,
             )
             nodes.append(Node(f"device {part.index}", device, registers))
         self.memories = [node.device.memory for node in nodes]
@@ -82,6 +88,28 @@ class SimulatorBackend(Backend):
 
     def _read(self, number: int, name: str) -> int:
         return self.cluster.read_register(number, self._registers[number].offset(name))
+
+    def counters(self) -> list[dict[str, int]]:
+        """All counters of each device, which rise from step to step."""
+        return [
+            {
+                name: self._read(number, f"{name}_LO") | self._read(number, f"{name}_HI") << 32
+                for name in registers.counters
+            }
+            for number, registers in enumerate(self._registers)
+        ]
+
+    def cycles_of(
+        self,
+        inputs: Values,
+        labels: NDArray[np.integer],
+        scalars: Sequence[int],
+        *,
+        progress: Callable[[int], object] | None = None,
+    ) -> int:
+        """Run a mini-batch, of training or of inference, for its cycles alone."""
+        self.pipeline.set_batch(self.memories, inputs, labels)
+        return self._run(scalars, progress)
 
     def _links_up(self) -> None:
         """Enable all ends that are joined, and wait until they have greeted each other."""

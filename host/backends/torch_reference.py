@@ -7,6 +7,7 @@ device the inputs are.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager, nullcontext
 from typing import TYPE_CHECKING, Any
 
 from fpgapipe.errors import UserError
@@ -81,11 +82,58 @@ def forward(
         if factors and layer.name in factors:
             results[layer.name] = args[0] * factors[layer.name]
         else:
-            results[layer.name] = _run(layer, own, args, training)
+            results[layer.name] = run_layer(layer, own, args, training=training)
     return {name: results[name] for name in graph.layers}
 
 
-def _run(layer: Layer, own: Weights, args: list[torch.Tensor], training: bool) -> Any:
+def gradients_of(
+    graph: Graph,
+    weights: Weights,
+    inputs: Mapping[str, torch.Tensor],
+    factors: Mapping[str, torch.Tensor],
+    loss_of: Callable[[torch.Tensor], torch.Tensor],
+    *,
+    autocast: AbstractContextManager[Any] | None = None,
+) -> dict[str, torch.Tensor]:
+    """Compute the gradients of the learned parameters; moves running averages.
+
+    Parameters
+    ----------
+    graph, weights, inputs, factors
+        As for `forward`.
+    loss_of : callable
+        Gives the loss of the logits.
+    autocast : context manager, optional
+        In which the forward pass runs.
+    """
+    import torch
+
+    leaves = {
+        p.name: weights[p.name].detach().requires_grad_()
+        for layer in graph.layers.values()
+        for p in layer.parameters
+        if p.spec.trainable
+    }
+    with autocast or nullcontext():
+        values = forward(graph, {**weights, **leaves}, inputs, training=True, factors=factors)
+    (output,) = graph.outputs
+    found = torch.autograd.grad(loss_of(values[output]), list(leaves.values()))
+    return dict(zip(leaves, found, strict=True))
+
+
+def run_layer(layer: Layer, own: Weights, args: list[torch.Tensor], *, training: bool) -> Any:
+    """Compute a layer's result.
+
+    Parameters
+    ----------
+    layer : Layer
+    own : mapping
+        Its parameters, by role.
+    args : list of tensor
+        Its inputs.
+    training : bool
+        As for `forward`.
+    """
     operator = layer.operator
     run = _RUNS.get(type(operator))
     if run is None:
@@ -133,7 +181,7 @@ def _pool(o: ops.Pool, own: Weights, args: list[torch.Tensor], training: bool) -
 
     taken = windows(_padded(x, exact, fill))
     if o.function == "max":
-        return taken.amax(-1)
+        return taken.max(-1).values  # of equal ones the first gets the gradient, as on the core
     # An average counts data, padding if asked to, and never what lies beyond the padding.
     inside = tuple(
         (before, min(after, declared))
@@ -150,7 +198,10 @@ def _tensor(x: torch.Tensor) -> Tensor:
 
 def _global_pool(o: ops.GlobalPool, own: Weights, args: list[Any], training: bool) -> Any:
     axes = tuple(range(2, args[0].ndim))
-    return args[0].mean(axes, True) if o.function == "average" else args[0].amax(axes, True)
+    if o.function == "average":
+        return args[0].mean(axes, True)
+    # Of equal ones the first gets the gradient, as on the core.
+    return args[0].flatten(2).max(-1).values.reshape(*args[0].shape[:2], *(1 for _ in axes))
 
 
 def _lstm(o: ops.Lstm, own: Weights, args: list[Any], training: bool) -> Any:

@@ -5,13 +5,14 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from fpgapipe.host.backends.torch_reference import forward
+from fpgapipe.host.backends.torch_reference import gradients_of
 from fpgapipe.optional import require
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
     import numpy as np
+    import torch
     from numpy.typing import NDArray
 
     from fpgapipe.partition.graph import Graph
@@ -51,18 +52,21 @@ def torch_step(
     factors : mapping, optional
         What dropout layers multiply by.
     """
-    torch = require("torch", "comparing with PyTorch")
-    learned = {
-        p.name: p.spec.trainable for layer in graph.layers.values() for p in layer.parameters
-    }
-    weights = {
-        name: torch.tensor(value, requires_grad=learned[name]) for name, value in parameters.items()
-    }
+    require("torch", "comparing with PyTorch")
+    import torch
+
+    weights = {name: torch.tensor(value) for name, value in parameters.items()}
     given = {name: torch.tensor(value) for name, value in inputs.items()}
     drops = {name: torch.tensor(value) for name, value in (factors or {}).items()}
-    results = forward(graph, weights, given, training=True, factors=drops)
-    logits = results[graph.outputs[0]]
-    loss = torch.nn.functional.cross_entropy(logits, torch.as_tensor(labels))
-    loss.backward()
-    gradients = {name: weights[name].grad.numpy() for name, trains in learned.items() if trains}
-    return Reference(float(loss.detach()), logits.detach().numpy(), gradients)
+    seen: list[torch.Tensor] = []
+
+    def loss_of(logits: torch.Tensor) -> torch.Tensor:
+        loss = torch.nn.functional.cross_entropy(logits, torch.as_tensor(labels))
+        seen.extend((loss.detach(), logits.detach()))
+        return loss
+
+    found = gradients_of(graph, weights, given, drops, loss_of)
+    loss, logits = seen
+    return Reference(
+        float(loss), logits.numpy(), {name: value.numpy() for name, value in found.items()}
+    )

@@ -12,6 +12,7 @@ EXTRAS = {
     "highspy": "solver",
     "numba": "fast",
     "sklearn": "data",
+    "PIL": "data",
 }
 """Library to the extra of fpgapipe that installs it."""
 

@@ -1,0 +1,414 @@
+"""Steps in PyTorch, on a processor or a GPU: the reference of what the devices compute."""
+
+from __future__ import annotations
+
+import os
+from contextlib import contextmanager, nullcontext
+from typing import TYPE_CHECKING, Any, Literal, get_args
+
+import numpy as np
+
+from fpgapipe.errors import UserError
+from fpgapipe.host.backends.base import StepResult, StepRunner
+from fpgapipe.host.backends.torch_reference import cuda_fault, forward, gradients_of
+from fpgapipe.host.step_program import SUFFIXES, Scalar, StepOptions
+from fpgapipe.host.step_units import DropoutUnit, units_of
+from fpgapipe.hw.hls_models.kernels.optimiser import CLIP_EPSILON, Adam
+from fpgapipe.optional import require
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator, Sequence
+
+    import torch
+    from numpy.typing import NDArray
+
+    from fpgapipe.host.backends.base import Values
+    from fpgapipe.partition.graph import Graph
+
+Precision = Literal["fp32", "bf16", "mxint8"]
+PRECISIONS: tuple[Precision, ...] = get_args(Precision)
+
+GRADIENT, MOMENTUM, SQUARE = (suffix for suffix in SUFFIXES.values() if suffix)
+
+
+class TorchBackend(StepRunner):
+    """Runs steps in PyTorch, with the meaning that they have on devices.
+
+    Each micro-batch goes through the network by itself, in their order, so batch normalisation has
+    the statistics of a micro-batch; the loss is the mean of the mini-batch, gradients are summed
+    over the micro-batches, and there is one update, by SGD with momentum or Adam, in FP32. Scalars
+    and dropout's random numbers are the devices'.
+
+    The precision says what the passes compute with:
+
+    * ``fp32``: all of it; nothing is rounded. TF32 is off.
+    * ``bf16``: PyTorch's autocast. Convolutions and linear layers round both operands and the
+      result to BF16 and add up in FP32, in all passes, and what follows them computes with BF16
+      features; weights, their gradients, the loss and the update are FP32.
+    * ``mxint8``: the core's numbers, as `fpgapipe.host.backends.torch_core` has them. What differs
+      from the devices is the order of FP32 sums, and the last bits of functions.
+
+    Steps repeat bit for bit on one machine: while one runs, PyTorch uses only algorithms that it
+    says repeat, and a fixed number of threads. Another kind of processor or GPU, release of PyTorch
+    or number of threads may change the last bits.
+
+    Parameters
+    ----------
+    graph : Graph
+        For the samples of one micro-batch.
+    parameters : mapping of str to array
+        To begin with.
+    num_microbatches : int
+    options : StepOptions, optional
+        Optimiser and clipping; for ``mxint8`` also what features are rounded to.
+    precision : str
+    device : str
+        ``cpu``, ``cuda``, ``cuda:1``, or ``auto``: a GPU if PyTorch sees one.
+    threads : int
+        Of a processor; small networks gain nothing from more than one.
+
+    Attributes
+    ----------
+    memories : list of uint8 arrays
+        One: parameters, gradients and optimiser state, FP32, one after the other.
+
+    Raises
+    ------
+    UserError
+        If PyTorch is not installed or does not see the GPU, the network has something that the
+        core does not run, or other than one output.
+    ValueError
+        If a parameter is missing or has another shape, or there is no such precision.
+    """
+
+    name = "torch"
+
+    def __init__(
+        self,
+        graph: Graph,
+        parameters: Values,
+        *,
+        num_microbatches: int = 1,
+        options: StepOptions | None = None,
+        precision: Precision = "fp32",
+        device: str = "auto",
+        threads: int = 1,
+    ) -> None:
+        require("torch", "the PyTorch backend")
+        if precision not in PRECISIONS:
+            raise ValueError(f"precision must be one of {', '.join(PRECISIONS)}, not {precision!r}")
+        if num_microbatches < 1:
+            raise ValueError(f"num_microbatches must be at least 1, not {num_microbatches}")
+        if len(graph.outputs) != 1:
+            raise UserError(
+                f"training needs a network with one output, the logits, not {len(graph.outputs)}"
+            )
+        self.graph = graph
+        self.precision = precision
+        self.device = choose_device(device)
+        self._options = options or StepOptions()
+        self.num_microbatches = num_microbatches
+        self._threads = threads
+        self._drops = [unit for unit in units_of(graph) if isinstance(unit, DropoutUnit)]
+        self._trains = {
+            p.name: p.spec.trainable for layer in graph.layers.values() for p in layer.parameters
+        }
+        self._state = self._places(
+            {p.name: p.spec.shape for layer in graph.layers.values() for p in layer.parameters}
+        )
+        for name in self._trains:
+            self._set(name, parameters)
+        if precision == "mxint8":
+            from fpgapipe.host.backends.torch_core import CoreNumbers
+
+            self._core = CoreNumbers(graph, self._options.feature_bytes)
+
+    def _places(self, shapes: dict[str, tuple[int, ...]]) -> dict[str, NDArray[np.float32]]:
+        """Make the memory; returns its parts."""
+        suffixes = [GRADIENT, MOMENTUM]
+        if self._options.optimiser == "adam":
+            suffixes.append(SQUARE)
+        parts = [
+            (name + suffix, shape)
+            for suffix in ("", *suffixes)
+            for name, shape in shapes.items()
+            if not suffix or self._trains[name]
+        ]
+        sizes = [int(np.prod(shape)) for _, shape in parts]
+        whole = np.zeros(sum(sizes), np.float32)
+        self.memories = [whole.view(np.uint8)]
+        ends = np.cumsum(sizes)
+        return {
+            name: whole[end - size : end].reshape(shape)
+            for (name, shape), size, end in zip(parts, sizes, ends, strict=True)
+        }
+
+    def close(self) -> None:
+        """See `StepRunner`; it holds nothing."""
+
+    def step(
+        self,
+        inputs: Values,
+        labels: NDArray[np.integer],
+        scalars: Sequence[int],
+        *,
+        progress: Callable[[int], object] | None = None,
+    ) -> StepResult:
+        """See `StepRunner`; no cycles are counted.
+
+        Raises
+        ------
+        ValueError
+            If an input has another shape, or there is another number of labels.
+        """
+        import torch
+
+        given, classes = self._batch(inputs, labels)
+        state = self._tensors()
+        weights = {name: state[name] for name in self._trains}
+        sums = {name: state[name + GRADIENT].zero_() for name in self._learned}
+        losses, correct = [], 0
+        with _repeatable(self.device, self._threads):
+            for index in range(self.num_microbatches):
+                part = {name: parts[index] for name, parts in given.items()}
+                found = self._passes(weights, part, classes[index], self._factors(scalars, index))
+                losses.append(found[0])
+                correct += found[1]
+                for name, gradient in found[2].items():
+                    sums[name].add_(gradient)
+            with torch.no_grad():
+                self._update(state, sums, scalars)
+        self._keep(state)
+        return StepResult(sum(losses) / len(losses), correct, None)
+
+    def infer(
+        self,
+        inputs: Values,
+        scalars: Sequence[int] = (),
+        *,
+        progress: Callable[[int], object] | None = None,
+    ) -> tuple[dict[str, NDArray[np.float32]], int | None]:
+        """See `StepRunner`; any number of samples, no cycles, and no scalar matters."""
+        return self.results(inputs), None
+
+    def results(self, inputs: Values) -> dict[str, NDArray[np.float32]]:
+        """Compute the network's outputs as inference does, for any number of samples."""
+        import torch
+
+        samples = len(next(iter(inputs.values())))
+        size = self.graph.batch or samples
+        state = self._tensors()
+        found: dict[str, list[Any]] = {name: [] for name in self.graph.outputs}
+        for first in range(0, samples, size):
+            # Shapes inside a network may be those of its batch: the last part is filled up.
+            order = np.minimum(np.arange(first, first + size), samples - 1)
+            part = {name: self._tensor(value[order]) for name, value in inputs.items()}
+            with torch.no_grad(), _repeatable(self.device, self._threads), self._autocast():
+                if self.precision == "mxint8":
+                    values = self._core.infer(state, part)
+                else:
+                    values = forward(self.graph, state, part)
+            for name, results in found.items():
+                results.append(values[name].float().cpu().numpy())
+        return {name: np.concatenate(parts)[:samples] for name, parts in found.items()}
+
+    def evaluate(self, inputs: Values, labels: NDArray[np.integer]) -> StepResult:
+        """Mean loss of any number of samples in inference, and how many are right."""
+        import torch
+
+        (logits,) = (torch.from_numpy(each) for each in self.results(inputs).values())
+        classes = torch.as_tensor(np.asarray(labels, np.int64))
+        loss = torch.nn.functional.cross_entropy(logits, classes)
+        return StepResult(float(loss), _num_correct(logits, classes), None)
+
+    def parameters(self, suffix: str = "") -> dict[str, NDArray[np.float32]]:
+        """See `StepRunner`; with a suffix, ``.gradient``, ``.momentum`` or ``.square``."""
+        names = self._learned if suffix else list(self._trains)
+        return {name: self._state[name + suffix].copy() for name in names}
+
+    def state(self) -> dict[str, NDArray[np.float32]]:
+        """See `StepRunner`."""
+        return {
+            name: value.copy() for name, value in self._state.items() if not name.endswith(GRADIENT)
+        }
+
+    def set_state(self, state: Values) -> None:
+        """See `StepRunner`."""
+        for name in self.state():
+            self._set(name, state)
+
+    def _set(self, name: str, values: Values) -> None:
+        """Write a part of the memory."""
+        own = self._state[name]
+        if name not in values or values[name].shape != own.shape:
+            came = values[name].shape if name in values else "nothing"
+            raise ValueError(f"parameter {name} must have shape {own.shape}, not {came}")
+        own[...] = values[name]
+
+    # ------------------------------------------------------------------ a step's parts
+
+    @property
+    def _learned(self) -> list[str]:
+        return [name for name, trains in self._trains.items() if trains]
+
+    def _batch(
+        self, inputs: Values, labels: NDArray[np.integer]
+    ) -> tuple[dict[str, tuple[torch.Tensor, ...]], tuple[torch.Tensor, ...]]:
+        """Inputs and labels of each micro-batch."""
+        count = self.num_microbatches
+        given = {}
+        for name, tensor in self.graph.inputs.items():
+            shape = (tensor.shape[0] * count, *tensor.shape[1:])
+            if name not in inputs or inputs[name].shape != shape:
+                came = inputs[name].shape if name in inputs else "nothing"
+                raise ValueError(f"input {name} must have shape {shape}, not {came}")
+            given[name] = self._tensor(inputs[name]).chunk(count)
+        logits = self.graph.layers[self.graph.outputs[0]].output.shape
+        if labels.shape != (logits[0] * count,):
+            raise ValueError(f"labels must have shape {(logits[0] * count,)}, not {labels.shape}")
+        return given, self._tensor(np.asarray(labels, np.int64)).chunk(count)
+
+    def _factors(self, scalars: Sequence[int], index: int) -> dict[str, torch.Tensor]:
+        """What dropout layers multiply a micro-batch by."""
+        key = scalars[Scalar.RANDOM_SEED : Scalar.RANDOM_STEP + 1]
+        return {
+            unit.name: self._tensor(unit.factors(unit.layers[0].output.shape, key, index))
+            for unit in self._drops
+        }
+
+    def _passes(
+        self,
+        weights: dict[str, torch.Tensor],
+        inputs: dict[str, torch.Tensor],
+        classes: torch.Tensor,
+        factors: dict[str, torch.Tensor],
+    ) -> tuple[float, int, dict[str, torch.Tensor]]:
+        """Forward and backward pass of a micro-batch: loss, right samples, gradients."""
+        import torch
+
+        outcome: list[tuple[float, int]] = []
+
+        def loss_of(logits: torch.Tensor) -> torch.Tensor:
+            logits = logits.float()
+            loss = torch.nn.functional.cross_entropy(logits, classes)
+            outcome.append((float(loss.detach()), _num_correct(logits.detach(), classes)))
+            return loss / self.num_microbatches
+
+        if self.precision == "mxint8":
+            gradients = self._core.train(weights, inputs, factors, loss_of)
+        else:
+            gradients = gradients_of(
+                self.graph, weights, inputs, factors, loss_of, autocast=self._autocast()
+            )
+        return *outcome[0], gradients
+
+    def _autocast(self) -> Any:
+        import torch
+
+        if self.precision == "bf16":
+            return torch.autocast(self.device.type, torch.bfloat16)
+        return nullcontext()
+
+    def _update(
+        self, state: dict[str, torch.Tensor], sums: dict[str, torch.Tensor], scalars: Sequence[int]
+    ) -> None:
+        """Let the optimiser take its step, each operation rounded to FP32 as on the devices."""
+        import torch
+
+        numbers = np.array(scalars, np.uint32).view(np.float32)
+        decay = float(numbers[Scalar.WEIGHT_DECAY])
+        clip = 1.0
+        if self._options.clips:
+            norm = torch.stack([gradient.square().sum() for gradient in sums.values()]).sum().sqrt()
+            clip = float((float(numbers[Scalar.MAX_NORM]) / (norm + CLIP_EPSILON)).clamp(max=1))
+        for name, gradient in sums.items():
+            weight, first = state[name], state[name + MOMENTUM]
+            change = gradient * clip + weight * decay
+            if self._options.optimiser == "sgd":
+                first.copy_(change + first * float(numbers[Scalar.MOMENTUM]))
+                weight.sub_(first * float(numbers[Scalar.LEARNING_RATE]))
+                continue
+            second, (one, two) = state[name + SQUARE], Adam.betas
+            first.copy_(change * (1 - one) + first * one)
+            second.add_((change * change - second) * (1 - two))
+            inverse = 1 / (second.sqrt() * float(numbers[Scalar.INVERSE_CORRECTION]) + Adam.epsilon)
+            weight.sub_(first * inverse * float(numbers[Scalar.STEP_SIZE]))
+
+    # ------------------------------------------------------------------ memory
+
+    def _tensor(self, values: NDArray[Any]) -> torch.Tensor:
+        """A copy of values on the device."""
+        import torch
+
+        return torch.from_numpy(np.array(values)).to(self.device)
+
+    def _tensors(self) -> dict[str, torch.Tensor]:
+        """The memory's parts on the device; on a processor, the memory itself."""
+        import torch
+
+        return {
+            name: torch.from_numpy(value).to(self.device) for name, value in self._state.items()
+        }
+
+    def _keep(self, state: dict[str, torch.Tensor]) -> None:
+        """Bring back what a step has changed."""
+        if self.device.type != "cpu":
+            for name, value in self._state.items():
+                value[...] = state[name].cpu().numpy()
+
+
+def choose_device(name: str) -> torch.device:
+    """Find a device by its name; `auto` is a GPU if PyTorch sees one, else the processor.
+
+    Raises
+    ------
+    UserError
+        If there is no such device, or PyTorch cannot compute on it.
+    """
+    import torch
+
+    if name == "auto":
+        return torch.device("cpu" if cuda_fault() else "cuda")
+    kind, _, number = name.partition(":")
+    if kind not in ("cpu", "cuda") or (number and not (kind == "cuda" and number.isdecimal())):
+        raise UserError(f"torch device must be auto, cpu, cuda or cuda:NUMBER, not {name!r}")
+    if kind == "cuda":
+        fault = cuda_fault()
+        if fault:
+            raise UserError(f"torch device {name} needs a GPU, but {fault}; use cpu")
+        count = torch.cuda.device_count()
+        if int(number or 0) >= count:
+            raise UserError(f"torch device {name} must be one of {count}, cuda:0 first")
+    return torch.device(name)
+
+
+@contextmanager
+def _repeatable(device: torch.device, threads: int) -> Iterator[None]:
+    """Let PyTorch use only algorithms that repeat, and FP32 where FP32 is asked for."""
+    import torch
+
+    if device.type == "cuda":
+        # cuBLAS reads this when it is first used; without it, PyTorch refuses its products.
+        os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
+    before = torch.are_deterministic_algorithms_enabled()
+    warns = torch.is_deterministic_algorithms_warn_only_enabled()
+    precision = torch.get_float32_matmul_precision()
+    num_threads = torch.get_num_threads()
+    torch.use_deterministic_algorithms(True)
+    torch.set_float32_matmul_precision("highest")
+    torch.set_num_threads(threads)
+    try:
+        with torch.backends.cudnn.flags(
+            enabled=True, benchmark=False, deterministic=True, allow_tf32=False
+        ):
+            yield
+    finally:
+        torch.set_num_threads(num_threads)
+        torch.set_float32_matmul_precision(precision)
+        torch.use_deterministic_algorithms(before, warn_only=warns)
+
+
+def _num_correct(logits: torch.Tensor, classes: torch.Tensor) -> int:
+    """Of how many rows no logit is larger than the label's, as the devices count."""
+    own = logits.gather(1, classes[:, None]).squeeze(1)
+    return int((own == logits.amax(1)).sum())

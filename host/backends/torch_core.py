@@ -1,0 +1,228 @@
+"""A micro-batch in PyTorch with the core's numbers.
+
+Layers go together as in a device's program. Operands of matrix products, in all three passes, are
+MXINT8 (`torch_mx`); what a device keeps in memory between its kernels, features and their
+gradients, is rounded as there; all else is FP32. Functions of the vector engine, which are good to
+an ulp or so there, are PyTorch's, and sums are added up in PyTorch's order.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from fpgapipe.host.backends.torch_mx import Product
+from fpgapipe.host.backends.torch_reference import run_layer
+from fpgapipe.host.step_units import (
+    DropoutUnit,
+    FlattenUnit,
+    ProductUnit,
+    Unit,
+    Value,
+    conv_of,
+    units_of,
+)
+from fpgapipe.hw.hls_models.kernels.kernel import Tensor
+from fpgapipe.partition import operators as ops
+
+if TYPE_CHECKING:
+    from fpgapipe.partition.graph import Graph, Layer
+
+Tensors = Mapping[str, torch.Tensor]
+
+
+@dataclass(frozen=True)
+class _Ran:
+    """A unit's forward pass, as its backward pass needs it.
+
+    Attributes
+    ----------
+    inputs : list of (str, tensor)
+        What it read, each time that it did.
+    parameters : dict of str to tensor
+        The learned ones.
+    result : tensor
+        Before it was rounded.
+    """
+
+    unit: Unit
+    inputs: list[tuple[str, torch.Tensor]]
+    parameters: dict[str, torch.Tensor]
+    result: torch.Tensor
+
+
+class CoreNumbers:
+    """Runs micro-batches of a network.
+
+    Parameters
+    ----------
+    graph : Graph
+    feature_bytes : int
+        As in `fpgapipe.host.step_program.StepOptions`.
+
+    Raises
+    ------
+    UserError
+        If the core does not run a layer.
+    """
+
+    def __init__(self, graph: Graph, feature_bytes: int) -> None:
+        self._graph = graph
+        self._units = list(units_of(graph))
+        self._feature_bytes = feature_bytes
+
+    def infer(self, weights: Tensors, inputs: Tensors) -> dict[str, torch.Tensor]:
+        """Compute the network's outputs, by the running averages of batch normalisation."""
+        values, _ = self._forward(weights, inputs, {}, training=False)
+        return {name: values[name] for name in self._graph.outputs}
+
+    def train(
+        self, weights: Tensors, inputs: Tensors, factors: Tensors, loss_of: Any
+    ) -> dict[str, torch.Tensor]:
+        """Compute the gradients of the learned parameters; moves running averages.
+
+        Parameters
+        ----------
+        weights, inputs, factors : mapping of str to tensor
+            Parameters; inputs of the network; what dropout layers multiply by.
+        loss_of : callable
+            Gives the loss of the logits.
+        """
+        values, ran = self._forward(weights, inputs, factors, training=True)
+        (output,) = self._graph.outputs
+        logits = values[output].requires_grad_()
+        (dlogits,) = torch.autograd.grad(loss_of(logits), logits)
+        return self._backward(ran, {output: [dlogits]})
+
+    def _feature(self, x: torch.Tensor) -> torch.Tensor:
+        """Round as a feature or its gradient lies in memory."""
+        return _to_bf16(x) if self._feature_bytes == 2 else x
+
+    # ------------------------------------------------------------------ forward
+
+    def _forward(
+        self, weights: Tensors, inputs: Tensors, factors: Tensors, *, training: bool
+    ) -> tuple[dict[str, torch.Tensor], list[_Ran]]:
+        values = {name: self._feature(value) for name, value in inputs.items()}
+        images: dict[str, tuple[int, ...]] = {}
+        ran = []
+        for unit in self._units:
+            each = self._run(unit, weights, values, images, factors, training=training)
+            result = each.result.detach()
+            values[unit.name] = (
+                result if unit.name in self._graph.outputs else self._feature(result)
+            )
+            if isinstance(unit, FlattenUnit) and each.inputs[0][1].ndim == 4:
+                images[unit.name] = tuple(each.inputs[0][1].shape[1:])
+            elif not isinstance(unit, ProductUnit) and unit.inputs[0] in images:
+                images[unit.name] = images[unit.inputs[0]]
+            ran.append(each)
+        return values, ran
+
+    def _run(
+        self,
+        unit: Unit,
+        weights: Tensors,
+        values: Tensors,
+        images: Mapping[str, tuple[int, ...]],
+        factors: Tensors,
+        *,
+        training: bool,
+    ) -> _Ran:
+        """Run the forward pass of layers that go together."""
+        own: dict[str, torch.Tensor] = {}
+        inputs: list[tuple[str, torch.Tensor]] = []
+        parameters: dict[str, torch.Tensor] = {}
+        result = torch.empty(0)
+        with torch.set_grad_enabled(training):
+            for layer in unit.layers:
+                args = []
+                for name in layer.inputs:
+                    if name not in own:
+                        wanted = training and name in self._graph.layers
+                        value = values[name].detach().requires_grad_(wanted)
+                        inputs.append((name, value))
+                        args.append(value)
+                    else:
+                        args.append(own[name])
+                roles = {}
+                for parameter in layer.parameters:
+                    value = weights[parameter.name].detach()
+                    if training and parameter.spec.trainable:
+                        parameters[parameter.name] = value.requires_grad_()
+                    roles[parameter.spec.role] = value
+                if isinstance(layer.operator, ops.Conv | ops.Linear):
+                    result = _product(layer, args[0], roles, images.get(layer.inputs[0]))
+                elif isinstance(unit, DropoutUnit) and layer.name in factors:
+                    result = args[0] * factors[layer.name]
+                else:
+                    if isinstance(layer.operator, ops.Activation) and len(unit.layers) > 1:
+                        # A gradient that passes an activation lies in memory before it goes on.
+                        args = [_RoundedGradient.apply(args[0], self._feature)]
+                    result = run_layer(layer, roles, args, training=training)
+                own[layer.name] = result
+        return _Ran(unit, inputs, parameters, result)
+
+    # ------------------------------------------------------------------ backward
+
+    def _backward(
+        self, ran: list[_Ran], given: dict[str, list[torch.Tensor]]
+    ) -> dict[str, torch.Tensor]:
+        gradients: dict[str, torch.Tensor] = {}
+        for each in reversed(ran):
+            if each.unit.name not in given or not each.result.requires_grad:
+                continue
+            dy, *others = given[each.unit.name]
+            for other in others:
+                dy = self._feature(dy + other)
+            wanted = [(name, x) for name, x in each.inputs if x.requires_grad]
+            leaves = [x for _, x in wanted] + list(each.parameters.values())
+            found = torch.autograd.grad(each.result, leaves, dy)
+            for (name, _), dx in zip(wanted, found, strict=False):
+                if not each.unit.passes_gradient(name):
+                    dx = self._feature(dx)
+                given.setdefault(name, []).append(dx)
+            for name, dw in zip(each.parameters, found[len(wanted) :], strict=True):
+                gradients[name] = gradients[name] + dw if name in gradients else dw
+        return gradients
+
+
+class _RoundedGradient(torch.autograd.Function):  # type: ignore[misc]
+    """The same value; its gradient is rounded."""
+
+    @staticmethod
+    def forward(ctx: Any, x: torch.Tensor, rounding: Any) -> torch.Tensor:
+        ctx.rounding = rounding
+        return x.view_as(x)
+
+    @staticmethod
+    def backward(ctx: Any, dy: torch.Tensor) -> tuple[torch.Tensor, None]:
+        return ctx.rounding(dy), None
+
+
+def _to_bf16(x: torch.Tensor) -> torch.Tensor:
+    """Round to nearest, ties to even."""
+    return x.to(torch.bfloat16).to(x.dtype)
+
+
+def _product(
+    layer: Layer, x: torch.Tensor, roles: Tensors, image: tuple[int, ...] | None
+) -> torch.Tensor:
+    """A convolution or linear layer with its bias."""
+    weight, bias = roles["weight"], roles.get("bias")
+    if isinstance(layer.operator, ops.Conv):
+        shape = (x.shape[0], *x.shape[2:], x.shape[1])
+        y = Product.apply(x, weight, conv_of(layer, Value(Tensor("x", shape, 4))))
+        return y if bias is None else y + bias[:, None, None]
+    if image:
+        # Features that were images lie channels last, and so do the blocks.
+        x, weight = (each.unflatten(-1, image).movedim(-3, -1).flatten(-3) for each in (x, weight))
+    shape = tuple(x.shape)
+    rows = x.reshape(-1, shape[-1])
+    conv = conv_of(layer, Value(Tensor("x", shape, 4)))
+    y = Product.apply(rows[..., None, None], weight[..., None, None], conv)
+    y = y.reshape(*shape[:-1], -1)
+    return y if bias is None else y + bias

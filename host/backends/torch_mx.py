@@ -1,0 +1,120 @@
+"""The core's matrix products in PyTorch: operands as MXINT8 numbers, sums in FP32.
+
+Blocks of 32 lie along the reduction, as on the core: input channels of a tap (or of a row of taps
+where channels are few) in the forward pass, output channels in the input's gradient, positions of a
+micro-batch in the weight's. What is left is the order in which FP32 sums are added up.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch.nn import functional
+
+from fpgapipe.hw.hls_models.conv_parts import is_packed
+from fpgapipe.hw.hls_models.fp32 import CODE_BIAS, CODE_NAN
+from fpgapipe.hw.hls_models.mx import ELEMENT_FRACTION_BITS, ELEMENT_LIMIT, MX_BLOCK
+
+if TYPE_CHECKING:
+    from fpgapipe.hw.hls_models.conv import ConvSpec
+
+ELEMENT_STEPS = CODE_BIAS + ELEMENT_FRACTION_BITS
+"""An element of a block with the code `code` counts steps of ``2**(code - ELEMENT_STEPS)``."""
+
+
+def quantise(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """Quantise blocks along the last axis, as `fpgapipe.hw.hls_models.mx.quantise` does.
+
+    Parameters
+    ----------
+    x : float32 tensor, shape (..., MX_BLOCK)
+
+    Returns
+    -------
+    elements : int8 tensor, shape (..., MX_BLOCK)
+    codes : uint8 tensor, shape (...)
+    """
+    exponents = (x.view(torch.int32) >> 23) & 255
+    codes = exponents.amax(-1, keepdim=True)
+    # The scale is a normal FP64, and every product with it is exact.
+    scaled = torch.round(x.double() * _power_of_two(ELEMENT_STEPS - codes))
+    # Subnormal numbers are zeros, and a block that holds an infinity or a NaN has no elements.
+    scaled = scaled.masked_fill((exponents == 0) | (codes == CODE_NAN), 0)
+    scaled = scaled.clamp(-ELEMENT_LIMIT, ELEMENT_LIMIT)
+    return scaled.to(torch.int8), codes.squeeze(-1).to(torch.uint8)
+
+
+def dequantise(elements: torch.Tensor, codes: torch.Tensor) -> torch.Tensor:
+    """Compute the numbers that blocks stand for, as float64; NaN in a block with the code 255."""
+    scale = _power_of_two(codes.long() - ELEMENT_STEPS)
+    scale = scale.masked_fill(codes == CODE_NAN, float("nan"))
+    return elements * scale.unsqueeze(-1)
+
+
+def _power_of_two(exponent: torch.Tensor) -> torch.Tensor:
+    """``2**exponent`` as float64, put together from bits: exact on every device."""
+    return ((exponent.long() + 1023) << 52).view(torch.float64)
+
+
+def rounded(x: torch.Tensor) -> torch.Tensor:
+    """Round to the numbers that blocks along the last axis hold; a last block may be short."""
+    size = x.shape[-1]
+    padded = functional.pad(x, (0, -size % MX_BLOCK)).unflatten(-1, (-1, MX_BLOCK))
+    return dequantise(*quantise(padded)).to(x.dtype).flatten(-2)[..., :size]
+
+
+class Product(torch.autograd.Function):  # type: ignore[misc]
+    """A convolution's three passes, without its bias.
+
+    Called as ``Product.apply(x, weight, conv)`` with `x` of shape (batch, cin, h, w) and `weight`
+    of shape (cout, cin, kh, kw).
+    """
+
+    @staticmethod
+    def forward(ctx: Any, x: torch.Tensor, weight: torch.Tensor, conv: ConvSpec) -> torch.Tensor:
+        """Return y, of shape (batch, cout, oh, ow)."""
+        ctx.conv = conv
+        ctx.save_for_backward(x, weight)
+        depth = conv.kernel[1] * conv.cin if is_packed(conv) else conv.cin
+        seen = rounded(unfolded(x, conv).unflatten(1, (-1, depth)))
+        taps = rounded(weight.permute(0, 2, 3, 1).reshape(conv.cout, -1, depth))
+        return _as_images(seen.flatten(1) @ taps.flatten(1).T, conv)
+
+    @staticmethod
+    def backward(ctx: Any, dy: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
+        """Return the gradients of both operands."""
+        conv: ConvSpec = ctx.conv
+        x, weight = ctx.saved_tensors
+        outputs = dy.permute(0, 2, 3, 1).reshape(-1, conv.cout)
+        dx = dw = None
+        if ctx.needs_input_grad[0]:
+            taps = rounded(weight.permute(2, 3, 1, 0).reshape(-1, conv.cout))
+            dx = folded(rounded(outputs) @ taps.T, conv)
+        if ctx.needs_input_grad[1]:
+            dw = rounded(outputs.T) @ rounded(unfolded(x, conv).T).T
+            dw = dw.unflatten(1, (*conv.kernel, conv.cin)).permute(0, 3, 1, 2)
+        return dx, dw, None
+
+
+def unfolded(x: torch.Tensor, conv: ConvSpec) -> torch.Tensor:
+    """The input as each position sees it, shape (positions, kh * kw * cin)."""
+    top, left, bottom, right = conv.pad
+    padded = functional.pad(x, (left, right, top, bottom))
+    seen = functional.unfold(padded, conv.kernel, conv.dilation, 0, conv.stride)
+    seen = seen.unflatten(1, (conv.cin, conv.taps))
+    return seen.permute(0, 3, 2, 1).reshape(-1, conv.taps * conv.cin)
+
+
+def folded(seen: torch.Tensor, conv: ConvSpec) -> torch.Tensor:
+    """Each pixel's sum over the places where positions see it: what `unfolded` is undone by."""
+    top, left, bottom, right = conv.pad
+    parts = seen.reshape(conv.batch, conv.oh * conv.ow, conv.taps, conv.cin)
+    parts = parts.permute(0, 3, 2, 1).reshape(conv.batch, conv.cin * conv.taps, -1)
+    size = (conv.h + top + bottom, conv.w + left + right)
+    whole = functional.fold(parts, size, conv.kernel, conv.dilation, 0, conv.stride)
+    return whole[:, :, top : top + conv.h, left : left + conv.w]
+
+
+def _as_images(y: torch.Tensor, conv: ConvSpec) -> torch.Tensor:
+    return y.reshape(conv.batch, conv.oh, conv.ow, conv.cout).permute(0, 3, 1, 2)
