@@ -11,7 +11,7 @@ import logging
 import sys
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from rich.progress import Progress
@@ -125,9 +125,19 @@ def scaled(value: float, unit: str, base: int = 1000) -> str:
     return f"{number} {large[step]}{infix}{unit}"
 
 
+class _StandardError(logging.Handler):
+    """Writes to what standard error is when a line comes: a progress display puts itself there."""
+
+    def emit(self, record: logging.LogRecord) -> None:
+        try:
+            print(self.format(record), file=sys.stderr, flush=True)
+        except Exception:
+            self.handleError(record)
+
+
 def set_up_logging(verbosity: int) -> None:
     """Send log lines to standard error: -1 quiet (errors), 0 normal (notes), 1 verbose (all)."""
-    handler: Any = logging.StreamHandler(sys.stderr)
+    handler = _StandardError()
     handler.setFormatter(logging.Formatter("%(message)s"))
     logger = logging.getLogger("fpgapipe")
     logger.handlers = [handler]

@@ -1,167 +1,428 @@
-"""Runs a build: so far, the forward products of every stage, simulated and checked."""
+"""Runs a build: opens its backends, trains or infers on them, and says what came of it."""
 
 from __future__ import annotations
 
-import dataclasses
-import itertools
-from collections.abc import Callable
-from dataclasses import dataclass
+import contextlib
+import hashlib
+import io
+import time
+import zipfile
+from dataclasses import dataclass, field
+from functools import partial
+from itertools import islice
+from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 
-from fpgapipe.errors import UserError
-from fpgapipe.host.build import Build
-from fpgapipe.host.lowering import Product, forward_products
-from fpgapipe.partition.graph import Graph
-from fpgapipe.partition.load import load_network
-from fpgapipe.sim_tb.simulate import simulate_verilog
+from fpgapipe.errors import FileError, UserError
+from fpgapipe.host.backends.model import ModelBackend
+from fpgapipe.host.build import MANIFEST, RUN
+from fpgapipe.host.check import Check, ExactCheck, NumericCheck
+from fpgapipe.host.checkpoint import Checkpoint, write_whole
+from fpgapipe.host.evaluation import Inference, filled_batches, num_right
+from fpgapipe.host.interrupts import Interrupts
+from fpgapipe.host.run_log import RunLog
+from fpgapipe.host.step_program import scalar_bits
+from fpgapipe.host.training import CHECKPOINT_EVERY, LOG, Settings, Trainer, Watcher
+from fpgapipe.partition.operators import Pass
 
-MAX_CYCLES = 2_000_000
-"""Longer simulations (minutes) are asked for with ``tiles``."""
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from pathlib import Path
 
+    from numpy.typing import NDArray
 
-class MismatchError(Exception):
-    """The simulated hardware computed something else than its model: a defect of fpgapipe."""
+    from fpgapipe.host.backends.base import StepRunner, Values
+    from fpgapipe.host.backends.torch_backend import Precision
+    from fpgapipe.host.build import Build
+    from fpgapipe.host.check import Difference
+    from fpgapipe.host.data import Dataset, Samples
+    from fpgapipe.partition.graph import Graph
+
+BackendName = Literal["sim", "model", "torch"]
+
+COUNTERPART: dict[BackendName, BackendName] = {"sim": "model", "model": "torch", "torch": "model"}
+"""What a backend is checked against unless another is named."""
+
+LOGITS = "logits.npz"
 
 
 @dataclass(frozen=True)
-class LayerResult:
-    """A layer's products through the simulated array, all equal to the model's.
+class RunOptions:
+    """How a build is run.
 
     Attributes
     ----------
-    stage : int
-    layer : str
-    num_tiles : int
-        Tiles that were simulated.
-    predicted_cycles, simulated_cycles : int
-        Of these tiles.
+    backend : str
+    check : str or None
+        The backend beside it.
+    source : Path or None
+        A checkpoint, or the folder of a run, to go on from.
+    parameters : mapping or None
+        To begin with, instead of the build's.
+    checkpoint_every : int
+        Steps.
+    validates : bool
+        Whether training is validated.
+    threads : int or None
+        Of the simulator.
+    precision, device : str
+        Of PyTorch.
     """
 
-    stage: int
-    layer: str
-    num_tiles: int
-    predicted_cycles: int
-    simulated_cycles: int
+    backend: BackendName
+    check: BackendName | None = None
+    source: Path | None = None
+    parameters: Values | None = field(default=None, repr=False)
+    checkpoint_every: int = CHECKPOINT_EVERY
+    validates: bool = True
+    threads: int | None = None
+    precision: Precision = "fp32"
+    device: str = "auto"
 
 
-def run_forward_products(
-    build: Build,
-    *,
-    tiles: int | None = None,
-    seed: int = 0,
-    on_stage: Callable[[int], None] = lambda stage: None,
-) -> list[LayerResult]:
-    """Simulate every matrix product of a forward pass on random operands, and check it.
+@dataclass(frozen=True)
+class RunSummary:
+    """What came of a run; ``to_dict`` for JSON.
 
-    Parameters
+    Attributes
     ----------
-    build : Build
-    tiles : int, optional
-        At most so many tiles of each product, cut off along the output channels; all if not given.
-    seed : int
-        Of the operands.
-    on_stage : function
-        Called with a stage's index when it is done.
+    steps : int
+        Done in all.
+    ran : int
+        Of these, by this run.
+    loss : float or None
+        Of the last mini-batch.
+    accuracy : float or None
+        Of the last validation; in inference, of all samples.
+    cycles : int or None
+        Of the last mini-batch.
+    samples_per_s : float or None
+        At the devices' clock.
+    macs_per_s : float
+        Multiply-accumulates of matrix products, in all passes, a second of wall time.
+    wall_s : float
+        Of this run's steps.
+    difference : Difference or None
+    worst : mapping
+        Of a check with a tolerance: the largest share of it that was met.
+    folder : Path
+        With what the run leaves behind.
+    """
+
+    network: str
+    mode: str
+    backend: str
+    check: str | None
+    devices: int
+    schedule: str
+    batch: int
+    clk_hz: float
+    steps: int
+    ran: int
+    loss: float | None
+    accuracy: float | None
+    cycles: int | None
+    macs: int
+    wall_s: float
+    difference: Difference | None
+    worst: dict[str, float]
+    folder: Path
+
+    @property
+    def samples_per_s(self) -> float | None:
+        """See the attributes."""
+        return self.batch / self.cycles * self.clk_hz if self.cycles else None
+
+    @property
+    def macs_per_s(self) -> float:
+        """See the attributes."""
+        return self.macs * self.ran / self.wall_s if self.wall_s else 0.0
+
+    def to_dict(self) -> dict[str, Any]:
+        """The figures."""
+        found = {
+            name: getattr(self, name)
+            for name in (
+                "network", "mode", "backend", "check", "devices", "schedule", "batch", "clk_hz",
+                "steps", "ran", "loss", "accuracy", "cycles", "samples_per_s", "macs", "wall_s",
+                "macs_per_s",
+            )
+        }  # fmt: skip
+        return found | {
+            "difference": self.difference.to_dict() if self.difference else None,
+            "worst_share_of_tolerance": self.worst,
+            "folder": str(self.folder),
+        }
+
+
+# ---------------------------------------------------------------------- backends and parameters
+
+
+def open_backend(
+    build: Build, name: BackendName, options: RunOptions, *, precision: Precision | None = None
+) -> StepRunner:
+    """Make a backend of a build, with its initial parameters or those of the options."""
+    parameters = build.parameters if options.parameters is None else options.parameters
+    if name == "torch":
+        from fpgapipe.host.backends.torch_backend import TorchBackend
+
+        return TorchBackend(
+            build.graph,
+            parameters,
+            num_microbatches=build.plan.num_microbatches,
+            options=build.options,
+            precision=precision or options.precision,
+            device=options.device,
+        )
+    if name == "sim":
+        from fpgapipe.host.backends.simulator import SimulatorBackend
+
+        return SimulatorBackend(
+            build.pipeline, parameters, build.memories, build.wires, threads=options.threads
+        )
+    return ModelBackend(build.pipeline, parameters)
+
+
+def open_check(build: Build, options: RunOptions) -> Check | None:
+    """Make what a run is checked with; PyTorch has the core's numbers then.
 
     Raises
     ------
     UserError
-        If all products would take over ``MAX_CYCLES``, or the network cannot be read again or is
-        not the one that was built.
-    MismatchError
-        If a sum or a cycle count differs from the model's.
+        If a backend would be checked against itself, or numbers against others.
     """
-    graph = _network_of(build)
-    stages = [
-        list(forward_products(graph, each.layers, build.array(i)[0]))
-        for i, each in enumerate(build.plan.stages)
-    ]
-    if tiles is not None:
-        stages = [[_shortened(product, tiles) for product in stage] for stage in stages]
-    cycles = sum(product.cycles for product in itertools.chain(*stages))
-    if cycles > MAX_CYCLES:
+    names = (options.backend, options.check)
+    if options.check is None:
+        return None
+    if names[0] == names[1]:
+        raise UserError(f"--check needs another backend than {names[0]}, which it is checked with")
+    if "torch" not in names:
+        return ExactCheck(open_backend(build, options.check, options))
+    if options.backend == "torch" and options.precision != "mxint8":
         raise UserError(
-            f"{build.plan.network} takes {cycles:,} cycles, over the {MAX_CYCLES:,} that are "
-            "simulated; '--tiles 4' runs a sample of each product"
+            f"devices compute with MXINT8, which {options.precision} differs from; check torch "
+            "with --precision mxint8"
         )
-    rng = np.random.default_rng(seed)
-    results = []
-    for index, products in enumerate(stages):
-        results += _run_stage(build, index, products, rng)
-        on_stage(index)
-    return results
+    return NumericCheck(open_backend(build, options.check, options, precision="mxint8"))
 
 
-def _network_of(build: Build) -> Graph:
-    """Read the network again that a build was made from."""
+def read_parameters(path: Path, graph: Graph) -> dict[str, NDArray[np.float32]]:
+    """Read parameters of a network, from a checkpoint or a ``.npz`` with an array for each.
+
+    Raises
+    ------
+    UserError
+        If the file is neither, or one is missing, of another shape or not finite.
+    """
+    if path.suffix == ".npz":
+        try:
+            with np.load(io.BytesIO(path.read_bytes()), allow_pickle=False) as arrays:
+                values = {name: arrays[name] for name in arrays}
+        except OSError as error:
+            raise FileError(path, [f"cannot be read: {error.strerror or error}"]) from None
+        except (ValueError, zipfile.BadZipFile, EOFError, KeyError) as error:
+            raise FileError(path, [f"is no .npz file of arrays: {error}"]) from None
+    else:
+        values = dict(Checkpoint.read(path).state)
+    found, faults = {}, []
+    for layer in graph.layers.values():
+        for parameter in layer.parameters:
+            name, shape = parameter.name, parameter.spec.shape
+            value = values.get(name)
+            if value is None or value.shape != shape or value.dtype.kind not in "fiu":
+                came = "nothing" if value is None else f"{value.dtype} {value.shape}"
+                faults.append(f"parameter {name} must be numbers of shape {shape}, not {came}")
+                continue
+            found[name] = value.astype(np.float32)
+            if not np.isfinite(found[name]).all():
+                faults.append(f"parameter {name} must be finite in FP32")
+    if faults:
+        raise FileError(path, faults[:20])
+    return found
+
+
+def build_digest(build: Build) -> str:
+    """What a build is, down to its last byte: a checkpoint of another is refused."""
+    return hashlib.sha256((build.folder / MANIFEST).read_bytes()).hexdigest()
+
+
+def macs_of(graph: Graph, *, train: bool) -> int:
+    """Multiply-accumulates of a micro-batch's matrix products, in all passes that there are."""
+    return sum(
+        gemm.macs
+        for layer in graph.layers
+        for which, gemms in graph.passes(layer).items()
+        for gemm in gemms
+        if train or which is Pass.FORWARD
+    )
+
+
+# ---------------------------------------------------------------------- runs
+
+
+def run_build(
+    build: Build,
+    data: Dataset,
+    settings: Settings,
+    options: RunOptions,
+    watcher: Watcher | None = None,
+) -> RunSummary:
+    """Train on a build, or infer, as it was made for.
+
+    Inference goes over the validation samples: `settings.steps` mini-batches, or all of them.
+
+    Raises
+    ------
+    UserError
+        If something does not fit, or what the run leaves behind cannot be written.
+    """
+    folder = build.folder / RUN / options.backend
+    with contextlib.ExitStack() as opened:
+        backend = opened.enter_context(open_backend(build, options.backend, options))
+        check = open_check(build, options)
+        if check:
+            opened.enter_context(check.backend)
+        try:
+            run = _train if build.plan.trains else _infer
+            figures = run(build, backend, check, data, settings, options, folder, watcher)
+        except (PermissionError, NotADirectoryError, FileExistsError, IsADirectoryError) as error:
+            where = error.filename or folder
+            raise UserError(f"{where} cannot be written: {error.strerror}") from None
+        except OSError as error:
+            if error.filename is None:
+                error.filename = str(folder)  # of a write, the system does not say where
+            raise
     plan = build.plan
-    try:
-        graph = load_network(plan.network, plan.microbatch)
-    except UserError as error:
-        raise UserError(f"{build.folder} needs the network it was built from: {error}") from None
-    macs = {name: layer.macs for name, layer in graph.layers.items()}
-    names = {name for stage in plan.stages for name in stage.layers}
-    if names != macs.keys() or any(
-        stage.macs != sum(macs[name] for name in stage.layers) for stage in plan.stages
-    ):
-        raise UserError(
-            f"{plan.network} has changed since {build.folder} was built from it; build it again"
-        )
-    return graph
+    return RunSummary(
+        network=plan.network,
+        mode=plan.mode,
+        backend=options.backend,
+        check=options.check,
+        devices=len(plan.stages),
+        schedule=plan.schedule,
+        batch=plan.batch,
+        clk_hz=clk_hz(build),
+        macs=plan.num_microbatches * macs_of(build.graph, train=plan.trains),
+        worst=check.worst if isinstance(check, NumericCheck) else {},
+        folder=folder,
+        **figures,
+    )
 
 
-def _shortened(product: Product, tiles: int) -> Product:
-    """The product with fewer output channels, and then inputs, so that `tiles` are left."""
-    rows, cols = product.spec.rows, product.spec.cols
-    k_tiles = min(-(-product.k // rows), tiles)
-    n_tiles = max(1, min(-(-product.n // cols), tiles // k_tiles))
-    k, n = min(product.k, k_tiles * rows), min(product.n, n_tiles * cols)
-    return dataclasses.replace(product, k=k, n=n)
+def clk_hz(build: Build) -> float:
+    """The clock of a build's devices; of several, the slowest."""
+    return min(stage.core.clk_hz for stage in build.plan.stages)
 
 
-def _run_stage(
-    build: Build, index: int, products: list[Product], rng: np.random.Generator
-) -> list[LayerResult]:
-    if not products:
-        return []
-    operands = []
-    arrays = {}
-    for i, product in enumerate(products):
-        x = rng.integers(-128, 128, (product.m, product.k))
-        w = rng.integers(-128, 128, (product.k, product.n))
-        operands.append((x, w))
-        arrays[f"weights{i}"], arrays[f"activations{i}"] = product.tiles(x, w)
-    # In the build, where the simulator's log stays.
-    work = (build.folder / "sim" / f"stage{index}").absolute()
-    try:
-        work.mkdir(parents=True, exist_ok=True)
-        np.savez(work / "operands.npz", allow_pickle=False, **arrays)
-    except OSError as error:
-        raise UserError(f"{work} cannot be written: {error.strerror}") from None
-    spec, verilog = build.array(index)
-    parameters = {**dataclasses.asdict(spec), "folder": str(work)}
-    simulate_verilog(verilog, "tb_products", work, parameters=parameters, seed=0)
-    with np.load(work / "results.npz", allow_pickle=False) as file:
-        found = dict(file)
-    for name in ("operands.npz", "results.npz"):
-        (work / name).unlink()
-    layers: dict[str, LayerResult] = {}
-    for i, (product, (x, w)) in enumerate(zip(products, operands, strict=True)):
-        where = f"stage {index}, layer {product.layer!r}, product {product.index}"
-        sums, exact = product.gather(found[f"sums{i}"]), x @ w
-        for row, col in np.argwhere(sums != exact)[:1]:
-            raise MismatchError(
-                f"{where}: sum [{row}, {col}] is {sums[row, col]}, the model's is {exact[row, col]}"
-            )
-        cycles = int(found[f"cycles{i}"])
-        if cycles != product.cycles:
-            raise MismatchError(f"{where}: {cycles} cycles, the model's are {product.cycles}")
-        known = layers.get(product.layer, LayerResult(index, product.layer, 0, 0, 0))
-        layers[product.layer] = dataclasses.replace(
-            known,
-            num_tiles=known.num_tiles + product.num_tiles,
-            predicted_cycles=known.predicted_cycles + product.cycles,
-            simulated_cycles=known.simulated_cycles + cycles,
-        )
-    return list(layers.values())
+def _train(
+    build: Build,
+    backend: StepRunner,
+    check: Check | None,
+    data: Dataset,
+    settings: Settings,
+    options: RunOptions,
+    folder: Path,
+    watcher: Watcher | None,
+) -> dict[str, Any]:
+    trainer = Trainer(
+        backend,
+        data.train,
+        settings,
+        folder,
+        build=build_digest(build),
+        evaluate=_evaluation(build, backend, data.validation) if options.validates else None,
+        check=check,
+        checkpoint_every=options.checkpoint_every,
+        watcher=watcher,
+    )
+    if options.source:
+        trainer.resume(options.source)
+    result = trainer.run()
+    return {
+        "steps": result.steps,
+        "ran": result.ran,
+        "loss": result.last.get("loss"),
+        "accuracy": result.validation.get("validation", {}).get("accuracy"),
+        "cycles": result.last.get("cycles"),
+        "wall_s": result.wall_s,
+        "difference": result.difference,
+    }
+
+
+def _evaluation(
+    build: Build, backend: StepRunner, samples: Samples
+) -> Callable[[Values], tuple[int, int]]:
+    """What counts the right ones of some samples: PyTorch for itself, else the bit-exact model."""
+    from fpgapipe.host.backends.torch_backend import TorchBackend
+
+    if not isinstance(backend, TorchBackend):
+        return Inference(build.graph, build.cores[0], samples, build.options)
+    (name,) = build.graph.inputs
+
+    def evaluate(parameters: Values) -> tuple[int, int]:
+        result = backend.evaluate({name: samples.images}, samples.labels)
+        return result.correct, len(samples.labels)
+
+    return evaluate
+
+
+def _infer(
+    build: Build,
+    backend: StepRunner,
+    check: Check | None,
+    data: Dataset,
+    settings: Settings,
+    options: RunOptions,
+    folder: Path,
+    watcher: Watcher | None,
+) -> dict[str, Any]:
+    if options.source:
+        raise UserError("inference has no checkpoints to resume from; it begins anew each time")
+    watcher = watcher or Watcher()
+    samples = data.validation
+    (name,), (output,) = build.graph.inputs, build.graph.outputs
+    batches = list(islice(filled_batches(samples, build.plan.batch), settings.steps))
+    found = []
+    line: dict[str, Any] = {}
+    right, wall_s = 0, 0.0
+    difference = None
+    with RunLog(folder / LOG) as log, Interrupts() as interrupts:
+        for step, (batch, count) in enumerate(batches):
+            with interrupts.allowed():
+                inputs, scalars = {name: batch.images}, scalar_bits()
+                begin = time.perf_counter()
+                results, cycles = backend.infer(
+                    inputs,
+                    scalars,
+                    progress=partial(watcher.cycles, step),
+                )
+                took_s = time.perf_counter() - begin
+                if check:
+                    difference = check.after_inference(step, backend, results, inputs, scalars)
+            if difference:
+                break
+            logits = results[output]
+            correct = num_right(logits, batch.labels, count)
+            found.append(logits[:count])
+            right += correct
+            wall_s += took_s
+            line = {
+                "step": step, "epoch": 0, "samples": count, "loss": None, "correct": correct,
+                "cycles": cycles, "wall_s": round(took_s, 6), "backend": backend.name,
+            }  # fmt: skip
+            log.write(line)
+            watcher.step(line, step + 1, len(batches))
+    logits = np.concatenate(found) if found else np.zeros((0, 0), np.float32)
+    file = io.BytesIO()
+    np.savez(file, logits=logits, labels=samples.labels[: len(logits)])
+    write_whole(folder / LOGITS, [file.getvalue()])
+    return {
+        "steps": len(found),
+        "ran": len(found),
+        "loss": None,
+        "accuracy": right / len(logits) if len(logits) else None,
+        "cycles": line.get("cycles"),
+        "wall_s": wall_s,
+        "difference": difference,
+    }

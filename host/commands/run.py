@@ -1,64 +1,238 @@
-"""``fpgapipe run``: what a build computes, simulated and checked."""
+"""``fpgapipe run``: a build trained on, or asked, in simulation, model or PyTorch."""
 
 from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
 
 import click
 
 from fpgapipe.host.commands.options import command
 
+if TYPE_CHECKING:
+    from pathlib import Path
 
-@command("run", example="fpgapipe run out/digits-cnn")
+    from fpgapipe.host.runtime import RunOptions, RunSummary
+    from fpgapipe.host.training import Settings
+
+BACKENDS = ("sim", "model", "torch")
+COUNT = click.IntRange(min=1)
+NUMBER = click.FloatRange(min=0)
+WHOLE = ("seed", "epochs", "steps")
+
+
+@command("run", example="fpgapipe run out/digits-cnn --backend model --steps 2")
 @click.argument("folder", metavar="DIR")
 @click.option(
-    "--tiles",
-    type=click.IntRange(min=1),
-    help="At most so many tiles of each product [default: all].",
+    "--backend",
+    type=click.Choice(BACKENDS),
+    default="sim",
+    show_default=True,
+    help="Simulated devices, their bit-exact model, or PyTorch.",
 )
-@click.option("--seed", type=int, default=0, show_default=True, help="Of the random operands.")
-@click.option("--json", "as_json", is_flag=True, help="Print one JSON object instead of a table.")
-def run(folder: str, tiles: int | None, seed: int, as_json: bool) -> None:
-    """Simulate the build in DIR cycle by cycle in Verilator, and check every number.
+@click.option("--steps", type=COUNT, help="Mini-batches, at a constant learning rate.")
+@click.option(
+    "--epochs", type=COUNT, help="Epochs; the learning rate falls along half a cosine [default: 1]."
+)
+@click.option(
+    "--data",
+    default="digits",
+    show_default=True,
+    metavar="digits|random|FILE.npz|FOLDER",
+    help="Samples: of scikit-learn, made up, arrays, or images by class.",
+)
+@click.option(
+    "--check",
+    is_flag=False,
+    flag_value="",
+    type=click.Choice([*BACKENDS, ""]),
+    help="Run a second backend beside and stop at the first difference [default: model for sim and "
+    "torch, torch for model].",
+)
+@click.option(
+    "--resume",
+    is_flag=True,
+    help="Go on from the newest checkpoint, with that run's options where none are given.",
+)
+@click.option(
+    "--from",
+    "source",
+    metavar="BACKEND|PATH",
+    help="Go on from another backend's newest checkpoint, or from a file.",
+)
+@click.option(
+    "--checkpoint-every", type=COUNT, default=20, show_default=True, help="Steps between them."
+)
+@click.option(
+    "--parameters",
+    type=click.Path(dir_okay=False),
+    help="Begin with those of a .npz file or a checkpoint instead of the build's.",
+)
+@click.option("--learning-rate", type=NUMBER, default=0.05, show_default=True)
+@click.option("--momentum", type=NUMBER, default=0.9, show_default=True)
+@click.option("--weight-decay", type=NUMBER, default=1e-4, show_default=True)
+@click.option(
+    "--seed", type=click.IntRange(min=0), default=0, show_default=True, help="Of the order."
+)
+@click.option("--no-validation", is_flag=True, help="Train only: validations take time, too.")
+@click.option(
+    "--precision",
+    type=click.Choice(["fp32", "bf16", "mxint8"]),
+    default="fp32",
+    show_default=True,
+    help="Of PyTorch.",
+)
+@click.option("--device", default="auto", show_default=True, help="Of PyTorch: cpu, cuda, cuda:1.")
+@click.option("--threads", type=click.IntRange(1, 256), help="Of the simulator [default: cores].")
+@click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
+def run(folder: str, as_json: bool, **options: Any) -> int:
+    """Train on the build in DIR, or run its inference, and keep what comes of it in DIR/run.
 
-    So far: all matrix products of a forward pass, on random 8-bit operands. Sums must equal the
-    exact product, and cycles those that the model predicts.
+    The same samples in the same order leave the same weights, bit for bit, in simulated devices and
+    in their model, however many there are. Ctrl-C writes a checkpoint.
     """
+    import logging
     from pathlib import Path
 
     from fpgapipe.host.build import holding, open_build
-    from fpgapipe.host.console import Column, count, print_json, print_table, progress
-    from fpgapipe.host.runtime import run_forward_products
+    from fpgapipe.host.console import print_json, progress
+    from fpgapipe.host.data import load_data
+    from fpgapipe.host.run_display import RunDisplay
+    from fpgapipe.host.runtime import clk_hz, read_parameters, run_build
 
-    with holding(Path(folder)), progress() as display:
+    with holding(Path(folder)):
         build = open_build(Path(folder))
-        task = display.add_task("simulating stages", total=len(build.plan.stages))
-        results = run_forward_products(
-            build, tiles=tiles, seed=seed, on_stage=lambda stage: display.advance(task)
-        )
-    cycles = sum(each.simulated_cycles for each in results)
+        source = _source(options, Path(folder))
+        if source:
+            _take_over(options, source)
+        settings = _settings(options, infers=not build.plan.trains)
+        data = load_data(options["data"], build.graph)
+        if data.note:
+            logging.getLogger("fpgapipe").info("%s: %s", options["data"], data.note)
+        file = options["parameters"]
+        parameters = read_parameters(Path(file), build.graph) if file else None
+        how = _how(options, source, parameters)
+        with progress() as display:
+            summary = run_build(build, data, settings, how, RunDisplay(display, clk_hz(build)))
     if as_json:
-        import dataclasses
+        print_json(summary.to_dict())
+    else:
+        _print(summary)
+    return 1 if summary.difference else 0
 
-        layers = [dataclasses.asdict(each) for each in results]
-        print_json({"network": build.plan.network, "simulated_cycles": cycles, "layers": layers})
+
+def _source(options: dict[str, Any], folder: Path) -> Path | None:
+    """The checkpoint, or the folder of the run, to go on from."""
+    from pathlib import Path
+
+    from fpgapipe.errors import UserError
+    from fpgapipe.host.build import RUN
+
+    given = options["source"]
+    if given is None:
+        return folder / RUN / options["backend"] if options["resume"] else None
+    source: Path = folder / RUN / given if given in BACKENDS else Path(given)
+    if not source.exists():
+        raise UserError(f"{source} is not there: no run of which --from {given} could go on")
+    return source
+
+
+def _take_over(options: dict[str, Any], source: Path) -> None:
+    """Take the settings that are not given from the run that is gone on with."""
+    import json
+
+    from click.core import ParameterSource
+
+    from fpgapipe.host.training import SETTINGS
+
+    folder = source.resolve().parent.parent if source.is_file() else source
+    try:
+        known = json.loads((folder / SETTINGS).read_text())
+    except (OSError, ValueError, RecursionError):
+        return  # the checkpoint says itself what must be the same
+    if not isinstance(known, dict):
         return
-    print_table(
-        [
-            Column("stage", number=True),
-            Column("layer"),
-            Column("tiles", number=True),
-            Column("predicted cycles", number=True),
-            Column("simulated cycles", number=True),
-        ],
-        [
-            (
-                each.stage,
-                each.layer,
-                count(each.num_tiles),
-                count(each.predicted_cycles),
-                count(each.simulated_cycles),
-            )
-            for each in results
-        ],
-        title=f"{build.plan.network}: forward products in Verilator",
+    given = click.get_current_context().get_parameter_source
+    names = ["data", "seed", "learning_rate", "momentum", "weight_decay"]
+    if known.get("precision"):
+        names.append("precision")
+    if not options["epochs"] and not options["steps"]:
+        names += ["epochs", "steps"]
+    kinds = dict.fromkeys(("data", "precision"), str) | dict.fromkeys(WHOLE, int)
+    for name in names:
+        kind = kinds.get(name, float)
+        if given(name) is ParameterSource.DEFAULT and isinstance(known.get(name), kind):
+            options[name] = known[name]
+
+
+def _settings(options: dict[str, Any], *, infers: bool) -> Settings:
+    from fpgapipe.errors import UserError
+    from fpgapipe.host.training import Settings
+
+    epochs, steps = options["epochs"], options["steps"]
+    if epochs and steps:
+        raise UserError("--steps and --epochs exclude each other: the learning rate differs")
+    if infers and epochs:
+        raise UserError("inference has no epochs; --steps limits its mini-batches")
+    return Settings(
+        epochs=None if steps else epochs or 1,
+        steps=steps,
+        seed=options["seed"],
+        learning_rate=options["learning_rate"],
+        momentum=options["momentum"],
+        weight_decay=options["weight_decay"],
+        data=options["data"],
+        precision=options["precision"] if options["backend"] == "torch" else "",
     )
-    print(f"every sum equals the exact product, every cycle count the model's ({cycles:,} cycles)")
+
+
+def _how(options: dict[str, Any], source: Path | None, parameters: Any) -> RunOptions:
+    from fpgapipe.errors import UserError
+    from fpgapipe.host.runtime import COUNTERPART, RunOptions
+
+    if source and parameters is not None:
+        raise UserError("a checkpoint has parameters of its own; leave --parameters out")
+    check = options["check"]
+    return RunOptions(
+        options["backend"],
+        COUNTERPART[options["backend"]] if check == "" else check,
+        source=source,
+        parameters=parameters,
+        checkpoint_every=options["checkpoint_every"],
+        validates=not options["no_validation"],
+        threads=options["threads"],
+        precision=options["precision"],
+        device=options["device"],
+    )
+
+
+def _print(summary: RunSummary) -> None:
+    import sys
+
+    from fpgapipe.host.console import Column, count, print_table, scaled
+
+    rows: list[tuple[str, str]] = [("mini-batches", f"{summary.steps:,}, {summary.ran:,} just now")]
+    if summary.loss is not None:
+        rows.append(("loss of the last", f"{summary.loss:.4f}"))
+    if summary.accuracy is not None:
+        rows.append(("validation accuracy", f"{summary.accuracy:.2%}"))
+    if summary.cycles and summary.samples_per_s:
+        rate = scaled(summary.samples_per_s, "samples/s")
+        rows.append(("cycles of the last", count(summary.cycles)))
+        rows.append((f"at {scaled(summary.clk_hz, 'Hz')}", rate))
+    rows.append(("wall time", scaled(summary.wall_s, "s")))
+    speed = "simulated" if summary.backend == "sim" else "computed"
+    rows.append((speed, scaled(summary.macs_per_s, "MAC/s")))
+    rows.append(("kept in", str(summary.folder)))
+    devices = f"{summary.devices} device{'s' * (summary.devices != 1)}"
+    title = f"{summary.network}, {summary.mode}, {summary.backend}: {devices}, {summary.schedule}"
+    print_table([Column(""), Column("")], rows, title)
+    if summary.difference:
+        print(f"difference: {summary.difference}", file=sys.stderr)
+    elif summary.check:
+        worst = max(summary.worst.values(), default=None)
+        text = (
+            "every byte of every memory equal"
+            if worst is None
+            else f"loss and gradients within {worst:.1%} of the tolerance"
+        )
+        print(f"checked against {summary.check}: {text}")

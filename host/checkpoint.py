@@ -1,0 +1,206 @@
+"""Checkpoints: what a training goes on from, bit for bit, in files that are whole or not there.
+
+A file is a line that says what it is, a line with the SHA-256 of all that follows, a line of JSON,
+and the values one after the other: little-endian FP32, in the order of the JSON's list.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import json
+import logging
+import math
+import os
+import re
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from fpgapipe.errors import UserError
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping
+    from pathlib import Path
+
+    from numpy.typing import NDArray
+
+MAGIC = b"fpgapipe-checkpoint 1\n"
+KEPT = 3
+"""Checkpoints that a run keeps, the newest ones."""
+
+logger = logging.getLogger(__name__)
+
+
+class CheckpointError(UserError):
+    """A checkpoint that cannot be used, and why."""
+
+
+@dataclass(frozen=True)
+class Checkpoint:
+    """State of a training between two steps.
+
+    Attributes
+    ----------
+    step : int
+        Steps that are done.
+    build : str
+        Digest of what is trained.
+    settings : mapping
+        What the steps to come depend on besides; JSON.
+    state : mapping of str to float32 array
+        As `Backend.state` gives it.
+    """
+
+    step: int
+    build: str
+    settings: Mapping[str, Any]
+    state: Mapping[str, NDArray[np.float32]] = field(repr=False)
+
+    def write(self, path: Path) -> None:
+        """Write it: after a crash at any moment there is all of it under its name, or nothing.
+
+        Raises
+        ------
+        OSError
+            If the file cannot be written; nothing is left of it then.
+        """
+        head = {
+            "step": self.step,
+            "build": self.build,
+            "settings": dict(self.settings),
+            "state": [[name, list(value.shape)] for name, value in self.state.items()],
+        }
+        pieces = [json.dumps(head).encode() + b"\n"]
+        pieces += [np.ascontiguousarray(value, "<f4").tobytes() for value in self.state.values()]
+        digest = hashlib.sha256()
+        for piece in pieces:
+            digest.update(piece)
+        write_whole(path, [MAGIC, digest.hexdigest().encode() + b"\n", *pieces])
+
+    @classmethod
+    def read(cls, path: Path) -> Checkpoint:
+        """Read a checkpoint.
+
+        Raises
+        ------
+        CheckpointError
+            If it is none, or damaged.
+        """
+        try:
+            with path.open("rb") as file:
+                if file.read(len(MAGIC)) != MAGIC:
+                    raise CheckpointError(f"{path} is no checkpoint of this version")
+                written = file.readline(80)
+                body = file.read()
+        except OSError as error:
+            raise CheckpointError(f"{path} cannot be read: {error.strerror}") from None
+        if hashlib.sha256(body).hexdigest().encode() + b"\n" != written:
+            raise CheckpointError(f"{path} is damaged: its bytes are not those of its checksum")
+        head, _, values = body.partition(b"\n")
+        try:
+            found = json.loads(head)
+            state = {}
+            at = 0
+            for name, shape in found["state"]:
+                size = math.prod(shape)
+                flat = np.frombuffer(values, "<f4", size, at)
+                state[str(name)] = flat.astype(np.float32).reshape(shape)
+                at += 4 * size
+            if at != len(values):
+                raise ValueError("values are left over")
+            return cls(int(found["step"]), str(found["build"]), dict(found["settings"]), state)
+        except (ValueError, KeyError, TypeError, RecursionError) as error:
+            raise CheckpointError(f"{path} is no checkpoint of this version: {error}") from None
+
+
+def write_whole(path: Path, pieces: list[bytes]) -> None:
+    """Write a file under another name, and give it its own when all of it is on the disk.
+
+    Raises
+    ------
+    OSError
+        If it cannot be written; what was under its name is still there then.
+    """
+    part = path.with_name(f".{path.name}.part")
+    try:
+        with part.open("wb") as file:
+            for piece in pieces:
+                file.write(piece)
+            file.flush()
+            os.fsync(file.fileno())
+        part.replace(path)
+    except OSError:
+        with contextlib.suppress(OSError):
+            part.unlink(missing_ok=True)
+        raise
+    folder = os.open(path.parent, os.O_RDONLY)
+    try:
+        os.fsync(folder)  # or the new name may be lost when power is
+    finally:
+        os.close(folder)
+
+
+@dataclass(frozen=True)
+class CheckpointFolder:
+    """The checkpoints of a run, ``step-00000100.ckpt`` and so on.
+
+    Attributes
+    ----------
+    path : Path
+        Made when the first is written.
+    """
+
+    path: Path
+
+    def save(self, checkpoint: Checkpoint) -> Path:
+        """Write a checkpoint and drop the oldest ones."""
+        self.path.mkdir(parents=True, exist_ok=True)
+        path = self.path / f"step-{checkpoint.step:08d}.ckpt"
+        checkpoint.write(path)
+        logger.debug("wrote %s", path)
+        for old in list(self)[KEPT:]:
+            old.unlink()
+        return path
+
+    def __iter__(self) -> Iterator[Path]:
+        """Files, the newest first."""
+        steps = {}
+        for path in self.path.glob("step-*.ckpt"):
+            if named := re.fullmatch(r"step-(\d+)\.ckpt", path.name):
+                steps[int(named[1])] = path
+        for step in sorted(steps, reverse=True):
+            yield steps[step]
+
+    def newest(self, build: str) -> tuple[Path, Checkpoint]:
+        """The newest checkpoint that is whole and of a build; others are named in a warning.
+
+        Raises
+        ------
+        UserError
+            If there is none.
+        """
+        for path in self:
+            try:
+                checkpoint = Checkpoint.read(path)
+                if checkpoint.build != build:
+                    raise CheckpointError(f"{path} is of another build")
+            except CheckpointError as error:
+                logger.warning("%s; taking the one before it", error)
+                continue
+            return path, checkpoint
+        raise UserError(
+            f"{self.path} has no checkpoint to resume from; leave --resume out to begin anew"
+        )
+
+    def tidy(self) -> None:
+        """Remove what was being written when a run was killed."""
+        for part in self.path.glob(".*.part"):
+            part.unlink()
+
+    def set_aside(self, step: int) -> None:
+        """Rename checkpoints of later steps, which a run that goes on from `step` will not make."""
+        for path in self:
+            if int(path.stem.removeprefix("step-")) > step:
+                path.replace(path.with_name(path.name + ".unused"))

@@ -1,0 +1,87 @@
+"""Ctrl-C where it does no harm, and SIGTERM as if it were Ctrl-C."""
+
+from __future__ import annotations
+
+import contextlib
+import signal
+import threading
+from typing import TYPE_CHECKING, Self
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from types import FrameType, TracebackType
+
+
+class Interrupts:
+    """Lets Ctrl-C come where it does no harm; elsewhere it waits. A context manager.
+
+    In a thread that is not the main one, and where something else minds Ctrl-C, it does nothing.
+    """
+
+    def __init__(self) -> None:
+        self._is_allowed = self._has_come = self._minds = False
+
+    def __enter__(self) -> Self:
+        if (
+            threading.current_thread() is threading.main_thread()
+            and signal.getsignal(signal.SIGINT) is signal.default_int_handler
+        ):
+            signal.signal(signal.SIGINT, self._come)
+            self._minds = True
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        if self._minds:
+            signal.signal(signal.SIGINT, signal.default_int_handler)
+        if self._has_come and kind is None:
+            raise KeyboardInterrupt
+
+    def _come(self, number: int, frame: FrameType | None) -> None:
+        if not self._is_allowed:
+            self._has_come = True
+            return
+        self._is_allowed = False
+        raise KeyboardInterrupt
+
+    @contextlib.contextmanager
+    def allowed(self) -> Iterator[None]:
+        """Where `KeyboardInterrupt` may be raised."""
+        if self._has_come:
+            self._has_come = False
+            raise KeyboardInterrupt
+        self._is_allowed = True
+        try:
+            yield
+        finally:
+            self._is_allowed = False
+
+
+@contextlib.contextmanager
+def terminations() -> Iterator[list[int]]:
+    """Let SIGTERM end the process as Ctrl-C does, so that nothing is left half done.
+
+    Gives a list that has the signal's number when it has come. In a thread that is not the main
+    one it does nothing.
+    """
+    come: list[int] = []
+
+    def end(number: int, frame: FrameType | None) -> None:
+        come.append(number)
+        handler = signal.getsignal(signal.SIGINT)
+        if not callable(handler):  # shells let what runs in the background ignore Ctrl-C
+            handler = signal.default_int_handler
+        handler(signal.SIGINT, frame)
+
+    if threading.current_thread() is not threading.main_thread():
+        yield come
+        return
+    before = signal.signal(signal.SIGTERM, end)
+    try:
+        yield come
+    finally:
+        signal.signal(signal.SIGTERM, before)

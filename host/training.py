@@ -1,0 +1,497 @@
+"""The training loop: one for every backend.
+
+What a run leaves behind lies in a folder of its own: ``log.jsonl``, ``settings.json`` and
+``checkpoints``. The order of the samples depends on seed and epoch alone, and what a step computes
+on state, samples and settings alone: so a run that was interrupted, wherever it was, ends with the
+bits of one that was not.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import itertools
+import json
+import logging
+import math
+import shutil
+import time
+from dataclasses import asdict, dataclass
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from fpgapipe.errors import UserError
+from fpgapipe.host.checkpoint import Checkpoint, CheckpointError, CheckpointFolder, write_whole
+from fpgapipe.host.data import Wanted, shape_text
+from fpgapipe.host.interrupts import Interrupts
+from fpgapipe.host.run_log import RunLog, read_log
+from fpgapipe.host.step_program import scalar_bits
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator, Mapping
+    from pathlib import Path
+
+    from fpgapipe.host.backends.base import StepResult, StepRunner, Values
+    from fpgapipe.host.check import Check, Difference
+    from fpgapipe.host.data import Samples
+    from fpgapipe.partition.graph import Graph
+
+LOG, SETTINGS, CHECKPOINTS = "log.jsonl", "settings.json", "checkpoints"
+"""What the folder of a run has."""
+
+CHECKPOINT_EVERY = 20
+"""Steps from checkpoint to checkpoint, unless asked for otherwise."""
+
+logger = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class Settings:
+    """What a training depends on besides network and data.
+
+    Attributes
+    ----------
+    epochs : int or None
+        With these, the learning rate falls to 0 along half a cosine.
+    steps : int or None
+        With these, it stays as it is. Exactly one of the two has to be given.
+    seed : int
+        Of the samples' order and of what dropout drops.
+    learning_rate, momentum, weight_decay : float
+        Of SGD with momentum.
+    data : str
+        What the samples are called, for the record.
+    precision : str
+        Of PyTorch, where that is the backend; else empty.
+    """
+
+    epochs: int | None = None
+    steps: int | None = None
+    seed: int = 0
+    learning_rate: float = 0.05
+    momentum: float = 0.9
+    weight_decay: float = 1e-4
+    data: str = ""
+    precision: str = ""
+
+    def __post_init__(self) -> None:
+        if (self.epochs is None) == (self.steps is None):
+            raise UserError("training needs either a number of epochs or one of steps")
+        for name, least in (("epochs", 1), ("steps", 1), ("seed", 0)):
+            value = getattr(self, name)
+            if value is not None and value < least:
+                raise UserError(f"training {name} must be at least {least}, not {value}")
+        for name in ("learning_rate", "momentum", "weight_decay"):
+            value = getattr(self, name)
+            if not (math.isfinite(value) and value >= 0):
+                raise UserError(f"training {name} must be a number of at least 0, not {value}")
+
+    def num_steps(self, steps_per_epoch: int) -> int:
+        """Steps of the whole training."""
+        return self.steps if self.epochs is None else self.epochs * steps_per_epoch  # type: ignore[return-value]
+
+    def rate(self, step: int, steps_per_epoch: int) -> float:
+        """Learning rate of a step."""
+        if self.epochs is None:
+            return self.learning_rate
+        done = step / (self.epochs * steps_per_epoch)
+        return self.learning_rate * (1 + math.cos(math.pi * done)) / 2
+
+    def decisive(self) -> dict[str, Any]:
+        """All that the result of a step depends on, so what a run that is resumed may not change.
+
+        With a constant learning rate the number of steps is not part of it.
+        """
+        names = ["epochs", "seed", "learning_rate", "momentum", "weight_decay"]
+        if self.precision:
+            names.append("precision")
+        return {name: getattr(self, name) for name in names}
+
+
+def digest_of(samples: Samples) -> str:
+    """SHA-256 of images, labels and their shapes."""
+    digest = hashlib.sha256()
+    for values in (samples.images, samples.labels):
+        digest.update(f"{values.dtype} {values.shape} ".encode())
+        digest.update(np.ascontiguousarray(values).data)
+    return digest.hexdigest()
+
+
+def check_samples(samples: Samples, graph: Graph) -> None:
+    """Refuse samples that are not for a network.
+
+    Raises
+    ------
+    UserError
+        With what does not fit.
+    """
+    wanted = Wanted.of(graph)
+    if samples.images.shape[1:] != wanted.shape:
+        raise UserError(
+            f"{graph.name} takes samples of {shape_text(wanted.shape)}, not "
+            f"{shape_text(samples.images.shape[1:])}"
+        )
+    labels = samples.labels
+    if labels.shape != samples.images.shape[:1]:
+        raise UserError(f"{len(samples.images)} samples need as many labels, not {labels.shape}")
+    bad = labels[(labels < 0) | (labels >= wanted.classes)]
+    if bad.size:
+        raise UserError(
+            f"labels must be 0..{wanted.classes - 1}, the classes of {graph.name}, not {bad[0]}"
+        )
+
+
+class Watcher:
+    """Told how a training gets on; this one does nothing with it."""
+
+    def cycles(self, step: int, cycles: int) -> None:
+        """A simulated step has come so far."""
+
+    def step(self, line: Mapping[str, Any], done: int, total: int) -> None:
+        """A step is done, with its line of the log."""
+
+    def validation(self, line: Mapping[str, Any]) -> None:
+        """A validation is done, with its line of the log."""
+
+
+@dataclass(frozen=True)
+class TrainingResult:
+    """What came of a run.
+
+    Attributes
+    ----------
+    steps : int
+        Done, those before it was resumed included.
+    ran : int
+        Of these, in this process.
+    last : mapping
+        Last line of the log of a step; empty without one.
+    validation : mapping
+        The last one, of the log; empty without one.
+    wall_s : float
+        Of the steps that ran in this process.
+    difference : Difference or None
+        Where a check ended it.
+    """
+
+    steps: int
+    ran: int
+    last: Mapping[str, Any]
+    validation: Mapping[str, Any]
+    wall_s: float
+    difference: Difference | None
+
+
+class Trainer:
+    """Trains on a backend, in a folder.
+
+    Parameters
+    ----------
+    backend : StepRunner
+    train : Samples
+    settings : Settings
+    folder : Path
+        Of this run.
+    build : str
+        Digest of the programs: a checkpoint of others is refused.
+    evaluate : callable, optional
+        Gives how many samples are right, and how many there are, with given parameters; called
+        after every epoch and at the end.
+    check : Check, optional
+        A second backend beside.
+    checkpoint_every : int
+        Steps.
+    watcher : Watcher, optional
+
+    Attributes
+    ----------
+    step : int
+        Steps that are done.
+    num_steps, steps_per_epoch : int
+
+    Raises
+    ------
+    UserError
+        If the samples are not for the network, or do not fill a mini-batch.
+    """
+
+    def __init__(
+        self,
+        backend: StepRunner,
+        train: Samples,
+        settings: Settings,
+        folder: Path,
+        *,
+        build: str = "",
+        evaluate: Callable[[Values], tuple[int, int]] | None = None,
+        check: Check | None = None,
+        checkpoint_every: int = CHECKPOINT_EVERY,
+        watcher: Watcher | None = None,
+    ) -> None:
+        graph = backend.graph
+        check_samples(train, graph)
+        (self._input,) = graph.inputs
+        assert graph.batch is not None, "a network to train has a batch"
+        self.batch = graph.batch * backend.num_microbatches
+        self.steps_per_epoch = len(train.labels) // self.batch
+        if not self.steps_per_epoch:
+            raise UserError(f"a mini-batch has {self.batch} samples; {len(train.labels)} fill none")
+        if checkpoint_every < 1:
+            raise UserError(f"checkpoints need a step or more between, not {checkpoint_every}")
+        self.num_steps = settings.num_steps(self.steps_per_epoch)
+        self.step = 0
+        self._backend = backend
+        self._train = train
+        self._settings = settings
+        self._folder = folder
+        self._build = build
+        self._evaluate = evaluate
+        self._check = check
+        self._every = checkpoint_every
+        self._watcher = watcher or Watcher()
+        self._checkpoints = CheckpointFolder(folder / CHECKPOINTS)
+        self._decisive = settings.decisive() | {"data": digest_of(train)}
+        self._lines: list[dict[str, Any]] = []
+        self._saved = -1
+        self._ran, self._wall_s = 0, 0.0
+        self._state: Values = {}
+        self._batches: Iterator[Samples] = iter(())
+        self._next_of_batches = -1
+
+    # ------------------------------------------------------------------ where to begin
+
+    def resume(self, source: Path | None = None) -> Path:
+        """Go on from a checkpoint; returns its path.
+
+        Parameters
+        ----------
+        source : Path, optional
+            A checkpoint, or the folder of a run, perhaps of another backend; the own one if left
+            out. Of a folder it is the newest one that is whole.
+
+        Raises
+        ------
+        UserError
+            If there is none, or it was made with other settings.
+        """
+        folder = source or self._folder
+        if folder.is_file():
+            path, checkpoint = folder, Checkpoint.read(folder)
+            folder = folder.resolve().parent.parent
+            if checkpoint.build != self._build:
+                raise CheckpointError(f"{path} is of another build")
+        else:
+            path, checkpoint = CheckpointFolder(folder / CHECKPOINTS).newest(self._build)
+        self._refuse_changes(path, checkpoint)
+        try:
+            self._backend.set_state(checkpoint.state)
+            if self._check:
+                self._check.backend.set_state(checkpoint.state)
+        except ValueError as error:
+            raise CheckpointError(f"{path}: {error}") from None
+        self.step = checkpoint.step
+        self._lines = read_log(folder / LOG, self.step)
+        if folder.resolve() == self._before.resolve():
+            self._swap()
+            folder = self._folder
+            path = folder / CHECKPOINTS / path.name
+        if folder.resolve() == self._folder.resolve():
+            self._checkpoints.set_aside(self.step)
+            self._saved = self.step
+        else:
+            self._keep_earlier()
+        logger.info("going on from step %d, %s", self.step, path)
+        return path
+
+    def _refuse_changes(self, path: Path, checkpoint: Checkpoint) -> None:
+        changed = [
+            f"{name.replace('_', ' ')} (then {then}, now {now})".lower()
+            if name != "data"
+            else "data (other samples)"
+            for name, now in self._decisive.items()
+            if (then := checkpoint.settings.get(name, now)) != now
+        ]
+        if changed:
+            raise UserError(
+                f"{path} was made with other settings: {', '.join(changed)}; resume with the same "
+                "ones, or begin anew without --resume"
+            )
+        if checkpoint.step > self.num_steps:
+            raise UserError(
+                f"{path} comes after {checkpoint.step} steps, more than the {self.num_steps} asked "
+                "for"
+            )
+
+    @property
+    def _before(self) -> Path:
+        """Where an earlier run in the same folder is kept."""
+        return self._folder.with_name(self._folder.name + ".before")
+
+    def _keep_earlier(self) -> None:
+        """Rename an earlier run in the same folder, so that nothing of it is lost by mistake."""
+        if self._folder.exists():
+            shutil.rmtree(self._before, ignore_errors=True)
+            self._folder.replace(self._before)
+            logger.info("the run before this one is kept in %s", self._before)
+
+    def _swap(self) -> None:
+        """Go back to the run that is kept; the present one is kept in its place."""
+        if not self._folder.exists():
+            self._before.replace(self._folder)
+            return
+        aside = self._folder.with_name(self._folder.name + ".swap")
+        self._folder.replace(aside)
+        self._before.replace(self._folder)
+        aside.replace(self._before)
+
+    # ------------------------------------------------------------------ the loop
+
+    def run(self) -> TrainingResult:
+        """Train to the end, or to the first difference that a check finds.
+
+        Ctrl-C gives up the present step, writes a checkpoint of the state before it, and then
+        raises `KeyboardInterrupt`; whatever else goes wrong in a step does so, too.
+        """
+        if not self.step:
+            self._keep_earlier()
+        self._folder.mkdir(parents=True, exist_ok=True)
+        self._checkpoints.tidy()
+        described = asdict(self._settings) | {
+            "backend": self._backend.name,
+            "batch": self.batch,
+            "schedule": "constant" if self._settings.epochs is None else "half a cosine",
+            "data_sha256": self._decisive["data"],
+        }
+        write_whole(self._folder / SETTINGS, [json.dumps(described, indent=2).encode() + b"\n"])
+        self._state = self._backend.state()
+        with Interrupts() as interrupts:
+            try:
+                with RunLog(self._folder / LOG, self._lines) as log:
+                    difference = self._loop(log, interrupts)
+            except BaseException as error:
+                if not isinstance(error, OSError):  # no more can be written
+                    self._save()
+                    logger.info("step %d is kept; --resume goes on from there", self.step)
+                raise
+            if difference:
+                self._save()
+        steps = [line for line in self._lines if "validation" not in line]
+        checked = [line for line in self._lines if "validation" in line]
+        return TrainingResult(
+            self.step,
+            self._ran,
+            steps[-1] if steps else {},
+            checked[-1] if checked else {},
+            self._wall_s,
+            difference,
+        )
+
+    def _loop(self, log: RunLog, interrupts: Interrupts) -> Difference | None:
+        """Do steps, validations and checkpoints as they fall due."""
+        while True:
+            if self._is_validation_due():
+                with interrupts.allowed():
+                    line = self._validate()
+                self._keep(log, line)
+                self._watcher.validation(line)
+            if self.step and (self.step % self._every == 0 or self.step == self.num_steps):
+                self._save()
+            if self.step == self.num_steps:
+                return None
+            with interrupts.allowed():
+                line, difference = self._advance()
+            if difference:
+                return difference
+            self._keep(log, line)
+            # Together: whatever comes between must not find one without the other.
+            self._state, self.step = self._backend.state(), self.step + 1
+            self._ran += 1
+            self._wall_s += line["wall_s"]
+            self._watcher.step(line, self.step, self.num_steps)
+
+    def _keep(self, log: RunLog, line: dict[str, Any]) -> None:
+        log.write(line)
+        self._lines.append(line)
+
+    def _save(self) -> None:
+        if self._saved != self.step:
+            self._checkpoints.save(Checkpoint(self.step, self._build, self._decisive, self._state))
+            self._saved = self.step
+
+    def _is_validation_due(self) -> bool:
+        if not self._evaluate or not self.step:
+            return False
+        if self.step % self.steps_per_epoch and self.step != self.num_steps:
+            return False
+        return not any(
+            line["validation"]["step"] == self.step for line in self._lines if "validation" in line
+        )
+
+    def _validate(self) -> dict[str, Any]:
+        assert self._evaluate is not None, "a validation is due only if there is one"
+        found, samples = self._evaluate(self._state)
+        return {
+            "validation": {
+                "epoch": (self.step - 1) // self.steps_per_epoch,
+                "step": self.step,
+                "accuracy": found / samples if samples else None,
+                "samples": samples,
+            },
+            "backend": self._backend.name,
+        }
+
+    def _advance(self) -> tuple[dict[str, Any], Difference | None]:
+        """Do a step; its line for the log, and what the check found."""
+        epoch = self.step // self.steps_per_epoch
+        batch = self._samples()
+        rate = self._settings.rate(self.step, self.steps_per_epoch)
+        scalars = scalar_bits(
+            learning_rate=rate,
+            momentum=self._settings.momentum,
+            weight_decay=self._settings.weight_decay,
+            seed=self._settings.seed,
+            step=self.step,
+        )
+        inputs = {self._input: batch.images}
+        begin = time.perf_counter()
+        result = self._backend.step(
+            inputs,
+            batch.labels,
+            scalars,
+            progress=lambda cycles: self._watcher.cycles(self.step, cycles),
+        )
+        wall_s = time.perf_counter() - begin
+        difference = None
+        if self._check:
+            difference = self._check.after(
+                self.step, self._backend, result, self._state, inputs, batch.labels, scalars
+            )
+        if not difference:
+            self._refuse_no_number(result, rate)
+        line = {
+            "step": self.step,
+            "epoch": epoch,
+            "samples": self.batch,
+            "loss": result.loss,
+            "correct": result.correct,
+            "cycles": result.cycles,
+            "wall_s": round(wall_s, 6),
+            "backend": self._backend.name,
+        }
+        return line, difference
+
+    def _refuse_no_number(self, result: StepResult, rate: float) -> None:
+        if not math.isfinite(result.loss):
+            raise UserError(
+                f"the loss of step {self.step} is {result.loss}: training has diverged at a "
+                f"learning rate of {rate:g}; try a lower --learning-rate"
+            )
+
+    def _samples(self) -> Samples:
+        """The samples of the present step."""
+        epoch, index = divmod(self.step, self.steps_per_epoch)
+        if self._next_of_batches != self.step or not index:
+            batches = self._train.batches(self.batch, self._settings.seed, epoch)
+            self._batches = itertools.islice(batches, index, None)
+        self._next_of_batches = self.step + 1
+        return next(self._batches)
