@@ -9,6 +9,7 @@ import io
 import os
 import sys
 import traceback
+import warnings
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -25,12 +26,15 @@ from fpgapipe.host.commands.doctor import doctor
 from fpgapipe.host.commands.inspect import inspect
 from fpgapipe.host.commands.options import discard_output, verbosity_options
 from fpgapipe.host.commands.plan import plan
+from fpgapipe.host.commands.report import report
 from fpgapipe.host.commands.run import run
 from fpgapipe.host.commands.schedule import schedule
+from fpgapipe.host.interrupts import terminations
 
 EXIT_USER = 2
 EXIT_INTERNAL = 70  # EX_SOFTWARE of sysexits.h
 EXIT_INTERRUPTED = 130  # 128 + SIGINT, as shells report it
+EXIT_TERMINATED = 143  # 128 + SIGTERM
 
 NO_SPACE = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 """A full disk is the user's to mend, whichever file it was that did not fit."""
@@ -61,16 +65,35 @@ def cli() -> None:
     """Plan, generate and simulate training pipelines over several FPGAs."""
 
 
-for command in (bench, boards, build, cluster, compare, doctor, inspect, plan, run, schedule):
+for command in (
+    bench,
+    boards,
+    build,
+    cluster,
+    compare,
+    doctor,
+    inspect,
+    plan,
+    report,
+    run,
+    schedule,
+):
     cli.add_command(command)
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the command line; return its exit code.
 
-    0 done; 1 a check found a fault (``doctor``); 2 the user's to mend; 70 ours; 130 interrupted.
+    0 done; 1 a check found a fault (``doctor``); 2 the user's to mend; 70 ours; 130 interrupted;
+    143 ended by SIGTERM.
     """
     _prepare_streams()
+    with terminations() as terminated:
+        code = _main(argv)
+    return EXIT_TERMINATED if terminated and code == EXIT_INTERRUPTED else code
+
+
+def _main(argv: Sequence[str] | None) -> int:
     try:
         result = cli.main(
             args=list(argv) if argv is not None else None,
@@ -85,6 +108,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         error.show()
         return error.exit_code
     except (KeyboardInterrupt, click.Abort):
+        warnings.simplefilter("ignore")  # of gateware that was given up half made
         click.echo("interrupted", err=True)
         return EXIT_INTERRUPTED
     except Exception as error:

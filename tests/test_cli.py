@@ -38,7 +38,7 @@ def test_version(cli):
     assert cli("--version") == (0, f"fpgapipe, version {__version__}\n", "")
 
 
-LONG_COMMANDS = {"bench", "compare"}
+LONG_COMMANDS = {"bench", "compare", "report"}
 
 
 @pytest.mark.parametrize(
@@ -51,7 +51,7 @@ LONG_COMMANDS = {"bench", "compare"}
 def test_each_commands_help_has_an_example_that_works(name, cli, monkeypatch, tmp_path):
     monkeypatch.chdir(tmp_path)
     # A build is there for those that need one: the example of the command that makes it.
-    for step in ("build", name) if name == "run" else (name,):
+    for step in ("build", name) if name in ("report", "run") else (name,):
         code, out, _ = cli(step, "--help")
         assert code == 0
         example = re.search(r"Example: fpgapipe (.*)", out)

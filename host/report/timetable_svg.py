@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+import re
+from collections.abc import Callable, Iterator, Sequence
 from html import escape
 from typing import TYPE_CHECKING
 
 import numpy as np
 
 from fpgapipe.host.console import scaled
+from fpgapipe.host.report.theme import themed
 from fpgapipe.host.report.timetable import (
     KIND_WORDS,
     Row,
@@ -41,20 +43,12 @@ LANE_HEIGHT, LINK_HEIGHT, GAP = 30, 13, 4
 MAX_DEVICES = 64
 MAX_RECTANGLES = 8_000
 
-STYLE = """
-.tt { --paper:#ffffff; --ink:#1b2430; --soft:#5d6b7c; --track:#edf0f4; --grid:#d5dbe3;
-  --F:#8fc3fb; --B:#ffbf73; --dX:#ff9f8c; --dW:#84d9ae; --U:#c9b2f7; --wait:#c3cad3;
-  --SF:#5b95d6; --SB:#d68a3a; font-family:system-ui,"Segoe UI",Roboto,"DejaVu Sans",sans-serif;
-  background:var(--paper); }
-@media (prefers-color-scheme: dark) { .tt { --paper:#12171e; --ink:#e8edf3; --soft:#9aa8b8;
-  --track:#1d242d; --grid:#323c48; --F:#2a6cb5; --B:#a85c0c; --dX:#b04434; --dW:#1c7a52;
-  --U:#7150ae; --wait:#4b5663; --SF:#4f8fd6; --SB:#d08c45; } }
-@media print { .tt { --paper:#ffffff; --ink:#1b2430; --soft:#5d6b7c; --track:#edf0f4;
-  --grid:#d5dbe3; --F:#8fc3fb; --B:#ffbf73; --dX:#ff9f8c; --dW:#84d9ae; --U:#c9b2f7;
-  --wait:#c3cad3; --SF:#5b95d6; --SB:#d68a3a; print-color-adjust:exact;
-  -webkit-print-color-adjust:exact; } }
+RULES = """
+.tt { font-family:system-ui,"Segoe UI",Roboto,"DejaVu Sans",sans-serif; background:var(--paper); }
+@media print { .tt { print-color-adjust:exact; -webkit-print-color-adjust:exact; } }
 .tt text { fill:var(--ink); font-size:12px; }
 .tt .head { font-size:17px; font-weight:600; }
+.tt .group { font-size:13px; font-weight:600; }
 .tt .soft, .tt .tick, .tt .share { fill:var(--soft); font-variant-numeric:tabular-nums; }
 .tt .link text { fill:var(--soft); font-size:10.5px; }
 .tt .lane { fill:var(--track); }
@@ -69,6 +63,10 @@ STYLE = """
 .tt .RF rect, .tt rect.RF, .tt .RB rect, .tt rect.RB { fill:var(--wait); }
 .tt .odd rect { fill-opacity:.62; }
 """
+"""Of a picture in a page whose variables are those of `themed`."""
+
+STYLE = themed(".tt", set(re.findall(r"--(\w+)", RULES))) + RULES
+"""Of a picture that stands alone."""
 
 
 def draw_svg(
@@ -102,25 +100,69 @@ def draw_svg(
     str
         An ``<svg>`` element that needs nothing else.
     """
-    return _Picture(timeline, names, transfer_bytes, max_rectangles).draw(heading)
+    schedule = timeline.schedule
+    named, marks = device_names(schedule, names), stage_marks(schedule)
+    rows = rows_of(timeline, names)
+    picture = _Picture(rows, named, marks, transfer_bytes, max_rectangles)
+    return picture.draw(summary(timeline), heading, STYLE)
+
+
+def draw_rows(
+    rows: Sequence[Row],
+    *,
+    names: Sequence[str],
+    title: str,
+    remark: Callable[[Row, int], str] = lambda row, index: "",
+    max_rectangles: int = MAX_RECTANGLES,
+) -> str:
+    """Draw rows of several groups one above the other, on one axis.
+
+    The page that takes the picture has `RULES` and the variables of `themed`.
+
+    Parameters
+    ----------
+    rows : sequence of Row
+        Those of a group together; each group gets its name above.
+    names : sequence of str
+        Of the devices.
+    title : str
+        Read out instead of the picture.
+    remark : function
+        From a row and the index of a task in it to a further line of its hover text, or "".
+    max_rectangles : int
+        Roughly the most that are drawn.
+
+    Returns
+    -------
+    str
+        An ``<svg>`` element.
+    """
+    stages = max((int(row.stages.max()) + 1 for row in rows if len(row.stages)), default=1)
+    picture = _Picture(rows, names, [""] * stages, None, max_rectangles, remark)
+    return picture.draw(title, False, "")
 
 
 class _Picture:
     def __init__(
         self,
-        timeline: Timeline,
-        names: Sequence[str] | None,
+        rows: Sequence[Row],
+        names: Sequence[str],
+        marks: list[str],
         transfer_bytes: TransferBytes,
         max_rectangles: int,
+        remark: Callable[[Row, int], str] = lambda row, index: "",
     ) -> None:
-        self.timeline = timeline
         self.transfer_bytes = transfer_bytes
-        self.names = device_names(timeline.schedule, names)
-        self.marks = stage_marks(timeline.schedule)
+        self.names = names
+        self.marks = marks
+        self.remark = remark
         self.notes: list[str] = []
-        self.rows = self.rows_to_draw(rows_of(timeline, names))
+        self.rows = self.rows_to_draw(rows)
         self.span = span_of(self.rows)
-        longest = max((len(row.name) for row in self.rows), default=0)
+        # A page may name rows by their group, too.
+        longest = max(
+            (len(words) for row in self.rows for words in (row.name, row.group)), default=0
+        )
         self.gutter = min(max(64, 16 + round(7.0 * longest)), 260)
         self.plot = WIDTH - self.gutter - RIGHT
         num_tasks = sum(len(row.kinds) for row in self.rows)
@@ -129,7 +171,7 @@ class _Picture:
         self.merges = num_tasks > max_rectangles
         self.kinds: set[TaskKind] = set()
 
-    def rows_to_draw(self, rows: list[Row]) -> list[Row]:
+    def rows_to_draw(self, rows: Sequence[Row]) -> list[Row]:
         """Leave out what cannot be seen, and say so."""
         busy = [row for row in rows if not row.is_link or row.busy_s > 0]
         if len(busy) < len(rows):
@@ -145,13 +187,21 @@ class _Picture:
             )
         return busy
 
-    def draw(self, heading: bool) -> str:
+    def draw(self, title: str, heading: bool, style: str) -> str:
         """The whole picture."""
         top = 66 if heading else 28
         many = len({row.device for row in self.rows}) > 16
         y = top + 26.0
         body: list[str] = []
+        group = ""
         for row in self.rows:
+            if row.group != group:
+                group = row.group
+                y += 4 if group == self.rows[0].group else 14
+                body.append(
+                    f'<text class="group" x="{self.gutter}" y="{y + 8:g}">{escape(group)}</text>'
+                )
+                y += 16
             height = LINK_HEIGHT if row.is_link else LANE_HEIGHT
             if many:
                 height = 6 if row.is_link else 18
@@ -166,13 +216,12 @@ class _Picture:
             tail.append(f'<text class="soft" x="{self.gutter}" y="{y:g}">{escape(note)}</text>')
             y += 17
         tall = y if self.notes else bottom + 6
-        title = summary(self.timeline)
         parts = [
             f'<svg xmlns="http://www.w3.org/2000/svg" class="tt" viewBox="0 0 {WIDTH} {tall:g}" '
             f'width="100%" role="img" aria-label="Timetable: {escape(title)}" '
             f'data-left="{self.gutter}" data-right="{RIGHT}" data-span="{self.span!r}" '
             f'data-top="{top + 18}" data-bottom="{bottom:g}">',
-            f"<style>{STYLE}</style>",
+            f"<style>{style}</style>" if style else "",
             f'<rect class="paper" width="{WIDTH}" height="{tall:g}" fill="var(--paper)"/>',
         ]
         if heading:
@@ -230,7 +279,8 @@ class _Picture:
         cut = name if len(name) <= most else name[: most - 1] + "…"
         share = percent(row.busy_s / self.span) if self.span > 0 else "0 %"
         right = WIDTH - 10
-        yield f'<g class="row{" link" if row.is_link else ""}">'
+        group = f' data-group="{escape(row.group)}"' if row.group else ""
+        yield f'<g class="row{" link" if row.is_link else ""}"{group}>'
         if visible:
             yield (
                 f'<text class="name" x="{self.gutter - 10}" y="{middle:g}" text-anchor="end">'
@@ -251,8 +301,8 @@ class _Picture:
     def tasks(self, row: Row, y: float, height: float) -> Iterator[str]:
         """A rectangle a task, with its name where there is room."""
         columns = (row.kinds, row.stages, row.microbatches, row.start_s, row.end_s)
-        for number_, stage, microbatch, start, end in zip(
-            *(each.tolist() for each in columns), strict=True
+        for index, (number_, stage, microbatch, start, end) in enumerate(
+            zip(*(each.tolist() for each in columns), strict=True)
         ):
             if end <= start:
                 continue
@@ -268,9 +318,12 @@ class _Picture:
             if len(shown) <= room and height > 10 and (microbatch >= 0 or shown == word):
                 middle = y + height / 2 + (3.5 if row.is_link else 4)
                 text = f'<text x="{self.x((start + end) / 2)}" y="{middle:g}">{shown}</text>'
+            words = self.hover(row, kind, stage, microbatch, start, end)
+            remark = self.remark(row, index)
+            words += f"\n{remark}" if remark else ""
             yield (
                 f'<g class="t {kind.token}{odd}{wide}" data-m="{microbatch}" data-n="{word}">'
-                f"<title>{escape(self.hover(row, kind, stage, microbatch, start, end))}</title>"
+                f"<title>{escape(words)}</title>"
                 f'<rect x="{self.x(start)}" y="{y:g}" width="{self.width(end - start)}" '
                 f'height="{height}" rx="{2 if row.is_link else 3}"/>{text}</g>'
             )
@@ -292,6 +345,8 @@ class _Picture:
         size = bytes_of(self.transfer_bytes, kind, stage)
         if size is not None and kind in (TaskKind.SF, TaskKind.SB):
             lines.append(f"{scaled(size, 'B')}, {scaled(size / (end - start), 'B/s')}")
+        if row.group:
+            lines[1] = f"{row.group}: {lines[1]}"
         return "\n".join(lines)
 
     def parts(self, row: Row, y: float, height: float) -> Iterator[str]:

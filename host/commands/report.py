@@ -1,0 +1,57 @@
+"""``fpgapipe report``: one page about a build."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import click
+
+from fpgapipe.host.commands.options import command
+
+if TYPE_CHECKING:
+    from fpgapipe.host.build import Build
+
+
+@command("report", example="fpgapipe report out/digits-cnn")
+@click.argument("folder", metavar="DIR")
+@click.option(
+    "--measure", is_flag=True, help="Simulate a mini-batch first, and time it by every level."
+)
+@click.option(
+    "-o", "--output", type=click.Path(dir_okay=False), help="File [default: DIR/run/report.html]."
+)
+def report(folder: str, measure: bool, output: str | None) -> None:
+    """Write a page about the build in DIR: plan, resources, cycles, training.
+
+    The page is one file that needs nothing else. It shows what 'fpgapipe run' has left in DIR and
+    what --measure has measured, and says which command makes what is not there.
+    """
+    from pathlib import Path
+
+    from fpgapipe.host.build import open_build
+    from fpgapipe.host.report.page import write_report
+
+    build = open_build(Path(folder))
+    if measure:
+        _measure(build)
+    page = write_report(build, Path(output) if output else None)
+    print(f"written to {page}")
+
+
+def _measure(build: Build) -> None:
+    """Simulate a mini-batch, alone on the build, with a progress bar."""
+    from fpgapipe.errors import UserError
+    from fpgapipe.host.build import holding
+    from fpgapipe.host.console import progress
+    from fpgapipe.host.measure import measure_build
+
+    with holding(build.folder), progress() as display:
+        task = display.add_task("simulating a mini-batch, in cycles", total=None)
+        try:
+            measure_build(
+                build,
+                progress=lambda done, total: display.update(task, completed=done, total=total),
+            )
+        except OSError as error:
+            where = error.filename or build.folder
+            raise UserError(f"{where} cannot be written: {error.strerror}") from None

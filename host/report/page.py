@@ -1,0 +1,113 @@
+"""The report of a build: one page that needs nothing else, and the trace beside it."""
+
+from __future__ import annotations
+
+import json
+import os
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING
+from urllib.parse import quote
+
+from fpgapipe import __version__
+from fpgapipe.errors import UserError
+from fpgapipe.host.report.cluster_svg import cluster_section
+from fpgapipe.host.report.cycle_tables import cycles_section
+from fpgapipe.host.report.elements import text
+from fpgapipe.host.report.glossary import glossary_section
+from fpgapipe.host.report.head import head
+from fpgapipe.host.report.perfetto import rows_trace
+from fpgapipe.host.report.resource_tables import resources_section
+from fpgapipe.host.report.subject import Subject
+from fpgapipe.host.report.task_times import measured_rows, timetable_section
+from fpgapipe.host.report.theme import asset, page_begins
+from fpgapipe.host.report.timetable_svg import RULES
+from fpgapipe.host.report.training_curves import training_section
+from fpgapipe.host.report.utilisation import utilisation_section
+
+if TYPE_CHECKING:
+    from fpgapipe.host.build import Build
+
+SECTIONS = (
+    cluster_section,
+    resources_section,
+    timetable_section,
+    cycles_section,
+    utilisation_section,
+    training_section,
+)
+"""In the order of the page."""
+
+PAGE = "report.html"
+TRACE = "trace.json"
+
+
+def write_report(build: Build, output: Path | None = None) -> Path:
+    """Write the page, and where task times were measured the trace in the build's ``run`` folder.
+
+    Parameters
+    ----------
+    build : Build
+    output : Path, optional
+        Of the page; ``run/report.html`` in the build if not given.
+
+    Returns
+    -------
+    Path
+        Of the page.
+
+    Raises
+    ------
+    UserError
+        If a file cannot be written.
+    """
+    subject = Subject.of(build)
+    run = build.folder / "run"
+    page = output or run / PAGE
+    rows = measured_rows(subject)
+    trace = run / TRACE if rows else None
+    try:
+        if trace is not None or output is None:
+            run.mkdir(exist_ok=True)
+        if trace is not None:
+            found = rows_trace(rows, subject.names, subject.clk_hz)
+            trace.write_text(json.dumps(found) + "\n", encoding="utf-8")
+            subject = replace(subject, trace=_relative(trace, page))
+        page.write_text(make_page(subject), encoding="utf-8")
+    except OSError as error:
+        where = error.filename or page
+        raise UserError(f"{where} cannot be written: {error.strerror}") from None
+    return page
+
+
+def _relative(target: Path, page: Path) -> str:
+    """Address of a file as a page names it."""
+    try:
+        between = os.path.relpath(target.resolve(), page.resolve().parent)
+    except ValueError:  # on another drive
+        return target.resolve().as_uri()
+    return quote(Path(between).as_posix())
+
+
+def make_page(subject: Subject) -> str:
+    """Make the page: the same input gives the same text."""
+    sections = [make(subject) for make in SECTIONS]
+    glossary = glossary_section()
+    links = "".join(f'<a href="#{each.ident}">{each.heading}</a>' for each in [*sections, glossary])
+    title = f"{subject.plan.network} on {subject.plan.cluster}"
+    return f"""{page_begins(f"{text(title)}: fpgapipe report", asset("report.css"), RULES)}<body>
+<a class="skip" href="#main">To the content</a>
+<header>
+{head(subject)}</header>
+<nav aria-label="Sections"><div>{links}</div>
+<button type="button" id="theme" hidden>Dark</button></nav>
+<main id="main">
+{"".join(each.html() for each in sections)}{glossary.html()}</main>
+<footer>
+<p>Made by fpgapipe {__version__} from {text(subject.build.folder.name)}. The page needs
+nothing else: it can be kept, sent and printed.</p>
+</footer>
+<script>{asset("timetable.js")}{asset("report.js")}</script>
+</body>
+</html>
+"""
