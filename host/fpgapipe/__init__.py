@@ -1,3 +1,158 @@
-"""fpgapipe plans, generates and simulates training pipelines over several FPGAs."""
+"""fpgapipe plans, generates, simulates and trains pipelines over several FPGAs.
+
+The names in ``__all__`` are its interface for Python (docs/api.md). Each is imported when it is
+first used, so that ``import fpgapipe`` costs nothing and needs none of the libraries behind it.
+"""
+
+import importlib
+from typing import TYPE_CHECKING
 
 __version__ = "0.1.0"
+
+__all__ = [
+    "Build",
+    "ClusterSpec",
+    "CoreSpec",
+    "Dataset",
+    "DeviceSpec",
+    "Exploration",
+    "Graph",
+    "GraphBuilder",
+    "LinkEngineSpec",
+    "Measurement",
+    "MemorySpec",
+    "ModelBackend",
+    "PipelineProgram",
+    "Plan",
+    "Request",
+    "RunOptions",
+    "RunSummary",
+    "Samples",
+    "Schedule",
+    "ScratchpadSpec",
+    "Settings",
+    "SimulatorBackend",
+    "StepOptions",
+    "StepResult",
+    "TorchBackend",
+    "UserError",
+    "VectorSpec",
+    "WireSpec",
+    "__version__",
+    "as_plan",
+    "build_pipeline",
+    "chain_of",
+    "check_schedule",
+    "explore",
+    "explore_smallest",
+    "initial_parameters",
+    "load_board",
+    "load_cluster",
+    "load_data",
+    "load_network",
+    "make_schedule",
+    "measure_build",
+    "one_link_each",
+    "open_backend",
+    "open_build",
+    "run_build",
+    "scalar_bits",
+    "write_build",
+    "write_report",
+]
+
+if TYPE_CHECKING:  # type checkers learn here what each name is
+    from fpgapipe.boards.cluster import chain_of as chain_of
+    from fpgapipe.boards.cluster import load_cluster as load_cluster
+    from fpgapipe.boards.library import load_board as load_board
+    from fpgapipe.errors import UserError as UserError
+    from fpgapipe.host.backends.base import StepResult as StepResult
+    from fpgapipe.host.backends.model import ModelBackend as ModelBackend
+    from fpgapipe.host.backends.simulator import SimulatorBackend as SimulatorBackend
+    from fpgapipe.host.backends.torch_backend import TorchBackend as TorchBackend
+    from fpgapipe.host.build import Build as Build
+    from fpgapipe.host.build import open_build as open_build
+    from fpgapipe.host.build import write_build as write_build
+    from fpgapipe.host.data import Dataset as Dataset
+    from fpgapipe.host.data import Samples as Samples
+    from fpgapipe.host.data import load_data as load_data
+    from fpgapipe.host.measure import Measurement as Measurement
+    from fpgapipe.host.measure import measure_build as measure_build
+    from fpgapipe.host.pipeline import PipelineProgram as PipelineProgram
+    from fpgapipe.host.pipeline import build_pipeline as build_pipeline
+    from fpgapipe.host.report.page import write_report as write_report
+    from fpgapipe.host.runtime import RunOptions as RunOptions
+    from fpgapipe.host.runtime import RunSummary as RunSummary
+    from fpgapipe.host.runtime import open_backend as open_backend
+    from fpgapipe.host.runtime import run_build as run_build
+    from fpgapipe.host.step_bench import initial_parameters as initial_parameters
+    from fpgapipe.host.step_program import StepOptions as StepOptions
+    from fpgapipe.host.step_program import scalar_bits as scalar_bits
+    from fpgapipe.host.training import Settings as Settings
+    from fpgapipe.hw.hls_models.core_cycles import MemorySpec as MemorySpec
+    from fpgapipe.hw.hls_models.core_spec import CoreSpec as CoreSpec
+    from fpgapipe.hw.hls_models.core_spec import ScratchpadSpec as ScratchpadSpec
+    from fpgapipe.hw.hls_models.core_spec import VectorSpec as VectorSpec
+    from fpgapipe.hw.hls_models.device import ClusterSpec as ClusterSpec
+    from fpgapipe.hw.hls_models.device import DeviceSpec as DeviceSpec
+    from fpgapipe.hw.hls_models.link import LinkEngineSpec as LinkEngineSpec
+    from fpgapipe.partition.explorer import Exploration as Exploration
+    from fpgapipe.partition.explorer import Request as Request
+    from fpgapipe.partition.explorer import explore as explore
+    from fpgapipe.partition.graph import Graph as Graph
+    from fpgapipe.partition.graph import GraphBuilder as GraphBuilder
+    from fpgapipe.partition.load import load_network as load_network
+    from fpgapipe.partition.plan import Plan as Plan
+    from fpgapipe.partition.planned import as_plan as as_plan
+    from fpgapipe.partition.planned import one_link_each as one_link_each
+    from fpgapipe.partition.schedule import Schedule as Schedule
+    from fpgapipe.partition.schedule_kinds import make_schedule as make_schedule
+    from fpgapipe.partition.schedule_rules import check_schedule as check_schedule
+    from fpgapipe.partition.smallest import explore_smallest as explore_smallest
+    from fpgapipe.sim_tb.phy import WireSpec as WireSpec
+else:
+    _MODULES = {
+        "fpgapipe.boards.cluster": ("chain_of", "load_cluster"),
+        "fpgapipe.boards.library": ("load_board",),
+        "fpgapipe.errors": ("UserError",),
+        "fpgapipe.host.backends.base": ("StepResult",),
+        "fpgapipe.host.backends.model": ("ModelBackend",),
+        "fpgapipe.host.backends.simulator": ("SimulatorBackend",),
+        "fpgapipe.host.backends.torch_backend": ("TorchBackend",),
+        "fpgapipe.host.build": ("Build", "open_build", "write_build"),
+        "fpgapipe.host.data": ("Dataset", "Samples", "load_data"),
+        "fpgapipe.host.measure": ("Measurement", "measure_build"),
+        "fpgapipe.host.pipeline": ("PipelineProgram", "build_pipeline"),
+        "fpgapipe.host.report.page": ("write_report",),
+        "fpgapipe.host.runtime": ("RunOptions", "RunSummary", "open_backend", "run_build"),
+        "fpgapipe.host.step_bench": ("initial_parameters",),
+        "fpgapipe.host.step_program": ("StepOptions", "scalar_bits"),
+        "fpgapipe.host.training": ("Settings",),
+        "fpgapipe.hw.hls_models.core_cycles": ("MemorySpec",),
+        "fpgapipe.hw.hls_models.core_spec": ("CoreSpec", "ScratchpadSpec", "VectorSpec"),
+        "fpgapipe.hw.hls_models.device": ("ClusterSpec", "DeviceSpec"),
+        "fpgapipe.hw.hls_models.link": ("LinkEngineSpec",),
+        "fpgapipe.partition.explorer": ("Exploration", "Request", "explore"),
+        "fpgapipe.partition.graph": ("Graph", "GraphBuilder"),
+        "fpgapipe.partition.load": ("load_network",),
+        "fpgapipe.partition.plan": ("Plan",),
+        "fpgapipe.partition.planned": ("as_plan", "one_link_each"),
+        "fpgapipe.partition.schedule": ("Schedule",),
+        "fpgapipe.partition.schedule_kinds": ("make_schedule",),
+        "fpgapipe.partition.schedule_rules": ("check_schedule",),
+        "fpgapipe.partition.smallest": ("explore_smallest",),
+        "fpgapipe.sim_tb.phy": ("WireSpec",),
+    }
+    _MODULE_OF = {name: module for module, names in _MODULES.items() for name in names}
+
+    def __getattr__(name: str) -> object:
+        """Import one of ``__all__`` when it is first used."""
+        if name not in _MODULE_OF:
+            raise AttributeError(f"module 'fpgapipe' has no attribute {name!r}")
+        value = getattr(importlib.import_module(_MODULE_OF[name]), name)
+        globals()[name] = value
+        return value
+
+    def __dir__() -> list[str]:
+        """Names that are there, and those that would be imported."""
+        return sorted({*globals(), *__all__})
