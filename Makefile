@@ -4,13 +4,25 @@ BIN := .venv/bin
 TESTS ?= tests
 # Test files run side by side, so that one compiles a design while another simulates.
 JOBS ?= 2
+OUT := out/digits-cnn
+# Mini-batches that 'make run' simulates.
+STEPS ?= 110
 
-.PHONY: run test test-full lint format lock bench clean setup setup-test
+.PHONY: run test test-full train-full lint format lock bench clean setup setup-test
 
+# Small enough to be simulated for a hundred mini-batches while one waits; the defaults are larger.
 run: setup
 	@$(BIN)/fpgapipe doctor --brief
-	@$(BIN)/fpgapipe build --board boards/u280.yaml --devices 2 -o out/digits-cnn
-	@$(BIN)/fpgapipe run out/digits-cnn
+	@$(BIN)/fpgapipe build --board boards/u280.yaml --devices 2 --array 16x16 --batch 8 -o $(OUT)
+	@$(BIN)/fpgapipe run $(OUT) --backend sim --check model --steps $(STEPS)
+	@if $(BIN)/python -c "import torch" 2>/dev/null; \
+	then $(BIN)/fpgapipe run $(OUT) --backend torch --steps $(STEPS); \
+	else echo "PyTorch is not installed, so it is not run beside ('make setup-test' installs it)"; fi
+	@$(BIN)/fpgapipe report $(OUT) --measure
+
+# The whole training of digits-cnn on two and on four simulated devices, beside model and PyTorch: an hour or so.
+train-full: setup-test
+	$(BIN)/python bench/bench_training.py --simulate --rows 16 --cols 16
 
 test: lint
 	$(BIN)/python -m pytest -q -n $(JOBS) --dist loadfile -m "not slow" $(TESTS)
@@ -43,7 +55,7 @@ clean:
 
 setup:
 	@command -v $(PYTHON) >/dev/null || { echo "fpgapipe: python3 is missing: apt install python3" >&2; exit 1; }
-	@$(PYTHON) tools/bootstrap.py
+	@$(PYTHON) tools/bootstrap.py --extra data --extra fast
 
 setup-test:
 	@command -v $(PYTHON) >/dev/null || { echo "fpgapipe: python3 is missing: apt install python3" >&2; exit 1; }

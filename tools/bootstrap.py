@@ -68,7 +68,8 @@ def fingerprint():
     """What the installation depends on, as a digest.
 
     The editable installation is a tree of links (setuptools' strict mode), so a file that was added
-    needs a fresh one; a file that was only edited does not.
+    needs a fresh one; a file that was only edited does not. Every file counts, whatever its ending,
+    but those that Python and editors leave there.
     """
     digest = hashlib.sha256()
     digest.update(f"{ROOT} {sys.version}\0".encode())
@@ -76,8 +77,10 @@ def fingerprint():
         digest.update(path.read_bytes())
     for folder in ("hw", "host", "partition", "boards", "sim_tb"):
         for path in sorted((ROOT / folder).rglob("*")):
-            if path.suffix in (".py", ".yaml", ".typed"):
-                digest.update(f"{path.relative_to(ROOT)}\0".encode())
+            inner = path.relative_to(ROOT)
+            passing = any(part == "__pycache__" or part.startswith(".") for part in inner.parts)
+            if path.is_file() and not passing and not path.name.endswith("~"):
+                digest.update(f"{inner}\0".encode())
     return digest.hexdigest()
 
 
