@@ -6,14 +6,14 @@ TESTS ?= tests
 JOBS ?= 2
 OUT := out/digits-cnn
 # Mini-batches that 'make run' simulates.
-STEPS ?= 110
+STEPS ?= 100
 
 .PHONY: run test test-full train-full lint format lock bench clean setup setup-test
 
 # Small enough to be simulated for a hundred mini-batches while one waits; the defaults are larger.
 run: setup
 	@$(BIN)/fpgapipe doctor --brief
-	@$(BIN)/fpgapipe build --board boards/u280.yaml --devices 2 --array 16x16 --batch 8 -o $(OUT)
+	@$(BIN)/fpgapipe build --board boards/u280.yaml --devices 2 --array 16x32 --batch 8 -o $(OUT)
 	@$(BIN)/fpgapipe run $(OUT) --backend sim --check model --steps $(STEPS)
 	@if $(BIN)/python -c "import torch" 2>/dev/null; \
 	then $(BIN)/fpgapipe run $(OUT) --backend torch --steps $(STEPS); \
