@@ -25,10 +25,10 @@ train-full: setup-test
 	$(BIN)/python bench/bench_training.py --simulate --rows 16 --cols 16
 
 test: lint
-	$(BIN)/python -m pytest -q -n $(JOBS) --dist loadfile -m "not slow" $(TESTS)
+	$(BIN)/python -m pytest -q -n $(JOBS) --dist loadfile --no-loadscope-reorder -m "not slow" $(TESTS)
 
 test-full: lint
-	$(BIN)/python -m pytest -q -n $(JOBS) --dist loadfile $(TESTS)
+	$(BIN)/python -m pytest -q -n $(JOBS) --dist loadfile --no-loadscope-reorder $(TESTS)
 
 lint: setup-test
 	$(BIN)/ruff check .

@@ -13,6 +13,11 @@ settings.load_profile("fpgapipe")
 os.environ.setdefault("COCOTB_RANDOM_SEED", "1")
 
 
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Let simulations come first: a long one at the end would keep one worker alone."""
+    items.sort(key=lambda item: item.get_closest_marker("sim") is None)
+
+
 @pytest.fixture
 def cli(capsys, monkeypatch):
     """Run the command line in this process; gives exit code, standard output, standard error."""
