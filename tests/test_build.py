@@ -6,6 +6,7 @@ import json
 import shutil
 import threading
 from itertools import count as numbers
+from itertools import pairwise
 from pathlib import Path
 
 import numpy as np
@@ -549,3 +550,29 @@ def test_a_batch_that_the_network_fixes(cli, monkeypatch):
     code, _, err = cli("build", "--board", "u280", "--batch", 8)
     message = "error: the batch is fixed at 4, not 8; or take as many --micro-batches as make each "
     assert (code, err) == (2, message + "of 4 samples\n")
+
+
+@pytest.mark.parametrize("fits", [True, False])
+def test_a_layer_that_does_not_fit_gets_a_larger_scratchpad(fits, cli, monkeypatch, tmp_path):
+    from fpgapipe.host import build
+
+    sizes = []
+    write_build = build.write_build
+
+    def write(plan, *args, **options):
+        core = plan.stages[0].core
+        sizes.append(core.scratchpad_banks * core.scratchpad_bank_bytes)
+        if not fits or len(sizes) == 1:
+            raise UserError("layer 'conv9' is too large") from NotImplementedError()
+        return write_build(plan, *args, **options)
+
+    monkeypatch.setattr(build, "write_build", write)
+    monkeypatch.setattr(build, "device_verilog", lambda core: "module top; endmodule")
+    options = ("--board", "u280", "--array", "8x8", "--batch", "8", "-o", tmp_path / "b")
+    code, _, err = cli("build", *options)
+    assert all(after == 2 * before for before, after in pairwise(sizes))
+    if fits:
+        assert (code, len(sizes)) == (0, 2)
+    else:
+        assert (code, err) == (2, "error: layer 'conv9' is too large\n")
+        assert 2 < len(sizes) < 8

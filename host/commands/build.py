@@ -64,6 +64,7 @@ def build(
     """
     from pathlib import Path
 
+    from fpgapipe.errors import UserError
     from fpgapipe.host.commands.planning import loader, parse_array, print_plan
     from fpgapipe.host.pipeline import check_schedule_kind
     from fpgapipe.partition.explorer import AUTO_SCHEDULES, Request
@@ -85,10 +86,18 @@ def build(
     )
     _refuse_layers(request)
     best = _explored(request)
-    assert best.microbatch is not None
-    graph = load(best.microbatch)
-    plan = as_plan(best, graph, network, batch, spec, train=request.train)
-    built = _written(plan, request, Path(folder or f"out/{graph.name}"), seed)
+    while True:
+        assert best.microbatch is not None
+        graph = load(best.microbatch)
+        plan = as_plan(best, graph, network, batch, spec, train=request.train)
+        try:
+            built = _written(plan, request, Path(folder or f"out/{graph.name}"), seed)
+            break
+        except UserError as error:
+            larger = _with_larger_scratchpads(best, request)
+            if not isinstance(error.__cause__, NotImplementedError) or larger is None:
+                raise
+            best = larger
     print_plan(plan, spec)
     print()
     _print_resources(built)
@@ -116,11 +125,39 @@ def _explored(request: Request) -> Candidate:
         ).best
 
 
+def _with_larger_scratchpads(best: Candidate, request: Request) -> Candidate | None:
+    """The same with scratchpads twice as large, for layers that do not fit; None if none has room.
+
+    The planner's smallest scratchpad is one that costs no time; whether each layer can be cut for
+    it is known only when its program is made.
+    """
+    import dataclasses
+
+    from fpgapipe.partition.explorer import explore
+
+    first = best.stages[0].core
+    assert first is not None
+    asked = dataclasses.replace(
+        request,
+        array=(first.rows, first.cols),
+        num_microbatches=best.num_microbatches,
+        schedules=(best.kind,),
+        scratchpad_bytes=2 * _scratchpad_bytes(best),
+    )
+    found = explore(asked).best
+    return found if _scratchpad_bytes(found) > _scratchpad_bytes(best) else None
+
+
+def _scratchpad_bytes(candidate: Candidate) -> int:
+    return max(stage.core.scratchpad_bytes for stage in candidate.stages if stage.core)
+
+
 def _written(plan: Plan, request: Request, folder: Path, seed: int) -> Build:
     from fpgapipe.host.build import write_build
     from fpgapipe.host.console import progress
+    from fpgapipe.hw.hls_models.garbage import rare_collections
 
-    with progress() as display:
+    with progress() as display, rare_collections():
         task = display.add_task("making programs", total=None)
         return write_build(
             plan,
