@@ -24,7 +24,7 @@ from fpgapipe.host.step_program import (
 from fpgapipe.host.step_units import Unit, Value, units_of
 from fpgapipe.host.tasks import single_device, slots_of
 from fpgapipe.hw.hls_models.core_cycles import MemorySpec
-from fpgapipe.hw.hls_models.core_spec import CoreSpec
+from fpgapipe.hw.hls_models.core_spec import CoreSpec, NoRoom
 from fpgapipe.hw.hls_models.garbage import rare_collections
 from fpgapipe.hw.hls_models.isa import WORD_BYTES, program_bytes
 from fpgapipe.hw.hls_models.kernels import loss, optimiser
@@ -51,7 +51,8 @@ def _naming(unit: Unit) -> Iterator[None]:
     except (NotImplementedError, ValueError) as error:
         text = str(error)
         named = text if text.startswith("layer ") else f"layer {unit.layers[0].name!r}: {text}"
-        raise NotImplementedError(named) from error
+        kind = NoRoom if isinstance(error, NoRoom) else NotImplementedError
+        raise kind(named) from error
 
 
 def _ceil_word(size_bytes: int) -> int:

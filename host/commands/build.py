@@ -67,6 +67,7 @@ def build(
     from fpgapipe.errors import UserError
     from fpgapipe.host.commands.planning import loader, parse_array, print_plan
     from fpgapipe.host.pipeline import check_schedule_kind
+    from fpgapipe.hw.hls_models.core_spec import NoRoom
     from fpgapipe.partition.explorer import AUTO_SCHEDULES, Request
     from fpgapipe.partition.planned import as_plan, one_link_each
 
@@ -94,8 +95,9 @@ def build(
             built = _written(plan, request, Path(folder or f"out/{graph.name}"), seed)
             break
         except UserError as error:
-            larger = _with_larger_scratchpads(best, request)
-            if not isinstance(error.__cause__, NotImplementedError) or larger is None:
+            fits = not isinstance(error.__cause__, NoRoom)
+            larger = None if fits else _with_larger_scratchpads(best, request)
+            if larger is None:
                 raise
             best = larger
     print_plan(plan, spec)
@@ -134,6 +136,7 @@ def _with_larger_scratchpads(best: Candidate, request: Request) -> Candidate | N
     import dataclasses
 
     from fpgapipe.partition.explorer import explore
+    from fpgapipe.partition.problem import PlanError
 
     first = best.stages[0].core
     assert first is not None
@@ -144,7 +147,10 @@ def _with_larger_scratchpads(best: Candidate, request: Request) -> Candidate | N
         schedules=(best.kind,),
         scratchpad_bytes=2 * _scratchpad_bytes(best),
     )
-    found = explore(asked).best
+    try:
+        found = explore(asked).best
+    except PlanError:
+        return None
     return found if _scratchpad_bytes(found) > _scratchpad_bytes(best) else None
 
 

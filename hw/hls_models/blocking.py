@@ -10,7 +10,7 @@ from fpgapipe.hw.hls_models.conv import ConvSpec, Pass
 from fpgapipe.hw.hls_models.conv_parts import Cut, Formats, Op
 from fpgapipe.hw.hls_models.conv_passes import operations
 from fpgapipe.hw.hls_models.core_cycles import MemorySpec, Prediction, predict
-from fpgapipe.hw.hls_models.core_spec import CoreSpec
+from fpgapipe.hw.hls_models.core_spec import CoreSpec, NoRoom
 from fpgapipe.hw.hls_models.cut_search import CutSearch, Sketch
 from fpgapipe.hw.hls_models.emit import Rings, Template, emit, may_fit, template
 from fpgapipe.hw.hls_models.isa import Instruction
@@ -67,7 +67,7 @@ def block(
 
     Raises
     ------
-    NotImplementedError
+    NoRoom
         If no cut fits the scratchpad.
     """
     search = CutSearch(conv, which, core, formats, memory)
@@ -97,7 +97,7 @@ def block(
             if found is not None:
                 return found
         limit *= 8
-    raise NotImplementedError(
+    raise NoRoom(
         f"the {which} pass of {conv} needs more than the {core.scratchpad.size_bytes:,} bytes "
         f"of scratchpad or the {core.acc_depth:,} accumulators of this core, however it is "
         "cut; give the core more of them"

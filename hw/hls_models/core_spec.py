@@ -10,6 +10,10 @@ VERSION = 2
 """Of instructions and registers; a core says it in a register."""
 
 
+class NoRoom(NotImplementedError, ValueError):
+    """What cannot be cut for the scratchpad or the accumulators of a core; a larger one may do."""
+
+
 @dataclass(frozen=True)
 class ScratchpadSpec:
     """On-chip memory: banks that are read and written at the same time.

@@ -12,6 +12,7 @@ from functools import lru_cache
 from math import copysign, prod
 from typing import Protocol
 
+from fpgapipe.hw.hls_models.core_spec import NoRoom
 from fpgapipe.hw.hls_models.isa import WORD_BYTES, Instruction, Opcode
 from fpgapipe.hw.hls_models.slab import Slab
 from fpgapipe.hw.hls_models.vector_op import VectorOp
@@ -236,7 +237,7 @@ class VectorKernel:
     def __post_init__(self) -> None:
         needed = room_of(self.buffers, self.turns)
         if needed > self.region.size_bytes:
-            raise ValueError(
+            raise NoRoom(
                 f"kernel {self.name} needs {needed:,} bytes of scratchpad, and has "
                 f"{self.region.size_bytes:,}"
             )
