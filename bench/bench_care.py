@@ -1,0 +1,334 @@
+"""Small modules that ask for care: each is computed right, or refused with its reason.
+
+Every module of ``bench/care`` is imported and held to PyTorch: outputs in evaluation and training,
+gradients, which parameters learn. Where it builds, its inference and one training step run in the
+bit-exact model and are held to the module itself, in FP32, and to PyTorch with the core's numbers.
+
+Prints one JSON object: the verdicts counted, and each module's with its reason or largest error.
+Exits with 1 if a module is wrong or ends in an error that is no refusal. ``--only WORD`` runs those
+with the word in their names.
+"""
+
+import argparse
+import copy
+import json
+import sys
+import time
+import traceback
+import warnings
+from collections import Counter
+from typing import Any
+
+import numpy as np
+import torch
+from care import aliasing, layouts, operators, sharing
+from care.case import Case
+
+from fpgapipe.errors import UserError
+from fpgapipe.host.backends.model import ModelBackend
+from fpgapipe.host.backends.torch_backend import TorchBackend
+from fpgapipe.host.backends.torch_reference import forward, initial_weights
+from fpgapipe.host.check import NumericCheck
+from fpgapipe.host.pipeline import build_pipeline
+from fpgapipe.host.step_program import StepOptions, scalar_bits
+from fpgapipe.hw.hls_models.core_spec import CoreSpec, ScratchpadSpec, VectorSpec
+from fpgapipe.partition.frontends.torch_program import from_torch
+from fpgapipe.partition.graph import Graph
+from fpgapipe.partition.schedule_kinds import make_schedule
+
+CASES: dict[str, Case] = {
+    f"{module.__name__.removeprefix('care.')}: {name}": case
+    for module in (aliasing, sharing, layouts, operators)
+    for name, case in module.CASES.items()
+}
+CORE = CoreSpec(8, 8, acc_depth=256, scratchpad=ScratchpadSpec(8, 1 << 14), vector=VectorSpec(4, 2))
+EXACT = 1e-4
+"""FP32 sums in another order: relative to the norm of all values, at most so much."""
+ROUNDED = 0.25
+"""A gradient in MXINT8 against FP32, by norm: ReLUs and maxima flip; a wrong one is 0.6 and more."""
+LOSS = 0.03
+"""A loss in MXINT8 against FP32; right networks differ by 0.003 to 0.013."""
+NUM_BATCHES = 2
+REFUSALS = (UserError, NotImplementedError)
+
+
+class WrongError(Exception):
+    """The result is another than PyTorch's."""
+
+
+def tensors_of(output: Any) -> list[torch.Tensor]:
+    """Outputs of a module in the order in which it gives them."""
+    if isinstance(output, torch.Tensor):
+        return [output]
+    each = output.values() if isinstance(output, dict) else output
+    return [tensor for one in each for tensor in tensors_of(one)]
+
+
+def distance(found: torch.Tensor, expected: torch.Tensor) -> float:
+    """Norm of the difference relative to the expected values' norm."""
+    if found.shape != expected.shape:
+        raise WrongError(f"shape {tuple(found.shape)} for {tuple(expected.shape)}")
+    found, expected = found.detach().double(), expected.detach().double()
+    return float((found - expected).norm() / expected.norm().clamp(min=1e-6))
+
+
+def held(what: str, found: torch.Tensor, expected: torch.Tensor, limit: float) -> float:
+    """Return the distance; complain if it is more than the limit, or no number."""
+    error = distance(found, expected)
+    if not error <= limit:
+        raise WrongError(f"{what} is off by {error:.3g}")
+    return error
+
+
+class Source:
+    """A module with its state as it was, run as often as need be.
+
+    Parameters
+    ----------
+    module : nn.Module
+    """
+
+    def __init__(self, module: torch.nn.Module) -> None:
+        self.module = module
+
+    def run(
+        self, inputs: list[torch.Tensor], *, training: bool, seed: int = 7
+    ) -> tuple[torch.nn.Module, list[torch.Tensor]]:
+        """Run a copy; returns the copy and its outputs."""
+        module = copy.deepcopy(self.module).train(training)
+        torch.manual_seed(seed)
+        return module, tensors_of(module(*(each.clone() for each in inputs)))
+
+    def gradients(
+        self, inputs: list[torch.Tensor], loss_of: Any
+    ) -> tuple[float, dict[str, torch.Tensor], dict[str, torch.Tensor]]:
+        """Loss, gradients by parameter and buffers after a training pass."""
+        module, outputs = self.run(inputs, training=True)
+        loss = loss_of(outputs)
+        if loss.requires_grad:
+            loss.backward()
+        found = {n: p.grad for n, p in module.named_parameters() if p.grad is not None}
+        return float(loss.detach()), found, dict(module.named_buffers())
+
+
+def batches(case: Case) -> list[list[torch.Tensor]]:
+    """Inputs for the comparisons."""
+    generator = torch.Generator().manual_seed(1)
+    return [
+        [torch.randn(shape, generator=generator) for shape in case.shapes]
+        for _ in range(NUM_BATCHES)
+    ]
+
+
+def given_to(graph: Graph, inputs: list[torch.Tensor]) -> dict[str, torch.Tensor]:
+    """Inputs by the graph's names; it may have fewer, when some are not used."""
+    given: dict[str, torch.Tensor] = {}
+    left = list(inputs)
+    for name, tensor in graph.inputs.items():
+        index = next(i for i, each in enumerate(left) if tuple(each.shape) == tensor.shape)
+        given[name] = left.pop(index)
+    return given
+
+
+def copied(weights: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+    """Copies of weights, since a training pass moves running statistics."""
+    return {name: each.clone() for name, each in weights.items()}
+
+
+def check_import(case: Case, source: Source, graph: Graph) -> float:
+    """Hold the graph to its source; returns the largest error."""
+    learned = {
+        p.name for layer in graph.layers.values() for p in layer.parameters if p.spec.trainable
+    }
+    asked = {name for name, p in source.module.named_parameters() if p.requires_grad}
+    if learned - asked:
+        raise WrongError(f"learns {', '.join(sorted(learned - asked))}, which the module does not")
+    worst = 0.0
+    weights = initial_weights(graph)
+    for inputs in batches(case):
+        given = given_to(graph, inputs)
+        for training in (False, True):
+            if training and case.random:
+                continue
+            _, expected = source.run(inputs, training=training)
+            _, again = source.run(inputs, training=training, seed=8)
+            if any(not torch.equal(one, two) for one, two in zip(expected, again, strict=True)):
+                raise WrongError("a module that draws random numbers was imported as fixed")
+            values = forward(graph, copied(weights), given, training=training)
+            found = [values.get(name, given.get(name)) for name in graph.outputs]
+            if len(found) != len(expected):
+                raise WrongError(f"{len(found)} outputs for {len(expected)}")
+            mode = "training" if training else "evaluation"
+            for one, two in zip(found, expected, strict=True):
+                worst = max(worst, held(f"output in {mode}", one, two, EXACT))
+        if case.random:
+            continue
+        worst = max(worst, check_gradients(source, graph, weights, inputs, learned))
+    return worst
+
+
+def check_gradients(
+    source: Source,
+    graph: Graph,
+    weights: dict[str, torch.Tensor],
+    inputs: list[torch.Tensor],
+    learned: set[str],
+) -> float:
+    """Hold gradients of a random sum of the outputs to the source's."""
+
+    def loss_of(outputs: list[torch.Tensor]) -> torch.Tensor:
+        generator = torch.Generator().manual_seed(3)
+        return sum(
+            ((each * torch.randn(each.shape, generator=generator)).sum() for each in outputs),
+            start=torch.zeros(()),
+        )
+
+    _, expected, _ = source.gradients(inputs, loss_of)
+    missing = [name for name, g in expected.items() if name not in learned and float(g.norm()) > 0]
+    if missing:
+        raise WrongError(f"does not learn {', '.join(missing)}")
+    leaves = {name: weights[name].detach().clone().requires_grad_() for name in learned}
+    given = given_to(graph, inputs)
+    values = forward(graph, {**copied(weights), **leaves}, given, training=True)
+    loss = loss_of([values.get(name, given.get(name)) for name in graph.outputs])
+    if not leaves or not loss.requires_grad:
+        return 0.0
+    found = torch.autograd.grad(loss, list(leaves.values()), allow_unused=True)
+    size = max(float(each.norm()) for each in expected.values()) if expected else 1.0
+    worst = 0.0
+    for name, gradient in zip(leaves, found, strict=True):
+        one = torch.zeros_like(leaves[name]) if gradient is None else gradient
+        two = expected.get(name, torch.zeros_like(one))
+        error = float((one.double() - two.double()).norm()) / max(float(two.norm()), 1e-3 * size)
+        if not error <= 10 * EXACT:
+            raise WrongError(f"gradient of {name} is off by {error:.3g}")
+        worst = max(worst, error)
+    return worst
+
+
+def check_inference(case: Case, source: Source, graph: Graph) -> None:
+    """Hold the bit-exact model's inference to the source."""
+    options = StepOptions(feature_bytes=4, train=False)
+    pipeline = build_pipeline(
+        graph, [CORE], [list(graph.layers)], make_schedule("gpipe", 1, 1), options=options
+    )
+    values = {name: each.numpy() for name, each in initial_weights(graph).items()}
+    with ModelBackend(pipeline, values) as backend:
+        for inputs in batches(case):
+            given = {name: each.numpy() for name, each in given_to(graph, inputs).items()}
+            found, _ = backend.infer(given, scalar_bits())
+            _, expected = source.run(inputs, training=False)
+            for name, two in zip(graph.outputs, expected, strict=True):
+                held("inference", torch.tensor(found[name]), two, 0.1)
+
+
+def check_step(case: Case, source: Source, graph: Graph) -> float:
+    """Hold a training step of the bit-exact model to the source; returns the largest error."""
+    options = StepOptions(feature_bytes=4)
+    pipeline = build_pipeline(
+        graph, [CORE], [list(graph.layers)], make_schedule("1f1b", 1, 1), options=options
+    )
+    values = {name: each.numpy() for name, each in initial_weights(graph).items()}
+    inputs = batches(case)[0]
+    given = {name: each.numpy() for name, each in given_to(graph, inputs).items()}
+    classes = graph.layers[graph.outputs[0]].output.shape[-1]
+    labels = np.random.default_rng(5).integers(0, classes, graph.batch)
+    scalars = scalar_bits(learning_rate=0.05)
+    with ModelBackend(pipeline, values) as backend:
+        before = backend.state()
+        result = backend.step(given, labels, scalars)
+        check = NumericCheck(
+            TorchBackend(graph, values, options=options, precision="mxint8", device="cpu")
+        )
+        difference = check.after(0, backend, result, before, given, labels, scalars)
+        if difference is not None:
+            raise WrongError(f"step: {difference}")
+        gradients, state = backend.parameters(".gradient"), backend.state()
+    if case.random:
+        return 0.0
+    loss, expected, buffers = source.gradients(
+        inputs, lambda each: torch.nn.functional.cross_entropy(each[0], torch.tensor(labels))
+    )
+    if not abs(loss - result.loss) <= LOSS * max(1.0, abs(loss)):
+        raise WrongError(f"step: loss {result.loss:.4f} for {loss:.4f}")
+    size = max(float(each.norm()) for each in expected.values())
+    worst = 0.0
+    for name, two in expected.items():
+        if float(two.norm()) < 1e-3 * size:
+            continue  # a bias in front of a batch normalisation: rounding is all there is
+        one = torch.tensor(np.array(gradients[name]))
+        worst = max(worst, held(f"step: gradient of {name}", one, two, ROUNDED))
+    for name, two in buffers.items():
+        if name in state:
+            held(f"step: statistics {name}", torch.tensor(state[name]), two, 0.05)
+    frozen = {n: p for n, p in source.module.named_parameters() if not p.requires_grad}
+    for name, two in frozen.items():
+        if name in state:
+            held(f"step: frozen {name}", torch.tensor(state[name]), two, 0.0)
+    return worst
+
+
+def judge(name: str, case: Case) -> dict[str, Any]:
+    """Give the verdict about one module."""
+    found: dict[str, Any] = {"name": name}
+    try:
+        torch.manual_seed(0)
+        source = Source(case.make())
+        try:
+            example = tuple(torch.randn(shape) for shape in case.shapes)
+            graph = from_torch((copy.deepcopy(source.module), example), name="care")
+        except REFUSALS as error:
+            return found | {"verdict": "import refused", "reason": str(error)}
+        try:
+            found["import_error"] = check_import(case, source, graph)
+        except NotImplementedError as error:
+            found["reference"] = str(error)  # the graph has an operator that PyTorch's side lacks
+        except UserError as error:
+            found["reference"] = str(error)
+        try:
+            check_inference(case, source, graph)
+            found["infers"] = True
+        except REFUSALS as error:
+            found |= {"infers": False, "inference_refused": str(error)}
+        try:
+            found["step_error"] = check_step(case, source, graph)
+            found["verdict"] = "trained right"
+        except REFUSALS as error:
+            found |= {"verdict": "imported right, step refused", "reason": str(error)}
+            if "reference" in found:
+                found["verdict"] = "imported unverified, step refused"
+    except WrongError as error:
+        found |= {"verdict": "WRONG", "reason": str(error)}
+    except Exception:  # whatever is no refusal is a defect
+        found |= {"verdict": "TRACEBACK", "reason": traceback.format_exc(limit=-3)}
+    return found
+
+
+def main() -> int:
+    """Print the verdicts."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--only", default="", help="run the modules with this in their names")
+    given = parser.parse_args()
+    warnings.simplefilter("ignore")
+    torch.set_num_threads(1)
+    begin = time.perf_counter()
+    found = []
+    for name, case in CASES.items():
+        if given.only in name:
+            verdict = judge(name, case)
+            found.append(verdict)
+            reason = " ".join(str(verdict.get("reason", "")).split())[:160]
+            print(f"{verdict['verdict']:34} {name}  {reason}", file=sys.stderr, flush=True)
+    counts = Counter(each["verdict"] for each in found)
+    result = {
+        "modules": len(found),
+        "verdicts": dict(counts),
+        "wall_s": time.perf_counter() - begin,
+        "cases": found,
+    }
+    print(json.dumps(result, indent=2))
+    return 1 if counts["WRONG"] + counts["TRACEBACK"] else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
