@@ -75,7 +75,7 @@ CASES: dict[str, Case] = {
         lambda s, x: s.fc(F.adaptive_avg_pool2d(s.c(x), 1).flatten(1, 2).flatten(1)),
         c=conv(),
         fc=linear(8),
-    ),  # fmt: skip
+    ),
     "flattened input": net(
         lambda s, x: s.fc(F.relu(s.e(x.flatten(1)))), e=linear(192, 16), fc=linear(16)
     ),
@@ -99,7 +99,7 @@ CASES: dict[str, Case] = {
         c=conv(),
         e=linear(8, 8),
         fc=linear(8),
-    ),  # fmt: skip
+    ),
     "linear on three dimensions": net(
         lambda s, x: s.fc(F.relu(s.e(x)).flatten(1)), (4, 3, 6), e=linear(6, 8), fc=linear(24)
     ),
@@ -115,20 +115,20 @@ CASES: dict[str, Case] = {
         e=linear(12, 8),
         bn=lambda: nn.BatchNorm1d(8),
         fc=linear(8),
-    ),  # fmt: skip
+    ),
     "BatchNorm1d on signals": net(
         lambda s, x: s.fc(F.relu(s.bn(x)).flatten(1)),
         SIGNAL,
         bn=lambda: nn.BatchNorm1d(6),
         fc=linear(60),
-    ),  # fmt: skip
+    ),
     "BatchNorm1d on signals as long as their channels": net(
         lambda s, x: s.fc(F.relu(s.bn(s.e(x))).flatten(1)),
         (4, 6, 6),
         e=linear(6, 6),
         bn=lambda: nn.BatchNorm1d(6),
         fc=linear(36),
-    ),  # fmt: skip
+    ),
     "BatchNorm1d on an image's rows": net(
         lambda s, x: s.fc(F.relu(s.bn(s.c(x).flatten(2))).flatten(1)),
         **_flat(bn=lambda: nn.BatchNorm1d(8)),
@@ -138,25 +138,25 @@ CASES: dict[str, Case] = {
         VOLUME,
         bn=lambda: nn.BatchNorm3d(2),
         fc=linear(240),
-    ),  # fmt: skip
+    ),
     "Conv1d": net(
         lambda s, x: s.fc(F.relu(s.c(x)).flatten(1)),
         SIGNAL,
         c=lambda: nn.Conv1d(6, 4, 3),
         fc=linear(32),
-    ),  # fmt: skip
+    ),
     "Conv3d": net(
         lambda s, x: s.fc(F.relu(s.c(x)).flatten(1)),
         VOLUME,
         c=lambda: nn.Conv3d(2, 3, 3, padding=1),
         fc=linear(360),
-    ),  # fmt: skip
+    ),
     "AvgPool1d on vectors of one channel": net(
         lambda s, x: s.fc(F.avg_pool1d(s.e(x).unsqueeze(1), 2).squeeze(1)),
         VECTOR,
         e=linear(12, 8),
         fc=linear(4),
-    ),  # fmt: skip
+    ),
     "MaxPool1d": net(lambda s, x: s.fc(F.max_pool1d(x, 2).flatten(1)), SIGNAL, fc=linear(30)),
     "mean of both spatial axes": net(
         lambda s, x: s.fc(F.relu(s.c(x)).mean((2, 3))), c=conv(), fc=linear(8)
@@ -166,7 +166,7 @@ CASES: dict[str, Case] = {
         c=conv(),
         d=conv(8, 8, 1),
         fc=linear(8),
-    ),  # fmt: skip
+    ),
     "mean of one axis, then the other": net(
         lambda s, x: s.fc(s.c(x).mean(3).mean(2)), c=conv(), fc=linear(8)
     ),
@@ -206,7 +206,7 @@ CASES: dict[str, Case] = {
     "two inputs": Case(
         lambda: _two_inputs(),
         ((4, 3, 8, 8), (4, 7)),
-    ),  # fmt: skip
+    ),
 }
 
 

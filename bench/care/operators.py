@@ -104,9 +104,7 @@ CASES: dict[str, Case] = {
     "BN: momentum=None": _normalised(lambda: nn.BatchNorm2d(8, momentum=None)),
     "BN: momentum=0.5": _normalised(lambda: nn.BatchNorm2d(8, momentum=0.5)),
     "BN: momentum=0": _normalised(lambda: nn.BatchNorm2d(8, momentum=0.0)),
-    "BN: no running statistics": _normalised(
-        lambda: nn.BatchNorm2d(8, track_running_stats=False)
-    ),
+    "BN: no running statistics": _normalised(lambda: nn.BatchNorm2d(8, track_running_stats=False)),
     "BN: affine=False": _normalised(lambda: nn.BatchNorm2d(8, affine=False)),
     "BN: eps=0.1": _normalised(lambda: nn.BatchNorm2d(8, eps=0.1)),
     "BN: in evaluation mode": Case(_evaluated),
@@ -115,8 +113,10 @@ CASES: dict[str, Case] = {
     ),
     "BN: two in a row": net(
         lambda s, x: s.fc(_mean(s.m(s.n(s.c(x))))),
-        n=lambda: nn.BatchNorm2d(8), m=lambda: nn.BatchNorm2d(8), **POOLED
-    ),  # fmt: skip
+        n=lambda: nn.BatchNorm2d(8),
+        m=lambda: nn.BatchNorm2d(8),
+        **POOLED,
+    ),
     "BN: of the logits": net(
         lambda s, x: s.n(s.fc(_mean(F.relu(s.c(x))))), n=lambda: nn.BatchNorm1d(5), **POOLED
     ),
@@ -148,16 +148,20 @@ CASES: dict[str, Case] = {
     "depthwise": _convolved(kernel_size=3, padding=1, groups=8),
     "transposed convolution": net(
         lambda s, x: s.fc(_mean(F.relu(s.d(s.c(x))))),
-        c=conv(), d=lambda: nn.ConvTranspose2d(8, 8, 2, 2), fc=linear(8),
-    ),  # fmt: skip
+        c=conv(),
+        d=lambda: nn.ConvTranspose2d(8, 8, 2, 2),
+        fc=linear(8),
+    ),
     "F.pad, uneven, then convolution": net(
         lambda s, x: s.fc(_mean(F.relu(s.d(F.pad(s.c(x), (0, 1, 2, 0)))))),
-        d=conv(8, 8, 3, padding=0), **POOLED
-    ),  # fmt: skip
+        d=conv(8, 8, 3, padding=0),
+        **POOLED,
+    ),
     "F.pad with ones": net(
         lambda s, x: s.fc(_mean(F.relu(s.d(F.pad(s.c(x), (1, 1, 1, 1), value=1.0))))),
-        d=conv(8, 8, 3, padding=0), **POOLED
-    ),  # fmt: skip
+        d=conv(8, 8, 3, padding=0),
+        **POOLED,
+    ),
     "F.pad of less than nothing": _between(lambda y: F.relu(F.pad(y, (-1, -1, -2, 0)))),
     "F.pad of the channels": _between(lambda y: F.pad(y, (0, 0, 0, 0, 1, 2)), 11),
     "F.pad, then maximum": _between(lambda y: F.max_pool2d(F.pad(y, (1, 1, 1, 1)), 2)),
@@ -220,7 +224,9 @@ CASES: dict[str, Case] = {
     ),
     "dropout of channels": Case(
         lambda: Net(
-            lambda s, x: s.fc(_mean(F.dropout2d(s.c(x), 0.5, s.training))), c=conv()(), fc=linear(8)()
+            lambda s, x: s.fc(_mean(F.dropout2d(s.c(x), 0.5, s.training))),
+            c=conv()(),
+            fc=linear(8)(),
         ),
         random=True,
     ),
@@ -235,9 +241,7 @@ CASES: dict[str, Case] = {
     "a branch by value": net(_branch, **POOLED),
     "a loop over one layer": net(_loop, c=conv(3, 3), fc=linear(3)),
     # Outputs, inputs, types
-    "a tuple of outputs": net(
-        lambda s, x: (lambda y: (s.fc(y), y))(_mean(s.c(x))), **POOLED
-    ),
+    "a tuple of outputs": net(lambda s, x: (lambda y: (s.fc(y), y))(_mean(s.c(x))), **POOLED),
     "a dictionary of outputs": net(lambda s, x: {"logits": s.fc(_mean(s.c(x)))}, **POOLED),
     "a list of one": net(lambda s, x: [s.fc(_mean(s.c(x)))], **POOLED),
     "the input as an output": net(lambda s, x: x, **POOLED),
@@ -246,10 +250,11 @@ CASES: dict[str, Case] = {
         lambda: Net(lambda s, x, v: s.fc(_mean(s.c(x))), c=conv()(), fc=linear(8)()),
         ((4, 3, 8, 8), (4, 2)),
     ),
-    "float64": net(lambda s, x: s.fc(_mean(s.c(x.double())).float()),
-                   c=lambda: conv()().double(), fc=linear(8)),
+    "float64": net(
+        lambda s, x: s.fc(_mean(s.c(x.double())).float()), c=lambda: conv()().double(), fc=linear(8)
+    ),
     "through float16": _between(lambda y: y.half().float()),
     "through int32": _between(lambda y: y.to(torch.int32).float()),
     "classes instead of logits": net(lambda s, x: s.fc(_mean(s.c(x))).argmax(1), **POOLED),
     "a loss": net(lambda s, x: s.fc(_mean(s.c(x))).mean(), **POOLED),
-}  # fmt: skip
+}

@@ -204,7 +204,7 @@ CASES: dict[str, Case] = {
         a=linear(8, 8),
         b=linear(8, 8),
         **POOLED,
-    ),  # fmt: skip
+    ),
     "a linear layer on an image and on vectors, one weight": _tied(
         "a",
         "b",
@@ -213,7 +213,7 @@ CASES: dict[str, Case] = {
         b=linear(512, 512),
         c=conv(),
         fc=linear(512),
-    ),  # fmt: skip
+    ),
     "tied: a product with the transposed weight": net(tied_transposed, e=linear(8, 8), **POOLED),
     "tied: a product with weight.t()": net(
         tied_by_t, c=conv(), e=linear(8, 8), fc=linear(8, bias=False)
@@ -256,7 +256,7 @@ CASES: dict[str, Case] = {
         c=_frozen(conv()),
         d=_frozen(conv(8)),
         fc=linear(8),
-    ),  # fmt: skip
+    ),
     "a convolution that nothing uses": net(unused, spare=conv(), **POOLED),
     "a weight of nan": bad(float("nan")),
     "a weight of infinity": bad(float("inf")),
