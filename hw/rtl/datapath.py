@@ -16,7 +16,7 @@ from fpgapipe.hw.hls_models.isa import SHAPE
 from fpgapipe.hw.rtl.fp32 import Fp32Adder, SumConverter
 from fpgapipe.hw.rtl.layouts import layout_of
 from fpgapipe.hw.rtl.memory import BlockMemory, BlockMemorySpec
-from fpgapipe.hw.rtl.modules import instance_of, own_module
+from fpgapipe.hw.rtl.modules import instance_of, makes_modules, own_module
 from fpgapipe.hw.rtl.systolic import SystolicCells
 
 
@@ -54,7 +54,7 @@ class AccumulatorColumn(wiring.Component):
         )
 
     def elaborate(self, platform):  # noqa: D102
-        if platform is not None:
+        if makes_modules(platform):
             return instance_of(self, f"accumulator_column_{self.spec.acc_bits}", platform)
 
         m = Module()

@@ -105,13 +105,15 @@ class Device(wiring.Component):
         m = Module()
         spec = self.spec
         # Two domains of one clock: a start makes the core as new, and leaves the registers.
-        sync, core = ClockDomain("sync"), ClockDomain("core")
+        # They are the device's own. None is called "sync": Amaranth would take it for the domain of
+        # that name in the design around the device.
+        device, core = (ClockDomain(name, local=True) for name in ("device", "core"))
         clear = Signal()
-        sync.clk = core.clk = self.clk
-        sync.rst = self.rst
-        m.domains += sync, core
+        device.clk = core.clk = self.clk
+        device.rst = self.rst
+        m.domains += device, core
         m.d.comb += core.rst.eq(self.rst | clear)
-        in_core = DomainRenamer("core")
+        in_device, in_core = DomainRenamer("device"), DomainRenamer("core")
 
         # The largest first, as they are converted in this order.
         engines = [GemmEngine(spec) for _ in range(spec.num_engines)]
@@ -135,10 +137,10 @@ class Device(wiring.Component):
         sequencer = Sequencer(SequencerSpec.of(spec))
         load, store, registers = LoadEngine(spec), self._store, self._registers
         m.submodules.scratchpad = in_core(own_module(scratchpad, "scratchpad"))
-        m.submodules.sequencer = own_module(sequencer, "sequencer")
+        m.submodules.sequencer = in_device(own_module(sequencer, "sequencer"))
         m.submodules.load = in_core(own_module(load, "load_engine"))
         m.submodules.store = in_core(own_module(store, "store_engine"))
-        m.submodules.registers = own_module(registers, "registers")
+        m.submodules.registers = in_device(own_module(registers, "registers"))
         for number, engine in enumerate(engines):
             wiring.connect(m, sequencer.gemm[number], engine.i)
             wiring.connect(m, engine.read_a, scratchpad.reads[2 * number])
@@ -248,12 +250,13 @@ class Device(wiring.Component):
         ]
 
         # Reading the program goes first: it asks seldom.
-        m.submodules.arbiter = arbiter = self._arbiter
+        arbiter = self._arbiter
+        m.submodules.arbiter = in_device(arbiter)
         wiring.connect(m, sequencer.axi, arbiter.masters[0])
         wiring.connect(m, load.axi, arbiter.masters[1])
         connect_flat(m, self, "m_axi", arbiter.o)
         if spec.links:
-            m.submodules.writes = self._writes
+            m.submodules.writes = in_device(self._writes)
             wiring.connect(m, store.axi, self._writes.masters[0])
             connect_flat(m, self, "m_axi", self._writes.o)
         else:
@@ -264,13 +267,14 @@ class Device(wiring.Component):
         """Links and their engines; returns what their counters count while a program runs."""
         spec, registers = self.spec, self._registers
         queues = SequencerSpec.of(spec).queues
-        in_core = DomainRenamer("core")
+        in_device, in_core = DomainRenamer("device"), DomainRenamer("core")
         events: dict[str, Any] = {}
         for number, link in enumerate(spec.links):
             # Ends that are equal have one module. They are not in the core's domain: what is on its
             # way stays when a program starts.
             name = f"link_engine{spec.links.index(link)}"
-            m.submodules[f"link{number}"] = engine = own_module(LinkEngine(link), name)
+            engine = LinkEngine(link)
+            m.submodules[f"link{number}"] = in_device(own_module(engine, name))
             send, receive = SendEngine(spec), ReceiveEngine(spec)
             m.submodules[f"send{number}"] = in_core(own_module(send, "send_engine"))
             m.submodules[f"receive{number}"] = in_core(own_module(receive, "receive_engine"))
@@ -282,7 +286,7 @@ class Device(wiring.Component):
             wiring.connect(m, receive.axi, self._writes.masters[1 + number])
             down = Signal(name=f"down{number}")
             gone = (LinkState.OFF, LinkState.PEER_RESET, LinkState.MISMATCH)
-            m.d.sync += down.eq(Cat(engine.state == state for state in gone).any())
+            m.d.device += down.eq(Cat(engine.state == state for state in gone).any())
             for opcode, client in ((Opcode.SEND, send), (Opcode.RECEIVE, receive)):
                 kind = opcode.name.lower()
                 queue = queues.index((opcode, number))

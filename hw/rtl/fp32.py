@@ -14,7 +14,7 @@ from amaranth.lib.wiring import In, Out
 
 from fpgapipe.hw.hls_models import fp32
 from fpgapipe.hw.hls_models.fp32 import NAN_BITS, SumSpec
-from fpgapipe.hw.rtl.modules import instance_of
+from fpgapipe.hw.rtl.modules import instance_of, makes_modules
 
 INFINITY_BITS = 0x7F800000
 
@@ -132,7 +132,7 @@ class Fp32Adder(_Binary):
     latency_cycles = fp32.ADD_CYCLES
 
     def elaborate(self, platform):  # noqa: D102
-        if platform is not None:
+        if makes_modules(platform):
             return shared(self, "fp32_adder", platform)
 
         m = Module()
@@ -218,7 +218,7 @@ class Fp32Multiplier(_Binary):
     latency_cycles = fp32.MULTIPLY_CYCLES
 
     def elaborate(self, platform):  # noqa: D102
-        if platform is not None:
+        if makes_modules(platform):
             return shared(self, "fp32_multiplier", platform)
 
         m = Module()
@@ -307,7 +307,7 @@ class SumConverter(wiring.Component):
         )
 
     def elaborate(self, platform):  # noqa: D102
-        if platform is not None:
+        if makes_modules(platform):
             return shared(self, f"sum_converter_{self.spec.acc_bits}", platform)
 
         m = Module()
@@ -364,7 +364,7 @@ class Bf16Rounder(wiring.Component):
         super().__init__({"advance": In(1), "i": In(32), "o": Out(16)})
 
     def elaborate(self, platform):  # noqa: D102
-        if platform is not None:
+        if makes_modules(platform):
             return shared(self, "bf16_rounder", platform)
 
         m = Module()

@@ -9,6 +9,7 @@ from fpgapipe.hw.hls_models import function as model
 from fpgapipe.hw.hls_models.fp32 import NAN_BITS
 from fpgapipe.hw.hls_models.function import Function
 from fpgapipe.hw.rtl.fp32 import INFINITY_BITS, Pipeline, leading_nibble, normalized, shared
+from fpgapipe.hw.rtl.modules import makes_modules
 
 _ONE_BITS = 0x3F800000
 
@@ -75,7 +76,7 @@ class FunctionUnit(wiring.Component):
         super().__init__({"advance": In(1), "i": In(32), "function": In(4), "o": Out(32)})
 
     def elaborate(self, platform):  # noqa: D102
-        if platform is not None:
+        if makes_modules(platform):
             return shared(self, "function_unit", platform)
 
         m = Module()

@@ -7,6 +7,8 @@ from amaranth.lib import wiring
 from amaranth.lib.memory import Memory
 from amaranth.lib.wiring import In, Out
 
+from fpgapipe.hw.rtl.modules import makes_modules
+
 
 @dataclass(frozen=True)
 class BlockMemorySpec:
@@ -80,7 +82,7 @@ class BlockMemory(wiring.Component):
 
     def elaborate(self, platform):  # noqa: D102
         spec = self.spec
-        if platform is not None:
+        if makes_modules(platform):
             name = f"memory_{spec.rows}x{spec.bits}_{spec.granule_bits}"
             platform.add_file(f"{name}.il", _rtlil(name, spec))
             inputs = ("read", "read_row", "write", "write_row", "write_data")

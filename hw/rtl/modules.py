@@ -35,10 +35,19 @@ class Block(NamedTuple):
     has_platform: bool
 
 
+def makes_modules(platform):
+    """Whether a platform takes modules, as that of `fpgapipe.sim_tb.verilog` does.
+
+    Amaranth's own platforms do not, nor is there one in proofs or where Amaranth converts a
+    component by itself: then every block is a part of the design.
+    """
+    return hasattr(platform, "add_module")
+
+
 def own_module(component, name):
     """Make a component an instance of its own module: ``m.submodules.x = own_module(x, "x")``.
 
-    On a platform without ``add_module``, as in proofs, it stays a part of the design.
+    On a platform that takes no modules it stays a part of the design.
 
     Parameters
     ----------
@@ -56,7 +65,7 @@ def own_module(component, name):
     elaborate = component.elaborate
 
     def instance(platform):
-        if not hasattr(platform, "add_module"):
+        if not makes_modules(platform):
             return elaborate(platform)
         return _instance(component, name, platform, has_platform=True)
 

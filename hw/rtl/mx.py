@@ -11,6 +11,7 @@ from fpgapipe.hw.hls_models import mx
 from fpgapipe.hw.hls_models.fp32 import CODE_NAN, NAN_BITS
 from fpgapipe.hw.hls_models.mx import MX_BLOCK
 from fpgapipe.hw.rtl.fp32 import Pipeline, shared
+from fpgapipe.hw.rtl.modules import makes_modules
 
 
 class BlockQuantiser(wiring.Component):
@@ -50,7 +51,7 @@ class BlockQuantiser(wiring.Component):
         )
 
     def elaborate(self, platform):  # noqa: D102
-        if platform is not None:
+        if makes_modules(platform):
             return shared(self, "block_quantiser", platform)
 
         m = Module()
@@ -118,7 +119,7 @@ class HalfQuantiser(wiring.Component):
         )
 
     def elaborate(self, platform):  # noqa: D102
-        if platform is not None:
+        if makes_modules(platform):
             return shared(self, "half_quantiser", platform)
 
         m = Module()
@@ -187,7 +188,7 @@ class ElementDequantiser(wiring.Component):
         )
 
     def elaborate(self, platform):  # noqa: D102
-        if platform is not None:
+        if makes_modules(platform):
             return shared(self, "element_dequantiser", platform)
 
         m = Module()

@@ -9,7 +9,7 @@ from amaranth.lib import data, stream, wiring
 from amaranth.lib.wiring import In, Out
 
 from fpgapipe.hw.hls_models.systolic import SystolicSpec
-from fpgapipe.hw.rtl.modules import instance_of
+from fpgapipe.hw.rtl.modules import instance_of, makes_modules
 
 
 class Skew(wiring.Component):
@@ -70,7 +70,7 @@ class Deskew(wiring.Component):
         super().__init__({"advance": In(1), "i": In(width).array(n), "o": Out(elements)})
 
     def elaborate(self, platform):  # noqa: D102
-        if hasattr(platform, "add_file"):
+        if makes_modules(platform):
             name = f"deskew_{self._n}x{self._width}"
             platform.add_file(f"{name}.il", _deskew_rtlil(name, self._width, self._n))
             inputs = {f"i_i__{index}": element for index, element in enumerate(self.i)}
@@ -171,7 +171,7 @@ class SystolicRow(wiring.Component):
 
     def elaborate(self, platform):  # noqa: D102
         spec = self.spec
-        if platform is not None:
+        if makes_modules(platform):
             name = f"systolic_row_{spec.cols}x{spec.operand_bits}_{spec.acc_bits}"
             return instance_of(self, name, platform)
 
