@@ -16,6 +16,7 @@ from typing import Any
 import yaml
 
 from fpgapipe.errors import FileError, shown
+from fpgapipe.files import read_text
 
 MAX_FILE_BYTES = 128 * 1024
 """Larger files are refused: PyYAML reads about 0.2 MB/s, and a board needs 5 kB."""
@@ -127,7 +128,7 @@ def read_yaml(path: Path) -> Document:
         If the file cannot be read, or is no YAML.
     """
     document = Document(path)
-    text = _text_of(path)
+    text = read_text(path, MAX_FILE_BYTES)
     try:
         events: Iterator[Any] = yaml.parse(text, Loader=yaml.SafeLoader)
         _Builder(document, events).build()
@@ -150,30 +151,6 @@ def read_yaml(path: Path) -> Document:
 def _code(error: yaml.reader.ReaderError) -> int:
     character = error.character
     return character if isinstance(character, int) else ord(character)
-
-
-def _text_of(path: Path) -> str:
-    try:
-        if path.is_dir():
-            raise FileError(path, ["is a folder, not a file"])
-        if not path.exists():
-            raise FileError(path, ["there is no such file"])
-        if not path.is_file():
-            raise FileError(path, ["is no ordinary file"])
-        with path.open("rb") as file:
-            data = file.read(MAX_FILE_BYTES + 1)
-    except OSError as error:
-        raise FileError(path, [f"cannot be read: {error.strerror or error}"]) from None
-    except ValueError:
-        raise FileError(path, ["there is no such file"]) from None
-    if len(data) > MAX_FILE_BYTES:
-        raise FileError(path, [f"must be at most {MAX_FILE_BYTES // 1024} KiB"])
-    try:
-        return data.decode("utf-8-sig")
-    except UnicodeDecodeError as error:
-        line = data.count(b"\n", 0, error.start) + 1
-        byte = data[error.start]
-        raise FileError(path, [f"line {line}: must be UTF-8 text, not byte {byte:#04x}"]) from None
 
 
 def _line(event: Any) -> int:

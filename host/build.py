@@ -15,7 +15,6 @@ import hashlib
 import json
 import logging
 import os
-import tempfile
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -25,6 +24,15 @@ from pydantic import TypeAdapter, ValidationError
 
 from fpgapipe import __version__
 from fpgapipe.errors import FileError, UserError
+from fpgapipe.files import (
+    exchange,
+    open_file,
+    parse_json,
+    read_bytes,
+    read_json,
+    read_text,
+    scratch_folder,
+)
 from fpgapipe.host.build_hardware import core_name, resources_json
 from fpgapipe.host.core_bench import device_verilog
 from fpgapipe.host.device_file import read_device, write_device
@@ -51,7 +59,10 @@ if TYPE_CHECKING:
 MANIFEST = "manifest.json"
 PLAN, NETWORK, CLUSTER = "plan.json", "network.json", "cluster.json"
 HARDWARE, DEVICES, RUN = "hardware", "devices", "run"
-FORMAT_VERSION = 3
+FORMAT_VERSION = 4
+
+MAX_BYTES = 1 << 30
+"""A larger file of JSON is not read."""
 
 logger = logging.getLogger(__name__)
 
@@ -108,7 +119,7 @@ class Build:
     @functools.cached_property
     def graph(self) -> Graph:
         """The network for one micro-batch."""
-        return graph_json.from_json((self.folder / NETWORK).read_text())
+        return graph_json.from_json(read_text(self.folder / NETWORK, MAX_BYTES))
 
     @functools.cached_property
     def _devices(self) -> list[tuple[DeviceProgram, dict[str, NDArray[np.float32]]]]:
@@ -152,8 +163,7 @@ class Build:
         """
         found = []
         for stage, core in zip(self.plan.stages, self.cores, strict=True):
-            text = (self.folder / HARDWARE / f"{core_name(core)}.json").read_text()
-            value = json.loads(text)
+            value = read_json(self.folder / HARDWARE / f"{core_name(core)}.json", MAX_BYTES)
             head = {"core": value["core"], "board": stage.board, "basis": value["basis"]}
             found.append(head | value["boards"][stage.board])
         return found
@@ -286,7 +296,10 @@ def _manifest(folder: Path, build: Build) -> str:
         "seed": build.seed,
         "options": dataclasses.asdict(build.options),
         "files": {
-            path.relative_to(folder).as_posix(): _digest(path)
+            path.relative_to(folder).as_posix(): {
+                "bytes": path.stat().st_size,
+                "sha256": _digest(path, path.stat().st_size),
+            }
             for path in sorted(folder.rglob("*"))
             if path.is_file()
         },
@@ -307,12 +320,13 @@ def _refuse_foreign(folder: Path) -> None:
 def _writing(folder: Path) -> Iterator[Path]:
     """Give an empty folder, and put it where it belongs when it is full.
 
-    The same build is left as it is, with its runs; runs of another one are not thrown away.
+    The same build is left as it is, with its runs; runs of another one are not thrown away. What a
+    build that was killed has left is removed.
     """
     try:
         folder.parent.mkdir(parents=True, exist_ok=True)
-        with tempfile.TemporaryDirectory(dir=folder.parent, prefix=f".{folder.name}-") as scratch:
-            fresh = Path(scratch) / "new"
+        with scratch_folder(folder) as scratch:
+            fresh = scratch / "new"
             fresh.mkdir()
             yield fresh
             with holding(folder):
@@ -324,8 +338,9 @@ def _writing(folder: Path) -> Iterator[Path]:
                             f"{folder} holds runs of another build; move or remove {folder / RUN}, "
                             "or name another folder with -o"
                         )
-                    folder.replace(Path(scratch) / "old")
-                fresh.replace(folder)
+                    exchange(fresh, folder)
+                else:
+                    fresh.replace(folder)
     except OSError as error:
         raise UserError(f"{folder} cannot be written: {error.strerror}") from None
 
@@ -365,7 +380,13 @@ def open_build(folder: Path) -> Build:
         If it is no build, of another version, or damaged.
     """
     try:
-        manifest = json.loads((folder / MANIFEST).read_text())
+        text = read_text(folder / MANIFEST, MAX_BYTES)
+    except FileError as error:
+        hint = "" if os.path.lexists(folder) else f"; 'fpgapipe build -o {folder}' makes one"
+        why = f"{MANIFEST}: {error.faults[0]}"
+        raise UserError(f"{folder} is no build folder ({why}){hint}") from None
+    try:
+        manifest = parse_json(text)
         if manifest["format"] != "fpgapipe-build":
             raise KeyError("format")
         version = manifest["version"]
@@ -374,12 +395,11 @@ def open_build(folder: Path) -> Build:
                 f"{folder} has format version {version}, not {FORMAT_VERSION}; build it again"
             )
         options, seed = _OPTIONS.validate_python(manifest["options"]), int(manifest["seed"])
-        files = dict(manifest["files"])
-    except OSError as error:
-        absent = isinstance(error, FileNotFoundError) and not folder.exists()
-        hint = f"; 'fpgapipe build -o {folder}' makes one" if absent else ""
-        raise UserError(f"{folder} is no build folder ({error.strerror}){hint}") from None
-    except (ValueError, KeyError, TypeError, RecursionError):
+        files = {
+            str(name): (int(each["bytes"]), str(each["sha256"]))
+            for name, each in manifest["files"].items()
+        }
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
         raise FileError(folder / MANIFEST, ["is no manifest of a build"]) from None
     damaged = _damaged(folder, files)
     if not damaged:
@@ -388,7 +408,7 @@ def open_build(folder: Path) -> Build:
         damaged = [f"{MANIFEST} without {name}" for name in missing]
         if plan and not missing:
             try:
-                cluster = _CLUSTERS.validate_json((folder / CLUSTER).read_bytes())
+                cluster = _CLUSTERS.validate_json(read_bytes(folder / CLUSTER, MAX_BYTES))
             except ValidationError:
                 raise FileError(folder / CLUSTER, ["is no cluster of a build"]) from None
             return Build(folder, plan, cluster, options, seed)
@@ -410,8 +430,10 @@ def _needed(plan: Plan) -> set[str]:
     )
 
 
-def _damaged(folder: Path, files: dict[str, str]) -> list[str]:
-    return [name for name, digest in files.items() if _digest(folder / name) != digest]
+def _damaged(folder: Path, files: dict[str, tuple[int, str]]) -> list[str]:
+    return [
+        name for name, (size, digest) in files.items() if _digest(folder / name, size) != digest
+    ]
 
 
 def _is_whole(folder: Path) -> bool:
@@ -423,17 +445,19 @@ def _is_whole(folder: Path) -> bool:
 
 
 def _same(one: Path, other: Path) -> bool:
-    return one.read_bytes() == other.read_bytes()
+    return read_bytes(one, MAX_BYTES) == read_bytes(other, MAX_BYTES)
 
 
 def _is_empty(folder: Path) -> bool:
     return folder.is_dir() and not any(folder.iterdir())
 
 
-def _digest(path: Path) -> str:
-    """SHA-256 of a file; empty if it cannot be read."""
+def _digest(path: Path, size_bytes: int) -> str:
+    """SHA-256 of a file; empty if it is not of this size, or cannot be read."""
     try:
-        with path.open("rb") as file:
-            return hashlib.file_digest(file, "sha256").hexdigest()
-    except OSError:
-        return ""
+        with open_file(path, size_bytes) as file:
+            if os.fstat(file.fileno()).st_size == size_bytes:
+                return hashlib.file_digest(file, "sha256").hexdigest()
+    except (FileError, OSError):
+        pass
+    return ""

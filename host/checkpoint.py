@@ -6,19 +6,18 @@ and the values one after the other: little-endian FP32, in the order of the JSON
 
 from __future__ import annotations
 
-import contextlib
 import hashlib
 import json
 import logging
 import math
-import os
 import re
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from fpgapipe.errors import UserError
+from fpgapipe.errors import FileError, UserError
+from fpgapipe.files import open_file, remove_leftovers, write_whole
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
@@ -27,6 +26,9 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
 MAGIC = b"fpgapipe-checkpoint 1\n"
+MAX_BYTES = 1 << 36
+"""A larger checkpoint is none: a board has less memory."""
+
 KEPT = 3
 """Checkpoints that a run keeps, the newest ones."""
 
@@ -89,13 +91,15 @@ class Checkpoint:
             If it is none, or damaged.
         """
         try:
-            with path.open("rb") as file:
+            with open_file(path, MAX_BYTES) as file:
                 if file.read(len(MAGIC)) != MAGIC:
                     raise CheckpointError(f"{path} is no checkpoint of this version")
                 written = file.readline(80)
                 body = file.read()
+        except FileError as error:
+            raise CheckpointError(str(error)) from None
         except OSError as error:
-            raise CheckpointError(f"{path} cannot be read: {error.strerror}") from None
+            raise CheckpointError(f"{path}: cannot be read: {error.strerror}") from None
         if hashlib.sha256(body).hexdigest().encode() + b"\n" != written:
             raise CheckpointError(f"{path} is damaged: its bytes are not those of its checksum")
         head, _, values = body.partition(b"\n")
@@ -113,33 +117,6 @@ class Checkpoint:
             return cls(int(found["step"]), str(found["build"]), dict(found["settings"]), state)
         except (ValueError, KeyError, TypeError, RecursionError) as error:
             raise CheckpointError(f"{path} is no checkpoint of this version: {error}") from None
-
-
-def write_whole(path: Path, pieces: list[bytes]) -> None:
-    """Write a file under another name, and give it its own when all of it is on the disk.
-
-    Raises
-    ------
-    OSError
-        If it cannot be written; what was under its name is still there then.
-    """
-    part = path.with_name(f".{path.name}.part")
-    try:
-        with part.open("wb") as file:
-            for piece in pieces:
-                file.write(piece)
-            file.flush()
-            os.fsync(file.fileno())
-        part.replace(path)
-    except OSError:
-        with contextlib.suppress(OSError):
-            part.unlink(missing_ok=True)
-        raise
-    folder = os.open(path.parent, os.O_RDONLY)
-    try:
-        os.fsync(folder)  # or the new name may be lost when power is
-    finally:
-        os.close(folder)
 
 
 @dataclass(frozen=True)
@@ -196,8 +173,7 @@ class CheckpointFolder:
 
     def tidy(self) -> None:
         """Remove what was being written when a run was killed."""
-        for part in self.path.glob(".*.part"):
-            part.unlink()
+        remove_leftovers(self.path)
 
     def set_aside(self, step: int) -> None:
         """Rename checkpoints of later steps, which a run that goes on from `step` will not make."""

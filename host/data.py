@@ -7,6 +7,7 @@ a seed and the number of the epoch, on nothing else.
 from __future__ import annotations
 
 import math
+import os
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -14,6 +15,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from fpgapipe.errors import FileError, UserError, nearest
+from fpgapipe.files import is_folder
 from fpgapipe.optional import require
 
 if TYPE_CHECKING:
@@ -177,7 +179,7 @@ def load_data(name: str, graph: Graph) -> Dataset:
     if name == "random":
         return _random(wanted)
     path = Path(name)
-    if path.is_dir():
+    if is_folder(path):
         from fpgapipe.host.data_folder import read_folder
 
         return read_folder(path, wanted)
@@ -185,7 +187,7 @@ def load_data(name: str, graph: Graph) -> Dataset:
         from fpgapipe.host.data_npz import read_npz
 
         return read_npz(path, wanted)
-    if path.exists():
+    if os.path.lexists(path):
         raise FileError(name, ["data must be a .npz file or a folder of images by class"])
     raise UserError(
         f"no data {name!r}{nearest(name, SOURCES)} (there are {', '.join(SOURCES)}; else it must "

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from fpgapipe.errors import FileError
+from fpgapipe.files import is_folder, list_folder, open_file
 from fpgapipe.host.data import Dataset, Samples, Wanted, shape_text, split
 from fpgapipe.optional import require
 
@@ -20,6 +21,13 @@ if TYPE_CHECKING:
 
 SUFFIXES = frozenset({".png", ".jpg", ".jpeg", ".bmp", ".ppm", ".pgm", ".webp"})
 """Of files that are images; others in a class's folder are passed over."""
+
+FORMATS = ("PNG", "JPEG", "BMP", "PPM", "WEBP")
+"""Pillow's names for them. It tells a format by the first bytes, whatever the file is called, and
+some that are not in this list start other programs: EPS runs Ghostscript."""
+
+MAX_BYTES = 256 << 20
+"""A larger image is not opened."""
 
 MODES = {1: "L", 3: "RGB"}
 """Pillow's name for pixels of so many channels."""
@@ -72,7 +80,9 @@ def read_folder(path: Path, wanted: Wanted) -> Dataset:
 
 def _folders(path: Path) -> list[Path]:
     """Folders inside, hidden ones left out, in the order of their names or numbers."""
-    found = [each for each in path.iterdir() if each.is_dir() and not each.name.startswith(".")]
+    found = [
+        each for each in list_folder(path) if is_folder(each) and not each.name.startswith(".")
+    ]
     if all(each.name.isascii() and each.name.isdecimal() for each in found):
         return sorted(found, key=lambda each: (int(each.name), each.name))
     return sorted(found, key=lambda each: each.name)
@@ -98,11 +108,11 @@ def _samples(path: Path, folders: Sequence[str], classes: Sequence[str], wanted:
     files: list[Path] = []
     labels: list[int] = []
     for name in folders:
-        own = sorted(
+        own = [
             each
-            for each in (path / name).iterdir()
+            for each in list_folder(path / name)
             if each.suffix.lower() in SUFFIXES and not each.name.startswith(".")
-        )
+        ]
         if not own:
             raise FileError(
                 path / name,
@@ -121,13 +131,13 @@ def _samples(path: Path, folders: Sequence[str], classes: Sequence[str], wanted:
 
 def _image(path: Path, wanted: Wanted) -> NDArray[np.float32]:
     """Read an image; nothing but its header before its size is known to be right."""
-    from PIL import Image
+    from PIL import Image, UnidentifiedImageError
 
     channels, height, width = wanted.shape
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
-            with Image.open(path) as image:
+            with open_file(path, MAX_BYTES) as file, Image.open(file, formats=FORMATS) as image:
                 if image.size != (width, height):
                     raise FileError(
                         path,
@@ -141,6 +151,9 @@ def _image(path: Path, wanted: Wanted) -> NDArray[np.float32]:
                         path, [f"must have 8 bits a channel, not those of mode {image.mode}"]
                     )
                 pixels = np.asarray(image.convert(MODES[channels]), np.float32)
+    except UnidentifiedImageError:
+        formats = ", ".join(FORMATS)
+        raise FileError(path, [f"is no image of a format that is read ({formats})"]) from None
     except (*DAMAGED, Image.DecompressionBombError) as error:
         raise FileError(path, [f"cannot be read as an image: {error}"]) from None
     return pixels.reshape(height, width, channels).transpose(2, 0, 1) / np.float32(255)

@@ -15,6 +15,7 @@ import numpy as np
 from pydantic import TypeAdapter, ValidationError
 
 from fpgapipe.errors import FileError
+from fpgapipe.files import open_file, read_bytes
 from fpgapipe.host.device_program import DeviceProgram, KernelOrigin
 from fpgapipe.host.memory_map import MemoryMap
 from fpgapipe.hw.hls_models.core_spec import CoreSpec
@@ -29,6 +30,9 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
 DEVICE, PROGRAM, IMAGE = "device.json", "program.bin", "image.bin"
+
+MAX_BYTES = 1 << 30
+"""A larger program or description is not read."""
 
 
 @dataclass(frozen=True)
@@ -144,7 +148,7 @@ def read_device(folder: Path) -> tuple[DeviceProgram, dict[str, NDArray[np.float
     core = described.core
     try:
         instructions = decode(
-            (folder / PROGRAM).read_bytes(),
+            read_bytes(folder / PROGRAM, MAX_BYTES),
             core.num_engines,
             has_vector=core.vector is not None,
             num_links=len(core.links),
@@ -170,13 +174,13 @@ def read_device(folder: Path) -> tuple[DeviceProgram, dict[str, NDArray[np.float
 
 def _described(path: Path) -> DeviceFile:
     try:
-        return _FILES.validate_json(path.read_bytes())
+        return _FILES.validate_json(read_bytes(path, MAX_BYTES))
     except ValidationError as error:
         raise FileError(path, faults_of(error)) from None
 
 
 def _read_image(path: Path, segments: Iterable[Segment], memory: NDArray[np.uint8]) -> None:
-    with path.open("rb") as file:
+    with open_file(path, len(memory)) as file:
         for each in segments:
             part = memory[each.address : each.address + each.size_bytes]
             if file.readinto(part.data) != each.size_bytes:

@@ -6,12 +6,17 @@ import json
 import os
 from typing import TYPE_CHECKING, Any, Self
 
-from fpgapipe.host.checkpoint import write_whole
+from fpgapipe.errors import FileError
+from fpgapipe.files import read_bytes, write_whole
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
     from pathlib import Path
     from types import TracebackType
+
+
+MAX_BYTES = 1 << 30
+"""A larger log is not read: it would be one of millions of steps."""
 
 
 class RunLog:
@@ -75,8 +80,8 @@ def read_log(path: Path, steps: int | None = None) -> list[dict[str, Any]]:
         Only those of the first so many steps.
     """
     try:
-        text = path.read_text(errors="replace")
-    except OSError:
+        text = read_bytes(path, MAX_BYTES).decode(errors="replace")
+    except FileError:
         return []
     found = []
     for each in text.splitlines():

@@ -6,7 +6,6 @@ import contextlib
 import hashlib
 import io
 import time
-import zipfile
 from dataclasses import dataclass, field
 from functools import partial
 from itertools import islice
@@ -15,19 +14,21 @@ from typing import TYPE_CHECKING, Any, Literal
 import numpy as np
 
 from fpgapipe.errors import FileError, UserError
+from fpgapipe.files import read_bytes, write_whole
 from fpgapipe.host.backends.model import ModelBackend
-from fpgapipe.host.build import MANIFEST, RUN
+from fpgapipe.host.build import MANIFEST, MAX_BYTES, RUN
 from fpgapipe.host.check import Check, ExactCheck, NumericCheck
-from fpgapipe.host.checkpoint import Checkpoint, write_whole
+from fpgapipe.host.checkpoint import Checkpoint
 from fpgapipe.host.evaluation import Inference, filled_batches, num_right
 from fpgapipe.host.interrupts import Interrupts
+from fpgapipe.host.npz_file import NpzFile
 from fpgapipe.host.run_log import RunLog
 from fpgapipe.host.step_program import scalar_bits
 from fpgapipe.host.training import CHECKPOINT_EVERY, LOG, Settings, Trainer, Watcher
 from fpgapipe.partition.operators import Pass
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Mapping
     from pathlib import Path
 
     from numpy.typing import NDArray
@@ -215,36 +216,52 @@ def read_parameters(path: Path, graph: Graph) -> dict[str, NDArray[np.float32]]:
     UserError
         If the file is neither, or one is missing, of another shape or not finite.
     """
-    if path.suffix == ".npz":
-        try:
-            with np.load(io.BytesIO(path.read_bytes()), allow_pickle=False) as arrays:
-                values = {name: arrays[name] for name in arrays}
-        except OSError as error:
-            raise FileError(path, [f"cannot be read: {error.strerror or error}"]) from None
-        except (ValueError, zipfile.BadZipFile, EOFError, KeyError) as error:
-            raise FileError(path, [f"is no .npz file of arrays: {error}"]) from None
+    wanted = {
+        parameter.name: parameter.spec.shape
+        for layer in graph.layers.values()
+        for parameter in layer.parameters
+    }
+    if path.suffix.lower() == ".npz":
+        with NpzFile(path) as archive:
+            present = archive.names & wanted.keys()
+            _refuse_shapes(path, wanted, {name: archive.header(name) for name in present})
+            values = {name: archive.array(name) for name in wanted}
     else:
         values = dict(Checkpoint.read(path).state)
-    found, faults = {}, []
-    for layer in graph.layers.values():
-        for parameter in layer.parameters:
-            name, shape = parameter.name, parameter.spec.shape
-            value = values.get(name)
-            if value is None or value.shape != shape or value.dtype.kind not in "fiu":
-                came = "nothing" if value is None else f"{value.dtype} {value.shape}"
-                faults.append(f"parameter {name} must be numbers of shape {shape}, not {came}")
-                continue
-            found[name] = value.astype(np.float32)
-            if not np.isfinite(found[name]).all():
-                faults.append(f"parameter {name} must be finite in FP32")
+        _refuse_shapes(path, wanted, {key: (it.shape, it.dtype) for key, it in values.items()})
+    with np.errstate(over="ignore"):  # what FP32 does not hold becomes infinite, and is refused
+        found = {name: values[name].astype(np.float32) for name in wanted}
+    faults = [
+        f"parameter {name} must be finite in FP32"
+        for name, value in found.items()
+        if not np.isfinite(value).all()
+    ]
     if faults:
         raise FileError(path, faults[:20])
     return found
 
 
+def _refuse_shapes(
+    path: Path,
+    wanted: Mapping[str, tuple[int, ...]],
+    found: Mapping[str, tuple[tuple[int, ...], np.dtype[Any]]],
+) -> None:
+    """Refuse parameters that do not fit, before memory is taken for them."""
+    faults = []
+    for name, shape in wanted.items():
+        came, dtype = found.get(name, ((), None))
+        if dtype is None or came != shape or dtype.kind != "f":
+            what = "nothing" if dtype is None else f"{dtype} of shape {came}"
+            faults.append(
+                f"parameter {name} must be floating-point numbers of shape {shape}, not {what}"
+            )
+    if faults:
+        raise FileError(path, faults[:20])
+
+
 def build_digest(build: Build) -> str:
     """What a build is, down to its last byte: a checkpoint of another is refused."""
-    return hashlib.sha256((build.folder / MANIFEST).read_bytes()).hexdigest()
+    return hashlib.sha256(read_bytes(build.folder / MANIFEST, MAX_BYTES)).hexdigest()
 
 
 def macs_of(graph: Graph, *, train: bool) -> int:

@@ -21,7 +21,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from fpgapipe.errors import UserError
-from fpgapipe.host.checkpoint import Checkpoint, CheckpointError, CheckpointFolder, write_whole
+from fpgapipe.files import write_whole
+from fpgapipe.host.checkpoint import Checkpoint, CheckpointError, CheckpointFolder
 from fpgapipe.host.data import Wanted, shape_text
 from fpgapipe.host.interrupts import Interrupts
 from fpgapipe.host.run_log import RunLog, read_log

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from fpgapipe.errors import FileError, UserError, nearest, shown
+from fpgapipe.files import open_file
 from fpgapipe.partition import networks
 from fpgapipe.partition.graph import Graph, NetworkError
 
@@ -22,6 +23,9 @@ SUFFIXES = {
     ".txt": "a PipeDream profile",
 }
 """File formats by suffix; a saved torch program (.pt2) is recognised, and refused."""
+
+MAX_BYTES = 1 << 31
+"""A larger network file is not opened; that of ONNX is at most so large."""
 
 
 def load_network(name: str, batch: int | None = None) -> Graph:
@@ -47,7 +51,7 @@ def load_network(name: str, batch: int | None = None) -> Graph:
     if networks.find(name):
         return networks.built_in(name, 1 if batch is None else batch)
     path = Path(name)
-    if path.suffix.lower() in (*SUFFIXES, ".pt2") or os.sep in name or _fault_of(path) is None:
+    if path.suffix.lower() in (*SUFFIXES, ".pt2") or os.sep in name or os.path.lexists(path):
         return load_file(path, batch)
     if ":" in name:
         return _load_function(name, batch)
@@ -66,12 +70,7 @@ def load_file(path: Path, batch: int | None = None) -> Graph:
         If the file is missing, of another kind, broken, or needs an extra that is not installed.
     """
     suffix = path.suffix.lower()
-    if fault := _fault_of(path):
-        raise FileError(path, [fault])
-    if path.is_dir():
-        raise FileError(path, ["is a folder, not a network"])
-    if not path.is_file():  # a pipe may never end, a device never does
-        raise FileError(path, ["is no ordinary file"])
+    open_file(path, MAX_BYTES).close()  # before its ending is looked at
     if suffix == ".onnx":
         from fpgapipe.partition.frontends.onnx_model import read_onnx
 
@@ -103,19 +102,6 @@ def load_file(path: Path, batch: int | None = None) -> Graph:
         return read_pipedream(path, batch)
     formats = ", ".join(f"{suffix} ({what})" for suffix, what in SUFFIXES.items())
     raise FileError(path, [f"is of no known format; there are {formats}"])
-
-
-def _fault_of(path: Path) -> str | None:
-    """Why a path leads nowhere; None if something is there."""
-    try:
-        path.stat()
-    except FileNotFoundError:
-        return "no such file"
-    except OSError as error:  # a folder that may not be entered, a name that is too long
-        return f"cannot be read: {error.strerror}"
-    except ValueError as error:  # a null character
-        return f"cannot be read: {error}"
-    return None
 
 
 def _load_function(name: str, batch: int | None) -> Graph:

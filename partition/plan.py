@@ -8,6 +8,7 @@ from typing import Literal
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
 from fpgapipe.errors import FileError
+from fpgapipe.files import read_bytes
 from fpgapipe.partition.json_faults import faults_of
 
 MAX_BYTES = 64 * 2**20
@@ -203,12 +204,8 @@ class Plan(_Part):
         FileError
             With every fault of the file.
         """
+        data = read_bytes(path, MAX_BYTES)
         try:
-            if path.stat().st_size > MAX_BYTES:
-                limit = MAX_BYTES // 2**20
-                raise FileError(path, [f"file is over {limit} MiB, too large for a plan"])
-            return cls.model_validate_json(path.read_bytes())
-        except OSError as error:
-            raise FileError(path, [f"cannot be read: {error.strerror}"]) from None
+            return cls.model_validate_json(data)
         except ValidationError as error:
             raise FileError(path, faults_of(error)) from None

@@ -59,7 +59,10 @@ def make_build(folder, *, devices=2, board="u280", train=True, change=lambda pla
         "version": FORMAT_VERSION,
         "seed": 0,
         "options": {"train": train},
-        "files": {name: hashlib.sha256(text.encode()).hexdigest() for name, text in files.items()},
+        "files": {
+            name: {"bytes": len(data), "sha256": hashlib.sha256(data).hexdigest()}
+            for name, data in ((name, text.encode()) for name, text in files.items())
+        },
     }
     (folder / "manifest.json").write_text(json.dumps(manifest))
     return open_build(folder)

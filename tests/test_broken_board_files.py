@@ -298,9 +298,9 @@ def test_files_that_cannot_be_read(tmp_path):
     for path, message in (
         (tmp_path / "none.yaml", "there is no such file"),
         (tmp_path, "is a folder, not a file"),
-        (Path("/dev/zero"), "is no ordinary file"),
+        (Path("/dev/zero"), "is no ordinary file but a device; name a file on a disk"),
         (tmp_path / ("x" * 300 + ".yaml"), "cannot be read: File name too long"),
-        (Path("a\0b.yaml"), "there is no such file"),
+        (Path("a\0b.yaml"), "cannot be read: embedded null byte"),
     ):
         for read in (read_board, load_cluster):
             with pytest.raises(FileError) as raised:

@@ -145,7 +145,7 @@ def test_a_file_that_is_too_large(tmp_path):
     path = tmp_path / "net.csv"
     with path.open("wb") as file:
         file.truncate(10**9)
-    assert refuses(path).endswith("file is over 64 MiB, too large for a table")
+    assert refuses(path).endswith("is too large: it must be at most 64 MiB, not 954 MiB")
 
 
 def test_a_file_that_cannot_be_opened(tmp_path):

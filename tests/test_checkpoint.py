@@ -83,9 +83,9 @@ def test_what_was_never_a_checkpoint_is_refused(body, tmp_path):
     (tmp_path / "c").write_bytes(MAGIC + digest + b"\n" + body)
     with pytest.raises(CheckpointError, match="no checkpoint of this version"):
         Checkpoint.read(tmp_path / "c")
-    with pytest.raises(CheckpointError, match="cannot be read: No such file"):
+    with pytest.raises(CheckpointError, match="there is no such file"):
         Checkpoint.read(tmp_path / "none")
-    with pytest.raises(CheckpointError, match="cannot be read: Is a directory"):
+    with pytest.raises(CheckpointError, match="is a folder, not a file"):
         Checkpoint.read(tmp_path)
 
 

@@ -7,6 +7,7 @@ import zipfile
 
 import numpy as np
 import pytest
+from odd_files import ODD
 
 from fpgapipe.errors import FileError, UserError
 from fpgapipe.host import data
@@ -277,7 +278,7 @@ def test_data_that_is_not_there(tmp_path):
         UserError, match=r"^no data 'digit'; did you mean 'digits'\? \(there are digits, random; "
     ):
         load_data("digit", COLOUR)
-    assert refused(tmp_path / "a.npz") == "cannot be read: No such file or directory"
+    assert refused(tmp_path / "a.npz") == "there is no such file"
     (tmp_path / "a.txt").write_text("x")
     assert refused(tmp_path / "a.txt") == "data must be a .npz file or a folder of images by class"
 
@@ -415,6 +416,27 @@ def test_damaged_images(suffix, folder):
     assert set(refusals) == {path}
     assert len(refusals) > 10
     path.write_bytes(whole[: len(whole) // 2])
+    assert refused_file(folder)[0] == path
+
+
+@pytest.mark.parametrize("kind", ["EPS", "GIF", "TIFF", "ICO"])
+def test_images_are_of_the_formats_that_they_are_called(kind, folder, monkeypatch, tmp_path):
+    """Pillow goes by the first bytes of a file, and runs Ghostscript where they are of EPS."""
+    image(folder / "blue" / "9.png", (1, 2, 3), format=kind)
+    (tmp_path / "gs").write_text(f"#!/bin/sh\ntouch {tmp_path / 'ran'}\necho 10.0\n")
+    (tmp_path / "gs").chmod(0o755)
+    monkeypatch.setenv("PATH", str(tmp_path), prepend=":")
+    assert refused_file(folder) == (
+        folder / "blue/9.png",
+        "is no image of a format that is read (PNG, JPEG, BMP, PPM, WEBP)",
+    )
+    assert not (tmp_path / "ran").exists()
+
+
+@pytest.mark.parametrize("kind", ["fifo", "device", "loop", "sparse", "empty", "folder"])
+def test_what_is_no_image_file(kind, folder):
+    path = folder / "blue" / "9.png"
+    ODD[kind](path)
     assert refused_file(folder)[0] == path
 
 

@@ -1,5 +1,6 @@
 """ONNX models: structure-only networks, exports of PyTorch, and hand-made models with traps."""
 
+import os
 from pathlib import Path
 
 import numpy as np
@@ -389,9 +390,42 @@ def test_external_weights_are_read_and_missed(tmp_path):
     )
     onnx.save(onnx.load(path), path, save_as_external_data=True, location="w.bin", size_threshold=0)
     assert load_network(path).values["y.weight"].shape == (64, 64)
-    (tmp_path / "w.bin").unlink()
-    with pytest.raises(FileError, match=r"is no valid ONNX model: .*w\.bin"):
+    (tmp_path / "w.bin").write_bytes(b"short")
+    with pytest.raises(FileError, match=r"w\.bin: must have 16,384 bytes from byte 0 on$"):
         load_network(path)
+    (tmp_path / "w.bin").unlink()
+    with pytest.raises(FileError, match=r"w\.bin: there is no such file$"):
+        load_network(path)
+    os.mkfifo(tmp_path / "w.bin")
+    with pytest.raises(FileError, match=r"w\.bin: is no ordinary file but a pipe"):
+        load_network(path)
+
+
+@pytest.mark.parametrize(
+    ("said", "fault"),
+    [
+        ({"location": "../w.bin"}, "weights must lie in a file in the model's folder, not in "),
+        ({"location": "/etc/passwd"}, "weights must lie in a file in the model's folder, not in "),
+        ({"location": "link"}, "weights must lie in the model's folder; 'link' leads to /etc/"),
+        ({"location": "w.bin", "length": "7"}, "its shape [4] needs 16 bytes, not 7"),
+        ({"location": "w.bin", "offset": "-1"}, "offset and length must be whole numbers, not "),
+        ({"length": "16"}, "must name the file of its values"),
+    ],
+)
+def test_external_weights_of_elsewhere_are_refused(tmp_path, said, fault):
+    weight = onnx.TensorProto(name="w", data_type=onnx.TensorProto.FLOAT, dims=[4])
+    weight.data_location = onnx.TensorProto.EXTERNAL
+    for key, value in said.items():
+        weight.external_data.add(key=key, value=value)
+    path = save(tmp_path / "m.onnx", [node("Add", ["x", "w"], ["y"])], {"x": ["N", 4]})
+    model = onnx.load(path)
+    model.graph.initializer.append(weight)
+    Path(path).write_bytes(model.SerializeToString())
+    (tmp_path / "w.bin").write_bytes(bytes(16))
+    (tmp_path / "link").symlink_to("/etc/passwd")
+    with pytest.raises(FileError) as error:
+        load_network(path)
+    assert fault in str(error.value)
 
 
 # Refusals --------------------------------------------------------------------------------------

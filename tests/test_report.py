@@ -281,7 +281,7 @@ def test_a_folder_in_place_of_a_file(build, tmp_path):
     (tmp_path / "measured.json").mkdir()
     found, why = read_measured(tmp_path / "measured.json")
     assert found is None
-    assert why == f"{tmp_path / 'measured.json'} cannot be read: Is a directory."
+    assert why == f"{tmp_path / 'measured.json'} is a folder, not a file."
 
 
 def test_damaged_lines_of_a_log_are_left_out_and_named(tmp_path):

@@ -176,7 +176,10 @@ def test_what_users_get_wrong(folder, tmp_path, cli):
     cases = [
         (("run", "none", *MODEL), "; 'fpgapipe build -o none' makes one\n"),
         (("run", "empty", *MODEL), "empty is no build folder"),
-        (("run", "file", *MODEL), "file is no build folder (Not a directory)\n"),
+        (
+            ("run", "file", *MODEL),
+            "(manifest.json: cannot be read: Not a directory)\n",
+        ),
         (("run", "b", *MODEL, "--steps", 0), "'--steps': 0 is not in the range"),
         (("run", "b", *MODEL, "--steps", 2, "--epochs", 2), "exclude each other"),
         (("run", "b", *MODEL, "--learning-rate", "nan"), "must be a number of at least 0"),
@@ -188,7 +191,7 @@ def test_what_users_get_wrong(folder, tmp_path, cli):
         (("run", "b", *MODEL, "--from", "sim"), "run/sim is not there"),
         (("run", "b", *MODEL, "--from", "file"), "file is no checkpoint of this version"),
         (("run", "b", *MODEL, "--parameters", "other.npz"), "parameter conv1.weight must be numb"),
-        (("run", "b", *MODEL, "--parameters", "none.npz"), "none.npz: cannot be read: No such"),
+        (("run", "b", *MODEL, "--parameters", "none.npz"), "none.npz: there is no such file"),
         (("run", "b", *MODEL, "--parameters", "file"), "file is no checkpoint of this version"),
         (("run", "b", *MODEL, "--check", "model"), "--check needs another backend than model"),
         (

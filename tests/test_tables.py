@@ -232,10 +232,10 @@ def test_files_that_cannot_be_read(tmp_path):
     (tmp_path / "model.h5").write_bytes(b"")
     os.mkfifo(tmp_path / "pipe.csv")
     for name, message in {
-        "latin.csv": "is not UTF-8 text (byte 12)",
-        "folder.csv": "is a folder, not a network",
+        "latin.csv": "line 2: must be UTF-8 text, not byte 0xe9",
+        "folder.csv": "is a folder, not a file",
         "pipe.csv": "is no ordinary file",
-        "absent.onnx": "no such file",
+        "absent.onnx": "there is no such file",
         "x" * 300 + ".csv": "cannot be read: File name too long",
         "null\0.csv": "cannot be read: embedded null byte",
         "model.h5": "is of no known format; there are .onnx (an ONNX model), ",

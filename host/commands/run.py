@@ -138,16 +138,16 @@ def _source(options: dict[str, Any], folder: Path) -> Path | None:
 
 def _take_over(options: dict[str, Any], source: Path) -> None:
     """Take the settings that are not given from the run that is gone on with."""
-    import json
-
     from click.core import ParameterSource
 
+    from fpgapipe.errors import FileError
+    from fpgapipe.files import read_json
     from fpgapipe.host.training import SETTINGS
 
     folder = source.resolve().parent.parent if source.is_file() else source
     try:
-        known = json.loads((folder / SETTINGS).read_text())
-    except (OSError, ValueError, RecursionError):
+        known = read_json(folder / SETTINGS, 1 << 20)
+    except FileError:
         return  # the checkpoint says itself what must be the same
     if not isinstance(known, dict):
         return

@@ -6,14 +6,15 @@ sentence says so.
 
 from __future__ import annotations
 
-import json
+import os
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator
 
-from fpgapipe.errors import shown
+from fpgapipe.errors import FileError, shown
+from fpgapipe.files import parse_json, read_bytes
 from fpgapipe.partition.json_faults import faults_of
 
 MEASURED = "measured.json"
@@ -179,7 +180,7 @@ def _read_run(path: Path) -> Run:
     # A run that was cut off, or goes on, may leave the start of a line, which is no fault.
     for number, line in enumerate(lines[:-1], 1):
         try:
-            value = json.loads(line)
+            value = parse_json(line)
             if isinstance(value, dict) and "validation" in value:
                 validations.append(ValidationLine.model_validate(value["validation"]))
             else:
@@ -198,7 +199,7 @@ def _read_run(path: Path) -> Run:
         faults.append(why)
     if beside is not None:
         try:
-            found = json.loads(beside)
+            found = parse_json(beside)
             if not isinstance(found, dict):
                 raise ValueError
             settings = found
@@ -209,11 +210,9 @@ def _read_run(path: Path) -> Run:
 
 def _read(path: Path) -> tuple[bytes | None, str]:
     """Bytes of a file; or none, and why, which is empty where there is no file."""
-    try:
-        if path.stat().st_size > MAX_BYTES:
-            return None, f"{path} is over {MAX_BYTES // 2**20} MiB, which is too large to be shown."
-        return path.read_bytes(), ""
-    except FileNotFoundError:
+    if not os.path.lexists(path):
         return None, ""
-    except OSError as error:
-        return None, f"{path} cannot be read: {error.strerror}."
+    try:
+        return read_bytes(path, MAX_BYTES), ""
+    except FileError as error:
+        return None, f"{path} {error.faults[0]}."

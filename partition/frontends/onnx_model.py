@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from fpgapipe.errors import FileError
+from fpgapipe.files import read_bytes
 from fpgapipe.optional import require
 from fpgapipe.partition.frontends import (  # noqa: F401 (they register their translations)
     onnx_layout,
@@ -20,6 +21,7 @@ from fpgapipe.partition.frontends import (  # noqa: F401 (they register their tr
 )
 from fpgapipe.partition.frontends.builder import Unsupported
 from fpgapipe.partition.frontends.onnx_constants import Constants
+from fpgapipe.partition.frontends.onnx_external import MAX_BYTES, read_external
 from fpgapipe.partition.frontends.onnx_translation import HANDLERS, Translation, node_name
 from fpgapipe.partition.graph import Graph, NetworkError
 from fpgapipe.partition.tensors import DType, ShapeError, Tensor
@@ -77,10 +79,12 @@ def read_onnx(path: Path, batch: int | None = None) -> Graph:
 
 def _load(onnx: Any, path: Path) -> Any:
     """Parse and check a model; its local functions are inlined."""
+    data = read_bytes(path, MAX_BYTES)
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
-            model = onnx.load(path)
+            model = onnx.load_model_from_string(data)
+            read_external(onnx, path, model)
             if not model.graph.node:
                 raise FileError(path, ["is no ONNX model, or one without nodes"])
             onnx.checker.check_model(model)

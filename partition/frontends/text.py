@@ -6,6 +6,7 @@ import re
 from collections.abc import Iterator
 from pathlib import Path
 
+from fpgapipe import files
 from fpgapipe.errors import FileError, shown
 
 MAX_BYTES = 64 * 2**20
@@ -29,16 +30,7 @@ def read_text(path: Path) -> str:
     FileError
         If it is missing, unreadable, over ``MAX_BYTES``, or not text.
     """
-    try:
-        if path.stat().st_size > MAX_BYTES:
-            raise FileError(path, [f"file is over {MAX_BYTES // 2**20} MiB, too large for a table"])
-        data = path.read_bytes()
-    except OSError as error:
-        raise FileError(path, [f"cannot be read: {error.strerror or error}"]) from None
-    try:
-        text = data.decode("utf-8-sig")
-    except UnicodeDecodeError as error:
-        raise FileError(path, [f"is not UTF-8 text (byte {error.start})"]) from None
+    text = files.read_text(path, MAX_BYTES)
     if "\0" in text:
         raise FileError(path, ["is not text (it has null characters)"])
     return text

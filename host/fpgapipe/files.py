@@ -1,0 +1,441 @@
+"""Files that a user names, or that lie in a user's folder: opened, read and written with care.
+
+All of fpgapipe opens such files here. For reading, only an ordinary file of a bounded size is
+opened: a pipe may never give anything, a device may never end, and a file of ten gigabytes of holes
+takes no room on the disk. For writing, a file appears whole or not at all.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import errno
+import fcntl
+import json
+import os
+import re
+import secrets
+import shutil
+import stat
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from fpgapipe.errors import FileError
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Iterator
+    from io import BufferedReader
+
+MAX_JSON_DIGITS = 400
+"""Digits of a whole number in JSON; more are no quantity, and Python refuses some 4,300."""
+
+STALE_S = 3600.0
+"""Age after which a temporary file is nobody's, on a file system that has no locks."""
+
+_PART = re.compile(r"\..*\.[0-9a-f]{8}\.part", re.DOTALL)
+_MOST_NAME = 60
+"""Characters of a file's name that its temporary file's name has: 255 bytes are the limit."""
+
+_BEFORE = "before"
+"""Name in a scratch folder of what had the name before, on its way out."""
+
+_KINDS = (
+    (stat.S_ISFIFO, "pipe"),
+    (stat.S_ISSOCK, "socket"),
+    (stat.S_ISCHR, "device"),
+    (stat.S_ISBLK, "device"),
+)
+
+
+def size_text(size_bytes: int) -> str:
+    """Write a size as ``64 MiB``: whole numbers without decimals, others with three digits."""
+    for unit, name in ((30, "GiB"), (20, "MiB"), (10, "KiB")):
+        if size_bytes >= 1 << unit:
+            return f"{size_bytes / (1 << unit):.3g} {name}"
+    return f"{size_bytes} bytes"
+
+
+# ---------------------------------------------------------------------- reading
+
+
+def open_file(path: Path, limit_bytes: int) -> BufferedReader:
+    """Open an ordinary file for reading; a context manager, as `open` gives.
+
+    Nothing blocks: what is no ordinary file is not opened, and what takes its place meanwhile is
+    noticed before anything is read.
+
+    Parameters
+    ----------
+    path : Path
+    limit_bytes : int
+        A larger file is refused. It may grow later, so whoever reads takes a bounded number of
+        bytes, too (`read_bytes` does).
+
+    Raises
+    ------
+    FileError
+        If there is no such file, it cannot be read, is a folder, pipe, socket or device, or is too
+        large.
+    """
+    try:
+        _refuse_kind(path, path.stat())  # before it is opened: opening rewinds a tape
+        descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_NOCTTY)
+    except (OSError, ValueError) as error:
+        raise FileError(path, [_why(error)]) from None
+    try:
+        status = os.fstat(descriptor)
+        _refuse_kind(path, status)
+        if status.st_size > limit_bytes:
+            raise _too_large(path, limit_bytes, status.st_size)
+        return os.fdopen(descriptor, "rb")
+    except BaseException:
+        os.close(descriptor)
+        raise
+
+
+def read_bytes(path: Path, limit_bytes: int) -> bytes:
+    """Read a file of at most `limit_bytes`.
+
+    Raises
+    ------
+    FileError
+        As `open_file` does.
+    """
+    with open_file(path, limit_bytes) as file:
+        try:
+            data = file.read(limit_bytes + 1)
+        except OSError as error:
+            raise FileError(path, [_why(error)]) from None
+    if len(data) > limit_bytes:
+        raise _too_large(path, limit_bytes, len(data))
+    return data
+
+
+def read_text(path: Path, limit_bytes: int) -> str:
+    """Read a UTF-8 file of at most `limit_bytes`; a byte order mark is left out.
+
+    Raises
+    ------
+    FileError
+        As `open_file` does, and if the file is not text.
+    """
+    data = read_bytes(path, limit_bytes)
+    try:
+        return data.decode("utf-8-sig")
+    except UnicodeDecodeError as error:
+        line = data.count(b"\n", 0, error.start) + 1
+        byte = data[error.start]
+        raise FileError(path, [f"line {line}: must be UTF-8 text, not byte {byte:#04x}"]) from None
+
+
+def read_json(path: Path, limit_bytes: int) -> Any:
+    """Read a file of JSON of at most `limit_bytes`.
+
+    Raises
+    ------
+    FileError
+        As `read_text` does, and if the file is not JSON, is nested too deeply, or has a number
+        that is not finite or has more than `MAX_JSON_DIGITS` digits.
+    """
+    text = read_text(path, limit_bytes)
+    try:
+        return parse_json(text)
+    except ValueError as error:
+        raise FileError(path, [f"is no JSON: {error}"]) from None
+
+
+def parse_json(text: str | bytes) -> Any:
+    """Parse JSON as the standard has it.
+
+    Raises
+    ------
+    ValueError
+        If it is not JSON, is nested too deeply, or has a number that is not finite or has more than
+        `MAX_JSON_DIGITS` digits.
+    """
+    try:
+        return json.loads(text, parse_constant=_refuse_constant, parse_int=_whole)
+    except RecursionError:
+        raise ValueError("it is nested too deeply") from None
+
+
+def _refuse_constant(word: str) -> Any:
+    raise ValueError(f"{word} is no number of JSON")
+
+
+def _whole(digits: str) -> int:
+    if len(digits) > MAX_JSON_DIGITS:
+        raise ValueError(f"a number of {len(digits):,} digits is too long")
+    return int(digits)
+
+
+def list_folder(path: Path) -> list[Path]:
+    """What lies in a folder, sorted by name.
+
+    Raises
+    ------
+    FileError
+        If it is no folder, or cannot be read.
+    """
+    try:
+        return sorted(path.iterdir())
+    except (OSError, ValueError) as error:
+        raise FileError(path, [_why(error)]) from None
+
+
+def is_folder(path: Path) -> bool:
+    """Whether a path leads to a folder; not so where it leads nowhere, or cannot be followed."""
+    try:
+        return path.is_dir()
+    except (OSError, ValueError):
+        return False
+
+
+def _why(error: OSError | ValueError) -> str:
+    """What is wrong with a path, as the rest of a sentence that begins with it."""
+    if isinstance(error, FileNotFoundError):
+        return "there is no such file"
+    if isinstance(error, OSError):
+        return f"cannot be read: {error.strerror or error}"
+    return f"cannot be read: {error}"  # a null character
+
+
+def _refuse_kind(path: Path, status: os.stat_result) -> None:
+    if kind := _kind(status):
+        raise FileError(path, [kind])
+
+
+def _kind(status: os.stat_result) -> str:
+    """What is wrong with the kind of a file; empty for an ordinary one."""
+    if stat.S_ISREG(status.st_mode):
+        return ""
+    if stat.S_ISDIR(status.st_mode):
+        return "is a folder, not a file"
+    name = next((name for test, name in _KINDS if test(status.st_mode)), "thing of another kind")
+    return f"is no ordinary file but a {name}; name a file on a disk"
+
+
+def _too_large(path: Path, limit_bytes: int, size_bytes: int) -> FileError:
+    limit, size = size_text(limit_bytes), size_text(size_bytes)
+    # Just above the limit both would read the same.
+    size = f"{size_bytes:,} bytes" if size == limit else size
+    return FileError(path, [f"is too large: it must be at most {limit}, not {size}"])
+
+
+# ---------------------------------------------------------------------- writing
+
+
+def write_output(path: Path, text: str | bytes) -> None:
+    """Write a file that a user named, whole or not at all; a link is written through.
+
+    Raises
+    ------
+    FileError
+        If it cannot be written; what was there is still there then.
+    """
+    data = text.encode() if isinstance(text, str) else text
+    try:
+        check_output(path)
+        write_whole(path.resolve(), [data])
+    except (OSError, ValueError, RuntimeError) as error:
+        raise FileError(path, [_why_not(error)]) from None
+
+
+def check_output(path: Path) -> None:
+    """Find out, before the work, whether `write_output` could write a file.
+
+    Raises
+    ------
+    FileError
+        If there is a folder, pipe, socket or device of the name, or no folder to write it into.
+    """
+    try:
+        real = path.resolve()
+        with contextlib.suppress(FileNotFoundError):
+            _refuse_kind(path, real.stat())
+        if not os.access(real.parent, os.W_OK | os.X_OK):
+            (real.parent / ".").stat()  # which says what is wrong, but for permissions
+            raise PermissionError(errno.EACCES, os.strerror(errno.EACCES))
+    except (OSError, ValueError, RuntimeError) as error:  # the last: a loop of links
+        raise FileError(path, [_why_not(error)]) from None
+
+
+def _why_not(error: Exception) -> str:
+    if isinstance(error, OSError):
+        return f"cannot be written: {error.strerror or error}"
+    return f"cannot be written: {error}"
+
+
+def write_whole(path: Path, pieces: Iterable[bytes]) -> None:
+    """Write a file under another name, and give it its own when all of it is on the disk.
+
+    A link of that name is replaced, and nothing is written to where it leads. What a killed process
+    left of the same file is removed.
+
+    Raises
+    ------
+    OSError
+        If it cannot be written; what was under its name is still there then.
+    """
+    remove_leftovers(path.parent, path.name)
+    part, descriptor = _hold(path, _create)
+    try:
+        with os.fdopen(descriptor, "wb") as file:
+            with contextlib.suppress(OSError):
+                before = path.lstat()
+                if stat.S_ISREG(before.st_mode):
+                    os.fchmod(descriptor, stat.S_IMODE(before.st_mode))
+            for piece in pieces:
+                file.write(piece)
+            file.flush()
+            os.fsync(file.fileno())
+            part.replace(path)
+    except BaseException as error:
+        with contextlib.suppress(OSError):
+            part.unlink(missing_ok=True)
+        if isinstance(error, OSError) and error.filename is None:
+            error.filename = str(path)  # of a write, the system does not say where
+        raise
+    sync_folder(path.parent)
+
+
+def sync_folder(path: Path) -> None:
+    """Put the names in a folder on the disk; without it they may be lost when power is."""
+    with contextlib.suppress(OSError):  # some file systems cannot
+        folder = os.open(path, os.O_RDONLY)
+        try:
+            os.fsync(folder)
+        finally:
+            os.close(folder)
+
+
+def _hold(path: Path, create: Callable[[Path], int | None]) -> tuple[Path, int]:
+    """Make a temporary file or folder for a path, and lock it; its name and its descriptor."""
+    while True:
+        part = path.parent / f".{path.name[:_MOST_NAME]}.{secrets.token_hex(4)}.part"
+        descriptor = create(part)
+        if descriptor is None:
+            continue
+        with contextlib.suppress(OSError):  # a file system without locks
+            fcntl.flock(descriptor, fcntl.LOCK_EX)
+        if _is_at(descriptor, part):
+            return part, descriptor
+        os.close(descriptor)  # another process took it for a leftover before it was locked
+
+
+def _create(part: Path) -> int | None:
+    with contextlib.suppress(FileExistsError):
+        return os.open(part, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o666)
+    return None
+
+
+def _create_folder(part: Path) -> int | None:
+    with contextlib.suppress(FileExistsError):
+        part.mkdir()
+        with contextlib.suppress(FileNotFoundError):
+            return os.open(part, os.O_RDONLY | os.O_DIRECTORY)
+    return None
+
+
+@contextlib.contextmanager
+def scratch_folder(path: Path) -> Iterator[Path]:
+    """Give an empty folder beside a path, for what is to have that name when it is whole.
+
+    It is removed in the end; of a process that was killed, by the next that writes to the path.
+
+    Raises
+    ------
+    OSError
+        If it cannot be made.
+    """
+    remove_leftovers(path.parent, path.name)
+    folder, descriptor = _hold(path, _create_folder)
+    try:
+        yield folder
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
+        os.close(descriptor)
+
+
+def exchange(fresh: Path, path: Path) -> None:
+    """Give what lies in a `scratch_folder` of a path that path's name, and the other way round.
+
+    Both are done at once, or where the file system cannot do so, such that what was there is put
+    back by the next that writes to the path, should the process be killed in between.
+
+    Raises
+    ------
+    OSError
+        If the file system refuses it.
+    """
+    here, swap = -100, 2  # AT_FDCWD and RENAME_EXCHANGE of Linux
+    names = os.fsencode(fresh), os.fsencode(path)
+    try:
+        renameat2 = ctypes.CDLL(None, use_errno=True).renameat2
+        if renameat2(here, names[0], here, names[1], swap) == 0:
+            return
+    except AttributeError:  # another C library
+        pass
+    path.replace(fresh.with_name(_BEFORE))
+    fresh.replace(path)
+
+
+def remove_leftovers(folder: Path, name: str | None = None) -> None:
+    """Remove temporary files and folders that processes which were killed have left.
+
+    One that a process still writes is locked by it, and stays.
+
+    Parameters
+    ----------
+    folder : Path
+        Where they lie; it need not be there.
+    name : str, optional
+        Of the file that they were to become; of any file if not given.
+    """
+    try:
+        found = [each for each in folder.iterdir() if _PART.fullmatch(each.name)]
+    except OSError:
+        return
+    for each in found:
+        if name is None or each.name.startswith(f".{name[:_MOST_NAME]}."):
+            _remove_leftover(each, folder / name if name else None)
+
+
+def _remove_leftover(path: Path, target: Path | None) -> None:
+    try:
+        descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK)
+    except OSError:
+        return  # gone, or nothing of ours
+    try:
+        if not _lock(descriptor) or not _is_at(descriptor, path):
+            return
+        if stat.S_ISDIR(os.fstat(descriptor).st_mode):
+            if target and not os.path.lexists(target) and (path / _BEFORE).is_dir():
+                (path / _BEFORE).replace(target)
+            shutil.rmtree(path, ignore_errors=True)
+        elif stat.S_ISREG(os.fstat(descriptor).st_mode):
+            path.unlink(missing_ok=True)
+    except OSError:
+        pass  # it cannot be removed; who can, will
+    finally:
+        os.close(descriptor)
+
+
+def _lock(descriptor: int) -> bool:
+    """Lock a temporary file, which a living process holds locked; say whether it was free."""
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    except OSError:  # a file system without locks
+        return time.time() - os.fstat(descriptor).st_mtime > STALE_S
+    return True
+
+
+def _is_at(descriptor: int, path: Path) -> bool:
+    """Whether an open file has still its name."""
+    try:
+        return os.path.samestat(os.fstat(descriptor), path.lstat())
+    except OSError:
+        return False
