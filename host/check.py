@@ -56,6 +56,11 @@ LOSS_NOISE = 2.0**-8
 FADES = 2.0**-20
 """Gradients below so much of a parameter's norm count as that much: they hardly change it."""
 
+REMAINDER = 2.0**-12
+"""Gradients below so much of the step's largest norm count as that much. A bias in front of a batch
+normalisation has the gradient zero; what is computed is the remainder of a sum that cancels, and
+depends on the order of the sum."""
+
 PROGRAM = "program"
 """Named as the tensor where programs differ; the index is then the instruction's."""
 
@@ -225,13 +230,16 @@ class NumericCheck(Check):
         if self._exceeds(LOSS, abs(result.loss - other.loss) / limit):
             losses = f"{result.loss:.9g}", f"{other.loss:.9g}"
             return self._difference(step, first, None, "", LOSS, (0,), losses, 1)
+        sizes = [float(np.linalg.norm(each.astype(np.float64))) for each in one_by_one[1].values()]
+        remainder = REMAINDER * max(sizes, default=0.0)
         for layer in reversed(list(first.graph.layers.values())):  # the order of the backward pass
             for parameter in layer.parameters:
                 name = parameter.name
                 if name not in one_by_one[0]:
                     continue
                 found, expected = (each[name] for each in one_by_one)
-                least = FADES * float(np.linalg.norm(before[name].astype(np.float64)))
+                fades = FADES * float(np.linalg.norm(before[name].astype(np.float64)))
+                least = max(fades, remainder)
                 tensor = f"{name}.gradient"
                 at = self._beyond(tensor, found, expected, least)
                 if at is not None:

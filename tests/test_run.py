@@ -7,6 +7,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 from run_cases import COUNT, MICROBATCH, counting, small_model, small_network, small_pipeline
+from step_cases import SMALL_CORE
 from test_backends import GOOD
 from test_pipeline import CORE
 
@@ -17,11 +18,13 @@ from fpgapipe.host.backends.simulator import SimulatorBackend
 from fpgapipe.host.check import ExactCheck, NumericCheck, first_difference, task_ranks
 from fpgapipe.host.data import Samples, load_data
 from fpgapipe.host.evaluation import Inference
+from fpgapipe.host.pipeline import build_pipeline
 from fpgapipe.host.run_log import read_log
-from fpgapipe.host.step_bench import initial_parameters
+from fpgapipe.host.step_bench import initial_parameters, random_batch
 from fpgapipe.host.step_program import StepOptions, scalar_bits
 from fpgapipe.host.training import Settings, Trainer, Watcher
 from fpgapipe.hw.hls_models.core_cycles import MemorySpec
+from fpgapipe.partition.networks.layers import Network
 from fpgapipe.partition.schedule_kinds import make_schedule
 
 
@@ -408,6 +411,34 @@ def test_pytorch_with_the_cores_numbers_is_near(data, pipeline, tmp_path):
     wrong = replace(result, loss=result.loss + 0.01)
     found = NumericCheck(second()).after(0, backend, wrong, state, *batch_of(data))
     assert (found.device, found.tensor) == (1, "loss")
+
+
+def test_a_bias_before_a_normalisation_is_no_difference():
+    """Its gradient is zero but for the order of a sum; a wrong one is found all the same."""
+    from fpgapipe.host.backends.torch_backend import TorchBackend
+
+    net = Network("biased", 4)
+    x = net.relu(net.batch_norm(net.conv(net.image(3, 8, 8), 8, 3, padding=1)))
+    net.linear(net.flatten(net.global_average_pool(x)), 5)
+    graph = net.build()
+    options = StepOptions(feature_bytes=4)
+    schedule = make_schedule("1f1b", 1, 1)
+    pipeline = build_pipeline(graph, [SMALL_CORE], [list(graph.layers)], schedule, options=options)
+    parameters = initial_parameters(graph, 0)
+    second = TorchBackend(graph, parameters, options=options, precision="mxint8", device="cpu")
+    images, labels = random_batch(graph, 0)
+    with ModelBackend(pipeline, parameters) as backend:
+        before = backend.state()
+        result = backend.step(images, labels, scalar_bits())
+        given = before, images, labels, scalar_bits()
+        assert NumericCheck(second).after(0, backend, result, *given) is None
+        gradients = backend.parameters(".gradient")
+        largest = max(float(np.linalg.norm(each)) for each in gradients.values())
+        assert np.linalg.norm(gradients["conv1.bias"]) < 1e-5 * largest
+        gradients["conv1.bias"][3] += 1e-3 * largest
+        backend.parameters = lambda suffix="": gradients
+        found = NumericCheck(second).after(0, backend, result, *given)
+        assert (found.layer, found.tensor) == ("conv1", "conv1.bias.gradient")
 
 
 def test_inference_is_checked_too(data):
