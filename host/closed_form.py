@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from fpgapipe.host.step_units import units_of
+from fpgapipe.host.network_units import units_of
 from fpgapipe.hw.hls_models import device
 from fpgapipe.hw.hls_models.isa import Opcode
 from fpgapipe.partition.cost import CoreConfig, layer_costs

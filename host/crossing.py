@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from fpgapipe.errors import UserError
-from fpgapipe.host.step_units import units_of
+from fpgapipe.host.network_units import units_of
 from fpgapipe.hw.hls_models.isa import Opcode
 from fpgapipe.hw.hls_models.kernels.transfers import TransferKernel
 from fpgapipe.hw.hls_models.link import Channel

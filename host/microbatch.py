@@ -3,17 +3,21 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
+from fpgapipe.host.layouts import PLAIN, Layout, with_channels_last
+from fpgapipe.host.network_units import host_layout
 from fpgapipe.hw.hls_models.kernels import activation, optimiser
+from fpgapipe.hw.hls_models.kernels.cast import cast
 from fpgapipe.hw.hls_models.kernels.kernel import Kernel, Region, Tensor
+from fpgapipe.hw.hls_models.kernels.layout import transpose
 from fpgapipe.hw.hls_models.vector_op import LANES
 
 if TYPE_CHECKING:
     from fpgapipe.host.step import StepBuilder
     from fpgapipe.host.step_program import StepOptions
-    from fpgapipe.host.step_units import Value
+    from fpgapipe.host.step_units import Unit, Value
     from fpgapipe.hw.hls_models.core_cycles import MemorySpec
     from fpgapipe.hw.hls_models.core_spec import CoreSpec
     from fpgapipe.partition.graph import Graph, Layer
@@ -57,6 +61,8 @@ class MicroBatch:
         Results of layers, and inputs of the network.
     gradients : dict of str to str
         Tensor of the gradient of each value that has one.
+    operands : dict of (str, str) to str
+        Tensor of each value as each unit takes it: by the unit's name and the value's.
     made : list of Made
         Kernels of the pass that is being made.
     layer : str
@@ -71,7 +77,10 @@ class MicroBatch:
         self.gradients: dict[str, str] = {}
         self.made: list[Made] = []
         self.layer = ""
+        self.operands: dict[tuple[str, str], str] = {}
         self._given: dict[str, list[Tensor]] = {}
+        self._moved: dict[tuple[str, Layout], Tensor] = {}
+        self._num_moved = 0
         self._parts: list[tuple[Tensor, Tensor]] = []
         self._declared: set[str] = set()
 
@@ -120,9 +129,9 @@ class MicroBatch:
         """A layer's parameter, or None if it has none of that role."""
         return self._builder.parameter(layer, role)
 
-    def weight(self, layer: Layer, x: Value) -> Tensor:
+    def weight(self, layer: Layer) -> Tensor:
         """The weight of a product, with the input channels last."""
-        return self._builder.weight(layer, x)
+        return self._builder.weight(layer)
 
     # ------------------------------------------------------------------ tensors
 
@@ -147,11 +156,72 @@ class MicroBatch:
     def feature(self, name: str, shape: tuple[int, ...]) -> Tensor:
         """Make a tensor of features or their gradients.
 
-        What leaves the network is FP32, and each micro-batch has its own.
+        What leaves the network is FP32, and each micro-batch has its own; where it does not lie as
+        the host reads it, `deliver` makes another one of that name.
         """
-        if name in self.graph.outputs:
-            return self.declare(Tensor(self._builder.of_microbatch(name, self.index), shape, 4))
-        return self.tensor(name, shape, self.options.feature_bytes)
+        if name not in self.graph.outputs:
+            return self.tensor(name, shape, self.options.feature_bytes)
+        leaving = self.graph.layers[name].output.shape
+        if self._builder.layouts.values[name] != host_layout(leaving):
+            return self.tensor(f"{name}.result", shape, 4)
+        return self._leaving(name)
+
+    def _leaving(self, name: str) -> Tensor:
+        """The tensor in which the host finds a result of the network."""
+        shape = self.graph.layers[name].output.shape
+        if len(shape) == 4:
+            shape = with_channels_last(shape)
+        return self.declare(Tensor(self._builder.of_microbatch(name, self.index), shape, 4))
+
+    def deliver(self, name: str) -> None:
+        """Let a result of the network lie where and how the host reads it."""
+        if self.values[name].tensor.name == self._builder.of_microbatch(name, self.index):
+            return
+        result = self._leaving(name)
+        lies = self.taken(name, host_layout(self.graph.layers[name].output.shape))
+        self.add(cast(f"{name}.copy", replace(lies, shape=result.shape), result, self.region))
+
+    # ------------------------------------------------------------------ values and their layouts
+
+    def take(self, unit: Unit, name: str) -> Tensor:
+        """A value as a unit wants it to lie."""
+        found = self.taken(name, self._builder.layouts.wanted[unit.name][name])
+        self.operands[unit.name, name] = found.name
+        return found
+
+    def taken(self, name: str, layout: Layout) -> Tensor:
+        """A value in a layout; it is moved if it has another one, once for all that want it so."""
+        value = self.values[name]
+        if value.layout == layout:
+            return value.tensor
+        found = self._moved.get((name, layout))
+        if found is None:
+            # Between two layouts neither of which is plain, it is moved twice.
+            source = value.layout if PLAIN in (value.layout, layout) else PLAIN
+            tensor = self.taken(name, source)
+            found = self._move(f"{name}.moved", tensor, source, layout)
+            self._moved[name, layout] = found
+        return found
+
+    def _move(self, name: str, x: Tensor, source: Layout, layout: Layout) -> Tensor:
+        """A copy of a tensor in another layout; one of the two is plain."""
+        assert PLAIN in (source, layout), "a value is moved to the plain layout, or from it"
+        if source == layout:
+            return x
+        self._num_moved += 1
+        y = self.tensor(f"{name}{self._num_moved}", x.shape, x.element_bytes)
+        rows, columns = layout.channels, layout.positions
+        if layout == PLAIN:
+            rows, columns = source.positions, source.channels
+        self.add(
+            transpose(
+                y.name,
+                replace(x, shape=(x.elements // (rows * columns), rows, columns)),
+                replace(y, shape=(x.elements // (rows * columns), columns, rows)),
+                self.region,
+            )
+        )
+        return y
 
     # ------------------------------------------------------------------ kernels
 
@@ -170,12 +240,14 @@ class MicroBatch:
             summed = optimiser.accumulate(f"{total.name}.sum", total, part, self.region)
             self.made.append(Made(summed, is_weight, self.layer))
 
-    def gradient_of(self, parameter: Tensor) -> Tensor:
+    def gradient_of(self, parameter: Tensor) -> Tensor | None:
         """Where a kernel, the next to be added, shall write the gradient of a parameter.
 
         The first of a step writes it; what later ones write is added to it, in their order, which
-        is that of the micro-batches.
+        is that of the micro-batches. None if the parameter is not learned.
         """
+        if not self._builder.stored[parameter.name].trainable:
+            return None
         total, part = self._builder.gradient_places(parameter)
         if part is None:
             return total
@@ -184,10 +256,20 @@ class MicroBatch:
 
     # ------------------------------------------------------------------ gradients of features
 
-    def give_gradient(self, name: str, gradient: Tensor) -> None:
-        """Take a gradient of a value from one of those that read it."""
-        if name in self.graph.layers:
-            self._given.setdefault(name, []).append(gradient)
+    def give_gradient(self, unit: Unit, name: str, gradient: Tensor) -> None:
+        """Take a gradient of a value from a unit, as the unit took the value."""
+        self.give(name, gradient, self._builder.layouts.wanted[unit.name][name])
+
+    def give(self, name: str, gradient: Tensor, layout: Layout) -> None:
+        """Take a gradient of a value; it is moved to the value's own layout."""
+        if name not in self.graph.layers:
+            return
+        own = self.values[name].layout
+        if layout != own:
+            moved = f"{name}.gradient.moved"
+            plain = self._move(moved, gradient, layout, PLAIN)
+            gradient = self._move(moved, plain, PLAIN, own)
+        self._given.setdefault(name, []).append(gradient)
 
     def gradient(self, name: str) -> Tensor | None:
         """The gradient of a value, summed over all that read it; None if nothing gave one."""
@@ -200,4 +282,4 @@ class MicroBatch:
             self.add(activation.add(last.name, total, other, last, self.region))
             total = last
         self.gradients[name] = total.name
-        return total
+        return replace(total, shape=self.values[name].tensor.shape)

@@ -10,8 +10,10 @@ from fpgapipe.errors import UserError
 from fpgapipe.host.crossing import Part, Stage
 from fpgapipe.host.device_program import KernelOrigin
 from fpgapipe.host.lanes import Lane, lanes_of, product_cycles, shared_out
+from fpgapipe.host.layouts import PLAIN, with_channels_last
 from fpgapipe.host.memory_map import CORRECT, LABELS, LOSS, Stored
 from fpgapipe.host.microbatch import Made, MicroBatch
+from fpgapipe.host.network_units import check_network, layouts_of, units_of
 from fpgapipe.host.step_program import (
     NORM,
     PARAMETERS,
@@ -21,7 +23,7 @@ from fpgapipe.host.step_program import (
     StepOptions,
     StepProgram,
 )
-from fpgapipe.host.step_units import Unit, Value, units_of
+from fpgapipe.host.step_units import Unit, Value
 from fpgapipe.host.tasks import single_device, slots_of
 from fpgapipe.hw.hls_models.core_cycles import MemorySpec
 from fpgapipe.hw.hls_models.core_spec import CoreSpec, NoRoom
@@ -81,6 +83,8 @@ class StepBuilder:
     Attributes
     ----------
     graph, core, memory, options
+    layouts : Layouts
+        How all values of the network lie.
     made : list of Made
         All kernels.
     tensors : dict of str to Tensor
@@ -118,7 +122,10 @@ class StepBuilder:
         self._slots = slots_of(self._tasks)
         self._num_slots = max(self._slots.values()) + 1
         self._batches: dict[int, MicroBatch] = {}
-        self._part = part or Part(Stage(0, 1, tuple(units_of(graph))))
+        check_network(graph, train=options.train)
+        units = units_of(graph)
+        self.layouts = layouts_of(graph, units)
+        self._part = part or Part(Stage(0, 1, tuple(units)))
         self._task = 0
         self._waiting: dict[int, list[Made]] = {}  # weight gradients that come later
         self._written: set[str] = set()  # parameters whose gradient there is
@@ -178,35 +185,28 @@ class StepBuilder:
         """A layer's parameter, or None if it has none of that role."""
         for parameter in layer.parameters:
             if parameter.spec.role == role:
-                return self._store(parameter, None, None)
+                return self._store(parameter)
         return None
 
-    def weight(self, layer: Layer, x: Value) -> Tensor:
+    def weight(self, layer: Layer) -> Tensor:
         """The weight of a product, with the input channels last."""
         (parameter,) = (each for each in layer.parameters if each.spec.role == "weight")
-        shape = parameter.spec.shape
-        if isinstance(layer.operator, ops.Conv):
-            return self._store(parameter, shape, (0, 2, 3, 1))
-        if x.image is None:
-            return self._store(parameter, None, None)
-        return self._store(parameter, (shape[0], *x.image), (0, 2, 3, 1))
+        return self._store(parameter, is_kernel=isinstance(layer.operator, ops.Conv))
 
-    def _store(
-        self, parameter: Parameter, split: tuple[int, ...] | None, order: tuple[int, ...] | None
-    ) -> Tensor:
-        found = self.stored.get(parameter.name)
+    def _store(self, parameter: Parameter, *, is_kernel: bool = False) -> Tensor:
         shape = parameter.spec.shape
-        split = split or shape
-        order = order or tuple(range(len(shape)))
-        lies = tuple(split[axis] for axis in order)
-        if found is None:
-            tensor = Tensor(parameter.name, lies, 4)
-            found = Stored(parameter.spec.trainable, tensor, shape, split, order)
-            self.stored[parameter.name] = found
-        elif (found.split, found.order) != (split, order):
-            raise UserError(
-                f"parameter {parameter.name!r} is shared by layers that need it in different orders"
-            )
+        if is_kernel:
+            split, order = shape, (0, *range(2, len(shape)), 1)
+        else:
+            # The last axis lies as features do.
+            *rest, width = shape
+            sizes, moved = self.layouts.parameters.get(parameter.name, PLAIN).split(width)
+            split = (*rest, *sizes)
+            order = (*range(len(rest)), *(len(rest) + axis for axis in moved))
+        tensor = Tensor(parameter.name, tuple(split[axis] for axis in order), 4)
+        stored = Stored(parameter.spec.trainable, tensor, shape, split, order)
+        found = self.stored.setdefault(parameter.name, stored)
+        assert found == stored, f"parameter {parameter.name} lies in two orders"
         return found.tensor
 
     # ------------------------------------------------------------------ the whole
@@ -217,11 +217,6 @@ class StepBuilder:
             return self._build()
 
     def _build(self) -> StepProgram:
-        if self.options.train and len(self.graph.outputs) != 1:
-            raise UserError(
-                f"training needs a network with one output, the logits, not "
-                f"{len(self.graph.outputs)}"
-            )
         for number, task in enumerate(self._tasks):
             self._task = number
             index = task.microbatch
@@ -253,15 +248,12 @@ class StepBuilder:
         for name, tensor in self.graph.inputs.items():
             if name not in used:
                 continue
-            if not tensor.dtype.is_float:
-                raise UserError(
-                    f"input {name!r} must have floating-point numbers, not {tensor.dtype}"
-                )
             shape = tensor.shape
             if len(shape) == 4:
-                shape = (shape[0], *shape[2:], shape[1])
+                shape = with_channels_last(shape)
             own = self.of_microbatch(name, index)
-            batch.values[name] = Value(self.declare(Tensor(own, shape, self.options.feature_bytes)))
+            lies = self.declare(Tensor(own, shape, self.options.feature_bytes))
+            batch.values[name] = Value(lies, self.layouts.values[name])
         part = self._part
         for crossing in part.stage.before:
             value = part.values[crossing.value]
@@ -278,7 +270,10 @@ class StepBuilder:
         for unit in part.stage.units:
             batch.layer = unit.name
             with _naming(unit):
-                batch.values[unit.name] = unit.forward(batch)
+                made = unit.forward(batch)
+                batch.values[unit.name] = Value(made, self.layouts.values[unit.name])
+                if unit.name in self.graph.outputs and not self.options.train:
+                    batch.deliver(unit.name)
             if unit.name in going:
                 batch.add(part.sends(going[unit.name], batch.values[unit.name].tensor, index))
         if self.options.train and part.stage.is_last:
@@ -290,9 +285,9 @@ class StepBuilder:
 
     def _loss(self, batch: MicroBatch) -> None:
         (output,) = self.graph.outputs
-        logits = batch.values[output].tensor
-        dlogits = batch.tensor(f"{output}.dlogits", logits.shape, 4)
-        rows, classes = logits.shape
+        rows, classes = shape = self.graph.layers[output].output.shape
+        logits = replace(batch.taken(output, PLAIN), shape=shape)
+        dlogits = batch.tensor(f"{output}.dlogits", shape, 4)
         labels, result, correct = (
             self.declare(Tensor(self.of_microbatch(name, batch.index), shape, 4))
             for name, shape in ((LABELS, (rows,)), (LOSS, (1,)), (CORRECT, (1,)))
@@ -310,7 +305,7 @@ class StepBuilder:
                 scale=1 / (rows * len(self._slots)),
             )
         )
-        batch.give_gradient(output, dlogits)
+        batch.give(output, dlogits, PLAIN)
 
     def _backward(self, batch: MicroBatch) -> list[Made]:
         """Make a micro-batch's backward pass."""
@@ -323,7 +318,7 @@ class StepBuilder:
                 batch.layer = name
                 coming = batch.tensor(f"{name}.gradient", shape, part.gradient_bytes[name])
                 batch.add(part.receives(crossing, coming, batch.index, backward=True))
-                batch.give_gradient(name, coming)
+                batch.give(name, coming, batch.values[name].layout)
         for unit in reversed(part.stage.units):
             batch.layer = unit.name
             dy = batch.gradient(unit.name)
@@ -397,7 +392,7 @@ class StepBuilder:
         if not (self.options.train and self._part.stage.is_last):
             return {}
         (output,) = self.graph.outputs
-        classes = self._batches[0].values[output].tensor.shape[-1]
+        classes = self.graph.layers[output].output.shape[-1]
         return {loss.class_numbers(classes).name: loss.class_numbers_content(classes)}
 
     @property
@@ -452,7 +447,7 @@ class StepBuilder:
             size,
             len(self._slots),
             inputs,
-            tuple(name for name in self.graph.outputs if name in self._batches[0].values),
+            tuple(name for name in self.graph.outputs if self.of_microbatch(name, 0) in places),
             has_loss=self.options.train and self._part.stage.is_last,
             places=places,
             tensors=dict(self.tensors),
@@ -471,6 +466,7 @@ class StepBuilder:
             options=self.options,
             stage=self._part.stage,
             values=dict(self._batches[0].values),
+            operands=dict(self._batches[0].operands),
             gradients=dict(self._batches[0].gradients),
         )
 

@@ -12,10 +12,10 @@ import numpy as np
 from fpgapipe.host.backends.torch_step import Reference, torch_step
 from fpgapipe.host.core_bench import build_device, counters, run_program
 from fpgapipe.host.memory_map import LOSS
+from fpgapipe.host.network_units import drop_factors_of
 from fpgapipe.host.step import build_step
 from fpgapipe.host.step_check import ProductError, product_errors
 from fpgapipe.host.step_program import Scalar, StepOptions, scalar_bits
-from fpgapipe.host.step_units import DropoutUnit, units_of
 from fpgapipe.hw.hls_models.core import CoreModel
 from fpgapipe.hw.hls_models.core_cycles import MemorySpec, predict
 from fpgapipe.hw.hls_models.registers import RegisterMap
@@ -213,15 +213,11 @@ def bench_step(
         model_s = time.perf_counter() - started
         differing = int(np.count_nonzero(device.memory != image))
     key = scalars[Scalar.RANDOM_SEED : Scalar.RANDOM_STEP + 1]
-    factors = {
-        unit.name: unit.factors(unit.layers[0].output.shape, key)
-        for unit in units_of(graph)
-        if isinstance(unit, DropoutUnit)
-    }
-    reference = torch_step(graph, parameters, inputs, labels, factors)
+    reference = torch_step(graph, parameters, inputs, labels, drop_factors_of(graph, key))
     gradients = program.parameters(image, ".gradient")
-    output = program.values[graph.outputs[0]].tensor
-    logits = program.read(image, output.name).reshape(reference.logits.shape)
+    output = program.values[graph.outputs[0]]
+    found = program.read(image, output.tensor.name)
+    logits = output.layout.from_memory(found, reference.logits.shape)
     loss = float(program.read(image, LOSS)[0])
     program.set_parameters(image, parameters)
     products = product_errors(program, image)

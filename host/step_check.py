@@ -20,7 +20,8 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from fpgapipe.host.step_units import ProductUnit, conv_of, units_of
+from fpgapipe.host.network_units import units_of
+from fpgapipe.host.step_units import ProductUnit, conv_of
 from fpgapipe.hw.hls_models.conv_parts import is_packed
 from fpgapipe.hw.hls_models.mx import MX_BLOCK
 
@@ -123,10 +124,9 @@ def product_errors(program: StepProgram, memory: NDArray[np.uint8]) -> list[Prod
         if not isinstance(unit, ProductUnit):
             continue
         layer = unit.layers[0]
-        value = program.values[layer.inputs[0]]
-        conv = conv_of(layer, value)
+        conv = conv_of(layer)
         name = layer.name
-        x = program.read(memory, value.tensor.name).astype(np.float64)
+        x = program.read(memory, program.operands[unit.name, layer.inputs[0]]).astype(np.float64)
         x = x.reshape(conv.batch, conv.h, conv.w, conv.cin)
         weight = next(p.name for p in layer.parameters if p.spec.role == "weight")
         w = program.read(memory, weight).astype(np.float64).reshape(conv.cout, -1)

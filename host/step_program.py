@@ -117,6 +117,8 @@ class StepProgram(DeviceProgram):
         The part of the network.
     values : dict of str to Value
         Of the first micro-batch.
+    operands : dict of (str, str) to str
+        Tensor of each value as each unit takes it: by the unit's name and the value's.
     gradients : dict of str to str
         Tensor of the gradient of each of its values that has one.
     """
@@ -125,4 +127,5 @@ class StepProgram(DeviceProgram):
     options: StepOptions
     stage: Stage
     values: dict[str, Value]
+    operands: dict[tuple[str, str], str]
     gradients: dict[str, str]

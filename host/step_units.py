@@ -2,28 +2,23 @@
 
 from __future__ import annotations
 
-import math
 from abc import ABC, abstractmethod
 from dataclasses import dataclass, replace
+from math import prod
 from typing import TYPE_CHECKING
 
-import numpy as np
-
-from fpgapipe.errors import UserError
+from fpgapipe.host.layouts import PLAIN, Layout, channels_last, with_channels_last
 from fpgapipe.hw.hls_models.conv import ConvSpec
-from fpgapipe.hw.hls_models.kernels import activation, global_pooling, normalisation, pooling
+from fpgapipe.hw.hls_models.kernels import activation, normalisation
 from fpgapipe.hw.hls_models.kernels.kernel import Tensor
 from fpgapipe.hw.hls_models.kernels.products import product_kernel
-from fpgapipe.hw.hls_models.vector_op import LANES
 from fpgapipe.partition import operators as ops
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
-
-    from numpy.typing import NDArray
+    from collections.abc import Collection, Mapping
 
     from fpgapipe.host.microbatch import MicroBatch
-    from fpgapipe.partition.graph import Graph, Layer
+    from fpgapipe.partition.graph import Layer, Parameter
 
 
 @dataclass(frozen=True)
@@ -33,13 +28,12 @@ class Value:
     Attributes
     ----------
     tensor : Tensor
-        Channels last.
-    image : tuple of int or None
-        Channels, height and width, of features that were images once: they still lie channels last.
+        Shaped as it lies, as far as a shape can say that.
+    layout : Layout
     """
 
     tensor: Tensor
-    image: tuple[int, int, int] | None = None
+    layout: Layout = PLAIN
 
 
 @dataclass(frozen=True)
@@ -56,7 +50,7 @@ class Unit(ABC):
 
     @property
     def name(self) -> str:
-        """Of its result."""
+        """Name of its result."""
         return self.layers[-1].name
 
     @property
@@ -65,8 +59,48 @@ class Unit(ABC):
         own = {layer.name for layer in self.layers}
         return tuple(name for layer in self.layers for name in layer.inputs if name not in own)
 
+    @property
+    def in_shape(self) -> tuple[int, ...]:
+        """Shape of its first input, as the network has it."""
+        return self.layers[0].input_tensors[0].shape
+
+    @property
+    def out_shape(self) -> tuple[int, ...]:
+        """Shape of its result, as the network has it."""
+        return self.layers[-1].output.shape
+
+    def check(self, *, train: bool) -> None:
+        """Refuse what the core does not run, whatever its size.
+
+        Raises
+        ------
+        NotImplementedError, ValueError
+            With the reason.
+        """
+        del train  # Most units run in both.
+
+    def wants(self, given: Mapping[str, Layout], rigid: Collection[str]) -> dict[str, Layout]:
+        """Layouts in which it takes its inputs: as they come, if it says nothing else.
+
+        Parameters
+        ----------
+        given : mapping of str to Layout
+            Those in which its inputs, and other values, lie.
+        rigid : collection of str
+            Parameters that have to lie as the network has them.
+        """
+        return {name: given[name] for name in self.inputs}
+
+    def gives(self, wanted: Mapping[str, Layout]) -> Layout:
+        """Layout of its result, if its inputs come as it wants them: that of the first."""
+        return wanted[self.inputs[0]]
+
+    def arranges(self, wanted: Mapping[str, Layout]) -> dict[str, Layout]:
+        """Parameters whose last axis lies as the features of its input do, with their layout."""
+        return {}
+
     @abstractmethod
-    def forward(self, step: MicroBatch) -> Value:
+    def forward(self, step: MicroBatch) -> Tensor:
         """Add the kernels of the forward pass; returns the result."""
 
     @abstractmethod
@@ -78,7 +112,7 @@ class Unit(ABC):
         return False
 
 
-def conv_of(layer: Layer, value: Value) -> ConvSpec:
+def conv_of(layer: Layer) -> ConvSpec:
     """Return the convolution that a convolution or linear layer is.
 
     Raises
@@ -87,31 +121,50 @@ def conv_of(layer: Layer, value: Value) -> ConvSpec:
         If the core does not have it.
     """
     operator = layer.operator
-    shape = value.tensor.shape
+    shape = layer.input_tensors[0].shape
     if isinstance(operator, ops.Linear):
-        return ConvSpec.linear(value.tensor.elements // shape[-1], operator.out_features, shape[-1])
+        return ConvSpec.linear(prod(shape[:-1]), operator.out_features, shape[-1])
     assert isinstance(operator, ops.Conv)
-    if len(operator.kernel) != 2:
+    if len(operator.kernel) > 2:
         raise NotImplementedError(
-            f"layer {layer.name!r}: convolutions must have two axes, not {len(operator.kernel)}"
+            f"convolutions must have one axis or two, not {len(operator.kernel)}"
         )
     if operator.groups != 1:
-        raise NotImplementedError(
-            f"layer {layer.name!r}: convolutions must have one group, not {operator.groups}"
-        )
-    (top, bottom), (left, right) = operator.padding
-    batch, height, width, channels = shape
+        raise NotImplementedError(f"convolutions must have one group, not {operator.groups}")
+    # With one axis, images have one row.
+    none: tuple[int, ...] = (1,) * (2 - len(operator.kernel))
+    (top, bottom), (left, right) = ((0, 0),) * len(none) + operator.padding
+    height, width = none + shape[2:]
+    down, across = none + operator.kernel
     return ConvSpec(
-        cin=channels,
+        cin=shape[1],
         cout=operator.out_channels,
-        kernel=(operator.kernel[0], operator.kernel[1]),
-        stride=(operator.stride[0], operator.stride[1]),
+        kernel=(down, across),
+        stride=_pair(none + operator.stride),
         pad=(top, left, bottom, right),
         h=height,
         w=width,
-        batch=batch,
-        dilation=(operator.dilation[0], operator.dilation[1]),
+        batch=shape[0],
+        dilation=_pair(none + operator.dilation),
     )
+
+
+def check_slope(slope: float | None) -> None:
+    """Refuse an activation whose result does not say on which side of 0 its argument was."""
+    if slope is not None and not slope >= 0:
+        raise NotImplementedError(
+            f"a leaky ReLU that trains must have a slope of at least 0, not {slope:g}"
+        )
+
+
+def _pair(numbers: tuple[int, ...]) -> tuple[int, int]:
+    first, second = numbers
+    return first, second
+
+
+def matrix(tensor: Tensor, channels: int) -> Tensor:
+    """A tensor as positions by channels."""
+    return replace(tensor, shape=(tensor.elements // channels, channels))
 
 
 @dataclass(frozen=True)
@@ -120,39 +173,69 @@ class ProductUnit(Unit):
 
     slope: float | None = None
 
-    def forward(self, step: MicroBatch) -> Value:
+    @property
+    def _is_linear(self) -> bool:
+        return isinstance(self.layers[0].operator, ops.Linear)
+
+    @property
+    def _weight(self) -> Parameter:
+        (found,) = (each for each in self.layers[0].parameters if each.spec.role == "weight")
+        return found
+
+    def check(self, *, train: bool) -> None:
+        """See `Unit`."""
+        conv_of(self.layers[0])
+        if train:
+            check_slope(self.slope)
+
+    def wants(self, given: Mapping[str, Layout], rigid: Collection[str]) -> dict[str, Layout]:
+        """See `Unit`; a linear layer's weight lies as the features do, if they lie together."""
+        (name,) = self.inputs
+        if not self._is_linear:
+            return {name: channels_last(self.in_shape)}
+        within = given[name].within(self.in_shape[-1])
+        return {name: PLAIN if within is None or self._weight.name in rigid else within}
+
+    def gives(self, wanted: Mapping[str, Layout]) -> Layout:
+        """See `Unit`."""
+        return PLAIN if self._is_linear else channels_last(self.out_shape)
+
+    def arranges(self, wanted: Mapping[str, Layout]) -> dict[str, Layout]:
+        """See `Unit`."""
+        return {self._weight.name: wanted[self.inputs[0]]} if self._is_linear else {}
+
+    def forward(self, step: MicroBatch) -> Tensor:
         """See `Unit`."""
         layer = self.layers[0]
-        x = step.values[layer.inputs[0]]
-        conv = conv_of(layer, x)
-        shape = (*x.tensor.shape[:-1], conv.cout) if isinstance(layer.operator, ops.Linear) else (
-            conv.batch, conv.oh, conv.ow, conv.cout
-        )  # fmt: skip
-        weight = step.weight(layer, x)
+        x = step.take(self, layer.inputs[0])
+        conv = conv_of(layer)
+        shape = self.out_shape if self._is_linear else with_channels_last(self.out_shape)
+        weight = step.weight(layer)
         bias = step.parameter(layer, "bias")
         y = step.feature(self.name, shape)
         after = bias is not None or self.slope is not None
         z = step.tensor(f"{layer.name}.sums", shape, 4) if after else y
         step.add(product_kernel(f"{layer.name}.forward", conv, "forward",
-                                (x.tensor, weight, z), step.product_core, step.memory,
+                                (x, weight, z), step.product_core, step.memory,
                                 step.product_region))  # fmt: skip
         if bias is not None:
             plain = self.slope in (None, 0)
             to = y if plain else step.tensor(f"{layer.name}.biased", shape, 4)
-            step.add(activation.add_bias(f"{layer.name}.bias", z, bias, to, step.region,
-                                         relu=self.slope == 0))  # fmt: skip
+            step.add(activation.add_bias(f"{layer.name}.bias", matrix(z, conv.cout), bias, to,
+                                         step.region, relu=self.slope == 0))  # fmt: skip
             z = to
         if self.slope is not None and (bias is None or self.slope):
             step.add(activation.activate(self.name, z, y, step.region, slope=self.slope))
-        return Value(y)
+        return y
 
     def backward(self, step: MicroBatch, dy: Tensor) -> None:
         """See `Unit`."""
         layer = self.layers[0]
-        x = step.values[layer.inputs[0]]
-        conv = conv_of(layer, x)
+        x = step.take(self, layer.inputs[0])
+        conv = conv_of(layer)
         bias = step.parameter(layer, "bias")
-        db = bias and step.gradient_of(bias)
+        db = step.gradient_of(bias) if bias else None
+        dy = matrix(dy, conv.cout)
         if self.slope is not None:
             dz = step.feature(f"{layer.name}.dsums", dy.shape)
             step.add(activation.activation_gradient(
@@ -162,17 +245,18 @@ class ProductUnit(Unit):
         elif db:
             step.add(activation.bias_gradient(f"{layer.name}.db", dy, db, step.region),
                      is_weight=True)  # fmt: skip
-        weight = step.weight(layer, x)
+        weight = step.weight(layer)
         if 0 in step.graph.input_gradients(layer.name):
-            dx = step.feature(f"{layer.name}.dx", x.tensor.shape)
+            dx = step.feature(f"{layer.name}.dx", x.shape)
             step.add(product_kernel(f"{layer.name}.input", conv, "input", (dy, weight, dx),
                                     step.product_core, step.memory,
                                     step.product_region))  # fmt: skip
-            step.give_gradient(layer.inputs[0], dx)
-        step.add(product_kernel(f"{layer.name}.weight", conv, "weight",
-                                (x.tensor, dy, step.gradient_of(weight)),
-                                step.product_core, step.memory, step.product_region),
-                 is_weight=True)  # fmt: skip
+            step.give_gradient(self, layer.inputs[0], dx)
+        dw = step.gradient_of(weight)
+        if dw:
+            step.add(product_kernel(f"{layer.name}.weight", conv, "weight", (x, dy, dw),
+                                    step.product_core, step.memory, step.product_region),
+                     is_weight=True)  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -186,47 +270,71 @@ class NormUnit(Unit):
         """See `Unit`."""
         return name == self.residual and not self.relu
 
+    def check(self, *, train: bool) -> None:
+        """See `Unit`."""
+        operator = self.layers[0].operator
+        assert isinstance(operator, ops.BatchNorm)
+        if not operator.affine:
+            raise NotImplementedError("batch normalisation must have a scale and a bias")
+
+    def wants(self, given: Mapping[str, Layout], rigid: Collection[str]) -> dict[str, Layout]:
+        """See `Unit`; of features without positions, the parameters lie as they do."""
+        if len(self.in_shape) > 2:
+            return dict.fromkeys(self.inputs, channels_last(self.in_shape))
+        within = given[self.layers[0].inputs[0]].within(self.in_shape[1])
+        names = {parameter.name for parameter in self.layers[0].parameters}
+        plain = within is None or not names.isdisjoint(rigid)
+        return dict.fromkeys(self.inputs, PLAIN if plain or within is None else within)
+
+    def arranges(self, wanted: Mapping[str, Layout]) -> dict[str, Layout]:
+        """See `Unit`."""
+        layout = PLAIN if len(self.in_shape) > 2 else wanted[self.layers[0].inputs[0]]
+        return {parameter.name: layout for parameter in self.layers[0].parameters}
+
     def _norm(self, step: MicroBatch) -> normalisation.BatchNorm:
         layer = self.layers[0]
         operator = layer.operator
         assert isinstance(operator, ops.BatchNorm)
         roles = ("weight", "bias", "running_mean", "running_var")
         found = [step.parameter(layer, role) for role in roles]
-        gamma, beta, mean, variance = found
-        if gamma is None or beta is None or mean is None or variance is None:
-            raise NotImplementedError(
-                f"layer {layer.name!r}: batch normalisation must have learned scale and bias"
-            )
+        gamma, beta, mean, variance = (each for each in found if each is not None)
+        x = matrix(step.take(self, layer.inputs[0]), self.in_shape[1])
         return normalisation.BatchNorm(
-            step.named(layer.name), step.values[layer.inputs[0]].tensor, gamma, beta, mean,
-            variance, operator.epsilon, operator.momentum,
+            step.named(layer.name), x, gamma, beta, mean, variance, operator.epsilon,
+            operator.momentum,
         )  # fmt: skip
 
-    def forward(self, step: MicroBatch) -> Value:
+    def forward(self, step: MicroBatch) -> Tensor:
         """See `Unit`."""
         norm = self._norm(step)
-        y = step.feature(self.name, norm.x.shape)
-        other = step.values[self.residual].tensor if self.residual else None
+        y = step.feature(self.name, step.take(self, self.layers[0].inputs[0]).shape)
+        other = step.take(self, self.residual) if self.residual else None
         for tensor in norm.kept:
             step.declare(tensor)
         run = normalisation.forward if step.options.train else normalisation.infer
         for kernel in run(norm, y, step.region, residual=other, relu=self.relu):
             step.add(kernel)
-        return Value(y)
+        return y
 
     def backward(self, step: MicroBatch, dy: Tensor) -> None:
         """See `Unit`."""
         norm = self._norm(step)
+        name = self.layers[0].name
         masked = step.feature(f"{self.name}.masked", dy.shape) if self.relu else None
-        dx = step.feature(f"{self.layers[0].name}.dx", dy.shape)
+        dx = step.feature(f"{name}.dx", dy.shape)
+        # The sums belong to the input's gradient too: of what is not learned they lie aside.
+        sums = [
+            step.gradient_of(each) or step.tensor(f"{name}.d{role}", each.shape, 4)
+            for role, each in (("gamma", norm.gamma), ("beta", norm.beta))
+        ]
         for kernel in normalisation.backward(
-            norm, dy, dx, (step.gradient_of(norm.gamma), step.gradient_of(norm.beta)), step.region,
+            norm, dy, dx, (sums[0], sums[1]), step.region,
             activated=step.values[self.name].tensor if self.relu else None, masked=masked,
         ):  # fmt: skip
             step.add(kernel)
-        step.give_gradient(self.layers[0].inputs[0], dx)
+        step.give_gradient(self, self.layers[0].inputs[0], dx)
         if self.residual:
-            step.give_gradient(self.residual, masked or dy)
+            step.give_gradient(self, self.residual, masked or dy)
 
 
 @dataclass(frozen=True)
@@ -239,12 +347,19 @@ class AddUnit(Unit):
         """See `Unit`."""
         return not self.relu
 
-    def forward(self, step: MicroBatch) -> Value:
+    def wants(self, given: Mapping[str, Layout], rigid: Collection[str]) -> dict[str, Layout]:
+        """See `Unit`; of two layouts, the one that images have, and features without positions."""
+        first, second = (given[name] for name in self.inputs)
+        return dict.fromkeys(
+            self.inputs, first if first == second else channels_last(self.in_shape)
+        )
+
+    def forward(self, step: MicroBatch) -> Tensor:
         """See `Unit`."""
-        a, b = (step.values[name] for name in self.layers[0].inputs)
-        y = step.feature(self.name, a.tensor.shape)
-        step.add(activation.add(self.name, a.tensor, b.tensor, y, step.region, relu=self.relu))
-        return Value(y, a.image)
+        a, b = (step.take(self, name) for name in self.layers[0].inputs)
+        y = step.feature(self.name, a.shape)
+        step.add(activation.add(self.name, a, b, y, step.region, relu=self.relu))
+        return y
 
     def backward(self, step: MicroBatch, dy: Tensor) -> None:
         """See `Unit`."""
@@ -255,7 +370,7 @@ class AddUnit(Unit):
             ))  # fmt: skip
             dy = dx
         for name in self.layers[0].inputs:
-            step.give_gradient(name, dy)
+            step.give_gradient(self, name, dy)
 
 
 @dataclass(frozen=True)
@@ -264,12 +379,17 @@ class ActivationUnit(Unit):
 
     slope: float = 0
 
-    def forward(self, step: MicroBatch) -> Value:
+    def check(self, *, train: bool) -> None:
         """See `Unit`."""
-        x = step.values[self.inputs[0]]
-        y = step.feature(self.name, x.tensor.shape)
-        step.add(activation.activate(self.name, x.tensor, y, step.region, slope=self.slope))
-        return Value(y, x.image)
+        if train:
+            check_slope(self.slope)
+
+    def forward(self, step: MicroBatch) -> Tensor:
+        """See `Unit`."""
+        x = step.take(self, self.inputs[0])
+        y = step.feature(self.name, x.shape)
+        step.add(activation.activate(self.name, x, y, step.region, slope=self.slope))
+        return y
 
     def backward(self, step: MicroBatch, dy: Tensor) -> None:
         """See `Unit`."""
@@ -277,236 +397,66 @@ class ActivationUnit(Unit):
         step.add(activation.activation_gradient(
             f"{self.name}.gradient", dy, step.values[self.name].tensor, dx, step.region,
             slope=self.slope))  # fmt: skip
-        step.give_gradient(self.inputs[0], dx)
+        step.give_gradient(self, self.inputs[0], dx)
 
 
 @dataclass(frozen=True)
 class DropoutUnit(Unit):
-    """Dropout; each has random numbers of its own."""
+    """Dropout; each has random numbers of its own, which follow each other as memory does."""
 
     stream: int = 0
 
     def passes_gradient(self, name: str) -> bool:
         """See `Unit`."""
-        return not self._rate()
+        return not self.rate
 
-    def _rate(self) -> float:
+    @property
+    def rate(self) -> float:
+        """Share of the elements that are dropped."""
         operator = self.layers[0].operator
         assert isinstance(operator, ops.Dropout)
         return operator.rate
 
-    def factors(
-        self, shape: tuple[int, ...], scalars: Sequence[int], microbatch: int = 0
-    ) -> NDArray[np.float32]:
-        """What it multiplies a micro-batch by, in training; shaped as the network has it."""
-        if not self._rate():
-            return np.ones(shape, np.float32)
-        elements = math.prod(shape)
-        first = microbatch * math.ceil(elements / LANES)
-        drawn = activation.drop_factors(elements, self._rate(), self.stream, scalars, first=first)
-        if len(shape) != 4:
-            return drawn.reshape(shape)
-        batch, channels, height, width = shape
-        return np.moveaxis(drawn.reshape(batch, height, width, channels), -1, 1)
+    def check(self, *, train: bool) -> None:
+        """See `Unit`."""
+        if train and self.rate:
+            activation.kept_of(self.rate)
 
     def _drop(self, step: MicroBatch, name: str, x: Tensor, y: Tensor) -> None:
         first = step.random_vectors(x.elements)
-        step.add(activation.drop(name, x, y, step.region, rate=self._rate(), stream=self.stream,
+        step.add(activation.drop(name, x, y, step.region, rate=self.rate, stream=self.stream,
                                  first=first, key=step.random_key))  # fmt: skip
 
-    def forward(self, step: MicroBatch) -> Value:
+    def forward(self, step: MicroBatch) -> Tensor:
         """See `Unit`."""
-        x = step.values[self.inputs[0]]
-        if not (step.options.train and self._rate()):
+        x = step.take(self, self.inputs[0])
+        if not (step.options.train and self.rate):
             return x
-        y = step.feature(self.name, x.tensor.shape)
-        self._drop(step, self.name, x.tensor, y)
-        return Value(y, x.image)
+        y = step.feature(self.name, x.shape)
+        self._drop(step, self.name, x, y)
+        return y
 
     def backward(self, step: MicroBatch, dy: Tensor) -> None:
         """See `Unit`."""
-        if not self._rate():
-            step.give_gradient(self.inputs[0], dy)
-            return
-        dx = step.feature(f"{self.name}.dx", dy.shape)
-        self._drop(step, f"{self.name}.gradient", dy, dx)
-        step.give_gradient(self.inputs[0], dx)
+        if self.rate:
+            dx = step.feature(f"{self.name}.dx", dy.shape)
+            self._drop(step, f"{self.name}.gradient", dy, dx)
+            dy = dx
+        step.give_gradient(self, self.inputs[0], dy)
 
 
 @dataclass(frozen=True)
-class FlattenUnit(Unit):
-    """Images become features: nothing moves."""
+class ViewUnit(Unit):
+    """The same elements under another shape: nothing moves, and so the layout stays."""
 
     def passes_gradient(self, name: str) -> bool:
         """See `Unit`."""
         return True
 
-    def forward(self, step: MicroBatch) -> Value:
+    def forward(self, step: MicroBatch) -> Tensor:
         """See `Unit`."""
-        x = step.values[self.inputs[0]]
-        batch = x.tensor.shape[0]
-        image = x.image
-        if len(x.tensor.shape) == 4:
-            _, height, width, channels = x.tensor.shape
-            image = (channels, height, width)
-        return Value(replace(x.tensor, shape=(batch, x.tensor.elements // batch)), image)
+        return replace(step.take(self, self.inputs[0]), shape=self.out_shape)
 
     def backward(self, step: MicroBatch, dy: Tensor) -> None:
         """See `Unit`."""
-        shape = step.values[self.inputs[0]].tensor.shape
-        step.give_gradient(self.inputs[0], replace(dy, shape=shape))
-
-
-@dataclass(frozen=True)
-class PoolUnit(Unit):
-    """Pooling over windows, or over all positions."""
-
-    def _pool(self, step: MicroBatch) -> pooling.Pool | None:
-        """The windows; None if there is but one, of all positions."""
-        layer = self.layers[0]
-        operator = layer.operator
-        height, width = step.values[self.inputs[0]].tensor.shape[1:3]
-        if isinstance(operator, ops.GlobalPool):
-            whole = pooling.Pool((height, width), (height, width))
-            return None if operator.function == "average" else whole
-        assert isinstance(operator, ops.Pool)
-        if len(operator.kernel) != 2 or operator.dilation != (1, 1):
-            raise NotImplementedError(
-                f"layer {layer.name!r}: pooling must have two axes and no dilation"
-            )
-        rows, columns = layer.output.shape[2:]
-        kernel = operator.kernel[0], operator.kernel[1]
-        stride = operator.stride[0], operator.stride[1]
-        (top, bottom), (left, right) = operator.padding
-        # A window that is rounded up to reaches over the padding.
-        down = (rows - 1) * stride[0] + kernel[0] - height - top
-        across = (columns - 1) * stride[1] + kernel[1] - width - left
-        counted = (top, left, bottom, right) if operator.count_include_pad else (0, 0, 0, 0)
-        pad = (top, left, max(bottom, down), max(right, across))
-        return pooling.Pool(kernel, stride, pad, counted)
-
-    @property
-    def _is_maximum(self) -> bool:
-        operator = self.layers[0].operator
-        assert isinstance(operator, ops.Pool | ops.GlobalPool)
-        return operator.function == "max"
-
-    def forward(self, step: MicroBatch) -> Value:
-        """See `Unit`."""
-        x = step.values[self.inputs[0]].tensor
-        pool = self._pool(step)
-        _, channels, *sizes = self.layers[0].output.shape
-        y = step.feature(self.name, (x.shape[0], *sizes, channels))
-        if pool is None:
-            step.add(global_pooling.global_average(self.name, x, y, step.region))
-        elif self._is_maximum:
-            trains = step.options.train
-            index = step.tensor(f"{self.name}.index", y.shape, 2) if trains else None
-            step.add(pooling.max_pool(self.name, pool, x, y, step.region, index=index))
-        else:
-            step.add(pooling.average_pool(self.name, pool, x, y, step.region))
-        return Value(y)
-
-    def backward(self, step: MicroBatch, dy: Tensor) -> None:
-        """See `Unit`."""
-        x = step.values[self.inputs[0]].tensor
-        pool = self._pool(step)
-        name = f"{self.name}.gradient"
-        dx = step.feature(f"{self.name}.dx", x.shape)
-        if pool is None:
-            step.add(global_pooling.global_average_gradient(name, dy, dx, step.region))
-        elif self._is_maximum:
-            index = step.made_before(f"{self.name}.index")
-            step.add(pooling.max_pool_gradient(name, pool, dy, index, dx, step.region))
-        else:
-            step.add(pooling.average_pool_gradient(name, pool, dy, dx, step.region))
-        step.give_gradient(self.inputs[0], dx)
-
-
-def units_of(graph: Graph) -> Iterator[Unit]:
-    """Group a network's layers.
-
-    Raises
-    ------
-    UserError
-        If the core does not run a layer.
-    """
-    readers: dict[str, list[Layer]] = {}
-    for layer in graph.layers.values():
-        for name in layer.inputs:
-            readers.setdefault(name, []).append(layer)
-
-    def only_reader(name: str) -> Layer | None:
-        found = readers.get(name, [])
-        return found[0] if len(found) == 1 and name not in graph.outputs else None
-
-    taken: set[str] = set()
-    order = {name: index for index, name in enumerate(graph.layers)}
-    num_dropouts = 0
-    for layer in graph.layers.values():
-        if layer.name in taken:
-            continue
-        chain = [layer]
-        residual = None
-        operator = layer.operator
-        if isinstance(operator, ops.BatchNorm):
-            follower = only_reader(chain[-1].name)
-            if follower is not None and _is_sum(follower):
-                other = [name for name in follower.inputs if name != layer.name]
-                # The other summand must be there when the normalisation runs.
-                if other and order.get(other[0], -1) < order[layer.name]:
-                    chain.append(follower)
-                    residual = other[0]
-        slope = None
-        if isinstance(operator, ops.Conv | ops.Linear | ops.BatchNorm) or _is_sum(layer):
-            follower = only_reader(chain[-1].name)
-            if follower is not None and _slope(follower) is not None:
-                slope = _slope(follower)
-                if isinstance(operator, ops.Conv | ops.Linear) or slope == 0:
-                    chain.append(follower)
-                else:
-                    slope = None
-        taken |= {each.name for each in chain}
-        layers = tuple(chain)
-        if isinstance(operator, ops.Conv | ops.Linear):
-            yield ProductUnit(layers, slope)
-        elif isinstance(operator, ops.BatchNorm):
-            yield NormUnit(layers, residual, slope is not None)
-        elif _is_sum(layer):
-            yield AddUnit(layers, slope is not None)
-        elif _slope(layer) is not None:
-            yield ActivationUnit(layers, _slope(layer) or 0)
-        elif isinstance(operator, ops.Dropout):
-            num_dropouts += 1
-            yield DropoutUnit(layers, num_dropouts)
-        elif _flattens(layer):
-            yield FlattenUnit(layers)
-        elif isinstance(operator, ops.Pool | ops.GlobalPool):
-            yield PoolUnit(layers)
-        else:
-            raise UserError(f"layer {layer.name!r}: the core has no {layer.op} (docs/limits.md)")
-
-
-def _is_sum(layer: Layer) -> bool:
-    operator = layer.operator
-    same = len({tensor.shape for tensor in layer.input_tensors}) == 1
-    return isinstance(operator, ops.Binary) and operator.function == "add" and same
-
-
-def _flattens(layer: Layer) -> bool:
-    """Whether all axes but the first become one, which some exporters write as a reshape."""
-    if not isinstance(layer.operator, ops.Flatten | ops.Reshape):
-        return False
-    samples, *sizes = layer.input_tensors[0].shape
-    return layer.output.shape == (samples, math.prod(sizes))
-
-
-def _slope(layer: Layer) -> float | None:
-    """Factor of negative values; None if the layer is not a ReLU."""
-    operator = layer.operator
-    if isinstance(operator, ops.Activation):
-        if operator.function == "relu":
-            return 0
-        if operator.function == "leaky_relu":
-            return operator.alpha
-    return None
+        step.give_gradient(self, self.inputs[0], dy)

@@ -17,10 +17,11 @@ from onnx import helper, numpy_helper
 
 from fpgapipe.host.core_bench import build_device, run_program
 from fpgapipe.host.memory_map import channels_first, channels_last
+from fpgapipe.host.network_units import units_of
 from fpgapipe.host.step import build_step
 from fpgapipe.host.step_check import product_errors, steps_of, unfolded
 from fpgapipe.host.step_program import StepOptions
-from fpgapipe.host.step_units import ProductUnit, conv_of, units_of
+from fpgapipe.host.step_units import ProductUnit, conv_of
 from fpgapipe.hw.hls_models.conv import ConvSpec
 from fpgapipe.hw.hls_models.conv_parts import is_packed
 from fpgapipe.hw.hls_models.core import CoreModel
@@ -203,12 +204,7 @@ def run_network(case, machine, path, constants=(), *, exact=False):
     program.set_batch(memory, {name: given[name] for name in graph.inputs})
     machine.run(memory, program.instructions, program.entry)
     (output,) = graph.outputs
-    value = program.values[output]
-    found = program.read(memory, value.tensor.name).reshape(value.tensor.shape)
-    if value.image:
-        channels, height, width = value.image
-        found = found.reshape(-1, height, width, channels)
-    found = channels_first(found).reshape(graph.layers[output].output.shape)
+    found = program.results(memory)[output].reshape(graph.layers[output].output.shape)
     products = [unit for unit in units_of(graph) if isinstance(unit, ProductUnit)]
     if not products:
         return Result([found], 0 if exact else None)
@@ -220,9 +216,9 @@ def run_network(case, machine, path, constants=(), *, exact=False):
 def _network_bound(case, program, unit, memory):
     """What MXINT8 may do to the result of a network of one product."""
     layer = unit.layers[0]
-    value = program.values[layer.inputs[0]]
-    conv = conv_of(layer, value)
-    x = program.read(memory, value.tensor.name).reshape(conv.batch, conv.h, conv.w, conv.cin)
+    conv = conv_of(layer)
+    operand = program.operands[unit.name, layer.inputs[0]]
+    x = program.read(memory, operand).reshape(conv.batch, conv.h, conv.w, conv.cin)
     weight = next(each.name for each in layer.parameters if each.spec.role == "weight")
     w = program.read(memory, weight).reshape(conv.cout, -1)
     depth = conv.kernel[1] * conv.cin if is_packed(conv) else conv.cin

@@ -8,10 +8,10 @@ from step_cases import SMALL_CORE, every_operator
 
 from fpgapipe.host.backends.torch_step import torch_step
 from fpgapipe.host.memory_map import LOSS
+from fpgapipe.host.network_units import drop_factors_of
 from fpgapipe.host.step import build_step
 from fpgapipe.host.step_bench import initial_parameters, random_batch, relative_error
 from fpgapipe.host.step_program import Scalar, StepOptions, scalar_bits
-from fpgapipe.host.step_units import DropoutUnit, units_of
 from fpgapipe.host.tasks import single_device, slots_of
 from fpgapipe.hw.hls_models.core import CoreModel
 from fpgapipe.partition.networks.layers import Network
@@ -80,18 +80,13 @@ def test_gradients_are_those_of_the_whole_batch():
     references = []
     for index in range(COUNT):
         part = slice(index * SAMPLES, (index + 1) * SAMPLES)
-        factors = {
-            unit.name: unit.factors(unit.layers[0].output.shape, key, index)
-            for unit in units_of(graph)
-            if isinstance(unit, DropoutUnit)
-        }
         references.append(
             torch_step(
                 graph,
                 parameters,
                 {name: value[part] for name, value in inputs.items()},
                 labels[part],
-                factors,
+                drop_factors_of(graph, key, index),
             )
         )
     for index, reference in enumerate(references):

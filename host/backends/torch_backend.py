@@ -11,8 +11,8 @@ import numpy as np
 from fpgapipe.errors import UserError
 from fpgapipe.host.backends.base import StepResult, StepRunner
 from fpgapipe.host.backends.torch_reference import cuda_fault, forward, gradients_of
+from fpgapipe.host.network_units import check_network, drop_factors_of
 from fpgapipe.host.step_program import SUFFIXES, Scalar, StepOptions
-from fpgapipe.host.step_units import DropoutUnit, units_of
 from fpgapipe.hw.hls_models.kernels.optimiser import CLIP_EPSILON, Adam
 from fpgapipe.optional import require
 
@@ -99,17 +99,13 @@ class TorchBackend(StepRunner):
             raise ValueError(f"precision must be one of {', '.join(PRECISIONS)}, not {precision!r}")
         if num_microbatches < 1:
             raise ValueError(f"num_microbatches must be at least 1, not {num_microbatches}")
-        if len(graph.outputs) != 1:
-            raise UserError(
-                f"training needs a network with one output, the logits, not {len(graph.outputs)}"
-            )
+        check_network(graph, train=options is None or options.train)
         self.graph = graph
         self.precision = precision
         self.device = choose_device(device)
         self._options = options or StepOptions()
         self.num_microbatches = num_microbatches
         self._threads = threads
-        self._drops = [unit for unit in units_of(graph) if isinstance(unit, DropoutUnit)]
         self._trains = {
             p.name: p.spec.trainable for layer in graph.layers.values() for p in layer.parameters
         }
@@ -272,8 +268,8 @@ class TorchBackend(StepRunner):
         """What dropout layers multiply a micro-batch by."""
         key = scalars[Scalar.RANDOM_SEED : Scalar.RANDOM_STEP + 1]
         return {
-            unit.name: self._tensor(unit.factors(unit.layers[0].output.shape, key, index))
-            for unit in self._drops
+            name: self._tensor(factors)
+            for name, factors in drop_factors_of(self.graph, key, index).items()
         }
 
     def _passes(

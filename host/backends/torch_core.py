@@ -16,16 +16,9 @@ import torch
 
 from fpgapipe.host.backends.torch_mx import Product
 from fpgapipe.host.backends.torch_reference import run_layer
-from fpgapipe.host.step_units import (
-    DropoutUnit,
-    FlattenUnit,
-    ProductUnit,
-    Unit,
-    Value,
-    conv_of,
-    units_of,
-)
-from fpgapipe.hw.hls_models.kernels.kernel import Tensor
+from fpgapipe.host.layouts import Layout
+from fpgapipe.host.network_units import layouts_of, units_of
+from fpgapipe.host.step_units import DropoutUnit, Unit, conv_of
 from fpgapipe.partition import operators as ops
 
 if TYPE_CHECKING:
@@ -71,7 +64,8 @@ class CoreNumbers:
 
     def __init__(self, graph: Graph, feature_bytes: int) -> None:
         self._graph = graph
-        self._units = list(units_of(graph))
+        self._units = units_of(graph)
+        self._layouts = layouts_of(graph, self._units)
         self._feature_bytes = feature_bytes
 
     def infer(self, weights: Tensors, inputs: Tensors) -> dict[str, torch.Tensor]:
@@ -107,18 +101,13 @@ class CoreNumbers:
         self, weights: Tensors, inputs: Tensors, factors: Tensors, *, training: bool
     ) -> tuple[dict[str, torch.Tensor], list[_Ran]]:
         values = {name: self._feature(value) for name, value in inputs.items()}
-        images: dict[str, tuple[int, ...]] = {}
         ran = []
         for unit in self._units:
-            each = self._run(unit, weights, values, images, factors, training=training)
+            each = self._run(unit, weights, values, factors, training=training)
             result = each.result.detach()
             values[unit.name] = (
                 result if unit.name in self._graph.outputs else self._feature(result)
             )
-            if isinstance(unit, FlattenUnit) and each.inputs[0][1].ndim == 4:
-                images[unit.name] = tuple(each.inputs[0][1].shape[1:])
-            elif not isinstance(unit, ProductUnit) and unit.inputs[0] in images:
-                images[unit.name] = images[unit.inputs[0]]
             ran.append(each)
         return values, ran
 
@@ -127,7 +116,6 @@ class CoreNumbers:
         unit: Unit,
         weights: Tensors,
         values: Tensors,
-        images: Mapping[str, tuple[int, ...]],
         factors: Tensors,
         *,
         training: bool,
@@ -155,7 +143,8 @@ class CoreNumbers:
                         parameters[parameter.name] = value.requires_grad_()
                     roles[parameter.spec.role] = value
                 if isinstance(layer.operator, ops.Conv | ops.Linear):
-                    result = _product(layer, args[0], roles, images.get(layer.inputs[0]))
+                    layout = self._layouts.wanted[unit.name][layer.inputs[0]]
+                    result = _product(layer, args[0], roles, layout)
                 elif isinstance(unit, DropoutUnit) and layer.name in factors:
                     result = args[0] * factors[layer.name]
                 else:
@@ -208,21 +197,22 @@ def _to_bf16(x: torch.Tensor) -> torch.Tensor:
     return x.to(torch.bfloat16).to(x.dtype)
 
 
-def _product(
-    layer: Layer, x: torch.Tensor, roles: Tensors, image: tuple[int, ...] | None
-) -> torch.Tensor:
+def _product(layer: Layer, x: torch.Tensor, roles: Tensors, layout: Layout) -> torch.Tensor:
     """A convolution or linear layer with its bias."""
     weight, bias = roles["weight"], roles.get("bias")
+    conv = conv_of(layer)
     if isinstance(layer.operator, ops.Conv):
-        shape = (x.shape[0], *x.shape[2:], x.shape[1])
-        y = Product.apply(x, weight, conv_of(layer, Value(Tensor("x", shape, 4))))
-        return y if bias is None else y + bias[:, None, None]
-    if image:
-        # Features that were images lie channels last, and so do the blocks.
-        x, weight = (each.unflatten(-1, image).movedim(-3, -1).flatten(-3) for each in (x, weight))
-    shape = tuple(x.shape)
-    rows = x.reshape(-1, shape[-1])
-    conv = conv_of(layer, Value(Tensor("x", shape, 4)))
+        # With one axis, images have one row.
+        rows = x.unsqueeze(2) if x.ndim == 3 else x
+        y = Product.apply(rows, weight.unsqueeze(2) if x.ndim == 3 else weight, conv)
+        y = y if bias is None else y + bias[:, None, None]
+        return y.reshape(layer.output.shape)
+    # Features lie as their layout says, and so do the blocks.
+    sizes, order = layout.split(x.shape[-1])
+    rows, weight = (
+        each.reshape(-1, *sizes).permute(0, *(1 + axis for axis in order)).flatten(1)
+        for each in (x, weight)
+    )
     y = Product.apply(rows[..., None, None], weight[..., None, None], conv)
-    y = y.reshape(*shape[:-1], -1)
+    y = y.reshape(layer.output.shape)
     return y if bias is None else y + bias

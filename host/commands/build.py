@@ -109,7 +109,7 @@ def build(
 
 def _refuse_layers(request: Request) -> None:
     """Name a layer that no core runs before the time for a plan is spent."""
-    from fpgapipe.host.step_units import units_of
+    from fpgapipe.host.network_units import units_of
 
     count = request.num_microbatches or 1
     if request.batch % count == 0:  # else the plan is refused

@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from fpgapipe.errors import UserError
+from fpgapipe.host.network_units import units_of
 from fpgapipe.host.report.inputs import MEASURED, Measured, Run, read_measured, read_runs
-from fpgapipe.host.step_units import units_of
 from fpgapipe.partition.candidate import make_candidate_schedule
 from fpgapipe.partition.schedule import forward_only
 from fpgapipe.partition.timeline import StageTimes, Timeline, simulate

@@ -145,7 +145,7 @@ def drop(
     first : int
         Of the layer's numbers, those of the vectors of 16 elements before are passed over.
     """
-    kept = _kept(rate)
+    kept = kept_of(rate)
     settings = {
         "factor": Factor.CONSTANT,
         "constants": (_NONE, Constant((1 << 16) / kept)),
@@ -169,14 +169,20 @@ def drop_factors(
     key : sequence of int
         What its two scalar registers hold.
     """
-    kept = _kept(rate)
+    kept = kept_of(rate)
     bits = lane_bits((key[0], key[1]), (stream << 36) + first, -(-elements // LANES)).reshape(-1)
     factors = np.where(bits[:elements] < kept, np.float32((1 << 16) / kept), np.float32(0))
     return factors.astype(np.float32)
 
 
-def _kept(rate: float) -> int:
-    """Of 65,536 elements, how many are kept."""
+def kept_of(rate: float) -> int:
+    """Of 65,536 elements, how many are kept.
+
+    Raises
+    ------
+    ValueError
+        If it is none, or all.
+    """
     kept = round((1 - rate) * (1 << 16))
     if not 0 < kept < 1 << 16:
         raise ValueError(f"dropout rate must be above 0 and below 1, not {rate}")

@@ -55,6 +55,12 @@ def class_numbers_content(classes: int) -> NDArray[np.float32]:
     return np.arange(padded(classes), dtype=np.float32).reshape(1, -1)
 
 
+def check_classes(classes: int) -> None:
+    """Refuse too many classes."""
+    if not 1 <= classes <= MOST_CLASSES:
+        raise ValueError(f"cross-entropy must have 1..{MOST_CLASSES} classes, not {classes}")
+
+
 def cross_entropy(
     name: str,
     logits: Tensor,
@@ -95,8 +101,7 @@ def cross_entropy(
         If there are more than `MOST_CLASSES`, or the region is too small for a row.
     """
     batch, classes = logits.shape
-    if not 1 <= classes <= MOST_CLASSES:
-        raise ValueError(f"cross-entropy must have 1..{MOST_CLASSES} classes, not {classes}")
+    check_classes(classes)
     for tensor in (labels, loss, *([correct] if correct else [])):
         if not tensor.fp32:
             raise ValueError(f"cross-entropy tensor {tensor.name} must be FP32, not BF16")

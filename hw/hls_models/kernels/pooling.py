@@ -88,6 +88,13 @@ class Pool:
         if y.shape != expected:
             raise ValueError(f"pooled tensor {y.name} must have shape {expected}, not {y.shape}")
 
+    def check_maximum(self) -> None:
+        """Refuse a window that is too large for a maximum."""
+        if self.taps > MOST_TAPS:
+            raise ValueError(
+                f"max pool window must have at most {MOST_TAPS} pixels, not {self.taps}"
+            )
+
 
 def max_pool(
     name: str,
@@ -113,7 +120,7 @@ def max_pool(
         If shapes do not agree, the window has more than `MOST_TAPS` pixels, or the region is too
         small.
     """
-    _check_taps(pool)
+    pool.check_maximum()
     targets = {"y": y} | ({"index": index} if index else {})
     for target in targets.values():
         pool.check(x, target)
@@ -145,7 +152,7 @@ def max_pool_gradient(
     ValueError
         As `max_pool`.
     """
-    _check_taps(pool)
+    pool.check_maximum()
     chosen = {
         "test": (Left.Y, Outcome.EQUAL, Right.COUNTER),
         "then": Choice.X,
@@ -199,11 +206,6 @@ def average_pool_gradient(
         _share(pool, table),
         table,
     )
-
-
-def _check_taps(pool: Pool) -> None:
-    if pool.taps > MOST_TAPS:
-        raise ValueError(f"max pool window must have at most {MOST_TAPS} pixels, not {pool.taps}")
 
 
 def _rows_of(pool: Pool, rows: Range, x: Tensor) -> Range:

@@ -36,8 +36,7 @@ def softmax(name: str, x: Tensor, y: Tensor, region: Region, *, log: bool = Fals
     """
     width = x.shape[-1]
     number = x.elements // width
-    if not 1 <= width <= MOST_ELEMENTS:
-        raise ValueError(f"softmax must have rows of 1..{MOST_ELEMENTS} elements, not {width}")
+    check_width(width)
     tensors = {"x": x, "y": y}
     # What stands in `y` on the way is FP32.
     work = "y" if y.fp32 else "work"
@@ -79,3 +78,9 @@ def softmax(name: str, x: Tensor, y: Tensor, region: Region, *, log: bool = Fals
             steps += view.shares(work, "y")
         pieces.append(Piece(tuple(steps), (Move(slabs["x"], "x"),), (Move(slabs["y"], "y"),)))
     return VectorKernel(name, buffers(rows), tuple(pieces), region)
+
+
+def check_width(width: int) -> None:
+    """Refuse rows of too many elements."""
+    if not 1 <= width <= MOST_ELEMENTS:
+        raise ValueError(f"softmax must have rows of 1..{MOST_ELEMENTS} elements, not {width}")
