@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from functools import partial
 from typing import TYPE_CHECKING
 
@@ -57,6 +57,10 @@ class Refusal:
         kind = "input" if self.op == "input" else "layer"
         return f"{kind} {self.layer!r}: {self.reason}"
 
+    def to_dict(self) -> dict[str, str]:
+        """For JSON."""
+        return asdict(self)
+
 
 class RefusedNetwork(UserError):
     """A network with layers that the core does not run.
@@ -70,11 +74,16 @@ class RefusedNetwork(UserError):
 
     def __init__(self, graph: Graph, refusals: Sequence[Refusal]) -> None:
         self.refusals = tuple(refusals)
-        lines = [str(each) for each in refusals]
-        if len(lines) > 1:
-            head = f"the core does not run {graph.name}, for {len(lines)} reasons (docs/limits.md):"
-            lines = [head, *(f"  {line}" for line in lines)]
-        super().__init__("\n".join(lines))
+        if len(refusals) == 1:
+            super().__init__(f"{refusals[0]} (docs/limits.md)")
+            return
+        alike: dict[tuple[str, str], list[str]] = {}
+        for each in refusals:
+            alike.setdefault((each.op, each.reason), []).append(repr(each.layer))
+        count = len({each.layer for each in refusals})
+        head = f"the core does not run {count} layers of {graph.name} (docs/limits.md):"
+        lines = [f"  {op} {', '.join(names)}: {reason}" for (op, reason), names in alike.items()]
+        super().__init__("\n".join([head, *lines]))
 
 
 def refusals_of(graph: Graph, *, train: bool) -> list[Refusal]:
@@ -236,7 +245,18 @@ def _grouped(graph: Graph) -> Iterator[Unit | Refusal]:
         elif isinstance(operator, ops.Softmax):
             yield SoftmaxUnit(layers)
         else:
-            yield Refusal(layer.name, layer.op, f"the core has no {layer.op} (docs/limits.md)")
+            yield Refusal(layer.name, layer.op, _missing(layer))
+
+
+def _missing(layer: Layer) -> str:
+    """What the core lacks for a layer that there is no unit for."""
+    operator = layer.operator
+    if isinstance(operator, ops.Binary) and operator.function == "add":
+        shapes = " and ".join(str(list(tensor.shape)) for tensor in layer.input_tensors)
+        return f"sums must be of two tensors of one shape, not {shapes}"
+    if isinstance(operator, ops.Reduce) and operator.function == "mean":
+        return f"means must be over all axes behind the channels, not {list(operator.axes)}"
+    return f"the core has no {layer.op}"
 
 
 def _is_sum(layer: Layer) -> bool:

@@ -144,8 +144,8 @@ class SoftmaxUnit(Unit):
         """See `Unit`."""
         if train:
             raise NotImplementedError(
-                f"the core has no gradient of {self._operator.kind}; the loss has a softmax of its "
-                "own, so a network that trains ends in logits: leave this layer out"
+                f"the core has no gradient of {self._operator.kind}; as the last layer, leave it "
+                "out: the loss has a softmax of its own"
             )
         if self._operator.causal:
             raise NotImplementedError(f"the core has no causal {self._operator.kind}")

@@ -515,7 +515,11 @@ def test_arrays_that_no_core_can_have(cli, array):
             "searches one for given times (those that can be built: gpipe, ",
         ),
         (("--schedule", "1f1b-az"), "no schedule '1f1b-az'; did you mean '1f1b-as'? (those that "),
-        (("--network", "lenet5"), "error: layer 'tanh1': the core has no tanh (docs/limits.md)\n"),
+        (
+            ("--network", "lenet5"),
+            "error: the core does not run 4 layers of lenet5 (docs/limits.md):\n"
+            "  tanh 'tanh1', 'tanh2', 'tanh3', 'tanh4': the core has no tanh\n",
+        ),
     ],
 )
 def test_refused_before_there_is_a_plan(arguments, message, cli, monkeypatch, tmp_path):

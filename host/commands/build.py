@@ -108,12 +108,12 @@ def build(
 
 
 def _refuse_layers(request: Request) -> None:
-    """Name a layer that no core runs before the time for a plan is spent."""
-    from fpgapipe.host.network_units import units_of
+    """Name all layers that no core runs before the time for a plan is spent."""
+    from fpgapipe.host.network_units import check_network
 
     count = request.num_microbatches or 1
     if request.batch % count == 0:  # else the plan is refused
-        list(units_of(request.load(request.batch // count)))
+        check_network(request.load(request.batch // count), train=request.train)
 
 
 def _explored(request: Request) -> Candidate:

@@ -70,7 +70,13 @@ def _plan_network(network: str, options: dict[str, Any]) -> None:
 
     from fpgapipe.errors import UserError
     from fpgapipe.host.commands.cluster_options import chosen_cluster
-    from fpgapipe.host.commands.planning import loader, parse_array, print_plan, run_exploration
+    from fpgapipe.host.commands.planning import (
+        loader,
+        parse_array,
+        print_plan,
+        run_exploration,
+        why_not_built,
+    )
     from fpgapipe.host.commands.schedule import write_pictures
     from fpgapipe.host.console import print_json
     from fpgapipe.partition.explorer import AUTO_SCHEDULES, Request
@@ -94,7 +100,9 @@ def _plan_network(network: str, options: dict[str, Any]) -> None:
     found = run_exploration(request)
     best = found.best
     assert best.microbatch is not None
-    made = as_plan(best, load(best.microbatch), network, request.batch, cluster)
+    graph = load(best.microbatch)
+    made = as_plan(best, graph, network, request.batch, cluster)
+    built = why_not_built(made, graph, cluster)
     if options["output"]:
         try:
             Path(options["output"]).write_text(made.to_json())
@@ -121,10 +129,13 @@ def _plan_network(network: str, options: dict[str, Any]) -> None:
             for each in found.tried
         ]
         value["refused"] = list(found.refused)
+        value["build"] = built
         print_json(value)
         return
     print_plan(made, cluster)
     _print_tried(found)
+    if not built["possible"]:
+        print(f"\nnote: 'fpgapipe build' cannot make this plan: {built['reason']}")
 
 
 def _print_tried(found: Exploration) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from fpgapipe.hw.hls_models.device import ClusterSpec
@@ -68,6 +68,44 @@ def run_exploration(request: Request) -> Exploration:
         return explore(
             request, lambda done, total: display.update(task, completed=done, total=total)
         )
+
+
+def why_not_built(plan: Plan, graph: Graph, cluster: ClusterSpec) -> dict[str, Any]:
+    """Say whether ``fpgapipe build`` could make a plan, for JSON.
+
+    Returns
+    -------
+    dict
+        ``possible``; ``reason``, a text or None; ``refused``, a list with ``layer``, ``op`` and
+        ``reason`` of each layer that the core does not run.
+    """
+    from fpgapipe.errors import UserError
+    from fpgapipe.host.network_units import RefusedNetwork, check_network
+    from fpgapipe.host.pipeline import check_schedule_kind
+
+    reasons: list[str] = []
+    refused: list[dict[str, str]] = []
+    try:
+        check_network(graph, train=plan.trains)
+    except RefusedNetwork as error:
+        reasons.append(str(error))
+        refused = [each.to_dict() for each in error.refusals]
+    except UserError as error:
+        reasons.append(str(error))
+    try:
+        check_schedule_kind(plan.schedule)
+    except UserError as error:
+        reasons.append(str(error))
+    names = [stage.device for stage in plan.stages]
+    if names != list(cluster.device_names[: len(names)]):
+        reasons.append(
+            "it takes devices in the order in which the cluster lists them, the first first"
+        )
+    return {
+        "possible": not reasons,
+        "reason": "; ".join(reasons) or None,
+        "refused": refused,
+    }
 
 
 def print_plan(plan: Plan, cluster: ClusterSpec) -> None:
