@@ -100,6 +100,7 @@ class StepBuilder:
         tasks: Sequence[Task],
         part: Part | None = None,
         steps: Sequence[int] | None = None,
+        units: Sequence[Unit] | None = None,
     ) -> None:
         if core.vector is None:
             raise UserError("a training step needs a core with a vector engine")
@@ -122,8 +123,9 @@ class StepBuilder:
         self._slots = slots_of(self._tasks)
         self._num_slots = max(self._slots.values()) + 1
         self._batches: dict[int, MicroBatch] = {}
-        check_network(graph, train=options.train)
-        units = units_of(graph)
+        if units is None:
+            check_network(graph, train=options.train)
+            units = units_of(graph)
         self.layouts = layouts_of(graph, units)
         self._part = part or Part(Stage(0, 1, tuple(units)))
         self._task = 0

@@ -1,17 +1,16 @@
 """Whatever a board or cluster file holds, the user gets a user's error, soon, and no code runs."""
 
 import random
-import time
 from pathlib import Path
 
 import pytest
 from broken_boards import BOARD, BROKEN_BOARDS, BROKEN_CLUSTERS, CLUSTER, WHOLE_FILES
+from hang_guard import hang_guard
 
 from fpgapipe.boards.cluster import load_cluster
 from fpgapipe.boards.library import read_board
 from fpgapipe.errors import FileError, UserError
 
-LIMIT_S = 2.0
 EXAMPLES = Path(__file__).parent.parent / "examples" / "clusters"
 BOARDS = Path(__file__).parent.parent / "boards"
 
@@ -19,10 +18,8 @@ BOARDS = Path(__file__).parent.parent / "boards"
 def check_refused(path: Path) -> None:
     """Both readers refuse the file, as a user's error, in time, in words that can be printed."""
     for read in (read_board, load_cluster):
-        start_s = time.process_time()
-        with pytest.raises(FileError) as raised:
+        with hang_guard(), pytest.raises(FileError) as raised:
             read(path)
-        assert time.process_time() - start_s < LIMIT_S
         message = str(raised.value)
         assert message.startswith(f"{path}: ")
         assert all(line.isprintable() for line in message.splitlines())
@@ -30,10 +27,8 @@ def check_refused(path: Path) -> None:
 
 
 def check_one_refused(path: Path, read) -> None:
-    start_s = time.process_time()
-    with pytest.raises(FileError) as raised:
+    with hang_guard(), pytest.raises(FileError) as raised:
         read(path)
-    assert time.process_time() - start_s < LIMIT_S
     assert str(raised.value).startswith(f"{path}: ")
 
 
@@ -420,14 +415,13 @@ def test_mutated_files_are_read_or_refused(seed, tmp_path):
         path = tmp_path / "mutant.yaml"
         path.write_bytes(data)
         lines = []
-        start_s = time.process_time()
         try:
-            read(path)
+            with hang_guard():
+                read(path)
         except UserError as error:
             num_refused += 1
             lines = str(error).splitlines()
         except Exception as error:
             pytest.fail(f"{type(error).__name__}: {error} for {data!r}")
-        assert time.process_time() - start_s < LIMIT_S, data
         assert all(line.isprintable() for line in lines), data
     assert num_refused > 100

@@ -1,16 +1,14 @@
-"""Files that are no networks: each a user error in a sentence, none a traceback, none slow."""
+"""Files that are no networks: each a user error in a sentence, none a traceback, and none hangs."""
 
 import random
-import time
 from pathlib import Path
 
 import pytest
+from hang_guard import hang_guard
 from test_tables import CONVS, GEMMS, PIPEDREAM, TIMES
 
 from fpgapipe.errors import UserError
 from fpgapipe.partition.load import load_network
-
-LIMIT_S = 2.0  # the promise of the documentation, far above what any of these takes
 
 HUGE = "9" * 400
 
@@ -108,11 +106,9 @@ BROKEN_BYTES = {
 
 
 def refuses(path: Path) -> str:
-    """The message of the user error that loading a file gives, within the promised time."""
-    begin = time.process_time()
-    with pytest.raises(UserError) as error:
+    """The message of the user error that loading a file gives."""
+    with hang_guard(), pytest.raises(UserError) as error:
         load_network(str(path))
-    assert time.process_time() - begin < LIMIT_S
     assert str(path) in str(error.value)
     return str(error.value)
 
@@ -190,14 +186,12 @@ def damaged(good: bytes, rng: random.Random) -> bytes:
 def survives(path: Path, data: bytes) -> bool:
     """Whether damaged data are still a network; anything but a user error fails the test."""
     path.write_bytes(data)
-    begin = time.process_time()
     try:
-        load_network(str(path)).to_dict()
+        with hang_guard():
+            load_network(str(path)).to_dict()
         return True
     except UserError:
         return False
-    finally:
-        assert time.process_time() - begin < LIMIT_S
 
 
 @pytest.mark.parametrize("seed", range(4))

@@ -2,7 +2,6 @@
 
 import dataclasses
 import json
-import time
 from pathlib import Path
 
 import click
@@ -60,12 +59,10 @@ class TestChainOf:
             chain_of(load_board("u280"), num_devices)
         assert str(raised.value) == f"a cluster must have 1..4096 devices, not {num_devices}"
 
-    def test_the_largest_is_quick(self):
-        start_s = time.perf_counter()
+    def test_the_largest(self):
         spec = chain_of(load_board("u280"), MAX_DEVICES).spec
         assert len(spec.links) == MAX_DEVICES - 1
         assert len({id(device) for device in spec.devices}) == 1
-        assert time.perf_counter() - start_s < 2
 
     def test_a_board_with_one_port_can_only_be_an_end(self):
         assert len(chain_of(load_board("u50"), 2).links) == 1

@@ -388,9 +388,7 @@ def test_unchanged_design_is_not_compiled_again(libraries, monkeypatch):
     verilog = verilog_of(designs.CopyEngine(64))
     libraries(512)
     monkeypatch.setattr(native_library, "compile_model", None)
-    begin = time.perf_counter()
     assert build_native(verilog) == libraries(512)
-    assert time.perf_counter() - begin < 0.5
 
 
 def test_waves(tmp_path):

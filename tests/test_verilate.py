@@ -110,9 +110,7 @@ def test_unchanged_design_is_not_compiled_again(cache, compilations, monkeypatch
     simulator = build(commented("hit"))
     assert compilations == ["top"]
     monkeypatch.setenv("MAKEFLAGS", "-n")
-    begin = time.perf_counter()
     assert build(commented("hit")) == simulator
-    assert time.perf_counter() - begin < 0.5
     assert compilations == ["top"]
 
 
