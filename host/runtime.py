@@ -47,6 +47,9 @@ COUNTERPART: dict[BackendName, BackendName] = {"sim": "model", "model": "torch",
 
 LOGITS = "logits.npz"
 
+MAX_FAULTS = 20
+"""Faults of a file of parameters that are said; of the others, how many there are."""
+
 
 @dataclass(frozen=True)
 class RunOptions:
@@ -231,13 +234,14 @@ def read_parameters(path: Path, graph: Graph) -> dict[str, NDArray[np.float32]]:
         _refuse_shapes(path, wanted, {key: (it.shape, it.dtype) for key, it in values.items()})
     with np.errstate(over="ignore"):  # what FP32 does not hold becomes infinite, and is refused
         found = {name: values[name].astype(np.float32) for name in wanted}
-    faults = [
-        f"parameter {name} must be finite in FP32"
-        for name, value in found.items()
-        if not np.isfinite(value).all()
-    ]
-    if faults:
-        raise FileError(path, faults[:20])
+    _refuse(
+        path,
+        [
+            f"parameter {name} must be finite in FP32"
+            for name, value in found.items()
+            if not np.isfinite(value).all()
+        ],
+    )
     return found
 
 
@@ -249,14 +253,22 @@ def _refuse_shapes(
     """Refuse parameters that do not fit, before memory is taken for them."""
     faults = []
     for name, shape in wanted.items():
-        came, dtype = found.get(name, ((), None))
-        if dtype is None or came != shape or dtype.kind != "f":
-            what = "nothing" if dtype is None else f"{dtype} of shape {came}"
-            faults.append(
-                f"parameter {name} must be floating-point numbers of shape {shape}, not {what}"
-            )
+        numbers = f"floating-point numbers of shape {shape}"
+        if name not in found:
+            faults.append(f"lacks parameter {name}, {numbers}")
+            continue
+        came, dtype = found[name]
+        if came != shape or dtype.kind != "f":
+            faults.append(f"parameter {name} must be {numbers}, not {dtype} of shape {came}")
+    _refuse(path, faults)
+
+
+def _refuse(path: Path, faults: list[str]) -> None:
+    """Say what is wrong with parameters, if something is: as much as can be read at once."""
+    if more := faults[MAX_FAULTS:]:
+        faults = [*faults[:MAX_FAULTS], f"and {len(more):,} faults more"]
     if faults:
-        raise FileError(path, faults[:20])
+        raise FileError(path, faults)
 
 
 def build_digest(build: Build) -> str:

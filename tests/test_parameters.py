@@ -40,7 +40,7 @@ def test_they_are_read(tmp_path):
         (np.full(10, {}), "holds Python objects (pickles), which are never read; save numbers"),
         (np.full(10, np.nan, "f4"), "must be finite in FP32"),
         (np.full(10, 1e39), "must be finite in FP32"),
-        (None, "must be floating-point numbers of shape (10,), not nothing"),
+        (None, "lacks parameter linear1.bias, floating-point numbers of shape (10,)"),
     ],
 )
 def test_what_does_not_fit_is_named(tmp_path, value, fault):

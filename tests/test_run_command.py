@@ -190,7 +190,7 @@ def test_what_users_get_wrong(folder, tmp_path, cli):
         (("run", "b", *MODEL, "--resume"), "has no checkpoint to resume from; leave --resume out"),
         (("run", "b", *MODEL, "--from", "sim"), "run/sim is not there"),
         (("run", "b", *MODEL, "--from", "file"), "file is no checkpoint of this version"),
-        (("run", "b", *MODEL, "--parameters", "other.npz"), "parameter conv1.weight must be numb"),
+        (("run", "b", *MODEL, "--parameters", "other.npz"), "lacks parameter conv1.weight, floa"),
         (("run", "b", *MODEL, "--parameters", "none.npz"), "none.npz: there is no such file"),
         (("run", "b", *MODEL, "--parameters", "file"), "file is no checkpoint of this version"),
         (("run", "b", *MODEL, "--check", "model"), "--check needs another backend than model"),
