@@ -4,6 +4,7 @@ A sub-command lives in ``host/commands/``; its module imports click alone and th
 function, since ``fpgapipe --help`` has to be quick (tests/test_cli.py holds it to that).
 """
 
+import contextlib
 import errno
 import io
 import os
@@ -34,7 +35,6 @@ from fpgapipe.host.interrupts import terminations
 EXIT_USER = 2
 EXIT_INTERNAL = 70  # EX_SOFTWARE of sysexits.h
 EXIT_INTERRUPTED = 130  # 128 + SIGINT, as shells report it
-EXIT_TERMINATED = 143  # 128 + SIGTERM
 
 NO_SPACE = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 """A full disk is the user's to mend, whichever file it was that did not fit."""
@@ -85,15 +85,15 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Run the command line; return its exit code.
 
     0 done; 1 a check found a fault (``doctor``); 2 the user's to mend; 70 ours; 130 interrupted;
-    143 ended by SIGTERM.
+    143 ended by SIGTERM; 129 by SIGHUP.
     """
     _prepare_streams()
-    with terminations() as terminated:
-        code = _main(argv)
-    return EXIT_TERMINATED if terminated and code == EXIT_INTERRUPTED else code
+    with terminations() as come:
+        code = _main(argv, come)
+    return 128 + come[0] if come and code == EXIT_INTERRUPTED else code
 
 
-def _main(argv: Sequence[str] | None) -> int:
+def _main(argv: Sequence[str] | None, come: Sequence[int]) -> int:
     try:
         result = cli.main(
             args=list(argv) if argv is not None else None,
@@ -109,9 +109,11 @@ def _main(argv: Sequence[str] | None) -> int:
         return error.exit_code
     except (KeyboardInterrupt, click.Abort):
         warnings.simplefilter("ignore")  # of gateware that was given up half made
-        click.echo("interrupted", err=True)
+        _say("interrupted")
         return EXIT_INTERRUPTED
     except Exception as error:
+        if come and isinstance(error, OSError) and error.errno == errno.EIO:
+            return EXIT_INTERRUPTED  # the terminal has gone, and could not be written to
         if isinstance(error, OSError) and error.errno in NO_SPACE:
             where = "" if error.filename is None else f" {error.filename}"
             click.echo(f"error: writing{where} failed: {error.strerror}", err=True)
@@ -124,6 +126,12 @@ def _main(argv: Sequence[str] | None) -> int:
             err=True,
         )
         return EXIT_INTERNAL
+
+
+def _say(text: str) -> None:
+    """Print a line to standard error, if that is still there."""
+    with contextlib.suppress(OSError):
+        click.echo(text, err=True)
 
 
 def _prepare_streams() -> None:

@@ -8,6 +8,7 @@ from __future__ import annotations
 import contextlib
 import json
 import logging
+import os
 import sys
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -69,9 +70,51 @@ def print_table(
 
 
 def print_json(value: object) -> None:
-    """Print one JSON object to standard output, nothing else beside it."""
-    json.dump(value, sys.stdout, indent=2, allow_nan=False)
-    sys.stdout.write("\n")
+    """Print one JSON object to standard output; in `json_alone`, when that ends."""
+    text = json.dumps(value, indent=2, allow_nan=False) + "\n"
+    if _held:
+        _held[-1].append(text)
+    else:
+        sys.stdout.write(text)
+
+
+_held: list[list[str]] = []
+"""What `print_json` was given, of each `json_alone` that has not ended."""
+
+
+@contextlib.contextmanager
+def json_alone() -> Iterator[None]:
+    """Let standard output have nothing but what `print_json` is given.
+
+    A user's module prints what it likes, and so do libraries in C and programs that it starts: all
+    that goes to standard error.
+    """
+    texts: list[str] = []
+    _held.append(texts)
+    try:
+        with contextlib.redirect_stdout(sys.stderr), _descriptor_aside():
+            yield
+    finally:
+        _held.remove(texts)
+    sys.stdout.write("".join(texts))
+
+
+@contextlib.contextmanager
+def _descriptor_aside() -> Iterator[None]:
+    """Let what is written to the process's standard output go where its standard error goes."""
+    sys.stderr.flush()
+    try:
+        kept = os.dup(1)
+    except OSError:  # closed
+        yield
+        return
+    try:
+        with contextlib.suppress(OSError):
+            os.dup2(2, 1)
+        yield
+    finally:
+        os.dup2(kept, 1)
+        os.close(kept)
 
 
 @contextlib.contextmanager

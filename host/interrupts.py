@@ -1,4 +1,4 @@
-"""Ctrl-C where it does no harm, and SIGTERM as if it were Ctrl-C."""
+"""Ctrl-C where it does no harm, and SIGTERM and SIGHUP as if they were Ctrl-C."""
 
 from __future__ import annotations
 
@@ -63,10 +63,10 @@ class Interrupts:
 
 @contextlib.contextmanager
 def terminations() -> Iterator[list[int]]:
-    """Let SIGTERM end the process as Ctrl-C does, so that nothing is left half done.
+    """Let SIGTERM and SIGHUP end the process as Ctrl-C does, so that nothing is left half done.
 
-    Gives a list that has the signal's number when it has come. In a thread that is not the main
-    one it does nothing.
+    Gives a list that has the signal's number when it has come. A SIGHUP that is ignored stays so:
+    that is what nohup is for. In a thread that is not the main one it does nothing.
     """
     come: list[int] = []
 
@@ -80,8 +80,13 @@ def terminations() -> Iterator[list[int]]:
     if threading.current_thread() is not threading.main_thread():
         yield come
         return
-    before = signal.signal(signal.SIGTERM, end)
+    before = {
+        number: signal.signal(number, end)
+        for number in (signal.SIGTERM, signal.SIGHUP)
+        if signal.getsignal(number) is not signal.SIG_IGN
+    }
     try:
         yield come
     finally:
-        signal.signal(signal.SIGTERM, before)
+        for number, handler in before.items():
+            signal.signal(number, handler)

@@ -1,11 +1,13 @@
 """The command line's frame: help, exit codes, logging, output when piped, and what it imports."""
 
+import contextlib
 import io
 import json
 import logging
 import os
 import re
 import shlex
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -14,6 +16,7 @@ import click
 import pytest
 
 from fpgapipe import __version__
+from fpgapipe.errors import UserError
 from fpgapipe.host import cli as cli_module
 from fpgapipe.host.console import Column, print_table
 
@@ -106,12 +109,12 @@ def test_user_errors_are_one_line_without_traceback():
 
 @pytest.fixture
 def failing(monkeypatch):
-    """A sub-command that raises what it is given."""
+    """A sub-command that raises what it is given, or what a function that it is given gives."""
 
     def install(error):
         @click.command("fail")
         def fail():
-            raise error
+            raise error() if callable(error) else error
 
         monkeypatch.setitem(cli_module.cli.commands, "fail", fail)
 
@@ -131,6 +134,66 @@ def test_interrupt(cli, failing):
     failing(KeyboardInterrupt())
     code, _, err = cli("fail")
     assert (code, err.strip()) == (130, "interrupted")
+
+
+def test_an_interrupt_whose_terminal_has_gone(cli, failing, monkeypatch):
+    def echo(*args, **kwargs):
+        raise OSError(5, "Input/output error")
+
+    failing(KeyboardInterrupt())
+    monkeypatch.setattr("click.echo", echo)
+    assert cli("fail")[0] == 130
+
+
+def test_a_hang_up_while_the_terminal_is_written_to(cli, failing):
+    class Gone(OSError):
+        """Raised by what writes to the terminal, after the signal has come."""
+
+        def __init__(self):
+            super().__init__(5, "Input/output error")
+            with contextlib.suppress(KeyboardInterrupt):
+                os.kill(os.getpid(), signal.SIGHUP)
+
+    failing(Gone)
+    assert cli("fail")[0] == 129
+
+
+def test_nohup_is_respected(cli, failing):
+    def hang_up():
+        os.kill(os.getpid(), signal.SIGHUP)
+        return UserError("still here")
+
+    failing(hang_up)
+    before = signal.signal(signal.SIGHUP, signal.SIG_IGN)
+    try:
+        assert cli("fail") == (2, "", "error: still here\n")
+    finally:
+        signal.signal(signal.SIGHUP, before)
+
+
+NOISY = """
+import os, sys
+from fpgapipe.partition.networks import built_in
+
+print("imported")
+kept = sys.stdout
+
+def network(batch):
+    print("called", file=kept)
+    os.write(1, b"from below\\n")
+    os.system("echo from a program")
+    return built_in("lenet5", batch)
+"""
+
+
+def test_what_a_users_module_prints_is_not_in_the_json(tmp_path):
+    (tmp_path / "noisy.py").write_text(NOISY)
+    command = [sys.executable, "-m", "fpgapipe.host.cli", "inspect", "noisy:network", "--json"]
+    result = subprocess.run(command, capture_output=True, text=True, cwd=tmp_path, check=True)
+    assert json.loads(result.stdout)["network"] == "lenet5"
+    assert sorted(result.stderr.splitlines()) == [
+        "called", "from a program", "from below", "imported",
+    ]  # fmt: skip
 
 
 def test_a_reader_that_leaves_is_no_error():

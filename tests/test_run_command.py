@@ -134,8 +134,10 @@ def test_a_difference_ends_with_1(folder, cli, monkeypatch):
     assert "checked against" not in out
 
 
-@pytest.mark.parametrize(("number", "expected"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
-def test_ctrl_c_and_sigterm_keep_the_last_step(
+@pytest.mark.parametrize(
+    ("number", "expected"), [(signal.SIGINT, 130), (signal.SIGTERM, 143), (signal.SIGHUP, 129)]
+)
+def test_ctrl_c_sigterm_and_sighup_keep_the_last_step(
     number, expected, folder, cli, monkeypatch, interruptible
 ):
     good = ModelBackend._run

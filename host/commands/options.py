@@ -1,5 +1,6 @@
 """Options that every sub-command shares."""
 
+import contextlib
 import functools
 import os
 import sys
@@ -32,6 +33,8 @@ def discard_output() -> None:
 def command(name: str, *, example: str) -> Callable[[Callable[..., Any]], click.Command]:
     """Declare a sub-command with ``--quiet``, ``--verbose`` and an example in its help.
 
+    Where its parameter ``as_json`` is set, standard output has its JSON and nothing else.
+
     Parameters
     ----------
     name : str
@@ -42,11 +45,12 @@ def command(name: str, *, example: str) -> Callable[[Callable[..., Any]], click.
 
     def decorate(function: Callable[..., Any]) -> click.Command:
         def run(*args: Any, **kwargs: Any) -> Any:
-            from fpgapipe.host.console import set_up_logging
+            from fpgapipe.host.console import json_alone, set_up_logging
 
             set_up_logging(click.get_current_context().meta.get("fpgapipe.verbosity", 0))
             try:
-                result = function(*args, **kwargs)
+                with json_alone() if kwargs.get("as_json") else contextlib.nullcontext():
+                    result = function(*args, **kwargs)
                 sys.stdout.flush()
                 return result
             except BrokenPipeError:
