@@ -6,7 +6,8 @@ with several results becomes a layer for each. Every cut of the graph is therefo
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import dataclasses
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
@@ -88,6 +89,16 @@ class Layer:
         return sum(p.spec.elements for p in self.parameters if p.spec.trainable)
 
     @property
+    def frozen(self) -> tuple[str, ...]:
+        """Roles of parameters that the operator would learn and training leaves as they are."""
+        learned = [spec.trainable for spec in self.operator.parameters(self.input_tensors)]
+        return tuple(
+            each.spec.role
+            for each, would in zip(self.parameters, learned, strict=True)
+            if would and not each.spec.trainable
+        )
+
+    @property
     def features(self) -> int:
         """Elements of the output over the whole batch."""
         return self.output.elements
@@ -122,6 +133,8 @@ class Graph:
         Layers whose results leave the network.
     values : mapping of str to array
         Initial values, by parameter name, where the source had them.
+    source : object or None
+        What it was imported from (`fpgapipe.partition.frontends.source`); None if it was made here.
     """
 
     name: str
@@ -130,6 +143,7 @@ class Graph:
     layers: Mapping[str, Layer]
     outputs: tuple[str, ...]
     values: Mapping[str, NDArray[np.generic]] = field(default_factory=dict)
+    source: object = field(default=None, compare=False, repr=False)
 
     @cached_property
     def totals(self) -> Totals:
@@ -296,6 +310,7 @@ class GraphBuilder:
         operator: Operator,
         *inputs: str,
         shared: Mapping[str, str] | None = None,
+        frozen: Collection[str] = (),
     ) -> str:
         """Add a layer; return its name, which is also that of its output.
 
@@ -307,7 +322,10 @@ class GraphBuilder:
         *inputs : str
             Names of network inputs or earlier layers.
         shared : mapping, optional
-            Role of a parameter to the name of an earlier layer's parameter that it shares.
+            Role of a parameter to its name in the network, which may be that of an earlier layer's
+            parameter; of others the name is the layer's, a dot and the role.
+        frozen : collection of str
+            Roles of parameters that training leaves as they are.
 
         Raises
         ------
@@ -324,7 +342,10 @@ class GraphBuilder:
         try:
             operator.check_arity(len(inputs))
             output = operator.output(tensors)
-            specs = operator.parameters(tensors)
+            specs = [
+                dataclasses.replace(spec, trainable=spec.trainable and spec.role not in frozen)
+                for spec in operator.parameters(tensors)
+            ]
             parameters = tuple(
                 Parameter((shared or {}).get(spec.role, f"{name}.{spec.role}"), spec)
                 for spec in specs

@@ -32,6 +32,7 @@ class _Layer(_Part):
     attributes: dict[str, Any]
     inputs: tuple[str, ...] = Field(strict=False)
     parameters: dict[str, str]
+    frozen: tuple[str, ...] = Field((), strict=False)
 
 
 class _Network(_Part):
@@ -55,6 +56,7 @@ def to_json(graph: Graph) -> str:
                 attributes=_adapter(name).dump_python(layer.operator, mode="json"),
                 inputs=layer.inputs,
                 parameters={each.spec.role: each.name for each in layer.parameters},
+                frozen=tuple(layer.frozen),
             )
         )
     network = _Network(
@@ -88,7 +90,13 @@ def from_json(text: str) -> Graph:
     for name, tensor in network.inputs.items():
         builder.input(name, tensor)
     for layer in network.layers:
-        builder.add(layer.name, _operator(layer), *layer.inputs, shared=layer.parameters)
+        builder.add(
+            layer.name,
+            _operator(layer),
+            *layer.inputs,
+            shared=layer.parameters,
+            frozen=layer.frozen,
+        )
     return builder.build(network.outputs)
 
 

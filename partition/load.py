@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from fpgapipe.errors import FileError, UserError, nearest, shown
 from fpgapipe.files import open_file
+from fpgapipe.output import beside_output
 from fpgapipe.partition import networks
 from fpgapipe.partition.graph import Graph, NetworkError
 
@@ -105,6 +106,11 @@ def load_file(path: Path, batch: int | None = None) -> Graph:
 
 
 def _load_function(name: str, batch: int | None) -> Graph:
+    with beside_output():
+        return _of_function(name, batch)
+
+
+def _of_function(name: str, batch: int | None) -> Graph:
     module_name, _, attribute = name.partition(":")
     function = _find_function(name, module_name, attribute)
     takes_batch = _takes_batch(function)

@@ -44,6 +44,12 @@ if TYPE_CHECKING:
     show_default=True,
     help="Of the first parameters.",
 )
+@click.option(
+    "--verify/--no-verify",
+    default=True,
+    show_default=True,
+    help="Compare an imported network with its source first; refuse one that differs.",
+)
 @click.option("-o", "--output", "folder", metavar="DIR", help="Folder [default: out/NETWORK].")
 def build(
     cluster: Cluster,
@@ -54,6 +60,7 @@ def build(
     schedule: str,
     array: str | None,
     seed: int,
+    verify: bool,
     folder: str | None,
 ) -> None:
     """Plan a network for the boards and make their hardware and programs.
@@ -86,6 +93,8 @@ def build(
         all_devices=True,
     )
     _refuse_layers(request)
+    if verify:
+        _verify(request)
     best = _explored(request)
     while True:
         assert best.microbatch is not None
@@ -114,6 +123,29 @@ def _refuse_layers(request: Request) -> None:
     count = request.num_microbatches or 1
     if request.batch % count == 0:  # else the plan is refused
         check_network(request.load(request.batch // count), train=request.train)
+
+
+def _verify(request: Request) -> None:
+    """Refuse a network that is not what it was imported from; say what was compared.
+
+    Two samples show it, unless the network has a batch of its own.
+    """
+    import importlib.util
+
+    from fpgapipe.errors import UserError
+
+    try:
+        graph = request.load(min(2, request.batch))
+    except UserError:
+        graph = request.load(request.batch // (request.num_microbatches or 1))
+    if graph.source is None:
+        return
+    if importlib.util.find_spec("torch") is None:
+        print("not verified: that needs torch (pip install 'fpgapipe[torch]')")
+        return
+    from fpgapipe.host.backends.verification import verified
+
+    print(verified(graph, train=request.train))
 
 
 def _explored(request: Request) -> Candidate:

@@ -1,15 +1,27 @@
 """``fpgapipe inspect``: what a network is made of."""
 
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
 import click
 
 from fpgapipe.host.commands.options import command
+
+if TYPE_CHECKING:
+    from fpgapipe.partition.graph import Graph
 
 
 @command("inspect", example="fpgapipe inspect resnet50 --batch 8")
 @click.argument("network")
 @click.option("--batch", type=click.IntRange(min=1), help="Samples in a batch.")
+@click.option(
+    "--verify",
+    is_flag=True,
+    help="Compare it with what it was imported from, the module or the ONNX model.",
+)
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object instead of a table.")
-def inspect(network: str, batch: int | None, as_json: bool) -> None:
+def inspect(network: str, batch: int | None, verify: bool, as_json: bool) -> int | None:
     """Print the layers of NETWORK: shapes, MACs, parameters, features, totals.
 
     NETWORK is a built-in name (digits-cnn, resnet-mini, vgg-mini, lenet5, alexnet, vgg16, resnet18,
@@ -20,14 +32,19 @@ def inspect(network: str, batch: int | None, as_json: bool) -> None:
     MACs are those of the forward pass over the whole batch; features are the elements of a layer's
     output; passes are what it computes in training (F forward, dX input gradient, dW weight
     gradient).
+
+    --verify runs the network and its source on random inputs, and prints the largest differences of
+    results, gradients and statistics instead; the exit code is 1 if they are not the same.
     """
     from fpgapipe.host.console import Column, count, print_json, print_table
     from fpgapipe.partition.load import load_network
 
     graph = load_network(network, batch)
+    if verify:
+        return _verify(graph, as_json)
     if as_json:
         print_json(graph.to_dict())
-        return
+        return None
     columns = [
         Column("layer"),
         Column("op"),
@@ -67,3 +84,25 @@ def inspect(network: str, batch: int | None, as_json: bool) -> None:
     batch_text = "as measured" if graph.batch is None else graph.batch
     title = f"{graph.name}, batch {batch_text}, {len(graph.layers)} layers"
     print_table(columns, rows, title)
+    return None
+
+
+def _verify(graph: Graph, as_json: bool) -> int:
+    """Print how a network compares with its source; 1 if it is another."""
+    from fpgapipe.host.backends.verification import verify
+    from fpgapipe.host.console import Column, print_json, print_table
+
+    found = verify(graph)
+    if as_json:
+        print_json({"network": graph.name, "batch": graph.batch, **found.to_dict()})
+    else:
+        rows = [
+            (kind, name, f"{error:.1e}")
+            for kind, each in found.errors.items()
+            for name, error in each.items()
+        ]
+        if rows:
+            columns = [Column("compared"), Column("name"), Column("difference", True)]
+            print_table(columns, rows, f"{graph.name}, batch {graph.batch}")
+        print(f"{graph.name} {found}" if found.verified is False else str(found))
+    return 1 if found.verified is False else 0

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from typing import TYPE_CHECKING
 
 from fpgapipe.partition.graph import GraphBuilder
-from fpgapipe.partition.operators import Concat, Lstm, Operator, Reshape, Slice
+from fpgapipe.partition.operators import Concat, Constant, Lstm, Operator, Reshape, Slice
 
 if TYPE_CHECKING:
     import numpy as np
@@ -18,11 +18,22 @@ class Unsupported(Exception):
 
 
 class FrontendBuilder(GraphBuilder):
-    """A graph builder for sources that name their weights."""
+    """A graph builder for sources that name their weights.
 
-    def __init__(self, name: str, batch: int | None) -> None:
+    Parameters
+    ----------
+    name : str
+    batch : int or None
+    own_names : collection of str
+        Weights whose parameters have the source's names; those of others are named by their layer.
+    """
+
+    def __init__(self, name: str, batch: int | None, own_names: Collection[str] = ()) -> None:
         super().__init__(name, batch)
         self._owners: dict[str, str] = {}
+        self._own_names = frozenset(own_names)
+        self.frozen: set[str] = set()
+        """Weights that the source does not train."""
 
     def add_with_values(
         self,
@@ -43,18 +54,20 @@ class FrontendBuilder(GraphBuilder):
             By role, the source's name of the weight and its values in the operator's layout. A
             weight that an earlier layer has already is shared with it.
         """
-        if not self.is_free(name):
+        if not self.is_free(name) or (
+            name in self._own_names and not isinstance(operator, Constant)
+        ):
             name = self.fresh_name(f"{name}_")
-        shared = {
-            role: self._owners[source]
-            for role, (source, _) in values.items()
-            if source in self._owners
-        }
-        self.add(name, operator, *inputs, shared=shared)
+        names = {}
+        for role, (source, _) in values.items():
+            own = source if source in self._own_names else f"{name}.{role}"
+            names[role] = self._owners.get(source, own)
+        frozen = [role for role, (source, _) in values.items() if source in self.frozen]
+        self.add(name, operator, *inputs, shared=names, frozen=frozen)
         for role, (source, value) in values.items():
-            if role not in shared:
-                self._owners[source] = f"{name}.{role}"
-                self.set_value(f"{name}.{role}", value)
+            if source not in self._owners:
+                self._owners[source] = names[role]
+                self.set_value(names[role], value)
         return name
 
     def last_states(self, name: str, lstm: str) -> str:

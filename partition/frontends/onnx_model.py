@@ -6,6 +6,7 @@ translation for each operator; `onnx_constants` folds.
 
 from __future__ import annotations
 
+import dataclasses
 import warnings
 from collections import Counter
 from pathlib import Path
@@ -23,6 +24,7 @@ from fpgapipe.partition.frontends.builder import Unsupported
 from fpgapipe.partition.frontends.onnx_constants import Constants
 from fpgapipe.partition.frontends.onnx_external import MAX_BYTES, read_external
 from fpgapipe.partition.frontends.onnx_translation import HANDLERS, Translation, node_name
+from fpgapipe.partition.frontends.source import OnnxSource
 from fpgapipe.partition.graph import Graph, NetworkError
 from fpgapipe.partition.tensors import DType, ShapeError, Tensor
 
@@ -69,16 +71,23 @@ def read_onnx(path: Path, batch: int | None = None) -> Graph:
         If the onnx library is not installed.
     """
     onnx = require("onnx", f"reading {path}")
-    model = _load(onnx, path)
+    model = load_model(onnx, path)
     opset = _opset(onnx, path, model)
     constants = Constants(onnx, model.graph, opset)
     _refuse_unsupported(path, model.graph, constants)
     inputs, batch = _bind_inputs(onnx, path, model.graph, constants, batch)
-    return _translate(path, model.graph, opset, constants, inputs, batch)
+    graph = _translate(path, model.graph, opset, constants, inputs, batch)
+    return dataclasses.replace(graph, source=OnnxSource(path, graph.outputs))
 
 
-def _load(onnx: Any, path: Path) -> Any:
-    """Parse and check a model; its local functions are inlined."""
+def load_model(onnx: Any, path: Path) -> Any:
+    """Parse and check a model; its local functions are inlined.
+
+    Raises
+    ------
+    FileError
+        If it is broken.
+    """
     data = read_bytes(path, MAX_BYTES)
     try:
         with warnings.catch_warnings():
@@ -222,4 +231,7 @@ def _translate(
     if faults:
         hidden = len(faults) - MAX_SHOWN
         raise FileError(path, faults[:MAX_SHOWN] + [f"and {hidden} more"] * (hidden > 0))
-    return translation.build()
+    try:
+        return translation.build()
+    except Unsupported as error:
+        raise FileError(path, [str(error)]) from None

@@ -87,10 +87,29 @@ class Translation:
                 raise Unsupported(f"is malformed ({type(error).__name__}: {error})") from None
 
     def build(self) -> Graph:
-        """Finish the graph; outputs that are constants or inputs themselves are left out."""
-        outputs = [self._layers.get(each.name, "") for each in self._graph.output]
-        known = [name for name in outputs if name and name not in self.builder.inputs]
-        return self.builder.build(list(dict.fromkeys(known)))
+        """Finish the graph.
+
+        Raises
+        ------
+        Unsupported
+            If the model has no outputs, or one that is no layer's.
+        """
+        outputs: list[str] = []
+        for each in self._graph.output:
+            name = self._layers.get(each.name, "")
+            fault = ""
+            if not name:
+                fault = "is a constant"
+            elif name in self.builder.inputs:
+                fault = f"is the input {name!r} itself"
+            elif name in outputs:
+                fault = f"is the same as output {self._graph.output[outputs.index(name)].name!r}"
+            if fault:
+                raise Unsupported(f"output {each.name!r} {fault}; leave it out")
+            outputs.append(name)
+        if not outputs:
+            raise Unsupported("has no outputs")
+        return self.builder.build(outputs)
 
     # What a node is made of.
 

@@ -6,6 +6,7 @@ ATen operator.
 
 from __future__ import annotations
 
+import dataclasses
 import warnings
 from pathlib import Path
 from typing import Any
@@ -13,6 +14,7 @@ from typing import Any
 from fpgapipe.errors import FileError
 from fpgapipe.optional import require
 from fpgapipe.partition.frontends import torch_compute, torch_layout  # noqa: F401 (they register)
+from fpgapipe.partition.frontends.source import TorchSource
 from fpgapipe.partition.frontends.torch_translation import translate
 from fpgapipe.partition.graph import Graph, NetworkError
 
@@ -56,7 +58,16 @@ def from_torch(source: Any, *, name: str) -> Graph:
     """
     torch = require("torch", f"reading {name}")
     if isinstance(source, torch.export.ExportedProgram):
-        return translate(torch, source, name)
+        graph = translate(torch, source, name)
+        return dataclasses.replace(
+            graph,
+            source=TorchSource(
+                source.module(check_guards=False),
+                tuple(source.example_inputs[0]) if source.example_inputs else (),
+                _trains(source),
+                graph.outputs,
+            ),
+        )
     if isinstance(source, torch.nn.Module):
         raise NetworkError(f"{name}: a module alone has no shapes; return (module, example_inputs)")
     if isinstance(source, tuple) and len(source) == 2 and isinstance(source[0], torch.nn.Module):
@@ -75,8 +86,20 @@ def from_torch(source: Any, *, name: str) -> Graph:
         except Exception as error:  # whatever the module or the exporter trips over
             reason = " ".join(str(error).split())[:400]
             raise NetworkError(f"{name}: torch.export failed: {reason}") from error
-        return translate(torch, program, name)
+        graph = translate(torch, program, name)
+        return dataclasses.replace(
+            graph, source=TorchSource(module, tuple(inputs), None, graph.outputs)
+        )
     raise NetworkError(
         f"{name}: gives {type(source).__name__}; a Graph, a torch.export.ExportedProgram or "
         "(torch.nn.Module, example_inputs) is needed"
+    )
+
+
+def _trains(program: Any) -> bool:
+    """Whether a program was exported as it is in training."""
+    return any(
+        (str(node.target).startswith("aten.batch_norm") and node.args[5])
+        or (str(node.target).startswith("aten.dropout") and node.args[2])
+        for node in program.graph.nodes
     )

@@ -90,7 +90,7 @@ class Translation:
         batch = next((n.meta["val"].shape[0] for n in inputs if _rank(n)), 1)
         if not isinstance(batch, int):
             raise NetworkError(f"{name}: the batch is dynamic; export with a fixed size")
-        self.builder = FrontendBuilder(name, batch)
+        self.builder = FrontendBuilder(name, batch, frozenset(constants))
         for node in inputs:
             self._results[node] = self.builder.input(node.name, _tensor_of(node.meta["val"]))
 
@@ -105,14 +105,7 @@ class Translation:
         self._refuse_unsupported()
         faults = []
         lost: set[Any] = set()
-        outputs: list[str] = []
         for node in self._program.graph.nodes:
-            if node.op == "output":
-                outputs = [
-                    self._results[each]
-                    for each in node.all_input_nodes
-                    if isinstance(self._results.get(each), str)
-                ]
             if node.op != "call_function" or not (node.users or Node(node).in_place):
                 continue
             if lost.intersection(node.all_input_nodes):
@@ -125,8 +118,35 @@ class Translation:
                 lost.add(node)
         if faults:
             self._refuse(faults)
-        named = [name for name in outputs if name not in self.builder.inputs]
-        return self.builder.build(list(dict.fromkeys(named)))
+        return self.builder.build(self._outputs())
+
+    def _outputs(self) -> list[str]:
+        """The layers whose results the module gives; changed buffers are none."""
+        (end,) = (node for node in self._program.graph.nodes if node.op == "output")
+        given = [
+            node
+            for node, spec in zip(
+                end.args[0], self._program.graph_signature.output_specs, strict=True
+            )
+            if spec.kind.name in ("USER_OUTPUT", "LOSS_OUTPUT")
+        ]
+        named: list[str] = []
+        for index, node in enumerate(given):
+            if node is None:
+                continue
+            result = self._results.get(node) if isinstance(node, self.torch.fx.Node) else None
+            fault = ""
+            if not isinstance(result, str):
+                fault = "is a constant"
+            elif result in self.builder.inputs:
+                fault = f"is the input {result!r} itself"
+            elif result in named:
+                fault = f"is the same as result {named.index(result)}"
+            if fault:
+                self._refuse([f"result {index} of the module {fault}; leave it out"])
+            assert isinstance(result, str)
+            named.append(result)
+        return named
 
     def _refuse_unsupported(self) -> None:
         by_target: dict[str, list[str]] = {}

@@ -1,0 +1,572 @@
+"""A network held to what it was imported from: results, gradients and running statistics.
+
+Both sides compute in FP64, where rounding is negligible and a difference is a fault; a module that
+fixes its types in its code computes in FP32. Learned values are moved a little from their first
+ones, since zeros and ones hide much.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import math
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+from fpgapipe.errors import UserError
+from fpgapipe.host.backends.torch_reference import forward, initial_weights
+from fpgapipe.optional import require
+from fpgapipe.output import beside_output
+from fpgapipe.partition import operators as ops
+from fpgapipe.partition.frontends.source import OnnxSource, TorchSource
+from fpgapipe.partition.graph import Graph, NetworkError
+
+if TYPE_CHECKING:
+    import torch
+
+EVALUATION, TRAINING = MODES = ("evaluation", "training")
+
+TOLERANCES = {"float64": 1e-6, "float32": 1e-3}
+"""Largest difference by type, relative to the norm of the expected values.
+
+FP64 rounds by 1e-16, which deep networks amplify to 1e-10; constants that the module has in FP32
+differ from their FP64 ones by 6e-8. A wrong epsilon or momentum is over 1e-6. In FP32 rounding
+alone reaches 1e-4.
+"""
+
+FLOOR = {"float64": 1e-6, "float32": 1e-3}
+"""A gradient is measured against at least this share of the largest one.
+
+That of a bias in front of a batch normalisation is zero but for rounding.
+"""
+
+
+@dataclass(frozen=True)
+class Verification:
+    """What a comparison of a network with its source found.
+
+    Attributes
+    ----------
+    verified : bool or None
+        None if there was nothing to compare with, or no way to run it.
+    source : str
+        What the network was compared with; empty if with nothing.
+    reason : str
+        Why it is not verified.
+    precision : str
+        Type in which both sides computed.
+    batches, samples : int
+        How many batches were compared in each mode, and the samples of each.
+    errors : mapping of str to mapping of str to float
+        ``evaluation``, ``training`` (results by layer), ``gradients``, ``statistics`` (by
+        parameter): largest difference relative to the norm of the expected values.
+    parameters, source_parameters : int
+        Learned elements of the network, and of the source where it says.
+    parameters_equal : bool or None
+        Whether the network learns what the source learns, from the same values.
+    """
+
+    verified: bool | None
+    source: str = ""
+    reason: str = ""
+    precision: str = ""
+    batches: int = 0
+    samples: int | None = None
+    errors: Mapping[str, Mapping[str, float]] = field(default_factory=dict)
+    parameters: int = 0
+    source_parameters: int | None = None
+    parameters_equal: bool | None = None
+
+    @property
+    def max_error(self) -> float | None:
+        """The largest difference of all; None if nothing could be compared."""
+        found = [error for each in self.errors.values() for error in each.values()]
+        return max(found) if found else None
+
+    def to_dict(self) -> dict[str, Any]:
+        """For JSON."""
+        return {
+            "verified": self.verified,
+            "max_error": _finite(self.max_error),
+            "parameters_equal": self.parameters_equal,
+            "reason": self.reason or None,
+            "source": self.source or None,
+            "precision": self.precision or None,
+            "tolerance": TOLERANCES.get(self.precision),
+            "batches": self.batches,
+            "samples": self.samples,
+            "parameters": {"network": self.parameters, "source": self.source_parameters},
+            "errors": {
+                kind: {name: _finite(error) for name, error in each.items()}
+                for kind, each in self.errors.items()
+            },
+        }
+
+    def __str__(self) -> str:
+        """A sentence."""
+        if self.verified is None:
+            return f"not verified: {self.reason}"
+        if not self.verified:
+            return f"is not what {self.source} computes: {self.reason}"
+        modes = " and ".join(each for each in MODES if each in self.errors)
+        what = f"{self.batches} batch" + ("es" if self.batches > 1 else "")
+        return (
+            f"verified against {self.source} in {modes}, {what} of {self.samples} samples, "
+            f"{self.precision}: largest difference {self.max_error:.1e}"
+        )
+
+
+def verify(graph: Graph, *, batches: int = 2, modes: Sequence[str] = MODES) -> Verification:
+    """Run a network and its source on the same random inputs.
+
+    Parameters
+    ----------
+    graph : Graph
+        As a frontend gives it.
+    batches : int
+        How many batches in each mode.
+    modes : sequence of str
+        ``evaluation``, ``training`` or both.
+
+    Raises
+    ------
+    UserError
+        If torch, which runs the network, is not installed.
+    """
+    source = graph.source
+    counted = graph.totals.parameters
+    if not isinstance(source, TorchSource | OnnxSource):
+        reason = (
+            f"{graph.name} was not imported from a module or an ONNX model, so there is nothing "
+            "else to hold it to"
+        )
+        return Verification(None, reason=reason, samples=graph.batch, parameters=counted)
+    torch = require("torch", "verifying a network")
+    side = _Module if isinstance(source, TorchSource) else _Model
+    failed = ""
+    for precision in TOLERANCES:
+        compared = side(torch, graph, source, precision)
+        try:
+            with _own_state(torch, precision), beside_output():
+                return compared.run(batches, modes)
+        except _NotRun as error:
+            failed = str(error)
+    return Verification(None, compared.name, failed, samples=graph.batch, parameters=counted)
+
+
+TRAINED_MACS, EVALUATED_MACS = 5e9, 50e9
+"""Largest networks, by MACs of a forward pass, that `verified` trains, and runs at all.
+
+Some ten seconds for the first, and for the second, on two cores.
+"""
+
+
+def verified(graph: Graph, *, train: bool) -> Verification:
+    """Verify a network before it is built: with one batch, and large ones in evaluation alone.
+
+    Parameters
+    ----------
+    graph : Graph
+    train : bool
+        Whether it is to be trained.
+
+    Raises
+    ------
+    NetworkError
+        If it is another network than its source, or its source cannot be run.
+    """
+    limits = {EVALUATION: EVALUATED_MACS, TRAINING: TRAINED_MACS if train else 0}
+    modes = [mode for mode in MODES if graph.totals.macs <= limits[mode]]
+    if not modes:
+        reason = (
+            f"{graph.totals.macs:,} MACs take long, and it was left out; "
+            "'fpgapipe inspect --verify' does it"
+        )
+        return Verification(None, reason=reason, parameters=graph.totals.parameters)
+    found = verify(graph, batches=1, modes=modes)
+    if found.verified is False or (found.verified is None and found.source):
+        raise NetworkError(f"{graph.name} {found}; --no-verify builds it even so")
+    return found
+
+
+class _NotRun(Exception):
+    """A side cannot compute in this precision."""
+
+
+@contextlib.contextmanager
+def _own_state(torch: Any, precision: str) -> Iterator[None]:
+    """Leave torch's random numbers and default type as they were."""
+    before = torch.get_default_dtype()
+    with torch.random.fork_rng(devices=[]):
+        torch.set_default_dtype(getattr(torch, precision))
+        try:
+            yield
+        finally:
+            torch.set_default_dtype(before)
+
+
+class _Side:
+    """A source beside its network, both in one precision."""
+
+    name: str
+
+    def __init__(self, torch: Any, graph: Graph, source: Any, precision: str) -> None:
+        self.torch = torch
+        self.graph = graph
+        self.source = source
+        self.precision = precision
+        self.dtype = getattr(torch, precision)
+        self.weights: dict[str, torch.Tensor] = {}
+        self.errors: dict[str, dict[str, float]] = {}
+
+    def learned(self) -> dict[str, Any]:
+        """The network's learned parameters by name, with their layer's."""
+        return {
+            p.name: p.spec
+            for layer in self.graph.layers.values()
+            for p in layer.parameters
+            if p.spec.trainable
+        }
+
+    def inputs(self, index: int) -> dict[str, Any]:
+        """Random inputs by name; integers are what the layers that read them can take."""
+        torch = self.torch
+        generator = torch.Generator().manual_seed(index)
+        given = {}
+        for position, (name, tensor) in enumerate(self.graph.inputs.items()):
+            if tensor.dtype.is_float:
+                value = torch.randn(tensor.shape, generator=generator, dtype=torch.float64)
+                if value.ndim:
+                    # Every other sample is larger, and reaches bounds such as that of ReLU6.
+                    sizes = 1 + 3 * ((torch.arange(len(value)) + index) % 2)
+                    value *= sizes.reshape(-1, *[1] * (value.ndim - 1))
+                given[name] = value.to(self.dtype)
+                continue
+            most = self._most(name)
+            example = self.example(position)
+            if most is None and example is not None:
+                order = torch.randperm(example.numel(), generator=generator)
+                value = example.reshape(-1)[order].reshape(example.shape)
+            else:
+                value = torch.randint(0, most or 2, tensor.shape, generator=generator)
+            given[name] = value.to(getattr(torch, tensor.dtype.value))
+        return given
+
+    def _most(self, name: str) -> int | None:
+        """How many values an input of integers has, if its readers say."""
+        found = []
+        for layer in self.graph.layers.values():
+            if name in layer.inputs and isinstance(layer.operator, ops.Embedding):
+                found.append(layer.operator.num_embeddings)
+            if name in layer.inputs[1:] and isinstance(layer.operator, ops.CrossEntropy):
+                found.append(layer.input_tensors[0].shape[1])
+        return min(found, default=None)
+
+    def example(self, position: int) -> Any | None:
+        """The input with which the source was exported."""
+        return None
+
+    def computed(self, weights: Mapping[str, Any], given: Mapping[str, Any], training: bool) -> Any:
+        """All layers' results."""
+        try:
+            return forward(self.graph, weights, given, training=training)
+        except NotImplementedError as error:
+            raise _NotRun(str(error)) from None
+        except (RuntimeError, TypeError, ValueError) as error:
+            text = " ".join(str(error).split())
+            raise _NotRun(f"the network does not run in {self.precision}: {text}") from None
+
+    def held(self, kind: str, name: str, found: Any, expected: Any, least: float = 0.0) -> None:
+        """Note a difference."""
+        each = self.errors.setdefault(kind, {})
+        if tuple(found.shape) != tuple(expected.shape):
+            each[name] = float("inf")
+            return
+        found, expected = found.detach().double(), expected.detach().double()
+        norm = max(float(expected.norm()), least, 1e-30)
+        error = float((found - expected).norm()) / norm
+        if self.torch.equal(found.isnan(), expected.isnan()) and error != error:
+            raise _NotRun("the results are no numbers on both sides")
+        each[name] = max(each.get(name, 0.0), error if error == error else float("inf"))
+
+    def result(self, batches: int, **more: Any) -> Verification:
+        """Judge what was found."""
+        limit = TOLERANCES[self.precision]
+        words = {
+            EVALUATION: "the result {} in evaluation",
+            TRAINING: "the result {} in training",
+            "gradients": "the gradient of {}",
+            "statistics": "the statistics {} after a step",
+        }
+        wrong = [
+            f"{words[kind].format(repr(name))} is off by {error:.2g}"
+            for kind, each in self.errors.items()
+            for name, error in each.items()
+            if not error <= limit
+        ]
+        wrong = more.pop("faults", []) + wrong
+        hidden = f" and {len(wrong) - 5} more" if len(wrong) > 5 else ""
+        return Verification(
+            not wrong,
+            self.name,
+            "; ".join(wrong[:5]) + hidden,
+            self.precision,
+            batches,
+            self.graph.batch,
+            self.errors,
+            self.graph.totals.parameters,
+            **more,
+        )
+
+
+class _Module(_Side):
+    """A PyTorch module beside its network."""
+
+    name = "the PyTorch module"
+    source: TorchSource
+
+    def example(self, position: int) -> Any | None:
+        """The tensor with which the module was exported."""
+        tensors = self._flat(self.source.inputs)
+        return tensors[position] if position < len(tensors) else None
+
+    def run(self, batches: int, modes: Sequence[str]) -> Verification:
+        """Compare."""
+        torch = self.torch
+        fixed = self.source.fixed_training
+        if fixed is not None:
+            modes = (TRAINING,) if fixed else (EVALUATION,)
+        faults, learned = self._parameter_faults()
+        module = self.source.module
+        self.state = self._moved_values()
+        self.weights = self._weights()
+        modes_before = {each: each.training for each in module.modules()}
+        try:
+            for index in range(batches):
+                given = self.inputs(index)
+                for mode in modes:
+                    if fixed is None:
+                        module.train(mode == TRAINING)
+                    with torch.set_grad_enabled(mode == TRAINING):
+                        self._compare(mode, given, index)
+        finally:
+            for each, before in modes_before.items():
+                each.training = before
+        return self.result(
+            batches,
+            faults=faults,
+            source_parameters=learned,
+            parameters_equal=not faults and learned == self.graph.totals.parameters,
+        )
+
+    def _parameter_faults(self) -> tuple[list[str], int]:
+        """What the network learns otherwise than the module, and how much the module learns."""
+        torch = self.torch
+        own = dict(self.source.module.named_parameters(remove_duplicate=False))
+        ours = self.learned()
+        faults = []
+        for name in ours:
+            order = self.source.orders.get(name)
+            if name not in own:
+                faults.append(f"it learns {name!r}, which the module does not have")
+            elif not own[name].requires_grad:
+                faults.append(f"it learns {name!r}, which is frozen")
+            elif name in self.graph.values:
+                value = own[name].detach()
+                value = value.permute(order) if order else value
+                first = torch.from_numpy(self.graph.values[name].copy()).to(value.dtype)
+                if first.shape != value.shape or not torch.equal(first, value):
+                    faults.append(f"{name!r} does not begin with the module's values")
+        seen = {id(each): each for each in own.values() if each.requires_grad}
+        return faults, sum(each.numel() for each in seen.values())
+
+    def _moved_values(self) -> dict[str, Any]:
+        """The module's state, with what is learned and what batch norms measured moved a little."""
+        torch = self.torch
+        generator = torch.Generator().manual_seed(0)
+
+        def noise(value: Any) -> Any:
+            drawn = torch.randn(value.shape, generator=generator, dtype=torch.float64)
+            return drawn.to(value.dtype)
+
+        module = self.source.module
+        state = {}
+        for name, value in (*module.named_parameters(), *module.named_buffers()):
+            learned = value.requires_grad
+            value = value.detach().clone()
+            if value.is_floating_point():
+                value = value.to(self.dtype)
+                if learned:
+                    size = float(value.double().square().mean().sqrt())
+                    value = value.add(noise(value), alpha=0.1 * size + 0.01)
+                elif name.endswith("running_mean"):
+                    value = value.add(noise(value), alpha=0.1)
+                elif name.endswith("running_var"):
+                    value = value.mul(1 + 0.1 * noise(value).tanh())
+            state[name] = value
+        return state
+
+    def _by_every_name(self, state: Mapping[str, Any]) -> dict[str, Any]:
+        """A state with what several modules share under all its names."""
+        module = self.source.module
+        names = [
+            *module.named_parameters(remove_duplicate=False),
+            *module.named_buffers(remove_duplicate=False),
+        ]
+        first = {id(value): state[name] for name, value in names if name in state}
+        return {name: first[id(value)] for name, value in names}
+
+    def _weights(self) -> dict[str, Any]:
+        """The module's values by the network's names; constants are the network's own."""
+        torch = self.torch
+        state = self._by_every_name(self.state)
+        weights = {}
+        for name, first in initial_weights(self.graph).items():
+            value = state.get(name)
+            if value is None:
+                weights[name] = first.to(self.dtype) if first.is_floating_point() else first
+                continue
+            order = self.source.orders.get(name)
+            value = value.permute(order) if order else value
+            if value.shape != first.shape:
+                raise _NotRun(f"{name!r} has another shape in the module")
+            weights[name] = value.clone(memory_format=torch.contiguous_format)
+        return weights
+
+    def _compare(self, mode: str, given: dict[str, Any], index: int) -> None:
+        """Compare the results of a batch, and in training what follows from them."""
+        torch = self.torch
+        training = mode == TRAINING
+        learned = {n for n, p in self.source.module.named_parameters() if p.requires_grad}
+        state = {
+            name: value.clone().requires_grad_(training and name in learned)
+            for name, value in self.state.items()
+        }
+        torch.manual_seed(index)
+        try:
+            expected = self._flat(
+                torch.func.functional_call(self.source.module, state, self._arguments(given))
+            )
+        except Exception as error:  # whatever the module trips over in this precision
+            raise _NotRun(
+                f"the module does not run in {self.precision}: {_first_line(error)}"
+            ) from None
+        leaves = {
+            name: self.weights[name].clone().requires_grad_(training) for name in self.learned()
+        }
+        weights = {name: each.clone() for name, each in self.weights.items()} | leaves
+        torch.manual_seed(index)
+        given = {name: each.clone() for name, each in given.items()}
+        values = self.computed(weights, given, training)
+        found = [values[name] for name in self.source.outputs]
+        if len(found) != len(expected):
+            raise NetworkError(
+                f"{self.graph.name}: gives {len(found)} results in {mode}, the module "
+                f"{len(expected)}"
+            )
+        for name, one, two in zip(self.source.outputs, found, expected, strict=True):
+            self.held(mode, name, one, two)
+        if training:
+            theirs = self._by_every_name(state)
+            own = {name: each for name, each in theirs.items() if each.requires_grad}
+            self._compare_gradients(own, expected, leaves, found)
+            for name, value in weights.items():
+                if name in theirs and name not in own and name not in leaves:
+                    self.held("statistics", name, value, theirs[name])
+
+    def _compare_gradients(
+        self, own: dict[str, Any], expected: list[Any], leaves: dict[str, Any], found: list[Any]
+    ) -> None:
+        """Compare the gradients of a random sum of all results."""
+        torch = self.torch
+        theirs = self._gradients(expected, own)
+        ours = self._gradients(found, leaves)
+        size = max((float(each.norm()) for each in theirs.values()), default=0.0)
+        seen = {id(own[name]) for name in ours if name in own}
+        for name, value in theirs.items():
+            if name not in ours:
+                if id(own[name]) not in seen and float(value.norm()) > FLOOR[self.precision] * size:
+                    self.errors.setdefault("gradients", {})[name] = float("inf")
+                continue
+            order = self.source.orders.get(name)
+            value = value.permute(order) if order else value
+            self.held("gradients", name, ours[name], value, FLOOR[self.precision] * size)
+        for name, value in ours.items():
+            if name not in theirs:
+                self.held("gradients", name, value, torch.zeros_like(value))
+
+    def _gradients(self, results: list[Any], leaves: dict[str, Any]) -> dict[str, Any]:
+        torch = self.torch
+        generator = torch.Generator().manual_seed(1)
+        loss = torch.zeros((), dtype=self.dtype)
+        for each in results:
+            drawn = torch.randn(each.shape, generator=generator, dtype=torch.float64)
+            if each.is_floating_point():
+                loss = loss + (each * drawn.to(each.dtype)).sum().to(self.dtype)
+        if not loss.requires_grad or not leaves:
+            return {name: torch.zeros_like(each) for name, each in leaves.items()}
+        found = torch.autograd.grad(loss, list(leaves.values()), allow_unused=True)
+        return {
+            name: torch.zeros_like(leaf) if gradient is None else gradient
+            for (name, leaf), gradient in zip(leaves.items(), found, strict=True)
+        }
+
+    def _arguments(self, given: dict[str, Any]) -> Any:
+        """Give the module its inputs in the form in which it was exported."""
+        from torch.utils._pytree import tree_map
+
+        left = iter(given.values())
+        is_tensor = self.torch.is_tensor
+        return tree_map(
+            lambda each: next(left).clone() if is_tensor(each) else each, self.source.inputs
+        )
+
+    def _flat(self, value: Any) -> list[Any]:
+        """The tensors of a nested value."""
+        from torch.utils._pytree import tree_leaves
+
+        return [each for each in tree_leaves(value) if self.torch.is_tensor(each)]
+
+
+class _Model(_Side):
+    """An ONNX model beside its network."""
+
+    name = "ONNX's reference evaluator"
+    source: OnnxSource
+
+    def run(self, batches: int, modes: Sequence[str]) -> Verification:
+        """Compare; a model computes in evaluation alone."""
+        from fpgapipe.partition.frontends.onnx_reference import evaluator
+
+        torch = self.torch
+        try:
+            evaluate: Callable[..., Any] = evaluator(
+                self.source.path, double=self.precision == "float64"
+            )
+        except UserError as error:
+            raise _NotRun(str(error)) from None
+        weights = {
+            name: each.to(self.dtype) if each.is_floating_point() else each
+            for name, each in initial_weights(self.graph).items()
+        }
+        for index in range(batches):
+            given = self.inputs(index)
+            try:
+                expected = evaluate({name: each.numpy() for name, each in given.items()})
+            except UserError as error:
+                raise _NotRun(str(error)) from None
+            with torch.no_grad():
+                values = self.computed(weights, given, False)
+            for name, value in zip(self.source.outputs, expected, strict=True):
+                self.held(EVALUATION, name, values[name], torch.from_numpy(value.copy()))
+        return self.result(batches)
+
+
+def _finite(error: float | None) -> float | None:
+    """A number for JSON: None where shapes differ or one side has none."""
+    return error if error is not None and math.isfinite(error) else None
+
+
+def _first_line(error: Exception) -> str:
+    """The beginning of an error, on one line."""
+    return f"{type(error).__name__}: {' '.join(str(error).split())[:200]}"

@@ -1,0 +1,26 @@
+"""Standard output, kept for what the commands print."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import sys
+from collections.abc import Iterator
+
+
+@contextlib.contextmanager
+def beside_output() -> Iterator[None]:
+    """Send what a user's code prints, and the libraries that it calls, to standard error."""
+    with contextlib.redirect_stdout(sys.stderr):
+        try:
+            sys.__stdout__.flush()  # type: ignore[union-attr]
+            kept = os.dup(1)
+        except (AttributeError, OSError, ValueError):  # closed; there is nothing to keep clean
+            yield
+            return
+        try:
+            os.dup2(2, 1)
+            yield
+        finally:
+            os.dup2(kept, 1)
+            os.close(kept)
