@@ -150,6 +150,10 @@ class CheckpointFolder:
         for step in sorted(steps, reverse=True):
             yield steps[step]
 
+    def steps(self) -> list[int]:
+        """Steps after which there is a checkpoint, the most first."""
+        return [int(path.stem.removeprefix("step-")) for path in self]
+
     def newest(self, build: str) -> tuple[Path, Checkpoint]:
         """The newest checkpoint that is whole and of a build; others are named in a warning.
 

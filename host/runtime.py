@@ -22,9 +22,10 @@ from fpgapipe.host.checkpoint import Checkpoint
 from fpgapipe.host.evaluation import Inference, filled_batches, num_right
 from fpgapipe.host.interrupts import Interrupts
 from fpgapipe.host.npz_file import NpzFile
+from fpgapipe.host.run_folder import LOG, drop_oldest, keep_earlier
 from fpgapipe.host.run_log import RunLog
 from fpgapipe.host.step_program import scalar_bits
-from fpgapipe.host.training import CHECKPOINT_EVERY, LOG, Settings, Trainer, Watcher
+from fpgapipe.host.training import CHECKPOINT_EVERY, Settings, Trainer, Watcher
 from fpgapipe.partition.operators import Pass
 
 if TYPE_CHECKING:
@@ -416,6 +417,7 @@ def _infer(
     line: dict[str, Any] = {}
     right, wall_s = 0, 0.0
     difference = None
+    keep_earlier(folder)
     with RunLog(folder / LOG) as log, Interrupts() as interrupts:
         for step, (batch, count) in enumerate(batches):
             with interrupts.allowed():
@@ -446,6 +448,7 @@ def _infer(
     file = io.BytesIO()
     np.savez(file, logits=logits, labels=samples.labels[: len(logits)])
     write_whole(folder / LOGITS, [file.getvalue()])
+    drop_oldest(folder)
     return {
         "steps": len(found),
         "ran": len(found),

@@ -13,9 +13,9 @@ import itertools
 import json
 import logging
 import math
-import shutil
 import time
 from dataclasses import asdict, dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -25,20 +25,25 @@ from fpgapipe.files import write_whole
 from fpgapipe.host.checkpoint import Checkpoint, CheckpointError, CheckpointFolder
 from fpgapipe.host.data import Wanted, shape_text
 from fpgapipe.host.interrupts import Interrupts
+from fpgapipe.host.run_folder import (
+    CHECKPOINTS,
+    LOG,
+    SETTINGS,
+    bring_back,
+    drop_oldest,
+    earlier_runs,
+    keep_earlier,
+)
 from fpgapipe.host.run_log import RunLog, read_log
 from fpgapipe.host.step_program import scalar_bits
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping
-    from pathlib import Path
 
     from fpgapipe.host.backends.base import StepResult, StepRunner, Values
     from fpgapipe.host.check import Check, Difference
     from fpgapipe.host.data import Samples
     from fpgapipe.partition.graph import Graph
-
-LOG, SETTINGS, CHECKPOINTS = "log.jsonl", "settings.json", "checkpoints"
-"""What the folder of a run has."""
 
 CHECKPOINT_EVERY = 20
 """Steps from checkpoint to checkpoint, unless asked for otherwise."""
@@ -282,7 +287,7 @@ class Trainer:
             if checkpoint.build != self._build:
                 raise CheckpointError(f"{path} is of another build")
         else:
-            path, checkpoint = CheckpointFolder(folder / CHECKPOINTS).newest(self._build)
+            path, checkpoint = self._newest(folder)
         self._refuse_changes(path, checkpoint)
         try:
             self._backend.set_state(checkpoint.state)
@@ -292,17 +297,30 @@ class Trainer:
             raise CheckpointError(f"{path}: {error}") from None
         self.step = checkpoint.step
         self._lines = read_log(folder / LOG, self.step)
-        if folder.resolve() == self._before.resolve():
-            self._swap()
+        if folder.resolve() in map(Path.resolve, earlier_runs(self._folder)):
+            bring_back(self._folder, folder)
             folder = self._folder
             path = folder / CHECKPOINTS / path.name
         if folder.resolve() == self._folder.resolve():
             self._checkpoints.set_aside(self.step)
             self._saved = self.step
         else:
-            self._keep_earlier()
+            keep_earlier(self._folder)
         logger.info("going on from step %d, %s", self.step, path)
         return path
+
+    def _newest(self, folder: Path) -> tuple[Path, Checkpoint]:
+        """The newest checkpoint of a run; if it has none, an earlier run that has some is named."""
+        try:
+            return CheckpointFolder(folder / CHECKPOINTS).newest(self._build)
+        except UserError as error:
+            for each in earlier_runs(folder):
+                if steps := CheckpointFolder(each / CHECKPOINTS).steps():
+                    what = (
+                        f"{error}, or go on from step {steps[0]} of an earlier run: --from {each}"
+                    )
+                    raise UserError(what) from None
+            raise
 
     def _refuse_changes(self, path: Path, checkpoint: Checkpoint) -> None:
         changed = [
@@ -323,28 +341,6 @@ class Trainer:
                 "for"
             )
 
-    @property
-    def _before(self) -> Path:
-        """Where an earlier run in the same folder is kept."""
-        return self._folder.with_name(self._folder.name + ".before")
-
-    def _keep_earlier(self) -> None:
-        """Rename an earlier run in the same folder, so that nothing of it is lost by mistake."""
-        if self._folder.exists():
-            shutil.rmtree(self._before, ignore_errors=True)
-            self._folder.replace(self._before)
-            logger.info("the run before this one is kept in %s", self._before)
-
-    def _swap(self) -> None:
-        """Go back to the run that is kept; the present one is kept in its place."""
-        if not self._folder.exists():
-            self._before.replace(self._folder)
-            return
-        aside = self._folder.with_name(self._folder.name + ".swap")
-        self._folder.replace(aside)
-        self._before.replace(self._folder)
-        aside.replace(self._before)
-
     # ------------------------------------------------------------------ the loop
 
     def run(self) -> TrainingResult:
@@ -354,7 +350,7 @@ class Trainer:
         raises `KeyboardInterrupt`; whatever else goes wrong in a step does so, too.
         """
         if not self.step:
-            self._keep_earlier()
+            keep_earlier(self._folder)
         self._folder.mkdir(parents=True, exist_ok=True)
         self._checkpoints.tidy()
         described = asdict(self._settings) | {
@@ -418,6 +414,8 @@ class Trainer:
         if self._saved != self.step:
             self._checkpoints.save(Checkpoint(self.step, self._build, self._decisive, self._state))
             self._saved = self.step
+            if self.step:
+                drop_oldest(self._folder)
 
     def _is_validation_due(self) -> bool:
         if not self._evaluate or not self.step:

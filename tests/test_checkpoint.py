@@ -234,6 +234,77 @@ def test_a_new_run_keeps_the_one_before(tmp_path):
     assert len(read_log(tmp_path / "run.before/log.jsonl")) == 3
 
 
+class BreaksError(Exception):
+    """Ends a run before its first step."""
+
+
+def fails_to_start(folder, *, killed=False):
+    """A run that ends before its first step, by an error or as if it were killed."""
+
+    def fails(*_, **__):
+        raise BreaksError
+
+    trainer = counting(folder)
+    trainer._backend.step = fails
+    trainer._save = fails if killed else trainer._save
+    with pytest.raises(BreaksError):
+        trainer.run()
+
+
+@pytest.mark.parametrize("killed", [False, True])
+def test_runs_that_never_began_push_none_away(tmp_path, caplog, killed):
+    counting(tmp_path / "run").run()
+    caplog.set_level(logging.INFO)
+    for _ in range(5):
+        fails_to_start(tmp_path / "run", killed=killed)
+    assert sorted(each.name for each in tmp_path.iterdir()) == ["run", "run.before"]
+    assert len(read_log(tmp_path / "run.before/log.jsonl")) == 15
+    assert f"{tmp_path}/run is removed: that run ended before its first step" in caplog.messages
+    if killed:
+        what = f"earlier run: --from {tmp_path}/run.before"
+        with pytest.raises(UserError, match=f"no checkpoint .* or go on from step 15 of an {what}"):
+            counting(tmp_path / "run").resume()
+    back = counting(tmp_path / "run", Settings(steps=16))
+    back.resume(tmp_path / "run.before")
+    assert back.run().ran == 1
+    assert [each.name for each in tmp_path.iterdir()] == ["run"]
+
+
+def test_the_oldest_run_goes_when_a_new_one_has_a_checkpoint(tmp_path, caplog):
+    for steps in range(10, 14):
+        counting(tmp_path / "run", Settings(steps=steps)).run()
+    names = ["run", "run.before", "run.before-2", "run.before-3"]
+    assert sorted(each.name for each in tmp_path.iterdir()) == names
+    assert len(read_log(tmp_path / "run.before-3/log.jsonl")) == 10
+    caplog.set_level(logging.INFO)
+    fails_to_start(tmp_path / "run")
+    assert len(read_log(tmp_path / "run.before-4/log.jsonl")) == 10
+    counting(tmp_path / "run", Settings(steps=2)).run()
+    assert sorted(each.name for each in tmp_path.iterdir()) == names
+    kept = [len(read_log(tmp_path / name / "log.jsonl")) for name in names]
+    assert kept == [2, 13, 12, 11]
+    gone = f"{tmp_path}/run.before-4 (10 steps) is removed: 3 later runs are kept"
+    assert gone in caplog.messages
+    # One without a checkpoint is worth less than an older one.
+    for path in (tmp_path / "run.before/checkpoints").iterdir():
+        path.unlink()
+    counting(tmp_path / "run", Settings(steps=3)).run()
+    assert sorted(len(read_log(each / "log.jsonl")) for each in tmp_path.iterdir()) == [
+        2,
+        3,
+        11,
+        12,
+    ]
+
+
+def test_a_run_that_is_no_folder_of_one_is_kept_apart(tmp_path):
+    for name in ("run.before-x", "run.beforehand", "run.before-"):
+        (tmp_path / name).mkdir()
+    counting(tmp_path / "run", Settings(steps=2)).run()
+    counting(tmp_path / "run", Settings(steps=2)).run()
+    assert len(list(tmp_path.iterdir())) == 5
+
+
 def test_a_state_of_something_else_is_refused(tmp_path):
     trainer = counting(tmp_path / "a")
     settings = trainer._decisive

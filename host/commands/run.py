@@ -142,7 +142,7 @@ def _take_over(options: dict[str, Any], source: Path) -> None:
 
     from fpgapipe.errors import FileError
     from fpgapipe.files import read_json
-    from fpgapipe.host.training import SETTINGS
+    from fpgapipe.host.run_folder import SETTINGS
 
     folder = source.resolve().parent.parent if source.is_file() else source
     try:

@@ -381,6 +381,18 @@ def exchange(fresh: Path, path: Path) -> None:
     fresh.replace(path)
 
 
+def remove_folder(path: Path) -> None:
+    """Remove a folder: it has its name with all that is in it, or is gone.
+
+    Raises
+    ------
+    OSError
+        If it cannot be removed.
+    """
+    with scratch_folder(path) as scratch:
+        path.replace(scratch / "removed")
+
+
 def remove_leftovers(folder: Path, name: str | None = None) -> None:
     """Remove temporary files and folders that processes which were killed have left.
 
