@@ -155,7 +155,7 @@ class Bench:
         for name, value in self._limits.items():
             getattr(dut, name).value = value
         dut.fetch__arvalid.value = 0
-        dut.fetch__rready.value = 0
+        dut.fetch__rready.value = 1  # has room
         await reset(dut)
         self.pad = Scratchpad(dut, self.scratchpad, self._rng)
         if self._own_memory:
@@ -375,7 +375,7 @@ class Fetch:
             if self._port("rvalid").value and self._port("rready").value:
                 words.append(int(self._port("rdata").value))
             await RisingEdge(self._dut.clk)
-        self._port("rready").value = 0
+        self._port("rready").value = 1
         await asking
         return words
 

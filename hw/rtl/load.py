@@ -178,7 +178,8 @@ class LoadEngine(wiring.Component):
         beat, bad, complete, last, marker = Signal(), Signal(), Signal(), Signal(), Signal()
         m.d.comb += [
             marker.eq(queue.r_rdy & (head.code != ErrorCode.NONE)),
-            axi.rready.eq(queue.r_rdy & ~marker & words.i.ready),
+            # Data come for nothing but what is in the queue, and an error in it is behind all data.
+            axi.rready.eq(words.i.ready),
             beat.eq(axi.rvalid & axi.rready),
             last.eq(complete & (number == head.words)),
             queue.r_en.eq(last | (marker & words.i.ready)),
