@@ -8,11 +8,12 @@ from __future__ import annotations
 import contextlib
 import json
 import logging
-import os
 import sys
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
+
+from fpgapipe.output import beside_output
 
 if TYPE_CHECKING:
     from rich.progress import Progress
@@ -92,29 +93,11 @@ def json_alone() -> Iterator[None]:
     texts: list[str] = []
     _held.append(texts)
     try:
-        with contextlib.redirect_stdout(sys.stderr), _descriptor_aside():
+        with beside_output():
             yield
     finally:
         _held.remove(texts)
     sys.stdout.write("".join(texts))
-
-
-@contextlib.contextmanager
-def _descriptor_aside() -> Iterator[None]:
-    """Let what is written to the process's standard output go where its standard error goes."""
-    sys.stderr.flush()
-    try:
-        kept = os.dup(1)
-    except OSError:  # closed
-        yield
-        return
-    try:
-        with contextlib.suppress(OSError):
-            os.dup2(2, 1)
-        yield
-    finally:
-        os.dup2(kept, 1)
-        os.close(kept)
 
 
 @contextlib.contextmanager

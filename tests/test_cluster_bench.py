@@ -159,5 +159,5 @@ def test_a_trace_that_cannot_be_written_is_refused_before_the_run(cli, tmp_path)
     assert cli("bench", "cluster", "--trace", path) == (
         2,
         "",
-        f"error: cannot write {path}: No such file or directory\n",
+        f"error: {path}: cannot be written: No such file or directory\n",
     )

@@ -350,9 +350,38 @@ def test_faults_of_the_user(build, cli, tmp_path):
     assert f"{tmp_path / 'nowhere'} is no build folder" in err
     output = tmp_path / "no/such/page.html"
     code, _, err = cli("report", build.folder, "-o", output)
-    assert (code, err) == (2, f"error: {output} cannot be written: No such file or directory\n")
-    with pytest.raises(UserError, match="cannot be written: Is a directory"):
+    assert (code, err) == (2, f"error: {output}: cannot be written: No such file or directory\n")
+    with pytest.raises(UserError, match="is a folder, not a file"):
         write_report(build, tmp_path)
+
+
+def test_no_output_takes_the_place_of_a_builds_own_file(build, cli, tmp_path):
+    folder = tmp_path / "b"
+    shutil.copytree(build.folder, folder)
+    (folder / "new").mkdir()
+    (tmp_path / "link").symlink_to(folder / "devices/0/image.bin")
+    before = {path: path.read_bytes() for path in folder.rglob("*") if path.is_file()}
+    schedule = ("schedule", "gpipe", "--stages", 1, "--microbatches", 1)
+    plan = ("plan", "lenet5", "--board", "u280", "--batch", 1)
+    for command, file in [
+        (("report", folder, "-o"), folder / "plan.json"),
+        (("report", folder, "-o"), folder / "new/../network.json"),
+        (("report", build.folder, "-o"), folder / "manifest.json"),
+        (("report", folder, "--measure", "-o"), tmp_path / "link"),
+        (("report", folder, "-o"), folder / "run/trace.json"),
+        (("report", folder, "-o"), folder / "run/model/log.jsonl"),
+        ((*schedule, "--svg"), folder / "run/measured.json"),
+        ((*schedule, "--csv"), folder / "run/model/new"),
+        ((*plan, "-o"), folder / "plan.json"),
+        ((*plan, "--trace"), folder / "devices/0/program.bin"),
+        (("bench", "cluster", "--trace"), folder / "cluster.json"),
+    ]:
+        fault = f"is a file of the build {folder}, which it would destroy; name another"
+        assert cli(*command, file) == (2, "", f"error: {file}: {fault}\n")
+    assert before == {path: path.read_bytes() for path in folder.rglob("*") if path.is_file()}
+    for file in ("report.html", "run/report.html", "run/mine.html", "new/report.html"):
+        assert cli("report", folder, "-o", folder / file)[0] == 0
+    assert cli("report", folder)[0] == 0
 
 
 def test_measure_measures_first(build, cli, monkeypatch, tmp_path):

@@ -247,12 +247,12 @@ def cluster(
     from fpgapipe.errors import UserError
     from fpgapipe.host.cluster_bench import bench_chain, chain_core, make_chain
     from fpgapipe.host.console import progress
+    from fpgapipe.host.outputs import check_outputs, write_output
     from fpgapipe.hw.hls_models.core_cycles import MemorySpec
     from fpgapipe.hw.hls_models.core_spec import ScratchpadSpec
     from fpgapipe.sim_tb.phy import WireSpec
 
-    if trace:
-        _write(trace, "", "a")  # rather refused now than after the run
+    check_outputs({"--trace": trace})
     try:
         core = chain_core(
             rows, cols, acc_depth=acc_depth, scratchpad=ScratchpadSpec(4, scratchpad_bytes // 4)
@@ -283,7 +283,7 @@ def cluster(
         )
     _print(found.to_dict(), found.matches_model, f"{devices} devices", as_json)
     if trace:
-        _write(trace, _trace_of(found))
+        write_output(trace, _trace_of(found))
     return 0 if found.matches_model else 1
 
 
@@ -295,18 +295,6 @@ def _trace_of(found: "ClusterBench") -> str:
 
     names = [f"device{number}" for number in range(len(found.chain.programs))]
     return json.dumps(counter_trace(found.samples, names, _CLOCK_HZ))
-
-
-def _write(path: str, text: str, mode: str = "w") -> None:
-    from pathlib import Path
-
-    from fpgapipe.errors import UserError
-
-    try:
-        with Path(path).open(mode) as file:
-            file.write(text)
-    except OSError as error:
-        raise UserError(f"cannot write {path}: {error.strerror}") from None
 
 
 def _print(figures: Mapping[str, Any], matches: bool, title: str, as_json: bool) -> None:

@@ -65,10 +65,6 @@ def plan(network: str | None, profile: str | None, **options: Any) -> None:
 
 
 def _plan_network(network: str, options: dict[str, Any]) -> None:
-    import logging
-    from pathlib import Path
-
-    from fpgapipe.errors import UserError
     from fpgapipe.host.commands.cluster_options import chosen_cluster
     from fpgapipe.host.commands.planning import (
         loader,
@@ -77,13 +73,18 @@ def _plan_network(network: str, options: dict[str, Any]) -> None:
         run_exploration,
         why_not_built,
     )
-    from fpgapipe.host.commands.schedule import write_pictures
+    from fpgapipe.host.commands.schedule import picture_files, write_pictures
     from fpgapipe.host.console import print_json
+    from fpgapipe.host.outputs import check_outputs, write_output
     from fpgapipe.partition.explorer import AUTO_SCHEDULES, Request
     from fpgapipe.partition.planned import as_plan
     from fpgapipe.partition.problem import Objective
     from fpgapipe.partition.schedule import TaskKind
 
+    check_outputs(
+        {"--output": options["output"], **picture_files(options)},
+        (network, options["board"], options["cluster_file"]),
+    )
     cluster = chosen_cluster(options["board"], options["devices"], options["cluster_file"]).spec
     load = loader(network)
     kind = options["schedule"]
@@ -104,11 +105,7 @@ def _plan_network(network: str, options: dict[str, Any]) -> None:
     made = as_plan(best, graph, network, request.batch, cluster)
     built = why_not_built(made, graph, cluster)
     if options["output"]:
-        try:
-            Path(options["output"]).write_text(made.to_json())
-        except OSError as error:
-            raise UserError(f"{options['output']} cannot be written: {error.strerror}") from None
-        logging.getLogger("fpgapipe").info("wrote %s", options["output"])
+        write_output(options["output"], made.to_json())
     sent = {(TaskKind.SF, i): stage.sends_bytes for i, stage in enumerate(best.stages)}
     sent |= {(TaskKind.SB, i + 1): stage.returns_bytes for i, stage in enumerate(best.stages)}
     write_pictures(

@@ -29,8 +29,10 @@ def report(folder: str, measure: bool, output: str | None) -> None:
     from pathlib import Path
 
     from fpgapipe.host.build import open_build
+    from fpgapipe.host.outputs import check_outputs
     from fpgapipe.host.report.page import write_report
 
+    check_outputs({"--output": output})
     build = open_build(Path(folder))
     if measure:
         _measure(build)

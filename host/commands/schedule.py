@@ -46,15 +46,17 @@ def schedule(kind: str, as_json: bool, **options: Any) -> None:
     pass that is whole takes --tb and --tw together.
     """
     from fpgapipe.host.console import print_json
+    from fpgapipe.host.outputs import check_outputs, write_output
     from fpgapipe.partition.schedule import to_pytorch_csv
     from fpgapipe.partition.schedule_rules import check_schedule
     from fpgapipe.partition.timeline import simulate
 
+    check_outputs({"--csv": options["csv_file"], **picture_files(options)})
     made, times = _make(kind, options)
     timeline = simulate(made, times, fifo_depth=options["fifo_depth"])
     verdict = check_schedule(made, fifo_depth=options["fifo_depth"])
     if options["csv_file"]:
-        _write(options["csv_file"], to_pytorch_csv(made))
+        write_output(options["csv_file"], to_pytorch_csv(made))
     write_pictures(timeline, options)
     if as_json:
         print_json(
@@ -111,6 +113,11 @@ def _print(made: Schedule, timeline: Timeline, order: bool) -> None:
     print(draw_text(timeline, width=width, unicode=encoding.startswith("utf")))
 
 
+def picture_files(options: dict[str, Any]) -> dict[str, str | None]:
+    """What `write_pictures` will write, for `check_outputs`."""
+    return {f"--{name}": options[name] for name in ("svg", "html", "trace")}
+
+
 def write_pictures(timeline: Timeline, options: dict[str, Any], **more: Any) -> None:
     """Write the pictures that ``--svg``, ``--html`` and ``--trace`` ask for.
 
@@ -118,29 +125,18 @@ def write_pictures(timeline: Timeline, options: dict[str, Any], **more: Any) -> 
     """
     import json
 
+    from fpgapipe.host.outputs import write_output
+
     title = more.pop("title", f"{timeline.schedule.kind} timetable")
     if options["svg"]:
         from fpgapipe.host.report.timetable_svg import draw_svg
 
-        _write(options["svg"], draw_svg(timeline, **more))
+        write_output(options["svg"], draw_svg(timeline, **more))
     if options["html"]:
         from fpgapipe.host.report.timetable_html import draw_html
 
-        _write(options["html"], draw_html(timeline, title=title, **more))
+        write_output(options["html"], draw_html(timeline, title=title, **more))
     if options["trace"]:
         from fpgapipe.host.report.perfetto import chrome_trace
 
-        _write(options["trace"], json.dumps(chrome_trace(timeline, **more)) + "\n")
-
-
-def _write(path: str, text: str) -> None:
-    import logging
-    from pathlib import Path
-
-    from fpgapipe.errors import UserError
-
-    try:
-        Path(path).write_text(text)
-    except OSError as error:
-        raise UserError(f"{path} cannot be written: {error.strerror}") from None
-    logging.getLogger("fpgapipe").info("wrote %s", path)
+        write_output(options["trace"], json.dumps(chrome_trace(timeline, **more)) + "\n")

@@ -11,6 +11,8 @@ from urllib.parse import quote
 
 from fpgapipe import __version__
 from fpgapipe.errors import UserError
+from fpgapipe.files import write_output
+from fpgapipe.host.outputs import check_output
 from fpgapipe.host.report.cluster_svg import cluster_section
 from fpgapipe.host.report.cycle_tables import cycles_section
 from fpgapipe.host.report.elements import text
@@ -59,8 +61,10 @@ def write_report(build: Build, output: Path | None = None) -> Path:
     Raises
     ------
     UserError
-        If a file cannot be written.
+        If a file cannot be written, or `output` is one of a build's own.
     """
+    if output is not None:
+        check_output(output)
     subject = Subject.of(build)
     run = build.folder / "run"
     page = output or run / PAGE
@@ -69,14 +73,13 @@ def write_report(build: Build, output: Path | None = None) -> Path:
     try:
         if trace is not None or output is None:
             run.mkdir(exist_ok=True)
-        if trace is not None:
-            found = rows_trace(rows, subject.names, subject.clk_hz)
-            trace.write_text(json.dumps(found) + "\n", encoding="utf-8")
-            subject = replace(subject, trace=_relative(trace, page))
-        page.write_text(make_page(subject), encoding="utf-8")
     except OSError as error:
-        where = error.filename or page
-        raise UserError(f"{where} cannot be written: {error.strerror}") from None
+        raise UserError(f"{run} cannot be written: {error.strerror}") from None
+    if trace is not None:
+        found = rows_trace(rows, subject.names, subject.clk_hz)
+        write_output(trace, json.dumps(found) + "\n")
+        subject = replace(subject, trace=_relative(trace, page))
+    write_output(page, make_page(subject))
     return page
 
 
