@@ -30,9 +30,6 @@ _CXX_FLAGS = (
     "-std=gnu++20 -fPIC -fvisibility=hidden -fno-semantic-interposition -fno-gnu-unique"
     " -DVL_USER_FATAL -DVL_USER_STOP -DVL_USER_FINISH"
 )
-# Verilator's slow code runs once, before the first cycle: optimizing it takes a fifth of the build
-# and gains nothing. Of a variable that is set twice make takes the last value.
-_MAKE_VARIABLES = (*MAKE_VARIABLES, "OPT_SLOW=-O0")
 _LINK_FLAGS = "-shared -pthread -Wl,-Bsymbolic"
 # Yosys writes a choice of which at most one condition holds as a casez.
 _HARNESS = ("native.cpp", "native_channels.hpp", "native_link.hpp", "native_memory.hpp")
@@ -236,14 +233,14 @@ def build_native(
     made_of = texts if waves else {**texts, _REWRITES: files.joinpath(_REWRITES).read_text()}
     ingredients = {
         "native": arguments,
-        "make": _MAKE_VARIABLES,
+        "make": MAKE_VARIABLES,
         **{name: hashlib.sha256(text.encode()).hexdigest() for name, text in made_of.items()},
     }
 
     def compile_(folder: Path, cache: Path, log: Path) -> None:
         if not waves:
             (folder / f"{top}.v").write_text(lazy(verilog))
-        compile_model(folder, arguments, _MAKE_VARIABLES, cache, log)
+        compile_model(folder, arguments, MAKE_VARIABLES, cache, log)
 
     return cached_simulator(top, texts, ingredients, compile_)
 

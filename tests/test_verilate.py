@@ -16,7 +16,7 @@ from cocotb_tools import config
 
 from fpgapipe.errors import ToolError, UserError
 from fpgapipe.sim_tb import cache as cache_module
-from fpgapipe.sim_tb import verilate
+from fpgapipe.sim_tb import small_models, verilate
 from fpgapipe.sim_tb.cache import cache_dir
 from fpgapipe.sim_tb.simulate import SimulationError, simulate_verilog
 from fpgapipe.sim_tb.stream import pack, unpack
@@ -39,12 +39,15 @@ def _plain_logging(monkeypatch):
 
 @pytest.fixture(scope="module")
 def shared_cache(tmp_path_factory):
-    return tmp_path_factory.mktemp("cache")
+    """A cache with Verilator's runtime library, if that of the other tests has it."""
+    folder = tmp_path_factory.mktemp("cache")
+    shutil.copytree(cache_dir() / "runtime", folder / "runtime")
+    return folder
 
 
 @pytest.fixture
 def cache(shared_cache, monkeypatch):
-    """A cache of this module's own, in which Verilator's runtime library is compiled once."""
+    """A cache of this module's own."""
     monkeypatch.setenv("FPGAPIPE_CACHE", str(shared_cache))
     return shared_cache
 
@@ -492,3 +495,10 @@ def test_words_are_packed_from_the_least_significant_bit():
         pack(1, [8, 8])
     with pytest.raises(ValueError, match=r"^stream field must fit in 8 bits, not 256$"):
         pack(256, [8])
+
+
+@pytest.mark.sim
+def test_large_designs_are_compiled_in_many_pieces(cache, compilations, monkeypatch):
+    monkeypatch.setattr(small_models, "SMALL_BYTES", 0)
+    assert build(commented("in many pieces")).is_file()
+    assert compilations == ["top"]
