@@ -9,7 +9,14 @@ from dataclasses import dataclass
 from fpgapipe.hw.hls_models.device import ClusterSpec, DeviceSpec
 from fpgapipe.partition.candidate import Candidate, Stage, row_of, time_candidate
 from fpgapipe.partition.cost import CoreConfig, CostModel, LayerCost, candidate_cores
-from fpgapipe.partition.explorer import Exploration, Request, check_memory, cut_bytes, explore
+from fpgapipe.partition.explorer import (
+    Exploration,
+    Request,
+    check_memory,
+    counts_tried,
+    cut_bytes,
+    explore,
+)
 from fpgapipe.partition.graph import Graph
 from fpgapipe.partition.problem import PlanError
 from fpgapipe.partition.schedule import ScheduleError
@@ -315,5 +322,5 @@ def _fastest(
 
 
 def _divisors(batch: int) -> list[int]:
-    """Powers of two and the batch itself, among the numbers that divide it."""
-    return [n for n in range(1, batch + 1) if batch % n == 0 and (n & (n - 1) == 0 or n == batch)]
+    """Powers of two and the batch itself, among the numbers of micro-batches that are tried."""
+    return [n for n in counts_tried(batch) if n & (n - 1) == 0 or n == batch]

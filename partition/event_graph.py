@@ -497,7 +497,6 @@ def compiled_loop() -> Callable[..., None] | None:
     """The loop as machine code, None without numba."""
     if importlib.util.find_spec("numba") is None:
         return None
-    import numba
+    from fpgapipe.hw.hls_models.machine_code import compiled
 
-    compiled: Callable[..., None] = numba.njit(cache=True)(_follow)
-    return compiled
+    return compiled(_follow)

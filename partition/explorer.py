@@ -46,6 +46,10 @@ AUTO_SCHEDULES = ("1f1b-as", "fbp-as", "zb-h1", "zb-h2")
 MAX_SPLITS = 9
 """Ways to cut a batch into micro-batches that are tried."""
 
+MOST_TRIED = 4096
+"""Micro-batches that a batch is cut into at most, unless more are asked for: the ends of a pipeline
+matter no longer then, and more take minutes to simulate."""
+
 CORES_TRIED = 3
 """Cores of each board that are tried, those that run the whole network fastest."""
 
@@ -180,7 +184,7 @@ def _splits(request: Request) -> Iterator[int]:
             )
         yield request.num_microbatches
         return
-    divisors = [n for n in range(1, request.batch + 1) if request.batch % n == 0]
+    divisors = counts_tried(request.batch)
     least = len(request.cluster.devices)
     # Fewer micro-batches than devices leave most of them idle; try the largest of these as well,
     # and one, for which a single device may be best.
@@ -191,6 +195,11 @@ def _splits(request: Request) -> Iterator[int]:
         picks = np.unique(np.linspace(0, len(many) - 1, MAX_SPLITS - len(few)).round().astype(int))
         many = [many[i] for i in picks]
     yield from few + many
+
+
+def counts_tried(batch: int) -> list[int]:
+    """Numbers of equal micro-batches, `MOST_TRIED` at most, that a batch can be cut into."""
+    return [n for n in range(1, min(batch, MOST_TRIED) + 1) if batch % n == 0]
 
 
 def _rows(cluster: ClusterSpec) -> list[Row]:

@@ -21,6 +21,8 @@ if TYPE_CHECKING:
 
 MAX_DEVICES = 65_536
 MAX_MICROBATCHES = 2**24
+MAX_PASSES = 2**20
+"""Stages times micro-batches; so many passes each way are made and timed within seconds."""
 
 F, B, DX, DW, U = TaskKind.F, TaskKind.B, TaskKind.DX, TaskKind.DW, TaskKind.U
 
@@ -56,9 +58,26 @@ def make_schedule(
         raise ScheduleError(
             f"{kind} needs 1..{MAX_MICROBATCHES} micro-batches, not {num_microbatches}"
         )
+    check_passes(kind, num_devices * (chunks if kind == "interleaved" else 1), num_microbatches)
     if kind == "interleaved":
         return interleaved(num_devices, num_microbatches, chunks)
     return KINDS[kind](num_devices, num_microbatches)
+
+
+def check_passes(kind: str, num_stages: int, num_microbatches: int) -> None:
+    """Refuse a schedule that would take minutes and gigabytes to make.
+
+    Raises
+    ------
+    ScheduleError
+        With the limit.
+    """
+    passes = num_stages * num_microbatches
+    if passes > MAX_PASSES:
+        raise ScheduleError(
+            f"{kind} must have at most {MAX_PASSES:,} passes (stages times micro-batches), not "
+            f"{num_stages:,} x {num_microbatches:,} = {passes:,}"
+        )
 
 
 def _chain(

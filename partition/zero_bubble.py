@@ -13,7 +13,7 @@ from collections.abc import Iterator
 import numpy as np
 
 from fpgapipe.partition.schedule import Lane, Schedule, ScheduleError, TaskKind
-from fpgapipe.partition.schedule_kinds import split_chain, zb_h1
+from fpgapipe.partition.schedule_kinds import check_passes, split_chain, zb_h1
 from fpgapipe.partition.timeline import StageTimes, Timeline, simulate
 
 MAX_GREEDY_TASKS = 60_000
@@ -44,10 +44,11 @@ def zb_auto(
     Raises
     ------
     ScheduleError
-        If the limit is below 1.
+        If the limit is below 1, or there are too many micro-batches.
     """
     p, m = num_devices, num_microbatches
     limit = p if memory_limit is None else memory_limit
+    check_passes("zb-auto", p, m)
     if limit < 1:
         raise ScheduleError(f"zb-auto needs room for at least 1 micro-batch, not {limit}")
     best: tuple[tuple[float, float], Schedule] | None = None

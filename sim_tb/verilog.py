@@ -6,7 +6,9 @@ Yosys beside them takes each module as soon as there is one. The text depends on
 neither on who converted what nor on which module was done first; without helpers it takes longer.
 """
 
+import atexit
 import contextlib
+import functools
 import logging
 import os
 import pickle
@@ -340,11 +342,24 @@ def verilog_of(component: Any, name: str = "top") -> str:
 def _cache_of_yosys() -> str:
     """Where Yosys, which is WebAssembly, keeps its machine code: it refuses to run without.
 
-    The user's own cache, as it is without fpgapipe; ours if that cannot be written.
+    The user's own cache, as it is without fpgapipe; ours if that cannot be written, and if neither
+    can, a folder that goes with this process.
     """
     with contextlib.suppress(OSError, RuntimeError):
         folder = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
         (folder / "wasmtime").mkdir(parents=True, exist_ok=True)
         if folder.is_absolute() and os.access(folder / "wasmtime", os.W_OK | os.X_OK):
             return str(folder)
-    return str(cache_dir())
+    try:
+        return str(cache_dir())
+    except UserError as error:
+        return _passing_cache(str(error))
+
+
+@functools.cache
+def _passing_cache(reason: str) -> str:
+    """A folder that is removed when the process ends."""
+    logger.warning("%s; Yosys starts slowly without a cache", reason)
+    folder = tempfile.TemporaryDirectory(ignore_cleanup_errors=True)
+    atexit.register(folder.cleanup)
+    return folder.name

@@ -502,7 +502,7 @@ def test_arrays_that_no_core_can_have(cli, array):
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (("--seed", -1), "-1 is not in the range x>=0"),
+        (("--seed", -1), "-1 is not in the range 0<=x<="),
         (
             ("--schedule", "pipedream"),
             "needs several versions of the weights, and devices keep one (",

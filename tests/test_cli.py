@@ -297,7 +297,7 @@ def test_inspect_of_a_huge_batch_stays_exact(cli):
     code, out, _ = cli("inspect", "lenet5", "--batch", "1000000000", "--json")
     assert code == 0
     assert json.loads(out)["totals"]["macs"] == 416_520 * 10**9
-    code, _, err = cli("inspect", "lenet5", "--batch", "1" + "0" * 30)
+    code, _, err = cli("inspect", "lenet5", "--batch", 1 << 53)
     assert code == 2
     assert "2**53 elements" in err
 

@@ -301,7 +301,7 @@ BOARDS = ("--board", "u280", "--devices", "2")
         ((NETWORK, *BOARDS, "--batch", "8", "--micro-batches", "3"), "cannot be cut into 3 equal"),
         ((NETWORK,), "give a cluster file, or --board and --devices"),
         (("--profile", "x.csv", *BOARDS), "leave out the network, board and cluster"),
-        (("--profile", "x.csv"), "--profile needs --devices, at least 1"),
+        (("--profile", "x.csv"), "--profile needs --devices"),
         (
             ("--profile", "x.csv", "--devices", "2", "-o", "x"),
             "--output does not go with --profile",

@@ -184,7 +184,7 @@ def test_what_users_get_wrong(folder, tmp_path, cli):
         ),
         (("run", "b", *MODEL, "--steps", 0), "'--steps': 0 is not in the range"),
         (("run", "b", *MODEL, "--steps", 2, "--epochs", 2), "exclude each other"),
-        (("run", "b", *MODEL, "--learning-rate", "nan"), "must be a number of at least 0"),
+        (("run", "b", *MODEL, "--learning-rate", "nan"), "'nan' is no number"),
         (("run", "b", *MODEL[:2], "--data", "shape.npz"), "shape.npz: "),
         (("run", "b", *MODEL[:2], "--data", "labels.npz"), "labels.npz: "),
         (("run", "b", *MODEL[:2], "--data", "few.npz"), "a mini-batch has 8 samples; 5 fill none"),

@@ -5,6 +5,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from fpgapipe.host.commands import ranges
 from fpgapipe.host.commands.bench_link import link
 from fpgapipe.host.commands.options import command
 
@@ -22,22 +23,31 @@ def bench() -> None:
 
 
 _MACHINE = (
-    ("--rows", 1, 32, "Of the array."),
-    ("--cols", 1, 32, "Of the array."),
-    ("--memory-bytes-per-cycle", 1, 64, "Of the memory, both directions together."),
-    ("--memory-latency", 1, 100, "Cycles from a read request to its data."),
-    ("--scratchpad-bytes", 1024, 1 << 21, "On-chip memory; a power of two."),
-    ("--acc-depth", 16, 1024, "Accumulators below each column; a power of two."),
-    ("--seed", 0, 0, "Of the data."),
+    ("--rows", ranges.Whole(1, 128), 32, "Of the array."),
+    ("--cols", ranges.Whole(1, 128), 32, "Of the array."),
+    (
+        "--memory-bytes-per-cycle",
+        ranges.Whole(1, 4096),
+        64,
+        "Of the memory, both directions together.",
+    ),
+    ("--memory-latency", ranges.Whole(1, 1 << 20), 100, "Cycles from a read request to its data."),
+    ("--scratchpad-bytes", ranges.Whole(1024, 1 << 26), 1 << 21, "On-chip memory; a power of two."),
+    (
+        "--acc-depth",
+        ranges.Whole(16, 65_536),
+        1024,
+        "Accumulators below each column; a power of two.",
+    ),
+    ("--seed", ranges.SEED, 0, "Of the data."),
 )
-"""Options of the simulated core and its memory: name, least value, default, help."""
+"""Options of the simulated core and its memory: name, range, default, help."""
 
 
 def _machine_options(function: Callable[..., Any]) -> Callable[..., Any]:
     """Give a command the options of `_MACHINE`, and ``--json``."""
     click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")(function)
-    for name, least, default, text in reversed(_MACHINE):
-        kind = click.IntRange(least)
+    for name, kind, default, text in reversed(_MACHINE):
         click.option(name, type=kind, default=default, show_default=True, help=text)(function)
     return function
 
@@ -113,7 +123,9 @@ def core(
 
 @command("step", example=_STEP_EXAMPLE)
 @click.option("--network", default="digits-cnn", show_default=True, help="A name, or a file.")
-@click.option("--batch", type=click.IntRange(1), default=32, show_default=True, help="Samples.")
+@click.option(
+    "--batch", type=ranges.SAMPLES_SIMULATED, default=32, show_default=True, help="Samples."
+)
 @click.option(
     "--features",
     type=click.Choice(["bf16", "fp32"]),
@@ -185,15 +197,15 @@ def step(
 
 
 _CLUSTER = (
-    ("--devices", 1, 4, "In the chain."),
-    ("--rounds", 1, 6, "Operands that go through it."),
-    ("--vectors", 1, 128, "Of an operand."),
-    ("--width", 32, 256, "Elements of a vector; a multiple of 32."),
-    ("--latency", 1, 128, "Cycles from one end of a wire to the other."),
-    ("--wire-bytes-per-cycle", 1, 16, "Line rate."),
-    ("--sample-cycles", 256, 2000, "Of the trace, if there is one."),
+    ("--devices", ranges.Whole(1, 64), 4, "In the chain."),
+    ("--rounds", ranges.Whole(1, 4096), 6, "Operands that go through it."),
+    ("--vectors", ranges.Whole(1, 1 << 16), 128, "Of an operand."),
+    ("--width", ranges.Whole(32, 1 << 14), 256, "Elements of a vector; a multiple of 32."),
+    ("--latency", ranges.Whole(1, 1 << 20), 128, "Cycles from one end of a wire to the other."),
+    ("--wire-bytes-per-cycle", ranges.Whole(1, 1 << 20), 16, "Line rate."),
+    ("--sample-cycles", ranges.Whole(256, 10**9), 2000, "Of the trace, if there is one."),
 )
-"""Options of a chain: name, least value, default, help."""
+"""Options of a chain: name, range, default, help."""
 
 _CLOCK_HZ = 300e6
 """What makes a trace's cycles microseconds."""
@@ -201,16 +213,17 @@ _CLOCK_HZ = 300e6
 
 def _cluster_options(function: Callable[..., Any]) -> Callable[..., Any]:
     """Give a command the options of `_CLUSTER`."""
-    for name, least, default, text in reversed(_CLUSTER):
-        kind = click.IntRange(least)
+    for name, kind, default, text in reversed(_CLUSTER):
         click.option(name, type=kind, default=default, show_default=True, help=text)(function)
     return function
 
 
 @command("cluster", example=_CLUSTER_EXAMPLE)
 @_cluster_options
-@click.option("--threads", type=click.IntRange(1, 256), help="As many as processors by default.")
-@click.option("--bit-error-rate", type=float, default=0.0, show_default=True, help="Of wires.")
+@click.option("--threads", type=ranges.THREADS, help="As many as processors by default.")
+@click.option(
+    "--bit-error-rate", type=ranges.ERROR_RATE, default=0.0, show_default=True, help="Of wires."
+)
 @click.option("--trace", type=click.Path(dir_okay=False), help="Counters over time go here.")
 @_machine_options
 def cluster(

@@ -1,29 +1,44 @@
 """``fpgapipe bench link``: a link between two devices, measured on the simulated hardware."""
 
+import re
 from collections.abc import Callable
 from fractions import Fraction
 from typing import Any
 
 import click
 
+from fpgapipe.host.commands import ranges
 from fpgapipe.host.commands.options import command
+
+_SLOTS = re.compile(r"\d{1,9}(,\d{1,9}){2}", re.ASCII)
+_RATE = re.compile(r"\d{1,9}(\.\d{1,9}|/0*[1-9]\d{0,8})?", re.ASCII)
+"""No exponents: a fraction has all digits of its number."""
 
 _EXAMPLE = "fpgapipe bench link --bit-error-rate 1e-6 --cycles 20000"
 
 _OPTIONS = (
-    ("--frame-words", 1, 16, "Words of 64 bytes of a full frame; a power of two."),
-    ("--latency", 1, 128, "Cycles from one end of the wire to the other."),
-    ("--probe-cycles", 16, 256, "After which an end that waits asks for news."),
-    ("--cycles", 1000, 200_000, "Of each of the two measurements."),
-    ("--seed", 0, 0, "Of words and wires."),
+    (
+        "--frame-words",
+        ranges.Whole(1, 32),
+        16,
+        "Words of 64 bytes of a full frame; a power of two.",
+    ),
+    ("--latency", ranges.Whole(1, 1 << 20), 128, "Cycles from one end of the wire to the other."),
+    (
+        "--probe-cycles",
+        ranges.Whole(16, 65_535),
+        256,
+        "After which an end that waits asks for news.",
+    ),
+    ("--cycles", ranges.Whole(1000, 10**9), 200_000, "Of each of the two measurements."),
+    ("--seed", ranges.SEED, 0, "Of words and wires."),
 )
-"""Options that are whole numbers: name, least value, default, help."""
+"""Options that are whole numbers: name, range, default, help."""
 
 
 def _numbers(function: Callable[..., Any]) -> Callable[..., Any]:
     """Give a command the options of `_OPTIONS`."""
-    for name, least, default, text in reversed(_OPTIONS):
-        kind = click.IntRange(least)
+    for name, kind, default, text in reversed(_OPTIONS):
         click.option(name, type=kind, default=default, show_default=True, help=text)(function)
     return function
 
@@ -43,7 +58,9 @@ def _numbers(function: Callable[..., Any]) -> Callable[..., Any]:
     show_default=True,
     help="Frames buffered for each of the three channels at either end.",
 )
-@click.option("--bit-error-rate", type=float, default=0.0, show_default=True, help="Of the wire.")
+@click.option(
+    "--bit-error-rate", type=ranges.ERROR_RATE, default=0.0, show_default=True, help="Of the wire."
+)
 @_numbers
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
 def link(
@@ -67,20 +84,19 @@ def link(
     efficiency is bytes of words over bytes that the line can carry, of the worse direction;
     word_cycles is what one word takes through an idle link, the wire's latency included.
     """
-    from fpgapipe.errors import UserError
+    from fpgapipe.errors import UserError, shown
     from fpgapipe.host.console import Column, count, print_json, print_table, progress
     from fpgapipe.host.link_bench import bench_link
     from fpgapipe.hw.hls_models.link import LinkEngineSpec
     from fpgapipe.sim_tb.phy import WireSpec
 
-    try:
-        numbers = tuple(int(part) for part in slots.split(","))
-        rate = Fraction(bytes_per_cycle or phy_bytes)
-    except (ValueError, ZeroDivisionError):
+    rate_text = bytes_per_cycle or phy_bytes
+    if not (_SLOTS.fullmatch(slots) and _RATE.fullmatch(rate_text)):
         raise UserError(
-            f"slots must be three whole numbers and bytes per cycle a number, not {slots!r} and "
-            f"{bytes_per_cycle!r}"
-        ) from None
+            f"slots must be three whole numbers and bytes per cycle a number, such as 16 or 125/3, "
+            f"not {shown(slots)} and {shown(rate_text)}"
+        )
+    numbers, rate = tuple(map(int, slots.split(","))), Fraction(rate_text)
     try:
         spec = LinkEngineSpec(int(phy_bytes), frame_words, numbers, probe_cycles)
         wire = WireSpec(

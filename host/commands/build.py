@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 import click
 
+from fpgapipe.host.commands import ranges
 from fpgapipe.host.commands.cluster_options import cluster_options
 from fpgapipe.host.commands.options import command
 
@@ -33,13 +34,13 @@ if TYPE_CHECKING:
     show_default=True,
     help="Training steps, or forward passes only.",
 )
-@click.option("--batch", type=click.IntRange(min=1), default=32, show_default=True, help="Samples.")
-@click.option("--micro-batches", type=click.IntRange(min=1), help="Instead of trying several.")
+@click.option("--batch", type=ranges.SAMPLES, default=32, show_default=True, help="Samples.")
+@click.option("--micro-batches", type=ranges.MICROBATCHES, help="Instead of trying several.")
 @click.option("--schedule", default="1f1b-as", show_default=True, help="A kind, or auto.")
 @click.option("--array", "array", metavar="RxC", help="Cells [default: as few as are fast].")
 @click.option(
     "--seed",
-    type=click.IntRange(min=0),
+    type=ranges.SEED,
     default=0,
     show_default=True,
     help="Of the first parameters.",

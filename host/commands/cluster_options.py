@@ -8,6 +8,8 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from fpgapipe.host.commands import ranges
+
 if TYPE_CHECKING:
     from fpgapipe.boards.cluster import Cluster
 
@@ -42,7 +44,7 @@ def with_cluster(function: Callable[..., Any], default_devices: int = 1) -> Call
     click.option(
         "--devices",
         metavar="N",
-        type=int,
+        type=ranges.DEVICES,
         help=f"How many of the board, in a chain [default: {default_devices}].",
     )(run)
     return click.option(

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 
 import click
 
+from fpgapipe.host.commands import ranges
 from fpgapipe.host.commands.cluster_options import cluster_options
 from fpgapipe.host.commands.options import command
 
@@ -16,7 +17,7 @@ if TYPE_CHECKING:
 @command("compare", example="fpgapipe compare resnet50 --board u280 --devices 4 --batch 64")
 @click.argument("network")
 @cluster_options
-@click.option("--batch", type=click.IntRange(min=1), default=64, show_default=True, help="Samples.")
+@click.option("--batch", type=ranges.SAMPLES, default=64, show_default=True, help="Samples.")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
 def compare(network: str, cluster: Cluster, batch: int, as_json: bool) -> None:
     """Compare one device, data parallel, an even split and pipeline schedules for NETWORK.

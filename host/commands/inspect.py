@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 
 import click
 
+from fpgapipe.host.commands import ranges
 from fpgapipe.host.commands.options import command
 
 if TYPE_CHECKING:
@@ -14,7 +15,7 @@ if TYPE_CHECKING:
 
 @command("inspect", example="fpgapipe inspect resnet50 --batch 8")
 @click.argument("network")
-@click.option("--batch", type=click.IntRange(min=1), help="Samples in a batch.")
+@click.option("--batch", type=ranges.SAMPLES_SHOWN, help="Samples in a batch.")
 @click.option(
     "--verify",
     is_flag=True,

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from fpgapipe.host.commands import ranges
 from fpgapipe.host.commands.options import command
 
 if TYPE_CHECKING:
@@ -16,10 +17,10 @@ if TYPE_CHECKING:
 @command("plan", example="fpgapipe plan resnet50 --board u280 --devices 4 --batch 64")
 @click.argument("network", required=False)
 @click.option("--board", metavar="NAME|FILE", help="A board.")
-@click.option("--devices", metavar="N", type=int, help="How many, in a chain.")
+@click.option("--devices", metavar="N", type=ranges.DEVICES, help="How many, in a chain.")
 @click.option("--cluster", "cluster_file", metavar="FILE", help="A cluster file.")
-@click.option("--batch", type=click.IntRange(min=1), default=64, show_default=True, help="Samples.")
-@click.option("--micro-batches", type=click.IntRange(min=1), help="Instead of trying several.")
+@click.option("--batch", type=ranges.SAMPLES, default=64, show_default=True, help="Samples.")
+@click.option("--micro-batches", type=ranges.MICROBATCHES, help="Instead of trying several.")
 @click.option("--schedule", default="auto", show_default=True, help="A kind, or auto.")
 @click.option("--array", metavar="RxC", help="Of every device, instead of trying several.")
 @click.option("--free-order", is_flag=True, help="Devices may be cabled in another order.")
@@ -29,9 +30,7 @@ if TYPE_CHECKING:
     help="What the cut makes smallest [minibatch; of profiles, bottleneck].",
 )
 @click.option("--profile", metavar="FILE", help="Measured times instead of a network and boards.")
-@click.option(
-    "--bandwidth", type=click.FloatRange(min=0), help="Of a link, bytes/s, for --profile."
-)
+@click.option("--bandwidth", type=ranges.BYTES_PER_S, help="Of a link, bytes/s, for --profile.")
 @click.option("--straight", is_flag=True, help="For --profile: one device a stage, free transfers.")
 @click.option("-o", "--output", metavar="FILE", help="Write plan.json.")
 @click.option("--html", metavar="FILE", help="Write the timetable as a page.")
@@ -172,8 +171,8 @@ def _plan_profile(profile: str, options: dict[str, Any]) -> None:
     from fpgapipe.partition.problem import Objective
 
     devices = options["devices"]
-    if devices is None or devices < 1:
-        raise UserError("--profile needs --devices, at least 1")
+    if devices is None:
+        raise UserError("--profile needs --devices")
     if options["bandwidth"] is None and not options["straight"]:
         raise UserError("--profile needs --bandwidth in bytes/s, or --straight")
     graph = load_file(Path(profile))

@@ -48,14 +48,17 @@ def parse_array(text: str | None) -> tuple[int, int] | None:
     UserError
         If it is not of this form.
     """
-    from fpgapipe.errors import UserError
+    import re
+
+    from fpgapipe.errors import UserError, shown
 
     if text is None:
         return None
-    rows, _, cols = text.lower().partition("x")
-    if rows.isdecimal() and cols.isdecimal() and 1 <= int(rows) <= 1024 and 1 <= int(cols) <= 1024:
-        return int(rows), int(cols)
-    raise UserError(f"--array must be ROWSxCOLS, each 1..1024, such as 8x8, not {text!r}")
+    if found := re.fullmatch(r"(\d{1,4})[xX](\d{1,4})", text, re.ASCII):
+        rows, cols = int(found[1]), int(found[2])
+        if 1 <= rows <= 1024 and 1 <= cols <= 1024:
+            return rows, cols
+    raise UserError(f"--array must be ROWSxCOLS, each 1..1024, such as 8x8, not {shown(text)}")
 
 
 def run_exploration(request: Request) -> Exploration:

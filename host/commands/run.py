@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from fpgapipe.host.commands import ranges
 from fpgapipe.host.commands.options import command
 
 if TYPE_CHECKING:
@@ -15,8 +16,6 @@ if TYPE_CHECKING:
     from fpgapipe.host.training import Settings
 
 BACKENDS = ("sim", "model", "torch")
-COUNT = click.IntRange(min=1)
-NUMBER = click.FloatRange(min=0)
 WHOLE = ("seed", "epochs", "steps")
 
 
@@ -29,9 +28,11 @@ WHOLE = ("seed", "epochs", "steps")
     show_default=True,
     help="Simulated devices, their bit-exact model, or PyTorch.",
 )
-@click.option("--steps", type=COUNT, help="Mini-batches, at a constant learning rate.")
+@click.option("--steps", type=ranges.STEPS, help="Mini-batches, at a constant learning rate.")
 @click.option(
-    "--epochs", type=COUNT, help="Epochs; the learning rate falls along half a cosine [default: 1]."
+    "--epochs",
+    type=ranges.EPOCHS,
+    help="Epochs; the learning rate falls along half a cosine [default: 1].",
 )
 @click.option(
     "--data",
@@ -60,19 +61,21 @@ WHOLE = ("seed", "epochs", "steps")
     help="Go on from another backend's newest checkpoint, or from a file.",
 )
 @click.option(
-    "--checkpoint-every", type=COUNT, default=20, show_default=True, help="Steps between them."
+    "--checkpoint-every",
+    type=ranges.STEPS,
+    default=20,
+    show_default=True,
+    help="Steps between them.",
 )
 @click.option(
     "--parameters",
     type=click.Path(dir_okay=False),
     help="Begin with those of a .npz file or a checkpoint instead of the build's.",
 )
-@click.option("--learning-rate", type=NUMBER, default=0.05, show_default=True)
-@click.option("--momentum", type=NUMBER, default=0.9, show_default=True)
-@click.option("--weight-decay", type=NUMBER, default=1e-4, show_default=True)
-@click.option(
-    "--seed", type=click.IntRange(min=0), default=0, show_default=True, help="Of the order."
-)
+@click.option("--learning-rate", type=ranges.LEARNING_RATE, default=0.05, show_default=True)
+@click.option("--momentum", type=ranges.MOMENTUM, default=0.9, show_default=True)
+@click.option("--weight-decay", type=ranges.WEIGHT_DECAY, default=1e-4, show_default=True)
+@click.option("--seed", type=ranges.SEED, default=0, show_default=True, help="Of the order.")
 @click.option("--no-validation", is_flag=True, help="Train only: validations take time, too.")
 @click.option(
     "--precision",
@@ -82,7 +85,7 @@ WHOLE = ("seed", "epochs", "steps")
     help="Of PyTorch.",
 )
 @click.option("--device", default="auto", show_default=True, help="Of PyTorch: cpu, cuda, cuda:1.")
-@click.option("--threads", type=click.IntRange(1, 256), help="Of the simulator [default: cores].")
+@click.option("--threads", type=ranges.THREADS, help="Of the simulator [default: cores].")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
 def run(folder: str, as_json: bool, **options: Any) -> int:
     """Train on the build in DIR, or run its inference, and keep what comes of it in DIR/run.

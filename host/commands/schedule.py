@@ -6,13 +6,12 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from fpgapipe.host.commands import ranges
 from fpgapipe.host.commands.options import command
 
 if TYPE_CHECKING:
     from fpgapipe.partition.schedule import Schedule
     from fpgapipe.partition.timeline import StageTimes, Timeline
-
-SECONDS = click.FloatRange(min=0)
 
 
 @command(
@@ -20,18 +19,24 @@ SECONDS = click.FloatRange(min=0)
     example="fpgapipe schedule zb-h1 --stages 4 --microbatches 8 --tf 1 --tb 1 --tw 1",
 )
 @click.argument("kind")
-@click.option("--stages", type=click.IntRange(min=1), required=True, help="Devices in a row.")
-@click.option("--microbatches", type=click.IntRange(min=1), required=True, help="Micro-batches.")
-@click.option("--tf", type=SECONDS, default=1.0, show_default=True, help="Forward pass, s.")
-@click.option("--tb", type=SECONDS, default=1.0, show_default=True, help="Input gradient, s.")
-@click.option("--tw", type=SECONDS, default=1.0, show_default=True, help="Weight gradient, s.")
-@click.option("--tcomm", type=SECONDS, default=0.0, show_default=True, help="One transfer, s.")
-@click.option("--latency", type=SECONDS, default=0.0, show_default=True, help="Of a link, s.")
+@click.option("--stages", type=ranges.STAGES, required=True, help="Devices in a row.")
+@click.option("--microbatches", type=ranges.MICROBATCHES, required=True, help="Micro-batches.")
+@click.option("--tf", type=ranges.SECONDS, default=1.0, show_default=True, help="Forward pass, s.")
 @click.option(
-    "--chunks", type=click.IntRange(min=1), default=2, help="Stages a device, interleaved."
+    "--tb", type=ranges.SECONDS, default=1.0, show_default=True, help="Input gradient, s."
 )
-@click.option("--memory-limit", type=click.IntRange(min=1), help="Micro-batches kept, zb-auto.")
-@click.option("--fifo-depth", type=click.IntRange(min=1), help="Results a link holds [no limit].")
+@click.option(
+    "--tw", type=ranges.SECONDS, default=1.0, show_default=True, help="Weight gradient, s."
+)
+@click.option(
+    "--tcomm", type=ranges.SECONDS, default=0.0, show_default=True, help="One transfer, s."
+)
+@click.option(
+    "--latency", type=ranges.SECONDS, default=0.0, show_default=True, help="Of a link, s."
+)
+@click.option("--chunks", type=ranges.CHUNKS, default=2, help="Stages a device, interleaved.")
+@click.option("--memory-limit", type=ranges.KEPT, help="Micro-batches kept, zb-auto.")
+@click.option("--fifo-depth", type=ranges.KEPT, help="Results a link holds [no limit].")
 @click.option("--order", is_flag=True, help="Print the order of tasks instead of a timetable.")
 @click.option("--svg", type=click.Path(dir_okay=False), help="Write the timetable as a picture.")
 @click.option("--html", type=click.Path(dir_okay=False), help="Write it as a page.")

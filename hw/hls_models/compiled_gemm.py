@@ -5,19 +5,13 @@ This module needs numba. An operand's pattern is an array of numbers here (`oper
 that all instructions share the code and none keeps more than a few hundred bytes.
 """
 
-from collections.abc import Callable
-from typing import Any, TypeVar
-
-import numba
 import numpy as np
 from numpy.typing import NDArray
 
 from fpgapipe.hw.hls_models.address import BLOCK, OperandPattern, ResultPattern
 from fpgapipe.hw.hls_models.fp32 import CODE_BIAS, CODE_NAN, SUM_FRACTION_BITS
+from fpgapipe.hw.hls_models.machine_code import compiled
 from fpgapipe.hw.hls_models.mx import ELEMENT_FRACTION_BITS, ELEMENT_LIMIT
-
-_F = TypeVar("_F", bound=Callable[..., Any])
-_compiled: Callable[[_F], _F] = numba.njit(cache=True, nogil=True)
 
 _LEAST = np.float32(2.0**-126)
 _NAN = np.float32(np.nan)
@@ -60,7 +54,7 @@ def result_numbers(pattern: ResultPattern) -> NDArray[np.int64]:
     return np.array(numbers, np.int64)
 
 
-@_compiled
+@compiled
 def _move(numbers: NDArray[np.int64], loops: int, position: int, moved: NDArray[np.int64]) -> None:
     """What an odometer has moved address, y and u by at a position."""
     moved[:] = 0
@@ -71,7 +65,7 @@ def _move(numbers: NDArray[np.int64], loops: int, position: int, moved: NDArray[
             moved[which] += step * numbers[loop + 1 + which]
 
 
-@_compiled
+@compiled
 def _read_word(
     halves: NDArray[np.uint16],
     address: int,
@@ -113,7 +107,7 @@ def _read_word(
     return True
 
 
-@_compiled
+@compiled
 def quantise_block(
     words: NDArray[np.uint32], floats: NDArray[np.float32], row: int, values: NDArray[np.float32]
 ) -> int:
@@ -139,7 +133,7 @@ def quantise_block(
     return int(code)
 
 
-@_compiled
+@compiled
 def _put(
     values: NDArray[np.float32],
     code: int,
@@ -157,7 +151,7 @@ def _put(
         codes[at + sub * distance] = code
 
 
-@_compiled
+@compiled
 def read_operand(
     numbers: NDArray[np.int64],
     halves: NDArray[np.uint16],
@@ -262,7 +256,7 @@ def read_operand(
     return True
 
 
-@_compiled
+@compiled
 def accumulate(
     sums: NDArray[np.float32],
     a_codes: NDArray[np.uint8],
@@ -317,7 +311,7 @@ def accumulate(
                 target[col] = new if new == new else _NAN
 
 
-@_compiled
+@compiled
 def write_results(
     numbers: NDArray[np.int64],
     results: NDArray[np.float32],

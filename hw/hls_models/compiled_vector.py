@@ -4,16 +4,15 @@ What they compute is defined by :mod:`fpgapipe.hw.hls_models.vector` and `CoreMo
 needs numba. An instruction is an array of numbers here, so that all share the code.
 """
 
-from collections.abc import Callable, Sequence
-from typing import Any, TypeVar
+from collections.abc import Sequence
 
-import numba
 import numpy as np
 from numpy.typing import NDArray
 
 from fpgapipe.hw.hls_models.compiled_gemm import quantise_block
 from fpgapipe.hw.hls_models.fp32 import CODE_BIAS, CODE_NAN
 from fpgapipe.hw.hls_models.isa import WORD_BYTES
+from fpgapipe.hw.hls_models.machine_code import compiled
 from fpgapipe.hw.hls_models.mx import ELEMENT_FRACTION_BITS, MX_BLOCK
 from fpgapipe.hw.hls_models.vector_fields import NUM_VECTOR_LOOPS, Format
 from fpgapipe.hw.hls_models.vector_op import (
@@ -29,9 +28,6 @@ from fpgapipe.hw.hls_models.vector_op import (
     Source,
     VectorOp,
 )
-
-_F = TypeVar("_F", bound=Callable[..., Any])
-_compiled: Callable[[_F], _F] = numba.njit(cache=True, nogil=True)
 
 _LEAST = np.float32(2.0**-126)
 _NAN = np.float32(np.nan)
@@ -111,18 +107,18 @@ def target_numbers(op: VectorOp) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
     return np.array(numbers, np.int64), _jumps(counts, target.steps, target.u_steps)
 
 
-@_compiled
+@compiled
 def _flush(x: np.float32) -> np.float32:
     x = x * _ZERO if abs(x) < _LEAST else x
     return x if x == x else _NAN
 
 
-@_compiled
+@compiled
 def _add(a: np.float32, b: np.float32) -> np.float32:
     return _flush(a + b)
 
 
-@_compiled
+@compiled
 def _multiply(a: np.float32, b: np.float32) -> np.float32:
     exact = np.float64(a) * np.float64(b)
     exact = exact * 0.0 if abs(exact) < _VANISHING else exact
@@ -130,7 +126,7 @@ def _multiply(a: np.float32, b: np.float32) -> np.float32:
     return rounded if rounded == rounded else _NAN
 
 
-@_compiled
+@compiled
 def _read_half(
     halves: NDArray[np.uint16],
     address: int,
@@ -149,7 +145,7 @@ def _read_half(
         values[row, lane] = _flush(np.float32((byte - 256 if byte > 127 else byte) * step))
 
 
-@_compiled
+@compiled
 def _read(
     halves: NDArray[np.uint16],
     address: int,
@@ -187,7 +183,7 @@ def _read(
     return True
 
 
-@_compiled
+@compiled
 def compute_vector(
     numbers: NDArray[np.int64],
     jumps: NDArray[np.int64],
@@ -356,7 +352,7 @@ def compute_vector(
     return True
 
 
-@_compiled
+@compiled
 def write_vectors(
     numbers: NDArray[np.int64],
     jumps: NDArray[np.int64],
@@ -405,7 +401,7 @@ def write_vectors(
                 turns[loop] = 0
 
 
-@_compiled
+@compiled
 def move_rows(
     numbers: NDArray[np.int64],
     loads: bool,

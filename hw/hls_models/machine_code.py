@@ -1,0 +1,39 @@
+"""Functions as machine code, kept from process to process where that can be.
+
+This module needs numba.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from functools import cache
+from typing import Any, TypeVar
+
+import numba
+
+_F = TypeVar("_F", bound=Callable[..., Any])
+
+logger = logging.getLogger(__name__)
+
+
+def compiled(function: _F) -> _F:
+    """Compile a function when it is first called; its machine code is kept where numba finds room.
+
+    Where neither the folder of the source nor that of the user's caches can be written, every
+    process compiles it anew.
+    """
+    try:
+        made: _F = numba.njit(cache=True, nogil=True)(function)
+    except RuntimeError:  # of the cache: the function itself is looked at when it is called
+        _say()
+        made = numba.njit(nogil=True)(function)
+    return made
+
+
+@cache
+def _say() -> None:
+    logger.warning(
+        "machine code cannot be kept, so every command takes some seconds to make it anew; set "
+        "NUMBA_CACHE_DIR to a folder that can be written"
+    )
