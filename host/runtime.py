@@ -25,7 +25,7 @@ from fpgapipe.host.npz_file import NpzFile
 from fpgapipe.host.run_folder import LOG, drop_oldest, keep_earlier
 from fpgapipe.host.run_log import RunLog
 from fpgapipe.host.step_program import scalar_bits
-from fpgapipe.host.training import CHECKPOINT_EVERY, Settings, Trainer, Watcher
+from fpgapipe.host.training import CHECKPOINT_EVERY, Trainer, Watcher
 from fpgapipe.partition.operators import Pass
 
 if TYPE_CHECKING:
@@ -39,6 +39,7 @@ if TYPE_CHECKING:
     from fpgapipe.host.build import Build
     from fpgapipe.host.check import Difference
     from fpgapipe.host.data import Dataset, Samples
+    from fpgapipe.host.settings import Settings
     from fpgapipe.partition.graph import Graph
 
 BackendName = Literal["sim", "model", "torch"]
@@ -113,6 +114,10 @@ class RunSummary:
         Of a check with a tolerance: the largest share of it that was met.
     folder : Path
         With what the run leaves behind.
+    learning_rate : float or None
+        Largest of the training, chosen for the batch if none was given; None in inference.
+    rate_schedule : str or None
+        How it goes, in words.
     """
 
     network: str
@@ -133,6 +138,8 @@ class RunSummary:
     difference: Difference | None
     worst: dict[str, float]
     folder: Path
+    learning_rate: float | None
+    rate_schedule: str | None
 
     @property
     def samples_per_s(self) -> float | None:
@@ -151,7 +158,7 @@ class RunSummary:
             for name in (
                 "network", "mode", "backend", "check", "devices", "schedule", "batch", "clk_hz",
                 "steps", "ran", "loss", "accuracy", "cycles", "samples_per_s", "macs", "wall_s",
-                "macs_per_s",
+                "macs_per_s", "learning_rate", "rate_schedule",
             )
         }  # fmt: skip
         return found | {
@@ -377,6 +384,8 @@ def _train(
         "cycles": result.last.get("cycles"),
         "wall_s": result.wall_s,
         "difference": result.difference,
+        "learning_rate": trainer.settings.learning_rate,
+        "rate_schedule": trainer.settings.schedule(),
     }
 
 
@@ -457,4 +466,6 @@ def _infer(
         "cycles": line.get("cycles"),
         "wall_s": wall_s,
         "difference": difference,
+        "learning_rate": None,
+        "rate_schedule": None,
     }

@@ -33,11 +33,16 @@ if TYPE_CHECKING:
 
 
 def initial_parameters(graph: Graph, seed: int) -> dict[str, NDArray[np.float32]]:
-    """Values to begin training with, as PyTorch's layers draw them: uniform within 1/sqrt(fan in).
+    """Values to begin training with: uniform within 1/sqrt(fan in), as PyTorch's layers draw them.
 
-    Batch normalisation begins with ones and zeros.
+    Weights whose product goes into a ReLU alone are larger by sqrt(6), so that activations keep
+    their variance from layer to layer and even a short training leaves the first plateau. Batch
+    normalisation begins with ones and zeros.
+
+    Source: K. He et al., "Delving Deep into Rectifiers", ICCV 2015.
     """
     rng = np.random.default_rng(seed)
+    rectified = _rectified(graph)
     found: dict[str, NDArray[np.float32]] = {}
     for layer in graph.layers.values():
         fan_in = 1
@@ -49,9 +54,19 @@ def initial_parameters(graph: Graph, seed: int) -> dict[str, NDArray[np.float32]
                 start = 1.0 if role in ("weight", "running_var") else 0.0
                 found[parameter.name] = np.full(shape, start, np.float32)
             else:
-                limit = 1 / math.sqrt(fan_in)
+                keeps = len(shape) > 1 and layer.name in rectified
+                limit = math.sqrt((6 if keeps else 1) / fan_in)
                 found[parameter.name] = rng.uniform(-limit, limit, shape).astype(np.float32)
     return found
+
+
+def _rectified(graph: Graph) -> set[str]:
+    """Layers whose results are read by ReLUs alone."""
+    readers: dict[str, set[str]] = {name: {"output"} for name in graph.outputs}
+    for layer in graph.layers.values():
+        for name in layer.inputs:
+            readers.setdefault(name, set()).add(layer.op)
+    return {name for name, operators in readers.items() if operators == {"relu"}}
 
 
 def random_batch(

@@ -35,6 +35,7 @@ from fpgapipe.host.run_folder import (
     keep_earlier,
 )
 from fpgapipe.host.run_log import RunLog, read_log
+from fpgapipe.host.settings import Settings
 from fpgapipe.host.step_program import scalar_bits
 
 if TYPE_CHECKING:
@@ -48,70 +49,10 @@ if TYPE_CHECKING:
 CHECKPOINT_EVERY = 20
 """Steps from checkpoint to checkpoint, unless asked for otherwise."""
 
+COURSE = ("epochs", "learning_rate", "warm_up", "momentum", "weight_decay")
+"""Settings that a training which has come to its end does not bind: it may be gone on with."""
+
 logger = logging.getLogger(__name__)
-
-
-@dataclass(frozen=True)
-class Settings:
-    """What a training depends on besides network and data.
-
-    Attributes
-    ----------
-    epochs : int or None
-        With these, the learning rate falls to 0 along half a cosine.
-    steps : int or None
-        With these, it stays as it is. Exactly one of the two has to be given.
-    seed : int
-        Of the samples' order and of what dropout drops.
-    learning_rate, momentum, weight_decay : float
-        Of SGD with momentum.
-    data : str
-        What the samples are called, for the record.
-    precision : str
-        Of PyTorch, where that is the backend; else empty.
-    """
-
-    epochs: int | None = None
-    steps: int | None = None
-    seed: int = 0
-    learning_rate: float = 0.05
-    momentum: float = 0.9
-    weight_decay: float = 1e-4
-    data: str = ""
-    precision: str = ""
-
-    def __post_init__(self) -> None:
-        if (self.epochs is None) == (self.steps is None):
-            raise UserError("training needs either a number of epochs or one of steps")
-        for name, least in (("epochs", 1), ("steps", 1), ("seed", 0)):
-            value = getattr(self, name)
-            if value is not None and value < least:
-                raise UserError(f"training {name} must be at least {least}, not {value}")
-        for name in ("learning_rate", "momentum", "weight_decay"):
-            value = getattr(self, name)
-            if not (math.isfinite(value) and value >= 0):
-                raise UserError(f"training {name} must be a number of at least 0, not {value}")
-
-    def num_steps(self, steps_per_epoch: int) -> int:
-        """Steps of the whole training."""
-        return self.steps if self.epochs is None else self.epochs * steps_per_epoch  # type: ignore[return-value]
-
-    def rate(self, step: int, steps_per_epoch: int) -> float:
-        """Learning rate of a step."""
-        if self.epochs is None:
-            return self.learning_rate
-        done = step / (self.epochs * steps_per_epoch)
-        return self.learning_rate * (1 + math.cos(math.pi * done)) / 2
-
-    def decisive(self) -> dict[str, Any]:
-        """All that the result of a step depends on, so what a run that is resumed may not change.
-
-        With a constant learning rate the number of steps is not part of it.
-        """
-        names = ["epochs", "seed", "learning_rate", "momentum", "weight_decay"]
-        if self.precision:
-            names.append("precision")
-        return {name: getattr(self, name) for name in names}
 
 
 def digest_of(samples: Samples) -> str:
@@ -214,6 +155,8 @@ class Trainer:
     step : int
         Steps that are done.
     num_steps, steps_per_epoch : int
+    settings : Settings
+        With a learning rate, whether one was given or not.
 
     Raises
     ------
@@ -244,11 +187,19 @@ class Trainer:
             raise UserError(f"a mini-batch has {self.batch} samples; {len(train.labels)} fill none")
         if checkpoint_every < 1:
             raise UserError(f"checkpoints need a step or more between, not {checkpoint_every}")
+        if settings.learning_rate is None:
+            settings = settings.for_batch(self.batch, self.steps_per_epoch)
+            logger.info(
+                "learning rate %g, which suits a batch of %d, %s; --learning-rate says another",
+                settings.learning_rate,
+                self.batch,
+                settings.schedule(),
+            )
         self.num_steps = settings.num_steps(self.steps_per_epoch)
         self.step = 0
         self._backend = backend
         self._train = train
-        self._settings = settings
+        self.settings = settings
         self._folder = folder
         self._build = build
         self._evaluate = evaluate
@@ -296,6 +247,8 @@ class Trainer:
         except ValueError as error:
             raise CheckpointError(f"{path}: {error}") from None
         self.step = checkpoint.step
+        self.settings = self.settings.going_on_from(self.step)
+        self.num_steps = self.settings.num_steps(self.steps_per_epoch)
         self._lines = read_log(folder / LOG, self.step)
         if folder.resolve() in map(Path.resolve, earlier_runs(self._folder)):
             bring_back(self._folder, folder)
@@ -323,19 +276,26 @@ class Trainer:
             raise
 
     def _refuse_changes(self, path: Path, checkpoint: Checkpoint) -> None:
+        then_epochs = checkpoint.settings.get("epochs")
+        is_finished = (
+            isinstance(then_epochs, int)
+            and checkpoint.step == then_epochs * self.steps_per_epoch
+            and self.settings.epochs is None
+        )
         changed = [
             f"{name.replace('_', ' ')} (then {then}, now {now})".lower()
             if name != "data"
             else "data (other samples)"
             for name, now in self._decisive.items()
-            if (then := checkpoint.settings.get(name, now)) != now
+            if not (is_finished and name in COURSE)
+            and (then := checkpoint.settings.get(name, now)) != now
         ]
         if changed:
             raise UserError(
                 f"{path} was made with other settings: {', '.join(changed)}; resume with the same "
                 "ones, or begin anew without --resume"
             )
-        if checkpoint.step > self.num_steps:
+        if self.settings.more is None and checkpoint.step > self.num_steps:
             raise UserError(
                 f"{path} comes after {checkpoint.step} steps, more than the {self.num_steps} asked "
                 "for"
@@ -349,14 +309,16 @@ class Trainer:
         Ctrl-C gives up the present step, writes a checkpoint of the state before it, and then
         raises `KeyboardInterrupt`; whatever else goes wrong in a step does so, too.
         """
+        if self.settings.more is not None:
+            raise UserError("--more goes on from a checkpoint; name it with --resume or --from")
         if not self.step:
             keep_earlier(self._folder)
         self._folder.mkdir(parents=True, exist_ok=True)
         self._checkpoints.tidy()
-        described = asdict(self._settings) | {
+        described = asdict(self.settings) | {
             "backend": self._backend.name,
             "batch": self.batch,
-            "schedule": "constant" if self._settings.epochs is None else "half a cosine",
+            "schedule": self.settings.course,
             "data_sha256": self._decisive["data"],
         }
         write_whole(self._folder / SETTINGS, [json.dumps(described, indent=2).encode() + b"\n"])
@@ -443,12 +405,12 @@ class Trainer:
         """Do a step; its line for the log, and what the check found."""
         epoch = self.step // self.steps_per_epoch
         batch = self._samples()
-        rate = self._settings.rate(self.step, self.steps_per_epoch)
+        rate = self.settings.rate(self.step, self.steps_per_epoch)
         scalars = scalar_bits(
             learning_rate=rate,
-            momentum=self._settings.momentum,
-            weight_decay=self._settings.weight_decay,
-            seed=self._settings.seed,
+            momentum=self.settings.momentum,
+            weight_decay=self.settings.weight_decay,
+            seed=self.settings.seed,
             step=self.step,
         )
         inputs = {self._input: batch.images}
@@ -490,7 +452,7 @@ class Trainer:
         """The samples of the present step."""
         epoch, index = divmod(self.step, self.steps_per_epoch)
         if self._next_of_batches != self.step or not index:
-            batches = self._train.batches(self.batch, self._settings.seed, epoch)
+            batches = self._train.batches(self.batch, self.settings.seed, epoch)
             self._batches = itertools.islice(batches, index, None)
         self._next_of_batches = self.step + 1
         return next(self._batches)

@@ -9,8 +9,9 @@ from fpgapipe.host.backends.model import ModelBackend
 from fpgapipe.host.build import write_build
 from fpgapipe.host.data import load_data
 from fpgapipe.host.pipeline import build_pipeline
+from fpgapipe.host.settings import Settings
 from fpgapipe.host.step_bench import initial_parameters
-from fpgapipe.host.training import Settings, Trainer
+from fpgapipe.host.training import Trainer
 from fpgapipe.partition.networks.layers import Network
 from fpgapipe.partition.schedule_kinds import make_schedule
 

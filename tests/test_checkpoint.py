@@ -16,7 +16,7 @@ from run_cases import counting
 from fpgapipe.errors import UserError
 from fpgapipe.host.checkpoint import Checkpoint, CheckpointError, CheckpointFolder, write_whole
 from fpgapipe.host.run_log import RunLog, read_log
-from fpgapipe.host.training import Settings
+from fpgapipe.host.settings import Settings
 
 STATE = {
     "conv/weight:0": np.arange(6, dtype=np.float32).reshape(1, 2, 3),
@@ -181,7 +181,7 @@ def test_other_settings_are_refused_by_name(tmp_path):
     counting(tmp_path / "a").run()
     for change, text in [
         ({"seed": 1}, r"seed \(then 0, now 1\)"),
-        ({"learning_rate": 0.1}, r"learning rate \(then 0.05, now 0.1\)"),
+        ({"learning_rate": 0.1}, r"learning rate \(then 0.01, now 0.1\)"),
         ({"steps": None, "epochs": 2}, r"epochs \(then none, now 2\)"),
         ({"momentum": 0.5, "weight_decay": 0.0}, r"momentum \(.*\), weight decay \("),
     ]:

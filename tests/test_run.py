@@ -20,9 +20,10 @@ from fpgapipe.host.data import Samples, load_data
 from fpgapipe.host.evaluation import Inference
 from fpgapipe.host.pipeline import build_pipeline
 from fpgapipe.host.run_log import read_log
+from fpgapipe.host.settings import Settings
 from fpgapipe.host.step_bench import initial_parameters, random_batch
 from fpgapipe.host.step_program import StepOptions, scalar_bits
-from fpgapipe.host.training import Settings, Trainer, Watcher
+from fpgapipe.host.training import Trainer, Watcher
 from fpgapipe.hw.hls_models.core_cycles import MemorySpec
 from fpgapipe.partition.networks.layers import Network
 from fpgapipe.partition.schedule_kinds import make_schedule
@@ -108,31 +109,6 @@ def test_inference_counts_every_sample_once(data):
     right = reference.evaluate({"input": samples.images}, samples.labels).correct
     assert found == {(right, 25)}
     assert right < 25
-
-
-def test_rates_and_orders():
-    settings = Settings(epochs=2, learning_rate=0.5)
-    assert [round(settings.rate(step, 4), 6) for step in (0, 4, 8)] == [0.5, 0.25, 0.0]
-    assert Settings(steps=9).rate(8, 4) == 0.05
-    assert (settings.num_steps(4), Settings(steps=9).num_steps(4)) == (8, 9)
-
-
-@pytest.mark.parametrize(
-    ("make", "message"),
-    [
-        (lambda: Settings(), "either a number of epochs or one of steps"),
-        (lambda: Settings(steps=0), "training steps must be at least 1, not 0"),
-        (lambda: Settings(epochs=-1), "training epochs must be at least 1, not -1"),
-        (
-            lambda: Settings(steps=1, learning_rate=float("nan")),
-            "training learning_rate must be a number of at least 0, not nan",
-        ),
-    ],
-    ids=range(4),
-)
-def test_settings_are_checked(make, message):
-    with pytest.raises(UserError, match=message):
-        make()
 
 
 @pytest.mark.parametrize(

@@ -21,7 +21,7 @@ from fpgapipe.host.cli import main
 from fpgapipe.host.data import load_data
 from fpgapipe.host.run_log import read_log
 from fpgapipe.host.runtime import RunOptions, run_build
-from fpgapipe.host.training import Settings
+from fpgapipe.host.settings import Settings
 
 MODEL = ("--backend", "model", "--data", "random")
 

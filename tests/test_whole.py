@@ -11,7 +11,7 @@ from fpgapipe.host.data import load_data
 from fpgapipe.host.measure import measure_build
 from fpgapipe.host.report.page import write_report
 from fpgapipe.host.runtime import RunOptions, run_build
-from fpgapipe.host.training import Settings
+from fpgapipe.host.settings import Settings
 
 STEPS = 3
 

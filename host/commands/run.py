@@ -13,9 +13,10 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from fpgapipe.host.runtime import RunOptions, RunSummary
-    from fpgapipe.host.training import Settings
+    from fpgapipe.host.settings import Settings
 
 BACKENDS = ("sim", "model", "torch")
+COURSES = ("epochs", "steps", "more")
 WHOLE = ("seed", "epochs", "steps")
 
 
@@ -33,6 +34,11 @@ WHOLE = ("seed", "epochs", "steps")
     "--epochs",
     type=ranges.EPOCHS,
     help="Epochs; the learning rate falls along half a cosine [default: 1].",
+)
+@click.option(
+    "--more",
+    type=ranges.STEPS,
+    help="Mini-batches beyond the checkpoint that --resume or --from names, at a constant rate.",
 )
 @click.option(
     "--data",
@@ -72,7 +78,12 @@ WHOLE = ("seed", "epochs", "steps")
     type=click.Path(dir_okay=False),
     help="Begin with those of a .npz file or a checkpoint instead of the build's.",
 )
-@click.option("--learning-rate", type=ranges.LEARNING_RATE, default=0.05, show_default=True)
+@click.option(
+    "--learning-rate",
+    type=ranges.LEARNING_RATE,
+    help="Learning rate of SGD, used as it is from the first mini-batch on [default: 0.01 for a "
+    "batch of 8, growing with the square root of the batch, and reached in a warm-up].",
+)
 @click.option("--momentum", type=ranges.MOMENTUM, default=0.9, show_default=True)
 @click.option("--weight-decay", type=ranges.WEIGHT_DECAY, default=1e-4, show_default=True)
 @click.option("--seed", type=ranges.SEED, default=0, show_default=True, help="Of the order.")
@@ -158,7 +169,9 @@ def _take_over(options: dict[str, Any], source: Path) -> None:
     names = ["data", "seed", "learning_rate", "momentum", "weight_decay"]
     if known.get("precision"):
         names.append("precision")
-    if not options["epochs"] and not options["steps"]:
+    if given("learning_rate") is ParameterSource.DEFAULT and isinstance(known.get("warm_up"), int):
+        options["warm_up"] = known["warm_up"]
+    if not any(options[name] for name in COURSES):
         names += ["epochs", "steps"]
     kinds = dict.fromkeys(("data", "precision"), str) | dict.fromkeys(WHOLE, int)
     for name in names:
@@ -169,18 +182,23 @@ def _take_over(options: dict[str, Any], source: Path) -> None:
 
 def _settings(options: dict[str, Any], *, infers: bool) -> Settings:
     from fpgapipe.errors import UserError
-    from fpgapipe.host.training import Settings
+    from fpgapipe.host.settings import Settings
 
-    epochs, steps = options["epochs"], options["steps"]
-    if epochs and steps:
-        raise UserError("--steps and --epochs exclude each other: the learning rate differs")
-    if infers and epochs:
+    given = [name for name in COURSES if options[name]]
+    if len(given) > 1:
+        raise UserError(
+            f"{' and '.join(f'--{name}' for name in given)} exclude each other: each says how long"
+        )
+    epochs, steps, more = (options[name] for name in COURSES)
+    if infers and (epochs or more):
         raise UserError("inference has no epochs; --steps limits its mini-batches")
     return Settings(
-        epochs=None if steps else epochs or 1,
+        epochs=None if steps or more else epochs or 1,
         steps=steps,
+        more=more,
         seed=options["seed"],
         learning_rate=options["learning_rate"],
+        warm_up=options.get("warm_up", 0),
         momentum=options["momentum"],
         weight_decay=options["weight_decay"],
         data=options["data"],
@@ -222,6 +240,8 @@ def _print(summary: RunSummary) -> None:
         rate = scaled(summary.samples_per_s, "samples/s")
         rows.append(("cycles of the last", count(summary.cycles)))
         rows.append((f"at {scaled(summary.clk_hz, 'Hz')}", rate))
+    if summary.learning_rate is not None:
+        rows.append(("learning rate", f"{summary.learning_rate:g}, {summary.rate_schedule}"))
     rows.append(("wall time", scaled(summary.wall_s, "s")))
     speed = "simulated" if summary.backend == "sim" else "computed"
     rows.append((speed, scaled(summary.macs_per_s, "MAC/s")))

@@ -85,10 +85,10 @@ if TYPE_CHECKING:  # type checkers learn here what each name is
     from fpgapipe.host.runtime import RunSummary as RunSummary
     from fpgapipe.host.runtime import open_backend as open_backend
     from fpgapipe.host.runtime import run_build as run_build
+    from fpgapipe.host.settings import Settings as Settings
     from fpgapipe.host.step_bench import initial_parameters as initial_parameters
     from fpgapipe.host.step_program import StepOptions as StepOptions
     from fpgapipe.host.step_program import scalar_bits as scalar_bits
-    from fpgapipe.host.training import Settings as Settings
     from fpgapipe.hw.hls_models.core_cycles import MemorySpec as MemorySpec
     from fpgapipe.hw.hls_models.core_spec import CoreSpec as CoreSpec
     from fpgapipe.hw.hls_models.core_spec import ScratchpadSpec as ScratchpadSpec
@@ -127,7 +127,7 @@ else:
         "fpgapipe.host.runtime": ("RunOptions", "RunSummary", "open_backend", "run_build"),
         "fpgapipe.host.step_bench": ("initial_parameters",),
         "fpgapipe.host.step_program": ("StepOptions", "scalar_bits"),
-        "fpgapipe.host.training": ("Settings",),
+        "fpgapipe.host.settings": ("Settings",),
         "fpgapipe.hw.hls_models.core_cycles": ("MemorySpec",),
         "fpgapipe.hw.hls_models.core_spec": ("CoreSpec", "ScratchpadSpec", "VectorSpec"),
         "fpgapipe.hw.hls_models.device": ("ClusterSpec", "DeviceSpec"),

@@ -40,6 +40,7 @@ ALIKE = (
     "seed",
     "batch",
     "learning_rate",
+    "warm_up",
     "momentum",
     "weight_decay",
     "schedule",
