@@ -18,6 +18,7 @@ import numpy as np
 
 from fpgapipe.errors import FileError, UserError
 from fpgapipe.files import open_file, remove_leftovers, write_whole
+from fpgapipe.host.divergence import explosion
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
@@ -167,6 +168,8 @@ class CheckpointFolder:
                 checkpoint = Checkpoint.read(path)
                 if checkpoint.build != build:
                     raise CheckpointError(f"{path} is of another build")
+                if fault := explosion(checkpoint.state):
+                    raise CheckpointError(f"{path} is of a training that diverged: {fault}")
             except CheckpointError as error:
                 logger.warning("%s; taking the one before it", error)
                 continue

@@ -24,6 +24,7 @@ from fpgapipe.errors import UserError
 from fpgapipe.files import write_whole
 from fpgapipe.host.checkpoint import Checkpoint, CheckpointError, CheckpointFolder
 from fpgapipe.host.data import Wanted, shape_text
+from fpgapipe.host.divergence import Diverged, diverged, explosion
 from fpgapipe.host.interrupts import Interrupts
 from fpgapipe.host.run_folder import (
     CHECKPOINTS,
@@ -41,7 +42,7 @@ from fpgapipe.host.step_program import scalar_bits
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping
 
-    from fpgapipe.host.backends.base import StepResult, StepRunner, Values
+    from fpgapipe.host.backends.base import StepRunner, Values
     from fpgapipe.host.check import Check, Difference
     from fpgapipe.host.data import Samples
     from fpgapipe.partition.graph import Graph
@@ -187,14 +188,8 @@ class Trainer:
             raise UserError(f"a mini-batch has {self.batch} samples; {len(train.labels)} fill none")
         if checkpoint_every < 1:
             raise UserError(f"checkpoints need a step or more between, not {checkpoint_every}")
-        if settings.learning_rate is None:
-            settings = settings.for_batch(self.batch, self.steps_per_epoch)
-            logger.info(
-                "learning rate %g, which suits a batch of %d, %s; --learning-rate says another",
-                settings.learning_rate,
-                self.batch,
-                settings.schedule(),
-            )
+        self._chooses_rate = settings.learning_rate is None
+        settings = settings.for_batch(self.batch, self.steps_per_epoch)
         self.num_steps = settings.num_steps(self.steps_per_epoch)
         self.step = 0
         self._backend = backend
@@ -237,6 +232,8 @@ class Trainer:
             folder = folder.resolve().parent.parent
             if checkpoint.build != self._build:
                 raise CheckpointError(f"{path} is of another build")
+            if fault := explosion(checkpoint.state):
+                raise CheckpointError(f"{path} is of a training that diverged: {fault}")
         else:
             path, checkpoint = self._newest(folder)
         self._refuse_changes(path, checkpoint)
@@ -322,13 +319,21 @@ class Trainer:
             "data_sha256": self._decisive["data"],
         }
         write_whole(self._folder / SETTINGS, [json.dumps(described, indent=2).encode() + b"\n"])
+        if self._chooses_rate:
+            logger.info(
+                "learning rate %g, which suits a batch of %d, %s; --learning-rate says another",
+                self.settings.learning_rate,
+                self.batch,
+                self.settings.schedule(),
+            )
         self._state = self._backend.state()
         with Interrupts() as interrupts:
             try:
                 with RunLog(self._folder / LOG, self._lines) as log:
                     difference = self._loop(log, interrupts)
             except BaseException as error:
-                if not isinstance(error, OSError):  # no more can be written
+                # Nothing more can be written, or what there is is not worth it.
+                if not isinstance(error, (OSError, Diverged)):
                     self._save()
                     logger.info("step %d is kept; --resume goes on from there", self.step)
                 raise
@@ -361,9 +366,10 @@ class Trainer:
                 line, difference = self._advance()
             if difference:
                 return difference
+            state = self._checked_state(line["loss"])
             self._keep(log, line)
             # Together: whatever comes between must not find one without the other.
-            self._state, self.step = self._backend.state(), self.step + 1
+            self._state, self.step = state, self.step + 1
             self._ran += 1
             self._wall_s += line["wall_s"]
             self._watcher.step(line, self.step, self.num_steps)
@@ -427,8 +433,6 @@ class Trainer:
             difference = self._check.after(
                 self.step, self._backend, result, self._state, inputs, batch.labels, scalars
             )
-        if not difference:
-            self._refuse_no_number(result, rate)
         line = {
             "step": self.step,
             "epoch": epoch,
@@ -441,12 +445,26 @@ class Trainer:
         }
         return line, difference
 
-    def _refuse_no_number(self, result: StepResult, rate: float) -> None:
-        if not math.isfinite(result.loss):
-            raise UserError(
-                f"the loss of step {self.step} is {result.loss}: training has diverged at a "
-                f"learning rate of {rate:g}; try a lower --learning-rate"
-            )
+    def _checked_state(self, loss: float) -> Values:
+        """The state after a step.
+
+        Raises
+        ------
+        Diverged
+            If the loss is no number, which is the fault of the state before, or the update has left
+            values that nothing can be computed with.
+        """
+        rate = self.settings.rate(self.step, self.steps_per_epoch)
+        if not math.isfinite(loss):
+            self._checkpoints.set_aside(self.step - 1)
+            good = next(iter(self._checkpoints), None)
+            raise diverged(f"the loss of step {self.step} is {loss}", rate, good)
+        state = self._backend.state()
+        if fault := explosion(state):
+            self._save()
+            good = next(iter(self._checkpoints), None)
+            raise diverged(f"after the update of step {self.step} {fault}", rate, good)
+        return state
 
     def _samples(self) -> Samples:
         """The samples of the present step."""

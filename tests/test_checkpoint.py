@@ -92,7 +92,8 @@ def test_what_was_never_a_checkpoint_is_refused(body, tmp_path):
 def test_the_newest_whole_one_is_taken(tmp_path, caplog):
     folder = CheckpointFolder(tmp_path)
     for step in (1, 2, 3, 10):
-        folder.save(replace(SAMPLE, step=step, build="other" if step == 3 else "b"))
+        state = {"some": STATE["bits"][1:3]}
+        folder.save(replace(SAMPLE, step=step, build="other" if step == 3 else "b", state=state))
     assert [path.name for path in folder] == [f"step-{n:08d}.ckpt" for n in (10, 3, 2)]
     newest = tmp_path / "step-00000010.ckpt"
     newest.write_bytes(newest.read_bytes()[:-1])
