@@ -17,13 +17,12 @@ import logging
 import os
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
-import numpy as np
-from pydantic import TypeAdapter, ValidationError
+from pydantic import Field, TypeAdapter, ValidationError
 
 from fpgapipe import __version__
-from fpgapipe.errors import FileError, UserError
+from fpgapipe.errors import FileError, UserError, shown
 from fpgapipe.files import (
     exchange,
     open_file,
@@ -33,66 +32,55 @@ from fpgapipe.files import (
     read_text,
     scratch_folder,
 )
-from fpgapipe.host.build_hardware import core_name, resources_json
+from fpgapipe.host.build_check import check_design, check_sizes, in_doubt, is_known, remember
+from fpgapipe.host.build_hardware import core_name
+from fpgapipe.host.build_parts import (
+    CLUSTER,
+    CLUSTERS,
+    DEVICES,
+    HARDWARE,
+    MAX_BYTES,
+    NETWORK,
+    PLAN,
+    Design,
+    initial_values,
+    needed,
+)
 from fpgapipe.host.core_bench import device_verilog
-from fpgapipe.host.device_file import read_device, write_device
-from fpgapipe.host.pipeline import PipelineProgram, build_pipeline
-from fpgapipe.host.plan_cores import core_specs, devices_of, memory_specs, wire_specs
-from fpgapipe.host.step_bench import initial_parameters
+from fpgapipe.host.device_file import read_device
+from fpgapipe.host.pipeline import PipelineProgram
+from fpgapipe.host.plan_cores import core_specs, memory_specs, wire_specs
 from fpgapipe.host.step_program import StepOptions
-from fpgapipe.hw.hls_models.device import ClusterSpec
 from fpgapipe.partition import graph_json
+from fpgapipe.partition.graph import NetworkError
 from fpgapipe.partition.plan import Plan
-from fpgapipe.partition.schedule_kinds import make_schedule
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable, Iterable, Iterator, Mapping
 
+    import numpy as np
     from numpy.typing import NDArray
 
     from fpgapipe.host.device_program import DeviceProgram
     from fpgapipe.hw.hls_models.core_cycles import MemorySpec
     from fpgapipe.hw.hls_models.core_spec import CoreSpec
+    from fpgapipe.hw.hls_models.device import ClusterSpec
     from fpgapipe.partition.graph import Graph
     from fpgapipe.sim_tb.phy import WireSpec
 
 MANIFEST = "manifest.json"
-PLAN, NETWORK, CLUSTER = "plan.json", "network.json", "cluster.json"
-HARDWARE, DEVICES, RUN = "hardware", "devices", "run"
-FORMAT_VERSION = 4
+RUN = "run"
+FORMAT_VERSION = 5
 
-MAX_BYTES = 1 << 30
-"""A larger file of JSON is not read."""
+MAX_MANIFEST_BYTES = 1 << 20
+"""A larger manifest is not read: it has some hundred bytes for each device."""
 
 logger = logging.getLogger(__name__)
 
-_CLUSTERS = TypeAdapter(ClusterSpec)
 _OPTIONS = TypeAdapter(StepOptions)
-
-README = """\
-# A build of fpgapipe {version}
-
-`{network}` {purpose} on {devices} of `{cluster}`: a batch of {batch} in {count} micro-batches of
-{microbatch}, schedule `{schedule}`.
-
-| file | what it is |
-|---|---|
-| `plan.json` | which device computes which layers, on which core, and how long that should take |
-| `network.json` | the network for one micro-batch: layers, shapes, names of parameters |
-| `cluster.json` | the devices and the links between them |
-| `hardware/*.v` | Verilog of each core, top module `top`; devices with equal cores share one |
-| `hardware/*.json` | what the core takes of its board, by block, and the limits of board and dies |
-| `devices/N/device.json` | core, memory map, kernels, tasks and register settings of stage N |
-| `devices/N/program.bin` | its program, as it lies in its memory |
-| `devices/N/image.bin` | what else is not zero there at first: parameters and constants |
-| `manifest.json` | SHA-256 of every file |
-
-{cores}
-
-Run it with `fpgapipe run` and the name of this folder: `--backend sim` simulates the devices cycle
-by cycle, `--backend model` runs the bit-exact model, `--backend torch` the same network in PyTorch.
-`fpgapipe report` makes a page of what came out. Both write to `run/`, which has no digests.
-"""
+_WHOLE = TypeAdapter(Annotated[int, Field(ge=0, lt=1 << 128, strict=True)])
+_TEXT = TypeAdapter(Annotated[str, Field(max_length=1000, strict=True)])
+_NAMES = TypeAdapter(list[Annotated[str, Field(strict=True)]])
 
 
 @dataclass(frozen=True)
@@ -119,7 +107,10 @@ class Build:
     @functools.cached_property
     def graph(self) -> Graph:
         """The network for one micro-batch."""
-        return graph_json.from_json(read_text(self.folder / NETWORK, MAX_BYTES))
+        try:
+            return graph_json.from_json(read_text(self.folder / NETWORK, MAX_BYTES[NETWORK]))
+        except NetworkError as error:
+            raise FileError(self.folder / NETWORK, [str(error)]) from None
 
     @functools.cached_property
     def _devices(self) -> list[tuple[DeviceProgram, dict[str, NDArray[np.float32]]]]:
@@ -163,10 +154,49 @@ class Build:
         """
         found = []
         for stage, core in zip(self.plan.stages, self.cores, strict=True):
-            value = read_json(self.folder / HARDWARE / f"{core_name(core)}.json", MAX_BYTES)
+            value = read_json(
+                self.folder / HARDWARE / f"{core_name(core)}.json", MAX_BYTES[".json"]
+            )
             head = {"core": value["core"], "board": stage.board, "basis": value["basis"]}
             found.append(head | value["boards"][stage.board])
         return found
+
+    def check_verilog(self) -> None:
+        """See that the folder has the Verilog that is generated now, which is what is simulated.
+
+        Raises
+        ------
+        UserError
+            If it differs.
+        """
+        for core in dict.fromkeys(self.cores):
+            path = self.folder / HARDWARE / f"{core_name(core)}.v"
+            if read_text(path, MAX_BYTES[".v"]) != device_verilog(core):
+                raise UserError(
+                    f"{path} is not what fpgapipe {__version__} generates for this core and would "
+                    "simulate: it was changed, or made by another version; build it again"
+                )
+
+    @property
+    def run_folder(self) -> Path:
+        """Where runs, measurements and the report are written; perhaps not there yet.
+
+        Raises
+        ------
+        UserError
+            If there are links in it: what is written would be written elsewhere.
+        """
+        path = self.folder / RUN
+        found = [path] if path.is_symlink() else []
+        for folder, folders, files in os.walk(path):
+            found += [
+                each for name in (*folders, *files) if (each := Path(folder, name)).is_symlink()
+            ]
+        if found:
+            raise UserError(
+                f"{found[0]} is a link, and fpgapipe writes through none in a build; remove it"
+            )
+        return path
 
 
 def write_build(
@@ -206,95 +236,46 @@ def write_build(
     if options.train != plan.trains:
         raise UserError(f"a plan to {plan.mode} needs options for it")
     _refuse_foreign(folder)
-    cores = core_specs(plan)
-    places = devices_of(plan, cluster)
-    memories = memory_specs(plan)
+    design = Design(plan, graph, cluster, options, seed)
     on_part("programs")
-    pipeline = _programs(plan, graph, cores, memories, options)
-    for part, place, stage in zip(pipeline.parts, places, plan.stages, strict=True):
-        room = cluster.devices[place].memory_bytes
-        if part.memory_bytes > room:
-            raise UserError(
-                f"stage {part.index} needs {part.memory_bytes:,} bytes of memory, {stage.device} "
-                f"has {room:,}; more micro-batches, a smaller batch or more devices need less"
-            )
+    pipeline = design.pipeline()
     parameters = initial_values(graph, seed)
-    texts = {PLAN: plan.to_json(), NETWORK: graph_json.to_json(graph)}
-    texts[CLUSTER] = _CLUSTERS.dump_json(cluster, indent=1).decode() + "\n"
-    for core in dict.fromkeys(cores):
-        name = f"{HARDWARE}/{core_name(core)}"
-        on_part(f"{name}.v")
-        texts[f"{name}.v"] = device_verilog(core)
-        boards = [
-            cluster.devices[at] for at, each in zip(places, cores, strict=True) if each == core
-        ]
-        texts[f"{name}.json"] = resources_json(core, boards)
-    texts["README.md"] = _readme(plan, cores)
+    texts = dict(design.described())
+    for core in dict.fromkeys(design.cores):
+        name = f"{HARDWARE}/{core_name(core)}.v"
+        on_part(name)
+        texts[name] = device_verilog(core).encode()
     build = Build(folder, plan, cluster, options, seed)
+    own = sorted(graph.values.keys() & parameters.keys())
     with _writing(folder) as fresh:
         for name, text in texts.items():
-            (fresh / name).parent.mkdir(parents=True, exist_ok=True)
-            (fresh / name).write_text(text)
-        for part in pipeline.parts:
-            name = f"{DEVICES}/{part.index}"
-            on_part(name)
-            (fresh / name).mkdir(parents=True)
-            write_device(fresh / name, part, parameters)
+            _write(fresh / name, [text])
+        parts = ""
+        for name, pieces in design.lowered(pipeline, parameters):
+            if (part := str(Path(name).parent)) != parts:
+                on_part(parts := part)
+            _write(fresh / name, pieces)
         on_part(MANIFEST)
-        (fresh / MANIFEST).write_text(_manifest(fresh, build))
+        manifest = _manifest(fresh, build, own)
+        _write(fresh / MANIFEST, [manifest])
+    remember(manifest)
     return build
 
 
-def initial_values(graph: Graph, seed: int) -> dict[str, NDArray[np.float32]]:
-    """Values to begin with: the network's own, as far as it has some, random ones for the rest."""
-    values = initial_parameters(graph, seed)
-    own = {
-        name: np.asarray(graph.values[name], np.float32) for name in values if name in graph.values
-    }
-    return values | own
+def _write(path: Path, pieces: Iterable[bytes | memoryview]) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with path.open("wb") as file:
+        file.writelines(pieces)
 
 
-def _programs(
-    plan: Plan,
-    graph: Graph,
-    cores: list[CoreSpec],
-    memories: list[MemorySpec],
-    options: StepOptions,
-) -> PipelineProgram:
-    layers = [stage.layers for stage in plan.stages]
-    schedule = make_schedule(plan.schedule, len(layers), plan.num_microbatches)
-    try:
-        return build_pipeline(graph, cores, layers, schedule, memories[0], options)
-    except NotImplementedError as error:
-        raise UserError(str(error)) from error
-
-
-def _readme(plan: Plan, cores: list[CoreSpec]) -> str:
-    used: dict[str, list[str]] = {}
-    for index, core in enumerate(cores):
-        used.setdefault(core_name(core), []).append(f"stage {index} on {plan.stages[index].device}")
-    count = len(plan.stages)
-    return README.format(
-        version=__version__,
-        network=plan.network,
-        purpose="in training" if plan.trains else "for inference",
-        devices=f"{count} device{'s' * (count != 1)}",
-        cluster=plan.cluster,
-        batch=plan.batch,
-        count=plan.num_microbatches,
-        microbatch=plan.microbatch,
-        schedule=plan.schedule,
-        cores="\n".join(f"* `{HARDWARE}/{name}.v`: {', '.join(of)}" for name, of in used.items()),
-    )
-
-
-def _manifest(folder: Path, build: Build) -> str:
+def _manifest(folder: Path, build: Build, own: list[str]) -> bytes:
     value = {
         "format": "fpgapipe-build",
         "version": FORMAT_VERSION,
         "made_by": __version__,
         "seed": build.seed,
         "options": dataclasses.asdict(build.options),
+        "own_values": own,
         "files": {
             path.relative_to(folder).as_posix(): {
                 "bytes": path.stat().st_size,
@@ -304,7 +285,7 @@ def _manifest(folder: Path, build: Build) -> str:
             if path.is_file()
         },
     }
-    return json.dumps(value, indent=2) + "\n"
+    return (json.dumps(value, indent=2) + "\n").encode()
 
 
 def _refuse_foreign(folder: Path) -> None:
@@ -331,7 +312,7 @@ def _writing(folder: Path) -> Iterator[Path]:
             yield fresh
             with holding(folder):
                 if folder.exists():
-                    if _is_whole(folder) and _same(folder / MANIFEST, fresh / MANIFEST):
+                    if _is_same(folder, fresh):
                         return
                     if (folder / RUN).exists():
                         raise UserError(
@@ -354,7 +335,7 @@ def holding(folder: Path) -> Iterator[None]:
     descriptor = None
     with contextlib.suppress(OSError):  # not there, or on a file system without locks
         while True:
-            descriptor = os.open(folder, os.O_RDONLY)
+            descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
             try:
                 fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
             except BlockingIOError:
@@ -371,81 +352,121 @@ def holding(folder: Path) -> Iterator[None]:
             os.close(descriptor)
 
 
+@dataclass(frozen=True)
+class _Manifest:
+    """What ``manifest.json`` says; `own` are parameters whose first values the network has."""
+
+    options: StepOptions
+    seed: int
+    made_by: str
+    own: frozenset[str]
+    files: Mapping[str, tuple[int, str]]
+
+
 def open_build(folder: Path) -> Build:
-    """Open a build folder, its files checked against the manifest.
+    """Open a build folder.
+
+    Its files are checked against the manifest. A build that was neither made nor opened on this
+    machine before is also made anew, without its Verilog, and has to be the same byte by byte, so
+    that nothing of it is taken on trust.
 
     Raises
     ------
     UserError
-        If it is no build, of another version, or damaged.
+        If it is no build, of another version, damaged, or not what follows from its plan.
     """
+    data, manifest = _read_manifest(folder)
+    files = manifest.files
+    inputs = (PLAN, NETWORK, CLUSTER)
+    _refuse_damage(folder, [f"{MANIFEST} without {name}" for name in inputs if name not in files])
+    _refuse_damage(folder, _damaged(folder, {name: files[name] for name in inputs}))
+    with in_doubt(folder):
+        plan = Plan.read(folder / PLAN)
+        try:
+            cluster = CLUSTERS.validate_json(read_bytes(folder / CLUSTER, MAX_BYTES[CLUSTER]))
+        except ValidationError:
+            raise FileError(folder / CLUSTER, ["is no cluster of a build"]) from None
+        names = needed(plan)
+        missing = sorted(names - files.keys())
+        _refuse_damage(folder, [f"{MANIFEST} without {name}" for name in missing])
+        _refuse_damage(folder, [f"{MANIFEST} with {name}" for name in sorted(files.keys() - names)])
+        build = Build(folder, plan, cluster, manifest.options, manifest.seed)
+        _ = build.run_folder  # has to be one
+        if is_known(data):
+            _refuse_damage(folder, _damaged(folder, files))
+            return build
+        design = Design(plan, build.graph, cluster, manifest.options, manifest.seed)
+        check_sizes(design, files, folder)
+        _refuse_damage(folder, _damaged(folder, files))
+        logger.debug("%s was not made here: making it anew to compare", folder)
+        pipeline, parameters = check_design(design, files, folder, manifest.own, manifest.made_by)
+    # They need not be read again.
+    build.__dict__.update(pipeline=pipeline, parameters=parameters)
+    remember(data)
+    return build
+
+
+def _read_manifest(folder: Path) -> tuple[bytes, _Manifest]:
     try:
-        text = read_text(folder / MANIFEST, MAX_BYTES)
+        data = read_bytes(folder / MANIFEST, MAX_MANIFEST_BYTES)
     except FileError as error:
         hint = "" if os.path.lexists(folder) else f"; 'fpgapipe build -o {folder}' makes one"
         why = f"{MANIFEST}: {error.faults[0]}"
         raise UserError(f"{folder} is no build folder ({why}){hint}") from None
     try:
-        manifest = parse_json(text)
-        if manifest["format"] != "fpgapipe-build":
+        value = parse_json(data)
+        if value["format"] != "fpgapipe-build":
             raise KeyError("format")
-        version = manifest["version"]
+        version = value["version"]
         if version != FORMAT_VERSION:
             raise UserError(
-                f"{folder} has format version {version}, not {FORMAT_VERSION}; build it again"
+                f"{folder} has format version {shown(version)}, not {FORMAT_VERSION}; build it "
+                "again"
             )
-        options, seed = _OPTIONS.validate_python(manifest["options"]), int(manifest["seed"])
-        files = {
-            str(name): (int(each["bytes"]), str(each["sha256"]))
-            for name, each in manifest["files"].items()
-        }
-    except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
+        return data, _Manifest(
+            _OPTIONS.validate_python(value["options"]),
+            _WHOLE.validate_python(value["seed"]),
+            _TEXT.validate_python(value["made_by"]),
+            frozenset(_NAMES.validate_python(value["own_values"])),
+            {
+                _TEXT.validate_python(name): (
+                    _WHOLE.validate_python(each["bytes"]),
+                    _TEXT.validate_python(each["sha256"]),
+                )
+                for name, each in value["files"].items()
+            },
+        )
+    except (ValueError, KeyError, TypeError, AttributeError):
         raise FileError(folder / MANIFEST, ["is no manifest of a build"]) from None
-    damaged = _damaged(folder, files)
-    if not damaged:
-        plan = Plan.read(folder / PLAN) if PLAN in files else None
-        missing = sorted(_needed(plan) - set(files)) if plan else [PLAN]
-        damaged = [f"{MANIFEST} without {name}" for name in missing]
-        if plan and not missing:
-            try:
-                cluster = _CLUSTERS.validate_json(read_bytes(folder / CLUSTER, MAX_BYTES))
-            except ValidationError:
-                raise FileError(folder / CLUSTER, ["is no cluster of a build"]) from None
-            return Build(folder, plan, cluster, options, seed)
-    names = ", ".join(damaged[:5]) + (", ..." if len(damaged) > 5 else "")
-    raise UserError(f"{folder} is damaged ({names}); build it again")
 
 
-def _needed(plan: Plan) -> set[str]:
-    """Files that a build cannot do without."""
-    cores = {f"{HARDWARE}/{core_name(core)}" for core in core_specs(plan)}
-    return (
-        {PLAN, NETWORK, CLUSTER}
-        | {f"{core}.{end}" for core in cores for end in ("v", "json")}
-        | {
-            f"{DEVICES}/{stage}/{name}"
-            for stage in range(len(plan.stages))
-            for name in ("device.json", "program.bin", "image.bin")
-        }
-    )
+def _refuse_damage(folder: Path, damaged: list[str]) -> None:
+    if damaged:
+        names = ", ".join(damaged[:5]) + (", ..." if len(damaged) > 5 else "")
+        raise UserError(f"{folder} is damaged ({names}); build it again")
 
 
-def _damaged(folder: Path, files: dict[str, tuple[int, str]]) -> list[str]:
+def _damaged(folder: Path, files: Mapping[str, tuple[int, str]]) -> list[str]:
     return [
-        name for name, (size, digest) in files.items() if _digest(folder / name, size) != digest
+        name
+        for name, (size, digest) in files.items()
+        if _has_links(folder, name) or _digest(folder / name, size) != digest
     ]
 
 
-def _is_whole(folder: Path) -> bool:
+def _has_links(folder: Path, name: str) -> bool:
+    """Whether a file of a build, or a folder that it is in, is a link."""
+    path = Path(name)
+    return any((folder / each).is_symlink() for each in (path, *path.parents) if each.name)
+
+
+def _is_same(folder: Path, other: Path) -> bool:
+    """Whether a folder is an undamaged build with the manifest of another one."""
     try:
-        open_build(folder)
+        data, manifest = _read_manifest(folder)
     except UserError:
         return False
-    return True
-
-
-def _same(one: Path, other: Path) -> bool:
-    return read_bytes(one, MAX_BYTES) == read_bytes(other, MAX_BYTES)
+    return data == (other / MANIFEST).read_bytes() and not _damaged(folder, manifest.files)
 
 
 def _is_empty(folder: Path) -> bool:

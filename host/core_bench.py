@@ -234,7 +234,7 @@ class CoreBench:
         }
 
 
-@lru_cache(maxsize=4)
+@lru_cache(maxsize=16)
 def device_verilog(core: CoreSpec) -> str:
     """Verilog of a core; the same text for the same core."""
     from fpgapipe.hw.rtl.device import Device

@@ -9,10 +9,10 @@ from __future__ import annotations
 
 import itertools
 from dataclasses import dataclass, fields
-from typing import TYPE_CHECKING, BinaryIO
+from typing import TYPE_CHECKING
 
 import numpy as np
-from pydantic import TypeAdapter, ValidationError
+from pydantic import BaseModel, TypeAdapter, ValidationError
 
 from fpgapipe.errors import FileError
 from fpgapipe.files import open_file, read_bytes
@@ -59,6 +59,8 @@ class DeviceFile:
     ----------
     index : int
         Of the device.
+    design : str
+        SHA-256 of what the program follows from.
     core : CoreSpec
     registers : dict of str to int
         Settings before the program starts.
@@ -74,6 +76,7 @@ class DeviceFile:
     """
 
     index: int
+    design: str
     core: CoreSpec
     registers: dict[str, int]
     map: MemoryMap
@@ -84,27 +87,45 @@ class DeviceFile:
     segments: tuple[Segment, ...]
 
 
+class _Segments(BaseModel):
+    """What `read_values` takes of ``device.json``."""
+
+    segments: tuple[Segment, ...]
+
+
 _FILES = TypeAdapter(DeviceFile)
 
 
-def write_device(
-    folder: Path, program: DeviceProgram, parameters: Mapping[str, NDArray[np.float32]]
-) -> None:
-    """Write the three files of a device.
+def device_files(
+    program: DeviceProgram, parameters: Mapping[str, NDArray[np.float32]], design: str
+) -> Iterator[tuple[str, list[bytes | memoryview]]]:
+    """Names and contents of the three files of a device.
 
     Parameters
     ----------
-    folder : Path
-        Is there.
     program : DeviceProgram
     parameters : mapping of str to array
         Initial values of at least those that the device has.
+    design : str
+        SHA-256 of what the program follows from.
     """
-    (folder / PROGRAM).write_bytes(encode(program.instructions))
-    with (folder / IMAGE).open("wb") as file:
-        segments = tuple(_write_image(file, program, parameters))
+    yield PROGRAM, [encode(program.instructions)]
+    memory = np.zeros(program.memory_bytes, np.uint8)
+    program.set_parameters(memory, parameters)
+    for tensor, values in program.constants.items():
+        program.write(memory, tensor, values)
+    segments = []
+    pieces: list[bytes | memoryview] = []
+    for tensor in _lasting(program):
+        place = program.places[tensor]
+        part = memory[place.begin : place.end]
+        if part.any():
+            pieces.append(part.data)
+            segments.append(Segment(tensor, place.begin, part.size))
+    yield IMAGE, pieces
     described = DeviceFile(
         program.index,
+        design,
         program.core,
         {"PROGRAM": program.entry, "MEMORY_BASE": 0, "MEMORY_LIMIT": program.memory_bytes},
         MemoryMap(**{each.name: getattr(program, each.name) for each in fields(MemoryMap)}),
@@ -112,26 +133,61 @@ def write_device(
         [(kernel, len(list(run))) for kernel, run in itertools.groupby(program.kernel_of)],
         tuple(program.tasks),
         tuple(program.constants),
-        segments,
+        tuple(segments),
     )
-    (folder / DEVICE).write_bytes(_FILES.dump_json(described, indent=1) + b"\n")
+    yield DEVICE, [_FILES.dump_json(described, indent=1) + b"\n"]
 
 
-def _write_image(
-    file: BinaryIO, program: DeviceProgram, parameters: Mapping[str, NDArray[np.float32]]
-) -> Iterator[Segment]:
-    """Write the tensors that are not zero, in the order of their addresses."""
-    memory = np.zeros(program.memory_bytes, np.uint8)
-    program.set_parameters(memory, parameters)
-    for tensor, values in program.constants.items():
-        program.write(memory, tensor, values)
+def _lasting(program: DeviceProgram) -> list[str]:
+    """Tensors that may not be zero before the first step, in the order of their addresses."""
     tensors = [*program.stored, *program.constants]
-    for tensor in sorted(tensors, key=lambda name: program.places[name].begin):
-        place = program.places[tensor]
-        part = memory[place.begin : place.end]
-        if part.any():
-            file.write(part.data)
-            yield Segment(tensor, place.begin, part.size)
+    return sorted(tensors, key=lambda name: program.places[name].begin)
+
+
+def read_values(
+    folder: Path, program: DeviceProgram, limit_bytes: int
+) -> dict[str, NDArray[np.float32]]:
+    """Read the initial values of a device's parameters, as its program has them in memory.
+
+    Nothing of the files is believed but the values.
+
+    Parameters
+    ----------
+    folder : Path
+    program : DeviceProgram
+    limit_bytes : int
+        A larger description is refused.
+
+    Raises
+    ------
+    FileError
+        If the files are not of such a program, or a value is not finite.
+    """
+    try:
+        data = read_bytes(folder / DEVICE, limit_bytes)
+        segments = _Segments.model_validate_json(data).segments
+    except ValidationError as error:
+        raise FileError(folder / DEVICE, faults_of(error)) from None
+    known = {
+        name: Segment(name, program.places[name].begin, program.places[name].size_bytes)
+        for name in _lasting(program)
+    }
+    order = [name for name in known if name in {each.tensor for each in segments}]
+    if [known.get(each.tensor) for each in segments] != list(segments) or order != [
+        each.tensor for each in segments
+    ]:
+        raise FileError(folder / DEVICE, ["has segments that its program does not have"])
+    memory = np.zeros(program.memory_bytes, np.uint8)
+    _read_image(folder / IMAGE, segments, memory)
+    found = program.parameters(memory)
+    faults = [f"parameter {name} must be finite" for name in found if not _finite(found[name])]
+    if faults:
+        raise FileError(folder / IMAGE, faults[:20])
+    return found
+
+
+def _finite(values: NDArray[np.float32]) -> bool:
+    return bool(np.isfinite(values).all())
 
 
 def read_device(folder: Path) -> tuple[DeviceProgram, dict[str, NDArray[np.float32]]]:

@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from fpgapipe.files import write_whole
 from fpgapipe.host.backends.simulator import SimulatorBackend
 from fpgapipe.host.closed_form import UPDATE
 from fpgapipe.host.lanes import is_side_by_side
@@ -451,6 +452,8 @@ def measure_build(
     progress: Callable[[int, int], object] | None = None,
 ) -> Measurement:
     """Measure a build's mini-batch, and keep it as ``run/measured.json``."""
+    path = build.run_folder / _MEASURED
+    build.check_verilog()
     found = measure(
         build.pipeline,
         build.plan.schedule,
@@ -461,10 +464,6 @@ def measure_build(
         threads=threads,
         progress=progress,
     )
-    path = build.folder / "run" / _MEASURED
     path.parent.mkdir(exist_ok=True)
-    # Whoever reads it meanwhile gets the old one or the new one.
-    new = path.with_suffix(".new")
-    new.write_text(json.dumps(found.to_dict()))
-    new.replace(path)
+    write_whole(path, [json.dumps(found.to_dict()).encode()])
     return found

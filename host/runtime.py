@@ -16,7 +16,7 @@ import numpy as np
 from fpgapipe.errors import FileError, UserError
 from fpgapipe.files import read_bytes, write_whole
 from fpgapipe.host.backends.model import ModelBackend
-from fpgapipe.host.build import MANIFEST, MAX_BYTES, RUN
+from fpgapipe.host.build import MANIFEST, MAX_MANIFEST_BYTES
 from fpgapipe.host.check import Check, ExactCheck, NumericCheck
 from fpgapipe.host.checkpoint import Checkpoint
 from fpgapipe.host.evaluation import Inference, filled_batches, num_right
@@ -190,6 +190,7 @@ def open_backend(
     if name == "sim":
         from fpgapipe.host.backends.simulator import SimulatorBackend
 
+        build.check_verilog()
         return SimulatorBackend(
             build.pipeline, parameters, build.memories, build.wires, threads=options.threads
         )
@@ -281,7 +282,7 @@ def _refuse(path: Path, faults: list[str]) -> None:
 
 def build_digest(build: Build) -> str:
     """What a build is, down to its last byte: a checkpoint of another is refused."""
-    return hashlib.sha256(read_bytes(build.folder / MANIFEST, MAX_BYTES)).hexdigest()
+    return hashlib.sha256(read_bytes(build.folder / MANIFEST, MAX_MANIFEST_BYTES)).hexdigest()
 
 
 def macs_of(graph: Graph, *, train: bool) -> int:
@@ -314,7 +315,7 @@ def run_build(
     UserError
         If something does not fit, or what the run leaves behind cannot be written.
     """
-    folder = build.folder / RUN / options.backend
+    folder = build.run_folder / options.backend
     with contextlib.ExitStack() as opened:
         backend = opened.enter_context(open_backend(build, options.backend, options))
         check = open_check(build, options)

@@ -1,21 +1,16 @@
 """A build with a plausible ``run`` folder, without generating or simulating hardware."""
 
 import functools
-import hashlib
 import json
 import random
 
 import numpy as np
-from pydantic import TypeAdapter
+import pytest
 
 from fpgapipe.boards.cluster import chain_of
 from fpgapipe.boards.library import load_board
-from fpgapipe.host.build import FORMAT_VERSION, _needed, open_build
-from fpgapipe.host.build_hardware import core_name, resources_json
-from fpgapipe.host.plan_cores import core_specs
+from fpgapipe.host.build import write_build
 from fpgapipe.host.report.subject import Subject
-from fpgapipe.hw.hls_models.device import ClusterSpec
-from fpgapipe.partition import graph_json
 from fpgapipe.partition.explorer import Request, explore
 from fpgapipe.partition.networks import built_in
 from fpgapipe.partition.planned import as_plan
@@ -39,33 +34,12 @@ def planned(devices, board, train):
     )
 
 
-def make_build(folder, *, devices=2, board="u280", train=True, change=lambda plan: plan):
-    """A build that opens, with the plan that `change` makes; Verilog and programs are empty."""
+def make_build(folder, *, devices=2, board="u280", train=True, change=lambda *design: design):
+    """A build of the plan and network that `change` makes of some; its Verilog is left out."""
     plan, graph, cluster = planned(devices, board, train)
-    plan = change(plan)
-    files = {
-        "plan.json": plan.to_json(),
-        "network.json": graph_json.to_json(graph),
-        "cluster.json": TypeAdapter(ClusterSpec).dump_json(cluster).decode(),
-    }
-    for place, core in enumerate(core_specs(plan)):
-        files[f"hardware/{core_name(core)}.json"] = resources_json(core, [cluster.devices[place]])
-    files = dict.fromkeys(sorted(_needed(plan)), "") | files
-    for name, text in files.items():
-        (folder / name).parent.mkdir(parents=True, exist_ok=True)
-        (folder / name).write_text(text)
-    manifest = {
-        "format": "fpgapipe-build",
-        "version": FORMAT_VERSION,
-        "seed": 0,
-        "options": {"train": train},
-        "files": {
-            name: {"bytes": len(data), "sha256": hashlib.sha256(data).hexdigest()}
-            for name, data in ((name, text.encode()) for name, text in files.items())
-        },
-    }
-    (folder / "manifest.json").write_text(json.dumps(manifest))
-    return open_build(folder)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("fpgapipe.host.build.device_verilog", lambda core: "module top; endmodule")
+        return write_build(*change(plan, graph), cluster, folder)
 
 
 def fill_run(build, *, seed=0):

@@ -17,7 +17,8 @@ from fpgapipe.boards.cluster import load_cluster
 from fpgapipe.errors import FileError, UserError
 from fpgapipe.host import build as module
 from fpgapipe.host.backends.model import ModelBackend
-from fpgapipe.host.build import holding, initial_values, open_build, write_build
+from fpgapipe.host.build import holding, open_build, write_build
+from fpgapipe.host.build_parts import initial_values
 from fpgapipe.host.core_bench import device_verilog
 from fpgapipe.host.device_file import DEVICE, IMAGE, PROGRAM, read_device
 from fpgapipe.host.pipeline import build_pipeline
@@ -268,7 +269,7 @@ def test_a_manifest_that_lacks_files(copy):
 @pytest.mark.parametrize(
     "text",
     ["", "[]", "{}", '{"format": 1}', '{"format": "fpgapipe-build"}', "\0", "[" * 10_000,
-     '{"format": "fpgapipe-build", "version": 4, "options": {"train": 3}, "seed": 0, "files": {}}'],
+     '{"format": "fpgapipe-build", "version": 5, "options": {"train": 3}, "seed": 0, "files": {}}'],
 )  # fmt: skip
 def test_manifests_that_are_none(tmp_path, text):
     (tmp_path / "manifest.json").write_text(text)
@@ -279,10 +280,10 @@ def test_manifests_that_are_none(tmp_path, text):
 def test_versions_and_missing_folders(copy, tmp_path):
     with pytest.raises(UserError, match="nowhere is no build folder"):
         open_build(tmp_path / "nowhere")
-    for version in (3, 99):
+    for version in (4, 99):
         manifest = json.loads((copy / "manifest.json").read_text()) | {"version": version}
         (copy / "manifest.json").write_text(json.dumps(manifest))
-        with pytest.raises(UserError, match=f"has format version {version}, not 4; build it again"):
+        with pytest.raises(UserError, match=f"has format version {version}, not 5; build it again"):
             open_build(copy)
 
 

@@ -20,6 +20,7 @@ from fpgapipe.host.report.inputs import read_measured, read_runs
 from fpgapipe.host.report.page import make_page, write_report
 from fpgapipe.host.report.subject import Subject
 from fpgapipe.host.report.theme import DARK, LIGHT
+from fpgapipe.partition import graph_json
 
 EVIL = "<script>alert(1)</script>"
 VOID = {"meta", "br", "link"}
@@ -194,11 +195,13 @@ def test_sections_use_colours_that_exist(page):
 
 
 def test_everything_that_comes_from_a_file_is_escaped(tmp_path):
-    def change(plan):
+    def change(plan, graph):
         first, *others = plan.stages
+        name = json.dumps(first.layers[0])
         first = first.model_copy(update={"layers": (EVIL, *first.layers[1:])})
         told = {"network": EVIL, "stages": (first, *others), "reason": EVIL}
-        return plan.model_copy(update=told)
+        changed = graph_json.to_json(graph).replace(name, json.dumps(EVIL))
+        return plan.model_copy(update=told), graph_json.from_json(changed)
 
     build = fill_run(make_build(tmp_path, change=change))
     shutil.move(tmp_path / "run/model", tmp_path / "run/<script>a")

@@ -66,7 +66,7 @@ def write_report(build: Build, output: Path | None = None) -> Path:
     if output is not None:
         check_output(output)
     subject = Subject.of(build)
-    run = build.folder / "run"
+    run = build.run_folder
     page = output or run / PAGE
     rows = measured_rows(subject)
     trace = run / TRACE if rows else None

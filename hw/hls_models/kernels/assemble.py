@@ -66,6 +66,11 @@ class Placed:
     begin: int
     end: int
 
+    @property
+    def size_bytes(self) -> int:
+        """Of the tensor."""
+        return self.end - self.begin
+
 
 @dataclass
 class _Group:
