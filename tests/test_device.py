@@ -24,6 +24,7 @@ from device_programs import (
 )
 from vector_cases import beyond, random_scalars
 
+from fpgapipe.host.core_bench import device_verilog
 from fpgapipe.hw.hls_models.conv import PASSES, ConvSpec
 from fpgapipe.hw.hls_models.conv_parts import Cut, Formats
 from fpgapipe.hw.hls_models.core import CoreError, CoreModel
@@ -320,6 +321,13 @@ def cases_of_narrow():
         failing = changed(small, of_gemm, **{f"{name}__base": base})
         cases.bad(f"operand {name}", failing, of_gemm, ErrorCode.SCRATCHPAD_RANGE, Engine.GEMM)
         cases.good(f"after operand {name}", small)
+    for name, opcode, code in (
+        ("load", Opcode.LOAD, ErrorCode.AXI_READ), ("store", Opcode.STORE, ErrorCode.AXI_WRITE),
+    ):  # fmt: skip
+        first = small.instructions[middle(small, opcode)].body["memory"] // 64 * 64
+        index = first_touching(small, opcode, first)
+        cases.bad(name, small, index, code, Engine[name.upper()], bad=[(first, first + 1, SLVERR)])
+        cases.good(f"after {name}", small)
     return cases
 
 
@@ -382,6 +390,29 @@ def run(cases, verilog, work, **more):
     return simulate_verilog(
         verilog, "tb_device", work, parameters=cases.write(work / "cases") | more,
         flags=FLAGS, seed=3,
+    )  # fmt: skip
+
+
+SHORT = {
+    "programs and their interrupts": ("small", "forward", "nan"),
+    "errors": (
+        "vector without its engine", "operand a", "after operand a", "load", "after load", "store",
+        "after store",
+    ),
+    "aborts": ("aborted after 150", "after abort 0", "aborted after 900", "after abort 2"),
+}  # fmt: skip
+"""Cases of a device of one engine that every run of the tests tries."""
+
+
+@pytest.mark.parametrize("kind", SHORT)
+def test_small_device_as_it_is_built(kind, tmp_path):
+    """On the Verilog that a build has, as it is written there; one simulator for all kinds."""
+    cases = cases_of_narrow()
+    assert set(SHORT[kind]) <= {case["name"] for case in cases.cases}
+    simulate_verilog(
+        device_verilog(NARROW), "tb_device", tmp_path, seed=3,
+        parameters=cases.write(tmp_path / "cases") | {"cases": SHORT[kind]},
+        flags=(*FLAGS, "-CFLAGS", "-O1"),  # a short simulation: compiling takes longer
     )  # fmt: skip
 
 
