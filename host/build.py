@@ -54,6 +54,7 @@ from fpgapipe.host.step_program import StepOptions
 from fpgapipe.partition import graph_json
 from fpgapipe.partition.graph import NetworkError
 from fpgapipe.partition.plan import Plan
+from fpgapipe.stopwatch import phase
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -238,7 +239,8 @@ def write_build(
     _refuse_foreign(folder)
     design = Design(plan, graph, cluster, options, seed)
     on_part("programs")
-    pipeline = design.pipeline()
+    with phase("programs"):
+        pipeline = design.pipeline()
     parameters = initial_values(graph, seed)
     texts = dict(design.described())
     for core in dict.fromkeys(design.cores):

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 from fpgapipe.output import beside_output
 
 if TYPE_CHECKING:
-    from rich.progress import Progress
+    from fpgapipe.host.progress import Display
 
 
 @dataclass(frozen=True)
@@ -101,30 +101,38 @@ def json_alone() -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def progress() -> Iterator[Progress]:
-    """A rich progress display on standard error, which stays silent when that is no terminal."""
+def progress() -> Iterator[Display]:
+    """Progress on standard error: a bar where that is a terminal, elsewhere a line now and then."""
     from rich.console import Console
-    from rich.progress import (
-        BarColumn,
-        MofNCompleteColumn,
-        Progress,
-        TextColumn,
-        TimeElapsedColumn,
-        TimeRemainingColumn,
-    )
 
-    quiet = logging.getLogger("fpgapipe").getEffectiveLevel() > logging.INFO
+    from fpgapipe.host.progress import Display, lines_of
+
     console = Console(stderr=True)
-    with Progress(
-        TextColumn("{task.description}"),
-        BarColumn(),
-        MofNCompleteColumn(),
-        TimeElapsedColumn(),
-        TimeRemainingColumn(),
-        console=console,
-        disable=quiet or not console.is_terminal,
-    ) as display:
-        yield display
+    if logging.getLogger("fpgapipe").getEffectiveLevel() > logging.INFO:
+        yield Display()
+    elif not console.is_terminal:
+        display = Display()
+        with lines_of(display):
+            yield display
+    else:
+        from rich.progress import (
+            BarColumn,
+            MofNCompleteColumn,
+            Progress,
+            TextColumn,
+            TimeElapsedColumn,
+            TimeRemainingColumn,
+        )
+
+        with Progress(
+            TextColumn("{task.description}"),
+            BarColumn(),
+            MofNCompleteColumn(),
+            TimeElapsedColumn(),
+            TimeRemainingColumn(),
+            console=console,
+        ) as bar:
+            yield Display(bar)
 
 
 def count(value: float) -> str:

@@ -17,6 +17,7 @@ from fpgapipe.hw.hls_models.core import CoreModel
 from fpgapipe.hw.hls_models.core_cycles import MemorySpec
 from fpgapipe.hw.hls_models.isa import ErrorCode
 from fpgapipe.hw.hls_models.registers import RegisterMap
+from fpgapipe.stopwatch import phase
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -240,7 +241,8 @@ def device_verilog(core: CoreSpec) -> str:
     from fpgapipe.hw.rtl.device import Device
     from fpgapipe.sim_tb.verilate import verilog_of
 
-    return verilog_of(Device(core))
+    with phase("elaboration of the hardware"):
+        return verilog_of(Device(core))
 
 
 def build_device(core: CoreSpec) -> tuple[Path, float, float]:

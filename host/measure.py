@@ -32,6 +32,7 @@ from fpgapipe.hw.hls_models.link_cycles import WireTiming
 from fpgapipe.hw.hls_models.link_dma import words_of_packet
 from fpgapipe.hw.hls_models.sequencer import SequencerSpec
 from fpgapipe.partition.schedule import TaskKind
+from fpgapipe.stopwatch import phase
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -409,11 +410,12 @@ def measure(
         before = backend.counters()
         seen = {number: watched(core) for number, core in enumerate(cores) if core.links}
         cluster.watch(1, seen)
-        cycles = backend.cycles_of(
-            *_samples(pipeline),
-            scalar_bits(learning_rate=0.01),
-            progress=progress and (lambda cycle: progress(cycle, max(cycle, predicted))),
-        )
+        with phase("simulation"):
+            cycles = backend.cycles_of(
+                *_samples(pipeline),
+                scalar_bits(learning_rate=0.01),
+                progress=progress and (lambda cycle: progress(cycle, max(cycle, predicted))),
+            )
         ends = [node.device.statistics.irq_cycle or cluster.cycle for node in cluster.nodes]
         start = max(ends) - cycles
         readings = [cluster.readings(number) for number in range(len(cores))]

@@ -27,6 +27,7 @@ from fpgapipe.host.run_log import RunLog
 from fpgapipe.host.step_program import scalar_bits
 from fpgapipe.host.training import CHECKPOINT_EVERY, Trainer, Watcher
 from fpgapipe.partition.operators import Pass
+from fpgapipe.stopwatch import phase
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -317,7 +318,8 @@ def run_build(
     """
     folder = build.run_folder / options.backend
     with contextlib.ExitStack() as opened:
-        backend = opened.enter_context(open_backend(build, options.backend, options))
+        with phase("programs and memory images"):
+            backend = opened.enter_context(open_backend(build, options.backend, options))
         check = open_check(build, options)
         if check:
             opened.enter_context(check.backend)

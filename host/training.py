@@ -38,6 +38,7 @@ from fpgapipe.host.run_folder import (
 from fpgapipe.host.run_log import RunLog, read_log
 from fpgapipe.host.settings import Settings
 from fpgapipe.host.step_program import scalar_bits
+from fpgapipe.stopwatch import phase
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping
@@ -46,6 +47,12 @@ if TYPE_CHECKING:
     from fpgapipe.host.check import Check, Difference
     from fpgapipe.host.data import Samples
     from fpgapipe.partition.graph import Graph
+
+PROGRESS_EVERY_S = 20.0
+"""Seconds from line to line of the log within a step, if it takes so long."""
+
+COMPUTES = {"sim": "simulation", "model": "training in the model", "torch": "PyTorch"}
+"""What the time of a backend's steps is called."""
 
 CHECKPOINT_EVERY = 20
 """Steps from checkpoint to checkpoint, unless asked for otherwise."""
@@ -363,7 +370,7 @@ class Trainer:
             if self.step == self.num_steps:
                 return None
             with interrupts.allowed():
-                line, difference = self._advance()
+                line, difference = self._advance(log)
             if difference:
                 return difference
             state = self._checked_state(line["loss"])
@@ -396,7 +403,8 @@ class Trainer:
 
     def _validate(self) -> dict[str, Any]:
         assert self._evaluate is not None, "a validation is due only if there is one"
-        found, samples = self._evaluate(self._state)
+        with phase("validation"):
+            found, samples = self._evaluate(self._state)
         return {
             "validation": {
                 "epoch": (self.step - 1) // self.steps_per_epoch,
@@ -407,7 +415,7 @@ class Trainer:
             "backend": self._backend.name,
         }
 
-    def _advance(self) -> tuple[dict[str, Any], Difference | None]:
+    def _advance(self, log: RunLog) -> tuple[dict[str, Any], Difference | None]:
         """Do a step; its line for the log, and what the check found."""
         epoch = self.step // self.steps_per_epoch
         batch = self._samples()
@@ -420,19 +428,26 @@ class Trainer:
             step=self.step,
         )
         inputs = {self._input: batch.images}
-        begin = time.perf_counter()
-        result = self._backend.step(
-            inputs,
-            batch.labels,
-            scalars,
-            progress=lambda cycles: self._watcher.cycles(self.step, cycles),
-        )
+        begin = said = time.perf_counter()
+
+        def tell(cycles: int) -> None:
+            nonlocal said
+            self._watcher.cycles(self.step, cycles)
+            now = time.perf_counter()
+            if now - said >= PROGRESS_EVERY_S:
+                said = now
+                wall_s = round(now - begin, 3)
+                log.write({"progress": {"step": self.step, "cycles": cycles, "wall_s": wall_s}})
+
+        with phase(COMPUTES.get(self._backend.name, self._backend.name)):
+            result = self._backend.step(inputs, batch.labels, scalars, progress=tell)
         wall_s = time.perf_counter() - begin
         difference = None
         if self._check:
-            difference = self._check.after(
-                self.step, self._backend, result, self._state, inputs, batch.labels, scalars
-            )
+            with phase("the check beside it"):
+                difference = self._check.after(
+                    self.step, self._backend, result, self._state, inputs, batch.labels, scalars
+                )
         line = {
             "step": self.step,
             "epoch": epoch,

@@ -39,6 +39,7 @@ from fpgapipe.sim_tb.cache import (
 )
 from fpgapipe.sim_tb.small_models import merge_sources
 from fpgapipe.sim_tb.verilog import verilog_of as verilog_of
+from fpgapipe.stopwatch import phase
 from fpgapipe.tools import run_tool
 
 SIMULATOR = "simulator.so"
@@ -225,7 +226,8 @@ def cached_simulator(
             for name, text in sources.items():
                 (folder / name).write_text(text)
             try:
-                compile_(folder, cache, log)
+                with phase("compilation of the simulator"):
+                    compile_(folder, cache, log)
             except ToolError:
                 first = folder / next(iter(sources))
                 kept = shutil.copy(first, log.with_suffix(first.suffix))

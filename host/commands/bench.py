@@ -23,23 +23,33 @@ def bench() -> None:
 
 
 _MACHINE = (
-    ("--rows", ranges.Whole(1, 128), 32, "Of the array."),
-    ("--cols", ranges.Whole(1, 128), 32, "Of the array."),
+    ("--rows", ranges.Whole(1, 128), 32, "Rows of cells of the systolic array."),
+    ("--cols", ranges.Whole(1, 128), 32, "Columns of cells of the systolic array."),
     (
         "--memory-bytes-per-cycle",
         ranges.Whole(1, 4096),
         64,
-        "Of the memory, both directions together.",
+        "Bytes that the memory moves in a cycle, reads and writes together.",
     ),
-    ("--memory-latency", ranges.Whole(1, 1 << 20), 100, "Cycles from a read request to its data."),
-    ("--scratchpad-bytes", ranges.Whole(1024, 1 << 26), 1 << 21, "On-chip memory; a power of two."),
+    (
+        "--memory-latency",
+        ranges.Whole(1, 1 << 20),
+        100,
+        "Cycles from a read request to its first data.",
+    ),
+    (
+        "--scratchpad-bytes",
+        ranges.Whole(1024, 1 << 26),
+        1 << 21,
+        "Bytes of on-chip memory; a power of two.",
+    ),
     (
         "--acc-depth",
         ranges.Whole(16, 65_536),
         1024,
         "Accumulators below each column; a power of two.",
     ),
-    ("--seed", ranges.SEED, 0, "Of the data."),
+    ("--seed", ranges.SEED, 0, "Number that decides the random data."),
 )
 """Options of the simulated core and its memory: name, range, default, help."""
 
@@ -53,14 +63,18 @@ def _machine_options(function: Callable[..., Any]) -> Callable[..., Any]:
 
 
 @command("core", example=_EXAMPLE)
-@click.option("--layer", required=True, help="gemm:m=..,n=..,k=.. or conv:cin=..,cout=..,k=..,...")
+@click.option(
+    "--layer",
+    required=True,
+    help="Layer to run, as gemm:m=..,n=..,k=.. or conv:cin=..,cout=..,k=..,...",
+)
 @click.option(
     "--pass",
     "which",
     type=click.Choice(["forward", "input", "weight"]),
     default="forward",
     show_default=True,
-    help="Forward, input gradient or weight gradient.",
+    help="Pass to run: forward, gradient of the input, or gradient of the weights.",
 )
 @_machine_options
 def core(
@@ -106,14 +120,14 @@ def core(
         raise UserError(str(error)) from None
     try:
         with progress() as display:
-            task = display.add_task("simulating cycles", total=None)
+            display.add_task("simulating cycles")
             found = bench_layer(
                 conv,
                 which,  # type: ignore[arg-type]
                 spec,
                 seed=seed,
                 memory=memory,
-                progress=lambda done, total: display.update(task, completed=done, total=total),
+                progress=lambda done, total: display.update(completed=done, total=total),
             )
     except NotImplementedError as error:
         raise UserError(str(error)) from None
@@ -122,9 +136,18 @@ def core(
 
 
 @command("step", example=_STEP_EXAMPLE)
-@click.option("--network", default="digits-cnn", show_default=True, help="A name, or a file.")
 @click.option(
-    "--batch", type=ranges.SAMPLES_SIMULATED, default=32, show_default=True, help="Samples."
+    "--network",
+    default="digits-cnn",
+    show_default=True,
+    help="Network to run: a name or a file, as for 'inspect'.",
+)
+@click.option(
+    "--batch",
+    type=ranges.SAMPLES_SIMULATED,
+    default=32,
+    show_default=True,
+    help="Samples in a mini-batch.",
 )
 @click.option(
     "--features",
@@ -180,14 +203,14 @@ def step(
         raise UserError(str(error)) from None
     try:
         with progress() as display:
-            task = display.add_task("simulating cycles", total=None)
+            display.add_task("simulating cycles")
             found = bench_step(
                 graph,
                 spec,
                 seed=seed,
                 options=StepOptions(feature_bytes=2 if features == "bf16" else 4),
                 memory=memory,
-                progress=lambda done, total: display.update(task, completed=done, total=total),
+                progress=lambda done, total: display.update(completed=done, total=total),
             )
     except NotImplementedError as error:
         raise UserError(str(error)) from None
@@ -197,13 +220,28 @@ def step(
 
 
 _CLUSTER = (
-    ("--devices", ranges.Whole(1, 64), 4, "In the chain."),
-    ("--rounds", ranges.Whole(1, 4096), 6, "Operands that go through it."),
-    ("--vectors", ranges.Whole(1, 1 << 16), 128, "Of an operand."),
+    ("--devices", ranges.Whole(1, 64), 4, "Devices in the chain."),
+    (
+        "--rounds",
+        ranges.Whole(1, 4096),
+        6,
+        "Operands that go through the chain, one after the other.",
+    ),
+    ("--vectors", ranges.Whole(1, 1 << 16), 128, "Vectors of an operand."),
     ("--width", ranges.Whole(32, 1 << 14), 256, "Elements of a vector; a multiple of 32."),
     ("--latency", ranges.Whole(1, 1 << 20), 128, "Cycles from one end of a wire to the other."),
-    ("--wire-bytes-per-cycle", ranges.Whole(1, 1 << 20), 16, "Line rate."),
-    ("--sample-cycles", ranges.Whole(256, 10**9), 2000, "Of the trace, if there is one."),
+    (
+        "--wire-bytes-per-cycle",
+        ranges.Whole(1, 1 << 20),
+        16,
+        "Bytes that a wire carries in a cycle, each way.",
+    ),
+    (
+        "--sample-cycles",
+        ranges.Whole(256, 10**9),
+        2000,
+        "Cycles from sample to sample of the counters that --trace writes.",
+    ),
 )
 """Options of a chain: name, range, default, help."""
 
@@ -220,11 +258,23 @@ def _cluster_options(function: Callable[..., Any]) -> Callable[..., Any]:
 
 @command("cluster", example=_CLUSTER_EXAMPLE)
 @_cluster_options
-@click.option("--threads", type=ranges.THREADS, help="As many as processors by default.")
 @click.option(
-    "--bit-error-rate", type=ranges.ERROR_RATE, default=0.0, show_default=True, help="Of wires."
+    "--threads",
+    type=ranges.THREADS,
+    help="Threads for the simulation [default: one for each processor].",
 )
-@click.option("--trace", type=click.Path(dir_okay=False), help="Counters over time go here.")
+@click.option(
+    "--bit-error-rate",
+    type=ranges.ERROR_RATE,
+    default=0.0,
+    show_default=True,
+    help="Share of the bits that the wires flip, from 0 to below 1.",
+)
+@click.option(
+    "--trace",
+    type=click.Path(dir_okay=False),
+    help="Write the counters over time to this file, for Perfetto.",
+)
 @_machine_options
 def cluster(
     devices: int,
@@ -282,7 +332,7 @@ def cluster(
     except (ValueError, NotImplementedError) as error:
         raise UserError(str(error)) from None
     with progress() as display:
-        task = display.add_task("simulating cycles", total=chain.expected_cycles)
+        display.add_task("simulating cycles", total=chain.expected_cycles)
         found = bench_chain(
             chain,
             wire=wire,
@@ -291,7 +341,7 @@ def cluster(
             threads=threads,
             sample_cycles=sample_cycles if trace else 0,
             progress=lambda now: display.update(
-                task, completed=now.ran, total=max(now.ran, chain.expected_cycles)
+                completed=now.ran, total=max(now.ran, chain.expected_cycles)
             ),
         )
     _print(found.to_dict(), found.matches_model, f"{devices} devices", as_json)

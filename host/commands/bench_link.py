@@ -28,10 +28,10 @@ _OPTIONS = (
         "--probe-cycles",
         ranges.Whole(16, 65_535),
         256,
-        "After which an end that waits asks for news.",
+        "Cycles after which an end that waits asks the other one for news.",
     ),
-    ("--cycles", ranges.Whole(1000, 10**9), 200_000, "Of each of the two measurements."),
-    ("--seed", ranges.SEED, 0, "Of words and wires."),
+    ("--cycles", ranges.Whole(1000, 10**9), 200_000, "Cycles of each of the two measurements."),
+    ("--seed", ranges.SEED, 0, "Number that decides the random words and the errors of the wire."),
 )
 """Options that are whole numbers: name, range, default, help."""
 
@@ -49,9 +49,12 @@ def _numbers(function: Callable[..., Any]) -> Callable[..., Any]:
     type=click.Choice(["4", "8", "16", "32", "64"]),
     default="16",
     show_default=True,
-    help="Of a beat.",
+    help="Bytes that the port to the transceiver carries in one beat, which is one cycle.",
 )
-@click.option("--bytes-per-cycle", help="Line rate, as 16 or 125/3; that of the port by default.")
+@click.option(
+    "--bytes-per-cycle",
+    help="Bytes that the wire carries in a cycle, as 16 or 125/3 [default: as many as the port].",
+)
 @click.option(
     "--slots",
     default="32,32,8",
@@ -59,7 +62,11 @@ def _numbers(function: Callable[..., Any]) -> Callable[..., Any]:
     help="Frames buffered for each of the three channels at either end.",
 )
 @click.option(
-    "--bit-error-rate", type=ranges.ERROR_RATE, default=0.0, show_default=True, help="Of the wire."
+    "--bit-error-rate",
+    type=ranges.ERROR_RATE,
+    default=0.0,
+    show_default=True,
+    help="Share of the bits that the wire flips, from 0 to below 1.",
 )
 @_numbers
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
@@ -109,12 +116,12 @@ def link(
     except ValueError as error:
         raise UserError(str(error)) from None
     with progress() as display:
-        task = display.add_task("simulating a link", total=None)
+        display.add_task("simulating a link")
         found = bench_link(
             spec,
             wire,
             cycles=cycles,
-            progress=lambda done, total: display.update(task, completed=done, total=total),
+            progress=lambda done, total: display.update(completed=done, total=total),
         )
     figures = found.to_dict()
     if as_json:

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 @command("boards", example="fpgapipe boards u280")
 @click.argument("board", metavar="[NAME|FILE]", required=False)
-@click.option("--json", "as_json", is_flag=True, help="Print JSON.")
+@click.option("--json", "as_json", is_flag=True, help="Print one JSON object instead of a table.")
 def boards(board: str | None, as_json: bool) -> None:
     """List the boards, or show one in full with the source of its numbers."""
     from fpgapipe.boards.library import load_board

@@ -26,7 +26,12 @@ if TYPE_CHECKING:
     example="fpgapipe build --board u280 --array 8x8 --batch 8 -o out/digits-cnn",
 )
 @partial(cluster_options, default_devices=2)
-@click.option("--network", default="digits-cnn", show_default=True, help="As for 'inspect'.")
+@click.option(
+    "--network",
+    default="digits-cnn",
+    show_default=True,
+    help="Network to build: a name or a file, as for 'inspect'.",
+)
 @click.option(
     "--mode",
     type=click.Choice(["train", "infer"]),
@@ -34,16 +39,36 @@ if TYPE_CHECKING:
     show_default=True,
     help="Training steps, or forward passes only.",
 )
-@click.option("--batch", type=ranges.SAMPLES, default=32, show_default=True, help="Samples.")
-@click.option("--micro-batches", type=ranges.MICROBATCHES, help="Instead of trying several.")
-@click.option("--schedule", default="1f1b-as", show_default=True, help="A kind, or auto.")
-@click.option("--array", "array", metavar="RxC", help="Cells [default: as few as are fast].")
+@click.option(
+    "--batch",
+    type=ranges.SAMPLES,
+    default=32,
+    show_default=True,
+    help="Samples in a mini-batch, after which the weights are updated.",
+)
+@click.option(
+    "--micro-batches",
+    type=ranges.MICROBATCHES,
+    help="Equal parts of a mini-batch in the pipeline [default: the best of several].",
+)
+@click.option(
+    "--schedule",
+    default="1f1b-as",
+    show_default=True,
+    help="Order of the passes, a kind that 'schedule' knows, or auto for the best of several.",
+)
+@click.option(
+    "--array",
+    "array",
+    metavar="RxC",
+    help="Rows and columns of each device's array of cells [default: as few as are fast].",
+)
 @click.option(
     "--seed",
     type=ranges.SEED,
     default=0,
     show_default=True,
-    help="Of the first parameters.",
+    help="Number that decides the random parameters to begin with.",
 )
 @click.option(
     "--verify/--no-verify",
@@ -51,7 +76,13 @@ if TYPE_CHECKING:
     show_default=True,
     help="Compare an imported network with its source first; refuse one that differs.",
 )
-@click.option("-o", "--output", "folder", metavar="DIR", help="Folder [default: out/NETWORK].")
+@click.option(
+    "-o",
+    "--output",
+    "folder",
+    metavar="DIR",
+    help="Folder to write the build to [default: out/NETWORK].",
+)
 def build(
     cluster: Cluster,
     network: str,
@@ -152,11 +183,12 @@ def _verify(request: Request) -> None:
 def _explored(request: Request) -> Candidate:
     from fpgapipe.host.console import progress
     from fpgapipe.partition.smallest import explore_smallest
+    from fpgapipe.stopwatch import phase
 
-    with progress() as display:
-        task = display.add_task("planning", total=None)
+    with progress() as display, phase("planning"):
+        display.add_task("planning")
         return explore_smallest(
-            request, lambda done, total: display.update(task, completed=done, total=total)
+            request, lambda done, total: display.update(completed=done, total=total)
         ).best
 
 
@@ -197,14 +229,14 @@ def _written(plan: Plan, request: Request, folder: Path, seed: int) -> Build:
     from fpgapipe.hw.hls_models.garbage import rare_collections
 
     with progress() as display, rare_collections():
-        task = display.add_task("making programs", total=None)
+        display.add_task("making programs")
         return write_build(
             plan,
             request.load(plan.microbatch),
             request.cluster,
             folder,
             seed=seed,
-            on_part=lambda what: display.update(task, description=f"making {what}"),
+            on_part=lambda what: display.update(description=f"making {what}"),
         )
 
 

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 @command("cluster", example="fpgapipe cluster --board u280 --devices 4")
 @with_cluster
 @click.argument("cluster_file", metavar="[FILE]", required=False)
-@click.option("--json", "as_json", is_flag=True, help="Print JSON.")
+@click.option("--json", "as_json", is_flag=True, help="Print one JSON object instead of a table.")
 def cluster(cluster: Cluster, as_json: bool) -> None:
     """Show the devices and links of a cluster.
 

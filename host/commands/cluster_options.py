@@ -20,9 +20,12 @@ def cluster_options(function: Callable[..., Any], default_devices: int = 1) -> C
     The function gets the :class:`~fpgapipe.boards.cluster.Cluster` that they name as ``cluster``.
     Use it below ``@command(...)``.
     """
-    function = click.option("--cluster", "cluster_file", metavar="FILE", help="A cluster file.")(
-        function
-    )
+    function = click.option(
+        "--cluster",
+        "cluster_file",
+        metavar="FILE",
+        help="File that says which boards there are and how they are cabled.",
+    )(function)
     return with_cluster(function, default_devices)
 
 
@@ -45,10 +48,12 @@ def with_cluster(function: Callable[..., Any], default_devices: int = 1) -> Call
         "--devices",
         metavar="N",
         type=ranges.DEVICES,
-        help=f"How many of the board, in a chain [default: {default_devices}].",
+        help=f"Boards of this kind, cabled in a chain [default: {default_devices}].",
     )(run)
     return click.option(
-        "--board", metavar="NAME|FILE", help="A board; 'fpgapipe boards' lists the built-in ones."
+        "--board",
+        metavar="NAME|FILE",
+        help="Kind of board; 'fpgapipe boards' lists the built-in ones.",
     )(run)
 
 

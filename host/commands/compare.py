@@ -17,7 +17,9 @@ if TYPE_CHECKING:
 @command("compare", example="fpgapipe compare resnet50 --board u280 --devices 4 --batch 64")
 @click.argument("network")
 @cluster_options
-@click.option("--batch", type=ranges.SAMPLES, default=64, show_default=True, help="Samples.")
+@click.option(
+    "--batch", type=ranges.SAMPLES, default=64, show_default=True, help="Samples in a mini-batch."
+)
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
 def compare(network: str, cluster: Cluster, batch: int, as_json: bool) -> None:
     """Compare one device, data parallel, an even split and pipeline schedules for NETWORK.
@@ -32,12 +34,12 @@ def compare(network: str, cluster: Cluster, batch: int, as_json: bool) -> None:
     from fpgapipe.partition import comparison
 
     with progress() as display:
-        task = display.add_task("comparing", total=None)
+        display.add_task("comparing")
         found = comparison.compare(
             loader(network),
             batch,
             cluster.spec,
-            on_step=lambda done, total: display.update(task, completed=done, total=total),
+            on_step=lambda done, total: display.update(completed=done, total=total),
         )
     parallel, alone = found.find("data parallel"), found.find("one device")
 

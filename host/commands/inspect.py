@@ -15,7 +15,11 @@ if TYPE_CHECKING:
 
 @command("inspect", example="fpgapipe inspect resnet50 --batch 8")
 @click.argument("network")
-@click.option("--batch", type=ranges.SAMPLES_SHOWN, help="Samples in a batch.")
+@click.option(
+    "--batch",
+    type=ranges.SAMPLES_SHOWN,
+    help="Samples in a batch [default: that of the file, else 1].",
+)
 @click.option(
     "--verify",
     is_flag=True,

@@ -2,12 +2,18 @@
 
 import contextlib
 import functools
+import logging
 import os
 import sys
 from collections.abc import Callable
 from typing import Any
 
 import click
+
+from fpgapipe.stopwatch import phases
+
+LONG_S = 5.0
+"""Seconds from which on a command says where they went."""
 
 
 def _set_verbosity(ctx: click.Context, param: click.Parameter, value: bool) -> None:
@@ -20,14 +26,25 @@ def verbosity_options(function: Callable[..., Any]) -> Callable[..., Any]:
     flag = functools.partial(
         click.option, is_flag=True, expose_value=False, callback=_set_verbosity
     )
-    flag("-v", "--verbose", help="Show each step.")(function)
-    flag("-q", "--quiet", help="Show errors only.")(function)
+    flag("-v", "--verbose", help="Show more of what is done.")(function)
+    flag("-q", "--quiet", help="Show results and errors alone.")(function)
     return function
 
 
 def discard_output() -> None:
     """Let what is left of standard output go nowhere, since where it went takes no more."""
     os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+
+
+def _say_phases(seconds: dict[str, float]) -> None:
+    """Say where the time went, if it was long enough to wonder."""
+    if sum(seconds.values()) < LONG_S:
+        return
+    from fpgapipe.host.progress import span
+
+    largest = sorted(seconds.items(), key=lambda item: -item[1])
+    text = ", ".join(f"{span(each)} {name}" for name, each in largest if each >= 0.5)
+    logging.getLogger("fpgapipe").info("the time went into %s", text)
 
 
 def command(name: str, *, example: str) -> Callable[[Callable[..., Any]], click.Command]:
@@ -48,10 +65,12 @@ def command(name: str, *, example: str) -> Callable[[Callable[..., Any]], click.
             from fpgapipe.host.console import json_alone, set_up_logging
 
             set_up_logging(click.get_current_context().meta.get("fpgapipe.verbosity", 0))
+            phases()  # what went before in this process is no part of the command
             try:
                 with json_alone() if kwargs.get("as_json") else contextlib.nullcontext():
                     result = function(*args, **kwargs)
                 sys.stdout.flush()
+                _say_phases(phases())
                 return result
             except BrokenPipeError:
                 discard_output()  # the reader (head, less) has gone, which is its right

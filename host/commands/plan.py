@@ -16,13 +16,40 @@ if TYPE_CHECKING:
 
 @command("plan", example="fpgapipe plan resnet50 --board u280 --devices 4 --batch 64")
 @click.argument("network", required=False)
-@click.option("--board", metavar="NAME|FILE", help="A board.")
-@click.option("--devices", metavar="N", type=ranges.DEVICES, help="How many, in a chain.")
-@click.option("--cluster", "cluster_file", metavar="FILE", help="A cluster file.")
-@click.option("--batch", type=ranges.SAMPLES, default=64, show_default=True, help="Samples.")
-@click.option("--micro-batches", type=ranges.MICROBATCHES, help="Instead of trying several.")
-@click.option("--schedule", default="auto", show_default=True, help="A kind, or auto.")
-@click.option("--array", metavar="RxC", help="Of every device, instead of trying several.")
+@click.option(
+    "--board", metavar="NAME|FILE", help="Kind of board; 'fpgapipe boards' lists the built-in ones."
+)
+@click.option(
+    "--devices",
+    metavar="N",
+    type=ranges.DEVICES,
+    help="Boards of this kind, cabled in a chain [default: 1].",
+)
+@click.option(
+    "--cluster",
+    "cluster_file",
+    metavar="FILE",
+    help="File that says which boards there are and how they are cabled.",
+)
+@click.option(
+    "--batch", type=ranges.SAMPLES, default=64, show_default=True, help="Samples in a mini-batch."
+)
+@click.option(
+    "--micro-batches",
+    type=ranges.MICROBATCHES,
+    help="Equal parts of a mini-batch in the pipeline [default: the best of several].",
+)
+@click.option(
+    "--schedule",
+    default="auto",
+    show_default=True,
+    help="Order of the passes, a kind that 'schedule' knows, or auto for the best of several.",
+)
+@click.option(
+    "--array",
+    metavar="RxC",
+    help="Rows and columns of each device's array of cells [default: the best of several].",
+)
 @click.option("--free-order", is_flag=True, help="Devices may be cabled in another order.")
 @click.option(
     "--objective",
@@ -30,12 +57,16 @@ if TYPE_CHECKING:
     help="What the cut makes smallest [minibatch; of profiles, bottleneck].",
 )
 @click.option("--profile", metavar="FILE", help="Measured times instead of a network and boards.")
-@click.option("--bandwidth", type=ranges.BYTES_PER_S, help="Of a link, bytes/s, for --profile.")
+@click.option(
+    "--bandwidth", type=ranges.BYTES_PER_S, help="Rate of a link in bytes/s, for --profile."
+)
 @click.option("--straight", is_flag=True, help="For --profile: one device a stage, free transfers.")
-@click.option("-o", "--output", metavar="FILE", help="Write plan.json.")
-@click.option("--html", metavar="FILE", help="Write the timetable as a page.")
-@click.option("--svg", metavar="FILE", help="Write it as a picture.")
-@click.option("--trace", metavar="FILE", help="Write it as a trace for Perfetto.")
+@click.option("-o", "--output", metavar="FILE", help="Write the plan to this file, as JSON.")
+@click.option("--html", metavar="FILE", help="Write the timetable to this file, as a page.")
+@click.option("--svg", metavar="FILE", help="Write the timetable to this file, as a picture.")
+@click.option(
+    "--trace", metavar="FILE", help="Write the timetable to this file, as a trace for Perfetto."
+)
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
 def plan(network: str | None, profile: str | None, **options: Any) -> None:
     """Search schedules, micro-batch sizes, array shapes and cuts for the fastest that fits.

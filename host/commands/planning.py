@@ -65,12 +65,11 @@ def run_exploration(request: Request) -> Exploration:
     """Explore with a progress bar."""
     from fpgapipe.host.console import progress
     from fpgapipe.partition.explorer import explore
+    from fpgapipe.stopwatch import phase
 
-    with progress() as display:
-        task = display.add_task("planning", total=None)
-        return explore(
-            request, lambda done, total: display.update(task, completed=done, total=total)
-        )
+    with progress() as display, phase("planning"):
+        display.add_task("planning")
+        return explore(request, lambda done, total: display.update(completed=done, total=total))
 
 
 def why_not_built(plan: Plan, graph: Graph, cluster: ClusterSpec) -> dict[str, Any]:

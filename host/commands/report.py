@@ -15,10 +15,15 @@ if TYPE_CHECKING:
 @command("report", example="fpgapipe report out/digits-cnn")
 @click.argument("folder", metavar="DIR")
 @click.option(
-    "--measure", is_flag=True, help="Simulate a mini-batch first, and time it by every level."
+    "--measure",
+    is_flag=True,
+    help="Simulate a mini-batch first, and show its cycles by every level of prediction.",
 )
 @click.option(
-    "-o", "--output", type=click.Path(dir_okay=False), help="File [default: DIR/run/report.html]."
+    "-o",
+    "--output",
+    type=click.Path(dir_okay=False),
+    help="File to write the page to [default: DIR/run/report.html].",
 )
 def report(folder: str, measure: bool, output: str | None) -> None:
     """Write a page about the build in DIR: plan, resources, cycles, training.
@@ -48,11 +53,11 @@ def _measure(build: Build) -> None:
     from fpgapipe.host.measure import measure_build
 
     with holding(build.folder), progress() as display:
-        task = display.add_task("simulating a mini-batch, in cycles", total=None)
+        display.add_task("simulating a mini-batch, in cycles")
         try:
             measure_build(
                 build,
-                progress=lambda done, total: display.update(task, completed=done, total=total),
+                progress=lambda done, total: display.update(completed=done, total=total),
             )
         except OSError as error:
             where = error.filename or build.folder

@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from fpgapipe.host.runtime import RunOptions, RunSummary
     from fpgapipe.host.settings import Settings
 
+RANDOM = "random"
 BACKENDS = ("sim", "model", "torch")
 COURSES = ("epochs", "steps", "more")
 WHOLE = ("seed", "epochs", "steps")
@@ -27,13 +28,15 @@ WHOLE = ("seed", "epochs", "steps")
     type=click.Choice(BACKENDS),
     default="sim",
     show_default=True,
-    help="Simulated devices, their bit-exact model, or PyTorch.",
+    help="What runs: simulated devices, their bit-exact model, or PyTorch.",
 )
-@click.option("--steps", type=ranges.STEPS, help="Mini-batches, at a constant learning rate.")
+@click.option(
+    "--steps", type=ranges.STEPS, help="Mini-batches in all, at a constant learning rate."
+)
 @click.option(
     "--epochs",
     type=ranges.EPOCHS,
-    help="Epochs; the learning rate falls along half a cosine [default: 1].",
+    help="Passes through all samples; the learning rate falls along half a cosine [default: 1].",
 )
 @click.option(
     "--more",
@@ -45,15 +48,17 @@ WHOLE = ("seed", "epochs", "steps")
     default="digits",
     show_default=True,
     metavar="digits|random|FILE.npz|FOLDER",
-    help="Samples: of scikit-learn, made up, arrays, or images by class.",
+    help="Samples to train on: scikit-learn's, made-up ones, arrays, or images by class.",
 )
 @click.option(
     "--check",
     is_flag=False,
-    flag_value="",
-    type=click.Choice([*BACKENDS, ""]),
-    help="Run a second backend beside and stop at the first difference [default: model for sim and "
-    "torch, torch for model].",
+    flag_value="auto",
+    default="none",
+    show_default=True,
+    type=click.Choice([*BACKENDS, "auto", "none"]),
+    help="Run a second backend beside and stop at the first difference; auto, which --check alone "
+    "means, is model for sim and torch, and torch for model.",
 )
 @click.option(
     "--resume",
@@ -71,12 +76,12 @@ WHOLE = ("seed", "epochs", "steps")
     type=ranges.STEPS,
     default=20,
     show_default=True,
-    help="Steps between them.",
+    help="Mini-batches from checkpoint to checkpoint.",
 )
 @click.option(
     "--parameters",
     type=click.Path(dir_okay=False),
-    help="Begin with those of a .npz file or a checkpoint instead of the build's.",
+    help="Begin with the parameters of a .npz file or a checkpoint instead of the build's.",
 )
 @click.option(
     "--learning-rate",
@@ -84,19 +89,46 @@ WHOLE = ("seed", "epochs", "steps")
     help="Learning rate of SGD, used as it is from the first mini-batch on [default: 0.01 for a "
     "batch of 8, growing with the square root of the batch, and reached in a warm-up].",
 )
-@click.option("--momentum", type=ranges.MOMENTUM, default=0.9, show_default=True)
-@click.option("--weight-decay", type=ranges.WEIGHT_DECAY, default=1e-4, show_default=True)
-@click.option("--seed", type=ranges.SEED, default=0, show_default=True, help="Of the order.")
+@click.option(
+    "--momentum",
+    type=ranges.MOMENTUM,
+    default=0.9,
+    show_default=True,
+    help="Share of its last update that SGD keeps.",
+)
+@click.option(
+    "--weight-decay",
+    type=ranges.WEIGHT_DECAY,
+    default=1e-4,
+    show_default=True,
+    help="Share of each weight that is added to its gradient.",
+)
+@click.option(
+    "--seed",
+    type=ranges.SEED,
+    default=0,
+    show_default=True,
+    help="Number that decides the order of the samples and what dropout drops.",
+)
 @click.option("--no-validation", is_flag=True, help="Train only: validations take time, too.")
 @click.option(
     "--precision",
     type=click.Choice(["fp32", "bf16", "mxint8"]),
     default="fp32",
     show_default=True,
-    help="Of PyTorch.",
+    help="Number format that PyTorch computes with; mxint8 rounds as the devices do.",
 )
-@click.option("--device", default="auto", show_default=True, help="Of PyTorch: cpu, cuda, cuda:1.")
-@click.option("--threads", type=ranges.THREADS, help="Of the simulator [default: cores].")
+@click.option(
+    "--device",
+    default="auto",
+    show_default=True,
+    help="Where PyTorch computes: cpu, cuda, cuda:1, or auto for a GPU if there is one.",
+)
+@click.option(
+    "--threads",
+    type=ranges.THREADS,
+    help="Threads for the simulation [default: one for each processor].",
+)
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
 def run(folder: str, as_json: bool, **options: Any) -> int:
     """Train on the build in DIR, or run its inference, and keep what comes of it in DIR/run.
@@ -125,12 +157,19 @@ def run(folder: str, as_json: bool, **options: Any) -> int:
         file = options["parameters"]
         parameters = read_parameters(Path(file), build.graph) if file else None
         how = _how(options, source, parameters)
+        clock = clk_hz(build)
         with progress() as display:
-            summary = run_build(build, data, settings, how, RunDisplay(display, clk_hz(build)))
+            summary = run_build(
+                build,
+                data,
+                settings,
+                how,
+                RunDisplay(display, clock, build.plan.predicted.minibatch_s * clock),
+            )
     if as_json:
         print_json(summary.to_dict())
     else:
-        _print(summary)
+        _print(summary, says_accuracy=options["data"] != RANDOM)
     return 1 if summary.difference else 0
 
 
@@ -212,10 +251,11 @@ def _how(options: dict[str, Any], source: Path | None, parameters: Any) -> RunOp
 
     if source and parameters is not None:
         raise UserError("a checkpoint has parameters of its own; leave --parameters out")
+    beside = {"none": None, "auto": COUNTERPART[options["backend"]]}
     check = options["check"]
     return RunOptions(
         options["backend"],
-        COUNTERPART[options["backend"]] if check == "" else check,
+        beside.get(check, check),
         source=source,
         parameters=parameters,
         checkpoint_every=options["checkpoint_every"],
@@ -226,7 +266,8 @@ def _how(options: dict[str, Any], source: Path | None, parameters: Any) -> RunOp
     )
 
 
-def _print(summary: RunSummary) -> None:
+def _print(summary: RunSummary, *, says_accuracy: bool) -> None:
+    """Print the figures; the accuracy on samples that are made up means nothing."""
     import sys
 
     from fpgapipe.host.console import Column, count, print_table, scaled
@@ -234,7 +275,7 @@ def _print(summary: RunSummary) -> None:
     rows: list[tuple[str, str]] = [("mini-batches", f"{summary.steps:,}, {summary.ran:,} just now")]
     if summary.loss is not None:
         rows.append(("loss of the last", f"{summary.loss:.4f}"))
-    if summary.accuracy is not None:
+    if summary.accuracy is not None and says_accuracy:
         rows.append(("validation accuracy", f"{summary.accuracy:.2%}"))
     if summary.cycles and summary.samples_per_s:
         rate = scaled(summary.samples_per_s, "samples/s")

@@ -19,29 +19,82 @@ if TYPE_CHECKING:
     example="fpgapipe schedule zb-h1 --stages 4 --microbatches 8 --tf 1 --tb 1 --tw 1",
 )
 @click.argument("kind")
-@click.option("--stages", type=ranges.STAGES, required=True, help="Devices in a row.")
-@click.option("--microbatches", type=ranges.MICROBATCHES, required=True, help="Micro-batches.")
-@click.option("--tf", type=ranges.SECONDS, default=1.0, show_default=True, help="Forward pass, s.")
 @click.option(
-    "--tb", type=ranges.SECONDS, default=1.0, show_default=True, help="Input gradient, s."
+    "--stages", type=ranges.STAGES, required=True, help="Devices in the chain, a stage each."
 )
 @click.option(
-    "--tw", type=ranges.SECONDS, default=1.0, show_default=True, help="Weight gradient, s."
+    "--microbatches", type=ranges.MICROBATCHES, required=True, help="Equal parts of a mini-batch."
 )
 @click.option(
-    "--tcomm", type=ranges.SECONDS, default=0.0, show_default=True, help="One transfer, s."
+    "--tf",
+    type=ranges.SECONDS,
+    default=1.0,
+    show_default=True,
+    help="Seconds that a forward pass takes.",
 )
 @click.option(
-    "--latency", type=ranges.SECONDS, default=0.0, show_default=True, help="Of a link, s."
+    "--tb",
+    type=ranges.SECONDS,
+    default=1.0,
+    show_default=True,
+    help="Seconds that the gradient of the inputs takes.",
 )
-@click.option("--chunks", type=ranges.CHUNKS, default=2, help="Stages a device, interleaved.")
-@click.option("--memory-limit", type=ranges.KEPT, help="Micro-batches kept, zb-auto.")
-@click.option("--fifo-depth", type=ranges.KEPT, help="Results a link holds [no limit].")
+@click.option(
+    "--tw",
+    type=ranges.SECONDS,
+    default=1.0,
+    show_default=True,
+    help="Seconds that the gradient of the weights takes.",
+)
+@click.option(
+    "--tcomm",
+    type=ranges.SECONDS,
+    default=0.0,
+    show_default=True,
+    help="Seconds that a transfer to the next device takes.",
+)
+@click.option(
+    "--latency",
+    type=ranges.SECONDS,
+    default=0.0,
+    show_default=True,
+    help="Seconds from one end of a link to the other.",
+)
+@click.option(
+    "--chunks",
+    type=ranges.CHUNKS,
+    default=2,
+    show_default=True,
+    help="Stages of each device in interleaved schedules.",
+)
+@click.option(
+    "--memory-limit",
+    type=ranges.KEPT,
+    help="Micro-batches whose activations a device keeps at most, for zb-auto.",
+)
+@click.option(
+    "--fifo-depth",
+    type=ranges.KEPT,
+    help="Results that a link holds at most [default: any number].",
+)
 @click.option("--order", is_flag=True, help="Print the order of tasks instead of a timetable.")
-@click.option("--svg", type=click.Path(dir_okay=False), help="Write the timetable as a picture.")
-@click.option("--html", type=click.Path(dir_okay=False), help="Write it as a page.")
-@click.option("--trace", type=click.Path(dir_okay=False), help="Write a trace for Perfetto.")
-@click.option("--csv", "csv_file", type=click.Path(dir_okay=False), help="Write PyTorch's CSV.")
+@click.option(
+    "--svg", type=click.Path(dir_okay=False), help="Write the timetable to this file, as a picture."
+)
+@click.option(
+    "--html", type=click.Path(dir_okay=False), help="Write the timetable to this file, as a page."
+)
+@click.option(
+    "--trace",
+    type=click.Path(dir_okay=False),
+    help="Write the timetable to this file, as a trace for Perfetto.",
+)
+@click.option(
+    "--csv",
+    "csv_file",
+    type=click.Path(dir_okay=False),
+    help="Write the order of tasks to this file, as the CSV that PyTorch reads.",
+)
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
 def schedule(kind: str, as_json: bool, **options: Any) -> None:
     """Draw the timetable of KIND for equal stages, and print what it comes to.

@@ -183,7 +183,7 @@ def _read_run(path: Path) -> Run:
             value = parse_json(line)
             if isinstance(value, dict) and "validation" in value:
                 validations.append(ValidationLine.model_validate(value["validation"]))
-            else:
+            elif not (isinstance(value, dict) and "progress" in value):
                 steps.append(StepLine.model_validate(value))
         except ValidationError as error:
             faults.append(f"{path}, line {number} cannot be used: {faults_of(error)[0]}.")
