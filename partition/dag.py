@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import replace
+from functools import lru_cache
 
 import networkx as nx
 import numpy as np
@@ -161,6 +162,36 @@ def _bound(problem: PartitionProblem, objective: Objective) -> float:
     return schedule.fill_factor * least + schedule.steady_periods * problem.bound_s
 
 
+@lru_cache(maxsize=2)
+def _structure(
+    masks: tuple[int, ...], count: int, edges: tuple[tuple[int, int], ...]
+) -> tuple[Bools, Bools, Floats]:
+    """What downsets are whatever layers and devices take: the search for a limit asks often.
+
+    Returns
+    -------
+    inside : bool array, shape (downsets, layers)
+    within : bool array, shape (downsets, downsets)
+        Row by column, whether the first is a proper part of the second.
+    crossing : float array, shape (downsets, layers)
+        Which layers' outputs each cut carries.
+    """
+    width = (count + 7) // 8
+    packed = np.frombuffer(
+        b"".join(mask.to_bytes(width, "little") for mask in masks), np.uint8
+    ).reshape(len(masks), width)
+    inside = np.unpackbits(packed, axis=1, count=count, bitorder="little").astype(bool)
+    small = inside.astype(np.float32)
+    within = np.equal(small @ (1 - small).T, 0)
+    np.fill_diagonal(within, False)
+    crossing = np.zeros(inside.shape)
+    for source, target in edges:
+        crossing[:, source] = np.maximum(
+            crossing[:, source], inside[:, source] & ~inside[:, target]
+        )
+    return inside, within, crossing
+
+
 class Downsets(Cuts):
     """Downsets of a graph of layers, and which is part of which.
 
@@ -172,34 +203,18 @@ class Downsets(Cuts):
     """
 
     def __init__(self, problem: PartitionProblem, masks: list[int]) -> None:
-        count = problem.num_layers
-        width = (count + 7) // 8
-        packed = np.frombuffer(
-            b"".join(mask.to_bytes(width, "little") for mask in masks), np.uint8
-        ).reshape(len(masks), width)
-        self.inside = np.unpackbits(packed, axis=1, count=count, bitorder="little").astype(bool)
+        self.inside, self.within, crossing = _structure(
+            tuple(masks), problem.num_layers, problem.edges
+        )
         member = self.inside.astype(np.float64)
         super().__init__(
             problem,
             (member @ problem.compute_s).T,
             member @ problem.weight_bytes,
             member @ problem.feature_bytes,
-            self._crossing(problem) @ problem.output_bytes,
+            crossing @ problem.output_bytes,
         )
         self.work = float(self.size) ** 2 / 4 + STEP_WORK
-        # Row by column: whether the first is a proper part of the second.
-        small = self.inside.astype(np.float32)
-        self.within = np.equal(small @ (1 - small).T, 0)
-        np.fill_diagonal(self.within, False)
-
-    def _crossing(self, problem: PartitionProblem) -> Floats:
-        """Which layers' outputs each cut carries."""
-        crossing = np.zeros(self.inside.shape)
-        for source, target in problem.edges:
-            crossing[:, source] = np.maximum(
-                crossing[:, source], self.inside[:, source] & ~self.inside[:, target]
-            )
-        return crossing
 
     def layers_between(self, start: int, end: int) -> list[int]:
         """Layers behind one cut and before another, in the network's order."""
