@@ -1,166 +1,345 @@
-"""``kill -9`` at random moments of a training run, from its first log on; then resumed to the end.
+"""Builds, runs and reports ended at random moments: nothing is lost, and nothing is left over.
 
-Prints one JSON object: how many of them end with the weights and the log of the run that was left
-alone. The run is ``fpgapipe run`` of digits-cnn on two devices in the bit-exact model.
+Each case begins with a build that has a run and a report, or without a run where it is built anew.
+Then one of the three commands runs in a process of its own and is ended: by ``kill -9``, by
+SIGTERM, by SIGHUP, or by a disk that is full (a small one, mounted for it where that is permitted;
+else files that may not grow). What was there before has to be there still, and usable: the build,
+the run with the bits of its weights, the report. The command is given once more, with ``--resume``
+where a run left a checkpoint, and has to end as if nothing had been; then no temporary file may be
+left.
+
+Prints one JSON object: cases and faults by command and by way. Exits with 1 if there is a fault.
 """
 
 import argparse
+import contextlib
+import ctypes
 import hashlib
+import io
 import json
+import logging
+import os
 import random
+import resource
 import shutil
 import signal
-import subprocess
 import sys
 import tempfile
 import time
+import traceback
+from collections import Counter
+from collections.abc import Iterator
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
-from fpgapipe.boards.cluster import chain_of
-from fpgapipe.boards.library import load_board
-from fpgapipe.host.build import write_build
+from fpgapipe.errors import UserError
+from fpgapipe.host.build import open_build
 from fpgapipe.host.checkpoint import Checkpoint, CheckpointFolder
+from fpgapipe.host.cli import main as command_line
+from fpgapipe.host.commands import build as build_command
+from fpgapipe.host.run_folder import CHECKPOINTS, LOG, earlier_runs
 from fpgapipe.host.run_log import read_log
-from fpgapipe.partition.explorer import Request, explore
-from fpgapipe.partition.load import load_network
-from fpgapipe.partition.planned import as_plan
 
-NETWORK = "digits-cnn"
-MICROBATCHES = 2
+WAYS = {"kill": signal.SIGKILL, "term": signal.SIGTERM, "hup": signal.SIGHUP, "full": None}
+"""How a command is ended: by which signal, or by a full disk."""
 
+CODES = {"kill": {-9}, "term": {143, -15}, "hup": {129, -1}, "full": {2}}
+"""Exit codes then, besides 0; a signal that comes before it is minded ends the process itself."""
 
-def make_build(folder: Path, batch: int, devices: int) -> None:
-    """Write a build of small cores."""
-    cluster = chain_of(load_board("u280"), devices).spec
-    request = Request(
-        lambda samples: load_network(NETWORK, samples),
-        batch,
-        cluster,
-        ("1f1b-as",),
-        MICROBATCHES,
-        array=(16, 16),
-        all_devices=True,
-    )
-    graph = load_network(NETWORK, batch // MICROBATCHES)
-    write_build(
-        as_plan(explore(request).best, graph, NETWORK, batch, cluster), graph, cluster, folder
-    )
+NEW = "--board u280 --devices 1 --array 4x4 --batch 4 --micro-batches 2"
+STEPS, EVERY = 12, 2
+RUN = f"--backend model --data random --steps {STEPS} --checkpoint-every {EVERY} --no-validation"
 
 
-class Runs:
-    """Runs of one build, each in a folder of its own.
-
-    Parameters
-    ----------
-    build : Path
-    folder : Path
-        For the copies.
-    steps : int
-    every : int
-        Steps from checkpoint to checkpoint.
-    """
-
-    def __init__(self, build: Path, folder: Path, steps: int, every: int) -> None:
-        self._build = build
-        self._folder = folder
-        self._options = ["--steps", str(steps), "--checkpoint-every", str(every)]
-
-    def copy(self, name: str) -> Path:
-        """A build that has not been run."""
-        return Path(shutil.copytree(self._build, self._folder / name))
-
-    def start(self, build: Path, *more: str) -> subprocess.Popen[bytes]:
-        """Begin a run."""
-        command = [sys.executable, "-m", "fpgapipe.host.cli", "--quiet", "run", str(build)]
-        command += ["--backend", "model", "--no-validation", *self._options, *more]
-        return subprocess.Popen(command, stdout=subprocess.DEVNULL)
-
-    def finish(self, build: Path) -> float:
-        """Take a run to its end, also one that was killed; seconds from its first log on."""
-        has_checkpoint = any(CheckpointFolder(build / "run/model/checkpoints"))
-        process = self.start(build, *["--resume"] * has_checkpoint)
-        begin = self.await_log(build, process)
-        if process.wait():
-            raise RuntimeError(f"the run of {build} ended with {process.returncode}")
-        return time.perf_counter() - begin
-
-    def await_log(self, build: Path, process: subprocess.Popen[bytes]) -> float:
-        """Wait until a run has opened its log; when that was."""
-        while not (build / "run/model/log.jsonl").exists() and process.poll() is None:
-            time.sleep(0.005)
-        return time.perf_counter()
+def call(*words: str | Path) -> int:
+    """Give a command in this process."""
+    with contextlib.redirect_stdout(io.StringIO()):
+        return command_line([str(word) for word in words])
 
 
-def outcome(build: Path) -> tuple[str, list[dict[str, Any]]]:
-    """Digest of the last checkpoint's values, and the log without times."""
+def commands(folder: Path) -> dict[str, list[str]]:
+    """What is ended, for a build in a folder."""
+    return {
+        "build": ["build", *NEW.split(), "--seed", "1", "-o", str(folder)],
+        "run": ["run", str(folder), *RUN.split(), "--seed", "1"],
+        "report": ["report", str(folder)],
+    }
+
+
+def remember(words: list[str]) -> None:
+    """Make a build, and let builds to come take its plan and Verilog: those write nothing."""
+    parts = [module for name, module in sys.modules.items() if hasattr(module, "device_verilog")]
+    texts: dict[object, str] = {}
+    (really, *_) = {module.device_verilog for module in parts}
+
+    def device_verilog(core: object) -> str:
+        if core not in texts:
+            texts[core] = really(core)
+        return texts[core]
+
+    for module in parts:
+        module.device_verilog = device_verilog  # type: ignore[attr-defined]
+    explored = build_command._explored
+    plans: list[object] = []
+
+    def once(request: object) -> object:
+        plans.extend([] if plans else [explored(request)])  # type: ignore[arg-type]
+        return plans[0]
+
+    build_command._explored = once  # type: ignore[assignment]
+    assert call(*words) == 0
+
+
+# ---------------------------------------------------------------------- what was there
+
+
+def weights(folder: Path) -> str:
+    """Digest of the newest checkpoint of a run and of its log without times; empty if none."""
     digest = hashlib.sha256()
-    newest = next(iter(CheckpointFolder(build / "run/model/checkpoints")))
+    newest = next(iter(CheckpointFolder(folder / CHECKPOINTS)), None)
+    if newest is None:
+        return ""
     for name, value in sorted(Checkpoint.read(newest).state.items()):
         digest.update(name.encode() + value.tobytes())
-    lines = read_log(build / "run/model/log.jsonl")
-    return digest.hexdigest(), [
-        {name: value for name, value in line.items() if name != "wall_s"} for line in lines
-    ]
+    for line in read_log(folder / LOG):
+        line.pop("wall_s", None)
+        digest.update(json.dumps(line, sort_keys=True).encode())
+    return digest.hexdigest()
 
 
-def main() -> None:
+def digest_of_build(folder: Path) -> str:
+    """Digest of a build that is whole; empty of another."""
+    try:
+        return hashlib.sha256(
+            (open_build(folder).folder / "manifest.json").read_bytes()
+        ).hexdigest()
+    except UserError:
+        return ""
+
+
+def runs(folder: Path) -> set[str]:
+    """Digests of all runs that a build has."""
+    present = folder / "run/model"
+    return {weights(each) for each in (present, *earlier_runs(present))}
+
+
+@dataclass(frozen=True)
+class Expected:
+    """What there is before a command and after it.
+
+    Attributes
+    ----------
+    folder : Path
+        As it is before.
+    build, run, page : str
+        Digests before.
+    after : mapping
+        Digest of what each command makes.
+    seconds : mapping
+        What each command takes.
+    bytes : mapping
+        What each command writes, about.
+    """
+
+    folder: dict[str, Path]
+    build: str
+    run: str
+    page: bytes
+    after: dict[str, str]
+    seconds: dict[str, float]
+    bytes: dict[str, int]
+
+
+def page_of(folder: Path) -> bytes:
+    """The report; the commands in it without the build's path."""
+    return (folder / "run/report.html").read_bytes().replace(bytes(folder), b"")
+
+
+def result_of(name: str, folder: Path) -> str:
+    """Digest of what a command has made."""
+    if name == "build":
+        return digest_of_build(folder)
+    if name == "run":
+        return weights(folder / "run/model")
+    return hashlib.sha256(page_of(folder)).hexdigest()
+
+
+def prepare(scratch: Path) -> Expected:
+    """Make what all cases begin with, and see what the commands make of it."""
+    whole, bare = scratch / "whole", scratch / "bare"
+    remember(["build", *NEW.split(), "-o", str(whole)])
+    shutil.copytree(whole, bare)
+    assert call("run", whole, *RUN.split()) == 0
+    assert call("report", whole) == 0
+    page = (whole / "run/report.html").read_bytes()
+    folders = {"build": bare, "run": whole, "report": whole}
+    after, seconds, size = {}, {}, {}
+    for name, words in commands(scratch / "b").items():
+        shutil.copytree(folders[name], scratch / "b")
+        if name == "report":
+            (scratch / "b/run/model/log.jsonl").write_text("")  # another page than before
+        before = used(scratch / "b")
+        begin = time.monotonic()
+        assert call(*words) == 0
+        seconds[name] = time.monotonic() - begin
+        after[name] = result_of(name, scratch / "b")
+        size[name] = max(used(scratch / "b") - before, used(scratch / "b") // 2)
+        shutil.rmtree(scratch / "b")
+    return Expected(
+        folders, digest_of_build(whole), weights(whole / "run/model"), page,
+        after, seconds, size,
+    )  # fmt: skip
+
+
+def used(folder: Path) -> int:
+    """Bytes of all files in a folder."""
+    return sum(path.stat().st_size for path in folder.rglob("*") if path.is_file())
+
+
+# ---------------------------------------------------------------------- ends
+
+
+def spawn(words: list[str], log: Path, most_bytes: int | None) -> int:
+    """Give a command in a process of its own; its number."""
+    if pid := os.fork():
+        return pid
+    code = 99
+    try:
+        descriptor = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
+        os.dup2(descriptor, 1)
+        os.dup2(descriptor, 2)
+        if most_bytes is not None:
+            resource.setrlimit(resource.RLIMIT_FSIZE, (most_bytes, most_bytes))
+        code = command_line(words)
+        sys.stdout.flush()
+    except BaseException:
+        traceback.print_exc()
+        sys.stderr.flush()
+    os._exit(code)
+
+
+@contextlib.contextmanager
+def disk(scratch: Path, folder: Path, room: int) -> Iterator[tuple[Path, int | None]]:
+    """A place that has room for a folder and so many bytes more; else the size of a file."""
+    place = scratch / "disk"
+    place.mkdir()
+    mounted = False
+    try:
+        size = used(folder) + 4096 * (3 * len(list(folder.rglob("*"))) + 64) + room
+        libc = ctypes.CDLL(None, use_errno=True)
+        mounted = libc.mount(b"none", bytes(place), b"tmpfs", 0, f"size={size}".encode()) == 0
+        yield place, None if mounted else max(room, 4096)
+    finally:
+        if mounted:
+            libc.umount2(bytes(place), 2)  # MNT_DETACH
+        shutil.rmtree(place, ignore_errors=True)
+
+
+def faults_of(name: str, way: str, expected: Expected, rng: random.Random, scratch: Path) -> str:
+    """Set a case up, end its command, give it again; what is wrong, or how it ended."""
+    room = int(rng.uniform(0, 1.2) * expected.bytes[name]) if way == "full" else 1 << 30
+    if way != "full":
+        with tempfile.TemporaryDirectory(dir=scratch) as place:
+            return ended(name, way, expected, rng, Path(place), None)
+    with disk(scratch, expected.folder[name], room) as (place, most_bytes):
+        return ended(name, way, expected, rng, place, most_bytes)
+
+
+def ended(
+    name: str, way: str, expected: Expected, rng: random.Random, place: Path, most: int | None
+) -> str:
+    """A case in a place for it."""
+    log = place.with_name("log")
+    folder = place / "b"
+    shutil.copytree(expected.folder[name], folder)
+    if name == "report":
+        (folder / "run/model/log.jsonl").write_text("")
+    words = commands(folder)[name]
+    pid = spawn(words, log, most)
+    number = WAYS[way]
+    if number is not None:
+        time.sleep(rng.uniform(0, expected.seconds[name]))
+        os.kill(pid, number)
+    code = os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
+    if code not in CODES[way] | {0}:
+        return f"FAULT: exit code {code}: {log.read_text(errors='replace')[-400:]}"
+    if lost := lost_of(name, code, expected, folder):
+        return f"FAULT: {lost}"
+    if way == "full" and most is None:
+        remounted(place)
+    again = list(words)
+    if name == "run":
+        resumable = any(CheckpointFolder(folder / "run/model" / CHECKPOINTS))
+        own = resumable and weights(folder / "run/model") != expected.run
+        again += ["--resume"] * (own and code != 0)
+    code_again = os.waitstatus_to_exitcode(os.waitpid(spawn(again, log, None), 0)[1])
+    if code_again:
+        return f"FAULT: the next start: {code_again}: {log.read_text(errors='replace')[-400:]}"
+    if result_of(name, folder) != expected.after[name]:
+        return "FAULT: the next start does not end as if nothing had been"
+    if lost := lost_of(name, 0, expected, folder):
+        return f"FAULT: after the next start: {lost}"
+    left = [path for path in place.rglob("*") if path.name.endswith((".part", ".new", ".swap"))]
+    left += [path for path in place.iterdir() if path != folder]
+    if left:
+        return f"FAULT: left over: {left[0].relative_to(place)}"
+    return "was over before" if code == 0 else "ended"
+
+
+def remounted(place: Path) -> None:
+    """Give a disk room."""
+    ctypes.CDLL(None).mount(b"none", bytes(place), b"tmpfs", 32, b"size=1073741824")  # MS_REMOUNT
+
+
+def lost_of(name: str, code: int, expected: Expected, folder: Path) -> str:
+    """What was there before a command and is there no more, nor what comes after it."""
+    if name == "build":
+        found = digest_of_build(folder)
+        good = {expected.after["build"]} | ({expected.build} if code else set())
+        return "" if found in good else "the build"
+    if digest_of_build(folder) != expected.build:
+        return "the build"
+    if name == "run":
+        return "" if expected.run in runs(folder) else "the run"
+    earlier = (folder / "run/report.html").read_bytes() == expected.page
+    return "" if earlier or result_of(name, folder) == expected.after[name] else "the report"
+
+
+def main() -> int:
     """Print the figures."""
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--kills", type=int, default=20)
-    parser.add_argument("--steps", type=int, default=16)
-    parser.add_argument("--every", type=int, default=2)
-    parser.add_argument("--batch", type=int, default=8)
-    parser.add_argument("--devices", type=int, default=2)
+    parser.add_argument("--moments", type=int, default=200)
     parser.add_argument("--seed", type=int, default=0)
     given = parser.parse_args()
     rng = random.Random(given.seed)
-    moments, same_weights, same_logs, steps_left = [], 0, 0, []
-    with tempfile.TemporaryDirectory() as scratch:
-        make_build(Path(scratch) / "build", given.batch, given.devices)
-        runs = Runs(Path(scratch) / "build", Path(scratch), given.steps, given.every)
-        alone = runs.copy("alone")
-        whole_s = runs.finish(alone)
-        expected = outcome(alone)
-        while len(moments) < given.kills:
-            build = runs.copy(f"kill-{len(moments)}")
-            moment = rng.uniform(0, whole_s)
-            process = runs.start(build)
-            runs.await_log(build, process)
-            try:
-                process.wait(moment)
-            except subprocess.TimeoutExpired:
-                process.kill()
-            if process.wait() != -signal.SIGKILL:
-                shutil.rmtree(build)  # it was over before: another moment
-                continue
-            log = read_log(build / "run/model/log.jsonl")
-            runs.finish(build)
-            found = outcome(build)
-            moments.append(round(moment, 3))
-            steps_left.append(sum("step" in line for line in log))
-            same_weights += found[0] == expected[0]
-            same_logs += found[1] == expected[1]
-            shutil.rmtree(build)
-            print(
-                f"kill {len(moments)} after {moment:.2f} s, {steps_left[-1]} steps: "
-                f"{'same' if found == expected else 'OTHER'}",
-                file=sys.stderr,
-            )
-    result = {
-        "network": NETWORK,
-        "devices": given.devices,
-        "steps": given.steps,
-        "checkpoint_every": given.every,
-        "training_s": whole_s,
-        "kills": len(moments),
-        "killed_after_s": moments,
-        "steps_in_log": steps_left,
-        "same_weights": same_weights,
-        "same_logs": same_logs,
-    }
-    print(json.dumps(result, indent=2))
+    counted: dict[str, Counter[str]] = {}
+    faults = []
+    logging.disable(logging.INFO)
+    with tempfile.TemporaryDirectory() as folder:
+        scratch = Path(folder)
+        expected = prepare(scratch)
+        while sum(each["ended"] + each["faults"] for each in counted.values()) < given.moments:
+            for way in WAYS:
+                for name in commands(scratch):
+                    said = faults_of(name, way, expected, rng, scratch)
+                    key = "faults" if said.startswith("FAULT") else said
+                    counted.setdefault(f"{name}, {way}", Counter())[key] += 1
+                    if key == "faults":
+                        faults.append({"command": name, "way": way, "what": said})
+                        print(json.dumps(faults[-1]), file=sys.stderr, flush=True)
+    print(
+        json.dumps(
+            {
+                "moments": sum(each["ended"] + each["faults"] for each in counted.values()),
+                "by_command_and_way": {name: dict(each) for name, each in counted.items()},
+                "seconds_alone": {name: round(each, 2) for name, each in expected.seconds.items()},
+                "faults": faults,
+            },
+            indent=2,
+        )
+    )
+    return 1 if faults else 0
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(main())

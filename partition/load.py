@@ -28,6 +28,9 @@ SUFFIXES = {
 MAX_BYTES = 1 << 31
 """A larger network file is not opened; that of ONNX is at most so large."""
 
+MAX_SOURCE_BYTES = 16 << 20
+"""A larger module of Python is not imported."""
+
 
 def load_network(name: str, batch: int | None = None) -> Graph:
     """Load a network.
@@ -134,7 +137,10 @@ def _find_function(name: str, module_name: str, attribute: str) -> Callable[...,
         raise NetworkError(f"{name!r} is no module:function")
     sys.path.insert(0, "")  # the working directory, even if it is gone
     try:
+        _refuse_sources(module_name)
         module = importlib.import_module(module_name)
+    except UserError:
+        raise
     except ModuleNotFoundError as error:
         if error.name is None or not f"{module_name}.".startswith(f"{error.name}."):
             raise NetworkError(f"{name}: importing {module_name!r} failed: {error}") from error
@@ -157,6 +163,16 @@ def _find_function(name: str, module_name: str, attribute: str) -> Callable[...,
         raise NetworkError(f"{name}: {attribute!r} is no function but {type(function).__name__}")
     result: Callable[..., Any] = function
     return result
+
+
+def _refuse_sources(module_name: str) -> None:
+    """Refuse a module whose source, or that of a package around it, Python would read for ever."""
+    parts = module_name.split(".")
+    for count in range(1, len(parts) + 1):
+        name = ".".join(parts[:count])
+        spec = None if name in sys.modules else importlib.util.find_spec(name)
+        if spec is not None and spec.origin is not None and spec.origin.endswith(".py"):
+            open_file(Path(spec.origin), MAX_SOURCE_BYTES).close()
 
 
 def _takes_batch(function: Callable[..., Any]) -> bool:

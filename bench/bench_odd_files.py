@@ -1,0 +1,380 @@
+"""Every file that a command reads, and every one that it writes, put in the way of odd things.
+
+For each kind of file and each odd thing (a pipe, a device that never ends, a folder, a link to
+itself, an unreadable, an empty, a sparse file of 10 GB, binary noise) one command runs, in a
+process of its own without the rights of root. It has to end with a user's error, or where the file
+is not needed with what it was asked for, within 5 seconds and 2 GiB, and leave what was there.
+
+Prints one JSON object: verdicts counted, and each case's. Exits with 1 if one is bad. ``--only
+WORD`` runs the kinds with the word in their names.
+"""
+
+import argparse
+import contextlib
+import ctypes
+import io
+import json
+import os
+import resource
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+import time
+import traceback
+from collections import Counter
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+LIMIT_S = 5.0
+MEMORY_BYTES = 2 << 30
+SPARSE_BYTES = 10 << 30
+LOST = object()
+"""What a command that was killed has for an exit code."""
+
+# ---------------------------------------------------------------------- odd things
+
+
+def _socket(path: Path) -> None:
+    here = Path.cwd()
+    os.chdir(path.parent)  # the name of a socket has at most 108 bytes
+    try:
+        with socket.socket(socket.AF_UNIX) as made:
+            made.bind(path.name)
+    finally:
+        os.chdir(here)
+
+
+def _sparse(path: Path) -> None:
+    with path.open("wb") as file:
+        file.truncate(SPARSE_BYTES)
+
+
+def _unreadable(path: Path) -> None:
+    path.write_bytes(b"{}")
+    path.chmod(0)
+
+
+ODD: dict[str, Callable[[Path], object]] = {
+    "pipe": os.mkfifo,
+    "device": lambda path: path.symlink_to("/dev/zero"),
+    "folder": lambda path: path.mkdir(),
+    "loop": lambda path: path.symlink_to(path),
+    "unreadable": _unreadable,
+    "empty": lambda path: path.write_bytes(b""),
+    "sparse": _sparse,
+    "binary": lambda path: path.write_bytes(bytes(range(256)) * 64),
+    "socket": _socket,
+    "absent": lambda path: None,
+}
+
+# ---------------------------------------------------------------------- what reads and writes
+
+
+@dataclass(frozen=True)
+class Kind:
+    """A place for a file, and a command that uses it.
+
+    Attributes
+    ----------
+    name : str
+    command : str
+        Its words; ``{}`` is the file, ``{build}`` a build with a run, ``{home}`` the case's folder.
+    file : str
+        Where it lies in the case's folder.
+    optional : bool
+        Whether the command may do without the file, and end with 0.
+    prepare : callable or None
+        Puts what else is needed into the case's folder.
+    takes : str
+        An odd thing that is as good as any other there.
+    leaves_out : tuple of str
+        Odd things that are what the command needs, and takes its time for.
+    """
+
+    name: str
+    command: str
+    file: str
+    optional: bool = False
+    prepare: Callable[[Path], object] | None = None
+    takes: str = ""
+    leaves_out: tuple[str, ...] = ()
+
+    def may_succeed(self, odd: str) -> bool:
+        """Whether the command may end with 0."""
+        return self.optional or odd == self.takes
+
+
+PLAN = "--board u280 --array 8x8 --schedule gpipe --batch 1"
+RUN = "run {build} --backend model --data random --steps 1 --no-validation"
+SCHEDULE = "schedule gpipe --stages 2 --microbatches 2"
+
+
+def _cluster_of_a_board(folder: Path) -> None:
+    lines = ["format: 1", "name: c", "topology: chain", "devices:"]
+    lines += ["  - {name: a, board: ./odd.yaml}"]
+    (folder / "cluster.yaml").write_text("\n".join(lines) + "\n")
+
+
+def _images(folder: Path) -> None:
+    from PIL import Image
+
+    for number in range(10):
+        (folder / f"data/{number}").mkdir(parents=True)
+        Image.new("L", (8, 8), number).save(folder / f"data/{number}/a.png")
+    (folder / "data/3/a.png").unlink()
+
+
+def _external(folder: Path) -> None:
+    import onnx
+    from onnx import TensorProto, helper
+
+    weight = onnx.TensorProto(
+        name="w", dims=[4, 4], data_type=TensorProto.FLOAT, data_location=TensorProto.EXTERNAL
+    )
+    weight.external_data.add(key="location", value="odd.bin")
+    graph = helper.make_graph(
+        [helper.make_node("MatMul", ["x", "w"], ["y"])],
+        "g",
+        [helper.make_tensor_value_info("x", TensorProto.FLOAT, [1, 4])],
+        [helper.make_tensor_value_info("y", TensorProto.FLOAT, [1, 4])],
+        [weight],
+    )
+    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)])
+    (folder / "net.onnx").write_bytes(model.SerializeToString())
+
+
+def _of_build(file: str, command: str, **more: Any) -> Kind:
+    return Kind(f"build: {file}, {command.split()[0]}", command, f"b/{file}", **more)
+
+
+BUILD_FILES = (
+    *("manifest.json", "plan.json", "network.json", "cluster.json"),
+    *("hardware/V", "hardware/JSON"),
+    *("devices/0/device.json", "devices/0/program.bin", "devices/0/image.bin"),
+    "devices",
+)
+RUN_FILES = (
+    *("run", "run/model", "run/model/log.jsonl", "run/model/settings.json"),
+    *("run/model/checkpoints", "run/model/checkpoints/CKPT"),
+)
+KINDS = (
+    *(
+        Kind(f"network {end}", "inspect {}", f"odd{end}")
+        for end in (".onnx", ".csv", ".txt", ".pt2", ".json", "")
+    ),
+    Kind("network of plan", f"plan {{}} {PLAN}", "odd.onnx"),
+    Kind("network of build", "build --network {} --board u280 -o {home}/new", "odd.onnx"),
+    Kind("network of compare", "compare {} --board u280", "odd.csv"),
+    Kind("network of bench step", "bench step --network {}", "odd.onnx"),
+    Kind("profile .txt", "plan --profile {} --devices 2 --straight", "odd.txt"),
+    Kind("profile .csv", "plan --profile {} --devices 2 --straight", "odd.csv"),
+    Kind("module", "inspect odd:network", "odd.py"),
+    Kind("package", "inspect odd:network", "odd/__init__.py"),
+    Kind("external data", "inspect {home}/net.onnx", "odd.bin", prepare=_external, takes="binary"),
+    Kind("board", "boards {}", "odd.yaml"),
+    Kind("board of cluster", "cluster --board {}", "odd.yaml"),
+    Kind("board of plan", "plan lenet5 --board {}", "odd.yaml"),
+    Kind("board of build", "build --board {} -o {home}/new", "odd.yaml"),
+    Kind("board of compare", "compare lenet5 --board {}", "odd.yaml"),
+    Kind("board of a cluster file", "cluster {home}/cluster.yaml", "odd.yaml",
+         prepare=_cluster_of_a_board),
+    Kind("cluster", "cluster {}", "odd.yaml"),
+    Kind("cluster of plan", "plan lenet5 --cluster {}", "odd.yaml"),
+    Kind("cluster of build", "build --cluster {} -o {home}/new", "odd.yaml"),
+    Kind("cluster of compare", "compare lenet5 --cluster {}", "odd.yaml"),
+    Kind("parameters .npz", f"{RUN} --parameters {{}}", "odd.npz"),
+    Kind("parameters .ckpt", f"{RUN} --parameters {{}}", "odd.ckpt"),
+    Kind("data .npz", "run {build} --backend model --data {}", "odd.npz"),
+    Kind("data folder", "run {build} --backend model --data {}", "odd"),
+    Kind("class of images", "run {build} --backend model --data {home}/data", "data/10",
+         prepare=_images, optional=True),
+    Kind("image", "run {build} --backend model --data {home}/data", "data/3/a.png",
+         prepare=_images),
+    Kind("checkpoint", f"{RUN} --from {{}}", "odd.ckpt"),
+    Kind("build folder of run", "run {} --backend model", "odd"),
+    Kind("build folder of report", "report {}", "odd"),
+    *(_of_build(file, RUN) for file in BUILD_FILES),
+    *(_of_build(file, "report {build}") for file in BUILD_FILES),
+    *(_of_build(file, f"{RUN} --resume --steps 3", optional=True) for file in RUN_FILES),
+    *(_of_build(file, RUN, optional=True) for file in RUN_FILES),
+    *(_of_build(file, "report {build}", optional=True)
+      for file in (*RUN_FILES, "run/measured.json", "run/report.html", "run/trace.json")),
+    Kind("cache", "bench link --cycles 1000", "cache", leaves_out=("absent", "folder")),
+    *(Kind(f"output --{name}", f"{SCHEDULE} --{name} {{}}", "out", optional=True)
+      for name in ("svg", "html", "trace", "csv")),
+    *(Kind(f"output of plan --{name}", f"plan lenet5 {PLAN} --{name} {{}}", "out", optional=True)
+      for name in ("output", "html", "svg", "trace")),
+    Kind("output of report", "report {build} -o {}", "out", optional=True),
+    Kind("output of bench", "bench cluster --rows 5 --trace {}", "out"),
+    Kind("output of build", "build --network bert_base --board u280 -o {}", "out"),
+)  # fmt: skip
+"""``bench cluster`` and the last ``build`` are asked for what is refused afterwards."""
+
+# ---------------------------------------------------------------------- a case
+
+
+def give_up_rights() -> None:
+    """Let this process, and what it starts, pass over no permissions, though it is root's."""
+    libc = ctypes.CDLL(None, use_errno=True)
+    for right in (1, 2):  # CAP_DAC_OVERRIDE and CAP_DAC_READ_SEARCH
+        libc.prctl(24, right, 0, 0, 0)  # PR_CAPBSET_DROP
+
+
+def place(kind: Kind, odd: str, build: Path, folder: Path) -> tuple[list[str], Path]:
+    """Set a case up; its command and the odd file."""
+    if "{build}" in kind.command:
+        shutil.copytree(build, folder / "b")
+    if kind.prepare:
+        kind.prepare(folder)
+    name = kind.file.replace("CKPT", "step-00000002.ckpt")
+    for ending, placeholder in ((".v", "V"), (".json", "JSON")):
+        if name == f"b/hardware/{placeholder}":
+            name = f"b/hardware/{next((folder / 'b/hardware').glob('*' + ending)).name}"
+    path = folder / name
+    path.parent.mkdir(parents=True, exist_ok=True)
+    if path.is_dir():
+        shutil.rmtree(path)
+    path.unlink(missing_ok=True)
+    ODD[odd](path)
+    words = kind.command.format(path, build=folder / "b", home=folder).split()
+    return words, path
+
+
+def child(words: list[str], folder: Path) -> None:
+    """Run a command in this process, and end it."""
+    from fpgapipe.host.cli import main
+
+    os.chdir(folder)
+    resource.setrlimit(resource.RLIMIT_AS, (8 * MEMORY_BYTES, 8 * MEMORY_BYTES))
+    os.environ["FPGAPIPE_CACHE"] = str(folder / "cache")
+    for number, name in ((1, "stdout"), (2, "stderr")):
+        os.dup2(os.open(folder / name, os.O_WRONLY | os.O_CREAT), number)
+    code = 99
+    try:
+        code = main(words)
+        sys.stdout.flush()
+    except BaseException:
+        traceback.print_exc()
+        sys.stderr.flush()
+    os._exit(code)
+
+
+def run(words: list[str], folder: Path) -> tuple[object, float, int]:
+    """Run a command beside this process; its exit code, seconds, and bytes of memory."""
+    begin = time.monotonic()
+    pid = os.fork()
+    if not pid:
+        child(words, folder)
+    while True:
+        done, status, usage = os.wait4(pid, os.WNOHANG)
+        took_s = time.monotonic() - begin
+        if done:
+            return os.waitstatus_to_exitcode(status), took_s, usage.ru_maxrss << 10
+        if usage_s(pid) > LIMIT_S or took_s > 12 * LIMIT_S:
+            os.kill(pid, signal.SIGKILL)
+            os.wait4(pid, 0)
+            return LOST, took_s, 0
+        time.sleep(0.005)
+
+
+def usage_s(pid: int) -> float:
+    """Seconds of a processor that a process has had: others may want it, too."""
+    with contextlib.suppress(OSError, ValueError):
+        fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+        return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+    return 0.0
+
+
+def verdict(kind: Kind, odd: str, build: Path) -> dict[str, Any]:
+    """Run a case and judge it."""
+    with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as scratch:
+        folder = Path(scratch)
+        words, _ = place(kind, odd, build, folder)
+        code, took_s, memory = run(words, folder)
+        err = (folder / "stderr").read_text(errors="replace") if code is not LOST else ""
+        what = "user error" if code == 2 else "done" if code == 0 else f"exit code {code}"
+        if code is LOST:
+            what = "BAD: does not end"
+        elif "Traceback" in err or code not in (0, 2):
+            what = "BAD: a defect"
+        elif code == 0 and not kind.may_succeed(odd):
+            what = "BAD: not refused"
+        elif code == 2 and "rror: " not in err:
+            what = "BAD: no reason"
+        elif memory > MEMORY_BYTES:
+            what = "BAD: too much memory"
+        elif left := [each.name for each in folder.rglob("*.part")]:
+            what = f"BAD: leaves {left[0]}"
+        last = err.strip().splitlines()[-1].replace(scratch, "") if err.strip() else ""
+        for each in folder.rglob("*"):
+            with contextlib.suppress(OSError):
+                if not each.is_symlink() and each.is_file():
+                    each.chmod(0o600)
+        return {"kind": kind.name, "odd": odd, "verdict": what, "seconds": round(took_s, 2),
+                "said": last[:300]}  # fmt: skip
+
+
+def make_build(folder: Path) -> Path:
+    """A build with a run of two steps."""
+    from fpgapipe.host.cli import main
+
+    made = folder / "build"
+    with contextlib.redirect_stdout(io.StringIO()):
+        build = ["build", "--board", "u280", "--devices", "1", "--array", "4x4", "--batch", "4"]
+        assert main([*build, "--micro-batches", "2", "-o", str(made)]) == 0
+        run_of_it = RUN.format(build=made).replace("--steps 1", "--steps 2").split()
+        assert main(run_of_it) == 0
+        assert main(["report", str(made)]) == 0
+    return made
+
+
+def verdicts(only: str = "", odd_things: tuple[str, ...] = tuple(ODD)) -> Iterator[dict[str, Any]]:
+    """Run all cases, or those of some kinds."""
+    with tempfile.TemporaryDirectory() as scratch:
+        build = make_build(Path(scratch))
+        for kind in KINDS:
+            for odd in odd_things:
+                if only in kind.name and odd not in kind.leaves_out:
+                    yield verdict(kind, odd, build)
+
+
+def main() -> int:
+    """Print the verdicts."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--only", default="", metavar="WORD")
+    parser.add_argument("--with-rights", action="store_true", help=argparse.SUPPRESS)
+    given = parser.parse_args()
+    if not given.with_rights:
+        give_up_rights()
+        command = [sys.executable, *sys.argv, "--with-rights"]
+        return subprocess.run(command, check=False).returncode
+    import onnx
+    from PIL import Image
+
+    from fpgapipe.host import runtime
+
+    del onnx, Image, runtime  # imported once, not in every process
+    found = []
+    for each in verdicts(given.only):
+        found.append(each)
+        if each["verdict"].startswith("BAD"):
+            print(json.dumps(each), file=sys.stderr, flush=True)
+    counted = Counter(each["verdict"] for each in found)
+    slowest = max((each["seconds"] for each in found), default=0.0)
+    print(
+        json.dumps(
+            {"kinds": len(KINDS), "odd": len(ODD), "cases": len(found), "slowest_s": slowest,
+             "verdicts": dict(counted.most_common()), "each": found},
+            indent=1,
+        )
+    )  # fmt: skip
+    return any(name.startswith("BAD") for name in counted)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
