@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import errno
 import fcntl
 import functools
 import hashlib
@@ -236,7 +237,7 @@ def write_build(
     options = options or StepOptions(train=plan.trains)
     if options.train != plan.trains:
         raise UserError(f"a plan to {plan.mode} needs options for it")
-    _refuse_foreign(folder)
+    check_folder(folder)
     design = Design(plan, graph, cluster, options, seed)
     on_part("programs")
     with phase("programs"):
@@ -290,11 +291,28 @@ def _manifest(folder: Path, build: Build, own: list[str]) -> bytes:
     return (json.dumps(value, indent=2) + "\n").encode()
 
 
-def _refuse_foreign(folder: Path) -> None:
+def check_folder(folder: Path) -> None:
+    """Find out, before the work, whether a build can be written to a folder.
+
+    Raises
+    ------
+    UserError
+        If it is there and is no earlier build, or it cannot be made.
+    """
     try:
         foreign = folder.exists() and not (folder / MANIFEST).is_file() and not _is_empty(folder)
-    except OSError as error:
-        raise UserError(f"{folder} cannot be written: {error.strerror}") from None
+        if not folder.exists() and os.path.lexists(folder):
+            raise FileNotFoundError(errno.ENOENT, "it is a link that leads nowhere")
+        parent = folder.parent
+        while not os.path.lexists(parent):
+            parent = parent.parent
+        if not foreign and not parent.is_dir():
+            raise NotADirectoryError(errno.ENOTDIR, os.strerror(errno.ENOTDIR))
+        if not foreign and not os.access(parent, os.W_OK | os.X_OK):
+            raise PermissionError(errno.EACCES, os.strerror(errno.EACCES))
+    except (OSError, ValueError) as error:
+        reason = error.strerror if isinstance(error, OSError) else error
+        raise UserError(f"{folder} cannot be written: {reason}") from None
     if foreign:
         raise UserError(f"{folder} is there and is no build of fpgapipe; name another with -o")
 

@@ -60,3 +60,22 @@ def test_written_whole_or_not_at_all(cli, tmp_path, monkeypatch):
 def test_a_manifest_of_something_else_guards_nothing(tmp_path, text):
     (tmp_path / MANIFEST).write_text(text)
     outputs.check_output(tmp_path / "plan.json")
+
+
+@pytest.mark.parametrize(
+    ("name", "fault"),
+    [
+        ("file", "is there and is no build of fpgapipe; name another with -o"),
+        ("file/build", "cannot be written: Not a directory"),
+        ("link", "cannot be written: it is a link that leads nowhere"),
+        ("full", "is there and is no build of fpgapipe; name another with -o"),
+        ("n" * 300, "cannot be written: File name too long"),
+    ],
+)
+def test_where_no_build_can_be_is_known_before_the_plan(cli, tmp_path, monkeypatch, name, fault):
+    monkeypatch.setattr("fpgapipe.host.commands.planning.loader", None)
+    (tmp_path / "file").touch()
+    (tmp_path / "link").symlink_to("link")
+    (tmp_path / "full/of").mkdir(parents=True)
+    path = tmp_path / name
+    assert cli("build", "--board", "u280", "-o", path) == (2, "", f"error: {path} {fault}\n")

@@ -104,12 +104,15 @@ def build(
     from pathlib import Path
 
     from fpgapipe.errors import UserError
+    from fpgapipe.host.build import check_folder
     from fpgapipe.host.commands.planning import loader, parse_array, print_plan
     from fpgapipe.host.pipeline import check_schedule_kind
     from fpgapipe.hw.hls_models.core_spec import NoRoom
     from fpgapipe.partition.explorer import AUTO_SCHEDULES, Request
     from fpgapipe.partition.planned import as_plan, one_link_each
 
+    if folder is not None:
+        check_folder(Path(folder))
     if schedule != "auto":
         check_schedule_kind(schedule)
     load = loader(network)
