@@ -56,7 +56,8 @@ def keep_earlier(folder: Path) -> None:
 
     What was being written there when a run was killed is removed, too.
     """
-    remove_leftovers(folder.parent)
+    for each in (folder.parent, folder, folder / CHECKPOINTS):
+        remove_leftovers(each)
     if not folder.exists():
         return
     if not steps_of(folder):

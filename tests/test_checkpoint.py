@@ -298,6 +298,16 @@ def test_the_oldest_run_goes_when_a_new_one_has_a_checkpoint(tmp_path, caplog):
     ]
 
 
+def test_what_a_killed_run_was_writing_is_not_kept(tmp_path):
+    counting(tmp_path / "run", Settings(steps=2)).run()
+    for name in (".run.00000000.part", "run/.log.jsonl.00000000.part"):
+        (tmp_path / name).write_bytes(b"half")
+    (tmp_path / "run/checkpoints/.step-00000004.ckpt.00000000.part").write_bytes(b"half")
+    counting(tmp_path / "run", Settings(steps=2)).run()
+    assert (tmp_path / "run.before/log.jsonl").exists()
+    assert not list(tmp_path.rglob("*.part"))
+
+
 def test_a_run_that_is_no_folder_of_one_is_kept_apart(tmp_path):
     for name in ("run.before-x", "run.beforehand", "run.before-"):
         (tmp_path / name).mkdir()

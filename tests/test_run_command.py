@@ -157,7 +157,14 @@ def test_ctrl_c_sigterm_and_sighup_keep_the_last_step(
     assert (code, json.loads(out)["ran"]) == (0, 2)
 
 
-@pytest.mark.parametrize("text", ["[]", '{"data": 3, "seed": "x", "steps": [], "momentum": null}'])
+@pytest.mark.parametrize(
+    "text",
+    [
+        "[]",
+        '{"data": 3, "seed": "x", "steps": [], "momentum": null}',
+        '{"seed": true, "weight_decay": 1e39, "momentum": 1e300}',
+    ],
+)
 def test_settings_that_were_written_by_someone_else(text, folder, cli):
     assert cli("run", "b", *MODEL, "--steps", 1)[0] == 0
     (folder / "run/model/settings.json").write_text(text)

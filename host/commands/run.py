@@ -191,6 +191,8 @@ def _source(options: dict[str, Any], folder: Path) -> Path | None:
 
 def _take_over(options: dict[str, Any], source: Path) -> None:
     """Take the settings that are not given from the run that is gone on with."""
+    import contextlib
+
     from click.core import ParameterSource
 
     from fpgapipe.errors import FileError
@@ -213,10 +215,14 @@ def _take_over(options: dict[str, Any], source: Path) -> None:
     if not any(options[name] for name in COURSES):
         names += ["epochs", "steps"]
     kinds = dict.fromkeys(("data", "precision"), str) | dict.fromkeys(WHOLE, int)
+    ranges_of = {each.name: each.type for each in click.get_current_context().command.params}
     for name in names:
-        kind = kinds.get(name, float)
-        if given(name) is ParameterSource.DEFAULT and isinstance(known.get(name), kind):
-            options[name] = known[name]
+        value = known.get(name)
+        if given(name) is not ParameterSource.DEFAULT or isinstance(value, bool):
+            continue
+        if isinstance(value, kinds.get(name, float)):
+            with contextlib.suppress(click.BadParameter):
+                options[name] = ranges_of[name].convert(value, None, None)
 
 
 def _settings(options: dict[str, Any], *, infers: bool) -> Settings:
