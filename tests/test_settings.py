@@ -1,7 +1,10 @@
 """What a training depends on: its learning rate of each step, defaults, and what is refused."""
 
 import json
+import re
+import shlex
 from dataclasses import replace
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -9,6 +12,8 @@ from run_cases import counting, small_build, small_network
 
 from fpgapipe.errors import UserError
 from fpgapipe.host.checkpoint import CheckpointFolder
+from fpgapipe.host.cli import cli as fpgapipe
+from fpgapipe.host.commands.run import _settings
 from fpgapipe.host.run_log import read_log
 from fpgapipe.host.settings import Settings, default_rate
 from fpgapipe.host.step_bench import initial_parameters
@@ -99,6 +104,21 @@ def test_a_finished_training_is_gone_on_with(tmp_path):
         early.resume(next(path for path in kept if path.name != "step-00000024.ckpt"))
     with pytest.raises(UserError, match="--more goes on from a checkpoint; name it with --resume"):
         counting(tmp_path / "e", Settings(more=3)).run()
+
+
+def test_what_make_run_does_is_understood():
+    """Its command lines, option by option; tests/test_whole.py does the same in small."""
+    recipe = (Path(__file__).parent.parent / "Makefile").read_text()
+    recipe = recipe[recipe.index("\nrun: setup") :].split("\n\n")[0]
+    for variable, value in (("OUT", "out"), ("EPOCHS", "8"), ("STEPS", "4")):
+        recipe = recipe.replace(f"$({variable})", value)
+    lines = [shlex.split(line) for line in re.findall(r"\$\(BIN\)/fpgapipe ([^;\n]*)", recipe)]
+    assert [line[0] for line in lines] == ["doctor", "build", "run", "run", "run", "report"]
+    for name, *arguments in lines:
+        context = fpgapipe.commands[name].make_context(name, arguments)
+        if name == "run":
+            found = _settings({"warm_up": 0, **context.params}, infers=False)
+            assert (found.epochs, found.more) in ((8, None), (None, 4))
 
 
 def test_the_command_says_its_rate_and_keeps_it(tmp_path, monkeypatch, cli):

@@ -38,8 +38,15 @@ def test_trains_on_two_simulated_devices(tmp_path):
     alone = [json.loads(line) for line in (folder / "run/model/log.jsonl").read_text().splitlines()]
     assert [line["loss"] for line in lines] == [line["loss"] for line in alone]
 
+    # What 'make run' does: to the end in the model, and on from there in simulated hardware.
+    trained = run_build(build, data, Settings(epochs=1), RunOptions("model"))
+    begun = RunOptions("sim", check="model", source=folder / "run/model")
+    on = run_build(build, data, Settings(more=1, learning_rate=0.001), begun)
+    assert (on.difference, on.ran, on.steps) == (None, 1, trained.steps + 1)
+    assert on.accuracy is not None
+
     cycles = measure_build(build).to_dict()["minibatch_cycles"]
-    assert cycles["rtl"] == lines[-1]["cycles"]
+    assert cycles["rtl"] == lines[-1]["cycles"] == on.cycles
     for level in ("event", "cycle_model"):
         assert cycles[level] == pytest.approx(cycles["rtl"], rel=0.02), level
     page = write_report(build).read_text()
