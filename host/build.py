@@ -383,6 +383,12 @@ class _Manifest:
     files: Mapping[str, tuple[int, str]]
 
 
+def how_to_build(folder: Path) -> str:
+    """The command line that makes a build, whole."""
+    line = "fpgapipe build --board u280 --devices 2 --array 8x8 --batch 8"
+    return f"'{line} -o {folder}' makes one"
+
+
 def open_build(folder: Path) -> Build:
     """Open a build folder.
 
@@ -430,7 +436,7 @@ def _read_manifest(folder: Path) -> tuple[bytes, _Manifest]:
     try:
         data = read_bytes(folder / MANIFEST, MAX_MANIFEST_BYTES)
     except FileError as error:
-        hint = "" if os.path.lexists(folder) else f"; 'fpgapipe build -o {folder}' makes one"
+        hint = "" if os.path.lexists(folder) else f"; {how_to_build(folder)}"
         why = f"{MANIFEST}: {error.faults[0]}"
         raise UserError(f"{folder} is no build folder ({why}){hint}") from None
     try:

@@ -23,8 +23,10 @@ from fpgapipe.host.commands.boards import boards
 from fpgapipe.host.commands.build import build
 from fpgapipe.host.commands.cluster import cluster
 from fpgapipe.host.commands.compare import compare
+from fpgapipe.host.commands.completion import completion
 from fpgapipe.host.commands.doctor import doctor
 from fpgapipe.host.commands.inspect import inspect
+from fpgapipe.host.commands.new import new
 from fpgapipe.host.commands.options import discard_output, verbosity_options
 from fpgapipe.host.commands.plan import plan
 from fpgapipe.host.commands.report import report
@@ -71,8 +73,10 @@ for command in (
     build,
     cluster,
     compare,
+    completion,
     doctor,
     inspect,
+    new,
     plan,
     report,
     run,

@@ -184,7 +184,7 @@ def test_what_users_get_wrong(folder, tmp_path, cli):
     (tmp_path / "file").write_text("text")
     (tmp_path / "empty").mkdir()
     cases = [
-        (("run", "none", *MODEL), "; 'fpgapipe build -o none' makes one\n"),
+        (("run", "none", *MODEL), " --batch 8 -o none' makes one\n"),
         (("run", "empty", *MODEL), "empty is no build folder"),
         (
             ("run", "file", *MODEL),

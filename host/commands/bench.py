@@ -7,6 +7,7 @@ import click
 
 from fpgapipe.host.commands import ranges
 from fpgapipe.host.commands.bench_link import link
+from fpgapipe.host.commands.completion import networks_that_begin
 from fpgapipe.host.commands.options import command
 
 if TYPE_CHECKING:
@@ -138,6 +139,7 @@ def core(
 @command("step", example=_STEP_EXAMPLE)
 @click.option(
     "--network",
+    shell_complete=networks_that_begin,
     default="digits-cnn",
     show_default=True,
     help="Network to run: a name or a file, as for 'inspect'.",

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 
 import click
 
+from fpgapipe.host.commands.completion import boards_that_begin
 from fpgapipe.host.commands.options import command
 
 if TYPE_CHECKING:
@@ -13,7 +14,7 @@ if TYPE_CHECKING:
 
 
 @command("boards", example="fpgapipe boards u280")
-@click.argument("board", metavar="[NAME|FILE]", required=False)
+@click.argument("board", metavar="[NAME|FILE]", required=False, shell_complete=boards_that_begin)
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object instead of a table.")
 def boards(board: str | None, as_json: bool) -> None:
     """List the boards, or show one in full with the source of its numbers."""

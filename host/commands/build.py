@@ -9,6 +9,7 @@ import click
 
 from fpgapipe.host.commands import ranges
 from fpgapipe.host.commands.cluster_options import cluster_options
+from fpgapipe.host.commands.completion import networks_that_begin
 from fpgapipe.host.commands.options import command
 
 if TYPE_CHECKING:
@@ -28,6 +29,7 @@ if TYPE_CHECKING:
 @partial(cluster_options, default_devices=2)
 @click.option(
     "--network",
+    shell_complete=networks_that_begin,
     default="digits-cnn",
     show_default=True,
     help="Network to build: a name or a file, as for 'inspect'.",

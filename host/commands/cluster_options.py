@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from fpgapipe.host.commands import ranges
+from fpgapipe.host.commands.completion import boards_that_begin
 
 if TYPE_CHECKING:
     from fpgapipe.boards.cluster import Cluster
@@ -52,6 +53,7 @@ def with_cluster(function: Callable[..., Any], default_devices: int = 1) -> Call
     )(run)
     return click.option(
         "--board",
+        shell_complete=boards_that_begin,
         metavar="NAME|FILE",
         help="Kind of board; 'fpgapipe boards' lists the built-in ones.",
     )(run)

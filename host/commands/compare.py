@@ -8,6 +8,7 @@ import click
 
 from fpgapipe.host.commands import ranges
 from fpgapipe.host.commands.cluster_options import cluster_options
+from fpgapipe.host.commands.completion import networks_that_begin
 from fpgapipe.host.commands.options import command
 
 if TYPE_CHECKING:
@@ -15,7 +16,7 @@ if TYPE_CHECKING:
 
 
 @command("compare", example="fpgapipe compare resnet50 --board u280 --devices 4 --batch 64")
-@click.argument("network")
+@click.argument("network", shell_complete=networks_that_begin)
 @cluster_options
 @click.option(
     "--batch", type=ranges.SAMPLES, default=64, show_default=True, help="Samples in a mini-batch."

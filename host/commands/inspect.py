@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 import click
 
 from fpgapipe.host.commands import ranges
+from fpgapipe.host.commands.completion import networks_that_begin
 from fpgapipe.host.commands.options import command
 
 if TYPE_CHECKING:
@@ -14,7 +15,7 @@ if TYPE_CHECKING:
 
 
 @command("inspect", example="fpgapipe inspect resnet50 --batch 8")
-@click.argument("network")
+@click.argument("network", shell_complete=networks_that_begin)
 @click.option(
     "--batch",
     type=ranges.SAMPLES_SHOWN,

@@ -47,6 +47,22 @@ def _say_phases(seconds: dict[str, float]) -> None:
     logging.getLogger("fpgapipe").info("the time went into %s", text)
 
 
+def build_folder(ctx: click.Context, param: click.Parameter, value: str | None) -> str:
+    """The folder of a build that a command needs; without one, how to make one is said."""
+    if value is None:
+        from pathlib import Path
+
+        from fpgapipe.host.build import how_to_build
+
+        example = Path("out/digits-cnn")
+        raise click.UsageError(
+            f"name the folder of a build; {how_to_build(example)}, and then there is "
+            f"'fpgapipe {ctx.info_name} {example}'",
+            ctx,
+        )
+    return value
+
+
 def command(name: str, *, example: str) -> Callable[[Callable[..., Any]], click.Command]:
     """Declare a sub-command with ``--quiet``, ``--verbose`` and an example in its help.
 

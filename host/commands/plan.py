@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from fpgapipe.host.commands import ranges
+from fpgapipe.host.commands.completion import boards_that_begin, networks_that_begin
 from fpgapipe.host.commands.options import command
 
 if TYPE_CHECKING:
@@ -15,9 +16,12 @@ if TYPE_CHECKING:
 
 
 @command("plan", example="fpgapipe plan resnet50 --board u280 --devices 4 --batch 64")
-@click.argument("network", required=False)
+@click.argument("network", shell_complete=networks_that_begin, required=False)
 @click.option(
-    "--board", metavar="NAME|FILE", help="Kind of board; 'fpgapipe boards' lists the built-in ones."
+    "--board",
+    shell_complete=boards_that_begin,
+    metavar="NAME|FILE",
+    help="Kind of board; 'fpgapipe boards' lists the built-in ones.",
 )
 @click.option(
     "--devices",

@@ -6,14 +6,14 @@ from typing import TYPE_CHECKING
 
 import click
 
-from fpgapipe.host.commands.options import command
+from fpgapipe.host.commands.options import build_folder, command
 
 if TYPE_CHECKING:
     from fpgapipe.host.build import Build
 
 
 @command("report", example="fpgapipe report out/digits-cnn")
-@click.argument("folder", metavar="DIR")
+@click.argument("folder", metavar="DIR", required=False, type=click.Path(), callback=build_folder)
 @click.option(
     "--measure",
     is_flag=True,

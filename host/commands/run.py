@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from fpgapipe.host.commands import ranges
-from fpgapipe.host.commands.options import command
+from fpgapipe.host.commands.options import build_folder, command
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -22,7 +22,7 @@ WHOLE = ("seed", "epochs", "steps")
 
 
 @command("run", example="fpgapipe run out/digits-cnn --backend model --steps 2")
-@click.argument("folder", metavar="DIR")
+@click.argument("folder", metavar="DIR", required=False, type=click.Path(), callback=build_folder)
 @click.option(
     "--backend",
     type=click.Choice(BACKENDS),

@@ -242,6 +242,22 @@ def write_output(path: Path, text: str | bytes) -> None:
         raise FileError(path, [_why_not(error)]) from None
 
 
+def write_new(path: Path, text: str) -> None:
+    """Write a file that is not there yet.
+
+    Raises
+    ------
+    FileError
+        If something of that name is there, or it cannot be written.
+    """
+    try:
+        descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o666)
+        with os.fdopen(descriptor, "wb") as file:
+            file.write(text.encode())
+    except (OSError, ValueError) as error:
+        raise FileError(path, [_why_not(error)]) from None
+
+
 def check_output(path: Path) -> None:
     """Find out, before the work, whether `write_output` could write a file.
 
