@@ -34,7 +34,9 @@ def cli(capsys, monkeypatch):
 
 @pytest.fixture
 def interruptible():
-    """Let Ctrl-C raise `KeyboardInterrupt`, also where a shell in the background ignores it."""
-    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    """Let Ctrl-C and a hang-up do what they do, also where a shell or nohup has them ignored."""
+    interrupt = signal.signal(signal.SIGINT, signal.default_int_handler)
+    hang_up = signal.signal(signal.SIGHUP, signal.SIG_DFL)
     yield
-    signal.signal(signal.SIGINT, before)
+    signal.signal(signal.SIGINT, interrupt)
+    signal.signal(signal.SIGHUP, hang_up)

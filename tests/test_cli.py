@@ -145,7 +145,7 @@ def test_an_interrupt_whose_terminal_has_gone(cli, failing, monkeypatch):
     assert cli("fail")[0] == 130
 
 
-def test_a_hang_up_while_the_terminal_is_written_to(cli, failing):
+def test_a_hang_up_while_the_terminal_is_written_to(cli, failing, interruptible):
     class Gone(OSError):
         """Raised by what writes to the terminal, after the signal has come."""
 
