@@ -22,6 +22,10 @@ def _frozen(make, *names):
     return build
 
 
+def _near_identity():
+    return nn.Parameter(torch.eye(8) + 0.1 * torch.randn(8, 8))
+
+
 def _tied(first, second, run, **parts):
     """Give two layers one weight."""
 
@@ -218,7 +222,7 @@ CASES: dict[str, Case] = {
     "tied: a product with weight.t()": net(
         tied_by_t, c=conv(), e=linear(8, 8), fc=linear(8, bias=False)
     ),
-    "one functional weight twice": net(functional_twice, w=parameter(8, 8), **POOLED),
+    "one functional weight twice": net(functional_twice, w=_near_identity, **POOLED),
     "a weight times two": net(scaled_weight, **POOLED),
     "weight standardisation": net(standardised, **POOLED),
     "a part of a weight": net(sliced_weight, c=conv(), fc=linear(4)),

@@ -334,6 +334,7 @@ _RUNS: dict[type[ops.Operator], Callable[..., Any]] = {
     ops.Constant: lambda o, own, args, training: own["value"],
     ops.Conv: _conv,
     ops.CrossEntropy: _functional("cross_entropy"),
+    ops.Detach: lambda o, own, args, training: args[0].detach(),
     ops.Dropout: _dropout,
     ops.Embedding: _embedding,
     ops.Expand: lambda o, own, args, training: args[0].expand(o.output([_tensor(args[0])]).shape),

@@ -19,6 +19,7 @@ from fpgapipe.optional import require
 from fpgapipe.output import beside_output
 from fpgapipe.partition import operators as ops
 from fpgapipe.partition.frontends.source import OnnxSource, TorchSource
+from fpgapipe.partition.frontends.torch_modes import training_modes
 from fpgapipe.partition.graph import Graph, NetworkError
 
 if TYPE_CHECKING:
@@ -345,8 +346,10 @@ class _Module(_Side):
             for index in range(batches):
                 given = self.inputs(index)
                 for mode in modes:
-                    if fixed is None:
-                        module.train(mode == TRAINING)
+                    if fixed is None and mode == EVALUATION:
+                        module.eval()
+                    elif fixed is None:
+                        training_modes(module, modes_before)
                     with torch.set_grad_enabled(mode == TRAINING):
                         self._compare(mode, given, index)
         finally:
@@ -505,7 +508,10 @@ class _Module(_Side):
                 loss = loss + (each * drawn.to(each.dtype)).sum().to(self.dtype)
         if not loss.requires_grad or not leaves:
             return {name: torch.zeros_like(each) for name, each in leaves.items()}
-        found = torch.autograd.grad(loss, list(leaves.values()), allow_unused=True)
+        try:
+            found = torch.autograd.grad(loss, list(leaves.values()), allow_unused=True)
+        except RuntimeError as error:
+            raise _NotRun(f"there are no gradients: {_first_line(error)}") from None
         return {
             name: torch.zeros_like(leaf) if gradient is None else gradient
             for (name, leaf), gradient in zip(leaves.items(), found, strict=True)

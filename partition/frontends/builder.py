@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 from typing import TYPE_CHECKING
 
-from fpgapipe.partition.graph import GraphBuilder
+from fpgapipe.partition.graph import Graph, GraphBuilder
 from fpgapipe.partition.operators import Concat, Constant, Lstm, Operator, Reshape, Slice
 
 if TYPE_CHECKING:
@@ -68,7 +68,27 @@ class FrontendBuilder(GraphBuilder):
             if source not in self._owners:
                 self._owners[source] = names[role]
                 self.set_value(names[role], value)
+                _refuse_no_numbers(source, value, fixed=source in self.frozen)
         return name
+
+    def build(self, outputs: Sequence[str] | None = None, *, prune: bool = False) -> Graph:
+        """Finish the network; see `GraphBuilder.build`.
+
+        Parameters
+        ----------
+        outputs : sequence of str, optional
+        prune : bool
+            Whether to leave out what no output needs.
+        """
+        if prune and outputs:
+            needed = set(outputs)
+            for layer in reversed(self._layers.values()):
+                if layer.name in needed:
+                    needed.update(layer.inputs)
+            self._layers = {name: each for name, each in self._layers.items() if name in needed}
+            kept = {p.name for layer in self._layers.values() for p in layer.parameters}
+            self._values = {name: value for name, value in self._values.items() if name in kept}
+        return super().build(outputs)
 
     def last_states(self, name: str, lstm: str) -> str:
         """Add the hidden state that each direction of an LSTM layer ends with.
@@ -98,3 +118,16 @@ class FrontendBuilder(GraphBuilder):
         if len(states) == 1:
             return states[0]
         return self.add_with_values(name, Concat(0), *states, values={})
+
+
+def _refuse_no_numbers(source: str, value: NDArray[np.generic], *, fixed: bool) -> None:
+    """Refuse a weight with values that are not finite; infinities in a constant are a mask."""
+    import numpy as np
+
+    if value.dtype.kind != "f" or not value.size:
+        return
+    once = value[tuple(slice(0, 1) if step == 0 else slice(None) for step in value.strides)]
+    wrong = np.isnan(once) if fixed else ~np.isfinite(once)
+    if wrong.any():
+        place = [int(axis) for axis in np.argwhere(wrong)[0]]
+        raise Unsupported(f"weight {source!r} holds {once[tuple(place)]} at {place}")

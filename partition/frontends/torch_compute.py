@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from typing import Any
 
 from fpgapipe.partition.frontends.builder import Unsupported
 from fpgapipe.partition.frontends.torch_translation import Node, Translation, handles
@@ -58,35 +59,56 @@ def _conv(t: Translation, node: Node) -> None:
 
 @handles("linear.default")
 def _linear(t: Translation, node: Node) -> None:
-    if t.known(node["weight"]) is None:
-        raise Unsupported("its weight is computed by the network")
-    values = t.weights(node, weight="weight", bias="bias")
-    operator = Linear(values["weight"][1].shape[0], "bias" in values)
-    name = t.name_of(node, node["weight"])
-    t.give(node, t.add(name, operator, t.layer(node["input"]), values=values))
+    weight, bias = t.reference(node["weight"]), t.reference(node["bias"]) if node["bias"] else None
+    fits = weight is not None and (not node["bias"] or bias is not None) and weight.value.ndim == 2
+    if fits and t.can_hold(weight):
+        values = t.weights(node, weight="weight", bias="bias")
+        operator = Linear(values["weight"][1].shape[0], "bias" in values)
+        name = t.name_of(node, node["weight"])
+        t.give(node, t.add(name, operator, t.layer(node["input"]), values=values))
+        return
+    right = t.layer(node["weight"])
+    order = tuple(reversed(range(len(t.builder.tensor(right).shape))))
+    right = t.add(f"{node.name}.transpose", Transpose(order), right)
+    _product(t, node, node["input"], right, node["bias"])
+
+
+def _product(t: Translation, node: Node, left: Any, right: str, bias: Any) -> None:
+    """A product with what the network computes, and perhaps a sum."""
+    layer = t.add(node.name, MatMul(), t.layer(left), right)
+    if bias is not None:
+        layer = t.add(f"{node.name}.bias", Binary("add"), layer, t.layer(bias))
+    t.give(node, layer)
 
 
 @handles("matmul.default", "mm.default", "bmm.default")
 def _matmul(t: Translation, node: Node) -> None:
     right = node["other"] if "other" in node.arguments else node["mat2"]
-    weight = t.known(right)
-    if weight is None or weight.ndim != 2:
-        t.give(node, t.add(node.name, MatMul(), t.layer(node["self"]), t.layer(right)))
+    weight = t.reference(right)
+    if weight is None or weight.value.ndim != 2 or not t.can_hold(weight, transposed=True):
+        _product(t, node, node["self"], t.layer(right), None)
         return
-    source, value = t.weight(right, "weight")
-    operator = Linear(value.shape[1], bias=False)
-    values = {"weight": (f"{source}.T", value.T)}
-    t.give(node, t.add(node.name, operator, t.layer(node["self"]), values=values))
+    values = {"weight": t.weight(right, "weight", transposed=True)}
+    operator = Linear(values["weight"][1].shape[0], bias=False)
+    name = t.name_of(node, right) if t.is_tied(right) else node.name
+    t.give(node, t.add(name, operator, t.layer(node["self"]), values=values))
 
 
 @handles("addmm.default")
 def _addmm(t: Translation, node: Node) -> None:
     if node["alpha"] != 1 or node["beta"] != 1:
         raise Unsupported("only alpha and beta of 1")
-    source, value = t.weight(node["mat2"], "mat2")
-    values = {"weight": (f"{source}.T", value.T), "bias": t.weight(node["self"], "bias")}
-    operator = Linear(value.shape[1])
-    if values["bias"][1].shape != (value.shape[1],):
+    weight, bias = t.reference(node["mat2"]), t.reference(node["self"])
+    fits = weight is not None and bias is not None and bias.value.ndim == 1
+    if not fits or not t.can_hold(weight, transposed=True):
+        _product(t, node, node["mat1"], t.layer(node["mat2"]), node["self"])
+        return
+    values = {
+        "weight": t.weight(node["mat2"], "mat2", transposed=True),
+        "bias": t.weight(node["self"], "bias"),
+    }
+    operator = Linear(values["weight"][1].shape[0])
+    if values["bias"][1].shape != (values["weight"][1].shape[0],):
         raise Unsupported("only a bias for each output feature")
     t.give(node, t.add(node.name, operator, t.layer(node["mat1"]), values=values))
 
@@ -154,6 +176,8 @@ def _attention(t: Translation, node: Node) -> None:
             raise Unsupported("only a mask that is added, not one of booleans")
         x = t.add(f"{name}.mask", Binary("add"), x, t.layer(node["attn_mask"]))
     x = t.add(f"{name}.softmax", Softmax(-1, causal=node["is_causal"]), x)
+    if node["dropout_p"] and not t.training:
+        raise Unsupported("drops in evaluation, too; give it the module's mode (self.training)")
     if node["dropout_p"]:
         x = t.add(f"{name}.dropout", Dropout(node["dropout_p"]), x)
     t.give(node, t.add(name, MatMul(), x, v))
@@ -245,14 +269,12 @@ def _elu(t: Translation, node: Node) -> None:
 
 @handles("prelu.default")
 def _prelu(t: Translation, node: Node) -> None:
-    import numpy as np
-
-    source, slope = t.weight(node["weight"], "weight")
+    values = t.weights(node, weight="weight")
     shape = t.tensor(node["self"]).shape
-    channels = shape[1] if len(shape) > 1 else 1
-    values = {"weight": (source, np.broadcast_to(slope.reshape(-1), (channels,)))}
+    alike = len(shape) > 1 and values["weight"][1].size == 1
     name = t.name_of(node, node["weight"])
-    t.give(node, t.add(name, Activation("prelu"), t.layer(node["self"]), values=values))
+    operator = Activation("prelu", one_slope=alike)
+    t.give(node, t.add(name, operator, t.layer(node["self"]), values=values))
 
 
 @handles(
@@ -325,6 +347,8 @@ def _power(t: Translation, node: Node) -> None:
 def _dropout(t: Translation, node: Node) -> None:
     x = node["input"] if "input" in node.arguments else node["self"]
     layer = t.layer(x)
+    if node["train"] and node["p"] > 0 and not t.training:
+        raise Unsupported("drops in evaluation, too; give it the module's mode (self.training)")
     if node["train"] and node["p"] > 0:
         layer = t.add(node.name, Dropout(node["p"]), layer)
     t.give(node, layer)
@@ -345,8 +369,12 @@ def _batch_norm(t: Translation, node: Node) -> None:
     )
     if "running_mean" not in values:
         raise Unsupported("only with running statistics")
-    momentum = 0.1 if node["momentum"] is None else node["momentum"]
-    operator = BatchNorm(node["eps"], momentum, affine="weight" in values)
+    if node["training"] != t.training:
+        mode, other = ("evaluation", "training") if t.training else ("training", "evaluation")
+        raise Unsupported(f"it computes as in {mode} while the module is in {other}")
+    if ("weight" in values) != ("bias" in values):
+        raise Unsupported("only with scale and shift, or neither")
+    operator = BatchNorm(node["eps"], node["momentum"], affine="weight" in values)
     name = t.name_of(node, node["running_mean"])
     t.give(node, t.add(name, operator, t.layer(node["input"]), values=values))
 

@@ -9,6 +9,7 @@ from fpgapipe.partition.frontends.torch_translation import Node, Translation, ha
 from fpgapipe.partition.operators import (
     Cast,
     Concat,
+    Detach,
     Expand,
     Flatten,
     Pad,
@@ -23,13 +24,19 @@ from fpgapipe.partition.tensors import DType, normalise_axis
 @handles(
     "contiguous.default",
     "clone.default",
-    "detach.default",
-    "detach_.default",
     "alias.default",
     "lift_fresh_copy.default",
 )
 def _same(t: Translation, node: Node) -> None:
     t.give(node, t.layer(node["self"]))
+
+
+@handles("detach.default", "detach_.default")
+def _detach(t: Translation, node: Node) -> None:
+    layer = t.layer(node["self"])
+    if layer not in t.builder.inputs:
+        layer = t.add(node.name, Detach(), layer)
+    t.give(node, layer)
 
 
 @handles("to.dtype", "_to_copy.default", "to.dtype_layout", "to.device")

@@ -15,6 +15,7 @@ from fpgapipe.errors import FileError
 from fpgapipe.optional import require
 from fpgapipe.partition.frontends import torch_compute, torch_layout  # noqa: F401 (they register)
 from fpgapipe.partition.frontends.source import TorchSource
+from fpgapipe.partition.frontends.torch_modes import check_modes, training_modes
 from fpgapipe.partition.frontends.torch_translation import translate
 from fpgapipe.partition.graph import Graph, NetworkError
 
@@ -58,16 +59,12 @@ def from_torch(source: Any, *, name: str) -> Graph:
     """
     torch = require("torch", f"reading {name}")
     if isinstance(source, torch.export.ExportedProgram):
-        graph = translate(torch, source, name)
-        return dataclasses.replace(
-            graph,
-            source=TorchSource(
-                source.module(check_guards=False),
-                tuple(source.example_inputs[0]) if source.example_inputs else (),
-                _trains(source),
-                graph.outputs,
-            ),
-        )
+        training = _trains(source)
+        graph, orders = translate(torch, source, name, training=training)
+        inputs = tuple(source.example_inputs[0]) if source.example_inputs else ()
+        module = source.module(check_guards=False)
+        kept = TorchSource(module, inputs, training, graph.outputs, orders)
+        return dataclasses.replace(graph, source=kept)
     if isinstance(source, torch.nn.Module):
         raise NetworkError(f"{name}: a module alone has no shapes; return (module, example_inputs)")
     if isinstance(source, tuple) and len(source) == 2 and isinstance(source[0], torch.nn.Module):
@@ -79,21 +76,40 @@ def from_torch(source: Any, *, name: str) -> Graph:
                 f"{name}: example inputs must be a tensor or a tuple of them, not "
                 f"{type(inputs).__name__}"
             )
-        try:
-            with warnings.catch_warnings():
-                warnings.simplefilter("ignore")  # of the exporter's own workings
-                program = torch.export.export(module, tuple(inputs))
-        except Exception as error:  # whatever the module or the exporter trips over
-            reason = " ".join(str(error).split())[:400]
-            raise NetworkError(f"{name}: torch.export failed: {reason}") from error
-        graph = translate(torch, program, name)
-        return dataclasses.replace(
-            graph, source=TorchSource(module, tuple(inputs), None, graph.outputs)
-        )
+        return _of_module(torch, module, tuple(inputs), name)
     raise NetworkError(
         f"{name}: gives {type(source).__name__}; a Graph, a torch.export.ExportedProgram or "
         "(torch.nn.Module, example_inputs) is needed"
     )
+
+
+def _of_module(torch: Any, module: Any, inputs: tuple[Any, ...], name: str) -> Graph:
+    """Translate a module in both modes, which are one network."""
+    modes = {each: each.training for each in module.modules()}
+    try:
+        training_modes(module, modes)
+        graph, orders = translate(
+            torch, _exported(torch, module, inputs, name), name, training=True
+        )
+        module.eval()
+        program = _exported(torch, module, inputs, name)
+        check_modes(graph, translate(torch, program, name, training=False)[0])
+    finally:
+        for each, training in modes.items():
+            each.training = training
+    return dataclasses.replace(
+        graph, source=TorchSource(module, inputs, None, graph.outputs, orders)
+    )
+
+
+def _exported(torch: Any, module: Any, inputs: tuple[Any, ...], name: str) -> Any:
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # of the exporter's own workings
+            return torch.export.export(module, inputs)
+    except Exception as error:  # whatever the module or the exporter trips over
+        reason = " ".join(str(error).split())[:400]
+        raise NetworkError(f"{name}: torch.export failed: {reason}") from error
 
 
 def _trains(program: Any) -> bool:

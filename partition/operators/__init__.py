@@ -4,6 +4,7 @@ from fpgapipe.partition.operators.base import Gemm, Operator, ParameterSpec, Pas
 from fpgapipe.partition.operators.layout import (
     Cast,
     Concat,
+    Detach,
     Expand,
     Flatten,
     Pad,
@@ -46,6 +47,7 @@ __all__ = [
     "Constant",
     "Conv",
     "CrossEntropy",
+    "Detach",
     "Dropout",
     "Embedding",
     "Expand",

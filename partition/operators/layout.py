@@ -192,6 +192,21 @@ class Cast(Operator):
 
 
 @dataclass(frozen=True)
+class Detach(Operator):
+    """The same values, through which no gradient flows."""
+
+    kind: ClassVar[str] = "detach"
+
+    def output(self, inputs: Sequence[Tensor]) -> Tensor:
+        """The input's shape."""
+        return inputs[0]
+
+    def is_differentiable(self, index: int) -> bool:
+        """What lies before learns nothing from this."""
+        return False
+
+
+@dataclass(frozen=True)
 class Unlisted(Operator):
     """Whatever a table of layers leaves out between two of them (padding, pooling, flattening).
 

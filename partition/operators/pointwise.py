@@ -60,10 +60,13 @@ class Activation(Elementwise):
         One of `ACTIVATIONS`.
     alpha : float
         Slope below zero of leaky_relu, scale of elu; others ignore it.
+    one_slope : bool
+        Whether prelu learns one slope for all channels.
     """
 
     function: str
     alpha: float = 0.01
+    one_slope: bool = False
 
     def __post_init__(self) -> None:
         if self.function not in ACTIVATIONS:
@@ -77,10 +80,11 @@ class Activation(Elementwise):
         return inputs[0]
 
     def parameters(self, inputs: Sequence[Tensor]) -> tuple[ParameterSpec, ...]:
-        """Prelu learns one slope for each channel."""
+        """Prelu learns one slope for each channel, or one for all."""
         if self.function != "prelu":
             return ()
-        channels = inputs[0].shape[1] if len(inputs[0].shape) > 1 else 1
+        apart = len(inputs[0].shape) > 1 and not self.one_slope
+        channels = inputs[0].shape[1] if apart else 1
         return (ParameterSpec("weight", (channels,)),)
 
 
