@@ -1,0 +1,134 @@
+"""Torchvision's classification models, imported and held to themselves.
+
+Each model is made with random weights, given a batch of two small images, imported, and verified in
+evaluation and training: results, gradients, running statistics, and what it learns.
+
+Prints one JSON object: for each model whether it was verified and how far both sides are apart, the
+parameters counted on both sides, or the reason why it was refused, and the seconds that took. Exits
+with 1 if a model that was imported is not what torchvision computes. ``--only WORD`` takes the
+models with the word in their names. Needs torchvision.
+"""
+
+import argparse
+import importlib
+import inspect
+import json
+import re
+import sys
+import time
+import traceback
+import warnings
+from collections import Counter
+from typing import Any
+
+import torch
+
+from fpgapipe.errors import UserError
+from fpgapipe.host.backends.verification import verify
+from fpgapipe.partition.frontends.torch_program import from_torch
+
+SIZES = {"alexnet": 63, "squeezenet": 64, "inception_v3": 75, "maxvit": 224, "vit_h_14": 42}
+"""Height and width of the images by the beginning of a model's name; others take `SIZE`."""
+SIZE = 32
+BATCH = 2
+
+
+def torchvision_models() -> Any:
+    """Import torchvision, also where its compiled operators do not fit the installed torch."""
+    library = torch.library.Library("torchvision", "FRAGMENT")
+    KEPT.append(library)
+    while True:
+        try:
+            return importlib.import_module("torchvision").models
+        except RuntimeError as error:
+            missing = re.search(r"operator torchvision::(\w+) does not exist", str(error))
+            if missing is None:
+                raise
+            # Models of classification use none of them; they only have to be there.
+            library.define(f"{missing[1]}(Tensor dets, Tensor scores, float threshold) -> Tensor")
+            for name in [name for name in sys.modules if name.startswith("torchvision")]:
+                del sys.modules[name]
+
+
+KEPT: list[Any] = []
+"""Definitions of operators, which end with their library."""
+
+
+def options_of(builder: Any, size: int) -> dict[str, Any]:
+    """Arguments of a model's builder: no second head, and the size of the images."""
+    wanted = set(inspect.signature(builder).parameters)
+    options: dict[str, Any] = {"weights": None}
+    name = builder.__name__
+    if name in ("googlenet", "inception_v3"):
+        options |= {"aux_logits": False, "init_weights": False}
+    if name.startswith("vit"):
+        options["image_size"] = size
+    assert "weights" in wanted
+    return options
+
+
+def judge(models: Any, name: str) -> dict[str, Any]:
+    """Import and verify a model."""
+    size = next((s for stem, s in SIZES.items() if name.startswith(stem)), SIZE)
+    begin = time.perf_counter()
+    found: dict[str, Any] = {"model": name, "image": size}
+    try:
+        torch.manual_seed(0)
+        builder = models.get_model_builder(name)
+        module = builder(**options_of(builder, size))
+        found["pytorch_parameters"] = sum(each.numel() for each in module.parameters())
+        graph = from_torch((module, torch.randn(BATCH, 3, size, size)), name=name)
+        found["import_s"] = time.perf_counter() - begin
+        found["parameters"] = graph.totals.parameters
+        result = verify(graph, batches=1)
+        found |= {
+            "verified": result.verified,
+            "reason": result.reason,
+            "precision": result.precision,
+            "max_error": result.to_dict()["max_error"],
+            "evaluation": max(result.errors.get("evaluation", {"": None}).values()),
+            "training": max(result.errors.get("training", {"": None}).values()),
+            "counts_equal": found["parameters"] == found["pytorch_parameters"],
+        }
+        right = result.verified and found["counts_equal"]
+        found["verdict"] = "right" if right else "unverified" if right is None else "WRONG"
+    except UserError as error:
+        lines = [line for line in str(error).splitlines() if ": supported are " not in line]
+        found |= {"verdict": "refused", "reason": "\n".join(lines)[:600]}
+    except Exception:  # whatever is no refusal is a defect
+        found |= {"verdict": "TRACEBACK", "reason": traceback.format_exc(limit=-3)}
+    found["wall_s"] = time.perf_counter() - begin
+    return found
+
+
+def main() -> int:
+    """Print the verdicts."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--only", default="", help="take the models with this in their names")
+    given = parser.parse_args()
+    warnings.simplefilter("ignore")
+    models = torchvision_models()
+    begin = time.perf_counter()
+    found = []
+    for name in models.list_models(models):
+        if given.only in name:
+            each = judge(models, name)
+            found.append(each)
+            reason = " ".join(str(each.get("reason", "")).split())[:160]
+            error = each.get("max_error")
+            shown = "" if error is None else f"{error:.1e}"
+            line = f"{each['verdict']:10} {name:22} {each['wall_s']:6.1f} s {shown:8} {reason}"
+            print(line, file=sys.stderr, flush=True)
+    counts = Counter(each["verdict"] for each in found)
+    result = {
+        "models": len(found),
+        "verdicts": dict(counts),
+        "wall_s": time.perf_counter() - begin,
+        "each": found,
+    }
+    print(json.dumps(result, indent=2))
+    return 1 if counts["WRONG"] + counts["TRACEBACK"] else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
