@@ -235,7 +235,7 @@ def _grouped(graph: Graph) -> Iterator[Unit | Refusal]:
             yield AddUnit(layers, slope is not None)
         elif _slope(layer) is not None:
             yield ActivationUnit(layers, _slope(layer) or 0)
-        elif isinstance(operator, ops.Dropout):
+        elif isinstance(operator, ops.Dropout) and not operator.together:
             num_dropouts += 1
             yield DropoutUnit(layers, num_dropouts)
         elif isinstance(operator, ops.Flatten | ops.Reshape):
@@ -251,6 +251,8 @@ def _grouped(graph: Graph) -> Iterator[Unit | Refusal]:
 def _missing(layer: Layer) -> str:
     """What the core lacks for a layer that there is no unit for."""
     operator = layer.operator
+    if isinstance(operator, ops.Dropout):
+        return f"the core drops single elements, not all along axes {list(operator.together)}"
     if isinstance(operator, ops.Binary) and operator.function == "add":
         shapes = " and ".join(str(list(tensor.shape)) for tensor in layer.input_tensors)
         return f"sums must be of two tensors of one shape, not {shapes}"

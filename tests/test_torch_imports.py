@@ -108,6 +108,39 @@ def test_what_is_learned_is_learned_under_its_own_name(run, parts, names):
     assert graph.totals.parameters == sum(own[name].numel() for name in names)
 
 
+def depth_of_samples(s, x):
+    y = s.fc(x)
+    return y * torch.empty(4, 1, dtype=y.dtype).bernoulli_(0.75).div_(0.75) if s.training else y
+
+
+def depth_of_the_batch(s, x):
+    y = s.fc(x)
+    if s.training:
+        noise = torch.empty(1, 1, dtype=y.dtype)
+        noise = noise.bernoulli_(0.5)
+        noise.div_(0.5)
+        y = y * noise
+    return y
+
+
+def channels(s, x):
+    y = F.dropout2d(s.fc(x).reshape(4, 3, 2, 1), 0.4, s.training)
+    return F.dropout(y, 0.25, s.training).flatten(1)
+
+
+@pytest.mark.parametrize(
+    ("run", "together"),
+    [(depth_of_samples, [(1,)]), (depth_of_the_batch, [(0, 1)]), (channels, [(2, 3), ()])],
+)
+def test_elements_may_be_dropped_together(run, together):
+    _, graph = imported(run)
+    found = verify(graph)
+    assert found.verified, found
+    drops = [layer.operator for layer in graph.layers.values() if layer.op == "dropout"]
+    assert [each.together for each in drops] == together
+    assert (verify(graph, modes=("training",)).errors["training"]) != {}
+
+
 def test_a_product_with_a_matrix_is_a_linear_layer():
     _, graph = imported(lambda s, x: x @ s.w, w=weight(6, 3))
     assert [layer.op for layer in graph.layers.values()] == ["linear"]
@@ -144,7 +177,7 @@ def counts(s, x):
 
 def halves(s, x):
     keep = torch.empty(4, 1).bernoulli_(0.5)
-    return s.fc(x) * (keep if s.training else 1)
+    return s.fc(x) * keep if s.training else s.fc(x)
 
 
 def nan_weight():
@@ -175,7 +208,17 @@ def nan_weight():
             "net: the module changes 'count' as it runs (node 'add_'); only the statistics of batch"
             " normalisation may change",
         ),
-        (halves, {}, "net: operator aten.bernoulli_.float is not supported (nodes bernoulli_)"),
+        (
+            halves,
+            {},
+            "net: node 'mul' (aten.mul.Tensor): only random numbers that drop a share below 1 and "
+            "divide the rest by what is kept",
+        ),
+        (
+            lambda s, x: s.fc(x) + torch.empty(4, 1).bernoulli_(0.5),
+            {},
+            "net: node 'add' (aten.add.Tensor): reads random numbers, which only dropout may",
+        ),
         (
             lambda s, x: s.fc(x) + torch.rand(6),
             {},

@@ -303,9 +303,15 @@ def _cast(o: ops.Cast, own: Weights, args: list[Any], training: bool) -> Any:
 
 
 def _dropout(o: ops.Dropout, own: Weights, args: list[Any], training: bool) -> Any:
+    import torch
     from torch.nn import functional
 
-    return functional.dropout(args[0], o.rate, training)
+    x = args[0]
+    if not o.together or not training:
+        return functional.dropout(x, o.rate, training)
+    shape = [1 if axis in o.together else size for axis, size in enumerate(x.shape)]
+    kept = torch.empty(shape, dtype=x.dtype, device=x.device).bernoulli_(1 - o.rate)
+    return x * kept.div_(1 - o.rate)
 
 
 def _linear(o: ops.Linear, own: Weights, args: list[Any], training: bool) -> Any:

@@ -117,7 +117,13 @@ class Verification:
         )
 
 
-def verify(graph: Graph, *, batches: int = 2, modes: Sequence[str] = MODES) -> Verification:
+def verify(
+    graph: Graph,
+    *,
+    batches: int = 2,
+    modes: Sequence[str] = MODES,
+    precisions: Sequence[str] = tuple(TOLERANCES),
+) -> Verification:
     """Run a network and its source on the same random inputs.
 
     Parameters
@@ -128,6 +134,8 @@ def verify(graph: Graph, *, batches: int = 2, modes: Sequence[str] = MODES) -> V
         How many batches in each mode.
     modes : sequence of str
         ``evaluation``, ``training`` or both.
+    precisions : sequence of str
+        Keys of `TOLERANCES`; the first in which both sides run is taken.
 
     Raises
     ------
@@ -145,7 +153,7 @@ def verify(graph: Graph, *, batches: int = 2, modes: Sequence[str] = MODES) -> V
     torch = require("torch", "verifying a network")
     side = _Module if isinstance(source, TorchSource) else _Model
     failed = ""
-    for precision in TOLERANCES:
+    for precision in precisions:
         compared = side(torch, graph, source, precision)
         try:
             with _own_state(torch, precision), beside_output():
@@ -421,7 +429,6 @@ class _Module(_Side):
 
     def _weights(self) -> dict[str, Any]:
         """The module's values by the network's names; constants are the network's own."""
-        torch = self.torch
         state = self._by_every_name(self.state)
         weights = {}
         for name, first in initial_weights(self.graph).items():
@@ -433,7 +440,7 @@ class _Module(_Side):
             value = value.permute(order) if order else value
             if value.shape != first.shape:
                 raise _NotRun(f"{name!r} has another shape in the module")
-            weights[name] = value.clone(memory_format=torch.contiguous_format)
+            weights[name] = value.contiguous()
         return weights
 
     def _compare(self, mode: str, given: dict[str, Any], index: int) -> None:
@@ -442,7 +449,7 @@ class _Module(_Side):
         training = mode == TRAINING
         learned = {n for n, p in self.source.module.named_parameters() if p.requires_grad}
         state = {
-            name: value.clone().requires_grad_(training and name in learned)
+            name: value.detach().requires_grad_(training) if name in learned else value.clone()
             for name, value in self.state.items()
         }
         torch.manual_seed(index)
@@ -455,9 +462,10 @@ class _Module(_Side):
                 f"the module does not run in {self.precision}: {_first_line(error)}"
             ) from None
         leaves = {
-            name: self.weights[name].clone().requires_grad_(training) for name in self.learned()
+            name: self.weights[name].detach().requires_grad_(training) for name in self.learned()
         }
-        weights = {name: each.clone() for name, each in self.weights.items()} | leaves
+        others = {name: each for name, each in self.weights.items() if name not in leaves}
+        weights = {name: each.clone() for name, each in others.items()} | leaves
         torch.manual_seed(index)
         given = {name: each.clone() for name, each in given.items()}
         values = self.computed(weights, given, training)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
+from fpgapipe.errors import shown
 from fpgapipe.partition.frontends.builder import Unsupported
 from fpgapipe.partition.frontends.onnx_constants import MAX_FOLDED_ELEMENTS
 from fpgapipe.partition.frontends.onnx_translation import (
@@ -44,6 +45,10 @@ def _padding(
 ) -> Padding:
     """The padding that ``pads`` or ``auto_pad`` ask for."""
     auto = attributes.get("auto_pad", b"NOTSET").decode()
+    if auto not in ("NOTSET", "VALID", "SAME_UPPER", "SAME_LOWER"):
+        raise Unsupported(
+            f"auto_pad must be NOTSET, VALID, SAME_UPPER or SAME_LOWER, not {shown(auto)}"
+        )
     if auto in ("SAME_UPPER", "SAME_LOWER"):
         return same_padding(sizes, kernel, stride, dilation, upper=auto == "SAME_UPPER")
     pads = [0] * (2 * len(kernel)) if auto == "VALID" else attributes.get("pads")
@@ -58,6 +63,11 @@ def _conv(t: Translation, node: Any) -> None:
     attributes = t.attributes(node)
     weight = t.weight(node, 1, "weight")
     kernel = tuple(int(size) for size in weight.shape[2:])
+    said = attributes.get("kernel_shape")
+    if said is not None and tuple(said) != kernel:
+        raise Unsupported(
+            f"kernel_shape {list(said)} contradicts its weight, whose kernel is {list(kernel)}"
+        )
     ones = (1,) * len(kernel)
     stride = tuple(attributes.get("strides", ones))
     dilation = tuple(attributes.get("dilations", ones))

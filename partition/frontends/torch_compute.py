@@ -8,6 +8,7 @@ from typing import Any
 
 from fpgapipe.partition.frontends.builder import Unsupported
 from fpgapipe.partition.frontends.torch_translation import Node, Translation, handles
+from fpgapipe.partition.frontends.torch_values import Noise
 from fpgapipe.partition.operators import (
     Activation,
     Affine,
@@ -306,6 +307,8 @@ def _rsqrt(t: Translation, node: Node) -> None:
     "pow.Tensor_Tensor",
 )
 def _binary(t: Translation, node: Node) -> None:
+    if _of_noise(t, node):
+        return
     function = node.target.split(".")[1].removesuffix("_")
     other = node["other"] if "other" in node.arguments else node["exponent"]
     alpha = node.arguments.get("alpha", 1)
@@ -341,6 +344,57 @@ def _power(t: Translation, node: Node) -> None:
         t.give(node, t.add(node.name, Unary("sqrt" if exponent == 0.5 else "reciprocal"), x))
     else:
         raise Unsupported(f"only exponents 2, 0.5 and -1, not {exponent}")
+
+
+def _of_noise(t: Translation, node: Node) -> bool:
+    """Translate what scales random numbers, or multiplies by them; say whether that is it."""
+    drawn, other = t.noise(node["self"]), node.arguments.get("other")
+    if drawn and node.target.startswith("aten.div") and isinstance(other, int | float) and other:
+        drawn.scale *= other
+        t.give_noise(node, drawn)
+        return True
+    x = other if drawn else node["self"]
+    drawn = drawn or t.noise(other)
+    if drawn is None or not node.target.startswith("aten.mul") or isinstance(x, int | float):
+        return False
+    shape = t.tensor(x).shape
+    rate = 1 - (drawn.kept or 0)
+    if drawn.kept is None or abs(drawn.scale - drawn.kept) > 1e-6 or not 0 <= rate < 1:
+        raise Unsupported(
+            "only random numbers that drop a share below 1 and divide the rest by what is kept"
+        )
+    if len(drawn.shape) != len(shape) or any(
+        drawn.shape[axis] not in (1, size) for axis, size in enumerate(shape)
+    ):
+        raise Unsupported(f"random numbers of shape {list(drawn.shape)} for {list(shape)}")
+    together = tuple(axis for axis, size in enumerate(shape) if drawn.shape[axis] == 1 and size > 1)
+    t.give(node, t.add(node.name, Dropout(rate, together), t.layer(x)))
+    return True
+
+
+@handles("empty.memory_format", "new_empty.default")
+def _empty(t: Translation, node: Node) -> None:
+    t.give_noise(node, Noise(tuple(node["size"])))
+
+
+@handles("bernoulli_.float")
+def _bernoulli(t: Translation, node: Node) -> None:
+    drawn = t.noise(node["self"])
+    if drawn is None:
+        raise Unsupported("overwrites what is not empty")
+    drawn.kept, drawn.scale = float(node["p"]), 1.0
+    t.give_noise(node, drawn)
+
+
+@handles("feature_dropout.default")
+def _feature_dropout(t: Translation, node: Node) -> None:
+    if not node["train"] or not node["p"]:
+        t.give(node, t.layer(node["input"]))
+        return
+    if not t.training:
+        raise Unsupported("drops in evaluation, too; give it the module's mode (self.training)")
+    together = tuple(range(2, len(t.tensor(node["input"]).shape)))
+    t.give(node, t.add(node.name, Dropout(node["p"], together), t.layer(node["input"])))
 
 
 @handles("dropout.default", "dropout_.default")

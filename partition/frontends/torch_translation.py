@@ -4,14 +4,21 @@ from __future__ import annotations
 
 import operator as python_operator
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from fpgapipe.partition.frontends.builder import FrontendBuilder, Unsupported
 from fpgapipe.partition.frontends.torch_aliases import Aliases
+from fpgapipe.partition.frontends.torch_values import (
+    Noise,
+    Reference,
+    array,
+    order_of,
+    rank,
+    tensor_of,
+)
 from fpgapipe.partition.graph import Graph, NetworkError
 from fpgapipe.partition.operators import Constant, Operator
-from fpgapipe.partition.tensors import DType, ShapeError, Tensor
+from fpgapipe.partition.tensors import ShapeError, Tensor
 
 if TYPE_CHECKING:
     import numpy as np
@@ -55,25 +62,6 @@ class Node:
 
     def __getitem__(self, name: str) -> Any:
         return self.arguments[name]
-
-
-@dataclass(frozen=True)
-class Reference:
-    """A weight that an operator reads as it is.
-
-    Attributes
-    ----------
-    source : str
-        Its name in the module, or that of the node that computes it from what is not learned.
-    order : tuple of int
-        Its axes as the operator has them; in rising order if they are the weight's own.
-    value : torch.Tensor
-        As the operator has it.
-    """
-
-    source: str
-    order: tuple[int, ...]
-    value: Any
 
 
 class Translation:
@@ -122,13 +110,13 @@ class Translation:
                 self._learned[node] = frozenset((weight,))
             else:
                 frozen.add(weight)
-        batch = next((n.meta["val"].shape[0] for n in inputs if _rank(n)), 1)
+        batch = next((n.meta["val"].shape[0] for n in inputs if rank(n)), 1)
         if not isinstance(batch, int):
             raise NetworkError(f"{name}: the batch is dynamic; export with a fixed size")
         self.builder = FrontendBuilder(name, batch, frozenset(constants))
         self.builder.frozen |= frozen
         for node in inputs:
-            self._results[node] = self.builder.input(node.name, _tensor_of(node.meta["val"]))
+            self._results[node] = self.builder.input(node.name, tensor_of(node.meta["val"]))
         self._skipped: set[Any] = set()
         self._constants: dict[str, Any] = {}  # layer to the node that it is the value of
         self._tensors = dict(self._results)  # weights by node, whatever becomes of the node
@@ -301,7 +289,7 @@ class Translation:
 
     def _is_known(self, node: Any) -> bool:
         result = self._results.get(node)
-        return result is not None and not isinstance(result, str | list)
+        return result is not None and not isinstance(result, str | list | Noise)
 
     def _evaluate(self, node: Any) -> Any:
         """Run a node on its known inputs, on copies so that weights stay as they are."""
@@ -345,6 +333,8 @@ class Translation:
         result = self._results[node]
         if isinstance(result, str):
             return result
+        if isinstance(result, Noise):
+            raise Unsupported("reads random numbers, which only dropout may")
         if not isinstance(result, self.torch.Tensor):
             raise Unsupported(f"{node.name!r} is no tensor")
         learned = self._learned.get(node)
@@ -353,7 +343,7 @@ class Translation:
             computed = self._results[node]
             assert isinstance(computed, str)
             return computed
-        tensor = _tensor_of(result)
+        tensor = tensor_of(result)
         source = self._source(node)
         if source in self.orders:
             raise Unsupported(f"{source!r} is also used with its axes in another order")
@@ -361,7 +351,7 @@ class Translation:
         layer = self.builder.add_with_values(
             self._weights.get(node, node.name),
             constant,
-            values={"value": (source, _array(self.torch, result))},
+            values={"value": (source, array(self.torch, result))},
         )
         self._results[node] = layer
         self._tensors[node] = result
@@ -373,7 +363,16 @@ class Translation:
         result = self._results[node]
         if isinstance(result, str):
             return self.builder.tensor(result)
-        return _tensor_of(result)
+        return tensor_of(result)
+
+    def noise(self, node: Any) -> Noise | None:
+        """The random numbers behind an argument."""
+        result = self._results.get(node) if isinstance(node, self.torch.fx.Node) else None
+        return result if isinstance(result, Noise) else None
+
+    def give_noise(self, node: Node, noise: Noise) -> None:
+        """Say that a node has become random numbers."""
+        self._results[node.fx] = noise
 
     def known(self, node: Any) -> Any | None:
         """The ``torch.Tensor`` behind an argument, None if it is computed or learned."""
@@ -391,7 +390,7 @@ class Translation:
         order: tuple[int, ...] | None = None
         source = node
         while source not in self._weights and self._learned.get(source):
-            inner = _order_of(source)
+            inner = order_of(source)
             if inner is None:
                 return None
             order = inner if order is None else tuple(inner[axis] for axis in order)
@@ -442,7 +441,7 @@ class Translation:
             else:
                 source = f"{source}.{order}"  # a constant of its own
                 self.builder.frozen.add(source)
-        return source, _array(self.torch, value)
+        return source, array(self.torch, value)
 
     def can_hold(self, weight: Reference | None, *, transposed: bool = False) -> bool:
         """Whether a layer can have a weight as its own, its axes in the order that it needs."""
@@ -460,7 +459,7 @@ class Translation:
 
     def is_tied(self, node: Any) -> bool:
         """Whether a weight of the module is read by several nodes."""
-        while node not in self._weights and _order_of(node):
+        while node not in self._weights and order_of(node):
             node = node.args[0]
         return node in self._weights and self._num_readers(self._weights[node]) > 1
 
@@ -470,7 +469,7 @@ class Translation:
         waiting = [node for node, name in self._weights.items() if name == source]
         while waiting:
             for user in waiting.pop().users:
-                if _order_of(user) is None:
+                if order_of(user) is None:
                     count += 1
                 else:
                     waiting.append(user)
@@ -530,23 +529,6 @@ class Translation:
         self.give(node, self.add(node.name, operator, *inputs))
 
 
-def _order_of(node: Any) -> tuple[int, ...] | None:
-    """Order of the axes that a node gives its input; None if it does anything else."""
-    target = str(node.target)
-    if node.op != "call_function" or target not in _ORDERS:
-        return None
-    axes = list(range(len(node.meta["val"].shape)))
-    if target == "aten.permute.default":
-        return tuple(axis % len(axes) for axis in node.args[1])
-    one, two = node.args[1:3] if target == "aten.transpose.int" else (-1, -2)
-    if len(axes) > 1:
-        axes[one], axes[two] = axes[two], axes[one]
-    return tuple(axes)
-
-
-_ORDERS = ("aten.permute.default", "aten.transpose.int", "aten.t.default", "aten.mT.default")
-
-
 def translate(
     torch: Any, program: Any, name: str, *, training: bool
 ) -> tuple[Graph, dict[str, tuple[int, ...]]]:
@@ -563,31 +545,3 @@ def translate(
         return translation.run(), translation.orders
     except ShapeError as error:
         raise NetworkError(f"{name}: {error}") from None
-
-
-def _rank(node: Any) -> int:
-    return len(getattr(node.meta.get("val"), "shape", ()))
-
-
-def _tensor_of(value: Any) -> Tensor:
-    sizes = tuple(value.shape)
-    if not all(type(size) is int for size in sizes):
-        raise ShapeError(f"shape {list(sizes)} is dynamic; export with fixed sizes")
-    try:
-        return Tensor(sizes, DType(str(value.dtype).removeprefix("torch.")))
-    except ValueError as error:
-        if isinstance(error, ShapeError):
-            raise
-        raise ShapeError(f"element type {value.dtype} is not supported") from None
-
-
-def _array(torch: Any, value: Any) -> NDArray[np.generic]:
-    """Values as numpy has them; BF16, which numpy lacks, as FP32 (exact)."""
-    try:
-        value = value.detach().cpu()
-        value = value.float() if value.dtype is torch.bfloat16 else value
-        array: NDArray[np.generic] = value.numpy()
-    except (RuntimeError, TypeError) as error:  # on the meta device, sparse, quantised
-        reason = " ".join(str(error).split())
-        raise Unsupported(f"a weight of it has no values that can be read: {reason}") from None
-    return array

@@ -9,7 +9,7 @@ from fpgapipe.partition.operators.base import (
     ParameterSpec,
     require_float,
 )
-from fpgapipe.partition.tensors import DType, ShapeError, Tensor, broadcast
+from fpgapipe.partition.tensors import DType, ShapeError, Tensor, broadcast, normalise_axis
 
 ACTIVATIONS = (
     "relu",
@@ -130,11 +130,21 @@ class Affine(Operator):
 
 @dataclass(frozen=True)
 class Dropout(Operator):
-    """Zeros a share of the elements in training and scales the rest; the identity in inference."""
+    """Zeros a share of the elements in training and scales the rest; the identity in inference.
+
+    Parameters
+    ----------
+    rate : float
+        Share of the elements.
+    together : tuple of int
+        Axes along which elements are dropped together: all but the first for stochastic depth of
+        samples, all behind the channels for dropout of channels.
+    """
 
     kind: ClassVar[str] = "dropout"
 
     rate: float = 0.5
+    together: tuple[int, ...] = ()
 
     def __post_init__(self) -> None:
         if not 0 <= self.rate < 1:
@@ -142,6 +152,8 @@ class Dropout(Operator):
 
     def output(self, inputs: Sequence[Tensor]) -> Tensor:
         """The input's shape."""
+        for axis in self.together:
+            normalise_axis(axis, len(inputs[0].shape))
         return inputs[0]
 
 
