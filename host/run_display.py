@@ -38,7 +38,7 @@ class RunDisplay(Watcher):
         self._expected = expected_cycles
         self._of_step = -1
         self._begin = 0, 0.0
-        display.add_task("starting", unit="mini-batches")
+        display.add_task("preparing the run", unit="mini-batches")
         self._text = ""
         self._validated = ""
 

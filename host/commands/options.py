@@ -47,6 +47,14 @@ def _say_phases(seconds: dict[str, float]) -> None:
     logging.getLogger("fpgapipe").info("the time went into %s", text)
 
 
+def build_folders(
+    ctx: click.Context, param: click.Parameter, value: tuple[str, ...]
+) -> tuple[str, ...]:
+    """The same as `build_folder` of one or more."""
+    build_folder(ctx, param, next(iter(value), None))
+    return value
+
+
 def build_folder(ctx: click.Context, param: click.Parameter, value: str | None) -> str:
     """The folder of a build that a command needs; without one, how to make one is said."""
     if value is None:

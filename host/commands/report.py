@@ -6,14 +6,14 @@ from typing import TYPE_CHECKING
 
 import click
 
-from fpgapipe.host.commands.options import build_folder, command
+from fpgapipe.host.commands.options import build_folders, command
 
 if TYPE_CHECKING:
     from fpgapipe.host.build import Build
 
 
 @command("report", example="fpgapipe report out/digits-cnn")
-@click.argument("folder", metavar="DIR", required=False, type=click.Path(), callback=build_folder)
+@click.argument("folders", metavar="DIR...", nargs=-1, type=click.Path(), callback=build_folders)
 @click.option(
     "--measure",
     is_flag=True,
@@ -23,25 +23,35 @@ if TYPE_CHECKING:
     "-o",
     "--output",
     type=click.Path(dir_okay=False),
-    help="File to write the page to [default: DIR/run/report.html].",
+    help="File to write the page to [default: DIR/run/report.html; of several, comparison.html].",
 )
-def report(folder: str, measure: bool, output: str | None) -> None:
+def report(folders: tuple[str, ...], measure: bool, output: str | None) -> None:
     """Write a page about the build in DIR: plan, resources, cycles, training.
 
     The page is one file that needs nothing else. It shows what 'fpgapipe run' has left in DIR and
-    what --measure has measured, and says which command makes what is not there.
+    what --measure has measured, and says which command makes what is not there. Of several DIR,
+    builds or single runs such as out/digits-cnn/run/model, it compares curves, cycles, accuracy and
+    resources.
     """
     from pathlib import Path
 
+    from fpgapipe.errors import UserError
     from fpgapipe.host.build import open_build
     from fpgapipe.host.outputs import check_outputs
     from fpgapipe.host.report.page import write_report
+    from fpgapipe.host.report.several import gather, write_comparison
 
+    target = Path(output) if output else None
     check_outputs({"--output": output})
-    build = open_build(Path(folder))
-    if measure:
-        _measure(build)
-    page = write_report(build, Path(output) if output else None)
+    if len(folders) > 1:
+        if measure:
+            raise UserError("--measure simulates one build; measure each of them first")
+        page = write_comparison(gather([Path(each) for each in folders]), target)
+    else:
+        build = open_build(Path(folders[0]))
+        if measure:
+            _measure(build)
+        page = write_report(build, target)
     print(f"written to {page}")
 
 

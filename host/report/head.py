@@ -6,6 +6,7 @@ from collections.abc import Iterator
 
 from fpgapipe.host.console import count, scaled
 from fpgapipe.host.report.elements import NOTHING, signed, term, text
+from fpgapipe.host.report.findings import findings, furthest
 from fpgapipe.host.report.inputs import Run
 from fpgapipe.host.report.subject import Subject
 from fpgapipe.host.report.task_times import LEVELS, working_share
@@ -13,7 +14,7 @@ from fpgapipe.host.report.timetable import counted, number, percent
 
 
 def head(subject: Subject) -> str:
-    """Title, one sentence, and the figures."""
+    """Title, what the runs show, what was built, and the figures."""
     plan = subject.plan
     what = "Training" if plan.trains else "Inference"
     sentence = (
@@ -31,7 +32,8 @@ def head(subject: Subject) -> str:
         figures += f'<dd class="by">{whole_by}</dd></div>\n'
     return (
         f'<p class="eyebrow">fpgapipe report</p>\n<h1>{text(plan.network)} '
-        f'<span>on {text(plan.cluster)}</span></h1>\n<p class="sentence">{sentence}</p>\n'
+        f'<span>on {text(plan.cluster)}</span></h1>\n<p class="sentence">{findings(subject)}</p>\n'
+        f'<p class="note">{sentence}</p>\n'
         f'<dl class="facts">\n{figures}</dl>\n'
     )
 
@@ -79,11 +81,7 @@ def _work_s(subject: Subject) -> float:
 
 
 def _training(subject: Subject) -> Iterator[tuple[str, str, str, str]]:
-    own = ("sim", "model")
-    runs = [run for run in subject.runs if run.steps]
-    # The hardware's or its model's, which give the same numbers: the one that went furthest.
-    runs.sort(key=lambda run: (run.name not in own, -len(run.steps)))
-    shown = runs[0] if runs else None
+    shown = furthest(subject)
     if shown is None:
         if subject.plan.trains:
             yield "Loss", NOTHING.shown, "not trained yet", "absent"

@@ -98,6 +98,18 @@ def resources_section(subject: Subject) -> Section:
     return Section("resources", "Resources", lead, body)
 
 
+def fullest(subject: Subject) -> tuple[str, float]:
+    """What the devices have least of left, and the share that is used; "" if nothing is known."""
+    shares = [
+        (found.used.of(resource) / found.limits.of(resource), name)
+        for _, _, found in _kinds(subject)
+        for resource, name in NAMES.items()
+        if found.limits.of(resource)
+    ]
+    used, name = max(shares, default=(0.0, ""))
+    return name, used
+
+
 def _kinds(subject: Subject) -> list[tuple[list[str], str, BoardReport]]:
     """Devices that are alike: their names, what they are, and their resources."""
     kinds: dict[tuple[str, str], tuple[list[str], str, BoardReport]] = {}

@@ -73,11 +73,7 @@ def training_section(subject: Subject) -> Section:
         body += '<p class="note">The build is for inference: nothing is trained.</p>\n'
         return Section("training", "Loss and accuracy", lead, body)
     if runs:
-        if len(runs) > STYLES:
-            body += f'<p class="note">Lines look alike from the {STYLES + 1}th run on.</p>'
-        body += swatches([(f"line s{i % STYLES + 1}", _named(run)) for i, run in enumerate(runs)])
-        body += '<div class="charts">' + "".join(_charts(runs)) + "</div>\n"
-        body += _run_table(runs) + _epoch_table(runs)
+        body += curves(runs)
     unlike = [
         key.replace("_", " ")
         for key in ALIKE
@@ -91,6 +87,16 @@ def training_section(subject: Subject) -> Section:
     if not any(name.startswith("torch") for name in names):
         body += missing("No run of PyTorch to compare with.", subject.run_command("torch"))
     return Section("training", "Loss and accuracy", lead, body)
+
+
+def curves(runs: Sequence[Run]) -> str:
+    """Charts of runs with what their lines are, and tables of the same."""
+    body = ""
+    if len(runs) > STYLES:
+        body += f'<p class="note">Lines look alike from the {STYLES + 1}th run on.</p>'
+    body += swatches([(f"line s{i % STYLES + 1}", _named(run)) for i, run in enumerate(runs)])
+    body += '<div class="charts">' + "".join(_charts(runs)) + "</div>\n"
+    return body + _run_table(runs) + _epoch_table(runs)
 
 
 def _named(run: Run) -> str:
