@@ -6,7 +6,7 @@ TESTS ?= tests
 JOBS ?= 2
 OUT := out/digits-cnn
 # Epochs that 'make run' trains in the model, and mini-batches that it simulates behind them.
-EPOCHS ?= 5
+EPOCHS ?= 4
 STEPS ?= 4
 
 .PHONY: run test test-full train-full lint format lock bench clean setup setup-test
