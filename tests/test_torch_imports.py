@@ -88,6 +88,7 @@ def token(s, x):
         (lambda s, x: F.linear(x, s.w) + s.v.sum(), {"w": weight(3, 6), "v": weight(2)},
          {"w", "v"}),
         (lambda s, x: F.linear(x, s.w + s.b @ s.a), {"w": weight(3, 6)}, {"w", "a", "b"}),
+        (lambda s, x: s.w * 2, {"w": weight(4, 6)}, {"w"}),
         (lambda s, x: s.fc(s.fc(x).detach()), {}, {"fc.weight", "fc.bias"}),
         (lambda s, x: F.prelu(x, s.w), {"w": weight(1)}, {"w"}),
         (lambda s, x: F.linear(x, s.w) + s.linear, {"w": weight(6, 6), "linear": weight(4, 6)},
@@ -139,6 +140,17 @@ def test_elements_may_be_dropped_together(run, together):
     drops = [layer.operator for layer in graph.layers.values() if layer.op == "dropout"]
     assert [each.together for each in drops] == together
     assert (verify(graph, modes=("training",)).errors["training"]) != {}
+
+
+def test_the_padding_of_an_embedding_is_not_learned():
+    module = nn.Embedding(5, 3, padding_idx=1)
+    graph = from_torch((module, torch.zeros(2, 8, dtype=torch.long)), name="net")
+    assert verify(graph).verified
+    (layer,) = graph.layers.values()
+    assert layer.operator.padding == 1
+    module.scale_grad_by_freq = True
+    with pytest.raises(NetworkError, match="only gradients that are not scaled by how often"):
+        from_torch((module, torch.zeros(2, 8, dtype=torch.long)), name="net")
 
 
 def test_a_product_with_a_matrix_is_a_linear_layer():

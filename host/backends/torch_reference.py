@@ -321,7 +321,9 @@ def _linear(o: ops.Linear, own: Weights, args: list[Any], training: bool) -> Any
 
 
 def _embedding(o: ops.Embedding, own: Weights, args: list[Any], training: bool) -> Any:
-    return own["weight"][args[0]]
+    from torch.nn import functional
+
+    return functional.embedding(args[0].long(), own["weight"], o.padding)
 
 
 def _concat(o: ops.Concat, own: Weights, args: list[Any], training: bool) -> Any:

@@ -116,10 +116,13 @@ def _addmm(t: Translation, node: Node) -> None:
 
 @handles("embedding.default")
 def _embedding(t: Translation, node: Node) -> None:
+    if node["scale_grad_by_freq"]:
+        raise Unsupported("only gradients that are not scaled by how often a row is read")
     values = t.weights(node, weight="weight")
     rows, features = values["weight"][1].shape
+    padding = node["padding_idx"] if node["padding_idx"] >= 0 else None
     name = t.name_of(node, node["weight"])
-    layer = t.add(name, Embedding(rows, features), t.layer(node["indices"]), values=values)
+    layer = t.add(name, Embedding(rows, features, padding), t.layer(node["indices"]), values=values)
     t.give(node, layer)
 
 

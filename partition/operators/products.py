@@ -159,12 +159,20 @@ class MatMul(Operator):
 
 @dataclass(frozen=True)
 class Embedding(Operator):
-    """Rows of a table of ``num_embeddings, features``, picked by integer indices."""
+    """Rows of a table of ``num_embeddings, features``, picked by integer indices.
+
+    Parameters
+    ----------
+    num_embeddings, features : int
+    padding : int or None
+        A row that is not learned.
+    """
 
     kind: ClassVar[str] = "embedding"
 
     num_embeddings: int
     features: int
+    padding: int | None = None
 
     def __post_init__(self) -> None:
         require_positive("embedding", num_embeddings=self.num_embeddings, features=self.features)
