@@ -64,7 +64,7 @@ class Inference:
     def __call__(self, parameters: Values) -> tuple[int, int]:
         """Count with given parameters: samples that are right, and samples."""
         program = self._program
-        model = CoreModel(program.core, program.image(parameters))
+        model = CoreModel(program.core, program.image(parameters), repeats=True)
         model.scalars[:] = scalar_bits()
         assert program.graph.batch is not None
         right = 0

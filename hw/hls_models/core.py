@@ -77,6 +77,8 @@ class CoreModel:
     spec : CoreSpec
     memory : uint8 array
         What the core reads and writes; address 0 is its first byte.
+    repeats : bool
+        Whether a program is run many times, so that machine code pays for a short one, too.
 
     Attributes
     ----------
@@ -94,8 +96,9 @@ class CoreModel:
         :mod:`fpgapipe.hw.hls_models.cluster` does.
     """
 
-    def __init__(self, spec: CoreSpec, memory: NDArray[np.uint8]) -> None:
+    def __init__(self, spec: CoreSpec, memory: NDArray[np.uint8], *, repeats: bool = False) -> None:
         self.spec = spec
+        self.repeats = repeats
         self.memory = memory
         self.scratchpad = np.zeros(spec.scratchpad.size_bytes, np.uint8)
         self.accumulators = [
@@ -195,7 +198,9 @@ class CoreModel:
 
     def _is_long(self, program: Sequence[Instruction]) -> bool:
         """Whether it pays to run a program as machine code, which takes a second to load."""
-        return len(program) >= _LONG and importlib.util.find_spec("numba") is not None
+        return (self.repeats or len(program) >= _LONG) and importlib.util.find_spec(
+            "numba"
+        ) is not None
 
     def execute(self, index: int, instruction: Instruction) -> None:
         """Let an instruction other than END take effect; errors as of `run`.
