@@ -134,7 +134,7 @@ class FifoProof(wiring.Component):
 class SemaphoresProof(wiring.Component):
     """Semaphores are what was signalled less what was taken, and no more is taken than is there.
 
-    The takers keep their mask while they ask, as they have to.
+    The takers keep their mask while they ask, and ask on unless there is `hold`, as they have to.
     """
 
     def __init__(self, semaphores: Any, num_takers: int, num_signallers: int) -> None:
@@ -147,6 +147,7 @@ class SemaphoresProof(wiring.Component):
                 "valid": In(num_signallers),
                 "signal": In(CORE_SEMAPHORES).array(num_signallers),
                 "index": In(32).array(num_signallers),
+                "hold": In(1),
             }
         )
 
@@ -154,7 +155,10 @@ class SemaphoresProof(wiring.Component):
         m = Module()
         m.submodules.semaphores = semaphores = self._semaphores
         grants = Signal(self._num_takers)
-        m.d.comb += grants.eq(Cat(taker.grant for taker in semaphores.takers))
+        m.d.comb += [
+            grants.eq(Cat(taker.grant for taker in semaphores.takers)),
+            semaphores.hold.eq(self.hold),
+        ]
         for number, taker in enumerate(semaphores.takers):
             m.d.comb += [
                 taker.request.eq(self.request[number]),
@@ -164,13 +168,18 @@ class SemaphoresProof(wiring.Component):
             m.d.sync += [asked.eq(taker.request & ~taker.grant), mask.eq(taker.mask)]
             with m.If(asked & taker.request):
                 m.d.comb += Assume(taker.mask == mask)
+            with m.If(asked & ~self.hold):
+                m.d.comb += Assume(taker.request)
             zero = Cat(count == 0 for count in semaphores.counts)
             with m.If(taker.grant):
                 m.d.comb += [
                     Assert(taker.request, "a grant answers a request"),
                     Assert((taker.mask & zero) == 0, "a grant takes what is there"),
                 ]
-        m.d.comb += Assert((grants & (grants - 1)) == 0, "one grant at a time")
+        m.d.comb += [
+            Assert((grants & (grants - 1)) == 0, "one grant at a time"),
+            Assert((grants == 0) | ~self.hold, "none is granted while they are held"),
+        ]
 
         for number, signaller in enumerate(semaphores.signallers):
             m.d.comb += [

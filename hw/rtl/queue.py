@@ -101,7 +101,7 @@ class WordFifo(wiring.Component):
         write = self.memory.write_port()
         read = self.memory.read_port()
         m.d.comb += [
-            self.i.ready.eq(self.level != self._depth),
+            self.i.ready.eq(~self.level[-1]),  # which is `depth`, a power of two
             write.addr.eq(self.produce),
             write.data.eq(self.i.payload),
             write.en.eq(self.i.valid & self.i.ready),

@@ -17,7 +17,7 @@ class Taker(wiring.Signature):
     Members
     -------
     request : Out(1)
-        High until the cycle of the grant; may be withdrawn.
+        High until the cycle of the grant; withdrawn only while `Semaphores.hold` is high.
     mask : Out(num_semaphores)
         What to take one of each of; constant while `request` is high.
     grant : In(1)
@@ -58,6 +58,9 @@ class Semaphores(wiring.Component):
     be granted the lowest taker comes first. Any number may signal in a cycle, also the same
     semaphore. One that would come above `MAX_SEMAPHORE` stays there, and this is an error.
 
+    Who can get the next grant is settled in the cycle before it, since requests are not withdrawn:
+    what makes a request and what a grant does to the counts are two paths.
+
     Parameters
     ----------
     num_takers, num_signallers, num_semaphores : int
@@ -66,6 +69,8 @@ class Semaphores(wiring.Component):
     -------
     takers : In(Taker).array(num_takers)
     signallers : In(Signaller).array(num_signallers)
+    hold : In(1)
+        While high, there are no grants.
     error_valid : Out(1)
         A pulse, four cycles after the signal that overflows.
     error_index : Out(32)
@@ -92,6 +97,7 @@ class Semaphores(wiring.Component):
             {
                 "takers": In(Taker(num_semaphores)).array(num_takers),
                 "signallers": In(Signaller(num_semaphores)).array(num_signallers),
+                "hold": In(1),
                 "error_valid": Out(1),
                 "error_index": Out(32),
             }
@@ -109,9 +115,12 @@ class Semaphores(wiring.Component):
         m.d.comb += zero.eq(Cat(each == 0 for each in self.counts))
         asks = Cat(taker.request for taker in self.takers)
         enough = Cat(~(taker.mask & zero).any() for taker in self.takers)
-        m.d.sync += eligible.eq(Mux(grants.any(), 0, asks & enough))
-        can = Signal(self._num_takers)
-        m.d.comb += [can.eq(eligible & asks), grants.eq(can & ~(can - 1))]
+        anyone = Signal()
+        m.d.comb += anyone.eq(eligible.any() & ~self.hold)
+        m.d.sync += eligible.eq(Mux(anyone, 0, asks & enough))
+        for number in range(self._num_takers):
+            others = Cat(eligible[:number], self.hold)
+            m.d.comb += grants[number].eq(eligible[number] & ~others.any())
         granted_mask = 0
         for taker, grant in zip(self.takers, grants, strict=True):
             m.d.comb += taker.grant.eq(grant)

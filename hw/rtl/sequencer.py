@@ -375,6 +375,7 @@ class Sequencer(wiring.Component):
         # END takes semaphores like an engine, but signals none.
         semaphores = Semaphores(spec.num_queues + 1, spec.num_queues, spec.num_semaphores)
         m.submodules.semaphores = anew(semaphores)
+        m.d.comb += semaphores.hold.eq(self.halt)
         outputs = [self.load, self.store, *self.gemm]
         dones = [self.load_done, self.store_done, self.gemm_done]
         idles = [self.load_idle, self.store_idle, self.gemm_idle]
@@ -477,14 +478,14 @@ class Sequencer(wiring.Component):
                 m.d.comb += fetcher.start.eq(1)
                 m.next = "RUN"
             with m.State("RUN"):
+                # Also in the cycle of an error, after which there is `halt`.
+                m.d.comb += end.request.eq((quiet == QUIET_CYCLES) & end.mask.any())
                 with m.If(first.any | self.cancel | cancelled):
                     m.d.sync += [self.halt.eq(1), quiet.eq(0)]
                     m.next = "HALT"
-                with m.Elif(quiet == QUIET_CYCLES):
-                    m.d.comb += end.request.eq(end.mask.any())
-                    with m.If(end.grant | ~end.mask.any()):
-                        m.d.sync += self.done.eq(1)
-                        m.next = "REST"
+                with m.Elif((quiet == QUIET_CYCLES) & (end.grant | ~end.mask.any())):
+                    m.d.sync += self.done.eq(1)
+                    m.next = "REST"
             with m.State("HALT"), m.If(quiet == QUIET_CYCLES):
                 m.d.sync += self.error.eq(first.any)
                 m.next = "REST"
