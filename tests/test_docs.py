@@ -34,7 +34,8 @@ page = pytest.mark.parametrize(
 class Block:
     """A fenced block: the words behind the fence, its first line's number, its text.
 
-    ``python run`` and ``sh run`` are run, in order, with what the blocks before left behind;
+    ``python run`` and ``sh run`` are run, in order, with what the blocks before left behind, those
+    with ``slow`` in the whole suite alone;
     ``python file=NAME`` (or ``yaml``) becomes a file. Of ``sh`` those lines are run that begin with
     ``fpgapipe``. ``console`` is commands and lines that they print; of ``console refused``, errors.
     """
@@ -177,8 +178,8 @@ def output_of(words):
     return code, said.read()
 
 
-def run_page(path, folder, monkeypatch):
-    """Run what a page says is run, in a folder of its own."""
+def run_page(path, folder, monkeypatch, *, slow):
+    """Run what a page says is run, in a folder of its own, with or without what is slow."""
     monkeypatch.chdir(folder)
     monkeypatch.syspath_prepend(str(folder))
     warnings.simplefilter("default")  # other libraries' are not the page's
@@ -186,7 +187,7 @@ def run_page(path, folder, monkeypatch):
     for block in blocks(path.read_text()):
         if block.file:
             (folder / block.file).write_text(block.text)
-        if "run" not in block.words:
+        if "run" not in block.words or ("slow" in block.words and not slow):
             continue
         if block.language == "python":
             code = compile("\n" * (block.line - 1) + block.text, str(path), "exec")
@@ -224,6 +225,7 @@ def test_output_is_what_the_command_prints(path, tmp_path, monkeypatch):
 
 
 RUNNABLE = [path for path in PAGES if re.search(r"^ *```\w+.* run\b", path.read_text(), re.M)]
+HAVE_SLOW = [path for path in PAGES if re.search(r"^ *```\w+ run slow$", path.read_text(), re.M)]
 
 
 @pytest.mark.parametrize(
@@ -232,4 +234,10 @@ RUNNABLE = [path for path in PAGES if re.search(r"^ *```\w+.* run\b", path.read_
     ids=lambda path: path.stem,
 )
 def test_programs_run(path, tmp_path, monkeypatch):
-    run_page(path, tmp_path, monkeypatch)
+    run_page(path, tmp_path, monkeypatch, slow=path.name in SLOW)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("path", HAVE_SLOW, ids=lambda path: path.stem)
+def test_all_programs_run(path, tmp_path, monkeypatch):
+    run_page(path, tmp_path, monkeypatch, slow=True)
