@@ -163,7 +163,7 @@ class Spec:
 
 
 class Doubler(wiring.Component):
-    """Doubles the words of a stream, one a cycle, without a register."""
+    """Doubles the words of a stream: latency 1 cycle, throughput 1 word a cycle."""
 
     def __init__(self, spec: Spec) -> None:
         self.spec = spec
@@ -176,12 +176,13 @@ class Doubler(wiring.Component):
 
     def elaborate(self, platform):
         m = Module()
-        m.d.comb += [
-            self.o.payload.eq(self.i.payload << 1),
-            self.o.valid.eq(self.i.valid),
-            self.i.ready.eq(self.o.ready),
-        ]
-        # A register would come here with m.d.sync; the testbench starts clock and reset.
+        # A word is taken if the register is free, or becomes free in this cycle.
+        m.d.comb += self.i.ready.eq(self.o.ready | ~self.o.valid)
+        with m.If(self.i.ready):
+            m.d.sync += [
+                self.o.payload.eq(self.i.payload << 1),
+                self.o.valid.eq(self.i.valid),
+            ]
         return m
 
 

@@ -45,7 +45,6 @@ def test_a_network_passes_its_check(cli):
     assert code == 0, err
 
 
-@pytest.mark.slow
 @pytest.mark.sim
 def test_a_testbench_passes_its_check(cli):
     check = written(cli, "testbench", "tb_mine")
@@ -53,20 +52,6 @@ def test_a_testbench_passes_its_check(cli):
     done = subprocess.run([sys.executable, check[1]], capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
     assert done.stdout.splitlines()[-1] == "tb_mine: all tests passed"
-
-
-def test_a_testbench_has_gateware_that_is_elaborated(cli, monkeypatch):
-    """What there is time for without Verilator."""
-    written(cli, "testbench", "tb_mine")
-    program = (
-        "import tb_mine; from fpgapipe.sim_tb.verilog import verilog_of; "
-        "print(verilog_of(tb_mine.Doubler(tb_mine.Spec(bits=8))))"
-    )
-    done = subprocess.run(
-        [sys.executable, "-c", program], capture_output=True, text=True, check=False
-    )
-    assert done.returncode == 0, done.stderr
-    assert "input [7:0] i__payload;" in done.stdout
 
 
 @pytest.mark.parametrize("kind", KINDS)
