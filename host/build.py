@@ -45,6 +45,7 @@ from fpgapipe.host.build_parts import (
     PLAN,
     Design,
     initial_values,
+    limit_of,
     needed,
 )
 from fpgapipe.host.core_bench import device_verilog
@@ -434,6 +435,8 @@ def open_build(folder: Path) -> Build:
 
 def _read_manifest(folder: Path) -> tuple[bytes, _Manifest]:
     try:
+        if _has_links(folder, MANIFEST):
+            raise FileError(folder / MANIFEST, ["is a link, not a file"])
         data = read_bytes(folder / MANIFEST, MAX_MANIFEST_BYTES)
     except FileError as error:
         hint = "" if os.path.lexists(folder) else f"; {how_to_build(folder)}"
@@ -476,7 +479,9 @@ def _damaged(folder: Path, files: Mapping[str, tuple[int, str]]) -> list[str]:
     return [
         name
         for name, (size, digest) in files.items()
-        if _has_links(folder, name) or _digest(folder / name, size) != digest
+        if size > limit_of(name)
+        or _has_links(folder, name)
+        or _digest(folder / name, size) != digest
     ]
 
 

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING
 from fpgapipe import __version__
 from fpgapipe.errors import UserError, shown
 from fpgapipe.files import size_text
-from fpgapipe.host.build_parts import DEVICES, initial_values, limit_of
+from fpgapipe.host.build_parts import DEVICES, initial_values
 from fpgapipe.host.device_file import DEVICE, IMAGE, PROGRAM, device_files, read_values
 from fpgapipe.hw.hls_models.isa import WORD_BYTES
 from fpgapipe.sim_tb.cache import cache_dir
@@ -93,11 +93,7 @@ def check_sizes(design: Design, files: Files, folder: Path) -> None:
     UserError
         If the files are not those of such a design.
     """
-    faults = [
-        f"{name} has {size_text(size)}, and may have {size_text(limit_of(name))}"
-        for name, (size, _) in files.items()
-        if size > limit_of(name)
-    ] or _faults(design, files)
+    faults = _faults(design, files)
     if faults:
         raise UserError(f"{folder} is no build of its plan ({'; '.join(faults[:5])})")
 

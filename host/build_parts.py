@@ -42,6 +42,7 @@ MAX_BYTES = {
     CLUSTER: 1 << 24,
     ".v": 1 << 28,
     ".json": 1 << 28,
+    PROGRAM: 1 << 30,
     ".bin": 1 << 36,
     ".md": 1 << 20,
 }
@@ -179,7 +180,8 @@ class Design:
 
 def limit_of(name: str) -> int:
     """The most bytes that a file of a build may have."""
-    return MAX_BYTES.get(name) or MAX_BYTES[PurePath(name).suffix]
+    path = PurePath(name)
+    return MAX_BYTES.get(path.name) or MAX_BYTES.get(path.suffix, 0)
 
 
 def needed(plan: Plan) -> set[str]:

@@ -10,18 +10,22 @@ import hashlib
 import json
 import logging
 import math
+import os
 import re
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import numpy as np
+from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, ValidationError
 
 from fpgapipe.errors import FileError, UserError
-from fpgapipe.files import open_file, remove_leftovers, write_whole
+from fpgapipe.files import open_file, parse_json, remove_leftovers, size_text, write_whole
 from fpgapipe.host.divergence import explosion
+from fpgapipe.partition.json_faults import faults_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
+    from io import BufferedReader
     from pathlib import Path
 
     from numpy.typing import NDArray
@@ -29,6 +33,13 @@ if TYPE_CHECKING:
 MAGIC = b"fpgapipe-checkpoint 1\n"
 MAX_BYTES = 1 << 36
 """A larger checkpoint is none: a board has less memory."""
+
+MAX_HEAD_BYTES = 1 << 23
+"""More than names and shapes of the values of a hundred thousand parameters."""
+
+Shape = Annotated[
+    tuple[Annotated[int, Field(ge=0, lt=1 << 40)], ...], Field(max_length=16, strict=False)
+]
 
 KEPT = 3
 """Checkpoints that a run keeps, the newest ones."""
@@ -83,41 +94,77 @@ class Checkpoint:
         write_whole(path, [MAGIC, digest.hexdigest().encode() + b"\n", *pieces])
 
     @classmethod
-    def read(cls, path: Path) -> Checkpoint:
+    def read(cls, path: Path, most_bytes: int = MAX_BYTES) -> Checkpoint:
         """Read a checkpoint.
+
+        Parameters
+        ----------
+        path : Path
+        most_bytes : int
+            That all values together may have; before more is read, the file is refused.
 
         Raises
         ------
         CheckpointError
-            If it is none, or damaged.
+            If it is none, damaged, or too large.
         """
         try:
             with open_file(path, MAX_BYTES) as file:
-                if file.read(len(MAGIC)) != MAGIC:
-                    raise CheckpointError(f"{path} is no checkpoint of this version")
-                written = file.readline(80)
-                body = file.read()
+                return cls._read(path, file, most_bytes)
         except FileError as error:
             raise CheckpointError(str(error)) from None
         except OSError as error:
             raise CheckpointError(f"{path}: cannot be read: {error.strerror}") from None
-        if hashlib.sha256(body).hexdigest().encode() + b"\n" != written:
-            raise CheckpointError(f"{path} is damaged: its bytes are not those of its checksum")
-        head, _, values = body.partition(b"\n")
+
+    @classmethod
+    def _read(cls, path: Path, file: BufferedReader, most_bytes: int) -> Checkpoint:
+        if file.read(len(MAGIC)) != MAGIC:
+            raise CheckpointError(f"{path} is no checkpoint of this version")
+        written = file.readline(80)
+        head = file.readline(MAX_HEAD_BYTES)
         try:
-            found = json.loads(head)
-            state = {}
-            at = 0
-            for name, shape in found["state"]:
-                size = math.prod(shape)
-                flat = np.frombuffer(values, "<f4", size, at)
-                state[str(name)] = flat.astype(np.float32).reshape(shape)
-                at += 4 * size
-            if at != len(values):
-                raise ValueError("values are left over")
-            return cls(int(found["step"]), str(found["build"]), dict(found["settings"]), state)
-        except (ValueError, KeyError, TypeError, RecursionError) as error:
-            raise CheckpointError(f"{path} is no checkpoint of this version: {error}") from None
+            found = _HEADS.validate_json(head)
+            parse_json(head)  # which knows numbers that are none
+        except ValueError as error:
+            why = faults_of(error)[0] if isinstance(error, ValidationError) else str(error)
+            why = f"damaged, or no checkpoint of this version: {why}"
+            raise CheckpointError(f"{path} is {why}") from None
+        size = sum(4 * math.prod(shape) for _, shape in found.state)
+        there = os.fstat(file.fileno()).st_size - file.tell()
+        if size != there or len(dict(found.state)) < len(found.state):
+            raise CheckpointError(
+                f"{path} is damaged, or no checkpoint of this version: it has {there:,} bytes of "
+                f"values for {size:,}"
+            )
+        if size > most_bytes:
+            raise CheckpointError(
+                f"{path} is of another network: it has {size_text(size)} of values, of which at "
+                f"most {size_text(most_bytes)} are needed"
+            )
+        digest = hashlib.sha256(head)
+        state = {}
+        for name, shape in found.state:
+            raw = file.read(4 * math.prod(shape))
+            digest.update(raw)
+            if len(raw) == 4 * math.prod(shape):  # else it shrinks as it is read
+                state[name] = np.frombuffer(raw, "<f4").astype(np.float32).reshape(shape)
+        if digest.hexdigest().encode() + b"\n" != written:
+            raise CheckpointError(f"{path} is damaged: its bytes are not those of its checksum")
+        return cls(found.step, found.build, found.settings, state)
+
+
+class _Head(BaseModel):
+    """The line of JSON of a checkpoint."""
+
+    model_config = ConfigDict(strict=True, allow_inf_nan=False)
+
+    step: int = Field(ge=0, lt=1 << 63)
+    build: str
+    settings: dict[str, bool | int | float | str | None]
+    state: list[tuple[str, Shape]] = Field(strict=False)
+
+
+_HEADS = TypeAdapter(_Head)
 
 
 @dataclass(frozen=True)
@@ -155,8 +202,15 @@ class CheckpointFolder:
         """Steps after which there is a checkpoint, the most first."""
         return [int(path.stem.removeprefix("step-")) for path in self]
 
-    def newest(self, build: str) -> tuple[Path, Checkpoint]:
+    def newest(self, build: str, most_bytes: int = MAX_BYTES) -> tuple[Path, Checkpoint]:
         """The newest checkpoint that is whole and of a build; others are named in a warning.
+
+        Parameters
+        ----------
+        build : str
+            Its digest.
+        most_bytes : int
+            As for `Checkpoint.read`.
 
         Raises
         ------
@@ -165,7 +219,7 @@ class CheckpointFolder:
         """
         for path in self:
             try:
-                checkpoint = Checkpoint.read(path)
+                checkpoint = Checkpoint.read(path, most_bytes)
                 if checkpoint.build != build:
                     raise CheckpointError(f"{path} is of another build")
                 if fault := explosion(checkpoint.state):

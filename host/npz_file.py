@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import lzma
 import struct
+import tokenize
 import zipfile
 import zlib
 from collections import Counter
@@ -31,9 +33,14 @@ DAMAGED = (
     EOFError,
     NotImplementedError,  # a compression that zipfile has not
     OSError,
+    OverflowError,
     RuntimeError,  # an encrypted member
+    SyntaxError,  # of a header, which is text
+    TypeError,
     ValueError,
+    lzma.LZMAError,
     struct.error,
+    tokenize.TokenError,
     zipfile.BadZipFile,
     zlib.error,
 )

@@ -7,7 +7,7 @@ import os
 from typing import TYPE_CHECKING, Any, Self
 
 from fpgapipe.errors import FileError
-from fpgapipe.files import read_bytes, write_whole
+from fpgapipe.files import open_file, parse_json, write_whole
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -15,8 +15,13 @@ if TYPE_CHECKING:
     from types import TracebackType
 
 
-MAX_BYTES = 1 << 30
-"""A larger log is not read: it would be one of millions of steps."""
+MAX_BYTES = 1 << 27
+"""A larger log is not read: it would be one of half a million steps."""
+
+MAX_LINES, MAX_LINE_BYTES = 500_000, 1 << 16
+"""More lines, and longer ones, are not read."""
+
+MAX_FIGURE = 1e300
 
 
 class RunLog:
@@ -79,18 +84,36 @@ def read_log(path: Path, steps: int | None = None) -> list[dict[str, Any]]:
     steps : int, optional
         Only those of the first so many steps.
     """
+    found: list[dict[str, Any]] = []
     try:
-        text = read_bytes(path, MAX_BYTES).decode(errors="replace")
-    except FileError:
+        with open_file(path, MAX_BYTES) as file:
+            # Line by line: what is no line of a log takes no memory.
+            while (each := file.readline(MAX_LINE_BYTES)) and len(found) < MAX_LINES:
+                line = _line(each)
+                if line is None:
+                    continue
+                # A validation has the steps before it, a step its own number, from 0.
+                done = line["validation"]["step"] if "validation" in line else line["step"] + 1
+                if steps is None or done <= steps:
+                    found.append(line)
+    except (FileError, OSError):
         return []
-    found = []
-    for each in text.splitlines():
-        try:
-            line = json.loads(each)
-            # A validation has the steps before it, a step its own number, from 0.
-            done = line["validation"]["step"] if "validation" in line else line["step"] + 1
-            if steps is None or done <= steps:
-                found.append(line)
-        except (ValueError, KeyError, TypeError, RecursionError):
-            continue  # cut off by a crash of the machine
     return found
+
+
+def _line(data: bytes) -> dict[str, Any] | None:
+    """A line of a log; None for what a crash of the machine cut off, or nobody wrote."""
+    try:
+        line: dict[str, Any] = parse_json(data)
+        told = line.get("validation", line)
+        whole = isinstance(told["step"], int) and all(map(_is_figure, told, told.values()))
+    except (ValueError, TypeError, KeyError, AttributeError):
+        return None
+    return line if whole else None
+
+
+def _is_figure(name: str, value: object) -> bool:
+    """Whether something has a name as a log has it: numbers, but for that of the backend."""
+    if value is None or name == "backend":
+        return value is None or isinstance(value, str)
+    return isinstance(value, int | float) and abs(value) < MAX_FIGURE

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import io
+import math
 import time
 from dataclasses import dataclass, field
 from functools import partial
@@ -21,6 +22,7 @@ from fpgapipe.host.check import Check, ExactCheck, NumericCheck
 from fpgapipe.host.checkpoint import Checkpoint
 from fpgapipe.host.evaluation import Inference, filled_batches, num_right
 from fpgapipe.host.interrupts import Interrupts
+from fpgapipe.host.memory_map import LASTING
 from fpgapipe.host.npz_file import NpzFile
 from fpgapipe.host.run_folder import LOG, drop_oldest, keep_earlier
 from fpgapipe.host.run_log import RunLog
@@ -240,7 +242,8 @@ def read_parameters(path: Path, graph: Graph) -> dict[str, NDArray[np.float32]]:
             _refuse_shapes(path, wanted, {name: archive.header(name) for name in present})
             values = {name: archive.array(name) for name in wanted}
     else:
-        values = dict(Checkpoint.read(path).state)
+        state_bytes = 4 * len(LASTING) * sum(map(math.prod, wanted.values()))
+        values = dict(Checkpoint.read(path, state_bytes).state)
         _refuse_shapes(path, wanted, {key: (it.shape, it.dtype) for key, it in values.items()})
     with np.errstate(over="ignore"):  # what FP32 does not hold becomes infinite, and is refused
         found = {name: values[name].astype(np.float32) for name in wanted}

@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from fpgapipe.errors import UserError
+from fpgapipe.errors import UserError, shown
 from fpgapipe.files import write_whole
 from fpgapipe.host.checkpoint import Checkpoint, CheckpointError, CheckpointFolder
 from fpgapipe.host.data import Wanted, shape_text
@@ -235,7 +235,7 @@ class Trainer:
         """
         folder = source or self._folder
         if folder.is_file():
-            path, checkpoint = folder, Checkpoint.read(folder)
+            path, checkpoint = folder, Checkpoint.read(folder, self._state_bytes())
             folder = folder.resolve().parent.parent
             if checkpoint.build != self._build:
                 raise CheckpointError(f"{path} is of another build")
@@ -266,10 +266,14 @@ class Trainer:
         logger.info("going on from step %d, %s", self.step, path)
         return path
 
+    def _state_bytes(self) -> int:
+        """Bytes that the backend's state has, and a checkpoint at most."""
+        return sum(value.nbytes for value in self._backend.state().values())
+
     def _newest(self, folder: Path) -> tuple[Path, Checkpoint]:
         """The newest checkpoint of a run; if it has none, an earlier run that has some is named."""
         try:
-            return CheckpointFolder(folder / CHECKPOINTS).newest(self._build)
+            return CheckpointFolder(folder / CHECKPOINTS).newest(self._build, self._state_bytes())
         except UserError as error:
             for each in earlier_runs(folder):
                 if steps := CheckpointFolder(each / CHECKPOINTS).steps():
@@ -287,7 +291,7 @@ class Trainer:
             and self.settings.epochs is None
         )
         changed = [
-            f"{name.replace('_', ' ')} (then {then}, now {now})".lower()
+            f"{name.replace('_', ' ')} (then {shown(then)}, now {now})".lower()
             if name != "data"
             else "data (other samples)"
             for name, now in self._decisive.items()

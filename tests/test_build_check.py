@@ -2,6 +2,8 @@
 
 import dataclasses
 import json
+import os
+import re
 import shutil
 from pathlib import Path
 
@@ -14,7 +16,6 @@ from fpgapipe.errors import UserError
 from fpgapipe.host import build as module
 from fpgapipe.host import build_check
 from fpgapipe.host.build import open_build, write_build
-from fpgapipe.host.pipeline import PipelineProgram
 from fpgapipe.host.report.page import write_report
 from fpgapipe.host.runtime import RunOptions, open_backend
 from fpgapipe.hw.hls_models.isa import encode
@@ -56,11 +57,9 @@ def refused(folder):
 
 def test_an_honest_one_is_opened_and_remembered(copy, monkeypatch):
     asked = []
-    made = PipelineProgram.wiring
     check = module.check_design
     monkeypatch.setattr(module, "check_design", lambda *each: asked.append(each) or check(*each))
     first, second = open_build(copy), open_build(copy)
-    assert made
     assert len(asked) == 1
     assert first == second
     for one, other in zip(first.pipeline.parts, second.pipeline.parts, strict=True):
@@ -154,12 +153,32 @@ def test_files_that_no_build_has(copy):
     assert "(manifest.json with devices/0/notes.txt)" in refused(copy)
 
 
-@pytest.mark.parametrize("name", ["plan.json", "devices/0/image.bin", "devices/1", "hardware"])
+@pytest.mark.parametrize(
+    "name", ["manifest.json", "plan.json", "devices/0/image.bin", "devices/1", "hardware"]
+)
 def test_links_are_not_followed(copy, tmp_path, name):
     """Not even to the same bytes."""
     (copy / name).rename(tmp_path / "outside")
     (copy / name).symlink_to(tmp_path / "outside")
-    assert "is damaged (" in refused(copy)
+    assert re.search("is damaged|is a link", refused(copy))
+
+
+@pytest.mark.parametrize(
+    ("name", "fault"),
+    [
+        ("plan.json", "is damaged"),
+        ("devices/0/program.bin", "is damaged"),
+        ("devices/0/image.bin", "are not of the size"),
+    ],
+)
+def test_giants_are_not_read(copy, name, fault):
+    """Not even for their digests, which take long."""
+    os.truncate(copy / name, 10 << 30)
+    path = copy / "manifest.json"
+    manifest = json.loads(path.read_text())
+    manifest["files"][name]["bytes"] = 10 << 30
+    path.write_text(json.dumps(manifest))
+    assert fault in refused(copy)
 
 
 @pytest.mark.parametrize("name", ["run", "run/model", "run/report.html", "run/model/checkpoints"])

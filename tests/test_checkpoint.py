@@ -60,20 +60,26 @@ def test_every_bit_counts(tmp_path):
         Checkpoint.read(path)
 
 
-@pytest.mark.parametrize(
-    "body",
-    [
-        b"{",
-        b"[" * 100_000,
-        b'{"step": 1}',
-        b'{"step": 1, "build": "", "settings": {}, "state": [["w", [4]]]}',
-        b'{"step": 1, "build": "", "settings": {}, "state": [["w", [-1]]]}',
-        b'{"step": 1, "build": "", "settings": {}, "state": [["w", ["x"]]]}',
-        b'{"step": "x", "build": "", "settings": {}, "state": []}\n',
-        b'{"step": 1, "build": "", "settings": {}, "state": []}\nmore',
-    ],
-    ids=range(8),
-)
+BODIES = [
+    b"{",
+    b"[" * 100_000,
+    b'{"step": 1}',
+    b'{"step": 1, "build": "", "settings": {}, "state": [["w", [4]]]}',
+    b'{"step": 1, "build": "", "settings": {}, "state": [["w", [-1]]]}',
+    b'{"step": 1, "build": "", "settings": {}, "state": [["w", ["x"]]]}',
+    b'{"step": "x", "build": "", "settings": {}, "state": []}\n',
+    b'{"step": 1, "build": "", "settings": {}, "state": []}\nmore',
+    b'{"step": 1, "build": "", "settings": {}, "state": [["w", [0]], ["w", [0]]]}\n',
+    b'{"step": NaN, "build": "", "settings": {}, "state": []}\n',
+    b'{"step": 1e3, "build": "", "settings": {}, "state": []}\n',
+    b'{"step": 1, "build": "", "settings": {"seed": {}}, "state": []}\n',
+    b'{"step": 1, "build": "", "settings": {"seed": Infinity}, "state": []}\n',
+    b'{"step": 1, "build": "", "settings": {}, "state": [["w", [1000000000, 1000000000]]]}\n',
+    b'{"step": ' + b"9" * 5000 + b', "build": "", "settings": {}, "state": []}\n',
+]
+
+
+@pytest.mark.parametrize("body", BODIES, ids=range(len(BODIES)))
 def test_what_was_never_a_checkpoint_is_refused(body, tmp_path):
     import hashlib
 
@@ -87,6 +93,42 @@ def test_what_was_never_a_checkpoint_is_refused(body, tmp_path):
         Checkpoint.read(tmp_path / "none")
     with pytest.raises(CheckpointError, match="is a folder, not a file"):
         Checkpoint.read(tmp_path)
+
+
+def test_more_than_is_wanted_is_not_read(tmp_path):
+    SAMPLE.write(tmp_path / "c")
+    Checkpoint.read(tmp_path / "c", 44)
+    with pytest.raises(
+        CheckpointError, match="is of another network: it has 44 bytes of values, of"
+    ):
+        Checkpoint.read(tmp_path / "c", 43)
+    os.truncate(tmp_path / "c", 10 << 30)
+    with pytest.raises(
+        CheckpointError, match=r"damaged, or no .*: it has [\d,]+ bytes of values f"
+    ):
+        Checkpoint.read(tmp_path / "c")
+
+
+def test_lines_that_no_run_writes_are_passed_over(tmp_path):
+    lines = [
+        '{"step": 0, "loss": 1.5, "backend": "model", "cycles": null}',
+        '{"step": 1, "loss": "1.5"}',
+        '{"step": 1, "loss": NaN}',
+        '{"step": 1, "loss": 1e400}',
+        '{"step": 1, "loss": [1]}',
+        '{"step": "1"}',
+        '{"step": 1, "cycles": ' + "9" * 350 + "}",
+        '{"validation": {"step": 1, "accuracy": 0.5}}',
+        '{"validation": 3}',
+        '{"validation": {"step": 1, "accuracy": {}}}',
+        "[" * 100_000,
+        "[]",
+        "3",
+        '{"step": 1, "loss": 1.25}',
+    ]
+    (tmp_path / "log").write_text("\n".join(lines))
+    found = read_log(tmp_path / "log")
+    assert [json.dumps(line) for line in found] == [lines[0], lines[7], lines[-1]]
 
 
 def test_the_newest_whole_one_is_taken(tmp_path, caplog):
@@ -103,7 +145,8 @@ def test_the_newest_whole_one_is_taken(tmp_path, caplog):
     assert path.name == "step-00000002.ckpt"
     assert found.step == 2
     assert [record.getMessage() for record in caplog.records] == [
-        f"{newest} is damaged: its bytes are not those of its checksum; taking the one before it",
+        f"{newest} is damaged, or no checkpoint of this version: it has 7 bytes of values for 8; "
+        "taking the one before it",
         f"{tmp_path}/step-00000003.ckpt is of another build; taking the one before it",
     ]
     with pytest.raises(UserError, match="has no checkpoint to resume from; leave --resume out"):

@@ -224,6 +224,7 @@ def header_of(shape, dtype="<f4", version=(1, 0)):
          r"format must be 1\.0, not 2\.0"),
         (header_of((10, 3, 4, -6)), b"", r"array images .*"),
         (b"no header", b"", r"array images is damaged: .*"),
+        (b"\x93NUMPY\1\0\x10\0{'shape': ((((  ", b"", r"array images is damaged: .*"),
         (b"", b"", r"array images is damaged: .*"),
     ],
 )  # fmt: skip

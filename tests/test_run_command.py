@@ -173,6 +173,14 @@ def test_settings_that_were_written_by_someone_else(text, folder, cli):
     assert json.loads(out)["ran"] == 1
 
 
+def test_a_precision_that_someone_else_made_up(folder, cli):
+    assert cli("run", "b", *MODEL, "--steps", 1)[0] == 0
+    (folder / "run/model/settings.json").write_text('{"precision": "fp4096"}')
+    options = ("--backend", "torch", "--from", "model", "--steps", 2, "--no-validation")
+    code, _, err = cli("run", "b", *options, "--data", "random")
+    assert code == 0, err
+
+
 def test_what_users_get_wrong(folder, tmp_path, cli):
     for images, labels, name in [
         (np.zeros((20, 3, 8, 8), np.float32), np.zeros(20, int), "shape"),

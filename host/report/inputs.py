@@ -9,20 +9,29 @@ from __future__ import annotations
 import os
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator
 
 from fpgapipe.errors import FileError, shown
-from fpgapipe.files import parse_json, read_bytes
+from fpgapipe.files import open_file, parse_json, read_bytes
 from fpgapipe.partition.json_faults import faults_of
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
 
 MEASURED = "measured.json"
 LOG = "log.jsonl"
 SETTINGS = "settings.json"
 
-MAX_BYTES = 512 * 2**20
-"""A larger file is not read."""
+MAX_BYTES = {MEASURED: 1 << 26, LOG: 1 << 27, SETTINGS: 1 << 20}
+"""A larger file of that name is not read."""
+
+MAX_LINE_BYTES = 1 << 16
+"""A longer line of a log is none."""
+
+MAX_LINES = 500_000
+"""More lines of a log are not shown."""
 
 Cycle = Annotated[float, Field(ge=0, le=1e15)]
 """A number of cycles; the limit is a month."""
@@ -170,29 +179,26 @@ def read_runs(folder: Path) -> tuple[Run, ...]:
 
 
 def _read_run(path: Path) -> Run:
-    faults = []
+    faults: list[str] = []
     steps: list[StepLine] = []
     validations: list[ValidationLine] = []
-    raw, why = _read(path)
-    if raw is None:
-        faults.append(why or f"{path} is gone.")
-    lines = (raw or b"").split(b"\n")
-    # A run that was cut off, or goes on, may leave the start of a line, which is no fault.
-    for number, line in enumerate(lines[:-1], 1):
+    further = 0
+    for number, line in enumerate(_lines(path, faults), 1):
         try:
             value = parse_json(line)
             if isinstance(value, dict) and "validation" in value:
                 validations.append(ValidationLine.model_validate(value["validation"]))
             elif not (isinstance(value, dict) and "progress" in value):
                 steps.append(StepLine.model_validate(value))
+            continue
         except ValidationError as error:
-            faults.append(f"{path}, line {number} cannot be used: {faults_of(error)[0]}.")
-        except (ValueError, RecursionError):
-            faults.append(
-                f"{path}, line {number} is damaged: {shown(line.decode(errors='replace'))}."
-            )
-    if len(faults) > 3:
-        faults = [*faults[:3], f"{path}: {len(faults) - 3:,} further lines cannot be used."]
+            fault = f"{path}, line {number} cannot be used: {faults_of(error)[0]}."
+        except ValueError:
+            fault = f"{path}, line {number} is damaged: {shown(line.decode(errors='replace'))}."
+        further += len(faults) >= 3
+        faults += [fault] * (len(faults) < 3)
+    if further:
+        faults.append(f"{path}: {further:,} further lines cannot be used.")
     settings: dict[str, Any] = {}
     beside, why = _read(path.with_name(SETTINGS))
     if why:
@@ -203,9 +209,30 @@ def _read_run(path: Path) -> Run:
             if not isinstance(found, dict):
                 raise ValueError
             settings = found
-        except (ValueError, RecursionError):
+        except ValueError:
             faults.append(f"{path.with_name(SETTINGS)} is damaged: no JSON object.")
     return Run(path.parent.name, tuple(steps), tuple(validations), settings, tuple(faults))
+
+
+def _lines(path: Path, faults: list[str]) -> Iterator[bytes]:
+    """Whole lines of a log, one after the other; what cannot be read is added to the faults.
+
+    A run that was cut off, or goes on, may leave the start of a line, which is no fault.
+    """
+    try:
+        with open_file(path, MAX_BYTES[LOG]) as file:
+            for _ in range(MAX_LINES):
+                line = file.readline(MAX_LINE_BYTES)
+                if not line.endswith(b"\n"):
+                    if len(line) == MAX_LINE_BYTES:
+                        faults.append(f"{path} has lines that are no log's.")
+                    return
+                yield line[:-1]
+        faults.append(f"{path} has more than {MAX_LINES:,} lines; the others are not shown.")
+    except FileError as error:
+        faults.append(f"{path} {error.faults[0]}.")
+    except OSError as error:
+        faults.append(f"{path} cannot be read: {error.strerror}.")
 
 
 def _read(path: Path) -> tuple[bytes | None, str]:
@@ -213,6 +240,6 @@ def _read(path: Path) -> tuple[bytes | None, str]:
     if not os.path.lexists(path):
         return None, ""
     try:
-        return read_bytes(path, MAX_BYTES), ""
+        return read_bytes(path, MAX_BYTES[path.name]), ""
     except FileError as error:
         return None, f"{path} {error.faults[0]}."
