@@ -183,7 +183,7 @@ def prepare(scratch: Path) -> Expected:
         assert call(*words) == 0
         seconds[name] = time.monotonic() - begin
         after[name] = result_of(name, scratch / "b")
-        size[name] = max(used(scratch / "b") - before, used(scratch / "b") // 2)
+        size[name] = max(used(scratch / "b") - before, len(page))
         shutil.rmtree(scratch / "b")
     return Expected(
         folders, digest_of_build(whole), weights(whole / "run/model"), page,

@@ -247,8 +247,10 @@ def device_verilog(core: CoreSpec) -> str:
 
 def build_device(core: CoreSpec) -> tuple[Path, float, float]:
     """Simulator of a core, seconds for its Verilog, and seconds for compiling it."""
+    from fpgapipe.sim_tb.cache import cache_dir
     from fpgapipe.sim_tb.native import build_native
 
+    cache_dir()  # rather refused now than when its Verilog is made
     begin = time.perf_counter()
     verilog = device_verilog(core)
     generated = time.perf_counter()

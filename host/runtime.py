@@ -192,7 +192,9 @@ def open_backend(
         )
     if name == "sim":
         from fpgapipe.host.backends.simulator import SimulatorBackend
+        from fpgapipe.sim_tb.cache import cache_dir
 
+        cache_dir()  # rather refused now than when the Verilog has been compared
         build.check_verilog()
         return SimulatorBackend(
             build.pipeline, parameters, build.memories, build.wires, threads=options.threads

@@ -15,6 +15,7 @@ from typing import Self
 
 from fpgapipe.hw.hls_models.link import NUM_CHANNELS, LinkEngineSpec, LinkState
 from fpgapipe.hw.rtl.link import EVENTS
+from fpgapipe.sim_tb.cache import cache_dir
 from fpgapipe.sim_tb.link_top import LinkTop
 from fpgapipe.sim_tb.native import DeviceError, NativeDevice, build_native
 from fpgapipe.sim_tb.native_library import RawCounts
@@ -226,6 +227,7 @@ class LinkWorld:
 
 def link_library(spec: LinkEngineSpec) -> Path:
     """A link's end, compiled."""
+    cache_dir()  # rather refused now than when its Verilog is made
     return build_native(verilog_of(LinkTop(spec)))
 
 

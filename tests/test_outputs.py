@@ -79,3 +79,28 @@ def test_where_no_build_can_be_is_known_before_the_plan(cli, tmp_path, monkeypat
     (tmp_path / "full/of").mkdir(parents=True)
     path = tmp_path / name
     assert cli("build", "--board", "u280", "-o", path) == (2, "", f"error: {path} {fault}\n")
+
+
+@pytest.mark.parametrize(
+    "command",
+    [
+        ("bench", "link", "--cycles", 1000),
+        ("bench", "core", "--layer", "gemm:m=8,n=8,k=8", "--rows", 4, "--cols", 4),
+    ],
+)
+def test_a_cache_that_cannot_be_written_is_found_before_the_work(
+    cli, tmp_path, monkeypatch, command
+):
+    (tmp_path / "file").touch()
+    monkeypatch.setenv("FPGAPIPE_CACHE", str(tmp_path / "file"))
+    for module in (
+        "fpgapipe.sim_tb.link_world.verilog_of",
+        "fpgapipe.host.core_bench.device_verilog",
+    ):
+        monkeypatch.setattr(module, None)
+    code, _, err = cli(*command)
+    remedy = "set FPGAPIPE_CACHE to a folder that can be written"
+    assert (code, err) == (
+        2,
+        f"error: cannot write {tmp_path / 'file'}: Not a directory; {remedy}\n",
+    )
