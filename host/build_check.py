@@ -38,6 +38,9 @@ if TYPE_CHECKING:
 MAX_SCRATCHPAD_BYTES = 1 << 28
 """More on-chip memory no device has."""
 
+MIN_BYTES_PER_CYCLE, MAX_LATENCY_CYCLES = 2.0**-10, 1 << 20
+"""Of a memory beside the fabric; times are predicted with these, event by event."""
+
 SLACK_BYTES = 1 << 22
 """Of constants, and of parameters that are zero in the beginning."""
 
@@ -105,6 +108,10 @@ def _faults(design: Design, files: Files) -> list[str]:
     faults = []
     programs = [files[f"{DEVICES}/{index}/{PROGRAM}"][0] for index in range(len(plan.stages))]
     moved = 0
+    for index, stage in enumerate(plan.stages):
+        rate, latency = stage.core.memory_bytes_per_cycle, stage.core.memory_latency_cycles
+        if not rate >= MIN_BYTES_PER_CYCLE or latency > MAX_LATENCY_CYCLES:
+            faults.append(f"the memory of stage {index} is slower than any board's")
     for index, (core, size) in enumerate(zip(design.cores, programs, strict=True)):
         if core.scratchpad.size_bytes > MAX_SCRATCHPAD_BYTES:
             faults.append(f"the scratchpad of stage {index} is larger than any device's")

@@ -108,6 +108,16 @@ CHANGES = [
     ("plan.json", lambda d: d["stages"].pop(), "manifest.json with devices/1/device.json"),
     ("plan.json", lambda d: d.update(batch=8), "is for 2 samples, its plan for 4"),
     ("plan.json", lambda d: d.update(batch=2**40, num_microbatches=2**39), "too short for its mi"),
+    (
+        "plan.json",
+        lambda d: d["stages"][1]["core"].update(memory_latency_cycles=10**30),
+        "the memory of stage 1 is slower than any board's",
+    ),
+    (
+        "plan.json",
+        lambda d: d["stages"][0]["core"].update(memory_bytes_per_cycle=1e-300),
+        "the memory of stage 0 is slower than any board's",
+    ),
     ("network.json", lambda d: d["layers"][0].update(name="other"), "reads 'conv1', which nothing"),
     ("network.json", lambda d: d["layers"].pop(), "output 'linear2' is no layer of the network"),
     ("network.json", lambda d: d.update(batch=2**40), "is no build of its plan"),
