@@ -464,55 +464,6 @@ def test_faults_of_attributes_are_gathered(tmp_path):
     )
 
 
-@pytest.mark.parametrize(
-    ("settings", "fault"),
-    [
-        (
-            {"auto_pad": "FOO"},
-            "auto_pad must be NOTSET, VALID, SAME_UPPER or SAME_LOWER, not 'FOO'",
-        ),
-        (
-            {"kernel_shape": [2, 3]},
-            "kernel_shape [2, 3] contradicts its weight, whose kernel is [3, 2]",
-        ),
-    ],
-)
-def test_convolutions_that_contradict_themselves(tmp_path, settings, fault):
-    nodes = [node("Conv", ["x", "w"], ["y"], **settings)]
-    weights = {"w": random(6, 4, 3, 2)}
-    path = save(tmp_path / "m.onnx", nodes, {"x": [2, 4, 9, 8]}, weights=weights)
-    with pytest.raises(FileError) as error:
-        load_network(path)
-    assert error.value.faults == (f"node 'y' (Conv): {fault}",)
-
-
-@pytest.mark.parametrize(
-    ("outputs", "fault"),
-    [
-        ((), "has no outputs"),
-        (("y", "x"), "output 'x' is the input 'x' itself; leave it out"),
-        (("y", "z"), "output 'z' is the same as output 'y'; leave it out"),
-        (("y", "w"), "output 'w' is a constant; leave it out"),
-    ],
-)
-def test_outputs_that_are_no_layers(tmp_path, outputs, fault):
-    nodes = [node("Relu", ["x"], ["y"]), node("Identity", ["y"], ["z"])]
-    path = save(tmp_path / "m.onnx", nodes, {"x": [2, 4]}, outputs, {"w": random(2)})
-    with pytest.raises(FileError) as error:
-        load_network(path)
-    assert error.value.faults == (fault,)
-
-
-def test_weights_that_are_no_numbers(tmp_path):
-    nodes = [node("Gemm", ["x", "w"], ["y"])]
-    weight = random(4, 2)
-    weight[1, 0] = np.inf
-    path = save(tmp_path / "m.onnx", nodes, {"x": [2, 4]}, weights={"w": weight})
-    with pytest.raises(FileError) as error:
-        load_network(path)
-    assert error.value.faults == ("node 'y' (Gemm): weight 'w' holds inf at [0, 1]",)
-
-
 def test_a_fixed_batch_is_kept_and_not_overridden(tmp_path):
     path = save(tmp_path / "m.onnx", [node("Relu", ["x"], ["y"])], {"x": [7, 2]})
     assert load_network(path).batch == 7

@@ -52,6 +52,7 @@ class Constants:
         self._values: dict[str, NDArray[np.generic]] = {}
         self._learnable = set(self._initializers)
         self._known = set(self._initializers)
+        self._moves: dict[str, Any] = {}
         for node in graph.node:
             if self.folds(node):
                 self._known.update(node.output)
@@ -72,6 +73,10 @@ class Constants:
     def is_learnable(self, name: str) -> bool:
         """Whether a known tensor is a weight: an initializer, or one that was only rearranged."""
         return name in self._learnable
+
+    def moves(self, name: str) -> Any | None:
+        """The node that repeats weights, joins them or takes a part of them, if one gives this."""
+        return self._moves.get(name)
 
     def get(self, name: str) -> NDArray[np.generic] | None:
         """The values of a tensor, None if they are not known."""
@@ -117,8 +122,15 @@ class Constants:
         else:
             results = self._evaluate(node, operands)
         rearranged = node.op_type in _REARRANGING and node.input[0] in self._learnable
+        moved = node.op_type in _MOVING and any(
+            name in self._moves or (name in self._learnable and operands[name].ndim)
+            for name in node.input
+            if name in operands
+        )
         for name, result in zip(node.output, results, strict=False):
             self._values[name] = result
+            if moved and result.dtype.kind == "f":
+                self._moves[name] = node
             if rearranged or node.op_type == "ConstantOfShape":
                 self._learnable.add(name)
         return True
@@ -177,6 +189,9 @@ def _elements(node: Any, operands: dict[str, NDArray[np.generic]]) -> float:
     except ValueError:  # not element by element, so its results are no larger than what it reads
         return float(read)
 
+
+_MOVING = ("Expand", "Slice", "Concat", "Split")
+"""Operators after which weights go on being learned if they become layers."""
 
 _REARRANGING = ("Identity", "Reshape", "Transpose", "Squeeze", "Unsqueeze", "Flatten", "Cast")
 """Operators after which a weight is still a weight."""

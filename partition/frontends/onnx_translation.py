@@ -175,6 +175,10 @@ class Translation:
             value = self.constants.get(name)
             if value is None:
                 raise Unsupported(f"reads {name!r}, which no earlier node gives")
+            moving = self.constants.moves(name)
+            if moving is not None:
+                self.translate(moving)
+                return self._layers[name]
             tensor = Tensor(value.shape, dtype_of(value))
             learned = tensor.dtype.is_float and value.ndim > 0 and self.constants.is_learnable(name)
             operator = Constant(tensor.shape, tensor.dtype, trainable=learned)
