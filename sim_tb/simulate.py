@@ -19,8 +19,12 @@ from typing import Any
 from xml.etree import ElementTree
 
 from fpgapipe.errors import ToolError, UserError
+from fpgapipe.sim_tb.icarus import compile_for_icarus
 from fpgapipe.sim_tb.verilate import build, emptied, verilog_of
 from fpgapipe.tools import last_lines, run_tool
+
+SIMULATORS = ("verilator", "icarus")
+"""What runs testbenches, what is taken first."""
 
 WAVES = "dump.vcd"
 """File name of the waves, in the work folder."""
@@ -104,6 +108,7 @@ def simulate(
     flags: Sequence[str] = (),
     seed: int | None = None,
     timeout_s: float = 600,
+    simulator: str | None = None,
 ) -> Simulation:
     """Run a testbench on gateware.
 
@@ -111,7 +116,7 @@ def simulate(
     ----------
     component : amaranth.lib.wiring.Component
         The gateware.
-    tb, work, waves, threads, flags, seed, timeout_s
+    tb, work, waves, threads, flags, seed, timeout_s, simulator
         As in `simulate_verilog`.
     parameters : mapping, optional
         What the testbench reads by :func:`fpgapipe.sim_tb.stream.parameters`; the fields of
@@ -139,6 +144,7 @@ def simulate(
         flags=flags,
         seed=seed,
         timeout_s=timeout_s,
+        simulator=simulator,
     )
 
 
@@ -154,6 +160,7 @@ def simulate_verilog(
     flags: Sequence[str] = (),
     seed: int | None = None,
     timeout_s: float = 600,
+    simulator: str | None = None,
 ) -> Simulation:
     """Run a testbench on Verilog.
 
@@ -174,6 +181,9 @@ def simulate_verilog(
         Seed of the random stimulus; ``$COCOTB_RANDOM_SEED``, else a fresh one, if left out.
     timeout_s : float
         The simulator is ended after this many seconds.
+    simulator : str, optional
+        One of `SIMULATORS`; ``$FPGAPIPE_SIMULATOR``, else Verilator, if left out. `threads` and
+        `flags` are Verilator's alone.
 
     Returns
     -------
@@ -186,22 +196,17 @@ def simulate_verilog(
     ToolError
         If the simulator crashed, ran out of time, or ran no test at all.
     UserError
-        If there is no such testbench, or as `build`.
+        If there is no such testbench or simulator, or as `build`.
     """
     testbench = _testbench(tb)
+    simulator = _simulator(simulator)
     if seed is None:
         seed = _seed_of_shell()
-    simulator = build(verilog, top, waves=waves, threads=threads, flags=flags)
     work = Path(work).absolute()
     work.mkdir(parents=True, exist_ok=True)
     log, results = work / f"{tb}.log", work / f"{tb}.results.xml"
     for old in (log, results, work / WAVES):
         old.unlink(missing_ok=True)
-    # -P: a file in the work folder is no module.
-    run = [sys.executable, "-P", "-X", "faulthandler", "-m", "fpgapipe.sim_tb.embedded"]
-    command: list[str | Path] = [*run, simulator]
-    if waves:
-        command += ["--trace", "--trace-file", work / WAVES]
     variables = (
         emptied(_TEST_VARIABLES)
         | _cocotb_environment()
@@ -211,8 +216,23 @@ def simulate_verilog(
             "COCOTB_RANDOM_SEED": str(seed),
             "COCOTB_RESULTS_FILE": str(results),
             "FPGAPIPE_PARAMETERS": json.dumps(dict(parameters or {})),
+            "FPGAPIPE_INPUTS": "",
         }
     )
+    if simulator == "icarus":
+        command, more = compile_for_icarus(
+            verilog, top, work, log, waves=work / WAVES if waves else None
+        )
+        variables |= more
+    else:
+        library = build(verilog, top, waves=waves, threads=threads, flags=flags)
+        # -P: a file in the work folder is no module.
+        run = [sys.executable, "-P", "-X", "faulthandler", "-m", "fpgapipe.sim_tb.embedded"]
+        command = [*run, library]
+        if waves:
+            command += ["--trace", "--trace-file", work / WAVES]
+        # As in cocotb's runner: Verilator applies values written from Python at the right moment.
+        variables["COCOTB_TRUST_INERTIAL_WRITES"] = "1"
     failure: ToolError | None = None
     try:
         run_tool(command, log=log, cwd=work, env=variables, timeout_s=timeout_s, name="simulator")
@@ -236,6 +256,13 @@ def _testbench(tb: str) -> str:
     )
 
 
+def _simulator(name: str | None) -> str:
+    found = name or os.environ.get("FPGAPIPE_SIMULATOR") or SIMULATORS[0]
+    if found not in SIMULATORS:
+        raise UserError(f"the simulator must be {' or '.join(SIMULATORS)}, not {found!r}")
+    return found
+
+
 def _seed_of_shell() -> int:
     text = os.environ.get("COCOTB_RANDOM_SEED", "")
     if not text:
@@ -256,8 +283,6 @@ def _cocotb_environment() -> dict[str, str]:
         "PYTHONPATH": os.pathsep.join(str(Path(path).absolute()) for path in sys.path),
         "LD_LIBRARY_PATH": os.pathsep.join(filter(None, libraries)),
         "TOPLEVEL_LANG": "verilog",
-        # As in cocotb's runner: Verilator applies values written from Python at the right moment.
-        "COCOTB_TRUST_INERTIAL_WRITES": "1",
     }
 
 

@@ -46,7 +46,14 @@ _clock_began = {"ps": 0}
 
 
 async def start(dut: Any, reset_cycles: int = 2) -> None:
-    """Start the clock, ``clk``, and hold ``rst`` for some cycles; as `reset`."""
+    """Start the clock, ``clk``, and hold ``rst`` for some cycles; as `reset`.
+
+    Inputs that nobody has driven are 0, which they are in Verilator by themselves.
+    """
+    for name in json.loads(os.environ.get("FPGAPIPE_INPUTS") or "[]"):
+        port = getattr(dut, name)
+        if not port.value.is_resolvable:
+            port.value = 0
     _clock_began["ps"] = int(get_sim_time("ps"))
     Clock(dut.clk, PERIOD_NS, "ns").start()
     await reset(dut, reset_cycles)

@@ -239,8 +239,14 @@ def cached_simulator(
     return entry / SIMULATOR
 
 
-def _control_file(verilog: str, top: str) -> str:
-    """Verilator's control file that makes the top module's ports visible to cocotb."""
+def ports_of(verilog: str, top: str) -> dict[str, str]:
+    """Names of a module's ports, each with ``rd`` for outputs and ``rw`` for others.
+
+    Raises
+    ------
+    ValueError
+        If the Verilog has no such module, or that has no ports.
+    """
     text = re.sub(r"//[^\n]*|/\*.*?\*/|\(\*.*?\*\)", " ", verilog, flags=re.DOTALL)
     module = re.search(rf"\bmodule\s+{re.escape(top)}\b(.*?)\bendmodule\b", text, re.DOTALL)
     if module is None:
@@ -257,9 +263,14 @@ def _control_file(verilog: str, top: str) -> str:
                 ports[words[-1]] = "rd" if direction == "output" else "rw"
     if not ports:
         raise ValueError(f"Verilog module {top!r} has no ports")
+    return ports
+
+
+def _control_file(verilog: str, top: str) -> str:
+    """Verilator's control file that makes the top module's ports visible to cocotb."""
     lines = [
         f'public_flat_{access} -module "{top}" -var "{port}"'
-        for port, access in sorted(ports.items())
+        for port, access in sorted(ports_of(verilog, top).items())
     ]
     return "\n".join(["`verilator_config", *lines, ""])
 
