@@ -152,15 +152,12 @@ def test_command_prints_what_it_measured(cli):
 @pytest.mark.parametrize(
     ("option", "value", "message"),
     [
-        ("--slots", "32,32", "link slots must be of 3 channels, not (32, 32)"),
-        (
-            "--bytes-per-cycle",
-            "fast",
-            "slots must be three whole numbers and bytes per cycle a number, not '32,32,8' and "
-            "'fast'",
-        ),
-        ("--bit-error-rate", "1", "wire bit_error_rate must be 0..1, 1 excluded, not 1.0"),
+        ("--slots", "32,32", "slots must be three whole numbers"),
+        ("--bytes-per-cycle", "fast", "and bytes per cycle a number, such as 16 or 125/3, not"),
+        ("--bit-error-rate", "1", "1.0 is not in the range 0<=x<1."),
     ],
 )
 def test_command_refuses(cli, option, value, message):
-    assert cli("bench", "link", option, value) == (2, "", f"error: {message}\n")
+    code, out, err = cli("bench", "link", option, value)
+    assert (code, out) == (2, "")
+    assert message in err

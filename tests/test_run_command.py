@@ -84,7 +84,7 @@ def test_trained_resumed_and_gone_on_elsewhere(folder, cli):
     assert "checked against model: loss and gradients within" in out
     assert cli(*common, "--from", "model")[0] == 0
     code, _, err = cli(*common, "--resume", "--precision", "bf16")
-    assert (code, "precision (then fp32, now bf16)" in err) == (2, True)
+    assert (code, "precision (then 'fp32', now bf16)" in err) == (2, True)
 
 
 def test_inference(tmp_path, monkeypatch, cli):
