@@ -227,18 +227,21 @@ def change(rng: random.Random, folder: Path, outside: Path) -> str:
         ]
         checkpoint = folder / f"run/model/checkpoints/step-{STEPS:08d}.ckpt"
         with contextlib.suppress(Exception):  # of what a change before this one has broken
+            parameters = folder / "run/parameters.npz"
+            path = {"checkpoint": checkpoint, "parameters": parameters}.get(kind)
+            path = path or rng.choice(names)
+            if not path.is_file():  # a pipe would never end
+                return kind
             if kind == "checkpoint":
-                change_checkpoint(rng, checkpoint)
+                change_checkpoint(rng, path)
             elif kind == "parameters":
-                change_parameters(rng, folder / "run/parameters.npz")
+                change_parameters(rng, path)
+            elif path.suffix == ".json" and rng.random() < 0.8:
+                change_json(rng, path)
+            elif rng.random() < 0.1:
+                change_kind(rng, path, outside)
             else:
-                path = rng.choice(names)
-                if path.suffix == ".json" and rng.random() < 0.8:
-                    change_json(rng, path)
-                elif rng.random() < 0.1:
-                    change_kind(rng, path, outside)
-                else:
-                    change_log(rng, path)
+                change_log(rng, path)
     return kind
 
 
