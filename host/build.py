@@ -98,7 +98,7 @@ class Build:
     options : StepOptions
         What its programs were made with.
     seed : int
-        Of the initial parameters.
+        Number that decides the initial parameters.
     """
 
     folder: Path
@@ -134,7 +134,7 @@ class Build:
 
     @functools.cached_property
     def cores(self) -> list[CoreSpec]:
-        """Of each device; equal ones are one object."""
+        """Each device's core; equal ones are one object."""
         return core_specs(self.plan)
 
     @functools.cached_property
@@ -223,7 +223,7 @@ def write_build(
     folder : Path
         Where it is to be. A build that is there is replaced, unless it is the same.
     seed : int
-        Of the initial parameters.
+        Number that decides the initial parameters.
     options : StepOptions, optional
         Those of training or of inference, as the plan has it, if not given.
     on_part : callable

@@ -39,7 +39,7 @@ MAX_SCRATCHPAD_BYTES = 1 << 28
 """More on-chip memory no device has."""
 
 MIN_BYTES_PER_CYCLE, MAX_LATENCY_CYCLES = 2.0**-10, 1 << 20
-"""Of a memory beside the fabric; times are predicted with these, event by event."""
+"""Bounds of the memory in a plan, with which times are predicted event by event."""
 
 SLACK_BYTES = 1 << 22
 """Of constants, and of parameters that are zero in the beginning."""

@@ -84,11 +84,11 @@ class Design:
     ----------
     plan : Plan
     graph : Graph
-        Of one micro-batch.
+        The network for the samples of one micro-batch.
     cluster : ClusterSpec
     options : StepOptions
     seed : int
-        Of the initial parameters.
+        Number that decides the initial parameters.
     """
 
     plan: Plan
@@ -99,7 +99,7 @@ class Design:
 
     @functools.cached_property
     def cores(self) -> list[CoreSpec]:
-        """Of each device; equal ones are one object."""
+        """Each device's core; equal ones are one object."""
         return core_specs(self.plan)
 
     @functools.cached_property

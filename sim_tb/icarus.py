@@ -63,7 +63,7 @@ def compile_for_icarus(
     -------
     command : list
     variables : dict
-        Of the environment, besides those of cocotb.
+        Variables of the environment that are set besides those of cocotb.
 
     Raises
     ------

@@ -45,7 +45,7 @@ class Real(click.FloatRange):
 
 
 MOST_CHARACTERS = 400
-"""Of an option's number; none that is within its range needs more."""
+"""Longest text of a number in an option; none that is within its range needs more."""
 
 SAMPLES = Whole(1, 1 << 24)
 """Samples of a mini-batch that is planned or built."""

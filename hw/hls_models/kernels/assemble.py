@@ -68,7 +68,7 @@ class Placed:
 
     @property
     def size_bytes(self) -> int:
-        """Of the tensor."""
+        """Size of the tensor."""
         return self.end - self.begin
 
 
