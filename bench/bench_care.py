@@ -30,7 +30,7 @@ from fpgapipe.host.backends.torch_backend import TorchBackend
 from fpgapipe.host.backends.torch_reference import forward, initial_weights
 from fpgapipe.host.check import NumericCheck
 from fpgapipe.host.pipeline import build_pipeline
-from fpgapipe.host.step_program import StepOptions, scalar_bits
+from fpgapipe.host.step_options import StepOptions, scalar_bits
 from fpgapipe.hw.hls_models.core_spec import CoreSpec, ScratchpadSpec, VectorSpec
 from fpgapipe.partition.frontends.torch_program import from_torch
 from fpgapipe.partition.graph import Graph

@@ -30,9 +30,9 @@ from fpgapipe.host.cluster_bench import (
     open_devices,
     start_programs,
 )
-from fpgapipe.host.core_bench import build_device
 from fpgapipe.hw.hls_models.core_cycles import MemorySpec
 from fpgapipe.hw.hls_models.registers import RegisterMap
+from fpgapipe.sim_tb.core_device import build_device
 from fpgapipe.sim_tb.native import NativeDevice
 from fpgapipe.sim_tb.phy import WireSpec
 from fpgapipe.sim_tb.verilate import environment

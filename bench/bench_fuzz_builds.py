@@ -42,6 +42,7 @@ from fpgapipe.host.cli import main as fpgapipe
 from fpgapipe.partition.explorer import Request, explore
 from fpgapipe.partition.networks.layers import Network
 from fpgapipe.partition.planned import as_plan
+from fpgapipe.sim_tb import core_device
 
 MOST_S = 10.0
 MOST_BYTES = 2 << 30
@@ -231,7 +232,7 @@ def late(number: int, frame: Any) -> None:
 
 def work(numbers: Sequence[int], seed: int, scratch: Path, results: Any) -> None:
     """Do cases in a process of its own, whose memory is limited."""
-    build_module.device_verilog = verilog
+    core_device.device_verilog = verilog
     os.environ["FPGAPIPE_CACHE"] = str(scratch / "work/cache")
     work, outside = scratch / "work", scratch / "outside"
     os.chdir(work)
@@ -283,7 +284,7 @@ def main() -> int:
     parser.add_argument("--only", type=int, nargs="+", help="Numbers of cases, from 4 on.")
     parser.add_argument("--faults", type=int, default=20, help="That are printed.")
     given = parser.parse_args()
-    build_module.device_verilog = verilog
+    core_device.device_verilog = verilog
     counts: Counter[str] = Counter()
     untouched: dict[int, Any] = {}
     faults: list[dict[str, Any]] = []

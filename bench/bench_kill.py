@@ -67,18 +67,7 @@ def commands(folder: Path) -> dict[str, list[str]]:
 
 
 def remember(words: list[str]) -> None:
-    """Make a build, and let builds to come take its plan and Verilog: those write nothing."""
-    parts = [module for name, module in sys.modules.items() if hasattr(module, "device_verilog")]
-    texts: dict[object, str] = {}
-    (really, *_) = {module.device_verilog for module in parts}
-
-    def device_verilog(core: object) -> str:
-        if core not in texts:
-            texts[core] = really(core)
-        return texts[core]
-
-    for module in parts:
-        module.device_verilog = device_verilog  # type: ignore[attr-defined]
+    """Make a build, and let those to come take its plan; its Verilog is remembered anyway."""
     explored = build_command._explored
     plans: list[object] = []
 

@@ -12,10 +12,10 @@ import time
 from typing import Any
 
 from fpgapipe.host.pipeline import build_pipeline
-from fpgapipe.host.step_bench import initial_parameters
 from fpgapipe.hw.hls_models.core_spec import CoreSpec, ScratchpadSpec, VectorSpec
 from fpgapipe.hw.hls_models.link import LinkEngineSpec
 from fpgapipe.partition.graph import Graph
+from fpgapipe.partition.initial_values import initial_parameters
 from fpgapipe.partition.load import load_network
 from fpgapipe.partition.schedule_kinds import make_schedule
 

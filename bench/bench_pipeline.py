@@ -22,11 +22,11 @@ from fpgapipe.host.closed_form import layer_cycles
 from fpgapipe.host.measure import measure
 from fpgapipe.host.pipeline import PipelineProgram, build_pipeline
 from fpgapipe.host.prediction import PipelineTiming
-from fpgapipe.host.step_bench import initial_parameters
 from fpgapipe.hw.hls_models.core_cycles import MemorySpec, predict
 from fpgapipe.hw.hls_models.core_spec import CoreSpec, ScratchpadSpec, VectorSpec
 from fpgapipe.hw.hls_models.link import LinkEngineSpec
 from fpgapipe.partition.graph import Graph
+from fpgapipe.partition.initial_values import initial_parameters
 from fpgapipe.partition.load import load_network
 from fpgapipe.partition.networks.layers import Network
 from fpgapipe.partition.schedule_kinds import make_schedule

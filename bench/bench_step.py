@@ -11,7 +11,7 @@ import json
 from dataclasses import replace
 from typing import Any
 
-from fpgapipe.host.core_bench import bench_layer, device_verilog, parse_layer
+from fpgapipe.host.core_bench import bench_layer, parse_layer
 from fpgapipe.host.step import build_step
 from fpgapipe.host.step_bench import bench_step
 from fpgapipe.hw.hls_models.core_cycles import MemorySpec, predict
@@ -19,6 +19,7 @@ from fpgapipe.hw.hls_models.core_spec import CoreSpec, ScratchpadSpec, VectorSpe
 from fpgapipe.partition.graph import Graph
 from fpgapipe.partition.load import load_network
 from fpgapipe.partition.networks.layers import Network
+from fpgapipe.sim_tb.core_device import device_verilog
 from fpgapipe.sim_tb.native import native_speed
 
 SCRATCHPAD = ScratchpadSpec(8, 1 << 18)

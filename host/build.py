@@ -48,11 +48,10 @@ from fpgapipe.host.build_parts import (
     limit_of,
     needed,
 )
-from fpgapipe.host.core_bench import device_verilog
 from fpgapipe.host.device_file import read_device
 from fpgapipe.host.pipeline import PipelineProgram
 from fpgapipe.host.plan_cores import core_specs, memory_specs, wire_specs
-from fpgapipe.host.step_program import StepOptions
+from fpgapipe.host.step_options import StepOptions
 from fpgapipe.partition import graph_json
 from fpgapipe.partition.graph import NetworkError
 from fpgapipe.partition.plan import Plan
@@ -172,6 +171,8 @@ class Build:
         UserError
             If it differs.
         """
+        from fpgapipe.sim_tb.core_device import device_verilog
+
         for core in dict.fromkeys(self.cores):
             path = self.folder / HARDWARE / f"{core_name(core)}.v"
             if read_text(path, MAX_BYTES[".v"]) != device_verilog(core):
@@ -238,6 +239,8 @@ def write_build(
     options = options or StepOptions(train=plan.trains)
     if options.train != plan.trains:
         raise UserError(f"a plan to {plan.mode} needs options for it")
+    from fpgapipe.sim_tb.core_device import device_verilog
+
     check_folder(folder)
     design = Design(plan, graph, cluster, options, seed)
     on_part("programs")

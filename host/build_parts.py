@@ -18,9 +18,9 @@ from fpgapipe.host.build_hardware import core_name, resources_json
 from fpgapipe.host.device_file import DEVICE, IMAGE, PROGRAM, device_files
 from fpgapipe.host.pipeline import PipelineProgram, build_pipeline
 from fpgapipe.host.plan_cores import core_specs, devices_of, memory_specs
-from fpgapipe.host.step_bench import initial_parameters
 from fpgapipe.hw.hls_models.device import ClusterSpec
 from fpgapipe.partition import graph_json
+from fpgapipe.partition.initial_values import initial_parameters
 from fpgapipe.partition.schedule_kinds import make_schedule
 
 if TYPE_CHECKING:
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-    from fpgapipe.host.step_program import StepOptions
+    from fpgapipe.host.step_options import StepOptions
     from fpgapipe.hw.hls_models.core_spec import CoreSpec
     from fpgapipe.partition.graph import Graph
     from fpgapipe.partition.plan import Plan

@@ -29,7 +29,7 @@ import numpy as np
 
 from fpgapipe.host.backends.base import Backend
 from fpgapipe.host.memory_map import LASTING, LOSS
-from fpgapipe.host.step_program import SUFFIXES
+from fpgapipe.host.step_options import SUFFIXES
 from fpgapipe.hw.hls_models.isa import encode, span_of
 from fpgapipe.hw.hls_models.kernels.waits import WRITES
 from fpgapipe.hw.hls_models.mx import MX_BLOCK

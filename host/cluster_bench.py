@@ -15,8 +15,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from fpgapipe.errors import UserError
-from fpgapipe.host.core_bench import build_device, check_program, prepare_program
-from fpgapipe.host.layer_program import LayerProgram, lower_layer, page, random_operands
+from fpgapipe.host.layer_program import LayerProgram, lower_layer, random_operands
 from fpgapipe.hw.hls_models.cluster import run_cluster
 from fpgapipe.hw.hls_models.conv import ConvSpec
 from fpgapipe.hw.hls_models.core import CoreModel
@@ -24,15 +23,18 @@ from fpgapipe.hw.hls_models.core_cycles import MemorySpec
 from fpgapipe.hw.hls_models.core_spec import CoreSpec
 from fpgapipe.hw.hls_models.emit import Semaphore
 from fpgapipe.hw.hls_models.isa import Instruction, Opcode, encode
+from fpgapipe.hw.hls_models.kernels.placed import page
 from fpgapipe.hw.hls_models.link import LinkEngineSpec, LinkState
 from fpgapipe.hw.hls_models.link_dma import packet
 from fpgapipe.hw.hls_models.registers import SEED_BITS, RegisterMap
+from fpgapipe.sim_tb.core_device import build_device, check_program, prepare_program
 from fpgapipe.sim_tb.phy import WireSpec
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-    from fpgapipe.sim_tb.cluster import Cluster, Connection, Progress
+    from fpgapipe.sim_tb.cluster import Cluster, Progress
+    from fpgapipe.sim_tb.cluster_nodes import Connection
     from fpgapipe.sim_tb.native import NativeDevice
     from fpgapipe.sim_tb.sampling import Sample
 
@@ -180,7 +182,7 @@ def _rounds(layer: LayerProgram, rounds: int, takes: bool, sends: bool) -> Itera
 
 def chain_wires(chain: Chain, wire: WireSpec) -> tuple[Connection, ...]:
     """Cables of a chain, all as `wire` but for their seeds."""
-    from fpgapipe.sim_tb.cluster import cable
+    from fpgapipe.sim_tb.cluster_nodes import cable
 
     found: tuple[Connection, ...] = ()
     for number, (one, other) in enumerate(chain.wiring):
@@ -345,7 +347,8 @@ def open_chain(
     **options: Any,
 ) -> Cluster:
     """Make a cluster of a chain; options as of `Cluster`."""
-    from fpgapipe.sim_tb.cluster import Cluster, Node
+    from fpgapipe.sim_tb.cluster import Cluster
+    from fpgapipe.sim_tb.cluster_nodes import Node
 
     registers = RegisterMap(chain.core)
     nodes = [

@@ -14,7 +14,8 @@ from fpgapipe.hw.hls_models.link import Channel
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-    from fpgapipe.host.step_units import Unit, Value
+    from fpgapipe.host.layouts import Value
+    from fpgapipe.host.unit import Unit
     from fpgapipe.hw.hls_models.kernels.kernel import Tensor
     from fpgapipe.partition.graph import Graph
 

@@ -10,7 +10,7 @@ import numpy as np
 
 from fpgapipe.errors import FileError
 from fpgapipe.files import is_folder, list_folder, open_file
-from fpgapipe.host.data import Dataset, Samples, Wanted, shape_text, split
+from fpgapipe.host.samples import Dataset, Samples, Wanted, shape_text, split
 from fpgapipe.optional import require
 
 if TYPE_CHECKING:

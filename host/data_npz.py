@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from fpgapipe.errors import FileError
-from fpgapipe.host.data import Dataset, Samples, Wanted, shape_text, split
 from fpgapipe.host.npz_file import NpzFile
+from fpgapipe.host.samples import Dataset, Samples, Wanted, shape_text, split
 
 if TYPE_CHECKING:
     from pathlib import Path

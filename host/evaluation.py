@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from fpgapipe.host.step import build_step
-from fpgapipe.host.step_program import StepOptions, scalar_bits
+from fpgapipe.host.step_options import StepOptions, scalar_bits
 from fpgapipe.hw.hls_models.core import CoreModel
 
 if TYPE_CHECKING:
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from fpgapipe.host.backends.base import Values
-    from fpgapipe.host.data import Samples
+    from fpgapipe.host.samples import Samples
     from fpgapipe.hw.hls_models.core_spec import CoreSpec
     from fpgapipe.partition.graph import Graph
 

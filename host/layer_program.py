@@ -13,6 +13,7 @@ from fpgapipe.hw.hls_models.blocking import Blocked, block
 from fpgapipe.hw.hls_models.conv_parts import Formats
 from fpgapipe.hw.hls_models.core_cycles import MemorySpec
 from fpgapipe.hw.hls_models.isa import encode
+from fpgapipe.hw.hls_models.kernels.placed import page
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -22,9 +23,6 @@ if TYPE_CHECKING:
     from fpgapipe.hw.hls_models.conv import ConvSpec, Pass
     from fpgapipe.hw.hls_models.core_spec import CoreSpec
     from fpgapipe.hw.hls_models.isa import Instruction
-
-PAGE_BYTES = 4096
-"""Tensors begin at multiples of this, so that their bursts cross no boundary they need not."""
 
 OPERANDS: dict[str, tuple[str, ...]] = {
     "forward": ("x", "w"),
@@ -175,8 +173,3 @@ def random_operands(program: LayerProgram, seed: int) -> dict[str, NDArray[np.fl
         name: rng.standard_normal(program.tensors[name].shape, np.float32)
         for name in OPERANDS[program.which]
     }
-
-
-def page(address: int) -> int:
-    """Round up to whole pages."""
-    return -(-address // PAGE_BYTES) * PAGE_BYTES

@@ -15,9 +15,11 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Mapping, Sequence
 
     from numpy.typing import NDArray
+
+    from fpgapipe.hw.hls_models.kernels.kernel import Tensor
 
 
 @dataclass(frozen=True)
@@ -88,3 +90,43 @@ def channels_last(shape: Sequence[int]) -> Layout:
 def with_channels_last(shape: Sequence[int]) -> tuple[int, ...]:
     """``N, C, spatial...`` as ``N, spatial..., C``."""
     return (shape[0], *shape[2:], shape[1])
+
+
+@dataclass(frozen=True)
+class Value:
+    """A layer's result in memory.
+
+    Attributes
+    ----------
+    tensor : Tensor
+        Shaped as it lies, as far as a shape can say that.
+    layout : Layout
+    """
+
+    tensor: Tensor
+    layout: Layout = PLAIN
+
+
+@dataclass(frozen=True)
+class Layouts:
+    """How the values and parameters of a network lie in memory.
+
+    Attributes
+    ----------
+    values : mapping of str to Layout
+        Of inputs of the network and results of units, as they are made.
+    wanted : mapping of str to mapping of str to Layout
+        By the name of a unit and of its input: how the unit takes it. Where that is another layout,
+        the value is moved for it.
+    parameters : mapping of str to Layout
+        Of parameters whose last axis lies as features do.
+    """
+
+    values: Mapping[str, Layout]
+    wanted: Mapping[str, Mapping[str, Layout]]
+    parameters: Mapping[str, Layout]
+
+
+def host_layout(shape: Sequence[int]) -> Layout:
+    """How inputs and outputs of a network lie; see `fpgapipe.host.memory_map.channels_last`."""
+    return channels_last(shape) if len(shape) == 4 else PLAIN

@@ -24,7 +24,7 @@ from fpgapipe.host.closed_form import UPDATE
 from fpgapipe.host.lanes import is_side_by_side
 from fpgapipe.host.pipeline import link_after
 from fpgapipe.host.prediction import PipelineTiming
-from fpgapipe.host.step_program import scalar_bits
+from fpgapipe.host.step_options import scalar_bits
 from fpgapipe.hw.hls_models.core_cycles import MemorySpec
 from fpgapipe.hw.hls_models.isa import WORD_BYTES, Opcode
 from fpgapipe.hw.hls_models.link import TRAILER_BYTES, Channel

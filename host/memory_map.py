@@ -13,8 +13,8 @@ from numpy.typing import NDArray
 from pydantic import TypeAdapter, ValidationError
 
 from fpgapipe.hw.hls_models import fp32
-from fpgapipe.hw.hls_models.kernels.assemble import Placed
 from fpgapipe.hw.hls_models.kernels.kernel import Tensor
+from fpgapipe.hw.hls_models.kernels.placed import Placed
 from fpgapipe.partition.json_faults import faults_of
 
 LABELS = "labels"

@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol
 
-from fpgapipe.host.layouts import PLAIN, Layout, with_channels_last
-from fpgapipe.host.network_units import host_layout
+from fpgapipe.host.layouts import PLAIN, Layout, host_layout, with_channels_last
 from fpgapipe.hw.hls_models.kernels import activation, optimiser
 from fpgapipe.hw.hls_models.kernels.cast import cast
 from fpgapipe.hw.hls_models.kernels.kernel import Kernel, Region, Tensor
@@ -15,9 +14,9 @@ from fpgapipe.hw.hls_models.kernels.layout import transpose
 from fpgapipe.hw.hls_models.vector_op import LANES
 
 if TYPE_CHECKING:
-    from fpgapipe.host.step import StepBuilder
-    from fpgapipe.host.step_program import StepOptions
-    from fpgapipe.host.step_units import Unit, Value
+    from fpgapipe.host.layouts import Layouts, Value
+    from fpgapipe.host.memory_map import Stored
+    from fpgapipe.host.step_options import StepOptions
     from fpgapipe.hw.hls_models.core_cycles import MemorySpec
     from fpgapipe.hw.hls_models.core_spec import CoreSpec
     from fpgapipe.partition.graph import Graph, Layer
@@ -42,6 +41,56 @@ class Made:
     layer: str = ""
 
 
+class Named(Protocol):
+    """What has a name, as a unit does."""
+
+    @property
+    def name(self) -> str:
+        """Name of its result."""
+
+
+class Builder(Protocol):
+    """What a micro-batch asks of the step that it is part of, `fpgapipe.host.step.StepBuilder`."""
+
+    graph: Graph
+    memory: MemorySpec
+    options: StepOptions
+    layouts: Layouts
+    tensors: dict[str, Tensor]
+    stored: dict[str, Stored]
+    random_key: int
+
+    @property
+    def product_core(self) -> CoreSpec:
+        """The core with the part of the scratchpad that is the products'."""
+
+    @property
+    def product_region(self) -> Region:
+        """That part."""
+
+    @property
+    def region(self) -> Region:
+        """The part that is the vector engine's."""
+
+    def parameter(self, layer: Layer, role: str) -> Tensor | None:
+        """A layer's parameter, or None if it has none of that role."""
+
+    def weight(self, layer: Layer) -> Tensor:
+        """The weight of a product, with the input channels last."""
+
+    def in_slot(self, name: str, slot: int) -> str:
+        """Name of a slot's tensor."""
+
+    def of_microbatch(self, name: str, index: int) -> str:
+        """Name of a tensor that each micro-batch has one of."""
+
+    def declare(self, tensor: Tensor) -> Tensor:
+        """Take a tensor that needs a place in memory."""
+
+    def gradient_places(self, parameter: Tensor) -> tuple[Tensor, Tensor | None]:
+        """Where a parameter's gradient is summed, and where what is added to it has to go."""
+
+
 class MicroBatch:
     """A micro-batch on a device: its tensors, and the kernels that its passes become.
 
@@ -50,7 +99,7 @@ class MicroBatch:
 
     Parameters
     ----------
-    builder : StepBuilder
+    builder : Builder
     index : int
         Number of the micro-batch.
     slot : int
@@ -69,7 +118,7 @@ class MicroBatch:
         Whose kernels come next.
     """
 
-    def __init__(self, builder: StepBuilder, index: int, slot: int) -> None:
+    def __init__(self, builder: Builder, index: int, slot: int) -> None:
         self._builder = builder
         self.index = index
         self.slot = slot
@@ -183,7 +232,7 @@ class MicroBatch:
 
     # ------------------------------------------------------------------ values and their layouts
 
-    def take(self, unit: Unit, name: str) -> Tensor:
+    def take(self, unit: Named, name: str) -> Tensor:
         """A value as a unit wants it to lie."""
         found = self.taken(name, self._builder.layouts.wanted[unit.name][name])
         self.operands[unit.name, name] = found.name
@@ -256,7 +305,7 @@ class MicroBatch:
 
     # ------------------------------------------------------------------ gradients of features
 
-    def give_gradient(self, unit: Unit, name: str, gradient: Tensor) -> None:
+    def give_gradient(self, unit: Named, name: str, gradient: Tensor) -> None:
         """Take a gradient of a value from a unit, as the unit took the value."""
         self.give(name, gradient, self._builder.layouts.wanted[unit.name][name])
 

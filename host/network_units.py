@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from fpgapipe.errors import UserError
-from fpgapipe.host.layouts import PLAIN, Layout, channels_last
+from fpgapipe.host.layouts import Layout, Layouts, host_layout
 from fpgapipe.host.reduction_units import PoolUnit, SoftmaxUnit, averages_all
 from fpgapipe.host.step_units import (
     ActivationUnit,
@@ -18,9 +18,9 @@ from fpgapipe.host.step_units import (
     DropoutUnit,
     NormUnit,
     ProductUnit,
-    Unit,
     ViewUnit,
 )
+from fpgapipe.host.unit import Unit
 from fpgapipe.hw.hls_models.kernels.activation import drop_factors
 from fpgapipe.hw.hls_models.kernels.loss import check_classes
 from fpgapipe.hw.hls_models.vector_op import LANES
@@ -281,26 +281,6 @@ def _slope(layer: Layer) -> float | None:
 # ---------------------------------------------------------------------- how values lie
 
 
-@dataclass(frozen=True)
-class Layouts:
-    """How the values and parameters of a network lie in memory.
-
-    Attributes
-    ----------
-    values : mapping of str to Layout
-        Of inputs of the network and results of units, as they are made.
-    wanted : mapping of str to mapping of str to Layout
-        By the name of a unit and of its input: how the unit takes it. Where that is another layout,
-        the value is moved for it.
-    parameters : mapping of str to Layout
-        Of parameters whose last axis lies as features do.
-    """
-
-    values: Mapping[str, Layout]
-    wanted: Mapping[str, Mapping[str, Layout]]
-    parameters: Mapping[str, Layout]
-
-
 def layouts_of(graph: Graph, units: Sequence[Unit]) -> Layouts:
     """Choose the layout of every value of a network.
 
@@ -322,11 +302,6 @@ def layouts_of(graph: Graph, units: Sequence[Unit]) -> Layouts:
         if not torn:
             return Layouts(values, wanted, parameters)
         rigid |= torn
-
-
-def host_layout(shape: Sequence[int]) -> Layout:
-    """How inputs and outputs of a network lie; see `fpgapipe.host.memory_map.channels_last`."""
-    return channels_last(shape) if len(shape) == 4 else PLAIN
 
 
 def drop_factors_of(

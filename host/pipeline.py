@@ -5,14 +5,13 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from fpgapipe.errors import UserError, nearest
+from fpgapipe.errors import UserError
 from fpgapipe.host.crossing import Part, gradient_bytes, stages_of
 from fpgapipe.host.step import StepBuilder
-from fpgapipe.host.step_program import StepOptions
+from fpgapipe.host.step_options import StepOptions
 from fpgapipe.host.tasks import common_steps
 from fpgapipe.hw.hls_models.core_cycles import MemorySpec
-from fpgapipe.partition.schedule import TaskKind
-from fpgapipe.partition.schedule_kinds import KINDS
+from fpgapipe.partition.schedule import TaskKind, several_versions
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -31,9 +30,6 @@ if TYPE_CHECKING:
 
 COMPUTES = frozenset({TaskKind.F, TaskKind.B, TaskKind.DX, TaskKind.DW, TaskKind.U})
 """Tasks that are no transfers."""
-
-BUILT_SCHEDULES = ("gpipe", "1f1b", "1f1b-as", "fbp-as", "1f1b-sno", "1f1b-so", "zb-h1", "zb-h2")
-"""Kinds of schedules that there are programs for."""
 
 
 @dataclass(frozen=True)
@@ -169,32 +165,6 @@ def build_pipeline(
     return PipelineProgram(graph, tuple(parts))
 
 
-def check_schedule_kind(kind: str) -> None:
-    """Refuse a kind of schedule that no program is made for.
-
-    Raises
-    ------
-    UserError
-        With the kinds that there are programs for.
-    """
-    if kind in BUILT_SCHEDULES:
-        return
-    known = (*KINDS, "zb-auto")
-    if kind not in known:
-        why = f"there is no schedule {kind!r}{nearest(kind, known)}"
-    elif kind == "pipedream":
-        why = _several_versions(kind)
-    elif kind == "zb-auto":
-        why = "zb-auto has no order of its own, but searches one for given times"
-    else:
-        why = f"schedule {kind} has other than one stage on each device"
-    raise UserError(f"{why} (those that can be built: {', '.join(BUILT_SCHEDULES)})")
-
-
-def _several_versions(kind: str) -> str:
-    return f"schedule {kind} needs several versions of the weights, and devices keep one"
-
-
 def link_after(stage: int) -> int:
     """Number of a stage's link to the next one; that to the one before is 0."""
     return int(stage > 0)
@@ -209,7 +179,7 @@ def _lanes(
     """
     kinds = COMPUTES if train else {TaskKind.F}
     if train and not schedule.synchronous:
-        raise UserError(_several_versions(schedule.kind))
+        raise UserError(several_versions(schedule.kind))
     if schedule.placement != tuple(range(num_stages)):
         raise UserError(
             f"schedule {schedule.kind} must have stage i of {num_stages} on device i, not on "

@@ -7,7 +7,7 @@ from math import prod
 from typing import TYPE_CHECKING
 
 from fpgapipe.host.layouts import PLAIN, Layout, channels_last, with_channels_last
-from fpgapipe.host.step_units import Unit
+from fpgapipe.host.unit import Unit
 from fpgapipe.hw.hls_models.kernels import global_pooling, pooling
 from fpgapipe.hw.hls_models.kernels.softmax import check_width, softmax
 from fpgapipe.partition import operators as ops

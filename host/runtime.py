@@ -26,7 +26,7 @@ from fpgapipe.host.memory_map import LASTING
 from fpgapipe.host.npz_file import NpzFile
 from fpgapipe.host.run_folder import LOG, drop_oldest, keep_earlier
 from fpgapipe.host.run_log import RunLog
-from fpgapipe.host.step_program import scalar_bits
+from fpgapipe.host.step_options import scalar_bits
 from fpgapipe.host.training import CHECKPOINT_EVERY, Trainer, Watcher
 from fpgapipe.partition.operators import Pass
 from fpgapipe.stopwatch import phase
@@ -41,7 +41,7 @@ if TYPE_CHECKING:
     from fpgapipe.host.backends.torch_backend import Precision
     from fpgapipe.host.build import Build
     from fpgapipe.host.check import Difference
-    from fpgapipe.host.data import Dataset, Samples
+    from fpgapipe.host.samples import Dataset, Samples
     from fpgapipe.host.settings import Settings
     from fpgapipe.partition.graph import Graph
 

@@ -10,28 +10,22 @@ from fpgapipe.errors import UserError
 from fpgapipe.host.crossing import Part, Stage
 from fpgapipe.host.device_program import KernelOrigin
 from fpgapipe.host.lanes import Lane, lanes_of, product_cycles, shared_out
-from fpgapipe.host.layouts import PLAIN, with_channels_last
+from fpgapipe.host.layouts import PLAIN, Value, with_channels_last
 from fpgapipe.host.memory_map import CORRECT, LABELS, LOSS, Stored
 from fpgapipe.host.microbatch import Made, MicroBatch
 from fpgapipe.host.network_units import check_network, layouts_of, units_of
-from fpgapipe.host.step_program import (
-    NORM,
-    PARAMETERS,
-    SQUARES,
-    SUFFIXES,
-    Scalar,
-    StepOptions,
-    StepProgram,
-)
-from fpgapipe.host.step_units import Unit, Value
+from fpgapipe.host.step_options import NORM, PARAMETERS, SQUARES, SUFFIXES, Scalar, StepOptions
+from fpgapipe.host.step_program import StepProgram
 from fpgapipe.host.tasks import single_device, slots_of
+from fpgapipe.host.unit import Unit
 from fpgapipe.hw.hls_models.core_cycles import MemorySpec
 from fpgapipe.hw.hls_models.core_spec import CoreSpec, NoRoom
 from fpgapipe.hw.hls_models.garbage import rare_collections
 from fpgapipe.hw.hls_models.isa import WORD_BYTES, program_bytes
 from fpgapipe.hw.hls_models.kernels import loss, optimiser
-from fpgapipe.hw.hls_models.kernels.assemble import Placed, assemble, page
+from fpgapipe.hw.hls_models.kernels.assemble import assemble
 from fpgapipe.hw.hls_models.kernels.kernel import Kernel, Region, Tensor
+from fpgapipe.hw.hls_models.kernels.placed import Placed, page
 from fpgapipe.hw.hls_models.vector_op import LANES, Constant
 from fpgapipe.partition import operators as ops
 from fpgapipe.partition.schedule import Task, TaskKind

@@ -23,7 +23,6 @@ import numpy as np
 from fpgapipe.errors import UserError, shown
 from fpgapipe.files import write_whole
 from fpgapipe.host.checkpoint import Checkpoint, CheckpointError, CheckpointFolder
-from fpgapipe.host.data import Wanted, shape_text
 from fpgapipe.host.divergence import Diverged, diverged, explosion
 from fpgapipe.host.interrupts import Interrupts
 from fpgapipe.host.run_folder import (
@@ -36,8 +35,9 @@ from fpgapipe.host.run_folder import (
     keep_earlier,
 )
 from fpgapipe.host.run_log import RunLog, read_log
+from fpgapipe.host.samples import Wanted, shape_text
 from fpgapipe.host.settings import Settings
-from fpgapipe.host.step_program import scalar_bits
+from fpgapipe.host.step_options import scalar_bits
 from fpgapipe.stopwatch import phase
 
 if TYPE_CHECKING:
@@ -45,7 +45,7 @@ if TYPE_CHECKING:
 
     from fpgapipe.host.backends.base import StepRunner, Values
     from fpgapipe.host.check import Check, Difference
-    from fpgapipe.host.data import Samples
+    from fpgapipe.host.samples import Samples
     from fpgapipe.partition.graph import Graph
 
 PROGRESS_EVERY_S = 20.0

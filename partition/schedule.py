@@ -202,6 +202,11 @@ class Schedule:
         return "\n".join(lines) + "\n"
 
 
+def several_versions(kind: str) -> str:
+    """Say why an asynchronous schedule is not built."""
+    return f"schedule {kind} needs several versions of the weights, and devices keep one"
+
+
 def forward_only(schedule: Schedule) -> Schedule:
     """The forward passes of a schedule, which is what inference does."""
     lanes = []

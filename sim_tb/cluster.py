@@ -11,7 +11,7 @@ import ctypes
 import os
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
 from typing import Self
@@ -19,18 +19,17 @@ from typing import Self
 import numpy as np
 from numpy.typing import NDArray
 
-from fpgapipe.hw.hls_models.registers import RegisterMap
 from fpgapipe.sim_tb.cluster_library import Member, Reason, Route, cluster_library
+from fpgapipe.sim_tb.cluster_nodes import Connection, Node
 from fpgapipe.sim_tb.native import (
     DeviceError,
-    NativeDevice,
     StallError,
     check_address,
     check_value,
     refusal,
 )
 from fpgapipe.sim_tb.native_library import RawWire
-from fpgapipe.sim_tb.phy import WireCounts, WireSpec
+from fpgapipe.sim_tb.phy import WireCounts
 from fpgapipe.sim_tb.sampling import (
     Sample,
     Sampler,
@@ -44,55 +43,6 @@ _MAX_WINDOW_CYCLES = 1024
 _MIN_ROUND_CYCLES = 64
 _RESET_CYCLES = 4
 _MAX_CYCLES = 1 << 62
-
-
-@dataclass(frozen=True)
-class Node:
-    """A device of a cluster.
-
-    Parameters
-    ----------
-    name : str
-        For messages.
-    device : NativeDevice
-        The cluster alone runs it from now on; its memory and its statistics can be used as ever.
-    registers : RegisterMap, optional
-        Of a core. Then its counters can be sampled, and show whether it gets on.
-    awaited : bool
-        Whether a run waits for its interrupt, if it has one.
-    """
-
-    name: str
-    device: NativeDevice
-    registers: RegisterMap | None = None
-    awaited: bool = True
-
-
-@dataclass(frozen=True)
-class Connection:
-    """A wire, from a link port to another: the numbers of their nodes and of the ports."""
-
-    source: tuple[int, int]
-    target: tuple[int, int]
-    wire: WireSpec
-
-
-def cable(
-    one: tuple[int, int], other: tuple[int, int], there: WireSpec, back: WireSpec | None = None
-) -> tuple[Connection, Connection]:
-    """Both directions between two ports.
-
-    Parameters
-    ----------
-    one, other : (int, int)
-        Node and port.
-    there : WireSpec
-        From `one` to `other`.
-    back : WireSpec, optional
-        As `there`, but for the seed, if not given.
-    """
-    back = back or replace(there, seed=(there.seed + 1) % 2**64)
-    return Connection(one, other, there), Connection(other, one, back)
 
 
 @dataclass(frozen=True)
@@ -243,6 +193,10 @@ class Cluster:
             raise ValueError("the cluster is closed")
         return self._handle
 
+    def _stalled(self, what: str) -> StallError:
+        """An error that says why the cluster stands still."""
+        return StallError(explain(what, self.cycle, self.nodes, self.read_register))
+
     def _check(self) -> None:
         """Raise what is wrong with a device."""
         for node, (handle, library) in zip(self.nodes, self._lent, strict=True):
@@ -375,9 +329,9 @@ class Cluster:
             for node in self.nodes:
                 node.device.flush_waves()
         if reason is Reason.STALLED:
-            raise StallError(explain(self, f"nothing has moved for {stall_cycles} cycles"))
+            raise self._stalled(f"nothing has moved for {stall_cycles} cycles")
         if until_irq and reason is Reason.CYCLES:
-            raise StallError(explain(self, f"not all interrupts came within {max_cycles} cycles"))
+            raise self._stalled(f"not all interrupts came within {max_cycles} cycles")
         return self.cycle - begin
 
     def sample(self, period_cycles: int, counters: Mapping[int, Sequence[str]]) -> None:

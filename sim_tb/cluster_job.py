@@ -15,7 +15,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fpgapipe.hw.hls_models.registers import SEED_BITS, RegisterMap
-from fpgapipe.sim_tb.cluster import Cluster, Connection, Node
+from fpgapipe.sim_tb.cluster import Cluster
+from fpgapipe.sim_tb.cluster_nodes import Connection, Node
 from fpgapipe.sim_tb.cluster_top import TOP, cluster_verilog
 from fpgapipe.sim_tb.native import NativeDevice, Statistics, build_native
 from fpgapipe.sim_tb.phy import WireCounts

@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from typing import TYPE_CHECKING
+from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 
 from fpgapipe.hw.hls_models.isa import Instruction, Opcode, ProgramError, decode, semaphores_of
 from fpgapipe.hw.hls_models.link import LinkState
 from fpgapipe.hw.hls_models.registers import RegisterMap
 from fpgapipe.hw.hls_models.sequencer import SequencerSpec
-
-if TYPE_CHECKING:
-    from fpgapipe.sim_tb.cluster import Cluster
+from fpgapipe.sim_tb.cluster_nodes import Node
+from fpgapipe.sim_tb.native import NativeDevice
 
 _PROGRAM_BYTES = 1 << 26
 """Of a memory, read to name instructions: longer programs go without names."""
@@ -19,7 +18,9 @@ _PROGRAM_BYTES = 1 << 26
 _LINKS = {Opcode.SEND: "to", Opcode.RECEIVE: "from"}
 
 
-def explain(cluster: Cluster, what: str) -> str:
+def explain(
+    what: str, cycle: int, nodes: Sequence[Node], read_register: Callable[[int, int], int]
+) -> str:
     """Describe a cluster that has not got on.
 
     Registers are read for it, so that its devices run some cycles. Programs are read from the
@@ -27,17 +28,21 @@ def explain(cluster: Cluster, what: str) -> str:
 
     Parameters
     ----------
-    cluster : Cluster
     what : str
-        That it has not.
+        What it has not done.
+    cycle : int
+        The cluster's present cycle.
+    nodes : sequence of Node
+    read_register : callable of (int, int) to int
+        Reads a register, given the number of a node and the register's offset.
 
     Returns
     -------
     str
         Lines; the first says when.
     """
-    lines = [f"cycle {cluster.cycle}: {what}"]
-    for number, node in enumerate(cluster.nodes):
+    lines = [f"cycle {cycle}: {what}"]
+    for number, node in enumerate(nodes):
         now = node.device.statistics
         if node.device.has_irq:
             lines.append(f"{node.name}: interrupt {'high' if now.irq else 'low'}")
@@ -50,18 +55,21 @@ def explain(cluster: Cluster, what: str) -> str:
                 f"{now.writes_in_flight} writes in flight"
             )
         if node.registers:
-            lines += [f"  {line}" for line in _Core(cluster, number, node.registers).lines()]
+            core = _Core(node.device, node.registers, partial(read_register, number))
+            lines += [f"  {line}" for line in core.lines()]
     return "\n".join(lines)
 
 
 class _Core:
     """A core of a cluster, as its registers show it."""
 
-    def __init__(self, cluster: Cluster, number: int, registers: RegisterMap) -> None:
-        self.cluster, self.number, self.registers = cluster, number, registers
+    def __init__(
+        self, device: NativeDevice, registers: RegisterMap, read_register: Callable[[int], int]
+    ) -> None:
+        self.device, self.registers, self.read_register = device, registers, read_register
 
     def read(self, name: str) -> int:
-        return self.cluster.read_register(self.number, self.registers.offset(name))
+        return self.read_register(self.registers.offset(name))
 
     def field(self, register: str, name: str, value: int) -> int:
         return self.registers[register].field(name).of(value)
@@ -122,7 +130,7 @@ class _Core:
     def _program(self, spec: SequencerSpec) -> Sequence[Instruction]:
         """What runs, if it can be read."""
         entry = self.read("PROGRAM_LO") | self.read("PROGRAM_HI") << 32
-        memory = self.cluster.nodes[self.number].device.memory
+        memory = self.device.memory
         try:
             return decode(
                 memory[entry : entry + _PROGRAM_BYTES].tobytes(),

@@ -8,8 +8,9 @@ from fpgapipe.hw.hls_models import fp32
 from fpgapipe.hw.hls_models.core import CoreModel
 from fpgapipe.hw.hls_models.core_spec import CoreSpec, ScratchpadSpec, VectorSpec
 from fpgapipe.hw.hls_models.isa import Opcode, encode
-from fpgapipe.hw.hls_models.kernels.assemble import Placed, assemble, page
+from fpgapipe.hw.hls_models.kernels.assemble import assemble
 from fpgapipe.hw.hls_models.kernels.kernel import Region, Tensor
+from fpgapipe.hw.hls_models.kernels.placed import Placed, page
 from fpgapipe.hw.hls_models.sequencer import SequencerSpec, check
 from fpgapipe.hw.hls_models.vector_op import VectorOp
 

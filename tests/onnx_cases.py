@@ -15,12 +15,11 @@ import onnx
 from kernel_cases import CORE, bits_of, place, values_of
 from onnx import helper, numpy_helper
 
-from fpgapipe.host.core_bench import build_device, run_program
 from fpgapipe.host.memory_map import channels_first, channels_last
 from fpgapipe.host.network_units import units_of
 from fpgapipe.host.step import build_step
 from fpgapipe.host.step_check import product_errors, steps_of, unfolded
-from fpgapipe.host.step_program import StepOptions
+from fpgapipe.host.step_options import StepOptions
 from fpgapipe.host.step_units import ProductUnit, conv_of
 from fpgapipe.hw.hls_models.conv import ConvSpec
 from fpgapipe.hw.hls_models.conv_parts import is_packed
@@ -41,6 +40,7 @@ from fpgapipe.hw.hls_models.kernels.softmax import softmax
 from fpgapipe.hw.hls_models.registers import RegisterMap
 from fpgapipe.hw.hls_models.vector_op import Constant
 from fpgapipe.partition.frontends.onnx_model import read_onnx
+from fpgapipe.sim_tb.core_device import build_device, run_program
 
 VECTOR_TOLERANCE = 1e-6
 """Of results without matrix products, relative to the largest magnitude."""

@@ -38,7 +38,9 @@ def make_build(folder, *, devices=2, board="u280", train=True, change=lambda *de
     """A build of the plan and network that `change` makes of some; its Verilog is left out."""
     plan, graph, cluster = planned(devices, board, train)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("fpgapipe.host.build.device_verilog", lambda core: "module top; endmodule")
+        patch.setattr(
+            "fpgapipe.sim_tb.core_device.device_verilog", lambda core: "module top; endmodule"
+        )
         return write_build(*change(plan, graph), cluster, folder)
 
 

@@ -10,8 +10,8 @@ from fpgapipe.host.build import write_build
 from fpgapipe.host.data import load_data
 from fpgapipe.host.pipeline import build_pipeline
 from fpgapipe.host.settings import Settings
-from fpgapipe.host.step_bench import initial_parameters
 from fpgapipe.host.training import Trainer
+from fpgapipe.partition.initial_values import initial_parameters
 from fpgapipe.partition.networks.layers import Network
 from fpgapipe.partition.schedule_kinds import make_schedule
 
@@ -87,7 +87,9 @@ def counting(folder, settings=None, **options):
 
 def small_build(folder, monkeypatch, *, train=True):
     """A build of it for two devices, its Verilog left out."""
-    monkeypatch.setattr("fpgapipe.host.build.device_verilog", lambda core: "module top; endmodule")
+    monkeypatch.setattr(
+        "fpgapipe.sim_tb.core_device.device_verilog", lambda core: "module top; endmodule"
+    )
     plan, graph, cluster = plan_of(
         load=small_network,
         batch=MICROBATCH * COUNT,

@@ -11,9 +11,9 @@ from test_pipeline import CORE, COUNT, SAMPLES, batch_of, cut
 from fpgapipe.host.backends.model import ModelBackend
 from fpgapipe.host.backends.simulator import SimulatorBackend
 from fpgapipe.host.pipeline import build_pipeline
-from fpgapipe.host.step_bench import initial_parameters
-from fpgapipe.host.step_program import scalar_bits
+from fpgapipe.host.step_options import scalar_bits
 from fpgapipe.hw.hls_models.core_cycles import MemorySpec
+from fpgapipe.partition.initial_values import initial_parameters
 from fpgapipe.partition.schedule_kinds import make_schedule
 from fpgapipe.sim_tb.native import DeviceError
 from fpgapipe.sim_tb.phy import WireSpec

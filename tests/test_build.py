@@ -15,23 +15,23 @@ from build_cases import plan_of, request_for, tiny
 
 from fpgapipe.boards.cluster import load_cluster
 from fpgapipe.errors import FileError, UserError
-from fpgapipe.host import build as module
 from fpgapipe.host.backends.model import ModelBackend
 from fpgapipe.host.build import holding, open_build, write_build
 from fpgapipe.host.build_parts import initial_values
-from fpgapipe.host.core_bench import device_verilog
 from fpgapipe.host.device_file import DEVICE, IMAGE, PROGRAM, read_device
 from fpgapipe.host.pipeline import build_pipeline
 from fpgapipe.host.plan_cores import core_specs
-from fpgapipe.host.step_bench import initial_parameters
-from fpgapipe.host.step_program import StepOptions, scalar_bits
+from fpgapipe.host.step_options import StepOptions, scalar_bits
 from fpgapipe.hw.hls_models.core_spec import NoRoom
 from fpgapipe.hw.hls_models.isa import encode
 from fpgapipe.partition.explorer import explore
+from fpgapipe.partition.initial_values import initial_parameters
 from fpgapipe.partition.networks.layers import Network
 from fpgapipe.partition.plan import Plan
 from fpgapipe.partition.planned import as_plan
 from fpgapipe.partition.schedule_kinds import make_schedule
+from fpgapipe.sim_tb import core_device
+from fpgapipe.sim_tb.core_device import device_verilog
 
 MIXED = Path(__file__).parent.parent / "examples/clusters/vcu118-vcu129-chain.yaml"
 
@@ -39,7 +39,7 @@ MIXED = Path(__file__).parent.parent / "examples/clusters/vcu118-vcu129-chain.ya
 @pytest.fixture(autouse=True)
 def _quick_verilog(monkeypatch):
     """Verilog of a core takes seconds; most tests only need some text for it."""
-    monkeypatch.setattr(module, "device_verilog", lambda core: f"module top; // {core}\n")
+    monkeypatch.setattr(core_device, "device_verilog", lambda core: f"module top; // {core}\n")
 
 
 def write(folder, devices=2, **fields):
@@ -52,7 +52,7 @@ def whole(tmp_path_factory):
     """A build of two devices that no test changes."""
     folder = tmp_path_factory.mktemp("builds") / "whole"
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(module, "device_verilog", lambda core: f"module top; // {core}\n")
+        patch.setattr(core_device, "device_verilog", lambda core: f"module top; // {core}\n")
         write(folder)
     return folder
 
@@ -209,7 +209,7 @@ def test_values_of_the_network_are_taken(tmp_path):
 
 @pytest.mark.slow
 def test_the_verilog_is_that_of_the_simulator(tmp_path, monkeypatch):
-    monkeypatch.setattr(module, "device_verilog", device_verilog)
+    monkeypatch.setattr(core_device, "device_verilog", device_verilog)
     build = write(tmp_path / "b", devices=1)
     (path,) = (tmp_path / "b" / "hardware").glob("*.v")
     assert path.read_text() == device_verilog(build.cores[0])
@@ -576,7 +576,7 @@ def test_a_layer_that_does_not_fit_gets_a_larger_scratchpad(fits, why, cli, monk
         return write_build(plan, *args, **options)
 
     monkeypatch.setattr(build, "write_build", write)
-    monkeypatch.setattr(build, "device_verilog", lambda core: "module top; endmodule")
+    monkeypatch.setattr(core_device, "device_verilog", lambda core: "module top; endmodule")
     options = ("--board", "u280", "--array", "8x8", "--batch", "8", "-o", tmp_path / "b")
     code, _, err = cli("build", *options)
     assert all(after == 2 * before for before, after in pairwise(sizes))

@@ -20,11 +20,12 @@ from fpgapipe.host.report.page import write_report
 from fpgapipe.host.runtime import RunOptions, open_backend
 from fpgapipe.hw.hls_models.isa import encode
 from fpgapipe.partition.networks.layers import Network
+from fpgapipe.sim_tb import core_device
 
 
 @pytest.fixture(autouse=True)
 def _quick_verilog(monkeypatch):
-    monkeypatch.setattr(module, "device_verilog", lambda core: f"module top; // {core}\n")
+    monkeypatch.setattr(core_device, "device_verilog", lambda core: f"module top; // {core}\n")
 
 
 @pytest.fixture(scope="module")
@@ -32,7 +33,7 @@ def whole(tmp_path_factory):
     """A build of two devices that no test changes."""
     folder = tmp_path_factory.mktemp("builds") / "whole"
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(module, "device_verilog", lambda core: f"module top; // {core}\n")
+        patch.setattr(core_device, "device_verilog", lambda core: f"module top; // {core}\n")
         write_build(*plan_of(2), folder)
     return folder
 

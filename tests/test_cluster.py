@@ -23,7 +23,8 @@ from link_designs import (
     load_on_wire,
 )
 
-from fpgapipe.sim_tb.cluster import Cluster, Connection, Node, cable
+from fpgapipe.sim_tb.cluster import Cluster
+from fpgapipe.sim_tb.cluster_nodes import Connection, Node, cable
 from fpgapipe.sim_tb.native import DeviceError, NativeDevice, StallError, build_native
 from fpgapipe.sim_tb.phy import Wire, WireSpec
 from fpgapipe.sim_tb.verilate import verilog_of
@@ -233,7 +234,7 @@ def test_registers_are_read_in_turn(library):
 
 def test_counters_that_stand_still_are_a_stall(library, monkeypatch):
     """Beats on a wire are no progress where there are counters of it."""
-    monkeypatch.setattr("fpgapipe.sim_tb.cluster.explain", lambda cluster, what: what)
+    monkeypatch.setattr("fpgapipe.sim_tb.cluster.explain", lambda what, *rest: what)
     nodes = [Node(f"d{index}", NativeDevice(library), Registers()) for index in range(2)]
     with Cluster(nodes, ring((20, 30))) as one:
         one.write_register(0, STEP * TOKEN + VALUE, 1)  # goes around for ever

@@ -44,7 +44,6 @@ from fpgapipe.hw.hls_models.link import LinkEngineSpec
 from fpgapipe.hw.hls_models.link_dma import packet
 from fpgapipe.hw.hls_models.registers import RegisterMap
 from fpgapipe.hw.rtl.device import Device
-from fpgapipe.sim_tb.cluster import Connection, cable
 from fpgapipe.sim_tb.cluster_job import (
     ClusterJob,
     JobNode,
@@ -56,6 +55,7 @@ from fpgapipe.sim_tb.cluster_job import (
     run_cluster_in_cocotb,
     run_natively,
 )
+from fpgapipe.sim_tb.cluster_nodes import Connection, cable
 from fpgapipe.sim_tb.cluster_top import cluster_verilog
 from fpgapipe.sim_tb.native import DeviceError
 from fpgapipe.sim_tb.phy import WireSpec

@@ -11,13 +11,13 @@ from test_pipeline import CORE, batch_of, cut
 
 from fpgapipe.host.backends.simulator import SimulatorBackend
 from fpgapipe.host.pipeline import build_pipeline
-from fpgapipe.host.step_bench import initial_parameters
-from fpgapipe.host.step_program import scalar_bits
+from fpgapipe.host.step_options import scalar_bits
 from fpgapipe.hw.hls_models.cluster_cycles import predict_cluster
 from fpgapipe.hw.hls_models.core_cycles import MemorySpec, predict
 from fpgapipe.hw.hls_models.isa import Instruction, Opcode
 from fpgapipe.hw.hls_models.link_cycles import WireTiming, arrivals
 from fpgapipe.hw.hls_models.link_dma import packet
+from fpgapipe.partition.initial_values import initial_parameters
 from fpgapipe.partition.schedule_kinds import make_schedule
 from fpgapipe.sim_tb.phy import WireSpec
 

@@ -6,7 +6,6 @@ import random
 import pytest
 from core_cases import random_conv
 
-from fpgapipe.host.core_bench import build_device, run_program
 from fpgapipe.host.layer_program import lower_layer, random_operands
 from fpgapipe.hw.hls_models.bus_cycles import Bus
 from fpgapipe.hw.hls_models.conv import PASSES
@@ -19,6 +18,7 @@ from fpgapipe.hw.hls_models.link_dma import packet
 from fpgapipe.hw.hls_models.registers import RegisterMap
 from fpgapipe.hw.hls_models.vector_cycles import meeting_cycles
 from fpgapipe.hw.hls_models.vector_op import Source, Target, VectorOp
+from fpgapipe.sim_tb.core_device import build_device, run_program
 from fpgapipe.sim_tb.native import NativeDevice
 
 WIDE = CoreSpec(32, 32)

@@ -10,7 +10,6 @@ from core_cases import random_case
 from device_programs import packed_rings
 from program_classes import classes_of, reachable
 
-from fpgapipe.host.core_bench import build_device, run_program
 from fpgapipe.host.layer_program import lower_layer, place, random_operands
 from fpgapipe.hw.hls_models.blocking import Blocked
 from fpgapipe.hw.hls_models.conv import ConvSpec
@@ -19,6 +18,7 @@ from fpgapipe.hw.hls_models.core import CoreModel
 from fpgapipe.hw.hls_models.core_spec import CoreSpec, ScratchpadSpec
 from fpgapipe.hw.hls_models.emit import rings_of
 from fpgapipe.hw.hls_models.registers import RegisterMap
+from fpgapipe.sim_tb.core_device import build_device, run_program
 from fpgapipe.sim_tb.native import NativeDevice
 
 CORE = CoreSpec(8, 8, acc_depth=256, scratchpad=ScratchpadSpec(4, 1 << 15))

@@ -10,8 +10,8 @@ import pytest
 from odd_files import ODD
 
 from fpgapipe.errors import FileError, UserError
-from fpgapipe.host import data
-from fpgapipe.host.data import Samples, load_data
+from fpgapipe.host.data import load_data
+from fpgapipe.host.samples import Samples
 from fpgapipe.partition.networks import built_in
 from fpgapipe.partition.networks.layers import Network
 
@@ -404,8 +404,8 @@ def test_damaged_images(suffix, folder):
         changes.append(
             whole[:at] + bytes([whole[at] ^ 1 << int(rng.integers(8))]) + whole[at + 1 :]
         )
-    from fpgapipe.host.data import Wanted
     from fpgapipe.host.data_folder import _image
+    from fpgapipe.host.samples import Wanted
 
     wanted = Wanted.of(COLOUR)
     for content in changes:
@@ -442,7 +442,7 @@ def test_what_is_no_image_file(kind, folder):
 
 
 def test_more_images_than_memory_may_be_taken_for(folder, monkeypatch):
-    monkeypatch.setattr(data, "MOST_BYTES", 15 * 3 * 4 * 6 * 4 - 1)
+    monkeypatch.setattr("fpgapipe.host.samples.MOST_BYTES", 15 * 3 * 4 * 6 * 4 - 1)
     path, text = refused_file(folder)
     assert path == folder
     assert text.startswith("the images in it must be at most 0 GiB as FP32, not ")

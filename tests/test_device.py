@@ -24,7 +24,6 @@ from device_programs import (
 )
 from vector_cases import beyond, random_scalars
 
-from fpgapipe.host.core_bench import device_verilog
 from fpgapipe.hw.hls_models.conv import PASSES, ConvSpec
 from fpgapipe.hw.hls_models.conv_parts import Cut, Formats
 from fpgapipe.hw.hls_models.core import CoreError, CoreModel
@@ -35,6 +34,7 @@ from fpgapipe.hw.hls_models.vector_fields import Format
 from fpgapipe.hw.hls_models.vector_op import Source, VectorOp
 from fpgapipe.hw.rtl.device import Device
 from fpgapipe.sim_tb.axi_memory import DECERR, SLVERR
+from fpgapipe.sim_tb.core_device import device_verilog
 from fpgapipe.sim_tb.simulate import SimulationError, simulate_verilog
 from fpgapipe.sim_tb.verilate import verilog_of
 

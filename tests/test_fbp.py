@@ -15,14 +15,14 @@ from fpgapipe.host import pipeline as pipelines
 from fpgapipe.host.backends.simulator import SimulatorBackend
 from fpgapipe.host.pipeline import build_pipeline
 from fpgapipe.host.step import build_step
-from fpgapipe.host.step_bench import initial_parameters, random_batch
-from fpgapipe.host.step_program import StepOptions
+from fpgapipe.host.step_options import StepOptions
 from fpgapipe.host.tasks import common_steps, single_device
 from fpgapipe.hw.hls_models.core import CoreModel
 from fpgapipe.hw.hls_models.core_cycles import MemorySpec, predict
 from fpgapipe.hw.hls_models.core_spec import ScratchpadSpec
 from fpgapipe.hw.hls_models.isa import Opcode, decode, encode
 from fpgapipe.hw.hls_models.link import LinkEngineSpec
+from fpgapipe.partition.initial_values import initial_parameters, random_batch
 from fpgapipe.partition.networks.layers import Network
 from fpgapipe.partition.schedule import Task, TaskKind, parse
 from fpgapipe.partition.schedule_kinds import make_schedule

@@ -22,7 +22,7 @@ from fpgapipe.hw.hls_models.core_cycles import MemorySpec
 from fpgapipe.hw.hls_models.core_spec import CoreSpec, ScratchpadSpec, VectorSpec
 from fpgapipe.hw.hls_models.isa import Instruction, Opcode, decode, encode
 from fpgapipe.hw.hls_models.kernels.activation import activate, activation_gradient, add, add_bias
-from fpgapipe.hw.hls_models.kernels.assemble import STORED, Placed, assemble, page
+from fpgapipe.hw.hls_models.kernels.assemble import STORED, assemble
 from fpgapipe.hw.hls_models.kernels.global_pooling import global_average
 from fpgapipe.hw.hls_models.kernels.kernel import Buffer, Move, Piece, Step, Tensor, VectorKernel
 from fpgapipe.hw.hls_models.kernels.loss import (
@@ -32,6 +32,7 @@ from fpgapipe.hw.hls_models.kernels.loss import (
 )
 from fpgapipe.hw.hls_models.kernels.normalisation import BatchNorm, backward, forward
 from fpgapipe.hw.hls_models.kernels.optimiser import Sgd, clip_coefficient, sgd
+from fpgapipe.hw.hls_models.kernels.placed import Placed, page
 from fpgapipe.hw.hls_models.kernels.pooling import Pool, max_pool, max_pool_gradient
 from fpgapipe.hw.hls_models.kernels.products import product_kernel
 from fpgapipe.hw.hls_models.slab import slab_of

@@ -25,7 +25,8 @@ from fpgapipe.hw.hls_models.link_dma import packet, words_of_packet
 from fpgapipe.hw.hls_models.registers import RegisterMap
 from fpgapipe.hw.hls_models.sequencer import SequencerSpec, check
 from fpgapipe.hw.rtl.device import Device
-from fpgapipe.sim_tb.cluster import Cluster, Node, cable
+from fpgapipe.sim_tb.cluster import Cluster
+from fpgapipe.sim_tb.cluster_nodes import Node, cable
 from fpgapipe.sim_tb.native import NativeDevice, StallError, build_native
 from fpgapipe.sim_tb.phy import WireSpec
 from fpgapipe.sim_tb.verilate import verilog_of

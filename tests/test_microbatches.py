@@ -10,10 +10,11 @@ from fpgapipe.host.backends.torch_step import torch_step
 from fpgapipe.host.memory_map import LOSS
 from fpgapipe.host.network_units import drop_factors_of
 from fpgapipe.host.step import build_step
-from fpgapipe.host.step_bench import initial_parameters, random_batch, relative_error
-from fpgapipe.host.step_program import Scalar, StepOptions, scalar_bits
+from fpgapipe.host.step_bench import relative_error
+from fpgapipe.host.step_options import Scalar, StepOptions, scalar_bits
 from fpgapipe.host.tasks import single_device, slots_of
 from fpgapipe.hw.hls_models.core import CoreModel
+from fpgapipe.partition.initial_values import initial_parameters, random_batch
 from fpgapipe.partition.networks.layers import Network
 from fpgapipe.partition.schedule import Task, TaskKind
 
@@ -123,8 +124,8 @@ def test_a_shared_parameter_gets_both_gradients():
 
 @pytest.mark.sim
 def test_gateware_matches_model():
-    from fpgapipe.host.core_bench import build_device, run_program
     from fpgapipe.hw.hls_models.registers import RegisterMap
+    from fpgapipe.sim_tb.core_device import build_device, run_program
     from fpgapipe.sim_tb.native import NativeDevice
 
     graph = every_operator(SAMPLES)

@@ -8,7 +8,7 @@ from step_cases import SMALL_CORE, every_operator
 from fpgapipe.errors import UserError
 from fpgapipe.host.network_units import RefusedNetwork, check_network, refusals_of, units_of
 from fpgapipe.host.step import build_step
-from fpgapipe.host.step_program import StepOptions
+from fpgapipe.host.step_options import StepOptions
 from fpgapipe.partition import operators as ops
 from fpgapipe.partition.networks.layers import Network
 

@@ -95,7 +95,7 @@ def test_a_cache_that_cannot_be_written_is_found_before_the_work(
     monkeypatch.setenv("FPGAPIPE_CACHE", str(tmp_path / "file"))
     for module in (
         "fpgapipe.sim_tb.link_world.verilog_of",
-        "fpgapipe.host.core_bench.device_verilog",
+        "fpgapipe.sim_tb.core_device.device_verilog",
     ):
         monkeypatch.setattr(module, None)
     code, _, err = cli(*command)

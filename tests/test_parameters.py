@@ -10,7 +10,7 @@ from run_cases import small_network
 
 from fpgapipe.errors import FileError
 from fpgapipe.host.runtime import read_parameters
-from fpgapipe.host.step_bench import initial_parameters
+from fpgapipe.partition.initial_values import initial_parameters
 
 GRAPH = small_network()
 GOOD = initial_parameters(GRAPH, 0)

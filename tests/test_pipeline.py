@@ -12,21 +12,17 @@ from step_cases import SMALL_CORE, every_operator
 from fpgapipe.errors import UserError
 from fpgapipe.host.crossing import stages_of
 from fpgapipe.host.memory_map import from_json, to_json
-from fpgapipe.host.pipeline import (
-    BUILT_SCHEDULES,
-    _lanes,
-    build_pipeline,
-    check_schedule_kind,
-)
+from fpgapipe.host.pipeline import _lanes, build_pipeline
 from fpgapipe.host.step import build_step
-from fpgapipe.host.step_bench import initial_parameters, random_batch
-from fpgapipe.host.step_program import StepOptions, scalar_bits
+from fpgapipe.host.step_options import StepOptions, scalar_bits
 from fpgapipe.host.tasks import single_device
 from fpgapipe.hw.hls_models.cluster import run_cluster
 from fpgapipe.hw.hls_models.core import CoreModel
 from fpgapipe.hw.hls_models.isa import NUM_SEMAPHORES, Opcode
-from fpgapipe.hw.hls_models.kernels.assemble import STORED
+from fpgapipe.hw.hls_models.kernels.waits import STORED
 from fpgapipe.hw.hls_models.link import LinkEngineSpec
+from fpgapipe.partition.built_schedules import BUILT_SCHEDULES, check_schedule_kind
+from fpgapipe.partition.initial_values import initial_parameters, random_batch
 from fpgapipe.partition.networks.layers import Network
 from fpgapipe.partition.schedule import TaskKind
 from fpgapipe.partition.schedule_kinds import KINDS, make_schedule

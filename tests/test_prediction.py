@@ -16,11 +16,11 @@ from fpgapipe.host.closed_form import UPDATE, computed_layers, minibatch_cycles
 from fpgapipe.host.measure import RESOLUTION_CYCLES, Times, measure_build, watched
 from fpgapipe.host.pipeline import build_pipeline
 from fpgapipe.host.prediction import PipelineTiming
-from fpgapipe.host.step_bench import initial_parameters
-from fpgapipe.host.step_program import StepOptions
+from fpgapipe.host.step_options import StepOptions
 from fpgapipe.hw.hls_models.core_cycles import MemorySpec
 from fpgapipe.hw.hls_models.isa import Opcode
 from fpgapipe.hw.hls_models.link_cycles import WireTiming
+from fpgapipe.partition.initial_values import initial_parameters
 from fpgapipe.partition.networks.layers import Network
 from fpgapipe.partition.schedule import Task, TaskKind
 from fpgapipe.partition.schedule_kinds import make_schedule

@@ -18,15 +18,16 @@ from fpgapipe.host.backends.base import StepResult
 from fpgapipe.host.backends.model import ModelBackend
 from fpgapipe.host.backends.simulator import SimulatorBackend
 from fpgapipe.host.check import ExactCheck, NumericCheck, first_difference, task_ranks
-from fpgapipe.host.data import Samples, load_data
+from fpgapipe.host.data import load_data
 from fpgapipe.host.evaluation import Inference
 from fpgapipe.host.pipeline import build_pipeline
 from fpgapipe.host.run_log import read_log
+from fpgapipe.host.samples import Samples
 from fpgapipe.host.settings import Settings
-from fpgapipe.host.step_bench import initial_parameters, random_batch
-from fpgapipe.host.step_program import StepOptions, scalar_bits
+from fpgapipe.host.step_options import StepOptions, scalar_bits
 from fpgapipe.host.training import Trainer, Watcher
 from fpgapipe.hw.hls_models.core_cycles import MemorySpec
+from fpgapipe.partition.initial_values import initial_parameters, random_batch
 from fpgapipe.partition.networks.layers import Network
 from fpgapipe.partition.schedule_kinds import make_schedule
 

@@ -16,7 +16,7 @@ from fpgapipe.host.cli import cli as fpgapipe
 from fpgapipe.host.commands.run import _settings
 from fpgapipe.host.run_log import read_log
 from fpgapipe.host.settings import Settings, default_rate
-from fpgapipe.host.step_bench import initial_parameters
+from fpgapipe.partition.initial_values import initial_parameters
 from fpgapipe.partition.load import load_network
 
 MODEL = ("--backend", "model", "--data", "random")

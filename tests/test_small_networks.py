@@ -10,9 +10,9 @@ from test_pipeline import CORE
 from fpgapipe.host.backends.model import ModelBackend
 from fpgapipe.host.data import load_data
 from fpgapipe.host.pipeline import build_pipeline
-from fpgapipe.host.step_bench import initial_parameters
-from fpgapipe.host.step_program import scalar_bits
+from fpgapipe.host.step_options import scalar_bits
 from fpgapipe.hw.hls_models.core_spec import ScratchpadSpec
+from fpgapipe.partition.initial_values import initial_parameters
 from fpgapipe.partition.networks import built_in
 from fpgapipe.partition.schedule_kinds import make_schedule
 

@@ -13,14 +13,15 @@ from fpgapipe.host.backends.torch_step import torch_step
 from fpgapipe.host.memory_map import LOSS
 from fpgapipe.host.network_units import units_of
 from fpgapipe.host.step import build_step
-from fpgapipe.host.step_bench import bench_step, initial_parameters, random_batch, relative_error
+from fpgapipe.host.step_bench import bench_step, relative_error
 from fpgapipe.host.step_check import folded, product_errors, steps_of, unfolded
-from fpgapipe.host.step_program import NORM, StepOptions, scalar_bits
+from fpgapipe.host.step_options import NORM, StepOptions, scalar_bits
 from fpgapipe.host.step_units import AddUnit, NormUnit, ProductUnit
 from fpgapipe.hw.hls_models import mx
 from fpgapipe.hw.hls_models.conv import ConvSpec
 from fpgapipe.hw.hls_models.core import CoreModel
 from fpgapipe.hw.hls_models.core_spec import CoreSpec, ScratchpadSpec
+from fpgapipe.partition.initial_values import initial_parameters, random_batch
 from fpgapipe.partition.load import load_network
 from fpgapipe.partition.networks.layers import Network
 from fpgapipe.partition.operators import Flatten, Reshape

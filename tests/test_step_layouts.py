@@ -15,12 +15,13 @@ from fpgapipe.host.backends.torch_step import torch_step
 from fpgapipe.host.network_units import drop_factors_of, units_of
 from fpgapipe.host.pipeline import build_pipeline
 from fpgapipe.host.step import build_step
-from fpgapipe.host.step_bench import initial_parameters, random_batch, relative_error
+from fpgapipe.host.step_bench import relative_error
 from fpgapipe.host.step_check import product_errors
-from fpgapipe.host.step_program import StepOptions, scalar_bits
+from fpgapipe.host.step_options import StepOptions, scalar_bits
 from fpgapipe.hw.hls_models.core import CoreModel
 from fpgapipe.hw.hls_models.kernels.activation import drop_factors
 from fpgapipe.partition import operators as ops
+from fpgapipe.partition.initial_values import initial_parameters, random_batch
 from fpgapipe.partition.networks.layers import Network
 from fpgapipe.partition.schedule_kinds import make_schedule
 
@@ -410,8 +411,8 @@ def test_softmax_in_inference(shape, axis, log, feature_bytes):
 @pytest.mark.sim
 def test_gateware_matches_model():
     """Values that are moved, images of one axis, a mean and a softmax, on a design of others."""
-    from fpgapipe.host.core_bench import build_device, run_program
     from fpgapipe.hw.hls_models.registers import RegisterMap
+    from fpgapipe.sim_tb.core_device import build_device, run_program
     from fpgapipe.sim_tb.native import NativeDevice
 
     net = Network("moved", 2)

@@ -12,11 +12,12 @@ from fpgapipe.errors import UserError
 from fpgapipe.host.backends.model import ModelBackend
 from fpgapipe.host.pipeline import build_pipeline
 from fpgapipe.host.step import build_step
-from fpgapipe.host.step_bench import initial_parameters, relative_error
-from fpgapipe.host.step_program import StepOptions, scalar_bits
+from fpgapipe.host.step_bench import relative_error
+from fpgapipe.host.step_options import StepOptions, scalar_bits
 from fpgapipe.host.tasks import single_device
 from fpgapipe.hw.hls_models import mx
 from fpgapipe.hw.hls_models.core import CoreModel
+from fpgapipe.partition.initial_values import initial_parameters
 from fpgapipe.partition.networks.layers import Network
 from fpgapipe.partition.schedule_kinds import make_schedule
 

@@ -90,7 +90,7 @@ class StepRunner(ABC):
         labels : integer array
             Class numbers.
         scalars : sequence of int
-            What the scalar registers hold, as `fpgapipe.host.step_program.scalar_bits` gives them.
+            What the scalar registers hold, as `fpgapipe.host.step_options.scalar_bits` gives them.
         progress : callable, optional
             Called now and then with the cycles so far, if they are counted.
         """

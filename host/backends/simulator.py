@@ -6,11 +6,12 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from fpgapipe.host.backends.base import Backend
-from fpgapipe.host.core_bench import build_device, check_program, prepare_program
 from fpgapipe.hw.hls_models.core_cycles import MemorySpec
 from fpgapipe.hw.hls_models.link import LinkState
 from fpgapipe.hw.hls_models.registers import RegisterMap
-from fpgapipe.sim_tb.cluster import Cluster, Node, cable
+from fpgapipe.sim_tb.cluster import Cluster
+from fpgapipe.sim_tb.cluster_nodes import Node, cable
+from fpgapipe.sim_tb.core_device import build_device, check_program, prepare_program
 from fpgapipe.sim_tb.native import DeviceError, NativeDevice
 
 if TYPE_CHECKING:

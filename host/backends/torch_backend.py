@@ -12,7 +12,7 @@ from fpgapipe.errors import UserError
 from fpgapipe.host.backends.base import StepResult, StepRunner
 from fpgapipe.host.backends.torch_reference import cuda_fault, forward, gradients_of
 from fpgapipe.host.network_units import check_network, drop_factors_of
-from fpgapipe.host.step_program import SUFFIXES, Scalar, StepOptions
+from fpgapipe.host.step_options import SUFFIXES, Scalar, StepOptions
 from fpgapipe.hw.hls_models.kernels.optimiser import CLIP_EPSILON, Adam
 from fpgapipe.optional import require
 

@@ -18,7 +18,8 @@ from fpgapipe.host.backends.torch_mx import Product
 from fpgapipe.host.backends.torch_reference import run_layer
 from fpgapipe.host.layouts import Layout
 from fpgapipe.host.network_units import layouts_of, units_of
-from fpgapipe.host.step_units import DropoutUnit, Unit, conv_of
+from fpgapipe.host.step_units import DropoutUnit, conv_of
+from fpgapipe.host.unit import Unit
 from fpgapipe.partition import operators as ops
 
 if TYPE_CHECKING:
@@ -54,7 +55,7 @@ class CoreNumbers:
     ----------
     graph : Graph
     feature_bytes : int
-        As in `fpgapipe.host.step_program.StepOptions`.
+        As in `fpgapipe.host.step_options.StepOptions`.
 
     Raises
     ------

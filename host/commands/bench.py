@@ -186,7 +186,7 @@ def step(
     from fpgapipe.errors import UserError
     from fpgapipe.host.console import progress
     from fpgapipe.host.step_bench import bench_step
-    from fpgapipe.host.step_program import StepOptions
+    from fpgapipe.host.step_options import StepOptions
     from fpgapipe.hw.hls_models.core_cycles import MemorySpec
     from fpgapipe.hw.hls_models.core_spec import CoreSpec, ScratchpadSpec, VectorSpec
     from fpgapipe.partition.load import load_network

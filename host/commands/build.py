@@ -108,8 +108,8 @@ def build(
     from fpgapipe.errors import UserError
     from fpgapipe.host.build import check_folder
     from fpgapipe.host.commands.planning import loader, parse_array, print_plan
-    from fpgapipe.host.pipeline import check_schedule_kind
     from fpgapipe.hw.hls_models.core_spec import NoRoom
+    from fpgapipe.partition.built_schedules import check_schedule_kind
     from fpgapipe.partition.explorer import AUTO_SCHEDULES, Request
     from fpgapipe.partition.planned import as_plan, one_link_each
 

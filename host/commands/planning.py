@@ -83,7 +83,7 @@ def why_not_built(plan: Plan, graph: Graph, cluster: ClusterSpec) -> dict[str, A
     """
     from fpgapipe.errors import UserError
     from fpgapipe.host.network_units import RefusedNetwork, check_network
-    from fpgapipe.host.pipeline import check_schedule_kind
+    from fpgapipe.partition.built_schedules import check_schedule_kind
 
     reasons: list[str] = []
     refused: list[dict[str, str]] = []

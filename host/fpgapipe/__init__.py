@@ -73,8 +73,6 @@ if TYPE_CHECKING:  # type checkers learn here what each name is
     from fpgapipe.host.build import Build as Build
     from fpgapipe.host.build import open_build as open_build
     from fpgapipe.host.build import write_build as write_build
-    from fpgapipe.host.data import Dataset as Dataset
-    from fpgapipe.host.data import Samples as Samples
     from fpgapipe.host.data import load_data as load_data
     from fpgapipe.host.measure import Measurement as Measurement
     from fpgapipe.host.measure import measure_build as measure_build
@@ -85,10 +83,11 @@ if TYPE_CHECKING:  # type checkers learn here what each name is
     from fpgapipe.host.runtime import RunSummary as RunSummary
     from fpgapipe.host.runtime import open_backend as open_backend
     from fpgapipe.host.runtime import run_build as run_build
+    from fpgapipe.host.samples import Dataset as Dataset
+    from fpgapipe.host.samples import Samples as Samples
     from fpgapipe.host.settings import Settings as Settings
-    from fpgapipe.host.step_bench import initial_parameters as initial_parameters
-    from fpgapipe.host.step_program import StepOptions as StepOptions
-    from fpgapipe.host.step_program import scalar_bits as scalar_bits
+    from fpgapipe.host.step_options import StepOptions as StepOptions
+    from fpgapipe.host.step_options import scalar_bits as scalar_bits
     from fpgapipe.hw.hls_models.core_cycles import MemorySpec as MemorySpec
     from fpgapipe.hw.hls_models.core_spec import CoreSpec as CoreSpec
     from fpgapipe.hw.hls_models.core_spec import ScratchpadSpec as ScratchpadSpec
@@ -101,6 +100,7 @@ if TYPE_CHECKING:  # type checkers learn here what each name is
     from fpgapipe.partition.explorer import explore as explore
     from fpgapipe.partition.graph import Graph as Graph
     from fpgapipe.partition.graph import GraphBuilder as GraphBuilder
+    from fpgapipe.partition.initial_values import initial_parameters as initial_parameters
     from fpgapipe.partition.load import load_network as load_network
     from fpgapipe.partition.plan import Plan as Plan
     from fpgapipe.partition.planned import as_plan as as_plan
@@ -120,13 +120,13 @@ else:
         "fpgapipe.host.backends.simulator": ("SimulatorBackend",),
         "fpgapipe.host.backends.torch_backend": ("TorchBackend",),
         "fpgapipe.host.build": ("Build", "open_build", "write_build"),
-        "fpgapipe.host.data": ("Dataset", "Samples", "load_data"),
+        "fpgapipe.host.data": ("load_data",),
+        "fpgapipe.host.samples": ("Dataset", "Samples"),
         "fpgapipe.host.measure": ("Measurement", "measure_build"),
         "fpgapipe.host.pipeline": ("PipelineProgram", "build_pipeline"),
         "fpgapipe.host.report.page": ("write_report",),
         "fpgapipe.host.runtime": ("RunOptions", "RunSummary", "open_backend", "run_build"),
-        "fpgapipe.host.step_bench": ("initial_parameters",),
-        "fpgapipe.host.step_program": ("StepOptions", "scalar_bits"),
+        "fpgapipe.host.step_options": ("StepOptions", "scalar_bits"),
         "fpgapipe.host.settings": ("Settings",),
         "fpgapipe.hw.hls_models.core_cycles": ("MemorySpec",),
         "fpgapipe.hw.hls_models.core_spec": ("CoreSpec", "ScratchpadSpec", "VectorSpec"),
@@ -134,6 +134,7 @@ else:
         "fpgapipe.hw.hls_models.link": ("LinkEngineSpec",),
         "fpgapipe.partition.explorer": ("Exploration", "Request", "explore"),
         "fpgapipe.partition.graph": ("Graph", "GraphBuilder"),
+        "fpgapipe.partition.initial_values": ("initial_parameters",),
         "fpgapipe.partition.load": ("load_network",),
         "fpgapipe.partition.plan": ("Plan",),
         "fpgapipe.partition.planned": ("as_plan", "one_link_each"),

@@ -6,16 +6,16 @@ for itself is in `instruction_cycles` and `vector_cycles`.
 
 from abc import ABC, abstractmethod
 from collections import deque
+from collections.abc import Sequence
 from enum import IntEnum
-from typing import TYPE_CHECKING
+from typing import Any, Protocol
 
+from fpgapipe.hw.hls_models.bus_cycles import Bus
+from fpgapipe.hw.hls_models.core_spec import CoreSpec
 from fpgapipe.hw.hls_models.instruction_cycles import gemm_timing
 from fpgapipe.hw.hls_models.isa import WORD_BYTES, Instruction, Opcode, words_of
 from fpgapipe.hw.hls_models.vector_cycles import meeting_cycles, vector_cycles
 from fpgapipe.hw.hls_models.vector_op import VectorOp
-
-if TYPE_CHECKING:
-    from fpgapipe.hw.hls_models.core_cycles import CoreRun
 
 OFFER_CYCLES = 3
 """From the dispatch of an instruction's last word to its start."""
@@ -71,6 +71,37 @@ class Event(IntEnum):
     CALL = 4  # whatever is to be called with the time
 
 
+class Run(Protocol):
+    """The run that engines are part of, as they see it: `core_cycles.CoreRun`.
+
+    Attributes
+    ----------
+    program : sequence of Instruction
+    core : CoreSpec
+    bus : Bus
+    bus_changes : bool
+        Whether the bus has to be shared anew.
+    semaphores : list of int
+        Signals of each semaphore that nobody has taken.
+    starts, ends : list of float
+        Times of each instruction, as far as they are known.
+    gemm_cycles : float
+        Cycles in which vectors have entered an array.
+    """
+
+    program: Sequence[Instruction]
+    core: CoreSpec
+    bus: Bus
+    bus_changes: bool
+    semaphores: list[int]
+    starts: list[float]
+    ends: list[float]
+    gemm_cycles: float
+
+    def at(self, time: float, event: "Event", what: Any) -> None:
+        """Let something happen at a time."""
+
+
 class Engine(ABC):
     """An engine with its queue: instructions start, and end, in order.
 
@@ -78,14 +109,14 @@ class Engine(ABC):
 
     Parameters
     ----------
-    run : CoreRun
+    run : Run
     depth : int
         Words that the queue holds besides the instruction at its head.
     in_flight : int
         Instructions that may have started and not ended.
     """
 
-    def __init__(self, run: "CoreRun", depth: int, in_flight: int) -> None:
+    def __init__(self, run: Run, depth: int, in_flight: int) -> None:
         self.run = run
         self.depth = depth
         self.words = 0
@@ -215,7 +246,7 @@ class Receive(Mover):
 class Gemm(Engine):
     """Products, whose vectors follow each other through the array."""
 
-    def __init__(self, run: "CoreRun", depth: int, in_flight: int) -> None:
+    def __init__(self, run: Run, depth: int, in_flight: int) -> None:
         super().__init__(run, depth, in_flight)
         self.reads_until = 0.0
         self.weights_until = 0.0
@@ -251,7 +282,7 @@ class Gemm(Engine):
 class Vector(Engine):
     """The vector engine."""
 
-    def __init__(self, run: "CoreRun", depth: int, in_flight: int) -> None:
+    def __init__(self, run: Run, depth: int, in_flight: int) -> None:
         super().__init__(run, depth, in_flight)
         self.busy_until = 0.0
 

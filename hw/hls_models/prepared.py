@@ -11,7 +11,7 @@ This module needs numba; `CoreModel` uses it for long programs where it can.
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from operator import is_
-from typing import TYPE_CHECKING, Any
+from typing import Any, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -40,11 +40,35 @@ from fpgapipe.hw.hls_models.vector import drawn_lanes, lies_within
 from fpgapipe.hw.hls_models.vector_fields import NUM_CONSTANTS
 from fpgapipe.hw.hls_models.vector_op import LANES, Constant, Random, VectorOp
 
-if TYPE_CHECKING:
-    from fpgapipe.hw.hls_models.core import CoreModel
-
 _SUMS = 1 << 17
 """Sums that are computed at a time, so that they stay in the cache of a processor."""
+
+
+class Model(Protocol):
+    """What a prepared program needs of the core that it runs on, `CoreModel`.
+
+    The attributes are those of `fpgapipe.hw.hls_models.core.CoreModel`.
+    """
+
+    spec: CoreSpec
+    memory: NDArray[np.uint8]
+    scratchpad: NDArray[np.uint8]
+    accumulators: list[NDArray[np.float32]]
+    nan: bool
+    scalars: list[int]
+    late: list[tuple[int, Instruction]]
+
+    def begin(self, start: int) -> None:
+        """Begin a program, or go on with it."""
+
+    def may_run(self, instruction: Instruction) -> bool:
+        """Whether an instruction may run before the RECEIVEs that are late."""
+
+    def puts_off(self, index: int, instruction: Instruction) -> bool:
+        """Whether an instruction is a RECEIVE whose packet has not come."""
+
+    def execute(self, index: int, instruction: Instruction) -> None:
+        """Run one instruction."""
 
 
 class Prepared:
@@ -72,7 +96,7 @@ class Prepared:
         """Whether the instructions are those, not only the same."""
         return len(program) == len(self.program) and all(map(is_, program, self.program))
 
-    def run(self, model: "CoreModel", start: int = 0) -> int:
+    def run(self, model: Model, start: int = 0) -> int:
         """Run on a model, as its `run` does, from an instruction on.
 
         Returns
@@ -103,7 +127,7 @@ class Prepared:
 class _View:
     """A model's memories as machine code takes them."""
 
-    def __init__(self, model: "CoreModel") -> None:
+    def __init__(self, model: Model) -> None:
         self.model = model
         self.memory = model.memory
         self.scratchpad = model.scratchpad

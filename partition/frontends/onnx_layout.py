@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from fpgapipe.partition.frontends.builder import Unsupported
 from fpgapipe.partition.frontends.onnx_translation import (
+    DTYPES,
     Translation,
     handles,
     node_name,
@@ -36,8 +37,6 @@ def _identity(t: Translation, node: Any) -> None:
 @handles("Cast")
 def _cast(t: Translation, node: Any) -> None:
     from onnx import TensorProto
-
-    from fpgapipe.partition.frontends.onnx_model import DTYPES
 
     name = TensorProto.DataType.Name(t.attributes(node)["to"])
     if name not in DTYPES:

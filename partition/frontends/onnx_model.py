@@ -23,30 +23,16 @@ from fpgapipe.partition.frontends import (  # noqa: F401 (they register their tr
 from fpgapipe.partition.frontends.builder import Unsupported
 from fpgapipe.partition.frontends.onnx_constants import Constants
 from fpgapipe.partition.frontends.onnx_external import MAX_BYTES, read_external
-from fpgapipe.partition.frontends.onnx_translation import HANDLERS, Translation, node_name
+from fpgapipe.partition.frontends.onnx_translation import DTYPES, HANDLERS, Translation, node_name
 from fpgapipe.partition.frontends.source import OnnxSource
 from fpgapipe.partition.graph import Graph, NetworkError
-from fpgapipe.partition.tensors import DType, ShapeError, Tensor
+from fpgapipe.partition.tensors import ShapeError, Tensor
 
 MIN_OPSET = 9
 """Oldest opset read; older ones differ in what their operators mean."""
 
 MAX_SHOWN = 50
 """How many nodes an error lists before it counts the rest."""
-
-DTYPES = {
-    "FLOAT": DType.FLOAT32,
-    "DOUBLE": DType.FLOAT64,
-    "FLOAT16": DType.FLOAT16,
-    "BFLOAT16": DType.BFLOAT16,
-    "INT64": DType.INT64,
-    "INT32": DType.INT32,
-    "INT16": DType.INT16,
-    "INT8": DType.INT8,
-    "UINT8": DType.UINT8,
-    "BOOL": DType.BOOL,
-}
-"""ONNX's element types to ours."""
 
 
 def read_onnx(path: Path, batch: int | None = None) -> Graph:

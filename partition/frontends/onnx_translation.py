@@ -20,6 +20,20 @@ if TYPE_CHECKING:
 MAX_AXES = 1024
 """A list of axes, sizes or pieces that is longer is a mistake."""
 
+DTYPES = {
+    "FLOAT": DType.FLOAT32,
+    "DOUBLE": DType.FLOAT64,
+    "FLOAT16": DType.FLOAT16,
+    "BFLOAT16": DType.BFLOAT16,
+    "INT64": DType.INT64,
+    "INT32": DType.INT32,
+    "INT16": DType.INT16,
+    "INT8": DType.INT8,
+    "UINT8": DType.UINT8,
+    "BOOL": DType.BOOL,
+}
+"""ONNX's element types to ours."""
+
 Handler = Callable[["Translation", Any], None]
 HANDLERS: dict[str, Handler] = {}
 """ONNX operator to the function that translates it."""

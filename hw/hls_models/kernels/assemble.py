@@ -20,16 +20,12 @@ from fpgapipe.hw.hls_models.core_spec import CoreSpec
 from fpgapipe.hw.hls_models.instruction_cycles import gemm_timing
 from fpgapipe.hw.hls_models.isa import Instruction, Opcode, Span, span_of
 from fpgapipe.hw.hls_models.kernels.kernel import Kernel, Track
+from fpgapipe.hw.hls_models.kernels.placed import Placed
 from fpgapipe.hw.hls_models.kernels.touched import Touched
-from fpgapipe.hw.hls_models.kernels.waits import READS, STORED, WRITES, Waits
+from fpgapipe.hw.hls_models.kernels.waits import READS, WRITES, Waits
 from fpgapipe.hw.hls_models.sequencer import SequencerSpec
 from fpgapipe.hw.hls_models.vector_cycles import vector_cycles
 from fpgapipe.hw.hls_models.vector_op import VectorOp
-
-__all__ = ["STORED", "Assembled", "Placed", "assemble", "page"]
-
-PAGE_BYTES = 4096
-"""Tensors begin at multiples of this, so that their bursts cross no boundary they need not."""
 
 TURN_CYCLES = 300
 """From the end of a group to the beginning of one that reads its results, about."""
@@ -52,24 +48,6 @@ class Assembled:
 
     instructions: list[Instruction]
     kernel_of: list[int]
-
-
-def page(address: int) -> int:
-    """Round up to a page."""
-    return -(-address // PAGE_BYTES) * PAGE_BYTES
-
-
-@dataclass(frozen=True)
-class Placed:
-    """A tensor's place in memory: its first byte and the byte behind its last."""
-
-    begin: int
-    end: int
-
-    @property
-    def size_bytes(self) -> int:
-        """Size of the tensor."""
-        return self.end - self.begin
 
 
 @dataclass

@@ -1,0 +1,24 @@
+"""Places of tensors in a device's memory."""
+
+from dataclasses import dataclass
+
+PAGE_BYTES = 4096
+"""Tensors begin at multiples of this, so that their bursts cross no boundary they need not."""
+
+
+def page(address: int) -> int:
+    """Round up to a page."""
+    return -(-address // PAGE_BYTES) * PAGE_BYTES
+
+
+@dataclass(frozen=True)
+class Placed:
+    """A tensor's place in memory: its first byte and the byte behind its last."""
+
+    begin: int
+    end: int
+
+    @property
+    def size_bytes(self) -> int:
+        """Size of the tensor."""
+        return self.end - self.begin
