@@ -11,8 +11,8 @@ import time
 from pathlib import Path
 from typing import Any
 
-from fpgapipe.host.build import open_build
-from fpgapipe.host.cli import main as fpgapipe
+from fpgapipe.host.build.build import open_build
+from fpgapipe.host.cli.main import main as fpgapipe
 
 MOST_S = 120
 DEVICES = 4

@@ -28,13 +28,13 @@ from fpgapipe.errors import UserError
 from fpgapipe.host.backends.model import ModelBackend
 from fpgapipe.host.backends.torch_backend import TorchBackend
 from fpgapipe.host.backends.torch_reference import forward, initial_weights
-from fpgapipe.host.check import NumericCheck
-from fpgapipe.host.pipeline import build_pipeline
-from fpgapipe.host.step_options import StepOptions, scalar_bits
-from fpgapipe.hw.hls_models.core_spec import CoreSpec, ScratchpadSpec, VectorSpec
-from fpgapipe.partition.frontends.torch_program import from_torch
-from fpgapipe.partition.graph import Graph
-from fpgapipe.partition.schedule_kinds import make_schedule
+from fpgapipe.host.runtime.check import NumericCheck
+from fpgapipe.hw.hls_models.spec.core_spec import CoreSpec, ScratchpadSpec, VectorSpec
+from fpgapipe.lowering.program.pipeline import build_pipeline
+from fpgapipe.lowering.units.step_options import StepOptions, scalar_bits
+from fpgapipe.network.frontends.torch.torch_program import from_torch
+from fpgapipe.network.graph import Graph
+from fpgapipe.partition.schedule.schedule_kinds import make_schedule
 
 CASES: dict[str, Case] = {
     f"{module.__name__.removeprefix('care.')}: {name}": case

@@ -19,7 +19,7 @@ from types import SimpleNamespace
 
 import numpy as np
 
-from fpgapipe.host.cluster_bench import (
+from fpgapipe.host.bench.cluster_bench import (
     Chain,
     bench_chain,
     bring_up_links,
@@ -30,12 +30,12 @@ from fpgapipe.host.cluster_bench import (
     open_devices,
     start_programs,
 )
-from fpgapipe.hw.hls_models.core_cycles import MemorySpec
-from fpgapipe.hw.hls_models.registers import RegisterMap
-from fpgapipe.sim_tb.core_device import build_device
-from fpgapipe.sim_tb.native import NativeDevice
-from fpgapipe.sim_tb.phy import WireSpec
-from fpgapipe.sim_tb.verilate import environment
+from fpgapipe.hw.hls_models.cycles.core_cycles import MemorySpec
+from fpgapipe.hw.hls_models.model.registers import RegisterMap
+from fpgapipe.sim_tb.native.core_device import build_device
+from fpgapipe.sim_tb.native.native import NativeDevice
+from fpgapipe.sim_tb.native.phy import WireSpec
+from fpgapipe.sim_tb.native.verilate import environment
 
 MEMORY, WIRE, SEED = MemorySpec(), WireSpec(latency_cycles=128), 1
 DEVICES, BUILD_DEVICES = 4, 16
@@ -185,7 +185,7 @@ def builds(chain: Chain) -> dict:
     messages: list[str] = []
     handler = logging.Handler()
     handler.emit = lambda record: messages.append(record.getMessage())  # type: ignore[method-assign]
-    logger = logging.getLogger("fpgapipe.sim_tb.verilate")
+    logger = logging.getLogger("fpgapipe.sim_tb.native.verilate")
     logger.addHandler(handler)
     logger.setLevel(logging.INFO)
     begin = time.perf_counter()

@@ -23,7 +23,7 @@ def main() -> None:
         times = []
         for _ in range(REPEATS):
             begin = time.perf_counter()
-            command = [sys.executable, "-m", "fpgapipe.host.cli", *arguments]
+            command = [sys.executable, "-m", "fpgapipe.host.cli.main", *arguments]
             subprocess.run(command, check=True, stdout=subprocess.DEVNULL)
             times.append(time.perf_counter() - begin)
         results[name] = {"median_s": statistics.median(times), "best_s": min(times)}

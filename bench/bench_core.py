@@ -17,18 +17,18 @@ from typing import Any
 import cocotb
 from cocotb.triggers import Timer
 
-from fpgapipe.host.core_bench import CoreBench, bench_layer, parse_layer
-from fpgapipe.host.layer_program import lower_layer
-from fpgapipe.hw.hls_models.conv import PASSES, ConvSpec
-from fpgapipe.hw.hls_models.core_spec import CoreSpec
+from fpgapipe.host.bench.core_bench import CoreBench, bench_layer, parse_layer
+from fpgapipe.hw.hls_models.spec.core_spec import CoreSpec
 from fpgapipe.hw.rtl.device import Device
-from fpgapipe.hw.rtl.systolic import SystolicArray
-from fpgapipe.partition.load import load_network
-from fpgapipe.partition.operators.products import Conv
-from fpgapipe.sim_tb.native import build_native, native_speed
-from fpgapipe.sim_tb.simulate import simulate_verilog
-from fpgapipe.sim_tb.stream import PERIOD_NS, start
-from fpgapipe.sim_tb.verilate import environment, verilog_of
+from fpgapipe.hw.rtl.gemm.systolic import SystolicArray
+from fpgapipe.lowering.products.conv import PASSES, ConvSpec
+from fpgapipe.lowering.program.layer_program import lower_layer
+from fpgapipe.network.load import load_network
+from fpgapipe.network.operators.products import Conv
+from fpgapipe.sim_tb.drivers.simulate import simulate_verilog
+from fpgapipe.sim_tb.drivers.stream import PERIOD_NS, start
+from fpgapipe.sim_tb.native.native import build_native, native_speed
+from fpgapipe.sim_tb.native.verilate import environment, verilog_of
 
 GEMM = "gemm:m=512,n=512,k=512"
 CONV3 = "conv:cin=64,cout=64,k=3,stride=1,pad=1,h=56,w=56,batch=1"

@@ -8,10 +8,16 @@ import json
 import time
 
 from fpgapipe.boards.library import load_board
-from fpgapipe.hw.hls_models.device import DeviceSpec, DieResources, MemorySpec
-from fpgapipe.hw.hls_models.gemm import gemm_cost
-from fpgapipe.partition.cost import CoreConfig, CostModel, candidate_cores, core_of, layer_costs
-from fpgapipe.partition.networks import built_in
+from fpgapipe.hw.hls_models.cycles.gemm import gemm_cost
+from fpgapipe.hw.hls_models.spec.device import DeviceSpec, DieResources, MemorySpec
+from fpgapipe.network.zoo import built_in
+from fpgapipe.partition.cost.cost import (
+    CoreConfig,
+    CostModel,
+    candidate_cores,
+    core_of,
+    layer_costs,
+)
 
 SCALE_SIM_CYCLES = 5_979_656  # 3.0.0, 32x32 weight stationary, 3.41 G products
 CLK_HZ = 1e8

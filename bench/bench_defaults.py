@@ -13,8 +13,8 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
-from fpgapipe.host.cli import main as fpgapipe
-from fpgapipe.host.run_log import read_log
+from fpgapipe.host.cli.main import main as fpgapipe
+from fpgapipe.host.runtime.run_log import read_log
 
 BATCHES = (4, 8, 32, 128)
 EPOCHS = 8

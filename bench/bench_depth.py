@@ -17,9 +17,9 @@ from typing import Any
 
 from bench_resources import COMMANDS, blocks, yosys
 
-from fpgapipe.hw.hls_models.core_spec import CoreSpec, ScratchpadSpec, VectorSpec
-from fpgapipe.hw.hls_models.link import LinkEngineSpec
-from fpgapipe.sim_tb.verilate import verilog_of
+from fpgapipe.hw.hls_models.spec.core_spec import CoreSpec, ScratchpadSpec, VectorSpec
+from fpgapipe.hw.hls_models.spec.link import LinkEngineSpec
+from fpgapipe.sim_tb.native.verilate import verilog_of
 from fpgapipe.tools import run_tool
 
 SPEC = CoreSpec(

@@ -23,9 +23,9 @@ from amaranth.lib.wiring import In, Out
 from bench_resources import AREA, blocks, read_counts, yosys
 
 from fpgapipe.errors import UserError
-from fpgapipe.hw.hls_models.core_spec import CoreSpec, ScratchpadSpec
+from fpgapipe.hw.hls_models.spec.core_spec import CoreSpec, ScratchpadSpec
 from fpgapipe.hw.rtl.device import Device
-from fpgapipe.sim_tb.verilate import verilog_of
+from fpgapipe.sim_tb.native.verilate import verilog_of
 from fpgapipe.tools import run_tool
 
 SPEC = CoreSpec(4, 4, 1, 64, ScratchpadSpec(2, 1 << 12), bus_bytes=16)

@@ -36,13 +36,13 @@ from build_changes import STEPS, change, renew
 
 from fpgapipe.boards.cluster import chain_of
 from fpgapipe.boards.library import load_board
-from fpgapipe.host import build as build_module
-from fpgapipe.host.build import write_build
-from fpgapipe.host.cli import main as fpgapipe
-from fpgapipe.partition.explorer import Request, explore
-from fpgapipe.partition.networks.layers import Network
-from fpgapipe.partition.planned import as_plan
-from fpgapipe.sim_tb import core_device
+from fpgapipe.host.build import build as build_module
+from fpgapipe.host.build.build import write_build
+from fpgapipe.host.cli.main import main as fpgapipe
+from fpgapipe.network.zoo.layers import Network
+from fpgapipe.partition.explore.explorer import Request, explore
+from fpgapipe.partition.explore.planned import as_plan
+from fpgapipe.sim_tb.native import core_device
 
 MOST_S = 10.0
 MOST_BYTES = 2 << 30

@@ -33,12 +33,12 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from fpgapipe.errors import UserError
-from fpgapipe.host.build import open_build
-from fpgapipe.host.checkpoint import Checkpoint, CheckpointFolder
-from fpgapipe.host.cli import main as command_line
-from fpgapipe.host.commands import build as build_command
-from fpgapipe.host.run_folder import CHECKPOINTS, LOG, earlier_runs
-from fpgapipe.host.run_log import read_log
+from fpgapipe.host.build.build import open_build
+from fpgapipe.host.cli.commands import build as build_command
+from fpgapipe.host.cli.main import main as command_line
+from fpgapipe.host.runtime.checkpoint import Checkpoint, CheckpointFolder
+from fpgapipe.host.runtime.run_folder import CHECKPOINTS, LOG, earlier_runs
+from fpgapipe.host.runtime.run_log import read_log
 
 WAYS = {"kill": signal.SIGKILL, "term": signal.SIGTERM, "hup": signal.SIGHUP, "full": None}
 """How a command is ended: by which signal, or by a full disk."""

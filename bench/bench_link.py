@@ -8,11 +8,11 @@ import resource
 import sys
 from fractions import Fraction
 
-from fpgapipe.host.link_bench import bench_link
-from fpgapipe.hw.hls_models.link import LinkEngineSpec
-from fpgapipe.sim_tb.link_soak import Soak, soak
-from fpgapipe.sim_tb.link_world import link_library
-from fpgapipe.sim_tb.phy import WireSpec
+from fpgapipe.host.bench.link_bench import bench_link
+from fpgapipe.hw.hls_models.spec.link import LinkEngineSpec
+from fpgapipe.sim_tb.native.phy import WireSpec
+from fpgapipe.sim_tb.worlds.link_soak import Soak, soak
+from fpgapipe.sim_tb.worlds.link_world import link_library
 
 LINKS = {
     "16 bytes a cycle": (LinkEngineSpec(16, slots=(32, 32, 8)), Fraction(16)),

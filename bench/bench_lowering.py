@@ -11,13 +11,13 @@ import json
 import time
 from typing import Any
 
-from fpgapipe.host.pipeline import build_pipeline
-from fpgapipe.hw.hls_models.core_spec import CoreSpec, ScratchpadSpec, VectorSpec
-from fpgapipe.hw.hls_models.link import LinkEngineSpec
-from fpgapipe.partition.graph import Graph
-from fpgapipe.partition.initial_values import initial_parameters
-from fpgapipe.partition.load import load_network
-from fpgapipe.partition.schedule_kinds import make_schedule
+from fpgapipe.hw.hls_models.spec.core_spec import CoreSpec, ScratchpadSpec, VectorSpec
+from fpgapipe.hw.hls_models.spec.link import LinkEngineSpec
+from fpgapipe.lowering.program.pipeline import build_pipeline
+from fpgapipe.network.graph import Graph
+from fpgapipe.network.initial_values import initial_parameters
+from fpgapipe.network.load import load_network
+from fpgapipe.partition.schedule.schedule_kinds import make_schedule
 
 NETWORKS = ("resnet50", "vgg16")
 STAGES = 4

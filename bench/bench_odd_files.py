@@ -247,7 +247,7 @@ def place(kind: Kind, odd: str, build: Path, folder: Path) -> tuple[list[str], P
 
 def child(words: list[str], folder: Path) -> None:
     """Run a command in this process, and end it."""
-    from fpgapipe.host.cli import main
+    from fpgapipe.host.cli.main import main
 
     os.chdir(folder)
     resource.setrlimit(resource.RLIMIT_AS, (8 * MEMORY_BYTES, 8 * MEMORY_BYTES))
@@ -321,7 +321,7 @@ def verdict(kind: Kind, odd: str, build: Path) -> dict[str, Any]:
 
 def make_build(folder: Path) -> Path:
     """A build with a run of two steps."""
-    from fpgapipe.host.cli import main
+    from fpgapipe.host.cli.main import main
 
     made = folder / "build"
     with contextlib.redirect_stdout(io.StringIO()):
@@ -356,7 +356,7 @@ def main() -> int:
     import onnx
     from PIL import Image
 
-    from fpgapipe.host import runtime
+    from fpgapipe.host.runtime import runtime
 
     del onnx, Image, runtime  # imported once, not in every process
     found = []

@@ -11,8 +11,8 @@ from pathlib import Path
 
 import numpy as np
 
-from fpgapipe.partition.chain import plan_chain
-from fpgapipe.partition.problem import Objective, PartitionProblem, schedule_model
+from fpgapipe.partition.search.chain import plan_chain
+from fpgapipe.partition.search.problem import Objective, PartitionProblem, schedule_model
 
 SIZES = ((100, 16), (300, 64), (1000, 256), (3000, 1024), (10_000, 4096))
 SPARE_MEMORY = 1.4

@@ -18,19 +18,19 @@ from fractions import Fraction
 from itertools import pairwise
 from typing import Any
 
-from fpgapipe.host.closed_form import layer_cycles
-from fpgapipe.host.measure import measure
-from fpgapipe.host.pipeline import PipelineProgram, build_pipeline
-from fpgapipe.host.prediction import PipelineTiming
-from fpgapipe.hw.hls_models.core_cycles import MemorySpec, predict
-from fpgapipe.hw.hls_models.core_spec import CoreSpec, ScratchpadSpec, VectorSpec
-from fpgapipe.hw.hls_models.link import LinkEngineSpec
-from fpgapipe.partition.graph import Graph
-from fpgapipe.partition.initial_values import initial_parameters
-from fpgapipe.partition.load import load_network
-from fpgapipe.partition.networks.layers import Network
-from fpgapipe.partition.schedule_kinds import make_schedule
-from fpgapipe.sim_tb.phy import WireSpec
+from fpgapipe.host.prediction.closed_form import layer_cycles
+from fpgapipe.host.prediction.measure import measure
+from fpgapipe.host.prediction.prediction import PipelineTiming
+from fpgapipe.hw.hls_models.cycles.core_cycles import MemorySpec, predict
+from fpgapipe.hw.hls_models.spec.core_spec import CoreSpec, ScratchpadSpec, VectorSpec
+from fpgapipe.hw.hls_models.spec.link import LinkEngineSpec
+from fpgapipe.lowering.program.pipeline import PipelineProgram, build_pipeline
+from fpgapipe.network.graph import Graph
+from fpgapipe.network.initial_values import initial_parameters
+from fpgapipe.network.load import load_network
+from fpgapipe.network.zoo.layers import Network
+from fpgapipe.partition.schedule.schedule_kinds import make_schedule
+from fpgapipe.sim_tb.native.phy import WireSpec
 
 CORE = CoreSpec(
     16,

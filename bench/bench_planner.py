@@ -8,9 +8,9 @@ import time
 
 from fpgapipe.boards.cluster import chain_of
 from fpgapipe.boards.library import load_board
-from fpgapipe.host.commands.planning import loader
-from fpgapipe.partition.comparison import compare
-from fpgapipe.partition.explorer import Request, explore
+from fpgapipe.host.cli.options.planning import loader
+from fpgapipe.partition.explore.comparison import compare
+from fpgapipe.partition.explore.explorer import Request, explore
 
 BATCH = 64
 NETWORKS = ("vgg16", "resnet50", "gnmt8")

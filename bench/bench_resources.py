@@ -20,36 +20,36 @@ from pathlib import Path
 from typing import Any
 
 from fpgapipe.errors import UserError
-from fpgapipe.hw.hls_models.address import BLOCK
-from fpgapipe.hw.hls_models.core_counts import Resources, counted_core
-from fpgapipe.hw.hls_models.core_spec import CoreSpec, ScratchpadSpec, VectorSpec
-from fpgapipe.hw.hls_models.datapath import DatapathSpec
-from fpgapipe.hw.hls_models.link import LinkEngineSpec
-from fpgapipe.hw.hls_models.sequencer import SequencerSpec
-from fpgapipe.hw.hls_models.transposer import TransposerSpec
-from fpgapipe.hw.rtl.address import AddressGenerator
-from fpgapipe.hw.rtl.axi import ReadArbiter, WriteArbiter
-from fpgapipe.hw.rtl.datapath import GemmDatapath
+from fpgapipe.hw.hls_models.isa.address import BLOCK
+from fpgapipe.hw.hls_models.model.datapath import DatapathSpec
+from fpgapipe.hw.hls_models.model.sequencer import SequencerSpec
+from fpgapipe.hw.hls_models.model.transposer import TransposerSpec
+from fpgapipe.hw.hls_models.resources.core_counts import Resources, counted_core
+from fpgapipe.hw.hls_models.spec.core_spec import CoreSpec, ScratchpadSpec, VectorSpec
+from fpgapipe.hw.hls_models.spec.link import LinkEngineSpec
+from fpgapipe.hw.rtl.arith.function import FunctionUnit
+from fpgapipe.hw.rtl.arith.mx import BlockQuantiser
+from fpgapipe.hw.rtl.arith.threefry import Threefry
+from fpgapipe.hw.rtl.control.registers import Registers
+from fpgapipe.hw.rtl.control.sequencer import Sequencer
 from fpgapipe.hw.rtl.device import Device
-from fpgapipe.hw.rtl.function import FunctionUnit
-from fpgapipe.hw.rtl.link import LinkEngine
-from fpgapipe.hw.rtl.link_dma import ReceiveEngine, SendEngine
-from fpgapipe.hw.rtl.load import LoadEngine
-from fpgapipe.hw.rtl.mx import BlockQuantiser
-from fpgapipe.hw.rtl.operand import OperandReader
-from fpgapipe.hw.rtl.registers import Registers
-from fpgapipe.hw.rtl.result import ResultWriter
-from fpgapipe.hw.rtl.scratchpad import Scratchpad, ScratchpadPorts
-from fpgapipe.hw.rtl.sequencer import Sequencer
-from fpgapipe.hw.rtl.store import StoreEngine
-from fpgapipe.hw.rtl.threefry import Threefry
-from fpgapipe.hw.rtl.transposer import Transposer
-from fpgapipe.hw.rtl.vector_engine import VectorEngine
-from fpgapipe.hw.rtl.vector_lane import VectorLane
-from fpgapipe.hw.rtl.vector_lanes import VectorLanes
-from fpgapipe.hw.rtl.vector_source import VectorReader
-from fpgapipe.hw.rtl.vector_target import VectorWriter
-from fpgapipe.sim_tb.verilate import verilog_of
+from fpgapipe.hw.rtl.dma.link_dma import ReceiveEngine, SendEngine
+from fpgapipe.hw.rtl.dma.load import LoadEngine
+from fpgapipe.hw.rtl.dma.scratchpad import Scratchpad, ScratchpadPorts
+from fpgapipe.hw.rtl.dma.store import StoreEngine
+from fpgapipe.hw.rtl.gemm.address import AddressGenerator
+from fpgapipe.hw.rtl.gemm.datapath import GemmDatapath
+from fpgapipe.hw.rtl.gemm.operand import OperandReader
+from fpgapipe.hw.rtl.gemm.result import ResultWriter
+from fpgapipe.hw.rtl.gemm.transposer import Transposer
+from fpgapipe.hw.rtl.lib.axi import ReadArbiter, WriteArbiter
+from fpgapipe.hw.rtl.link.link import LinkEngine
+from fpgapipe.hw.rtl.vector.vector_engine import VectorEngine
+from fpgapipe.hw.rtl.vector.vector_lane import VectorLane
+from fpgapipe.hw.rtl.vector.vector_lanes import VectorLanes
+from fpgapipe.hw.rtl.vector.vector_source import VectorReader
+from fpgapipe.hw.rtl.vector.vector_target import VectorWriter
+from fpgapipe.sim_tb.native.verilate import verilog_of
 from fpgapipe.tools import run_tool
 
 CONFIGURATIONS = {

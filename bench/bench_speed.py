@@ -10,16 +10,16 @@ import time
 from fractions import Fraction
 
 from fpgapipe.host.backends.simulator import SimulatorBackend
-from fpgapipe.host.pipeline import build_pipeline
-from fpgapipe.host.step_options import scalar_bits
-from fpgapipe.hw.hls_models.core_cycles import MemorySpec
-from fpgapipe.hw.hls_models.core_spec import CoreSpec, ScratchpadSpec, VectorSpec
-from fpgapipe.hw.hls_models.link import LinkEngineSpec
-from fpgapipe.partition.graph import Graph
-from fpgapipe.partition.initial_values import initial_parameters, random_batch
-from fpgapipe.partition.networks.layers import Network
-from fpgapipe.partition.schedule_kinds import make_schedule
-from fpgapipe.sim_tb.phy import WireSpec
+from fpgapipe.hw.hls_models.cycles.core_cycles import MemorySpec
+from fpgapipe.hw.hls_models.spec.core_spec import CoreSpec, ScratchpadSpec, VectorSpec
+from fpgapipe.hw.hls_models.spec.link import LinkEngineSpec
+from fpgapipe.lowering.program.pipeline import build_pipeline
+from fpgapipe.lowering.units.step_options import scalar_bits
+from fpgapipe.network.graph import Graph
+from fpgapipe.network.initial_values import initial_parameters, random_batch
+from fpgapipe.network.zoo.layers import Network
+from fpgapipe.partition.schedule.schedule_kinds import make_schedule
+from fpgapipe.sim_tb.native.phy import WireSpec
 
 MICROBATCHES = 4
 

@@ -8,9 +8,9 @@ import json
 import resource
 import time
 
-from fpgapipe.partition import event_graph
-from fpgapipe.partition.schedule_kinds import make_schedule
-from fpgapipe.partition.timeline import StageTimes, simulate
+from fpgapipe.partition.schedule.schedule_kinds import make_schedule
+from fpgapipe.partition.timeline import event_graph
+from fpgapipe.partition.timeline.timeline import StageTimes, simulate
 
 CASES = {
     "1f1b-as 4 x 125,000": ("1f1b-as", 4, 125_000),

@@ -20,19 +20,19 @@ from fpgapipe.host.backends.base import StepRunner
 from fpgapipe.host.backends.model import ModelBackend
 from fpgapipe.host.backends.simulator import SimulatorBackend
 from fpgapipe.host.backends.torch_backend import PRECISIONS, TorchBackend
-from fpgapipe.host.data import load_data
-from fpgapipe.host.pipeline import PipelineProgram, build_pipeline
-from fpgapipe.host.samples import Dataset, Samples
-from fpgapipe.host.step_bench import relative_error
-from fpgapipe.host.step_options import StepOptions, scalar_bits
-from fpgapipe.hw.hls_models.core_cycles import MemorySpec
-from fpgapipe.hw.hls_models.core_spec import CoreSpec, ScratchpadSpec, VectorSpec
-from fpgapipe.hw.hls_models.link import LinkEngineSpec
-from fpgapipe.partition.graph import Graph
-from fpgapipe.partition.initial_values import initial_parameters
-from fpgapipe.partition.load import load_network
-from fpgapipe.partition.schedule_kinds import make_schedule
-from fpgapipe.sim_tb.phy import WireSpec
+from fpgapipe.host.bench.step_bench import relative_error
+from fpgapipe.host.data.data import load_data
+from fpgapipe.host.data.samples import Dataset, Samples
+from fpgapipe.hw.hls_models.cycles.core_cycles import MemorySpec
+from fpgapipe.hw.hls_models.spec.core_spec import CoreSpec, ScratchpadSpec, VectorSpec
+from fpgapipe.hw.hls_models.spec.link import LinkEngineSpec
+from fpgapipe.lowering.program.pipeline import PipelineProgram, build_pipeline
+from fpgapipe.lowering.units.step_options import StepOptions, scalar_bits
+from fpgapipe.network.graph import Graph
+from fpgapipe.network.initial_values import initial_parameters
+from fpgapipe.network.load import load_network
+from fpgapipe.partition.schedule.schedule_kinds import make_schedule
+from fpgapipe.sim_tb.native.phy import WireSpec
 
 NETWORK = "digits-cnn"
 MICROBATCHES, SAMPLES = 4, 8

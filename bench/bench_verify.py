@@ -25,7 +25,7 @@ import torch
 
 from fpgapipe.errors import UserError
 from fpgapipe.host.backends.verification import TOLERANCES, verify
-from fpgapipe.partition.frontends.torch_program import from_torch
+from fpgapipe.network.frontends.torch.torch_program import from_torch
 
 SIZES = {"alexnet": 224, "inception_v3": 75, "maxvit": 224, "vgg": 224, "vit_h_14": 42}
 """Height and width of the images by the beginning of a model's name; others take `SIZE`."""

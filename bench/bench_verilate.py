@@ -14,12 +14,12 @@ import cocotb
 import numpy as np
 from cocotb.triggers import Timer
 
-from fpgapipe.hw.hls_models.systolic import SystolicSpec
-from fpgapipe.hw.rtl.systolic import SystolicArray
-from fpgapipe.sim_tb.simulate import simulate_verilog
-from fpgapipe.sim_tb.stream import PERIOD_NS, parameters, start
-from fpgapipe.sim_tb.tb_systolic import Bench, random_tile
-from fpgapipe.sim_tb.verilate import build, environment, verilog_of
+from fpgapipe.hw.hls_models.spec.systolic import SystolicSpec
+from fpgapipe.hw.rtl.gemm.systolic import SystolicArray
+from fpgapipe.sim_tb.drivers.simulate import simulate_verilog
+from fpgapipe.sim_tb.drivers.stream import PERIOD_NS, parameters, start
+from fpgapipe.sim_tb.native.verilate import build, environment, verilog_of
+from fpgapipe.sim_tb.testbenches.tb_systolic import Bench, random_tile
 
 IDLE_CYCLES = 1_000_000
 STREAMED_VECTORS = 5_000

@@ -18,19 +18,19 @@ from typing import Any
 from fpgapipe.host.backends.base import StepRunner
 from fpgapipe.host.backends.model import ModelBackend
 from fpgapipe.host.backends.simulator import SimulatorBackend
-from fpgapipe.host.data import load_data
-from fpgapipe.host.pipeline import PipelineProgram, build_pipeline
-from fpgapipe.host.runtime import macs_of
-from fpgapipe.host.samples import Samples
-from fpgapipe.host.step_options import scalar_bits
-from fpgapipe.hw.hls_models.core_cycles import MemorySpec
-from fpgapipe.hw.hls_models.core_spec import CoreSpec, ScratchpadSpec, VectorSpec
-from fpgapipe.hw.hls_models.link import LinkEngineSpec
-from fpgapipe.partition.graph import Graph
-from fpgapipe.partition.initial_values import initial_parameters
-from fpgapipe.partition.networks.layers import Network
-from fpgapipe.partition.schedule_kinds import make_schedule
-from fpgapipe.sim_tb.phy import WireSpec
+from fpgapipe.host.data.data import load_data
+from fpgapipe.host.data.samples import Samples
+from fpgapipe.host.runtime.runtime import macs_of
+from fpgapipe.hw.hls_models.cycles.core_cycles import MemorySpec
+from fpgapipe.hw.hls_models.spec.core_spec import CoreSpec, ScratchpadSpec, VectorSpec
+from fpgapipe.hw.hls_models.spec.link import LinkEngineSpec
+from fpgapipe.lowering.program.pipeline import PipelineProgram, build_pipeline
+from fpgapipe.lowering.units.step_options import scalar_bits
+from fpgapipe.network.graph import Graph
+from fpgapipe.network.initial_values import initial_parameters
+from fpgapipe.network.zoo.layers import Network
+from fpgapipe.partition.schedule.schedule_kinds import make_schedule
+from fpgapipe.sim_tb.native.phy import WireSpec
 
 CORE = CoreSpec(
     8,

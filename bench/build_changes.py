@@ -12,9 +12,9 @@ from typing import Any
 
 from pydantic import ValidationError
 
-from fpgapipe.host.build import MANIFEST
-from fpgapipe.host.build_parts import CLUSTERS
-from fpgapipe.host.checkpoint import MAGIC
+from fpgapipe.host.build.build import MANIFEST
+from fpgapipe.host.build.build_parts import CLUSTERS
+from fpgapipe.host.runtime.checkpoint import MAGIC
 from fpgapipe.partition.plan import Plan
 
 STEPS = 2

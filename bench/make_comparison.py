@@ -17,12 +17,12 @@ from pathlib import Path
 
 from fpgapipe.boards.cluster import chain_of, load_cluster
 from fpgapipe.boards.library import load_board
-from fpgapipe.host.commands.planning import loader
-from fpgapipe.host.console import scaled
-from fpgapipe.hw.hls_models.device import ClusterSpec
-from fpgapipe.partition import comparison
-from fpgapipe.partition.comparison import Comparison, Entry
-from fpgapipe.partition.explorer import AUTO_SCHEDULES, Request, explore
+from fpgapipe.host.cli.options.planning import loader
+from fpgapipe.host.terminal.console import scaled
+from fpgapipe.hw.hls_models.spec.device import ClusterSpec
+from fpgapipe.partition.explore import comparison
+from fpgapipe.partition.explore.comparison import Comparison, Entry
+from fpgapipe.partition.explore.explorer import AUTO_SCHEDULES, Request, explore
 
 ROOT = Path(__file__).resolve().parent.parent
 NETWORKS = {"vgg16": "VGG-16", "resnet50": "ResNet-50", "gnmt8": "GNMT-8"}

@@ -16,7 +16,7 @@ from fpgapipe.boards.schema import Board, Latency, LineRate
 from fpgapipe.boards.wiring import PortEnd, Wiring
 from fpgapipe.boards.yaml_file import Fault, Loc, read_yaml
 from fpgapipe.errors import FileError, UserError, nearest, shown
-from fpgapipe.hw.hls_models.device import ClusterSpec, LinkSpec
+from fpgapipe.hw.hls_models.spec.device import ClusterSpec, LinkSpec
 
 MAX_DEVICES = 4096
 """Devices of a cluster; the papers of the field stop at some hundred."""

@@ -13,7 +13,7 @@ from fpgapipe.boards.block import Block, duplicates
 from fpgapipe.boards.quantities import one_of, quantity, share, text, whole, word
 from fpgapipe.boards.yaml_file import Fault, Loc
 from fpgapipe.errors import nearest, shown
-from fpgapipe.hw.hls_models.device import DeviceSpec, DieResources, LinkPortSpec, MemorySpec
+from fpgapipe.hw.hls_models.spec.device import DeviceSpec, DieResources, LinkPortSpec, MemorySpec
 
 ESTIMATE = "estimate:"
 """A source that begins so is a reason, and no entry of ``sources``."""

@@ -4,7 +4,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 from fpgapipe.boards.schema import Board, LinkGroup
-from fpgapipe.hw.hls_models.device import LinkSpec
+from fpgapipe.hw.hls_models.spec.device import LinkSpec
 
 
 @dataclass(frozen=True)

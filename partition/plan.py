@@ -9,7 +9,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_valida
 
 from fpgapipe.errors import FileError
 from fpgapipe.files import read_bytes
-from fpgapipe.partition.json_faults import faults_of
+from fpgapipe.json_faults import faults_of
 
 MAX_BYTES = 64 * 2**20
 """A larger plan is not read."""

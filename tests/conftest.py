@@ -21,7 +21,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 @pytest.fixture
 def cli(capsys, monkeypatch):
     """Run the command line in this process; gives exit code, standard output, standard error."""
-    from fpgapipe.host.cli import main
+    from fpgapipe.host.cli.main import main
 
     def run(*args: str) -> tuple[int, str, str]:
         capsys.readouterr()

@@ -13,8 +13,8 @@ if TYPE_CHECKING:
     import numpy as np
     from numpy.typing import NDArray
 
-    from fpgapipe.host.pipeline import PipelineProgram
-    from fpgapipe.partition.graph import Graph
+    from fpgapipe.lowering.program.pipeline import PipelineProgram
+    from fpgapipe.network.graph import Graph
 
     Values = Mapping[str, NDArray[np.float32]]
 
@@ -90,7 +90,8 @@ class StepRunner(ABC):
         labels : integer array
             Class numbers.
         scalars : sequence of int
-            What the scalar registers hold, as `fpgapipe.host.step_options.scalar_bits` gives them.
+            What the scalar registers hold, as `fpgapipe.lowering.units.step_options.scalar_bits`
+            gives them.
         progress : callable, optional
             Called now and then with the cycles so far, if they are counted.
         """

@@ -5,14 +5,14 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from fpgapipe.host.backends.base import Backend
-from fpgapipe.hw.hls_models.cluster import run_cluster
-from fpgapipe.hw.hls_models.core import CoreModel
+from fpgapipe.hw.hls_models.model.cluster import run_cluster
+from fpgapipe.hw.hls_models.model.core import CoreModel
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
     from fpgapipe.host.backends.base import Values
-    from fpgapipe.host.pipeline import PipelineProgram
+    from fpgapipe.lowering.program.pipeline import PipelineProgram
 
 
 class ModelBackend(Backend):

@@ -6,13 +6,13 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from fpgapipe.host.backends.base import Backend
-from fpgapipe.hw.hls_models.core_cycles import MemorySpec
-from fpgapipe.hw.hls_models.link import LinkState
-from fpgapipe.hw.hls_models.registers import RegisterMap
-from fpgapipe.sim_tb.cluster import Cluster
-from fpgapipe.sim_tb.cluster_nodes import Node, cable
-from fpgapipe.sim_tb.core_device import build_device, check_program, prepare_program
-from fpgapipe.sim_tb.native import DeviceError, NativeDevice
+from fpgapipe.hw.hls_models.cycles.core_cycles import MemorySpec
+from fpgapipe.hw.hls_models.model.registers import RegisterMap
+from fpgapipe.hw.hls_models.spec.link import LinkState
+from fpgapipe.sim_tb.cluster.cluster import Cluster
+from fpgapipe.sim_tb.cluster.cluster_nodes import Node, cable
+from fpgapipe.sim_tb.native.core_device import build_device, check_program, prepare_program
+from fpgapipe.sim_tb.native.native import DeviceError, NativeDevice
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -21,8 +21,8 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from fpgapipe.host.backends.base import Values
-    from fpgapipe.host.pipeline import PipelineProgram
-    from fpgapipe.sim_tb.phy import WireSpec
+    from fpgapipe.lowering.program.pipeline import PipelineProgram
+    from fpgapipe.sim_tb.native.phy import WireSpec
 
 LINK_UP_CYCLES = 20_000
 """In which two ends have to have greeted each other."""

@@ -11,9 +11,9 @@ import numpy as np
 from fpgapipe.errors import UserError
 from fpgapipe.host.backends.base import StepResult, StepRunner
 from fpgapipe.host.backends.torch_reference import cuda_fault, forward, gradients_of
-from fpgapipe.host.network_units import check_network, drop_factors_of
-from fpgapipe.host.step_options import SUFFIXES, Scalar, StepOptions
-from fpgapipe.hw.hls_models.kernels.optimiser import CLIP_EPSILON, Adam
+from fpgapipe.lowering.kernels.optimiser import CLIP_EPSILON, Adam
+from fpgapipe.lowering.units.network_units import check_network, drop_factors_of
+from fpgapipe.lowering.units.step_options import SUFFIXES, Scalar, StepOptions
 from fpgapipe.optional import require
 
 if TYPE_CHECKING:
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from fpgapipe.host.backends.base import Values
-    from fpgapipe.partition.graph import Graph
+    from fpgapipe.network.graph import Graph
 
 Precision = Literal["fp32", "bf16", "mxint8"]
 PRECISIONS: tuple[Precision, ...] = get_args(Precision)

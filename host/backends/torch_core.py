@@ -16,14 +16,14 @@ import torch
 
 from fpgapipe.host.backends.torch_mx import Product
 from fpgapipe.host.backends.torch_reference import run_layer
-from fpgapipe.host.layouts import Layout
-from fpgapipe.host.network_units import layouts_of, units_of
-from fpgapipe.host.step_units import DropoutUnit, conv_of
-from fpgapipe.host.unit import Unit
-from fpgapipe.partition import operators as ops
+from fpgapipe.lowering.units.layouts import Layout
+from fpgapipe.lowering.units.network_units import layouts_of, units_of
+from fpgapipe.lowering.units.step_units import DropoutUnit, conv_of
+from fpgapipe.lowering.units.unit import Unit
+from fpgapipe.network import operators as ops
 
 if TYPE_CHECKING:
-    from fpgapipe.partition.graph import Graph, Layer
+    from fpgapipe.network.graph import Graph, Layer
 
 Tensors = Mapping[str, torch.Tensor]
 
@@ -55,7 +55,7 @@ class CoreNumbers:
     ----------
     graph : Graph
     feature_bytes : int
-        As in `fpgapipe.host.step_options.StepOptions`.
+        As in `fpgapipe.lowering.units.step_options.StepOptions`.
 
     Raises
     ------

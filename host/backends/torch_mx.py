@@ -12,19 +12,19 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch.nn import functional
 
-from fpgapipe.hw.hls_models.conv_parts import is_packed
-from fpgapipe.hw.hls_models.fp32 import CODE_BIAS, CODE_NAN
-from fpgapipe.hw.hls_models.mx import ELEMENT_FRACTION_BITS, ELEMENT_LIMIT, MX_BLOCK
+from fpgapipe.hw.hls_models.numerics.fp32 import CODE_BIAS, CODE_NAN
+from fpgapipe.hw.hls_models.numerics.mx import ELEMENT_FRACTION_BITS, ELEMENT_LIMIT, MX_BLOCK
+from fpgapipe.lowering.products.conv_parts import is_packed
 
 if TYPE_CHECKING:
-    from fpgapipe.hw.hls_models.conv import ConvSpec
+    from fpgapipe.lowering.products.conv import ConvSpec
 
 ELEMENT_STEPS = CODE_BIAS + ELEMENT_FRACTION_BITS
 """An element of a block with the code `code` counts steps of ``2**(code - ELEMENT_STEPS)``."""
 
 
 def quantise(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """Quantise blocks along the last axis, as `fpgapipe.hw.hls_models.mx.quantise` does.
+    """Quantise blocks along the last axis, as `fpgapipe.hw.hls_models.numerics.mx.quantise` does.
 
     Parameters
     ----------

@@ -11,11 +11,11 @@ from contextlib import AbstractContextManager, nullcontext
 from typing import TYPE_CHECKING, Any
 
 from fpgapipe.errors import UserError
+from fpgapipe.network import operators as ops
+from fpgapipe.network.graph import Graph, Layer
+from fpgapipe.network.operators.tensors import Tensor
+from fpgapipe.network.operators.windows import Padding
 from fpgapipe.optional import require
-from fpgapipe.partition import operators as ops
-from fpgapipe.partition.graph import Graph, Layer
-from fpgapipe.partition.operators.windows import Padding
-from fpgapipe.partition.tensors import Tensor
 
 if TYPE_CHECKING:
     import torch

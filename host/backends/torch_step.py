@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     import torch
     from numpy.typing import NDArray
 
-    from fpgapipe.partition.graph import Graph
+    from fpgapipe.network.graph import Graph
 
     Values = Mapping[str, NDArray[np.float32]]
 

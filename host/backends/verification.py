@@ -15,12 +15,12 @@ from typing import TYPE_CHECKING, Any
 
 from fpgapipe.errors import UserError
 from fpgapipe.host.backends.torch_reference import forward, initial_weights
+from fpgapipe.network import operators as ops
+from fpgapipe.network.frontends.source import OnnxSource, TorchSource
+from fpgapipe.network.frontends.torch.torch_modes import training_modes
+from fpgapipe.network.graph import Graph, NetworkError
 from fpgapipe.optional import require
 from fpgapipe.output import beside_output
-from fpgapipe.partition import operators as ops
-from fpgapipe.partition.frontends.source import OnnxSource, TorchSource
-from fpgapipe.partition.frontends.torch_modes import training_modes
-from fpgapipe.partition.graph import Graph, NetworkError
 
 if TYPE_CHECKING:
     import torch
@@ -550,7 +550,7 @@ class _Model(_Side):
 
     def run(self, batches: int, modes: Sequence[str]) -> Verification:
         """Compare; a model computes in evaluation alone."""
-        from fpgapipe.partition.frontends.onnx_reference import evaluator
+        from fpgapipe.network.frontends.onnx.onnx_reference import evaluator
 
         torch = self.torch
         try:

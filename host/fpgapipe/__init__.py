@@ -70,46 +70,46 @@ if TYPE_CHECKING:  # type checkers learn here what each name is
     from fpgapipe.host.backends.model import ModelBackend as ModelBackend
     from fpgapipe.host.backends.simulator import SimulatorBackend as SimulatorBackend
     from fpgapipe.host.backends.torch_backend import TorchBackend as TorchBackend
-    from fpgapipe.host.build import Build as Build
-    from fpgapipe.host.build import open_build as open_build
-    from fpgapipe.host.build import write_build as write_build
-    from fpgapipe.host.data import load_data as load_data
-    from fpgapipe.host.measure import Measurement as Measurement
-    from fpgapipe.host.measure import measure_build as measure_build
-    from fpgapipe.host.pipeline import PipelineProgram as PipelineProgram
-    from fpgapipe.host.pipeline import build_pipeline as build_pipeline
-    from fpgapipe.host.report.page import write_report as write_report
-    from fpgapipe.host.runtime import RunOptions as RunOptions
-    from fpgapipe.host.runtime import RunSummary as RunSummary
-    from fpgapipe.host.runtime import open_backend as open_backend
-    from fpgapipe.host.runtime import run_build as run_build
-    from fpgapipe.host.samples import Dataset as Dataset
-    from fpgapipe.host.samples import Samples as Samples
-    from fpgapipe.host.settings import Settings as Settings
-    from fpgapipe.host.step_options import StepOptions as StepOptions
-    from fpgapipe.host.step_options import scalar_bits as scalar_bits
-    from fpgapipe.hw.hls_models.core_cycles import MemorySpec as MemorySpec
-    from fpgapipe.hw.hls_models.core_spec import CoreSpec as CoreSpec
-    from fpgapipe.hw.hls_models.core_spec import ScratchpadSpec as ScratchpadSpec
-    from fpgapipe.hw.hls_models.core_spec import VectorSpec as VectorSpec
-    from fpgapipe.hw.hls_models.device import ClusterSpec as ClusterSpec
-    from fpgapipe.hw.hls_models.device import DeviceSpec as DeviceSpec
-    from fpgapipe.hw.hls_models.link import LinkEngineSpec as LinkEngineSpec
-    from fpgapipe.partition.explorer import Exploration as Exploration
-    from fpgapipe.partition.explorer import Request as Request
-    from fpgapipe.partition.explorer import explore as explore
-    from fpgapipe.partition.graph import Graph as Graph
-    from fpgapipe.partition.graph import GraphBuilder as GraphBuilder
-    from fpgapipe.partition.initial_values import initial_parameters as initial_parameters
-    from fpgapipe.partition.load import load_network as load_network
+    from fpgapipe.host.build.build import Build as Build
+    from fpgapipe.host.build.build import open_build as open_build
+    from fpgapipe.host.build.build import write_build as write_build
+    from fpgapipe.host.data.data import load_data as load_data
+    from fpgapipe.host.data.samples import Dataset as Dataset
+    from fpgapipe.host.data.samples import Samples as Samples
+    from fpgapipe.host.prediction.measure import Measurement as Measurement
+    from fpgapipe.host.prediction.measure import measure_build as measure_build
+    from fpgapipe.host.report.pages.page import write_report as write_report
+    from fpgapipe.host.runtime.runtime import RunOptions as RunOptions
+    from fpgapipe.host.runtime.runtime import RunSummary as RunSummary
+    from fpgapipe.host.runtime.runtime import open_backend as open_backend
+    from fpgapipe.host.runtime.runtime import run_build as run_build
+    from fpgapipe.host.runtime.settings import Settings as Settings
+    from fpgapipe.hw.hls_models.cycles.core_cycles import MemorySpec as MemorySpec
+    from fpgapipe.hw.hls_models.spec.core_spec import CoreSpec as CoreSpec
+    from fpgapipe.hw.hls_models.spec.core_spec import ScratchpadSpec as ScratchpadSpec
+    from fpgapipe.hw.hls_models.spec.core_spec import VectorSpec as VectorSpec
+    from fpgapipe.hw.hls_models.spec.device import ClusterSpec as ClusterSpec
+    from fpgapipe.hw.hls_models.spec.device import DeviceSpec as DeviceSpec
+    from fpgapipe.hw.hls_models.spec.link import LinkEngineSpec as LinkEngineSpec
+    from fpgapipe.lowering.program.pipeline import PipelineProgram as PipelineProgram
+    from fpgapipe.lowering.program.pipeline import build_pipeline as build_pipeline
+    from fpgapipe.lowering.schedule.schedule import Schedule as Schedule
+    from fpgapipe.lowering.units.step_options import StepOptions as StepOptions
+    from fpgapipe.lowering.units.step_options import scalar_bits as scalar_bits
+    from fpgapipe.network.graph import Graph as Graph
+    from fpgapipe.network.graph import GraphBuilder as GraphBuilder
+    from fpgapipe.network.initial_values import initial_parameters as initial_parameters
+    from fpgapipe.network.load import load_network as load_network
+    from fpgapipe.partition.explore.explorer import Exploration as Exploration
+    from fpgapipe.partition.explore.explorer import Request as Request
+    from fpgapipe.partition.explore.explorer import explore as explore
+    from fpgapipe.partition.explore.planned import as_plan as as_plan
+    from fpgapipe.partition.explore.planned import one_link_each as one_link_each
+    from fpgapipe.partition.explore.smallest import explore_smallest as explore_smallest
     from fpgapipe.partition.plan import Plan as Plan
-    from fpgapipe.partition.planned import as_plan as as_plan
-    from fpgapipe.partition.planned import one_link_each as one_link_each
-    from fpgapipe.partition.schedule import Schedule as Schedule
-    from fpgapipe.partition.schedule_kinds import make_schedule as make_schedule
-    from fpgapipe.partition.schedule_rules import check_schedule as check_schedule
-    from fpgapipe.partition.smallest import explore_smallest as explore_smallest
-    from fpgapipe.sim_tb.phy import WireSpec as WireSpec
+    from fpgapipe.partition.schedule.schedule_kinds import make_schedule as make_schedule
+    from fpgapipe.partition.schedule.schedule_rules import check_schedule as check_schedule
+    from fpgapipe.sim_tb.native.phy import WireSpec as WireSpec
 else:
     _MODULES = {
         "fpgapipe.boards.cluster": ("chain_of", "load_cluster"),
@@ -119,30 +119,30 @@ else:
         "fpgapipe.host.backends.model": ("ModelBackend",),
         "fpgapipe.host.backends.simulator": ("SimulatorBackend",),
         "fpgapipe.host.backends.torch_backend": ("TorchBackend",),
-        "fpgapipe.host.build": ("Build", "open_build", "write_build"),
-        "fpgapipe.host.data": ("load_data",),
-        "fpgapipe.host.samples": ("Dataset", "Samples"),
-        "fpgapipe.host.measure": ("Measurement", "measure_build"),
-        "fpgapipe.host.pipeline": ("PipelineProgram", "build_pipeline"),
-        "fpgapipe.host.report.page": ("write_report",),
-        "fpgapipe.host.runtime": ("RunOptions", "RunSummary", "open_backend", "run_build"),
-        "fpgapipe.host.step_options": ("StepOptions", "scalar_bits"),
-        "fpgapipe.host.settings": ("Settings",),
-        "fpgapipe.hw.hls_models.core_cycles": ("MemorySpec",),
-        "fpgapipe.hw.hls_models.core_spec": ("CoreSpec", "ScratchpadSpec", "VectorSpec"),
-        "fpgapipe.hw.hls_models.device": ("ClusterSpec", "DeviceSpec"),
-        "fpgapipe.hw.hls_models.link": ("LinkEngineSpec",),
-        "fpgapipe.partition.explorer": ("Exploration", "Request", "explore"),
-        "fpgapipe.partition.graph": ("Graph", "GraphBuilder"),
-        "fpgapipe.partition.initial_values": ("initial_parameters",),
-        "fpgapipe.partition.load": ("load_network",),
+        "fpgapipe.host.build.build": ("Build", "open_build", "write_build"),
+        "fpgapipe.host.data.data": ("load_data",),
+        "fpgapipe.host.data.samples": ("Dataset", "Samples"),
+        "fpgapipe.host.prediction.measure": ("Measurement", "measure_build"),
+        "fpgapipe.lowering.program.pipeline": ("PipelineProgram", "build_pipeline"),
+        "fpgapipe.host.report.pages.page": ("write_report",),
+        "fpgapipe.host.runtime.runtime": ("RunOptions", "RunSummary", "open_backend", "run_build"),
+        "fpgapipe.lowering.units.step_options": ("StepOptions", "scalar_bits"),
+        "fpgapipe.host.runtime.settings": ("Settings",),
+        "fpgapipe.hw.hls_models.cycles.core_cycles": ("MemorySpec",),
+        "fpgapipe.hw.hls_models.spec.core_spec": ("CoreSpec", "ScratchpadSpec", "VectorSpec"),
+        "fpgapipe.hw.hls_models.spec.device": ("ClusterSpec", "DeviceSpec"),
+        "fpgapipe.hw.hls_models.spec.link": ("LinkEngineSpec",),
+        "fpgapipe.partition.explore.explorer": ("Exploration", "Request", "explore"),
+        "fpgapipe.network.graph": ("Graph", "GraphBuilder"),
+        "fpgapipe.network.initial_values": ("initial_parameters",),
+        "fpgapipe.network.load": ("load_network",),
         "fpgapipe.partition.plan": ("Plan",),
-        "fpgapipe.partition.planned": ("as_plan", "one_link_each"),
-        "fpgapipe.partition.schedule": ("Schedule",),
-        "fpgapipe.partition.schedule_kinds": ("make_schedule",),
-        "fpgapipe.partition.schedule_rules": ("check_schedule",),
-        "fpgapipe.partition.smallest": ("explore_smallest",),
-        "fpgapipe.sim_tb.phy": ("WireSpec",),
+        "fpgapipe.partition.explore.planned": ("as_plan", "one_link_each"),
+        "fpgapipe.lowering.schedule.schedule": ("Schedule",),
+        "fpgapipe.partition.schedule.schedule_kinds": ("make_schedule",),
+        "fpgapipe.partition.schedule.schedule_rules": ("check_schedule",),
+        "fpgapipe.partition.explore.smallest": ("explore_smallest",),
+        "fpgapipe.sim_tb.native.phy": ("WireSpec",),
     }
     _MODULE_OF = {name: module for module, names in _MODULES.items() for name in names}
 

@@ -6,22 +6,22 @@ from amaranth.hdl import Cat, ClockDomain, DomainRenamer, Module, Mux, Signal
 from amaranth.lib import wiring
 from amaranth.lib.wiring import In, Out
 
-from fpgapipe.hw.hls_models.core_spec import CoreSpec
-from fpgapipe.hw.hls_models.isa import Opcode
-from fpgapipe.hw.hls_models.link import LinkState
-from fpgapipe.hw.hls_models.registers import LINK_COUNTERS
-from fpgapipe.hw.hls_models.sequencer import SequencerSpec
-from fpgapipe.hw.rtl.axi import ReadArbiter, WriteArbiter, connect_flat, flat_members
-from fpgapipe.hw.rtl.gemm_engine import GemmEngine
-from fpgapipe.hw.rtl.link import LinkEngine
-from fpgapipe.hw.rtl.link_dma import ReceiveEngine, SendEngine
-from fpgapipe.hw.rtl.load import LoadEngine
-from fpgapipe.hw.rtl.modules import own_module
-from fpgapipe.hw.rtl.registers import Registers
-from fpgapipe.hw.rtl.scratchpad import Scratchpad, ScratchpadPorts
-from fpgapipe.hw.rtl.sequencer import Sequencer
-from fpgapipe.hw.rtl.store import StoreEngine
-from fpgapipe.hw.rtl.vector_engine import VectorEngine
+from fpgapipe.hw.hls_models.isa.instructions import Opcode
+from fpgapipe.hw.hls_models.model.registers import LINK_COUNTERS
+from fpgapipe.hw.hls_models.model.sequencer import SequencerSpec
+from fpgapipe.hw.hls_models.spec.core_spec import CoreSpec
+from fpgapipe.hw.hls_models.spec.link import LinkState
+from fpgapipe.hw.rtl.control.registers import Registers
+from fpgapipe.hw.rtl.control.sequencer import Sequencer
+from fpgapipe.hw.rtl.dma.link_dma import ReceiveEngine, SendEngine
+from fpgapipe.hw.rtl.dma.load import LoadEngine
+from fpgapipe.hw.rtl.dma.scratchpad import Scratchpad, ScratchpadPorts
+from fpgapipe.hw.rtl.dma.store import StoreEngine
+from fpgapipe.hw.rtl.gemm.gemm_engine import GemmEngine
+from fpgapipe.hw.rtl.lib.axi import ReadArbiter, WriteArbiter, connect_flat, flat_members
+from fpgapipe.hw.rtl.lib.modules import own_module
+from fpgapipe.hw.rtl.link.link import LinkEngine
+from fpgapipe.hw.rtl.vector.vector_engine import VectorEngine
 
 _FROM_REGISTERS = ("enable", "seed", "clear")
 _TO_REGISTERS = ("state", "session", "peer", "peer_delivered_known")

@@ -1,0 +1,223 @@
+"""What MXINT8 rounding may do to a matrix product, and whether a step's products keep to it.
+
+An element of a block whose largest magnitude is below ``2**(e + 1)`` is rounded to a multiple of
+``step = 2**(e - 6)``: by half a step at most, and by less than one where rounding would give 128
+steps (docs/core.md). A product's error is then, to first order, a sum over the reduction of
+``a * error_b + error_a * b``. Two numbers follow:
+
+* a bound that no error exceeds: ``sum(|a| * step_b + step_a * |b| + step_a * step_b)``,
+* what to expect, rounding errors being spread evenly and independent of each other: a variance of
+  ``sum(a**2 * step_b**2 + step_a**2 * b**2) / 12``.
+
+FP32 sums add less than ``terms * 2**-24`` of the sum of magnitudes, BF16 results half a unit of
+their last place, ``2**-9``.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from fpgapipe.hw.hls_models.numerics.mx import MX_BLOCK
+from fpgapipe.lowering.products.conv_parts import is_packed
+from fpgapipe.lowering.units.network_units import units_of
+from fpgapipe.lowering.units.step_units import ProductUnit, conv_of
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+    from fpgapipe.lowering.products.conv import ConvSpec, Pass
+    from fpgapipe.lowering.program.step_program import StepProgram
+
+    Matrix = NDArray[np.float64]
+
+
+@dataclass(frozen=True)
+class ProductError:
+    """How far a pass of a layer is from the exact product of its operands.
+
+    Attributes
+    ----------
+    layer : str
+    which : str
+        ``forward``, ``input`` or ``weight``.
+    relative : float
+        Root mean square of the error over that of the exact result.
+    expected : float
+        The same of the error that is expected.
+    of_bound : float
+        The largest ratio of an element's error and its bound.
+    """
+
+    layer: str
+    which: Pass
+    relative: float
+    expected: float
+    of_bound: float
+
+
+def steps_of(values: Matrix, depth: int) -> Matrix:
+    """Rounding step of each element of operands.
+
+    Parameters
+    ----------
+    values : array, shape (..., k)
+        `k` along the reduction.
+    depth : int
+        Blocks of 32 begin anew after so many elements; `k` is a multiple of it.
+    """
+    blocks = -(-depth // MX_BLOCK)
+    shape = (*values.shape[:-1], values.shape[-1] // depth, depth)
+    padded = np.zeros((*shape[:-1], blocks * MX_BLOCK))
+    padded[..., :depth] = np.abs(values.reshape(shape))
+    largest = padded.reshape(*shape[:-1], blocks, MX_BLOCK).max(axis=-1)
+    # frexp gives mantissas in [1/2, 1), so its exponent is one more than floor(log2).
+    step = np.where(largest > 0, np.ldexp(1.0, np.frexp(largest)[1] - 7), 0.0)
+    each = np.repeat(step, MX_BLOCK, axis=-1)[..., :depth]
+    return np.ascontiguousarray(each).reshape(values.shape)
+
+
+def unfolded(conv: ConvSpec, x: Matrix) -> Matrix:
+    """The input as each position sees it, shape (positions, taps * cin)."""
+    top, left, bottom, right = conv.pad
+    padded = np.pad(x, ((0, 0), (top, bottom), (left, right), (0, 0)))
+    rows = (
+        np.arange(conv.oh)[:, None] * conv.stride[0]
+        + np.arange(conv.kernel[0]) * (conv.dilation[0])
+    )
+    columns = (
+        np.arange(conv.ow)[:, None] * conv.stride[1]
+        + np.arange(conv.kernel[1]) * (conv.dilation[1])
+    )
+    seen = padded[:, rows[:, None, :, None], columns[None, :, None, :]]
+    return seen.reshape(conv.batch * conv.oh * conv.ow, conv.taps * conv.cin)
+
+
+def folded(conv: ConvSpec, seen: Matrix) -> Matrix:
+    """Each pixel's sum over the places where positions see it: what `unfolded` is undone by."""
+    top, left, bottom, right = conv.pad
+    whole = np.zeros((conv.batch, conv.h + top + bottom, conv.w + left + right, conv.cin))
+    parts = seen.reshape(conv.batch, conv.oh, conv.ow, *conv.kernel, conv.cin)
+    for i in range(conv.kernel[0]):
+        for j in range(conv.kernel[1]):
+            y, x = i * conv.dilation[0], j * conv.dilation[1]
+            rows = slice(y, y + (conv.oh - 1) * conv.stride[0] + 1, conv.stride[0])
+            columns = slice(x, x + (conv.ow - 1) * conv.stride[1] + 1, conv.stride[1])
+            whole[:, rows, columns] += parts[:, :, :, i, j]
+    return whole[:, top : top + conv.h, left : left + conv.w]
+
+
+def product_errors(program: StepProgram, memory: NDArray[np.uint8]) -> list[ProductError]:
+    """Hold every matrix product of a step to the exact one of the operands that lie in memory.
+
+    Parameters
+    ----------
+    program : StepProgram
+    memory : uint8 array
+        As the step left it, with the weights of before the update in place
+        (``StepProgram.set_parameters``).
+    """
+    found: list[ProductError] = []
+    for unit in units_of(program.graph):
+        if not isinstance(unit, ProductUnit):
+            continue
+        layer = unit.layers[0]
+        conv = conv_of(layer)
+        name = layer.name
+        x = program.read(memory, program.operands[unit.name, layer.inputs[0]]).astype(np.float64)
+        x = x.reshape(conv.batch, conv.h, conv.w, conv.cin)
+        weight = next(p.name for p in layer.parameters if p.spec.role == "weight")
+        w = program.read(memory, weight).astype(np.float64).reshape(conv.cout, -1)
+        sums = f"{name}.sums" if f"{name}.sums" in program.places else unit.name
+        seen = unfolded(conv, x)
+        depth = conv.kernel[1] * conv.cin if is_packed(conv) else conv.cin
+        found.append(_held(name, "forward", program, memory, sums, seen, w, depth))
+        if not program.options.train:
+            continue
+        dz = f"{name}.dsums" if unit.slope is not None else program.gradients[unit.name]
+        dy = program.read(memory, dz).astype(np.float64).reshape(-1, conv.cout)
+        positions = dy.shape[0]
+        found.append(
+            _held(name, "weight", program, memory, f"{weight}.gradient", dy.T, seen.T, positions)
+        )
+        if f"{name}.dx" in program.places:
+            found.append(_held_input(conv, name, program, memory, dy, w))
+    return found
+
+
+def _held(
+    layer: str,
+    which: Pass,
+    program: StepProgram,
+    memory: NDArray[np.uint8],
+    result: str,
+    a: Matrix,
+    b: Matrix,
+    depth: int,
+) -> ProductError:
+    """Compare ``a @ b.T`` with a tensor."""
+    step_a, step_b = steps_of(np.ascontiguousarray(a), depth), steps_of(
+        np.ascontiguousarray(b), depth
+    )  # fmt: skip
+    exact = a @ b.T
+    magnitude = np.abs(a) @ np.abs(b).T
+    bound = np.abs(a) @ step_b.T + step_a @ np.abs(b).T + step_a @ step_b.T
+    variance = (a**2 @ (step_b**2).T + step_a**2 @ (b**2).T) / 12
+    got = program.read(memory, result).astype(np.float64).reshape(exact.shape)
+    return _error(layer, which, program, result, got, exact, magnitude, bound, variance, a.shape[1])
+
+
+def _held_input(
+    conv: ConvSpec,
+    layer: str,
+    program: StepProgram,
+    memory: NDArray[np.uint8],
+    dy: Matrix,
+    w: Matrix,
+) -> ProductError:
+    """Compare the input gradient."""
+
+    def back(gradient: Matrix, weight: Matrix) -> Matrix:
+        return folded(conv, gradient @ weight)
+
+    step_dy = steps_of(dy, conv.cout)
+    step_w = steps_of(np.ascontiguousarray(w.T), conv.cout).T
+    exact = back(dy, w)
+    magnitude = back(np.abs(dy), np.abs(w))
+    bound = back(np.abs(dy), step_w) + back(step_dy, np.abs(w)) + back(step_dy, step_w)
+    variance = (back(dy**2, step_w**2) + back(step_dy**2, w**2)) / 12
+    result = f"{layer}.dx"
+    got = program.read(memory, result).astype(np.float64).reshape(exact.shape)
+    terms = conv.taps * conv.cout
+    return _error(layer, "input", program, result, got, exact, magnitude, bound, variance, terms)
+
+
+def _error(
+    layer: str,
+    which: Pass,
+    program: StepProgram,
+    result: str,
+    got: Matrix,
+    exact: Matrix,
+    magnitude: Matrix,
+    bound: Matrix,
+    variance: Matrix,
+    terms: int,
+) -> ProductError:
+    """Put the numbers together, with what FP32 sums and the result's format add."""
+    place = program.places[result]
+    half_unit = 2.0**-9 if place.end - place.begin == 2 * got.size else 2.0**-24
+    rounding = terms * 2.0**-24 * (magnitude + bound) + half_unit * (np.abs(exact) + bound)
+    error = got - exact
+    size = np.sqrt(np.mean(exact**2))
+    expected = np.sqrt(np.mean(variance) + np.mean((half_unit * exact) ** 2) / 3)
+    limit = bound + rounding
+    return ProductError(
+        layer,
+        which,
+        float(np.sqrt(np.mean(error**2)) / size) if size else 0.0,
+        float(expected / size) if size else 0.0,
+        float(np.max(np.abs(error)[limit > 0] / limit[limit > 0], initial=0.0)),
+    )

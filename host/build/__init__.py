@@ -1,0 +1,1 @@
+"""The build folder, and what it consists of."""

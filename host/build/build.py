@@ -1,0 +1,518 @@
+"""The build folder: all that a run needs, and what guards it against damage.
+
+It has the plan, the network, the cluster, the Verilog of each core with what it takes of its
+boards, and each device's program and memory. Equal input gives equal bytes. A run adds its own
+folder, which the manifest does not list.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import errno
+import fcntl
+import functools
+import hashlib
+import json
+import logging
+import os
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+from pydantic import Field, TypeAdapter, ValidationError
+
+from fpgapipe import __version__
+from fpgapipe.errors import FileError, UserError, shown
+from fpgapipe.files import (
+    exchange,
+    open_file,
+    parse_json,
+    read_bytes,
+    read_json,
+    read_text,
+    scratch_folder,
+)
+from fpgapipe.host.build.build_check import check_design, check_sizes, in_doubt, is_known, remember
+from fpgapipe.host.build.build_hardware import core_name
+from fpgapipe.host.build.build_parts import (
+    CLUSTER,
+    CLUSTERS,
+    DEVICES,
+    HARDWARE,
+    MAX_BYTES,
+    NETWORK,
+    PLAN,
+    Design,
+    initial_values,
+    limit_of,
+    needed,
+)
+from fpgapipe.host.build.device_file import read_device
+from fpgapipe.lowering.program.pipeline import PipelineProgram
+from fpgapipe.host.build.plan_cores import core_specs, memory_specs, wire_specs
+from fpgapipe.lowering.units.step_options import StepOptions
+from fpgapipe.network import graph_json
+from fpgapipe.network.graph import NetworkError
+from fpgapipe.partition.plan import Plan
+from fpgapipe.stopwatch import phase
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Iterator, Mapping
+
+    import numpy as np
+    from numpy.typing import NDArray
+
+    from fpgapipe.lowering.program.device_program import DeviceProgram
+    from fpgapipe.hw.hls_models.cycles.core_cycles import MemorySpec
+    from fpgapipe.hw.hls_models.spec.core_spec import CoreSpec
+    from fpgapipe.hw.hls_models.spec.device import ClusterSpec
+    from fpgapipe.network.graph import Graph
+    from fpgapipe.sim_tb.native.phy import WireSpec
+
+MANIFEST = "manifest.json"
+RUN = "run"
+FORMAT_VERSION = 5
+
+MAX_MANIFEST_BYTES = 1 << 20
+"""A larger manifest is not read: it has some hundred bytes for each device."""
+
+logger = logging.getLogger(__name__)
+
+_OPTIONS = TypeAdapter(StepOptions)
+_WHOLE = TypeAdapter(Annotated[int, Field(ge=0, lt=1 << 128, strict=True)])
+_TEXT = TypeAdapter(Annotated[str, Field(max_length=1000, strict=True)])
+_NAMES = TypeAdapter(list[Annotated[str, Field(strict=True)]])
+
+
+@dataclass(frozen=True)
+class Build:
+    """An opened build folder; what is in its files is read when it is asked for.
+
+    Attributes
+    ----------
+    folder : Path
+    plan : Plan
+    cluster : ClusterSpec
+    options : StepOptions
+        What its programs were made with.
+    seed : int
+        Number that decides the initial parameters.
+    """
+
+    folder: Path
+    plan: Plan
+    cluster: ClusterSpec
+    options: StepOptions
+    seed: int
+
+    @functools.cached_property
+    def graph(self) -> Graph:
+        """The network for one micro-batch."""
+        try:
+            return graph_json.from_json(read_text(self.folder / NETWORK, MAX_BYTES[NETWORK]))
+        except NetworkError as error:
+            raise FileError(self.folder / NETWORK, [str(error)]) from None
+
+    @functools.cached_property
+    def _devices(self) -> list[tuple[DeviceProgram, dict[str, NDArray[np.float32]]]]:
+        return [
+            read_device(self.folder / DEVICES / str(stage))
+            for stage in range(len(self.plan.stages))
+        ]
+
+    @functools.cached_property
+    def pipeline(self) -> PipelineProgram:
+        """Programs of all devices."""
+        return PipelineProgram(self.graph, tuple(program for program, _ in self._devices))
+
+    @functools.cached_property
+    def parameters(self) -> dict[str, NDArray[np.float32]]:
+        """Initial values, as the network has them."""
+        return {name: value for _, own in self._devices for name, value in own.items()}
+
+    @functools.cached_property
+    def cores(self) -> list[CoreSpec]:
+        """Each device's core; equal ones are one object."""
+        return core_specs(self.plan)
+
+    @functools.cached_property
+    def memories(self) -> list[MemorySpec]:
+        """Of each device, for simulation: the board's memory at the core's clock."""
+        return memory_specs(self.plan)
+
+    @functools.cached_property
+    def wires(self) -> list[WireSpec]:
+        """For each device but the last, the cable to the next, for simulation."""
+        return wire_specs(self.plan, self.cluster)
+
+    @functools.cached_property
+    def resources(self) -> list[dict[str, Any]]:
+        """What each device's core takes of its board, as the JSON beside its Verilog says.
+
+        Keys: ``core``, ``board``, ``basis``; ``blocks`` (numbers by block); ``used``, ``limits``
+        and ``headroom``; ``dies``, a list with a name and the last three for each die. Numbers are
+        of ``lut``, ``ff``, ``bram36``, ``uram`` and ``dsp``.
+        """
+        found = []
+        for stage, core in zip(self.plan.stages, self.cores, strict=True):
+            value = read_json(
+                self.folder / HARDWARE / f"{core_name(core)}.json", MAX_BYTES[".json"]
+            )
+            head = {"core": value["core"], "board": stage.board, "basis": value["basis"]}
+            found.append(head | value["boards"][stage.board])
+        return found
+
+    def check_verilog(self) -> None:
+        """See that the folder has the Verilog that is generated now, which is what is simulated.
+
+        Raises
+        ------
+        UserError
+            If it differs.
+        """
+        from fpgapipe.sim_tb.native.core_device import device_verilog
+
+        for core in dict.fromkeys(self.cores):
+            path = self.folder / HARDWARE / f"{core_name(core)}.v"
+            if read_text(path, MAX_BYTES[".v"]) != device_verilog(core):
+                raise UserError(
+                    f"{path} is not what fpgapipe {__version__} generates for this core and would "
+                    "simulate: it was changed, or made by another version; build it again"
+                )
+
+    @property
+    def run_folder(self) -> Path:
+        """Where runs, measurements and the report are written; perhaps not there yet.
+
+        Raises
+        ------
+        UserError
+            If there are links in it: what is written would be written elsewhere.
+        """
+        path = self.folder / RUN
+        found = [path] if path.is_symlink() else []
+        for folder, folders, files in os.walk(path):
+            found += [
+                each for name in (*folders, *files) if (each := Path(folder, name)).is_symlink()
+            ]
+        if found:
+            raise UserError(
+                f"{found[0]} is a link, and fpgapipe writes through none in a build; remove it"
+            )
+        return path
+
+
+def write_build(
+    plan: Plan,
+    graph: Graph,
+    cluster: ClusterSpec,
+    folder: Path,
+    *,
+    seed: int = 0,
+    options: StepOptions | None = None,
+    on_part: Callable[[str], object] = lambda what: None,
+) -> Build:
+    """Make programs and hardware of a plan and write the folder, whole or not at all.
+
+    Parameters
+    ----------
+    plan : Plan
+    graph : Graph
+        Of one micro-batch; its initial values are taken, as far as it has some.
+    cluster : ClusterSpec
+    folder : Path
+        Where it is to be. A build that is there is replaced, unless it is the same.
+    seed : int
+        Number that decides the initial parameters.
+    options : StepOptions, optional
+        Those of training or of inference, as the plan has it, if not given.
+    on_part : callable
+        Called with the name of each part before it is made.
+
+    Raises
+    ------
+    UserError
+        If a layer does not fit its core, a program its board's memory, the folder is there and is
+        no earlier build, holds runs of another one, or cannot be written.
+    """
+    options = options or StepOptions(train=plan.trains)
+    if options.train != plan.trains:
+        raise UserError(f"a plan to {plan.mode} needs options for it")
+    from fpgapipe.sim_tb.native.core_device import device_verilog
+
+    check_folder(folder)
+    design = Design(plan, graph, cluster, options, seed)
+    on_part("programs")
+    with phase("programs"):
+        pipeline = design.pipeline()
+    parameters = initial_values(graph, seed)
+    texts = dict(design.described())
+    for core in dict.fromkeys(design.cores):
+        name = f"{HARDWARE}/{core_name(core)}.v"
+        on_part(name)
+        texts[name] = device_verilog(core).encode()
+    build = Build(folder, plan, cluster, options, seed)
+    own = sorted(graph.values.keys() & parameters.keys())
+    with _writing(folder) as fresh:
+        for name, text in texts.items():
+            _write(fresh / name, [text])
+        parts = ""
+        for name, pieces in design.lowered(pipeline, parameters):
+            if (part := str(Path(name).parent)) != parts:
+                on_part(parts := part)
+            _write(fresh / name, pieces)
+        on_part(MANIFEST)
+        manifest = _manifest(fresh, build, own)
+        _write(fresh / MANIFEST, [manifest])
+    remember(manifest)
+    return build
+
+
+def _write(path: Path, pieces: Iterable[bytes | memoryview]) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with path.open("wb") as file:
+        file.writelines(pieces)
+
+
+def _manifest(folder: Path, build: Build, own: list[str]) -> bytes:
+    value = {
+        "format": "fpgapipe-build",
+        "version": FORMAT_VERSION,
+        "made_by": __version__,
+        "seed": build.seed,
+        "options": dataclasses.asdict(build.options),
+        "own_values": own,
+        "files": {
+            path.relative_to(folder).as_posix(): {
+                "bytes": path.stat().st_size,
+                "sha256": _digest(path, path.stat().st_size),
+            }
+            for path in sorted(folder.rglob("*"))
+            if path.is_file()
+        },
+    }
+    return (json.dumps(value, indent=2) + "\n").encode()
+
+
+def check_folder(folder: Path) -> None:
+    """Find out, before the work, whether a build can be written to a folder.
+
+    Raises
+    ------
+    UserError
+        If it is there and is no earlier build, or it cannot be made.
+    """
+    try:
+        foreign = folder.exists() and not (folder / MANIFEST).is_file() and not _is_empty(folder)
+        if not folder.exists() and os.path.lexists(folder):
+            raise FileNotFoundError(errno.ENOENT, "it is a link that leads nowhere")
+        parent = folder.parent
+        while not os.path.lexists(parent):
+            parent = parent.parent
+        if not foreign and not parent.is_dir():
+            raise NotADirectoryError(errno.ENOTDIR, os.strerror(errno.ENOTDIR))
+        if not foreign and not os.access(parent, os.W_OK | os.X_OK):
+            raise PermissionError(errno.EACCES, os.strerror(errno.EACCES))
+    except (OSError, ValueError) as error:
+        reason = error.strerror if isinstance(error, OSError) else error
+        raise UserError(f"{folder} cannot be written: {reason}") from None
+    if foreign:
+        raise UserError(f"{folder} is there and is no build of fpgapipe; name another with -o")
+
+
+@contextlib.contextmanager
+def _writing(folder: Path) -> Iterator[Path]:
+    """Give an empty folder, and put it where it belongs when it is full.
+
+    The same build is left as it is, with its runs; runs of another one are not thrown away. What a
+    build that was killed has left is removed.
+    """
+    try:
+        folder.parent.mkdir(parents=True, exist_ok=True)
+        with scratch_folder(folder) as scratch:
+            fresh = scratch / "new"
+            fresh.mkdir()
+            yield fresh
+            with holding(folder):
+                if folder.exists():
+                    if _is_same(folder, fresh):
+                        return
+                    if (folder / RUN).exists():
+                        raise UserError(
+                            f"{folder} holds runs of another build; move or remove {folder / RUN}, "
+                            "or name another folder with -o"
+                        )
+                    exchange(fresh, folder)
+                else:
+                    fresh.replace(folder)
+    except OSError as error:
+        raise UserError(f"{folder} cannot be written: {error.strerror}") from None
+
+
+@contextlib.contextmanager
+def holding(folder: Path) -> Iterator[None]:
+    """Let one process at a time use a build or replace it; others wait.
+
+    The kernel frees the lock of a process that was killed. A folder that is not there is not held.
+    """
+    descriptor = None
+    with contextlib.suppress(OSError):  # not there, or on a file system without locks
+        while True:
+            descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
+            try:
+                fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                logger.info("waiting for another process that uses %s", folder)
+                fcntl.flock(descriptor, fcntl.LOCK_EX)
+            if os.path.samestat(os.fstat(descriptor), folder.stat()):
+                break
+            os.close(descriptor)  # it was replaced meanwhile
+            descriptor = None
+    try:
+        yield
+    finally:
+        if descriptor is not None:
+            os.close(descriptor)
+
+
+@dataclass(frozen=True)
+class _Manifest:
+    """What ``manifest.json`` says; `own` are parameters whose first values the network has."""
+
+    options: StepOptions
+    seed: int
+    made_by: str
+    own: frozenset[str]
+    files: Mapping[str, tuple[int, str]]
+
+
+def how_to_build(folder: Path) -> str:
+    """The command line that makes a build, whole."""
+    line = "fpgapipe build --board u280 --devices 2 --array 8x8 --batch 8"
+    return f"'{line} -o {folder}' makes one"
+
+
+def open_build(folder: Path) -> Build:
+    """Open a build folder.
+
+    Its files are checked against the manifest. A build that was neither made nor opened on this
+    machine before is also made anew, without its Verilog, and has to be the same byte by byte, so
+    that nothing of it is taken on trust.
+
+    Raises
+    ------
+    UserError
+        If it is no build, of another version, damaged, or not what follows from its plan.
+    """
+    data, manifest = _read_manifest(folder)
+    files = manifest.files
+    inputs = (PLAN, NETWORK, CLUSTER)
+    _refuse_damage(folder, [f"{MANIFEST} without {name}" for name in inputs if name not in files])
+    _refuse_damage(folder, _damaged(folder, {name: files[name] for name in inputs}))
+    with in_doubt(folder):
+        plan = Plan.read(folder / PLAN)
+        try:
+            cluster = CLUSTERS.validate_json(read_bytes(folder / CLUSTER, MAX_BYTES[CLUSTER]))
+        except ValidationError:
+            raise FileError(folder / CLUSTER, ["is no cluster of a build"]) from None
+        names = needed(plan)
+        missing = sorted(names - files.keys())
+        _refuse_damage(folder, [f"{MANIFEST} without {name}" for name in missing])
+        _refuse_damage(folder, [f"{MANIFEST} with {name}" for name in sorted(files.keys() - names)])
+        build = Build(folder, plan, cluster, manifest.options, manifest.seed)
+        _ = build.run_folder  # has to be one
+        if is_known(data):
+            _refuse_damage(folder, _damaged(folder, files))
+            return build
+        design = Design(plan, build.graph, cluster, manifest.options, manifest.seed)
+        check_sizes(design, files, folder)
+        _refuse_damage(folder, _damaged(folder, files))
+        logger.debug("%s was not made here: making it anew to compare", folder)
+        pipeline, parameters = check_design(design, files, folder, manifest.own, manifest.made_by)
+    # They need not be read again.
+    build.__dict__.update(pipeline=pipeline, parameters=parameters)
+    remember(data)
+    return build
+
+
+def _read_manifest(folder: Path) -> tuple[bytes, _Manifest]:
+    try:
+        if _has_links(folder, MANIFEST):
+            raise FileError(folder / MANIFEST, ["is a link, not a file"])
+        data = read_bytes(folder / MANIFEST, MAX_MANIFEST_BYTES)
+    except FileError as error:
+        hint = "" if os.path.lexists(folder) else f"; {how_to_build(folder)}"
+        why = f"{MANIFEST}: {error.faults[0]}"
+        raise UserError(f"{folder} is no build folder ({why}){hint}") from None
+    try:
+        value = parse_json(data)
+        if value["format"] != "fpgapipe-build":
+            raise KeyError("format")
+        version = value["version"]
+        if version != FORMAT_VERSION:
+            raise UserError(
+                f"{folder} has format version {shown(version)}, not {FORMAT_VERSION}; build it "
+                "again"
+            )
+        return data, _Manifest(
+            _OPTIONS.validate_python(value["options"]),
+            _WHOLE.validate_python(value["seed"]),
+            _TEXT.validate_python(value["made_by"]),
+            frozenset(_NAMES.validate_python(value["own_values"])),
+            {
+                _TEXT.validate_python(name): (
+                    _WHOLE.validate_python(each["bytes"]),
+                    _TEXT.validate_python(each["sha256"]),
+                )
+                for name, each in value["files"].items()
+            },
+        )
+    except (ValueError, KeyError, TypeError, AttributeError):
+        raise FileError(folder / MANIFEST, ["is no manifest of a build"]) from None
+
+
+def _refuse_damage(folder: Path, damaged: list[str]) -> None:
+    if damaged:
+        names = ", ".join(damaged[:5]) + (", ..." if len(damaged) > 5 else "")
+        raise UserError(f"{folder} is damaged ({names}); build it again")
+
+
+def _damaged(folder: Path, files: Mapping[str, tuple[int, str]]) -> list[str]:
+    return [
+        name
+        for name, (size, digest) in files.items()
+        if size > limit_of(name)
+        or _has_links(folder, name)
+        or _digest(folder / name, size) != digest
+    ]
+
+
+def _has_links(folder: Path, name: str) -> bool:
+    """Whether a file of a build, or a folder that it is in, is a link."""
+    path = Path(name)
+    return any((folder / each).is_symlink() for each in (path, *path.parents) if each.name)
+
+
+def _is_same(folder: Path, other: Path) -> bool:
+    """Whether a folder is an undamaged build with the manifest of another one."""
+    try:
+        data, manifest = _read_manifest(folder)
+    except UserError:
+        return False
+    return data == (other / MANIFEST).read_bytes() and not _damaged(folder, manifest.files)
+
+
+def _is_empty(folder: Path) -> bool:
+    return folder.is_dir() and not any(folder.iterdir())
+
+
+def _digest(path: Path, size_bytes: int) -> str:
+    """SHA-256 of a file; empty if it is not of this size, or cannot be read."""
+    try:
+        with open_file(path, size_bytes) as file:
+            if os.fstat(file.fileno()).st_size == size_bytes:
+                return hashlib.file_digest(file, "sha256").hexdigest()
+    except (FileError, OSError):
+        pass
+    return ""

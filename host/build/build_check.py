@@ -1,0 +1,225 @@
+"""Whether a build folder is what this version of fpgapipe makes of the plan in it.
+
+Digests tell of damage, not of intent: whoever changes a file can write its digest anew. But a build
+follows from its plan, network, cluster, options and seed. So of a folder that comes from elsewhere
+everything is made again and compared, and what is run is what was made here. A folder's manifest is
+remembered when this has been done, or when the build was made on this machine.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import math
+import os
+from typing import TYPE_CHECKING
+
+from fpgapipe import __version__
+from fpgapipe.errors import UserError, shown
+from fpgapipe.files import size_text
+from fpgapipe.host.build.build_parts import DEVICES, initial_values
+from fpgapipe.host.build.device_file import DEVICE, IMAGE, PROGRAM, device_files, read_values
+from fpgapipe.hw.hls_models.isa.instructions import WORD_BYTES
+from fpgapipe.cache import cache_dir
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator, Mapping
+    from pathlib import Path
+
+    import numpy as np
+    from numpy.typing import NDArray
+
+    from fpgapipe.host.build.build_parts import Design
+    from fpgapipe.lowering.program.pipeline import PipelineProgram
+
+    Files = Mapping[str, tuple[int, str]]
+    """Size and SHA-256 of each file, as the manifest has them."""
+
+MAX_SCRATCHPAD_BYTES = 1 << 28
+"""More on-chip memory no device has."""
+
+MIN_BYTES_PER_CYCLE, MAX_LATENCY_CYCLES = 2.0**-10, 1 << 20
+"""Bounds of the memory in a plan, with which times are predicted event by event."""
+
+SLACK_BYTES = 1 << 22
+"""Of constants, and of parameters that are zero in the beginning."""
+
+
+# ---------------------------------------------------------------------- what is known
+
+
+def is_known(manifest: bytes) -> bool:
+    """Whether the build of a manifest was made on this machine, or checked."""
+    with contextlib.suppress(UserError, OSError):
+        return (cache_dir() / "builds" / _digest([manifest])).is_file()
+    return False
+
+
+def remember(manifest: bytes) -> None:
+    """Note that the build of a manifest need not be checked; without a cache it will be."""
+    with contextlib.suppress(UserError, OSError):
+        folder = cache_dir() / "builds"
+        folder.mkdir(exist_ok=True)
+        (folder / _digest([manifest])).touch()
+
+
+# ---------------------------------------------------------------------- before it is made anew
+
+
+@contextlib.contextmanager
+def in_doubt(folder: Path) -> Iterator[None]:
+    """Take every error for one of the folder, while there is nothing else to take it for.
+
+    What a stranger wrote may break any rule that the lowering takes for granted.
+
+    Raises
+    ------
+    UserError
+        For whatever is raised.
+    """
+    try:
+        yield
+    except UserError:
+        raise
+    except Exception as error:
+        text = " ".join(f"{type(error).__name__} {error}".split())[:300]
+        raise UserError(f"{folder} is no build of its plan ({text})") from error
+
+
+def check_sizes(design: Design, files: Files, folder: Path) -> None:
+    """Hold what a design asks for against the files that are there, before any of it is made.
+
+    So time and memory that the design takes are bounded by what the folder has.
+
+    Raises
+    ------
+    UserError
+        If the files are not those of such a design.
+    """
+    faults = _faults(design, files)
+    if faults:
+        raise UserError(f"{folder} is no build of its plan ({'; '.join(faults[:5])})")
+
+
+def _faults(design: Design, files: Files) -> list[str]:
+    plan, graph = design.plan, design.graph
+    if graph.batch != plan.microbatch:
+        return [f"its network is for {graph.batch} samples, its plan for {plan.microbatch}"]
+    faults = []
+    programs = [files[f"{DEVICES}/{index}/{PROGRAM}"][0] for index in range(len(plan.stages))]
+    moved = 0
+    for index, stage in enumerate(plan.stages):
+        rate, latency = stage.core.memory_bytes_per_cycle, stage.core.memory_latency_cycles
+        if not rate >= MIN_BYTES_PER_CYCLE or latency > MAX_LATENCY_CYCLES:
+            faults.append(f"the memory of stage {index} is slower than any board's")
+    for index, (core, size) in enumerate(zip(design.cores, programs, strict=True)):
+        if core.scratchpad.size_bytes > MAX_SCRATCHPAD_BYTES:
+            faults.append(f"the scratchpad of stage {index} is larger than any device's")
+        # A micro-batch takes some instructions, and an instruction moves a scratchpad at most.
+        if size < plan.num_microbatches * WORD_BYTES:
+            faults.append(f"the program of stage {index} is too short for its micro-batches")
+        moved += size // WORD_BYTES * core.scratchpad.size_bytes
+    parameters = sum(
+        4 * math.prod(parameter.spec.shape)
+        for layer in graph.layers.values()
+        for parameter in layer.parameters
+    )
+    values = sum(
+        4 * math.prod(tensor.shape)
+        for tensor in (*graph.inputs.values(), *(each.output for each in graph.layers.values()))
+    )
+    images = sum(files[f"{DEVICES}/{index}/{IMAGE}"][0] for index in range(len(plan.stages)))
+    if not images // 4 - SLACK_BYTES <= parameters <= 4 * images + SLACK_BYTES:
+        faults.append("its images are not of the size of the network's parameters")
+    if values * plan.num_microbatches > 8 * moved:
+        faults.append("its programs are too short for the network's values")
+    return faults
+
+
+# ---------------------------------------------------------------------- made anew
+
+
+def check_design(
+    design: Design, files: Files, folder: Path, own: frozenset[str], made_by: str
+) -> tuple[PipelineProgram, dict[str, NDArray[np.float32]]]:
+    """Make all of a build anew but its Verilog, and compare.
+
+    Parameters
+    ----------
+    design : Design
+    files : mapping
+        All files of the build, whose bytes have these digests.
+    folder : Path
+    own : frozenset of str
+        Parameters whose initial values came with the network; they are taken from the images.
+    made_by : str
+        Version that the manifest names.
+
+    Returns
+    -------
+    pipeline : PipelineProgram
+    parameters : dict of str to array
+        Initial values.
+
+    Raises
+    ------
+    UserError
+        With the files that differ.
+    """
+    try:
+        different = [name for name, data in design.described() if _digest([data]) != files[name][1]]
+        if not different:
+            pipeline = design.pipeline()
+            _refuse_memory(pipeline, folder)
+            parameters = initial_values(design.graph, design.seed)
+            if own:
+                _take(own, pipeline, parameters, folder)
+            different = [
+                name
+                for name, pieces in design.lowered(pipeline, parameters)
+                if _digest(pieces) != files[name][1]
+            ]
+            if not different:
+                return pipeline, parameters
+    except UserError as error:
+        raise UserError(f"{folder} is no build of its plan ({error})") from None
+    by = "" if made_by == __version__ else f" by fpgapipe {shown(made_by)}"
+    raise UserError(
+        f"{folder} is not what fpgapipe {__version__} makes of its plan: {', '.join(different[:5])}"
+        f"{', ...' if len(different) > 5 else ''} would differ; it was changed, or made{by} in "
+        "another way; build it again"
+    )
+
+
+def _take(
+    own: frozenset[str],
+    pipeline: PipelineProgram,
+    parameters: dict[str, NDArray[np.float32]],
+    folder: Path,
+) -> None:
+    """Replace values by those that came with the network."""
+    if not own <= parameters.keys():
+        raise UserError(f"its network has no parameter {shown(min(own - parameters.keys()))}")
+    for part in pipeline.parts:
+        drawn = dict(device_files(part, parameters, ""))
+        limit_bytes = 2 * len(drawn[DEVICE][0]) + SLACK_BYTES
+        found = read_values(folder / DEVICES / str(part.index), part, limit_bytes)
+        parameters |= {name: value for name, value in found.items() if name in own}
+
+
+def _refuse_memory(pipeline: PipelineProgram, folder: Path) -> None:
+    """Refuse devices whose memories are more than this machine has."""
+    there = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    asked = sum(part.memory_bytes for part in pipeline.parts)
+    if asked > there:
+        raise UserError(
+            f"its devices use {size_text(asked)} of memory, of which this machine has "
+            f"{size_text(there)}"
+        )
+
+
+def _digest(pieces: Iterable[bytes | memoryview]) -> str:
+    digest = hashlib.sha256()
+    for piece in pieces:
+        digest.update(piece)
+    return digest.hexdigest()

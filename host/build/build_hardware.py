@@ -1,0 +1,97 @@
+"""The hardware of a build: names of cores, and what they take of the boards they are for."""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+import json
+from typing import TYPE_CHECKING, Any
+
+from fpgapipe.hw.hls_models.resources.core_resources import (
+    CoreShape,
+    Resources,
+    block_resources,
+    column_resources,
+    core_resources,
+    fixed_resources,
+    scratchpad_resources,
+)
+from fpgapipe.partition.cost.cores import RESOURCES, over_dies
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+    from fpgapipe.hw.hls_models.spec.core_spec import CoreSpec
+    from fpgapipe.hw.hls_models.spec.device import DeviceSpec
+
+BASIS = (
+    "counted by Yosys for its blocks, or derived from them (hw/hls_models/resources/core_counts.py); not "
+    "placed by the vendor's tools. Limits are what a design may use, shell and reserve taken off"
+)
+
+
+def core_name(core: CoreSpec) -> str:
+    """Name of a core's files: its array, and a digest of all its parameters."""
+    text = json.dumps(dataclasses.asdict(core), sort_keys=True)
+    digest = hashlib.sha256(text.encode()).hexdigest()[:8]
+    return f"core_{core.rows}x{core.cols}_{digest}"
+
+
+def resources_json(core: CoreSpec, devices: Iterable[DeviceSpec]) -> str:
+    """What a core takes of each board that it is for, as text; boards by name."""
+    boards = {device.name: _on_board(core, device) for device in devices}
+    value = {
+        "core": core_name(core),
+        "parameters": dataclasses.asdict(core),
+        "basis": BASIS,
+        "boards": dict(sorted(boards.items())),
+    }
+    return json.dumps(value, indent=1) + "\n"
+
+
+def shape_on(core: CoreSpec, device: DeviceSpec) -> CoreShape:
+    """What decides the resources of a core on a device."""
+    return CoreShape(
+        core.rows,
+        core.cols,
+        core.num_engines,
+        core.vector.lanes if core.vector else 0,
+        core.scratchpad.size_bytes,
+        core.acc_depth,
+        core.bus_bytes,
+        tuple(link.phy_bytes for link in core.links),
+        device.dsp_kind,
+        device.uram > 0,
+    )
+
+
+def _on_board(core: CoreSpec, device: DeviceSpec) -> dict[str, Any]:
+    shape = shape_on(core, device)
+    blocks = block_resources(shape)
+    used = core_resources(shape)
+    columns = [column_resources(shape)] * (core.cols * core.num_engines)
+    dies = over_dies(device, fixed_resources(shape), columns, scratchpad_resources(shape))
+    return {
+        "blocks": {name: _numbers(each) for name, each in sorted(blocks.items())},
+        **_against(used, Resources(*(getattr(device, name) for name in RESOURCES))),
+        "dies": [
+            {"die": die.name}
+            | _against(taken, Resources(*(getattr(die, name) for name in RESOURCES)))
+            for die, taken in zip(device.dies, dies, strict=True)
+        ],
+    }
+
+
+def _against(used: Resources, limits: Resources) -> dict[str, Any]:
+    """What is used, what may be, and what is left of it."""
+    taken, most = _numbers(used), _numbers(limits)
+    return {
+        "used": taken,
+        "limits": most,
+        "headroom": {name: most[name] - taken[name] for name in RESOURCES},
+    }
+
+
+def _numbers(resources: Resources) -> dict[str, int]:
+    rounded = resources.rounded()
+    return {name: int(getattr(rounded, name)) for name in RESOURCES}

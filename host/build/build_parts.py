@@ -1,0 +1,226 @@
+"""What a build consists of, and the files that follow from it: the same design, the same bytes."""
+
+from __future__ import annotations
+
+import functools
+import hashlib
+import json
+from dataclasses import asdict, dataclass
+from pathlib import PurePath
+from typing import TYPE_CHECKING
+
+import numpy as np
+from pydantic import TypeAdapter
+
+from fpgapipe import __version__
+from fpgapipe.errors import UserError
+from fpgapipe.host.build.build_hardware import core_name, resources_json
+from fpgapipe.host.build.device_file import DEVICE, IMAGE, PROGRAM, device_files
+from fpgapipe.lowering.program.pipeline import PipelineProgram, build_pipeline
+from fpgapipe.host.build.plan_cores import core_specs, devices_of, memory_specs
+from fpgapipe.hw.hls_models.spec.device import ClusterSpec
+from fpgapipe.network import graph_json
+from fpgapipe.network.initial_values import initial_parameters
+from fpgapipe.partition.schedule.schedule_kinds import make_schedule
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping
+
+    from numpy.typing import NDArray
+
+    from fpgapipe.lowering.units.step_options import StepOptions
+    from fpgapipe.hw.hls_models.spec.core_spec import CoreSpec
+    from fpgapipe.network.graph import Graph
+    from fpgapipe.partition.plan import Plan
+
+PLAN, NETWORK, CLUSTER, README = "plan.json", "network.json", "cluster.json", "README.md"
+HARDWARE, DEVICES = "hardware", "devices"
+
+MAX_BYTES = {
+    PLAN: 1 << 24,
+    NETWORK: 1 << 25,
+    CLUSTER: 1 << 24,
+    ".v": 1 << 28,
+    ".json": 1 << 28,
+    PROGRAM: 1 << 30,
+    ".bin": 1 << 36,
+    ".md": 1 << 20,
+}
+"""A larger file of that name, or else of that suffix, is not read."""
+
+CLUSTERS = TypeAdapter(ClusterSpec)
+
+_README = """\
+# A build of fpgapipe {version}
+
+`{network}` {purpose} on {devices} of `{cluster}`: a batch of {batch} in {count} micro-batches of
+{microbatch}, schedule `{schedule}`.
+
+| file | what it is |
+|---|---|
+| `plan.json` | which device computes which layers, on which core, and how long that should take |
+| `network.json` | the network for one micro-batch: layers, shapes, names of parameters |
+| `cluster.json` | the devices and the links between them |
+| `hardware/*.v` | Verilog of each core, top module `top`; devices with equal cores share one |
+| `hardware/*.json` | what the core takes of its board, by block, and the limits of board and dies |
+| `devices/N/device.json` | core, memory map, kernels, tasks and register settings of stage N |
+| `devices/N/program.bin` | its program, as it lies in its memory |
+| `devices/N/image.bin` | what else is not zero there at first: parameters and constants |
+| `manifest.json` | SHA-256 of every file |
+
+{cores}
+
+Run it with `fpgapipe run` and the name of this folder: `--backend sim` simulates the devices cycle
+by cycle, `--backend model` runs the bit-exact model, `--backend torch` the same network in PyTorch.
+`fpgapipe report` makes a page of what came out. Both write to `run/`, which has no digests.
+"""
+
+
+@dataclass(frozen=True)
+class Design:
+    """What is built.
+
+    Attributes
+    ----------
+    plan : Plan
+    graph : Graph
+        The network for the samples of one micro-batch.
+    cluster : ClusterSpec
+    options : StepOptions
+    seed : int
+        Number that decides the initial parameters.
+    """
+
+    plan: Plan
+    graph: Graph
+    cluster: ClusterSpec
+    options: StepOptions
+    seed: int
+
+    @functools.cached_property
+    def cores(self) -> list[CoreSpec]:
+        """Each device's core; equal ones are one object."""
+        return core_specs(self.plan)
+
+    @functools.cached_property
+    def inputs(self) -> dict[str, bytes]:
+        """Names and contents of the files that all else follows from."""
+        return {
+            PLAN: self.plan.to_json().encode(),
+            NETWORK: graph_json.to_json(self.graph).encode(),
+            CLUSTER: CLUSTERS.dump_json(self.cluster, indent=1) + b"\n",
+        }
+
+    @property
+    def digest(self) -> str:
+        """SHA-256 of all that programs follow from."""
+        digest = hashlib.sha256(json.dumps(asdict(self.options), sort_keys=True).encode())
+        for data in self.inputs.values():
+            digest.update(b"\n" + data)
+        return digest.hexdigest()
+
+    def pipeline(self) -> PipelineProgram:
+        """Make the programs of all devices.
+
+        Raises
+        ------
+        UserError
+            If a layer does not fit its core, or a program its board's memory.
+        """
+        plan = self.plan
+        layers = [stage.layers for stage in plan.stages]
+        schedule = make_schedule(plan.schedule, len(layers), plan.num_microbatches)
+        places = devices_of(plan, self.cluster)
+        memory = memory_specs(plan)[0]
+        try:
+            found = build_pipeline(self.graph, self.cores, layers, schedule, memory, self.options)
+        except NotImplementedError as error:
+            raise UserError(str(error)) from error
+        for part, place, stage in zip(found.parts, places, plan.stages, strict=True):
+            room = self.cluster.devices[place].memory_bytes
+            if part.memory_bytes > room:
+                raise UserError(
+                    f"stage {part.index} needs {part.memory_bytes:,} bytes of memory, "
+                    f"{stage.device} has {room:,}; more micro-batches, a smaller batch or more "
+                    "devices need less"
+                )
+        return found
+
+    def described(self) -> Iterator[tuple[str, bytes]]:
+        """Names and contents of the files that no program is needed for; Verilog is another's."""
+        plan = self.plan
+        yield from self.inputs.items()
+        places = devices_of(plan, self.cluster)
+        for core in dict.fromkeys(self.cores):
+            boards = [
+                self.cluster.devices[at]
+                for at, each in zip(places, self.cores, strict=True)
+                if each == core
+            ]
+            yield f"{HARDWARE}/{core_name(core)}.json", resources_json(core, boards).encode()
+        yield README, _readme(plan, self.cores).encode()
+
+    def lowered(
+        self, pipeline: PipelineProgram, parameters: Mapping[str, NDArray[np.float32]]
+    ) -> Iterator[tuple[str, list[bytes | memoryview]]]:
+        """Names and contents of the files of all devices, each made when its turn comes.
+
+        Parameters
+        ----------
+        pipeline : PipelineProgram
+            As `pipeline` makes it.
+        parameters : mapping of str to array
+            Initial values.
+        """
+        digest = self.digest
+        for part in pipeline.parts:
+            for name, pieces in device_files(part, parameters, digest):
+                yield f"{DEVICES}/{part.index}/{name}", pieces
+
+
+def limit_of(name: str) -> int:
+    """The most bytes that a file of a build may have."""
+    path = PurePath(name)
+    return MAX_BYTES.get(path.name) or MAX_BYTES.get(path.suffix, 0)
+
+
+def needed(plan: Plan) -> set[str]:
+    """Names of the files that a build has, but for the manifest."""
+    cores = {f"{HARDWARE}/{core_name(core)}" for core in core_specs(plan)}
+    return (
+        {PLAN, NETWORK, CLUSTER, README}
+        | {f"{core}.{end}" for core in cores for end in ("v", "json")}
+        | {
+            f"{DEVICES}/{stage}/{name}"
+            for stage in range(len(plan.stages))
+            for name in (DEVICE, PROGRAM, IMAGE)
+        }
+    )
+
+
+def initial_values(graph: Graph, seed: int) -> dict[str, NDArray[np.float32]]:
+    """Values to begin with: the network's own, as far as it has some, random ones for the rest."""
+    values = initial_parameters(graph, seed)
+    own = {
+        name: np.asarray(graph.values[name], np.float32) for name in values if name in graph.values
+    }
+    return values | own
+
+
+def _readme(plan: Plan, cores: list[CoreSpec]) -> str:
+    used: dict[str, list[str]] = {}
+    for index, core in enumerate(cores):
+        used.setdefault(core_name(core), []).append(f"stage {index} on {plan.stages[index].device}")
+    count = len(plan.stages)
+    return _README.format(
+        version=__version__,
+        network=plan.network,
+        purpose="in training" if plan.trains else "for inference",
+        devices=f"{count} device{'s' * (count != 1)}",
+        cluster=plan.cluster,
+        batch=plan.batch,
+        count=plan.num_microbatches,
+        microbatch=plan.microbatch,
+        schedule=plan.schedule,
+        cores="\n".join(f"* `{HARDWARE}/{name}.v`: {', '.join(of)}" for name, of in used.items()),
+    )

@@ -1,0 +1,300 @@
+"""``fpgapipe build``: from network and cluster to a folder with programs and hardware."""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import TYPE_CHECKING
+
+import click
+
+from fpgapipe.host.cli.options import ranges
+from fpgapipe.host.cli.options.cluster_options import cluster_options
+from fpgapipe.host.cli.options.completion import networks_that_begin
+from fpgapipe.host.cli.options.options import command
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from fpgapipe.boards.cluster import Cluster
+    from fpgapipe.host.build.build import Build
+    from fpgapipe.partition.explore.candidate import Candidate
+    from fpgapipe.partition.explore.explorer import Request
+    from fpgapipe.partition.plan import Plan
+
+
+@command(
+    "build",
+    example="fpgapipe build --board u280 --array 8x8 --batch 8 -o out/digits-cnn",
+)
+@partial(cluster_options, default_devices=2)
+@click.option(
+    "--network",
+    shell_complete=networks_that_begin,
+    default="digits-cnn",
+    show_default=True,
+    help="Network to build: a name or a file, as for 'inspect'.",
+)
+@click.option(
+    "--mode",
+    type=click.Choice(["train", "infer"]),
+    default="train",
+    show_default=True,
+    help="Training steps, or forward passes only.",
+)
+@click.option(
+    "--batch",
+    type=ranges.SAMPLES,
+    default=32,
+    show_default=True,
+    help="Samples in a mini-batch, after which the weights are updated.",
+)
+@click.option(
+    "--micro-batches",
+    type=ranges.MICROBATCHES,
+    help="Equal parts of a mini-batch in the pipeline [default: the best of several].",
+)
+@click.option(
+    "--schedule",
+    default="1f1b-as",
+    show_default=True,
+    help="Order of the passes, a kind that 'schedule' knows, or auto for the best of several.",
+)
+@click.option(
+    "--array",
+    "array",
+    metavar="RxC",
+    help="Rows and columns of each device's array of cells [default: as few as are fast].",
+)
+@click.option(
+    "--seed",
+    type=ranges.SEED,
+    default=0,
+    show_default=True,
+    help="Number that decides the random parameters to begin with.",
+)
+@click.option(
+    "--verify/--no-verify",
+    default=True,
+    show_default=True,
+    help="Compare an imported network with its source first; refuse one that differs.",
+)
+@click.option(
+    "-o",
+    "--output",
+    "folder",
+    metavar="DIR",
+    help="Folder to write the build to [default: out/NETWORK].",
+)
+def build(
+    cluster: Cluster,
+    network: str,
+    mode: str,
+    batch: int,
+    micro_batches: int | None,
+    schedule: str,
+    array: str | None,
+    seed: int,
+    verify: bool,
+    folder: str | None,
+) -> None:
+    """Plan a network for the boards and make their hardware and programs.
+
+    All boards that are named are used. Their cores have the smallest array that reaches 99 % of the
+    throughput of the best; --array says which instead. The folder has everything that 'fpgapipe
+    run' needs; nothing is written if a layer does not fit.
+    """
+    from pathlib import Path
+
+    from fpgapipe.errors import UserError
+    from fpgapipe.host.build.build import check_folder
+    from fpgapipe.host.cli.options.planning import loader, parse_array, print_plan
+    from fpgapipe.hw.hls_models.spec.core_spec import NoRoom
+    from fpgapipe.partition.explore.explorer import AUTO_SCHEDULES, Request
+    from fpgapipe.partition.explore.planned import as_plan, one_link_each
+    from fpgapipe.partition.schedule.built_schedules import check_schedule_kind
+
+    if folder is not None:
+        check_folder(Path(folder))
+    if schedule != "auto":
+        check_schedule_kind(schedule)
+    load = loader(network)
+    spec = one_link_each(cluster.spec)
+    request = Request(
+        load,
+        batch,
+        spec,
+        AUTO_SCHEDULES if schedule == "auto" else (schedule,),
+        micro_batches,
+        array=parse_array(array),
+        train=mode == "train",
+        all_devices=True,
+    )
+    _refuse_layers(request)
+    if verify:
+        _verify(request)
+    best = _explored(request)
+    while True:
+        assert best.microbatch is not None
+        graph = load(best.microbatch)
+        plan = as_plan(best, graph, network, batch, spec, train=request.train)
+        try:
+            built = _written(plan, request, Path(folder or f"out/{graph.name}"), seed)
+            break
+        except UserError as error:
+            fits = not isinstance(error.__cause__, NoRoom)
+            larger = None if fits else _with_larger_scratchpads(best, request)
+            if larger is None:
+                raise
+            best = larger
+    print_plan(plan, spec)
+    print()
+    _print_resources(built)
+    _hint(plan, request)
+    print(f"written to {built.folder}; 'fpgapipe run {built.folder}' runs it")
+
+
+def _refuse_layers(request: Request) -> None:
+    """Name all layers that no core runs before the time for a plan is spent."""
+    from fpgapipe.lowering.units.network_units import check_network
+
+    count = request.num_microbatches or 1
+    if request.batch % count == 0:  # else the plan is refused
+        check_network(request.load(request.batch // count), train=request.train)
+
+
+def _verify(request: Request) -> None:
+    """Refuse a network that is not what it was imported from; say what was compared.
+
+    Two samples show it, unless the network has a batch of its own.
+    """
+    import importlib.util
+
+    from fpgapipe.errors import UserError
+
+    try:
+        graph = request.load(min(2, request.batch))
+    except UserError:
+        graph = request.load(request.batch // (request.num_microbatches or 1))
+    if graph.source is None:
+        return
+    if importlib.util.find_spec("torch") is None:
+        print("not verified: that needs torch (pip install 'fpgapipe[torch]')")
+        return
+    from fpgapipe.host.backends.verification import verified
+
+    print(verified(graph, train=request.train))
+
+
+def _explored(request: Request) -> Candidate:
+    from fpgapipe.host.terminal.console import progress
+    from fpgapipe.partition.explore.smallest import explore_smallest
+    from fpgapipe.stopwatch import phase
+
+    with progress() as display, phase("planning"):
+        display.add_task("planning")
+        return explore_smallest(
+            request, lambda done, total: display.update(completed=done, total=total)
+        ).best
+
+
+def _with_larger_scratchpads(best: Candidate, request: Request) -> Candidate | None:
+    """The same with scratchpads twice as large, for layers that do not fit; None if none has room.
+
+    The planner's smallest scratchpad is one that costs no time; whether each layer can be cut for
+    it is known only when its program is made.
+    """
+    import dataclasses
+
+    from fpgapipe.partition.explore.explorer import explore
+    from fpgapipe.partition.search.problem import PlanError
+
+    first = best.stages[0].core
+    assert first is not None
+    asked = dataclasses.replace(
+        request,
+        array=(first.rows, first.cols),
+        num_microbatches=best.num_microbatches,
+        schedules=(best.kind,),
+        scratchpad_bytes=2 * _scratchpad_bytes(best),
+    )
+    try:
+        found = explore(asked).best
+    except PlanError:
+        return None
+    return found if _scratchpad_bytes(found) > _scratchpad_bytes(best) else None
+
+
+def _scratchpad_bytes(candidate: Candidate) -> int:
+    return max(stage.core.scratchpad_bytes for stage in candidate.stages if stage.core)
+
+
+def _written(plan: Plan, request: Request, folder: Path, seed: int) -> Build:
+    from fpgapipe.garbage import rare_collections
+    from fpgapipe.host.build.build import write_build
+    from fpgapipe.host.terminal.console import progress
+
+    with progress() as display, rare_collections():
+        display.add_task("making programs")
+        return write_build(
+            plan,
+            request.load(plan.microbatch),
+            request.cluster,
+            folder,
+            seed=seed,
+            on_part=lambda what: display.update(description=f"making {what}"),
+        )
+
+
+def _print_resources(build: Build) -> None:
+    """What each device's core takes of what its board has, in per cent."""
+    from fpgapipe.host.terminal.console import Column, count, print_table
+    from fpgapipe.partition.cost.cores import RESOURCES
+
+    rows = []
+    for stage, each in enumerate(build.resources):
+        used, limits = each["used"], each["limits"]
+        cells = [
+            f"{count(used[name])} of {count(limits[name])}" if limits[name] else count(used[name])
+            for name in RESOURCES
+        ]
+        rows.append((stage, each["board"], each["core"], *cells))
+    print_table(
+        [
+            Column("stage", True),
+            Column("board"),
+            Column("core"),
+            *(Column(name.upper(), True) for name in RESOURCES),
+        ],
+        rows,
+        "what the cores take of what a design may use",
+    )
+
+
+def _hint(plan: Plan, request: Request) -> None:
+    """Say so if a single device is predicted to be faster."""
+    import dataclasses
+
+    from fpgapipe.partition.explore.explorer import explore
+    from fpgapipe.partition.search.problem import PlanError
+
+    if len(plan.stages) == 1:
+        return
+    first = plan.stages[0]
+    place = request.cluster.device_names.index(first.device)
+    alone = dataclasses.replace(
+        request.cluster,
+        device_names=(first.device,),
+        devices=(request.cluster.devices[place],),
+        links=(),
+    )
+    shape = first.core.rows, first.core.cols
+    try:
+        found = explore(dataclasses.replace(request, cluster=alone, array=shape))
+    except PlanError:
+        return
+    seconds = plan.predicted.minibatch_s
+    if found.best.steady_s < seconds:
+        print(
+            f"hint: one {first.board} with this core is predicted to be "
+            f"{seconds / found.best.steady_s:.2f} times as fast as these {len(plan.stages)} devices"
+        )

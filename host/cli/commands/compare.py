@@ -1,0 +1,94 @@
+"""``fpgapipe compare``: ways to train a network on a cluster, side by side."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import click
+
+from fpgapipe.host.cli.options import ranges
+from fpgapipe.host.cli.options.cluster_options import cluster_options
+from fpgapipe.host.cli.options.completion import networks_that_begin
+from fpgapipe.host.cli.options.options import command
+
+if TYPE_CHECKING:
+    from fpgapipe.boards.cluster import Cluster
+
+
+@command("compare", example="fpgapipe compare resnet50 --board u280 --devices 4 --batch 64")
+@click.argument("network", shell_complete=networks_that_begin)
+@cluster_options
+@click.option(
+    "--batch", type=ranges.SAMPLES, default=64, show_default=True, help="Samples in a mini-batch."
+)
+@click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
+def compare(network: str, cluster: Cluster, batch: int, as_json: bool) -> None:
+    """Compare one device, data parallel, an even split and pipeline schedules for NETWORK.
+
+    All on one cost model. The schedules of BaPipe (1f1b-sno, 1f1b-so, 1f1b-as, fbp-as) are a
+    re-implementation from its abstract.
+    """
+    import dataclasses
+
+    from fpgapipe.host.cli.options.planning import loader
+    from fpgapipe.host.terminal.console import Column, print_json, print_table, progress, scaled
+    from fpgapipe.partition.explore import comparison
+
+    with progress() as display:
+        display.add_task("comparing")
+        found = comparison.compare(
+            loader(network),
+            batch,
+            cluster.spec,
+            on_step=lambda done, total: display.update(completed=done, total=total),
+        )
+    parallel, alone = found.find("data parallel"), found.find("one device")
+
+    def ratio(base: comparison.Entry | None, seconds: float) -> float | None:
+        return base.minibatch_s / seconds if base else None
+
+    if as_json:
+        entries = [
+            {
+                **dataclasses.asdict(entry),
+                "over_data_parallel": ratio(parallel, entry.minibatch_s),
+                "over_one_device": ratio(alone, entry.minibatch_s),
+            }
+            for entry in found.entries
+        ]
+        print_json(
+            {
+                "network": network,
+                "batch": batch,
+                "cluster": cluster.spec.name,
+                "entries": entries,
+                "refused": list(found.refused),
+            }
+        )
+        return
+    headings = ["devices", "micro-batches", "mini-batch", "over data parallel"]
+    headings += ["over one device", "bubble", "peak memory", "link load"]
+    print_table(
+        [Column("way"), *(Column(text, True) for text in headings)],
+        [
+            (
+                entry.name,
+                entry.num_devices,
+                entry.num_microbatches,
+                scaled(entry.minibatch_s, "s"),
+                _times(ratio(parallel, entry.minibatch_s)),
+                _times(ratio(alone, entry.minibatch_s)),
+                f"{entry.bubble_rate:.1%}",
+                scaled(entry.memory_bytes, "B", 1024),
+                f"{entry.link_load:.1%}",
+            )
+            for entry in found.entries
+        ],
+        f"{network}, batch {batch}, on {cluster.spec.name}",
+    )
+    for reason in found.refused:
+        print(f"left out: {reason}")
+
+
+def _times(ratio: float | None) -> str:
+    return "-" if ratio is None else f"{ratio:.2f}x"

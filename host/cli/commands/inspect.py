@@ -1,0 +1,114 @@
+"""``fpgapipe inspect``: what a network is made of."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import click
+
+from fpgapipe.host.cli.options import ranges
+from fpgapipe.host.cli.options.completion import networks_that_begin
+from fpgapipe.host.cli.options.options import command
+
+if TYPE_CHECKING:
+    from fpgapipe.network.graph import Graph
+
+
+@command("inspect", example="fpgapipe inspect resnet50 --batch 8")
+@click.argument("network", shell_complete=networks_that_begin)
+@click.option(
+    "--batch",
+    type=ranges.SAMPLES_SHOWN,
+    help="Samples in a batch [default: that of the file, else 1].",
+)
+@click.option(
+    "--verify",
+    is_flag=True,
+    help="Compare it with what it was imported from, the module or the ONNX model.",
+)
+@click.option("--json", "as_json", is_flag=True, help="Print one JSON object instead of a table.")
+def inspect(network: str, batch: int | None, verify: bool, as_json: bool) -> int | None:
+    """Print the layers of NETWORK: shapes, MACs, parameters, features, totals.
+
+    NETWORK is a built-in name (digits-cnn, resnet-mini, vgg-mini, lenet5, alexnet, vgg16, resnet18,
+    resnet50, resnet152, inception_v3, gnmt8, gnmt16, cosmoflow, bert_base, gpt2_small), a file
+    (.onnx, SCALE-Sim or per-layer times .csv, PipeDream .txt), or module:function, which gives a
+    torch module or torch.export program.
+
+    MACs are those of the forward pass over the whole batch; features are the elements of a layer's
+    output; passes are what it computes in training (F forward, dX input gradient, dW weight
+    gradient).
+
+    --verify runs the network and its source on random inputs, and prints the largest differences of
+    results, gradients and statistics instead; the exit code is 1 if they are not the same.
+    """
+    from fpgapipe.host.terminal.console import Column, count, print_json, print_table
+    from fpgapipe.network.load import load_network
+
+    graph = load_network(network, batch)
+    if verify:
+        return _verify(graph, as_json)
+    if as_json:
+        print_json(graph.to_dict())
+        return None
+    columns = [
+        Column("layer"),
+        Column("op"),
+        Column("inputs"),
+        Column("output shape"),
+        Column("MACs", number=True),
+        Column("parameters", number=True),
+        Column("features", number=True),
+        Column("passes"),
+    ]
+    rows = [
+        (
+            layer.name,
+            layer.op,
+            " ".join(layer.inputs),
+            "x".join(map(str, layer.output.shape)) or "scalar",
+            count(layer.macs),
+            count(layer.num_parameters),
+            count(layer.features),
+            " ".join(graph.passes(layer.name)),
+        )
+        for layer in graph.layers.values()
+    ]
+    totals = graph.totals
+    rows.append(
+        (
+            "total",
+            "",
+            "",
+            "",
+            count(totals.macs),
+            count(totals.parameters),
+            count(totals.features),
+            "",
+        )
+    )
+    batch_text = "as measured" if graph.batch is None else graph.batch
+    title = f"{graph.name}, batch {batch_text}, {len(graph.layers)} layers"
+    print_table(columns, rows, title)
+    return None
+
+
+def _verify(graph: Graph, as_json: bool) -> int:
+    """Print how a network compares with its source; 1 if it is another."""
+    from fpgapipe.host.backends.verification import verify
+    from fpgapipe.host.terminal.console import Column, print_json, print_table
+
+    found = verify(graph)
+    if as_json:
+        print_json({"network": graph.name, "batch": graph.batch, **found.to_dict()})
+    else:
+        rows = [
+            (kind, name, f"{error:.1e}")
+            for kind, each in found.errors.items()
+            for name, error in each.items()
+        ]
+        if rows:
+            columns = [Column("compared"), Column("name"), Column("difference", True)]
+            print_table(columns, rows, f"{graph.name}, batch {graph.batch}")
+        print(f"{graph.name} {found}" if found.verified is False else str(found))
+    return 1 if found.verified is False else 0

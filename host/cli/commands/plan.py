@@ -1,0 +1,243 @@
+"""``fpgapipe plan``: the fastest way to train a network on a cluster."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from fpgapipe.host.cli.options import ranges
+from fpgapipe.host.cli.options.completion import boards_that_begin, networks_that_begin
+from fpgapipe.host.cli.options.options import command
+
+if TYPE_CHECKING:
+    from fpgapipe.partition.explore.candidate import Candidate
+    from fpgapipe.partition.explore.explorer import Exploration
+
+
+@command("plan", example="fpgapipe plan resnet50 --board u280 --devices 4 --batch 64")
+@click.argument("network", shell_complete=networks_that_begin, required=False)
+@click.option(
+    "--board",
+    shell_complete=boards_that_begin,
+    metavar="NAME|FILE",
+    help="Kind of board; 'fpgapipe boards' lists the built-in ones.",
+)
+@click.option(
+    "--devices",
+    metavar="N",
+    type=ranges.DEVICES,
+    help="Boards of this kind, cabled in a chain [default: 1].",
+)
+@click.option(
+    "--cluster",
+    "cluster_file",
+    metavar="FILE",
+    help="File that says which boards there are and how they are cabled.",
+)
+@click.option(
+    "--batch", type=ranges.SAMPLES, default=64, show_default=True, help="Samples in a mini-batch."
+)
+@click.option(
+    "--micro-batches",
+    type=ranges.MICROBATCHES,
+    help="Equal parts of a mini-batch in the pipeline [default: the best of several].",
+)
+@click.option(
+    "--schedule",
+    default="auto",
+    show_default=True,
+    help="Order of the passes, a kind that 'schedule' knows, or auto for the best of several.",
+)
+@click.option(
+    "--array",
+    metavar="RxC",
+    help="Rows and columns of each device's array of cells [default: the best of several].",
+)
+@click.option("--free-order", is_flag=True, help="Devices may be cabled in another order.")
+@click.option(
+    "--objective",
+    type=click.Choice(["bottleneck", "minibatch"]),
+    help="What the cut makes smallest [minibatch; of profiles, bottleneck].",
+)
+@click.option("--profile", metavar="FILE", help="Measured times instead of a network and boards.")
+@click.option(
+    "--bandwidth", type=ranges.BYTES_PER_S, help="Rate of a link in bytes/s, for --profile."
+)
+@click.option("--straight", is_flag=True, help="For --profile: one device a stage, free transfers.")
+@click.option("-o", "--output", metavar="FILE", help="Write the plan to this file, as JSON.")
+@click.option("--html", metavar="FILE", help="Write the timetable to this file, as a page.")
+@click.option("--svg", metavar="FILE", help="Write the timetable to this file, as a picture.")
+@click.option(
+    "--trace", metavar="FILE", help="Write the timetable to this file, as a trace for Perfetto."
+)
+@click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
+def plan(network: str | None, profile: str | None, **options: Any) -> None:
+    """Search schedules, micro-batch sizes, array shapes and cuts for the fastest that fits.
+
+    NETWORK is as for 'inspect'; the cluster is a --cluster file, or --devices of a --board in a
+    chain. With --profile, measured times are planned for --devices equal ones joined by
+    --bandwidth.
+    """
+    from fpgapipe.errors import UserError
+
+    if profile is not None:
+        if network or options["board"] or options["cluster_file"]:
+            raise UserError("--profile has its own times: leave out the network, board and cluster")
+        for name in ("array", "output", "html", "svg", "trace"):
+            if options[name] is not None:
+                raise UserError(f"--{name} does not go with --profile, which has no boards")
+        _plan_profile(profile, options)
+    elif network is None:
+        raise UserError("name a network, or a --profile")
+    elif options["bandwidth"] is not None or options["straight"]:
+        raise UserError(
+            "--bandwidth and --straight go with --profile; boards have links of their own"
+        )
+    else:
+        _plan_network(network, options)
+
+
+def _plan_network(network: str, options: dict[str, Any]) -> None:
+    from fpgapipe.host.cli.commands.schedule import picture_files, write_pictures
+    from fpgapipe.host.cli.options.cluster_options import chosen_cluster
+    from fpgapipe.host.cli.options.planning import (
+        loader,
+        parse_array,
+        print_plan,
+        run_exploration,
+        why_not_built,
+    )
+    from fpgapipe.host.terminal.console import print_json
+    from fpgapipe.host.terminal.outputs import check_outputs, write_output
+    from fpgapipe.lowering.schedule.schedule import TaskKind
+    from fpgapipe.partition.explore.explorer import AUTO_SCHEDULES, Request
+    from fpgapipe.partition.explore.planned import as_plan
+    from fpgapipe.partition.search.problem import Objective
+
+    check_outputs(
+        {"--output": options["output"], **picture_files(options)},
+        (network, options["board"], options["cluster_file"]),
+    )
+    cluster = chosen_cluster(options["board"], options["devices"], options["cluster_file"]).spec
+    load = loader(network)
+    kind = options["schedule"]
+    request = Request(
+        load,
+        options["batch"],
+        cluster,
+        AUTO_SCHEDULES if kind == "auto" else (kind,),
+        options["micro_batches"],
+        Objective(options["objective"] or "minibatch"),
+        parse_array(options["array"]),
+        options["free_order"],
+    )
+    found = run_exploration(request)
+    best = found.best
+    assert best.microbatch is not None
+    graph = load(best.microbatch)
+    made = as_plan(best, graph, network, request.batch, cluster)
+    built = why_not_built(made, graph, cluster)
+    if options["output"]:
+        write_output(options["output"], made.to_json())
+    sent = {(TaskKind.SF, i): stage.sends_bytes for i, stage in enumerate(best.stages)}
+    sent |= {(TaskKind.SB, i + 1): stage.returns_bytes for i, stage in enumerate(best.stages)}
+    write_pictures(
+        best.timeline,
+        options,
+        names=[stage.device for stage in made.stages],
+        transfer_bytes=sent,
+        title=f"{made.network} on {made.cluster}, {made.schedule}",
+    )
+    if options["as_json"]:
+        value = made.model_dump(mode="json")
+        value["tried"] = [
+            {
+                "schedule": each.kind,
+                "num_microbatches": each.num_microbatches,
+                "minibatch_s": each.minibatch_s,
+            }
+            for each in found.tried
+        ]
+        value["refused"] = list(found.refused)
+        value["build"] = built
+        print_json(value)
+        return
+    print_plan(made, cluster)
+    _print_tried(found)
+    if not built["possible"]:
+        print(f"\nnote: 'fpgapipe build' cannot make this plan: {built['reason']}")
+
+
+def _print_tried(found: Exploration) -> None:
+    from fpgapipe.host.terminal.console import Column, print_table, scaled
+
+    best: dict[str, Candidate] = {}
+    for each in found.tried:
+        best.setdefault(each.kind, each)
+    print()
+    print_table(
+        [
+            Column("schedule"),
+            *(Column(text, True) for text in ("micro-batches", "mini-batch", "bubble")),
+        ],
+        [
+            (
+                kind,
+                each.num_microbatches,
+                scaled(each.minibatch_s, "s"),
+                f"{each.timeline.bubble_rate:.1%}",
+            )
+            for kind, each in best.items()
+        ],
+        "the best of each schedule",
+    )
+    for reason in found.refused[:5]:
+        print(f"left out: {reason}")
+
+
+def _plan_profile(profile: str, options: dict[str, Any]) -> None:
+    from pathlib import Path
+
+    from fpgapipe.errors import UserError
+    from fpgapipe.host.terminal.console import Column, print_json, print_table, scaled
+    from fpgapipe.network.load import load_file
+    from fpgapipe.partition.explore.measured import plan_profile
+    from fpgapipe.partition.search.problem import Objective
+
+    devices = options["devices"]
+    if devices is None:
+        raise UserError("--profile needs --devices")
+    if options["bandwidth"] is None and not options["straight"]:
+        raise UserError("--profile needs --bandwidth in bytes/s, or --straight")
+    graph = load_file(Path(profile))
+    kind = "pipedream" if options["schedule"] == "auto" else options["schedule"]
+    found = plan_profile(
+        graph,
+        devices,
+        bytes_per_s=options["bandwidth"] or 0.0,
+        straight=options["straight"],
+        objective=Objective(options["objective"] or "bottleneck"),
+        num_microbatches=options["micro_batches"] or 4 * devices,
+        schedule=kind,
+    )
+    if options["as_json"]:
+        print_json({"network": graph.name, "schedule": kind, **found.to_dict()})
+        return
+    print_table(
+        [
+            Column("stage", True),
+            Column("layers", True),
+            Column("from"),
+            Column("to"),
+            Column("replicas", True),
+            Column("time", True),
+        ],
+        [
+            (i, len(s.layers), s.layers[0], s.layers[-1], s.replicas, scaled(s.time_s, "s"))
+            for i, s in enumerate(found.stages)
+        ],
+        f"{graph.name} on {devices} devices, {kind}",
+    )
+    print(f"period {scaled(found.period_s, 's')}, mini-batch {scaled(found.minibatch_time_s, 's')}")
+    print(f"cut: {'optimal' if found.optimal else 'not proved optimal'} ({found.reason})")

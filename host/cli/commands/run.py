@@ -1,0 +1,308 @@
+"""``fpgapipe run``: a build trained on, or asked, in simulation, model or PyTorch."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from fpgapipe.host.cli.options import ranges
+from fpgapipe.host.cli.options.options import build_folder, command
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from fpgapipe.host.runtime.runtime import RunOptions, RunSummary
+    from fpgapipe.host.runtime.settings import Settings
+
+RANDOM = "random"
+BACKENDS = ("sim", "model", "torch")
+COURSES = ("epochs", "steps", "more")
+WHOLE = ("seed", "epochs", "steps")
+
+
+@command("run", example="fpgapipe run out/digits-cnn --backend model --steps 2")
+@click.argument("folder", metavar="DIR", required=False, type=click.Path(), callback=build_folder)
+@click.option(
+    "--backend",
+    type=click.Choice(BACKENDS),
+    default="sim",
+    show_default=True,
+    help="What runs: simulated devices, their bit-exact model, or PyTorch.",
+)
+@click.option(
+    "--steps", type=ranges.STEPS, help="Mini-batches in all, at a constant learning rate."
+)
+@click.option(
+    "--epochs",
+    type=ranges.EPOCHS,
+    help="Passes through all samples; the learning rate falls along half a cosine [default: 1].",
+)
+@click.option(
+    "--more",
+    type=ranges.STEPS,
+    help="Mini-batches beyond the checkpoint that --resume or --from names, at a constant rate.",
+)
+@click.option(
+    "--data",
+    default="digits",
+    show_default=True,
+    metavar="digits|random|FILE.npz|FOLDER",
+    help="Samples to train on: scikit-learn's, made-up ones, arrays, or images by class.",
+)
+@click.option(
+    "--check",
+    is_flag=False,
+    flag_value="auto",
+    default="none",
+    show_default=True,
+    type=click.Choice([*BACKENDS, "auto", "none"]),
+    help="Run a second backend beside and stop at the first difference; auto, which --check alone "
+    "means, is model for sim and torch, and torch for model.",
+)
+@click.option(
+    "--resume",
+    is_flag=True,
+    help="Go on from the newest checkpoint, with that run's options where none are given.",
+)
+@click.option(
+    "--from",
+    "source",
+    metavar="BACKEND|PATH",
+    help="Go on from another backend's newest checkpoint, or from a file.",
+)
+@click.option(
+    "--checkpoint-every",
+    type=ranges.STEPS,
+    default=20,
+    show_default=True,
+    help="Mini-batches from checkpoint to checkpoint.",
+)
+@click.option(
+    "--parameters",
+    type=click.Path(dir_okay=False),
+    help="Begin with the parameters of a .npz file or a checkpoint instead of the build's.",
+)
+@click.option(
+    "--learning-rate",
+    type=ranges.LEARNING_RATE,
+    help="Learning rate of SGD, used as it is from the first mini-batch on [default: 0.01 for a "
+    "batch of 8, growing with the square root of the batch, and reached in a warm-up].",
+)
+@click.option(
+    "--momentum",
+    type=ranges.MOMENTUM,
+    default=0.9,
+    show_default=True,
+    help="Share of its last update that SGD keeps.",
+)
+@click.option(
+    "--weight-decay",
+    type=ranges.WEIGHT_DECAY,
+    default=1e-4,
+    show_default=True,
+    help="Share of each weight that is added to its gradient.",
+)
+@click.option(
+    "--seed",
+    type=ranges.SEED,
+    default=0,
+    show_default=True,
+    help="Number that decides the order of the samples and what dropout drops.",
+)
+@click.option("--no-validation", is_flag=True, help="Train only: validations take time, too.")
+@click.option(
+    "--precision",
+    type=click.Choice(["fp32", "bf16", "mxint8"]),
+    default="fp32",
+    show_default=True,
+    help="Number format that PyTorch computes with; mxint8 rounds as the devices do.",
+)
+@click.option(
+    "--device",
+    default="auto",
+    show_default=True,
+    help="Where PyTorch computes: cpu, cuda, cuda:1, or auto for a GPU if there is one.",
+)
+@click.option(
+    "--threads",
+    type=ranges.THREADS,
+    help="Threads for the simulation [default: one for each processor].",
+)
+@click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
+def run(folder: str, as_json: bool, **options: Any) -> int:
+    """Train on the build in DIR, or run its inference, and keep what comes of it in DIR/run.
+
+    The same samples in the same order leave the same weights, bit for bit, in simulated devices and
+    in their model, however many there are. Ctrl-C writes a checkpoint.
+    """
+    import logging
+    from pathlib import Path
+
+    from fpgapipe.host.build.build import holding, open_build
+    from fpgapipe.host.data.data import load_data
+    from fpgapipe.host.runtime.run_display import RunDisplay
+    from fpgapipe.host.runtime.runtime import clk_hz, read_parameters, run_build
+    from fpgapipe.host.terminal.console import print_json, progress
+
+    with holding(Path(folder)):
+        build = open_build(Path(folder))
+        source = _source(options, Path(folder))
+        if source:
+            _take_over(options, source)
+        settings = _settings(options, infers=not build.plan.trains)
+        data = load_data(options["data"], build.graph)
+        if data.note:
+            logging.getLogger("fpgapipe").info("%s: %s", options["data"], data.note)
+        file = options["parameters"]
+        parameters = read_parameters(Path(file), build.graph) if file else None
+        how = _how(options, source, parameters)
+        clock = clk_hz(build)
+        with progress() as display:
+            summary = run_build(
+                build,
+                data,
+                settings,
+                how,
+                RunDisplay(display, clock, build.plan.predicted.minibatch_s * clock),
+            )
+    if as_json:
+        print_json(summary.to_dict())
+    else:
+        _print(summary, says_accuracy=options["data"] != RANDOM)
+    return 1 if summary.difference else 0
+
+
+def _source(options: dict[str, Any], folder: Path) -> Path | None:
+    """The checkpoint, or the folder of the run, to go on from."""
+    from pathlib import Path
+
+    from fpgapipe.errors import UserError
+    from fpgapipe.host.build.build import RUN
+
+    given = options["source"]
+    if given is None:
+        return folder / RUN / options["backend"] if options["resume"] else None
+    source: Path = folder / RUN / given if given in BACKENDS else Path(given)
+    if not source.exists():
+        raise UserError(f"{source} is not there: no run of which --from {given} could go on")
+    return source
+
+
+def _take_over(options: dict[str, Any], source: Path) -> None:
+    """Take the settings that are not given from the run that is gone on with."""
+    import contextlib
+
+    from click.core import ParameterSource
+
+    from fpgapipe.errors import FileError
+    from fpgapipe.files import read_json
+    from fpgapipe.host.runtime.run_folder import SETTINGS
+
+    folder = source.resolve().parent.parent if source.is_file() else source
+    try:
+        known = read_json(folder / SETTINGS, 1 << 20)
+    except FileError:
+        return  # the checkpoint says itself what must be the same
+    if not isinstance(known, dict):
+        return
+    given = click.get_current_context().get_parameter_source
+    names = ["data", "seed", "learning_rate", "momentum", "weight_decay"]
+    if known.get("precision"):
+        names.append("precision")
+    if given("learning_rate") is ParameterSource.DEFAULT and isinstance(known.get("warm_up"), int):
+        options["warm_up"] = known["warm_up"]
+    if not any(options[name] for name in COURSES):
+        names += ["epochs", "steps"]
+    kinds = dict.fromkeys(("data", "precision"), str) | dict.fromkeys(WHOLE, int)
+    ranges_of = {each.name: each.type for each in click.get_current_context().command.params}
+    for name in names:
+        value = known.get(name)
+        if given(name) is not ParameterSource.DEFAULT or isinstance(value, bool):
+            continue
+        if isinstance(value, kinds.get(name, float)):
+            with contextlib.suppress(click.BadParameter):
+                options[name] = ranges_of[name].convert(value, None, None)
+
+
+def _settings(options: dict[str, Any], *, infers: bool) -> Settings:
+    from fpgapipe.errors import UserError
+    from fpgapipe.host.runtime.settings import Settings
+
+    given = [name for name in COURSES if options[name]]
+    if len(given) > 1:
+        raise UserError(
+            f"{' and '.join(f'--{name}' for name in given)} exclude each other: each says how long"
+        )
+    epochs, steps, more = (options[name] for name in COURSES)
+    if infers and (epochs or more):
+        raise UserError("inference has no epochs; --steps limits its mini-batches")
+    return Settings(
+        epochs=None if steps or more else epochs or 1,
+        steps=steps,
+        more=more,
+        seed=options["seed"],
+        learning_rate=options["learning_rate"],
+        warm_up=options.get("warm_up", 0),
+        momentum=options["momentum"],
+        weight_decay=options["weight_decay"],
+        data=options["data"],
+        precision=options["precision"] if options["backend"] == "torch" else "",
+    )
+
+
+def _how(options: dict[str, Any], source: Path | None, parameters: Any) -> RunOptions:
+    from fpgapipe.errors import UserError
+    from fpgapipe.host.runtime.runtime import COUNTERPART, RunOptions
+
+    if source and parameters is not None:
+        raise UserError("a checkpoint has parameters of its own; leave --parameters out")
+    beside = {"none": None, "auto": COUNTERPART[options["backend"]]}
+    check = options["check"]
+    return RunOptions(
+        options["backend"],
+        beside.get(check, check),
+        source=source,
+        parameters=parameters,
+        checkpoint_every=options["checkpoint_every"],
+        validates=not options["no_validation"],
+        threads=options["threads"],
+        precision=options["precision"],
+        device=options["device"],
+    )
+
+
+def _print(summary: RunSummary, *, says_accuracy: bool) -> None:
+    """Print the figures; the accuracy on samples that are made up means nothing."""
+    import sys
+
+    from fpgapipe.host.terminal.console import Column, count, print_table, scaled
+
+    rows: list[tuple[str, str]] = [("mini-batches", f"{summary.steps:,}, {summary.ran:,} just now")]
+    if summary.loss is not None:
+        rows.append(("loss of the last", f"{summary.loss:.4f}"))
+    if summary.accuracy is not None and says_accuracy:
+        rows.append(("validation accuracy", f"{summary.accuracy:.2%}"))
+    if summary.cycles and summary.samples_per_s:
+        rate = scaled(summary.samples_per_s, "samples/s")
+        rows.append(("cycles of the last", count(summary.cycles)))
+        rows.append((f"at {scaled(summary.clk_hz, 'Hz')}", rate))
+    if summary.learning_rate is not None:
+        rows.append(("learning rate", f"{summary.learning_rate:g}, {summary.rate_schedule}"))
+    rows.append(("wall time", scaled(summary.wall_s, "s")))
+    speed = "simulated" if summary.backend == "sim" else "computed"
+    rows.append((speed, scaled(summary.macs_per_s, "MAC/s")))
+    rows.append(("kept in", str(summary.folder)))
+    devices = f"{summary.devices} device{'s' * (summary.devices != 1)}"
+    title = f"{summary.network}, {summary.mode}, {summary.backend}: {devices}, {summary.schedule}"
+    print_table([Column(""), Column("")], rows, title)
+    if summary.difference:
+        print(f"difference: {summary.difference}", file=sys.stderr)
+    elif summary.check:
+        worst = max(summary.worst.values(), default=None)
+        text = (
+            "every byte of every memory equal"
+            if worst is None
+            else f"loss and gradients within {worst:.1%} of the tolerance"
+        )
+        print(f"checked against {summary.check}: {text}")

@@ -1,0 +1,200 @@
+"""``fpgapipe schedule``: a schedule's timetable for given times."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from fpgapipe.host.cli.options import ranges
+from fpgapipe.host.cli.options.options import command
+
+if TYPE_CHECKING:
+    from fpgapipe.lowering.schedule.schedule import Schedule
+    from fpgapipe.partition.timeline.timeline import StageTimes, Timeline
+
+
+@command(
+    "schedule",
+    example="fpgapipe schedule zb-h1 --stages 4 --microbatches 8 --tf 1 --tb 1 --tw 1",
+)
+@click.argument("kind")
+@click.option(
+    "--stages", type=ranges.STAGES, required=True, help="Devices in the chain, a stage each."
+)
+@click.option(
+    "--microbatches", type=ranges.MICROBATCHES, required=True, help="Equal parts of a mini-batch."
+)
+@click.option(
+    "--tf",
+    type=ranges.SECONDS,
+    default=1.0,
+    show_default=True,
+    help="Seconds that a forward pass takes.",
+)
+@click.option(
+    "--tb",
+    type=ranges.SECONDS,
+    default=1.0,
+    show_default=True,
+    help="Seconds that the gradient of the inputs takes.",
+)
+@click.option(
+    "--tw",
+    type=ranges.SECONDS,
+    default=1.0,
+    show_default=True,
+    help="Seconds that the gradient of the weights takes.",
+)
+@click.option(
+    "--tcomm",
+    type=ranges.SECONDS,
+    default=0.0,
+    show_default=True,
+    help="Seconds that a transfer to the next device takes.",
+)
+@click.option(
+    "--latency",
+    type=ranges.SECONDS,
+    default=0.0,
+    show_default=True,
+    help="Seconds from one end of a link to the other.",
+)
+@click.option(
+    "--chunks",
+    type=ranges.CHUNKS,
+    default=2,
+    show_default=True,
+    help="Stages of each device in interleaved schedules.",
+)
+@click.option(
+    "--memory-limit",
+    type=ranges.KEPT,
+    help="Micro-batches whose activations a device keeps at most, for zb-auto.",
+)
+@click.option(
+    "--fifo-depth",
+    type=ranges.KEPT,
+    help="Results that a link holds at most [default: any number].",
+)
+@click.option("--order", is_flag=True, help="Print the order of tasks instead of a timetable.")
+@click.option(
+    "--svg", type=click.Path(dir_okay=False), help="Write the timetable to this file, as a picture."
+)
+@click.option(
+    "--html", type=click.Path(dir_okay=False), help="Write the timetable to this file, as a page."
+)
+@click.option(
+    "--trace",
+    type=click.Path(dir_okay=False),
+    help="Write the timetable to this file, as a trace for Perfetto.",
+)
+@click.option(
+    "--csv",
+    "csv_file",
+    type=click.Path(dir_okay=False),
+    help="Write the order of tasks to this file, as the CSV that PyTorch reads.",
+)
+@click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
+def schedule(kind: str, as_json: bool, **options: Any) -> None:
+    """Draw the timetable of KIND for equal stages, and print what it comes to.
+
+    KIND is gpipe, 1f1b, 1f1b-as, fbp-as, 1f1b-sno, 1f1b-so, pipedream, interleaved, zb-h1, zb-h2,
+    zb-auto, chimera or data-parallel. Times are those of one micro-batch on one stage; a backward
+    pass that is whole takes --tb and --tw together.
+    """
+    from fpgapipe.host.terminal.console import print_json
+    from fpgapipe.host.terminal.outputs import check_outputs, write_output
+    from fpgapipe.lowering.schedule.schedule import to_pytorch_csv
+    from fpgapipe.partition.schedule.schedule_rules import check_schedule
+    from fpgapipe.partition.timeline.timeline import simulate
+
+    check_outputs({"--csv": options["csv_file"], **picture_files(options)})
+    made, times = _make(kind, options)
+    timeline = simulate(made, times, fifo_depth=options["fifo_depth"])
+    verdict = check_schedule(made, fifo_depth=options["fifo_depth"])
+    if options["csv_file"]:
+        write_output(options["csv_file"], to_pytorch_csv(made))
+    write_pictures(timeline, options)
+    if as_json:
+        print_json(
+            {
+                "kind": made.kind,
+                "makespan": timeline.makespan_s,
+                "span": timeline.span_s,
+                "bubble_rate": timeline.bubble_rate,
+                "peak_microbatches": list(timeline.peak_microbatches()),
+                "weight_versions": list(verdict.weight_versions),
+                "fifo_depth": verdict.fifo_depth,
+                "busy": list(timeline.busy_s),
+            }
+        )
+        return
+    _print(made, timeline, options["order"])
+    print(f"makespan {timeline.makespan_s:g} s, bubble rate {timeline.bubble_rate:.2%}")
+    print(f"micro-batches of features kept: {'/'.join(map(str, timeline.peak_microbatches()))}")
+    print(f"versions of weights kept: {'/'.join(map(str, verdict.weight_versions))}")
+    print(f"results that each link must hold: {verdict.fifo_depth}")
+
+
+def _make(kind: str, options: dict[str, Any]) -> tuple[Schedule, StageTimes]:
+    """The schedule and its times; stages of several a device share its work."""
+    from fpgapipe.partition.schedule.schedule_kinds import make_schedule
+    from fpgapipe.partition.schedule.zero_bubble import zb_auto
+    from fpgapipe.partition.timeline.timeline import StageTimes
+
+    devices, microbatches = options["stages"], options["microbatches"]
+    transfer = {"transfer_s": options["tcomm"], "latency_s": options["latency"]}
+    work = [options["tf"], options["tb"], options["tw"]]
+    if kind == "zb-auto":
+        times = StageTimes.uniform(devices, *work, **transfer)
+        limit = options["memory_limit"]
+        return zb_auto(devices, microbatches, times, memory_limit=limit), times
+    made = make_schedule(kind, devices, microbatches, chunks=options["chunks"])
+    # Interleaved stages share the work of a device; a data-parallel device does that of all.
+    share = {"interleaved": 1 / options["chunks"], "data-parallel": devices}.get(kind, 1)
+    work = [each * share for each in work]
+    return made, StageTimes.uniform(made.num_stages, *work, **transfer)
+
+
+def _print(made: Schedule, timeline: Timeline, order: bool) -> None:
+    import shutil
+    import sys
+
+    from fpgapipe.host.report.drawing.timetable_text import draw_text
+
+    if order:
+        print(made, end="")
+        return
+    encoding = (sys.stdout.encoding or "").lower()
+    width = shutil.get_terminal_size((120, 24)).columns
+    print(draw_text(timeline, width=width, unicode=encoding.startswith("utf")))
+
+
+def picture_files(options: dict[str, Any]) -> dict[str, str | None]:
+    """What `write_pictures` will write, for `check_outputs`."""
+    return {f"--{name}": options[name] for name in ("svg", "html", "trace")}
+
+
+def write_pictures(timeline: Timeline, options: dict[str, Any], **more: Any) -> None:
+    """Write the pictures that ``--svg``, ``--html`` and ``--trace`` ask for.
+
+    `more` goes to all of them: names of devices, bytes of transfers; `title` to the page.
+    """
+    import json
+
+    from fpgapipe.host.terminal.outputs import write_output
+
+    title = more.pop("title", f"{timeline.schedule.kind} timetable")
+    if options["svg"]:
+        from fpgapipe.host.report.drawing.timetable_svg import draw_svg
+
+        write_output(options["svg"], draw_svg(timeline, **more))
+    if options["html"]:
+        from fpgapipe.host.report.drawing.timetable_html import draw_html
+
+        write_output(options["html"], draw_html(timeline, title=title, **more))
+    if options["trace"]:
+        from fpgapipe.host.report.drawing.perfetto import chrome_trace
+
+        write_output(options["trace"], json.dumps(chrome_trace(timeline, **more)) + "\n")

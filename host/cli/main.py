@@ -1,0 +1,152 @@
+"""The ``fpgapipe`` command: its frame, its exit codes, and nothing heavy to import.
+
+A sub-command lives in ``host/cli/commands/``; its module imports click alone and the rest inside
+the function, since ``fpgapipe --help`` has to be quick (tests/host/test_cli.py holds it to that).
+"""
+
+import contextlib
+import errno
+import io
+import os
+import sys
+import traceback
+import warnings
+from collections.abc import Sequence
+from pathlib import Path
+
+import click
+
+from fpgapipe import __version__
+from fpgapipe.errors import UserError, nearest
+from fpgapipe.host.cli.commands.bench import bench
+from fpgapipe.host.cli.commands.boards import boards
+from fpgapipe.host.cli.commands.build import build
+from fpgapipe.host.cli.commands.cluster import cluster
+from fpgapipe.host.cli.commands.compare import compare
+from fpgapipe.host.cli.commands.doctor import doctor
+from fpgapipe.host.cli.commands.inspect import inspect
+from fpgapipe.host.cli.commands.new import new
+from fpgapipe.host.cli.commands.plan import plan
+from fpgapipe.host.cli.commands.report import report
+from fpgapipe.host.cli.commands.run import run
+from fpgapipe.host.cli.commands.schedule import schedule
+from fpgapipe.host.cli.options.completion import completion
+from fpgapipe.host.cli.options.options import discard_output, verbosity_options
+from fpgapipe.host.terminal.interrupts import terminations
+
+EXIT_USER = 2
+EXIT_INTERNAL = 70  # EX_SOFTWARE of sysexits.h
+EXIT_INTERRUPTED = 130  # 128 + SIGINT, as shells report it
+
+NO_SPACE = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
+"""A full disk is the user's to mend, whichever file it was that did not fit."""
+
+
+class Commands(click.Group):
+    """A group that suggests the nearest sub-command to a misspelt one."""
+
+    def resolve_command(
+        self, ctx: click.Context, args: list[str]
+    ) -> tuple[str | None, click.Command | None, list[str]]:
+        """Find the sub-command, as click does, with a better refusal."""
+        if args and not args[0].startswith("-") and self.get_command(ctx, args[0]) is None:
+            raise click.UsageError(
+                f"no command {args[0]!r}{nearest(args[0], self.list_commands(ctx))}", ctx
+            )
+        return super().resolve_command(ctx, args)
+
+
+@click.group(
+    cls=Commands,
+    context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100},
+    epilog="Example: fpgapipe inspect resnet50 --batch 8",
+)
+@click.version_option(__version__, prog_name="fpgapipe")
+@verbosity_options
+def cli() -> None:
+    """Plan, generate and simulate training pipelines over several FPGAs."""
+
+
+for command in (
+    bench,
+    boards,
+    build,
+    cluster,
+    compare,
+    completion,
+    doctor,
+    inspect,
+    new,
+    plan,
+    report,
+    run,
+    schedule,
+):
+    cli.add_command(command)
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run the command line; return its exit code.
+
+    0 done; 1 a check found a fault (``doctor``); 2 the user's to mend; 70 ours; 130 interrupted;
+    143 ended by SIGTERM; 129 by SIGHUP.
+    """
+    _prepare_streams()
+    with terminations() as come:
+        code = _main(argv, come)
+    return 128 + come[0] if come and code == EXIT_INTERRUPTED else code
+
+
+def _main(argv: Sequence[str] | None, come: Sequence[int]) -> int:
+    try:
+        result = cli.main(
+            args=list(argv) if argv is not None else None,
+            prog_name="fpgapipe",
+            standalone_mode=False,
+        )
+        return result if isinstance(result, int) else 0
+    except UserError as error:
+        click.echo(f"error: {error}", err=True)
+        return EXIT_USER
+    except click.ClickException as error:
+        error.show()
+        return error.exit_code
+    except (KeyboardInterrupt, click.Abort):
+        warnings.simplefilter("ignore")  # of gateware that was given up half made
+        _say("interrupted")
+        return EXIT_INTERRUPTED
+    except Exception as error:
+        if come and isinstance(error, OSError) and error.errno == errno.EIO:
+            return EXIT_INTERRUPTED  # the terminal has gone, and could not be written to
+        if isinstance(error, OSError) and error.errno in NO_SPACE:
+            where = "" if error.filename is None else f" {error.filename}"
+            click.echo(f"error: writing{where} failed: {error.strerror}", err=True)
+            discard_output()
+            return EXIT_USER
+        click.echo(traceback.format_exc(), err=True)
+        click.echo(
+            f"This is a defect of fpgapipe {__version__}. Please report it with the lines above, "
+            "the command, and what 'fpgapipe doctor' prints (CONTRIBUTING.md, 'Report a defect').",
+            err=True,
+        )
+        return EXIT_INTERNAL
+
+
+def _say(text: str) -> None:
+    """Print a line to standard error, if that is still there."""
+    with contextlib.suppress(OSError):
+        click.echo(text, err=True)
+
+
+def _prepare_streams() -> None:
+    """Make standard output and error take any text, even where they are closed or ASCII only."""
+    for name in ("stdout", "stderr"):
+        stream = getattr(sys, name)
+        if stream is None:
+            setattr(sys, name, Path(os.devnull).open("w"))  # noqa: SIM115 (kept to the end)
+        elif isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(errors="backslashreplace")
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,82 @@
+"""The options that say which boards a command is for."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from fpgapipe.host.cli.options import ranges
+from fpgapipe.host.cli.options.completion import boards_that_begin
+
+if TYPE_CHECKING:
+    from fpgapipe.boards.cluster import Cluster
+
+
+def cluster_options(function: Callable[..., Any], default_devices: int = 1) -> Callable[..., Any]:
+    """Give a sub-command ``--board``, ``--devices`` and ``--cluster``.
+
+    The function gets the :class:`~fpgapipe.boards.cluster.Cluster` that they name as ``cluster``.
+    Use it below ``@command(...)``.
+    """
+    function = click.option(
+        "--cluster",
+        "cluster_file",
+        metavar="FILE",
+        help="File that says which boards there are and how they are cabled.",
+    )(function)
+    return with_cluster(function, default_devices)
+
+
+def with_cluster(function: Callable[..., Any], default_devices: int = 1) -> Callable[..., Any]:
+    """Do the same for a function that declares its own parameter ``cluster_file``."""
+
+    @functools.wraps(function)
+    def run(
+        *args: Any,
+        board: str | None,
+        devices: int | None,
+        cluster_file: str | None,
+        **kwargs: Any,
+    ) -> Any:
+        if board is not None and devices is None:
+            devices = default_devices if cluster_file is None else None
+        return function(*args, cluster=chosen_cluster(board, devices, cluster_file), **kwargs)
+
+    click.option(
+        "--devices",
+        metavar="N",
+        type=ranges.DEVICES,
+        help=f"Boards of this kind, cabled in a chain [default: {default_devices}].",
+    )(run)
+    return click.option(
+        "--board",
+        shell_complete=boards_that_begin,
+        metavar="NAME|FILE",
+        help="Kind of board; 'fpgapipe boards' lists the built-in ones.",
+    )(run)
+
+
+def chosen_cluster(board: str | None, devices: int | None, cluster_file: str | None) -> Cluster:
+    """Return the cluster that the options name.
+
+    Raises
+    ------
+    UserError
+        If they name none or contradict each other, or a file is wrong.
+    """
+    from fpgapipe.boards.cluster import chain_of, load_cluster
+    from fpgapipe.boards.library import load_board
+    from fpgapipe.errors import UserError
+
+    if cluster_file is not None:
+        if board is not None or devices is not None:
+            extra = "--board" if board is not None else "--devices"
+            raise UserError(f"a cluster file says which boards there are, so leave out {extra}")
+        return load_cluster(cluster_file)
+    if board is None:
+        rest = "" if devices is None else ", and not --devices alone"
+        raise UserError(f"give a cluster file, or --board and --devices{rest}")
+    return chain_of(load_board(board), 1 if devices is None else devices)

@@ -1,0 +1,150 @@
+"""What ``plan``, ``build`` and ``compare`` have in common: from options to a planned network."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from fpgapipe.hw.hls_models.spec.device import ClusterSpec
+    from fpgapipe.network.graph import Graph
+    from fpgapipe.partition.explore.explorer import Exploration, Request
+    from fpgapipe.partition.plan import Plan
+
+
+def loader(network: str) -> Callable[[int], Graph]:
+    """A function that gives the network for a number of samples, each loaded once.
+
+    A network whose batch cannot be chosen is refused with a reason, unless it is the one asked for.
+    """
+    import functools
+
+    from fpgapipe.errors import UserError
+    from fpgapipe.network.load import load_network
+
+    @functools.cache
+    def load(samples: int) -> Graph:
+        try:
+            graph = load_network(network, samples)
+        except UserError as error:
+            graph = load_network(network)
+            if graph.batch is None:
+                raise
+            if graph.batch != samples:
+                advice = f"take as many --micro-batches as make each of {graph.batch} samples"
+                raise UserError(f"{error}; or {advice}") from None
+        if graph.batch is None:
+            raise UserError(f"{network} is a profile: use it with 'fpgapipe plan --profile'")
+        return graph
+
+    return load
+
+
+def parse_array(text: str | None) -> tuple[int, int] | None:
+    """Rows and columns of ``8x8``.
+
+    Raises
+    ------
+    UserError
+        If it is not of this form.
+    """
+    import re
+
+    from fpgapipe.errors import UserError, shown
+
+    if text is None:
+        return None
+    if found := re.fullmatch(r"(\d{1,4})[xX](\d{1,4})", text, re.ASCII):
+        rows, cols = int(found[1]), int(found[2])
+        if 1 <= rows <= 1024 and 1 <= cols <= 1024:
+            return rows, cols
+    raise UserError(f"--array must be ROWSxCOLS, each 1..1024, such as 8x8, not {shown(text)}")
+
+
+def run_exploration(request: Request) -> Exploration:
+    """Explore with a progress bar."""
+    from fpgapipe.host.terminal.console import progress
+    from fpgapipe.partition.explore.explorer import explore
+    from fpgapipe.stopwatch import phase
+
+    with progress() as display, phase("planning"):
+        display.add_task("planning")
+        return explore(request, lambda done, total: display.update(completed=done, total=total))
+
+
+def why_not_built(plan: Plan, graph: Graph, cluster: ClusterSpec) -> dict[str, Any]:
+    """Say whether ``fpgapipe build`` could make a plan, for JSON.
+
+    Returns
+    -------
+    dict
+        ``possible``; ``reason``, a text or None; ``refused``, a list with ``layer``, ``op`` and
+        ``reason`` of each layer that the core does not run.
+    """
+    from fpgapipe.errors import UserError
+    from fpgapipe.lowering.units.network_units import RefusedNetwork, check_network
+    from fpgapipe.partition.schedule.built_schedules import check_schedule_kind
+
+    reasons: list[str] = []
+    refused: list[dict[str, str]] = []
+    try:
+        check_network(graph, train=plan.trains)
+    except RefusedNetwork as error:
+        reasons.append(str(error))
+        refused = [each.to_dict() for each in error.refusals]
+    except UserError as error:
+        reasons.append(str(error))
+    try:
+        check_schedule_kind(plan.schedule)
+    except UserError as error:
+        reasons.append(str(error))
+    names = [stage.device for stage in plan.stages]
+    if names != list(cluster.device_names[: len(names)]):
+        reasons.append(
+            "it takes devices in the order in which the cluster lists them, the first first"
+        )
+    return {
+        "possible": not reasons,
+        "reason": "; ".join(reasons) or None,
+        "refused": refused,
+    }
+
+
+def print_plan(plan: Plan, cluster: ClusterSpec) -> None:
+    """Print a plan as a table."""
+    from fpgapipe.host.terminal.console import Column, count, print_table, scaled
+
+    room = dict(zip(cluster.device_names, cluster.devices, strict=True))
+    rows = []
+    for i, stage in enumerate(plan.stages):
+        memory = room[stage.device].memory_bytes
+        rows.append(
+            (
+                i,
+                stage.device,
+                f"{stage.core.rows}x{stage.core.cols}",
+                len(stage.layers),
+                stage.layers[0],
+                stage.layers[-1],
+                count(stage.macs),
+                scaled(stage.forward_s, "s"),
+                scaled(stage.input_gradient_s, "s"),
+                scaled(stage.weight_gradient_s, "s"),
+                f"{scaled(stage.memory_bytes, 'B', 1024)} of {scaled(memory, 'B', 1024)}",
+                scaled(stage.sends_bytes, "B"),
+            )
+        )
+    headings = ("stage", "device", "array", "layers", "from", "to", "MACs", "F", "dX", "dW")
+    columns = [
+        Column(text, text in ("stage", "layers", "MACs", "F", "dX", "dW")) for text in headings
+    ]
+    columns += [Column("memory", True), Column("sends", True)]
+    title = (
+        f"{plan.network}, batch {plan.batch} in {plan.num_microbatches} micro-batches of "
+        f"{plan.microbatch}, {plan.schedule} over {plan.cluster}"
+    )
+    print_table(columns, rows, title)
+    told = plan.predicted
+    speed = f"{scaled(told.minibatch_s, 's')} a mini-batch, {told.samples_per_s:,.1f} samples/s"
+    print(f"predicted: {speed}, bubble {told.bubble_rate:.1%}")
+    print(f"cut: {'optimal' if plan.optimal else 'not proved optimal'} ({plan.reason})")

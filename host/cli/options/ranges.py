@@ -1,0 +1,77 @@
+"""What numbers options take: every one has a least and a largest value.
+
+Within its range an option does what it says, in the time that the numbers ask for; beyond it a
+command would run for days, take all memory, or overflow. tests/host/test_ranges.py tries them all.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import click
+
+
+class Whole(click.IntRange):
+    """Whole numbers from a least to a largest one, both included."""
+
+    def __init__(self, least: int, most: int) -> None:
+        super().__init__(least, most)
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> int:
+        """Read a number; a text of thousands of digits is not printed whole."""
+        if isinstance(value, str) and len(value) > MOST_CHARACTERS:
+            self.fail(f"a number of {len(value):,} characters is too long", param, ctx)
+        number: int = super().convert(value, param, ctx)
+        return number
+
+
+class Real(click.FloatRange):
+    """Finite numbers from a least to a largest one, both included but where `below` is set."""
+
+    def __init__(self, least: float, most: float, *, below: bool = False) -> None:
+        super().__init__(least, most, max_open=below)
+
+    def convert(
+        self, value: Any, param: click.Parameter | None, ctx: click.Context | None
+    ) -> float:
+        """Read a number; what is none, though it is spelt as one, compares with nothing."""
+        if isinstance(value, str) and len(value) > MOST_CHARACTERS:
+            self.fail(f"a number of {len(value):,} characters is too long", param, ctx)
+        number: float = super().convert(value, param, ctx)
+        if math.isnan(number):
+            self.fail(f"{value!r} is no number", param, ctx)
+        return number
+
+
+MOST_CHARACTERS = 400
+"""Longest text of a number in an option; none that is within its range needs more."""
+
+SAMPLES = Whole(1, 1 << 24)
+"""Samples of a mini-batch that is planned or built."""
+
+SAMPLES_SHOWN = Whole(1, 1 << 53)
+"""Samples of a batch whose shapes are only shown."""
+
+SAMPLES_SIMULATED = Whole(1, 1 << 16)
+MICROBATCHES = Whole(1, 1 << 16)
+DEVICES = Whole(1, 4096)
+"""Devices of a chain of one board; those of a cluster file are as many at most."""
+
+STAGES = Whole(1, 4096)
+"""Stages of a schedule that is drawn."""
+
+CHUNKS = Whole(1, 1024)
+KEPT = Whole(1, 1 << 24)
+"""Micro-batches, or results, that something holds."""
+
+SECONDS = Real(0, 1e9)
+BYTES_PER_S = Real(0, 1e15)
+STEPS = Whole(1, 10**9)
+EPOCHS = Whole(1, 10**6)
+SEED = Whole(0, (1 << 63) - 1)
+LEARNING_RATE = Real(0, 1e6)
+MOMENTUM = Real(0, 1)
+WEIGHT_DECAY = Real(0, 1e3)
+THREADS = Whole(1, 256)
+ERROR_RATE = Real(0, 1, below=True)

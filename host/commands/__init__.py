@@ -1,1 +1,0 @@
-"""The sub-commands of ``fpgapipe``, one a file."""

@@ -1,0 +1,159 @@
+"""Samples as images in folders, one for each class."""
+
+from __future__ import annotations
+
+import struct
+import warnings
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from fpgapipe.errors import FileError
+from fpgapipe.files import is_folder, list_folder, open_file
+from fpgapipe.host.data.samples import Dataset, Samples, Wanted, shape_text, split
+from fpgapipe.optional import require
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+    from pathlib import Path
+
+    from numpy.typing import NDArray
+
+SUFFIXES = frozenset({".png", ".jpg", ".jpeg", ".bmp", ".ppm", ".pgm", ".webp"})
+"""Of files that are images; others in a class's folder are passed over."""
+
+FORMATS = ("PNG", "JPEG", "BMP", "PPM", "WEBP")
+"""Pillow's names for them. It tells a format by the first bytes, whatever the file is called, and
+some that are not in this list start other programs: EPS runs Ghostscript."""
+
+MAX_BYTES = 256 << 20
+"""A larger image is not opened."""
+
+MODES = {1: "L", 3: "RGB"}
+"""Pillow's name for pixels of so many channels."""
+
+DEPTH_8 = frozenset({"1", "L", "LA", "P", "PA", "RGB", "RGBA", "RGBX", "CMYK", "YCbCr", "HSV"})
+"""Pillow's names for pixels of at most 8 bits a channel."""
+
+VALIDATION = ("val", "validation")
+
+DAMAGED = (EOFError, IndexError, OSError, SyntaxError, TypeError, ValueError, struct.error)
+"""What Pillow raises for a damaged file."""
+
+
+def read_folder(path: Path, wanted: Wanted) -> Dataset:
+    """Read samples; see `fpgapipe.host.data.data.load_data`.
+
+    Raises
+    ------
+    UserError
+        If Pillow is not installed, a file is damaged, or something does not fit the network.
+    """
+    require("PIL", "a folder of images")
+    if len(wanted.shape) != 3 or wanted.shape[0] not in MODES:
+        raise FileError(
+            path,
+            [
+                f"images have 1 or 3 channels, but {wanted.network} takes "
+                f"{shape_text(wanted.shape)}; use a .npz file"
+            ],
+        )
+    folders = _folders(path)
+    train = next((each for each in folders if each.name == "train"), None)
+    held_out = next((each for each in folders if each.name in VALIDATION), None)
+    if train is None or held_out is None or len(folders) > 2:
+        classes = _classes(path, folders, wanted)
+        samples = _samples(path, classes, classes, wanted)
+        if len(samples.labels) < 2:
+            raise FileError(path, ["must have at least 2 images, not 1"])
+        return split(samples)
+    classes = _classes(train, _folders(train), wanted)
+    others = [each.name for each in _folders(held_out)]
+    unknown = sorted(set(others) - set(classes))
+    if unknown:
+        raise FileError(held_out, [f"has classes that {train} has not: {', '.join(unknown[:5])}"])
+    return Dataset(
+        _samples(train, classes, classes, wanted),
+        _samples(held_out, [name for name in classes if name in others], classes, wanted),
+    )
+
+
+def _folders(path: Path) -> list[Path]:
+    """Folders inside, hidden ones left out, in the order of their names or numbers."""
+    found = [
+        each for each in list_folder(path) if is_folder(each) and not each.name.startswith(".")
+    ]
+    if all(each.name.isascii() and each.name.isdecimal() for each in found):
+        return sorted(found, key=lambda each: (int(each.name), each.name))
+    return sorted(found, key=lambda each: each.name)
+
+
+def _classes(path: Path, folders: Sequence[Path], wanted: Wanted) -> list[str]:
+    """Names of classes, in the order of their numbers."""
+    if not folders:
+        raise FileError(path, ["must have a folder of images for each class; it has no folder"])
+    if len(folders) > wanted.classes:
+        raise FileError(
+            path,
+            [
+                f"must have at most {wanted.classes} folders, one for each class of "
+                f"{wanted.network}, not {len(folders)}"
+            ],
+        )
+    return [each.name for each in folders]
+
+
+def _samples(path: Path, folders: Sequence[str], classes: Sequence[str], wanted: Wanted) -> Samples:
+    """Read all images of some classes' folders."""
+    files: list[Path] = []
+    labels: list[int] = []
+    for name in folders:
+        own = [
+            each
+            for each in list_folder(path / name)
+            if each.suffix.lower() in SUFFIXES and not each.name.startswith(".")
+        ]
+        if not own:
+            raise FileError(
+                path / name,
+                [f"must have at least one image ({', '.join(sorted(SUFFIXES))}); it has none"],
+            )
+        files += own
+        labels += [classes.index(name)] * len(own)
+    if not files:
+        raise FileError(path, ["must have a folder of images for each class; it has no folder"])
+    wanted.check_size(path, "the images in it", len(files))
+    images = np.empty((len(files), *wanted.shape), np.float32)
+    for number, file in enumerate(files):
+        images[number] = _image(file, wanted)
+    return Samples(images, np.array(labels, np.int64))
+
+
+def _image(path: Path, wanted: Wanted) -> NDArray[np.float32]:
+    """Read an image; nothing but its header before its size is known to be right."""
+    from PIL import Image, UnidentifiedImageError
+
+    channels, height, width = wanted.shape
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            with open_file(path, MAX_BYTES) as file, Image.open(file, formats=FORMATS) as image:
+                if image.size != (width, height):
+                    raise FileError(
+                        path,
+                        [
+                            f"must have {width}x{height} pixels for {wanted.network}, not "
+                            f"{image.width}x{image.height}; resize it, or take a network for it"
+                        ],
+                    )
+                if image.mode not in DEPTH_8:
+                    raise FileError(
+                        path, [f"must have 8 bits a channel, not those of mode {image.mode}"]
+                    )
+                pixels = np.asarray(image.convert(MODES[channels]), np.float32)
+    except UnidentifiedImageError:
+        formats = ", ".join(FORMATS)
+        raise FileError(path, [f"is no image of a format that is read ({formats})"]) from None
+    except (*DAMAGED, Image.DecompressionBombError) as error:
+        raise FileError(path, [f"cannot be read as an image: {error}"]) from None
+    return pixels.reshape(height, width, channels).transpose(2, 0, 1) / np.float32(255)

@@ -1,0 +1,147 @@
+"""What samples are: inputs and classes, those that train and those that validate."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from fpgapipe.errors import FileError, UserError
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
+
+    from numpy.typing import NDArray
+
+    from fpgapipe.network.graph import Graph
+
+MOST_BYTES = 4 << 30
+"""Of all images of a source as FP32."""
+
+TRAINING_PART = 0.8
+"""Of samples that do not come with others for validation."""
+
+
+@dataclass(frozen=True)
+class Samples:
+    """Inputs of a network, a row each, and their classes.
+
+    Attributes
+    ----------
+    images : float32 array, shape (samples, channels, height, width)
+        Other shapes behind the first axis where the network has such.
+    labels : int64 array, shape (samples,)
+    """
+
+    images: NDArray[np.float32]
+    labels: NDArray[np.int64]
+
+    def batches(self, size: int, seed: int | None = None, epoch: int = 0) -> Iterator[Samples]:
+        """Whole batches, shuffled if there is a seed; samples that fill no batch are left out."""
+        order = np.arange(len(self.labels))
+        if seed is not None:
+            np.random.default_rng((seed, epoch)).shuffle(order)
+        for first in range(0, len(order) - size + 1, size):
+            yield self.some(order[first : first + size])
+
+    def some(self, which: NDArray[np.integer] | slice) -> Samples:
+        """Some of them, in that order."""
+        return Samples(self.images[which], self.labels[which])
+
+
+@dataclass(frozen=True)
+class Dataset:
+    """Samples for training and others to see what was learned.
+
+    Attributes
+    ----------
+    train, validation : Samples
+    note : str
+        How they were told apart, where the source did not say; else empty.
+    """
+
+    train: Samples
+    validation: Samples
+    note: str = ""
+
+
+@dataclass(frozen=True)
+class Wanted:
+    """What a network takes.
+
+    Attributes
+    ----------
+    network : str
+    shape : tuple of int
+        Of one sample.
+    classes : int
+    """
+
+    network: str
+    shape: tuple[int, ...]
+    classes: int
+
+    @classmethod
+    def of(cls, graph: Graph) -> Wanted:
+        """What a graph takes.
+
+        Raises
+        ------
+        UserError
+            If it has other than one input of floating-point numbers and one output of a row of
+            logits a sample.
+        """
+        if len(graph.inputs) != 1 or len(graph.outputs) != 1:
+            raise UserError(
+                f"{graph.name} must have one input and one output to be trained with samples, not "
+                f"{len(graph.inputs)} and {len(graph.outputs)}"
+            )
+        (tensor,) = graph.inputs.values()
+        logits = graph.layers[graph.outputs[0]].output.shape
+        if not tensor.dtype.is_float or len(tensor.shape) < 2 or len(logits) != 2:
+            raise UserError(
+                f"{graph.name} must have an input of floating-point numbers and a row of logits a "
+                f"sample to be trained with samples, not {tensor.dtype} {list(tensor.shape)} and "
+                f"{list(logits)}"
+            )
+        return cls(graph.name, tensor.shape[1:], logits[1])
+
+    def check_size(self, path: Path, what: str, samples: int) -> None:
+        """Refuse more samples than memory may be taken for."""
+        size = 4 * samples * math.prod(self.shape)
+        if size > MOST_BYTES:
+            raise FileError(
+                path,
+                [
+                    f"{what} must be at most {MOST_BYTES >> 30} GiB as FP32, not "
+                    f"{size / (1 << 30):.3g} GiB: {samples:,} samples of {shape_text(self.shape)}"
+                ],
+            )
+
+
+def shape_text(shape: tuple[int, ...]) -> str:
+    """Write a shape as ``3x32x32``."""
+    return "x".join(map(str, shape))
+
+
+def split(samples: Samples) -> Dataset:
+    """Tell samples for training and for validation apart: a fifth, drawn with a fixed seed.
+
+    Raises
+    ------
+    ValueError
+        If there are fewer than two.
+    """
+    count = len(samples.labels)
+    if count < 2:
+        raise ValueError(f"samples to split must be at least 2, not {count}")
+    order = np.random.default_rng(0).permutation(count)
+    held_out = max(round(count * (1 - TRAINING_PART)), 1)
+    return Dataset(
+        samples.some(np.sort(order[held_out:])),
+        samples.some(np.sort(order[:held_out])),
+        f"{held_out:,} of {count:,} samples, drawn with a fixed seed, are for validation",
+    )

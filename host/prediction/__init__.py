@@ -1,0 +1,1 @@
+"""How long a mini-batch takes, predicted and measured."""

@@ -1,0 +1,144 @@
+"""Closed forms of a pipeline: cycles of layers from the cost model, of a mini-batch by formula."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from fpgapipe.hw.hls_models.isa.instructions import Opcode
+from fpgapipe.hw.hls_models.spec import device
+from fpgapipe.lowering.schedule.schedule import TaskKind
+from fpgapipe.lowering.units.network_units import units_of
+from fpgapipe.partition.cost.cost import CoreConfig, layer_costs
+from fpgapipe.partition.search.problem import schedule_model
+from fpgapipe.partition.timeline.timeline import StageTimes
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from fpgapipe.hw.hls_models.cycles.core_cycles import MemorySpec
+    from fpgapipe.hw.hls_models.spec.core_spec import CoreSpec
+    from fpgapipe.lowering.program.device_program import DeviceProgram
+    from fpgapipe.lowering.program.pipeline import PipelineProgram
+    from fpgapipe.partition.cost.cost import LayerCost
+
+KINDS = frozenset({"gpipe", "1f1b-as", "fbp-as", "1f1b-sno", "1f1b-so", "pipedream", "zb-h1"})
+"""Schedules that have a formula."""
+
+UPDATE = "update"
+"""The layer whose the optimiser's step is."""
+
+
+def layer_cycles(
+    pipeline: PipelineProgram, memories: Sequence[MemorySpec]
+) -> list[dict[tuple[str, TaskKind], float]]:
+    """Cycles of each layer and pass of one micro-batch by the cost model, for each device.
+
+    Layers that run together count under the last one's name; the update under `UPDATE`.
+    """
+    units = {unit.name: [layer.name for layer in unit.layers] for unit in units_of(pipeline.graph)}
+    found = []
+    for part, memory in zip(pipeline.parts, memories, strict=True):
+        every = {cost.name: cost for cost in _costs(pipeline, part.core, memory)}
+        own: dict[tuple[str, TaskKind], float] = {}
+        update = 0.0
+        for name in computed_layers(part):
+            costs = [every[layer] for layer in units.get(name, ())]
+            for kind, cycles in _passes(costs).items():
+                if cycles:
+                    own[name, kind] = cycles
+            update += sum(cost.update.cycles for cost in costs)
+        own[UPDATE, TaskKind.U] = update
+        found.append(own)
+    return found
+
+
+def computed_layers(part: DeviceProgram) -> list[str]:
+    """The layers that a device computes, and not only passes on, in their order."""
+    stores = {
+        number
+        for number, each in zip(part.kernel_of, part.instructions, strict=False)
+        if each.opcode is Opcode.STORE
+    }
+    return list(dict.fromkeys(part.kernels[number].layer for number in sorted(stores)))
+
+
+def _passes(costs: Sequence[LayerCost]) -> dict[TaskKind, float]:
+    forward, input_gradient, weight_gradient = (
+        sum(getattr(cost, name).cycles for cost in costs)
+        for name in ("forward", "input_gradient", "weight_gradient")
+    )
+    return {
+        TaskKind.F: forward,
+        TaskKind.DX: input_gradient,
+        TaskKind.DW: weight_gradient,
+        TaskKind.B: input_gradient + weight_gradient,
+    }
+
+
+def _costs(pipeline: PipelineProgram, core: CoreSpec, memory: MemorySpec) -> list[LayerCost]:
+    """Costs of all layers at a clock of 1 Hz, so that seconds are cycles."""
+    assert core.vector is not None, "a step's core has a vector engine"
+    config = CoreConfig(
+        core.rows,
+        core.cols,
+        1.0,
+        core.scratchpad.size_bytes,
+        core.vector.lanes,
+        core.num_engines,
+        core.bus_bytes,
+        len(core.links),
+        core.acc_depth,
+    )
+    behind = device.MemorySpec(
+        "memory", "simulated", 1, 1 << 40, memory.bytes_per_cycle, memory.latency_cycles
+    )
+    dies = (device.DieResources("all", 0, 0, 0, 0, 0),)
+    spec = device.DeviceSpec("simulated", "", "DSP48E2", 1.0, dies, (behind,), (), 1.0)
+    return layer_costs(pipeline.graph, spec, config)
+
+
+def stage_times(layers: Sequence[dict[tuple[str, TaskKind], float]]) -> StageTimes:
+    """Sums over the layers of each stage, for one micro-batch; transfers take no time."""
+    forward, input_gradient, weight_gradient, update = (
+        np.array(
+            [sum(cycles for (_, each), cycles in own.items() if each is kind) for own in layers]
+        )
+        for kind in (TaskKind.F, TaskKind.DX, TaskKind.DW, TaskKind.U)
+    )
+    none = np.zeros(len(layers))
+    return StageTimes(forward, input_gradient, weight_gradient, update, none, none)
+
+
+def minibatch_cycles(kind: str, num_microbatches: int, times: StageTimes) -> float:
+    """Time of a mini-batch by a schedule's formula, in the unit of the times.
+
+    It is exact for equal stages without transfers; that of ZB-H1 if all passes take as long.
+
+    Parameters
+    ----------
+    kind : str
+        One of `KINDS`.
+    num_microbatches : int
+    times : StageTimes
+        With one number a stage.
+
+    Notes
+    -----
+    ZB-H1 puts the weight gradients of the last micro-batches where others wait: the bubble is
+    ``(N - 1) (F + dX - dW)``. Source: Qi et al., "Zero Bubble Pipeline Parallelism", ICLR 2024.
+    """
+    weight = times.weight_gradient_s
+    rest = times.forward_s + times.input_gradient_s
+    whole = rest + weight
+    slowest = int(np.argmax(whole))
+    update = float(times.update_s.max(initial=0.0))
+    if kind == "zb-h1":
+        bubbles = np.maximum(rest - weight, 0)
+        filled = float(bubbles.sum() - bubbles[slowest])
+        return num_microbatches * float(whole[slowest]) + filled + update
+    model = schedule_model(kind, num_microbatches, straight=True)
+    return (
+        model.fill_factor * float(whole.sum()) + model.steady_periods * float(whole.max()) + update
+    )

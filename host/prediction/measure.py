@@ -1,0 +1,471 @@
+"""One mini-batch in the simulator, timed task by task and layer by layer, beside what is predicted.
+
+Loads and stores are timed by reading the registers of their queues while the programs run
+(`fpgapipe.sim_tb.cluster.cluster.Cluster.watch`), which changes no cycle. A time is exact to
+`RESOLUTION_CYCLES`. A task, or a layer in it, lasts from its first load, but not before the end of
+what came before it, to its last store. Of one that receives something, the first load is the first
+of what it receives: others come before it while the device waits. Of tasks side by side, what came
+before is what came in the same lane.
+"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from functools import cached_property
+from math import inf
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from fpgapipe.files import write_whole
+from fpgapipe.host.backends.simulator import SimulatorBackend
+from fpgapipe.host.prediction.closed_form import UPDATE
+from fpgapipe.host.prediction.prediction import PipelineTiming
+from fpgapipe.hw.hls_models.cycles.core_cycles import MemorySpec
+from fpgapipe.hw.hls_models.cycles.link_cycles import WireTiming
+from fpgapipe.hw.hls_models.isa.instructions import WORD_BYTES, Opcode
+from fpgapipe.hw.hls_models.model.link_dma import words_of_packet
+from fpgapipe.hw.hls_models.model.sequencer import SequencerSpec
+from fpgapipe.hw.hls_models.spec.link import TRAILER_BYTES, Channel
+from fpgapipe.lowering.program.lanes import is_side_by_side
+from fpgapipe.lowering.program.pipeline import link_after
+from fpgapipe.lowering.schedule.schedule import TaskKind
+from fpgapipe.lowering.units.step_options import scalar_bits
+from fpgapipe.stopwatch import phase
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator, Mapping, Sequence
+
+    from numpy.typing import NDArray
+
+    from fpgapipe.host.build.build import Build
+    from fpgapipe.hw.hls_models.spec.core_spec import CoreSpec
+    from fpgapipe.lowering.program.device_program import DeviceProgram
+    from fpgapipe.lowering.program.pipeline import PipelineProgram
+    from fpgapipe.sim_tb.native.phy import WireSpec
+
+    Layers = dict[tuple[str, TaskKind], float]
+
+RESOLUTION_CYCLES = 64
+"""Of measured times: four registers are read in turn, three cycles each, but not in the last cycles
+of a round of the cluster."""
+
+_SWEEPS = 1 << 14
+"""Times that the registers are read one after the other before they wait for the next round."""
+
+_TIMED = (Opcode.LOAD, Opcode.STORE)
+_MEASURED = "measured.json"
+
+
+@dataclass(frozen=True)
+class Measurement:
+    """A mini-batch by all levels; `to_dict` for JSON.
+
+    Attributes
+    ----------
+    timing : PipelineTiming
+        What is predicted.
+    kind : str
+        Of the schedule.
+    clk_hz : float
+    cycles : int
+        Of the mini-batch, in the simulator.
+    devices : list of DeviceMeasurement
+    """
+
+    timing: PipelineTiming
+    kind: str
+    clk_hz: float
+    cycles: int
+    devices: list[DeviceMeasurement]
+
+    def to_dict(self) -> dict[str, Any]:
+        """As ``measured.json`` has it; cycles count from the start of the first device."""
+        timing = self.timing
+        count = timing.schedule.num_microbatches
+        formula = timing.closed_form(self.kind)
+        events = timing.event_tasks()
+        models = [
+            Times.of_model(each.program, *ends)
+            for each, ends in zip(
+                timing.tasks,
+                [(found.starts, found.ends) for found in timing.cluster.devices],
+                strict=True,
+            )
+        ]
+        devices = []
+        for number, found in enumerate(self.devices):
+            model = models[number]
+            spans = found.times.tasks() if found.times else [None] * len(model.program.tasks)
+            devices.append(
+                {
+                    "counters": found.counters,
+                    "tasks": [
+                        {
+                            "task": str(task),
+                            "kind": task.kind.token,
+                            "microbatch": task.microbatch,
+                            "event": _rounded(events[number][task]),
+                            "cycle_model": _rounded(predicted),
+                            "rtl": measured and _rounded(measured),
+                        }
+                        for task, predicted, measured in zip(
+                            model.program.tasks, model.tasks(), spans, strict=True
+                        )
+                    ],
+                    "layers": _layer_rows(
+                        timing.closed_layers[number],
+                        model.layers(),
+                        found.times.layers() if found.times else None,
+                        count,
+                    ),
+                }
+            )
+        return {
+            "clk_hz": self.clk_hz,
+            "minibatch_cycles": {
+                "closed_form": formula and round(formula),
+                "event": round(timing.event_cycles),
+                "cycle_model": timing.cluster.cycles,
+                "rtl": self.cycles,
+            },
+            "resolution_cycles": RESOLUTION_CYCLES,
+            "devices": devices,
+            "links": list(self._links()),
+        }
+
+    def _links(self) -> Iterator[dict[str, Any]]:
+        timing = self.timing
+        links = timing.timeline.links
+        busy = {(link.source, link.destination): link.busy_s for link in links}
+        for (one, _), (other, _) in timing.pipeline.wiring:
+            for ends in ((one, other), (other, one)):
+                if (row := _link_row(self, *ends, busy.get(ends, 0.0)))["bytes"]:
+                    yield row
+
+
+@dataclass(frozen=True)
+class DeviceMeasurement:
+    """What was measured of a device.
+
+    Attributes
+    ----------
+    counters : dict of str to int
+        What each counter rose by.
+    times : Times or None
+        None of a core without links, whose queues have no registers.
+    """
+
+    counters: dict[str, int]
+    times: Times | None
+
+
+@dataclass(frozen=True)
+class Times:
+    """When a program's loads began and its stores ended.
+
+    Attributes
+    ----------
+    program : DeviceProgram
+    begins, ends : float array
+        Of each instruction but END, inf and -inf where it is no load, or no store.
+    """
+
+    program: DeviceProgram
+    begins: NDArray[np.float64]
+    ends: NDArray[np.float64]
+
+    @classmethod
+    def of_model(
+        cls, program: DeviceProgram, starts: Sequence[float], ends: Sequence[float]
+    ) -> Times:
+        """Of the cycle model; a load begins, as for who reads registers, when it is the oldest."""
+        opcodes = [each.opcode for each in program.instructions[: len(program.kernel_of)]]
+        is_load, is_store = (np.array([each is op for each in opcodes]) for op in _TIMED)
+        begins = np.full(len(opcodes), inf)
+        (loads,) = np.nonzero(is_load)
+        begun, ended = np.asarray(starts), np.asarray(ends)
+        begins[loads] = np.maximum(begun[loads], np.append(0.0, ended[loads[:-1]]))
+        return cls(program, begins, np.where(is_store, ended[: len(opcodes)], -inf))
+
+    @classmethod
+    def of_readings(
+        cls, program: DeviceProgram, readings: NDArray[np.int64], start: int, end: int
+    ) -> Times:
+        """Of what was read of the queues' registers while the program ran.
+
+        Parameters
+        ----------
+        program : DeviceProgram
+        readings : int array, shape (readings, 3)
+            As of `Cluster.readings`, of the registers of `watched`.
+        start, end : int
+            Cycles of the start that times count from, and of the end of the program.
+        """
+        count = len(program.kernel_of)
+        begins, ends = np.full(count, inf), np.full(count, -inf)
+        for queue, opcode in enumerate(_TIMED):
+            own = [n for n in range(count) if program.instructions[n].opcode is opcode]
+            seen = readings[readings[:, 0] // 2 % 2 == queue]
+            began, ended = _follow(own, seen, end)
+            if opcode is Opcode.LOAD:
+                begins[own] = np.asarray(began) - start
+            else:
+                ends[own] = np.asarray(ended) - start
+        return cls(program, begins, ends)
+
+    @cached_property
+    def _takes(self) -> NDArray[np.bool_]:
+        """Of each instruction, whether it waits for a RECEIVE."""
+        program = self.program.instructions[: len(self.begins)]
+        signals = {
+            number for each in program if each.opcode is Opcode.RECEIVE for number in each.signal
+        }
+        return np.array([not signals.isdisjoint(each.wait) for each in program])
+
+    def tasks(self) -> list[tuple[float, float]]:
+        """First and last cycle of each task."""
+        numbers = np.array([each.task for each in self.program.kernels])
+        count = len(self.program.tasks)
+        return self._spans(numbers[self.program.kernel_of], range(count))
+
+    def layers(self) -> Layers:
+        """Cycles of each layer in each kind of task, of all micro-batches."""
+        keys: dict[tuple[str, int], int] = {}
+        for each in self.program.kernels:
+            keys.setdefault((each.layer, each.task), len(keys))
+        of_kernel = np.array([keys[each.layer, each.task] for each in self.program.kernels])
+        spans = self._spans(of_kernel[self.program.kernel_of], [task for _, task in keys])
+        found: Layers = {}
+        for (layer, task), (begin, end) in zip(keys, spans, strict=True):
+            if end > begin:
+                kind = self.program.tasks[task].kind
+                found[layer, kind] = found.get((layer, kind), 0.0) + end - begin
+        return found
+
+    def _spans(
+        self, group_of: NDArray[np.int64], tasks: Sequence[int]
+    ) -> list[tuple[float, float]]:
+        """Begin and end of groups of instructions, none before the end of that before it.
+
+        A group is of a task; with two lanes, forward passes and others come after their own kind.
+        """
+        count = len(tasks)
+        begins, received, ends = np.full(count, inf), np.full(count, inf), np.full(count, -inf)
+        np.minimum.at(begins, group_of, self.begins)
+        np.minimum.at(received, group_of, np.where(self._takes, self.begins, inf))
+        np.maximum.at(ends, group_of, self.ends)
+        begins = np.where(received < inf, received, begins)
+        has_lanes = is_side_by_side(self.program.instructions)
+        spans = []
+        last = [0.0, 0.0]
+        for task, begin, end in zip(tasks, begins.tolist(), ends.tolist(), strict=True):
+            lane = int(has_lanes and self.program.tasks[task].kind is not TaskKind.F)
+            end = max(last[lane], end)
+            spans.append((min(max(last[lane], begin), end), end))
+            last[lane] = end
+        return spans
+
+
+def watched(core: CoreSpec) -> list[str]:
+    """Registers that tell of loads and stores, in the order in which they are to be read."""
+    spec = SequencerSpec.of(core)
+    numbers = [spec.queues.index((opcode, 0)) for opcode in _TIMED]
+    return [f"QUEUE{number}_{name}" for number in numbers for name in ("OLDEST", "WAIT")] * _SWEEPS
+
+
+def _follow(
+    own: Sequence[int], readings: NDArray[np.int64], end: int
+) -> tuple[list[float], list[float]]:
+    """Begin and end of a queue's instructions, from readings of OLDEST and WAIT in turn.
+
+    What OLDEST says holds only if WAIT.busy was 1 before and after. An instruction was under way,
+    as the oldest, for longer than from one reading to the next, since it waits for memory; so what
+    comes before the one that is seen next has ended when the queue was seen idle, or else now.
+    """
+    place = {number: at for at, number in enumerate(own)}
+    begins, ends = [inf] * len(own), [inf] * len(own)
+    done = begun = 0
+    was_busy, oldest, since = False, -1, 0
+    idle: float | None = None
+    for register, cycle, value in readings.tolist():
+        if register % 2 == 0:
+            oldest, since = value, cycle
+            continue
+        is_busy = bool(value >> 1 & 1)
+        if not is_busy:
+            idle = cycle if idle is None and begun else idle
+        elif was_busy and place.get(oldest, -1) >= done:
+            at = place[oldest]
+            ends[done:at] = [since if idle is None else idle] * (at - done)
+            begins[begun : at + 1] = [since] * (at + 1 - begun)
+            done, begun, idle = at, max(begun, at + 1), None
+        was_busy = is_busy
+    ends[done:] = [end if idle is None else idle] * (len(own) - done)
+    begins[begun:] = [end] * (len(own) - begun)
+    return begins, ends
+
+
+def _rounded(times: tuple[float, float]) -> list[int]:
+    return [max(round(time), 0) for time in times]
+
+
+def _layer_rows(
+    closed: Layers, model: Layers, rtl: Layers | None, count: int
+) -> list[dict[str, Any]]:
+    """Cycles of layers by level, for all micro-batches."""
+    rows = []
+    for layer, kind in model:
+        times = 1 if layer == UPDATE else count
+        formula = closed.get((layer, kind))
+        cycles = None if rtl is None else rtl.get((layer, kind), 0.0)  # 0 if too short to be seen
+        rows.append(
+            {
+                "layer": layer,
+                "pass": kind.token,
+                "closed_form": None if formula is None else round(times * formula),
+                "cycle_model": round(model[layer, kind]),
+                "rtl": None if cycles is None else round(cycles),
+            }
+        )
+    return rows
+
+
+def _link_row(found: Measurement, source: int, target: int, event: float) -> dict[str, Any]:
+    """What went from a device to another, and for how long."""
+    timing = found.timing
+    part = timing.pipeline.parts[source]
+    forward = source < target
+    link = link_after(source) if forward else 0
+    spec = part.core.links[link]
+    wire = timing.wires[min(source, target)]
+    rate = min(wire.bytes_per_cycle, spec.phy_bytes)
+    channel = Channel.FEATURES if forward else Channel.GRADIENTS
+    words = sum(
+        words_of_packet(each.body)
+        for each in part.instructions
+        if (each.opcode, each.engine) == (Opcode.SEND, link) and each.body["channel"] == channel
+    )
+    name = f"LINK{link}_"
+    counters = {
+        key.removeprefix(name): value
+        for key, value in found.devices[source].counters.items()
+        if key.startswith(name)
+    }
+    sent = counters["TX_WORDS"] * WORD_BYTES + counters["TX_FRAMES"] * TRAILER_BYTES
+    return {
+        "from": source,
+        "to": target,
+        "bytes": words * WORD_BYTES,
+        "busy_cycles": {
+            "closed_form": round(words * WORD_BYTES / (rate * spec.efficiency)),
+            "event": round(event),
+            "cycle_model": round(timing.cluster.wires[source, link].busy_cycles),
+            "rtl": round(sent / rate),
+        },
+        "counters": counters,
+    }
+
+
+def measure(
+    pipeline: PipelineProgram,
+    kind: str,
+    parameters: Mapping[str, NDArray[np.float32]],
+    memories: Sequence[MemorySpec],
+    wires: Sequence[WireSpec],
+    *,
+    clk_hz: float = 300e6,
+    threads: int | None = None,
+    progress: Callable[[int, int], object] | None = None,
+) -> Measurement:
+    """Run one mini-batch of random samples in the simulator, and time it.
+
+    Parameters
+    ----------
+    pipeline : PipelineProgram
+        Tasks of cores with links are timed; registers of queues come with these.
+    kind : str
+        Of its schedule.
+    parameters : mapping of str to array
+    memories : sequence of MemorySpec
+        Of each device; the simulator takes one for all.
+    wires : sequence of WireSpec
+    clk_hz : float
+        Clock of the devices.
+    threads : int, optional
+        As for `Cluster`.
+    progress : callable, optional
+        Called now and then with the cycles so far and those predicted.
+    """
+    timing = PipelineTiming.of(
+        pipeline,
+        memories,
+        [WireTiming(float(each.rate), each.delay_cycles) for each in wires],
+    )
+    predicted = timing.cluster.cycles
+    with SimulatorBackend(pipeline, parameters, memories, wires, threads=threads) as backend:
+        cluster = backend.cluster
+        cores = [part.core for part in pipeline.parts]
+        before = backend.counters()
+        seen = {number: watched(core) for number, core in enumerate(cores) if core.links}
+        cluster.watch(1, seen)
+        with phase("simulation"):
+            cycles = backend.cycles_of(
+                *_samples(pipeline),
+                scalar_bits(learning_rate=0.01),
+                progress=progress and (lambda cycle: progress(cycle, max(cycle, predicted))),
+            )
+        ends = [node.device.statistics.irq_cycle or cluster.cycle for node in cluster.nodes]
+        start = max(ends) - cycles
+        readings = [cluster.readings(number) for number in range(len(cores))]
+        cluster.watch(0, {})
+        after = backend.counters()
+    devices = [
+        DeviceMeasurement(
+            {name: value - before[number][name] for name, value in after[number].items()},
+            Times.of_readings(part, readings[number], start, ends[number])
+            if part.core.links
+            else None,
+        )
+        for number, part in enumerate(pipeline.parts)
+    ]
+    return Measurement(timing, kind, clk_hz, cycles, devices)
+
+
+def _samples(
+    pipeline: PipelineProgram,
+) -> tuple[dict[str, NDArray[np.float32]], NDArray[np.int64]]:
+    """A mini-batch: cycles do not depend on what is in it."""
+    graph, count = pipeline.graph, pipeline.parts[0].num_microbatches
+    rng = np.random.default_rng(0)
+    inputs = {
+        name: rng.standard_normal((tensor.shape[0] * count, *tensor.shape[1:]), np.float32)
+        for name, tensor in graph.inputs.items()
+    }
+    rows, classes = graph.layers[graph.outputs[0]].output.shape
+    return inputs, rng.integers(0, classes, rows * count)
+
+
+def measure_build(
+    build: Build,
+    *,
+    threads: int | None = None,
+    progress: Callable[[int, int], object] | None = None,
+) -> Measurement:
+    """Measure a build's mini-batch, and keep it as ``run/measured.json``."""
+    path = build.run_folder / _MEASURED
+    build.check_verilog()
+    found = measure(
+        build.pipeline,
+        build.plan.schedule,
+        build.parameters,
+        build.memories,
+        build.wires,
+        clk_hz=build.plan.stages[0].core.clk_hz,
+        threads=threads,
+        progress=progress,
+    )
+    path.parent.mkdir(exist_ok=True)
+    write_whole(path, [json.dumps(found.to_dict()).encode()])
+    return found

@@ -1,0 +1,259 @@
+"""How long a mini-batch takes, by three levels: closed form, event simulation, cycle model.
+
+The closed form (:mod:`fpgapipe.host.prediction.closed_form`) takes times from the planner's cost
+model. The event simulation (:mod:`fpgapipe.partition.timeline.timeline`) gets the times of each
+task from the cycle model of each device alone (:mod:`fpgapipe.host.prediction.task_times`); the
+cycle model here is that of all devices together
+(:mod:`fpgapipe.hw.hls_models.cycles.cluster_cycles`). Times are clock cycles.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from functools import cached_property
+from itertools import pairwise
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from fpgapipe.errors import UserError
+from fpgapipe.host.prediction import closed_form
+from fpgapipe.host.prediction.task_times import Lag, TaskTimes, lags
+from fpgapipe.hw.hls_models.cycles.cluster_cycles import ClusterPrediction, predict_cluster
+from fpgapipe.hw.hls_models.cycles.core_cycles import MemorySpec
+from fpgapipe.hw.hls_models.cycles.engine_cycles import SIGNAL_CYCLES
+from fpgapipe.hw.hls_models.cycles.link_cycles import WireTiming
+from fpgapipe.hw.hls_models.isa.instructions import WORD_BYTES
+from fpgapipe.hw.hls_models.spec.link import TRAILER_BYTES, Channel
+from fpgapipe.lowering.program.lanes import is_side_by_side
+from fpgapipe.lowering.program.pipeline import link_after
+from fpgapipe.lowering.schedule.schedule import Lane, Schedule, Task, TaskKind
+from fpgapipe.lowering.schedule.tasks import common_steps, slots_of
+from fpgapipe.partition.timeline.timeline import StageTimes, Timeline, simulate
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from numpy.typing import NDArray
+
+    from fpgapipe.lowering.program.pipeline import PipelineProgram
+
+
+@dataclass(frozen=True)
+class PipelineTiming:
+    """What the levels say of a pipeline's mini-batch.
+
+    Parameters
+    ----------
+    pipeline : PipelineProgram
+    memories : tuple of MemorySpec
+        Of each device.
+    wires : tuple of WireTiming
+        For each device but the last, of the cable to the next.
+    """
+
+    pipeline: PipelineProgram
+    memories: tuple[MemorySpec, ...]
+    wires: tuple[WireTiming, ...]
+
+    @classmethod
+    def of(
+        cls,
+        pipeline: PipelineProgram,
+        memory: MemorySpec | Sequence[MemorySpec] | None = None,
+        wires: WireTiming | Sequence[WireTiming] | None = None,
+    ) -> PipelineTiming:
+        """The same memory and wire everywhere, or one each."""
+        count = len(pipeline.parts)
+        memory, wires = memory or MemorySpec(), wires or WireTiming()
+        memories = (memory,) * count if isinstance(memory, MemorySpec) else tuple(memory)
+        cables = (wires,) * (count - 1) if isinstance(wires, WireTiming) else tuple(wires)
+        if (len(memories), len(cables)) != (count, count - 1):
+            raise UserError(
+                f"a pipeline of {count} devices has {count} memories and {count - 1} wires, not "
+                f"{len(memories)} and {len(cables)}"
+            )
+        return cls(pipeline, memories, cables)
+
+    @cached_property
+    def tasks(self) -> tuple[TaskTimes, ...]:
+        """Of each device alone."""
+        parts = zip(self.pipeline.parts, self.memories, self._steps, strict=True)
+        return tuple(TaskTimes(part, memory, steps) for part, memory, steps in parts)
+
+    @cached_property
+    def _steps(self) -> list[list[int]]:
+        """Step of each task, by device; tasks side by side, on two GEMM engines, have the same."""
+        parts = self.pipeline.parts
+        if not any(is_side_by_side(part.instructions) for part in parts):
+            return [list(range(len(part.tasks))) for part in parts]
+        lanes, limits = [], []
+        for part in parts:
+            forward = [task for task in part.tasks if task.kind is TaskKind.F]
+            backward = [task for task in part.tasks if task.kind is not TaskKind.F]
+            lanes += [_lane(part.index, "forward", forward)]
+            lanes += [_lane(part.index, "backward", backward)]
+            limits.append(1 + max(slots_of(part.tasks).values()))
+        steps = common_steps(replace(self._schedule_of(lanes), in_flight_limit=tuple(limits)))
+        return [[steps[task] for task in part.tasks] for part in parts]
+
+    @cached_property
+    def schedule(self) -> Schedule:
+        """The schedule that the programs follow: results stream out as they are made.
+
+        A device has one lane; tasks side by side come in it in the order in which they end.
+        """
+        lanes = []
+        for device, times in enumerate(self.tasks):
+            tasks = [times.program.tasks[number] for number in times.order]
+            lanes.append(_lane(device, "compute", tasks))
+        return self._schedule_of(lanes)
+
+    def _schedule_of(self, lanes: Sequence[Lane]) -> Schedule:
+        """Stage by stage, a device each."""
+        stages = tuple(range(len(self.pipeline.parts)))
+        count = len({task.microbatch for task in self.pipeline.parts[0].tasks} - {-1})
+        routes = np.zeros(count, np.int32)
+        return Schedule("programs", count, stages, (stages,), routes, tuple(lanes), "stream")
+
+    @cached_property
+    def stage_times(self) -> StageTimes:
+        """Cycles of tasks and transfers, by stage and micro-batch."""
+        shape = (self.schedule.num_stages, self.schedule.num_microbatches)
+        passes = {kind: np.zeros(shape) for kind in (TaskKind.F, TaskKind.DX, TaskKind.DW)}
+        passes[TaskKind.B] = passes[TaskKind.DX]
+        update = np.zeros(shape[0])
+        for stage, times in enumerate(self.tasks):
+            for task, cycles in zip(times.program.tasks, times.durations, strict=True):
+                if task.kind is TaskKind.U:
+                    update[stage] = cycles
+                else:
+                    passes[task.kind][stage, task.microbatch] = cycles
+        sent = {}
+        for channel in (Channel.FEATURES, Channel.GRADIENTS):
+            table, lag = np.zeros(shape), np.zeros(shape)
+            for maker, user in self._neighbours(channel):
+                self._count_words(maker, user, table)
+                for number, found in self._lags[maker, user].items():
+                    microbatch = self.tasks[maker].program.tasks[number].microbatch
+                    lag[maker, microbatch] = found.cycles
+            sent[channel] = table, lag
+        features, gradients = sent[Channel.FEATURES], sent[Channel.GRADIENTS]
+        return StageTimes(
+            passes[TaskKind.F],
+            passes[TaskKind.DX],
+            passes[TaskKind.DW],
+            update,
+            features[0],
+            gradients[0],
+            max((wire.latency_cycles for wire in self.wires), default=0),
+            features[1],
+            gradients[1],
+        )
+
+    def _neighbours(self, channel: Channel) -> list[tuple[int, int]]:
+        """Stages that send on a channel, each with the one that it sends to."""
+        pairs = list(pairwise(range(len(self.pipeline.parts))))
+        return pairs if channel is Channel.FEATURES else [pair[::-1] for pair in pairs]
+
+    def _count_words(self, maker: int, user: int, table: NDArray[np.float64]) -> None:
+        """Add up the cycles on the wire of what goes from a stage to one beside it."""
+        times = self.tasks[maker]
+        channel, link, _ = _ends(maker, user)
+        spec = times.program.core.links[link]
+        rate = min(self.wires[min(maker, user)].bytes_per_cycle, spec.phy_bytes)
+        for task, _, _, words in times.sent(link, channel):
+            frames = -(-(words + 1) // spec.frame_words)
+            cycles = ((words + 1) * WORD_BYTES + frames * TRAILER_BYTES) / rate
+            table[maker, times.program.tasks[task].microbatch] += cycles
+
+    @cached_property
+    def _lags(self) -> dict[tuple[int, int], dict[int, Lag]]:
+        """From each stage to each beside it, by the maker's task."""
+        found = {}
+        for channel in (Channel.FEATURES, Channel.GRADIENTS):
+            for maker, user in self._neighbours(channel):
+                makes, uses = self.tasks[maker], self.tasks[user]
+                _, *link = _ends(maker, user)
+                found[maker, user] = lags(
+                    makes.sent(link[0], channel),
+                    uses.needed(link[1], channel),
+                    uses.durations,
+                    (makes.program.core, uses.program.core),
+                    link[0],
+                    (self.memories[maker], self.memories[user]),
+                    self.wires[min(maker, user)],
+                )
+        return found
+
+    @cached_property
+    def _waits(self) -> list[tuple[Task, Task, float]]:
+        """What tasks wait for since a task beside them in their step uses it."""
+        return [
+            (
+                self.tasks[user].program.tasks[lag.beside],
+                self.tasks[maker].program.tasks[task],
+                lag.cycles_beside,
+            )
+            for (maker, user), found in self._lags.items()
+            for task, lag in found.items()
+            if lag.beside >= 0
+        ]
+
+    @cached_property
+    def timeline(self) -> Timeline:
+        """The event simulation."""
+        return simulate(self.schedule, self.stage_times, waits=self._waits)
+
+    @property
+    def event_cycles(self) -> float:
+        """Of a mini-batch, by the event simulation."""
+        return self.timeline.makespan_s + SIGNAL_CYCLES
+
+    @cached_property
+    def cluster(self) -> ClusterPrediction:
+        """The cycle model of all devices together."""
+        return predict_cluster(
+            [part.instructions for part in self.pipeline.parts],
+            [part.core for part in self.pipeline.parts],
+            self.pipeline.wiring,
+            memories=self.memories,
+            wires=self.wires,
+        )
+
+    def event_tasks(self) -> list[dict[Task, tuple[float, float]]]:
+        """Begin and end of each task on each device, by the event simulation."""
+        found: list[dict[Task, tuple[float, float]]] = [{} for _ in self.pipeline.parts]
+        for device, task, _, end in self.timeline.tasks():
+            times = self.tasks[device]
+            cycles = float(times.spans[times.program.tasks.index(task)])
+            found[device][task] = end - cycles, end
+        return found
+
+    @cached_property
+    def closed_layers(self) -> list[dict[tuple[str, TaskKind], float]]:
+        """Cycles of each device's layers by the cost model, see `closed_form.layer_cycles`."""
+        return closed_form.layer_cycles(self.pipeline, self.memories)
+
+    def closed_form(self, kind: str) -> float | None:
+        """Of a mini-batch, by a schedule's formula and the cost model; None without a formula."""
+        trains = any(task.kind is not TaskKind.F for task in self.pipeline.parts[0].tasks)
+        layers = [
+            {key: cycles for key, cycles in own.items() if trains or key[1] is TaskKind.F}
+            for own in self.closed_layers
+        ]
+        times = closed_form.stage_times(layers)
+        if kind not in closed_form.KINDS:
+            return None
+        return closed_form.minibatch_cycles(kind, self.schedule.num_microbatches, times)
+
+
+def _ends(maker: int, user: int) -> tuple[Channel, int, int]:
+    """How a stage sends to one beside it: the channel, its link, and the other's."""
+    if maker < user:
+        return Channel.FEATURES, link_after(maker), 0
+    return Channel.GRADIENTS, 0, link_after(user)
+
+
+def _lane(device: int, engine: str, tasks: Sequence[Task]) -> Lane:
+    return Lane.of(device, engine, [(task.kind, task.stage, task.microbatch) for task in tasks])

@@ -1,0 +1,1 @@
+"""Timetables, curves and tables drawn as text, HTML and SVG."""

@@ -1,0 +1,240 @@
+"""What pages are made of: sections, tables that sort, meters, words of the glossary.
+
+Whatever comes from a file goes through `text`; all else here returns HTML.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from html import escape
+
+from fpgapipe.host.report.drawing.timetable import counted, percent, printable
+
+MAX_TABLE_ROWS = 1500
+"""Of a larger table the first rows are shown."""
+
+TALL_TABLE_ROWS = 24
+"""A larger table scrolls by itself, below its headings."""
+
+
+def text(value: object) -> str:
+    """A text that is no HTML, escaped, without control characters."""
+    return escape(printable(str(value)))
+
+
+@dataclass(frozen=True)
+class Heading:
+    """Of a column.
+
+    Parameters
+    ----------
+    words : str
+        HTML.
+    number : bool
+        Whether the column holds numbers, which stand at its right.
+    hint : str
+        HTML shown with the heading when it is pointed at.
+    """
+
+    words: str
+    number: bool = True
+    hint: str = ""
+
+
+@dataclass(frozen=True)
+class Cell:
+    """Of a table.
+
+    Parameters
+    ----------
+    shown : str
+        HTML.
+    key : float or str, optional
+        Sorts it; what is shown if not given. Cells without a value sort last, whatever the
+        direction; theirs is "".
+    css : str
+        Class.
+    """
+
+    shown: str
+    key: float | str | None = None
+    css: str = ""
+
+
+NOTHING = Cell('<span class="none" title="not known">&ndash;</span>', "")
+"""A value that is not there."""
+
+
+def whole(value: float | None) -> Cell:
+    """A whole number with thousands separators, or nothing."""
+    return NOTHING if value is None else Cell(f"{value:,.0f}", value)
+
+
+def share(value: float | None) -> Cell:
+    """A share in per cent, or nothing."""
+    return NOTHING if value is None else Cell(percent(value), value)
+
+
+def signed(value: float) -> str:
+    """Write a difference in per cent with its sign, as HTML."""
+    return "0 %" if not value else f"{100 * value:+.2f} %".replace("-", "&minus;")
+
+
+def difference(value: float | None, reference: float | None, *, limit: float) -> Cell:
+    """How far a value is from a reference, in per cent of this.
+
+    Parameters
+    ----------
+    value, reference : float or None
+    limit : float
+        From this share on the difference is marked.
+    """
+    if value is None or not reference:
+        return NOTHING
+    found = (value - reference) / reference
+    shown = signed(found)
+    if abs(found) > limit:
+        return Cell(f'<b title="over {percent(limit)}">{shown} ▲</b>', abs(found), "off")
+    return Cell(shown, abs(found))
+
+
+def meter(value: float, *, css: str = "") -> str:
+    """A bar that is filled to a share of its length; over 1 it is marked."""
+    over = " over" if value > 1 else ""
+    width = 100 * min(max(value, 0.0), 1.0)
+    return f'<i class="meter{over} {css}"><b style="width:{width:.2f}%"></b></i>'
+
+
+def table(
+    caption: str,
+    headings: Sequence[Heading],
+    rows: Sequence[Sequence[Cell]],
+    *,
+    foot: Sequence[Cell] = (),
+    css: str = "",
+) -> str:
+    """A table whose headings sort it; the first cell of a row names it.
+
+    Parameters
+    ----------
+    caption : str
+        HTML without elements; says what the rows are.
+    headings : sequence of Heading
+    rows : sequence of sequence of Cell
+        As long as the headings.
+    foot : sequence of Cell
+        A last row, which stays where it is.
+    css : str
+        Class of the table.
+    """
+    tall = " tall" if len(rows) > TALL_TABLE_ROWS else ""
+    parts = [
+        f'<div class="scroll{tall}" tabindex="0" role="group" aria-label="{caption}">',
+        f'<table class="sortable {css}"><caption><span>{caption}</span></caption><thead><tr>',
+    ]
+    for heading in headings:
+        hint = f' title="{heading.hint}"' if heading.hint else ""
+        number = ' class="n"' if heading.number else ""
+        parts.append(
+            f'<th scope="col" aria-sort="none"{number}>'
+            f'<button type="button"{hint}>{heading.words}</button></th>'
+        )
+    parts.append("</tr></thead>\n<tbody>")
+    parts += [_row(headings, row) for row in rows[:MAX_TABLE_ROWS]]
+    parts.append("</tbody>")
+    if foot:
+        parts.append(f"<tfoot>{_row(headings, foot)}</tfoot>")
+    parts.append("</table></div>\n")
+    if len(rows) > MAX_TABLE_ROWS:
+        parts.append(f'<p class="note">The first {MAX_TABLE_ROWS:,} of {len(rows):,} rows.</p>')
+    return "".join(parts)
+
+
+def _row(headings: Sequence[Heading], cells: Sequence[Cell]) -> str:
+    parts = []
+    for index, (heading, cell) in enumerate(zip(headings, cells, strict=True)):
+        tag, scope = ("th", ' scope="row"') if index == 0 else ("td", "")
+        classes = " ".join(filter(None, ["n" if heading.number else "", cell.css]))
+        css = f' class="{classes}"' if classes else ""
+        key = "" if cell.key is None else f' data-k="{text(cell.key)}"'
+        parts.append(f"<{tag}{scope}{css}{key}>{cell.shown}</{tag}>")
+    return f"<tr>{''.join(parts)}</tr>\n"
+
+
+@dataclass(frozen=True)
+class Section:
+    """A section of the page.
+
+    Parameters
+    ----------
+    ident : str
+        What links to it name.
+    heading : str
+        HTML.
+    lead : str
+        HTML; for a newcomer, what is to be seen.
+    body : str
+        HTML.
+    """
+
+    ident: str
+    heading: str
+    lead: str
+    body: str
+
+    def html(self) -> str:
+        """The section."""
+        return (
+            f'<section id="{self.ident}" aria-labelledby="{self.ident}-h">\n'
+            f'<h2 id="{self.ident}-h">{self.heading}</h2>\n'
+            f'<p class="lead">{self.lead}</p>\n{self.body}</section>\n'
+        )
+
+
+def missing(what: str, command: str = "") -> str:
+    """A notice in place of what is not there, with the command line that makes it."""
+    how = f" This makes it:<br><code>{text(command)}</code>" if command else ""
+    return f'<p class="missing">{what}{how}</p>\n'
+
+
+def fault(words: str) -> str:
+    """A notice of a file that cannot be used; the words are no HTML."""
+    return f'<p class="missing fault">{text(words)}</p>\n'
+
+
+def term(words: str, ident: str) -> str:
+    """Words that lead to the glossary."""
+    return f'<a class="term" href="#g-{ident}">{words}</a>'
+
+
+def swatches(parts: Sequence[tuple[str, str]]) -> str:
+    """What colours mean: pairs of a class and words."""
+    items = "".join(f'<li><span class="swatch {css}"></span>{words}</li>' for css, words in parts)
+    return f'<ul class="legend">{items}</ul>\n'
+
+
+def stacked(parts: Sequence[tuple[str, str, float]], label: str) -> str:
+    """A bar of shares of one whole: triples of a class, words and a share.
+
+    Parameters
+    ----------
+    parts : sequence of (str, str, float)
+        The words are shown when a part is pointed at.
+    label : str
+        HTML, read out before the parts.
+    """
+    said = f"{label}: " + ", ".join(f"{words} {percent(value)}" for _, words, value in parts)
+    inner = "".join(
+        f'<b class="{css}" style="width:{100 * value:.3f}%" title="{words} {percent(value)}"></b>'
+        for css, words, value in parts
+        if value > 0
+    )
+    return f'<div class="stack" role="img" aria-label="{said}">{inner}</div>'
+
+
+def devices_named(names: Sequence[str]) -> str:
+    """Write which devices: their names, or the first and last of many."""
+    if len(names) <= 4:
+        return ", ".join(text(name) for name in names)
+    return f"{text(names[0])} to {text(names[-1])} ({counted(len(names), 'device')})"

@@ -1,0 +1,1 @@
+"""The report: one page, its sections and their numbers."""

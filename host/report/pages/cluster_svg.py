@@ -1,0 +1,219 @@
+"""The plan as a picture: devices with what they compute, and the links between them."""
+
+from __future__ import annotations
+
+import textwrap
+from collections.abc import Iterator
+
+from fpgapipe.host.report.drawing.elements import Cell, Heading, Section, table, term, text, whole
+from fpgapipe.host.report.drawing.timetable import counted, duration, percent
+from fpgapipe.host.report.pages.subject import Subject, array_words
+from fpgapipe.host.terminal.console import count, scaled
+
+PER_ROW = 4
+MAX_DRAWN = 32
+"""Devices; a table has all."""
+
+_PAD, _CARD_HEIGHT, _ROW_GAP = 8, 204, 44
+_LAYER_LINES = 3
+
+
+def cluster_section(subject: Subject) -> Section:
+    """Picture and table of the stages."""
+    plan = subject.plan
+    lead = (
+        f"The network is cut into {term('stages', 'stage')}, one a device. Features flow to the "
+        "right, their gradients back; the bytes are those of one "
+        f"{term('micro-batch', 'microbatch')}."
+    )
+    body = '<div class="view picture" tabindex="0" role="group" aria-label="Devices and links">'
+    body += "".join(_picture(subject)) + "</div>\n"
+    if len(plan.stages) > MAX_DRAWN:
+        body += f'<p class="note">The first {MAX_DRAWN} of {len(plan.stages):,} devices.</p>'
+    body += _stage_table(subject)
+    proof = "optimal under the planner's model" if plan.optimal else "not proved optimal"
+    body += f'<p class="note">The cut is {proof}: {text(plan.reason)}.</p>\n'
+    return Section("plan", "Plan and cluster", lead, body)
+
+
+def _picture(subject: Subject) -> Iterator[str]:
+    drawn = min(len(subject.plan.stages), MAX_DRAWN)
+    across = min(drawn, PER_ROW)
+    card, gap = (300, 150) if across <= 2 else (264, 132) if across == 3 else (220, 104)
+    rows = -(-drawn // across)
+    width = 2 * _PAD + across * card + (across - 1) * gap
+    height = 2 * _PAD + rows * _CARD_HEIGHT + (rows - 1) * _ROW_GAP
+    label = f"{counted(len(subject.plan.stages), 'device')} in a row, each joined to the next"
+    yield (
+        f'<svg class="cluster" viewBox="0 0 {width} {height}" style="max-width:{width}px" '
+        f'role="img" aria-label="{label}">'
+    )
+    for i in range(drawn):
+        x = _PAD + i % across * (card + gap)
+        y = _PAD + i // across * (_CARD_HEIGHT + _ROW_GAP)
+        yield from _card(subject, i, x, y, card)
+        if i + 1 == drawn:
+            continue
+        if i % across + 1 < across:
+            yield from _wire(subject, i, x + card, y, gap)
+        else:
+            yield from _turn(subject, i, x + card / 2, y + _CARD_HEIGHT, _PAD + card / 2)
+    yield "</svg>\n"
+
+
+def _card(subject: Subject, i: int, x: float, y: float, width: int) -> Iterator[str]:
+    stage, device = subject.plan.stages[i], subject.device(i)
+    core = stage.core
+    chars = (width - 28) // 7
+    yield f'<g class="device"><title>{text(_layers(subject, i))}</title>'
+    yield f'<rect class="card" x="{x}" y="{y}" width="{width}" height="{_CARD_HEIGHT}" rx="10"/>'
+    left = x + 14
+    yield f'<rect class="tab" x="{left}" y="{y}" width="40" height="4"/>'
+    yield f'<text class="stage soft" x="{x + width - 14}" y="{y + 29}">stage {i}</text>'
+
+    def line(at: float, words: str, css: str = "") -> str:
+        return f'<text class="{css}" x="{left}" y="{y + at:g}">{text(_cut(words, chars))}</text>'
+
+    yield line(29, _cut(stage.device, (width - 100) // 9), "name")
+    yield line(47, f"{stage.board}, {scaled(core.clk_hz, 'Hz')}", "soft")
+    yield line(71, f"{array_words(core)} array, {core.vector_lanes} lanes")
+    yield line(88, f"{scaled(core.scratchpad_bytes, 'B', 1024)} scratchpad", "soft")
+    layers = textwrap.wrap(", ".join(stage.layers), chars, break_on_hyphens=False)
+    head = counted(len(stage.layers), "layer")
+    yield line(112, head)
+    for number, words in enumerate(layers[:_LAYER_LINES]):
+        more = number == _LAYER_LINES - 1 and len(layers) > _LAYER_LINES
+        yield line(128 + 15 * number, words[: chars - 1] + "…" if more else words, "soft")
+    share = stage.memory_bytes / device.memory_bytes if device.memory_bytes else 0.0
+    bar = width - 28
+    yield f'<rect class="track" x="{left}" y="{y + 172}" width="{bar}" height="7" rx="3.5"/>'
+    filled = max(bar * min(share, 1.0), 3.0 if stage.memory_bytes else 0.0)
+    over = " over" if share > 1 else ""
+    yield (
+        f'<rect class="fill{over}" x="{left}" y="{y + 172}" width="{filled:.1f}" height="7" '
+        'rx="3.5"/>'
+    )
+    used = scaled(stage.memory_bytes, "B", 1024)
+    room = scaled(device.memory_bytes, "B", 1024)
+    yield line(195, f"{used} of {room} memory", "soft")
+    yield "</g>"
+
+
+def _traffic(subject: Subject, i: int) -> tuple[str, str, str, str]:
+    """Rate, bytes there, bytes back, and all of it in words."""
+    link = subject.link(i)
+    rate = "no link" if link is None else scaled(link.payload_bytes_per_s, "B/s")
+    sends = scaled(subject.plan.stages[i].sends_bytes, "B")
+    returns = scaled(subject.plan.stages[i].returns_bytes, "B")
+    words = [f"{subject.names[i]} to {subject.names[i + 1]}: {rate}"]
+    if link is not None:
+        words.append(f"{link.protocol}, latency {duration(link.latency_s)}")
+    words.append(f"{sends} of features, {returns} of gradients a micro-batch")
+    for busy, way in _busy(subject, i):
+        words.append(f"{way}: in use {percent(busy)} of the mini-batch")
+    return rate, sends, returns, "\n".join(words)
+
+
+def _busy(subject: Subject, i: int) -> Iterator[tuple[float, str]]:
+    """Share of the mini-batch in which each direction of a link is in use, where measured."""
+    measured = subject.measured
+    total = measured.minibatch_cycles.rtl if measured else None
+    for link in measured.links if measured else ():
+        cycles = link.busy_cycles.rtl
+        if {link.source, link.destination} == {i, i + 1} and total and cycles is not None:
+            yield cycles / total, "features" if link.source == i else "gradients"
+
+
+def _wire(subject: Subject, i: int, x: float, y: float, gap: int) -> Iterator[str]:
+    rate, sends, returns, words = _traffic(subject, i)
+    middle, there, back = x + gap / 2, y + 86, y + 118
+    yield f'<g class="wire"><title>{text(words)}</title>'
+    yield f'<text class="rate" x="{middle}" y="{there - 26}">{rate}</text>'
+    yield f'<text class="soft" x="{middle}" y="{there - 9}">{sends}</text>'
+    yield _arrow(x + 5, there, x + gap - 5, "SF")
+    if subject.plan.trains:
+        yield _arrow(x + gap - 5, back, x + 5, "SB")
+        yield f'<text class="soft" x="{middle}" y="{back + 19}">{returns}</text>'
+    yield "</g>"
+
+
+def _arrow(x: float, y: float, to: float, css: str) -> str:
+    tip = 8 if to > x else -8
+    return (
+        f'<path class="{css}" d="M{x:g} {y:g}H{to - tip:g}" fill="none"/>'
+        f'<path class="{css} tip" d="M{to:g} {y:g}l{-tip} -5v10z"/>'
+    )
+
+
+def _turn(subject: Subject, i: int, x: float, y: float, to: float) -> Iterator[str]:
+    """A link from the end of one row to the beginning of the next."""
+    rate, sends, returns, words = _traffic(subject, i)
+    middle = y + _ROW_GAP / 2
+    yield f'<g class="wire"><title>{text(words)}</title>'
+    yield f'<path class="SF" fill="none" d="M{x:g} {y:g}V{middle:g}H{to:g}V{y + _ROW_GAP - 8:g}"/>'
+    yield f'<path class="SF tip" d="M{to:g} {y + _ROW_GAP:g}l-5 -8h10z"/>'
+    back = f", {returns} back" if subject.plan.trains else ""
+    half = (x + to) / 2
+    yield f'<rect class="label" x="{half - 130}" y="{middle - 10:g}" width="260" height="20"/>'
+    yield f'<text x="{half:g}" y="{middle + 4:g}">{rate}: {sends} there{back}</text></g>'
+
+
+def _layers(subject: Subject, i: int) -> str:
+    operators = subject.operators
+    lines = [
+        f"{name} ({operators[name]})" if name in operators else name
+        for name in subject.plan.stages[i].layers
+    ]
+    return "\n".join([f"Layers of {subject.names[i]}:", *lines])
+
+
+def _cut(words: str, chars: int) -> str:
+    return words if len(words) <= chars else words[: chars - 1] + "…"
+
+
+def _stage_table(subject: Subject) -> str:
+    headings = [
+        Heading("Stage", hint="In the order in which features flow"),
+        Heading("Device", False),
+        Heading("Array"),
+        Heading("Layers"),
+        Heading("From", False),
+        Heading("To", False),
+        Heading("MACs", hint="Multiply-accumulates of a forward pass over a micro-batch"),
+        *(
+            Heading(words, hint=f"{hint}, as planned")
+            for words, hint in (
+                ("F", "Forward pass of a micro-batch"),
+                ("dX", "Gradients of its inputs"),
+                ("dW", "Gradients of its weights"),
+                ("U", "Update of the weights, once a mini-batch"),
+            )
+        ),
+        Heading("Memory", hint="The most in use at a time"),
+    ]
+    rows = []
+    for i, stage in enumerate(subject.plan.stages):
+        core = stage.core
+        cells = core.rows * core.cols * core.num_engines
+        passes = (
+            stage.forward_s,
+            stage.input_gradient_s,
+            stage.weight_gradient_s,
+            stage.update_s,
+        )
+        rows.append(
+            [
+                whole(i),
+                Cell(text(stage.device)),
+                Cell(array_words(core), cells),
+                whole(len(stage.layers)),
+                Cell(text(stage.layers[0])),
+                Cell(text(stage.layers[-1])),
+                Cell(count(stage.macs), stage.macs),
+                *(Cell(duration(each), each) for each in passes),
+                Cell(scaled(stage.memory_bytes, "B", 1024), stage.memory_bytes),
+            ]
+        )
+    return table(
+        "What each device computes, and how long the plan expects it to take", headings, rows
+    )

@@ -1,0 +1,153 @@
+"""What a report is about: a build, and what runs and measurements of it have left."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cached_property
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from fpgapipe.errors import UserError
+from fpgapipe.host.report.pages.inputs import MEASURED, Measured, Run, read_measured, read_runs
+from fpgapipe.lowering.schedule.schedule import forward_only
+from fpgapipe.lowering.units.network_units import units_of
+from fpgapipe.partition.explore.candidate import make_candidate_schedule
+from fpgapipe.partition.timeline.timeline import StageTimes, Timeline, simulate
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from fpgapipe.host.build.build import Build
+    from fpgapipe.hw.hls_models.spec.device import ClusterSpec, DeviceSpec, LinkSpec
+    from fpgapipe.partition.plan import CorePlan, Plan
+
+
+@dataclass(frozen=True)
+class Subject:
+    """A build with its measurements and runs.
+
+    Attributes
+    ----------
+    build : Build
+    measured : Measured or None
+    measured_fault : str
+        Why there are no measurements although there is a file of them.
+    runs : tuple of Run
+    trace : str
+        Address of the trace, as the page names it; "" if there is none.
+    """
+
+    build: Build
+    measured: Measured | None
+    measured_fault: str
+    runs: tuple[Run, ...]
+    trace: str = ""
+
+    @classmethod
+    def of(cls, build: Build) -> Subject:
+        """Gather what lies in the build's ``run`` folder."""
+        path = build.folder / "run" / MEASURED
+        measured, why = read_measured(path)
+        num_devices = len(build.plan.stages)
+        if measured and measured.devices and len(measured.devices) != num_devices:
+            why = f"{path} has {len(measured.devices)} devices, the plan {num_devices}."
+            measured = None
+        elif measured and any(
+            not {link.source, link.destination} <= set(range(num_devices))
+            for link in measured.links
+        ):
+            measured, why = None, f"{path} has a link of a device that the plan has not."
+        return cls(build, measured, why, read_runs(build.folder / "run"))
+
+    @property
+    def plan(self) -> Plan:
+        """Of the build."""
+        return self.build.plan
+
+    @property
+    def cluster(self) -> ClusterSpec:
+        """Of the build."""
+        return self.build.cluster
+
+    @cached_property
+    def names(self) -> list[str]:
+        """Of the devices, in the order of the stages."""
+        return [stage.device for stage in self.plan.stages]
+
+    def device(self, stage: int) -> DeviceSpec:
+        """What computes a stage."""
+        place = self.cluster.device_names.index(self.plan.stages[stage].device)
+        return self.cluster.devices[place]
+
+    def link(self, stage: int) -> LinkSpec | None:
+        """The fastest link from a stage to the next."""
+        names = self.cluster.device_names
+        ends = [names.index(self.plan.stages[i].device) for i in (stage, stage + 1)]
+        links = self.cluster.links_between(*ends)
+        return max(links, key=lambda link: link.payload_bytes_per_s, default=None)
+
+    @property
+    def clk_hz(self) -> float:
+        """The clock that turns cycles into time: that of the measurement, or of the first core."""
+        return self.measured.clk_hz if self.measured else self.plan.stages[0].core.clk_hz
+
+    @property
+    def measure_command(self) -> str:
+        """The command line that measures the build."""
+        return f"fpgapipe report {self.build.folder} --measure"
+
+    def run_command(self, backend: str) -> str:
+        """A command line that trains with a backend."""
+        return f"fpgapipe run {self.build.folder} --backend {backend} --epochs 10"
+
+    @cached_property
+    def operators(self) -> Mapping[str, str]:
+        """What each layer does, by its name; empty where the network cannot be read."""
+        try:
+            return {name: layer.op for name, layer in self.build.graph.layers.items()}
+        except UserError:
+            return {}
+
+    @cached_property
+    def units(self) -> Mapping[str, tuple[str, ...]]:
+        """Layers that run together, in order, by the name of the last; empty as `operators`."""
+        try:
+            units = list(units_of(self.build.graph))
+        except UserError:
+            return {}
+        return {unit.name: tuple(layer.name for layer in unit.layers) for unit in units}
+
+    @cached_property
+    def planned(self) -> Timeline:
+        """The event simulation of the plan, from its own times."""
+        stages = self.plan.stages
+        features, gradients = np.zeros(len(stages)), np.zeros(len(stages))
+        latencies = [0.0]
+        for i, stage in enumerate(stages[:-1]):
+            link = self.link(i)
+            if link is not None:
+                features[i] = stage.sends_bytes / link.payload_bytes_per_s
+                gradients[i + 1] = stage.returns_bytes / link.payload_bytes_per_s
+                latencies.append(link.latency_s)
+        times = StageTimes(
+            np.array([stage.forward_s for stage in stages]),
+            np.array([stage.input_gradient_s for stage in stages]),
+            np.array([stage.weight_gradient_s for stage in stages]),
+            np.array([stage.update_s for stage in stages]),
+            features,
+            gradients,
+            max(latencies),
+        )
+        schedule = make_candidate_schedule(
+            self.plan.schedule, len(stages), self.plan.num_microbatches, times
+        )
+        if not self.plan.trains:
+            schedule = forward_only(schedule)
+        return simulate(schedule, times)
+
+
+def array_words(core: CorePlan) -> str:
+    """Write a core's arrays: ``8x8``, ``2 of 8x8``."""
+    array = f"{core.rows}x{core.cols}"
+    return array if core.num_engines == 1 else f"{core.num_engines} of {array}"

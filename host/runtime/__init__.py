@@ -1,0 +1,1 @@
+"""Runs of builds: training, checks, checkpoints."""

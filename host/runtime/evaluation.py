@@ -1,0 +1,75 @@
+"""What a network finds in samples: inference on one device, in the bit-exact model."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from fpgapipe.hw.hls_models.model.core import CoreModel
+from fpgapipe.lowering.program.step import build_step
+from fpgapipe.lowering.units.step_options import StepOptions, scalar_bits
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from numpy.typing import NDArray
+
+    from fpgapipe.host.backends.base import Values
+    from fpgapipe.host.data.samples import Samples
+    from fpgapipe.hw.hls_models.spec.core_spec import CoreSpec
+    from fpgapipe.network.graph import Graph
+
+
+def filled_batches(samples: Samples, size: int) -> Iterator[tuple[Samples, int]]:
+    """All samples in their order, and how many of each batch count; the last is filled up."""
+    count = len(samples.labels)
+    for first in range(0, count, size):
+        order = np.minimum(np.arange(first, first + size), count - 1)
+        yield samples.some(order), min(size, count - first)
+
+
+def num_right(logits: NDArray[np.float32], labels: NDArray[np.integer], count: int) -> int:
+    """Of the first so many samples, those whose class has the largest logit."""
+    found = logits.reshape(len(labels), -1).argmax(axis=1)
+    return int((found == labels)[:count].sum())
+
+
+class Inference:
+    """Counts the samples of which a network finds the class, on one device of the bit-exact model.
+
+    Batch normalisation has the running statistics, so the samples of a batch do not matter to each
+    other.
+
+    Parameters
+    ----------
+    graph : Graph
+        For any number of samples, that of a batch.
+    core : CoreSpec
+    samples : Samples
+    options : StepOptions
+        What it was trained with.
+    """
+
+    def __init__(
+        self, graph: Graph, core: CoreSpec, samples: Samples, options: StepOptions | None = None
+    ) -> None:
+        feature_bytes = (options or StepOptions()).feature_bytes
+        self._program = build_step(
+            graph, core, options=StepOptions(feature_bytes=feature_bytes, train=False)
+        )
+        self._samples = samples
+        (self._input,), (self._output,) = graph.inputs, graph.outputs
+
+    def __call__(self, parameters: Values) -> tuple[int, int]:
+        """Count with given parameters: samples that are right, and samples."""
+        program = self._program
+        model = CoreModel(program.core, program.image(parameters), repeats=True)
+        model.scalars[:] = scalar_bits()
+        assert program.graph.batch is not None
+        right = 0
+        for batch, count in filled_batches(self._samples, program.graph.batch):
+            program.set_batch(model.memory, {self._input: batch.images})
+            model.run(program.instructions)
+            right += num_right(program.results(model.memory)[self._output], batch.labels, count)
+        return right, len(self._samples.labels)

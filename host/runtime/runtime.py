@@ -1,0 +1,479 @@
+"""Runs a build: opens its backends, trains or infers on them, and says what came of it."""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import io
+import math
+import time
+from dataclasses import dataclass, field
+from functools import partial
+from itertools import islice
+from typing import TYPE_CHECKING, Any, Literal
+
+import numpy as np
+
+from fpgapipe.errors import FileError, UserError
+from fpgapipe.files import read_bytes, write_whole
+from fpgapipe.host.backends.model import ModelBackend
+from fpgapipe.host.build.build import MANIFEST, MAX_MANIFEST_BYTES
+from fpgapipe.host.data.npz_file import NpzFile
+from fpgapipe.host.runtime.check import Check, ExactCheck, NumericCheck
+from fpgapipe.host.runtime.checkpoint import Checkpoint
+from fpgapipe.host.runtime.evaluation import Inference, filled_batches, num_right
+from fpgapipe.host.runtime.run_folder import LOG, drop_oldest, keep_earlier
+from fpgapipe.host.runtime.run_log import RunLog
+from fpgapipe.host.runtime.training import CHECKPOINT_EVERY, Trainer, Watcher
+from fpgapipe.host.terminal.interrupts import Interrupts
+from fpgapipe.lowering.memory.memory_map import LASTING
+from fpgapipe.lowering.units.step_options import scalar_bits
+from fpgapipe.network.operators import Pass
+from fpgapipe.stopwatch import phase
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping
+    from pathlib import Path
+
+    from numpy.typing import NDArray
+
+    from fpgapipe.host.backends.base import StepRunner, Values
+    from fpgapipe.host.backends.torch_backend import Precision
+    from fpgapipe.host.build.build import Build
+    from fpgapipe.host.data.samples import Dataset, Samples
+    from fpgapipe.host.runtime.check import Difference
+    from fpgapipe.host.runtime.settings import Settings
+    from fpgapipe.network.graph import Graph
+
+BackendName = Literal["sim", "model", "torch"]
+
+COUNTERPART: dict[BackendName, BackendName] = {"sim": "model", "model": "torch", "torch": "model"}
+"""What a backend is checked against unless another is named."""
+
+LOGITS = "logits.npz"
+
+MAX_FAULTS = 20
+"""Faults of a file of parameters that are said; of the others, how many there are."""
+
+
+@dataclass(frozen=True)
+class RunOptions:
+    """How a build is run.
+
+    Attributes
+    ----------
+    backend : str
+    check : str or None
+        The backend beside it.
+    source : Path or None
+        A checkpoint, or the folder of a run, to go on from.
+    parameters : mapping or None
+        To begin with, instead of the build's.
+    checkpoint_every : int
+        Steps.
+    validates : bool
+        Whether training is validated.
+    threads : int or None
+        Of the simulator.
+    precision, device : str
+        Of PyTorch.
+    """
+
+    backend: BackendName
+    check: BackendName | None = None
+    source: Path | None = None
+    parameters: Values | None = field(default=None, repr=False)
+    checkpoint_every: int = CHECKPOINT_EVERY
+    validates: bool = True
+    threads: int | None = None
+    precision: Precision = "fp32"
+    device: str = "auto"
+
+
+@dataclass(frozen=True)
+class RunSummary:
+    """What came of a run; ``to_dict`` for JSON.
+
+    Attributes
+    ----------
+    steps : int
+        Done in all.
+    ran : int
+        Of these, by this run.
+    loss : float or None
+        Of the last mini-batch.
+    accuracy : float or None
+        Of the last validation; in inference, of all samples.
+    cycles : int or None
+        Of the last mini-batch.
+    samples_per_s : float or None
+        At the devices' clock.
+    macs_per_s : float
+        Multiply-accumulates of matrix products, in all passes, a second of wall time.
+    wall_s : float
+        Of this run's steps.
+    difference : Difference or None
+    worst : mapping
+        Of a check with a tolerance: the largest share of it that was met.
+    folder : Path
+        With what the run leaves behind.
+    learning_rate : float or None
+        Largest of the training, chosen for the batch if none was given; None in inference.
+    rate_schedule : str or None
+        How it goes, in words.
+    """
+
+    network: str
+    mode: str
+    backend: str
+    check: str | None
+    devices: int
+    schedule: str
+    batch: int
+    clk_hz: float
+    steps: int
+    ran: int
+    loss: float | None
+    accuracy: float | None
+    cycles: int | None
+    macs: int
+    wall_s: float
+    difference: Difference | None
+    worst: dict[str, float]
+    folder: Path
+    learning_rate: float | None
+    rate_schedule: str | None
+
+    @property
+    def samples_per_s(self) -> float | None:
+        """See the attributes."""
+        return self.batch / self.cycles * self.clk_hz if self.cycles else None
+
+    @property
+    def macs_per_s(self) -> float:
+        """See the attributes."""
+        return self.macs * self.ran / self.wall_s if self.wall_s else 0.0
+
+    def to_dict(self) -> dict[str, Any]:
+        """The figures."""
+        found = {
+            name: getattr(self, name)
+            for name in (
+                "network", "mode", "backend", "check", "devices", "schedule", "batch", "clk_hz",
+                "steps", "ran", "loss", "accuracy", "cycles", "samples_per_s", "macs", "wall_s",
+                "macs_per_s", "learning_rate", "rate_schedule",
+            )
+        }  # fmt: skip
+        return found | {
+            "difference": self.difference.to_dict() if self.difference else None,
+            "worst_share_of_tolerance": self.worst,
+            "folder": str(self.folder),
+        }
+
+
+# ---------------------------------------------------------------------- backends and parameters
+
+
+def open_backend(
+    build: Build, name: BackendName, options: RunOptions, *, precision: Precision | None = None
+) -> StepRunner:
+    """Make a backend of a build, with its initial parameters or those of the options."""
+    parameters = build.parameters if options.parameters is None else options.parameters
+    if name == "torch":
+        from fpgapipe.host.backends.torch_backend import TorchBackend
+
+        return TorchBackend(
+            build.graph,
+            parameters,
+            num_microbatches=build.plan.num_microbatches,
+            options=build.options,
+            precision=precision or options.precision,
+            device=options.device,
+        )
+    if name == "sim":
+        from fpgapipe.cache import cache_dir
+        from fpgapipe.host.backends.simulator import SimulatorBackend
+
+        cache_dir()  # rather refused now than when the Verilog has been compared
+        build.check_verilog()
+        return SimulatorBackend(
+            build.pipeline, parameters, build.memories, build.wires, threads=options.threads
+        )
+    return ModelBackend(build.pipeline, parameters)
+
+
+def open_check(build: Build, options: RunOptions) -> Check | None:
+    """Make what a run is checked with; PyTorch has the core's numbers then.
+
+    Raises
+    ------
+    UserError
+        If a backend would be checked against itself, or numbers against others.
+    """
+    names = (options.backend, options.check)
+    if options.check is None:
+        return None
+    if names[0] == names[1]:
+        raise UserError(f"--check needs another backend than {names[0]}, which it is checked with")
+    if "torch" not in names:
+        return ExactCheck(open_backend(build, options.check, options))
+    if options.backend == "torch" and options.precision != "mxint8":
+        raise UserError(
+            f"devices compute with MXINT8, which {options.precision} differs from; check torch "
+            "with --precision mxint8"
+        )
+    return NumericCheck(open_backend(build, options.check, options, precision="mxint8"))
+
+
+def read_parameters(path: Path, graph: Graph) -> dict[str, NDArray[np.float32]]:
+    """Read parameters of a network, from a checkpoint or a ``.npz`` with an array for each.
+
+    Raises
+    ------
+    UserError
+        If the file is neither, or one is missing, of another shape or not finite.
+    """
+    wanted = {
+        parameter.name: parameter.spec.shape
+        for layer in graph.layers.values()
+        for parameter in layer.parameters
+    }
+    if path.suffix.lower() == ".npz":
+        with NpzFile(path) as archive:
+            present = archive.names & wanted.keys()
+            _refuse_shapes(path, wanted, {name: archive.header(name) for name in present})
+            values = {name: archive.array(name) for name in wanted}
+    else:
+        state_bytes = 4 * len(LASTING) * sum(map(math.prod, wanted.values()))
+        values = dict(Checkpoint.read(path, state_bytes).state)
+        _refuse_shapes(path, wanted, {key: (it.shape, it.dtype) for key, it in values.items()})
+    with np.errstate(over="ignore"):  # what FP32 does not hold becomes infinite, and is refused
+        found = {name: values[name].astype(np.float32) for name in wanted}
+    _refuse(
+        path,
+        [
+            f"parameter {name} must be finite in FP32"
+            for name, value in found.items()
+            if not np.isfinite(value).all()
+        ],
+    )
+    return found
+
+
+def _refuse_shapes(
+    path: Path,
+    wanted: Mapping[str, tuple[int, ...]],
+    found: Mapping[str, tuple[tuple[int, ...], np.dtype[Any]]],
+) -> None:
+    """Refuse parameters that do not fit, before memory is taken for them."""
+    faults = []
+    for name, shape in wanted.items():
+        numbers = f"floating-point numbers of shape {shape}"
+        if name not in found:
+            faults.append(f"lacks parameter {name}, {numbers}")
+            continue
+        came, dtype = found[name]
+        if came != shape or dtype.kind != "f":
+            faults.append(f"parameter {name} must be {numbers}, not {dtype} of shape {came}")
+    _refuse(path, faults)
+
+
+def _refuse(path: Path, faults: list[str]) -> None:
+    """Say what is wrong with parameters, if something is: as much as can be read at once."""
+    if more := faults[MAX_FAULTS:]:
+        faults = [*faults[:MAX_FAULTS], f"and {len(more):,} faults more"]
+    if faults:
+        raise FileError(path, faults)
+
+
+def build_digest(build: Build) -> str:
+    """What a build is, down to its last byte: a checkpoint of another is refused."""
+    return hashlib.sha256(read_bytes(build.folder / MANIFEST, MAX_MANIFEST_BYTES)).hexdigest()
+
+
+def macs_of(graph: Graph, *, train: bool) -> int:
+    """Multiply-accumulates of a micro-batch's matrix products, in all passes that there are."""
+    return sum(
+        gemm.macs
+        for layer in graph.layers
+        for which, gemms in graph.passes(layer).items()
+        for gemm in gemms
+        if train or which is Pass.FORWARD
+    )
+
+
+# ---------------------------------------------------------------------- runs
+
+
+def run_build(
+    build: Build,
+    data: Dataset,
+    settings: Settings,
+    options: RunOptions,
+    watcher: Watcher | None = None,
+) -> RunSummary:
+    """Train on a build, or infer, as it was made for.
+
+    Inference goes over the validation samples: `settings.steps` mini-batches, or all of them.
+
+    Raises
+    ------
+    UserError
+        If something does not fit, or what the run leaves behind cannot be written.
+    """
+    folder = build.run_folder / options.backend
+    with contextlib.ExitStack() as opened:
+        with phase("programs and memory images"):
+            backend = opened.enter_context(open_backend(build, options.backend, options))
+        check = open_check(build, options)
+        if check:
+            opened.enter_context(check.backend)
+        try:
+            run = _train if build.plan.trains else _infer
+            figures = run(build, backend, check, data, settings, options, folder, watcher)
+        except (PermissionError, NotADirectoryError, FileExistsError, IsADirectoryError) as error:
+            where = error.filename or folder
+            raise UserError(f"{where} cannot be written: {error.strerror}") from None
+        except OSError as error:
+            if error.filename is None:
+                error.filename = str(folder)  # of a write, the system does not say where
+            raise
+    plan = build.plan
+    return RunSummary(
+        network=plan.network,
+        mode=plan.mode,
+        backend=options.backend,
+        check=options.check,
+        devices=len(plan.stages),
+        schedule=plan.schedule,
+        batch=plan.batch,
+        clk_hz=clk_hz(build),
+        macs=plan.num_microbatches * macs_of(build.graph, train=plan.trains),
+        worst=check.worst if isinstance(check, NumericCheck) else {},
+        folder=folder,
+        **figures,
+    )
+
+
+def clk_hz(build: Build) -> float:
+    """The clock of a build's devices; of several, the slowest."""
+    return min(stage.core.clk_hz for stage in build.plan.stages)
+
+
+def _train(
+    build: Build,
+    backend: StepRunner,
+    check: Check | None,
+    data: Dataset,
+    settings: Settings,
+    options: RunOptions,
+    folder: Path,
+    watcher: Watcher | None,
+) -> dict[str, Any]:
+    trainer = Trainer(
+        backend,
+        data.train,
+        settings,
+        folder,
+        build=build_digest(build),
+        evaluate=_evaluation(build, backend, data.validation) if options.validates else None,
+        check=check,
+        checkpoint_every=options.checkpoint_every,
+        watcher=watcher,
+    )
+    if options.source:
+        trainer.resume(options.source)
+    result = trainer.run()
+    return {
+        "steps": result.steps,
+        "ran": result.ran,
+        "loss": result.last.get("loss"),
+        "accuracy": result.validation.get("validation", {}).get("accuracy"),
+        "cycles": result.last.get("cycles"),
+        "wall_s": result.wall_s,
+        "difference": result.difference,
+        "learning_rate": trainer.settings.learning_rate,
+        "rate_schedule": trainer.settings.schedule(),
+    }
+
+
+def _evaluation(
+    build: Build, backend: StepRunner, samples: Samples
+) -> Callable[[Values], tuple[int, int]]:
+    """What counts the right ones of some samples: PyTorch for itself, else the bit-exact model."""
+    from fpgapipe.host.backends.torch_backend import TorchBackend
+
+    if not isinstance(backend, TorchBackend):
+        return Inference(build.graph, build.cores[0], samples, build.options)
+    (name,) = build.graph.inputs
+
+    def evaluate(parameters: Values) -> tuple[int, int]:
+        result = backend.evaluate({name: samples.images}, samples.labels)
+        return result.correct, len(samples.labels)
+
+    return evaluate
+
+
+def _infer(
+    build: Build,
+    backend: StepRunner,
+    check: Check | None,
+    data: Dataset,
+    settings: Settings,
+    options: RunOptions,
+    folder: Path,
+    watcher: Watcher | None,
+) -> dict[str, Any]:
+    if options.source:
+        raise UserError("inference has no checkpoints to resume from; it begins anew each time")
+    watcher = watcher or Watcher()
+    samples = data.validation
+    (name,), (output,) = build.graph.inputs, build.graph.outputs
+    batches = list(islice(filled_batches(samples, build.plan.batch), settings.steps))
+    found = []
+    line: dict[str, Any] = {}
+    right, wall_s = 0, 0.0
+    difference = None
+    keep_earlier(folder)
+    with RunLog(folder / LOG) as log, Interrupts() as interrupts:
+        for step, (batch, count) in enumerate(batches):
+            with interrupts.allowed():
+                inputs, scalars = {name: batch.images}, scalar_bits()
+                begin = time.perf_counter()
+                results, cycles = backend.infer(
+                    inputs,
+                    scalars,
+                    progress=partial(watcher.cycles, step),
+                )
+                took_s = time.perf_counter() - begin
+                if check:
+                    difference = check.after_inference(step, backend, results, inputs, scalars)
+            if difference:
+                break
+            logits = results[output]
+            correct = num_right(logits, batch.labels, count)
+            found.append(logits[:count])
+            right += correct
+            wall_s += took_s
+            line = {
+                "step": step, "epoch": 0, "samples": count, "loss": None, "correct": correct,
+                "cycles": cycles, "wall_s": round(took_s, 6), "backend": backend.name,
+            }  # fmt: skip
+            log.write(line)
+            watcher.step(line, step + 1, len(batches))
+    logits = np.concatenate(found) if found else np.zeros((0, 0), np.float32)
+    file = io.BytesIO()
+    np.savez(file, logits=logits, labels=samples.labels[: len(logits)])
+    write_whole(folder / LOGITS, [file.getvalue()])
+    drop_oldest(folder)
+    return {
+        "steps": len(found),
+        "ran": len(found),
+        "loss": None,
+        "accuracy": right / len(logits) if len(logits) else None,
+        "cycles": line.get("cycles"),
+        "wall_s": wall_s,
+        "difference": difference,
+        "learning_rate": None,
+        "rate_schedule": None,
+    }

@@ -1,0 +1,495 @@
+"""The training loop: one for every backend.
+
+What a run leaves behind lies in a folder of its own: ``log.jsonl``, ``settings.json`` and
+``checkpoints``. The order of the samples depends on seed and epoch alone, and what a step computes
+on state, samples and settings alone: so a run that was interrupted, wherever it was, ends with the
+bits of one that was not.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import itertools
+import json
+import logging
+import math
+import time
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from fpgapipe.errors import UserError, shown
+from fpgapipe.files import write_whole
+from fpgapipe.host.data.samples import Wanted, shape_text
+from fpgapipe.host.runtime.checkpoint import Checkpoint, CheckpointError, CheckpointFolder
+from fpgapipe.host.runtime.divergence import Diverged, diverged, explosion
+from fpgapipe.host.runtime.run_folder import (
+    CHECKPOINTS,
+    LOG,
+    SETTINGS,
+    bring_back,
+    drop_oldest,
+    earlier_runs,
+    keep_earlier,
+)
+from fpgapipe.host.runtime.run_log import RunLog, read_log
+from fpgapipe.host.runtime.settings import Settings
+from fpgapipe.host.terminal.interrupts import Interrupts
+from fpgapipe.lowering.units.step_options import scalar_bits
+from fpgapipe.stopwatch import phase
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator, Mapping
+
+    from fpgapipe.host.backends.base import StepRunner, Values
+    from fpgapipe.host.data.samples import Samples
+    from fpgapipe.host.runtime.check import Check, Difference
+    from fpgapipe.network.graph import Graph
+
+PROGRESS_EVERY_S = 20.0
+"""Seconds from line to line of the log within a step, if it takes so long."""
+
+COMPUTES = {"sim": "simulation", "model": "training in the model", "torch": "PyTorch"}
+"""What the time of a backend's steps is called."""
+
+CHECKPOINT_EVERY = 20
+"""Steps from checkpoint to checkpoint, unless asked for otherwise."""
+
+COURSE = ("epochs", "learning_rate", "warm_up", "momentum", "weight_decay")
+"""Settings that a training which has come to its end does not bind: it may be gone on with."""
+
+logger = logging.getLogger(__name__)
+
+
+def digest_of(samples: Samples) -> str:
+    """SHA-256 of images, labels and their shapes."""
+    digest = hashlib.sha256()
+    for values in (samples.images, samples.labels):
+        digest.update(f"{values.dtype} {values.shape} ".encode())
+        digest.update(np.ascontiguousarray(values).data)
+    return digest.hexdigest()
+
+
+def check_samples(samples: Samples, graph: Graph) -> None:
+    """Refuse samples that are not for a network.
+
+    Raises
+    ------
+    UserError
+        With what does not fit.
+    """
+    wanted = Wanted.of(graph)
+    if samples.images.shape[1:] != wanted.shape:
+        raise UserError(
+            f"{graph.name} takes samples of {shape_text(wanted.shape)}, not "
+            f"{shape_text(samples.images.shape[1:])}"
+        )
+    labels = samples.labels
+    if labels.shape != samples.images.shape[:1]:
+        raise UserError(f"{len(samples.images)} samples need as many labels, not {labels.shape}")
+    bad = labels[(labels < 0) | (labels >= wanted.classes)]
+    if bad.size:
+        raise UserError(
+            f"labels must be 0..{wanted.classes - 1}, the classes of {graph.name}, not {bad[0]}"
+        )
+
+
+class Watcher:
+    """Told how a training gets on; this one does nothing with it."""
+
+    def cycles(self, step: int, cycles: int) -> None:
+        """A simulated step has come so far."""
+
+    def step(self, line: Mapping[str, Any], done: int, total: int) -> None:
+        """A step is done, with its line of the log."""
+
+    def validation(self, line: Mapping[str, Any]) -> None:
+        """A validation is done, with its line of the log."""
+
+
+@dataclass(frozen=True)
+class TrainingResult:
+    """What came of a run.
+
+    Attributes
+    ----------
+    steps : int
+        Done, those before it was resumed included.
+    ran : int
+        Of these, in this process.
+    last : mapping
+        Last line of the log of a step; empty without one.
+    validation : mapping
+        The last one, of the log; empty without one.
+    wall_s : float
+        Of the steps that ran in this process.
+    difference : Difference or None
+        Where a check ended it.
+    """
+
+    steps: int
+    ran: int
+    last: Mapping[str, Any]
+    validation: Mapping[str, Any]
+    wall_s: float
+    difference: Difference | None
+
+
+class Trainer:
+    """Trains on a backend, in a folder.
+
+    Parameters
+    ----------
+    backend : StepRunner
+    train : Samples
+    settings : Settings
+    folder : Path
+        Of this run.
+    build : str
+        Digest of the programs: a checkpoint of others is refused.
+    evaluate : callable, optional
+        Gives how many samples are right, and how many there are, with given parameters; called
+        after every epoch and at the end.
+    check : Check, optional
+        A second backend beside.
+    checkpoint_every : int
+        Steps.
+    watcher : Watcher, optional
+
+    Attributes
+    ----------
+    step : int
+        Steps that are done.
+    num_steps, steps_per_epoch : int
+    settings : Settings
+        With a learning rate, whether one was given or not.
+
+    Raises
+    ------
+    UserError
+        If the samples are not for the network, or do not fill a mini-batch.
+    """
+
+    def __init__(
+        self,
+        backend: StepRunner,
+        train: Samples,
+        settings: Settings,
+        folder: Path,
+        *,
+        build: str = "",
+        evaluate: Callable[[Values], tuple[int, int]] | None = None,
+        check: Check | None = None,
+        checkpoint_every: int = CHECKPOINT_EVERY,
+        watcher: Watcher | None = None,
+    ) -> None:
+        graph = backend.graph
+        check_samples(train, graph)
+        (self._input,) = graph.inputs
+        assert graph.batch is not None, "a network to train has a batch"
+        self.batch = graph.batch * backend.num_microbatches
+        self.steps_per_epoch = len(train.labels) // self.batch
+        if not self.steps_per_epoch:
+            raise UserError(f"a mini-batch has {self.batch} samples; {len(train.labels)} fill none")
+        if checkpoint_every < 1:
+            raise UserError(f"checkpoints need a step or more between, not {checkpoint_every}")
+        self._chooses_rate = settings.learning_rate is None
+        settings = settings.for_batch(self.batch, self.steps_per_epoch)
+        self.num_steps = settings.num_steps(self.steps_per_epoch)
+        self.step = 0
+        self._backend = backend
+        self._train = train
+        self.settings = settings
+        self._folder = folder
+        self._build = build
+        self._evaluate = evaluate
+        self._check = check
+        self._every = checkpoint_every
+        self._watcher = watcher or Watcher()
+        self._checkpoints = CheckpointFolder(folder / CHECKPOINTS)
+        self._decisive = settings.decisive() | {"data": digest_of(train)}
+        self._lines: list[dict[str, Any]] = []
+        self._saved = -1
+        self._ran, self._wall_s = 0, 0.0
+        self._state: Values = {}
+        self._batches: Iterator[Samples] = iter(())
+        self._next_of_batches = -1
+
+    # ------------------------------------------------------------------ where to begin
+
+    def resume(self, source: Path | None = None) -> Path:
+        """Go on from a checkpoint; returns its path.
+
+        Parameters
+        ----------
+        source : Path, optional
+            A checkpoint, or the folder of a run, perhaps of another backend; the own one if left
+            out. Of a folder it is the newest one that is whole.
+
+        Raises
+        ------
+        UserError
+            If there is none, or it was made with other settings.
+        """
+        folder = source or self._folder
+        if folder.is_file():
+            path, checkpoint = folder, Checkpoint.read(folder, self._state_bytes())
+            folder = folder.resolve().parent.parent
+            if checkpoint.build != self._build:
+                raise CheckpointError(f"{path} is of another build")
+            if fault := explosion(checkpoint.state):
+                raise CheckpointError(f"{path} is of a training that diverged: {fault}")
+        else:
+            path, checkpoint = self._newest(folder)
+        self._refuse_changes(path, checkpoint)
+        try:
+            self._backend.set_state(checkpoint.state)
+            if self._check:
+                self._check.backend.set_state(checkpoint.state)
+        except ValueError as error:
+            raise CheckpointError(f"{path}: {error}") from None
+        self.step = checkpoint.step
+        self.settings = self.settings.going_on_from(self.step)
+        self.num_steps = self.settings.num_steps(self.steps_per_epoch)
+        self._lines = read_log(folder / LOG, self.step)
+        if folder.resolve() in map(Path.resolve, earlier_runs(self._folder)):
+            bring_back(self._folder, folder)
+            folder = self._folder
+            path = folder / CHECKPOINTS / path.name
+        if folder.resolve() == self._folder.resolve():
+            self._checkpoints.set_aside(self.step)
+            self._saved = self.step
+        else:
+            keep_earlier(self._folder)
+        logger.info("going on from step %d, %s", self.step, path)
+        return path
+
+    def _state_bytes(self) -> int:
+        """Bytes that the backend's state has, and a checkpoint at most."""
+        return sum(value.nbytes for value in self._backend.state().values())
+
+    def _newest(self, folder: Path) -> tuple[Path, Checkpoint]:
+        """The newest checkpoint of a run; if it has none, an earlier run that has some is named."""
+        try:
+            return CheckpointFolder(folder / CHECKPOINTS).newest(self._build, self._state_bytes())
+        except UserError as error:
+            for each in earlier_runs(folder):
+                if steps := CheckpointFolder(each / CHECKPOINTS).steps():
+                    what = (
+                        f"{error}, or go on from step {steps[0]} of an earlier run: --from {each}"
+                    )
+                    raise UserError(what) from None
+            raise
+
+    def _refuse_changes(self, path: Path, checkpoint: Checkpoint) -> None:
+        then_epochs = checkpoint.settings.get("epochs")
+        is_finished = (
+            isinstance(then_epochs, int)
+            and checkpoint.step == then_epochs * self.steps_per_epoch
+            and self.settings.epochs is None
+        )
+        changed = [
+            f"{name.replace('_', ' ')} (then {shown(then)}, now {now})".lower()
+            if name != "data"
+            else "data (other samples)"
+            for name, now in self._decisive.items()
+            if not (is_finished and name in COURSE)
+            and (then := checkpoint.settings.get(name, now)) != now
+        ]
+        if changed:
+            raise UserError(
+                f"{path} was made with other settings: {', '.join(changed)}; resume with the same "
+                "ones, or begin anew without --resume"
+            )
+        if self.settings.more is None and checkpoint.step > self.num_steps:
+            raise UserError(
+                f"{path} comes after {checkpoint.step} steps, more than the {self.num_steps} asked "
+                "for"
+            )
+
+    # ------------------------------------------------------------------ the loop
+
+    def run(self) -> TrainingResult:
+        """Train to the end, or to the first difference that a check finds.
+
+        Ctrl-C gives up the present step, writes a checkpoint of the state before it, and then
+        raises `KeyboardInterrupt`; whatever else goes wrong in a step does so, too.
+        """
+        if self.settings.more is not None:
+            raise UserError("--more goes on from a checkpoint; name it with --resume or --from")
+        if not self.step:
+            keep_earlier(self._folder)
+        self._folder.mkdir(parents=True, exist_ok=True)
+        self._checkpoints.tidy()
+        described = asdict(self.settings) | {
+            "backend": self._backend.name,
+            "batch": self.batch,
+            "schedule": self.settings.course,
+            "data_sha256": self._decisive["data"],
+        }
+        write_whole(self._folder / SETTINGS, [json.dumps(described, indent=2).encode() + b"\n"])
+        if self._chooses_rate:
+            logger.info(
+                "learning rate %g, which suits a batch of %d, %s; --learning-rate says another",
+                self.settings.learning_rate,
+                self.batch,
+                self.settings.schedule(),
+            )
+        self._state = self._backend.state()
+        with Interrupts() as interrupts:
+            try:
+                with RunLog(self._folder / LOG, self._lines) as log:
+                    difference = self._loop(log, interrupts)
+            except BaseException as error:
+                # Nothing more can be written, or what there is is not worth it.
+                if not isinstance(error, (OSError, Diverged)):
+                    self._save()
+                    logger.info("step %d is kept; --resume goes on from there", self.step)
+                raise
+            if difference:
+                self._save()
+        steps = [line for line in self._lines if "validation" not in line]
+        checked = [line for line in self._lines if "validation" in line]
+        return TrainingResult(
+            self.step,
+            self._ran,
+            steps[-1] if steps else {},
+            checked[-1] if checked else {},
+            self._wall_s,
+            difference,
+        )
+
+    def _loop(self, log: RunLog, interrupts: Interrupts) -> Difference | None:
+        """Do steps, validations and checkpoints as they fall due."""
+        while True:
+            if self._is_validation_due():
+                with interrupts.allowed():
+                    line = self._validate()
+                self._keep(log, line)
+                self._watcher.validation(line)
+            if self.step and (self.step % self._every == 0 or self.step == self.num_steps):
+                self._save()
+            if self.step == self.num_steps:
+                return None
+            with interrupts.allowed():
+                line, difference = self._advance(log)
+            if difference:
+                return difference
+            state = self._checked_state(line["loss"])
+            self._keep(log, line)
+            # Together: whatever comes between must not find one without the other.
+            self._state, self.step = state, self.step + 1
+            self._ran += 1
+            self._wall_s += line["wall_s"]
+            self._watcher.step(line, self.step, self.num_steps)
+
+    def _keep(self, log: RunLog, line: dict[str, Any]) -> None:
+        log.write(line)
+        self._lines.append(line)
+
+    def _save(self) -> None:
+        if self._saved != self.step:
+            self._checkpoints.save(Checkpoint(self.step, self._build, self._decisive, self._state))
+            self._saved = self.step
+            if self.step:
+                drop_oldest(self._folder)
+
+    def _is_validation_due(self) -> bool:
+        if not self._evaluate or not self.step:
+            return False
+        if self.step % self.steps_per_epoch and self.step != self.num_steps:
+            return False
+        return not any(
+            line["validation"]["step"] == self.step for line in self._lines if "validation" in line
+        )
+
+    def _validate(self) -> dict[str, Any]:
+        assert self._evaluate is not None, "a validation is due only if there is one"
+        with phase("validation"):
+            found, samples = self._evaluate(self._state)
+        return {
+            "validation": {
+                "epoch": (self.step - 1) // self.steps_per_epoch,
+                "step": self.step,
+                "accuracy": found / samples if samples else None,
+                "samples": samples,
+            },
+            "backend": self._backend.name,
+        }
+
+    def _advance(self, log: RunLog) -> tuple[dict[str, Any], Difference | None]:
+        """Do a step; its line for the log, and what the check found."""
+        epoch = self.step // self.steps_per_epoch
+        batch = self._samples()
+        rate = self.settings.rate(self.step, self.steps_per_epoch)
+        scalars = scalar_bits(
+            learning_rate=rate,
+            momentum=self.settings.momentum,
+            weight_decay=self.settings.weight_decay,
+            seed=self.settings.seed,
+            step=self.step,
+        )
+        inputs = {self._input: batch.images}
+        begin = said = time.perf_counter()
+
+        def tell(cycles: int) -> None:
+            nonlocal said
+            self._watcher.cycles(self.step, cycles)
+            now = time.perf_counter()
+            if now - said >= PROGRESS_EVERY_S:
+                said = now
+                wall_s = round(now - begin, 3)
+                log.write({"progress": {"step": self.step, "cycles": cycles, "wall_s": wall_s}})
+
+        with phase(COMPUTES.get(self._backend.name, self._backend.name)):
+            result = self._backend.step(inputs, batch.labels, scalars, progress=tell)
+        wall_s = time.perf_counter() - begin
+        difference = None
+        if self._check:
+            with phase("the check beside it"):
+                difference = self._check.after(
+                    self.step, self._backend, result, self._state, inputs, batch.labels, scalars
+                )
+        line = {
+            "step": self.step,
+            "epoch": epoch,
+            "samples": self.batch,
+            "loss": result.loss,
+            "correct": result.correct,
+            "cycles": result.cycles,
+            "wall_s": round(wall_s, 6),
+            "backend": self._backend.name,
+        }
+        return line, difference
+
+    def _checked_state(self, loss: float) -> Values:
+        """The state after a step.
+
+        Raises
+        ------
+        Diverged
+            If the loss is no number, which is the fault of the state before, or the update has left
+            values that nothing can be computed with.
+        """
+        rate = self.settings.rate(self.step, self.steps_per_epoch)
+        if not math.isfinite(loss):
+            self._checkpoints.set_aside(self.step - 1)
+            good = next(iter(self._checkpoints), None)
+            raise diverged(f"the loss of step {self.step} is {loss}", rate, good)
+        state = self._backend.state()
+        if fault := explosion(state):
+            self._save()
+            good = next(iter(self._checkpoints), None)
+            raise diverged(f"after the update of step {self.step} {fault}", rate, good)
+        return state
+
+    def _samples(self) -> Samples:
+        """The samples of the present step."""
+        epoch, index = divmod(self.step, self.steps_per_epoch)
+        if self._next_of_batches != self.step or not index:
+            batches = self._train.batches(self.batch, self.settings.seed, epoch)
+            self._batches = itertools.islice(batches, index, None)
+        self._next_of_batches = self.step + 1
+        return next(self._batches)

@@ -1,0 +1,1 @@
+"""What a machine needs, and files to begin with."""

@@ -1,0 +1,179 @@
+"""What people see: tables, progress and log lines, rich on a terminal and plain when piped.
+
+rich is imported only when something is drawn, so that ``fpgapipe --help`` stays quick.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import logging
+import sys
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from fpgapipe.output import beside_output
+
+if TYPE_CHECKING:
+    from fpgapipe.host.terminal.progress import Display
+
+
+@dataclass(frozen=True)
+class Column:
+    """A column of a table: its heading, and whether it holds numbers (right-aligned)."""
+
+    heading: str
+    number: bool = False
+
+
+def print_table(
+    columns: Sequence[Column], rows: Sequence[Sequence[object]], title: str = ""
+) -> None:
+    """Print a table to standard output: drawn on a terminal, aligned plain text elsewhere.
+
+    The plain form never wraps or shortens a cell, so that it can be searched and cut. The drawn one
+    wraps between words alone: where the terminal is too narrow even so, it wraps whole lines, since
+    half a number or half a name misleads.
+    """
+    cells = [[str(cell) for cell in row] for row in rows]
+    if sys.stdout.isatty():
+        from rich import box
+        from rich.console import Console
+        from rich.table import Table
+        from rich.text import Text
+
+        table = Table(title=title or None, box=box.SIMPLE_HEAD, title_justify="left")
+        for column, *texts in zip(columns, *cells, strict=True):
+            words = " ".join([column.heading, *texts]).split()
+            table.add_column(
+                column.heading,
+                justify="right" if column.number else "left",
+                no_wrap=column.number,
+                min_width=max(map(len, words), default=0),
+            )
+        for row in cells:
+            table.add_row(*(Text(cell) for cell in row))
+        console = Console()
+        needed = console.measure(table).minimum
+        console.print(table, width=max(console.width, needed), crop=False)
+        return
+    if title:
+        print(title)
+    headings = [column.heading for column in columns]
+    widths = [max(map(len, each)) for each in zip(headings, *cells, strict=True)]
+    for row in [headings, *cells]:
+        words = [
+            cell.rjust(width) if column.number else cell.ljust(width)
+            for cell, width, column in zip(row, widths, columns, strict=True)
+        ]
+        print("  ".join(words).rstrip())
+
+
+def print_json(value: object) -> None:
+    """Print one JSON object to standard output; in `json_alone`, when that ends."""
+    text = json.dumps(value, indent=2, allow_nan=False) + "\n"
+    if _held:
+        _held[-1].append(text)
+    else:
+        sys.stdout.write(text)
+
+
+_held: list[list[str]] = []
+"""What `print_json` was given, of each `json_alone` that has not ended."""
+
+
+@contextlib.contextmanager
+def json_alone() -> Iterator[None]:
+    """Let standard output have nothing but what `print_json` is given.
+
+    A user's module prints what it likes, and so do libraries in C and programs that it starts: all
+    that goes to standard error.
+    """
+    texts: list[str] = []
+    _held.append(texts)
+    try:
+        with beside_output():
+            yield
+    finally:
+        _held.remove(texts)
+    sys.stdout.write("".join(texts))
+
+
+@contextlib.contextmanager
+def progress() -> Iterator[Display]:
+    """Progress on standard error: a bar where that is a terminal, elsewhere a line now and then."""
+    from rich.console import Console
+
+    from fpgapipe.host.terminal.progress import Display, lines_of
+
+    console = Console(stderr=True)
+    if logging.getLogger("fpgapipe").getEffectiveLevel() > logging.INFO:
+        yield Display()
+    elif not console.is_terminal:
+        display = Display()
+        with lines_of(display):
+            yield display
+    else:
+        from rich.progress import (
+            BarColumn,
+            MofNCompleteColumn,
+            Progress,
+            TextColumn,
+            TimeElapsedColumn,
+            TimeRemainingColumn,
+        )
+
+        with Progress(
+            TextColumn("{task.description}"),
+            BarColumn(),
+            MofNCompleteColumn(),
+            TimeElapsedColumn(),
+            TimeRemainingColumn(),
+            console=console,
+        ) as bar:
+            yield Display(bar)
+
+
+def count(value: float) -> str:
+    """Write a count with thousands separators: ``1,304,000``."""
+    return f"{value:,.0f}"
+
+
+def scaled(value: float, unit: str, base: int = 1000) -> str:
+    """Write a quantity with a prefix, to three digits: ``460 GB/s``, ``8 GiB``, ``2.16 ms``."""
+    if base == 1000 and 0 < abs(value) < 0.9995:
+        small = ["", "m", "u", "n", "p"]
+        step = 0
+        while abs(value) < 0.9995 and step < len(small) - 1:
+            value *= 1000
+            step += 1
+        return f"{value:.3g} {small[step]}{unit}"
+    large = ["", "K", "M", "G", "T", "P"] if base == 1024 else ["", "k", "M", "G", "T", "P"]
+    step = 0
+    while abs(value) >= (999.5 if base == 1000 else base) and step < len(large) - 1:
+        value /= base
+        step += 1
+    infix = "i" if base == 1024 and step else ""
+    number = f"{value:.3g}" if abs(value) < 999.5 else f"{value:,.0f}"
+    return f"{number} {large[step]}{infix}{unit}"
+
+
+class _StandardError(logging.Handler):
+    """Writes to what standard error is when a line comes: a progress display puts itself there."""
+
+    def emit(self, record: logging.LogRecord) -> None:
+        try:
+            print(self.format(record), file=sys.stderr, flush=True)
+        except Exception:
+            self.handleError(record)
+
+
+def set_up_logging(verbosity: int) -> None:
+    """Send log lines to standard error: -1 quiet (errors), 0 normal (notes), 1 verbose (all)."""
+    handler = _StandardError()
+    handler.setFormatter(logging.Formatter("%(message)s"))
+    logger = logging.getLogger("fpgapipe")
+    logger.handlers = [handler]
+    logger.propagate = False
+    logger.setLevel({-1: logging.ERROR, 0: logging.INFO}.get(verbosity, logging.DEBUG))

@@ -1,0 +1,1 @@
+"""Cycle models of the blocks of a core."""

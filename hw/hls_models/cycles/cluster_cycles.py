@@ -1,0 +1,443 @@
+"""Cycle model of several cores that links join: when each instruction of each starts and ends.
+
+Every core is a run of :mod:`fpgapipe.hw.hls_models.cycles.core_cycles`. Between them go frames: a
+link takes words as long as the other end has room for them, a frame goes when it is full and the
+wire is free, and room comes back when the words of a frame have been taken (docs/links.md). Wires
+without errors are taken. All runs go on together, in windows no longer than a wire's latency.
+"""
+
+from collections import deque
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from math import inf
+from typing import Any, NamedTuple
+
+from fpgapipe.hw.hls_models.cycles.bus_cycles import NEVER
+from fpgapipe.hw.hls_models.cycles.core_cycles import CoreRun, MemorySpec, Prediction
+from fpgapipe.hw.hls_models.cycles.engine_cycles import (
+    LOAD_CYCLES,
+    RECEIVE_CYCLES,
+    SEND_CYCLES,
+    SIGNAL_CYCLES,
+    Event,
+    Mover,
+)
+from fpgapipe.hw.hls_models.cycles.link_cycles import (
+    ARRIVE_CYCLES,
+    ENTER_CYCLES,
+    FREED_CYCLES,
+    HEARD_CYCLES,
+    TRANSMIT_CYCLES,
+    WRITE_CYCLES,
+    WireTiming,
+)
+from fpgapipe.hw.hls_models.isa.instructions import WORD_BYTES, Instruction
+from fpgapipe.hw.hls_models.model.dma import burst_words, bursts
+from fpgapipe.hw.hls_models.model.link_dma import SEND_WORDS, rows_of, words_of_packet
+from fpgapipe.hw.hls_models.model.sequencer import SequencerSpec
+from fpgapipe.hw.hls_models.spec.core_spec import CoreSpec
+from fpgapipe.hw.hls_models.spec.link import NUM_CHANNELS, TRAILER_BYTES, LinkEngineSpec
+
+End = tuple[int, int]
+"""A link's end: number of the device, and of its link."""
+
+
+@dataclass(frozen=True)
+class Transfers:
+    """What went over a wire in one direction.
+
+    Attributes
+    ----------
+    words : int
+        Tags of packets included.
+    frames : int
+    busy_cycles : float
+        In which the wire carried a frame with words.
+    """
+
+    words: int
+    frames: int
+    busy_cycles: float
+
+
+@dataclass(frozen=True)
+class ClusterPrediction:
+    """When the programs of several cores run.
+
+    Attributes
+    ----------
+    cycles : int
+        From the start of the first core to the interrupt of the last.
+    devices : tuple of Prediction
+        Their times count from the start of the first core.
+    wires : dict of End to Transfers
+        By the end that sends.
+    """
+
+    cycles: int
+    devices: tuple[Prediction, ...]
+    wires: dict[End, Transfers]
+
+
+def predict_cluster(
+    programs: Sequence[Sequence[Instruction]],
+    cores: Sequence[CoreSpec],
+    wiring: Sequence[tuple[End, End]],
+    *,
+    memories: Sequence[MemorySpec] | None = None,
+    wires: Sequence[WireTiming] | None = None,
+    begins: Sequence[float] | None = None,
+) -> ClusterPrediction:
+    """Time the programs of several cores.
+
+    Parameters
+    ----------
+    programs, cores
+        One a device.
+    wiring : sequence of pairs of (device, link)
+        The ends that are joined, each once.
+    memories : sequence of MemorySpec, optional
+        One a device.
+    wires : sequence of WireTiming, optional
+        One for each pair of `wiring`.
+    begins : sequence of float, optional
+        When each device is started, at 0 if left out.
+
+    Raises
+    ------
+    ValueError
+        If devices wait for each other, or for what nobody sends; or as of
+        `fpgapipe.hw.hls_models.cycles.core_cycles.predict`.
+    """
+    count = len(programs)
+    memories = memories or [MemorySpec()] * count
+    wires = wires or [WireTiming()] * len(wiring)
+    begins = begins or [0.0] * count
+    runs = [_DeviceRun(*each) for each in zip(programs, cores, memories, begins, strict=True)]
+    for pair, wire in zip(wiring, wires, strict=True):
+        ports = [_port(runs, end) for end in pair]
+        for port, other in (ports, reversed(ports)):
+            port.join(other, wire)
+    _run_all(runs, min((wire.latency_cycles for wire in wires), default=1))
+    waiting = [
+        f"device {number}: {each}" for number, run in enumerate(runs) for each in run.waiting()
+    ]
+    if waiting:
+        raise ValueError("the devices wait for what never comes: " + "; ".join(waiting))
+    devices = tuple(run.prediction() for run in runs)
+    last = max(max(each.ends, default=0.0) for each in devices)
+    sent = {
+        (number, link): port.sent()
+        for number, run in enumerate(runs)
+        for link, port in enumerate(run.ports)
+        if port.other is not None
+    }
+    return ClusterPrediction(round(last + SIGNAL_CYCLES), devices, sent)
+
+
+def _run_all(runs: Sequence["_DeviceRun"], window: int) -> None:
+    """Let all go on, none further ahead of another than what that may send takes to arrive."""
+    while (now := min(run.next() for run in runs)) != NEVER:
+        horizon = now + window
+        for run in runs:
+            while (then := run.next()) < horizon:
+                run.step(then)
+
+
+def _port(runs: Sequence["_DeviceRun"], end: End) -> "_Port":
+    device, link = end
+    if not 0 <= device < len(runs) or not 0 <= link < len(runs[device].ports):
+        raise ValueError(f"wiring must be of links that exist, not link {link} of device {device}")
+    port = runs[device].ports[link]
+    if port.other is not None:
+        raise ValueError(f"wiring must name link {link} of device {device} once")
+    return port
+
+
+class _Chunk(NamedTuple):
+    """Words that move together: of a SEND those of a frame, of a RECEIVE those of a burst.
+
+    ``frame`` is their frame's number in its channel, for a RECEIVE that of the last word; ``frees``
+    says how many frames the RECEIVE has then taken whole.
+    """
+
+    instruction: int
+    channel: int
+    words: int
+    is_first: bool
+    is_last: bool
+    frame: int = 0
+    frees: int = 0
+
+
+class _Port:
+    """One end of a link: frames that wait to be sent, and what came from the other end.
+
+    Parameters
+    ----------
+    run : _DeviceRun
+    link : int
+    spec : LinkEngineSpec
+    """
+
+    def __init__(self, run: "_DeviceRun", link: int, spec: LinkEngineSpec) -> None:
+        self.run = run
+        self.link = link
+        self.spec = spec
+        self.other: _Port | None = None
+        self._wire = WireTiming()
+        self._waiting: deque[_Chunk] = deque()  # read, and not yet in the link
+        self._room = list(spec.slots)  # frames that the link still takes of each channel
+        self._enter_from = 0.0
+        self._wire_from = 0.0
+        self._trailers: deque[float] = deque()  # when frames that are on their way end
+        self._words = self._frames = 0
+        self._busy = 0.0
+        self.arrived = [0] * NUM_CHANNELS  # frames
+
+    def join(self, other: "_Port", wire: WireTiming) -> None:
+        """Put a wire between this end and another, for what this one sends."""
+        self.other, self._wire = other, wire
+
+    def sent(self) -> Transfers:
+        """What has gone over the wire."""
+        return Transfers(self._words, self._frames, self._busy)
+
+    def put(self, chunk: _Chunk, now: float) -> None:
+        """Words of a frame have been read from memory."""
+        self._waiting.append(chunk)
+        self._enter(now)
+
+    def oldest(self) -> int | None:
+        """The SEND whose words wait for room, if one does."""
+        return self._waiting[0].instruction if self._waiting else None
+
+    def _enter(self, now: float) -> None:
+        """Let frames into the link as far as the other end has room."""
+        while self._waiting and self._room[self._waiting[0].channel]:
+            chunk = self._waiting.popleft()
+            self._room[chunk.channel] -= 1
+            # Words follow their beats on the bus, but not each other before the one before is in.
+            behind = now + ENTER_CYCLES
+            self._enter_from = max(behind, self._enter_from + self._link_words(chunk))
+            self.run.at(self._enter_from, Event.CALL, self._entered(chunk))
+
+    @staticmethod
+    def _link_words(chunk: _Chunk) -> int:
+        """Words of a frame, of which a packet's first has its tag."""
+        return chunk.words + chunk.is_first
+
+    def _entered(self, chunk: _Chunk) -> Callable[[float], None]:
+        def call(now: float) -> None:
+            self.run.senders[self.link].entered(chunk, now)
+            self._transmit(chunk, now)
+
+        return call
+
+    def _transmit(self, chunk: _Chunk, now: float) -> None:
+        if self.other is None:
+            return
+        words = self._link_words(chunk)
+        rate = min(self._wire.bytes_per_cycle, self.spec.phy_bytes)
+        takes = (words * WORD_BYTES + TRAILER_BYTES) / rate
+        self._wire_from = max(self._wire_from, now + TRANSMIT_CYCLES) + takes
+        self._trailers.append(self._wire_from)
+        self._words += words
+        self._frames += 1
+        self._busy += takes
+        comes = self._wire_from + self._wire.latency_cycles + ARRIVE_CYCLES
+        other = self.other
+        other.run.at(comes, Event.CALL, lambda then: other.arrive(chunk.channel, then))
+
+    def arrive(self, channel: int, now: float) -> None:
+        """A frame has come whole."""
+        self.arrived[channel] += 1
+        self.run.receivers[self.link].look(now)
+
+    def free(self, channel: int, count: int, now: float) -> None:
+        """Frames' words have been taken: the next trailer tells the other end."""
+        assert self.other is not None, "what came has come from another end"
+        ready = now + FREED_CYCLES
+        while self._trailers and self._trailers[0] < ready:
+            self._trailers.popleft()
+        if self._trailers:
+            told = self._trailers[0]
+        else:  # nothing is on its way: a frame of a trailer alone
+            told = ready + TRAILER_BYTES / min(self._wire.bytes_per_cycle, self.spec.phy_bytes)
+        other = self.other
+        heard = told + self._wire.latency_cycles + HEARD_CYCLES
+        other.run.at(heard, Event.CALL, lambda then: other.make_room(channel, count, then))
+
+    def make_room(self, channel: int, count: int, now: float) -> None:
+        """The other end has told that frames are free."""
+        self._room[channel] += count
+        self._enter(now)
+
+
+class _Sender(Mover):
+    """Reads a frame's words when there is room for them, and gives them to the link."""
+
+    def __init__(self, run: "_DeviceRun", link: int, depth: int, in_flight: int) -> None:
+        super().__init__(run, depth, in_flight)
+        self._port = run.ports[link]
+        self._link = link
+        self._room = SEND_WORDS
+        self._wanted: deque[tuple[float, _Chunk]] = deque()  # not yet asked for, and since when
+        self._asked: deque[_Chunk] = deque()
+
+    def start(self, index: int, instruction: Instruction, now: float) -> float:
+        """See `Engine`."""
+        frame_words = self._port.spec.frame_words
+        left = words_of_packet(instruction.body)
+        channel = instruction.body["channel"]
+        is_first = True
+        while left:
+            words = min(left, frame_words - is_first)
+            left -= words
+            self._wanted.append((now, _Chunk(index, channel, words, is_first, not left)))
+            is_first = False
+        self._ask(now)
+        return now
+
+    def oldest(self) -> int | None:
+        """The SEND whose words wait, if one does."""
+        waiting = self._port.oldest()
+        return self._wanted[0][1].instruction if waiting is None and self._wanted else waiting
+
+    def _ask(self, now: float) -> None:
+        """Ask memory for as much as there is room for."""
+        bus = self.run.bus
+        sent, _ = bus.packets[self._link]
+        while self._wanted and self._wanted[0][1].words <= self._room:
+            since, chunk = self._wanted.popleft()
+            self._room -= chunk.words
+            self._asked.append(chunk)
+            sent.ask(chunk.instruction, chunk.words, 1, max(now, since) + LOAD_CYCLES + bus.latency)
+            self.run.bus_changes = True
+
+    def moved(self, index: int, now: float) -> None:
+        """See `Mover`."""
+        self._port.put(self._asked.popleft(), now)
+
+    def entered(self, chunk: _Chunk, now: float) -> None:
+        """The link has taken a frame's words."""
+        self._room += chunk.words
+        self._ask(now)
+        if chunk.is_last:
+            self.end(chunk.instruction, now + SEND_CYCLES - ENTER_CYCLES)
+
+
+class _Receiver(Mover):
+    """Writes a burst when the frames that its words are in have come."""
+
+    def __init__(self, run: "_DeviceRun", link: int, depth: int, in_flight: int) -> None:
+        super().__init__(run, depth, in_flight)
+        self._port = run.ports[link]
+        self._link = link
+        self._frames = [0] * NUM_CHANNELS  # of all packets that have been begun
+        self._awaited: deque[tuple[float, _Chunk]] = deque()
+        self._writing: deque[_Chunk] = deque()
+        self._take_from = 0.0
+
+    def start(self, index: int, instruction: Instruction, now: float) -> float:
+        """See `Engine`."""
+        since = now + RECEIVE_CYCLES - WRITE_CYCLES
+        self._awaited += ((since, chunk) for chunk in self._bursts(index, instruction.body))
+        self.look(now)
+        return now
+
+    def _bursts(self, index: int, body: Mapping[str, Any]) -> Iterator[_Chunk]:
+        """The bursts of a packet, each with what has to have come."""
+        channel, frame_words = body["channel"], self._port.spec.frame_words
+        longest = burst_words(self.run.core)
+        sizes = [
+            size // WORD_BYTES
+            for start in rows_of(body)
+            for _, size in bursts(start, body["row_bytes"], longest)
+        ]
+        before = self._frames[channel]
+        num_frames = -(-(1 + sum(sizes)) // frame_words)
+        at, taken = 1, 0  # words of the packet, and frames that are taken whole
+        for number, size in enumerate(sizes):
+            at += size
+            is_last = number == len(sizes) - 1
+            whole = num_frames if is_last else at // frame_words
+            frame = before + (at - 1) // frame_words
+            yield _Chunk(index, channel, size, number == 0, is_last, frame, whole - taken)
+            taken = whole
+        self._frames[channel] += num_frames
+
+    def oldest(self) -> int | None:
+        """The RECEIVE that waits for words, if one does."""
+        return self._awaited[0][1].instruction if self._awaited else None
+
+    def look(self, now: float) -> None:
+        """Take words that have come."""
+        while self._awaited:
+            since, chunk = self._awaited[0]
+            if self._port.arrived[chunk.channel] <= chunk.frame:
+                return
+            self._awaited.popleft()
+            # Frames before the last one were taken as they came; of it, no more than its words.
+            last = chunk.words if self._port.arrived[chunk.channel] > chunk.frame + 1 else 1
+            taken = max(now + last, since + chunk.words, self._take_from + chunk.words)
+            self._take_from = taken
+            if chunk.frees:
+                self._free(chunk, taken)
+            self._writing.append(chunk)
+            _, received = self.run.bus.packets[self._link]
+            received.ask(chunk.instruction, chunk.words, 1, taken + WRITE_CYCLES)
+            self.run.bus_changes = True
+
+    def _free(self, chunk: _Chunk, when: float) -> None:
+        self.run.at(
+            when, Event.CALL, lambda then: self._port.free(chunk.channel, chunk.frees, then)
+        )
+
+    def moved(self, index: int, now: float) -> None:
+        """See `Mover`."""
+        chunk = self._writing.popleft()
+        if chunk.is_last:
+            self.end(index, now + self.run.bus.latency)
+
+
+class _DeviceRun(CoreRun):
+    """One core's part of the whole.
+
+    Attributes
+    ----------
+    ports : list of _Port
+        Of its links.
+    senders, receivers : dict of int to engine
+        By link.
+    """
+
+    def __init__(
+        self,
+        program: Sequence[Instruction],
+        core: CoreSpec,
+        memory: MemorySpec,
+        begins: float,
+    ) -> None:
+        self.ports = [_Port(self, number, link) for number, link in enumerate(core.links)]
+        self.senders: dict[int, _Sender] = {}
+        self.receivers: dict[int, _Receiver] = {}
+        # Words go into a link, and come out of it, as fast as over the bus.
+        super().__init__(program, core, memory, [inf] * len(core.links), begins)
+
+    def sender(self, link: int, spec: SequencerSpec) -> Mover:
+        """See `CoreRun`."""
+        self.senders[link] = _Sender(self, link, spec.send_words, spec.in_flight)
+        return self.senders[link]
+
+    def receiver(self, link: int, spec: SequencerSpec) -> Mover:
+        """See `CoreRun`."""
+        self.receivers[link] = _Receiver(self, link, spec.receive_words, spec.in_flight)
+        return self.receivers[link]
+
+    def waiting(self) -> list[str]:
+        """See `CoreRun`; also of SENDs and RECEIVEs that have begun and not ended."""
+        begun = [engine.oldest() for engine in self.senders.values()]
+        begun += [engine.oldest() for engine in self.receivers.values()]
+        waits = [f"instruction {at}: {self.program[at]}" for at in begun if at is not None]
+        return waits + super().waiting()

@@ -1,0 +1,299 @@
+"""How the engines of a core take instructions, for its cycle model.
+
+Each has a queue, which `core_cycles` fills and whose semaphores it keeps. What an instruction takes
+for itself is in `instruction_cycles` and `vector_cycles`.
+"""
+
+from abc import ABC, abstractmethod
+from collections import deque
+from collections.abc import Sequence
+from enum import IntEnum
+from typing import Any, Protocol
+
+from fpgapipe.hw.hls_models.cycles.bus_cycles import Bus
+from fpgapipe.hw.hls_models.cycles.instruction_cycles import gemm_timing
+from fpgapipe.hw.hls_models.cycles.vector_cycles import meeting_cycles, vector_cycles
+from fpgapipe.hw.hls_models.isa.instructions import WORD_BYTES, Instruction, Opcode, words_of
+from fpgapipe.hw.hls_models.isa.vector_op import VectorOp
+from fpgapipe.hw.hls_models.spec.core_spec import CoreSpec
+
+OFFER_CYCLES = 3
+"""From the dispatch of an instruction's last word to its start."""
+
+TAKE_CYCLES = 2
+"""What taking semaphores adds to that."""
+
+SIGNAL_CYCLES = 5
+"""From the end of an instruction to the start of another that has waited for its signal."""
+
+LOAD_CYCLES = 8
+"""From a load's start to its first request on the bus."""
+
+LOADED_CYCLES = 2
+"""From behind a load's last beat on the bus to its end."""
+
+STORE_CYCLES = 15
+"""From a store's start to its first beat on the bus."""
+
+SEND_CYCLES = 5
+"""From behind a packet's last beat on the bus to its end, if the link waits for it."""
+
+RECEIVE_CYCLES = 16
+"""From the start of a RECEIVE to its first beat on the bus, beside the words of its first burst."""
+
+READER_CYCLES = 19
+"""From the start of a product to its first vector at the array: address generator, scratchpad,
+quantiser."""
+
+READ_AHEAD_CYCLES = 26
+"""By which the streamed operand's reader is ahead of the array."""
+
+SUMMED_CYCLES = 10
+"""From the array's last sums to the end of a product whose sums stay in the accumulators."""
+
+WRITTEN_CYCLES = 13
+"""From the array's last sums to the end of a product whose results are written."""
+
+PROGRAM_WORDS = {opcode: words_of(opcode) for opcode in Opcode}
+"""Of an instruction, 64 bytes each."""
+
+EPSILON = 1e-6
+"""Cycles that are none: times are sums of fractions."""
+
+
+class Event(IntEnum):
+    """What happens at a time."""
+
+    SIGNAL = 0  # of an instruction
+    LEAVE = 1  # an instruction has left its engine's queue
+    ISSUE = 2  # an engine's next may start
+    DISPATCH = 3
+    CALL = 4  # whatever is to be called with the time
+
+
+class Run(Protocol):
+    """The run that engines are part of, as they see it: `core_cycles.CoreRun`.
+
+    Attributes
+    ----------
+    program : sequence of Instruction
+    core : CoreSpec
+    bus : Bus
+    bus_changes : bool
+        Whether the bus has to be shared anew.
+    semaphores : list of int
+        Signals of each semaphore that nobody has taken.
+    starts, ends : list of float
+        Times of each instruction, as far as they are known.
+    gemm_cycles : float
+        Cycles in which vectors have entered an array.
+    """
+
+    program: Sequence[Instruction]
+    core: CoreSpec
+    bus: Bus
+    bus_changes: bool
+    semaphores: list[int]
+    starts: list[float]
+    ends: list[float]
+    gemm_cycles: float
+
+    def at(self, time: float, event: "Event", what: Any) -> None:
+        """Let something happen at a time."""
+
+
+class Engine(ABC):
+    """An engine with its queue: instructions start, and end, in order.
+
+    A kind of engine has a class of its own, and its engines a place in `CoreRun.engines`.
+
+    Parameters
+    ----------
+    run : Run
+    depth : int
+        Words that the queue holds besides the instruction at its head.
+    in_flight : int
+        Instructions that may have started and not ended.
+    """
+
+    def __init__(self, run: Run, depth: int, in_flight: int) -> None:
+        self.run = run
+        self.depth = depth
+        self.words = 0
+        self.leaving = 0
+        self.queue: deque[int] = deque()
+        self.offers: deque[float] = deque()
+        self.may_begin = in_flight
+        self.ready = 0.0  # when the next can be offered, by what came before it
+        self.wakes = 0.0  # when an event is
+
+    def put(self, index: int, now: float) -> None:
+        """Take an instruction whose last word has been dispatched."""
+        instruction = self.run.program[index]
+        self.queue.append(index)
+        self.offers.append(now + OFFER_CYCLES)
+        self.words += PROGRAM_WORDS[instruction.opcode]
+        self.issue(now)
+
+    def issue(self, now: float) -> None:
+        """Start the instruction at the head of the queue if it can be."""
+        if not (self.queue and self.may_begin):
+            return
+        run, index = self.run, self.queue[0]
+        instruction = run.program[index]
+        earliest = max(self.offers[0], self.ready)
+        if instruction.wait:
+            earliest += TAKE_CYCLES
+            for number in instruction.wait:
+                if not run.semaphores[number]:
+                    return
+        if earliest > now + EPSILON:
+            if not now < self.wakes <= earliest:
+                self.wakes = earliest
+                run.at(earliest, Event.ISSUE, self)
+            return
+        for number in instruction.wait:
+            run.semaphores[number] -= 1
+        self.queue.popleft()
+        self.offers.popleft()
+        self.may_begin -= 1
+        run.starts[index] = self.start(index, instruction, now)
+        # The words of the next are collected one by one, which makes room for others.
+        self.leaving = PROGRAM_WORDS[instruction.opcode]
+        self.ready = run.starts[index] + self.leaving + 1
+        run.at(self.ready, Event.LEAVE, self)
+
+    def end(self, index: int, now: float) -> None:
+        """Let an instruction end."""
+        self.run.ends[index] = now
+        self.run.at(now + SIGNAL_CYCLES, Event.SIGNAL, index)
+
+    @abstractmethod
+    def start(self, index: int, instruction: Instruction, now: float) -> float:
+        """Begin an instruction; returns when the engine has taken it."""
+
+
+class Mover(Engine):
+    """An engine that moves words over the bus."""
+
+    @abstractmethod
+    def moved(self, index: int, now: float) -> None:
+        """The last word of what was asked for is on the bus."""
+
+
+class Load(Mover):
+    """Reads from memory, a burst after the latency, into the scratchpad."""
+
+    def start(self, index: int, instruction: Instruction, now: float) -> float:
+        """See `Engine`."""
+        bus = self.run.bus
+        bus.reads.transfer(index, instruction.body, now + LOAD_CYCLES + bus.latency)
+        self.run.bus_changes = True
+        return now
+
+    def moved(self, index: int, now: float) -> None:
+        """See `Mover`."""
+        self.end(index, now + LOADED_CYCLES)
+
+
+class Store(Mover):
+    """Writes from the scratchpad to memory; an instruction ends with the last response."""
+
+    def start(self, index: int, instruction: Instruction, now: float) -> float:
+        """See `Engine`."""
+        self.run.bus.writes.transfer(index, instruction.body, now + STORE_CYCLES)
+        self.run.bus_changes = True
+        return now
+
+    def moved(self, index: int, now: float) -> None:
+        """See `Mover`."""
+        self.end(index, now + self.run.bus.latency)
+
+
+class Send(Mover):
+    """Reads from memory for a link that takes words as fast as it sends them."""
+
+    def start(self, index: int, instruction: Instruction, now: float) -> float:
+        """See `Engine`."""
+        bus = self.run.bus
+        sent, _ = bus.packets[instruction.engine]
+        sent.transfer(index, instruction.body, now + LOAD_CYCLES + bus.latency)
+        self.run.bus_changes = True
+        return now
+
+    def moved(self, index: int, now: float) -> None:
+        """See `Mover`."""
+        self.end(index, now + SEND_CYCLES)
+
+
+class Receive(Mover):
+    """Writes to memory what a link has as soon as it is asked for."""
+
+    def start(self, index: int, instruction: Instruction, now: float) -> float:
+        """See `Engine`."""
+        _, received = self.run.bus.packets[instruction.engine]
+        burst = self.run.core.burst_beats * self.run.core.bus_bytes / WORD_BYTES
+        first = now + RECEIVE_CYCLES + burst / received.fastest
+        received.transfer(index, instruction.body, first)
+        self.run.bus_changes = True
+        return now
+
+    def moved(self, index: int, now: float) -> None:
+        """See `Mover`."""
+        self.end(index, now + self.run.bus.latency)
+
+
+class Gemm(Engine):
+    """Products, whose vectors follow each other through the array."""
+
+    def __init__(self, run: Run, depth: int, in_flight: int) -> None:
+        super().__init__(run, depth, in_flight)
+        self.reads_until = 0.0
+        self.weights_until = 0.0
+        self.streams_until = 0.0
+
+    def start(self, index: int, instruction: Instruction, now: float) -> float:
+        """See `Engine`."""
+        core = self.run.core
+        timing = gemm_timing(instruction.body, core)
+        # Weights of the first tile follow those of the tile before as fast as they are read;
+        # without one before, they come when the product starts, and the array needs a cycle more.
+        first_b = max(
+            now + READER_CYCLES + timing.b_late + core.cols + 1,
+            self.weights_until + timing.b_words,
+        )
+        # The streamed operand's reader may still be busy with the product before.
+        taken = max(now, self.reads_until)
+        first_a = taken + READER_CYCLES + timing.a_late
+        begins = max(first_b, first_a, self.streams_until)
+        ends = begins + timing.stream_cycles
+        last_tile_from = ends - timing.last_tile_cycles
+        self.weights_until = max(
+            last_tile_from + timing.stall_cycles, first_b + timing.later_b_words
+        )
+        self.streams_until = ends
+        self.reads_until = ends - READ_AHEAD_CYCLES - timing.a_late
+        self.run.gemm_cycles += ends - begins
+        latest = WRITTEN_CYCLES + timing.writes - 1 if timing.writes else SUMMED_CYCLES
+        self.end(index, ends + core.array.latency_cycles + latest)
+        return taken
+
+
+class Vector(Engine):
+    """The vector engine."""
+
+    def __init__(self, run: Run, depth: int, in_flight: int) -> None:
+        super().__init__(run, depth, in_flight)
+        self.busy_until = 0.0
+
+    def start(self, index: int, instruction: Instruction, now: float) -> float:
+        """See `Engine`."""
+        # One at a time: the next is taken in the cycle in which the one before is done.
+        taken = max(now, self.busy_until)
+        core = self.run.core
+        assert core.vector is not None
+        op = VectorOp.decoded(instruction.body)
+        lost = meeting_cycles(op, core.vector, core.scratchpad)
+        self.busy_until = taken + vector_cycles(op, core.vector) + lost
+        self.end(index, self.busy_until)
+        return taken

@@ -1,0 +1,407 @@
+"""Cycles and memory traffic of one matrix product on a weight-stationary array.
+
+This is the one place where the cycles of a product are computed; planner, lowering and reports ask
+here. docs/cost-model.md explains the formulas.
+"""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import lru_cache
+
+from fpgapipe.hw.hls_models.spec.systolic import SystolicSpec
+
+ACCUMULATE_CYCLES = 8
+"""Latency of converting a column's sum to FP32 and adding it to its accumulator: an estimate, three
+cycles to convert and scale, five to add. The same accumulator is not ready earlier."""
+
+DRAIN_CYCLES = 6
+"""From an accumulator to the write port of the memory: bias, ReLU, rounding, store FIFO; an
+estimate."""
+
+START_CYCLES = 16
+"""From the start of a product to its first read request: decoding and address generators; an
+estimate."""
+
+
+def _ceil(a: int, b: int) -> int:
+    return -(-a // b)
+
+
+@dataclass(frozen=True)
+class Axis:
+    """One side of a matrix: taps of a kernel times channels.
+
+    A vector of the array holds channels of one tap. Where a tap has fewer channels than the vector
+    has places, it holds those of several neighbouring taps, which lie next to each other in
+    memory (channels last): that is how a first layer's three channels fill the array.
+
+    Parameters
+    ----------
+    channels : int
+    taps : int
+        Positions of the kernel; 1 for a plain matrix.
+    run : int
+        Taps next to each other in memory, a divisor of `taps`: a row of the kernel.
+    """
+
+    channels: int
+    taps: int = 1
+    run: int = 1
+
+    def __post_init__(self) -> None:
+        for name in ("channels", "taps", "run"):
+            if getattr(self, name) < 1:
+                raise ValueError(f"axis {name} must be at least 1, not {getattr(self, name)!r}")
+        if self.taps % self.run:
+            raise ValueError(f"axis run must divide {self.taps} taps, not {self.run!r}")
+
+    @property
+    def size(self) -> int:
+        """Elements along the axis."""
+        return self.channels * self.taps
+
+    def tiles(self, width: int) -> int:
+        """Vectors of `width` places that the axis takes."""
+        if self.channels < width:
+            return self.taps // self.run * _ceil(self.run * self.channels, width)
+        return self.taps * _ceil(self.channels, width)
+
+
+@dataclass(frozen=True)
+class ProductSpec:
+    """`count` products of ``m x k`` by ``k x n`` side by side, all of it `steps` times in a row.
+
+    Parameters
+    ----------
+    m, k, n : Axis
+        Rows of the result, reduction, columns of the result.
+    left_bytes, right_bytes, out_bytes : int
+        Of one product in memory, every element counted once: a convolution's input, not the
+        matrix that its windows would make.
+    count, steps : int
+        As in the network's graph: each step needs the result of the one before.
+    accumulates : bool
+        Whether the result is added to what the memory holds (weight gradients of micro-batches).
+    transposed : bool
+        Whether the streamed operand passes through the transposer, because its reduction axis is
+        not the one along which it lies in memory (weight gradients).
+
+    Raises
+    ------
+    ValueError
+        If a count is below 1 or a size below 0.
+    """
+
+    m: Axis
+    k: Axis
+    n: Axis
+    left_bytes: int
+    right_bytes: int
+    out_bytes: int
+    count: int = 1
+    steps: int = 1
+    accumulates: bool = False
+    transposed: bool = False
+
+    def __post_init__(self) -> None:
+        for name in ("count", "steps"):
+            if getattr(self, name) < 1:
+                raise ValueError(f"product {name} must be at least 1, not {getattr(self, name)!r}")
+        for name in ("left_bytes", "right_bytes", "out_bytes"):
+            if getattr(self, name) < 0:
+                raise ValueError(f"product {name} must be at least 0, not {getattr(self, name)!r}")
+
+    @property
+    def macs(self) -> int:
+        """Multiply-accumulates, products with padding zeros included."""
+        return self.m.size * self.k.size * self.n.size * self.count * self.steps
+
+
+@dataclass(frozen=True)
+class EngineSpec:
+    """A GEMM engine and its share of scratchpad and memory.
+
+    Parameters
+    ----------
+    rows, cols : int
+        The array: cells along the reduction axis and across it.
+    scratchpad_bytes : int
+        On-chip memory for operands.
+    memory_bytes_per_cycle : float
+        To and from the memory together; 0 where there is none (nothing is charged then).
+    memory_latency_cycles : int
+        From a read request to its first data.
+    acc_depth : int
+        FP32 accumulators below each column.
+
+    Raises
+    ------
+    ValueError
+        If a number is out of range, or the scratchpad does not hold two tiles of each operand.
+    """
+
+    rows: int
+    cols: int
+    scratchpad_bytes: int
+    memory_bytes_per_cycle: float
+    memory_latency_cycles: int = 100
+    acc_depth: int = 1024
+
+    def __post_init__(self) -> None:
+        for name, low in (("rows", 1), ("cols", 1), ("memory_latency_cycles", 0)):
+            if getattr(self, name) < low:
+                raise ValueError(f"engine {name} must be at least {low}, not {getattr(self, name)}")
+        if self.acc_depth < self.rows:
+            raise ValueError(
+                f"engine acc_depth must be at least its {self.rows} rows, not {self.acc_depth}"
+            )
+        if not 0 <= self.memory_bytes_per_cycle < float("inf"):
+            raise ValueError(
+                "engine memory_bytes_per_cycle must be at least 0 and finite, not "
+                f"{self.memory_bytes_per_cycle}"
+            )
+        if self.scratchpad_bytes < self.least_scratchpad_bytes(self.rows, self.cols):
+            raise ValueError(
+                f"engine scratchpad must be at least "
+                f"{self.least_scratchpad_bytes(self.rows, self.cols)} bytes (two tiles of FP32 "
+                f"operands for {self.rows}x{self.cols} cells), not {self.scratchpad_bytes}"
+            )
+
+    @staticmethod
+    def least_scratchpad_bytes(rows: int, cols: int) -> int:
+        """Two tiles of each operand, elements of up to four bytes."""
+        return 2 * 4 * rows * (rows + cols)
+
+    def transfer_cycles(self, size_bytes: float) -> int:
+        """Cycles that a transfer keeps the memory busy, its latency left out."""
+        if not self.memory_bytes_per_cycle:
+            return 0
+        return -int(-size_bytes // self.memory_bytes_per_cycle)
+
+
+@dataclass(frozen=True)
+class GemmCost:
+    """What a product takes.
+
+    Attributes
+    ----------
+    cycles : int
+        From its start to the last word written, both included.
+    compute_cycles : int
+        Of the array alone, its operands always there in time (`SystolicSpec.cycles`).
+    memory_cycles : int
+        That the memory is busy.
+    exposed_cycles : int
+        First load and last store, as far as nothing is computed meanwhile, and fixed latencies.
+    memory_bytes : int
+        Read and written.
+    swapped : bool
+        Whether the left operand is the stationary one.
+    dataflow : str
+        What stays on chip: ``stationary`` panels, ``streamed`` panels, or ``sums``.
+    """
+
+    cycles: int
+    compute_cycles: int
+    memory_cycles: int
+    exposed_cycles: int
+    memory_bytes: int
+    swapped: bool
+    dataflow: str
+
+
+@dataclass(frozen=True)
+class _Side:
+    """A product as the array sees it: `stream` vectors meet tiles of ``reduction x across``."""
+
+    stream: int
+    reduction_tiles: int
+    across_tiles: int
+    stream_bytes: int
+    across_bytes: int
+
+
+@dataclass(frozen=True)
+class _Blocking:
+    """How a product is cut: `num_blocks` blocks of streamed vectors, and what that costs.
+
+    The array can work for `first_cycles` on the `first_bytes` that it needs first.
+    """
+
+    dataflow: str
+    num_blocks: int
+    traffic_bytes: int
+    first_bytes: float
+    first_cycles: int
+
+
+@lru_cache(maxsize=1 << 16)
+def gemm_cost(product: ProductSpec, engine: EngineSpec) -> GemmCost:
+    """Cost of a product with the best choice of stationary operand and of blocking.
+
+    Best is the shortest time for which array or memory are busy, then fewest bytes, then fewest
+    cycles in all.
+    """
+
+    def rank(cost: GemmCost) -> tuple[int, int, int]:
+        return max(cost.compute_cycles, cost.memory_cycles), cost.memory_bytes, cost.cycles
+
+    return min(_choices(product, engine), key=rank)
+
+
+def _choices(product: ProductSpec, engine: EngineSpec) -> Iterator[GemmCost]:
+    for swapped in (False, True):
+        side = _side(product, engine, swapped)
+        for blocking in _blockings(side, engine):
+            yield _cost(product, engine, side, blocking, swapped)
+
+
+def _side(product: ProductSpec, engine: EngineSpec, swapped: bool) -> _Side:
+    stream, across = (product.n, product.m) if swapped else (product.m, product.n)
+    left, right = product.left_bytes, product.right_bytes
+    # The transposer works on squares of rows x rows: it takes `rows` cycles for a square however
+    # little of it is used. A swapped product leaves the array transposed and passes it as well.
+    whole_squares = swapped or product.transposed
+    return _Side(
+        stream.tiles(engine.rows) * engine.rows if whole_squares else stream.size,
+        product.k.tiles(engine.rows),
+        across.tiles(engine.cols),
+        right if swapped else left,
+        left if swapped else right,
+    )
+
+
+def _blockings(side: _Side, engine: EngineSpec) -> Iterator[_Blocking]:
+    """Ways to cut a product so that its pieces fit the scratchpad.
+
+    Sizes are of pieces with the whole reduction: `vector` bytes a streamed vector, `tile` bytes a
+    column of tiles. What stays is held once if all of it fits, else in halves, one of which loads.
+    """
+    vector = side.stream_bytes / side.stream
+    tile = side.across_bytes / side.across_tiles
+    room = engine.scratchpad_bytes
+    longest = min(side.stream, engine.acc_depth)
+    for block in {longest, min(longest, engine.cols)}:
+        blocks = _ceil(side.stream, block)
+        first = (block * vector + tile, block * side.reduction_tiles)
+        # A panel of tiles stays; blocks of vectors pass it.
+        panel = _held(side.across_tiles, tile, room - 2 * block * vector)
+        if panel:
+            passes = _ceil(side.across_tiles, panel)
+            traffic = side.stream_bytes * passes + side.across_bytes
+            yield _Blocking("stationary", blocks, traffic, *first)
+        # Blocks of vectors stay; all tiles pass them.
+        chunk = _held(side.stream, vector, room - 2 * tile)
+        if chunk >= block:
+            traffic = side.stream_bytes + side.across_bytes * _ceil(side.stream, chunk)
+            yield _Blocking("streamed", blocks, traffic, *first)
+    yield from _sum_blockings(side, engine, vector, tile)
+
+
+def _held(number: int, size_bytes: float, room_bytes: float) -> int:
+    """How many of `number` pieces stay on chip at a time."""
+    if number * size_bytes <= room_bytes:
+        return number
+    return max(int(room_bytes / (2 * size_bytes)), 0)
+
+
+def _sum_blockings(
+    side: _Side, engine: EngineSpec, vector: float, tile: float
+) -> Iterator[_Blocking]:
+    """Cut so that a block of sums stays in the accumulators while the reduction passes by.
+
+    Only a slice of the reduction, one tile long, is on chip at a time, and the next one loads.
+    Fewer vectors than an array has columns wait for weights. One column of tiles with `rows`
+    vectors always fits: `EngineSpec` sees to that.
+    """
+    room = engine.scratchpad_bytes / 2 * side.reduction_tiles
+    columns = 1
+    while columns < 2 * side.across_tiles:
+        block = min(side.stream, engine.acc_depth // columns)
+        if block * vector + columns * tile > room:
+            block = min(block, max(int((room - columns * tile) / vector), 0)) if vector else 0
+        if block < min(side.stream, engine.cols, engine.acc_depth):
+            if columns > 1:
+                return
+            block = max(block, min(side.stream, engine.rows))
+        blocks = _ceil(side.stream, block)
+        passes = _ceil(side.across_tiles, columns)
+        traffic = side.stream_bytes * passes + side.across_bytes * blocks
+        slice_bytes = (block * vector + columns * tile) / side.reduction_tiles
+        yield _Blocking("sums", blocks, traffic, slice_bytes, block)
+        columns *= 2
+
+
+def _cost(
+    product: ProductSpec, engine: EngineSpec, side: _Side, blocking: _Blocking, swapped: bool
+) -> GemmCost:
+    tiles = side.reduction_tiles * side.across_tiles * product.count
+    compute = compute_cycles(engine, side.stream, tiles, blocking.num_blocks, side.reduction_tiles)
+    out_bytes = product.out_bytes * (2 if product.accumulates else 1)
+    step_bytes = (blocking.traffic_bytes + out_bytes) * product.count
+    once_bytes = 0
+    if product.steps > 1:
+        # Weights that fit stay on chip from step to step.
+        weights = product.right_bytes * product.count
+        if 2 * weights <= engine.scratchpad_bytes:
+            once_bytes = weights
+            step_bytes = (product.left_bytes + out_bytes) * product.count
+    memory_bytes = step_bytes * product.steps + once_bytes
+    memory = engine.transfer_cycles(memory_bytes)
+
+    first = _first_load(engine, side, blocking)
+    last = _last_store(product, engine, side)
+    fixed = START_CYCLES + ACCUMULATE_CYCLES + DRAIN_CYCLES
+    if engine.memory_bytes_per_cycle:
+        fixed += engine.memory_latency_cycles
+    # Each step ends when its sums are there: the next one reads them.
+    steps = product.steps * compute + (product.steps - 1) * (ACCUMULATE_CYCLES + DRAIN_CYCLES)
+    cycles = max(steps + first + last, memory) + fixed
+    return GemmCost(
+        cycles,
+        product.steps * compute,
+        memory,
+        cycles - product.steps * compute,
+        memory_bytes,
+        swapped,
+        blocking.dataflow,
+    )
+
+
+def compute_cycles(
+    engine: EngineSpec, stream: int, num_tiles: int, num_blocks: int = 1, reduction_tiles: int = 1
+) -> int:
+    """Cycles of the array for `num_tiles` tiles that `stream` vectors meet in equal blocks.
+
+    With one block, and where the accumulators keep up, this is `SystolicSpec.cycles`. A block takes
+    at least ``cols`` cycles, in which the next weights load, and where tiles are added up at least
+    the latency of the FP32 accumulation.
+    """
+    array = SystolicSpec(engine.rows, engine.cols)
+    shortest = engine.cols if reduction_tiles == 1 else max(engine.cols, ACCUMULATE_CYCLES)
+    last = stream // num_blocks
+    # Blocks differ by one vector at most, so either all are longer than `shortest` or none is.
+    all_tiles = num_tiles * max(stream, num_blocks * shortest)
+    return array.cycles(last) + all_tiles - max(last, shortest)
+
+
+def _first_load(engine: EngineSpec, side: _Side, blocking: _Blocking) -> int:
+    """Cycles by which the first vectors and tiles arrive later than the array could take them.
+
+    The array starts with the first tile and the first vector, and needs the rest of the first
+    block, over all of the reduction, while it computes.
+    """
+    tile = side.across_bytes / (side.across_tiles * side.reduction_tiles)
+    tile_late = engine.transfer_cycles(tile) - engine.cols
+    block_late = engine.transfer_cycles(blocking.first_bytes) - blocking.first_cycles
+    return max(tile_late, block_late, 0)
+
+
+def _last_store(product: ProductSpec, engine: EngineSpec, side: _Side) -> int:
+    """Cycles after the last sums until all are written, where they come faster than memory takes.
+
+    A column of tiles gives its results in its last pass, a vector in each cycle.
+    """
+    vectors = min(side.stream, engine.acc_depth)
+    share = vectors * engine.cols / (product.m.size * product.n.size)
+    return max(engine.transfer_cycles(product.out_bytes * min(share, 1.0)) - vectors, 0)

@@ -1,0 +1,1 @@
+"""The instructions of a core and their encoding."""

@@ -1,0 +1,480 @@
+"""Affine address patterns: how operands are read from the scratchpad and results are written to it.
+
+An *odometer* is three nested loops; each step of a loop moves the byte address and two coordinates,
+``y`` and ``u``. An operand is read by three odometers, one inside the other: `outer` (a column of
+tiles), `tap` (a tile, or a group of columns) and `pos` (a vector, or an element of the reduction).
+With coordinates compared to limits, a convolution with padding needs no copy of its input, in any
+of its three passes; docs/core.md shows the loops of each.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from fpgapipe.hw.hls_models.isa.instructions import NUM_LOOPS
+from fpgapipe.hw.hls_models.numerics.mx import MX_BLOCK
+
+BLOCK = MX_BLOCK
+"""Elements of a word that is read: those of a block of MXINT8."""
+
+COORDINATE_BITS = {"address": 32, "y": 16, "u": 24}
+"""Two's complement numbers in which hardware keeps what the loops of an operand move."""
+
+
+@dataclass(frozen=True)
+class Loop:
+    """A loop: its number of iterations, and what each moves.
+
+    Parameters
+    ----------
+    count : int
+        1 to 65,536.
+    address : int
+        Bytes.
+    y, u : int
+        Coordinates; `u` is in elements.
+    """
+
+    count: int = 1
+    address: int = 0
+    y: int = 0
+    u: int = 0
+
+    def __post_init__(self) -> None:
+        if not 1 <= self.count <= 1 << 16:
+            raise ValueError(f"loop count must be in 1..65536, not {self.count!r}")
+
+
+@dataclass(frozen=True)
+class Odometer:
+    """Three loops, the innermost first; missing ones have one iteration."""
+
+    loops: tuple[Loop, ...] = ()
+
+    def __post_init__(self) -> None:
+        if len(self.loops) > NUM_LOOPS:
+            raise ValueError(f"odometer must have at most {NUM_LOOPS} loops, not {len(self.loops)}")
+        missing = NUM_LOOPS - len(self.loops)
+        object.__setattr__(self, "loops", tuple(self.loops) + (Loop(),) * missing)
+
+    @property
+    def size(self) -> int:
+        """Positions of the odometer."""
+        return int(np.prod([loop.count for loop in self.loops], dtype=np.int64))
+
+    def offsets(self, name: str) -> NDArray[np.int64]:
+        """What a coordinate (``address``, ``y`` or ``u``) is at each position, from 0."""
+        total = np.zeros(1, np.int64)
+        for loop in self.loops:
+            steps = np.arange(loop.count, dtype=np.int64) * getattr(loop, name)
+            total = (steps[:, None] + total).reshape(-1)
+        return total
+
+    def innermost_is_last(self) -> NDArray[np.bool_]:
+        """Whether the innermost loop is in its last iteration, at each position."""
+        count = self.loops[0].count
+        last: NDArray[np.bool_] = np.arange(self.size) % count == count - 1
+        return last
+
+    def encoded(self) -> list[dict[str, int]]:
+        """Fields of the instruction.
+
+        Hardware adds one number when a loop steps and all inside it begin anew: the loop's own
+        movement less what those have moved.
+        """
+        fields = []
+        moved = dict.fromkeys(("address", "y", "u"), 0)
+        for loop in self.loops:
+            jumps = {name: getattr(loop, name) - back for name, back in moved.items()}
+            fields.append({"count": loop.count - 1, **jumps})
+            moved = {
+                name: back + (loop.count - 1) * getattr(loop, name) for name, back in moved.items()
+            }
+        return fields
+
+    @classmethod
+    def decoded(cls, fields: list[Mapping[str, int]]) -> "Odometer":
+        """Inverse of `encoded`."""
+        loops = []
+        moved = dict.fromkeys(("address", "y", "u"), 0)
+        for values in fields:
+            steps = {name: values.get(name, 0) + back for name, back in moved.items()}
+            loop = Loop(values["count"] + 1, **steps)
+            loops.append(loop)
+            moved = {
+                name: back + (loop.count - 1) * getattr(loop, name) for name, back in moved.items()
+            }
+        return cls(tuple(loops))
+
+
+@dataclass(frozen=True)
+class Words:
+    """What an operand's pattern reads, word by word.
+
+    Attributes
+    ----------
+    address : int64 array, shape (words,)
+        Byte address of the first element.
+    lanes : bool array, shape (words, 32)
+        Elements that count; the others are zeros.
+    sub : int64 array, shape (words,)
+        Which part of the block goes to the array.
+    emit : int64 array, shape (words,)
+        With `transposed`, how many vectors the group of 32 words gives, said at each of them.
+    """
+
+    address: NDArray[np.int64]
+    lanes: NDArray[np.bool_]
+    sub: NDArray[np.int64]
+    emit: NDArray[np.int64]
+
+
+@dataclass(frozen=True)
+class OperandPattern:
+    """How an operand is read: words of 32 elements, in the order in which the array takes vectors.
+
+    ``walks_blocks`` False (*sweep*)::
+
+        for each position of outer:
+            for each position of tap:
+                for sub in range(subs):
+                    for each position of pos: a word
+
+    ``walks_blocks`` True, for a reduction along `pos` in blocks of 32::
+
+        for each position of outer:
+            for block in range(blocks):
+                for sub in range(subs):
+                    for each position of tap:
+                        for i in range(32): the word of pos number 32 * block + i, zeros after all
+
+    A word has elements only if ``0 <= y < y_limit``, element ``e`` of it only if
+    ``0 <= u + e < u_limit`` and ``e < lanes``; every other one is zero, and nothing is read for a
+    word of zeros alone.
+
+    Parameters
+    ----------
+    base : int
+        Byte address in the scratchpad, even.
+    outer, tap, pos : Odometer
+    y, u : int
+        Coordinates of the first word.
+    y_limit, u_limit : int
+    lanes_last : int
+        1 to 32: `lanes` where the innermost loop of `tap` (with `lanes_by_outer`: of `outer`) is in
+        its last iteration; it is 32 elsewhere.
+    lanes_by_outer : bool
+    subs, subs_last : int
+        Parts of a block, of as many elements as the array has rows; `subs_last` where the innermost
+        loop of `tap` is in its last iteration (sweep) or in the last block.
+    blocks : int
+        Blocks of the reduction (walks_blocks).
+    pos_start : (int, int)
+        Iterations of the inner two loops of `pos` that lie before its first position: it begins in
+        the middle of a row, and of the rows. `base`, `y` and `u` are those of that position, and
+        what came before it is no position of `pos`.
+    walks_blocks : bool
+    transposed : bool
+        Whether 32 words make a square whose columns are the vectors.
+    emit, emit_last : int
+        1 to 32: how many columns of a square are used; `emit_last` where the innermost loop of
+        `tap` is in its last iteration.
+    fp32 : bool
+        Elements of four bytes, else BF16.
+    """
+
+    base: int
+    outer: Odometer = field(default_factory=Odometer)
+    tap: Odometer = field(default_factory=Odometer)
+    pos: Odometer = field(default_factory=Odometer)
+    y: int = 0
+    u: int = 0
+    y_limit: int = 1
+    u_limit: int = BLOCK
+    lanes_last: int = BLOCK
+    lanes_by_outer: bool = False
+    subs: int = 1
+    subs_last: int = 1
+    blocks: int = 1
+    pos_start: tuple[int, int] = (0, 0)
+    walks_blocks: bool = False
+    transposed: bool = False
+    emit: int = BLOCK
+    emit_last: int = BLOCK
+    fp32: bool = False
+
+    def __post_init__(self) -> None:
+        if self.base % 2:
+            raise ValueError(f"operand base must be even, not {self.base}")
+        for name in ("lanes_last", "emit", "emit_last", "subs", "subs_last"):
+            if not 1 <= getattr(self, name) <= BLOCK:
+                raise ValueError(f"operand {name} must be in 1..{BLOCK}, not {getattr(self, name)}")
+        if not 1 <= self.blocks <= 1 << 16:
+            raise ValueError(f"operand blocks must be in 1..65536, not {self.blocks}")
+        for loop, start in zip(self.pos.loops, self.pos_start, strict=False):
+            if not 0 <= start < loop.count:
+                raise ValueError(
+                    f"operand pos_start must lie in loops of {self.pos.loops[0].count} and "
+                    f"{self.pos.loops[1].count} iterations, not be {self.pos_start}"
+                )
+        if self.transposed and not self.walks_blocks and self.pos.loops[0].count != BLOCK:
+            raise ValueError(
+                f"operand transposed in a sweep must have {BLOCK} iterations innermost, not "
+                f"{self.pos.loops[0].count}"
+            )
+        if self.transposed and not self.walks_blocks and self.pos_start[0]:
+            raise ValueError(
+                "operand transposed in a sweep must start with a whole square, not at iteration "
+                f"{self.pos_start[0]} of {BLOCK}"
+            )
+
+        for name, bits in COORDINATE_BITS.items():
+            least, most = self._reach(name)
+            limit = 1 << (bits - 1)
+            if least < -limit or most >= limit:
+                raise ValueError(
+                    f"operand {name} must stay in {-limit}..{limit - 1} ({bits} bits), not reach "
+                    f"{least if least < -limit else most}"
+                )
+
+    def _reach(self, name: str) -> tuple[int, int]:
+        """Smallest and largest value of a coordinate, also where nothing is read."""
+        least = self.base if name == "address" else getattr(self, name)
+        for start, loop in zip(self.pos_start, self.pos.loops, strict=False):
+            least -= start * getattr(loop, name)
+        most = least
+        for odometer in (self.outer, self.tap, self.pos):
+            for loop in odometer.loops:
+                moved = (loop.count - 1) * getattr(loop, name)
+                if moved < 0:
+                    least += moved
+                else:
+                    most += moved
+        return least, most
+
+    @property
+    def element_bytes(self) -> int:
+        """Bytes of an element."""
+        return 4 if self.fp32 else 2
+
+    @property
+    def positions(self) -> int:
+        """Positions of `pos`, from the first one on."""
+        return self.pos.size - self._first
+
+    @property
+    def _first(self) -> int:
+        """Iterations of `pos` before its first position."""
+        return self.pos_start[0] + self.pos_start[1] * self.pos.loops[0].count
+
+    def words(self) -> Words:
+        """All words, in order."""
+        outer, tap = self.outer, self.tap
+        # Axes: outer, block, tap, sub, pos; a sweep has one block, and blocks go around the taps.
+        if self.walks_blocks:
+            number = np.arange(self.blocks * BLOCK).reshape(self.blocks, 1, BLOCK)
+        else:
+            number = np.arange(self.positions).reshape(1, 1, -1)
+        there = number < self.positions
+        number = np.minimum(number, self.positions - 1)
+
+        def sums(name: str) -> NDArray[np.int64]:
+            """``outer x block x tap x pos`` values of a coordinate."""
+            along = self.pos.offsets(name)[self._first :]
+            total: NDArray[np.int64] = (
+                outer.offsets(name)[:, None, None, None]
+                + tap.offsets(name)[:, None]
+                + (along - along[0])[number]
+            )
+            return total
+
+        address = self.base + sums("address")
+        y = self.y + sums("y")
+        u = self.u + sums("u")
+        tap_last, outer_last = tap.innermost_is_last(), outer.innermost_is_last()
+        last = outer_last[:, None, None, None] if self.lanes_by_outer else tap_last[:, None]
+        lanes = np.broadcast_to(np.where(last, self.lanes_last, BLOCK), address.shape)
+        emit = np.broadcast_to(
+            np.where(tap_last, self.emit_last, self.emit)[:, None], address.shape
+        )
+        valid = there & (y >= 0) & (y < self.y_limit)
+        element = np.arange(BLOCK)
+        along = u[..., None] + element
+        mask = (
+            valid[..., None] & (along >= 0) & (along < self.u_limit) & (element < lanes[..., None])
+        )
+        # Repeat for the parts of a block: around the taps of a block, or around the positions.
+        order = self._order(tap_last)
+        flat = address.reshape(address.shape[0], -1)
+        index = (np.arange(flat.shape[0])[:, None] * flat.shape[1] + order[:, 0]).reshape(-1)
+        sub = np.tile(order[:, 1], flat.shape[0])
+        return Words(
+            flat.reshape(-1)[index],
+            mask.reshape(-1, BLOCK)[index],
+            sub,
+            emit.reshape(-1)[index],
+        )
+
+    def _order(self, tap_last: NDArray[np.bool_]) -> NDArray[np.int64]:
+        """Pairs (word within ``block x tap x pos``, sub) of one position of `outer`, in order."""
+        parts = []
+        if self.walks_blocks:
+            size = self.tap.size * BLOCK
+            for block in range(self.blocks):
+                words = block * size + np.arange(size)
+                for sub in range(self.subs_last if block == self.blocks - 1 else self.subs):
+                    parts.append(np.stack([words, np.full(size, sub)], axis=1))
+        else:
+            size = self.positions
+            for tap, is_last in enumerate(tap_last):
+                words = tap * size + np.arange(size)
+                for sub in range(self.subs_last if is_last else self.subs):
+                    parts.append(np.stack([words, np.full(size, sub)], axis=1))
+        return np.concatenate(parts)
+
+    def vectors(
+        self, scratchpad: NDArray[np.uint8]
+    ) -> tuple[NDArray[np.float32], NDArray[np.int64]]:
+        """Read all vectors.
+
+        Parameters
+        ----------
+        scratchpad : uint8 array
+            Its bytes.
+
+        Returns
+        -------
+        vectors : float32 array, shape (vectors, 32)
+        sub : int64 array, shape (vectors,)
+            Which part of each the array takes.
+
+        Raises
+        ------
+        IndexError
+            If a word with elements begins outside the scratchpad.
+        """
+        words = self.words()
+        used = words.lanes.any(axis=1)
+        span = BLOCK * self.element_bytes
+        outside = used & ((words.address < 0) | (words.address >= scratchpad.size))
+        if outside.any():
+            raise IndexError(
+                f"operand address must be in 0..{scratchpad.size - 1}, not "
+                f"{words.address[outside][0]}"
+            )
+        at = np.where(used, words.address, 0)[:, None] + np.arange(span)
+        raw = scratchpad[at % scratchpad.size]
+        wide = raw.view("<u4") if self.fp32 else raw.view("<u2").astype(np.uint32) << 16
+        values = np.where(words.lanes, wide, 0).astype(np.uint32)
+        vectors = values.view(np.float32)
+        if not self.transposed:
+            return vectors, words.sub
+        squares = vectors.reshape(-1, BLOCK, BLOCK).transpose(0, 2, 1)
+        kept = np.arange(BLOCK) < words.emit.reshape(-1, BLOCK)[:, :1]
+        subs = np.broadcast_to(words.sub.reshape(-1, BLOCK)[:, :1], kept.shape)
+        return np.ascontiguousarray(squares[kept]), subs[kept]
+
+    def encoded(self) -> dict[str, Any]:
+        """Fields of the instruction (`fpgapipe.hw.hls_models.isa.instructions.OPERAND`)."""
+        return {
+            "base": self.base,
+            "y": self.y,
+            "u": self.u,
+            "y_limit": self.y_limit,
+            "u_limit": self.u_limit,
+            "lanes_last": self.lanes_last,
+            "lanes_by_outer": int(self.lanes_by_outer),
+            "emit": self.emit,
+            "emit_last": self.emit_last,
+            "subs": self.subs,
+            "subs_last": self.subs_last,
+            "blocks": self.blocks - 1,
+            "pos0_left": self.pos.loops[0].count - 1 - self.pos_start[0],
+            "pos1_left": self.pos.loops[1].count - 1 - self.pos_start[1],
+            "walks_blocks": int(self.walks_blocks),
+            "transposed": int(self.transposed),
+            "fp32": int(self.fp32),
+            "outer": self.outer.encoded(),
+            "tap": self.tap.encoded(),
+            "pos": self.pos.encoded(),
+        }
+
+    @classmethod
+    def decoded(cls, fields: Mapping[str, Any]) -> "OperandPattern":
+        """Inverse of `encoded`."""
+        values = dict(fields)
+        for name in ("outer", "tap", "pos"):
+            values[name] = Odometer.decoded(values[name])
+        for name in ("lanes_by_outer", "walks_blocks", "transposed", "fp32"):
+            values[name] = bool(values[name])
+        values["blocks"] += 1
+        values["pos_start"] = tuple(
+            loop.count - 1 - values.pop(f"pos{k}_left")
+            for k, loop in enumerate(values["pos"].loops[:2])
+        )
+        return cls(**values)
+
+
+@dataclass(frozen=True)
+class ResultPattern:
+    """Where the results of a product go: a vector of columns for each position of `pos`.
+
+    For each position of `outer`, for each position of `pos`: column ``c`` goes to the address plus
+    ``c`` elements, if ``u + c < u_limit``, where `u` is that of `outer` alone.
+
+    Parameters
+    ----------
+    base : int
+        Byte address in the scratchpad, a multiple of an element's bytes.
+    outer, pos : Odometer
+        Their `y`, and the `u` of `pos`, are not used.
+    u_limit : int
+    fp32 : bool
+        Elements of four bytes, else BF16.
+    """
+
+    base: int
+    outer: Odometer = field(default_factory=Odometer)
+    pos: Odometer = field(default_factory=Odometer)
+    u_limit: int = BLOCK
+    fp32: bool = False
+
+    @property
+    def element_bytes(self) -> int:
+        """Bytes of an element."""
+        return 4 if self.fp32 else 2
+
+    def addresses(self) -> NDArray[np.int64]:
+        """Byte address of column 0, shape (outer positions, pos positions)."""
+        return self.base + self.outer.offsets("address")[:, None] + self.pos.offsets("address")
+
+    def columns(self, cols: int) -> NDArray[np.bool_]:
+        """Which columns are written, shape (outer positions, cols)."""
+        along = self.outer.offsets("u")[:, None] + np.arange(cols)
+        return (along >= 0) & (along < self.u_limit)
+
+    def encoded(self) -> dict[str, Any]:
+        """Fields of the instruction (`fpgapipe.hw.hls_models.isa.instructions.RESULT`)."""
+        outer = [{k: v for k, v in loop.items() if k != "y"} for loop in self.outer.encoded()]
+        pos = [{k: loop[k] for k in ("count", "address")} for loop in self.pos.encoded()]
+        return {
+            "base": self.base,
+            "u_limit": self.u_limit,
+            "fp32": int(self.fp32),
+            "outer": outer,
+            "pos": pos,
+        }
+
+    @classmethod
+    def decoded(cls, fields: Mapping[str, Any]) -> "ResultPattern":
+        """Inverse of `encoded`."""
+        return cls(
+            fields["base"],
+            Odometer.decoded(fields["outer"]),
+            Odometer.decoded(fields["pos"]),
+            fields["u_limit"],
+            bool(fields["fp32"]),
+        )

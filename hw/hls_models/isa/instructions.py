@@ -1,0 +1,532 @@
+"""Instructions of the training core and their encoding, read by gateware, model and lowering alike.
+
+A program is a sequence of words of 64 bytes in memory. An instruction takes one or more of them and
+begins with a header; numbers are little-endian, fields begin at the least significant bit.
+docs/core.md explains what the instructions do.
+"""
+
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
+from enum import IntEnum
+from functools import cache
+from typing import Any
+
+from fpgapipe.hw.hls_models.isa.fields import Field, Group
+from fpgapipe.hw.hls_models.isa.vector_fields import VECTOR
+
+WORD_BYTES = 64
+"""Bytes of a program word, of a scratchpad word, and of a block of 32 BF16 elements."""
+
+NUM_SEMAPHORES = 32
+"""That an instruction can name; `semaphores_of_core` says how many of them a core has."""
+
+MAX_LINKS = 4
+"""Links of a core."""
+
+CORE_SEMAPHORES, LINK_SEMAPHORES, ENGINE_SEMAPHORES = 16, 4, 8
+"""That a core of one GEMM engine has without links, and further ones for each link and for each
+further engine."""
+
+MAX_SEMAPHORE = 255
+"""A semaphore counts up to this; one signal more is an error."""
+
+NUM_LOOPS = 3
+"""Loops of an odometer."""
+
+
+class Opcode(IntEnum):
+    """What an instruction is. Zero is none, so that empty memory is no program."""
+
+    END = 1
+    LOAD = 2
+    STORE = 3
+    GEMM = 4
+    VECTOR = 5
+    SEND = 6
+    RECEIVE = 7
+
+
+class ErrorCode(IntEnum):
+    """Why a core stopped, as its ERROR register says."""
+
+    NONE = 0
+    BAD_OPCODE = 1
+    BAD_LENGTH = 2
+    BAD_FIELD = 3
+    MEMORY_RANGE = 4
+    SCRATCHPAD_RANGE = 5
+    AXI_READ = 6
+    AXI_WRITE = 7
+    SEMAPHORE_OVERFLOW = 8
+    LINK_STREAM = 9
+    LINK_DOWN = 10
+
+
+class Engine(IntEnum):
+    """Where an error comes from, as the ERROR register says.
+
+    GEMM engine `e` is ``GEMM + e``; the engines of link `n` are ``SEND + n`` and ``RECEIVE + n``.
+    """
+
+    SEQUENCER = 0
+    LOAD = 1
+    STORE = 2
+    VECTOR = 3
+    GEMM = 4
+    SEND = 8
+    RECEIVE = 12
+
+
+class ProgramError(ValueError):
+    """An instruction cannot be encoded, decoded or run.
+
+    Parameters
+    ----------
+    index : int
+        The instruction's number in its program, from 0.
+    code : ErrorCode
+        What a core would say.
+    reason : str
+    """
+
+    def __init__(self, index: int, code: ErrorCode, reason: str) -> None:
+        self.index = index
+        self.code = code
+        super().__init__(f"instruction {index}: {reason}")
+
+
+HEADER = Group(
+    "header",
+    (
+        Field("opcode", 8),
+        Field("words", 8),
+        Field("wait", NUM_SEMAPHORES),
+        Field("signal", NUM_SEMAPHORES),
+        Field("engine", 4),
+        Field("reserved", 4),
+    ),
+)
+"""Of every instruction: what it is, its length in words, the semaphores that it waits for before it
+starts (each is taken by one) and that it signals when it is done, and which of several engines of
+its kind runs it: a GEMM engine or a link."""
+
+TRANSFER = Group(
+    "transfer",
+    (
+        Field("memory", 48),
+        Field("scratchpad", 32),
+        Field("row_bytes", 32),
+        Field("rows", 16),
+        Field("row_memory", 40, signed=True),
+        Field("row_scratchpad", 32, signed=True),
+        Field("planes", 16),
+        Field("plane_memory", 40, signed=True),
+        Field("plane_scratchpad", 32, signed=True),
+    ),
+)
+"""LOAD and STORE: `planes` times `rows` rows of `row_bytes` (one more each than the field says,
+except for the bytes), with the distance in bytes from row to row and from plane to plane."""
+
+_LOOP = (
+    Field("count", 16),
+    Field("address", 32, signed=True),
+    Field("y", 16, signed=True),
+    Field("u", 24, signed=True),
+)
+
+
+def _odometer(name: str) -> Group:
+    return Group(name, _LOOP, NUM_LOOPS)
+
+
+OPERAND = Group(
+    "operand",
+    (
+        Field("base", 32, signed=True),
+        Field("y", 16, signed=True),
+        Field("u", 24, signed=True),
+        Field("y_limit", 16),
+        Field("u_limit", 24),
+        Field("lanes_last", 6),
+        Field("lanes_by_outer", 1),
+        Field("emit", 6),
+        Field("emit_last", 6),
+        Field("subs", 6),
+        Field("subs_last", 6),
+        Field("blocks", 16),
+        Field("pos0_left", 16),
+        Field("pos1_left", 16),
+        Field("walks_blocks", 1),
+        Field("transposed", 1),
+        Field("fp32", 1),
+        _odometer("outer"),
+        _odometer("tap"),
+        _odometer("pos"),
+    ),
+)
+"""How an operand of a product is read; `fpgapipe.hw.hls_models.isa.address.OperandPattern`.
+
+The first position may lie in the middle of a row: `pos0_left` and `pos1_left` are what the
+inner two loops of `pos` have there instead of their counts."""
+
+RESULT = Group(
+    "result",
+    (
+        Field("base", 32, signed=True),
+        Field("u_limit", 24),
+        Field("fp32", 1),
+        Group("outer", (Field("count", 16), Field("address", 32, True), Field("u", 24, True)), 3),
+        Group("pos", (Field("count", 16), Field("address", 32, True)), 3),
+    ),
+)
+"""Where results of a product go; `fpgapipe.hw.hls_models.isa.address.ResultPattern`."""
+
+SHAPE = Group(
+    "extent",
+    (
+        Field("m", 16),
+        Field("k", 16),
+        Field("n", 16),
+        Field("first", 1),
+        Field("last", 1),
+        Field("acc_base", 16),
+        Field("acc_step", 16),
+    ),
+)
+"""Vectors a tile, tiles that are added up, columns of tiles (one more each than the field says)."""
+
+OPERAND_A = Group("a", OPERAND.fields)
+OPERAND_B = Group("b", OPERAND.fields)
+
+GEMM = Group("gemm", (SHAPE, OPERAND_A, OPERAND_B, RESULT))
+"""GEMM: vectors of operand A stream past tiles of operand B."""
+
+LINK = Group(
+    "link",
+    (
+        Field("memory", 48),
+        Field("row_bytes", 32),
+        Field("rows", 16),
+        Field("row_memory", 40, signed=True),
+        Field("planes", 16),
+        Field("plane_memory", 40, signed=True),
+        Field("channel", 2),
+        Field("stream", 32),
+    ),
+)
+"""SEND and RECEIVE: rows of memory as `TRANSFER` has them, a channel of the link, 0 to 2, and the
+tag that the packet has and its receiver expects."""
+
+BODIES: dict[Opcode, Group] = {
+    Opcode.END: Group("end", ()),
+    Opcode.LOAD: TRANSFER,
+    Opcode.STORE: TRANSFER,
+    Opcode.GEMM: GEMM,
+    Opcode.VECTOR: VECTOR,
+    Opcode.SEND: LINK,
+    Opcode.RECEIVE: LINK,
+}
+
+
+LINK_OPCODES = (Opcode.SEND, Opcode.RECEIVE)
+"""Of instructions that a core has for each of its links."""
+
+
+@cache
+def words_of(opcode: Opcode) -> int:
+    """Program words that an instruction takes."""
+    return -(-(HEADER.bits + BODIES[opcode].bits) // (8 * WORD_BYTES))
+
+
+def has_one_engine(opcode: Opcode) -> bool:
+    """Whether there is but one engine of an opcode's kind."""
+    return opcode not in (Opcode.GEMM, *LINK_OPCODES)
+
+
+@dataclass(frozen=True)
+class Instruction:
+    """An instruction.
+
+    Parameters
+    ----------
+    opcode : Opcode
+    wait, signal : tuple of int
+        Semaphores, in any order, each once: those it takes before it starts, and those it signals
+        when it is done. END has nothing to signal.
+    engine : int
+        Which GEMM engine, or which link; 0 for all else.
+    body : mapping
+        Fields of ``BODIES[opcode]``.
+
+    Raises
+    ------
+    ValueError
+        If a semaphore does not exist or is named twice, or END signals.
+    """
+
+    opcode: Opcode
+    wait: tuple[int, ...] = ()
+    signal: tuple[int, ...] = ()
+    engine: int = 0
+    body: Mapping[str, Any] = field(default_factory=dict, hash=False)
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "opcode", Opcode(self.opcode))
+        for name in ("wait", "signal"):
+            semaphores = tuple(sorted(getattr(self, name)))
+            object.__setattr__(self, name, semaphores)
+            for number in semaphores:
+                if not 0 <= number < NUM_SEMAPHORES:
+                    raise ValueError(
+                        f"{self.opcode.name} {name} must be of semaphores 0..{NUM_SEMAPHORES - 1}, "
+                        f"not {number!r}"
+                    )
+            if len(set(semaphores)) != len(semaphores):
+                raise ValueError(
+                    f"{self.opcode.name} {name} must name each semaphore once, not {semaphores}"
+                )
+        if self.opcode is Opcode.END and self.signal:
+            raise ValueError(f"END signal must be empty, not {self.signal}")
+
+    @property
+    def words(self) -> int:
+        """Program words it takes."""
+        return words_of(self.opcode)
+
+    def moved(self, distance: int) -> "Instruction":
+        """Return it with the memory that it touches so many bytes further on."""
+        found = object.__new__(Instruction)
+        body = {**self.body, "memory": self.body["memory"] + distance}
+        # All else has been checked.
+        found.__dict__.update(self.__dict__, body=body)
+        return found
+
+    def encode(self) -> bytes:
+        """Return its words.
+
+        Raises
+        ------
+        ValueError
+            If a field is missing or unknown, or a number does not fit its field.
+        """
+        return self._encode(BODIES[self.opcode].pack(self.body))
+
+    def _encode(self, body: int) -> bytes:
+        header = HEADER.pack(
+            {
+                "opcode": self.opcode,
+                "words": self.words,
+                "wait": mask_of(self.wait),
+                "signal": mask_of(self.signal),
+                "engine": self.engine,
+                "reserved": 0,
+            }
+        )
+        packed = header | body << HEADER.bits
+        return packed.to_bytes(self.words * WORD_BYTES, "little")
+
+    def __str__(self) -> str:
+        """One line; fields that are 0 are left out."""
+        engine = "" if has_one_engine(self.opcode) else f"[{self.engine}]"
+        parts = [f"{self.opcode.name}{engine}"]
+        for name in ("wait", "signal"):
+            if semaphores := getattr(self, name):
+                parts.append(f"{name} {','.join(map(str, semaphores))}")
+        parts += [f"{name}={value}" for name, value in _flat(self.body) if value]
+        return "  ".join(parts)
+
+
+def _flat(values: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, int]]:
+    """Fields of a body with their whole names, such as ``a.outer[1].count``."""
+    for name, value in values.items():
+        if isinstance(value, Mapping):
+            yield from _flat(value, f"{prefix}{name}.")
+        elif isinstance(value, list):
+            for index, item in enumerate(value):
+                yield from _flat(item, f"{prefix}{name}[{index}].")
+        else:
+            yield prefix + name, value
+
+
+Span = tuple[int, int]
+"""First byte, and the one behind the last."""
+
+
+def span_of(instruction: Instruction) -> Span:
+    """Bytes of memory that a transfer touches."""
+    body = instruction.body
+    rows, planes = body["rows"] * body["row_memory"], body["planes"] * body["plane_memory"]
+    begin: int = body["memory"] + min(rows, 0) + min(planes, 0)
+    return begin, body["memory"] + max(rows, 0) + max(planes, 0) + body["row_bytes"]
+
+
+def semaphores_of_core(num_links: int, num_engines: int) -> int:
+    """Semaphores of a core with so many links and GEMM engines; programs may not name others."""
+    further = LINK_SEMAPHORES * num_links + ENGINE_SEMAPHORES * (num_engines - 1)
+    return min(CORE_SEMAPHORES + further, NUM_SEMAPHORES)
+
+
+def mask_of(semaphores: Iterable[int]) -> int:
+    """Bits of a header's `wait` or `signal`."""
+    return sum(1 << number for number in semaphores)
+
+
+def semaphores_of(mask: int) -> tuple[int, ...]:
+    """Inverse of `mask_of`."""
+    return tuple(number for number in range(NUM_SEMAPHORES) if mask >> number & 1)
+
+
+def program_bytes(instructions: Iterable[Instruction]) -> int:
+    """Bytes of a program."""
+    return sum(instruction.words for instruction in instructions) * WORD_BYTES
+
+
+def encode(instructions: Iterable[Instruction]) -> bytes:
+    """Encode a program.
+
+    Raises
+    ------
+    ProgramError
+        If a field is missing or unknown, or a number does not fit its field.
+    """
+    program = bytearray()
+    packed: dict[int, tuple[Mapping[str, Any], int]] = {}  # of products and vectors, by identity
+    for index, instruction in enumerate(instructions):
+        body = instruction.body
+        try:
+            if instruction.opcode not in (Opcode.GEMM, Opcode.VECTOR):
+                program += instruction.encode()
+                continue
+            # Many share a body, which is large.
+            if id(body) not in packed:
+                packed[id(body)] = body, BODIES[instruction.opcode].pack(body)
+            program += instruction._encode(packed[id(body)][1])
+        except ValueError as error:
+            raise ProgramError(index, ErrorCode.BAD_FIELD, str(error)) from error
+    return bytes(program)
+
+
+def decode(
+    program: bytes,
+    num_engines: int = 16,
+    *,
+    has_vector: bool = True,
+    num_links: int = MAX_LINKS,
+) -> list[Instruction]:
+    """Decode a program up to its END, with all the checks that a core makes.
+
+    What follows END, and the bits between a body and the end of its last word, may be anything.
+
+    Parameters
+    ----------
+    program : bytes
+    num_engines : int
+        GEMM engines of the core.
+    has_vector : bool
+        Whether the core has a vector engine.
+    num_links : int
+        Links of the core.
+
+    Returns
+    -------
+    list of Instruction
+        The last is END.
+
+    Raises
+    ------
+    ProgramError
+        If an instruction is wrong, or there is no END.
+    """
+    engines = engines_of(num_engines, has_vector=has_vector, num_links=num_links)
+    instructions: list[Instruction] = []
+    offset = 0
+    while not instructions or instructions[-1].opcode is not Opcode.END:
+        instruction = _decode_one(
+            program,
+            offset,
+            len(instructions),
+            engines,
+            semaphores_of_core(num_links, num_engines),
+        )
+        offset += instruction.words * WORD_BYTES
+        instructions.append(instruction)
+    return instructions
+
+
+def engines_of(num_engines: int, *, has_vector: bool, num_links: int) -> dict[Opcode, int]:
+    """Opcodes that a core knows, each with the number of its engines.
+
+    END, which no engine runs, counts as if one did.
+    """
+    numbers = dict.fromkeys(Opcode, 1) | {Opcode.GEMM: num_engines, Opcode.VECTOR: int(has_vector)}
+    numbers |= dict.fromkeys(LINK_OPCODES, num_links)
+    return {opcode: number for opcode, number in numbers.items() if number}
+
+
+def _decode_one(
+    program: bytes, offset: int, index: int, known: Mapping[Opcode, int], num_semaphores: int
+) -> Instruction:
+    """Decode the instruction at a byte, one of some known opcodes with so many engines."""
+
+    def refuse(code: ErrorCode, reason: str) -> ProgramError:
+        return ProgramError(index, code, reason)
+
+    size = len(program)
+    if offset + WORD_BYTES > size:
+        raise refuse(ErrorCode.MEMORY_RANGE, f"program must have an END within its {size} bytes")
+    header = HEADER.unpack(int.from_bytes(program[offset : offset + HEADER.bits // 8], "little"))
+    if header["opcode"] not in known:
+        raise refuse(
+            ErrorCode.BAD_OPCODE,
+            f"opcode must be one of {', '.join(map(str, sorted(known)))}, not {header['opcode']}",
+        )
+    opcode = Opcode(header["opcode"])
+    words = words_of(opcode)
+    if header["words"] != words:
+        raise refuse(
+            ErrorCode.BAD_LENGTH, f"{opcode.name} words must be {words}, not {header['words']}"
+        )
+    engines = known[opcode]
+    if header["engine"] >= engines:
+        raise refuse(
+            ErrorCode.BAD_FIELD,
+            f"{opcode.name} engine must be in 0..{engines - 1}, not {header['engine']}",
+        )
+    if header["reserved"]:
+        raise refuse(
+            ErrorCode.BAD_FIELD, f"{opcode.name} reserved must be 0, not {header['reserved']}"
+        )
+    for which in ("wait", "signal"):
+        if header[which] >> num_semaphores:
+            raise refuse(
+                ErrorCode.BAD_FIELD,
+                f"{opcode.name} {which} must be of semaphores 0..{num_semaphores - 1}, not "
+                f"{max(semaphores_of(header[which]))}",
+            )
+    if opcode is Opcode.END and header["signal"]:
+        raise refuse(
+            ErrorCode.BAD_FIELD, f"END signal must be empty, not {semaphores_of(header['signal'])}"
+        )
+    end = offset + words * WORD_BYTES
+    if end > size:
+        raise refuse(
+            ErrorCode.MEMORY_RANGE,
+            f"{opcode.name} must end within the program's {size} bytes, not at {end}",
+        )
+    body = int.from_bytes(program[offset + HEADER.bits // 8 : end], "little")
+    return Instruction(
+        opcode,
+        semaphores_of(header["wait"]),
+        semaphores_of(header["signal"]),
+        header["engine"],
+        BODIES[opcode].unpack(body),
+    )
+
+
+def listing(program: bytes) -> str:
+    """Return a program as text: number, byte offset and instruction, a line each."""
+    lines, offset = [], 0
+    for index, instruction in enumerate(decode(program)):
+        lines.append(f"{index:6d}  {offset:#08x}  {instruction}")
+        offset += instruction.words * WORD_BYTES
+    return "\n".join(lines)

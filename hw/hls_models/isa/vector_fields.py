@@ -1,0 +1,124 @@
+"""Fields of the VECTOR instruction; `hls_models.model.vector` says what they mean."""
+
+from enum import IntEnum
+
+from fpgapipe.hw.hls_models.isa.fields import Field, Group
+
+NUM_VECTOR_LOOPS = 6
+"""Loops of the nest of a VECTOR instruction."""
+
+NUM_COEFFICIENTS = 4
+"""Vectors that are read once for each step of the outermost loop."""
+
+NUM_CONSTANTS = 5
+"""Numbers that all lanes of all vectors share."""
+
+ADDRESS_BITS, Y_BITS, U_BITS = 32, 16, 24
+"""Two's complement numbers in which hardware keeps what the loops move."""
+
+COUNTER_BITS = 8
+
+
+class Format(IntEnum):
+    """How elements of a vector lie in the scratchpad.
+
+    Of MXINT8, which `VectorSpec.mx` is for, a vector is half of a block: its address is that of the
+    block (`fpgapipe.hw.hls_models.numerics.mx.pack`), and one more for the second half.
+    """
+
+    BF16 = 0
+    FP32 = 1
+    MXINT8 = 2
+
+    @classmethod
+    def of(cls, element_bytes: int) -> "Format":
+        """Return the format with elements of 2 or 4 bytes."""
+        return {2: cls.BF16, 4: cls.FP32}[element_bytes]
+
+
+_SOURCE = (
+    Field("base", ADDRESS_BITS, signed=True),
+    Field("y", Y_BITS, signed=True),
+    Field("u", U_BITS, signed=True),
+    Field("y_limit", Y_BITS),
+    Field("u_limit", U_BITS),
+    Field("format", 2),
+    Field("broadcast", 1),
+    Group(
+        "jumps",
+        (
+            Field("address", ADDRESS_BITS, signed=True),
+            Field("y", Y_BITS, signed=True),
+            Field("u", U_BITS, signed=True),
+        ),
+        NUM_VECTOR_LOOPS,
+    ),
+)
+
+VECTOR = Group(
+    "vector",
+    (
+        Group("loops", (Field("count", 16),), NUM_VECTOR_LOOPS),
+        Field("inner", 3),
+        Field("reduced", 3),
+        Field("takes_maximum", 1),
+        Field("uses_y", 1),
+        Group("x", _SOURCE),
+        Group("source_y", _SOURCE),
+        Group(
+            "target",
+            (
+                Field("base", ADDRESS_BITS, signed=True),
+                Field("u", U_BITS, signed=True),
+                Field("u_limit", U_BITS),
+                Field("format", 2),
+                Group(
+                    "jumps",
+                    (
+                        Field("address", ADDRESS_BITS, signed=True),
+                        Field("u", U_BITS, signed=True),
+                    ),
+                    NUM_VECTOR_LOOPS,
+                ),
+            ),
+        ),
+        Group(
+            "coefficients",
+            (
+                Field("base", ADDRESS_BITS, signed=True),
+                Field("pitch", ADDRESS_BITS, signed=True),
+                Field("step", ADDRESS_BITS, signed=True),
+                Field("number", 3),
+            ),
+        ),
+        Group("constants", (Field("value", 32), Field("is_register", 1)), NUM_CONSTANTS),
+        Group(
+            "counter",
+            (
+                Field("base", COUNTER_BITS),
+                Group("jumps", (Field("step", COUNTER_BITS),), NUM_VECTOR_LOOPS),
+            ),
+        ),
+        Group(
+            "random",
+            (Field("threshold", 16), Field("first", 48), Field("key", 4)),
+        ),
+        Field("negate_x", 1),
+        Field("negate_addend", 1),
+        Field("addend", 2),
+        Field("factor", 3),
+        Field("negate_second", 1),
+        Field("second", 3),
+        Field("is_random", 1),
+        Field("outcomes", 4),
+        Field("left", 2),
+        Field("right", 2),
+        Field("then", 3),
+        Field("otherwise", 3),
+        Field("initial", 2),
+        Field("relu", 1),
+        Field("function", 4),
+        Field("gives_index", 1),
+    ),
+)
+"""VECTOR: an element-wise operation or a reduction, from scratchpad to scratchpad."""

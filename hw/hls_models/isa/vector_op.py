@@ -1,0 +1,540 @@
+"""The VECTOR instruction: what the vector engine is told to do.
+
+A vector is 16 elements of FP32. One nest of six loops, the innermost first, drives everything: two
+sources X and Y that are read from the scratchpad, a target that is written to it, and a counter.
+Per vector and lane::
+
+    d = (-)X + (nothing | (-)Y | k0 | c0)
+    p = d * (1 | d | Y | k1 | c1)
+    s = p + (nothing | (-)Y | (-)Y*Y | (-)Y*k2 | (-)Y*c2)
+    t = then if test else otherwise, each one of s, X, Y, k3, c3, 0
+    r = initial + t, or the sum or the largest of t over the reduced loops
+    o = function(r with negative values as zeros, if asked for)
+
+``c`` are constants, ``k`` coefficients: vectors of FP32 that are read anew for each step of the
+outermost loop. Loops of a reduction lie around the `inner` ones, whose vectors each have a sum of
+their own (`MAX_SUMS` at most), and inside all others; sums go in the order of the loops.
+
+The test compares X, Y or s with Y, k3, c3 or the counter, or draws a random number. Operands that a
+stage does not use are -0 and 1, with which sum and product are exact.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from enum import IntEnum, IntFlag
+from math import prod
+from typing import Any
+
+import numpy as np
+
+from fpgapipe.hw.hls_models.isa.vector_fields import (
+    ADDRESS_BITS,
+    COUNTER_BITS,
+    NUM_COEFFICIENTS,
+    NUM_CONSTANTS,
+    NUM_VECTOR_LOOPS,
+    U_BITS,
+    Y_BITS,
+    Format,
+)
+from fpgapipe.hw.hls_models.numerics.function import Function
+
+LANES = 16
+"""Elements of a vector. A core with fewer lanes takes several cycles for one."""
+
+MAX_SUMS = 64
+"""Vectors of sums, or of maxima, that a reduction may have at a time."""
+
+NUM_SCALARS = 16
+"""Registers of 32 bits that the host sets, and constants may be taken from."""
+
+VECTOR_BYTES = 4 * LANES
+
+
+class Addend(IntEnum):
+    """What is added to X."""
+
+    NOTHING = 0
+    Y = 1
+    COEFFICIENT = 2
+    CONSTANT = 3
+
+
+class Factor(IntEnum):
+    """What the sum is multiplied by."""
+
+    ONE = 0
+    SELF = 1
+    Y = 2
+    COEFFICIENT = 3
+    CONSTANT = 4
+
+
+class Second(IntEnum):
+    """What is added to the product."""
+
+    NOTHING = 0
+    Y = 1
+    SQUARE = 2
+    COEFFICIENT = 3
+    CONSTANT = 4
+
+
+class Outcome(IntFlag):
+    """How two numbers compare; zeros are equal, and NaN is not ordered to anything."""
+
+    LESS = 1
+    EQUAL = 2
+    GREATER = 4
+    UNORDERED = 8
+
+
+class Left(IntEnum):
+    """What is compared."""
+
+    X = 0
+    Y = 1
+    S = 2
+
+
+class Right(IntEnum):
+    """What it is compared with."""
+
+    Y = 0
+    COEFFICIENT = 1
+    CONSTANT = 2
+    COUNTER = 3
+
+
+class Choice(IntEnum):
+    """What the test chooses from."""
+
+    S = 0
+    X = 1
+    Y = 2
+    COEFFICIENT = 3
+    CONSTANT = 4
+    ZERO = 5
+
+
+class Initial(IntEnum):
+    """What a sum begins with."""
+
+    NOTHING = 0
+    COEFFICIENT = 1
+    CONSTANT = 2
+
+
+Steps = tuple[int, ...]
+"""What each loop moves a number by, the innermost loop first; missing ones move it by nothing."""
+
+
+@dataclass(frozen=True)
+class Source:
+    """Where a vector is read: 16 elements, one after the other, or one for all lanes.
+
+    Of MXINT8 it is half a block, at the block's address, or one more for the second half.
+
+    Lane ``i`` is there only if ``0 <= y < y_limit`` and ``0 <= u + i < u_limit``; else its element
+    is +0, and not read. With `broadcast`, lane ``i`` is there by the same rule, and its element is
+    the one at the address.
+
+    Parameters
+    ----------
+    base : int
+        Byte address in the scratchpad, even, but for second halves.
+    steps, y_steps, u_steps : tuple of int
+        Of the address in bytes, and of the coordinates.
+    y, u : int
+        Coordinates of lane 0 of the first vector.
+    y_limit, u_limit : int
+    format : Format
+    broadcast : bool
+        Not of MXINT8.
+    """
+
+    base: int
+    steps: Steps = ()
+    y: int = 0
+    u: int = 0
+    y_steps: Steps = ()
+    u_steps: Steps = ()
+    y_limit: int = 1
+    u_limit: int = LANES
+    format: Format = Format.FP32
+    broadcast: bool = False
+
+
+@dataclass(frozen=True)
+class Target:
+    """Where results go: lane ``i`` if ``0 <= u + i < u_limit``; reduced loops move nothing.
+
+    Of MXINT8, two results that follow each other are a block, so the innermost of the loops that
+    are not reduced, and have more than one iteration, has two, with a step of 1 byte; all else that
+    moves the address is even. Lanes that are not there are zeros of the block, and a block without
+    any is not written.
+    """
+
+    base: int
+    steps: Steps = ()
+    u: int = 0
+    u_steps: Steps = ()
+    u_limit: int = LANES
+    format: Format = Format.FP32
+
+
+@dataclass(frozen=True)
+class Coefficients:
+    """Vectors of 16 FP32, `pitch` bytes apart; the outermost loop moves them by `step` bytes."""
+
+    base: int = 0
+    pitch: int = VECTOR_BYTES
+    step: int = 0
+    number: int = 0
+
+
+@dataclass(frozen=True)
+class Constant:
+    """A number: a value, or what register `register` holds when the instruction starts."""
+
+    value: float = 0.0
+    register: int | None = None
+
+
+@dataclass(frozen=True)
+class Counter:
+    """A number in 0..255, computed modulo 256."""
+
+    base: int = 0
+    steps: Steps = ()
+
+
+@dataclass(frozen=True)
+class Random:
+    """Random bits: a test is true for `threshold` of 65,536 of them.
+
+    Vector number ``n`` of the instruction has the Threefry counter ``(first + n, 0, 0, 0)``, and
+    the key of scalar registers ``key`` and ``key + 1``; lane ``i`` gets bits ``16 * i`` and up.
+    """
+
+    threshold: int = 0
+    first: int = 0
+    key: int = 0
+
+
+@dataclass(frozen=True)
+class VectorOp:
+    """A VECTOR instruction.
+
+    Parameters
+    ----------
+    counts : tuple of int
+        Iterations of the loops, the innermost first; missing ones have one.
+    x : Source
+    y : Source or None
+        Zeros if None.
+    target : Target
+    inner, reduced : int
+        Loops inside the reduced ones, and reduced ones. With none reduced, `inner` is 0.
+    takes_maximum : bool
+        The reduction gives the largest element, else the sum. Lanes of X that are not there take no
+        part in either; a maximum of nothing is -inf. NaN is larger than all else, a later NaN than
+        an earlier one; of equal numbers the first counts.
+    gives_index : bool
+        What is written is the counter's value where the largest element was (0 if there was none).
+    negate_x, addend, negate_addend, factor, second, negate_second
+        See above; `negate_addend` only negates Y.
+    test : Random, or (Left, Outcome, Right), or None
+        None chooses `otherwise`.
+    then, otherwise : Choice
+    initial : Initial
+        Added to the first element of a sum, and to each where nothing is reduced.
+    relu : bool
+        Numbers with a sign become +0.
+    function : Function or None
+    constants : tuple of Constant
+        ``c0``, ``c1``, ``c2``, ``c3`` and that of `initial`; missing ones are 0.
+    coefficients : Coefficients
+    counter : Counter
+
+    Raises
+    ------
+    ValueError
+        If a number is out of range.
+    """
+
+    counts: tuple[int, ...]
+    x: Source
+    target: Target
+    y: Source | None = None
+    inner: int = 0
+    reduced: int = 0
+    takes_maximum: bool = False
+    gives_index: bool = False
+    negate_x: bool = False
+    addend: Addend = Addend.NOTHING
+    negate_addend: bool = False
+    factor: Factor = Factor.ONE
+    second: Second = Second.NOTHING
+    negate_second: bool = False
+    test: "Random | tuple[Left, Outcome, Right] | None" = None
+    then: Choice = Choice.S
+    otherwise: Choice = Choice.S
+    initial: Initial = Initial.NOTHING
+    relu: bool = False
+    function: Function | None = None
+    constants: tuple[Constant, ...] = ()
+    coefficients: Coefficients = field(default_factory=Coefficients)
+    counter: Counter = field(default_factory=Counter)
+
+    def __post_init__(self) -> None:
+        missing = NUM_VECTOR_LOOPS - len(self.counts)
+        if missing < 0:
+            raise ValueError(
+                f"vector instruction must have at most {NUM_VECTOR_LOOPS} loops, not "
+                f"{len(self.counts)}"
+            )
+        object.__setattr__(self, "counts", tuple(self.counts) + (1,) * missing)
+        for count in self.counts:
+            if not 1 <= count <= 1 << 16:
+                raise ValueError(f"vector loop count must be in 1..65536, not {count}")
+        if not (self.inner >= 0 and 0 <= self.reduced <= NUM_VECTOR_LOOPS - self.inner):
+            raise ValueError(
+                f"vector inner and reduced loops must be at most {NUM_VECTOR_LOOPS}, not "
+                f"{self.inner} and {self.reduced}"
+            )
+        if self.inner and not self.reduced:
+            raise ValueError("vector inner loops must have reduced ones around them, not none")
+        if self.reduced and prod(self.counts[: self.inner]) > MAX_SUMS:
+            raise ValueError(
+                f"vector inner loops must have at most {MAX_SUMS} iterations (sums at a time), not "
+                f"{prod(self.counts[: self.inner])}"
+            )
+        if (self.takes_maximum or self.gives_index) and not (self.reduced and self.takes_maximum):
+            raise ValueError("vector maximum and its index must have reduced loops")
+        if self.takes_maximum and self.initial is not Initial.NOTHING:
+            raise ValueError("vector maximum must have no initial value")
+        for part in (self.x, self.y, self.target):
+            if part and part.base % 2 and part.format is not Format.MXINT8:
+                raise ValueError(f"vector address must be even, not {part.base}")
+        for source in (self.x, self.y):
+            if source and source.broadcast and source.format is Format.MXINT8:
+                raise ValueError("vector source of MXINT8 must not be broadcast")
+        for steps in (self.target.steps, self.target.u_steps):
+            if any(steps[self.inner : self.inner + self.reduced]):
+                raise ValueError("vector target must not move with reduced loops")
+        if self.target.format is Format.MXINT8:
+            self._check_blocks()
+        if not 0 <= self.coefficients.number <= NUM_COEFFICIENTS:
+            raise ValueError(
+                f"vector coefficients must be 0..{NUM_COEFFICIENTS}, not {self.coefficients.number}"
+            )
+        if self.coefficients.number and self.inner + self.reduced == NUM_VECTOR_LOOPS:
+            raise ValueError("vector coefficients must have an outermost loop that is not reduced")
+        if len(self.constants) > NUM_CONSTANTS:
+            raise ValueError(
+                f"vector constants must be at most {NUM_CONSTANTS}, not {len(self.constants)}"
+            )
+        if isinstance(self.test, Random) and not 0 <= self.test.key < NUM_SCALARS - 1:
+            raise ValueError(
+                f"vector random key must be registers 0..{NUM_SCALARS - 2}, not {self.test.key}"
+            )
+
+    def _check_blocks(self) -> None:
+        """Look whether results come as halves of blocks."""
+        steps = (*self.target.steps, *(0,) * NUM_VECTOR_LOOPS)
+        reduced = range(self.inner, self.inner + self.reduced)
+        turns = [
+            (count, steps[loop])
+            for loop, count in enumerate(self.counts)
+            if count > 1 and loop not in reduced
+        ]
+        others = [self.target.base, *(step for _, step in turns[1:])]
+        if turns[:1] != [(2, 1)] or any(number % 2 for number in others):
+            raise ValueError(
+                "vector target of MXINT8 must have an innermost loop over the halves of a block "
+                f"(2 iterations, a step of 1 byte) and be even otherwise, not base "
+                f"{self.target.base} and (count, step) of {turns}"
+            )
+
+    @property
+    def has_blocks(self) -> bool:
+        """Whether something is read or written as MXINT8."""
+        parts = (self.x, self.y, self.target)
+        return any(part is not None and part.format is Format.MXINT8 for part in parts)
+
+    @property
+    def num_vectors(self) -> int:
+        """Vectors that are read."""
+        return prod(self.counts)
+
+    @property
+    def num_results(self) -> int:
+        """Vectors that are written."""
+        reduced = self.counts[self.inner : self.inner + self.reduced]
+        return self.num_vectors // prod(reduced)
+
+    def encoded(self) -> dict[str, Any]:
+        """Fields of the instruction (`fpgapipe.hw.hls_models.isa.vector_fields.VECTOR`)."""
+        compared = self.test if isinstance(self.test, tuple) else (Left.X, Outcome(0), Right.Y)
+        drawn = self.test if isinstance(self.test, Random) else Random()
+        constants = (*self.constants, *(Constant(),) * NUM_CONSTANTS)[:NUM_CONSTANTS]
+        return {
+            "loops": [{"count": count - 1} for count in self.counts],
+            "inner": self.inner,
+            "reduced": self.reduced,
+            "takes_maximum": int(self.takes_maximum),
+            "uses_y": int(self.y is not None),
+            "x": self._encoded_source(self.x),
+            "source_y": self._encoded_source(self.y or Source(0)),
+            "target": {
+                "base": self.target.base,
+                "u": self.target.u,
+                "u_limit": self.target.u_limit,
+                "format": int(self.target.format),
+                "jumps": self._jumps(address=self.target.steps, u=self.target.u_steps),
+            },
+            "coefficients": {
+                "base": self.coefficients.base,
+                "pitch": self.coefficients.pitch,
+                "step": self.coefficients.step,
+                "number": self.coefficients.number,
+            },
+            "constants": [
+                {
+                    "value": int(np.float32(constant.value).view(np.uint32))
+                    if constant.register is None
+                    else constant.register,
+                    "is_register": int(constant.register is not None),
+                }
+                for constant in constants
+            ],
+            "counter": {
+                "base": self.counter.base % (1 << COUNTER_BITS),
+                "jumps": [
+                    {"step": jump["step"] % (1 << COUNTER_BITS)}
+                    for jump in self._jumps(step=self.counter.steps)
+                ],
+            },
+            "random": {"threshold": drawn.threshold, "first": drawn.first, "key": drawn.key},
+            "negate_x": int(self.negate_x),
+            "negate_addend": int(self.negate_addend),
+            "addend": int(self.addend),
+            "factor": int(self.factor),
+            "negate_second": int(self.negate_second),
+            "second": int(self.second),
+            "is_random": int(isinstance(self.test, Random)),
+            "outcomes": int(compared[1]),
+            "left": int(compared[0]),
+            "right": int(compared[2]),
+            "then": int(self.then),
+            "otherwise": int(self.otherwise),
+            "initial": int(self.initial),
+            "relu": int(self.relu),
+            "function": int(self.function or 0),
+            "gives_index": int(self.gives_index),
+        }
+
+    def _encoded_source(self, source: Source) -> dict[str, Any]:
+        return {
+            "base": source.base,
+            "y": source.y,
+            "u": source.u,
+            "y_limit": source.y_limit,
+            "u_limit": source.u_limit,
+            "format": int(source.format),
+            "broadcast": int(source.broadcast),
+            "jumps": self._jumps(address=source.steps, y=source.y_steps, u=source.u_steps),
+        }
+
+    def _jumps(self, **steps: Steps) -> list[dict[str, int]]:
+        """What hardware adds when a loop steps and all inside it begin anew."""
+        jumps: list[dict[str, int]] = [{} for _ in range(NUM_VECTOR_LOOPS)]
+        for name, each in steps.items():
+            moved = 0
+            for loop, count in enumerate(self.counts):
+                step = each[loop] if loop < len(each) else 0
+                jumps[loop][name] = step - moved if count > 1 else 0
+                moved += (count - 1) * step
+        return jumps
+
+    @classmethod
+    def decoded(cls, fields: Mapping[str, Any]) -> "VectorOp":
+        """Inverse of `encoded`; steps of loops with one iteration come back as 0."""
+        counts = tuple(loop["count"] + 1 for loop in fields["loops"])
+
+        def steps(jumps: Sequence[Mapping[str, int]], name: str, bits: int) -> Steps:
+            found, moved = [], 0
+            half = 1 << (bits - 1)
+            for jump, count in zip(jumps, counts, strict=True):
+                step = (jump[name] + moved + half) % (2 * half) - half if count > 1 else 0
+                moved += (count - 1) * step
+                found.append(step)
+            return tuple(found)
+
+        def source(part: Mapping[str, Any]) -> Source:
+            return Source(
+                base=part["base"],
+                steps=steps(part["jumps"], "address", ADDRESS_BITS),
+                y=part["y"],
+                u=part["u"],
+                y_steps=steps(part["jumps"], "y", Y_BITS),
+                u_steps=steps(part["jumps"], "u", U_BITS),
+                y_limit=part["y_limit"],
+                u_limit=part["u_limit"],
+                format=Format(part["format"]),
+                broadcast=bool(part["broadcast"]),
+            )
+
+        part = fields["target"]
+        test: Random | tuple[Left, Outcome, Right] | None
+        if fields["is_random"]:
+            test = Random(**fields["random"])
+        elif fields["outcomes"]:
+            test = (
+                Left(fields["left"]),
+                Outcome(fields["outcomes"]),
+                Right(fields["right"]),
+            )
+        else:
+            test = None
+        return cls(
+            counts=counts,
+            x=source(fields["x"]),
+            y=source(fields["source_y"]) if fields["uses_y"] else None,
+            target=Target(
+                base=part["base"],
+                steps=steps(part["jumps"], "address", ADDRESS_BITS),
+                u=part["u"],
+                u_steps=steps(part["jumps"], "u", U_BITS),
+                u_limit=part["u_limit"],
+                format=Format(part["format"]),
+            ),
+            inner=fields["inner"],
+            reduced=fields["reduced"],
+            takes_maximum=bool(fields["takes_maximum"]),
+            gives_index=bool(fields["gives_index"]),
+            negate_x=bool(fields["negate_x"]),
+            addend=Addend(fields["addend"]),
+            negate_addend=bool(fields["negate_addend"]),
+            factor=Factor(fields["factor"]),
+            second=Second(fields["second"]),
+            negate_second=bool(fields["negate_second"]),
+            test=test,
+            then=Choice(fields["then"]),
+            otherwise=Choice(fields["otherwise"]),
+            initial=Initial(fields["initial"]),
+            relu=bool(fields["relu"]),
+            function=Function(fields["function"]) if fields["function"] else None,
+            constants=tuple(
+                Constant(register=constant["value"] % NUM_SCALARS)
+                if constant["is_register"]
+                else Constant(float(np.asarray(constant["value"], np.uint32).view(np.float32)))
+                for constant in fields["constants"]
+            ),
+            coefficients=Coefficients(**fields["coefficients"]),
+            counter=Counter(
+                fields["counter"]["base"],
+                steps(fields["counter"]["jumps"], "step", COUNTER_BITS),
+            ),
+        )

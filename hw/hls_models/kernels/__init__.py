@@ -1,1 +1,0 @@
-"""Operators of a network as instructions of the core."""

@@ -1,0 +1,1 @@
+"""Bit-exact models of the blocks of a core."""

@@ -1,0 +1,337 @@
+"""Bit-exact model of the training core: runs a program on the bytes of its memory.
+
+Instructions take effect one after the other, in program order. The hardware overlaps them, and is
+free to, since semaphores order those that touch the same bytes: a program whose semaphores say less
+than that has no defined result.
+"""
+
+import importlib.util
+from collections import deque
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from fpgapipe.hw.hls_models.isa.address import OperandPattern, ResultPattern
+from fpgapipe.hw.hls_models.isa.instructions import ErrorCode, Instruction, Opcode, span_of
+from fpgapipe.hw.hls_models.isa.vector_op import NUM_SCALARS, VectorOp
+from fpgapipe.hw.hls_models.model import link_dma, vector
+from fpgapipe.hw.hls_models.model.datapath import DatapathSpec
+from fpgapipe.hw.hls_models.model.dma import row_starts
+from fpgapipe.hw.hls_models.model.link_dma import Packet
+from fpgapipe.hw.hls_models.numerics import fp32, mx
+from fpgapipe.hw.hls_models.spec.core_spec import CoreSpec
+from fpgapipe.hw.hls_models.spec.link import NUM_CHANNELS
+
+if TYPE_CHECKING:
+    from fpgapipe.hw.hls_models.model.prepared import Prepared
+
+_WORD = 64
+
+_MOVES = frozenset({Opcode.LOAD, Opcode.STORE, Opcode.SEND, Opcode.RECEIVE})
+
+_LONG = 256
+"""Instructions from which a program is prepared."""
+
+
+class CoreError(Exception):
+    """The core stopped: what its error registers say.
+
+    Attributes
+    ----------
+    code : ErrorCode
+    index : int
+        Of the instruction, from 0.
+    """
+
+    def __init__(self, code: ErrorCode, index: int, message: str) -> None:
+        super().__init__(f"instruction {index}: {code.name}: {message}")
+        self.code = code
+        self.index = index
+
+
+def _queues() -> list[deque[Packet]]:
+    return [deque() for _ in range(NUM_CHANNELS)]
+
+
+@dataclass
+class LinkModelPort:
+    """A link of a core: packets that it has sent and nobody has taken, and that wait for it.
+
+    Attributes
+    ----------
+    out, inbox : list of deque of Packet
+        One a channel, the oldest packet first.
+    """
+
+    out: list[deque[Packet]] = field(default_factory=_queues)
+    inbox: list[deque[Packet]] = field(default_factory=_queues)
+
+
+class CoreModel:
+    """A core and its memory.
+
+    Parameters
+    ----------
+    spec : CoreSpec
+    memory : uint8 array
+        What the core reads and writes; address 0 is its first byte.
+    repeats : bool
+        Whether a program is run many times, so that machine code pays for a short one, too.
+
+    Attributes
+    ----------
+    scratchpad : uint8 array
+    accumulators : list of float32 arrays, shape (acc_depth, cols)
+        One an engine.
+    nan : bool
+        Whether a block of an operand was NaN.
+    scalars : list of int
+        Bits of the scalar registers, which a host sets.
+    late : list of (int, Instruction)
+        RECEIVEs that a program has come to and whose packets have not come, in their order.
+    links : list of LinkModelPort
+        Of which somebody takes packets and to which somebody brings them, as
+        :mod:`fpgapipe.hw.hls_models.model.cluster` does.
+    """
+
+    def __init__(self, spec: CoreSpec, memory: NDArray[np.uint8], *, repeats: bool = False) -> None:
+        self.spec = spec
+        self.repeats = repeats
+        self.memory = memory
+        self.scratchpad = np.zeros(spec.scratchpad.size_bytes, np.uint8)
+        self.accumulators = [
+            np.zeros((spec.acc_depth, spec.cols), np.float32) for _ in range(spec.num_engines)
+        ]
+        self.nan = False
+        self.scalars = [0] * NUM_SCALARS
+        self.links = [LinkModelPort() for _ in spec.links]
+        self.late: list[tuple[int, Instruction]] = []
+        self._datapath = DatapathSpec(spec.rows, spec.cols, spec.acc_depth)
+        self._prepared: Prepared | None = None
+
+    def run(self, program: Sequence[Instruction], start: int = 0) -> int:
+        """Run a program to its END, or to where it needs a packet that has not come.
+
+        A RECEIVE whose packet has not come is put off, as on the core it waits in a queue of its
+        own, until something touches the bytes that it writes.
+
+        A long one is prepared where numba is installed, which is kept for when it comes again, and
+        changes no bit (:mod:`fpgapipe.hw.hls_models.model.prepared`).
+
+        Parameters
+        ----------
+        program : sequence of Instruction
+        start : int
+            Number of the instruction to go on with.
+
+        Returns
+        -------
+        int
+            Number of the instruction that has not been run: END, or one that needs a packet; the
+            program's length if it has no END.
+
+        Raises
+        ------
+        CoreError
+            If an instruction reaches outside the memory or the scratchpad, a packet is not the one
+            that a RECEIVE names, or an instruction has blocks of MXINT8 as vectors and the vector
+            engine does not.
+        """
+        if self._is_long(program):
+            from fpgapipe.hw.hls_models.model.prepared import Prepared
+
+            if self._prepared is None or not self._prepared.is_of(program):
+                self._prepared = Prepared(self.spec, program)
+            return self._prepared.run(self, start)
+        self.begin(start)
+        for index in range(start, len(program)):
+            instruction = program[index]
+            if instruction.opcode == Opcode.END:
+                return index
+            if not self.puts_off(index, instruction):
+                if not self.may_run(instruction):
+                    return index
+                self.execute(index, instruction)
+        return len(program)
+
+    def begin(self, start: int) -> None:
+        """Go on with a program, or forget what the one before has not got."""
+        if start == 0:
+            self.late.clear()
+
+    def puts_off(self, index: int, instruction: Instruction) -> bool:
+        """Whether an instruction is a RECEIVE whose packet has not come; then it is put off."""
+        if instruction.opcode != Opcode.RECEIVE or instruction.body["channel"] >= NUM_CHANNELS:
+            return False
+        link = instruction.engine
+        self.catch_up()
+        # Those of a link keep their order, whatever their channels.
+        waits = any(other.engine == link for _, other in self.late)
+        if not waits and self.links[link].inbox[instruction.body["channel"]]:
+            return False
+        self.late.append((index, instruction))
+        return True
+
+    def may_run(self, instruction: Instruction) -> bool:
+        """Whether nothing has been put off that touches the bytes of an instruction."""
+        if not self.late or instruction.opcode not in _MOVES:
+            return True
+        self.catch_up()
+        begin, end = span_of(instruction)
+        spans = [span_of(other) for _, other in self.late]
+        return not any(low < end and begin < high for low, high in spans)
+
+    def catch_up(self) -> bool:
+        """Run what has been put off and can be run now; whether nothing is left."""
+        stuck: set[int] = set()
+        for each in self.late.copy():
+            index, instruction = each
+            link = instruction.engine
+            if link in stuck or not self.links[link].inbox[instruction.body["channel"]]:
+                stuck.add(link)
+                continue
+            self.late.remove(each)
+            self.execute(index, instruction)
+        return not self.late
+
+    def _is_long(self, program: Sequence[Instruction]) -> bool:
+        """Whether it pays to run a program as machine code, which takes a second to load."""
+        return (self.repeats or len(program) >= _LONG) and importlib.util.find_spec(
+            "numba"
+        ) is not None
+
+    def execute(self, index: int, instruction: Instruction) -> None:
+        """Let an instruction other than END take effect; errors as of `run`.
+
+        The packet of a RECEIVE has come.
+
+        Parameters
+        ----------
+        index : int
+            Its number, for errors.
+        instruction : Instruction
+        """
+        if instruction.opcode == Opcode.LOAD:
+            self._load(index, instruction.body)
+        elif instruction.opcode == Opcode.STORE:
+            self._store(index, instruction.body)
+        elif instruction.opcode == Opcode.VECTOR:
+            self._vector(index, instruction.body)
+        elif instruction.opcode == Opcode.SEND:
+            self._send(index, instruction.engine, instruction.body)
+        elif instruction.opcode == Opcode.RECEIVE:
+            self._receive(index, instruction.engine, instruction.body)
+        else:
+            assert instruction.opcode == Opcode.GEMM
+            self._gemm(index, instruction.engine, instruction.body)
+
+    def _vector(self, index: int, body: Mapping[str, Any]) -> None:
+        op = VectorOp.decoded(body)
+        if op.has_blocks and not (self.spec.vector and self.spec.vector.mx):
+            raise CoreError(ErrorCode.BAD_FIELD, index, "the vector engine has no MXINT8")
+        try:
+            vector.run(op, self.scratchpad, self.scalars)
+        except IndexError as error:
+            raise CoreError(ErrorCode.SCRATCHPAD_RANGE, index, str(error)) from None
+
+    def _send(self, index: int, link: int, body: Mapping[str, Any]) -> None:
+        packet, code = link_dma.send(body, self.memory)
+        if code is not ErrorCode.NONE:
+            raise CoreError(code, index, f"SEND of {body['row_bytes']} bytes a row")
+        self.links[link].out[body["channel"]].append(packet)
+
+    def _receive(self, index: int, link: int, body: Mapping[str, Any]) -> None:
+        _, code = link_dma.first_error(body, 0, self.memory.size)
+        if code is ErrorCode.BAD_FIELD:
+            raise CoreError(code, index, f"RECEIVE of {body['row_bytes']} bytes a row")
+        packet = self.links[link].inbox[body["channel"]].popleft()
+        code = link_dma.receive(self.spec, body, packet, self.memory)
+        if code is not ErrorCode.NONE:
+            raise CoreError(
+                code,
+                index,
+                f"stream {packet.stream} of {len(packet.words)} words came for stream "
+                f"{body['stream']} of {link_dma.words_of_packet(body)}",
+            )
+
+    def _load(self, index: int, body: Mapping[str, Any]) -> None:
+        for source, target in row_starts(body):
+            first = source // _WORD * _WORD
+            size = -(-(source + body["row_bytes"]) // _WORD) * _WORD - first
+            into = target // _WORD * _WORD
+            self._check(index, self.memory, first, size, ErrorCode.MEMORY_RANGE)
+            self._check(index, self.scratchpad, into, size, ErrorCode.SCRATCHPAD_RANGE)
+            self.scratchpad[into : into + size] = self.memory[first : first + size]
+
+    def _store(self, index: int, body: Mapping[str, Any]) -> None:
+        size = body["row_bytes"]
+        for target, source in row_starts(body):
+            self._check(index, self.memory, target, size, ErrorCode.MEMORY_RANGE)
+            self._check(index, self.scratchpad, source, size, ErrorCode.SCRATCHPAD_RANGE)
+            self.memory[target : target + size] = self.scratchpad[source : source + size]
+
+    @staticmethod
+    def _check(
+        index: int, space: NDArray[np.uint8], start: int, size: int, code: ErrorCode
+    ) -> None:
+        if not 0 <= start <= space.size - size:
+            raise CoreError(code, index, f"{size} bytes at {start:#x} of {space.size:#x}")
+
+    def _gemm(self, index: int, engine: int, body: Mapping[str, Any]) -> None:
+        shape = body["extent"]
+        m, k, n = (shape[name] + 1 for name in ("m", "k", "n"))
+        a, a_codes = self._operand(index, body["a"])
+        b, b_codes = self._operand(index, body["b"])
+        self.nan = self.nan or bool(
+            (a_codes == fp32.CODE_NAN).any() or (b_codes == fp32.CODE_NAN).any()
+        )
+        results = self._datapath.compute(
+            m,
+            k,
+            n,
+            a,
+            a_codes,
+            b,
+            b_codes,
+            self.accumulators[engine],
+            first=bool(shape["first"]),
+            last=bool(shape["last"]),
+            acc_base=shape["acc_base"],
+            acc_step=shape["acc_step"],
+        )
+        if results is not None:
+            self._write(index, ResultPattern.decoded(body["result"]), results)
+
+    def _operand(
+        self, index: int, fields: Mapping[str, Any]
+    ) -> tuple[NDArray[np.int8], NDArray[np.uint8]]:
+        """The part of each block that the array takes, and the blocks' codes."""
+        try:
+            vectors, sub = OperandPattern.decoded(fields).vectors(self.scratchpad)
+        except IndexError as error:
+            raise CoreError(ErrorCode.SCRATCHPAD_RANGE, index, str(error)) from None
+        elements, codes = mx.quantise(vectors)
+        rows = self.spec.rows
+        at = sub[:, None] * rows + np.arange(rows)
+        return np.take_along_axis(elements, at, axis=1), codes
+
+    def _write(self, index: int, pattern: ResultPattern, results: NDArray[np.float32]) -> None:
+        size = pattern.element_bytes
+        columns = pattern.columns(self.spec.cols)
+        addresses = pattern.addresses()[:, :, None] + np.arange(self.spec.cols) * size
+        written = np.broadcast_to(columns[:, None, :], addresses.shape)
+        at = addresses[written]
+        if at.size and not (at.min() >= 0 and at.max() + size <= self.scratchpad.size):
+            raise CoreError(
+                ErrorCode.SCRATCHPAD_RANGE,
+                index,
+                f"results at {at.min():#x}..{at.max():#x} of {self.scratchpad.size:#x}",
+            )
+        values = results.reshape(addresses.shape)[written]
+        if pattern.fp32:
+            self.scratchpad.view("<u4")[at // 4] = values.view(np.uint32)
+        else:
+            self.scratchpad.view("<u2")[at // 2] = fp32.to_bf16(values)

@@ -1,0 +1,219 @@
+"""Packets between memory and links: what SEND and RECEIVE move.
+
+A SEND reads the words of memory that its rows touch and sends them as one packet on a channel of a
+link: a word with the packet's tag in its first four bytes, then the words. A RECEIVE takes such a
+packet and writes exactly the bytes of its rows, from where they lie in a word of memory. So a row
+begins at the same byte of a word at both ends, and both have rows of as many words.
+"""
+
+from collections.abc import Mapping
+from typing import Any, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from fpgapipe.hw.hls_models.isa.instructions import WORD_BYTES, ErrorCode
+from fpgapipe.hw.hls_models.model.dma import (
+    MEMORY_BITS,
+    burst_words,
+    bursts,
+    lies_within,
+    row_starts,
+    words_of_row,
+)
+from fpgapipe.hw.hls_models.spec.core_spec import CoreSpec
+from fpgapipe.hw.hls_models.spec.link import NUM_CHANNELS
+
+STREAM_BYTES = 4
+"""Of a packet's tag."""
+
+
+SEND_WORDS = 256
+"""Words that a send engine has asked memory for or keeps: four of the longest bursts, and more than
+a link takes in a round trip to memory."""
+
+
+class Packet(NamedTuple):
+    """What a SEND sends.
+
+    Attributes
+    ----------
+    stream : int
+        The tag.
+    words : uint8 array, shape (words, 64)
+    """
+
+    stream: int
+    words: NDArray[np.uint8]
+
+    @property
+    def size(self) -> int:
+        """Words on the link."""
+        return len(self.words) + 1
+
+
+def packet(
+    memory: int,
+    row_bytes: int,
+    rows: int = 1,
+    row_memory: int = 0,
+    planes: int = 1,
+    plane_memory: int = 0,
+    *,
+    channel: int = 0,
+    stream: int = 0,
+) -> dict[str, int]:
+    """Body of a SEND or RECEIVE.
+
+    Parameters
+    ----------
+    memory : int
+        Byte address of the first row.
+    row_bytes : int
+    rows, planes : int
+        1 to 65,536 each.
+    row_memory, plane_memory : int
+        Bytes from row to row and from plane to plane.
+    channel : int
+        0 to 2.
+    stream : int
+        The packet's tag, of 32 bits.
+    """
+    return {
+        "memory": memory,
+        "row_bytes": row_bytes,
+        "rows": rows - 1,
+        "row_memory": row_memory,
+        "planes": planes - 1,
+        "plane_memory": plane_memory,
+        "channel": channel,
+        "stream": stream,
+    }
+
+
+def rows_of(body: Mapping[str, Any]) -> list[int]:
+    """Byte addresses of the rows of a SEND or RECEIVE, in order."""
+    none = {"scratchpad": 0, "row_scratchpad": 0, "plane_scratchpad": 0}
+    return [memory for memory, _ in row_starts({**body, **none})]
+
+
+def words_of_packet(body: Mapping[str, Any]) -> int:
+    """Words that a SEND or RECEIVE moves, without the packet's tag."""
+    size = body["row_bytes"]
+    return sum(words_of_row(start, size)[1] for start in rows_of(body)) // WORD_BYTES
+
+
+def first_error(
+    body: Mapping[str, Any], memory_base: int, memory_limit: int
+) -> tuple[int, ErrorCode]:
+    """Where a SEND or RECEIVE goes wrong by its fields.
+
+    Parameters
+    ----------
+    body : mapping
+        Of the instruction.
+    memory_base, memory_limit : int
+        As of `fpgapipe.hw.hls_models.model.dma.first_error`.
+
+    Returns
+    -------
+    rows : int
+        How many rows come before, all of them if nothing is wrong.
+    code : ErrorCode
+    """
+    if body["row_bytes"] < 1 or body["channel"] >= NUM_CHANNELS:
+        return 0, ErrorCode.BAD_FIELD
+    limit = min(memory_limit, 1 << MEMORY_BITS)
+    starts = rows_of(body)
+    for row, start in enumerate(starts):
+        if not lies_within(start, body["row_bytes"], max(memory_base, 0), limit):
+            return row, ErrorCode.MEMORY_RANGE
+    return len(starts), ErrorCode.NONE
+
+
+def send(
+    body: Mapping[str, Any],
+    memory: NDArray[np.uint8],
+    *,
+    origin: int = 0,
+    memory_base: int | None = None,
+    memory_limit: int | None = None,
+    bad: range = range(0),
+) -> tuple[Packet, ErrorCode]:
+    """Run a SEND, up to the first word that is wrong.
+
+    Parameters
+    ----------
+    body : mapping
+    memory, origin, memory_base, memory_limit, bad
+        As of `fpgapipe.hw.hls_models.model.dma.load`.
+
+    Returns
+    -------
+    packet : Packet
+        All of it, or what comes before the error: of that, hardware has sent some at most.
+    code : ErrorCode
+    """
+    base = origin if memory_base is None else memory_base
+    limit = origin + memory.size if memory_limit is None else memory_limit
+    rows, code = first_error(body, base, limit)
+    parts = [np.zeros(0, np.uint8)]
+    for start in rows_of(body)[:rows]:
+        first, size = words_of_row(start, body["row_bytes"])
+        if first < bad.stop and bad.start < first + size:
+            size = max(bad.start - first, 0) // WORD_BYTES * WORD_BYTES
+            code = ErrorCode.AXI_READ
+        parts.append(memory[first - origin : first - origin + size])
+        if code is ErrorCode.AXI_READ:
+            break
+    return Packet(body["stream"], np.concatenate(parts).reshape(-1, WORD_BYTES)), code
+
+
+def receive(
+    spec: CoreSpec,
+    body: Mapping[str, Any],
+    got: Packet,
+    memory: NDArray[np.uint8],
+    *,
+    origin: int = 0,
+    memory_base: int | None = None,
+    memory_limit: int | None = None,
+    bad: range = range(0),
+) -> ErrorCode:
+    """Run a RECEIVE, up to the first burst that is wrong.
+
+    Parameters
+    ----------
+    spec : CoreSpec
+    body : mapping
+    got : Packet
+    memory, origin, memory_base, memory_limit, bad
+        As of `fpgapipe.hw.hls_models.model.dma.store`.
+
+    Returns
+    -------
+    ErrorCode
+        LINK_STREAM if the packet has another tag, with nothing written; if it has not enough words
+        for a burst, with the bursts before written; or if it has more words than there are, with
+        all written but the last burst.
+    """
+    base = origin if memory_base is None else memory_base
+    limit = origin + memory.size if memory_limit is None else memory_limit
+    rows, code = first_error(body, base, limit)
+    if rows and got.stream != body["stream"]:
+        return ErrorCode.LINK_STREAM
+    size = body["row_bytes"]
+    starts = rows_of(body)
+    left = got.words.reshape(-1)
+    for row, start in enumerate(starts[:rows]):
+        parts = bursts(start, size, burst_words(spec))
+        for first, length in parts:
+            is_last = row == len(starts) - 1 and first == parts[-1][0]
+            if left.size < length or (is_last and left.size != length):
+                return ErrorCode.LINK_STREAM
+            if first < bad.stop and bad.start < first + length:
+                return ErrorCode.AXI_WRITE
+            low, high = max(start, first), min(start + size, first + length)
+            memory[low - origin : high - origin] = left[low - first : high - first]
+            left = left[length:]
+    return code

@@ -1,0 +1,513 @@
+"""The order in which a core runs its program: queues, semaphores, and whether it can end.
+
+A sequencer hands instructions out in program order, each to the queue of its engine. An engine
+begins the instructions of its queue in order, each as soon as all semaphores it waits for are above
+0, and takes one from each. What is left open is time: two engines may get along in any order that
+the semaphores allow. `Execution` says what is true of all those orders.
+
+What a RECEIVE gets comes from another device. Here it comes in time: whether several devices wait
+for each other is seen by `fpgapipe.hw.hls_models.model.cluster` alone.
+"""
+
+from collections import deque
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from fpgapipe.hw.hls_models.isa.instructions import (
+    LINK_OPCODES,
+    MAX_LINKS,
+    MAX_SEMAPHORE,
+    NUM_SEMAPHORES,
+    WORD_BYTES,
+    Engine,
+    ErrorCode,
+    Instruction,
+    Opcode,
+    ProgramError,
+    decode,
+    engines_of,
+    has_one_engine,
+    semaphores_of_core,
+)
+from fpgapipe.hw.hls_models.model.dma import burst_words
+from fpgapipe.hw.hls_models.spec.core_spec import CoreSpec
+
+MAX_ORDERS = 100_000
+"""Orders that `Execution` tries at most."""
+
+
+@dataclass(frozen=True)
+class SequencerSpec:
+    """Queues and fetching of a sequencer.
+
+    Parameters
+    ----------
+    num_engines : int
+        GEMM engines, 1 to 4.
+    has_vector : bool
+        Whether there is a vector engine; VECTOR is no instruction without.
+    num_links : int
+        Links, 0 to 4; SEND and RECEIVE are no instructions without.
+    load_words, store_words, gemm_words, vector_words, send_words, receive_words : int
+        Program words that a queue holds besides the instruction which waits at its head; powers of
+        two, and at least 4, or 8 for GEMM and VECTOR, whose instructions have 5.
+    in_flight : int
+        Instructions an engine may have begun and not ended, a power of two, at least 2.
+    prefetch_words : int
+        Program words that are fetched ahead, a power of two, at least 8.
+    fetch_words : int
+        Program words that are asked for at once, a power of two, at most `prefetch_words` and 64,
+        so that no request crosses 4 KiB.
+    bus_bytes : int
+        Width of the AXI4 bus to the program: 4, 8, 16, 32 or 64.
+    load_units, store_units, gemm_units, vector_units, send_units, receive_units : int
+        Parts of an engine that report errors.
+
+    Raises
+    ------
+    ValueError
+        If a number is out of range.
+    """
+
+    num_engines: int = 1
+    has_vector: bool = False
+    num_links: int = 0
+    load_words: int = 16
+    store_words: int = 16
+    gemm_words: int = 32
+    vector_words: int = 16
+    send_words: int = 16
+    receive_words: int = 16
+    in_flight: int = 8
+    prefetch_words: int = 32
+    fetch_words: int = 4
+    bus_bytes: int = 64
+    load_units: int = 1
+    store_units: int = 1
+    gemm_units: int = 4
+    vector_units: int = 2
+    send_units: int = 1
+    receive_units: int = 1
+
+    def __post_init__(self) -> None:
+        if not 1 <= self.num_engines <= 4:
+            raise ValueError(f"sequencer num_engines must be in 1..4, not {self.num_engines!r}")
+        if not 0 <= self.num_links <= MAX_LINKS:
+            raise ValueError(
+                f"sequencer num_links must be in 0..{MAX_LINKS}, not {self.num_links!r}"
+            )
+        for name, least, most in (
+            ("load_words", 4, 512),
+            ("store_words", 4, 512),
+            ("gemm_words", 8, 512),
+            ("vector_words", 8, 512),
+            ("send_words", 4, 512),
+            ("receive_words", 4, 512),
+            ("in_flight", 2, 64),
+            ("prefetch_words", 8, 512),
+            ("fetch_words", 1, min(64, self.prefetch_words)),
+        ):
+            value = getattr(self, name)
+            if not least <= value <= most or value & (value - 1):
+                raise ValueError(
+                    f"sequencer {name} must be a power of two in {least}..{most}, not {value!r}"
+                )
+        if self.bus_bytes not in (4, 8, 16, 32, 64):
+            raise ValueError(
+                f"sequencer bus_bytes must be 4, 8, 16, 32 or 64, not {self.bus_bytes!r}"
+            )
+        beats = self.fetch_words * WORD_BYTES // self.bus_bytes
+        if beats > 256:
+            raise ValueError(
+                f"sequencer fetch_words must be at most {4 * self.bus_bytes} (256 beats of "
+                f"{self.bus_bytes} bytes), not {self.fetch_words}"
+            )
+        for kind in ("load", "store", "gemm", "vector", "send", "receive"):
+            units = getattr(self, f"{kind}_units")
+            if not 1 <= units <= 16:
+                raise ValueError(f"sequencer {kind}_units must be in 1..16, not {units!r}")
+
+    @classmethod
+    def of(cls, core: CoreSpec) -> "SequencerSpec":
+        """Sequencer of a core."""
+        return cls(
+            num_engines=core.num_engines,
+            has_vector=core.vector is not None,
+            num_links=len(core.links),
+            fetch_words=min(4, burst_words(core)),
+            bus_bytes=core.bus_bytes,
+        )
+
+    @property
+    def queues(self) -> tuple[tuple[Opcode, int], ...]:
+        """Opcode and engine of each queue.
+
+        LOAD, STORE, the GEMM engines, VECTOR, then SEND and RECEIVE of each link.
+        """
+        gemms = [(Opcode.GEMM, engine) for engine in range(self.num_engines)]
+        vectors = [(Opcode.VECTOR, 0)] * self.has_vector
+        links = [(opcode, link) for link in range(self.num_links) for opcode in LINK_OPCODES]
+        return ((Opcode.LOAD, 0), (Opcode.STORE, 0), *gemms, *vectors, *links)
+
+    @property
+    def engines(self) -> dict[Opcode, int]:
+        """Opcodes that are instructions, each with the number of its engines; 1 for END."""
+        return engines_of(self.num_engines, has_vector=self.has_vector, num_links=self.num_links)
+
+    @property
+    def num_semaphores(self) -> int:
+        """That instructions may name."""
+        return semaphores_of_core(self.num_links, self.num_engines)
+
+    @property
+    def num_queues(self) -> int:
+        """Queues: one for each engine."""
+        return len(self.queues)
+
+    def queue_of(self, instruction: Instruction) -> int:
+        """Return the number of the queue that an instruction goes to.
+
+        Raises
+        ------
+        ValueError
+            If it is END, which goes to none.
+        """
+        if instruction.opcode is Opcode.END:
+            raise ValueError("END goes to no queue")
+        if instruction.opcode is Opcode.GEMM:
+            return 2 + instruction.engine
+        return self.queues.index((instruction.opcode, instruction.engine))
+
+    @staticmethod
+    def dispatch_cycles(instruction: Instruction) -> int:
+        """Cycles to dispatch an instruction: one to check it and one a word, if its queue has room.
+
+        END is not handed out; nor is an instruction dispatched before it has been read from memory.
+        """
+        return 1 + instruction.words
+
+    @property
+    def token_cycles(self) -> int:
+        """Cycles from the end of an instruction to the start of one that has waited for it alone.
+
+        From the cycle of the pulse `done` to the one in which the other moves to its engine.
+        """
+        return 5
+
+    def words_of_queue(self, queue: int) -> int:
+        """Words it holds besides the instruction at its head."""
+        words: int = getattr(self, f"{self.queues[queue][0].name.lower()}_words")
+        return words
+
+    def units_of_queue(self, queue: int) -> int:
+        """Parts of its engine that report errors."""
+        units: int = getattr(self, f"{self.queues[queue][0].name.lower()}_units")
+        return units
+
+    def engine_of_queue(self, queue: int) -> int:
+        """Return its number in the ERROR register."""
+        opcode, engine = self.queues[queue]
+        return Engine[opcode.name] + engine
+
+    def name_of_queue(self, queue: int) -> str:
+        """What messages call it."""
+        opcode, engine = self.queues[queue]
+        return opcode.name if has_one_engine(opcode) else f"{opcode.name}[{engine}]"
+
+
+@dataclass(frozen=True)
+class Waiting:
+    """An instruction that never starts.
+
+    Attributes
+    ----------
+    index : int
+        Its number in the program.
+    instruction : Instruction
+    semaphores : tuple of int
+        Those it waits for that are 0; none if it waits for room in its queue.
+    engine : str
+        Whose queue.
+    """
+
+    index: int
+    instruction: Instruction
+    semaphores: tuple[int, ...]
+    engine: str
+
+    def __str__(self) -> str:
+        if self.semaphores:
+            names = ", ".join(map(str, self.semaphores))
+            what = f"semaphore{'s' * (len(self.semaphores) > 1)} {names}"
+        elif self.instruction.opcode is Opcode.END:
+            what = "all engines"
+        else:
+            what = f"room in the queue of {self.engine}"
+        return f"instruction {self.index} ({self.instruction.opcode.name}) waits for {what}"
+
+
+@dataclass(frozen=True)
+class _State:
+    """Progress of a program: what is dispatched, and what each queue has begun.
+
+    An instruction that has begun counts as done: to be late changes which orders come about, never
+    which are possible.
+    """
+
+    dispatched: int
+    begun: tuple[int, ...]
+
+
+class Execution:
+    """What can become of a program.
+
+    Parameters
+    ----------
+    instructions : sequence of Instruction
+        A program; the last is END.
+    spec : SequencerSpec
+
+    Attributes
+    ----------
+    order : tuple of int
+        Numbers of the instructions in one order in which they may begin.
+    deadlock : tuple of Waiting
+        Empty if the program ends in every order. Otherwise those that wait when it gets stuck: at
+        the heads of the queues first, and the one that dispatch has come to.
+    peaks : tuple of int
+        The highest that each semaphore may come to. Exact for a semaphore that only one engine
+        takes; of one that several take, it is the highest of `order`.
+    overflow : tuple of int
+        Semaphores that may come to more than `MAX_SEMAPHORE`.
+
+    Raises
+    ------
+    ValueError
+        If the last instruction is not END, or engines compete for semaphores in too many ways to
+        try them all.
+    """
+
+    def __init__(self, instructions: Sequence[Instruction], spec: SequencerSpec) -> None:
+        if not instructions or instructions[-1].opcode is not Opcode.END:
+            raise ValueError("program must end with END")
+        self._instructions = tuple(instructions)
+        self._spec = spec
+        self._queues: list[list[int]] = [[] for _ in range(spec.num_queues)]
+        for index, instruction in enumerate(instructions[:-1]):
+            self._queues[spec.queue_of(instruction)].append(index)
+        takers: list[set[int]] = [set() for _ in range(NUM_SEMAPHORES)]
+        for queue, members in enumerate(self._queues):
+            for index in members:
+                for semaphore in instructions[index].wait:
+                    takers[semaphore].add(queue)
+        self._contested = {number for number, queues in enumerate(takers) if len(queues) > 1}
+        stuck, order = self._explore()
+        self.order = tuple(order)
+        self.deadlock = self._waiting(stuck) if stuck is not None else ()
+        self.peaks = tuple(self._peak(number) for number in range(NUM_SEMAPHORES))
+        self.overflow = tuple(
+            number for number, peak in enumerate(self.peaks) if peak > MAX_SEMAPHORE
+        )
+
+    def _counts(self, state: _State) -> list[int]:
+        counts = [0] * NUM_SEMAPHORES
+        for queue, begun in enumerate(state.begun):
+            for index in self._queues[queue][:begun]:
+                for semaphore in self._instructions[index].wait:
+                    counts[semaphore] -= 1
+                for semaphore in self._instructions[index].signal:
+                    counts[semaphore] += 1
+        return counts
+
+    def _explore(self) -> tuple[_State | None, list[int]]:
+        """Find a state that is stuck, if there is one, and an order that leads to it or to END."""
+        pending = [_Run(self)]
+        seen: set[tuple[int, ...]] = set()
+        order: list[int] | None = None
+        while pending:
+            run = pending.pop()
+            choices = run.advance(self._contested)
+            if not choices:
+                if not run.ended():
+                    return run.state(), run.order
+                order = order or run.order
+                continue
+            key = tuple(run.begun)
+            if key in seen:
+                continue
+            seen.add(key)
+            if len(seen) > MAX_ORDERS:
+                raise ValueError(
+                    f"program lets engines compete for semaphores "
+                    f"{', '.join(map(str, sorted(self._contested)))} in more than {MAX_ORDERS} "
+                    "orders; let each semaphore be taken by one engine"
+                )
+            # The copies differ in who goes first; the last is tried first.
+            for queue in reversed(choices):
+                follower = run.copy()
+                follower.begin(queue)
+                pending.append(follower)
+        return None, order or []
+
+    def _peak(self, semaphore: int) -> int:
+        """Delay whoever takes a semaphore as long as all others get along without."""
+        if semaphore in self._contested:
+            counts, peak = [0] * NUM_SEMAPHORES, 0
+            for index in self.order:
+                for number in self._instructions[index].wait:
+                    counts[number] -= 1
+                for number in self._instructions[index].signal:
+                    counts[number] += 1
+                peak = max(peak, counts[semaphore])
+            return peak
+        run = _Run(self)
+        peak = 0
+        while True:
+            choices = run.advance({semaphore} | self._contested)
+            free = [queue for queue in choices if semaphore not in run.head(queue).wait]
+            peak = max(peak, run.counts[semaphore])
+            if not choices:
+                return peak
+            run.begin((free or choices)[0])
+
+    def _waiting(self, state: _State) -> tuple[Waiting, ...]:
+        counts = self._counts(state)
+        waiting = []
+        for queue, begun in enumerate(state.begun):
+            members = self._queues[queue]
+            if begun < len(members) and members[begun] < state.dispatched:
+                instruction = self._instructions[members[begun]]
+                missing = tuple(n for n in instruction.wait if not counts[n])
+                waiting.append(
+                    Waiting(members[begun], instruction, missing, self._spec.name_of_queue(queue))
+                )
+        instruction = self._instructions[state.dispatched]
+        if instruction.opcode is Opcode.END:
+            missing = tuple(n for n in instruction.wait if not counts[n]) if not waiting else ()
+            waiting.append(Waiting(state.dispatched, instruction, missing, "END"))
+        else:
+            engine = self._spec.name_of_queue(self._spec.queue_of(instruction))
+            waiting.append(Waiting(state.dispatched, instruction, (), engine))
+        return tuple(waiting)
+
+
+class _Run:
+    """One order of a program, in the making."""
+
+    def __init__(self, execution: Execution) -> None:
+        self._execution = execution
+        self.counts = [0] * NUM_SEMAPHORES
+        self.begun = [0] * len(execution._queues)
+        self.order: list[int] = []
+        self._dispatched = 0
+        self._held = [0] * len(execution._queues)  # words in a queue, the head's included
+        self._waiting: list[deque[int]] = [deque() for _ in execution._queues]
+
+    def copy(self) -> "_Run":
+        other = _Run.__new__(_Run)
+        other._execution = self._execution
+        other.counts = self.counts.copy()
+        other.begun = self.begun.copy()
+        other.order = self.order.copy()
+        other._dispatched = self._dispatched
+        other._held = self._held.copy()
+        other._waiting = [queue.copy() for queue in self._waiting]
+        return other
+
+    def state(self) -> _State:
+        return _State(self._dispatched, tuple(self.begun))
+
+    def head(self, queue: int) -> Instruction:
+        return self._execution._instructions[self._waiting[queue][0]]
+
+    def ended(self) -> bool:
+        """Whether END takes its semaphores; call when nothing else can begin."""
+        instruction = self._execution._instructions[self._dispatched]
+        return (
+            instruction.opcode is Opcode.END
+            and not any(self._waiting)
+            and all(self.counts[number] for number in instruction.wait)
+        )
+
+    def _dispatch(self) -> None:
+        instructions, spec = self._execution._instructions, self._execution._spec
+        while instructions[self._dispatched].opcode is not Opcode.END:
+            instruction = instructions[self._dispatched]
+            queue = spec.queue_of(instruction)
+            # The head has left the queue's memory, whatever it waits for.
+            head = self.head(queue).words if self._waiting[queue] else instruction.words
+            room = spec.words_of_queue(queue) + head
+            if self._held[queue] + instruction.words > room:
+                return
+            self._held[queue] += instruction.words
+            self._waiting[queue].append(self._dispatched)
+            self._dispatched += 1
+
+    def begin(self, queue: int) -> None:
+        instruction = self.head(queue)
+        self.order.append(self._waiting[queue].popleft())
+        self._held[queue] -= instruction.words
+        self.begun[queue] += 1
+        for number in instruction.wait:
+            self.counts[number] -= 1
+        for number in instruction.signal:
+            self.counts[number] += 1
+
+    def advance(self, chosen: set[int]) -> list[int]:
+        """Dispatch and begin all that takes none of some semaphores, in whatever order.
+
+        That neither helps nor hinders anyone's other choices, so there is nothing to try.
+
+        Returns
+        -------
+        list of int
+            Queues whose heads could begin, and take one of those semaphores.
+        """
+        while True:
+            self._dispatch()
+            ready = [
+                queue
+                for queue, waiting in enumerate(self._waiting)
+                if waiting and all(self.counts[number] for number in self.head(queue).wait)
+            ]
+            free = [queue for queue in ready if chosen.isdisjoint(self.head(queue).wait)]
+            if not free:
+                return ready
+            for queue in free:
+                self.begin(queue)
+
+
+def check(program: bytes, spec: SequencerSpec) -> list[Instruction]:
+    """Decode a program, and refuse one that could stop a core.
+
+    Returns
+    -------
+    list of Instruction
+
+    Raises
+    ------
+    ProgramError
+        If an instruction is wrong, the program may get stuck, or a semaphore may overflow.
+    ValueError
+        As `Execution`.
+    """
+    instructions = decode(
+        program, spec.num_engines, has_vector=spec.has_vector, num_links=spec.num_links
+    )
+    execution = Execution(instructions, spec)
+    if execution.deadlock:
+        first = execution.deadlock[0]
+        raise ProgramError(
+            first.index,
+            ErrorCode.NONE,
+            f"program never ends: {'; '.join(map(str, execution.deadlock))}",
+        )
+    if execution.overflow:
+        number = execution.overflow[0]
+        index = next(i for i, item in enumerate(instructions) if number in item.signal)
+        raise ProgramError(
+            index,
+            ErrorCode.SEMAPHORE_OVERFLOW,
+            f"semaphore {number} may come to {execution.peaks[number]}, above {MAX_SEMAPHORE}",
+        )
+    return instructions

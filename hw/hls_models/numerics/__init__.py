@@ -1,0 +1,1 @@
+"""Number formats and arithmetic, bit for bit as the hardware computes them."""

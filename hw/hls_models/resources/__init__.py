@@ -1,0 +1,1 @@
+"""What the blocks of a core take of a device."""

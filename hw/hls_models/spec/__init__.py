@@ -1,0 +1,1 @@
+"""Parameters of cores, links and devices, shared by models and gateware."""

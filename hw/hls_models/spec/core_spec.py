@@ -1,0 +1,154 @@
+"""The parameters of a training core, shared by its gateware, its models and what makes programs."""
+
+from dataclasses import dataclass
+
+from fpgapipe.hw.hls_models.isa.instructions import MAX_LINKS, WORD_BYTES
+from fpgapipe.hw.hls_models.spec.link import LinkEngineSpec
+from fpgapipe.hw.hls_models.spec.systolic import SystolicSpec
+
+VERSION = 2
+"""Of instructions and registers; a core says it in a register."""
+
+
+class NoRoom(NotImplementedError, ValueError):
+    """What cannot be cut for the scratchpad or the accumulators of a core; a larger one may do."""
+
+
+@dataclass(frozen=True)
+class ScratchpadSpec:
+    """On-chip memory: banks that are read and written at the same time.
+
+    Addresses are in bytes and run through bank after bank. A bank is two memories of words of 64
+    bytes, for even and odd words, so that 64 bytes from any even address are read at once.
+
+    Parameters
+    ----------
+    banks : int
+        A power of two.
+    bank_bytes : int
+        A power of two, at least 256.
+    """
+
+    banks: int = 4
+    bank_bytes: int = 1 << 19
+
+    def __post_init__(self) -> None:
+        for name, least in (("banks", 1), ("bank_bytes", 4 * WORD_BYTES)):
+            value = getattr(self, name)
+            if value < least or value & (value - 1):
+                raise ValueError(
+                    f"scratchpad {name} must be a power of two, at least {least}, not {value!r}"
+                )
+
+    @property
+    def size_bytes(self) -> int:
+        """All banks together."""
+        return self.banks * self.bank_bytes
+
+    @property
+    def address_bits(self) -> int:
+        """Bits of a byte address."""
+        return (self.size_bytes - 1).bit_length()
+
+
+@dataclass(frozen=True)
+class VectorSpec:
+    """The vector engine's width; results do not depend on it.
+
+    Parameters
+    ----------
+    lanes : int
+        Elements a cycle: 1, 2, 4, 8 or 16, the elements of a vector.
+    function_lanes : int
+        Elements a cycle of instructions with a function; a power of two, at most `lanes`.
+    mx : bool
+        Whether vectors can be read and written as MXINT8, besides BF16 and FP32.
+
+    Raises
+    ------
+    ValueError
+        If a number is out of range.
+    """
+
+    lanes: int = 16
+    function_lanes: int = 4
+    mx: bool = False
+
+    def __post_init__(self) -> None:
+        if self.lanes not in (1, 2, 4, 8, 16):
+            raise ValueError(f"vector lanes must be 1, 2, 4, 8 or 16, not {self.lanes!r}")
+        most = self.lanes
+        if not 1 <= self.function_lanes <= most or self.function_lanes & (self.function_lanes - 1):
+            raise ValueError(
+                f"vector function_lanes must be a power of two in 1..{most} (its lanes), not "
+                f"{self.function_lanes!r}"
+            )
+
+
+@dataclass(frozen=True)
+class CoreSpec:
+    """A training core.
+
+    Parameters
+    ----------
+    rows : int
+        Of the array, along the reduction; divides 32, the block of MXINT8.
+    cols : int
+        At most 32, or a multiple of 32.
+    num_engines : int
+        GEMM engines.
+    acc_depth : int
+        FP32 accumulators below each column, a power of two.
+    scratchpad : ScratchpadSpec
+    bus_bytes : int
+        Width of the AXI4 bus: 4, 8, 16, 32 or 64.
+    burst_beats : int
+        Longest burst, 1 to 256.
+    outstanding : int
+        Read bursts that may be under way, 1 to 64.
+    vector : VectorSpec or None
+        The vector engine, if there is one.
+    links : tuple of LinkEngineSpec
+        This device's ends of its links to others, at most 4.
+
+    Raises
+    ------
+    ValueError
+        If a number is out of range.
+    """
+
+    rows: int
+    cols: int
+    num_engines: int = 1
+    acc_depth: int = 1024
+    scratchpad: ScratchpadSpec = ScratchpadSpec()
+    bus_bytes: int = 64
+    burst_beats: int = 16
+    outstanding: int = 64
+    vector: VectorSpec | None = None
+    links: tuple[LinkEngineSpec, ...] = ()
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "links", tuple(self.links))
+        if self.rows not in (1, 2, 4, 8, 16, 32):
+            raise ValueError(f"core rows must divide 32, not {self.rows!r}")
+        if self.cols < 1 or (self.cols > 32 and self.cols % 32):
+            raise ValueError(f"core cols must be in 1..32 or a multiple of 32, not {self.cols!r}")
+        if self.num_engines not in (1, 2, 3, 4):
+            raise ValueError(f"core num_engines must be in 1..4, not {self.num_engines!r}")
+        if not 16 <= self.acc_depth <= 1 << 16 or self.acc_depth & (self.acc_depth - 1):
+            raise ValueError(
+                f"core acc_depth must be a power of two in 16..65536, not {self.acc_depth!r}"
+            )
+        if self.bus_bytes not in (4, 8, 16, 32, 64):
+            raise ValueError(f"core bus_bytes must be 4, 8, 16, 32 or 64, not {self.bus_bytes!r}")
+        for name, most in (("burst_beats", 256), ("outstanding", 64)):
+            if not 1 <= getattr(self, name) <= most:
+                raise ValueError(f"core {name} must be in 1..{most}, not {getattr(self, name)!r}")
+        if len(self.links) > MAX_LINKS:
+            raise ValueError(f"core links must be at most {MAX_LINKS}, not {len(self.links)}")
+
+    @property
+    def array(self) -> SystolicSpec:
+        """The array of one engine."""
+        return SystolicSpec(self.rows, self.cols)

@@ -1,0 +1,300 @@
+"""Gateware of the MXINT8 format, :mod:`fpgapipe.hw.hls_models.numerics.mx`.
+
+A pipeline as those of :mod:`fpgapipe.hw.rtl.arith.fp32`.
+"""
+
+from amaranth.hdl import Cat, Const, Module, Mux, Signal, signed
+from amaranth.lib import wiring
+from amaranth.lib.wiring import In, Out
+
+from fpgapipe.hw.hls_models.numerics import mx
+from fpgapipe.hw.hls_models.numerics.fp32 import CODE_NAN, NAN_BITS
+from fpgapipe.hw.hls_models.numerics.mx import MX_BLOCK
+from fpgapipe.hw.rtl.arith.fp32 import Pipeline, shared
+from fpgapipe.hw.rtl.lib.modules import makes_modules
+
+
+class BlockQuantiser(wiring.Component):
+    """Gateware of :func:`~fpgapipe.hw.hls_models.numerics.mx.quantise`.
+
+    Latency ``latency_cycles``, throughput one block in every cycle with ``advance`` high.
+
+    Of an FP32 number come its upper half and one bit that says whether there is a one in the lower:
+    the largest elements need 7 bits of their significands and one to round by, the others fewer.
+
+    Members
+    -------
+    advance : In(1)
+        Clock enable.
+    i : In(16).array(MX_BLOCK)
+        Upper halves of FP32, which are BF16.
+    more : In(MX_BLOCK)
+        Which lower halves are not zero.
+    o : Out(signed(8)).array(MX_BLOCK)
+        Elements.
+    code : Out(8)
+        Their E8M0 code.
+    """
+
+    spec = None
+    latency_cycles = mx.QUANTISE_CYCLES
+
+    def __init__(self, spec: None = None) -> None:
+        super().__init__(
+            {
+                "advance": In(1),
+                "i": In(16).array(MX_BLOCK),
+                "more": In(MX_BLOCK),
+                "o": Out(signed(8)).array(MX_BLOCK),
+                "code": Out(8),
+            }
+        )
+
+    def elaborate(self, platform):  # noqa: D102
+        if makes_modules(platform):
+            return shared(self, "block_quantiser", platform)
+
+        m = Module()
+        register = Pipeline(m, self.advance).register
+
+        # Stages 1 to 3: the largest exponent, of 32, of 8, of 2; the elements wait.
+        words = [
+            register(_word(self.i[index], self.more[index]), f"word1_{index}")
+            for index in range(MX_BLOCK)
+        ]
+        level = [self.i[index][7:15] for index in range(MX_BLOCK)]
+        level = _larger(m, _larger(m, level, "a"), "b")
+        level = [register(exponent, f"exponent1_{index}") for index, exponent in enumerate(level)]
+        words = [register(word, f"word2_{index}") for index, word in enumerate(words)]
+        level = _larger(m, _larger(m, level, "c"), "d")
+        level = [register(exponent, f"exponent2_{index}") for index, exponent in enumerate(level)]
+        (code,) = _larger(m, level, "e")
+        code3 = register(code, "code3")
+        code4 = register(code3, "code4")
+        nan = Signal()
+        m.d.comb += [nan.eq(code == CODE_NAN), self.code.eq(register(code4, "code5"))]
+
+        for index, word in enumerate(words):
+            element = _element(m, register, 3, index, word, code, nan)
+            m.d.comb += self.o[index].eq(element)
+        return m
+
+
+class HalfQuantiser(wiring.Component):
+    """Gateware of `hls_models.numerics.mx.quantise`, for blocks that come in halves.
+
+    A first half goes in in one cycle with ``advance`` high, its second half in the next such cycle;
+    so they come out, `latency_cycles` such cycles later. It takes half of a `BlockQuantiser`.
+
+    Members
+    -------
+    advance : In(1)
+        Clock enable.
+    i : In(16).array(MX_BLOCK // 2)
+        Upper halves of FP32, which are BF16.
+    more : In(MX_BLOCK // 2)
+        Which lower halves are not zero.
+    second : In(1)
+        It is a second half; low where nothing goes in.
+    o : Out(signed(8)).array(MX_BLOCK // 2)
+        Elements.
+    code : Out(8)
+        The E8M0 code of their block.
+    """
+
+    spec = None
+    latency_cycles = mx.HALVES_CYCLES
+
+    def __init__(self, spec: None = None) -> None:
+        half = MX_BLOCK // 2
+        super().__init__(
+            {
+                "advance": In(1),
+                "i": In(16).array(half),
+                "more": In(half),
+                "second": In(1),
+                "o": Out(signed(8)).array(half),
+                "code": Out(8),
+            }
+        )
+
+    def elaborate(self, platform):  # noqa: D102
+        if makes_modules(platform):
+            return shared(self, "half_quantiser", platform)
+
+        m = Module()
+        register = Pipeline(m, self.advance).register
+
+        # Stages 1 and 2: the largest exponent of a half, of 4, of 16.
+        level = [self.i[index][7:15] for index in range(MX_BLOCK // 2)]
+        level = _larger(m, _larger(m, level, "a"), "b")
+        level = [register(exponent, f"exponent1_{index}") for index, exponent in enumerate(level)]
+        (exponent,) = _larger(m, _larger(m, level, "c"), "d")
+        exponent2 = register(exponent, "exponent2")
+        second2 = register(register(self.second, "second1"), "second2")
+
+        # Stage 3: a first half waits here until the exponent of its second is known. What has been
+        # found then is that of the second half, too, when it comes.
+        code = Signal(8)
+        exponent3 = Signal(8, reset_less=True)
+        nan = Signal()
+        m.d.comb += [
+            code.eq(Mux(second2 & (exponent2 > exponent3), exponent2, exponent3)),
+            nan.eq(code == CODE_NAN),
+        ]
+        with m.If(self.advance):
+            m.d.sync += exponent3.eq(Mux(second2, code, exponent2))
+        code6 = register(register(register(code, "code4"), "code5"), "code6")
+        m.d.comb += self.code.eq(code6)
+        for index in range(MX_BLOCK // 2):
+            word = _word(self.i[index], self.more[index])
+            for stage in (1, 2, 3):
+                word = register(word, f"word{stage}_{index}")
+            m.d.comb += self.o[index].eq(_element(m, register, 4, index, word, code, nan))
+        return m
+
+
+class ElementDequantiser(wiring.Component):
+    """Gateware of :func:`~fpgapipe.hw.hls_models.numerics.mx.unpack`, an element of a block.
+
+    Latency 1 cycle, throughput one element in every cycle with ``advance`` high.
+
+    Members
+    -------
+    advance : In(1)
+        Clock enable.
+    i : In(signed(8))
+    there : In(1)
+        Whether there is an element at all; else the number is +0.
+    code : In(8)
+        Of the block whose element has gone in: it comes with the number, since whole blocks share
+        the register that keeps it.
+    o : Out(16)
+        Upper half of an FP32 whose lower half is zero.
+    """
+
+    spec = None
+    latency_cycles = 1
+
+    def __init__(self, spec: None = None) -> None:
+        super().__init__(
+            {
+                "advance": In(1),
+                "i": In(signed(8)),
+                "there": In(1),
+                "code": In(8),
+                "o": Out(16),
+            }
+        )
+
+    def elaborate(self, platform):  # noqa: D102
+        if makes_modules(platform):
+            return shared(self, "element_dequantiser", platform)
+
+        m = Module()
+        register = Pipeline(m, self.advance).register
+
+        # Stage 1: the magnitude, up to 128. A bit of the negative of a number is its opposite if
+        # there is a one below it, which is less to wait for than a carry.
+        negative = self.i[7]
+        magnitude = Cat(self.i[k] ^ (negative & self.i[:k].any()) for k in range(8))
+        magnitude1 = register(magnitude, "magnitude1")
+        marks1 = register(Cat(negative & self.there, self.there), "marks1")
+
+        # Behind it: the first one of all but 128 goes to place 6.
+        skip = Signal(3)
+        coarse = Signal(7)
+        middle = Signal(7)
+        is_largest = magnitude1[7]
+        m.d.comb += [
+            skip[2].eq(magnitude1[3:7] == 0),
+            coarse.eq(Mux(skip[2], magnitude1[0:3] << 4, magnitude1[0:7])),
+            skip[1].eq(coarse[5:7] == 0),
+            middle.eq(Mux(skip[1], coarse << 2, coarse)),
+            skip[0].eq(~middle[6]),
+        ]
+        fraction = Mux(skip[0], Cat(Const(0, 1), middle[0:5]), middle[0:6])
+        # An element counts 2**-6, so that a first one in place 6 has the code for its exponent. Of
+        # 128, all other bits are zeros, which skips 7: with one bit more that is -1.
+        exponent = Signal(signed(10))
+        m.d.comb += exponent.eq(self.code - Cat(skip, is_largest).as_signed())
+        is_zero = (middle[5:7] == 0) & ~is_largest
+        tiny = exponent[9] | ~exponent[0:8].any() | is_zero | ~marks1[1]
+        nan = marks1[1] & (self.code == CODE_NAN)
+        number = Mux(tiny, 0, Cat(Const(0, 1), fraction, exponent[0:8]))
+        magnitude = Mux(nan, NAN_BITS >> 16, number)
+        m.d.comb += self.o.eq(Cat(magnitude[0:15], marks1[0] & ~nan))
+        return m
+
+
+def _word(value, more):
+    """What a quantiser keeps of an FP32: more bits, then the significand, exponent and sign.
+
+    Parameters
+    ----------
+    value : Value
+        Its upper half.
+    more : Value
+        Whether there is a one in the lower half.
+    """
+    return Cat(more, value[0:7], value[7:15] != 0, value[7:16])
+
+
+def _element(m, register, stage, index, word, code, nan):
+    """Make an element, in this stage and two more.
+
+    Parameters
+    ----------
+    m : Module
+    register : callable
+        Of the pipeline.
+    stage, index : int
+        For names: of what the stage ends with, and of the element.
+    word : Value
+        As `_word` made it.
+    code : Value
+        The largest exponent of the block.
+    nan : Value
+        Whether that makes the block NaN.
+    """
+    # How far the element is below the largest. From 8 places on, it rounds to zero whatever its
+    # significand. The first bit of a subnormal's is zero.
+    distance = Signal(8, name=f"distance{index}")
+    m.d.comb += distance.eq(code - word[9:17])
+    far = (distance[3:8] != 0) | ~word[8] | nan
+    near = register(Cat(distance[0:3], far), f"distance{stage}_{index}")
+    word = register(Cat(word[0:9], word[17]), f"word{stage}_{index}")
+
+    # Next: 7 places before the point, one behind it, and whether there is more.
+    stage += 1
+    kept = Signal(8, name=f"kept{index}")
+    m.d.comb += kept.eq(word[1:9] >> near[0:3])
+    lost = Signal(name=f"lost{index}")
+    gone = Cat(word[1 + k] & (near[0:3] > k) for k in range(7))
+    m.d.comb += lost.eq(word[0] | gone.any())
+    kept = register(kept, f"kept{stage}_{index}")
+    lost = register(lost, f"lost{stage}_{index}")
+    far = register(near[3], f"far{stage}_{index}")
+    negative = register(word[9], f"negative{stage}_{index}")
+
+    # Last: a tie goes to even, and 127.5 and more saturates. What is rounded up and negated is the
+    # complement less one, plus one: the complement.
+    whole = Mux(far, 0, kept[1:8])
+    full = Signal(name=f"full{index}")
+    up = Signal(name=f"up{index}")
+    m.d.comb += [
+        full.eq(kept[1:8].all()),
+        up.eq(kept[0] & (lost | kept[1]) & ~full & ~far),
+    ]
+    element = (Cat(whole, Const(0, 1)) ^ negative.replicate(8)) + (up ^ negative)
+    return register(element[0:8], f"element{stage + 1}_{index}")
+
+
+def _larger(m, values, name):
+    """Keep the larger of each two values."""
+    kept = []
+    for index, (a, b) in enumerate(zip(values[::2], values[1::2], strict=True)):
+        larger = Signal(8, name=f"larger_{name}{index}")
+        m.d.comb += larger.eq(Mux(a > b, a, b))
+        kept.append(larger)
+    return kept

@@ -1,0 +1,1 @@
+"""Sequencer and registers as gateware."""

@@ -1,0 +1,203 @@
+"""Gateware that reads a program ahead of its dispatch."""
+
+from enum import IntEnum
+
+from amaranth.hdl import Cat, Module, Mux, Signal, unsigned
+from amaranth.lib import data, stream, wiring
+from amaranth.lib.wiring import In, Out
+
+from fpgapipe.hw.hls_models.isa.instructions import WORD_BYTES
+from fpgapipe.hw.hls_models.model.sequencer import SequencerSpec
+from fpgapipe.hw.rtl.lib.axi import ADDRESS_BITS, AxiRead, drive_request
+from fpgapipe.hw.rtl.lib.queue import WORD_BITS, WordFifo
+
+WORD_SHIFT = WORD_BYTES.bit_length() - 1
+
+
+class Fault(IntEnum):
+    """Why a word is missing."""
+
+    NONE = 0
+    RANGE = 1
+    READ = 2
+
+
+FETCHED = data.StructLayout({"data": WORD_BITS, "fault": Fault})
+"""A word of the program, or the reason why there is none."""
+
+RESPONSE = data.StructLayout({"data": WORD_BITS, "error": 1})
+
+
+def request_layout(spec: SequencerSpec) -> data.StructLayout:
+    """Layout of a request: the byte address, and how many words of 64 bytes."""
+    return data.StructLayout(
+        {"address": unsigned(ADDRESS_BITS), "words": range(spec.fetch_words + 1)}
+    )
+
+
+class Fetcher(wiring.Component):
+    """Reads a program, word after word, as far ahead as its FIFO holds.
+
+    A request is for the words up to the next multiple of ``64 * fetch_words`` bytes, so it never
+    crosses 4 KiB. Behind the last word of the memory window comes one with ``Fault.RANGE``, behind
+    which nothing comes. Responses always find room.
+
+    Members
+    -------
+    start : In(1)
+        A pulse, while `idle` and after a reset: reads the program at `entry`.
+    stop : In(1)
+        While high, no new request is made.
+    entry, memory_base, memory_limit : In(64)
+        Byte addresses, multiples of 64; constant from the start on. Only bytes from base up to and
+        without limit are read.
+    o_request : Out(stream.Signature(request_layout(spec)))
+    i_response : In(stream.Signature(RESPONSE))
+        The words of all requests, in order.
+    o : Out(stream.Signature(FETCHED))
+    idle : Out(1)
+        No request waits for its response.
+    """
+
+    def __init__(self, spec: SequencerSpec) -> None:
+        self.spec = spec
+        super().__init__(
+            {
+                "start": In(1),
+                "stop": In(1),
+                "entry": In(ADDRESS_BITS),
+                "memory_base": In(ADDRESS_BITS),
+                "memory_limit": In(ADDRESS_BITS),
+                "o_request": Out(stream.Signature(request_layout(spec))),
+                "i_response": In(stream.Signature(RESPONSE)),
+                "o": Out(stream.Signature(FETCHED)),
+                "idle": Out(1),
+            }
+        )
+
+    def elaborate(self, platform):  # noqa: D102
+        m = Module()
+        spec = self.spec
+        m.submodules.fifo = fifo = WordFifo(FETCHED, spec.prefetch_words)
+        wiring.connect(m, fifo.o, wiring.flipped(self.o))
+
+        # The window's end is turned into a number of words once, so that requests only count down.
+        address = Signal(ADDRESS_BITS - WORD_SHIFT)
+        remaining = Signal(ADDRESS_BITS - WORD_SHIFT)
+        active = Signal()
+        end = Signal()  # the word behind the window is still to be put into the FIFO
+        space = Signal(range(spec.prefetch_words + 1), init=spec.prefetch_words)
+        outstanding = Signal(range(spec.prefetch_words + 1))
+
+        chunk = Signal(range(spec.fetch_words + 1))
+        to_boundary = Signal(range(spec.fetch_words + 1))
+        fetch_bits = spec.fetch_words.bit_length() - 1
+        asks = Signal()
+        free = Signal()
+        m.d.comb += [
+            to_boundary.eq(spec.fetch_words - (address[:fetch_bits] if fetch_bits else 0)),
+            chunk.eq(Mux(remaining < to_boundary, remaining, to_boundary)),
+            free.eq(~self.o_request.valid | self.o_request.ready),
+            # A whole chunk's room is always asked for: it comes soon, and the compare is short.
+            asks.eq(active & ~self.stop & free & (remaining != 0) & (space >= spec.fetch_words)),
+        ]
+        with m.If(self.start):
+            m.d.sync += [
+                active.eq(1),
+                end.eq(1),
+                address.eq(self.entry[WORD_SHIFT:]),
+                remaining.eq(
+                    Mux(
+                        (self.entry >= self.memory_base) & (self.entry < self.memory_limit),
+                        self.memory_limit[WORD_SHIFT:] - self.entry[WORD_SHIFT:],
+                        0,
+                    )
+                ),
+            ]
+        with m.If(asks):
+            m.d.sync += [
+                address.eq(address + chunk),
+                remaining.eq(remaining - chunk),
+                self.o_request.payload.address.eq(address << WORD_SHIFT),
+                self.o_request.payload.words.eq(chunk),
+                self.o_request.valid.eq(1),
+            ]
+        with m.Elif(self.o_request.ready):
+            m.d.sync += self.o_request.valid.eq(0)
+
+        arrives = Signal()
+        ends = Signal()
+        m.d.comb += [
+            self.i_response.ready.eq(1),
+            arrives.eq(self.i_response.valid),
+            ends.eq(active & end & (remaining == 0) & (outstanding == 0) & (space != 0) & ~arrives),
+            fifo.i.valid.eq(arrives | ends),
+            fifo.i.payload.data.eq(self.i_response.payload.data),
+            fifo.i.payload.fault.eq(
+                Mux(ends, Fault.RANGE, Mux(self.i_response.payload.error, Fault.READ, Fault.NONE))
+            ),
+            self.idle.eq((outstanding == 0) & ~self.o_request.valid),
+        ]
+        with m.If(ends):
+            m.d.sync += end.eq(0)
+        leaves = Signal()
+        asked = Signal.like(chunk)
+        m.d.comb += [leaves.eq(self.o.valid & self.o.ready), asked.eq(Mux(asks, chunk, 0))]
+        m.d.sync += [
+            space.eq(space - asked - ends + leaves),
+            outstanding.eq(outstanding + asked - arrives),
+        ]
+        return m
+
+
+class ProgramReader(wiring.Component):
+    """Turns the requests of a `Fetcher` to AXI4 bursts, and beats to words.
+
+    A request takes a cycle, a word comes in the cycle after its last beat. All data are taken
+    at once, which relies on the responses finding room.
+
+    Members
+    -------
+    i : In(stream.Signature(request_layout(spec)))
+    o : Out(stream.Signature(RESPONSE))
+        Its `ready` is not looked at.
+    axi : Out(AxiRead(spec.bus_bytes))
+    """
+
+    def __init__(self, spec: SequencerSpec) -> None:
+        self.spec = spec
+        super().__init__(
+            {
+                "i": In(stream.Signature(request_layout(spec))),
+                "o": Out(stream.Signature(RESPONSE)),
+                "axi": Out(AxiRead(spec.bus_bytes)),
+            }
+        )
+
+    def elaborate(self, platform):  # noqa: D102
+        m = Module()
+        bus_bytes = self.spec.bus_bytes
+        beats = WORD_BYTES // bus_bytes
+        axi = self.axi
+        drive_request(m, axi, "ar")
+        last_word = Signal(range(max(self.spec.fetch_words, 2)))
+        m.d.comb += [
+            last_word.eq(self.i.payload.words - 1),
+            axi.arvalid.eq(self.i.valid),
+            axi.araddr.eq(self.i.payload.address),
+            axi.arlen.eq(last_word * beats + (beats - 1)),
+            self.i.ready.eq(axi.arready),
+            axi.rready.eq(1),
+        ]
+        number = Signal(range(max(beats, 2)))
+        last = Signal()
+        m.d.comb += last.eq(number == beats - 1)
+        m.d.sync += self.o.valid.eq(axi.rvalid & last)
+        with m.If(axi.rvalid):
+            m.d.sync += [
+                number.eq(Mux(last, 0, number + 1)),
+                self.o.payload.data.eq(Cat(self.o.payload.data[8 * bus_bytes :], axi.rdata)),
+                # SLVERR and DECERR; one bad beat spoils the word.
+                self.o.payload.error.eq(axi.rresp[1] | ((number != 0) & self.o.payload.error)),
+            ]
+        return m

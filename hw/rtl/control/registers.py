@@ -1,0 +1,337 @@
+"""Gateware of the registers, :mod:`fpgapipe.hw.hls_models.model.registers`, on an AXI4-Lite bus."""
+
+from amaranth.hdl import Cat, Const, Module, Signal
+from amaranth.lib import wiring
+from amaranth.lib.wiring import In, Out
+
+from fpgapipe.hw.hls_models.isa.vector_op import NUM_SCALARS
+from fpgapipe.hw.hls_models.model.registers import (
+    ADDRESS_BITS,
+    DATA_BITS,
+    SEED_BITS,
+    Kind,
+    RegisterMap,
+)
+from fpgapipe.hw.hls_models.model.sequencer import SequencerSpec
+from fpgapipe.hw.hls_models.spec.core_spec import CoreSpec
+from fpgapipe.hw.hls_models.spec.link import DELIVERED_BITS, NUM_CHANNELS, SESSION_BITS
+from fpgapipe.hw.rtl.lib.queue import QueueState
+
+OKAY, SLVERR = 0, 2
+"""Responses of AXI."""
+
+_STATUS = ("idle", "running", "done", "error", "nan")
+
+
+def axil_members():
+    """Ports of an AXI4-Lite slave, under their names in other tools, without a prefix."""
+    return {
+        "awaddr": In(ADDRESS_BITS),
+        "awprot": In(3),
+        "awvalid": In(1),
+        "awready": Out(1),
+        "wdata": In(DATA_BITS),
+        "wstrb": In(DATA_BITS // 8),
+        "wvalid": In(1),
+        "wready": Out(1),
+        "bresp": Out(2),
+        "bvalid": Out(1),
+        "bready": In(1),
+        "araddr": In(ADDRESS_BITS),
+        "arprot": In(3),
+        "arvalid": In(1),
+        "arready": Out(1),
+        "rdata": Out(DATA_BITS),
+        "rresp": Out(2),
+        "rvalid": Out(1),
+        "rready": In(1),
+    }
+
+
+class LinkPort(wiring.Signature):
+    """What the registers and a link's engine have to do with each other, as the registers see it.
+
+    Members
+    -------
+    enable : Out(1)
+    seed : Out(15)
+    clear : Out(1)
+        A pulse.
+    state : In(3)
+        `fpgapipe.hw.hls_models.spec.link.LinkState`.
+    session, peer : In(16)
+    delivered, peer_delivered : In(48).array(3)
+    peer_delivered_known : In(1)
+    """
+
+    def __init__(self):
+        super().__init__(
+            {
+                "enable": Out(1),
+                "seed": Out(SEED_BITS),
+                "clear": Out(1),
+                "state": In(3),
+                "session": In(SESSION_BITS),
+                "peer": In(SESSION_BITS),
+                "delivered": In(DELIVERED_BITS).array(NUM_CHANNELS),
+                "peer_delivered": In(DELIVERED_BITS).array(NUM_CHANNELS),
+                "peer_delivered_known": In(1),
+            }
+        )
+
+
+class Registers(wiring.Component):
+    """Gateware of :class:`~fpgapipe.hw.hls_models.model.registers.RegisterMap`.
+
+    An AXI4-Lite slave that takes one write and one read at a time, address and data of a write in
+    any order. Accesses to any register are answered OKAY, others SLVERR; the lowest two bits of an
+    address do not count. The outputs are registers, or functions of registers alone.
+
+    Members
+    -------
+    s_axil_* : In, Out
+        The bus, `axil_members`.
+    start, cancel : Out(1)
+        Pulses, as CONTROL.start and CONTROL.abort are written.
+    program, memory_base, memory_limit : Out(64)
+    scalars : Out(32).array(16)
+        With a vector engine alone.
+    links : Out(LinkPort).array(len(spec.links))
+    queues : In(QueueState).array(num_queues)
+        With links alone.
+    irq : Out(1)
+    running, done, error : In(1)
+        Of the core. STATUS.done and STATUS.error are set when these rise.
+    error_code : In(8)
+    error_engine : In(4)
+    error_index : In(32)
+        Taken when `error` rises.
+    nan : In(1)
+        Event: a block of an operand is not a number.
+    load_bytes, store_bytes : In(range(bus_bytes + 1))
+        What these counters rise by.
+    instructions, load_busy, ..., gemm0_busy, ... : In(1)
+        Events that the counters of these names count, `RegisterMap.counters`; CYCLES has none, it
+        counts `running`.
+    """
+
+    def __init__(self, spec: CoreSpec) -> None:
+        self.spec = spec
+        self._map = RegisterMap(spec)
+        self._events = [name for name in self._map.counters if name != "CYCLES"]
+        super().__init__(
+            {
+                **{f"s_axil_{name}": member for name, member in axil_members().items()},
+                "start": Out(1),
+                "cancel": Out(1),
+                "program": Out(64),
+                "memory_base": Out(64),
+                "memory_limit": Out(64),
+                "irq": Out(1),
+                "running": In(1),
+                "done": In(1),
+                "error": In(1),
+                "error_code": In(8),
+                "error_engine": In(4),
+                "error_index": In(32),
+                "nan": In(1),
+                **({"scalars": Out(DATA_BITS).array(NUM_SCALARS)} if spec.vector else {}),
+                **(self._link_members() if spec.links else {}),
+                **{name.lower(): In(self._map.amount_bits(name)) for name in self._events},
+            }
+        )
+
+    def _link_members(self):
+        sequencer = SequencerSpec.of(self.spec)
+        return {
+            "links": Out(LinkPort()).array(len(self.spec.links)),
+            "queues": In(QueueState(sequencer.num_semaphores)).array(sequencer.num_queues),
+        }
+
+    def elaborate(self, platform):  # noqa: D102
+        m = Module()
+        all_commands = {
+            register.name: {
+                field.name: Signal(
+                    name=f"{register.name.removesuffix('CONTROL').lower()}command_{field.name}"
+                )
+                for field in register.fields
+            }
+            for register in self._map
+            if register.kind is Kind.COMMAND
+        }
+        commands = all_commands["CONTROL"]
+        m.d.comb += [self.start.eq(commands["start"]), self.cancel.eq(commands["abort"])]
+
+        values = {
+            register.name: Const(register.reset, DATA_BITS)
+            for register in self._map
+            if register.kind is Kind.CONSTANT
+        }
+        values |= dict.fromkeys(all_commands, Const(0, DATA_BITS))
+        values |= self._status(m, commands)
+        counters = self._counters(m, commands["clear_counters"])
+        upper = Signal(DATA_BITS)  # of the number whose lower half was read last
+        wide = counters | self._delivered()
+        for name, number in wide.items():
+            values[f"{name}_LO"] = number[:DATA_BITS]
+            values[f"{name}_HI"] = upper
+        stored = {
+            register.name: Signal(DATA_BITS, name=register.name.lower())
+            for register in self._map
+            if register.kind is Kind.STORED
+        }
+        values |= stored
+        for name in ("program", "memory_base", "memory_limit"):
+            halves = [stored[f"{name.upper()}_{half}"] for half in ("LO", "HI")]
+            m.d.comb += getattr(self, name).eq(Cat(halves))
+        if self.spec.vector:
+            m.d.comb += [
+                scalar.eq(stored[f"SCALAR{number}"]) for number, scalar in enumerate(self.scalars)
+            ]
+        if self.spec.links:
+            values |= self._shown()
+            self._control_links(m, stored, all_commands)
+        enable = stored["IRQ_ENABLE"]
+        m.d.sync += self.irq.eq((values["STATUS"] & enable).any())
+
+        self._writes(m, stored, all_commands)
+        self._reads(m, values, wide, upper)
+        return m
+
+    def _delivered(self):
+        """Words that links have delivered, by the name of the register."""
+        return {
+            f"LINK{number}_{name.upper()}{channel}": count
+            for number in range(len(self.spec.links))
+            for name in ("delivered", "peer_delivered")
+            for channel, count in enumerate(getattr(self.links[number], name))
+        }
+
+    def _shown(self):
+        """STATUS and SESSIONS of links, and what queues show."""
+        values = {}
+        for number, link in enumerate(self.links):
+            values[f"LINK{number}_STATUS"] = Cat(link.state, link.peer_delivered_known)
+            values[f"LINK{number}_SESSIONS"] = Cat(link.session, link.peer)
+        for number, queue in enumerate(self.queues):
+            values[f"QUEUE{number}_HEAD"] = queue.head
+            values[f"QUEUE{number}_OLDEST"] = queue.oldest
+            values[f"QUEUE{number}_MISSING"] = queue.missing
+            values[f"QUEUE{number}_WAIT"] = Cat(
+                getattr(queue, field.name) for field in self._map[f"QUEUE{number}_WAIT"].fields
+            )
+        return values
+
+    def _control_links(self, m, stored, commands):
+        for number, link in enumerate(self.links):
+            m.d.comb += [
+                link.enable.eq(stored[f"LINK{number}_ENABLE"]),
+                link.seed.eq(stored[f"LINK{number}_SEED"]),
+                link.clear.eq(commands[f"LINK{number}_CONTROL"]["reset"]),
+            ]
+
+    def _status(self, m, commands):
+        """STATUS, ERROR and ERROR_INDEX."""
+        done, error, nan = (Signal(name=f"status_{name}") for name in ("done", "error", "nan"))
+        was_done, was_error = Signal(), Signal()
+        code = Signal(DATA_BITS, name="status_code")
+        index = Signal(DATA_BITS, name="status_index")
+        m.d.sync += [was_done.eq(self.done), was_error.eq(self.error)]
+        with m.If(commands["clear_status"]):
+            m.d.sync += nan.eq(0)
+        with m.If(commands["clear_status"] | (commands["start"] & ~self.running)):
+            m.d.sync += [done.eq(0), error.eq(0), code.eq(0), index.eq(0)]
+        # What happens while it is cleared is not lost.
+        with m.If(self.nan):
+            m.d.sync += nan.eq(1)
+        with m.If(self.done & ~was_done):
+            m.d.sync += done.eq(1)
+        with m.If(self.error & ~was_error):
+            m.d.sync += [
+                error.eq(1),
+                code.eq(Cat(self.error_code, self.error_engine)),
+                index.eq(self.error_index),
+            ]
+        bits = dict(zip(_STATUS, (~self.running, self.running, done, error, nan), strict=True))
+        status = Signal(DATA_BITS, name="status")
+        for field in self._map["STATUS"].fields:
+            m.d.comb += status[field.low].eq(bits[field.name])
+        return {"STATUS": status, "ERROR": code, "ERROR_INDEX": index}
+
+    def _counters(self, m, clear):
+        """The counters by name, each a Signal of 64 bits."""
+        counters = {}
+        for name in self._map.counters:
+            event = self.running if name == "CYCLES" else getattr(self, name.lower())
+            amount = Signal(len(event), name=f"{name.lower()}_amount")
+            counter = Signal(64, name=f"{name.lower()}_count")
+            m.d.sync += amount.eq(event)
+            with m.If(clear):
+                m.d.sync += counter.eq(0)
+            with m.Elif(amount.any()):
+                m.d.sync += counter.eq(counter + amount)
+            counters[name] = counter
+        return counters
+
+    def _writes(self, m, stored, commands):
+        address = Signal(ADDRESS_BITS - 2)
+        data = Signal(DATA_BITS)
+        strobe = Signal(DATA_BITS // 8)
+        has_address, has_data = Signal(), Signal()
+        write = Signal()
+        m.d.comb += [
+            self.s_axil_awready.eq(~has_address),
+            self.s_axil_wready.eq(~has_data),
+            write.eq(has_address & has_data & ~self.s_axil_bvalid),
+        ]
+        with m.If(self.s_axil_awvalid & self.s_axil_awready):
+            m.d.sync += [has_address.eq(1), address.eq(self.s_axil_awaddr[2:])]
+        with m.If(self.s_axil_wvalid & self.s_axil_wready):
+            m.d.sync += [has_data.eq(1), data.eq(self.s_axil_wdata), strobe.eq(self.s_axil_wstrb)]
+        with m.If(self.s_axil_bready):
+            m.d.sync += self.s_axil_bvalid.eq(0)
+        m.d.sync += [command.eq(0) for group in commands.values() for command in group.values()]
+
+        written = Signal(DATA_BITS)  # the bits that are written
+        m.d.comb += written.eq(Cat(bit.replicate(8) for bit in strobe))
+        with m.If(write):
+            m.d.sync += [has_address.eq(0), has_data.eq(0), self.s_axil_bvalid.eq(1)]
+            m.d.sync += self.s_axil_bresp.eq(SLVERR)
+            with m.Switch(address):
+                for register in self._map:
+                    with m.Case(register.offset >> 2):
+                        m.d.sync += self.s_axil_bresp.eq(OKAY)
+                        if register.kind is Kind.STORED:
+                            kept = stored[register.name]
+                            merged = (kept & ~written) | (data & written)
+                            m.d.sync += kept.eq(merged & register.writable)
+                        elif register.kind is Kind.COMMAND:
+                            m.d.sync += [
+                                commands[register.name][field.name].eq(
+                                    data[field.low] & written[field.low]
+                                )
+                                for field in register.fields
+                            ]
+
+    def _reads(self, m, values, wide, upper):
+        address = Signal(ADDRESS_BITS - 2)
+        has_address = Signal()
+        m.d.comb += self.s_axil_arready.eq(~has_address & ~self.s_axil_rvalid)
+        with m.If(self.s_axil_arvalid & self.s_axil_arready):
+            m.d.sync += [has_address.eq(1), address.eq(self.s_axil_araddr[2:])]
+        with m.If(self.s_axil_rready):
+            m.d.sync += self.s_axil_rvalid.eq(0)
+        with m.If(has_address):
+            m.d.sync += [has_address.eq(0), self.s_axil_rvalid.eq(1)]
+            m.d.sync += [self.s_axil_rdata.eq(0), self.s_axil_rresp.eq(SLVERR)]
+            with m.Switch(address):
+                for register in self._map:
+                    with m.Case(register.offset >> 2):
+                        m.d.sync += [
+                            self.s_axil_rdata.eq(values[register.name]),
+                            self.s_axil_rresp.eq(OKAY),
+                        ]
+                        if register.kind in (Kind.COUNTER_LO, Kind.STATUS_LO):
+                            number = wide[register.name.removesuffix("_LO")]
+                            m.d.sync += upper.eq(number[DATA_BITS:])

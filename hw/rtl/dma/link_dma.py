@@ -1,0 +1,393 @@
+"""Gateware of the engines between memory and a link, :mod:`fpgapipe.hw.hls_models.model.link_dma`.
+
+Memory and links wait for each other only at these engines' buffers: a word is read from memory when
+there is room for it, and a burst to memory begins when its words are there. So a link that stands
+still, or another device that does, never holds up the memory bus.
+"""
+
+from amaranth.hdl import Module, Mux, Signal, unsigned
+from amaranth.lib import data, stream, wiring
+from amaranth.lib.wiring import In, Out
+
+from fpgapipe.hw.hls_models.isa.instructions import LINK, WORD_BYTES, ErrorCode
+from fpgapipe.hw.hls_models.model.dma import burst_words
+from fpgapipe.hw.hls_models.model.link_dma import SEND_WORDS, STREAM_BYTES
+from fpgapipe.hw.hls_models.spec.core_spec import CoreSpec
+from fpgapipe.hw.hls_models.spec.link import NUM_CHANNELS
+from fpgapipe.hw.rtl.dma.load import LoadEngine
+from fpgapipe.hw.rtl.dma.store import StoreEngine
+from fpgapipe.hw.rtl.lib.axi import AxiRead, AxiWrite, Slice
+from fpgapipe.hw.rtl.lib.memory import BlockMemory, BlockMemorySpec
+from fpgapipe.hw.rtl.lib.queue import WordFifo, issue_layout
+from fpgapipe.hw.rtl.link.link_beats import WORD
+
+NUM_PACKETS = 8
+"""Instructions that an engine has begun: as many as the sequencer gives out."""
+
+_PACKET = data.StructLayout({"channel": 2, "stream": 8 * STREAM_BYTES, "index": 32})
+
+
+class BlockFifo(wiring.Component):
+    """First in, first out, in a block memory without initial contents.
+
+    Latency 2 cycles, throughput 1 word per cycle; holds `depth` words and one that is offered.
+    ``i.ready`` is a function of registers alone.
+
+    Parameters
+    ----------
+    bits : int
+        Of a word.
+    depth : int
+        A power of two.
+
+    Members
+    -------
+    i, o : stream of `bits`
+    """
+
+    def __init__(self, bits, depth):
+        self._bits, self._depth = bits, depth
+        shape = stream.Signature(unsigned(bits))
+        super().__init__({"i": In(shape), "o": Out(shape)})
+
+    def elaborate(self, platform):  # noqa: D102
+        m = Module()
+        spec = BlockMemorySpec(self._depth, self._bits, self._bits)
+        m.submodules.memory = memory = BlockMemory(spec)
+        level = Signal(range(self._depth + 1))
+        push, pull = Signal(), Signal()
+        m.d.comb += [
+            self.i.ready.eq(level != self._depth),
+            push.eq(self.i.valid & self.i.ready),
+            pull.eq((level != 0) & (~self.o.valid | self.o.ready)),
+            memory.write.eq(push),
+            memory.write_data.eq(self.i.payload),
+            memory.read.eq(pull),
+            self.o.payload.eq(memory.read_data),
+        ]
+        with m.If(push):
+            m.d.sync += memory.write_row.eq(memory.write_row + 1)
+        with m.If(pull):
+            m.d.sync += memory.read_row.eq(memory.read_row + 1)
+        m.d.sync += [
+            level.eq(level + push - pull),
+            self.o.valid.eq(pull | (self.o.valid & ~self.o.ready)),
+        ]
+        return m
+
+
+def _members(spec):
+    """What both engines have."""
+    return {
+        "i": In(stream.Signature(issue_layout(LINK))),
+        "memory_base": In(64),
+        "memory_limit": In(64),
+        "halt": In(1),
+        "down": In(1),
+        "done": Out(1),
+        "busy": Out(1),
+        "idle": Out(1),
+        "waits": Out(1),
+        "error_valid": Out(1),
+        "error_code": Out(8),
+        "error_index": Out(32),
+    }
+
+
+def _take(m, engine, inner, packets):
+    """Give an engine's instructions to the one inside, and to the queue of packets."""
+    body, transfer = engine.i.payload.body, inner.i.payload.body
+    m.d.comb += [
+        *(
+            getattr(transfer, name).eq(getattr(body, name))
+            for name in ("memory", "rows", "row_memory", "planes", "plane_memory")
+        ),
+        # Rows of no bytes are refused, and so is a channel that does not exist.
+        transfer.row_bytes.eq(Mux(body.channel >= NUM_CHANNELS, 0, body.row_bytes)),
+        inner.i.payload.index.eq(engine.i.payload.index),
+        inner.i.valid.eq(engine.i.valid & packets.i.ready),
+        packets.i.payload.channel.eq(body.channel),
+        packets.i.payload.stream.eq(body.stream),
+        packets.i.payload.index.eq(engine.i.payload.index),
+        packets.i.valid.eq(engine.i.valid & inner.i.ready),
+        engine.i.ready.eq(inner.i.ready & packets.i.ready),
+        inner.memory_base.eq(engine.memory_base),
+        inner.memory_limit.eq(engine.memory_limit),
+    ]
+
+
+class SendEngine(wiring.Component):
+    """Runs SEND instructions: reads rows from memory and gives them to a link as packets.
+
+    The first request is on the bus 7 cycles after the instruction was taken, and a packet's first
+    word at the link 4 cycles after its first beat was taken, if the link has taken what came
+    before. A packet takes a cycle more than it has words. `SEND_WORDS` words at most, and
+    `spec.outstanding` bursts, are asked for or kept: the bus never waits for the link.
+
+    An error is reported at once. Packets before it may be cut then, as what is kept is not sent;
+    the host has to reset the link. There is one at most, and the engine takes no instruction until
+    reset. A high `halt` stops it in the same way without an error: no word goes from the second
+    cycle on, a word that waits is withdrawn.
+
+    Members
+    -------
+    i : In(stream.Signature(issue_layout(LINK)))
+    memory_base, memory_limit : In(64)
+        As of `fpgapipe.hw.rtl.dma.load.LoadEngine`.
+    halt : In(1)
+        Kept once it was high.
+    down : In(1)
+        The link is off or has stopped, which is an error while an instruction is under way.
+    axi : Out(AxiRead(bus_bytes))
+    o : Out(stream.Signature(WORD)).array(3)
+        Channels of the link.
+    done : Out(1)
+        For a cycle, an instruction is done: the link has taken its last word.
+    busy, idle : Out(1)
+        Idle is not busy: no burst is under way on the bus, and there is no instruction inside,
+        unless the engine has stopped.
+    waits : Out(1)
+        Event: a word waits for the link.
+    error_valid : Out(1)
+        For a cycle, there is an error.
+    error_code : Out(8)
+        BAD_FIELD, MEMORY_RANGE, AXI_READ or LINK_DOWN.
+    error_index : Out(32)
+        The instruction that failed; for LINK_DOWN, the oldest.
+    """
+
+    def __init__(self, spec: CoreSpec) -> None:
+        self.spec = spec
+        super().__init__(
+            {
+                **_members(spec),
+                "axi": Out(AxiRead(spec.bus_bytes)),
+                "o": Out(stream.Signature(WORD)).array(NUM_CHANNELS),
+            }
+        )
+
+    def elaborate(self, platform):  # noqa: D102
+        m = Module()
+        m.submodules.load = load = LoadEngine(self.spec, has_scratchpad=False)
+        m.submodules.packets = packets = WordFifo(_PACKET, NUM_PACKETS)
+        m.submodules.words = words = BlockFifo(WORD.size, SEND_WORDS)
+        m.submodules.out = out = Slice(data.StructLayout({"word": WORD, "channel": 2, "index": 32}))
+        wiring.connect(m, load.axi, wiring.flipped(self.axi))
+        _take(m, self, load, packets)
+
+        # There is room in the buffer for all words that are asked for.
+        room = Signal(range(SEND_WORDS + 1), init=SEND_WORDS)
+        asked = Signal(range(WORD_BYTES + 1))
+        stopped = Signal()
+        m.d.comb += [
+            load.gate.allow.eq(room > load.gate.words),
+            asked.eq(Mux(load.gate.taken, load.gate.words + 1, 0)),
+            words.i.payload.eq(load.o.payload),
+            words.i.valid.eq(load.o.valid),
+            load.o.ready.eq(1),
+            load.halt.eq(self.halt | stopped),
+        ]
+        m.d.sync += room.eq(room - asked + (words.o.valid & words.o.ready))
+
+        # The tag goes before a packet's first word.
+        head, word = packets.o.payload, data.View(WORD, words.o.payload)
+        in_words, moves = Signal(), Signal()
+        m.d.comb += [
+            out.i.payload.channel.eq(head.channel),
+            out.i.payload.index.eq(head.index),
+            out.i.payload.word.data.eq(Mux(in_words, word.data, head.stream)),
+            out.i.payload.word.last.eq(in_words & word.last),
+            out.i.valid.eq(words.o.valid & packets.o.valid),
+            moves.eq(out.i.valid & out.i.ready),
+            words.o.ready.eq(packets.o.valid & out.i.ready & in_words),
+            packets.o.ready.eq(moves & in_words & word.last),
+        ]
+        with m.If(moves):
+            m.d.sync += in_words.eq(~(in_words & word.last))
+
+        goes, ready = Signal(), 0
+        for channel, o in enumerate(self.o):
+            mine = out.o.payload.channel == channel
+            m.d.comb += [
+                o.payload.eq(out.o.payload.word),
+                o.valid.eq(out.o.valid & mine & ~stopped),
+            ]
+            ready = ready | (mine & o.ready)
+        m.d.comb += [
+            out.o.ready.eq(ready & ~stopped),
+            goes.eq(out.o.valid & out.o.ready),
+            self.waits.eq(out.o.valid & ~ready & ~stopped),
+        ]
+
+        inside = Signal(range(2 * NUM_PACKETS + 1))
+        ends, fails = Signal(), Signal()
+        m.d.comb += [
+            ends.eq(goes & out.o.payload.word.last),
+            fails.eq(self.down & (out.o.valid | packets.o.valid) & ~ends),
+            self.busy.eq(load.busy | ((inside != 0) & ~stopped)),
+            self.idle.eq(~self.busy),
+        ]
+        m.d.sync += [
+            inside.eq(inside + (self.i.valid & self.i.ready) - ends),
+            self.done.eq(ends),
+            self.error_valid.eq((load.error_valid | fails) & ~stopped),
+        ]
+        with m.If((load.error_valid | fails) & ~stopped):
+            m.d.sync += [
+                self.error_code.eq(Mux(load.error_valid, load.error_code, ErrorCode.LINK_DOWN)),
+                self.error_index.eq(
+                    Mux(
+                        load.error_valid,
+                        load.error_index,
+                        Mux(out.o.valid, out.o.payload.index, head.index),
+                    )
+                ),
+            ]
+        with m.If(self.halt | load.error_valid | fails):
+            m.d.sync += stopped.eq(1)
+        return m
+
+
+class ReceiveEngine(wiring.Component):
+    """Runs RECEIVE instructions: takes packets from a link and writes their rows to memory.
+
+    A burst begins when all its words are there, so it never waits on the bus. Its request is on the
+    bus 2 cycles after its last word was taken, its first beat 4 cycles after that, and `done` comes
+    a cycle after the response to the instruction's last burst. A word a cycle is sustained within a
+    packet; between packets about as many cycles are lost as the last burst has words, while the
+    link keeps what comes.
+
+    An error is reported when all before it is done, as
+    `fpgapipe.hw.hls_models.model.link_dma.receive` has it. There is one at most. The engine then
+    takes no instruction and no word until reset; the host has to reset the link. A high `halt`
+    stops it as it does `fpgapipe.hw.rtl.dma.store.StoreEngine`.
+
+    Members
+    -------
+    i : In(stream.Signature(issue_layout(LINK)))
+    memory_base, memory_limit : In(64)
+        As of `fpgapipe.hw.rtl.dma.store.StoreEngine`.
+    halt : In(1)
+        Kept once it was high.
+    down : In(1)
+        The link is off or has stopped, if only for a cycle, which is an error while words are
+        awaited.
+    axi : Out(AxiWrite(bus_bytes))
+    i_words : In(stream.Signature(WORD)).array(3)
+        Channels of the link.
+    done : Out(1)
+        For a cycle, an instruction is done, in their order: the memory has confirmed all of it.
+    busy, idle : Out(1)
+        Idle is not busy: no burst is under way, and there is no instruction inside, unless the
+        engine has stopped.
+    waits : Out(1)
+        Event: an instruction waits for a word.
+    error_valid : Out(1)
+        For a cycle, there is an error.
+    error_code : Out(8)
+        BAD_FIELD, MEMORY_RANGE, AXI_WRITE, LINK_STREAM or LINK_DOWN.
+    error_index : Out(32)
+        The instruction that failed.
+    """
+
+    def __init__(self, spec: CoreSpec) -> None:
+        self.spec = spec
+        super().__init__(
+            {
+                **_members(spec),
+                "axi": Out(AxiWrite(spec.bus_bytes)),
+                "i_words": In(stream.Signature(WORD)).array(NUM_CHANNELS),
+            }
+        )
+
+    def elaborate(self, platform):  # noqa: D102
+        m = Module()
+        depth = max(2 * burst_words(self.spec), 4)
+        m.submodules.store = store = StoreEngine(self.spec, has_scratchpad=False)
+        m.submodules.packets = packets = WordFifo(_PACKET, NUM_PACKETS)
+        m.submodules.words = words = BlockFifo(8 * WORD_BYTES, depth)
+        wiring.connect(m, store.axi, wiring.flipped(self.axi))
+        wiring.connect(m, words.o, store.i_words)
+        _take(m, self, store, packets)
+        stopped = Signal()
+        with m.If(self.halt | store.error_valid):
+            m.d.sync += stopped.eq(1)
+        m.d.comb += [
+            store.halt.eq(self.halt),
+            self.done.eq(store.done),
+            self.busy.eq(store.busy),
+            self.idle.eq(store.idle),
+            self.error_valid.eq(store.error_valid),
+            self.error_code.eq(store.error_code),
+            self.error_index.eq(store.error_index),
+        ]
+
+        # The channel of the oldest packet.
+        head, gate = packets.o.payload, store.gate
+        valid, ready, awaited = Signal(), Signal(), Signal()
+        word = Signal(WORD)
+        for channel, i in enumerate(self.i_words):
+            mine = head.channel == channel
+            m.d.comb += i.ready.eq(ready & mine)
+            with m.If(mine):
+                m.d.comb += [valid.eq(i.valid), word.eq(i.payload)]
+        m.d.comb += [words.i.payload.eq(word.data), self.waits.eq(awaited & ~valid & ~stopped)]
+
+        # Words that are there and belong to no burst that was taken; whether the packet ends with
+        # them. Those of the next packet stay in the link until this one's last burst was taken.
+        have = Signal(range(depth + 1))
+        complete = Signal()
+        lost = Signal()
+        tag = Signal(8 * STREAM_BYTES, reset_less=True)
+        is_short = Signal()
+        wrong_tag = Signal()
+        enough, exact = Signal(), Signal()
+        m.d.comb += [
+            enough.eq(have > gate.words),
+            exact.eq(complete & (have == gate.words + 1)),
+            gate.allow.eq(enough & (exact | ~gate.end)),
+        ]
+        with m.If(wrong_tag | Mux(enough, gate.end & ~exact, complete)):
+            m.d.comb += gate.refusal.eq(ErrorCode.LINK_STREAM)
+        with m.Elif(lost):
+            m.d.comb += gate.refusal.eq(ErrorCode.LINK_DOWN)
+        # A link may be down but for a moment, and what it gives then belongs to no packet here.
+        with m.If(self.down & packets.o.valid & ~complete):
+            m.d.sync += lost.eq(1)
+        push, claimed = Signal(), Signal(range(WORD_BYTES + 1))
+        m.d.comb += [
+            push.eq(words.i.valid & words.i.ready),
+            claimed.eq(Mux(gate.taken, gate.words + 1, 0)),
+        ]
+        m.d.sync += have.eq(have + push - claimed)
+
+        with m.FSM():
+            with m.State("TAG"):
+                m.d.comb += [
+                    awaited.eq(packets.o.valid),
+                    ready.eq(packets.o.valid & ~stopped & ~lost),
+                ]
+                with m.If(ready & valid):
+                    m.d.sync += [tag.eq(word.data), is_short.eq(word.last)]
+                    m.next = "CHECK"
+            with m.State("CHECK"):
+                with m.If((tag != head.stream) | is_short):
+                    m.next = "REFUSE"
+                with m.Else():
+                    m.next = "WORDS"
+            with m.State("WORDS"):
+                m.d.comb += [
+                    awaited.eq(1),
+                    words.i.valid.eq(valid & ~stopped),
+                    ready.eq(words.i.ready & ~stopped),
+                ]
+                with m.If(push & word.last):
+                    m.d.sync += complete.eq(1)
+                    m.next = "COMPLETE"
+            with m.State("COMPLETE"), m.If(gate.taken & gate.end):
+                m.d.comb += packets.o.ready.eq(1)
+                m.d.sync += complete.eq(0)
+                m.next = "TAG"
+            with m.State("REFUSE"):
+                m.d.comb += wrong_tag.eq(1)
+        return m

@@ -1,0 +1,393 @@
+"""Gateware of the scratchpad, :class:`~fpgapipe.hw.hls_models.spec.core_spec.ScratchpadSpec`.
+
+Word `k`, the 64 bytes from byte ``64 * k``, lies in its bank's memory of even words or in that of
+odd words. The 64 bytes from any even address lie in a word and the one after it, which are never in
+the same memory, so one access a memory gives or takes them all. After a bank's last word comes the
+first of the next bank, after the last of all the first of all.
+"""
+
+from dataclasses import dataclass
+
+from amaranth.hdl import Cat, Const, Module, Mux, Signal
+from amaranth.lib import wiring
+from amaranth.lib.wiring import In, Out
+
+from fpgapipe.hw.hls_models.isa.instructions import WORD_BYTES
+from fpgapipe.hw.hls_models.spec.core_spec import ScratchpadSpec
+from fpgapipe.hw.rtl.lib.memory import BlockMemory, BlockMemorySpec
+from fpgapipe.hw.rtl.lib.turner import turned
+
+READ_LATENCY = 4
+"""Cycles from the one in which a read is accepted to the one that has its data."""
+
+GRANULE_BITS = 16
+"""What a write's mask counts: an element of two bytes."""
+
+GRANULES = 8 * WORD_BYTES // GRANULE_BITS
+"""Granules of a word."""
+
+_DATA_BITS = 8 * WORD_BYTES
+
+
+class ReadPort(wiring.Signature):
+    """A port that reads 64 bytes from any even byte address, as its client sees it.
+
+    A request moves when `valid` and `ready` are high; `READ_LATENCY` cycles later `data_valid` is
+    high for a cycle with the data, for which there is no waiting.
+
+    Parameters
+    ----------
+    address_bits : int
+        Of a byte address.
+
+    Members
+    -------
+    address : Out(address_bits)
+        Bit 0 is taken for 0.
+    valid : Out(1)
+    ready : In(1)
+    data : In(512)
+        Bits ``16 * i`` and up are the bytes ``address + 2 * i`` and ``address + 2 * i + 1``.
+    data_valid : In(1)
+    """
+
+    def __init__(self, address_bits):
+        self.address_bits = address_bits
+        super().__init__(
+            {
+                "address": Out(address_bits),
+                "valid": Out(1),
+                "ready": In(1),
+                "data": In(_DATA_BITS),
+                "data_valid": In(1),
+            }
+        )
+
+    def __eq__(self, other):
+        return type(self) is type(other) and self.address_bits == other.address_bits
+
+
+class WritePort(wiring.Signature):
+    """A port that writes up to 64 bytes to any even byte address, as its client sees it.
+
+    A write moves when `valid` and `ready` are high; every read accepted in a later cycle sees it.
+
+    Parameters
+    ----------
+    address_bits : int
+        Of a byte address.
+
+    Members
+    -------
+    address : Out(address_bits)
+        Bit 0 is taken for 0.
+    valid : Out(1)
+    ready : In(1)
+    data : Out(512)
+    mask : Out(32)
+        Bits ``16 * i`` and up of `data` go to byte ``address + 2 * i`` if ``mask[i]``.
+    """
+
+    def __init__(self, address_bits):
+        self.address_bits = address_bits
+        super().__init__(
+            {
+                "address": Out(address_bits),
+                "valid": Out(1),
+                "ready": In(1),
+                "data": Out(_DATA_BITS),
+                "mask": Out(GRANULES),
+            }
+        )
+
+    def __eq__(self, other):
+        return type(self) is type(other) and self.address_bits == other.address_bits
+
+
+@dataclass(frozen=True)
+class ScratchpadPorts:
+    """A scratchpad and the ports it has.
+
+    Parameters
+    ----------
+    memory : ScratchpadSpec
+    num_reads, num_writes : int
+    aligned_reads, aligned_writes : frozenset of int
+        Ports whose addresses are multiples of 64 (the bits below are taken for 0).
+    """
+
+    memory: ScratchpadSpec
+    num_reads: int
+    num_writes: int
+    aligned_writes: frozenset[int] = frozenset()
+    aligned_reads: frozenset[int] = frozenset()
+
+    def __post_init__(self) -> None:
+        for name in ("num_reads", "num_writes"):
+            if getattr(self, name) < 1:
+                raise ValueError(
+                    f"scratchpad {name} must be at least 1, not {getattr(self, name)!r}"
+                )
+        for kind, number in (("reads", self.num_reads), ("writes", self.num_writes)):
+            for port in getattr(self, f"aligned_{kind}"):
+                if not 0 <= port < number:
+                    raise ValueError(
+                        f"scratchpad aligned_{kind} must be in 0..{number - 1}, not {port!r}"
+                    )
+
+
+def _rows_of(spec):
+    return spec.bank_bytes // (2 * WORD_BYTES)
+
+
+class Scratchpad(wiring.Component):
+    """Gateware of :class:`~fpgapipe.hw.hls_models.spec.core_spec.ScratchpadSpec`, with its ports.
+
+    Latency `READ_LATENCY`, throughput one access a port and cycle as long as no two reads, and no
+    two writes, need the same memory; reads and writes never disturb each other. An access from an
+    address that is a multiple of 64 needs one memory, another one two. Of those that need the same
+    one, that of the port with the lowest number is accepted: port 0 never waits, and later ones
+    starve as long as earlier ones keep the memory busy.
+
+    Members
+    -------
+    reads : In(ReadPort(address_bits)).array(num_reads)
+    writes : In(WritePort(address_bits)).array(num_writes)
+        `ready` depends on `valid` and `address` of this kind's ports of lower and equal number. A
+        reset drops what was accepted in the cycle before it.
+    waits : Out(1)
+        Event: in the cycle before, an access waited.
+    """
+
+    def __init__(self, spec: ScratchpadPorts) -> None:
+        self.spec = spec
+        bits = spec.memory.address_bits
+        super().__init__(
+            {
+                "reads": In(ReadPort(bits)).array(spec.num_reads),
+                "writes": In(WritePort(bits)).array(spec.num_writes),
+                "waits": Out(1),
+            }
+        )
+
+    def elaborate(self, platform):  # noqa: D102
+        m = Module()
+        memory = self.spec.memory
+        # memories[bank][0] has the even words, memories[bank][1] the odd ones.
+        part = BlockMemorySpec(_rows_of(memory), _DATA_BITS, GRANULE_BITS)
+        memories = [[BlockMemory(part) for _ in range(2)] for _ in range(memory.banks)]
+        for bank, (even, odd) in enumerate(memories):
+            m.submodules[f"bank{bank}_even"] = even
+            m.submodules[f"bank{bank}_odd"] = odd
+        self._elaborate_reads(m, memories)
+        self._elaborate_writes(m, memories)
+        ports = [*self.reads, *self.writes]
+        m.d.sync += self.waits.eq(Cat(port.valid & ~port.ready for port in ports).any())
+        return m
+
+    def _elaborate_reads(self, m, memories):
+        places = [
+            _Place(m, self.spec.memory, port, f"read{index}", index in self.spec.aligned_reads)
+            for index, port in enumerate(self.reads)
+        ]
+        _grant(m, places)
+        # In cycle 1, of each port: which banks' memories of either side it uses, and their rows.
+        used, rows = [], []
+        for index, place in enumerate(places):
+            used.append([Signal(len(memories), name=f"read{index}_use{side}") for side in range(2)])
+            rows.append([Signal.like(row, reset_less=True, name_suffix="1") for row in place.row])
+            m.d.sync += [used[-1][side].eq(place.select[side]) for side in range(2)]
+            with m.If(place.accept):
+                m.d.sync += [rows[-1][side].eq(place.row[side]) for side in range(2)]
+        for bank, pair in enumerate(memories):
+            for side, memory in enumerate(pair):
+                uses = [use[side][bank] for use in used]
+                m.d.comb += [
+                    memory.read.eq(Cat(uses).any()),
+                    memory.read_row.eq(_first_of(uses, [row[side] for row in rows])),
+                ]
+        for index, (port, place) in enumerate(zip(self.reads, places, strict=True)):
+            # Cycle 1: the memories read. Cycle 2: the banks' words are there, and of each granule
+            # that of the word asked for, or of the one after it below the offset, is kept.
+            # Cycle 3: the granules are turned into their order.
+            name = f"read{index}"
+            valid = Signal(4, name=f"{name}_valid")
+            odd = Signal(name=f"{name}_odd", reset_less=True)
+            m.d.sync += valid.eq(Cat(place.accept, valid))
+            with m.If(place.accept):
+                m.d.sync += odd.eq(place.odd)
+            sides = odd.replicate(1 if place.aligned else GRANULES)
+            if not place.aligned:
+                offset = [Signal(5, name=f"{name}_offset{n}", reset_less=True) for n in (1, 2, 3)]
+                m.d.sync += Cat(offset).eq(Cat(place.offset, offset))
+                sides = sides ^ _below(offset[0])
+            words = [words.read_data for pair in memories for words in pair]
+            # Of which memory each granule is, or all of them are.
+            sources = []
+            banks = [_encoded(used[index][side]) for side in range(2)]
+            for lane, side in enumerate(sides):
+                bits = (len(words) - 1).bit_length()
+                source = Signal(bits, name=f"{name}_source{lane}", reset_less=True)
+                with m.If(valid[0]):
+                    m.d.sync += source.eq(Cat(side, Mux(side, banks[1], banks[0])))
+                sources.append(source)
+            lane_bits = _DATA_BITS // len(sources)
+            kept = Signal(_DATA_BITS, name=f"{name}_kept", reset_less=True)
+            with m.If(valid[1]):
+                m.d.sync += kept.eq(
+                    Cat(
+                        _selected(source, [word.word_select(lane, lane_bits) for word in words])
+                        for lane, source in enumerate(sources)
+                    )
+                )
+            word = kept
+            if not place.aligned:
+                back = Signal(5, name=f"{name}_back")
+                m.d.comb += back.eq(-offset[2])
+                word = turned(m, kept, back, GRANULE_BITS, f"{name}_turn")
+            data = Signal(_DATA_BITS, name=f"{name}_data", reset_less=True)
+            with m.If(valid[2]):
+                m.d.sync += data.eq(word)
+            m.d.comb += [port.data.eq(data), port.data_valid.eq(valid[3])]
+
+    def _elaborate_writes(self, m, memories):
+        places = [
+            _Place(m, self.spec.memory, port, f"write{index}", index in self.spec.aligned_writes)
+            for index, port in enumerate(self.writes)
+        ]
+        _grant(m, places)
+        # A write is in its memory two cycles after it was accepted, as early as a read accepted one
+        # cycle later looks there. In between it is in registers of its port, turned but for one
+        # granule: that stage shares its LUTs with the choice among ports.
+        words, masks, rows, selects = [], [], [], []
+        for index, (port, place) in enumerate(zip(self.writes, places, strict=True)):
+            name = f"write{index}"
+            word = Signal(_DATA_BITS, name=f"{name}_word", reset_less=True)
+            mask = [Signal(GRANULES, name=f"{name}_mask{side}") for side in range(2)]
+            held = [Signal.like(each, name_suffix="1", reset_less=True) for each in mask]
+            row = [Signal.like(each, name_suffix="1", reset_less=True) for each in place.row]
+            select = [Signal.like(each, name_suffix="1") for each in place.select]
+            m.d.sync += [select[side].eq(place.select[side]) for side in range(2)]
+            coarse = port.data
+            with m.If(place.accept):
+                m.d.sync += [held[side].eq(mask[side]) for side in range(2)]
+                m.d.sync += [row[side].eq(place.row[side]) for side in range(2)]
+            if place.aligned:
+                m.d.comb += [mask[side].eq(port.mask) for side in range(2)]
+                words.append(word)
+            else:
+                coarse = turned(m, coarse, place.offset[1:], 2 * GRANULE_BITS, f"{name}_turn")
+                fine = Signal(name=f"{name}_fine", reset_less=True)
+                with m.If(place.accept):
+                    m.d.sync += fine.eq(place.offset[0])
+                words.append(Mux(fine, word.rotate_left(GRANULE_BITS), word))
+                # Granules that come below the offset belong to the later word.
+                turn = turned(m, port.mask, place.offset, 1, f"{name}_mask_turn")
+                later = Signal(GRANULES, name=f"{name}_later")
+                m.d.comb += [
+                    later.eq(_below(place.offset)),
+                    mask[0].eq(turn & Mux(place.odd, later, ~later)),
+                    mask[1].eq(turn & Mux(place.odd, ~later, later)),
+                ]
+            with m.If(place.accept):
+                m.d.sync += word.eq(coarse)
+            masks.append(held)
+            rows.append(row)
+            selects.append(select)
+        for bank, pair in enumerate(memories):
+            for side, memory in enumerate(pair):
+                uses = [select[side][bank] for select in selects]
+                write = Const(0)
+                for use, mask in zip(uses, masks, strict=True):
+                    write = write | Mux(use, mask[side], 0)
+                m.d.comb += [
+                    memory.write.eq(write),
+                    memory.write_row.eq(_first_of(uses, [row[side] for row in rows])),
+                    memory.write_data.eq(_first_of(uses, words)),
+                ]
+
+
+class _Place:
+    """Where the access goes that a port offers.
+
+    Attributes
+    ----------
+    accept : Signal
+        The access moves.
+    odd : Value
+        It begins in an odd word.
+    offset : Value
+        Granule of the word that it begins with.
+    row : list of Signal, [even, odd]
+    select : list of Signal, [even, odd]
+        A bit a bank: the access moves and uses this memory.
+    """
+
+    def __init__(self, m, spec, port, name, aligned=False):
+        self.aligned = aligned
+        self.port = port
+        row_bits = (_rows_of(spec) - 1).bit_length()
+        bank_bits = (spec.banks - 1).bit_length()
+        word = port.address[6:]
+        self.odd = word[0]
+        self.offset = Const(0, 5) if aligned else port.address[1:6]
+        # An even memory has the word itself or the next one. The sum wraps at the last bank's end.
+        places = [((word + 1) >> 1)[: row_bits + bank_bits], word[1:]]
+        self.accept = Signal(name=f"{name}_accept")
+        self.row = [Signal(row_bits, name=f"{name}_row{side}") for side in range(2)]
+        self.select = [Signal(spec.banks, name=f"{name}_select{side}") for side in range(2)]
+        self._bank = [Signal(bank_bits, name=f"{name}_bank{side}") for side in range(2)]
+        self._uses = [Signal(name=f"{name}_uses{side}") for side in range(2)]
+        m.d.comb += self.accept.eq(port.valid & port.ready)
+        for side in range(2):
+            use = self.accept & self._uses[side]
+            m.d.comb += [
+                Cat(self.row[side], self._bank[side]).eq(places[side]),
+                self._uses[side].eq((self.odd == side) | self.offset.any()),
+                self.select[side].eq(
+                    Cat(use & (self._bank[side] == bank) for bank in range(spec.banks))
+                ),
+            ]
+
+    def meets(self, other):
+        """Whether both accesses need the same memory."""
+        needs = [
+            self._uses[side] & other._uses[side] & (self._bank[side] == other._bank[side])
+            for side in range(2)
+        ]
+        return needs[0] | needs[1]
+
+
+def _grant(m, places):
+    """Accept an access unless an earlier port has one, accepted or not, in the same memory."""
+    for index, place in enumerate(places):
+        waits = [other.port.valid & place.meets(other) for other in places[:index]]
+        m.d.comb += place.port.ready.eq(~Cat(waits).any() if waits else 1)
+
+
+def _below(offset):
+    """Granules below an offset, a bit each."""
+    return ~(Const((1 << GRANULES) - 1, GRANULES) << offset)[:GRANULES]
+
+
+def _encoded(select):
+    """Number of the bit that is set, if one is, of a power of two of them."""
+    bits = (len(select) - 1).bit_length()
+    return Cat(
+        Cat(each for k, each in enumerate(select) if k >> bit & 1).any() for bit in range(bits)
+    )
+
+
+def _selected(number, values):
+    """The value with a number, of a power of two of them."""
+    for bit in number:
+        values = [Mux(bit, b, a) for a, b in zip(values[::2], values[1::2], strict=True)]
+    return values[0]
+
+
+def _first_of(used, values):
+    """The value whose bit in `used` is set; the last one if none of the others is."""
+    chosen = values[-1]
+    for use, value in zip(reversed(used[:-1]), reversed(values[:-1]), strict=True):
+        chosen = Mux(use, value, chosen)
+    return chosen

@@ -1,0 +1,292 @@
+"""Gateware of the store engine: scratchpad to AXI writes, `hls_models.model.dma`."""
+
+from amaranth.hdl import Const, Module, Mux, Signal
+from amaranth.lib import data, stream, wiring
+from amaranth.lib.fifo import SyncFIFOBuffered
+from amaranth.lib.wiring import In, Out
+
+from fpgapipe.hw.hls_models.isa.instructions import WORD_BYTES, ErrorCode
+from fpgapipe.hw.hls_models.model.dma import burst_words
+from fpgapipe.hw.hls_models.spec.core_spec import CoreSpec
+from fpgapipe.hw.rtl.dma.dma import (
+    OFFSET_BITS,
+    TRANSFER_LAYOUT,
+    BurstGate,
+    BurstGenerator,
+    scratchpad_bits,
+)
+from fpgapipe.hw.rtl.dma.scratchpad import ReadPort
+from fpgapipe.hw.rtl.lib.axi import AxiWrite, Slice, drive_request
+
+BUFFER_WORDS = 16
+"""Words asked of the scratchpad that are not yet on the bus: more than a round trip's, 9 cycles."""
+
+
+class StoreEngine(wiring.Component):
+    """Runs STORE instructions: reads rows from the scratchpad and writes them to memory.
+
+    Exactly the bytes of the rows are written. The first request is on the bus 7 cycles after the
+    instruction was taken, its first beat 8 after that, and the instruction's `done` comes a cycle
+    after the response to its last burst: see :func:`fpgapipe.hw.hls_models.model.dma.store_cycles`.
+    A beat a cycle is sustained across rows and instructions, while `spec.outstanding` bursts wait
+    for their responses at most. A burst's address is never behind its data, and at most
+    `BUFFER_WORDS` words and a burst ahead of it.
+
+    An error is reported when all before it is done. After that of a row (BAD_FIELD, MEMORY_RANGE,
+    SCRATCHPAD_RANGE) all rows before it have been written and nothing else; after AXI_WRITE the
+    bursts before it, and perhaps some of those under way. There is one at most. The engine then
+    takes no instruction until reset. A high `halt` stops it at once and without an error. Bursts
+    whose address was given keep to the protocol, but all beats that are not yet on the bus go
+    without strobes: nothing more is written.
+
+    Parameters
+    ----------
+    spec : CoreSpec
+    has_scratchpad : bool
+        If not, words come from a stream, and a gate says when those of a burst are there: then all
+        of them have to come without waiting for anything, since other masters wait meanwhile.
+
+    Members
+    -------
+    i : In(stream.Signature(TRANSFER_LAYOUT))
+        Instructions: their number in the program and their fields.
+    memory_base, memory_limit : In(64)
+        First byte of memory whose word may be written, and the first after it that may not;
+        constant from two cycles before the first instruction.
+    halt : In(1)
+        Kept once it was high.
+    axi : Out(AxiWrite(bus_bytes))
+    read : Out(ReadPort)
+        Addresses are multiples of 64.
+    i_words : In(stream.Signature(512))
+        In place of `read` without a scratchpad: words as they go to memory.
+    gate : Out(BurstGate)
+        Without a scratchpad alone. A burst that it refuses is an error, in its turn.
+    done : Out(1)
+        For a cycle, an instruction is done, in their order: the memory has confirmed all of it.
+    busy, idle : Out(1)
+        Idle is not busy: no burst is under way, and there is no instruction inside, unless the
+        engine has stopped.
+    bytes_moved : Out
+        Bytes that went over the bus in the cycle before, with or without strobe.
+    error_valid : Out(1)
+        For a cycle, there is an error.
+    error_code : Out(8)
+        BAD_FIELD, MEMORY_RANGE, SCRATCHPAD_RANGE or AXI_WRITE.
+    error_index : Out(32)
+        The instruction that failed.
+    """
+
+    def __init__(self, spec: CoreSpec, *, has_scratchpad: bool = True) -> None:
+        self.spec = spec
+        self._has_scratchpad = has_scratchpad
+        burst_words(spec)  # refuses bursts that are too short
+        source = {"read": Out(ReadPort(spec.scratchpad.address_bits))}
+        if not has_scratchpad:
+            source = {
+                "i_words": In(stream.Signature(8 * WORD_BYTES)),
+                "gate": Out(BurstGate()),
+            }
+        super().__init__(
+            {
+                "i": In(stream.Signature(TRANSFER_LAYOUT)),
+                "memory_base": In(64),
+                "memory_limit": In(64),
+                "halt": In(1),
+                "axi": Out(AxiWrite(spec.bus_bytes)),
+                **source,
+                "done": Out(1),
+                "busy": Out(1),
+                "idle": Out(1),
+                "bytes_moved": Out(range(spec.bus_bytes + 1)),
+                "error_valid": Out(1),
+                "error_code": Out(8),
+                "error_index": Out(32),
+            }
+        )
+
+    def elaborate(self, platform):  # noqa: D102
+        m = Module()
+        spec, axi = self.spec, self.axi
+        word_beats = WORD_BYTES // spec.bus_bytes
+
+        generator = BurstGenerator(spec, has_scratchpad=self._has_scratchpad)
+        m.submodules.generator = generator
+        m.d.comb += [
+            generator.i.payload.eq(self.i.payload),
+            generator.i.valid.eq(self.i.valid),
+            self.i.ready.eq(generator.i.ready),
+            generator.memory_base.eq(self.memory_base),
+            generator.memory_limit.eq(self.memory_limit),
+        ]
+
+        # `stopped` takes the strobes away; `closed` stops requests, also behind an error that waits
+        # for its turn.
+        stopped, closed = Signal(), Signal()
+        with m.If(self.halt):
+            m.d.sync += [stopped.eq(1), closed.eq(1)]
+
+        # A burst goes to the bus, to the queue of those that wait for a response and to the reader
+        # of the scratchpad at once. An error goes only to the queue, in its turn.
+        under_way = data.StructLayout({"end": 1, "code": 8, "index": 32})
+        m.submodules.queue = queue = SyncFIFOBuffered(width=under_way.size, depth=spec.outstanding)
+        burst = generator.o.payload
+        next_burst = Signal(under_way)
+        code = burst.code
+        if not self._has_scratchpad:
+            code = Mux(burst.code != ErrorCode.NONE, burst.code, self.gate.refusal)
+        wrong = code != ErrorCode.NONE
+        take, reader_free = Signal(), Signal()
+        address = Signal(burst.memory.shape(), reset_less=True)
+        beats = Signal(8, reset_less=True)
+        requesting = Signal()
+        drive_request(m, axi, "aw")
+        free = queue.w_rdy & ~closed & reader_free & (axi.awready | ~requesting)
+        m.d.comb += [
+            next_burst.end.eq(burst.end),
+            next_burst.code.eq(code),
+            next_burst.index.eq(burst.index),
+            generator.o.ready.eq(
+                free if self._has_scratchpad else free & (self.gate.allow | wrong)
+            ),
+            take.eq(generator.o.valid & generator.o.ready),
+            queue.w_data.eq(next_burst),
+            queue.w_en.eq(take),
+            axi.awaddr.eq(address << OFFSET_BITS),
+            axi.awlen.eq(beats),
+            axi.awvalid.eq(requesting),
+        ]
+        with m.If(axi.awready | ~requesting):
+            m.d.sync += requesting.eq(take & ~wrong)
+        with m.If(take):
+            m.d.sync += [
+                address.eq(burst.memory),
+                beats.eq((burst.words + 1) * word_beats - 1),
+            ]
+            with m.If(wrong):
+                m.d.sync += closed.eq(1)
+
+        # The reader asks for a word a cycle while there is room for what it has asked for.
+        m.submodules.requests = requests = Slice(scratchpad_bits(spec, self._has_scratchpad))
+        reading = Signal()
+        next_word = Signal(requests.i.payload.shape(), reset_less=True)
+        left = Signal(OFFSET_BITS, reset_less=True)
+        low, high = Signal(OFFSET_BITS, reset_less=True), Signal(OFFSET_BITS, reset_less=True)
+        room = Signal(range(BUFFER_WORDS + 1), init=BUFFER_WORDS)
+        step, last_word, leaves = Signal(), Signal(), Signal()
+        m.d.comb += [
+            requests.i.payload.eq(next_word),
+            requests.i.valid.eq(reading & (room != 0)),
+            step.eq(requests.i.valid & requests.i.ready),
+            last_word.eq(left == 0),
+            reader_free.eq(~reading | (step & last_word)),
+        ]
+        if self._has_scratchpad:
+            read_data, data_valid = self.read.data, self.read.data_valid
+            m.d.comb += [
+                self.read.address.eq(requests.o.payload << OFFSET_BITS),
+                self.read.valid.eq(requests.o.valid),
+                requests.o.ready.eq(self.read.ready),
+            ]
+        else:
+            read_data, data_valid = self.i_words.payload, Signal()
+            m.d.comb += [
+                self.i_words.ready.eq(requests.o.valid),
+                requests.o.ready.eq(self.i_words.valid),
+                data_valid.eq(requests.o.valid & self.i_words.valid),
+                self.gate.valid.eq(generator.o.valid),
+                self.gate.words.eq(burst.words),
+                self.gate.end.eq(burst.end),
+                self.gate.taken.eq(take & ~wrong),
+            ]
+        with m.If(step & ~leaves):
+            m.d.sync += room.eq(room - 1)
+        with m.Elif(leaves & ~step):
+            m.d.sync += room.eq(room + 1)
+        with m.If(reader_free):
+            m.d.sync += reading.eq(take & ~wrong)
+        with m.If(take):
+            m.d.sync += [
+                next_word.eq(burst.scratchpad),
+                left.eq(burst.words),
+                low.eq(burst.low),
+                high.eq(burst.high),
+            ]
+        with m.Elif(step):
+            m.d.sync += [next_word.eq(next_word + 1), left.eq(left - 1), low.eq(0)]
+
+        # Words meet what is known of them: bytes to write, and whether they end a burst.
+        about = data.StructLayout({"low": OFFSET_BITS, "high": OFFSET_BITS, "last": 1})
+        m.submodules.abouts = abouts = SyncFIFOBuffered(width=about.size, depth=BUFFER_WORDS)
+        m.submodules.words = words = SyncFIFOBuffered(width=8 * WORD_BYTES, depth=BUFFER_WORDS)
+        asked = Signal(about)
+        m.d.comb += [
+            asked.low.eq(low),
+            asked.high.eq(Mux(last_word, high, WORD_BYTES - 1)),
+            asked.last.eq(last_word),
+            abouts.w_data.eq(asked),
+            abouts.w_en.eq(step),
+            words.w_data.eq(read_data),
+            words.w_en.eq(data_valid),
+        ]
+
+        # Words make beats. There is something about every word that has come.
+        head = data.View(about, abouts.r_data)
+        sending, moves, ends_word = Signal(), Signal(), Signal()
+        value = Signal(8 * spec.bus_bytes, reset_less=True)
+        strobes = Signal(spec.bus_bytes, reset_less=True)
+        last_beat = Signal(reset_less=True)
+        # All bytes from `low` on, and all up to `high`.
+        wanted = Signal(WORD_BYTES)
+        ones = Const((1 << WORD_BYTES) - 1, WORD_BYTES)
+        m.d.comb += [
+            moves.eq(words.r_rdy & (axi.wready | ~sending)),
+            leaves.eq(moves & ends_word),
+            words.r_en.eq(leaves),
+            abouts.r_en.eq(leaves),
+            wanted.eq((ones << head.low) & (ones >> ~head.high)),
+            axi.wdata.eq(value),
+            axi.wstrb.eq(strobes),
+            axi.wlast.eq(last_beat),
+            axi.wvalid.eq(sending),
+        ]
+        part = Signal(range(max(word_beats, 2)))
+        m.d.comb += ends_word.eq(part == word_beats - 1)
+        with m.If(axi.wready | ~sending):
+            m.d.sync += sending.eq(words.r_rdy)
+        with m.If(moves):
+            m.d.sync += [
+                value.eq(words.r_data.word_select(part, 8 * spec.bus_bytes)),
+                strobes.eq(Mux(stopped, 0, wanted.word_select(part, spec.bus_bytes))),
+                last_beat.eq(head.last & ends_word),
+                part.eq(Mux(ends_word, 0, part + 1)),
+            ]
+
+        # Responses come in the order of the bursts.
+        first = data.View(under_way, queue.r_data)
+        marker, response, bad = Signal(), Signal(), Signal()
+        m.d.comb += [
+            marker.eq(queue.r_rdy & (first.code != ErrorCode.NONE)),
+            axi.bready.eq(1),
+            response.eq(axi.bvalid),
+            bad.eq(response & axi.bresp[1]),
+            queue.r_en.eq(response | marker),
+        ]
+        m.d.sync += [
+            self.done.eq(response & ~bad & first.end & ~stopped),
+            self.bytes_moved.eq(Mux(axi.wvalid & axi.wready, spec.bus_bytes, 0)),
+            self.error_valid.eq((bad | marker) & ~stopped),
+        ]
+        with m.If((bad | marker) & ~stopped):
+            m.d.sync += [
+                stopped.eq(1),
+                closed.eq(1),
+                self.error_code.eq(Mux(marker, first.code, ErrorCode.AXI_WRITE)),
+                self.error_index.eq(first.index),
+            ]
+
+        m.d.comb += [
+            self.busy.eq((queue.level != 0) | ~(closed | generator.idle)),
+            self.idle.eq(~self.busy),
+        ]
+        return m

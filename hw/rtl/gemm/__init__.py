@@ -1,0 +1,1 @@
+"""The GEMM engine as gateware."""

@@ -1,0 +1,498 @@
+"""Gateware of :class:`~fpgapipe.hw.hls_models.isa.address.OperandPattern`: one address a cycle."""
+
+from amaranth.hdl import Cat, Const, Module, Mux, Signal, signed
+from amaranth.lib import data, stream, wiring
+from amaranth.lib.wiring import In, Out
+
+from fpgapipe.hw.hls_models.isa.address import BLOCK, COORDINATE_BITS
+from fpgapipe.hw.hls_models.isa.fields import Field
+from fpgapipe.hw.hls_models.isa.instructions import NUM_LOOPS, OPERAND
+from fpgapipe.hw.hls_models.spec.core_spec import CoreSpec
+from fpgapipe.hw.rtl.lib.layouts import layout_of
+
+START_FIELDS = ("pos0_left", "pos1_left")
+NUM_STARTS = len(START_FIELDS)
+"""Loops of an operand's `pos` within which its first position may lie."""
+
+MOVE_LAYOUT = data.StructLayout({"jump": NUM_LOOPS, "restart": 1, "restore": 1, "save": 1})
+"""How an odometer came to its position: by the jump of a loop (one of `jump`), back to its first
+position, back to the checkpoint, or not at all; and whether this position is the new checkpoint."""
+
+
+def descriptor_layout():
+    """Layout of an operand's descriptor: the fields of the instruction, and the latter's index."""
+    return data.StructLayout({"index": 32, "body": layout_of(OPERAND)})
+
+
+def request_layout(spec: CoreSpec):
+    """Layout of a word's request, `AddressGenerator`."""
+    return data.StructLayout(
+        {
+            "address": spec.scratchpad.address_bits,
+            "mask": BLOCK,
+            "empty": 1,
+            "out_of_range": 1,
+            "sub": 5,
+            "emit": 6,
+            "transposed": 1,
+            "fp32": 1,
+            "first": 1,
+            "last": 1,
+            "index": 32,
+        }
+    )
+
+
+class OdometerCounter(wiring.Component):
+    """Position of an odometer, as how often each of its loops has still to go.
+
+    Commands take effect in cycles with ``advance`` high; of several, the first listed here counts.
+
+    Parameters
+    ----------
+    has_checkpoint : bool
+        Whether ``restore``, ``stays``, ``save`` and ``lefts`` are used.
+
+    Members
+    -------
+    advance : In(1)
+        Clock enable.
+    take : In(1)
+        A new instruction, with `counts`, begins at its first position.
+    restart, restore : In(1)
+        Go to the first position; to the checkpoint.
+    step : In(1)
+        Go to the next position. The one after the last is the first; with `stays`, there is none,
+        and ``exhausted`` is high until one of the other commands.
+    save : In(1)
+        Makes the position to which a command leads the checkpoint; ``restore`` may follow from the
+        second cycle after.
+    counts : In(16).array(3)
+        Iterations less one, innermost loop first.
+    lefts : In(16).array(2)
+        What the inner two loops have instead at the first position, which may lie within them.
+    last, inner_last : Out(1)
+        Whether all loops, or the innermost, are in their last iteration.
+    exhausted : Out(1)
+    move : Out(MOVE_LAYOUT)
+        How the position was reached.
+    """
+
+    def __init__(self, *, has_checkpoint=False):
+        self._has_checkpoint = has_checkpoint
+        super().__init__(
+            {
+                **dict.fromkeys(
+                    ("advance", "take", "restart", "restore", "step", "stays", "save"), In(1)
+                ),
+                "counts": In(16).array(NUM_LOOPS),
+                "lefts": In(16).array(NUM_STARTS),
+                **dict.fromkeys(("last", "inner_last", "exhausted"), Out(1)),
+                "move": Out(MOVE_LAYOUT),
+            }
+        )
+
+    def elaborate(self, platform):  # noqa: D102
+        m = Module()
+        loops = range(NUM_LOOPS)
+        # That a loop is in its last iteration is kept as a flag, which is faster than a compare.
+        count = [Signal(16, name=f"count{k}", reset_less=True) for k in loops]
+        once = [Signal(name=f"once{k}", reset_less=True) for k in loops]
+        left = [Signal(16, name=f"left{k}", reset_less=True) for k in loops]
+        done = [Signal(name=f"done{k}", reset_less=True) for k in loops]
+        exhausted = Signal(reset_less=True)
+        move = Signal(MOVE_LAYOUT, reset_less=True)
+        next_move = Signal(MOVE_LAYOUT)
+
+        # Which command it is, and what the loops inside the one that steps begin with.
+        wraps, restarts, restores, steps, new = (
+            Signal(name=name) for name in ("wraps", "restarts", "restores", "steps", "new")
+        )
+        m.d.comb += [
+            self.last.eq(done[0] & done[1] & done[2]),
+            self.inner_last.eq(done[0]),
+            self.exhausted.eq(exhausted),
+            self.move.eq(move),
+            wraps.eq(self.step & self.last),
+            restarts.eq(~self.take & (self.restart | (wraps & ~self.stays))),
+            restores.eq(~self.take & ~restarts & self.restore),
+            new.eq(self.take | restarts | restores),
+            steps.eq(self.step & ~new),
+            next_move.jump.eq(
+                Cat(
+                    steps & ~done[0],
+                    steps & done[0] & ~done[1],
+                    steps & done[0] & done[1] & ~done[2],
+                )
+            ),
+            next_move.restart.eq(self.take | restarts),
+            next_move.restore.eq(restores),
+            next_move.save.eq(self.save),
+        ]
+        begin, begin_once = list(count), list(once)
+        take_left = list(self.counts)
+        if self._has_checkpoint:
+            for k in range(NUM_STARTS):
+                take_left[k] = self.lefts[k]
+                first = Signal(16, name=f"first{k}", reset_less=True)
+                first_once = Signal(name=f"first_once{k}", reset_less=True)
+                with m.If(self.advance & self.take):
+                    m.d.sync += [first.eq(take_left[k]), first_once.eq(take_left[k] == 0)]
+                begin[k] = Mux(restarts, first, count[k])
+                begin_once[k] = Mux(restarts, first_once, once[k])
+            saved = [Signal(16, name=f"saved{k}", reset_less=True) for k in loops]
+            saved_done = [Signal(name=f"saved_done{k}", reset_less=True) for k in loops]
+            saved_exhausted = Signal(reset_less=True)
+            with m.If(self.advance & move.save):
+                m.d.sync += [
+                    *(saved[k].eq(left[k]) for k in loops),
+                    *(saved_done[k].eq(done[k]) for k in loops),
+                    saved_exhausted.eq(exhausted),
+                ]
+            begin = [Mux(restores, saved[k], begin[k]) for k in loops]
+            begin_once = [Mux(restores, saved_done[k], begin_once[k]) for k in loops]
+            with m.If(self.advance & (new | wraps)):
+                m.d.sync += exhausted.eq(Mux(new, restores & saved_exhausted, 1))
+
+        with m.If(self.advance):
+            m.d.sync += move.eq(next_move)
+        with m.If(self.advance & self.take):
+            m.d.sync += [count[k].eq(self.counts[k]) for k in loops]
+            m.d.sync += [once[k].eq(self.counts[k] == 0) for k in loops]
+        for k in loops:
+            # A loop begins anew with all of them or when one outside it steps.
+            begins = Signal(name=f"begins{k}")
+            m.d.comb += begins.eq(self.advance & (new | next_move.jump[k + 1 :].any()))
+            with m.If(begins):
+                m.d.sync += [
+                    left[k].eq(Mux(self.take, take_left[k], begin[k])),
+                    done[k].eq(Mux(self.take, take_left[k] == 0, begin_once[k])),
+                ]
+            with m.Elif(self.advance & next_move.jump[k]):
+                m.d.sync += [left[k].eq(left[k] - 1), done[k].eq(left[k] == 1)]
+        return m
+
+
+class OdometerOffset(wiring.Component):
+    """What an odometer moves: address and coordinates, a cycle after the position.
+
+    Parameters
+    ----------
+    has_checkpoint : bool
+        Whether moves may save and restore.
+
+    Members
+    -------
+    advance : In(1)
+        Clock enable.
+    move : In(MOVE_LAYOUT)
+    jumps : In({"address": 32, "y": 16, "u": 24}).array(3)
+        What each loop adds when it steps.
+    start, o : In, Out
+        The same numbers at the first position, and at the present one.
+    """
+
+    def __init__(self, *, has_checkpoint=False):
+        self._has_checkpoint = has_checkpoint
+        # Numbers of their own rather than a structure: they simulate faster.
+        numbers = wiring.Signature({name: In(bits) for name, bits in COORDINATE_BITS.items()})
+        super().__init__(
+            {
+                "advance": In(1),
+                "move": In(MOVE_LAYOUT),
+                "jumps": In(numbers).array(NUM_LOOPS),
+                "start": In(numbers),
+                "o": Out(numbers.flip()),
+            }
+        )
+
+    def elaborate(self, platform):  # noqa: D102
+        m = Module()
+        move = self.move
+        returns = Signal()
+        saving = Signal(reset_less=True)
+        m.d.comb += returns.eq(move.restart | move.restore)
+        with m.If(self.advance):
+            m.d.sync += saving.eq(move.save)
+        for name, bits in COORDINATE_BITS.items():
+            value = Signal(bits, name=name, reset_less=True)
+            jump = [getattr(self.jumps[k], name) for k in range(NUM_LOOPS)]
+            back = getattr(self.start, name)
+            if self._has_checkpoint:
+                saved = Signal(bits, name=f"{name}_saved", reset_less=True)
+                back = Mux(move.restore, saved, back)
+                # The position of the move before is here now.
+                with m.If(self.advance & saving):
+                    m.d.sync += saved.eq(value)
+            m.d.comb += getattr(self.o, name).eq(value)
+            moved = Mux(
+                move.jump[0],
+                value + jump[0],
+                value + Mux(move.jump[1], jump[1], Mux(move.jump[2], jump[2], 0)),
+            )
+            with m.If(self.advance):
+                m.d.sync += value.eq(Mux(returns, back, moved[:bits]))
+        return m
+
+
+class _Registers:
+    """Fields of a descriptor, each in a register of its own, which simulates faster than one."""
+
+    def __getattr__(self, name):
+        """Say that all others are fields, for type checkers."""
+        raise AttributeError(name)
+
+
+class AddressGenerator(wiring.Component):
+    """Requests for the words of operands, in the order of ``OperandPattern.words``.
+
+    A word a cycle, without a pause between loops or instructions; latency `latency_cycles` from a
+    descriptor to its first word. Full backpressure; ``o.ready`` reaches ``i.ready`` through a
+    register.
+
+    Members
+    -------
+    i : In(stream.Signature(descriptor_layout()))
+        Operands of instructions.
+    o : Out(stream.Signature(request_layout(spec)))
+        ``address`` of the first element; ``mask``, a bit an element, of those that count; ``empty``
+        if there are none (the address then means nothing); ``out_of_range`` if there are and the
+        address is not in the scratchpad. ``sub``, ``emit`` (1 to 32), ``transposed``, ``fp32`` and
+        ``index`` are as in the instruction; ``first`` and ``last`` mark its first and last word.
+    """
+
+    latency_cycles = 5
+
+    def __init__(self, spec: CoreSpec) -> None:
+        self.spec = spec
+        super().__init__(
+            {
+                "i": In(stream.Signature(descriptor_layout())),
+                "o": Out(stream.Signature(request_layout(spec))),
+            }
+        )
+
+    def elaborate(self, platform):  # noqa: D102
+        m = Module()
+
+        # One enable moves all stages: the state of a register, so a request that comes out while
+        # another waits is put aside.
+        request = Signal(request_layout(self.spec), reset_less=True)
+        aside = Signal.like(request)
+        has_aside = Signal()
+        valid = Signal(self.latency_cycles)  # of all stages, the last is `request`
+        advance = Signal()
+        m.d.comb += [
+            advance.eq(~has_aside),
+            self.o.valid.eq(has_aside | valid[-1]),
+            self.o.payload.eq(Mux(has_aside, aside, request)),
+        ]
+        with m.If(advance):
+            m.d.sync += [aside.eq(request), has_aside.eq(valid[-1] & ~self.o.ready)]
+        with m.Elif(self.o.ready):
+            m.d.sync += has_aside.eq(0)
+
+        # Stage 0: where in the loops the word is.
+        descriptor = self.i.payload.body
+        body, jumps = _Registers(), {}
+        loading = []
+        for field in OPERAND.fields:
+            if field.name in START_FIELDS:
+                continue  # kept where they are used
+            if isinstance(field, Field):
+                kept = Signal.like(descriptor[field.name], name=field.name, reset_less=True)
+                setattr(body, field.name, kept)
+                loading.append(kept.eq(descriptor[field.name]))
+                continue
+            for k in range(NUM_LOOPS):
+                for part, bits in COORDINATE_BITS.items():
+                    name = f"{field.name}{k}_{part}"
+                    jumps[field.name, k, part] = kept = Signal(bits, name=name, reset_less=True)
+                    loading.append(kept.eq(descriptor[field.name][k][part]))
+        index = Signal(32, reset_less=True)
+        first = Signal(reset_less=True)
+        active = Signal()
+        take = Signal()
+        finished = Signal()
+        m.d.comb += [
+            active.eq(valid[0]),
+            self.i.ready.eq(advance & (~active | finished)),
+            take.eq(self.i.valid & (~active | finished)),
+        ]
+        with m.If(advance):
+            m.d.sync += [valid.eq(Cat(take | (active & ~finished), valid)), first.eq(take)]
+        with m.If(advance & take):
+            m.d.sync += [*loading, index.eq(self.i.payload.index)]
+
+        counters = {}
+        for name in ("outer", "tap", "pos"):
+            m.submodules[f"{name}_counter"] = counter = OdometerCounter(
+                has_checkpoint=name == "pos"
+            )
+            counters[name] = counter
+            m.d.comb += [counter.advance.eq(advance), counter.take.eq(take)]
+            for k in range(NUM_LOOPS):
+                m.d.comb += counter.counts[k].eq(descriptor[name][k].count)
+        for k, name in enumerate(START_FIELDS):
+            m.d.comb += counters["pos"].lefts[k].eq(descriptor[name])
+        sub = self._control(m, body, counters, advance, take, finished)
+
+        # Stage 1: what the odometers moved; that of `outer` begins at the first word.
+        offsets = {}
+        for name in counters:
+            m.submodules[name] = offset = OdometerOffset(has_checkpoint=name == "pos")
+            offsets[name] = offset.o
+            m.d.comb += [offset.advance.eq(advance), offset.move.eq(counters[name].move)]
+            for k in range(NUM_LOOPS):
+                m.d.comb += [
+                    getattr(offset.jumps[k], part).eq(jumps[name, k, part])
+                    for part in COORDINATE_BITS
+                ]
+        m.d.comb += [
+            m.submodules.outer.start.address.eq(body.base),
+            m.submodules.outer.start.y.eq(body.y),
+            m.submodules.outer.start.u.eq(body.u),
+        ]
+
+        # What goes along with a word.
+        y_limit1 = Signal(16, reset_less=True)
+        u_limit1 = Signal(24, reset_less=True)
+        present = Signal(reset_less=True)
+        side = Cat(
+            sub,
+            Mux(counters["tap"].inner_last, body.emit_last, body.emit),
+            *(body.transposed, body.fp32, first, finished),
+        )
+        sides = [Signal(len(side), name=f"side{k}", reset_less=True) for k in range(1, 4)]
+        indices = [Signal(32, name=f"index{k}", reset_less=True) for k in range(1, 4)]
+        # 32 less the number of lanes: what a mask of ones is shifted by.
+        short = [Signal(6, name=f"short{k}", reset_less=True) for k in range(1, 4)]
+        is_short = Mux(
+            body.lanes_by_outer, counters["outer"].inner_last, counters["tap"].inner_last
+        )
+        with m.If(advance):
+            m.d.sync += [
+                y_limit1.eq(body.y_limit),
+                u_limit1.eq(body.u_limit),
+                present.eq(~counters["pos"].exhausted),
+                short[0].eq(Mux(is_short, BLOCK - body.lanes_last, 0)),
+                sides[0].eq(side),
+                indices[0].eq(index),
+            ]
+            for k in range(2):
+                m.d.sync += [
+                    sides[k + 1].eq(sides[k]),
+                    indices[k + 1].eq(indices[k]),
+                    short[k + 1].eq(short[k]),
+                ]
+
+        # Stage 2: their sums.
+        total = {
+            name: Signal(signed(bits), name=f"total_{name}", reset_less=True)
+            for name, bits in COORDINATE_BITS.items()
+        }
+        y_limit2 = Signal(16, reset_less=True)
+        u_limit2 = Signal(24, reset_less=True)
+        present2 = Signal(reset_less=True)
+        with m.If(advance):
+            for name in COORDINATE_BITS:
+                m.d.sync += total[name].eq(
+                    sum(getattr(offset, name) for offset in offsets.values())
+                )
+            m.d.sync += [y_limit2.eq(y_limit1), u_limit2.eq(u_limit1), present2.eq(present)]
+
+        # Stage 3: the coordinates against their limits, again as 32 less a number of lanes: of
+        # those below 0, and of those below the limit.
+        address_bits = self.spec.scratchpad.address_bits
+        address = Signal(address_bits, reset_less=True)
+        outside = Signal(reset_less=True)
+        there = Signal(reset_less=True)
+        below = Signal(6, reset_less=True)
+        above = Signal(6, reset_less=True)
+        u, y = total["u"], total["y"]
+        rest = Signal(signed(26))  # elements up to the limit
+        m.d.comb += rest.eq(u_limit2 - u)
+        with m.If(advance):
+            m.d.sync += [
+                address.eq(total["address"]),
+                outside.eq(total["address"][address_bits:].any()),
+                there.eq(present2 & (y >= 0) & (y < y_limit2)),
+            ]
+            with m.If(u >= 0):
+                m.d.sync += below.eq(BLOCK)
+            with m.Else():
+                m.d.sync += below.eq(Mux(u[5:].all(), u[:5], 0))
+            with m.If(rest < 0):
+                m.d.sync += above.eq(BLOCK)
+            with m.Else():
+                m.d.sync += above.eq(Mux(rest[5:].any(), 0, BLOCK - rest[:5]))
+
+        # Stage 4: the mask.
+        ones = Const((1 << BLOCK) - 1, BLOCK)
+        cut = Signal(6)
+        empty = Signal()
+        m.d.comb += [
+            cut.eq(Mux(above > short[2], above, short[2])),
+            empty.eq(~there | (above >= below) | (short[2] >= below)),
+        ]
+        mask = Signal(BLOCK)
+        m.d.comb += mask.eq(Mux(there, (ones >> cut) & ~(ones >> below), 0))
+        with m.If(advance):
+            m.d.sync += request.as_value().eq(
+                Cat(address, mask, empty, outside & ~empty, sides[2], indices[2])
+            )
+        return m
+
+    def _control(self, m, body, counters, advance, take, finished):
+        """Step the loops; returns the part of the block, a Signal."""
+        outer, tap, pos = counters["outer"], counters["tap"], counters["pos"]
+        walks = body.walks_blocks
+        sub = Signal(5, reset_less=True)
+        element = Signal(5, reset_less=True)  # of the block
+        blocks_left = Signal(16, reset_less=True)
+        in_last_block = Signal(reset_less=True)
+
+        # The ends of the loops, from the innermost to the outermost.
+        inner_end, sub_last, sub_step, block_end, block_last, outer_step = (
+            Signal(name=name)
+            for name in (
+                *("inner_end", "sub_last", "sub_step", "block_end", "block_last", "outer_step"),
+            )
+        )
+        is_last_of = Mux(walks, in_last_block, tap.inner_last)
+        m.d.comb += [
+            inner_end.eq(Mux(walks, element == BLOCK - 1, pos.last)),
+            sub_last.eq(Mux(is_last_of, sub == body.subs_last - 1, sub == body.subs - 1)),
+            sub_step.eq(inner_end & (tap.last | ~walks)),
+            block_end.eq(inner_end & sub_last & tap.last),
+            block_last.eq(in_last_block | ~walks),
+            outer_step.eq(block_end & block_last),
+            finished.eq(outer_step & outer.last),
+            pos.stays.eq(walks),
+            pos.restart.eq(walks & outer_step),
+            pos.restore.eq(walks & inner_end & ~block_end),
+            pos.step.eq(1),
+            pos.save.eq(take | block_end),
+            tap.step.eq(inner_end & (sub_last | walks)),
+            outer.step.eq(outer_step),
+        ]
+        with m.If(advance):
+            m.d.sync += element.eq(Mux(inner_end, 0, element + 1))
+            with m.If(sub_step):
+                m.d.sync += sub.eq(Mux(sub_last, 0, sub + 1))
+            with m.If(block_end):
+                with m.If(block_last):
+                    m.d.sync += [blocks_left.eq(body.blocks), in_last_block.eq(body.blocks == 0)]
+                with m.Else():
+                    m.d.sync += [
+                        blocks_left.eq(blocks_left - 1),
+                        in_last_block.eq(blocks_left == 1),
+                    ]
+            with m.If(take):
+                m.d.sync += [
+                    element.eq(0),
+                    sub.eq(0),
+                    blocks_left.eq(self.i.payload.body.blocks),
+                    in_last_block.eq(self.i.payload.body.blocks == 0),
+                ]
+        return sub

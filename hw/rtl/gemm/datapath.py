@@ -1,0 +1,400 @@
+"""Gateware of a GEMM engine's datapath, :mod:`fpgapipe.hw.hls_models.model.datapath`."""
+
+from amaranth.hdl import Cat, Module, Mux, Signal, signed
+from amaranth.lib import data, stream, wiring
+from amaranth.lib.wiring import In, Out
+
+from fpgapipe.hw.hls_models.isa.instructions import SHAPE
+from fpgapipe.hw.hls_models.model.datapath import ACC_CYCLES, ACC_READ_CYCLES, DatapathSpec
+from fpgapipe.hw.hls_models.numerics.fp32 import (
+    CODE_BIAS,
+    CODE_NAN,
+    FROM_SUM_CYCLES,
+    SUM_FRACTION_BITS,
+    SumSpec,
+)
+from fpgapipe.hw.rtl.arith.fp32 import Fp32Adder, SumConverter
+from fpgapipe.hw.rtl.gemm.systolic import SystolicCells
+from fpgapipe.hw.rtl.lib.layouts import layout_of
+from fpgapipe.hw.rtl.lib.memory import BlockMemory, BlockMemorySpec
+from fpgapipe.hw.rtl.lib.modules import instance_of, makes_modules, own_module
+
+
+class AccumulatorColumn(wiring.Component):
+    """What is below a column of the array: a sum becomes FP32 and is added to an old value.
+
+    Members
+    -------
+    advance : In(1)
+        Clock enable.
+    code_a, code_b : In(8)
+        Codes of the vector and the column, a cycle before the sum.
+    nan_a, nan_b : In(1)
+        They are that of NaN.
+    sum : In(signed(acc_bits))
+    old : In(32)
+        ``FROM_SUM_CYCLES`` cycles after the sum.
+    total : Out(32)
+        ``RESULT_CYCLES`` cycles after the sum.
+    """
+
+    def __init__(self, spec: SumSpec) -> None:
+        self.spec = spec
+        super().__init__(
+            {
+                "advance": In(1),
+                "code_a": In(8),
+                "code_b": In(8),
+                "nan_a": In(1),
+                "nan_b": In(1),
+                "sum": In(signed(spec.acc_bits)),
+                "old": In(32),
+                "total": Out(32),
+            }
+        )
+
+    def elaborate(self, platform):  # noqa: D102
+        if makes_modules(platform):
+            return instance_of(self, f"accumulator_column_{self.spec.acc_bits}", platform)
+
+        m = Module()
+        m.submodules.converter = converter = SumConverter(self.spec)
+        m.submodules.adder = adder = Fp32Adder()
+        exponent = Signal(signed(10), reset_less=True)
+        nan = Signal(reset_less=True)
+        with m.If(self.advance):
+            m.d.sync += [
+                exponent.eq(self.code_a + self.code_b - (2 * CODE_BIAS + SUM_FRACTION_BITS)),
+                nan.eq(self.nan_a | self.nan_b),
+            ]
+        m.d.comb += [
+            converter.advance.eq(self.advance),
+            converter.sum.eq(self.sum),
+            converter.exponent.eq(exponent),
+            converter.nan.eq(nan),
+            adder.advance.eq(self.advance),
+            adder.a.eq(self.old),
+            adder.b.eq(converter.o),
+            self.total.eq(adder.o),
+        ]
+        return m
+
+
+class ShapeCounter(wiring.Component):
+    """Goes through the vectors of one product after the other.
+
+    Members
+    -------
+    i : In(stream.Signature(StructLayout({"index": 32, "body": layout_of(SHAPE)})))
+        The products. One is taken ahead, so that the next begins in the cycle after the last.
+    present : Out(1)
+        There is a vector to be fed.
+    step : In(1)
+        It is fed in this cycle.
+    address : Out(range(acc_depth))
+        Its accumulator.
+    reads, stores : Out(1)
+        Whether it needs the accumulator's value and leaves one; what is not stored is a result.
+    last_of_tile, last_of_product : Out(1)
+    """
+
+    def __init__(self, spec: DatapathSpec) -> None:
+        self.spec = spec
+        shapes = data.StructLayout({"index": 32, "body": layout_of(SHAPE)})
+        super().__init__(
+            {
+                "i": In(stream.Signature(shapes)),
+                "present": Out(1),
+                "step": In(1),
+                "address": Out(range(spec.acc_depth)),
+                "reads": Out(1),
+                "stores": Out(1),
+                "last_of_tile": Out(1),
+                "last_of_product": Out(1),
+            }
+        )
+
+    def elaborate(self, platform):  # noqa: D102
+        m = Module()
+        address_bits = len(self.address)
+        ahead = Signal(layout_of(SHAPE), reset_less=True)
+        has_ahead = Signal()
+        shape = Signal(layout_of(SHAPE), reset_less=True)
+        present = Signal()
+        take = Signal()
+        m.d.comb += [self.i.ready.eq(~has_ahead), self.present.eq(present)]
+        with m.If(self.i.valid & self.i.ready):
+            m.d.sync += [ahead.eq(self.i.payload.body), has_ahead.eq(1)]
+        with m.Elif(take):
+            m.d.sync += has_ahead.eq(0)
+
+        # What is left after this vector, this tile and this column of tiles; whether nothing is, is
+        # a register where the array needs it early in the cycle.
+        vectors = Signal(16, reset_less=True)
+        tiles = Signal(16, reset_less=True)
+        columns = Signal(16, reset_less=True)
+        last_vector = Signal(reset_less=True)
+        one_vector = Signal(reset_less=True)
+        first_tile = Signal(reset_less=True)
+        base = Signal(address_bits, reset_less=True)
+        address = Signal(address_bits, reset_less=True)
+        last_tile, last_column, finish = Signal(), Signal(), Signal()
+        next_base = Signal(address_bits)
+        m.d.comb += [
+            last_tile.eq(tiles == 0),
+            last_column.eq(columns == 0),
+            finish.eq(self.step & self.last_of_product),
+            take.eq(has_ahead & (~present | finish)),
+            next_base.eq(base + Mux(last_tile, shape.acc_step, 0)),
+            self.address.eq(address),
+            self.reads.eq(~(shape.first & first_tile)),
+            self.stores.eq(~(shape.last & last_tile)),
+            self.last_of_tile.eq(last_vector),
+            self.last_of_product.eq(last_vector & last_tile & last_column),
+        ]
+        with m.If(self.step):
+            m.d.sync += [
+                vectors.eq(vectors - 1),
+                last_vector.eq(vectors == 1),
+                address.eq(address + 1),
+            ]
+            with m.If(last_vector):
+                m.d.sync += [
+                    vectors.eq(shape.m),
+                    last_vector.eq(one_vector),
+                    tiles.eq(Mux(last_tile, shape.k, tiles - 1)),
+                    first_tile.eq(last_tile),
+                    columns.eq(columns - last_tile),
+                    base.eq(next_base),
+                    address.eq(next_base),
+                ]
+        with m.If(take):
+            m.d.sync += [
+                present.eq(1),
+                shape.eq(ahead),
+                vectors.eq(ahead.m),
+                tiles.eq(ahead.k),
+                columns.eq(ahead.n),
+                last_vector.eq(ahead.m == 0),
+                one_vector.eq(ahead.m == 0),
+                first_tile.eq(1),
+                base.eq(ahead.acc_base),
+                address.eq(ahead.acc_base),
+            ]
+        with m.Elif(finish):
+            m.d.sync += present.eq(0)
+        return m
+
+
+class GemmDatapath(wiring.Component):
+    """Gateware of :class:`~fpgapipe.hw.hls_models.model.datapath.DatapathSpec`.
+
+    Latency ``spec.latency_cycles`` from a vector to its result, throughput one vector a cycle, full
+    backpressure. One enable, the state of a register, moves the whole pipeline: it stops where it
+    is while a result waits at ``o`` from the second cycle on, and while there is nothing in it.
+
+    Weights load as `SystolicCells` describes, of the next product's tiles as well: columns of
+    weights belong to no product, each tile takes ``cols`` of them. A vector that reads an
+    accumulator waits at the array until no vector on its way changes that; so it does not matter
+    how the accumulators of products overlap.
+
+    Members
+    -------
+    i_shape : In(stream.Signature(StructLayout({"index": 32, "body": layout_of(SHAPE)})))
+        A product; the index is not used.
+    i_a, i_b : In(stream.Signature(StructLayout({"data": ArrayLayout(signed(8), rows), "code": 8})))
+        Vectors and columns of weights, with their codes.
+    o : Out(stream.Signature(ArrayLayout(32, cols)))
+        Results, a vector's.
+    done : Out(1)
+        High for one cycle for each product, in order, after its last vector was accumulated or its
+        last result was taken.
+    fed : Out(1)
+        A vector enters the array.
+    wait_a, wait_b, wait_o : Out(1)
+        None does since there is none, or since its weights are missing, or since a result waits;
+        one at a time. None of them is high while there is no product, or while a vector waits for
+        its accumulator.
+    nan : Out(1)
+        High for one cycle after one in which a code of NaN came in.
+    """
+
+    def __init__(self, spec: DatapathSpec) -> None:
+        self.spec = spec
+        vector = data.ArrayLayout(signed(8), spec.rows)
+        operand = stream.Signature(data.StructLayout({"data": vector, "code": 8}))
+        shapes = data.StructLayout({"index": 32, "body": layout_of(SHAPE)})
+        super().__init__(
+            {
+                "i_shape": In(stream.Signature(shapes)),
+                "i_a": In(operand),
+                "i_b": In(operand),
+                "o": Out(stream.Signature(data.ArrayLayout(32, spec.cols))),
+                "done": Out(1),
+                "fed": Out(1),
+                "wait_a": Out(1),
+                "wait_b": Out(1),
+                "wait_o": Out(1),
+                "nan": Out(1),
+            }
+        )
+
+    def elaborate(self, platform):  # noqa: D102
+        m = Module()
+        spec = self.spec
+        latency = spec.array.latency_cycles
+        m.submodules.shapes = shapes = ShapeCounter(spec)
+        m.submodules.cells = cells = own_module(SystolicCells(spec.array), "systolic_cells")
+        wiring.connect(m, wiring.flipped(self.i_shape), shapes.i)
+        advance = Signal()
+        fed, load, hazard = Signal(), Signal(), Signal()
+        m.d.comb += [
+            cells.advance.eq(advance),
+            cells.i_weights.valid.eq(self.i_b.valid),
+            cells.i_weights.payload.eq(self.i_b.payload.data),
+            self.i_b.ready.eq(cells.i_weights.ready),
+            load.eq(self.i_b.valid & self.i_b.ready),
+            cells.i_activations.valid.eq(self.i_a.valid & shapes.present & ~hazard),
+            cells.i_activations.payload.data.eq(self.i_a.payload.data),
+            cells.i_activations.payload.last.eq(shapes.last_of_tile),
+            self.i_a.ready.eq(cells.i_activations.ready & shapes.present & ~hazard),
+            fed.eq(self.i_a.valid & self.i_a.ready),
+            shapes.step.eq(fed),
+            self.fed.eq(fed),
+        ]
+
+        # What accompanies a vector and a column of weights. Stage s is s cycles after they came.
+        # A stage fills words of 32 bits, so that a simulator moves the line without shifting.
+        entry = data.StructLayout(
+            {
+                "code_a": 8,
+                "code_b": 8,
+                "reads": 1,
+                "stores": 1,
+                "last": 1,
+                "address": len(shapes.address),
+            }
+        )
+        width = -(-entry.size // 32) * 32
+        line = Signal(width * spec.latency_cycles, reset_less=True)
+        feeds = Signal(spec.latency_cycles)
+        loads = Signal(latency - 1)
+        swaps = Signal(latency - 1)
+        incoming = Signal(width)
+        begin = data.View(entry, incoming[: entry.size])
+        m.d.comb += [
+            begin.code_a.eq(self.i_a.payload.code),
+            begin.code_b.eq(self.i_b.payload.code),
+            begin.reads.eq(shapes.reads),
+            begin.stores.eq(shapes.stores),
+            begin.last.eq(shapes.last_of_product),
+            begin.address.eq(shapes.address),
+        ]
+        with m.If(advance):
+            m.d.sync += [
+                line.eq(Cat(incoming, line)),
+                feeds.eq(Cat(fed, feeds)),
+                loads.eq(Cat(load, loads)),
+                swaps.eq(Cat(cells.swap, swaps)),
+            ]
+
+        def at(stage):
+            """Entry and whether there is one."""
+            first = width * (stage - 1)
+            return data.View(entry, line[first : first + entry.size]), feeds[stage - 1]
+
+        # A vector reads its accumulator no earlier than the one before has changed it.
+        conflicts = []
+        for stage in range(1, ACC_CYCLES):
+            before, there = at(stage)
+            conflicts.append(there & before.stores & (before.address == shapes.address))
+        m.d.comb += hazard.eq(shapes.reads & Cat(conflicts).any())
+
+        # The columns' codes follow their weights, and change with the sums that they belong to: all
+        # at once, since the sums of a vector leave the array together.
+        spare = Signal(8 * spec.cols, reset_less=True)
+        codes = Signal(8 * spec.cols, reset_less=True)
+        spare_nans = Signal(spec.cols, reset_less=True)
+        nans = Signal(spec.cols, reset_less=True)
+        early, _ = at(latency - 1)
+        with m.If(advance & swaps[-1]):
+            m.d.sync += [codes.eq(spare), nans.eq(spare_nans)]
+        with m.If(advance & loads[-1]):
+            m.d.sync += [
+                spare.eq(Cat(spare, early.code_b)[8:]),
+                spare_nans.eq(Cat(spare_nans, early.code_b == CODE_NAN)[1:]),
+            ]
+
+        # Accumulators: the old values arrive with the converted sums.
+        values = Signal(32 * spec.cols)
+        old = Signal(32 * spec.cols, reset_less=True)
+        bits = 32 * spec.cols
+        m.submodules.memory = memory = BlockMemory(BlockMemorySpec(spec.acc_depth, bits, bits))
+        to_read, is_there = at(latency + FROM_SUM_CYCLES - ACC_READ_CYCLES)
+        was_read, _ = at(latency + FROM_SUM_CYCLES - ACC_READ_CYCLES + 1)
+        done, finished = at(spec.latency_cycles)
+        m.d.comb += [
+            memory.read.eq(advance & is_there & to_read.reads),
+            memory.read_row.eq(to_read.address),
+            memory.write.eq(advance & finished & done.stores),
+            memory.write_row.eq(done.address),
+            memory.write_data.eq(values),
+        ]
+        with m.If(advance):
+            m.d.sync += old.eq(Mux(was_read.reads, memory.read_data, 0))
+
+        nan_a = Signal()
+        m.d.comb += nan_a.eq(early.code_a == CODE_NAN)
+        totals = []
+        for col in range(spec.cols):
+            m.submodules[f"column{col}"] = column = AccumulatorColumn(SumSpec(spec.array.acc_bits))
+            m.d.comb += [
+                column.advance.eq(advance),
+                column.code_a.eq(early.code_a),
+                column.code_b.eq(codes.word_select(col, 8)),
+                column.nan_a.eq(nan_a),
+                column.nan_b.eq(nans[col]),
+                column.sum.eq(cells.sums[col]),
+                column.old.eq(old.word_select(col, 32)),
+            ]
+            totals.append(column.total)
+        m.d.comb += values.eq(Cat(totals))
+
+        # A result that is not taken in its cycle is put aside, and the pipeline stops behind it.
+        aside = Signal(32 * spec.cols, reset_less=True)
+        aside_last = Signal(reset_less=True)
+        has_aside = Signal()
+        keep = Signal()
+        result = Signal()
+        m.d.comb += [
+            result.eq(advance & finished & ~done.stores),
+            self.o.valid.eq(has_aside | result),
+            self.o.payload.as_value().eq(Mux(has_aside, aside, values)),
+            keep.eq(self.o.valid & ~self.o.ready),
+        ]
+        m.d.sync += has_aside.eq(keep)
+        with m.If(result & ~self.o.ready):
+            m.d.sync += [aside.eq(values), aside_last.eq(done.last)]
+        taken = self.o.valid & self.o.ready & Mux(has_aside, aside_last, done.last)
+        stored = advance & finished & done.stores & done.last
+        m.d.sync += self.done.eq(taken | stored)
+
+        # Nothing moves while nothing is in the pipeline or could come into it. What is in it keeps
+        # it moving until it is out; loads and swaps need not arrive before a vector follows.
+        wake = Signal()
+        m.d.comb += wake.eq(
+            feeds.any()
+            | (self.i_b.valid & ~cells.complete)
+            | (self.i_a.valid & shapes.present & (cells.active | cells.complete))
+        )
+        m.d.sync += advance.eq(wake & ~keep)
+
+        m.d.comb += [
+            self.wait_o.eq(shapes.present & has_aside),
+            self.wait_b.eq(shapes.present & ~has_aside & ~cells.active),
+            self.wait_a.eq(shapes.present & ~has_aside & cells.active & ~self.i_a.valid),
+        ]
+        nan_b = Signal()
+        m.d.comb += nan_b.eq(self.i_b.payload.code == CODE_NAN)
+        m.d.sync += self.nan.eq((fed & (self.i_a.payload.code == CODE_NAN)) | (load & nan_b))
+        return m

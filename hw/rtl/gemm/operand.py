@@ -1,0 +1,255 @@
+"""Gateware of an operand's way from the scratchpad to the array."""
+
+from amaranth.hdl import Cat, Module, Mux, Signal, signed
+from amaranth.lib import data, stream, wiring
+from amaranth.lib.wiring import In, Out
+
+from fpgapipe.hw.hls_models.isa.address import BLOCK
+from fpgapipe.hw.hls_models.isa.instructions import WORD_BYTES, ErrorCode
+from fpgapipe.hw.hls_models.model.transposer import TransposerSpec
+from fpgapipe.hw.hls_models.spec.core_spec import CoreSpec
+from fpgapipe.hw.rtl.arith.mx import BlockQuantiser
+from fpgapipe.hw.rtl.dma.scratchpad import READ_LATENCY, ReadPort
+from fpgapipe.hw.rtl.gemm.address import AddressGenerator, descriptor_layout
+from fpgapipe.hw.rtl.gemm.transposer import Transposer
+from fpgapipe.hw.rtl.lib.queue import WordFifo
+
+DEPTH = 16
+"""Words from the scratchpad that can wait, and most reads under way: more than the cycles from a
+read to the place that its word leaves, `READ_LATENCY` and 4, so that reads follow each other."""
+
+assert DEPTH >= READ_LATENCY + 4
+
+TAG_LAYOUT = data.StructLayout(
+    {
+        "mask": BLOCK,
+        "empty": 1,
+        "fp32": 1,
+        "transposed": 1,
+        "emit": 6,
+        "sub": 5,
+        "last": 1,
+    }
+)
+"""What is known of a word while its bytes are being read."""
+
+
+def vector_layout(rows):
+    """Layout of a vector for the array: its elements, and the code of their block's scale."""
+    return data.StructLayout({"data": data.ArrayLayout(signed(8), rows), "code": 8})
+
+
+class OperandReader(wiring.Component):
+    """Vectors of operands, read from the scratchpad and quantised: ``OperandPattern.vectors``.
+
+    Words are read in the order of an operand's pattern; elements that do not count are zeros,
+    squares are transposed, the blocks of 32 are quantised, and `rows` elements of each leave.
+
+    Throughput a vector a cycle, of FP32 one in two, if nobody waits, also from one instruction to
+    the next; a transposed square takes as long as its 32 words, however few of its columns leave.
+    Full backpressure; ``o.ready`` reaches no other port except through registers.
+
+    Members
+    -------
+    i : In(stream.Signature(descriptor_layout()))
+        Operands of instructions. Parts of a block, ``subs`` and ``subs_last``, must be at most
+        ``32 / rows``, and a transposed operand must give whole squares.
+    read : Out(ReadPort(address_bits))
+        To the scratchpad. An element of four bytes takes two reads a word.
+    o : Out(stream.Signature(vector_layout(rows)))
+    done : Out(1)
+        A pulse in the cycle in which the last vector of an instruction leaves.
+    halt : In(1)
+        While high no read begins, except one that waits already, and no empty word passes.
+    error_valid, error_code, error_index : Out(1), Out(8), Out(32)
+        A pulse for each word that has elements and begins outside the scratchpad,
+        `ErrorCode.SCRATCHPAD_RANGE`; zeros take its place.
+
+    Attributes
+    ----------
+    latency_cycles : int
+        From a descriptor's arrival to its first vector, if that is of BF16 and not transposed.
+    """
+
+    def __init__(self, spec: CoreSpec) -> None:
+        self.spec = spec
+        # The generator, the request's register, the scratchpad, FIFO and transposer, quantiser.
+        self.latency_cycles = AddressGenerator.latency_cycles + 1 + READ_LATENCY + 2 + 1
+        self.latency_cycles += BlockQuantiser.latency_cycles + int(spec.rows < BLOCK)
+        super().__init__(
+            {
+                "i": In(stream.Signature(descriptor_layout())),
+                "read": Out(ReadPort(spec.scratchpad.address_bits)),
+                "o": Out(stream.Signature(vector_layout(spec.rows))),
+                "done": Out(1),
+                "halt": In(1),
+                "error_valid": Out(1),
+                "error_code": Out(8),
+                "error_index": Out(32),
+            }
+        )
+
+    def elaborate(self, platform):  # noqa: D102
+        m = Module()
+        m.submodules.addresses = addresses = AddressGenerator(self.spec)
+        m.submodules.tags = tags = WordFifo(TAG_LAYOUT, DEPTH)
+        m.submodules.words = words = WordFifo(8 * WORD_BYTES, DEPTH)
+        side_bits = 5
+        m.submodules.transposer = transposer = Transposer(
+            TransposerSpec(BLOCK, (16, 1), side_bits=side_bits)
+        )
+        wiring.connect(m, wiring.flipped(self.i), addresses.i)
+        self._request(m, addresses.o, tags.i, words)
+        self._assemble(m, tags.o, words.o, transposer.i)
+        self._quantise(m, transposer.o)
+        return m
+
+    def _request(self, m, requests, tags, words):
+        """Read words, those of four-byte elements in two halves, with a place for each."""
+        request = requests.payload
+        reads = Signal()
+        upper = Signal()  # the first half has been requested
+        final = Signal()
+        may = Signal()
+        go = Signal()
+        issue = Signal()
+        places = Signal(range(DEPTH + 1), init=DEPTH)
+        address = Signal.like(self.read.address, reset_less=True)
+        error_index = Signal(32, reset_less=True)
+        m.d.comb += [
+            reads.eq(~request.empty & ~request.out_of_range),
+            final.eq(~reads | ~request.fp32 | upper),
+            may.eq(
+                ~self.halt
+                & tags.ready
+                & (~reads | ((places != 0) & (self.read.ready | ~self.read.valid)))
+            ),
+            go.eq(requests.valid & may),
+            issue.eq(go & reads),
+            requests.ready.eq(may & final),
+            tags.valid.eq(go & final),
+            tags.payload.mask.eq(Mux(reads, request.mask, 0)),
+            tags.payload.empty.eq(~reads),
+            *(
+                tags.payload[name].eq(request[name])
+                for name in ("fp32", "transposed", "emit", "sub", "last")
+            ),
+            # A word that comes has its place.
+            words.i.payload.eq(self.read.data),
+            words.i.valid.eq(self.read.data_valid),
+        ]
+        m.d.sync += [
+            places.eq(places - issue + (words.o.valid & words.o.ready)),
+            self.error_valid.eq(go & request.out_of_range),
+        ]
+        with m.If(go):
+            m.d.sync += [upper.eq(~final), error_index.eq(request.index)]
+        m.d.comb += [
+            self.read.address.eq(address),
+            self.error_code.eq(ErrorCode.SCRATCHPAD_RANGE),
+            self.error_index.eq(error_index),
+        ]
+        with m.If(issue):
+            m.d.sync += [
+                self.read.valid.eq(1),
+                address.eq(request.address + Mux(upper, WORD_BYTES, 0)),
+            ]
+        with m.Elif(self.read.ready):
+            m.d.sync += self.read.valid.eq(0)
+
+    def _assemble(self, m, tags, words, out):
+        """Make 32 lanes of what has been read, zeros where elements do not count.
+
+        The quantiser needs no more of an FP32 number than its upper half, which is a BF16 number,
+        and whether its lower half is zero: 17 bits a lane, of which BF16 leaves one zero.
+        """
+        tag = tags.payload
+        size = BLOCK // 2
+        elements = [words.payload.word_select(k, 32) for k in range(size)]
+        upper = Cat(element[16:] for element in elements)
+        more = Cat(element[:16].any() for element in elements)
+        low = Signal(16 * size, reset_less=True)  # the first half of a word of FP32
+        low_more = Signal(size, reset_less=True)
+        has_low = Signal()
+        takes_low = Signal()
+        taken = Signal()
+        m.d.comb += [
+            takes_low.eq(tags.valid & ~tag.empty & tag.fp32 & ~has_low & words.valid),
+            out.valid.eq(tags.valid & (tag.empty | (words.valid & (has_low | ~tag.fp32)))),
+            taken.eq(out.valid & out.ready),
+            tags.ready.eq(taken),
+            words.ready.eq(takes_low | (taken & ~tag.empty)),
+            out.payload.side.eq(tag.sub),
+            out.payload.last.eq(tag.last),
+            out.payload.transposed.eq(tag.transposed),
+            out.payload.emit.eq(tag.emit),
+        ]
+        with m.If(takes_low):
+            m.d.sync += [low.eq(upper), low_more.eq(more), has_low.eq(1)]
+        with m.Elif(taken):
+            m.d.sync += has_low.eq(0)
+        value = Signal(16 * BLOCK)
+        m.d.comb += [
+            value.eq(Mux(tag.fp32, Cat(low, upper), words.payload)),
+            out.payload.word.plane0.eq(
+                Cat(Mux(tag.mask[k], value.word_select(k, 16), 0) for k in range(BLOCK))
+            ),
+            out.payload.word.plane1.eq(Mux(tag.fp32, Cat(low_more, more) & tag.mask, 0)),
+        ]
+
+    def _quantise(self, m, words):
+        """Quantise, and select the part that leaves."""
+        rows = self.spec.rows
+        m.submodules.quantiser = quantiser = BlockQuantiser()
+
+        # One enable moves all, the state of a register; a vector that comes out while another
+        # waits is put aside.
+        layout = data.StructLayout({"vector": vector_layout(rows), "last": 1})
+        result = Signal(layout)
+        aside = Signal(layout, reset_less=True)
+        has_aside = Signal()
+        advance = Signal()
+        stages = BlockQuantiser.latency_cycles + int(rows < BLOCK)
+        valid = Signal(stages)
+        last = Signal(stages, reset_less=True)
+        shown = data.View(layout, Mux(has_aside, aside.as_value(), result.as_value()))
+        m.d.comb += [
+            advance.eq(~has_aside),
+            quantiser.advance.eq(advance),
+            words.ready.eq(advance),
+            *(quantiser.i[lane].eq(words.payload.word.plane0[lane]) for lane in range(BLOCK)),
+            quantiser.more.eq(words.payload.word.plane1),
+            result.last.eq(last[-1]),
+            self.o.valid.eq(has_aside | valid[-1]),
+            self.o.payload.eq(shown.vector),
+            self.done.eq(self.o.valid & self.o.ready & shown.last),
+        ]
+        with m.If(advance):
+            m.d.sync += [
+                valid.eq(Cat(words.valid, valid)),
+                last.eq(Cat(words.payload.last, last)),
+                aside.eq(result),
+                has_aside.eq(valid[-1] & ~self.o.ready),
+            ]
+        with m.Elif(self.o.ready):
+            m.d.sync += has_aside.eq(0)
+
+        if rows == BLOCK:
+            m.d.comb += [
+                result.vector.data.eq(Cat(*quantiser.o)),
+                result.vector.code.eq(quantiser.code),
+            ]
+            return
+        part = words.payload.side
+        for stage in range(BlockQuantiser.latency_cycles):
+            later = Signal((BLOCK // rows - 1).bit_length(), name=f"part{stage}", reset_less=True)
+            with m.If(advance):
+                m.d.sync += later.eq(part)
+            part = later
+        selected = Signal(vector_layout(rows), reset_less=True)
+        m.d.comb += result.vector.eq(selected)
+        with m.If(advance):
+            m.d.sync += [
+                selected.data.eq(Cat(*quantiser.o).word_select(part, 8 * rows)),
+                selected.code.eq(quantiser.code),
+            ]

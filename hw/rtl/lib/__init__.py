@@ -1,0 +1,1 @@
+"""Memories, queues, bus ports: what all gateware is made of."""

@@ -1,0 +1,250 @@
+"""Gateware of an engine's queue of instructions, and of the FIFO that queues are made of."""
+
+from amaranth.hdl import C, Cat, Module, Signal, unsigned
+from amaranth.lib import data, stream, wiring
+from amaranth.lib.memory import Memory
+from amaranth.lib.wiring import In, Out
+
+from fpgapipe.hw.hls_models.isa.fields import Group
+from fpgapipe.hw.hls_models.isa.instructions import (
+    CORE_SEMAPHORES,
+    HEADER,
+    NUM_SEMAPHORES,
+    WORD_BYTES,
+)
+from fpgapipe.hw.rtl.lib.layouts import layout_of
+from fpgapipe.hw.rtl.lib.semaphores import Signaller, Taker
+
+WORD_BITS = 8 * WORD_BYTES
+
+INDEX_BITS = 24
+"""Of an instruction's number: engines know it modulo 2**24, which is a program of a gigabyte."""
+
+QUEUED = data.StructLayout(
+    {
+        "index_low": 16,
+        "wait": NUM_SEMAPHORES,
+        "signal": NUM_SEMAPHORES,
+        "index_high": INDEX_BITS - 16,
+        "body": WORD_BITS - HEADER.bits,
+    }
+)
+"""The first word of an instruction in a queue: its number has taken the place of what only dispatch
+reads of the header, so queues are no wider than the program."""
+
+
+def started_layout(num_semaphores: int) -> data.StructLayout:
+    """What is remembered of an instruction until it is done: what it signals, and its number."""
+    return data.StructLayout({"mask": num_semaphores, "index": INDEX_BITS})
+
+
+def issue_layout(group: Group) -> data.StructLayout:
+    """Layout of what an engine gets: the instruction's number, of `INDEX_BITS`, and its body."""
+    return data.StructLayout({"index": unsigned(32), "body": layout_of(group)})
+
+
+class QueueState(wiring.Signature):
+    """What a host may ask of a queue, as seen by the one that says it.
+
+    Members
+    -------
+    head : Out(32)
+        Number of the next instruction, while it waits for `semaphores` or is `offered`.
+    oldest : Out(32)
+        Number of the oldest instruction that has been started and is not done, while `busy`.
+    missing : Out(num_semaphores)
+        Semaphores that the next instruction waits for and that are 0.
+    semaphores, busy, empty, offered : Out(1)
+        The next instruction waits for semaphores; some are under way; there is none, and none is
+        under way; the next one waits for its engine.
+    """
+
+    def __init__(self, num_semaphores):
+        super().__init__(
+            {
+                "head": Out(32),
+                "oldest": Out(32),
+                "missing": Out(num_semaphores),
+                "semaphores": Out(1),
+                "busy": Out(1),
+                "empty": Out(1),
+                "offered": Out(1),
+            }
+        )
+
+
+class WordFifo(wiring.Component):
+    """First in, first out, in a memory with a registered output.
+
+    Latency 2 cycles, throughput 1 word per cycle. Holds `depth` words, and one more that is
+    offered. ``i.ready`` is a function of registers alone.
+
+    Members
+    -------
+    i : In(stream.Signature(shape))
+    o : Out(stream.Signature(shape))
+
+    Attributes
+    ----------
+    memory, produce, consume, level
+        For proofs.
+    """
+
+    def __init__(self, shape, depth):
+        if depth < 2 or depth & (depth - 1):
+            raise ValueError(f"FIFO depth must be a power of two, at least 2, not {depth!r}")
+        self._depth = depth
+        self.memory = Memory(shape=shape, depth=depth, init=[])
+        self.produce = Signal(range(depth))
+        self.consume = Signal(range(depth))
+        self.level = Signal(range(depth + 1))
+        super().__init__({"i": In(stream.Signature(shape)), "o": Out(stream.Signature(shape))})
+
+    def elaborate(self, platform):  # noqa: D102
+        m = Module()
+        m.submodules.memory = self.memory
+        write = self.memory.write_port()
+        read = self.memory.read_port()
+        m.d.comb += [
+            self.i.ready.eq(~self.level[-1]),  # which is `depth`, a power of two
+            write.addr.eq(self.produce),
+            write.data.eq(self.i.payload),
+            write.en.eq(self.i.valid & self.i.ready),
+            read.addr.eq(self.consume),
+            read.en.eq((self.level != 0) & (~self.o.valid | self.o.ready)),
+            self.o.payload.eq(read.data),
+        ]
+        with m.If(write.en):
+            m.d.sync += self.produce.eq(self.produce + 1)
+        with m.If(read.en):
+            m.d.sync += self.consume.eq(self.consume + 1)
+        with m.If(write.en & ~read.en):
+            m.d.sync += self.level.eq(self.level + 1)
+        with m.Elif(read.en & ~write.en):
+            m.d.sync += self.level.eq(self.level - 1)
+        m.d.sync += self.o.valid.eq(read.en | (self.o.valid & ~self.o.ready))
+        return m
+
+
+class EngineQueue(wiring.Component):
+    """Instructions of one engine: kept, started when their semaphores allow, signalled when done.
+
+    From a word's entry to its offer 3 cycles, 5 if it waits for semaphores that are there; then an
+    instruction of `w` words every ``w + 1`` cycles, or every ``w + 3``.
+
+    An offer is withdrawn when ``halt`` rises: nothing moves at `o` while that is high.
+
+    Members
+    -------
+    i : In(stream.Signature(512))
+        Words; the first of an instruction is `QUEUED`.
+    o : Out(stream.Signature(issue_layout(group)))
+    done : In(1)
+        A pulse for each instruction that has ended, in the order of `o`, at the earliest in the
+        cycle after it moved.
+    taker : Out(Taker)
+    signaller : Out(Signaller)
+        Two cycles after ``done``, where that finds no other waiting.
+    halt : In(1)
+    waiting : Out(1)
+        An instruction waits for semaphores.
+    busy : Out(1)
+        Instructions have been started and are not done.
+    empty : Out(1)
+        No word is kept, and nothing is under way.
+
+    Attributes
+    ----------
+    fifo, started, collected, granted, begun, num_done
+        For proofs.
+    """
+
+    def __init__(self, group, depth, in_flight, num_semaphores=CORE_SEMAPHORES):
+        self._num_semaphores = num_semaphores
+        self._words = -(-(HEADER.bits + group.bits) // WORD_BITS)
+        self._in_flight = in_flight
+        self.fifo = WordFifo(unsigned(WORD_BITS), depth)
+        self.started = WordFifo(started_layout(num_semaphores), in_flight)
+        self.collected = Signal(range(self._words + 1))
+        self.granted = Signal()
+        self.begun = Signal(range(in_flight + 1))
+        self.num_done = Signal(range(in_flight + 1))
+        super().__init__(
+            {
+                "i": In(stream.Signature(unsigned(WORD_BITS))),
+                "o": Out(stream.Signature(issue_layout(group))),
+                "done": In(1),
+                "taker": Out(Taker(num_semaphores)),
+                "signaller": Out(Signaller(num_semaphores)),
+                "halt": In(1),
+                "waiting": Out(1),
+                "busy": Out(1),
+                "empty": Out(1),
+            }
+        )
+
+    def elaborate(self, platform):  # noqa: D102
+        m = Module()
+        m.submodules.fifo = fifo = self.fifo
+        collected, granted, begun = self.collected, self.granted, self.begun
+        wiring.connect(m, wiring.flipped(self.i), fifo.i)
+
+        # All words but the last are collected in registers; that one stays in the FIFO's output.
+        earlier = Signal(WORD_BITS * (self._words - 1), reset_less=True)
+        complete = Signal()
+        moves = Signal()
+        whole = Signal(WORD_BITS * self._words)
+        m.d.comb += [
+            complete.eq(fifo.o.valid & (collected == self._words - 1)),
+            whole.eq(Cat(earlier, fifo.o.payload)),
+            fifo.o.ready.eq((collected != self._words - 1) | moves),
+        ]
+        with m.If(moves):
+            m.d.sync += collected.eq(0)
+        with m.Elif(fifo.o.valid & fifo.o.ready):
+            m.d.sync += collected.eq(collected + 1)
+        if self._words > 1:
+            with m.If(fifo.o.valid & (collected != self._words - 1)):
+                m.d.sync += earlier.eq(Cat(earlier, fifo.o.payload)[WORD_BITS:])
+        head = data.View(QUEUED, whole[:WORD_BITS])
+        # Of others dispatch has made sure that the instruction names none.
+        waits, signalled = (mask[: self._num_semaphores] for mask in (head.wait, head.signal))
+        index = Cat(head.index_low, head.index_high)
+
+        may = Signal()
+        m.d.comb += [
+            may.eq(complete & ~granted & (begun != self._in_flight) & ~self.halt),
+            self.taker.request.eq(may & waits.any()),
+            self.taker.mask.eq(waits),
+            self.waiting.eq(self.taker.request),
+            self.o.valid.eq(granted & ~self.halt),
+            self.o.payload.as_value().eq(Cat(index, C(0, 32 - INDEX_BITS), whole[HEADER.bits :])),
+            moves.eq(self.o.valid & self.o.ready),
+        ]
+        with m.If(moves):
+            m.d.sync += granted.eq(0)
+        with m.Elif(self.taker.grant | (may & ~waits.any())):
+            m.d.sync += granted.eq(1)
+
+        # What has been started is remembered until it has signalled. Its place in this FIFO is
+        # sure: there are no more than `in_flight` of them.
+        m.submodules.started = started = self.started
+        num_done = self.num_done
+        signals = Signal()
+        m.d.comb += [
+            started.i.payload.mask.eq(signalled),
+            started.i.payload.index.eq(index),
+            started.i.valid.eq(moves),
+            started.o.ready.eq(num_done != 0),
+            signals.eq(started.o.valid & started.o.ready),
+            self.signaller.valid.eq(signals),
+            self.signaller.mask.eq(started.o.payload.mask),
+            self.signaller.index.eq(started.o.payload.index),
+            self.busy.eq(begun != 0),
+            self.empty.eq((fifo.level == 0) & ~fifo.o.valid & (collected == 0) & (begun == 0)),
+        ]
+        m.d.sync += [
+            num_done.eq(num_done + self.done - signals),
+            begun.eq(begun + moves - signals),
+        ]
+        return m

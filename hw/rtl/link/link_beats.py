@@ -1,0 +1,126 @@
+"""What a link's streams carry, and the change between its beats and those of narrower PHYs."""
+
+from amaranth.hdl import Cat, Module, Mux, Signal
+from amaranth.lib import data, stream, wiring
+from amaranth.lib.wiring import In, Out
+
+from fpgapipe.hw.hls_models.isa.instructions import WORD_BYTES
+from fpgapipe.hw.hls_models.spec.link import TRAILER_BYTES, WINDOW
+
+WORD = data.StructLayout({"data": 8 * WORD_BYTES, "last": 1})
+"""A word of a channel, and whether it ends a packet."""
+
+
+def beat_layout(num_bytes: int) -> data.StructLayout:
+    """Layout of a stream to or from a PHY, as AXI4-Stream has it."""
+    return data.StructLayout({"data": 8 * num_bytes, "keep": num_bytes, "last": 1})
+
+
+FEEDBACK = data.StructLayout(
+    {"seen": 8, "received": WINDOW, "freed": data.ArrayLayout(7, 3)},
+)
+"""What a trailer says of the frames that came from its receiver."""
+
+FRAME_BEAT_LAST_KEEP = (1 << TRAILER_BYTES) - 1
+"""Bytes of a frame's last beat that are there, however wide it is."""
+
+
+class Narrower(wiring.Component):
+    """Cuts beats of 16 bytes for a PHY of 4 or 8, the lowest bytes first.
+
+    Latency none, throughput a narrow beat a cycle, full backpressure.
+
+    Members
+    -------
+    i : In(stream.Signature(beat_layout(16)))
+        All bytes are there.
+    o : Out(stream.Signature(beat_layout(phy_bytes)))
+    """
+
+    def __init__(self, phy_bytes):
+        self._bytes = phy_bytes
+        super().__init__(
+            {
+                "i": In(stream.Signature(beat_layout(TRAILER_BYTES))),
+                "o": Out(stream.Signature(beat_layout(phy_bytes))),
+            }
+        )
+
+    def elaborate(self, platform):  # noqa: D102
+        m = Module()
+        parts = TRAILER_BYTES // self._bytes
+        part = Signal(range(parts))
+        at_end = part == parts - 1
+        m.d.comb += [
+            self.o.valid.eq(self.i.valid),
+            self.o.payload.data.eq(self.i.payload.data.word_select(part, 8 * self._bytes)),
+            self.o.payload.keep.eq(~0),
+            self.o.payload.last.eq(self.i.payload.last & at_end),
+            self.i.ready.eq(self.o.ready & at_end),
+        ]
+        with m.If(self.o.valid & self.o.ready):
+            m.d.sync += part.eq(Mux(at_end, 0, part + 1))
+        return m
+
+
+class Gatherer(wiring.Component):
+    """Beats of a PHY in a register, as beats of the width inside, and whether they are sound.
+
+    Latency 1 cycle after the last part, throughput a beat of the PHY a cycle. A frame that ends
+    within a beat of 16 bytes ends with a beat that is not sound; so does one with other bytes than
+    `beat_layout` tells, whose next beats may be sound.
+
+    Members
+    -------
+    i : In(stream.Signature(beat_layout(phy_bytes)))
+        Always ready.
+    valid : Out(1)
+    data : Out(8 * max(phy_bytes, 16))
+    last : Out(1)
+    sound : Out(1)
+    """
+
+    def __init__(self, phy_bytes):
+        self._bytes = phy_bytes
+        self._beat_bytes = max(phy_bytes, TRAILER_BYTES)
+        super().__init__(
+            {
+                "i": In(stream.Signature(beat_layout(phy_bytes))),
+                "valid": Out(1),
+                "data": Out(8 * self._beat_bytes),
+                "last": Out(1),
+                "sound": Out(1),
+            }
+        )
+
+    def elaborate(self, platform):  # noqa: D102
+        m = Module()
+        beat = self.i.payload
+        m.d.comb += self.i.ready.eq(1)
+        ones = (1 << self._bytes) - 1
+        last_keep = FRAME_BEAT_LAST_KEEP & ones
+        is_kept = beat.keep == Mux(beat.last, last_keep, ones)
+        if self._bytes >= TRAILER_BYTES:
+            m.d.sync += self.valid.eq(self.i.valid)
+            with m.If(self.i.valid):
+                m.d.sync += [
+                    self.data.eq(beat.data),
+                    self.last.eq(beat.last),
+                    self.sound.eq(is_kept),
+                ]
+            return m
+
+        parts = TRAILER_BYTES // self._bytes
+        part = Signal(range(parts))
+        spoiled = Signal()
+        at_end = part == parts - 1
+        m.d.sync += self.valid.eq(self.i.valid & (at_end | beat.last))
+        with m.If(self.i.valid):
+            m.d.sync += [
+                self.data.eq(Cat(self.data, beat.data)[8 * self._bytes :]),
+                self.last.eq(beat.last),
+                self.sound.eq(is_kept & at_end & ~spoiled),
+                part.eq(Mux(at_end | beat.last, 0, part + 1)),
+                spoiled.eq((spoiled | ~is_kept) & ~(at_end | beat.last)),
+            ]
+        return m

@@ -1,0 +1,194 @@
+"""What a link's receiver keeps account of: free slots, and the frames of a channel by sequence."""
+
+from amaranth.hdl import Module, Mux, Signal
+from amaranth.lib import data, wiring
+from amaranth.lib.memory import Memory
+from amaranth.lib.wiring import In, Out
+
+from fpgapipe.hw.hls_models.spec.link import SEQUENCE_BITS
+
+
+class SlotPool(wiring.Component):
+    """Numbers of slots that are free, each once.
+
+    Members
+    -------
+    valid : Out(1)
+        There is a free one.
+    slot : Out
+        One of them, the same until it is taken.
+    take : In(1)
+        It is no longer free; only with `valid`.
+    give : In(1)
+    given : In
+        A slot that is free again.
+    release_valid, release_ready : In(1), Out(1)
+    released : In
+        Another one; it waits while there is `give`.
+
+    Attributes
+    ----------
+    fresh, level, consume, produce, memory
+        For proofs: slots from `fresh` on have never been taken, `level` others are in the memory.
+    """
+
+    def __init__(self, num_slots):
+        self._num_slots = num_slots
+        self.bits = (num_slots - 1).bit_length()
+        self.fresh = Signal(range(num_slots + 1))
+        self.level = Signal(range(num_slots + 1))
+        self.produce = Signal(self.bits)
+        self.consume = Signal(self.bits)
+        self.memory = Memory(shape=self.bits, depth=1 << self.bits, init=[])
+        super().__init__(
+            {
+                "valid": Out(1),
+                "slot": Out(self.bits),
+                "take": In(1),
+                "give": In(1),
+                "given": In(self.bits),
+                "release_valid": In(1),
+                "release_ready": Out(1),
+                "released": In(self.bits),
+            }
+        )
+
+    def elaborate(self, platform):  # noqa: D102
+        m = Module()
+        m.submodules.memory = self.memory
+        push, head = self.memory.write_port(), self.memory.read_port(domain="comb")
+        has_fresh, pops = Signal(), Signal()
+        m.d.comb += [
+            has_fresh.eq(self.fresh != self._num_slots),
+            head.addr.eq(self.consume),
+            self.slot.eq(Mux(has_fresh, self.fresh, head.data)),
+            self.valid.eq(has_fresh | (self.level != 0)),
+            pops.eq(self.take & ~has_fresh),
+            self.release_ready.eq(~self.give),
+            push.addr.eq(self.produce),
+            push.data.eq(Mux(self.give, self.given, self.released)),
+            push.en.eq(self.give | self.release_valid),
+        ]
+        m.d.sync += [
+            self.fresh.eq(self.fresh + (self.take & has_fresh)),
+            self.consume.eq(self.consume + pops),
+            self.produce.eq(self.produce + push.en),
+            self.level.eq(self.level + push.en - pops),
+        ]
+        return m
+
+
+class ReceiveChannel(wiring.Component):
+    """Which slots the frames of a channel are in, from whatever order to that of their sequence.
+
+    From a frame's entry to its first word at `head_valid` 2 cycles; then a word a cycle.
+
+    Parameters
+    ----------
+    slots, frame_words : int
+        As of `LinkEngineSpec`, of the channel.
+    slot_bits : int
+        Of a slot's number in the pool.
+
+    Members
+    -------
+    enter : In(1)
+        A frame has come.
+    sequence : In(7)
+    frame : In(StructLayout({"slot": slot_bits, "words": 5, "last": 1}))
+        Its slot, words less one, and whether its last word ends a packet.
+    entered : Out(1)
+        It is kept: it was the next that the channel delivers, or one of those after it for which
+        there is room, and it was not there.
+    head_valid : Out(1)
+        There is a word to deliver.
+    head_slot, head_word : Out
+        Where it is.
+    head_last : Out(1)
+        It ends a packet.
+    head_ends : Out(1)
+        It is the last of its frame.
+    take : In(1)
+        It is delivered; only with `head_valid`.
+    freed : Out(7)
+        Frames delivered whole, modulo 128.
+
+    Attributes
+    ----------
+    present, next, frames
+        For proofs: frames that are kept, the sequence number after that of the head, the memory.
+    words, ends_packet
+        For proofs: what is known of the head's frame.
+    """
+
+    def __init__(self, slots, frame_words, slot_bits):
+        self._slots = slots
+        self._frame = data.StructLayout({"slot": slot_bits, "words": 5, "last": 1})
+        self.present = Signal(slots)
+        self.next = Signal(SEQUENCE_BITS)
+        self.words = Signal(5, reset_less=True)
+        self.ends_packet = Signal(reset_less=True)
+        self.frames = Memory(shape=self._frame, depth=slots, init=[])
+        super().__init__(
+            {
+                "enter": In(1),
+                "sequence": In(SEQUENCE_BITS),
+                "frame": In(self._frame),
+                "entered": Out(1),
+                "head_valid": Out(1),
+                "head_slot": Out(slot_bits),
+                "head_word": Out(range(max(frame_words, 2))),
+                "head_last": Out(1),
+                "head_ends": Out(1),
+                "take": In(1),
+                "freed": Out(SEQUENCE_BITS),
+            }
+        )
+
+    def elaborate(self, platform):  # noqa: D102
+        m = Module()
+        m.submodules.frames = frames = self.frames
+        write, read = frames.write_port(), frames.read_port(domain="comb")
+        bits = self._slots.bit_length() - 1
+        place = self.sequence[:bits]
+        distance, is_there = Signal(SEQUENCE_BITS), Signal()
+        m.d.comb += [
+            distance.eq(self.sequence - self.freed),
+            is_there.eq(self.present.bit_select(place, 1)),
+            self.entered.eq(self.enter & (distance < self._slots) & ~is_there),
+            write.addr.eq(place),
+            write.data.eq(self.frame),
+            write.en.eq(self.entered),
+            read.addr.eq(self.next),
+        ]
+
+        # A frame counts as present until its last word is taken; `next` runs ahead of that.
+        words, ends_packet = self.words, self.ends_packet
+        frees, loads = Signal(), Signal()
+        m.d.comb += [
+            self.head_ends.eq(self.head_word == words),
+            self.head_last.eq(self.head_ends & ends_packet),
+            frees.eq(self.take & self.head_ends),
+            loads.eq((~self.head_valid | frees) & self.present.bit_select(self.next[:bits], 1)),
+        ]
+        with m.If(loads):
+            m.d.sync += [
+                self.head_valid.eq(1),
+                self.head_slot.eq(read.data.slot),
+                self.head_word.eq(0),
+                words.eq(read.data.words),
+                ends_packet.eq(read.data.last),
+                self.next.eq(self.next + 1),
+            ]
+        with m.Elif(frees):
+            m.d.sync += self.head_valid.eq(0)
+        with m.Elif(self.take):
+            m.d.sync += self.head_word.eq(self.head_word + 1)
+        with m.If(frees):
+            m.d.sync += [
+                self.present.bit_select(self.freed[:bits], 1).eq(0),
+                self.freed.eq(self.freed + 1),
+            ]
+        with m.If(self.entered):
+            m.d.sync += self.present.bit_select(place, 1).eq(1)
+        return m

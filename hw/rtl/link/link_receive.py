@@ -1,0 +1,394 @@
+"""Gateware of a link's receiver: beats to frames, frames to the words of its channels."""
+
+from amaranth.hdl import Cat, Module, Mux, Signal
+from amaranth.lib import data, stream, wiring
+from amaranth.lib.wiring import In, Out
+
+from fpgapipe.hw.hls_models.isa.instructions import WORD_BYTES
+from fpgapipe.hw.hls_models.spec.link import (
+    NUM_CHANNELS,
+    NUMBER_BITS,
+    SESSION_BITS,
+    TRAILER,
+    TRAILER_BYTES,
+    WINDOW,
+    FrameKind,
+    LinkEngineSpec,
+)
+from fpgapipe.hw.rtl.lib.layouts import layout_of
+from fpgapipe.hw.rtl.lib.memory import BlockMemory, BlockMemorySpec
+from fpgapipe.hw.rtl.lib.queue import WordFifo
+from fpgapipe.hw.rtl.link.crc import CRC_BITS, TRAILER_BODY_BITS, FrameCrc
+from fpgapipe.hw.rtl.link.link_beats import FEEDBACK, WORD
+from fpgapipe.hw.rtl.link.link_pool import ReceiveChannel, SlotPool
+from fpgapipe.hw.rtl.link.link_session import HELLO_LAYOUT
+
+TRAILER_LAYOUT = layout_of(TRAILER)
+
+OUTPUT_WORDS = 8
+"""Words that a channel may have between the memory and its user: as many as cycles from the one in
+which a word is chosen to the one that knows it gone, and some that let others be chosen."""
+
+SPARE_SLOTS = 2
+"""Beyond those that the other end may fill: for a frame that is damaged, and the one behind it."""
+
+
+class FrameVerdict(wiring.Component):
+    """Finds frames in beats, and tells of each when its trailer has come what it was.
+
+    Words go to a free slot as they come. A verdict comes 3 cycles after the trailer's beat, one a
+    cycle at most. Any sequence of beats is taken.
+
+    Members
+    -------
+    valid : In(1)
+    data : In(8 * beat_bytes)
+    last, sound : In(1)
+        A beat, as of `Gatherer`.
+    slot_valid : In(1)
+    slot : In(slot_bits)
+        A slot that is free. Without one a frame with words is lost.
+    slot_take : Out(1)
+        The slot is a frame's now, whatever that is worth.
+    write : Out(word_beats)
+    write_slot, write_word : Out
+    write_data : Out(512)
+        A part of a word for the memory.
+    done : Out(1)
+        There is a verdict.
+    good : Out(1)
+        The frame is not damaged.
+    trailer : Out(96)
+        Of it, without its CRC.
+    has_slot : Out(1)
+    frame_slot : Out(slot_bits)
+        The slot that was taken for it, damaged or not.
+    """
+
+    def __init__(self, spec: LinkEngineSpec, slot_bits: int) -> None:
+        self.spec = spec
+        self._slot_bits = slot_bits
+        super().__init__(
+            {
+                "valid": In(1),
+                "data": In(8 * spec.beat_bytes),
+                "last": In(1),
+                "sound": In(1),
+                "slot_valid": In(1),
+                "slot": In(slot_bits),
+                "slot_take": Out(1),
+                "write": Out(spec.word_beats),
+                "write_slot": Out(slot_bits),
+                "write_word": Out(range(max(spec.frame_words, 2))),
+                "write_data": Out(8 * WORD_BYTES),
+                "done": Out(1),
+                "good": Out(1),
+                "trailer": Out(TRAILER_BODY_BITS),
+                "has_slot": Out(1),
+                "frame_slot": Out(slot_bits),
+            }
+        )
+
+    def elaborate(self, platform):  # noqa: D102
+        m = Module()
+        spec = self.spec
+        m.submodules.crc = crc = FrameCrc(spec.beat_bytes)
+        m.d.comb += [
+            crc.advance.eq(1),
+            crc.valid.eq(self.valid),
+            crc.ends.eq(self.last),
+            crc.data.eq(self.data),
+        ]
+
+        # Beats that are not a frame's last are its words. `word` stops when there are too many.
+        word, part = Signal(range(spec.frame_words + 1)), Signal(range(max(spec.word_beats, 2)))
+        spoiled, begun, full = Signal(), Signal(), Signal()
+        is_payload = self.valid & ~self.last
+        m.d.comb += [
+            full.eq(word == spec.frame_words),
+            self.write.eq(Mux(is_payload & self.slot_valid & ~full, 1 << part, 0)),
+            self.write_slot.eq(self.slot),
+            self.write_word.eq(word),
+            self.write_data.eq(self.data.replicate(spec.word_beats)),
+            self.slot_take.eq(self.valid & self.last & begun & self.slot_valid),
+        ]
+        with m.If(self.valid & self.last):
+            m.d.sync += [word.eq(0), part.eq(0), spoiled.eq(0), begun.eq(0)]
+        with m.Elif(is_payload):
+            m.d.sync += begun.eq(1)
+            with m.If(~self.sound | ~self.slot_valid | full):
+                m.d.sync += spoiled.eq(1)
+            with m.Elif(part == spec.word_beats - 1):
+                m.d.sync += [part.eq(0), word.eq(word + 1)]
+            with m.Else():
+                m.d.sync += part.eq(part + 1)
+
+        # First stage: the trailer as it came, and what is known of the words before it.
+        ended, whole = Signal(), Signal(reset_less=True)
+        trailer = [Signal(8 * TRAILER_BYTES, name=f"trailer{i}", reset_less=True) for i in range(2)]
+        words = Signal(range(spec.frame_words + 1), reset_less=True)
+        m.d.sync += ended.eq(self.valid & self.last)
+        with m.If(self.valid & self.last):
+            m.d.sync += [
+                trailer[0].eq(self.data),
+                words.eq(word),
+                whole.eq(self.sound & ~spoiled & (part == 0)),
+            ]
+
+        # Second stage: whether the trailer makes sense. The CRC is known then, too.
+        checked, sane = Signal(), Signal(reset_less=True)
+        fields = data.View(TRAILER_LAYOUT, trailer[0][:TRAILER_BODY_BITS])
+        hello = data.View(HELLO_LAYOUT, trailer[0][:TRAILER_BODY_BITS])
+        m.d.sync += checked.eq(ended)
+        with m.If(ended):
+            m.d.sync += [trailer[1].eq(trailer[0]), sane.eq(0)]
+            with m.Switch(fields.kind):
+                with m.Case(FrameKind.DATA):
+                    m.d.sync += sane.eq(
+                        whole
+                        & (words == fields.words + 1)
+                        & (fields.channel < NUM_CHANNELS)
+                        & ~fields.reserved
+                    )
+                with m.Case(FrameKind.CONTROL):
+                    m.d.sync += sane.eq(
+                        whole & (words == 0) & (fields.channel < NUM_CHANNELS) & ~fields.reserved
+                    )
+                with m.Case(FrameKind.HELLO):
+                    m.d.sync += sane.eq(whole & (words == 0) & (hello.reserved == 0))
+
+        # Third stage: the verdict.
+        m.d.sync += self.done.eq(checked)
+        with m.If(checked):
+            m.d.sync += [
+                self.good.eq(sane & (trailer[1][-CRC_BITS:] == crc.crc)),
+                self.trailer.eq(trailer[1]),
+            ]
+
+        # The slot goes along.
+        slots = [(self.slot_take, self.slot)]
+        for stage in range(3):
+            has_slot = Signal(name=f"has_slot{stage}")
+            slot = Signal(self._slot_bits, name=f"slot{stage}", reset_less=True)
+            before = slots[-1]
+            m.d.sync += has_slot.eq(before[0])
+            with m.If(before[0]):
+                m.d.sync += slot.eq(before[1])
+            slots.append((has_slot, slot))
+        m.d.comb += [self.has_slot.eq(slots[-1][0]), self.frame_slot.eq(slots[-1][1])]
+        return m
+
+
+class LinkReceiver(wiring.Component):
+    """Takes frames that came, in whatever state, and delivers the words of each channel in order.
+
+    From a frame's last beat to its first word at `o` 10 cycles, if nothing is before it.
+    Words leave memory one a cycle, channels that have some and room for them in turn.
+
+    Members
+    -------
+    valid : In(1)
+    data : In(8 * beat_bytes)
+    last, sound : In(1)
+        A beat, as of `Gatherer`.
+    o : Out(stream.Signature(WORD)).array(3)
+    up : In(1)
+        Frames with words and feedback are taken.
+    peer : In(8)
+        Lower bits of the session that they have to be of.
+    hello_valid : Out(1)
+    hello : Out(HELLO_LAYOUT)
+        A sound HELLO frame has come.
+    answer : Out(FEEDBACK)
+        What trailers sent from now on say.
+    news : Out(1)
+        From the next cycle on that has something new, or is asked for.
+    feedback_valid : Out(1)
+    feedback : Out(FEEDBACK)
+        What the other end says.
+    entered, damaged : Out(1)
+        A frame with words was good and new; any frame was damaged, or found no slot.
+    """
+
+    def __init__(self, spec: LinkEngineSpec) -> None:
+        self.spec = spec
+        self.pool = SlotPool(sum(spec.slots) + SPARE_SLOTS)
+        self.channels = [
+            ReceiveChannel(slots, spec.frame_words, self.pool.bits) for slots in spec.slots
+        ]
+        super().__init__(
+            {
+                "valid": In(1),
+                "data": In(8 * spec.beat_bytes),
+                "last": In(1),
+                "sound": In(1),
+                "o": Out(stream.Signature(WORD)).array(NUM_CHANNELS),
+                "up": In(1),
+                "peer": In(SESSION_BITS // 2),
+                "hello_valid": Out(1),
+                "hello": Out(HELLO_LAYOUT),
+                "answer": Out(FEEDBACK),
+                "news": Out(1),
+                "feedback_valid": Out(1),
+                "feedback": Out(FEEDBACK),
+                "entered": Out(1),
+                "damaged": Out(1),
+            }
+        )
+
+    def elaborate(self, platform):  # noqa: D102
+        m = Module()
+        spec, pool = self.spec, self.pool
+        m.submodules.pool = pool
+        m.submodules.verdict = verdict = FrameVerdict(spec, pool.bits)
+        m.d.comb += [
+            verdict.valid.eq(self.valid),
+            verdict.data.eq(self.data),
+            verdict.last.eq(self.last),
+            verdict.sound.eq(self.sound),
+            verdict.slot_valid.eq(pool.valid),
+            verdict.slot.eq(pool.slot),
+            pool.take.eq(verdict.slot_take),
+        ]
+        self._judge(m, verdict)
+        self._deliver(m, verdict)
+        return m
+
+    def _judge(self, m, verdict):
+        """What a frame tells, and whether it is kept."""
+        fields = data.View(TRAILER_LAYOUT, verdict.trailer)
+        good, counts, distance, is_new = Signal(), Signal(), Signal(NUMBER_BITS), Signal()
+        seen = Signal(NUMBER_BITS)
+        m.d.comb += [
+            good.eq(verdict.done & verdict.good),
+            self.damaged.eq(verdict.done & ~verdict.good),
+            self.hello_valid.eq(good & (fields.kind == FrameKind.HELLO)),
+            self.hello.eq(verdict.trailer),
+            counts.eq(
+                good & (fields.kind != FrameKind.HELLO) & self.up & (fields.session == self.peer)
+            ),
+            distance.eq(fields.number - seen),
+            is_new.eq(counts & (distance != 0) & (distance <= WINDOW)),
+        ]
+
+        # `answer` has `seen` a cycle late, when `received` fits it.
+        moves, is_data, probes = Signal(), Signal(), Signal()
+        shift = Signal(range(WINDOW + 1), reset_less=True)
+        sequence = Signal(7, reset_less=True)
+        channel = Signal(2, reset_less=True)
+        frame = Signal(self.channels[0].frame.shape(), reset_less=True)
+        has_slot = Signal()
+        m.d.sync += [
+            self.feedback_valid.eq(counts),
+            moves.eq(is_new),
+            is_data.eq(is_new & (fields.kind == FrameKind.DATA)),
+            probes.eq(counts & fields.probe),
+            has_slot.eq(verdict.has_slot),
+        ]
+        with m.If(verdict.done):
+            m.d.sync += [
+                self.feedback.seen.eq(fields.seen),
+                self.feedback.received.eq(fields.received),
+                *(
+                    mine.eq(theirs.sequence)
+                    for mine, theirs in zip(self.feedback.freed, fields.freed, strict=True)
+                ),
+                shift.eq(distance),
+                sequence.eq(fields.sequence),
+                channel.eq(fields.channel),
+                frame.slot.eq(verdict.frame_slot),
+                frame.words.eq(fields.words),
+                frame.last.eq(fields.last),
+            ]
+        with m.If(is_new):
+            m.d.sync += seen.eq(fields.number)
+        with m.If(moves):
+            m.d.sync += [
+                self.answer.seen.eq(seen),
+                self.answer.received.eq((self.answer.received << shift) | is_data),
+            ]
+
+        entered, frees = Signal(), Signal()
+        for number, each in enumerate(self.channels):
+            m.submodules[f"channel{number}"] = each
+            m.d.comb += [
+                each.enter.eq(is_data & (channel == number)),
+                each.sequence.eq(sequence),
+                each.frame.eq(frame),
+                self.answer.freed[number].eq(each.freed),
+            ]
+        m.d.comb += [
+            entered.eq(Cat(each.entered for each in self.channels).any()),
+            frees.eq(Cat(each.take & each.head_ends for each in self.channels).any()),
+            self.news.eq(moves | probes | frees),
+        ]
+        m.d.sync += [
+            self.entered.eq(entered),
+            self.pool.give.eq(has_slot & ~entered),
+            self.pool.given.eq(frame.slot),
+        ]
+
+    def _deliver(self, m, verdict):
+        """From memory to the channels' outputs."""
+        spec, pool, channels = self.spec, self.pool, self.channels
+        word_bits = spec.frame_words.bit_length() - 1
+        m.submodules.memory = memory = BlockMemory(
+            BlockMemorySpec(
+                (sum(spec.slots) + SPARE_SLOTS) * spec.frame_words,
+                8 * WORD_BYTES,
+                8 * spec.beat_bytes,
+            )
+        )
+        m.d.comb += [
+            memory.write.eq(verdict.write),
+            memory.write_row.eq(Cat(verdict.write_word[:word_bits], verdict.write_slot)),
+            memory.write_data.eq(verdict.write_data),
+        ]
+
+        # A slot that is free again goes to the pool, where it may have to wait for a cycle.
+        may = Signal(NUM_CHANNELS)
+        takes = Signal(NUM_CHANNELS)
+        turn = Signal(NUM_CHANNELS, init=1)
+        can_free = ~pool.release_valid | pool.release_ready
+        rows = [Cat(each.head_word[:word_bits], each.head_slot) for each in channels]
+        row, row_valid = Signal(memory.spec.row_bits, reset_less=True), Signal(NUM_CHANNELS)
+        row_last = Signal(reset_less=True)
+        word_valid, word_last = Signal(NUM_CHANNELS), Signal(reset_less=True)
+        with m.If(can_free):
+            m.d.sync += pool.release_valid.eq(0)
+        for number, each in enumerate(channels):
+            m.submodules[f"output{number}"] = fifo = WordFifo(WORD, OUTPUT_WORDS)
+            room = Signal(range(OUTPUT_WORDS + 1), init=OUTPUT_WORDS, name=f"room{number}")
+            leaves = fifo.o.valid & fifo.o.ready
+            wiring.connect(m, fifo.o, wiring.flipped(self.o[number]))
+            m.d.sync += room.eq(room + leaves - takes[number])
+            m.d.comb += [
+                may[number].eq(each.head_valid & (room != 0) & can_free),
+                each.take.eq(takes[number]),
+                fifo.i.valid.eq(word_valid[number]),
+                fifo.i.payload.data.eq(memory.read_data),
+                fifo.i.payload.last.eq(word_last),
+            ]
+            with m.If(takes[number]):
+                m.d.sync += [
+                    row.eq(rows[number]),
+                    row_last.eq(each.head_last),
+                    pool.release_valid.eq(each.head_ends),
+                    pool.released.eq(each.head_slot),
+                    turn.eq(1 << (number + 1) % NUM_CHANNELS),
+                ]
+        m.d.comb += takes.eq(chosen(may, turn))
+        m.d.sync += [row_valid.eq(takes), word_valid.eq(row_valid), word_last.eq(row_last)]
+        m.d.comb += [memory.read.eq(row_valid.any()), memory.read_row.eq(row)]
+
+
+def chosen(may, turn):
+    """The first bit of `may` from the one that `turn` has on, as a mask; 0 if there is none."""
+    size = len(may)
+    behind = [0] * size
+    for first in range(size):
+        for step in range(size):
+            place = (first + step) % size
+            before = Cat(may[(first + each) % size] for each in range(step))
+            behind[place] |= turn[first] & may[place] & ~before.any()
+    return Cat(behind)

@@ -1,0 +1,290 @@
+"""Gateware of one lane of the vector engine."""
+
+from amaranth.hdl import Cat, Const, Module, Mux, Signal
+from amaranth.lib import data, wiring
+from amaranth.lib.wiring import In, Out
+
+from fpgapipe.hw.hls_models.isa.vector_fields import COUNTER_BITS, NUM_CONSTANTS
+from fpgapipe.hw.hls_models.numerics.fp32 import CODE_BIAS, NAN_BITS
+from fpgapipe.hw.rtl.arith.fp32 import INFINITY_BITS, Fp32Adder, Fp32Multiplier, Pipeline
+
+LANE_CONFIG = data.StructLayout(
+    {
+        "constants": data.ArrayLayout(32, NUM_CONSTANTS),
+        "threshold": 16,
+        "negate_x": 1,
+        "addend": 2,
+        "negate_addend": 1,
+        "factor": 3,
+        "second": 3,
+        "negate_second": 1,
+        "is_random": 1,
+        "outcomes": 4,
+        "left": 2,
+        "right": 2,
+        "then": 3,
+        "otherwise": 3,
+        "initial": 2,
+        "reduces": 1,
+        "takes_maximum": 1,
+        "gives_index": 1,
+        "relu": 1,
+    }
+)
+"""Fields of an instruction, by their names there; `reduces` says that loops are reduced."""
+
+TOTAL = data.StructLayout({"value": 32, "index": COUNTER_BITS})
+"""What is kept of a sum; of a maximum its counter as well."""
+
+_ONE = 0x3F800000
+_NEGATIVE = 0x80000000
+
+
+class VectorLane(wiring.Component):
+    """A lane: two sums and products, a choice, and a sum or maximum of what was chosen.
+
+    A pipeline that moves in cycles with ``advance`` high. Its inputs come at different stages, as
+    :mod:`fpgapipe.hw.hls_models.cycles.vector_cycles` counts them.
+
+    Members
+    -------
+    advance : In(1)
+        Clock enable.
+    config : In(LANE_CONFIG)
+    x, y, k0 : In(32)
+        At stage 1.
+    factor_y, k1, k2 : In(32)
+        At `FACTOR_STAGE`.
+    choice_x, choice_y, k3, counter : In(32)
+        At `CHOICE_STAGE`; the counter as FP32.
+    bits : In(16)
+        Random ones, at ``CHOICE_STAGE + 1``.
+    there, first : In(1)
+        At ``ELEMENT_STAGE - 1``.
+    initial : In(32)
+        The coefficient that a sum begins with, at ``ELEMENT_STAGE - 1``.
+    previous : In(TOTAL)
+        What has been added up before, at ``ELEMENT_STAGE - 1``.
+    index : In(COUNTER_BITS)
+        The counter, at ``ELEMENT_STAGE + 1``.
+    total : Out(TOTAL)
+        At `TOTAL_STAGE`, or that of a maximum at `MAXIMUM_STAGE`.
+    finish : In(1)
+        It is the last of its sum.
+    result : Out(32)
+        The total of the stage before, if that was the last of its sum.
+    """
+
+    spec = None
+
+    def __init__(self, spec: None = None) -> None:
+        inputs = {
+            **dict.fromkeys(("x", "y", "k0", "factor_y", "k1", "k2"), 32),
+            **dict.fromkeys(("choice_x", "choice_y", "k3", "counter", "initial"), 32),
+            **{"advance": 1, "config": LANE_CONFIG, "bits": 16, "there": 1, "first": 1},
+            **{"previous": TOTAL, "index": COUNTER_BITS, "finish": 1},
+        }
+        super().__init__(
+            {
+                **{name: In(shape) for name, shape in inputs.items()},
+                "total": Out(TOTAL),
+                "result": Out(32),
+            }
+        )
+
+    def elaborate(self, platform):  # noqa: D102
+        m = Module()
+        config = self.config
+        constants = config.constants
+        register = Pipeline(m, self.advance).register
+        m.submodules.first_adder = first_adder = Fp32Adder()
+        m.submodules.multiplier = multiplier = Fp32Multiplier()
+        m.submodules.second_multiplier = second_multiplier = Fp32Multiplier()
+        m.submodules.second_adder = second_adder = Fp32Adder()
+        for unit in (first_adder, multiplier, second_multiplier, second_adder):
+            m.d.comb += unit.advance.eq(self.advance)
+
+        # The first sum.
+        addend = _chosen(
+            config.addend,
+            Const(_NEGATIVE, 32),
+            _signed(self.y, config.negate_addend),
+            self.k0,
+            constants[0],
+        )
+        m.d.comb += [
+            first_adder.a.eq(register(_signed(self.x, config.negate_x), "augend2")),
+            first_adder.b.eq(register(addend, "addend2")),
+        ]
+
+        # The products. For a second one of nothing it is zero times -0: -0 is exact in a sum.
+        total, y = first_adder.o, self.factor_y
+        one = Const(_ONE, 32)
+        factor = _chosen(config.factor, one, total, y, self.k1, constants[1])
+        second = _chosen(config.second, Const(_NEGATIVE, 32), one, y, self.k2, constants[2])
+        multiplicand = Mux(config.second == 0, 0, _signed(y, config.negate_second))
+        m.d.comb += [
+            multiplier.a.eq(register(total, "sum8")),
+            multiplier.b.eq(register(factor, "factor8")),
+            second_multiplier.a.eq(register(multiplicand, "multiplicand8")),
+            second_multiplier.b.eq(register(second, "second8")),
+            second_adder.a.eq(multiplier.o),
+            second_adder.b.eq(second_multiplier.o),
+        ]
+
+        element = self._choose(m, register, second_adder.o)
+        self._accumulate(m, register, element)
+        return m
+
+    def _choose(self, m, register, s):
+        """Choose an element by a test; what a sum is not to have becomes -0."""
+        config, constants = self.config, self.config.constants
+        x, y, k3 = self.choice_x, self.choice_y, self.k3
+
+        # Two candidates, and two numbers that are compared.
+        zero = Const(0, 32)
+        choices = (s, x, y, k3, constants[3], zero)
+        then = register(_chosen(config.then, *choices), "then19")
+        otherwise = register(_chosen(config.otherwise, *choices), "otherwise19")
+        left = Signal(32, reset_less=True)
+        right = Signal(32, reset_less=True)
+        compares = Signal()
+        m.d.comb += compares.eq(self.advance & (config.outcomes != 0))
+        with m.If(compares):
+            m.d.sync += [
+                left.eq(_chosen(config.left, x, y, s)),
+                right.eq(_chosen(config.right, y, k3, constants[3], self.counter)),
+            ]
+
+        # They are compared, or the random bits are.
+        less, equal, unordered, drawn = (
+            Signal(name=name, reset_less=True) for name in ("less", "equal", "unordered", "drawn")
+        )
+        with m.If(compares):
+            m.d.sync += [
+                less.eq(_ordered(left) < _ordered(right)),
+                equal.eq((left == right) | (_is_zero(left) & _is_zero(right))),
+                unordered.eq(_is_nan(left) | _is_nan(right)),
+            ]
+        with m.If(self.advance & config.is_random):
+            m.d.sync += drawn.eq(self.bits < config.threshold)
+        then = register(then, "then20")
+        otherwise = register(otherwise, "otherwise20")
+
+        outcomes = config.outcomes
+        ordered = Mux(equal, outcomes[1], Mux(less, outcomes[0], outcomes[2]))
+        test = Signal()
+        element = Signal(32)
+        m.d.comb += [
+            test.eq(Mux(config.is_random, drawn, Mux(unordered, outcomes[3], ordered))),
+            element.eq(Mux(test, then, otherwise)),
+        ]
+        leaves_out = config.reduces & ~self.there
+        return register(Mux(leaves_out, Const(_NEGATIVE, 32), element), "element21")
+
+    def _accumulate(self, m, register, element):
+        """Add an element to a sum, or take it for the maximum; then what is done with a result."""
+        config = self.config
+        # Before the first element a maximum is a negative NaN with all bits set. All numbers are
+        # larger, and no element is one: they become the one NaN there is.
+        nothing = Cat(config.takes_maximum.replicate(31), Const(1, 1))
+        initial = _chosen(config.initial, nothing, self.initial, config.constants[4])
+        previous = register(Mux(self.first, initial, self.previous.value), "previous21")
+        m.submodules.adder = adder = Fp32Adder()
+        maximum = Signal()  # all of it stands still for sums, and the adder for maxima
+        m.d.comb += [
+            adder.advance.eq(self.advance & ~config.takes_maximum),
+            adder.a.eq(previous),
+            adder.b.eq(element),
+            maximum.eq(self.advance & config.takes_maximum),
+        ]
+        keep = Pipeline(m, maximum).register
+        there = keep(self.there, "there21")
+        index = keep(Mux(self.first, 0, self.previous.index), "index21")
+
+        # Of equal numbers the first stays, and NaN until there is another one. As whole numbers in
+        # their order, a NaN in the total is larger than all that are no NaN.
+        nan, zero, better = Signal(), Signal(), Signal()
+        larger = _ordered(element) > _ordered(previous)
+        m.d.comb += [
+            nan.eq(_is_nan(element)),
+            zero.eq(_is_zero(element)),
+            better.eq(there & (nan | (larger & ~(zero & _is_zero(previous))))),
+        ]
+        better = keep(better, "better22")
+        nan, zero = keep(nan, "nan22"), keep(zero, "zero22")
+        element, previous = keep(element, "element22"), keep(previous, "previous22")
+        index = keep(index, "index22")
+
+        magnitude = Mux(nan, Const(NAN_BITS, 31), Mux(zero, 0, element[0:31]))
+        flushed = Cat(magnitude[0:31], element[31] & ~nan)
+        best = keep(Mux(better, flushed, previous), "best23")
+        chosen = Signal(COUNTER_BITS)
+        m.d.comb += chosen.eq(Mux(better, self.index, index))
+        index = keep(chosen, "index23")
+        # Of a whole number as FP32, only these bits are not zero.
+        number = keep(whole_number(m, chosen, "index")[16:31], "number23")
+
+        total = self.total.value
+        m.d.comb += [
+            total.eq(Mux(config.takes_maximum, best, adder.o)),
+            self.total.index.eq(index),
+        ]
+        # Where nothing was found there is the mark: without its fraction it is -inf.
+        is_lowest = total[23:32] == 0x1FF
+        fraction = Mux(is_lowest, 0, total[0:23])
+        value = Signal(32)
+        result = Signal(32, reset_less=True)
+        m.d.comb += [
+            value.eq(Mux(config.gives_index, Cat(Const(0, 16), number), Cat(fraction, total[23:]))),
+            self.result.eq(result),
+        ]
+        with m.If(self.advance & self.finish):
+            m.d.sync += result.eq(Mux(config.relu & value[31], 0, value))
+
+
+def whole_number(m, value, name):
+    """Convert a whole number of 8 bits to FP32."""
+    skip = [Signal(name=f"{name}_skip{bit}") for bit in range(3)]
+    nibble, pair, fraction = (
+        Signal(8, name=f"{name}_{part}") for part in ("nibble", "pair", "fraction")
+    )
+    m.d.comb += [
+        skip[2].eq(value[4:8] == 0),
+        nibble.eq(Mux(skip[2], value << 4, value)),
+        skip[1].eq(nibble[6:8] == 0),
+        pair.eq(Mux(skip[1], nibble << 2, nibble)),
+        skip[0].eq(~pair[7]),
+        fraction.eq(Mux(skip[0], pair << 1, pair)),
+    ]
+    exponent = Const(CODE_BIAS + 7, 8) - Cat(skip)
+    number = Cat(Const(0, 16), fraction[0:7], exponent[0:8], Const(0, 1))
+    return Mux(fraction[7], number, 0)
+
+
+def _chosen(index, *values):
+    """Choose one of some words: a balanced tree, which repeats the last for what has no number."""
+    words = list(values)
+    for bit in index:
+        words = [
+            Mux(bit, words[min(number + 1, len(words) - 1)], words[number])
+            for number in range(0, len(words), 2)
+        ]
+    return words[0]
+
+
+def _signed(value, negate):
+    return Cat(value[0:31], value[31] ^ negate)
+
+
+def _ordered(value):
+    """A whole number with sign; they are in the order of the values."""
+    return Cat(value[0:31] ^ value[31].replicate(31), value[31]).as_signed()
+
+
+def _is_zero(value):
+    return value[23:31] == 0
+
+
+def _is_nan(value):
+    return value[0:31] > INFINITY_BITS

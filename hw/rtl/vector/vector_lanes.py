@@ -1,0 +1,461 @@
+"""Gateware of the vector engine's lanes: what becomes of elements once they have been read.
+
+The model is :func:`~fpgapipe.hw.hls_models.model.vector.results`.
+"""
+
+from amaranth.hdl import Cat, Module, Mux, Signal, unsigned
+from amaranth.lib import data, stream, wiring
+from amaranth.lib.memory import Memory
+from amaranth.lib.wiring import In, Out
+
+from fpgapipe.hw.hls_models.cycles.vector_cycles import (
+    CHOICE_STAGE,
+    ELEMENT_STAGE,
+    FACTOR_STAGE,
+    MAXIMUM_STAGE,
+    RANDOM_CYCLES,
+    SUM_CYCLES,
+    TOTAL_STAGE,
+)
+from fpgapipe.hw.hls_models.isa.vector_fields import COUNTER_BITS, NUM_COEFFICIENTS
+from fpgapipe.hw.hls_models.isa.vector_op import LANES, MAX_SUMS
+from fpgapipe.hw.hls_models.numerics.function import FUNCTION_CYCLES
+from fpgapipe.hw.hls_models.spec.core_spec import VectorSpec
+from fpgapipe.hw.rtl.arith.function import FunctionUnit
+from fpgapipe.hw.rtl.arith.threefry import Threefry
+from fpgapipe.hw.rtl.lib.memory import BlockMemory, BlockMemorySpec
+from fpgapipe.hw.rtl.lib.modules import own_module
+from fpgapipe.hw.rtl.vector.vector_lane import LANE_CONFIG, TOTAL, VectorLane, whole_number
+
+LANES_CONFIG = data.StructLayout(
+    {
+        "lane": LANE_CONFIG,
+        "key": data.ArrayLayout(32, 2),  # of random numbers
+        "first": 48,
+        "coefficients": 3,  # how many there are; the others are zeros
+        "function": 4,  # 0 if none
+    }
+)
+"""What an instruction asks of the lanes; constants and key are those of its registers by now."""
+
+
+def beat_layout(spec: VectorSpec):
+    """Layout of a beat: the elements of some lanes, and where they belong."""
+    return data.StructLayout(
+        {
+            "x": data.ArrayLayout(32, spec.lanes),
+            "y": data.ArrayLayout(32, spec.lanes),
+            "there": spec.lanes,  # of X
+            "counter": COUNTER_BITS,
+            "bank": 1,  # of coefficients
+            "beat": range(LANES // spec.lanes),  # of its vector
+            "first": 1,  # element of its sum; so are all with nothing reduced
+            "last": 1,
+            "sum": range(MAX_SUMS),  # 0 with nothing reduced
+        }
+    )
+
+
+def coefficient_layout(spec: VectorSpec):
+    """Layout of a beat of coefficients."""
+    return data.StructLayout(
+        {
+            "valid": 1,
+            "bank": 1,
+            "number": range(NUM_COEFFICIENTS),
+            "beat": range(LANES // spec.lanes),
+            "data": data.ArrayLayout(32, spec.lanes),
+        }
+    )
+
+
+class FunctionLanes(wiring.Component):
+    """Functions of results: `lanes` of them come and go together, `function_lanes` go through.
+
+    Latency `function_cycles`, throughput `cycles_per_result`, full backpressure. With function 0
+    results pass as they are, in the same cycle, and only then ``o.ready`` reaches ``i.ready``.
+
+    Members
+    -------
+    function : In(4)
+        Changes only while ``idle`` is high.
+    soon : In(1)
+        A result comes in the next cycle: the units wake.
+    i, o : stream.Signature(ArrayLayout(32, lanes))
+    idle : Out(1)
+    """
+
+    def __init__(self, spec: VectorSpec) -> None:
+        self.spec = spec
+        words = stream.Signature(data.ArrayLayout(32, spec.lanes))
+        super().__init__(
+            {"function": In(4), "soon": In(1), "i": In(words), "o": Out(words), "idle": Out(1)}
+        )
+
+    def elaborate(self, platform):  # noqa: D102
+        m = Module()
+        part_bits = 32 * self.spec.function_lanes
+        parts = self.spec.lanes // self.spec.function_lanes
+        i, o = self.i, self.o
+        is_used = Signal()
+        advance = Signal()
+        m.d.comb += is_used.eq(self.function != 0)
+
+        # The lanes' results move down by a part a cycle, the first of which is in the units.
+        word = Signal(parts * part_bits, reset_less=True)
+        left = Signal(range(parts + 1))  # parts that are to go
+        takes = Signal()
+        # With one part, it goes in the cycle after it came.
+        m.d.comb += takes.eq(advance & i.valid & (left <= 1 if parts > 1 else 1))
+        with m.If(takes):
+            m.d.sync += [word.eq(i.payload), left.eq(parts)]
+        with m.Elif(advance & (left != 0)):
+            m.d.sync += [word.eq(word >> part_bits), left.eq(left - 1)]
+        values = []
+        for lane in range(self.spec.function_lanes):
+            m.submodules[f"unit{lane}"] = unit = FunctionUnit()
+            m.d.comb += [
+                unit.advance.eq(advance),
+                unit.function.eq(self.function),
+                unit.i.eq(word.word_select(lane, 32)),
+            ]
+            values.append(unit.o)
+
+        # They are gathered in the same way.
+        feeds = Signal(FUNCTION_CYCLES)
+        ends = Signal(FUNCTION_CYCLES)
+        gathered = Signal(parts * part_bits, reset_less=True)
+        complete = Signal()
+        with m.If(advance):
+            m.d.sync += [
+                feeds.eq(Cat(left != 0, feeds)),
+                ends.eq(Cat(left == 1, ends)),
+                complete.eq(ends[-1]),
+            ]
+        with m.If(advance & feeds[-1]):
+            m.d.sync += gathered.eq(Cat(gathered, *values)[part_bits:])
+
+        finished = stream.Signature(o.payload.shape()).create(path=("finished",))
+        keep, has_aside = _put_aside(m, advance & complete, gathered, finished)
+        wake = Signal()
+        m.d.comb += [
+            finished.ready.eq(o.ready),
+            o.valid.eq(Mux(is_used, finished.valid, i.valid)),
+            o.payload.eq(Mux(is_used, finished.payload.as_value(), i.payload.as_value())),
+            i.ready.eq(Mux(is_used, takes, o.ready)),
+            wake.eq((is_used & (self.soon | i.valid)) | (left != 0) | feeds.any() | complete),
+            self.idle.eq(~((left != 0) | feeds.any() | complete | has_aside)),
+        ]
+        m.d.sync += advance.eq(wake & ~keep)
+        return m
+
+
+class VectorLanes(wiring.Component):
+    """All lanes of a vector engine, from elements to results.
+
+    Latency `LANES_CYCLES`, for a maximum `MAXIMUM_CYCLES`, and `function_cycles` more with a
+    function; after a pause a beat waits for a cycle first. Throughput a beat a cycle, with a
+    function a result every `cycles_per_result`. Full backpressure; neither ``i.valid`` nor
+    ``o.ready`` reach ``i.ready`` in the same cycle. One enable, a register, moves the pipeline: it
+    stops where it is while a result waits, and while there is nothing in it.
+
+    A beat that adds to a sum waits until that has been written: it does not if it comes
+    `SUM_CYCLES` after the one before, or later.
+
+    Members
+    -------
+    config : In(LANES_CONFIG)
+        The instruction. It changes only while ``idle`` is high.
+    start : In(1)
+        A pulse with a new instruction: random numbers begin anew. In the cycle in which its first
+        beat moves, or earlier.
+    i : In(stream.Signature(beat_layout(spec)))
+        The beats of a vector come one after the other, all of them. Elements that are not there are
+        zeros.
+    k_write : In(coefficient_layout(spec))
+        Writes a beat of coefficients, which beats have that move in later cycles.
+    uses : Out(2)
+        Beats on their way need coefficients of this bank: it must not be written.
+    o : Out(stream.Signature(ArrayLayout(32, lanes)))
+        Results, in the order of the beats that are the last of their sums.
+    idle : Out(1)
+        Nothing is on its way.
+    """
+
+    def __init__(self, spec: VectorSpec) -> None:
+        self.spec = spec
+        super().__init__(
+            {
+                "config": In(LANES_CONFIG),
+                "start": In(1),
+                "i": In(stream.Signature(beat_layout(spec))),
+                "k_write": In(coefficient_layout(spec)),
+                "o": Out(stream.Signature(data.ArrayLayout(32, spec.lanes))),
+                "uses": Out(2),
+                "idle": Out(1),
+            }
+        )
+
+    def elaborate(self, platform):  # noqa: D102
+        m = Module()
+        config, i = self.config, self.i
+        payload = i.payload
+        reduces = config.lane.reduces
+        takes_maximum = config.lane.takes_maximum
+        bits = 32 * self.spec.lanes
+
+        # Which stages have a beat: bit s, stage s.
+        advance = Signal()
+        fed = Signal()
+        hazard = Signal()
+        feeds = Signal(TOTAL_STAGE)
+        at = Cat(fed, feeds)
+        banks = Signal(ELEMENT_STAGE - 2)
+        m.d.comb += [
+            i.ready.eq(advance & ~hazard),
+            fed.eq(i.valid & i.ready),
+            self.uses.eq(Cat((feeds & ~banks).any(), (feeds & banks).any())),
+        ]
+        with m.If(advance):
+            m.d.sync += [feeds.eq(Cat(fed, feeds)), banks.eq(Cat(payload.bank, banks))]
+
+        # What is known of beats on their way: where they belong up to the last that may have to be
+        # waited for, and all about them from shortly before the choice on.
+        names = ("beat", "sum", "bank")
+        place = _fields(payload, names)
+        about = _fields(payload, (*names, "there", "counter", "first", "last"))
+        delays = _Delays(m, advance, at)
+        early = _Line(m, advance, 0, SUM_CYCLES - 1, place, "early")
+        waited = delays.to(CHOICE_STAGE - 1, about.as_value(), "about")
+        waited = data.View(about.shape(), waited)
+        late = _Line(m, advance, CHOICE_STAGE - 1, TOTAL_STAGE, waited, "late")
+
+        # A beat that adds to a sum waits for those that have not written it yet.
+        conflicts = []
+        for stage in range(1, SUM_CYCLES):
+            other = early(stage)
+            same = (other.sum == payload.sum) & (other.beat == payload.beat)
+            conflicts.append(at[stage] & same)
+        m.d.comb += hazard.eq(reduces & ~payload.first & Cat(conflicts).any())
+
+        # Operands wait in memories, for a row a cycle.
+        xs, ys = Signal(bits, reset_less=True), Signal(bits, reset_less=True)
+        with m.If(fed):
+            m.d.sync += [xs.eq(payload.x), ys.eq(payload.y)]
+        factor_ys = delays.to(FACTOR_STAGE, payload.y.as_value(), "factor_y")
+        operands = delays.to(CHOICE_STAGE, Cat(payload.x, payload.y), "operands")
+
+        # Coefficients, each read where it is needed; the last one for the choice and for the sum.
+        coefficients = []
+        for number, name, stage, place in (
+            (0, "k0", 1, payload),
+            (1, "k1", FACTOR_STAGE, early(FACTOR_STAGE - 1)),
+            (2, "k2", FACTOR_STAGE, early(FACTOR_STAGE - 1)),
+            (3, "k3", CHOICE_STAGE, late(CHOICE_STAGE - 1)),
+            (3, "initial", ELEMENT_STAGE - 1, late(ELEMENT_STAGE - 2)),
+        ):
+            read = advance & at[stage - 1]
+            words = self._coefficients(m, number, name, read, Cat(place.beat, place.bank))
+            coefficients.append(words)
+
+        # Sums.
+        m.submodules.sums = sums = BlockMemory(
+            BlockMemorySpec(
+                MAX_SUMS * LANES // self.spec.lanes,
+                *(TOTAL.size * self.spec.lanes,) * 2,
+            )
+        )
+        source = late(ELEMENT_STAGE - 2)
+        found, summed = late(MAXIMUM_STAGE), late(TOTAL_STAGE)
+        target = Mux(takes_maximum, found.as_value(), summed.as_value())
+        target = data.View(found.shape(), target)
+        has_total = Signal()
+        totals = Signal(TOTAL.size * self.spec.lanes)
+        m.d.comb += [
+            has_total.eq(Mux(takes_maximum, at[MAXIMUM_STAGE], at[TOTAL_STAGE])),
+            sums.read.eq(advance & at[ELEMENT_STAGE - 2] & reduces & ~source.first),
+            sums.read_row.eq(Cat(source.beat, source.sum)),
+            sums.write.eq(advance & has_total & reduces & ~target.last),
+            sums.write_row.eq(Cat(target.beat, target.sum)),
+            sums.write_data.eq(totals),
+        ]
+
+        # Random numbers: drawn with the first beat of a vector, so that they come out in time.
+        m.submodules.random = random = own_module(Threefry(), "threefry")
+        draw_stage = CHOICE_STAGE + 1 - RANDOM_CYCLES
+        m.d.comb += [
+            random.advance.eq(advance),
+            random.start.eq(self.start),
+            random.first.eq(config.first),
+            random.key.eq(config.key),
+            random.draw.eq(at[draw_stage] & config.lane.is_random & (early(draw_stage).beat == 0)),
+        ]
+        drawn = Signal(16 * self.spec.lanes)
+        m.d.comb += drawn.eq(random.o >> (late(CHOICE_STAGE + 1).beat * len(drawn)))
+
+        counter = Signal(32, reset_less=True)
+        number = whole_number(m, late(CHOICE_STAGE - 1).counter, "counter")
+        with m.If(advance):
+            m.d.sync += counter.eq(number)
+        finish = Signal()
+        has_result = Signal()
+        m.d.comb += finish.eq(has_total & target.last)
+        with m.If(advance):
+            m.d.sync += has_result.eq(finish)
+
+        there = late(ELEMENT_STAGE - 1)
+        results = []
+        for lane in range(self.spec.lanes):
+            m.submodules[f"lane{lane}"] = each = own_module(VectorLane(), "vector_lane")
+            k0, k1, k2, k3, initial = (word.word_select(lane, 32) for word in coefficients)
+            m.d.comb += [
+                each.advance.eq(advance),
+                each.config.eq(config.lane),
+                each.x.eq(xs.word_select(lane, 32)),
+                each.y.eq(ys.word_select(lane, 32)),
+                each.k0.eq(k0),
+                each.factor_y.eq(factor_ys.word_select(lane, 32)),
+                each.k1.eq(k1),
+                each.k2.eq(k2),
+                each.choice_x.eq(operands[:bits].word_select(lane, 32)),
+                each.choice_y.eq(operands[bits:].word_select(lane, 32)),
+                each.k3.eq(k3),
+                each.counter.eq(counter),
+                each.bits.eq(drawn.word_select(lane, 16)),
+                each.there.eq(there.there[lane]),
+                each.first.eq(there.first),
+                each.initial.eq(initial),
+                each.previous.eq(sums.read_data.word_select(lane, TOTAL.size)),
+                each.index.eq(late(ELEMENT_STAGE + 1).counter),
+                each.finish.eq(finish),
+                totals.word_select(lane, TOTAL.size).eq(each.total),
+            ]
+            results.append(each.result)
+
+        m.submodules.functions = functions = FunctionLanes(self.spec)
+        wiring.connect(m, functions.o, wiring.flipped(self.o))
+        keep, has_aside = _put_aside(m, advance & has_result, Cat(results), functions.i)
+        m.d.comb += [
+            functions.function.eq(config.function),
+            functions.soon.eq(advance & finish),
+            self.idle.eq(~(feeds.any() | has_result | has_aside) & functions.idle),
+        ]
+        # Nothing moves while nothing is in the pipeline or could come into it.
+        m.d.sync += advance.eq((i.valid | feeds.any() | has_result) & ~keep)
+        return m
+
+    def _coefficients(self, m, number, name, read, row):
+        """Read a beat of coefficients; it is there in the next cycle. Zeros if it has none."""
+        bits = 32 * self.spec.lanes
+        memory = Memory(shape=unsigned(bits), depth=2 * LANES // self.spec.lanes, init=[])
+        m.submodules[name] = memory
+        source, target = memory.read_port(domain="comb"), memory.write_port()
+        write = self.k_write
+        words = Signal(bits, name=f"{name}_words", reset_less=True)
+        m.d.comb += [
+            source.addr.eq(row),
+            target.en.eq(write.valid & (write.number == number)),
+            target.addr.eq(Cat(write.beat, write.bank)),
+            target.data.eq(write.data),
+        ]
+        # The zeros are a reset of the register: those of a block RAM would need gates behind it.
+        with m.If(read):
+            with m.If(self.config.coefficients > number):
+                m.d.sync += words.eq(source.data)
+            with m.Else():
+                m.d.sync += words.eq(0)
+        return words
+
+
+def _fields(view, names):
+    """Some fields of a view, side by side."""
+    layout = data.StructLayout({name: view.shape().members[name] for name in names})
+    return data.View(layout, Cat(view[name] for name in names))
+
+
+class _Delays:
+    """Ways of words through some stages: circular memories with a row for each.
+
+    Parameters
+    ----------
+    m : Module
+    advance : Value
+    at : Value
+        Which stages have a beat.
+    """
+
+    def __init__(self, m, advance, at) -> None:
+        self._m = m
+        self._advance = advance
+        self._at = at
+        self._slot = Signal(CHOICE_STAGE.bit_length())
+        with m.If(advance):
+            m.d.sync += self._slot.eq(self._slot + 1)
+
+    def to(self, stage, word, name):
+        """Word at a stage, of that at stage 0."""
+        m = self._m
+        spec = BlockMemorySpec(1 << (stage - 1).bit_length(), len(word), len(word))
+        m.submodules[name] = memory = BlockMemory(spec)
+        m.d.comb += [
+            memory.write.eq(self._advance & self._at[0]),
+            memory.write_row.eq(self._slot),
+            memory.write_data.eq(word),
+            memory.read.eq(self._advance & self._at[stage - 1]),
+            memory.read_row.eq(self._slot - (stage - 1)),
+        ]
+        return memory.read_data
+
+
+class _Line:
+    """Narrow words on their way through stages of registers.
+
+    A stage fills words of 32 bits, or half of one, so that a simulator need not shift them.
+
+    Parameters
+    ----------
+    m : Module
+    advance : Value
+    begin, end : int
+        Stages of `view`, and of the last register.
+    view : data.View
+    name : str
+    """
+
+    def __init__(self, m, advance, begin, end, view, name) -> None:
+        self._layout = view.shape()
+        self._begin = begin
+        size = self._layout.size
+        self._width = 16 if size <= 16 else -(-size // 32) * 32
+        self._words = Signal(self._width * (end - begin), name=name, reset_less=True)
+        self._first = Signal(self._width, name=f"{name}_first")
+        m.d.comb += self._first.eq(view.as_value())
+        with m.If(advance):
+            m.d.sync += self._words.eq(Cat(self._first, self._words))
+
+    def __call__(self, stage):
+        """What is there at a stage."""
+        word = Cat(self._first, self._words).word_select(stage - self._begin, self._width)
+        return data.View(self._layout, word[: self._layout.size])
+
+
+def _put_aside(m, comes, word, o):
+    """Offer a word at a stream; put it aside if it is not taken in the cycle in which it comes.
+
+    Returns
+    -------
+    keep, has_aside : Signal
+        The stream waits; nothing may come in the next cycle. There is a word aside.
+    """
+    aside = Signal(len(word), reset_less=True)
+    has_aside = Signal()
+    keep = Signal()
+    m.d.comb += [
+        o.valid.eq(has_aside | comes),
+        o.payload.as_value().eq(Mux(has_aside, aside, word)),
+        keep.eq(o.valid & ~o.ready),
+    ]
+    m.d.sync += has_aside.eq(keep)
+    with m.If(comes & ~o.ready):
+        m.d.sync += aside.eq(word)
+    return keep, has_aside

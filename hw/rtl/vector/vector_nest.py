@@ -1,0 +1,183 @@
+"""Gateware of the loops of a VECTOR instruction, and of the numbers that they move."""
+
+from functools import reduce
+from operator import or_
+
+from amaranth.hdl import Cat, Const, Module, Mux, Signal, signed
+from amaranth.lib import wiring
+from amaranth.lib.wiring import In, Out
+
+from fpgapipe.hw.hls_models.isa.vector_fields import NUM_VECTOR_LOOPS, U_BITS, Y_BITS
+from fpgapipe.hw.hls_models.isa.vector_op import LANES
+
+COUNT_BITS = 16
+
+
+class VectorNest(wiring.Component):
+    """Position in a nest of loops: which of them have just begun, are about to end, have stepped.
+
+    Members
+    -------
+    advance : In(1)
+        Clock enable of all commands.
+    take : In(1)
+        A new instruction, with `counts`, begins at its first position; goes before `step`.
+    step : In(1)
+        Go to the next position; there is none after the last.
+    counts : In(16).array(6)
+        Iterations less one, the innermost loop first.
+    at_first, at_last : Out(6)
+        Loops that are in their first iteration, in their last one.
+    steps : Out(6)
+        The loop that steps to come to the next position, one bit; none at the last position.
+    jump : Out(6)
+        The loop that stepped to come to this position; none at the first position.
+    """
+
+    def __init__(self):
+        super().__init__(
+            {
+                "advance": In(1),
+                "take": In(1),
+                "step": In(1),
+                "counts": In(COUNT_BITS).array(NUM_VECTOR_LOOPS),
+                "at_first": Out(NUM_VECTOR_LOOPS),
+                "at_last": Out(NUM_VECTOR_LOOPS),
+                "steps": Out(NUM_VECTOR_LOOPS),
+                "jump": Out(NUM_VECTOR_LOOPS),
+            }
+        )
+
+    def elaborate(self, platform):  # noqa: D102
+        m = Module()
+        loops = range(NUM_VECTOR_LOOPS)
+        # That a loop is in its last iteration is kept as a flag, which is faster than a compare.
+        count = [Signal(COUNT_BITS, name=f"count{k}", reset_less=True) for k in loops]
+        once = [Signal(name=f"once{k}", reset_less=True) for k in loops]
+        left = [Signal(COUNT_BITS, name=f"left{k}", reset_less=True) for k in loops]
+        done = [Signal(name=f"done{k}", reset_less=True) for k in loops]
+        fresh = [Signal(name=f"fresh{k}", reset_less=True) for k in loops]
+        jump = Signal(NUM_VECTOR_LOOPS, reset_less=True)
+        m.d.comb += [
+            self.at_first.eq(Cat(fresh)),
+            self.at_last.eq(Cat(done)),
+            self.steps.eq(Cat(~done[k] & Cat(done[:k]).all() for k in loops)),
+            self.jump.eq(jump),
+        ]
+        with m.If(self.advance & self.take):
+            m.d.sync += jump.eq(0)
+            for k in loops:
+                m.d.sync += [
+                    count[k].eq(self.counts[k]),
+                    left[k].eq(self.counts[k]),
+                    once[k].eq(self.counts[k] == 0),
+                    done[k].eq(self.counts[k] == 0),
+                    fresh[k].eq(1),
+                ]
+        with m.Elif(self.advance & self.step):
+            m.d.sync += jump.eq(self.steps)
+            for k in loops:
+                with m.If(self.steps[k]):
+                    m.d.sync += [left[k].eq(left[k] - 1), done[k].eq(left[k] == 1), fresh[k].eq(0)]
+                with m.Elif(self.steps[k + 1 :].any()):
+                    m.d.sync += [left[k].eq(count[k]), done[k].eq(once[k]), fresh[k].eq(1)]
+        return m
+
+
+def reduced_loops(inner, reduced):
+    """Bits of the loops that are reduced, from an instruction's fields.
+
+    Returns
+    -------
+    Value, Value
+        The loops inside the reduced ones; the reduced ones. A bit a loop each.
+    """
+    within = Cat(inner > k for k in range(NUM_VECTOR_LOOPS))
+    outer = Cat(inner + reduced > k for k in range(NUM_VECTOR_LOOPS))
+    return within, outer & ~within
+
+
+def moving(m, name, base, jumps, nest, take):
+    """A number that the loops move, two cycles after the nest's position.
+
+    Parameters
+    ----------
+    m : Module
+    name : str
+        Of signals.
+    base : Value
+        The number at the first position.
+    jumps : list of Value
+        What is added as each loop steps.
+    nest : VectorNest
+        Its `advance` moves the number too.
+    take : Signal
+        Enables the registers that keep `base` and `jumps`.
+    """
+    bits = len(base)
+    kept_base = Signal(bits, name=f"{name}_base", reset_less=True)
+    kept = [Signal(bits, name=f"{name}_jump{k}", reset_less=True) for k in range(len(jumps))]
+    with m.If(take):
+        m.d.sync += kept_base.eq(base)
+        m.d.sync += [register.eq(jump) for register, jump in zip(kept, jumps, strict=True)]
+    # Chosen in one cycle, added in the next.
+    is_first = Signal(name=f"{name}_is_first", reset_less=True)
+    chosen = Signal(bits, name=f"{name}_chosen", reset_less=True)
+    value = Signal(bits, name=name, reset_less=True)
+    choices = [kept[k] & nest.jump[k].replicate(bits) for k in range(len(jumps))]
+    with m.If(nest.advance):
+        m.d.sync += [
+            is_first.eq(~nest.jump.any()),
+            chosen.eq(reduce(or_, choices)),
+            value.eq(Mux(is_first, kept_base, (value + chosen)[:bits])),
+        ]
+    return value
+
+
+class Lanes:
+    """Which lanes of a vector are there: those from `first` to `end`, less one.
+
+    Two cycles after the coordinate that says so.
+
+    Parameters
+    ----------
+    m : Module
+    name : str
+        Of signals.
+    advance : Value
+        Clock enable.
+    u : Signal
+        Of lane 0, a signed number in `U_BITS`.
+    u_limit : Signal
+
+    Attributes
+    ----------
+    first, end : Value
+        0 to 16; of no use if `end` is not above `first`. Functions of registers, which are
+        valid a cycle after `u`.
+    """
+
+    def __init__(self, m, name, advance, u, u_limit):
+        below = Signal(signed(U_BITS + 1), name=f"{name}_below", reset_less=True)
+        above = Signal(signed(U_BITS + 2), name=f"{name}_above", reset_less=True)
+        with m.If(advance):
+            m.d.sync += [below.eq(-u.as_signed()), above.eq(u_limit - u.as_signed())]
+        bits = LANES.bit_length()
+        self.first = Signal(bits, name=f"{name}_first")
+        self.end = Signal(bits, name=f"{name}_end")
+        m.d.comb += [self.first.eq(_clamped(below)), self.end.eq(_clamped(above))]
+
+    def mask(self):
+        """A bit a lane that is there."""
+        ones = Const((1 << LANES) - 1, LANES)
+        return (ones << self.first)[:LANES] & ~(ones << self.end)[:LANES]
+
+
+def is_within(y, y_limit):
+    """Whether a coordinate, signed in `Y_BITS`, is in ``0..y_limit - 1``."""
+    return ~y[Y_BITS - 1] & (y < y_limit)
+
+
+def _clamped(value):
+    """A signed value as one in ``0..LANES``."""
+    return Mux(value < 0, 0, Mux(value > LANES, LANES, value.as_unsigned()))

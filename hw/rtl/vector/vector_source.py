@@ -1,0 +1,538 @@
+"""Gateware of a VECTOR instruction's way from the scratchpad to the lanes."""
+
+from amaranth.hdl import Cat, Const, Module, Mux, Signal
+from amaranth.lib import data, stream, wiring
+from amaranth.lib.wiring import In, Out
+
+from fpgapipe.hw.hls_models.isa.instructions import WORD_BYTES, ErrorCode
+from fpgapipe.hw.hls_models.isa.vector_fields import COUNTER_BITS, VECTOR, Format
+from fpgapipe.hw.hls_models.isa.vector_op import LANES, MAX_SUMS
+from fpgapipe.hw.hls_models.numerics.mx import MX_BLOCK
+from fpgapipe.hw.hls_models.spec.core_spec import CoreSpec
+from fpgapipe.hw.rtl.arith.mx import ElementDequantiser
+from fpgapipe.hw.rtl.dma.scratchpad import READ_LATENCY, ReadPort
+from fpgapipe.hw.rtl.lib.layouts import layout_of
+from fpgapipe.hw.rtl.lib.queue import WordFifo
+from fpgapipe.hw.rtl.vector.vector_lanes import beat_layout, coefficient_layout
+from fpgapipe.hw.rtl.vector.vector_nest import Lanes, VectorNest, is_within, moving, reduced_loops
+
+DEPTH = 16
+"""Words from the scratchpad that can wait, and most reads under way: more than the cycles from a
+read to the place that its word leaves, `READ_LATENCY` and 4, so that reads follow each other."""
+
+assert DEPTH >= READ_LATENCY + 4
+
+SOURCES = ("x", "y")
+
+_FLAGS = {
+    "counter": COUNTER_BITS,
+    "bank": 1,
+    "first": 1,
+    "last": 1,
+    "sum": (MAX_SUMS - 1).bit_length(),
+}
+"""What the lanes get to know of a vector besides its elements."""
+
+
+def tag_layout(spec):
+    """Layout of what is known of a vector, or of coefficients, while their bytes are being read.
+
+    Parameters
+    ----------
+    spec : VectorSpec
+    """
+    return data.StructLayout(
+        {
+            "is_coefficient": 1,
+            "number": 2,
+            **{f"{name}_reads": 1 for name in SOURCES},
+            **{f"{name}_mask": LANES for name in SOURCES},
+            **{f"{name}_half": 1 for name in SOURCES if spec.mx},  # the second one of a block
+            **_FLAGS,
+        }
+    )
+
+
+def position_layout(address_bits):
+    """Layout of where a vector is read; the address of a vector without lanes means nothing."""
+    parts = {"address": address_bits, "mask": LANES, "used": 1, "outside": 1}
+    return data.StructLayout(
+        {
+            **{f"{name}_{part}": bits for name in SOURCES for part, bits in parts.items()},
+            "renews": 1,  # coefficients come before it
+            "is_last": 1,
+            **_FLAGS,
+        }
+    )
+
+
+class VectorPositions(wiring.Component):
+    """Where the vectors of X and Y are read, in the order of the loops.
+
+    A vector a cycle; latency `latency_cycles` from `take` to the first. ``o.ready`` reaches no
+    other port except through registers.
+
+    Members
+    -------
+    take : In(1)
+        Pulse: a new instruction; not before the last position of the one before has left.
+    body : In(layout_of(VECTOR))
+        The instruction, while `take` is high.
+    o : Out(stream.Signature(position_layout(address_bits)))
+    """
+
+    latency_cycles = 5
+
+    def __init__(self, spec: CoreSpec) -> None:
+        self.spec = spec
+        layout = position_layout(spec.scratchpad.address_bits)
+        super().__init__(
+            {
+                "take": In(1),
+                "body": In(layout_of(VECTOR)),
+                "o": Out(stream.Signature(layout)),
+            }
+        )
+
+    def elaborate(self, platform):  # noqa: D102
+        m = Module()
+        body, take = self.body, self.take
+        # One enable moves all stages: the state of a register, so a position that comes out while
+        # another waits is put aside.
+        layout = position_layout(self.spec.scratchpad.address_bits)
+        position = Signal(layout, reset_less=True)
+        aside = Signal(layout, reset_less=True)
+        has_aside = Signal()
+        advance = Signal()
+        valid = Signal(self.latency_cycles)  # of all stages, the last is `position`
+        m.d.comb += [
+            advance.eq(~has_aside),
+            self.o.valid.eq(has_aside | valid[-1]),
+            self.o.payload.eq(Mux(has_aside, aside.as_value(), position.as_value())),
+        ]
+        with m.If(advance):
+            m.d.sync += has_aside.eq(valid[-1] & ~self.o.ready)
+            with m.If(valid[-1]):
+                m.d.sync += aside.eq(position)
+        with m.Elif(self.o.ready):
+            m.d.sync += has_aside.eq(0)
+
+        # Stage 0: where in the loops the vector is. All else follows from how that came about.
+        m.submodules.nest = nest = VectorNest()
+        is_last = Signal()
+        # A take may come while a position waits: only that of an instruction without vectors left.
+        m.d.comb += [
+            nest.advance.eq(advance | take),
+            nest.take.eq(take),
+            nest.step.eq(valid[0]),
+            is_last.eq(nest.at_last.all()),
+            *(nest.counts[k].eq(loop["count"]) for k, loop in enumerate(body["loops"])),
+        ]
+        with m.If(take):
+            m.d.sync += valid[0].eq(1)
+        with m.Elif(advance & is_last):
+            m.d.sync += valid[0].eq(0)
+        with m.If(advance):
+            m.d.sync += valid[1:].eq(valid)
+
+        flags = self._flags(m, nest, advance, is_last)
+        with m.If(advance):
+            for name, value in flags.items():
+                m.d.sync += position[name].eq(value)
+        self._numbers(m, nest, advance, position)
+        return m
+
+    def _flags(self, m, nest, advance, is_last):
+        """Flags of stage 3, by name."""
+        body, take = self.body, self.take
+        inner = Signal(6, name="inner_loops", reset_less=True)
+        reduced = Signal(6, name="reduced_loops", reset_less=True)
+        with m.If(take):
+            m.d.sync += Cat(inner, reduced).eq(Cat(reduced_loops(body["inner"], body["reduced"])))
+        ends = Signal()
+        sum_number = Signal(_FLAGS["sum"], reset_less=True)
+        bank = Signal(reset_less=True)
+        m.d.comb += ends.eq((nest.at_last | ~inner).all())
+        with m.If(take):
+            m.d.sync += [sum_number.eq(0), bank.eq(0)]
+        with m.Elif(advance):
+            m.d.sync += bank.eq(bank ^ nest.steps[-1])
+            with m.If(ends):
+                m.d.sync += sum_number.eq(0)
+            with m.Else():
+                m.d.sync += sum_number.eq(sum_number + 1)
+        now = {
+            "bank": bank,
+            "first": (nest.at_first | ~reduced).all(),
+            "last": (nest.at_last | ~reduced).all(),
+            "sum": sum_number,
+            "renews": nest.jump[-1] | ~nest.jump.any(),
+            "is_last": is_last,
+        }
+        for stage in (1, 2, 3):
+            later = {}
+            for name, value in now.items():
+                later[name] = Signal(len(value), name=f"{name}{stage}", reset_less=True)
+                with m.If(advance):
+                    m.d.sync += later[name].eq(value)
+            now = later
+        return now
+
+    def _numbers(self, m, nest, advance, position):
+        """Addresses, coordinates and the counter: known at stage 2, compared at stage 3."""
+        body, take = self.body, self.take
+        bits = self.spec.scratchpad.address_bits
+        counter = moving(
+            m,
+            "counter",
+            body["counter"]["base"],
+            [jump["step"] for jump in body["counter"]["jumps"]],
+            nest,
+            take,
+        )
+        counter3 = Signal(COUNTER_BITS, reset_less=True)
+        with m.If(advance):
+            m.d.sync += [counter3.eq(counter), position.counter.eq(counter3)]
+        for name, field in (("x", "x"), ("y", "source_y")):
+            source = body[field]
+            address, y, u = (
+                moving(
+                    m,
+                    f"{name}_{part}",
+                    source["base" if part == "address" else part],
+                    [jump[part] for jump in source["jumps"]],
+                    nest,
+                    take,
+                )
+                for part in ("address", "y", "u")
+            )
+            u_limit = Signal.like(source["u_limit"], name=f"{name}_u_limit", reset_less=True)
+            y_limit = Signal.like(source["y_limit"], name=f"{name}_y_limit", reset_less=True)
+            is_used = Signal(name=f"{name}_is_used", reset_less=True)
+            with m.If(take):
+                m.d.sync += [
+                    u_limit.eq(source["u_limit"]),
+                    y_limit.eq(source["y_limit"]),
+                    is_used.eq(body["uses_y"] if name == "y" else 1),
+                ]
+            lanes = Lanes(m, name, advance, u, u_limit)
+            row_there = Signal(name=f"{name}_row_there", reset_less=True)
+            address3 = Signal.like(address, name=f"{name}_address3", reset_less=True)
+            used = Signal(name=f"{name}_used")
+            m.d.comb += used.eq(row_there & (lanes.first < lanes.end))
+            with m.If(advance):
+                m.d.sync += [
+                    row_there.eq(is_within(y, y_limit) & is_used),
+                    address3.eq(address),
+                    position[f"{name}_address"].eq(address3),
+                    position[f"{name}_mask"].eq(Mux(used, lanes.mask(), 0)),
+                    position[f"{name}_used"].eq(used),
+                    position[f"{name}_outside"].eq(used & address3[bits:].any()),
+                ]
+
+
+class VectorReader(wiring.Component):
+    """Beats for the lanes and their coefficients, read from the scratchpad.
+
+    Coefficients are read before the first vector and before each at which the outermost loop
+    steps, at the port of X. Throughput a beat a cycle, of vectors and coefficients alike. Full
+    backpressure.
+
+    Members
+    -------
+    take : In(1)
+        Pulse: a new instruction; not before the last beat of the one before has left.
+    index : In(32)
+    body : In(layout_of(VECTOR))
+        The instruction's number and fields, while `take` is high.
+    read_x, read_y : Out(ReadPort(address_bits))
+        To the scratchpad.
+    k_write : Out(coefficient_layout(spec.vector))
+        Coefficients; without waiting.
+    uses : In(2)
+        Banks of coefficients that beats on their way need: nothing is written there.
+    o : Out(stream.Signature(beat_layout(lanes)))
+    halt : In(1)
+        While high no read begins, except those that wait already, and no vector without any.
+    error_valid, error_code, error_index : Out(1), Out(8), Out(32)
+        A pulse: a vector with lanes that are there, or of coefficients, begins outside the
+        scratchpad, `ErrorCode.SCRATCHPAD_RANGE`; or a source or the target has a format that this
+        engine has not, or blocks are broadcast, `ErrorCode.BAD_FIELD`. Nothing is read any more
+        until reset.
+    fed : Out(1)
+        Event: the last beat of a vector leaves.
+    wait_x, wait_y : Out(1)
+        Events: the lanes wait for a word of this source.
+    """
+
+    latency_cycles = VectorPositions.latency_cycles + 1 + READ_LATENCY + 2 + 1
+    """From `take` to the first beat, without coefficients."""
+
+    def __init__(self, spec: CoreSpec) -> None:
+        assert spec.vector is not None
+        self.spec, self._vector = spec, spec.vector
+        bits = spec.scratchpad.address_bits
+        super().__init__(
+            {
+                "take": In(1),
+                "index": In(32),
+                "body": In(layout_of(VECTOR)),
+                "read_x": Out(ReadPort(bits)),
+                "read_y": Out(ReadPort(bits)),
+                "k_write": Out(coefficient_layout(self._vector)),
+                "uses": In(2),
+                "o": Out(stream.Signature(beat_layout(self._vector))),
+                "halt": In(1),
+                "error_valid": Out(1),
+                "error_code": Out(8, init=ErrorCode.SCRATCHPAD_RANGE),
+                "error_index": Out(32),
+                "fed": Out(1),
+                "wait_x": Out(1),
+                "wait_y": Out(1),
+            }
+        )
+
+    def elaborate(self, platform):  # noqa: D102
+        m = Module()
+        m.submodules.positions = positions = VectorPositions(self.spec)
+        m.submodules.tags = tags = WordFifo(tag_layout(self._vector), DEPTH)
+        words = {name: WordFifo(8 * WORD_BYTES, DEPTH) for name in SOURCES}
+        m.d.comb += [positions.take.eq(self.take), positions.body.eq(self.body)]
+        for name, fifo in words.items():
+            m.submodules[f"words_{name}"] = fifo
+        self._request(m, positions.o, tags.i, words)
+        self._assemble(m, tags.o, {name: fifo.o for name, fifo in words.items()})
+        return m
+
+    def _request(self, m, positions, tags, words):
+        """Read coefficients and vectors, with a place for each word."""
+        body, position = self.body, positions.payload
+        bits = self.spec.scratchpad.address_bits
+        failed = Signal()
+        go = Signal()
+        goes_on = Signal()  # with the next position
+        is_coefficient = Signal()
+        k_number = Signal(3, reset_less=True)  # of vectors
+        k_done = Signal(3, reset_less=True)
+        k_pitch = Signal(32, reset_less=True)
+        k_step = Signal(32, reset_less=True)
+        k_first = Signal(32, reset_less=True)  # after the next step of the outermost loop
+        k_address = Signal(32, reset_less=True)
+        m.d.comb += [
+            is_coefficient.eq(position.renews & (k_done != k_number)),
+            goes_on.eq(go & ~is_coefficient),
+        ]
+        with m.If(self.take):
+            fields = body["coefficients"]
+            m.d.sync += [
+                k_number.eq(fields["number"]),
+                k_pitch.eq(fields["pitch"]),
+                k_step.eq(fields["step"]),
+                k_address.eq(fields["base"]),
+                k_first.eq(fields["base"] + fields["step"]),
+                k_done.eq(0),
+                self.error_index.eq(self.index),
+            ]
+        with m.Elif(go & is_coefficient):
+            m.d.sync += [k_address.eq(k_address + k_pitch), k_done.eq(k_done + 1)]
+        with m.Elif(goes_on & position.renews):
+            m.d.sync += [k_address.eq(k_first), k_first.eq(k_first + k_step), k_done.eq(0)]
+
+        may = [~self.halt, ~failed, tags.ready]
+        outside, tag = [], tags.payload
+        for name, port in (("x", self.read_x), ("y", self.read_y)):
+            reads = Signal(name=f"{name}_reads")
+            issue = Signal(name=f"{name}_issue")
+            places = Signal(range(DEPTH + 1), init=DEPTH, name=f"{name}_places")
+            address = Signal(bits, name=f"{name}_read_address", reset_less=True)
+            is_outside = position[f"{name}_outside"]
+            target = position[f"{name}_address"]
+            if name == "x":
+                is_outside = Mux(is_coefficient, k_address[bits:].any(), is_outside)
+                target = Mux(is_coefficient, k_address[:bits], target)
+                m.d.comb += reads.eq(is_coefficient | position.x_used)
+            else:
+                is_outside = is_outside & ~is_coefficient
+                m.d.comb += reads.eq(~is_coefficient & position.y_used)
+            outside.append(is_outside)
+            word = words[name]
+            may.append(~reads | ((places != 0) & (port.ready | ~port.valid)))
+            m.d.comb += [
+                issue.eq(go & reads),
+                port.address.eq(address),
+                # A word that comes has its place.
+                word.i.payload.eq(port.data),
+                word.i.valid.eq(port.data_valid),
+                tag[f"{name}_reads"].eq(reads),
+                tag[f"{name}_mask"].eq(position[f"{name}_mask"]),
+            ]
+            if self._vector.mx:
+                m.d.comb += tag[f"{name}_half"].eq(position[f"{name}_address"][0])
+            m.d.sync += places.eq(places - issue + (word.o.valid & word.o.ready))
+            with m.If(issue):
+                m.d.sync += [port.valid.eq(1), address.eq(Cat(Const(0, 1), target[1:]))]
+            with m.Elif(port.ready):
+                m.d.sync += port.valid.eq(0)
+
+        is_outside, may_go = Signal(), Signal()
+        m.d.comb += [
+            is_outside.eq(Cat(outside).any()),
+            may_go.eq(Cat(may).all()),
+            go.eq(positions.valid & may_go & ~is_outside),
+            positions.ready.eq(may_go & ~is_outside & ~is_coefficient),
+            tags.valid.eq(go),
+            tag.is_coefficient.eq(is_coefficient),
+            tag.number.eq(k_done),
+            *(tag[name].eq(position[name]) for name in _FLAGS),
+        ]
+        m.d.sync += self.error_valid.eq(0)
+        with m.If(positions.valid & is_outside & ~self.halt & ~failed):
+            m.d.sync += [failed.eq(1), self.error_valid.eq(1)]
+        with m.If(self.take & self._is_refused()):
+            m.d.sync += [
+                failed.eq(1),
+                self.error_valid.eq(1),
+                self.error_code.eq(ErrorCode.BAD_FIELD),
+            ]
+
+    def _is_refused(self):
+        """Whether this engine cannot read or write what the instruction says."""
+
+        def is_wrong(part, broadcast):
+            if not self._vector.mx:
+                return part["format"][1]
+            return part["format"][1] & (part["format"][0] | broadcast)
+
+        x, y, target = (self.body[name] for name in ("x", "source_y", "target"))
+        return (
+            is_wrong(x, x["broadcast"])
+            | (is_wrong(y, y["broadcast"]) & self.body["uses_y"])
+            | is_wrong(target, 0)
+        )
+
+    def _assemble(self, m, tags, words):
+        """Make beats of what has been read: FP32, zeros where there is no lane."""
+        spec = self._vector
+        tag = tags.payload
+        beats = LANES // spec.lanes
+        beat = Signal(range(beats))
+        held = Signal(beat_layout(spec), reset_less=True)  # the beat that is to leave
+        has_held = Signal()
+        lacks, loads, writes, leaves, goes, is_last_beat = (
+            Signal(bits, name=name)
+            for name, bits in (
+                *(("lacks", 2), ("loads", 1), ("writes", 1), ("leaves", 1)),
+                *(("goes", 1), ("is_last_beat", 1)),
+            )
+        )
+        in_use = Mux(tag.bank, self.uses[1], self.uses[0])
+        m.d.comb += [
+            lacks.eq(Cat(tag[f"{name}_reads"] & ~words[name].valid for name in SOURCES)),
+            is_last_beat.eq(beat == beats - 1),
+            self.o.valid.eq(has_held),
+            leaves.eq(has_held & self.o.ready),
+            loads.eq(tags.valid & ~tag.is_coefficient & ~lacks.any() & (~has_held | leaves)),
+            # Of the beats before only the last may still be here, and that needs the other bank.
+            writes.eq(tags.valid & tag.is_coefficient & ~lacks[0] & ~in_use),
+            goes.eq((loads | writes) & is_last_beat),
+            tags.ready.eq(goes),
+            *(words[name].ready.eq(goes & tag[f"{name}_reads"]) for name in SOURCES),
+            self.fed.eq(leaves & (held.beat == beats - 1)),
+            self.wait_x.eq(tags.valid & lacks[0]),
+            self.wait_y.eq(tags.valid & lacks[1] & ~lacks[0]),
+            self.k_write.valid.eq(writes),
+            self.k_write.bank.eq(tag.bank),
+            self.k_write.number.eq(tag.number),
+            self.k_write.beat.eq(beat),
+            self.k_write.data.eq(_part(words["x"].payload, beat, 32 * spec.lanes)),
+        ]
+        with m.If(self.take):
+            m.d.sync += beat.eq(0)
+        with m.Elif(loads | writes):
+            m.d.sync += beat.eq(Mux(is_last_beat, 0, beat + 1))
+        with m.If(loads):
+            m.d.sync += has_held.eq(1)
+        with m.Elif(leaves):
+            m.d.sync += has_held.eq(0)
+        flags = [name for name in held.shape().members if name not in SOURCES]
+        m.d.comb += [self.o.payload[name].eq(held[name]) for name in flags]
+        with m.If(loads):
+            m.d.sync += [
+                held.beat.eq(beat),
+                held.there.eq(_part(tag.x_mask, beat, spec.lanes)),
+                *(held[name].eq(tag[name]) for name in ("counter", "bank", "first", "last", "sum")),
+            ]
+        for name, field in (("x", "x"), ("y", "source_y")):
+            word = words[name].payload
+            elements = self._elements(m, name, field, word, beat)
+            there = _part(tag[f"{name}_mask"], beat, spec.lanes)
+            numbers = [held[name][lane] for lane in range(spec.lanes)]
+            if spec.mx:
+                part = Cat(beat, tag[f"{name}_half"])
+                there, upper = self._blocks(m, name, field, word, part, there, loads)
+                numbers = [number | upper[lane] for lane, number in enumerate(numbers)]
+            m.d.comb += [self.o.payload[name][k].eq(number) for k, number in enumerate(numbers)]
+            with m.If(loads):
+                m.d.sync += [
+                    held[name][lane].eq(Mux(there[lane], elements[lane], 0))
+                    for lane in range(spec.lanes)
+                ]
+
+    def _blocks(self, m, name, field, word, part, there, loads):
+        """Elements of blocks, in two steps: the second is behind the register of the beat.
+
+        Returns
+        -------
+        Value
+            Lanes whose elements are there and no blocks'.
+        list of Value
+            Numbers of blocks, and otherwise zeros.
+        """
+        lanes = self._vector.lanes
+        is_block = Signal(name=f"{name}_is_block", reset_less=True)
+        code = Signal(8, name=f"{name}_code", reset_less=True)
+        with m.If(self.take):
+            m.d.sync += is_block.eq(self.body[field]["format"] == Format.MXINT8)
+        with m.If(loads & is_block):
+            m.d.sync += code.eq(word[8 * MX_BLOCK :][:8])
+        elements = Signal(8 * lanes, name=f"{name}_elements")
+        m.d.comb += elements.eq(_part(word[: 8 * MX_BLOCK], part, 8 * lanes))
+        numbers = []
+        for lane in range(lanes):
+            dequantiser = ElementDequantiser()
+            m.submodules[f"{name}_dequantiser{lane}"] = dequantiser
+            m.d.comb += [
+                dequantiser.advance.eq(loads),
+                dequantiser.i.eq(elements.word_select(lane, 8)),
+                dequantiser.there.eq(there[lane] & is_block),
+                dequantiser.code.eq(code),
+            ]
+            numbers.append(Cat(Const(0, 16), dequantiser.o))
+        return there & ~is_block.replicate(lanes), numbers
+
+    def _elements(self, m, name, field, word, beat):
+        """Elements of a beat, those that are not there included."""
+        lanes = self._vector.lanes
+        fp32 = Signal(name=f"{name}_fp32", reset_less=True)
+        broadcast = Signal(name=f"{name}_broadcast", reset_less=True)
+        with m.If(self.take):
+            m.d.sync += [
+                fp32.eq(self.body[field]["format"] == Format.FP32),
+                broadcast.eq(self.body[field]["broadcast"]),
+            ]
+        exact = _part(word, beat, 32 * lanes)
+        short = _part(word[: 16 * LANES], beat, 16 * lanes)
+        part = Signal(32 * lanes, name=f"{name}_part")
+        only = Signal(32, name=f"{name}_only")
+        zeros = Const(0, 16)
+        shorts = [Cat(zeros, short.word_select(lane, 16)) for lane in range(lanes)]
+        m.d.comb += [
+            only.eq(Mux(fp32, word[:32], Cat(zeros, word[:16]))),
+            part.eq(Mux(broadcast, only.replicate(lanes), Mux(fp32, exact, Cat(shorts)))),
+        ]
+        return [part.word_select(lane, 32) for lane in range(lanes)]
+
+
+def _part(word, beat, bits):
+    """A beat's part of a word."""
+    return word.word_select(beat, bits) if len(word) > bits else word

@@ -1,0 +1,1 @@
+"""Operators of a network as kernels: stretches of a core's program."""

@@ -1,0 +1,108 @@
+"""Tensors in another format: FP32, BF16, blocks of MXINT8."""
+
+from math import prod
+
+from fpgapipe.hw.hls_models.isa.instructions import WORD_BYTES
+from fpgapipe.hw.hls_models.isa.vector_fields import Format
+from fpgapipe.hw.hls_models.isa.vector_op import LANES, Source, Steps, Target, VectorOp
+from fpgapipe.hw.hls_models.numerics.mx import BLOCK_BYTES, MX_BLOCK
+from fpgapipe.lowering.tiling.elementwise import MANY_ELEMENTS, flat_slab
+from fpgapipe.lowering.tiling.kernel import (
+    Buffer,
+    Move,
+    Piece,
+    Region,
+    Step,
+    Tensor,
+    VectorKernel,
+    room_of,
+)
+
+MOST_ROWS = 1 << 16
+"""Iterations of a loop."""
+
+
+def blocks_of(tensor: Tensor, name: str) -> Tensor:
+    """Return the tensor that holds another one as MXINT8.
+
+    Every row, along the last axis, has blocks of its own; the last is filled with zeros.
+    """
+    *rows, width = tensor.shape
+    return Tensor(name, (*rows, -(-width // MX_BLOCK), BLOCK_BYTES), 1)
+
+
+def cast(name: str, x: Tensor, y: Tensor, region: Region) -> VectorKernel:
+    """``y = x`` in another format.
+
+    Parameters
+    ----------
+    name : str
+    x, y : Tensor
+        FP32 or BF16, ``... x width``; one of them may be the `blocks_of` such a tensor, for a core
+        with `VectorSpec.mx`.
+    region : Region
+
+    Raises
+    ------
+    ValueError
+        If shapes do not agree, both are blocks, or the region is too small for a row (for a block,
+        if rows are whole blocks).
+    """
+    plain = y if _has_blocks(x) else x
+    if _has_blocks(plain):
+        raise ValueError(f"cast from {x.name} to {y.name} must have a side that is not of blocks")
+    for tensor in (x, y):
+        expected = blocks_of(plain, "").shape if _has_blocks(tensor) else plain.shape
+        if tensor.shape != expected:
+            raise ValueError(f"cast tensor {tensor.name} must be {expected}, not {tensor.shape}")
+    *rows, width = plain.shape
+    number = prod(rows)
+    if width % MX_BLOCK == 0:
+        # Blocks follow each other from row to row: pieces may begin with any.
+        number, width = number * width // MX_BLOCK, MX_BLOCK
+    blocks = -(-width // MX_BLOCK)
+
+    def row_elements(tensor: Tensor) -> int:
+        return blocks * BLOCK_BYTES if _has_blocks(tensor) else width
+
+    def buffers(count: int) -> dict[str, Buffer]:
+        # Its first word may begin before the first row, its last end behind the last.
+        return {
+            which: Buffer(count * row_elements(tensor) * tensor.element_bytes + WORD_BYTES)
+            for which, tensor in (("x", x), ("y", y))
+        }
+
+    most = min(max(MANY_ELEMENTS // (blocks * MX_BLOCK), 1), number, MOST_ROWS)
+    while most > 1 and room_of(buffers(most)) > region.size_bytes:
+        most //= 2
+    pieces = []
+    for first in range(0, number, most):
+        count = min(most, number - first)
+        source, target = (
+            flat_slab(tensor, first * row_elements(tensor), count * row_elements(tensor))
+            for tensor in (x, y)
+        )
+        lanes: Steps = (LANES, MX_BLOCK, 0)
+        op = VectorOp(
+            (2, blocks, count),
+            Source(source.shift, _steps(x, width), 0, 0, (), lanes, 1, width, _format(x)),
+            Target(target.shift, _steps(y, width), 0, lanes, width, _format(y)),
+        )
+        pieces.append(Piece((Step(op, "x", "y"),), (Move(source, "x"),), (Move(target, "y"),)))
+    return VectorKernel(name, buffers(most), tuple(pieces), region)
+
+
+def _has_blocks(tensor: Tensor) -> bool:
+    return tensor.element_bytes == 1
+
+
+def _format(tensor: Tensor) -> Format:
+    return Format.MXINT8 if _has_blocks(tensor) else Format.of(tensor.element_bytes)
+
+
+def _steps(tensor: Tensor, width: int) -> Steps:
+    """Bytes from half to half of a block, from block to block, from row to row."""
+    if _has_blocks(tensor):
+        return 1, BLOCK_BYTES, -(-width // MX_BLOCK) * BLOCK_BYTES
+    size = tensor.element_bytes
+    return LANES * size, MX_BLOCK * size, width * size

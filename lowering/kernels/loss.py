@@ -1,0 +1,238 @@
+"""Softmax with cross-entropy, value and gradient.
+
+The class of an element is told by a tensor of class numbers, which are compared with the label.
+Losses are kept on chip and added up at the end, so that no bit depends on how the batch is cut into
+pieces.
+"""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from fpgapipe.hw.hls_models.isa.vector_op import (
+    LANES,
+    VECTOR_BYTES,
+    Addend,
+    Choice,
+    Constant,
+    Factor,
+    Left,
+    Outcome,
+    Right,
+    Source,
+    Target,
+)
+from fpgapipe.hw.hls_models.numerics.function import Function
+from fpgapipe.lowering.tiling.channels import padded, small
+from fpgapipe.lowering.tiling.elementwise import flat_slab
+from fpgapipe.lowering.tiling.kernel import (
+    Buffer,
+    Move,
+    Piece,
+    Region,
+    Step,
+    Tensor,
+    VectorKernel,
+)
+from fpgapipe.lowering.tiling.nest import Turn, nest
+from fpgapipe.lowering.tiling.rows import MINUS_Y, Rows, piece_rows, reduction_buffers
+
+MOST_CLASSES = 1 << 16
+"""A loop has no more iterations, and class numbers are exact."""
+
+_NONE = Constant(0.0)
+
+
+def class_numbers(classes: int) -> Tensor:
+    """The tensor of class numbers that `cross_entropy` reads; one serves all layers."""
+    return small(f"class numbers {classes}", 1, classes)
+
+
+def class_numbers_content(classes: int) -> NDArray[np.float32]:
+    """What it has to hold: 0, 1, 2, ..., also behind the last class."""
+    return np.arange(padded(classes), dtype=np.float32).reshape(1, -1)
+
+
+def check_classes(classes: int) -> None:
+    """Refuse too many classes."""
+    if not 1 <= classes <= MOST_CLASSES:
+        raise ValueError(f"cross-entropy must have 1..{MOST_CLASSES} classes, not {classes}")
+
+
+def cross_entropy(
+    name: str,
+    logits: Tensor,
+    labels: Tensor,
+    loss: Tensor,
+    region: Region,
+    *,
+    gradient: Tensor | None = None,
+    correct: Tensor | None = None,
+    scale: float | None = None,
+) -> VectorKernel:
+    """Mean loss of a batch, and its gradient.
+
+    ``loss = mean(log(sum(exp(logits))) - logits[label])``, and
+    ``gradient = (softmax(logits) - (1 for the label, else 0)) * scale``. Logits of -infinity have
+    probability 0; as in PyTorch, one of +infinity or NaN makes its row's results NaN.
+
+    Parameters
+    ----------
+    name : str
+    logits : Tensor
+        ``batch x classes``.
+    labels : Tensor
+        Class numbers, FP32, ``(batch,)``.
+    loss : Tensor
+        One number, FP32.
+    region : Region
+    gradient : Tensor, optional
+        Shape of the logits.
+    correct : Tensor, optional
+        One number, FP32: of how many rows no logit is larger than the label's.
+    scale : float, optional
+        ``1 / batch`` if left out.
+
+    Raises
+    ------
+    ValueError
+        If there are more than `MOST_CLASSES`, or the region is too small for a row.
+    """
+    batch, classes = logits.shape
+    check_classes(classes)
+    for tensor in (labels, loss, *([correct] if correct else [])):
+        if not tensor.fp32:
+            raise ValueError(f"cross-entropy tensor {tensor.name} must be FP32, not BF16")
+    table = class_numbers(classes)
+    sources = {"logits": logits, "labels": labels}
+    targets = {"gradient": gradient} if gradient else {}
+    # Probabilities become the gradient where they stand, if that is FP32.
+    in_place = gradient is not None and gradient.fp32
+
+    def buffers(rows: int) -> dict[str, Buffer]:
+        found = {
+            each: Buffer(rows * (tensor.elements // batch) * tensor.element_bytes + 64)
+            for each, tensor in (sources | targets).items()
+        }
+        if not in_place:
+            found["work"] = Buffer(4 * rows * classes, kept=True)
+        for each in ("maximum", "sum", "own", "share"):
+            found[each] = Buffer(4 * rows, kept=True)
+        return found | {
+            "table": Buffer(table.size_bytes, kept=True),
+            **reduction_buffers(rows, classes),
+            "losses": Buffer(4 * batch, kept=True),
+            "hits": Buffer(4 * batch, kept=True),
+            "result": Buffer(64, kept=True),
+            "count": Buffer(64, kept=True),
+        }
+
+    rows = piece_rows(batch, classes, buffers, region)
+
+    pieces = []
+    for first in range(0, batch, rows):
+        count = min(rows, batch - first)
+        slabs = {
+            each: flat_slab(
+                tensor, first * (tensor.elements // batch), count * (tensor.elements // batch)
+            )
+            for each, tensor in (sources | targets).items()
+        }
+        view = _Samples(
+            count,
+            classes,
+            {each: slab.shift for each, slab in slabs.items()},
+            {each: tensor.fp32 for each, tensor in (sources | targets).items()},
+            first,
+            "gradient" if in_place else "work",
+        )
+        steps = [*view.losses(counts=correct is not None)]
+        if gradient:
+            steps += view.gradient(1 / batch if scale is None else scale)
+        loads = [Move(slabs[each], each) for each in sources]
+        stores = [Move(slabs[each], each) for each in targets]
+        if first == 0:
+            loads.append(Move(flat_slab(table, 0, table.elements), "table"))
+        if first + count == batch:
+            steps += _total("losses", "result", batch, 1 / batch)
+            stores.append(Move(flat_slab(loss, 0, 1), "result"))
+            if correct:
+                steps += _total("hits", "count", batch, 1.0)
+                stores.append(Move(flat_slab(correct, 0, 1), "count"))
+        pieces.append(Piece(tuple(steps), tuple(loads), tuple(stores)))
+    return VectorKernel(name, buffers(rows), tuple(pieces), region)
+
+
+@dataclass(frozen=True)
+class _Samples(Rows):
+    """The samples of a piece, a row each.
+
+    Attributes
+    ----------
+    first : int
+        Of the batch.
+    work : str
+        The buffer of exponentials, FP32.
+    """
+
+    first: int
+    work: str
+
+    def losses(self, *, counts: bool) -> Iterator[Step]:
+        """Instructions that compute the rows' losses, and leave exponentials behind."""
+        own = {"test": (Left.Y, Outcome.EQUAL, Right.COEFFICIENT), "then": Choice.X}
+        yield self.each("logits", self.work, "labels", "table", otherwise=Choice.ZERO, **own)
+        yield from self.reduce(self.work, "own")
+        yield from self.exponentials("logits", self.work)
+        yield self.row("maximum", "own", "share", **MINUS_Y)
+        at = 4 * self.first
+        yield self.row("sum", None, "losses", at, function=Function.LOG)
+        yield self.row("losses", "share", "losses", at, at, addend=Addend.Y)
+        if counts:
+            yield self.row(
+                "own",
+                "maximum",
+                "hits",
+                at,
+                test=(Left.X, Outcome.EQUAL, Right.Y),
+                then=Choice.CONSTANT,
+                otherwise=Choice.ZERO,
+                constants=(_NONE, _NONE, _NONE, Constant(1.0)),
+            )
+
+    def gradient(self, scale: float) -> Iterator[Step]:
+        """Instructions that make the gradient of the exponentials."""
+        yield from self.shares(self.work, self.work, scale)
+        yield self.each(
+            self.work,
+            "gradient",
+            "labels",
+            "table",
+            addend=Addend.CONSTANT,
+            constants=(Constant(-scale),),
+            test=(Left.Y, Outcome.EQUAL, Right.COEFFICIENT),
+            then=Choice.S,
+            otherwise=Choice.X,
+        )
+
+
+def _total(x: str, target: str, number: int, factor: float) -> Iterator[Step]:
+    """Add up numbers that lie one after the other, and multiply the sum."""
+    op = nest(
+        [],
+        [Turn(-(-number // LANES), (VECTOR_BYTES, 0, LANES))],
+        Source(0, u_limit=number),
+        Target(0),
+    )
+    yield Step(op, x, "lanes")
+    op = nest(
+        [],
+        [Turn(min(number, LANES), (4, 0, 0))],
+        Source(0, broadcast=True),
+        Target(0, u_limit=1),
+        factor=Factor.CONSTANT,
+        constants=(_NONE, Constant(factor)),
+    )
+    yield Step(op, "lanes", target)

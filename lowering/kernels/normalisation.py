@@ -1,0 +1,317 @@
+"""Batch normalisation, in training and in inference.
+
+Source: S. Ioffe, C. Szegedy, "Batch Normalization", ICML 2015.
+"""
+
+from dataclasses import dataclass
+
+from fpgapipe.hw.hls_models.isa.vector_op import (
+    Addend,
+    Choice,
+    Constant,
+    Factor,
+    Initial,
+    Second,
+)
+from fpgapipe.hw.hls_models.numerics.function import Function
+from fpgapipe.lowering.kernels.activation import positions_by_channels, positive_only
+from fpgapipe.lowering.tiling.channels import (
+    EachStep,
+    RowStep,
+    SumStep,
+    channel_kernel,
+    rows_kernel,
+    small,
+)
+from fpgapipe.lowering.tiling.kernel import Region, Tensor, VectorKernel
+
+
+@dataclass(frozen=True)
+class BatchNorm:
+    """A normalisation's tensors and numbers.
+
+    Attributes
+    ----------
+    name : str
+    x : Tensor
+        What is normalised.
+    gamma, beta, running_mean, running_var : Tensor
+        One number a channel, FP32.
+    epsilon, momentum : float
+        Running averages move by `momentum` of the way, PyTorch's convention.
+    """
+
+    name: str
+    x: Tensor
+    gamma: Tensor
+    beta: Tensor
+    running_mean: Tensor
+    running_var: Tensor
+    epsilon: float = 1e-5
+    momentum: float = 0.1
+
+    @property
+    def statistics(self) -> Tensor:
+        """What forward keeps: rows -mean, gamma / deviation, 0, beta, 1 / deviation."""
+        return small(f"{self.name}.statistics", 5, self.x.shape[-1])
+
+    @property
+    def mean(self) -> Tensor:
+        """The negative mean, from one kernel to the next."""
+        return small(f"{self.name}.mean", 1, self.x.shape[-1])
+
+    @property
+    def factors(self) -> Tensor:
+        """Coefficients of the input's gradient, from one kernel to the next."""
+        return small(f"{self.name}.factors", 4, self.x.shape[-1])
+
+    @property
+    def kept(self) -> tuple[Tensor, ...]:
+        """All tensors that need a place in memory besides those given."""
+        return self.statistics, self.mean, self.factors
+
+
+def forward(
+    norm: BatchNorm,
+    y: Tensor,
+    region: Region,
+    *,
+    residual: Tensor | None = None,
+    relu: bool = False,
+) -> list[VectorKernel]:
+    """Normalise by the statistics of the (micro-)batch, and move the running averages.
+
+    Mean and variance take a pass each, so a large mean costs no precision.
+    """
+    positions, channels = positions_by_channels(norm.x)
+    mean = channel_kernel(
+        f"{norm.name}.mean",
+        (positions, channels),
+        region,
+        sources={"x": norm.x},
+        steps=[SumStep("x", "sum")],
+        small_temporaries={"sum": 1},
+        small_targets={"mean": norm.mean},
+        rows=[_scaled(("sum", 0), ("mean", 0), -1 / positions)],
+    )
+    rows = [
+        # Variance, and what the running average takes: that of the population.
+        _scaled(("sum", 0), ("variance", 0), 1 / positions),
+        _scaled(("sum", 0), ("sample", 0), 1 / max(positions - 1, 1)),
+        _moved(("mean", 0), ("running mean", 0), norm.momentum, negate=True),
+        _moved(("sample", 0), ("running variance", 0), norm.momentum),
+        RowStep(
+            ("variance", 0),
+            ("statistics", 4),
+            settings={
+                "addend": Addend.CONSTANT,
+                "constants": (Constant(norm.epsilon),),
+                "function": Function.RSQRT,
+            },
+        ),
+        RowStep(("mean", 0), ("statistics", 0)),
+        RowStep(("statistics", 4), ("statistics", 1), ("gamma", 0), settings={"factor": Factor.Y}),
+        RowStep(("beta", 0), ("statistics", 2), settings={"otherwise": Choice.ZERO}),
+        RowStep(("beta", 0), ("statistics", 3)),
+    ]
+    variance = channel_kernel(
+        f"{norm.name}.variance",
+        (positions, channels),
+        region,
+        sources={"x": norm.x},
+        steps=[
+            SumStep(
+                "x",
+                "sum",
+                coefficients="mean",
+                settings={"addend": Addend.COEFFICIENT, "factor": Factor.SELF},
+            )
+        ],
+        small_sources={
+            "mean": norm.mean,
+            "gamma": norm.gamma,
+            "beta": norm.beta,
+            "running mean": norm.running_mean,
+            "running variance": norm.running_var,
+        },
+        small_temporaries={"sum": 1, "variance": 1, "sample": 1},
+        small_targets={
+            "statistics": norm.statistics,
+            "running mean": norm.running_mean,
+            "running variance": norm.running_var,
+        },
+        rows=rows,
+    )
+    return [mean, variance, normalise(norm, y, region, residual=residual, relu=relu)]
+
+
+def normalise(
+    norm: BatchNorm,
+    y: Tensor,
+    region: Region,
+    *,
+    residual: Tensor | None = None,
+    relu: bool = False,
+) -> VectorKernel:
+    """``y = (x - mean) * gamma / deviation + beta``, plus `residual`, by the statistics kept."""
+    settings = {
+        "addend": Addend.COEFFICIENT,
+        "factor": Factor.COEFFICIENT,
+        "second": Second.Y if residual else Second.NOTHING,
+        "initial": Initial.COEFFICIENT,
+        "relu": relu,
+    }
+    return channel_kernel(
+        f"{norm.name}.normalise",
+        positions_by_channels(norm.x),
+        region,
+        sources={"x": norm.x} | ({"residual": residual} if residual else {}),
+        steps=[EachStep("x", "y", "residual" if residual else None, "statistics", settings)],
+        targets={"y": y},
+        small_sources={"statistics": norm.statistics},
+    )
+
+
+def infer(
+    norm: BatchNorm,
+    y: Tensor,
+    region: Region,
+    *,
+    residual: Tensor | None = None,
+    relu: bool = False,
+) -> list[VectorKernel]:
+    """Normalise by the running averages."""
+    channels = norm.x.shape[-1]
+    epsilon = {
+        "addend": Addend.CONSTANT,
+        "constants": (Constant(norm.epsilon),),
+        "function": Function.RSQRT,
+    }
+    rows = [
+        RowStep(("running variance", 0), ("statistics", 4), settings=epsilon),
+        RowStep(("running mean", 0), ("statistics", 0), settings={"negate_x": True}),
+        RowStep(("statistics", 4), ("statistics", 1), ("gamma", 0), settings={"factor": Factor.Y}),
+        RowStep(("beta", 0), ("statistics", 2), settings={"otherwise": Choice.ZERO}),
+        RowStep(("beta", 0), ("statistics", 3)),
+    ]
+    fold = rows_kernel(
+        f"{norm.name}.fold",
+        channels,
+        region,
+        sources={
+            "gamma": norm.gamma,
+            "beta": norm.beta,
+            "running mean": norm.running_mean,
+            "running variance": norm.running_var,
+        },
+        targets={"statistics": norm.statistics},
+        rows=rows,
+    )
+    return [fold, normalise(norm, y, region, residual=residual, relu=relu)]
+
+
+def backward(
+    norm: BatchNorm,
+    dy: Tensor,
+    dx: Tensor,
+    gradients: tuple[Tensor, Tensor],
+    region: Region,
+    *,
+    activated: Tensor | None = None,
+    masked: Tensor | None = None,
+) -> list[VectorKernel]:
+    """Gradients of input, gamma and beta.
+
+    ``dx = scale * (dy - mean(dy) - (x - mean) * dgamma / (deviation * positions))``, with
+    ``scale = gamma / deviation``.
+
+    Parameters
+    ----------
+    norm : BatchNorm
+    dy, dx : Tensor
+    gradients : (Tensor, Tensor)
+        Of gamma and beta.
+    region : Region
+    activated, masked : Tensor, optional
+        With a ReLU behind the normalisation, its result, and where `dy` goes after its gradient:
+        what is normalised, and the gradient of a residual.
+    """
+    positions, channels = positions_by_channels(norm.x)
+    steps: list[EachStep | SumStep] = []
+    inner = "dy"
+    sources, targets = {"dy": dy, "x": norm.x}, {}
+    if activated is not None:
+        assert masked is not None, "a masked gradient needs a place"
+        inner = "masked"
+        sources["activated"], targets["masked"] = activated, masked
+        steps.append(EachStep("dy", "masked", "activated", None, positive_only()))
+    steps += [
+        SumStep(inner, "sums", 0),
+        SumStep(
+            "x",
+            "sums",
+            1,
+            inner,
+            "statistics",
+            {"addend": Addend.COEFFICIENT, "factor": Factor.Y},
+        ),
+    ]
+    times_y = {"factor": Factor.Y}
+    rows = [
+        RowStep(("sums", 0), ("dbeta", 0)),
+        RowStep(("sums", 1), ("dgamma", 0), ("statistics", 4), times_y),
+        RowStep(("statistics", 0), ("factors", 0)),
+        RowStep(("dgamma", 0), ("work", 0), ("statistics", 4), times_y),
+        _scaled(("work", 0), ("work", 0), -1 / positions),
+        RowStep(("work", 0), ("factors", 1), ("statistics", 1), times_y),
+        RowStep(("statistics", 1), ("factors", 2)),
+        _scaled(("sums", 0), ("work", 0), -1 / positions),
+        RowStep(("work", 0), ("factors", 3), ("statistics", 1), times_y),
+    ]
+    sums = channel_kernel(
+        f"{norm.name}.sums",
+        (positions, channels),
+        region,
+        sources=sources,
+        steps=steps,
+        targets=targets,
+        small_sources={"statistics": norm.statistics},
+        small_temporaries={"sums": 2, "work": 1},
+        small_targets={"dgamma": gradients[0], "dbeta": gradients[1], "factors": norm.factors},
+        rows=rows,
+    )
+    settings = {
+        "addend": Addend.COEFFICIENT,
+        "factor": Factor.COEFFICIENT,
+        "second": Second.COEFFICIENT,
+        "initial": Initial.COEFFICIENT,
+    }
+    apply = channel_kernel(
+        f"{norm.name}.dx",
+        (positions, channels),
+        region,
+        sources={"x": norm.x, "dy": masked or dy},
+        steps=[EachStep("x", "dx", "dy", "factors", settings)],
+        targets={"dx": dx},
+        small_sources={"factors": norm.factors},
+    )
+    return [sums, apply]
+
+
+def _scaled(x: tuple[str, int], target: tuple[str, int], factor: float) -> RowStep:
+    """``target = x * factor``."""
+    settings = {"factor": Factor.CONSTANT, "constants": (Constant(), Constant(factor))}
+    return RowStep(x, target, settings=settings)
+
+
+def _moved(
+    x: tuple[str, int], average: tuple[str, int], momentum: float, *, negate: bool = False
+) -> RowStep:
+    """``average = average * (1 - momentum) + x * momentum``, of ``-x`` if `negate`."""
+    settings = {
+        "negate_x": negate,
+        "factor": Factor.CONSTANT,
+        "second": Second.CONSTANT,
+        "constants": (Constant(), Constant(momentum), Constant(1 - momentum)),
+    }
+    return RowStep(x, average, average, settings)

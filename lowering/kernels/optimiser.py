@@ -1,0 +1,455 @@
+"""Optimisers, gradient accumulation and clipping.
+
+Numbers that change from step to step are read from scalar registers, so that a program serves all
+steps; those that do not change may be values. All formulas are PyTorch's.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from math import sqrt
+from typing import Any
+
+from fpgapipe.hw.hls_models.isa.vector_fields import Format
+from fpgapipe.hw.hls_models.isa.vector_op import (
+    LANES,
+    VECTOR_BYTES,
+    Addend,
+    Choice,
+    Constant,
+    Factor,
+    Initial,
+    Left,
+    Outcome,
+    Right,
+    Second,
+    Source,
+    Target,
+)
+from fpgapipe.hw.hls_models.numerics.function import Function
+from fpgapipe.lowering.tiling.elementwise import FlatStep, flat_kernel, flat_slab
+from fpgapipe.lowering.tiling.kernel import (
+    Buffer,
+    Move,
+    Piece,
+    Region,
+    Step,
+    Tensor,
+    VectorKernel,
+)
+from fpgapipe.lowering.tiling.nest import Turn, nest
+
+PIECE_ELEMENTS = 1 << 14
+"""Elements of a piece of a norm. Its last bits depend on this, and so on nothing else."""
+
+SLICES = 8
+"""Sums of squares that go on side by side, to hide an adder's latency."""
+
+CLIP_EPSILON = 1e-6
+"""What is added to a norm before it divides, as PyTorch does."""
+
+_ONE = Constant(1.0)
+_ZERO = Constant(0.0)
+
+
+def is_value(constant: Constant, value: float) -> bool:
+    """Whether a constant is this value, whatever registers hold."""
+    return constant.register is None and constant.value == value
+
+
+@dataclass(frozen=True)
+class Sgd:
+    """Stochastic gradient descent; a number is a value, or a register's.
+
+    Parameters
+    ----------
+    learning_rate : Constant
+    momentum : Constant or None
+        None for none, and then there is no velocity.
+    weight_decay : Constant or None
+    nesterov : bool
+    scale : Constant
+        What gradients are multiplied by, before all else.
+    """
+
+    learning_rate: Constant
+    momentum: Constant | None = None
+    weight_decay: Constant | None = None
+    nesterov: bool = False
+    scale: Constant = _ONE
+
+    def __post_init__(self) -> None:
+        if self.nesterov and self.momentum is None:
+            raise ValueError("SGD must have a momentum if it is Nesterov's")
+
+
+@dataclass(frozen=True)
+class Adam:
+    """Adam, or AdamW; a number is a value, or a register's.
+
+    Parameters
+    ----------
+    step_size, inverse_correction, decay : Constant
+        Registers, as a rule: what `adam_numbers` gives for each step.
+    betas : (float, float)
+    epsilon : float
+    weight_decay : Constant or None
+        What is added to the gradient, of the weights; None for AdamW, which has `decay`.
+    scale : Constant
+        What gradients are multiplied by, before all else.
+    """
+
+    step_size: Constant
+    inverse_correction: Constant
+    decay: Constant = _ONE
+    betas: tuple[float, float] = (0.9, 0.999)
+    epsilon: float = 1e-8
+    weight_decay: Constant | None = None
+    scale: Constant = _ONE
+
+
+@dataclass(frozen=True)
+class Adagrad:
+    """Adagrad; a number is a value, or a register's.
+
+    Parameters
+    ----------
+    learning_rate : Constant
+        Of the step, if it decays.
+    epsilon : float
+    weight_decay : Constant or None
+    scale : Constant
+        What gradients are multiplied by, before all else.
+    """
+
+    learning_rate: Constant
+    epsilon: float = 1e-10
+    weight_decay: Constant | None = None
+    scale: Constant = _ONE
+
+
+def adam_numbers(
+    step: int,
+    learning_rate: float,
+    betas: tuple[float, float] = (0.9, 0.999),
+    weight_decay: float = 0.0,
+) -> tuple[float, float, float]:
+    """Compute step size, inverse bias correction and decay of a step.
+
+    Parameters
+    ----------
+    step : int
+        From 1.
+    learning_rate : float
+    betas : (float, float)
+    weight_decay : float
+        AdamW's.
+    """
+    return (
+        learning_rate / (1 - betas[0] ** step),
+        1 / sqrt(1 - betas[1] ** step),
+        1 - learning_rate * weight_decay,
+    )
+
+
+def sgd(
+    name: str,
+    settings: Sgd,
+    weights: Tensor,
+    gradient: Tensor,
+    region: Region,
+    *,
+    velocity: Tensor | None = None,
+    clip: Tensor | None = None,
+) -> VectorKernel:
+    """Let a step of SGD take effect on weights and velocity, where these stand.
+
+    Parameters
+    ----------
+    name, settings, weights, gradient, region
+    velocity : Tensor, optional
+        What momentum moves; zeros before the first step.
+    clip : Tensor, optional
+        The result of `clip_coefficient`, which then multiplies gradients instead of a scale.
+
+    Raises
+    ------
+    ValueError
+        If there is a velocity without momentum, or the other way round, a clip and a scale, or the
+        region is too small.
+    """
+    if (velocity is None) != (settings.momentum is None):
+        raise ValueError("SGD must have a velocity if it has a momentum, and none otherwise")
+    steps, step = _prepared(settings.scale, settings.weight_decay, clip)
+    if velocity:
+        assert settings.momentum is not None
+        moved = _plus(settings.momentum)
+        steps.append(FlatStep(step, "new velocity", "velocity", moved))
+        if settings.nesterov:
+            steps.append(FlatStep(step, "work", "new velocity", moved))
+            step = "work"
+        else:
+            step = "new velocity"
+    steps.append(
+        FlatStep("weights", "new weights", step, _plus(settings.learning_rate, negate=True))
+    )
+    tensors = {"weights": weights} | ({"velocity": velocity} if velocity else {})
+    return _update(name, tensors, gradient, steps, region, clip)
+
+
+def adam(
+    name: str,
+    settings: Adam,
+    weights: Tensor,
+    gradient: Tensor,
+    moments: tuple[Tensor, Tensor],
+    region: Region,
+    *,
+    clip: Tensor | None = None,
+) -> VectorKernel:
+    """Let a step of Adam take effect on weights and moments, where these stand.
+
+    Parameters
+    ----------
+    name, settings, weights, gradient, region
+    moments : (Tensor, Tensor)
+        Running averages of gradients and of their squares; zeros before the first step.
+    clip : Tensor, optional
+        As for `sgd`.
+
+    Raises
+    ------
+    ValueError
+        If there are a clip and a scale, or the region is too small.
+    """
+    steps, step = _prepared(settings.scale, settings.weight_decay, clip)
+    first, second = settings.betas
+    steps += [
+        FlatStep(
+            step,
+            "new first",
+            "first",
+            {
+                "factor": Factor.CONSTANT,
+                "second": Second.CONSTANT,
+                "constants": (_ZERO, Constant(1 - first), Constant(first)),
+            },
+        ),
+        # The second moment goes its part of the way to the square.
+        FlatStep(
+            step,
+            "new second",
+            "second",
+            {"factor": Factor.SELF, "second": Second.Y, "negate_second": True},
+        ),
+        FlatStep("second", "new second", "new second", _plus(Constant(1 - second))),
+        FlatStep("new second", "work", None, {"function": Function.SQRT}),
+        FlatStep("work", "work", None, _inverse(settings.inverse_correction, settings.epsilon)),
+        FlatStep("new first", "work", "work", {"factor": Factor.Y}),
+        FlatStep(
+            "weights",
+            "new weights",
+            "work",
+            _plus(settings.step_size, factor=settings.decay, negate=True),
+        ),
+    ]
+    tensors = {"weights": weights, "first": moments[0], "second": moments[1]}
+    return _update(name, tensors, gradient, steps, region, clip)
+
+
+def adagrad(
+    name: str,
+    settings: Adagrad,
+    weights: Tensor,
+    gradient: Tensor,
+    squares: Tensor,
+    region: Region,
+    *,
+    clip: Tensor | None = None,
+) -> VectorKernel:
+    """Let a step of Adagrad take effect on weights and `squares`, sums of those of gradients.
+
+    Parameters and errors as of `adam`.
+    """
+    steps, step = _prepared(settings.scale, settings.weight_decay, clip)
+    steps += [
+        FlatStep("squares", "new squares", step, {"second": Second.SQUARE}),
+        FlatStep("new squares", "rate", None, {"function": Function.SQRT}),
+        FlatStep("rate", "rate", None, _inverse(_ONE, settings.epsilon)),
+        FlatStep(step, "rate", "rate", {"factor": Factor.Y}),
+        FlatStep("weights", "new weights", "rate", _plus(settings.learning_rate, negate=True)),
+    ]
+    return _update(name, {"weights": weights, "squares": squares}, gradient, steps, region, clip)
+
+
+def accumulate(name: str, total: Tensor, gradient: Tensor, region: Region) -> VectorKernel:
+    """``total = total + gradient``."""
+    step = FlatStep("total", "sum", "gradient", {"addend": Addend.Y})
+    sources = {"total": total, "gradient": gradient}
+    return flat_kernel(name, sources, {"sum": total}, [step], region)
+
+
+def clip_coefficient(
+    name: str,
+    gradients: Sequence[Tensor],
+    coefficient: Tensor,
+    region: Region,
+    *,
+    max_norm: Constant,
+    scale: Constant = _ONE,
+    norm: Tensor | None = None,
+) -> VectorKernel:
+    """Compute what gradients are multiplied by so that their total norm is `max_norm` at most.
+
+    It is ``max_norm / (norm + 1e-6)``, or 1 if that is less, times `scale`. Last bits depend on the
+    order of the tensors, and on nothing else.
+
+    Parameters
+    ----------
+    name : str
+    gradients : sequence of Tensor
+    coefficient : Tensor
+        16 times the same number, FP32.
+    region : Region
+    max_norm : Constant
+    scale : Constant
+        What gradients are multiplied by in any case; the norm is that of the products.
+    norm : Tensor, optional
+        16 times the norm, FP32.
+
+    Raises
+    ------
+    ValueError
+        If the region is too small, or there is no gradient.
+    """
+    if not gradients:
+        raise ValueError("a norm must be of one tensor at least, not of none")
+    pieces: list[Piece] = []
+    for tensor in gradients:
+        for first in range(0, tensor.elements, PIECE_ELEMENTS):
+            count = min(PIECE_ELEMENTS, tensor.elements - first)
+            slab = flat_slab(tensor, first, count)
+            steps = [_squares(count, tensor.element_bytes, "part" if pieces else "sums")]
+            if pieces:
+                vector = (VECTOR_BYTES, 0, 0)
+                vectors = Turn(SLICES, vector, vector, (VECTOR_BYTES, 0))
+                op = nest([vectors], [], Source(0), Target(0), Source(0), addend=Addend.Y)
+                steps.append(Step(op, "sums", "sums", "part"))
+            pieces.append(Piece(tuple(steps), (Move(slab, "gradient"),)))
+    results = {"coefficient": coefficient} | ({"norm": norm} if norm else {})
+    pieces[-1] = Piece(
+        pieces[-1].steps + tuple(_clipped(max_norm, scale)),
+        pieces[-1].loads,
+        tuple(Move(flat_slab(tensor, 0, LANES), each) for each, tensor in results.items()),
+    )
+    size = max(tensor.element_bytes for tensor in gradients)
+    most = max(tensor.elements for tensor in gradients)
+    buffers = {"gradient": Buffer(min(most, PIECE_ELEMENTS) * size)}
+    for each, number in (("sums", SLICES), ("part", SLICES), ("norm", 1), ("coefficient", 1)):
+        buffers[each] = Buffer(number * VECTOR_BYTES, kept=True)
+    return VectorKernel(name, buffers, tuple(pieces), region)
+
+
+def _prepared(
+    scale: Constant, weight_decay: Constant | None, clip: Tensor | None
+) -> tuple[list[FlatStep], str]:
+    """Steps that scale, clip and decay the gradient, and the name of what comes of it."""
+    scaled = not is_value(scale, 1)
+    if clip and scaled:
+        raise ValueError("a clip coefficient has a scale of its own; the optimiser's must be 1")
+    if not (clip or scaled or weight_decay):
+        return [], "gradient"
+    factor = Factor.CONSTANT if scaled else Factor.ONE
+    settings = {
+        "factor": Factor.COEFFICIENT if clip else factor,
+        "second": Second.CONSTANT if weight_decay else Second.NOTHING,
+        "constants": (_ZERO, scale, weight_decay or _ZERO),
+    }
+    y, coefficients = "weights" if weight_decay else None, "clip" if clip else None
+    return [FlatStep("gradient", "work", y, settings, coefficients)], "work"
+
+
+def _plus(times: Constant, *, factor: Constant = _ONE, negate: bool = False) -> dict[str, Any]:
+    """Settings for ``X * factor + Y * times``, or ``X * factor - Y * times``."""
+    return {
+        "factor": Factor.ONE if is_value(factor, 1) else Factor.CONSTANT,
+        "second": Second.CONSTANT,
+        "negate_second": negate,
+        "constants": (_ZERO, factor, times),
+    }
+
+
+def _inverse(factor: Constant, epsilon: float) -> dict[str, Any]:
+    """Settings for ``1 / (X * factor + epsilon)``."""
+    return {
+        "factor": Factor.CONSTANT,
+        "initial": Initial.CONSTANT,
+        "constants": (_ZERO, factor, _ZERO, _ZERO, Constant(epsilon)),
+        "function": Function.RECIPROCAL,
+    }
+
+
+def _update(
+    name: str,
+    tensors: Mapping[str, Tensor],
+    gradient: Tensor,
+    steps: Sequence[FlatStep],
+    region: Region,
+    clip: Tensor | None,
+) -> VectorKernel:
+    """Make the kernel that replaces some tensors."""
+    used = {each for step in steps for each in (step.x, step.y, step.target)}
+    return flat_kernel(
+        name,
+        {**tensors, "gradient": gradient},
+        {f"new {each}": tensor for each, tensor in tensors.items()},
+        steps,
+        region,
+        temporaries={each: 4 for each in ("work", "rate") if each in used},
+        coefficients={"clip": clip} if clip else {},
+    )
+
+
+def _squares(count: int, size: int, target: str) -> Step:
+    """Sum squares, of every eighth vector each."""
+    vector = LANES * size
+    op = nest(
+        [Turn(SLICES, (vector, 0, LANES), target=(VECTOR_BYTES, 0))],
+        [Turn(-(-count // (LANES * SLICES)), (SLICES * vector, 0, SLICES * LANES))],
+        Source(0, u_limit=count, format=Format.of(size)),
+        Target(0),
+        factor=Factor.SELF,
+    )
+    return Step(op, "gradient", target)
+
+
+def _clipped(max_norm: Constant, scale: Constant) -> list[Step]:
+    """Instructions that make norm and coefficient of the sums of squares."""
+
+    def step(x: str, target: str, **settings: Any) -> Step:
+        return Step(nest([], [], Source(0), Target(0), **settings), x, target)
+
+    slices = nest([], [Turn(SLICES, (VECTOR_BYTES, 0, 0))], Source(0), Target(0))
+    lanes = nest(
+        [], [Turn(LANES, (4, 0, 0))], Source(0, broadcast=True), Target(0), function=Function.SQRT
+    )
+    return [
+        Step(slices, "sums", "part"),
+        Step(lanes, "part", "norm"),
+        step("norm", "norm", factor=Factor.CONSTANT, constants=(_ZERO, scale)),
+        step(
+            "norm",
+            "coefficient",
+            addend=Addend.CONSTANT,
+            constants=(Constant(CLIP_EPSILON),),
+            function=Function.RECIPROCAL,
+        ),
+        step(
+            "coefficient",
+            "coefficient",
+            factor=Factor.CONSTANT,
+            constants=(_ZERO, max_norm, _ZERO, _ONE),
+            test=(Left.S, Outcome.GREATER, Right.CONSTANT),
+            then=Choice.CONSTANT,
+        ),
+        step("coefficient", "coefficient", factor=Factor.CONSTANT, constants=(_ZERO, scale)),
+    ]

@@ -1,0 +1,472 @@
+"""Max and average pooling, forward and backward.
+
+Tensors are ``batch x rows x columns x channels``. A result's vector holds channels of one position;
+its window is reduced by loops of the instruction. Input gradients go the other way round, as those
+of convolutions do: each pixel adds up the windows that hold it, in their order. So no bit depends
+on how tensors are cut into pieces.
+"""
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, replace
+from itertools import product
+from typing import Any
+
+from fpgapipe.hw.hls_models.isa.vector_op import (
+    LANES,
+    Choice,
+    Constant,
+    Factor,
+    Initial,
+    Left,
+    Outcome,
+    Right,
+    Source,
+    Target,
+)
+from fpgapipe.hw.hls_models.numerics.function import Function
+from fpgapipe.lowering.tiling.boxes import Box, Delta, Range, View, box_kernel, turn_of
+from fpgapipe.lowering.tiling.kernel import Region, Step, Tensor, VectorKernel
+from fpgapipe.lowering.tiling.nest import Turn, nest, spans
+
+MOST_TAPS = 256
+"""The counter of an instruction tells so many apart."""
+
+_NONE = Constant(0.0)
+
+
+@dataclass(frozen=True)
+class Pool:
+    """A sliding window.
+
+    Parameters
+    ----------
+    kernel, stride : (int, int)
+        Rows and columns.
+    pad : (int, int, int, int)
+        Rows and columns around the image: top, left, bottom, right.
+    counted : (int, int, int, int), optional
+        As much of that as an average divides by; all if left out. PyTorch's ``ceil_mode`` lets
+        windows reach further down and right than they count, and without ``count_include_pad`` they
+        count nothing outside the image.
+
+    Raises
+    ------
+    ValueError
+        If a number is out of range.
+    """
+
+    kernel: tuple[int, int]
+    stride: tuple[int, int]
+    pad: tuple[int, int, int, int] = (0, 0, 0, 0)
+    counted: tuple[int, int, int, int] | None = None
+
+    def __post_init__(self) -> None:
+        if min(*self.kernel, *self.stride) < 1:
+            raise ValueError(
+                f"pool kernel and stride must be at least 1, not {self.kernel} and {self.stride}"
+            )
+        if min(self.pad) < 0:
+            raise ValueError(f"pool pad must be at least 0, not {self.pad}")
+
+    @property
+    def taps(self) -> int:
+        """Pixels of a window."""
+        return self.kernel[0] * self.kernel[1]
+
+    def output(self, rows: int, columns: int) -> tuple[int, int]:
+        """Rows and columns of the result."""
+        top, left, bottom, right = self.pad
+        return (
+            (rows + top + bottom - self.kernel[0]) // self.stride[0] + 1,
+            (columns + left + right - self.kernel[1]) // self.stride[1] + 1,
+        )
+
+    def check(self, x: Tensor, y: Tensor) -> None:
+        """Refuse tensors that do not fit together."""
+        batch, rows, columns, channels = x.shape
+        expected = (batch, *self.output(rows, columns), channels)
+        if y.shape != expected:
+            raise ValueError(f"pooled tensor {y.name} must have shape {expected}, not {y.shape}")
+
+    def check_maximum(self) -> None:
+        """Refuse a window that is too large for a maximum."""
+        if self.taps > MOST_TAPS:
+            raise ValueError(
+                f"max pool window must have at most {MOST_TAPS} pixels, not {self.taps}"
+            )
+
+
+def max_pool(
+    name: str,
+    pool: Pool,
+    x: Tensor,
+    y: Tensor,
+    region: Region,
+    *,
+    index: Tensor | None = None,
+) -> VectorKernel:
+    """Take each window's largest element; NaN is larger than all else.
+
+    Parameters
+    ----------
+    name, pool, x, y, region
+    index : Tensor, optional
+        Which tap that was, row by row from 0: the first of equal ones, the last NaN. Its elements
+        may be BF16.
+
+    Raises
+    ------
+    ValueError
+        If shapes do not agree, the window has more than `MOST_TAPS` pixels, or the region is too
+        small.
+    """
+    pool.check_maximum()
+    targets = {"y": y} | ({"index": index} if index else {})
+    for target in targets.values():
+        pool.check(x, target)
+
+    def steps(box: Box, views: Mapping[str, View]) -> Iterator[Step]:
+        for target in targets:
+            yield from _windows(
+                pool, box, views, target, takes_maximum=True, gives_index=target == "index"
+            )
+
+    return box_kernel(
+        name, region, "y", {"x": x}, targets, {"x": lambda rows: _rows_of(pool, rows, x)}, steps
+    )
+
+
+def max_pool_gradient(
+    name: str, pool: Pool, dy: Tensor, index: Tensor, dx: Tensor, region: Region
+) -> VectorKernel:
+    """``dx``: of each pixel, the sum of `dy` over the windows whose largest element it was.
+
+    Parameters
+    ----------
+    name, pool
+        As for `max_pool`, as is `index`.
+    dy, index, dx, region
+
+    Raises
+    ------
+    ValueError
+        As `max_pool`.
+    """
+    pool.check_maximum()
+    chosen = {
+        "test": (Left.Y, Outcome.EQUAL, Right.COUNTER),
+        "then": Choice.X,
+        "otherwise": Choice.ZERO,
+    }
+    return _gradient(name, pool, {"dy": dy, "index": index}, dx, region, "index", chosen)
+
+
+def average_pool(name: str, pool: Pool, x: Tensor, y: Tensor, region: Region) -> VectorKernel:
+    """Average each window.
+
+    Raises
+    ------
+    ValueError
+        If shapes do not agree, or the region is too small.
+    """
+    pool.check(x, y)
+    table = _Table.of(pool, x, y)
+
+    def steps(box: Box, views: Mapping[str, View]) -> Iterator[Step]:
+        if table:
+            yield from table.steps(box)
+            views = {**views, "table": table.view}
+        divisor = "table" if table else None
+        yield from _windows(pool, box, views, "y", divisor, **_share(pool, table))
+
+    return box_kernel(
+        name,
+        region,
+        "y",
+        {"x": x},
+        {"y": y},
+        {"x": lambda rows: _rows_of(pool, rows, x)},
+        steps,
+        kept={"table": table.size_bytes} if table else {},
+    )
+
+
+def average_pool_gradient(
+    name: str, pool: Pool, dy: Tensor, dx: Tensor, region: Region
+) -> VectorKernel:
+    """``dx``: of each pixel, its share of `dy` of all windows that hold it; errors as forward."""
+    table = _Table.of(pool, dx, dy)
+    return _gradient(
+        name,
+        pool,
+        {"dy": dy},
+        dx,
+        region,
+        "table" if table else None,
+        _share(pool, table),
+        table,
+    )
+
+
+def _rows_of(pool: Pool, rows: Range, x: Tensor) -> Range:
+    """Rows of `x` that rows of windows hold."""
+    first = rows[0] * pool.stride[0] - pool.pad[0]
+    end = (rows[1] - 1) * pool.stride[0] - pool.pad[0] + pool.kernel[0]
+    return _within(first, end, x.shape[1])
+
+
+def _rows_of_windows(pool: Pool, rows: Range, dy: Tensor) -> Range:
+    """Rows of windows that hold rows of pixels."""
+    first = -((pool.kernel[0] - 1 - rows[0] - pool.pad[0]) // pool.stride[0])
+    end = (rows[1] - 1 + pool.pad[0]) // pool.stride[0] + 1
+    return _within(first, end, dy.shape[1])
+
+
+def _within(first: int, end: int, number: int) -> Range:
+    """As much as there is, and one at least: a piece has something to load."""
+    first = min(max(first, 0), number - 1)
+    return first, max(min(end, number), first + 1)
+
+
+def _windows(
+    pool: Pool,
+    box: Box,
+    views: Mapping[str, View],
+    target: str,
+    y: str | None = None,
+    **settings: Any,
+) -> Iterator[Step]:
+    """Instructions that reduce the windows of a box of results; `y` goes with the results."""
+    x, out, other = views["x"], views[target], views[y] if y else None
+    (down, across), (top, left) = pool.stride, pool.pad[:2]
+    counts = (out.limits[1], box.num_rows, box.num_images, box.groups)
+    deltas = (
+        (Delta(columns=across), Delta(columns=1)),
+        (Delta(rows=down), Delta(rows=1)),
+        (Delta(images=1), Delta(images=1)),
+        (Delta(channels=LANES), Delta(channels=LANES)),
+    )
+    positions = [
+        turn_of(count, x, moved, out, result, other, result)
+        for count, (moved, result) in zip(counts, deltas, strict=True)
+    ]
+    taps = [
+        turn_of(pool.kernel[1], x, Delta(columns=1), counter=1),
+        turn_of(pool.kernel[0], x, Delta(rows=1), counter=pool.kernel[1]),
+    ]
+    row = box.rows[0]
+    for begin, end in spans(counts[0]):
+        op = nest(
+            [replace(positions[0], count=end - begin), *positions[1:]],
+            taps,
+            x.source(row * down - top, begin * across - left),
+            out.target(row, begin),
+            other.source(row, begin) if other else None,
+            **settings,
+        )
+        yield Step(op, "x", target, y)
+
+
+def _gradient(
+    name: str,
+    pool: Pool,
+    sources: Mapping[str, Tensor],
+    dx: Tensor,
+    region: Region,
+    y: str | None,
+    settings: Mapping[str, Any],
+    table: "_Table | None" = None,
+) -> VectorKernel:
+    """Make the kernel of an input gradient; `y` goes with `dy`."""
+    for source in sources.values():
+        pool.check(dx, source)
+
+    def steps(box: Box, views: Mapping[str, View]) -> Iterator[Step]:
+        if table:
+            yield from table.steps(box)
+            views = {**views, "table": table.view}
+        across = _phases(pool, 1, (0, dx.shape[2]))
+        down = _phases(pool, 0, box.rows)
+        # Where every pixel is in one window, phases can be loops.
+        whole = all(len(phases) == 1 and phases[0].together > 1 for phases in (across, down))
+        if not whole:
+            across = _phases(pool, 1, (0, dx.shape[2]), apart=True)
+            down = _phases(pool, 0, box.rows, apart=True)
+        for vertical, horizontal in product(down, across):
+            yield from _pixels(pool, box, views, vertical, horizontal, y, settings)
+
+    return box_kernel(
+        name,
+        region,
+        "dx",
+        sources,
+        {"dx": dx},
+        {each: lambda rows: _rows_of_windows(pool, rows, sources["dy"]) for each in sources},
+        steps,
+        kept={"table": table.size_bytes} if table else {},
+        multiple=pool.stride[0],
+    )
+
+
+@dataclass(frozen=True)
+class _Phase:
+    """Pixels along an axis, a stride apart, and how they met windows.
+
+    Pixel ``i`` was tap ``t`` of window ``o`` if ``i + pad = stride * o + t``.
+
+    Attributes
+    ----------
+    first, count : int
+        Pixels.
+    taps : int
+        Windows that hold each.
+    window, tap : int
+        The first of those that hold the first pixel, and which tap of it that was.
+    together : int
+        Phases that are alike but for their tap, one more each.
+    """
+
+    first: int
+    count: int
+    taps: int
+    window: int
+    tap: int
+    together: int = 1
+
+
+def _phases(pool: Pool, axis: int, pixels: Range, *, apart: bool = False) -> list[_Phase]:
+    """Sort pixels along an axis by the taps that they were."""
+    kernel, stride, pad = pool.kernel[axis], pool.stride[axis], pool.pad[axis]
+    begin, end = pixels
+    aligned = (begin + pad) % stride == 0 and (end - begin) % stride == 0
+    if kernel == stride and aligned and not apart:
+        return [_Phase(begin, (end - begin) // stride, 1, (begin + pad) // stride, 0, stride)]
+    found = []
+    for first in range(begin, min(begin + stride, end)):
+        taps = range((first + pad) % stride, kernel, stride)
+        last = taps[-1] if taps else 0
+        window = (first + pad - last) // stride
+        found.append(_Phase(first, -(-(end - first) // stride), len(taps), window, last))
+    return found
+
+
+def _pixels(
+    pool: Pool,
+    box: Box,
+    views: Mapping[str, View],
+    vertical: _Phase,
+    horizontal: _Phase,
+    y: str | None,
+    settings: Mapping[str, Any],
+) -> Iterator[Step]:
+    """Instructions for the pixels of a phase."""
+    dy, dx, other = views["dy"], views["dx"], views[y] if y else None
+
+    def turn(count: int, moved: Delta, result: Delta | None = None, counter: int = 0) -> Turn:
+        return turn_of(count, dy, moved, dx, result, other, moved, counter)
+
+    (down, across), pitch = pool.stride, pool.kernel[1]
+    columns = turn(horizontal.count, Delta(columns=1), Delta(columns=across))
+    positions = [
+        turn(vertical.count, Delta(rows=1), Delta(rows=down)),
+        turn(box.num_images, Delta(images=1), Delta(images=1)),
+        turn(box.groups, Delta(channels=LANES), Delta(channels=LANES)),
+        turn(horizontal.together, Delta(), Delta(columns=1), 1),
+        turn(vertical.together, Delta(), Delta(rows=1), pitch),
+    ]
+    # Windows are taken in their order, in which taps go down.
+    taps = [
+        turn(max(horizontal.taps, 1), Delta(columns=1), counter=-across),
+        turn(max(vertical.taps, 1), Delta(rows=1), counter=-down * pitch),
+    ]
+    reduced = [] if horizontal.together > 1 else taps
+    nobody = horizontal.taps == 0 or vertical.taps == 0
+    for begin, end in spans(horizontal.count) if reduced else [(0, horizontal.count)]:
+        source = dy.source(vertical.window, horizontal.window + begin)
+        op = nest(
+            [replace(columns, count=end - begin), *positions],
+            reduced,
+            replace(source, y_limit=0) if nobody else source,
+            dx.target(vertical.first, horizontal.first + begin * across),
+            other.source(vertical.window, horizontal.window + begin) if other else None,
+            counter=vertical.tap * pitch + horizontal.tap,
+            # A sum of nothing is to be +0, as is one of -0.
+            initial=Initial.CONSTANT,
+            **settings,
+        )
+        yield Step(op, "dy", "dx", y)
+
+
+def _share(pool: Pool, table: "_Table | None") -> dict[str, Any]:
+    """Settings that divide by the pixels of a window."""
+    if table:
+        return {"factor": Factor.Y}
+    return {"factor": Factor.CONSTANT, "constants": (_NONE, Constant(1 / pool.taps))}
+
+
+@dataclass(frozen=True)
+class _Table:
+    """For each window, 1 over the number of pixels that count in it."""
+
+    pool: Pool
+    inputs: tuple[int, int]
+    outputs: tuple[int, int]
+
+    @classmethod
+    def of(cls, pool: Pool, x: Tensor, y: Tensor) -> "_Table | None":
+        """Table of a pooling, or None if all windows count the same."""
+        counted = pool.counted or pool.pad
+        outputs = (y.shape[1], y.shape[2])
+        ends = (
+            (number - 1) * stride + kernel - pad
+            for number, stride, kernel, pad in zip(
+                outputs, pool.stride, pool.kernel, pool.pad, strict=False
+            )
+        )
+        inside = all(
+            pad <= before and end <= size + behind
+            for pad, before, behind, end, size in zip(
+                pool.pad, counted[:2], counted[2:], ends, x.shape[1:3], strict=False
+            )
+        )
+        return None if inside else cls(pool, (x.shape[1], x.shape[2]), outputs)
+
+    @property
+    def size_bytes(self) -> int:
+        """On chip."""
+        return 4 * self.outputs[0] * self.outputs[1]
+
+    @property
+    def view(self) -> View:
+        """How it is read."""
+        return View(0, (4, 4 * self.outputs[1], 0), 4, LANES, self.outputs, broadcast=True)
+
+    def steps(self, box: Box) -> Iterator[Step]:
+        """Instructions that make it, before the first piece: they count ones."""
+        if not box.is_first:
+            return
+        (down, across), (top, left) = self.pool.stride, self.pool.pad[:2]
+        before, beside, below, behind = self.pool.counted or self.pool.pad
+        rows, columns = self.inputs[0] + before + below, self.inputs[1] + beside + behind
+        for begin, end in spans(self.outputs[1]):
+            # Only coordinates matter: what is read is the table's own first bytes.
+            x = Source(
+                0,
+                y=before - top,
+                u=(begin * across + beside - left) * LANES,
+                y_limit=rows,
+                u_limit=columns * LANES,
+            )
+            op = nest(
+                [
+                    Turn(end - begin, (0, 0, across * LANES), target=(4, 0)),
+                    Turn(self.outputs[0], (0, down, 0), target=(4 * self.outputs[1], 0)),
+                ],
+                [Turn(self.pool.kernel[1], (0, 0, LANES)), Turn(self.pool.kernel[0], (0, 1, 0))],
+                x,
+                Target(4 * begin, u_limit=1),
+                otherwise=Choice.CONSTANT,
+                constants=(_NONE, _NONE, _NONE, Constant(1.0)),
+                function=Function.RECIPROCAL,
+            )
+            yield Step(op, "table", "table")

@@ -1,0 +1,86 @@
+"""Softmax along the last axis, and its logarithm."""
+
+from fpgapipe.hw.hls_models.numerics.function import Function
+from fpgapipe.lowering.tiling.channels import padded
+from fpgapipe.lowering.tiling.elementwise import flat_slab
+from fpgapipe.lowering.tiling.kernel import (
+    Buffer,
+    Move,
+    Piece,
+    Region,
+    Tensor,
+    VectorKernel,
+)
+from fpgapipe.lowering.tiling.rows import MINUS_Y, Rows, piece_rows, reduction_buffers
+
+MOST_ELEMENTS = 1 << 16
+"""Of a row: a loop has no more iterations."""
+
+
+def softmax(name: str, x: Tensor, y: Tensor, region: Region, *, log: bool = False) -> VectorKernel:
+    """``y = exp(x) / sum(exp(x))`` along the last axis, or the logarithm of that.
+
+    Elements of -infinity give 0; one of +infinity or NaN makes its row NaN, as does a row of
+    -infinity alone.
+
+    Parameters
+    ----------
+    name, x, y, region
+        `x` and `y` have one shape.
+    log : bool
+
+    Raises
+    ------
+    ValueError
+        If a row has more than `MOST_ELEMENTS`, or the region is too small for a row.
+    """
+    width = x.shape[-1]
+    number = x.elements // width
+    check_width(width)
+    tensors = {"x": x, "y": y}
+    # What stands in `y` on the way is FP32.
+    work = "y" if y.fp32 else "work"
+
+    def buffers(rows: int) -> dict[str, Buffer]:
+        found = {
+            each: Buffer(rows * width * tensor.element_bytes + 64)
+            for each, tensor in tensors.items()
+        }
+        if work == "work":
+            found[work] = Buffer(4 * rows * width, kept=True)
+        for each in ("maximum", "sum", "share"):
+            found[each] = Buffer(4 * padded(rows), kept=True)
+        return found | reduction_buffers(rows, width)
+
+    rows = piece_rows(number, width, buffers, region)
+    pieces = []
+    for first in range(0, number, rows):
+        count = min(rows, number - first)
+        slabs = {
+            each: flat_slab(tensor, first * width, count * width)
+            for each, tensor in tensors.items()
+        }
+        view = Rows(
+            count,
+            width,
+            {each: slab.shift for each, slab in slabs.items()},
+            {each: tensor.fp32 for each, tensor in tensors.items()},
+        )
+        steps = list(view.exponentials("x", work))
+        if log:
+            # Two differences: what is small beside the maximum is not lost in a sum with it.
+            steps += [
+                view.row("sum", None, "share", function=Function.LOG),
+                view.each("x", work, "maximum", **MINUS_Y),
+                view.each(work, "y", "share", **MINUS_Y),
+            ]
+        else:
+            steps += view.shares(work, "y")
+        pieces.append(Piece(tuple(steps), (Move(slabs["x"], "x"),), (Move(slabs["y"], "y"),)))
+    return VectorKernel(name, buffers(rows), tuple(pieces), region)
+
+
+def check_width(width: int) -> None:
+    """Refuse rows of too many elements."""
+    if not 1 <= width <= MOST_ELEMENTS:
+        raise ValueError(f"softmax must have rows of 1..{MOST_ELEMENTS} elements, not {width}")

@@ -1,0 +1,1 @@
+"""Where tensors lie in the memory of a device."""

@@ -1,0 +1,272 @@
+"""Where a device's tensors lie in its memory, and how values get there and back.
+
+A map is data: a build keeps it as JSON, so that a run needs neither the network nor the lowering.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, fields
+
+import numpy as np
+from numpy.typing import NDArray
+from pydantic import TypeAdapter, ValidationError
+
+from fpgapipe.hw.hls_models.numerics import fp32
+from fpgapipe.json_faults import faults_of
+from fpgapipe.lowering.memory.placed import Placed
+from fpgapipe.lowering.tiling.kernel import Tensor
+
+LABELS = "labels"
+"""Tensor of the class numbers."""
+
+LOSS = "loss"
+"""Tensor of the batch's mean loss."""
+
+CORRECT = "correct"
+"""Tensor of the number of samples whose class was found."""
+
+LASTING = ("", ".momentum", ".square")
+"""What is added to a parameter's name for what lasts from step to step; gradients do not."""
+
+
+@dataclass(frozen=True)
+class Stored:
+    """How a parameter lies in memory.
+
+    Attributes
+    ----------
+    trainable : bool
+    tensor : Tensor
+        Shaped as it lies there.
+    shape : tuple of int
+        As the network has it.
+    order : tuple of int
+        Axes of `split` in the order of the memory.
+    split : tuple of int
+        The network's shape, with features that were images taken apart.
+    """
+
+    trainable: bool
+    tensor: Tensor
+    shape: tuple[int, ...]
+    split: tuple[int, ...]
+    order: tuple[int, ...]
+
+    def to_memory(self, values: NDArray[np.float32]) -> NDArray[np.float32]:
+        """Values as they lie in memory."""
+        moved = values.reshape(self.split).transpose(self.order)
+        return np.ascontiguousarray(moved, np.float32).reshape(self.tensor.shape)
+
+    def from_memory(self, values: NDArray[np.float32]) -> NDArray[np.float32]:
+        """Inverse of `to_memory`."""
+        shape = tuple(self.split[axis] for axis in self.order)
+        back = np.argsort(self.order)
+        return np.ascontiguousarray(values.reshape(shape).transpose(back)).reshape(self.shape)
+
+
+@dataclass(frozen=True)
+class MemoryMap:
+    """Where everything is in the memory of one device.
+
+    Attributes
+    ----------
+    entry : int
+        Byte address of the program.
+    memory_bytes : int
+        Of the whole.
+    num_microbatches : int
+    inputs : dict of str to tuple of int
+        Inputs of the network that the device takes: shapes of one micro-batch, as the network has
+        them.
+    outputs : tuple of str
+        Results of the network that the device has.
+    has_loss : bool
+        Whether the device computes the loss.
+    places : dict of str to Placed
+        Of all tensors.
+    tensors : dict of str to Tensor
+        All but parameters and what goes with them.
+    stored : dict of str to Stored
+        The parameters.
+    """
+
+    entry: int
+    memory_bytes: int
+    num_microbatches: int
+    inputs: dict[str, tuple[int, ...]]
+    outputs: tuple[str, ...]
+    has_loss: bool
+    places: dict[str, Placed]
+    tensors: dict[str, Tensor]
+    stored: dict[str, Stored]
+
+    def set_parameters(
+        self, memory: NDArray[np.uint8], parameters: Mapping[str, NDArray[np.float32]]
+    ) -> None:
+        """Write all parameters.
+
+        Raises
+        ------
+        ValueError
+            If one is missing or has another shape.
+        """
+        for name, stored in self.stored.items():
+            self._set_stored(memory, name, stored, parameters)
+
+    def _set_stored(
+        self,
+        memory: NDArray[np.uint8],
+        name: str,
+        stored: Stored,
+        values: Mapping[str, NDArray[np.float32]],
+    ) -> None:
+        if name not in values or values[name].shape != stored.shape:
+            came = values[name].shape if name in values else "nothing"
+            raise ValueError(f"parameter {name} must have shape {stored.shape}, not {came}")
+        self.write(memory, name, stored.to_memory(values[name]))
+
+    def state(self, memory: NDArray[np.uint8]) -> dict[str, NDArray[np.float32]]:
+        """Read what the next step builds on: parameters, statistics, the optimiser's values."""
+        return {
+            name: stored.from_memory(self.read(memory, name)).copy()
+            for name, stored in self._lasting()
+        }
+
+    def set_state(
+        self, memory: NDArray[np.uint8], state: Mapping[str, NDArray[np.float32]]
+    ) -> None:
+        """Write what `state` read.
+
+        Raises
+        ------
+        ValueError
+            If something is missing or has another shape.
+        """
+        for name, stored in self._lasting():
+            self._set_stored(memory, name, stored, state)
+
+    def _lasting(self) -> list[tuple[str, Stored]]:
+        """Tensors that a step changes for the next one, by name."""
+        return [
+            (name + suffix, stored)
+            for name, stored in self.stored.items()
+            for suffix in LASTING
+            if name + suffix in self.places
+        ]
+
+    def parameters(
+        self, memory: NDArray[np.uint8], suffix: str = ""
+    ) -> dict[str, NDArray[np.float32]]:
+        """Read all parameters; with a suffix, what goes with the learned ones, as ``.gradient``."""
+        return {
+            name: stored.from_memory(self.read(memory, name + suffix))
+            for name, stored in self.stored.items()
+            if not suffix or stored.trainable
+        }
+
+    def of_microbatch(self, name: str, index: int) -> str:
+        """Tensor of a micro-batch: of an input, the labels, the loss or the correct ones."""
+        return name if self.num_microbatches == 1 else f"{name}@{index}"
+
+    def set_batch(
+        self,
+        memory: NDArray[np.uint8],
+        inputs: Mapping[str, NDArray[np.float32]],
+        labels: NDArray[np.integer] | None = None,
+    ) -> None:
+        """Write a mini-batch: inputs as the network has them, and class numbers.
+
+        Its samples are those of the first micro-batch, then those of the second, and so on. What
+        this part of the network does not need is passed over.
+        """
+        count = self.num_microbatches
+        for name, (samples, *rest) in self.inputs.items():
+            shape = (samples * count, *rest)
+            if name not in inputs or inputs[name].shape != shape:
+                came = inputs[name].shape if name in inputs else "nothing"
+                raise ValueError(f"input {name} must have shape {shape}, not {came}")
+            for index, part in enumerate(np.split(channels_last(inputs[name]), count)):
+                self.write(memory, self.of_microbatch(name, index), part)
+        if labels is not None and self.has_loss:
+            for index, part in enumerate(np.split(np.asarray(labels, np.float32), count)):
+                self.write(memory, self.of_microbatch(LABELS, index), part)
+
+    def outcome(self, memory: NDArray[np.uint8]) -> tuple[float, int]:
+        """Mean loss of the mini-batch, and how many samples it had right."""
+        found = [
+            [
+                float(self.read(memory, self.of_microbatch(name, index))[0])
+                for name in (LOSS, CORRECT)
+            ]
+            for index in range(self.num_microbatches)
+        ]
+        losses, correct = zip(*found, strict=True)
+        return sum(losses) / len(losses), round(sum(correct))
+
+    def results(self, memory: NDArray[np.uint8]) -> dict[str, NDArray[np.float32]]:
+        """Results of the network for all samples, as the network has them."""
+        return {
+            name: channels_first(
+                np.concatenate(
+                    [
+                        self.read(memory, self.of_microbatch(name, index))
+                        for index in range(self.num_microbatches)
+                    ]
+                )
+            )
+            for name in self.outputs
+        }
+
+    def write(self, memory: NDArray[np.uint8], name: str, values: NDArray[np.float32]) -> None:
+        """Write a tensor, rounded to BF16 where that is its format."""
+        place = self.places[name]
+        flat = np.ascontiguousarray(values, np.float32).reshape(-1)
+        wide = place.end - place.begin == 4 * flat.size
+        raw = flat.view(np.uint8) if wide else fp32.to_bf16(flat).view(np.uint8)
+        memory[place.begin : place.end] = raw
+
+    def read(self, memory: NDArray[np.uint8], name: str) -> NDArray[np.float32]:
+        """Read a tensor, shaped as it lies in memory; of parameters, flat."""
+        place = self.places[name]
+        raw = np.ascontiguousarray(memory[place.begin : place.end])
+        tensor = self.tensors.get(name)
+        if tensor is None or tensor.fp32:
+            values = raw.view(np.float32)
+        else:
+            values = fp32.from_bf16(raw.view(np.uint16))
+        return values if tensor is None else values.reshape(tensor.shape)
+
+
+_MAPS = TypeAdapter(MemoryMap)
+
+
+def to_json(memory_map: MemoryMap) -> str:
+    """Write a map as text that `from_json` reads back; of what is more than a map, the map."""
+    names = [field.name for field in fields(MemoryMap)]
+    plain = MemoryMap(**{name: getattr(memory_map, name) for name in names})
+    return _MAPS.dump_json(plain, indent=1).decode() + "\n"
+
+
+def from_json(text: str) -> MemoryMap:
+    """Read a map.
+
+    Raises
+    ------
+    ValueError
+        If it is none.
+    """
+    try:
+        return _MAPS.validate_json(text)
+    except ValidationError as error:
+        raise ValueError(faults_of(error)[0]) from None
+
+
+def channels_last(values: NDArray[np.float32]) -> NDArray[np.float32]:
+    """Images with their channels as the last axis; all else as it is."""
+    return np.moveaxis(values, 1, -1) if values.ndim == 4 else values
+
+
+def channels_first(values: NDArray[np.float32]) -> NDArray[np.float32]:
+    """Inverse of `channels_last`."""
+    return np.moveaxis(values, -1, 1) if values.ndim == 4 else values

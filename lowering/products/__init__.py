@@ -1,0 +1,1 @@
+"""Convolutions and linear layers as tiled matrix products."""

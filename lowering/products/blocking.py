@@ -1,0 +1,188 @@
+"""How to cut a convolution's pass so that it runs fastest: a search over the cycle model."""
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property, lru_cache
+from itertools import product
+
+from fpgapipe.hw.hls_models.cycles.core_cycles import MemorySpec, Prediction, predict
+from fpgapipe.hw.hls_models.isa.address import BLOCK
+from fpgapipe.hw.hls_models.isa.instructions import Instruction
+from fpgapipe.hw.hls_models.spec.core_spec import CoreSpec, NoRoom
+from fpgapipe.lowering.products.conv import ConvSpec, Pass
+from fpgapipe.lowering.products.conv_parts import Cut, Formats, Op
+from fpgapipe.lowering.products.conv_passes import operations
+from fpgapipe.lowering.products.cut_search import CutSearch, Sketch
+from fpgapipe.lowering.products.emit import Rings, Template, emit, may_fit, template
+
+FEW_OPERATIONS = 128
+"""Cuts with more instructions are tried only if none with fewer fits."""
+
+MANY_OPERATIONS = 1 << 16
+
+ENOUGH_OPERATIONS = 1 << 12
+"""Of cuts with more than few instructions, those with the fewest are tried until they have so many
+together: a search takes seconds, not minutes."""
+
+CLOSE_LOOKS = 4
+"""So many of the cuts that look best are timed by the cycle model."""
+
+
+@dataclass(frozen=True)
+class Blocked:
+    """A pass, cut.
+
+    Attributes
+    ----------
+    cut : Cut
+    ops : tuple of Op
+    rings : Rings
+    prediction : Prediction
+        Of its program.
+    """
+
+    cut: Cut
+    ops: tuple[Op, ...]
+    rings: Rings
+    prediction: Prediction
+
+    def program(self, tensors: Mapping[str, int]) -> list[Instruction]:
+        """Program with the tensors at these byte addresses, multiples of 64."""
+        return self._template.placed(tensors)
+
+    @cached_property
+    def _template(self) -> Template:
+        return template(self.ops, self.rings)
+
+
+@lru_cache(maxsize=1 << 12)
+def block(
+    conv: ConvSpec,
+    which: Pass,
+    core: CoreSpec,
+    formats: Formats,
+    memory: MemorySpec,
+) -> Blocked:
+    """Find a cut.
+
+    Raises
+    ------
+    NoRoom
+        If no cut fits the scratchpad.
+    """
+    search = CutSearch(conv, which, core, formats, memory)
+    limit = FEW_OPERATIONS
+    while limit <= 8 * MANY_OPERATIONS:
+        finer = limit // FEW_OPERATIONS
+        numbered = [(_number(conv, which, core, c), c) for c in _cuts(conv, which, core, finer)]
+        if finer > 1:
+            numbered.sort(key=lambda each: each[0])
+        choices: list[tuple[float, Sketch, Rings]] = []
+        made = 0  # operations
+        for number, cut in numbered:
+            if number > limit or (finer > 1 and choices and made > ENOUGH_OPERATIONS):
+                continue
+            try:
+                sketch = search.sketch(cut)
+            except ValueError:
+                continue  # too many sums for the accumulators
+            if not may_fit(sketch.first_sizes, core.scratchpad):
+                continue
+            made += sketch.num_ops
+            for rings in search.rings(sketch, least_slots=1 if finer > 64 else 2):
+                choices.append((search.estimate(sketch, rings), sketch, rings))
+        if choices:
+            choices.sort(key=lambda choice: choice[0])
+            found = _best(choices, conv, which, core, formats, memory)
+            if found is not None:
+                return found
+        limit *= 8
+    raise NoRoom(
+        f"the {which} pass of {conv} needs more than the {core.scratchpad.size_bytes:,} bytes "
+        f"of scratchpad or the {core.acc_depth:,} accumulators of this core, however it is "
+        "cut; give the core more of them"
+    )
+
+
+def _best(
+    choices: Sequence[tuple[float, Sketch, Rings]],
+    conv: ConvSpec,
+    which: Pass,
+    core: CoreSpec,
+    formats: Formats,
+    memory: MemorySpec,
+) -> Blocked | None:
+    """The fastest of the first choices by the cycle model; None if the core can run none of all."""
+    most = max(sketch.num_ops for _, sketch, _ in choices)
+    left = min(CLOSE_LOOKS, 1 + ENOUGH_OPERATIONS // most)
+    tensors = dict.fromkeys(("x", "w", "y", "dx", "dy", "dw"), 0)
+    made: dict[Cut, tuple[Op, ...] | None] = {}
+    timed: dict[tuple[Cut, int, int, int], Prediction] = {}
+    best: Blocked | None = None
+    alone = replace(core, links=())  # nothing crosses them
+    for _, sketch, rings in choices:
+        cut = sketch.cut
+        if cut not in made:
+            try:
+                made[cut] = tuple(operations(conv, which, core, cut, formats))
+            except ValueError:
+                made[cut] = None  # a pattern reaches further than its fields can say
+        ops = made[cut]
+        if ops is None:
+            continue
+        # Where rings lie takes no time.
+        key = cut, rings.a.slots, rings.b.slots, rings.result.slots
+        if key not in timed:
+            timed[key] = predict(emit(ops, rings, tensors), alone, memory)
+            if best is None or timed[key].cycles < best.prediction.cycles:
+                best = Blocked(cut, ops, rings, timed[key])
+        left -= 1
+        if not left:
+            break
+    return best
+
+
+def _number(conv: ConvSpec, which: Pass, core: CoreSpec, cut: Cut) -> int:
+    """Roughly how many instructions a cut gives."""
+    positions = conv.batch * conv.oh * conv.ow
+    if which == "weight":
+        rows, columns, depth = conv.cout, conv.taps * -(-conv.cin // core.cols), positions
+    elif which == "forward":
+        rows, columns, depth = positions, -(-conv.cout // core.cols), conv.cin
+    else:
+        rows, columns, depth = conv.batch * conv.h * conv.w, -(-conv.cin // core.cols), conv.cout
+    return -(-rows // cut.m) * -(-columns // cut.n_tiles) * -(-depth // cut.k)
+
+
+def _cuts(conv: ConvSpec, which: Pass, core: CoreSpec, finer: int) -> Iterator[Cut]:
+    """Cuts worth a try: coarse ones move least, fine ones start early.
+
+    With `finer` above 1, those that need little of the scratchpad are among them.
+    """
+    positions = conv.batch * conv.oh * conv.ow
+    if which == "weight":
+        rows, tiles, depth = conv.cout, conv.taps * -(-conv.cin // core.cols), positions
+    elif which == "forward":
+        rows, tiles, depth = positions, -(-conv.cout // core.cols), conv.cin
+    else:
+        rows = conv.batch * conv.h * conv.w // (conv.stride[0] * conv.stride[1])
+        tiles, depth = -(-conv.cin // core.cols), conv.cout
+    most = max(min(core.acc_depth, rows), 1)
+    sizes = sorted({max(most >> shift, min(BLOCK, most)) for shift in range(5)}, reverse=True)
+    shifts = range(5 if finer == 1 else tiles.bit_length())
+    widths = sorted({max(-(-tiles >> shift), 1) for shift in shifts} | {1, 2})
+    windows = (False, True) if which == "weight" and conv.taps > 1 and finer > 1 else (False,)
+    for m in sizes:
+        for n_tiles in widths:
+            for k in _halves(depth, 8 * finer):
+                for n_outer, own_window in product((False, True), windows):
+                    yield Cut(m, n_tiles, k, n_outer, own_window)
+
+
+def _halves(size: int, most_parts: int) -> Iterator[int]:
+    """The whole, and a few ways to cut it that are finer."""
+    yield size
+    parts = 2
+    while parts <= most_parts and size > BLOCK * parts:
+        yield -(-size // parts)
+        parts *= 2

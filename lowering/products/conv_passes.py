@@ -1,0 +1,370 @@
+"""The GEMM instructions of a convolution's passes.
+
+Forward and input gradient, which are here, stream positions past tiles of weights; the weight
+gradient is in `conv_weight`.
+"""
+
+from collections.abc import Iterator
+from itertools import product
+from typing import Any
+
+from fpgapipe.hw.hls_models.isa.address import BLOCK, Loop, Odometer, OperandPattern, ResultPattern
+from fpgapipe.hw.hls_models.spec.core_spec import CoreSpec
+from fpgapipe.lowering.products.conv import Box, ConvSpec, Pass, boxes, tiled
+from fpgapipe.lowering.products.conv_parts import (
+    Cut,
+    Formats,
+    Image,
+    Op,
+    Taps,
+    ceil_div,
+    is_packed,
+    subs_last,
+    tail,
+    tiles_of,
+)
+from fpgapipe.lowering.products.conv_product import Product, Range
+from fpgapipe.lowering.products.conv_weight import WeightGradient
+from fpgapipe.lowering.tiling.slab import Slab, slab_of
+
+
+def operations(
+    conv: ConvSpec, which: Pass, core: CoreSpec, cut: Cut, formats: Formats
+) -> Iterator[Op]:
+    """All instructions of a pass, in order.
+
+    Raises
+    ------
+    ValueError
+        If the cut does not suit the core's accumulators.
+    """
+    for each in products(conv, which, core, formats, own_window=cut.own_window):
+        yield from each.operations(cut)
+
+
+def products(
+    conv: ConvSpec, which: Pass, core: CoreSpec, formats: Formats, *, own_window: bool
+) -> list[Product[Any, Any]]:
+    """The matrix products that a pass is, one after the other; `own_window` as in `Cut`."""
+    if which == "forward":
+        return [_Forward(conv, core, formats)]
+    if which == "input":
+        phases = product(range(min(conv.stride[0], conv.h)), range(min(conv.stride[1], conv.w)))
+        return [_InputGradient(conv, core, formats, phase) for phase in phases]
+    return [WeightGradient(conv, core, formats, own_window=own_window)]
+
+
+class _Forward(Product[Box, Range]):
+    """Rows are positions of the output, columns are output channels."""
+
+    def __init__(self, conv: ConvSpec, core: CoreSpec, formats: Formats) -> None:
+        super().__init__(core, a_fp32=formats.x == 4, b_fp32=formats.w == 4)
+        self.conv = conv
+        self.formats = formats
+        self.packed = is_packed(conv)
+        self.source = Image("x", conv.h, conv.w, conv.cin, formats.x, self.packed)
+        self.vertical = Taps(conv.stride[0], conv.dilation[0], -conv.pad[0], conv.kernel[0])
+        self.horizontal = Taps(conv.stride[1], conv.dilation[1], -conv.pad[1], conv.kernel[1])
+
+    def rows(self, cut: Cut) -> list[Box]:
+        return boxes(self.conv.batch, self.conv.oh, self.conv.ow, cut.m)
+
+    def columns(self, cut: Cut) -> list[Range]:
+        return tiled(self.conv.cout, self.core.cols, cut.n_tiles)
+
+    def slices(self, cut: Cut) -> list[Range]:
+        if self.packed:
+            return [(0, self.conv.cin)]
+        return tiled(self.conv.cin, BLOCK, ceil_div(cut.k, BLOCK))
+
+    def vectors(self, row: Box) -> int:
+        return row.size
+
+    def tiles(self, column: Range) -> int:
+        return ceil_div(column[1] - column[0], self.core.cols)
+
+    def depth(self, part: Range) -> int:
+        return _depth(self.vertical, self.horizontal, part, self.core, self.packed)
+
+    def streamed(self, row: Box, part: Range) -> Slab:
+        return _window(self.source, self.vertical, self.horizontal, row, part)
+
+    def stationary(self, column: Range, part: Range) -> Slab:
+        (c0, c1), (s0, s1) = column, part
+        conv, element = self.conv, self.formats.w
+        row_bytes = conv.cin * element
+        return slab_of(
+            "w",
+            (c0 * conv.taps * conv.cin + s0) * element,
+            (s1 - s0) * element,
+            [(conv.taps, row_bytes), (c1 - c0, conv.taps * row_bytes)],
+        )
+
+    def result(self, row: Box, column: Range) -> Slab:
+        conv = self.conv
+        return _result(
+            "y", conv.oh, conv.ow, conv.cout, self.formats.y, row, (1, 0), (1, 0), column
+        )
+
+    def streamed_pattern(self, row: Box, tiles: int, part: Range) -> OperandPattern:
+        return _windows(
+            self.streamed(row, part), self.source, self.vertical, self.horizontal, row, part,
+            self.core, tiles, self.packed,
+        )  # fmt: skip
+
+    def stationary_pattern(self, column: Range, part: Range) -> OperandPattern:
+        conv, core, formats = self.conv, self.core, self.formats
+        slab = self.stationary(column, part)
+        tap_pitch, column_pitch = slab.pitches
+        size = conv.kernel[1] * conv.cin if self.packed else part[1] - part[0]
+        across = [] if self.packed else [Loop(conv.kernel[1], tap_pitch)]
+        return OperandPattern(
+            base=slab.shift,
+            outer=Odometer((Loop(self.tiles(column), core.cols * column_pitch, y=core.cols),)),
+            tap=Odometer(
+                (
+                    Loop(ceil_div(size, BLOCK), BLOCK * formats.w),
+                    *across,
+                    Loop(conv.kernel[0], conv.kernel[1] * tap_pitch),
+                )
+            ),
+            pos=Odometer((Loop(core.cols, column_pitch, y=1),)),
+            y_limit=column[1] - column[0],
+            lanes_last=tail(size),
+            fp32=formats.w == 4,
+            subs=BLOCK // core.rows,
+            subs_last=subs_last(size, core.rows),
+        )
+
+    def result_pattern(self, row: Box, column: Range) -> ResultPattern:
+        return _positions_result(self.result(row, column), self.formats.y, row, column, self.core)
+
+
+class _InputGradient(Product[Box, Range]):
+    """Rows are every `stride`-th position of the input, columns are input channels."""
+
+    def __init__(
+        self, conv: ConvSpec, core: CoreSpec, formats: Formats, phase: tuple[int, int]
+    ) -> None:
+        super().__init__(core, a_fp32=formats.y == 4, b_fp32=formats.w == 4, b_transposed=True)
+        self.conv = conv
+        self.formats = formats
+        self.phase = phase
+        self.source = Image("dy", conv.oh, conv.ow, conv.cout, formats.y)
+        self.vertical, self.horizontal = (_phase_taps(conv, axis, phase[axis]) for axis in (0, 1))
+
+    def rows(self, cut: Cut) -> list[Box]:
+        conv = self.conv
+        height, width = (
+            ceil_div(size - first, stride)
+            for size, first, stride in zip((conv.h, conv.w), self.phase, conv.stride, strict=True)
+        )
+        return boxes(conv.batch, height, width, cut.m)
+
+    def columns(self, cut: Cut) -> list[Range]:
+        return tiled(self.conv.cin, self.core.cols, cut.n_tiles)
+
+    def slices(self, cut: Cut) -> list[Range]:
+        return tiled(self.conv.cout, BLOCK, ceil_div(cut.k, BLOCK))
+
+    def vectors(self, row: Box) -> int:
+        return row.size
+
+    def tiles(self, column: Range) -> int:
+        return ceil_div(column[1] - column[0], self.core.cols)
+
+    def depth(self, part: Range) -> int:
+        return _depth(self.vertical, self.horizontal, part, self.core, packed=False)
+
+    def streamed(self, row: Box, part: Range) -> Slab:
+        return _window(self.source, self.vertical, self.horizontal, row, part)
+
+    def stationary(self, column: Range, part: Range) -> Slab:
+        (c0, c1), (s0, s1) = column, part
+        conv, element = self.conv, self.formats.w
+        row_bytes = conv.cin * element
+        return slab_of(
+            "w",
+            (s0 * conv.taps * conv.cin + c0) * element,
+            (c1 - c0) * element,
+            [(conv.taps, row_bytes), (s1 - s0, conv.taps * row_bytes)],
+        )
+
+    def result(self, row: Box, column: Range) -> Slab:
+        conv, phase = self.conv, self.phase
+        return _result(
+            "dx", conv.h, conv.w, conv.cin, self.formats.x, row,
+            (conv.stride[0], phase[0]), (conv.stride[1], phase[1]), column,
+        )  # fmt: skip
+
+    def streamed_pattern(self, row: Box, tiles: int, part: Range) -> OperandPattern:
+        return _windows(
+            self.streamed(row, part), self.source, self.vertical, self.horizontal, row, part,
+            self.core, tiles, packed=False,
+        )  # fmt: skip
+
+    def stationary_pattern(self, column: Range, part: Range) -> OperandPattern:
+        conv, core, formats = self.conv, self.core, self.formats
+        vertical, horizontal = self.vertical, self.horizontal
+        slab = self.stationary(column, part)
+        tap_pitch, row_pitch = slab.pitches
+        corner = vertical.first * conv.kernel[1] + horizontal.first
+        size = part[1] - part[0]
+        return OperandPattern(
+            base=slab.shift + corner * tap_pitch,
+            outer=Odometer((Loop(self.tiles(column), core.cols * formats.w, u=core.cols),)),
+            tap=Odometer(
+                (
+                    Loop(ceil_div(size, BLOCK), BLOCK * row_pitch, y=BLOCK),
+                    Loop(horizontal.count, horizontal.every * tap_pitch),
+                    Loop(vertical.count, vertical.every * conv.kernel[1] * tap_pitch),
+                )
+            ),
+            pos=Odometer(
+                (
+                    Loop(BLOCK, row_pitch, y=1),
+                    Loop(ceil_div(core.cols, BLOCK), BLOCK * formats.w, u=BLOCK),
+                )
+            ),
+            y_limit=size,
+            u_limit=column[1] - column[0],
+            transposed=True,
+            emit=min(core.cols, BLOCK),
+            emit_last=min(core.cols, BLOCK),
+            fp32=formats.w == 4,
+            subs=BLOCK // core.rows,
+            subs_last=subs_last(size, core.rows),
+        )
+
+    def result_pattern(self, row: Box, column: Range) -> ResultPattern:
+        return _positions_result(self.result(row, column), self.formats.x, row, column, self.core)
+
+
+def _phase_taps(conv: ConvSpec, axis: int, phase: int) -> Taps:
+    """The taps through which positions `phase`, `phase` + stride, ... met the output.
+
+    Position ``i = stride * j + phase`` met output ``o`` at tap ``t`` if
+    ``i + pad = stride * o + dilation * t``. No tap gives one that lies outside the image.
+    """
+    stride, dilation, pad = conv.stride[axis], conv.dilation[axis], conv.pad[axis]
+    taps = [t for t in range(conv.kernel[axis]) if (phase + pad - t * dilation) % stride == 0]
+    if not taps:
+        far = 1 << 14
+        return Taps(1, 0, -far, 1)
+    every = taps[1] - taps[0] if len(taps) > 1 else 1
+    origin = (phase + pad - taps[0] * dilation) // stride
+    return Taps(1, -(every * dilation // stride), origin, len(taps), taps[0], every)
+
+
+def _window(source: Image, vertical: Taps, horizontal: Taps, box: Box, channels: Range) -> Slab:
+    """What the positions of a box need of some channels."""
+    rows, columns = vertical.reach(box.y, source.h), horizontal.reach(box.x, source.w)
+    return source.slab(box.n, rows, columns, channels)
+
+
+def _depth(vertical: Taps, horizontal: Taps, part: Range, core: CoreSpec, packed: bool) -> int:
+    """Tiles that are added up for a piece of the channels."""
+    depth = part[1] - part[0]
+    if packed:
+        return vertical.count * tiles_of(horizontal.count * depth, core.rows)
+    return vertical.count * horizontal.count * tiles_of(depth, core.rows)
+
+
+def _windows(
+    slab: Slab,
+    source: Image,
+    vertical: Taps,
+    horizontal: Taps,
+    box: Box,
+    channels: Range,
+    core: CoreSpec,
+    n: int,
+    packed: bool,
+) -> OperandPattern:
+    """Stream positions of a sliding window from what `_window` gives for them."""
+    low_y, _ = vertical.reach(box.y, source.h)
+    low_x, _ = horizontal.reach(box.x, source.w)
+    pixel, row, image = slab.pitches
+    depth = channels[1] - channels[0]
+    y = box.y[0] * vertical.step + vertical.origin
+    x = box.x[0] * horizontal.step + horizontal.origin
+    size = horizontal.count * depth if packed else depth
+    across = (
+        []
+        if packed
+        else [Loop(horizontal.count, horizontal.tap_step * pixel, u=horizontal.tap_step * depth)]
+    )
+    down = Loop(vertical.count, vertical.tap_step * row, y=vertical.tap_step)
+    images, rows, columns = box.shape
+    return OperandPattern(
+        base=slab.shift + (y - low_y) * row + (x - low_x) * pixel,
+        outer=Odometer((Loop(n),)),
+        tap=Odometer((Loop(ceil_div(size, BLOCK), BLOCK * source.element, u=BLOCK), *across, down)),
+        pos=Odometer(
+            (
+                Loop(columns, horizontal.step * pixel, u=horizontal.step * depth),
+                Loop(rows, vertical.step * row, y=vertical.step),
+                Loop(images, image),
+            )
+        ),
+        y=y,
+        u=x * depth,
+        y_limit=source.h,
+        u_limit=source.w * depth,
+        lanes_last=tail(size),
+        fp32=source.element == 4,
+        subs=BLOCK // core.rows,
+        subs_last=subs_last(size, core.rows),
+    )
+
+
+def _result(
+    name: str,
+    height: int,
+    width: int,
+    channels: int,
+    element: int,
+    box: Box,
+    vertical: tuple[int, int],
+    horizontal: tuple[int, int],
+    columns: Range,
+) -> Slab:
+    """Where the results of a box of positions go; each axis is (step, first) of the pixels."""
+    y, x = (
+        bounds[0] * step + first
+        for bounds, (step, first) in ((box.y, vertical), (box.x, horizontal))
+    )
+    pixel = channels * element
+    offset = ((box.n[0] * height + y) * width + x) * pixel + columns[0] * element
+    images, rows, across = box.shape
+    return slab_of(
+        name,
+        offset,
+        (columns[1] - columns[0]) * element,
+        [
+            (across, horizontal[0] * pixel),
+            (rows, vertical[0] * width * pixel),
+            (images, height * width * pixel),
+        ],
+        stored=True,
+    )
+
+
+def _positions_result(
+    slab: Slab, element: int, box: Box, columns: Range, core: CoreSpec
+) -> ResultPattern:
+    """How the results of a box of positions are written to what `_result` gives for them."""
+    images, rows, across = box.shape
+    size = columns[1] - columns[0]
+    return ResultPattern(
+        base=slab.shift,
+        outer=Odometer((Loop(ceil_div(size, core.cols), core.cols * element, u=core.cols),)),
+        pos=Odometer(
+            tuple(
+                Loop(count, pitch)
+                for count, pitch in zip((across, rows, images), slab.pitches, strict=True)
+            )
+        ),
+        u_limit=size,
+        fp32=element == 4,
+    )

@@ -1,0 +1,351 @@
+"""The weight gradient of a convolution as GEMM instructions.
+
+Output channels stream past tiles of the input; the positions are the reduction.
+"""
+
+from dataclasses import dataclass, replace
+from math import lcm
+
+from fpgapipe.hw.hls_models.isa.address import BLOCK, Loop, Odometer, OperandPattern, ResultPattern
+from fpgapipe.hw.hls_models.spec.core_spec import CoreSpec
+from fpgapipe.lowering.products.conv import Box, ConvSpec, chunks, tiled
+from fpgapipe.lowering.products.conv_parts import (
+    MOST_POSITIONS,
+    Cut,
+    Formats,
+    Image,
+    Taps,
+    ceil_div,
+    is_packed,
+    subs_last,
+    tail,
+    tiles_of,
+)
+from fpgapipe.lowering.products.conv_product import Product, Range
+from fpgapipe.lowering.tiling.slab import Slab, slab_of
+
+Group = tuple[Range, Range, Range]
+"""Kernel rows, kernel columns and input channels: columns of the gradient."""
+
+
+class WeightGradient(Product[Range, Group]):
+    """The pass; see `conv_passes.products`."""
+
+    def __init__(
+        self, conv: ConvSpec, core: CoreSpec, formats: Formats, *, own_window: bool
+    ) -> None:
+        super().__init__(
+            core,
+            a_fp32=formats.y == 4,
+            b_fp32=formats.x == 4,
+            a_transposed=True,
+            b_transposed=True,
+        )
+        self.conv = conv
+        self.formats = formats
+        self.own_window = own_window
+        self.packed = is_packed(conv)
+        self.gradient = Image("dy", conv.oh, conv.ow, conv.cout, formats.y)
+        begins = self.packed or core.cols != BLOCK
+        self.source = Image("x", conv.h, conv.w, conv.cin, formats.x, begins)
+        self.taps = (
+            Taps(conv.stride[0], conv.dilation[0], -conv.pad[0], conv.kernel[0]),
+            Taps(conv.stride[1], conv.dilation[1], -conv.pad[1], conv.kernel[1]),
+        )
+
+    def rows(self, cut: Cut) -> list[Range]:
+        """See `Product`."""
+        return tiled(self.conv.cout, BLOCK, ceil_div(cut.m, BLOCK))
+
+    def columns(self, cut: Cut) -> list[Group]:
+        """See `Product`."""
+        return _column_groups(self.conv, self.core, cut)
+
+    def slices(self, cut: Cut) -> list[Range]:
+        """See `Product`."""
+        return _reduction_pieces(self.conv, cut.k)
+
+    def vectors(self, row: Range) -> int:
+        """See `Product`."""
+        return row[1] - row[0]
+
+    def tiles(self, column: Group) -> int:
+        """See `Product`."""
+        (t0, t1), (u0, u1), (c0, c1) = column
+        size = self.conv.kernel[1] * self.conv.cin if self.packed else c1 - c0
+        return ceil_div(size, self.core.cols) * (1 if self.packed else u1 - u0) * (t1 - t0)
+
+    def depth(self, part: Range) -> int:
+        """See `Product`."""
+        return tiles_of(part[1] - part[0], self.core.rows)
+
+    def streamed(self, row: Range, part: Range) -> Slab:
+        """See `Product`."""
+        return self.gradient.run(part, row)
+
+    def stationary(self, column: Group, part: Range) -> Slab:
+        """See `Product`."""
+        return self._window(column, part)[0]
+
+    def _window(self, column: Group, part: Range) -> tuple[Slab, "_Window"]:
+        window = self._taps_of(column)
+        loaded = window if self.own_window else self.taps
+        return _window(self.conv, self.source, part, window, loaded, column[2])
+
+    def _taps_of(self, column: Group) -> tuple[Taps, Taps]:
+        return _some(self.taps[0], *column[0]), _some(self.taps[1], *column[1])
+
+    def result(self, row: Range, column: Group) -> Slab:
+        """See `Product`."""
+        (t0, t1), (u0, u1), (c0, c1) = column
+        conv, element = self.conv, self.formats.dw
+        tap = conv.cin * element
+        first = ((row[0] * conv.kernel[0] + t0) * conv.kernel[1] + u0) * tap + c0 * element
+        dims = [
+            (u1 - u0, tap),
+            (t1 - t0, conv.kernel[1] * tap),
+            (row[1] - row[0], conv.taps * tap),
+        ]
+        return slab_of("dw", first, (c1 - c0) * element, dims, stored=True)
+
+    def streamed_pattern(self, row: Range, tiles: int, part: Range) -> OperandPattern:
+        """See `Product`."""
+        formats = self.formats
+        depth, positions = row[1] - row[0], part[1] - part[0]
+        slab = self.streamed(row, part)
+        return OperandPattern(
+            base=slab.shift,
+            outer=Odometer((Loop(tiles),)),
+            tap=Odometer((Loop(ceil_div(depth, BLOCK), BLOCK * formats.y, u=BLOCK),)),
+            pos=Odometer((Loop(positions, slab.pitches[0]),)),
+            u_limit=depth,
+            blocks=ceil_div(positions, BLOCK),
+            walks_blocks=True,
+            transposed=True,
+            emit_last=tail(depth),
+            fp32=formats.y == 4,
+            subs=BLOCK // self.core.rows,
+            subs_last=subs_last(positions, self.core.rows),
+        )
+
+    def stationary_pattern(self, column: Group, part: Range) -> OperandPattern:
+        """See `Product`."""
+        (t0, t1), (u0, u1), channels = column
+        conv, core, formats = self.conv, self.core, self.formats
+        depth, positions = channels[1] - channels[0], part[1] - part[0]
+        size = conv.kernel[1] * depth if self.packed else depth
+        down, side = self._taps_of(column)
+        _, place = self._window(column, part)
+        across = Loop(u1 - u0, side.tap_step * place.pixel, u=side.tap_step * depth)
+        return OperandPattern(
+            base=place.base,
+            outer=Odometer(
+                (
+                    Loop(ceil_div(size, core.cols), core.cols * formats.x, u=core.cols),
+                    *(() if self.packed else (across,)),
+                    Loop(t1 - t0, down.tap_step * place.row, y=down.tap_step),
+                )
+            ),
+            tap=Odometer((Loop(ceil_div(core.cols, BLOCK), BLOCK * formats.x, u=BLOCK),)),
+            pos=place.pos,
+            pos_start=place.start,
+            y=place.y,
+            u=place.x * depth,
+            y_limit=conv.h,
+            u_limit=conv.w * depth,
+            # Of several words a column of tiles, the results' limit drops what is too much.
+            lanes_last=tail(size, core.cols) if core.cols <= BLOCK else BLOCK,
+            lanes_by_outer=True,
+            blocks=ceil_div(positions, BLOCK),
+            walks_blocks=True,
+            transposed=True,
+            emit=min(core.cols, BLOCK),
+            emit_last=min(core.cols, BLOCK),
+            fp32=formats.x == 4,
+            subs=BLOCK // core.rows,
+            subs_last=subs_last(positions, core.rows),
+        )
+
+    def result_pattern(self, row: Range, column: Group) -> ResultPattern:
+        """See `Product`."""
+        (t0, t1), (u0, u1), (c0, c1) = column
+        core, element = self.core, self.formats.dw
+        slab = self.result(row, column)
+        across, down, channel = slab.pitches
+        size = (u1 - u0) * (c1 - c0) if self.packed else c1 - c0
+        taps = [] if self.packed else [Loop(u1 - u0, across)]
+        return ResultPattern(
+            base=slab.shift,
+            outer=Odometer(
+                (
+                    Loop(ceil_div(size, core.cols), core.cols * element, u=core.cols),
+                    *taps,
+                    Loop(t1 - t0, down),
+                )
+            ),
+            pos=Odometer((Loop(row[1] - row[0], channel),)),
+            u_limit=size,
+            fp32=element == 4,
+        )
+
+
+def _some(axis: Taps, first: int, end: int) -> Taps:
+    """An axis with some of its taps."""
+    return replace(axis, origin=axis.origin + first * axis.tap_step, count=end - first)
+
+
+@dataclass(frozen=True)
+class _Window:
+    """How the first tap's pixels of a piece's positions lie in a slab of the input.
+
+    Attributes
+    ----------
+    base : int
+        Of the first position's, from the beginning of the slot.
+    y, x : int
+        Its row and column.
+    pixel, row : int
+        Bytes from one pixel to the next, and from one row to the next.
+    pos : Odometer
+    start : (int, int)
+        As in `OperandPattern`.
+    """
+
+    base: int
+    y: int
+    x: int
+    pixel: int
+    row: int
+    pos: Odometer
+    start: tuple[int, int] = (0, 0)
+
+
+def _window(
+    conv: ConvSpec,
+    source: Image,
+    piece: Range,
+    window: tuple[Taps, Taps],
+    loaded: tuple[Taps, Taps],
+    channels: Range,
+) -> tuple[Slab, _Window]:
+    """The part of the input that some positions meet, with all the taps `loaded`."""
+    down, side = window
+    depth = channels[1] - channels[0]
+    first, last = _position(conv, piece[0]), _position(conv, piece[1] - 1)
+    y = first[1] * down.step + down.origin
+    x = first[2] * side.step + side.origin
+    box = _box(conv, piece)
+    if box:
+        low_y, high_y = loaded[0].reach(box.y, conv.h)
+        low_x, high_x = loaded[1].reach(box.x, conv.w)
+        slab = source.slab(box.n, (low_y, high_y), (low_x, high_x), channels)
+        pixel, row, image = slab.pitches
+        ahead = (y - low_y) * row + (x - low_x) * pixel
+        images, rows, columns = box.shape
+        start = (0, 0)
+    else:
+        # Pixels as they follow each other, through rows and images, from the first one that the
+        # first position meets to the last one of the last position.
+        low = _pixel(conv, first, loaded, 0)
+        slab = source.run((low, _pixel(conv, last, loaded, 1)), channels)
+        pixel = slab.pitches[0]
+        row, image = conv.w * pixel, conv.h * conv.w * pixel
+        ahead = ((first[0] * conv.h + y) * conv.w + x - low) * pixel
+        images, columns = last[0] - first[0] + 1, conv.ow
+        rows = conv.oh if images > 1 else last[1] - first[1] + 1
+        start = (first[2], first[1] if images > 1 else 0)
+    pos = Odometer(
+        (
+            Loop(columns, side.step * pixel, u=side.step * depth),
+            Loop(rows, down.step * row, y=down.step),
+            Loop(images, image),
+        )
+    )
+    return slab, _Window(slab.shift + ahead, y, x, pixel, row, pos, start)
+
+
+def _position(conv: ConvSpec, number: int) -> tuple[int, int, int]:
+    """Image, row and column of a position."""
+    rest, column = divmod(number, conv.ow)
+    return *divmod(rest, conv.oh), column
+
+
+def _pixel(
+    conv: ConvSpec, position: tuple[int, int, int], loaded: tuple[Taps, Taps], end: int
+) -> int:
+    """Number of the first pixel of the input that a position meets, or (`end` 1) one past the last.
+
+    Where it meets none, positions after it, or before it, may meet pixels up to the returned one.
+    """
+    y, x = (
+        at * axis.step + axis.origin + end * (axis.count - 1) * axis.tap_step
+        for at, axis in zip(position[1:], loaded, strict=True)
+    )
+    if y < 0:
+        y, x = 0, 0
+    elif y >= conv.h:
+        y, x = conv.h, 0
+    else:
+        x = min(max(x + end, 0), conv.w)
+    return (position[0] * conv.h + y) * conv.w + x
+
+
+def _column_groups(conv: ConvSpec, core: CoreSpec, cut: Cut) -> list[Group]:
+    """Pieces of (kernel rows, kernel columns, input channels) with at most `cut.n_tiles` tiles."""
+    height, width = conv.kernel
+    if is_packed(conv):
+        a_row = ceil_div(width * conv.cin, core.cols)
+        rows = chunks(height, max(cut.n_tiles // a_row, 1))
+        return [(row, (0, width), (0, conv.cin)) for row in rows]
+    whole = ceil_div(conv.cin, core.cols)
+    if whole * width <= cut.n_tiles:
+        rows = chunks(height, cut.n_tiles // (whole * width))
+        return [(row, (0, width), (0, conv.cin)) for row in rows]
+    slices = tiled(conv.cin, core.cols, cut.n_tiles)
+    taps_across = (
+        chunks(width, max(cut.n_tiles // whole, 1))
+        if len(slices) == 1
+        else [(i, i + 1) for i in range(width)]
+    )
+    # Channels are the outer loop, so that a slice of the input serves all taps while it is there.
+    return [
+        ((row, row + 1), across, channels)
+        for channels in slices
+        for row in range(height)
+        for across in taps_across
+    ]
+
+
+def _reduction_pieces(conv: ConvSpec, limit: int) -> list[Range]:
+    """Cut the positions, batch and image, into pieces of whole blocks of 32, each (first, end).
+
+    They end with an image or a row where a piece within the limit can: what its last row meets then
+    need not be loaded for two of them.
+    """
+    image, total = conv.oh * conv.ow, conv.batch * conv.oh * conv.ow
+    limit = min(limit, MOST_POSITIONS)
+    if total <= limit:
+        return [(0, total)]
+    of_images, of_rows = lcm(image, BLOCK), lcm(conv.ow, BLOCK)
+    if of_images <= limit:
+        span, each = total, limit // of_images * of_images
+    elif of_rows <= limit:
+        span, each = total if image % BLOCK else image, limit // of_rows * of_rows
+    else:
+        return tiled(total, BLOCK, limit // BLOCK)
+    return [
+        (first + part, first + min(part + each, span))
+        for first in range(0, total, span)
+        for part in range(0, span, each)
+    ]
+
+
+def _box(conv: ConvSpec, piece: Range) -> Box | None:
+    """A piece as whole images, whole rows of an image or a part of a row, if it is that."""
+    (n0, y0, x0), (n1, y1, x1) = _position(conv, piece[0]), _position(conv, piece[1] - 1)
+    whole_rows = x0 == 0 and x1 == conv.ow - 1
+    if whole_rows and y0 == 0 and y1 == conv.oh - 1:
+        return Box((n0, n1 + 1), (0, conv.oh), (0, conv.ow))
+    if n0 == n1 and (whole_rows or y0 == y1):
+        return Box((n0, n1 + 1), (y0, y1 + 1), (x0, x1 + 1))
+    return None

@@ -1,0 +1,244 @@
+"""What cuts of a pass need, found without making their instructions.
+
+A search looks at some hundred cuts of a pass, each for every way to share out the scratchpad, and
+makes the instructions of a few. All others it judges by their pieces: sizes of slabs, how often
+each is loaded, and the work of the array.
+"""
+
+from collections.abc import Hashable, Iterator, Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from fpgapipe.hw.hls_models.cycles.bus_cycles import LOAD_HOLD_CYCLES
+from fpgapipe.hw.hls_models.cycles.core_cycles import MemorySpec
+from fpgapipe.hw.hls_models.cycles.instruction_cycles import words_of_transfer
+from fpgapipe.hw.hls_models.isa.instructions import WORD_BYTES, Opcode, words_of
+from fpgapipe.hw.hls_models.spec.core_spec import CoreSpec
+from fpgapipe.lowering.products.conv import ConvSpec, Pass
+from fpgapipe.lowering.products.conv_parts import Cut, Formats
+from fpgapipe.lowering.products.conv_passes import products
+from fpgapipe.lowering.products.conv_product import Product
+from fpgapipe.lowering.products.emit import Rings, rings_for
+from fpgapipe.lowering.tiling.slab import Slab
+
+Numbers = NDArray[np.intp]
+
+
+@dataclass(frozen=True)
+class Sketch:
+    """A pass that is cut, without its patterns; slabs are numbers that `Slabs` gives them.
+
+    Attributes
+    ----------
+    cut : Cut
+    num_ops : int
+    work : int
+        Cycles of the array, roughly.
+    streamed, stationary, results : int arrays
+        Slabs that operations take, in their order, runs of the same one as one; results, once each.
+    first_sizes : tuple of int
+        Bytes of the first operation's three slabs.
+    last_bytes : int
+        Of the last result.
+    """
+
+    cut: Cut
+    num_ops: int
+    work: int
+    streamed: Numbers
+    stationary: Numbers
+    results: Numbers
+    first_sizes: tuple[int, int, int]
+    last_bytes: int
+
+
+class CutSearch:
+    """Looks at cuts of one pass.
+
+    Parameters
+    ----------
+    conv, which, core, formats, memory
+        As for `fpgapipe.lowering.products.blocking.block`.
+    """
+
+    def __init__(
+        self, conv: ConvSpec, which: Pass, core: CoreSpec, formats: Formats, memory: MemorySpec
+    ) -> None:
+        self.core = core
+        self.memory = memory
+        self._products = {
+            own: products(conv, which, core, formats, own_window=own) for own in (False, True)
+        }
+        self._numbers: dict[Slab, int] = {}
+        self._known: dict[Hashable, int] = {}
+        self._moves: list[float] = []  # cycles of each slab's transfer
+        self._sizes: list[int] = []  # bytes of each
+        self._loads: dict[tuple[bytes, int], list[int]] = {}
+
+    def sketch(self, cut: Cut) -> Sketch:
+        """Look at a cut.
+
+        Raises
+        ------
+        ValueError
+            If it does not suit the core; patterns may do so that are not made here.
+        """
+        work = num_ops = 0
+        parts: list[tuple[Numbers, Numbers, Numbers]] = []
+        for number, each in enumerate(self._products[cut.own_window]):
+            rows, columns, pieces = each.rows(cut), each.columns(cut), each.slices(cut)
+            each.check(rows, columns, len(pieces))
+            work += each.work(rows, columns, pieces)
+            num_ops += len(rows) * len(columns) * len(pieces)
+            parts.append(self._in_order(cut, number, each, rows, columns, pieces))
+        a, b, result = (np.concatenate(each) for each in zip(*parts, strict=True))
+        return Sketch(
+            cut, num_ops, work, _without_repeats(a), _without_repeats(b), result,
+            (self._sizes[a[0]], self._sizes[b[0]], self._sizes[result[0]]), self._sizes[result[-1]],
+        )  # fmt: skip
+
+    def rings(self, sketch: Sketch, least_slots: int) -> Iterator[Rings]:
+        """All ways to share out the scratchpad; see `emit.rings_of`."""
+        sequences = [
+            np.unique(each) for each in (sketch.streamed, sketch.stationary, sketch.results)
+        ]
+        largest = [max(self._sizes[number] for number in each) for each in sequences]
+        distinct = [len(each) for each in sequences]
+        return rings_for(largest, distinct, self.core.scratchpad, least_slots)
+
+    def estimate(self, sketch: Sketch, rings: Rings) -> float:
+        """Roughly the cycles: work or traffic, first loads, last store, and a little a product.
+
+        A ring of one slot lets nothing overlap.
+        """
+        per_cycle = min(self.memory.bytes_per_cycle, self.core.bus_bytes)
+        traffic = sum(
+            self._moves[number]
+            for numbers in (
+                self.loaded(sketch.streamed, rings.a.slots),
+                self.loaded(sketch.stationary, rings.b.slots),
+                sketch.results.tolist(),
+            )
+            for number in numbers
+        )
+        traffic += sketch.num_ops * words_of(Opcode.GEMM) * WORD_BYTES / per_cycle
+        ends = sketch.first_sizes[0] + sketch.first_sizes[1] + sketch.last_bytes
+        alone = any(
+            ring.slots == 1 and (numbers != numbers[0]).any()
+            for ring, numbers in (
+                (rings.a, sketch.streamed),
+                (rings.b, sketch.stationary),
+                (rings.result, sketch.results),
+            )
+        )
+        together = sketch.work + traffic if alone else max(sketch.work, traffic)
+        return together + ends / per_cycle + 2 * sketch.num_ops
+
+    def slab(self, number: int) -> Slab:
+        """The slab that has a number."""
+        return next(slab for slab, known in self._numbers.items() if known == number)
+
+    def _in_order(
+        self,
+        cut: Cut,
+        number: int,
+        made: Product[Any, Any],
+        rows: Sequence[Any],
+        columns: Sequence[Any],
+        pieces: Sequence[Any],
+    ) -> tuple[Numbers, Numbers, Numbers]:
+        """Slabs of all operations of a product, in the order of `Product.operations`."""
+        own = cut.own_window
+        streamed = [
+            [self._number_of(("a", number, row, piece), made.streamed) for piece in pieces]
+            for row in rows
+        ]
+        stationary = [
+            [
+                self._number_of(("b", number, own, column, piece), made.stationary)
+                for piece in pieces
+            ]
+            for column in columns
+        ]
+        results = [
+            [self._number_of(("r", number, row, column), made.result) for column in columns]
+            for row in rows
+        ]
+        shape = len(rows), len(columns), len(pieces)
+        a = np.broadcast_to(np.array(streamed, np.intp)[:, None], shape)
+        b = np.broadcast_to(np.array(stationary, np.intp), shape)
+        result = np.array(results, np.intp)
+        if cut.n_outer:
+            a, b, result = a.swapaxes(0, 1), b.swapaxes(0, 1), result.T
+        return a.reshape(-1), b.reshape(-1), result.reshape(-1)
+
+    def _number_of(self, key: tuple[Any, ...], make: Any) -> int:
+        """Number of a slab, which is made from the last two parts of its key."""
+        found = self._known.get(key)
+        if found is None:
+            slab = make(*key[-2:])
+            found = self._numbers.setdefault(slab, len(self._numbers))
+            self._known[key] = found
+            if found == len(self._sizes):
+                self._sizes.append(slab.size_bytes)
+                self._moves.append(self._move_cycles(slab))
+        return found
+
+    def loaded(self, numbers: Numbers, slots: int) -> list[int]:
+        """Slabs that a ring of so many slots loads, in order, as `emit` has it.
+
+        The one that was used longest ago makes room.
+        """
+        key = numbers.tobytes(), slots
+        found = self._loads.get(key)
+        if found is None:
+            found = []
+            inside: dict[int, None] = {}
+            for number in numbers.tolist():
+                if number in inside:
+                    del inside[number]
+                elif self._moves[number]:
+                    found.append(number)
+                    if len(inside) == slots:
+                        del inside[next(iter(inside))]
+                else:
+                    continue  # nothing but padding: it needs no slot
+                inside[number] = None
+            self._loads[key] = found
+        return found
+
+    def _move_cycles(self, slab: Slab) -> float:
+        """Cycles of a transfer: its words, or its rows, of which some bursts may be under way."""
+        block = max(self.core.burst_beats * self.core.bus_bytes, WORD_BYTES)
+        words, rows = _words_of_slab(
+            slab.offset % block, slab.run_bytes, slab.counts, slab.memory_pitches, slab.pitches,
+            self.core,
+        )  # fmt: skip
+        per_cycle = min(self.memory.bytes_per_cycle, self.core.bus_bytes)
+        waits = rows * (self.memory.latency_cycles + LOAD_HOLD_CYCLES) / self.core.outstanding
+        return max(words * WORD_BYTES / per_cycle, waits)
+
+
+def _without_repeats(numbers: Numbers) -> Numbers:
+    """A sequence in which no number follows itself."""
+    kept: Numbers = numbers[np.concatenate([[True], numbers[1:] != numbers[:-1]])]
+    return kept
+
+
+@lru_cache(maxsize=1 << 14)
+def _words_of_slab(
+    offset: int,
+    run_bytes: int,
+    counts: tuple[int, ...],
+    memory_pitches: tuple[int, ...],
+    pitches: tuple[int, ...],
+    core: CoreSpec,
+) -> tuple[int, int]:
+    """Words and bursts of the transfers of a slab."""
+    slab = Slab("", offset, run_bytes, counts, memory_pitches, pitches)
+    found = [words_of_transfer(body, core) for body in slab.transfers(0, 0)]
+    return sum(words for words, _ in found), sum(rows for _, rows in found)

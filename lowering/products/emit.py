@@ -1,0 +1,304 @@
+"""From GEMM operations on slabs to a program: slots on chip, loads, stores, semaphores.
+
+Slabs of the streamed operand, of the stationary operand and of results each have a ring of equal
+slots. A slab that is still in its ring is not loaded again; the one used longest ago makes room.
+Semaphores say when a slot is full and when it is free, so that loads, products and stores overlap
+as far as slots allow.
+"""
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from enum import IntEnum
+
+from fpgapipe.hw.hls_models.isa.instructions import WORD_BYTES, Instruction, Opcode
+from fpgapipe.hw.hls_models.spec.core_spec import ScratchpadSpec
+from fpgapipe.lowering.products.conv_parts import Op
+from fpgapipe.lowering.tiling.slab import Slab
+
+
+class Semaphore(IntEnum):
+    """Numbers of the semaphores of a product's program."""
+
+    A_FULL = 0
+    A_FREE = 1
+    B_FULL = 2
+    B_FREE = 3
+    RESULT_FULL = 4
+    RESULT_FREE = 5
+
+
+@dataclass(frozen=True)
+class Ring:
+    """Slots of equal size for slabs of one kind.
+
+    Parameters
+    ----------
+    base : int
+        Byte address in the scratchpad.
+    slot_bytes, slots : int
+    """
+
+    base: int
+    slot_bytes: int
+    slots: int
+
+    def address(self, slot: int) -> int:
+        """Byte address of a slot."""
+        return self.base + slot * self.slot_bytes
+
+
+@dataclass(frozen=True)
+class Rings:
+    """Those of a program."""
+
+    a: Ring
+    b: Ring
+    result: Ring
+
+
+@dataclass(frozen=True)
+class _Use:
+    """A slab in a ring, as an operation finds it."""
+
+    slot: int
+    loads: bool = False
+    waits_free: bool = False
+    frees: bool = False
+
+
+def rings_of(
+    ops: Sequence[Op], scratchpad: ScratchpadSpec, least_slots: int = 2
+) -> Iterator[Rings]:
+    """All ways to give whole banks to the three rings, each of `least_slots` or more.
+
+    The two operands never share a bank: both are read at the same time. A scratchpad of two banks
+    has the results beside the stationary operand, one of a single bank has all in it. A ring of one
+    slot is loaded when the product that used it is done.
+    """
+    slabs = [[getattr(op, name) for op in ops] for name in ("a", "b", "result")]
+    sizes = [max(slab.size_bytes for slab in set(each)) for each in slabs]
+    yield from rings_for(sizes, [len(set(each)) for each in slabs], scratchpad, least_slots)
+
+
+def rings_for(
+    sizes: Sequence[int],
+    distinct: Sequence[int],
+    scratchpad: ScratchpadSpec,
+    least_slots: int = 2,
+) -> Iterator[Rings]:
+    """`rings_of` for operations of which is known only this.
+
+    Parameters
+    ----------
+    sizes : sequence of int
+        Bytes of the largest slab of each ring: streamed, stationary, results.
+    distinct : sequence of int
+        Different slabs of each ring.
+    scratchpad : ScratchpadSpec
+    least_slots : int
+    """
+    slots_bytes = (max(sizes[0], WORD_BYTES), max(sizes[1], WORD_BYTES), sizes[2])
+    for regions in _regions(scratchpad):
+        slots = [
+            min(room // size, number)
+            for (_, room), size, number in zip(regions.values(), slots_bytes, distinct, strict=True)
+        ]
+        if all(n >= min(least_slots, most) for n, most in zip(slots, distinct, strict=True)):
+            bases = (base for base, _ in regions.values())
+            yield Rings(*map(Ring, bases, slots_bytes, slots))
+
+
+def may_fit(sizes: Sequence[int], scratchpad: ScratchpadSpec) -> bool:
+    """Whether slabs of these bytes (streamed, stationary, a result) fit with a slot for each."""
+    return any(
+        all(size <= room for size, (_, room) in zip(sizes, regions.values(), strict=True))
+        for regions in _regions(scratchpad)
+    )
+
+
+def _regions(scratchpad: ScratchpadSpec) -> Iterator[dict[str, tuple[int, int]]]:
+    bank = scratchpad.bank_bytes
+    if scratchpad.banks == 1:
+        part = bank // 4
+        yield {"a": (0, part), "b": (part, part), "result": (2 * part, 2 * part)}
+        yield {"a": (0, 2 * part), "b": (2 * part, part), "result": (3 * part, part)}
+        yield {"a": (0, part), "b": (part, 2 * part), "result": (3 * part, part)}
+        return
+    if scratchpad.banks == 2:
+        for share in (bank // 4, bank // 2, 3 * bank // 4):
+            yield {"a": (0, bank), "b": (bank, share), "result": (bank + share, bank - share)}
+        return
+    for a in range(1, scratchpad.banks - 1):
+        for b in range(1, scratchpad.banks - a):
+            if scratchpad.banks > 8 and (a & (a - 1) or b & (b - 1)):
+                continue
+            rest = scratchpad.banks - a - b
+            yield {
+                "a": (0, a * bank),
+                "b": (a * bank, b * bank),
+                "result": ((a + b) * bank, rest * bank),
+            }
+
+
+def _uses(slabs: Sequence[Slab | None], ring: Ring) -> list[_Use | None]:
+    """What each operation finds in a ring; the slab that was used longest ago makes room."""
+    found: list[_Use | None] = []
+    slot_of: dict[Slab, int] = {}  # in the ring now, the least recently used first
+    last_use: dict[int, int] = {}  # of what is in each slot
+    for index, slab in enumerate(slabs):
+        if slab is None:
+            found.append(None)
+            continue
+        if not slab.run_bytes:
+            found.append(_Use(0))  # nothing but padding: it needs no slot
+            continue
+        if slab in slot_of:
+            slot = slot_of.pop(slab)
+            found.append(_Use(slot))
+        elif len(slot_of) < ring.slots:
+            slot = len(slot_of)
+            found.append(_Use(slot, loads=True))
+        else:
+            # What was used longest ago goes, so slots come free in the order in which they are
+            # filled again: a semaphore only counts.
+            slot = slot_of.pop(next(iter(slot_of)))
+            use = found[last_use[slot]]
+            assert use is not None
+            found[last_use[slot]] = replace(use, frees=True)
+            found.append(_Use(slot, loads=True, waits_free=True))
+        slot_of[slab] = slot
+        last_use[slot] = index
+    return found
+
+
+@dataclass(frozen=True)
+class Template:
+    """A program whose tensors have no place yet.
+
+    Attributes
+    ----------
+    instructions : list of Instruction
+        Memory addresses count from the beginning of the tensor.
+    tensors : list of str or None
+        Of each instruction that is a transfer, the tensor; None of all others.
+    """
+
+    instructions: list[Instruction]
+    tensors: list[str | None]
+
+    def placed(self, addresses: Mapping[str, int]) -> list[Instruction]:
+        """Return the program with the tensors at these byte addresses, multiples of 64.
+
+        What is no transfer is the same in all programs of a template, the very same objects.
+        """
+        return [
+            each if tensor is None else each.moved(addresses[tensor])
+            for each, tensor in zip(self.instructions, self.tensors, strict=True)
+        ]
+
+
+def emit(ops: Sequence[Op], rings: Rings, tensors: Mapping[str, int]) -> list[Instruction]:
+    """Make the program of some operations, its END included.
+
+    Parameters
+    ----------
+    ops : sequence of Op
+    rings : Rings
+    tensors : mapping of str to int
+        Byte address of each tensor in memory, a multiple of 64.
+    """
+    return template(ops, rings).placed(tensors)
+
+
+def template(ops: Sequence[Op], rings: Rings) -> Template:
+    """Make the program of some operations, its END included, wherever their tensors will lie."""
+    uses = {
+        "a": _uses([op.a for op in ops], rings.a),
+        "b": _uses([op.b for op in ops], rings.b),
+        "result": _uses([op.result if op.last else None for op in ops], rings.result),
+    }
+    program: list[Instruction] = []
+    tensors: list[str | None] = []
+    for index, op in enumerate(ops):
+        wait: list[int] = []
+        signal: list[int] = []
+        bases = {}
+        for name, slab, full, free in (
+            ("a", op.a, Semaphore.A_FULL, Semaphore.A_FREE),
+            ("b", op.b, Semaphore.B_FULL, Semaphore.B_FREE),
+        ):
+            ring = getattr(rings, name)
+            use = uses[name][index]
+            assert use is not None
+            bases[name] = ring.address(use.slot)
+            if use.loads:
+                waits = (int(free),) if use.waits_free else ()
+                loads = list(_transfers(Opcode.LOAD, slab, bases[name], waits, (int(full),)))
+                program += loads
+                tensors += [slab.tensor] * len(loads)
+                wait += [int(full)] * bool(loads)
+            if use.frees:
+                signal.append(int(free))
+        target = uses["result"][index]
+        if target:
+            bases["result"] = rings.result.address(target.slot)
+            if target.waits_free:
+                wait.append(int(Semaphore.RESULT_FREE))
+            signal.append(int(Semaphore.RESULT_FULL))
+        program.append(_gemm(op, bases, tuple(wait), tuple(signal)))
+        tensors.append(None)
+        if target:
+            stores = list(
+                _transfers(
+                    Opcode.STORE,
+                    op.result,
+                    bases["result"],
+                    (int(Semaphore.RESULT_FULL),),
+                    (int(Semaphore.RESULT_FREE),) if target.frees else (),
+                )
+            )
+            program += stores
+            tensors += [op.result.tensor] * len(stores)
+    return Template([*program, Instruction(Opcode.END)], [*tensors, None])
+
+
+def _transfers(
+    opcode: Opcode,
+    slab: Slab,
+    slot: int,
+    wait: tuple[int, ...],
+    signal: tuple[int, ...],
+) -> Iterator[Instruction]:
+    """Waits before the first part, signals after the last."""
+    bodies = list(slab.transfers(0, slot))
+    for index, body in enumerate(bodies):
+        yield Instruction(
+            opcode,
+            wait=wait if index == 0 else (),
+            signal=signal if index == len(bodies) - 1 else (),
+            body=body,
+        )
+
+
+def _gemm(
+    op: Op, bases: Mapping[str, int], wait: tuple[int, ...], signal: tuple[int, ...]
+) -> Instruction:
+    def moved(name: str) -> dict[str, object]:
+        pattern = getattr(op, f"{name}_pattern")
+        return replace(pattern, base=pattern.base + bases.get(name, 0)).encoded()  # type: ignore[no-any-return]
+
+    body = {
+        "extent": {
+            "m": op.m - 1,
+            "k": op.k - 1,
+            "n": op.n - 1,
+            "first": int(op.first),
+            "last": int(op.last),
+            "acc_base": 0,
+            "acc_step": op.acc_step,
+        },
+        "a": moved("a"),
+        "b": moved("b"),
+        "result": moved("result"),
+    }
+    return Instruction(Opcode.GEMM, wait=wait, signal=signal, body=body)

@@ -1,0 +1,1 @@
+"""Kernels put together to the programs of devices."""

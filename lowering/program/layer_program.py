@@ -1,0 +1,175 @@
+"""Programs for single layers: memory map, memory image, and where the result is."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from math import prod
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from fpgapipe.hw.hls_models.cycles.core_cycles import MemorySpec
+from fpgapipe.hw.hls_models.isa.instructions import encode
+from fpgapipe.hw.hls_models.numerics import fp32
+from fpgapipe.lowering.memory.placed import page
+from fpgapipe.lowering.products.blocking import Blocked, block
+from fpgapipe.lowering.products.conv_parts import Formats
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from numpy.typing import NDArray
+
+    from fpgapipe.hw.hls_models.isa.instructions import Instruction
+    from fpgapipe.hw.hls_models.spec.core_spec import CoreSpec
+    from fpgapipe.lowering.products.conv import ConvSpec, Pass
+
+OPERANDS: dict[str, tuple[str, ...]] = {
+    "forward": ("x", "w"),
+    "input": ("dy", "w"),
+    "weight": ("x", "dy"),
+}
+RESULT: dict[str, str] = {"forward": "y", "input": "dx", "weight": "dw"}
+
+
+@dataclass(frozen=True)
+class Tensor:
+    """Where a tensor lies in memory.
+
+    Attributes
+    ----------
+    shape : tuple of int
+        Channels last: x (batch, h, w, cin), w and dw (cout, kh, kw, cin), dy and y (batch, oh, ow,
+        cout).
+    element_bytes : int
+        2 (BF16) or 4 (FP32).
+    address : int
+    """
+
+    shape: tuple[int, ...]
+    element_bytes: int
+    address: int
+
+    @property
+    def size_bytes(self) -> int:
+        """Of all elements."""
+        return prod(self.shape) * self.element_bytes
+
+    def encode(self, values: NDArray[np.float32]) -> NDArray[np.uint8]:
+        """Bytes of the values, rounded to BF16 where that is the format."""
+        flat = np.ascontiguousarray(values, np.float32).reshape(-1)
+        if self.element_bytes == 4:
+            return flat.astype("<f4").view(np.uint8)
+        return fp32.to_bf16(flat).astype("<u2").view(np.uint8)
+
+    def decode(self, memory: NDArray[np.uint8]) -> NDArray[np.float32]:
+        """Values in the memory."""
+        raw = np.ascontiguousarray(memory[self.address : self.address + self.size_bytes])
+        if self.element_bytes == 4:
+            return raw.view("<f4").reshape(self.shape)
+        return fp32.from_bf16(raw.view("<u2")).reshape(self.shape)
+
+
+@dataclass(frozen=True)
+class LayerProgram:
+    """One pass of a layer on a core.
+
+    Attributes
+    ----------
+    conv : ConvSpec
+    which : str
+        ``forward``, ``input`` or ``weight``.
+    blocked : Blocked
+    instructions : list of Instruction
+    tensors : dict
+        By name, those the pass reads and the one it writes.
+    entry : int
+        Byte address of the program.
+    memory_bytes : int
+        Of the whole, a multiple of 4096.
+    """
+
+    conv: ConvSpec
+    which: Pass
+    blocked: Blocked
+    instructions: list[Instruction]
+    tensors: dict[str, Tensor]
+    entry: int
+    memory_bytes: int
+
+    @property
+    def result(self) -> Tensor:
+        """What the pass writes."""
+        return self.tensors[RESULT[self.which]]
+
+    def image(self, operands: Mapping[str, NDArray[np.float32]]) -> NDArray[np.uint8]:
+        """Memory before the run: program and operands; all else is filled with a pattern.
+
+        Raises
+        ------
+        ValueError
+            If an operand is missing or has another shape.
+        """
+        image = np.full(self.memory_bytes, 0xA5, np.uint8)
+        program = np.frombuffer(encode(self.instructions), np.uint8)
+        image[self.entry : self.entry + program.size] = program
+        for name in OPERANDS[self.which]:
+            tensor = self.tensors[name]
+            if name not in operands or operands[name].shape != tensor.shape:
+                came = operands[name].shape if name in operands else "nothing"
+                raise ValueError(f"operand {name} must have shape {tensor.shape}, not {came}")
+            image[tensor.address : tensor.address + tensor.size_bytes] = tensor.encode(
+                operands[name]
+            )
+        return image
+
+
+def lower_layer(
+    conv: ConvSpec,
+    which: Pass,
+    core: CoreSpec,
+    formats: Formats | None = None,
+    memory: MemorySpec | None = None,
+) -> LayerProgram:
+    """Make the program of one pass.
+
+    Raises
+    ------
+    NotImplementedError
+        If no cut of the layer fits the core.
+    """
+    formats = formats or Formats()
+    return place(conv, which, formats, block(conv, which, core, formats, memory or MemorySpec()))
+
+
+def place(conv: ConvSpec, which: Pass, formats: Formats, blocked: Blocked) -> LayerProgram:
+    """Give tensors and program of a pass their places in memory."""
+    x = (conv.batch, conv.h, conv.w, conv.cin)
+    y = (conv.batch, conv.oh, conv.ow, conv.cout)
+    w = (conv.cout, *conv.kernel, conv.cin)
+    kinds = {
+        "x": (x, formats.x),
+        "dx": (x, formats.x),
+        "y": (y, formats.y),
+        "dy": (y, formats.y),
+        "w": (w, formats.w),
+        "dw": (w, formats.dw),
+    }
+    tensors = {}
+    at = 0
+    for name in (*OPERANDS[which], RESULT[which]):
+        shape, size = kinds[name]
+        tensors[name] = Tensor(shape, size, at)
+        at = page(at + tensors[name].size_bytes)
+    instructions = blocked.program({name: tensor.address for name, tensor in tensors.items()})
+    total = page(at + len(encode(instructions)))
+    return LayerProgram(conv, which, blocked, instructions, tensors, at, total)
+
+
+def random_operands(program: LayerProgram, seed: int) -> dict[str, NDArray[np.float32]]:
+    """Normally distributed values for all operands."""
+    rng = np.random.default_rng(seed)
+    return {
+        name: rng.standard_normal(program.tensors[name].shape, np.float32)
+        for name in OPERANDS[program.which]
+    }

@@ -1,0 +1,199 @@
+"""A training step of a network as the programs of several devices."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from fpgapipe.errors import UserError
+from fpgapipe.hw.hls_models.cycles.core_cycles import MemorySpec
+from fpgapipe.lowering.program.crossing import Part, gradient_bytes, stages_of
+from fpgapipe.lowering.program.step import StepBuilder
+from fpgapipe.lowering.schedule.schedule import TaskKind, several_versions
+from fpgapipe.lowering.schedule.tasks import common_steps
+from fpgapipe.lowering.units.step_options import StepOptions
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    import numpy as np
+    from numpy.typing import NDArray
+
+    from fpgapipe.hw.hls_models.spec.core_spec import CoreSpec
+    from fpgapipe.lowering.program.device_program import DeviceProgram
+    from fpgapipe.lowering.program.step_program import StepProgram
+    from fpgapipe.lowering.schedule.schedule import Schedule, Task
+    from fpgapipe.network.graph import Graph
+
+    Values = Mapping[str, NDArray[np.float32]]
+    Memories = Sequence[NDArray[np.uint8]]
+
+COMPUTES = frozenset({TaskKind.F, TaskKind.B, TaskKind.DX, TaskKind.DW, TaskKind.U})
+"""Tasks that are no transfers."""
+
+
+@dataclass(frozen=True)
+class PipelineProgram:
+    """A step's programs, one for each stage, in the order of the stages.
+
+    Attributes
+    ----------
+    graph : Graph
+        For the samples of one micro-batch.
+    parts : tuple of DeviceProgram
+    """
+
+    graph: Graph
+    parts: tuple[DeviceProgram, ...]
+
+    @property
+    def wiring(self) -> list[tuple[tuple[int, int], tuple[int, int]]]:
+        """Ends of links that are joined, as pairs of (stage, link)."""
+        return [((n, link_after(n)), (n + 1, 0)) for n in range(len(self.parts) - 1)]
+
+    def images(self, parameters: Values) -> list[NDArray[np.uint8]]:
+        """Memories before the first step."""
+        return [part.image(parameters) for part in self.parts]
+
+    def set_batch(
+        self, memories: Memories, inputs: Values, labels: NDArray[np.integer] | None = None
+    ) -> None:
+        """Write a mini-batch; see `StepProgram.set_batch`."""
+        for part, memory in zip(self.parts, memories, strict=True):
+            part.set_batch(memory, inputs, labels)
+
+    def parameters(self, memories: Memories, suffix: str = "") -> dict[str, NDArray[np.float32]]:
+        """Read all parameters, or what goes with them; see `StepProgram.parameters`."""
+        return {
+            name: value
+            for part, memory in zip(self.parts, memories, strict=True)
+            for name, value in part.parameters(memory, suffix).items()
+        }
+
+    def state(self, memories: Memories) -> dict[str, NDArray[np.float32]]:
+        """Read what the next step builds on; see `MemoryMap.state`."""
+        return {
+            name: value
+            for part, memory in zip(self.parts, memories, strict=True)
+            for name, value in part.state(memory).items()
+        }
+
+    def set_state(self, memories: Memories, state: Values) -> None:
+        """Write what `state` read."""
+        for part, memory in zip(self.parts, memories, strict=True):
+            part.set_state(memory, state)
+
+    def results(self, memories: Memories) -> dict[str, NDArray[np.float32]]:
+        """Results of the network for all samples; see `MemoryMap.results`."""
+        return {
+            name: value
+            for part, memory in zip(self.parts, memories, strict=True)
+            for name, value in part.results(memory).items()
+        }
+
+    def outcome(self, memories: Memories) -> tuple[float, int]:
+        """Mean loss of the mini-batch, and how many samples it had right."""
+        return self.parts[-1].outcome(memories[-1])
+
+
+def build_pipeline(
+    graph: Graph,
+    cores: Sequence[CoreSpec],
+    layers: Sequence[Sequence[str]],
+    schedule: Schedule,
+    memory: MemorySpec | None = None,
+    options: StepOptions | None = None,
+) -> PipelineProgram:
+    """Make the programs of a training step, or of inference, over a chain of devices.
+
+    A core's links are to the stage before and to the next, in this order, as far as there are such.
+
+    Parameters
+    ----------
+    graph : Graph
+        For the samples of one micro-batch.
+    cores : sequence of CoreSpec
+        One a stage.
+    layers : sequence of sequence of str
+        For each stage the names of its layers.
+    schedule : Schedule
+        Stage `i` on device `i`. Where forward and backward passes have engines of their own, they
+        are a core's first two GEMM engines; else all products run on the first.
+    memory : MemorySpec, optional
+        What times are estimated with.
+    options : StepOptions, optional
+
+    Raises
+    ------
+    UserError
+        If stages, cores and schedule do not fit together, or a core does not run a layer.
+    NotImplementedError
+        If a layer does not fit its core.
+    """
+    options = options or StepOptions()
+    memory = memory or MemorySpec()
+    stages = stages_of(graph, layers, train=options.train)
+    splits = schedule.splits_engines and options.train
+    steps = common_steps(schedule) if splits else {}
+    lanes = _lanes(schedule, len(stages), steps, train=options.train)
+    if len(cores) != len(stages):
+        raise UserError(f"a pipeline of {len(stages)} stages needs as many cores, not {len(cores)}")
+    for core, stage in zip(cores, stages, strict=True):
+        needed = (stage.index > 0) + (not stage.is_last)
+        if len(core.links) < needed:
+            raise UserError(
+                f"the core of stage {stage.index} needs {needed} links, not {len(core.links)}"
+            )
+        if splits and core.num_engines < 2:
+            raise UserError(
+                f"schedule {schedule.kind} runs forward and backward passes side by side, for "
+                f"which the core of stage {stage.index} needs 2 GEMM engines, not "
+                f"{core.num_engines}; give it num_engines=2, or take schedule 1f1b-as"
+            )
+    parts: list[StepProgram] = []
+    for stage, core, tasks in zip(stages, cores, lanes, strict=True):
+        part = Part(
+            stage,
+            values=parts[-1].values if parts else {},
+            gradient_bytes=gradient_bytes(graph, stages, stage.index, options.feature_bytes),
+            before=0,
+            after=link_after(stage.index),
+        )
+        side_by_side = [steps[task] for task in tasks] if splits else None
+        builder = StepBuilder(graph, core, memory, options, tasks, part, side_by_side)
+        parts.append(builder.build())
+    return PipelineProgram(graph, tuple(parts))
+
+
+def link_after(stage: int) -> int:
+    """Number of a stage's link to the next one; that to the one before is 0."""
+    return int(stage > 0)
+
+
+def _lanes(
+    schedule: Schedule, num_stages: int, steps: Mapping[Task, int], *, train: bool
+) -> list[list[Task]]:
+    """Tasks of each device, without transfers, which follow from what crosses.
+
+    Those of several engines come in the order of their steps.
+    """
+    kinds = COMPUTES if train else {TaskKind.F}
+    if train and not schedule.synchronous:
+        raise UserError(several_versions(schedule.kind))
+    if schedule.placement != tuple(range(num_stages)):
+        raise UserError(
+            f"schedule {schedule.kind} must have stage i of {num_stages} on device i, not on "
+            f"{', '.join(map(str, schedule.placement))}"
+        )
+    if schedule.routes != (schedule.placement,):
+        raise UserError(
+            f"schedule {schedule.kind} must lead every micro-batch through all {num_stages} stages"
+        )
+    lanes: list[list[Task]] = [[] for _ in range(num_stages)]
+    for lane in schedule.lanes:
+        lanes[lane.device] += [task for task in lane if task.kind in kinds]
+    if steps:
+        # What comes first in a step matters to slots alone: features before others are given up.
+        for tasks in lanes:
+            tasks.sort(key=lambda task: (steps[task], task.kind is not TaskKind.F))
+    return lanes

@@ -1,0 +1,506 @@
+"""A training step of a network as the program of one core."""
+
+from __future__ import annotations
+
+from contextlib import contextmanager
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+from fpgapipe.errors import UserError
+from fpgapipe.garbage import rare_collections
+from fpgapipe.hw.hls_models.cycles.core_cycles import MemorySpec
+from fpgapipe.hw.hls_models.isa.instructions import WORD_BYTES, program_bytes
+from fpgapipe.hw.hls_models.isa.vector_op import LANES, Constant
+from fpgapipe.hw.hls_models.spec.core_spec import CoreSpec, NoRoom
+from fpgapipe.lowering.kernels import loss, optimiser
+from fpgapipe.lowering.memory.memory_map import CORRECT, LABELS, LOSS, Stored
+from fpgapipe.lowering.memory.placed import Placed, page
+from fpgapipe.lowering.program.assemble import assemble
+from fpgapipe.lowering.program.crossing import Part, Stage
+from fpgapipe.lowering.program.device_program import KernelOrigin
+from fpgapipe.lowering.program.lanes import Lane, lanes_of, product_cycles, shared_out
+from fpgapipe.lowering.program.step_program import StepProgram
+from fpgapipe.lowering.schedule.schedule import Task, TaskKind
+from fpgapipe.lowering.schedule.tasks import single_device, slots_of
+from fpgapipe.lowering.tiling.kernel import Kernel, Region, Tensor
+from fpgapipe.lowering.units.layouts import PLAIN, Value, with_channels_last
+from fpgapipe.lowering.units.microbatch import Made, MicroBatch
+from fpgapipe.lowering.units.network_units import check_network, layouts_of, units_of
+from fpgapipe.lowering.units.step_options import (
+    NORM,
+    PARAMETERS,
+    SQUARES,
+    SUFFIXES,
+    Scalar,
+    StepOptions,
+)
+from fpgapipe.lowering.units.unit import Unit
+from fpgapipe.network import operators as ops
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator, Sequence
+
+    import numpy as np
+    from numpy.typing import NDArray
+
+    from fpgapipe.network.graph import Graph, Layer, Parameter
+
+
+@contextmanager
+def _naming(unit: Unit) -> Iterator[None]:
+    """Say which layer it is that a kernel or a product refuses."""
+    try:
+        yield
+    except (NotImplementedError, ValueError) as error:
+        text = str(error)
+        named = text if text.startswith("layer ") else f"layer {unit.layers[0].name!r}: {text}"
+        kind = NoRoom if isinstance(error, NoRoom) else NotImplementedError
+        raise kind(named) from error
+
+
+def _ceil_word(size_bytes: int) -> int:
+    return -(-size_bytes // WORD_BYTES) * WORD_BYTES
+
+
+class StepBuilder:
+    """Collects the kernels and tensors of a step.
+
+    Parameters
+    ----------
+    graph : Graph
+        For the samples of one micro-batch.
+    core : CoreSpec
+    memory : MemorySpec
+    options : StepOptions
+    tasks : sequence of Task
+        What is done in which order; every micro-batch's backward pass comes in their order.
+    part : Part, optional
+        Of the network; all of it if left out.
+    steps : sequence of int, optional
+        For each task the number of its step, which never falls: a forward pass and another task of
+        one step run side by side, on a GEMM engine and in parts of the scratchpad of their own. If
+        left out, one task runs after the other.
+
+    Attributes
+    ----------
+    graph, core, memory, options
+    layouts : Layouts
+        How all values of the network lie.
+    made : list of Made
+        All kernels.
+    tensors : dict of str to Tensor
+    random_key : int
+    """
+
+    def __init__(
+        self,
+        graph: Graph,
+        core: CoreSpec,
+        memory: MemorySpec,
+        options: StepOptions,
+        tasks: Sequence[Task],
+        part: Part | None = None,
+        steps: Sequence[int] | None = None,
+        units: Sequence[Unit] | None = None,
+    ) -> None:
+        if core.vector is None:
+            raise UserError("a training step needs a core with a vector engine")
+        if core.scratchpad.banks < 2:
+            raise UserError(
+                f"a training step needs at least 2 banks of scratchpad, not {core.scratchpad.banks}"
+            )
+        self.graph = graph
+        self.core = core
+        self.memory = memory
+        self.options = options
+        self._lanes = lanes_of(core.scratchpad, 1 if steps is None else 2)
+        self.random_key = int(Scalar.RANDOM_SEED)
+        self.made: list[Made] = []
+        self._task_of: list[int] = []
+        self.tensors: dict[str, Tensor] = {}
+        self.stored: dict[str, Stored] = {}
+        self._tasks = tuple(tasks)
+        self._steps = tuple(range(len(self._tasks)) if steps is None else steps)
+        self._slots = slots_of(self._tasks)
+        self._num_slots = max(self._slots.values()) + 1
+        self._batches: dict[int, MicroBatch] = {}
+        if units is None:
+            check_network(graph, train=options.train)
+            units = units_of(graph)
+        self.layouts = layouts_of(graph, units)
+        self._part = part or Part(Stage(0, 1, tuple(units)))
+        self._task = 0
+        self._waiting: dict[int, list[Made]] = {}  # weight gradients that come later
+        self._written: set[str] = set()  # parameters whose gradient there is
+
+    # ------------------------------------------------------------------ the present task's place
+
+    @property
+    def _lane(self) -> Lane:
+        """Forward passes have the first, all else the last."""
+        return self._lanes[0 if self._tasks[self._task].kind is TaskKind.F else -1]
+
+    @property
+    def product_core(self) -> CoreSpec:
+        """The core with the part of the scratchpad that is the products'."""
+        return replace(self.core, scratchpad=self._lane.scratchpad)
+
+    @property
+    def product_region(self) -> Region:
+        """That part."""
+        return self._lane.products
+
+    @property
+    def region(self) -> Region:
+        """The part that is the vector engine's."""
+        return self._lane.vectors
+
+    # ------------------------------------------------------------------ tensors
+
+    def in_slot(self, name: str, slot: int) -> str:
+        """Name of a slot's tensor."""
+        return name if self._num_slots == 1 else f"{name}#{slot}"
+
+    def of_microbatch(self, name: str, index: int) -> str:
+        """Name of a tensor that each micro-batch has one of."""
+        return name if len(self._slots) == 1 else f"{name}@{index}"
+
+    def declare(self, tensor: Tensor) -> Tensor:
+        """Take a tensor that needs a place in memory; all of one name are the same."""
+        found = self.tensors.setdefault(tensor.name, tensor)
+        assert found == tensor, f"tensor {tensor.name} is there already, and is another"
+        return tensor
+
+    def gradient_places(self, parameter: Tensor) -> tuple[Tensor, Tensor | None]:
+        """Where a parameter's gradient is summed, and where what is added to it has to go.
+
+        The second is None for the first gradient, which goes where the sum will be.
+        """
+        total = Tensor(f"{parameter.name}.gradient", parameter.shape, 4)
+        if parameter.name not in self._written:
+            self._written.add(parameter.name)
+            return total, None
+        return total, self.declare(Tensor(f"{parameter.name}.part", parameter.shape, 4))
+
+    # ------------------------------------------------------------------ parameters
+
+    def parameter(self, layer: Layer, role: str) -> Tensor | None:
+        """A layer's parameter, or None if it has none of that role."""
+        for parameter in layer.parameters:
+            if parameter.spec.role == role:
+                return self._store(parameter)
+        return None
+
+    def weight(self, layer: Layer) -> Tensor:
+        """The weight of a product, with the input channels last."""
+        (parameter,) = (each for each in layer.parameters if each.spec.role == "weight")
+        return self._store(parameter, is_kernel=isinstance(layer.operator, ops.Conv))
+
+    def _store(self, parameter: Parameter, *, is_kernel: bool = False) -> Tensor:
+        shape = parameter.spec.shape
+        if is_kernel:
+            split, order = shape, (0, *range(2, len(shape)), 1)
+        else:
+            # The last axis lies as features do.
+            *rest, width = shape
+            sizes, moved = self.layouts.parameters.get(parameter.name, PLAIN).split(width)
+            split = (*rest, *sizes)
+            order = (*range(len(rest)), *(len(rest) + axis for axis in moved))
+        tensor = Tensor(parameter.name, tuple(split[axis] for axis in order), 4)
+        stored = Stored(parameter.spec.trainable, tensor, shape, split, order)
+        found = self.stored.setdefault(parameter.name, stored)
+        assert found == stored, f"parameter {parameter.name} lies in two orders"
+        return found.tensor
+
+    # ------------------------------------------------------------------ the whole
+
+    def build(self) -> StepProgram:
+        """Make the program."""
+        with rare_collections():
+            return self._build()
+
+    def _build(self) -> StepProgram:
+        for number, task in enumerate(self._tasks):
+            self._task = number
+            index = task.microbatch
+            if task.kind is TaskKind.F:
+                self._batches[index] = self._forward(index)
+            elif task.kind is TaskKind.B:
+                self._take(self._backward(self._batches[index]))
+            elif task.kind is TaskKind.DX:
+                made = self._backward(self._batches[index])
+                self._take(each for each in made if not each.is_weight)
+                self._waiting[index] = [each for each in made if each.is_weight]
+            elif task.kind is TaskKind.DW:
+                self._take(self._waiting.pop(index))
+            else:
+                assert task.kind is TaskKind.U, f"{task} is no task of one device"
+                self._update()
+        return self._placed()
+
+    def _take(self, made: Iterable[Made]) -> None:
+        """Add kernels of the present task."""
+        for each in made:
+            self.made.append(each)
+            self._task_of.append(self._task)
+
+    def _forward(self, index: int) -> MicroBatch:
+        """Add a micro-batch's forward pass."""
+        batch = MicroBatch(self, index, self._slots[index])
+        used = {name for unit in self._part.stage.units for name in unit.inputs}
+        for name, tensor in self.graph.inputs.items():
+            if name not in used:
+                continue
+            shape = tensor.shape
+            if len(shape) == 4:
+                shape = with_channels_last(shape)
+            own = self.of_microbatch(name, index)
+            lies = self.declare(Tensor(own, shape, self.options.feature_bytes))
+            batch.values[name] = Value(lies, self.layouts.values[name])
+        part = self._part
+        for crossing in part.stage.before:
+            value = part.values[crossing.value]
+            here = batch.tensor(crossing.value, value.tensor.shape, value.tensor.element_bytes)
+            batch.values[crossing.value] = replace(value, tensor=here)
+            batch.layer = crossing.value
+            batch.add(part.receives(crossing, here, index))
+        passed_on = set(part.stage.before) & set(part.stage.after)
+        for crossing in part.stage.after:
+            if crossing in passed_on:
+                batch.layer = crossing.value
+                batch.add(part.sends(crossing, batch.values[crossing.value].tensor, index))
+        going = {each.value: each for each in part.stage.after if each not in passed_on}
+        for unit in part.stage.units:
+            batch.layer = unit.name
+            with _naming(unit):
+                made = unit.forward(batch)
+                batch.values[unit.name] = Value(made, self.layouts.values[unit.name])
+                if unit.name in self.graph.outputs and not self.options.train:
+                    batch.deliver(unit.name)
+            if unit.name in going:
+                batch.add(part.sends(going[unit.name], batch.values[unit.name].tensor, index))
+        if self.options.train and part.stage.is_last:
+            batch.layer = "loss"
+            self._loss(batch)
+        self._take(batch.made)
+        batch.made = []
+        return batch
+
+    def _loss(self, batch: MicroBatch) -> None:
+        (output,) = self.graph.outputs
+        rows, classes = shape = self.graph.layers[output].output.shape
+        logits = replace(batch.taken(output, PLAIN), shape=shape)
+        dlogits = batch.tensor(f"{output}.dlogits", shape, 4)
+        labels, result, correct = (
+            self.declare(Tensor(self.of_microbatch(name, batch.index), shape, 4))
+            for name, shape in ((LABELS, (rows,)), (LOSS, (1,)), (CORRECT, (1,)))
+        )
+        self.declare(loss.class_numbers(classes))
+        batch.add(
+            loss.cross_entropy(
+                "loss",
+                logits,
+                labels,
+                result,
+                self.region,
+                gradient=dlogits,
+                correct=correct,
+                scale=1 / (rows * len(self._slots)),
+            )
+        )
+        batch.give(output, dlogits, PLAIN)
+
+    def _backward(self, batch: MicroBatch) -> list[Made]:
+        """Make a micro-batch's backward pass."""
+        carrying = self.graph.input_gradients
+        part = self._part
+        for crossing in part.stage.after:
+            if crossing.has_gradient:
+                name = crossing.value
+                shape = batch.values[name].tensor.shape
+                batch.layer = name
+                coming = batch.tensor(f"{name}.gradient", shape, part.gradient_bytes[name])
+                batch.add(part.receives(crossing, coming, batch.index, backward=True))
+                batch.give(name, coming, batch.values[name].layout)
+        for unit in reversed(part.stage.units):
+            batch.layer = unit.name
+            dy = batch.gradient(unit.name)
+            learns = any(
+                parameter.spec.trainable for layer in unit.layers for parameter in layer.parameters
+            )
+            if dy is not None and (learns or any(carrying(each.name) for each in unit.layers)):
+                with _naming(unit):
+                    unit.backward(batch, dy)
+        for crossing in part.stage.before:
+            if crossing.has_gradient:
+                batch.layer = crossing.value
+                dy = batch.gradient(crossing.value)
+                assert dy is not None, f"{crossing.value} must get a gradient"
+                batch.add(part.sends(crossing, dy, batch.index, backward=True))
+        made, batch.made = batch.made, []
+        if len(self._lanes) == 1:
+            return made
+        beside = sum(
+            product_cycles(each)
+            for each, task in zip(self.made, self._task_of, strict=True)
+            if self._steps[task] == self._steps[self._task]
+        )
+        return shared_out(made, beside, self._lanes[0])
+
+    def _update(self) -> None:
+        """Let the optimiser take its step, if there is something to learn."""
+        size = (self._arena_elements(),)
+        if not self._learned:
+            return
+
+        def add(kernel: Kernel) -> None:
+            self._take([Made(kernel, layer="update")])
+
+        weights, gradient, momenta, squares = (Tensor(name, size, 4) for name in SUFFIXES)
+        clip = None
+        if self.options.clips:
+            if self._part.stage.num_stages > 1:
+                raise NotImplementedError(
+                    "gradients are clipped by the norm of all, which no device of several has; "
+                    "train without clipping, or on one device"
+                )
+            clip, norm = (self.declare(Tensor(name, (LANES,), 4)) for name in ("clip", NORM))
+            limit = Constant(register=Scalar.MAX_NORM)
+            add(
+                optimiser.clip_coefficient(
+                    "clip", [gradient], clip, self.region, max_norm=limit, norm=norm
+                )
+            )
+        decay = Constant(register=Scalar.WEIGHT_DECAY)
+        if self.options.optimiser == "adam":
+            adam = optimiser.Adam(
+                Constant(register=Scalar.STEP_SIZE),
+                Constant(register=Scalar.INVERSE_CORRECTION),
+                weight_decay=decay,
+            )
+            moments = (momenta, squares)
+            add(optimiser.adam("update", adam, weights, gradient, moments, self.region, clip=clip))
+            return
+        sgd = optimiser.Sgd(
+            Constant(register=Scalar.LEARNING_RATE), Constant(register=Scalar.MOMENTUM), decay
+        )
+        add(
+            optimiser.sgd(
+                "update", sgd, weights, gradient, self.region, velocity=momenta, clip=clip
+            )
+        )
+
+    def _constants(self) -> dict[str, NDArray[np.float32]]:
+        """Contents of tensors that never change."""
+        if not (self.options.train and self._part.stage.is_last):
+            return {}
+        (output,) = self.graph.outputs
+        classes = self.graph.layers[output].output.shape[-1]
+        return {loss.class_numbers(classes).name: loss.class_numbers_content(classes)}
+
+    @property
+    def _learned(self) -> list[Stored]:
+        return [each for each in self.stored.values() if each.trainable]
+
+    def _arena_elements(self) -> int:
+        """Elements of all learned parameters, each of which begins at a whole word."""
+        return sum(_ceil_word(each.tensor.size_bytes) for each in self._learned) // 4
+
+    def _placed(self) -> StepProgram:
+        """Give everything its place in memory."""
+        places: dict[str, Placed] = {}
+        at = 0
+
+        def put(name: str, size_bytes: int) -> None:
+            nonlocal at
+            places[name] = Placed(at, at + size_bytes)
+            at = page(at + size_bytes)
+
+        for each in self.stored.values():
+            if not each.trainable:
+                put(each.tensor.name, each.tensor.size_bytes)
+        arenas = list(SUFFIXES) if self.options.train else [PARAMETERS]
+        if self.options.optimiser != "adam" and SQUARES in arenas:
+            arenas.remove(SQUARES)
+        for arena in arenas:
+            begin = at
+            inside = 0
+            for each in self._learned:
+                first = begin + inside
+                places[each.tensor.name + SUFFIXES[arena]] = Placed(
+                    first, first + each.tensor.size_bytes
+                )
+                inside += _ceil_word(each.tensor.size_bytes)
+            put(arena, inside)
+        for tensor in self.tensors.values():
+            if tensor.name not in places:
+                put(tensor.name, tensor.size_bytes)
+        kernels = [each.kernel for each in self.made]
+        steps = [self._steps[task] for task in self._task_of]
+        assembled = assemble(kernels, places, self.core, steps)
+        entry = at
+        size = page(entry + program_bytes(assembled.instructions))
+        inputs = {
+            name: tensor.shape
+            for name, tensor in self.graph.inputs.items()
+            if self.of_microbatch(name, 0) in places
+        }
+        return StepProgram(
+            entry,
+            size,
+            len(self._slots),
+            inputs,
+            tuple(name for name in self.graph.outputs if self.of_microbatch(name, 0) in places),
+            has_loss=self.options.train and self._part.stage.is_last,
+            places=places,
+            tensors=dict(self.tensors),
+            stored=dict(self.stored),
+            index=self._part.stage.index,
+            core=self.core,
+            instructions=assembled.instructions,
+            kernel_of=assembled.kernel_of,
+            kernels=[
+                KernelOrigin(each.kernel.name, each.layer, task)
+                for each, task in zip(self.made, self._task_of, strict=True)
+            ],
+            tasks=self._tasks,
+            constants=self._constants(),
+            graph=self.graph,
+            options=self.options,
+            stage=self._part.stage,
+            values=dict(self._batches[0].values),
+            operands=dict(self._batches[0].operands),
+            gradients=dict(self._batches[0].gradients),
+        )
+
+
+def build_step(
+    graph: Graph,
+    core: CoreSpec,
+    memory: MemorySpec | None = None,
+    options: StepOptions | None = None,
+    tasks: Sequence[Task] | None = None,
+) -> StepProgram:
+    """Make the program of a training step, or of inference.
+
+    Parameters
+    ----------
+    graph : Graph
+        For the samples of one micro-batch.
+    core : CoreSpec
+    memory : MemorySpec, optional
+        What times are estimated with.
+    options : StepOptions, optional
+    tasks : sequence of Task, optional
+        Forward and backward passes in their order, and the update; one micro-batch if left out.
+
+    Raises
+    ------
+    UserError
+        If the core does not run a layer.
+    NotImplementedError
+        If a layer does not fit the core.
+    """
+    options = options or StepOptions()
+    tasks = tasks or single_device(1, train=options.train)
+    return StepBuilder(graph, core, memory or MemorySpec(), options, tasks).build()

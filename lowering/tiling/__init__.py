@@ -1,0 +1,1 @@
+"""Kernels of the vector engine, cut into tiles that fit the scratchpad."""

@@ -1,0 +1,368 @@
+"""Operators along the channels of a tensor: what has a number for each channel, or sums over it.
+
+A tensor is seen as positions by channels. Small arrays, of one or several rows of a number for each
+channel (padded to whole vectors, FP32), stay on chip for the whole kernel.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from fpgapipe.hw.hls_models.isa.vector_fields import NUM_COEFFICIENTS, NUM_VECTOR_LOOPS, Format
+from fpgapipe.hw.hls_models.isa.vector_op import (
+    LANES,
+    VECTOR_BYTES,
+    Addend,
+    Coefficients,
+    Source,
+    Target,
+    VectorOp,
+)
+from fpgapipe.lowering.tiling.elementwise import flat_slab
+from fpgapipe.lowering.tiling.kernel import (
+    Buffer,
+    Move,
+    Piece,
+    Region,
+    Step,
+    Tensor,
+    VectorKernel,
+    room_of,
+)
+from fpgapipe.lowering.tiling.slab import Slab
+
+PIECE_ELEMENTS = 1 << 14
+"""Elements of a piece, about, where so many fit. Sums depend on it in their last bits, and so
+neither on the scratchpad, unless that is too small, nor on what else a device does: where two lanes
+share what one alone would have, pieces are as large, and take turns if need be."""
+
+SLICES = 8
+"""Sums that go on side by side in a piece, of every eighth position each; an adder's latency hides
+behind them."""
+
+MOST_POSITIONS = 1 << 14
+
+
+def padded(channels: int) -> int:
+    """Channels in whole vectors."""
+    return -(-channels // LANES) * LANES
+
+
+def small(name: str, rows: int, channels: int) -> Tensor:
+    """A small array in memory."""
+    return Tensor(name, (rows, padded(channels)), 4)
+
+
+@dataclass(frozen=True)
+class EachStep:
+    """An instruction on all elements of a piece.
+
+    Attributes
+    ----------
+    x, target : str
+        Names of sources, targets or temporaries.
+    y : str or None
+    coefficients : str or None
+        A small array, whose first rows are k0, k1, ...
+    settings : mapping
+        Further arguments of `VectorOp`.
+    """
+
+    x: str
+    target: str
+    y: str | None = None
+    coefficients: str | None = None
+    settings: Mapping[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class SumStep:
+    """An instruction that sums over the positions; afterwards `target` has the sums in its row."""
+
+    x: str
+    target: str
+    row: int = 0
+    y: str | None = None
+    coefficients: str | None = None
+    settings: Mapping[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class RowStep:
+    """An instruction on rows of small arrays, when all pieces are done."""
+
+    x: tuple[str, int]
+    target: tuple[str, int]
+    y: tuple[str, int] | None = None
+    settings: Mapping[str, Any] = field(default_factory=dict)
+
+
+def channel_kernel(
+    name: str,
+    shape: tuple[int, int],
+    region: Region,
+    *,
+    sources: Mapping[str, Tensor],
+    steps: Sequence[EachStep | SumStep],
+    targets: Mapping[str, Tensor] | None = None,
+    temporaries: Mapping[str, int] | None = None,
+    small_sources: Mapping[str, Tensor] | None = None,
+    small_targets: Mapping[str, Tensor] | None = None,
+    small_temporaries: Mapping[str, int] | None = None,
+    rows: Sequence[RowStep] = (),
+) -> VectorKernel:
+    """Make a kernel along channels.
+
+    Parameters
+    ----------
+    name : str
+    shape : (int, int)
+        Positions and channels.
+    region : Region
+    sources, targets : mapping of str to Tensor
+        Under the names by which steps call them, ``positions x channels`` each.
+    steps : sequence of EachStep or SumStep
+        Run for each piece, in this order.
+    temporaries : mapping of str to int
+        Further names, and the bytes of their elements.
+    small_sources, small_targets : mapping of str to Tensor
+        Small arrays, or tensors of one number for each channel, that are loaded before all else and
+        stored after it; a name may be in both. Of a step's coefficients, the rows are k0, k1, ...
+    small_temporaries : mapping of str to int
+        Further names, and their rows.
+    rows : sequence of RowStep
+        Run behind the last piece.
+
+    Raises
+    ------
+    ValueError
+        If the region is too small.
+    """
+    positions, channels = shape
+    targets, temporaries = targets or {}, temporaries or {}
+    small_sources, small_targets = small_sources or {}, small_targets or {}
+    wide = padded(channels)
+    sizes = {name: t.element_bytes for name, t in (*sources.items(), *targets.items())}
+    sizes |= temporaries
+    sums = [step for step in steps if isinstance(step, SumStep)]
+    small_rows = dict(small_temporaries or {})
+    for each, tensor in (*small_sources.items(), *small_targets.items()):
+        small_rows[each] = -(-tensor.elements // wide)
+
+    def buffers_for(number: int) -> dict[str, Buffer]:
+        # A piece of a tensor begins anywhere in a word, that of a temporary at its beginning.
+        found = {
+            name: Buffer(number * channels * size + 64 * (name not in temporaries))
+            for name, size in sizes.items()
+        }
+        for each, count in small_rows.items():
+            found[each] = Buffer(4 * wide * count, kept=True)
+        for index in range(len(sums)):
+            found[_parts(index)] = Buffer(4 * wide * SLICES, kept=True)
+        if sums and number < positions:
+            found[_PART] = Buffer(4 * wide * SLICES, kept=True)
+        return found
+
+    number = min(piece_positions(channels), positions)
+    while room_of(buffers_for(number)) > region.size_bytes * region.lanes and number > SLICES:
+        number = -(-number // (2 * SLICES)) * SLICES
+    buffers = buffers_for(number)
+    turns = 2 if region.lanes == 1 or room_of(buffers) <= region.size_bytes else 1
+    firsts = range(0, positions, number)
+
+    pieces = []
+    for index, first in enumerate(firsts):
+        count = min(number, positions - first)
+        slabs = {
+            each: flat_slab(tensor, first * channels, count * channels)
+            for each, tensor in (*sources.items(), *targets.items())
+        }
+        view = _View(sizes, slabs, small_rows, count, channels)
+        work: list[Step] = []
+        names = map(_parts, range(len(sums)))
+        for step in steps:
+            if isinstance(step, EachStep):
+                work.append(view.each(step))
+            elif index == 0:
+                work.append(view.partial(step, next(names)))
+            else:
+                work += [view.partial(step, _PART), _added(next(names), channels)]
+        loads = [Move(slabs[each], each) for each in sources]
+        stores = [Move(slabs[each], each) for each in targets]
+        if index == 0:
+            loads = [Move(_whole(t), each) for each, t in small_sources.items()] + loads
+        if index == len(firsts) - 1:
+            work += [_total(step, _parts(number), channels) for number, step in enumerate(sums)]
+            work += [row_step(step, channels) for step in rows]
+            stores += [Move(_whole(t), each) for each, t in small_targets.items()]
+        pieces.append(Piece(tuple(work), tuple(loads), tuple(stores)))
+    return VectorKernel(name, buffers, tuple(pieces), region, turns)
+
+
+def rows_kernel(
+    name: str,
+    channels: int,
+    region: Region,
+    *,
+    sources: Mapping[str, Tensor],
+    targets: Mapping[str, Tensor],
+    rows: Sequence[RowStep],
+    temporaries: Mapping[str, int] | None = None,
+) -> VectorKernel:
+    """Make a kernel of steps on small arrays alone; arguments as for `channel_kernel`."""
+    wide = padded(channels)
+    counts = dict(temporaries or {})
+    for each, tensor in (*sources.items(), *targets.items()):
+        counts[each] = -(-tensor.elements // wide)
+    buffers = {each: Buffer(4 * wide * count, kept=True) for each, count in counts.items()}
+    piece = Piece(
+        tuple(row_step(step, channels) for step in rows),
+        tuple(Move(_whole(tensor), each) for each, tensor in sources.items()),
+        tuple(Move(_whole(tensor), each) for each, tensor in targets.items()),
+    )
+    return VectorKernel(name, buffers, (piece,), region)
+
+
+def piece_positions(channels: int) -> int:
+    """Positions of a piece, a multiple of `SLICES`."""
+    wanted = min(-(-PIECE_ELEMENTS // channels), MOST_POSITIONS)
+    return -(-wanted // SLICES) * SLICES
+
+
+def row_step(step: RowStep, channels: int) -> Step:
+    """Make the instruction of a step on small arrays."""
+    wide = padded(channels)
+    groups = wide // LANES
+
+    def along(place: tuple[str, int]) -> dict[str, Any]:
+        return {
+            "base": 4 * wide * place[1],
+            "steps": (4 * LANES,),
+            "u_steps": (LANES,),
+            "u_limit": channels,
+        }
+
+    op = VectorOp(
+        counts=(groups,),
+        x=Source(**along(step.x)),
+        y=Source(**along(step.y)) if step.y else None,
+        target=Target(**along(step.target)),
+        **step.settings,
+    )
+    return Step(op, step.x[0], step.target[0], step.y[0] if step.y else None)
+
+
+_PART = "part"
+"""Name of the buffer of what a piece adds to a sum's parts."""
+
+
+def _parts(index: int) -> str:
+    """Name of the buffer of a sum's parts, one for each slice."""
+    return f"parts {index}"
+
+
+def _whole(tensor: Tensor) -> Slab:
+    return flat_slab(tensor, 0, tensor.elements)
+
+
+def _added(parts: str, channels: int) -> Step:
+    """Add a piece's part to a sum's."""
+    vectors = SLICES * padded(channels) // LANES
+    op = VectorOp(
+        counts=(vectors,),
+        x=Source(0, (VECTOR_BYTES,)),
+        y=Source(0, (VECTOR_BYTES,)),
+        target=Target(0, (VECTOR_BYTES,)),
+        addend=Addend.Y,
+    )
+    return Step(op, parts, parts, _PART)
+
+
+def _total(step: SumStep, parts: str, channels: int) -> Step:
+    """Add a sum's parts, in order."""
+    wide = padded(channels)
+    op = VectorOp(
+        counts=(1, SLICES, 1, 1, 1, wide // LANES),
+        inner=1,
+        reduced=1,
+        x=Source(0, (0, 4 * wide, 0, 0, 0, 4 * LANES), u_steps=_by_group(LANES), u_limit=channels),
+        target=Target(
+            4 * wide * step.row, _by_group(4 * LANES), u_steps=_by_group(LANES), u_limit=channels
+        ),
+    )
+    return Step(op, parts, step.target)
+
+
+def _by_group(step: int) -> tuple[int, ...]:
+    """Steps of the outermost loop alone."""
+    return (*(0,) * (NUM_VECTOR_LOOPS - 1), step)
+
+
+@dataclass(frozen=True)
+class _View:
+    """The positions of a piece."""
+
+    sizes: Mapping[str, int]
+    slabs: Mapping[str, Slab]
+    rows: Mapping[str, int]
+    count: int
+    channels: int
+
+    @property
+    def _groups(self) -> int:
+        return -(-self.channels // LANES)
+
+    def _along(self, name: str, inner: tuple[int, int]) -> dict[str, Any]:
+        """Base, steps and limits; `inner` is what the inner two loops move, in positions."""
+        size = self.sizes[name]
+        pitch = self.channels * size
+        return {
+            "base": self.slabs[name].shift if name in self.slabs else 0,
+            "steps": (inner[0] * pitch, inner[1] * pitch, 0, 0, 0, LANES * size),
+            "u_steps": _by_group(LANES),
+            "u_limit": self.channels,
+            "format": Format.of(size),
+        }
+
+    def _coefficients(self, name: str | None, rows: Mapping[str, int]) -> Coefficients:
+        """The rows of a small array."""
+        if name is None:
+            return Coefficients()
+        return Coefficients(
+            0, 4 * padded(self.channels), 4 * LANES, min(rows[name], NUM_COEFFICIENTS)
+        )
+
+    def each(self, step: EachStep) -> Step:
+        """Make the instruction of a step on all elements."""
+        moves = (1, 0)
+        op = VectorOp(
+            counts=(self.count, 1, 1, 1, 1, self._groups),
+            x=Source(**self._along(step.x, moves)),
+            y=Source(**self._along(step.y, moves)) if step.y else None,
+            target=Target(**self._along(step.target, moves)),
+            coefficients=self._coefficients(step.coefficients, self.rows),
+            **step.settings,
+        )
+        return Step(op, step.x, step.target, step.y, step.coefficients)
+
+    def partial(self, step: SumStep, parts: str) -> Step:
+        """Make the instruction of a step that sums, for this piece."""
+        wide = padded(self.channels)
+        moves = (1, SLICES)
+        positions: dict[str, Any] = {"y_steps": moves, "y_limit": self.count}
+        op = VectorOp(
+            counts=(SLICES, -(-self.count // SLICES), 1, 1, 1, self._groups),
+            inner=1,
+            reduced=1,
+            x=Source(**self._along(step.x, moves), **positions),
+            y=Source(**self._along(step.y, moves), **positions) if step.y else None,
+            target=Target(
+                0,
+                (4 * wide, 0, 0, 0, 0, 4 * LANES),
+                u_steps=_by_group(LANES),
+                u_limit=self.channels,
+            ),
+            coefficients=self._coefficients(step.coefficients, self.rows),
+            **step.settings,
+        )
+        return Step(op, step.x, parts, step.y, step.coefficients)

@@ -1,0 +1,413 @@
+"""What the operators of a network become: kernels, each a stretch of a core's program.
+
+A kernel reads tensors from memory and writes tensors to it. What it keeps on chip meanwhile is its
+own affair, so kernels can be put together in any order that respects their tensors
+(:mod:`fpgapipe.lowering.program.assemble`).
+"""
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from enum import IntEnum
+from functools import lru_cache
+from math import copysign, prod
+from typing import Protocol
+
+from fpgapipe.hw.hls_models.isa.instructions import WORD_BYTES, Instruction, Opcode
+from fpgapipe.hw.hls_models.isa.vector_op import VectorOp
+from fpgapipe.hw.hls_models.spec.core_spec import NoRoom
+from fpgapipe.lowering.tiling.slab import Slab
+
+
+@dataclass(frozen=True)
+class Tensor:
+    """A tensor in memory; its elements lie one after the other.
+
+    Parameters
+    ----------
+    name : str
+    shape : tuple of int
+        Channels last.
+    element_bytes : int
+        2 (BF16) or 4 (FP32); 1 of bytes, such as those of blocks of MXINT8.
+    """
+
+    name: str
+    shape: tuple[int, ...]
+    element_bytes: int = 4
+
+    @property
+    def elements(self) -> int:
+        """Of all."""
+        return prod(self.shape)
+
+    @property
+    def size_bytes(self) -> int:
+        """Of all elements."""
+        return self.elements * self.element_bytes
+
+    @property
+    def fp32(self) -> bool:
+        """Whether an element is FP32, and not BF16."""
+        return self.element_bytes == 4
+
+
+class Track(IntEnum):
+    """The engine that a kernel's work is for; kernels of different tracks may overlap.
+
+    Those of lane `n` are ``GEMM + 2 * n`` and ``VECTOR + 2 * n``: a lane has a GEMM engine and a
+    part of the scratchpad for itself, and the vector engine, of which there is one, in turn with
+    the other. The two of link `n` are ``SEND0 + 2 * n`` and ``RECEIVE0 + 2 * n``.
+    """
+
+    GEMM = 0
+    VECTOR = 1
+    GEMM1 = 2
+    VECTOR1 = 3
+    SEND0 = 4
+    RECEIVE0 = 5
+    SEND1 = 6
+    RECEIVE1 = 7
+    SEND2 = 8
+    RECEIVE2 = 9
+    SEND3 = 10
+    RECEIVE3 = 11
+
+    @property
+    def is_link(self) -> bool:
+        """Whether the engine is one of a link's."""
+        return self >= Track.SEND0
+
+    @property
+    def engine(self) -> "Track":
+        """The first of the tracks that have one engine together."""
+        return Track.VECTOR if self is Track.VECTOR1 else self
+
+
+class Kernel(Protocol):
+    """A stretch of a program."""
+
+    @property
+    def name(self) -> str:
+        """For people."""
+        ...
+
+    @property
+    def track(self) -> Track:
+        """Its engine."""
+        ...
+
+    @property
+    def reads(self) -> frozenset[str]:
+        """Tensors that it reads from memory."""
+        ...
+
+    @property
+    def writes(self) -> frozenset[str]:
+        """Tensors that it writes to memory."""
+        ...
+
+    def instructions(self, addresses: Mapping[str, int]) -> list[Instruction]:
+        """Return its instructions; one of GEMM and VECTOR has a LOAD, and a STORE at its end.
+
+        Parameters
+        ----------
+        addresses : mapping of str to int
+            Byte address of each tensor in memory, a multiple of 64.
+        """
+        ...
+
+
+class Semaphore(IntEnum):
+    """Numbers of the semaphores of a vector kernel; those below are a product's.
+
+    Lanes share those of which one engine's instructions signal, and another's wait, in the order of
+    the program. The other lane has a semaphore of its own where a load or a computation waits for
+    what comes later in it.
+    """
+
+    LOADED = 6
+    FREE = 7
+    COMPUTED = 8
+    STORED = 9
+    FREE1 = 17
+    STORED1 = 18
+
+
+_FREE = (int(Semaphore.FREE), int(Semaphore.FREE1))
+_STORED = (int(Semaphore.STORED), int(Semaphore.STORED1))
+"""Of each lane."""
+
+
+@dataclass(frozen=True)
+class Region:
+    """A part of the scratchpad.
+
+    Parameters
+    ----------
+    base, size_bytes : int
+        Multiples of 64.
+    bank_bytes : int or None
+        If it is whole banks, the size of one: buffers are then put in different ones where they
+        fit, since a bank gives one vector a cycle, and takes one. None takes it as one bank.
+    lane, lanes : int
+        Whose it is, of so many that have as much; see `Track`.
+    """
+
+    base: int
+    size_bytes: int
+    bank_bytes: int | None = None
+    lane: int = 0
+    lanes: int = 1
+
+
+@dataclass(frozen=True)
+class Buffer:
+    """A place on chip.
+
+    Parameters
+    ----------
+    size_bytes : int
+    kept : bool
+        Whether it is one for all pieces of a kernel. Of the others there are two, if there is room,
+        which pieces use in turn, so that one piece is loaded or stored while another is computed.
+    """
+
+    size_bytes: int
+    kept: bool = False
+
+
+@dataclass(frozen=True)
+class Move:
+    """A slab and the buffer that it is loaded to or stored from."""
+
+    slab: Slab
+    buffer: str
+
+
+@dataclass(frozen=True)
+class Step:
+    """A VECTOR instruction whose addresses count from the beginnings of these buffers."""
+
+    op: VectorOp
+    x: str
+    target: str
+    y: str | None = None
+    coefficients: str | None = None
+
+
+@dataclass(frozen=True)
+class Piece:
+    """What is loaded, computed and stored together."""
+
+    steps: tuple[Step, ...]
+    loads: tuple[Move, ...] = ()
+    stores: tuple[Move, ...] = ()
+
+
+@dataclass(frozen=True)
+class VectorKernel:
+    """A kernel of the vector engine.
+
+    A buffer that is loaded in one piece and kept must not be loaded in a later one, and one that is
+    stored and kept is stored in the last piece. One that is not kept is loaded or stored, not both:
+    no load waits for a store to have read what it overwrites.
+
+    Parameters
+    ----------
+    name : str
+    buffers : mapping of str to Buffer
+    pieces : tuple of Piece
+        Each has a step.
+    region : Region
+    turns : int
+        Of each buffer that is not kept, how many there are: 2 or 1.
+
+    Raises
+    ------
+    ValueError
+        If the buffers do not fit.
+    """
+
+    name: str
+    buffers: Mapping[str, Buffer]
+    pieces: tuple[Piece, ...]
+    region: "Region"
+    turns: int = 2
+
+    def __post_init__(self) -> None:
+        needed = room_of(self.buffers, self.turns)
+        if needed > self.region.size_bytes:
+            raise NoRoom(
+                f"kernel {self.name} needs {needed:,} bytes of scratchpad, and has "
+                f"{self.region.size_bytes:,}"
+            )
+        loaded, stored = (
+            {move.buffer for piece in self.pieces for move in getattr(piece, which)}
+            for which in ("loads", "stores")
+        )
+        both = sorted(name for name in loaded & stored if not self.buffers[name].kept)
+        if both and len(self.pieces) > self.turns:
+            raise ValueError(f"kernel {self.name} both loads and stores buffers {', '.join(both)}")
+
+    @property
+    def track(self) -> Track:
+        """The vector engine, for its lane."""
+        return Track(Track.VECTOR + 2 * self.region.lane)
+
+    @property
+    def reads(self) -> frozenset[str]:
+        """Tensors that it loads."""
+        return frozenset(move.slab.tensor for piece in self.pieces for move in piece.loads)
+
+    @property
+    def writes(self) -> frozenset[str]:
+        """Tensors that it stores."""
+        return frozenset(move.slab.tensor for piece in self.pieces for move in piece.stores)
+
+    def instructions(self, addresses: Mapping[str, int]) -> list[Instruction]:
+        """See `Kernel`."""
+        turns = self.turns
+        places = [self._places(turn) for turn in range(turns)]
+        free, stored = _FREE[self.region.lane], _STORED[self.region.lane]
+        program: list[Instruction] = []
+        last = len(self.pieces) - 1
+        has_loads = [bool(piece.loads) for piece in self.pieces]
+        has_stores = [bool(piece.stores) for piece in self.pieces]
+        for index, piece in enumerate(self.pieces):
+            place = places[index % turns]
+            # The buffer of an earlier piece comes free when that has computed, or has stored.
+            again = index >= turns
+            if piece.loads:
+                waits = (free,) if again else ()
+                program += _moves(
+                    Opcode.LOAD, piece.loads, addresses, place, waits, (int(Semaphore.LOADED),)
+                )
+            for number, step in enumerate(piece.steps):
+                wait, signal = [], []
+                if number == 0:
+                    wait += [int(Semaphore.LOADED)] * has_loads[index]
+                    wait += [stored] * (again and has_stores[index - turns])
+                if number == len(piece.steps) - 1:
+                    signal += [int(Semaphore.COMPUTED)] * has_stores[index]
+                    signal += [free] * (index + turns <= last and has_loads[index + turns])
+                program.append(_vector(step, place, tuple(wait), tuple(signal)))
+            if piece.stores:
+                signals = (stored,) if index + turns <= last else ()
+                program += _moves(
+                    Opcode.STORE,
+                    piece.stores,
+                    addresses,
+                    place,
+                    (int(Semaphore.COMPUTED),),
+                    signals,
+                )
+        return program
+
+    def _places(self, turn: int) -> dict[str, int]:
+        """Byte addresses of the buffers in the pieces of a turn."""
+        bank_bytes = self.region.bank_bytes or self.region.size_bytes
+        banks = self.region.size_bytes // bank_bytes
+        begins = _apart(self.buffers, banks, bank_bytes, self.turns)
+        places = {}
+        for name, buffer in self.buffers.items():
+            size = 0 if buffer.kept else _ceil_word(buffer.size_bytes)
+            places[name] = self.region.base + begins[name] + turn * size
+        return places
+
+
+def _apart(
+    buffers: Mapping[str, Buffer], banks: int, bank_bytes: int, turns: int
+) -> dict[str, int]:
+    """Where buffers begin: each in another bank than the one before, if all fit so."""
+    used = [0] * banks
+    begins = {}
+    for number, (name, buffer) in enumerate(buffers.items()):
+        size = room_of({name: buffer}, turns)
+        for turn in range(banks):
+            bank = (number + turn) % banks
+            if used[bank] + size <= bank_bytes:
+                begins[name] = bank * bank_bytes + used[bank]
+                used[bank] += size
+                break
+        else:
+            return _in_a_row(buffers, turns)
+    return begins
+
+
+def _in_a_row(buffers: Mapping[str, Buffer], turns: int) -> dict[str, int]:
+    """Where buffers begin, each behind the one before."""
+    begins, at = {}, 0
+    for name, buffer in buffers.items():
+        begins[name] = at
+        at += room_of({name: buffer}, turns)
+    return begins
+
+
+def room_of(buffers: Mapping[str, Buffer], turns: int = 2) -> int:
+    """Bytes of scratchpad that buffers take."""
+    return sum(
+        _ceil_word(buffer.size_bytes) * (1 if buffer.kept else turns) for buffer in buffers.values()
+    )
+
+
+def _ceil_word(size_bytes: int) -> int:
+    return -(-size_bytes // WORD_BYTES) * WORD_BYTES
+
+
+def _moves(
+    opcode: Opcode,
+    moves: Sequence[Move],
+    addresses: Mapping[str, int],
+    places: Mapping[str, int],
+    wait: tuple[int, ...],
+    signal: tuple[int, ...],
+) -> Iterator[Instruction]:
+    """Transfers of some slabs: the first waits, the last signals."""
+    bodies = [
+        body
+        for move in moves
+        for body in move.slab.transfers(addresses[move.slab.tensor], places[move.buffer])
+    ]
+    for index, body in enumerate(bodies):
+        yield Instruction(
+            opcode,
+            wait=wait if index == 0 else (),
+            signal=signal if index == len(bodies) - 1 else (),
+            body=body,
+        )
+
+
+def _vector(
+    step: Step, places: Mapping[str, int], wait: tuple[int, ...], signal: tuple[int, ...]
+) -> Instruction:
+    op = step.op
+    y = coefficients = 0
+    if op.y is not None:
+        assert step.y is not None, "a source needs a buffer"
+        y = places[step.y]
+    if op.coefficients.number:
+        assert step.coefficients is not None, "coefficients need a buffer"
+        coefficients = places[step.coefficients]
+    signs = tuple(copysign(1, each.value) for each in op.constants)
+    body = _vector_body(op, signs, places[step.x], places[step.target], y, coefficients)
+    return Instruction(Opcode.VECTOR, wait=wait, signal=signal, body=body)
+
+
+@lru_cache(maxsize=1 << 14)
+def _vector_body(
+    op: VectorOp, signs: tuple[float, ...], x: int, target: int, y: int, coefficients: int
+) -> Mapping[str, object]:
+    """Fields of an instruction with its buffers at these bytes; those of all micro-batches agree.
+
+    The last two are 0 if it has no such buffer. `signs` are those of the constants: 0 and -0 are
+    equal, and are not the same constant.
+    """
+    assert len(signs) == len(op.constants)
+    moved = replace(
+        op,
+        x=replace(op.x, base=op.x.base + x),
+        target=replace(op.target, base=op.target.base + target),
+        y=op.y and replace(op.y, base=op.y.base + y),
+        coefficients=replace(op.coefficients, base=op.coefficients.base + coefficients),
+    )
+    return moved.encoded()

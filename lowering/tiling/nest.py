@@ -1,0 +1,144 @@
+"""Loops of a VECTOR instruction, each with all that it moves."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from math import prod
+from typing import Any
+
+from fpgapipe.hw.hls_models.isa.vector_fields import NUM_VECTOR_LOOPS
+from fpgapipe.hw.hls_models.isa.vector_op import MAX_SUMS, Counter, Source, Target, VectorOp
+
+ENOUGH_SUMS = 8
+"""Sums that go on side by side hide an adder's latency from this number on."""
+
+
+@dataclass(frozen=True)
+class Turn:
+    """A loop.
+
+    Parameters
+    ----------
+    count : int
+    x, y : (int, int, int)
+        What a step moves the sources by: address in bytes, and the coordinates y and u.
+    target : (int, int)
+        What it moves the target by: address in bytes, and u.
+    counter : int
+    """
+
+    count: int
+    x: tuple[int, int, int] = (0, 0, 0)
+    y: tuple[int, int, int] = (0, 0, 0)
+    target: tuple[int, int] = (0, 0)
+    counter: int = 0
+
+    def split(self, part: int) -> "tuple[Turn, Turn]":
+        """Two loops for this one, the inner of which has `part` iterations."""
+        assert self.count % part == 0, "a loop must be split evenly"
+        (x_address, x_y, x_u), (y_address, y_y, y_u), (address, u) = self.x, self.y, self.target
+        outer = Turn(
+            self.count // part,
+            (part * x_address, part * x_y, part * x_u),
+            (part * y_address, part * y_y, part * y_u),
+            (part * address, part * u),
+            part * self.counter,
+        )
+        return replace(self, count=part), outer
+
+
+def nest(
+    positions: Sequence[Turn],
+    reduced: Sequence[Turn],
+    x: Source,
+    target: Target,
+    y: Source | None = None,
+    *,
+    counter: int = 0,
+    **settings: Any,
+) -> VectorOp:
+    """Make an instruction whose results each take one or several vectors.
+
+    Parameters
+    ----------
+    positions : sequence of Turn
+        Loops over results, in the order in which they may be put inside the reduced ones.
+    reduced : sequence of Turn
+        Loops that each result reduces, the innermost first; none for none.
+    x, target, y
+        Where the first vectors are; the loops give their steps.
+    counter : int
+        Where the counter begins.
+    **settings
+        Further arguments of `VectorOp`.
+
+    Raises
+    ------
+    ValueError
+        As `VectorOp`, for example if there are more than six loops.
+    """
+    rest = [turn for turn in positions if turn.count > 1]
+    inner: list[Turn] = []
+    # A loop of one iteration says that there is a reduction, in which only lanes of X take part.
+    taps = [turn for turn in reduced if turn.count > 1] or list(reduced[:1])
+    if taps:
+        inner, rest = _hiding(rest, NUM_VECTOR_LOOPS - len(taps))
+    turns = [*inner, *taps, *rest]
+
+    def moved(source: Source, which: str) -> Source:
+        address, rows, lanes = (
+            tuple(getattr(turn, which)[index] for turn in turns) for index in range(3)
+        )
+        return replace(source, steps=address, y_steps=rows, u_steps=lanes)
+
+    return VectorOp(
+        counts=tuple(turn.count for turn in turns),
+        inner=len(inner),
+        reduced=len(taps),
+        x=moved(x, "x"),
+        y=moved(y, "y") if y else None,
+        target=replace(
+            target,
+            steps=tuple(turn.target[0] for turn in turns),
+            u_steps=tuple(turn.target[1] for turn in turns),
+        ),
+        counter=Counter(counter, tuple(turn.counter for turn in turns)),
+        **settings,
+    )
+
+
+def _hiding(turns: Sequence[Turn], most: int) -> tuple[list[Turn], list[Turn]]:
+    """Divide loops into those inside the reduced ones, and those outside.
+
+    Parameters
+    ----------
+    turns : sequence of Turn
+    most : int
+        Loops that there may be.
+    """
+    inner: list[Turn] = []
+    rest = list(turns)
+    while rest and prod(turn.count for turn in (*inner, rest[0])) <= MAX_SUMS:
+        inner.append(rest.pop(0))
+    sums = prod(turn.count for turn in inner)
+    if rest and sums < ENOUGH_SUMS and len(turns) < most:
+        part = largest_divisor(rest[0].count, MAX_SUMS // sums)
+        if part > 1:
+            first, rest[0] = rest[0].split(part)
+            inner.append(first)
+    return inner, rest
+
+
+def largest_divisor(number: int, most: int) -> int:
+    """Return the largest divisor of a number that is at most `most`."""
+    return next(d for d in range(min(number, most), 0, -1) if number % d == 0)
+
+
+def spans(number: int) -> list[tuple[int, int]]:
+    """Cut a row of results so that the loop over each part can hide an adder's latency.
+
+    A part has at most `MAX_SUMS`, or a number that splits into loops of enough and not too many.
+    """
+    if number <= MAX_SUMS or largest_divisor(number, MAX_SUMS) >= ENOUGH_SUMS:
+        return [(0, number)]
+    whole = number // MAX_SUMS * MAX_SUMS
+    return [(0, whole), (whole, number)]

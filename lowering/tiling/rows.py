@@ -1,0 +1,207 @@
+"""Instructions on the rows of a matrix: on all elements, on a number for each row, reductions.
+
+Rows are reduced in two steps, vectors of elements first, then lanes; of long rows slices come
+before these. No bit depends on how many rows a piece has.
+"""
+
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from fpgapipe.hw.hls_models.isa.vector_fields import NUM_VECTOR_LOOPS, Format
+from fpgapipe.hw.hls_models.isa.vector_op import (
+    LANES,
+    MAX_SUMS,
+    VECTOR_BYTES,
+    Addend,
+    Coefficients,
+    Constant,
+    Factor,
+    Source,
+    Target,
+    VectorOp,
+)
+from fpgapipe.hw.hls_models.numerics.function import Function
+from fpgapipe.lowering.tiling.channels import padded
+from fpgapipe.lowering.tiling.kernel import Buffer, Region, Step, room_of
+from fpgapipe.lowering.tiling.nest import Turn, nest
+
+PIECE_ELEMENTS = 1 << 15
+"""Elements of a piece, about."""
+
+SLICES, MANY_GROUPS = 8, 64
+"""Of more vectors than so many, a row's every eighth are reduced each, then these: few rows fit on
+chip, and an adder's latency hides behind the slices."""
+
+MINUS_Y: Mapping[str, Any] = {"addend": Addend.Y, "negate_addend": True}
+"""Settings for ``X - Y``."""
+
+
+def reduction_buffers(rows: int, width: int) -> dict[str, Buffer]:
+    """Buffers that `Rows.reduce` needs besides source and target."""
+    many = width > LANES * MANY_GROUPS
+    return {
+        "lanes": Buffer(VECTOR_BYTES * rows, kept=True),
+        "slices": Buffer(SLICES * VECTOR_BYTES * rows if many else 0, kept=True),
+    }
+
+
+def piece_rows(
+    number: int, width: int, buffers: Callable[[int], Mapping[str, Buffer]], region: Region
+) -> int:
+    """Rows of a piece.
+
+    Parameters
+    ----------
+    number, width : int
+        Of the whole: rows and their elements.
+    buffers : callable
+        What a piece of so many rows needs.
+    region : Region
+    """
+    rows = min(max(PIECE_ELEMENTS // width, 1), number)
+    while rows > 1 and room_of(buffers(rows)) > region.size_bytes:
+        rows //= 2
+    return rows - rows % MAX_SUMS if rows > MAX_SUMS else rows
+
+
+@dataclass(frozen=True)
+class Rows:
+    """The rows of a piece.
+
+    Attributes
+    ----------
+    count, width : int
+        Rows and their elements.
+    shifts : mapping of str to int
+        Where a tensor begins in its buffer, in bytes.
+    formats : mapping of str to bool
+        Whether it is FP32.
+    """
+
+    count: int
+    width: int
+    shifts: Mapping[str, int]
+    formats: Mapping[str, bool]
+
+    @property
+    def _groups(self) -> int:
+        return padded(self.width) // LANES
+
+    def _size(self, name: str) -> int:
+        return 4 if self.formats.get(name, True) else 2
+
+    def _along(self, name: str) -> dict[str, Any]:
+        """Elements of the matrix; rows are the first loop, groups of elements the last."""
+        size = self._size(name)
+        return {
+            "base": self.shifts.get(name, 0),
+            "steps": (self.width * size, 0, 0, 0, 0, LANES * size),
+            "u_steps": (0,) * (NUM_VECTOR_LOOPS - 1) + (LANES,),
+            "u_limit": self.width,
+            "format": Format.of(size),
+        }
+
+    def exponentials(self, x: str, target: str) -> Iterator[Step]:
+        """``target = exp(x - maximum)``; leaves the buffers ``maximum`` and ``sum`` behind."""
+        yield from self.reduce(x, "maximum", takes_maximum=True)
+        yield self.each(x, target, "maximum", function=Function.EXP, **MINUS_Y)
+        yield from self.reduce(target, "sum")
+
+    def shares(self, work: str, target: str, scale: float = 1) -> Iterator[Step]:
+        """``target = work / sum * scale``; leaves the buffer ``share`` behind."""
+        yield self.row(
+            "sum",
+            None,
+            "share",
+            factor=Factor.CONSTANT,
+            constants=(Constant(), Constant(1 / scale)),
+            function=Function.RECIPROCAL,
+        )
+        yield self.each(work, target, "share", factor=Factor.Y)
+
+    def each(self, x: str, target: str, y: str, table: str | None = None, **settings: Any) -> Step:
+        """Work on all elements; `y` has a number for each row, and k3 is a row of `table`."""
+        # All four coefficients are the same row; only the last is used.
+        op = VectorOp(
+            counts=(self.count, 1, 1, 1, 1, self._groups),
+            x=Source(**self._along(x)),
+            y=Source(self.shifts.get(y, 0), (4,), broadcast=True),
+            target=Target(**self._along(target)),
+            coefficients=Coefficients(0, 0, VECTOR_BYTES, 4) if table else Coefficients(),
+            **settings,
+        )
+        return Step(op, x, target, y, table)
+
+    def reduce(self, x: str, target: str, **settings: Any) -> Iterator[Step]:
+        """Reduce each row to a number."""
+        size, lanes, buffer, base = self._size(x), self.width, x, self.shifts.get(x, 0)
+        pitch = self.width * size
+        if self._groups > MANY_GROUPS:
+            vector, all_slices = LANES * size, SLICES * VECTOR_BYTES
+            op = nest(
+                [
+                    Turn(SLICES, (vector, 0, LANES), target=(VECTOR_BYTES, 0)),
+                    Turn(self.count, (pitch, 0, 0), target=(all_slices, 0)),
+                ],
+                [Turn(-(-self._groups // SLICES), (SLICES * vector, 0, SLICES * LANES))],
+                Source(base, u_limit=self.width, format=Format.of(size)),
+                Target(0),
+                **settings,
+            )
+            yield Step(op, x, "slices")
+            op = nest(
+                [Turn(self.count, (all_slices, 0, 0), target=(VECTOR_BYTES, 0))],
+                [Turn(SLICES, (VECTOR_BYTES, 0, 0))],
+                Source(0),
+                Target(0),
+                **settings,
+            )
+            yield Step(op, "slices", "lanes")
+        elif self._groups > 1:
+            for begin, count in self._spans():
+                op = nest(
+                    [Turn(count, (pitch, 0, 0), target=(VECTOR_BYTES, 0))],
+                    [Turn(self._groups, (LANES * size, 0, LANES))],
+                    Source(base + begin * pitch, u_limit=self.width, format=Format.of(size)),
+                    Target(begin * VECTOR_BYTES),
+                    **settings,
+                )
+                yield Step(op, x, "lanes")
+        if self._groups > 1:
+            size, lanes, buffer, base, pitch = 4, LANES, "lanes", 0, VECTOR_BYTES
+        for begin, count in self._spans():
+            op = nest(
+                [Turn(count, (pitch, 0, 0), target=(4, 0))],
+                [Turn(lanes, (size, 0, 0))],
+                Source(base + begin * pitch, format=Format.of(size), broadcast=True),
+                Target(4 * begin, u_limit=1),
+                **settings,
+            )
+            yield Step(op, buffer, target)
+
+    def _spans(self) -> list[tuple[int, int]]:
+        """Begin and number of rows that an instruction can take: a multiple of 64, or the rest."""
+        whole = self.count // MAX_SUMS * MAX_SUMS
+        parts = ((0, whole), (whole, self.count - whole))
+        return [(begin, count) for begin, count in parts if count]
+
+    def row(
+        self, x: str, y: str | None, target: str, to: int = 0, at: int = 0, **settings: Any
+    ) -> Step:
+        """Work on a number for each row; `at` and `to` are where X and the target begin."""
+        vectors = Turn(
+            -(-self.count // LANES),
+            (VECTOR_BYTES, 0, LANES),
+            (VECTOR_BYTES, 0, LANES),
+            (VECTOR_BYTES, LANES),
+        )
+        op = nest(
+            [vectors],
+            [],
+            Source(at, u_limit=self.count),
+            Target(to, u_limit=self.count),
+            Source(0, u_limit=self.count) if y else None,
+            **settings,
+        )
+        return Step(op, x, target, y)

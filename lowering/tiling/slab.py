@@ -1,0 +1,167 @@
+"""Pieces of tensors on chip: where their elements lie in the scratchpad, and how they get there."""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from itertools import product
+from typing import Any
+
+from fpgapipe.hw.hls_models.isa.instructions import WORD_BYTES
+
+_MAX_COUNT = 1 << 16
+
+
+def _ceil_word(size_bytes: int) -> int:
+    return -(-size_bytes // WORD_BYTES) * WORD_BYTES
+
+
+@dataclass(frozen=True)
+class Slab:
+    """A box of a tensor: runs of bytes, repeated along some dimensions.
+
+    Memory and scratchpad addresses of a run agree modulo 64, as transfers need it.
+
+    Parameters
+    ----------
+    tensor : str
+    offset : int
+        Of the first byte, from the tensor's beginning, which is a multiple of 64.
+    run_bytes : int
+        Bytes that lie together in memory.
+    counts, memory_pitches, pitches : tuples of int
+        Of each dimension, the innermost first: how often, and the distance in bytes in memory and
+        in the scratchpad.
+    lead_bytes : int
+        Left free before the first element, a multiple of 64: a word that begins in the padding
+        begins there.
+    """
+
+    tensor: str
+    offset: int
+    run_bytes: int
+    counts: tuple[int, ...]
+    memory_pitches: tuple[int, ...]
+    pitches: tuple[int, ...]
+    lead_bytes: int = 0
+
+    @property
+    def shift(self) -> int:
+        """Bytes from the beginning of the slot to the first element."""
+        return self.lead_bytes + self.offset % WORD_BYTES
+
+    @property
+    def span_bytes(self) -> int:
+        """From the first byte to the end of the last run, in the scratchpad."""
+        steps = zip(self.counts, self.pitches, strict=True)
+        return sum((count - 1) * pitch for count, pitch in steps) + self.run_bytes
+
+    @property
+    def size_bytes(self) -> int:
+        """Of the scratchpad, in whole words."""
+        return _ceil_word(self.shift + self.span_bytes)
+
+    @property
+    def beats(self) -> int:
+        """Words of 64 bytes that a transfer moves."""
+        return sum(
+            (_ceil_word(body["memory"] % WORD_BYTES + body["row_bytes"]) // WORD_BYTES)
+            * (body["rows"] + 1)
+            * (body["planes"] + 1)
+            for body in self.transfers(0, 0)
+        )
+
+    def transfers(self, memory_base: int, slot: int) -> Iterator[dict[str, Any]]:
+        """Bodies of the LOAD or STORE instructions that move the slab.
+
+        Parameters
+        ----------
+        memory_base : int
+            Byte address of the tensor.
+        slot : int
+            Byte address in the scratchpad, a multiple of 64.
+        """
+        run = self.run_bytes
+        if not run:
+            return
+        dims: list[tuple[int, int, int]] = []
+        for count, memory, pitch in zip(
+            self.counts, self.memory_pitches, self.pitches, strict=True
+        ):
+            if count == 1:
+                continue
+            if not dims and memory == pitch == run:
+                run *= count
+            elif (
+                dims
+                and (memory, pitch) == (dims[-1][0] * dims[-1][1], dims[-1][0] * dims[-1][2])
+                and dims[-1][0] * count <= _MAX_COUNT
+            ):
+                dims[-1] = (dims[-1][0] * count, dims[-1][1], dims[-1][2])
+            else:
+                dims.append((count, memory, pitch))
+        inner, outer = dims[:2], dims[2:]
+        inner += [(1, 0, 0)] * (2 - len(inner))
+        for steps in product(*(range(count) for count, _, _ in outer)):
+            away = sum(i * memory for i, (_, memory, _) in zip(steps, outer, strict=True))
+            into = sum(i * pitch for i, (_, _, pitch) in zip(steps, outer, strict=True))
+            yield {
+                "memory": memory_base + self.offset + away,
+                "scratchpad": slot + self.shift + into,
+                "row_bytes": run,
+                "rows": inner[0][0] - 1,
+                "row_memory": inner[0][1],
+                "row_scratchpad": inner[0][2],
+                "planes": inner[1][0] - 1,
+                "plane_memory": inner[1][1],
+                "plane_scratchpad": inner[1][2],
+            }
+
+
+def slab_of(
+    tensor: str,
+    offset: int,
+    run_bytes: int,
+    dims: Sequence[tuple[int, int]],
+    *,
+    stored: bool = False,
+    lead_bytes: int = 0,
+) -> Slab:
+    """Lay a box out.
+
+    Parameters
+    ----------
+    tensor, offset, run_bytes
+        As in `Slab`.
+    dims : sequence of (count, bytes from one to the next in memory)
+        The innermost first.
+    stored : bool
+        Whether it goes to memory: a STORE writes exactly its bytes, a LOAD moves whole words, which
+        runs that are apart in memory then may not share.
+    lead_bytes : int
+        As in `Slab`.
+    """
+    span = run_bytes
+    together = True  # whether all so far lies in memory as it does on chip
+    counts: list[int] = []
+    memories: list[int] = []
+    pitches: list[int] = []
+    for count, memory in dims:
+        if together and memory == span:
+            pitch = memory
+        elif counts and memory == counts[-1] * memories[-1]:
+            # One dimension with the one inside it.
+            pitch = counts[-1] * pitches[-1]
+        elif stored:
+            pitch = span + (memory - span) % WORD_BYTES
+        elif memory % WORD_BYTES == 0:
+            pitch = _ceil_word(offset % WORD_BYTES + span)
+        else:
+            least = span + 2 * (WORD_BYTES - 1)
+            pitch = least + (memory - least) % WORD_BYTES
+        together = together and (count == 1 or pitch == memory == span)
+        counts.append(count)
+        memories.append(memory)
+        pitches.append(pitch)
+        span += (count - 1) * pitch
+    return Slab(
+        tensor, offset, run_bytes, tuple(counts), tuple(memories), tuple(pitches), lead_bytes
+    )

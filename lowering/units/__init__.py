@@ -1,0 +1,1 @@
+"""Layers that run together, and what their passes do."""

@@ -1,0 +1,334 @@
+"""A network's layers as units: how they go together, what is refused, and how values lie."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import asdict, dataclass
+from functools import partial
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from fpgapipe.errors import UserError
+from fpgapipe.hw.hls_models.isa.vector_op import LANES
+from fpgapipe.lowering.kernels.activation import drop_factors
+from fpgapipe.lowering.kernels.loss import check_classes
+from fpgapipe.lowering.units.layouts import Layout, Layouts, host_layout
+from fpgapipe.lowering.units.reduction_units import PoolUnit, SoftmaxUnit, averages_all
+from fpgapipe.lowering.units.step_units import (
+    ActivationUnit,
+    AddUnit,
+    DropoutUnit,
+    NormUnit,
+    ProductUnit,
+    ViewUnit,
+)
+from fpgapipe.lowering.units.unit import Unit
+from fpgapipe.network import operators as ops
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator, Mapping, Sequence
+
+    from numpy.typing import NDArray
+
+    from fpgapipe.network.graph import Graph, Layer
+
+
+# ---------------------------------------------------------------------- what is refused
+
+
+@dataclass(frozen=True)
+class Refusal:
+    """A layer that the core does not run.
+
+    Attributes
+    ----------
+    layer, op : str
+        Name and operator; of an input of the network, its name and ``input``.
+    reason : str
+    """
+
+    layer: str
+    op: str
+    reason: str
+
+    def __str__(self) -> str:
+        """A sentence."""
+        kind = "input" if self.op == "input" else "layer"
+        return f"{kind} {self.layer!r}: {self.reason}"
+
+    def to_dict(self) -> dict[str, str]:
+        """For JSON."""
+        return asdict(self)
+
+
+class RefusedNetwork(UserError):
+    """A network with layers that the core does not run.
+
+    Parameters
+    ----------
+    graph : Graph
+    refusals : sequence of Refusal
+        All of them.
+    """
+
+    def __init__(self, graph: Graph, refusals: Sequence[Refusal]) -> None:
+        self.refusals = tuple(refusals)
+        if len(refusals) == 1:
+            super().__init__(f"{refusals[0]} (docs/limits.md)")
+            return
+        alike: dict[tuple[str, str], list[str]] = {}
+        for each in refusals:
+            alike.setdefault((each.op, each.reason), []).append(repr(each.layer))
+        count = len({each.layer for each in refusals})
+        head = f"the core does not run {count} layers of {graph.name} (docs/limits.md):"
+        lines = [f"  {op} {', '.join(names)}: {reason}" for (op, reason), names in alike.items()]
+        super().__init__("\n".join([head, *lines]))
+
+
+def refusals_of(graph: Graph, *, train: bool) -> list[Refusal]:
+    """Everything that keeps the core from running a network, however large core and memory are.
+
+    It asks the units that become kernels, so what passes is refused later for want of room only.
+
+    Parameters
+    ----------
+    graph : Graph
+    train : bool
+        Whether it is to be trained.
+    """
+    found = list(_of_inputs(graph))
+    for each in _grouped(graph):
+        if isinstance(each, Refusal):
+            found.append(each)
+        else:
+            found += _refused(each.layers[0], partial(each.check, train=train))
+    found += _of_shared(graph)
+    if train and len(graph.outputs) == 1 and graph.outputs[0] not in {each.layer for each in found}:
+        found += _of_loss(graph)
+    return found
+
+
+def _refused(layer: Layer, check: Callable[[], None]) -> list[Refusal]:
+    """What a check says of a layer."""
+    try:
+        check()
+    except (NotImplementedError, ValueError) as error:
+        return [Refusal(layer.name, layer.op, str(error))]
+    return []
+
+
+def check_network(graph: Graph, *, train: bool) -> None:
+    """Refuse a network that the core does not run.
+
+    Raises
+    ------
+    RefusedNetwork
+        With all layers that it does not run.
+    UserError
+        If it is to be trained and does not have one output.
+    """
+    found = refusals_of(graph, train=train)
+    if found:
+        raise RefusedNetwork(graph, found)
+    if train and len(graph.outputs) != 1:
+        raise UserError(
+            f"training needs a network with one output, the logits, not {len(graph.outputs)}"
+        )
+
+
+def _of_inputs(graph: Graph) -> Iterator[Refusal]:
+    read = {name for layer in graph.layers.values() for name in layer.inputs}
+    for name, tensor in graph.inputs.items():
+        if name in read and not tensor.dtype.is_float:
+            yield Refusal(name, "input", f"must have floating-point numbers, not {tensor.dtype}")
+
+
+def _of_shared(graph: Graph) -> Iterator[Refusal]:
+    """Layers that share a parameter have it in one shape."""
+    first: dict[str, tuple[str, tuple[int, ...]]] = {}
+    for layer in graph.layers.values():
+        for parameter in layer.parameters:
+            shape = parameter.spec.shape
+            owner, expected = first.setdefault(parameter.name, (layer.name, shape))
+            if shape != expected:
+                yield Refusal(
+                    layer.name,
+                    layer.op,
+                    f"parameter {parameter.name!r} must have one shape in all layers that share "
+                    f"it, not {list(shape)} here and {list(expected)} in {owner!r}",
+                )
+
+
+def _of_loss(graph: Graph) -> Iterator[Refusal]:
+    logits = graph.layers[graph.outputs[0]]
+    shape = logits.output.shape
+    if len(shape) != 2 or shape[0] != graph.batch:
+        yield Refusal(
+            logits.name,
+            logits.op,
+            f"the loss needs logits of {graph.batch} samples by classes, not {list(shape)}",
+        )
+    else:
+        yield from _refused(logits, partial(check_classes, shape[1]))
+
+
+# ---------------------------------------------------------------------- layers that go together
+
+
+def units_of(graph: Graph) -> list[Unit]:
+    """Group a network's layers.
+
+    Raises
+    ------
+    RefusedNetwork
+        If the core does not run a layer, not even in inference.
+    """
+    check_network(graph, train=False)
+    return [each for each in _grouped(graph) if isinstance(each, Unit)]
+
+
+def _grouped(graph: Graph) -> Iterator[Unit | Refusal]:
+    """Units in the order of the network, and the layers that there is none for."""
+    readers: dict[str, list[Layer]] = {}
+    for layer in graph.layers.values():
+        for name in layer.inputs:
+            readers.setdefault(name, []).append(layer)
+
+    def only_reader(name: str) -> Layer | None:
+        found = readers.get(name, [])
+        return found[0] if len(found) == 1 and name not in graph.outputs else None
+
+    taken: set[str] = set()
+    order = {name: index for index, name in enumerate(graph.layers)}
+    num_dropouts = 0
+    for layer in graph.layers.values():
+        if layer.name in taken:
+            continue
+        chain = [layer]
+        residual = None
+        operator = layer.operator
+        if isinstance(operator, ops.BatchNorm):
+            follower = only_reader(chain[-1].name)
+            if follower is not None and _is_sum(follower):
+                other = [name for name in follower.inputs if name != layer.name]
+                # The other summand must be there when the normalisation runs.
+                if other and order.get(other[0], -1) < order[layer.name]:
+                    chain.append(follower)
+                    residual = other[0]
+        slope = None
+        if isinstance(operator, ops.Conv | ops.Linear | ops.BatchNorm) or _is_sum(layer):
+            follower = only_reader(chain[-1].name)
+            if follower is not None and _slope(follower) is not None:
+                slope = _slope(follower)
+                if isinstance(operator, ops.Conv | ops.Linear) or slope == 0:
+                    chain.append(follower)
+                else:
+                    slope = None
+        taken |= {each.name for each in chain}
+        layers = tuple(chain)
+        if isinstance(operator, ops.Conv | ops.Linear):
+            yield ProductUnit(layers, slope)
+        elif isinstance(operator, ops.BatchNorm):
+            yield NormUnit(layers, residual, slope is not None)
+        elif _is_sum(layer):
+            yield AddUnit(layers, slope is not None)
+        elif _slope(layer) is not None:
+            yield ActivationUnit(layers, _slope(layer) or 0)
+        elif isinstance(operator, ops.Dropout) and not operator.together:
+            num_dropouts += 1
+            yield DropoutUnit(layers, num_dropouts)
+        elif isinstance(operator, ops.Flatten | ops.Reshape):
+            yield ViewUnit(layers)
+        elif isinstance(operator, ops.Pool | ops.GlobalPool) or averages_all(layer):
+            yield PoolUnit(layers)
+        elif isinstance(operator, ops.Softmax):
+            yield SoftmaxUnit(layers)
+        else:
+            yield Refusal(layer.name, layer.op, _missing(layer))
+
+
+def _missing(layer: Layer) -> str:
+    """What the core lacks for a layer that there is no unit for."""
+    operator = layer.operator
+    if isinstance(operator, ops.Dropout):
+        return f"the core drops single elements, not all along axes {list(operator.together)}"
+    if isinstance(operator, ops.Binary) and operator.function == "add":
+        shapes = " and ".join(str(list(tensor.shape)) for tensor in layer.input_tensors)
+        return f"sums must be of two tensors of one shape, not {shapes}"
+    if isinstance(operator, ops.Reduce) and operator.function == "mean":
+        return f"means must be over all axes behind the channels, not {list(operator.axes)}"
+    return f"the core has no {layer.op}"
+
+
+def _is_sum(layer: Layer) -> bool:
+    operator = layer.operator
+    same = len({tensor.shape for tensor in layer.input_tensors}) == 1
+    return isinstance(operator, ops.Binary) and operator.function == "add" and same
+
+
+def _slope(layer: Layer) -> float | None:
+    """Factor of negative values; None if the layer is not a ReLU."""
+    operator = layer.operator
+    if isinstance(operator, ops.Activation):
+        if operator.function == "relu":
+            return 0
+        if operator.function == "leaky_relu":
+            return operator.alpha
+    return None
+
+
+# ---------------------------------------------------------------------- how values lie
+
+
+def layouts_of(graph: Graph, units: Sequence[Unit]) -> Layouts:
+    """Choose the layout of every value of a network.
+
+    Inputs of the network come as the host writes them. A parameter that layers share has one order:
+    where they would have it in several, it lies as the network has it, and values are moved.
+    """
+    rigid: set[str] = set()
+    while True:
+        values = {name: host_layout(tensor.shape) for name, tensor in graph.inputs.items()}
+        wanted: dict[str, Mapping[str, Layout]] = {}
+        parameters: dict[str, Layout] = {}
+        torn: set[str] = set()
+        for unit in units:
+            wants = wanted[unit.name] = unit.wants(values, rigid)
+            values[unit.name] = unit.gives(wants)
+            for name, layout in unit.arranges(wants).items():
+                if parameters.setdefault(name, layout) != layout:
+                    torn.add(name)
+        if not torn:
+            return Layouts(values, wanted, parameters)
+        rigid |= torn
+
+
+def drop_factors_of(
+    graph: Graph, key: Sequence[int], microbatch: int = 0
+) -> dict[str, NDArray[np.float32]]:
+    """What the dropout layers multiply a micro-batch by in training, as the network has it.
+
+    Parameters
+    ----------
+    graph : Graph
+        For the samples of one micro-batch.
+    key : sequence of int
+        What the two scalar registers of the random numbers hold.
+    microbatch : int
+        Its number.
+    """
+    units = units_of(graph)
+    layouts = layouts_of(graph, units)
+    found = {}
+    for unit in units:
+        if isinstance(unit, DropoutUnit):
+            shape = unit.out_shape
+            elements = math.prod(shape)
+            if unit.rate:
+                first = microbatch * math.ceil(elements / LANES)
+                drawn = drop_factors(elements, unit.rate, unit.stream, key, first=first)
+            else:
+                drawn = np.ones(elements, np.float32)
+            found[unit.name] = layouts.values[unit.name].from_memory(drawn, shape)
+    return found

@@ -1,0 +1,183 @@
+"""Layers that reduce, as kernels: pooling and softmax."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from math import prod
+from typing import TYPE_CHECKING
+
+from fpgapipe.lowering.kernels import global_pooling, pooling
+from fpgapipe.lowering.kernels.softmax import check_width, softmax
+from fpgapipe.lowering.units.layouts import PLAIN, Layout, channels_last, with_channels_last
+from fpgapipe.lowering.units.unit import Unit
+from fpgapipe.network import operators as ops
+from fpgapipe.network.operators.tensors import normalise_axis
+
+if TYPE_CHECKING:
+    from collections.abc import Collection, Mapping
+
+    from fpgapipe.lowering.tiling.kernel import Tensor
+    from fpgapipe.lowering.units.microbatch import MicroBatch
+    from fpgapipe.network.graph import Layer
+
+
+def averages_all(layer: Layer) -> bool:
+    """Whether a layer is the mean over all axes behind the channels, which exporters write so."""
+    operator = layer.operator
+    if not isinstance(operator, ops.Reduce) or operator.function != "mean":
+        return False
+    rank = len(layer.input_tensors[0].shape)
+    axes = sorted(normalise_axis(axis, rank) for axis in operator.axes)
+    return rank > 2 and axes == list(range(2, rank))
+
+
+@dataclass(frozen=True)
+class PoolUnit(Unit):
+    """Pooling over windows, or over all positions."""
+
+    @property
+    def _function(self) -> str:
+        operator = self.layers[0].operator
+        if isinstance(operator, ops.Reduce):
+            return "average"
+        assert isinstance(operator, ops.Pool | ops.GlobalPool)
+        return operator.function
+
+    @property
+    def _plane(self) -> tuple[int, int]:
+        """Rows and columns of an image; with one axis, or three, the first ones are one."""
+        return prod(self.in_shape[2:-1]), self.in_shape[-1]
+
+    def _pool(self) -> pooling.Pool | None:
+        """The windows; None if there is but one, of all positions, whose average is asked for."""
+        operator = self.layers[0].operator
+        plane = self._plane
+        if not isinstance(operator, ops.Pool):
+            return None if self._function == "average" else pooling.Pool(plane, plane)
+        if len(operator.kernel) > 2 or set(operator.dilation) != {1}:
+            raise NotImplementedError("pooling must have one axis or two, and no dilation")
+        # With one axis, images have one row.
+        one: tuple[int, ...] = (1,) * (2 - len(operator.kernel))
+        (height, width), (rows, columns) = plane, one + self.out_shape[2:]
+        kernel, stride = one + operator.kernel, one + operator.stride
+        (top, bottom), (left, right) = ((0, 0),) * len(one) + operator.padding
+        # A window that is rounded up to reaches over the padding.
+        down = (rows - 1) * stride[0] + kernel[0] - height - top
+        across = (columns - 1) * stride[1] + kernel[1] - width - left
+        counted = (top, left, bottom, right) if operator.count_include_pad else (0, 0, 0, 0)
+        pad = (top, left, max(bottom, down), max(right, across))
+        return pooling.Pool((kernel[0], kernel[1]), (stride[0], stride[1]), pad, counted)
+
+    def check(self, *, train: bool) -> None:
+        """See `Unit`."""
+        pool = self._pool()
+        if pool and self._function == "max":
+            pool.check_maximum()
+
+    def wants(self, given: Mapping[str, Layout], rigid: Collection[str]) -> dict[str, Layout]:
+        """See `Unit`."""
+        return {self.inputs[0]: channels_last(self.in_shape)}
+
+    def gives(self, wanted: Mapping[str, Layout]) -> Layout:
+        """See `Unit`."""
+        return channels_last(self.out_shape)
+
+    def _images(self, x: Tensor) -> Tensor:
+        """The input, or its gradient, as images with two axes."""
+        return replace(x, shape=(self.in_shape[0], *self._plane, self.in_shape[1]))
+
+    def _pooled(self, y: Tensor) -> Tensor:
+        """The result, or its gradient, as images with two axes."""
+        samples, channels, *sizes = self.out_shape
+        return replace(y, shape=(samples, prod(sizes[:-1]), *(sizes[-1:] or (1,)), channels))
+
+    def forward(self, step: MicroBatch) -> Tensor:
+        """See `Unit`."""
+        x = self._images(step.take(self, self.inputs[0]))
+        pool = self._pool()
+        shape = self.out_shape
+        result = step.feature(self.name, with_channels_last(shape) if len(shape) > 2 else shape)
+        y = self._pooled(result)
+        if pool is None:
+            step.add(global_pooling.global_average(self.name, x, y, step.region))
+        elif self._function == "max":
+            trains = step.options.train
+            index = step.tensor(f"{self.name}.index", y.shape, 2) if trains else None
+            step.add(pooling.max_pool(self.name, pool, x, y, step.region, index=index))
+        else:
+            step.add(pooling.average_pool(self.name, pool, x, y, step.region))
+        return result
+
+    def backward(self, step: MicroBatch, dy: Tensor) -> None:
+        """See `Unit`."""
+        x = step.take(self, self.inputs[0])
+        pool = self._pool()
+        name = f"{self.name}.gradient"
+        dy = self._pooled(dy)
+        gradient = step.feature(f"{self.name}.dx", x.shape)
+        dx = self._images(gradient)
+        if pool is None:
+            step.add(global_pooling.global_average_gradient(name, dy, dx, step.region))
+        elif self._function == "max":
+            index = step.made_before(f"{self.name}.index")
+            step.add(pooling.max_pool_gradient(name, pool, dy, index, dx, step.region))
+        else:
+            step.add(pooling.average_pool_gradient(name, pool, dy, dx, step.region))
+        step.give_gradient(self, self.inputs[0], gradient)
+
+
+@dataclass(frozen=True)
+class SoftmaxUnit(Unit):
+    """Softmax or its logarithm, in inference."""
+
+    @property
+    def _operator(self) -> ops.Softmax:
+        operator = self.layers[0].operator
+        assert isinstance(operator, ops.Softmax)
+        return operator
+
+    @property
+    def _axis(self) -> int:
+        return normalise_axis(self._operator.axis, len(self.in_shape))
+
+    def check(self, *, train: bool) -> None:
+        """See `Unit`."""
+        if train:
+            raise NotImplementedError(
+                f"the core has no gradient of {self._operator.kind}; as the last layer, leave it "
+                "out: the loss has a softmax of its own"
+            )
+        if self._operator.causal:
+            raise NotImplementedError(f"the core has no causal {self._operator.kind}")
+        if self._axis != len(self.in_shape) - 1 and self._axis != 1:
+            raise NotImplementedError(
+                f"{self._operator.kind} must be along the channels or the last axis, not axis "
+                f"{self._axis} of {len(self.in_shape)}"
+            )
+        check_width(self.in_shape[self._axis])
+
+    def wants(self, given: Mapping[str, Layout], rigid: Collection[str]) -> dict[str, Layout]:
+        """See `Unit`; its axis has to lie last."""
+        last = self._axis == len(self.in_shape) - 1
+        return {self.inputs[0]: PLAIN if last else channels_last(self.in_shape)}
+
+    def forward(self, step: MicroBatch) -> Tensor:
+        """See `Unit`."""
+        x = step.take(self, self.inputs[0])
+        result = step.feature(self.name, x.shape)
+        width = self.in_shape[self._axis]
+        rows = (x.elements // width, width)
+        step.add(
+            softmax(
+                self.name,
+                replace(x, shape=rows),
+                replace(result, shape=rows),
+                step.region,
+                log=self._operator.log,
+            )
+        )
+        return result
+
+    def backward(self, step: MicroBatch, dy: Tensor) -> None:
+        """See `Unit`; it is refused before."""
+        raise AssertionError("softmax has no backward pass")

@@ -1,0 +1,99 @@
+"""Options of a training step besides its network, and the registers that a host sets for it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import IntEnum
+from typing import Literal
+
+import numpy as np
+
+from fpgapipe.hw.hls_models.isa.vector_op import NUM_SCALARS
+from fpgapipe.lowering.kernels.optimiser import adam_numbers
+
+PARAMETERS, GRADIENTS, MOMENTA, SQUARES = "parameters", "gradients", "momenta", "squares"
+"""Tensors that hold those of all layers, so that an update is one kernel; squares are Adam's."""
+
+SUFFIXES = {PARAMETERS: "", GRADIENTS: ".gradient", MOMENTA: ".momentum", SQUARES: ".square"}
+"""What is added to a parameter's name for its part of each."""
+
+NORM = "gradient norm"
+"""Tensor of the gradients' norm, 16 times, if a step clips."""
+
+
+class Scalar(IntEnum):
+    """Registers that a step's program reads numbers from; a host may set them for each step."""
+
+    LEARNING_RATE = 0
+    MOMENTUM = 1
+    WEIGHT_DECAY = 2
+    MAX_NORM = 3
+    STEP_SIZE = 4
+    INVERSE_CORRECTION = 5
+    RANDOM_SEED = 14
+    RANDOM_STEP = 15
+
+
+def scalar_bits(
+    *,
+    learning_rate: float = 0.05,
+    momentum: float = 0.9,
+    weight_decay: float = 0.0,
+    max_norm: float = 1.0,
+    seed: int = 0,
+    step: int = 0,
+) -> list[int]:
+    """What the scalar registers hold in a step.
+
+    Parameters
+    ----------
+    learning_rate, momentum, weight_decay, max_norm : float
+        The momentum is SGD's; `max_norm` matters if the step clips.
+    seed : int
+        Of the random numbers.
+    step : int
+        From 0; random numbers and Adam's corrections depend on it.
+    """
+    bits = [0] * NUM_SCALARS
+    step_size, correction, _ = adam_numbers(step + 1, learning_rate)
+    for register, value in (
+        (Scalar.LEARNING_RATE, learning_rate),
+        (Scalar.MOMENTUM, momentum),
+        (Scalar.WEIGHT_DECAY, weight_decay),
+        (Scalar.MAX_NORM, max_norm),
+        (Scalar.STEP_SIZE, step_size),
+        (Scalar.INVERSE_CORRECTION, correction),
+    ):
+        bits[register] = int(np.float32(value).view(np.uint32))
+    bits[Scalar.RANDOM_SEED] = seed & 0xFFFFFFFF
+    bits[Scalar.RANDOM_STEP] = step & 0xFFFFFFFF
+    return bits
+
+
+@dataclass(frozen=True)
+class StepOptions:
+    """What a step is made of besides its network.
+
+    Attributes
+    ----------
+    feature_bytes : int
+        Of an element of features and their gradients in memory: 2 (BF16) or 4 (FP32).
+    train : bool
+        Whether there are loss, backward pass and update; else there is but the forward pass of
+        inference.
+    optimiser : str
+        ``sgd``, with momentum, or ``adam``.
+    clips : bool
+        Whether gradients are scaled down to a largest norm, together.
+    """
+
+    feature_bytes: int = 2
+    train: bool = True
+    optimiser: Literal["sgd", "adam"] = "sgd"
+    clips: bool = False
+
+    def __post_init__(self) -> None:
+        if self.feature_bytes not in (2, 4):
+            raise ValueError(f"step feature_bytes must be 2 or 4, not {self.feature_bytes!r}")
+        if self.optimiser not in ("sgd", "adam"):
+            raise ValueError(f"step optimiser must be sgd or adam, not {self.optimiser!r}")

@@ -1,0 +1,371 @@
+"""The layers of a network as kernels: which ones go together, and their passes."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from math import prod
+from typing import TYPE_CHECKING
+
+from fpgapipe.lowering.kernels import activation, normalisation
+from fpgapipe.lowering.kernels.products import product_kernel
+from fpgapipe.lowering.products.conv import ConvSpec
+from fpgapipe.lowering.tiling.kernel import Tensor
+from fpgapipe.lowering.units.layouts import PLAIN, Layout, channels_last, with_channels_last
+from fpgapipe.lowering.units.unit import Unit
+from fpgapipe.network import operators as ops
+
+if TYPE_CHECKING:
+    from collections.abc import Collection, Mapping
+
+    from fpgapipe.lowering.units.microbatch import MicroBatch
+    from fpgapipe.network.graph import Layer, Parameter
+
+
+def conv_of(layer: Layer) -> ConvSpec:
+    """Return the convolution that a convolution or linear layer is.
+
+    Raises
+    ------
+    NotImplementedError
+        If the core does not have it.
+    """
+    operator = layer.operator
+    shape = layer.input_tensors[0].shape
+    if isinstance(operator, ops.Linear):
+        return ConvSpec.linear(prod(shape[:-1]), operator.out_features, shape[-1])
+    assert isinstance(operator, ops.Conv)
+    if len(operator.kernel) > 2:
+        raise NotImplementedError(
+            f"convolutions must have one axis or two, not {len(operator.kernel)}"
+        )
+    if operator.groups != 1:
+        raise NotImplementedError(f"convolutions must have one group, not {operator.groups}")
+    # With one axis, images have one row.
+    none: tuple[int, ...] = (1,) * (2 - len(operator.kernel))
+    (top, bottom), (left, right) = ((0, 0),) * len(none) + operator.padding
+    height, width = none + shape[2:]
+    down, across = none + operator.kernel
+    return ConvSpec(
+        cin=shape[1],
+        cout=operator.out_channels,
+        kernel=(down, across),
+        stride=_pair(none + operator.stride),
+        pad=(top, left, bottom, right),
+        h=height,
+        w=width,
+        batch=shape[0],
+        dilation=_pair(none + operator.dilation),
+    )
+
+
+def check_slope(slope: float | None) -> None:
+    """Refuse an activation whose result does not say on which side of 0 its argument was."""
+    if slope is not None and not slope >= 0:
+        raise NotImplementedError(
+            f"a leaky ReLU that trains must have a slope of at least 0, not {slope:g}"
+        )
+
+
+def _pair(numbers: tuple[int, ...]) -> tuple[int, int]:
+    first, second = numbers
+    return first, second
+
+
+def matrix(tensor: Tensor, channels: int) -> Tensor:
+    """A tensor as positions by channels."""
+    return replace(tensor, shape=(tensor.elements // channels, channels))
+
+
+@dataclass(frozen=True)
+class ProductUnit(Unit):
+    """A convolution or linear layer, its bias, and the activation behind it."""
+
+    slope: float | None = None
+
+    @property
+    def _is_linear(self) -> bool:
+        return isinstance(self.layers[0].operator, ops.Linear)
+
+    @property
+    def _weight(self) -> Parameter:
+        (found,) = (each for each in self.layers[0].parameters if each.spec.role == "weight")
+        return found
+
+    def check(self, *, train: bool) -> None:
+        """See `Unit`."""
+        conv_of(self.layers[0])
+        if train:
+            check_slope(self.slope)
+
+    def wants(self, given: Mapping[str, Layout], rigid: Collection[str]) -> dict[str, Layout]:
+        """See `Unit`; a linear layer's weight lies as the features do, if they lie together."""
+        (name,) = self.inputs
+        if not self._is_linear:
+            return {name: channels_last(self.in_shape)}
+        within = given[name].within(self.in_shape[-1])
+        return {name: PLAIN if within is None or self._weight.name in rigid else within}
+
+    def gives(self, wanted: Mapping[str, Layout]) -> Layout:
+        """See `Unit`."""
+        return PLAIN if self._is_linear else channels_last(self.out_shape)
+
+    def arranges(self, wanted: Mapping[str, Layout]) -> dict[str, Layout]:
+        """See `Unit`."""
+        return {self._weight.name: wanted[self.inputs[0]]} if self._is_linear else {}
+
+    def forward(self, step: MicroBatch) -> Tensor:
+        """See `Unit`."""
+        layer = self.layers[0]
+        x = step.take(self, layer.inputs[0])
+        conv = conv_of(layer)
+        shape = self.out_shape if self._is_linear else with_channels_last(self.out_shape)
+        weight = step.weight(layer)
+        bias = step.parameter(layer, "bias")
+        y = step.feature(self.name, shape)
+        after = bias is not None or self.slope is not None
+        z = step.tensor(f"{layer.name}.sums", shape, 4) if after else y
+        step.add(product_kernel(f"{layer.name}.forward", conv, "forward",
+                                (x, weight, z), step.product_core, step.memory,
+                                step.product_region))  # fmt: skip
+        if bias is not None:
+            plain = self.slope in (None, 0)
+            to = y if plain else step.tensor(f"{layer.name}.biased", shape, 4)
+            step.add(activation.add_bias(f"{layer.name}.bias", matrix(z, conv.cout), bias, to,
+                                         step.region, relu=self.slope == 0))  # fmt: skip
+            z = to
+        if self.slope is not None and (bias is None or self.slope):
+            step.add(activation.activate(self.name, z, y, step.region, slope=self.slope))
+        return y
+
+    def backward(self, step: MicroBatch, dy: Tensor) -> None:
+        """See `Unit`."""
+        layer = self.layers[0]
+        x = step.take(self, layer.inputs[0])
+        conv = conv_of(layer)
+        bias = step.parameter(layer, "bias")
+        db = step.gradient_of(bias) if bias else None
+        dy = matrix(dy, conv.cout)
+        if self.slope is not None:
+            dz = step.feature(f"{layer.name}.dsums", dy.shape)
+            step.add(activation.activation_gradient(
+                f"{self.name}.gradient", dy, step.values[self.name].tensor, dz, step.region,
+                slope=self.slope, db=db))  # fmt: skip
+            dy = dz
+        elif db:
+            step.add(activation.bias_gradient(f"{layer.name}.db", dy, db, step.region),
+                     is_weight=True)  # fmt: skip
+        weight = step.weight(layer)
+        if 0 in step.graph.input_gradients(layer.name):
+            dx = step.feature(f"{layer.name}.dx", x.shape)
+            step.add(product_kernel(f"{layer.name}.input", conv, "input", (dy, weight, dx),
+                                    step.product_core, step.memory,
+                                    step.product_region))  # fmt: skip
+            step.give_gradient(self, layer.inputs[0], dx)
+        dw = step.gradient_of(weight)
+        if dw:
+            step.add(product_kernel(f"{layer.name}.weight", conv, "weight", (x, dy, dw),
+                                    step.product_core, step.memory, step.product_region),
+                     is_weight=True)  # fmt: skip
+
+
+@dataclass(frozen=True)
+class NormUnit(Unit):
+    """Batch normalisation, the residual sum and the ReLU behind it."""
+
+    residual: str | None = None
+    relu: bool = False
+
+    def passes_gradient(self, name: str) -> bool:
+        """See `Unit`."""
+        return name == self.residual and not self.relu
+
+    def check(self, *, train: bool) -> None:
+        """See `Unit`."""
+        operator = self.layers[0].operator
+        assert isinstance(operator, ops.BatchNorm)
+        if not operator.affine:
+            raise NotImplementedError("batch normalisation must have a scale and a bias")
+
+    def wants(self, given: Mapping[str, Layout], rigid: Collection[str]) -> dict[str, Layout]:
+        """See `Unit`; of features without positions, the parameters lie as they do."""
+        if len(self.in_shape) > 2:
+            return dict.fromkeys(self.inputs, channels_last(self.in_shape))
+        within = given[self.layers[0].inputs[0]].within(self.in_shape[1])
+        names = {parameter.name for parameter in self.layers[0].parameters}
+        plain = within is None or not names.isdisjoint(rigid)
+        return dict.fromkeys(self.inputs, PLAIN if plain or within is None else within)
+
+    def arranges(self, wanted: Mapping[str, Layout]) -> dict[str, Layout]:
+        """See `Unit`."""
+        layout = PLAIN if len(self.in_shape) > 2 else wanted[self.layers[0].inputs[0]]
+        return {parameter.name: layout for parameter in self.layers[0].parameters}
+
+    def _norm(self, step: MicroBatch) -> normalisation.BatchNorm:
+        layer = self.layers[0]
+        operator = layer.operator
+        assert isinstance(operator, ops.BatchNorm)
+        roles = ("weight", "bias", "running_mean", "running_var")
+        found = [step.parameter(layer, role) for role in roles]
+        gamma, beta, mean, variance = (each for each in found if each is not None)
+        x = matrix(step.take(self, layer.inputs[0]), self.in_shape[1])
+        return normalisation.BatchNorm(
+            step.named(layer.name), x, gamma, beta, mean, variance, operator.epsilon,
+            operator.momentum,
+        )  # fmt: skip
+
+    def forward(self, step: MicroBatch) -> Tensor:
+        """See `Unit`."""
+        norm = self._norm(step)
+        y = step.feature(self.name, step.take(self, self.layers[0].inputs[0]).shape)
+        other = step.take(self, self.residual) if self.residual else None
+        for tensor in norm.kept:
+            step.declare(tensor)
+        run = normalisation.forward if step.options.train else normalisation.infer
+        for kernel in run(norm, y, step.region, residual=other, relu=self.relu):
+            step.add(kernel)
+        return y
+
+    def backward(self, step: MicroBatch, dy: Tensor) -> None:
+        """See `Unit`."""
+        norm = self._norm(step)
+        name = self.layers[0].name
+        masked = step.feature(f"{self.name}.masked", dy.shape) if self.relu else None
+        dx = step.feature(f"{name}.dx", dy.shape)
+        # The sums belong to the input's gradient too: of what is not learned they lie aside.
+        sums = [
+            step.gradient_of(each) or step.tensor(f"{name}.d{role}", each.shape, 4)
+            for role, each in (("gamma", norm.gamma), ("beta", norm.beta))
+        ]
+        for kernel in normalisation.backward(
+            norm, dy, dx, (sums[0], sums[1]), step.region,
+            activated=step.values[self.name].tensor if self.relu else None, masked=masked,
+        ):  # fmt: skip
+            step.add(kernel)
+        step.give_gradient(self, self.layers[0].inputs[0], dx)
+        if self.residual:
+            step.give_gradient(self, self.residual, masked or dy)
+
+
+@dataclass(frozen=True)
+class AddUnit(Unit):
+    """The sum of two values, and the ReLU behind it."""
+
+    relu: bool = False
+
+    def passes_gradient(self, name: str) -> bool:
+        """See `Unit`."""
+        return not self.relu
+
+    def wants(self, given: Mapping[str, Layout], rigid: Collection[str]) -> dict[str, Layout]:
+        """See `Unit`; of two layouts, the one that images have, and features without positions."""
+        first, second = (given[name] for name in self.inputs)
+        return dict.fromkeys(
+            self.inputs, first if first == second else channels_last(self.in_shape)
+        )
+
+    def forward(self, step: MicroBatch) -> Tensor:
+        """See `Unit`."""
+        a, b = (step.take(self, name) for name in self.layers[0].inputs)
+        y = step.feature(self.name, a.shape)
+        step.add(activation.add(self.name, a, b, y, step.region, relu=self.relu))
+        return y
+
+    def backward(self, step: MicroBatch, dy: Tensor) -> None:
+        """See `Unit`."""
+        if self.relu:
+            dx = step.feature(f"{self.name}.masked", dy.shape)
+            step.add(activation.activation_gradient(
+                f"{self.name}.gradient", dy, step.values[self.name].tensor, dx, step.region
+            ))  # fmt: skip
+            dy = dx
+        for name in self.layers[0].inputs:
+            step.give_gradient(self, name, dy)
+
+
+@dataclass(frozen=True)
+class ActivationUnit(Unit):
+    """ReLU or leaky ReLU behind what it does not go together with."""
+
+    slope: float = 0
+
+    def check(self, *, train: bool) -> None:
+        """See `Unit`."""
+        if train:
+            check_slope(self.slope)
+
+    def forward(self, step: MicroBatch) -> Tensor:
+        """See `Unit`."""
+        x = step.take(self, self.inputs[0])
+        y = step.feature(self.name, x.shape)
+        step.add(activation.activate(self.name, x, y, step.region, slope=self.slope))
+        return y
+
+    def backward(self, step: MicroBatch, dy: Tensor) -> None:
+        """See `Unit`."""
+        dx = step.feature(f"{self.name}.dx", dy.shape)
+        step.add(activation.activation_gradient(
+            f"{self.name}.gradient", dy, step.values[self.name].tensor, dx, step.region,
+            slope=self.slope))  # fmt: skip
+        step.give_gradient(self, self.inputs[0], dx)
+
+
+@dataclass(frozen=True)
+class DropoutUnit(Unit):
+    """Dropout; each has random numbers of its own, which follow each other as memory does."""
+
+    stream: int = 0
+
+    def passes_gradient(self, name: str) -> bool:
+        """See `Unit`."""
+        return not self.rate
+
+    @property
+    def rate(self) -> float:
+        """Share of the elements that are dropped."""
+        operator = self.layers[0].operator
+        assert isinstance(operator, ops.Dropout)
+        return operator.rate
+
+    def check(self, *, train: bool) -> None:
+        """See `Unit`."""
+        if train and self.rate:
+            activation.kept_of(self.rate)
+
+    def _drop(self, step: MicroBatch, name: str, x: Tensor, y: Tensor) -> None:
+        first = step.random_vectors(x.elements)
+        step.add(activation.drop(name, x, y, step.region, rate=self.rate, stream=self.stream,
+                                 first=first, key=step.random_key))  # fmt: skip
+
+    def forward(self, step: MicroBatch) -> Tensor:
+        """See `Unit`."""
+        x = step.take(self, self.inputs[0])
+        if not (step.options.train and self.rate):
+            return x
+        y = step.feature(self.name, x.shape)
+        self._drop(step, self.name, x, y)
+        return y
+
+    def backward(self, step: MicroBatch, dy: Tensor) -> None:
+        """See `Unit`."""
+        if self.rate:
+            dx = step.feature(f"{self.name}.dx", dy.shape)
+            self._drop(step, f"{self.name}.gradient", dy, dx)
+            dy = dx
+        step.give_gradient(self, self.inputs[0], dy)
+
+
+@dataclass(frozen=True)
+class ViewUnit(Unit):
+    """The same elements under another shape: nothing moves, and so the layout stays."""
+
+    def passes_gradient(self, name: str) -> bool:
+        """See `Unit`."""
+        return True
+
+    def forward(self, step: MicroBatch) -> Tensor:
+        """See `Unit`."""
+        return replace(step.take(self, self.inputs[0]), shape=self.out_shape)
+
+    def backward(self, step: MicroBatch, dy: Tensor) -> None:
+        """See `Unit`."""
+        step.give_gradient(self, self.inputs[0], dy)

@@ -1,0 +1,1 @@
+"""What is to be computed: graphs of layers, their operators, and where they come from."""

@@ -1,0 +1,133 @@
+"""What frontends have in common: layers whose parameters come with values."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping, Sequence
+from typing import TYPE_CHECKING
+
+from fpgapipe.network.graph import Graph, GraphBuilder
+from fpgapipe.network.operators import Concat, Constant, Lstm, Operator, Reshape, Slice
+
+if TYPE_CHECKING:
+    import numpy as np
+    from numpy.typing import NDArray
+
+
+class Unsupported(Exception):
+    """A node whose operator is known but which asks for something that is not."""
+
+
+class FrontendBuilder(GraphBuilder):
+    """A graph builder for sources that name their weights.
+
+    Parameters
+    ----------
+    name : str
+    batch : int or None
+    own_names : collection of str
+        Weights whose parameters have the source's names; those of others are named by their layer.
+    """
+
+    def __init__(self, name: str, batch: int | None, own_names: Collection[str] = ()) -> None:
+        super().__init__(name, batch)
+        self._owners: dict[str, str] = {}
+        self._own_names = frozenset(own_names)
+        self.frozen: set[str] = set()
+        """Weights that the source does not train."""
+
+    def add_with_values(
+        self,
+        name: str,
+        operator: Operator,
+        *inputs: str,
+        values: Mapping[str, tuple[str, NDArray[np.generic]]],
+    ) -> str:
+        """Add a layer and give its parameters their values; return its name.
+
+        Parameters
+        ----------
+        name : str
+            Followed by a number if another layer has it already.
+        operator : Operator
+        *inputs : str
+        values : mapping
+            By role, the source's name of the weight and its values in the operator's layout. A
+            weight that an earlier layer has already is shared with it.
+        """
+        if not self.is_free(name) or (
+            name in self._own_names and not isinstance(operator, Constant)
+        ):
+            name = self.fresh_name(f"{name}_")
+        names = {}
+        for role, (source, _) in values.items():
+            own = source if source in self._own_names else f"{name}.{role}"
+            names[role] = self._owners.get(source, own)
+        frozen = [role for role, (source, _) in values.items() if source in self.frozen]
+        self.add(name, operator, *inputs, shared=names, frozen=frozen)
+        for role, (source, value) in values.items():
+            if source not in self._owners:
+                self._owners[source] = names[role]
+                self.set_value(names[role], value)
+                _refuse_no_numbers(source, value, fixed=source in self.frozen)
+        return name
+
+    def build(self, outputs: Sequence[str] | None = None, *, prune: bool = False) -> Graph:
+        """Finish the network; see `GraphBuilder.build`.
+
+        Parameters
+        ----------
+        outputs : sequence of str, optional
+        prune : bool
+            Whether to leave out what no output needs.
+        """
+        if prune and outputs:
+            needed = set(outputs)
+            for layer in reversed(self._layers.values()):
+                if layer.name in needed:
+                    needed.update(layer.inputs)
+            self._layers = {name: each for name, each in self._layers.items() if name in needed}
+            kept = {p.name for layer in self._layers.values() for p in layer.parameters}
+            self._values = {name: value for name, value in self._values.items() if name in kept}
+        return super().build(outputs)
+
+    def last_states(self, name: str, lstm: str) -> str:
+        """Add the hidden state that each direction of an LSTM layer ends with.
+
+        Parameters
+        ----------
+        name : str
+            What the result, of shape ``directions, N, hidden``, is called.
+        lstm : str
+            The layer.
+        """
+        operator = self._layers[lstm].operator
+        assert isinstance(operator, Lstm)
+        batch, positions, _ = self.tensor(lstm).shape
+        states = []
+        for d, suffix in enumerate(("", "_reverse")[: operator.num_directions]):
+            last = 0 if d else positions - 1  # the reverse direction ends at the first position
+            state = self.add_with_values(
+                f"{lstm}.last{suffix}", Slice(1, last, last + 1), lstm, values={}
+            )
+            if operator.bidirectional:
+                half = Slice(2, d * operator.hidden, (d + 1) * operator.hidden)
+                state = self.add_with_values(f"{state}.half", half, state, values={})
+            shape = Reshape((1, batch, operator.hidden))
+            own = f"{state}.state" if operator.bidirectional else name
+            states.append(self.add_with_values(own, shape, state, values={}))
+        if len(states) == 1:
+            return states[0]
+        return self.add_with_values(name, Concat(0), *states, values={})
+
+
+def _refuse_no_numbers(source: str, value: NDArray[np.generic], *, fixed: bool) -> None:
+    """Refuse a weight with values that are not finite; infinities in a constant are a mask."""
+    import numpy as np
+
+    if value.dtype.kind != "f" or not value.size:
+        return
+    once = value[tuple(slice(0, 1) if step == 0 else slice(None) for step in value.strides)]
+    wrong = np.isnan(once) if fixed else ~np.isfinite(once)
+    if wrong.any():
+        place = [int(axis) for axis in np.argwhere(wrong)[0]]
+        raise Unsupported(f"weight {source!r} holds {once[tuple(place)]} at {place}")

@@ -1,0 +1,197 @@
+"""Folding of what is known before a network runs: initializers, and what is computed from them.
+
+Exporters write shapes as little programs (Shape, Gather, Concat...); they are evaluated with ONNX's
+own reference implementation once the shapes they read are known.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+from fpgapipe.network.operators.tensors import MAX_ELEMENTS, ShapeError
+
+if TYPE_CHECKING:
+    import numpy as np
+    from numpy.typing import NDArray
+
+SHAPE_OPS = ("Shape", "Size")
+"""They read a shape, not values, and are known wherever shapes are."""
+
+MAX_FOLDED_ELEMENTS = 2**27
+"""A constant that would take more memory than this (512 MiB of FP32) is not computed."""
+
+# fmt: off
+FOLDED_OPS = frozenset((
+    "Abs", "Add", "And", "Cast", "CastLike", "Ceil", "Concat", "Constant", "ConstantOfShape",
+    "Div", "Equal", "Expand", "Flatten", "Floor", "Gather", "Greater", "GreaterOrEqual",
+    "Identity", "Less", "LessOrEqual", "Max", "Min", "Mod", "Mul", "Neg", "Not", "Or", "Pow",
+    "Range", "Reciprocal", "ReduceMax", "ReduceMin", "ReduceProd", "ReduceSum", "Reshape",
+    "Shape", "Size", "Slice", "Split", "Sqrt", "Squeeze", "Sub", "Sum", "Tile", "Transpose",
+    "Trilu", "Unsqueeze", "Where",
+))
+# fmt: on
+"""What exporters compute shapes and constants with; others on constants alone are translated."""
+
+
+class Constants:
+    """The tensors of a graph whose values are known.
+
+    Parameters
+    ----------
+    onnx : module
+    graph : onnx.GraphProto
+    opset : int
+    """
+
+    def __init__(self, onnx: Any, graph: Any, opset: int) -> None:
+        self._onnx = onnx
+        self._opset = opset
+        self._initializers = {each.name: each for each in graph.initializer}
+        self._values: dict[str, NDArray[np.generic]] = {}
+        self._learnable = set(self._initializers)
+        self._known = set(self._initializers)
+        self._moves: dict[str, Any] = {}
+        for node in graph.node:
+            if self.folds(node):
+                self._known.update(node.output)
+
+    def folds(self, node: Any) -> bool:
+        """Whether a node's results are known before the network runs."""
+        if node.domain not in ("", "ai.onnx") or node.op_type not in FOLDED_OPS:
+            return False
+        if node.op_type in (*SHAPE_OPS, "Constant"):
+            return True
+        inputs = [name for name in node.input if name]
+        return bool(inputs) and all(name in self._known for name in inputs)
+
+    def is_constant(self, name: str) -> bool:
+        """Whether a tensor's values are known."""
+        return name in self._known
+
+    def is_learnable(self, name: str) -> bool:
+        """Whether a known tensor is a weight: an initializer, or one that was only rearranged."""
+        return name in self._learnable
+
+    def moves(self, name: str) -> Any | None:
+        """The node that repeats weights, joins them or takes a part of them, if one gives this."""
+        return self._moves.get(name)
+
+    def get(self, name: str) -> NDArray[np.generic] | None:
+        """The values of a tensor, None if they are not known."""
+        if name not in self._values and name in self._initializers:
+            try:
+                self._values[name] = self._onnx.numpy_helper.to_array(self._initializers[name])
+            except Exception as error:  # whatever numpy makes of a type that contradicts its data
+                raise ShapeError(f"initializer {name!r} cannot be read: {error}") from None
+        return self._values.get(name)
+
+    def fold(self, node: Any, static_shape: Callable[[str], tuple[int, ...]]) -> bool:
+        """Evaluate a node if it `folds`; say whether it did.
+
+        Parameters
+        ----------
+        node : onnx.NodeProto
+        static_shape : function
+            Gives the shape of a tensor that is not constant.
+
+        Raises
+        ------
+        ShapeError
+            If the evaluation fails.
+        """
+        if not self.folds(node):
+            return False
+        import numpy as np
+
+        operands: dict[str, NDArray[np.generic]] = {}
+        if node.op_type in SHAPE_OPS:
+            name = node.input[0]
+            value = self.get(name)
+            shape = value.shape if value is not None else static_shape(name)
+            # Only the shape counts; a broadcast zero stands for the tensor without its memory.
+            operands[name] = np.broadcast_to(np.float32(0), shape)
+        else:
+            for name in node.input:
+                value = self.get(name) if name else None
+                if value is not None:
+                    operands[name] = value
+        if node.op_type == "ConstantOfShape":
+            results = [self._filled(node, operands[node.input[0]])]
+        else:
+            results = self._evaluate(node, operands)
+        rearranged = node.op_type in _REARRANGING and node.input[0] in self._learnable
+        moved = node.op_type in _MOVING and any(
+            name in self._moves or (name in self._learnable and operands[name].ndim)
+            for name in node.input
+            if name in operands
+        )
+        for name, result in zip(node.output, results, strict=False):
+            self._values[name] = result
+            if moved and result.dtype.kind == "f":
+                self._moves[name] = node
+            if rearranged or node.op_type == "ConstantOfShape":
+                self._learnable.add(name)
+        return True
+
+    def _filled(self, node: Any, shape: NDArray[np.generic]) -> NDArray[np.generic]:
+        """ConstantOfShape as one value seen through a shape; some models have their weights so."""
+        import numpy as np
+
+        fill = np.zeros(1, np.float32)
+        for attribute in node.attribute:
+            fill = self._onnx.numpy_helper.to_array(attribute.t)
+        sizes = tuple(int(size) for size in shape.reshape(-1)[:64])
+        if fill.size != 1 or any(size < 0 for size in sizes) or math.prod(sizes) > MAX_ELEMENTS:
+            raise ShapeError(f"no constant can have the shape {list(sizes)}")
+        return np.broadcast_to(fill.reshape(()), sizes)
+
+    def _evaluate(
+        self, node: Any, operands: dict[str, NDArray[np.generic]]
+    ) -> list[NDArray[np.generic]]:
+        from onnx.reference import ReferenceEvaluator
+
+        if node.op_type not in SHAPE_OPS and _elements(node, operands) > MAX_FOLDED_ELEMENTS:
+            raise ShapeError(f"evaluates to over {MAX_FOLDED_ELEMENTS} constant elements")
+        helper = self._onnx.helper
+        graph = helper.make_graph(
+            [node],
+            "constant",
+            [self._onnx.ValueInfoProto(name=name) for name in operands],
+            [self._onnx.ValueInfoProto(name=name) for name in node.output if name],
+        )
+        imports = [helper.make_opsetid("", self._opset)]
+        model = helper.make_model(graph, opset_imports=imports)
+        try:
+            results: list[NDArray[np.generic]] = ReferenceEvaluator(model).run(None, operands)
+        except Exception as error:  # whatever the reference implementation trips over
+            raise ShapeError(f"evaluating it failed: {' '.join(str(error).split())}") from None
+        return results
+
+
+def _elements(node: Any, operands: dict[str, NDArray[np.generic]]) -> float:
+    """How large a node's operands and results can get, in elements."""
+    import numpy as np
+
+    values = list(operands.values())
+    read = sum(each.size for each in values)
+    if read > MAX_FOLDED_ELEMENTS:
+        return float(read)
+    if node.op_type == "Range":
+        start, limit, step = (float(each.reshape(-1)[0]) for each in values)
+        return abs(limit - start) / abs(step) if step else math.inf
+    if node.op_type in ("Expand", "Tile"):
+        factors = values[1].reshape(-1)[:64].astype(float)
+        return values[0].size * math.prod(max(abs(factor), 1.0) for factor in factors)
+    try:
+        return float(math.prod(np.broadcast_shapes(*(each.shape for each in values))))
+    except ValueError:  # not element by element, so its results are no larger than what it reads
+        return float(read)
+
+
+_MOVING = ("Expand", "Slice", "Concat", "Split")
+"""Operators after which weights go on being learned if they become layers."""
+
+_REARRANGING = ("Identity", "Reshape", "Transpose", "Squeeze", "Unsqueeze", "Flatten", "Cast")
+"""Operators after which a weight is still a weight."""

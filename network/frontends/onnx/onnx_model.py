@@ -1,0 +1,228 @@
+"""ONNX models: read, checked, their constants folded, then translated node by node.
+
+`onnx_translation` is the machinery; `onnx_products`, `onnx_pointwise` and `onnx_layout` hold a
+translation for each operator; `onnx_constants` folds.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import warnings
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+from fpgapipe.errors import FileError
+from fpgapipe.files import read_bytes
+from fpgapipe.network.frontends.builder import Unsupported
+from fpgapipe.network.frontends.onnx import (  # noqa: F401 (they register their translations)
+    onnx_layout,
+    onnx_pointwise,
+    onnx_products,
+)
+from fpgapipe.network.frontends.onnx.onnx_constants import Constants
+from fpgapipe.network.frontends.onnx.onnx_external import MAX_BYTES, read_external
+from fpgapipe.network.frontends.onnx.onnx_translation import (
+    DTYPES,
+    HANDLERS,
+    Translation,
+    node_name,
+)
+from fpgapipe.network.frontends.source import OnnxSource
+from fpgapipe.network.graph import Graph, NetworkError
+from fpgapipe.network.operators.tensors import ShapeError, Tensor
+from fpgapipe.optional import require
+
+MIN_OPSET = 9
+"""Oldest opset read; older ones differ in what their operators mean."""
+
+MAX_SHOWN = 50
+"""How many nodes an error lists before it counts the rest."""
+
+
+def read_onnx(path: Path, batch: int | None = None) -> Graph:
+    """Read an ONNX model of opset 9 or newer.
+
+    Parameters
+    ----------
+    path : Path
+        The model; weights in files beside it (external data) are read as well.
+    batch : int, optional
+        Binds a dynamic first axis of the inputs, 1 if not given. A model whose batch is fixed takes
+        none but its own.
+
+    Raises
+    ------
+    FileError
+        If the file is broken, uses operators that are not supported (all of them are named), or has
+        dynamic axes other than the batch.
+    NetworkError
+        If `batch` contradicts the model, or its shapes do not fit together.
+    UserError
+        If the onnx library is not installed.
+    """
+    onnx = require("onnx", f"reading {path}")
+    model = load_model(onnx, path)
+    opset = _opset(onnx, path, model)
+    constants = Constants(onnx, model.graph, opset)
+    _refuse_unsupported(path, model.graph, constants)
+    inputs, batch = _bind_inputs(onnx, path, model.graph, constants, batch)
+    graph = _translate(path, model.graph, opset, constants, inputs, batch)
+    return dataclasses.replace(graph, source=OnnxSource(path, graph.outputs))
+
+
+def load_model(onnx: Any, path: Path) -> Any:
+    """Parse and check a model; its local functions are inlined.
+
+    Raises
+    ------
+    FileError
+        If it is broken.
+    """
+    data = read_bytes(path, MAX_BYTES)
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            model = onnx.load_model_from_string(data)
+            read_external(onnx, path, model)
+            if not model.graph.node:
+                raise FileError(path, ["is no ONNX model, or one without nodes"])
+            onnx.checker.check_model(model)
+            if model.functions:
+                from onnx import inliner
+
+                model = inliner.inline_local_functions(model)
+    except FileError:
+        raise
+    except Exception as error:  # protobuf, onnx and the file system have no common base class
+        text = " ".join(str(error).split())
+        reason = text[:400] or type(error).__name__
+        raise FileError(path, [f"is no valid ONNX model: {reason}"]) from None
+    return model
+
+
+def _opset(onnx: Any, path: Path, model: Any) -> int:
+    """The version of ONNX's own operators that a model uses."""
+    newest = onnx.defs.onnx_opset_version()
+    version = next(
+        (each.version for each in model.opset_import if each.domain in ("", "ai.onnx")), newest
+    )
+    if not MIN_OPSET <= version <= newest:
+        raise FileError(
+            path,
+            [
+                f"opset must be in {MIN_OPSET}..{newest}, not {version}; "
+                "onnx.version_converter.convert_version converts it"
+            ],
+        )
+    return int(version)
+
+
+def _refuse_unsupported(path: Path, graph: Any, constants: Constants) -> None:
+    """Name every node whose operator has no translation, before anything is translated."""
+    refused = [node for node in graph.node if not constants.folds(node) and not _is_known(node)]
+    if not refused:
+        return
+    by_op: dict[str, list[str]] = {}
+    for node in refused:
+        op = f"{node.domain}.{node.op_type}" if node.domain else node.op_type
+        by_op.setdefault(op, []).append(node_name(node))
+    faults = []
+    for op, names in sorted(by_op.items()):
+        hidden = len(names) - MAX_SHOWN
+        listed = ", ".join(names[:MAX_SHOWN]) + (f" and {hidden} more" if hidden > 0 else "")
+        faults.append(f"operator {op} is not supported (nodes {listed})")
+    faults.append(f"supported are {', '.join(sorted(HANDLERS))}")
+    raise FileError(path, faults)
+
+
+def _is_known(node: Any) -> bool:
+    return node.domain in ("", "ai.onnx") and node.op_type in HANDLERS
+
+
+def _bind_inputs(
+    onnx: Any, path: Path, graph: Any, constants: Constants, batch: int | None
+) -> tuple[dict[str, Tensor], int]:
+    """Give every input a shape; a dynamic first axis becomes the batch."""
+    inputs = [each for each in graph.input if not constants.is_constant(each.name)]
+    batch_names = set()
+    fixed = None
+    for each in inputs:
+        sizes = each.type.tensor_type.shape.dim
+        if sizes and not sizes[0].HasField("dim_value"):
+            batch_names.add(sizes[0].dim_param)
+        elif sizes and fixed is None:
+            fixed = sizes[0].dim_value
+    if batch_names:
+        batch = 1 if batch is None else batch
+    elif batch is not None and batch != fixed:
+        raise NetworkError(
+            f"{path}: the model's batch is fixed at {fixed}, which --batch {batch} contradicts; "
+            "export it with a dynamic first axis"
+        )
+
+    faults = []
+    tensors = {}
+    for each in inputs:
+        type_ = each.type.tensor_type
+        name = onnx.TensorProto.DataType.Name(type_.elem_type)
+        if name not in DTYPES or not each.type.HasField("tensor_type"):
+            faults.append(f"input {each.name!r}: element type {name} is not supported")
+            continue
+        shape = []
+        for axis, size in enumerate(type_.shape.dim):
+            if size.HasField("dim_value"):
+                shape.append(size.dim_value)
+            elif axis == 0 or (size.dim_param and size.dim_param in batch_names):
+                assert batch is not None
+                shape.append(batch)
+            else:
+                faults.append(
+                    f"input {each.name!r}: axis {axis} is dynamic ({size.dim_param or 'no name'}); "
+                    "only the first, the batch, may be: export it with a fixed size"
+                )
+        try:
+            tensors[each.name] = Tensor(tuple(shape), DTYPES[name])
+        except ShapeError as error:
+            faults.append(f"input {each.name!r}: {error}")
+    if faults:
+        raise FileError(path, faults)
+    return tensors, batch or fixed or 1
+
+
+def _translate(
+    path: Path,
+    graph: Any,
+    opset: int,
+    constants: Constants,
+    inputs: dict[str, Tensor],
+    batch: int,
+) -> Graph:
+    """Translate all nodes; faults of attributes are gathered as far as they do not depend."""
+    consumers = Counter(name for node in graph.node for name in set(node.input))
+    consumers.update(each.name for each in graph.output)
+    translation = Translation(path.stem, batch, opset, constants, graph, consumers)
+    for name, tensor in inputs.items():
+        translation.add_input(name, tensor)
+    faults = []
+    lost: set[str] = set()  # what nodes with faults would have given
+    for node in graph.node:
+        if lost.intersection(node.input):
+            lost.update(node.output)
+            continue
+        try:
+            if constants.fold(node, translation.static_shape):
+                continue
+            if node.op_type not in HANDLERS:
+                raise Unsupported("its inputs are not constant here")
+            translation.translate(node)
+        except (Unsupported, ShapeError) as error:
+            faults.append(f"node {node_name(node)!r} ({node.op_type}): {error}")
+            lost.update(node.output)
+    if faults:
+        hidden = len(faults) - MAX_SHOWN
+        raise FileError(path, faults[:MAX_SHOWN] + [f"and {hidden} more"] * (hidden > 0))
+    try:
+        return translation.build()
+    except Unsupported as error:
+        raise FileError(path, [str(error)]) from None

@@ -1,0 +1,262 @@
+"""ONNX operators that multiply or slide windows, and the embedding."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+from fpgapipe.errors import shown
+from fpgapipe.network.frontends.builder import Unsupported
+from fpgapipe.network.frontends.onnx.onnx_constants import MAX_FOLDED_ELEMENTS
+from fpgapipe.network.frontends.onnx.onnx_translation import (
+    Translation,
+    dtype_of,
+    handles,
+    node_name,
+)
+from fpgapipe.network.operators import (
+    Affine,
+    Binary,
+    Conv,
+    Embedding,
+    GlobalPool,
+    Linear,
+    Lstm,
+    MatMul,
+    Pool,
+    Reshape,
+    Slice,
+    Transpose,
+)
+from fpgapipe.network.operators.tensors import normalise_axis
+from fpgapipe.network.operators.windows import Padding, same_padding
+
+if TYPE_CHECKING:
+    import numpy as np
+    from numpy.typing import NDArray
+
+
+def _padding(
+    attributes: dict[str, Any],
+    sizes: Sequence[int],
+    kernel: Sequence[int],
+    stride: Sequence[int],
+    dilation: Sequence[int],
+) -> Padding:
+    """The padding that ``pads`` or ``auto_pad`` ask for."""
+    auto = attributes.get("auto_pad", b"NOTSET").decode()
+    if auto not in ("NOTSET", "VALID", "SAME_UPPER", "SAME_LOWER"):
+        raise Unsupported(
+            f"auto_pad must be NOTSET, VALID, SAME_UPPER or SAME_LOWER, not {shown(auto)}"
+        )
+    if auto in ("SAME_UPPER", "SAME_LOWER"):
+        return same_padding(sizes, kernel, stride, dilation, upper=auto == "SAME_UPPER")
+    pads = [0] * (2 * len(kernel)) if auto == "VALID" else attributes.get("pads")
+    pads = list(pads) if pads is not None else [0] * (2 * len(kernel))
+    if len(pads) != 2 * len(kernel):
+        raise Unsupported(f"pads must have {2 * len(kernel)} entries, not {len(pads)}")
+    return tuple(zip(pads[: len(kernel)], pads[len(kernel) :], strict=True))
+
+
+@handles("Conv")
+def _conv(t: Translation, node: Any) -> None:
+    attributes = t.attributes(node)
+    weight = t.weight(node, 1, "weight")
+    kernel = tuple(int(size) for size in weight.shape[2:])
+    said = attributes.get("kernel_shape")
+    if said is not None and tuple(said) != kernel:
+        raise Unsupported(
+            f"kernel_shape {list(said)} contradicts its weight, whose kernel is {list(kernel)}"
+        )
+    ones = (1,) * len(kernel)
+    stride = tuple(attributes.get("strides", ones))
+    dilation = tuple(attributes.get("dilations", ones))
+    sizes = t.tensor(node.input[0]).shape[2:]
+    if len(sizes) != len(kernel):
+        raise Unsupported(f"weight of shape {list(weight.shape)} does not fit its input")
+    padding = _padding(attributes, sizes, kernel, stride, dilation)
+    bias = t.weight(node, 2, "bias") if t.operand(node, 2) else None
+    operator = Conv(
+        int(weight.shape[0]),
+        kernel,
+        stride,
+        padding,
+        dilation,
+        attributes.get("group", 1),
+        bias is not None,
+    )
+    values = {"weight": (node.input[1], weight)}
+    if bias is not None:
+        values["bias"] = (node.input[2], bias)
+    t.first(node, operator, **values)
+
+
+@handles("MaxPool", "AveragePool")
+def _pool(t: Translation, node: Any) -> None:
+    t.refuse_outputs(node)
+    attributes = t.attributes(node)
+    kernel = tuple(attributes["kernel_shape"])
+    ones = (1,) * len(kernel)
+    stride = tuple(attributes.get("strides", ones))
+    dilation = tuple(attributes.get("dilations", ones))
+    sizes = t.tensor(node.input[0]).shape[2:]
+    if len(sizes) != len(kernel):
+        raise Unsupported(f"kernel_shape {list(kernel)} does not fit its input")
+    operator = Pool(
+        "max" if node.op_type == "MaxPool" else "average",
+        kernel,
+        stride,
+        _padding(attributes, sizes, kernel, stride, dilation),
+        dilation,
+        bool(attributes.get("ceil_mode", 0)),
+        bool(attributes.get("count_include_pad", 0)),
+    )
+    t.first(node, operator)
+
+
+@handles("GlobalAveragePool", "GlobalMaxPool")
+def _global_pool(t: Translation, node: Any) -> None:
+    t.first(node, GlobalPool("average" if "Average" in node.op_type else "max"))
+
+
+@handles("Gemm")
+def _gemm(t: Translation, node: Any) -> None:
+    attributes = t.attributes(node)
+    alpha, beta = attributes.get("alpha", 1.0), attributes.get("beta", 1.0)
+    a = t.layer(node.input[0])
+    if attributes.get("transA", 0):
+        a = t.add(f"{node_name(node)}.transpose_a", Transpose((1, 0)), a)
+    weight = t.value(node, 1)
+    bias = t.value(node, 2)
+    transposed = bool(attributes.get("transB", 0))
+    if weight is not None and weight.ndim == 2:
+        weight = weight if transposed else weight.T
+        features = int(weight.shape[0])
+        fits = bias is not None and bias.shape in ((features,), (1, features))
+        values = {"weight": (node.input[1], _scaled(weight, alpha))}
+        if bias is not None and fits:
+            bias = bias.reshape(-1)
+            values["bias"] = (node.input[2], _scaled(bias, beta))
+        layer = t.add(node_name(node), Linear(features, fits), a, values=values)
+        if t.operand(node, 2) and not fits:
+            layer = _plus(t, node, layer, beta)
+        t.give(node, layer)
+        return
+    b = t.layer(node.input[1])
+    if transposed:
+        b = t.add(f"{node_name(node)}.transpose_b", Transpose((1, 0)), b)
+    layer = t.add(node_name(node), MatMul(), a, b)
+    if alpha != 1:
+        layer = t.add(f"{node_name(node)}.alpha", Affine(scale=alpha), layer)
+    if t.operand(node, 2):
+        layer = _plus(t, node, layer, beta)
+    t.give(node, layer)
+
+
+def _scaled(value: NDArray[np.generic], factor: float) -> NDArray[np.generic]:
+    """A weight times a number, if that does not take too much memory."""
+    if factor == 1:
+        return value
+    if value.size > MAX_FOLDED_ELEMENTS:
+        raise Unsupported(f"a weight of {value.size} elements times {factor:g} is too large")
+    import numpy as np
+
+    return np.multiply(value, factor, dtype=value.dtype)  # type: ignore[no-any-return]
+
+
+def _plus(t: Translation, node: Any, layer: str, beta: float) -> str:
+    """Gemm's third operand as a layer of its own."""
+    c = t.layer(node.input[2])
+    if beta != 1:
+        c = t.add(f"{node_name(node)}.beta", Affine(scale=beta), c)
+    return t.add(f"{node_name(node)}.add", Binary("add"), layer, c)
+
+
+@handles("MatMul")
+def _matmul(t: Translation, node: Any) -> None:
+    weight = t.value(node, 1)
+    if weight is None or weight.ndim != 2 or t.constants.is_constant(node.input[0]):
+        t.simple(node, MatMul())
+        return
+    values = {"weight": (node.input[1], weight.T)}
+    addition = t.sole_reader(node.output[0])
+    if addition is not None and addition.op_type == "Add":
+        other = next(name for name in addition.input if name != node.output[0])
+        bias = t.constants.get(other)
+        if bias is not None and bias.shape == (weight.shape[1],):
+            layer = t.first(node, Linear(int(weight.shape[1])), bias=(other, bias), **values)
+            t.give(addition, layer)
+            t.skip(addition)
+            return
+    t.first(node, Linear(int(weight.shape[1]), bias=False), **values)
+
+
+@handles("LSTM")
+def _lstm(t: Translation, node: Any) -> None:
+    attributes = t.attributes(node)
+    direction = attributes.get("direction", b"forward").decode()
+    if direction == "reverse" or attributes.get("layout", 0) or "clip" in attributes:
+        raise Unsupported("only direction forward or bidirectional, layout 0, without clip")
+    if attributes.get("input_forget", 0) or "activations" in attributes:
+        default = [b"Sigmoid", b"Tanh", b"Tanh"]
+        if attributes.get("input_forget", 0) or list(attributes["activations"])[:3] != default:
+            raise Unsupported("only the standard gates and activations")
+    for index, what in ((5, "initial_h"), (6, "initial_c"), (7, "peepholes")):
+        if t.operand(node, index) and t.weight(node, index, what).any():
+            raise Unsupported(f"only {what} of zeros")
+    hidden = int(attributes["hidden_size"])
+    both = direction == "bidirectional"
+    if t.weight(node, 1, "weight").size > MAX_FOLDED_ELEMENTS:
+        raise Unsupported("its weight is too large to be reordered")
+    t.refuse_outputs(node, kept=2)
+    name = node_name(node)
+    x = t.add(f"{name}.batch_first", Transpose((1, 0, 2)), t.layer(node.input[0]))
+    bias = t.value(node, 3)
+    values = {}
+    for d, suffix in enumerate(("", "_reverse")[: 2 if both else 1]):
+        pairs = [("weight_ih", 1, t.weight(node, 1, "weight")[d])]
+        pairs.append(("weight_hh", 2, t.weight(node, 2, "recurrent weight")[d]))
+        if bias is not None:
+            pairs.append(("bias_ih", 3, bias[d][: 4 * hidden]))
+            pairs.append(("bias_hh", 3, bias[d][4 * hidden :]))
+        for role, index, value in pairs:
+            source = f"{node.input[index]}[{d}]{role}"
+            values[role + suffix] = (source, _pytorch_gates(value, hidden))
+    layer = t.add(name, Lstm(hidden, both, bias is not None), x, values=values)
+    batch, positions, _ = t.builder.tensor(layer).shape
+    if t.consumers[node.output[0]]:
+        split = Reshape((batch, positions, 2 if both else 1, hidden))
+        rows = t.add(f"{name}.directions", split, layer)
+        t.give(node, t.add(f"{name}.y", Transpose((1, 2, 0, 3)), rows))
+    if len(node.output) > 1 and node.output[1] and t.consumers[node.output[1]]:
+        t.give(node, t.builder.last_states(f"{name}.y_h", layer), output=1)
+
+
+def _pytorch_gates(value: NDArray[np.generic], hidden: int) -> NDArray[np.generic]:
+    """From ONNX's order of gates (input, output, forget, cell) to PyTorch's."""
+    import numpy as np
+
+    i, o, f, c = (value[gate * hidden : (gate + 1) * hidden] for gate in range(4))
+    return np.concatenate([i, f, c, o])
+
+
+@handles("Gather")
+def _gather(t: Translation, node: Any) -> None:
+    axis = t.attributes(node).get("axis", 0)
+    table = t.value(node, 0)
+    index = t.value(node, 1)
+    if table is not None and index is None:
+        if table.ndim != 2 or axis != 0 or not dtype_of(table).is_float:
+            raise Unsupported("only rows of a matrix of floating-point numbers (an embedding)")
+        operator = Embedding(int(table.shape[0]), int(table.shape[1]))
+        values = {"weight": (node.input[0], table)}
+        t.give(node, t.add(node_name(node), operator, t.layer(node.input[1]), values=values))
+        return
+    if index is None or index.size != 1:
+        raise Unsupported("only an embedding, or a single constant index")
+    shape = t.tensor(node.input[0]).shape
+    axis = normalise_axis(axis, len(shape))
+    start = int(index.reshape(-1)[0]) % shape[axis]
+    layer = t.add(f"{node_name(node)}.slice", Slice(axis, start, start + 1), t.layer(node.input[0]))
+    result = (*shape[:axis], *index.shape, *shape[axis + 1 :])
+    t.give(node, t.add(node_name(node), Reshape(result), layer))

@@ -1,0 +1,253 @@
+"""An ONNX graph on its way to ours, and the register of translations."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+from fpgapipe.network.frontends.builder import FrontendBuilder, Unsupported
+from fpgapipe.network.frontends.onnx.onnx_constants import Constants
+from fpgapipe.network.graph import Graph, NetworkError
+from fpgapipe.network.operators import Constant, Operator
+from fpgapipe.network.operators.tensors import DType, ShapeError, Tensor
+
+if TYPE_CHECKING:
+    import numpy as np
+    from numpy.typing import NDArray
+
+
+MAX_AXES = 1024
+"""A list of axes, sizes or pieces that is longer is a mistake."""
+
+DTYPES = {
+    "FLOAT": DType.FLOAT32,
+    "DOUBLE": DType.FLOAT64,
+    "FLOAT16": DType.FLOAT16,
+    "BFLOAT16": DType.BFLOAT16,
+    "INT64": DType.INT64,
+    "INT32": DType.INT32,
+    "INT16": DType.INT16,
+    "INT8": DType.INT8,
+    "UINT8": DType.UINT8,
+    "BOOL": DType.BOOL,
+}
+"""ONNX's element types to ours."""
+
+Handler = Callable[["Translation", Any], None]
+HANDLERS: dict[str, Handler] = {}
+"""ONNX operator to the function that translates it."""
+
+
+def handles(*op_types: str) -> Callable[[Handler], Handler]:
+    """Register a translation."""
+
+    def register(function: Handler) -> Handler:
+        HANDLERS.update(dict.fromkeys(op_types, function))
+        return function
+
+    return register
+
+
+class Translation:
+    """A graph in the making, and what its ONNX tensors have become.
+
+    Parameters
+    ----------
+    name : str
+    batch, opset : int
+    constants : Constants
+    graph : onnx.GraphProto
+    consumers : Counter
+        How many nodes (and graph outputs) read a tensor.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        batch: int,
+        opset: int,
+        constants: Constants,
+        graph: Any,
+        consumers: Counter[str],
+    ) -> None:
+        self.builder = FrontendBuilder(name, batch)
+        self.opset = opset
+        self.constants = constants
+        self.consumers = consumers
+        self._graph = graph
+        self._layers: dict[str, str] = {}
+        self._done: set[int] = set()
+        self._readers: dict[str, list[Any]] = {}
+        for node in graph.node:
+            for each in set(node.input):
+                self._readers.setdefault(each, []).append(node)
+
+    def add_input(self, name: str, tensor: Tensor) -> None:
+        """Declare a network input."""
+        self._layers[name] = self.builder.input(name, tensor)
+
+    def translate(self, node: Any) -> None:
+        """Add a node's layers, unless an earlier node has taken it along."""
+        if id(node) not in self._done:
+            try:
+                HANDLERS[node.op_type](self, node)
+            except NetworkError as error:
+                raise Unsupported(str(error)) from None
+            except ShapeError:
+                raise
+            except (KeyError, IndexError, TypeError, ValueError, AttributeError) as error:
+                # The checker lets some nodes pass whose attributes or inputs make no sense.
+                raise Unsupported(f"is malformed ({type(error).__name__}: {error})") from None
+
+    def build(self) -> Graph:
+        """Finish the graph.
+
+        Raises
+        ------
+        Unsupported
+            If the model has no outputs, or one that is no layer's.
+        """
+        outputs: list[str] = []
+        for each in self._graph.output:
+            name = self._layers.get(each.name, "")
+            fault = ""
+            if not name:
+                fault = "is a constant"
+            elif name in self.builder.inputs:
+                fault = f"is the input {name!r} itself"
+            elif name in outputs:
+                fault = f"is the same as output {self._graph.output[outputs.index(name)].name!r}"
+            if fault:
+                raise Unsupported(f"output {each.name!r} {fault}; leave it out")
+            outputs.append(name)
+        if not outputs:
+            raise Unsupported("has no outputs")
+        return self.builder.build(outputs)
+
+    # What a node is made of.
+
+    def attributes(self, node: Any) -> dict[str, Any]:
+        """A node's attributes as Python values."""
+        from onnx import helper
+
+        return {each.name: helper.get_attribute_value(each) for each in node.attribute}
+
+    def operand(self, node: Any, index: int) -> str:
+        """Name of an input tensor, empty if it is left out."""
+        return str(node.input[index]) if index < len(node.input) else ""
+
+    def value(self, node: Any, index: int) -> NDArray[np.generic] | None:
+        """Values of a constant input, None if it is left out or not constant."""
+        name = self.operand(node, index)
+        return self.constants.get(name) if name else None
+
+    def weight(self, node: Any, index: int, what: str) -> NDArray[np.generic]:
+        """Values of an input that must be constant."""
+        value = self.value(node, index)
+        if value is None:
+            raise Unsupported(f"its {what} is not constant")
+        return value
+
+    def integers(self, node: Any, index: int, what: str) -> list[int] | None:
+        """A constant input as a list of integers, None if it is left out."""
+        if not self.operand(node, index):
+            return None
+        value = self.weight(node, index, what)
+        if value.size > MAX_AXES:
+            raise Unsupported(f"its {what} has {value.size} entries")
+        return [int(each) for each in value.reshape(-1)]
+
+    def number(self, node: Any, index: int, what: str) -> float:
+        """A constant input of one element."""
+        value = self.weight(node, index, what)
+        if value.size != 1:
+            raise Unsupported(f"its {what} is no single number but {list(value.shape)}")
+        return float(value.reshape(()))
+
+    def tensor(self, name: str) -> Tensor:
+        """Shape of an input tensor, constants included."""
+        value = self.constants.get(name)
+        if value is not None:
+            return Tensor(value.shape, dtype_of(value))
+        return self.builder.tensor(self._layers[name])
+
+    def static_shape(self, name: str) -> tuple[int, ...]:
+        """Shape of a tensor that is not constant."""
+        return self.builder.tensor(self._layers[name]).shape
+
+    def sole_reader(self, name: str) -> Any | None:
+        """The node that reads a tensor, if exactly one thing does."""
+        readers = self._readers.get(name, [])
+        return readers[0] if len(readers) == 1 and self.consumers[name] == 1 else None
+
+    # What becomes of it.
+
+    def layer(self, name: str) -> str:
+        """The layer or network input behind a tensor; a constant becomes a layer of its own."""
+        if name not in self._layers:
+            value = self.constants.get(name)
+            if value is None:
+                raise Unsupported(f"reads {name!r}, which no earlier node gives")
+            moving = self.constants.moves(name)
+            if moving is not None:
+                self.translate(moving)
+                return self._layers[name]
+            tensor = Tensor(value.shape, dtype_of(value))
+            learned = tensor.dtype.is_float and value.ndim > 0 and self.constants.is_learnable(name)
+            operator = Constant(tensor.shape, tensor.dtype, trainable=learned)
+            self._layers[name] = self.add(name, operator, values={"value": (name, value)})
+        return self._layers[name]
+
+    def layers(self, node: Any) -> list[str]:
+        """The layers behind all inputs of a node."""
+        return [self.layer(name) for name in node.input if name]
+
+    def add(
+        self,
+        name: str,
+        operator: Operator,
+        *inputs: str,
+        values: dict[str, tuple[str, NDArray[np.generic]]] | None = None,
+    ) -> str:
+        """Add a layer; `values` as in `FrontendBuilder.add_with_values`."""
+        return self.builder.add_with_values(name, operator, *inputs, values=values or {})
+
+    def give(self, node: Any, layer: str, output: int = 0) -> None:
+        """Say which layer is a node's result."""
+        self._layers[node.output[output]] = layer
+
+    def simple(self, node: Any, operator: Operator) -> None:
+        """Translate a node to one layer with all its inputs."""
+        self.give(node, self.add(node_name(node), operator, *self.layers(node)))
+
+    def first(
+        self, node: Any, operator: Operator, **values: tuple[str, NDArray[np.generic]]
+    ) -> str:
+        """Translate a node to one layer with its first input; further ones are parameters."""
+        layer = self.add(node_name(node), operator, self.layer(node.input[0]), values=values)
+        self.give(node, layer)
+        return layer
+
+    def refuse_outputs(self, node: Any, kept: int = 1) -> None:
+        """Refuse a node of which someone reads more than the first results."""
+        for name in node.output[kept:]:
+            if name and self.consumers[name]:
+                raise Unsupported(f"its further output {name!r} is read")
+
+    def skip(self, node: Any) -> None:
+        """Mark a node as translated together with another."""
+        self._done.add(id(node))
+
+
+def node_name(node: Any) -> str:
+    """What a node's layer is called: the node's name or, without one, its first result's."""
+    return str(node.name or next(filter(None, node.output), ""))
+
+
+def dtype_of(value: NDArray[np.generic]) -> DType:
+    """Our element type for an array's."""
+    try:
+        return DType(str(value.dtype))
+    except ValueError:
+        raise Unsupported(f"element type {value.dtype} is not supported") from None

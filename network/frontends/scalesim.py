@@ -1,0 +1,144 @@
+"""SCALE-Sim topologies: a CSV table of convolutions, or of matrix products.
+
+The two forms, by their first lines::
+
+    Layer name, IFMAP Height, IFMAP Width, Filter Height, Filter Width, Channels, Num Filter,
+    Strides Layer, M, N, K
+
+SCALE-Sim's inputs are already padded and its outputs round up, so that a last, partly filled window
+counts: padding after the data makes ours the same. Layers follow one another; where the output of
+one is not the input of the next (pooling, padding), an ``unlisted`` layer stands between them.
+"""
+
+from pathlib import Path
+
+from fpgapipe.errors import FileError
+from fpgapipe.network.frontends.text import Faults, csv_rows
+from fpgapipe.network.graph import Graph, GraphBuilder, NetworkError
+from fpgapipe.network.operators import Conv, Linear, Operator, Unlisted
+from fpgapipe.network.operators.tensors import ShapeError, Tensor
+
+CONV_COLUMNS = (
+    "ifmap height",
+    "ifmap width",
+    "filter height",
+    "filter width",
+    "channels",
+    "num filter",
+    "strides",
+)
+GEMM_COLUMNS = ("m", "n", "k")
+
+
+def columns_of(header: list[str]) -> tuple[str, ...] | None:
+    """Which of the two forms a first row announces; None for neither."""
+    names = [" ".join(cell.lower().replace("_", " ").split()) for cell in header]
+    if not names or names[0] not in ("layer", "layer name", "layername", "name"):
+        return None
+    for columns in (CONV_COLUMNS, GEMM_COLUMNS):
+        found = tuple(
+            name.replace("stride height", "strides") for name in names[1 : len(columns) + 1]
+        )
+        if found in (columns, (*columns[:-1], "stride"), (*columns[:-2], "num filters", "strides")):
+            return columns
+    return None
+
+
+def read_scalesim(path: Path, batch: int | None = None) -> Graph:
+    """Read a SCALE-Sim topology.
+
+    Parameters
+    ----------
+    path : Path
+    batch : int, optional
+        Images in a batch for a table of convolutions, 1 if not given; a table of matrix products
+        has its batch in M and takes none.
+
+    Raises
+    ------
+    FileError
+        With every fault of the file.
+    """
+    rows = list(csv_rows(path))
+    columns = columns_of(rows[0][1]) if rows else None
+    if columns is None:
+        raise FileError(path, ["is no SCALE-Sim topology: its first row must name the columns"])
+    if columns is GEMM_COLUMNS and batch not in (None, 1):
+        raise NetworkError(
+            f"{path}: a table of matrix products has its batch in M; --batch does not apply to it"
+        )
+    faults = Faults(path)
+    layers: list[tuple[int, str, Tensor, Operator]] = []
+    seen: dict[str, int] = {}
+    for line, cells in rows[1:]:
+        name = cells[0]
+        if not name:
+            faults.add(line, "the layer has no name")
+            continue
+        if name in seen:
+            faults.add(line, f"layer {name!r} is already on line {seen[name]}")
+            continue
+        seen[name] = line
+        if len(cells) < len(columns) + 1:
+            faults.add(line, f"layer {name!r} has {len(cells)} columns, not {len(columns) + 1}")
+            continue
+        known = len(faults)
+        numbers = [
+            faults.integer(line, f"layer {name!r}: {column}", cell)
+            for column, cell in zip(columns, cells[1:], strict=False)
+        ]
+        if len(faults) > known:
+            continue
+        try:
+            if columns is GEMM_COLUMNS:
+                m, n, k = numbers
+                layers.append((line, name, Tensor((m, k)), Linear(n, bias=False)))
+            else:
+                x = Tensor((batch or 1, numbers[4], *numbers[:2]))
+                conv = _conv(faults, line, name, numbers)
+                layers += [(line, name, x, conv)] if conv else []
+        except ShapeError as error:
+            faults.add(line, f"layer {name!r}: {error}")
+    if not layers:
+        faults.add(None, "the table has no layers")
+    faults.raise_if_any()
+    return _chain(path, 1 if columns is GEMM_COLUMNS else batch or 1, layers)
+
+
+def _conv(faults: Faults, line: int, name: str, numbers: list[int]) -> Conv | None:
+    height, width, kernel_height, kernel_width, _, filters, stride = numbers
+    if kernel_height > height or kernel_width > width:
+        faults.add(
+            line,
+            f"layer {name!r}: filter {kernel_height}x{kernel_width} is larger than its input "
+            f"{height}x{width}",
+        )
+        return None
+    # Rounding up means: as many zeros after the data as the last window lacks.
+    padding = tuple(
+        (0, -(size - kernel) % stride)
+        for size, kernel in ((height, kernel_height), (width, kernel_width))
+    )
+    kernel = (kernel_height, kernel_width)
+    return Conv(filters, kernel, (stride, stride), padding, (1, 1), bias=False)
+
+
+def _chain(path: Path, batch: int, layers: list[tuple[int, str, Tensor, Operator]]) -> Graph:
+    builder = GraphBuilder(path.stem, batch)
+    names = {name for _, name, _, _ in layers}
+    x = builder.input(_free("input", names), layers[0][2])
+    for line, name, needed, operator in layers:
+        try:
+            if builder.tensor(x) != needed:
+                x = builder.add(_free(f"before {name}", names), Unlisted(needed.shape), x)
+            x = builder.add(name, operator, x)
+        except NetworkError as error:
+            raise FileError(path, [f"line {line}: {error}"]) from None
+    return builder.build()
+
+
+def _free(name: str, taken: set[str]) -> str:
+    """The name, or with underscores behind it until it is not taken."""
+    while name in taken:
+        name += "_"
+    return name

@@ -1,0 +1,143 @@
+"""Which results of a PyTorch program share memory, and what an operator in place makes stale."""
+
+from __future__ import annotations
+
+import operator as python_operator
+from typing import Any
+
+from fpgapipe.network.frontends.builder import Unsupported
+
+
+class Aliases:
+    """Views and overwritten tensors of a program.
+
+    Parameters
+    ----------
+    torch : module
+    graph : torch.fx.Graph
+    """
+
+    def __init__(self, torch: Any, graph: Any) -> None:
+        self._torch = torch
+        self._place = {node: place for place, node in enumerate(graph.nodes)}
+        self._base: dict[Any, Any] = {}  # node to the one whose memory it shares
+        self._same: set[Any] = set()  # those that are the whole of their base: results in place
+        self.writes: dict[Any, Any] = {}
+        """Node to the node that it overwrites."""
+        for node in graph.nodes:
+            if node.op == "call_function":
+                self._read(node)
+
+    def _read(self, node: Any) -> None:
+        if node.target is python_operator.getitem:
+            if node.args[0] in self._base:
+                self._base[node] = node.args[0]
+            return
+        schema = getattr(node.target, "_schema", None)
+        for argument, given in zip(getattr(schema, "arguments", ()), node.args, strict=False):
+            if argument.alias_info is None or not isinstance(given, self._torch.fx.Node):
+                continue
+            if argument.alias_info.is_write:
+                self.writes[node] = given
+                self._same.add(node)
+                self._base[node] = given
+            elif self._shares(node, given):
+                self._base[node] = given
+            return
+
+    def _shares(self, node: Any, source: Any) -> bool:
+        """Whether a result is a view; reshape and its like copy where they have to."""
+        torch = self._torch
+
+        def without_memory(each: Any) -> Any:
+            value = each.meta["val"]
+            return torch.empty_strided(
+                value.shape, value.stride(), dtype=value.dtype, device="meta"
+            )
+
+        try:
+            tensors = {each: without_memory(each) for each in node.all_input_nodes}
+            result = node.target(
+                *torch.fx.node.map_arg(node.args, tensors.__getitem__),
+                **torch.fx.node.map_arg(node.kwargs, tensors.__getitem__),
+            )
+        except Exception:  # whatever has no such form; then it counts as a view
+            return True
+        first = result[0] if isinstance(result, list | tuple) else result
+        return bool(first.untyped_storage()._cdata == tensors[source].untyped_storage()._cdata)
+
+    def written(self, writer: Any) -> tuple[Any, list[Any]]:
+        """What an operator in place overwrites, and which of its views are read afterwards.
+
+        Returns
+        -------
+        tensor : Node
+            The tensor that is overwritten as a whole; it may be a view.
+        stale : list of Node
+            Other names of it and views of it, in the order of the program, whose earlier results
+            must not be read any more.
+
+        Raises
+        ------
+        Unsupported
+            If it is a view, and something else that it is a part of is read afterwards.
+        """
+        tensor = self.writes[writer]
+        while tensor in self._same:
+            tensor = self._base[tensor]
+        place = self._place[writer]
+        stale: set[Any] = set()
+        for node in self._place:
+            # A node that shares memory, was there before, and is read later.
+            if (
+                node is writer
+                or self._place[node] > place
+                or self._top(node) is not self._top(tensor)
+            ):
+                continue
+            if any(self._place[user] > place for user in node.users):
+                path = self._path(node)
+                if tensor in path:
+                    stale.update(path[: path.index(tensor)])
+                elif not self._is_apart(path, self._path(tensor)):
+                    raise Unsupported(
+                        "overwrites a view of another tensor; use the form that does not"
+                    )
+        return tensor, sorted(stale - {writer}, key=self._place.__getitem__)
+
+    def is_same(self, node: Any) -> bool:
+        """Whether a node is another name of the tensor that it overwrote."""
+        return node in self._same
+
+    def base(self, node: Any) -> Any:
+        """The node whose memory a view or a result in place shares."""
+        return self._base[node]
+
+    def owner(self, node: Any) -> Any:
+        """The node that memory belongs to."""
+        return self._top(node)
+
+    def _path(self, node: Any) -> list[Any]:
+        """A node, what it is a view of, and so on."""
+        path = [node]
+        while path[-1] in self._base:
+            path.append(self._base[path[-1]])
+        return path
+
+    def _top(self, node: Any) -> Any:
+        while node in self._base:
+            node = self._base[node]
+        return node
+
+    @staticmethod
+    def _is_apart(one: list[Any], two: list[Any]) -> bool:
+        """Whether two paths part at different pieces of one split, which do not overlap."""
+        while one and two and one[-1] is two[-1]:
+            source = one[-1]
+            one, two = one[:-1], two[:-1]
+        if not one or not two:
+            return False
+        pieces = (one[-1], two[-1])
+        return all(
+            each.target is python_operator.getitem and each.args[0] is source for each in pieces
+        )

@@ -1,0 +1,466 @@
+"""ATen operators that compute: products, windows, functions, normalisations, losses."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Any
+
+from fpgapipe.network.frontends.builder import Unsupported
+from fpgapipe.network.frontends.torch.torch_translation import Node, Translation, handles
+from fpgapipe.network.frontends.torch.torch_values import Noise
+from fpgapipe.network.operators import (
+    Activation,
+    Affine,
+    BatchNorm,
+    Binary,
+    Concat,
+    Conv,
+    CrossEntropy,
+    Dropout,
+    Embedding,
+    GlobalPool,
+    LayerNorm,
+    Linear,
+    Lstm,
+    MatMul,
+    Pool,
+    Reduce,
+    Softmax,
+    Transpose,
+    Unary,
+)
+from fpgapipe.network.operators.reductions import adaptive_kernel, is_global
+from fpgapipe.network.operators.windows import Padding, per_axis, same_padding
+
+
+@handles(
+    *(f"conv{rank}d.{form}" for rank in (1, 2, 3) for form in ("default", "padding")),
+)
+def _conv(t: Translation, node: Node) -> None:
+    values = t.weights(node, weight="weight", bias="bias")
+    weight = values["weight"][1]
+    rank = weight.ndim - 2
+    stride = _spread(node["stride"], rank)
+    dilation = _spread(node["dilation"], rank)
+    kernel = weight.shape[2:]
+    padding: Padding
+    if node["padding"] == "same":
+        sizes = t.tensor(node["input"]).shape[2:]
+        padding = same_padding(sizes, kernel, stride, dilation)
+    else:
+        sides = 0 if node["padding"] == "valid" else node["padding"]
+        padding = tuple((side, side) for side in _spread(sides, rank))
+    operator = Conv(
+        weight.shape[0], kernel, stride, padding, dilation, node["groups"], "bias" in values
+    )
+    name = t.name_of(node, node["weight"])
+    t.give(node, t.add(name, operator, t.layer(node["input"]), values=values))
+
+
+@handles("linear.default")
+def _linear(t: Translation, node: Node) -> None:
+    weight, bias = t.reference(node["weight"]), t.reference(node["bias"]) if node["bias"] else None
+    fits = weight is not None and (not node["bias"] or bias is not None) and weight.value.ndim == 2
+    if fits and t.can_hold(weight):
+        values = t.weights(node, weight="weight", bias="bias")
+        operator = Linear(values["weight"][1].shape[0], "bias" in values)
+        name = t.name_of(node, node["weight"])
+        t.give(node, t.add(name, operator, t.layer(node["input"]), values=values))
+        return
+    right = t.layer(node["weight"])
+    order = tuple(reversed(range(len(t.builder.tensor(right).shape))))
+    right = t.add(f"{node.name}.transpose", Transpose(order), right)
+    _product(t, node, node["input"], right, node["bias"])
+
+
+def _product(t: Translation, node: Node, left: Any, right: str, bias: Any) -> None:
+    """A product with what the network computes, and perhaps a sum."""
+    layer = t.add(node.name, MatMul(), t.layer(left), right)
+    if bias is not None:
+        layer = t.add(f"{node.name}.bias", Binary("add"), layer, t.layer(bias))
+    t.give(node, layer)
+
+
+@handles("matmul.default", "mm.default", "bmm.default")
+def _matmul(t: Translation, node: Node) -> None:
+    right = node["other"] if "other" in node.arguments else node["mat2"]
+    weight = t.reference(right)
+    if weight is None or weight.value.ndim != 2 or not t.can_hold(weight, transposed=True):
+        _product(t, node, node["self"], t.layer(right), None)
+        return
+    values = {"weight": t.weight(right, "weight", transposed=True)}
+    operator = Linear(values["weight"][1].shape[0], bias=False)
+    name = t.name_of(node, right) if t.is_tied(right) else node.name
+    t.give(node, t.add(name, operator, t.layer(node["self"]), values=values))
+
+
+@handles("addmm.default")
+def _addmm(t: Translation, node: Node) -> None:
+    if node["alpha"] != 1 or node["beta"] != 1:
+        raise Unsupported("only alpha and beta of 1")
+    weight, bias = t.reference(node["mat2"]), t.reference(node["self"])
+    fits = weight is not None and bias is not None and bias.value.ndim == 1
+    if not fits or not t.can_hold(weight, transposed=True):
+        _product(t, node, node["mat1"], t.layer(node["mat2"]), node["self"])
+        return
+    values = {
+        "weight": t.weight(node["mat2"], "mat2", transposed=True),
+        "bias": t.weight(node["self"], "bias"),
+    }
+    operator = Linear(values["weight"][1].shape[0])
+    if values["bias"][1].shape != (values["weight"][1].shape[0],):
+        raise Unsupported("only a bias for each output feature")
+    t.give(node, t.add(node.name, operator, t.layer(node["mat1"]), values=values))
+
+
+@handles("embedding.default")
+def _embedding(t: Translation, node: Node) -> None:
+    if node["scale_grad_by_freq"]:
+        raise Unsupported("only gradients that are not scaled by how often a row is read")
+    values = t.weights(node, weight="weight")
+    rows, features = values["weight"][1].shape
+    padding = node["padding_idx"] if node["padding_idx"] >= 0 else None
+    name = t.name_of(node, node["weight"])
+    layer = t.add(name, Embedding(rows, features, padding), t.layer(node["indices"]), values=values)
+    t.give(node, layer)
+
+
+@handles("lstm.input")
+def _lstm(t: Translation, node: Node) -> None:
+    if any(t.known(state) is None or t.known(state).any() for state in node["hx"]):  # type: ignore[union-attr]
+        raise Unsupported("only an initial state of zeros")
+    directions = 2 if node["bidirectional"] else 1
+    with_bias = bool(node["has_biases"])
+    each = 4 if with_bias else 2
+    params = node["params"]
+    if len(params) != node["num_layers"] * directions * each:
+        raise Unsupported("projections are not supported")
+    hidden = t.tensor(params[1]).shape[1]
+    x = t.layer(node["input"])
+    if not node["batch_first"]:
+        x = t.add(f"{node.name}.batch_first", Transpose((1, 0, 2)), x)
+    stem = t.name_of(node, params[0])
+    roles = ("weight_ih", "weight_hh", "bias_ih", "bias_hh")[:each]
+    states: list[str] = []  # of all layers after their last position
+    for depth in range(node["num_layers"]):
+        if depth and node["dropout"] and node["train"]:
+            x = t.add(f"{stem}.dropout{depth}", Dropout(node["dropout"]), x)
+        values = {}
+        for d in range(directions):
+            first = (depth * directions + d) * each
+            for i, role in enumerate(roles):
+                suffix = "_reverse" if d else ""
+                values[role + suffix] = t.weight(params[first + i], role)
+        name = f"{stem}.{depth}" if node["num_layers"] > 1 else stem
+        x = t.add(name, Lstm(hidden, directions == 2, with_bias), x, values=values)
+        if t.reads_result(node, 1):
+            states.append(t.builder.last_states(f"{name}.state", x))
+    if not node["batch_first"]:
+        x = t.add(f"{node.name}.batch_second", Transpose((1, 0, 2)), x)
+    if len(states) > 1:
+        states = [t.add(f"{node.name}.states", Concat(0), *states)]
+    t.give(node, [x, states[0] if states else None, None])
+
+
+@handles("scaled_dot_product_attention.default")
+def _attention(t: Translation, node: Node) -> None:
+    q, k, v = (t.layer(node[each]) for each in ("query", "key", "value"))
+    shape = t.builder.tensor(k).shape
+    if node["enable_gqa"]:
+        raise Unsupported("only as many key heads as query heads")
+    order = (*range(len(shape) - 2), len(shape) - 1, len(shape) - 2)
+    name = node.name
+    k = t.add(f"{name}.transpose", Transpose(order), k)
+    x = t.add(f"{name}.scores", MatMul(), q, k)
+    scale = node["scale"] if node["scale"] is not None else 1 / math.sqrt(shape[-1])
+    x = t.add(f"{name}.scale", Affine(scale=scale), x)
+    if node["attn_mask"] is not None:
+        if not t.tensor(node["attn_mask"]).dtype.is_float:
+            raise Unsupported("only a mask that is added, not one of booleans")
+        x = t.add(f"{name}.mask", Binary("add"), x, t.layer(node["attn_mask"]))
+    x = t.add(f"{name}.softmax", Softmax(-1, causal=node["is_causal"]), x)
+    if node["dropout_p"] and not t.training:
+        raise Unsupported("drops in evaluation, too; give it the module's mode (self.training)")
+    if node["dropout_p"]:
+        x = t.add(f"{name}.dropout", Dropout(node["dropout_p"]), x)
+    t.give(node, t.add(name, MatMul(), x, v))
+
+
+# Windows
+# -------------------------------------------------------------------------------------------
+
+
+@handles(
+    *(f"max_pool{rank}d.default" for rank in (1, 2, 3)),
+    *(f"avg_pool{rank}d.default" for rank in (1, 2, 3)),
+)
+def _pool(t: Translation, node: Node) -> None:
+    rank = len(t.tensor(node["self"]).shape) - 2
+    kernel = _spread(node["kernel_size"], rank)
+    if node.arguments.get("divisor_override") is not None:
+        raise Unsupported("only the window's own size as divisor")
+    operator = Pool(
+        "max" if "max" in node.target else "average",
+        kernel,
+        _spread(node["stride"], rank) if node["stride"] else kernel,
+        tuple((side, side) for side in _spread(node["padding"], rank)),
+        _spread(node.arguments.get("dilation", 1), rank),
+        bool(node["ceil_mode"]),
+        bool(node.arguments.get("count_include_pad", True)),
+    )
+    t.simple(node, operator)
+
+
+@handles(
+    *(f"adaptive_avg_pool{rank}d.default" for rank in (1, 2, 3)),
+    *(f"adaptive_max_pool{rank}d.default" for rank in (1, 2, 3)),
+)
+def _adaptive_pool(t: Translation, node: Node) -> None:
+    function = "max" if "max" in node.target else "average"
+    sizes = t.tensor(node["self"]).shape[2:]
+    wanted = [
+        size if want is None else want
+        for size, want in zip(sizes, node["output_size"], strict=True)
+    ]
+    kernel = adaptive_kernel(sizes, wanted)
+    if all(k == 1 for k in kernel):
+        result = t.layer(node["self"])
+    elif is_global(sizes, kernel):
+        result = t.add(node.name, GlobalPool(function), t.layer(node["self"]))
+    else:
+        none: Padding = ((0, 0),) * len(kernel)
+        operator = Pool(function, kernel, kernel, none, (1,) * len(kernel))
+        result = t.add(node.name, operator, t.layer(node["self"]))
+    t.give(node, [result, None] if function == "max" else result)
+
+
+def _spread(value: int | Sequence[int], rank: int) -> tuple[int, ...]:
+    """ATen gives one number for all axes as a list of one."""
+    if not isinstance(value, int) and len(value) == 1:
+        value = value[0]
+    return per_axis(value, rank, "the setting")
+
+
+# Functions
+# -----------------------------------------------------------------------------------------
+
+_PLAIN = ("relu", "relu6", "hardsigmoid", "hardswish", "sigmoid", "tanh", "silu")
+_UNARIES = ("neg", "abs", "exp", "log", "sqrt", "reciprocal", "erf")
+
+
+@handles(*(f"{name}{suffix}.default" for name in _PLAIN for suffix in ("", "_")))
+def _activation(t: Translation, node: Node) -> None:
+    t.simple(node, Activation(node.target.split(".")[1].removesuffix("_")))
+
+
+@handles("gelu.default")
+def _gelu(t: Translation, node: Node) -> None:
+    t.simple(node, Activation("gelu_tanh" if node["approximate"] == "tanh" else "gelu"))
+
+
+@handles("leaky_relu.default", "leaky_relu_.default")
+def _leaky_relu(t: Translation, node: Node) -> None:
+    t.simple(node, Activation("leaky_relu", node["negative_slope"]))
+
+
+@handles("elu.default", "elu_.default")
+def _elu(t: Translation, node: Node) -> None:
+    if node["scale"] != 1 or node["input_scale"] != 1:
+        raise Unsupported("only scales of 1")
+    t.simple(node, Activation("elu", node["alpha"]))
+
+
+@handles("prelu.default")
+def _prelu(t: Translation, node: Node) -> None:
+    values = t.weights(node, weight="weight")
+    shape = t.tensor(node["self"]).shape
+    alike = len(shape) > 1 and values["weight"][1].size == 1
+    name = t.name_of(node, node["weight"])
+    operator = Activation("prelu", one_slope=alike)
+    t.give(node, t.add(name, operator, t.layer(node["self"]), values=values))
+
+
+@handles(
+    *(f"{name}{suffix}.default" for name in ("hardtanh", "clamp") for suffix in ("", "_")),
+    *(f"clamp_min{suffix}.default" for suffix in ("", "_")),
+)
+def _clamp(t: Translation, node: Node) -> None:
+    hard = "hardtanh" in node.target
+    low = node["min_val" if hard else "min"]
+    high = node.arguments.get("max_val" if hard else "max")
+    if low != 0 or high not in (6, None):
+        raise Unsupported(f"only bounds 0 and 6 (ReLU6) or 0 and none (ReLU), not {low} and {high}")
+    t.simple(node, Activation("relu" if high is None else "relu6"))
+
+
+@handles(*(f"{name}.default" for name in _UNARIES))
+def _unary(t: Translation, node: Node) -> None:
+    t.simple(node, Unary(node.target.split(".")[1]))
+
+
+@handles("rsqrt.default")
+def _rsqrt(t: Translation, node: Node) -> None:
+    root = t.add(f"{node.name}.sqrt", Unary("sqrt"), t.layer(node["self"]))
+    t.give(node, t.add(node.name, Unary("reciprocal"), root))
+
+
+@handles(
+    *(f"{name}{suffix}.Tensor" for name in ("add", "sub", "mul", "div") for suffix in ("", "_")),
+    "pow.Tensor_Tensor",
+)
+def _binary(t: Translation, node: Node) -> None:
+    if _of_noise(t, node):
+        return
+    function = node.target.split(".")[1].removesuffix("_")
+    other = node["other"] if "other" in node.arguments else node["exponent"]
+    alpha = node.arguments.get("alpha", 1)
+    if isinstance(other, int | float):
+        scale, offset = {
+            "add": (1.0, other * alpha),
+            "sub": (1.0, -other * alpha),
+            "mul": (other, 0.0),
+            "div": (1 / other if other else math.inf, 0.0),
+        }[function]
+        if math.isinf(scale):
+            raise Unsupported("a division by zero")
+        t.simple(node, Affine(float(scale), float(offset)))
+        return
+    right = t.layer(other)
+    if alpha != 1:
+        right = t.add(f"{node.name}.alpha", Affine(scale=float(alpha)), right)
+    t.give(node, t.add(node.name, Binary(function), t.layer(node["self"]), right))
+
+
+@handles("rsub.Scalar")
+def _rsub(t: Translation, node: Node) -> None:
+    t.simple(node, Affine(-float(node["alpha"]), float(node["other"])))
+
+
+@handles("pow.Tensor_Scalar")
+def _power(t: Translation, node: Node) -> None:
+    exponent = node["exponent"]
+    x = t.layer(node["self"])
+    if exponent == 2:
+        t.give(node, t.add(node.name, Binary("mul"), x, x))
+    elif exponent in (0.5, -1):
+        t.give(node, t.add(node.name, Unary("sqrt" if exponent == 0.5 else "reciprocal"), x))
+    else:
+        raise Unsupported(f"only exponents 2, 0.5 and -1, not {exponent}")
+
+
+def _of_noise(t: Translation, node: Node) -> bool:
+    """Translate what scales random numbers, or multiplies by them; say whether that is it."""
+    drawn, other = t.noise(node["self"]), node.arguments.get("other")
+    if drawn and node.target.startswith("aten.div") and isinstance(other, int | float) and other:
+        drawn.scale *= other
+        t.give_noise(node, drawn)
+        return True
+    x = other if drawn else node["self"]
+    drawn = drawn or t.noise(other)
+    if drawn is None or not node.target.startswith("aten.mul") or isinstance(x, int | float):
+        return False
+    shape = t.tensor(x).shape
+    rate = 1 - (drawn.kept or 0)
+    if drawn.kept is None or abs(drawn.scale - drawn.kept) > 1e-6 or not 0 <= rate < 1:
+        raise Unsupported(
+            "only random numbers that drop a share below 1 and divide the rest by what is kept"
+        )
+    if len(drawn.shape) != len(shape) or any(
+        drawn.shape[axis] not in (1, size) for axis, size in enumerate(shape)
+    ):
+        raise Unsupported(f"random numbers of shape {list(drawn.shape)} for {list(shape)}")
+    together = tuple(axis for axis, size in enumerate(shape) if drawn.shape[axis] == 1 and size > 1)
+    t.give(node, t.add(node.name, Dropout(rate, together), t.layer(x)))
+    return True
+
+
+@handles("empty.memory_format", "new_empty.default")
+def _empty(t: Translation, node: Node) -> None:
+    t.give_noise(node, Noise(tuple(node["size"])))
+
+
+@handles("bernoulli_.float")
+def _bernoulli(t: Translation, node: Node) -> None:
+    drawn = t.noise(node["self"])
+    if drawn is None:
+        raise Unsupported("overwrites what is not empty")
+    drawn.kept, drawn.scale = float(node["p"]), 1.0
+    t.give_noise(node, drawn)
+
+
+@handles("feature_dropout.default")
+def _feature_dropout(t: Translation, node: Node) -> None:
+    if not node["train"] or not node["p"]:
+        t.give(node, t.layer(node["input"]))
+        return
+    if not t.training:
+        raise Unsupported("drops in evaluation, too; give it the module's mode (self.training)")
+    together = tuple(range(2, len(t.tensor(node["input"]).shape)))
+    t.give(node, t.add(node.name, Dropout(node["p"], together), t.layer(node["input"])))
+
+
+@handles("dropout.default", "dropout_.default")
+def _dropout(t: Translation, node: Node) -> None:
+    x = node["input"] if "input" in node.arguments else node["self"]
+    layer = t.layer(x)
+    if node["train"] and node["p"] > 0 and not t.training:
+        raise Unsupported("drops in evaluation, too; give it the module's mode (self.training)")
+    if node["train"] and node["p"] > 0:
+        layer = t.add(node.name, Dropout(node["p"]), layer)
+    t.give(node, layer)
+
+
+# Normalisation, reduction, loss
+# --------------------------------------------------------------------
+
+
+@handles("batch_norm.default")
+def _batch_norm(t: Translation, node: Node) -> None:
+    values = t.weights(
+        node,
+        weight="weight",
+        bias="bias",
+        running_mean="running_mean",
+        running_var="running_var",
+    )
+    if "running_mean" not in values:
+        raise Unsupported("only with running statistics")
+    if node["training"] != t.training:
+        mode, other = ("evaluation", "training") if t.training else ("training", "evaluation")
+        raise Unsupported(f"it computes as in {mode} while the module is in {other}")
+    if ("weight" in values) != ("bias" in values):
+        raise Unsupported("only with scale and shift, or neither")
+    operator = BatchNorm(node["eps"], node["momentum"], affine="weight" in values)
+    name = t.name_of(node, node["running_mean"])
+    t.give(node, t.add(name, operator, t.layer(node["input"]), values=values))
+
+
+@handles("layer_norm.default")
+def _layer_norm(t: Translation, node: Node) -> None:
+    values = t.weights(node, weight="weight", bias="bias")
+    operator = LayerNorm(
+        len(node["normalized_shape"]), node["eps"], "weight" in values, "bias" in values
+    )
+    name = t.name_of(node, node["weight"])
+    t.give(node, t.add(name, operator, t.layer(node["input"]), values=values))
+
+
+@handles("softmax.int", "log_softmax.int")
+def _softmax(t: Translation, node: Node) -> None:
+    t.simple(node, Softmax(node["dim"], log="log" in node.target))
+
+
+@handles("mean.dim", "sum.dim_IntList", "mean.default", "sum.default", "amax.default")
+def _reduce(t: Translation, node: Node) -> None:
+    rank = len(t.tensor(node["self"]).shape)
+    axes = tuple(node.arguments.get("dim") or range(rank))
+    function = {"mean": "mean", "sum": "sum", "amax": "max"}[node.target.split(".")[1]]
+    t.simple(node, Reduce(function, axes, bool(node.arguments.get("keepdim", False))))
+
+
+@handles("cross_entropy_loss.default")
+def _cross_entropy(t: Translation, node: Node) -> None:
+    if node["reduction"] != 1 or node["weight"] is not None or node["label_smoothing"]:
+        raise Unsupported("only the mean over all labels, without weights and smoothing")
+    t.simple(node, CrossEntropy(), "self", "target")

@@ -1,0 +1,207 @@
+"""ATen operators that move or rename elements."""
+
+from __future__ import annotations
+
+import math
+
+from fpgapipe.network.frontends.builder import Unsupported
+from fpgapipe.network.frontends.torch.torch_translation import Node, Translation, handles
+from fpgapipe.network.operators import (
+    Cast,
+    Concat,
+    Detach,
+    Expand,
+    Flatten,
+    Pad,
+    Reshape,
+    Slice,
+    Split,
+    Transpose,
+)
+from fpgapipe.network.operators.tensors import DType, normalise_axis
+
+
+@handles(
+    "contiguous.default",
+    "clone.default",
+    "alias.default",
+    "lift_fresh_copy.default",
+)
+def _same(t: Translation, node: Node) -> None:
+    t.give(node, t.layer(node["self"]))
+
+
+@handles("detach.default", "detach_.default")
+def _detach(t: Translation, node: Node) -> None:
+    layer = t.layer(node["self"])
+    if layer not in t.builder.inputs:
+        layer = t.add(node.name, Detach(), layer)
+    t.give(node, layer)
+
+
+@handles("to.dtype", "_to_copy.default", "to.dtype_layout", "to.device")
+def _to(t: Translation, node: Node) -> None:
+    wanted = node.arguments.get("dtype")
+    layer = t.layer(node["self"])
+    if wanted is None or str(wanted).removeprefix("torch.") == t.tensor(node["self"]).dtype:
+        t.give(node, layer)
+        return
+    try:
+        dtype = DType(str(wanted).removeprefix("torch."))
+    except ValueError:
+        raise Unsupported(f"element type {wanted} is not supported") from None
+    t.give(node, t.add(node.name, Cast(dtype), layer))
+
+
+@handles("view.default", "reshape.default", "_unsafe_view.default")
+def _reshape(t: Translation, node: Node) -> None:
+    shape = node["size"] if "size" in node.arguments else node["shape"]
+    t.simple(node, Reshape(tuple(shape)))
+
+
+@handles("flatten.using_ints")
+def _flatten(t: Translation, node: Node) -> None:
+    if not t.tensor(node["self"]).shape:
+        t.simple(node, Reshape((1,)))
+    else:
+        t.simple(node, Flatten(node["start_dim"], node["end_dim"]))
+
+
+@handles("unflatten.int")
+def _unflatten(t: Translation, node: Node) -> None:
+    shape = t.tensor(node["self"]).shape
+    axis = normalise_axis(node["dim"], len(shape))
+    sizes = list(node["sizes"])
+    if -1 in sizes:
+        rest = math.prod(size for size in sizes if size != -1)
+        sizes[sizes.index(-1)] = shape[axis] // rest
+    t.simple(node, Reshape((*shape[:axis], *sizes, *shape[axis + 1 :])))
+
+
+@handles("unsqueeze.default")
+def _unsqueeze(t: Translation, node: Node) -> None:
+    shape = list(t.tensor(node["self"]).shape)
+    shape.insert(normalise_axis(node["dim"], len(shape) + 1), 1)
+    t.simple(node, Reshape(tuple(shape)))
+
+
+@handles("squeeze.default", "squeeze.dim", "squeeze.dims")
+def _squeeze(t: Translation, node: Node) -> None:
+    shape = t.tensor(node["self"]).shape
+    axes = node.arguments.get("dim")
+    axes = range(len(shape)) if axes is None else [axes] if isinstance(axes, int) else axes
+    gone = {normalise_axis(axis, len(shape)) for axis in axes}
+    t.simple(node, Reshape(tuple(s for i, s in enumerate(shape) if i not in gone or s != 1)))
+
+
+@handles("transpose.int")
+def _transpose(t: Translation, node: Node) -> None:
+    order = list(range(len(t.tensor(node["self"]).shape)))
+    a, b = (normalise_axis(node[each], len(order)) for each in ("dim0", "dim1"))
+    order[a], order[b] = order[b], order[a]
+    t.simple(node, Transpose(tuple(order)))
+
+
+@handles("permute.default")
+def _permute(t: Translation, node: Node) -> None:
+    t.simple(node, Transpose(tuple(axis % len(node["dims"]) for axis in node["dims"])))
+
+
+@handles("t.default")
+def _t(t: Translation, node: Node) -> None:
+    t.simple(node, Transpose(tuple(reversed(range(len(t.tensor(node["self"]).shape))))))
+
+
+@handles("cat.default", "concat.default")
+def _cat(t: Translation, node: Node) -> None:
+    layers = [t.layer(each) for each in node["tensors"]]
+    t.give(node, t.add(node.name, Concat(node["dim"]), *layers))
+
+
+@handles("slice.Tensor")
+def _slice(t: Translation, node: Node) -> None:
+    shape = t.tensor(node["self"]).shape
+    axis = normalise_axis(node["dim"], len(shape))
+    start, stop, _ = slice(node["start"], node["end"]).indices(shape[axis])
+    if (start, stop, node["step"]) == (0, shape[axis], 1):
+        t.give(node, t.layer(node["self"]))
+    else:
+        t.simple(node, Slice(axis, start, stop, node["step"]))
+
+
+@handles("select.int")
+def _select(t: Translation, node: Node) -> None:
+    shape = t.tensor(node["self"]).shape
+    axis = normalise_axis(node["dim"], len(shape))
+    index = normalise_axis(node["index"], shape[axis])
+    layer = t.add(f"{node.name}.slice", Slice(axis, index, index + 1), t.layer(node["self"]))
+    t.give(node, t.add(node.name, Reshape((*shape[:axis], *shape[axis + 1 :])), layer))
+
+
+@handles("unbind.int")
+def _unbind(t: Translation, node: Node) -> None:
+    shape = t.tensor(node["self"]).shape
+    axis = normalise_axis(node["dim"], len(shape))
+    result = Reshape((*shape[:axis], *shape[axis + 1 :]))
+    pieces: list[str | None] = [None] * shape[axis]
+    for i in range(shape[axis]):
+        if not t.reads_result(node, i):
+            continue
+        piece = t.add(f"{node.name}.{i}.split", Split(axis, i, i + 1), t.layer(node["self"]))
+        pieces[i] = t.add(f"{node.name}.{i}", result, piece)
+    t.give(node, pieces)
+
+
+@handles("stack.default")
+def _stack(t: Translation, node: Node) -> None:
+    pieces = node["tensors"]
+    shape = list(t.tensor(pieces[0]).shape)
+    axis = normalise_axis(node["dim"], len(shape) + 1)
+    shape.insert(axis, 1)
+    parts = [
+        t.add(f"{node.name}.{i}", Reshape(tuple(shape)), t.layer(each))
+        for i, each in enumerate(pieces)
+    ]
+    t.give(node, t.add(node.name, Concat(axis), *parts))
+
+
+@handles("split.Tensor", "split_with_sizes.default", "chunk.default")
+def _split(t: Translation, node: Node) -> None:
+    shape = t.tensor(node["self"]).shape
+    axis = normalise_axis(node["dim"], len(shape))
+    if "split_sizes" in node.arguments:
+        sizes = list(node["split_sizes"])
+    else:
+        chunks = node.arguments.get("chunks")
+        most = -(-shape[axis] // chunks) if chunks else node["split_size"]
+        sizes = [min(most, shape[axis] - at) for at in range(0, shape[axis], most)]
+    layers = []
+    start = 0
+    for i, size in enumerate(sizes):
+        piece = Split(axis, start, start + size)
+        layers.append(t.add(f"{node.name}.{i}", piece, t.layer(node["self"])))
+        start += size
+    t.give(node, layers)
+
+
+@handles("expand.default")
+def _expand(t: Translation, node: Node) -> None:
+    shape = t.tensor(node["self"]).shape
+    wanted = list(node["size"])
+    offset = len(wanted) - len(shape)
+    sizes = [shape[i - offset] if size == -1 else size for i, size in enumerate(wanted)]
+    if tuple(sizes) == shape:
+        t.give(node, t.layer(node["self"]))
+    else:
+        t.simple(node, Expand(tuple(sizes)))
+
+
+@handles("pad.default", "constant_pad_nd.default")
+def _pad(t: Translation, node: Node) -> None:
+    if node.arguments.get("mode", "constant") != "constant":
+        raise Unsupported(f"only mode constant, not {node['mode']}")
+    rank = len(t.tensor(node["self"]).shape)
+    padding = [(0, 0)] * rank
+    for i in range(len(node["pad"]) // 2):  # the last axis comes first
+        padding[rank - 1 - i] = (node["pad"][2 * i], node["pad"][2 * i + 1])
+    t.simple(node, Pad(tuple(padding), float(node["value"] or 0)))

@@ -1,0 +1,121 @@
+"""PyTorch: a module with example inputs, or a program that torch.export made.
+
+`torch_translation` is the machinery; `torch_compute` and `torch_layout` hold a translation for each
+ATen operator.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import warnings
+from pathlib import Path
+from typing import Any
+
+from fpgapipe.errors import FileError
+from fpgapipe.network.frontends.source import TorchSource
+from fpgapipe.network.frontends.torch import torch_compute, torch_layout  # noqa: F401 (they register)
+from fpgapipe.network.frontends.torch.torch_modes import check_modes, training_modes
+from fpgapipe.network.frontends.torch.torch_translation import translate
+from fpgapipe.network.graph import Graph, NetworkError
+from fpgapipe.optional import require
+
+
+def read_exported(path: Path, batch: int | None = None) -> Graph:
+    """Refuse a saved ``torch.export`` program: loading one unpickles, and so may run code.
+
+    Raises
+    ------
+    FileError
+        Always, with the two ways around.
+    """
+    raise FileError(
+        path,
+        [
+            "a saved torch.export program is not opened, since torch.export.load unpickles and a "
+            "file must not run code; load it in a function of yours and name that as "
+            "module:function, or export to ONNX"
+        ],
+    )
+
+
+def from_torch(source: Any, *, name: str) -> Graph:
+    """Translate a PyTorch program.
+
+    Parameters
+    ----------
+    source : ExportedProgram, or tuple of (Module, inputs)
+        `inputs` is a tensor or a tuple of tensors, as the module is called; their first axis is
+        the batch.
+    name : str
+        The network's name.
+
+    Raises
+    ------
+    NetworkError
+        If `source` is neither, cannot be exported, or uses operators that are not supported (all of
+        them are named).
+    UserError
+        If torch is not installed.
+    """
+    torch = require("torch", f"reading {name}")
+    if isinstance(source, torch.export.ExportedProgram):
+        training = _trains(source)
+        graph, orders = translate(torch, source, name, training=training)
+        inputs = tuple(source.example_inputs[0]) if source.example_inputs else ()
+        module = source.module(check_guards=False)
+        kept = TorchSource(module, inputs, training, graph.outputs, orders)
+        return dataclasses.replace(graph, source=kept)
+    if isinstance(source, torch.nn.Module):
+        raise NetworkError(f"{name}: a module alone has no shapes; return (module, example_inputs)")
+    if isinstance(source, tuple) and len(source) == 2 and isinstance(source[0], torch.nn.Module):
+        module, inputs = source
+        if isinstance(inputs, torch.Tensor):
+            inputs = (inputs,)
+        elif not isinstance(inputs, tuple | list):
+            raise NetworkError(
+                f"{name}: example inputs must be a tensor or a tuple of them, not "
+                f"{type(inputs).__name__}"
+            )
+        return _of_module(torch, module, tuple(inputs), name)
+    raise NetworkError(
+        f"{name}: gives {type(source).__name__}; a Graph, a torch.export.ExportedProgram or "
+        "(torch.nn.Module, example_inputs) is needed"
+    )
+
+
+def _of_module(torch: Any, module: Any, inputs: tuple[Any, ...], name: str) -> Graph:
+    """Translate a module in both modes, which are one network."""
+    modes = {each: each.training for each in module.modules()}
+    try:
+        training_modes(module, modes)
+        graph, orders = translate(
+            torch, _exported(torch, module, inputs, name), name, training=True
+        )
+        module.eval()
+        program = _exported(torch, module, inputs, name)
+        check_modes(graph, translate(torch, program, name, training=False)[0])
+    finally:
+        for each, training in modes.items():
+            each.training = training
+    return dataclasses.replace(
+        graph, source=TorchSource(module, inputs, None, graph.outputs, orders)
+    )
+
+
+def _exported(torch: Any, module: Any, inputs: tuple[Any, ...], name: str) -> Any:
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # of the exporter's own workings
+            return torch.export.export(module, inputs)
+    except Exception as error:  # whatever the module or the exporter trips over
+        reason = " ".join(str(error).split())[:400]
+        raise NetworkError(f"{name}: torch.export failed: {reason}") from error
+
+
+def _trains(program: Any) -> bool:
+    """Whether a program was exported as it is in training."""
+    return any(
+        (str(node.target).startswith("aten.batch_norm") and node.args[5])
+        or (str(node.target).startswith("aten.dropout") and node.args[2])
+        for node in program.graph.nodes
+    )

@@ -1,0 +1,551 @@
+"""An ATen graph on its way to ours, and the register of translations."""
+
+from __future__ import annotations
+
+import operator as python_operator
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any
+
+from fpgapipe.network.frontends.builder import FrontendBuilder, Unsupported
+from fpgapipe.network.frontends.torch.torch_aliases import Aliases
+from fpgapipe.network.frontends.torch.torch_values import (
+    Noise,
+    Reference,
+    array,
+    order_of,
+    rank,
+    tensor_of,
+)
+from fpgapipe.network.graph import Graph, NetworkError
+from fpgapipe.network.operators import Constant, Operator
+from fpgapipe.network.operators.tensors import ShapeError, Tensor
+
+if TYPE_CHECKING:
+    import numpy as np
+    from numpy.typing import NDArray
+
+Handler = Callable[["Translation", "Node"], None]
+HANDLERS: dict[str, Handler] = {}
+"""ATen operator (``aten.conv2d.default``) to the function that translates it."""
+
+MAX_SHOWN = 50
+"""How many nodes an error lists before it counts the rest."""
+
+
+def handles(*targets: str) -> Callable[[Handler], Handler]:
+    """Register a translation under operators' names without ``aten.``."""
+
+    def register(function: Handler) -> Handler:
+        HANDLERS.update({f"aten.{target}": function for target in targets})
+        return function
+
+    return register
+
+
+class Node:
+    """A call in the exported graph, its arguments by the names of the operator's schema."""
+
+    def __init__(self, node: Any) -> None:
+        self.fx = node
+        self.target = str(node.target)
+        self.name = str(node.name)
+        self.arguments: dict[str, Any] = {}
+        schema = getattr(node.target, "_schema", None)
+        if schema is not None:
+            for i, argument in enumerate(schema.arguments):
+                if i < len(node.args):
+                    self.arguments[argument.name] = node.args[i]
+                elif argument.name in node.kwargs:
+                    self.arguments[argument.name] = node.kwargs[argument.name]
+                elif argument.has_default_value():
+                    self.arguments[argument.name] = argument.default_value
+
+    def __getitem__(self, name: str) -> Any:
+        return self.arguments[name]
+
+
+class Translation:
+    """A graph in the making, and what its nodes have become.
+
+    Parameters
+    ----------
+    torch : module
+    program : torch.export.ExportedProgram
+    name : str
+    training : bool
+        Whether the program computes as in training.
+    """
+
+    def __init__(self, torch: Any, program: Any, name: str, training: bool) -> None:
+        self.torch = torch
+        self.training = training
+        self._program = program
+        self._results: dict[Any, Any] = {}  # node to layer's name, torch.Tensor, or list of them
+        self._weights: dict[Any, str] = {}  # node to its name in the module
+        self._learned: dict[Any, frozenset[str]] = {}  # node to the parameters it is known from
+        self.orders: dict[str, tuple[int, ...]] = {}
+        """Parameters that have their axes in another order than the module's."""
+        self._aliases = Aliases(torch, program.graph)
+        signature = program.graph_signature
+        sources = {**signature.inputs_to_parameters, **signature.inputs_to_buffers}
+        constants = {**program.state_dict, **program.constants}
+        sources |= getattr(signature, "inputs_to_lifted_tensor_constants", {})
+        storages: dict[Any, str] = {}  # tied weights have several names and one storage
+        frozen = set()
+        inputs = []
+        for node in program.graph.nodes:
+            if node.op != "placeholder":
+                continue
+            if node.name not in sources:
+                inputs.append(node)
+                continue
+            weight = sources[node.name]
+            value = constants[weight]
+            if value.numel() and value.layout is torch.strided:
+                place = (value.data_ptr(), tuple(value.shape), value.stride())
+                weight = storages.setdefault(place, weight) if place[0] else weight
+            self._weights[node] = weight
+            self._results[node] = value.detach()
+            if node.name in signature.inputs_to_parameters and value.requires_grad:
+                self._learned[node] = frozenset((weight,))
+            else:
+                frozen.add(weight)
+        batch = next((n.meta["val"].shape[0] for n in inputs if rank(n)), 1)
+        if not isinstance(batch, int):
+            raise NetworkError(f"{name}: the batch is dynamic; export with a fixed size")
+        self.builder = FrontendBuilder(name, batch, frozenset(constants))
+        self.builder.frozen |= frozen
+        for node in inputs:
+            self._results[node] = self.builder.input(node.name, tensor_of(node.meta["val"]))
+        self._skipped: set[Any] = set()
+        self._constants: dict[str, Any] = {}  # layer to the node that it is the value of
+        self._tensors = dict(self._results)  # weights by node, whatever becomes of the node
+
+    def run(self) -> Graph:
+        """Translate all nodes.
+
+        Raises
+        ------
+        NetworkError
+            With every node that has no translation, or that asks for something unsupported.
+        """
+        self._skip_written_buffers()
+        self._refuse_unsupported()
+        faults = []
+        lost: set[Any] = set()
+        for node in self._program.graph.nodes:
+            if not self._counts(node):
+                continue
+            if lost.intersection(node.all_input_nodes):
+                lost.add(node)
+                continue
+            try:
+                self._step(node)
+            except (Unsupported, ShapeError, NetworkError) as error:
+                faults.append(f"node {node.name!r} ({node.target}): {error}")
+                lost.add(node)
+        if faults:
+            self._refuse(faults)
+        return self.builder.build(self._outputs(), prune=True)
+
+    def _counts(self, node: Any) -> bool:
+        """Whether a node computes something that is read."""
+        return (
+            node.op == "call_function"
+            and node not in self._skipped
+            and bool(node.users or node in self._aliases.writes)
+        )
+
+    def _skip_written_buffers(self) -> None:
+        """Leave out counters of batches, which nothing reads; refuse others that change."""
+        written: dict[Any, list[Any]] = {}
+        for node in self._aliases.writes:
+            written.setdefault(self._aliases.owner(node), []).append(node)
+        faults = []
+        for owner, writers in written.items():
+            if owner not in self._weights:
+                continue
+            members = {owner, *writers}
+            readers = {user for each in members for user in each.users if user.op != "output"}
+            if readers <= members:
+                self._skipped.update(writers)
+            else:
+                faults.append(
+                    f"the module changes {self._weights[owner]!r} as it runs (node "
+                    f"{writers[0].name!r}); only the statistics of batch normalisation may change"
+                )
+        if faults:
+            self._refuse(faults)
+
+    def _outputs(self) -> list[str]:
+        """The layers whose results the module gives; changed buffers are none."""
+        (end,) = (node for node in self._program.graph.nodes if node.op == "output")
+        given = [
+            node
+            for node, spec in zip(
+                end.args[0], self._program.graph_signature.output_specs, strict=True
+            )
+            if spec.kind.name in ("USER_OUTPUT", "LOSS_OUTPUT")
+        ]
+        named: list[str] = []
+        for index, node in enumerate(given):
+            if node is None:
+                continue
+            result = self._results.get(node) if isinstance(node, self.torch.fx.Node) else None
+            if self._learned.get(node):
+                result = self.layer(node)
+            fault = ""
+            if not isinstance(result, str):
+                fault = "is a constant"
+            elif result in self.builder.inputs:
+                fault = f"is the input {result!r} itself"
+            elif result in named:
+                fault = f"is the same as result {named.index(result)}"
+            if fault:
+                self._refuse([f"result {index} of the module {fault}; leave it out"])
+            assert isinstance(result, str)
+            named.append(result)
+        return named
+
+    def _refuse_unsupported(self) -> None:
+        by_target: dict[str, list[str]] = {}
+        known = {node for node, result in self._results.items() if not isinstance(result, str)}
+        for node in self._program.graph.nodes:
+            if node.op not in ("call_function", "call_module", "get_attr"):
+                continue
+            if node.op == "call_function" and not self._counts(node):
+                continue
+            if known.issuperset(node.all_input_nodes) and self._is_fixed(node):
+                known.add(node)  # evaluated, whatever it is
+            elif str(node.target) not in HANDLERS and node.target is not python_operator.getitem:
+                by_target.setdefault(str(node.target), []).append(node.name)
+        if by_target:
+            faults = []
+            for target, names in sorted(by_target.items()):
+                hidden = len(names) - MAX_SHOWN
+                listed = ", ".join(names[:MAX_SHOWN])
+                more = f" and {hidden} more" if hidden > 0 else ""
+                faults.append(f"operator {target} is not supported (nodes {listed}{more})")
+            if any(self._draws(node) for node in self._program.graph.nodes):
+                faults.append("random numbers are drawn anew in each run; only dropout may")
+            faults.append(f"supported are {', '.join(sorted(HANDLERS))}")
+            self._refuse(faults)
+
+    def _refuse(self, faults: list[str]) -> None:
+        raise NetworkError("\n".join(f"{self.builder.name}: {fault}" for fault in faults))
+
+    def _draws(self, node: Any) -> bool:
+        """Whether a node draws random numbers."""
+        tags = getattr(node.target, "tags", ())
+        drawn = self.torch.Tag.nondeterministic_seeded in tags
+        recurrent = any(each in str(node.target) for each in ("gru", "rnn", "lstm"))  # may drop
+        return drawn and not recurrent and str(node.target) not in HANDLERS
+
+    def _is_fixed(self, node: Any) -> bool:
+        """Whether a node gives the same from the same inputs, in every run."""
+        target = node.target
+        if not isinstance(target, self.torch._ops.OpOverload):
+            return getattr(target, "__module__", "") in ("_operator", "math", "builtins")
+        if self.torch.Tag.nondeterministic_seeded in target.tags:
+            return False
+        return "empty" not in target.name()  # whatever memory held
+
+    def _step(self, node: Any) -> None:
+        """Evaluate a node whose inputs are all known, else translate it.
+
+        What is computed from learned parameters is evaluated for those who need its shape; it
+        becomes layers where its values are read.
+        """
+        inputs = node.all_input_nodes
+        learned = frozenset[str]().union(*(self._learned.get(each, ()) for each in inputs))
+        known = all(self._is_known(each) for each in inputs) and self._is_fixed(node)
+        if known and not (learned and node in self._aliases.writes):
+            result = self._evaluate(node)
+            self._results[node] = result
+            if learned:
+                self._learned[node] = learned
+            else:
+                self.builder.frozen.add(self._source(node))
+            if node in self._aliases.writes:
+                self._overwrite(node, result)
+            return
+        if node.target is python_operator.getitem:
+            source, index = node.args
+            results = self._results[source]
+            if not isinstance(results, list) or results[index] is None:
+                raise Unsupported(f"result {index} of {source.name!r} is not supported")
+            self._results[node] = results[index]
+            return
+        handler = HANDLERS.get(str(node.target))
+        if handler is None:
+            raise Unsupported("operator is not supported for what is computed or learned")
+        handler(self, Node(node))
+
+    def _overwrite(self, node: Any, result: Any) -> None:
+        """Let all names and views of an overwritten tensor read what is there now."""
+        tensor, stale = self._aliases.written(node)
+        self._results[tensor] = result
+        for each in stale:
+            if self._aliases.is_same(each):
+                self._results[each] = self._results[self._aliases.base(each)]
+            else:
+                self._step(each)
+
+    def _is_known(self, node: Any) -> bool:
+        result = self._results.get(node)
+        return result is not None and not isinstance(result, str | list | Noise)
+
+    def _evaluate(self, node: Any) -> Any:
+        """Run a node on its known inputs, on copies so that weights stay as they are."""
+        torch = self.torch
+        copies = {
+            each: self._results[each].clone()
+            if isinstance(self._results[each], torch.Tensor)
+            else self._results[each]
+            for each in node.all_input_nodes
+        }
+        args = torch.fx.node.map_arg(node.args, copies.__getitem__)
+        kwargs = torch.fx.node.map_arg(node.kwargs, copies.__getitem__)
+        try:
+            with torch.no_grad():
+                result = node.target(*args, **kwargs)
+        except Exception as error:
+            raise Unsupported(f"evaluating it failed: {error}") from None
+        return tuple(result) if isinstance(result, list) else result
+
+    def _compute(self, node: Any) -> None:
+        """Turn what is known from learned parameters into layers."""
+        names = ", ".join(map(repr, sorted(self._learned.pop(node))))
+        if node.target is python_operator.getitem:
+            source, index = node.args
+            if self._is_known(source):
+                self._compute(source)
+            self._results[node] = self._results[source][index]
+            return
+        handler = HANDLERS.get(str(node.target))
+        if handler is None:
+            raise Unsupported(
+                f"{names} could not be learned: it is used through {node.name!r} ({node.target}), "
+                "which is not supported"
+            )
+        handler(self, Node(node))
+
+    # For the translations.
+
+    def layer(self, node: Any) -> str:
+        """The layer or network input behind a node; a known tensor becomes a layer of its own."""
+        result = self._results[node]
+        if isinstance(result, str):
+            return result
+        if isinstance(result, Noise):
+            raise Unsupported("reads random numbers, which only dropout may")
+        if not isinstance(result, self.torch.Tensor):
+            raise Unsupported(f"{node.name!r} is no tensor")
+        learned = self._learned.get(node)
+        if learned and node not in self._weights:
+            self._compute(node)
+            computed = self._results[node]
+            assert isinstance(computed, str)
+            return computed
+        tensor = tensor_of(result)
+        source = self._source(node)
+        if source in self.orders:
+            raise Unsupported(f"{source!r} is also used with its axes in another order")
+        constant = Constant(tensor.shape, tensor.dtype, trainable=bool(learned))
+        layer = self.builder.add_with_values(
+            self._weights.get(node, node.name),
+            constant,
+            values={"value": (source, array(self.torch, result))},
+        )
+        self._results[node] = layer
+        self._tensors[node] = result
+        self._constants[layer] = node
+        return layer
+
+    def tensor(self, node: Any) -> Tensor:
+        """Shape of a node's result."""
+        result = self._results[node]
+        if isinstance(result, str):
+            return self.builder.tensor(result)
+        return tensor_of(result)
+
+    def noise(self, node: Any) -> Noise | None:
+        """The random numbers behind an argument."""
+        result = self._results.get(node) if isinstance(node, self.torch.fx.Node) else None
+        return result if isinstance(result, Noise) else None
+
+    def give_noise(self, node: Node, noise: Noise) -> None:
+        """Say that a node has become random numbers."""
+        self._results[node.fx] = noise
+
+    def known(self, node: Any) -> Any | None:
+        """The ``torch.Tensor`` behind an argument, None if it is computed or learned."""
+        if node is None or self._learned.get(node):
+            return None
+        result = self._results.get(node)
+        return result if isinstance(result, self.torch.Tensor) else None
+
+    def reference(self, node: Any) -> Reference | None:
+        """The weight behind an argument, None if it is computed by the network.
+
+        A learned one may have its axes in another order, as of ``weight.t()``; anything else that
+        is computed from learned parameters would not be learned as a weight.
+        """
+        order: tuple[int, ...] | None = None
+        source = node
+        while source not in self._weights and self._learned.get(source):
+            inner = order_of(source)
+            if inner is None:
+                return None
+            order = inner if order is None else tuple(inner[axis] for axis in order)
+            source = source.args[0]
+        result = self._results.get(source)
+        if isinstance(result, str) and result in self._constants:
+            source = self._constants[result]
+            result = self._tensors[source]
+        if not isinstance(result, self.torch.Tensor):
+            return None
+        order = tuple(range(result.ndim)) if order is None else order
+        return Reference(self._source(source), order, result.permute(order))
+
+    def _source(self, node: Any) -> str:
+        """What a known tensor is called: its name in the module, or the node that gives it."""
+        return self._weights.get(node) or f"%{node.name}"
+
+    def weight(
+        self, node: Any, what: str, *, transposed: bool = False
+    ) -> tuple[str, NDArray[np.generic]]:
+        """Name and values of an argument that must be a weight.
+
+        Parameters
+        ----------
+        node : torch.fx.Node
+        what : str
+            What the operator calls it.
+        transposed : bool
+            Whether the layer has its last two axes the other way.
+        """
+        found = self.reference(node)
+        if found is None:
+            raise Unsupported(f"its {what} is {self._computed_from(node)}")
+        order = found.order
+        value = found.value
+        if transposed:
+            order = (*order[:-2], order[-1], order[-2])
+            value = value.transpose(-1, -2)
+        source = found.source
+        if list(order) != sorted(order):
+            if source not in self.builder.frozen:
+                if self._num_readers(source) > 1:
+                    raise Unsupported(
+                        f"its {what} is {source!r} with its axes in another order, and it is used "
+                        "elsewhere"
+                    )
+                self.orders[source] = order
+            else:
+                source = f"{source}.{order}"  # a constant of its own
+                self.builder.frozen.add(source)
+        return source, array(self.torch, value)
+
+    def can_hold(self, weight: Reference | None, *, transposed: bool = False) -> bool:
+        """Whether a layer can have a weight as its own, its axes in the order that it needs."""
+        if weight is None:
+            return False
+        order = weight.order
+        if transposed:
+            order = (*order[:-2], order[-1], order[-2])
+        rearranged = list(order) != sorted(order)
+        return (
+            not rearranged
+            or weight.source in self.builder.frozen
+            or self._num_readers(weight.source) == 1
+        )
+
+    def is_tied(self, node: Any) -> bool:
+        """Whether a weight of the module is read by several nodes."""
+        while node not in self._weights and order_of(node):
+            node = node.args[0]
+        return node in self._weights and self._num_readers(self._weights[node]) > 1
+
+    def _num_readers(self, source: str) -> int:
+        """How many nodes read a weight, or what only has its axes in another order."""
+        count = 0
+        waiting = [node for node, name in self._weights.items() if name == source]
+        while waiting:
+            for user in waiting.pop().users:
+                if order_of(user) is None:
+                    count += 1
+                else:
+                    waiting.append(user)
+        return count
+
+    def _computed_from(self, node: Any) -> str:
+        names = ", ".join(map(repr, sorted(self._learned.get(node, ()))))
+        if not names:
+            return "computed by the network"
+        return f"computed from {names}, which could not be learned"
+
+    def weights(self, node: Node, **roles: str) -> dict[str, tuple[str, NDArray[np.generic]]]:
+        """Role to name and values, for those arguments (role=argument) that are given."""
+        return {
+            role: self.weight(node[argument], argument)
+            for role, argument in roles.items()
+            if node[argument] is not None
+        }
+
+    def add(
+        self,
+        name: str,
+        operator: Operator,
+        *inputs: str,
+        values: dict[str, tuple[str, NDArray[np.generic]]] | None = None,
+    ) -> str:
+        """Add a layer; `values` as in `FrontendBuilder.add_with_values`."""
+        return self.builder.add_with_values(name, operator, *inputs, values=values or {})
+
+    def name_of(self, node: Node, weight: Any) -> str:
+        """What a layer with weights is called: the module that owns the weight.
+
+        Where the weight is another module's (tied weights), it is the module that computes.
+        """
+        owner = self._weights.get(weight, "").rpartition(".")[0]
+        stack = list((node.fx.meta.get("nn_module_stack") or {"": ("", None)}).values())
+        caller = str(stack[-1][0])
+        return (owner if owner.startswith(caller) else caller) or node.name
+
+    def give(self, node: Node, result: str | Sequence[str | None]) -> None:
+        """Say what a node has become: a layer, or one for each of its results."""
+        self._results[node.fx] = result if isinstance(result, str) else list(result)
+        self._learned.pop(node.fx, None)
+        if node.fx in self._aliases.writes:
+            self._overwrite(node.fx, self._results[node.fx])
+
+    def reads_result(self, node: Node, index: int) -> bool:
+        """Whether anything reads one of an operator's several results."""
+        return any(
+            user.target is python_operator.getitem and user.args[1] == index and user.users
+            for user in node.fx.users
+        )
+
+    def simple(self, node: Node, operator: Operator, *arguments: str) -> None:
+        """Translate a node to one layer; `arguments` name its inputs."""
+        inputs = [self.layer(node[each]) for each in arguments or ("self",)]
+        self.give(node, self.add(node.name, operator, *inputs))
+
+
+def translate(
+    torch: Any, program: Any, name: str, *, training: bool
+) -> tuple[Graph, dict[str, tuple[int, ...]]]:
+    """Translate an exported program; see `Translation`.
+
+    Returns
+    -------
+    graph : Graph
+    orders : dict
+        As of `fpgapipe.network.frontends.source.TorchSource`.
+    """
+    try:
+        translation = Translation(torch, program, name, training)
+        return translation.run(), translation.orders
+    except ShapeError as error:
+        raise NetworkError(f"{name}: {error}") from None

@@ -1,0 +1,415 @@
+"""The network as a graph of layers: what planner, lowering and reports all read.
+
+A layer has any number of inputs and exactly one output, which carries the layer's name; an operator
+with several results becomes a layer for each. Every cut of the graph is therefore a set of layers.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import TYPE_CHECKING, Any
+
+from fpgapipe.errors import UserError
+from fpgapipe.network.operators import Gemm, Operator, ParameterSpec, Pass
+from fpgapipe.network.operators.tensors import ShapeError, Tensor
+
+if TYPE_CHECKING:
+    import networkx as nx
+    import numpy as np
+    from numpy.typing import NDArray
+
+
+class NetworkError(UserError):
+    """A network that cannot be read, or that does not fit together."""
+
+
+@dataclass(frozen=True)
+class Parameter:
+    """A layer's tensor under its name in the whole network.
+
+    Two layers that share a parameter (tied weights) name the same one.
+    """
+
+    name: str
+    spec: ParameterSpec
+
+
+@dataclass(frozen=True)
+class Layer:
+    """One operation of the network.
+
+    Parameters
+    ----------
+    name : str
+        Unique in the network, and the name of the layer's output.
+    operator : Operator
+        What it does.
+    inputs : tuple of str
+        Names of layers or network inputs, in the operator's order.
+    input_tensors : tuple of Tensor
+        Their shapes.
+    output : Tensor
+        The result's shape.
+    parameters : tuple of Parameter
+        What the layer owns or shares.
+    """
+
+    name: str
+    operator: Operator
+    inputs: tuple[str, ...]
+    input_tensors: tuple[Tensor, ...]
+    output: Tensor
+    parameters: tuple[Parameter, ...]
+
+    @property
+    def op(self) -> str:
+        """The operator's name."""
+        return self.operator.kind
+
+    @cached_property
+    def gemms(self) -> tuple[Gemm, ...]:
+        """Matrix products of the forward pass."""
+        return self.operator.gemms(self.input_tensors, self.output)
+
+    @cached_property
+    def macs(self) -> int:
+        """Multiply-accumulates of the forward pass over the whole batch.
+
+        Products of convolutions, linear layers, matrix products and LSTMs, those with padding zeros
+        included; additions of a bias, pooling and element-wise work are none.
+        """
+        return sum(gemm.macs for gemm in self.gemms)
+
+    @cached_property
+    def num_parameters(self) -> int:
+        """Learned elements, shared ones included."""
+        return sum(p.spec.elements for p in self.parameters if p.spec.trainable)
+
+    @property
+    def frozen(self) -> tuple[str, ...]:
+        """Roles of parameters that the operator would learn and training leaves as they are."""
+        learned = [spec.trainable for spec in self.operator.parameters(self.input_tensors)]
+        return tuple(
+            each.spec.role
+            for each, would in zip(self.parameters, learned, strict=True)
+            if would and not each.spec.trainable
+        )
+
+    @property
+    def features(self) -> int:
+        """Elements of the output over the whole batch."""
+        return self.output.elements
+
+
+@dataclass(frozen=True)
+class Totals:
+    """Sums over a network: forward MACs and output elements for the batch, learned elements.
+
+    A parameter that several layers share counts once.
+    """
+
+    macs: int
+    parameters: int
+    features: int
+
+
+@dataclass(frozen=True)
+class Graph:
+    """A network for a given batch size. Build one with `GraphBuilder`.
+
+    Parameters
+    ----------
+    name : str
+    batch : int or None
+        Samples in a (micro-)batch; None where a profile does not say.
+    inputs : mapping of str to Tensor
+        What is fed from outside.
+    layers : mapping of str to Layer
+        In an order in which every layer comes after its inputs.
+    outputs : tuple of str
+        Layers whose results leave the network.
+    values : mapping of str to array
+        Initial values, by parameter name, where the source had them.
+    source : object or None
+        What it was imported from (`fpgapipe.network.frontends.source`); None if it was made here.
+    """
+
+    name: str
+    batch: int | None
+    inputs: Mapping[str, Tensor]
+    layers: Mapping[str, Layer]
+    outputs: tuple[str, ...]
+    values: Mapping[str, NDArray[np.generic]] = field(default_factory=dict)
+    source: object = field(default=None, compare=False, repr=False)
+
+    @cached_property
+    def totals(self) -> Totals:
+        """Sums over all layers."""
+        unique = {p.name: p.spec for layer in self.layers.values() for p in layer.parameters}
+        return Totals(
+            macs=sum(layer.macs for layer in self.layers.values()),
+            parameters=sum(spec.elements for spec in unique.values() if spec.trainable),
+            features=sum(layer.features for layer in self.layers.values()),
+        )
+
+    @cached_property
+    def _carries_gradient(self) -> frozenset[str]:
+        """Layers through whose output some parameter at or before them gets its gradient."""
+        found: set[str] = set()
+        for layer in self.layers.values():
+            learned = any(p.spec.trainable for p in layer.parameters)
+            if learned or any(self._flows(layer, i, found) for i in range(len(layer.inputs))):
+                found.add(layer.name)
+        return frozenset(found)
+
+    @staticmethod
+    def _flows(layer: Layer, index: int, carrying: set[str] | frozenset[str]) -> bool:
+        return layer.inputs[index] in carrying and layer.operator.is_differentiable(index)
+
+    def input_gradients(self, name: str) -> tuple[int, ...]:
+        """Positions of the inputs for which a layer has to compute a gradient.
+
+        An input needs one if a parameter lies before it; the first layer of a network therefore
+        computes none.
+        """
+        layer = self.layers[name]
+        return tuple(
+            i for i in range(len(layer.inputs)) if self._flows(layer, i, self._carries_gradient)
+        )
+
+    def passes(self, name: str) -> dict[Pass, tuple[Gemm, ...]]:
+        """What a layer computes in training: for each pass that it has, the matrix products.
+
+        A pass without products (pooling, say) is there with an empty tuple; one that the layer does
+        not have is not there.
+        """
+        layer = self.layers[name]
+        result: dict[Pass, tuple[Gemm, ...]] = {Pass.FORWARD: layer.gemms}
+        wanted = self.input_gradients(name)
+        if wanted:
+            products = [gemm.input_gradients() for gemm in layer.gemms]
+            if len(layer.inputs) > 1:  # features on both sides: one product for each wanted side
+                products = [tuple(each[i] for i in wanted if i < len(each)) for each in products]
+            result[Pass.INPUT_GRADIENT] = tuple(gemm for each in products for gemm in each)
+        elif any(gemm.steps > 1 for gemm in layer.gemms):
+            # Back through time: the hidden state's gradient is needed even in the first layer.
+            result[Pass.INPUT_GRADIENT] = tuple(
+                each for gemm in layer.gemms if gemm.steps > 1 for each in gemm.input_gradients()
+            )
+        if any(p.spec.trainable for p in layer.parameters):
+            result[Pass.WEIGHT_GRADIENT] = tuple(
+                each for gemm in layer.gemms for each in gemm.weight_gradients()
+            )
+        return result
+
+    def to_networkx(self) -> nx.DiGraph[str]:
+        """Layers as nodes (attribute ``layer``), dependencies between layers as edges.
+
+        Network inputs are not nodes.
+        """
+        import networkx as nx
+
+        graph: nx.DiGraph[str] = nx.DiGraph(name=self.name)
+        for layer in self.layers.values():
+            graph.add_node(layer.name, layer=layer)
+            graph.add_edges_from((i, layer.name) for i in layer.inputs if i in self.layers)
+        return graph
+
+    def to_dict(self) -> dict[str, Any]:
+        """The object that ``fpgapipe inspect --json`` prints."""
+        return {
+            "network": self.name,
+            "batch": self.batch,
+            "totals": {
+                "macs": self.totals.macs,
+                "parameters": self.totals.parameters,
+                "features": self.totals.features,
+            },
+            "inputs": [
+                {"name": name, "shape": list(tensor.shape), "dtype": tensor.dtype.value}
+                for name, tensor in self.inputs.items()
+            ],
+            "outputs": list(self.outputs),
+            "layers": [self._layer_dict(layer) for layer in self.layers.values()],
+        }
+
+    def _layer_dict(self, layer: Layer) -> dict[str, Any]:
+        return {
+            "name": layer.name,
+            "op": layer.op,
+            "inputs": list(layer.inputs),
+            "input_shapes": [list(tensor.shape) for tensor in layer.input_tensors],
+            "output_shape": list(layer.output.shape),
+            "dtype": layer.output.dtype.value,
+            "macs": layer.macs,
+            "parameters": layer.num_parameters,
+            "features": layer.features,
+            "passes": {
+                kind.value: [
+                    {"m": g.m, "k": g.k, "n": g.n, "count": g.count, "steps": g.steps}
+                    for g in gemms
+                ]
+                for kind, gemms in self.passes(layer.name).items()
+            },
+            "attributes": layer.operator.attributes(),
+        }
+
+
+class GraphBuilder:
+    """Adds layers one by one, each checked against the ones before it.
+
+    Parameters
+    ----------
+    name : str
+        The network's name.
+    batch : int or None
+        Samples in a batch.
+
+    Raises
+    ------
+    NetworkError
+        If `batch` is not a positive integer.
+    """
+
+    def __init__(self, name: str, batch: int | None) -> None:
+        if batch is not None and batch < 1:
+            raise NetworkError(f"{name}: batch must be at least 1, not {batch}")
+        self.name = name
+        self.batch = batch
+        self._inputs: dict[str, Tensor] = {}
+        self._layers: dict[str, Layer] = {}
+        self._parameters: dict[str, ParameterSpec] = {}
+        self._values: dict[str, NDArray[np.generic]] = {}
+        self._numbers: dict[str, int] = {}
+
+    @property
+    def inputs(self) -> Mapping[str, Tensor]:
+        """The network inputs declared so far."""
+        return self._inputs
+
+    def is_free(self, name: str) -> bool:
+        """Whether a name is still to be had."""
+        return name not in self._inputs and name not in self._layers
+
+    def tensor(self, name: str) -> Tensor:
+        """Shape and type of a network input or of a layer's output."""
+        return self._inputs[name] if name in self._inputs else self._layers[name].output
+
+    def input(self, name: str, tensor: Tensor) -> str:
+        """Declare a network input; return its name."""
+        self._check_new(name)
+        self._inputs[name] = tensor
+        return name
+
+    def add(
+        self,
+        name: str,
+        operator: Operator,
+        *inputs: str,
+        shared: Mapping[str, str] | None = None,
+        frozen: Collection[str] = (),
+    ) -> str:
+        """Add a layer; return its name, which is also that of its output.
+
+        Parameters
+        ----------
+        name : str
+            Unique in the network.
+        operator : Operator
+        *inputs : str
+            Names of network inputs or earlier layers.
+        shared : mapping, optional
+            Role of a parameter to its name in the network, which may be that of an earlier layer's
+            parameter; of others the name is the layer's, a dot and the role.
+        frozen : collection of str
+            Roles of parameters that training leaves as they are.
+
+        Raises
+        ------
+        NetworkError
+            If the name is taken, an input is unknown, or the shapes do not fit.
+        """
+        self._check_new(name)
+        for each in inputs:
+            if each not in self._inputs and each not in self._layers:
+                raise NetworkError(
+                    f"{self.name}: layer {name!r} reads {each!r}, which nothing gives"
+                )
+        tensors = tuple(self.tensor(each) for each in inputs)
+        try:
+            operator.check_arity(len(inputs))
+            output = operator.output(tensors)
+            specs = [
+                dataclasses.replace(spec, trainable=spec.trainable and spec.role not in frozen)
+                for spec in operator.parameters(tensors)
+            ]
+            parameters = tuple(
+                Parameter((shared or {}).get(spec.role, f"{name}.{spec.role}"), spec)
+                for spec in specs
+            )
+            for parameter in parameters:
+                Tensor(parameter.spec.shape)
+                known = self._parameters.setdefault(parameter.name, parameter.spec)
+                if known.elements != parameter.spec.elements:
+                    raise ShapeError(
+                        f"{parameter.spec.role} of shape {list(parameter.spec.shape)} cannot share "
+                        f"{parameter.name!r} of shape {list(known.shape)}"
+                    )
+        except ShapeError as error:
+            raise NetworkError(f"{self.name}: layer {name!r}: {error}") from None
+        self._layers[name] = Layer(name, operator, inputs, tensors, output, parameters)
+        return name
+
+    def set_value(self, parameter: str, value: NDArray[np.generic]) -> None:
+        """Give the initial value of a parameter of a layer that was added."""
+        spec = self._parameters[parameter]
+        if value.shape != spec.shape:
+            raise NetworkError(
+                f"{self.name}: {parameter!r} has shape {list(spec.shape)}, its value has "
+                f"{list(value.shape)}"
+            )
+        self._values[parameter] = value
+
+    def build(self, outputs: Sequence[str] | None = None) -> Graph:
+        """Finish the network.
+
+        Parameters
+        ----------
+        outputs : sequence of str, optional
+            Layers whose results leave the network; those that no other layer reads, if not given.
+
+        Raises
+        ------
+        NetworkError
+            If there is no layer, or an output is unknown.
+        """
+        if not self._layers:
+            raise NetworkError(f"{self.name}: the network has no layers")
+        if outputs is None:
+            read = {each for layer in self._layers.values() for each in layer.inputs}
+            outputs = [name for name in self._layers if name not in read]
+        for name in outputs:
+            if name not in self._layers:
+                raise NetworkError(f"{self.name}: output {name!r} is no layer of the network")
+        return Graph(
+            self.name, self.batch, self._inputs, self._layers, tuple(outputs), self._values
+        )
+
+    def fresh_name(self, stem: str) -> str:
+        """A name that is not taken yet: the stem and the next number."""
+        number = self._numbers.get(stem, 0)
+        while True:
+            number += 1
+            name = f"{stem}{number}"
+            if self.is_free(name):
+                self._numbers[stem] = number
+                return name
+
+    def _check_new(self, name: str) -> None:
+        if not name:
+            raise NetworkError(f"{self.name}: a layer has an empty name")
+        if not self.is_free(name):
+            raise NetworkError(f"{self.name}: the name {name!r} stands for two tensors")

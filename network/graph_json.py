@@ -1,0 +1,118 @@
+"""Networks as JSON, both ways.
+
+A layer is its operator (by the name of its class, with its attributes), what it reads, and the
+names of its parameters; shapes follow from those. Initial values are not part of it.
+"""
+
+from __future__ import annotations
+
+from functools import cache
+from typing import Any
+
+from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, ValidationError
+
+from fpgapipe.json_faults import faults_of
+from fpgapipe.network import operators
+from fpgapipe.network.graph import Graph, GraphBuilder, NetworkError
+from fpgapipe.network.operators import Operator
+from fpgapipe.network.operators.tensors import Tensor
+
+GRAPH_VERSION = 1
+
+
+class _Part(BaseModel):
+    model_config = ConfigDict(
+        extra="forbid", frozen=True, strict=True, ser_json_inf_nan="constants"
+    )
+
+
+class _Layer(_Part):
+    name: str
+    operator: str
+    attributes: dict[str, Any]
+    inputs: tuple[str, ...] = Field(strict=False)
+    parameters: dict[str, str]
+    frozen: tuple[str, ...] = Field((), strict=False)
+
+
+class _Network(_Part):
+    version: int
+    name: str
+    batch: int | None
+    inputs: dict[str, Tensor] = Field(strict=False)
+    layers: tuple[_Layer, ...] = Field(strict=False)
+    outputs: tuple[str, ...] = Field(strict=False)
+
+
+def to_json(graph: Graph) -> str:
+    """Write a network as text that `from_json` reads back; its initial values are left out."""
+    layers = []
+    for layer in graph.layers.values():
+        name = type(layer.operator).__name__
+        layers.append(
+            _Layer(
+                name=layer.name,
+                operator=name,
+                attributes=_adapter(name).dump_python(layer.operator, mode="json"),
+                inputs=layer.inputs,
+                parameters={each.spec.role: each.name for each in layer.parameters},
+                frozen=tuple(layer.frozen),
+            )
+        )
+    network = _Network(
+        version=GRAPH_VERSION,
+        name=graph.name,
+        batch=graph.batch,
+        inputs=dict(graph.inputs),
+        layers=tuple(layers),
+        outputs=graph.outputs,
+    )
+    return network.model_dump_json(indent=1) + "\n"
+
+
+def from_json(text: str) -> Graph:
+    """Read a network.
+
+    Raises
+    ------
+    NetworkError
+        If it is none, or its layers do not fit together.
+    """
+    try:
+        network = _Network.model_validate_json(text)
+    except ValidationError as error:
+        raise NetworkError(f"no network: {faults_of(error)[0]}") from None
+    if network.version != GRAPH_VERSION:
+        raise NetworkError(
+            f"network {network.name} has format version {network.version}, not {GRAPH_VERSION}"
+        )
+    builder = GraphBuilder(network.name, network.batch)
+    for name, tensor in network.inputs.items():
+        builder.input(name, tensor)
+    for layer in network.layers:
+        builder.add(
+            layer.name,
+            _operator(layer),
+            *layer.inputs,
+            shared=layer.parameters,
+            frozen=layer.frozen,
+        )
+    return builder.build(network.outputs)
+
+
+def _operator(layer: _Layer) -> Operator:
+    kind = getattr(operators, layer.operator, None)
+    if not (isinstance(kind, type) and issubclass(kind, Operator)) or kind is Operator:
+        raise NetworkError(f"layer {layer.name!r}: there is no operator {layer.operator!r}")
+    try:
+        found: Operator = _adapter(layer.operator).validate_python(layer.attributes)
+    except ValidationError as error:
+        fault = faults_of(error, whole="")[0]
+        raise NetworkError(f"layer {layer.name!r}: {layer.operator}: {fault}") from None
+    return found
+
+
+@cache
+def _adapter(name: str) -> TypeAdapter[Any]:
+    """What writes and reads the operators of a class."""
+    return TypeAdapter(getattr(operators, name))

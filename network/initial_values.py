@@ -1,0 +1,63 @@
+"""Values for a network to begin with: parameters before training, and random inputs."""
+
+from __future__ import annotations
+
+import math
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+    from fpgapipe.network.graph import Graph
+
+
+def initial_parameters(graph: Graph, seed: int) -> dict[str, NDArray[np.float32]]:
+    """Values to begin training with: uniform within 1/sqrt(fan in), as PyTorch's layers draw them.
+
+    Weights whose product goes into a ReLU alone are larger by sqrt(6), so that activations keep
+    their variance from layer to layer and even a short training leaves the first plateau. Batch
+    normalisation begins with ones and zeros.
+
+    Source: K. He et al., "Delving Deep into Rectifiers", ICCV 2015.
+    """
+    rng = np.random.default_rng(seed)
+    rectified = _rectified(graph)
+    found: dict[str, NDArray[np.float32]] = {}
+    for layer in graph.layers.values():
+        fan_in = 1
+        for parameter in layer.parameters:
+            role, shape = parameter.spec.role, parameter.spec.shape
+            if len(shape) > 1:
+                fan_in = math.prod(shape[1:])
+            if layer.op == "batch_norm":
+                start = 1.0 if role in ("weight", "running_var") else 0.0
+                found[parameter.name] = np.full(shape, start, np.float32)
+            else:
+                keeps = len(shape) > 1 and layer.name in rectified
+                limit = math.sqrt((6 if keeps else 1) / fan_in)
+                found[parameter.name] = rng.uniform(-limit, limit, shape).astype(np.float32)
+    return found
+
+
+def _rectified(graph: Graph) -> set[str]:
+    """Layers whose results are read by ReLUs alone."""
+    readers: dict[str, set[str]] = {name: {"output"} for name in graph.outputs}
+    for layer in graph.layers.values():
+        for name in layer.inputs:
+            readers.setdefault(name, set()).add(layer.op)
+    return {name for name, operators in readers.items() if operators == {"relu"}}
+
+
+def random_batch(
+    graph: Graph, seed: int, count: int = 1
+) -> tuple[dict[str, NDArray[np.float32]], NDArray[np.int64]]:
+    """Normally distributed inputs and class numbers for so many micro-batches."""
+    rng = np.random.default_rng(seed)
+    inputs = {
+        name: rng.standard_normal((tensor.shape[0] * count, *tensor.shape[1:]), np.float32)
+        for name, tensor in graph.inputs.items()
+    }
+    logits = graph.layers[graph.outputs[0]].output.shape
+    return inputs, rng.integers(0, logits[-1], logits[0] * count)

@@ -1,0 +1,195 @@
+"""From what a user names to a graph: a built-in network, a file, or a function."""
+
+from __future__ import annotations
+
+import importlib
+import importlib.util
+import os
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from fpgapipe.errors import FileError, UserError, nearest, shown
+from fpgapipe.files import open_file
+from fpgapipe.network import zoo as networks
+from fpgapipe.network.graph import Graph, NetworkError
+from fpgapipe.output import beside_output
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+SUFFIXES = {
+    ".onnx": "an ONNX model",
+    ".csv": "a SCALE-Sim topology or a table of per-layer times",
+    ".txt": "a PipeDream profile",
+}
+"""File formats by suffix; a saved torch program (.pt2) is recognised, and refused."""
+
+MAX_BYTES = 1 << 31
+"""A larger network file is not opened; that of ONNX is at most so large."""
+
+MAX_SOURCE_BYTES = 16 << 20
+"""A larger module of Python is not imported."""
+
+
+def load_network(name: str, batch: int | None = None) -> Graph:
+    """Load a network.
+
+    Parameters
+    ----------
+    name : str
+        A built-in name (``resnet50``), a file (`SUFFIXES`), or ``module:function``. The function
+        may take the batch size, and returns a `Graph`, a ``torch.export.ExportedProgram``, or a
+        ``torch.nn.Module`` with a tuple of example inputs. Naming one runs its module; files never
+        run code.
+    batch : int, optional
+        Samples in a batch; what a file says, or else 1, if not given.
+
+    Raises
+    ------
+    UserError
+        If there is no such network, it cannot be read, or it needs an extra that is not installed.
+    """
+    if batch is not None and batch < 1:
+        raise NetworkError(f"batch must be at least 1, not {batch}")
+    if networks.find(name):
+        return networks.built_in(name, 1 if batch is None else batch)
+    path = Path(name)
+    if path.suffix.lower() in (*SUFFIXES, ".pt2") or os.sep in name or os.path.lexists(path):
+        return load_file(path, batch)
+    if ":" in name:
+        return _load_function(name, batch)
+    raise NetworkError(
+        f"no network {shown(name)}{nearest(name, networks.NETWORKS)}; a network is a built-in name "
+        f"({', '.join(networks.NETWORKS)}), a file ({', '.join(SUFFIXES)}) or module:function"
+    )
+
+
+def load_file(path: Path, batch: int | None = None) -> Graph:
+    """Load a network from a file, its format told by suffix and, for CSV, by the first row.
+
+    Raises
+    ------
+    UserError
+        If the file is missing, of another kind, broken, or needs an extra that is not installed.
+    """
+    suffix = path.suffix.lower()
+    open_file(path, MAX_BYTES).close()  # before its ending is looked at
+    if suffix == ".onnx":
+        from fpgapipe.network.frontends.onnx.onnx_model import read_onnx
+
+        return read_onnx(path, batch)
+    if suffix == ".pt2":
+        from fpgapipe.network.frontends.torch.torch_program import read_exported
+
+        return read_exported(path, batch)
+    if suffix == ".csv":
+        from fpgapipe.network.frontends.profile import CSV_COLUMNS, read_csv_profile
+        from fpgapipe.network.frontends.scalesim import columns_of, read_scalesim
+        from fpgapipe.network.frontends.text import csv_rows
+
+        header = next((cells for _, cells in csv_rows(path)), [])
+        if columns_of(header):
+            return read_scalesim(path, batch)
+        if {cell.lower() for cell in header} & set(CSV_COLUMNS[1:]):
+            return read_csv_profile(path, batch)
+        raise FileError(
+            path,
+            [
+                "line 1: is neither a SCALE-Sim topology ('Layer name, IFMAP Height, ...' or "
+                f"'Layer, M, N, K') nor a table of times ('{','.join(CSV_COLUMNS)}')"
+            ],
+        )
+    if suffix == ".txt":
+        from fpgapipe.network.frontends.profile import read_pipedream
+
+        return read_pipedream(path, batch)
+    formats = ", ".join(f"{suffix} ({what})" for suffix, what in SUFFIXES.items())
+    raise FileError(path, [f"is of no known format; there are {formats}"])
+
+
+def _load_function(name: str, batch: int | None) -> Graph:
+    with beside_output():
+        return _of_function(name, batch)
+
+
+def _of_function(name: str, batch: int | None) -> Graph:
+    module_name, _, attribute = name.partition(":")
+    function = _find_function(name, module_name, attribute)
+    takes_batch = _takes_batch(function)
+    graph = _call(name, function, (1 if batch is None else batch,) if takes_batch else ())
+    if not isinstance(graph, Graph):
+        from fpgapipe.network.frontends.torch.torch_program import from_torch
+
+        graph = from_torch(graph, name=attribute)
+    if not takes_batch and batch not in (None, graph.batch):
+        raise NetworkError(
+            f"{name}: the function takes no batch size; --batch does not apply to it"
+        )
+    return graph
+
+
+def _find_function(name: str, module_name: str, attribute: str) -> Callable[..., Any]:
+    if (
+        not all(part.isidentifier() for part in module_name.split("."))
+        or not attribute.isidentifier()
+    ):
+        raise NetworkError(f"{name!r} is no module:function")
+    sys.path.insert(0, "")  # the working directory, even if it is gone
+    try:
+        _refuse_sources(module_name)
+        module = importlib.import_module(module_name)
+    except UserError:
+        raise
+    except ModuleNotFoundError as error:
+        if error.name is None or not f"{module_name}.".startswith(f"{error.name}."):
+            raise NetworkError(f"{name}: importing {module_name!r} failed: {error}") from error
+        raise NetworkError(
+            f"{name}: no module {module_name!r} on Python's path or in the working directory"
+        ) from None
+    except (Exception, SystemExit) as error:  # a script may end itself
+        raise NetworkError(
+            f"{name}: importing {module_name!r} failed: {type(error).__name__}: {error}"
+        ) from error
+    finally:
+        sys.path.pop(0)
+    function = getattr(module, attribute, None)
+    if function is None:
+        functions = [each for each in dir(module) if not each.startswith("_")]
+        raise NetworkError(
+            f"{name}: {module_name!r} has no {attribute!r}{nearest(attribute, functions)}"
+        )
+    if not callable(function):
+        raise NetworkError(f"{name}: {attribute!r} is no function but {type(function).__name__}")
+    result: Callable[..., Any] = function
+    return result
+
+
+def _refuse_sources(module_name: str) -> None:
+    """Refuse a module whose source, or that of a package around it, Python would read for ever."""
+    parts = module_name.split(".")
+    for count in range(1, len(parts) + 1):
+        name = ".".join(parts[:count])
+        spec = None if name in sys.modules else importlib.util.find_spec(name)
+        if spec is not None and spec.origin is not None and spec.origin.endswith(".py"):
+            open_file(Path(spec.origin), MAX_SOURCE_BYTES).close()
+
+
+def _takes_batch(function: Callable[..., Any]) -> bool:
+    import inspect
+
+    try:
+        return bool(inspect.signature(function).parameters)
+    except (TypeError, ValueError):
+        return False
+
+
+def _call(name: str, function: Callable[..., Any], arguments: tuple[int, ...]) -> Any:
+    try:
+        return function(*arguments)
+    except UserError:
+        raise
+    except (Exception, SystemExit) as error:
+        raise NetworkError(
+            f"{name}: the function failed: {type(error).__name__}: {error}"
+        ) from error

@@ -1,0 +1,76 @@
+"""The operators of a network: frozen descriptions that know shapes, parameters and products."""
+
+from fpgapipe.network.operators.base import Gemm, Operator, ParameterSpec, Pass
+from fpgapipe.network.operators.layout import (
+    Cast,
+    Concat,
+    Detach,
+    Expand,
+    Flatten,
+    Pad,
+    Reshape,
+    Slice,
+    Split,
+    Transpose,
+    Unlisted,
+)
+from fpgapipe.network.operators.measured import Measured
+from fpgapipe.network.operators.pointwise import (
+    ACTIVATIONS,
+    Activation,
+    Affine,
+    Binary,
+    Constant,
+    Dropout,
+    Unary,
+)
+from fpgapipe.network.operators.products import Conv, Embedding, Linear, Lstm, MatMul
+from fpgapipe.network.operators.reductions import (
+    BatchNorm,
+    CrossEntropy,
+    GlobalPool,
+    LayerNorm,
+    LocalResponseNorm,
+    Pool,
+    Reduce,
+    Softmax,
+)
+
+__all__ = [
+    "ACTIVATIONS",
+    "Activation",
+    "Affine",
+    "BatchNorm",
+    "Binary",
+    "Cast",
+    "Concat",
+    "Constant",
+    "Conv",
+    "CrossEntropy",
+    "Detach",
+    "Dropout",
+    "Embedding",
+    "Expand",
+    "Flatten",
+    "Gemm",
+    "GlobalPool",
+    "LayerNorm",
+    "Linear",
+    "LocalResponseNorm",
+    "Lstm",
+    "MatMul",
+    "Measured",
+    "Operator",
+    "Pad",
+    "ParameterSpec",
+    "Pass",
+    "Pool",
+    "Reduce",
+    "Reshape",
+    "Slice",
+    "Softmax",
+    "Split",
+    "Transpose",
+    "Unary",
+    "Unlisted",
+]

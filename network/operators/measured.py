@@ -1,0 +1,63 @@
+"""A layer of which only measurements are known."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import ClassVar
+
+from fpgapipe.network.operators.base import Operator, ParameterSpec
+from fpgapipe.network.operators.tensors import DType, ShapeError, Tensor
+
+ASSUMED_DTYPE = DType.FLOAT32
+"""Profiles give bytes; counts of elements assume this type."""
+
+
+@dataclass(frozen=True)
+class Measured(Operator):
+    """A layer from a profile: seconds and bytes instead of shapes.
+
+    Counts of features and parameters are bytes over four, rounded up, as if all were FP32; the
+    bytes themselves are kept exactly.
+
+    Parameters
+    ----------
+    forward_s, backward_input_s, backward_weight_s : float
+        Times of the forward pass and of both gradients, for the profile's batch. Where a profile
+        has one backward time, it is all in `backward_input_s`: what was not measured apart cannot
+        be put off.
+    output_bytes, weight_bytes : int
+        Size of the result and of the parameters.
+    label : str
+        What the profile calls the operation.
+    """
+
+    kind: ClassVar[str] = "measured"
+    arity: ClassVar[tuple[int, int | None]] = (0, None)
+
+    forward_s: float
+    backward_input_s: float
+    backward_weight_s: float
+    output_bytes: int
+    weight_bytes: int
+    label: str = ""
+
+    def __post_init__(self) -> None:
+        for name in ("forward_s", "backward_input_s", "backward_weight_s"):
+            if not 0 <= getattr(self, name) < float("inf"):
+                raise ShapeError(f"{name} must be at least 0 and finite, not {getattr(self, name)}")
+        for name in ("output_bytes", "weight_bytes"):
+            if getattr(self, name) < 0:
+                raise ShapeError(f"{name} must be at least 0, not {getattr(self, name)}")
+
+    def output(self, inputs: Sequence[Tensor]) -> Tensor:
+        """A vector of as many FP32 elements as the bytes hold, at least one."""
+        return Tensor((max(1, _elements(self.output_bytes)),), ASSUMED_DTYPE)
+
+    def parameters(self, inputs: Sequence[Tensor]) -> tuple[ParameterSpec, ...]:
+        """All parameters as one vector."""
+        if self.weight_bytes == 0:
+            return ()
+        return (ParameterSpec("weight", (_elements(self.weight_bytes),)),)
+
+
+def _elements(size_bytes: int) -> int:
+    return -(-size_bytes * 8 // ASSUMED_DTYPE.bits)

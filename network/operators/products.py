@@ -1,0 +1,258 @@
+"""Operators that multiply matrices: convolution, linear, matmul, LSTM; and the embedding."""
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import ClassVar
+
+from fpgapipe.network.operators.base import (
+    Gemm,
+    Operator,
+    ParameterSpec,
+    require_float,
+    require_positive,
+    require_rank,
+)
+from fpgapipe.network.operators.tensors import DType, ShapeError, Tensor, broadcast
+from fpgapipe.network.operators.windows import Padding, window_counts
+
+
+@dataclass(frozen=True)
+class Conv(Operator):
+    """Convolution over one, two or three spatial axes.
+
+    The weight has the shape ``C_out, C_in / groups, *kernel``.
+
+    Parameters
+    ----------
+    out_channels : int
+    kernel, stride, dilation : tuple of int
+        One number for each spatial axis.
+    padding : tuple of (int, int)
+        Zeros before and after, for each spatial axis.
+    groups : int
+        Divides the channels of input and output.
+    bias : bool
+    """
+
+    kind: ClassVar[str] = "conv"
+
+    out_channels: int
+    kernel: tuple[int, ...]
+    stride: tuple[int, ...]
+    padding: Padding
+    dilation: tuple[int, ...]
+    groups: int = 1
+    bias: bool = True
+
+    def __post_init__(self) -> None:
+        require_positive(
+            "conv",
+            out_channels=self.out_channels,
+            kernel=self.kernel,
+            stride=self.stride,
+            dilation=self.dilation,
+            groups=self.groups,
+        )
+        rank = len(self.kernel)
+        if not 1 <= rank <= 3:
+            raise ShapeError(f"conv has 1..3 spatial axes, not {rank}")
+        if {len(self.stride), len(self.padding), len(self.dilation)} != {rank}:
+            raise ShapeError(
+                "conv kernel, stride, padding and dilation must have one entry an axis"
+            )
+        if any(side < 0 for pair in self.padding for side in pair):
+            raise ShapeError(f"conv padding must not be negative: {self.padding}")
+        if self.out_channels % self.groups:
+            raise ShapeError(
+                f"conv out_channels must be a multiple of groups={self.groups}, "
+                f"not {self.out_channels}"
+            )
+
+    def output(self, inputs: Sequence[Tensor]) -> Tensor:
+        """``N, C_in, spatial...`` to ``N, C_out, spatial...``."""
+        (x,) = inputs
+        rank = len(self.kernel) + 2
+        require_rank("conv", x, rank, rank)
+        require_float("conv", x)
+        if x.shape[1] % self.groups:
+            raise ShapeError(
+                f"conv input channels must be a multiple of groups={self.groups}, not {x.shape[1]}"
+            )
+        windows = window_counts(
+            "conv", x.shape[2:], self.kernel, self.stride, self.padding, self.dilation
+        )
+        return x.with_shape((x.shape[0], self.out_channels, *windows))
+
+    def parameters(self, inputs: Sequence[Tensor]) -> tuple[ParameterSpec, ...]:
+        """Weight and, if asked for, bias."""
+        weight = (self.out_channels, inputs[0].shape[1] // self.groups, *self.kernel)
+        return _weight_and_bias(weight, self.out_channels if self.bias else None)
+
+    def gemms(self, inputs: Sequence[Tensor], output: Tensor) -> tuple[Gemm, ...]:
+        """One product a group: positions x taps and channels x output channels."""
+        positions = output.shape[0] * math.prod(output.shape[2:])
+        reduction = inputs[0].shape[1] // self.groups * math.prod(self.kernel)
+        return (Gemm(positions, reduction, self.out_channels // self.groups, count=self.groups),)
+
+
+@dataclass(frozen=True)
+class Linear(Operator):
+    """Product of the last axis with a weight of ``out_features, in_features``."""
+
+    kind: ClassVar[str] = "linear"
+
+    out_features: int
+    bias: bool = True
+
+    def __post_init__(self) -> None:
+        require_positive("linear", out_features=self.out_features)
+
+    def output(self, inputs: Sequence[Tensor]) -> Tensor:
+        """``..., in_features`` to ``..., out_features``."""
+        (x,) = inputs
+        require_rank("linear", x, 1)
+        require_float("linear", x)
+        return x.with_shape((*x.shape[:-1], self.out_features))
+
+    def parameters(self, inputs: Sequence[Tensor]) -> tuple[ParameterSpec, ...]:
+        """Weight and, if asked for, bias."""
+        weight = (self.out_features, inputs[0].shape[-1])
+        return _weight_and_bias(weight, self.out_features if self.bias else None)
+
+    def gemms(self, inputs: Sequence[Tensor], output: Tensor) -> tuple[Gemm, ...]:
+        """One product over all leading axes together."""
+        x = inputs[0]
+        return (Gemm(math.prod(x.shape[:-1]), x.shape[-1], self.out_features),)
+
+
+@dataclass(frozen=True)
+class MatMul(Operator):
+    """Batched product of two feature tensors, by numpy's rules for ``@``."""
+
+    kind: ClassVar[str] = "matmul"
+    arity: ClassVar[tuple[int, int | None]] = (2, 2)
+
+    def output(self, inputs: Sequence[Tensor]) -> Tensor:
+        """``..., m, k`` times ``..., k, n``; a vector's axis is not in the result."""
+        a, b = inputs
+        require_rank("matmul", a, 1)
+        require_rank("matmul", b, 1)
+        left = a.shape if len(a.shape) > 1 else (1, *a.shape)
+        right = b.shape if len(b.shape) > 1 else (*b.shape, 1)
+        if left[-1] != right[-2]:
+            raise ShapeError(
+                f"matmul of {list(a.shape)} and {list(b.shape)} has unequal inner sizes"
+            )
+        shape = broadcast([left[:-2], right[:-2]])
+        rows = (left[-2],) if len(a.shape) > 1 else ()
+        columns = (right[-1],) if len(b.shape) > 1 else ()
+        return a.with_shape((*shape, *rows, *columns))
+
+    def gemms(self, inputs: Sequence[Tensor], output: Tensor) -> tuple[Gemm, ...]:
+        """One product for each leading index."""
+        a, b = inputs
+        m = a.shape[-2] if len(a.shape) > 1 else 1
+        n = b.shape[-1] if len(b.shape) > 1 else 1
+        return (Gemm(m, a.shape[-1], n, count=output.elements // (m * n), weights=False),)
+
+
+@dataclass(frozen=True)
+class Embedding(Operator):
+    """Rows of a table of ``num_embeddings, features``, picked by integer indices.
+
+    Parameters
+    ----------
+    num_embeddings, features : int
+    padding : int or None
+        A row that is not learned.
+    """
+
+    kind: ClassVar[str] = "embedding"
+
+    num_embeddings: int
+    features: int
+    padding: int | None = None
+
+    def __post_init__(self) -> None:
+        require_positive("embedding", num_embeddings=self.num_embeddings, features=self.features)
+
+    def output(self, inputs: Sequence[Tensor]) -> Tensor:
+        """``...`` to ``..., features``."""
+        (x,) = inputs
+        if x.dtype.is_float or x.dtype is DType.BOOL:
+            raise ShapeError(f"embedding needs integer indices, not {x.dtype}")
+        return Tensor((*x.shape, self.features))
+
+    def parameters(self, inputs: Sequence[Tensor]) -> tuple[ParameterSpec, ...]:
+        """The table."""
+        return (ParameterSpec("weight", (self.num_embeddings, self.features)),)
+
+    def is_differentiable(self, index: int) -> bool:
+        """No gradient flows to indices."""
+        return False
+
+
+@dataclass(frozen=True)
+class Lstm(Operator):
+    """One layer of long short-term memory over ``N, positions, features``.
+
+    The result is the hidden state at every position, both directions side by side if there are two.
+    Deeper networks stack layers; the gates come in PyTorch's order (input, forget, cell, output).
+
+    Parameters
+    ----------
+    hidden : int
+        Features of the hidden state.
+    bidirectional : bool
+    bias : bool
+        Two bias vectors of ``4 * hidden`` for each direction, as cuDNN, PyTorch and ONNX have them.
+    """
+
+    kind: ClassVar[str] = "lstm"
+
+    hidden: int
+    bidirectional: bool = False
+    bias: bool = True
+
+    def __post_init__(self) -> None:
+        require_positive("lstm", hidden=self.hidden)
+
+    @property
+    def num_directions(self) -> int:
+        """1, or 2 if bidirectional."""
+        return 2 if self.bidirectional else 1
+
+    def output(self, inputs: Sequence[Tensor]) -> Tensor:
+        """``N, positions, features`` to ``N, positions, directions * hidden``."""
+        (x,) = inputs
+        require_rank("lstm", x, 3, 3)
+        require_float("lstm", x)
+        return x.with_shape((*x.shape[:2], self.num_directions * self.hidden))
+
+    def parameters(self, inputs: Sequence[Tensor]) -> tuple[ParameterSpec, ...]:
+        """Input and recurrent weights and biases, for each direction."""
+        gates = 4 * self.hidden
+        specs = []
+        for suffix in ("", "_reverse")[: self.num_directions]:
+            specs.append(ParameterSpec(f"weight_ih{suffix}", (gates, inputs[0].shape[2])))
+            specs.append(ParameterSpec(f"weight_hh{suffix}", (gates, self.hidden)))
+            if self.bias:
+                specs.append(ParameterSpec(f"bias_ih{suffix}", (gates,)))
+                specs.append(ParameterSpec(f"bias_hh{suffix}", (gates,)))
+        return tuple(specs)
+
+    def gemms(self, inputs: Sequence[Tensor], output: Tensor) -> tuple[Gemm, ...]:
+        """The input's products at once, the hidden state's one position after the other."""
+        batch, positions, features = inputs[0].shape
+        gates = 4 * self.hidden
+        directions = self.num_directions
+        return (
+            Gemm(batch * positions, features, gates, count=directions),
+            Gemm(batch, self.hidden, gates, count=directions, steps=positions),
+        )
+
+
+def _weight_and_bias(weight: tuple[int, ...], bias: int | None) -> tuple[ParameterSpec, ...]:
+    specs = (ParameterSpec("weight", weight),)
+    return specs if bias is None else (*specs, ParameterSpec("bias", (bias,)))

@@ -1,0 +1,1 @@
+"""What layers and cores cost a device."""

@@ -1,0 +1,377 @@
+"""Training cores for a device: what one is made of, whether it fits, and how large it can be."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING
+
+from fpgapipe.hw.hls_models.cycles.gemm import EngineSpec
+from fpgapipe.hw.hls_models.isa.vector_op import LANES
+from fpgapipe.hw.hls_models.numerics.mx import MX_BLOCK
+from fpgapipe.hw.hls_models.resources.core_resources import (
+    BRAM36_DATA_BYTES,
+    MEMORY_BLOCKS,
+    MOST_BANKS,
+    URAM_DATA_BYTES,
+    CoreShape,
+    Resources,
+    banks,
+    column_resources,
+    core_resources,
+    fixed_resources,
+    function_lanes,
+)
+from fpgapipe.hw.hls_models.spec.device import DeviceSpec
+from fpgapipe.partition.cost.work_products import Formats
+from fpgapipe.partition.plan import CorePlan, LinkPlan
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from fpgapipe.hw.hls_models.spec.link import LinkEngineSpec
+
+CELLS_PER_LANE = 64
+"""Of a core that `core_of` makes, at least: a lane takes as many LUTs as some sixty cells with what
+is below them, and where LUTs are few, a larger array is worth more than further lanes."""
+
+RESOURCES = ("lut", "ff", "bram36", "uram", "dsp")
+
+
+@dataclass(frozen=True)
+class CoreConfig:
+    """A training core: what the generator builds and the cost model counts with.
+
+    Parameters
+    ----------
+    rows, cols : int
+        Cells of an engine's array; rows divide 32, the block of the operands' format.
+    clk_hz : float
+    scratchpad_bytes : int
+        On-chip memory for operands, of all engines together.
+    vector_lanes : int
+        FP32 lanes, shared by the engines; 16 at most, the elements of a vector.
+    num_engines : int
+        GEMM engines: 1, or 2 for a forward and a backward engine at the same time.
+    port_bytes : int
+        That the bus to the memory moves in a cycle.
+    num_links : int
+        Link engines; a device with fewer ports has fewer.
+    acc_depth : int
+        FP32 accumulators below each column.
+    formats : Formats
+        Bytes of an element.
+
+    Raises
+    ------
+    ValueError
+        If a number is out of range.
+    """
+
+    rows: int
+    cols: int
+    clk_hz: float
+    scratchpad_bytes: int
+    vector_lanes: int
+    num_engines: int = 1
+    port_bytes: int = 64
+    num_links: int = 0
+    acc_depth: int = 1024
+    formats: Formats = field(default_factory=Formats)
+
+    def __post_init__(self) -> None:
+        if self.rows not in (1, 2, 4, 8, 16, 32):
+            raise ValueError(f"core rows must divide 32, not {self.rows!r}")
+        for name in ("cols", "vector_lanes", "num_engines", "port_bytes"):
+            if getattr(self, name) < 1:
+                raise ValueError(f"core {name} must be at least 1, not {getattr(self, name)!r}")
+        if self.vector_lanes > LANES:
+            raise ValueError(f"core vector_lanes must be at most {LANES}, not {self.vector_lanes}")
+        if not (math.isfinite(self.clk_hz) and self.clk_hz > 0):
+            raise ValueError(f"core clock must be finite and above 0 Hz, not {self.clk_hz!r}")
+        if self.num_links < 0:
+            raise ValueError(f"core num_links must be at least 0, not {self.num_links!r}")
+        EngineSpec(  # checks the rest
+            self.rows, self.cols, self.scratchpad_bytes // self.num_engines, 0, 0, self.acc_depth
+        )
+
+    @property
+    def cells(self) -> int:
+        """Multiply-accumulates a cycle, all engines."""
+        return self.rows * self.cols * self.num_engines
+
+    def memory_bytes_per_cycle(self, device: DeviceSpec) -> float:
+        """What the bus and the memories both let through; 0 without memory."""
+        return min(self.port_bytes, device.memory_bytes_per_s / self.clk_hz)
+
+    def engine(self, device: DeviceSpec) -> EngineSpec:
+        """One GEMM engine with an equal share of scratchpad and memory."""
+        fastest = max(
+            device.memories, key=lambda m: m.count * m.bandwidth_bytes_per_s, default=None
+        )
+        latency_s = fastest.latency_s if fastest else 0.0
+        return EngineSpec(
+            self.rows,
+            self.cols,
+            self.scratchpad_bytes // self.num_engines,
+            self.memory_bytes_per_cycle(device) / self.num_engines,
+            math.ceil(latency_s * self.clk_hz),
+            self.acc_depth,
+        )
+
+    def shape(self, device: DeviceSpec) -> CoreShape:
+        """What decides the core's resources on a device."""
+        rates = sorted(
+            (port.payload_bytes_per_s for port in device.ports for _ in range(port.count)),
+            reverse=True,
+        )
+        widths = tuple(link_width(rate / self.clk_hz) for rate in rates[: self.num_links])
+        return CoreShape(
+            self.rows,
+            self.cols,
+            self.num_engines,
+            self.vector_lanes,
+            self.scratchpad_bytes,
+            self.acc_depth,
+            self.port_bytes,
+            widths,
+            device.dsp_kind,
+            device.uram > 0,
+        )
+
+    def planned(self, device: DeviceSpec, links: Sequence[LinkEngineSpec]) -> CorePlan:
+        """All numbers of the core that is generated, with its ends of links."""
+        shape, engine = self.shape(device), self.engine(device)
+        number = max(banks(shape), 2)
+        return CorePlan(
+            rows=self.rows,
+            cols=self.cols,
+            num_engines=self.num_engines,
+            clk_hz=self.clk_hz,
+            vector_lanes=self.vector_lanes,
+            function_lanes=function_lanes(shape),
+            scratchpad_banks=number,
+            scratchpad_bank_bytes=_power_up_to(self.scratchpad_bytes) // number,
+            acc_depth=self.acc_depth,
+            bus_bytes=self.port_bytes,
+            memory_bytes_per_cycle=self.memory_bytes_per_cycle(device),
+            memory_latency_cycles=engine.memory_latency_cycles,
+            links=tuple(LinkPlan(**dataclasses.asdict(each)) for each in links),
+        )
+
+
+def _width(bytes_per_cycle: float) -> int:
+    """The power of two, at most 64 bytes, that carries a rate."""
+    return min(64, 1 << max(math.ceil(math.log2(bytes_per_cycle)), 0))
+
+
+def link_width(bytes_per_cycle: float) -> int:
+    """Bytes of the stream to a link's PHY that carries a rate: a power of two in 4..64."""
+    return max(_width(bytes_per_cycle), 4)
+
+
+def _power_up_to(number: int) -> int:
+    """The largest power of two that is not above a number."""
+    return 1 << (number.bit_length() - 1)
+
+
+@dataclass(frozen=True)
+class Violation:
+    """A limit that a core exceeds.
+
+    Attributes
+    ----------
+    resource : str
+        ``lut``, ``ff``, ``bram36``, ``uram``, ``dsp`` of all dies; ``columns`` where the columns do
+        not divide over the dies; ``one die: lut`` where what cannot be divided fits no die.
+    needed, available : int
+    """
+
+    resource: str
+    needed: int
+    available: int
+
+    def __str__(self) -> str:
+        return f"{self.resource}: needs {self.needed:,}, {self.available:,} usable"
+
+
+def core_fits(device: DeviceSpec, core: CoreConfig) -> list[Violation]:
+    """Limits of a device that a core exceeds; none if it fits.
+
+    The array may span dies: its columns are dealt to them whole, since activations that cross
+    a border pass a register anyway while sums stay in their column. Scratchpad blocks may lie
+    anywhere. All else is on one die.
+    """
+    shape = core.shape(device)
+    needed = core_resources(shape)
+    found = [
+        Violation(name, int(getattr(needed, name)), getattr(device, name))
+        for name in RESOURCES
+        if getattr(needed, name) > getattr(device, name)
+    ]
+    return found or _die_violations(device, core, shape)
+
+
+def _die_violations(device: DeviceSpec, core: CoreConfig, shape: CoreShape) -> list[Violation]:
+    fixed, column = fixed_resources(shape).rounded(), column_resources(shape)
+    dies = [Resources(d.lut, d.ff, d.bram36, d.uram, d.dsp) for d in device.dies]
+    places = []
+    for home, die in enumerate(dies):
+        if all(getattr(fixed, name) <= getattr(die, name) for name in RESOURCES):
+            left = [die + fixed * -1 if i == home else die for i, die in enumerate(dies)]
+            places.append(sum(_columns(die, column) for die in left))
+    if not places:
+        roomiest = max(device.dies, key=lambda die: die.lut)
+        return [
+            Violation(f"one die: {name}", int(getattr(fixed, name)), getattr(roomiest, name))
+            for name in RESOURCES
+            if getattr(fixed, name) > getattr(roomiest, name)
+        ] or [Violation("one die", 1, 0)]
+    columns = core.cols * core.num_engines
+    return [] if max(places) >= columns else [Violation("columns", columns, max(places))]
+
+
+def over_dies(
+    device: DeviceSpec,
+    fixed: Resources,
+    columns: Sequence[Resources],
+    scratchpad: Resources,
+) -> list[Resources]:
+    """What each die of a device holds of a core, which fits it.
+
+    As `core_fits` has it: what cannot be divided is on the die that leaves room for the most
+    columns, columns are dealt whole, the emptiest die first, and scratchpad blocks after them.
+    """
+    dies = [Resources(d.lut, d.ff, d.bram36, d.uram, d.dsp) for d in device.dies]
+    used = [Resources() for _ in dies]
+
+    def room(at: int, item: Resources) -> float:
+        """Copies of an item that a die still holds."""
+        left = dies[at] + used[at] * -1
+        needed = [name for name in RESOURCES if getattr(item, name)]
+        return min(float(getattr(left, name) / getattr(item, name)) for name in needed)
+
+    def put(item: Resources) -> None:
+        at = max(range(len(dies)), key=lambda die: room(die, item))
+        used[at] += item
+
+    put(fixed)
+    for column in columns:
+        put(column)
+    blocks = Resources(bram36=1, uram=0) if scratchpad.bram36 else Resources(uram=1)
+    for _ in range(round(max(scratchpad.bram36, scratchpad.uram))):
+        put(blocks)
+    return used
+
+
+def _columns(die: Resources, column: Resources) -> int:
+    return min(
+        int(getattr(die, name) // getattr(column, name))
+        for name in RESOURCES
+        if getattr(column, name)
+    )
+
+
+def scratchpad_floor(device: DeviceSpec) -> int:
+    """Bytes of scratchpad below which less saves no memory blocks, or hardly any."""
+    block_bytes = URAM_DATA_BYTES if device.uram else BRAM36_DATA_BYTES
+    return 2 * MOST_BANKS * MEMORY_BLOCKS * block_bytes
+
+
+def largest_core(device: DeviceSpec, num_engines: int = 1, num_links: int = 0) -> CoreConfig:
+    """The candidate with the most cells; more rows decide between equals.
+
+    Raises
+    ------
+    ValueError
+        If not even a core of one column fits; says which limits are exceeded.
+    """
+    return candidate_cores(device, num_engines, num_links)[0]
+
+
+def candidate_cores(
+    device: DeviceSpec, num_engines: int = 1, num_links: int = 0
+) -> list[CoreConfig]:
+    """Cores worth trying on a device, most cells first.
+
+    For 4, 8, 16 and 32 rows: the widest that fits, the widest power of two, since channels often
+    are powers of two, and a half and a quarter of that, since a tile takes at least as many cycles
+    as the array has columns.
+
+    Raises
+    ------
+    ValueError
+        If not even a core of one column fits; says which limits are exceeded.
+    """
+    found: list[CoreConfig] = []
+    for rows in (32, 16, 8, 4):
+        widest = _widest(device, rows, num_engines, num_links)
+        if widest:
+            power = 1 << (widest.bit_length() - 1)
+            widths = {widest, power, max(power // 2, 1), max(power // 4, 1)}
+            found += [
+                core_of(device, rows, cols, num_engines, num_links=num_links) for cols in widths
+            ]
+    if not found:
+        broken = core_fits(device, core_of(device, 4, 1, num_engines, num_links=num_links))
+        raise ValueError(f"no core fits {device.name}: {'; '.join(map(str, broken))}")
+    return sorted(found, key=lambda core: (-core.cells, -core.rows, core.cols))
+
+
+def _widest(device: DeviceSpec, rows: int, num_engines: int, num_links: int) -> int:
+    """Most columns of a core that fits, as `CoreSpec` allows them; 0 if none does."""
+    low, high = 0, device.dsp // (rows * num_engines) + 1
+    while high - low > 1:
+        middle = (low + high) // 2
+        if core_fits(device, core_of(device, rows, middle, num_engines, num_links=num_links)):
+            high = middle
+        else:
+            low = middle
+    return low if low <= MX_BLOCK else low // MX_BLOCK * MX_BLOCK
+
+
+def core_of(
+    device: DeviceSpec,
+    rows: int,
+    cols: int,
+    num_engines: int = 1,
+    *,
+    num_links: int = 0,
+    scratchpad_bytes: int | None = None,
+) -> CoreConfig:
+    """A core with a given array, the rest sized for the device.
+
+    One bus to the memory, as wide as its bandwidth asks for, 64 bytes at most; as scratchpad the
+    largest power of two of bytes that UltraRAM holds, or where there is none three quarters of the
+    block RAM that the rest leaves, and `scratchpad_bytes` if that is less. Lanes are a power of
+    two, 2 at least, otherwise at most 16, one for `CELLS_PER_LANE` cells, and one for each element
+    that the bus can read and write in a cycle.
+    """
+    bytes_per_cycle = device.memory_bytes_per_s / device.clk_hz
+    port_bytes = max(_width(bytes_per_cycle), 4) if bytes_per_cycle else 4
+    formats = Formats()
+    lanes = max(2, port_bytes // (2 * formats.feature_bytes))
+    lanes = min(lanes, max(2, rows * cols * num_engines // CELLS_PER_LANE), LANES)
+    lanes = _power_up_to(lanes)
+    least = EngineSpec.least_scratchpad_bytes(rows, cols) * num_engines
+    core = CoreConfig(
+        rows,
+        cols,
+        device.clk_hz,
+        least,
+        lanes,
+        num_engines,
+        port_bytes=port_bytes,
+        num_links=num_links,
+        formats=formats,
+    )
+    if device.uram:
+        room = device.uram * URAM_DATA_BYTES
+    else:
+        shape = core.shape(device)
+        rest = fixed_resources(shape) + column_resources(shape) * (cols * num_engines)
+        room = int((device.bram36 - rest.bram36) * 3 // 4) * BRAM36_DATA_BYTES
+    room = min(room, scratchpad_bytes or room)
+    size = max(_power_up_to(max(room, 1)), 1 << (least - 1).bit_length())
+    return replace(core, scratchpad_bytes=size)

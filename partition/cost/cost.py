@@ -1,0 +1,337 @@
+"""What each layer costs on a device: cycles, seconds, bytes over memory and links, bytes to keep.
+
+docs/cost-model.md says what is counted and how. Cycles of a matrix product come from
+:mod:`fpgapipe.hw.hls_models.cycles.gemm` alone.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
+
+from fpgapipe.hw.hls_models.cycles.gemm import EngineSpec, gemm_cost
+from fpgapipe.hw.hls_models.spec.device import DeviceSpec
+from fpgapipe.network.graph import Graph
+from fpgapipe.network.operators import Measured, Pass
+from fpgapipe.partition.cost.cores import (
+    CoreConfig,
+    Violation,
+    candidate_cores,
+    core_fits,
+    core_of,
+    largest_core,
+)
+from fpgapipe.partition.cost.work import LayerWork, PassWork, VectorWork, consumers, network_work
+from fpgapipe.partition.cost.work_products import Formats
+
+__all__ = [
+    "CoreConfig",
+    "CostModel",
+    "Formats",
+    "LayerCost",
+    "PassCost",
+    "Violation",
+    "candidate_cores",
+    "core_fits",
+    "core_of",
+    "feature_bytes",
+    "largest_core",
+    "layer_costs",
+    "measured_costs",
+]
+
+VECTOR_CYCLES = 40
+"""From a vector instruction to its first result, and from its last operand to its last result: an
+estimate of decoding, address generators and the longest lane (a function by table)."""
+
+
+@dataclass(frozen=True)
+class PassCost:
+    """One pass of a layer over one micro-batch.
+
+    Attributes
+    ----------
+    seconds : float
+    cycles : int
+        0 where the seconds were measured.
+    gemm_cycles, vector_cycles, memory_cycles : int
+        That the array, the lanes and the memory are busy: a stage that overlaps its layers
+        perfectly takes the largest of their sums, not the sum of `cycles`.
+    memory_bytes : int
+        Read and written.
+    macs : int
+    """
+
+    seconds: float = 0.0
+    cycles: int = 0
+    gemm_cycles: int = 0
+    vector_cycles: int = 0
+    memory_cycles: int = 0
+    memory_bytes: int = 0
+    macs: int = 0
+
+
+NO_PASS = PassCost()
+
+
+@dataclass(frozen=True)
+class LayerCost:
+    """What one layer costs on one device.
+
+    Attributes
+    ----------
+    name : str
+    forward, input_gradient, weight_gradient : PassCost
+        For one micro-batch; all zero where a layer does not have the pass.
+    update : PassCost
+        The optimiser's step, once a mini-batch.
+    output_bytes : int
+        Over a link if the next layer is elsewhere.
+    gradient_bytes : int
+        The way back over that link; 0 if no reader computes this gradient.
+    weight_bytes : int
+        Learned parameters in FP32: what an all-reduce moves. Shared ones count in the first layer.
+    optimiser_bytes : int
+        Master weights, gradients and momentum in FP32.
+    operand_bytes : int
+        Copies of the weights for the array (two, MXINT8), and tensors that are not learned.
+    feature_bytes : int
+        Kept for the backward pass of one micro-batch, apart from what an earlier layer keeps.
+    kept : tuple of (str, int)
+        All that this layer needs: names and bytes, for `feature_bytes` of a set of layers.
+    fused_into : str or None
+        The layer that does this one's work in passing. A cut between the two is not charged for
+        the pass that it would add.
+    """
+
+    name: str
+    forward: PassCost
+    input_gradient: PassCost
+    weight_gradient: PassCost
+    update: PassCost
+    output_bytes: int
+    gradient_bytes: int
+    weight_bytes: int
+    optimiser_bytes: int
+    operand_bytes: int
+    feature_bytes: int
+    kept: tuple[tuple[str, int], ...]
+    fused_into: str | None = None
+
+    @property
+    def backward_s(self) -> float:
+        """Both gradients."""
+        return self.input_gradient.seconds + self.weight_gradient.seconds
+
+    @property
+    def total_s(self) -> float:
+        """All three passes of a micro-batch."""
+        return self.forward.seconds + self.backward_s
+
+
+def feature_bytes(layers: Iterable[LayerCost]) -> int:
+    """Bytes that a set of layers keeps for one micro-batch, what several need counted once."""
+    return sum({name: size for layer in layers for name, size in layer.kept}.values())
+
+
+def layer_costs(graph: Graph, device: DeviceSpec, core: CoreConfig) -> list[LayerCost]:
+    """Cost of each layer of a network, in the graph's order.
+
+    Whether the core fits the device is not checked: `core_fits` does that.
+
+    Raises
+    ------
+    ValueError
+        If the network is a profile: `measured_costs` reads those.
+    """
+    return CostModel(graph, core.formats).costs(device, core)
+
+
+class CostModel:
+    """Costs of one network on many devices and cores: what follows from shapes is computed once.
+
+    Parameters
+    ----------
+    graph : Graph
+    formats : Formats, optional
+
+    Raises
+    ------
+    ValueError
+        If the network is a profile: `measured_costs` reads those.
+    """
+
+    def __init__(self, graph: Graph, formats: Formats | None = None) -> None:
+        for layer in graph.layers.values():
+            if isinstance(layer.operator, Measured):
+                raise ValueError(
+                    f"{graph.name}: layer {layer.name!r} has measured times, which hold for the "
+                    "device they were measured on; no core's cycles follow from them"
+                )
+        self.graph = graph
+        self.formats = formats or Formats()
+        self._work = network_work(graph, self.formats)
+        self._gradients = _with_gradient(graph)
+        self._kept = _kept_apart(graph, self._work)
+
+    def costs(self, device: DeviceSpec, core: CoreConfig, *, train: bool = True) -> list[LayerCost]:
+        """Cost of each layer, in the graph's order; of inference, if not of training.
+
+        Raises
+        ------
+        ValueError
+            If the core has other formats.
+        """
+        if core.formats != self.formats:
+            raise ValueError(f"the model is for {self.formats}, the core has {core.formats}")
+        engine = core.engine(device)
+        found = [
+            self._layer(work, kept, core, engine)
+            for work, kept in zip(self._work, self._kept, strict=True)
+        ]
+        return found if train else [_forward_only(cost) for cost in found]
+
+    def _layer(
+        self, work: LayerWork, kept: _Kept, core: CoreConfig, engine: EngineSpec
+    ) -> LayerCost:
+        layer = work.layer
+        passes = {each: _pass(what, core, engine) for each, what in work.passes.items()}
+        output_bytes = self.formats.tensor_bytes(layer.output)
+        state = self.formats.state_bytes
+        untrained = sum(p.spec.elements for p in layer.parameters if not p.spec.trainable)
+        return LayerCost(
+            layer.name,
+            passes[Pass.FORWARD],
+            passes.get(Pass.INPUT_GRADIENT, NO_PASS),
+            passes.get(Pass.WEIGHT_GRADIENT, NO_PASS),
+            _pass(PassWork(vector=work.update), core, engine),
+            output_bytes,
+            output_bytes if layer.name in self._gradients else 0,
+            state * work.owned,
+            3 * state * work.owned,
+            2 * self.formats.operand_bytes(work.operands) + state * untrained,
+            kept.apart_bytes,
+            kept.tensors,
+            work.fused_into,
+        )
+
+
+def _forward_only(cost: LayerCost) -> LayerCost:
+    """The layer without backward pass and update; every result has a place of its own."""
+    return replace(
+        cost,
+        input_gradient=NO_PASS,
+        weight_gradient=NO_PASS,
+        update=NO_PASS,
+        gradient_bytes=0,
+        optimiser_bytes=cost.weight_bytes,
+        feature_bytes=cost.output_bytes,
+        kept=((cost.name, cost.output_bytes),),
+    )
+
+
+def _pass(work: PassWork, core: CoreConfig, engine: EngineSpec) -> PassCost:
+    costs = [gemm_cost(product, engine) for product in work.products]
+    vector, vector_bytes = _vector(work.vector, core), _bytes(work.vector)
+    memory_bytes = sum(cost.memory_bytes for cost in costs) + vector_bytes
+    memory = engine.transfer_cycles(memory_bytes)
+    gemm = sum(cost.cycles for cost in costs)
+    fixed = VECTOR_CYCLES + engine.memory_latency_cycles
+    if costs and work.beside:
+        cycles = max(gemm, vector, memory)
+    else:
+        cycles = gemm
+        if vector or vector_bytes:
+            cycles += max(vector, engine.transfer_cycles(vector_bytes)) + fixed
+    return PassCost(
+        cycles / core.clk_hz,
+        cycles,
+        sum(cost.compute_cycles for cost in costs),
+        vector,
+        memory,
+        memory_bytes,
+        sum(product.macs for product in work.products),
+    )
+
+
+def _vector(work: VectorWork, core: CoreConfig) -> int:
+    return -(-work.operations // core.vector_lanes)
+
+
+def _bytes(work: VectorWork) -> int:
+    return work.read_bytes + work.write_bytes
+
+
+@dataclass(frozen=True)
+class _Kept:
+    tensors: tuple[tuple[str, int], ...]
+    apart_bytes: int
+
+
+def _kept_apart(graph: Graph, work: Sequence[LayerWork]) -> list[_Kept]:
+    """What each layer keeps, tensors by the names under which they first appeared."""
+    first: dict[str, str] = {}
+    for layer in graph.layers.values():
+        if layer.op in ("reshape", "flatten"):
+            first[layer.name] = first.get(layer.inputs[0], layer.inputs[0])
+    seen: set[str] = set()
+    result = []
+    for each in work:
+        tensors = {first.get(name, name): size for name, size in each.kept}
+        apart = sum(size for name, size in tensors.items() if name not in seen)
+        seen |= set(tensors)
+        result.append(_Kept(tuple(tensors.items()), apart))
+    return result
+
+
+def _with_gradient(graph: Graph) -> frozenset[str]:
+    """Layers of whose output some reader computes the gradient."""
+    return frozenset(
+        name
+        for name, readers in consumers(graph).items()
+        for reader in readers
+        if any(reader.inputs[i] == name for i in graph.input_gradients(reader.name))
+    )
+
+
+def measured_costs(graph: Graph) -> list[LayerCost]:
+    """Costs of a profile: its own seconds and bytes, whatever the device.
+
+    The optimiser's step takes no time (profiles have none apart from the passes). A layer keeps its
+    inputs for its backward pass, as PipeDream counts; gradients are as large as outputs.
+
+    Raises
+    ------
+    ValueError
+        If a layer was not measured.
+    """
+    result, seen = [], set()
+    sizes: dict[str, int] = {}
+    readers = consumers(graph)
+    for layer in graph.layers.values():
+        measured = layer.operator
+        if not isinstance(measured, Measured):
+            raise ValueError(
+                f"{graph.name}: layer {layer.name!r} is a {layer.op} without measured times"
+            )
+        sizes[layer.name] = measured.output_bytes
+        kept = tuple((name, sizes[name]) for name in layer.inputs if name in sizes)
+        apart = sum(size for name, size in kept if name not in seen)
+        seen |= {name for name, _ in kept}
+        result.append(
+            LayerCost(
+                layer.name,
+                PassCost(measured.forward_s),
+                PassCost(measured.backward_input_s),
+                PassCost(measured.backward_weight_s),
+                NO_PASS,
+                measured.output_bytes,
+                measured.output_bytes if readers[layer.name] else 0,
+                measured.weight_bytes,
+                3 * measured.weight_bytes,
+                0,
+                apart,
+                kept,
+            )
+        )
+    return result

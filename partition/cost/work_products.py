@@ -1,0 +1,187 @@
+"""The matrix products of a layer's passes, as the array computes them."""
+
+from __future__ import annotations
+
+import itertools
+import math
+from dataclasses import dataclass
+
+from fpgapipe.hw.hls_models.cycles.gemm import Axis, ProductSpec
+from fpgapipe.hw.hls_models.numerics.mx import MX_BLOCK
+from fpgapipe.network.graph import Graph, Layer
+from fpgapipe.network.operators import Conv, Gemm, Pass
+from fpgapipe.network.operators.tensors import Tensor
+
+
+@dataclass(frozen=True)
+class Formats:
+    """Bytes of an element wherever numbers are kept.
+
+    Parameters
+    ----------
+    feature_bytes : int
+        Features and their gradients, in memory and on links: 2 (BF16) or 4 (FP32).
+    state_bytes : int
+        Master weights, their gradients and the optimiser's state: FP32.
+    """
+
+    feature_bytes: int = 2
+    state_bytes: int = 4
+
+    def __post_init__(self) -> None:
+        for name in ("feature_bytes", "state_bytes"):
+            if getattr(self, name) not in (2, 4):
+                raise ValueError(f"{name} must be 2 (BF16) or 4 (FP32), not {getattr(self, name)}")
+
+    def tensor_bytes(self, tensor: Tensor) -> int:
+        """Bytes of a tensor in device memory; indices and labels keep their own type."""
+        if tensor.dtype.is_float:
+            return tensor.elements * self.feature_bytes
+        return tensor.size_bytes
+
+    @staticmethod
+    def operand_bytes(elements: int) -> int:
+        """Bytes of MXINT8 operands: one an element, and a scale for each block of 32."""
+        return elements + -(-elements // MX_BLOCK)
+
+
+def products(graph: Graph, layer: Layer, formats: Formats) -> dict[Pass, tuple[ProductSpec, ...]]:
+    """The matrix products of each pass that a layer has."""
+    passes = graph.passes(layer.name)
+    if isinstance(layer.operator, Conv):
+        by_pass = {
+            Pass.FORWARD: _conv_forward,
+            Pass.INPUT_GRADIENT: _conv_input_gradient,
+            Pass.WEIGHT_GRADIENT: _conv_weight_gradient,
+        }
+        return {each: by_pass[each](layer, layer.operator, formats) for each in passes}
+    return {
+        each: tuple(
+            _plain_product(each, gemm, position, formats) for position, gemm in enumerate(gemms)
+        )
+        for each, gemms in passes.items()
+    }
+
+
+def _plain_product(which: Pass, gemm: Gemm, position: int, formats: Formats) -> ProductSpec:
+    weights = which is not Pass.WEIGHT_GRADIENT and gemm.weights
+    gradient = which is Pass.WEIGHT_GRADIENT
+    right = gemm.k * gemm.n
+    return ProductSpec(
+        Axis(gemm.m),
+        Axis(gemm.k),
+        Axis(gemm.n),
+        gemm.m * gemm.k * formats.feature_bytes,
+        formats.operand_bytes(right) if weights else right * formats.feature_bytes,
+        gemm.m * gemm.n * (formats.state_bytes if gradient else formats.feature_bytes),
+        gemm.count,
+        gemm.steps,
+        accumulates=gradient,
+        # The second factor's gradient of a product of features is X^T dY, as dW is.
+        transposed=gradient or (which is Pass.INPUT_GRADIENT and not gemm.weights and position > 0),
+    )
+
+
+def _conv_shape(layer: Layer, conv: Conv) -> tuple[int, int, int, int, int]:
+    """Positions of the output, taps, taps of a run, channels in and out of a group."""
+    (gemm,) = layer.gemms
+    taps = math.prod(conv.kernel)
+    run = conv.kernel[-1] if conv.dilation[-1] == 1 else 1
+    return gemm.m, taps, run, gemm.k // taps, gemm.n
+
+
+def _conv_forward(layer: Layer, conv: Conv, formats: Formats) -> tuple[ProductSpec, ...]:
+    positions, taps, run, channels, outputs = _conv_shape(layer, conv)
+    reads = _conv_input_elements(layer, conv)
+    return (
+        ProductSpec(
+            Axis(positions),
+            Axis(channels, taps, run),
+            Axis(outputs),
+            reads * formats.feature_bytes,
+            formats.operand_bytes(taps * channels * outputs),
+            positions * outputs * formats.feature_bytes,
+            conv.groups,
+        ),
+    )
+
+
+def _conv_input_elements(layer: Layer, conv: Conv) -> int:
+    """Elements of a group's input that some window covers: a strided 1x1 kernel skips most."""
+    (gemm,) = layer.gemms
+    return min(layer.input_tensors[0].elements // conv.groups, gemm.m * gemm.k)
+
+
+def _conv_weight_gradient(layer: Layer, conv: Conv, formats: Formats) -> tuple[ProductSpec, ...]:
+    positions, taps, run, channels, outputs = _conv_shape(layer, conv)
+    return (
+        ProductSpec(
+            Axis(channels, taps, run),
+            Axis(positions),
+            Axis(outputs),
+            _conv_input_elements(layer, conv) * formats.feature_bytes,
+            positions * outputs * formats.feature_bytes,
+            taps * channels * outputs * formats.state_bytes,
+            conv.groups,
+            accumulates=True,
+            transposed=True,
+        ),
+    )
+
+
+def _conv_input_gradient(layer: Layer, conv: Conv, formats: Formats) -> tuple[ProductSpec, ...]:
+    """One product for each phase of the stride.
+
+    Input positions that leave the same remainder by the stride meet the same taps, and no others:
+    a stride of 2 in two dimensions makes four products without a multiplication by an inserted
+    zero. Each is complete in the accumulators, so nothing is scattered and added in memory.
+    """
+    positions, taps, _, channels, outputs = _conv_shape(layer, conv)
+    batch = layer.output.shape[0]
+    axes = [_phases(layer, conv, axis) for axis in range(len(conv.kernel))]
+    result = []
+    for phase in itertools.product(*axes):
+        count = batch * math.prod(each[0] for each in phase)
+        phase_taps = math.prod(each[1] for each in phase)
+        share = phase_taps / taps
+        result.append(
+            ProductSpec(
+                Axis(count),
+                Axis(outputs, phase_taps, phase[-1][1] if conv.dilation[-1] == 1 else 1),
+                Axis(channels),
+                # The phases of a region run while its gradients are on chip: each pays its share.
+                math.ceil(positions * outputs * formats.feature_bytes * share),
+                formats.operand_bytes(phase_taps * channels * outputs),
+                count * channels * formats.feature_bytes,
+                conv.groups,
+            )
+        )
+    return tuple(result)
+
+
+def _phases(layer: Layer, conv: Conv, axis: int) -> list[tuple[int, int]]:
+    """Along one axis: positions and taps of each phase that has any."""
+    size = layer.input_tensors[0].shape[axis + 2]
+    stride, before = conv.stride[axis], conv.padding[axis][0]
+    taps = [0] * stride
+    for tap in range(conv.kernel[axis]):
+        taps[tap * conv.dilation[axis] % stride] += 1
+    found = []
+    for phase in range(stride):
+        first = (phase - before) % stride
+        number = -(-(size - first) // stride) if first < size else 0
+        if number and taps[phase]:
+            found.append((number, taps[phase]))
+    return found
+
+
+def untouched_inputs(layer: Layer) -> int:
+    """Elements of a convolution's input that no window reads; their gradient is zero."""
+    conv = layer.operator
+    if not isinstance(conv, Conv):
+        return 0
+    x = layer.input_tensors[0]
+    read = math.prod(
+        sum(number for number, _ in _phases(layer, conv, axis)) for axis in range(len(conv.kernel))
+    )
+    return x.elements - math.prod(x.shape[:2]) * read

@@ -1,0 +1,250 @@
+"""One way to train a network on a cluster: stages, schedule, cores; and what it comes to.
+
+The partitioner works with models of schedules; here a finished candidate is timed by the event
+simulation and held against every limit.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property
+
+import numpy as np
+
+from fpgapipe.hw.hls_models.spec.device import ClusterSpec
+from fpgapipe.lowering.schedule.schedule import Schedule, TaskKind, forward_only
+from fpgapipe.partition.cost.cost import CoreConfig, LayerCost, feature_bytes
+from fpgapipe.partition.schedule.schedule_kinds import make_schedule
+from fpgapipe.partition.schedule.zero_bubble import zb_auto
+from fpgapipe.partition.timeline.timeline import StageTimes, Timeline, simulate
+
+
+@dataclass(frozen=True)
+class Row:
+    """Devices of a cluster in the order in which data flow, and the links between them.
+
+    Attributes
+    ----------
+    devices : tuple of int
+        Positions in the cluster.
+    link_bytes_per_s, link_latency_s : tuple of float
+        Payload in one direction, and latency, from each device to the next; 0 bytes/s if there is
+        no link.
+    """
+
+    devices: tuple[int, ...]
+    link_bytes_per_s: tuple[float, ...]
+    link_latency_s: tuple[float, ...]
+
+
+@dataclass(frozen=True)
+class Stage:
+    """The layers of one stage, on one device, with their costs there.
+
+    Attributes
+    ----------
+    device : int
+        Position in the cluster.
+    core : CoreConfig or None
+        None where times were measured.
+    costs : tuple of LayerCost
+        In the order in which they run.
+    sends_bytes, returns_bytes : float
+        Features of a micro-batch to the next stage, and their gradients back.
+    """
+
+    device: int
+    core: CoreConfig | None
+    costs: tuple[LayerCost, ...]
+    sends_bytes: float
+    returns_bytes: float
+
+    @cached_property
+    def layers(self) -> tuple[str, ...]:
+        """Names of the layers."""
+        return tuple(cost.name for cost in self.costs)
+
+    @cached_property
+    def pass_s(self) -> tuple[float, float, float, float]:
+        """Seconds of F, dX and dW of a micro-batch, and of the update."""
+        return (
+            sum(cost.forward.seconds for cost in self.costs),
+            sum(cost.input_gradient.seconds for cost in self.costs),
+            sum(cost.weight_gradient.seconds for cost in self.costs),
+            sum(cost.update.seconds for cost in self.costs),
+        )
+
+    @cached_property
+    def feature_bytes(self) -> int:
+        """What a micro-batch in flight keeps."""
+        return feature_bytes(self.costs)
+
+    @cached_property
+    def state_bytes(self) -> int:
+        """Master weights, gradients, momentum and operand copies."""
+        return sum(cost.optimiser_bytes + cost.operand_bytes for cost in self.costs)
+
+    @cached_property
+    def weight_bytes(self) -> int:
+        """Learned parameters in FP32."""
+        return sum(cost.weight_bytes for cost in self.costs)
+
+
+@dataclass(frozen=True)
+class Candidate:
+    """Stages under a schedule, timed.
+
+    Attributes
+    ----------
+    kind : str
+        The schedule's name.
+    microbatch : int or None
+        Samples in a micro-batch; None for a profile.
+    stages : tuple of Stage
+    timeline : Timeline
+    optimal : bool
+        Whether no other cut does better under the partitioner's model.
+    reason : str
+        Why, or why only a bound is known.
+    lower_bound_s : float
+        Of what was minimised, under that model.
+    """
+
+    kind: str
+    microbatch: int | None
+    stages: tuple[Stage, ...]
+    timeline: Timeline
+    optimal: bool = False
+    reason: str = ""
+    lower_bound_s: float = 0.0
+
+    @property
+    def minibatch_s(self) -> float:
+        """Time of a mini-batch, from the first task to the last update."""
+        return self.timeline.makespan_s
+
+    @property
+    def num_microbatches(self) -> int:
+        """Micro-batches of a mini-batch."""
+        return self.timeline.schedule.num_microbatches
+
+    @cached_property
+    def period_s(self) -> float:
+        """Work of the busiest engine or link for a micro-batch: what one more micro-batch costs.
+
+        Transfers that stop an engine are work of it, and so are updates after each micro-batch.
+        """
+        schedule = self.timeline.schedule
+        counted = [TaskKind.SF, TaskKind.SB] + ([] if schedule.synchronous else [TaskKind.U])
+        times = zip(schedule.lanes, self.timeline.start_s, self.timeline.end_s, strict=True)
+        busy = [
+            computing + float((end - start)[np.isin(lane.kinds, counted)].sum())
+            for computing, (lane, start, end) in zip(self.timeline.busy_s, times, strict=True)
+        ]
+        return max(*busy, *self.link_busy_s, 0.0) / self.num_microbatches
+
+    @property
+    def steady_s(self) -> float:
+        """Time of a mini-batch; of an asynchronous pipeline, its share of the steady state."""
+        if self.timeline.schedule.synchronous:
+            return self.minibatch_s
+        return self.period_s * self.num_microbatches
+
+    @cached_property
+    def memory_bytes(self) -> tuple[float, ...]:
+        """For each stage, the most memory in use."""
+        if not self.timeline.schedule.synchronous:
+            # In the steady state a stage has a micro-batch in flight for each stage from it on,
+            # however few a mini-batch has, and the weights that each of them left with.
+            depths = range(len(self.stages), 0, -1)
+            return tuple(
+                float(depth * stage.feature_bytes + stage.state_bytes)
+                + (depth - 1) * stage.weight_bytes
+                for depth, stage in zip(depths, self.stages, strict=True)
+            )
+        kept = np.array([float(stage.feature_bytes) for stage in self.stages])
+        if all((lane.kinds == TaskKind.F).all() for lane in self.timeline.schedule.lanes):
+            # No micro-batch waits for its backward pass.
+            return tuple(float(stage.feature_bytes + stage.state_bytes) for stage in self.stages)
+        peaks = self.timeline.peak_features(kept)
+        placed = self.timeline.schedule.placement
+        return tuple(peaks[placed[i]] + stage.state_bytes for i, stage in enumerate(self.stages))
+
+    @cached_property
+    def link_busy_s(self) -> tuple[float, ...]:
+        """For each pair of devices that send, the time in which they do, of a mini-batch."""
+        if self.timeline.links:
+            return tuple(link.busy_s for link in self.timeline.links)
+        # Sends that stop an engine are tasks of it.
+        busy = []
+        schedule = self.timeline.schedule
+        times = zip(schedule.lanes, self.timeline.start_s, self.timeline.end_s, strict=True)
+        for lane, start, end in times:
+            for kind in (TaskKind.SF, TaskKind.SB):
+                sends = lane.kinds == kind
+                if sends.any():
+                    busy.append(float((end - start)[sends].sum()))
+        return tuple(busy)
+
+    @cached_property
+    def link_load(self) -> tuple[float, ...]:
+        """For each pair of devices that send, the share of the mini-batch in which they do."""
+        return tuple(busy / self.steady_s for busy in self.link_busy_s)
+
+
+def stage_times(stages: Sequence[Stage], row: Row) -> StageTimes:
+    """Times of stages that follow one another on a row of devices."""
+    passes = np.array([stage.pass_s for stage in stages], np.float64).reshape(-1, 4)
+    features = np.zeros(len(stages))
+    gradients = np.zeros(len(stages))
+    for i, stage in enumerate(stages[:-1]):
+        rate = row.link_bytes_per_s[i]
+        features[i] = stage.sends_bytes / rate if stage.sends_bytes else 0.0
+        gradients[i + 1] = stage.returns_bytes / rate if stage.returns_bytes else 0.0
+    latency = max(row.link_latency_s[: len(stages) - 1], default=0.0)
+    forward, input_gradient, weight_gradient, update = passes.T
+    return StageTimes(
+        forward, input_gradient, weight_gradient, update, features, gradients, latency
+    )
+
+
+def make_candidate_schedule(
+    kind: str, num_stages: int, num_microbatches: int, times: StageTimes, memory: int | None = None
+) -> Schedule:
+    """A schedule by name, ``zb-auto`` with the times that it is for."""
+    if kind == "zb-auto":
+        return zb_auto(num_stages, num_microbatches, times, memory_limit=memory)
+    return make_schedule(kind, num_stages, num_microbatches)
+
+
+def time_candidate(
+    kind: str,
+    microbatch: int | None,
+    num_microbatches: int,
+    stages: Sequence[Stage],
+    row: Row,
+    *,
+    train: bool = True,
+) -> Candidate:
+    """Run the event simulation of stages under a schedule, or of its forward passes alone."""
+    times = stage_times(stages, row)
+    schedule = make_candidate_schedule(kind, len(stages), num_microbatches, times)
+    if not train:
+        schedule = forward_only(schedule)
+    return Candidate(kind, microbatch, tuple(stages), simulate(schedule, times))
+
+
+def row_of(cluster: ClusterSpec, devices: Sequence[int] | None = None) -> Row:
+    """Devices in order, joined by their links; the slower link's numbers count.
+
+    Where several links join two devices, their payloads add up.
+    """
+    order = tuple(range(len(cluster.devices))) if devices is None else tuple(devices)
+    rates, latencies = [], []
+    for a, b in itertools.pairwise(order):
+        links = cluster.links_between(a, b)
+        rates.append(sum(link.payload_bytes_per_s for link in links))
+        latencies.append(max((link.latency_s for link in links), default=0.0))
+    return Row(order, tuple(rates), tuple(latencies))

@@ -1,0 +1,326 @@
+"""Ways to train a network on a cluster, on one cost model: one device, data parallel, pipelines."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+
+from fpgapipe.hw.hls_models.spec.device import ClusterSpec, DeviceSpec
+from fpgapipe.lowering.schedule.schedule import ScheduleError
+from fpgapipe.network.graph import Graph
+from fpgapipe.partition.cost.cost import CoreConfig, CostModel, LayerCost, candidate_cores
+from fpgapipe.partition.explore.candidate import Candidate, Stage, row_of, time_candidate
+from fpgapipe.partition.explore.explorer import (
+    Exploration,
+    Request,
+    check_memory,
+    counts_tried,
+    cut_bytes,
+    explore,
+)
+from fpgapipe.partition.search.problem import PlanError
+
+PIPELINES = (
+    "gpipe",
+    "pipedream",
+    "1f1b-sno",
+    "1f1b-so",
+    "1f1b-as",
+    "fbp-as",
+    "zb-h1",
+    "zb-h2",
+)
+"""Schedules that are compared; the middle four are BaPipe's, re-implemented from its abstract."""
+
+
+@dataclass(frozen=True)
+class Entry:
+    """One way, and what it comes to.
+
+    Attributes
+    ----------
+    name : str
+    minibatch_s : float
+        Of an asynchronous pipeline, its share of the steady state.
+    num_microbatches, num_devices : int
+    bubble_rate : float
+    memory_bytes : float
+        The most in use on any device.
+    link_load : float
+        Share of the time in which the busiest link sends.
+    """
+
+    name: str
+    minibatch_s: float
+    num_microbatches: int
+    num_devices: int
+    bubble_rate: float
+    memory_bytes: float
+    link_load: float
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """All ways that fit, and why the others do not."""
+
+    entries: tuple[Entry, ...]
+    refused: tuple[str, ...]
+
+    def find(self, name: str) -> Entry | None:
+        """The entry of a name, None if that way does not fit."""
+        return next((entry for entry in self.entries if entry.name == name), None)
+
+
+def compare(
+    load: Callable[[int], Graph],
+    batch: int,
+    cluster: ClusterSpec,
+    *,
+    schedules: Sequence[str] = PIPELINES,
+    on_step: Callable[[int, int], None] = lambda done, total: None,
+) -> Comparison:
+    """Time every way to train a mini-batch.
+
+    Parameters
+    ----------
+    load : callable
+        Gives the network for a number of samples.
+    batch : int
+        Samples in a mini-batch, the same for all ways.
+    cluster : ClusterSpec
+    schedules : sequence of str
+    on_step : function
+        Called with the steps done and their total.
+    """
+    ways: list[tuple[str, Callable[[], Entry]]] = [
+        ("one device", lambda: one_device(load, batch, cluster)),
+        ("data parallel", lambda: data_parallel(load, batch, cluster)),
+        (
+            "data parallel, overlapped",
+            lambda: data_parallel(load, batch, cluster, overlapped=True),
+        ),
+        ("even split", lambda: even_split(load, batch, cluster)),
+    ]
+    for kind in schedules:
+        ways.append((kind, functools.partial(_pipeline, load, batch, cluster, kind)))
+    entries, refused = [], []
+    for step, (name, way) in enumerate(ways):
+        on_step(step, len(ways))
+        try:
+            entries.append(way())
+        except (PlanError, ScheduleError) as error:
+            refused.append(f"{name}: {error}")
+    on_step(len(ways), len(ways))
+    return Comparison(tuple(entries), tuple(refused))
+
+
+def entry_of(name: str, candidate: Candidate) -> Entry:
+    """What a candidate comes to."""
+    seconds = candidate.steady_s
+    bubble = candidate.timeline.bubble_rate
+    if not candidate.timeline.schedule.synchronous:
+        bubble = 1 - sum(candidate.timeline.busy_s) / len(candidate.stages) / seconds
+    return Entry(
+        name,
+        seconds,
+        candidate.num_microbatches,
+        len(candidate.stages),
+        bubble,
+        max(candidate.memory_bytes),
+        max(candidate.link_load, default=0.0),
+    )
+
+
+def _pipeline(load: Callable[[int], Graph], batch: int, cluster: ClusterSpec, kind: str) -> Entry:
+    return entry_of(kind, explore(Request(load, batch, cluster, (kind,))).best)
+
+
+def one_device(load: Callable[[int], Graph], batch: int, cluster: ClusterSpec) -> Entry:
+    """The whole network on the device that is fastest at it.
+
+    Raises
+    ------
+    PlanError
+        If no device holds it.
+    """
+    alone: list[Candidate] = []
+    errors = []
+    for device in dict.fromkeys(cluster.devices):
+        try:
+            alone.append(_alone(load, batch, device).best)
+        except PlanError as error:
+            errors.append(error)
+    if not alone:
+        raise errors[0]
+    return entry_of("one device", min(alone, key=lambda each: each.minibatch_s))
+
+
+def data_parallel(
+    load: Callable[[int], Graph],
+    batch: int,
+    cluster: ClusterSpec,
+    *,
+    overlapped: bool = False,
+    frugal: bool = False,
+) -> Entry:
+    """The whole network on every device, each with a share of the batch, and a ring.
+
+    Devices of different kinds have equal shares, or shares in proportion to their speed if that is
+    faster. Each cuts its share into the micro-batches that are fastest. The ring all-reduce moves
+    ``2 (N - 1) / N`` of the FP32 gradients over the slowest link; in a chain the closing hop goes
+    back over the other direction of the links, which are full duplex.
+
+    Parameters
+    ----------
+    load : callable
+    batch : int
+    cluster : ClusterSpec
+    overlapped : bool
+        Whether the all-reduce runs beside the last micro-batch's backward pass, as if every
+        gradient were there from its beginning: no data parallel is faster than this.
+    frugal : bool
+        Whether micro-batches are cut to take the least memory instead of the least time.
+
+    Raises
+    ------
+    PlanError
+        If a device cannot hold the network, or the batch is smaller than the devices are many.
+    """
+    n = len(cluster.devices)
+    if batch < n:
+        raise PlanError(f"a batch of {batch} has no sample for each of {n} devices")
+    row = row_of(cluster)
+    rate = min(row.link_bytes_per_s, default=float("inf"))
+    if rate == 0:
+        raise PlanError("devices that follow one another have no link for the all-reduce")
+    weights = 4 * load(1).totals.parameters
+    latency_s = max(row.link_latency_s, default=0.0)
+    ring_s = 2 * (n - 1) / n * weights / rate + 2 * (n - 1) * latency_s
+
+    def score(each: Candidate) -> float:
+        if frugal:
+            return max(each.memory_bytes)
+        return each.minibatch_s + _exposed(ring_s, each, overlapped)
+
+    best: Entry | None = None
+    for shares in _shares(load, batch, cluster):
+        alone = {
+            device: min(_alone(load, share, device).tried, key=score)
+            for device, share in shares.items()
+        }
+        seconds = max(
+            each.minibatch_s + _exposed(ring_s, each, overlapped) for each in alone.values()
+        )
+        computing = sum(alone[device].timeline.busy_s[0] for device in cluster.devices)
+        slowest = max(alone.values(), key=lambda each: each.minibatch_s)
+        entry = Entry(
+            "data parallel, overlapped" if overlapped else "data parallel",
+            seconds,
+            slowest.num_microbatches,
+            n,
+            1 - computing / n / seconds,
+            max(max(each.memory_bytes) for each in alone.values()),
+            ring_s / seconds,
+        )
+        if best is None or entry.minibatch_s < best.minibatch_s:
+            best = entry
+    assert best is not None
+    return best
+
+
+def _exposed(ring_s: float, alone: Candidate, overlapped: bool) -> float:
+    """Time of the all-reduce that is not hidden behind the last backward pass."""
+    if not overlapped:
+        return ring_s
+    _, input_gradient_s, weight_gradient_s, _ = alone.stages[0].pass_s
+    return max(0.0, ring_s - input_gradient_s - weight_gradient_s)
+
+
+def _shares(
+    load: Callable[[int], Graph], batch: int, cluster: ClusterSpec
+) -> Iterator[dict[DeviceSpec, int]]:
+    """For each kind of device its samples: equal shares, then shares in proportion to speed."""
+    n = len(cluster.devices)
+    equal = dict.fromkeys(cluster.devices, -(-batch // n))
+    yield equal
+    if len(equal) == 1:
+        return
+    speed = {
+        device: 1 / _alone(load, share, device).best.minibatch_s for device, share in equal.items()
+    }
+    whole = sum(speed[device] for device in cluster.devices)
+    *slower, fastest = sorted(equal, key=lambda device: speed[device])
+    shares = {device: max(1, int(batch * speed[device] / whole)) for device in slower}
+    left = batch - sum(shares.get(device, 0) for device in cluster.devices)
+    shares[fastest] = -(-left // cluster.devices.count(fastest))
+    yield shares
+
+
+def even_split(load: Callable[[int], Graph], batch: int, cluster: ClusterSpec) -> Entry:
+    """Stages with equal numbers of layers, under 1f1b-as: what one does without a planner.
+
+    Raises
+    ------
+    PlanError
+        If a stage does not fit its device.
+    """
+    row = row_of(cluster)
+    n = len(cluster.devices)
+    if 0.0 in row.link_bytes_per_s:
+        raise PlanError("devices that follow one another have no link for features and gradients")
+    best: Candidate | None = None
+    error: PlanError | None = None
+    for count in _divisors(batch):
+        graph = load(batch // count)
+        columns = _fastest(graph, cluster.devices)
+        names = list(graph.layers)
+        if len(names) < n:
+            raise PlanError(f"{len(names)} layers are too few for {n} devices")
+        bounds = [len(names) * i // n for i in range(n + 1)]
+        stages = []
+        for i, device in enumerate(cluster.devices):
+            core, costs = columns[device]
+            inside = [costs[name] for name in names[: bounds[i + 1]]]
+            own = tuple(costs[name] for name in names[bounds[i] : bounds[i + 1]])
+            stages.append(Stage(i, core, own, *cut_bytes(graph, inside)))
+        candidate = time_candidate("1f1b-as", batch // count, count, stages, row)
+        try:
+            check_memory(candidate, cluster)
+        except PlanError as reason:
+            error = reason
+            continue
+        if best is None or candidate.minibatch_s < best.minibatch_s:
+            best = candidate
+    if best is None:
+        raise error or PlanError("nothing to try")
+    return entry_of("even split", best)
+
+
+@functools.lru_cache(maxsize=32)
+def _alone(load: Callable[[int], Graph], batch: int, device: DeviceSpec) -> Exploration:
+    """A batch on one device, in whatever micro-batches fit."""
+    lone = ClusterSpec(device.name, (device.name,), (device,), ())
+    return explore(Request(load, batch, lone, ("1f1b-as",)))
+
+
+def _fastest(
+    graph: Graph, devices: Sequence[DeviceSpec]
+) -> dict[DeviceSpec, tuple[CoreConfig, dict[str, LayerCost]]]:
+    """For each kind of device its best core for the whole network, and the layers' costs."""
+    model = CostModel(graph)
+    found = {}
+    for device in dict.fromkeys(devices):
+        try:
+            cores = candidate_cores(device, num_links=min(len(devices) - 1, 2))
+        except ValueError as error:
+            raise PlanError(str(error)) from None
+        options = [(core, model.costs(device, core)) for core in cores]
+        core, costs = min(options, key=lambda option: sum(cost.total_s for cost in option[1]))
+        found[device] = (core, {cost.name: cost for cost in costs})
+    return found
+
+
+def _divisors(batch: int) -> list[int]:
+    """Powers of two and the batch itself, among the numbers of micro-batches that are tried."""
+    return [n for n in counts_tried(batch) if n & (n - 1) == 0 or n == batch]

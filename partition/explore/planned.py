@@ -1,0 +1,125 @@
+"""From a candidate to a plan: all numbers of the cores, and of the links between them."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from itertools import pairwise
+from typing import TYPE_CHECKING
+
+from fpgapipe.hw.hls_models.spec.link import LinkEngineSpec
+from fpgapipe.partition.cost.cores import link_width
+from fpgapipe.partition.plan import Plan, Prediction, StagePlan
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from fpgapipe.hw.hls_models.spec.device import ClusterSpec, LinkSpec
+    from fpgapipe.network.graph import Graph
+    from fpgapipe.partition.explore.candidate import Candidate, Stage
+
+ANSWER_CYCLES = 40
+"""In which a link's end answers, about (docs/links.md)."""
+
+
+def as_plan(
+    candidate: Candidate,
+    graph: Graph,
+    network: str,
+    batch: int,
+    cluster: ClusterSpec,
+    *,
+    train: bool = True,
+) -> Plan:
+    """Write a candidate down.
+
+    Parameters
+    ----------
+    candidate : Candidate
+    graph : Graph
+        The network for one micro-batch.
+    network : str
+        The name under which it was loaded.
+    batch : int
+    cluster : ClusterSpec
+    train : bool
+        What it was planned for; else for forward passes only.
+    """
+    ends = _link_ends(candidate.stages, cluster)
+    stages = []
+    for index, (stage, needed) in enumerate(
+        zip(candidate.stages, candidate.memory_bytes, strict=True)
+    ):
+        assert stage.core is not None
+        device = cluster.devices[stage.device]
+        forward_s, input_gradient_s, weight_gradient_s, update_s = stage.pass_s
+        stages.append(
+            StagePlan(
+                device=cluster.device_names[stage.device],
+                board=device.name,
+                layers=stage.layers,
+                core=stage.core.planned(device, ends[max(index - 1, 0) : index + 1]),
+                macs=sum(graph.layers[name].macs for name in stage.layers),
+                forward_s=float(forward_s),
+                input_gradient_s=float(input_gradient_s),
+                weight_gradient_s=float(weight_gradient_s),
+                update_s=float(update_s),
+                sends_bytes=round(stage.sends_bytes),
+                returns_bytes=round(stage.returns_bytes),
+                memory_bytes=round(needed),
+            )
+        )
+    seconds = candidate.minibatch_s
+    return Plan(
+        network=network,
+        batch=batch,
+        num_microbatches=candidate.num_microbatches,
+        cluster=cluster.name,
+        mode="train" if train else "infer",
+        schedule=candidate.kind,
+        stages=tuple(stages),
+        predicted=Prediction(
+            minibatch_s=seconds,
+            period_s=candidate.period_s,
+            bubble_rate=max(candidate.timeline.bubble_rate, 0.0),
+            samples_per_s=batch / seconds if seconds else 0.0,
+        ),
+        optimal=candidate.optimal,
+        reason=candidate.reason,
+    )
+
+
+def one_link_each(cluster: ClusterSpec) -> ClusterSpec:
+    """The cluster with the fastest of the links that join two devices: a core uses but one."""
+    kept: dict[frozenset[int], LinkSpec] = {}
+    for link in cluster.links:
+        ends = frozenset((link.source, link.destination))
+        if ends not in kept or link.payload_bytes_per_s > kept[ends].payload_bytes_per_s:
+            kept[ends] = link
+    return dataclasses.replace(cluster, links=tuple(kept.values()))
+
+
+def link_end(bytes_per_cycle: float, latency_cycles: float) -> LinkEngineSpec:
+    """An end of a link for a wire.
+
+    Its slots hold what is under way for a round trip, with a frame at each end; the transmitter
+    has no use for more than 32.
+    """
+    end = LinkEngineSpec(phy_bytes=link_width(bytes_per_cycle))
+    frame_cycles = end.frame_bytes / bytes_per_cycle
+    round_trip = 2 * (latency_cycles + frame_cycles) + ANSWER_CYCLES
+    frames = math.ceil(round_trip / frame_cycles)
+    slots = min(max(1 << (frames - 1).bit_length(), 4), 32)
+    return dataclasses.replace(end, slots=(slots, slots, 4))
+
+
+def _link_ends(stages: Sequence[Stage], cluster: ClusterSpec) -> list[LinkEngineSpec]:
+    """For each stage but the last, the end of its link to the next, which is like the other."""
+    found = []
+    for one, other in pairwise(stages):
+        links = cluster.links_between(one.device, other.device)
+        fastest = max(links, key=lambda link: link.payload_bytes_per_s)
+        # The slower clock needs the wider stream.
+        clk_hz = min(cluster.devices[each.device].clk_hz for each in (one, other))
+        found.append(link_end(fastest.payload_bytes_per_s / clk_hz, fastest.latency_s * clk_hz))
+    return found

@@ -1,0 +1,122 @@
+"""The smallest core with which a network trains as fast as with the best one, nearly.
+
+A larger array is seldom worth its area for a small network, and a simulator has to carry all of it.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Iterator
+
+from fpgapipe.partition.cost.cores import scratchpad_floor
+from fpgapipe.partition.explore.candidate import Candidate
+from fpgapipe.partition.explore.explorer import Exploration, Request, explore
+from fpgapipe.partition.search.problem import PlanError
+
+THROUGHPUT = 0.99
+"""Of the best, that a smaller core has to reach."""
+
+SPLITS = 2
+"""Ways to cut the batch that are tried with a smaller core, the best ones of the best core."""
+
+ROWS = (4, 8, 16, 32)
+
+Progress = Callable[[int, int], object]
+
+
+def explore_smallest(request: Request, on_step: Progress = lambda done, total: None) -> Exploration:
+    """Find the smallest array, the same for all devices, that is nearly as fast as the best.
+
+    Of arrays that reach `THROUGHPUT` of the best core's samples per second, that with the fewest
+    cells; then the smallest scratchpad with which it still does. With `Request.array`, the
+    scratchpad alone.
+
+    Parameters
+    ----------
+    request : Request
+    on_step : callable
+        Called with the steps done and their total, as far as it is known.
+
+    Raises
+    ------
+    PlanError
+        If nothing fits.
+    """
+    found = explore(request, on_step)
+    limit_s = found.best.steady_s / THROUGHPUT
+    asked = dataclasses.replace(request, schedules=(found.best.kind,))
+    counts = [each.num_microbatches for each in found.tried if each.kind == found.best.kind]
+
+    def reaches(candidate: Request) -> Exploration | None:
+        for count in counts[:SPLITS]:
+            try:
+                smaller = explore(dataclasses.replace(candidate, num_microbatches=count))
+            except PlanError:
+                continue
+            if smaller.best.steady_s <= limit_s:
+                return smaller
+        return None
+
+    if request.array is None:
+        widest = max(_cores(found.best), key=lambda shape: shape[0] * shape[1])
+        best = _smallest_array(asked, widest, reaches)
+        if best is None:  # of unlike devices, each has its own
+            return found
+        found, shape = best
+        asked = dataclasses.replace(asked, array=shape)
+    return _smallest_scratchpad(asked, found, reaches)
+
+
+def _cores(candidate: Candidate) -> Iterator[tuple[int, int]]:
+    for stage in candidate.stages:
+        assert stage.core is not None
+        yield stage.core.rows, stage.core.cols
+
+
+def _smallest_array(
+    asked: Request,
+    largest: tuple[int, int],
+    reaches: Callable[[Request], Exploration | None],
+) -> tuple[Exploration, tuple[int, int]] | None:
+    """For each number of rows the narrowest that is fast enough; of these the smallest."""
+    found: tuple[Exploration, tuple[int, int]] | None = None
+    most = largest[0] * largest[1]
+    for rows in ROWS:
+        widths = [cols for cols in _widths(largest) if rows * cols <= most]
+        low, high = 0, len(widths)  # those before `low` are too slow
+        while low < high:
+            middle = (low + high) // 2
+            shape = rows, widths[middle]
+            faster = reaches(dataclasses.replace(asked, array=shape))
+            if faster is None:
+                low = middle + 1
+            else:
+                high = middle
+                cells = rows * widths[middle]
+                if found is None or cells <= found[1][0] * found[1][1]:
+                    found = faster, shape
+                    most = cells
+    return found
+
+
+def _widths(largest: tuple[int, int]) -> list[int]:
+    """Powers of two, and the width of the largest array."""
+    cells = largest[0] * largest[1]
+    powers = [1 << n for n in range(2, 12) if 1 << n <= cells // ROWS[0]]
+    return sorted({*powers, largest[1]})
+
+
+def _smallest_scratchpad(
+    asked: Request, found: Exploration, reaches: Callable[[Request], Exploration | None]
+) -> Exploration:
+    """Halve the scratchpads as long as that costs little."""
+    cores = [stage.core for stage in found.best.stages if stage.core is not None]
+    devices = set(asked.cluster.devices)
+    floor = max(scratchpad_floor(device) for device in devices)
+    size = max(core.scratchpad_bytes for core in cores) // 2
+    while size >= floor:
+        smaller = reaches(dataclasses.replace(asked, scratchpad_bytes=size))
+        if smaller is None:
+            break
+        found, size = smaller, size // 2
+    return found

@@ -1,0 +1,30 @@
+"""Which schedules programs are made for."""
+
+from fpgapipe.errors import UserError, nearest
+from fpgapipe.lowering.schedule.schedule import several_versions
+from fpgapipe.partition.schedule.schedule_kinds import KINDS
+
+BUILT_SCHEDULES = ("gpipe", "1f1b", "1f1b-as", "fbp-as", "1f1b-sno", "1f1b-so", "zb-h1", "zb-h2")
+"""Kinds of schedules that there are programs for."""
+
+
+def check_schedule_kind(kind: str) -> None:
+    """Refuse a kind of schedule that no program is made for.
+
+    Raises
+    ------
+    UserError
+        With the kinds that there are programs for.
+    """
+    if kind in BUILT_SCHEDULES:
+        return
+    known = (*KINDS, "zb-auto")
+    if kind not in known:
+        why = f"there is no schedule {kind!r}{nearest(kind, known)}"
+    elif kind == "pipedream":
+        why = several_versions(kind)
+    elif kind == "zb-auto":
+        why = "zb-auto has no order of its own, but searches one for given times"
+    else:
+        why = f"schedule {kind} has other than one stage on each device"
+    raise UserError(f"{why} (those that can be built: {', '.join(BUILT_SCHEDULES)})")

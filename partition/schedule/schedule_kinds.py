@@ -1,0 +1,336 @@
+"""The schedules that fpgapipe knows, each made for a number of stages and micro-batches.
+
+Sources: GPipe (Huang et al., NeurIPS 2019); 1F1B and PipeDream (Narayanan et al., SOSP 2019);
+interleaved (Narayanan et al., SC 2021); BaPipe (Zhao et al., arXiv 2012.12544) for 1f1b-as, fbp-as,
+1f1b-sno and 1f1b-so, re-implemented from its abstract; zero bubble (Qi et al., ICLR 2024); Chimera
+(Li, Hoefler, SC 2021).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from fpgapipe.errors import nearest
+from fpgapipe.lowering.schedule.schedule import Lane, Schedule, ScheduleError, TaskKind, Transfer
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+MAX_DEVICES = 65_536
+MAX_MICROBATCHES = 2**24
+MAX_PASSES = 2**20
+"""Stages times micro-batches; so many passes each way are made and timed within seconds."""
+
+F, B, DX, DW, U = TaskKind.F, TaskKind.B, TaskKind.DX, TaskKind.DW, TaskKind.U
+
+
+def make_schedule(
+    kind: str, num_devices: int, num_microbatches: int, *, chunks: int = 2
+) -> Schedule:
+    """Make a schedule by its name.
+
+    Parameters
+    ----------
+    kind : str
+        One of `KINDS`.
+    num_devices : int
+        Devices in a row.
+    num_microbatches : int
+        Micro-batches of a mini-batch.
+    chunks : int
+        Stages a device, for ``interleaved``.
+
+    Raises
+    ------
+    ScheduleError
+        If there is no such kind, or it is not defined for these numbers.
+    """
+    if kind not in KINDS:
+        raise ScheduleError(
+            f"no schedule {kind!r}{nearest(kind, KINDS)} (there are {', '.join(KINDS)})"
+        )
+    if not 1 <= num_devices <= MAX_DEVICES:
+        raise ScheduleError(f"{kind} needs 1..{MAX_DEVICES} devices, not {num_devices}")
+    if not 1 <= num_microbatches <= MAX_MICROBATCHES:
+        raise ScheduleError(
+            f"{kind} needs 1..{MAX_MICROBATCHES} micro-batches, not {num_microbatches}"
+        )
+    check_passes(kind, num_devices * (chunks if kind == "interleaved" else 1), num_microbatches)
+    if kind == "interleaved":
+        return interleaved(num_devices, num_microbatches, chunks)
+    return KINDS[kind](num_devices, num_microbatches)
+
+
+def check_passes(kind: str, num_stages: int, num_microbatches: int) -> None:
+    """Refuse a schedule that would take minutes and gigabytes to make.
+
+    Raises
+    ------
+    ScheduleError
+        With the limit.
+    """
+    passes = num_stages * num_microbatches
+    if passes > MAX_PASSES:
+        raise ScheduleError(
+            f"{kind} must have at most {MAX_PASSES:,} passes (stages times micro-batches), not "
+            f"{num_stages:,} x {num_microbatches:,} = {passes:,}"
+        )
+
+
+def _chain(
+    kind: str, p: int, m: int, orders: list[NDArray[np.int32]], transfer: Transfer, **more: object
+) -> Schedule:
+    """One stage a device, one lane a device; an order is rows of (kind, micro-batch)."""
+    lanes = tuple(
+        Lane(
+            i, "compute", order[:, 0].astype(np.int8), np.full(len(order), i, np.int32), order[:, 1]
+        )
+        for i, order in enumerate(orders)
+    )
+    route = tuple(range(p))
+    return Schedule(kind, m, route, (route,), np.zeros(m, np.int32), lanes, transfer, **more)  # type: ignore[arg-type]
+
+
+def _run(kind: int, first: int, last: int) -> NDArray[np.int32]:
+    """Rows of one kind for the micro-batches ``first..last - 1``."""
+    numbers = np.arange(first, last, dtype=np.int32)
+    return np.stack([np.full_like(numbers, kind), numbers], axis=1)
+
+
+def _one_forward_one_backward(
+    m: int, warm_up: int, *, split_after: int | None = None
+) -> NDArray[np.int32]:
+    """Order of a stage: warm-up forward passes, then backward and forward in turn.
+
+    With `split_after` the backward pass is split: after each dX a dW is run if more than
+    `split_after` are owed, and the rest at the end.
+    """
+    warm_up = min(warm_up, m)
+    backward = DX if split_after is not None else B
+    steps = np.arange(m, dtype=np.int32)
+    columns = [np.stack([np.full_like(steps, backward), steps], axis=1)]
+    keep = [np.ones(m, bool)]
+    if split_after is not None:
+        columns.append(np.stack([np.full_like(steps, DW), steps - split_after], axis=1))
+        keep.append(steps >= split_after)
+    columns.append(np.stack([np.full_like(steps, F), steps + warm_up], axis=1))
+    keep.append(steps + warm_up < m)
+    steady = np.stack(columns, axis=1)[np.stack(keep, axis=1)]
+    parts = [_run(F, 0, warm_up), steady]
+    if split_after is not None:
+        parts.append(_run(DW, max(0, m - split_after), m))
+    return np.concatenate([*parts, [[U, -1]]]).astype(np.int32)
+
+
+def gpipe(p: int, m: int) -> Schedule:
+    """All forward passes, then all backward passes."""
+    order = np.concatenate([_run(F, 0, m), _run(B, 0, m), [[U, -1]]]).astype(np.int32)
+    return _chain("gpipe", p, m, [order] * p, "after")
+
+
+def one_f_one_b_as(p: int, m: int) -> Schedule:
+    """1F1B on devices whose results stream out as they are made."""
+    orders = [_one_forward_one_backward(m, p - i) for i in range(p)]
+    return _chain("1f1b-as", p, m, orders, "stream")
+
+
+def one_f_one_b(p: int, m: int) -> Schedule:
+    """1F1B with transfers beside compute: the base line of other papers."""
+    orders = [_one_forward_one_backward(m, p - i) for i in range(p)]
+    return _chain("1f1b", p, m, orders, "after")
+
+
+def one_f_one_b_so(p: int, m: int) -> Schedule:
+    """1F1B with transfers beside compute, and twice the warm-up to hide them."""
+    orders = [_one_forward_one_backward(m, 2 * (p - i) - 1) for i in range(p)]
+    return _chain("1f1b-so", p, m, orders, "after")
+
+
+def one_f_one_b_sno(p: int, m: int) -> Schedule:
+    """1F1B with transfers that stop the sending device."""
+    orders = []
+    for i in range(p):
+        order = _one_forward_one_backward(m, p - i)
+        kinds, numbers = order.T
+        before = np.where(kinds == F, TaskKind.RF, np.where(kinds == B, TaskKind.RB, -1))
+        after = np.where(kinds == F, TaskKind.SF, np.where(kinds == B, TaskKind.SB, -1))
+        if i == 0:
+            before[kinds == F] = after[kinds == B] = -1
+        if i == p - 1:
+            before[kinds == B] = after[kinds == F] = -1
+        table = np.stack([before, kinds, after], axis=1)
+        rows = np.stack([table, np.repeat(numbers[:, None], 3, axis=1)], axis=2).reshape(-1, 2)
+        orders.append(rows[rows[:, 0] >= 0].astype(np.int32))
+    return _chain("1f1b-sno", p, m, orders, "block")
+
+
+def pipedream(p: int, m: int) -> Schedule:
+    """1F1B without a flush: every micro-batch updates, and meets the weights it left with."""
+    orders = []
+    for i in range(p):
+        order = _one_forward_one_backward(m, p - i)[:-1]
+        rows = np.repeat(order, 1 + (order[:, 0] == B), axis=0)
+        second = np.concatenate([[False], (rows[1:] == rows[:-1]).all(1)])
+        rows[second, 0] = U
+        orders.append(rows)
+    return _chain("pipedream", p, m, orders, "after", synchronous=False)
+
+
+def split_chain(kind: str, m: int, warm_up: Sequence[int], split_after: Sequence[int]) -> Schedule:
+    """A chain with split backward passes, given each stage's warm-up and the dW it may owe."""
+    orders = [
+        _one_forward_one_backward(m, warm, split_after=owed)
+        for warm, owed in zip(warm_up, split_after, strict=True)
+    ]
+    return _chain(kind, len(orders), m, orders, "after")
+
+
+def zb_h1(p: int, m: int) -> Schedule:
+    """Zero bubble with the memory of 1F1B."""
+    return split_chain("zb-h1", m, range(p, 0, -1), range(p))
+
+
+def zb_h2(p: int, m: int) -> Schedule:
+    """Zero bubble with twice the warm-up, and so nearly no bubble."""
+    return split_chain("zb-h2", m, range(2 * p - 1, 0, -2), range(0, 2 * p, 2))
+
+
+def fbp_as(p: int, m: int) -> Schedule:
+    """A forward and a backward engine on each device, at work at the same time."""
+    lanes = []
+    for i in range(p):
+        stages = np.full(m, i, np.int32)
+        numbers = np.arange(m, dtype=np.int32)
+        lanes.append(Lane(i, "forward", np.full(m, F, np.int8), stages, numbers))
+        lanes.append(
+            Lane(
+                i,
+                "backward",
+                np.append(np.full(m, B, np.int8), np.int8(U)),
+                np.full(m + 1, i, np.int32),
+                np.append(numbers, np.int32(-1)),
+            )
+        )
+    route = tuple(range(p))
+    # The features of 2 (p - i) - 1 micro-batches, and room for those that are being made.
+    limit = tuple(2 * (p - i) for i in range(p))
+    return Schedule(
+        "fbp-as", m, route, (route,), np.zeros(m, np.int32), tuple(lanes), "stream", True, limit
+    )
+
+
+def interleaved(p: int, m: int, chunks: int = 2) -> Schedule:
+    """1F1B with `chunks` stages a device: device ``i`` has the stages ``i, i + p, ...``.
+
+    Raises
+    ------
+    ScheduleError
+        If the micro-batches are no multiple of the devices, or there is no chunk.
+    """
+    if chunks < 1:
+        raise ScheduleError(f"interleaved needs at least 1 chunk a device, not {chunks}")
+    if m % p:
+        raise ScheduleError(
+            f"interleaved needs a multiple of {p} micro-batches (one for each device), not {m}"
+        )
+    step = np.arange(m * chunks)
+    chunk = step % (p * chunks) // p
+    number = step // (p * chunks) * p + step % p
+    forward = np.stack([np.full_like(step, F), chunk, number], axis=1)
+    backward = np.stack([np.full_like(step, B), chunks - 1 - chunk, number], axis=1)
+    lanes = []
+    for i in range(p):
+        warm_up = min(2 * (p - i - 1) + (chunks - 1) * p, m * chunks)
+        steady = m * chunks - warm_up
+        pairs = np.stack([forward[warm_up:], backward[:steady]], axis=1).reshape(-1, 3)
+        rows = np.concatenate([forward[:warm_up], pairs, backward[steady:]])
+        stages = rows[:, 1] * p + i
+        ends = np.arange(chunks) * p + i
+        lanes.append(
+            Lane(
+                i,
+                "compute",
+                np.append(rows[:, 0], np.full(chunks, U)).astype(np.int8),
+                np.append(stages, ends).astype(np.int32),
+                np.append(rows[:, 2], np.full(chunks, -1)).astype(np.int32),
+            )
+        )
+    placement = tuple(stage % p for stage in range(p * chunks))
+    route = tuple(range(p * chunks))
+    return Schedule(
+        "interleaved", m, placement, (route,), np.zeros(m, np.int32), tuple(lanes), "after"
+    )
+
+
+def chimera(p: int, m: int) -> Schedule:
+    """Two pipelines in opposite directions, half of the micro-batches in each.
+
+    The order is that of the times at which the tasks of both pipelines would run if all took
+    equally long. Units of `p` micro-batches begin ``2 p`` such times apart, and no two tasks of a
+    device ever fall on the same one: forward passes of one pipeline have odd times where those of
+    the other have even ones, and backward passes follow on without a gap.
+
+    Raises
+    ------
+    ScheduleError
+        If the devices are odd in number, or the micro-batches no multiple of them.
+    """
+    if p % 2:
+        raise ScheduleError(f"chimera needs an even number of devices, not {p}")
+    if m % p:
+        raise ScheduleError(f"chimera needs a multiple of {p} micro-batches, not {m}")
+    half = p // 2
+    tasks: list[list[tuple[int, int, int, int]]] = [[] for _ in range(p)]
+    for unit in range(m // p):
+        for direction in (0, 1):
+            for k in range(half):
+                number = unit * p + direction * half + k
+                for s in range(p):
+                    device = s if direction == 0 else p - 1 - s
+                    stage = s if direction == 0 else p + s
+                    begin = unit * 2 * p
+                    tasks[device].append((begin + s + 2 * k, F, stage, number))
+                    back = p + (p - 1 - s) + 2 * k
+                    tasks[device].append((begin + back, B, stage, number))
+    lanes = []
+    for device in range(p):
+        rows = [row[1:] for row in sorted(tasks[device])]
+        ends = [(int(U), device, -1), (int(U), 2 * p - 1 - device, -1)]
+        lanes.append(Lane.of(device, "compute", [*rows, *ends]))
+    placement = (*range(p), *(p - 1 - s for s in range(p)))
+    routes = (tuple(range(p)), tuple(range(p, 2 * p)))
+    route_of = (np.arange(m) % p >= half).astype(np.int32)
+    return Schedule("chimera", m, placement, routes, route_of, tuple(lanes), "after")
+
+
+def data_parallel(p: int, m: int) -> Schedule:
+    """Every device has the whole network and every p-th micro-batch, and updates once."""
+    lanes = []
+    for i in range(p):
+        numbers = np.arange(i, m, p, dtype=np.int32)
+        kinds = np.append(np.tile(np.array([F, B], np.int8), len(numbers)), np.int8(U))
+        microbatches = np.append(np.repeat(numbers, 2), np.int32(-1))
+        lanes.append(Lane(i, "compute", kinds, np.full(len(kinds), i, np.int32), microbatches))
+    routes = tuple((i,) for i in range(p))
+    route_of = (np.arange(m) % p).astype(np.int32)
+    return Schedule("data-parallel", m, tuple(range(p)), routes, route_of, tuple(lanes), "after")
+
+
+KINDS: dict[str, Callable[[int, int], Schedule]] = {
+    "gpipe": gpipe,
+    "1f1b": one_f_one_b,
+    "1f1b-as": one_f_one_b_as,
+    "fbp-as": fbp_as,
+    "1f1b-sno": one_f_one_b_sno,
+    "1f1b-so": one_f_one_b_so,
+    "pipedream": pipedream,
+    "interleaved": interleaved,
+    "zb-h1": zb_h1,
+    "zb-h2": zb_h2,
+    "chimera": chimera,
+    "data-parallel": data_parallel,
+}
+"""Name to the function that makes it."""

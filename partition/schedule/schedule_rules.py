@@ -1,0 +1,225 @@
+"""One checker for all schedules: who does what, order, memory, weight versions, deadlock."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from fpgapipe.lowering.schedule.schedule import Lane, Schedule, ScheduleError, Task, TaskKind
+from fpgapipe.partition.timeline.timeline import DeadlockError, StageTimes, simulate
+
+MAX_FAULTS = 20
+"""How many faults are listed before the rest is counted."""
+
+F, B, DX, DW, U = TaskKind.F, TaskKind.B, TaskKind.DX, TaskKind.DW, TaskKind.U
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """What the checker found.
+
+    Attributes
+    ----------
+    faults : tuple of str
+        Rules that the schedule breaks, in words; empty if it is sound.
+    fifo_depth : int or None
+        The fewest results that each link must hold for the schedule to run to its end, features and
+        gradients apart; None if it never does.
+    peak_microbatches : tuple of int
+        For each device, the most micro-batches of features between a forward pass and the end of
+        the last pass that uses them, whatever the times are.
+    weight_versions : tuple of int
+        For each stage, the versions of weights that it must keep.
+    """
+
+    faults: tuple[str, ...]
+    fifo_depth: int | None
+    peak_microbatches: tuple[int, ...]
+    weight_versions: tuple[int, ...]
+
+    @property
+    def is_sound(self) -> bool:
+        """Whether no rule is broken."""
+        return not self.faults
+
+
+def check_schedule(
+    schedule: Schedule,
+    *,
+    fifo_depth: int | None = None,
+    memory_limit: Sequence[int] | None = None,
+) -> Verdict:
+    """Check a schedule against all rules.
+
+    Parameters
+    ----------
+    schedule : Schedule
+    fifo_depth : int, optional
+        Results that each link holds; a schedule that would deadlock with it is at fault.
+    memory_limit : sequence of int, optional
+        Micro-batches of features that each device has room for.
+
+    Returns
+    -------
+    Verdict
+    """
+    faults = _whole(schedule) + _placed(schedule)
+    needed = None
+    peaks = _peaks(schedule)
+    if not faults:
+        try:
+            needed = least_fifo_depth(schedule)
+            if fifo_depth is not None and fifo_depth < needed:
+                _run(schedule, fifo_depth)
+        except ScheduleError as error:
+            faults.append(str(error))
+    if memory_limit is not None:
+        faults += [
+            f"device {device} keeps the features of {peak} micro-batches, it has room for {room}"
+            for device, (peak, room) in enumerate(zip(peaks, memory_limit, strict=True))
+            if peak > room
+        ]
+    versions, more = _versions(schedule)
+    faults += more
+    hidden = len(faults) - MAX_FAULTS
+    if hidden > 0:
+        faults = [*faults[:MAX_FAULTS], f"and {hidden} more"]
+    return Verdict(tuple(faults), needed, peaks, versions)
+
+
+def least_fifo_depth(schedule: Schedule) -> int:
+    """Find the fewest results that each link must hold for the schedule to run to its end.
+
+    Raises
+    ------
+    DeadlockError
+        If it does not run to its end with any depth.
+    """
+    _run(schedule, None)
+    low, high = 1, 1
+    while not _runs(schedule, high):
+        low, high = high + 1, 2 * high
+    while low < high:
+        middle = (low + high) // 2
+        if _runs(schedule, middle):
+            high = middle
+        else:
+            low = middle + 1
+    return low
+
+
+def _run(schedule: Schedule, fifo_depth: int | None) -> None:
+    # Whether tasks wait for one another does not depend on how long they take.
+    ones = StageTimes.uniform(schedule.num_stages, 1, 1, 1, transfer_s=1)
+    simulate(schedule, ones, fifo_depth=fifo_depth)
+
+
+def _runs(schedule: Schedule, fifo_depth: int) -> bool:
+    try:
+        _run(schedule, fifo_depth)
+    except DeadlockError:
+        return False
+    return True
+
+
+def _whole(schedule: Schedule) -> list[str]:
+    """Each micro-batch meets each stage of its route once in each pass, and no other stage."""
+    shape = (schedule.num_stages, schedule.num_microbatches)
+    wanted = np.zeros(shape, bool)
+    for i, route in enumerate(schedule.routes):
+        numbers = np.flatnonzero(schedule.route_of == i)
+        wanted[np.ix_(np.array(route), numbers)] = True
+    counts = {kind: np.zeros(shape, np.int32) for kind in (F, B, DX, DW)}
+    for lane in schedule.lanes:
+        inside = (lane.stages < shape[0]) & (lane.microbatches < shape[1]) & (lane.stages >= 0)
+        for kind, count in counts.items():
+            mask = inside & (lane.kinds == kind) & (lane.microbatches >= 0)
+            np.add.at(count, (lane.stages[mask], lane.microbatches[mask]), 1)
+        strange = ~inside | ((lane.kinds != U) & (lane.microbatches < 0))
+        if strange.any():
+            at = int(np.argmax(strange))
+            return [f"{_task(lane, at)} names a stage or micro-batch that there is not"]
+    faults = []
+    for kind, count in counts.items():
+        for stage, number in np.argwhere(count > 1).tolist():
+            faults.append(f"{Task(kind, stage, number)} is there {count[stage, number]} times")
+        for stage, number in np.argwhere((count > 0) & ~wanted).tolist():
+            faults.append(f"{Task(kind, stage, number)} is not on its micro-batch's route")
+    for stage, number in np.argwhere(wanted & (counts[F] == 0)).tolist():
+        faults.append(f"{Task(F, stage, number)} is missing")
+    split = (counts[DX] > 0) | (counts[DW] > 0)
+    for stage, number in np.argwhere(wanted & ~split & (counts[B] == 0)).tolist():
+        faults.append(f"{Task(B, stage, number)} is missing")
+    for kind in (DX, DW):
+        for stage, number in np.argwhere(wanted & split & (counts[kind] == 0)).tolist():
+            faults.append(f"{Task(kind, stage, number)} is missing")
+    for stage, number in np.argwhere(split & (counts[B] > 0)).tolist():
+        faults.append(f"{Task(B, stage, number)} is there beside a split backward pass")
+    return faults
+
+
+def _placed(schedule: Schedule) -> list[str]:
+    """A lane has tasks of its own device only."""
+    faults = []
+    placement = np.array(schedule.placement)
+    for lane in schedule.lanes:
+        inside = (lane.stages >= 0) & (lane.stages < schedule.num_stages)
+        for at in np.flatnonzero(inside)[placement[lane.stages[inside]] != lane.device].tolist():
+            home = placement[lane.stages[at]]
+            faults.append(f"{_task(lane, at)} is on device {lane.device}, its stage on {home}")
+    return faults
+
+
+def _peaks(schedule: Schedule) -> tuple[int, ...]:
+    """Most micro-batches kept on each device.
+
+    Of one engine the order says it all. Two engines are held by the limit that the schedule sets.
+    """
+    peaks = [0] * schedule.num_devices
+    if schedule.splits_engines:
+        for stage, device in enumerate(schedule.placement):
+            limit = schedule.in_flight_limit[stage] if schedule.in_flight_limit else 0
+            room = limit - 1 if limit else schedule.num_microbatches  # one place is being filled
+            peaks[device] += min(room, schedule.num_microbatches)
+        return tuple(peaks)
+    for lane in schedule.lanes:
+        split = set(lane.stages[lane.kinds == DW].tolist())
+        releases = (lane.kinds == DW) | ((lane.kinds == B) & ~np.isin(lane.stages, list(split)))
+        change = (lane.kinds == F).astype(int) - releases.astype(int)
+        if 0 <= lane.device < len(peaks):
+            peaks[lane.device] += int(np.cumsum(change).max(initial=0))
+    return tuple(peaks)
+
+
+def _versions(schedule: Schedule) -> tuple[tuple[int, ...], list[str]]:
+    """Versions of weights each stage keeps, and updates at the wrong place."""
+    versions = [1] * schedule.num_stages
+    faults: list[str] = []
+    for stage in range(schedule.num_stages):
+        lanes = [lane for lane in schedule.lanes if (lane.stages == stage).any()]
+        for lane in lanes:
+            own = np.flatnonzero(lane.stages == stage)
+            kinds, numbers = lane.kinds[own], lane.microbatches[own]
+            updates = np.cumsum(kinds == U)
+            learns = (kinds == B) | (kinds == DW)
+            if not learns.any():
+                continue
+            if schedule.synchronous:
+                late = np.flatnonzero(((kinds == F) | learns) & (updates > 0))
+                if len(late):
+                    faults.append(f"{_task(lane, int(own[late[0]]))} comes after the update")
+                if updates[-1] != 1:
+                    faults.append(f"stage {stage} has {updates[-1]} updates, not 1")
+            else:
+                seen = np.zeros(schedule.num_microbatches, int)
+                forward = kinds == F
+                seen[numbers[forward]] = updates[forward]
+                versions[stage] = int((updates[learns] - seen[numbers[learns]]).max()) + 1
+    return tuple(versions), faults
+
+
+def _task(lane: Lane, at: int) -> Task:
+    kind = TaskKind(int(lane.kinds[at]))
+    return Task(kind, int(lane.stages[at]), int(lane.microbatches[at]))

@@ -1,0 +1,1 @@
+"""Exact searches over the cuts of a network."""

@@ -1,0 +1,212 @@
+"""Event simulation: when every task and transfer of a schedule takes place."""
+
+from __future__ import annotations
+
+import itertools
+from dataclasses import dataclass
+from functools import cached_property
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from fpgapipe.lowering.schedule.schedule import Schedule, Task, TaskKind
+from fpgapipe.partition.timeline.event_graph import DeadlockError, EventGraph, StageTimes
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from numpy.typing import NDArray
+
+__all__ = ["DeadlockError", "Link", "StageTimes", "Timeline", "simulate"]
+
+F, B, DW = TaskKind.F, TaskKind.B, TaskKind.DW
+
+
+@dataclass(frozen=True)
+class Timeline:
+    """The times of a schedule's tasks and transfers, in seconds.
+
+    Attributes
+    ----------
+    schedule : Schedule
+    start_s, end_s : tuple of float array
+        For each lane, the times of its tasks.
+    links : tuple of Link
+        For each pair of devices that send, its transfers.
+    """
+
+    schedule: Schedule
+    start_s: tuple[NDArray[np.float64], ...]
+    end_s: tuple[NDArray[np.float64], ...]
+    links: tuple[Link, ...]
+
+    @cached_property
+    def makespan_s(self) -> float:
+        """From the first start to the last end of any task."""
+        return max((float(end[-1]) for end in self.end_s if len(end)), default=0.0)
+
+    @cached_property
+    def span_s(self) -> float:
+        """The longest that any device is in use, from its first start to its last end.
+
+        Source: Qi et al., "Zero Bubble Pipeline Parallelism", ICLR 2024, where devices enter the
+        next mini-batch one after the other.
+        """
+        spans: dict[int, list[float]] = {}
+        for lane, start, end in zip(self.schedule.lanes, self.start_s, self.end_s, strict=True):
+            if len(start):
+                spans.setdefault(lane.device, []).extend((float(start[0]), float(end[-1])))
+        return max((max(times) - min(times) for times in spans.values()), default=0.0)
+
+    @cached_property
+    def busy_s(self) -> tuple[float, ...]:
+        """For each lane, the time in which it computes (sends that block are none)."""
+        busy = []
+        for lane, start, end in zip(self.schedule.lanes, self.start_s, self.end_s, strict=True):
+            computes = lane.kinds <= DW
+            busy.append(float((end[computes] - start[computes]).sum()))
+        return tuple(busy)
+
+    @cached_property
+    def bubble_rate(self) -> float:
+        """Share of `span_s` in which the average engine does not compute."""
+        if self.span_s == 0:
+            return 0.0
+        return 1.0 - sum(self.busy_s) / len(self.busy_s) / self.span_s
+
+    def peak_microbatches(self) -> tuple[int, ...]:
+        """For each device, the most micro-batches of features that its stages keep at once.
+
+        Features are kept from the end of a forward pass to the end of the pass that uses them last;
+        while they are made they are in working buffers.
+        """
+        ones = np.ones(self.schedule.num_stages)
+        return tuple(round(peak) for peak in self.peak_features(ones))
+
+    def peak_features(self, feature_bytes: NDArray[np.float64]) -> tuple[float, ...]:
+        """For each device, the most bytes of features kept at once.
+
+        Parameters
+        ----------
+        feature_bytes : float array, shape (stages,)
+            What a stage keeps of one micro-batch.
+        """
+        begins: dict[int, list[NDArray[np.float64]]] = {}
+        releases: dict[int, list[NDArray[np.float64]]] = {}
+        for lane, end in zip(self.schedule.lanes, self.end_s, strict=True):
+            takes = lane.kinds == F
+            # With a split backward pass, the weight gradient is the last to read the features.
+            last = (lane.kinds == B) | (lane.kinds == DW)
+            for where, mask in ((begins, takes), (releases, last)):
+                rows = np.stack([end[mask], feature_bytes[lane.stages[mask]]])
+                where.setdefault(lane.device, []).append(rows)
+        peaks = []
+        for device in range(self.schedule.num_devices):
+            peaks.append(_peak(begins.get(device, []), releases.get(device, []), self.makespan_s))
+        return tuple(peaks)
+
+    def tasks(self) -> list[tuple[int, Task, float, float]]:
+        """``(lane, task, start, end)`` of every task; for drawing, not for large schedules."""
+        rows = []
+        for i, lane in enumerate(self.schedule.lanes):
+            times = zip(lane, self.start_s[i].tolist(), self.end_s[i].tolist(), strict=True)
+            rows += [(i, task, start, end) for task, start, end in times]
+        return rows
+
+
+@dataclass(frozen=True)
+class Link:
+    """The transfers from one device to another, in order.
+
+    Attributes
+    ----------
+    source, destination : int
+        Devices.
+    kinds : int8 array
+        ``SF`` for features, ``SB`` for gradients.
+    stages, microbatches : integer arrays
+        Whose result is sent.
+    start_s, end_s : float array
+        When the transfer takes the link.
+    """
+
+    source: int
+    destination: int
+    kinds: NDArray[np.int8]
+    stages: NDArray[np.int32]
+    microbatches: NDArray[np.int32]
+    start_s: NDArray[np.float64]
+    end_s: NDArray[np.float64]
+
+    @property
+    def busy_s(self) -> float:
+        """Time in which something is sent."""
+        return float((self.end_s - self.start_s).sum())
+
+
+def simulate(
+    schedule: Schedule,
+    times: StageTimes,
+    *,
+    fifo_depth: int | None = None,
+    waits: Sequence[tuple[Task, Task, float]] = (),
+) -> Timeline:
+    """Find when every task of a schedule takes place.
+
+    Parameters
+    ----------
+    schedule : Schedule
+    times : StageTimes
+    fifo_depth : int, optional
+        Results that may be under way between two devices, features and gradients apart: a transfer
+        begins only when a place is free, which a result leaves when the task that uses it begins.
+        No limit if not given.
+    waits : sequence of (Task, Task, float), optional
+        What the schedule does not say: a task begins no earlier than so many seconds behind the end
+        of another (or before it, if less than 0); one a task.
+
+    Raises
+    ------
+    DeadlockError
+        If tasks wait for one another.
+    ScheduleError
+        If a task needs one that the schedule does not have, or the numbers of stages differ.
+    """
+    network = EventGraph(schedule, times, fifo_depth, waits=waits)
+    start, end = network.follow()
+    stops = np.cumsum([0] + [len(lane) for lane in schedule.lanes])
+    links = []
+    for link in network.links:
+        at = slice(link.first, link.last)
+        links.append(
+            Link(
+                link.source,
+                link.destination,
+                network.kinds[at],
+                network.stages[at],
+                network.microbatches[at],
+                start[at],
+                end[at],
+            )
+        )
+    cuts = [slice(a, b) for a, b in itertools.pairwise(stops)]
+    return Timeline(
+        schedule, tuple(start[cut] for cut in cuts), tuple(end[cut] for cut in cuts), tuple(links)
+    )
+
+
+def _peak(
+    begins: list[NDArray[np.float64]], releases: list[NDArray[np.float64]], makespan_s: float
+) -> float:
+    """Highest sum of what is kept, given rows of (time, amount)."""
+    if not begins:
+        return 0.0
+    taken = np.concatenate(begins, axis=1)
+    given = np.concatenate(releases, axis=1) if releases else np.zeros((2, 0))
+    # What is released at the moment at which something else is taken makes room for it; rounding
+    # must not put the two in the wrong order.
+    given[0] -= 1e-12 * makespan_s
+    times = np.concatenate([given[0], taken[0]])
+    change = np.concatenate([-given[1], taken[1]])
+    order = np.lexsort((np.arange(len(times)), times))
+    return float(np.cumsum(change[order]).max(initial=0.0))

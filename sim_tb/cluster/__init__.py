@@ -1,0 +1,1 @@
+"""Several simulated devices and the wires between them."""

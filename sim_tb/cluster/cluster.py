@@ -1,0 +1,431 @@
+"""Several simulated devices and the wires between them, clocked together.
+
+All devices have one clock and are at the same cycle whenever Python sees them. Inside they run
+windows of as many cycles as the quickest wire takes, each device in some thread; then what the
+wires have accepted is handed to the other ends. So a run gives the same, bit for bit and cycle by
+cycle, whatever the number of threads and the length of the windows; and sampling counters changes
+nothing, as registers are read while programs run.
+"""
+
+import ctypes
+import os
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from types import TracebackType
+from typing import Self
+
+import numpy as np
+from numpy.typing import NDArray
+
+from fpgapipe.sim_tb.cluster.cluster_library import Member, Reason, Route, cluster_library
+from fpgapipe.sim_tb.cluster.cluster_nodes import Connection, Node
+from fpgapipe.sim_tb.cluster.sampling import (
+    Sample,
+    Sampler,
+    Watcher,
+    low_halves,
+    progress_counters,
+)
+from fpgapipe.sim_tb.cluster.stall import explain
+from fpgapipe.sim_tb.native.native import (
+    DeviceError,
+    StallError,
+    check_address,
+    check_value,
+    refusal,
+)
+from fpgapipe.sim_tb.native.native_library import RawWire
+from fpgapipe.sim_tb.native.phy import WireCounts
+
+_MAX_WINDOW_CYCLES = 1024
+_MIN_ROUND_CYCLES = 64
+_RESET_CYCLES = 4
+_MAX_CYCLES = 1 << 62
+
+
+@dataclass(frozen=True)
+class Progress:
+    """How far a run is.
+
+    Attributes
+    ----------
+    cycle : int
+        Of the cluster.
+    ran : int
+        Cycles of this run.
+    elapsed_s : float
+        Seconds of this run.
+    remaining_s : float or None
+        If it goes on as fast and takes as many cycles as its caller expects.
+    """
+
+    cycle: int
+    ran: int
+    elapsed_s: float
+    remaining_s: float | None
+
+
+class Cluster:
+    """Devices in lock-step; a context manager, which closes them all.
+
+    Parameters
+    ----------
+    nodes : sequence of Node
+    connections : sequence of Connection
+        A port is the source of at most one and the target of at most one. What leaves a port that
+        is no source is lost.
+    threads : int, optional
+        As many as there are processors, if not given.
+    window_cycles : int, optional
+        At most what the quickest wire takes, which it is if not given.
+
+    Attributes
+    ----------
+    nodes, connections : tuple
+    window_cycles, threads : int
+        What is used.
+
+    Raises
+    ------
+    ValueError
+        If a port does not exist, is used twice or has another width than its wire; if the window is
+        out of range.
+    """
+
+    def __init__(
+        self,
+        nodes: Sequence[Node],
+        connections: Sequence[Connection] = (),
+        *,
+        threads: int | None = None,
+        window_cycles: int | None = None,
+    ) -> None:
+        self._handle: int | None = None
+        self.nodes = tuple(nodes)
+        self.connections = tuple(connections)
+        if not self.nodes or len({node.name for node in self.nodes}) != len(self.nodes):
+            raise ValueError("a cluster must have nodes, each with a name of its own")
+        self._check_connections()
+        delays = [connection.wire.delay_cycles for connection in self.connections]
+        longest = min([*delays, _MAX_WINDOW_CYCLES])
+        self.window_cycles = longest if window_cycles is None else window_cycles
+        if not 1 <= self.window_cycles <= longest:
+            raise ValueError(
+                f"the window must be 1..{longest} cycles (the quickest wire), not {window_cycles}"
+            )
+        threads = len(os.sched_getaffinity(0)) if threads is None else threads
+        if not 1 <= threads <= 256:
+            raise ValueError(f"a cluster must have 1..256 threads, not {threads}")
+        self.threads = min(threads, len(self.nodes))
+        # A run ends between two rounds only, which do not depend on the window.
+        round_cycles = longest * -(-_MIN_ROUND_CYCLES // longest)
+        self._lent = [node.device.lend() for node in self.nodes]
+        for connection in self.connections:
+            handle, library = self._lent[connection.source[0]]
+            raw = RawWire.of(connection.wire)
+            library.fpgapipe_attach(handle, connection.source[1], ctypes.byref(raw))
+        members = [
+            Member.of(handle, library, node.awaited and node.device.has_irq)
+            for node, (handle, library) in zip(self.nodes, self._lent, strict=True)
+        ]
+        self._awaits = any(member.awaited for member in members)
+        routes = [Route(*each.source, *each.target) for each in self.connections]
+        self._library = cluster_library()
+        self._handle = self._library.fpgapipe_cluster_create(
+            (Member * len(members))(*members), len(members),
+            (Route * len(routes))(*routes), len(routes),
+            self.window_cycles, round_cycles, self.threads,
+        )  # fmt: skip
+        self._samplers: list[Sampler | Watcher] = []
+        self._sample_cycles = 0
+        for number, node in enumerate(self.nodes):
+            if node.registers:
+                names = progress_counters(node.registers)
+                self._poll(number, low_halves(node.registers, names), keeps=False)
+        self.reset()
+
+    def _check_connections(self) -> None:
+        used: dict[str, set[tuple[int, int]]] = {"source": set(), "target": set()}
+        for connection in self.connections:
+            for end, ports in used.items():
+                number, port = getattr(connection, end)
+                if not 0 <= number < len(self.nodes):
+                    raise ValueError(f"a cluster of {len(self.nodes)} nodes has none of {number}")
+                name = self.nodes[number].name
+                width = self.nodes[number].device.link_bytes.get(port)
+                if width is None:
+                    raise ValueError(f"{name} has no link {port}")
+                if width != connection.wire.phy_bytes:
+                    raise ValueError(
+                        f"{name} link {port} moves {width} bytes a beat, its wire "
+                        f"{connection.wire.phy_bytes}"
+                    )
+                if (number, port) in ports:
+                    raise ValueError(f"{name} link {port} is the {end} of two wires")
+                ports.add((number, port))
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        self.close()
+
+    def __del__(self) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """End the simulation of all devices; their memories stay."""
+        if self._handle is not None:
+            self._library.fpgapipe_cluster_destroy(self._handle)
+            self._handle = None
+            for node in self.nodes:
+                node.device.close()
+
+    def _open(self) -> int:
+        if self._handle is None:
+            raise ValueError("the cluster is closed")
+        return self._handle
+
+    def _stalled(self, what: str) -> StallError:
+        """An error that says why the cluster stands still."""
+        return StallError(explain(what, self.cycle, self.nodes, self.read_register))
+
+    def _check(self) -> None:
+        """Raise what is wrong with a device."""
+        for node, (handle, library) in zip(self.nodes, self._lent, strict=True):
+            if text := library.fpgapipe_error(handle):
+                raise DeviceError(f"{node.name}: {text.decode(errors='replace')}")
+        if self._broken:
+            raise DeviceError(self._broken)
+
+    def reset(self) -> None:
+        """Reset all devices and wires; memories keep their contents, waves and samples end."""
+        self._open()
+        for handle, library in self._lent:
+            library.fpgapipe_reset(handle, _RESET_CYCLES)
+        self._library.fpgapipe_cluster_reset(self._handle)
+        self._broken = ""
+        for sampler in self._samplers:
+            sampler.clear()
+        self._check()
+
+    @property
+    def cycle(self) -> int:
+        """Cycles since the last reset."""
+        cycle: int = self._library.fpgapipe_cluster_cycle(self._open())
+        return cycle
+
+    def write_register(
+        self, number: int, address: int, value: int, *, max_cycles: int = 1000
+    ) -> None:
+        """Write 32 bits to a register of a node; all devices run until it answers.
+
+        Raises
+        ------
+        DeviceError
+            If it answers with an error or not within `max_cycles`, or another device fails.
+        """
+        check_value(value)
+        self._access(number, address, value, True, max_cycles)
+
+    def read_register(self, number: int, address: int, *, max_cycles: int = 1000) -> int:
+        """Read 32 bits; as `write_register`."""
+        return self._access(number, address, 0, False, max_cycles)
+
+    def _access(self, number: int, address: int, value: int, write: bool, max_cycles: int) -> int:
+        check_address(address)
+        self._check()
+        name = self.nodes[number].name
+        register = ctypes.c_uint32(value)
+        response = self._library.fpgapipe_cluster_access(
+            self._open(), number, address, ctypes.byref(register), write, max_cycles
+        )
+        if response == -2:
+            self._broken = (
+                f"{name}: cycle {self.cycle}: the design did not answer a register access within "
+                f"{max_cycles} cycles"
+            )
+        self._check()
+        if response:
+            raise DeviceError(f"{name}: {refusal(address, write, response)}")
+        return register.value
+
+    def run(
+        self,
+        max_cycles: int | None = None,
+        *,
+        until_irq: bool = True,
+        stall_cycles: int | None = 200_000,
+        progress: Callable[[Progress], object] | None = None,
+        progress_s: float = 0.1,
+        expected_cycles: int | None = None,
+    ) -> int:
+        """Run until all awaited interrupts are high, or for a number of cycles.
+
+        Runs end between two rounds of 64 cycles or more, so some cycles after the last interrupt
+        has risen; `Statistics.irq_cycle` has the exact one. Ctrl-C, and what `progress` raises,
+        leave all devices between two rounds: they can run on.
+
+        Parameters
+        ----------
+        max_cycles : int, optional
+            The cycles to run; with `until_irq` the most that it may take.
+        until_irq : bool
+            Whether to end when all interrupts are high.
+        stall_cycles : int, optional
+            For about how long nothing may move, at least 2000: no memory bus, no progress counter
+            of a node with registers, no wire from a node without; None is for ever.
+        progress : callable, optional
+            Called from time to time.
+        progress_s : float
+            About how often Python looks at signals and calls `progress`, in seconds.
+        expected_cycles : int, optional
+            What the run will take, as its caller thinks; `max_cycles` if not given.
+
+        Returns
+        -------
+        int
+            The cycles that ran.
+
+        Raises
+        ------
+        StallError
+            If one of the two limits is met; it says of each device who waits for what.
+        DeviceError
+            If a design breaks a rule of its buses; the cluster must be reset then.
+        """
+        if until_irq and not self._awaits:
+            raise ValueError("no device of the cluster has a port irq to wait for")
+        if not until_irq and max_cycles is None:
+            raise ValueError("a cluster that does not wait for irq needs a number of cycles")
+        if stall_cycles is not None and stall_cycles < 2000:
+            raise ValueError(f"stall_cycles must be at least 2000, not {stall_cycles}")
+        handle = self._open()
+        self._check()
+        begin, begin_s = self.cycle, time.perf_counter()
+        expected = expected_cycles or max_cycles
+        most = _MAX_CYCLES if max_cycles is None else max_cycles
+        self._library.fpgapipe_cluster_begin(handle, stall_cycles if until_irq else 0)
+        reason = Reason.TIME
+        try:
+            while reason is Reason.TIME:
+                left = most - (self.cycle - begin)
+                reason = Reason(
+                    self._library.fpgapipe_cluster_run(handle, left, until_irq, progress_s)
+                )
+                self._check()
+                if progress:
+                    progress(_progress(self.cycle, begin, begin_s, expected))
+        finally:
+            for sampler in self._samplers:
+                sampler.collect(self._library, handle)
+            for node in self.nodes:
+                node.device.flush_waves()
+        if reason is Reason.STALLED:
+            raise self._stalled(f"nothing has moved for {stall_cycles} cycles")
+        if until_irq and reason is Reason.CYCLES:
+            raise self._stalled(f"not all interrupts came within {max_cycles} cycles")
+        return self.cycle - begin
+
+    def sample(self, period_cycles: int, counters: Mapping[int, Sequence[str]]) -> None:
+        """Sample counters about every so many cycles of a run, from now on; 0 ends it.
+
+        Parameters
+        ----------
+        period_cycles : int
+        counters : mapping of int to sequence of str
+            For nodes with registers, names of counters (``RegisterMap.counters``).
+
+        Raises
+        ------
+        ValueError
+            If a node has no registers.
+        KeyError
+            If it has no such counter.
+        """
+        self._samplers = []
+        for number in range(len(self.nodes)):
+            names = tuple(counters.get(number, ())) if period_cycles else ()
+            registers = self.nodes[number].registers
+            if names and registers is None:
+                raise ValueError(f"{self.nodes[number].name} has no registers to sample")
+            addresses = low_halves(registers, names) if registers else []
+            self._poll(number, addresses, keeps=True)
+            if names:
+                self._samplers.append(Sampler(number, names))
+        self._library.fpgapipe_cluster_sample(self._open(), period_cycles)
+
+    def watch(self, period_cycles: int, registers: Mapping[int, Sequence[str]]) -> None:
+        """Read registers about every so many cycles of a run, from now on, instead of counters.
+
+        One reading comes some cycles after the other. A name that is there several times is read
+        as often in a period.
+
+        Parameters
+        ----------
+        period_cycles : int
+        registers : mapping of int to sequence of str
+            For nodes with registers, names of registers.
+
+        Raises
+        ------
+        ValueError
+            If a node has no registers.
+        KeyError
+            If it has no such register.
+        """
+        self.sample(0, {})
+        for number, names in registers.items():
+            known = self.nodes[number].registers
+            if known is None:
+                raise ValueError(f"{self.nodes[number].name} has no registers to watch")
+            self._poll(number, [known.offset(name) for name in names], keeps=True)
+            self._samplers.append(Watcher(number))
+        self._library.fpgapipe_cluster_sample(self._open(), period_cycles)
+
+    def readings(self, number: int) -> NDArray[np.int64]:
+        """What has been read of a node's registers since the reset.
+
+        Rows of three: place in the list of registers, cycle in which the reading began, value.
+        """
+        for watcher in self._samplers:
+            if isinstance(watcher, Watcher) and watcher.node == number:
+                return watcher.readings
+        return np.zeros((0, 3), np.int64)
+
+    def _poll(self, number: int, addresses: Sequence[int], *, keeps: bool) -> None:
+        raw = (ctypes.c_uint32 * len(addresses))(*addresses)
+        self._library.fpgapipe_cluster_poll(self._open(), number, raw, len(addresses), keeps)
+
+    @property
+    def samples(self) -> list[Sample]:
+        """All samples since the reset, in the order of their cycles."""
+        found = [
+            sample
+            for sampler in self._samplers
+            if isinstance(sampler, Sampler)
+            for sample in sampler.samples
+        ]
+        return sorted(found, key=lambda sample: (sample.cycle, sample.node))
+
+    def save_waves(self, number: int, path: Path, begin: int = 0, end: int | None = None) -> None:
+        """Write waves of a node's cycles ``begin..end - 1``; as `NativeDevice.save_waves`."""
+        self.nodes[number].device.save_waves(path, begin, end)
+
+    def wire_counts(self, connection: int) -> WireCounts:
+        """What happened on a wire since the reset."""
+        number, port = self.connections[connection].source
+        return self.nodes[number].device.wire_counts(port)
+
+
+def _progress(cycle: int, begin: int, begin_s: float, expected: int | None) -> Progress:
+    ran, elapsed_s = cycle - begin, time.perf_counter() - begin_s
+    left_s = elapsed_s / ran * max(expected - ran, 0) if expected and ran else None
+    return Progress(cycle, ran, elapsed_s, left_s)

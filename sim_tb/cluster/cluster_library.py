@@ -1,0 +1,100 @@
+"""The library of ``native_cluster.cpp``, compiled once, and its functions for Python."""
+
+import ctypes
+import functools
+import hashlib
+from enum import IntEnum
+from importlib import resources
+from pathlib import Path
+from typing import Any
+
+from fpgapipe.sim_tb.native.verilate import SIMULATOR, cached_simulator
+from fpgapipe.tools import run_tool
+
+_SOURCE = "native_cluster.cpp"
+_COMMAND = (
+    *("g++", "-std=gnu++20", "-O2", "-shared", "-fPIC", "-fvisibility=hidden", "-pthread"),
+    *("-o", SIMULATOR, _SOURCE),
+)
+_CALLS = ("run", "access", "cycle", "flying", "taken", "give", "state")
+
+
+class Member(ctypes.Structure):
+    """A device: its handle, functions of its library, and whether its interrupt is waited for."""
+
+    _fields_ = [
+        ("device", ctypes.c_void_p),
+        ("calls", ctypes.c_void_p * len(_CALLS)),
+        ("awaited", ctypes.c_uint64),
+    ]
+
+    @classmethod
+    def of(cls, handle: int, library: ctypes.CDLL, awaited: bool) -> "Member":
+        """Make one."""
+        calls = [
+            ctypes.cast(getattr(library, f"fpgapipe_{name}"), ctypes.c_void_p) for name in _CALLS
+        ]
+        return cls(handle, (ctypes.c_void_p * len(_CALLS))(*calls), awaited)
+
+
+class Route(ctypes.Structure):
+    """From a port of a device to one of another."""
+
+    _fields_ = [
+        (name, ctypes.c_uint64) for name in ("source", "source_port", "target", "target_port")
+    ]
+
+
+class Reading(ctypes.Structure):
+    """A register's value, and the cycle in which the read began."""
+
+    _fields_ = [(name, ctypes.c_uint64) for name in ("index", "cycle", "value")]
+
+
+class Reason(IntEnum):
+    """Why a run has ended."""
+
+    CYCLES = 0
+    INTERRUPTS = 1
+    TIME = 2
+    FAILED = 3
+    STALLED = 4
+
+
+def _compile(folder: Path, cache: Path, log: Path) -> None:
+    run_tool(_COMMAND, log=log, outputs=[folder / SIMULATOR], cwd=folder)
+
+
+@functools.cache
+def cluster_library() -> ctypes.CDLL:
+    """Compile the library, or take it from the cache; its functions release Python's lock."""
+    text = resources.files(__package__).joinpath(_SOURCE).read_text()
+    path = cached_simulator(
+        "cluster",
+        {_SOURCE: text},
+        {"command": _COMMAND, "source": hashlib.sha256(text.encode()).hexdigest()},
+        _compile,
+    )
+    library = ctypes.CDLL(str(path))
+    handle, integer = ctypes.c_void_p, ctypes.c_int
+    u32, u64 = ctypes.c_uint32, ctypes.c_uint64
+    signatures: dict[str, tuple[Any, list[Any]]] = {
+        "create": (
+            handle,
+            [ctypes.POINTER(Member), u64, ctypes.POINTER(Route), u64, u64, u64, u64],
+        ),
+        "destroy": (None, [handle]),
+        "reset": (None, [handle]),
+        "cycle": (u64, [handle]),
+        "poll": (None, [handle, u64, ctypes.POINTER(u32), u64, u64]),
+        "sample": (None, [handle, u64]),
+        "readings": (ctypes.POINTER(Reading), [handle, u64, ctypes.POINTER(u64)]),
+        "forget": (None, [handle, u64]),
+        "begin": (None, [handle, u64]),
+        "run": (u64, [handle, u64, integer, ctypes.c_double]),
+        "access": (integer, [handle, u64, u32, ctypes.POINTER(u32), integer, u64]),
+    }
+    for name, (result, arguments) in signatures.items():
+        function = getattr(library, f"fpgapipe_cluster_{name}")
+        function.restype, function.argtypes = result, arguments
+    return library

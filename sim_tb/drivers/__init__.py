@@ -1,0 +1,1 @@
+"""Drivers of cocotb testbenches, and what runs them."""

@@ -1,0 +1,374 @@
+"""What is proven of the sequencer's parts: FIFO, semaphores, queue."""
+
+from typing import Any
+
+from amaranth.hdl import Assert, Assume, Cat, Module, Mux, Signal, unsigned
+from amaranth.lib import wiring
+from amaranth.lib.wiring import In
+
+from fpgapipe.hw.hls_models.isa.fields import Field, Group
+from fpgapipe.hw.hls_models.isa.instructions import CORE_SEMAPHORES, MAX_SEMAPHORE
+from fpgapipe.hw.rtl.lib.queue import WORD_BITS, EngineQueue, WordFifo
+from fpgapipe.hw.rtl.lib.semaphores import Semaphores
+
+
+class Marker:
+    """A word that any stimulus may choose, followed on its way through something in order.
+
+    Parameters
+    ----------
+    m : Module
+    name : str
+    choose : Value
+        Whether the word that enters now is the one; the first choice counts.
+    enters, leaves : Value
+        Whether a word enters or leaves in this cycle.
+    count : Value
+        How many are inside.
+    value : Value
+        What enters.
+    """
+
+    def __init__(
+        self, m: Any, name: str, choose: Any, enters: Any, leaves: Any, count: Any, value: Any
+    ) -> None:
+        self.inside = Signal(name=f"{name}_inside")
+        self.seen = Signal(name=f"{name}_seen")
+        self.ahead = Signal(range(1024), name=f"{name}_ahead")
+        self.value = Signal(len(value), name=f"{name}_value")
+        self.out = Signal(name=f"{name}_out")
+        m.d.comb += self.out.eq(self.inside & leaves & (self.ahead == 0))
+        with m.If(choose & enters & ~self.seen):
+            m.d.sync += [
+                self.inside.eq(1),
+                self.seen.eq(1),
+                self.value.eq(value),
+                self.ahead.eq(count - leaves),
+            ]
+        with m.Elif(self.inside & leaves):
+            m.d.sync += [self.ahead.eq(self.ahead - 1), self.inside.eq(self.ahead != 0)]
+        m.d.comb += [
+            Assert(~self.inside | self.seen, f"{name}: what is inside has come"),
+            Assert(~self.inside | (self.ahead < count), f"{name}: what is inside is counted"),
+        ]
+
+
+def fifo_holds(m: Any, fifo: Any, marker: Marker, depth: int, name: str) -> None:
+    """Assert where a marked word is in a FIFO, and that its pointers are sound."""
+    port = fifo.memory.read_port(domain="comb")
+    at_output = Signal(name=f"{name}_at_output")
+    m.d.comb += [
+        at_output.eq(fifo.o.valid & (marker.ahead == 0)),
+        port.addr.eq((fifo.consume + marker.ahead - fifo.o.valid)[: len(port.addr)]),
+    ]
+    kept = port.data if isinstance(port.data, Signal) else port.data.as_value()
+    offered = fifo.o.payload if isinstance(fifo.o.payload, Signal) else fifo.o.payload.as_value()
+    with m.If(marker.inside):
+        m.d.comb += Assert(
+            Mux(at_output, offered, kept) == marker.value, f"{name}: a word keeps its value"
+        )
+    m.d.comb += [
+        Assert(fifo.level <= depth, f"{name}: never holds more than it can"),
+        Assert(
+            fifo.produce == (fifo.consume + fifo.level)[: len(fifo.produce)],
+            f"{name}: its pointers are as far apart as it holds words",
+        ),
+    ]
+
+
+class FifoProof(wiring.Component):
+    """A `WordFifo` gives every word once, unchanged and in order, and holds what waits."""
+
+    def __init__(self, fifo: Any, depth: int, width: int) -> None:
+        self._fifo, self._depth, self._width = fifo, depth, width
+        super().__init__(
+            {"payload": In(width), "valid": In(1), "ready": In(1), "choose": In(2)},
+        )
+
+    def elaborate(self, platform: Any) -> Any:  # noqa: D102
+        m = Module()
+        m.submodules.fifo = fifo = self._fifo
+        enters, leaves = Signal(), Signal()
+        count = Signal(range(self._depth + 4))
+        m.d.comb += [
+            fifo.i.payload.eq(self.payload),
+            fifo.i.valid.eq(self.valid),
+            fifo.o.ready.eq(self.ready),
+            enters.eq(fifo.i.valid & fifo.i.ready),
+            leaves.eq(fifo.o.valid & fifo.o.ready),
+        ]
+        m.d.sync += count.eq(count + enters - leaves)
+        markers = [
+            Marker(m, name, choose, enters, leaves, count, self.payload)
+            for name, choose in zip("ab", self.choose, strict=True)
+        ]
+        a, b = markers
+        for name, marker in zip("ab", markers, strict=True):
+            fifo_holds(m, fifo, marker, self._depth, name)
+            with m.If(marker.out):
+                m.d.comb += Assert(
+                    fifo.o.payload == marker.value, f"{name}: a word leaves as it came"
+                )
+        # b is chosen after a: it stays behind, and so leaves later.
+        with m.If(self.choose[1]):
+            m.d.comb += Assume(a.seen)
+        with m.If(a.inside & b.inside):
+            m.d.comb += Assert(a.ahead < b.ahead, "words stay in order")
+        m.d.comb += [
+            Assert(~b.seen | a.seen, "b comes after a"),
+            Assert(~(b.out & a.inside), "words leave in order"),
+            Assert(count == fifo.level + fifo.o.valid, "what came less what went is inside"),
+            Assert(count <= self._depth + 1, "never holds more than it can"),
+            Assert(~fifo.o.valid | (count != 0), "gives nothing that did not come"),
+        ]
+        waited = Signal()
+        before = Signal(self._width)
+        m.d.sync += [waited.eq(fifo.o.valid & ~fifo.o.ready), before.eq(fifo.o.payload)]
+        with m.If(waited):
+            m.d.comb += Assert(
+                fifo.o.valid & (fifo.o.payload == before), "a word that waits is held"
+            )
+        return m
+
+
+class SemaphoresProof(wiring.Component):
+    """Semaphores are what was signalled less what was taken, and no more is taken than is there.
+
+    The takers keep their mask while they ask, and ask on unless there is `hold`, as they have to.
+    """
+
+    def __init__(self, semaphores: Any, num_takers: int, num_signallers: int) -> None:
+        self._semaphores = semaphores
+        self._num_takers, self._num_signallers = num_takers, num_signallers
+        super().__init__(
+            {
+                "request": In(num_takers),
+                "wait": In(CORE_SEMAPHORES).array(num_takers),
+                "valid": In(num_signallers),
+                "signal": In(CORE_SEMAPHORES).array(num_signallers),
+                "index": In(32).array(num_signallers),
+                "hold": In(1),
+            }
+        )
+
+    def elaborate(self, platform: Any) -> Any:  # noqa: D102
+        m = Module()
+        m.submodules.semaphores = semaphores = self._semaphores
+        grants = Signal(self._num_takers)
+        m.d.comb += [
+            grants.eq(Cat(taker.grant for taker in semaphores.takers)),
+            semaphores.hold.eq(self.hold),
+        ]
+        for number, taker in enumerate(semaphores.takers):
+            m.d.comb += [
+                taker.request.eq(self.request[number]),
+                taker.mask.eq(self.wait[number]),
+            ]
+            asked, mask = Signal(name=f"asked{number}"), Signal(CORE_SEMAPHORES, name=f"m{number}")
+            m.d.sync += [asked.eq(taker.request & ~taker.grant), mask.eq(taker.mask)]
+            with m.If(asked & taker.request):
+                m.d.comb += Assume(taker.mask == mask)
+            with m.If(asked & ~self.hold):
+                m.d.comb += Assume(taker.request)
+            zero = Cat(count == 0 for count in semaphores.counts)
+            with m.If(taker.grant):
+                m.d.comb += [
+                    Assert(taker.request, "a grant answers a request"),
+                    Assert((taker.mask & zero) == 0, "a grant takes what is there"),
+                ]
+        m.d.comb += [
+            Assert((grants & (grants - 1)) == 0, "one grant at a time"),
+            Assert((grants == 0) | ~self.hold, "none is granted while they are held"),
+        ]
+
+        for number, signaller in enumerate(semaphores.signallers):
+            m.d.comb += [
+                signaller.valid.eq(self.valid[number]),
+                signaller.mask.eq(self.signal[number]),
+                signaller.index.eq(self.index[number]),
+            ]
+        # What a count should be, with signals that count two cycles late.
+        over = Signal(CORE_SEMAPHORES)
+        late_over = Signal(CORE_SEMAPHORES)
+        for number, count in enumerate(semaphores.counts):
+            ideal = Signal(range(MAX_SEMAPHORE + 1), name=f"ideal{number}")
+            came = Signal(range(self._num_signallers + 1), name=f"came{number}")
+            taken = Signal(range(self._num_takers + 1), name=f"taken{number}")
+            total = Signal(12, name=f"sum{number}")
+            m.d.comb += [
+                taken.eq(
+                    sum(
+                        grant & taker.mask[number]
+                        for grant, taker in zip(grants, semaphores.takers, strict=True)
+                    )
+                ),
+                total.eq(ideal + came - taken),
+                over[number].eq(total > MAX_SEMAPHORE),
+                Assert(taken <= ideal, "never comes below 0"),
+                Assert(count == ideal, "is what was signalled less what was taken"),
+            ]
+            m.d.sync += [
+                came.eq(
+                    sum(
+                        valid & signaller.mask[number]
+                        for valid, signaller in zip(self.valid, semaphores.signallers, strict=True)
+                    )
+                ),
+                ideal.eq(Mux(over[number], MAX_SEMAPHORE, total)),
+            ]
+        # An error comes two cycles after the sum, with the lowest of those to blame.
+        was_over = Signal()
+        masks, indices, blamed = [], [], Signal(32)
+        for number in range(self._num_signallers):
+            mask = [Signal(CORE_SEMAPHORES, name=f"mask{number}_{age}") for age in range(2)]
+            index = [Signal(32, name=f"index{number}_{age}") for age in range(2)]
+            m.d.sync += [
+                mask[0].eq(Mux(self.valid[number], self.signal[number], 0)),
+                index[0].eq(self.index[number]),
+                mask[1].eq(mask[0]),
+                index[1].eq(index[0]),
+            ]
+            masks.append(mask)
+            indices.append(index)
+        m.d.sync += [late_over.eq(over), was_over.eq(late_over.any())]
+        for mask, index in reversed(list(zip(masks, indices, strict=True))):
+            with m.If((mask[1] & late_over).any()):
+                m.d.sync += blamed.eq(index[1])
+        m.d.comb += Assert(
+            semaphores.error_valid == was_over, "more than the most is an error, and nothing else"
+        )
+        with m.If(was_over):
+            m.d.comb += Assert(semaphores.error_index == blamed, "the error names who signalled")
+        return m
+
+
+BODY = Group("body", (Field("a", 8),))
+"""A short body, for proofs; a second word has it too if it is longer than one."""
+
+LONG_BODY = Group("long_body", (Field("a", 8), Field("b", WORD_BITS)))
+
+
+class QueueProof(wiring.Component):
+    """A queue starts what has its semaphores, and signals what is done, once each and in order.
+
+    The engine ends only what it has begun.
+    """
+
+    def __init__(self, queue: Any, depth: int, in_flight: int) -> None:
+        self._queue, self._depth, self._in_flight = queue, depth, in_flight
+        super().__init__(
+            {
+                "word": In(WORD_BITS),
+                "valid": In(1),
+                "ready": In(1),
+                "done": In(1),
+                "grant": In(1),
+                "halt": In(1),
+                "choose": In(1),
+            }
+        )
+
+    def elaborate(self, platform: Any) -> Any:  # noqa: D102
+        m = Module()
+        m.submodules.queue = queue = self._queue
+        moves = Signal()
+        m.d.comb += [
+            queue.i.payload.eq(self.word),
+            queue.i.valid.eq(self.valid),
+            queue.o.ready.eq(self.ready),
+            queue.done.eq(self.done),
+            queue.halt.eq(self.halt),
+            queue.taker.grant.eq(self.grant & queue.taker.request),
+            moves.eq(queue.o.valid & queue.o.ready),
+        ]
+        running = Signal(range(self._in_flight + 2))  # begun, not done
+        unsignalled = Signal(range(self._in_flight + 2))  # done or not
+        signals = queue.signaller.valid
+        m.d.sync += [
+            running.eq(running + moves - self.done),
+            unsignalled.eq(unsignalled + moves - signals),
+        ]
+        with m.If(self.done):
+            m.d.comb += Assume(running != 0)
+
+        # Semaphores: taken once for each instruction that asks for any.
+        took = Signal()
+        with m.If(moves):
+            m.d.sync += took.eq(0)
+        with m.Elif(queue.taker.grant):
+            m.d.sync += took.eq(1)
+        payload = queue.o.payload.as_value()
+        with m.If(queue.granted):
+            m.d.comb += Assert(took | ~queue.taker.mask.any(), "starts with its semaphores only")
+        with m.If(queue.taker.request):
+            m.d.comb += [
+                Assert(~took, "takes its semaphores once"),
+                Assert(~queue.o.valid, "asks before it offers"),
+            ]
+        m.d.comb += [
+            Assert(~took | queue.granted, "what has its semaphores will be offered"),
+            Assert(~(queue.o.valid & self.halt), "offers nothing while halted"),
+            Assert(~(moves & queue.taker.grant), "starts after its grant"),
+        ]
+
+        # What is offered is held, unless halt takes it back.
+        offered = Signal()
+        before = Signal(len(payload))
+        m.d.sync += [offered.eq(queue.o.valid & ~queue.o.ready), before.eq(payload)]
+        with m.If(offered & ~self.halt):
+            m.d.comb += Assert(queue.o.valid & (payload == before), "an offer is held")
+
+        # Signals: any instruction's mask and number, in the order of their starts.
+        mark = Marker(
+            m, "mark", self.choose, moves, signals, unsignalled, queue.started.i.payload.as_value()
+        )
+        fifo_holds(m, queue.started, mark, self._in_flight, "started")
+        with m.If(mark.out):
+            m.d.comb += Assert(
+                Cat(queue.signaller.mask, queue.signaller.index) == mark.value,
+                "an instruction signals its own semaphores, in its turn",
+            )
+        m.d.comb += [
+            Assert(queue.started.i.payload.index == payload[:32], "remembers its number"),
+            Assert(unsignalled <= self._in_flight, "no more are under way than may be"),
+            Assert(queue.begun == unsignalled, "counts what is under way"),
+            Assert(running + queue.num_done == unsignalled, "signals what is done, and all of it"),
+            Assert(
+                queue.started.level + queue.started.o.valid == unsignalled,
+                "remembers all that is under way",
+            ),
+            Assert(~signals | (queue.num_done != 0), "signals nothing before it is done"),
+            # The rest ties the state together, which induction needs.
+            Assert(queue.fifo.level <= self._depth, "keeps no more words than it can"),
+            Assert(
+                queue.fifo.produce
+                == (queue.fifo.consume + queue.fifo.level)[: len(queue.fifo.produce)],
+                "its pointers are as far apart as it keeps words",
+            ),
+            Assert(
+                ~queue.granted | (queue.fifo.o.valid & (queue.collected == queue._words - 1)),
+                "only a whole instruction is offered",
+            ),
+            Assert(queue.collected < queue._words, "collects all words but one"),
+            Assert(~queue.granted | (unsignalled != self._in_flight), "offers where there is room"),
+        ]
+        return m
+
+
+def fifo_proof(fifo: Any = WordFifo, depth: int = 4, width: int = 8) -> FifoProof:
+    """Proof of a FIFO; `fifo` is a class, for example one with a fault."""
+    return FifoProof(fifo(unsigned(width), depth), depth, width)
+
+
+def semaphores_proof(
+    semaphores: Any = Semaphores, num_takers: int = 3, num_signallers: int = 2
+) -> SemaphoresProof:
+    """Proof of semaphores."""
+    return SemaphoresProof(semaphores(num_takers, num_signallers), num_takers, num_signallers)
+
+
+def queue_proof(
+    queue: Any = EngineQueue, body: Group = BODY, depth: int = 4, in_flight: int = 4
+) -> QueueProof:
+    """Proof of an engine's queue."""
+    return QueueProof(queue(body, depth, in_flight), depth, in_flight)

@@ -1,0 +1,1 @@
+"""Gateware simulated at full speed, in C++."""

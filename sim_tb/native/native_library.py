@@ -1,0 +1,312 @@
+"""Gateware and the simulator in C++ compiled to a shared library, and its functions for Python.
+
+`native` has what drives it; the structures here have the layout of those in
+``native_memory.hpp`` and ``native_link.hpp``.
+"""
+
+import ctypes
+import functools
+import hashlib
+from collections.abc import Sequence
+from dataclasses import dataclass, fields
+from importlib import resources
+from itertools import chain
+from pathlib import Path
+from typing import Any
+
+from fpgapipe.errors import UserError
+from fpgapipe.sim_tb.native.lazy import lazy
+from fpgapipe.sim_tb.native.phy import MAX_PHY_BYTES, WireCounts, WireSpec, threshold_of
+from fpgapipe.sim_tb.native.verilate import (
+    MAKE_VARIABLES,
+    VERILATOR_FLAGS,
+    cached_simulator,
+    compile_model,
+)
+
+# Nothing but the functions for Python is visible, so calls within the library are direct. No code
+# for this machine's processor alone: the cache may be on a file system that several machines share.
+_CXX_FLAGS = (
+    "-std=gnu++20 -fPIC -fvisibility=hidden -fno-semantic-interposition -fno-gnu-unique"
+    " -DVL_USER_FATAL -DVL_USER_STOP -DVL_USER_FINISH"
+)
+_LINK_FLAGS = "-shared -pthread -Wl,-Bsymbolic"
+# Yosys writes a choice of which at most one condition holds as a casez.
+_HARNESS = ("native.cpp", "native_channels.hpp", "native_link.hpp", "native_memory.hpp")
+_REWRITES = "lazy.py"
+
+MAX_LINKS = 4
+"""Link ports are looked for by number, 0..3."""
+
+NEVER = 2**64 - 1
+"""Stands for no cycle in the statistics."""
+
+
+class DeviceError(UserError):
+    """A simulated device broke a rule of its buses, answered with an error, or stopped.
+
+    After a broken rule it must be reset before it runs again.
+    """
+
+
+class Config(ctypes.Structure):
+    """What a device is made from."""
+
+    _fields_ = [
+        ("memory", ctypes.c_void_p),
+        ("memory_bytes", ctypes.c_uint64),
+        ("rate_numerator", ctypes.c_uint64),
+        ("rate_denominator", ctypes.c_uint64),
+        ("read_latency", ctypes.c_uint64),
+        ("write_latency", ctypes.c_uint64),
+        ("outstanding", ctypes.c_uint64),
+        ("pause", ctypes.c_uint64),
+        ("seed", ctypes.c_uint64),
+        ("banks", ctypes.c_uint64),
+        ("bank_bytes", ctypes.c_uint64),
+        ("bank_cycles", ctypes.c_uint64),
+    ]
+
+
+class RawBeat(ctypes.Structure):
+    """A beat of a link on its way: what `phy.Beat` has, and the cycle of its arrival."""
+
+    _fields_ = [
+        ("arrival", ctypes.c_uint64),
+        ("keep", ctypes.c_uint64),
+        ("data", ctypes.c_uint8 * MAX_PHY_BYTES),
+        ("last", ctypes.c_uint64),
+    ]
+
+
+class _Numbers(ctypes.Structure):
+    """A list of numbers; what makes one keeps it for its time."""
+
+    _fields_ = [("items", ctypes.POINTER(ctypes.c_uint64)), ("size", ctypes.c_uint64)]
+
+    @classmethod
+    def of(cls, numbers: Sequence[int]) -> "_Numbers":
+        return cls((ctypes.c_uint64 * len(numbers))(*numbers), len(numbers))
+
+
+class RawWire(ctypes.Structure):
+    """What a wire is made from: `phy.WireSpec` in integers."""
+
+    _fields_ = [
+        *(
+            (name, ctypes.c_uint64)
+            for name in (
+                *("phy_bytes", "rate_numerator", "rate_denominator", "delay_cycles"),
+                *("burst_bits", "seed", "burst", "drop", "duplicate", "pause"),
+            )
+        ),
+        ("errors", ctypes.c_uint64 * (MAX_PHY_BYTES + 1)),
+        *(
+            (name, _Numbers)
+            for name in ("bit_errors", "drops", "duplicates", "resets", "down", "stalls")
+        ),
+    ]
+
+    @classmethod
+    def of(cls, spec: WireSpec) -> "RawWire":
+        """Make one."""
+        return cls(
+            phy_bytes=spec.phy_bytes,
+            rate_numerator=spec.rate.numerator,
+            rate_denominator=spec.rate.denominator,
+            delay_cycles=spec.delay_cycles,
+            burst_bits=spec.burst_bits,
+            seed=spec.seed,
+            burst=threshold_of(spec.burst_rate),
+            drop=threshold_of(spec.drop_rate),
+            duplicate=threshold_of(spec.duplicate_rate),
+            pause=threshold_of(spec.pause),
+            errors=(ctypes.c_uint64 * (MAX_PHY_BYTES + 1))(*spec.error_thresholds),
+            bit_errors=_Numbers.of(spec.bit_errors),
+            drops=_Numbers.of(spec.drops),
+            duplicates=_Numbers.of(spec.duplicates),
+            resets=_Numbers.of(spec.resets),
+            down=_Numbers.of([*chain.from_iterable(spec.down)]),
+            stalls=_Numbers.of([*chain.from_iterable(spec.stalls)]),
+        )
+
+
+class RawCounts(ctypes.Structure):
+    """`phy.WireCounts` as the library fills them."""
+
+    _fields_ = [(field.name, ctypes.c_uint64) for field in fields(WireCounts)]
+
+
+@dataclass(frozen=True)
+class Statistics:
+    """What happened on a device's memory bus since the last reset; cycles count from that reset.
+
+    Attributes
+    ----------
+    cycle : int
+        Cycles since the reset.
+    read_bursts, write_bursts : int
+        Addresses that the memory took.
+    read_beats, write_beats : int
+        Beats of data that moved.
+    first_read_cycle, last_read_cycle, first_write_cycle, last_write_cycle : int or None
+        When they moved.
+    read_wait_cycles : int
+        Cycles in which a beat of data waited for the design.
+    write_wait_cycles : int
+        Cycles in which the design waited with a beat of data.
+    active_cycle : int or None
+        Of the last handshake of any of the five channels.
+    reads_in_flight, writes_in_flight : int
+        Bursts whose last beat, or response, is still to come.
+    irq : bool
+        Whether the interrupt is high now.
+    irq_cycle : int or None
+        The first cycle that began with it high, since when it was so in each.
+    """
+
+    cycle: int
+    read_bursts: int
+    write_bursts: int
+    read_beats: int
+    write_beats: int
+    first_read_cycle: int | None
+    last_read_cycle: int | None
+    first_write_cycle: int | None
+    last_write_cycle: int | None
+    read_wait_cycles: int
+    write_wait_cycles: int
+    active_cycle: int | None
+    reads_in_flight: int
+    writes_in_flight: int
+    irq: bool
+    irq_cycle: int | None
+
+
+class RawStatistics(ctypes.Structure):
+    """`Statistics` as the library fills them, `NEVER` where those have None."""
+
+    _fields_ = [(field.name, ctypes.c_uint64) for field in fields(Statistics)]
+
+
+def build_native(
+    verilog: str, top: str = "top", *, waves: bool = False, flags: Sequence[str] = ()
+) -> Path:
+    """Compile a design to a library for `NativeDevice`, or return the one compiled before.
+
+    Parameters
+    ----------
+    verilog : str
+        The whole design; included files are not seen. What is compiled is `lazy` of it.
+    top : str
+        The top module.
+    waves : bool
+        Whether the library can write waves; it is slower for it, and has the design as it is.
+    flags : sequence of str
+        More options for Verilator, such as ``-Wno-UNOPTFLAT``.
+
+    Returns
+    -------
+    Path
+        The library. Its folder may be dropped when the cache is full, so do not keep the path.
+
+    Raises
+    ------
+    UserError
+        If a program is missing or the cache cannot be used.
+    ToolError
+        If Verilator or g++ fails.
+    """
+    files = resources.files(__package__)
+    harness = {name: files.joinpath(name).read_text() for name in _HARNESS}
+    arguments = [
+        *VERILATOR_FLAGS,
+        *(["--trace-vcd"] if waves else []),
+        *flags,
+        *("--top-module", top),
+        *("-CFLAGS", _CXX_FLAGS),
+        *("-LDFLAGS", _LINK_FLAGS),
+        "native.cpp",
+        f"{top}.v",
+    ]
+    texts = {f"{top}.v": verilog, **harness}
+    made_of = texts if waves else {**texts, _REWRITES: files.joinpath(_REWRITES).read_text()}
+    ingredients = {
+        "native": arguments,
+        "make": MAKE_VARIABLES,
+        **{name: hashlib.sha256(text.encode()).hexdigest() for name, text in made_of.items()},
+    }
+
+    def compile_(folder: Path, cache: Path, log: Path) -> None:
+        if not waves:
+            (folder / f"{top}.v").write_text(lazy(verilog))
+        compile_model(folder, arguments, MAKE_VARIABLES, cache, log)
+
+    return cached_simulator(top, texts, ingredients, compile_)
+
+
+@functools.cache
+def _loaded(path: str, inode: int) -> ctypes.CDLL:
+    """Load a library; another file of the same name is another library."""
+    library = ctypes.CDLL(path)
+    handle, integer = ctypes.c_void_p, ctypes.c_int
+    u32, u64 = ctypes.c_uint32, ctypes.c_uint64
+    signatures: dict[str, tuple[Any, list[Any]]] = {
+        "features": (u32, []),
+        "create": (handle, [ctypes.POINTER(Config)]),
+        "destroy": (None, [handle]),
+        "reset": (None, [handle, u64]),
+        "run": (u64, [handle, u64, integer]),
+        "access": (
+            integer,
+            [handle, u32, ctypes.POINTER(u32), integer, u64, integer],
+        ),
+        "cycle": (u64, [handle]),
+        "state": (None, [handle, ctypes.c_void_p]),
+        "link_bytes": (u32, [u32]),
+        "attach": (None, [handle, u32, ctypes.POINTER(RawWire)]),
+        "flying": (ctypes.POINTER(RawBeat), [handle, u32, ctypes.POINTER(u64)]),
+        "taken": (None, [handle, u32]),
+        "give": (None, [handle, u32, ctypes.POINTER(RawBeat), u64]),
+        "counts": (None, [handle, u32, ctypes.POINTER(RawCounts)]),
+        "channels_configure": (None, [handle, ctypes.c_void_p]),
+        "channels_status": (None, [handle, ctypes.c_void_p]),
+        "channels_clear": (None, [handle]),
+        "inject": (None, [handle, u64, u64, integer, integer, integer]),
+        "heal": (None, [handle]),
+        "waves": (integer, [handle, ctypes.c_char_p, u64, u64]),
+        "flush": (None, [handle]),
+        "statistics": (None, [handle, ctypes.POINTER(RawStatistics)]),
+        "error": (ctypes.c_char_p, [handle]),
+        "bare": (ctypes.c_double, [u64]),
+    }
+    for name, (result, arguments) in signatures.items():
+        function = getattr(library, f"fpgapipe_{name}")
+        function.restype, function.argtypes = result, arguments
+    return library
+
+
+def load(path: Path) -> ctypes.CDLL:
+    """Load a library that `build_native` made; its functions release Python's lock."""
+    return _loaded(str(path), path.stat().st_ino)
+
+
+def native_speed(verilog: str, cycles: int, top: str = "top") -> float:
+    """Clock a design, all its inputs zero, and nothing else.
+
+    Parameters
+    ----------
+    verilog, top
+        As in `build_native`; any design with the ports ``clk`` and ``rst``.
+    cycles : int
+        How many after the reset.
+
+    Returns
+    -------
+    float
+        Cycles per second of processor time, which other processes change less than the time of day.
+    """
+    seconds: float = load(build_native(verilog, top)).fpgapipe_bare(cycles)
+    if seconds < 0:
+        raise DeviceError(f"the model of {top} stopped")
+    return cycles / max(seconds, 1e-9)

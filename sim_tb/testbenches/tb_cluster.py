@@ -1,0 +1,145 @@
+"""A cluster does a job, and leaves what `fpgapipe.sim_tb.cluster.cluster_job` reads.
+
+Not a test of its own. ``job`` is the file of the job, ``result`` that of the result.
+"""
+
+import pickle
+from pathlib import Path
+from typing import Any
+
+import cocotb
+from cocotb.triggers import ClockCycles, FallingEdge, RisingEdge, Timer
+
+from fpgapipe.sim_tb.cluster.cluster_job import (
+    RESET_CYCLES,
+    SETTLE_CYCLES,
+    ClusterJob,
+    ClusterResult,
+    Read,
+    Run,
+    Write,
+)
+from fpgapipe.sim_tb.drivers.axi_memory import OKAY
+from fpgapipe.sim_tb.drivers.registers import Interrupt, RegisterBus
+from fpgapipe.sim_tb.drivers.stream import cycle, parameters, start
+from fpgapipe.sim_tb.drivers.timed_memory import TimedMemory
+from fpgapipe.sim_tb.worlds.link_wire import LinkPort, LinkWire
+
+_MAX_LINKS = 4
+
+
+class Bench:
+    """All devices with what surrounds them, in cycle 0."""
+
+    def __init__(self, dut: Any, job: ClusterJob) -> None:
+        self.dut, self.job = dut, job
+        self.origin = cycle()
+        self.memories: dict[int, TimedMemory] = {}
+        self.interrupts: dict[int, Interrupt] = {}
+        self.buses: dict[int, RegisterBus] = {}
+        for number, node in enumerate(job.nodes):
+            if hasattr(dut, f"d{number}_m_axi_araddr"):
+                self.memories[number] = TimedMemory(
+                    dut, node.memory.copy(), node.timing, prefix=f"d{number}_m_axi"
+                )
+            if hasattr(dut, f"d{number}_irq"):
+                self.interrupts[number] = Interrupt(getattr(dut, f"d{number}_irq"))
+            if hasattr(dut, f"d{number}_s_axil_awaddr"):
+                self.buses[number] = RegisterBus(dut, f"d{number}_s_axil")
+        self.wires = [
+            LinkWire(self._port(each.source), self._port(each.target), each.wire)
+            for each in job.connections
+        ]
+        self._leave_open()
+
+    def _port(self, end: tuple[int, int]) -> LinkPort:
+        number, port = end
+        return LinkPort(self.dut, port, f"d{number}_")
+
+    def _leave_open(self) -> None:
+        """What leaves a port without a wire is lost."""
+        joined = {each.source for each in self.job.connections}
+        for number in range(len(self.job.nodes)):
+            for port in range(_MAX_LINKS):
+                ready = getattr(self.dut, f"d{number}_m_axis_link{port}_tready", None)
+                if ready is not None and (number, port) not in joined:
+                    ready.value = 1
+
+    @property
+    def cycle(self) -> int:
+        """Since the reset."""
+        return cycle() - self.origin
+
+    def irq_cycle(self, number: int) -> int | None:
+        """Since when a device's interrupt is high."""
+        interrupt = self.interrupts.get(number)
+        if interrupt is None or not interrupt.is_high:
+            return None
+        return interrupt.rises[-1] - self.origin
+
+    async def run(self, cycles: int) -> None:
+        """Let all devices run."""
+        if cycles > 0:
+            await ClockCycles(self.dut.clk, cycles)
+
+    async def until_irq(self, most_cycles: int) -> None:
+        """Run until all awaited interrupts are high, and some cycles more."""
+        awaited = [number for number in self.interrupts if self.job.nodes[number].awaited]
+        end = self.cycle + most_cycles
+        while not all(self.interrupts[number].is_high for number in awaited):
+            assert self.cycle < end, f"not all interrupts came within {most_cycles} cycles"
+            await RisingEdge(self.dut.clk)
+        # Whoever watches them has seen the last one, too.
+        await FallingEdge(self.dut.clk)
+        highs = [self.irq_cycle(number) or 0 for number in awaited]
+        await RisingEdge(self.dut.clk)
+        await self.run(max(highs) + SETTLE_CYCLES - self.cycle)
+
+    def result(self, step_cycles: list[int], values: dict[Any, int]) -> ClusterResult:
+        """What there is at the end of this cycle, once all ports have settled."""
+        numbers = range(len(self.job.nodes))
+        irq_cycles = tuple(self.irq_cycle(number) for number in numbers)
+        memories = [self.memories.get(number) for number in numbers]
+        return ClusterResult(
+            tuple(step_cycles),
+            values,
+            irq_cycles,
+            tuple(
+                memory.data if memory else node.memory
+                for memory, node in zip(memories, self.job.nodes, strict=True)
+            ),
+            tuple(
+                memory.statistics(irq_cycle) if memory else None
+                for memory, irq_cycle in zip(memories, irq_cycles, strict=True)
+            ),
+            tuple(wire.counts for wire in self.wires),
+        )
+
+
+@cocotb.test()
+async def does_job(dut: Any) -> None:
+    """Every step comes to its end."""
+    given = parameters()
+    job: ClusterJob = pickle.loads(Path(given["job"]).read_bytes())
+    await start(dut, RESET_CYCLES)
+    bench = Bench(dut, job)
+    step_cycles: list[int] = []
+    values: dict[Any, int] = {}
+    for step in job.steps:
+        if isinstance(step, Write):
+            response = await bench.buses[step.node].write(job.address(step), step.value)
+            assert response == OKAY, f"{step} got the response {response}"
+        elif isinstance(step, Read):
+            response, value = await bench.buses[step.node].read(job.address(step))
+            assert response == OKAY, f"{step} got the response {response}"
+            values[step.node, step.register] = value
+        elif isinstance(step, Run):
+            await bench.run(step.cycles)
+        else:
+            await bench.until_irq(step.most_cycles)
+        step_cycles.append(bench.cycle)
+    await FallingEdge(dut.clk)
+    # All that runs beside has seen the edge.
+    await Timer(1, "ns")
+    result = bench.result(step_cycles, values)
+    Path(given["result"]).write_bytes(pickle.dumps(result))

@@ -1,0 +1,165 @@
+"""A device runs programs: memory, registers, interrupt and errors, with pauses on every channel.
+
+Not a test of its own: the caller prepares programs, memory images and what has to come of them.
+``cases.json`` in the folder is a list of cases, run one after the other without reset, and
+``images.npz`` has their arrays. A case has
+
+``name``
+``image``, ``expected``, ``exact``
+    Names of arrays of bytes: memory before, and what programs write. Afterwards each byte is as
+    before or as expected, and as expected where `exact` is not 0.
+``base``, ``limit``, ``entry``
+    Of the registers.
+``program_bytes``
+    Of the program; reads of ID 0 begin in it or behind it, those of ID 1 elsewhere.
+``bad``
+    Triples of first byte, byte after the last, and the response to what touches them.
+``ends``
+    ``done``, ``error`` or ``aborted``.
+``error``
+    Code, engine and index, if it ends in one.
+``nan``
+    Whether STATUS says so afterwards.
+``counters``
+    Values of some counters.
+``abort_after``, ``start_again_after``
+    Cycles after the start at which the host does so, or null.
+``scalars``
+    Of the registers; none without a vector engine.
+``latency``
+    Least and most cycles of the memory.
+"""
+
+import json
+import random
+from pathlib import Path
+from typing import Any
+
+import cocotb
+import numpy as np
+from cocotb.triggers import ClockCycles, RisingEdge
+
+from fpgapipe.hw.hls_models.model.registers import RegisterMap
+from fpgapipe.hw.hls_models.spec.core_spec import CoreSpec, ScratchpadSpec, VectorSpec
+from fpgapipe.sim_tb.drivers.axi_memory import AxiMemory
+from fpgapipe.sim_tb.drivers.registers import Host
+from fpgapipe.sim_tb.drivers.stream import cycle, parameters, start
+
+MOST_CYCLES = 15_000
+"""Of a program; one that takes longer is stuck."""
+
+IRQ_CYCLES = 3
+"""From the last cycle of a program to its interrupt, and from a command to the first cycle."""
+
+
+@cocotb.test()
+async def runs_programs(dut: Any) -> None:
+    """Every case ends as it should, whatever came before it."""
+    given = parameters()
+    folder = Path(given.pop("folder"))
+    if "fault" in given:
+        dut.fault.value = given.pop("fault")
+    names = given.pop("cases", None)
+    given["scratchpad"] = ScratchpadSpec(**given["scratchpad"])
+    given["vector"] = given["vector"] and VectorSpec(**given["vector"])
+    spec = CoreSpec(**given)
+    rng = random.Random(cocotb.RANDOM_SEED)
+    arrays = dict(np.load(folder / "images.npz", allow_pickle=False))
+    cases = json.loads((folder / "cases.json").read_text())
+
+    host = Host(dut, RegisterMap(spec), rng=rng)
+    memory = AxiMemory(dut, "m_axi", np.zeros(4096, np.uint8), rng=rng)
+    await start(dut)
+    await RisingEdge(dut.clk)
+    assert await host.status() == {"idle"}
+    for case in cases:
+        if names is None or case["name"] in names:
+            first = cycle()
+            await _run(dut, host, memory, case, arrays, rng)
+            cocotb.log.info("%s: %d cycles", case["name"], cycle() - first)
+
+
+async def _run(
+    dut: Any,
+    host: Host,
+    memory: AxiMemory,
+    case: dict[str, Any],
+    arrays: dict[str, Any],
+    rng: random.Random,
+) -> None:
+    """Run a case and look at all that it leaves."""
+    name, ends = case["name"], case["ends"]
+    before, expected = arrays[case["image"]], arrays[case["expected"]]
+    memory.data = before.copy()
+    memory.latency = tuple(case["latency"])
+    memory.bad = [(range(first, end), response) for first, end, response in case["bad"]]
+    memory.reads.clear()
+    for register, value in (
+        ("PROGRAM", case["entry"]),
+        ("MEMORY_BASE", case["base"]),
+        ("MEMORY_LIMIT", case["limit"]),
+    ):
+        await host.write(register, value)
+    for number, value in enumerate(case["scalars"]):
+        await host.write(f"SCALAR{number}", value)
+    # An interrupt of an event that is not enabled, or that is cleared, does not come.
+    enabled = host.map["IRQ_ENABLE"].fields
+    await host.write("IRQ_ENABLE", sum(field.mask for field in enabled))
+    await host.command("clear_status", "clear_counters")
+    await ClockCycles(dut.clk, IRQ_CYCLES)
+    assert not dut.irq.value, f"{name}: the interrupt stays"
+    host.irq.rises.clear()
+    # A command to abort together with the start comes too early: nothing runs yet.
+    await host.command("start", *["abort"] * rng.randrange(2))
+    started = host.bus.response_cycle
+    if case["start_again_after"] is not None:
+        await ClockCycles(dut.clk, case["start_again_after"])
+        assert "running" in await host.status(), name
+        await host.command("start")
+        assert "running" in await host.status(), name
+    if case["abort_after"] is not None:
+        await ClockCycles(dut.clk, case["abort_after"])
+        await host.command("abort")
+        while "running" in await host.status():
+            assert cycle() < started + MOST_CYCLES, f"{name}: does not end"
+    else:
+        while not host.irq.rises:
+            await RisingEdge(dut.clk)
+            assert cycle() < started + MOST_CYCLES, f"{name}: does not end"
+    assert memory.idle, f"{name}: ended with bursts under way"
+
+    status = await host.status()
+    wanted = {"idle"} | {ends} - {"aborted"} | ({"nan"} if case["nan"] else set())
+    found = await host.error()
+    assert status == wanted, f"{name}: STATUS {status}, not {wanted}, ERROR {found}"
+    assert found == case["error"], f"{name}: ERROR {found}, not {case['error']}"
+
+    counters = await host.counters()
+    if ends != "aborted":
+        took = host.irq.rises[0] - started - IRQ_CYCLES
+        assert counters["CYCLES"] == took, f"{name}: CYCLES {counters['CYCLES']}, not {took}"
+    for counter, value in case["counters"].items():
+        assert counters[counter] == value, f"{name}: {counter} {counters[counter]}, not {value}"
+    for counter, value in counters.items():
+        at_once = host.map.amount_bits(counter) == 1
+        assert value <= counters["CYCLES"] or not at_once, f"{name}: {counter} {value}"
+
+    program = range(case["entry"], case["limit"])
+    for request in memory.reads:
+        is_program = request.address in program
+        assert is_program == (request.id == 0), f"{name}: ID {request.id} read {request.address:#x}"
+    exact = arrays[case["exact"]].astype(bool)
+    wrong = (memory.data != expected) & (exact | (memory.data != before))
+    at = np.flatnonzero(wrong)
+    assert not at.size, (
+        f"{name}: {at.size} bytes are wrong, the first at {at[0]:#x}: {memory.data[at[0]]:#04x} "
+        f"for {expected[at[0]]:#04x}, before {before[at[0]]:#04x}"
+    )
+    # Without its event the interrupt falls, and nothing makes it rise again.
+    if rng.randrange(2):
+        await host.write("IRQ_ENABLE", 0)
+    else:
+        await host.command("clear_status")
+    await ClockCycles(dut.clk, IRQ_CYCLES)
+    assert not dut.irq.value, f"{name}: the interrupt stays"
+    assert len(host.irq.rises) == (ends != "aborted"), f"{name}: interrupts {host.irq.rises}"

@@ -1,0 +1,207 @@
+"""Scratchpad against an array of bytes: data, latency, and which accesses wait for which."""
+
+import random
+from typing import Any
+
+import cocotb
+import numpy as np
+from cocotb.triggers import FallingEdge, RisingEdge
+
+from fpgapipe.hw.hls_models.spec.core_spec import ScratchpadSpec
+from fpgapipe.hw.rtl.dma.scratchpad import GRANULES, READ_LATENCY
+from fpgapipe.sim_tb.drivers.stream import PAUSE_RATES, PHASE_CYCLES, parameters, reset, start
+
+WORD = 64
+
+
+def memories_of(spec: ScratchpadSpec, address: int) -> set[int]:
+    """Which memories the 64 bytes from an address are in: a number for each side of each bank."""
+    words = {address // WORD, (address + WORD - 1) // WORD}
+    num_words = spec.size_bytes // WORD
+    banks = spec.bank_bytes // WORD
+    return {word % num_words // banks * 2 + word % 2 for word in words}
+
+
+class Port:
+    """A client of a port: offers accesses with random pauses, and keeps what waits."""
+
+    def __init__(self, dut: Any, kind: str, index: int, rng: random.Random) -> None:
+        prefix = f"{kind}__{index}"
+        self.address = getattr(dut, f"{prefix}__address")
+        self.valid = getattr(dut, f"{prefix}__valid")
+        self.ready = getattr(dut, f"{prefix}__ready")
+        self.data = getattr(dut, f"{prefix}__data")
+        # Each kind has one more.
+        self.mask: Any = getattr(dut, f"{prefix}__mask", None)
+        self.data_valid: Any = getattr(dut, f"{prefix}__data_valid", None)
+        self.is_write = kind == "writes"
+        self.rng = random.Random(rng.random())
+        self.offered: Any = None  # address, data, mask
+        self.decisions = self.rng.randrange(1000)
+        self.valid.value = 0
+
+    def offer(self, address: int) -> None:
+        """Offer an access, with random data and mask if it is a write."""
+        mask = self.rng.choice([self.rng.getrandbits(GRANULES), (1 << GRANULES) - 1, 0, 1, 1 << 31])
+        self.offered = (address, self.rng.getrandbits(8 * WORD), mask)
+        self.address.value = address
+        if self.is_write:
+            self.data.value, self.mask.value = self.offered[1:]
+        self.valid.value = 1
+
+    def pauses(self) -> bool:
+        """Whether to offer nothing in this cycle."""
+        self.decisions += 1
+        return self.rng.random() < PAUSE_RATES[self.decisions // PHASE_CYCLES % len(PAUSE_RATES)]
+
+
+class Bench:
+    """All ports of a scratchpad and what they should do."""
+
+    def __init__(self, dut: Any) -> None:
+        given = parameters()
+        self.dut = dut
+        self.spec = ScratchpadSpec(**given["memory"])
+        self.aligned = {kind: set(given[f"aligned_{kind}"]) for kind in ("reads", "writes")}
+        self.rng = random.Random(cocotb.RANDOM_SEED)
+        self.reads = [Port(dut, "reads", index, self.rng) for index in range(given["num_reads"])]
+        self.writes = [Port(dut, "writes", index, self.rng) for index in range(given["num_writes"])]
+        self.bytes = np.zeros(self.spec.size_bytes, np.uint8)
+        # Of each read port, when data is due and what it may be: before and after the writes of the
+        # cycle that accepted the read.
+        self.due: list[list[tuple[int, Any, Any]]] = [[] for _ in self.reads]
+        self.cycle = 0
+        self.waited = False
+        self.moved = {id(port): 0 for port in self.reads + self.writes}
+
+    def address(self, port: Port, index: int) -> int:
+        """Draw an address: anywhere, close to others, or around the end of a bank."""
+        size = self.spec.size_bytes
+        near_end = self.spec.bank_bytes * self.rng.randrange(self.spec.banks) - WORD
+        address = self.rng.choice(
+            [
+                self.rng.randrange(size),
+                self.rng.randrange(2 * WORD),
+                near_end + self.rng.randrange(2 * WORD),
+                WORD * self.rng.randrange(size // WORD),
+            ]
+        )
+        step = WORD if index in self.aligned["writes" if port.is_write else "reads"] else 2
+        return address % size // step * step
+
+    def _span(self, address: int) -> Any:
+        return (address + np.arange(WORD)) % self.spec.size_bytes
+
+    async def step(self) -> None:
+        """Let a cycle pass, from right after a rising edge to right after the next."""
+        await FallingEdge(self.dut.clk)
+        assert bool(self.dut.waits.value) == self.waited
+        self.waited = False
+        accepted = []
+        for ports in (self.reads, self.writes):
+            busy: set[int] = set()
+            for index, port in enumerate(ports):
+                if port.offered is None:
+                    continue
+                needs = memories_of(self.spec, port.offered[0])
+                ready = bool(port.ready.value)
+                assert ready == (not needs & busy), f"port {index} ready is {ready}"
+                busy |= needs
+                self.waited |= not ready
+                if ready:
+                    accepted.append(port)
+                    self.moved[id(port)] += 1
+        before = self.bytes.copy()
+        for port in accepted:
+            if port.is_write:
+                address, data, mask = port.offered
+                kept = np.repeat([mask >> granule & 1 for granule in range(GRANULES)], 2) == 1
+                new = np.frombuffer(data.to_bytes(WORD, "little"), np.uint8)
+                self.bytes[self._span(address)[kept]] = new[kept]
+        for index, port in enumerate(self.reads):
+            if port in accepted:
+                span = self._span(port.offered[0])
+                self.due[index].append((self.cycle + READ_LATENCY, before[span], self.bytes[span]))
+            is_due = bool(self.due[index]) and self.due[index][0][0] == self.cycle
+            assert bool(port.data_valid.value) == is_due, f"port {index} data_valid"
+            if is_due:
+                _, old, new = self.due[index].pop(0)
+                data = port.data.value.to_unsigned().to_bytes(WORD, "little")
+                seen = np.frombuffer(data, np.uint8)
+                np.testing.assert_array_equal(seen, np.where(seen == old, old, new))
+        await RisingEdge(self.dut.clk)
+        self.cycle += 1
+        for port in accepted:
+            port.offered = None
+            port.valid.value = 0
+
+    async def fill(self) -> None:
+        """Write all bytes."""
+        port = self.writes[0]
+        for address in range(0, self.spec.size_bytes, WORD):
+            port.offer(address)
+            port.mask.value = (1 << GRANULES) - 1
+            port.offered = (*port.offered[:2], (1 << GRANULES) - 1)
+            while port.offered:
+                await self.step()
+
+
+@cocotb.test(timeout_time=500, timeout_unit="us")
+async def matches_model(dut: Any) -> None:
+    """Any mixture of accesses reads what was written, on time, and waits only where it has to."""
+    bench = Bench(dut)
+    await start(dut)
+    await bench.fill()
+    for _ in range(1500):
+        for ports in (bench.reads, bench.writes):
+            for index, port in enumerate(ports):
+                if port.offered is None and not port.pauses():
+                    port.offer(bench.address(port, index))
+        await bench.step()
+    assert min(bench.moved.values()) > 100, bench.moved
+
+
+@cocotb.test(timeout_time=100, timeout_unit="us")
+async def streams_side_by_side(dut: Any) -> None:
+    """Accesses to consecutive words from two ports to the same bank soon stop meeting."""
+    bench = Bench(dut)
+    await start(dut)
+    await bench.fill()
+    cycles = 64
+    for ports in (bench.reads, bench.writes):
+        count = dict.fromkeys(range(len(ports[:2])), 0)
+        for _ in range(cycles):
+            for index, port in enumerate(ports[:2]):
+                if port.offered is None:
+                    port.offer(WORD * count[index] % bench.spec.bank_bytes)
+                    count[index] += 1
+            await bench.step()
+        assert min(count.values()) >= cycles - 1, count
+        while any(port.offered for port in ports):
+            await bench.step()
+
+
+@cocotb.test(timeout_time=100, timeout_unit="us")
+async def forgets_reads_at_reset(dut: Any) -> None:
+    """After a reset no data comes, and writes that were accepted long before have happened."""
+    bench = Bench(dut)
+    await start(dut)
+    await bench.fill()
+    for age in range(1, READ_LATENCY + 1):
+        for port in bench.reads:
+            port.offer(0)
+        await bench.step()
+        for port in bench.reads:
+            port.valid.value = 0
+            port.offered = None
+        for _ in range(age - 1):
+            await bench.step()
+        bench.due = [[] for _ in bench.reads]
+        bench.waited = False
+        await reset(dut)
+        for _ in range(2 * READ_LATENCY):
+            await bench.step()
+    bench.reads[0].offer(WORD)
+    for _ in range(READ_LATENCY + 1):
+        await bench.step()
+    assert not bench.due[0]

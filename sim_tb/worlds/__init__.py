@@ -1,0 +1,1 @@
+"""What surrounds blocks in their testbenches: memories, peers, wires."""

@@ -1,0 +1,212 @@
+"""The cycle model of the core: figures worked by hand, and the simulated hardware."""
+
+import dataclasses
+import random
+
+import pytest
+from core_cases import random_conv
+
+from fpgapipe.hw.hls_models.cycles.bus_cycles import Bus
+from fpgapipe.hw.hls_models.cycles.core_cycles import MemorySpec, predict
+from fpgapipe.hw.hls_models.cycles.instruction_cycles import gemm_timing, words_of_transfer
+from fpgapipe.hw.hls_models.cycles.vector_cycles import meeting_cycles
+from fpgapipe.hw.hls_models.isa.instructions import Instruction, Opcode
+from fpgapipe.hw.hls_models.isa.vector_op import Source, Target, VectorOp
+from fpgapipe.hw.hls_models.model.link_dma import packet
+from fpgapipe.hw.hls_models.model.registers import RegisterMap
+from fpgapipe.hw.hls_models.spec.core_spec import CoreSpec, ScratchpadSpec, VectorSpec
+from fpgapipe.hw.hls_models.spec.link import LinkEngineSpec
+from fpgapipe.lowering.products.conv import PASSES
+from fpgapipe.lowering.program.layer_program import lower_layer, random_operands
+from fpgapipe.sim_tb.native.core_device import build_device, run_program
+from fpgapipe.sim_tb.native.native import NativeDevice
+
+WIDE = CoreSpec(32, 32)
+SMALL = CoreSpec(8, 8, acc_depth=256, scratchpad=ScratchpadSpec(4, 1 << 15))
+END = Instruction(Opcode.END)
+
+
+def transfer(opcode, *, memory=0, row_bytes=64, rows=1, step=64, wait=(), signal=()):
+    """Rows from or to the scratchpad's first bytes."""
+    body = {
+        "memory": memory,
+        "scratchpad": memory % 64,
+        "row_bytes": row_bytes,
+        "rows": rows - 1,
+        "row_memory": step,
+        "row_scratchpad": step,
+        "planes": 0,
+        "plane_memory": 0,
+        "plane_scratchpad": 0,
+    }
+    return Instruction(opcode, wait=wait, signal=signal, body=body)
+
+
+def test_words_and_bursts_of_rows_that_begin_anywhere():
+    rng = random.Random(1)
+    for _ in range(200):
+        memory, row_bytes, rows, step = (rng.randint(1, n) for n in (5000, 3000, 9, 4000))
+        body = transfer(Opcode.LOAD, memory=memory, row_bytes=row_bytes, rows=rows, step=step).body
+        touched = [range(memory + i * step, memory + i * step + row_bytes) for i in range(rows)]
+        expected = tuple(
+            sum(len({byte // size for byte in row}) for row in touched) for size in (64, 1024)
+        )
+        assert words_of_transfer(body, WIDE) == expected
+
+
+def test_one_load():
+    """Its start: fetched after 108 cycles, dispatched and offered after 6; its data 108 later."""
+    prediction = predict([transfer(Opcode.LOAD, row_bytes=1024), END], WIDE)
+    assert prediction.starts[0] == 114
+    assert prediction.ends[0] == 114 + 108 + 16 + 2
+
+
+def test_reads_and_writes_share_the_memory():
+    bus = Bus(WIDE, bytes_per_cycle=64, latency_cycles=100)
+    load = transfer(Opcode.LOAD, row_bytes=1024).body
+    bus.reads.transfer(0, load, begins=10)
+    bus.move(10)
+    bus.share(10)
+    assert (bus.reads.rate, bus.writes.rate, bus.next) == (1, 0, 26)
+    bus.move(18)
+    bus.writes.transfer(1, load, begins=18)
+    bus.share(18)
+    assert (bus.reads.rate, bus.writes.rate, bus.next) == (0.5, 0.5, 34)
+
+
+def test_packets_are_as_fast_as_links():
+    link = LinkEngineSpec(phy_bytes=16, frame_words=16)
+    core = CoreSpec(32, 32, links=(link, link))
+    assert predict([END], core) == predict([END], WIDE)
+    body = packet(0, 1024 * 16)
+    sends = [Instruction(Opcode.SEND, engine=n, body=body) for n in range(2)]
+    # 256 words of 64 bytes at 16 bytes a cycle, less the trailers of 16 bytes of each 1024.
+    alone = predict([sends[0], END], core)
+    assert alone.ends[0] - alone.starts[0] == pytest.approx(108 + 1024 * 65 / 64 + 5)
+    # Neither the other link nor loads take anything of it, as long as the memory has enough.
+    load = transfer(Opcode.LOAD, row_bytes=1 << 15)
+    both = predict([*sends, load, END], core)
+    assert both.ends[0] - both.starts[0] == pytest.approx(108 + 1040 + 5)
+    assert both.ends[1] - both.starts[1] == pytest.approx(108 + 1040 + 5)
+    # The load gets what they leave of a word a cycle.
+    left = 1 - 2 * 64 / 65 / 4
+    assert both.ends[2] - both.starts[2] == pytest.approx(108 + 512 / left + 2, rel=0.02)
+    receive = Instruction(Opcode.RECEIVE, body=body)
+    slow = predict([receive, END], core, link_bytes_per_cycle=8)
+    assert slow.ends[0] - slow.starts[0] == pytest.approx(16 + 16 * 8 + 256 * 8 + 100)
+    assert slow.cycles == pytest.approx(slow.ends[0] - 100, abs=1)
+
+
+def test_memory_is_shared_by_what_was_asked_for():
+    """A load and a SEND want all that a RECEIVE leaves: 512 words and 256 have been asked for."""
+    core = CoreSpec(32, 32, links=(LinkEngineSpec(), LinkEngineSpec()))
+    bus = Bus(core, 48, 100, (64, 8))
+    body = packet(0, 1 << 15)
+    bus.reads.transfer(0, transfer(Opcode.LOAD, row_bytes=1 << 15).body, begins=0)
+    bus.packets[0][0].transfer(1, body, begins=0)
+    bus.packets[1][1].transfer(2, body, begins=0)
+    bus.share(0)
+    rates = bus.reads.rate, bus.packets[0][0].rate, bus.packets[1][1].rate
+    assert rates == pytest.approx((5 / 8 * 2 / 3, 5 / 8 / 3, 1 / 8))
+
+
+def test_program_words_come_behind_what_loads_have_asked_for():
+    bus = Bus(WIDE, bytes_per_cycle=64, latency_cycles=100)
+    bus.reads.transfer(0, transfer(Opcode.LOAD, row_bytes=1 << 15).body, begins=100)
+    bus.fetch(4, now=9)  # the first burst was asked for in cycle 0: ten bursts of 16 words
+    assert [(flow.index, flow.words) for flow in bus.reads.queue] == [
+        (-1, 160),
+        (-1, 4),
+        (0, 512 - 160),
+    ]
+
+
+@pytest.mark.parametrize(("opcode", "hold"), [(Opcode.LOAD, 103), (Opcode.STORE, 110)])
+def test_short_bursts_wait_for_places(opcode, hold):
+    """Of bursts of a word, 64 are under way: every one waits for the one 64 before."""
+    times = [
+        predict([transfer(opcode, rows=rows, step=128), END], WIDE).ends[0] for rows in (640, 1280)
+    ]
+    assert times[1] - times[0] == 10 * hold
+
+
+@pytest.mark.parametrize(
+    ("x", "y", "lanes", "vectors"),
+    [
+        (0, 1 << 12, 16, 10),  # words 0 and 64 of one bank: both in the memory of even words
+        (0, (1 << 12) + 64, 16, 0),
+        (0, (1 << 12) + 32, 16, 10),  # a vector from the middle of a word needs both memories
+        (0, 1 << 18, 16, 0),
+        (0, 1 << 12, 8, 0),  # a vector takes two cycles anyway
+    ],
+)
+def test_vectors_that_meet_in_a_bank(x, y, lanes, vectors):
+    op = VectorOp((10,), Source(x, (64,)), Target(1 << 19, (64,)), y=Source(y, (64,)))
+    scratchpad = ScratchpadSpec(4, 1 << 18)
+    assert meeting_cycles(op, VectorSpec(lanes), scratchpad) == vectors
+    others = dataclasses.replace(op, y=Source(y, (128,)))
+    assert meeting_cycles(others, VectorSpec(lanes), scratchpad) == 0
+
+
+def test_results_of_several_words_stop_the_array():
+    extents = {name: {"fp32": 0, "transposed": 0} for name in ("a", "b")}
+
+    def timing(m, *, fp32):
+        extent = {"m": m - 1, "k": 1, "n": 0, "first": 1, "last": 1}
+        return gemm_timing({"extent": extent, "result": {"fp32": fp32}, **extents}, WIDE)
+
+    # Two tiles: 32 columns of weights load while the first one's vectors stream.
+    assert timing(16, fp32=0).stream_cycles == 32 + 16
+    assert timing(16, fp32=1).stream_cycles == 32 + 16 + 15
+    assert timing(16, fp32=1).stall_cycles == 15
+    assert timing(64, fp32=1).stream_cycles == 64 + 64 + 63
+
+
+def test_what_never_ends_is_an_error():
+    waits = transfer(Opcode.LOAD, wait=(3,))
+    with pytest.raises(
+        ValueError, match=r"^the program waits for semaphores that nothing signals: instruction 0: "
+    ):
+        predict([waits, END], WIDE)
+    with pytest.raises(ValueError, match=r"^instruction 0 is for an engine that the core does not"):
+        predict([Instruction(Opcode.GEMM, engine=1, body={}), END], WIDE)
+
+
+def test_more_queued_than_a_queue_holds():
+    """Loads wait in their queue for what the last instruction but one signals."""
+    loads = [transfer(Opcode.LOAD, signal=(1,))]
+    loads += [transfer(Opcode.LOAD, wait=(1,), signal=(1,)) for _ in range(40)]
+    prediction = predict([*loads, END], WIDE)
+    ends = prediction.ends[:-1]
+    assert list(ends) == sorted(ends)
+    # A load of one word, its signal: start, request, latency, word, end, next start.
+    assert ends[-1] - ends[-2] == 8 + 100 + 1 + 2 + 5
+
+
+@pytest.mark.sim
+@pytest.mark.parametrize(
+    "memory", [MemorySpec(64, 100), MemorySpec(16, 30), MemorySpec(128, 200)], ids=str
+)
+def test_hardware_takes_predicted_cycles(memory):
+    """Random layers, of which the worst may be off by 3 %, and all together by 1 %."""
+    library, _, _ = build_device(SMALL)
+    registers = RegisterMap(SMALL)
+    rng = random.Random(1)
+    errors = []
+    while len(errors) < 12:
+        conv, which = random_conv(rng), rng.choice(PASSES)
+        if not 1e5 < conv.macs < 1e6:
+            continue
+        program = lower_layer(conv, which, SMALL, memory=memory)
+        with NativeDevice(
+            library,
+            memory_bytes=program.memory_bytes,
+            bytes_per_cycle=int(memory.bytes_per_cycle),
+            latency_cycles=memory.latency_cycles,
+        ) as device:
+            device.memory[:] = program.image(random_operands(program, 0))
+            cycles = run_program(device, registers, program.entry, program.memory_bytes)
+        predicted = program.blocked.prediction.cycles
+        errors.append(abs(predicted - cycles) / cycles)
+        assert errors[-1] < 0.03, f"{conv} {which}: {cycles} cycles, not {predicted}"
+    assert sum(errors) / len(errors) < 0.01

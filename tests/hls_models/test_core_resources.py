@@ -1,0 +1,230 @@
+"""The resource model against what Yosys counted in the gateware."""
+
+import dataclasses
+import json
+import math
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from fpgapipe.hw.hls_models.resources.core_counts import (
+    Resources,
+    block_resources,
+    counted_core,
+    links,
+    memory,
+    scratchpad_logic,
+    scratchpad_memory,
+    vector_engine,
+)
+from fpgapipe.hw.hls_models.resources.core_resources import (
+    CoreShape,
+    array_resources,
+    column_resources,
+    core_resources,
+)
+from fpgapipe.hw.hls_models.spec.core_spec import CoreSpec, ScratchpadSpec, VectorSpec
+from fpgapipe.hw.hls_models.spec.link import LinkEngineSpec
+
+BENCH = Path(__file__).parents[2] / "bench/bench_resources.py"
+
+
+def shape_of(rows, cols, kind="DSP48E2", **options):
+    settings = {
+        "num_engines": 1,
+        "vector_lanes": 0,
+        "scratchpad_bytes": 1 << 18,
+        "acc_depth": 1024,
+        "port_bytes": 64,
+        "link_widths": (),
+        "dsp_kind": kind,
+        "has_uram": False,
+    }
+    return CoreShape(rows, cols, **(settings | options))
+
+
+@pytest.mark.parametrize(
+    ("kind", "rows", "cols", "lut", "ff"),
+    [  # Yosys 0.70 on SystolicArray; shift registers count as LUTs, a CCU2C as two
+        ("DSP48E1", 8, 8, 474, 1_243),
+        ("DSP48E1", 16, 32, 2_495, 9_682),
+        ("MULT18X18D", 8, 8, 1_647, 4_998),
+        ("MULT18X18D", 16, 32, 12_183, 44_178),
+    ],
+)
+def test_arrays_on_other_parts(kind, rows, cols, lut, ff):
+    found = array_resources(shape_of(rows, cols, kind))
+    aside = cols * (16 + (rows - 1).bit_length())  # sums put aside, which a core has elsewhere
+    assert found.dsp == rows * cols
+    assert found.lut + aside == pytest.approx(lut, rel=0.1)
+    assert found.ff + aside == pytest.approx(ff, rel=0.1)
+
+
+# Yosys 0.70, -family xcup: sums of blocks counted one by one, by bench/bench_resources.py. No core
+# was counted as a whole.
+COUNTED = {
+    "4x4": (
+        CoreSpec(4, 4, 1, 64, ScratchpadSpec(2, 4096), 16),
+        Resources(38367, 36315, 32.0, 0, 16),
+    ),
+    "8x8": (
+        CoreSpec(8, 8, 1, 512, ScratchpadSpec(2, 32768), 32),
+        Resources(40616, 39578, 68.0, 0, 64),
+    ),
+    "8x16": (
+        CoreSpec(8, 16, 1, 256, ScratchpadSpec(2, 16384), 64),
+        Resources(47765, 47925, 71.5, 0, 128),
+    ),
+    "16x16": (
+        CoreSpec(16, 16, 1, 1024, ScratchpadSpec(4, 65536), 64),
+        Resources(56679, 56353, 110.5, 0, 256),
+    ),
+    "32x32": (
+        CoreSpec(32, 32, 1, 1024, ScratchpadSpec(4, 262144), 64),
+        Resources(87484, 112353, 316.5, 0, 1024),
+    ),
+    "two of 4x4": (
+        CoreSpec(4, 4, 2, 64, ScratchpadSpec(2, 4096), 16),
+        Resources(66867, 59650, 64.0, 0, 32),
+    ),
+    "4x4, 4 lanes": (
+        CoreSpec(4, 4, 1, 64, ScratchpadSpec(2, 4096), 16, vector=VectorSpec(4, 2)),
+        Resources(68625, 63868, 38.5, 0, 46),
+    ),
+    "8x8, 8 lanes": (
+        CoreSpec(8, 8, 1, 512, ScratchpadSpec(2, 32768), 32, vector=VectorSpec(8, 2)),
+        Resources(81936, 76224, 76.5, 0, 110),
+    ),
+    "16x16, 16 lanes": (
+        CoreSpec(16, 16, 1, 1024, ScratchpadSpec(4, 65536), 64, vector=VectorSpec(16, 4)),
+        Resources(124496, 113552, 118.5, 0, 348),
+    ),
+    "two of 4x4, 2 lanes": (
+        CoreSpec(4, 4, 2, 64, ScratchpadSpec(2, 4096), 16, vector=VectorSpec(2, 1)),
+        Resources(91689, 81830, 67.5, 0, 47),
+    ),
+}
+
+
+@pytest.mark.parametrize(("spec", "counted"), COUNTED.values(), ids=COUNTED)
+def test_cores(spec, counted):
+    found = counted_core(spec)
+    assert found.dsp == counted.dsp
+    assert found.lut == pytest.approx(counted.lut, rel=0.04)
+    assert found.ff == pytest.approx(counted.ff, rel=0.04)
+    assert found.bram36 == pytest.approx(counted.bram36, abs=0.5)
+
+
+def test_blocks_are_the_core():
+    spec = CoreSpec(8, 8)
+    blocks = block_resources(spec).values()
+    assert sum(each.lut for each in blocks) == pytest.approx(counted_core(spec).lut, abs=1)
+
+
+def test_memories():
+    assert memory(32, 512) == Resources(lut=296, ff=512)
+    assert memory(64, 128) == Resources(lut=152, ff=128)
+    assert memory(256, 512).bram36 == 7.5
+    assert memory(512, 256).bram36 == 4
+    assert memory(1024, 1024).bram36 == 28.5
+
+
+@pytest.mark.parametrize("vector", [None, VectorSpec(16, 4), VectorSpec(4, 1)], ids=str)
+def test_what_the_planner_counts_is_the_core(vector):
+    spec = CoreSpec(16, 16, 1, 1024, ScratchpadSpec(4, 1 << 16), 64, vector=vector)
+    lanes = vector.lanes if vector else 0
+    counted, planned = counted_core(spec), core_resources(shape_of(16, 16, vector_lanes=lanes))
+    assert planned.lut == pytest.approx(counted.lut, rel=0.01)
+    assert planned.ff == pytest.approx(counted.ff, rel=0.01)
+    # Columns may lie on different dies, so each has block RAM of its own.
+    transposers = 32
+    engine = block_resources(spec).get("vector engine", Resources())
+    assert planned.bram36 == 64 + 16 + transposers + math.ceil(engine.bram36)
+    assert planned.dsp == counted.dsp
+
+
+def test_a_column_more_is_a_column_more():
+    wide, narrow = core_resources(shape_of(16, 17)), core_resources(shape_of(16, 16))
+    column = column_resources(shape_of(16, 16))
+    assert wide.dsp - narrow.dsp == column.dsp
+    assert wide.lut - narrow.lut == pytest.approx(column.lut, rel=0.05)
+
+
+@pytest.mark.parametrize(
+    ("lanes", "function_lanes", "counted"),
+    [  # sums of lanes, ways, reader, writer, random numbers and function units, counted one by one
+        (2, 1, Resources(14831, 15278, 3.5, 0, 15)),
+        (4, 2, Resources(21323, 20648, 6.5, 0, 30)),
+        (8, 2, Resources(32362, 29723, 8.5, 0, 46)),
+        (16, 4, Resources(56660, 50194, 8, 0, 92)),
+    ],
+)
+def test_vector_engines(lanes, function_lanes, counted):
+    found = vector_engine(lanes, function_lanes)
+    assert (found.dsp, found.bram36) == (counted.dsp, counted.bram36)
+    assert found.lut == pytest.approx(counted.lut, rel=0.01)
+    assert found.ff == pytest.approx(counted.ff, rel=0.01)
+
+
+@pytest.mark.parametrize(
+    ("lanes", "lut", "ff"),
+    [  # what reader and writer are larger by with MXINT8
+        (2, 3862 - 3208 + 3880 - 1745, 3576 - 3516 + 3176 - 2619),
+        (16, 5998 - 3464 + 3946 - 2008, 4760 - 4420 + 3397 - 2840),
+    ],
+)
+def test_blocks_of_vectors(lanes, lut, ff):
+    plain, found = vector_engine(lanes, 1), vector_engine(lanes, 1, mx=True)
+    assert found.lut - plain.lut == pytest.approx(lut, rel=0.01)
+    assert found.ff - plain.ff == pytest.approx(ff, rel=0.01)
+
+
+@pytest.mark.parametrize(
+    ("banks", "bank_bytes", "engines", "lut", "ff"),
+    [  # each counted as a whole
+        (2, 4096, 1, 10289, 6487),
+        (2, 4096, 2, 16874, 9322),
+        (2, 4096, 3, 24601, 12157),
+        (2, 32768, 1, 8263, 4469),
+        (2, 32768, 2, 14871, 7322),
+        (4, 65536, 1, 13689, 4564),
+        (4, 65536, 2, 22496, 7499),
+    ],
+)
+def test_scratchpads(banks, bank_bytes, engines, lut, ff):
+    found = scratchpad_logic(banks, engines) + scratchpad_memory(banks, bank_bytes)
+    assert found.lut == pytest.approx(lut, rel=0.09)
+    assert found.ff == pytest.approx(ff, rel=0.05)
+
+
+@pytest.mark.slow
+def test_yosys_still_counts_the_same():
+    command = [sys.executable, str(BENCH), "--only", "4x4", "--blocks", "quantiser", "datapath"]
+    text = subprocess.run(command, capture_output=True, text=True, check=True).stdout
+    blocks = json.loads(text)["blocks"]
+    assert blocks["quantiser"]["resources"]["lut"] == pytest.approx(2094, rel=0.05)
+    assert blocks["datapath 4_4_64"]["resources"]["dsp"] == 16
+    model = block_resources(CoreSpec(4, 4, 1, 64))
+    expected = model["arrays"] + model["accumulators"]
+    for name in ("lut", "ff"):
+        found = blocks["datapath 4_4_64"]["resources"][name]
+        assert found == pytest.approx(getattr(expected, name), rel=0.05)
+
+
+def test_links_are_counted():
+    """Blocks of one link on a bus of 64 bytes, counted one by one, and what others grow by."""
+    spec = CoreSpec(8, 16, 1, 256, ScratchpadSpec(2, 1 << 14), 64)
+    linked = dataclasses.replace(spec, links=(LinkEngineSpec(),))
+    alone, found = counted_core(spec), counted_core(linked)
+    # Link, send, receive, arbiters of writers and readers, sequencer, registers.
+    lut = 5088 + 2622 + 2255 + 695 + (195 - 191) + (3967 - 2834) + (2674 - 1154)
+    ff = 4654 + 3608 + 3036 + 104 + (184 - 182) + (7450 - 5981) + (2285 - 1352)
+    assert found.lut - alone.lut == pytest.approx(lut, rel=0.02)
+    assert found.ff - alone.ff == pytest.approx(ff, rel=0.02)
+    assert found.bram36 - alone.bram36 == pytest.approx(29.5 + 7.5, abs=1)
+    wide = links((LinkEngineSpec(64),), 64)
+    assert wide.lut - links((LinkEngineSpec(),), 64).lut == pytest.approx(8402 - 5088, rel=0.01)
+    assert wide.ff - links((LinkEngineSpec(),), 64).ff == pytest.approx(7052 - 4654, rel=0.01)
+    assert set(block_resources(linked)) - set(block_resources(spec)) == {"links"}

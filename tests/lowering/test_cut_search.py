@@ -1,0 +1,145 @@
+"""A search for cuts judges them without their instructions: it must see what those do."""
+
+import random
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from fpgapipe.hw.hls_models.cycles.core_cycles import MemorySpec
+from fpgapipe.hw.hls_models.isa.instructions import Opcode, encode
+from fpgapipe.hw.hls_models.isa.vector_op import Addend, Constant, Source, Target, VectorOp
+from fpgapipe.hw.hls_models.spec.core_spec import CoreSpec, ScratchpadSpec
+from fpgapipe.lowering.products.blocking import block
+from fpgapipe.lowering.products.conv import PASSES, ConvSpec
+from fpgapipe.lowering.products.conv_parts import Cut, Formats
+from fpgapipe.lowering.products.conv_passes import operations
+from fpgapipe.lowering.products.cut_search import CutSearch
+from fpgapipe.lowering.products.emit import emit, rings_of
+from fpgapipe.lowering.program.touched import Touched
+from fpgapipe.lowering.tiling.kernel import (
+    Buffer,
+    Move,
+    Piece,
+    Region,
+    Step,
+    VectorKernel,
+)
+from fpgapipe.lowering.tiling.slab import slab_of
+
+CORE = CoreSpec(8, 8, acc_depth=256, scratchpad=ScratchpadSpec(4, 1 << 15))
+STRIDED = ConvSpec(40, 20, (3, 3), (2, 2), (1, 1, 1, 1), 9, 8, 2)
+FEW_CHANNELS = ConvSpec(3, 20, (3, 3), (1, 1), (1, 1, 1, 1), 9, 8, 2)
+WHERE = {"x": 1 << 20, "w": 2 << 20, "y": 3 << 20, "dx": 4 << 20, "dy": 5 << 20, "dw": 6 << 20}
+
+
+@pytest.mark.parametrize("which", PASSES)
+@pytest.mark.parametrize("conv", [STRIDED, FEW_CHANNELS], ids=["strided", "few channels"])
+@pytest.mark.parametrize("cut", [Cut(32, 2, 32), Cut(64, 3, 32, n_outer=True, own_window=True)])
+def test_a_sketch_sees_what_the_instructions_do(which, conv, cut):
+    memory = MemorySpec()
+    search = CutSearch(conv, which, CORE, Formats(w=4), memory)
+    sketch = search.sketch(cut)
+    ops = tuple(operations(conv, which, CORE, cut, Formats(w=4)))
+    assert sketch.num_ops == len(ops)
+    assert sketch.first_sizes == tuple(
+        slab.size_bytes for slab in (ops[0].a, ops[0].b, ops[0].result)
+    )
+    assert sketch.last_bytes == ops[-1].result.size_bytes
+    found = list(search.rings(sketch, 1))
+    assert found == list(rings_of(ops, CORE.scratchpad, 1))
+    assert found
+    for rings in found:
+        program = emit(ops, rings, WHERE)
+        loaded = sum(
+            len(list(slab.transfers(0, 0)))
+            for numbers, slots in (
+                (sketch.streamed, rings.a.slots),
+                (sketch.stationary, rings.b.slots),
+            )
+            for slab in map(search.slab, search.loaded(numbers, slots))
+        )
+        assert loaded == sum(each.opcode is Opcode.LOAD for each in program)
+
+
+@pytest.mark.parametrize("slots", [1, 2, 3])
+def test_what_a_ring_loads(slots):
+    rng = random.Random(slots)
+    cut = Cut(8, 1, 32)
+    search = CutSearch(STRIDED, "forward", CORE, Formats(), MemorySpec())
+    sketch = search.sketch(cut)
+    ops = rng.choices(list(operations(STRIDED, "forward", CORE, cut, Formats())), k=60)
+    rings = next(rings_of(ops, CORE.scratchpad))
+    few = replace(rings, a=replace(rings.a, slots=slots))
+    numbers = {search.slab(number): number for number in set(sketch.streamed.tolist())}
+    assert len(numbers) > 3
+    loaded = [
+        search.slab(number).offset
+        for number in search.loaded(np.array([numbers[op.a] for op in ops]), slots)
+    ]
+    program = emit(ops, few, dict.fromkeys(WHERE, 0) | {"x": 1 << 30})
+    assert loaded == [
+        each.body["memory"] - (1 << 30)
+        for each in program
+        if each.opcode is Opcode.LOAD and each.body["memory"] >= 1 << 30
+    ]
+
+
+def test_programs_of_a_cut_differ_in_addresses_only():
+    blocked = block(STRIDED, "weight", CORE, Formats(), MemorySpec())
+    moved = {name: address + 4096 for name, address in WHERE.items()}
+    first, second = blocked.program(WHERE), blocked.program(moved)
+    assert encode(second) == encode(emit(blocked.ops, blocked.rings, moved))
+    assert encode(first) == b"".join(each.encode() for each in first)
+    shared = [a is b for a, b in zip(first, second, strict=True) if a.opcode is Opcode.GEMM]
+    assert shared
+    assert all(shared)
+    apart = {
+        b.body["memory"] - a.body["memory"]
+        for a, b in zip(first, second, strict=True)
+        if a.opcode in (Opcode.LOAD, Opcode.STORE)
+    }
+    assert apart == {4096}
+
+
+def test_zero_and_minus_zero_are_different_constants():
+    def program(value):
+        op = VectorOp(
+            (1,), Source(0), Target(0), addend=Addend.CONSTANT, constants=(Constant(value),)
+        )
+        slab = slab_of("x", 0, 64, [])
+        piece = Piece(
+            (Step(op, "in", "out"),), (Move(slab, "in"),), (Move(replace(slab, tensor="y"), "out"),)
+        )
+        buffers = {"in": Buffer(64), "out": Buffer(64)}
+        kernel = VectorKernel("k", buffers, (piece,), Region(0, 1 << 10))
+        return encode(kernel.instructions({"x": 0, "y": 64}))
+
+    assert program(0.0) != program(-0.0)
+    assert program(-0.0) == program(-0.0)
+
+
+@pytest.mark.parametrize("size", [1 << 14, 1 << 21, 1 << 27])
+def test_what_was_touched_last(size):
+    rng = random.Random(size)
+    touched = Touched()
+    known = []
+    for number in range(300):
+        begin = rng.choice([rng.randrange(size), (1 << 24) - 1])  # across buckets, too
+        span = begin, begin + 1 + int(2 ** rng.uniform(0, 25))
+        expected = [n for low, high, n in known if low < span[1] and span[0] < high]
+        assert touched.last(span) == max(expected, default=None)
+        odd = [n for n in expected if n % 2]
+        assert touched.last(span, lambda n: n % 2 == 1) == max(odd, default=None)
+        if number % 3:
+            touched.add(span, number // 4)
+            known.append((*span, number // 4))
+
+
+def test_what_was_touched_across_buckets():
+    touched = Touched()
+    edge = 1 << 24
+    touched.add((edge - 64, edge + 64), 5)
+    assert touched.last((edge - 1, edge)) == 5
+    assert touched.last((edge, edge + 1)) == 5
+    assert touched.last((edge + 64, edge + 65)) is None

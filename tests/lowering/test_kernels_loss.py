@@ -1,0 +1,168 @@
+"""Softmax with cross-entropy on the model of a core, against PyTorch."""
+
+import numpy as np
+import pytest
+import torch
+from kernel_cases import REGION, drawn, error, execute, same_bits
+
+from fpgapipe.lowering.kernels.loss import (
+    class_numbers,
+    class_numbers_content,
+    cross_entropy,
+)
+from fpgapipe.lowering.tiling.kernel import Region, Tensor
+
+
+def run(logits, labels, region=REGION, element_bytes=4, gradient_bytes=4, scale=None):
+    batch, classes = logits.shape
+    tensors = [
+        Tensor("logits", logits.shape, element_bytes),
+        Tensor("labels", (batch,)),
+        Tensor("loss", (1,)),
+        Tensor("gradient", logits.shape, gradient_bytes),
+        Tensor("correct", (1,)),
+        class_numbers(classes),
+    ]
+    kernel = cross_entropy(
+        "loss", *tensors[:3], region, gradient=tensors[3], correct=tensors[4], scale=scale
+    )
+    values = {"logits": logits, "labels": labels}
+    values[tensors[5].name] = class_numbers_content(classes)
+    found = execute([kernel], tensors, values)
+    return float(found["loss"][0]), found["gradient"], int(found["correct"][0]), found["logits"]
+
+
+def reference(logits, labels, dtype=torch.float64):
+    x = torch.tensor(logits, dtype=dtype, requires_grad=True)
+    loss = torch.nn.functional.cross_entropy(x, torch.tensor(labels).long())
+    loss.backward()
+    return loss.item(), x.grad.numpy()
+
+
+def random_labels(batch, classes, seed=5):
+    return np.random.default_rng(seed).integers(0, classes, batch).astype(np.float32)
+
+
+@pytest.mark.parametrize(
+    ("batch", "classes"),
+    [
+        (1, 1),
+        (1, 2),
+        (3, 10),
+        (128, 10),
+        (70, 16),
+        (65, 17),
+        (5, 33),
+        (37, 100),
+        (70, 1000),
+        (9, 1025),
+        (30, 1300),
+    ],
+)
+def test_loss_and_gradient(batch, classes):
+    logits, labels = drawn((batch, classes), scale=3), random_labels(batch, classes)
+    loss, gradient, correct, _ = run(logits, labels)
+    expected, expected_gradient = reference(logits, labels)
+    assert abs(loss - expected) <= 1e-6 * max(abs(expected), 1)
+    assert error(gradient, expected_gradient) < 1e-6
+    assert correct == (logits.argmax(axis=1) == labels).sum()
+
+
+def test_most_classes():
+    """A row takes more than a piece has otherwise."""
+    logits, labels = drawn((2, 65_535)), np.float32([65_534, 7])
+    loss, gradient, _, _ = run(logits, labels, Region(0, 2 << 20))
+    expected, expected_gradient = reference(logits, labels)
+    assert abs(loss - expected) < 1e-6 * expected
+    assert error(gradient, expected_gradient) < 1e-6
+
+
+@pytest.mark.parametrize("gradient_bytes", [2, 4])
+def test_bf16(gradient_bytes):
+    logits, labels = drawn((37, 45), scale=3), random_labels(37, 45)
+    loss, gradient, _, rounded = run(logits, labels, element_bytes=2, gradient_bytes=gradient_bytes)
+    expected, expected_gradient = reference(rounded, labels)
+    assert abs(loss - expected) < 1e-6 * expected
+    assert error(gradient, expected_gradient) < (1e-6 if gradient_bytes == 4 else 2**-8)
+
+
+def test_scale():
+    logits, labels = drawn((9, 20)), random_labels(9, 20)
+    _, gradient, _, _ = run(logits, labels, scale=3.0)
+    assert error(gradient, reference(logits, labels)[1] * 27) < 1e-6
+
+
+def test_huge_logits():
+    logits = drawn((40, 50), scale=1e4)
+    labels = random_labels(40, 50)
+    logits[0], logits[1], logits[2] = 3e38, -3e38, 0
+    logits[2, 3], labels[2] = 3.4e38, 3
+    loss, gradient, _, _ = run(logits, labels)
+    expected, expected_gradient = reference(logits, labels, torch.float32)
+    assert abs(loss - expected) < 1e-6 * expected
+    assert error(gradient, expected_gradient) < 1e-6
+
+
+@pytest.mark.parametrize("classes", [7, 40])
+def test_infinities_and_nan(classes):
+    logits = drawn((6, classes))
+    labels = random_labels(6, classes)
+    logits[0, :-1] = -np.inf
+    labels[0] = classes - 1
+    loss, gradient, _, _ = run(logits, labels)
+    expected, expected_gradient = reference(logits, labels)
+    assert abs(loss - expected) < 1e-6 * expected
+    assert error(gradient, expected_gradient) < 1e-6
+    # Each of the others makes the loss no number, and only the row's gradient NaN.
+    for row, value in ((1, np.inf), (2, np.nan), (3, -np.inf)):
+        wrong = logits.copy()
+        if value == -np.inf:
+            wrong[row] = value
+        else:
+            wrong[row, 0] = value
+        loss, gradient, _, _ = run(wrong, labels)
+        expected, expected_gradient = reference(wrong, labels)
+        assert np.isnan(loss) == np.isnan(expected)
+        assert np.isnan(loss)
+        np.testing.assert_array_equal(np.isnan(gradient), np.isnan(expected_gradient))
+    # A label of probability 0.
+    labels[0] = 0
+    assert run(logits, labels)[0] == reference(logits, labels)[0] == np.inf
+    assert error(run(logits, labels)[1], reference(logits, labels)[1]) < 1e-6
+
+
+@pytest.mark.parametrize(("batch", "classes"), [(300, 33), (20, 1500)])
+def test_bits_do_not_depend_on_the_region(batch, classes):
+    logits, labels = drawn((batch, classes), scale=3), random_labels(batch, classes)
+    found = [run(logits, labels, Region(1 << 16, size)) for size in (1 << 20, 1 << 16, 40 << 10)]
+    for loss, gradient, correct, _ in found[1:]:
+        assert loss == found[0][0]
+        assert same_bits(gradient, found[0][1])
+        assert correct == found[0][2]
+
+
+def test_a_loss_alone():
+    logits, labels = drawn((20, 33)), random_labels(20, 33)
+    tensors = [Tensor("logits", (20, 33)), Tensor("labels", (20,)), Tensor("loss", (1,))]
+    table = class_numbers(33)
+    values = {"logits": logits, "labels": labels, table.name: class_numbers_content(33)}
+    kernel = cross_entropy("loss", *tensors, REGION)
+    loss = execute([kernel], [*tensors, table], values)["loss"][0]
+    assert loss == np.float32(run(logits, labels)[0])
+
+
+def test_a_tie_counts_as_correct():
+    logits = np.zeros((3, 20), np.float32)
+    assert run(logits, np.float32([0, 7, 19]))[2] == 3
+
+
+def test_refuses():
+    tensors = Tensor("x", (2, 70_000)), Tensor("labels", (2,)), Tensor("loss", (1,))
+    with pytest.raises(
+        ValueError, match=r"^cross-entropy must have 1\.\.65536 classes, not 70000$"
+    ):
+        cross_entropy("loss", *tensors, REGION)
+    with pytest.raises(ValueError, match=r"^cross-entropy tensor labels must be FP32, not BF16$"):
+        cross_entropy(
+            "loss", Tensor("x", (2, 7)), Tensor("labels", (2,), 2), Tensor("l", (1,)), REGION
+        )

@@ -1,0 +1,139 @@
+"""What the core does not run: known at once, complete, and the same that lowering finds."""
+
+import json
+
+import pytest
+from step_cases import SMALL_CORE, every_operator
+
+from fpgapipe.errors import UserError
+from fpgapipe.lowering.program.step import build_step
+from fpgapipe.lowering.units.network_units import (
+    RefusedNetwork,
+    check_network,
+    refusals_of,
+    units_of,
+)
+from fpgapipe.lowering.units.step_options import StepOptions
+from fpgapipe.network import operators as ops
+from fpgapipe.network.zoo.layers import Network
+
+
+def many_faults():
+    net = Network("faulty", 4)
+    x = net.conv(net.image(6, 40, 40), 6, 3, groups=3, name="grouped")
+    x = net.add("norm", ops.BatchNorm(affine=False), net.activation(x, "gelu", name="gelu"))
+    x = net.add("dilated", ops.Pool("max", (2, 2), (1, 1), ((0, 0),) * 2, (2, 2)), x)
+    x = net.max_pool(x, 30, stride=1, name="large")
+    x = net.activation(x, "leaky_relu", alpha=-0.1, name="steep")
+    net.add("one", ops.Reduce("mean", (2,)), x)
+    y = net.conv(x, 6, 1, groups=2, name="halves")
+    net.add("shares", ops.Softmax(1), net.flatten(y))
+    return net.build(["shares"])
+
+
+FAULTS = {
+    "grouped": ("conv", "convolutions must have one group, not 3"),
+    "gelu": ("gelu", "the core has no gelu"),
+    "norm": ("batch_norm", "batch normalisation must have a scale and a bias"),
+    "dilated": ("max_pool", "pooling must have one axis or two, and no dilation"),
+    "large": ("max_pool", "max pool window must have at most 256 pixels, not 900"),
+    "steep": ("leaky_relu", "a leaky ReLU that trains must have a slope of at least 0, not -0.1"),
+    "one": ("reduce_mean", "means must be over all axes behind the channels, not [2]"),
+    "halves": ("conv", "convolutions must have one group, not 2"),
+    "shares": (
+        "softmax",
+        "the core has no gradient of softmax; as the last layer, leave it out: the loss has a "
+        "softmax of its own",
+    ),
+}
+
+
+def test_all_faults_are_named_at_once():
+    graph = many_faults()
+    found = {each.layer: (each.op, each.reason) for each in refusals_of(graph, train=True)}
+    assert found == FAULTS
+    inference = {each.layer for each in refusals_of(graph, train=False)}
+    assert inference == FAULTS.keys() - {"steep", "shares"}
+    with pytest.raises(RefusedNetwork) as caught:
+        check_network(graph, train=True)
+    first, *lines = str(caught.value).splitlines()
+    assert first == "the core does not run 9 layers of faulty (docs/limits.md):"
+    assert lines == [f"  {op} {layer!r}: {reason}" for layer, (op, reason) in FAULTS.items()]
+    for run in (
+        lambda: units_of(graph),
+        lambda: build_step(graph, SMALL_CORE, options=StepOptions(train=False)),
+    ):
+        with pytest.raises(RefusedNetwork) as caught:
+            run()
+        assert {each.layer for each in caught.value.refusals} == inference
+
+
+def test_what_passes_has_no_faults():
+    graph = every_operator(2)
+    assert refusals_of(graph, train=True) == []
+    check_network(graph, train=True)
+
+
+def test_inputs_of_integers_are_refused():
+    net = Network("tokens", 4)
+    x = net.tokens("tokens", 3)
+    net.linear(net.embedding(x, 7, 3), 5)
+    found = [str(each) for each in refusals_of(net.build(), train=False)]
+    assert found[0] == "input 'tokens': must have floating-point numbers, not int64"
+
+
+@pytest.mark.parametrize(
+    ("make", "message"),
+    [
+        (lambda net: net.conv(net.image(3, 8, 8), 5, 3, name="conv"),
+         r"^layer 'conv': the loss needs logits of 4 samples by classes, not \[4, 5, 6, 6\] \("),
+        (lambda net: net.linear(net.image(3, 8), 5, name="fc"),
+         r"^layer 'fc': the loss needs logits of 4 samples by classes, not \[4, 3, 5\] \(docs"),
+        (lambda net: net.add("rows", ops.Reshape((8, 6)), net.image(3, 4)),
+         r"^layer 'rows': the loss needs logits of 4 samples by classes, not \[8, 6\] \(docs"),
+        (lambda net: net.plus(net.linear(net.image(3, 8), 5), net.linear("input", 5), name="sum"),
+         r"^layer 'sum': the loss needs logits of 4 samples by classes, not \[4, 3, 5\] \("),
+    ],
+)  # fmt: skip
+def test_logits_that_no_loss_takes(make, message):
+    net = Network("logits", 4)
+    make(net)
+    graph = net.build()
+    with pytest.raises(UserError, match=message):
+        build_step(graph, SMALL_CORE)
+    build_step(graph, SMALL_CORE, options=StepOptions(train=False))
+
+
+def test_sums_of_two_shapes_say_so():
+    net = Network("sums", 4)
+    x = net.image(3, 8)
+    net.plus(net.linear(x, 5), net.add("mean", ops.Reduce("mean", (2,), keep_axes=True), x), "sum")
+    (found,) = refusals_of(net.build(), train=False)
+    assert str(found) == (
+        "layer 'sum': sums must be of two tensors of one shape, not [4, 3, 5] and [4, 3, 1]"
+    )
+
+
+def plan(cli, network, *more):
+    arguments = (network, "--board", "u280", "--devices", "2", "--batch", "4", "--array", "8x8")
+    code, out, _ = cli("plan", *arguments, "--micro-batches", "2", *more)
+    assert code == 0
+    return out
+
+
+def test_a_plan_says_that_it_cannot_be_built(cli):
+    note = "note: 'fpgapipe build' cannot make this plan: "
+    out = plan(cli, "lenet5", "--schedule", "1f1b-as")
+    assert f"{note}the core does not run 4 layers of lenet5" in out
+    found = json.loads(plan(cli, "lenet5", "--schedule", "1f1b-as", "--json"))["build"]
+    assert found["possible"] is False
+    assert found["reason"].startswith("the core does not run 4 layers of lenet5 (docs/limits.md):")
+    assert found["refused"][1] == {
+        "layer": "tanh2", "op": "tanh", "reason": "the core has no tanh",
+    }  # fmt: skip
+    assert f"{note}schedule pipedream needs several versions" in plan(
+        cli, "digits-cnn", "--schedule", "pipedream"
+    )
+    assert note not in plan(cli, "digits-cnn", "--schedule", "1f1b-as")
+    found = json.loads(plan(cli, "digits-cnn", "--schedule", "1f1b-as", "--json"))["build"]
+    assert found == {"possible": True, "reason": None, "refused": []}

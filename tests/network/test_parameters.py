@@ -1,0 +1,91 @@
+"""Parameters given in a file: as strictly read as samples."""
+
+import io
+import zipfile
+
+import numpy as np
+import pytest
+from odd_files import ODD
+from run_cases import small_network
+
+from fpgapipe.errors import FileError
+from fpgapipe.host.runtime.runtime import read_parameters
+from fpgapipe.network.initial_values import initial_parameters
+
+GRAPH = small_network()
+GOOD = initial_parameters(GRAPH, 0)
+NAME = "linear1.bias"
+
+
+def refused(path) -> str:
+    with pytest.raises(FileError) as caught:
+        read_parameters(path, GRAPH)
+    return str(caught.value).removeprefix(f"{path}: ")
+
+
+def test_they_are_read(tmp_path):
+    np.savez_compressed(tmp_path / "p.NPZ", **GOOD, more=np.zeros(3))
+    (tmp_path / "p.NPZ.npz").rename(tmp_path / "p.NPZ")
+    found = read_parameters(tmp_path / "p.NPZ", GRAPH)
+    assert found.keys() == GOOD.keys()
+    assert all(np.array_equal(found[name], GOOD[name]) for name in GOOD)
+
+
+@pytest.mark.parametrize(
+    ("value", "fault"),
+    [
+        (np.zeros(11, "f4"), "must be floating-point numbers of shape (10,), not float32 of shape"),
+        (np.zeros(10, "i8"), "must be floating-point numbers of shape (10,), not int64 of shape"),
+        (np.zeros(10, "c8"), "must be floating-point numbers of shape (10,), not complex64 of"),
+        (np.full(10, {}), "holds Python objects (pickles), which are never read; save numbers"),
+        (np.full(10, np.nan, "f4"), "must be finite in FP32"),
+        (np.full(10, 1e39), "must be finite in FP32"),
+        (None, "lacks parameter linear1.bias, floating-point numbers of shape (10,)"),
+    ],
+)
+def test_what_does_not_fit_is_named(tmp_path, value, fault):
+    given = GOOD | {NAME: value}
+    np.savez(tmp_path / "p.npz", **{key: each for key, each in given.items() if each is not None})
+    assert fault in refused(tmp_path / "p.npz")
+    assert NAME in refused(tmp_path / "p.npz")
+
+
+def test_a_header_that_claims_terabytes_takes_no_memory(tmp_path):
+    np.savez(tmp_path / "p.npz", **{key: each for key, each in GOOD.items() if key != NAME})
+    header = io.BytesIO()
+    shape = (1 << 42,)
+    np.lib.format.write_array_header_1_0(
+        header, {"descr": "<f4", "fortran_order": False, "shape": shape}
+    )
+    with zipfile.ZipFile(tmp_path / "p.npz", "a") as archive:
+        archive.writestr(f"{NAME}.npy", header.getvalue())
+    assert refused(tmp_path / "p.npz").endswith(f"not float32 of shape {shape}")
+
+
+def test_a_name_that_stands_for_two_arrays(tmp_path):
+    np.savez(tmp_path / "p.npz", **GOOD)
+    with zipfile.ZipFile(tmp_path / "p.npz", "a") as archive:
+        archive.writestr(NAME, b"")
+    assert refused(tmp_path / "p.npz") == f"has array {NAME} twice"
+
+
+def test_a_list_of_arrays_that_claims_gigabytes(tmp_path):
+    path = tmp_path / "p.npz"
+    with path.open("wb") as file:
+        file.truncate(3 << 30)
+        file.seek(0, io.SEEK_END)
+        # The end of a zip file: of how many entries and bytes its list is, and where it begins.
+        counts = (0xFFF0).to_bytes(2, "little") * 2
+        size = (0xB0000000).to_bytes(4, "little")
+        file.write(b"PK\5\6" + bytes(4) + counts + size + bytes(4) + bytes(2))
+    assert refused(path) == "cannot be read as .npz: its list of arrays is too long"
+
+
+@pytest.mark.parametrize("kind", ODD)
+@pytest.mark.parametrize("name", ["p.npz", "p.ckpt"])
+def test_what_is_no_file_of_parameters(tmp_path, kind, name):
+    from fpgapipe.errors import UserError
+
+    ODD[kind](tmp_path / name)
+    with pytest.raises(UserError):
+        read_parameters(tmp_path / name, GRAPH)

@@ -1,0 +1,206 @@
+"""Networks held to what they were imported from, and faults that this finds."""
+
+import dataclasses
+import json
+
+import pytest
+
+from fpgapipe.network.frontends.source import TorchSource
+from fpgapipe.network.graph import GraphBuilder, NetworkError
+from fpgapipe.network.operators import Activation, BatchNorm, Conv, Linear, Reduce
+from fpgapipe.network.operators.tensors import Tensor
+from fpgapipe.network.zoo import built_in
+
+torch = pytest.importorskip("torch", reason="needs the torch extra")
+from torch import nn  # noqa: E402
+
+from fpgapipe.host.backends.verification import verified, verify  # noqa: E402
+from fpgapipe.network.frontends.torch.torch_program import from_torch  # noqa: E402
+
+
+class Small(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.c = nn.Conv2d(3, 4, 3, padding=1, bias=False)
+        self.bn = nn.BatchNorm2d(4)
+        self.fc = nn.Linear(4, 5)
+
+    def forward(self, x):
+        return self.fc(nn.functional.dropout(self.act(x), 0.25, self.training))
+
+    def act(self, x):
+        return torch.relu(self.bn(self.c(x))).mean((2, 3))
+
+
+def graph_of(momentum=0.1, epsilon=1e-5, padding=((1, 1), (1, 1)), act="relu"):
+    """What `Small` computes without its dropout, or something that differs a little."""
+    net = GraphBuilder("small", 2)
+    x = net.input("x", Tensor((2, 3, 6, 6)))
+    x = net.add("c", Conv(4, (3, 3), (1, 1), padding, (1, 1), bias=False), x)
+    x = net.add("bn", BatchNorm(epsilon, momentum), x)
+    x = net.add("relu", Activation(act), x)
+    x = net.add("mean", Reduce("mean", (2, 3)), x)
+    net.add("fc", Linear(5), x)
+    return net.build()
+
+
+def held(module, graph):
+    state = {name: value.numpy() for name, value in module.state_dict().items()}
+    source = TorchSource(module, (torch.zeros(2, 3, 6, 6),), None, graph.outputs)
+    return verify(dataclasses.replace(graph, values=state, source=source))
+
+
+def without_dropout():
+    module = Small()
+    module.forward = lambda x: module.fc(module.act(x))
+    return module
+
+
+def test_a_module_is_verified_with_its_gradients_and_statistics():
+    graph = from_torch((Small(), torch.zeros(2, 3, 6, 6)), name="small")
+    before = torch.get_default_dtype(), torch.get_rng_state()
+    found = verify(graph)
+    assert found.verified
+    assert found.parameters_equal
+    assert found.max_error < 1e-12
+    assert set(found.errors) == {"evaluation", "training", "gradients", "statistics"}
+    assert set(found.errors["gradients"]) == {"c.weight", "bn.weight", "bn.bias"} | {
+        "fc.weight",
+        "fc.bias",
+    }
+    assert set(found.errors["statistics"]) == {"bn.running_mean", "bn.running_var"}
+    assert str(found).startswith("verified against the PyTorch module in evaluation and training,")
+    assert torch.get_default_dtype() == before[0]
+    assert torch.equal(torch.get_rng_state(), before[1])
+
+
+@pytest.mark.parametrize(
+    ("changes", "reason"),
+    [
+        ({}, ""),
+        ({"momentum": 0.11}, "the statistics 'bn.running_mean' after a step is off by"),
+        ({"epsilon": 2e-5}, "the result 'fc' in evaluation is off by"),
+        ({"act": "relu6"}, "the result 'fc' in evaluation is off by"),
+        ({"act": "leaky_relu"}, "the result 'fc' in evaluation is off by"),
+        ({"padding": ((2, 0), (1, 1))}, "the result 'fc' in evaluation is off by"),
+    ],
+)
+def test_small_differences_are_found(changes, reason):
+    torch.manual_seed(0)
+    found = held(without_dropout(), graph_of(**changes))
+    assert found.verified == (not reason)
+    assert reason in found.reason
+
+
+def test_a_dropout_that_is_lost_is_found():
+    torch.manual_seed(0)
+    found = held(Small(), graph_of())
+    assert not found.verified
+    assert "in training is off" in found.reason
+    assert "in evaluation" not in found.reason
+
+
+def test_parameters_are_compared():
+    module = without_dropout()
+    module.fc.bias.requires_grad_(False)
+    found = held(module, graph_of())
+    assert not found.verified
+    assert not found.parameters_equal
+    assert found.reason.startswith("it learns 'fc.bias', which is frozen")
+    values = {name: value.numpy() + 1 for name, value in without_dropout().state_dict().items()}
+    graph = graph_of()
+    source = TorchSource(without_dropout(), (torch.zeros(2, 3, 6, 6),), None, graph.outputs)
+    found = verify(dataclasses.replace(graph, values=values, source=source))
+    assert "'c.weight' does not begin with the module's values" in found.reason
+
+
+def test_what_has_no_source_says_so():
+    found = verify(built_in("digits-cnn"))
+    assert found.verified is None
+    assert found.to_dict()["max_error"] is None
+    assert str(found).startswith("not verified: digits-cnn was not imported from a module")
+
+
+def test_a_difference_is_refused_and_a_large_network_left_out():
+    torch.manual_seed(0)
+    source = TorchSource(Small(), (torch.zeros(2, 3, 6, 6),), None, ("fc",))
+    values = {name: value.numpy() for name, value in source.module.state_dict().items()}
+    graph = dataclasses.replace(graph_of(), source=source, values=values)
+    with pytest.raises(NetworkError, match=r"^small is not what the PyTorch module computes: .*; "):
+        verified(graph, train=True)
+    assert verified(graph, train=False).verified
+    large = dataclasses.replace(built_in("vgg16", 8), source=source)
+    assert "take long, and it was left out" in str(verified(large, train=True))
+
+
+USERS = """
+import os, torch
+print("imported")
+class Net(torch.nn.Linear):
+    def forward(self, x):
+        print("forward")
+        os.write(1, b"from C\\n")
+        return super().forward(x)
+def net(batch=2):
+    print("called")
+    return Net(3, 2), torch.zeros(batch, 3)
+"""
+
+
+def test_inspect_prints_one_json_object_whatever_the_module_prints(capfd, monkeypatch, tmp_path):
+    from fpgapipe.host.cli.main import main
+
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "prints_a_lot.py").write_text(USERS)
+    assert main(["inspect", "prints_a_lot:net", "--verify", "--json", "--batch", "4"]) == 0
+    out, err = capfd.readouterr()
+    value = json.loads(out)
+    assert value["verified"] is True
+    assert value["parameters_equal"] is True
+    assert value["parameters"] == {"network": 8, "source": 8}
+    assert value["samples"] == 4
+    assert {"imported", "called", "forward", "from C"} <= set(err.split("\n"))
+
+
+def test_inspect_says_with_its_exit_code_that_a_network_is_another(capsys, monkeypatch, tmp_path):
+    from fpgapipe.host.cli.main import main
+    from fpgapipe.network import load
+
+    graph = dataclasses.replace(
+        graph_of(),
+        values={name: value.numpy() for name, value in Small().state_dict().items()},
+        source=TorchSource(Small(), (torch.zeros(2, 3, 6, 6),), None, ("fc",)),
+    )
+    monkeypatch.setattr(load, "load_network", lambda name, batch: graph)
+    assert main(["inspect", "any", "--verify"]) == 1
+    assert "small is not what the PyTorch module computes" in capsys.readouterr().out
+
+
+LOSES = """
+import torch
+class Net(torch.nn.Linear):
+    def forward(self, x):
+        return torch.relu(super().forward(x))
+def net(batch=2):
+    return Net(3, 2), torch.zeros(batch, 3)
+"""
+
+
+def test_a_build_refuses_what_is_another_network(capsys, monkeypatch, tmp_path):
+    from fpgapipe.host.cli.main import main
+    from fpgapipe.network.frontends.torch import torch_compute
+    from fpgapipe.network.frontends.torch.torch_translation import HANDLERS
+
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "loses_its_relu.py").write_text(LOSES)
+    command = ["build", "--network", "loses_its_relu:net", "--board", "u280", "--batch", "4"]
+    right = HANDLERS["aten.relu.default"]
+    assert right is torch_compute._activation
+    monkeypatch.setitem(
+        HANDLERS, "aten.relu.default", lambda t, node: t.give(node, t.layer(node["self"]))
+    )
+    assert main(command) == 2
+    error = capsys.readouterr().err
+    assert "error: net is not what the PyTorch module computes: the result 'linear'" in error
+    assert error.endswith("--no-verify builds it even so\n")
+    assert not (tmp_path / "out").exists()

@@ -1,0 +1,376 @@
+"""The cost model: convolutions, layers, cores and profiles."""
+
+import re
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from fpgapipe.boards.library import board_names, load_board
+from fpgapipe.hw.hls_models.cycles.gemm import EngineSpec, gemm_cost
+from fpgapipe.hw.hls_models.resources.core_resources import COEFFICIENTS, core_resources
+from fpgapipe.hw.hls_models.spec.device import DeviceSpec, DieResources, MemorySpec
+from fpgapipe.network.frontends.profile import read_csv_profile, read_pipedream
+from fpgapipe.network.graph import GraphBuilder
+from fpgapipe.network.operators import (
+    Activation,
+    Binary,
+    Conv,
+    CrossEntropy,
+    Flatten,
+    Linear,
+    Pass,
+    Pool,
+)
+from fpgapipe.network.operators.tensors import DType, Tensor
+from fpgapipe.network.zoo import NETWORKS, built_in
+from fpgapipe.partition.cost.cost import (
+    CoreConfig,
+    CostModel,
+    Formats,
+    candidate_cores,
+    core_fits,
+    core_of,
+    feature_bytes,
+    largest_core,
+    layer_costs,
+    measured_costs,
+)
+from fpgapipe.partition.cost.work_products import products
+
+
+def device(**options):
+    """A device of one die with 64 bytes of memory a cycle at 100 MHz."""
+    settings = {
+        "name": "bench",
+        "part": "none",
+        "dsp_kind": "DSP48E2",
+        "clk_hz": 1e8,
+        "dies": (DieResources("die", 10**6, 10**6, 2000, 500, 5000),),
+        "memories": (MemorySpec("ddr", "ddr4", 1, 2**30, 6.4e9, 1e-6),),
+        "ports": (),
+        "host_bytes_per_s": 1e9,
+    }
+    return DeviceSpec(**(settings | options))
+
+
+def core(rows=32, cols=32, **options):
+    settings = {"clk_hz": 1e8, "scratchpad_bytes": 1 << 20, "vector_lanes": 16}
+    return CoreConfig(rows, cols, **(settings | options))
+
+
+@pytest.mark.parametrize(
+    ("build", "message"),
+    [
+        (lambda: core(rows=12), "core rows must divide 32, not 12"),
+        (lambda: core(vector_lanes=0), "core vector_lanes must be at least 1, not 0"),
+        (lambda: core(vector_lanes=32), "core vector_lanes must be at most 16, not 32"),
+        (lambda: Formats(feature_bytes=3), "feature_bytes must be 2 (BF16) or 4 (FP32), not 3"),
+    ],
+)
+def test_refuses_cores(build, message):
+    with pytest.raises(ValueError, match=f"^{re.escape(message)}$"):
+        build()
+
+
+# Convolutions
+
+
+def conv_layer(size, channels, conv, batch=1):
+    builder = GraphBuilder("net", batch)
+    shape = (batch, channels, *([size] * len(conv.kernel)))
+    before = builder.add("before", Conv(channels, (1, 1), (1, 1), ((0, 0),) * 2, (1, 1)),
+                         builder.input("x", Tensor(shape)))  # fmt: skip
+    builder.add("conv", conv, before)
+    graph = builder.build()
+    return graph, graph.layers["conv"]
+
+
+def square_conv(out, kernel, stride=1, padding=0, dilation=1):
+    return Conv(out, (kernel,) * 2, (stride,) * 2, ((padding, padding),) * 2, (dilation,) * 2)
+
+
+def test_strided_input_gradient_has_a_product_for_each_phase():
+    graph, layer = conv_layer(56, 64, square_conv(128, 3, stride=2, padding=1))
+    found = products(graph, layer, Formats())[Pass.INPUT_GRADIENT]
+    # Of each axis, even positions meet the middle tap, odd ones the outer two.
+    assert sorted((p.m.size, p.k.taps) for p in found) == [(784, n) for n in (1, 2, 2, 4)]
+    assert sum(p.macs for p in found) == layer.macs
+    assert sum(p.left_bytes for p in found) == pytest.approx(2 * layer.output.elements, abs=4)
+
+
+def test_input_gradient_of_a_strided_pointwise_convolution_skips_what_nothing_read():
+    graph, layer = conv_layer(8, 4, square_conv(16, 1, stride=2))
+    (only,) = products(graph, layer, Formats())[Pass.INPUT_GRADIENT]
+    assert (only.m.size, only.k.size, only.n.size) == (16, 16, 4)
+    assert products(graph, layer, Formats())[Pass.FORWARD][0].left_bytes == 2 * 16 * 4
+    cost = layer_costs(graph, device(), core())[-1].input_gradient
+    zeros = (64 - 16) * 4
+    assert cost.memory_bytes == 2 * (16 * 16 + 16 * 4 + zeros) + 64 + 2
+
+
+@given(
+    st.integers(1, 12), st.integers(1, 4), st.integers(1, 4), st.integers(0, 3), st.integers(1, 3)
+)
+def test_phases_meet_every_pair_of_position_and_tap_once(size, kernel, stride, padding, dilation):
+    if size + 2 * padding < dilation * (kernel - 1) + 1:
+        return
+    graph, layer = conv_layer(size, 2, square_conv(3, kernel, stride, padding, dilation))
+    pairs = sum(
+        (x + padding - tap * dilation) % stride == 0 for x in range(size) for tap in range(kernel)
+    )
+    found = products(graph, layer, Formats())[Pass.INPUT_GRADIENT]
+    assert sum(p.m.size * p.k.taps for p in found) == pairs**2
+
+
+def test_weight_gradient_reduces_over_positions():
+    graph, layer = conv_layer(56, 64, square_conv(64, 3, padding=1))
+    (only,) = products(graph, layer, Formats())[Pass.WEIGHT_GRADIENT]
+    assert only.macs == layer.macs
+    cost = gemm_cost(only, EngineSpec(32, 32, 1 << 20, 0.0))
+    assert cost.compute_cycles == 33 + (3136 // 32) * 2 * 576 + 64
+
+
+# Layers
+
+
+def small_network():
+    builder = GraphBuilder("small", 2)
+    x = builder.input("x", Tensor((2, 3, 8, 8)))
+    labels = builder.input("labels", Tensor((2,), DType.INT64))
+    x = builder.add("conv1", square_conv(32, 3, padding=1), x)
+    x = builder.add("relu1", Activation("relu"), x)
+    x = builder.add("conv2", square_conv(32, 3, padding=1), x)
+    x = builder.add("pool", Pool("max", (2, 2), (2, 2), ((0, 0),) * 2, (1, 1)), x)
+    x = builder.add("flatten", Flatten(), x)
+    x = builder.add("fc", Linear(10), x)
+    builder.add("loss", CrossEntropy(), x, labels)
+    return builder.build()
+
+
+def test_layers_of_a_small_network():
+    costs = {each.name: each for each in layer_costs(small_network(), device(), core())}
+    conv1, conv2, fc = costs["conv1"], costs["conv2"], costs["fc"]
+    # 128 positions, three vectors of nine places each, one column of tiles
+    assert conv1.forward.gemm_cycles == 33 + 3 * 128 + 64
+    assert conv1.input_gradient.cycles == 0
+    assert conv1.forward.macs == 128 * 27 * 32
+    assert conv2.forward.gemm_cycles == conv2.input_gradient.gemm_cycles == 33 + 9 * 128 + 64
+    assert conv2.weight_gradient.gemm_cycles == 33 + 4 * 288 + 64
+    assert conv2.forward.seconds == conv2.forward.cycles / 1e8
+    assert conv2.output_bytes == conv2.gradient_bytes == 2 * 4096
+    assert costs["loss"].gradient_bytes == 0
+    learned = 32 * 512 // 32 * 10 + 10
+    assert (fc.weight_bytes, fc.optimiser_bytes) == (4 * learned, 12 * learned)
+    assert fc.operand_bytes == 2 * (5120 + 160)
+    assert fc.update.memory_bytes == 24 * learned + fc.operand_bytes
+    assert fc.update.vector_cycles == -(-3 * learned // 16)
+
+
+def test_features_that_are_kept():
+    costs = {each.name: each for each in layer_costs(small_network(), device(), core())}
+    assert costs["conv1"].kept == (("x", 2 * 384),)
+    assert costs["relu1"].kept == (("relu1.mask", 4096 // 8),)
+    assert costs["conv2"].kept == (("relu1", 2 * 4096),)
+    assert costs["pool"].kept == (("pool.indices", 1024 * 2 // 8),)
+    assert costs["fc"].kept == (("pool", 2 * 1024),)  # flattening renames it
+    assert costs["loss"].kept == (("loss.softmax", 40), ("labels", 16))
+    assert feature_bytes(costs.values()) == 768 + 512 + 8192 + 256 + 2048 + 56
+
+
+def test_relu_is_done_in_passing():
+    costs = {each.name: each for each in layer_costs(small_network(), device(), core())}
+    assert costs["relu1"].fused_into == "conv1"
+    assert costs["relu1"].total_s == 0
+    mask = 4096 // 8
+    assert costs["conv1"].forward.memory_bytes == 2 * 384 + 27 * 32 + 27 + 2 * 4096 + mask
+
+
+def test_relu_is_apart_where_others_read_its_input():
+    builder = GraphBuilder("net", 1)
+    x = builder.add("fc", Linear(64), builder.input("x", Tensor((1, 64))))
+    y = builder.add("relu", Activation("relu"), x)
+    builder.add("sum", Binary("add"), x, y)
+    costs = {each.name: each for each in layer_costs(builder.build(), device(), core())}
+    assert costs["relu"].fused_into is None
+    assert costs["relu"].forward.vector_cycles == 64 // 16
+    # The gradients of both readers are added where the layer's own gradients begin.
+    assert costs["fc"].weight_gradient.vector_cycles == (64 + 64) // 16
+
+
+def test_features_in_fp32():
+    graph = small_network()
+    wide = Formats(feature_bytes=4)
+    costs = layer_costs(graph, device(), core(formats=wide))
+    assert costs[0].output_bytes == 4 * 4096
+    with pytest.raises(ValueError, match="the core has"):
+        CostModel(graph).costs(device(), core(formats=wide))
+
+
+def test_two_engines_share_the_memory():
+    graph = built_in("lenet5", 8)
+    slow = device(memories=(MemorySpec("ddr", "ddr4", 1, 2**30, 1e8, 1e-6),))
+    one, two = (
+        sum(each.forward.cycles for each in layer_costs(graph, slow, core(num_engines=n)))
+        for n in (1, 2)
+    )
+    assert 1.5 * one < two < 2.5 * one
+
+
+def test_resnet50_is_faster_than_a_model_that_charges_fill_and_drain_for_every_tile():
+    graph = built_in("resnet50")
+    convs = {name for name, layer in graph.layers.items() if layer.op == "conv"}
+    costs = [each for each in layer_costs(graph, device(), core()) if each.name in convs]
+    cycles = sum(each.forward.cycles for each in costs)
+    macs = sum(graph.layers[name].macs for name in convs)
+    assert sum(each.forward.macs for each in costs) == macs
+    # SCALE-Sim 3.0.0, 32x32 weight stationary, counts 5,979,656 cycles for fewer products (3.41 G).
+    assert macs / 1024 < cycles < 5_979_656
+
+
+@pytest.mark.parametrize("name", ["resnet50", "digits-cnn"])
+def test_time_grows_with_the_batch_but_not_faster(name):
+    cycles = [
+        sum(each.forward.cycles for each in layer_costs(built_in(name, batch), device(), core()))
+        for batch in (1, 2, 8)
+    ]
+    assert cycles[0] < cycles[1] < 2.05 * cycles[0]
+    assert cycles[1] < cycles[2] < 4.05 * cycles[1]
+
+
+@pytest.fixture(scope="module")
+def boards():
+    return {name: load_board(name).device_spec() for name in board_names()}
+
+
+# Two operand readers, which handle 32 elements of FP32 however small the array is, a vector engine
+# and the scratchpad's ports take more LUTs than these have.
+TOO_SMALL = {"arty-a7-100t", "pynq-z2", "ulx3s"}
+TOO_SMALL_FOR_TWO = {"kv260"}
+
+
+def test_boards_without_room_for_a_core(boards):
+    for name in TOO_SMALL:
+        with pytest.raises(ValueError, match=f"^no core fits {name}: lut: needs"):
+            largest_core(boards[name])
+
+
+@pytest.mark.parametrize("network", NETWORKS)
+def test_every_network_has_costs_on_every_board(network, boards):
+    graph = built_in(network)
+    model = CostModel(graph)
+    for spec in (boards[name] for name in boards.keys() - TOO_SMALL):
+        chosen = largest_core(spec)
+        costs = model.costs(spec, chosen)
+        assert [each.name for each in costs] == list(graph.layers)
+        assert sum(each.forward.macs for each in costs) == graph.totals.macs
+        assert sum(each.optimiser_bytes for each in costs) == 12 * graph.totals.parameters
+        assert feature_bytes(costs) == sum(each.feature_bytes for each in costs)
+        for each in costs:
+            for part in (each.forward, each.input_gradient, each.weight_gradient, each.update):
+                assert part.cycles >= max(part.memory_cycles, part.vector_cycles)
+                assert part.cycles >= part.macs / (chosen.rows * chosen.cols)
+                assert part.seconds == part.cycles / chosen.clk_hz
+
+
+# Cores
+
+
+def test_the_largest_core_fits_and_the_next_does_not(boards):
+    for spec in (boards[name] for name in boards.keys() - TOO_SMALL):
+        for engines in (1, 2):
+            if engines == 2 and spec.name in TOO_SMALL_FOR_TWO:
+                continue
+            cores = candidate_cores(spec, engines)
+            assert not any(core_fits(spec, each) for each in cores)
+            assert largest_core(spec, engines) == cores[0]
+            best = cores[0]
+            step = 32 if best.cols >= 32 else 1
+            assert core_fits(spec, core_of(spec, best.rows, best.cols + step, engines))
+
+
+def test_dsps_are_cells_lanes_and_functions():
+    shape = core(vector_lanes=16).shape(device())
+    assert core_resources(shape).dsp == 32 * 32 + 16 * 4 + 4 * 7
+    small = core(8, 4, vector_lanes=2, num_engines=2).shape(device(dsp_kind="MULT18X18D"))
+    assert core_resources(small).dsp == 2 * 8 * 4 + 2 * 8 + 13
+
+
+def test_every_coefficient_says_how_it_is_known():
+    for each in COEFFICIENTS.values():
+        assert each.basis in ("derived", "counted")
+        assert len(each.reason) > 20
+
+
+def test_limits_that_a_core_exceeds():
+    spec = device(dies=(DieResources("die", 10**6, 10**6, 2000, 500, 1000),))
+    (violation,) = core_fits(spec, core())
+    assert str(violation) == "dsp: needs 1,116, 1,000 usable"
+    assert core_fits(spec, core(cols=28)) == []
+
+
+def test_an_array_spans_dies_by_whole_columns():
+    die = DieResources("a", 10**6, 10**6, 2000, 500, 48 + 92)
+    two = device(dies=(die, DieResources("b", 10**6, 10**6, 2000, 500, 48)))
+    # 140 + 48 DSPs hold 96 cells and 92 of 16 lanes in number, but columns of 32 only two.
+    (violation,) = core_fits(two, core(cols=3))
+    assert str(violation) == "columns: needs 3, 2 usable"
+    assert core_fits(two, core(cols=2)) == []
+
+
+def test_what_cannot_be_divided_fits_no_die():
+    dies = tuple(DieResources(name, 10**6, 10**6, 1000, 500, 30) for name in "abcd")
+    (violation,) = core_fits(device(dies=dies), core(4, 1))
+    assert str(violation) == "one die: dsp: needs 92, 30 usable"
+
+
+def test_no_core_fits():
+    spec = device(dies=(DieResources("die", 10**6, 10**6, 2000, 500, 5),))
+    with pytest.raises(ValueError, match=r"^no core fits bench: dsp: needs 19, 5 usable$"):
+        largest_core(spec)
+
+
+def test_no_memory_costs_no_cycles():
+    costs = layer_costs(small_network(), device(memories=()), core())
+    assert all(each.forward.memory_cycles == 0 for each in costs)
+
+
+# Profiles
+
+
+def test_costs_of_a_profile(tmp_path):
+    path = tmp_path / "net.csv"
+    path.write_text(
+        "layer,forward_s,backward_input_s,backward_weight_s,output_bytes,weight_bytes\n"
+        "a,1e-3,2e-3,3e-3,100,40\nb,4e-3,5e-3,6e-3,7,0\n"
+    )
+    graph = read_csv_profile(path)
+    a, b = measured_costs(graph)
+    assert (a.forward.seconds, a.backward_s, a.total_s) == (1e-3, 5e-3, 6e-3)
+    assert (a.output_bytes, a.gradient_bytes, a.weight_bytes, a.optimiser_bytes) == (
+        100, 100, 40, 120,
+    )  # fmt: skip
+    assert (b.kept, b.feature_bytes, b.gradient_bytes) == ((("a", 100),), 100, 0)
+    with pytest.raises(ValueError, match=r"^net: layer 'a' has measured times"):
+        layer_costs(graph, device(), core())
+
+
+def test_costs_of_a_pipedream_profile(tmp_path):
+    path = tmp_path / "graph.txt"
+    numbers = (
+        "forward_compute_time={}, backward_compute_time={}, activation_size={}, parameter_size={}"
+    )
+    path.write_text(
+        f"node1 -- Conv -- {numbers.format(1, 2, 300, 8)}\n"
+        f"node2 -- ReLU -- {numbers.format(0.5, 0.25, 300, 0)}\n"
+        "\tnode1 -- node2\n"
+    )
+    first, second = measured_costs(read_pipedream(path))
+    assert first.total_s == pytest.approx(3e-3)
+    assert first.weight_gradient.seconds == 0
+    assert second.feature_bytes == 300
+
+
+def test_costs_of_a_network_that_was_not_measured():
+    with pytest.raises(ValueError, match=r"^small: layer 'conv1' is a conv without measured"):
+        measured_costs(small_network())

@@ -1,0 +1,380 @@
+"""Exploration, comparison and planning from profiles, and the commands plan and compare."""
+
+import dataclasses
+import json
+from pathlib import Path
+
+import pytest
+
+from fpgapipe.boards.cluster import chain_of, load_cluster
+from fpgapipe.boards.library import load_board
+from fpgapipe.host.cli.options.planning import loader
+from fpgapipe.partition.explore import comparison
+from fpgapipe.partition.explore.candidate import time_candidate
+from fpgapipe.partition.explore.explorer import AUTO_SCHEDULES, Request, check_memory, explore
+from fpgapipe.partition.explore.planned import as_plan
+from fpgapipe.partition.plan import Plan
+from fpgapipe.partition.search.problem import PlanError
+
+NETWORK = "digits-cnn"
+MIXED = Path(__file__).parents[2] / "examples/clusters/vcu118-vcu129-chain.yaml"
+PROFILE = """\
+layer,forward_s,backward_input_s,backward_weight_s,output_bytes,weight_bytes
+a,1,1,1,1000,100
+b,2,2,2,1000,100
+c,1,1,1,1000,100
+d,2,2,2,1000,100
+"""
+KINDS = ("gpipe", "1f1b", "1f1b-as", "fbp-as", "1f1b-sno", "1f1b-so", "zb-h1", "zb-h2", "zb-auto")
+
+
+def chain(devices=4, board="u280"):
+    return chain_of(load_board(board), devices).spec
+
+
+def with_links(cluster, **fields):
+    links = tuple(dataclasses.replace(link, **fields) for link in cluster.links)
+    return dataclasses.replace(cluster, links=links)
+
+
+def with_memory(cluster, total_bytes):
+    """Every device with one memory of a size."""
+    devices = []
+    for device in cluster.devices:
+        memory = dataclasses.replace(device.memories[0], count=1, size_bytes=total_bytes)
+        devices.append(dataclasses.replace(device, memories=(memory,)))
+    return dataclasses.replace(cluster, devices=tuple(devices))
+
+
+def request(cluster=None, batch=8, network=NETWORK, **fields):
+    return Request(loader(network), batch, cluster or chain(), **fields)
+
+
+@pytest.fixture
+def profile(tmp_path):
+    path = tmp_path / "net.csv"
+    path.write_text(PROFILE)
+    return path
+
+
+def check_stages(best, graph):
+    """Every layer once, in data-flow order."""
+    where = {name: i for i, stage in enumerate(best.stages) for name in stage.layers}
+    assert sorted(where) == sorted(graph.layers)
+    assert sum(len(stage.layers) for stage in best.stages) == len(where)
+    for layer in graph.layers.values():
+        assert all(where[name] <= where[layer.name] for name in layer.inputs if name in where)
+
+
+def test_a_schedule_whose_engines_do_not_fit_is_left_out():
+    """A kv260 has room for a core of one engine, not of two."""
+    asked = request(chain(1, "kv260"), schedules=("1f1b-as", "fbp-as"), num_microbatches=2)
+    found = explore(asked)
+    assert found.best.kind == "1f1b-as"
+    (why,) = found.refused
+    assert why.startswith("fbp-as: no core fits kv260: lut: needs ")
+    with pytest.raises(PlanError, match=r"^no core fits kv260: lut: needs "):
+        explore(dataclasses.replace(asked, schedules=("fbp-as",)))
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_each_schedule(kind):
+    asked = request(schedules=(kind,))
+    found = explore(asked)
+    best = found.best
+    check_stages(best, asked.load(best.microbatch))
+    assert best.kind == kind
+    assert [each.minibatch_s for each in found.tried] == sorted(
+        each.minibatch_s for each in found.tried
+    )
+    assert all(needed <= 40 * 2**30 for needed in best.memory_bytes)
+    assert all(0 <= load <= 1 + 1e-9 for load in best.link_load)
+    assert best.period_s * best.num_microbatches <= best.minibatch_s * (1 + 1e-9)
+
+
+@pytest.mark.parametrize("network", ["resnet18", "lenet5"])
+def test_predicted_time_is_that_of_the_simulation(network):
+    asked = request(network=network)
+    best = explore(asked).best
+    check_stages(best, asked.load(best.microbatch))
+    positions = [stage.device for stage in best.stages]
+    row = comparison.row_of(asked.cluster, positions)
+    again = time_candidate(best.kind, best.microbatch, best.num_microbatches, best.stages, row)
+    assert again.minibatch_s == best.minibatch_s
+    assert again.memory_bytes == best.memory_bytes
+
+
+def test_automatic_is_as_good_as_each_schedule_and_as_one_device():
+    for cluster in (chain(), with_links(chain(), line_rate_bits_per_s=1e6)):
+        best = explore(request(cluster, batch=32)).best
+        for kind in AUTO_SCHEDULES:
+            alone = explore(request(cluster, batch=32, schedules=(kind,))).best
+            assert best.minibatch_s <= alone.minibatch_s
+        lone = comparison.one_device(loader(NETWORK), 32, cluster)
+        assert best.minibatch_s <= lone.minibatch_s * (1 + 1e-9)
+
+
+def test_slow_links_leave_devices_idle():
+    assert len(explore(request(with_links(chain(), line_rate_bits_per_s=1e5))).best.stages) == 1
+
+
+@pytest.mark.parametrize(("batch", "devices"), [(1, 1), (1, 4), (7, 2), (6, 30)])
+def test_odd_batches_and_devices(batch, devices):
+    asked = request(chain(devices), batch)
+    best = explore(asked).best
+    check_stages(best, asked.load(best.microbatch))
+    assert len(best.stages) <= min(devices, len(asked.load(1).layers))
+    assert best.microbatch * best.num_microbatches == batch
+
+
+def test_unequal_devices_in_either_direction():
+    cluster = load_cluster(MIXED).spec
+    back = dataclasses.replace(
+        cluster,
+        devices=cluster.devices[::-1],
+        device_names=cluster.device_names[::-1],
+        links=tuple(
+            dataclasses.replace(link, source=3 - link.source, destination=3 - link.destination)
+            for link in cluster.links
+        ),
+    )
+    there = explore(request(cluster, schedules=("1f1b-as",))).best
+    assert there.minibatch_s == explore(request(back, schedules=("1f1b-as",))).best.minibatch_s
+    positions = [stage.device for stage in there.stages]
+    assert positions in (sorted(positions), sorted(positions)[::-1])
+
+
+def test_devices_without_links():
+    cluster = dataclasses.replace(chain(2), links=())
+    assert len(explore(request(cluster)).best.stages) == 1
+    found = comparison.compare(loader(NETWORK), 8, cluster, schedules=("1f1b-as",))
+    assert [entry.name for entry in found.entries] == ["one device", "1f1b-as"]
+    assert found.refused == (
+        "data parallel: devices that follow one another have no link for the all-reduce",
+        "data parallel, overlapped: devices that follow one another have no link for the "
+        "all-reduce",
+        "even split: devices that follow one another have no link for features and gradients",
+    )
+
+
+def test_links_without_latency():
+    fast = explore(request(with_links(chain(), latency_s=0.0))).best
+    assert fast.minibatch_s <= explore(request()).best.minibatch_s
+
+
+def test_too_little_memory_names_stage_device_amount_and_remedy():
+    with pytest.raises(PlanError) as error:
+        explore(request(with_memory(chain(2), 1000)))
+    message = str(error.value)
+    assert message.startswith("stage ")
+    assert " on u280-" in message
+    assert " bytes of memory " in message
+    assert "1,000 usable" in message
+    assert "would help" in message or "would make it fit" in message
+
+
+def test_memory_limits_are_kept():
+    free = explore(request(batch=64, schedules=("gpipe",))).best
+    limit = int(max(free.memory_bytes)) - 1
+    cluster = with_memory(chain(), limit)
+    cluster = dataclasses.replace(cluster, name="tight")
+    best = explore(request(cluster, batch=64, schedules=("gpipe",))).best
+    assert max(best.memory_bytes) <= limit
+
+
+def test_the_simulated_peak_is_held_against_the_memory():
+    best = explore(request(num_microbatches=8)).best
+    small = with_memory(chain(), int(best.stages[0].state_bytes))
+    with pytest.raises(PlanError, match=r"stage \d on u280-\d needs [\d,]+ bytes of memory, "):
+        check_memory(best, small)
+
+
+def test_plan_reads_back(tmp_path):
+    asked = request()
+    best = explore(asked).best
+    graph = asked.load(best.microbatch)
+    plan = as_plan(best, graph, NETWORK, 8, asked.cluster)
+    path = tmp_path / "plan.json"
+    path.write_text(plan.to_json())
+    assert Plan.read(path) == plan
+    assert plan.predicted.minibatch_s == best.minibatch_s
+    assert [stage.layers for stage in plan.stages] == [stage.layers for stage in best.stages]
+
+
+def test_blocking_transfers_count_as_link_load():
+    best = explore(request(network="lenet5", schedules=("1f1b-sno",), num_microbatches=4)).best
+    assert len(best.stages) > 1
+    assert len(best.link_load) == 2 * (len(best.stages) - 1)
+    assert min(best.link_load) > 0
+
+
+def test_asynchronous_pipelines_keep_versions_and_count_updates():
+    asked = request(network="lenet5", schedules=("pipedream",), num_microbatches=1)
+    best = explore(asked).best
+    first = best.stages[0]
+    depth = len(best.stages)
+    kept = first.state_bytes + depth * first.feature_bytes + (depth - 1) * first.weight_bytes
+    assert best.memory_bytes[0] == kept
+    assert best.period_s >= max(sum(stage.pass_s) for stage in best.stages) * (1 - 1e-9)
+
+
+def test_data_parallel():
+    load, cluster = loader(NETWORK), chain(4)
+    plain = comparison.data_parallel(load, 32, cluster)
+    overlapped = comparison.data_parallel(load, 32, cluster, overlapped=True)
+    frugal = comparison.data_parallel(load, 32, cluster, frugal=True)
+    lone = comparison.one_device(load, 8, cluster)
+    link = cluster.links[0]
+    ring_s = 1.5 * 4 * load(1).totals.parameters / link.payload_bytes_per_s + 6 * link.latency_s
+    assert plain.minibatch_s == pytest.approx(lone.minibatch_s + ring_s)
+    assert lone.minibatch_s <= overlapped.minibatch_s <= plain.minibatch_s
+    assert frugal.memory_bytes <= plain.memory_bytes
+    with pytest.raises(PlanError, match="a batch of 3 has no sample for each of 4 devices"):
+        comparison.data_parallel(load, 3, cluster)
+
+
+def test_data_parallel_gives_slower_devices_less():
+    small, large = (load_board(name).device_spec() for name in ("kv260", "u280"))
+    cluster = dataclasses.replace(chain(), devices=(small, small, large, large))
+    mixed = comparison.data_parallel(loader("lenet5"), 256, cluster)
+    equal_s = max(
+        comparison.one_device(
+            loader("lenet5"), 64, dataclasses.replace(cluster, devices=(device,) * 4, links=())
+        ).minibatch_s
+        for device in cluster.devices[1:3]
+    )
+    assert mixed.minibatch_s * (1 - mixed.link_load) < equal_s
+
+
+# The commands.
+
+
+def test_plan_command(cli, tmp_path):
+    path = tmp_path / "plan.json"
+    arguments = ("plan", NETWORK, "--board", "u280", "--devices", "2", "--batch", "8")
+    code, out, _ = cli(*arguments, "--json", "-o", path)
+    assert code == 0
+    value = json.loads(out)
+    plan = Plan.read(path)
+    assert value["stages"] == json.loads(plan.to_json())["stages"]
+    assert value["predicted"]["minibatch_s"] == min(each["minibatch_s"] for each in value["tried"])
+    code, out, _ = cli(*arguments)
+    assert code == 0
+    assert "the best of each schedule" in out
+
+
+def test_compare_command(cli):
+    code, out, _ = cli("compare", NETWORK, "--board", "u280", "--devices", "2", "--json")
+    assert code == 0
+    value = json.loads(out)
+    entries = {entry["name"]: entry for entry in value["entries"]}
+    parallel, alone = entries["data parallel"], entries["one device"]
+    assert {"even split", *comparison.PIPELINES} <= set(entries)
+    for entry in entries.values():
+        seconds = entry["minibatch_s"]
+        assert entry["over_data_parallel"] == parallel["minibatch_s"] / seconds
+        assert entry["over_one_device"] == alone["minibatch_s"] / seconds
+        assert 0 <= entry["link_load"] <= 1 + 1e-9
+    code, out, _ = cli("compare", NETWORK, "--board", "u280", "--devices", "2")
+    assert code == 0
+    assert "over data parallel" in out
+
+
+BOARDS = ("--board", "u280", "--devices", "2")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ((), "name a network, or a --profile"),
+        ((NETWORK, *BOARDS, "--straight"), "--bandwidth and --straight go with --profile"),
+        ((NETWORK, *BOARDS, "--array", "32x4096"), "--array must be ROWSxCOLS"),
+        ((NETWORK, *BOARDS, "--array", "32x512"), "does not fit u280"),
+        ((NETWORK, *BOARDS, "--array", "1024x1024"), "core rows must divide 32, not 1024"),
+        (
+            (NETWORK, *BOARDS, "--schedule", "1f1b-az"),
+            "no schedule '1f1b-az'; did you mean '1f1b-as'?",
+        ),
+        ((NETWORK, *BOARDS, "--schedule", "chimera"), "chimera is no schedule of plain stages"),
+        ((NETWORK, *BOARDS, "--schedule", "interleaved"), "interleaved is no schedule of plain"),
+        ((NETWORK, *BOARDS, "--schedule", "data-parallel"), "data-parallel is no schedule of"),
+        ((NETWORK, *BOARDS, "--batch", "8", "--micro-batches", "3"), "cannot be cut into 3 equal"),
+        ((NETWORK,), "give a cluster file, or --board and --devices"),
+        (("--profile", "x.csv", *BOARDS), "leave out the network, board and cluster"),
+        (("--profile", "x.csv"), "--profile needs --devices"),
+        (
+            ("--profile", "x.csv", "--devices", "2", "-o", "x"),
+            "--output does not go with --profile",
+        ),
+        (("--profile", "x.csv", "--devices", "2"), "--profile needs --bandwidth in bytes/s"),
+    ],
+)
+def test_senseless_options(cli, arguments, message):
+    code, _, err = cli("plan", *arguments)
+    assert code == 2
+    assert len(err.splitlines()) == 1
+    assert message in err
+
+
+def test_profile(cli, profile):
+    arguments = ("plan", "--profile", profile, "--devices", "2", "--straight", "--json")
+    code, out, _ = cli(*arguments, "--micro-batches", "4")
+    assert code == 0
+    value = json.loads(out)
+    keys = {"stages", "period_s", "minibatch_time_s", "schedule", "optimal"}
+    assert keys <= set(value)
+    assert [stage["layers"] for stage in value["stages"]] == [["a", "b"], ["c", "d"]]
+    assert [stage["replicas"] for stage in value["stages"]] == [1, 1]
+    assert [stage["time_s"] for stage in value["stages"]] == [9, 9]
+    assert (value["period_s"], value["schedule"], value["optimal"]) == (9, "pipedream", True)
+    assert value["minibatch_time_s"] == 36
+    code, out, _ = cli(*arguments, "--schedule", "1f1b-as", "--micro-batches", "4")
+    assert code == 0
+    assert json.loads(out)["minibatch_time_s"] == 18 + 3 * 9
+
+
+def test_profile_with_replicas(cli, profile):
+    code, out, _ = cli(
+        "plan", "--profile", profile, "--devices", "4", "--bandwidth", "1e12", "--json"
+    )
+    assert code == 0
+    value = json.loads(out)
+    assert sum(stage["replicas"] for stage in value["stages"]) <= 4
+    assert value["period_s"] == pytest.approx(18 / 4, rel=1e-3)
+    assert [name for stage in value["stages"] for name in stage["layers"]] == ["a", "b", "c", "d"]
+
+
+def test_profile_as_a_table(cli, profile):
+    code, out, _ = cli("plan", "--profile", profile, "--devices", "2", "--straight")
+    assert code == 0
+    assert "period 9 s" in out
+
+
+def test_measured_profile(cli):
+    path = Path(__file__).parents[1] / "data/vgg16_measured.csv"
+    if not path.exists():
+        pytest.skip("there is no tests/data/vgg16_measured.csv")
+    code, out, _ = cli("plan", "--profile", path, "--devices", "4", "--straight", "--json")
+    assert code == 0
+    assert json.loads(out)["optimal"] is True
+
+
+def test_a_network_is_no_profile(cli, tmp_path):
+    path = tmp_path / "net.csv"
+    path.write_text("Layer,M,N,K\nfc,4,8,8\n")
+    code, _, err = cli("plan", "--profile", path, "--devices", "2", "--straight")
+    assert code == 2
+    assert "is no profile: its layers have shapes, not times" in err
+
+
+def test_fixed_batch_onnx(tmp_path):
+    onnx = pytest.importorskip("onnx", reason="needs the extra onnx")
+    helper, kind = onnx.helper, onnx.TensorProto.FLOAT
+    weight = helper.make_tensor("w", kind, (8, 4), [0.5] * 32)
+    node = helper.make_node("MatMul", ["x", "w"], ["y"], name="fc")
+    ends = [helper.make_tensor_value_info(n, kind, s) for n, s in (("x", (4, 8)), ("y", (4, 4)))]
+    model = helper.make_model(helper.make_graph([node], "net", ends[:1], ends[1:], [weight]))
+    path = tmp_path / "net.onnx"
+    onnx.save(model, path)
+    best = explore(request(batch=4, network=str(path), num_microbatches=1)).best
+    assert best.microbatch == 4

@@ -1,0 +1,318 @@
+"""Schedules against closed forms, published numbers, and their own text forms."""
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from fpgapipe.lowering.schedule.schedule import (
+    Lane,
+    Schedule,
+    ScheduleError,
+    Task,
+    TaskKind,
+    from_pytorch_csv,
+    parse,
+    to_pytorch_csv,
+)
+from fpgapipe.partition.schedule.schedule_kinds import KINDS, interleaved, make_schedule
+from fpgapipe.partition.schedule.zero_bubble import zb_auto
+from fpgapipe.partition.timeline.timeline import StageTimes, simulate
+
+seconds = st.floats(0.01, 10)
+sizes = {"n": st.integers(1, 9), "m": st.integers(1, 20), "f": seconds, "b": seconds}
+
+
+def run(kind, n, m, f, b, transfer=0.0, **more):
+    """Simulate a kind with equal stages, the backward pass split in half."""
+    schedule = make_schedule(kind, n, m)
+    times = StageTimes.uniform(schedule.num_stages, f, b / 2, b / 2, transfer_s=transfer, **more)
+    return simulate(schedule, times)
+
+
+# Closed forms ----------------------------------------------------------------------------------
+
+
+@given(**sizes)
+def test_flush_schedules_take_m_plus_n_minus_1_steps(n, m, f, b):
+    for kind in ("gpipe", "1f1b", "1f1b-as", "1f1b-sno", "1f1b-so", "pipedream"):
+        assert run(kind, n, m, f, b).makespan_s == pytest.approx((m + n - 1) * (f + b))
+
+
+@given(**sizes)
+def test_two_engines_take_m_plus_2n_minus_1_steps(n, m, f, b):
+    assert run("fbp-as", n, m, f, b).makespan_s == pytest.approx((m + 2 * n - 1) * (f + b))
+
+
+@given(**sizes, share=st.floats(0, 1))
+def test_streamed_transfers_cost_nothing_while_they_are_shorter_than_the_pass(n, m, f, b, share):
+    transfer = share * min(f, b)
+    assert run("1f1b-as", n, m, f, b, transfer).makespan_s == pytest.approx((m + n - 1) * (f + b))
+
+
+@given(**sizes, share=st.floats(0, 1))
+def test_blocking_transfers_stay_within_their_bound(n, m, f, b, share):
+    transfer = share * min(f, b)
+    bound = (m + n - 1) * (f + b) + max(m + n - 2, 0) * 2 * transfer
+    assert run("1f1b-sno", n, m, f, b, transfer).makespan_s <= bound * (1 + 1e-9)
+
+
+@given(n=st.integers(1, 8), extra=st.integers(0, 20), f=seconds, b=seconds, share=st.floats(0, 1))
+def test_twice_the_warm_up_hides_transfers(n, extra, f, b, share):
+    """Holds for SR up to half of F + B, where F and B each cover the transfer of their result."""
+    transfer = share * min(f, b, (f + b) / 2)
+    m = 2 * n + extra
+    form = (m + n - 1) * (f + b) + (n - 1) * 2 * transfer
+    assert run("1f1b-so", n, m, f, b, transfer).makespan_s == pytest.approx(form)
+
+
+@given(n=st.integers(1, 6), m=st.integers(1, 30), f=seconds, b=seconds)
+def test_data_parallel_takes_its_share_of_the_whole_network(n, m, f, b):
+    schedule = make_schedule("data-parallel", n, m)
+    times = StageTimes.uniform(n, n * f, n * b / 2, n * b / 2, update_s=3.0)
+    rounds = -(-m // n)
+    assert simulate(schedule, times).makespan_s == pytest.approx(rounds * n * (f + b) + 3.0)
+
+
+@given(n=st.integers(1, 6), units=st.integers(1, 5), chunks=st.integers(1, 4), f=seconds, b=seconds)
+def test_interleaving_divides_the_bubble_by_the_chunks(n, units, chunks, f, b):
+    """Source: Narayanan et al., SC 2021: bubble over ideal time is (p - 1) / (v m)."""
+    m = n * units
+    schedule = interleaved(n, m, chunks)
+    times = StageTimes.uniform(n * chunks, f / chunks, b / 2 / chunks, b / 2 / chunks)
+    ideal = m * (f + b)
+    expected = ideal * (1 + (n - 1) / (chunks * m))
+    assert simulate(schedule, times).makespan_s == pytest.approx(expected)
+
+
+@given(half=st.integers(1, 6), units=st.integers(1, 4), f=seconds)
+def test_chimeras_bubble(half, units, f):
+    """Source: Li and Hoefler, SC 2021: (D - 2) / (2 T + D - 2) where F = B."""
+    d = 2 * half
+    m = d * units
+    rate = run("chimera", d, m, f, f).bubble_rate
+    assert rate == pytest.approx((d - 2) / (2 * m + d - 2), abs=1e-9)
+
+
+@given(**sizes)
+def test_features_kept_are_those_of_the_table(n, m, f, b):
+    ones = range(n, 0, -1)
+    for kind, expected in {
+        "gpipe": [m] * n,
+        "1f1b-as": [min(i, m) for i in ones],
+        "1f1b-sno": [min(i, m) for i in ones],
+        "1f1b-so": [min(2 * i - 1, m) for i in ones],
+        "fbp-as": [min(2 * i - 1, m) for i in ones],
+    }.items():
+        assert list(run(kind, n, m, f, b).peak_microbatches()) == expected
+
+
+# Published and derived numbers -----------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("n", "m", "transfer", "expected"),
+    [
+        (4, 8, 0.5, (33, 42.5, 41, 36, 45)),
+        (4, 16, 0.5, (57, 74.5, 71, 60, 69)),
+        (8, 32, 0.5, (117, 154.5, 151, 124, 141)),
+        (8, 32, 1.0, (117, 192, 185, 131, 141)),
+        (4, 64, 1.0, (201, 332, 301, 207, 213)),
+    ],
+)
+def test_check_values(n, m, transfer, expected):
+    kinds = ("1f1b-as", "1f1b-sno", "1f1b", "1f1b-so", "fbp-as")
+    assert tuple(run(kind, n, m, 1, 2, transfer).makespan_s for kind in kinds) == expected
+
+
+@pytest.mark.parametrize(
+    ("p", "m", "tf", "tb", "tw", "hop", "rates"),
+    [
+        (8, 24, 18.522, 18.086, 9.337, 0.601, (0.2431, 0.1585, 0.1083)),
+        (8, 64, 18.546, 18.097, 9.321, 0.762, (0.1240, 0.0674, 0.0444)),
+        (8, 32, 29.802, 29.428, 19.530, 0.577, (0.1898, 0.1045, 0.0559)),
+        (16, 64, 11.307, 11.254, 8.101, 0.379, (0.2082, 0.1088, 0.0516)),
+        (32, 128, 10.408, 10.204, 7.703, 0.408, (0.2168, 0.1106, 0.0490)),
+    ],
+)
+def test_published_bubble_rates(p, m, tf, tb, tw, hop, rates):
+    """Source: Qi et al., "Zero Bubble Pipeline Parallelism", ICLR 2024; to four digits."""
+    times = StageTimes.uniform(p, tf, tb, tw, transfer_s=hop)
+    found = [
+        round(simulate(make_schedule(kind, p, m), times).bubble_rate, 4)
+        for kind in ("1f1b", "zb-h1", "zb-h2")
+    ]
+    assert tuple(found) == rates
+
+
+def test_zero_bubble_with_equal_times():
+    times = StageTimes.uniform(4, 1, 1, 1)
+    spans = [
+        simulate(make_schedule(kind, 4, 8), times).span_s for kind in ("1f1b", "zb-h1", "zb-h2")
+    ]
+    assert spans == [33, 27, 24]
+    assert simulate(make_schedule("zb-h1", 4, 8), times).peak_microbatches() == (4, 4, 4, 4)
+    assert simulate(make_schedule("zb-h2", 4, 8), times).peak_microbatches() == (7, 7, 7, 7)
+
+
+# zb-auto ---------------------------------------------------------------------------------------
+
+durations = st.lists(st.floats(0.1, 3), min_size=6, max_size=6)
+
+
+@settings(max_examples=40)
+@given(
+    p=st.integers(1, 6),
+    m=st.integers(1, 14),
+    extra=st.integers(0, 6),
+    f=durations,
+    b=durations,
+    w=durations,
+    hop=st.floats(0, 1),
+)
+def test_zb_auto_is_never_worse_than_zb_h1(p, m, extra, f, b, w, hop):
+    times = StageTimes.uniform(p, f[:p], b[:p], w[:p], transfer_s=hop)
+    found = simulate(zb_auto(p, m, times, memory_limit=p + extra), times)
+    handmade = simulate(make_schedule("zb-h1", p, m), times)
+    assert found.span_s <= handmade.span_s * (1 + 1e-9)
+    assert found.makespan_s <= handmade.makespan_s * (1 + 1e-9)
+    assert max(found.peak_microbatches()) <= p + extra
+
+
+@settings(max_examples=30)
+@given(p=st.integers(1, 6), m=st.integers(1, 14), limit=st.integers(1, 6))
+def test_zb_auto_keeps_small_limits(p, m, limit):
+    times = StageTimes.uniform(p, 1, 1, 1)
+    assert (
+        max(simulate(zb_auto(p, m, times, memory_limit=limit), times).peak_microbatches()) <= limit
+    )
+
+
+def test_zb_auto_reaches_zero_bubble_where_there_is_room():
+    times = StageTimes.uniform(4, 1, 1, 1)
+    assert simulate(zb_auto(4, 8, times, memory_limit=7), times).span_s == 24
+
+
+# Text ------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize(("n", "m"), [(1, 1), (2, 2), (4, 8)])
+def test_text_is_read_back(kind, n, m):
+    if kind == "chimera" and n == 1:
+        return
+    schedule = make_schedule(kind, n, m)
+    again = parse(str(schedule))
+    assert str(again) == str(schedule)
+    assert again.lanes == schedule.lanes
+    assert again.routes == schedule.routes
+    np.testing.assert_array_equal(again.route_of, schedule.route_of)
+
+
+def test_text_by_hand():
+    lines = str(make_schedule("zb-h1", 2, 2)).splitlines()
+    assert lines[-2:] == [
+        "device 0 compute: F0@0 F1@0 dX0@0 dW0@0 dX1@0 dW1@0 U@0",
+        "device 1 compute: F0@1 dX0@1 F1@1 dX1@1 dW0@1 dW1@1 U@1",
+    ]
+
+
+@pytest.mark.parametrize("kind", ["gpipe", "1f1b-sno", "interleaved", "zb-h2", "chimera"])
+def test_pytorch_csv_is_read_back(kind):
+    schedule = make_schedule(kind, 4, 8)
+    again = from_pytorch_csv(to_pytorch_csv(schedule))
+    assert again.placement == schedule.placement
+    for ours, theirs in zip(schedule.lanes, again.lanes, strict=True):
+        assert [task for task in ours if task.kind != TaskKind.U] == list(theirs)
+
+
+def test_pytorch_csv_of_pytorch():
+    """What PyTorch's own 1F1B and zero-bubble schedules look like, idle cells included."""
+    schedule = from_pytorch_csv("0F0,0F1,,,0B0,,0B1\n,1F0,1I0,1F1,1W0,1B1,\n")
+    assert schedule.placement == (0, 1)
+    assert str(schedule.lanes[1].kinds.tolist()) == "[0, 2, 0, 3, 1]"
+    assert simulate(schedule, StageTimes.uniform(2, 1, 1, 1)).makespan_s > 0
+
+
+def test_pytorch_reads_what_we_write():
+    pipelining = pytest.importorskip(
+        "torch.distributed.pipelining.schedules", reason="needs the torch extra"
+    )
+    rows = to_pytorch_csv(make_schedule("zb-h1", 3, 4)).splitlines()
+    for row in rows:
+        for cell in row.split(","):
+            assert str(pipelining._Action.from_str(cell)) == cell
+
+
+# Refusals --------------------------------------------------------------------------------------
+
+GOOD = str(make_schedule("1f1b", 2, 2))
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (("F0@0", "G0@0"), "schedule line 7: 'G0@0' is no task; a task is such as F3@1 or dX0@2"),
+        (("F0@0", "F0"), "schedule line 7: 'F0' is no task; a task is such as F3@1 or dX0@2"),
+        (("route 0 1", "route 0 7"), "schedule route 0 names a stage that has no placement"),
+        (("microbatches 2", "microbatches two"), "schedule lacks, or has no single value for, "),
+        (("microbatches 2", "microbatches 0"), "schedule needs a route, a placement and 1..2**24"),
+        (("transfer after", "transfer soon"), "schedule transfer must be stream, after or block"),
+        (("placement", "places"), "schedule line 5: begins with 'places', which is no part of a"),
+        (("route 0 1", "route 0 1 for 0"), "schedule"),
+    ],
+)
+def test_text_with_faults(change, message):
+    text = GOOD.replace(*change)
+    assert text != GOOD
+    if change[1].endswith("for 0"):
+        parse(text)  # one route takes all, said or not
+        return
+    with pytest.raises(ScheduleError) as error:
+        parse(text)
+    assert str(error.value).startswith(message)
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("0F0,0X1", "PyTorch schedule, row 1: '0X1' is no action"),
+        ("0F0\n0F1", "PyTorch schedule: stage 0 is on devices 0 and 1"),
+        ("1F0", "PyTorch schedule: stages must be numbered from 0 without a gap"),
+        ("0F1", "PyTorch schedule: micro-batches must be numbered from 0 without a gap"),
+        ("", "PyTorch schedule: stages must be numbered from 0 without a gap"),
+    ],
+)
+def test_csv_with_faults(text, message):
+    with pytest.raises(ScheduleError) as error:
+        from_pytorch_csv(text)
+    assert str(error.value).startswith(message)
+
+
+@pytest.mark.parametrize(
+    ("kind", "n", "m", "message"),
+    [
+        ("1f1c", 2, 2, "no schedule '1f1c'; did you mean '1f1b'?"),
+        ("gpipe", 0, 2, "gpipe needs 1..65536 devices, not 0"),
+        ("gpipe", 2, 0, "gpipe needs 1..16777216 micro-batches, not 0"),
+        ("chimera", 3, 3, "chimera needs an even number of devices, not 3"),
+        ("chimera", 4, 6, "chimera needs a multiple of 4 micro-batches, not 6"),
+        ("interleaved", 4, 6, "interleaved needs a multiple of 4 micro-batches"),
+    ],
+)
+def test_kinds_that_cannot_be_made(kind, n, m, message):
+    with pytest.raises(ScheduleError) as error:
+        make_schedule(kind, n, m)
+    assert str(error.value).startswith(message)
+
+
+def test_csv_has_no_second_engine():
+    with pytest.raises(ScheduleError, match="fbp-as has two engines a device"):
+        to_pytorch_csv(make_schedule("fbp-as", 2, 2))
+
+
+def test_a_lane_prints_its_tasks():
+    lane = Lane.of(3, "compute", [(0, 3, 1), (4, 3, -1)])
+    assert [str(task) for task in lane] == ["F1@3", "U@3"]
+    assert list(lane) == [Task(TaskKind.F, 3, 1), Task(TaskKind.U, 3, -1)]
+    assert isinstance(make_schedule("gpipe", 1, 1), Schedule)

@@ -1,0 +1,58 @@
+"""The operand reader: vectors for the array, its gateware against the models of its parts."""
+
+import dataclasses
+import re
+
+import pytest
+from core_cases import some_of
+
+from fpgapipe.hw.hls_models.spec.core_spec import CoreSpec, ScratchpadSpec
+from fpgapipe.hw.rtl.gemm.operand import OperandReader
+from fpgapipe.sim_tb.drivers.simulate import SimulationError, simulate, simulate_verilog
+from fpgapipe.sim_tb.native.verilate import verilog_of
+
+TESTS = (
+    "matches_model",
+    "loses_no_cycle",
+    "reads_only_what_counts",
+    "halts",
+    "forgets_at_reset",
+)
+CORE = CoreSpec(8, 4, scratchpad=ScratchpadSpec(2, 4096))
+
+
+@pytest.mark.sim
+@pytest.mark.parametrize("rows", [4, 32])
+def test_gateware_matches_model(rows, tmp_path):
+    spec = dataclasses.replace(CORE, rows=rows)
+    assert simulate(OperandReader(spec), "tb_operand", tmp_path).tests == TESTS
+
+
+# A fault in the Verilog, and the test that has to see it.
+FAULTS = {
+    "keeps elements that do not count": (
+        r"(plane0\[31\]  = )\S+ \[31\] \? (value\[511:496\]) : 16'h0000",
+        r"\1\2",
+        "matches_model",
+    ),
+    "drops the lower halves of FP32": (r", low_more \}", ", 16'h0000 }", "matches_model"),
+    "reads while halted": (r"~ halt", "1'h1", "halts"),
+    "keeps half a word through a reset": (
+        r"\bhas_low <= ",
+        "if (!rst) has_low <= ",
+        "forgets_at_reset",
+    ),
+}
+
+
+@pytest.mark.sim
+@pytest.mark.parametrize("fault", some_of(FAULTS, kept=1))
+def test_testbench_sees(fault, tmp_path):
+    pattern, replacement, test = FAULTS[fault]
+    faulty, count = re.subn(pattern, replacement, verilog_of(OperandReader(CORE)), count=1)
+    assert count == 1
+    with pytest.raises(SimulationError) as caught:
+        simulate_verilog(
+            faulty, "tb_operand", tmp_path, parameters=dataclasses.asdict(CORE), seed=1
+        )
+    assert test in caught.value.failures
