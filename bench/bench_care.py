@@ -218,7 +218,7 @@ def as_ours(
 
 def check_inference(case: Case, source: Source, graph: Graph) -> None:
     """Hold the bit-exact model's inference to the source."""
-    options = StepOptions(feature_bytes=4, train=False)
+    options = StepOptions(activation_bytes=4, train=False)
     pipeline = build_pipeline(
         graph, [CORE], [list(graph.layers)], make_schedule("gpipe", 1, 1), options=options
     )
@@ -234,7 +234,7 @@ def check_inference(case: Case, source: Source, graph: Graph) -> None:
 
 def check_step(case: Case, source: Source, graph: Graph) -> float:
     """Hold a training step of the bit-exact model to the source; returns the largest error."""
-    options = StepOptions(feature_bytes=4)
+    options = StepOptions(activation_bytes=4)
     pipeline = build_pipeline(
         graph, [CORE], [list(graph.layers)], make_schedule("1f1b", 1, 1), options=options
     )

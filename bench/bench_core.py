@@ -155,7 +155,7 @@ def main() -> None:
         note(f"{layer} {which}: {found.to_dict()['utilisation']:.3f}")
 
     resnet = convolutions("resnet50")
-    predicted = [lower_layer(c, "forward", core).blocked.prediction.cycles for c in resnet]
+    predicted = [lower_layer(c, "forward", core).tiled_product.prediction.cycles for c in resnet]
     result["resnet50_forward"] = {
         "convolutions": len(resnet),
         "macs": sum(conv.macs for conv in resnet),

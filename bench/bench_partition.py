@@ -46,7 +46,7 @@ def problem(
         backward_s=2 * forward_s,
         output_bytes=rng.integers(1_000, 100_000, num_layers).astype(float),
         weight_bytes=rng.integers(0, 10_000, num_layers).astype(float),
-        feature_bytes=rng.integers(0, 1_000, num_layers).astype(float),
+        activation_bytes=rng.integers(0, 1_000, num_layers).astype(float),
         edges=tuple((i, i + 1) for i in range(num_layers - 1)),
         device_names=tuple(f"device{i}" for i in range(num_devices)),
         device_kinds=np.arange(num_devices) % kinds,

@@ -117,7 +117,7 @@ class TorchBackend(StepRunner):
         if precision == "mxint8":
             from fpgapipe.host.backends.torch_core import CoreNumbers
 
-            self._core = CoreNumbers(graph, self._options.feature_bytes)
+            self._core = CoreNumbers(graph, self._options.activation_bytes)
 
     def _places(self, shapes: dict[str, tuple[int, ...]]) -> dict[str, NDArray[np.float32]]:
         """Make the memory; returns its parts."""

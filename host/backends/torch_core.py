@@ -54,7 +54,7 @@ class CoreNumbers:
     Parameters
     ----------
     graph : Graph
-    feature_bytes : int
+    activation_bytes : int
         As in `fpgapipe.lowering.units.step_options.StepOptions`.
 
     Raises
@@ -63,11 +63,11 @@ class CoreNumbers:
         If the core does not run a layer.
     """
 
-    def __init__(self, graph: Graph, feature_bytes: int) -> None:
+    def __init__(self, graph: Graph, activation_bytes: int) -> None:
         self._graph = graph
         self._units = units_of(graph)
         self._layouts = layouts_of(graph, self._units)
-        self._feature_bytes = feature_bytes
+        self._activation_bytes = activation_bytes
 
     def infer(self, weights: Tensors, inputs: Tensors) -> dict[str, torch.Tensor]:
         """Compute the network's outputs, by the running averages of batch normalisation."""
@@ -94,7 +94,7 @@ class CoreNumbers:
 
     def _feature(self, x: torch.Tensor) -> torch.Tensor:
         """Round as a feature or its gradient lies in memory."""
-        return _to_bf16(x) if self._feature_bytes == 2 else x
+        return _to_bf16(x) if self._activation_bytes == 2 else x
 
     # ------------------------------------------------------------------ forward
 

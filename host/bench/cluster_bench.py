@@ -144,7 +144,7 @@ def make_chain(
         end = page(layer.entry + len(encode(instructions)))
         programs.append(replace(layer, instructions=instructions, memory_bytes=end))
     transfer = layer.tensors["y"].size_bytes / min(core.links[0].phy_bytes, 64)
-    a_round = max(layer.blocked.prediction.cycles, round(transfer))
+    a_round = max(layer.tiled_product.prediction.cycles, round(transfer))
     return Chain(core, rounds, programs, (rounds + num_devices - 1) * a_round)
 
 

@@ -117,7 +117,7 @@ class CoreBench:
     def to_dict(self) -> dict[str, Any]:
         """The figures."""
         macs = self.program.conv.macs
-        predicted = self.program.blocked.prediction.cycles
+        predicted = self.program.tiled_product.prediction.cycles
         return {
             "rows": self.core.rows,
             "cols": self.core.cols,
@@ -177,7 +177,7 @@ def bench_layer(
     ) as device:
         device.reset()
         device.memory[:] = image
-        predicted = program.blocked.prediction.cycles
+        predicted = program.tiled_product.prediction.cycles
         cycles = run_program(
             device,
             registers,

@@ -72,7 +72,7 @@ if TYPE_CHECKING:
 
 MANIFEST = "manifest.json"
 RUN = "run"
-FORMAT_VERSION = 5
+FORMAT_VERSION = 6
 
 MAX_MANIFEST_BYTES = 1 << 20
 """A larger manifest is not read: it has some hundred bytes for each device."""

@@ -28,7 +28,7 @@ from fpgapipe.hw.hls_models.isa.instructions import WORD_BYTES, Opcode
 from fpgapipe.hw.hls_models.model.link_dma import words_of_packet
 from fpgapipe.hw.hls_models.model.sequencer import SequencerSpec
 from fpgapipe.hw.hls_models.spec.link import TRAILER_BYTES, Channel
-from fpgapipe.lowering.program.lanes import is_side_by_side
+from fpgapipe.lowering.program.lanes import is_concurrent
 from fpgapipe.lowering.program.pipeline import link_after
 from fpgapipe.lowering.schedule.schedule import TaskKind
 from fpgapipe.lowering.units.step_options import scalar_bits
@@ -257,7 +257,7 @@ class Times:
         np.minimum.at(received, group_of, np.where(self._takes, self.begins, inf))
         np.maximum.at(ends, group_of, self.ends)
         begins = np.where(received < inf, received, begins)
-        has_lanes = is_side_by_side(self.program.instructions)
+        has_lanes = is_concurrent(self.program.instructions)
         spans = []
         last = [0.0, 0.0]
         for task, begin, end in zip(tasks, begins.tolist(), ends.tolist(), strict=True):
@@ -341,7 +341,7 @@ def _link_row(found: Measurement, source: int, target: int, event: float) -> dic
     spec = part.core.links[link]
     wire = timing.wires[min(source, target)]
     rate = min(wire.bytes_per_cycle, spec.phy_bytes)
-    channel = Channel.FEATURES if forward else Channel.GRADIENTS
+    channel = Channel.ACTIVATIONS if forward else Channel.GRADIENTS
     words = sum(
         words_of_packet(each.body)
         for each in part.instructions

@@ -25,7 +25,7 @@ from fpgapipe.hw.hls_models.cycles.engine_cycles import SIGNAL_CYCLES
 from fpgapipe.hw.hls_models.cycles.link_cycles import WireTiming
 from fpgapipe.hw.hls_models.isa.instructions import WORD_BYTES
 from fpgapipe.hw.hls_models.spec.link import TRAILER_BYTES, Channel
-from fpgapipe.lowering.program.lanes import is_side_by_side
+from fpgapipe.lowering.program.lanes import is_concurrent
 from fpgapipe.lowering.program.pipeline import link_after
 from fpgapipe.lowering.schedule.schedule import Lane, Schedule, Task, TaskKind
 from fpgapipe.lowering.schedule.tasks import common_steps, slots_of
@@ -85,7 +85,7 @@ class PipelineTiming:
     def _steps(self) -> list[list[int]]:
         """Step of each task, by device; tasks side by side, on two GEMM engines, have the same."""
         parts = self.pipeline.parts
-        if not any(is_side_by_side(part.instructions) for part in parts):
+        if not any(is_concurrent(part.instructions) for part in parts):
             return [list(range(len(part.tasks))) for part in parts]
         lanes, limits = [], []
         for part in parts:
@@ -130,7 +130,7 @@ class PipelineTiming:
                 else:
                     passes[task.kind][stage, task.microbatch] = cycles
         sent = {}
-        for channel in (Channel.FEATURES, Channel.GRADIENTS):
+        for channel in (Channel.ACTIVATIONS, Channel.GRADIENTS):
             table, lag = np.zeros(shape), np.zeros(shape)
             for maker, user in self._neighbours(channel):
                 self._count_words(maker, user, table)
@@ -138,23 +138,23 @@ class PipelineTiming:
                     microbatch = self.tasks[maker].program.tasks[number].microbatch
                     lag[maker, microbatch] = found.cycles
             sent[channel] = table, lag
-        features, gradients = sent[Channel.FEATURES], sent[Channel.GRADIENTS]
+        activations, gradients = sent[Channel.ACTIVATIONS], sent[Channel.GRADIENTS]
         return StageTimes(
             passes[TaskKind.F],
             passes[TaskKind.DX],
             passes[TaskKind.DW],
             update,
-            features[0],
+            activations[0],
             gradients[0],
             max((wire.latency_cycles for wire in self.wires), default=0),
-            features[1],
+            activations[1],
             gradients[1],
         )
 
     def _neighbours(self, channel: Channel) -> list[tuple[int, int]]:
         """Stages that send on a channel, each with the one that it sends to."""
         pairs = list(pairwise(range(len(self.pipeline.parts))))
-        return pairs if channel is Channel.FEATURES else [pair[::-1] for pair in pairs]
+        return pairs if channel is Channel.ACTIVATIONS else [pair[::-1] for pair in pairs]
 
     def _count_words(self, maker: int, user: int, table: NDArray[np.float64]) -> None:
         """Add up the cycles on the wire of what goes from a stage to one beside it."""
@@ -171,7 +171,7 @@ class PipelineTiming:
     def _lags(self) -> dict[tuple[int, int], dict[int, Lag]]:
         """From each stage to each beside it, by the maker's task."""
         found = {}
-        for channel in (Channel.FEATURES, Channel.GRADIENTS):
+        for channel in (Channel.ACTIVATIONS, Channel.GRADIENTS):
             for maker, user in self._neighbours(channel):
                 makes, uses = self.tasks[maker], self.tasks[user]
                 _, *link = _ends(maker, user)
@@ -191,13 +191,13 @@ class PipelineTiming:
         """What tasks wait for since a task beside them in their step uses it."""
         return [
             (
-                self.tasks[user].program.tasks[lag.beside],
+                self.tasks[user].program.tasks[lag.concurrent],
                 self.tasks[maker].program.tasks[task],
-                lag.cycles_beside,
+                lag.cycles_concurrent,
             )
             for (maker, user), found in self._lags.items()
             for task, lag in found.items()
-            if lag.beside >= 0
+            if lag.concurrent >= 0
         ]
 
     @cached_property
@@ -251,7 +251,7 @@ class PipelineTiming:
 def _ends(maker: int, user: int) -> tuple[Channel, int, int]:
     """How a stage sends to one beside it: the channel, its link, and the other's."""
     if maker < user:
-        return Channel.FEATURES, link_after(maker), 0
+        return Channel.ACTIVATIONS, link_after(maker), 0
     return Channel.GRADIENTS, 0, link_after(user)
 
 

@@ -71,16 +71,16 @@ class Needed(NamedTuple):
     rest : float
         Cycles that the task takes when the part, as the last, has come; less than 0 if nothing of
         the task waits for it.
-    beside : int
+    concurrent : int
         The task that ends first of the step, -1 if it is the same.
-    rest_beside : float
+    rest_concurrent : float
         Cycles that this one takes when the part has come.
     """
 
     task: int
     rest: float
-    beside: int
-    rest_beside: float
+    concurrent: int
+    rest_concurrent: float
 
 
 class Lag(NamedTuple):
@@ -90,15 +90,15 @@ class Lag(NamedTuple):
     ----------
     cycles : float
         Of the task that uses the result.
-    beside : int
+    concurrent : int
         The task that ends before it in the same step, -1 without one.
-    cycles_beside : float
+    cycles_concurrent : float
         Of that task, which cannot end without the result either.
     """
 
     cycles: float
-    beside: int
-    cycles_beside: float
+    concurrent: int
+    cycles_concurrent: float
 
 
 @dataclass(frozen=True)
@@ -192,11 +192,11 @@ class TaskTimes:
         for index, task, _ in self._packets(Opcode.RECEIVE, link, channel):
             first = firsts[self.step_of[task]]
             waiter = self._waiter_of.get(index)
-            rest, beside = (
+            rest, concurrent = (
                 -1.0 if waiter is None else float(ends[each] - run.starts[waiter])
                 for each in (task, first)
             )
-            found.append(Needed(task, rest, -1 if first == task else first, beside))
+            found.append(Needed(task, rest, -1 if first == task else first, concurrent))
         return found
 
     def _packets(
@@ -355,11 +355,11 @@ def lags(
             memories,
             wire,
         )
-        user, beside = pairs[0][1].task, pairs[0][1].beside
-        rest, rest_beside = (
+        user, concurrent = pairs[0][1].task, pairs[0][1].concurrent
+        rest, rest_concurrent = (
             max(at + getattr(other, name) for at, (_, other) in zip(come, pairs, strict=True))
             for name in ("rest", "rest_beside")
         )
-        lag_beside = 0.0 if beside < 0 else rest_beside - float(durations[beside])
-        found[task] = Lag(rest - float(durations[user]), beside, lag_beside)
+        lag_concurrent = 0.0 if concurrent < 0 else rest_concurrent - float(durations[concurrent])
+        found[task] = Lag(rest - float(durations[user]), concurrent, lag_concurrent)
     return found

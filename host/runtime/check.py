@@ -31,7 +31,7 @@ from fpgapipe.host.backends.base import Backend
 from fpgapipe.hw.hls_models.isa.instructions import encode, span_of
 from fpgapipe.hw.hls_models.numerics.mx import MX_BLOCK
 from fpgapipe.lowering.memory.memory_map import LASTING, LOSS
-from fpgapipe.lowering.program.waits import WRITES
+from fpgapipe.lowering.program.hazards import WRITES
 from fpgapipe.lowering.schedule.schedule import Task, TaskKind
 from fpgapipe.lowering.units.step_options import SUFFIXES
 

@@ -54,9 +54,9 @@ class Inference:
     def __init__(
         self, graph: Graph, core: CoreSpec, samples: Samples, options: StepOptions | None = None
     ) -> None:
-        feature_bytes = (options or StepOptions()).feature_bytes
+        activation_bytes = (options or StepOptions()).activation_bytes
         self._program = build_step(
-            graph, core, options=StepOptions(feature_bytes=feature_bytes, train=False)
+            graph, core, options=StepOptions(activation_bytes=activation_bytes, train=False)
         )
         self._samples = samples
         (self._input,), (self._output,) = graph.inputs, graph.outputs

@@ -6,7 +6,7 @@ from fpgapipe.hw.hls_models.isa.instructions import WORD_BYTES
 from fpgapipe.hw.hls_models.isa.vector_fields import Format
 from fpgapipe.hw.hls_models.isa.vector_op import LANES, Source, Steps, Target, VectorOp
 from fpgapipe.hw.hls_models.numerics.mx import BLOCK_BYTES, MX_BLOCK
-from fpgapipe.lowering.tiling.elementwise import MANY_ELEMENTS, flat_slab
+from fpgapipe.lowering.tiling.elementwise import MANY_ELEMENTS, flat_tile
 from fpgapipe.lowering.tiling.kernel import (
     Buffer,
     Move,
@@ -79,7 +79,7 @@ def cast(name: str, x: Tensor, y: Tensor, region: Region) -> VectorKernel:
     for first in range(0, number, most):
         count = min(most, number - first)
         source, target = (
-            flat_slab(tensor, first * row_elements(tensor), count * row_elements(tensor))
+            flat_tile(tensor, first * row_elements(tensor), count * row_elements(tensor))
             for tensor in (x, y)
         )
         lanes: Steps = (LANES, MX_BLOCK, 0)

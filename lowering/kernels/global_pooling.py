@@ -4,10 +4,10 @@ from collections.abc import Iterator, Mapping
 from dataclasses import replace
 
 from fpgapipe.hw.hls_models.isa.vector_op import LANES, Constant, Factor
-from fpgapipe.lowering.tiling.boxes import Box, Delta, View, box_kernel, turn_of
 from fpgapipe.lowering.tiling.channels import padded
 from fpgapipe.lowering.tiling.kernel import Region, Step, Tensor, VectorKernel
 from fpgapipe.lowering.tiling.nest import nest, spans
+from fpgapipe.lowering.tiling.spatial import Delta, SpatialTile, View, loop_of, spatial_kernel
 
 _NONE = Constant(0.0)
 
@@ -37,19 +37,19 @@ def global_average(name: str, x: Tensor, y: Tensor, region: Region) -> VectorKer
         pitch = 4 * padded(depth)
         return View(0, (0, pitch, height * pitch), 4, depth, (height, 1))
 
-    def steps(box: Box, views: Mapping[str, View]) -> Iterator[Step]:
-        part, first = parts(box.depth), box.rows[0]
+    def steps(spatial_tile: SpatialTile, views: Mapping[str, View]) -> Iterator[Step]:
+        part, first = parts(spatial_tile.depth), spatial_tile.rows[0]
         x, target = views["x"], views["y"]
         down, images, groups = (
-            turn_of(count, x, delta, part, delta)
+            loop_of(count, x, delta, part, delta)
             for count, delta in (
-                (box.num_rows, Delta(rows=1)),
-                (box.num_images, Delta(images=1)),
-                (box.groups, Delta(channels=LANES)),
+                (spatial_tile.num_rows, Delta(rows=1)),
+                (spatial_tile.num_images, Delta(images=1)),
+                (spatial_tile.groups, Delta(channels=LANES)),
             )
         )
-        across = turn_of(width, x, Delta(columns=1))
-        for begin, end in spans(box.num_rows):
+        across = loop_of(width, x, Delta(columns=1))
+        for begin, end in spans(spatial_tile.num_rows):
             op = nest(
                 [replace(down, count=end - begin), images, groups],
                 [across],
@@ -57,17 +57,17 @@ def global_average(name: str, x: Tensor, y: Tensor, region: Region) -> VectorKer
                 part.target(first + begin, 0),
             )
             yield Step(op, "x", "parts")
-        if box.rows[1] == height:
+        if spatial_tile.rows[1] == height:
             whole = (
-                turn_of(count, part, delta, target, delta)
+                loop_of(count, part, delta, target, delta)
                 for count, delta in (
-                    (box.num_images, Delta(images=1)),
-                    (box.groups, Delta(channels=LANES)),
+                    (spatial_tile.num_images, Delta(images=1)),
+                    (spatial_tile.groups, Delta(channels=LANES)),
                 )
             )
             op = nest(
                 list(whole),
-                [turn_of(height, part, Delta(rows=1))],
+                [loop_of(height, part, Delta(rows=1))],
                 part.source(0, 0),
                 target.target(0, 0),
                 factor=Factor.CONSTANT,
@@ -75,7 +75,7 @@ def global_average(name: str, x: Tensor, y: Tensor, region: Region) -> VectorKer
             )
             yield Step(op, "parts", "y")
 
-    return box_kernel(
+    return spatial_kernel(
         name,
         region,
         "x",
@@ -92,24 +92,26 @@ def global_average_gradient(name: str, dy: Tensor, dx: Tensor, region: Region) -
     batch, height, width, channels = dx.shape
     dy = replace(dy, shape=(batch, 1, 1, channels))
 
-    def steps(box: Box, views: Mapping[str, View]) -> Iterator[Step]:
+    def steps(spatial_tile: SpatialTile, views: Mapping[str, View]) -> Iterator[Step]:
         source, target = views["dy"], views["dx"]
         turns = [
-            turn_of(width, source, Delta(), target, Delta(columns=1)),
-            turn_of(box.num_rows, source, Delta(), target, Delta(rows=1)),
-            turn_of(box.num_images, source, Delta(images=1), target, Delta(images=1)),
-            turn_of(box.groups, source, Delta(channels=LANES), target, Delta(channels=LANES)),
+            loop_of(width, source, Delta(), target, Delta(columns=1)),
+            loop_of(spatial_tile.num_rows, source, Delta(), target, Delta(rows=1)),
+            loop_of(spatial_tile.num_images, source, Delta(images=1), target, Delta(images=1)),
+            loop_of(
+                spatial_tile.groups, source, Delta(channels=LANES), target, Delta(channels=LANES)
+            ),
         ]
         op = nest(
             turns,
             [],
             source.source(0, 0),
-            target.target(box.rows[0], 0),
+            target.target(spatial_tile.rows[0], 0),
             factor=Factor.CONSTANT,
             constants=(_NONE, Constant(1 / (height * width))),
         )
         yield Step(op, "dy", "dx")
 
-    return box_kernel(
+    return spatial_kernel(
         name, region, "dx", {"dy": dy}, {"dx": dx}, {"dy": lambda rows: (0, 1)}, steps
     )

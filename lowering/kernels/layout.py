@@ -7,7 +7,7 @@ from math import prod
 from fpgapipe.hw.hls_models.isa.instructions import WORD_BYTES
 from fpgapipe.hw.hls_models.isa.vector_fields import Format
 from fpgapipe.hw.hls_models.isa.vector_op import Source, Target, VectorOp
-from fpgapipe.lowering.tiling.elementwise import flat_slab
+from fpgapipe.lowering.tiling.elementwise import flat_tile
 from fpgapipe.lowering.tiling.kernel import (
     Buffer,
     Move,
@@ -18,7 +18,7 @@ from fpgapipe.lowering.tiling.kernel import (
     VectorKernel,
     room_of,
 )
-from fpgapipe.lowering.tiling.slab import Slab, slab_of
+from fpgapipe.lowering.tiling.tile import Tile, tile_of
 
 PIECE_ELEMENTS = 1 << 13
 """Elements of a piece, about; each takes a vector of its own."""
@@ -80,8 +80,8 @@ def _matrices(x: Tensor, y: Tensor, number: int, group: int) -> Iterator[Piece]:
     pitches = columns * x.element_bytes, rows * y.element_bytes
     for first in range(0, number, group):
         count = min(group, number - first)
-        source = flat_slab(x, first * size, count * size)
-        target = flat_slab(y, first * size, count * size)
+        source = flat_tile(x, first * size, count * size)
+        target = flat_tile(y, first * size, count * size)
         yield _piece(x, y, source, target, pitches, (rows, columns, count))
 
 
@@ -110,18 +110,18 @@ def _tiles(x: Tensor, y: Tensor, number: int, tile: tuple[int, int]) -> Iterator
 
 def _part(
     tensor: Tensor, first: int, rows: int, columns: int, pitch: int, *, stored: bool = False
-) -> Slab:
+) -> Tile:
     """Lay a part of a matrix out; `first` and `pitch` are in elements."""
     size = tensor.element_bytes
     dims = [(rows, pitch * size)]
-    return slab_of(tensor.name, first * size, columns * size, dims, stored=stored)
+    return tile_of(tensor.name, first * size, columns * size, dims, stored=stored)
 
 
 def _piece(
     x: Tensor,
     y: Tensor,
-    source: Slab,
-    target: Slab,
+    source: Tile,
+    target: Tile,
     pitches: tuple[int, int],
     counts: tuple[int, int, int],
 ) -> Piece:

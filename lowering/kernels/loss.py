@@ -26,7 +26,7 @@ from fpgapipe.hw.hls_models.isa.vector_op import (
 )
 from fpgapipe.hw.hls_models.numerics.function import Function
 from fpgapipe.lowering.tiling.channels import padded, small
-from fpgapipe.lowering.tiling.elementwise import flat_slab
+from fpgapipe.lowering.tiling.elementwise import flat_tile
 from fpgapipe.lowering.tiling.kernel import (
     Buffer,
     Move,
@@ -36,7 +36,7 @@ from fpgapipe.lowering.tiling.kernel import (
     Tensor,
     VectorKernel,
 )
-from fpgapipe.lowering.tiling.nest import Turn, nest
+from fpgapipe.lowering.tiling.nest import VectorLoop, nest
 from fpgapipe.lowering.tiling.rows import MINUS_Y, Rows, piece_rows, reduction_buffers
 
 MOST_CLASSES = 1 << 16
@@ -134,8 +134,8 @@ def cross_entropy(
     pieces = []
     for first in range(0, batch, rows):
         count = min(rows, batch - first)
-        slabs = {
-            each: flat_slab(
+        tiles = {
+            each: flat_tile(
                 tensor, first * (tensor.elements // batch), count * (tensor.elements // batch)
             )
             for each, tensor in (sources | targets).items()
@@ -143,7 +143,7 @@ def cross_entropy(
         view = _Samples(
             count,
             classes,
-            {each: slab.shift for each, slab in slabs.items()},
+            {each: tile.shift for each, tile in tiles.items()},
             {each: tensor.fp32 for each, tensor in (sources | targets).items()},
             first,
             "gradient" if in_place else "work",
@@ -151,16 +151,16 @@ def cross_entropy(
         steps = [*view.losses(counts=correct is not None)]
         if gradient:
             steps += view.gradient(1 / batch if scale is None else scale)
-        loads = [Move(slabs[each], each) for each in sources]
-        stores = [Move(slabs[each], each) for each in targets]
+        loads = [Move(tiles[each], each) for each in sources]
+        stores = [Move(tiles[each], each) for each in targets]
         if first == 0:
-            loads.append(Move(flat_slab(table, 0, table.elements), "table"))
+            loads.append(Move(flat_tile(table, 0, table.elements), "table"))
         if first + count == batch:
             steps += _total("losses", "result", batch, 1 / batch)
-            stores.append(Move(flat_slab(loss, 0, 1), "result"))
+            stores.append(Move(flat_tile(loss, 0, 1), "result"))
             if correct:
                 steps += _total("hits", "count", batch, 1.0)
-                stores.append(Move(flat_slab(correct, 0, 1), "count"))
+                stores.append(Move(flat_tile(correct, 0, 1), "count"))
         pieces.append(Piece(tuple(steps), tuple(loads), tuple(stores)))
     return VectorKernel(name, buffers(rows), tuple(pieces), region)
 
@@ -222,14 +222,14 @@ def _total(x: str, target: str, number: int, factor: float) -> Iterator[Step]:
     """Add up numbers that lie one after the other, and multiply the sum."""
     op = nest(
         [],
-        [Turn(-(-number // LANES), (VECTOR_BYTES, 0, LANES))],
+        [VectorLoop(-(-number // LANES), (VECTOR_BYTES, 0, LANES))],
         Source(0, u_limit=number),
         Target(0),
     )
     yield Step(op, x, "lanes")
     op = nest(
         [],
-        [Turn(min(number, LANES), (4, 0, 0))],
+        [VectorLoop(min(number, LANES), (4, 0, 0))],
         Source(0, broadcast=True),
         Target(0, u_limit=1),
         factor=Factor.CONSTANT,

@@ -26,7 +26,7 @@ from fpgapipe.hw.hls_models.isa.vector_op import (
     Target,
 )
 from fpgapipe.hw.hls_models.numerics.function import Function
-from fpgapipe.lowering.tiling.elementwise import FlatStep, flat_kernel, flat_slab
+from fpgapipe.lowering.tiling.elementwise import FlatStep, flat_kernel, flat_tile
 from fpgapipe.lowering.tiling.kernel import (
     Buffer,
     Move,
@@ -36,7 +36,7 @@ from fpgapipe.lowering.tiling.kernel import (
     Tensor,
     VectorKernel,
 )
-from fpgapipe.lowering.tiling.nest import Turn, nest
+from fpgapipe.lowering.tiling.nest import VectorLoop, nest
 
 PIECE_ELEMENTS = 1 << 14
 """Elements of a piece of a norm. Its last bits depend on this, and so on nothing else."""
@@ -261,12 +261,12 @@ def adagrad(
     settings: Adagrad,
     weights: Tensor,
     gradient: Tensor,
-    squares: Tensor,
+    second_moment: Tensor,
     region: Region,
     *,
     clip: Tensor | None = None,
 ) -> VectorKernel:
-    """Let a step of Adagrad take effect on weights and `squares`, sums of those of gradients.
+    """Let a step of Adagrad take effect on weights and `second_moment`, sums of those of gradients.
 
     Parameters and errors as of `adam`.
     """
@@ -278,7 +278,9 @@ def adagrad(
         FlatStep(step, "rate", "rate", {"factor": Factor.Y}),
         FlatStep("weights", "new weights", "rate", _plus(settings.learning_rate, negate=True)),
     ]
-    return _update(name, {"weights": weights, "squares": squares}, gradient, steps, region, clip)
+    return _update(
+        name, {"weights": weights, "squares": second_moment}, gradient, steps, region, clip
+    )
 
 
 def accumulate(name: str, total: Tensor, gradient: Tensor, region: Region) -> VectorKernel:
@@ -327,19 +329,19 @@ def clip_coefficient(
     for tensor in gradients:
         for first in range(0, tensor.elements, PIECE_ELEMENTS):
             count = min(PIECE_ELEMENTS, tensor.elements - first)
-            slab = flat_slab(tensor, first, count)
+            tile = flat_tile(tensor, first, count)
             steps = [_squares(count, tensor.element_bytes, "part" if pieces else "sums")]
             if pieces:
                 vector = (VECTOR_BYTES, 0, 0)
-                vectors = Turn(SLICES, vector, vector, (VECTOR_BYTES, 0))
+                vectors = VectorLoop(SLICES, vector, vector, (VECTOR_BYTES, 0))
                 op = nest([vectors], [], Source(0), Target(0), Source(0), addend=Addend.Y)
                 steps.append(Step(op, "sums", "sums", "part"))
-            pieces.append(Piece(tuple(steps), (Move(slab, "gradient"),)))
+            pieces.append(Piece(tuple(steps), (Move(tile, "gradient"),)))
     results = {"coefficient": coefficient} | ({"norm": norm} if norm else {})
     pieces[-1] = Piece(
         pieces[-1].steps + tuple(_clipped(max_norm, scale)),
         pieces[-1].loads,
-        tuple(Move(flat_slab(tensor, 0, LANES), each) for each, tensor in results.items()),
+        tuple(Move(flat_tile(tensor, 0, LANES), each) for each, tensor in results.items()),
     )
     size = max(tensor.element_bytes for tensor in gradients)
     most = max(tensor.elements for tensor in gradients)
@@ -413,8 +415,8 @@ def _squares(count: int, size: int, target: str) -> Step:
     """Sum squares, of every eighth vector each."""
     vector = LANES * size
     op = nest(
-        [Turn(SLICES, (vector, 0, LANES), target=(VECTOR_BYTES, 0))],
-        [Turn(-(-count // (LANES * SLICES)), (SLICES * vector, 0, SLICES * LANES))],
+        [VectorLoop(SLICES, (vector, 0, LANES), target=(VECTOR_BYTES, 0))],
+        [VectorLoop(-(-count // (LANES * SLICES)), (SLICES * vector, 0, SLICES * LANES))],
         Source(0, u_limit=count, format=Format.of(size)),
         Target(0),
         factor=Factor.SELF,
@@ -428,9 +430,13 @@ def _clipped(max_norm: Constant, scale: Constant) -> list[Step]:
     def step(x: str, target: str, **settings: Any) -> Step:
         return Step(nest([], [], Source(0), Target(0), **settings), x, target)
 
-    slices = nest([], [Turn(SLICES, (VECTOR_BYTES, 0, 0))], Source(0), Target(0))
+    slices = nest([], [VectorLoop(SLICES, (VECTOR_BYTES, 0, 0))], Source(0), Target(0))
     lanes = nest(
-        [], [Turn(LANES, (4, 0, 0))], Source(0, broadcast=True), Target(0), function=Function.SQRT
+        [],
+        [VectorLoop(LANES, (4, 0, 0))],
+        Source(0, broadcast=True),
+        Target(0),
+        function=Function.SQRT,
     )
     return [
         Step(slices, "sums", "part"),

@@ -24,9 +24,16 @@ from fpgapipe.hw.hls_models.isa.vector_op import (
     Target,
 )
 from fpgapipe.hw.hls_models.numerics.function import Function
-from fpgapipe.lowering.tiling.boxes import Box, Delta, Range, View, box_kernel, turn_of
 from fpgapipe.lowering.tiling.kernel import Region, Step, Tensor, VectorKernel
-from fpgapipe.lowering.tiling.nest import Turn, nest, spans
+from fpgapipe.lowering.tiling.nest import VectorLoop, nest, spans
+from fpgapipe.lowering.tiling.spatial import (
+    Delta,
+    Range,
+    SpatialTile,
+    View,
+    loop_of,
+    spatial_kernel,
+)
 
 MOST_TAPS = 256
 """The counter of an instruction tells so many apart."""
@@ -125,13 +132,13 @@ def max_pool(
     for target in targets.values():
         pool.check(x, target)
 
-    def steps(box: Box, views: Mapping[str, View]) -> Iterator[Step]:
+    def steps(spatial_tile: SpatialTile, views: Mapping[str, View]) -> Iterator[Step]:
         for target in targets:
             yield from _windows(
-                pool, box, views, target, takes_maximum=True, gives_index=target == "index"
+                pool, spatial_tile, views, target, takes_maximum=True, gives_index=target == "index"
             )
 
-    return box_kernel(
+    return spatial_kernel(
         name, region, "y", {"x": x}, targets, {"x": lambda rows: _rows_of(pool, rows, x)}, steps
     )
 
@@ -172,14 +179,14 @@ def average_pool(name: str, pool: Pool, x: Tensor, y: Tensor, region: Region) ->
     pool.check(x, y)
     table = _Table.of(pool, x, y)
 
-    def steps(box: Box, views: Mapping[str, View]) -> Iterator[Step]:
+    def steps(spatial_tile: SpatialTile, views: Mapping[str, View]) -> Iterator[Step]:
         if table:
-            yield from table.steps(box)
+            yield from table.steps(spatial_tile)
             views = {**views, "table": table.view}
         divisor = "table" if table else None
-        yield from _windows(pool, box, views, "y", divisor, **_share(pool, table))
+        yield from _windows(pool, spatial_tile, views, "y", divisor, **_share(pool, table))
 
-    return box_kernel(
+    return spatial_kernel(
         name,
         region,
         "y",
@@ -230,7 +237,7 @@ def _within(first: int, end: int, number: int) -> Range:
 
 def _windows(
     pool: Pool,
-    box: Box,
+    spatial_tile: SpatialTile,
     views: Mapping[str, View],
     target: str,
     y: str | None = None,
@@ -239,7 +246,7 @@ def _windows(
     """Instructions that reduce the windows of a box of results; `y` goes with the results."""
     x, out, other = views["x"], views[target], views[y] if y else None
     (down, across), (top, left) = pool.stride, pool.pad[:2]
-    counts = (out.limits[1], box.num_rows, box.num_images, box.groups)
+    counts = (out.limits[1], spatial_tile.num_rows, spatial_tile.num_images, spatial_tile.groups)
     deltas = (
         (Delta(columns=across), Delta(columns=1)),
         (Delta(rows=down), Delta(rows=1)),
@@ -247,14 +254,14 @@ def _windows(
         (Delta(channels=LANES), Delta(channels=LANES)),
     )
     positions = [
-        turn_of(count, x, moved, out, result, other, result)
+        loop_of(count, x, moved, out, result, other, result)
         for count, (moved, result) in zip(counts, deltas, strict=True)
     ]
     taps = [
-        turn_of(pool.kernel[1], x, Delta(columns=1), counter=1),
-        turn_of(pool.kernel[0], x, Delta(rows=1), counter=pool.kernel[1]),
+        loop_of(pool.kernel[1], x, Delta(columns=1), counter=1),
+        loop_of(pool.kernel[0], x, Delta(rows=1), counter=pool.kernel[1]),
     ]
-    row = box.rows[0]
+    row = spatial_tile.rows[0]
     for begin, end in spans(counts[0]):
         op = nest(
             [replace(positions[0], count=end - begin), *positions[1:]],
@@ -281,21 +288,21 @@ def _gradient(
     for source in sources.values():
         pool.check(dx, source)
 
-    def steps(box: Box, views: Mapping[str, View]) -> Iterator[Step]:
+    def steps(spatial_tile: SpatialTile, views: Mapping[str, View]) -> Iterator[Step]:
         if table:
-            yield from table.steps(box)
+            yield from table.steps(spatial_tile)
             views = {**views, "table": table.view}
         across = _phases(pool, 1, (0, dx.shape[2]))
-        down = _phases(pool, 0, box.rows)
+        down = _phases(pool, 0, spatial_tile.rows)
         # Where every pixel is in one window, phases can be loops.
         whole = all(len(phases) == 1 and phases[0].together > 1 for phases in (across, down))
         if not whole:
             across = _phases(pool, 1, (0, dx.shape[2]), apart=True)
-            down = _phases(pool, 0, box.rows, apart=True)
+            down = _phases(pool, 0, spatial_tile.rows, apart=True)
         for vertical, horizontal in product(down, across):
-            yield from _pixels(pool, box, views, vertical, horizontal, y, settings)
+            yield from _pixels(pool, spatial_tile, views, vertical, horizontal, y, settings)
 
-    return box_kernel(
+    return spatial_kernel(
         name,
         region,
         "dx",
@@ -352,7 +359,7 @@ def _phases(pool: Pool, axis: int, pixels: Range, *, apart: bool = False) -> lis
 
 def _pixels(
     pool: Pool,
-    box: Box,
+    spatial_tile: SpatialTile,
     views: Mapping[str, View],
     vertical: _Phase,
     horizontal: _Phase,
@@ -362,22 +369,22 @@ def _pixels(
     """Instructions for the pixels of a phase."""
     dy, dx, other = views["dy"], views["dx"], views[y] if y else None
 
-    def turn(count: int, moved: Delta, result: Delta | None = None, counter: int = 0) -> Turn:
-        return turn_of(count, dy, moved, dx, result, other, moved, counter)
+    def loop(count: int, moved: Delta, result: Delta | None = None, counter: int = 0) -> VectorLoop:
+        return loop_of(count, dy, moved, dx, result, other, moved, counter)
 
     (down, across), pitch = pool.stride, pool.kernel[1]
-    columns = turn(horizontal.count, Delta(columns=1), Delta(columns=across))
+    columns = loop(horizontal.count, Delta(columns=1), Delta(columns=across))
     positions = [
-        turn(vertical.count, Delta(rows=1), Delta(rows=down)),
-        turn(box.num_images, Delta(images=1), Delta(images=1)),
-        turn(box.groups, Delta(channels=LANES), Delta(channels=LANES)),
-        turn(horizontal.together, Delta(), Delta(columns=1), 1),
-        turn(vertical.together, Delta(), Delta(rows=1), pitch),
+        loop(vertical.count, Delta(rows=1), Delta(rows=down)),
+        loop(spatial_tile.num_images, Delta(images=1), Delta(images=1)),
+        loop(spatial_tile.groups, Delta(channels=LANES), Delta(channels=LANES)),
+        loop(horizontal.together, Delta(), Delta(columns=1), 1),
+        loop(vertical.together, Delta(), Delta(rows=1), pitch),
     ]
     # Windows are taken in their order, in which taps go down.
     taps = [
-        turn(max(horizontal.taps, 1), Delta(columns=1), counter=-across),
-        turn(max(vertical.taps, 1), Delta(rows=1), counter=-down * pitch),
+        loop(max(horizontal.taps, 1), Delta(columns=1), counter=-across),
+        loop(max(vertical.taps, 1), Delta(rows=1), counter=-down * pitch),
     ]
     reduced = [] if horizontal.together > 1 else taps
     nobody = horizontal.taps == 0 or vertical.taps == 0
@@ -441,9 +448,9 @@ class _Table:
         """How it is read."""
         return View(0, (4, 4 * self.outputs[1], 0), 4, LANES, self.outputs, broadcast=True)
 
-    def steps(self, box: Box) -> Iterator[Step]:
+    def steps(self, spatial_tile: SpatialTile) -> Iterator[Step]:
         """Instructions that make it, before the first piece: they count ones."""
-        if not box.is_first:
+        if not spatial_tile.is_first:
             return
         (down, across), (top, left) = self.pool.stride, self.pool.pad[:2]
         before, beside, below, behind = self.pool.counted or self.pool.pad
@@ -459,10 +466,13 @@ class _Table:
             )
             op = nest(
                 [
-                    Turn(end - begin, (0, 0, across * LANES), target=(4, 0)),
-                    Turn(self.outputs[0], (0, down, 0), target=(4 * self.outputs[1], 0)),
+                    VectorLoop(end - begin, (0, 0, across * LANES), target=(4, 0)),
+                    VectorLoop(self.outputs[0], (0, down, 0), target=(4 * self.outputs[1], 0)),
                 ],
-                [Turn(self.pool.kernel[1], (0, 0, LANES)), Turn(self.pool.kernel[0], (0, 1, 0))],
+                [
+                    VectorLoop(self.pool.kernel[1], (0, 0, LANES)),
+                    VectorLoop(self.pool.kernel[0], (0, 1, 0)),
+                ],
                 x,
                 Target(4 * begin, u_limit=1),
                 otherwise=Choice.CONSTANT,

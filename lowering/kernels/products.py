@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 from fpgapipe.hw.hls_models.cycles.core_cycles import MemorySpec
 from fpgapipe.hw.hls_models.isa.instructions import Instruction, Opcode
 from fpgapipe.hw.hls_models.spec.core_spec import CoreSpec
-from fpgapipe.lowering.products.blocking import Blocked, block
+from fpgapipe.lowering.products.blocking import TiledProduct, block
 from fpgapipe.lowering.products.conv import ConvSpec, Pass
 from fpgapipe.lowering.products.conv_parts import Formats
 from fpgapipe.lowering.tiling.kernel import Region, Tensor, Track
@@ -16,7 +16,7 @@ OPERANDS: dict[Pass, tuple[str, str, str]] = {
     "input": ("dy", "w", "dx"),
     "weight": ("x", "dy", "dw"),
 }
-"""Names in `Blocked` of the two operands and of the result."""
+"""Names in `TiledProduct` of the two operands and of the result."""
 
 FIRST_SEMAPHORES = (0, 11)
 """Of each lane, the first of the six that its products have."""
@@ -29,7 +29,7 @@ class ProductKernel:
     Attributes
     ----------
     name : str
-    blocked : Blocked
+    tiled_product : Blocked
     tensors : mapping of str to str
         Tensor of each of the names in `OPERANDS`.
     result : str
@@ -39,7 +39,7 @@ class ProductKernel:
     """
 
     name: str
-    blocked: Blocked
+    tiled_product: TiledProduct
     tensors: Mapping[str, str]
     result: str
     region: Region
@@ -62,7 +62,7 @@ class ProductKernel:
     def instructions(self, addresses: Mapping[str, int]) -> list[Instruction]:
         """See `Kernel`."""
         places = {role: addresses[tensor] for role, tensor in self.tensors.items()}
-        program = self.blocked.program(places)[:-1]
+        program = self.tiled_product.program(places)[:-1]
         if not self.region.lane and not self.region.base:
             return program
         return [_moved(each, self.region) for each in program]
@@ -115,7 +115,7 @@ def product_kernel(
         {"dx": "x", "dy": "y"}.get(role, role): tensor.element_bytes
         for role, tensor in zip(roles, tensors, strict=True)
     }
-    blocked = block(conv, which, core, replace(Formats(), **sizes), memory)
+    tiled_product = block(conv, which, core, replace(Formats(), **sizes), memory)
     names = {role: tensor.name for role, tensor in zip(roles, tensors, strict=True)}
     region = region or Region(0, core.scratchpad.size_bytes)
-    return ProductKernel(name, blocked, names, roles[2], region)
+    return ProductKernel(name, tiled_product, names, roles[2], region)

@@ -2,7 +2,7 @@
 
 from fpgapipe.hw.hls_models.numerics.function import Function
 from fpgapipe.lowering.tiling.channels import padded
-from fpgapipe.lowering.tiling.elementwise import flat_slab
+from fpgapipe.lowering.tiling.elementwise import flat_tile
 from fpgapipe.lowering.tiling.kernel import (
     Buffer,
     Move,
@@ -56,14 +56,14 @@ def softmax(name: str, x: Tensor, y: Tensor, region: Region, *, log: bool = Fals
     pieces = []
     for first in range(0, number, rows):
         count = min(rows, number - first)
-        slabs = {
-            each: flat_slab(tensor, first * width, count * width)
+        tiles = {
+            each: flat_tile(tensor, first * width, count * width)
             for each, tensor in tensors.items()
         }
         view = Rows(
             count,
             width,
-            {each: slab.shift for each, slab in slabs.items()},
+            {each: tile.shift for each, tile in tiles.items()},
             {each: tensor.fp32 for each, tensor in tensors.items()},
         )
         steps = list(view.exponentials("x", work))
@@ -76,7 +76,7 @@ def softmax(name: str, x: Tensor, y: Tensor, region: Region, *, log: bool = Fals
             ]
         else:
             steps += view.shares(work, "y")
-        pieces.append(Piece(tuple(steps), (Move(slabs["x"], "x"),), (Move(slabs["y"], "y"),)))
+        pieces.append(Piece(tuple(steps), (Move(tiles["x"], "x"),), (Move(tiles["y"], "y"),)))
     return VectorKernel(name, buffers(rows), tuple(pieces), region)
 
 

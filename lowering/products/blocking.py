@@ -29,7 +29,7 @@ CLOSE_LOOKS = 4
 
 
 @dataclass(frozen=True)
-class Blocked:
+class TiledProduct:
     """A pass, cut.
 
     Attributes
@@ -62,7 +62,7 @@ def block(
     core: CoreSpec,
     formats: Formats,
     memory: MemorySpec,
-) -> Blocked:
+) -> TiledProduct:
     """Find a cut.
 
     Raises
@@ -111,14 +111,14 @@ def _best(
     core: CoreSpec,
     formats: Formats,
     memory: MemorySpec,
-) -> Blocked | None:
+) -> TiledProduct | None:
     """The fastest of the first choices by the cycle model; None if the core can run none of all."""
     most = max(sketch.num_ops for _, sketch, _ in choices)
     left = min(CLOSE_LOOKS, 1 + ENOUGH_OPERATIONS // most)
     tensors = dict.fromkeys(("x", "w", "y", "dx", "dy", "dw"), 0)
     made: dict[Cut, tuple[Op, ...] | None] = {}
     timed: dict[tuple[Cut, int, int, int], Prediction] = {}
-    best: Blocked | None = None
+    best: TiledProduct | None = None
     alone = replace(core, links=())  # nothing crosses them
     for _, sketch, rings in choices:
         cut = sketch.cut
@@ -135,7 +135,7 @@ def _best(
         if key not in timed:
             timed[key] = predict(emit(ops, rings, tensors), alone, memory)
             if best is None or timed[key].cycles < best.prediction.cycles:
-                best = Blocked(cut, ops, rings, timed[key])
+                best = TiledProduct(cut, ops, rings, timed[key])
         left -= 1
         if not left:
             break
@@ -161,16 +161,16 @@ def _cuts(conv: ConvSpec, which: Pass, core: CoreSpec, finer: int) -> Iterator[C
     """
     positions = conv.batch * conv.oh * conv.ow
     if which == "weight":
-        rows, tiles, depth = conv.cout, conv.taps * -(-conv.cin // core.cols), positions
+        rows, array_tiles, depth = conv.cout, conv.taps * -(-conv.cin // core.cols), positions
     elif which == "forward":
-        rows, tiles, depth = positions, -(-conv.cout // core.cols), conv.cin
+        rows, array_tiles, depth = positions, -(-conv.cout // core.cols), conv.cin
     else:
         rows = conv.batch * conv.h * conv.w // (conv.stride[0] * conv.stride[1])
-        tiles, depth = -(-conv.cin // core.cols), conv.cout
+        array_tiles, depth = -(-conv.cin // core.cols), conv.cout
     most = max(min(core.acc_depth, rows), 1)
     sizes = sorted({max(most >> shift, min(BLOCK, most)) for shift in range(5)}, reverse=True)
-    shifts = range(5 if finer == 1 else tiles.bit_length())
-    widths = sorted({max(-(-tiles >> shift), 1) for shift in shifts} | {1, 2})
+    shifts = range(5 if finer == 1 else array_tiles.bit_length())
+    widths = sorted({max(-(-array_tiles >> shift), 1) for shift in shifts} | {1, 2})
     windows = (False, True) if which == "weight" and conv.taps > 1 and finer > 1 else (False,)
     for m in sizes:
         for n_tiles in widths:

@@ -90,7 +90,7 @@ class ConvSpec:
 
 
 @dataclass(frozen=True)
-class Box:
+class SpatialTile:
     """A block of positions: images, rows and columns, each from the first to one after the last."""
 
     n: tuple[int, int]
@@ -116,16 +116,22 @@ def chunks(total: int, limit: int) -> list[tuple[int, int]]:
     return list(pairwise(bounds))
 
 
-def boxes(batch: int, height: int, width: int, limit: int) -> list[Box]:
+def spatial_tiles(batch: int, height: int, width: int, limit: int) -> list[SpatialTile]:
     """Cut positions into boxes of at most `limit`: whole images, else whole rows, else columns."""
     if height * width <= limit:
-        return [Box(n, (0, height), (0, width)) for n in chunks(batch, limit // (height * width))]
+        return [
+            SpatialTile(n, (0, height), (0, width))
+            for n in chunks(batch, limit // (height * width))
+        ]
     if width <= limit:
         rows = chunks(height, limit // width)
-        return [Box((n, n + 1), y, (0, width)) for n in range(batch) for y in rows]
+        return [SpatialTile((n, n + 1), y, (0, width)) for n in range(batch) for y in rows]
     columns = chunks(width, limit)
     return [
-        Box((n, n + 1), (y, y + 1), x) for n in range(batch) for y in range(height) for x in columns
+        SpatialTile((n, n + 1), (y, y + 1), x)
+        for n in range(batch)
+        for y in range(height)
+        for x in columns
     ]
 
 

@@ -4,7 +4,7 @@ from dataclasses import dataclass
 
 from fpgapipe.hw.hls_models.isa.address import BLOCK, OperandPattern, ResultPattern
 from fpgapipe.lowering.products.conv import ConvSpec
-from fpgapipe.lowering.tiling.slab import Slab, slab_of
+from fpgapipe.lowering.tiling.tile import Tile, tile_of
 
 MOST_POSITIONS = 1 << 16
 """Most iterations of a loop, and rows of a transfer."""
@@ -34,9 +34,9 @@ class Cut:
         Most channels of the reduction an instruction has, or positions (weight gradient); in
         blocks of 32, at least one.
     n_outer : bool
-        Whether the columns' chunks are the outer loop, so that those slabs stay on chip.
+        Whether the columns' chunks are the outer loop, so that those tiles stay on chip.
     own_window : bool
-        Whether a slab of the input has only what the instruction's own taps meet, rather than what
+        Whether a tile of the input has only what the instruction's own taps meet, rather than what
         all taps do, so that those which follow find it on chip (weight gradient).
     """
 
@@ -49,7 +49,7 @@ class Cut:
 
 @dataclass(frozen=True)
 class Op:
-    """A GEMM instruction; bases of patterns are relative to the slots of the slabs.
+    """A GEMM instruction; bases of patterns are relative to the slots of the tiles.
 
     Parameters
     ----------
@@ -59,9 +59,9 @@ class Op:
         Of the same sums, stored after the last instruction that adds to them.
     """
 
-    a: Slab
-    b: Slab
-    result: Slab
+    a: Tile
+    b: Tile
+    result: Tile
     a_pattern: OperandPattern
     b_pattern: OperandPattern
     result_pattern: ResultPattern
@@ -112,12 +112,12 @@ class Image:
     element: int
     begins_in_padding: bool = False
 
-    def slab(
+    def tile(
         self, n: tuple[int, int], y: tuple[int, int], x: tuple[int, int], c: tuple[int, int]
-    ) -> Slab:
+    ) -> Tile:
         """A box of it; none of its bytes if a range is empty."""
         if y[0] >= y[1] or x[0] >= x[1]:
-            return Slab(self.name, 0, 0, (1, 1, 1), (0, 0, 0), (0, 0, 0))
+            return Tile(self.name, 0, 0, (1, 1, 1), (0, 0, 0), (0, 0, 0))
         pixel = self.channels * self.element
         offset = ((n[0] * self.h + y[0]) * self.w + x[0]) * pixel + c[0] * self.element
         dims = [
@@ -125,11 +125,11 @@ class Image:
             (y[1] - y[0], self.w * pixel),
             (n[1] - n[0], self.h * self.w * pixel),
         ]
-        return slab_of(
+        return tile_of(
             self.name, offset, (c[1] - c[0]) * self.element, dims, lead_bytes=self._lead_bytes
         )
 
-    def run(self, pixels: tuple[int, int], c: tuple[int, int]) -> Slab:
+    def run(self, pixels: tuple[int, int], c: tuple[int, int]) -> Tile:
         """Pixels that follow each other, numbered through rows and images; none if there are none.
 
         Raises
@@ -139,14 +139,14 @@ class Image:
         """
         first, end = pixels
         if first >= end:
-            return Slab(self.name, 0, 0, (1,), (0,), (0,))
+            return Tile(self.name, 0, 0, (1,), (0,), (0,))
         size, pixel = c[1] - c[0], self.channels * self.element
         if size < self.channels and end - first > MOST_POSITIONS:
             raise ValueError(
                 f"{end - first:,} pixels of {size} of {self.channels} channels must be at most "
                 f"{MOST_POSITIONS:,}"
             )
-        return slab_of(
+        return tile_of(
             self.name, first * pixel + c[0] * self.element, size * self.element,
             [(end - first, pixel)], lead_bytes=self._lead_bytes,
         )  # fmt: skip

@@ -8,9 +8,9 @@ from collections.abc import Iterator
 from itertools import product
 from typing import Any
 
-from fpgapipe.hw.hls_models.isa.address import BLOCK, Loop, Odometer, OperandPattern, ResultPattern
+from fpgapipe.hw.hls_models.isa.address import BLOCK, Loop, LoopNest, OperandPattern, ResultPattern
 from fpgapipe.hw.hls_models.spec.core_spec import CoreSpec
-from fpgapipe.lowering.products.conv import Box, ConvSpec, Pass, boxes, tiled
+from fpgapipe.lowering.products.conv import ConvSpec, Pass, SpatialTile, spatial_tiles, tiled
 from fpgapipe.lowering.products.conv_parts import (
     Cut,
     Formats,
@@ -25,7 +25,7 @@ from fpgapipe.lowering.products.conv_parts import (
 )
 from fpgapipe.lowering.products.conv_product import Product, Range
 from fpgapipe.lowering.products.conv_weight import WeightGradient
-from fpgapipe.lowering.tiling.slab import Slab, slab_of
+from fpgapipe.lowering.tiling.tile import Tile, tile_of
 
 
 def operations(
@@ -54,7 +54,7 @@ def products(
     return [WeightGradient(conv, core, formats, own_window=own_window)]
 
 
-class _Forward(Product[Box, Range]):
+class _Forward(Product[SpatialTile, Range]):
     """Rows are positions of the output, columns are output channels."""
 
     def __init__(self, conv: ConvSpec, core: CoreSpec, formats: Formats) -> None:
@@ -66,8 +66,8 @@ class _Forward(Product[Box, Range]):
         self.vertical = Taps(conv.stride[0], conv.dilation[0], -conv.pad[0], conv.kernel[0])
         self.horizontal = Taps(conv.stride[1], conv.dilation[1], -conv.pad[1], conv.kernel[1])
 
-    def rows(self, cut: Cut) -> list[Box]:
-        return boxes(self.conv.batch, self.conv.oh, self.conv.ow, cut.m)
+    def rows(self, cut: Cut) -> list[SpatialTile]:
+        return spatial_tiles(self.conv.batch, self.conv.oh, self.conv.ow, cut.m)
 
     def columns(self, cut: Cut) -> list[Range]:
         return tiled(self.conv.cout, self.core.cols, cut.n_tiles)
@@ -77,58 +77,60 @@ class _Forward(Product[Box, Range]):
             return [(0, self.conv.cin)]
         return tiled(self.conv.cin, BLOCK, ceil_div(cut.k, BLOCK))
 
-    def vectors(self, row: Box) -> int:
+    def vectors(self, row: SpatialTile) -> int:
         return row.size
 
-    def tiles(self, column: Range) -> int:
+    def array_tiles(self, column: Range) -> int:
         return ceil_div(column[1] - column[0], self.core.cols)
 
     def depth(self, part: Range) -> int:
         return _depth(self.vertical, self.horizontal, part, self.core, self.packed)
 
-    def streamed(self, row: Box, part: Range) -> Slab:
+    def streamed(self, row: SpatialTile, part: Range) -> Tile:
         return _window(self.source, self.vertical, self.horizontal, row, part)
 
-    def stationary(self, column: Range, part: Range) -> Slab:
+    def stationary(self, column: Range, part: Range) -> Tile:
         (c0, c1), (s0, s1) = column, part
         conv, element = self.conv, self.formats.w
         row_bytes = conv.cin * element
-        return slab_of(
+        return tile_of(
             "w",
             (c0 * conv.taps * conv.cin + s0) * element,
             (s1 - s0) * element,
             [(conv.taps, row_bytes), (c1 - c0, conv.taps * row_bytes)],
         )
 
-    def result(self, row: Box, column: Range) -> Slab:
+    def result(self, row: SpatialTile, column: Range) -> Tile:
         conv = self.conv
         return _result(
             "y", conv.oh, conv.ow, conv.cout, self.formats.y, row, (1, 0), (1, 0), column
         )
 
-    def streamed_pattern(self, row: Box, tiles: int, part: Range) -> OperandPattern:
+    def streamed_pattern(self, row: SpatialTile, array_tiles: int, part: Range) -> OperandPattern:
         return _windows(
             self.streamed(row, part), self.source, self.vertical, self.horizontal, row, part,
-            self.core, tiles, self.packed,
+            self.core, array_tiles, self.packed,
         )  # fmt: skip
 
     def stationary_pattern(self, column: Range, part: Range) -> OperandPattern:
         conv, core, formats = self.conv, self.core, self.formats
-        slab = self.stationary(column, part)
-        tap_pitch, column_pitch = slab.pitches
+        tile = self.stationary(column, part)
+        tap_pitch, column_pitch = tile.pitches
         size = conv.kernel[1] * conv.cin if self.packed else part[1] - part[0]
         across = [] if self.packed else [Loop(conv.kernel[1], tap_pitch)]
         return OperandPattern(
-            base=slab.shift,
-            outer=Odometer((Loop(self.tiles(column), core.cols * column_pitch, y=core.cols),)),
-            tap=Odometer(
+            base=tile.shift,
+            outer=LoopNest(
+                (Loop(self.array_tiles(column), core.cols * column_pitch, y=core.cols),)
+            ),
+            tap=LoopNest(
                 (
                     Loop(ceil_div(size, BLOCK), BLOCK * formats.w),
                     *across,
                     Loop(conv.kernel[0], conv.kernel[1] * tap_pitch),
                 )
             ),
-            pos=Odometer((Loop(core.cols, column_pitch, y=1),)),
+            pos=LoopNest((Loop(core.cols, column_pitch, y=1),)),
             y_limit=column[1] - column[0],
             lanes_last=tail(size),
             fp32=formats.w == 4,
@@ -136,11 +138,11 @@ class _Forward(Product[Box, Range]):
             subs_last=subs_last(size, core.rows),
         )
 
-    def result_pattern(self, row: Box, column: Range) -> ResultPattern:
+    def result_pattern(self, row: SpatialTile, column: Range) -> ResultPattern:
         return _positions_result(self.result(row, column), self.formats.y, row, column, self.core)
 
 
-class _InputGradient(Product[Box, Range]):
+class _InputGradient(Product[SpatialTile, Range]):
     """Rows are every `stride`-th position of the input, columns are input channels."""
 
     def __init__(
@@ -153,13 +155,13 @@ class _InputGradient(Product[Box, Range]):
         self.source = Image("dy", conv.oh, conv.ow, conv.cout, formats.y)
         self.vertical, self.horizontal = (_phase_taps(conv, axis, phase[axis]) for axis in (0, 1))
 
-    def rows(self, cut: Cut) -> list[Box]:
+    def rows(self, cut: Cut) -> list[SpatialTile]:
         conv = self.conv
         height, width = (
             ceil_div(size - first, stride)
             for size, first, stride in zip((conv.h, conv.w), self.phase, conv.stride, strict=True)
         )
-        return boxes(conv.batch, height, width, cut.m)
+        return spatial_tiles(conv.batch, height, width, cut.m)
 
     def columns(self, cut: Cut) -> list[Range]:
         return tiled(self.conv.cin, self.core.cols, cut.n_tiles)
@@ -167,60 +169,60 @@ class _InputGradient(Product[Box, Range]):
     def slices(self, cut: Cut) -> list[Range]:
         return tiled(self.conv.cout, BLOCK, ceil_div(cut.k, BLOCK))
 
-    def vectors(self, row: Box) -> int:
+    def vectors(self, row: SpatialTile) -> int:
         return row.size
 
-    def tiles(self, column: Range) -> int:
+    def array_tiles(self, column: Range) -> int:
         return ceil_div(column[1] - column[0], self.core.cols)
 
     def depth(self, part: Range) -> int:
         return _depth(self.vertical, self.horizontal, part, self.core, packed=False)
 
-    def streamed(self, row: Box, part: Range) -> Slab:
+    def streamed(self, row: SpatialTile, part: Range) -> Tile:
         return _window(self.source, self.vertical, self.horizontal, row, part)
 
-    def stationary(self, column: Range, part: Range) -> Slab:
+    def stationary(self, column: Range, part: Range) -> Tile:
         (c0, c1), (s0, s1) = column, part
         conv, element = self.conv, self.formats.w
         row_bytes = conv.cin * element
-        return slab_of(
+        return tile_of(
             "w",
             (s0 * conv.taps * conv.cin + c0) * element,
             (c1 - c0) * element,
             [(conv.taps, row_bytes), (s1 - s0, conv.taps * row_bytes)],
         )
 
-    def result(self, row: Box, column: Range) -> Slab:
+    def result(self, row: SpatialTile, column: Range) -> Tile:
         conv, phase = self.conv, self.phase
         return _result(
             "dx", conv.h, conv.w, conv.cin, self.formats.x, row,
             (conv.stride[0], phase[0]), (conv.stride[1], phase[1]), column,
         )  # fmt: skip
 
-    def streamed_pattern(self, row: Box, tiles: int, part: Range) -> OperandPattern:
+    def streamed_pattern(self, row: SpatialTile, array_tiles: int, part: Range) -> OperandPattern:
         return _windows(
             self.streamed(row, part), self.source, self.vertical, self.horizontal, row, part,
-            self.core, tiles, packed=False,
+            self.core, array_tiles, packed=False,
         )  # fmt: skip
 
     def stationary_pattern(self, column: Range, part: Range) -> OperandPattern:
         conv, core, formats = self.conv, self.core, self.formats
         vertical, horizontal = self.vertical, self.horizontal
-        slab = self.stationary(column, part)
-        tap_pitch, row_pitch = slab.pitches
+        tile = self.stationary(column, part)
+        tap_pitch, row_pitch = tile.pitches
         corner = vertical.first * conv.kernel[1] + horizontal.first
         size = part[1] - part[0]
         return OperandPattern(
-            base=slab.shift + corner * tap_pitch,
-            outer=Odometer((Loop(self.tiles(column), core.cols * formats.w, u=core.cols),)),
-            tap=Odometer(
+            base=tile.shift + corner * tap_pitch,
+            outer=LoopNest((Loop(self.array_tiles(column), core.cols * formats.w, u=core.cols),)),
+            tap=LoopNest(
                 (
                     Loop(ceil_div(size, BLOCK), BLOCK * row_pitch, y=BLOCK),
                     Loop(horizontal.count, horizontal.every * tap_pitch),
                     Loop(vertical.count, vertical.every * conv.kernel[1] * tap_pitch),
                 )
             ),
-            pos=Odometer(
+            pos=LoopNest(
                 (
                     Loop(BLOCK, row_pitch, y=1),
                     Loop(ceil_div(core.cols, BLOCK), BLOCK * formats.w, u=BLOCK),
@@ -236,7 +238,7 @@ class _InputGradient(Product[Box, Range]):
             subs_last=subs_last(size, core.rows),
         )
 
-    def result_pattern(self, row: Box, column: Range) -> ResultPattern:
+    def result_pattern(self, row: SpatialTile, column: Range) -> ResultPattern:
         return _positions_result(self.result(row, column), self.formats.x, row, column, self.core)
 
 
@@ -256,10 +258,15 @@ def _phase_taps(conv: ConvSpec, axis: int, phase: int) -> Taps:
     return Taps(1, -(every * dilation // stride), origin, len(taps), taps[0], every)
 
 
-def _window(source: Image, vertical: Taps, horizontal: Taps, box: Box, channels: Range) -> Slab:
+def _window(
+    source: Image, vertical: Taps, horizontal: Taps, spatial_tile: SpatialTile, channels: Range
+) -> Tile:
     """What the positions of a box need of some channels."""
-    rows, columns = vertical.reach(box.y, source.h), horizontal.reach(box.x, source.w)
-    return source.slab(box.n, rows, columns, channels)
+    rows, columns = (
+        vertical.reach(spatial_tile.y, source.h),
+        horizontal.reach(spatial_tile.x, source.w),
+    )
+    return source.tile(spatial_tile.n, rows, columns, channels)
 
 
 def _depth(vertical: Taps, horizontal: Taps, part: Range, core: CoreSpec, packed: bool) -> int:
@@ -271,23 +278,23 @@ def _depth(vertical: Taps, horizontal: Taps, part: Range, core: CoreSpec, packed
 
 
 def _windows(
-    slab: Slab,
+    tile: Tile,
     source: Image,
     vertical: Taps,
     horizontal: Taps,
-    box: Box,
+    spatial_tile: SpatialTile,
     channels: Range,
     core: CoreSpec,
     n: int,
     packed: bool,
 ) -> OperandPattern:
     """Stream positions of a sliding window from what `_window` gives for them."""
-    low_y, _ = vertical.reach(box.y, source.h)
-    low_x, _ = horizontal.reach(box.x, source.w)
-    pixel, row, image = slab.pitches
+    low_y, _ = vertical.reach(spatial_tile.y, source.h)
+    low_x, _ = horizontal.reach(spatial_tile.x, source.w)
+    pixel, row, image = tile.pitches
     depth = channels[1] - channels[0]
-    y = box.y[0] * vertical.step + vertical.origin
-    x = box.x[0] * horizontal.step + horizontal.origin
+    y = spatial_tile.y[0] * vertical.step + vertical.origin
+    x = spatial_tile.x[0] * horizontal.step + horizontal.origin
     size = horizontal.count * depth if packed else depth
     across = (
         []
@@ -295,12 +302,12 @@ def _windows(
         else [Loop(horizontal.count, horizontal.tap_step * pixel, u=horizontal.tap_step * depth)]
     )
     down = Loop(vertical.count, vertical.tap_step * row, y=vertical.tap_step)
-    images, rows, columns = box.shape
+    images, rows, columns = spatial_tile.shape
     return OperandPattern(
-        base=slab.shift + (y - low_y) * row + (x - low_x) * pixel,
-        outer=Odometer((Loop(n),)),
-        tap=Odometer((Loop(ceil_div(size, BLOCK), BLOCK * source.element, u=BLOCK), *across, down)),
-        pos=Odometer(
+        base=tile.shift + (y - low_y) * row + (x - low_x) * pixel,
+        outer=LoopNest((Loop(n),)),
+        tap=LoopNest((Loop(ceil_div(size, BLOCK), BLOCK * source.element, u=BLOCK), *across, down)),
+        pos=LoopNest(
             (
                 Loop(columns, horizontal.step * pixel, u=horizontal.step * depth),
                 Loop(rows, vertical.step * row, y=vertical.step),
@@ -324,20 +331,20 @@ def _result(
     width: int,
     channels: int,
     element: int,
-    box: Box,
+    spatial_tile: SpatialTile,
     vertical: tuple[int, int],
     horizontal: tuple[int, int],
     columns: Range,
-) -> Slab:
+) -> Tile:
     """Where the results of a box of positions go; each axis is (step, first) of the pixels."""
     y, x = (
         bounds[0] * step + first
-        for bounds, (step, first) in ((box.y, vertical), (box.x, horizontal))
+        for bounds, (step, first) in ((spatial_tile.y, vertical), (spatial_tile.x, horizontal))
     )
     pixel = channels * element
-    offset = ((box.n[0] * height + y) * width + x) * pixel + columns[0] * element
-    images, rows, across = box.shape
-    return slab_of(
+    offset = ((spatial_tile.n[0] * height + y) * width + x) * pixel + columns[0] * element
+    images, rows, across = spatial_tile.shape
+    return tile_of(
         name,
         offset,
         (columns[1] - columns[0]) * element,
@@ -351,18 +358,18 @@ def _result(
 
 
 def _positions_result(
-    slab: Slab, element: int, box: Box, columns: Range, core: CoreSpec
+    tile: Tile, element: int, spatial_tile: SpatialTile, columns: Range, core: CoreSpec
 ) -> ResultPattern:
     """How the results of a box of positions are written to what `_result` gives for them."""
-    images, rows, across = box.shape
+    images, rows, across = spatial_tile.shape
     size = columns[1] - columns[0]
     return ResultPattern(
-        base=slab.shift,
-        outer=Odometer((Loop(ceil_div(size, core.cols), core.cols * element, u=core.cols),)),
-        pos=Odometer(
+        base=tile.shift,
+        outer=LoopNest((Loop(ceil_div(size, core.cols), core.cols * element, u=core.cols),)),
+        pos=LoopNest(
             tuple(
                 Loop(count, pitch)
-                for count, pitch in zip((across, rows, images), slab.pitches, strict=True)
+                for count, pitch in zip((across, rows, images), tile.pitches, strict=True)
             )
         ),
         u_limit=size,

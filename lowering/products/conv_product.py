@@ -15,7 +15,7 @@ from fpgapipe.hw.hls_models.isa.address import BLOCK, OperandPattern, ResultPatt
 from fpgapipe.hw.hls_models.model.datapath import ACC_CYCLES
 from fpgapipe.hw.hls_models.spec.core_spec import CoreSpec
 from fpgapipe.lowering.products.conv_parts import Cut, Op
-from fpgapipe.lowering.tiling.slab import Slab
+from fpgapipe.lowering.tiling.tile import Tile
 
 Range = tuple[int, int]
 """The first, and one after the last."""
@@ -66,7 +66,7 @@ class Product(ABC, Generic[Row, Column]):
         """Vectors of a piece of the rows."""
 
     @abstractmethod
-    def tiles(self, column: Column) -> int:
+    def array_tiles(self, column: Column) -> int:
         """Columns of tiles of a piece of the columns."""
 
     @abstractmethod
@@ -74,19 +74,19 @@ class Product(ABC, Generic[Row, Column]):
         """Tiles that are added up in a piece of the reduction."""
 
     @abstractmethod
-    def streamed(self, row: Row, part: Range) -> Slab:
+    def streamed(self, row: Row, part: Range) -> Tile:
         """What is loaded of the streamed operand."""
 
     @abstractmethod
-    def stationary(self, column: Column, part: Range) -> Slab:
+    def stationary(self, column: Column, part: Range) -> Tile:
         """What is loaded of the stationary operand."""
 
     @abstractmethod
-    def result(self, row: Row, column: Column) -> Slab:
+    def result(self, row: Row, column: Column) -> Tile:
         """What is stored."""
 
     @abstractmethod
-    def streamed_pattern(self, row: Row, tiles: int, part: Range) -> OperandPattern:
+    def streamed_pattern(self, row: Row, array_tiles: int, part: Range) -> OperandPattern:
         """How the streamed operand is read, once a column of tiles."""
 
     @abstractmethod
@@ -105,7 +105,7 @@ class Product(ABC, Generic[Row, Column]):
         ValueError
         """
         m = max(map(self.vectors, rows))
-        n = max(map(self.tiles, columns)) if number > 1 else 1
+        n = max(map(self.array_tiles, columns)) if number > 1 else 1
         if m * n > self.core.acc_depth:
             raise ValueError(
                 f"{m} vectors by {n} columns of tiles must fit {self.core.acc_depth} accumulators"
@@ -115,7 +115,7 @@ class Product(ABC, Generic[Row, Column]):
         """Cycles for which operands are read, or sums added, roughly."""
         loaded = max(_reads(*self._b, self.core.cols), ACC_CYCLES)
         streamed = sum(max(_reads(*self._a, self.vectors(row)), loaded) for row in rows)
-        return streamed * sum(map(self.tiles, columns)) * sum(map(self.depth, parts))
+        return streamed * sum(map(self.array_tiles, columns)) * sum(map(self.depth, parts))
 
     def operations(self, cut: Cut) -> Iterator[Op]:
         """All instructions, in order.
@@ -131,7 +131,7 @@ class Product(ABC, Generic[Row, Column]):
         streamed, stationary = cache(self.streamed), cache(self.stationary)
         streams, stays = cache(self.streamed_pattern), cache(self.stationary_pattern)
         for row, column in _ordered(cut.n_outer, rows, columns):
-            m, n = self.vectors(row), self.tiles(column)
+            m, n = self.vectors(row), self.array_tiles(column)
             result, target = self.result(row, column), self.result_pattern(row, column)
             step = m if len(parts) > 1 else 0
             for index, part in enumerate(parts):

@@ -6,9 +6,9 @@ Output channels stream past tiles of the input; the positions are the reduction.
 from dataclasses import dataclass, replace
 from math import lcm
 
-from fpgapipe.hw.hls_models.isa.address import BLOCK, Loop, Odometer, OperandPattern, ResultPattern
+from fpgapipe.hw.hls_models.isa.address import BLOCK, Loop, LoopNest, OperandPattern, ResultPattern
 from fpgapipe.hw.hls_models.spec.core_spec import CoreSpec
-from fpgapipe.lowering.products.conv import Box, ConvSpec, chunks, tiled
+from fpgapipe.lowering.products.conv import ConvSpec, SpatialTile, chunks, tiled
 from fpgapipe.lowering.products.conv_parts import (
     MOST_POSITIONS,
     Cut,
@@ -22,7 +22,7 @@ from fpgapipe.lowering.products.conv_parts import (
     tiles_of,
 )
 from fpgapipe.lowering.products.conv_product import Product, Range
-from fpgapipe.lowering.tiling.slab import Slab, slab_of
+from fpgapipe.lowering.tiling.tile import Tile, tile_of
 
 Group = tuple[Range, Range, Range]
 """Kernel rows, kernel columns and input channels: columns of the gradient."""
@@ -69,7 +69,7 @@ class WeightGradient(Product[Range, Group]):
         """See `Product`."""
         return row[1] - row[0]
 
-    def tiles(self, column: Group) -> int:
+    def array_tiles(self, column: Group) -> int:
         """See `Product`."""
         (t0, t1), (u0, u1), (c0, c1) = column
         size = self.conv.kernel[1] * self.conv.cin if self.packed else c1 - c0
@@ -79,15 +79,15 @@ class WeightGradient(Product[Range, Group]):
         """See `Product`."""
         return tiles_of(part[1] - part[0], self.core.rows)
 
-    def streamed(self, row: Range, part: Range) -> Slab:
+    def streamed(self, row: Range, part: Range) -> Tile:
         """See `Product`."""
         return self.gradient.run(part, row)
 
-    def stationary(self, column: Group, part: Range) -> Slab:
+    def stationary(self, column: Group, part: Range) -> Tile:
         """See `Product`."""
         return self._window(column, part)[0]
 
-    def _window(self, column: Group, part: Range) -> tuple[Slab, "_Window"]:
+    def _window(self, column: Group, part: Range) -> tuple[Tile, "_Window"]:
         window = self._taps_of(column)
         loaded = window if self.own_window else self.taps
         return _window(self.conv, self.source, part, window, loaded, column[2])
@@ -95,7 +95,7 @@ class WeightGradient(Product[Range, Group]):
     def _taps_of(self, column: Group) -> tuple[Taps, Taps]:
         return _some(self.taps[0], *column[0]), _some(self.taps[1], *column[1])
 
-    def result(self, row: Range, column: Group) -> Slab:
+    def result(self, row: Range, column: Group) -> Tile:
         """See `Product`."""
         (t0, t1), (u0, u1), (c0, c1) = column
         conv, element = self.conv, self.formats.dw
@@ -106,18 +106,18 @@ class WeightGradient(Product[Range, Group]):
             (t1 - t0, conv.kernel[1] * tap),
             (row[1] - row[0], conv.taps * tap),
         ]
-        return slab_of("dw", first, (c1 - c0) * element, dims, stored=True)
+        return tile_of("dw", first, (c1 - c0) * element, dims, stored=True)
 
-    def streamed_pattern(self, row: Range, tiles: int, part: Range) -> OperandPattern:
+    def streamed_pattern(self, row: Range, array_tiles: int, part: Range) -> OperandPattern:
         """See `Product`."""
         formats = self.formats
         depth, positions = row[1] - row[0], part[1] - part[0]
-        slab = self.streamed(row, part)
+        tile = self.streamed(row, part)
         return OperandPattern(
-            base=slab.shift,
-            outer=Odometer((Loop(tiles),)),
-            tap=Odometer((Loop(ceil_div(depth, BLOCK), BLOCK * formats.y, u=BLOCK),)),
-            pos=Odometer((Loop(positions, slab.pitches[0]),)),
+            base=tile.shift,
+            outer=LoopNest((Loop(array_tiles),)),
+            tap=LoopNest((Loop(ceil_div(depth, BLOCK), BLOCK * formats.y, u=BLOCK),)),
+            pos=LoopNest((Loop(positions, tile.pitches[0]),)),
             u_limit=depth,
             blocks=ceil_div(positions, BLOCK),
             walks_blocks=True,
@@ -139,14 +139,14 @@ class WeightGradient(Product[Range, Group]):
         across = Loop(u1 - u0, side.tap_step * place.pixel, u=side.tap_step * depth)
         return OperandPattern(
             base=place.base,
-            outer=Odometer(
+            outer=LoopNest(
                 (
                     Loop(ceil_div(size, core.cols), core.cols * formats.x, u=core.cols),
                     *(() if self.packed else (across,)),
                     Loop(t1 - t0, down.tap_step * place.row, y=down.tap_step),
                 )
             ),
-            tap=Odometer((Loop(ceil_div(core.cols, BLOCK), BLOCK * formats.x, u=BLOCK),)),
+            tap=LoopNest((Loop(ceil_div(core.cols, BLOCK), BLOCK * formats.x, u=BLOCK),)),
             pos=place.pos,
             pos_start=place.start,
             y=place.y,
@@ -170,20 +170,20 @@ class WeightGradient(Product[Range, Group]):
         """See `Product`."""
         (t0, t1), (u0, u1), (c0, c1) = column
         core, element = self.core, self.formats.dw
-        slab = self.result(row, column)
-        across, down, channel = slab.pitches
+        tile = self.result(row, column)
+        across, down, channel = tile.pitches
         size = (u1 - u0) * (c1 - c0) if self.packed else c1 - c0
         taps = [] if self.packed else [Loop(u1 - u0, across)]
         return ResultPattern(
-            base=slab.shift,
-            outer=Odometer(
+            base=tile.shift,
+            outer=LoopNest(
                 (
                     Loop(ceil_div(size, core.cols), core.cols * element, u=core.cols),
                     *taps,
                     Loop(t1 - t0, down),
                 )
             ),
-            pos=Odometer((Loop(row[1] - row[0], channel),)),
+            pos=LoopNest((Loop(row[1] - row[0], channel),)),
             u_limit=size,
             fp32=element == 4,
         )
@@ -196,7 +196,7 @@ def _some(axis: Taps, first: int, end: int) -> Taps:
 
 @dataclass(frozen=True)
 class _Window:
-    """How the first tap's pixels of a piece's positions lie in a slab of the input.
+    """How the first tap's pixels of a piece's positions lie in a tile of the input.
 
     Attributes
     ----------
@@ -216,7 +216,7 @@ class _Window:
     x: int
     pixel: int
     row: int
-    pos: Odometer
+    pos: LoopNest
     start: tuple[int, int] = (0, 0)
 
 
@@ -227,41 +227,41 @@ def _window(
     window: tuple[Taps, Taps],
     loaded: tuple[Taps, Taps],
     channels: Range,
-) -> tuple[Slab, _Window]:
+) -> tuple[Tile, _Window]:
     """The part of the input that some positions meet, with all the taps `loaded`."""
     down, side = window
     depth = channels[1] - channels[0]
     first, last = _position(conv, piece[0]), _position(conv, piece[1] - 1)
     y = first[1] * down.step + down.origin
     x = first[2] * side.step + side.origin
-    box = _box(conv, piece)
-    if box:
-        low_y, high_y = loaded[0].reach(box.y, conv.h)
-        low_x, high_x = loaded[1].reach(box.x, conv.w)
-        slab = source.slab(box.n, (low_y, high_y), (low_x, high_x), channels)
-        pixel, row, image = slab.pitches
+    spatial_tile = _spatial_tile(conv, piece)
+    if spatial_tile:
+        low_y, high_y = loaded[0].reach(spatial_tile.y, conv.h)
+        low_x, high_x = loaded[1].reach(spatial_tile.x, conv.w)
+        tile = source.tile(spatial_tile.n, (low_y, high_y), (low_x, high_x), channels)
+        pixel, row, image = tile.pitches
         ahead = (y - low_y) * row + (x - low_x) * pixel
-        images, rows, columns = box.shape
+        images, rows, columns = spatial_tile.shape
         start = (0, 0)
     else:
         # Pixels as they follow each other, through rows and images, from the first one that the
         # first position meets to the last one of the last position.
         low = _pixel(conv, first, loaded, 0)
-        slab = source.run((low, _pixel(conv, last, loaded, 1)), channels)
-        pixel = slab.pitches[0]
+        tile = source.run((low, _pixel(conv, last, loaded, 1)), channels)
+        pixel = tile.pitches[0]
         row, image = conv.w * pixel, conv.h * conv.w * pixel
         ahead = ((first[0] * conv.h + y) * conv.w + x - low) * pixel
         images, columns = last[0] - first[0] + 1, conv.ow
         rows = conv.oh if images > 1 else last[1] - first[1] + 1
         start = (first[2], first[1] if images > 1 else 0)
-    pos = Odometer(
+    pos = LoopNest(
         (
             Loop(columns, side.step * pixel, u=side.step * depth),
             Loop(rows, down.step * row, y=down.step),
             Loop(images, image),
         )
     )
-    return slab, _Window(slab.shift + ahead, y, x, pixel, row, pos, start)
+    return tile, _Window(tile.shift + ahead, y, x, pixel, row, pos, start)
 
 
 def _position(conv: ConvSpec, number: int) -> tuple[int, int, int]:
@@ -340,12 +340,12 @@ def _reduction_pieces(conv: ConvSpec, limit: int) -> list[Range]:
     ]
 
 
-def _box(conv: ConvSpec, piece: Range) -> Box | None:
+def _spatial_tile(conv: ConvSpec, piece: Range) -> SpatialTile | None:
     """A piece as whole images, whole rows of an image or a part of a row, if it is that."""
     (n0, y0, x0), (n1, y1, x1) = _position(conv, piece[0]), _position(conv, piece[1] - 1)
     whole_rows = x0 == 0 and x1 == conv.ow - 1
     if whole_rows and y0 == 0 and y1 == conv.oh - 1:
-        return Box((n0, n1 + 1), (0, conv.oh), (0, conv.ow))
+        return SpatialTile((n0, n1 + 1), (0, conv.oh), (0, conv.ow))
     if n0 == n1 and (whole_rows or y0 == y1):
-        return Box((n0, n1 + 1), (y0, y1 + 1), (x0, x1 + 1))
+        return SpatialTile((n0, n1 + 1), (y0, y1 + 1), (x0, x1 + 1))
     return None

@@ -1,7 +1,7 @@
 """What cuts of a pass need, found without making their instructions.
 
 A search looks at some hundred cuts of a pass, each for every way to share out the scratchpad, and
-makes the instructions of a few. All others it judges by their pieces: sizes of slabs, how often
+makes the instructions of a few. All others it judges by their pieces: sizes of tiles, how often
 each is loaded, and the work of the array.
 """
 
@@ -23,14 +23,14 @@ from fpgapipe.lowering.products.conv_parts import Cut, Formats
 from fpgapipe.lowering.products.conv_passes import products
 from fpgapipe.lowering.products.conv_product import Product
 from fpgapipe.lowering.products.emit import Rings, rings_for
-from fpgapipe.lowering.tiling.slab import Slab
+from fpgapipe.lowering.tiling.tile import Tile
 
 Numbers = NDArray[np.intp]
 
 
 @dataclass(frozen=True)
 class Sketch:
-    """A pass that is cut, without its patterns; slabs are numbers that `Slabs` gives them.
+    """A pass that is cut, without its patterns; tiles are numbers that `Slabs` gives them.
 
     Attributes
     ----------
@@ -41,7 +41,7 @@ class Sketch:
     streamed, stationary, results : int arrays
         Slabs that operations take, in their order, runs of the same one as one; results, once each.
     first_sizes : tuple of int
-        Bytes of the first operation's three slabs.
+        Bytes of the first operation's three tiles.
     last_bytes : int
         Of the last result.
     """
@@ -73,9 +73,9 @@ class CutSearch:
         self._products = {
             own: products(conv, which, core, formats, own_window=own) for own in (False, True)
         }
-        self._numbers: dict[Slab, int] = {}
+        self._numbers: dict[Tile, int] = {}
         self._known: dict[Hashable, int] = {}
-        self._moves: list[float] = []  # cycles of each slab's transfer
+        self._moves: list[float] = []  # cycles of each tile's transfer
         self._sizes: list[int] = []  # bytes of each
         self._loads: dict[tuple[bytes, int], list[int]] = {}
 
@@ -138,9 +138,9 @@ class CutSearch:
         together = sketch.work + traffic if alone else max(sketch.work, traffic)
         return together + ends / per_cycle + 2 * sketch.num_ops
 
-    def slab(self, number: int) -> Slab:
-        """The slab that has a number."""
-        return next(slab for slab, known in self._numbers.items() if known == number)
+    def tile(self, number: int) -> Tile:
+        """The tile that has a number."""
+        return next(tile for tile, known in self._numbers.items() if known == number)
 
     def _in_order(
         self,
@@ -177,15 +177,15 @@ class CutSearch:
         return a.reshape(-1), b.reshape(-1), result.reshape(-1)
 
     def _number_of(self, key: tuple[Any, ...], make: Any) -> int:
-        """Number of a slab, which is made from the last two parts of its key."""
+        """Number of a tile, which is made from the last two parts of its key."""
         found = self._known.get(key)
         if found is None:
-            slab = make(*key[-2:])
-            found = self._numbers.setdefault(slab, len(self._numbers))
+            tile = make(*key[-2:])
+            found = self._numbers.setdefault(tile, len(self._numbers))
             self._known[key] = found
             if found == len(self._sizes):
-                self._sizes.append(slab.size_bytes)
-                self._moves.append(self._move_cycles(slab))
+                self._sizes.append(tile.size_bytes)
+                self._moves.append(self._move_cycles(tile))
         return found
 
     def loaded(self, numbers: Numbers, slots: int) -> list[int]:
@@ -211,11 +211,11 @@ class CutSearch:
             self._loads[key] = found
         return found
 
-    def _move_cycles(self, slab: Slab) -> float:
+    def _move_cycles(self, tile: Tile) -> float:
         """Cycles of a transfer: its words, or its rows, of which some bursts may be under way."""
         block = max(self.core.burst_beats * self.core.bus_bytes, WORD_BYTES)
-        words, rows = _words_of_slab(
-            slab.offset % block, slab.run_bytes, slab.counts, slab.memory_pitches, slab.pitches,
+        words, rows = _words_of_tile(
+            tile.offset % block, tile.run_bytes, tile.counts, tile.memory_pitches, tile.pitches,
             self.core,
         )  # fmt: skip
         per_cycle = min(self.memory.bytes_per_cycle, self.core.bus_bytes)
@@ -230,7 +230,7 @@ def _without_repeats(numbers: Numbers) -> Numbers:
 
 
 @lru_cache(maxsize=1 << 14)
-def _words_of_slab(
+def _words_of_tile(
     offset: int,
     run_bytes: int,
     counts: tuple[int, ...],
@@ -238,7 +238,7 @@ def _words_of_slab(
     pitches: tuple[int, ...],
     core: CoreSpec,
 ) -> tuple[int, int]:
-    """Words and bursts of the transfers of a slab."""
-    slab = Slab("", offset, run_bytes, counts, memory_pitches, pitches)
-    found = [words_of_transfer(body, core) for body in slab.transfers(0, 0)]
+    """Words and bursts of the transfers of a tile."""
+    tile = Tile("", offset, run_bytes, counts, memory_pitches, pitches)
+    found = [words_of_transfer(body, core) for body in tile.transfers(0, 0)]
     return sum(words for words, _ in found), sum(rows for _, rows in found)

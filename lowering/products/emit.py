@@ -1,7 +1,7 @@
-"""From GEMM operations on slabs to a program: slots on chip, loads, stores, semaphores.
+"""From GEMM operations on tiles to a program: slots on chip, loads, stores, semaphores.
 
 Slabs of the streamed operand, of the stationary operand and of results each have a ring of equal
-slots. A slab that is still in its ring is not loaded again; the one used longest ago makes room.
+slots. A tile that is still in its ring is not loaded again; the one used longest ago makes room.
 Semaphores say when a slot is full and when it is free, so that loads, products and stores overlap
 as far as slots allow.
 """
@@ -13,7 +13,7 @@ from enum import IntEnum
 from fpgapipe.hw.hls_models.isa.instructions import WORD_BYTES, Instruction, Opcode
 from fpgapipe.hw.hls_models.spec.core_spec import ScratchpadSpec
 from fpgapipe.lowering.products.conv_parts import Op
-from fpgapipe.lowering.tiling.slab import Slab
+from fpgapipe.lowering.tiling.tile import Tile
 
 
 class Semaphore(IntEnum):
@@ -29,7 +29,7 @@ class Semaphore(IntEnum):
 
 @dataclass(frozen=True)
 class Ring:
-    """Slots of equal size for slabs of one kind.
+    """Slots of equal size for tiles of one kind.
 
     Parameters
     ----------
@@ -58,7 +58,7 @@ class Rings:
 
 @dataclass(frozen=True)
 class _Use:
-    """A slab in a ring, as an operation finds it."""
+    """A tile in a ring, as an operation finds it."""
 
     slot: int
     loads: bool = False
@@ -75,9 +75,9 @@ def rings_of(
     has the results beside the stationary operand, one of a single bank has all in it. A ring of one
     slot is loaded when the product that used it is done.
     """
-    slabs = [[getattr(op, name) for op in ops] for name in ("a", "b", "result")]
-    sizes = [max(slab.size_bytes for slab in set(each)) for each in slabs]
-    yield from rings_for(sizes, [len(set(each)) for each in slabs], scratchpad, least_slots)
+    tiles = [[getattr(op, name) for op in ops] for name in ("a", "b", "result")]
+    sizes = [max(tile.size_bytes for tile in set(each)) for each in tiles]
+    yield from rings_for(sizes, [len(set(each)) for each in tiles], scratchpad, least_slots)
 
 
 def rings_for(
@@ -91,9 +91,9 @@ def rings_for(
     Parameters
     ----------
     sizes : sequence of int
-        Bytes of the largest slab of each ring: streamed, stationary, results.
+        Bytes of the largest tile of each ring: streamed, stationary, results.
     distinct : sequence of int
-        Different slabs of each ring.
+        Different tiles of each ring.
     scratchpad : ScratchpadSpec
     least_slots : int
     """
@@ -109,7 +109,7 @@ def rings_for(
 
 
 def may_fit(sizes: Sequence[int], scratchpad: ScratchpadSpec) -> bool:
-    """Whether slabs of these bytes (streamed, stationary, a result) fit with a slot for each."""
+    """Whether tiles of these bytes (streamed, stationary, a result) fit with a slot for each."""
     return any(
         all(size <= room for size, (_, room) in zip(sizes, regions.values(), strict=True))
         for regions in _regions(scratchpad)
@@ -140,20 +140,20 @@ def _regions(scratchpad: ScratchpadSpec) -> Iterator[dict[str, tuple[int, int]]]
             }
 
 
-def _uses(slabs: Sequence[Slab | None], ring: Ring) -> list[_Use | None]:
-    """What each operation finds in a ring; the slab that was used longest ago makes room."""
+def _uses(tiles: Sequence[Tile | None], ring: Ring) -> list[_Use | None]:
+    """What each operation finds in a ring; the tile that was used longest ago makes room."""
     found: list[_Use | None] = []
-    slot_of: dict[Slab, int] = {}  # in the ring now, the least recently used first
+    slot_of: dict[Tile, int] = {}  # in the ring now, the least recently used first
     last_use: dict[int, int] = {}  # of what is in each slot
-    for index, slab in enumerate(slabs):
-        if slab is None:
+    for index, tile in enumerate(tiles):
+        if tile is None:
             found.append(None)
             continue
-        if not slab.run_bytes:
+        if not tile.run_bytes:
             found.append(_Use(0))  # nothing but padding: it needs no slot
             continue
-        if slab in slot_of:
-            slot = slot_of.pop(slab)
+        if tile in slot_of:
+            slot = slot_of.pop(tile)
             found.append(_Use(slot))
         elif len(slot_of) < ring.slots:
             slot = len(slot_of)
@@ -166,7 +166,7 @@ def _uses(slabs: Sequence[Slab | None], ring: Ring) -> list[_Use | None]:
             assert use is not None
             found[last_use[slot]] = replace(use, frees=True)
             found.append(_Use(slot, loads=True, waits_free=True))
-        slot_of[slab] = slot
+        slot_of[tile] = slot
         last_use[slot] = index
     return found
 
@@ -223,7 +223,7 @@ def template(ops: Sequence[Op], rings: Rings) -> Template:
         wait: list[int] = []
         signal: list[int] = []
         bases = {}
-        for name, slab, full, free in (
+        for name, tile, full, free in (
             ("a", op.a, Semaphore.A_FULL, Semaphore.A_FREE),
             ("b", op.b, Semaphore.B_FULL, Semaphore.B_FREE),
         ):
@@ -233,9 +233,9 @@ def template(ops: Sequence[Op], rings: Rings) -> Template:
             bases[name] = ring.address(use.slot)
             if use.loads:
                 waits = (int(free),) if use.waits_free else ()
-                loads = list(_transfers(Opcode.LOAD, slab, bases[name], waits, (int(full),)))
+                loads = list(_transfers(Opcode.LOAD, tile, bases[name], waits, (int(full),)))
                 program += loads
-                tensors += [slab.tensor] * len(loads)
+                tensors += [tile.tensor] * len(loads)
                 wait += [int(full)] * bool(loads)
             if use.frees:
                 signal.append(int(free))
@@ -264,13 +264,13 @@ def template(ops: Sequence[Op], rings: Rings) -> Template:
 
 def _transfers(
     opcode: Opcode,
-    slab: Slab,
+    tile: Tile,
     slot: int,
     wait: tuple[int, ...],
     signal: tuple[int, ...],
 ) -> Iterator[Instruction]:
     """Waits before the first part, signals after the last."""
-    bodies = list(slab.transfers(0, slot))
+    bodies = list(tile.transfers(0, slot))
     for index, body in enumerate(bodies):
         yield Instruction(
             opcode,

@@ -9,7 +9,7 @@ two GEMM engines kernels have two *lanes*, which share the vector engine by grou
 A kernel is a sequence of *groups*: what one product, or one piece, loads, computes and stores, or a
 part of a transfer. Each track, the groups of one engine, keeps its order. Groups of all tracks are
 merged by a rough timing, and what needs the results of another waits for them
-(:mod:`fpgapipe.lowering.program.waits`).
+(:mod:`fpgapipe.lowering.program.hazards`).
 """
 
 from collections import Counter
@@ -23,8 +23,8 @@ from fpgapipe.hw.hls_models.isa.vector_op import VectorOp
 from fpgapipe.hw.hls_models.model.sequencer import SequencerSpec
 from fpgapipe.hw.hls_models.spec.core_spec import CoreSpec
 from fpgapipe.lowering.memory.placed import Placed
-from fpgapipe.lowering.program.touched import Touched
-from fpgapipe.lowering.program.waits import READS, WRITES, Waits
+from fpgapipe.lowering.program.hazards import READS, WRITES, Hazards
+from fpgapipe.lowering.program.last_writer import LastWriters
 from fpgapipe.lowering.tiling.kernel import Kernel, Track
 
 TURN_CYCLES = 300
@@ -140,7 +140,7 @@ def assemble(
         order = list(_merged(order, core))
     tagged = [(group.kernel, each) for group in order for each in group.instructions]
     kernel_of = [number for number, _ in tagged]
-    waits = Waits([each for _, each in tagged], kernel_of, _kernels_before(kernels))
+    waits = Hazards([each for _, each in tagged], kernel_of, _kernels_before(kernels))
     return Assembled([*waits.add(), Instruction(Opcode.END)], kernel_of)
 
 
@@ -178,7 +178,7 @@ def _find_order(order: Sequence[_Group], tasks: Sequence[int]) -> None:
     their order, and one that waits for another device must not hold up what that waits for, nor
     work that could be done meanwhile.
     """
-    reads, writes = ({track: Touched() for track in Track} for _ in range(2))
+    reads, writes = ({track: LastWriters() for track in Track} for _ in range(2))
     count = dict.fromkeys(Track, 0)
     kernel_end: dict[tuple[Track, int], int] = {}  # groups up to the end of a kernel
     counts_of_task: dict[int, dict[Track, int]] = {}  # when a task begins
@@ -234,9 +234,9 @@ def _asked_in(order: Sequence[_Group], tasks: Sequence[int]) -> dict[tuple[int, 
     return found
 
 
-def _last(touched: Touched, spans: Sequence[Span]) -> int:
+def _last(last_writers: LastWriters, spans: Sequence[Span]) -> int:
     """Number of the last group, from 1, that touched one of some spans; 0 if none did."""
-    return max((touched.last(span) or 0 for span in spans), default=0)
+    return max((last_writers.last(span) or 0 for span in spans), default=0)
 
 
 def _merged(order: Sequence[_Group], core: CoreSpec) -> Iterator[_Group]:

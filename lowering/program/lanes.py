@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from fpgapipe.lowering.tiling.kernel import Kernel
-    from fpgapipe.lowering.units.microbatch import Made
+    from fpgapipe.lowering.units.microbatch import LoweredKernel
 
 
 @dataclass(frozen=True)
@@ -62,18 +62,20 @@ def lanes_of(whole: ScratchpadSpec, number: int) -> tuple[Lane, ...]:
     )
 
 
-def is_side_by_side(program: Sequence[Instruction]) -> bool:
+def is_concurrent(program: Sequence[Instruction]) -> bool:
     """Whether a program has two lanes: products on several GEMM engines."""
     return any(each.opcode is Opcode.GEMM and each.engine > 0 for each in program)
 
 
-def product_cycles(made: Made) -> int:
+def product_cycles(lowered: LoweredKernel) -> int:
     """Of a product, about; 0 if it is none."""
-    kernel = made.kernel
-    return kernel.blocked.prediction.cycles if isinstance(kernel, ProductKernel) else 0
+    kernel = lowered.kernel
+    return kernel.tiled_product.prediction.cycles if isinstance(kernel, ProductKernel) else 0
 
 
-def shared_out(backward: Sequence[Made], forward_cycles: int, lane: Lane) -> list[Made]:
+def shared_out(
+    backward: Sequence[LoweredKernel], forward_cycles: int, lane: Lane
+) -> list[LoweredKernel]:
     """Give weight gradients to the forward passes' lane, so that both take about as long.
 
     A backward pass has about twice the products of a forward pass.

@@ -12,7 +12,7 @@ from fpgapipe.hw.hls_models.cycles.core_cycles import MemorySpec
 from fpgapipe.hw.hls_models.isa.instructions import encode
 from fpgapipe.hw.hls_models.numerics import fp32
 from fpgapipe.lowering.memory.placed import page
-from fpgapipe.lowering.products.blocking import Blocked, block
+from fpgapipe.lowering.products.blocking import TiledProduct, block
 from fpgapipe.lowering.products.conv_parts import Formats
 
 if TYPE_CHECKING:
@@ -79,7 +79,7 @@ class LayerProgram:
     conv : ConvSpec
     which : str
         ``forward``, ``input`` or ``weight``.
-    blocked : Blocked
+    tiled_product : Blocked
     instructions : list of Instruction
     tensors : dict
         By name, those the pass reads and the one it writes.
@@ -91,7 +91,7 @@ class LayerProgram:
 
     conv: ConvSpec
     which: Pass
-    blocked: Blocked
+    tiled_product: TiledProduct
     instructions: list[Instruction]
     tensors: dict[str, Tensor]
     entry: int
@@ -142,7 +142,9 @@ def lower_layer(
     return place(conv, which, formats, block(conv, which, core, formats, memory or MemorySpec()))
 
 
-def place(conv: ConvSpec, which: Pass, formats: Formats, blocked: Blocked) -> LayerProgram:
+def place(
+    conv: ConvSpec, which: Pass, formats: Formats, tiled_product: TiledProduct
+) -> LayerProgram:
     """Give tensors and program of a pass their places in memory."""
     x = (conv.batch, conv.h, conv.w, conv.cin)
     y = (conv.batch, conv.oh, conv.ow, conv.cout)
@@ -161,9 +163,9 @@ def place(conv: ConvSpec, which: Pass, formats: Formats, blocked: Blocked) -> La
         shape, size = kinds[name]
         tensors[name] = Tensor(shape, size, at)
         at = page(at + tensors[name].size_bytes)
-    instructions = blocked.program({name: tensor.address for name, tensor in tensors.items()})
+    instructions = tiled_product.program({name: tensor.address for name, tensor in tensors.items()})
     total = page(at + len(encode(instructions)))
-    return LayerProgram(conv, which, blocked, instructions, tensors, at, total)
+    return LayerProgram(conv, which, tiled_product, instructions, tensors, at, total)
 
 
 def random_operands(program: LayerProgram, seed: int) -> dict[str, NDArray[np.float32]]:

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from fpgapipe.errors import UserError
 from fpgapipe.hw.hls_models.cycles.core_cycles import MemorySpec
-from fpgapipe.lowering.program.crossing import Part, gradient_bytes, stages_of
+from fpgapipe.lowering.program.boundary import Part, gradient_bytes, stages_of
 from fpgapipe.lowering.program.step import StepBuilder
 from fpgapipe.lowering.schedule.schedule import TaskKind, several_versions
 from fpgapipe.lowering.schedule.tasks import common_steps
@@ -155,12 +155,12 @@ def build_pipeline(
         part = Part(
             stage,
             values=parts[-1].values if parts else {},
-            gradient_bytes=gradient_bytes(graph, stages, stage.index, options.feature_bytes),
+            gradient_bytes=gradient_bytes(graph, stages, stage.index, options.activation_bytes),
             before=0,
             after=link_after(stage.index),
         )
-        side_by_side = [steps[task] for task in tasks] if splits else None
-        builder = StepBuilder(graph, core, memory, options, tasks, part, side_by_side)
+        concurrent = [steps[task] for task in tasks] if splits else None
+        builder = StepBuilder(graph, core, memory, options, tasks, part, concurrent)
         parts.append(builder.build())
     return PipelineProgram(graph, tuple(parts))
 

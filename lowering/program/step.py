@@ -16,7 +16,7 @@ from fpgapipe.lowering.kernels import loss, optimiser
 from fpgapipe.lowering.memory.memory_map import CORRECT, LABELS, LOSS, Stored
 from fpgapipe.lowering.memory.placed import Placed, page
 from fpgapipe.lowering.program.assemble import assemble
-from fpgapipe.lowering.program.crossing import Part, Stage
+from fpgapipe.lowering.program.boundary import Part, Stage
 from fpgapipe.lowering.program.device_program import KernelOrigin
 from fpgapipe.lowering.program.lanes import Lane, lanes_of, product_cycles, shared_out
 from fpgapipe.lowering.program.step_program import StepProgram
@@ -24,12 +24,12 @@ from fpgapipe.lowering.schedule.schedule import Task, TaskKind
 from fpgapipe.lowering.schedule.tasks import single_device, slots_of
 from fpgapipe.lowering.tiling.kernel import Kernel, Region, Tensor
 from fpgapipe.lowering.units.layouts import PLAIN, Value, with_channels_last
-from fpgapipe.lowering.units.microbatch import Made, MicroBatch
+from fpgapipe.lowering.units.microbatch import LoweredKernel, MicroBatch
 from fpgapipe.lowering.units.network_units import check_network, layouts_of, units_of
 from fpgapipe.lowering.units.step_options import (
     NORM,
     PARAMETERS,
-    SQUARES,
+    SECOND_MOMENT,
     SUFFIXES,
     Scalar,
     StepOptions,
@@ -86,7 +86,7 @@ class StepBuilder:
     graph, core, memory, options
     layouts : Layouts
         How all values of the network lie.
-    made : list of Made
+    lowered : list of Made
         All kernels.
     tensors : dict of str to Tensor
     random_key : int
@@ -115,7 +115,7 @@ class StepBuilder:
         self.options = options
         self._lanes = lanes_of(core.scratchpad, 1 if steps is None else 2)
         self.random_key = int(Scalar.RANDOM_SEED)
-        self.made: list[Made] = []
+        self.lowered: list[LoweredKernel] = []
         self._task_of: list[int] = []
         self.tensors: dict[str, Tensor] = {}
         self.stored: dict[str, Stored] = {}
@@ -130,7 +130,7 @@ class StepBuilder:
         self.layouts = layouts_of(graph, units)
         self._part = part or Part(Stage(0, 1, tuple(units)))
         self._task = 0
-        self._waiting: dict[int, list[Made]] = {}  # weight gradients that come later
+        self._waiting: dict[int, list[LoweredKernel]] = {}  # weight gradients that come later
         self._written: set[str] = set()  # parameters whose gradient there is
 
     # ------------------------------------------------------------------ the present task's place
@@ -228,9 +228,9 @@ class StepBuilder:
             elif task.kind is TaskKind.B:
                 self._take(self._backward(self._batches[index]))
             elif task.kind is TaskKind.DX:
-                made = self._backward(self._batches[index])
-                self._take(each for each in made if not each.is_weight)
-                self._waiting[index] = [each for each in made if each.is_weight]
+                lowered = self._backward(self._batches[index])
+                self._take(each for each in lowered if not each.is_weight)
+                self._waiting[index] = [each for each in lowered if each.is_weight]
             elif task.kind is TaskKind.DW:
                 self._take(self._waiting.pop(index))
             else:
@@ -238,10 +238,10 @@ class StepBuilder:
                 self._update()
         return self._placed()
 
-    def _take(self, made: Iterable[Made]) -> None:
+    def _take(self, lowered: Iterable[LoweredKernel]) -> None:
         """Add kernels of the present task."""
-        for each in made:
-            self.made.append(each)
+        for each in lowered:
+            self.lowered.append(each)
             self._task_of.append(self._task)
 
     def _forward(self, index: int) -> MicroBatch:
@@ -255,26 +255,26 @@ class StepBuilder:
             if len(shape) == 4:
                 shape = with_channels_last(shape)
             own = self.of_microbatch(name, index)
-            lies = self.declare(Tensor(own, shape, self.options.feature_bytes))
+            lies = self.declare(Tensor(own, shape, self.options.activation_bytes))
             batch.values[name] = Value(lies, self.layouts.values[name])
         part = self._part
-        for crossing in part.stage.before:
-            value = part.values[crossing.value]
-            here = batch.tensor(crossing.value, value.tensor.shape, value.tensor.element_bytes)
-            batch.values[crossing.value] = replace(value, tensor=here)
-            batch.layer = crossing.value
-            batch.add(part.receives(crossing, here, index))
+        for boundary in part.stage.before:
+            value = part.values[boundary.value]
+            here = batch.tensor(boundary.value, value.tensor.shape, value.tensor.element_bytes)
+            batch.values[boundary.value] = replace(value, tensor=here)
+            batch.layer = boundary.value
+            batch.add(part.receives(boundary, here, index))
         passed_on = set(part.stage.before) & set(part.stage.after)
-        for crossing in part.stage.after:
-            if crossing in passed_on:
-                batch.layer = crossing.value
-                batch.add(part.sends(crossing, batch.values[crossing.value].tensor, index))
+        for boundary in part.stage.after:
+            if boundary in passed_on:
+                batch.layer = boundary.value
+                batch.add(part.sends(boundary, batch.values[boundary.value].tensor, index))
         going = {each.value: each for each in part.stage.after if each not in passed_on}
         for unit in part.stage.units:
             batch.layer = unit.name
             with _naming(unit):
-                made = unit.forward(batch)
-                batch.values[unit.name] = Value(made, self.layouts.values[unit.name])
+                lowered = unit.forward(batch)
+                batch.values[unit.name] = Value(lowered, self.layouts.values[unit.name])
                 if unit.name in self.graph.outputs and not self.options.train:
                     batch.deliver(unit.name)
             if unit.name in going:
@@ -282,8 +282,8 @@ class StepBuilder:
         if self.options.train and part.stage.is_last:
             batch.layer = "loss"
             self._loss(batch)
-        self._take(batch.made)
-        batch.made = []
+        self._take(batch.lowered)
+        batch.lowered = []
         return batch
 
     def _loss(self, batch: MicroBatch) -> None:
@@ -310,17 +310,17 @@ class StepBuilder:
         )
         batch.give(output, dlogits, PLAIN)
 
-    def _backward(self, batch: MicroBatch) -> list[Made]:
+    def _backward(self, batch: MicroBatch) -> list[LoweredKernel]:
         """Make a micro-batch's backward pass."""
         carrying = self.graph.input_gradients
         part = self._part
-        for crossing in part.stage.after:
-            if crossing.has_gradient:
-                name = crossing.value
+        for boundary in part.stage.after:
+            if boundary.has_gradient:
+                name = boundary.value
                 shape = batch.values[name].tensor.shape
                 batch.layer = name
                 coming = batch.tensor(f"{name}.gradient", shape, part.gradient_bytes[name])
-                batch.add(part.receives(crossing, coming, batch.index, backward=True))
+                batch.add(part.receives(boundary, coming, batch.index, backward=True))
                 batch.give(name, coming, batch.values[name].layout)
         for unit in reversed(part.stage.units):
             batch.layer = unit.name
@@ -331,21 +331,21 @@ class StepBuilder:
             if dy is not None and (learns or any(carrying(each.name) for each in unit.layers)):
                 with _naming(unit):
                     unit.backward(batch, dy)
-        for crossing in part.stage.before:
-            if crossing.has_gradient:
-                batch.layer = crossing.value
-                dy = batch.gradient(crossing.value)
-                assert dy is not None, f"{crossing.value} must get a gradient"
-                batch.add(part.sends(crossing, dy, batch.index, backward=True))
-        made, batch.made = batch.made, []
+        for boundary in part.stage.before:
+            if boundary.has_gradient:
+                batch.layer = boundary.value
+                dy = batch.gradient(boundary.value)
+                assert dy is not None, f"{boundary.value} must get a gradient"
+                batch.add(part.sends(boundary, dy, batch.index, backward=True))
+        lowered, batch.lowered = batch.lowered, []
         if len(self._lanes) == 1:
-            return made
+            return lowered
         beside = sum(
             product_cycles(each)
-            for each, task in zip(self.made, self._task_of, strict=True)
+            for each, task in zip(self.lowered, self._task_of, strict=True)
             if self._steps[task] == self._steps[self._task]
         )
-        return shared_out(made, beside, self._lanes[0])
+        return shared_out(lowered, beside, self._lanes[0])
 
     def _update(self) -> None:
         """Let the optimiser take its step, if there is something to learn."""
@@ -354,9 +354,9 @@ class StepBuilder:
             return
 
         def add(kernel: Kernel) -> None:
-            self._take([Made(kernel, layer="update")])
+            self._take([LoweredKernel(kernel, layer="update")])
 
-        weights, gradient, momenta, squares = (Tensor(name, size, 4) for name in SUFFIXES)
+        weights, gradient, momentum, second_moment = (Tensor(name, size, 4) for name in SUFFIXES)
         clip = None
         if self.options.clips:
             if self._part.stage.num_stages > 1:
@@ -378,7 +378,7 @@ class StepBuilder:
                 Constant(register=Scalar.INVERSE_CORRECTION),
                 weight_decay=decay,
             )
-            moments = (momenta, squares)
+            moments = (momentum, second_moment)
             add(optimiser.adam("update", adam, weights, gradient, moments, self.region, clip=clip))
             return
         sgd = optimiser.Sgd(
@@ -386,7 +386,7 @@ class StepBuilder:
         )
         add(
             optimiser.sgd(
-                "update", sgd, weights, gradient, self.region, velocity=momenta, clip=clip
+                "update", sgd, weights, gradient, self.region, velocity=momentum, clip=clip
             )
         )
 
@@ -420,8 +420,8 @@ class StepBuilder:
             if not each.trainable:
                 put(each.tensor.name, each.tensor.size_bytes)
         arenas = list(SUFFIXES) if self.options.train else [PARAMETERS]
-        if self.options.optimiser != "adam" and SQUARES in arenas:
-            arenas.remove(SQUARES)
+        if self.options.optimiser != "adam" and SECOND_MOMENT in arenas:
+            arenas.remove(SECOND_MOMENT)
         for arena in arenas:
             begin = at
             inside = 0
@@ -435,7 +435,7 @@ class StepBuilder:
         for tensor in self.tensors.values():
             if tensor.name not in places:
                 put(tensor.name, tensor.size_bytes)
-        kernels = [each.kernel for each in self.made]
+        kernels = [each.kernel for each in self.lowered]
         steps = [self._steps[task] for task in self._task_of]
         assembled = assemble(kernels, places, self.core, steps)
         entry = at
@@ -461,7 +461,7 @@ class StepBuilder:
             kernel_of=assembled.kernel_of,
             kernels=[
                 KernelOrigin(each.kernel.name, each.layer, task)
-                for each, task in zip(self.made, self._task_of, strict=True)
+                for each, task in zip(self.lowered, self._task_of, strict=True)
             ],
             tasks=self._tasks,
             constants=self._constants(),

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from fpgapipe.lowering.program.device_program import DeviceProgram
 
 if TYPE_CHECKING:
-    from fpgapipe.lowering.program.crossing import Stage
+    from fpgapipe.lowering.program.boundary import Stage
     from fpgapipe.lowering.units.layouts import Value
     from fpgapipe.lowering.units.step_options import StepOptions
     from fpgapipe.network.graph import Graph

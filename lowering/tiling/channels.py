@@ -18,7 +18,7 @@ from fpgapipe.hw.hls_models.isa.vector_op import (
     Target,
     VectorOp,
 )
-from fpgapipe.lowering.tiling.elementwise import flat_slab
+from fpgapipe.lowering.tiling.elementwise import flat_tile
 from fpgapipe.lowering.tiling.kernel import (
     Buffer,
     Move,
@@ -29,7 +29,7 @@ from fpgapipe.lowering.tiling.kernel import (
     VectorKernel,
     room_of,
 )
-from fpgapipe.lowering.tiling.slab import Slab
+from fpgapipe.lowering.tiling.tile import Tile
 
 PIECE_ELEMENTS = 1 << 14
 """Elements of a piece, about, where so many fit. Sums depend on it in their last bits, and so
@@ -173,11 +173,11 @@ def channel_kernel(
     pieces = []
     for index, first in enumerate(firsts):
         count = min(number, positions - first)
-        slabs = {
-            each: flat_slab(tensor, first * channels, count * channels)
+        tiles = {
+            each: flat_tile(tensor, first * channels, count * channels)
             for each, tensor in (*sources.items(), *targets.items())
         }
-        view = _View(sizes, slabs, small_rows, count, channels)
+        view = _View(sizes, tiles, small_rows, count, channels)
         work: list[Step] = []
         names = map(_parts, range(len(sums)))
         for step in steps:
@@ -187,8 +187,8 @@ def channel_kernel(
                 work.append(view.partial(step, next(names)))
             else:
                 work += [view.partial(step, _PART), _added(next(names), channels)]
-        loads = [Move(slabs[each], each) for each in sources]
-        stores = [Move(slabs[each], each) for each in targets]
+        loads = [Move(tiles[each], each) for each in sources]
+        stores = [Move(tiles[each], each) for each in targets]
         if index == 0:
             loads = [Move(_whole(t), each) for each, t in small_sources.items()] + loads
         if index == len(firsts) - 1:
@@ -261,8 +261,8 @@ def _parts(index: int) -> str:
     return f"parts {index}"
 
 
-def _whole(tensor: Tensor) -> Slab:
-    return flat_slab(tensor, 0, tensor.elements)
+def _whole(tensor: Tensor) -> Tile:
+    return flat_tile(tensor, 0, tensor.elements)
 
 
 def _added(parts: str, channels: int) -> Step:
@@ -303,7 +303,7 @@ class _View:
     """The positions of a piece."""
 
     sizes: Mapping[str, int]
-    slabs: Mapping[str, Slab]
+    tiles: Mapping[str, Tile]
     rows: Mapping[str, int]
     count: int
     channels: int
@@ -317,7 +317,7 @@ class _View:
         size = self.sizes[name]
         pitch = self.channels * size
         return {
-            "base": self.slabs[name].shift if name in self.slabs else 0,
+            "base": self.tiles[name].shift if name in self.tiles else 0,
             "steps": (inner[0] * pitch, inner[1] * pitch, 0, 0, 0, LANES * size),
             "u_steps": _by_group(LANES),
             "u_limit": self.channels,

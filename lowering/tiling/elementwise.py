@@ -24,7 +24,7 @@ from fpgapipe.lowering.tiling.kernel import (
     Tensor,
     VectorKernel,
 )
-from fpgapipe.lowering.tiling.slab import Slab, slab_of
+from fpgapipe.lowering.tiling.tile import Tile, tile_of
 
 FEW_ELEMENTS, MANY_ELEMENTS = 1 << 13, 1 << 15
 """Of a piece: enough to hide what an instruction costs, few enough to overlap with transfers."""
@@ -58,10 +58,10 @@ class FlatStep:
     coefficients: str | None = None
 
 
-def flat_slab(tensor: Tensor, first: int, number: int) -> Slab:
+def flat_tile(tensor: Tensor, first: int, number: int) -> Tile:
     """Elements of a tensor that lie one after the other."""
     size = tensor.element_bytes
-    return slab_of(tensor.name, first * size, number * size, [])
+    return tile_of(tensor.name, first * size, number * size, [])
 
 
 def piece_elements(total: int, most: int, unit: int = UNIT_ELEMENTS) -> int:
@@ -121,13 +121,13 @@ def flat_kernel(
     pieces = []
     for first in range(0, total, number):
         count = min(number, total - first)
-        once = [Move(flat_slab(t, 0, LANES), n) for n, t in coefficients.items() if first == 0]
-        loads = [Move(flat_slab(t, first, count), n) for n, t in sources.items()]
+        once = [Move(flat_tile(t, 0, LANES), n) for n, t in coefficients.items() if first == 0]
+        loads = [Move(flat_tile(t, first, count), n) for n, t in sources.items()]
         pieces.append(
             Piece(
                 loads=(*once, *loads),
                 steps=tuple(_flat_step(step, sizes, first, count) for step in steps),
-                stores=tuple(Move(flat_slab(t, first, count), n) for n, t in targets.items()),
+                stores=tuple(Move(flat_tile(t, first, count), n) for n, t in targets.items()),
             )
         )
     buffers = {name: Buffer(number * size) for name, size in sizes.items()}

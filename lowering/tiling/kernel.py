@@ -15,7 +15,7 @@ from typing import Protocol
 from fpgapipe.hw.hls_models.isa.instructions import WORD_BYTES, Instruction, Opcode
 from fpgapipe.hw.hls_models.isa.vector_op import VectorOp
 from fpgapipe.hw.hls_models.spec.core_spec import NoRoom
-from fpgapipe.lowering.tiling.slab import Slab
+from fpgapipe.lowering.tiling.tile import Tile
 
 
 @dataclass(frozen=True)
@@ -178,9 +178,9 @@ class Buffer:
 
 @dataclass(frozen=True)
 class Move:
-    """A slab and the buffer that it is loaded to or stored from."""
+    """A tile and the buffer that it is loaded to or stored from."""
 
-    slab: Slab
+    tile: Tile
     buffer: str
 
 
@@ -219,7 +219,7 @@ class VectorKernel:
     pieces : tuple of Piece
         Each has a step.
     region : Region
-    turns : int
+    buffer_count : int
         Of each buffer that is not kept, how many there are: 2 or 1.
 
     Raises
@@ -232,10 +232,10 @@ class VectorKernel:
     buffers: Mapping[str, Buffer]
     pieces: tuple[Piece, ...]
     region: "Region"
-    turns: int = 2
+    buffer_count: int = 2
 
     def __post_init__(self) -> None:
-        needed = room_of(self.buffers, self.turns)
+        needed = room_of(self.buffers, self.buffer_count)
         if needed > self.region.size_bytes:
             raise NoRoom(
                 f"kernel {self.name} needs {needed:,} bytes of scratchpad, and has "
@@ -246,7 +246,7 @@ class VectorKernel:
             for which in ("loads", "stores")
         )
         both = sorted(name for name in loaded & stored if not self.buffers[name].kept)
-        if both and len(self.pieces) > self.turns:
+        if both and len(self.pieces) > self.buffer_count:
             raise ValueError(f"kernel {self.name} both loads and stores buffers {', '.join(both)}")
 
     @property
@@ -257,26 +257,26 @@ class VectorKernel:
     @property
     def reads(self) -> frozenset[str]:
         """Tensors that it loads."""
-        return frozenset(move.slab.tensor for piece in self.pieces for move in piece.loads)
+        return frozenset(move.tile.tensor for piece in self.pieces for move in piece.loads)
 
     @property
     def writes(self) -> frozenset[str]:
         """Tensors that it stores."""
-        return frozenset(move.slab.tensor for piece in self.pieces for move in piece.stores)
+        return frozenset(move.tile.tensor for piece in self.pieces for move in piece.stores)
 
     def instructions(self, addresses: Mapping[str, int]) -> list[Instruction]:
         """See `Kernel`."""
-        turns = self.turns
-        places = [self._places(turn) for turn in range(turns)]
+        buffer_count = self.buffer_count
+        places = [self._places(copy) for copy in range(buffer_count)]
         free, stored = _FREE[self.region.lane], _STORED[self.region.lane]
         program: list[Instruction] = []
         last = len(self.pieces) - 1
         has_loads = [bool(piece.loads) for piece in self.pieces]
         has_stores = [bool(piece.stores) for piece in self.pieces]
         for index, piece in enumerate(self.pieces):
-            place = places[index % turns]
+            place = places[index % buffer_count]
             # The buffer of an earlier piece comes free when that has computed, or has stored.
-            again = index >= turns
+            again = index >= buffer_count
             if piece.loads:
                 waits = (free,) if again else ()
                 program += _moves(
@@ -286,13 +286,15 @@ class VectorKernel:
                 wait, signal = [], []
                 if number == 0:
                     wait += [int(Semaphore.LOADED)] * has_loads[index]
-                    wait += [stored] * (again and has_stores[index - turns])
+                    wait += [stored] * (again and has_stores[index - buffer_count])
                 if number == len(piece.steps) - 1:
                     signal += [int(Semaphore.COMPUTED)] * has_stores[index]
-                    signal += [free] * (index + turns <= last and has_loads[index + turns])
+                    signal += [free] * (
+                        index + buffer_count <= last and has_loads[index + buffer_count]
+                    )
                 program.append(_vector(step, place, tuple(wait), tuple(signal)))
             if piece.stores:
-                signals = (stored,) if index + turns <= last else ()
+                signals = (stored,) if index + buffer_count <= last else ()
                 program += _moves(
                     Opcode.STORE,
                     piece.stores,
@@ -303,50 +305,51 @@ class VectorKernel:
                 )
         return program
 
-    def _places(self, turn: int) -> dict[str, int]:
-        """Byte addresses of the buffers in the pieces of a turn."""
+    def _places(self, copy: int) -> dict[str, int]:
+        """Byte addresses of the buffers in the pieces that use this copy of them."""
         bank_bytes = self.region.bank_bytes or self.region.size_bytes
         banks = self.region.size_bytes // bank_bytes
-        begins = _apart(self.buffers, banks, bank_bytes, self.turns)
+        begins = _apart(self.buffers, banks, bank_bytes, self.buffer_count)
         places = {}
         for name, buffer in self.buffers.items():
             size = 0 if buffer.kept else _ceil_word(buffer.size_bytes)
-            places[name] = self.region.base + begins[name] + turn * size
+            places[name] = self.region.base + begins[name] + copy * size
         return places
 
 
 def _apart(
-    buffers: Mapping[str, Buffer], banks: int, bank_bytes: int, turns: int
+    buffers: Mapping[str, Buffer], banks: int, bank_bytes: int, buffer_count: int
 ) -> dict[str, int]:
     """Where buffers begin: each in another bank than the one before, if all fit so."""
     used = [0] * banks
     begins = {}
     for number, (name, buffer) in enumerate(buffers.items()):
-        size = room_of({name: buffer}, turns)
-        for turn in range(banks):
-            bank = (number + turn) % banks
+        size = room_of({name: buffer}, buffer_count)
+        for skipped in range(banks):
+            bank = (number + skipped) % banks
             if used[bank] + size <= bank_bytes:
                 begins[name] = bank * bank_bytes + used[bank]
                 used[bank] += size
                 break
         else:
-            return _in_a_row(buffers, turns)
+            return _in_a_row(buffers, buffer_count)
     return begins
 
 
-def _in_a_row(buffers: Mapping[str, Buffer], turns: int) -> dict[str, int]:
+def _in_a_row(buffers: Mapping[str, Buffer], buffer_count: int) -> dict[str, int]:
     """Where buffers begin, each behind the one before."""
     begins, at = {}, 0
     for name, buffer in buffers.items():
         begins[name] = at
-        at += room_of({name: buffer}, turns)
+        at += room_of({name: buffer}, buffer_count)
     return begins
 
 
-def room_of(buffers: Mapping[str, Buffer], turns: int = 2) -> int:
+def room_of(buffers: Mapping[str, Buffer], buffer_count: int = 2) -> int:
     """Bytes of scratchpad that buffers take."""
     return sum(
-        _ceil_word(buffer.size_bytes) * (1 if buffer.kept else turns) for buffer in buffers.values()
+        _ceil_word(buffer.size_bytes) * (1 if buffer.kept else buffer_count)
+        for buffer in buffers.values()
     )
 
 
@@ -362,11 +365,11 @@ def _moves(
     wait: tuple[int, ...],
     signal: tuple[int, ...],
 ) -> Iterator[Instruction]:
-    """Transfers of some slabs: the first waits, the last signals."""
+    """Transfers of some tiles: the first waits, the last signals."""
     bodies = [
         body
         for move in moves
-        for body in move.slab.transfers(addresses[move.slab.tensor], places[move.buffer])
+        for body in move.tile.transfers(addresses[move.tile.tensor], places[move.buffer])
     ]
     for index, body in enumerate(bodies):
         yield Instruction(

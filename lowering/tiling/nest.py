@@ -13,7 +13,7 @@ ENOUGH_SUMS = 8
 
 
 @dataclass(frozen=True)
-class Turn:
+class VectorLoop:
     """A loop.
 
     Parameters
@@ -32,11 +32,11 @@ class Turn:
     target: tuple[int, int] = (0, 0)
     counter: int = 0
 
-    def split(self, part: int) -> "tuple[Turn, Turn]":
+    def split(self, part: int) -> "tuple[VectorLoop, VectorLoop]":
         """Two loops for this one, the inner of which has `part` iterations."""
         assert self.count % part == 0, "a loop must be split evenly"
         (x_address, x_y, x_u), (y_address, y_y, y_u), (address, u) = self.x, self.y, self.target
-        outer = Turn(
+        outer = VectorLoop(
             self.count // part,
             (part * x_address, part * x_y, part * x_u),
             (part * y_address, part * y_y, part * y_u),
@@ -47,8 +47,8 @@ class Turn:
 
 
 def nest(
-    positions: Sequence[Turn],
-    reduced: Sequence[Turn],
+    positions: Sequence[VectorLoop],
+    reduced: Sequence[VectorLoop],
     x: Source,
     target: Target,
     y: Source | None = None,
@@ -76,51 +76,51 @@ def nest(
     ValueError
         As `VectorOp`, for example if there are more than six loops.
     """
-    rest = [turn for turn in positions if turn.count > 1]
-    inner: list[Turn] = []
+    rest = [loop for loop in positions if loop.count > 1]
+    inner: list[VectorLoop] = []
     # A loop of one iteration says that there is a reduction, in which only lanes of X take part.
-    taps = [turn for turn in reduced if turn.count > 1] or list(reduced[:1])
+    taps = [loop for loop in reduced if loop.count > 1] or list(reduced[:1])
     if taps:
         inner, rest = _hiding(rest, NUM_VECTOR_LOOPS - len(taps))
-    turns = [*inner, *taps, *rest]
+    loops = [*inner, *taps, *rest]
 
     def moved(source: Source, which: str) -> Source:
         address, rows, lanes = (
-            tuple(getattr(turn, which)[index] for turn in turns) for index in range(3)
+            tuple(getattr(loop, which)[index] for loop in loops) for index in range(3)
         )
         return replace(source, steps=address, y_steps=rows, u_steps=lanes)
 
     return VectorOp(
-        counts=tuple(turn.count for turn in turns),
+        counts=tuple(loop.count for loop in loops),
         inner=len(inner),
         reduced=len(taps),
         x=moved(x, "x"),
         y=moved(y, "y") if y else None,
         target=replace(
             target,
-            steps=tuple(turn.target[0] for turn in turns),
-            u_steps=tuple(turn.target[1] for turn in turns),
+            steps=tuple(loop.target[0] for loop in loops),
+            u_steps=tuple(loop.target[1] for loop in loops),
         ),
-        counter=Counter(counter, tuple(turn.counter for turn in turns)),
+        counter=Counter(counter, tuple(loop.counter for loop in loops)),
         **settings,
     )
 
 
-def _hiding(turns: Sequence[Turn], most: int) -> tuple[list[Turn], list[Turn]]:
+def _hiding(loops: Sequence[VectorLoop], most: int) -> tuple[list[VectorLoop], list[VectorLoop]]:
     """Divide loops into those inside the reduced ones, and those outside.
 
     Parameters
     ----------
-    turns : sequence of Turn
+    loops : sequence of Turn
     most : int
         Loops that there may be.
     """
-    inner: list[Turn] = []
-    rest = list(turns)
-    while rest and prod(turn.count for turn in (*inner, rest[0])) <= MAX_SUMS:
+    inner: list[VectorLoop] = []
+    rest = list(loops)
+    while rest and prod(loop.count for loop in (*inner, rest[0])) <= MAX_SUMS:
         inner.append(rest.pop(0))
-    sums = prod(turn.count for turn in inner)
-    if rest and sums < ENOUGH_SUMS and len(turns) < most:
+    sums = prod(loop.count for loop in inner)
+    if rest and sums < ENOUGH_SUMS and len(loops) < most:
         part = largest_divisor(rest[0].count, MAX_SUMS // sums)
         if part > 1:
             first, rest[0] = rest[0].split(part)

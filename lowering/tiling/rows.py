@@ -24,7 +24,7 @@ from fpgapipe.hw.hls_models.isa.vector_op import (
 from fpgapipe.hw.hls_models.numerics.function import Function
 from fpgapipe.lowering.tiling.channels import padded
 from fpgapipe.lowering.tiling.kernel import Buffer, Region, Step, room_of
-from fpgapipe.lowering.tiling.nest import Turn, nest
+from fpgapipe.lowering.tiling.nest import VectorLoop, nest
 
 PIECE_ELEMENTS = 1 << 15
 """Elements of a piece, about."""
@@ -141,18 +141,18 @@ class Rows:
             vector, all_slices = LANES * size, SLICES * VECTOR_BYTES
             op = nest(
                 [
-                    Turn(SLICES, (vector, 0, LANES), target=(VECTOR_BYTES, 0)),
-                    Turn(self.count, (pitch, 0, 0), target=(all_slices, 0)),
+                    VectorLoop(SLICES, (vector, 0, LANES), target=(VECTOR_BYTES, 0)),
+                    VectorLoop(self.count, (pitch, 0, 0), target=(all_slices, 0)),
                 ],
-                [Turn(-(-self._groups // SLICES), (SLICES * vector, 0, SLICES * LANES))],
+                [VectorLoop(-(-self._groups // SLICES), (SLICES * vector, 0, SLICES * LANES))],
                 Source(base, u_limit=self.width, format=Format.of(size)),
                 Target(0),
                 **settings,
             )
             yield Step(op, x, "slices")
             op = nest(
-                [Turn(self.count, (all_slices, 0, 0), target=(VECTOR_BYTES, 0))],
-                [Turn(SLICES, (VECTOR_BYTES, 0, 0))],
+                [VectorLoop(self.count, (all_slices, 0, 0), target=(VECTOR_BYTES, 0))],
+                [VectorLoop(SLICES, (VECTOR_BYTES, 0, 0))],
                 Source(0),
                 Target(0),
                 **settings,
@@ -161,8 +161,8 @@ class Rows:
         elif self._groups > 1:
             for begin, count in self._spans():
                 op = nest(
-                    [Turn(count, (pitch, 0, 0), target=(VECTOR_BYTES, 0))],
-                    [Turn(self._groups, (LANES * size, 0, LANES))],
+                    [VectorLoop(count, (pitch, 0, 0), target=(VECTOR_BYTES, 0))],
+                    [VectorLoop(self._groups, (LANES * size, 0, LANES))],
                     Source(base + begin * pitch, u_limit=self.width, format=Format.of(size)),
                     Target(begin * VECTOR_BYTES),
                     **settings,
@@ -172,8 +172,8 @@ class Rows:
             size, lanes, buffer, base, pitch = 4, LANES, "lanes", 0, VECTOR_BYTES
         for begin, count in self._spans():
             op = nest(
-                [Turn(count, (pitch, 0, 0), target=(4, 0))],
-                [Turn(lanes, (size, 0, 0))],
+                [VectorLoop(count, (pitch, 0, 0), target=(4, 0))],
+                [VectorLoop(lanes, (size, 0, 0))],
                 Source(base + begin * pitch, format=Format.of(size), broadcast=True),
                 Target(4 * begin, u_limit=1),
                 **settings,
@@ -190,7 +190,7 @@ class Rows:
         self, x: str, y: str | None, target: str, to: int = 0, at: int = 0, **settings: Any
     ) -> Step:
         """Work on a number for each row; `at` and `to` are where X and the target begin."""
-        vectors = Turn(
+        vectors = VectorLoop(
             -(-self.count // LANES),
             (VECTOR_BYTES, 0, LANES),
             (VECTOR_BYTES, 0, LANES),

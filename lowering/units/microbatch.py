@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True)
-class Made:
+class LoweredKernel:
     """A kernel, and what it was made for.
 
     Attributes
@@ -112,7 +112,7 @@ class MicroBatch:
         Tensor of the gradient of each value that has one.
     operands : dict of (str, str) to str
         Tensor of each value as each unit takes it: by the unit's name and the value's.
-    made : list of Made
+    lowered : list of Made
         Kernels of the pass that is being made.
     layer : str
         Whose kernels come next.
@@ -124,7 +124,7 @@ class MicroBatch:
         self.slot = slot
         self.values: dict[str, Value] = {}
         self.gradients: dict[str, str] = {}
-        self.made: list[Made] = []
+        self.lowered: list[LoweredKernel] = []
         self.layer = ""
         self.operands: dict[tuple[str, str], str] = {}
         self._given: dict[str, list[Tensor]] = {}
@@ -202,14 +202,14 @@ class MicroBatch:
         """Return a tensor of this slot that a pass before has made."""
         return self._builder.tensors[self.named(name)]
 
-    def feature(self, name: str, shape: tuple[int, ...]) -> Tensor:
+    def activation(self, name: str, shape: tuple[int, ...]) -> Tensor:
         """Make a tensor of features or their gradients.
 
         What leaves the network is FP32, and each micro-batch has its own; where it does not lie as
         the host reads it, `deliver` makes another one of that name.
         """
         if name not in self.graph.outputs:
-            return self.tensor(name, shape, self.options.feature_bytes)
+            return self.tensor(name, shape, self.options.activation_bytes)
         leaving = self.graph.layers[name].output.shape
         if self._builder.layouts.values[name] != host_layout(leaving):
             return self.tensor(f"{name}.result", shape, 4)
@@ -281,13 +281,13 @@ class MicroBatch:
         ----------
         kernel : Kernel
         is_weight : bool
-            As in `Made`.
+            As in `LoweredKernel`.
         """
-        self.made.append(Made(kernel, is_weight, self.layer))
+        self.lowered.append(LoweredKernel(kernel, is_weight, self.layer))
         for total, part in [each for each in self._parts if each[1].name in kernel.writes]:
             self._parts.remove((total, part))
             summed = optimiser.accumulate(f"{total.name}.sum", total, part, self.region)
-            self.made.append(Made(summed, is_weight, self.layer))
+            self.lowered.append(LoweredKernel(summed, is_weight, self.layer))
 
     def gradient_of(self, parameter: Tensor) -> Tensor | None:
         """Where a kernel, the next to be added, shall write the gradient of a parameter.
@@ -327,7 +327,7 @@ class MicroBatch:
             return None
         total = given[0]
         for number, other in enumerate(given[1:]):
-            last = self.feature(f"{name}.gradient{number}", total.shape)
+            last = self.activation(f"{name}.gradient{number}", total.shape)
             self.add(activation.add(last.name, total, other, last, self.region))
             total = last
         self.gradients[name] = total.name

@@ -96,7 +96,7 @@ class PoolUnit(Unit):
         x = self._images(step.take(self, self.inputs[0]))
         pool = self._pool()
         shape = self.out_shape
-        result = step.feature(self.name, with_channels_last(shape) if len(shape) > 2 else shape)
+        result = step.activation(self.name, with_channels_last(shape) if len(shape) > 2 else shape)
         y = self._pooled(result)
         if pool is None:
             step.add(global_pooling.global_average(self.name, x, y, step.region))
@@ -114,7 +114,7 @@ class PoolUnit(Unit):
         pool = self._pool()
         name = f"{self.name}.gradient"
         dy = self._pooled(dy)
-        gradient = step.feature(f"{self.name}.dx", x.shape)
+        gradient = step.activation(f"{self.name}.dx", x.shape)
         dx = self._images(gradient)
         if pool is None:
             step.add(global_pooling.global_average_gradient(name, dy, dx, step.region))
@@ -164,7 +164,7 @@ class SoftmaxUnit(Unit):
     def forward(self, step: MicroBatch) -> Tensor:
         """See `Unit`."""
         x = step.take(self, self.inputs[0])
-        result = step.feature(self.name, x.shape)
+        result = step.activation(self.name, x.shape)
         width = self.in_shape[self._axis]
         rows = (x.elements // width, width)
         step.add(

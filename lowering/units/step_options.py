@@ -11,10 +11,10 @@ import numpy as np
 from fpgapipe.hw.hls_models.isa.vector_op import NUM_SCALARS
 from fpgapipe.lowering.kernels.optimiser import adam_numbers
 
-PARAMETERS, GRADIENTS, MOMENTA, SQUARES = "parameters", "gradients", "momenta", "squares"
+PARAMETERS, GRADIENTS, MOMENTUM, SECOND_MOMENT = "parameters", "gradients", "momenta", "squares"
 """Tensors that hold those of all layers, so that an update is one kernel; squares are Adam's."""
 
-SUFFIXES = {PARAMETERS: "", GRADIENTS: ".gradient", MOMENTA: ".momentum", SQUARES: ".square"}
+SUFFIXES = {PARAMETERS: "", GRADIENTS: ".gradient", MOMENTUM: ".momentum", SECOND_MOMENT: ".square"}
 """What is added to a parameter's name for its part of each."""
 
 NORM = "gradient norm"
@@ -76,7 +76,7 @@ class StepOptions:
 
     Attributes
     ----------
-    feature_bytes : int
+    activation_bytes : int
         Of an element of features and their gradients in memory: 2 (BF16) or 4 (FP32).
     train : bool
         Whether there are loss, backward pass and update; else there is but the forward pass of
@@ -87,13 +87,13 @@ class StepOptions:
         Whether gradients are scaled down to a largest norm, together.
     """
 
-    feature_bytes: int = 2
+    activation_bytes: int = 2
     train: bool = True
     optimiser: Literal["sgd", "adam"] = "sgd"
     clips: bool = False
 
     def __post_init__(self) -> None:
-        if self.feature_bytes not in (2, 4):
-            raise ValueError(f"step feature_bytes must be 2 or 4, not {self.feature_bytes!r}")
+        if self.activation_bytes not in (2, 4):
+            raise ValueError(f"step activation_bytes must be 2 or 4, not {self.activation_bytes!r}")
         if self.optimiser not in ("sgd", "adam"):
             raise ValueError(f"step optimiser must be sgd or adam, not {self.optimiser!r}")

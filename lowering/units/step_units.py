@@ -121,7 +121,7 @@ class ProductUnit(Unit):
         shape = self.out_shape if self._is_linear else with_channels_last(self.out_shape)
         weight = step.weight(layer)
         bias = step.parameter(layer, "bias")
-        y = step.feature(self.name, shape)
+        y = step.activation(self.name, shape)
         after = bias is not None or self.slope is not None
         z = step.tensor(f"{layer.name}.sums", shape, 4) if after else y
         step.add(product_kernel(f"{layer.name}.forward", conv, "forward",
@@ -146,7 +146,7 @@ class ProductUnit(Unit):
         db = step.gradient_of(bias) if bias else None
         dy = matrix(dy, conv.cout)
         if self.slope is not None:
-            dz = step.feature(f"{layer.name}.dsums", dy.shape)
+            dz = step.activation(f"{layer.name}.dsums", dy.shape)
             step.add(activation.activation_gradient(
                 f"{self.name}.gradient", dy, step.values[self.name].tensor, dz, step.region,
                 slope=self.slope, db=db))  # fmt: skip
@@ -156,7 +156,7 @@ class ProductUnit(Unit):
                      is_weight=True)  # fmt: skip
         weight = step.weight(layer)
         if 0 in step.graph.input_gradients(layer.name):
-            dx = step.feature(f"{layer.name}.dx", x.shape)
+            dx = step.activation(f"{layer.name}.dx", x.shape)
             step.add(product_kernel(f"{layer.name}.input", conv, "input", (dy, weight, dx),
                                     step.product_core, step.memory,
                                     step.product_region))  # fmt: skip
@@ -216,7 +216,7 @@ class NormUnit(Unit):
     def forward(self, step: MicroBatch) -> Tensor:
         """See `Unit`."""
         norm = self._norm(step)
-        y = step.feature(self.name, step.take(self, self.layers[0].inputs[0]).shape)
+        y = step.activation(self.name, step.take(self, self.layers[0].inputs[0]).shape)
         other = step.take(self, self.residual) if self.residual else None
         for tensor in norm.kept:
             step.declare(tensor)
@@ -229,8 +229,8 @@ class NormUnit(Unit):
         """See `Unit`."""
         norm = self._norm(step)
         name = self.layers[0].name
-        masked = step.feature(f"{self.name}.masked", dy.shape) if self.relu else None
-        dx = step.feature(f"{name}.dx", dy.shape)
+        masked = step.activation(f"{self.name}.masked", dy.shape) if self.relu else None
+        dx = step.activation(f"{name}.dx", dy.shape)
         # The sums belong to the input's gradient too: of what is not learned they lie aside.
         sums = [
             step.gradient_of(each) or step.tensor(f"{name}.d{role}", each.shape, 4)
@@ -266,14 +266,14 @@ class AddUnit(Unit):
     def forward(self, step: MicroBatch) -> Tensor:
         """See `Unit`."""
         a, b = (step.take(self, name) for name in self.layers[0].inputs)
-        y = step.feature(self.name, a.shape)
+        y = step.activation(self.name, a.shape)
         step.add(activation.add(self.name, a, b, y, step.region, relu=self.relu))
         return y
 
     def backward(self, step: MicroBatch, dy: Tensor) -> None:
         """See `Unit`."""
         if self.relu:
-            dx = step.feature(f"{self.name}.masked", dy.shape)
+            dx = step.activation(f"{self.name}.masked", dy.shape)
             step.add(activation.activation_gradient(
                 f"{self.name}.gradient", dy, step.values[self.name].tensor, dx, step.region
             ))  # fmt: skip
@@ -296,13 +296,13 @@ class ActivationUnit(Unit):
     def forward(self, step: MicroBatch) -> Tensor:
         """See `Unit`."""
         x = step.take(self, self.inputs[0])
-        y = step.feature(self.name, x.shape)
+        y = step.activation(self.name, x.shape)
         step.add(activation.activate(self.name, x, y, step.region, slope=self.slope))
         return y
 
     def backward(self, step: MicroBatch, dy: Tensor) -> None:
         """See `Unit`."""
-        dx = step.feature(f"{self.name}.dx", dy.shape)
+        dx = step.activation(f"{self.name}.dx", dy.shape)
         step.add(activation.activation_gradient(
             f"{self.name}.gradient", dy, step.values[self.name].tensor, dx, step.region,
             slope=self.slope))  # fmt: skip
@@ -341,14 +341,14 @@ class DropoutUnit(Unit):
         x = step.take(self, self.inputs[0])
         if not (step.options.train and self.rate):
             return x
-        y = step.feature(self.name, x.shape)
+        y = step.activation(self.name, x.shape)
         self._drop(step, self.name, x, y)
         return y
 
     def backward(self, step: MicroBatch, dy: Tensor) -> None:
         """See `Unit`."""
         if self.rate:
-            dx = step.feature(f"{self.name}.dx", dy.shape)
+            dx = step.activation(f"{self.name}.dx", dy.shape)
             self._drop(step, f"{self.name}.gradient", dy, dx)
             dy = dx
         step.give_gradient(self, self.inputs[0], dy)

@@ -351,7 +351,7 @@ def core_of(
     bytes_per_cycle = device.memory_bytes_per_s / device.clk_hz
     port_bytes = max(_width(bytes_per_cycle), 4) if bytes_per_cycle else 4
     formats = Formats()
-    lanes = max(2, port_bytes // (2 * formats.feature_bytes))
+    lanes = max(2, port_bytes // (2 * formats.activation_bytes))
     lanes = min(lanes, max(2, rows * cols * num_engines // CELLS_PER_LANE), LANES)
     lanes = _power_up_to(lanes)
     least = EngineSpec.least_scratchpad_bytes(rows, cols) * num_engines

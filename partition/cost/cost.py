@@ -31,10 +31,10 @@ __all__ = [
     "LayerCost",
     "PassCost",
     "Violation",
+    "activation_bytes",
     "candidate_cores",
     "core_fits",
     "core_of",
-    "feature_bytes",
     "largest_core",
     "layer_costs",
     "measured_costs",
@@ -95,10 +95,10 @@ class LayerCost:
         Master weights, gradients and momentum in FP32.
     operand_bytes : int
         Copies of the weights for the array (two, MXINT8), and tensors that are not learned.
-    feature_bytes : int
+    activation_bytes : int
         Kept for the backward pass of one micro-batch, apart from what an earlier layer keeps.
     kept : tuple of (str, int)
-        All that this layer needs: names and bytes, for `feature_bytes` of a set of layers.
+        All that this layer needs: names and bytes, for `activation_bytes` of a set of layers.
     fused_into : str or None
         The layer that does this one's work in passing. A cut between the two is not charged for
         the pass that it would add.
@@ -114,7 +114,7 @@ class LayerCost:
     weight_bytes: int
     optimiser_bytes: int
     operand_bytes: int
-    feature_bytes: int
+    activation_bytes: int
     kept: tuple[tuple[str, int], ...]
     fused_into: str | None = None
 
@@ -129,7 +129,7 @@ class LayerCost:
         return self.forward.seconds + self.backward_s
 
 
-def feature_bytes(layers: Iterable[LayerCost]) -> int:
+def activation_bytes(layers: Iterable[LayerCost]) -> int:
     """Bytes that a set of layers keeps for one micro-batch, what several need counted once."""
     return sum({name: size for layer in layers for name, size in layer.kept}.values())
 
@@ -225,7 +225,7 @@ def _forward_only(cost: LayerCost) -> LayerCost:
         update=NO_PASS,
         gradient_bytes=0,
         optimiser_bytes=cost.weight_bytes,
-        feature_bytes=cost.output_bytes,
+        activation_bytes=cost.output_bytes,
         kept=((cost.name, cost.output_bytes),),
     )
 

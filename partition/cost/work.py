@@ -229,7 +229,7 @@ def _add_own_work(layer: Layer, formats: Formats, vector: dict[Pass, VectorWork]
         # What is computed once for all gradients stands with the first that the layer has.
         vector[backward[0]] = _backward(layer, formats, wants_input)
     if wants_input:
-        zeros = untouched_inputs(layer) * formats.feature_bytes
+        zeros = untouched_inputs(layer) * formats.activation_bytes
         vector[Pass.INPUT_GRADIENT] += VectorWork(0, 0, zeros)
     has_bias = any(p.spec.role.startswith("bias") for p in layer.parameters)
     if layer.gemms and has_bias and Pass.WEIGHT_GRADIENT in vector:
@@ -266,7 +266,7 @@ def _forward(layer: Layer, formats: Formats) -> VectorWork:
     if isinstance(layer.operator, Lstm):
         # Four gate functions, two multiply-adds for the cell, its tanh, the output gate; the gates
         # and the cell are written for the backward pass.
-        return VectorWork(9 * out, 0, 5 * out * formats.feature_bytes)
+        return VectorWork(9 * out, 0, 5 * out * formats.activation_bytes)
     if op == "batch_norm":
         # First pass: sum and sum of squares. Second: multiply-add.
         return VectorWork(3 * x.elements, 2 * reads, writes)
@@ -293,7 +293,7 @@ def _backward(layer: Layer, formats: Formats, wants_input: bool) -> VectorWork:
         return NO_WORK
     if isinstance(layer.operator, Lstm):
         return VectorWork(
-            18 * out, 6 * out * formats.feature_bytes, 4 * out * formats.feature_bytes
+            18 * out, 6 * out * formats.activation_bytes, 4 * out * formats.activation_bytes
         )
     if op == "batch_norm":
         # First pass: sums of dY and of dY times the normalised input. Second: dX from both.
@@ -334,7 +334,7 @@ def kept_tensors(layer: Layer, formats: Formats) -> tuple[tuple[str, int], ...]:
     if op == "cross_entropy":
         return ((f"{layer.name}.softmax", formats.tensor_bytes(layer.input_tensors[0])), inputs[1])
     if isinstance(layer.operator, Lstm):
-        gates = 5 * layer.output.elements * formats.feature_bytes
+        gates = 5 * layer.output.elements * formats.activation_bytes
         return (
             *inputs,
             (f"{layer.name}.gates", gates),

@@ -19,24 +19,24 @@ class Formats:
 
     Parameters
     ----------
-    feature_bytes : int
+    activation_bytes : int
         Features and their gradients, in memory and on links: 2 (BF16) or 4 (FP32).
     state_bytes : int
         Master weights, their gradients and the optimiser's state: FP32.
     """
 
-    feature_bytes: int = 2
+    activation_bytes: int = 2
     state_bytes: int = 4
 
     def __post_init__(self) -> None:
-        for name in ("feature_bytes", "state_bytes"):
+        for name in ("activation_bytes", "state_bytes"):
             if getattr(self, name) not in (2, 4):
                 raise ValueError(f"{name} must be 2 (BF16) or 4 (FP32), not {getattr(self, name)}")
 
     def tensor_bytes(self, tensor: Tensor) -> int:
         """Bytes of a tensor in device memory; indices and labels keep their own type."""
         if tensor.dtype.is_float:
-            return tensor.elements * self.feature_bytes
+            return tensor.elements * self.activation_bytes
         return tensor.size_bytes
 
     @staticmethod
@@ -71,9 +71,9 @@ def _plain_product(which: Pass, gemm: Gemm, position: int, formats: Formats) -> 
         Axis(gemm.m),
         Axis(gemm.k),
         Axis(gemm.n),
-        gemm.m * gemm.k * formats.feature_bytes,
-        formats.operand_bytes(right) if weights else right * formats.feature_bytes,
-        gemm.m * gemm.n * (formats.state_bytes if gradient else formats.feature_bytes),
+        gemm.m * gemm.k * formats.activation_bytes,
+        formats.operand_bytes(right) if weights else right * formats.activation_bytes,
+        gemm.m * gemm.n * (formats.state_bytes if gradient else formats.activation_bytes),
         gemm.count,
         gemm.steps,
         accumulates=gradient,
@@ -98,9 +98,9 @@ def _conv_forward(layer: Layer, conv: Conv, formats: Formats) -> tuple[ProductSp
             Axis(positions),
             Axis(channels, taps, run),
             Axis(outputs),
-            reads * formats.feature_bytes,
+            reads * formats.activation_bytes,
             formats.operand_bytes(taps * channels * outputs),
-            positions * outputs * formats.feature_bytes,
+            positions * outputs * formats.activation_bytes,
             conv.groups,
         ),
     )
@@ -119,8 +119,8 @@ def _conv_weight_gradient(layer: Layer, conv: Conv, formats: Formats) -> tuple[P
             Axis(channels, taps, run),
             Axis(positions),
             Axis(outputs),
-            _conv_input_elements(layer, conv) * formats.feature_bytes,
-            positions * outputs * formats.feature_bytes,
+            _conv_input_elements(layer, conv) * formats.activation_bytes,
+            positions * outputs * formats.activation_bytes,
             taps * channels * outputs * formats.state_bytes,
             conv.groups,
             accumulates=True,
@@ -150,9 +150,9 @@ def _conv_input_gradient(layer: Layer, conv: Conv, formats: Formats) -> tuple[Pr
                 Axis(outputs, phase_taps, phase[-1][1] if conv.dilation[-1] == 1 else 1),
                 Axis(channels),
                 # The phases of a region run while its gradients are on chip: each pays its share.
-                math.ceil(positions * outputs * formats.feature_bytes * share),
+                math.ceil(positions * outputs * formats.activation_bytes * share),
                 formats.operand_bytes(phase_taps * channels * outputs),
-                count * channels * formats.feature_bytes,
+                count * channels * formats.activation_bytes,
                 conv.groups,
             )
         )

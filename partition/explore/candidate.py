@@ -15,7 +15,7 @@ import numpy as np
 
 from fpgapipe.hw.hls_models.spec.device import ClusterSpec
 from fpgapipe.lowering.schedule.schedule import Schedule, TaskKind, forward_only
-from fpgapipe.partition.cost.cost import CoreConfig, LayerCost, feature_bytes
+from fpgapipe.partition.cost.cost import CoreConfig, LayerCost, activation_bytes
 from fpgapipe.partition.schedule.schedule_kinds import make_schedule
 from fpgapipe.partition.schedule.zero_bubble import zb_auto
 from fpgapipe.partition.timeline.timeline import StageTimes, Timeline, simulate
@@ -77,9 +77,9 @@ class Stage:
         )
 
     @cached_property
-    def feature_bytes(self) -> int:
+    def activation_bytes(self) -> int:
         """What a micro-batch in flight keeps."""
-        return feature_bytes(self.costs)
+        return activation_bytes(self.costs)
 
     @cached_property
     def state_bytes(self) -> int:
@@ -160,15 +160,15 @@ class Candidate:
             # however few a mini-batch has, and the weights that each of them left with.
             depths = range(len(self.stages), 0, -1)
             return tuple(
-                float(depth * stage.feature_bytes + stage.state_bytes)
+                float(depth * stage.activation_bytes + stage.state_bytes)
                 + (depth - 1) * stage.weight_bytes
                 for depth, stage in zip(depths, self.stages, strict=True)
             )
-        kept = np.array([float(stage.feature_bytes) for stage in self.stages])
+        kept = np.array([float(stage.activation_bytes) for stage in self.stages])
         if all((lane.kinds == TaskKind.F).all() for lane in self.timeline.schedule.lanes):
             # No micro-batch waits for its backward pass.
-            return tuple(float(stage.feature_bytes + stage.state_bytes) for stage in self.stages)
-        peaks = self.timeline.peak_features(kept)
+            return tuple(float(stage.activation_bytes + stage.state_bytes) for stage in self.stages)
+        peaks = self.timeline.peak_activations(kept)
         placed = self.timeline.schedule.placement
         return tuple(peaks[placed[i]] + stage.state_bytes for i, stage in enumerate(self.stages))
 
@@ -197,16 +197,16 @@ class Candidate:
 def stage_times(stages: Sequence[Stage], row: Row) -> StageTimes:
     """Times of stages that follow one another on a row of devices."""
     passes = np.array([stage.pass_s for stage in stages], np.float64).reshape(-1, 4)
-    features = np.zeros(len(stages))
+    activations = np.zeros(len(stages))
     gradients = np.zeros(len(stages))
     for i, stage in enumerate(stages[:-1]):
         rate = row.link_bytes_per_s[i]
-        features[i] = stage.sends_bytes / rate if stage.sends_bytes else 0.0
+        activations[i] = stage.sends_bytes / rate if stage.sends_bytes else 0.0
         gradients[i + 1] = stage.returns_bytes / rate if stage.returns_bytes else 0.0
     latency = max(row.link_latency_s[: len(stages) - 1], default=0.0)
     forward, input_gradient, weight_gradient, update = passes.T
     return StageTimes(
-        forward, input_gradient, weight_gradient, update, features, gradients, latency
+        forward, input_gradient, weight_gradient, update, activations, gradients, latency
     )
 
 

@@ -420,7 +420,7 @@ def make_problem(
         np.array([[cost.backward_s for cost in column] for column in columns]).T,
         np.array([float(cost.output_bytes) for cost in first]),
         weights,
-        np.array([float(cost.feature_bytes) for cost in first]),
+        np.array([float(cost.activation_bytes) for cost in first]),
         tuple(sorted(edges)),
         tuple(device_names),
         np.array(device_kinds, np.int64),
@@ -468,9 +468,9 @@ def check_memory(candidate: Candidate, cluster: ClusterSpec) -> None:
         room = device.memory_bytes or np.inf
         if needed > room:
             over = needed - room
-            fewer = math.ceil(over / stage.feature_bytes) if stage.feature_bytes else math.inf
+            fewer = math.ceil(over / stage.activation_bytes) if stage.activation_bytes else math.inf
             remedy = f"a device with {math.ceil(over):,} bytes more would help"
-            if fewer < (needed - stage.state_bytes) / max(stage.feature_bytes, 1):
+            if fewer < (needed - stage.state_bytes) / max(stage.activation_bytes, 1):
                 remedy = f"{fewer} fewer micro-batches in flight or a smaller micro-batch would do"
             raise PlanError(
                 f"stage {i} on {cluster.device_names[stage.device]} needs {needed:,.0f} bytes of "

@@ -109,12 +109,12 @@ class _Greedy:
             DW: _table(times.weight_gradient_s, m),
         }
         hop = times.latency_s
-        self.to_next = [each + hop for each in times.features_s.tolist()]
+        self.to_next = [each + hop for each in times.activations_s.tolist()]
         self.to_previous = [each + hop for each in times.gradients_s.tolist()]
         self.done = {kind: [0] * p for kind in (F, DX, DW)}
         self.free = [0.0] * p
         infinity = float("inf")
-        self.features = [[0.0] * m] + [[infinity] * m for _ in range(p - 1)]
+        self.activations = [[0.0] * m] + [[infinity] * m for _ in range(p - 1)]
         self.gradient = [[infinity] * m for _ in range(p)]
         self.orders: list[list[tuple[int, int, int]]] = [[] for _ in range(p)]
 
@@ -154,7 +154,7 @@ class _Greedy:
         forwards, backwards, weights = (self.done[kind][device] for kind in (F, DX, DW))
         infinity = float("inf")
         room = forwards - weights < self.limit
-        at_f = self.features[device][forwards] if forwards < self.m and room else infinity
+        at_f = self.activations[device][forwards] if forwards < self.m and room else infinity
         at_b = self.gradient[device][backwards] if backwards < forwards else infinity
         full = forwards - backwards >= self.p - device
         first, second = ((DX, at_b), (F, at_f))
@@ -178,7 +178,7 @@ class _Greedy:
         self.orders[device].append((kind, device, number))
         if kind == F:
             if device + 1 < self.p:
-                self.features[device + 1][number] = end + self.to_next[device]
+                self.activations[device + 1][number] = end + self.to_next[device]
             else:
                 self.gradient[device][number] = end
         elif kind == DX and device:

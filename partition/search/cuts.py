@@ -60,7 +60,7 @@ class Cuts(ABC):
     problem : PartitionProblem
     seconds : array, shape (kinds, cuts)
         Compute before the cut.
-    weight_bytes, feature_bytes : array, shape (cuts,)
+    weight_bytes, activation_bytes : array, shape (cuts,)
         Before the cut.
     cut_bytes : array, shape (cuts,)
         Across the cut, one way.
@@ -78,13 +78,13 @@ class Cuts(ABC):
         problem: PartitionProblem,
         seconds: Floats,
         weight_bytes: Floats,
-        feature_bytes: Floats,
+        activation_bytes: Floats,
         cut_bytes: Floats,
     ) -> None:
         self.problem = problem
         self.seconds = np.ascontiguousarray(seconds)
         self.weight_bytes = weight_bytes
-        self.feature_bytes = feature_bytes
+        self.activation_bytes = activation_bytes
         self.cut_bytes = cut_bytes
         self.size = len(cut_bytes)
         self.work = self.size + STEP_WORK
@@ -171,7 +171,9 @@ class Cuts(ABC):
 
     def memory_before(self, stages_after: int) -> Floats:
         """Memory that everything before each cut would need in one stage."""
-        kept: Floats = self.problem.kept_bytes(self.weight_bytes, self.feature_bytes, stages_after)
+        kept: Floats = self.problem.kept_bytes(
+            self.weight_bytes, self.activation_bytes, stages_after
+        )
         return kept
 
     @cached_property
@@ -211,7 +213,7 @@ class Row(Cuts):
             problem,
             _prefix(problem.compute_s[self.order].T),
             _prefix(problem.weight_bytes[self.order]),
-            _prefix(problem.feature_bytes[self.order]),
+            _prefix(problem.activation_bytes[self.order]),
             cut_bytes,
         )
         self.positions = np.arange(self.size)

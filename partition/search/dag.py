@@ -211,7 +211,7 @@ class Downsets(Cuts):
             problem,
             (member @ problem.compute_s).T,
             member @ problem.weight_bytes,
-            member @ problem.feature_bytes,
+            member @ problem.activation_bytes,
             crossing @ problem.output_bytes,
         )
         self.work = float(self.size) ** 2 / 4 + STEP_WORK

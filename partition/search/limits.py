@@ -25,7 +25,7 @@ def explain(problem: PartitionProblem, fit: Fit) -> PlanError:
         float(problem.num_devices + 1)
         * float(
             problem.kept_bytes(
-                problem.weight_bytes.sum(), problem.feature_bytes.sum(), problem.num_devices - 1
+                problem.weight_bytes.sum(), problem.activation_bytes.sum(), problem.num_devices - 1
             )
         ),
     )
@@ -81,16 +81,16 @@ def _remedy(
             first, second = problem.device_names[stopped[0]], problem.device_names[stopped[0] + 1]
             return f"a link between {first} and {second} would help"
     names = {name: i for i, name in enumerate(problem.names)}
-    features = float(sum(problem.feature_bytes[names[name]] for name in stages[worst].layers))
+    activations = float(sum(problem.activation_bytes[names[name]] for name in stages[worst].layers))
     in_flight = problem.schedule.in_flight(len(stages) - 1 - worst)
-    fewer = math.ceil(over_bytes / features) if features else in_flight
+    fewer = math.ceil(over_bytes / activations) if activations else in_flight
     if fewer < in_flight:
         return f"{fewer} fewer micro-batch{'es' if fewer > 1 else ''} in flight would make it fit"
     weights = float(sum(problem.weight_bytes[names[name]] for name in stages[worst].layers))
     kept = float(problem.kept_bytes(weights, 0.0, len(stages) - 1 - worst))
     usable = float(problem.memory_bytes[stages[worst].devices[0]])
-    if features and kept < usable:
-        share = features * in_flight / (usable - kept)
+    if activations and kept < usable:
+        share = activations * in_flight / (usable - kept)
         return f"micro-batches of 1/{math.ceil(share)} of the size would make it fit"
     return (
         f"weights with gradients and optimiser state alone take {kept:,.0f} bytes there; devices "

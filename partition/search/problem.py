@@ -169,7 +169,7 @@ class PartitionProblem:
         What a layer hands on.
     weight_bytes : array, shape (layers,)
         Its parameters.
-    feature_bytes : array, shape (layers,)
+    activation_bytes : array, shape (layers,)
         What it keeps of a micro-batch in flight for its backward pass.
     edges : tuple of (int, int)
         Which layer reads which: (source, target).
@@ -193,7 +193,7 @@ class PartitionProblem:
     backward_s: Floats
     output_bytes: Floats
     weight_bytes: Floats
-    feature_bytes: Floats
+    activation_bytes: Floats
     edges: tuple[tuple[int, int], ...]
     device_names: tuple[str, ...]
     device_kinds: NDArray[np.int64]
@@ -214,7 +214,7 @@ class PartitionProblem:
             "backward_s": (num_layers, num_kinds),
             "output_bytes": (num_layers,),
             "weight_bytes": (num_layers,),
-            "feature_bytes": (num_layers,),
+            "activation_bytes": (num_layers,),
             "device_kinds": (num_devices,),
             "memory_bytes": (num_devices,),
             "link_bytes_per_s": (num_devices - 1,),
@@ -283,7 +283,7 @@ class PartitionProblem:
     def has_memory_limit(self) -> bool:
         """Whether any device could be too small for anything that it might be given."""
         after = self.num_devices - 1
-        most = self.kept_bytes(self.weight_bytes.sum(), self.feature_bytes.sum(), after)
+        most = self.kept_bytes(self.weight_bytes.sum(), self.activation_bytes.sum(), after)
         return bool((self.memory_bytes < most).any())
 
     @cached_property
@@ -320,10 +320,10 @@ class PartitionProblem:
             bounds.append(float((times * weights).min(axis=1).sum() / weights.sum()))
         return max(bounds)
 
-    def kept_bytes(self, weight_bytes: Any, feature_bytes: Any, stages_after: int) -> Any:
+    def kept_bytes(self, weight_bytes: Any, activation_bytes: Any, stages_after: int) -> Any:
         """Memory that a stage needs, for numbers or arrays of them."""
         copies = self.state_factor + self.schedule.weight_versions(stages_after) - 1
-        return weight_bytes * copies + feature_bytes * self.schedule.in_flight(stages_after)
+        return weight_bytes * copies + activation_bytes * self.schedule.in_flight(stages_after)
 
     def transfer_s(self, cut_bytes: Floats, link: int) -> Floats:
         """Time of one transfer of each of an array of cuts; inf where there is no link."""

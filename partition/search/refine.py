@@ -61,7 +61,7 @@ def merge(problem: PartitionProblem, groups: Groups) -> PartitionProblem:
         forward_s=np.add.reduceat(problem.forward_s, starts),
         backward_s=np.add.reduceat(problem.backward_s, starts),
         weight_bytes=np.add.reduceat(problem.weight_bytes, starts),
-        feature_bytes=np.add.reduceat(problem.feature_bytes, starts),
+        activation_bytes=np.add.reduceat(problem.activation_bytes, starts),
         output_bytes=row.cut_bytes[ends],
         edges=tuple((i, i + 1) for i in range(len(groups) - 1)),
     )
@@ -288,7 +288,7 @@ def plan_fractional(
 def _kept_twice(problem: PartitionProblem, found: Partition) -> float:
     """Most that a stage can need beyond its share for layers that it has a part of."""
     in_flight = problem.schedule.in_flight(problem.num_devices - 1)
-    return 2 * in_flight * float(problem.feature_bytes.max())
+    return 2 * in_flight * float(problem.activation_bytes.max())
 
 
 def _stage_tiles(tiles: Sequence[Piece], found: Partition, stage: int) -> Sequence[Piece]:
@@ -304,8 +304,8 @@ def _over(problem: PartitionProblem, tiles: Sequence[Piece], found: Partition, s
         problem.weight_bytes[index[t.layer]] * (t.stop_channel - t.first_channel) / t.channels
         for t in mine
     )
-    features = sum(problem.feature_bytes[index[name]] for name in {t.layer for t in mine})
-    needed = problem.kept_bytes(weights, features, len(found.stages) - 1 - stage)
+    activations = sum(problem.activation_bytes[index[name]] for name in {t.layer for t in mine})
+    needed = problem.kept_bytes(weights, activations, len(found.stages) - 1 - stage)
     return float(needed - problem.memory_bytes[found.stages[stage].devices[0]])
 
 
@@ -325,7 +325,7 @@ def _tiled(problem: PartitionProblem, tiles: Sequence[Piece]) -> PartitionProble
         forward_s=problem.forward_s[layer] * share[:, None],
         backward_s=problem.backward_s[layer] * share[:, None],
         weight_bytes=problem.weight_bytes[layer] * share,
-        feature_bytes=problem.feature_bytes[layer] * share,
+        activation_bytes=problem.activation_bytes[layer] * share,
         output_bytes=problem.output_bytes[layer] * share,
         edges=tuple(sorted(edges)),
     )

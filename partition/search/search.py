@@ -379,7 +379,7 @@ def assignments(cuts: Cuts, ends: Ends) -> tuple[StageAssignment, ...]:
         transfer = float(cuts.transfer_s(slot.link)[end.cut])
         memory = problem.kept_bytes(
             problem.weight_bytes[layers].sum(),
-            problem.feature_bytes[layers].sum(),
+            problem.activation_bytes[layers].sum(),
             slot.stages_after,
         )
         stages.append(

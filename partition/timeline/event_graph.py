@@ -39,12 +39,12 @@ class StageTimes:
         pass takes the sum of both gradients. Where a device has two engines, they share its
         arithmetic, so that each takes the sum of all three.
     update_s : float array, shape (stages,)
-    features_s, gradients_s : float array, shape (stages,)
+    activations_s, gradients_s : float array, shape (stages,)
         Time of the transfer of one micro-batch's result to the next stage, and of its gradient to
         the stage before: bytes over the link's rate.
     latency_s : float
         From the end of a transfer to its arrival.
-    features_lag_s, gradients_lag_s : float array, optional
+    activations_lag_s, gradients_lag_s : float array, optional
         Of results that stream out as they are made: from the end of the task that makes one to the
         moment from which the task that uses it can run without a pause, as far as the maker goes;
         shape (stages,) or (stages, micro-batches), by the stage of the maker. Below 0 where the
@@ -60,10 +60,10 @@ class StageTimes:
     input_gradient_s: NDArray[np.float64]
     weight_gradient_s: NDArray[np.float64]
     update_s: NDArray[np.float64]
-    features_s: NDArray[np.float64]
+    activations_s: NDArray[np.float64]
     gradients_s: NDArray[np.float64]
     latency_s: float = 0.0
-    features_lag_s: NDArray[np.float64] | None = None
+    activations_lag_s: NDArray[np.float64] | None = None
     gradients_lag_s: NDArray[np.float64] | None = None
 
     def __post_init__(self) -> None:
@@ -240,11 +240,17 @@ class EventGraph:
             found = np.flatnonzero(self.kinds == kind).astype(np.int32)
             table[self.stages[found], self.microbatches[found]] = found
 
-        needs_features = kinds == (TaskKind.RF if self.blocking else F)
+        needs_activations = kinds == (TaskKind.RF if self.blocking else F)
         needs_gradient = (kinds == TaskKind.RB) if self.blocking else (kinds == B) | (kinds == DX)
         times = self.times
         for mask, neighbour, table, local, streams in (
-            (needs_features, self.before, sent[TaskKind.SF], self.forward, times.features_lag_s),
+            (
+                needs_activations,
+                self.before,
+                sent[TaskKind.SF],
+                self.forward,
+                times.activations_lag_s,
+            ),
             (needs_gradient, self.after, sent[TaskKind.SB], self.backward, times.gradients_lag_s),
         ):
             task = np.flatnonzero(mask)
@@ -297,13 +303,17 @@ class EventGraph:
         """A transfer waits for the start of the task that takes the result `fifo_depth` before."""
         assert self.fifo_depth is not None
         shape = self.forward.shape
-        takers = (TaskKind.RF, TaskKind.RB) if self.blocking else None
+        consumers = (TaskKind.RF, TaskKind.RB) if self.blocking else None
         for kind, neighbour, table in (
-            (TaskKind.SF, self.after, self._numbers(shape, takers[0]) if takers else self.forward),
+            (
+                TaskKind.SF,
+                self.after,
+                self._numbers(shape, consumers[0]) if consumers else self.forward,
+            ),
             (
                 TaskKind.SB,
                 self.before,
-                self._numbers(shape, takers[1]) if takers else self.backward,
+                self._numbers(shape, consumers[1]) if consumers else self.backward,
             ),
         ):
             sends = np.flatnonzero(self.kinds == kind)
@@ -334,7 +344,7 @@ class EventGraph:
             DX: times.input_gradient_s,
             DW: times.weight_gradient_s,
             U: times.update_s,
-            TaskKind.SF: times.features_s,
+            TaskKind.SF: times.activations_s,
             TaskKind.SB: times.gradients_s,
         }
         if self.schedule.splits_engines:

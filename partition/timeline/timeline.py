@@ -81,14 +81,14 @@ class Timeline:
         while they are made they are in working buffers.
         """
         ones = np.ones(self.schedule.num_stages)
-        return tuple(round(peak) for peak in self.peak_features(ones))
+        return tuple(round(peak) for peak in self.peak_activations(ones))
 
-    def peak_features(self, feature_bytes: NDArray[np.float64]) -> tuple[float, ...]:
+    def peak_activations(self, activation_bytes: NDArray[np.float64]) -> tuple[float, ...]:
         """For each device, the most bytes of features kept at once.
 
         Parameters
         ----------
-        feature_bytes : float array, shape (stages,)
+        activation_bytes : float array, shape (stages,)
             What a stage keeps of one micro-batch.
         """
         begins: dict[int, list[NDArray[np.float64]]] = {}
@@ -98,7 +98,7 @@ class Timeline:
             # With a split backward pass, the weight gradient is the last to read the features.
             last = (lane.kinds == B) | (lane.kinds == DW)
             for where, mask in ((begins, takes), (releases, last)):
-                rows = np.stack([end[mask], feature_bytes[lane.stages[mask]]])
+                rows = np.stack([end[mask], activation_bytes[lane.stages[mask]]])
                 where.setdefault(lane.device, []).append(rows)
         peaks = []
         for device in range(self.schedule.num_devices):

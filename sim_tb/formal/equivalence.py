@@ -1,10 +1,10 @@
 """Proof that Verilog of two texts is the same, module by module, by Yosys and its SAT solver.
 
-It is there for what `fpgapipe.sim_tb.native.lazy` makes of a design. Modules of one name must have
-the same registers and memories with the same initial values. Then both are cut open at their
-registers and at the modules inside them: what each takes next, what goes into each module, and all
-outputs, are functions of the registers, of what comes out of modules, and of the inputs. The solver
-shows that these functions are equal.
+It is there for what `fpgapipe.sim_tb.native.clock_enable` makes of a design. Modules of one name
+must have the same registers and memories with the same initial values. Then both are cut open at
+their registers and at the modules inside them: what each takes next, what goes into each module,
+and all outputs, are functions of the registers, of what comes out of modules, and of the inputs.
+The solver shows that these functions are equal.
 
 One row, any, stands for each memory: that row is a register, all others are inputs.
 """

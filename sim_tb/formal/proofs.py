@@ -134,19 +134,20 @@ class FifoProof(wiring.Component):
 class SemaphoresProof(wiring.Component):
     """Semaphores are what was signalled less what was taken, and no more is taken than is there.
 
-    The takers keep their mask while they ask, and ask on unless there is `hold`, as they have to.
+    The consumers keep their mask while they ask, and ask on unless there is `hold`, as they have
+    to.
     """
 
-    def __init__(self, semaphores: Any, num_takers: int, num_signallers: int) -> None:
+    def __init__(self, semaphores: Any, num_consumers: int, num_producers: int) -> None:
         self._semaphores = semaphores
-        self._num_takers, self._num_signallers = num_takers, num_signallers
+        self._num_consumers, self._num_producers = num_consumers, num_producers
         super().__init__(
             {
-                "request": In(num_takers),
-                "wait": In(CORE_SEMAPHORES).array(num_takers),
-                "valid": In(num_signallers),
-                "signal": In(CORE_SEMAPHORES).array(num_signallers),
-                "index": In(32).array(num_signallers),
+                "request": In(num_consumers),
+                "wait": In(CORE_SEMAPHORES).array(num_consumers),
+                "valid": In(num_producers),
+                "signal": In(CORE_SEMAPHORES).array(num_producers),
+                "index": In(32).array(num_producers),
                 "hold": In(1),
             }
         )
@@ -154,52 +155,52 @@ class SemaphoresProof(wiring.Component):
     def elaborate(self, platform: Any) -> Any:  # noqa: D102
         m = Module()
         m.submodules.semaphores = semaphores = self._semaphores
-        grants = Signal(self._num_takers)
+        grants = Signal(self._num_consumers)
         m.d.comb += [
-            grants.eq(Cat(taker.grant for taker in semaphores.takers)),
+            grants.eq(Cat(consumer.grant for consumer in semaphores.consumers)),
             semaphores.hold.eq(self.hold),
         ]
-        for number, taker in enumerate(semaphores.takers):
+        for number, consumer in enumerate(semaphores.consumers):
             m.d.comb += [
-                taker.request.eq(self.request[number]),
-                taker.mask.eq(self.wait[number]),
+                consumer.request.eq(self.request[number]),
+                consumer.mask.eq(self.wait[number]),
             ]
             asked, mask = Signal(name=f"asked{number}"), Signal(CORE_SEMAPHORES, name=f"m{number}")
-            m.d.sync += [asked.eq(taker.request & ~taker.grant), mask.eq(taker.mask)]
-            with m.If(asked & taker.request):
-                m.d.comb += Assume(taker.mask == mask)
+            m.d.sync += [asked.eq(consumer.request & ~consumer.grant), mask.eq(consumer.mask)]
+            with m.If(asked & consumer.request):
+                m.d.comb += Assume(consumer.mask == mask)
             with m.If(asked & ~self.hold):
-                m.d.comb += Assume(taker.request)
+                m.d.comb += Assume(consumer.request)
             zero = Cat(count == 0 for count in semaphores.counts)
-            with m.If(taker.grant):
+            with m.If(consumer.grant):
                 m.d.comb += [
-                    Assert(taker.request, "a grant answers a request"),
-                    Assert((taker.mask & zero) == 0, "a grant takes what is there"),
+                    Assert(consumer.request, "a grant answers a request"),
+                    Assert((consumer.mask & zero) == 0, "a grant takes what is there"),
                 ]
         m.d.comb += [
             Assert((grants & (grants - 1)) == 0, "one grant at a time"),
             Assert((grants == 0) | ~self.hold, "none is granted while they are held"),
         ]
 
-        for number, signaller in enumerate(semaphores.signallers):
+        for number, producer in enumerate(semaphores.producers):
             m.d.comb += [
-                signaller.valid.eq(self.valid[number]),
-                signaller.mask.eq(self.signal[number]),
-                signaller.index.eq(self.index[number]),
+                producer.valid.eq(self.valid[number]),
+                producer.mask.eq(self.signal[number]),
+                producer.index.eq(self.index[number]),
             ]
         # What a count should be, with signals that count two cycles late.
         over = Signal(CORE_SEMAPHORES)
         late_over = Signal(CORE_SEMAPHORES)
         for number, count in enumerate(semaphores.counts):
             ideal = Signal(range(MAX_SEMAPHORE + 1), name=f"ideal{number}")
-            came = Signal(range(self._num_signallers + 1), name=f"came{number}")
-            taken = Signal(range(self._num_takers + 1), name=f"taken{number}")
+            came = Signal(range(self._num_producers + 1), name=f"came{number}")
+            taken = Signal(range(self._num_consumers + 1), name=f"taken{number}")
             total = Signal(12, name=f"sum{number}")
             m.d.comb += [
                 taken.eq(
                     sum(
-                        grant & taker.mask[number]
-                        for grant, taker in zip(grants, semaphores.takers, strict=True)
+                        grant & consumer.mask[number]
+                        for grant, consumer in zip(grants, semaphores.consumers, strict=True)
                     )
                 ),
                 total.eq(ideal + came - taken),
@@ -210,8 +211,8 @@ class SemaphoresProof(wiring.Component):
             m.d.sync += [
                 came.eq(
                     sum(
-                        valid & signaller.mask[number]
-                        for valid, signaller in zip(self.valid, semaphores.signallers, strict=True)
+                        valid & producer.mask[number]
+                        for valid, producer in zip(self.valid, semaphores.producers, strict=True)
                     )
                 ),
                 ideal.eq(Mux(over[number], MAX_SEMAPHORE, total)),
@@ -219,7 +220,7 @@ class SemaphoresProof(wiring.Component):
         # An error comes two cycles after the sum, with the lowest of those to blame.
         was_over = Signal()
         masks, indices, blamed = [], [], Signal(32)
-        for number in range(self._num_signallers):
+        for number in range(self._num_producers):
             mask = [Signal(CORE_SEMAPHORES, name=f"mask{number}_{age}") for age in range(2)]
             index = [Signal(32, name=f"index{number}_{age}") for age in range(2)]
             m.d.sync += [
@@ -278,12 +279,12 @@ class QueueProof(wiring.Component):
             queue.o.ready.eq(self.ready),
             queue.done.eq(self.done),
             queue.halt.eq(self.halt),
-            queue.taker.grant.eq(self.grant & queue.taker.request),
+            queue.consumer.grant.eq(self.grant & queue.consumer.request),
             moves.eq(queue.o.valid & queue.o.ready),
         ]
         running = Signal(range(self._in_flight + 2))  # begun, not done
         unsignalled = Signal(range(self._in_flight + 2))  # done or not
-        signals = queue.signaller.valid
+        signals = queue.producer.valid
         m.d.sync += [
             running.eq(running + moves - self.done),
             unsignalled.eq(unsignalled + moves - signals),
@@ -295,12 +296,12 @@ class QueueProof(wiring.Component):
         took = Signal()
         with m.If(moves):
             m.d.sync += took.eq(0)
-        with m.Elif(queue.taker.grant):
+        with m.Elif(queue.consumer.grant):
             m.d.sync += took.eq(1)
         payload = queue.o.payload.as_value()
         with m.If(queue.granted):
-            m.d.comb += Assert(took | ~queue.taker.mask.any(), "starts with its semaphores only")
-        with m.If(queue.taker.request):
+            m.d.comb += Assert(took | ~queue.consumer.mask.any(), "starts with its semaphores only")
+        with m.If(queue.consumer.request):
             m.d.comb += [
                 Assert(~took, "takes its semaphores once"),
                 Assert(~queue.o.valid, "asks before it offers"),
@@ -308,7 +309,7 @@ class QueueProof(wiring.Component):
         m.d.comb += [
             Assert(~took | queue.granted, "what has its semaphores will be offered"),
             Assert(~(queue.o.valid & self.halt), "offers nothing while halted"),
-            Assert(~(moves & queue.taker.grant), "starts after its grant"),
+            Assert(~(moves & queue.consumer.grant), "starts after its grant"),
         ]
 
         # What is offered is held, unless halt takes it back.
@@ -325,7 +326,7 @@ class QueueProof(wiring.Component):
         fifo_holds(m, queue.started, mark, self._in_flight, "started")
         with m.If(mark.out):
             m.d.comb += Assert(
-                Cat(queue.signaller.mask, queue.signaller.index) == mark.value,
+                Cat(queue.producer.mask, queue.producer.index) == mark.value,
                 "an instruction signals its own semaphores, in its turn",
             )
         m.d.comb += [
@@ -361,10 +362,10 @@ def fifo_proof(fifo: Any = WordFifo, depth: int = 4, width: int = 8) -> FifoProo
 
 
 def semaphores_proof(
-    semaphores: Any = Semaphores, num_takers: int = 3, num_signallers: int = 2
+    semaphores: Any = Semaphores, num_consumers: int = 3, num_producers: int = 2
 ) -> SemaphoresProof:
     """Proof of semaphores."""
-    return SemaphoresProof(semaphores(num_takers, num_signallers), num_takers, num_signallers)
+    return SemaphoresProof(semaphores(num_consumers, num_producers), num_consumers, num_producers)
 
 
 def queue_proof(

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from fpgapipe.errors import UserError
-from fpgapipe.sim_tb.native.lazy import lazy
+from fpgapipe.sim_tb.native.clock_enable import clock_enable
 from fpgapipe.sim_tb.native.phy import MAX_PHY_BYTES, WireCounts, WireSpec, threshold_of
 from fpgapipe.sim_tb.native.verilate import (
     MAKE_VARIABLES,
@@ -197,7 +197,7 @@ def build_native(
     Parameters
     ----------
     verilog : str
-        The whole design; included files are not seen. What is compiled is `lazy` of it.
+        The whole design; included files are not seen. What is compiled is `clock_enable` of it.
     top : str
         The top module.
     waves : bool
@@ -239,7 +239,7 @@ def build_native(
 
     def compile_(folder: Path, cache: Path, log: Path) -> None:
         if not waves:
-            (folder / f"{top}.v").write_text(lazy(verilog))
+            (folder / f"{top}.v").write_text(clock_enable(verilog))
         compile_model(folder, arguments, MAKE_VARIABLES, cache, log)
 
     return cached_simulator(top, texts, ingredients, compile_)

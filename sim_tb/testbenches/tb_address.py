@@ -7,7 +7,7 @@ from typing import Any
 import cocotb
 from cocotb.triggers import ClockCycles
 
-from fpgapipe.hw.hls_models.isa.address import BLOCK, Loop, Odometer, OperandPattern
+from fpgapipe.hw.hls_models.isa.address import BLOCK, Loop, LoopNest, OperandPattern
 from fpgapipe.hw.hls_models.isa.instructions import OPERAND
 from fpgapipe.hw.hls_models.spec.core_spec import CoreSpec, ScratchpadSpec
 from fpgapipe.hw.rtl.gemm.address import AddressGenerator
@@ -27,8 +27,8 @@ def descriptor(pattern: OperandPattern, index: int) -> int:
     return index | OPERAND.pack(pattern.encoded()) << INDEX_BITS
 
 
-def random_odometer(rng: random.Random, size: int, *, innermost: int | None = None) -> Odometer:
-    """Draw an odometer of at most `size` positions (or `innermost`, if that is more)."""
+def random_loop_nest(rng: random.Random, size: int, *, innermost: int | None = None) -> LoopNest:
+    """Draw an loop nest of at most `size` positions (or `innermost`, if that is more)."""
     loops = []
     for k in range(rng.randint(0 if innermost is None else 1, 3)):
         count = innermost if k == 0 and innermost else rng.choice([1, 1, 2, 3, rng.randint(1, 40)])
@@ -42,10 +42,10 @@ def random_odometer(rng: random.Random, size: int, *, innermost: int | None = No
                 u=rng.choice([0, 0, 1, -1, 32, rng.randint(-40, 40)]),
             )
         )
-    return Odometer(tuple(loops))
+    return LoopNest(tuple(loops))
 
 
-def random_start(rng: random.Random, pos: Odometer, whole_squares: bool) -> tuple[int, int]:
+def random_start(rng: random.Random, pos: LoopNest, whole_squares: bool) -> tuple[int, int]:
     """Draw where in its inner two loops an operand begins."""
     row, rows = (
         rng.choice([0, loop.count - 1, rng.randrange(loop.count)]) for loop in pos.loops[:2]
@@ -72,14 +72,14 @@ def random_pattern(
     subs = rng.randint(1, BLOCK // core.rows)
     blocks = rng.choice([1, 1, 2, 3]) if walks else 1
     size = max(1, size // subs // (blocks * BLOCK if walks else 1))
-    outer = random_odometer(rng, rng.choice([1, 2, size]))
-    tap = random_odometer(rng, max(1, size // outer.size))
+    outer = random_loop_nest(rng, rng.choice([1, 2, size]))
+    tap = random_loop_nest(rng, max(1, size // outer.size))
     if walks:
         # The last block may be short, and a pattern may have blocks of padding alone.
-        pos = random_odometer(rng, max(1, BLOCK * blocks - rng.choice([0, 0, 1, 7, 31, 40])))
+        pos = random_loop_nest(rng, max(1, BLOCK * blocks - rng.choice([0, 0, 1, 7, 31, 40])))
     else:
         rest = max(1, size // outer.size // tap.size)
-        pos = random_odometer(rng, rest, innermost=BLOCK if transposed else None)
+        pos = random_loop_nest(rng, rest, innermost=BLOCK if transposed else None)
     fields: dict[str, Any] = {
         "outer": outer,
         "tap": tap,
@@ -117,20 +117,20 @@ def edge_patterns() -> list[OperandPattern]:
     return [
         OperandPattern(0),
         OperandPattern(-(1 << 31), y_limit=0),
-        OperandPattern(0, pos=Odometer((Loop(300, 64),)), y_limit=0),
+        OperandPattern(0, pos=LoopNest((Loop(300, 64),)), y_limit=0),
         OperandPattern((1 << 31) - 2, u=top, u_limit=top + 1, y=32767, y_limit=32768),
-        OperandPattern(62, u=-top, y=-32767, tap=Odometer((Loop(2, u=top, y=32767),))),
+        OperandPattern(62, u=-top, y=-32767, tap=LoopNest((Loop(2, u=top, y=32767),))),
         OperandPattern(
-            -64, pos=Odometer((Loop(3, 64, u=-17), Loop(2, -2, y=1))), y_limit=2, u_limit=31
+            -64, pos=LoopNest((Loop(3, 64, u=-17), Loop(2, -2, y=1))), y_limit=2, u_limit=31
         ),
-        OperandPattern(2, pos=Odometer((Loop(2, 4),)), blocks=3, walks_blocks=True, subs=2),
+        OperandPattern(2, pos=LoopNest((Loop(2, 4),)), blocks=3, walks_blocks=True, subs=2),
         # In the middle of a row, of the rows, and at the last position; more than a block each.
         *(
             OperandPattern(
                 128,
-                pos=Odometer((Loop(7, 64, u=1), Loop(5, 448, y=1), Loop(3, 96))),
-                tap=Odometer((Loop(2, 32),)),
-                outer=Odometer((Loop(2, 16),)),
+                pos=LoopNest((Loop(7, 64, u=1), Loop(5, 448, y=1), Loop(3, 96))),
+                tap=LoopNest((Loop(2, 32),)),
+                outer=LoopNest((Loop(2, 16),)),
                 pos_start=start,
                 y=start[1],
                 y_limit=4,

@@ -10,7 +10,7 @@ import numpy as np
 from cocotb.triggers import ClockCycles, FallingEdge, RisingEdge
 from numpy.typing import NDArray
 
-from fpgapipe.hw.hls_models.isa.address import BLOCK, Loop, Odometer, OperandPattern, Words
+from fpgapipe.hw.hls_models.isa.address import BLOCK, Loop, LoopNest, OperandPattern, Words
 from fpgapipe.hw.hls_models.isa.instructions import WORD_BYTES, ErrorCode
 from fpgapipe.hw.hls_models.numerics.mx import quantise
 from fpgapipe.hw.hls_models.spec.core_spec import CoreSpec
@@ -150,7 +150,7 @@ async def matches_model(dut: Any) -> None:
 
 def plain(words: int, *, fp32: bool = False, transposed: bool = False) -> OperandPattern:
     """Make an operand of words one after another."""
-    pos = Odometer((Loop(BLOCK, 64), Loop(words // BLOCK, 32)))
+    pos = LoopNest((Loop(BLOCK, 64), Loop(words // BLOCK, 32)))
     return OperandPattern(6, pos=pos, fp32=fp32, transposed=transposed)
 
 
@@ -185,7 +185,7 @@ async def reads_only_what_counts(dut: Any) -> None:
     dut.halt.value = 0
     await start(dut)
     bench = Bench(dut, core, rng=None)
-    pos = Odometer((Loop(10, 64, y=1),))
+    pos = LoopNest((Loop(10, 64, y=1),))
     fields: dict[str, Any] = {"pos": pos, "y": -2, "y_limit": 5}
     await bench.check([OperandPattern(-128, **fields), OperandPattern(-128, **fields, fp32=True)])
     assert bench.num_reads == 5 + 2 * 5

@@ -9,7 +9,7 @@ import numpy as np
 from cocotb.triggers import ClockCycles, FallingEdge, RisingEdge
 from numpy.typing import NDArray
 
-from fpgapipe.hw.hls_models.isa.address import Loop, Odometer, ResultPattern
+from fpgapipe.hw.hls_models.isa.address import Loop, LoopNest, ResultPattern
 from fpgapipe.hw.hls_models.isa.instructions import RESULT, ErrorCode
 from fpgapipe.hw.hls_models.numerics.fp32 import to_bf16
 from fpgapipe.hw.hls_models.spec.core_spec import ScratchpadSpec
@@ -133,8 +133,8 @@ class Bench:
 
             pattern = ResultPattern(
                 size * rng.randrange(self.spec.size_bytes // size),
-                Odometer(loops(self.cols)),
-                Odometer(loops(0)),
+                LoopNest(loops(self.cols)),
+                LoopNest(loops(0)),
                 rng.choice([0, rng.randrange(2 * self.cols + 1), 1 << 23]),
                 fp32,
             )
@@ -187,7 +187,7 @@ async def matches_model(dut: Any) -> None:
     """All writes and ends of instructions are those of the model, however the streams pause."""
     await start(dut)
     bench = Bench(dut, random.Random(cocotb.RANDOM_SEED))
-    everything_masked = ResultPattern(0, pos=Odometer((Loop(3, 64),)), u_limit=0)
+    everything_masked = ResultPattern(0, pos=LoopNest((Loop(3, 64),)), u_limit=0)
     await bench.check([everything_masked, *(bench.pattern() for _ in range(40)), everything_masked])
     bench.stop()
 
@@ -199,7 +199,7 @@ async def loses_no_cycle(dut: Any) -> None:
     bench = Bench(dut, None)
     shapes = [(4, True), *[(1, False)] * 8, (2, False), (1, True), (3, True), (1, False), (1, True)]
     patterns = [
-        ResultPattern(128, u_limit=bench.cols, pos=Odometer((Loop(count, 2),)), fp32=fp32)
+        ResultPattern(128, u_limit=bench.cols, pos=LoopNest((Loop(count, 2),)), fp32=fp32)
         for count, fp32 in shapes
     ]
     # Instructions come ahead of their vectors.
@@ -240,7 +240,7 @@ async def stops_at_the_end_of_the_scratchpad(dut: Any) -> None:
     for base, moved, columns, fp32 in cases:
         bench = Bench(dut, random.Random(cocotb.RANDOM_SEED))
         good = ResultPattern(base, u_limit=columns, fp32=fp32)
-        bad = ResultPattern(base, pos=Odometer((Loop(3, moved),)), u_limit=columns, fp32=fp32)
+        bad = ResultPattern(base, pos=LoopNest((Loop(3, moved),)), u_limit=columns, fp32=fp32)
         patterns = [good, bad, good]
         vectors = [bench.vectors(pattern.pos.size) for pattern in patterns]
         bench.start_sending(patterns, vectors)
@@ -260,7 +260,7 @@ async def stops_at_the_end_of_the_scratchpad(dut: Any) -> None:
 async def halts_and_resets(dut: Any) -> None:
     """A halt lets at most two writes pass, a reset leaves nothing that shows later."""
     await start(dut)
-    pattern = ResultPattern(0, pos=Odometer((Loop(20, 2),)), u_limit=1 << 23)
+    pattern = ResultPattern(0, pos=LoopNest((Loop(20, 2),)), u_limit=1 << 23)
     for delay_cycles in (1, 4, 5, 6, 9, 14):
         bench = Bench(dut, random.Random(delay_cycles))
         task = cocotb.start_soon(bench.check([pattern, pattern]))

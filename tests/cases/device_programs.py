@@ -10,7 +10,7 @@ from vector_cases import random_op, random_scratchpad
 from fpgapipe.hw.hls_models.isa.instructions import Instruction, Opcode, encode
 from fpgapipe.hw.hls_models.isa.vector_op import VectorOp
 from fpgapipe.hw.hls_models.model.dma import row_starts, words_of_row
-from fpgapipe.lowering.products.blocking import Blocked
+from fpgapipe.lowering.products.blocking import TiledProduct
 from fpgapipe.lowering.products.conv import ConvSpec
 from fpgapipe.lowering.products.conv_parts import Cut, Formats
 from fpgapipe.lowering.products.conv_passes import operations
@@ -69,9 +69,9 @@ def packed_rings(ops, size_bytes, rng):
     # a slot, a pixel before it; nothing of them counts, but they must be in the scratchpad.
     rings, at = {}, 512
     for name in rng.sample(("a", "b", "result"), 3):
-        slabs = {getattr(op, name) for op in ops}
-        slot = max(max(slab.size_bytes for slab in slabs), 64)
-        rings[name] = Ring(at, slot, min(len(slabs), rng.choice([2, 2, 3, 5])))
+        tiles = {getattr(op, name) for op in ops}
+        slot = max(max(tile.size_bytes for tile in tiles), 64)
+        rings[name] = Ring(at, slot, min(len(tiles), rng.choice([2, 2, 3, 5])))
         at += slot * rings[name].slots + 64 * rng.randrange(3)
     return Rings(**rings) if at <= size_bytes else None
 
@@ -95,7 +95,7 @@ def layer(spec, which, seed, *, conv=None, cut=None, formats=None, most=900, siz
         rings = packed_rings(ops, size_bytes, rng)
         if rings is None or sum(op.m * op.k * op.n for op in ops) > most:
             continue
-        placed = place(shape, which, kinds, Blocked(one_cut, ops, rings, None))
+        placed = place(shape, which, kinds, TiledProduct(one_cut, ops, rings, None))
         image = placed.image(random_operands(placed, seed))
         return Program(placed.instructions, image[: placed.entry])
 
@@ -218,7 +218,7 @@ def over_the_end(spec, element):
     half = 16 * element  # of the vector
     top = spec.scratchpad.size_bytes
     rings = Rings(Ring(top - 2 * half, 64, 1), Ring(0, 64, 1), Ring(top // 2, 64, 1))
-    placed = place(conv, "forward", formats, Blocked(cut, ops, rings, None))
+    placed = place(conv, "forward", formats, TiledProduct(cut, ops, rings, None))
     image = placed.image(random_operands(placed, 0))
     program = Program(placed.instructions, image[: placed.entry])
     (index,) = (i for i, item in enumerate(program.instructions) if item.opcode == Opcode.GEMM)

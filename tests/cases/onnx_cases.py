@@ -199,7 +199,7 @@ def run_network(case, machine, path, constants=(), *, exact=False):
     )
     onnx.save(model, path)
     graph = read_onnx(path)
-    program = build_step(graph, machine.core, options=StepOptions(feature_bytes=4, train=False))
+    program = build_step(graph, machine.core, options=StepOptions(activation_bytes=4, train=False))
     memory = program.image({name: np.asarray(v, np.float32) for name, v in graph.values.items()})
     program.set_batch(memory, {name: given[name] for name in graph.inputs})
     machine.run(memory, program.instructions, program.entry)

@@ -22,7 +22,7 @@ def chain(times_s, num_devices, schedule=None, **fields):
         "backward_s": times / 2,
         "output_bytes": np.zeros(count),
         "weight_bytes": np.zeros(count),
-        "feature_bytes": np.zeros(count),
+        "activation_bytes": np.zeros(count),
         "edges": tuple((i, i + 1) for i in range(count - 1)),
         "device_names": tuple(f"u280[{i}]" for i in range(num_devices)),
         "device_kinds": np.zeros(num_devices, np.int64),
@@ -63,7 +63,7 @@ def random_problem(rng, *, is_chain=True, max_layers=6, max_devices=4):
         backward_s=rng.integers(1, 9, (count, kinds)).astype(float),
         output_bytes=rng.integers(0, 9, count),
         weight_bytes=rng.integers(0, 6, count),
-        feature_bytes=rng.integers(0, 6, count),
+        activation_bytes=rng.integers(0, 6, count),
         edges=tuple(edges),
         device_kinds=rng.integers(0, kinds, devices),
         memory_bytes=memory,
@@ -101,7 +101,7 @@ def times(problem, stages, devices):
         kind = problem.device_kinds[device]
         after = len(stages) - 1 - s
         weights = problem.weight_bytes[layers].sum()
-        features = problem.feature_bytes[layers].sum()
+        features = problem.activation_bytes[layers].sum()
         copies = problem.state_factor + schedule.weight_versions(after) - 1
         if weights * copies + features * schedule.in_flight(after) > problem.memory_bytes[device]:
             return None

@@ -21,7 +21,7 @@ REACHABLE = """\
 {forward,weight} packed
 {forward,input,weight} {a,b} {subs {4,tail},some words empty,unaligned words}
 {forward a,weight b} words begin outside
-{forward a,input a,weight b} empty slab
+{forward a,input a,weight b} empty tile
 {forward a,input a,forward b} lanes tail
 weight {a emit tail,b lanes tail by outer}
 {{forward,input} a,forward b} sweeps straight {bf16,fp32}
@@ -99,13 +99,13 @@ def _of_product(conv, which, core, op, body):
         yield f"{which} packed"
     for name in ("m", "k", "n"):
         yield f"{which} {name} {'1' if shape[name] == 0 else 'many'}"
-    for name, operand, slab in (("a", a, op.a), ("b", b, op.b)):
-        yield from _of_operand(f"{which} {name}", operand, slab)
+    for name, operand, tile in (("a", a, op.a), ("b", b, op.b)):
+        yield from _of_operand(f"{which} {name}", operand, tile)
 
 
-def _of_operand(name, operand, slab):
-    if not slab.run_bytes:
-        yield f"{name} empty slab"
+def _of_operand(name, operand, tile):
+    if not tile.run_bytes:
+        yield f"{name} empty tile"
     walk = "walks blocks" if operand.walks_blocks else "sweeps"
     way = "transposed" if operand.transposed else "straight"
     yield f"{name} {walk} {way} {BITS[operand.element_bytes]}"

@@ -9,21 +9,21 @@ import numpy as np
 import pytest
 from core_cases import some_of
 
-from fpgapipe.hw.hls_models.isa.address import BLOCK, Loop, Odometer, OperandPattern, ResultPattern
+from fpgapipe.hw.hls_models.isa.address import BLOCK, Loop, LoopNest, OperandPattern, ResultPattern
 from fpgapipe.hw.hls_models.isa.instructions import OPERAND, RESULT
 from fpgapipe.hw.hls_models.spec.core_spec import CoreSpec, ScratchpadSpec
 from fpgapipe.hw.rtl.gemm.address import AddressGenerator
 from fpgapipe.sim_tb.drivers.simulate import SimulationError, simulate, simulate_verilog
 from fpgapipe.sim_tb.native.verilate import verilog_of
-from fpgapipe.sim_tb.testbenches.tb_address import edge_patterns, random_odometer, random_pattern
+from fpgapipe.sim_tb.testbenches.tb_address import edge_patterns, random_loop_nest, random_pattern
 
 TESTS = ("matches_model", "loses_no_cycle", "forgets_at_reset")
 CORE = CoreSpec(4, 4, scratchpad=ScratchpadSpec(2, 4096))
 
 
-def positions(odometer):
+def positions(loop_nest):
     """Address, y, u and whether the innermost loop ends, one loop inside the other."""
-    a, b, c = odometer.loops
+    a, b, c = loop_nest.loops
     for k, j, i in itertools.product(range(c.count), range(b.count), range(a.count)):
         yield (
             i * a.address + j * b.address + k * c.address,
@@ -105,8 +105,8 @@ def test_convolution_with_padding_and_stride_equals_im2col():
     pattern = OperandPattern(
         base=64 - row - pixel,
         # 40 channels are a block and 8 more; then the kernel's columns and rows.
-        tap=Odometer((Loop(2, 64, u=BLOCK), Loop(3, pixel, u=channels), Loop(3, row, y=1))),
-        pos=Odometer((Loop(2, stride * pixel, u=stride * channels), Loop(3, stride * row, y=2))),
+        tap=LoopNest((Loop(2, 64, u=BLOCK), Loop(3, pixel, u=channels), Loop(3, row, y=1))),
+        pos=LoopNest((Loop(2, stride * pixel, u=stride * channels), Loop(3, stride * row, y=2))),
         y=-1,
         u=-channels,
         y_limit=height,
@@ -134,8 +134,8 @@ def test_few_channels_of_a_kernels_row_are_packed_in_a_word():
     x = np.arange(1, 1 + height * width * channels).reshape(height, width, channels)
     pattern = OperandPattern(
         base=64 - 2 * (width + 1) * channels,
-        tap=Odometer((Loop(), Loop(3, 2 * width * channels, y=1))),
-        pos=Odometer(
+        tap=LoopNest((Loop(), Loop(3, 2 * width * channels, y=1))),
+        pos=LoopNest(
             (Loop(width, 2 * channels, u=channels), Loop(height, 2 * width * channels, y=1))
         ),
         y=-1,
@@ -162,8 +162,8 @@ def test_starts_in_the_middle_of_a_row():
     """A row of 5 positions, the base at the third of the second row."""
     pattern = OperandPattern(
         base=1000,
-        pos=Odometer((Loop(5, 2, u=1), Loop(3, 100, y=1), Loop(2, 5000))),
-        tap=Odometer((Loop(2, 10000),)),
+        pos=LoopNest((Loop(5, 2, u=1), Loop(3, 100, y=1), Loop(2, 5000))),
+        tap=LoopNest((Loop(2, 10000),)),
         pos_start=(2, 1),
         y=1,
         u=2,
@@ -186,8 +186,8 @@ def test_blocks_of_positions_are_transposed_and_read_again_for_each_tap(rows):
     x = np.arange(positions_ * channels).reshape(positions_, channels) % 200 + 1
     pattern = OperandPattern(
         base=0,
-        tap=Odometer((Loop(2, 64, u=BLOCK),)),
-        pos=Odometer((Loop(8, 2 * channels), Loop(5, 2 * 8 * channels))),
+        tap=LoopNest((Loop(2, 64, u=BLOCK),)),
+        pos=LoopNest((Loop(8, 2 * channels), Loop(5, 2 * 8 * channels))),
         u_limit=channels,
         lanes_last=16,
         subs=BLOCK // rows,
@@ -245,12 +245,12 @@ def test_edge_patterns_have_encodings():
 def test_jumps_add_up_to_the_offsets():
     rng = random.Random(5)
     for _ in range(20):
-        odometer = random_odometer(rng, 60)
-        fields = odometer.encoded()
+        loop_nest = random_loop_nest(rng, 60)
+        fields = loop_nest.encoded()
         for name in ("address", "y", "u"):
             value, values = 0, []
             left = [f["count"] for f in fields]
-            for _ in range(odometer.size):
+            for _ in range(loop_nest.size):
                 values.append(value)
                 for k, f in enumerate(fields):
                     if left[k]:
@@ -258,12 +258,12 @@ def test_jumps_add_up_to_the_offsets():
                         left[:k] = [inner["count"] for inner in fields[:k]]
                         value += f[name]
                         break
-            np.testing.assert_array_equal(values, odometer.offsets(name))
+            np.testing.assert_array_equal(values, loop_nest.offsets(name))
 
 
 def test_result_pattern_by_hand():
-    outer = Odometer((Loop(2, 16, u=8),))
-    pos = Odometer((Loop(3, 100), Loop(2, 1000)))
+    outer = LoopNest((Loop(2, 16, u=8),))
+    pos = LoopNest((Loop(3, 100), Loop(2, 1000)))
     pattern = ResultPattern(10, outer, pos, u_limit=11)
     np.testing.assert_array_equal(
         pattern.addresses(),
@@ -279,7 +279,7 @@ def test_result_pattern_by_hand():
     [
         (lambda: Loop(0), "loop count must be in 1..65536, not 0"),
         (lambda: Loop(65537), "loop count must be in 1..65536, not 65537"),
-        (lambda: Odometer((Loop(),) * 4), "odometer must have at most 3 loops, not 4"),
+        (lambda: LoopNest((Loop(),) * 4), "loop nest must have at most 3 loops, not 4"),
         (lambda: OperandPattern(3), "operand base must be even, not 3"),
         (lambda: OperandPattern(0, lanes_last=0), "operand lanes_last must be in 1..32, not 0"),
         (lambda: OperandPattern(0, emit=33), "operand emit must be in 1..32, not 33"),
@@ -288,28 +288,28 @@ def test_result_pattern_by_hand():
         (lambda: OperandPattern(0, subs_last=40), "operand subs_last must be in 1..32, not 40"),
         (lambda: OperandPattern(0, blocks=0), "operand blocks must be in 1..65536, not 0"),
         (
-            lambda: OperandPattern(0, transposed=True, pos=Odometer((Loop(31),))),
+            lambda: OperandPattern(0, transposed=True, pos=LoopNest((Loop(31),))),
             "operand transposed in a sweep must have 32 iterations innermost, not 31",
         ),
         (
-            lambda: OperandPattern(0, pos=Odometer((Loop(7), Loop(3))), pos_start=(6, 3)),
+            lambda: OperandPattern(0, pos=LoopNest((Loop(7), Loop(3))), pos_start=(6, 3)),
             "operand pos_start must lie in loops of 7 and 3 iterations, not be (6, 3)",
         ),
         (
-            lambda: OperandPattern(0, transposed=True, pos=Odometer((Loop(32),)), pos_start=(5, 0)),
+            lambda: OperandPattern(0, transposed=True, pos=LoopNest((Loop(32),)), pos_start=(5, 0)),
             "operand transposed in a sweep must start with a whole square, not at iteration 5 of "
             "32",
         ),
         (
-            lambda: OperandPattern(0, y=-1, pos=Odometer((Loop(2), Loop(32769, y=-1)))),
+            lambda: OperandPattern(0, y=-1, pos=LoopNest((Loop(2), Loop(32769, y=-1)))),
             "operand y must stay in -32768..32767 (16 bits), not reach -32769",
         ),
         (
-            lambda: OperandPattern(0, outer=Odometer((Loop(65536, u=129),))),
+            lambda: OperandPattern(0, outer=LoopNest((Loop(65536, u=129),))),
             "operand u must stay in -8388608..8388607 (24 bits), not reach 8454015",
         ),
         (
-            lambda: OperandPattern(2, tap=Odometer((Loop(2, (1 << 31) - 2),))),
+            lambda: OperandPattern(2, tap=LoopNest((Loop(2, (1 << 31) - 2),))),
             "operand address must stay in -2147483648..2147483647 (32 bits), not reach 2147483648",
         ),
     ],
@@ -358,7 +358,7 @@ FAULTS = {
     ),
     "keeps a request through a reset": (
         r"\bhas_aside <= ",
-        "if (!rst) has_aside <= ",
+        "if (!rst) has_skid <= ",
         "forgets_at_reset",
     ),
 }

@@ -206,7 +206,7 @@ def test_hardware_takes_predicted_cycles(memory):
         ) as device:
             device.memory[:] = program.image(random_operands(program, 0))
             cycles = run_program(device, registers, program.entry, program.memory_bytes)
-        predicted = program.blocked.prediction.cycles
+        predicted = program.tiled_product.prediction.cycles
         errors.append(abs(predicted - cycles) / cycles)
         assert errors[-1] < 0.03, f"{conv} {which}: {cycles} cycles, not {predicted}"
     assert sum(errors) / len(errors) < 0.01

@@ -13,7 +13,7 @@ from program_classes import classes_of, reachable
 from fpgapipe.hw.hls_models.model.core import CoreModel
 from fpgapipe.hw.hls_models.model.registers import RegisterMap
 from fpgapipe.hw.hls_models.spec.core_spec import CoreSpec, ScratchpadSpec
-from fpgapipe.lowering.products.blocking import Blocked
+from fpgapipe.lowering.products.blocking import TiledProduct
 from fpgapipe.lowering.products.conv import ConvSpec
 from fpgapipe.lowering.products.conv_passes import operations
 from fpgapipe.lowering.products.emit import rings_of
@@ -45,7 +45,7 @@ def random_program(seed):
     # Where slots lie as it comes, operands and results meet in one bank.
     rings.append(packed_rings(ops, CORE.scratchpad.size_bytes, rng))
     rings = [ring for ring in (rng.choice(rings), rings[-1]) if ring is not None]
-    return place(conv, which, formats, Blocked(cut, ops, rings[0], None)) if rings else None
+    return place(conv, which, formats, TiledProduct(cut, ops, rings[0], None)) if rings else None
 
 
 def test_random_programs_meet_all_classes(capsys):
@@ -53,7 +53,7 @@ def test_random_programs_meet_all_classes(capsys):
     for seed in SEEDS:
         if program := random_program(seed):
             seen += classes_of(
-                program.conv, program.which, CORE, program.blocked.ops, program.instructions
+                program.conv, program.which, CORE, program.tiled_product.ops, program.instructions
             )
     with capsys.disabled():
         print()
@@ -77,7 +77,7 @@ def check(programs, pause):
             run_program(device, registers, program.entry, program.memory_bytes)
             CoreModel(CORE, image).run(program.instructions)
             assert np.array_equal(device.memory[: image.size], image), (
-                f"seed {seed}: {program.conv} {program.which} {program.blocked.cut} differs"
+                f"seed {seed}: {program.conv} {program.which} {program.tiled_product.cut} differs"
             )
 
 
@@ -97,5 +97,5 @@ def test_odd_images_larger_than_the_scratchpad():
     programs = [lower_layer(conv, "weight", CORE) for conv in convs]
     for program in programs:
         assert program.tensors["x"].size_bytes > CORE.scratchpad.size_bytes
-        assert any(op.b_pattern.pos_start[0] for op in program.blocked.ops)
+        assert any(op.b_pattern.pos_start[0] for op in program.tiled_product.ops)
     check(enumerate(programs), pause=0)

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from fpgapipe.hw.hls_models.isa.address import Loop, Odometer, OperandPattern
+from fpgapipe.hw.hls_models.isa.address import Loop, LoopNest, OperandPattern
 from fpgapipe.hw.hls_models.isa.instructions import (
     BODIES,
     GEMM,
@@ -87,7 +87,7 @@ def test_decodes_what_it_encodes():
 
 
 def test_holds_operand_patterns():
-    pattern = OperandPattern(base=2, pos=Odometer((Loop(4, 64), Loop(3, -128, 1, -5))))
+    pattern = OperandPattern(base=2, pos=LoopNest((Loop(4, 64), Loop(3, -128, 1, -5))))
     body = random_body(GEMM, random.Random(1)) | {"a": pattern.encoded()}
     found = decode(encode([Instruction(Opcode.GEMM, body=body), END]))[0]
     assert OperandPattern.decoded(found.body["a"]) == pattern

@@ -11,7 +11,7 @@ import pytest
 from device_programs import changed, layer, middle
 from vector_cases import beyond, random_op, random_scalars, random_scratchpad, with_blocks
 
-from fpgapipe.hw.hls_models.isa.address import Loop, Odometer, OperandPattern, ResultPattern
+from fpgapipe.hw.hls_models.isa.address import Loop, LoopNest, OperandPattern, ResultPattern
 from fpgapipe.hw.hls_models.isa.instructions import Instruction, Opcode
 from fpgapipe.hw.hls_models.isa.vector_op import Factor, Source, Target, VectorOp
 from fpgapipe.hw.hls_models.model import core as core_module
@@ -134,7 +134,7 @@ def random_result(rng, spec, sizes):
     if room < 0:
         return None
     base = size * rng.randint(0, room) + max(0, -column) * (n - 1)
-    outer, pos = Odometer((Loop(n, column, u=u),)), Odometer((Loop(m, step),))
+    outer, pos = LoopNest((Loop(n, column, u=u),)), LoopNest((Loop(m, step),))
     return ResultPattern(base, outer, pos, rng.choice([1, spec.cols, 3 * spec.cols]), fp32)
 
 
@@ -142,7 +142,7 @@ def simple(rng, spec, vectors):
     """An operand of so many vectors."""
     return OperandPattern(
         2 * rng.randrange(spec.scratchpad.size_bytes // 4),
-        pos=Odometer((Loop(vectors, 2 * rng.choice([1, 8])),)),
+        pos=LoopNest((Loop(vectors, 2 * rng.choice([1, 8])),)),
         fp32=rng.random() < 0.3,
     )
 
@@ -309,7 +309,7 @@ def test_errors_are_those_of_the_definition():
 
 def test_odd_steps_are_left_to_the_definition():
     rng = random.Random(0)
-    a = dataclasses.replace(simple(rng, SPEC, 5), pos=Odometer((Loop(5, 3),)))
+    a = dataclasses.replace(simple(rng, SPEC, 5), pos=LoopNest((Loop(5, 3),)))
     program = product(SPEC, rng, a, simple(rng, SPEC, SPEC.cols), (5, 1, 1), None)
     check(SPEC, program, np.zeros(64, np.uint8), 0, left=1)
 

@@ -230,12 +230,12 @@ def test_gateware_matches_model(spec, tmp_path):
 
 
 def _starts_without_semaphores(queue, m):
-    with m.If(queue.taker.request):
+    with m.If(queue.consumer.request):
         m.d.sync += queue.granted.eq(1)
 
 
 def _signals_before_the_end(queue, m):
-    m.d.comb += queue.signaller.valid.eq(queue.started.o.valid)
+    m.d.comb += queue.producer.valid.eq(queue.started.o.valid)
 
 
 def _offers_while_halted(queue, m):

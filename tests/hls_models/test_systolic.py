@@ -181,8 +181,8 @@ def test_testbench_sees(fault, tmp_path):
 
 
 def test_yosys_runs_where_its_own_cache_cannot_be_written(tmp_path, monkeypatch):
-    blocked = tmp_path / "file"
-    blocked.write_text("")
-    monkeypatch.setenv("XDG_CACHE_HOME", str(blocked))
+    tiled_product = tmp_path / "file"
+    tiled_product.write_text("")
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tiled_product))
     monkeypatch.setenv("FPGAPIPE_CACHE", str(tmp_path / "cache"))
     assert "module top" in verilog_of(SystolicArray(SystolicSpec(1, 1)))

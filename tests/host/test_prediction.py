@@ -65,8 +65,10 @@ def test_the_event_simulation_follows_the_cycle_model(num_devices, kind, count):
         # Tasks of a step run side by side, the others one after the other, at either level.
         for levels in (list(tasks.values()), spans):
             for at, step in enumerate(times.step_of[1:]):
-                is_beside = levels[at + 1][0] < levels[at][1] - 0.01 * whole
-                assert is_beside == (step == times.step_of[at]), times.program.tasks[at + 1]
+                is_concurrent_task = levels[at + 1][0] < levels[at][1] - 0.01 * whole
+                assert is_concurrent_task == (step == times.step_of[at]), times.program.tasks[
+                    at + 1
+                ]
 
 
 def test_slow_wires_count():

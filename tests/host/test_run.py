@@ -391,7 +391,7 @@ def test_a_bias_before_a_normalisation_is_no_difference():
     x = net.relu(net.batch_norm(net.conv(net.image(3, 8, 8), 8, 3, padding=1)))
     net.linear(net.flatten(net.global_average_pool(x)), 5)
     graph = net.build()
-    options = StepOptions(feature_bytes=4)
+    options = StepOptions(activation_bytes=4)
     schedule = make_schedule("1f1b", 1, 1)
     pipeline = build_pipeline(graph, [SMALL_CORE], [list(graph.layers)], schedule, options=options)
     parameters = initial_parameters(graph, 0)

@@ -111,7 +111,7 @@ def worst(found, expected):
 OPTIONS = {
     "sgd": (StepOptions(), {"weight_decay": 0.01}),
     "adam": (StepOptions(optimiser="adam"), {"learning_rate": 0.002, "weight_decay": 0.01}),
-    "fp32 features": (StepOptions(feature_bytes=4), {}),
+    "fp32 features": (StepOptions(activation_bytes=4), {}),
     "clipped": (StepOptions(clips=True), {"max_norm": 0.5}),
 }
 

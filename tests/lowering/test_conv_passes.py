@@ -9,8 +9,8 @@ from fpgapipe.hw.hls_models.isa.address import OperandPattern
 from fpgapipe.hw.hls_models.isa.instructions import Opcode, decode, encode
 from fpgapipe.hw.hls_models.model.core import CoreModel
 from fpgapipe.hw.hls_models.spec.core_spec import CoreSpec, ScratchpadSpec
-from fpgapipe.lowering.products.blocking import Blocked
-from fpgapipe.lowering.products.conv import Box, ConvSpec, boxes, chunks, tiled
+from fpgapipe.lowering.products.blocking import TiledProduct
+from fpgapipe.lowering.products.conv import ConvSpec, SpatialTile, chunks, spatial_tiles, tiled
 from fpgapipe.lowering.products.conv_parts import Cut, Formats, Image
 from fpgapipe.lowering.products.conv_passes import operations
 from fpgapipe.lowering.products.emit import emit, rings_of
@@ -20,7 +20,7 @@ from fpgapipe.lowering.program.layer_program import (
     place,
     random_operands,
 )
-from fpgapipe.lowering.tiling.slab import slab_of
+from fpgapipe.lowering.tiling.tile import tile_of
 
 UNTIMED = Prediction(0, (), (), 0)
 SMALL = CoreSpec(8, 8, acc_depth=256, scratchpad=ScratchpadSpec(4, 1 << 14))
@@ -53,7 +53,7 @@ def test_random_layers_are_exact_where_their_numbers_are():
         rings = next(rings_of(ops, core.scratchpad), None)
         if rings is None:
             continue
-        program = place(conv, which, formats, Blocked(cut, ops, rings, UNTIMED))
+        program = place(conv, which, formats, TiledProduct(cut, ops, rings, UNTIMED))
         operands = integers(program, seed)
         got = run(program, core, operands)
         exact = reference(conv, which, operands)
@@ -151,20 +151,23 @@ def test_semaphores_let_every_program_end():
 def test_pieces():
     assert chunks(10, 4) == [(0, 3), (3, 6), (6, 10)]
     assert tiled(70, 32, 2) == [(0, 32), (32, 70)]
-    assert boxes(5, 2, 3, 12) == [Box((0, 1), (0, 2), (0, 3)), Box((1, 3), (0, 2), (0, 3)),
-                                  Box((3, 5), (0, 2), (0, 3))]  # fmt: skip
-    assert [box.size for box in boxes(1, 5, 3, 7)] == [3, 6, 6]
-    assert [box.size for box in boxes(1, 2, 5, 3)] == [2, 3, 2, 3]
+    assert spatial_tiles(5, 2, 3, 12) == [
+        SpatialTile((0, 1), (0, 2), (0, 3)),
+        SpatialTile((1, 3), (0, 2), (0, 3)),
+        SpatialTile((3, 5), (0, 2), (0, 3)),
+    ]
+    assert [spatial_tile.size for spatial_tile in spatial_tiles(1, 5, 3, 7)] == [3, 6, 6]
+    assert [spatial_tile.size for spatial_tile in spatial_tiles(1, 2, 5, 3)] == [2, 3, 2, 3]
 
 
 def test_runs_that_are_apart_share_no_word():
-    slab = slab_of("x", 70, 10, [(3, 100), (2, 300)])
-    assert slab.pitches[0] % 64 == 100 % 64
-    assert slab.pitches[1] == 3 * slab.pitches[0]
+    tile = tile_of("x", 70, 10, [(3, 100), (2, 300)])
+    assert tile.pitches[0] % 64 == 100 % 64
+    assert tile.pitches[1] == 3 * tile.pitches[0]
     words = [
         range(
-            (slab.shift + i * slab.pitches[0]) // 64,
-            (slab.shift + i * slab.pitches[0] + 9) // 64 + 1,
+            (tile.shift + i * tile.pitches[0]) // 64,
+            (tile.shift + i * tile.pitches[0] + 9) // 64 + 1,
         )
         for i in range(6)
     ]
@@ -209,7 +212,7 @@ def test_the_weight_gradient_does_not_depend_on_the_cut():
         ops = tuple(operations(ODD, "weight", core, cut, Formats()))
         begins |= {tuple(np.minimum(op.b_pattern.pos_start, 1).tolist()) for op in ops}
         rings = next(rings_of(ops, core.scratchpad))
-        program = place(ODD, "weight", Formats(), Blocked(cut, ops, rings, UNTIMED))
+        program = place(ODD, "weight", Formats(), TiledProduct(cut, ops, rings, UNTIMED))
         found.append(run(program, core, random_operands(program, 3)))
     assert begins == {(0, 0), (1, 0), (0, 1), (1, 1)}
     for each in found[1:]:
@@ -262,13 +265,13 @@ def test_pixels_of_a_transfer_are_limited():
 
 
 def test_slabs_that_come_back_out_of_order():
-    """Phases of a strided input gradient share some slabs and not others."""
+    """Phases of a strided input gradient share some tiles and not others."""
     conv = ConvSpec(16, 24, (3, 3), (2, 2), (1, 1, 1, 1), 16, 14, 3)
     core = CoreSpec(8, 8, acc_depth=64, scratchpad=ScratchpadSpec(4, 1 << 12))
     ops = list(operations(conv, "input", core, Cut(16, 1, 32), Formats()))
     for rings in rings_of(ops, core.scratchpad):
         program = place(
-            conv, "input", Formats(), Blocked(Cut(16, 1, 32), tuple(ops), rings, UNTIMED)
+            conv, "input", Formats(), TiledProduct(Cut(16, 1, 32), tuple(ops), rings, UNTIMED)
         )
         assert predict(program.instructions, core).cycles > 0
         operands = integers(program, 5, most=8)

@@ -16,7 +16,7 @@ from fpgapipe.lowering.products.conv_parts import Cut, Formats
 from fpgapipe.lowering.products.conv_passes import operations
 from fpgapipe.lowering.products.cut_search import CutSearch
 from fpgapipe.lowering.products.emit import emit, rings_of
-from fpgapipe.lowering.program.touched import Touched
+from fpgapipe.lowering.program.last_writer import LastWriters
 from fpgapipe.lowering.tiling.kernel import (
     Buffer,
     Move,
@@ -25,7 +25,7 @@ from fpgapipe.lowering.tiling.kernel import (
     Step,
     VectorKernel,
 )
-from fpgapipe.lowering.tiling.slab import slab_of
+from fpgapipe.lowering.tiling.tile import tile_of
 
 CORE = CoreSpec(8, 8, acc_depth=256, scratchpad=ScratchpadSpec(4, 1 << 15))
 STRIDED = ConvSpec(40, 20, (3, 3), (2, 2), (1, 1, 1, 1), 9, 8, 2)
@@ -43,7 +43,7 @@ def test_a_sketch_sees_what_the_instructions_do(which, conv, cut):
     ops = tuple(operations(conv, which, CORE, cut, Formats(w=4)))
     assert sketch.num_ops == len(ops)
     assert sketch.first_sizes == tuple(
-        slab.size_bytes for slab in (ops[0].a, ops[0].b, ops[0].result)
+        tile.size_bytes for tile in (ops[0].a, ops[0].b, ops[0].result)
     )
     assert sketch.last_bytes == ops[-1].result.size_bytes
     found = list(search.rings(sketch, 1))
@@ -52,12 +52,12 @@ def test_a_sketch_sees_what_the_instructions_do(which, conv, cut):
     for rings in found:
         program = emit(ops, rings, WHERE)
         loaded = sum(
-            len(list(slab.transfers(0, 0)))
+            len(list(tile.transfers(0, 0)))
             for numbers, slots in (
                 (sketch.streamed, rings.a.slots),
                 (sketch.stationary, rings.b.slots),
             )
-            for slab in map(search.slab, search.loaded(numbers, slots))
+            for tile in map(search.tile, search.loaded(numbers, slots))
         )
         assert loaded == sum(each.opcode is Opcode.LOAD for each in program)
 
@@ -71,10 +71,10 @@ def test_what_a_ring_loads(slots):
     ops = rng.choices(list(operations(STRIDED, "forward", CORE, cut, Formats())), k=60)
     rings = next(rings_of(ops, CORE.scratchpad))
     few = replace(rings, a=replace(rings.a, slots=slots))
-    numbers = {search.slab(number): number for number in set(sketch.streamed.tolist())}
+    numbers = {search.tile(number): number for number in set(sketch.streamed.tolist())}
     assert len(numbers) > 3
     loaded = [
-        search.slab(number).offset
+        search.tile(number).offset
         for number in search.loaded(np.array([numbers[op.a] for op in ops]), slots)
     ]
     program = emit(ops, few, dict.fromkeys(WHERE, 0) | {"x": 1 << 30})
@@ -86,10 +86,10 @@ def test_what_a_ring_loads(slots):
 
 
 def test_programs_of_a_cut_differ_in_addresses_only():
-    blocked = block(STRIDED, "weight", CORE, Formats(), MemorySpec())
+    tiled_product = block(STRIDED, "weight", CORE, Formats(), MemorySpec())
     moved = {name: address + 4096 for name, address in WHERE.items()}
-    first, second = blocked.program(WHERE), blocked.program(moved)
-    assert encode(second) == encode(emit(blocked.ops, blocked.rings, moved))
+    first, second = tiled_product.program(WHERE), tiled_product.program(moved)
+    assert encode(second) == encode(emit(tiled_product.ops, tiled_product.rings, moved))
     assert encode(first) == b"".join(each.encode() for each in first)
     shared = [a is b for a, b in zip(first, second, strict=True) if a.opcode is Opcode.GEMM]
     assert shared
@@ -107,9 +107,9 @@ def test_zero_and_minus_zero_are_different_constants():
         op = VectorOp(
             (1,), Source(0), Target(0), addend=Addend.CONSTANT, constants=(Constant(value),)
         )
-        slab = slab_of("x", 0, 64, [])
+        tile = tile_of("x", 0, 64, [])
         piece = Piece(
-            (Step(op, "in", "out"),), (Move(slab, "in"),), (Move(replace(slab, tensor="y"), "out"),)
+            (Step(op, "in", "out"),), (Move(tile, "in"),), (Move(replace(tile, tensor="y"), "out"),)
         )
         buffers = {"in": Buffer(64), "out": Buffer(64)}
         kernel = VectorKernel("k", buffers, (piece,), Region(0, 1 << 10))
@@ -122,7 +122,7 @@ def test_zero_and_minus_zero_are_different_constants():
 @pytest.mark.parametrize("size", [1 << 14, 1 << 21, 1 << 27])
 def test_what_was_touched_last(size):
     rng = random.Random(size)
-    touched = Touched()
+    touched = LastWriters()
     known = []
     for number in range(300):
         begin = rng.choice([rng.randrange(size), (1 << 24) - 1])  # across buckets, too
@@ -137,7 +137,7 @@ def test_what_was_touched_last(size):
 
 
 def test_what_was_touched_across_buckets():
-    touched = Touched()
+    touched = LastWriters()
     edge = 1 << 24
     touched.add((edge - 64, edge + 64), 5)
     assert touched.last((edge - 1, edge)) == 5

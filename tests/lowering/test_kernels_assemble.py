@@ -35,9 +35,9 @@ from fpgapipe.lowering.kernels.products import product_kernel
 from fpgapipe.lowering.memory.placed import Placed, page
 from fpgapipe.lowering.products.conv import ConvSpec
 from fpgapipe.lowering.program.assemble import assemble
-from fpgapipe.lowering.program.waits import STORED
+from fpgapipe.lowering.program.hazards import STORED
 from fpgapipe.lowering.tiling.kernel import Buffer, Move, Piece, Step, Tensor, VectorKernel
-from fpgapipe.lowering.tiling.slab import slab_of
+from fpgapipe.lowering.tiling.tile import tile_of
 
 SHAPE = (12, 9, 10, 40)
 SMALL = Region(1 << 20, 600 << 10)
@@ -247,8 +247,8 @@ def test_kernels_refuse_buffers_that_are_loaded_and_stored():
     op = VectorOp((1,), Source(0), Target(0))
     piece = Piece(
         (Step(op, "x", "x"),),
-        (Move(slab_of("t", 0, 64, []), "x"),),
-        (Move(slab_of("t", 0, 64, []), "x"),),
+        (Move(tile_of("t", 0, 64, []), "x"),),
+        (Move(tile_of("t", 0, 64, []), "x"),),
     )
     VectorKernel("k", {"x": Buffer(64)}, (piece,) * 2, Region(0, 128))
     with pytest.raises(ValueError, match=r"^kernel k both loads and stores buffers x$"):

@@ -15,10 +15,10 @@ from fpgapipe.hw.hls_models.model.cluster import run_cluster
 from fpgapipe.hw.hls_models.model.core import CoreModel
 from fpgapipe.hw.hls_models.spec.link import LinkEngineSpec
 from fpgapipe.lowering.memory.memory_map import from_json, to_json
-from fpgapipe.lowering.program.crossing import stages_of
+from fpgapipe.lowering.program.boundary import stages_of
+from fpgapipe.lowering.program.hazards import STORED
 from fpgapipe.lowering.program.pipeline import _lanes, build_pipeline
 from fpgapipe.lowering.program.step import build_step
-from fpgapipe.lowering.program.waits import STORED
 from fpgapipe.lowering.schedule.schedule import TaskKind
 from fpgapipe.lowering.schedule.tasks import single_device
 from fpgapipe.lowering.units.step_options import StepOptions, scalar_bits
@@ -133,7 +133,7 @@ def test_inference_gives_all_results():
 
 
 @pytest.mark.parametrize(
-    ("signaller", "waiter", "order"),
+    ("producer", "waiter", "order"),
     [
         (Opcode.RECEIVE, Opcode.LOAD, "transfers late"),
         (Opcode.STORE, Opcode.SEND, "last"),
@@ -141,7 +141,7 @@ def test_inference_gives_all_results():
     ],
     ids=lambda value: getattr(value, "name", value),
 )
-def test_without_a_semaphore_results_differ(signaller, waiter, order):
+def test_without_a_semaphore_results_differ(producer, waiter, order):
     graph = every_operator(SAMPLES)
     layers = cut(graph, 2)
     pipeline = build_pipeline(graph, [CORE] * 2, layers, make_schedule("1f1b-as", 2, COUNT))
@@ -157,7 +157,7 @@ def test_without_a_semaphore_results_differ(signaller, waiter, order):
                 if each.opcode is opcode
                 for number in getattr(each, which)
             }
-            for opcode, which in ((signaller, "signal"), (waiter, "wait"))
+            for opcode, which in ((producer, "signal"), (waiter, "wait"))
         )
         edge = {number for number in signals & waits if number > STORED}
         programs.append(

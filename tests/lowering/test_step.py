@@ -51,9 +51,9 @@ def test_layers_that_go_together():
     assert slopes == [0, None, None, 0.01, None, 0, None]
 
 
-@pytest.mark.parametrize("feature_bytes", [2, 4])
-def test_products_keep_to_what_rounding_may_do(feature_bytes):
-    program, memory, parameters, _ = run_in_model(every_operator(3), StepOptions(feature_bytes))
+@pytest.mark.parametrize("activation_bytes", [2, 4])
+def test_products_keep_to_what_rounding_may_do(activation_bytes):
+    program, memory, parameters, _ = run_in_model(every_operator(3), StepOptions(activation_bytes))
     program.set_parameters(memory, parameters)
     errors = product_errors(program, memory)
     assert {(each.layer, each.which) for each in errors} >= {
@@ -245,7 +245,7 @@ def test_training_needs_a_vector_engine_and_one_output():
 
 
 def test_options_are_checked():
-    with pytest.raises(ValueError, match=r"^step feature_bytes must be 2 or 4, not 3$"):
+    with pytest.raises(ValueError, match=r"^step activation_bytes must be 2 or 4, not 3$"):
         StepOptions(3)
     with pytest.raises(ValueError, match=r"^step optimiser must be sgd or adam, not 'sgdd'$"):
         StepOptions(optimiser="sgdd")

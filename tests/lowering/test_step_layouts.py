@@ -392,18 +392,18 @@ def test_rates_of_dropout_are_of_elements_not_of_places():
     np.testing.assert_array_equal(features.reshape(6, 6, 4, 4), drawn.transpose(0, 3, 1, 2))
 
 
-@pytest.mark.parametrize("feature_bytes", [2, 4])
+@pytest.mark.parametrize("activation_bytes", [2, 4])
 @pytest.mark.parametrize(
     ("shape", "axis", "log"), [((5,), -1, False), ((6, 3, 3), 1, True), ((6, 3, 4), -1, False)]
 )
-def test_softmax_in_inference(shape, axis, log, feature_bytes):
+def test_softmax_in_inference(shape, axis, log, activation_bytes):
     net = Network("shares", BATCH)
     x = net.conv(net.image(3, 3, 4), 6, (1, 4 if shape == (5,) else 1))
     if len(shape) == 1:
         x = net.linear(net.flatten(x), 5)
     net.add("softmax", ops.Softmax(axis, log), x)
     graph = net.build()
-    check_inference(graph, StepOptions(feature_bytes, train=False))
+    check_inference(graph, StepOptions(activation_bytes, train=False))
     with pytest.raises(UserError, match=r"layer 'softmax': the core has no gradient of (log_)?so"):
         build_step(graph, SMALL_CORE)
 

@@ -28,10 +28,10 @@ from fpgapipe.partition.cost.cost import (
     CoreConfig,
     CostModel,
     Formats,
+    activation_bytes,
     candidate_cores,
     core_fits,
     core_of,
-    feature_bytes,
     largest_core,
     layer_costs,
     measured_costs,
@@ -65,7 +65,10 @@ def core(rows=32, cols=32, **options):
         (lambda: core(rows=12), "core rows must divide 32, not 12"),
         (lambda: core(vector_lanes=0), "core vector_lanes must be at least 1, not 0"),
         (lambda: core(vector_lanes=32), "core vector_lanes must be at most 16, not 32"),
-        (lambda: Formats(feature_bytes=3), "feature_bytes must be 2 (BF16) or 4 (FP32), not 3"),
+        (
+            lambda: Formats(activation_bytes=3),
+            "activation_bytes must be 2 (BF16) or 4 (FP32), not 3",
+        ),
     ],
 )
 def test_refuses_cores(build, message):
@@ -175,7 +178,7 @@ def test_features_that_are_kept():
     assert costs["pool"].kept == (("pool.indices", 1024 * 2 // 8),)
     assert costs["fc"].kept == (("pool", 2 * 1024),)  # flattening renames it
     assert costs["loss"].kept == (("loss.softmax", 40), ("labels", 16))
-    assert feature_bytes(costs.values()) == 768 + 512 + 8192 + 256 + 2048 + 56
+    assert activation_bytes(costs.values()) == 768 + 512 + 8192 + 256 + 2048 + 56
 
 
 def test_relu_is_done_in_passing():
@@ -200,7 +203,7 @@ def test_relu_is_apart_where_others_read_its_input():
 
 def test_features_in_fp32():
     graph = small_network()
-    wide = Formats(feature_bytes=4)
+    wide = Formats(activation_bytes=4)
     costs = layer_costs(graph, device(), core(formats=wide))
     assert costs[0].output_bytes == 4 * 4096
     with pytest.raises(ValueError, match="the core has"):
@@ -265,7 +268,7 @@ def test_every_network_has_costs_on_every_board(network, boards):
         assert [each.name for each in costs] == list(graph.layers)
         assert sum(each.forward.macs for each in costs) == graph.totals.macs
         assert sum(each.optimiser_bytes for each in costs) == 12 * graph.totals.parameters
-        assert feature_bytes(costs) == sum(each.feature_bytes for each in costs)
+        assert activation_bytes(costs) == sum(each.activation_bytes for each in costs)
         for each in costs:
             for part in (each.forward, each.input_gradient, each.weight_gradient, each.update):
                 assert part.cycles >= max(part.memory_cycles, part.vector_cycles)
@@ -350,7 +353,7 @@ def test_costs_of_a_profile(tmp_path):
     assert (a.output_bytes, a.gradient_bytes, a.weight_bytes, a.optimiser_bytes) == (
         100, 100, 40, 120,
     )  # fmt: skip
-    assert (b.kept, b.feature_bytes, b.gradient_bytes) == ((("a", 100),), 100, 0)
+    assert (b.kept, b.activation_bytes, b.gradient_bytes) == ((("a", 100),), 100, 0)
     with pytest.raises(ValueError, match=r"^net: layer 'a' has measured times"):
         layer_costs(graph, device(), core())
 
@@ -368,7 +371,7 @@ def test_costs_of_a_pipedream_profile(tmp_path):
     first, second = measured_costs(read_pipedream(path))
     assert first.total_s == pytest.approx(3e-3)
     assert first.weight_gradient.seconds == 0
-    assert second.feature_bytes == 300
+    assert second.activation_bytes == 300
 
 
 def test_costs_of_a_network_that_was_not_measured():

@@ -213,7 +213,7 @@ def test_asynchronous_pipelines_keep_versions_and_count_updates():
     best = explore(asked).best
     first = best.stages[0]
     depth = len(best.stages)
-    kept = first.state_bytes + depth * first.feature_bytes + (depth - 1) * first.weight_bytes
+    kept = first.state_bytes + depth * first.activation_bytes + (depth - 1) * first.weight_bytes
     assert best.memory_bytes[0] == kept
     assert best.period_s >= max(sum(stage.pass_s) for stage in best.stages) * (1 - 1e-9)
 

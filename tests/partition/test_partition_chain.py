@@ -54,7 +54,7 @@ def test_quick_ways_equal_the_search(kind):
             schedule_model(kind, 16),
             output_bytes=rng.integers(0, 30, count),
             weight_bytes=rng.integers(0, 30, count),
-            feature_bytes=rng.integers(0, 30, count),
+            activation_bytes=rng.integers(0, 30, count),
             device_kinds=np.arange(devices) % kinds,
             memory_bytes=np.full(devices, 2500.0 if kinds == 1 and seed % 2 else np.inf),
             link_bytes_per_s=np.full(devices - 1, 2.0),
@@ -221,7 +221,7 @@ def test_closed_forms_for_equal_stages():
 
 def test_peak_of_features_decides_the_cut():
     """The first of two stages keeps two micro-batches under 1F1B and three under FBP."""
-    fields = {"feature_bytes": [10, 10, 10], "memory_bytes": [40, 40]}
+    fields = {"activation_bytes": [10, 10, 10], "memory_bytes": [40, 40]}
     short = chain([1, 1, 1], 2, schedule_model("1f1b-as", 8), **fields)
     assert plan_chain(short).period_s == 2
     assert plan_chain(short).stages[0].memory_bytes in (20, 40)
@@ -230,7 +230,7 @@ def test_peak_of_features_decides_the_cut():
 
 
 def test_error_names_stage_device_bytes_and_remedy():
-    fields = {"feature_bytes": [100, 100], "weight_bytes": [10, 10]}
+    fields = {"activation_bytes": [100, 100], "weight_bytes": [10, 10]}
     problem = chain([1, 1], 2, schedule_model("1f1b-as", 8), memory_bytes=[190, 400], **fields)
     with pytest.raises(PlanError) as caught:
         plan_chain(problem)

@@ -62,7 +62,7 @@ def test_coarse_is_exact_for_the_bottleneck():
 
 
 def test_layers_move_to_a_neighbour_with_room():
-    problem = chain([2, 2, 2, 2], 2, schedule_model("gpipe", 1), feature_bytes=[10, 10, 30, 30])
+    problem = chain([2, 2, 2, 2], 2, schedule_model("gpipe", 1), activation_bytes=[10, 10, 30, 30])
     start = plan_chain(problem)
     assert [len(stage.layers) for stage in start.stages] == [2, 2]
     tight = replace(problem, memory_bytes=np.array([60.0, 40.0]))
@@ -158,7 +158,7 @@ def test_fractional_split_is_never_worse_than_whole_layers():
 
 def test_both_stages_keep_the_inputs_of_a_shared_layer():
     """Split in the middle, each half keeps all 10 bytes for every micro-batch in flight."""
-    problem = chain([4, 4, 4], 2, schedule_model("gpipe", 1), feature_bytes=[10, 10, 10])
+    problem = chain([4, 4, 4], 2, schedule_model("gpipe", 1), activation_bytes=[10, 10, 10])
     assert len(plan_fractional(problem, [2, 2, 2]).pieces[0]) == 2
     tight = replace(problem, memory_bytes=np.array([45.0, 45.0]))
     assert plan_fractional(tight, [2, 2, 2]).partition.period_s == 6

@@ -48,7 +48,7 @@ def profile(name, num_devices, bytes_per_s=np.inf, straight=False):
         backward_s=(column("backward_input_s") + column("backward_weight_s"))[:, None],
         output_bytes=column("output_bytes"),
         weight_bytes=column("weight_bytes"),
-        feature_bytes=column("output_bytes"),
+        activation_bytes=column("output_bytes"),
         edges=tuple(sorted((i - 2, j - 2) for i, j in edges)),
         link_bytes_per_s=np.full(num_devices - 1, bytes_per_s),
     )
@@ -103,7 +103,7 @@ def random_case(rng):
         schedule_model(kind, int(rng.integers(1, 6)), straight=bool(rng.random() < 0.2)),
         output_bytes=rng.integers(0, 9, count).astype(float),
         weight_bytes=rng.integers(0, 6, count).astype(float),
-        feature_bytes=rng.integers(0, 6, count).astype(float),
+        activation_bytes=rng.integers(0, 6, count).astype(float),
         memory_bytes=np.full(devices, float(rng.choice([20, 40, 80, np.inf]))),
         link_bytes_per_s=np.full(devices - 1, float(rng.choice([1, 2, 8]))),
     )
@@ -130,7 +130,7 @@ def replicated_times(problem, sizes, replicas, synchronisation):
         after = math.ceil(sum(replicas[s + 1 :]) / m)
         copies = problem.state_factor + schedule.weight_versions(after) - 1
         kept = weights * copies
-        kept += problem.feature_bytes[layers].sum() * schedule.in_flight(after)
+        kept += problem.activation_bytes[layers].sum() * schedule.in_flight(after)
         if kept > problem.memory_bytes[0]:
             return None
         if synchronisation is Synchronisation.PIPEDREAM_MAX:

@@ -48,7 +48,7 @@ def reference(schedule, times, fifo_depth=None):
         return start[task] + float(duration[task[0]][task[1]])
 
     def hop(producer):
-        table = times.features_s if producer[0] == TaskKind.F else times.gradients_s
+        table = times.activations_s if producer[0] == TaskKind.F else times.gradients_s
         return float(table[producer[1]])
 
     for _ in range(10_000):
@@ -126,7 +126,7 @@ def test_times_may_differ_by_micro_batch():
 
 def test_memory_in_bytes():
     timeline = simulate(make_schedule("gpipe", 2, 3), StageTimes.uniform(2, 1, 1, 1))
-    assert timeline.peak_features(np.array([10.0, 7.0])) == (30.0, 21.0)
+    assert timeline.peak_activations(np.array([10.0, 7.0])) == (30.0, 21.0)
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -263,15 +263,15 @@ def test_a_wide_schedule():
 def test_results_that_stream_may_be_used_before_they_are_whole():
     """The user begins 0.5 before its features are whole; gradients come 0.25 after their end."""
     fields = StageTimes.uniform(2, 2, 2, 0, transfer_s=0.5, latency_s=0.125)
-    lags = {"features_lag_s": np.array([-0.5, 0.0]), "gradients_lag_s": np.full((2, 2), 0.25)}
+    lags = {"activations_lag_s": np.array([-0.5, 0.0]), "gradients_lag_s": np.full((2, 2), 0.25)}
     schedule = make_schedule("1f1b-as", 2, 2)
     timeline = simulate(schedule, dataclasses.replace(fields, **lags))
     assert timeline.start_s[1].tolist()[:2] == [1.5, 3.5]  # F0, B0
     assert timeline.start_s[0].tolist()[:3] == [0, 2, 5.75]  # F0, F1, B0
     # A link that is slower than its maker holds up all the same.
-    slow = dataclasses.replace(fields, features_s=np.array([3.0, 0.0]), **lags)
+    slow = dataclasses.replace(fields, activations_s=np.array([3.0, 0.0]), **lags)
     assert simulate(schedule, slow).start_s[1][0] == 3.125
-    with pytest.raises(ScheduleError, match=r"^features_lag_s must be finite$"):
-        dataclasses.replace(fields, features_lag_s=np.array([np.inf, 0]))
+    with pytest.raises(ScheduleError, match=r"^activations_lag_s must be finite$"):
+        dataclasses.replace(fields, activations_lag_s=np.array([np.inf, 0]))
     with pytest.raises(ScheduleError, match=r"^gradients_lag_s has 3 stages, forward_s has 2$"):
         dataclasses.replace(fields, gradients_lag_s=np.zeros(3))

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 from core_cases import some_of
 
-from fpgapipe.hw.hls_models.isa.address import Loop, Odometer, ResultPattern
+from fpgapipe.hw.hls_models.isa.address import Loop, LoopNest, ResultPattern
 from fpgapipe.hw.hls_models.spec.core_spec import CoreSpec, ScratchpadSpec
 from fpgapipe.hw.rtl.gemm.result import ResultWriter
 from fpgapipe.sim_tb.drivers.simulate import SimulationError, simulate, simulate_verilog
@@ -25,8 +25,8 @@ SCRATCHPAD = ScratchpadSpec(2, 1024)
 def test_a_pattern_worked_by_hand():
     pattern = ResultPattern(
         base=100,
-        outer=Odometer((Loop(2, address=8, u=4),)),
-        pos=Odometer((Loop(2, address=-20), Loop(2, address=50))),
+        outer=LoopNest((Loop(2, address=8, u=4),)),
+        pos=LoopNest((Loop(2, address=-20), Loop(2, address=50))),
         u_limit=6,
     )
     np.testing.assert_array_equal(pattern.addresses(), [[100, 80, 150, 130], [108, 88, 158, 138]])

@@ -10,7 +10,7 @@ from fpgapipe.hw.hls_models.spec.link import LinkEngineSpec
 from fpgapipe.hw.rtl.device import Device
 from fpgapipe.sim_tb.formal.equivalence import modules_of, prove_equal
 from fpgapipe.sim_tb.formal.formal import ProofError, missing_tools
-from fpgapipe.sim_tb.native.lazy import lazy
+from fpgapipe.sim_tb.native.clock_enable import clock_enable
 from fpgapipe.sim_tb.native.verilate import verilog_of
 
 SMALL = CoreSpec(4, 4, acc_depth=64, scratchpad=ScratchpadSpec(2, 1 << 12), bus_bytes=16)
@@ -31,14 +31,14 @@ def small():
 
 
 def test_small_device_is_the_same(tmp_path):
-    proved = prove_equal(small(), lazy(small()), tmp_path)
+    proved = prove_equal(small(), clock_enable(small()), tmp_path)
     assert len(proved) > 0.9 * len(modules_of(small()))
 
 
 @pytest.mark.slow
 def test_large_device_is_the_same(tmp_path):
     before = verilog_of(Device(LARGE))
-    assert len(prove_equal(before, lazy(before), tmp_path, timeout_s=3000)) > 100
+    assert len(prove_equal(before, clock_enable(before), tmp_path, timeout_s=3000)) > 100
 
 
 # What could go wrong in the rewriting: a module, a text in what becomes of it, and a mistake there.
@@ -64,7 +64,7 @@ def test_mistakes_are_found(mistake, tmp_path):
     name, pattern, replacement = MISTAKES[mistake]
     before = modules_of(small())[name]
     header = small().partition("module ")[0]
-    after = lazy(header + before)
+    after = clock_enable(header + before)
     prove_equal(before, after, tmp_path)
     wrong, count = re.subn(pattern, replacement, after, count=1)
     assert count

@@ -67,12 +67,12 @@ def gives_a_word_twice(fifo, m):
 
 
 def takes_without_looking(semaphores, m):
-    m.d.comb += semaphores.takers[1].grant.eq(semaphores.takers[1].request)
+    m.d.comb += semaphores.consumers[1].grant.eq(semaphores.consumers[1].request)
 
 
 def grants_two_at_once(semaphores, m):
-    with m.If(semaphores.takers[0].grant & semaphores.takers[1].request):
-        m.d.comb += semaphores.takers[1].grant.eq(1)
+    with m.If(semaphores.consumers[0].grant & semaphores.consumers[1].request):
+        m.d.comb += semaphores.consumers[1].grant.eq(1)
 
 
 def forgets_what_is_taken(semaphores, m):
@@ -84,21 +84,21 @@ def overflows_in_silence(semaphores, m):
 
 
 def blames_the_highest(semaphores, m):
-    with m.If(semaphores.signallers[1].valid):
-        m.d.sync += semaphores.error_index.eq(semaphores.signallers[1].index)
+    with m.If(semaphores.producers[1].valid):
+        m.d.sync += semaphores.error_index.eq(semaphores.producers[1].index)
 
 
 def signals_before_the_end(queue, m):
-    m.d.comb += queue.signaller.valid.eq(queue.started.o.valid)
+    m.d.comb += queue.producer.valid.eq(queue.started.o.valid)
 
 
 def signals_what_another_does(queue, m):
     with m.If(queue.begun == 2):
-        m.d.comb += queue.signaller.mask.eq(queue.taker.mask)
+        m.d.comb += queue.producer.mask.eq(queue.consumer.mask)
 
 
 def starts_without_semaphores(queue, m):
-    with m.If(queue.taker.request):
+    with m.If(queue.consumer.request):
         m.d.sync += queue.granted.eq(1)
 
 

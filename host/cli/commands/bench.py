@@ -210,7 +210,7 @@ def step(
                 graph,
                 spec,
                 seed=seed,
-                options=StepOptions(feature_bytes=2 if features == "bf16" else 4),
+                options=StepOptions(activation_bytes=2 if features == "bf16" else 4),
                 memory=memory,
                 progress=lambda done, total: display.update(completed=done, total=total),
             )

@@ -122,12 +122,12 @@ class Subject:
     def planned(self) -> Timeline:
         """The event simulation of the plan, from its own times."""
         stages = self.plan.stages
-        features, gradients = np.zeros(len(stages)), np.zeros(len(stages))
+        activations, gradients = np.zeros(len(stages)), np.zeros(len(stages))
         latencies = [0.0]
         for i, stage in enumerate(stages[:-1]):
             link = self.link(i)
             if link is not None:
-                features[i] = stage.sends_bytes / link.payload_bytes_per_s
+                activations[i] = stage.sends_bytes / link.payload_bytes_per_s
                 gradients[i + 1] = stage.returns_bytes / link.payload_bytes_per_s
                 latencies.append(link.latency_s)
         times = StageTimes(
@@ -135,7 +135,7 @@ class Subject:
             np.array([stage.input_gradient_s for stage in stages]),
             np.array([stage.weight_gradient_s for stage in stages]),
             np.array([stage.update_s for stage in stages]),
-            features,
+            activations,
             gradients,
             max(latencies),
         )

@@ -1,11 +1,10 @@
 """Affine address patterns: how operands are read from the scratchpad and results are written to it.
 
-An *odometer* is three nested loops; each step of a loop moves the byte address and two coordinates,
-``y`` and ``u``. An operand is read by three odometers, one inside the other: `outer` (a column of
+A *loop nest* is three nested loops; each step of a loop moves the byte address and two coordinates,
+``y`` and ``u``. An operand is read by three loop nests, one inside the other: `outer` (a column of
 tiles), `tap` (a tile, or a group of columns) and `pos` (a vector, or an element of the reduction).
 With coordinates compared to limits, a convolution with padding needs no copy of its input, in any
-of its three passes; docs/core.md shows the loops of each.
-"""
+of its three passes; docs/core.md shows the loops of each. """
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -49,20 +48,22 @@ class Loop:
 
 
 @dataclass(frozen=True)
-class Odometer:
+class LoopNest:
     """Three loops, the innermost first; missing ones have one iteration."""
 
     loops: tuple[Loop, ...] = ()
 
     def __post_init__(self) -> None:
         if len(self.loops) > NUM_LOOPS:
-            raise ValueError(f"odometer must have at most {NUM_LOOPS} loops, not {len(self.loops)}")
+            raise ValueError(
+                f"loop nest must have at most {NUM_LOOPS} loops, not {len(self.loops)}"
+            )
         missing = NUM_LOOPS - len(self.loops)
         object.__setattr__(self, "loops", tuple(self.loops) + (Loop(),) * missing)
 
     @property
     def size(self) -> int:
-        """Positions of the odometer."""
+        """Positions of the loop nest."""
         return int(np.prod([loop.count for loop in self.loops], dtype=np.int64))
 
     def offsets(self, name: str) -> NDArray[np.int64]:
@@ -96,7 +97,7 @@ class Odometer:
         return fields
 
     @classmethod
-    def decoded(cls, fields: list[Mapping[str, int]]) -> "Odometer":
+    def decoded(cls, fields: list[Mapping[str, int]]) -> "LoopNest":
         """Inverse of `encoded`."""
         loops = []
         moved = dict.fromkeys(("address", "y", "u"), 0)
@@ -187,9 +188,9 @@ class OperandPattern:
     """
 
     base: int
-    outer: Odometer = field(default_factory=Odometer)
-    tap: Odometer = field(default_factory=Odometer)
-    pos: Odometer = field(default_factory=Odometer)
+    outer: LoopNest = field(default_factory=LoopNest)
+    tap: LoopNest = field(default_factory=LoopNest)
+    pos: LoopNest = field(default_factory=LoopNest)
     y: int = 0
     u: int = 0
     y_limit: int = 1
@@ -246,8 +247,8 @@ class OperandPattern:
         for start, loop in zip(self.pos_start, self.pos.loops, strict=False):
             least -= start * getattr(loop, name)
         most = least
-        for odometer in (self.outer, self.tap, self.pos):
-            for loop in odometer.loops:
+        for loop_nest in (self.outer, self.tap, self.pos):
+            for loop in loop_nest.loops:
                 moved = (loop.count - 1) * getattr(loop, name)
                 if moved < 0:
                     least += moved
@@ -407,7 +408,7 @@ class OperandPattern:
         """Inverse of `encoded`."""
         values = dict(fields)
         for name in ("outer", "tap", "pos"):
-            values[name] = Odometer.decoded(values[name])
+            values[name] = LoopNest.decoded(values[name])
         for name in ("lanes_by_outer", "walks_blocks", "transposed", "fp32"):
             values[name] = bool(values[name])
         values["blocks"] += 1
@@ -437,8 +438,8 @@ class ResultPattern:
     """
 
     base: int
-    outer: Odometer = field(default_factory=Odometer)
-    pos: Odometer = field(default_factory=Odometer)
+    outer: LoopNest = field(default_factory=LoopNest)
+    pos: LoopNest = field(default_factory=LoopNest)
     u_limit: int = BLOCK
     fp32: bool = False
 
@@ -473,8 +474,8 @@ class ResultPattern:
         """Inverse of `encoded`."""
         return cls(
             fields["base"],
-            Odometer.decoded(fields["outer"]),
-            Odometer.decoded(fields["pos"]),
+            LoopNest.decoded(fields["outer"]),
+            LoopNest.decoded(fields["pos"]),
             fields["u_limit"],
             bool(fields["fp32"]),
         )

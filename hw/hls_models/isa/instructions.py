@@ -31,7 +31,7 @@ MAX_SEMAPHORE = 255
 """A semaphore counts up to this; one signal more is an error."""
 
 NUM_LOOPS = 3
-"""Loops of an odometer."""
+"""Loops of an loop nest."""
 
 
 class Opcode(IntEnum):
@@ -135,7 +135,7 @@ _LOOP = (
 )
 
 
-def _odometer(name: str) -> Group:
+def _loop_nest(name: str) -> Group:
     return Group(name, _LOOP, NUM_LOOPS)
 
 
@@ -159,9 +159,9 @@ OPERAND = Group(
         Field("walks_blocks", 1),
         Field("transposed", 1),
         Field("fp32", 1),
-        _odometer("outer"),
-        _odometer("tap"),
-        _odometer("pos"),
+        _loop_nest("outer"),
+        _loop_nest("tap"),
+        _loop_nest("pos"),
     ),
 )
 """How an operand of a product is read; `fpgapipe.hw.hls_models.isa.address.OperandPattern`.

@@ -27,7 +27,7 @@ _SCALES[CODE_NAN] = np.nan
 
 _STEP = CODE_BIAS + ELEMENT_FRACTION_BITS
 _OUTER, _TAP, _POS = 16, 28, 40
-"""Where the loops of an odometer begin among the numbers: four of each loop."""
+"""Where the loops of an loop nest begin among the numbers: four of each loop."""
 
 
 def operand_numbers(pattern: OperandPattern) -> NDArray[np.int64]:
@@ -39,8 +39,8 @@ def operand_numbers(pattern: OperandPattern) -> NDArray[np.int64]:
         *(pattern.blocks, first, pattern.walks_blocks, pattern.transposed),
         *(pattern.emit, pattern.emit_last, pattern.fp32),
     ]
-    for odometer in (pattern.outer, pattern.tap, pattern.pos):
-        for loop in odometer.loops:
+    for loop_nest in (pattern.outer, pattern.tap, pattern.pos):
+        for loop in loop_nest.loops:
             numbers += [loop.count, loop.address, loop.y, loop.u]
     return np.array(numbers, np.int64)
 
@@ -48,15 +48,15 @@ def operand_numbers(pattern: OperandPattern) -> NDArray[np.int64]:
 def result_numbers(pattern: ResultPattern) -> NDArray[np.int64]:
     """A result's pattern as `write_results` takes it."""
     numbers = [pattern.base, pattern.u_limit, int(pattern.fp32)]
-    for odometer in (pattern.outer, pattern.pos):
-        for loop in odometer.loops:
+    for loop_nest in (pattern.outer, pattern.pos):
+        for loop in loop_nest.loops:
             numbers += [loop.count, loop.address, loop.u]
     return np.array(numbers, np.int64)
 
 
 @compiled
 def _move(numbers: NDArray[np.int64], loops: int, position: int, moved: NDArray[np.int64]) -> None:
-    """What an odometer has moved address, y and u by at a position."""
+    """What an loop nest has moved address, y and u by at a position."""
     moved[:] = 0
     for loop in range(loops, loops + 12, 4):
         step = position % numbers[loop]

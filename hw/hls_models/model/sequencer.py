@@ -295,12 +295,12 @@ class Execution:
         self._queues: list[list[int]] = [[] for _ in range(spec.num_queues)]
         for index, instruction in enumerate(instructions[:-1]):
             self._queues[spec.queue_of(instruction)].append(index)
-        takers: list[set[int]] = [set() for _ in range(NUM_SEMAPHORES)]
+        consumers: list[set[int]] = [set() for _ in range(NUM_SEMAPHORES)]
         for queue, members in enumerate(self._queues):
             for index in members:
                 for semaphore in instructions[index].wait:
-                    takers[semaphore].add(queue)
-        self._contested = {number for number, queues in enumerate(takers) if len(queues) > 1}
+                    consumers[semaphore].add(queue)
+        self._contested = {number for number, queues in enumerate(consumers) if len(queues) > 1}
         stuck, order = self._explore()
         self.order = tuple(order)
         self.deadlock = self._waiting(stuck) if stuck is not None else ()

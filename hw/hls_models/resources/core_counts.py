@@ -116,7 +116,7 @@ COEFFICIENTS = {
         ),
         Coefficient(
             "address generator", "operand", 1658, 1838, 0, 0, "counted",
-            _COUNTED + "three odometers of three loops",
+            _COUNTED + "three loop nests of three loops",
         ),
         Coefficient(
             "operand reader", "operand", 1134, 935, 0, 0, "counted",
@@ -129,7 +129,7 @@ COEFFICIENTS = {
         ),
         Coefficient(
             "result writer", "engine", 793, 1052, 0, 0, "counted",
-            _COUNTED + "two odometers, tags of three stages; 4, 16 and 32 columns",
+            _COUNTED + "two loop nests, tags of three stages; 4, 16 and 32 columns",
         ),
         Coefficient(
             "result word", "column up to 16", 0, 100, 0, 0, "counted",

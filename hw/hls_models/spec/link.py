@@ -37,7 +37,7 @@ DELIVERED_BITS = 48
 class Channel(IntEnum):
     """What the channels are for; to the link they are equal."""
 
-    FEATURES = 0
+    ACTIVATIONS = 0
     GRADIENTS = 1
     CONTROL = 2
 

@@ -400,8 +400,8 @@ class Sequencer(wiring.Component):
             m.submodules[f"queue{number}"] = anew(queue)
             wiring.connect(m, dispatcher.o[number], queue.i)
             wiring.connect(m, queue.o, wiring.flipped(output))
-            wiring.connect(m, queue.taker, semaphores.takers[number])
-            wiring.connect(m, queue.signaller, semaphores.signallers[number])
+            wiring.connect(m, queue.consumer, semaphores.consumers[number])
+            wiring.connect(m, queue.producer, semaphores.producers[number])
             m.d.comb += [
                 queue.done.eq(dones[number]),
                 queue.halt.eq(self.halt),
@@ -414,8 +414,8 @@ class Sequencer(wiring.Component):
                 zero = Cat(count == 0 for count in semaphores.counts)
                 m.d.comb += [
                     shown.head.eq(queue.o.payload.index),
-                    shown.oldest.eq(queue.signaller.index),
-                    shown.missing.eq(Mux(queue.waiting, queue.taker.mask & zero, 0)),
+                    shown.oldest.eq(queue.producer.index),
+                    shown.missing.eq(Mux(queue.waiting, queue.consumer.mask & zero, 0)),
                     shown.semaphores.eq(queue.waiting),
                     shown.busy.eq(queue.busy),
                     shown.empty.eq(queue.empty),
@@ -448,7 +448,7 @@ class Sequencer(wiring.Component):
         idle = Signal()
         at_rest = Signal()  # all that has to be so for the program to have ended
         quiet = Signal(range(QUIET_CYCLES + 1))
-        end = semaphores.takers[spec.num_queues]
+        end = semaphores.consumers[spec.num_queues]
         m.d.comb += [
             idle.eq(fetcher.idle & Cat(idles).all()),
             at_rest.eq(idle & (self.halt | (dispatcher.ended & empty.all()))),

@@ -15,7 +15,7 @@ from amaranth.lib.wiring import In, Out
 from fpgapipe.hw.hls_models.isa.instructions import WORD_BYTES
 from fpgapipe.hw.hls_models.spec.core_spec import ScratchpadSpec
 from fpgapipe.hw.rtl.lib.memory import BlockMemory, BlockMemorySpec
-from fpgapipe.hw.rtl.lib.turner import turned
+from fpgapipe.hw.rtl.lib.rotator import rotated
 
 READ_LATENCY = 4
 """Cycles from the one in which a read is accepted to the one that has its data."""
@@ -244,7 +244,7 @@ class Scratchpad(wiring.Component):
             if not place.aligned:
                 back = Signal(5, name=f"{name}_back")
                 m.d.comb += back.eq(-offset[2])
-                word = turned(m, kept, back, GRANULE_BITS, f"{name}_turn")
+                word = rotated(m, kept, back, GRANULE_BITS, f"{name}_turn")
             data = Signal(_DATA_BITS, name=f"{name}_data", reset_less=True)
             with m.If(valid[2]):
                 m.d.sync += data.eq(word)
@@ -276,13 +276,13 @@ class Scratchpad(wiring.Component):
                 m.d.comb += [mask[side].eq(port.mask) for side in range(2)]
                 words.append(word)
             else:
-                coarse = turned(m, coarse, place.offset[1:], 2 * GRANULE_BITS, f"{name}_turn")
+                coarse = rotated(m, coarse, place.offset[1:], 2 * GRANULE_BITS, f"{name}_turn")
                 fine = Signal(name=f"{name}_fine", reset_less=True)
                 with m.If(place.accept):
                     m.d.sync += fine.eq(place.offset[0])
                 words.append(Mux(fine, word.rotate_left(GRANULE_BITS), word))
                 # Granules that come below the offset belong to the later word.
-                turn = turned(m, port.mask, place.offset, 1, f"{name}_mask_turn")
+                turn = rotated(m, port.mask, place.offset, 1, f"{name}_mask_turn")
                 later = Signal(GRANULES, name=f"{name}_later")
                 m.d.comb += [
                     later.eq(_below(place.offset)),

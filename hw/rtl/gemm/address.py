@@ -15,7 +15,7 @@ NUM_STARTS = len(START_FIELDS)
 """Loops of an operand's `pos` within which its first position may lie."""
 
 MOVE_LAYOUT = data.StructLayout({"jump": NUM_LOOPS, "restart": 1, "restore": 1, "save": 1})
-"""How an odometer came to its position: by the jump of a loop (one of `jump`), back to its first
+"""How an loop nest came to its position: by the jump of a loop (one of `jump`), back to its first
 position, back to the checkpoint, or not at all; and whether this position is the new checkpoint."""
 
 
@@ -43,8 +43,8 @@ def request_layout(spec: CoreSpec):
     )
 
 
-class OdometerCounter(wiring.Component):
-    """Position of an odometer, as how often each of its loops has still to go.
+class LoopNestCounter(wiring.Component):
+    """Position of an loop nest, as how often each of its loops has still to go.
 
     Commands take effect in cycles with ``advance`` high; of several, the first listed here counts.
 
@@ -173,8 +173,8 @@ class OdometerCounter(wiring.Component):
         return m
 
 
-class OdometerOffset(wiring.Component):
-    """What an odometer moves: address and coordinates, a cycle after the position.
+class LoopNestOffset(wiring.Component):
+    """What an loop nest moves: address and coordinates, a cycle after the position.
 
     Parameters
     ----------
@@ -278,19 +278,19 @@ class AddressGenerator(wiring.Component):
         # One enable moves all stages: the state of a register, so a request that comes out while
         # another waits is put aside.
         request = Signal(request_layout(self.spec), reset_less=True)
-        aside = Signal.like(request)
-        has_aside = Signal()
+        skid = Signal.like(request)
+        has_skid = Signal()
         valid = Signal(self.latency_cycles)  # of all stages, the last is `request`
         advance = Signal()
         m.d.comb += [
-            advance.eq(~has_aside),
-            self.o.valid.eq(has_aside | valid[-1]),
-            self.o.payload.eq(Mux(has_aside, aside, request)),
+            advance.eq(~has_skid),
+            self.o.valid.eq(has_skid | valid[-1]),
+            self.o.payload.eq(Mux(has_skid, skid, request)),
         ]
         with m.If(advance):
-            m.d.sync += [aside.eq(request), has_aside.eq(valid[-1] & ~self.o.ready)]
+            m.d.sync += [skid.eq(request), has_skid.eq(valid[-1] & ~self.o.ready)]
         with m.Elif(self.o.ready):
-            m.d.sync += has_aside.eq(0)
+            m.d.sync += has_skid.eq(0)
 
         # Stage 0: where in the loops the word is.
         descriptor = self.i.payload.body
@@ -326,7 +326,7 @@ class AddressGenerator(wiring.Component):
 
         counters = {}
         for name in ("outer", "tap", "pos"):
-            m.submodules[f"{name}_counter"] = counter = OdometerCounter(
+            m.submodules[f"{name}_counter"] = counter = LoopNestCounter(
                 has_checkpoint=name == "pos"
             )
             counters[name] = counter
@@ -337,10 +337,10 @@ class AddressGenerator(wiring.Component):
             m.d.comb += counters["pos"].lefts[k].eq(descriptor[name])
         sub = self._control(m, body, counters, advance, take, finished)
 
-        # Stage 1: what the odometers moved; that of `outer` begins at the first word.
+        # Stage 1: what the loop nests moved; that of `outer` begins at the first word.
         offsets = {}
         for name in counters:
-            m.submodules[name] = offset = OdometerOffset(has_checkpoint=name == "pos")
+            m.submodules[name] = offset = LoopNestOffset(has_checkpoint=name == "pos")
             offsets[name] = offset.o
             m.d.comb += [offset.advance.eq(advance), offset.move.eq(counters[name].move)]
             for k in range(NUM_LOOPS):

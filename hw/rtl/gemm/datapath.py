@@ -361,21 +361,21 @@ class GemmDatapath(wiring.Component):
         m.d.comb += values.eq(Cat(totals))
 
         # A result that is not taken in its cycle is put aside, and the pipeline stops behind it.
-        aside = Signal(32 * spec.cols, reset_less=True)
-        aside_last = Signal(reset_less=True)
-        has_aside = Signal()
+        skid = Signal(32 * spec.cols, reset_less=True)
+        skid_last = Signal(reset_less=True)
+        has_skid = Signal()
         keep = Signal()
         result = Signal()
         m.d.comb += [
             result.eq(advance & finished & ~done.stores),
-            self.o.valid.eq(has_aside | result),
-            self.o.payload.as_value().eq(Mux(has_aside, aside, values)),
+            self.o.valid.eq(has_skid | result),
+            self.o.payload.as_value().eq(Mux(has_skid, skid, values)),
             keep.eq(self.o.valid & ~self.o.ready),
         ]
-        m.d.sync += has_aside.eq(keep)
+        m.d.sync += has_skid.eq(keep)
         with m.If(result & ~self.o.ready):
-            m.d.sync += [aside.eq(values), aside_last.eq(done.last)]
-        taken = self.o.valid & self.o.ready & Mux(has_aside, aside_last, done.last)
+            m.d.sync += [skid.eq(values), skid_last.eq(done.last)]
+        taken = self.o.valid & self.o.ready & Mux(has_skid, skid_last, done.last)
         stored = advance & finished & done.stores & done.last
         m.d.sync += self.done.eq(taken | stored)
 
@@ -390,9 +390,9 @@ class GemmDatapath(wiring.Component):
         m.d.sync += advance.eq(wake & ~keep)
 
         m.d.comb += [
-            self.wait_o.eq(shapes.present & has_aside),
-            self.wait_b.eq(shapes.present & ~has_aside & ~cells.active),
-            self.wait_a.eq(shapes.present & ~has_aside & cells.active & ~self.i_a.valid),
+            self.wait_o.eq(shapes.present & has_skid),
+            self.wait_b.eq(shapes.present & ~has_skid & ~cells.active),
+            self.wait_a.eq(shapes.present & ~has_skid & cells.active & ~self.i_a.valid),
         ]
         nan_b = Signal()
         m.d.comb += nan_b.eq(self.i_b.payload.code == CODE_NAN)

@@ -22,13 +22,13 @@ UNDER_WAY = 8
 
 
 class Fork(wiring.Component):
-    """Hands each word to several takers, each when it is ready.
+    """Hands each word to several consumers, each when it is ready.
 
-    Latency 0; the word leaves `i` with the last taker.
+    Latency 0; the word leaves `i` with the last consumer.
 
     Parameters
     ----------
-    num_takers : int
+    num_consumers : int
 
     Members
     -------
@@ -40,14 +40,14 @@ class Fork(wiring.Component):
         Takers that this word is not for.
     """
 
-    def __init__(self, num_takers):
+    def __init__(self, num_consumers):
         super().__init__(
             {
                 "i_valid": In(1),
                 "i_ready": Out(1),
-                "valid": Out(num_takers),
-                "ready": In(num_takers),
-                "skip": In(num_takers),
+                "valid": Out(num_consumers),
+                "ready": In(num_consumers),
+                "skip": In(num_consumers),
             }
         )
 
@@ -130,18 +130,18 @@ class GemmEngine(wiring.Component):
         m.submodules.results = results = WordFifo(writer.i.payload.shape(), 4)
         m.submodules.lasts = lasts = WordFifo(1, UNDER_WAY)
         m.submodules.fork = fork = Fork(5)
-        takers = [
+        consumers = [
             (reader_a.i, body["a"]),
             (reader_b.i, body["b"]),
             (shapes.i, body["extent"]),
             (results.i, body["result"]),
         ]
-        for number, (taker, part) in enumerate(takers):
+        for number, (consumer, part) in enumerate(consumers):
             m.d.comb += [
-                taker.valid.eq(fork.valid[number]),
-                taker.payload.index.eq(self.i.payload.index),
-                taker.payload.body.as_value().eq(part.as_value()),
-                fork.ready[number].eq(taker.ready),
+                consumer.valid.eq(fork.valid[number]),
+                consumer.payload.index.eq(self.i.payload.index),
+                consumer.payload.body.as_value().eq(part.as_value()),
+                fork.ready[number].eq(consumer.ready),
             ]
         m.d.comb += [
             lasts.i.valid.eq(fork.valid[4]),

@@ -206,21 +206,21 @@ class OperandReader(wiring.Component):
         # waits is put aside.
         layout = data.StructLayout({"vector": vector_layout(rows), "last": 1})
         result = Signal(layout)
-        aside = Signal(layout, reset_less=True)
-        has_aside = Signal()
+        skid = Signal(layout, reset_less=True)
+        has_skid = Signal()
         advance = Signal()
         stages = BlockQuantiser.latency_cycles + int(rows < BLOCK)
         valid = Signal(stages)
         last = Signal(stages, reset_less=True)
-        shown = data.View(layout, Mux(has_aside, aside.as_value(), result.as_value()))
+        shown = data.View(layout, Mux(has_skid, skid.as_value(), result.as_value()))
         m.d.comb += [
-            advance.eq(~has_aside),
+            advance.eq(~has_skid),
             quantiser.advance.eq(advance),
             words.ready.eq(advance),
             *(quantiser.i[lane].eq(words.payload.word.plane0[lane]) for lane in range(BLOCK)),
             quantiser.more.eq(words.payload.word.plane1),
             result.last.eq(last[-1]),
-            self.o.valid.eq(has_aside | valid[-1]),
+            self.o.valid.eq(has_skid | valid[-1]),
             self.o.payload.eq(shown.vector),
             self.done.eq(self.o.valid & self.o.ready & shown.last),
         ]
@@ -228,11 +228,11 @@ class OperandReader(wiring.Component):
             m.d.sync += [
                 valid.eq(Cat(words.valid, valid)),
                 last.eq(Cat(words.payload.last, last)),
-                aside.eq(result),
-                has_aside.eq(valid[-1] & ~self.o.ready),
+                skid.eq(result),
+                has_skid.eq(valid[-1] & ~self.o.ready),
             ]
         with m.Elif(self.o.ready):
-            m.d.sync += has_aside.eq(0)
+            m.d.sync += has_skid.eq(0)
 
         if rows == BLOCK:
             m.d.comb += [

@@ -9,7 +9,7 @@ from fpgapipe.hw.hls_models.isa.instructions import NUM_LOOPS, RESULT, ErrorCode
 from fpgapipe.hw.hls_models.spec.core_spec import CoreSpec
 from fpgapipe.hw.rtl.arith.fp32 import Bf16Rounder
 from fpgapipe.hw.rtl.dma.scratchpad import GRANULES, WritePort
-from fpgapipe.hw.rtl.gemm.address import OdometerCounter, OdometerOffset
+from fpgapipe.hw.rtl.gemm.address import LoopNestCounter, LoopNestOffset
 from fpgapipe.hw.rtl.lib.layouts import layout_of
 
 _DATA_BITS = 16 * GRANULES
@@ -93,9 +93,9 @@ class ResultWriter(wiring.Component):
         m = Module()
         cols = self.spec.cols
         failed = Signal()
-        has_aside = Signal()
+        has_skid = Signal()
         moves = Signal()  # the stages with data go on
-        m.d.comb += moves.eq(~has_aside & ~self.halt & ~failed)
+        m.d.comb += moves.eq(~has_skid & ~self.halt & ~failed)
 
         taken = Signal()
         position, under_way = self._positions(m, taken)
@@ -174,36 +174,36 @@ class ResultWriter(wiring.Component):
         word_mask = Signal(GRANULES, name="write_mask", reset_less=True)
         address = Signal(bits, name="write_address", reset_less=True)
         valid, last = Signal(name="write_valid"), Signal(name="write_last")
-        aside = Signal(_DATA_BITS, name="aside_data", reset_less=True)
-        aside_mask = Signal(GRANULES, name="aside_mask", reset_less=True)
-        aside_address = Signal(bits, name="aside_address", reset_less=True)
-        aside_last = Signal(reset_less=True)
+        skid = Signal(_DATA_BITS, name="aside_data", reset_less=True)
+        skid_mask = Signal(GRANULES, name="aside_mask", reset_less=True)
+        skid_address = Signal(bits, name="aside_address", reset_less=True)
+        skid_last = Signal(reset_less=True)
         leaves = Signal()
         m.d.comb += [
             # The bytes between are inside if both ends are: a part is shorter than a scratchpad.
             is_outside.eq(writes & (start[bits:].any() | stop[bits:].any())),
-            self.write.valid.eq(has_aside | valid),
-            self.write.data.eq(Mux(has_aside, aside, word)),
-            self.write.mask.eq(Mux(has_aside, aside_mask, word_mask)),
-            self.write.address.eq(Mux(has_aside, aside_address, address)),
+            self.write.valid.eq(has_skid | valid),
+            self.write.data.eq(Mux(has_skid, skid, word)),
+            self.write.mask.eq(Mux(has_skid, skid_mask, word_mask)),
+            self.write.address.eq(Mux(has_skid, skid_address, address)),
             leaves.eq(~valid | self.write.ready),
         ]
         m.d.sync += [self.done.eq(0), self.error_valid.eq(0)]
-        with m.If(has_aside):
-            m.d.sync += has_aside.eq(~self.write.ready)
-            m.d.sync += self.done.eq(aside_last & self.write.ready)
+        with m.If(has_skid):
+            m.d.sync += has_skid.eq(~self.write.ready)
+            m.d.sync += self.done.eq(skid_last & self.write.ready)
         with m.Else():
             m.d.sync += self.done.eq(last & leaves)
             with m.If(leaves):
                 m.d.sync += [valid.eq(0), last.eq(0)]
             with m.Elif(moves):
-                m.d.sync += has_aside.eq(1)
+                m.d.sync += has_skid.eq(1)
             with m.If(moves & valid):
                 m.d.sync += [
-                    aside.eq(word),
-                    aside_mask.eq(word_mask),
-                    aside_address.eq(address),
-                    aside_last.eq(last),
+                    skid.eq(word),
+                    skid_mask.eq(word_mask),
+                    skid_address.eq(address),
+                    skid_last.eq(last),
                 ]
             with m.If(moves):
                 m.d.sync += [
@@ -223,7 +223,7 @@ class ResultWriter(wiring.Component):
                         self.error_index.eq(part.index),
                     ]
         m.d.comb += self.idle.eq(
-            ~(under_way | tags.valid | part.valid | valid | last | has_aside | self.done)
+            ~(under_way | tags.valid | part.valid | valid | last | has_skid | self.done)
         )
         return m
 
@@ -259,8 +259,8 @@ class ResultWriter(wiring.Component):
         side = [Signal(along, name=f"side{stage}", reset_less=True) for stage in range(3)]
         counters, offsets = {}, {}
         for name in ("outer", "pos"):
-            m.submodules[f"{name}_counter"] = counter = OdometerCounter()
-            m.submodules[f"{name}_offset"] = offset = OdometerOffset()
+            m.submodules[f"{name}_counter"] = counter = LoopNestCounter()
+            m.submodules[f"{name}_offset"] = offset = LoopNestOffset()
             counters[name], offsets[name] = counter, offset
             m.d.comb += [
                 counter.advance.eq(advance),

@@ -374,15 +374,15 @@ class SystolicArray(wiring.Component):
         # One enable moves everything, so that a result that waits stops the waves where they are.
         # It is the state of a register: there is no path from o.ready to the cells, which follow a
         # cycle late. The result that comes out in that cycle is put aside.
-        aside = Signal(self.o.payload.shape(), reset_less=True)
-        has_aside = Signal()
+        skid = Signal(self.o.payload.shape(), reset_less=True)
+        has_skid = Signal()
         m.d.comb += [
-            cells.advance.eq(~has_aside),
-            self.o.valid.eq(has_aside | cells.valid),
-            self.o.payload.eq(Mux(has_aside, aside, cells.sums)),
+            cells.advance.eq(~has_skid),
+            self.o.valid.eq(has_skid | cells.valid),
+            self.o.payload.eq(Mux(has_skid, skid, cells.sums)),
         ]
-        with m.If(~has_aside):
-            m.d.sync += [aside.eq(cells.sums), has_aside.eq(cells.valid & ~self.o.ready)]
+        with m.If(~has_skid):
+            m.d.sync += [skid.eq(cells.sums), has_skid.eq(cells.valid & ~self.o.ready)]
         with m.Elif(self.o.ready):
-            m.d.sync += has_aside.eq(0)
+            m.d.sync += has_skid.eq(0)
         return m

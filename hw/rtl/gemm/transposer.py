@@ -16,7 +16,7 @@ from amaranth.lib.memory import Memory
 from amaranth.lib.wiring import In, Out
 
 from fpgapipe.hw.hls_models.model.transposer import TransposerSpec
-from fpgapipe.hw.rtl.lib.turner import turned
+from fpgapipe.hw.rtl.lib.rotator import rotated
 
 
 def word_layout(spec: TransposerSpec):
@@ -158,7 +158,7 @@ class Transposer(wiring.Component):
         writes = []
         for name, bits in planes:
             plane = i.payload.word[name].as_value()
-            turn = turned(m, plane, word[1:], 2 * bits, f"in_{name}_turn")
+            turn = rotated(m, plane, word[1:], 2 * bits, f"in_{name}_turn")
             writes.append(Signal(len(plane), name=f"write_{name}", reset_less=True))
             with m.If(store):
                 m.d.sync += writes[-1].eq(turn)
@@ -211,11 +211,11 @@ class Transposer(wiring.Component):
                     lanes.append(Mux(second, both[bits:], both[:bits]))
             begin += 2 * bits
             column_lanes = Signal(size * bits, name=f"column_{name}")
-            half_turned = Signal(size * bits, name=f"half_{name}", reset_less=True)
+            half_rotated = Signal(size * bits, name=f"half_{name}", reset_less=True)
             m.d.comb += column_lanes.eq(Cat(lanes))
             with m.If(move & reading[0]):
-                m.d.sync += half_turned.eq(_step(column_lanes, back[:1], 2 * bits))
-            turn = turned(m, half_turned, back_later[:-1], 4 * bits, f"out_{name}_turn")
+                m.d.sync += half_rotated.eq(_step(column_lanes, back[:1], 2 * bits))
+            turn = rotated(m, half_rotated, back_later[:-1], 4 * bits, f"out_{name}_turn")
             turn = _step(turn, back_later[-1:], bits * size // 2)
             m.d.comb += turned_back[name].as_value().eq(turn)
         side_out = Signal(spec.side_bits, reset_less=True)

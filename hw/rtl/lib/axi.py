@@ -162,24 +162,24 @@ class Slice(wiring.Component):
         shape = self.i.payload.shape()
         payload = Signal(shape, reset_less=True)
         valid = Signal()
-        aside = Signal(shape, reset_less=True)
-        has_aside = Signal()
+        skid = Signal(shape, reset_less=True)
+        has_skid = Signal()
         free = Signal()
         m.d.comb += [
-            self.i.ready.eq(~has_aside),
+            self.i.ready.eq(~has_skid),
             self.o.payload.eq(payload),
             self.o.valid.eq(valid),
             free.eq(self.o.ready | ~valid),
         ]
         with m.If(free):
-            m.d.sync += [valid.eq(self.i.valid | has_aside), has_aside.eq(0)]
+            m.d.sync += [valid.eq(self.i.valid | has_skid), has_skid.eq(0)]
             # Data registers rest while nothing comes.
-            with m.If(has_aside):
-                m.d.sync += payload.eq(aside)
+            with m.If(has_skid):
+                m.d.sync += payload.eq(skid)
             with m.Elif(self.i.valid):
                 m.d.sync += payload.eq(self.i.payload)
-        with m.Elif(self.i.valid & ~has_aside):
-            m.d.sync += [aside.eq(self.i.payload), has_aside.eq(1)]
+        with m.Elif(self.i.valid & ~has_skid):
+            m.d.sync += [skid.eq(self.i.payload), has_skid.eq(1)]
         return m
 
 

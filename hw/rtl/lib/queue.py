@@ -13,7 +13,7 @@ from fpgapipe.hw.hls_models.isa.instructions import (
     WORD_BYTES,
 )
 from fpgapipe.hw.rtl.lib.layouts import layout_of
-from fpgapipe.hw.rtl.lib.semaphores import Signaller, Taker
+from fpgapipe.hw.rtl.lib.semaphores import Consumer, Producer
 
 WORD_BITS = 8 * WORD_BYTES
 
@@ -142,8 +142,8 @@ class EngineQueue(wiring.Component):
     done : In(1)
         A pulse for each instruction that has ended, in the order of `o`, at the earliest in the
         cycle after it moved.
-    taker : Out(Taker)
-    signaller : Out(Signaller)
+    consumer : Out(Taker)
+    producer : Out(Producer)
         Two cycles after ``done``, where that finds no other waiting.
     halt : In(1)
     waiting : Out(1)
@@ -174,8 +174,8 @@ class EngineQueue(wiring.Component):
                 "i": In(stream.Signature(unsigned(WORD_BITS))),
                 "o": Out(stream.Signature(issue_layout(group))),
                 "done": In(1),
-                "taker": Out(Taker(num_semaphores)),
-                "signaller": Out(Signaller(num_semaphores)),
+                "consumer": Out(Consumer(num_semaphores)),
+                "producer": Out(Producer(num_semaphores)),
                 "halt": In(1),
                 "waiting": Out(1),
                 "busy": Out(1),
@@ -214,16 +214,16 @@ class EngineQueue(wiring.Component):
         may = Signal()
         m.d.comb += [
             may.eq(complete & ~granted & (begun != self._in_flight) & ~self.halt),
-            self.taker.request.eq(may & waits.any()),
-            self.taker.mask.eq(waits),
-            self.waiting.eq(self.taker.request),
+            self.consumer.request.eq(may & waits.any()),
+            self.consumer.mask.eq(waits),
+            self.waiting.eq(self.consumer.request),
             self.o.valid.eq(granted & ~self.halt),
             self.o.payload.as_value().eq(Cat(index, C(0, 32 - INDEX_BITS), whole[HEADER.bits :])),
             moves.eq(self.o.valid & self.o.ready),
         ]
         with m.If(moves):
             m.d.sync += granted.eq(0)
-        with m.Elif(self.taker.grant | (may & ~waits.any())):
+        with m.Elif(self.consumer.grant | (may & ~waits.any())):
             m.d.sync += granted.eq(1)
 
         # What has been started is remembered until it has signalled. Its place in this FIFO is
@@ -237,9 +237,9 @@ class EngineQueue(wiring.Component):
             started.i.valid.eq(moves),
             started.o.ready.eq(num_done != 0),
             signals.eq(started.o.valid & started.o.ready),
-            self.signaller.valid.eq(signals),
-            self.signaller.mask.eq(started.o.payload.mask),
-            self.signaller.index.eq(started.o.payload.index),
+            self.producer.valid.eq(signals),
+            self.producer.mask.eq(started.o.payload.mask),
+            self.producer.index.eq(started.o.payload.index),
             self.busy.eq(begun != 0),
             self.empty.eq((fifo.level == 0) & ~fifo.o.valid & (collected == 0) & (begun == 0)),
         ]

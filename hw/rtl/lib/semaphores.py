@@ -7,7 +7,7 @@ from amaranth.lib.wiring import In, Out
 from fpgapipe.hw.hls_models.isa.instructions import CORE_SEMAPHORES, MAX_SEMAPHORE
 
 
-class Taker(wiring.Signature):
+class Consumer(wiring.Signature):
     """How semaphores are taken, as seen by the one that takes.
 
     Parameters
@@ -30,7 +30,7 @@ class Taker(wiring.Signature):
         )
 
 
-class Signaller(wiring.Signature):
+class Producer(wiring.Signature):
     """How semaphores are signalled, as seen by the one that signals.
 
     Parameters
@@ -55,7 +55,7 @@ class Semaphores(wiring.Component):
 
     A signal counts two cycles after its own, a grant follows at the earliest one cycle after its
     request and the counts it needs, and the next grant two cycles after that. Among those that can
-    be granted the lowest taker comes first. Any number may signal in a cycle, also the same
+    be granted the lowest consumer comes first. Any number may signal in a cycle, also the same
     semaphore. One that would come above `MAX_SEMAPHORE` stays there, and this is an error.
 
     Who can get the next grant is settled in the cycle before it, since requests are not withdrawn:
@@ -63,18 +63,18 @@ class Semaphores(wiring.Component):
 
     Parameters
     ----------
-    num_takers, num_signallers, num_semaphores : int
+    num_consumers, num_producers, num_semaphores : int
 
     Members
     -------
-    takers : In(Taker).array(num_takers)
-    signallers : In(Signaller).array(num_signallers)
+    consumers : In(Taker).array(num_takers)
+    producers : In(Producer).array(num_signallers)
     hold : In(1)
         While high, there are no grants.
     error_valid : Out(1)
         A pulse, four cycles after the signal that overflows.
     error_index : Out(32)
-        The instruction that signalled; of several in one cycle, that of the lowest signaller.
+        The instruction that signalled; of several in one cycle, that of the lowest producer.
 
     Attributes
     ----------
@@ -84,19 +84,19 @@ class Semaphores(wiring.Component):
         What the counts grow by in this cycle; for proofs.
     """
 
-    def __init__(self, num_takers, num_signallers, num_semaphores=CORE_SEMAPHORES):
-        self._num_takers, self._num_signallers = num_takers, num_signallers
+    def __init__(self, num_consumers, num_producers, num_semaphores=CORE_SEMAPHORES):
+        self._num_consumers, self._num_producers = num_consumers, num_producers
         self._num_semaphores = num_semaphores
         self.counts = [
             Signal(range(MAX_SEMAPHORE + 1), name=f"count{n}") for n in range(num_semaphores)
         ]
         self.added = [
-            Signal(range(num_signallers + 1), name=f"added{n}") for n in range(num_semaphores)
+            Signal(range(num_producers + 1), name=f"added{n}") for n in range(num_semaphores)
         ]
         super().__init__(
             {
-                "takers": In(Taker(num_semaphores)).array(num_takers),
-                "signallers": In(Signaller(num_semaphores)).array(num_signallers),
+                "consumers": In(Consumer(num_semaphores)).array(num_consumers),
+                "producers": In(Producer(num_semaphores)).array(num_producers),
                 "hold": In(1),
                 "error_valid": Out(1),
                 "error_index": Out(32),
@@ -109,44 +109,44 @@ class Semaphores(wiring.Component):
         # What can be granted is found a cycle ahead, so a grant makes it out of date.
         count = self._num_semaphores
         zero = Signal(count)
-        eligible = Signal(self._num_takers)
-        grants = Signal(self._num_takers)
+        eligible = Signal(self._num_consumers)
+        grants = Signal(self._num_consumers)
         taken = Signal(count)
         m.d.comb += zero.eq(Cat(each == 0 for each in self.counts))
-        asks = Cat(taker.request for taker in self.takers)
-        enough = Cat(~(taker.mask & zero).any() for taker in self.takers)
+        asks = Cat(consumer.request for consumer in self.consumers)
+        enough = Cat(~(consumer.mask & zero).any() for consumer in self.consumers)
         anyone = Signal()
         m.d.comb += anyone.eq(eligible.any() & ~self.hold)
         m.d.sync += eligible.eq(Mux(anyone, 0, asks & enough))
-        for number in range(self._num_takers):
+        for number in range(self._num_consumers):
             others = Cat(eligible[:number], self.hold)
             m.d.comb += grants[number].eq(eligible[number] & ~others.any())
         granted_mask = 0
-        for taker, grant in zip(self.takers, grants, strict=True):
-            m.d.comb += taker.grant.eq(grant)
-            granted_mask |= Mux(grant, taker.mask, 0)
+        for consumer, grant in zip(self.consumers, grants, strict=True):
+            m.d.comb += consumer.grant.eq(grant)
+            granted_mask |= Mux(grant, consumer.mask, 0)
         m.d.comb += taken.eq(granted_mask)
 
         # Two stages: the signals as they came; the counts, and which of them were too high.
-        masks = [Signal(count, name=f"mask{n}") for n in range(self._num_signallers)]
-        late_masks = [Signal(count, name=f"late{n}") for n in range(self._num_signallers)]
+        masks = [Signal(count, name=f"mask{n}") for n in range(self._num_producers)]
+        late_masks = [Signal(count, name=f"late{n}") for n in range(self._num_producers)]
         indices = [
-            Signal(32, name=f"index{n}", reset_less=True) for n in range(self._num_signallers)
+            Signal(32, name=f"index{n}", reset_less=True) for n in range(self._num_producers)
         ]
         late_indices = [
-            Signal(32, name=f"late_index{n}", reset_less=True) for n in range(self._num_signallers)
+            Signal(32, name=f"late_index{n}", reset_less=True) for n in range(self._num_producers)
         ]
-        for number, signaller in enumerate(self.signallers):
-            m.d.sync += masks[number].eq(Mux(signaller.valid, signaller.mask, 0))
-            with m.If(signaller.valid):
-                m.d.sync += indices[number].eq(signaller.index)
+        for number, producer in enumerate(self.producers):
+            m.d.sync += masks[number].eq(Mux(producer.valid, producer.mask, 0))
+            with m.If(producer.valid):
+                m.d.sync += indices[number].eq(producer.index)
             m.d.sync += late_masks[number].eq(masks[number])
             with m.If(masks[number].any()):
                 m.d.sync += late_indices[number].eq(indices[number])
         over = Signal(count)
         over_next = Signal(count)
         for number, (count, added) in enumerate(zip(self.counts, self.added, strict=True)):
-            total = Signal(range(MAX_SEMAPHORE + self._num_signallers + 1), name=f"total{number}")
+            total = Signal(range(MAX_SEMAPHORE + self._num_producers + 1), name=f"total{number}")
             m.d.comb += [
                 added.eq(sum((mask[number] for mask in masks[1:]), masks[0][number])),
                 total.eq(count + added - taken[number]),
@@ -155,10 +155,10 @@ class Semaphores(wiring.Component):
             m.d.sync += count.eq(Mux(over_next[number], MAX_SEMAPHORE, total))
         m.d.sync += over.eq(over_next)
 
-        guilty = Signal(self._num_signallers)
+        guilty = Signal(self._num_producers)
         m.d.comb += guilty.eq(Cat((mask & over).any() for mask in late_masks))
         m.d.sync += self.error_valid.eq(guilty.any())
-        for number in reversed(range(self._num_signallers)):
+        for number in reversed(range(self._num_producers)):
             with m.If(guilty[number]):
                 m.d.sync += self.error_index.eq(late_indices[number])
         return m

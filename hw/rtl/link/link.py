@@ -13,7 +13,7 @@ from fpgapipe.hw.hls_models.spec.link import (
     LinkState,
 )
 from fpgapipe.hw.rtl.lib.axi import Slice
-from fpgapipe.hw.rtl.link.link_beats import WORD, Gatherer, Narrower, beat_layout
+from fpgapipe.hw.rtl.link.link_beats import WORD, Downsizer, Upsizer, beat_layout
 from fpgapipe.hw.rtl.link.link_receive import LinkReceiver
 from fpgapipe.hw.rtl.link.link_session import TAG_BITS, LinkHandshake
 from fpgapipe.hw.rtl.link.link_transmit import LinkTransmitter
@@ -122,26 +122,26 @@ class LinkEngine(wiring.Component):
         m.submodules.transmitter = transmitter = between(LinkTransmitter(spec))
         m.submodules.receiver = receiver = between(LinkReceiver(spec))
         m.submodules.handshake = handshake = between(LinkHandshake(spec))
-        m.submodules.gatherer = gatherer = between(Gatherer(spec.phy_bytes))
+        m.submodules.upsizer = upsizer = between(Upsizer(spec.phy_bytes))
 
         # What the PHY has been offered is not taken back, so this is not reset with the session.
         m.submodules.beats = beats = Slice(beat_layout(spec.beat_bytes))
         wiring.connect(m, transmitter.o, beats.i)
         if spec.phy_bytes < TRAILER_BYTES:
-            m.submodules.narrower = narrower = Narrower(spec.phy_bytes)
-            wiring.connect(m, beats.o, narrower.i)
-            wiring.connect(m, narrower.o, wiring.flipped(self.tx))
+            m.submodules.downsizer = downsizer = Downsizer(spec.phy_bytes)
+            wiring.connect(m, beats.o, downsizer.i)
+            wiring.connect(m, downsizer.o, wiring.flipped(self.tx))
         else:
             wiring.connect(m, beats.o, wiring.flipped(self.tx))
-        wiring.connect(m, wiring.flipped(self.rx), gatherer.i)
+        wiring.connect(m, wiring.flipped(self.rx), upsizer.i)
         for number in range(NUM_CHANNELS):
             wiring.connect(m, wiring.flipped(self.i[number]), transmitter.i[number])
             wiring.connect(m, receiver.o[number], wiring.flipped(self.o[number]))
         m.d.comb += [
-            receiver.valid.eq(gatherer.valid),
-            receiver.data.eq(gatherer.data),
-            receiver.last.eq(gatherer.last),
-            receiver.sound.eq(gatherer.sound),
+            receiver.valid.eq(upsizer.valid),
+            receiver.data.eq(upsizer.data),
+            receiver.last.eq(upsizer.last),
+            receiver.sound.eq(upsizer.sound),
             receiver.up.eq(handshake.up),
             receiver.peer.eq(handshake.peer),
             handshake.hello_valid.eq(receiver.hello_valid),

@@ -25,7 +25,7 @@ FRAME_BEAT_LAST_KEEP = (1 << TRAILER_BYTES) - 1
 """Bytes of a frame's last beat that are there, however wide it is."""
 
 
-class Narrower(wiring.Component):
+class Downsizer(wiring.Component):
     """Cuts beats of 16 bytes for a PHY of 4 or 8, the lowest bytes first.
 
     Latency none, throughput a narrow beat a cycle, full backpressure.
@@ -63,7 +63,7 @@ class Narrower(wiring.Component):
         return m
 
 
-class Gatherer(wiring.Component):
+class Upsizer(wiring.Component):
     """Beats of a PHY in a register, as beats of the width inside, and whether they are sound.
 
     Latency 1 cycle after the last part, throughput a beat of the PHY a cycle. A frame that ends

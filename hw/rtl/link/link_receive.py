@@ -44,7 +44,7 @@ class FrameVerdict(wiring.Component):
     valid : In(1)
     data : In(8 * beat_bytes)
     last, sound : In(1)
-        A beat, as of `Gatherer`.
+        A beat, as of `Upsizer`.
     slot_valid : In(1)
     slot : In(slot_bits)
         A slot that is free. Without one a frame with words is lost.
@@ -190,7 +190,7 @@ class LinkReceiver(wiring.Component):
     valid : In(1)
     data : In(8 * beat_bytes)
     last, sound : In(1)
-        A beat, as of `Gatherer`.
+        A beat, as of `Upsizer`.
     o : Out(stream.Signature(WORD)).array(3)
     up : In(1)
         Frames with words and feedback are taken.

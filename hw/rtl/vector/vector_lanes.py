@@ -136,7 +136,7 @@ class FunctionLanes(wiring.Component):
             m.d.sync += gathered.eq(Cat(gathered, *values)[part_bits:])
 
         finished = stream.Signature(o.payload.shape()).create(path=("finished",))
-        keep, has_aside = _put_aside(m, advance & complete, gathered, finished)
+        keep, has_skid = _put_in_skid(m, advance & complete, gathered, finished)
         wake = Signal()
         m.d.comb += [
             finished.ready.eq(o.ready),
@@ -144,7 +144,7 @@ class FunctionLanes(wiring.Component):
             o.payload.eq(Mux(is_used, finished.payload.as_value(), i.payload.as_value())),
             i.ready.eq(Mux(is_used, takes, o.ready)),
             wake.eq((is_used & (self.soon | i.valid)) | (left != 0) | feeds.any() | complete),
-            self.idle.eq(~((left != 0) | feeds.any() | complete | has_aside)),
+            self.idle.eq(~((left != 0) | feeds.any() | complete | has_skid)),
         ]
         m.d.sync += advance.eq(wake & ~keep)
         return m
@@ -334,11 +334,11 @@ class VectorLanes(wiring.Component):
 
         m.submodules.functions = functions = FunctionLanes(self.spec)
         wiring.connect(m, functions.o, wiring.flipped(self.o))
-        keep, has_aside = _put_aside(m, advance & has_result, Cat(results), functions.i)
+        keep, has_skid = _put_in_skid(m, advance & has_result, Cat(results), functions.i)
         m.d.comb += [
             functions.function.eq(config.function),
             functions.soon.eq(advance & finish),
-            self.idle.eq(~(feeds.any() | has_result | has_aside) & functions.idle),
+            self.idle.eq(~(feeds.any() | has_result | has_skid) & functions.idle),
         ]
         # Nothing moves while nothing is in the pipeline or could come into it.
         m.d.sync += advance.eq((i.valid | feeds.any() | has_result) & ~keep)
@@ -439,23 +439,23 @@ class _Line:
         return data.View(self._layout, word[: self._layout.size])
 
 
-def _put_aside(m, comes, word, o):
+def _put_in_skid(m, comes, word, o):
     """Offer a word at a stream; put it aside if it is not taken in the cycle in which it comes.
 
     Returns
     -------
-    keep, has_aside : Signal
+    keep, has_skid : Signal
         The stream waits; nothing may come in the next cycle. There is a word aside.
     """
-    aside = Signal(len(word), reset_less=True)
-    has_aside = Signal()
+    skid = Signal(len(word), reset_less=True)
+    has_skid = Signal()
     keep = Signal()
     m.d.comb += [
-        o.valid.eq(has_aside | comes),
-        o.payload.as_value().eq(Mux(has_aside, aside, word)),
+        o.valid.eq(has_skid | comes),
+        o.payload.as_value().eq(Mux(has_skid, skid, word)),
         keep.eq(o.valid & ~o.ready),
     ]
-    m.d.sync += has_aside.eq(keep)
+    m.d.sync += has_skid.eq(keep)
     with m.If(comes & ~o.ready):
-        m.d.sync += aside.eq(word)
-    return keep, has_aside
+        m.d.sync += skid.eq(word)
+    return keep, has_skid

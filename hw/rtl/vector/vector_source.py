@@ -101,21 +101,21 @@ class VectorPositions(wiring.Component):
         # another waits is put aside.
         layout = position_layout(self.spec.scratchpad.address_bits)
         position = Signal(layout, reset_less=True)
-        aside = Signal(layout, reset_less=True)
-        has_aside = Signal()
+        skid = Signal(layout, reset_less=True)
+        has_skid = Signal()
         advance = Signal()
         valid = Signal(self.latency_cycles)  # of all stages, the last is `position`
         m.d.comb += [
-            advance.eq(~has_aside),
-            self.o.valid.eq(has_aside | valid[-1]),
-            self.o.payload.eq(Mux(has_aside, aside.as_value(), position.as_value())),
+            advance.eq(~has_skid),
+            self.o.valid.eq(has_skid | valid[-1]),
+            self.o.payload.eq(Mux(has_skid, skid.as_value(), position.as_value())),
         ]
         with m.If(advance):
-            m.d.sync += has_aside.eq(valid[-1] & ~self.o.ready)
+            m.d.sync += has_skid.eq(valid[-1] & ~self.o.ready)
             with m.If(valid[-1]):
-                m.d.sync += aside.eq(position)
+                m.d.sync += skid.eq(position)
         with m.Elif(self.o.ready):
-            m.d.sync += has_aside.eq(0)
+            m.d.sync += has_skid.eq(0)
 
         # Stage 0: where in the loops the vector is. All else follows from how that came about.
         m.submodules.nest = nest = VectorNest()

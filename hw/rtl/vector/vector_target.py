@@ -193,9 +193,9 @@ class VectorWriter(wiring.Component):
                 self.error_index.eq(self.index),
             ]
         failed = Signal()
-        has_aside = Signal()
+        has_skid = Signal()
         moves = Signal()  # results go on
-        m.d.comb += moves.eq(~has_aside & ~self.halt & ~failed)
+        m.d.comb += moves.eq(~has_skid & ~self.halt & ~failed)
 
         # A beat in both formats. The last of a vector goes on once it is known where to.
         beats = LANES // lanes
@@ -241,7 +241,7 @@ class VectorWriter(wiring.Component):
         leaves = goes & completes
         if self._vector.mx:
             place, vector, leaves = self._quantise(m, place, vector, leaves, moves)
-        self._write(m, place, vector, leaves, moves, has_aside, failed)
+        self._write(m, place, vector, leaves, moves, has_skid, failed)
         return m
 
     def _quantise(self, m, place, vector, enters, moves):
@@ -314,7 +314,7 @@ class VectorWriter(wiring.Component):
         vector = Cat(Mux(is_block, block, vector[:_BLOCK_BITS]), vector[_BLOCK_BITS:])
         return written, vector, Mux(is_block, quantiser.advance & valid[-1], enters)
 
-    def _write(self, m, place, vector, goes, moves, has_aside, failed):
+    def _write(self, m, place, vector, goes, moves, has_skid, failed):
         """Write a vector; one that is not accepted at once steps aside."""
         bits = self.spec.scratchpad.address_bits
 
@@ -323,36 +323,36 @@ class VectorWriter(wiring.Component):
                 Signal(width, name=f"{kind}_{name}", reset_less=True) for kind in ("write", "aside")
             ]
 
-        (word, aside), (mask, aside_mask) = register("data", _DATA_BITS), register("mask", GRANULES)
-        address, aside_address = register("address", bits)
+        (word, skid), (mask, skid_mask) = register("data", _DATA_BITS), register("mask", GRANULES)
+        address, skid_address = register("address", bits)
         valid, last = Signal(name="write_valid"), Signal(name="write_last")
-        aside_last = Signal(reset_less=True)
+        skid_last = Signal(reset_less=True)
         leaves = Signal()
         m.d.comb += [
-            self.write.valid.eq(has_aside | valid),
-            self.write.data.eq(Mux(has_aside, aside, word)),
-            self.write.mask.eq(Mux(has_aside, aside_mask, mask)),
-            self.write.address.eq(Mux(has_aside, aside_address, address)),
+            self.write.valid.eq(has_skid | valid),
+            self.write.data.eq(Mux(has_skid, skid, word)),
+            self.write.mask.eq(Mux(has_skid, skid_mask, mask)),
+            self.write.address.eq(Mux(has_skid, skid_address, address)),
             leaves.eq(~valid | self.write.ready),
         ]
         m.d.sync += [self.done.eq(0), self.error_valid.eq(0)]
-        with m.If(has_aside):
+        with m.If(has_skid):
             m.d.sync += [
-                has_aside.eq(~self.write.ready),
-                self.done.eq(aside_last & self.write.ready),
+                has_skid.eq(~self.write.ready),
+                self.done.eq(skid_last & self.write.ready),
             ]
         with m.Else():
             m.d.sync += self.done.eq(last & leaves)
             with m.If(leaves):
                 m.d.sync += [valid.eq(0), last.eq(0)]
             with m.Elif(moves):
-                m.d.sync += has_aside.eq(1)
+                m.d.sync += has_skid.eq(1)
             with m.If(moves & valid):
                 m.d.sync += [
-                    aside.eq(word),
-                    aside_mask.eq(mask),
-                    aside_address.eq(address),
-                    aside_last.eq(last),
+                    skid.eq(word),
+                    skid_mask.eq(mask),
+                    skid_address.eq(address),
+                    skid_last.eq(last),
                 ]
             with m.If(moves):
                 m.d.sync += [

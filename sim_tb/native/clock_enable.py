@@ -303,7 +303,7 @@ def _quick_memory(found: re.Match[str]) -> str:
     )
 
 
-def lazy(verilog: str) -> str:
+def clock_enable(verilog: str) -> str:
     """Rewrite Verilog that `fpgapipe.hw.rtl.verilog` made; any other stays as it is.
 
     Parameters

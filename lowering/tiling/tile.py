@@ -15,7 +15,7 @@ def _ceil_word(size_bytes: int) -> int:
 
 
 @dataclass(frozen=True)
-class Slab:
+class Tile:
     """A box of a tensor: runs of bytes, repeated along some dimensions.
 
     Memory and scratchpad addresses of a run agree modulo 64, as transfers need it.
@@ -70,7 +70,7 @@ class Slab:
         )
 
     def transfers(self, memory_base: int, slot: int) -> Iterator[dict[str, Any]]:
-        """Bodies of the LOAD or STORE instructions that move the slab.
+        """Bodies of the LOAD or STORE instructions that move the tile.
 
         Parameters
         ----------
@@ -116,7 +116,7 @@ class Slab:
             }
 
 
-def slab_of(
+def tile_of(
     tensor: str,
     offset: int,
     run_bytes: int,
@@ -124,20 +124,20 @@ def slab_of(
     *,
     stored: bool = False,
     lead_bytes: int = 0,
-) -> Slab:
+) -> Tile:
     """Lay a box out.
 
     Parameters
     ----------
     tensor, offset, run_bytes
-        As in `Slab`.
+        As in `Tile`.
     dims : sequence of (count, bytes from one to the next in memory)
         The innermost first.
     stored : bool
         Whether it goes to memory: a STORE writes exactly its bytes, a LOAD moves whole words, which
         runs that are apart in memory then may not share.
     lead_bytes : int
-        As in `Slab`.
+        As in `Tile`.
     """
     span = run_bytes
     together = True  # whether all so far lies in memory as it does on chip
@@ -162,6 +162,6 @@ def slab_of(
         memories.append(memory)
         pitches.append(pitch)
         span += (count - 1) * pitch
-    return Slab(
+    return Tile(
         tensor, offset, run_bytes, tuple(counts), tuple(memories), tuple(pitches), lead_bytes
     )

@@ -17,8 +17,8 @@ from fpgapipe.lowering.tiling.kernel import (
     VectorKernel,
     room_of,
 )
-from fpgapipe.lowering.tiling.nest import Turn
-from fpgapipe.lowering.tiling.slab import Slab, slab_of
+from fpgapipe.lowering.tiling.nest import VectorLoop
+from fpgapipe.lowering.tiling.tile import Tile, tile_of
 
 BOX_ELEMENTS = 1 << 16
 """Elements of a piece of the largest tensor, at most, if a row has no more."""
@@ -28,7 +28,7 @@ Range = tuple[int, int]
 
 
 @dataclass(frozen=True)
-class Box:
+class SpatialTile:
     """What a piece is of: images, rows and channels; columns are all there.
 
     Attributes
@@ -92,14 +92,14 @@ class View:
     broadcast: bool = False
 
     @classmethod
-    def of(cls, tensor: Tensor, slab: Slab, box: Box) -> "View":
-        """View of a slab."""
-        pixel, row, image = slab.pitches
+    def of(cls, tensor: Tensor, tile: Tile, spatial_tile: SpatialTile) -> "View":
+        """View of a tile."""
+        pixel, row, image = tile.pitches
         return cls(
-            slab.shift - box.rows[0] * row,
+            tile.shift - spatial_tile.rows[0] * row,
             (pixel, row, image),
             tensor.element_bytes,
-            box.depth,
+            spatial_tile.depth,
             (tensor.shape[1], tensor.shape[2]),
         )
 
@@ -139,7 +139,7 @@ class Delta:
     channels: int = 0
 
 
-def turn_of(
+def loop_of(
     count: int,
     x: View,
     moved: Delta,
@@ -148,7 +148,7 @@ def turn_of(
     y: View | None = None,
     moved_y: Delta | None = None,
     counter: int = 0,
-) -> Turn:
+) -> VectorLoop:
     """Make a loop of what it moves in each tensor."""
 
     def moves(view: View | None, delta: Delta | None) -> tuple[int, int, int]:
@@ -158,7 +158,7 @@ def turn_of(
 
     address = moves(target, moved_target)[0]
     channels = moved_target.channels if moved_target else 0
-    return Turn(count, moves(x, moved), moves(y, moved_y), (address, channels), counter)
+    return VectorLoop(count, moves(x, moved), moves(y, moved_y), (address, channels), counter)
 
 
 @dataclass(frozen=True)
@@ -182,14 +182,14 @@ class _Cut:
         return None
 
 
-def box_kernel(
+def spatial_kernel(
     name: str,
     region: Region,
     along: str,
     sources: Mapping[str, Tensor],
     targets: Mapping[str, Tensor],
     reach: Mapping[str, Callable[[Range], Range]],
-    steps: Callable[[Box, Mapping[str, View]], Iterable[Step]],
+    steps: Callable[[SpatialTile, Mapping[str, View]], Iterable[Step]],
     *,
     kept: Mapping[str, int] | None = None,
     kept_of: Mapping[str, Callable[[int, int], int]] | None = None,
@@ -228,15 +228,17 @@ def box_kernel(
     cut: _Cut | None = _first_cut(tensors, along, multiple)
     while True:
         assert cut is not None
-        boxes = _boxes((batch, rows, channels), cut)
-        slabs = [
+        spatial_tiles = _spatial_tiles((batch, rows, channels), cut)
+        tiles = [
             {
-                each: _slab(tensor, _reached(box, reach.get(each)), stored=each in targets)
+                each: _tile_of_piece(
+                    tensor, _reached(spatial_tile, reach.get(each)), stored=each in targets
+                )
                 for each, tensor in tensors.items()
             }
-            for box in boxes
+            for spatial_tile in spatial_tiles
         ]
-        buffers = {each: Buffer(max(slab[each].size_bytes for slab in slabs)) for each in tensors}
+        buffers = {each: Buffer(max(tile[each].size_bytes for tile in tiles)) for each in tensors}
         for each, size in (kept or {}).items():
             buffers[each] = Buffer(size, kept=True)
         for each, size_of in (kept_of or {}).items():
@@ -247,17 +249,17 @@ def box_kernel(
         cut = smaller
 
     pieces = []
-    for box, slab in zip(boxes, slabs, strict=True):
+    for spatial_tile, tile in zip(spatial_tiles, tiles, strict=True):
         views = {
-            each: View.of(tensor, slab[each], _reached(box, reach.get(each)))
+            each: View.of(tensor, tile[each], _reached(spatial_tile, reach.get(each)))
             for each, tensor in tensors.items()
         }
-        done = [each for each in targets if each not in reach or box.rows[1] == rows]
+        done = [each for each in targets if each not in reach or spatial_tile.rows[1] == rows]
         pieces.append(
             Piece(
-                tuple(steps(box, views)),
-                tuple(Move(slab[each], each) for each in sources),
-                tuple(Move(slab[each], each) for each in done),
+                tuple(steps(spatial_tile, views)),
+                tuple(Move(tile[each], each) for each in sources),
+                tuple(Move(tile[each], each) for each in done),
             )
         )
     return VectorKernel(name, buffers, tuple(pieces), region)
@@ -274,33 +276,37 @@ def _first_cut(tensors: Mapping[str, Tensor], along: str, multiple: int) -> _Cut
     return _Cut(images, min(rows, few), channels)
 
 
-def _boxes(shape: tuple[int, int, int], cut: _Cut) -> list[Box]:
+def _spatial_tiles(shape: tuple[int, int, int], cut: _Cut) -> list[SpatialTile]:
     """Cut images, rows and channels, with rows innermost."""
     images, rows, channels = (
         [(first, min(first + part, total)) for first in range(0, total, part)]
         for total, part in zip(shape, (cut.images, cut.rows, cut.depth), strict=True)
     )
-    boxes = [Box(n, y, c) for c in channels for n in images for y in rows]
-    return [replace(boxes[0], is_first=True), *boxes[1:]]
+    spatial_tiles = [SpatialTile(n, y, c) for c in channels for n in images for y in rows]
+    return [replace(spatial_tiles[0], is_first=True), *spatial_tiles[1:]]
 
 
-def _reached(box: Box, reach: Callable[[Range], Range] | None) -> Box:
-    return replace(box, rows=reach(box.rows)) if reach else box
+def _reached(spatial_tile: SpatialTile, reach: Callable[[Range], Range] | None) -> SpatialTile:
+    return replace(spatial_tile, rows=reach(spatial_tile.rows)) if reach else spatial_tile
 
 
-def _slab(tensor: Tensor, box: Box, *, stored: bool) -> Slab:
+def _tile_of_piece(tensor: Tensor, spatial_tile: SpatialTile, *, stored: bool) -> Tile:
     """Lay a box of a tensor out."""
     _, rows, columns, channels = tensor.shape
     pixel = channels * tensor.element_bytes
-    (image, _), (row, _), (channel, _) = box.images, box.rows, box.channels
-    return slab_of(
+    (image, _), (row, _), (channel, _) = (
+        spatial_tile.images,
+        spatial_tile.rows,
+        spatial_tile.channels,
+    )
+    return tile_of(
         tensor.name,
         (image * rows + row) * columns * pixel + channel * tensor.element_bytes,
-        box.depth * tensor.element_bytes,
+        spatial_tile.depth * tensor.element_bytes,
         [
             (columns, pixel),
-            (box.num_rows, columns * pixel),
-            (box.num_images, rows * columns * pixel),
+            (spatial_tile.num_rows, columns * pixel),
+            (spatial_tile.num_images, rows * columns * pixel),
         ],
         stored=stored,
         # A vector that begins in the padding begins before the first element.

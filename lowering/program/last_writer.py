@@ -17,7 +17,7 @@ Spans = list[tuple[int, int, int]]
 """First byte, the one behind the last, and number."""
 
 
-class Touched:
+class LastWriters:
     """Spans of memory, each with a number that never falls."""
 
     def __init__(self) -> None:

@@ -15,7 +15,7 @@ STAGES = 2
 
 
 @dataclass(frozen=True)
-class TurnerSpec:
+class BarrelRotatorSpec:
     """A turn of a word.
 
     Parameters
@@ -33,8 +33,8 @@ class TurnerSpec:
     stages: int
 
 
-class Turner(wiring.Component):
-    """Gateware of :class:`TurnerSpec`. Combinational.
+class BarrelRotator(wiring.Component):
+    """Gateware of :class:`BarrelRotatorSpec`. Combinational.
 
     Members
     -------
@@ -44,7 +44,7 @@ class Turner(wiring.Component):
         Bit ``(b + amount * step_bits) % bits`` is bit `b` of `i`.
     """
 
-    def __init__(self, spec: TurnerSpec) -> None:
+    def __init__(self, spec: BarrelRotatorSpec) -> None:
         self.spec = spec
         super().__init__({"i": In(spec.bits), "amount": In(spec.stages), "o": Out(spec.bits)})
 
@@ -52,15 +52,15 @@ class Turner(wiring.Component):
         m = Module()
         word = self.i
         for stage in range(self.spec.stages):
-            turned = Signal(self.spec.bits, name=f"turned{stage}")
+            rotated = Signal(self.spec.bits, name=f"turned{stage}")
             step = word.rotate_left(self.spec.step_bits << stage)
-            m.d.comb += turned.eq(Mux(self.amount[stage], step, word))
-            word = turned
+            m.d.comb += rotated.eq(Mux(self.amount[stage], step, word))
+            word = rotated
         m.d.comb += self.o.eq(word)
         return m
 
 
-def turned(m, word, amount, step_bits, name):
+def rotated(m, word, amount, step_bits, name):
     """A word turned to the left by ``amount * step_bits``, the largest steps first.
 
     Parameters
@@ -74,9 +74,9 @@ def turned(m, word, amount, step_bits, name):
     """
     for low in reversed(range(0, len(amount), STAGES)):
         part = amount[low : low + STAGES]
-        m.submodules[f"{name}{low}"] = turner = Turner(
-            TurnerSpec(len(word), step_bits << low, len(part))
+        m.submodules[f"{name}{low}"] = rotator = BarrelRotator(
+            BarrelRotatorSpec(len(word), step_bits << low, len(part))
         )
-        m.d.comb += [turner.i.eq(word), turner.amount.eq(part)]
-        word = turner.o
+        m.d.comb += [rotator.i.eq(word), rotator.amount.eq(part)]
+        word = rotator.o
     return word

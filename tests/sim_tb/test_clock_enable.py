@@ -12,7 +12,7 @@ from fpgapipe.hw.hls_models.spec.core_spec import ScratchpadSpec
 from fpgapipe.hw.rtl.arith.fp32 import Fp32Adder
 from fpgapipe.hw.rtl.dma.scratchpad import Scratchpad, ScratchpadPorts
 from fpgapipe.sim_tb.drivers.simulate import simulate_verilog
-from fpgapipe.sim_tb.native.lazy import lazy
+from fpgapipe.sim_tb.native.clock_enable import clock_enable
 from fpgapipe.sim_tb.native.verilate import verilog_of
 
 MOVED = {"only", "lower", "upper"}
@@ -68,23 +68,23 @@ def test_wires_of_one_enable_move_below_it():
     before = verilog_of(Mixture())
     assert places(before)[0] == set()
     assert places(before)[1] >= MOVED
-    inside, outside = places(lazy(before))
+    inside, outside = places(clock_enable(before))
     assert inside >= MOVED
     assert not inside & KEPT
     assert not outside & MOVED
-    assert "reg [7:0] only;" in lazy(before)
+    assert "reg [7:0] only;" in clock_enable(before)
 
 
 def test_only_what_was_generated_is_rewritten():
     before = verilog_of(Mixture())
     text = before.partition("*/\n\n")[2]
-    assert lazy(text) == text
-    assert lazy(lazy(before)) == lazy(before)
+    assert clock_enable(text) == text
+    assert clock_enable(clock_enable(before)) == clock_enable(before)
 
 
 @pytest.mark.sim
 def test_adder_is_as_before(tmp_path):
-    verilog = lazy(verilog_of(Fp32Adder()))
+    verilog = clock_enable(verilog_of(Fp32Adder()))
     assert "      swap = " in verilog
     simulate_verilog(verilog, "tb_fp32", tmp_path, parameters={"block": "adder"}, seed=1)
 
@@ -92,7 +92,7 @@ def test_adder_is_as_before(tmp_path):
 @pytest.mark.sim
 def test_scratchpad_is_as_before(tmp_path):
     spec = ScratchpadPorts(ScratchpadSpec(2, 256), 2, 1)
-    verilog = lazy(verilog_of(Scratchpad(spec)))
+    verilog = clock_enable(verilog_of(Scratchpad(spec)))
     memory = verilog.partition("module memory_")[2].partition("endmodule")[0]
     assert memory.count("always") == 1
     assert memory.index("<= words[") < memory.index("if (|write)") < memory.index("] = write_data")

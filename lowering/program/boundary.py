@@ -24,7 +24,7 @@ PARTS = 8
 
 
 @dataclass(frozen=True)
-class Crossing:
+class BoundaryTensor:
     """A value that goes from a stage to the next.
 
     Attributes
@@ -58,8 +58,8 @@ class Stage:
     index: int
     num_stages: int
     units: tuple[Unit, ...]
-    before: tuple[Crossing, ...] = ()
-    after: tuple[Crossing, ...] = ()
+    before: tuple[BoundaryTensor, ...] = ()
+    after: tuple[BoundaryTensor, ...] = ()
 
     @property
     def is_last(self) -> bool:
@@ -89,25 +89,25 @@ class Part:
     after: int = 0
 
     def sends(
-        self, crossing: Crossing, tensor: Tensor, microbatch: int, *, backward: bool = False
+        self, boundary: BoundaryTensor, tensor: Tensor, microbatch: int, *, backward: bool = False
     ) -> TransferKernel:
         """A value that goes to the next stage, or a gradient to the one before."""
         count = len(self.stage.before if backward else self.stage.after)
         link = self.before if backward else self.after
-        return _transfer(Opcode.SEND, crossing, tensor, microbatch, link, count, backward)
+        return _transfer(Opcode.SEND, boundary, tensor, microbatch, link, count, backward)
 
     def receives(
-        self, crossing: Crossing, tensor: Tensor, microbatch: int, *, backward: bool = False
+        self, boundary: BoundaryTensor, tensor: Tensor, microbatch: int, *, backward: bool = False
     ) -> TransferKernel:
         """A value that comes from the stage before, or a gradient from the next."""
         count = len(self.stage.after if backward else self.stage.before)
         link = self.after if backward else self.before
-        return _transfer(Opcode.RECEIVE, crossing, tensor, microbatch, link, count, backward)
+        return _transfer(Opcode.RECEIVE, boundary, tensor, microbatch, link, count, backward)
 
 
 def _transfer(
     opcode: Opcode,
-    crossing: Crossing,
+    boundary: BoundaryTensor,
     tensor: Tensor,
     microbatch: int,
     link: int,
@@ -115,11 +115,11 @@ def _transfer(
     backward: bool,
 ) -> TransferKernel:
     """One of `count` tensors of a task that take the same way."""
-    channel = Channel.GRADIENTS if backward else Channel.FEATURES
+    channel = Channel.GRADIENTS if backward else Channel.ACTIVATIONS
     # The number of the micro-batch may begin anew: streams of one channel come in order.
-    stream = crossing.number << 12 | microbatch & 0xFFF
+    stream = boundary.number << 12 | microbatch & 0xFFF
     parts = max(1, PARTS // count)
-    name = f"{crossing.value} {channel.name.lower()}"
+    name = f"{boundary.value} {channel.name.lower()}"
     return TransferKernel(name, opcode, link, channel, tensor, stream, parts)
 
 
@@ -169,10 +169,12 @@ def stages_of(graph: Graph, layers: Sequence[Sequence[str]], *, train: bool) -> 
                 f"stage {index} of {graph.name} has no layer that does not run together with one "
                 "of the stage before; use fewer stages"
             )
-    crossings = _crossings(graph, placed, home, train=train)
-    bounds: list[tuple[Crossing, ...]] = [()]
+    boundary_tensors = _boundary_tensors(graph, placed, home, train=train)
+    bounds: list[tuple[BoundaryTensor, ...]] = [()]
     for index in range(1, len(layers)):
-        bounds.append(tuple(each for each, first, last in crossings if first < index <= last))
+        bounds.append(
+            tuple(each for each, first, last in boundary_tensors if first < index <= last)
+        )
     bounds.append(())
     return [
         Stage(index, len(layers), tuple(own), bounds[index], bounds[index + 1])
@@ -180,9 +182,9 @@ def stages_of(graph: Graph, layers: Sequence[Sequence[str]], *, train: bool) -> 
     ]
 
 
-def _crossings(
+def _boundary_tensors(
     graph: Graph, placed: Sequence[Sequence[Unit]], home: dict[str, int], *, train: bool
-) -> list[tuple[Crossing, int, int]]:
+) -> list[tuple[BoundaryTensor, int, int]]:
     """Values that cross, each with its stage and the last that needs it."""
     last: dict[str, int] = {}
     needed = _with_gradient(graph) if train else frozenset[str]()
@@ -193,7 +195,7 @@ def _crossings(
                     last[name] = max(last.get(name, 0), index)
     numbers = {name: number for number, name in enumerate(graph.layers)}
     return [
-        (Crossing(name, numbers[name], name in needed), first, last[name])
+        (BoundaryTensor(name, numbers[name], name in needed), first, last[name])
         for name, first in home.items()
         if last.get(name, first) > first
     ]
@@ -212,7 +214,7 @@ def _with_gradient(graph: Graph) -> frozenset[str]:
 
 
 def gradient_bytes(
-    graph: Graph, stages: Sequence[Stage], index: int, feature_bytes: int
+    graph: Graph, stages: Sequence[Stage], index: int, activation_bytes: int
 ) -> dict[str, int]:
     """Of what a stage sends on, bytes of an element of the gradient that comes back.
 
@@ -228,7 +230,7 @@ def gradient_bytes(
         readers = [unit for unit in units if name in unit.inputs and stage_of[unit.name] > behind]
         if len(readers) == 1 and readers[0].passes_gradient(name):
             return of(readers[0].name, -1)
-        return feature_bytes
+        return activation_bytes
 
     after = stages[index].after
     return {each.value: of(each.value, index) for each in after if each.has_gradient}

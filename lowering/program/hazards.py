@@ -16,7 +16,7 @@ from fpgapipe.hw.hls_models.isa.instructions import (
     Span,
     span_of,
 )
-from fpgapipe.lowering.program.touched import Touched
+from fpgapipe.lowering.program.last_writer import LastWriters
 
 STORED = 10
 """Semaphore by which a STORE lets a LOAD of another kernel begin; those below are kernels' own, and
@@ -31,7 +31,7 @@ READS = frozenset({Opcode.LOAD, Opcode.SEND})
 WRITES = frozenset({Opcode.STORE, Opcode.RECEIVE})
 
 
-class Waits:
+class Hazards:
     """Lets the instructions of a program wait for each other.
 
     Parameters
@@ -57,8 +57,8 @@ class Waits:
         own = max((max((*each.wait, *each.signal), default=0) for each in instructions), default=0)
         self._last_taken = max(own, STORED)
         self._waited: dict[tuple[Queue, Queue], int] = {}
-        self._writes: dict[Queue, Touched] = {}
-        self._reads: dict[Queue, Touched] = {}
+        self._writes: dict[Queue, LastWriters] = {}
+        self._reads: dict[Queue, LastWriters] = {}
         self._last_store: dict[int, int] = {}
         self._stores_of: dict[int, list[Span]] = {}
         for at, (number, each) in enumerate(zip(kernel_of, self._instructions, strict=True)):
@@ -84,7 +84,7 @@ class Waits:
             elif opcode is Opcode.RECEIVE:
                 self._wait_for_room(at, span)
             known = self._reads if opcode in READS else self._writes
-            known.setdefault(queue, Touched()).add(span, at)
+            known.setdefault(queue, LastWriters()).add(span, at)
         return self._instructions
 
     def _wait_for_load(self, at: int, number: int, span: Span, *, first: bool) -> None:
@@ -118,15 +118,15 @@ class Waits:
 
     def _last(
         self,
-        known: dict[Queue, Touched],
+        known: dict[Queue, LastWriters],
         spans: Iterable[Span],
         counts: Callable[[int], bool] = lambda at: True,
     ) -> dict[Queue, int]:
         """Of each queue, the last instruction that counts and touched one of some spans."""
         found: dict[Queue, int] = {}
         for span in spans:
-            for queue, touched in known.items():
-                last = touched.last(span, counts)
+            for queue, last_writers in known.items():
+                last = last_writers.last(span, counts)
                 if last is not None:
                     _latest(found, queue, last)
         return found
@@ -147,8 +147,8 @@ class Waits:
                     f"program needs over {NUM_SEMAPHORES} semaphores, for "
                     f"{', '.join(f'{_name(a)} -> {_name(b)}' for a, b in self._semaphores)}"
                 )
-            signaller = self._instructions[other]
-            self._instructions[other] = replace(signaller, signal=(*signaller.signal, number))
+            producer = self._instructions[other]
+            self._instructions[other] = replace(producer, signal=(*producer.signal, number))
             waiter = self._instructions[at]
             self._instructions[at] = replace(waiter, wait=(*waiter.wait, number))
 
