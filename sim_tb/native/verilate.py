@@ -77,6 +77,9 @@ MAKE_VARIABLES = (
     "OPT_SLOW=-O0",
     "OPT_GLOBAL=-O2",
 )
+COCOTB_MAKE_VARIABLES = tuple(each.replace("-O3", "-O1") for each in MAKE_VARIABLES)
+"""Under cocotb, Python takes most of the time: what better code gains is less than it costs."""
+
 _CXX_FLAGS = "-std=gnu++20 -fPIC -Dmain=cocotb_main"
 
 # Variables of the user's shell that Verilator or make would read.
@@ -174,7 +177,7 @@ def build(
         sources,
         {
             "options": options,
-            "make": [*MAKE_VARIABLES, _CXX_FLAGS, _ENTRY],
+            "make": [*COCOTB_MAKE_VARIABLES, _CXX_FLAGS, _ENTRY],
             "control": control,
             "verilog": hashlib.sha256(verilog.encode()).hexdigest(),
         },
@@ -340,7 +343,7 @@ def _compile(folder: Path, top: str, options: Sequence[str], cache: Path, log: P
             f"{top}.vlt",
             f"{top}.v",
         ],
-        MAKE_VARIABLES,
+        COCOTB_MAKE_VARIABLES,
         cache,
         log,
     )

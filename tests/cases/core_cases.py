@@ -95,7 +95,7 @@ def random_case(seed):
     return conv, which, core, cut, formats
 
 
-def some_of(faults, kept=2):
+def some_of(faults, kept=1):
     """Parameters: each fault is a build of its own, so all but a few are for the full suite."""
     return [
         pytest.param(fault, marks=[pytest.mark.slow] if index >= kept else [])

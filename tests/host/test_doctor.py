@@ -257,6 +257,7 @@ def test_compares_versions(version, specifier, satisfied):
 
 
 @pytest.mark.sim
+@pytest.mark.slow
 def test_deep_simulates(monkeypatch):
     found = doctor.simulation()
     assert found == Finding("simulation", "all of the above together", True, "3 tests passed")

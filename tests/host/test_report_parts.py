@@ -140,8 +140,8 @@ def test_colours_can_be_told_apart(colours, sight, group):
 def test_style_sheets_and_scripts_are_packaged():
     patterns = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["setuptools"][
         "package-data"
-    ]["fpgapipe.host.report"]
-    folder = ROOT / "host/report"
+    ]["fpgapipe.host.report.drawing"]
+    folder = ROOT / "host/report/drawing"
     for path in folder.iterdir():
         if path.is_file() and path.suffix != ".py":
             assert any(path.match(pattern) for pattern in patterns), path

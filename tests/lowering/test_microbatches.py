@@ -123,6 +123,7 @@ def test_a_shared_parameter_gets_both_gradients():
 
 
 @pytest.mark.sim
+@pytest.mark.slow
 def test_gateware_matches_model():
     from fpgapipe.hw.hls_models.model.registers import RegisterMap
     from fpgapipe.sim_tb.native.core_device import build_device, run_program

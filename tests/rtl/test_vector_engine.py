@@ -375,7 +375,7 @@ FAULTS = {
 }  # fmt: skip
 
 
-@pytest.mark.parametrize("fault", some_of(FAULTS, kept=4))
+@pytest.mark.parametrize("fault", some_of(FAULTS, kept=2))
 def test_testbench_sees(fault, tmp_path):
     number = list(FAULTS).index(fault) + 1
     with pytest.raises(SimulationError) as caught:

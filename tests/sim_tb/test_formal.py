@@ -21,7 +21,7 @@ PROOFS = {
 
 
 @pytest.mark.sim
-@pytest.mark.parametrize("name", PROOFS)
+@pytest.mark.parametrize("name", [pytest.param("fifo", marks=pytest.mark.slow), *list(PROOFS)[1:]])
 def test_proves(name, tmp_path):
     prove(PROOFS[name](), tmp_path)
 

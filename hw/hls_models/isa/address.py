@@ -4,7 +4,8 @@ A *loop nest* is three nested loops; each step of a loop moves the byte address 
 ``y`` and ``u``. An operand is read by three loop nests, one inside the other: `outer` (a column of
 tiles), `tap` (a tile, or a group of columns) and `pos` (a vector, or an element of the reduction).
 With coordinates compared to limits, a convolution with padding needs no copy of its input, in any
-of its three passes; docs/core.md shows the loops of each. """
+of its three passes; docs/core.md shows the loops of each.
+"""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
