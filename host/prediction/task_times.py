@@ -358,7 +358,7 @@ def lags(
         user, concurrent = pairs[0][1].task, pairs[0][1].concurrent
         rest, rest_concurrent = (
             max(at + getattr(other, name) for at, (_, other) in zip(come, pairs, strict=True))
-            for name in ("rest", "rest_beside")
+            for name in ("rest", "rest_concurrent")
         )
         lag_concurrent = 0.0 if concurrent < 0 else rest_concurrent - float(durations[concurrent])
         found[task] = Lag(rest - float(durations[user]), concurrent, lag_concurrent)
