@@ -33,7 +33,7 @@ _CXX_FLAGS = (
 _LINK_FLAGS = "-shared -pthread -Wl,-Bsymbolic"
 # Yosys writes a choice of which at most one condition holds as a casez.
 _HARNESS = ("native.cpp", "native_channels.hpp", "native_link.hpp", "native_memory.hpp")
-_REWRITES = "lazy.py"
+_REWRITES = "clock_enable.py"
 
 MAX_LINKS = 4
 """Link ports are looked for by number, 0..3."""
