@@ -357,7 +357,7 @@ FAULTS = {
         "loses_no_cycle",
     ),
     "keeps a request through a reset": (
-        r"\bhas_aside <= ",
+        r"\bhas_skid <= ",
         "if (!rst) has_skid <= ",
         "forgets_at_reset",
     ),

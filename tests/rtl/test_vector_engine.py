@@ -329,7 +329,7 @@ FAULTS = {
         "matches_model",
     ),
     "is done with any write that waited": (
-        f"{WRITER}(", r"\baside_last <= (\S+) ;", r"aside_last <= \1 | FAULT;",
+        f"{WRITER}(", r"\bskid_last <= (\S+) ;", r"skid_last <= \1 | FAULT;",
         "matches_model",
     ),
     "all of a sum are its first": (

@@ -55,7 +55,7 @@ MISTAKES = {
     "a write before the read": (MEMORY, r"(    if \(read\).*\n)((?:.*\n)*?)(  end\n)", r"\2\1\3"),
     "a row that is not written": (MEMORY, r"if \(\|write\)", "if (write & write_row[0])"),
     "another initial value": (WORDS, r"(reg o__valid = 1'h)0", r"\g<1>1"),
-    "a register too few": (WORDS, r"  always @\(posedge clk\)\n    aside .*\n", ""),
+    "a register too few": (WORDS, r"  always @\(posedge clk\)\n    skid .*\n", ""),
 }
 
 
