@@ -165,9 +165,9 @@ def drop_factors(
     ----------
     elements : int
     rate, stream, first
-            See `drop`.
+        See `drop`.
     key : sequence of int
-            Contents of the two scalar registers.
+        Contents of the two scalar registers.
     """
     kept = kept_of(rate)
     bits = lane_bits((key[0], key[1]), (stream << 36) + first, -(-elements // LANES)).reshape(-1)
@@ -181,7 +181,7 @@ def kept_of(rate: float) -> int:
     Raises
     ------
     ValueError
-            If none or all of them are kept.
+        If none or all of them are kept.
     """
     kept = round((1 - rate) * (1 << 16))
     if not 0 < kept < 1 << 16:

@@ -38,15 +38,15 @@ def cast(name: str, x: Tensor, y: Tensor, region: Region) -> VectorKernel:
     ----------
     name : str
     x, y : Tensor
-            FP32 or BF16, ``... x width``. One of them may be `blocks_of` such a tensor if the core
-            has `VectorSpec.mx`.
+        FP32 or BF16, ``... x width``. One of them may be `blocks_of` such a tensor if the core has
+        `VectorSpec.mx`.
     region : Region
 
     Raises
     ------
     ValueError
-            If the shapes do not agree, both tensors are blocks, or the region is too small for a
-            row (or for a block, if rows consist of whole blocks).
+        If the shapes do not agree, both tensors are blocks, or the region is too small for a row
+        (or for a block, if rows consist of whole blocks).
     """
     plain = y if _has_blocks(x) else x
     if _has_blocks(plain):

@@ -23,7 +23,7 @@ def global_average(name: str, x: Tensor, y: Tensor, region: Region) -> VectorKer
     name : str
     x : Tensor
     y : Tensor
-            Tensor of ``batch x channels``.
+        Tensor of ``batch x channels``.
     region : Region
 
     Raises

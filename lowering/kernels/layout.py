@@ -36,13 +36,13 @@ def transpose(name: str, x: Tensor, y: Tensor, region: Region) -> VectorKernel:
     ----------
     name : str
     x, y : Tensor
-            Tensors of shape ``... x rows x columns`` and ``... x columns x rows``.
+        Tensors of shape ``... x rows x columns`` and ``... x columns x rows``.
     region : Region
 
     Raises
     ------
+    ValueError
         If the shapes do not agree, or the region is too small.
-        If shapes do not agree, or the region is too small.
     """
     *several, rows, columns = x.shape
     if y.shape != (*several, columns, rows):

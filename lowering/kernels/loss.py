@@ -82,23 +82,23 @@ def cross_entropy(
     ----------
     name : str
     logits : Tensor
-            Tensor of ``batch x classes``.
-        labels : Tensor
-            Class numbers, FP32, shape ``(batch,)``.
-        loss : Tensor
-            FP32 tensor for one number.
-        region : Region
-        gradient : Tensor, optional
-            Tensor for the gradient, of the shape of the logits.
-        correct : Tensor, optional
-            FP32 tensor for the number of rows in which no logit is larger than the label's.
-        scale : float, optional
-            Factor of the gradient, ``1 / batch`` if left out.
+        Tensor of ``batch x classes``.
+    labels : Tensor
+        Class numbers, FP32, shape ``(batch,)``.
+    loss : Tensor
+        FP32 tensor for one number.
+    region : Region
+    gradient : Tensor, optional
+        Tensor for the gradient, of the shape of the logits.
+    correct : Tensor, optional
+        FP32 tensor for the number of rows in which no logit is larger than the label's.
+    scale : float, optional
+        Factor of the gradient, ``1 / batch`` if left out.
 
     Raises
     ------
     ValueError
-            If there are more than `MOST_CLASSES` classes, or the region is too small for a row.
+        If there are more than `MOST_CLASSES` classes, or the region is too small for a row.
     """
     batch, classes = logits.shape
     check_classes(classes)
@@ -172,9 +172,9 @@ class _Samples(Rows):
     Attributes
     ----------
     first : int
-            Number of the first sample in the batch.
-        work : str
-            Name of the FP32 buffer of exponentials.
+        Number of the first sample in the batch.
+    work : str
+        Name of the FP32 buffer of exponentials.
     """
 
     first: int

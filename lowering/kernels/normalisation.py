@@ -34,11 +34,11 @@ class BatchNorm:
     ----------
     name : str
     x : Tensor
-            Tensor that is normalised.
+        Tensor that is normalised.
     gamma, beta, running_mean, running_var : Tensor
-            FP32 tensors of one number per channel.
+        FP32 tensors of one number per channel.
     epsilon, momentum : float
-            Running averages move by the fraction `momentum` towards new values, as in PyTorch.
+        Running averages move by the fraction `momentum` towards new values, as in PyTorch.
     """
 
     name: str
@@ -230,12 +230,11 @@ def backward(
     norm : BatchNorm
     dy, dx : Tensor
     gradients : (Tensor, Tensor)
-            Gradients of gamma and beta.
+        Gradients of gamma and beta.
     region : Region
     activated, masked : Tensor, optional
-            If a ReLU follows the normalisation: the result of the ReLU, and the tensor for `dy`
-            after the ReLU's gradient, which is the gradient of the normalisation's result and of a
-            residual.
+        If a ReLU follows the normalisation: the result of the ReLU, and the tensor for `dy` after
+        the ReLU's gradient, which is the gradient of the normalisation's result and of a residual.
     """
     positions, channels = positions_by_channels(norm.x)
     steps: list[EachStep | SumStep] = []

@@ -64,11 +64,11 @@ class Sgd:
     ----------
     learning_rate : Constant
     momentum : Constant or None
-            Momentum; without it (None) there is no velocity.
+        Momentum; without it (None) there is no velocity.
     weight_decay : Constant or None
     nesterov : bool
     scale : Constant
-            Factor of the gradients, applied before everything else.
+        Factor of the gradients, applied before everything else.
     """
 
     learning_rate: Constant
@@ -89,14 +89,13 @@ class Adam:
     Parameters
     ----------
     step_size, inverse_correction, decay : Constant
-            Numbers that `adam_numbers` computes for each step, usually in registers.
+        Numbers that `adam_numbers` computes for each step, usually in registers.
     betas : (float, float)
     epsilon : float
     weight_decay : Constant or None
-            Multiple of the weights that is added to the gradient; None for AdamW, which uses
-            `decay`.
+        Multiple of the weights that is added to the gradient; None for AdamW, which uses `decay`.
     scale : Constant
-            Factor of the gradients, applied before everything else.
+        Factor of the gradients, applied before everything else.
     """
 
     step_size: Constant
@@ -115,11 +114,11 @@ class Adagrad:
     Parameters
     ----------
     learning_rate : Constant
-            Learning rate of the step, in a register if it decays.
+        Learning rate of the step, in a register if it decays.
     epsilon : float
     weight_decay : Constant or None
     scale : Constant
-            Factor of the gradients, applied before everything else.
+        Factor of the gradients, applied before everything else.
     """
 
     learning_rate: Constant
@@ -139,11 +138,11 @@ def adam_numbers(
     Parameters
     ----------
     step : int
-            Number of the step, from 1.
+        Number of the step, from 1.
     learning_rate : float
     betas : (float, float)
     weight_decay : float
-            Weight decay of AdamW.
+        Weight decay of AdamW.
     """
     return (
         learning_rate / (1 - betas[0] ** step),
@@ -168,15 +167,15 @@ def sgd(
     ----------
     name, settings, weights, gradient, region
     velocity : Tensor, optional
-            Velocity of the momentum; it must be zero before the first step.
-        clip : Tensor, optional
-            Result of `clip_coefficient`, by which the gradients are multiplied instead of `scale`.
+        Velocity of the momentum; it must be zero before the first step.
+    clip : Tensor, optional
+        Result of `clip_coefficient`, by which the gradients are multiplied instead of `scale`.
 
     Raises
     ------
     ValueError
-            If there is a velocity without momentum or a momentum without velocity, if there are
-            both a clip and a scale, or if the region is too small.
+        If there is a velocity without momentum or a momentum without velocity, if there are both a
+        clip and a scale, or if the region is too small.
     """
     if (velocity is None) != (settings.momentum is None):
         raise ValueError("SGD must have a velocity if it has a momentum, and none otherwise")
@@ -213,9 +212,9 @@ def adam(
     ----------
     name, settings, weights, gradient, region
     moments : (Tensor, Tensor)
-            Running averages of the gradients and of their squares; zero before the first step.
-        clip : Tensor, optional
-            See `sgd`.
+        Running averages of the gradients and of their squares; zero before the first step.
+    clip : Tensor, optional
+        See `sgd`.
 
     Raises
     ------
@@ -311,13 +310,13 @@ def clip_coefficient(
     name : str
     gradients : sequence of Tensor
     coefficient : Tensor
-            FP32 tensor for 16 copies of the factor.
+        FP32 tensor for 16 copies of the factor.
     region : Region
     max_norm : Constant
     scale : Constant
-            Factor by which gradients are multiplied in any case; the norm is that of the products.
-        norm : Tensor, optional
-            FP32 tensor for 16 copies of the norm.
+        Factor by which gradients are multiplied in any case; the norm is that of the products.
+    norm : Tensor, optional
+        FP32 tensor for 16 copies of the norm.
 
     Raises
     ------

@@ -126,10 +126,10 @@ def by_channel(
     ----------
     name : str
     function : str
-            ``add``, ``sub``, ``mul`` or ``div``; see `binary` for the accuracy of ``div``.
+        ``add``, ``sub``, ``mul`` or ``div``; see `binary` for the accuracy of ``div``.
     x, row, y, region
     factors : Tensor, optional
-            A small array of 2 rows, which ``mul`` and ``div`` write first and then read.
+        A small array of 2 rows, which ``mul`` and ``div`` write first and then read.
     """
     kernels = []
     coefficients = row

@@ -48,13 +48,13 @@ class Pool:
     Parameters
     ----------
     kernel, stride : (int, int)
-            Rows and columns of the window, and its steps.
-        pad : (int, int, int, int)
-            Rows and columns of padding around the image: top, left, bottom, right.
-        counted : (int, int, int, int), optional
-            Padding that counts in the number of pixels by which an average divides; all padding if
-            left out. With PyTorch's ``ceil_mode``, windows reach further down and to the right than
-            they count; without ``count_include_pad``, no padding counts.
+        Rows and columns of the window, and its steps.
+    pad : (int, int, int, int)
+        Rows and columns of padding around the image: top, left, bottom, right.
+    counted : (int, int, int, int), optional
+        Padding that counts in the number of pixels by which an average divides; all padding if left
+        out. With PyTorch's ``ceil_mode``, windows reach further down and to the right than they
+        count; without ``count_include_pad``, no padding counts.
 
     Raises
     ------
@@ -118,8 +118,8 @@ def max_pool(
     ----------
     name, pool, x, y, region
     index : Tensor, optional
-            Tensor for the tap of each largest element, numbered row by row from 0. It is the first
-            tap of several equal ones, or the last NaN. The tensor may be BF16.
+        Tensor for the tap of each largest element, numbered row by row from 0. It is the first tap
+        of several equal ones, or the last NaN. The tensor may be BF16.
 
     Raises
     ------
@@ -151,13 +151,13 @@ def max_pool_gradient(
     Parameters
     ----------
     name, pool
-            See `max_pool`, also for `index`.
+        See `max_pool`, also for `index`.
     dy, index, dx, region
 
     Raises
     ------
     ValueError
-            In the same cases as for `max_pool`.
+        In the same cases as for `max_pool`.
     """
     pool.check_maximum()
     chosen = {

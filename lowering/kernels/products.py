@@ -31,11 +31,11 @@ class ProductKernel:
     name : str
     tiled_product : TiledProduct
     tensors : mapping of str to str
-            Name of the tensor for each of the names in `OPERANDS`.
+        Name of the tensor for each of the names in `OPERANDS`.
     result : str
-            The one of those names whose tensor is written.
+        The one of those names whose tensor is written.
     region : Region
-            Part of the scratchpad for the product. Its lane is the number of the GEMM engine.
+        Part of the scratchpad for the product. Its lane is the number of the GEMM engine.
     """
 
     name: str
@@ -101,15 +101,15 @@ def product_kernel(
     conv, which, core, memory
         As for `fpgapipe.lowering.products.blocking.block`.
     tensors : tuple of Tensor
-            Operands and result, in the order of `OPERANDS`.
+        Operands and result, in the order of `OPERANDS`.
     region : Region, optional
-            Region as large as the core's scratchpad; if left out, it is the first lane's and begins
-            at 0.
+        Region as large as the core's scratchpad; if left out, it is the first lane's and begins at
+        0.
 
     Raises
     ------
     NotImplementedError
-            If no tiling of the pass fits the core.
+        If no tiling of the pass fits the core.
     """
     roles = OPERANDS[which]
     sizes = {

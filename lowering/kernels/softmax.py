@@ -26,9 +26,9 @@ def softmax(name: str, x: Tensor, y: Tensor, region: Region, *, log: bool = Fals
     Parameters
     ----------
     name, x, y, region
-            `x` and `y` have the same shape.
-        log : bool
-            Whether to compute the logarithm.
+        `x` and `y` have the same shape.
+    log : bool
+        Whether to compute the logarithm.
 
     Raises
     ------

@@ -30,13 +30,13 @@ class TransferKernel:
     opcode : Opcode
         SEND or RECEIVE.
     link : int
-            Number of the core's link.
+        Number of the core's link.
     channel : Channel
     tensor : Tensor
     stream : int
-            Tag, below 2**28, that identifies the tensor and the micro-batch; the ends compare it.
-        parts : int
-            Largest number of parts, 1 to `MAX_PARTS`; a small tensor has fewer.
+        Tag, below 2**28, that identifies the tensor and the micro-batch; the ends compare it.
+    parts : int
+        Largest number of parts, 1 to `MAX_PARTS`; a small tensor has fewer.
     """
 
     name: str

@@ -38,14 +38,13 @@ class Stored:
     ----------
     trainable : bool
     tensor : Tensor
-            The parameter, with its axes in the order of the memory.
-        shape : tuple of int
-            Shape in the network.
-        split : tuple of int
-            Shape in the network, with an axis of flattened images split into channels and
-            positions.
-        order : tuple of int
-            Axes of `split` in the order of the memory.
+        The parameter, with its axes in the order of the memory.
+    shape : tuple of int
+        Shape in the network.
+    split : tuple of int
+        Shape in the network, with an axis of flattened images split into channels and positions.
+    order : tuple of int
+        Axes of `split` in the order of the memory.
     """
 
     trainable: bool
@@ -75,21 +74,21 @@ class MemoryMap:
     entry : int
         Byte address of the program.
     memory_bytes : int
-            Size of the whole memory that is used.
+        Size of the whole memory that is used.
     num_microbatches : int
     inputs : dict of str to tuple of int
-            Inputs of the network that the device reads, with the shape of one micro-batch in the
-            network.
+        Inputs of the network that the device reads, with the shape of one micro-batch in the
+        network.
     outputs : tuple of str
-            Outputs of the network that the device computes.
+        Outputs of the network that the device computes.
     has_loss : bool
         Whether the device computes the loss.
     places : dict of str to Placed
-            Places of all tensors.
+        Places of all tensors.
     tensors : dict of str to Tensor
-            All tensors except the parameters and those that belong to parameters.
+        All tensors except the parameters and those that belong to parameters.
     stored : dict of str to Stored
-            The parameters.
+        The parameters.
     """
 
     entry: int
@@ -255,7 +254,7 @@ def from_json(text: str) -> MemoryMap:
     Raises
     ------
     ValueError
-            If the text is not a memory map.
+        If the text is not a memory map.
     """
     try:
         return _MAPS.validate_json(text)

@@ -44,7 +44,7 @@ class TiledProduct:
     rings : Rings
         Division of the scratchpad.
     prediction : Prediction
-            Predicted run time of the program.
+        Predicted run time of the program.
     """
 
     cut: Cut
@@ -74,7 +74,7 @@ def block(
     Raises
     ------
     NoRoom
-            If no tiling fits the scratchpad and the accumulators.
+        If no tiling fits the scratchpad and the accumulators.
     """
     search = CutSearch(conv, which, core, formats, memory)
     limit = FEW_OPERATIONS

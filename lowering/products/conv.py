@@ -22,11 +22,11 @@ class ConvSpec:
     cin, cout : int
         Number of input channels and of output channels.
     kernel, stride, dilation : (int, int)
-            Vertical and horizontal size.
-        pad : (int, int, int, int)
-            Padding at the top, left, bottom and right.
-        h, w, batch : int
-            Rows, columns and number of the input images.
+        Vertical and horizontal size.
+    pad : (int, int, int, int)
+        Padding at the top, left, bottom and right.
+    h, w, batch : int
+        Rows, columns and number of the input images.
 
     Raises
     ------

@@ -27,19 +27,19 @@ class Cut:
     Parameters
     ----------
     m : int
-            Most vectors that an instruction streams: positions or, for the weight gradient, output
-            channels.
-        n_tiles : int
-            Most columns of array tiles of an instruction.
-        k : int
-            Most channels of the reduction of an instruction or, for the weight gradient, positions;
-            in blocks of 32, at least one.
-        n_outer : bool
-            Whether the pieces of the columns are the outer loop, so that their tiles stay on chip.
-        own_window : bool
-            For the weight gradient, whether a tile of the input has only the pixels that the
-            instruction's own taps read. Otherwise it has the pixels of all taps, so that the
-            instructions of other taps find them on chip.
+        Most vectors that an instruction streams: positions or, for the weight gradient, output
+        channels.
+    n_tiles : int
+        Most columns of array tiles of an instruction.
+    k : int
+        Most channels of the reduction of an instruction or, for the weight gradient, positions; in
+        blocks of 32, at least one.
+    n_outer : bool
+        Whether the pieces of the columns are the outer loop, so that their tiles stay on chip.
+    own_window : bool
+        For the weight gradient, whether a tile of the input has only the pixels that the
+        instruction's own taps read. Otherwise it has the pixels of all taps, so that the
+        instructions of other taps find them on chip.
     """
 
     m: int
@@ -137,7 +137,7 @@ class Image:
         Raises
         ------
         ValueError
-                If there are more pixels than a transfer can have rows.
+            If there are more pixels than a transfer can have rows.
         """
         first, end = pixels
         if first >= end:

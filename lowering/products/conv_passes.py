@@ -36,7 +36,7 @@ def operations(
     Raises
     ------
     ValueError
-            If the tiling does not suit the core's accumulators.
+        If the tiling does not suit the core's accumulators.
     """
     for each in products(conv, which, core, formats, own_window=cut.own_window):
         yield from each.operations(cut)

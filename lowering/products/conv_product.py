@@ -34,7 +34,7 @@ class Product(ABC, Generic[Row, Column]):
     a_fp32, b_fp32 : bool
         Whether elements of the streamed and of the stationary operand are FP32.
     a_transposed, b_transposed : bool
-            Whether the operands are transposed, as in `OperandPattern`.
+        Whether the operands are transposed, as in `OperandPattern`.
     """
 
     def __init__(
@@ -131,7 +131,7 @@ class Product(ABC, Generic[Row, Column]):
         Raises
         ------
         ValueError
-                If the tiling does not suit the core.
+            If the tiling does not suit the core.
         """
         rows, columns, parts = self.rows(cut), self.columns(cut), self.slices(cut)
         self.check(rows, columns, len(parts))

@@ -202,15 +202,15 @@ class _Window:
     Attributes
     ----------
     base : int
-            Byte of the first position's pixel, from the beginning of the slot.
-        y, x : int
-            Row and column of this pixel.
-        pixel, row : int
-            Bytes from one pixel to the next, and from one row to the next.
-        pos : LoopNest
-            Loop nest over the positions.
-        start : (int, int)
-            First counters of the loop nest, as in `OperandPattern`.
+        Byte of the first position's pixel, from the beginning of the slot.
+    y, x : int
+        Row and column of this pixel.
+    pixel, row : int
+        Bytes from one pixel to the next, and from one row to the next.
+    pos : LoopNest
+        Loop nest over the positions.
+    start : (int, int)
+        First counters of the loop nest, as in `OperandPattern`.
     """
 
     base: int

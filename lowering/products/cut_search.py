@@ -39,14 +39,14 @@ class Sketch:
     num_ops : int
         Number of GEMM instructions.
     work : int
-            Rough estimate of the cycles of the array.
+        Rough estimate of the cycles of the array.
     streamed, stationary, results : int arrays
-            Numbers of the operand tiles that the operations use, in order, with immediate
-            repetitions left out; numbers of the result tiles, each once.
-        first_sizes : tuple of int
-            Bytes of the three tiles of the first operation.
-        last_bytes : int
-            Bytes of the last result tile.
+        Numbers of the operand tiles that the operations use, in order, with immediate repetitions
+        left out; numbers of the result tiles, each once.
+    first_sizes : tuple of int
+        Bytes of the three tiles of the first operation.
+    last_bytes : int
+        Bytes of the last result tile.
     """
 
     cut: Cut
@@ -88,8 +88,8 @@ class CutSearch:
         Raises
         ------
         ValueError
-                If the tiling does not suit the core. Patterns are not generated here, so they can
-                still turn out not to suit it.
+            If the tiling does not suit the core. Patterns are not generated here, so they can still
+            turn out not to suit it.
         """
         work = num_ops = 0
         parts: list[tuple[Numbers, Numbers, Numbers]] = []

@@ -34,7 +34,7 @@ class Ring:
     Parameters
     ----------
     base : int
-            Byte address of the first slot in the scratchpad.
+        Byte address of the first slot in the scratchpad.
     slot_bytes, slots : int
         Bytes of a slot, and number of slots.
     """
@@ -93,9 +93,9 @@ def rings_for(
     Parameters
     ----------
     sizes : sequence of int
-            Bytes of the largest tile of each ring, in the order streamed, stationary, results.
-        distinct : sequence of int
-            Number of different tiles of each ring.
+        Bytes of the largest tile of each ring, in the order streamed, stationary, results.
+    distinct : sequence of int
+        Number of different tiles of each ring.
     scratchpad : ScratchpadSpec
     least_slots : int
     """
@@ -180,9 +180,9 @@ class Template:
     Attributes
     ----------
     instructions : list of Instruction
-            Instructions whose memory addresses are relative to the beginnings of the tensors.
-        tensors : list of str or None
-            Name of the tensor of each instruction that is a transfer; None for the others.
+        Instructions whose memory addresses are relative to the beginnings of the tensors.
+    tensors : list of str or None
+        Name of the tensor of each instruction that is a transfer; None for the others.
     """
 
     instructions: list[Instruction]

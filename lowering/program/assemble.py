@@ -44,9 +44,9 @@ class Assembled:
     Attributes
     ----------
     instructions : list of Instruction
-            Instructions of the program; the last one is END.
+        Instructions of the program; the last one is END.
     kernel_of : list of int
-            Number of the kernel of each instruction but END.
+        Number of the kernel of each instruction but END.
     """
 
     instructions: list[Instruction]
@@ -62,10 +62,10 @@ class _Group:
     kernel : int
     track : Track
     first : bool
-            Whether it is the first group of its kernel.
+        Whether it is the first group of its kernel.
     instructions : list of Instruction
     after : dict of Track to int
-            Number of groups of each other track that must come before this group.
+        Number of groups of each other track that must come before this group.
     """
 
     kernel: int
@@ -120,16 +120,15 @@ def assemble(
     ----------
     kernels : sequence of Kernel
     places : mapping of str to Placed
-            Places of all tensors, each of which begins at a multiple of 64 bytes.
+        Places of all tensors, each of which begins at a multiple of 64 bytes.
     core : CoreSpec, optional
-            The core, for estimates of run times; the kernels of different tracks then overlap.
-            Without a core they run one after the other.
+        The core, for estimates of run times; the kernels of different tracks then overlap. Without
+        a core they run one after the other.
     tasks : sequence of int, optional
-            Number of the task of each kernel, in non-decreasing order; two tasks that run
-            concurrently, each in its own lane, have the same number. The RECEIVE instructions of a
-            task are issued no earlier than during the task before it. The queue of a link's
-            receiver therefore always has room, and the entries that wait in it do not hold up other
-            instructions.
+        Number of the task of each kernel, in non-decreasing order; two tasks that run concurrently,
+        each in its own lane, have the same number. The RECEIVE instructions of a task are issued no
+        earlier than during the task before it. The queue of a link's receiver therefore always has
+        room, and the entries that wait in it do not hold up other instructions.
 
     Raises
     ------

@@ -30,11 +30,11 @@ class BoundaryTensor:
     Attributes
     ----------
     value : str
-            Name of the layer that computes the value.
+        Name of the layer that computes the value.
     number : int
-            Number that is different for each value of the network.
+        Number that is different for each value of the network.
     has_gradient : bool
-            Whether the value's gradient is sent back.
+        Whether the value's gradient is sent back.
     """
 
     value: str
@@ -76,13 +76,13 @@ class Part:
     ----------
     stage : Stage
     values : mapping of str to Value
-            Values that come from the stage before, for their shapes and formats; the names of their
-            tensors do not matter.
+        Values that come from the stage before, for their shapes and formats; the names of their
+        tensors do not matter.
     gradient_bytes : mapping of str to int
-            Element size, in bytes, of the gradient that comes back for each value sent to the next
-            stage.
+        Element size, in bytes, of the gradient that comes back for each value sent to the next
+        stage.
     before, after : int
-            Numbers of the device's links to the stage before and to the next one.
+        Numbers of the device's links to the stage before and to the next one.
     """
 
     stage: Stage
@@ -136,15 +136,15 @@ def stages_of(graph: Graph, layers: Sequence[Sequence[str]], *, train: bool) -> 
     ----------
     graph : Graph
     layers : sequence of sequence of str
-            Names of the layers of each stage, in the order of the network.
+        Names of the layers of each stage, in the order of the network.
     train : bool
-            Whether gradients are sent back.
+        Whether gradients are sent back.
 
     Raises
     ------
     UserError
-            If the stages do not contain each layer exactly once, if data would flow back to an
-            earlier stage, or if a stage has no unit.
+        If the stages do not contain each layer exactly once, if data would flow back to an earlier
+        stage, or if a stage has no unit.
     """
     names = [name for stage in layers for name in stage]
     if sorted(names) != sorted(graph.layers):

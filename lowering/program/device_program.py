@@ -30,12 +30,12 @@ class KernelOrigin:
     Attributes
     ----------
     name : str
-            Name of the kernel.
+        Name of the kernel.
     layer : str
-            Name of the unit's last layer; for a transfer, the layer whose result is transferred.
-            Kernels that belong to no layer have ``loss`` or ``update``.
+        Name of the unit's last layer; for a transfer, the layer whose result is transferred.
+        Kernels that belong to no layer have ``loss`` or ``update``.
     task : int
-            Index in the tasks of the device.
+        Index in the tasks of the device.
     """
 
     name: str
@@ -50,15 +50,15 @@ class DeviceProgram(MemoryMap):
     Attributes
     ----------
     index : int
-            Number of the device, which is that of its stage.
+        Number of the device, which is that of its stage.
     core : CoreSpec
     instructions : list of Instruction
-            Instructions of the program; the last one is END.
+        Instructions of the program; the last one is END.
     kernel_of : list of int
-            Number of the kernel of each instruction but END.
+        Number of the kernel of each instruction but END.
     kernels : list of KernelOrigin
     tasks : tuple of Task
-            Tasks in the order in which the device does them.
+        Tasks in the order in which the device does them.
     constants : dict of str to array
         Contents of tensors that never change.
     """

@@ -40,12 +40,12 @@ class Hazards:
     Parameters
     ----------
     instructions : sequence of Instruction
-            Instructions of the program without END.
+        Instructions of the program without END.
     kernel_of : sequence of int
-            Number of the kernel of each instruction.
+        Number of the kernel of each instruction.
     before : sequence of int or None
-            For each kernel, the one whose part of the chip it takes over. A kernel begins only when
-            that one has stored all its results.
+        For each kernel, the one whose part of the chip it takes over. A kernel begins only when
+        that one has stored all its results.
     """
 
     def __init__(

@@ -24,9 +24,9 @@ class Lane:
     Attributes
     ----------
     scratchpad : ScratchpadSpec
-            Scratchpad as large as the part for the lane's products.
+        Scratchpad as large as the part for the lane's products.
     products, vectors : Region
-            Parts of the scratchpad for products and for vector operations.
+        Parts of the scratchpad for products and for vector operations.
     """
 
     scratchpad: ScratchpadSpec

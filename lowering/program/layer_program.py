@@ -39,10 +39,10 @@ class Tensor:
     Attributes
     ----------
     shape : tuple of int
-            Shape with the channels last: x (batch, h, w, cin), w and dw (cout, kh, kw, cin), dy and
-            y (batch, oh, ow, cout).
+        Shape with the channels last: x (batch, h, w, cin), w and dw (cout, kh, kw, cin), dy and y
+        (batch, oh, ow, cout).
     element_bytes : int
-            Size of an element, 2 (BF16) or 4 (FP32).
+        Size of an element, 2 (BF16) or 4 (FP32).
     address : int
         Address of the first byte.
     """
@@ -83,11 +83,11 @@ class LayerProgram:
     tiled_product : TiledProduct
     instructions : list of Instruction
     tensors : dict
-            The tensors that the pass reads and the one that it writes, by name.
+        The tensors that the pass reads and the one that it writes, by name.
     entry : int
         Byte address of the program.
     memory_bytes : int
-            Size of the whole memory image, a multiple of 4096.
+        Size of the whole memory image, a multiple of 4096.
     """
 
     conv: ConvSpec
@@ -137,7 +137,7 @@ def lower_layer(
     Raises
     ------
     NotImplementedError
-            If no tiling of the layer fits the core.
+        If no tiling of the layer fits the core.
     """
     formats = formats or Formats()
     return place(conv, which, formats, block(conv, which, core, formats, memory or MemorySpec()))

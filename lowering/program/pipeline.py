@@ -39,7 +39,7 @@ class PipelineProgram:
     Attributes
     ----------
     graph : Graph
-            The network, with the number of samples of one micro-batch.
+        The network, with the number of samples of one micro-batch.
     parts : tuple of DeviceProgram
         Program of each stage.
     """
@@ -113,23 +113,22 @@ def build_pipeline(
     Parameters
     ----------
     graph : Graph
-            The network, with the number of samples of one micro-batch.
+        The network, with the number of samples of one micro-batch.
     cores : sequence of CoreSpec
-            One core per stage.
+        One core per stage.
     layers : sequence of sequence of str
-            Names of the layers of each stage.
+        Names of the layers of each stage.
     schedule : Schedule
-            Schedule with stage `i` on device `i`. If forward and backward passes have separate
-            engines, these are the core's first two GEMM engines; otherwise all products run on the
-            first.
+        Schedule with stage `i` on device `i`. If forward and backward passes have separate engines,
+        these are the core's first two GEMM engines; otherwise all products run on the first.
     memory : MemorySpec, optional
-            Speed of the memory, with which run times are estimated.
+        Speed of the memory, with which run times are estimated.
     options : StepOptions, optional
 
     Raises
     ------
     UserError
-            If stages, cores and schedule do not fit together, or a core cannot run a layer.
+        If stages, cores and schedule do not fit together, or a core cannot run a layer.
     NotImplementedError
         If a layer does not fit its core.
     """

@@ -68,29 +68,28 @@ class StepBuilder:
     Parameters
     ----------
     graph : Graph
-            The network, with the number of samples of one micro-batch.
+        The network, with the number of samples of one micro-batch.
     core : CoreSpec
     memory : MemorySpec
     options : StepOptions
     tasks : sequence of Task
-            Tasks in the order in which they are done; backward passes come in the order of these
-            tasks.
-        part : Part, optional
-            Part of the network that the device computes; all of it if left out.
-        steps : sequence of int, optional
-            Number of the step of each task, in non-decreasing order. A forward pass and another
-            task of the same step run concurrently, each on its own GEMM engine and in its own parts
-            of the scratchpad. If left out, one task runs after the other.
-        units : sequence of Unit, optional
-            Units of the network; found from the graph if left out.
+        Tasks in the order in which they are done; backward passes come in the order of these tasks.
+    part : Part, optional
+        Part of the network that the device computes; all of it if left out.
+    steps : sequence of int, optional
+        Number of the step of each task, in non-decreasing order. A forward pass and another task of
+        the same step run concurrently, each on its own GEMM engine and in its own parts of the
+        scratchpad. If left out, one task runs after the other.
+    units : sequence of Unit, optional
+        Units of the network; found from the graph if left out.
 
     Attributes
     ----------
     graph, core, memory, options
     layouts : Layouts
-            Layouts of all values of the network.
-        lowered : list of LoweredKernel
-            All kernels so far.
+        Layouts of all values of the network.
+    lowered : list of LoweredKernel
+        All kernels so far.
     tensors : dict of str to Tensor
     random_key : int
         Number of the first of the two scalar registers that seed the random numbers.
@@ -490,18 +489,18 @@ def build_step(
     Parameters
     ----------
     graph : Graph
-            The network, with the number of samples of one micro-batch.
+        The network, with the number of samples of one micro-batch.
     core : CoreSpec
     memory : MemorySpec, optional
-            Speed of the memory, with which run times are estimated.
+        Speed of the memory, with which run times are estimated.
     options : StepOptions, optional
     tasks : sequence of Task, optional
-            Forward and backward passes in their order, and the update; one micro-batch if left out.
+        Forward and backward passes in their order, and the update; one micro-batch if left out.
 
     Raises
     ------
     UserError
-            If the core cannot run a layer.
+        If the core cannot run a layer.
     NotImplementedError
         If a layer does not fit the core.
     """

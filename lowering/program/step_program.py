@@ -23,14 +23,13 @@ class StepProgram(DeviceProgram):
     graph : Graph
     options : StepOptions
     stage : Stage
-            The part of the network that the device computes.
+        The part of the network that the device computes.
     values : dict of str to Value
-            Values of the first micro-batch.
+        Values of the first micro-batch.
     operands : dict of (str, str) to str
-            Name of the tensor that a unit reads for a value, by the unit's name and the value's
-            name.
+        Name of the tensor that a unit reads for a value, by the unit's name and the value's name.
     gradients : dict of str to str
-            Name of the tensor of each value's gradient, for the values that have one.
+        Name of the tensor of each value's gradient, for the values that have one.
     """
 
     graph: Graph

@@ -127,22 +127,22 @@ class Schedule:
     Parameters
     ----------
     kind : str
-            Name of the kind of schedule, such as ``1f1b-as``.
+        Name of the kind of schedule, such as ``1f1b-as``.
     num_microbatches : int
     placement : tuple of int
         Device of each stage.
     routes : tuple of tuple of int
-            Stages that the micro-batches of each route pass, in order.
+        Stages that the micro-batches of each route pass, in order.
     route_of : integer array, shape (num_microbatches,)
-            Route of each micro-batch.
+        Route of each micro-batch.
     lanes : tuple of Lane
     transfer : str
-            When results are sent to the next device; see `Transfer`.
+        When results are sent to the next device; see `Transfer`.
     synchronous : bool
         Whether all micro-batches see one version of the weights.
     in_flight_limit : tuple of int
-            For each stage, the number of micro-batches whose activations its device has room for. A
-            forward pass waits until there is room. An empty tuple means no limit.
+        For each stage, the number of micro-batches whose activations its device has room for. A
+        forward pass waits until there is room. An empty tuple means no limit.
     """
 
     kind: str
@@ -245,7 +245,7 @@ def parse(text: str) -> Schedule:
     Raises
     ------
     ScheduleError
-            If the text is no schedule; the message names the line and its fault.
+        If the text is no schedule; the message names the line and its fault.
     """
     draft = _Draft()
     for number, line in enumerate(text.splitlines(), 1):
@@ -344,7 +344,7 @@ def to_pytorch_csv(schedule: Schedule) -> str:
     Raises
     ------
     ScheduleError
-            If a device has two engines, which the format cannot express.
+        If a device has two engines, which the format cannot express.
     """
     if schedule.splits_engines:
         raise ScheduleError(f"{schedule.kind} has two engines a device, which PyTorch's CSV lacks")

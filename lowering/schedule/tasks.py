@@ -52,12 +52,12 @@ def common_steps(schedule: Schedule) -> dict[Task, int]:
     Parameters
     ----------
     schedule : Schedule
-            Schedule in which stage `i` follows stage `i - 1`, without transfer tasks.
+        Schedule in which stage `i` follows stage `i - 1`, without transfer tasks.
 
     Raises
     ------
     UserError
-            If tasks wait for each other in a circle.
+        If tasks wait for each other in a circle.
     """
     lanes = [list(lane) for lane in schedule.lanes]
     tasks = {task for lane in lanes for task in lane}

@@ -65,11 +65,11 @@ class EachStep:
     Attributes
     ----------
     x, target : str
-            Names of source and target, which may be temporaries.
+        Names of source and target, which may be temporaries.
     y : str or None
         Name of the second source.
     coefficients : str or None
-            Name of a small array whose first rows are k0, k1, ...
+        Name of a small array whose first rows are k0, k1, ...
     settings : mapping
         Further arguments of `VectorOp`.
     """
@@ -123,21 +123,21 @@ def channel_kernel(
     ----------
     name : str
     shape : (int, int)
-            Number of positions and of channels.
+        Number of positions and of channels.
     region : Region
     sources, targets : mapping of str to Tensor
-            Tensors of ``positions x channels`` by the names that the steps use.
+        Tensors of ``positions x channels`` by the names that the steps use.
     steps : sequence of EachStep or SumStep
-            Steps that each piece runs, in this order.
+        Steps that each piece runs, in this order.
     temporaries : mapping of str to int
-            Names of temporaries, with the bytes of an element.
+        Names of temporaries, with the bytes of an element.
     small_sources, small_targets : mapping of str to Tensor
-            Small arrays, or tensors of one number per channel. Sources are loaded before everything
-            else and targets are stored after it; a name may be in both mappings.
+        Small arrays, or tensors of one number per channel. Sources are loaded before everything
+        else and targets are stored after it; a name may be in both mappings.
     small_temporaries : mapping of str to int
-            Names of further small arrays, with their numbers of rows.
+        Names of further small arrays, with their numbers of rows.
     rows : sequence of RowStep
-            Steps on small arrays that run after the last piece.
+        Steps on small arrays that run after the last piece.
 
     Raises
     ------

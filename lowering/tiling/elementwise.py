@@ -46,13 +46,13 @@ class FlatStep:
     Attributes
     ----------
     x, target : str
-            Names of source and target, which may be temporaries.
+        Names of source and target, which may be temporaries.
     y : str or None
         Name of the second source.
     settings : mapping
         Further arguments of `VectorOp`.
     coefficients : str or None
-            Name of a tensor of 16 numbers that serves as each of k0..k3.
+        Name of a tensor of 16 numbers that serves as each of k0..k3.
     """
 
     x: str
@@ -74,11 +74,11 @@ def piece_elements(total: int, most: int, unit: int = UNIT_ELEMENTS) -> int:
     Parameters
     ----------
     total : int
-            Elements of the tensor.
-        most : int
-            Elements that fit on chip.
-        unit : int
-            Divisor of the result; it is 32 instead if a piece cannot have so many elements.
+        Elements of the tensor.
+    most : int
+        Elements that fit on chip.
+    unit : int
+        Divisor of the result; it is 32 instead if a piece cannot have so many elements.
     """
     wanted = min(max(-(-total // 8), FEW_ELEMENTS), MANY_ELEMENTS, most)
     unit = unit if wanted >= unit else LEAST_ELEMENTS
@@ -100,14 +100,14 @@ def flat_kernel(
     ----------
     name : str
     sources, targets : mapping of str to Tensor
-            Tensors by the names that the steps use. No name is in both mappings, and all tensors
-            have the same number of elements.
+        Tensors by the names that the steps use. No name is in both mappings, and all tensors have
+        the same number of elements.
     steps : sequence of FlatStep
     region : Region
     temporaries : mapping of str to int
-            Names of temporaries, with the bytes of an element.
-        coefficients : mapping of str to Tensor
-            FP32 tensors of 16 numbers by further names; they are loaded before everything else.
+        Names of temporaries, with the bytes of an element.
+    coefficients : mapping of str to Tensor
+        FP32 tensors of 16 numbers by further names; they are loaded before everything else.
 
     Raises
     ------

@@ -26,9 +26,9 @@ class Tensor:
     ----------
     name : str
     shape : tuple of int
-            Shape with the channels last.
-        element_bytes : int
-            Size of an element: 2 (BF16), 4 (FP32), or 1 for bytes, such as those of MXINT8 blocks.
+        Shape with the channels last.
+    element_bytes : int
+        Size of an element: 2 (BF16), 4 (FP32), or 1 for bytes, such as those of MXINT8 blocks.
     """
 
     name: str
@@ -145,15 +145,14 @@ class Region:
     Parameters
     ----------
     base, size_bytes : int
-            First byte and size, multiples of 64.
-        bank_bytes : int or None
-            Size of a bank, if the region consists of whole banks. Buffers are then placed in
-            different banks where they fit, since a bank reads one vector and writes one vector per
-            cycle. None treats the region as one bank.
-        lane, lanes : int
-            Number of the lane that the region belongs to, and number of lanes with regions of this
-            size; see `Track`.
-        Whose it is, of so many that have as much; see `Track`.
+        First byte and size, multiples of 64.
+    bank_bytes : int or None
+        Size of a bank, if the region consists of whole banks. Buffers are then placed in different
+        banks where they fit, since a bank reads one vector and writes one vector per cycle. None
+        treats the region as one bank.
+    lane, lanes : int
+        Number of the lane that the region belongs to, and number of lanes with regions of this
+        size; see `Track`. Whose it is, of so many that have as much; see `Track`.
     """
 
     base: int
@@ -171,9 +170,8 @@ class Buffer:
     ----------
     size_bytes : int
     kept : bool
-            Whether all pieces of a kernel share one copy. Other buffers have two copies if there is
-            room, which pieces use alternately: one piece is loaded or stored while another is
-            computed.
+        Whether all pieces of a kernel share one copy. Other buffers have two copies if there is
+        room, which pieces use alternately: one piece is loaded or stored while another is computed.
     """
 
     size_bytes: int
@@ -221,15 +219,15 @@ class VectorKernel:
     name : str
     buffers : mapping of str to Buffer
     pieces : tuple of Piece
-            Pieces, each with at least one step.
+        Pieces, each with at least one step.
     region : Region
     buffer_count : int
-            Number of copies of each buffer that is not kept, 2 or 1.
+        Number of copies of each buffer that is not kept, 2 or 1.
 
     Raises
     ------
     ValueError
-            If the buffers do not fit in the region, or a buffer is both loaded and stored.
+        If the buffers do not fit in the region, or a buffer is both loaded and stored.
     """
 
     name: str

@@ -21,11 +21,11 @@ class VectorLoop:
     count : int
         Number of iterations.
     x, y : (int, int, int)
-            Movement of each source per iteration: address in bytes, and the coordinates y and u.
-        target : (int, int)
-            Movement of the target per iteration: address in bytes, and the coordinate u.
-        counter : int
-            Change of the counter per iteration.
+        Movement of each source per iteration: address in bytes, and the coordinates y and u.
+    target : (int, int)
+        Movement of the target per iteration: address in bytes, and the coordinate u.
+    counter : int
+        Change of the counter per iteration.
     """
 
     count: int
@@ -67,16 +67,16 @@ def nest(
     reduced : sequence of VectorLoop
         Loops that each result reduces over, the innermost first; empty for no reduction.
     x, target, y
-            Sources and target at their first vectors; the loops provide their steps.
+        Sources and target at their first vectors; the loops provide their steps.
     counter : int
-            First value of the counter.
+        First value of the counter.
     **settings
         Further arguments of `VectorOp`.
 
     Raises
     ------
     ValueError
-            As for `VectorOp`, for example if there are more than six loops.
+        As for `VectorOp`, for example if there are more than six loops.
     """
     rest = [loop for loop in positions if loop.count > 1]
     inner: list[VectorLoop] = []

@@ -58,9 +58,9 @@ def piece_rows(
     Parameters
     ----------
     number, width : int
-            Number of rows of the matrix, and elements of a row.
-        buffers : callable
-            Buffers that a piece of a given number of rows needs.
+        Number of rows of the matrix, and elements of a row.
+    buffers : callable
+        Buffers that a piece of a given number of rows needs.
     region : Region
     """
     rows = min(max(PIECE_ELEMENTS // width, 1), number)
@@ -76,11 +76,11 @@ class Rows:
     Attributes
     ----------
     count, width : int
-            Number of rows, and elements of a row.
-        shifts : mapping of str to int
-            Byte at which each tensor begins in its buffer.
-        formats : mapping of str to bool
-            Whether each tensor is FP32, and not BF16.
+        Number of rows, and elements of a row.
+    shifts : mapping of str to int
+        Byte at which each tensor begins in its buffer.
+    formats : mapping of str to bool
+        Whether each tensor is FP32, and not BF16.
     """
 
     count: int

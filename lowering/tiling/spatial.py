@@ -71,18 +71,17 @@ class View:
     Parameters
     ----------
     base : int
-            Byte at which row 0 and column 0 of the first image would be, from the buffer's
-            beginning.
-        pitches : (int, int, int)
-            Bytes from column to column, from row to row, and from image to image.
-        size : int
-            Bytes of an element.
-        depth : int
-            Number of channels on chip.
-        limits : (int, int)
-            Rows and columns of the image; positions outside do not exist.
-        broadcast : bool
-            Whether there is only one number for all channels.
+        Byte at which row 0 and column 0 of the first image would be, from the buffer's beginning.
+    pitches : (int, int, int)
+        Bytes from column to column, from row to row, and from image to image.
+    size : int
+        Bytes of an element.
+    depth : int
+        Number of channels on chip.
+    limits : (int, int)
+        Rows and columns of the image; positions outside do not exist.
+    broadcast : bool
+        Whether there is only one number for all channels.
     """
 
     base: int
@@ -203,22 +202,21 @@ def spatial_kernel(
     name : str
     region : Region
     along : str
-            Name of the tensor that is tiled.
+        Name of the tensor that is tiled.
     sources, targets : mapping of str to Tensor
-            Tensors of ``batch x rows x columns x channels``.
+        Tensors of ``batch x rows x columns x channels``.
     reach : mapping of str to callable
-            For other tensors, the rows that belong to given rows of the tiled one; there must be at
-            least one. For a target they are all rows, and it is stored when the last rows are done.
-            Targets without an entry are tiled like `along`.
-        steps : callable
-            Returns the instructions of a piece, given its spatial tile and the views of all
-            tensors.
-        kept : mapping of str to int
-            Names of further buffers, with their bytes.
+        For other tensors, the rows that belong to given rows of the tiled one; there must be at
+        least one. For a target they are all rows, and it is stored when the last rows are done.
+        Targets without an entry are tiled like `along`.
+    steps : callable
+        Returns the instructions of a piece, given its spatial tile and the views of all tensors.
+    kept : mapping of str to int
+        Names of further buffers, with their bytes.
     kept_of : mapping of str to callable
-            Further buffers whose bytes depend on the numbers of images and channels of a piece.
-        multiple : int
-            Preferred divisor of the number of rows of a piece.
+        Further buffers whose bytes depend on the numbers of images and channels of a piece.
+    multiple : int
+        Preferred divisor of the number of rows of a piece.
 
     Raises
     ------

@@ -25,16 +25,15 @@ class Tile:
     tensor : str
         Name of the tensor.
     offset : int
-            Bytes from the tensor's beginning, whose address is a multiple of 64, to the first
-            element.
+        Bytes from the tensor's beginning, whose address is a multiple of 64, to the first element.
     run_bytes : int
-            Bytes of a run, which are contiguous in memory.
+        Bytes of a run, which are contiguous in memory.
     counts, memory_pitches, pitches : tuples of int
-            For each dimension, the innermost first: the number of repetitions, and the distance in
-            bytes from one to the next in memory and in the scratchpad.
-        lead_bytes : int
-            Bytes left free before the first element, a multiple of 64; a vector may begin in the
-            padding before the element.
+        For each dimension, the innermost first: the number of repetitions, and the distance in
+        bytes from one to the next in memory and in the scratchpad.
+    lead_bytes : int
+        Bytes left free before the first element, a multiple of 64; a vector may begin in the
+        padding before the element.
     """
 
     tensor: str
@@ -79,7 +78,7 @@ class Tile:
         memory_base : int
             Byte address of the tensor.
         slot : int
-                Byte address of the buffer in the scratchpad, a multiple of 64.
+            Byte address of the buffer in the scratchpad, a multiple of 64.
         """
         run = self.run_bytes
         if not run:
@@ -134,11 +133,10 @@ def tile_of(
     tensor, offset, run_bytes
         As in `Tile`.
     dims : sequence of (count, bytes from one to the next in memory)
-            Dimensions of the tile, the innermost first.
+        Dimensions of the tile, the innermost first.
     stored : bool
-            Whether the tile is stored to memory. A STORE writes exactly the tile's bytes. A LOAD
-            moves whole words, so runs that are apart in memory must not share a word in the
-            scratchpad.
+        Whether the tile is stored to memory. A STORE writes exactly the tile's bytes. A LOAD moves
+        whole words, so runs that are apart in memory must not share a word in the scratchpad.
     lead_bytes : int
         As in `Tile`.
     """

@@ -61,8 +61,7 @@ class Layout:
         Returns
         -------
         sizes, order : tuple of int
-                Sizes of the new axes in the network's order, and these axes in the order of the
-                memory.
+            Sizes of the new axes in the network's order, and these axes in the order of the memory.
         """
         if self == PLAIN:
             return (width,), (0,)
@@ -103,7 +102,7 @@ class Value:
     Attributes
     ----------
     tensor : Tensor
-            The tensor, with its axes in the order of the memory as far as a shape can express that.
+        The tensor, with its axes in the order of the memory as far as a shape can express that.
     layout : Layout
     """
 
@@ -118,12 +117,12 @@ class Layouts:
     Attributes
     ----------
     values : mapping of str to Layout
-            Layout in which each input of the network and each result of a unit is written.
+        Layout in which each input of the network and each result of a unit is written.
     wanted : mapping of str to mapping of str to Layout
-            Layout in which a unit reads an input, by the unit's name and the input's name. Where it
-            is not the layout of the value, the value is copied into it first.
+        Layout in which a unit reads an input, by the unit's name and the input's name. Where it is
+        not the layout of the value, the value is copied into it first.
     parameters : mapping of str to Layout
-            Layout of the last axis of each parameter that follows the layout of a unit's input.
+        Layout of the last axis of each parameter that follows the layout of a unit's input.
     """
 
     values: Mapping[str, Layout]

@@ -30,10 +30,10 @@ class LoweredKernel:
     ----------
     kernel : Kernel
     is_weight : bool
-            Whether it belongs to a weight gradient, which can wait. The layers before wait for the
-            other kernels of a backward pass, not for this one.
+        Whether it belongs to a weight gradient, which can wait. The layers before wait for the
+        other kernels of a backward pass, not for this one.
     layer : str
-            Name of the layer whose work it does; see `device_program.KernelOrigin`.
+        Name of the layer whose work it does; see `device_program.KernelOrigin`.
     """
 
     kernel: Kernel
@@ -111,14 +111,13 @@ class MicroBatch:
     values : dict of str to Value
         Results of layers, and inputs of the network.
     gradients : dict of str to str
-            Name of the tensor of each value's gradient, for the values that have one.
+        Name of the tensor of each value's gradient, for the values that have one.
     operands : dict of (str, str) to str
-            Name of the tensor that a unit reads for a value, by the unit's name and the value's
-            name.
+        Name of the tensor that a unit reads for a value, by the unit's name and the value's name.
     lowered : list of LoweredKernel
         Kernels of the pass that is being lowered.
     layer : str
-            Name of the layer that the next kernels belong to.
+        Name of the layer that the next kernels belong to.
     """
 
     def __init__(self, builder: Builder, index: int, slot: int) -> None:

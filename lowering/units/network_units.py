@@ -44,7 +44,7 @@ class Refusal:
     Attributes
     ----------
     layer, op : str
-            Name and operator of the layer; for an input of the network, its name and ``input``.
+        Name and operator of the layer; for an input of the network, its name and ``input``.
     reason : str
     """
 
@@ -69,7 +69,7 @@ class RefusedNetwork(UserError):
     ----------
     graph : Graph
     refusals : sequence of Refusal
-            All layers that the core cannot run.
+        All layers that the core cannot run.
     """
 
     def __init__(self, graph: Graph, refusals: Sequence[Refusal]) -> None:
@@ -95,7 +95,7 @@ def refusals_of(graph: Graph, *, train: bool) -> list[Refusal]:
     ----------
     graph : Graph
     train : bool
-            Whether the network is to be trained.
+        Whether the network is to be trained.
     """
     found = list(_of_inputs(graph))
     for each in _grouped(graph):
@@ -124,9 +124,9 @@ def check_network(graph: Graph, *, train: bool) -> None:
     Raises
     ------
     RefusedNetwork
-            If there are layers that it cannot run; the error lists all of them.
+        If there are layers that it cannot run; the error lists all of them.
     UserError
-            If the network is to be trained and does not have exactly one output.
+        If the network is to be trained and does not have exactly one output.
     """
     found = refusals_of(graph, train=train)
     if found:
@@ -182,7 +182,7 @@ def units_of(graph: Graph) -> list[Unit]:
     Raises
     ------
     RefusedNetwork
-            If the core cannot run a layer, not even in inference.
+        If the core cannot run a layer, not even in inference.
     """
     check_network(graph, train=False)
     return [each for each in _grouped(graph) if isinstance(each, Unit)]
@@ -313,11 +313,11 @@ def drop_factors_of(
     Parameters
     ----------
     graph : Graph
-            The network, with the number of samples of one micro-batch.
+        The network, with the number of samples of one micro-batch.
     key : sequence of int
-            Contents of the two scalar registers that seed the random numbers.
+        Contents of the two scalar registers that seed the random numbers.
     microbatch : int
-            Number of the micro-batch.
+        Number of the micro-batch.
     """
     units = units_of(graph)
     layouts = layouts_of(graph, units)

@@ -51,12 +51,11 @@ def scalar_bits(
     Parameters
     ----------
     learning_rate, momentum, weight_decay, max_norm : float
-            Hyperparameters; the momentum is that of SGD, and `max_norm` matters only if the step
-            clips.
+        Hyperparameters; the momentum is that of SGD, and `max_norm` matters only if the step clips.
     seed : int
-            Seed of the random numbers.
+        Seed of the random numbers.
     step : int
-            Number of the step, from 0; random numbers and Adam's bias corrections depend on it.
+        Number of the step, from 0; random numbers and Adam's bias corrections depend on it.
     """
     bits = [0] * NUM_SCALARS
     step_size, correction, _ = adam_numbers(step + 1, learning_rate)
@@ -81,14 +80,14 @@ class StepOptions:
     Attributes
     ----------
     activation_bytes : int
-            Size of an element of activations and their gradients in memory, 2 (BF16) or 4 (FP32).
+        Size of an element of activations and their gradients in memory, 2 (BF16) or 4 (FP32).
     train : bool
-            Whether the step has a loss, a backward pass and an update. Otherwise it is only the
-            forward pass of inference.
+        Whether the step has a loss, a backward pass and an update. Otherwise it is only the forward
+        pass of inference.
     optimiser : str
-            ``sgd``, which has momentum, or ``adam``.
+        ``sgd``, which has momentum, or ``adam``.
     clips : bool
-            Whether all gradients together are scaled down to a largest norm.
+        Whether all gradients together are scaled down to a largest norm.
     """
 
     activation_bytes: int = 2

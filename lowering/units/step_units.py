@@ -27,7 +27,7 @@ def conv_of(layer: Layer) -> ConvSpec:
     Raises
     ------
     NotImplementedError
-            If the core does not run it.
+        If the core does not run it.
     """
     operator = layer.operator
     shape = layer.input_tensors[0].shape

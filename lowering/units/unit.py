@@ -22,7 +22,7 @@ class Unit(ABC):
     Attributes
     ----------
     layers : tuple of Layer
-            The layers in the order of the network; only the last one's result is kept.
+        The layers in the order of the network; only the last one's result is kept.
     """
 
     layers: tuple[Layer, ...]
@@ -54,7 +54,7 @@ class Unit(ABC):
         Raises
         ------
         NotImplementedError, ValueError
-                If the core cannot run it; the message is the reason.
+            If the core cannot run it; the message is the reason.
         """
         del train  # Most units run in training and in inference.
 
@@ -64,9 +64,9 @@ class Unit(ABC):
         Parameters
         ----------
         given : mapping of str to Layout
-                Layouts of the values so far, the unit's inputs among them.
+            Layouts of the values so far, the unit's inputs among them.
         rigid : collection of str
-                Names of the parameters that must keep the network's order.
+            Names of the parameters that must keep the network's order.
         """
         return {name: given[name] for name in self.inputs}
 
