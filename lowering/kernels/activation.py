@@ -94,7 +94,7 @@ def activation_gradient(
 ) -> VectorKernel:
     """Compute ``dx = dy`` where `y` is above 0, else ``slope * dy``; `db` sums `dx` over positions.
 
-    `y` is the kept result of the activation, whose sign is that of the activation's argument.
+    `y` is the kept result of the activation, which is above 0 exactly where its argument was.
     """
     settings = positive_only(slope)
     if db is None:

@@ -39,7 +39,7 @@ from fpgapipe.lowering.tiling.kernel import (
 from fpgapipe.lowering.tiling.nest import VectorLoop, nest
 
 PIECE_ELEMENTS = 1 << 14
-"""Elements of a piece of a norm; apart from the order of tensors, only this affects last bits."""
+"""Number of elements of a piece of a norm, fixed because the norm's last bits depend on it."""
 
 SLICES = 8
 """Number of concurrent sums of squares, which hide the latency of an adder."""

@@ -48,7 +48,7 @@ class Pool:
     Parameters
     ----------
     kernel, stride : (int, int)
-        Rows and columns of the window, and its steps.
+        Rows and columns of the window, and of its steps.
     pad : (int, int, int, int)
         Rows and columns of padding around the image: top, left, bottom, right.
     counted : (int, int, int, int), optional
@@ -201,7 +201,10 @@ def average_pool(name: str, pool: Pool, x: Tensor, y: Tensor, region: Region) ->
 def average_pool_gradient(
     name: str, pool: Pool, dy: Tensor, dx: Tensor, region: Region
 ) -> VectorKernel:
-    """Compute `dx`: each pixel gets its share of `dy` of all windows that contain it."""
+    """Compute `dx`: each pixel gets its share of `dy` of all windows that contain it.
+
+    Errors are those of `average_pool`.
+    """
     table = _Table.of(pool, dx, dy)
     return _gradient(
         name,

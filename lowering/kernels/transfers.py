@@ -12,7 +12,7 @@ PART_BYTES = 4096
 """All parts of a tensor except the last have a multiple of this size."""
 
 MAX_PARTS = 16
-"""Most parts of a tensor, which a receiver's queue has room for."""
+"""Largest number of parts of a tensor, for which a receiver's queue has room."""
 
 _PART_BITS = 4
 

@@ -22,7 +22,7 @@ class ConvSpec:
     cin, cout : int
         Number of input channels and of output channels.
     kernel, stride, dilation : (int, int)
-        Vertical and horizontal size.
+        Vertical and horizontal values.
     pad : (int, int, int, int)
         Padding at the top, left, bottom and right.
     h, w, batch : int

@@ -88,7 +88,7 @@ def rings_for(
     scratchpad: ScratchpadSpec,
     least_slots: int = 2,
 ) -> Iterator[Rings]:
-    """Do as `rings_of`, but with only the sizes and numbers of tiles known.
+    """Yield what `rings_of` yields, given only the sizes and numbers of the tiles.
 
     Parameters
     ----------

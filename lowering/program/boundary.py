@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from fpgapipe.network.graph import Graph
 
 PARTS = 8
-"""Parts of all boundary tensors of a task together, at most, but each has at least one part."""
+"""Most parts of all boundary tensors of a task together; each tensor has at least one part."""
 
 
 @dataclass(frozen=True)

@@ -10,7 +10,7 @@ FINE_BITS = 16
 COARSE_BITS = 24
 """Address bits within a coarse bucket, 16 MiB, by which spans of more than `FINE_BYTES` are found.
 
-Such a span is, for example, one of the rows of a large matrix that reach from its start to its end.
+For example, the span of a transfer of some columns of a large matrix has almost its whole size.
 """
 
 FINE_BYTES = 1 << 20

@@ -39,7 +39,7 @@ class PipelineProgram:
     Attributes
     ----------
     graph : Graph
-        The network, with the number of samples of one micro-batch.
+        The network, with the batch size of one micro-batch.
     parts : tuple of DeviceProgram
         Program of each stage.
     """
@@ -113,7 +113,7 @@ def build_pipeline(
     Parameters
     ----------
     graph : Graph
-        The network, with the number of samples of one micro-batch.
+        The network, with the batch size of one micro-batch.
     cores : sequence of CoreSpec
         One core per stage.
     layers : sequence of sequence of str
@@ -195,8 +195,8 @@ def _lanes(
     for lane in schedule.lanes:
         lanes[lane.device] += [task for task in lane if task.kind in kinds]
     if steps:
-        # Within a step the order matters only for slots: a forward pass takes its slot before
-        # another micro-batch frees one.
+        # Within a step the order affects only slots: a forward pass takes its slot before a
+        # backward pass frees one.
         for tasks in lanes:
             tasks.sort(key=lambda task: (steps[task], task.kind is not TaskKind.F))
     return lanes

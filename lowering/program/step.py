@@ -68,12 +68,13 @@ class StepBuilder:
     Parameters
     ----------
     graph : Graph
-        The network, with the number of samples of one micro-batch.
+        The network, with the batch size of one micro-batch.
     core : CoreSpec
     memory : MemorySpec
     options : StepOptions
     tasks : sequence of Task
-        Tasks in the order in which they are done; backward passes come in the order of these tasks.
+        Tasks in the order in which they are done; backward passes come in the order of the
+        micro-batches.
     part : Part, optional
         Part of the network that the device computes; all of it if left out.
     steps : sequence of int, optional
@@ -489,7 +490,7 @@ def build_step(
     Parameters
     ----------
     graph : Graph
-        The network, with the number of samples of one micro-batch.
+        The network, with the batch size of one micro-batch.
     core : CoreSpec
     memory : MemorySpec, optional
         Speed of the memory, with which run times are estimated.

@@ -120,9 +120,9 @@ class Kernel(Protocol):
 class Semaphore(IntEnum):
     """Numbers of the semaphores of a vector kernel; lower numbers belong to products.
 
-    The lanes share a semaphore if the instructions of one engine signal it and those of another
-    engine wait for it in program order. The second lane needs its own semaphore where a load or a
-    computation waits for an instruction that comes later in the program order of the queues.
+    The lanes share LOADED and COMPUTED, which are signalled and waited for in the order of the
+    program. Each lane has its own FREE, by which a load waits for a computation, and its own
+    STORED, by which a computation waits for a store.
     """
 
     LOADED = 6
@@ -152,7 +152,7 @@ class Region:
         treats the region as one bank.
     lane, lanes : int
         Number of the lane that the region belongs to, and number of lanes with regions of this
-        size; see `Track`. Whose it is, of so many that have as much; see `Track`.
+        size; see `Track`.
     """
 
     base: int
@@ -227,7 +227,8 @@ class VectorKernel:
     Raises
     ------
     ValueError
-        If the buffers do not fit in the region, or a buffer is both loaded and stored.
+        If the buffers do not fit in the region, or if a buffer that is not kept is both loaded and
+        stored.
     """
 
     name: str

@@ -34,7 +34,7 @@ SLICES, MANY_GROUPS = 8, 64
 """Number of slices of a long row, and number of vectors above which a row is long.
 
 Each slice consists of every eighth vector. The slices of a row are reduced concurrently, and then
-the results to one. Only few long rows fit on chip, and the slices hide the latency of an adder.
+their results to one. Only few long rows fit on chip, and the slices hide the latency of an adder.
 """
 
 MINUS_Y: Mapping[str, Any] = {"addend": Addend.Y, "negate_addend": True}

@@ -131,5 +131,5 @@ class Layouts:
 
 
 def host_layout(shape: Sequence[int]) -> Layout:
-    """Layout of an input or output that the host sees: channels last if it has four axes."""
+    """Layout of inputs and outputs on the host; see `lowering.memory.memory_map.channels_last`."""
     return channels_last(shape) if len(shape) == 4 else PLAIN

@@ -139,7 +139,7 @@ class MicroBatch:
 
     @property
     def graph(self) -> Graph:
-        """The network, with the number of samples of one micro-batch."""
+        """The network, with the batch size of one micro-batch."""
         return self._builder.graph
 
     @property

@@ -268,7 +268,7 @@ def _is_sum(layer: Layer) -> bool:
 
 
 def _slope(layer: Layer) -> float | None:
-    """Slope of a layer for negative values; None if the layer is no ReLU."""
+    """Slope of a layer for negative values; None if the layer is not a ReLU."""
     operator = layer.operator
     if isinstance(operator, ops.Activation):
         if operator.function == "relu":
@@ -313,7 +313,7 @@ def drop_factors_of(
     Parameters
     ----------
     graph : Graph
-        The network, with the number of samples of one micro-batch.
+        The network, with the batch size of one micro-batch.
     key : sequence of int
         Contents of the two scalar registers that seed the random numbers.
     microbatch : int
