@@ -21,10 +21,9 @@ FEW_OPERATIONS = 128
 MANY_OPERATIONS = 1 << 16
 
 ENOUGH_OPERATIONS = 1 << 12
-"""Limit on the instructions of all tilings that are tried together, so that a search takes seconds.
+"""Tilings of more than `FEW_OPERATIONS` instructions are tried until they have so many together.
 
-It applies to tilings with more than `FEW_OPERATIONS` instructions, the smallest of which come
-first.
+Those with the fewest instructions come first. The limit lets a search take seconds, not minutes.
 """
 
 CLOSE_LOOKS = 4

@@ -59,6 +59,14 @@ class Op:
         Tiles of the streamed and of the stationary operand.
     result : Tile
         Tile of the results, stored after the last instruction that adds to their sums.
+    a_pattern, b_pattern : OperandPattern
+    result_pattern : ResultPattern
+    m, k, n : int
+        Numbers of vectors, of array tiles that are added up, and of columns of array tiles.
+    first, last : bool
+        Whether this is the first, and the last, instruction that adds to its sums.
+    acc_step : int
+        Accumulators from one column of array tiles to the next.
     """
 
     a: Tile

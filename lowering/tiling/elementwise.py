@@ -33,10 +33,10 @@ There are enough to hide the overhead of an instruction, and few enough to overl
 """
 
 LEAST_ELEMENTS = 32
-"""Elements that fill whole words of BF16 and whole vectors."""
+"""Least number of elements that fill whole words of BF16 and whole vectors."""
 
 UNIT_ELEMENTS = 1 << 10
-"""Elements that fill whole words and whole vectors of random numbers; pieces have a multiple."""
+"""Divisor of a piece's number of elements: whole words and whole vectors of random numbers."""
 
 
 @dataclass(frozen=True)

@@ -1,4 +1,4 @@
-"""A unit: layers of a network that run together, and what their passes do."""
+"""Units: layers of a network that run together, and the kernels of their passes."""
 
 from __future__ import annotations
 
