@@ -80,7 +80,8 @@ def nest(
     """
     rest = [loop for loop in positions if loop.count > 1]
     inner: list[VectorLoop] = []
-    # A reduced loop of one iteration states that there is a reduction, over the lanes of X only.
+    # One loop is kept even if it has only one iteration, because it marks a reduction: lanes of X
+    # outside the limits take no part in a reduction.
     taps = [loop for loop in reduced if loop.count > 1] or list(reduced[:1])
     if taps:
         inner, rest = _hiding(rest, NUM_VECTOR_LOOPS - len(taps))
