@@ -1,1 +1,1 @@
-"""From a network to the programs of cores."""
+"""Lowering: from a network to the programs of cores."""

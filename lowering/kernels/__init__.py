@@ -1,1 +1,1 @@
-"""Operators of a network as kernels: stretches of a core's program."""
+"""Kernels: sections of a core's program that operators of a network are lowered to."""

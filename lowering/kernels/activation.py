@@ -26,12 +26,12 @@ _NONE = Constant(0.0)
 
 
 def positions_by_channels(tensor: Tensor) -> tuple[int, int]:
-    """Shape as positions by channels, the last axis."""
+    """Numbers of positions and of channels, which are the last axis."""
     return tensor.elements // tensor.shape[-1], tensor.shape[-1]
 
 
 def positive_only(slope: float = 0) -> dict[str, Any]:
-    """Settings that keep X where Y is above 0, and give ``slope * X`` elsewhere."""
+    """Settings that give X where Y is above 0, and ``slope * X`` elsewhere."""
     return {
         "factor": Factor.CONSTANT,
         "constants": (_NONE, Constant(slope)),
@@ -44,7 +44,7 @@ def positive_only(slope: float = 0) -> dict[str, Any]:
 def add_bias(
     name: str, z: Tensor, bias: Tensor, y: Tensor, region: Region, *, relu: bool = False
 ) -> VectorKernel:
-    """``y = z + bias``, negative values as zeros if `relu`."""
+    """Compute ``y = z + bias``; with `relu`, negative values become zeros."""
     step = EachStep("z", "y", None, "bias", {"addend": Addend.COEFFICIENT, "relu": relu})
     return channel_kernel(
         name,
@@ -58,7 +58,7 @@ def add_bias(
 
 
 def bias_gradient(name: str, dy: Tensor, db: Tensor, region: Region) -> VectorKernel:
-    """``db``: `dy` summed over positions."""
+    """Compute ``db``, which is `dy` summed over positions."""
     return channel_kernel(
         name,
         positions_by_channels(dy),
@@ -70,7 +70,7 @@ def bias_gradient(name: str, dy: Tensor, db: Tensor, region: Region) -> VectorKe
 
 
 def activate(name: str, x: Tensor, y: Tensor, region: Region, *, slope: float = 0) -> VectorKernel:
-    """``y = x`` where that is above 0, ``slope * x`` elsewhere: ReLU, or leaky ReLU."""
+    """Compute ReLU or leaky ReLU: ``y = x`` where `x` is above 0, and ``slope * x`` elsewhere."""
     settings = {
         "factor": Factor.CONSTANT,
         "constants": (_NONE, Constant(slope)),
@@ -92,9 +92,9 @@ def activation_gradient(
     slope: float = 0,
     db: Tensor | None = None,
 ) -> VectorKernel:
-    """``dx = dy`` where `y` is above 0, ``slope * dy`` elsewhere; `db` is its sum over positions.
+    """Compute ``dx = dy`` where `y` is above 0, else ``slope * dy``; `db` sums `dx` over positions.
 
-    The sign of the result that was kept says which side an element came from.
+    `y` is the kept result of the activation, which is above 0 exactly where its argument was.
     """
     settings = positive_only(slope)
     if db is None:
@@ -114,7 +114,7 @@ def activation_gradient(
 def add(
     name: str, a: Tensor, b: Tensor, y: Tensor, region: Region, *, relu: bool = False
 ) -> VectorKernel:
-    """``y = a + b``: a residual sum, or that of the gradients of branches."""
+    """Compute ``y = a + b``, a residual sum or the sum of the gradients of branches."""
     step = FlatStep("a", "y", "b", {"addend": Addend.Y, "relu": relu})
     return flat_kernel(name, {"a": a, "b": b}, {"y": y}, [step], region)
 
@@ -130,20 +130,20 @@ def drop(
     key: int,
     first: int = 0,
 ) -> VectorKernel:
-    """Dropout: an element is kept with probability ``1 - rate``, and divided by that.
+    """Apply dropout: keep an element with probability ``1 - rate``, and divide it by that.
 
     The gradient is the same operation on `dy`.
 
     Parameters
     ----------
     rate : float
-        Rounded to 1/65,536.
+        Share of dropped elements, rounded to a multiple of 1/65,536.
     stream : int
-        Which random numbers: each layer has its own.
+        Number of the sequence of random numbers; each layer has its own.
     key : int
-        Number of the first of the two scalar registers that have seed and step.
+        Number of the first of the two scalar registers that hold seed and step.
     first : int
-        Of the layer's numbers, those of the vectors of 16 elements before are passed over.
+        Number of vectors of 16 random numbers to skip at the beginning of the sequence.
     """
     kept = kept_of(rate)
     settings = {
@@ -159,15 +159,15 @@ def drop(
 def drop_factors(
     elements: int, rate: float, stream: int, key: Sequence[int], *, first: int = 0
 ) -> NDArray[np.float32]:
-    """Compute what `drop` multiplies by, for each element.
+    """Compute the factor by which `drop` multiplies each element.
 
     Parameters
     ----------
     elements : int
     rate, stream, first
-        As for `drop`.
+        See `drop`.
     key : sequence of int
-        What its two scalar registers hold.
+        Contents of the two scalar registers.
     """
     kept = kept_of(rate)
     bits = lane_bits((key[0], key[1]), (stream << 36) + first, -(-elements // LANES)).reshape(-1)
@@ -176,12 +176,12 @@ def drop_factors(
 
 
 def kept_of(rate: float) -> int:
-    """Of 65,536 elements, how many are kept.
+    """Number of elements, out of 65,536, that are kept.
 
     Raises
     ------
     ValueError
-        If it is none, or all.
+        If none or all of them are kept.
     """
     kept = round((1 - rate) * (1 << 16))
     if not 0 < kept < 1 << 16:

@@ -1,4 +1,4 @@
-"""Tensors in another format: FP32, BF16, blocks of MXINT8."""
+"""Conversion of tensors to another format: FP32, BF16, blocks of MXINT8."""
 
 from math import prod
 
@@ -19,34 +19,34 @@ from fpgapipe.lowering.tiling.kernel import (
 )
 
 MOST_ROWS = 1 << 16
-"""Iterations of a loop."""
+"""Largest number of iterations of a loop."""
 
 
 def blocks_of(tensor: Tensor, name: str) -> Tensor:
-    """Return the tensor that holds another one as MXINT8.
+    """Return the tensor that holds another tensor as MXINT8.
 
-    Every row, along the last axis, has blocks of its own; the last is filled with zeros.
+    Every row, along the last axis, has its own blocks; the last one is filled with zeros.
     """
     *rows, width = tensor.shape
     return Tensor(name, (*rows, -(-width // MX_BLOCK), BLOCK_BYTES), 1)
 
 
 def cast(name: str, x: Tensor, y: Tensor, region: Region) -> VectorKernel:
-    """``y = x`` in another format.
+    """Compute ``y = x`` in another format.
 
     Parameters
     ----------
     name : str
     x, y : Tensor
-        FP32 or BF16, ``... x width``; one of them may be the `blocks_of` such a tensor, for a core
-        with `VectorSpec.mx`.
+        FP32 or BF16, ``... x width``. One of them may be `blocks_of` such a tensor if the core has
+        `VectorSpec.mx`.
     region : Region
 
     Raises
     ------
     ValueError
-        If shapes do not agree, both are blocks, or the region is too small for a row (for a block,
-        if rows are whole blocks).
+        If the shapes do not agree, both tensors are blocks, or the region is too small for a row
+        (or for a block, if rows consist of whole blocks).
     """
     plain = y if _has_blocks(x) else x
     if _has_blocks(plain):
@@ -58,7 +58,7 @@ def cast(name: str, x: Tensor, y: Tensor, region: Region) -> VectorKernel:
     *rows, width = plain.shape
     number = prod(rows)
     if width % MX_BLOCK == 0:
-        # Blocks follow each other from row to row: pieces may begin with any.
+        # Blocks of consecutive rows are contiguous, so a piece may begin with any block.
         number, width = number * width // MX_BLOCK, MX_BLOCK
     blocks = -(-width // MX_BLOCK)
 
@@ -66,7 +66,7 @@ def cast(name: str, x: Tensor, y: Tensor, region: Region) -> VectorKernel:
         return blocks * BLOCK_BYTES if _has_blocks(tensor) else width
 
     def buffers(count: int) -> dict[str, Buffer]:
-        # Its first word may begin before the first row, its last end behind the last.
+        # The first word may begin before the first row, and the last word may end after the last.
         return {
             which: Buffer(count * row_elements(tensor) * tensor.element_bytes + WORD_BYTES)
             for which, tensor in (("x", x), ("y", y))
@@ -101,7 +101,7 @@ def _format(tensor: Tensor) -> Format:
 
 
 def _steps(tensor: Tensor, width: int) -> Steps:
-    """Bytes from half to half of a block, from block to block, from row to row."""
+    """Bytes from one half of a block to the other, from block to block, and from row to row."""
     if _has_blocks(tensor):
         return 1, BLOCK_BYTES, -(-width // MX_BLOCK) * BLOCK_BYTES
     size = tensor.element_bytes

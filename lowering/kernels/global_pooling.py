@@ -15,14 +15,15 @@ _NONE = Constant(0.0)
 def global_average(name: str, x: Tensor, y: Tensor, region: Region) -> VectorKernel:
     """Average over all positions of each image.
 
-    Rows are summed, and then their sums: of more rows than a piece has, too.
+    The pixels of each row are summed, then the sums of the rows. The sums of the rows stay on chip
+    until an image is complete, so an image may have more rows than a piece.
 
     Parameters
     ----------
     name : str
     x : Tensor
     y : Tensor
-        ``batch x channels``.
+        Tensor of ``batch x channels``.
     region : Region
 
     Raises
@@ -88,7 +89,7 @@ def global_average(name: str, x: Tensor, y: Tensor, region: Region) -> VectorKer
 
 
 def global_average_gradient(name: str, dy: Tensor, dx: Tensor, region: Region) -> VectorKernel:
-    """Each pixel's share of `dy`, which is ``batch x channels``."""
+    """Give each pixel its share of `dy`, which is ``batch x channels``."""
     batch, height, width, channels = dx.shape
     dy = replace(dy, shape=(batch, 1, 1, channels))
 

@@ -1,4 +1,4 @@
-"""Tensors in another order."""
+"""Transposition of tensors in memory."""
 
 from collections.abc import Iterator
 from itertools import product
@@ -21,28 +21,28 @@ from fpgapipe.lowering.tiling.kernel import (
 from fpgapipe.lowering.tiling.tile import Tile, tile_of
 
 PIECE_ELEMENTS = 1 << 13
-"""Elements of a piece, about; each takes a vector of its own."""
+"""Approximate number of elements of a piece; each element takes one vector operation."""
 
 LEAST_ROWS = 1 << 7
-"""Rows of a piece of a matrix that is cut, where so many fit: the result's runs in memory."""
+"""Least rows of a piece of a divided matrix, if they fit; they become runs of the result."""
 
 
 def transpose(name: str, x: Tensor, y: Tensor, region: Region) -> VectorKernel:
-    """``y = x.T``, of each matrix if there are several, one element a cycle; formats may differ.
+    """Compute ``y = x.T`` for one matrix or several, one element per cycle; formats may differ.
 
-    A matrix product needs no transposed copy of its operands: its reader has a transposer.
+    A matrix product needs no transposed copy of its operands, since its reader has a transposer.
 
     Parameters
     ----------
     name : str
     x, y : Tensor
-        ``... x rows x columns`` and ``... x columns x rows``.
+        Tensors of shape ``... x rows x columns`` and ``... x columns x rows``.
     region : Region
 
     Raises
     ------
     ValueError
-        If shapes do not agree, or the region is too small.
+        If the shapes do not agree, or the region is too small.
     """
     *several, rows, columns = x.shape
     if y.shape != (*several, columns, rows):
@@ -66,7 +66,7 @@ def transpose(name: str, x: Tensor, y: Tensor, region: Region) -> VectorKernel:
 
 
 def _whole(x: Tensor, y: Tensor, elements: int) -> dict[str, Buffer]:
-    """Buffers of whole matrices, which may begin anywhere in a word."""
+    """Buffers of whole matrices, which may begin anywhere within a word."""
     return {
         name: Buffer(elements * tensor.element_bytes + WORD_BYTES)
         for name, tensor in (("x", x), ("y", y))
@@ -74,7 +74,7 @@ def _whole(x: Tensor, y: Tensor, elements: int) -> dict[str, Buffer]:
 
 
 def _matrices(x: Tensor, y: Tensor, number: int, group: int) -> Iterator[Piece]:
-    """Pieces of several matrices each."""
+    """Pieces that consist of several matrices each."""
     rows, columns = x.shape[-2:]
     size = rows * columns
     pitches = columns * x.element_bytes, rows * y.element_bytes
@@ -86,7 +86,7 @@ def _matrices(x: Tensor, y: Tensor, number: int, group: int) -> Iterator[Piece]:
 
 
 def _tile(x: Tensor, y: Tensor, rows: int, columns: int) -> dict[str, Buffer]:
-    """Buffers of a part of a matrix, of which each row takes up to two words more."""
+    """Buffers of a part of a matrix, with room for the gaps between its rows on chip."""
     return {
         name: Buffer(number * (width * tensor.element_bytes + 3 * WORD_BYTES) + WORD_BYTES)
         for name, tensor, number, width in (("x", x, rows, columns), ("y", y, columns, rows))
@@ -94,7 +94,7 @@ def _tile(x: Tensor, y: Tensor, rows: int, columns: int) -> dict[str, Buffer]:
 
 
 def _tiles(x: Tensor, y: Tensor, number: int, tile: tuple[int, int]) -> Iterator[Piece]:
-    """Pieces of a part of a matrix each, of so many rows and columns."""
+    """Pieces that consist of a part of a matrix each, of at most the tile's rows and columns."""
     rows, columns = x.shape[-2:]
     high, wide = tile
     for matrix, row, column in product(
@@ -111,7 +111,7 @@ def _tiles(x: Tensor, y: Tensor, number: int, tile: tuple[int, int]) -> Iterator
 def _part(
     tensor: Tensor, first: int, rows: int, columns: int, pitch: int, *, stored: bool = False
 ) -> Tile:
-    """Lay a part of a matrix out; `first` and `pitch` are in elements."""
+    """Tile of a part of a matrix; `first` and `pitch` are numbers of elements."""
     size = tensor.element_bytes
     dims = [(rows, pitch * size)]
     return tile_of(tensor.name, first * size, columns * size, dims, stored=stored)
@@ -125,16 +125,16 @@ def _piece(
     pitches: tuple[int, int],
     counts: tuple[int, int, int],
 ) -> Piece:
-    """Read columns one after the other, of one matrix after the other.
+    """Piece that reads the columns one after the other, of one matrix after the other.
 
     Parameters
     ----------
     x, y : Tensor
-    source, target : Slab
+    source, target : Tile
     pitches : (int, int)
-        Bytes from a row to the next on chip, of both.
+        Bytes from one row to the next on chip, for source and target.
     counts : (int, int, int)
-        Rows, columns and matrices.
+        Number of rows, columns and matrices.
     """
     rows, columns, _ = counts
     pitch, result_pitch = pitches

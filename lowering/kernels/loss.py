@@ -1,8 +1,8 @@
-"""Softmax with cross-entropy, value and gradient.
+"""Softmax with cross-entropy: value and gradient.
 
-The class of an element is told by a tensor of class numbers, which are compared with the label.
-Losses are kept on chip and added up at the end, so that no bit depends on how the batch is cut into
-pieces.
+A tensor of class numbers is compared with the labels to find the element of each sample's class.
+The losses of the samples are kept on chip and added up at the end, so that the division of the
+batch into pieces changes no bit of a result.
 """
 
 from collections.abc import Iterator
@@ -40,18 +40,18 @@ from fpgapipe.lowering.tiling.nest import VectorLoop, nest
 from fpgapipe.lowering.tiling.rows import MINUS_Y, Rows, piece_rows, reduction_buffers
 
 MOST_CLASSES = 1 << 16
-"""A loop has no more iterations, and class numbers are exact."""
+"""Largest number of classes: a loop has no more iterations, and FP32 holds the numbers exactly."""
 
 _NONE = Constant(0.0)
 
 
 def class_numbers(classes: int) -> Tensor:
-    """The tensor of class numbers that `cross_entropy` reads; one serves all layers."""
+    """The tensor of class numbers that `cross_entropy` reads; one tensor serves all layers."""
     return small(f"class numbers {classes}", 1, classes)
 
 
 def class_numbers_content(classes: int) -> NDArray[np.float32]:
-    """What it has to hold: 0, 1, 2, ..., also behind the last class."""
+    """Contents of the tensor of class numbers: 0, 1, 2, ..., also in the padding at the end."""
     return np.arange(padded(classes), dtype=np.float32).reshape(1, -1)
 
 
@@ -72,33 +72,33 @@ def cross_entropy(
     correct: Tensor | None = None,
     scale: float | None = None,
 ) -> VectorKernel:
-    """Mean loss of a batch, and its gradient.
+    """Compute the mean loss of a batch, and its gradient.
 
     ``loss = mean(log(sum(exp(logits))) - logits[label])``, and
     ``gradient = (softmax(logits) - (1 for the label, else 0)) * scale``. Logits of -infinity have
-    probability 0; as in PyTorch, one of +infinity or NaN makes its row's results NaN.
+    probability 0. As in PyTorch, a logit of +infinity or NaN makes the results of its row NaN.
 
     Parameters
     ----------
     name : str
     logits : Tensor
-        ``batch x classes``.
+        Tensor of ``batch x classes``.
     labels : Tensor
-        Class numbers, FP32, ``(batch,)``.
+        Class numbers, FP32, shape ``(batch,)``.
     loss : Tensor
-        One number, FP32.
+        FP32 tensor for one number.
     region : Region
     gradient : Tensor, optional
-        Shape of the logits.
+        Tensor for the gradient, of the shape of the logits.
     correct : Tensor, optional
-        One number, FP32: of how many rows no logit is larger than the label's.
+        FP32 tensor for the number of rows in which no logit is larger than the label's.
     scale : float, optional
-        ``1 / batch`` if left out.
+        Factor of the gradient, ``1 / batch`` if left out.
 
     Raises
     ------
     ValueError
-        If there are more than `MOST_CLASSES`, or the region is too small for a row.
+        If there are more than `MOST_CLASSES` classes, or the region is too small for a row.
     """
     batch, classes = logits.shape
     check_classes(classes)
@@ -108,7 +108,7 @@ def cross_entropy(
     table = class_numbers(classes)
     sources = {"logits": logits, "labels": labels}
     targets = {"gradient": gradient} if gradient else {}
-    # Probabilities become the gradient where they stand, if that is FP32.
+    # An FP32 gradient is computed in place from the probabilities.
     in_place = gradient is not None and gradient.fp32
 
     def buffers(rows: int) -> dict[str, Buffer]:
@@ -167,21 +167,21 @@ def cross_entropy(
 
 @dataclass(frozen=True)
 class _Samples(Rows):
-    """The samples of a piece, a row each.
+    """The samples of a piece, one row each.
 
     Attributes
     ----------
     first : int
-        Of the batch.
+        Number of the first sample in the batch.
     work : str
-        The buffer of exponentials, FP32.
+        Name of the FP32 buffer of exponentials.
     """
 
     first: int
     work: str
 
     def losses(self, *, counts: bool) -> Iterator[Step]:
-        """Instructions that compute the rows' losses, and leave exponentials behind."""
+        """Instructions that compute the losses of the rows and leave the exponentials in `work`."""
         own = {"test": (Left.Y, Outcome.EQUAL, Right.COEFFICIENT), "then": Choice.X}
         yield self.each("logits", self.work, "labels", "table", otherwise=Choice.ZERO, **own)
         yield from self.reduce(self.work, "own")
@@ -203,7 +203,7 @@ class _Samples(Rows):
             )
 
     def gradient(self, scale: float) -> Iterator[Step]:
-        """Instructions that make the gradient of the exponentials."""
+        """Instructions that compute the gradient from the exponentials."""
         yield from self.shares(self.work, self.work, scale)
         yield self.each(
             self.work,
@@ -219,7 +219,7 @@ class _Samples(Rows):
 
 
 def _total(x: str, target: str, number: int, factor: float) -> Iterator[Step]:
-    """Add up numbers that lie one after the other, and multiply the sum."""
+    """Add up contiguous numbers, and multiply the sum by `factor`."""
     op = nest(
         [],
         [VectorLoop(-(-number // LANES), (VECTOR_BYTES, 0, LANES))],

@@ -28,17 +28,17 @@ from fpgapipe.lowering.tiling.kernel import Region, Tensor, VectorKernel
 
 @dataclass(frozen=True)
 class BatchNorm:
-    """A normalisation's tensors and numbers.
+    """Tensors and parameters of a batch normalisation.
 
     Attributes
     ----------
     name : str
     x : Tensor
-        What is normalised.
+        Tensor that is normalised.
     gamma, beta, running_mean, running_var : Tensor
-        One number a channel, FP32.
+        FP32 tensors of one number per channel.
     epsilon, momentum : float
-        Running averages move by `momentum` of the way, PyTorch's convention.
+        Running averages move by the fraction `momentum` towards new values, as in PyTorch.
     """
 
     name: str
@@ -52,22 +52,22 @@ class BatchNorm:
 
     @property
     def statistics(self) -> Tensor:
-        """What forward keeps: rows -mean, gamma / deviation, 0, beta, 1 / deviation."""
+        """Rows that forward keeps: -mean, gamma / deviation, 0, beta, 1 / deviation."""
         return small(f"{self.name}.statistics", 5, self.x.shape[-1])
 
     @property
     def mean(self) -> Tensor:
-        """The negative mean, from one kernel to the next."""
+        """The negative mean, which one kernel passes to the next."""
         return small(f"{self.name}.mean", 1, self.x.shape[-1])
 
     @property
     def factors(self) -> Tensor:
-        """Coefficients of the input's gradient, from one kernel to the next."""
+        """Coefficients of the input's gradient, which one kernel passes to the next."""
         return small(f"{self.name}.factors", 4, self.x.shape[-1])
 
     @property
     def kept(self) -> tuple[Tensor, ...]:
-        """All tensors that need a place in memory besides those given."""
+        """All tensors, apart from the attributes, that need a place in memory."""
         return self.statistics, self.mean, self.factors
 
 
@@ -79,9 +79,9 @@ def forward(
     residual: Tensor | None = None,
     relu: bool = False,
 ) -> list[VectorKernel]:
-    """Normalise by the statistics of the (micro-)batch, and move the running averages.
+    """Normalise by the statistics of the (micro-)batch, and update the running averages.
 
-    Mean and variance take a pass each, so a large mean costs no precision.
+    Mean and variance are computed in separate passes, so a large mean costs no precision.
     """
     positions, channels = positions_by_channels(norm.x)
     mean = channel_kernel(
@@ -95,7 +95,7 @@ def forward(
         rows=[_scaled(("sum", 0), ("mean", 0), -1 / positions)],
     )
     rows = [
-        # Variance, and what the running average takes: that of the population.
+        # Biased variance for the normalisation, and unbiased variance for the running average.
         _scaled(("sum", 0), ("variance", 0), 1 / positions),
         _scaled(("sum", 0), ("sample", 0), 1 / max(positions - 1, 1)),
         _moved(("mean", 0), ("running mean", 0), norm.momentum, negate=True),
@@ -153,7 +153,7 @@ def normalise(
     residual: Tensor | None = None,
     relu: bool = False,
 ) -> VectorKernel:
-    """``y = (x - mean) * gamma / deviation + beta``, plus `residual`, by the statistics kept."""
+    """``y = (x - mean) * gamma / deviation + beta``, plus `residual`, with the kept statistics."""
     settings = {
         "addend": Addend.COEFFICIENT,
         "factor": Factor.COEFFICIENT,
@@ -180,7 +180,7 @@ def infer(
     residual: Tensor | None = None,
     relu: bool = False,
 ) -> list[VectorKernel]:
-    """Normalise by the running averages."""
+    """Normalise by the running averages, in inference."""
     channels = norm.x.shape[-1]
     epsilon = {
         "addend": Addend.CONSTANT,
@@ -220,7 +220,7 @@ def backward(
     activated: Tensor | None = None,
     masked: Tensor | None = None,
 ) -> list[VectorKernel]:
-    """Gradients of input, gamma and beta.
+    """Compute the gradients of input, gamma and beta.
 
     ``dx = scale * (dy - mean(dy) - (x - mean) * dgamma / (deviation * positions))``, with
     ``scale = gamma / deviation``.
@@ -230,11 +230,11 @@ def backward(
     norm : BatchNorm
     dy, dx : Tensor
     gradients : (Tensor, Tensor)
-        Of gamma and beta.
+        Gradients of gamma and beta.
     region : Region
     activated, masked : Tensor, optional
-        With a ReLU behind the normalisation, its result, and where `dy` goes after its gradient:
-        what is normalised, and the gradient of a residual.
+        If a ReLU follows the normalisation: the result of the ReLU, and the tensor for `dy` after
+        the ReLU's gradient, which is the gradient of the normalisation's result and of a residual.
     """
     positions, channels = positions_by_channels(norm.x)
     steps: list[EachStep | SumStep] = []
@@ -307,7 +307,7 @@ def _scaled(x: tuple[str, int], target: tuple[str, int], factor: float) -> RowSt
 def _moved(
     x: tuple[str, int], average: tuple[str, int], momentum: float, *, negate: bool = False
 ) -> RowStep:
-    """``average = average * (1 - momentum) + x * momentum``, of ``-x`` if `negate`."""
+    """``average = average * (1 - momentum) + x * momentum``; with ``-x`` for ``x`` if `negate`."""
     settings = {
         "negate_x": negate,
         "factor": Factor.CONSTANT,

@@ -1,7 +1,7 @@
 """Optimisers, gradient accumulation and clipping.
 
-Numbers that change from step to step are read from scalar registers, so that a program serves all
-steps; those that do not change may be values. All formulas are PyTorch's.
+Numbers that change from step to step are read from scalar registers, so that one program serves all
+steps. Numbers that do not change may be constant values. All formulas are those of PyTorch.
 """
 
 from collections.abc import Mapping, Sequence
@@ -39,36 +39,36 @@ from fpgapipe.lowering.tiling.kernel import (
 from fpgapipe.lowering.tiling.nest import VectorLoop, nest
 
 PIECE_ELEMENTS = 1 << 14
-"""Elements of a piece of a norm. Its last bits depend on this, and so on nothing else."""
+"""Number of elements of a piece of a norm, fixed because the norm's last bits depend on it."""
 
 SLICES = 8
-"""Sums of squares that go on side by side, to hide an adder's latency."""
+"""Number of concurrent sums of squares, which hide the latency of an adder."""
 
 CLIP_EPSILON = 1e-6
-"""What is added to a norm before it divides, as PyTorch does."""
+"""Number that is added to a norm before the division, as in PyTorch."""
 
 _ONE = Constant(1.0)
 _ZERO = Constant(0.0)
 
 
 def is_value(constant: Constant, value: float) -> bool:
-    """Whether a constant is this value, whatever registers hold."""
+    """Whether a constant is a fixed value, not a register, and equal to `value`."""
     return constant.register is None and constant.value == value
 
 
 @dataclass(frozen=True)
 class Sgd:
-    """Stochastic gradient descent; a number is a value, or a register's.
+    """Stochastic gradient descent; each number is a fixed value or is read from a register.
 
     Parameters
     ----------
     learning_rate : Constant
     momentum : Constant or None
-        None for none, and then there is no velocity.
+        Momentum; without it (None) there is no velocity.
     weight_decay : Constant or None
     nesterov : bool
     scale : Constant
-        What gradients are multiplied by, before all else.
+        Factor of the gradients, applied before everything else.
     """
 
     learning_rate: Constant
@@ -84,18 +84,18 @@ class Sgd:
 
 @dataclass(frozen=True)
 class Adam:
-    """Adam, or AdamW; a number is a value, or a register's.
+    """Adam or AdamW; each number is a fixed value or is read from a register.
 
     Parameters
     ----------
     step_size, inverse_correction, decay : Constant
-        Registers, as a rule: what `adam_numbers` gives for each step.
+        Numbers that `adam_numbers` computes for each step, usually in registers.
     betas : (float, float)
     epsilon : float
     weight_decay : Constant or None
-        What is added to the gradient, of the weights; None for AdamW, which has `decay`.
+        Multiple of the weights that is added to the gradient; None for AdamW, which uses `decay`.
     scale : Constant
-        What gradients are multiplied by, before all else.
+        Factor of the gradients, applied before everything else.
     """
 
     step_size: Constant
@@ -109,16 +109,16 @@ class Adam:
 
 @dataclass(frozen=True)
 class Adagrad:
-    """Adagrad; a number is a value, or a register's.
+    """Adagrad; each number is a fixed value or is read from a register.
 
     Parameters
     ----------
     learning_rate : Constant
-        Of the step, if it decays.
+        Learning rate of the step, in a register if it decays.
     epsilon : float
     weight_decay : Constant or None
     scale : Constant
-        What gradients are multiplied by, before all else.
+        Factor of the gradients, applied before everything else.
     """
 
     learning_rate: Constant
@@ -133,16 +133,16 @@ def adam_numbers(
     betas: tuple[float, float] = (0.9, 0.999),
     weight_decay: float = 0.0,
 ) -> tuple[float, float, float]:
-    """Compute step size, inverse bias correction and decay of a step.
+    """Compute the step size, the inverse bias correction and the decay of a step.
 
     Parameters
     ----------
     step : int
-        From 1.
+        Number of the step, from 1.
     learning_rate : float
     betas : (float, float)
     weight_decay : float
-        AdamW's.
+        Weight decay of AdamW.
     """
     return (
         learning_rate / (1 - betas[0] ** step),
@@ -161,21 +161,21 @@ def sgd(
     velocity: Tensor | None = None,
     clip: Tensor | None = None,
 ) -> VectorKernel:
-    """Let a step of SGD take effect on weights and velocity, where these stand.
+    """Update weights and velocity in place by a step of SGD.
 
     Parameters
     ----------
     name, settings, weights, gradient, region
     velocity : Tensor, optional
-        What momentum moves; zeros before the first step.
+        Velocity of the momentum; it must be zero before the first step.
     clip : Tensor, optional
-        The result of `clip_coefficient`, which then multiplies gradients instead of a scale.
+        Result of `clip_coefficient`, by which the gradients are multiplied instead of `scale`.
 
     Raises
     ------
     ValueError
-        If there is a velocity without momentum, or the other way round, a clip and a scale, or the
-        region is too small.
+        If there is a velocity without momentum or a momentum without velocity, if there are both a
+        clip and a scale, or if the region is too small.
     """
     if (velocity is None) != (settings.momentum is None):
         raise ValueError("SGD must have a velocity if it has a momentum, and none otherwise")
@@ -206,15 +206,15 @@ def adam(
     *,
     clip: Tensor | None = None,
 ) -> VectorKernel:
-    """Let a step of Adam take effect on weights and moments, where these stand.
+    """Update weights and moments in place by a step of Adam.
 
     Parameters
     ----------
     name, settings, weights, gradient, region
     moments : (Tensor, Tensor)
-        Running averages of gradients and of their squares; zeros before the first step.
+        Running averages of the gradients and of their squares; zero before the first step.
     clip : Tensor, optional
-        As for `sgd`.
+        See `sgd`.
 
     Raises
     ------
@@ -234,7 +234,7 @@ def adam(
                 "constants": (_ZERO, Constant(1 - first), Constant(first)),
             },
         ),
-        # The second moment goes its part of the way to the square.
+        # The second moment moves towards the squared gradient by the fraction 1 - beta.
         FlatStep(
             step,
             "new second",
@@ -266,9 +266,9 @@ def adagrad(
     *,
     clip: Tensor | None = None,
 ) -> VectorKernel:
-    """Let a step of Adagrad take effect on weights and `second_moment`, sums of those of gradients.
+    """Update weights and `second_moment`, the sums of squared gradients, by a step of Adagrad.
 
-    Parameters and errors as of `adam`.
+    Parameters and errors are those of `adam`.
     """
     steps, step = _prepared(settings.scale, settings.weight_decay, clip)
     steps += [
@@ -284,7 +284,7 @@ def adagrad(
 
 
 def accumulate(name: str, total: Tensor, gradient: Tensor, region: Region) -> VectorKernel:
-    """``total = total + gradient``."""
+    """Compute ``total = total + gradient``."""
     step = FlatStep("total", "sum", "gradient", {"addend": Addend.Y})
     sources = {"total": total, "gradient": gradient}
     return flat_kernel(name, sources, {"sum": total}, [step], region)
@@ -300,23 +300,23 @@ def clip_coefficient(
     scale: Constant = _ONE,
     norm: Tensor | None = None,
 ) -> VectorKernel:
-    """Compute what gradients are multiplied by so that their total norm is `max_norm` at most.
+    """Compute the factor of the gradients with which their total norm is at most `max_norm`.
 
-    It is ``max_norm / (norm + 1e-6)``, or 1 if that is less, times `scale`. Last bits depend on the
-    order of the tensors, and on nothing else.
+    It is ``max_norm / (norm + 1e-6)``, but at most 1, times `scale`. Its last bits depend only on
+    the order of the tensors.
 
     Parameters
     ----------
     name : str
     gradients : sequence of Tensor
     coefficient : Tensor
-        16 times the same number, FP32.
+        FP32 tensor for 16 copies of the factor.
     region : Region
     max_norm : Constant
     scale : Constant
-        What gradients are multiplied by in any case; the norm is that of the products.
+        Factor by which gradients are multiplied in any case; the norm is that of the products.
     norm : Tensor, optional
-        16 times the norm, FP32.
+        FP32 tensor for 16 copies of the norm.
 
     Raises
     ------
@@ -354,7 +354,7 @@ def clip_coefficient(
 def _prepared(
     scale: Constant, weight_decay: Constant | None, clip: Tensor | None
 ) -> tuple[list[FlatStep], str]:
-    """Steps that scale, clip and decay the gradient, and the name of what comes of it."""
+    """Steps that scale, clip and decay the gradient, and the name of their result."""
     scaled = not is_value(scale, 1)
     if clip and scaled:
         raise ValueError("a clip coefficient has a scale of its own; the optimiser's must be 1")
@@ -398,7 +398,7 @@ def _update(
     region: Region,
     clip: Tensor | None,
 ) -> VectorKernel:
-    """Make the kernel that replaces some tensors."""
+    """Build the kernel that updates some tensors in place."""
     used = {each for step in steps for each in (step.x, step.y, step.target)}
     return flat_kernel(
         name,
@@ -412,7 +412,7 @@ def _update(
 
 
 def _squares(count: int, size: int, target: str) -> Step:
-    """Sum squares, of every eighth vector each."""
+    """Add up squares in slices, each over every eighth vector."""
     vector = LANES * size
     op = nest(
         [VectorLoop(SLICES, (vector, 0, LANES), target=(VECTOR_BYTES, 0))],
@@ -425,7 +425,7 @@ def _squares(count: int, size: int, target: str) -> Step:
 
 
 def _clipped(max_norm: Constant, scale: Constant) -> list[Step]:
-    """Instructions that make norm and coefficient of the sums of squares."""
+    """Instructions that compute the norm and the coefficient from the sums of squares."""
 
     def step(x: str, target: str, **settings: Any) -> Step:
         return Step(nest([], [], Source(0), Target(0), **settings), x, target)

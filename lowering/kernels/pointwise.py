@@ -1,4 +1,4 @@
-"""Functions of one tensor and of two, element by element."""
+"""Elementwise functions of one tensor and of two."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -21,7 +21,7 @@ from fpgapipe.lowering.tiling.kernel import Region, Tensor, VectorKernel
 
 UNARY: Mapping[str, Mapping[str, Any]] = {
     "neg": {"negate_x": True},
-    # The sum with +0 takes the sign off a zero.
+    # Adding +0 turns -0 into +0.
     "abs": {
         "negate_x": True,
         "test": (Left.X, Outcome.LESS, Right.CONSTANT),
@@ -41,7 +41,7 @@ UNARY: Mapping[str, Mapping[str, Any]] = {
         )
     },
 }
-"""Functions of one tensor, an instruction each: settings of `VectorOp`."""
+"""Functions of one tensor, with the settings of `VectorOp` for their single instruction."""
 
 _TIMES: Mapping[str, Any] = {"factor": Factor.Y}
 
@@ -51,7 +51,7 @@ BINARY = ("add", "sub", "mul", "div", "max", "min")
 
 _BY_CHANNEL: Mapping[str, Mapping[str, Any]] = {
     "add": {"addend": Addend.COEFFICIENT},
-    # k0 is only added: the difference is -(row - x).
+    # k0 can only be added, so the difference is computed as -(row - x).
     "sub": {
         "negate_x": True,
         "addend": Addend.COEFFICIENT,
@@ -75,9 +75,9 @@ def binary(
 ) -> VectorKernel:
     """``y = function(a, b)``, for a function of `BINARY`.
 
-    A quotient is ``a`` times the reciprocal of ``b``: it may be off by two units of its last place,
-    and is zero where ``b`` is so large (from 2**126 on) that its reciprocal is. The larger and the
-    smaller of two numbers are NaN if one of them is.
+    A quotient is ``a`` times the reciprocal of ``b``. Its error may be two units in the last place,
+    and it is zero where ``b`` is so large (from 2**126 on) that its reciprocal is zero. The maximum
+    and the minimum are NaN if one of the numbers is NaN.
     """
     steps = {
         "add": [FlatStep("a", "y", "b", {"addend": Addend.Y})],
@@ -101,7 +101,7 @@ def binary(
 
 
 def _extreme(outcome: Outcome) -> list[FlatStep]:
-    """Keep ``a`` where it compares so with ``b``, or is NaN, and then take ``b`` if that is NaN."""
+    """Take ``a`` if it compares so with ``b`` or one is NaN; then take ``b`` if that is NaN."""
     kept = (Left.X, outcome | Outcome.UNORDERED, Right.Y)
     nan = (Left.Y, Outcome.UNORDERED, Right.Y)
     return [
@@ -120,23 +120,23 @@ def by_channel(
     *,
     factors: Tensor | None = None,
 ) -> list[VectorKernel]:
-    """``y = function(x, row)``, `row` having a number for each channel.
+    """Compute ``y = function(x, row)``, where `row` has one number per channel.
 
     Parameters
     ----------
     name : str
     function : str
-        ``add``, ``sub``, ``mul`` or ``div``, which is as in `binary`.
+        ``add``, ``sub``, ``mul`` or ``div``; see `binary` for the accuracy of ``div``.
     x, row, y, region
     factors : Tensor, optional
-        A small array of 2 rows, which products and quotients need: it is written, and then read.
+        A small array of 2 rows, which ``mul`` and ``div`` write first and then read.
     """
     kernels = []
     coefficients = row
     if function in ("mul", "div"):
         if factors is None:
             raise ValueError(f"{function} by channels must have a place for factors, not none")
-        # What multiplies is k1, the second row.
+        # The factor is k1, the second row.
         made = UNARY["reciprocal"] if function == "div" else {}
         kernels.append(
             rows_kernel(

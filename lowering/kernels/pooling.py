@@ -1,9 +1,9 @@
 """Max and average pooling, forward and backward.
 
-Tensors are ``batch x rows x columns x channels``. A result's vector holds channels of one position;
-its window is reduced by loops of the instruction. Input gradients go the other way round, as those
-of convolutions do: each pixel adds up the windows that hold it, in their order. So no bit depends
-on how tensors are cut into pieces.
+Tensors are ``batch x rows x columns x channels``. A vector of the result holds channels of one
+position; loops of the instruction reduce its window. Input gradients are computed in the opposite
+direction, like those of convolutions: each pixel adds up the windows that contain it, in order.
+Therefore the division of tensors into pieces changes no bit of a result.
 """
 
 from collections.abc import Iterator, Mapping
@@ -36,7 +36,7 @@ from fpgapipe.lowering.tiling.spatial import (
 )
 
 MOST_TAPS = 256
-"""The counter of an instruction tells so many apart."""
+"""Largest number of taps of a window that the counter of an instruction can distinguish."""
 
 _NONE = Constant(0.0)
 
@@ -48,13 +48,13 @@ class Pool:
     Parameters
     ----------
     kernel, stride : (int, int)
-        Rows and columns.
+        Rows and columns of the window, and of its steps.
     pad : (int, int, int, int)
-        Rows and columns around the image: top, left, bottom, right.
+        Rows and columns of padding around the image: top, left, bottom, right.
     counted : (int, int, int, int), optional
-        As much of that as an average divides by; all if left out. PyTorch's ``ceil_mode`` lets
-        windows reach further down and right than they count, and without ``count_include_pad`` they
-        count nothing outside the image.
+        Padding that counts in the number of pixels by which an average divides; all padding if left
+        out. With PyTorch's ``ceil_mode``, windows reach further down and to the right than they
+        count; without ``count_include_pad``, no padding counts.
 
     Raises
     ------
@@ -77,11 +77,11 @@ class Pool:
 
     @property
     def taps(self) -> int:
-        """Pixels of a window."""
+        """Number of pixels of a window."""
         return self.kernel[0] * self.kernel[1]
 
     def output(self, rows: int, columns: int) -> tuple[int, int]:
-        """Rows and columns of the result."""
+        """Number of rows and columns of the result."""
         top, left, bottom, right = self.pad
         return (
             (rows + top + bottom - self.kernel[0]) // self.stride[0] + 1,
@@ -89,7 +89,7 @@ class Pool:
         )
 
     def check(self, x: Tensor, y: Tensor) -> None:
-        """Refuse tensors that do not fit together."""
+        """Refuse tensors whose shapes do not fit together."""
         batch, rows, columns, channels = x.shape
         expected = (batch, *self.output(rows, columns), channels)
         if y.shape != expected:
@@ -112,14 +112,14 @@ def max_pool(
     *,
     index: Tensor | None = None,
 ) -> VectorKernel:
-    """Take each window's largest element; NaN is larger than all else.
+    """Take the largest element of each window; NaN counts as larger than all numbers.
 
     Parameters
     ----------
     name, pool, x, y, region
     index : Tensor, optional
-        Which tap that was, row by row from 0: the first of equal ones, the last NaN. Its elements
-        may be BF16.
+        Tensor for the tap of each largest element, numbered row by row from 0. It is the first tap
+        of several equal ones, or the last NaN. The tensor may be BF16.
 
     Raises
     ------
@@ -146,18 +146,18 @@ def max_pool(
 def max_pool_gradient(
     name: str, pool: Pool, dy: Tensor, index: Tensor, dx: Tensor, region: Region
 ) -> VectorKernel:
-    """``dx``: of each pixel, the sum of `dy` over the windows whose largest element it was.
+    """Compute `dx`: each pixel gets the sum of `dy` of the windows whose largest element it was.
 
     Parameters
     ----------
     name, pool
-        As for `max_pool`, as is `index`.
+        See `max_pool`, also for `index`.
     dy, index, dx, region
 
     Raises
     ------
     ValueError
-        As `max_pool`.
+        In the same cases as for `max_pool`.
     """
     pool.check_maximum()
     chosen = {
@@ -201,7 +201,10 @@ def average_pool(name: str, pool: Pool, x: Tensor, y: Tensor, region: Region) ->
 def average_pool_gradient(
     name: str, pool: Pool, dy: Tensor, dx: Tensor, region: Region
 ) -> VectorKernel:
-    """``dx``: of each pixel, its share of `dy` of all windows that hold it; errors as forward."""
+    """Compute `dx`: each pixel gets its share of `dy` of all windows that contain it.
+
+    Errors are those of `average_pool`.
+    """
     table = _Table.of(pool, dx, dy)
     return _gradient(
         name,
@@ -216,21 +219,21 @@ def average_pool_gradient(
 
 
 def _rows_of(pool: Pool, rows: Range, x: Tensor) -> Range:
-    """Rows of `x` that rows of windows hold."""
+    """Rows of `x` that rows of windows contain."""
     first = rows[0] * pool.stride[0] - pool.pad[0]
     end = (rows[1] - 1) * pool.stride[0] - pool.pad[0] + pool.kernel[0]
     return _within(first, end, x.shape[1])
 
 
 def _rows_of_windows(pool: Pool, rows: Range, dy: Tensor) -> Range:
-    """Rows of windows that hold rows of pixels."""
+    """Rows of windows that contain rows of pixels."""
     first = -((pool.kernel[0] - 1 - rows[0] - pool.pad[0]) // pool.stride[0])
     end = (rows[1] - 1 + pool.pad[0]) // pool.stride[0] + 1
     return _within(first, end, dy.shape[1])
 
 
 def _within(first: int, end: int, number: int) -> Range:
-    """As much as there is, and one at least: a piece has something to load."""
+    """Clip a range to existing rows, but keep one row at least, so that a piece loads something."""
     first = min(max(first, 0), number - 1)
     return first, max(min(end, number), first + 1)
 
@@ -243,7 +246,7 @@ def _windows(
     y: str | None = None,
     **settings: Any,
 ) -> Iterator[Step]:
-    """Instructions that reduce the windows of a box of results; `y` goes with the results."""
+    """Instructions that reduce the windows of a tile of results; `y` is read per result."""
     x, out, other = views["x"], views[target], views[y] if y else None
     (down, across), (top, left) = pool.stride, pool.pad[:2]
     counts = (out.limits[1], spatial_tile.num_rows, spatial_tile.num_images, spatial_tile.groups)
@@ -284,7 +287,7 @@ def _gradient(
     settings: Mapping[str, Any],
     table: "_Table | None" = None,
 ) -> VectorKernel:
-    """Make the kernel of an input gradient; `y` goes with `dy`."""
+    """Build the kernel of an input gradient; `y` is read at the positions of `dy`."""
     for source in sources.values():
         pool.check(dx, source)
 
@@ -294,7 +297,7 @@ def _gradient(
             views = {**views, "table": table.view}
         across = _phases(pool, 1, (0, dx.shape[2]))
         down = _phases(pool, 0, spatial_tile.rows)
-        # Where every pixel is in one window, phases can be loops.
+        # If every pixel is in exactly one window, phases can be iterations of a loop.
         whole = all(len(phases) == 1 and phases[0].together > 1 for phases in (across, down))
         if not whole:
             across = _phases(pool, 1, (0, dx.shape[2]), apart=True)
@@ -317,20 +320,20 @@ def _gradient(
 
 @dataclass(frozen=True)
 class _Phase:
-    """Pixels along an axis, a stride apart, and how they met windows.
+    """Pixels along an axis that are a stride apart, and the windows that contain them.
 
-    Pixel ``i`` was tap ``t`` of window ``o`` if ``i + pad = stride * o + t``.
+    Pixel ``i`` is tap ``t`` of window ``o`` if ``i + pad = stride * o + t``.
 
     Attributes
     ----------
     first, count : int
-        Pixels.
+        First pixel, and number of pixels.
     taps : int
-        Windows that hold each.
+        Number of windows that contain each pixel.
     window, tap : int
-        The first of those that hold the first pixel, and which tap of it that was.
+        The first window that contains the first pixel, and which of its taps that pixel is.
     together : int
-        Phases that are alike but for their tap, one more each.
+        Number of phases that this one stands for; the tap of each is one more than of the last.
     """
 
     first: int
@@ -342,7 +345,7 @@ class _Phase:
 
 
 def _phases(pool: Pool, axis: int, pixels: Range, *, apart: bool = False) -> list[_Phase]:
-    """Sort pixels along an axis by the taps that they were."""
+    """Group pixels along an axis by the taps that they are in their windows."""
     kernel, stride, pad = pool.kernel[axis], pool.stride[axis], pool.pad[axis]
     begin, end = pixels
     aligned = (begin + pad) % stride == 0 and (end - begin) % stride == 0
@@ -381,7 +384,7 @@ def _pixels(
         loop(horizontal.together, Delta(), Delta(columns=1), 1),
         loop(vertical.together, Delta(), Delta(rows=1), pitch),
     ]
-    # Windows are taken in their order, in which taps go down.
+    # Windows are added in their order, in which the numbers of taps decrease.
     taps = [
         loop(max(horizontal.taps, 1), Delta(columns=1), counter=-across),
         loop(max(vertical.taps, 1), Delta(rows=1), counter=-down * pitch),
@@ -397,7 +400,7 @@ def _pixels(
             dx.target(vertical.first, horizontal.first + begin * across),
             other.source(vertical.window, horizontal.window + begin) if other else None,
             counter=vertical.tap * pitch + horizontal.tap,
-            # A sum of nothing is to be +0, as is one of -0.
+            # An empty sum must be +0, and so must a sum of -0.
             initial=Initial.CONSTANT,
             **settings,
         )
@@ -405,7 +408,7 @@ def _pixels(
 
 
 def _share(pool: Pool, table: "_Table | None") -> dict[str, Any]:
-    """Settings that divide by the pixels of a window."""
+    """Settings that divide by the number of pixels of a window."""
     if table:
         return {"factor": Factor.Y}
     return {"factor": Factor.CONSTANT, "constants": (_NONE, Constant(1 / pool.taps))}
@@ -413,7 +416,7 @@ def _share(pool: Pool, table: "_Table | None") -> dict[str, Any]:
 
 @dataclass(frozen=True)
 class _Table:
-    """For each window, 1 over the number of pixels that count in it."""
+    """A table with 1 over the number of counted pixels of each window."""
 
     pool: Pool
     inputs: tuple[int, int]
@@ -421,7 +424,7 @@ class _Table:
 
     @classmethod
     def of(cls, pool: Pool, x: Tensor, y: Tensor) -> "_Table | None":
-        """Table of a pooling, or None if all windows count the same."""
+        """Return the table of a pooling, or None if all windows count the same number of pixels."""
         counted = pool.counted or pool.pad
         outputs = (y.shape[1], y.shape[2])
         ends = (
@@ -440,23 +443,23 @@ class _Table:
 
     @property
     def size_bytes(self) -> int:
-        """On chip."""
+        """Bytes of the table on chip."""
         return 4 * self.outputs[0] * self.outputs[1]
 
     @property
     def view(self) -> View:
-        """How it is read."""
+        """View through which the table is read."""
         return View(0, (4, 4 * self.outputs[1], 0), 4, LANES, self.outputs, broadcast=True)
 
     def steps(self, spatial_tile: SpatialTile) -> Iterator[Step]:
-        """Instructions that make it, before the first piece: they count ones."""
+        """Instructions that compute the table before the first piece, by counting ones."""
         if not spatial_tile.is_first:
             return
         (down, across), (top, left) = self.pool.stride, self.pool.pad[:2]
         before, beside, below, behind = self.pool.counted or self.pool.pad
         rows, columns = self.inputs[0] + before + below, self.inputs[1] + beside + behind
         for begin, end in spans(self.outputs[1]):
-            # Only coordinates matter: what is read is the table's own first bytes.
+            # Only the coordinates matter; the bytes that are read are the table's own first bytes.
             x = Source(
                 0,
                 y=before - top,

@@ -16,26 +16,26 @@ OPERANDS: dict[Pass, tuple[str, str, str]] = {
     "input": ("dy", "w", "dx"),
     "weight": ("x", "dy", "dw"),
 }
-"""Names in `TiledProduct` of the two operands and of the result."""
+"""Names, in `TiledProduct`, of the two operands and of the result."""
 
 FIRST_SEMAPHORES = (0, 11)
-"""Of each lane, the first of the six that its products have."""
+"""First of the six semaphores that the products of each lane have."""
 
 
 @dataclass(frozen=True)
 class ProductKernel:
-    """A pass of a convolution.
+    """A pass of a convolution as a kernel.
 
     Attributes
     ----------
     name : str
-    tiled_product : Blocked
+    tiled_product : TiledProduct
     tensors : mapping of str to str
-        Tensor of each of the names in `OPERANDS`.
+        Name of the tensor for each of the names in `OPERANDS`.
     result : str
-        Which of those names is written.
+        The one of those names whose tensor is written.
     region : Region
-        Its part of the scratchpad, and its lane, whose GEMM engine is the one of that number.
+        Part of the scratchpad for the product. Its lane is the number of the GEMM engine.
     """
 
     name: str
@@ -46,17 +46,17 @@ class ProductKernel:
 
     @property
     def track(self) -> Track:
-        """The GEMM engine of its lane."""
+        """Track of the GEMM engine of the kernel's lane."""
         return Track(Track.GEMM + 2 * self.region.lane)
 
     @property
     def reads(self) -> frozenset[str]:
-        """The operands."""
+        """Names of the operands' tensors."""
         return frozenset(tensor for role, tensor in self.tensors.items() if role != self.result)
 
     @property
     def writes(self) -> frozenset[str]:
-        """The result."""
+        """Name of the result's tensor."""
         return frozenset((self.tensors[self.result],))
 
     def instructions(self, addresses: Mapping[str, int]) -> list[Instruction]:
@@ -69,7 +69,7 @@ class ProductKernel:
 
 
 def _moved(instruction: Instruction, region: Region) -> Instruction:
-    """An instruction of the first lane, from the scratchpad's beginning, in a region."""
+    """Move an instruction from the first lane and the scratchpad's beginning to a region."""
     first = FIRST_SEMAPHORES[region.lane]
     wait, signal = (
         tuple(number + first for number in numbers)
@@ -93,7 +93,7 @@ def product_kernel(
     memory: MemorySpec,
     region: Region | None = None,
 ) -> ProductKernel:
-    """Cut a pass of a convolution for a core.
+    """Tile a pass of a convolution for a core.
 
     Parameters
     ----------
@@ -101,14 +101,15 @@ def product_kernel(
     conv, which, core, memory
         As for `fpgapipe.lowering.products.blocking.block`.
     tensors : tuple of Tensor
-        In the order of `OPERANDS`.
+        Operands and result, in the order of `OPERANDS`.
     region : Region, optional
-        As large as the core's scratchpad; the first lane's, from its beginning, if left out.
+        Region as large as the core's scratchpad; if left out, it is the first lane's and begins at
+        0.
 
     Raises
     ------
     NotImplementedError
-        If no cut of the pass fits the core.
+        If no tiling of the pass fits the core.
     """
     roles = OPERANDS[which]
     sizes = {

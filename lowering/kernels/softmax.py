@@ -14,20 +14,21 @@ from fpgapipe.lowering.tiling.kernel import (
 from fpgapipe.lowering.tiling.rows import MINUS_Y, Rows, piece_rows, reduction_buffers
 
 MOST_ELEMENTS = 1 << 16
-"""Of a row: a loop has no more iterations."""
+"""Largest number of elements of a row, which is the largest number of iterations of a loop."""
 
 
 def softmax(name: str, x: Tensor, y: Tensor, region: Region, *, log: bool = False) -> VectorKernel:
     """``y = exp(x) / sum(exp(x))`` along the last axis, or the logarithm of that.
 
-    Elements of -infinity give 0; one of +infinity or NaN makes its row NaN, as does a row of
-    -infinity alone.
+    Elements of -infinity give 0. An element of +infinity or NaN makes its row NaN, and so does a
+    row that contains only -infinity.
 
     Parameters
     ----------
     name, x, y, region
-        `x` and `y` have one shape.
+        `x` and `y` have the same shape.
     log : bool
+        Whether to compute the logarithm.
 
     Raises
     ------
@@ -38,7 +39,7 @@ def softmax(name: str, x: Tensor, y: Tensor, region: Region, *, log: bool = Fals
     number = x.elements // width
     check_width(width)
     tensors = {"x": x, "y": y}
-    # What stands in `y` on the way is FP32.
+    # Intermediate values must be FP32; if `y` is not, they need their own buffer.
     work = "y" if y.fp32 else "work"
 
     def buffers(rows: int) -> dict[str, Buffer]:
@@ -68,7 +69,7 @@ def softmax(name: str, x: Tensor, y: Tensor, region: Region, *, log: bool = Fals
         )
         steps = list(view.exponentials("x", work))
         if log:
-            # Two differences: what is small beside the maximum is not lost in a sum with it.
+            # Two subtractions, because in maximum + log(sum) a small logarithm would be lost.
             steps += [
                 view.row("sum", None, "share", function=Function.LOG),
                 view.each("x", work, "maximum", **MINUS_Y),
@@ -81,6 +82,6 @@ def softmax(name: str, x: Tensor, y: Tensor, region: Region, *, log: bool = Fals
 
 
 def check_width(width: int) -> None:
-    """Refuse rows of too many elements."""
+    """Refuse rows with too many elements."""
     if not 1 <= width <= MOST_ELEMENTS:
         raise ValueError(f"softmax must have rows of 1..{MOST_ELEMENTS} elements, not {width}")

@@ -1,4 +1,4 @@
-"""Tensors over links: one device sends, the other receives, part by part."""
+"""Transfers of tensors over links, from one device to another, in parts."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -9,20 +9,20 @@ from fpgapipe.hw.hls_models.spec.link import Channel
 from fpgapipe.lowering.tiling.kernel import Tensor, Track
 
 PART_BYTES = 4096
-"""Parts of a tensor are multiples of this, but for the last."""
+"""All parts of a tensor except the last have a multiple of this size."""
 
 MAX_PARTS = 16
-"""Of a tensor: a receiver's queue has room for so many."""
+"""Largest number of parts of a tensor, for which a receiver's queue has room."""
 
 _PART_BITS = 4
 
 
 @dataclass(frozen=True)
 class TransferKernel:
-    """A tensor that goes over a link, or comes.
+    """A tensor that is sent or received over a link.
 
-    It goes in parts, so that the first are on their way while the last are computed. Both ends have
-    to agree about channel, stream, size and parts.
+    It is transferred in parts, so that the first parts are sent while the last are computed. Both
+    ends must agree about channel, tag, size and parts.
 
     Parameters
     ----------
@@ -30,13 +30,13 @@ class TransferKernel:
     opcode : Opcode
         SEND or RECEIVE.
     link : int
-        Which of the core's.
+        Number of the core's link.
     channel : Channel
     tensor : Tensor
     stream : int
-        Which tensor of which micro-batch it is, below 2**28; it is part of what the ends compare.
+        Tag, below 2**28, that identifies the tensor and the micro-batch; the ends compare it.
     parts : int
-        At most, 1 to `MAX_PARTS`.
+        Largest number of parts, 1 to `MAX_PARTS`; a small tensor has fewer.
     """
 
     name: str
@@ -57,18 +57,18 @@ class TransferKernel:
 
     @property
     def track(self) -> Track:
-        """That of the link's engine."""
+        """Track of the link's sender or receiver."""
         first = Track.SEND0 if self.opcode is Opcode.SEND else Track.RECEIVE0
         return Track(first + 2 * self.link)
 
     @property
     def reads(self) -> frozenset[str]:
-        """What it sends."""
+        """Name of the tensor if it is sent."""
         return frozenset((self.tensor.name,) if self.opcode is Opcode.SEND else ())
 
     @property
     def writes(self) -> frozenset[str]:
-        """What it receives."""
+        """Name of the tensor if it is received."""
         return frozenset((self.tensor.name,) if self.opcode is Opcode.RECEIVE else ())
 
     def instructions(self, addresses: Mapping[str, int]) -> list[Instruction]:

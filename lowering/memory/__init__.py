@@ -1,1 +1,1 @@
-"""Where tensors lie in the memory of a device."""
+"""The places of tensors in the memory of a device."""

@@ -1,6 +1,6 @@
-"""Where a device's tensors lie in its memory, and how values get there and back.
+"""The places of a device's tensors in its memory, and how to write and read their values.
 
-A map is data: a build keeps it as JSON, so that a run needs neither the network nor the lowering.
+A map is data: a build stores it as JSON, so that a run needs neither the network nor the lowering.
 """
 
 from __future__ import annotations
@@ -18,16 +18,16 @@ from fpgapipe.lowering.memory.placed import Placed
 from fpgapipe.lowering.tiling.kernel import Tensor
 
 LABELS = "labels"
-"""Tensor of the class numbers."""
+"""Name of the tensor of the class numbers."""
 
 LOSS = "loss"
-"""Tensor of the batch's mean loss."""
+"""Name of the tensor of the batch's mean loss."""
 
 CORRECT = "correct"
-"""Tensor of the number of samples whose class was found."""
+"""Name of the tensor of the number of correctly classified samples."""
 
 LASTING = ("", ".momentum", ".square")
-"""What is added to a parameter's name for what lasts from step to step; gradients do not."""
+"""Suffixes of a parameter's name for the tensors that last from step to step, unlike gradients."""
 
 
 @dataclass(frozen=True)
@@ -38,13 +38,13 @@ class Stored:
     ----------
     trainable : bool
     tensor : Tensor
-        Shaped as it lies there.
+        The parameter, with its axes in the order of the memory.
     shape : tuple of int
-        As the network has it.
+        Shape in the network.
+    split : tuple of int
+        Shape in the network, with an axis of flattened images split into channels and positions.
     order : tuple of int
         Axes of `split` in the order of the memory.
-    split : tuple of int
-        The network's shape, with features that were images taken apart.
     """
 
     trainable: bool
@@ -54,7 +54,7 @@ class Stored:
     order: tuple[int, ...]
 
     def to_memory(self, values: NDArray[np.float32]) -> NDArray[np.float32]:
-        """Values as they lie in memory."""
+        """Return the values in the order of the memory."""
         moved = values.reshape(self.split).transpose(self.order)
         return np.ascontiguousarray(moved, np.float32).reshape(self.tensor.shape)
 
@@ -67,26 +67,26 @@ class Stored:
 
 @dataclass(frozen=True)
 class MemoryMap:
-    """Where everything is in the memory of one device.
+    """The places of all tensors and of the program in the memory of one device.
 
     Attributes
     ----------
     entry : int
         Byte address of the program.
     memory_bytes : int
-        Of the whole.
+        Size of the whole memory that is used.
     num_microbatches : int
     inputs : dict of str to tuple of int
-        Inputs of the network that the device takes: shapes of one micro-batch, as the network has
-        them.
+        Inputs of the network that the device reads, with the shape of one micro-batch in the
+        network.
     outputs : tuple of str
-        Results of the network that the device has.
+        Outputs of the network that the device computes.
     has_loss : bool
         Whether the device computes the loss.
     places : dict of str to Placed
-        Of all tensors.
+        Places of all tensors.
     tensors : dict of str to Tensor
-        All but parameters and what goes with them.
+        All tensors except the parameters and those that belong to parameters.
     stored : dict of str to Stored
         The parameters.
     """
@@ -127,7 +127,7 @@ class MemoryMap:
         self.write(memory, name, stored.to_memory(values[name]))
 
     def state(self, memory: NDArray[np.uint8]) -> dict[str, NDArray[np.float32]]:
-        """Read what the next step builds on: parameters, statistics, the optimiser's values."""
+        """Read all that the next step needs: parameters, statistics and the optimiser's values."""
         return {
             name: stored.from_memory(self.read(memory, name)).copy()
             for name, stored in self._lasting()
@@ -136,7 +136,7 @@ class MemoryMap:
     def set_state(
         self, memory: NDArray[np.uint8], state: Mapping[str, NDArray[np.float32]]
     ) -> None:
-        """Write what `state` read.
+        """Write the state that `state` has read.
 
         Raises
         ------
@@ -147,7 +147,7 @@ class MemoryMap:
             self._set_stored(memory, name, stored, state)
 
     def _lasting(self) -> list[tuple[str, Stored]]:
-        """Tensors that a step changes for the next one, by name."""
+        """Tensors that last from step to step, with their names."""
         return [
             (name + suffix, stored)
             for name, stored in self.stored.items()
@@ -158,7 +158,7 @@ class MemoryMap:
     def parameters(
         self, memory: NDArray[np.uint8], suffix: str = ""
     ) -> dict[str, NDArray[np.float32]]:
-        """Read all parameters; with a suffix, what goes with the learned ones, as ``.gradient``."""
+        """Read all parameters or, with a suffix, their companions, such as ``.gradient``."""
         return {
             name: stored.from_memory(self.read(memory, name + suffix))
             for name, stored in self.stored.items()
@@ -166,7 +166,7 @@ class MemoryMap:
         }
 
     def of_microbatch(self, name: str, index: int) -> str:
-        """Tensor of a micro-batch: of an input, the labels, the loss or the correct ones."""
+        """Name of a micro-batch's tensor of an input, output, labels, loss or correct samples."""
         return name if self.num_microbatches == 1 else f"{name}@{index}"
 
     def set_batch(
@@ -175,10 +175,10 @@ class MemoryMap:
         inputs: Mapping[str, NDArray[np.float32]],
         labels: NDArray[np.integer] | None = None,
     ) -> None:
-        """Write a mini-batch: inputs as the network has them, and class numbers.
+        """Write a mini-batch: inputs in the network's shapes, and class numbers.
 
-        Its samples are those of the first micro-batch, then those of the second, and so on. What
-        this part of the network does not need is passed over.
+        The samples of the first micro-batch come first, then those of the second, and so on. Inputs
+        that this part of the network does not need are ignored.
         """
         count = self.num_microbatches
         for name, (samples, *rest) in self.inputs.items():
@@ -193,7 +193,7 @@ class MemoryMap:
                 self.write(memory, self.of_microbatch(LABELS, index), part)
 
     def outcome(self, memory: NDArray[np.uint8]) -> tuple[float, int]:
-        """Mean loss of the mini-batch, and how many samples it had right."""
+        """Read the mini-batch's mean loss and the number of correctly classified samples."""
         found = [
             [
                 float(self.read(memory, self.of_microbatch(name, index))[0])
@@ -205,7 +205,7 @@ class MemoryMap:
         return sum(losses) / len(losses), round(sum(correct))
 
     def results(self, memory: NDArray[np.uint8]) -> dict[str, NDArray[np.float32]]:
-        """Results of the network for all samples, as the network has them."""
+        """Read the network's results for all samples, in the network's shapes."""
         return {
             name: channels_first(
                 np.concatenate(
@@ -227,7 +227,7 @@ class MemoryMap:
         memory[place.begin : place.end] = raw
 
     def read(self, memory: NDArray[np.uint8], name: str) -> NDArray[np.float32]:
-        """Read a tensor, shaped as it lies in memory; of parameters, flat."""
+        """Read a tensor in its shape in memory; a parameter is returned as one axis."""
         place = self.places[name]
         raw = np.ascontiguousarray(memory[place.begin : place.end])
         tensor = self.tensors.get(name)
@@ -242,19 +242,19 @@ _MAPS = TypeAdapter(MemoryMap)
 
 
 def to_json(memory_map: MemoryMap) -> str:
-    """Write a map as text that `from_json` reads back; of what is more than a map, the map."""
+    """Write a map as JSON that `from_json` reads back; fields of subclasses are left out."""
     names = [field.name for field in fields(MemoryMap)]
     plain = MemoryMap(**{name: getattr(memory_map, name) for name in names})
     return _MAPS.dump_json(plain, indent=1).decode() + "\n"
 
 
 def from_json(text: str) -> MemoryMap:
-    """Read a map.
+    """Read a map from JSON.
 
     Raises
     ------
     ValueError
-        If it is none.
+        If the text is not a memory map.
     """
     try:
         return _MAPS.validate_json(text)
@@ -263,7 +263,7 @@ def from_json(text: str) -> MemoryMap:
 
 
 def channels_last(values: NDArray[np.float32]) -> NDArray[np.float32]:
-    """Images with their channels as the last axis; all else as it is."""
+    """Move the channels of images to the last axis; other arrays are returned unchanged."""
     return np.moveaxis(values, 1, -1) if values.ndim == 4 else values
 
 

@@ -1,4 +1,4 @@
-"""How to cut a convolution's pass so that it runs fastest: a search over the cycle model."""
+"""Finds the tiling with which a pass of a convolution runs fastest, using the cycle model."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -16,29 +16,34 @@ from fpgapipe.lowering.products.cut_search import CutSearch, Sketch
 from fpgapipe.lowering.products.emit import Rings, Template, emit, may_fit, template
 
 FEW_OPERATIONS = 128
-"""Cuts with more instructions are tried only if none with fewer fits."""
+"""Tilings with more instructions are tried only if none with fewer instructions fits."""
 
 MANY_OPERATIONS = 1 << 16
 
 ENOUGH_OPERATIONS = 1 << 12
-"""Of cuts with more than few instructions, those with the fewest are tried until they have so many
-together: a search takes seconds, not minutes."""
+"""Tilings of more than `FEW_OPERATIONS` instructions are tried until they have so many together.
+
+Those with the fewest instructions come first. The limit lets a search take seconds, not minutes.
+"""
 
 CLOSE_LOOKS = 4
-"""So many of the cuts that look best are timed by the cycle model."""
+"""Number of the most promising tilings that are timed by the cycle model."""
 
 
 @dataclass(frozen=True)
 class TiledProduct:
-    """A pass, cut.
+    """A pass with the tiling that was found for it.
 
     Attributes
     ----------
     cut : Cut
+        The tiling.
     ops : tuple of Op
+        GEMM instructions, in order.
     rings : Rings
+        Division of the scratchpad.
     prediction : Prediction
-        Of its program.
+        Predicted run time of the program.
     """
 
     cut: Cut
@@ -47,7 +52,7 @@ class TiledProduct:
     prediction: Prediction
 
     def program(self, tensors: Mapping[str, int]) -> list[Instruction]:
-        """Program with the tensors at these byte addresses, multiples of 64."""
+        """Return the program for tensors at these byte addresses, which are multiples of 64."""
         return self._template.placed(tensors)
 
     @cached_property
@@ -63,12 +68,12 @@ def block(
     formats: Formats,
     memory: MemorySpec,
 ) -> TiledProduct:
-    """Find a cut.
+    """Find a fast tiling of a pass.
 
     Raises
     ------
     NoRoom
-        If no cut fits the scratchpad.
+        If no tiling fits the scratchpad and the accumulators.
     """
     search = CutSearch(conv, which, core, formats, memory)
     limit = FEW_OPERATIONS
@@ -78,14 +83,14 @@ def block(
         if finer > 1:
             numbered.sort(key=lambda each: each[0])
         choices: list[tuple[float, Sketch, Rings]] = []
-        made = 0  # operations
+        made = 0  # number of operations
         for number, cut in numbered:
             if number > limit or (finer > 1 and choices and made > ENOUGH_OPERATIONS):
                 continue
             try:
                 sketch = search.sketch(cut)
             except ValueError:
-                continue  # too many sums for the accumulators
+                continue  # the accumulators have no room for the sums
             if not may_fit(sketch.first_sizes, core.scratchpad):
                 continue
             made += sketch.num_ops
@@ -112,25 +117,25 @@ def _best(
     formats: Formats,
     memory: MemorySpec,
 ) -> TiledProduct | None:
-    """The fastest of the first choices by the cycle model; None if the core can run none of all."""
+    """The fastest of the first choices by the cycle model; None if the core can run no choice."""
     most = max(sketch.num_ops for _, sketch, _ in choices)
     left = min(CLOSE_LOOKS, 1 + ENOUGH_OPERATIONS // most)
     tensors = dict.fromkeys(("x", "w", "y", "dx", "dy", "dw"), 0)
     made: dict[Cut, tuple[Op, ...] | None] = {}
     timed: dict[tuple[Cut, int, int, int], Prediction] = {}
     best: TiledProduct | None = None
-    alone = replace(core, links=())  # nothing crosses them
+    alone = replace(core, links=())  # the product uses no links
     for _, sketch, rings in choices:
         cut = sketch.cut
         if cut not in made:
             try:
                 made[cut] = tuple(operations(conv, which, core, cut, formats))
             except ValueError:
-                made[cut] = None  # a pattern reaches further than its fields can say
+                made[cut] = None  # a pattern needs a number that does not fit its field
         ops = made[cut]
         if ops is None:
             continue
-        # Where rings lie takes no time.
+        # The places of the rings do not affect the run time.
         key = cut, rings.a.slots, rings.b.slots, rings.result.slots
         if key not in timed:
             timed[key] = predict(emit(ops, rings, tensors), alone, memory)
@@ -143,7 +148,7 @@ def _best(
 
 
 def _number(conv: ConvSpec, which: Pass, core: CoreSpec, cut: Cut) -> int:
-    """Roughly how many instructions a cut gives."""
+    """Rough estimate of the number of instructions of a tiling."""
     positions = conv.batch * conv.oh * conv.ow
     if which == "weight":
         rows, columns, depth = conv.cout, conv.taps * -(-conv.cin // core.cols), positions
@@ -155,9 +160,9 @@ def _number(conv: ConvSpec, which: Pass, core: CoreSpec, cut: Cut) -> int:
 
 
 def _cuts(conv: ConvSpec, which: Pass, core: CoreSpec, finer: int) -> Iterator[Cut]:
-    """Cuts worth a try: coarse ones move least, fine ones start early.
+    """Tilings worth trying: coarse ones move the least data, fine ones start early.
 
-    With `finer` above 1, those that need little of the scratchpad are among them.
+    With `finer` above 1 they include tilings that need little of the scratchpad.
     """
     positions = conv.batch * conv.oh * conv.ow
     if which == "weight":
@@ -180,7 +185,7 @@ def _cuts(conv: ConvSpec, which: Pass, core: CoreSpec, finer: int) -> Iterator[C
 
 
 def _halves(size: int, most_parts: int) -> Iterator[int]:
-    """The whole, and a few ways to cut it that are finer."""
+    """The whole size, and the sizes of some finer divisions."""
     yield size
     parts = 2
     while parts <= most_parts and size > BLOCK * parts:

@@ -1,8 +1,8 @@
-"""A convolution's three passes as blocked matrix products on the core.
+"""The three passes of a convolution as tiled matrix products on the core.
 
-Tensors lie channels last: x (batch, h, w, cin), weights (cout, kh, kw, cin), y (batch, oh, ow,
-cout), gradients as what they are gradients of. A linear layer is a convolution of 1 x 1 on images
-of one pixel. docs/core.md shows the loops.
+Tensors are stored with the channels last: x (batch, h, w, cin), weights (cout, kh, kw, cin), y
+(batch, oh, ow, cout), and gradients like the tensors that they belong to. A linear layer is a 1 x 1
+convolution on images of one pixel. docs/core.md shows the loops.
 """
 
 from dataclasses import dataclass
@@ -20,12 +20,13 @@ class ConvSpec:
     Parameters
     ----------
     cin, cout : int
+        Number of input channels and of output channels.
     kernel, stride, dilation : (int, int)
-        Vertical, horizontal.
+        Vertical and horizontal values.
     pad : (int, int, int, int)
-        Top, left, bottom, right.
+        Padding at the top, left, bottom and right.
     h, w, batch : int
-        Of the input.
+        Rows, columns and number of the input images.
 
     Raises
     ------
@@ -60,7 +61,7 @@ class ConvSpec:
 
     @classmethod
     def linear(cls, m: int, n: int, k: int) -> "ConvSpec":
-        """A linear layer: `m` vectors, `k` features in, `n` features out."""
+        """A linear layer for `m` vectors, with `k` input features and `n` output features."""
         return cls(cin=k, cout=n, batch=m)
 
     def _out(self, axis: int) -> int:
@@ -80,18 +81,18 @@ class ConvSpec:
 
     @property
     def taps(self) -> int:
-        """Positions of the kernel."""
+        """Number of positions of the kernel."""
         return self.kernel[0] * self.kernel[1]
 
     @property
     def macs(self) -> int:
-        """Multiply-accumulates of each pass, those with padding included."""
+        """Multiply-accumulate operations of each pass, including those with padding."""
         return self.batch * self.oh * self.ow * self.taps * self.cin * self.cout
 
 
 @dataclass(frozen=True)
 class SpatialTile:
-    """A block of positions: images, rows and columns, each from the first to one after the last."""
+    """A block of images, rows and columns, each given as the first and one after the last."""
 
     n: tuple[int, int]
     y: tuple[int, int]
@@ -99,25 +100,25 @@ class SpatialTile:
 
     @property
     def shape(self) -> tuple[int, int, int]:
-        """Images, rows, columns."""
+        """Number of images, rows and columns."""
         return self.n[1] - self.n[0], self.y[1] - self.y[0], self.x[1] - self.x[0]
 
     @property
     def size(self) -> int:
-        """Positions."""
+        """Number of positions."""
         n, y, x = self.shape
         return n * y * x
 
 
 def chunks(total: int, limit: int) -> list[tuple[int, int]]:
-    """Cut `total` into the fewest pieces of at most `limit`, nearly equal ones."""
+    """Divide `total` into the fewest, nearly equal pieces of at most `limit`."""
     number = -(-total // limit)
     bounds = [total * i // number for i in range(number + 1)]
     return list(pairwise(bounds))
 
 
 def spatial_tiles(batch: int, height: int, width: int, limit: int) -> list[SpatialTile]:
-    """Cut positions into boxes of at most `limit`: whole images, else whole rows, else columns."""
+    """Divide positions into blocks of at most `limit`: whole images, or rows, or parts of rows."""
     if height * width <= limit:
         return [
             SpatialTile(n, (0, height), (0, width))
@@ -136,6 +137,6 @@ def spatial_tiles(batch: int, height: int, width: int, limit: int) -> list[Spati
 
 
 def tiled(total: int, unit: int, limit: int) -> list[tuple[int, int]]:
-    """Cut `total` into pieces of at most `limit` units of `unit`, all but the last whole units."""
+    """Divide `total` into pieces of at most `limit` units; only the last may end within a unit."""
     units = chunks(-(-total // unit), max(limit, 1))
     return [(first * unit, min(last * unit, total)) for first, last in units]

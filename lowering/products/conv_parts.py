@@ -1,4 +1,4 @@
-"""What the passes of a convolution share: how they are cut, and what their instructions say."""
+"""Parts that the passes of a convolution share: their tilings, instructions and windows."""
 
 from dataclasses import dataclass
 
@@ -7,12 +7,12 @@ from fpgapipe.lowering.products.conv import ConvSpec
 from fpgapipe.lowering.tiling.tile import Tile, tile_of
 
 MOST_POSITIONS = 1 << 16
-"""Most iterations of a loop, and rows of a transfer."""
+"""Largest number of iterations of a loop, and of rows of a transfer."""
 
 
 @dataclass(frozen=True)
 class Formats:
-    """Bytes of an element in memory: 2 (BF16) or 4 (FP32)."""
+    """Bytes of an element of each tensor in memory: 2 (BF16) or 4 (FP32)."""
 
     x: int = 2
     w: int = 2
@@ -22,22 +22,24 @@ class Formats:
 
 @dataclass(frozen=True)
 class Cut:
-    """How a pass is cut into instructions.
+    """A tiling: how a pass is divided into instructions.
 
     Parameters
     ----------
     m : int
-        Most vectors an instruction streams: positions, or output channels (weight gradient).
+        Most vectors that an instruction streams: positions or, for the weight gradient, output
+        channels.
     n_tiles : int
-        Most columns of tiles an instruction has.
+        Most columns of array tiles of an instruction.
     k : int
-        Most channels of the reduction an instruction has, or positions (weight gradient); in
+        Most channels of the reduction of an instruction or, for the weight gradient, positions; in
         blocks of 32, at least one.
     n_outer : bool
-        Whether the columns' chunks are the outer loop, so that those tiles stay on chip.
+        Whether the pieces of the columns are the outer loop, so that their tiles stay on chip.
     own_window : bool
-        Whether a tile of the input has only what the instruction's own taps meet, rather than what
-        all taps do, so that those which follow find it on chip (weight gradient).
+        For the weight gradient, whether a tile of the input has only the pixels that the
+        instruction's own taps read. Otherwise it has the pixels of all taps, so that the
+        instructions of other taps find them on chip.
     """
 
     m: int
@@ -49,14 +51,22 @@ class Cut:
 
 @dataclass(frozen=True)
 class Op:
-    """A GEMM instruction; bases of patterns are relative to the slots of the tiles.
+    """A GEMM instruction; the bases of its patterns are relative to the slots of the tiles.
 
     Parameters
     ----------
-    a, b : Slab
-        The streamed and the stationary operand.
-    result : Slab
-        Of the same sums, stored after the last instruction that adds to them.
+    a, b : Tile
+        Tiles of the streamed and of the stationary operand.
+    result : Tile
+        Tile of the results, stored after the last instruction that adds to their sums.
+    a_pattern, b_pattern : OperandPattern
+    result_pattern : ResultPattern
+    m, k, n : int
+        Numbers of vectors, of array tiles that are added up, and of columns of array tiles.
+    first, last : bool
+        Whether this is the first, and the last, instruction that adds to its sums.
+    acc_step : int
+        Accumulators from one column of array tiles to the next.
     """
 
     a: Tile
@@ -77,7 +87,7 @@ class Op:
 class Taps:
     """An axis of a sliding window: source = position * step + tap * tap_step + origin.
 
-    The kernel's taps that take part are `first`, `first` + `every`, ...
+    The taps that take part are `first`, `first` + `every`, ... of the kernel's taps.
     """
 
     step: int
@@ -88,7 +98,7 @@ class Taps:
     every: int = 1
 
     def reach(self, bounds: tuple[int, int], size: int) -> tuple[int, int]:
-        """Source coordinates within 0..size that positions from..to need."""
+        """Range of the source coordinates, clipped to 0..size, that a range of positions reads."""
         last_tap = (self.count - 1) * self.tap_step
         low = bounds[0] * self.step + self.origin + min(0, last_tap)
         high = (bounds[1] - 1) * self.step + self.origin + max(0, last_tap) + 1
@@ -98,11 +108,11 @@ class Taps:
 
 @dataclass(frozen=True)
 class Image:
-    """A tensor of images, channels last.
+    """A tensor of images with the channels last.
 
-    `begins_in_padding`: a word may begin in the padding to the left of the first pixel that it
-    reaches, either since it holds several pixels, or since it goes on behind the channels that the
-    array takes of it.
+    `begins_in_padding` says whether a word may begin in the padding to the left of the first pixel
+    that it reads. This happens if a word holds several pixels, or if it extends beyond the channels
+    that the array takes from it.
     """
 
     name: str
@@ -115,7 +125,7 @@ class Image:
     def tile(
         self, n: tuple[int, int], y: tuple[int, int], x: tuple[int, int], c: tuple[int, int]
     ) -> Tile:
-        """A box of it; none of its bytes if a range is empty."""
+        """Tile of some images, rows, columns and channels; it has no bytes if a range is empty."""
         if y[0] >= y[1] or x[0] >= x[1]:
             return Tile(self.name, 0, 0, (1, 1, 1), (0, 0, 0), (0, 0, 0))
         pixel = self.channels * self.element
@@ -130,12 +140,12 @@ class Image:
         )
 
     def run(self, pixels: tuple[int, int], c: tuple[int, int]) -> Tile:
-        """Pixels that follow each other, numbered through rows and images; none if there are none.
+        """Tile of consecutive pixels, numbered through rows and images; no bytes if there are none.
 
         Raises
         ------
         ValueError
-            If a transfer cannot have so many rows.
+            If there are more pixels than a transfer can have rows.
         """
         first, end = pixels
         if first >= end:
@@ -157,25 +167,25 @@ class Image:
 
 
 def is_packed(conv: ConvSpec) -> bool:
-    """Whether a block holds the channels of several taps: those of a kernel's row lie together."""
+    """Whether a block holds the channels of several taps, which are contiguous in a kernel row."""
     return conv.cin < BLOCK and conv.kernel[1] > 1 and conv.dilation[1] == 1
 
 
 def ceil_div(a: int, b: int) -> int:
-    """Quotient, rounded up."""
+    """Return the quotient, rounded up."""
     return -(-a // b)
 
 
 def tail(size: int, unit: int = BLOCK) -> int:
-    """Elements of the last of the units that `size` elements take."""
+    """Number of elements in the last of the units that `size` elements take."""
     return size - (ceil_div(size, unit) - 1) * unit
 
 
 def tiles_of(size: int, rows: int) -> int:
-    """Tiles of the array along a reduction of `size` elements in blocks of 32."""
+    """Number of array tiles along a reduction of `size` elements in blocks of 32."""
     return (ceil_div(size, BLOCK) - 1) * (BLOCK // rows) + ceil_div(tail(size), rows)
 
 
 def subs_last(size: int, rows: int) -> int:
-    """Parts of the last block of `size` elements that the array takes one after the other."""
+    """Number of parts of the last block of `size` elements that the array takes in sequence."""
     return ceil_div(tail(size), rows)

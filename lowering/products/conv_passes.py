@@ -1,7 +1,7 @@
-"""The GEMM instructions of a convolution's passes.
+"""The GEMM instructions of the passes of a convolution.
 
-Forward and input gradient, which are here, stream positions past tiles of weights; the weight
-gradient is in `conv_weight`.
+The forward pass and the input gradient are in this module; they stream positions past array tiles
+of the weights. The weight gradient is in `conv_weight`.
 """
 
 from collections.abc import Iterator
@@ -31,12 +31,12 @@ from fpgapipe.lowering.tiling.tile import Tile, tile_of
 def operations(
     conv: ConvSpec, which: Pass, core: CoreSpec, cut: Cut, formats: Formats
 ) -> Iterator[Op]:
-    """All instructions of a pass, in order.
+    """Yield all instructions of a pass, in order.
 
     Raises
     ------
     ValueError
-        If the cut does not suit the core's accumulators.
+        If the tiling does not suit the core's accumulators.
     """
     for each in products(conv, which, core, formats, own_window=cut.own_window):
         yield from each.operations(cut)
@@ -45,7 +45,7 @@ def operations(
 def products(
     conv: ConvSpec, which: Pass, core: CoreSpec, formats: Formats, *, own_window: bool
 ) -> list[Product[Any, Any]]:
-    """The matrix products that a pass is, one after the other; `own_window` as in `Cut`."""
+    """The matrix products that a pass consists of, in order; for `own_window` see `Cut`."""
     if which == "forward":
         return [_Forward(conv, core, formats)]
     if which == "input":
@@ -55,7 +55,7 @@ def products(
 
 
 class _Forward(Product[SpatialTile, Range]):
-    """Rows are positions of the output, columns are output channels."""
+    """The forward pass: rows are positions of the output, columns are output channels."""
 
     def __init__(self, conv: ConvSpec, core: CoreSpec, formats: Formats) -> None:
         super().__init__(core, a_fp32=formats.x == 4, b_fp32=formats.w == 4)
@@ -143,7 +143,7 @@ class _Forward(Product[SpatialTile, Range]):
 
 
 class _InputGradient(Product[SpatialTile, Range]):
-    """Rows are every `stride`-th position of the input, columns are input channels."""
+    """Input gradient of every `stride`-th position from `phase` on; columns are input channels."""
 
     def __init__(
         self, conv: ConvSpec, core: CoreSpec, formats: Formats, phase: tuple[int, int]
@@ -243,10 +243,10 @@ class _InputGradient(Product[SpatialTile, Range]):
 
 
 def _phase_taps(conv: ConvSpec, axis: int, phase: int) -> Taps:
-    """The taps through which positions `phase`, `phase` + stride, ... met the output.
+    """The taps that connect the input positions `phase`, `phase` + stride, ... with the output.
 
-    Position ``i = stride * j + phase`` met output ``o`` at tap ``t`` if
-    ``i + pad = stride * o + dilation * t``. No tap gives one that lies outside the image.
+    Input position ``i = stride * j + phase`` contributes to output ``o`` through tap ``t`` if
+    ``i + pad = stride * o + dilation * t``. If no tap does, the result is a tap outside the image.
     """
     stride, dilation, pad = conv.stride[axis], conv.dilation[axis], conv.pad[axis]
     taps = [t for t in range(conv.kernel[axis]) if (phase + pad - t * dilation) % stride == 0]
@@ -261,7 +261,7 @@ def _phase_taps(conv: ConvSpec, axis: int, phase: int) -> Taps:
 def _window(
     source: Image, vertical: Taps, horizontal: Taps, spatial_tile: SpatialTile, channels: Range
 ) -> Tile:
-    """What the positions of a box need of some channels."""
+    """Tile of the source that a block of positions reads, for some channels."""
     rows, columns = (
         vertical.reach(spatial_tile.y, source.h),
         horizontal.reach(spatial_tile.x, source.w),
@@ -270,7 +270,7 @@ def _window(
 
 
 def _depth(vertical: Taps, horizontal: Taps, part: Range, core: CoreSpec, packed: bool) -> int:
-    """Tiles that are added up for a piece of the channels."""
+    """Number of array tiles that are added up for a piece of the channels."""
     depth = part[1] - part[0]
     if packed:
         return vertical.count * tiles_of(horizontal.count * depth, core.rows)
@@ -288,7 +288,7 @@ def _windows(
     n: int,
     packed: bool,
 ) -> OperandPattern:
-    """Stream positions of a sliding window from what `_window` gives for them."""
+    """Pattern that streams the positions of a sliding window from the tile of `_window`."""
     low_y, _ = vertical.reach(spatial_tile.y, source.h)
     low_x, _ = horizontal.reach(spatial_tile.x, source.w)
     pixel, row, image = tile.pitches
@@ -336,7 +336,7 @@ def _result(
     horizontal: tuple[int, int],
     columns: Range,
 ) -> Tile:
-    """Where the results of a box of positions go; each axis is (step, first) of the pixels."""
+    """Tile of the results of a block of positions; each axis is (step, first) of the pixels."""
     y, x = (
         bounds[0] * step + first
         for bounds, (step, first) in ((spatial_tile.y, vertical), (spatial_tile.x, horizontal))
@@ -360,7 +360,7 @@ def _result(
 def _positions_result(
     tile: Tile, element: int, spatial_tile: SpatialTile, columns: Range, core: CoreSpec
 ) -> ResultPattern:
-    """How the results of a box of positions are written to what `_result` gives for them."""
+    """Pattern that writes the results of a block of positions to the tile of `_result`."""
     images, rows, across = spatial_tile.shape
     size = columns[1] - columns[0]
     return ResultPattern(

@@ -1,9 +1,10 @@
-"""A pass of a convolution before it is cut: what its pieces are, and how each is read or written.
+"""A pass of a convolution before it is tiled: its pieces, and how each is read or written.
 
 A pass is one matrix product, or several that share their tensors (the input gradient of a strided
-convolution). Its rows, columns and reduction are cut into pieces; every pair of a piece of the rows
-and one of the columns is an instruction for each piece of the reduction. What is loaded for a piece
-does not depend on the other pieces, so a search for cuts looks at each piece once.
+convolution). Its rows, columns and reduction are divided into pieces. There is one instruction for
+each combination of a piece of the rows, one of the columns and one of the reduction. What is loaded
+of an operand for a piece does not depend on the pieces of other dimensions, so a search for tilings
+examines each piece only once.
 """
 
 from abc import ABC, abstractmethod
@@ -18,14 +19,14 @@ from fpgapipe.lowering.products.conv_parts import Cut, Op
 from fpgapipe.lowering.tiling.tile import Tile
 
 Range = tuple[int, int]
-"""The first, and one after the last."""
+"""First index, and the index after the last."""
 
 Row = TypeVar("Row")
 Column = TypeVar("Column")
 
 
 class Product(ABC, Generic[Row, Column]):
-    """A pass, or a part of it, as one matrix product.
+    """A pass, or a part of a pass, as one matrix product.
 
     Parameters
     ----------
@@ -33,7 +34,7 @@ class Product(ABC, Generic[Row, Column]):
     a_fp32, b_fp32 : bool
         Whether elements of the streamed and of the stationary operand are FP32.
     a_transposed, b_transposed : bool
-        As in `OperandPattern`.
+        Whether the operands are transposed, as in `OperandPattern`.
     """
 
     def __init__(
@@ -51,58 +52,65 @@ class Product(ABC, Generic[Row, Column]):
 
     @abstractmethod
     def rows(self, cut: Cut) -> list[Row]:
-        """Pieces of the rows, whose vectors are streamed."""
+        """Divide the rows, whose vectors are streamed, into pieces."""
 
     @abstractmethod
     def columns(self, cut: Cut) -> list[Column]:
-        """Pieces of the columns."""
+        """Divide the columns into pieces."""
 
     @abstractmethod
     def slices(self, cut: Cut) -> list[Range]:
-        """Pieces of the reduction."""
+        """Divide the reduction into pieces."""
 
     @abstractmethod
     def vectors(self, row: Row) -> int:
-        """Vectors of a piece of the rows."""
+        """Number of vectors of a piece of the rows."""
 
     @abstractmethod
     def array_tiles(self, column: Column) -> int:
-        """Columns of tiles of a piece of the columns."""
+        """Number of columns of array tiles in a piece of the columns."""
 
     @abstractmethod
     def depth(self, part: Range) -> int:
-        """Tiles that are added up in a piece of the reduction."""
+        """Number of array tiles that are added up in a piece of the reduction."""
 
     @abstractmethod
     def streamed(self, row: Row, part: Range) -> Tile:
-        """What is loaded of the streamed operand."""
+        """Tile of the streamed operand."""
 
     @abstractmethod
     def stationary(self, column: Column, part: Range) -> Tile:
-        """What is loaded of the stationary operand."""
+        """Tile of the stationary operand."""
 
     @abstractmethod
     def result(self, row: Row, column: Column) -> Tile:
-        """What is stored."""
+        """Tile of the result, which is stored."""
 
     @abstractmethod
     def streamed_pattern(self, row: Row, array_tiles: int, part: Range) -> OperandPattern:
-        """How the streamed operand is read, once a column of tiles."""
+        """Pattern that reads the streamed operand once for each column of array tiles."""
 
     @abstractmethod
     def stationary_pattern(self, column: Column, part: Range) -> OperandPattern:
-        """How the stationary operand is read."""
+        """Pattern that reads the stationary operand."""
 
     @abstractmethod
     def result_pattern(self, row: Row, column: Column) -> ResultPattern:
-        """How results are written."""
+        """Pattern that writes the results."""
 
     def check(self, rows: Sequence[Row], columns: Sequence[Column], number: int) -> None:
-        """Refuse pieces whose sums the accumulators have no room for; `number` of the reduction.
+        """Refuse pieces whose sums do not fit the accumulators.
+
+        Parameters
+        ----------
+        rows, columns : sequence of pieces
+        number : int
+            Number of pieces of the reduction.
 
         Raises
         ------
         ValueError
+            If there are too few accumulators.
         """
         m = max(map(self.vectors, rows))
         n = max(map(self.array_tiles, columns)) if number > 1 else 1
@@ -112,22 +120,22 @@ class Product(ABC, Generic[Row, Column]):
             )
 
     def work(self, rows: Sequence[Row], columns: Sequence[Column], parts: Sequence[Range]) -> int:
-        """Cycles for which operands are read, or sums added, roughly."""
+        """Rough estimate of the cycles in which operands are read or sums are added."""
         loaded = max(_reads(*self._b, self.core.cols), ACC_CYCLES)
         streamed = sum(max(_reads(*self._a, self.vectors(row)), loaded) for row in rows)
         return streamed * sum(map(self.array_tiles, columns)) * sum(map(self.depth, parts))
 
     def operations(self, cut: Cut) -> Iterator[Op]:
-        """All instructions, in order.
+        """Yield all instructions, in order.
 
         Raises
         ------
         ValueError
-            If the cut does not suit the core.
+            If the tiling does not suit the core.
         """
         rows, columns, parts = self.rows(cut), self.columns(cut), self.slices(cut)
         self.check(rows, columns, len(parts))
-        # Many instructions have the same piece of an operand.
+        # Many instructions share a piece of an operand.
         streamed, stationary = cache(self.streamed), cache(self.stationary)
         streams, stays = cache(self.streamed_pattern), cache(self.stationary_pattern)
         for row, column in _ordered(cut.n_outer, rows, columns):
@@ -143,7 +151,7 @@ class Product(ABC, Generic[Row, Column]):
 
 
 def _reads(transposed: bool, fp32: bool, vectors: int) -> int:
-    """Cycles in which an operand's vectors are read, about."""
+    """Approximate number of cycles in which the vectors of an operand are read."""
     words = -(-vectors // BLOCK) * BLOCK if transposed else vectors
     return words * (2 if fp32 else 1)
 
@@ -151,7 +159,7 @@ def _reads(transposed: bool, fp32: bool, vectors: int) -> int:
 def _ordered(
     outer_n: bool, rows: Sequence[Row], columns: Sequence[Column]
 ) -> Iterator[tuple[Row, Column]]:
-    """All pairs of a piece of the rows and one of the columns, with either as the outer loop."""
+    """All pairs of a row piece and a column piece, with either of them as the outer loop."""
     if outer_n:
         yield from ((i, j) for j in columns for i in rows)
     else:

@@ -1,6 +1,6 @@
 """The weight gradient of a convolution as GEMM instructions.
 
-Output channels stream past tiles of the input; the positions are the reduction.
+Output channels are streamed past array tiles of the input; the positions are the reduction.
 """
 
 from dataclasses import dataclass, replace
@@ -25,11 +25,11 @@ from fpgapipe.lowering.products.conv_product import Product, Range
 from fpgapipe.lowering.tiling.tile import Tile, tile_of
 
 Group = tuple[Range, Range, Range]
-"""Kernel rows, kernel columns and input channels: columns of the gradient."""
+"""Kernel rows, kernel columns and input channels, which are columns of the product."""
 
 
 class WeightGradient(Product[Range, Group]):
-    """The pass; see `conv_passes.products`."""
+    """The weight gradient as one matrix product; see `conv_passes.products`."""
 
     def __init__(
         self, conv: ConvSpec, core: CoreSpec, formats: Formats, *, own_window: bool
@@ -153,7 +153,8 @@ class WeightGradient(Product[Range, Group]):
             u=place.x * depth,
             y_limit=conv.h,
             u_limit=conv.w * depth,
-            # Of several words a column of tiles, the results' limit drops what is too much.
+            # If a column of array tiles takes several words, the limit of the results drops the
+            # excess.
             lanes_last=tail(size, core.cols) if core.cols <= BLOCK else BLOCK,
             lanes_by_outer=True,
             blocks=ceil_div(positions, BLOCK),
@@ -190,25 +191,26 @@ class WeightGradient(Product[Range, Group]):
 
 
 def _some(axis: Taps, first: int, end: int) -> Taps:
-    """An axis with some of its taps."""
+    """Restrict an axis to some of its taps."""
     return replace(axis, origin=axis.origin + first * axis.tap_step, count=end - first)
 
 
 @dataclass(frozen=True)
 class _Window:
-    """How the first tap's pixels of a piece's positions lie in a tile of the input.
+    """Location, in a tile of the input, of the pixels that the first tap reads for a piece.
 
     Attributes
     ----------
     base : int
-        Of the first position's, from the beginning of the slot.
+        Byte of the first position's pixel, from the beginning of the slot.
     y, x : int
-        Its row and column.
+        Row and column of this pixel.
     pixel, row : int
         Bytes from one pixel to the next, and from one row to the next.
-    pos : Odometer
+    pos : LoopNest
+        Loop nest over the positions.
     start : (int, int)
-        As in `OperandPattern`.
+        First counters of the loop nest, as in `OperandPattern`.
     """
 
     base: int
@@ -228,7 +230,7 @@ def _window(
     loaded: tuple[Taps, Taps],
     channels: Range,
 ) -> tuple[Tile, _Window]:
-    """The part of the input that some positions meet, with all the taps `loaded`."""
+    """Tile of the input that some positions read with all the taps `loaded`, and their window."""
     down, side = window
     depth = channels[1] - channels[0]
     first, last = _position(conv, piece[0]), _position(conv, piece[1] - 1)
@@ -244,8 +246,8 @@ def _window(
         images, rows, columns = spatial_tile.shape
         start = (0, 0)
     else:
-        # Pixels as they follow each other, through rows and images, from the first one that the
-        # first position meets to the last one of the last position.
+        # The tile is a run of consecutive pixels, across rows and images: from the first pixel that
+        # the first position reads to the last pixel that the last position reads.
         low = _pixel(conv, first, loaded, 0)
         tile = source.run((low, _pixel(conv, last, loaded, 1)), channels)
         pixel = tile.pitches[0]
@@ -273,9 +275,10 @@ def _position(conv: ConvSpec, number: int) -> tuple[int, int, int]:
 def _pixel(
     conv: ConvSpec, position: tuple[int, int, int], loaded: tuple[Taps, Taps], end: int
 ) -> int:
-    """Number of the first pixel of the input that a position meets, or (`end` 1) one past the last.
+    """Number of the first input pixel that a position reads or, with `end` 1, one after the last.
 
-    Where it meets none, positions after it, or before it, may meet pixels up to the returned one.
+    If the position reads no pixel, the result still bounds the pixels that later positions (with
+    `end` 1, earlier positions) read.
     """
     y, x = (
         at * axis.step + axis.origin + end * (axis.count - 1) * axis.tap_step
@@ -291,7 +294,7 @@ def _pixel(
 
 
 def _column_groups(conv: ConvSpec, core: CoreSpec, cut: Cut) -> list[Group]:
-    """Pieces of (kernel rows, kernel columns, input channels) with at most `cut.n_tiles` tiles."""
+    """Groups of kernel rows, kernel columns and input channels of at most `cut.n_tiles` tiles."""
     height, width = conv.kernel
     if is_packed(conv):
         a_row = ceil_div(width * conv.cin, core.cols)
@@ -307,7 +310,7 @@ def _column_groups(conv: ConvSpec, core: CoreSpec, cut: Cut) -> list[Group]:
         if len(slices) == 1
         else [(i, i + 1) for i in range(width)]
     )
-    # Channels are the outer loop, so that a slice of the input serves all taps while it is there.
+    # Channels are the outer loop, so that all taps use a slice of the input while it is on chip.
     return [
         ((row, row + 1), across, channels)
         for channels in slices
@@ -317,10 +320,10 @@ def _column_groups(conv: ConvSpec, core: CoreSpec, cut: Cut) -> list[Group]:
 
 
 def _reduction_pieces(conv: ConvSpec, limit: int) -> list[Range]:
-    """Cut the positions, batch and image, into pieces of whole blocks of 32, each (first, end).
+    """Divide the positions of all images into pieces of whole blocks of 32, each (first, end).
 
-    They end with an image or a row where a piece within the limit can: what its last row meets then
-    need not be loaded for two of them.
+    Pieces end at the end of an image or of a row if the limit allows that. The input that the last
+    row of a piece reads then need not be loaded for the next piece as well.
     """
     image, total = conv.oh * conv.ow, conv.batch * conv.oh * conv.ow
     limit = min(limit, MOST_POSITIONS)
@@ -341,7 +344,7 @@ def _reduction_pieces(conv: ConvSpec, limit: int) -> list[Range]:
 
 
 def _spatial_tile(conv: ConvSpec, piece: Range) -> SpatialTile | None:
-    """A piece as whole images, whole rows of an image or a part of a row, if it is that."""
+    """A piece as whole images, whole rows of an image, or part of a row; None if it is not."""
     (n0, y0, x0), (n1, y1, x1) = _position(conv, piece[0]), _position(conv, piece[1] - 1)
     whole_rows = x0 == 0 and x1 == conv.ow - 1
     if whole_rows and y0 == 0 and y1 == conv.oh - 1:

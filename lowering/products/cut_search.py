@@ -1,8 +1,8 @@
-"""What cuts of a pass need, found without making their instructions.
+"""Estimates the costs of tilings of a pass without generating their instructions.
 
-A search looks at some hundred cuts of a pass, each for every way to share out the scratchpad, and
-makes the instructions of a few. All others it judges by their pieces: sizes of tiles, how often
-each is loaded, and the work of the array.
+A search looks at some hundred tilings of a pass, each with every way to divide the scratchpad, and
+generates the instructions of only a few. It judges all others by their pieces: the sizes of tiles,
+how often each tile is loaded, and the work of the array.
 """
 
 from collections.abc import Hashable, Iterator, Sequence
@@ -30,20 +30,23 @@ Numbers = NDArray[np.intp]
 
 @dataclass(frozen=True)
 class Sketch:
-    """A pass that is cut, without its patterns; tiles are numbers that `Slabs` gives them.
+    """A tiled pass without its patterns; tiles are numbers that `CutSearch` assigns.
 
     Attributes
     ----------
     cut : Cut
+        The tiling.
     num_ops : int
+        Number of GEMM instructions.
     work : int
-        Cycles of the array, roughly.
+        Rough estimate of the cycles of the array.
     streamed, stationary, results : int arrays
-        Slabs that operations take, in their order, runs of the same one as one; results, once each.
+        Numbers of the operand tiles that the operations use, in order, with immediate repetitions
+        left out; numbers of the result tiles, each once.
     first_sizes : tuple of int
-        Bytes of the first operation's three tiles.
+        Bytes of the three tiles of the first operation.
     last_bytes : int
-        Of the last result.
+        Bytes of the last result tile.
     """
 
     cut: Cut
@@ -57,7 +60,7 @@ class Sketch:
 
 
 class CutSearch:
-    """Looks at cuts of one pass.
+    """Sketches and estimates tilings of one pass.
 
     Parameters
     ----------
@@ -75,17 +78,18 @@ class CutSearch:
         }
         self._numbers: dict[Tile, int] = {}
         self._known: dict[Hashable, int] = {}
-        self._moves: list[float] = []  # cycles of each tile's transfer
-        self._sizes: list[int] = []  # bytes of each
+        self._moves: list[float] = []  # cycles of the transfer of each tile
+        self._sizes: list[int] = []  # bytes of each tile
         self._loads: dict[tuple[bytes, int], list[int]] = {}
 
     def sketch(self, cut: Cut) -> Sketch:
-        """Look at a cut.
+        """Sketch a tiling.
 
         Raises
         ------
         ValueError
-            If it does not suit the core; patterns may do so that are not made here.
+            If the tiling does not suit the core. Patterns are not generated here, so they can still
+            turn out not to suit it.
         """
         work = num_ops = 0
         parts: list[tuple[Numbers, Numbers, Numbers]] = []
@@ -102,7 +106,7 @@ class CutSearch:
         )  # fmt: skip
 
     def rings(self, sketch: Sketch, least_slots: int) -> Iterator[Rings]:
-        """All ways to share out the scratchpad; see `emit.rings_of`."""
+        """Yield all ways to divide the scratchpad; see `emit.rings_of`."""
         sequences = [
             np.unique(each) for each in (sketch.streamed, sketch.stationary, sketch.results)
         ]
@@ -111,9 +115,9 @@ class CutSearch:
         return rings_for(largest, distinct, self.core.scratchpad, least_slots)
 
     def estimate(self, sketch: Sketch, rings: Rings) -> float:
-        """Roughly the cycles: work or traffic, first loads, last store, and a little a product.
+        """Estimate the cycles: work or traffic, first loads, last store, and a few per product.
 
-        A ring of one slot lets nothing overlap.
+        With a ring of one slot, work and traffic do not overlap.
         """
         per_cycle = min(self.memory.bytes_per_cycle, self.core.bus_bytes)
         traffic = sum(
@@ -139,7 +143,7 @@ class CutSearch:
         return together + ends / per_cycle + 2 * sketch.num_ops
 
     def tile(self, number: int) -> Tile:
-        """The tile that has a number."""
+        """Return the tile that has a number."""
         return next(tile for tile, known in self._numbers.items() if known == number)
 
     def _in_order(
@@ -151,7 +155,7 @@ class CutSearch:
         columns: Sequence[Any],
         pieces: Sequence[Any],
     ) -> tuple[Numbers, Numbers, Numbers]:
-        """Slabs of all operations of a product, in the order of `Product.operations`."""
+        """Numbers of the tiles of a product's operations, in the order of `Product.operations`."""
         own = cut.own_window
         streamed = [
             [self._number_of(("a", number, row, piece), made.streamed) for piece in pieces]
@@ -177,7 +181,7 @@ class CutSearch:
         return a.reshape(-1), b.reshape(-1), result.reshape(-1)
 
     def _number_of(self, key: tuple[Any, ...], make: Any) -> int:
-        """Number of a tile, which is made from the last two parts of its key."""
+        """Number of a tile, which `make` computes from the last two parts of the key."""
         found = self._known.get(key)
         if found is None:
             tile = make(*key[-2:])
@@ -189,9 +193,9 @@ class CutSearch:
         return found
 
     def loaded(self, numbers: Numbers, slots: int) -> list[int]:
-        """Slabs that a ring of so many slots loads, in order, as `emit` has it.
+        """Numbers of the tiles that a ring with this many slots loads, in order, as `emit` does.
 
-        The one that was used longest ago makes room.
+        A tile replaces the least recently used one.
         """
         key = numbers.tobytes(), slots
         found = self._loads.get(key)
@@ -206,13 +210,13 @@ class CutSearch:
                     if len(inside) == slots:
                         del inside[next(iter(inside))]
                 else:
-                    continue  # nothing but padding: it needs no slot
+                    continue  # only padding, which needs no slot
                 inside[number] = None
             self._loads[key] = found
         return found
 
     def _move_cycles(self, tile: Tile) -> float:
-        """Cycles of a transfer: its words, or its rows, of which some bursts may be under way."""
+        """Cycles of a transfer, limited by its words or by the latency of its rows' bursts."""
         block = max(self.core.burst_beats * self.core.bus_bytes, WORD_BYTES)
         words, rows = _words_of_tile(
             tile.offset % block, tile.run_bytes, tile.counts, tile.memory_pitches, tile.pitches,
@@ -224,7 +228,7 @@ class CutSearch:
 
 
 def _without_repeats(numbers: Numbers) -> Numbers:
-    """A sequence in which no number follows itself."""
+    """Remove numbers that are equal to the number before them."""
     kept: Numbers = numbers[np.concatenate([[True], numbers[1:] != numbers[:-1]])]
     return kept
 
@@ -238,7 +242,7 @@ def _words_of_tile(
     pitches: tuple[int, ...],
     core: CoreSpec,
 ) -> tuple[int, int]:
-    """Words and bursts of the transfers of a tile."""
+    """Number of words and of bursts of the transfers of a tile."""
     tile = Tile("", offset, run_bytes, counts, memory_pitches, pitches)
     found = [words_of_transfer(body, core) for body in tile.transfers(0, 0)]
     return sum(words for words, _ in found), sum(rows for _, rows in found)

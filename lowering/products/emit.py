@@ -1,9 +1,9 @@
-"""From GEMM operations on tiles to a program: slots on chip, loads, stores, semaphores.
+"""Generates a program from GEMM operations on tiles: slots on chip, loads, stores, semaphores.
 
-Slabs of the streamed operand, of the stationary operand and of results each have a ring of equal
-slots. A tile that is still in its ring is not loaded again; the one used longest ago makes room.
-Semaphores say when a slot is full and when it is free, so that loads, products and stores overlap
-as far as slots allow.
+The tiles of the streamed operand, of the stationary operand and of the results each have a ring of
+slots of equal size. A tile that is still in its ring is not loaded again; a new tile replaces the
+least recently used one. Semaphores say when a slot is full and when it is free, so that loads,
+products and stores overlap as far as the slots allow.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -29,13 +29,14 @@ class Semaphore(IntEnum):
 
 @dataclass(frozen=True)
 class Ring:
-    """Slots of equal size for tiles of one kind.
+    """Slots of equal size for the tiles of one operand or of the results.
 
     Parameters
     ----------
     base : int
-        Byte address in the scratchpad.
+        Byte address of the first slot in the scratchpad.
     slot_bytes, slots : int
+        Bytes of a slot, and number of slots.
     """
 
     base: int
@@ -49,7 +50,7 @@ class Ring:
 
 @dataclass(frozen=True)
 class Rings:
-    """Those of a program."""
+    """The rings of a program: streamed operand, stationary operand and results."""
 
     a: Ring
     b: Ring
@@ -58,7 +59,7 @@ class Rings:
 
 @dataclass(frozen=True)
 class _Use:
-    """A tile in a ring, as an operation finds it."""
+    """How an operation uses a tile in a ring."""
 
     slot: int
     loads: bool = False
@@ -69,11 +70,12 @@ class _Use:
 def rings_of(
     ops: Sequence[Op], scratchpad: ScratchpadSpec, least_slots: int = 2
 ) -> Iterator[Rings]:
-    """All ways to give whole banks to the three rings, each of `least_slots` or more.
+    """Yield all ways to divide the banks among three rings of at least `least_slots` slots each.
 
-    The two operands never share a bank: both are read at the same time. A scratchpad of two banks
-    has the results beside the stationary operand, one of a single bank has all in it. A ring of one
-    slot is loaded when the product that used it is done.
+    A ring has fewer slots if it has fewer tiles. The two operands do not share a bank, since both
+    are read at the same time. Only a scratchpad of a single bank has everything in that bank. If
+    there are two banks, the results share that of the stationary operand. A ring of one slot is
+    loaded when the product that used it is done.
     """
     tiles = [[getattr(op, name) for op in ops] for name in ("a", "b", "result")]
     sizes = [max(tile.size_bytes for tile in set(each)) for each in tiles]
@@ -86,14 +88,14 @@ def rings_for(
     scratchpad: ScratchpadSpec,
     least_slots: int = 2,
 ) -> Iterator[Rings]:
-    """`rings_of` for operations of which is known only this.
+    """Yield what `rings_of` yields, given only the sizes and numbers of the tiles.
 
     Parameters
     ----------
     sizes : sequence of int
-        Bytes of the largest tile of each ring: streamed, stationary, results.
+        Bytes of the largest tile of each ring, in the order streamed, stationary, results.
     distinct : sequence of int
-        Different tiles of each ring.
+        Number of different tiles of each ring.
     scratchpad : ScratchpadSpec
     least_slots : int
     """
@@ -109,7 +111,7 @@ def rings_for(
 
 
 def may_fit(sizes: Sequence[int], scratchpad: ScratchpadSpec) -> bool:
-    """Whether tiles of these bytes (streamed, stationary, a result) fit with a slot for each."""
+    """Whether tiles of these sizes (streamed, stationary, result) fit with one slot for each."""
     return any(
         all(size <= room for size, (_, room) in zip(sizes, regions.values(), strict=True))
         for regions in _regions(scratchpad)
@@ -141,16 +143,16 @@ def _regions(scratchpad: ScratchpadSpec) -> Iterator[dict[str, tuple[int, int]]]
 
 
 def _uses(tiles: Sequence[Tile | None], ring: Ring) -> list[_Use | None]:
-    """What each operation finds in a ring; the tile that was used longest ago makes room."""
+    """How each operation uses a ring, in which a tile replaces the least recently used one."""
     found: list[_Use | None] = []
-    slot_of: dict[Tile, int] = {}  # in the ring now, the least recently used first
-    last_use: dict[int, int] = {}  # of what is in each slot
+    slot_of: dict[Tile, int] = {}  # tiles now in the ring, the least recently used first
+    last_use: dict[int, int] = {}  # last operation that used each slot
     for index, tile in enumerate(tiles):
         if tile is None:
             found.append(None)
             continue
         if not tile.run_bytes:
-            found.append(_Use(0))  # nothing but padding: it needs no slot
+            found.append(_Use(0))  # only padding, which needs no slot
             continue
         if tile in slot_of:
             slot = slot_of.pop(tile)
@@ -159,8 +161,8 @@ def _uses(tiles: Sequence[Tile | None], ring: Ring) -> list[_Use | None]:
             slot = len(slot_of)
             found.append(_Use(slot, loads=True))
         else:
-            # What was used longest ago goes, so slots come free in the order in which they are
-            # filled again: a semaphore only counts.
+            # The least recently used tile is replaced, so slots become free in the order in which
+            # they are filled again. That is necessary because a semaphore only counts.
             slot = slot_of.pop(next(iter(slot_of)))
             use = found[last_use[slot]]
             assert use is not None
@@ -173,23 +175,23 @@ def _uses(tiles: Sequence[Tile | None], ring: Ring) -> list[_Use | None]:
 
 @dataclass(frozen=True)
 class Template:
-    """A program whose tensors have no place yet.
+    """A program whose tensors have no addresses yet.
 
     Attributes
     ----------
     instructions : list of Instruction
-        Memory addresses count from the beginning of the tensor.
+        Instructions whose memory addresses are relative to the beginnings of the tensors.
     tensors : list of str or None
-        Of each instruction that is a transfer, the tensor; None of all others.
+        Name of the tensor of each instruction that is a transfer; None for the others.
     """
 
     instructions: list[Instruction]
     tensors: list[str | None]
 
     def placed(self, addresses: Mapping[str, int]) -> list[Instruction]:
-        """Return the program with the tensors at these byte addresses, multiples of 64.
+        """Return the program for tensors at these byte addresses, which are multiples of 64.
 
-        What is no transfer is the same in all programs of a template, the very same objects.
+        Instructions that are no transfers are the same objects in all programs of a template.
         """
         return [
             each if tensor is None else each.moved(addresses[tensor])
@@ -198,7 +200,7 @@ class Template:
 
 
 def emit(ops: Sequence[Op], rings: Rings, tensors: Mapping[str, int]) -> list[Instruction]:
-    """Make the program of some operations, its END included.
+    """Generate the program of some operations, including its END.
 
     Parameters
     ----------
@@ -211,7 +213,7 @@ def emit(ops: Sequence[Op], rings: Rings, tensors: Mapping[str, int]) -> list[In
 
 
 def template(ops: Sequence[Op], rings: Rings) -> Template:
-    """Make the program of some operations, its END included, wherever their tensors will lie."""
+    """Generate the program of some operations, including its END, for any tensor addresses."""
     uses = {
         "a": _uses([op.a for op in ops], rings.a),
         "b": _uses([op.b for op in ops], rings.b),
@@ -269,7 +271,7 @@ def _transfers(
     wait: tuple[int, ...],
     signal: tuple[int, ...],
 ) -> Iterator[Instruction]:
-    """Waits before the first part, signals after the last."""
+    """Transfers of a tile; the first one waits, and the last one signals."""
     bodies = list(tile.transfers(0, slot))
     for index, body in enumerate(bodies):
         yield Instruction(

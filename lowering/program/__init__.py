@@ -1,1 +1,1 @@
-"""Kernels put together to the programs of devices."""
+"""Programs of devices, assembled from kernels."""

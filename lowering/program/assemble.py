@@ -1,14 +1,17 @@
-"""Puts kernels together to a program.
+"""Assembles kernels into one program.
 
-Kernels come in an order in which each finds what it reads. On the core, products, vectors and
-transfers over links run at the same time, so the kernels of one engine may go on beside those of
-the others, as far as tensors allow: a normalisation's sums beside the convolution whose results
-they add up, a weight gradient beside the operators that wait for the input gradient. On a core of
-two GEMM engines kernels have two *lanes*, which share the vector engine by groups.
+Kernels are given in an order in which each one finds the data that it reads. On the core, products,
+vector operations and transfers over links run at the same time, so the kernels of one engine may
+overlap with those of the others as far as the tensors that they share allow. For example, the sums
+of a normalisation overlap with the convolution whose results they add up, and a weight gradient
+overlaps with the operators that wait for the input gradient. On a core with two GEMM engines,
+kernels are divided into two *lanes*, which share the vector engine; it alternates between groups of
+the two lanes.
 
-A kernel is a sequence of *groups*: what one product, or one piece, loads, computes and stores, or a
-part of a transfer. Each track, the groups of one engine, keeps its order. Groups of all tracks are
-merged by a rough timing, and what needs the results of another waits for them
+A kernel is a sequence of *groups*: the instructions that load, compute and store one product or one
+piece of a vector operation, or one part of a transfer. A *track* is the sequence of groups of one
+engine and lane, and each track keeps its order. The groups of all tracks are merged by rough
+estimates of their run times. A group that needs the results of another one waits for them
 (:mod:`fpgapipe.lowering.program.hazards`).
 """
 
@@ -28,22 +31,22 @@ from fpgapipe.lowering.program.last_writer import LastWriters
 from fpgapipe.lowering.tiling.kernel import Kernel, Track
 
 TURN_CYCLES = 300
-"""From the end of a group to the beginning of one that reads its results, about."""
+"""Estimate of the cycles from the end of a group to the start of one that reads its results."""
 
 LINK_BYTES_PER_CYCLE = 16
-"""Of a transfer over a link, about."""
+"""Estimate of the speed of a transfer over a link, bytes per cycle."""
 
 
 @dataclass(frozen=True)
 class Assembled:
-    """A program of kernels.
+    """A program assembled from kernels.
 
     Attributes
     ----------
     instructions : list of Instruction
-        END is the last.
+        Instructions of the program; the last one is END.
     kernel_of : list of int
-        For each instruction but END, the number of the kernel it belongs to.
+        Number of the kernel of each instruction but END.
     """
 
     instructions: list[Instruction]
@@ -52,17 +55,17 @@ class Assembled:
 
 @dataclass
 class _Group:
-    """Instructions that belong together.
+    """Consecutive instructions of a kernel that are scheduled together.
 
     Attributes
     ----------
     kernel : int
     track : Track
     first : bool
-        Whether it is the first of its kernel.
+        Whether it is the first group of its kernel.
     instructions : list of Instruction
     after : dict of Track to int
-        Number of groups of each other track that come before it.
+        Number of groups of each other track that must come before this group.
     """
 
     kernel: int
@@ -72,15 +75,15 @@ class _Group:
     after: dict[Track, int] = field(default_factory=dict)
 
     def spans(self, opcodes: frozenset[Opcode]) -> list[Span]:
-        """Bytes of memory that its reads or writes touch."""
+        """Memory spans of the instructions with the given opcodes."""
         return [span_of(each) for each in self.instructions if each.opcode in opcodes]
 
     def comes_after(self, track: Track, number: int) -> None:
-        """Let so many groups of a track come before it."""
+        """Require that at least `number` groups of a track come before this group."""
         self.after[track] = max(self.after.get(track, 0), number)
 
     def cycles(self, core: CoreSpec, known: dict[int, int]) -> int:
-        """For which its engine works, about; `known` are cycles of bodies, by their identity."""
+        """Estimate the group's cycles; `known` caches the cycles of instruction bodies by id."""
         total = 0
         for instruction in self.instructions:
             if instruction.opcode in (Opcode.GEMM, Opcode.VECTOR):
@@ -95,7 +98,7 @@ class _Group:
 
 
 def _work(instruction: Instruction, core: CoreSpec) -> int:
-    """Cycles of a product or of an instruction of the vector engine, about."""
+    """Estimate the cycles of a GEMM or VECTOR instruction."""
     if instruction.opcode is Opcode.GEMM:
         return gemm_timing(instruction.body, core).stream_cycles
     assert core.vector is not None, "a vector kernel needs a vector engine"
@@ -108,23 +111,24 @@ def assemble(
     core: CoreSpec | None = None,
     tasks: Sequence[int] | None = None,
 ) -> Assembled:
-    """Make one program of kernels.
+    """Assemble kernels into one program.
 
-    A kernel begins when the one before it in its track has written all that it writes, since both
+    A kernel begins when the kernel before it in its track has written all its results, since both
     use the same part of the scratchpad.
 
     Parameters
     ----------
     kernels : sequence of Kernel
     places : mapping of str to Placed
-        Of all tensors, which begin at multiples of 64 bytes.
+        Places of all tensors, each of which begins at a multiple of 64 bytes.
     core : CoreSpec, optional
-        Lets the kernels of different tracks overlap; without one they run one after the other.
+        The core, for estimates of run times; the kernels of different tracks then overlap. Without
+        a core they run one after the other.
     tasks : sequence of int, optional
-        For each kernel the number of its task, which never falls; two tasks that run side by side,
-        each in its lane, have one. What a task receives over links is asked for while the task
-        before it runs, not earlier: so the queue of a link's receiver always has room, and whatever
-        waits in it holds nothing up.
+        Number of the task of each kernel, in non-decreasing order; two tasks that run concurrently,
+        each in its own lane, have the same number. The RECEIVE instructions of a task are issued no
+        earlier than during the task before it. The queue of a link's receiver therefore always has
+        room, and the entries that wait in it do not hold up other instructions.
 
     Raises
     ------
@@ -145,7 +149,7 @@ def assemble(
 
 
 def _groups(number: int, kernel: Kernel, addresses: Mapping[str, int]) -> Iterator[_Group]:
-    """Cut a kernel where something new is loaded, or computed; a transfer, into its parts."""
+    """Split a kernel into groups where a new load or computation begins; a transfer, into parts."""
     group = _Group(number, kernel.track, first=True)
     moves = (Opcode.LOAD, Opcode.STORE)
     for instruction in kernel.instructions(addresses):
@@ -168,20 +172,20 @@ def _groups(number: int, kernel: Kernel, addresses: Mapping[str, int]) -> Iterat
 
 
 def _find_order(order: Sequence[_Group], tasks: Sequence[int]) -> None:
-    """Say of each group how many of the other tracks have to come before it.
+    """Record for each group how many groups of each other track have to come before it.
 
-    A group that overwrites what another reads, or wrote, comes behind it with its whole kernel:
-    the kernel's loads are then behind those of the other, and all it writes behind them. What
-    overwrites by a transfer comes behind the whole of the other kernel.
+    If a group overwrites bytes that a group of another track reads or writes, its whole kernel
+    comes after that group. All loads and stores of the kernel then come after those of the other
+    group. If the overwriting group is a transfer, it comes after the whole other kernel.
 
-    What reads what another device has sent comes behind all groups of the tasks before: loads keep
-    their order, and one that waits for another device must not hold up what that waits for, nor
-    work that could be done meanwhile.
+    A group that reads data received from another device comes after all groups of earlier tasks.
+    Loads keep their order, so a load that waits for another device must hold up neither the work
+    that the other device is waiting for nor work that could be done in the meantime.
     """
     reads, writes = ({track: LastWriters() for track in Track} for _ in range(2))
     count = dict.fromkeys(Track, 0)
-    kernel_end: dict[tuple[Track, int], int] = {}  # groups up to the end of a kernel
-    counts_of_task: dict[int, dict[Track, int]] = {}  # when a task begins
+    kernel_end: dict[tuple[Track, int], int] = {}  # number of groups up to the end of a kernel
+    counts_of_task: dict[int, dict[Track, int]] = {}  # number of groups when a task begins
     kernel_of: dict[tuple[Track, int], int] = {}
     asked_in = _asked_in(order, tasks)
     first = order[0]
@@ -219,9 +223,9 @@ def _find_order(order: Sequence[_Group], tasks: Sequence[int]) -> None:
 
 
 def _asked_in(order: Sequence[_Group], tasks: Sequence[int]) -> dict[tuple[int, Track], int]:
-    """For each task and link, the task in which what the first receives is asked for.
+    """For each task and link, the task during which its RECEIVE instructions may first be issued.
 
-    That is the one before, unless what both receive is more than the receiver's queue has room for.
+    This is the task before it, unless the receiver's queue has no room for those of both tasks.
     """
     count = Counter((tasks[group.kernel], group.track) for group in order if group.track.is_link)
     known = sorted({tasks[group.kernel] for group in order})
@@ -235,16 +239,16 @@ def _asked_in(order: Sequence[_Group], tasks: Sequence[int]) -> dict[tuple[int, 
 
 
 def _last(last_writers: LastWriters, spans: Sequence[Span]) -> int:
-    """Number of the last group, from 1, that touched one of some spans; 0 if none did."""
+    """Number, from 1, of the last group that accesses one of the spans; 0 if none does."""
     return max((last_writers.last(span) or 0 for span in spans), default=0)
 
 
 def _merged(order: Sequence[_Group], core: CoreSpec) -> Iterator[_Group]:
-    """Groups of all tracks by the time at which they can begin."""
+    """Yield the groups of all tracks, ordered by the estimated time at which they can begin."""
     waiting = {track: [group for group in order if group.track is track] for track in Track}
     free = dict.fromkeys(Track, 0)
     engine_free = dict.fromkeys(Track, 0)
-    known: dict[int, int] = {}  # cycles of bodies, many of which groups share
+    known: dict[int, int] = {}  # cycles of instruction bodies, which many groups share
     done: dict[Track, list[int]] = {track: [] for track in Track}
     for _ in order:
         choices = []
@@ -269,7 +273,7 @@ def _merged(order: Sequence[_Group], core: CoreSpec) -> Iterator[_Group]:
 
 
 def _kernels_before(kernels: Sequence[Kernel]) -> list[int | None]:
-    """For each kernel the one before it in its track, which leaves it its part of the chip."""
+    """For each kernel, the one before it in its track, whose part of the chip it takes over."""
     latest: dict[Track, int] = {}
     found: list[int | None] = []
     for number, kernel in enumerate(kernels):

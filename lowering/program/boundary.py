@@ -1,4 +1,4 @@
-"""Where a network's values cross from one stage of a pipeline to the next."""
+"""Boundary tensors: values that go from one stage of a pipeline to the next."""
 
 from __future__ import annotations
 
@@ -20,21 +20,21 @@ if TYPE_CHECKING:
     from fpgapipe.network.graph import Graph
 
 PARTS = 8
-"""Parts of all that crosses in a task, at most, if it is no more values than that."""
+"""Most parts of all boundary tensors of a task together; each tensor has at least one part."""
 
 
 @dataclass(frozen=True)
 class BoundaryTensor:
-    """A value that goes from a stage to the next.
+    """A value that goes from one stage to the next.
 
     Attributes
     ----------
     value : str
-        Of a layer.
+        Name of the layer that computes the value.
     number : int
-        Different for each value of the network.
+        Number that is different for each value of the network.
     has_gradient : bool
-        Whether its gradient comes back.
+        Whether the value's gradient is sent back.
     """
 
     value: str
@@ -44,15 +44,16 @@ class BoundaryTensor:
 
 @dataclass(frozen=True)
 class Stage:
-    """A part of a network, on one device.
+    """A part of a network that runs on one device.
 
     Attributes
     ----------
     index, num_stages : int
+        Number of the stage, and number of stages.
     units : tuple of Unit
-    before, after : tuple of Crossing
-        What comes from the stage before and what goes to the next, in the order in which the
-        network makes them. A value that a later stage needs passes through all between.
+    before, after : tuple of BoundaryTensor
+        Values that come from the stage before and that go to the next one, in the order in which
+        the network computes them. A value for a later stage passes through all stages between.
     """
 
     index: int
@@ -63,23 +64,25 @@ class Stage:
 
     @property
     def is_last(self) -> bool:
-        """Whether it has the network's outputs."""
+        """Whether this is the last stage, which computes the network's outputs."""
         return self.index == self.num_stages - 1
 
 
 @dataclass(frozen=True)
 class Part:
-    """What the device of a stage knows of its neighbours.
+    """A stage, with what its device knows of its neighbours.
 
     Attributes
     ----------
     stage : Stage
     values : mapping of str to Value
-        Of what comes from the stage before: shape and format, under any name.
+        Values that come from the stage before, for their shapes and formats; the names of their
+        tensors do not matter.
     gradient_bytes : mapping of str to int
-        Of what goes to the next stage: bytes of an element of the gradient that comes back.
+        Element size, in bytes, of the gradient that comes back for each value sent to the next
+        stage.
     before, after : int
-        The device's links to the stage before and to the next.
+        Numbers of the device's links to the stage before and to the next one.
     """
 
     stage: Stage
@@ -91,7 +94,7 @@ class Part:
     def sends(
         self, boundary: BoundaryTensor, tensor: Tensor, microbatch: int, *, backward: bool = False
     ) -> TransferKernel:
-        """A value that goes to the next stage, or a gradient to the one before."""
+        """Kernel that sends a value to the next stage, or a gradient to the stage before."""
         count = len(self.stage.before if backward else self.stage.after)
         link = self.before if backward else self.after
         return _transfer(Opcode.SEND, boundary, tensor, microbatch, link, count, backward)
@@ -99,7 +102,7 @@ class Part:
     def receives(
         self, boundary: BoundaryTensor, tensor: Tensor, microbatch: int, *, backward: bool = False
     ) -> TransferKernel:
-        """A value that comes from the stage before, or a gradient from the next."""
+        """Kernel that receives a value from the stage before, or a gradient from the next stage."""
         count = len(self.stage.after if backward else self.stage.before)
         link = self.after if backward else self.before
         return _transfer(Opcode.RECEIVE, boundary, tensor, microbatch, link, count, backward)
@@ -114,9 +117,9 @@ def _transfer(
     count: int,
     backward: bool,
 ) -> TransferKernel:
-    """One of `count` tensors of a task that take the same way."""
+    """Kernel for one of `count` tensors that a task transfers in the same direction."""
     channel = Channel.GRADIENTS if backward else Channel.ACTIVATIONS
-    # The number of the micro-batch may begin anew: streams of one channel come in order.
+    # The micro-batch number may wrap around, since the tags of one channel arrive in order.
     stream = boundary.number << 12 | microbatch & 0xFFF
     parts = max(1, PARTS // count)
     name = f"{boundary.value} {channel.name.lower()}"
@@ -124,23 +127,24 @@ def _transfer(
 
 
 def stages_of(graph: Graph, layers: Sequence[Sequence[str]], *, train: bool) -> list[Stage]:
-    """Cut a network into stages.
+    """Divide a network into stages.
 
-    Layers that run together (a convolution, its bias and its activation, say) stay together: a
-    stage gets those whose first layer it has.
+    Layers of one unit (for example a convolution, its bias and its activation) stay together, in
+    the stage of the unit's first layer.
 
     Parameters
     ----------
     graph : Graph
     layers : sequence of sequence of str
-        For each stage the names of its layers, in the order of the network.
+        Names of the layers of each stage, in the order of the network.
     train : bool
-        Whether gradients come back.
+        Whether gradients are sent back.
 
     Raises
     ------
     UserError
-        If the stages are not all the network's layers in their order, or one has nothing to do.
+        If the stages do not contain each layer exactly once, if data would flow back to an earlier
+        stage, or if a stage has no unit.
     """
     names = [name for stage in layers for name in stage]
     if sorted(names) != sorted(graph.layers):
@@ -185,7 +189,7 @@ def stages_of(graph: Graph, layers: Sequence[Sequence[str]], *, train: bool) -> 
 def _boundary_tensors(
     graph: Graph, placed: Sequence[Sequence[Unit]], home: dict[str, int], *, train: bool
 ) -> list[tuple[BoundaryTensor, int, int]]:
-    """Values that cross, each with its stage and the last that needs it."""
+    """Each boundary tensor, with the stage that computes it and the last stage that reads it."""
     last: dict[str, int] = {}
     needed = _with_gradient(graph) if train else frozenset[str]()
     for index, own in enumerate(placed):
@@ -202,7 +206,7 @@ def _boundary_tensors(
 
 
 def _with_gradient(graph: Graph) -> frozenset[str]:
-    """Layers whose result gets a gradient: the output depends on it, and parameters lie before."""
+    """Values that get a gradient: the output depends on them, and they depend on parameters."""
     depends = set(graph.outputs)
     found: set[str] = set()
     for layer in reversed(list(graph.layers.values())):
@@ -216,10 +220,10 @@ def _with_gradient(graph: Graph) -> frozenset[str]:
 def gradient_bytes(
     graph: Graph, stages: Sequence[Stage], index: int, activation_bytes: int
 ) -> dict[str, int]:
-    """Of what a stage sends on, bytes of an element of the gradient that comes back.
+    """Element sizes, in bytes, of the gradients that come back for what a stage sends on.
 
-    Gradients are features, but for that of the loss, which is FP32 and which some units pass on as
-    it is.
+    Gradients have the format of activations, except that of the loss, which is FP32 and which some
+    units pass on unchanged.
     """
     stage_of = {unit.name: stage.index for stage in stages for unit in stage.units}
     units = [unit for stage in stages for unit in stage.units]

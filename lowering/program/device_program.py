@@ -1,6 +1,6 @@
-"""What one device runs: its core, its program, and where everything lies in its memory.
+"""Program of one device: its core, its instructions, and its memory map.
 
-It is all that a run needs, so a build keeps it as data and no run lowers a network again.
+A run needs nothing else, so a build stores it as data and no run has to lower the network again.
 """
 
 from __future__ import annotations
@@ -25,15 +25,15 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class KernelOrigin:
-    """What a kernel of a program was made for.
+    """The layer and the task that a kernel of a program belongs to.
 
     Attributes
     ----------
     name : str
-        Of the kernel.
+        Name of the kernel.
     layer : str
-        Whose work it does: a unit's last layer; of a transfer, the layer whose result crosses;
-        ``loss`` and ``update`` of what belongs to no layer.
+        Name of the unit's last layer; for a transfer, the layer whose result is transferred.
+        Kernels that belong to no layer have ``loss`` or ``update``.
     task : int
         Index in the tasks of the device.
     """
@@ -50,15 +50,15 @@ class DeviceProgram(MemoryMap):
     Attributes
     ----------
     index : int
-        Of the device, which is that of its stage.
+        Number of the device, which is that of its stage.
     core : CoreSpec
     instructions : list of Instruction
-        END is the last.
+        Instructions of the program; the last one is END.
     kernel_of : list of int
-        Of each instruction but END, the number of its kernel.
+        Number of the kernel of each instruction but END.
     kernels : list of KernelOrigin
     tasks : tuple of Task
-        In the order in which the device does them.
+        Tasks in the order in which the device does them.
     constants : dict of str to array
         Contents of tensors that never change.
     """
@@ -72,7 +72,7 @@ class DeviceProgram(MemoryMap):
     constants: dict[str, NDArray[np.float32]]
 
     def image(self, parameters: Mapping[str, NDArray[np.float32]]) -> NDArray[np.uint8]:
-        """Memory before the first step: program, parameters and constants; zeros elsewhere."""
+        """Memory before the first step: program, parameters and constants; the rest is zero."""
         image = np.zeros(self.memory_bytes, np.uint8)
         program = np.frombuffer(encode(self.instructions), np.uint8)
         image[self.entry : self.entry + program.size] = program

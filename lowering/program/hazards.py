@@ -1,9 +1,10 @@
-"""Semaphores between the kernels of a program: what waits for what in memory.
+"""Inserts waits between the kernels of a program, for the data hazards in memory.
 
-Within a kernel, products and vectors have semaphores of their own. Between kernels all goes through
-memory: a load waits for the store, or the transfer over a link, whose bytes it reads, and so on.
-Each queue ends its instructions in the order of the program, so whoever waits for the latest of
-several waits for all, and need not wait twice for the same.
+Within a kernel, products and vector operations have their own semaphores. Kernels communicate only
+through memory: a load waits for the store, or the transfer over a link, whose bytes it reads, and
+likewise for the other hazards. Each queue finishes its instructions in program order. An
+instruction that waits for the latest of several instructions of a queue therefore waits for all of
+them, and never has to wait for the same instruction twice.
 """
 
 from collections.abc import Callable, Iterable, Sequence
@@ -19,8 +20,10 @@ from fpgapipe.hw.hls_models.isa.instructions import (
 from fpgapipe.lowering.program.last_writer import LastWriters
 
 STORED = 10
-"""Semaphore by which a STORE lets a LOAD of another kernel begin; those below are kernels' own, and
-so are some behind it in a program of two lanes."""
+"""Semaphore by which a STORE lets a LOAD of another kernel begin.
+
+Kernels use the semaphores below it themselves and, in a program of two lanes, some above it.
+"""
 
 Queue = tuple[Opcode, int]
 
@@ -32,16 +35,17 @@ WRITES = frozenset({Opcode.STORE, Opcode.RECEIVE})
 
 
 class Hazards:
-    """Lets the instructions of a program wait for each other.
+    """Inserts the semaphores between the kernels of a program.
 
     Parameters
     ----------
     instructions : sequence of Instruction
-        Without END.
+        Instructions of the program without END.
     kernel_of : sequence of int
-        Of each instruction, the number of its kernel.
+        Number of the kernel of each instruction.
     before : sequence of int or None
-        For each kernel the one whose part of the chip it takes over, which has to have stored all.
+        For each kernel, the one whose part of the chip it takes over. A kernel begins only when
+        that one has stored all its results.
     """
 
     def __init__(
@@ -67,7 +71,7 @@ class Hazards:
                 self._stores_of.setdefault(number, []).append(span_of(each))
 
     def add(self) -> list[Instruction]:
-        """Return the instructions with all semaphores between kernels."""
+        """Return the instructions with all waits and signals between kernels."""
         begun: set[int] = set()
         for at, number in enumerate(self._kernel_of):
             instruction = self._instructions[at]
@@ -88,10 +92,10 @@ class Hazards:
         return self._instructions
 
     def _wait_for_load(self, at: int, number: int, span: Span, *, first: bool) -> None:
-        """Let a load wait for what it reads and, if a kernel begins, for what that overwrites.
+        """Make a load wait for what it reads; a kernel's first also for what the kernel overwrites.
 
-        Loads before are none of what it overwrites: a kernel stores after its first load, and loads
-        come in order. Nor are stores.
+        Neither earlier loads nor earlier stores need a wait for the second reason: a kernel stores
+        only after its first load, and loads and stores each run in order.
         """
         needed = self._last(self._writes, [span], lambda at: self._kernel_of[at] != number)
         if first:
@@ -106,11 +110,11 @@ class Hazards:
         self._wait_for(at, needed)
 
     def _wait_for_room(self, at: int, span: Span) -> None:
-        """Let what comes over a link wait until nobody needs what it overwrites."""
+        """Make a RECEIVE instruction wait until no earlier instruction needs what it overwrites."""
         needed = self._last(self._writes, [span])
         for queue, other in self._last(self._reads, [span]).items():
             if queue == LOADS:
-                # A kernel has loaded all when it has stored all.
+                # A kernel that has stored all its results has loaded all its operands.
                 _latest(needed, STORES, self._last_store[self._kernel_of[other]])
             else:
                 _latest(needed, queue, other)
@@ -122,7 +126,7 @@ class Hazards:
         spans: Iterable[Span],
         counts: Callable[[int], bool] = lambda at: True,
     ) -> dict[Queue, int]:
-        """Of each queue, the last instruction that counts and touched one of some spans."""
+        """For each queue, the last instruction that counts and that accesses one of the spans."""
         found: dict[Queue, int] = {}
         for span in spans:
             for queue, last_writers in known.items():
@@ -132,7 +136,7 @@ class Hazards:
         return found
 
     def _wait_for(self, at: int, needed: dict[Queue, int]) -> None:
-        """Let an instruction wait until these others are done."""
+        """Make an instruction wait until the given instruction of each queue is done."""
         instruction = self._instructions[at]
         mine = (instruction.opcode, instruction.engine)
         for queue, other in needed.items():

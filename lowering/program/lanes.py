@@ -1,4 +1,4 @@
-"""Lanes of a program: what runs side by side, each on a GEMM engine of its own."""
+"""Lanes of a program: sequences of kernels that run concurrently, each on its own GEMM engine."""
 
 from __future__ import annotations
 
@@ -19,14 +19,14 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Lane:
-    """What a lane has of the scratchpad.
+    """The part of the scratchpad that belongs to a lane.
 
     Attributes
     ----------
     scratchpad : ScratchpadSpec
-        As much as its products have.
+        Scratchpad as large as the part for the lane's products.
     products, vectors : Region
-        Where products and vectors have theirs.
+        Parts of the scratchpad for products and for vector operations.
     """
 
     scratchpad: ScratchpadSpec
@@ -34,7 +34,7 @@ class Lane:
     vectors: Region
 
     def taking(self, kernel: Kernel) -> Kernel:
-        """A kernel of another lane in this one, whose parts are as large."""
+        """Move a kernel of another lane into this one, whose parts must be as large."""
         if isinstance(kernel, ProductKernel):
             return replace(kernel, region=self.products)
         assert isinstance(kernel, VectorKernel), f"{kernel.name} has no lane"
@@ -42,9 +42,9 @@ class Lane:
 
 
 def lanes_of(whole: ScratchpadSpec, number: int) -> tuple[Lane, ...]:
-    """Share a scratchpad of at least two banks among one or two lanes.
+    """Divide a scratchpad of at least two banks among one or two lanes.
 
-    Products have one half of it and vectors the other, each lane as much of both.
+    Products get one half of it and vector operations the other; the lanes share each half equally.
     """
     half = replace(whole, banks=whole.banks // 2)
     part = half
@@ -63,12 +63,12 @@ def lanes_of(whole: ScratchpadSpec, number: int) -> tuple[Lane, ...]:
 
 
 def is_concurrent(program: Sequence[Instruction]) -> bool:
-    """Whether a program has two lanes: products on several GEMM engines."""
+    """Whether a program has two lanes, that is, products on several GEMM engines."""
     return any(each.opcode is Opcode.GEMM and each.engine > 0 for each in program)
 
 
 def product_cycles(lowered: LoweredKernel) -> int:
-    """Of a product, about; 0 if it is none."""
+    """Estimated cycles of a product; 0 for other kernels."""
     kernel = lowered.kernel
     return kernel.tiled_product.prediction.cycles if isinstance(kernel, ProductKernel) else 0
 
@@ -76,21 +76,21 @@ def product_cycles(lowered: LoweredKernel) -> int:
 def shared_out(
     backward: Sequence[LoweredKernel], forward_cycles: int, lane: Lane
 ) -> list[LoweredKernel]:
-    """Give weight gradients to the forward passes' lane, so that both take about as long.
+    """Move weight gradients to the forward lane until both lanes take about equally long.
 
-    A backward pass has about twice the products of a forward pass.
+    A backward pass has about twice as many products as a forward pass.
 
     Parameters
     ----------
-    backward : sequence of Made
-        Of a backward pass.
+    backward : sequence of LoweredKernel
+        Kernels of a backward pass.
     forward_cycles : int
-        Of the products that the forward passes' lane has beside it.
+        Cycles of the products that run concurrently in the forward lane.
     lane : Lane
-        That lane.
+        The forward lane.
     """
     backward_cycles = sum(map(product_cycles, backward))
-    given: set[str] = set()  # tensors
+    given: set[str] = set()  # tensors that the moved kernels write
     for each in sorted(backward, key=product_cycles, reverse=True):
         cycles = product_cycles(each)
         if each.is_weight and cycles > 0 and forward_cycles + cycles < backward_cycles:

@@ -1,32 +1,34 @@
-"""Which of many transfers, in their order, was the last to touch some bytes of memory."""
+"""A table that finds the last of many numbered transfers that accessed given bytes of memory."""
 
 from collections.abc import Callable, Sequence
 
 from fpgapipe.hw.hls_models.isa.instructions import Span
 
 FINE_BITS = 16
-"""Spans are found by the buckets of 64 KiB that they reach into."""
+"""Address bits within a fine bucket: spans are found by the 64 KiB buckets that they overlap."""
 
 COARSE_BITS = 24
-"""Those of more than `FINE_BYTES` are found by buckets of 16 MiB: rows of a large matrix, say,
-reach from its beginning to its end."""
+"""Address bits within a coarse bucket, 16 MiB, by which spans of more than `FINE_BYTES` are found.
+
+For example, the span of a transfer of some columns of a large matrix has almost its whole size.
+"""
 
 FINE_BYTES = 1 << 20
 
 Spans = list[tuple[int, int, int]]
-"""First byte, the one behind the last, and number."""
+"""Entries of a bucket: first byte, the byte after the last, and number."""
 
 
 class LastWriters:
-    """Spans of memory, each with a number that never falls."""
+    """A table of memory spans, each with a number; the numbers must be added in order."""
 
     def __init__(self) -> None:
         self._fine: dict[int, Spans] = {}
         self._coarse: dict[int, Spans] = {}
-        self._latest: dict[int, int] = {}  # of spans in fine buckets, by coarse bucket
+        self._latest: dict[int, int] = {}  # latest number of fine spans, by coarse bucket
 
     def add(self, span: Span, number: int) -> None:
-        """Take a span."""
+        """Add a span, with a number that is at least as high as all before."""
         entry = (*span, number)
         if span[1] - span[0] > FINE_BYTES:
             for bucket in _buckets(span, COARSE_BITS):
@@ -38,9 +40,10 @@ class LastWriters:
             self._latest[bucket] = number
 
     def last(self, span: Span, counts: Callable[[int], bool] = lambda number: True) -> int | None:
-        """The highest number, of those that count, of a span that shares a byte with this.
+        """Return the highest number of a recorded span that overlaps a span.
 
-        None if there is none.
+        Only numbers for which `counts` is true are considered. The result is None if there are
+        none.
         """
         begin, end = span
         if end <= begin:
@@ -62,7 +65,7 @@ class LastWriters:
 def _latest(
     spans: Sequence[tuple[int, int, int]], span: Span, found: int, counts: Callable[[int], bool]
 ) -> int:
-    """The highest of `found` and the numbers that count of those that share a byte with a span."""
+    """The highest number above `found` that counts and whose span overlaps, or else `found`."""
     begin, end = span
     for low, high, number in reversed(spans):
         if number <= found:

@@ -1,4 +1,4 @@
-"""Programs for single layers: memory map, memory image, and where the result is."""
+"""Programs for single layers: memory map, memory image, and location of the result."""
 
 from __future__ import annotations
 
@@ -34,16 +34,17 @@ RESULT: dict[str, str] = {"forward": "y", "input": "dx", "weight": "dw"}
 
 @dataclass(frozen=True)
 class Tensor:
-    """Where a tensor lies in memory.
+    """A tensor and its place in memory.
 
     Attributes
     ----------
     shape : tuple of int
-        Channels last: x (batch, h, w, cin), w and dw (cout, kh, kw, cin), dy and y (batch, oh, ow,
-        cout).
+        Shape with the channels last: x (batch, h, w, cin), w and dw (cout, kh, kw, cin), dy and y
+        (batch, oh, ow, cout).
     element_bytes : int
-        2 (BF16) or 4 (FP32).
+        Size of an element, 2 (BF16) or 4 (FP32).
     address : int
+        Address of the first byte.
     """
 
     shape: tuple[int, ...]
@@ -52,18 +53,18 @@ class Tensor:
 
     @property
     def size_bytes(self) -> int:
-        """Of all elements."""
+        """Size of the tensor."""
         return prod(self.shape) * self.element_bytes
 
     def encode(self, values: NDArray[np.float32]) -> NDArray[np.uint8]:
-        """Bytes of the values, rounded to BF16 where that is the format."""
+        """Return the values as bytes, rounded to BF16 where that is the format."""
         flat = np.ascontiguousarray(values, np.float32).reshape(-1)
         if self.element_bytes == 4:
             return flat.astype("<f4").view(np.uint8)
         return fp32.to_bf16(flat).astype("<u2").view(np.uint8)
 
     def decode(self, memory: NDArray[np.uint8]) -> NDArray[np.float32]:
-        """Values in the memory."""
+        """Return the values that the tensor has in a memory."""
         raw = np.ascontiguousarray(memory[self.address : self.address + self.size_bytes])
         if self.element_bytes == 4:
             return raw.view("<f4").reshape(self.shape)
@@ -79,14 +80,14 @@ class LayerProgram:
     conv : ConvSpec
     which : str
         ``forward``, ``input`` or ``weight``.
-    tiled_product : Blocked
+    tiled_product : TiledProduct
     instructions : list of Instruction
     tensors : dict
-        By name, those the pass reads and the one it writes.
+        The tensors that the pass reads and the one that it writes, by name.
     entry : int
         Byte address of the program.
     memory_bytes : int
-        Of the whole, a multiple of 4096.
+        Size of the whole memory image, a multiple of 4096.
     """
 
     conv: ConvSpec
@@ -99,11 +100,11 @@ class LayerProgram:
 
     @property
     def result(self) -> Tensor:
-        """What the pass writes."""
+        """The tensor that the pass writes."""
         return self.tensors[RESULT[self.which]]
 
     def image(self, operands: Mapping[str, NDArray[np.float32]]) -> NDArray[np.uint8]:
-        """Memory before the run: program and operands; all else is filled with a pattern.
+        """Memory before the run: program and operands; the rest is filled with a pattern.
 
         Raises
         ------
@@ -131,12 +132,12 @@ def lower_layer(
     formats: Formats | None = None,
     memory: MemorySpec | None = None,
 ) -> LayerProgram:
-    """Make the program of one pass.
+    """Compile one pass of a layer.
 
     Raises
     ------
     NotImplementedError
-        If no cut of the layer fits the core.
+        If no tiling of the layer fits the core.
     """
     formats = formats or Formats()
     return place(conv, which, formats, block(conv, which, core, formats, memory or MemorySpec()))
@@ -145,7 +146,7 @@ def lower_layer(
 def place(
     conv: ConvSpec, which: Pass, formats: Formats, tiled_product: TiledProduct
 ) -> LayerProgram:
-    """Give tensors and program of a pass their places in memory."""
+    """Place the tensors and the program of a pass in memory."""
     x = (conv.batch, conv.h, conv.w, conv.cin)
     y = (conv.batch, conv.oh, conv.ow, conv.cout)
     w = (conv.cout, *conv.kernel, conv.cin)
@@ -169,7 +170,7 @@ def place(
 
 
 def random_operands(program: LayerProgram, seed: int) -> dict[str, NDArray[np.float32]]:
-    """Normally distributed values for all operands."""
+    """Return normally distributed values for all operands."""
     rng = np.random.default_rng(seed)
     return {
         name: rng.standard_normal(program.tensors[name].shape, np.float32)

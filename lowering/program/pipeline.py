@@ -29,18 +29,19 @@ if TYPE_CHECKING:
     Memories = Sequence[NDArray[np.uint8]]
 
 COMPUTES = frozenset({TaskKind.F, TaskKind.B, TaskKind.DX, TaskKind.DW, TaskKind.U})
-"""Tasks that are no transfers."""
+"""Kinds of the tasks that compute, unlike transfers."""
 
 
 @dataclass(frozen=True)
 class PipelineProgram:
-    """A step's programs, one for each stage, in the order of the stages.
+    """Programs of a step, one per stage, in the order of the stages.
 
     Attributes
     ----------
     graph : Graph
-        For the samples of one micro-batch.
+        The network, with the batch size of one micro-batch.
     parts : tuple of DeviceProgram
+        Program of each stage.
     """
 
     graph: Graph
@@ -48,11 +49,11 @@ class PipelineProgram:
 
     @property
     def wiring(self) -> list[tuple[tuple[int, int], tuple[int, int]]]:
-        """Ends of links that are joined, as pairs of (stage, link)."""
+        """Pairs of link ends that are connected, each end given as (stage, link)."""
         return [((n, link_after(n)), (n + 1, 0)) for n in range(len(self.parts) - 1)]
 
     def images(self, parameters: Values) -> list[NDArray[np.uint8]]:
-        """Memories before the first step."""
+        """Return the devices' memories before the first step."""
         return [part.image(parameters) for part in self.parts]
 
     def set_batch(
@@ -63,7 +64,7 @@ class PipelineProgram:
             part.set_batch(memory, inputs, labels)
 
     def parameters(self, memories: Memories, suffix: str = "") -> dict[str, NDArray[np.float32]]:
-        """Read all parameters, or what goes with them; see `StepProgram.parameters`."""
+        """Read all parameters, or the tensors that belong to them; see `StepProgram.parameters`."""
         return {
             name: value
             for part, memory in zip(self.parts, memories, strict=True)
@@ -71,7 +72,7 @@ class PipelineProgram:
         }
 
     def state(self, memories: Memories) -> dict[str, NDArray[np.float32]]:
-        """Read what the next step builds on; see `MemoryMap.state`."""
+        """Read all that a step leaves for the next one; see `MemoryMap.state`."""
         return {
             name: value
             for part, memory in zip(self.parts, memories, strict=True)
@@ -79,12 +80,12 @@ class PipelineProgram:
         }
 
     def set_state(self, memories: Memories, state: Values) -> None:
-        """Write what `state` read."""
+        """Write the state that `state` has read."""
         for part, memory in zip(self.parts, memories, strict=True):
             part.set_state(memory, state)
 
     def results(self, memories: Memories) -> dict[str, NDArray[np.float32]]:
-        """Results of the network for all samples; see `MemoryMap.results`."""
+        """Read the network's results for all samples; see `MemoryMap.results`."""
         return {
             name: value
             for part, memory in zip(self.parts, memories, strict=True)
@@ -92,7 +93,7 @@ class PipelineProgram:
         }
 
     def outcome(self, memories: Memories) -> tuple[float, int]:
-        """Mean loss of the mini-batch, and how many samples it had right."""
+        """Read the mini-batch's mean loss and the number of correctly classified samples."""
         return self.parts[-1].outcome(memories[-1])
 
 
@@ -104,29 +105,30 @@ def build_pipeline(
     memory: MemorySpec | None = None,
     options: StepOptions | None = None,
 ) -> PipelineProgram:
-    """Make the programs of a training step, or of inference, over a chain of devices.
+    """Compile a training step, or inference, for a chain of devices.
 
-    A core's links are to the stage before and to the next, in this order, as far as there are such.
+    The links of a core lead to the stage before and to the next stage, in this order; the first and
+    the last stage lack one of them.
 
     Parameters
     ----------
     graph : Graph
-        For the samples of one micro-batch.
+        The network, with the batch size of one micro-batch.
     cores : sequence of CoreSpec
-        One a stage.
+        One core per stage.
     layers : sequence of sequence of str
-        For each stage the names of its layers.
+        Names of the layers of each stage.
     schedule : Schedule
-        Stage `i` on device `i`. Where forward and backward passes have engines of their own, they
-        are a core's first two GEMM engines; else all products run on the first.
+        Schedule with stage `i` on device `i`. If forward and backward passes have separate engines,
+        these are the core's first two GEMM engines; otherwise all products run on the first.
     memory : MemorySpec, optional
-        What times are estimated with.
+        Speed of the memory, with which run times are estimated.
     options : StepOptions, optional
 
     Raises
     ------
     UserError
-        If stages, cores and schedule do not fit together, or a core does not run a layer.
+        If stages, cores and schedule do not fit together, or a core cannot run a layer.
     NotImplementedError
         If a layer does not fit its core.
     """
@@ -166,16 +168,16 @@ def build_pipeline(
 
 
 def link_after(stage: int) -> int:
-    """Number of a stage's link to the next one; that to the one before is 0."""
+    """Number of a stage's link to the next stage; the link to the stage before has number 0."""
     return int(stage > 0)
 
 
 def _lanes(
     schedule: Schedule, num_stages: int, steps: Mapping[Task, int], *, train: bool
 ) -> list[list[Task]]:
-    """Tasks of each device, without transfers, which follow from what crosses.
+    """Tasks of each device, without transfers, which follow from the boundary tensors.
 
-    Those of several engines come in the order of their steps.
+    If a device has several engines, its tasks are sorted by step.
     """
     kinds = COMPUTES if train else {TaskKind.F}
     if train and not schedule.synchronous:
@@ -193,7 +195,8 @@ def _lanes(
     for lane in schedule.lanes:
         lanes[lane.device] += [task for task in lane if task.kind in kinds]
     if steps:
-        # What comes first in a step matters to slots alone: features before others are given up.
+        # Within a step the order affects only slots: a forward pass takes its slot before a
+        # backward pass frees one.
         for tasks in lanes:
             tasks.sort(key=lambda task: (steps[task], task.kind is not TaskKind.F))
     return lanes

@@ -48,7 +48,7 @@ if TYPE_CHECKING:
 
 @contextmanager
 def _naming(unit: Unit) -> Iterator[None]:
-    """Say which layer it is that a kernel or a product refuses."""
+    """Name the layer in the errors of its kernels and products."""
     try:
         yield
     except (NotImplementedError, ValueError) as error:
@@ -63,33 +63,37 @@ def _ceil_word(size_bytes: int) -> int:
 
 
 class StepBuilder:
-    """Collects the kernels and tensors of a step.
+    """Builds the program of a step from its kernels and tensors.
 
     Parameters
     ----------
     graph : Graph
-        For the samples of one micro-batch.
+        The network, with the batch size of one micro-batch.
     core : CoreSpec
     memory : MemorySpec
     options : StepOptions
     tasks : sequence of Task
-        What is done in which order; every micro-batch's backward pass comes in their order.
+        Tasks in the order in which they are done; backward passes come in the order of the
+        micro-batches.
     part : Part, optional
-        Of the network; all of it if left out.
+        Part of the network that the device computes; all of it if left out.
     steps : sequence of int, optional
-        For each task the number of its step, which never falls: a forward pass and another task of
-        one step run side by side, on a GEMM engine and in parts of the scratchpad of their own. If
-        left out, one task runs after the other.
+        Number of the step of each task, in non-decreasing order. A forward pass and another task of
+        the same step run concurrently, each on its own GEMM engine and in its own parts of the
+        scratchpad. If left out, one task runs after the other.
+    units : sequence of Unit, optional
+        Units of the network; found from the graph if left out.
 
     Attributes
     ----------
     graph, core, memory, options
     layouts : Layouts
-        How all values of the network lie.
-    lowered : list of Made
-        All kernels.
+        Layouts of all values of the network.
+    lowered : list of LoweredKernel
+        All kernels so far.
     tensors : dict of str to Tensor
     random_key : int
+        Number of the first of the two scalar registers that seed the random numbers.
     """
 
     def __init__(
@@ -130,51 +134,51 @@ class StepBuilder:
         self.layouts = layouts_of(graph, units)
         self._part = part or Part(Stage(0, 1, tuple(units)))
         self._task = 0
-        self._waiting: dict[int, list[LoweredKernel]] = {}  # weight gradients that come later
-        self._written: set[str] = set()  # parameters whose gradient there is
+        self._waiting: dict[int, list[LoweredKernel]] = {}  # weight gradients for a later task
+        self._written: set[str] = set()  # parameters that already have a gradient
 
-    # ------------------------------------------------------------------ the present task's place
+    # ------------------------------------------------------------------ lane of the present task
 
     @property
     def _lane(self) -> Lane:
-        """Forward passes have the first, all else the last."""
+        """The lane of the present task: the first for forward passes, the last for all others."""
         return self._lanes[0 if self._tasks[self._task].kind is TaskKind.F else -1]
 
     @property
     def product_core(self) -> CoreSpec:
-        """The core with the part of the scratchpad that is the products'."""
+        """The core, with only the part of the scratchpad that is reserved for products."""
         return replace(self.core, scratchpad=self._lane.scratchpad)
 
     @property
     def product_region(self) -> Region:
-        """That part."""
+        """The part of the scratchpad that is reserved for products."""
         return self._lane.products
 
     @property
     def region(self) -> Region:
-        """The part that is the vector engine's."""
+        """The part of the scratchpad that is reserved for the vector engine."""
         return self._lane.vectors
 
     # ------------------------------------------------------------------ tensors
 
     def in_slot(self, name: str, slot: int) -> str:
-        """Name of a slot's tensor."""
+        """Name of a tensor in a slot."""
         return name if self._num_slots == 1 else f"{name}#{slot}"
 
     def of_microbatch(self, name: str, index: int) -> str:
-        """Name of a tensor that each micro-batch has one of."""
+        """Name of a tensor that exists once per micro-batch."""
         return name if len(self._slots) == 1 else f"{name}@{index}"
 
     def declare(self, tensor: Tensor) -> Tensor:
-        """Take a tensor that needs a place in memory; all of one name are the same."""
+        """Register a tensor that needs a place in memory; tensors of one name must be equal."""
         found = self.tensors.setdefault(tensor.name, tensor)
         assert found == tensor, f"tensor {tensor.name} is there already, and is another"
         return tensor
 
     def gradient_places(self, parameter: Tensor) -> tuple[Tensor, Tensor | None]:
-        """Where a parameter's gradient is summed, and where what is added to it has to go.
+        """Tensor of a parameter's gradient sum, and tensor of the next summand.
 
-        The second is None for the first gradient, which goes where the sum will be.
+        The second is None for the first gradient, which is written directly to the sum.
         """
         total = Tensor(f"{parameter.name}.gradient", parameter.shape, 4)
         if parameter.name not in self._written:
@@ -185,7 +189,7 @@ class StepBuilder:
     # ------------------------------------------------------------------ parameters
 
     def parameter(self, layer: Layer, role: str) -> Tensor | None:
-        """A layer's parameter, or None if it has none of that role."""
+        """A layer's parameter, or None if the layer has none of that role."""
         for parameter in layer.parameters:
             if parameter.spec.role == role:
                 return self._store(parameter)
@@ -201,7 +205,7 @@ class StepBuilder:
         if is_kernel:
             split, order = shape, (0, *range(2, len(shape)), 1)
         else:
-            # The last axis lies as features do.
+            # The last axis has the layout of the unit's input.
             *rest, width = shape
             sizes, moved = self.layouts.parameters.get(parameter.name, PLAIN).split(width)
             split = (*rest, *sizes)
@@ -212,10 +216,10 @@ class StepBuilder:
         assert found == stored, f"parameter {parameter.name} lies in two orders"
         return found.tensor
 
-    # ------------------------------------------------------------------ the whole
+    # ------------------------------------------------------------------ the whole program
 
     def build(self) -> StepProgram:
-        """Make the program."""
+        """Build the program."""
         with rare_collections():
             return self._build()
 
@@ -239,13 +243,13 @@ class StepBuilder:
         return self._placed()
 
     def _take(self, lowered: Iterable[LoweredKernel]) -> None:
-        """Add kernels of the present task."""
+        """Add kernels that belong to the present task."""
         for each in lowered:
             self.lowered.append(each)
             self._task_of.append(self._task)
 
     def _forward(self, index: int) -> MicroBatch:
-        """Add a micro-batch's forward pass."""
+        """Add the forward pass of a micro-batch."""
         batch = MicroBatch(self, index, self._slots[index])
         used = {name for unit in self._part.stage.units for name in unit.inputs}
         for name, tensor in self.graph.inputs.items():
@@ -311,7 +315,7 @@ class StepBuilder:
         batch.give(output, dlogits, PLAIN)
 
     def _backward(self, batch: MicroBatch) -> list[LoweredKernel]:
-        """Make a micro-batch's backward pass."""
+        """Lower the backward pass of a micro-batch and return its kernels."""
         carrying = self.graph.input_gradients
         part = self._part
         for boundary in part.stage.after:
@@ -348,7 +352,7 @@ class StepBuilder:
         return shared_out(lowered, beside, self._lanes[0])
 
     def _update(self) -> None:
-        """Let the optimiser take its step, if there is something to learn."""
+        """Add the optimiser's update, if there are trainable parameters."""
         size = (self._arena_elements(),)
         if not self._learned:
             return
@@ -403,11 +407,11 @@ class StepBuilder:
         return [each for each in self.stored.values() if each.trainable]
 
     def _arena_elements(self) -> int:
-        """Elements of all learned parameters, each of which begins at a whole word."""
+        """Number of elements of all trainable parameters, each of which begins at a whole word."""
         return sum(_ceil_word(each.tensor.size_bytes) for each in self._learned) // 4
 
     def _placed(self) -> StepProgram:
-        """Give everything its place in memory."""
+        """Give all tensors and the program their places in memory."""
         places: dict[str, Placed] = {}
         at = 0
 
@@ -481,15 +485,15 @@ def build_step(
     options: StepOptions | None = None,
     tasks: Sequence[Task] | None = None,
 ) -> StepProgram:
-    """Make the program of a training step, or of inference.
+    """Compile a training step, or inference, for one device.
 
     Parameters
     ----------
     graph : Graph
-        For the samples of one micro-batch.
+        The network, with the batch size of one micro-batch.
     core : CoreSpec
     memory : MemorySpec, optional
-        What times are estimated with.
+        Speed of the memory, with which run times are estimated.
     options : StepOptions, optional
     tasks : sequence of Task, optional
         Forward and backward passes in their order, and the update; one micro-batch if left out.
@@ -497,7 +501,7 @@ def build_step(
     Raises
     ------
     UserError
-        If the core does not run a layer.
+        If the core cannot run a layer.
     NotImplementedError
         If a layer does not fit the core.
     """

@@ -1,4 +1,4 @@
-"""The program of a training step, as the lowering knows it."""
+"""The program of a training step, with the information that the lowering has about it."""
 
 from __future__ import annotations
 
@@ -16,20 +16,20 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class StepProgram(DeviceProgram):
-    """A step's program as the lowering knows it.
+    """A device's program of a step, with the information that the lowering has about it.
 
     Attributes
     ----------
     graph : Graph
     options : StepOptions
     stage : Stage
-        The part of the network.
+        The part of the network that the device computes.
     values : dict of str to Value
-        Of the first micro-batch.
+        Values of the first micro-batch.
     operands : dict of (str, str) to str
-        Tensor of each value as each unit takes it: by the unit's name and the value's.
+        Name of the tensor that a unit reads for a value, by the unit's name and the value's name.
     gradients : dict of str to str
-        Tensor of the gradient of each of its values that has one.
+        Name of the tensor of each value's gradient, for the values that have one.
     """
 
     graph: Graph

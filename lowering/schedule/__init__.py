@@ -1,1 +1,1 @@
-"""Schedules as data, which programs are made from."""
+"""Schedules as data, from which programs are generated."""

@@ -1,9 +1,9 @@
-"""Schedules as data: which task each engine of each device does, in which order.
+"""Schedules as data: which tasks each engine of each device does, and in which order.
 
 A schedule has *stages* (parts of the network, each placed on a device), *routes* (the stages that a
-micro-batch passes, in order; one for a plain pipeline, two for a bidirectional one) and *lanes*: an
-engine of a device with its tasks in order. What a schedule does not say is when; that is the
-timeline's to find out.
+micro-batch passes, in order; a plain pipeline has one route, a bidirectional one has two) and
+*lanes* (an engine of a device with its tasks in order). A schedule does not contain times; the
+timeline computes them.
 """
 
 from __future__ import annotations
@@ -21,15 +21,16 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
 Transfer = Literal["stream", "after", "block"]
-"""How a result gets to the next device.
+"""When a result is sent to the next device.
 
-``stream``: while it is computed, over a link that works beside the engines; ``after``: once it is
-computed, likewise beside them; ``block``: once it is computed, the sending engine standing still.
+``stream``: while it is computed, over a link that works concurrently with the engines.
+``after``: once it is computed, also concurrently with the engines.
+``block``: once it is computed, while the sending engine stands still.
 """
 
 
 class ScheduleError(UserError):
-    """A schedule that cannot be made, read, or run."""
+    """Raised for a schedule that cannot be created, read, or run."""
 
 
 class TaskKind(enum.IntEnum):
@@ -46,9 +47,9 @@ class TaskKind(enum.IntEnum):
     U = 4
     """Update of the weights."""
     SF = 5
-    """Send features to the next stage."""
+    """Send activations to the next stage."""
     RF = 6
-    """Receive features from the stage before."""
+    """Receive activations from the stage before."""
     SB = 7
     """Send gradients to the stage before."""
     RB = 8
@@ -56,13 +57,13 @@ class TaskKind(enum.IntEnum):
 
     @property
     def token(self) -> str:
-        """How the kind is written: ``F``, ``B``, ``dX``..."""
+        """Short form of the kind in text: ``F``, ``B``, ``dX`` and so on."""
         return {TaskKind.DX: "dX", TaskKind.DW: "dW"}.get(self, self.name)
 
 
 @dataclass(frozen=True)
 class Task:
-    """One task: kind, stage, and micro-batch (-1: an update after all of them)."""
+    """One task: its kind, stage and micro-batch (-1 for an update after all micro-batches)."""
 
     kind: TaskKind
     stage: int
@@ -84,6 +85,7 @@ class Lane:
     engine : str
         ``compute``, or ``forward`` and ``backward`` where a device has two.
     kinds, stages, microbatches : integer arrays of one length
+        Kind, stage and micro-batch of each task.
     """
 
     device: int
@@ -120,27 +122,27 @@ class Lane:
 
 @dataclass(frozen=True)
 class Schedule:
-    """Who does which task of which micro-batch in which order.
+    """The tasks of a step: which engine does each of them, and in which order.
 
     Parameters
     ----------
     kind : str
-        Its name, such as ``1f1b-as``.
+        Name of the kind of schedule, such as ``1f1b-as``.
     num_microbatches : int
     placement : tuple of int
         Device of each stage.
     routes : tuple of tuple of int
-        The stages that micro-batches pass, in order.
+        Stages that the micro-batches of each route pass, in order.
     route_of : integer array, shape (num_microbatches,)
-        Which route each micro-batch takes.
+        Route of each micro-batch.
     lanes : tuple of Lane
     transfer : str
-        See `Transfer`.
+        When results are sent to the next device; see `Transfer`.
     synchronous : bool
         Whether all micro-batches see one version of the weights.
     in_flight_limit : tuple of int
-        For each stage, how many micro-batches of features its device has room for: a forward pass
-        waits until a place is free. Empty: no limit.
+        For each stage, the number of micro-batches whose activations its device has room for. A
+        forward pass waits until there is room. An empty tuple means no limit.
     """
 
     kind: str
@@ -155,26 +157,26 @@ class Schedule:
 
     @property
     def num_stages(self) -> int:
-        """Parts of the network."""
+        """Number of stages."""
         return len(self.placement)
 
     @property
     def num_devices(self) -> int:
-        """Devices that have a stage."""
+        """Number of devices that have a stage."""
         return max(self.placement) + 1
 
     @property
     def num_tasks(self) -> int:
-        """Tasks of all lanes."""
+        """Number of tasks of all lanes."""
         return sum(len(lane) for lane in self.lanes)
 
     @property
     def splits_engines(self) -> bool:
-        """Whether forward and backward passes have engines of their own."""
+        """Whether forward and backward passes have separate engines."""
         return any(lane.engine == "forward" for lane in self.lanes)
 
     def neighbours(self) -> tuple[NDArray[np.int32], NDArray[np.int32]]:
-        """Stage before and stage after each stage; -1 where there is none."""
+        """The stage before and the stage after each stage; -1 where there is none."""
         before = np.full(self.num_stages, -1, np.int32)
         after = np.full(self.num_stages, -1, np.int32)
         for route in self.routes:
@@ -183,7 +185,7 @@ class Schedule:
         return before, after
 
     def __str__(self) -> str:
-        """The schedule as text that `parse` reads back."""
+        """The schedule as text, which `parse` reads back."""
         lines = [
             f"schedule {self.kind}",
             f"microbatches {self.num_microbatches}",
@@ -203,12 +205,12 @@ class Schedule:
 
 
 def several_versions(kind: str) -> str:
-    """Say why an asynchronous schedule is not built."""
+    """Message that says why an asynchronous schedule is not supported."""
     return f"schedule {kind} needs several versions of the weights, and devices keep one"
 
 
 def forward_only(schedule: Schedule) -> Schedule:
-    """The forward passes of a schedule, which is what inference does."""
+    """The forward passes of a schedule, which are the tasks of inference."""
     lanes = []
     for lane in schedule.lanes:
         keeps = lane.kinds == TaskKind.F
@@ -230,7 +232,7 @@ _TOKENS = {kind.token: kind for kind in TaskKind}
 
 @dataclass
 class _Draft:
-    """What `parse` has found so far."""
+    """The parts of a schedule that `parse` has read so far."""
 
     fields: dict[str, list[str]] = field(default_factory=dict)
     routes: list[tuple[list[int], list[int]]] = field(default_factory=list)
@@ -243,7 +245,7 @@ def parse(text: str) -> Schedule:
     Raises
     ------
     ScheduleError
-        With the line and what is wrong with it.
+        If the text is no schedule; the message names the line and its fault.
     """
     draft = _Draft()
     for number, line in enumerate(text.splitlines(), 1):
@@ -334,15 +336,15 @@ _FROM_PYTORCH = {name: kind for kind, name in _PYTORCH.items()}
 
 
 def to_pytorch_csv(schedule: Schedule) -> str:
-    """The order of tasks in the CSV form of ``torch.distributed.pipelining``: a row a device.
+    """Write the tasks in the CSV format of ``torch.distributed.pipelining``, one row per device.
 
-    A cell is stage, action and micro-batch (``0F3``). Updates have no action there and are left
-    out.
+    A cell consists of stage, action and micro-batch (``0F3``). The format has no action for
+    updates, so they are left out.
 
     Raises
     ------
     ScheduleError
-        If a device has two engines, which the form cannot say.
+        If a device has two engines, which the format cannot express.
     """
     if schedule.splits_engines:
         raise ScheduleError(f"{schedule.kind} has two engines a device, which PyTorch's CSV lacks")
@@ -358,9 +360,9 @@ def to_pytorch_csv(schedule: Schedule) -> str:
 
 
 def from_pytorch_csv(text: str, *, kind: str = "csv", transfer: Transfer = "after") -> Schedule:
-    """Read PyTorch's CSV form; a stage lies on the device whose row has it.
+    """Read PyTorch's CSV format; each stage is placed on the device whose row contains it.
 
-    Empty cells (idle steps) are passed over. Stages form one route in the order of their numbers.
+    Empty cells (idle steps) are skipped. The stages form one route in the order of their numbers.
 
     Raises
     ------

@@ -1,4 +1,4 @@
-"""Tasks of a device: what a micro-batch keeps, the order without a pipeline, and side by side."""
+"""Tasks of a device: slots of micro-batches, the order on a single device, and common steps."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def slots_of(tasks: Sequence[Task]) -> dict[int, int]:
 
 
 def single_device(num_microbatches: int, *, train: bool = True) -> tuple[Task, ...]:
-    """Tasks of one device that has the whole network: one micro-batch after the other."""
+    """Tasks of one device with the whole network, which does one micro-batch after the other."""
     tasks = []
     for index in range(num_microbatches):
         tasks.append(Task(TaskKind.F, 0, index))
@@ -44,26 +44,26 @@ def single_device(num_microbatches: int, *, train: bool = True) -> tuple[Task, .
 
 
 def common_steps(schedule: Schedule) -> dict[Task, int]:
-    """Step of each task of a schedule whose devices have engines for forward and backward passes.
+    """Step number of each task, if devices have separate engines for forward and backward passes.
 
-    All devices' tasks of a step may run at the same time: what a task needs comes in steps before,
-    and an engine does one task in a step.
+    The tasks of one step may run at the same time on all devices: the tasks whose results a task
+    needs have earlier steps, and an engine does one task per step.
 
     Parameters
     ----------
     schedule : Schedule
-        Stage `i` comes behind stage `i - 1`. Of transfers there is nothing in it.
+        Schedule in which stage `i` follows stage `i - 1`, without transfer tasks.
 
     Raises
     ------
     UserError
-        If tasks wait for one another.
+        If tasks wait for each other in a circle.
     """
     lanes = [list(lane) for lane in schedule.lanes]
     tasks = {task for lane in lanes for task in lane}
     steps: dict[Task, int] = {}
     begun = [0] * len(lanes)
-    free = [0] * len(lanes)  # the first step that each engine has not used
+    free = [0] * len(lanes)  # first step in which each engine is free
     waits = True
     while waits and len(steps) < len(tasks):
         waits = False
@@ -83,7 +83,7 @@ def common_steps(schedule: Schedule) -> dict[Task, int]:
 
 
 def _needed(task: Task, schedule: Schedule) -> Iterator[Task]:
-    """What comes in steps before a task, if it is there; an engine's order aside."""
+    """Tasks that must have earlier steps than a task, apart from the order within its engine."""
     stage, index = task.stage, task.microbatch
     if task.kind is TaskKind.F:
         yield Task(TaskKind.F, stage - 1, index)

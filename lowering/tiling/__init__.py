@@ -1,1 +1,1 @@
-"""Kernels of the vector engine, cut into tiles that fit the scratchpad."""
+"""Kernels of the vector engine, divided into tiles that fit the scratchpad."""

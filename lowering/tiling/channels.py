@@ -1,7 +1,7 @@
-"""Operators along the channels of a tensor: what has a number for each channel, or sums over it.
+"""Kernels along the channels of a tensor, with one number per channel or sums per channel.
 
-A tensor is seen as positions by channels. Small arrays, of one or several rows of a number for each
-channel (padded to whole vectors, FP32), stay on chip for the whole kernel.
+A tensor is treated as a matrix of positions by channels. Small arrays have one or several rows of
+one FP32 number per channel, padded to whole vectors; they stay on chip for the whole kernel.
 """
 
 from collections.abc import Mapping, Sequence
@@ -32,38 +32,44 @@ from fpgapipe.lowering.tiling.kernel import (
 from fpgapipe.lowering.tiling.tile import Tile
 
 PIECE_ELEMENTS = 1 << 14
-"""Elements of a piece, about, where so many fit. Sums depend on it in their last bits, and so
-neither on the scratchpad, unless that is too small, nor on what else a device does: where two lanes
-share what one alone would have, pieces are as large, and take turns if need be."""
+"""Approximate number of elements of a piece, if they fit.
+
+The last bits of sums depend on this number. It therefore depends neither on the scratchpad, unless
+that is too small, nor on what else the device does. Where two lanes share the scratchpad that one
+lane would have alone, pieces have the same size, and buffers have only one copy if necessary.
+"""
 
 SLICES = 8
-"""Sums that go on side by side in a piece, of every eighth position each; an adder's latency hides
-behind them."""
+"""Number of concurrent partial sums of a piece, each over every eighth position.
+
+They hide the latency of an adder.
+"""
 
 MOST_POSITIONS = 1 << 14
 
 
 def padded(channels: int) -> int:
-    """Channels in whole vectors."""
+    """Number of channels, rounded up to whole vectors."""
     return -(-channels // LANES) * LANES
 
 
 def small(name: str, rows: int, channels: int) -> Tensor:
-    """A small array in memory."""
+    """Tensor of a small array in memory."""
     return Tensor(name, (rows, padded(channels)), 4)
 
 
 @dataclass(frozen=True)
 class EachStep:
-    """An instruction on all elements of a piece.
+    """An instruction that processes all elements of a piece.
 
     Attributes
     ----------
     x, target : str
-        Names of sources, targets or temporaries.
+        Names of source and target, which may be temporaries.
     y : str or None
+        Name of the second source.
     coefficients : str or None
-        A small array, whose first rows are k0, k1, ...
+        Name of a small array whose first rows are k0, k1, ...
     settings : mapping
         Further arguments of `VectorOp`.
     """
@@ -77,7 +83,7 @@ class EachStep:
 
 @dataclass(frozen=True)
 class SumStep:
-    """An instruction that sums over the positions; afterwards `target` has the sums in its row."""
+    """An instruction that sums over the positions; at the end `target` has the sums in `row`."""
 
     x: str
     target: str
@@ -89,7 +95,7 @@ class SumStep:
 
 @dataclass(frozen=True)
 class RowStep:
-    """An instruction on rows of small arrays, when all pieces are done."""
+    """An instruction on rows of small arrays, run after all pieces; places are (name, row)."""
 
     x: tuple[str, int]
     target: tuple[str, int]
@@ -111,27 +117,27 @@ def channel_kernel(
     small_temporaries: Mapping[str, int] | None = None,
     rows: Sequence[RowStep] = (),
 ) -> VectorKernel:
-    """Make a kernel along channels.
+    """Build a kernel along channels.
 
     Parameters
     ----------
     name : str
     shape : (int, int)
-        Positions and channels.
+        Number of positions and of channels.
     region : Region
     sources, targets : mapping of str to Tensor
-        Under the names by which steps call them, ``positions x channels`` each.
+        Tensors of ``positions x channels`` by the names that the steps use.
     steps : sequence of EachStep or SumStep
-        Run for each piece, in this order.
+        Steps that each piece runs, in this order.
     temporaries : mapping of str to int
-        Further names, and the bytes of their elements.
+        Names of temporaries, with the bytes of an element.
     small_sources, small_targets : mapping of str to Tensor
-        Small arrays, or tensors of one number for each channel, that are loaded before all else and
-        stored after it; a name may be in both. Of a step's coefficients, the rows are k0, k1, ...
+        Small arrays, or tensors of one number per channel. Sources are loaded before everything
+        else and targets are stored after it; a name may be in both mappings.
     small_temporaries : mapping of str to int
-        Further names, and their rows.
+        Names of further small arrays, with their numbers of rows.
     rows : sequence of RowStep
-        Run behind the last piece.
+        Steps on small arrays that run after the last piece.
 
     Raises
     ------
@@ -150,7 +156,7 @@ def channel_kernel(
         small_rows[each] = -(-tensor.elements // wide)
 
     def buffers_for(number: int) -> dict[str, Buffer]:
-        # A piece of a tensor begins anywhere in a word, that of a temporary at its beginning.
+        # A tensor's piece may begin anywhere within a word; a temporary begins at a whole word.
         found = {
             name: Buffer(number * channels * size + 64 * (name not in temporaries))
             for name, size in sizes.items()
@@ -209,7 +215,7 @@ def rows_kernel(
     rows: Sequence[RowStep],
     temporaries: Mapping[str, int] | None = None,
 ) -> VectorKernel:
-    """Make a kernel of steps on small arrays alone; arguments as for `channel_kernel`."""
+    """Build a kernel of steps on small arrays only; see `channel_kernel` for the arguments."""
     wide = padded(channels)
     counts = dict(temporaries or {})
     for each, tensor in (*sources.items(), *targets.items()):
@@ -224,13 +230,13 @@ def rows_kernel(
 
 
 def piece_positions(channels: int) -> int:
-    """Positions of a piece, a multiple of `SLICES`."""
+    """Number of positions of a piece, a multiple of `SLICES`."""
     wanted = min(-(-PIECE_ELEMENTS // channels), MOST_POSITIONS)
     return -(-wanted // SLICES) * SLICES
 
 
 def row_step(step: RowStep, channels: int) -> Step:
-    """Make the instruction of a step on small arrays."""
+    """Build the instruction of a step on small arrays."""
     wide = padded(channels)
     groups = wide // LANES
 
@@ -253,11 +259,11 @@ def row_step(step: RowStep, channels: int) -> Step:
 
 
 _PART = "part"
-"""Name of the buffer of what a piece adds to a sum's parts."""
+"""Name of the buffer for the partial sums of one piece, which are then added to the others."""
 
 
 def _parts(index: int) -> str:
-    """Name of the buffer of a sum's parts, one for each slice."""
+    """Name of the buffer for the partial sums of a sum, one row per slice."""
     return f"parts {index}"
 
 
@@ -266,7 +272,7 @@ def _whole(tensor: Tensor) -> Tile:
 
 
 def _added(parts: str, channels: int) -> Step:
-    """Add a piece's part to a sum's."""
+    """Add the partial sums of a piece to those of the pieces before."""
     vectors = SLICES * padded(channels) // LANES
     op = VectorOp(
         counts=(vectors,),
@@ -279,7 +285,7 @@ def _added(parts: str, channels: int) -> Step:
 
 
 def _total(step: SumStep, parts: str, channels: int) -> Step:
-    """Add a sum's parts, in order."""
+    """Add the partial sums of a sum, in order."""
     wide = padded(channels)
     op = VectorOp(
         counts=(1, SLICES, 1, 1, 1, wide // LANES),
@@ -294,13 +300,13 @@ def _total(step: SumStep, parts: str, channels: int) -> Step:
 
 
 def _by_group(step: int) -> tuple[int, ...]:
-    """Steps of the outermost loop alone."""
+    """Steps of a loop nest in which only the outermost loop moves."""
     return (*(0,) * (NUM_VECTOR_LOOPS - 1), step)
 
 
 @dataclass(frozen=True)
 class _View:
-    """The positions of a piece."""
+    """The positions of one piece."""
 
     sizes: Mapping[str, int]
     tiles: Mapping[str, Tile]
@@ -313,7 +319,7 @@ class _View:
         return -(-self.channels // LANES)
 
     def _along(self, name: str, inner: tuple[int, int]) -> dict[str, Any]:
-        """Base, steps and limits; `inner` is what the inner two loops move, in positions."""
+        """Base, steps and limits; `inner` has the two inner loops' movements, in positions."""
         size = self.sizes[name]
         pitch = self.channels * size
         return {
@@ -325,7 +331,7 @@ class _View:
         }
 
     def _coefficients(self, name: str | None, rows: Mapping[str, int]) -> Coefficients:
-        """The rows of a small array."""
+        """Read the coefficients from the rows of a small array."""
         if name is None:
             return Coefficients()
         return Coefficients(
@@ -333,7 +339,7 @@ class _View:
         )
 
     def each(self, step: EachStep) -> Step:
-        """Make the instruction of a step on all elements."""
+        """Build the instruction of a step on all elements."""
         moves = (1, 0)
         op = VectorOp(
             counts=(self.count, 1, 1, 1, 1, self._groups),
@@ -346,7 +352,7 @@ class _View:
         return Step(op, step.x, step.target, step.y, step.coefficients)
 
     def partial(self, step: SumStep, parts: str) -> Step:
-        """Make the instruction of a step that sums, for this piece."""
+        """Build the instruction that computes the partial sums of this piece."""
         wide = padded(self.channels)
         moves = (1, SLICES)
         positions: dict[str, Any] = {"y_steps": moves, "y_limit": self.count}

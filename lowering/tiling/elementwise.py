@@ -1,4 +1,4 @@
-"""Operators that treat every element for itself, wherever it stands."""
+"""Kernels of operators that process each element alone, whatever its position."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -27,28 +27,32 @@ from fpgapipe.lowering.tiling.kernel import (
 from fpgapipe.lowering.tiling.tile import Tile, tile_of
 
 FEW_ELEMENTS, MANY_ELEMENTS = 1 << 13, 1 << 15
-"""Of a piece: enough to hide what an instruction costs, few enough to overlap with transfers."""
+"""Least and most elements of a piece.
+
+There are enough to hide the overhead of an instruction, and few enough to overlap with transfers.
+"""
 
 LEAST_ELEMENTS = 32
-"""Whole words of BF16, and whole vectors."""
+"""Least number of elements that fill whole words of BF16 and whole vectors."""
 
 UNIT_ELEMENTS = 1 << 10
-"""Pieces have a multiple of these: whole words, and whole vectors of random numbers."""
+"""Divisor of a piece's number of elements: whole words and whole vectors of random numbers."""
 
 
 @dataclass(frozen=True)
 class FlatStep:
-    """An instruction on all elements of a piece.
+    """An instruction that processes all elements of a piece.
 
     Attributes
     ----------
     x, target : str
-        Names of sources, targets or temporaries.
+        Names of source and target, which may be temporaries.
     y : str or None
+        Name of the second source.
     settings : mapping
         Further arguments of `VectorOp`.
     coefficients : str or None
-        A tensor of 16 numbers, which is each of k0..k3.
+        Name of a tensor of 16 numbers that serves as each of k0..k3.
     """
 
     x: str
@@ -59,22 +63,22 @@ class FlatStep:
 
 
 def flat_tile(tensor: Tensor, first: int, number: int) -> Tile:
-    """Elements of a tensor that lie one after the other."""
+    """Tile of contiguous elements of a tensor."""
     size = tensor.element_bytes
     return tile_of(tensor.name, first * size, number * size, [])
 
 
 def piece_elements(total: int, most: int, unit: int = UNIT_ELEMENTS) -> int:
-    """Elements of a piece of a tensor.
+    """Number of elements of a piece of a tensor.
 
     Parameters
     ----------
     total : int
-        Of the tensor.
+        Elements of the tensor.
     most : int
-        That fit on chip.
+        Elements that fit on chip.
     unit : int
-        The result is a multiple of this, or of 32 if no unit fits.
+        Divisor of the result; it is 32 instead if a piece cannot have so many elements.
     """
     wanted = min(max(-(-total // 8), FEW_ELEMENTS), MANY_ELEMENTS, most)
     unit = unit if wanted >= unit else LEAST_ELEMENTS
@@ -90,20 +94,20 @@ def flat_kernel(
     temporaries: Mapping[str, int] | None = None,
     coefficients: Mapping[str, Tensor] | None = None,
 ) -> VectorKernel:
-    """Make a kernel that runs the same steps over all elements of some tensors.
+    """Build a kernel that runs the same steps on all elements of some tensors.
 
     Parameters
     ----------
     name : str
     sources, targets : mapping of str to Tensor
-        Under the names by which steps call them, no name in both; all have the same number of
-        elements.
+        Tensors by the names that the steps use. No name is in both mappings, and all tensors have
+        the same number of elements.
     steps : sequence of FlatStep
     region : Region
     temporaries : mapping of str to int
-        Further names, and the bytes of their elements.
+        Names of temporaries, with the bytes of an element.
     coefficients : mapping of str to Tensor
-        Under further names, tensors of 16 numbers, FP32, that are loaded before all else.
+        FP32 tensors of 16 numbers by further names; they are loaded before everything else.
 
     Raises
     ------
@@ -138,7 +142,7 @@ def flat_kernel(
 def _flat_step(step: FlatStep, sizes: Mapping[str, int], first: int, count: int) -> Step:
     settings = dict(step.settings)
     if isinstance(settings.get("test"), Random):
-        # Random numbers belong to elements, however these are cut into pieces.
+        # Random numbers belong to elements, independently of the division into pieces.
         drawn = settings["test"]
         settings["test"] = replace(drawn, first=drawn.first + first // LANES)
 

@@ -1,7 +1,7 @@
-"""What the operators of a network become: kernels, each a stretch of a core's program.
+"""Kernels: the sections of a core's program that operators of a network are lowered to.
 
-A kernel reads tensors from memory and writes tensors to it. What it keeps on chip meanwhile is its
-own affair, so kernels can be put together in any order that respects their tensors
+A kernel reads tensors from memory and writes tensors to memory. No other kernel uses what it keeps
+on chip meanwhile, so kernels can be combined in any order that respects the tensors that they share
 (:mod:`fpgapipe.lowering.program.assemble`).
 """
 
@@ -20,15 +20,15 @@ from fpgapipe.lowering.tiling.tile import Tile
 
 @dataclass(frozen=True)
 class Tensor:
-    """A tensor in memory; its elements lie one after the other.
+    """A tensor in memory; its elements are contiguous.
 
     Parameters
     ----------
     name : str
     shape : tuple of int
-        Channels last.
+        Shape with the channels last.
     element_bytes : int
-        2 (BF16) or 4 (FP32); 1 of bytes, such as those of blocks of MXINT8.
+        Size of an element: 2 (BF16), 4 (FP32), or 1 for bytes, such as those of MXINT8 blocks.
     """
 
     name: str
@@ -37,26 +37,26 @@ class Tensor:
 
     @property
     def elements(self) -> int:
-        """Of all."""
+        """Number of elements."""
         return prod(self.shape)
 
     @property
     def size_bytes(self) -> int:
-        """Of all elements."""
+        """Size of all elements in bytes."""
         return self.elements * self.element_bytes
 
     @property
     def fp32(self) -> bool:
-        """Whether an element is FP32, and not BF16."""
+        """Whether the elements are FP32 (and not BF16)."""
         return self.element_bytes == 4
 
 
 class Track(IntEnum):
-    """The engine that a kernel's work is for; kernels of different tracks may overlap.
+    """The engine that does a kernel's work; kernels of different tracks may overlap.
 
-    Those of lane `n` are ``GEMM + 2 * n`` and ``VECTOR + 2 * n``: a lane has a GEMM engine and a
-    part of the scratchpad for itself, and the vector engine, of which there is one, in turn with
-    the other. The two of link `n` are ``SEND0 + 2 * n`` and ``RECEIVE0 + 2 * n``.
+    The tracks of lane `n` are ``GEMM + 2 * n`` and ``VECTOR + 2 * n``. Each lane has its own GEMM
+    engine and its own part of the scratchpad; the lanes use the only vector engine alternately. The
+    tracks of link `n` are ``SEND0 + 2 * n`` and ``RECEIVE0 + 2 * n``.
     """
 
     GEMM = 0
@@ -74,40 +74,40 @@ class Track(IntEnum):
 
     @property
     def is_link(self) -> bool:
-        """Whether the engine is one of a link's."""
+        """Whether the engine belongs to a link."""
         return self >= Track.SEND0
 
     @property
     def engine(self) -> "Track":
-        """The first of the tracks that have one engine together."""
+        """The first of the tracks that share one engine."""
         return Track.VECTOR if self is Track.VECTOR1 else self
 
 
 class Kernel(Protocol):
-    """A stretch of a program."""
+    """A section of a program."""
 
     @property
     def name(self) -> str:
-        """For people."""
+        """Name of the kernel, for people."""
         ...
 
     @property
     def track(self) -> Track:
-        """Its engine."""
+        """Track of the kernel's engine."""
         ...
 
     @property
     def reads(self) -> frozenset[str]:
-        """Tensors that it reads from memory."""
+        """Names of the tensors that the kernel reads from memory."""
         ...
 
     @property
     def writes(self) -> frozenset[str]:
-        """Tensors that it writes to memory."""
+        """Names of the tensors that the kernel writes to memory."""
         ...
 
     def instructions(self, addresses: Mapping[str, int]) -> list[Instruction]:
-        """Return its instructions; one of GEMM and VECTOR has a LOAD, and a STORE at its end.
+        """Return the instructions; a GEMM or VECTOR kernel has a LOAD, and ends with a STORE.
 
         Parameters
         ----------
@@ -118,11 +118,11 @@ class Kernel(Protocol):
 
 
 class Semaphore(IntEnum):
-    """Numbers of the semaphores of a vector kernel; those below are a product's.
+    """Numbers of the semaphores of a vector kernel; lower numbers belong to products.
 
-    Lanes share those of which one engine's instructions signal, and another's wait, in the order of
-    the program. The other lane has a semaphore of its own where a load or a computation waits for
-    what comes later in it.
+    The lanes share LOADED and COMPUTED, which are signalled and waited for in the order of the
+    program. Each lane has its own FREE, by which a load waits for a computation, and its own
+    STORED, by which a computation waits for a store.
     """
 
     LOADED = 6
@@ -135,7 +135,7 @@ class Semaphore(IntEnum):
 
 _FREE = (int(Semaphore.FREE), int(Semaphore.FREE1))
 _STORED = (int(Semaphore.STORED), int(Semaphore.STORED1))
-"""Of each lane."""
+"""Semaphore of each lane."""
 
 
 @dataclass(frozen=True)
@@ -145,12 +145,14 @@ class Region:
     Parameters
     ----------
     base, size_bytes : int
-        Multiples of 64.
+        First byte and size, multiples of 64.
     bank_bytes : int or None
-        If it is whole banks, the size of one: buffers are then put in different ones where they
-        fit, since a bank gives one vector a cycle, and takes one. None takes it as one bank.
+        Size of a bank, if the region consists of whole banks. Buffers are then placed in different
+        banks where they fit, since a bank reads one vector and writes one vector per cycle. None
+        treats the region as one bank.
     lane, lanes : int
-        Whose it is, of so many that have as much; see `Track`.
+        Number of the lane that the region belongs to, and number of lanes with regions of this
+        size; see `Track`.
     """
 
     base: int
@@ -162,14 +164,14 @@ class Region:
 
 @dataclass(frozen=True)
 class Buffer:
-    """A place on chip.
+    """A buffer on chip.
 
     Parameters
     ----------
     size_bytes : int
     kept : bool
-        Whether it is one for all pieces of a kernel. Of the others there are two, if there is room,
-        which pieces use in turn, so that one piece is loaded or stored while another is computed.
+        Whether all pieces of a kernel share one copy. Other buffers have two copies if there is
+        room, which pieces use alternately: one piece is loaded or stored while another is computed.
     """
 
     size_bytes: int
@@ -178,7 +180,7 @@ class Buffer:
 
 @dataclass(frozen=True)
 class Move:
-    """A tile and the buffer that it is loaded to or stored from."""
+    """A tile, and the name of the buffer that it is loaded into or stored from."""
 
     tile: Tile
     buffer: str
@@ -186,7 +188,7 @@ class Move:
 
 @dataclass(frozen=True)
 class Step:
-    """A VECTOR instruction whose addresses count from the beginnings of these buffers."""
+    """A VECTOR instruction whose addresses are relative to the beginnings of the named buffers."""
 
     op: VectorOp
     x: str
@@ -197,7 +199,7 @@ class Step:
 
 @dataclass(frozen=True)
 class Piece:
-    """What is loaded, computed and stored together."""
+    """A part of a kernel's work whose data are loaded, computed and stored together."""
 
     steps: tuple[Step, ...]
     loads: tuple[Move, ...] = ()
@@ -208,24 +210,25 @@ class Piece:
 class VectorKernel:
     """A kernel of the vector engine.
 
-    A buffer that is loaded in one piece and kept must not be loaded in a later one, and one that is
-    stored and kept is stored in the last piece. One that is not kept is loaded or stored, not both:
-    no load waits for a store to have read what it overwrites.
+    A buffer that is kept and loaded in one piece must not be loaded again in a later piece, and one
+    that is kept and stored is stored in the last piece. A buffer that is not kept is either loaded
+    or stored, but not both, since no load waits until a store has read the data that it overwrites.
 
     Parameters
     ----------
     name : str
     buffers : mapping of str to Buffer
     pieces : tuple of Piece
-        Each has a step.
+        Pieces, each with at least one step.
     region : Region
     buffer_count : int
-        Of each buffer that is not kept, how many there are: 2 or 1.
+        Number of copies of each buffer that is not kept, 2 or 1.
 
     Raises
     ------
     ValueError
-        If the buffers do not fit.
+        If the buffers do not fit in the region, or if a buffer that is not kept is both loaded and
+        stored.
     """
 
     name: str
@@ -251,17 +254,17 @@ class VectorKernel:
 
     @property
     def track(self) -> Track:
-        """The vector engine, for its lane."""
+        """Track of the vector engine for the kernel's lane."""
         return Track(Track.VECTOR + 2 * self.region.lane)
 
     @property
     def reads(self) -> frozenset[str]:
-        """Tensors that it loads."""
+        """Names of the tensors that the kernel loads."""
         return frozenset(move.tile.tensor for piece in self.pieces for move in piece.loads)
 
     @property
     def writes(self) -> frozenset[str]:
-        """Tensors that it stores."""
+        """Names of the tensors that the kernel stores."""
         return frozenset(move.tile.tensor for piece in self.pieces for move in piece.stores)
 
     def instructions(self, addresses: Mapping[str, int]) -> list[Instruction]:
@@ -275,7 +278,7 @@ class VectorKernel:
         has_stores = [bool(piece.stores) for piece in self.pieces]
         for index, piece in enumerate(self.pieces):
             place = places[index % buffer_count]
-            # The buffer of an earlier piece comes free when that has computed, or has stored.
+            # An earlier piece frees its buffers when it has been computed or, for targets, stored.
             again = index >= buffer_count
             if piece.loads:
                 waits = (free,) if again else ()
@@ -306,7 +309,7 @@ class VectorKernel:
         return program
 
     def _places(self, copy: int) -> dict[str, int]:
-        """Byte addresses of the buffers in the pieces that use this copy of them."""
+        """Byte addresses of one copy of the buffers."""
         bank_bytes = self.region.bank_bytes or self.region.size_bytes
         banks = self.region.size_bytes // bank_bytes
         begins = _apart(self.buffers, banks, bank_bytes, self.buffer_count)
@@ -320,7 +323,7 @@ class VectorKernel:
 def _apart(
     buffers: Mapping[str, Buffer], banks: int, bank_bytes: int, buffer_count: int
 ) -> dict[str, int]:
-    """Where buffers begin: each in another bank than the one before, if all fit so."""
+    """Beginnings of buffers, each in another bank than the one before if all of them fit so."""
     used = [0] * banks
     begins = {}
     for number, (name, buffer) in enumerate(buffers.items()):
@@ -337,7 +340,7 @@ def _apart(
 
 
 def _in_a_row(buffers: Mapping[str, Buffer], buffer_count: int) -> dict[str, int]:
-    """Where buffers begin, each behind the one before."""
+    """Beginnings of buffers that follow each other without gaps."""
     begins, at = {}, 0
     for name, buffer in buffers.items():
         begins[name] = at
@@ -346,7 +349,7 @@ def _in_a_row(buffers: Mapping[str, Buffer], buffer_count: int) -> dict[str, int
 
 
 def room_of(buffers: Mapping[str, Buffer], buffer_count: int = 2) -> int:
-    """Bytes of scratchpad that buffers take."""
+    """Bytes of scratchpad that all copies of the buffers take."""
     return sum(
         _ceil_word(buffer.size_bytes) * (1 if buffer.kept else buffer_count)
         for buffer in buffers.values()
@@ -365,7 +368,7 @@ def _moves(
     wait: tuple[int, ...],
     signal: tuple[int, ...],
 ) -> Iterator[Instruction]:
-    """Transfers of some tiles: the first waits, the last signals."""
+    """Transfers of some tiles; the first one waits, and the last one signals."""
     bodies = [
         body
         for move in moves
@@ -400,10 +403,10 @@ def _vector(
 def _vector_body(
     op: VectorOp, signs: tuple[float, ...], x: int, target: int, y: int, coefficients: int
 ) -> Mapping[str, object]:
-    """Fields of an instruction with its buffers at these bytes; those of all micro-batches agree.
+    """Fields of a VECTOR instruction with its buffers at the given bytes, cached for micro-batches.
 
-    The last two are 0 if it has no such buffer. `signs` are those of the constants: 0 and -0 are
-    equal, and are not the same constant.
+    `y` and `coefficients` are 0 if the instruction has no such buffer. `signs` are the signs of the
+    constants: they distinguish 0 from -0, which compare equal and would share a cache entry.
     """
     assert len(signs) == len(op.constants)
     moved = replace(

@@ -1,4 +1,4 @@
-"""Loops of a VECTOR instruction, each with all that it moves."""
+"""Loop nests of VECTOR instructions."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -9,21 +9,23 @@ from fpgapipe.hw.hls_models.isa.vector_fields import NUM_VECTOR_LOOPS
 from fpgapipe.hw.hls_models.isa.vector_op import MAX_SUMS, Counter, Source, Target, VectorOp
 
 ENOUGH_SUMS = 8
-"""Sums that go on side by side hide an adder's latency from this number on."""
+"""Number of concurrent sums from which on the latency of an adder is hidden."""
 
 
 @dataclass(frozen=True)
 class VectorLoop:
-    """A loop.
+    """A loop of a VECTOR instruction, with the movement of each iteration.
 
     Parameters
     ----------
     count : int
+        Number of iterations.
     x, y : (int, int, int)
-        What a step moves the sources by: address in bytes, and the coordinates y and u.
+        Movement of each source per iteration: address in bytes, and the coordinates y and u.
     target : (int, int)
-        What it moves the target by: address in bytes, and u.
+        Movement of the target per iteration: address in bytes, and the coordinate u.
     counter : int
+        Change of the counter per iteration.
     """
 
     count: int
@@ -33,7 +35,7 @@ class VectorLoop:
     counter: int = 0
 
     def split(self, part: int) -> "tuple[VectorLoop, VectorLoop]":
-        """Two loops for this one, the inner of which has `part` iterations."""
+        """Split the loop into two, the inner of which has `part` iterations."""
         assert self.count % part == 0, "a loop must be split evenly"
         (x_address, x_y, x_u), (y_address, y_y, y_u), (address, u) = self.x, self.y, self.target
         outer = VectorLoop(
@@ -56,29 +58,30 @@ def nest(
     counter: int = 0,
     **settings: Any,
 ) -> VectorOp:
-    """Make an instruction whose results each take one or several vectors.
+    """Build an instruction each of whose results is computed from one or several vectors.
 
     Parameters
     ----------
-    positions : sequence of Turn
-        Loops over results, in the order in which they may be put inside the reduced ones.
-    reduced : sequence of Turn
-        Loops that each result reduces, the innermost first; none for none.
+    positions : sequence of VectorLoop
+        Loops over results, in the order in which they may be put inside the reduced loops.
+    reduced : sequence of VectorLoop
+        Loops that each result reduces over, the innermost first; empty for no reduction.
     x, target, y
-        Where the first vectors are; the loops give their steps.
+        Sources and target at their first vectors; the loops provide their steps.
     counter : int
-        Where the counter begins.
+        First value of the counter.
     **settings
         Further arguments of `VectorOp`.
 
     Raises
     ------
     ValueError
-        As `VectorOp`, for example if there are more than six loops.
+        As for `VectorOp`, for example if there are more than six loops.
     """
     rest = [loop for loop in positions if loop.count > 1]
     inner: list[VectorLoop] = []
-    # A loop of one iteration says that there is a reduction, in which only lanes of X take part.
+    # One loop is kept even if it has only one iteration, because it marks a reduction: lanes of X
+    # outside the limits take no part in a reduction.
     taps = [loop for loop in reduced if loop.count > 1] or list(reduced[:1])
     if taps:
         inner, rest = _hiding(rest, NUM_VECTOR_LOOPS - len(taps))
@@ -107,13 +110,13 @@ def nest(
 
 
 def _hiding(loops: Sequence[VectorLoop], most: int) -> tuple[list[VectorLoop], list[VectorLoop]]:
-    """Divide loops into those inside the reduced ones, and those outside.
+    """Divide loops over results into those inside the reduced loops and those outside.
 
     Parameters
     ----------
-    loops : sequence of Turn
+    loops : sequence of VectorLoop
     most : int
-        Loops that there may be.
+        Largest number of loops over results.
     """
     inner: list[VectorLoop] = []
     rest = list(loops)
@@ -134,9 +137,10 @@ def largest_divisor(number: int, most: int) -> int:
 
 
 def spans(number: int) -> list[tuple[int, int]]:
-    """Cut a row of results so that the loop over each part can hide an adder's latency.
+    """Split a row of results so that the loop over each part can hide the latency of an adder.
 
-    A part has at most `MAX_SUMS`, or a number that splits into loops of enough and not too many.
+    Each part, given as begin and end, has at most `MAX_SUMS` results, or a number of results that
+    can be split into loops of at least `ENOUGH_SUMS` and at most `MAX_SUMS` iterations.
     """
     if number <= MAX_SUMS or largest_divisor(number, MAX_SUMS) >= ENOUGH_SUMS:
         return [(0, number)]

@@ -1,7 +1,8 @@
-"""Instructions on the rows of a matrix: on all elements, on a number for each row, reductions.
+"""Instructions on the rows of a matrix: on all elements, on one number per row, and reductions.
 
-Rows are reduced in two steps, vectors of elements first, then lanes; of long rows slices come
-before these. No bit depends on how many rows a piece has.
+Rows are reduced in two steps: first the vectors of a row to one vector, then its lanes to one
+number. Long rows are divided into slices first. The number of rows of a piece changes no bit of a
+result.
 """
 
 from collections.abc import Callable, Iterator, Mapping
@@ -27,18 +28,21 @@ from fpgapipe.lowering.tiling.kernel import Buffer, Region, Step, room_of
 from fpgapipe.lowering.tiling.nest import VectorLoop, nest
 
 PIECE_ELEMENTS = 1 << 15
-"""Elements of a piece, about."""
+"""Approximate number of elements of a piece."""
 
 SLICES, MANY_GROUPS = 8, 64
-"""Of more vectors than so many, a row's every eighth are reduced each, then these: few rows fit on
-chip, and an adder's latency hides behind the slices."""
+"""Number of slices of a long row, and number of vectors above which a row is long.
+
+Each slice consists of every eighth vector. The slices of a row are reduced concurrently, and then
+their results to one. Only few long rows fit on chip, and the slices hide the latency of an adder.
+"""
 
 MINUS_Y: Mapping[str, Any] = {"addend": Addend.Y, "negate_addend": True}
 """Settings for ``X - Y``."""
 
 
 def reduction_buffers(rows: int, width: int) -> dict[str, Buffer]:
-    """Buffers that `Rows.reduce` needs besides source and target."""
+    """Buffers that `Rows.reduce` needs in addition to source and target."""
     many = width > LANES * MANY_GROUPS
     return {
         "lanes": Buffer(VECTOR_BYTES * rows, kept=True),
@@ -49,14 +53,14 @@ def reduction_buffers(rows: int, width: int) -> dict[str, Buffer]:
 def piece_rows(
     number: int, width: int, buffers: Callable[[int], Mapping[str, Buffer]], region: Region
 ) -> int:
-    """Rows of a piece.
+    """Number of rows of a piece.
 
     Parameters
     ----------
     number, width : int
-        Of the whole: rows and their elements.
+        Number of rows of the matrix, and elements of a row.
     buffers : callable
-        What a piece of so many rows needs.
+        Buffers that a piece of a given number of rows needs.
     region : Region
     """
     rows = min(max(PIECE_ELEMENTS // width, 1), number)
@@ -72,11 +76,11 @@ class Rows:
     Attributes
     ----------
     count, width : int
-        Rows and their elements.
+        Number of rows, and elements of a row.
     shifts : mapping of str to int
-        Where a tensor begins in its buffer, in bytes.
+        Byte at which each tensor begins in its buffer.
     formats : mapping of str to bool
-        Whether it is FP32.
+        Whether each tensor is FP32, and not BF16.
     """
 
     count: int
@@ -92,7 +96,7 @@ class Rows:
         return 4 if self.formats.get(name, True) else 2
 
     def _along(self, name: str) -> dict[str, Any]:
-        """Elements of the matrix; rows are the first loop, groups of elements the last."""
+        """Settings to access the matrix; the first loop is over rows, the last over vectors."""
         size = self._size(name)
         return {
             "base": self.shifts.get(name, 0),
@@ -103,13 +107,13 @@ class Rows:
         }
 
     def exponentials(self, x: str, target: str) -> Iterator[Step]:
-        """``target = exp(x - maximum)``; leaves the buffers ``maximum`` and ``sum`` behind."""
+        """Compute ``target = exp(x - maximum)``; also fills the buffers ``maximum`` and ``sum``."""
         yield from self.reduce(x, "maximum", takes_maximum=True)
         yield self.each(x, target, "maximum", function=Function.EXP, **MINUS_Y)
         yield from self.reduce(target, "sum")
 
     def shares(self, work: str, target: str, scale: float = 1) -> Iterator[Step]:
-        """``target = work / sum * scale``; leaves the buffer ``share`` behind."""
+        """Compute ``target = work / sum * scale``; also fills the buffer ``share``."""
         yield self.row(
             "sum",
             None,
@@ -121,8 +125,8 @@ class Rows:
         yield self.each(work, target, "share", factor=Factor.Y)
 
     def each(self, x: str, target: str, y: str, table: str | None = None, **settings: Any) -> Step:
-        """Work on all elements; `y` has a number for each row, and k3 is a row of `table`."""
-        # All four coefficients are the same row; only the last is used.
+        """Process all elements; `y` has one number per row, and k3 comes from a row of `table`."""
+        # All four coefficients are read from the same row; only the last one is used.
         op = VectorOp(
             counts=(self.count, 1, 1, 1, 1, self._groups),
             x=Source(**self._along(x)),
@@ -134,7 +138,7 @@ class Rows:
         return Step(op, x, target, y, table)
 
     def reduce(self, x: str, target: str, **settings: Any) -> Iterator[Step]:
-        """Reduce each row to a number."""
+        """Reduce each row to one number."""
         size, lanes, buffer, base = self._size(x), self.width, x, self.shifts.get(x, 0)
         pitch = self.width * size
         if self._groups > MANY_GROUPS:
@@ -181,7 +185,7 @@ class Rows:
             yield Step(op, buffer, target)
 
     def _spans(self) -> list[tuple[int, int]]:
-        """Begin and number of rows that an instruction can take: a multiple of 64, or the rest."""
+        """First row and number of rows per instruction: a multiple of 64 rows, then the rest."""
         whole = self.count // MAX_SUMS * MAX_SUMS
         parts = ((0, whole), (whole, self.count - whole))
         return [(begin, count) for begin, count in parts if count]
@@ -189,7 +193,7 @@ class Rows:
     def row(
         self, x: str, y: str | None, target: str, to: int = 0, at: int = 0, **settings: Any
     ) -> Step:
-        """Work on a number for each row; `at` and `to` are where X and the target begin."""
+        """Process one number per row; `at` and `to` are the bytes where X and the target begin."""
         vectors = VectorLoop(
             -(-self.count // LANES),
             (VECTOR_BYTES, 0, LANES),

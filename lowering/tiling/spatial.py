@@ -1,4 +1,4 @@
-"""Kernels on tensors of images, cut by images, rows and channels."""
+"""Kernels on image tensors, which are tiled by images, rows and channels."""
 
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
@@ -21,21 +21,21 @@ from fpgapipe.lowering.tiling.nest import VectorLoop
 from fpgapipe.lowering.tiling.tile import Tile, tile_of
 
 BOX_ELEMENTS = 1 << 16
-"""Elements of a piece of the largest tensor, at most, if a row has no more."""
+"""Largest number of elements of a piece of the largest tensor, unless one row has more."""
 
 Range = tuple[int, int]
-"""The first, and the one behind the last."""
+"""First index, and the index after the last."""
 
 
 @dataclass(frozen=True)
 class SpatialTile:
-    """What a piece is of: images, rows and channels; columns are all there.
+    """The images, rows and channels of a piece, which has all columns.
 
     Attributes
     ----------
     images, rows, channels : Range
     is_first : bool
-        Whether it is of the first piece.
+        Whether this is the tile of the first piece.
     """
 
     images: Range
@@ -45,43 +45,43 @@ class SpatialTile:
 
     @property
     def num_images(self) -> int:
-        """Images."""
+        """Number of images."""
         return self.images[1] - self.images[0]
 
     @property
     def num_rows(self) -> int:
-        """Rows of each."""
+        """Number of rows of each image."""
         return self.rows[1] - self.rows[0]
 
     @property
     def depth(self) -> int:
-        """Channels."""
+        """Number of channels."""
         return self.channels[1] - self.channels[0]
 
     @property
     def groups(self) -> int:
-        """Vectors of channels."""
+        """Number of vectors that hold the channels."""
         return padded(self.depth) // LANES
 
 
 @dataclass(frozen=True)
 class View:
-    """A box of a tensor on chip, by positions in the whole image.
+    """A spatial tile on chip, addressed by positions in the whole image.
 
     Parameters
     ----------
     base : int
-        Where row 0 and column 0 of the first image would be, in bytes from the buffer's beginning.
+        Byte at which row 0 and column 0 of the first image would be, from the buffer's beginning.
     pitches : (int, int, int)
-        Bytes from column to column, row to row, image to image.
+        Bytes from column to column, from row to row, and from image to image.
     size : int
         Bytes of an element.
     depth : int
-        Channels on chip.
+        Number of channels on chip.
     limits : (int, int)
-        Rows and columns of the image; positions outside are not there.
+        Rows and columns of the image; positions outside do not exist.
     broadcast : bool
-        One number for all channels.
+        Whether there is only one number for all channels.
     """
 
     base: int
@@ -93,7 +93,7 @@ class View:
 
     @classmethod
     def of(cls, tensor: Tensor, tile: Tile, spatial_tile: SpatialTile) -> "View":
-        """View of a tile."""
+        """Return the view of a tile."""
         pixel, row, image = tile.pitches
         return cls(
             tile.shift - spatial_tile.rows[0] * row,
@@ -104,14 +104,14 @@ class View:
         )
 
     def moves(self, images: int, rows: int, columns: int, channels: int) -> tuple[int, int, int]:
-        """Address in bytes, y and u."""
+        """Return a movement as change of the address, in bytes, and of the coordinates y and u."""
         pixel, row, image = self.pitches
         lanes = 0 if self.broadcast else channels
         address = images * image + rows * row + columns * pixel + lanes * self.size
         return address, rows, columns * self.depth + lanes
 
     def source(self, row: int, column: int) -> Source:
-        """Begin reading at a position."""
+        """Source that begins at a position."""
         address, y, u = self.moves(0, row, column, 0)
         return Source(
             self.base + address,
@@ -124,14 +124,14 @@ class View:
         )
 
     def target(self, row: int, column: int) -> Target:
-        """Begin writing at a position."""
+        """Target that begins at a position."""
         address = self.base + self.moves(0, row, column, 0)[0]
         return Target(address, u_limit=self.depth, format=Format.of(self.size))
 
 
 @dataclass(frozen=True)
 class Delta:
-    """What a step of a loop moves within a tensor."""
+    """Movement within a tensor per iteration of a loop."""
 
     images: int = 0
     rows: int = 0
@@ -149,7 +149,7 @@ def loop_of(
     moved_y: Delta | None = None,
     counter: int = 0,
 ) -> VectorLoop:
-    """Make a loop of what it moves in each tensor."""
+    """Build a loop from its movement in each tensor."""
 
     def moves(view: View | None, delta: Delta | None) -> tuple[int, int, int]:
         if view is None or delta is None:
@@ -163,14 +163,14 @@ def loop_of(
 
 @dataclass(frozen=True)
 class _Cut:
-    """Images, rows and channels of a piece."""
+    """Numbers of images, rows and channels of a piece."""
 
     images: int
     rows: int
     depth: int
 
     def smaller(self, multiple: int) -> "_Cut | None":
-        """Halve what costs the least, or give None."""
+        """Halve the dimension that costs the least; return None if no dimension can be halved."""
         if self.images > 1:
             return replace(self, images=self.images // 2)
         if self.rows > multiple:
@@ -195,28 +195,28 @@ def spatial_kernel(
     kept_of: Mapping[str, Callable[[int, int], int]] | None = None,
     multiple: int = 1,
 ) -> VectorKernel:
-    """Make a kernel of pieces that are boxes of images.
+    """Build a kernel whose pieces are spatial tiles.
 
     Parameters
     ----------
     name : str
     region : Region
     along : str
-        The tensor that is cut.
+        Name of the tensor that is tiled.
     sources, targets : mapping of str to Tensor
-        ``batch x rows x columns x channels`` each.
+        Tensors of ``batch x rows x columns x channels``.
     reach : mapping of str to callable
-        Rows of the other tensors that go with rows of that one; there must be some. Of a target,
-        which is stored when the last rows are done, they are all. Targets that are missing are cut
-        like `along`.
+        For other tensors, the rows that belong to given rows of the tiled one; there must be at
+        least one. For a target they are all rows, and it is stored when the last rows are done.
+        Targets without an entry are tiled like `along`.
     steps : callable
-        Gives the instructions of a piece, from its box and the views of all tensors.
+        Returns the instructions of a piece, given its spatial tile and the views of all tensors.
     kept : mapping of str to int
-        Further buffers, and their bytes.
+        Names of further buffers, with their bytes.
     kept_of : mapping of str to callable
-        The same, by the images and channels of a piece.
+        Further buffers whose bytes depend on the numbers of images and channels of a piece.
     multiple : int
-        Pieces should have a multiple of so many rows.
+        Preferred divisor of the number of rows of a piece.
 
     Raises
     ------
@@ -266,10 +266,10 @@ def spatial_kernel(
 
 
 def _first_cut(tensors: Mapping[str, Tensor], along: str, multiple: int) -> _Cut:
-    """Cut into pieces of about `BOX_ELEMENTS`."""
+    """Choose a tiling into pieces of about `BOX_ELEMENTS` elements."""
     batch, rows, _, channels = tensors[along].shape
     of_image = max(tensor.elements for tensor in tensors.values()) // batch
-    # Wide rows need a loop more for their columns than leaves one for images.
+    # Wide rows need a second loop for their columns, which leaves no loop for images.
     wide = max(tensor.shape[2] for tensor in tensors.values()) > MAX_SUMS
     images = 1 if wide else min(max(BOX_ELEMENTS // of_image, 1), batch)
     few = max(rows * BOX_ELEMENTS // of_image // multiple, 1) * multiple
@@ -277,7 +277,7 @@ def _first_cut(tensors: Mapping[str, Tensor], along: str, multiple: int) -> _Cut
 
 
 def _spatial_tiles(shape: tuple[int, int, int], cut: _Cut) -> list[SpatialTile]:
-    """Cut images, rows and channels, with rows innermost."""
+    """Divide images, rows and channels into tiles; rows are the innermost dimension."""
     images, rows, channels = (
         [(first, min(first + part, total)) for first in range(0, total, part)]
         for total, part in zip(shape, (cut.images, cut.rows, cut.depth), strict=True)
@@ -291,7 +291,7 @@ def _reached(spatial_tile: SpatialTile, reach: Callable[[Range], Range] | None) 
 
 
 def _tile_of_piece(tensor: Tensor, spatial_tile: SpatialTile, *, stored: bool) -> Tile:
-    """Lay a box of a tensor out."""
+    """Tile of a tensor for a piece."""
     _, rows, columns, channels = tensor.shape
     pixel = channels * tensor.element_bytes
     (image, _), (row, _), (channel, _) = (

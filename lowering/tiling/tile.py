@@ -1,4 +1,4 @@
-"""Pieces of tensors on chip: where their elements lie in the scratchpad, and how they get there."""
+"""Tiles: parts of tensors in the scratchpad, and the transfers that move them."""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -16,23 +16,24 @@ def _ceil_word(size_bytes: int) -> int:
 
 @dataclass(frozen=True)
 class Tile:
-    """A box of a tensor: runs of bytes, repeated along some dimensions.
+    """A part of a tensor: runs of bytes, repeated along some dimensions.
 
-    Memory and scratchpad addresses of a run agree modulo 64, as transfers need it.
+    The memory address and the scratchpad address of a run agree modulo 64, as transfers require.
 
     Parameters
     ----------
     tensor : str
+        Name of the tensor.
     offset : int
-        Of the first byte, from the tensor's beginning, which is a multiple of 64.
+        Bytes from the tensor's beginning, whose address is a multiple of 64, to the first element.
     run_bytes : int
-        Bytes that lie together in memory.
+        Bytes of a run, which are contiguous in memory.
     counts, memory_pitches, pitches : tuples of int
-        Of each dimension, the innermost first: how often, and the distance in bytes in memory and
-        in the scratchpad.
+        For each dimension, the innermost first: the number of repetitions, and the distance in
+        bytes from one to the next in memory and in the scratchpad.
     lead_bytes : int
-        Left free before the first element, a multiple of 64: a word that begins in the padding
-        begins there.
+        Bytes left free before the first element, a multiple of 64; a vector may begin in the
+        padding before the element.
     """
 
     tensor: str
@@ -45,18 +46,18 @@ class Tile:
 
     @property
     def shift(self) -> int:
-        """Bytes from the beginning of the slot to the first element."""
+        """Bytes from the beginning of the buffer to the first element."""
         return self.lead_bytes + self.offset % WORD_BYTES
 
     @property
     def span_bytes(self) -> int:
-        """From the first byte to the end of the last run, in the scratchpad."""
+        """Bytes in the scratchpad from the first byte to the end of the last run."""
         steps = zip(self.counts, self.pitches, strict=True)
         return sum((count - 1) * pitch for count, pitch in steps) + self.run_bytes
 
     @property
     def size_bytes(self) -> int:
-        """Of the scratchpad, in whole words."""
+        """Bytes of the scratchpad that the tile takes, in whole words."""
         return _ceil_word(self.shift + self.span_bytes)
 
     @property
@@ -70,14 +71,14 @@ class Tile:
         )
 
     def transfers(self, memory_base: int, slot: int) -> Iterator[dict[str, Any]]:
-        """Bodies of the LOAD or STORE instructions that move the tile.
+        """Yield the bodies of the LOAD or STORE instructions that move the tile.
 
         Parameters
         ----------
         memory_base : int
             Byte address of the tensor.
         slot : int
-            Byte address in the scratchpad, a multiple of 64.
+            Byte address of the buffer in the scratchpad, a multiple of 64.
         """
         run = self.run_bytes
         if not run:
@@ -125,22 +126,22 @@ def tile_of(
     stored: bool = False,
     lead_bytes: int = 0,
 ) -> Tile:
-    """Lay a box out.
+    """Choose the pitches of a tile in the scratchpad.
 
     Parameters
     ----------
     tensor, offset, run_bytes
         As in `Tile`.
     dims : sequence of (count, bytes from one to the next in memory)
-        The innermost first.
+        Dimensions of the tile, the innermost first.
     stored : bool
-        Whether it goes to memory: a STORE writes exactly its bytes, a LOAD moves whole words, which
-        runs that are apart in memory then may not share.
+        Whether the tile is stored to memory. A STORE writes exactly the tile's bytes. A LOAD moves
+        whole words, so runs that are apart in memory must not share a word in the scratchpad.
     lead_bytes : int
         As in `Tile`.
     """
     span = run_bytes
-    together = True  # whether all so far lies in memory as it does on chip
+    together = True  # whether the dimensions so far are as contiguous on chip as in memory
     counts: list[int] = []
     memories: list[int] = []
     pitches: list[int] = []
@@ -148,7 +149,7 @@ def tile_of(
         if together and memory == span:
             pitch = memory
         elif counts and memory == counts[-1] * memories[-1]:
-            # One dimension with the one inside it.
+            # This dimension continues the one inside it, in memory and on chip.
             pitch = counts[-1] * pitches[-1]
         elif stored:
             pitch = span + (memory - span) % WORD_BYTES

@@ -1,1 +1,1 @@
-"""Layers that run together, and what their passes do."""
+"""Units: layers that run together, and the kernels of their passes."""

@@ -1,9 +1,10 @@
 """How the elements of a value or a parameter lie in memory.
 
-A network's values are written down row by row: the last axis is the one whose elements are next to
-each other. In memory they may lie otherwise, images with their channels last above all. A layout
-says how. It speaks of the order of the elements alone and not of axes, so a reshape or a flatten,
-which keeps that order, keeps the layout and moves nothing.
+The network's own order is row-major: elements that are next to each other along the last axis are
+next to each other in memory. A device may store values in another order; above all, it stores
+images with their channels last. A layout describes this order. It concerns the order of the
+elements only, not the axes. A reshape or a flatten keeps the order, so it keeps the layout and
+moves nothing.
 """
 
 from __future__ import annotations
@@ -26,13 +27,15 @@ if TYPE_CHECKING:
 class Layout:
     """An order of elements in memory.
 
-    The elements, in the network's order, are runs of ``channels x positions``; each run lies in
-    memory as ``positions x channels``. With one channel or one position that moves nothing, and
+    The elements, in the network's order, are split into runs of ``channels x positions``; each run
+    lies in memory as ``positions x channels``. With one channel or one position nothing moves, and
     the layout is the plain one, `PLAIN`.
 
     Parameters
     ----------
     channels, positions : int
+    channels, positions : int
+        Size of a run; both are set to 1 if either is 1.
     """
 
     channels: int = 1
@@ -45,36 +48,36 @@ class Layout:
 
     @property
     def run(self) -> int:
-        """Elements of a run: 1 if the layout is plain."""
+        """Number of elements of a run, 1 if the layout is plain."""
         return self.channels * self.positions
 
     def within(self, width: int) -> Layout | None:
-        """The layout of each `width` elements for themselves; None if they do not lie together."""
+        """The layout within groups of `width` elements, or None if a run crosses two groups."""
         return self if width % self.run == 0 else None
 
     def split(self, width: int) -> tuple[tuple[int, ...], tuple[int, ...]]:
-        """Take an axis of `width` elements, whole runs, apart.
+        """Split an axis of `width` elements, a whole number of runs, into several axes.
 
         Returns
         -------
         sizes, order : tuple of int
-            Sizes of the axes that it becomes, and these axes in the order of the memory.
+            Sizes of the new axes in the network's order, and these axes in the order of the memory.
         """
         if self == PLAIN:
             return (width,), (0,)
         return (width // self.run, self.channels, self.positions), (0, 2, 1)
 
     def to_memory(self, values: NDArray[np.float32]) -> NDArray[np.float32]:
-        """Values in the order of the memory, in one axis."""
+        """Return the values in the order of the memory, as one axis."""
         return _transposed(values, self.channels, self.positions)
 
     def from_memory(self, values: NDArray[np.float32], shape: Sequence[int]) -> NDArray[np.float32]:
-        """Inverse of `to_memory`; `shape` is the network's."""
+        """Inverse of `to_memory`; `shape` is the shape in the network."""
         return _transposed(values, self.positions, self.channels).reshape(shape)
 
 
 PLAIN = Layout()
-"""Memory has the network's order."""
+"""The layout whose order is that of the network."""
 
 
 def _transposed(values: NDArray[np.float32], rows: int, columns: int) -> NDArray[np.float32]:
@@ -83,12 +86,12 @@ def _transposed(values: NDArray[np.float32], rows: int, columns: int) -> NDArray
 
 
 def channels_last(shape: Sequence[int]) -> Layout:
-    """The layout of images: of ``N, C, spatial...`` the channels lie last."""
+    """The layout of images of shape ``N, C, spatial...`` whose channels lie last in memory."""
     return Layout(shape[1], prod(shape[2:])) if len(shape) > 2 else PLAIN
 
 
 def with_channels_last(shape: Sequence[int]) -> tuple[int, ...]:
-    """``N, C, spatial...`` as ``N, spatial..., C``."""
+    """Return the shape ``N, C, spatial...`` as ``N, spatial..., C``."""
     return (shape[0], *shape[2:], shape[1])
 
 
@@ -99,7 +102,7 @@ class Value:
     Attributes
     ----------
     tensor : Tensor
-        Shaped as it lies, as far as a shape can say that.
+        The tensor, with its axes in the order of the memory as far as a shape can express that.
     layout : Layout
     """
 
@@ -114,12 +117,12 @@ class Layouts:
     Attributes
     ----------
     values : mapping of str to Layout
-        Of inputs of the network and results of units, as they are made.
+        Layout in which each input of the network and each result of a unit is written.
     wanted : mapping of str to mapping of str to Layout
-        By the name of a unit and of its input: how the unit takes it. Where that is another layout,
-        the value is moved for it.
+        Layout in which a unit reads an input, by the unit's name and the input's name. Where it is
+        not the layout of the value, the value is copied into it first.
     parameters : mapping of str to Layout
-        Of parameters whose last axis lies as features do.
+        Layout of the last axis of each parameter that follows the layout of a unit's input.
     """
 
     values: Mapping[str, Layout]
@@ -128,5 +131,5 @@ class Layouts:
 
 
 def host_layout(shape: Sequence[int]) -> Layout:
-    """How inputs and outputs of a network lie; see `lowering.memory.memory_map.channels_last`."""
+    """Layout of inputs and outputs on the host; see `lowering.memory.memory_map.channels_last`."""
     return channels_last(shape) if len(shape) == 4 else PLAIN

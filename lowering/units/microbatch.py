@@ -1,4 +1,4 @@
-"""What a network's units see while they become kernels: one micro-batch on one device."""
+"""One micro-batch on one device: the context in which units become kernels."""
 
 from __future__ import annotations
 
@@ -24,16 +24,16 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class LoweredKernel:
-    """A kernel, and what it was made for.
+    """A kernel and the layer that it belongs to.
 
     Attributes
     ----------
     kernel : Kernel
     is_weight : bool
-        Whether it belongs to a weight gradient that can wait, and not to what the layers before
-        wait for.
+        Whether it belongs to a weight gradient, which can wait. The layers before wait for the
+        other kernels of a backward pass, not for this one.
     layer : str
-        Whose work it does, as `fpgapipe.lowering.program.device_program.KernelOrigin` says.
+        Name of the layer whose work it does; see `device_program.KernelOrigin`.
     """
 
     kernel: Kernel
@@ -42,15 +42,15 @@ class LoweredKernel:
 
 
 class Named(Protocol):
-    """What has a name, as a unit does."""
+    """An object with a name, such as a unit."""
 
     @property
     def name(self) -> str:
-        """Name of its result."""
+        """Name of the unit's result."""
 
 
 class Builder(Protocol):
-    """What a micro-batch asks of its step, `lowering.program.step.StepBuilder`."""
+    """The part of `lowering.program.step.StepBuilder` that a micro-batch uses."""
 
     graph: Graph
     memory: MemorySpec
@@ -62,40 +62,41 @@ class Builder(Protocol):
 
     @property
     def product_core(self) -> CoreSpec:
-        """The core with the part of the scratchpad that is the products'."""
+        """The core, with only the part of the scratchpad that is reserved for products."""
 
     @property
     def product_region(self) -> Region:
-        """That part."""
+        """The part of the scratchpad that is reserved for products."""
 
     @property
     def region(self) -> Region:
-        """The part that is the vector engine's."""
+        """The part of the scratchpad that is reserved for the vector engine."""
 
     def parameter(self, layer: Layer, role: str) -> Tensor | None:
-        """A layer's parameter, or None if it has none of that role."""
+        """A layer's parameter, or None if the layer has none of that role."""
 
     def weight(self, layer: Layer) -> Tensor:
         """The weight of a product, with the input channels last."""
 
     def in_slot(self, name: str, slot: int) -> str:
-        """Name of a slot's tensor."""
+        """Name of a tensor in a slot."""
 
     def of_microbatch(self, name: str, index: int) -> str:
-        """Name of a tensor that each micro-batch has one of."""
+        """Name of a tensor that exists once per micro-batch."""
 
     def declare(self, tensor: Tensor) -> Tensor:
-        """Take a tensor that needs a place in memory."""
+        """Register a tensor that needs a place in memory."""
 
     def gradient_places(self, parameter: Tensor) -> tuple[Tensor, Tensor | None]:
-        """Where a parameter's gradient is summed, and where what is added to it has to go."""
+        """Tensor of a parameter's gradient sum, and of the next summand unless it is the first."""
 
 
 class MicroBatch:
-    """A micro-batch on a device: its tensors, and the kernels that its passes become.
+    """A micro-batch on a device: its tensors, and the kernels of its passes.
 
-    What a micro-batch keeps lies in a slot, which another takes over when it has done its backward
-    pass; micro-batches of one slot have the same tensors.
+    The tensors that a micro-batch keeps from its forward to its backward pass lie in a slot.
+    Another micro-batch takes the slot over when the backward pass is done, so micro-batches of one
+    slot share their tensors.
 
     Parameters
     ----------
@@ -103,19 +104,20 @@ class MicroBatch:
     index : int
         Number of the micro-batch.
     slot : int
+        Number of the slot.
 
     Attributes
     ----------
     values : dict of str to Value
         Results of layers, and inputs of the network.
     gradients : dict of str to str
-        Tensor of the gradient of each value that has one.
+        Name of the tensor of each value's gradient, for the values that have one.
     operands : dict of (str, str) to str
-        Tensor of each value as each unit takes it: by the unit's name and the value's.
-    lowered : list of Made
-        Kernels of the pass that is being made.
+        Name of the tensor that a unit reads for a value, by the unit's name and the value's name.
+    lowered : list of LoweredKernel
+        Kernels of the pass that is being lowered.
     layer : str
-        Whose kernels come next.
+        Name of the layer that the next kernels belong to.
     """
 
     def __init__(self, builder: Builder, index: int, slot: int) -> None:
@@ -133,49 +135,49 @@ class MicroBatch:
         self._parts: list[tuple[Tensor, Tensor]] = []
         self._declared: set[str] = set()
 
-    # ------------------------------------------------------------------ what is the builder's
+    # ------------------------------------------------------------------ properties of the builder
 
     @property
     def graph(self) -> Graph:
-        """The network, for the samples of one micro-batch."""
+        """The network, with the batch size of one micro-batch."""
         return self._builder.graph
 
     @property
     def options(self) -> StepOptions:
-        """Of the step."""
+        """Options of the step."""
         return self._builder.options
 
     @property
     def product_core(self) -> CoreSpec:
-        """The core with the part of the scratchpad that is the products'."""
+        """The core, with only the part of the scratchpad that is reserved for products."""
         return self._builder.product_core
 
     @property
     def product_region(self) -> Region:
-        """That part."""
+        """The part of the scratchpad that is reserved for products."""
         return self._builder.product_region
 
     @property
     def region(self) -> Region:
-        """The part of the scratchpad that is the vector engine's."""
+        """The part of the scratchpad that is reserved for the vector engine."""
         return self._builder.region
 
     @property
     def memory(self) -> MemorySpec:
-        """What times are estimated with."""
+        """Speed of the memory, with which run times are estimated."""
         return self._builder.memory
 
     @property
     def random_key(self) -> int:
-        """Number of the first of the two registers that random numbers depend on."""
+        """Number of the first of the two scalar registers that seed the random numbers."""
         return self._builder.random_key
 
     def random_vectors(self, elements: int) -> int:
-        """Vectors of random numbers that the micro-batches before have drawn, in one layer."""
+        """Number of random vectors that earlier micro-batches draw for a layer of this size."""
         return self.index * math.ceil(elements / LANES)
 
     def parameter(self, layer: Layer, role: str) -> Tensor | None:
-        """A layer's parameter, or None if it has none of that role."""
+        """A layer's parameter, or None if the layer has none of that role."""
         return self._builder.parameter(layer, role)
 
     def weight(self, layer: Layer) -> Tensor:
@@ -185,28 +187,29 @@ class MicroBatch:
     # ------------------------------------------------------------------ tensors
 
     def named(self, name: str) -> str:
-        """A name in this slot."""
+        """Name of a tensor in the slot of this micro-batch."""
         return self._builder.in_slot(name, self.slot)
 
     def tensor(self, name: str, shape: tuple[int, ...], element_bytes: int) -> Tensor:
-        """Make a tensor of this slot."""
+        """Declare a new tensor in the slot of this micro-batch."""
         return self.declare(Tensor(self.named(name), shape, element_bytes))
 
     def declare(self, tensor: Tensor) -> Tensor:
-        """Take a tensor, named for its slot already, that needs a place in memory."""
+        """Register a tensor, whose name contains the slot, that needs a place in memory."""
         assert tensor.name not in self._declared, f"tensor {tensor.name} is there already"
         self._declared.add(tensor.name)
         return self._builder.declare(tensor)
 
     def made_before(self, name: str) -> Tensor:
-        """Return a tensor of this slot that a pass before has made."""
+        """Return a tensor of this slot that an earlier pass has declared."""
         return self._builder.tensors[self.named(name)]
 
     def activation(self, name: str, shape: tuple[int, ...]) -> Tensor:
-        """Make a tensor of features or their gradients.
+        """Declare a tensor of activations or of their gradients.
 
-        What leaves the network is FP32, and each micro-batch has its own; where it does not lie as
-        the host reads it, `deliver` makes another one of that name.
+        An output of the network is FP32, and each micro-batch has its own tensor for it. If its
+        layout is not the one that the host reads, `deliver` copies it into another tensor of that
+        name.
         """
         if name not in self.graph.outputs:
             return self.tensor(name, shape, self.options.activation_bytes)
@@ -216,14 +219,14 @@ class MicroBatch:
         return self._leaving(name)
 
     def _leaving(self, name: str) -> Tensor:
-        """The tensor in which the host finds a result of the network."""
+        """Declare the tensor in which the host finds an output of the network."""
         shape = self.graph.layers[name].output.shape
         if len(shape) == 4:
             shape = with_channels_last(shape)
         return self.declare(Tensor(self._builder.of_microbatch(name, self.index), shape, 4))
 
     def deliver(self, name: str) -> None:
-        """Let a result of the network lie where and how the host reads it."""
+        """Copy an output of the network into the tensor that the host reads, if necessary."""
         if self.values[name].tensor.name == self._builder.of_microbatch(name, self.index):
             return
         result = self._leaving(name)
@@ -233,19 +236,20 @@ class MicroBatch:
     # ------------------------------------------------------------------ values and their layouts
 
     def take(self, unit: Named, name: str) -> Tensor:
-        """A value as a unit wants it to lie."""
+        """Return a value in the layout in which a unit reads it."""
         found = self.taken(name, self._builder.layouts.wanted[unit.name][name])
         self.operands[unit.name, name] = found.name
         return found
 
     def taken(self, name: str, layout: Layout) -> Tensor:
-        """A value in a layout; it is moved if it has another one, once for all that want it so."""
+        """Return a value in a layout; it is copied only once into each other layout."""
         value = self.values[name]
         if value.layout == layout:
             return value.tensor
         found = self._moved.get((name, layout))
         if found is None:
-            # Between two layouts neither of which is plain, it is moved twice.
+            # A copy between two layouts that are not plain takes two moves, by way of the plain
+            # layout.
             source = value.layout if PLAIN in (value.layout, layout) else PLAIN
             tensor = self.taken(name, source)
             found = self._move(f"{name}.moved", tensor, source, layout)
@@ -253,7 +257,7 @@ class MicroBatch:
         return found
 
     def _move(self, name: str, x: Tensor, source: Layout, layout: Layout) -> Tensor:
-        """A copy of a tensor in another layout; one of the two is plain."""
+        """Copy a tensor into another layout; one of the two layouts must be plain."""
         assert PLAIN in (source, layout), "a value is moved to the plain layout, or from it"
         if source == layout:
             return x
@@ -275,7 +279,7 @@ class MicroBatch:
     # ------------------------------------------------------------------ kernels
 
     def add(self, kernel: Kernel, *, is_weight: bool = False) -> None:
-        """Take a kernel; kernels run in the order in which they come.
+        """Add a kernel; kernels run in the order in which they are added.
 
         Parameters
         ----------
@@ -290,10 +294,11 @@ class MicroBatch:
             self.lowered.append(LoweredKernel(summed, is_weight, self.layer))
 
     def gradient_of(self, parameter: Tensor) -> Tensor | None:
-        """Where a kernel, the next to be added, shall write the gradient of a parameter.
+        """Return the tensor to which the next added kernel must write the gradient of a parameter.
 
-        The first of a step writes it; what later ones write is added to it, in their order, which
-        is that of the micro-batches. None if the parameter is not learned.
+        The first kernel of a step that computes this gradient writes it directly. The results of
+        later kernels are added to it in order, which is the order of the micro-batches. The result
+        is None if the parameter is not trainable.
         """
         if not self._builder.stored[parameter.name].trainable:
             return None
@@ -303,14 +308,14 @@ class MicroBatch:
         self._parts.append((total, part))
         return part
 
-    # ------------------------------------------------------------------ gradients of features
+    # ------------------------------------------------------------------ gradients of activations
 
     def give_gradient(self, unit: Named, name: str, gradient: Tensor) -> None:
-        """Take a gradient of a value from a unit, as the unit took the value."""
+        """Accept the gradient of a unit's input, in the layout in which the unit read the input."""
         self.give(name, gradient, self._builder.layouts.wanted[unit.name][name])
 
     def give(self, name: str, gradient: Tensor, layout: Layout) -> None:
-        """Take a gradient of a value; it is moved to the value's own layout."""
+        """Accept a gradient of a value and copy it into the value's own layout if necessary."""
         if name not in self.graph.layers:
             return
         own = self.values[name].layout
@@ -321,7 +326,7 @@ class MicroBatch:
         self._given.setdefault(name, []).append(gradient)
 
     def gradient(self, name: str) -> Tensor | None:
-        """The gradient of a value, summed over all that read it; None if nothing gave one."""
+        """Return a value's gradient, summed over its readers, or None if no reader gave one."""
         given = self._given.pop(name, [])
         if not given:
             return None

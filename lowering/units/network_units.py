@@ -1,4 +1,4 @@
-"""A network's layers as units: how they go together, what is refused, and how values lie."""
+"""Groups a network's layers into units, refuses what cannot run, and chooses layouts."""
 
 from __future__ import annotations
 
@@ -39,12 +39,12 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Refusal:
-    """A layer that the core does not run.
+    """A layer that the core cannot run.
 
     Attributes
     ----------
     layer, op : str
-        Name and operator; of an input of the network, its name and ``input``.
+        Name and operator of the layer; for an input of the network, its name and ``input``.
     reason : str
     """
 
@@ -53,23 +53,23 @@ class Refusal:
     reason: str
 
     def __str__(self) -> str:
-        """A sentence."""
+        """The refusal as a sentence."""
         kind = "input" if self.op == "input" else "layer"
         return f"{kind} {self.layer!r}: {self.reason}"
 
     def to_dict(self) -> dict[str, str]:
-        """For JSON."""
+        """The refusal as a dictionary for JSON."""
         return asdict(self)
 
 
 class RefusedNetwork(UserError):
-    """A network with layers that the core does not run.
+    """Raised for a network with layers that the core cannot run.
 
     Parameters
     ----------
     graph : Graph
     refusals : sequence of Refusal
-        All of them.
+        All layers that the core cannot run.
     """
 
     def __init__(self, graph: Graph, refusals: Sequence[Refusal]) -> None:
@@ -87,15 +87,15 @@ class RefusedNetwork(UserError):
 
 
 def refusals_of(graph: Graph, *, train: bool) -> list[Refusal]:
-    """Everything that keeps the core from running a network, however large core and memory are.
+    """List the reasons why a core of any size, with any memory, cannot run a network.
 
-    It asks the units that become kernels, so what passes is refused later for want of room only.
+    The units themselves are asked. What passes here can be refused later only for lack of room.
 
     Parameters
     ----------
     graph : Graph
     train : bool
-        Whether it is to be trained.
+        Whether the network is to be trained.
     """
     found = list(_of_inputs(graph))
     for each in _grouped(graph):
@@ -110,7 +110,7 @@ def refusals_of(graph: Graph, *, train: bool) -> list[Refusal]:
 
 
 def _refused(layer: Layer, check: Callable[[], None]) -> list[Refusal]:
-    """What a check says of a layer."""
+    """Run a check of a layer, and return its refusal if it fails."""
     try:
         check()
     except (NotImplementedError, ValueError) as error:
@@ -119,14 +119,14 @@ def _refused(layer: Layer, check: Callable[[], None]) -> list[Refusal]:
 
 
 def check_network(graph: Graph, *, train: bool) -> None:
-    """Refuse a network that the core does not run.
+    """Raise if the core cannot run a network.
 
     Raises
     ------
     RefusedNetwork
-        With all layers that it does not run.
+        If there are layers that it cannot run; the error lists all of them.
     UserError
-        If it is to be trained and does not have one output.
+        If the network is to be trained and does not have exactly one output.
     """
     found = refusals_of(graph, train=train)
     if found:
@@ -145,7 +145,7 @@ def _of_inputs(graph: Graph) -> Iterator[Refusal]:
 
 
 def _of_shared(graph: Graph) -> Iterator[Refusal]:
-    """Layers that share a parameter have it in one shape."""
+    """Refuse layers that share a parameter but expect it in different shapes."""
     first: dict[str, tuple[str, tuple[int, ...]]] = {}
     for layer in graph.layers.values():
         for parameter in layer.parameters:
@@ -177,19 +177,19 @@ def _of_loss(graph: Graph) -> Iterator[Refusal]:
 
 
 def units_of(graph: Graph) -> list[Unit]:
-    """Group a network's layers.
+    """Group a network's layers into units.
 
     Raises
     ------
     RefusedNetwork
-        If the core does not run a layer, not even in inference.
+        If the core cannot run a layer, not even in inference.
     """
     check_network(graph, train=False)
     return [each for each in _grouped(graph) if isinstance(each, Unit)]
 
 
 def _grouped(graph: Graph) -> Iterator[Unit | Refusal]:
-    """Units in the order of the network, and the layers that there is none for."""
+    """Yield the units in the order of the network, and a refusal for each layer without a unit."""
     readers: dict[str, list[Layer]] = {}
     for layer in graph.layers.values():
         for name in layer.inputs:
@@ -212,7 +212,7 @@ def _grouped(graph: Graph) -> Iterator[Unit | Refusal]:
             follower = only_reader(chain[-1].name)
             if follower is not None and _is_sum(follower):
                 other = [name for name in follower.inputs if name != layer.name]
-                # The other summand must be there when the normalisation runs.
+                # The other summand must have been computed when the normalisation runs.
                 if other and order.get(other[0], -1) < order[layer.name]:
                     chain.append(follower)
                     residual = other[0]
@@ -249,7 +249,7 @@ def _grouped(graph: Graph) -> Iterator[Unit | Refusal]:
 
 
 def _missing(layer: Layer) -> str:
-    """What the core lacks for a layer that there is no unit for."""
+    """Why a layer has no unit."""
     operator = layer.operator
     if isinstance(operator, ops.Dropout):
         return f"the core drops single elements, not all along axes {list(operator.together)}"
@@ -268,7 +268,7 @@ def _is_sum(layer: Layer) -> bool:
 
 
 def _slope(layer: Layer) -> float | None:
-    """Factor of negative values; None if the layer is not a ReLU."""
+    """Slope of a layer for negative values; None if the layer is not a ReLU."""
     operator = layer.operator
     if isinstance(operator, ops.Activation):
         if operator.function == "relu":
@@ -278,14 +278,15 @@ def _slope(layer: Layer) -> float | None:
     return None
 
 
-# ---------------------------------------------------------------------- how values lie
+# ---------------------------------------------------------------------- layouts of values
 
 
 def layouts_of(graph: Graph, units: Sequence[Unit]) -> Layouts:
     """Choose the layout of every value of a network.
 
-    Inputs of the network come as the host writes them. A parameter that layers share has one order:
-    where they would have it in several, it lies as the network has it, and values are moved.
+    The inputs of the network have the layout in which the host writes them. A parameter that
+    several layers share must have one layout: if the layers would choose different ones, it keeps
+    the order of the network, and values are copied into that order where necessary.
     """
     rigid: set[str] = set()
     while True:
@@ -307,16 +308,16 @@ def layouts_of(graph: Graph, units: Sequence[Unit]) -> Layouts:
 def drop_factors_of(
     graph: Graph, key: Sequence[int], microbatch: int = 0
 ) -> dict[str, NDArray[np.float32]]:
-    """What the dropout layers multiply a micro-batch by in training, as the network has it.
+    """Factors by which dropout multiplies a micro-batch in training, in the network's order.
 
     Parameters
     ----------
     graph : Graph
-        For the samples of one micro-batch.
+        The network, with the batch size of one micro-batch.
     key : sequence of int
-        What the two scalar registers of the random numbers hold.
+        Contents of the two scalar registers that seed the random numbers.
     microbatch : int
-        Its number.
+        Number of the micro-batch.
     """
     units = units_of(graph)
     layouts = layouts_of(graph, units)

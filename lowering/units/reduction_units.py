@@ -1,4 +1,4 @@
-"""Layers that reduce, as kernels: pooling and softmax."""
+"""Units that reduce: pooling and softmax."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 
 def averages_all(layer: Layer) -> bool:
-    """Whether a layer is the mean over all axes behind the channels, which exporters write so."""
+    """Whether a layer is a mean over all spatial axes; exporters write global pooling so."""
     operator = layer.operator
     if not isinstance(operator, ops.Reduce) or operator.function != "mean":
         return False
@@ -45,11 +45,11 @@ class PoolUnit(Unit):
 
     @property
     def _plane(self) -> tuple[int, int]:
-        """Rows and columns of an image; with one axis, or three, the first ones are one."""
+        """Rows and columns of an image; all spatial axes but the last are merged into the rows."""
         return prod(self.in_shape[2:-1]), self.in_shape[-1]
 
     def _pool(self) -> pooling.Pool | None:
-        """The windows; None if there is but one, of all positions, whose average is asked for."""
+        """The windows, or None for an average over all positions."""
         operator = self.layers[0].operator
         plane = self._plane
         if not isinstance(operator, ops.Pool):
@@ -61,7 +61,8 @@ class PoolUnit(Unit):
         (height, width), (rows, columns) = plane, one + self.out_shape[2:]
         kernel, stride = one + operator.kernel, one + operator.stride
         (top, bottom), (left, right) = ((0, 0),) * len(one) + operator.padding
-        # A window that is rounded up to reaches over the padding.
+        # A window at the end may reach beyond the padding where the number of windows is rounded
+        # up.
         down = (rows - 1) * stride[0] + kernel[0] - height - top
         across = (columns - 1) * stride[1] + kernel[1] - width - left
         counted = (top, left, bottom, right) if operator.count_include_pad else (0, 0, 0, 0)
@@ -83,11 +84,11 @@ class PoolUnit(Unit):
         return channels_last(self.out_shape)
 
     def _images(self, x: Tensor) -> Tensor:
-        """The input, or its gradient, as images with two axes."""
+        """View the input, or its gradient, as images with two spatial axes."""
         return replace(x, shape=(self.in_shape[0], *self._plane, self.in_shape[1]))
 
     def _pooled(self, y: Tensor) -> Tensor:
-        """The result, or its gradient, as images with two axes."""
+        """View the result, or its gradient, as images with two spatial axes."""
         samples, channels, *sizes = self.out_shape
         return replace(y, shape=(samples, prod(sizes[:-1]), *(sizes[-1:] or (1,)), channels))
 
@@ -157,7 +158,7 @@ class SoftmaxUnit(Unit):
         check_width(self.in_shape[self._axis])
 
     def wants(self, given: Mapping[str, Layout], rigid: Collection[str]) -> dict[str, Layout]:
-        """See `Unit`; its axis has to lie last."""
+        """See `Unit`; the axis of the softmax must lie last in memory."""
         last = self._axis == len(self.in_shape) - 1
         return {self.inputs[0]: PLAIN if last else channels_last(self.in_shape)}
 
@@ -179,5 +180,5 @@ class SoftmaxUnit(Unit):
         return result
 
     def backward(self, step: MicroBatch, dy: Tensor) -> None:
-        """See `Unit`; it is refused before."""
+        """See `Unit`; `check` refuses it before this is called."""
         raise AssertionError("softmax has no backward pass")

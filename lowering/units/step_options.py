@@ -12,17 +12,20 @@ from fpgapipe.hw.hls_models.isa.vector_op import NUM_SCALARS
 from fpgapipe.lowering.kernels.optimiser import adam_numbers
 
 PARAMETERS, GRADIENTS, MOMENTUM, SECOND_MOMENT = "parameters", "gradients", "momenta", "squares"
-"""Tensors that hold those of all layers, so that an update is one kernel; squares are Adam's."""
+"""Tensors that hold these values of all layers together, so that one kernel updates them all.
+
+The second moments are Adam's.
+"""
 
 SUFFIXES = {PARAMETERS: "", GRADIENTS: ".gradient", MOMENTUM: ".momentum", SECOND_MOMENT: ".square"}
-"""What is added to a parameter's name for its part of each."""
+"""Suffix that a parameter's name has in each of these tensors."""
 
 NORM = "gradient norm"
-"""Tensor of the gradients' norm, 16 times, if a step clips."""
+"""Tensor of the norm of the gradients, 16 copies of it, if a step clips gradients."""
 
 
 class Scalar(IntEnum):
-    """Registers that a step's program reads numbers from; a host may set them for each step."""
+    """Scalar registers that a step's program reads; a host may set them anew for each step."""
 
     LEARNING_RATE = 0
     MOMENTUM = 1
@@ -43,16 +46,16 @@ def scalar_bits(
     seed: int = 0,
     step: int = 0,
 ) -> list[int]:
-    """What the scalar registers hold in a step.
+    """Contents of the scalar registers in a step.
 
     Parameters
     ----------
     learning_rate, momentum, weight_decay, max_norm : float
-        The momentum is SGD's; `max_norm` matters if the step clips.
+        Hyperparameters; the momentum is that of SGD, and `max_norm` matters only if the step clips.
     seed : int
-        Of the random numbers.
+        Seed of the random numbers.
     step : int
-        From 0; random numbers and Adam's corrections depend on it.
+        Number of the step, from 0; random numbers and Adam's bias corrections depend on it.
     """
     bits = [0] * NUM_SCALARS
     step_size, correction, _ = adam_numbers(step + 1, learning_rate)
@@ -72,19 +75,19 @@ def scalar_bits(
 
 @dataclass(frozen=True)
 class StepOptions:
-    """What a step is made of besides its network.
+    """Options of a training step, other than its network.
 
     Attributes
     ----------
     activation_bytes : int
-        Of an element of features and their gradients in memory: 2 (BF16) or 4 (FP32).
+        Size of an element of activations and their gradients in memory, 2 (BF16) or 4 (FP32).
     train : bool
-        Whether there are loss, backward pass and update; else there is but the forward pass of
-        inference.
+        Whether the step has a loss, a backward pass and an update. Otherwise it is only the forward
+        pass of inference.
     optimiser : str
-        ``sgd``, with momentum, or ``adam``.
+        ``sgd``, which has momentum, or ``adam``.
     clips : bool
-        Whether gradients are scaled down to a largest norm, together.
+        Whether all gradients together are scaled down to a largest norm.
     """
 
     activation_bytes: int = 2

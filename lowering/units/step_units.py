@@ -1,4 +1,4 @@
-"""The layers of a network as kernels: which ones go together, and their passes."""
+"""Units of products, normalisation, sums, activations, dropout and views, with their passes."""
 
 from __future__ import annotations
 
@@ -22,12 +22,12 @@ if TYPE_CHECKING:
 
 
 def conv_of(layer: Layer) -> ConvSpec:
-    """Return the convolution that a convolution or linear layer is.
+    """Return the convolution that a convolution or linear layer computes.
 
     Raises
     ------
     NotImplementedError
-        If the core does not have it.
+        If the core does not run it.
     """
     operator = layer.operator
     shape = layer.input_tensors[0].shape
@@ -59,7 +59,7 @@ def conv_of(layer: Layer) -> ConvSpec:
 
 
 def check_slope(slope: float | None) -> None:
-    """Refuse an activation whose result does not say on which side of 0 its argument was."""
+    """Refuse a slope with which the sign of an activation's result is not that of its argument."""
     if slope is not None and not slope >= 0:
         raise NotImplementedError(
             f"a leaky ReLU that trains must have a slope of at least 0, not {slope:g}"
@@ -72,13 +72,13 @@ def _pair(numbers: tuple[int, ...]) -> tuple[int, int]:
 
 
 def matrix(tensor: Tensor, channels: int) -> Tensor:
-    """A tensor as positions by channels."""
+    """View a tensor as a matrix of positions by channels."""
     return replace(tensor, shape=(tensor.elements // channels, channels))
 
 
 @dataclass(frozen=True)
 class ProductUnit(Unit):
-    """A convolution or linear layer, its bias, and the activation behind it."""
+    """A convolution or linear layer, its bias, and the activation that follows."""
 
     slope: float | None = None
 
@@ -98,7 +98,7 @@ class ProductUnit(Unit):
             check_slope(self.slope)
 
     def wants(self, given: Mapping[str, Layout], rigid: Collection[str]) -> dict[str, Layout]:
-        """See `Unit`; a linear layer's weight lies as the features do, if they lie together."""
+        """See `Unit`; a linear layer's weight takes the layout of its input if no run is split."""
         (name,) = self.inputs
         if not self._is_linear:
             return {name: channels_last(self.in_shape)}
@@ -170,7 +170,7 @@ class ProductUnit(Unit):
 
 @dataclass(frozen=True)
 class NormUnit(Unit):
-    """Batch normalisation, the residual sum and the ReLU behind it."""
+    """Batch normalisation, with the residual sum and the ReLU that follow."""
 
     residual: str | None = None
     relu: bool = False
@@ -187,7 +187,7 @@ class NormUnit(Unit):
             raise NotImplementedError("batch normalisation must have a scale and a bias")
 
     def wants(self, given: Mapping[str, Layout], rigid: Collection[str]) -> dict[str, Layout]:
-        """See `Unit`; of features without positions, the parameters lie as they do."""
+        """See `Unit`; if the input has no spatial axes, the parameters take its layout."""
         if len(self.in_shape) > 2:
             return dict.fromkeys(self.inputs, channels_last(self.in_shape))
         within = given[self.layers[0].inputs[0]].within(self.in_shape[1])
@@ -231,7 +231,8 @@ class NormUnit(Unit):
         name = self.layers[0].name
         masked = step.activation(f"{self.name}.masked", dy.shape) if self.relu else None
         dx = step.activation(f"{name}.dx", dy.shape)
-        # The sums belong to the input's gradient too: of what is not learned they lie aside.
+        # The input's gradient needs these sums too; for a parameter that is not trainable they
+        # are written to a tensor of their own.
         sums = [
             step.gradient_of(each) or step.tensor(f"{name}.d{role}", each.shape, 4)
             for role, each in (("gamma", norm.gamma), ("beta", norm.beta))
@@ -248,7 +249,7 @@ class NormUnit(Unit):
 
 @dataclass(frozen=True)
 class AddUnit(Unit):
-    """The sum of two values, and the ReLU behind it."""
+    """The sum of two values, and the ReLU that follows."""
 
     relu: bool = False
 
@@ -257,7 +258,7 @@ class AddUnit(Unit):
         return not self.relu
 
     def wants(self, given: Mapping[str, Layout], rigid: Collection[str]) -> dict[str, Layout]:
-        """See `Unit`; of two layouts, the one that images have, and features without positions."""
+        """See `Unit`; if the layouts differ, both inputs are read with their channels last."""
         first, second = (given[name] for name in self.inputs)
         return dict.fromkeys(
             self.inputs, first if first == second else channels_last(self.in_shape)
@@ -284,7 +285,7 @@ class AddUnit(Unit):
 
 @dataclass(frozen=True)
 class ActivationUnit(Unit):
-    """ReLU or leaky ReLU behind what it does not go together with."""
+    """A ReLU or leaky ReLU that is not merged into the unit before it."""
 
     slope: float = 0
 
@@ -311,7 +312,7 @@ class ActivationUnit(Unit):
 
 @dataclass(frozen=True)
 class DropoutUnit(Unit):
-    """Dropout; each has random numbers of its own, which follow each other as memory does."""
+    """Dropout; each layer has its own random numbers, which are drawn in the order of memory."""
 
     stream: int = 0
 
@@ -356,7 +357,7 @@ class DropoutUnit(Unit):
 
 @dataclass(frozen=True)
 class ViewUnit(Unit):
-    """The same elements under another shape: nothing moves, and so the layout stays."""
+    """The same elements with another shape: nothing moves, so the layout stays."""
 
     def passes_gradient(self, name: str) -> bool:
         """See `Unit`."""

@@ -1,4 +1,4 @@
-"""A unit: layers of a network that run together, and what their passes do."""
+"""Units: layers of a network that run together, and the kernels of their passes."""
 
 from __future__ import annotations
 
@@ -22,70 +22,70 @@ class Unit(ABC):
     Attributes
     ----------
     layers : tuple of Layer
-        In the order of the network; only the last one's result is kept.
+        The layers in the order of the network; only the last one's result is kept.
     """
 
     layers: tuple[Layer, ...]
 
     @property
     def name(self) -> str:
-        """Name of its result."""
+        """Name of the unit's result, which is that of its last layer."""
         return self.layers[-1].name
 
     @property
     def inputs(self) -> tuple[str, ...]:
-        """Values that it takes: those of its layers that none of them makes."""
+        """Names of the values that the unit reads and that none of its own layers computes."""
         own = {layer.name for layer in self.layers}
         return tuple(name for layer in self.layers for name in layer.inputs if name not in own)
 
     @property
     def in_shape(self) -> tuple[int, ...]:
-        """Shape of its first input, as the network has it."""
+        """Shape of the unit's first input in the network."""
         return self.layers[0].input_tensors[0].shape
 
     @property
     def out_shape(self) -> tuple[int, ...]:
-        """Shape of its result, as the network has it."""
+        """Shape of the unit's result in the network."""
         return self.layers[-1].output.shape
 
     def check(self, *, train: bool) -> None:
-        """Refuse what the core does not run, whatever its size.
+        """Raise if no core, whatever its size, runs this unit.
 
         Raises
         ------
         NotImplementedError, ValueError
-            With the reason.
+            If the core cannot run it; the message is the reason.
         """
-        del train  # Most units run in both.
+        del train  # Most units run in training and in inference.
 
     def wants(self, given: Mapping[str, Layout], rigid: Collection[str]) -> dict[str, Layout]:
-        """Layouts in which it takes its inputs: as they come, if it says nothing else.
+        """Layouts in which the unit reads its inputs; by default, those in which they are written.
 
         Parameters
         ----------
         given : mapping of str to Layout
-            Those in which its inputs, and other values, lie.
+            Layouts of the values so far, the unit's inputs among them.
         rigid : collection of str
-            Parameters that have to lie as the network has them.
+            Names of the parameters that must keep the network's order.
         """
         return {name: given[name] for name in self.inputs}
 
     def gives(self, wanted: Mapping[str, Layout]) -> Layout:
-        """Layout of its result, if its inputs come as it wants them: that of the first."""
+        """Layout of the result, given the layouts of the inputs; by default, that of the first."""
         return wanted[self.inputs[0]]
 
     def arranges(self, wanted: Mapping[str, Layout]) -> dict[str, Layout]:
-        """Parameters whose last axis lies as the features of its input do, with their layout."""
+        """Layouts of the parameters whose last axis must have the order of the unit's input."""
         return {}
 
     @abstractmethod
     def forward(self, step: MicroBatch) -> Tensor:
-        """Add the kernels of the forward pass; returns the result."""
+        """Add the kernels of the forward pass, and return the result."""
 
     @abstractmethod
     def backward(self, step: MicroBatch, dy: Tensor) -> None:
-        """Add the kernels of the backward pass; gives its inputs their gradients."""
+        """Add the kernels of the backward pass, and give the inputs their gradients."""
 
     def passes_gradient(self, name: str) -> bool:
-        """Whether an input's gradient is the result's, the same tensor."""
+        """Whether an input's gradient is the same tensor as the result's gradient."""
         return False
