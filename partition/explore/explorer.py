@@ -276,7 +276,10 @@ def _what_does(device: DeviceSpec, num_engines: int, num_links: int) -> str:
 
 
 def _one_engine(core: CoreConfig) -> CoreConfig:
-    """The core with all engines joined into one, since the event simulation divides the work."""
+    """The core with the columns of all its engines in one engine.
+
+    The event simulation expects the times of such an engine and divides it between two by itself.
+    """
     return dataclasses.replace(core, cols=core.cols * core.num_engines, num_engines=1)
 
 
@@ -288,7 +291,7 @@ def _plan_one(
     kind: str,
     count: int,
 ) -> Candidate:
-    """The best partition for one schedule, micro-batch count and choice of cores, with its times."""
+    """Time the best partition for one schedule, number of micro-batches and choice of cores."""
     devices = [request.cluster.devices[i] for i in row.devices]
     kinds = list(choice)
     columns = [choice[device][1] for device in kinds]
