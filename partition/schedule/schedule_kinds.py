@@ -154,7 +154,7 @@ def one_f_one_b_so(p: int, m: int) -> Schedule:
 
 
 def one_f_one_b_sno(p: int, m: int) -> Schedule:
-    """1F1B with transfers that block the devices that send and receive."""
+    """1F1B with transfers that block the sending device."""
     orders = []
     for i in range(p):
         order = _one_forward_one_backward(m, p - i)
