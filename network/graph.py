@@ -159,7 +159,7 @@ class Graph:
 
     @cached_property
     def _carries_gradient(self) -> frozenset[str]:
-        """Layers whose output's gradient is needed by a parameter of them or of a layer before."""
+        """Layers whose output gradient is needed by a learned parameter at or before the layer."""
         found: set[str] = set()
         for layer in self.layers.values():
             learned = any(p.spec.trainable for p in layer.parameters)

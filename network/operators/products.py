@@ -249,7 +249,7 @@ class Lstm(Operator):
         return tuple(specs)
 
     def gemms(self, inputs: Sequence[Tensor], output: Tensor) -> tuple[Gemm, ...]:
-        """One product for the inputs of all positions, and one per position for the hidden state."""
+        """One product for the inputs of all positions, then one per position for hidden states."""
         batch, positions, features = inputs[0].shape
         gates = 4 * self.hidden
         directions = self.num_directions
