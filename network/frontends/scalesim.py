@@ -2,7 +2,8 @@
 
 The first line of the file has one of two forms::
 
-    Layer name, IFMAP Height, IFMAP Width, Filter Height, Filter Width, Channels, Num Filter, Strides
+    Layer name, IFMAP Height, IFMAP Width, Filter Height, Filter Width, Channels, Num Filter,
+        Strides
     Layer, M, N, K
 
 SCALE-Sim's inputs are already padded, and the sizes of its outputs are rounded up, so a last,

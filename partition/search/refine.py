@@ -301,7 +301,7 @@ def _stage_tiles(tiles: Sequence[Piece], found: Partition, stage: int) -> Sequen
 
 
 def _over(problem: PartitionProblem, tiles: Sequence[Piece], found: Partition, stage: int) -> float:
-    """Bytes by which a stage exceeds its device's memory, with all inputs of layers that it shares."""
+    """Bytes by which a stage exceeds its device's memory, counting shared layers' inputs whole."""
     index = {name: i for i, name in enumerate(problem.names)}
     mine = _stage_tiles(tiles, found, stage)
     weights = sum(

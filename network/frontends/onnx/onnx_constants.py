@@ -79,7 +79,7 @@ class Constants:
         return name in self._learnable
 
     def moves(self, name: str) -> Any | None:
-        """The node that made a tensor by repeating, joining or slicing weights; None if none did."""
+        """The node that makes a tensor by repeating, joining or slicing weights, if there is one."""
         return self._moves.get(name)
 
     def get(self, name: str) -> NDArray[np.generic] | None:
