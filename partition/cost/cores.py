@@ -248,8 +248,8 @@ def over_dies(
     """Resources that a core takes on each die of a device that it fits.
 
     The rules are those of `core_fits`. The part that cannot be divided goes to the die with the
-    most room for it. Then the columns are placed one by one, each on the emptiest die, and the
-    scratchpad blocks after them.
+    most room for it. Then the columns are placed one by one, each on the die with the most room,
+    and the scratchpad blocks after them in the same way.
     """
     dies = [Resources(d.lut, d.ff, d.bram36, d.uram, d.dsp) for d in device.dies]
     used = [Resources() for _ in dies]

@@ -17,7 +17,8 @@ THROUGHPUT = 0.99
 """Share of the best core's throughput that a smaller core has to reach."""
 
 SPLITS = 2
-"""Numbers of micro-batches that are tried with a smaller core: those that suit the best core."""
+"""How many numbers of micro-batches are tried with a smaller core: the best ones of the best core.
+"""
 
 ROWS = (4, 8, 16, 32)
 """Numbers of array rows that are tried."""

@@ -62,7 +62,7 @@ class Transfer(StrEnum):
 
 
 class Objective(StrEnum):
-    """The time to minimise: the longest stage's, or that of a mini-batch."""
+    """The time to minimise: the period (bottleneck) or the time of a mini-batch."""
 
     BOTTLENECK = "bottleneck"
     MINIBATCH = "minibatch"

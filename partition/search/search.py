@@ -45,7 +45,8 @@ KEPT = 8
 """Number of best partitions that are kept for evaluation by a simulation."""
 
 State = tuple[int, ...]
-"""Number of devices used so far, or one such number for each class of devices."""
+"""State of a search: number of devices used so far, or one such number for each class of devices.
+`ReplicaSearch` has the number of devices used and the replicas of the last stage."""
 Vector = NDArray[Any]
 """Vector over the cuts: costs, or whether each cut can be reached."""
 Evaluate = Callable[[Sequence[StageAssignment]], float]

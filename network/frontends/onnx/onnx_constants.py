@@ -79,7 +79,7 @@ class Constants:
         return name in self._learnable
 
     def moves(self, name: str) -> Any | None:
-        """The node that makes a tensor by repeating, joining or slicing weights, if there is one."""
+        """The node that repeats, joins or slices weights to make a tensor; None if none does."""
         return self._moves.get(name)
 
     def get(self, name: str) -> NDArray[np.generic] | None:
