@@ -16,9 +16,10 @@ if TYPE_CHECKING:
 def initial_parameters(graph: Graph, seed: int) -> dict[str, NDArray[np.float32]]:
     """Initial parameter values, uniform within 1/sqrt(fan in) as PyTorch's layers draw them.
 
-    Weights of a layer that only ReLUs read are larger by a factor of sqrt(6). With that, the
-    activations keep their variance from layer to layer, and even a short training leaves the first
-    plateau. Batch normalisation begins with a scale and variance of 1 and a shift and mean of 0.
+    The weights of a layer whose result only ReLUs read are larger by a factor of sqrt(6). With
+    that, the activations keep their variance from layer to layer, and even a short training leaves
+    the first plateau. Batch normalisation begins with a scale and variance of 1 and a shift and
+    mean of 0.
 
     Source: K. He et al., "Delving Deep into Rectifiers", ICCV 2015.
     """

@@ -353,9 +353,10 @@ def core_of(
     The bus to the memory is as wide as the memory bandwidth needs, at most 64 bytes. The scratchpad
     is the largest power of two of bytes that fits the available memory: all UltraRAM, or without
     UltraRAM three quarters of the block RAM that the rest of the core leaves, and no more than
-    `scratchpad_bytes` if that is given. The number of vector lanes is a power of two and at least
-    2. Otherwise it is at most 16, at most one lane per `CELLS_PER_LANE` cells, and at most the
-    number of elements that the bus can both read and write in a cycle.
+    `scratchpad_bytes` if that is given. It is never smaller than the engines need. The number of
+    vector lanes is a power of two and at least 2. Otherwise it is at most 16, at most one lane per
+    `CELLS_PER_LANE` cells, and at most the number of elements that the bus can both read and write
+    in a cycle.
     """
     bytes_per_cycle = device.memory_bytes_per_s / device.clk_hz
     port_bytes = max(_width(bytes_per_cycle), 4) if bytes_per_cycle else 4

@@ -93,7 +93,7 @@ def _greedy(
 
     Input gradients come first, since other devices wait for them; then forward passes while there
     is room for their activations; then weight gradients. A device that has only weight gradients
-    to do begins one unless another task becomes ready within `patience` times its duration.
+    to do begins one unless another task becomes ready within `patience` times that one's duration.
     `eager` devices prefer forward passes until the pipeline is full.
     """
     state = _Greedy(p, m, times, limit, patience, eager)

@@ -26,8 +26,8 @@ def over_all_devices(
     ----------
     problem : PartitionProblem
     may_begin : sequence of bool
-        For each layer, whether a stage may begin with it. It may not if the layer is fused into a
-        layer before it.
+        For each layer, whether a stage may begin with it. It may not if the layer runs together
+        with a layer before it, because it is fused into that layer or takes no time.
 
     Raises
     ------
