@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     from fpgapipe.hw.hls_models.spec.link import LinkEngineSpec
 
 CELLS_PER_LANE = 64
-"""Fewest array cells per vector lane in a core that `core_of` makes.
+"""Fewest array cells per vector lane in a core that `core_of` makes with more than two lanes.
 
 A lane takes about as many LUTs as sixty cells together with their accumulators. Where LUTs are
 scarce, a larger array is worth more than further lanes."""

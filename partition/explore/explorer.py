@@ -314,7 +314,7 @@ def _plan_one(
             found = dataclasses.replace(
                 found, optimal=False, reason="over all devices, though fewer would be faster"
             )
-    except ValueError as error:  # devices in any order: unequal links, or too many ways
+    except ValueError as error:  # free order with unequal links, or too many sets of devices
         raise PlanError(str(error)) from None
     costs = [{cost.name: cost for cost in column} for column in columns]
     stages = []

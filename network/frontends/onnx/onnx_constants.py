@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
 SHAPE_OPS = ("Shape", "Size")
-"""Operators that read only the shape of a tensor, so their results are always known."""
+"""Operators that read only the shape of a tensor, so their results do not depend on its values."""
 
 MAX_FOLDED_ELEMENTS = 2**27
 """Most elements of a constant that is computed (512 MiB of FP32)."""
@@ -87,7 +87,7 @@ class Constants:
         if name not in self._values and name in self._initializers:
             try:
                 self._values[name] = self._onnx.numpy_helper.to_array(self._initializers[name])
-            except Exception as error:  # numpy's errors differ if the type contradicts the data
+            except Exception as error:  # numpy has various errors if the type contradicts the data
                 raise ShapeError(f"initializer {name!r} cannot be read: {error}") from None
         return self._values.get(name)
 
@@ -169,7 +169,7 @@ class Constants:
         model = helper.make_model(graph, opset_imports=imports)
         try:
             results: list[NDArray[np.generic]] = ReferenceEvaluator(model).run(None, operands)
-        except Exception as error:  # the reference implementation has no common error
+        except Exception as error:  # its errors have no common base class
             raise ShapeError(f"evaluating it failed: {' '.join(str(error).split())}") from None
         return results
 

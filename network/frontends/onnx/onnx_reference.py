@@ -41,7 +41,7 @@ def evaluator(path: Path, *, double: bool) -> Callable[[Arrays], list[NDArray[np
 
     try:
         session = ReferenceEvaluator(model)
-    except Exception as error:  # the evaluator has no common error
+    except Exception as error:  # the evaluator's errors have no common base class
         raise FileError(path, [_why(error)]) from None
 
     def run(inputs: Arrays) -> list[NDArray[np.generic]]:

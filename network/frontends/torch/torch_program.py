@@ -107,7 +107,7 @@ def _exported(torch: Any, module: Any, inputs: tuple[Any, ...], name: str) -> An
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # about the exporter's own code
             return torch.export.export(module, inputs)
-    except Exception as error:  # module and exporter have no common error
+    except Exception as error:  # errors of modules and of the exporter have no common base class
         reason = " ".join(str(error).split())[:400]
         raise NetworkError(f"{name}: torch.export failed: {reason}") from error
 
