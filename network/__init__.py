@@ -1,1 +1,1 @@
-"""What is to be computed: graphs of layers, their operators, and where they come from."""
+"""Networks: graphs of layers, their operators, and the frontends that read them."""

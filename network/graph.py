@@ -1,7 +1,8 @@
-"""The network as a graph of layers: what planner, lowering and reports all read.
+"""The network as a graph of layers, which planner, lowering and reports all read.
 
-A layer has any number of inputs and exactly one output, which carries the layer's name; an operator
-with several results becomes a layer for each. Every cut of the graph is therefore a set of layers.
+A layer has any number of inputs and exactly one output, which carries the layer's name. An operator
+with several results becomes one layer for each of them. Every cut of the graph is therefore a set
+of layers.
 """
 
 from __future__ import annotations
@@ -23,14 +24,14 @@ if TYPE_CHECKING:
 
 
 class NetworkError(UserError):
-    """A network that cannot be read, or that does not fit together."""
+    """A network cannot be read, or its layers do not fit together."""
 
 
 @dataclass(frozen=True)
 class Parameter:
-    """A layer's tensor under its name in the whole network.
+    """A parameter tensor of a layer, with its name in the whole network.
 
-    Two layers that share a parameter (tied weights) name the same one.
+    Two layers that share a parameter (tied weights) use the same name.
     """
 
     name: str
@@ -44,17 +45,17 @@ class Layer:
     Parameters
     ----------
     name : str
-        Unique in the network, and the name of the layer's output.
+        Name that is unique in the network; it is also the name of the layer's output.
     operator : Operator
-        What it does.
+        The layer's operation.
     inputs : tuple of str
         Names of layers or network inputs, in the operator's order.
     input_tensors : tuple of Tensor
-        Their shapes.
+        Shapes and types of the inputs.
     output : Tensor
-        The result's shape.
+        Shape and type of the result.
     parameters : tuple of Parameter
-        What the layer owns or shares.
+        Parameters that the layer owns or shares.
     """
 
     name: str
@@ -78,19 +79,19 @@ class Layer:
     def macs(self) -> int:
         """Multiply-accumulates of the forward pass over the whole batch.
 
-        Products of convolutions, linear layers, matrix products and LSTMs, those with padding zeros
-        included; additions of a bias, pooling and element-wise work are none.
+        They are those of convolutions, linear layers, matrix products and LSTMs, including products
+        with padding zeros. Additions of a bias, pooling and element-wise work do not count.
         """
         return sum(gemm.macs for gemm in self.gemms)
 
     @cached_property
     def num_parameters(self) -> int:
-        """Learned elements, shared ones included."""
+        """Number of learned elements, shared ones included."""
         return sum(p.spec.elements for p in self.parameters if p.spec.trainable)
 
     @property
     def frozen(self) -> tuple[str, ...]:
-        """Roles of parameters that the operator would learn and training leaves as they are."""
+        """Roles of the operator's learned parameters that training leaves unchanged here."""
         learned = [spec.trainable for spec in self.operator.parameters(self.input_tensors)]
         return tuple(
             each.spec.role
@@ -100,7 +101,7 @@ class Layer:
 
     @property
     def features(self) -> int:
-        """Elements of the output over the whole batch."""
+        """Number of elements of the output over the whole batch."""
         return self.output.elements
 
 
@@ -124,17 +125,18 @@ class Graph:
     ----------
     name : str
     batch : int or None
-        Samples in a (micro-)batch; None where a profile does not say.
+        Samples in a batch or micro-batch; None for a profile, which does not say.
     inputs : mapping of str to Tensor
-        What is fed from outside.
+        The network's inputs.
     layers : mapping of str to Layer
-        In an order in which every layer comes after its inputs.
+        Layers in an order in which each comes after its inputs.
     outputs : tuple of str
         Layers whose results leave the network.
     values : mapping of str to array
-        Initial values, by parameter name, where the source had them.
+        Initial values by parameter name, where the source had them.
     source : object or None
-        What it was imported from (`fpgapipe.network.frontends.source`); None if it was made here.
+        Source of the import (`fpgapipe.network.frontends.source`); None if the graph was not
+        imported.
     """
 
     name: str
@@ -157,7 +159,7 @@ class Graph:
 
     @cached_property
     def _carries_gradient(self) -> frozenset[str]:
-        """Layers through whose output some parameter at or before them gets its gradient."""
+        """Layers whose output gradient is needed by a learned parameter at or before the layer."""
         found: set[str] = set()
         for layer in self.layers.values():
             learned = any(p.spec.trainable for p in layer.parameters)
@@ -172,8 +174,8 @@ class Graph:
     def input_gradients(self, name: str) -> tuple[int, ...]:
         """Positions of the inputs for which a layer has to compute a gradient.
 
-        An input needs one if a parameter lies before it; the first layer of a network therefore
-        computes none.
+        An input needs a gradient if there is a learned parameter before it. The first layer of a
+        network therefore computes none.
         """
         layer = self.layers[name]
         return tuple(
@@ -181,21 +183,22 @@ class Graph:
         )
 
     def passes(self, name: str) -> dict[Pass, tuple[Gemm, ...]]:
-        """What a layer computes in training: for each pass that it has, the matrix products.
+        """The passes that a layer has in training, with the matrix products of each.
 
-        A pass without products (pooling, say) is there with an empty tuple; one that the layer does
-        not have is not there.
+        A pass without products (as for pooling) has an empty tuple. A pass that the layer does not
+        have is not in the dictionary.
         """
         layer = self.layers[name]
         result: dict[Pass, tuple[Gemm, ...]] = {Pass.FORWARD: layer.gemms}
         wanted = self.input_gradients(name)
         if wanted:
             products = [gemm.input_gradients() for gemm in layer.gemms]
-            if len(layer.inputs) > 1:  # features on both sides: one product for each wanted side
+            if len(layer.inputs) > 1:  # both factors are activations: one product per wanted factor
                 products = [tuple(each[i] for i in wanted if i < len(each)) for each in products]
             result[Pass.INPUT_GRADIENT] = tuple(gemm for each in products for gemm in each)
         elif any(gemm.steps > 1 for gemm in layer.gemms):
-            # Back through time: the hidden state's gradient is needed even in the first layer.
+            # In backpropagation through time, the hidden state's gradient is needed even in the
+            # first layer.
             result[Pass.INPUT_GRADIENT] = tuple(
                 each for gemm in layer.gemms if gemm.steps > 1 for each in gemm.input_gradients()
             )
@@ -259,19 +262,19 @@ class Graph:
 
 
 class GraphBuilder:
-    """Adds layers one by one, each checked against the ones before it.
+    """Builds a graph layer by layer, and checks each layer against the ones before it.
 
     Parameters
     ----------
     name : str
         The network's name.
     batch : int or None
-        Samples in a batch.
+        Samples in a batch; None if they are not known.
 
     Raises
     ------
     NetworkError
-        If `batch` is not a positive integer.
+        If `batch` is below 1.
     """
 
     def __init__(self, name: str, batch: int | None) -> None:
@@ -291,7 +294,7 @@ class GraphBuilder:
         return self._inputs
 
     def is_free(self, name: str) -> bool:
-        """Whether a name is still to be had."""
+        """Whether no input or layer has a given name yet."""
         return name not in self._inputs and name not in self._layers
 
     def tensor(self, name: str) -> Tensor:
@@ -317,15 +320,16 @@ class GraphBuilder:
         Parameters
         ----------
         name : str
-            Unique in the network.
+            Name of the layer, unique in the network.
         operator : Operator
+            The layer's operation.
         *inputs : str
             Names of network inputs or earlier layers.
         shared : mapping, optional
-            Role of a parameter to its name in the network, which may be that of an earlier layer's
-            parameter; of others the name is the layer's, a dot and the role.
+            Names of parameters in the network by role; a name may be that of an earlier layer's
+            parameter. Other parameters are named by the layer's name, a dot and the role.
         frozen : collection of str
-            Roles of parameters that training leaves as they are.
+            Roles of parameters that training leaves unchanged.
 
         Raises
         ------
@@ -364,7 +368,13 @@ class GraphBuilder:
         return name
 
     def set_value(self, parameter: str, value: NDArray[np.generic]) -> None:
-        """Give the initial value of a parameter of a layer that was added."""
+        """Set the initial value of a parameter of a layer that was added before.
+
+        Raises
+        ------
+        NetworkError
+            If the value does not have the parameter's shape.
+        """
         spec = self._parameters[parameter]
         if value.shape != spec.shape:
             raise NetworkError(
@@ -379,7 +389,8 @@ class GraphBuilder:
         Parameters
         ----------
         outputs : sequence of str, optional
-            Layers whose results leave the network; those that no other layer reads, if not given.
+            Layers whose results leave the network. The default is all layers that no other layer
+            reads.
 
         Raises
         ------
@@ -399,7 +410,7 @@ class GraphBuilder:
         )
 
     def fresh_name(self, stem: str) -> str:
-        """A name that is not taken yet: the stem and the next number."""
+        """A name that is not taken yet: the stem, followed by the next free number."""
         number = self._numbers.get(stem, 0)
         while True:
             number += 1

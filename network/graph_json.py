@@ -1,7 +1,7 @@
-"""Networks as JSON, both ways.
+"""Networks written to JSON and read from it.
 
-A layer is its operator (by the name of its class, with its attributes), what it reads, and the
-names of its parameters; shapes follow from those. Initial values are not part of it.
+A layer is stored as its operator (the name of the class and its attributes), the names of its
+inputs, and the names of its parameters. Shapes follow from these. Initial values are not stored.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ class _Network(_Part):
 
 
 def to_json(graph: Graph) -> str:
-    """Write a network as text that `from_json` reads back; its initial values are left out."""
+    """Write a network, without its initial values, as text that `from_json` can read back."""
     layers = []
     for layer in graph.layers.values():
         name = type(layer.operator).__name__
@@ -76,7 +76,7 @@ def from_json(text: str) -> Graph:
     Raises
     ------
     NetworkError
-        If it is none, or its layers do not fit together.
+        If the text is no network, or its layers do not fit together.
     """
     try:
         network = _Network.model_validate_json(text)
@@ -114,5 +114,5 @@ def _operator(layer: _Layer) -> Operator:
 
 @cache
 def _adapter(name: str) -> TypeAdapter[Any]:
-    """What writes and reads the operators of a class."""
+    """The pydantic adapter that writes and reads the operators of a class."""
     return TypeAdapter(getattr(operators, name))

@@ -1,4 +1,4 @@
-"""Values for a network to begin with: parameters before training, and random inputs."""
+"""Initial values of a network's parameters, and random inputs."""
 
 from __future__ import annotations
 
@@ -14,11 +14,12 @@ if TYPE_CHECKING:
 
 
 def initial_parameters(graph: Graph, seed: int) -> dict[str, NDArray[np.float32]]:
-    """Values to begin training with: uniform within 1/sqrt(fan in), as PyTorch's layers draw them.
+    """Initial parameter values, uniform within 1/sqrt(fan in) as PyTorch's layers draw them.
 
-    Weights whose product goes into a ReLU alone are larger by sqrt(6), so that activations keep
-    their variance from layer to layer and even a short training leaves the first plateau. Batch
-    normalisation begins with ones and zeros.
+    The weights of a layer whose result only ReLUs read are larger by a factor of sqrt(6). With
+    that, the activations keep their variance from layer to layer, and even a short training leaves
+    the first plateau. Batch normalisation begins with a scale and variance of 1 and a shift and
+    mean of 0.
 
     Source: K. He et al., "Delving Deep into Rectifiers", ICCV 2015.
     """
@@ -42,7 +43,7 @@ def initial_parameters(graph: Graph, seed: int) -> dict[str, NDArray[np.float32]
 
 
 def _rectified(graph: Graph) -> set[str]:
-    """Layers whose results are read by ReLUs alone."""
+    """Layers whose results only ReLUs read."""
     readers: dict[str, set[str]] = {name: {"output"} for name in graph.outputs}
     for layer in graph.layers.values():
         for name in layer.inputs:
@@ -53,7 +54,7 @@ def _rectified(graph: Graph) -> set[str]:
 def random_batch(
     graph: Graph, seed: int, count: int = 1
 ) -> tuple[dict[str, NDArray[np.float32]], NDArray[np.int64]]:
-    """Normally distributed inputs and class numbers for so many micro-batches."""
+    """Normally distributed inputs and random class numbers for `count` micro-batches."""
     rng = np.random.default_rng(seed)
     inputs = {
         name: rng.standard_normal((tensor.shape[0] * count, *tensor.shape[1:]), np.float32)

@@ -1,4 +1,4 @@
-"""From what a user names to a graph: a built-in network, a file, or a function."""
+"""Loading of the network that a user names: a built-in network, a file, or a function."""
 
 from __future__ import annotations
 
@@ -23,13 +23,13 @@ SUFFIXES = {
     ".csv": "a SCALE-Sim topology or a table of per-layer times",
     ".txt": "a PipeDream profile",
 }
-"""File formats by suffix; a saved torch program (.pt2) is recognised, and refused."""
+"""File formats by suffix. A saved torch program (.pt2) is recognised as well, but refused."""
 
 MAX_BYTES = 1 << 31
-"""A larger network file is not opened; that of ONNX is at most so large."""
+"""Largest network file that is opened, bytes; ONNX files cannot be larger."""
 
 MAX_SOURCE_BYTES = 16 << 20
-"""A larger module of Python is not imported."""
+"""Largest Python module that is imported, bytes."""
 
 
 def load_network(name: str, batch: int | None = None) -> Graph:
@@ -40,10 +40,10 @@ def load_network(name: str, batch: int | None = None) -> Graph:
     name : str
         A built-in name (``resnet50``), a file (`SUFFIXES`), or ``module:function``. The function
         may take the batch size, and returns a `Graph`, a ``torch.export.ExportedProgram``, or a
-        ``torch.nn.Module`` with a tuple of example inputs. Naming one runs its module; files never
-        run code.
+        ``torch.nn.Module`` with a tuple of example inputs. Naming a function runs the code of its
+        module; files never run code.
     batch : int, optional
-        Samples in a batch; what a file says, or else 1, if not given.
+        Samples in a batch. The default is the number that a file says, or else 1.
 
     Raises
     ------
@@ -66,15 +66,16 @@ def load_network(name: str, batch: int | None = None) -> Graph:
 
 
 def load_file(path: Path, batch: int | None = None) -> Graph:
-    """Load a network from a file, its format told by suffix and, for CSV, by the first row.
+    """Load a network from a file; suffix and, for CSV, the first row tell its format.
 
     Raises
     ------
     UserError
-        If the file is missing, of another kind, broken, or needs an extra that is not installed.
+        If the file is missing, broken or of an unknown format, or needs an extra that is not
+        installed.
     """
     suffix = path.suffix.lower()
-    open_file(path, MAX_BYTES).close()  # before its ending is looked at
+    open_file(path, MAX_BYTES).close()  # report a missing file before an unknown suffix
     if suffix == ".onnx":
         from fpgapipe.network.frontends.onnx.onnx_model import read_onnx
 
@@ -135,7 +136,7 @@ def _find_function(name: str, module_name: str, attribute: str) -> Callable[...,
         or not attribute.isidentifier()
     ):
         raise NetworkError(f"{name!r} is no module:function")
-    sys.path.insert(0, "")  # the working directory, even if it is gone
+    sys.path.insert(0, "")  # the working directory, even if it was deleted
     try:
         _refuse_sources(module_name)
         module = importlib.import_module(module_name)
@@ -147,7 +148,7 @@ def _find_function(name: str, module_name: str, attribute: str) -> Callable[...,
         raise NetworkError(
             f"{name}: no module {module_name!r} on Python's path or in the working directory"
         ) from None
-    except (Exception, SystemExit) as error:  # a script may end itself
+    except (Exception, SystemExit) as error:  # a script may call sys.exit
         raise NetworkError(
             f"{name}: importing {module_name!r} failed: {type(error).__name__}: {error}"
         ) from error
@@ -166,7 +167,7 @@ def _find_function(name: str, module_name: str, attribute: str) -> Callable[...,
 
 
 def _refuse_sources(module_name: str) -> None:
-    """Refuse a module whose source, or that of a package around it, Python would read for ever."""
+    """Refuse a module if its source, or a package's around it, is too large or no plain file."""
     parts = module_name.split(".")
     for count in range(1, len(parts) + 1):
         name = ".".join(parts[:count])

@@ -1,1 +1,1 @@
-"""From a network and a cluster to a plan."""
+"""The planner: from a network and a cluster to a plan."""

@@ -1,4 +1,4 @@
-"""The plan: who computes what, how, and what to expect; as versioned JSON both ways."""
+"""The plan: stages, cores, links and the predicted times; written and read as versioned JSON."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from fpgapipe.files import read_bytes
 from fpgapipe.json_faults import faults_of
 
 MAX_BYTES = 64 * 2**20
-"""A larger plan is not read."""
+"""Largest plan file that is read, bytes."""
 
 
 class _Part(BaseModel):
@@ -20,7 +20,7 @@ class _Part(BaseModel):
 
 
 class LinkPlan(_Part):
-    """A core's end of a link: see `LinkEngineSpec`, whose numbers these are."""
+    """The link engine at a core's end of a link, with the fields of `LinkEngineSpec`."""
 
     phy_bytes: int = Field(ge=1)
     frame_words: int = Field(ge=1)
@@ -34,24 +34,26 @@ class CorePlan(_Part):
     Attributes
     ----------
     rows, cols : int
-        Cells of each array: along the reduction, and across it.
+        Rows and columns of cells in each array: along the reduction, and across it.
     num_engines : int
         GEMM engines, each with an array.
     clk_hz : float
+        Clock frequency of the core, Hz.
     vector_lanes, function_lanes : int
-        Elements a cycle of the vector engine, and of its instructions with a function.
+        Elements per cycle that the vector engine processes, and those that it processes in
+        instructions with a function from a table.
     scratchpad_banks, scratchpad_bank_bytes : int
-        On-chip memory.
+        Banks of the on-chip memory, and bytes of each.
     acc_depth : int
         FP32 accumulators below each column.
     bus_bytes : int
-        Width of the bus to the memory.
+        Width of the bus to the memory, bytes.
     memory_bytes_per_cycle : float
-        What bus and memory let through, both directions together; 0 without a memory.
+        Rate that both bus and memory sustain, both directions together; 0 without a memory.
     memory_latency_cycles : int
-        From a read request to its first data.
+        Cycles from a read request to its first data.
     links : tuple of LinkPlan
-        To the stage before, if there is one, and to the next, if there is one.
+        Link engines to the stage before, if there is one, and to the next, if there is one.
     """
 
     rows: int = Field(ge=1, le=1024)
@@ -70,30 +72,31 @@ class CorePlan(_Part):
 
     @property
     def scratchpad_bytes(self) -> int:
-        """Of all banks."""
+        """Bytes of all banks together."""
         return self.scratchpad_banks * self.scratchpad_bank_bytes
 
 
 class StagePlan(_Part):
-    """What one device does.
+    """The work of one device.
 
     Attributes
     ----------
     device, board : str
-        Its name in the cluster, and that of its board.
+        Name of the device in the cluster, and name of its board.
     layers : tuple of str
-        Names of layers, in the order in which they run.
+        Names of the layers, in the order in which they run.
     core : CorePlan
     macs : int
         Multiply-accumulates of a forward pass over a micro-batch.
     forward_s, input_gradient_s, weight_gradient_s : float
-        Of a micro-batch.
+        Seconds of each pass over a micro-batch.
     update_s : float
-        Of the weights, once a mini-batch.
+        Seconds of the weight update, once per mini-batch.
     sends_bytes, returns_bytes : int
-        Features of a micro-batch to the next stage, and their gradients back.
+        Bytes of a micro-batch's activations sent to the next stage, and of their gradients, which
+        come back.
     memory_bytes : int
-        The most in use: weights, gradients, optimiser state, features in flight.
+        The most memory in use: weights, gradients, optimiser state and activations in flight.
     """
 
     device: str = Field(min_length=1)
@@ -111,17 +114,18 @@ class StagePlan(_Part):
 
 
 class Prediction(_Part):
-    """What the event simulation of the plan says.
+    """Times that the event simulation of the plan predicts.
 
     Attributes
     ----------
     minibatch_s : float
-        From the first task to the last update.
+        Seconds from the first task to the last update.
     period_s : float
-        What one more micro-batch costs.
+        Seconds that one more micro-batch costs.
     bubble_rate : float
         Share of the time in which the average engine does not compute.
     samples_per_s : float
+        Samples of a mini-batch over its time.
     """
 
     minibatch_s: float = Field(ge=0)
@@ -131,29 +135,29 @@ class Prediction(_Part):
 
 
 class Plan(_Part):
-    """A network laid out over a cluster.
+    """A network distributed over a cluster.
 
     Attributes
     ----------
     format, version
-        What the file is; another version is refused.
+        Format and version of the file; other versions are refused.
     network : str
-        The name under which it was loaded.
+        The name under which the network was loaded.
     batch, num_microbatches : int
-        Samples in a mini-batch, and the equal parts that it is cut into.
+        Samples in a mini-batch, and number of equal micro-batches that it is divided into.
     cluster : str
         The cluster's name.
     mode : str
         ``train``, or ``infer`` for forward passes only.
     schedule : str
-        The kind; the order of tasks follows from it.
+        Kind of schedule, which determines the order of the tasks.
     stages : tuple of StagePlan
-        In the order in which data flow.
+        Stages in the order in which data flow.
     predicted : Prediction
     optimal : bool
-        Whether no other cut does better under the partitioner's model.
+        Whether no other partition is better under the partitioner's model.
     reason : str
-        Why, or why only a bound is known.
+        Why the partition is optimal, or why only a bound is known.
     """
 
     format: Literal["fpgapipe-plan"] = "fpgapipe-plan"
@@ -188,21 +192,21 @@ class Plan(_Part):
 
     @property
     def trains(self) -> bool:
-        """Whether there are backward passes and updates."""
+        """Whether the plan has backward passes and updates."""
         return self.mode == "train"
 
     def to_json(self) -> str:
-        """The plan as text that `read` reads back; equal plans give equal text."""
+        """The plan as text that `read` can read back; equal plans give equal text."""
         return self.model_dump_json(indent=2) + "\n"
 
     @classmethod
     def read(cls, path: Path) -> Plan:
-        """Read a plan.
+        """Read a plan from a file.
 
         Raises
         ------
         FileError
-            With every fault of the file.
+            If the file is no valid plan. The message lists every fault.
         """
         data = read_bytes(path, MAX_BYTES)
         try:

@@ -1,1 +1,1 @@
-"""Files and programs of other tools, read as graphs; one format a module."""
+"""Frontends, which read the files and programs of other tools as graphs."""

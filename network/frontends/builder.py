@@ -1,4 +1,4 @@
-"""What frontends have in common: layers whose parameters come with values."""
+"""The graph builder of the frontends, whose layers have parameters with values."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 
 class Unsupported(Exception):
-    """A node whose operator is known but which asks for something that is not."""
+    """A node needs something that is not supported, although its operator is known."""
 
 
 class FrontendBuilder(GraphBuilder):
@@ -23,9 +23,12 @@ class FrontendBuilder(GraphBuilder):
     Parameters
     ----------
     name : str
+        The network's name.
     batch : int or None
+        Samples in a batch; None if they are not known.
     own_names : collection of str
-        Weights whose parameters have the source's names; those of others are named by their layer.
+        Weights whose parameters keep their names in the source. Other parameters are named after
+        their layer.
     """
 
     def __init__(self, name: str, batch: int | None, own_names: Collection[str] = ()) -> None:
@@ -47,12 +50,14 @@ class FrontendBuilder(GraphBuilder):
         Parameters
         ----------
         name : str
-            Followed by a number if another layer has it already.
+            Name of the layer; a number is appended if the name is taken.
         operator : Operator
+            The layer's operation.
         *inputs : str
+            Names of network inputs or earlier layers.
         values : mapping
-            By role, the source's name of the weight and its values in the operator's layout. A
-            weight that an earlier layer has already is shared with it.
+            For each role, the weight's name in the source and its values in the operator's layout.
+            A weight that an earlier layer has already is shared with that layer.
         """
         if not self.is_free(name) or (
             name in self._own_names and not isinstance(operator, Constant)
@@ -77,8 +82,9 @@ class FrontendBuilder(GraphBuilder):
         Parameters
         ----------
         outputs : sequence of str, optional
+            Layers whose results leave the network.
         prune : bool
-            Whether to leave out what no output needs.
+            Whether to leave out layers that no output needs.
         """
         if prune and outputs:
             needed = set(outputs)
@@ -91,14 +97,14 @@ class FrontendBuilder(GraphBuilder):
         return super().build(outputs)
 
     def last_states(self, name: str, lstm: str) -> str:
-        """Add the hidden state that each direction of an LSTM layer ends with.
+        """Add layers that give the final hidden state of each direction of an LSTM layer.
 
         Parameters
         ----------
         name : str
-            What the result, of shape ``directions, N, hidden``, is called.
+            Name of the result, whose shape is ``directions, N, hidden``.
         lstm : str
-            The layer.
+            Name of the LSTM layer.
         """
         operator = self._layers[lstm].operator
         assert isinstance(operator, Lstm)
@@ -121,7 +127,7 @@ class FrontendBuilder(GraphBuilder):
 
 
 def _refuse_no_numbers(source: str, value: NDArray[np.generic], *, fixed: bool) -> None:
-    """Refuse a weight with values that are not finite; infinities in a constant are a mask."""
+    """Refuse a weight with values that are not finite; a constant may have infinities (a mask)."""
     import numpy as np
 
     if value.dtype.kind != "f" or not value.size:

@@ -1,6 +1,6 @@
-"""Measured networks: PipeDream's ``graph.txt`` and a plain CSV of per-layer times.
+"""Profiles (measured networks): PipeDream's ``graph.txt`` and a CSV table of per-layer times.
 
-They hold times and bytes instead of shapes; their layers are `Measured`.
+Profiles have times and bytes instead of shapes; their layers are `Measured`.
 """
 
 import re
@@ -36,9 +36,9 @@ def read_csv_profile(path: Path, batch: int | None = None) -> Graph:
     Raises
     ------
     FileError
-        With every fault of the file.
+        If the file is no valid profile. The message lists every fault.
     NetworkError
-        If a batch is given: the measurements are for the one they were made with.
+        If a batch is given, since measurements hold only for the batch with which they were made.
     """
     _refuse_batch(path, batch)
     rows = list(csv_rows(path))
@@ -82,16 +82,16 @@ def read_csv_profile(path: Path, batch: int | None = None) -> Graph:
 def read_pipedream(path: Path, batch: int | None = None) -> Graph:
     """Read a PipeDream profile: nodes with times in milliseconds and sizes in bytes, then edges.
 
-    Nodes called ``Input`` are inputs of the network, not layers. A backward time is not split in
-    the profile; it counts as the input gradient's, since what was not measured apart cannot be put
-    off.
+    Nodes called ``Input`` are inputs of the network, not layers. The profile does not split the
+    backward time. All of it counts as the input gradient's, since a weight gradient that was not
+    measured separately cannot be postponed.
 
     Raises
     ------
     FileError
-        With every fault of the file.
+        If the file is no valid profile. The message lists every fault.
     NetworkError
-        If a batch is given: the measurements are for the one they were made with.
+        If a batch is given, since measurements hold only for the batch with which they were made.
     """
     _refuse_batch(path, batch)
     import networkx as nx
@@ -185,7 +185,7 @@ def _node(faults: Faults, line: int, name: str, label: str, text: str) -> Measur
 
 
 def _number(name: str) -> int:
-    """The number at the end of a node's name, by which profiles count."""
+    """The number at the end of a node's name, which gives the order of nodes in profiles."""
     digits = re.search(r"\d{1,18}$", name)
     return int(digits[0]) if digits else 0
 

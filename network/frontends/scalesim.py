@@ -1,13 +1,15 @@
-"""SCALE-Sim topologies: a CSV table of convolutions, or of matrix products.
+"""SCALE-Sim topologies: CSV tables of convolutions or of matrix products.
 
-The two forms, by their first lines::
+The first line of the file has one of two forms::
 
     Layer name, IFMAP Height, IFMAP Width, Filter Height, Filter Width, Channels, Num Filter,
-    Strides Layer, M, N, K
+        Strides
+    Layer, M, N, K
 
-SCALE-Sim's inputs are already padded and its outputs round up, so that a last, partly filled window
-counts: padding after the data makes ours the same. Layers follow one another; where the output of
-one is not the input of the next (pooling, padding), an ``unlisted`` layer stands between them.
+SCALE-Sim's inputs are already padded, and the sizes of its outputs are rounded up, so a last,
+partly filled window counts. Padding after the data gives our layers the same sizes. The layers form
+a chain; where the output of one is not the input of the next (because of pooling or padding), an
+``unlisted`` layer is inserted between them.
 """
 
 from pathlib import Path
@@ -31,7 +33,7 @@ GEMM_COLUMNS = ("m", "n", "k")
 
 
 def columns_of(header: list[str]) -> tuple[str, ...] | None:
-    """Which of the two forms a first row announces; None for neither."""
+    """The columns of the form to which a first row belongs; None if it is neither."""
     names = [" ".join(cell.lower().replace("_", " ").split()) for cell in header]
     if not names or names[0] not in ("layer", "layer name", "layername", "name"):
         return None
@@ -51,13 +53,15 @@ def read_scalesim(path: Path, batch: int | None = None) -> Graph:
     ----------
     path : Path
     batch : int, optional
-        Images in a batch for a table of convolutions, 1 if not given; a table of matrix products
-        has its batch in M and takes none.
+        Images in a batch for a table of convolutions, by default 1. A table of matrix products has
+        its batch in M and takes none.
 
     Raises
     ------
     FileError
-        With every fault of the file.
+        If the file is no valid topology. The message lists every fault.
+    NetworkError
+        If a batch other than 1 is given for a table of matrix products.
     """
     rows = list(csv_rows(path))
     columns = columns_of(rows[0][1]) if rows else None
@@ -114,7 +118,7 @@ def _conv(faults: Faults, line: int, name: str, numbers: list[int]) -> Conv | No
             f"{height}x{width}",
         )
         return None
-    # Rounding up means: as many zeros after the data as the last window lacks.
+    # Outputs are rounded up: as many zeros as the last window lacks are added after the data.
     padding = tuple(
         (0, -(size - kernel) % stride)
         for size, kernel in ((height, kernel_height), (width, kernel_width))
@@ -138,7 +142,7 @@ def _chain(path: Path, batch: int, layers: list[tuple[int, str, Tensor, Operator
 
 
 def _free(name: str, taken: set[str]) -> str:
-    """The name, or with underscores behind it until it is not taken."""
+    """The name, with as many underscores appended as it takes until it is not taken."""
     while name in taken:
         name += "_"
     return name

@@ -1,4 +1,4 @@
-"""What a graph was imported from, kept with it so that the import can be verified."""
+"""The source of an imported graph, which is kept so that the import can be verified."""
 
 from __future__ import annotations
 
@@ -15,15 +15,16 @@ class TorchSource:
     Attributes
     ----------
     module : torch.nn.Module
+        The module.
     inputs : tuple
-        What it was exported with.
+        Example inputs with which the module was exported.
     fixed_training : bool or None
-        Whether the module computes as in training, if it cannot be told to do otherwise: a program
-        that was exported already.
+        For a program that was exported already, whose mode can no longer be changed: whether it
+        computes as in training. None for other modules.
     outputs : tuple of str
-        For each of its results, the layer.
+        Names of the layers that give the module's results.
     orders : mapping of str to tuple of int
-        Parameters that the network has with their axes in another order: axis `i` of the network's
+        Parameters whose axes have another order in the network: axis `i` of the network's parameter
         is axis ``order[i]`` of the module's.
     """
 
@@ -41,8 +42,9 @@ class OnnxSource:
     Attributes
     ----------
     path : Path
+        File of the model.
     outputs : tuple of str
-        For each of its results, the layer.
+        Names of the layers that give the model's results.
     """
 
     path: Path

@@ -1,4 +1,4 @@
-"""Text files read with care: size, encoding, and numbers with their line."""
+"""Safe reading of text files: checks of size, encoding and numbers, with lines in messages."""
 
 import csv
 import math
@@ -10,13 +10,13 @@ from fpgapipe import files
 from fpgapipe.errors import FileError, shown
 
 MAX_BYTES = 64 * 2**20
-"""A larger table or profile is a mistake; 64 MiB hold about a million layers."""
+"""Largest table or profile that is read; 64 MiB hold about a million layers."""
 
 MAX_COUNT = 2**53
-"""Largest count accepted; beyond it a JSON number would no longer be exact."""
+"""Largest count that is accepted; a larger JSON number would not be exact."""
 
 MAX_LAYERS_SHOWN = 20
-"""How many faults of one file are listed before the rest is counted."""
+"""Most faults of one file that are listed; the others are only counted."""
 
 _NUMBER = re.compile(r"[+-]?(\d+(\.\d*)?|\.\d+)([eE][+-]?\d+)?", re.ASCII)
 _INTEGER = re.compile(r"\d{1,20}", re.ASCII)
@@ -28,7 +28,7 @@ def read_text(path: Path) -> str:
     Raises
     ------
     FileError
-        If it is missing, unreadable, over ``MAX_BYTES``, or not text.
+        If the file is missing, unreadable, larger than ``MAX_BYTES``, or not text.
     """
     text = files.read_text(path, MAX_BYTES)
     if "\0" in text:
@@ -37,28 +37,28 @@ def read_text(path: Path) -> str:
 
 
 class Faults:
-    """Gathers the faults of one file, to report them together."""
+    """Collects the faults of one file, to report them together."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
         self._found: list[str] = []
 
     def add(self, line: int | None, message: str) -> None:
-        """Note a fault."""
+        """Add a fault, with its line unless that is None."""
         self._found.append(message if line is None else f"line {line}: {message}")
 
     def __len__(self) -> int:
         return len(self._found)
 
     def raise_if_any(self) -> None:
-        """Raise `FileError` with what was noted."""
+        """Raise `FileError` with the faults so far, if there are any."""
         if self._found:
             shown_faults = self._found[:MAX_LAYERS_SHOWN]
             hidden = len(self._found) - len(shown_faults)
             raise FileError(self.path, shown_faults + [f"and {hidden} more"] * (hidden > 0))
 
     def integer(self, line: int, key: str, text: str, least: int = 1) -> int:
-        """Parse a count of `least` or more; note a fault and return `least` if it is none."""
+        """Parse an integer of at least `least`; otherwise add a fault and return `least`."""
         text = text.strip()
         if _INTEGER.fullmatch(text) and least <= int(text) <= MAX_COUNT:
             return int(text)
@@ -66,7 +66,7 @@ class Faults:
         return least
 
     def quantity(self, line: int, key: str, text: str, unit: str) -> float:
-        """Parse a non-negative finite number; note a fault and return 0 if it is none."""
+        """Parse a non-negative finite number; otherwise add a fault and return 0."""
         text = text.strip()
         if _NUMBER.fullmatch(text):
             value = float(text)
@@ -77,7 +77,7 @@ class Faults:
 
 
 def csv_rows(path: Path) -> Iterator[tuple[int, list[str]]]:
-    """Rows of a CSV file with their line numbers, cells stripped, empty rows left out.
+    """Rows of a CSV file with their line numbers; cells are stripped and empty rows left out.
 
     Raises
     ------

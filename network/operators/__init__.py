@@ -1,4 +1,4 @@
-"""The operators of a network: frozen descriptions that know shapes, parameters and products."""
+"""Operators: frozen descriptions that know their shapes, parameters and matrix products."""
 
 from fpgapipe.network.operators.base import Gemm, Operator, ParameterSpec, Pass
 from fpgapipe.network.operators.layout import (

@@ -1,4 +1,4 @@
-"""What an operator is: shapes, parameters and matrix products, per pass."""
+"""The base class of operators, and their parameters, matrix products and passes."""
 
 import abc
 import dataclasses
@@ -12,16 +12,18 @@ from fpgapipe.network.operators.tensors import DType, ShapeError, Tensor
 
 @dataclass(frozen=True)
 class ParameterSpec:
-    """A tensor that belongs to a layer: learned, or (``trainable=False``) a running statistic.
+    """A tensor that belongs to a layer: learned, or (``trainable=False``) fixed or a statistic.
 
     Parameters
     ----------
     role : str
-        What it is to the layer: ``weight``, ``bias``, ``running_mean``...
+        Role of the tensor in the layer: ``weight``, ``bias``, ``running_mean``...
     shape : tuple of int
+        Shape of the tensor.
     trainable : bool
-        Whether it has a gradient and counts as a parameter.
+        Whether the tensor has a gradient and counts as a parameter.
     dtype : DType
+        Element type.
     """
 
     role: str
@@ -37,19 +39,19 @@ class ParameterSpec:
 
 @dataclass(frozen=True)
 class Gemm:
-    """Matrix products of an ``m x k`` by a ``k x n`` matrix, all of one size.
+    """Matrix products of an ``m x k`` by a ``k x n`` matrix, all of the same size.
 
     Parameters
     ----------
     m, k, n : int
         Rows of the result, reduction length, columns of the result.
     count : int
-        How many such products there are side by side (groups of a convolution, heads, directions).
+        Number of independent products of this size (groups of a convolution, heads, directions).
     steps : int
-        How many times all that is done, each time with the result of the time before (positions of
-        a recurrent layer).
+        Number of times that these products are repeated, each time with the result of the time
+        before (positions of a recurrent layer).
     weights : bool
-        Whether the right-hand matrix is a parameter (else both sides are features).
+        Whether the right-hand matrix is a parameter; if not, both matrices are activations.
     """
 
     m: int
@@ -65,9 +67,9 @@ class Gemm:
         return self.m * self.k * self.n * self.count * self.steps
 
     def input_gradients(self) -> "tuple[Gemm, ...]":
-        """The products that give the gradient of the features this one reads.
+        """The products that give the gradients of the activations that this product reads.
 
-        With ``Y = X W``: ``dX = dY W^T``; if the right-hand side holds features too,
+        With ``Y = X W``: ``dX = dY W^T``. If the right-hand matrix is an activation too,
         ``dW = X^T dY`` is an input gradient as well.
         """
         left = dataclasses.replace(self, k=self.n, n=self.k)
@@ -76,8 +78,8 @@ class Gemm:
     def weight_gradients(self) -> "tuple[Gemm, ...]":
         """The products that give the gradient of the weights: ``dW = X^T dY``.
 
-        A recurrent layer's need not wait for each other once the gradients of all steps are known:
-        they reduce over the steps as well.
+        For a recurrent layer, this is one product that reduces over the steps as well, since it can
+        wait until the gradients of all steps are known.
         """
         return (self._transposed(),) if self.weights else ()
 
@@ -86,7 +88,7 @@ class Gemm:
 
 
 class Pass(enum.StrEnum):
-    """The three things a layer computes in training."""
+    """The three passes of a layer in training."""
 
     FORWARD = "F"
     INPUT_GRADIENT = "dX"
@@ -96,23 +98,23 @@ class Pass(enum.StrEnum):
 class Operator(abc.ABC):
     """A layer's operation: a frozen dataclass of attributes.
 
-    A subclass names its `kind` and says what shape comes out; one that has parameters or multiplies
-    matrices says so as well. Shapes are batch first, channels second (``N, C, spatial...``), or
-    ``N, positions, features`` for sequences.
+    A subclass defines its `kind` and the shape of its output, and also its parameters and matrix
+    products if it has any. In shapes, the batch comes first and the channels second
+    (``N, C, spatial...``); sequences have ``N, positions, features``.
     """
 
     kind: ClassVar[str]
     """The operator's name in tables, JSON and messages."""
 
     arity: ClassVar[tuple[int, int | None]] = (1, 1)
-    """Fewest and most inputs (None: any number)."""
+    """Fewest and most inputs; None as the second number means that there is no limit."""
 
     @abc.abstractmethod
     def output(self, inputs: Sequence[Tensor]) -> Tensor:
         """Shape and type of the result; raises `ShapeError` if the inputs do not fit."""
 
     def parameters(self, inputs: Sequence[Tensor]) -> tuple[ParameterSpec, ...]:
-        """Tensors the layer owns."""
+        """Tensors that the layer owns."""
         return ()
 
     def gemms(self, inputs: Sequence[Tensor], output: Tensor) -> tuple[Gemm, ...]:
@@ -120,7 +122,7 @@ class Operator(abc.ABC):
         return ()
 
     def is_differentiable(self, index: int) -> bool:
-        """Whether a gradient flows to input `index` (not to indices, labels or masks)."""
+        """Whether a gradient flows to input `index`; none flows to indices, labels or masks."""
         return True
 
     def attributes(self) -> dict[str, Any]:
@@ -139,7 +141,7 @@ class Operator(abc.ABC):
 
 
 def require_positive(kind: str, **values: int | Sequence[int]) -> None:
-    """Raise `ShapeError` for an attribute that is not one or more positive integers."""
+    """Raise `ShapeError` for an attribute that is no positive integer or sequence of them."""
     for name, value in values.items():
         items = [value] if isinstance(value, int) else list(value)
         if not items or any(not isinstance(v, int) or isinstance(v, bool) or v < 1 for v in items):
@@ -155,6 +157,6 @@ def require_rank(kind: str, tensor: Tensor, fewest: int, most: int | None = None
 
 
 def require_float(kind: str, tensor: Tensor) -> None:
-    """Raise `ShapeError` for an input of integers."""
+    """Raise `ShapeError` for an input that is not of a floating-point type."""
     if not tensor.dtype.is_float:
         raise ShapeError(f"{kind} needs a floating-point input, not {tensor.dtype}")

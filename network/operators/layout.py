@@ -1,4 +1,4 @@
-"""Operators that move or rename elements and compute nothing."""
+"""Operators that move, repeat or convert elements but compute nothing."""
 
 import math
 from collections.abc import Sequence
@@ -11,14 +11,14 @@ from fpgapipe.network.operators.tensors import DType, ShapeError, Tensor, broadc
 
 @dataclass(frozen=True)
 class Reshape(Operator):
-    """The same elements in the same order under another shape."""
+    """The same elements in the same order, in another shape."""
 
     kind: ClassVar[str] = "reshape"
 
     shape: tuple[int, ...]
 
     def output(self, inputs: Sequence[Tensor]) -> Tensor:
-        """`shape`, in which one entry may be -1: whatever is left."""
+        """The attribute `shape`; an entry of -1 becomes the size that is left."""
         (x,) = inputs
         known = math.prod(size for size in self.shape if size != -1)
         if self.shape.count(-1) > 1 or any(size < 1 and size != -1 for size in self.shape):
@@ -38,7 +38,7 @@ class Reshape(Operator):
 
 @dataclass(frozen=True)
 class Flatten(Operator):
-    """Axes `start` to `stop` (inclusive) joined into one."""
+    """The same elements, with the axes `start` to `stop` (inclusive) joined into one."""
 
     kind: ClassVar[str] = "flatten"
 
@@ -46,7 +46,7 @@ class Flatten(Operator):
     stop: int = -1
 
     def output(self, inputs: Sequence[Tensor]) -> Tensor:
-        """Leading and trailing axes stay."""
+        """The input's shape with one axis for the joined ones."""
         (x,) = inputs
         require_rank("flatten", x, 1)
         start = normalise_axis(self.start, len(x.shape) + 1)
@@ -61,7 +61,7 @@ class Flatten(Operator):
 
 @dataclass(frozen=True)
 class Transpose(Operator):
-    """Axes in another order: axis `i` of the result is axis ``order[i]`` of the input."""
+    """The axes in another order: axis `i` of the result is axis ``order[i]`` of the input."""
 
     kind: ClassVar[str] = "transpose"
 
@@ -79,7 +79,7 @@ class Transpose(Operator):
 
 @dataclass(frozen=True)
 class Concat(Operator):
-    """Tensors one after the other along an axis."""
+    """Tensors concatenated along an axis."""
 
     kind: ClassVar[str] = "concat"
     arity: ClassVar[tuple[int, int | None]] = (1, None)
@@ -87,7 +87,7 @@ class Concat(Operator):
     axis: int = 1
 
     def output(self, inputs: Sequence[Tensor]) -> Tensor:
-        """Sizes add up on the axis and are equal elsewhere."""
+        """The sum of the sizes on that axis; all other axes must be equal."""
         first = inputs[0]
         axis = normalise_axis(self.axis, len(first.shape))
         for x in inputs[1:]:
@@ -108,10 +108,7 @@ class Concat(Operator):
 
 @dataclass(frozen=True)
 class Slice(Operator):
-    """Elements `start`, ``start + step``... below `stop` along one axis.
-
-    Each piece of a split is one such layer: a layer has a single result.
-    """
+    """The elements `start`, ``start + step``... below `stop` along one axis."""
 
     kind: ClassVar[str] = "slice"
 
@@ -121,7 +118,7 @@ class Slice(Operator):
     step: int = 1
 
     def output(self, inputs: Sequence[Tensor]) -> Tensor:
-        """Fewer elements on the axis."""
+        """The input's shape with fewer elements on the axis."""
         (x,) = inputs
         axis = normalise_axis(self.axis, len(x.shape))
         if self.step < 1 or not 0 <= self.start < self.stop <= x.shape[axis]:
@@ -136,14 +133,14 @@ class Slice(Operator):
 
 @dataclass(frozen=True)
 class Split(Slice):
-    """One piece of a tensor that is split along an axis."""
+    """One piece of a tensor that is split along an axis; each piece is a layer of its own."""
 
     kind: ClassVar[str] = "split"
 
 
 @dataclass(frozen=True)
 class Pad(Operator):
-    """A constant before and after the data on each axis."""
+    """The input with a constant added before and after it on each axis."""
 
     kind: ClassVar[str] = "pad"
 
@@ -151,7 +148,7 @@ class Pad(Operator):
     value: float = 0.0
 
     def output(self, inputs: Sequence[Tensor]) -> Tensor:
-        """Larger by the padding on each axis."""
+        """The input's shape, larger by the padding on each axis."""
         (x,) = inputs
         require_rank("pad", x, len(self.padding), len(self.padding))
         if any(side < 0 for pair in self.padding for side in pair):
@@ -163,7 +160,7 @@ class Pad(Operator):
 
 @dataclass(frozen=True)
 class Expand(Operator):
-    """Elements repeated along axes that have one."""
+    """The input with its elements repeated along axes of size 1."""
 
     kind: ClassVar[str] = "expand"
 
@@ -176,18 +173,18 @@ class Expand(Operator):
 
 @dataclass(frozen=True)
 class Cast(Operator):
-    """The same values as another element type."""
+    """The same values in another element type."""
 
     kind: ClassVar[str] = "cast"
 
     dtype: DType
 
     def output(self, inputs: Sequence[Tensor]) -> Tensor:
-        """The input's shape."""
+        """The input's shape in the other type."""
         return Tensor(inputs[0].shape, self.dtype)
 
     def is_differentiable(self, index: int) -> bool:
-        """Gradients flow between floating-point types only."""
+        """Gradients flow only if the result has a floating-point type."""
         return self.dtype.is_float
 
 
@@ -202,16 +199,17 @@ class Detach(Operator):
         return inputs[0]
 
     def is_differentiable(self, index: int) -> bool:
-        """What lies before learns nothing from this."""
+        """No gradient flows to the input."""
         return False
 
 
 @dataclass(frozen=True)
 class Unlisted(Operator):
-    """Whatever a table of layers leaves out between two of them (padding, pooling, flattening).
+    """A placeholder for steps that a table of layers omits (padding, pooling, flattening).
 
-    Tables such as SCALE-Sim's give each layer's own input size; this joins one layer's output to
-    the next one's input. It computes nothing and stands in no other network.
+    Tables such as SCALE-Sim's give the input size of each layer. Where it differs from the output
+    of the layer before, this operator connects the two. It computes nothing and occurs in no other
+    networks.
     """
 
     kind: ClassVar[str] = "unlisted"
@@ -219,5 +217,5 @@ class Unlisted(Operator):
     shape: tuple[int, ...]
 
     def output(self, inputs: Sequence[Tensor]) -> Tensor:
-        """The next layer's input."""
+        """The shape of the next layer's input."""
         return inputs[0].with_shape(self.shape)

@@ -1,4 +1,4 @@
-"""A layer of which only measurements are known."""
+"""The operator of a layer of which only measurements are known."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -8,26 +8,26 @@ from fpgapipe.network.operators.base import Operator, ParameterSpec
 from fpgapipe.network.operators.tensors import DType, ShapeError, Tensor
 
 ASSUMED_DTYPE = DType.FLOAT32
-"""Profiles give bytes; counts of elements assume this type."""
+"""Element type that is assumed to turn the bytes of a profile into numbers of elements."""
 
 
 @dataclass(frozen=True)
 class Measured(Operator):
-    """A layer from a profile: seconds and bytes instead of shapes.
+    """A layer from a profile, with seconds and bytes instead of shapes.
 
-    Counts of features and parameters are bytes over four, rounded up, as if all were FP32; the
-    bytes themselves are kept exactly.
+    Numbers of output elements and parameters are the bytes divided by four, rounded up, as if all
+    were FP32. The bytes themselves are kept exactly.
 
     Parameters
     ----------
     forward_s, backward_input_s, backward_weight_s : float
-        Times of the forward pass and of both gradients, for the profile's batch. Where a profile
-        has one backward time, it is all in `backward_input_s`: what was not measured apart cannot
-        be put off.
+        Seconds of the forward pass and of both gradients, for the profile's batch. If a profile has
+        only one backward time, `backward_input_s` has all of it, since a weight gradient that was
+        not measured separately cannot be postponed.
     output_bytes, weight_bytes : int
         Size of the result and of the parameters.
     label : str
-        What the profile calls the operation.
+        Name of the operation in the profile.
     """
 
     kind: ClassVar[str] = "measured"
@@ -49,7 +49,7 @@ class Measured(Operator):
                 raise ShapeError(f"{name} must be at least 0, not {getattr(self, name)}")
 
     def output(self, inputs: Sequence[Tensor]) -> Tensor:
-        """A vector of as many FP32 elements as the bytes hold, at least one."""
+        """A vector with as many FP32 elements as the bytes hold, at least one."""
         return Tensor((max(1, _elements(self.output_bytes)),), ASSUMED_DTYPE)
 
     def parameters(self, inputs: Sequence[Tensor]) -> tuple[ParameterSpec, ...]:

@@ -25,27 +25,27 @@ ACTIVATIONS = (
     "gelu_tanh",
     "silu",
 )
-"""Functions of one element."""
+"""Activation functions, which have one argument."""
 
 BINARIES = ("add", "sub", "mul", "div", "pow")
-"""Functions of two elements."""
+"""Element-wise functions of two arguments."""
 
 UNARIES = ("neg", "abs", "exp", "log", "sqrt", "reciprocal", "erf")
-"""Further functions of one element, the parts that exporters take others apart into."""
+"""Further element-wise functions of one argument. Exporters decompose other functions into them."""
 
 
 class Elementwise(Operator):
-    """An operator whose result has the (broadcast) shape of its inputs."""
+    """An operator whose result has the broadcast shape of its inputs."""
 
     @property
     def kind(self) -> str:  # type: ignore[override]
-        """The function's own name."""
+        """The name of the function."""
         return self.function
 
     function: str
 
     def output(self, inputs: Sequence[Tensor]) -> Tensor:
-        """Broadcast, in the type of the first floating-point input."""
+        """The broadcast shape, in the type of the first floating-point input."""
         dtype = next((x.dtype for x in inputs if x.dtype.is_float), inputs[0].dtype)
         return Tensor(broadcast([x.shape for x in inputs]), dtype)
 
@@ -59,7 +59,7 @@ class Activation(Elementwise):
     function : str
         One of `ACTIVATIONS`.
     alpha : float
-        Slope below zero of leaky_relu, scale of elu; others ignore it.
+        Slope of leaky_relu below zero, or scale of elu; other functions ignore it.
     one_slope : bool
         Whether prelu learns one slope for all channels.
     """
@@ -90,7 +90,7 @@ class Activation(Elementwise):
 
 @dataclass(frozen=True)
 class Unary(Elementwise):
-    """A function of one element that is no activation."""
+    """An element-wise function of one argument that is no activation function."""
 
     function: str
 
@@ -101,7 +101,7 @@ class Unary(Elementwise):
 
 @dataclass(frozen=True)
 class Binary(Elementwise):
-    """A function of two tensors, element by element, with broadcasting."""
+    """An element-wise function of two tensors, with broadcasting."""
 
     arity: ClassVar[tuple[int, int | None]] = (2, 2)
 
@@ -130,15 +130,17 @@ class Affine(Operator):
 
 @dataclass(frozen=True)
 class Dropout(Operator):
-    """Zeros a share of the elements in training and scales the rest; the identity in inference.
+    """Dropout: zeros a share of the elements in training and scales the rest.
+
+    In inference it is the identity.
 
     Parameters
     ----------
     rate : float
-        Share of the elements.
+        Share of the elements that are zeroed.
     together : tuple of int
         Axes along which elements are dropped together: all but the first for stochastic depth of
-        samples, all behind the channels for dropout of channels.
+        samples, all after the channels for dropout of channels.
     """
 
     kind: ClassVar[str] = "dropout"
@@ -159,7 +161,7 @@ class Dropout(Operator):
 
 @dataclass(frozen=True)
 class Constant(Operator):
-    """A tensor that is there from the start: learned (a parameter of its own) or fixed."""
+    """A tensor that does not depend on the inputs: a learned parameter or a fixed value."""
 
     kind: ClassVar[str] = "constant"
     arity: ClassVar[tuple[int, int | None]] = (0, 0)

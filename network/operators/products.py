@@ -1,4 +1,4 @@
-"""Operators that multiply matrices: convolution, linear, matmul, LSTM; and the embedding."""
+"""Operators that multiply matrices (convolution, linear, matmul, LSTM), and the embedding."""
 
 import math
 from collections.abc import Sequence
@@ -26,13 +26,15 @@ class Conv(Operator):
     Parameters
     ----------
     out_channels : int
+        Channels of the output.
     kernel, stride, dilation : tuple of int
         One number for each spatial axis.
     padding : tuple of (int, int)
-        Zeros before and after, for each spatial axis.
+        Numbers of zeros before and after the data, for each spatial axis.
     groups : int
-        Divides the channels of input and output.
+        Number of groups; it must divide the channels of input and output.
     bias : bool
+        Whether the operator has a bias.
     """
 
     kind: ClassVar[str] = "conv"
@@ -90,7 +92,7 @@ class Conv(Operator):
         return _weight_and_bias(weight, self.out_channels if self.bias else None)
 
     def gemms(self, inputs: Sequence[Tensor], output: Tensor) -> tuple[Gemm, ...]:
-        """One product a group: positions x taps and channels x output channels."""
+        """One product per group; m, k and n are positions, taps times channels, output channels."""
         positions = output.shape[0] * math.prod(output.shape[2:])
         reduction = inputs[0].shape[1] // self.groups * math.prod(self.kernel)
         return (Gemm(positions, reduction, self.out_channels // self.groups, count=self.groups),)
@@ -128,13 +130,13 @@ class Linear(Operator):
 
 @dataclass(frozen=True)
 class MatMul(Operator):
-    """Batched product of two feature tensors, by numpy's rules for ``@``."""
+    """Batched product of two activations, by numpy's rules for ``@``."""
 
     kind: ClassVar[str] = "matmul"
     arity: ClassVar[tuple[int, int | None]] = (2, 2)
 
     def output(self, inputs: Sequence[Tensor]) -> Tensor:
-        """``..., m, k`` times ``..., k, n``; a vector's axis is not in the result."""
+        """``..., m, k`` times ``..., k, n``; a vector's missing axis is not in the result."""
         a, b = inputs
         require_rank("matmul", a, 1)
         require_rank("matmul", b, 1)
@@ -150,7 +152,7 @@ class MatMul(Operator):
         return a.with_shape((*shape, *rows, *columns))
 
     def gemms(self, inputs: Sequence[Tensor], output: Tensor) -> tuple[Gemm, ...]:
-        """One product for each leading index."""
+        """One product for each combination of leading indices."""
         a, b = inputs
         m = a.shape[-2] if len(a.shape) > 1 else 1
         n = b.shape[-1] if len(b.shape) > 1 else 1
@@ -159,13 +161,14 @@ class MatMul(Operator):
 
 @dataclass(frozen=True)
 class Embedding(Operator):
-    """Rows of a table of ``num_embeddings, features``, picked by integer indices.
+    """Rows of a table of shape ``num_embeddings, features``, selected by integer indices.
 
     Parameters
     ----------
     num_embeddings, features : int
+        Rows and columns of the table.
     padding : int or None
-        A row that is not learned.
+        Index of a row that is not learned.
     """
 
     kind: ClassVar[str] = "embedding"
@@ -178,7 +181,7 @@ class Embedding(Operator):
         require_positive("embedding", num_embeddings=self.num_embeddings, features=self.features)
 
     def output(self, inputs: Sequence[Tensor]) -> Tensor:
-        """``...`` to ``..., features``."""
+        """Indices of shape ``...`` to ``..., features``."""
         (x,) = inputs
         if x.dtype.is_float or x.dtype is DType.BOOL:
             raise ShapeError(f"embedding needs integer indices, not {x.dtype}")
@@ -197,16 +200,19 @@ class Embedding(Operator):
 class Lstm(Operator):
     """One layer of long short-term memory over ``N, positions, features``.
 
-    The result is the hidden state at every position, both directions side by side if there are two.
-    Deeper networks stack layers; the gates come in PyTorch's order (input, forget, cell, output).
+    The result is the hidden state at every position. If there are two directions, their states are
+    concatenated. Deeper networks stack layers. The gates are in PyTorch's order (input, forget,
+    cell, output).
 
     Parameters
     ----------
     hidden : int
         Features of the hidden state.
     bidirectional : bool
+        Whether there is a second direction, from the last position to the first.
     bias : bool
-        Two bias vectors of ``4 * hidden`` for each direction, as cuDNN, PyTorch and ONNX have them.
+        Whether each direction has two bias vectors of ``4 * hidden``, as in cuDNN, PyTorch and
+        ONNX.
     """
 
     kind: ClassVar[str] = "lstm"
@@ -243,7 +249,7 @@ class Lstm(Operator):
         return tuple(specs)
 
     def gemms(self, inputs: Sequence[Tensor], output: Tensor) -> tuple[Gemm, ...]:
-        """The input's products at once, the hidden state's one position after the other."""
+        """One product for the inputs of all positions, then one per position for hidden states."""
         batch, positions, features = inputs[0].shape
         gates = 4 * self.hidden
         directions = self.num_directions

@@ -29,11 +29,11 @@ class Pool(Operator):
     kernel, stride, dilation : tuple of int
         One number for each spatial axis.
     padding : tuple of (int, int)
-        Elements before and after, for each spatial axis; less than the kernel.
+        Numbers of elements before and after the data, for each spatial axis; less than the window.
     ceil_mode : bool
         Whether a last, partly filled window counts.
     count_include_pad : bool
-        Whether an average divides by the padding's elements as well.
+        Whether padding counts in the number of elements by which an average divides.
     """
 
     function: str
@@ -83,7 +83,7 @@ class Pool(Operator):
 
 @dataclass(frozen=True)
 class GlobalPool(Operator):
-    """Maximum or average over all spatial axes, which stay with one element each."""
+    """Maximum or average over all spatial axes, which remain with size 1."""
 
     function: str
 
@@ -123,7 +123,7 @@ class Reduce(Operator):
             )
 
     def output(self, inputs: Sequence[Tensor]) -> Tensor:
-        """Without the reduced axes, or with one element on each."""
+        """The input's shape without the reduced axes, or with size 1 for each of them."""
         (x,) = inputs
         axes = {normalise_axis(axis, len(x.shape)) for axis in self.axes}
         if self.keep_axes:
@@ -138,10 +138,10 @@ class BatchNorm(Operator):
     Parameters
     ----------
     epsilon : float
-        Added to the variance.
+        Number added to the variance.
     momentum : float
-        Share of the present batch in the running statistics (PyTorch's meaning; ONNX's is 1 -
-        this).
+        Share of the present batch in the running statistics, as in PyTorch; ONNX has 1 minus this
+        number.
     affine : bool
         Whether scale and shift are learned.
     """
@@ -159,7 +159,7 @@ class BatchNorm(Operator):
         return inputs[0]
 
     def parameters(self, inputs: Sequence[Tensor]) -> tuple[ParameterSpec, ...]:
-        """Scale and shift, learned; running mean and variance, not."""
+        """Scale and shift, which are learned, and running mean and variance, which are not."""
         channels = (inputs[0].shape[1],)
         learned = (ParameterSpec("weight", channels), ParameterSpec("bias", channels))
         return (
@@ -223,9 +223,9 @@ class Softmax(Operator):
     Parameters
     ----------
     axis : int
-        Along which the results add up to 1.
+        Axis along which the results add up to 1.
     log : bool
-        Whether the result is the logarithm.
+        Whether the result is the logarithm of the softmax.
     causal : bool
         Whether row `i` of the last two axes sees only columns ``0..i`` (a decoder's
         self-attention).
@@ -270,12 +270,12 @@ class CrossEntropy(Operator):
         return logits.with_shape(())
 
     def is_differentiable(self, index: int) -> bool:
-        """Logits have a gradient, labels none."""
+        """Gradients flow to the logits, but not to the labels."""
         return index == 0
 
 
 def adaptive_kernel(sizes: Sequence[int], wanted: Sequence[int]) -> tuple[int, ...]:
-    """Kernel (and stride) by which equal windows give `wanted` outputs an axis.
+    """Kernel (and stride) with which equal windows give `wanted` outputs on each axis.
 
     Raises
     ------

@@ -1,4 +1,4 @@
-"""Tensors as the graph sees them: a shape and an element type, no values."""
+"""Tensors as the graph describes them, by shape and element type, without values."""
 
 import enum
 import math
@@ -6,11 +6,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 MAX_ELEMENTS = 2**53
-"""A tensor with more elements is a mistake, not a network; a JSON number still holds this many."""
+"""Most elements of a tensor. More can only be a mistake; a JSON number holds this many exactly."""
 
 
 class DType(enum.StrEnum):
-    """Element types; the value is numpy's name (or, for bfloat16, ml_dtypes')."""
+    """Element types; the values are numpy's names (for bfloat16 that of ml_dtypes)."""
 
     FLOAT64 = "float64"
     FLOAT32 = "float32"
@@ -25,7 +25,7 @@ class DType(enum.StrEnum):
 
     @property
     def bits(self) -> int:
-        """Bits an element takes in memory."""
+        """Bits that an element takes in memory."""
         return _BITS[self]
 
     @property
@@ -49,7 +49,7 @@ _BITS = {
 
 
 class ShapeError(ValueError):
-    """Shapes, types or attributes that do not fit together; the caller adds the layer's name."""
+    """Shapes, types or attributes do not fit together; the caller adds the layer's name."""
 
 
 @dataclass(frozen=True)
@@ -59,8 +59,9 @@ class Tensor:
     Parameters
     ----------
     shape : tuple of int
-        Each dimension at least 1; ``()`` is a scalar.
+        Dimensions, each at least 1; ``()`` is a scalar.
     dtype : DType
+        Element type.
 
     Raises
     ------
@@ -87,16 +88,16 @@ class Tensor:
 
     @property
     def size_bytes(self) -> int:
-        """Size in memory, densely packed."""
+        """Size in bytes, densely packed."""
         return self.elements * self.dtype.bits // 8
 
     def with_shape(self, shape: Sequence[int]) -> "Tensor":
-        """The same element type in another shape."""
+        """A tensor of the same element type in another shape."""
         return Tensor(tuple(shape), self.dtype)
 
 
 def broadcast(shapes: Sequence[tuple[int, ...]]) -> tuple[int, ...]:
-    """Shape of an element-wise result by numpy's rules.
+    """Shape of an element-wise result, by numpy's rules for broadcasting.
 
     Raises
     ------

@@ -1,20 +1,20 @@
-"""Sliding windows: what convolution and pooling have in common."""
+"""Sliding windows, which convolution and pooling have in common."""
 
 from collections.abc import Sequence
 
 from fpgapipe.network.operators.tensors import ShapeError
 
 Padding = tuple[tuple[int, int], ...]
-"""Per spatial axis, elements added before and after."""
+"""Numbers of elements added before and after the data, for each spatial axis."""
 
 
 def per_axis(value: int | Sequence[int], rank: int, what: str) -> tuple[int, ...]:
-    """Spread one number over the spatial axes, or check that there is one for each.
+    """Repeat a single number for all spatial axes, or check that there is one for each.
 
     Raises
     ------
     ShapeError
-        If there is a number too many or too few.
+        If there are too many or too few numbers.
     """
     values = (value,) * rank if isinstance(value, int) else tuple(value)
     if len(values) != rank:
@@ -31,7 +31,8 @@ def same_padding(
 ) -> Padding:
     """Padding for which the output has ``ceil(size / stride)`` elements on each axis.
 
-    With an odd number to add, the extra one goes after the data (`upper`) or before it.
+    If the number of elements to add is odd, the extra one goes after the data (`upper`) or before
+    it.
     """
     padding = []
     for size, k, s, d in zip(sizes, kernel, stride, dilation, strict=True):

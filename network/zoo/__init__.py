@@ -1,4 +1,4 @@
-"""The built-in networks, one family a file."""
+"""The built-in networks, with one file for each family."""
 
 import importlib
 from collections.abc import Callable
@@ -24,16 +24,16 @@ NETWORKS = {
     "bert_base": "transformer.bert_base",
     "gpt2_small": "transformer.gpt2_small",
 }
-"""Name to module and function; each function takes a batch size and gives a `Graph`."""
+"""Module and function of each network; a function takes a batch size and returns a `Graph`."""
 
 
 def _plain(name: str) -> str:
-    """A name without what people write differently: case, dashes, underscores, dots."""
+    """A name without case, dashes, underscores and dots, which people write differently."""
     return "".join(c for c in name.lower() if c.isalnum())
 
 
 def find(name: str) -> str | None:
-    """The built-in network that a name means, whatever its case and dashes (``ResNet-50``)."""
+    """The built-in network of a name in any spelling (``ResNet-50``); None if there is none."""
     wanted = _plain(name)
     return next((known for known in NETWORKS if _plain(known) == wanted), None)
 
@@ -44,7 +44,7 @@ def built_in(name: str, batch: int = 1) -> Graph:
     Raises
     ------
     NetworkError
-        If there is none of that name, or the batch is not positive.
+        If there is no network of that name, or the batch is not positive.
     """
     known = find(name)
     if known is None:
@@ -58,5 +58,5 @@ def built_in(name: str, batch: int = 1) -> Graph:
     )
     try:
         return build(batch)
-    except ShapeError as error:  # a batch so large that the input is no tensor any more
+    except ShapeError as error:  # the batch is so large that the input exceeds MAX_ELEMENTS
         raise NetworkError(f"{known}: {error}") from None

@@ -40,7 +40,7 @@ def lenet5(batch: int) -> Graph:
 
 
 def alexnet(batch: int) -> Graph:
-    """AlexNet in its one-tower form, 3x224x224 to 1,000 classes.
+    """AlexNet in its one-tower form, from 3x224x224 to 1,000 classes.
 
     Source: A. Krizhevsky, "One weird trick for parallelizing convolutional neural networks",
     arXiv 1404.5997, in the sizes that PyTorch's torchvision uses.
@@ -60,7 +60,7 @@ def alexnet(batch: int) -> Graph:
 
 
 def vgg16(batch: int) -> Graph:
-    """VGG-16 (configuration D), 3x224x224 to 1,000 classes.
+    """VGG-16 (configuration D), from 3x224x224 to 1,000 classes.
 
     Source: K. Simonyan, A. Zisserman, "Very Deep Convolutional Networks for Large-Scale Image
     Recognition", ICLR 2015.
@@ -87,7 +87,7 @@ def cosmoflow(batch: int) -> Graph:
     net = Network("cosmoflow", batch)
     x = net.image(4, 128, 128, 128)
     for i in range(1, 6):
-        # "Same" padding of an even kernel: the extra zeros come after the data.
+        # "Same" padding with an even kernel has its extra zeros after the data.
         x = net.conv(x, 16 * 2**i, 2, padding=((0, 1),) * 3, name=f"conv{i}")
         x = net.activation(x, "leaky_relu", alpha=0.3, name=f"leaky_relu{i}")
         x = net.max_pool(x, 2, name=f"pool{i}")

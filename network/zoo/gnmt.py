@@ -1,8 +1,8 @@
-"""GNMT with 8 and 16 LSTM layers, for training with the target sentence fed in.
+"""GNMT with 8 and 16 LSTM layers, for training with the target sentence as a second input.
 
 Source: Y. Wu et al., "Google's Neural Machine Translation System", arXiv 1609.08144, in the sizes
-that PipeDream (SOSP'19) measured: vocabulary of 32,320, 1,024 features, residuals from the third
-layer on.
+that PipeDream (SOSP'19) measured: a vocabulary of 32,320, 1,024 features, and residual connections
+from the third layer on.
 """
 
 from fpgapipe.network.graph import Graph
@@ -33,7 +33,7 @@ def _gnmt(name: str, batch: int, depth: int) -> Graph:
 
 
 def _encoder(net: Network, source: str, depth: int) -> str:
-    """A bidirectional layer, then plain ones."""
+    """A bidirectional LSTM layer, followed by plain ones."""
     x = net.embedding(source, VOCABULARY, FEATURES, "encoder.embedding")
     x = net.lstm(x, FEATURES, bidirectional=True, name="encoder.lstm1")
     for i in range(2, depth + 1):
@@ -45,7 +45,7 @@ def _encoder(net: Network, source: str, depth: int) -> str:
 
 
 def _decoder(net: Network, target: str, encoded: str, depth: int) -> str:
-    """A layer whose output attends to the source; the context goes into every further layer."""
+    """A layer whose output attends to the source; all further layers read the context."""
     x = net.embedding(target, VOCABULARY, FEATURES, "decoder.embedding")
     x = net.lstm(x, FEATURES, name="decoder.lstm1")
     context = _attention(net, x, encoded)

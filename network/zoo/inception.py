@@ -10,11 +10,11 @@ from fpgapipe.network.graph import Graph
 from fpgapipe.network.zoo.layers import Network, Size
 
 Step = tuple[int, Size, Size, Size]
-"""Channels, kernel, stride, padding of a convolution."""
+"""Channels, kernel, stride and padding of a convolution."""
 
 
 def inception_v3(batch: int) -> Graph:
-    """Inception-v3 without its auxiliary classifier, 3x299x299 to 1,000 classes."""
+    """Inception-v3 without its auxiliary classifier, from 3x299x299 to 1,000 classes."""
     net = Network("inception_v3", batch)
     x = net.image(3, 299, 299)
     stem: list[Step] = [(32, 3, 2, 0), (32, 3, 1, 0), (64, 3, 1, 1)]
@@ -37,7 +37,7 @@ def inception_v3(batch: int) -> Graph:
 
 
 def _branch(net: Network, x: str, name: str, steps: Sequence[Step]) -> str:
-    """Convolutions in a row, each with batch normalisation and ReLU."""
+    """A chain of convolutions, each with batch normalisation and ReLU."""
     for i, (channels, kernel, stride, padding) in enumerate(steps, 1):
         x = net.conv(
             x,
@@ -53,7 +53,7 @@ def _branch(net: Network, x: str, name: str, steps: Sequence[Step]) -> str:
 
 
 def _pooled(net: Network, x: str, name: str, channels: int) -> str:
-    """The branch that averages, then convolves with 1x1."""
+    """The branch with an average pooling and a 1x1 convolution."""
     pool = net.average_pool(x, 3, stride=1, padding=1, name=f"{name}.avgpool")
     return _branch(net, pool, f"{name}.pool", [(channels, 1, 1, 0)])
 
@@ -70,7 +70,7 @@ def _module_35(net: Network, x: str, name: str, pool_features: int) -> str:
 
 
 def _reduction_17(net: Network, x: str, name: str) -> str:
-    """From the 35x35 grid to 17x17."""
+    """Reduction from the 35x35 grid to 17x17."""
     branches = [
         _branch(net, x, f"{name}.3x3", [(384, 3, 2, 0)]),
         _branch(net, x, f"{name}.3x3dbl", [(64, 1, 1, 0), (96, 3, 1, 1), (96, 3, 2, 0)]),
@@ -80,7 +80,7 @@ def _reduction_17(net: Network, x: str, name: str) -> str:
 
 
 def _module_17(net: Network, x: str, name: str, inner: int) -> str:
-    """Module of the 17x17 grid, with 7x7 convolutions taken apart into 1x7 and 7x1."""
+    """Module of the 17x17 grid, with 7x7 convolutions factorised into 1x7 and 7x1."""
     wide: tuple[Size, Size, Size] = ((1, 7), 1, (0, 3))
     tall: tuple[Size, Size, Size] = ((7, 1), 1, (3, 0))
     branches = [
@@ -98,7 +98,7 @@ def _module_17(net: Network, x: str, name: str, inner: int) -> str:
 
 
 def _reduction_8(net: Network, x: str, name: str) -> str:
-    """From the 17x17 grid to 8x8."""
+    """Reduction from the 17x17 grid to 8x8."""
     branches = [
         _branch(net, x, f"{name}.3x3", [(192, 1, 1, 0), (320, 3, 2, 0)]),
         _branch(
@@ -113,7 +113,7 @@ def _reduction_8(net: Network, x: str, name: str) -> str:
 
 
 def _module_8(net: Network, x: str, name: str) -> str:
-    """Module of the 8x8 grid, whose 3x3 branches end in a 1x3 and a 3x1 side by side."""
+    """Module of the 8x8 grid, whose 3x3 branches fork into a 1x3 and a 3x1 at their end."""
 
     def forked(stem: str, steps: Sequence[Step]) -> str:
         trunk = _branch(net, x, f"{name}.{stem}", steps)

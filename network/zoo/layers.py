@@ -1,4 +1,4 @@
-"""The vocabulary in which the built-in networks are written."""
+"""The graph builder with which the built-in networks are written."""
 
 from collections.abc import Sequence
 
@@ -35,9 +35,8 @@ Size = int | Sequence[int]
 class Network(GraphBuilder):
     """A graph builder with a method for each kind of layer.
 
-    Each method takes the names of its inputs, adds one layer and returns its name, so that networks
-    read like the programs they describe. A layer that is not given a name gets its operator's and a
-    number.
+    Each method takes the names of its inputs, adds one layer and returns its name, so networks read
+    like programs. A layer that is given no name is called by its operator's name and a number.
     """
 
     def image(self, channels: int, *sizes: int) -> str:
@@ -76,7 +75,7 @@ class Network(GraphBuilder):
     def max_pool(
         self, x: str, kernel: Size, *, stride: Size | None = None, padding: Size = 0, **name: str
     ) -> str:
-        """Maximum over windows; the stride is the kernel's size if not given."""
+        """Maximum over windows; the default stride is the kernel's size."""
         return self._pool("max", x, kernel, stride, padding, **name)
 
     def average_pool(
@@ -104,7 +103,7 @@ class Network(GraphBuilder):
         return self.add(name or self.fresh_name(operator.kind), operator, x, shared=shared)
 
     def activation(self, x: str, function: str, *, alpha: float = 0.01, **name: str) -> str:
-        """One of `ACTIVATIONS`."""
+        """Activation function, one of `ACTIVATIONS`."""
         return self._add(Activation(function, alpha), x, **name)
 
     def relu(self, x: str, name: str | None = None) -> str:
@@ -124,7 +123,7 @@ class Network(GraphBuilder):
         return self._add(LocalResponseNorm(size), x, name=name)
 
     def dropout(self, x: str, rate: float, name: str | None = None) -> str:
-        """Zeros a share of the elements in training."""
+        """Dropout of a share of the elements in training."""
         return self._add(Dropout(rate), x, name=name)
 
     def plus(self, a: str, b: str, name: str | None = None) -> str:
@@ -136,11 +135,11 @@ class Network(GraphBuilder):
         return self._add(Affine(scale=factor), x, name=name)
 
     def concat(self, xs: Sequence[str], axis: int = 1, name: str | None = None) -> str:
-        """Tensors side by side along an axis."""
+        """Tensors concatenated along an axis."""
         return self._add(Concat(axis), *xs, name=name)
 
     def split(self, x: str, parts: int, axis: int, name: str) -> list[str]:
-        """Equal parts along an axis, a layer each."""
+        """Equal parts along an axis; each is a layer."""
         size = self.tensor(x).shape[axis] // parts
         rank = len(self.tensor(x).shape)
         return [
@@ -149,7 +148,7 @@ class Network(GraphBuilder):
         ]
 
     def flatten(self, x: str, name: str | None = None) -> str:
-        """All axes but the batch's joined."""
+        """All axes except that of the batch, joined into one."""
         return self._add(Flatten(1), x, name=name)
 
     def reshape(self, x: str, *shape: int, name: str | None = None) -> str:
@@ -157,7 +156,7 @@ class Network(GraphBuilder):
         return self._add(Reshape(shape), x, name=name)
 
     def transpose(self, x: str, *order: int, name: str | None = None) -> str:
-        """Axes in another order."""
+        """The axes in another order."""
         return self._add(Transpose(order), x, name=name)
 
     def matmul(self, a: str, b: str, name: str | None = None) -> str:
@@ -169,13 +168,13 @@ class Network(GraphBuilder):
         return self._add(Softmax(-1, causal=causal), x, name=name)
 
     def embedding(self, x: str, num_embeddings: int, features: int, name: str | None = None) -> str:
-        """Rows of a table."""
+        """Rows of a learned table."""
         return self._add(Embedding(num_embeddings, features), x, name=name)
 
     def lstm(
         self, x: str, hidden: int, *, bidirectional: bool = False, name: str | None = None
     ) -> str:
-        """One recurrent layer."""
+        """One LSTM layer."""
         return self._add(Lstm(hidden, bidirectional), x, name=name)
 
     @property

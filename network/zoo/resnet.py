@@ -1,7 +1,7 @@
 """ResNet-18, -50 and -152.
 
-Source: K. He et al., "Deep Residual Learning for Image Recognition", CVPR 2016; in the deep ones
-the stride is in the 3x3 convolution, as in PyTorch's torchvision.
+Source: K. He et al., "Deep Residual Learning for Image Recognition", CVPR 2016. In ResNet-50 and
+-152, the stride is in the 3x3 convolution, as in PyTorch's torchvision.
 """
 
 from collections.abc import Sequence
@@ -21,7 +21,7 @@ def resnet50(batch: int) -> Graph:
 
 
 def resnet152(batch: int) -> Graph:
-    """ResNet-152: the same with 50 blocks; 3x224x224 to 1,000 classes."""
+    """ResNet-152: 50 bottleneck blocks like those of ResNet-50; 3x224x224 to 1,000 classes."""
     return _resnet("resnet152", batch, (3, 8, 36, 3), bottleneck=True)
 
 
@@ -44,7 +44,7 @@ def _resnet(name: str, batch: int, depths: Sequence[int], *, bottleneck: bool) -
 def residual_block(
     net: Network, x: str, name: str, channels: int, stride: int, *, bottleneck: bool = False
 ) -> str:
-    """Convolutions beside a short cut, which is projected where shapes differ."""
+    """Convolutions and a parallel short cut, which is projected where shapes differ."""
     if bottleneck:
         sizes = [(channels, 1, 1), (channels, 3, stride), (4 * channels, 1, 1)]
     else:

@@ -1,6 +1,6 @@
-"""Networks of the usual kinds, small enough to simulate their training cycle by cycle.
+"""Networks of the usual kinds that are small enough to simulate their training cycle by cycle.
 
-Both take images of 3x32x32, as CIFAR-10 has them, to 10 classes.
+Both map images of 3x32x32, as in CIFAR-10, to 10 classes.
 """
 
 from fpgapipe.network.graph import Graph
@@ -28,11 +28,12 @@ def resnet_mini(batch: int) -> Graph:
 
 
 def vgg_mini(batch: int) -> Graph:
-    """A VGG of four blocks with 8, 16, 32 and 64 channels, of about as many MACs each.
+    """A VGG of four blocks with 8, 16, 32 and 64 channels; all blocks have about as many MACs.
 
-    A block is two 3x3 convolutions and a pooling, so one with twice the channels has a quarter of
-    the pixels. A batch normalisation behind each pooling lets it train from the usual initial
-    values; there it has a quarter of the work that it has behind a convolution.
+    A block is two 3x3 convolutions and a pooling, so each block has twice the channels and a
+    quarter of the pixels of the block before. A batch normalisation after each pooling lets the
+    network train from the usual initial values; there it takes a quarter of the work that it would
+    take after a convolution.
 
     Source: K. Simonyan, A. Zisserman, "Very Deep Convolutional Networks for Large-Scale Image
     Recognition", ICLR 2015.

@@ -1,4 +1,4 @@
-"""BERT-base and GPT-2 small, attention written as its parts."""
+"""BERT-base and GPT-2 small, with attention written as products, scaling and softmax."""
 
 import math
 

@@ -1,1 +1,1 @@
-"""What layers and cores cost a device."""
+"""The cost model: what layers and cores cost on a device."""

@@ -1,4 +1,4 @@
-"""Training cores for a device: what one is made of, whether it fits, and how large it can be."""
+"""Training cores: their parameters, whether one fits a device, and how large it can be."""
 
 from __future__ import annotations
 
@@ -33,35 +33,40 @@ if TYPE_CHECKING:
     from fpgapipe.hw.hls_models.spec.link import LinkEngineSpec
 
 CELLS_PER_LANE = 64
-"""Of a core that `core_of` makes, at least: a lane takes as many LUTs as some sixty cells with what
-is below them, and where LUTs are few, a larger array is worth more than further lanes."""
+"""Fewest array cells per vector lane in a core that `core_of` makes with more than two lanes.
+
+A lane takes about as many LUTs as sixty cells together with their accumulators. Where LUTs are
+scarce, a larger array is worth more than further lanes."""
 
 RESOURCES = ("lut", "ff", "bram36", "uram", "dsp")
+"""Names of the FPGA resources that a core is checked against."""
 
 
 @dataclass(frozen=True)
 class CoreConfig:
-    """A training core: what the generator builds and the cost model counts with.
+    """A training core, as the generator builds it and the cost model counts it.
 
     Parameters
     ----------
     rows, cols : int
-        Cells of an engine's array; rows divide 32, the block of the operands' format.
+        Rows and columns of an engine's array of cells. The rows must divide 32, the block size of
+        the operands' format.
     clk_hz : float
+        Clock frequency of the core, Hz.
     scratchpad_bytes : int
-        On-chip memory for operands, of all engines together.
+        On-chip memory for operands, all engines together.
     vector_lanes : int
-        FP32 lanes, shared by the engines; 16 at most, the elements of a vector.
+        FP32 lanes, shared by the engines; at most 16, the number of elements in a vector.
     num_engines : int
-        GEMM engines: 1, or 2 for a forward and a backward engine at the same time.
+        GEMM engines: 1, or 2 for a forward and a backward engine that run concurrently.
     port_bytes : int
-        That the bus to the memory moves in a cycle.
+        Bytes that the bus to the memory moves in a cycle.
     num_links : int
-        Link engines; a device with fewer ports has fewer.
+        Link engines; a device with fewer ports has fewer of them.
     acc_depth : int
         FP32 accumulators below each column.
     formats : Formats
-        Bytes of an element.
+        Bytes per element.
 
     Raises
     ------
@@ -98,15 +103,15 @@ class CoreConfig:
 
     @property
     def cells(self) -> int:
-        """Multiply-accumulates a cycle, all engines."""
+        """Multiply-accumulates per cycle, all engines together."""
         return self.rows * self.cols * self.num_engines
 
     def memory_bytes_per_cycle(self, device: DeviceSpec) -> float:
-        """What the bus and the memories both let through; 0 without memory."""
+        """Bytes per cycle that both the bus and the memories sustain; 0 without memory."""
         return min(self.port_bytes, device.memory_bytes_per_s / self.clk_hz)
 
     def engine(self, device: DeviceSpec) -> EngineSpec:
-        """One GEMM engine with an equal share of scratchpad and memory."""
+        """One GEMM engine, with its equal share of scratchpad and memory bandwidth."""
         fastest = max(
             device.memories, key=lambda m: m.count * m.bandwidth_bytes_per_s, default=None
         )
@@ -121,7 +126,7 @@ class CoreConfig:
         )
 
     def shape(self, device: DeviceSpec) -> CoreShape:
-        """What decides the core's resources on a device."""
+        """The parameters that determine the core's resources on a device."""
         rates = sorted(
             (port.payload_bytes_per_s for port in device.ports for _ in range(port.count)),
             reverse=True,
@@ -141,7 +146,7 @@ class CoreConfig:
         )
 
     def planned(self, device: DeviceSpec, links: Sequence[LinkEngineSpec]) -> CorePlan:
-        """All numbers of the core that is generated, with its ends of links."""
+        """The core as the plan describes it to the generator, with its link engines."""
         shape, engine = self.shape(device), self.engine(device)
         number = max(banks(shape), 2)
         return CorePlan(
@@ -162,12 +167,12 @@ class CoreConfig:
 
 
 def _width(bytes_per_cycle: float) -> int:
-    """The power of two, at most 64 bytes, that carries a rate."""
+    """The smallest power of two, at most 64 bytes, that carries a rate."""
     return min(64, 1 << max(math.ceil(math.log2(bytes_per_cycle)), 0))
 
 
 def link_width(bytes_per_cycle: float) -> int:
-    """Bytes of the stream to a link's PHY that carries a rate: a power of two in 4..64."""
+    """Width in bytes of the stream to a link's PHY that carries a rate: a power of two in 4..64."""
     return max(_width(bytes_per_cycle), 4)
 
 
@@ -178,14 +183,16 @@ def _power_up_to(number: int) -> int:
 
 @dataclass(frozen=True)
 class Violation:
-    """A limit that a core exceeds.
+    """A limit of a device that a core exceeds.
 
     Attributes
     ----------
     resource : str
-        ``lut``, ``ff``, ``bram36``, ``uram``, ``dsp`` of all dies; ``columns`` where the columns do
-        not divide over the dies; ``one die: lut`` where what cannot be divided fits no die.
+        ``lut``, ``ff``, ``bram36``, ``uram`` or ``dsp`` if all dies together have too few;
+        ``columns`` if the columns cannot be distributed over the dies; ``one die: lut`` (and so on)
+        if the part of the core that cannot be divided fits on no die.
     needed, available : int
+        Amount that the core needs, and usable amount.
     """
 
     resource: str
@@ -197,11 +204,11 @@ class Violation:
 
 
 def core_fits(device: DeviceSpec, core: CoreConfig) -> list[Violation]:
-    """Limits of a device that a core exceeds; none if it fits.
+    """Limits of a device that a core exceeds; an empty list if it fits.
 
-    The array may span dies: its columns are dealt to them whole, since activations that cross
-    a border pass a register anyway while sums stay in their column. Scratchpad blocks may lie
-    anywhere. All else is on one die.
+    The array may span dies. Each column lies entirely on one die: sums stay within their column,
+    and activations pass a register between columns anyway, so they may cross a die border.
+    Scratchpad blocks may lie anywhere. Everything else lies on one die.
     """
     shape = core.shape(device)
     needed = core_resources(shape)
@@ -238,16 +245,17 @@ def over_dies(
     columns: Sequence[Resources],
     scratchpad: Resources,
 ) -> list[Resources]:
-    """What each die of a device holds of a core, which fits it.
+    """Resources that a core takes on each die of a device that it fits.
 
-    As `core_fits` has it: what cannot be divided is on the die that leaves room for the most
-    columns, columns are dealt whole, the emptiest die first, and scratchpad blocks after them.
+    The rules are those of `core_fits`. The part that cannot be divided goes to the die with the
+    most room for it. Then the columns are placed one by one, each on the die with the most room,
+    and the scratchpad blocks after them in the same way.
     """
     dies = [Resources(d.lut, d.ff, d.bram36, d.uram, d.dsp) for d in device.dies]
     used = [Resources() for _ in dies]
 
     def room(at: int, item: Resources) -> float:
-        """Copies of an item that a die still holds."""
+        """How many copies of an item still fit on a die."""
         left = dies[at] + used[at] * -1
         needed = [name for name in RESOURCES if getattr(item, name)]
         return min(float(getattr(left, name) / getattr(item, name)) for name in needed)
@@ -274,18 +282,18 @@ def _columns(die: Resources, column: Resources) -> int:
 
 
 def scratchpad_floor(device: DeviceSpec) -> int:
-    """Bytes of scratchpad below which less saves no memory blocks, or hardly any."""
+    """Scratchpad size in bytes below which a smaller one saves hardly any memory blocks."""
     block_bytes = URAM_DATA_BYTES if device.uram else BRAM36_DATA_BYTES
     return 2 * MOST_BANKS * MEMORY_BLOCKS * block_bytes
 
 
 def largest_core(device: DeviceSpec, num_engines: int = 1, num_links: int = 0) -> CoreConfig:
-    """The candidate with the most cells; more rows decide between equals.
+    """The candidate core with the most cells; of equal ones, that with more rows.
 
     Raises
     ------
     ValueError
-        If not even a core of one column fits; says which limits are exceeded.
+        If not even a core of one column fits. The message says which limits are exceeded.
     """
     return candidate_cores(device, num_engines, num_links)[0]
 
@@ -293,16 +301,16 @@ def largest_core(device: DeviceSpec, num_engines: int = 1, num_links: int = 0) -
 def candidate_cores(
     device: DeviceSpec, num_engines: int = 1, num_links: int = 0
 ) -> list[CoreConfig]:
-    """Cores worth trying on a device, most cells first.
+    """Cores worth trying on a device, those with the most cells first.
 
-    For 4, 8, 16 and 32 rows: the widest that fits, the widest power of two, since channels often
-    are powers of two, and a half and a quarter of that, since a tile takes at least as many cycles
-    as the array has columns.
+    For each of 4, 8, 16 and 32 rows, these widths are tried: the widest array that fits; the
+    widest power of two, since channel counts are often powers of two; and a half and a quarter of
+    that, since a tile takes at least as many cycles as the array has columns.
 
     Raises
     ------
     ValueError
-        If not even a core of one column fits; says which limits are exceeded.
+        If not even a core of one column fits. The message says which limits are exceeded.
     """
     found: list[CoreConfig] = []
     for rows in (32, 16, 8, 4):
@@ -320,7 +328,7 @@ def candidate_cores(
 
 
 def _widest(device: DeviceSpec, rows: int, num_engines: int, num_links: int) -> int:
-    """Most columns of a core that fits, as `CoreSpec` allows them; 0 if none does."""
+    """Most columns that `CoreSpec` allows and with which a core fits; 0 if none does."""
     low, high = 0, device.dsp // (rows * num_engines) + 1
     while high - low > 1:
         middle = (low + high) // 2
@@ -340,13 +348,15 @@ def core_of(
     num_links: int = 0,
     scratchpad_bytes: int | None = None,
 ) -> CoreConfig:
-    """A core with a given array, the rest sized for the device.
+    """A core with a given array; everything else is sized for the device.
 
-    One bus to the memory, as wide as its bandwidth asks for, 64 bytes at most; as scratchpad the
-    largest power of two of bytes that UltraRAM holds, or where there is none three quarters of the
-    block RAM that the rest leaves, and `scratchpad_bytes` if that is less. Lanes are a power of
-    two, 2 at least, otherwise at most 16, one for `CELLS_PER_LANE` cells, and one for each element
-    that the bus can read and write in a cycle.
+    The bus to the memory is as wide as the memory bandwidth needs, at most 64 bytes. The scratchpad
+    is the largest power of two of bytes that fits the available memory: all UltraRAM, or without
+    UltraRAM three quarters of the block RAM that the rest of the core leaves, and no more than
+    `scratchpad_bytes` if that is given. It is never smaller than the engines need. The number of
+    vector lanes is a power of two and at least 2. Otherwise it is at most 16, at most one lane per
+    `CELLS_PER_LANE` cells, and at most the number of elements that the bus can both read and write
+    in a cycle.
     """
     bytes_per_cycle = device.memory_bytes_per_s / device.clk_hz
     port_bytes = max(_width(bytes_per_cycle), 4) if bytes_per_cycle else 4

@@ -1,6 +1,6 @@
-"""What each layer costs on a device: cycles, seconds, bytes over memory and links, bytes to keep.
+"""Cost of each layer on a device: cycles, seconds, memory and link traffic, bytes to keep.
 
-docs/cost-model.md says what is counted and how. Cycles of a matrix product come from
+docs/cost-model.md says what is counted and how. The cycles of matrix products come from
 :mod:`fpgapipe.hw.hls_models.cycles.gemm` alone.
 """
 
@@ -41,25 +41,31 @@ __all__ = [
 ]
 
 VECTOR_CYCLES = 40
-"""From a vector instruction to its first result, and from its last operand to its last result: an
-estimate of decoding, address generators and the longest lane (a function by table)."""
+"""Start-up and drain of a vector instruction, in cycles.
+
+They last from the instruction to its first result, and from its last operand to its last result.
+This is an estimate for the decoder, the address generators and the longest lane pipeline (a
+function by table)."""
 
 
 @dataclass(frozen=True)
 class PassCost:
-    """One pass of a layer over one micro-batch.
+    """Cost of one pass of a layer over one micro-batch.
 
     Attributes
     ----------
     seconds : float
+        Duration of the pass.
     cycles : int
-        0 where the seconds were measured.
+        Duration in clock cycles; 0 where the seconds were measured.
     gemm_cycles, vector_cycles, memory_cycles : int
-        That the array, the lanes and the memory are busy: a stage that overlaps its layers
-        perfectly takes the largest of their sums, not the sum of `cycles`.
+        Cycles in which the array, the lanes and the memory are busy. A stage that overlaps its
+        layers perfectly takes the largest of the three sums over its layers, not the sum of
+        `cycles`.
     memory_bytes : int
-        Read and written.
+        Bytes read and written.
     macs : int
+        Multiply-accumulates.
     """
 
     seconds: float = 0.0
@@ -72,36 +78,41 @@ class PassCost:
 
 
 NO_PASS = PassCost()
+"""Cost of a pass that a layer does not have."""
 
 
 @dataclass(frozen=True)
 class LayerCost:
-    """What one layer costs on one device.
+    """Cost of one layer on one device.
 
     Attributes
     ----------
     name : str
+        Name of the layer.
     forward, input_gradient, weight_gradient : PassCost
-        For one micro-batch; all zero where a layer does not have the pass.
+        Cost of each pass over one micro-batch; all zero where the layer does not have the pass.
     update : PassCost
-        The optimiser's step, once a mini-batch.
+        Cost of the optimiser's step, once per mini-batch.
     output_bytes : int
-        Over a link if the next layer is elsewhere.
+        Size of the output, which goes over a link if the next layer is on another device.
     gradient_bytes : int
-        The way back over that link; 0 if no reader computes this gradient.
+        Size of the output's gradient, which comes back over that link; 0 if no reader computes it.
     weight_bytes : int
-        Learned parameters in FP32: what an all-reduce moves. Shared ones count in the first layer.
+        Learned parameters in FP32, which an all-reduce moves. Shared parameters count in the first
+        layer that has them.
     optimiser_bytes : int
         Master weights, gradients and momentum in FP32.
     operand_bytes : int
-        Copies of the weights for the array (two, MXINT8), and tensors that are not learned.
+        Two MXINT8 copies of the weights for the array, and tensors that are not learned.
     activation_bytes : int
-        Kept for the backward pass of one micro-batch, apart from what an earlier layer keeps.
+        Activations kept for the backward pass of one micro-batch, without those that an earlier
+        layer keeps already.
     kept : tuple of (str, int)
-        All that this layer needs: names and bytes, for `activation_bytes` of a set of layers.
+        Names and bytes of all activations that the backward pass needs. The function
+        `activation_bytes` adds them up for a set of layers.
     fused_into : str or None
-        The layer that does this one's work in passing. A cut between the two is not charged for
-        the pass that it would add.
+        The layer that does this layer's work along with its own. A cut of the graph between the
+        two is not charged for the extra pass that it would need.
     """
 
     name: str
@@ -120,35 +131,37 @@ class LayerCost:
 
     @property
     def backward_s(self) -> float:
-        """Both gradients."""
+        """Seconds of both gradient passes of a micro-batch."""
         return self.input_gradient.seconds + self.weight_gradient.seconds
 
     @property
     def total_s(self) -> float:
-        """All three passes of a micro-batch."""
+        """Seconds of all three passes of a micro-batch."""
         return self.forward.seconds + self.backward_s
 
 
 def activation_bytes(layers: Iterable[LayerCost]) -> int:
-    """Bytes that a set of layers keeps for one micro-batch, what several need counted once."""
+    """Bytes that a set of layers keeps for one micro-batch; shared tensors count once."""
     return sum({name: size for layer in layers for name, size in layer.kept}.values())
 
 
 def layer_costs(graph: Graph, device: DeviceSpec, core: CoreConfig) -> list[LayerCost]:
     """Cost of each layer of a network, in the graph's order.
 
-    Whether the core fits the device is not checked: `core_fits` does that.
+    This does not check whether the core fits the device: `core_fits` does.
 
     Raises
     ------
     ValueError
-        If the network is a profile: `measured_costs` reads those.
+        If the network is a profile; use `measured_costs` for profiles.
     """
     return CostModel(graph, core.formats).costs(device, core)
 
 
 class CostModel:
-    """Costs of one network on many devices and cores: what follows from shapes is computed once.
+    """Costs of one network on many devices and cores.
+
+    Whatever follows from the shapes alone is computed once, in the constructor.
 
     Parameters
     ----------
@@ -158,7 +171,7 @@ class CostModel:
     Raises
     ------
     ValueError
-        If the network is a profile: `measured_costs` reads those.
+        If the network is a profile; use `measured_costs` for profiles.
     """
 
     def __init__(self, graph: Graph, formats: Formats | None = None) -> None:
@@ -175,12 +188,12 @@ class CostModel:
         self._kept = _kept_apart(graph, self._work)
 
     def costs(self, device: DeviceSpec, core: CoreConfig, *, train: bool = True) -> list[LayerCost]:
-        """Cost of each layer, in the graph's order; of inference, if not of training.
+        """Cost of each layer, in the graph's order, for training or for inference.
 
         Raises
         ------
         ValueError
-            If the core has other formats.
+            If the core's formats are not those of the model.
         """
         if core.formats != self.formats:
             raise ValueError(f"the model is for {self.formats}, the core has {core.formats}")
@@ -217,7 +230,7 @@ class CostModel:
 
 
 def _forward_only(cost: LayerCost) -> LayerCost:
-    """The layer without backward pass and update; every result has a place of its own."""
+    """The layer without backward pass and update; its output has memory of its own."""
     return replace(
         cost,
         input_gradient=NO_PASS,
@@ -269,7 +282,7 @@ class _Kept:
 
 
 def _kept_apart(graph: Graph, work: Sequence[LayerWork]) -> list[_Kept]:
-    """What each layer keeps, tensors by the names under which they first appeared."""
+    """What each layer keeps; a reshaped tensor has the name of the tensor that it is a view of."""
     first: dict[str, str] = {}
     for layer in graph.layers.values():
         if layer.op in ("reshape", "flatten"):
@@ -285,7 +298,7 @@ def _kept_apart(graph: Graph, work: Sequence[LayerWork]) -> list[_Kept]:
 
 
 def _with_gradient(graph: Graph) -> frozenset[str]:
-    """Layers of whose output some reader computes the gradient."""
+    """Layers for whose output at least one reader computes a gradient."""
     return frozenset(
         name
         for name, readers in consumers(graph).items()
@@ -295,15 +308,16 @@ def _with_gradient(graph: Graph) -> frozenset[str]:
 
 
 def measured_costs(graph: Graph) -> list[LayerCost]:
-    """Costs of a profile: its own seconds and bytes, whatever the device.
+    """Costs of a profile: its measured seconds and bytes, whatever the device.
 
-    The optimiser's step takes no time (profiles have none apart from the passes). A layer keeps its
-    inputs for its backward pass, as PipeDream counts; gradients are as large as outputs.
+    The optimiser's step takes no time, since profiles do not list it apart from the passes. A
+    layer keeps its inputs for its backward pass, as PipeDream counts. Gradients are as large as
+    outputs.
 
     Raises
     ------
     ValueError
-        If a layer was not measured.
+        If a layer has no measured times.
     """
     result, seen = [], set()
     sizes: dict[str, int] = {}

@@ -1,7 +1,7 @@
-"""What a layer makes a core do: matrix products, element-wise passes, bytes to keep.
+"""The work of a layer: matrix products, element-wise operations, bytes to keep.
 
-All of it follows from shapes and holds for any device; :mod:`fpgapipe.partition.cost.cost` turns it
-into cycles.
+All of it follows from the shapes and holds for any device; :mod:`fpgapipe.partition.cost.cost`
+turns it into cycles.
 """
 
 from __future__ import annotations
@@ -18,13 +18,15 @@ from fpgapipe.partition.cost.work_products import Formats, products, untouched_i
 
 @dataclass(frozen=True)
 class VectorWork:
-    """Element-wise work: operations of one lane each, and bytes over the memory.
+    """Element-wise work: lane operations and memory traffic.
 
     Parameters
     ----------
     operations : int
-        Add, multiply, multiply-add, compare, select or look up a function: one a lane and cycle.
+        Number of additions, multiplications, multiply-adds, comparisons, selections and function
+        lookups. A lane does one of them per cycle.
     read_bytes, write_bytes : int
+        Bytes read from memory and written to it.
     """
 
     operations: int = 0
@@ -44,16 +46,17 @@ NO_WORK = VectorWork()
 
 @dataclass(frozen=True)
 class PassWork:
-    """One pass of one layer.
+    """Work of one pass of one layer.
 
     Parameters
     ----------
     products : tuple of ProductSpec
-        One after the other.
+        Matrix products, which run one after the other.
     vector : VectorWork
-        After the products, or beside them.
+        Element-wise work, which runs after the products or concurrently with them.
     beside : bool
-        Whether the vector engine works while the array does (a bias's gradient), not after it.
+        Whether the vector engine works concurrently with the array (as for a bias's gradient) and
+        not after it.
     """
 
     products: tuple[ProductSpec, ...] = ()
@@ -61,8 +64,8 @@ class PassWork:
     beside: bool = False
 
 
-# Lane operations for an element of the output: forward, backward. Functions from a table (exp,
-# tanh, sigmoid, reciprocal, logarithm) count as one. Counted from the formulas.
+# Lane operations per element of the output in the forward and in the backward pass, counted from
+# the formulas. A function from a table (exp, tanh, sigmoid, reciprocal, logarithm) counts as one.
 POINTWISE_OPERATIONS = {
     "relu": (1, 1),
     "relu6": (1, 1),
@@ -96,17 +99,17 @@ POINTWISE_OPERATIONS = {
     "pad": (1, 1),
     "softmax": (4, 3),
     "log_softmax": (4, 3),
-    # Mean and variance in one pass over rows that stay on chip, normalise, scale.
+    # Mean and variance in one pass over rows that stay on chip; then normalisation and scaling.
     "layer_norm": (4, 8),
     "local_response_norm": (6, 10),
 }
 
 RELU_LIKE = ("relu", "relu6", "leaky_relu")
-"""Activations that the drain of a product or the end of a vector pass applies in passing; backward
-they need one bit an element."""
+"""Activation functions that can be applied while a product is drained or at the end of a vector
+pass. Their backward pass needs one bit per element."""
 
 FREE = ("reshape", "flatten", "slice", "split", "concat", "constant", "unlisted")
-"""Layers that only say where elements lie: producers and consumers use other addresses."""
+"""Layers that move no data: their producers and consumers only use other addresses."""
 
 _KEEP_OUTPUT = ("sigmoid", "tanh", "softmax", "log_softmax", "exp", "sqrt", "reciprocal")
 _KEEP_INPUTS = (
@@ -117,9 +120,9 @@ _KEEP_INPUTS = (
 
 
 def fused_layers(graph: Graph) -> dict[str, str]:
-    """ReLU-like layers that their producer applies in passing, and which layer that is.
+    """ReLU-like layers that are fused into their producer, with the producer's name.
 
-    The producer is a product, an addition or a normalisation, and nothing else reads it.
+    The producer is a product, an addition or a normalisation, and no other layer reads its output.
     """
     readers = consumers(graph)
     fused = {}
@@ -135,7 +138,7 @@ def fused_layers(graph: Graph) -> dict[str, str]:
 
 
 def consumers(graph: Graph) -> dict[str, list[Layer]]:
-    """Who reads a layer's output; a layer that reads it twice stands there twice."""
+    """The layers that read each layer's output; a layer that reads it twice is listed twice."""
     readers: dict[str, list[Layer]] = {name: [] for name in graph.layers}
     for layer in graph.layers.values():
         for name in layer.inputs:
@@ -146,24 +149,24 @@ def consumers(graph: Graph) -> dict[str, list[Layer]]:
 
 @dataclass(frozen=True)
 class LayerWork:
-    """What a layer makes a core do and keep.
+    """Work that a layer gives a core, and the data that it keeps.
 
     Attributes
     ----------
     layer : Layer
     passes : dict of Pass to PassWork
-        Those that the layer has.
+        Work of each pass that the layer has.
     update : VectorWork
-        The optimiser's step, once for each mini-batch.
+        The optimiser's step, once per mini-batch.
     kept : tuple of (str, int)
-        What the backward pass needs of the forward pass: names and bytes. A name is a layer's or
-        network input's, meaning its output, or says what else it is.
+        Names and bytes of the tensors of the forward pass that the backward pass needs. The name
+        of a layer or network input stands for its output; other names say what the tensor is.
     owned : int
-        Learned elements that no earlier layer has: shared ones count in the first layer.
+        Learned elements that no earlier layer has; shared ones count in the first layer.
     operands : int
         Learned elements that the array takes as operands, shared ones included.
     fused_into : str or None
-        The layer that does this one's work in passing.
+        The layer that does this layer's work along with its own.
     """
 
     layer: Layer
@@ -176,7 +179,7 @@ class LayerWork:
 
 
 def network_work(graph: Graph, formats: Formats) -> tuple[LayerWork, ...]:
-    """Everything that training on a network makes a core do, layer by layer."""
+    """The work of training a network, layer by layer."""
     readers, fused = consumers(graph), fused_layers(graph)
     masks = {into: mask_bytes(graph.layers[name]) for name, into in fused.items()}
     seen: set[str] = set()
@@ -211,36 +214,36 @@ def network_work(graph: Graph, formats: Formats) -> tuple[LayerWork, ...]:
 
 
 def _add_others_work(vector: dict[Pass, VectorWork], gradient_sum: VectorWork, mask: int) -> None:
-    """What a layer does for its readers: sum their gradients, apply the ReLU fused into it."""
+    """Add the work that a layer does for its readers: gradient sums and a fused ReLU's mask."""
     backward = [each for each in vector if each is not Pass.FORWARD]
     if backward:
         vector[backward[0]] += gradient_sum
-    vector[Pass.FORWARD] += VectorWork(0, 0, mask)  # written beside the result
+    vector[Pass.FORWARD] += VectorWork(0, 0, mask)  # written along with the result
     for each in backward:
-        vector[each] += VectorWork(0, mask)  # read with its gradient
+        vector[each] += VectorWork(0, mask)  # read along with the gradient
 
 
 def _add_own_work(layer: Layer, formats: Formats, vector: dict[Pass, VectorWork]) -> None:
-    """Element-wise work of each pass that a layer has."""
+    """Add the layer's own element-wise work to each of its passes."""
     vector[Pass.FORWARD] = _forward(layer, formats)
     wants_input = Pass.INPUT_GRADIENT in vector
     backward = [each for each in vector if each is not Pass.FORWARD]
     if backward:
-        # What is computed once for all gradients stands with the first that the layer has.
+        # Work that is done once for all gradients counts in the layer's first backward pass.
         vector[backward[0]] = _backward(layer, formats, wants_input)
     if wants_input:
         zeros = untouched_inputs(layer) * formats.activation_bytes
         vector[Pass.INPUT_GRADIENT] += VectorWork(0, 0, zeros)
     has_bias = any(p.spec.role.startswith("bias") for p in layer.parameters)
     if layer.gemms and has_bias and Pass.WEIGHT_GRADIENT in vector:
-        # Column sums of the output's gradient, which passes by anyway.
+        # A bias's gradient is the column sums of the output's gradient, which is read anyway.
         vector[Pass.WEIGHT_GRADIENT] += VectorWork(layer.output.elements)
 
 
 def _gradient_sum(
     graph: Graph, layer: Layer, readers: Sequence[Layer], formats: Formats
 ) -> VectorWork:
-    """Sum of the gradients from several readers; pieces of a split do not overlap."""
+    """Work of adding the gradients from several readers; slices of a split do not overlap."""
     if len(readers) < 2:
         return NO_WORK
     addends = 0
@@ -264,11 +267,11 @@ def _forward(layer: Layer, formats: Formats) -> VectorWork:
     if op in FREE or (layer.gemms and not isinstance(layer.operator, Lstm)):
         return NO_WORK
     if isinstance(layer.operator, Lstm):
-        # Four gate functions, two multiply-adds for the cell, its tanh, the output gate; the gates
-        # and the cell are written for the backward pass.
+        # There are four gate functions, two multiply-adds for the cell, its tanh and the output
+        # gate. The gates and the cell are written for the backward pass.
         return VectorWork(9 * out, 0, 5 * out * formats.activation_bytes)
     if op == "batch_norm":
-        # First pass: sum and sum of squares. Second: multiply-add.
+        # The first pass computes the sum and the sum of squares, the second is a multiply-add.
         return VectorWork(3 * x.elements, 2 * reads, writes)
     if isinstance(layer.operator, Pool):
         taps = math.prod(layer.operator.kernel)
@@ -296,17 +299,18 @@ def _backward(layer: Layer, formats: Formats, wants_input: bool) -> VectorWork:
             18 * out, 6 * out * formats.activation_bytes, 4 * out * formats.activation_bytes
         )
     if op == "batch_norm":
-        # First pass: sums of dY and of dY times the normalised input. Second: dX from both.
+        # The first pass sums dY and dY times the normalised input; the second computes dX from
+        # both sums.
         first = VectorWork(3 * x.elements, reads + given)
         second = VectorWork(2 * x.elements, reads + given, reads)
         return first + second if wants_input else first
     if isinstance(layer.operator, Pool):
         if layer.operator.function == "max":
-            # A window's gradient goes to one place; all places are written.
+            # A window's gradient goes to one input element, but all elements are written.
             return VectorWork(x.elements + out, given + _index_bytes(layer), reads)
         return VectorWork(out * math.prod(layer.operator.kernel), given, reads)
     if op == "embedding":
-        # Rows of the table's gradient are read, added to and written back.
+        # Rows of the table's gradient are read, added to and written back to memory.
         return VectorWork(out, given + out * formats.state_bytes, out * formats.state_bytes)
     if op == "cross_entropy":
         return VectorWork(2 * x.elements, formats.tensor_bytes(x), formats.tensor_bytes(x))
@@ -318,9 +322,9 @@ def _backward(layer: Layer, formats: Formats, wants_input: bool) -> VectorWork:
 
 
 def kept_tensors(layer: Layer, formats: Formats) -> tuple[tuple[str, int], ...]:
-    """What the layer's backward pass needs of its forward pass: names and bytes.
+    """Names and bytes of the tensors of the forward pass that the backward pass needs.
 
-    A name is a layer's (or network input's), meaning its output, or says what else it is.
+    The name of a layer or network input stands for its output; other names say what the tensor is.
     """
     op = layer.op
     inputs = tuple(
@@ -348,12 +352,12 @@ def kept_tensors(layer: Layer, formats: Formats) -> tuple[tuple[str, int], ...]:
 
 
 def mask_bytes(layer: Layer) -> int:
-    """One bit an element, of layers like ReLU."""
+    """Bytes of the mask of a ReLU-like layer, one bit per element; 0 for other layers."""
     return -(-layer.output.elements // 8) if layer.op in RELU_LIKE else 0
 
 
 def _index_bytes(layer: Layer) -> int:
-    """Which tap of its window was the largest, in as few bits as tell the taps apart."""
+    """Bytes that record which tap of each window was the largest, in as few bits as possible."""
     if layer.op != "max_pool" or not isinstance(layer.operator, Pool):
         return 0
     bits = max(math.prod(layer.operator.kernel) - 1, 1).bit_length()
@@ -361,11 +365,11 @@ def _index_bytes(layer: Layer) -> int:
 
 
 def update_work(owned: int, operands: int, formats: Formats) -> VectorWork:
-    """SGD with momentum and weight decay over `owned` learned elements.
+    """Work of SGD with momentum and weight decay on `owned` learned elements.
 
-    Three multiply-adds an element; master weight, momentum and gradient are read, the first two
-    written and the gradient cleared; the array's `operands` are written twice, blocked along either
-    axis.
+    Each element takes three multiply-adds. Master weight, momentum and gradient are read; the
+    first two are written and the gradient is cleared. The array's `operands` are written twice,
+    with blocks along one axis and along the other.
     """
     state = 3 * formats.state_bytes * owned
     return VectorWork(3 * owned, state, state + 2 * formats.operand_bytes(operands))

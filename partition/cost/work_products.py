@@ -1,4 +1,4 @@
-"""The matrix products of a layer's passes, as the array computes them."""
+"""The matrix products of a layer's passes, in the form in which the array computes them."""
 
 from __future__ import annotations
 
@@ -15,14 +15,15 @@ from fpgapipe.network.operators.tensors import Tensor
 
 @dataclass(frozen=True)
 class Formats:
-    """Bytes of an element wherever numbers are kept.
+    """Bytes per element of the tensors in memory and on links.
 
     Parameters
     ----------
     activation_bytes : int
-        Features and their gradients, in memory and on links: 2 (BF16) or 4 (FP32).
+        Bytes per element of activations and their gradients, in memory and on links: 2 (BF16) or
+        4 (FP32).
     state_bytes : int
-        Master weights, their gradients and the optimiser's state: FP32.
+        Bytes per element of master weights, their gradients and the optimiser's state: 4 (FP32).
     """
 
     activation_bytes: int = 2
@@ -34,14 +35,14 @@ class Formats:
                 raise ValueError(f"{name} must be 2 (BF16) or 4 (FP32), not {getattr(self, name)}")
 
     def tensor_bytes(self, tensor: Tensor) -> int:
-        """Bytes of a tensor in device memory; indices and labels keep their own type."""
+        """Bytes of a tensor in device memory; indices and labels keep their own types."""
         if tensor.dtype.is_float:
             return tensor.elements * self.activation_bytes
         return tensor.size_bytes
 
     @staticmethod
     def operand_bytes(elements: int) -> int:
-        """Bytes of MXINT8 operands: one an element, and a scale for each block of 32."""
+        """Bytes of MXINT8 operands: one per element, and one scale per block of 32."""
         return elements + -(-elements // MX_BLOCK)
 
 
@@ -77,13 +78,13 @@ def _plain_product(which: Pass, gemm: Gemm, position: int, formats: Formats) -> 
         gemm.count,
         gemm.steps,
         accumulates=gradient,
-        # The second factor's gradient of a product of features is X^T dY, as dW is.
+        # In a product of two activations, the second factor's gradient is X^T dY, like dW.
         transposed=gradient or (which is Pass.INPUT_GRADIENT and not gemm.weights and position > 0),
     )
 
 
 def _conv_shape(layer: Layer, conv: Conv) -> tuple[int, int, int, int, int]:
-    """Positions of the output, taps, taps of a run, channels in and out of a group."""
+    """Numbers of output positions, taps, adjacent taps, and channels in and out of a group."""
     (gemm,) = layer.gemms
     taps = math.prod(conv.kernel)
     run = conv.kernel[-1] if conv.dilation[-1] == 1 else 1
@@ -107,7 +108,7 @@ def _conv_forward(layer: Layer, conv: Conv, formats: Formats) -> tuple[ProductSp
 
 
 def _conv_input_elements(layer: Layer, conv: Conv) -> int:
-    """Elements of a group's input that some window covers: a strided 1x1 kernel skips most."""
+    """Elements of a group's input that windows cover; a strided 1x1 kernel skips most."""
     (gemm,) = layer.gemms
     return min(layer.input_tensors[0].elements // conv.groups, gemm.m * gemm.k)
 
@@ -130,11 +131,11 @@ def _conv_weight_gradient(layer: Layer, conv: Conv, formats: Formats) -> tuple[P
 
 
 def _conv_input_gradient(layer: Layer, conv: Conv, formats: Formats) -> tuple[ProductSpec, ...]:
-    """One product for each phase of the stride.
+    """The input gradient of a convolution: one product for each phase of the stride.
 
-    Input positions that leave the same remainder by the stride meet the same taps, and no others:
-    a stride of 2 in two dimensions makes four products without a multiplication by an inserted
-    zero. Each is complete in the accumulators, so nothing is scattered and added in memory.
+    Input positions with the same remainder modulo the stride meet the same taps, and no others. A
+    stride of 2 in two dimensions thus gives four products, and none multiplies by inserted zeros.
+    Each product is complete in the accumulators, so nothing is scattered and added in memory.
     """
     positions, taps, _, channels, outputs = _conv_shape(layer, conv)
     batch = layer.output.shape[0]
@@ -149,7 +150,8 @@ def _conv_input_gradient(layer: Layer, conv: Conv, formats: Formats) -> tuple[Pr
                 Axis(count),
                 Axis(outputs, phase_taps, phase[-1][1] if conv.dilation[-1] == 1 else 1),
                 Axis(channels),
-                # The phases of a region run while its gradients are on chip: each pays its share.
+                # The phases of a region run while its gradients are on chip, so each phase pays
+                # for its share of the reads.
                 math.ceil(positions * outputs * formats.activation_bytes * share),
                 formats.operand_bytes(phase_taps * channels * outputs),
                 count * channels * formats.activation_bytes,
@@ -160,7 +162,7 @@ def _conv_input_gradient(layer: Layer, conv: Conv, formats: Formats) -> tuple[Pr
 
 
 def _phases(layer: Layer, conv: Conv, axis: int) -> list[tuple[int, int]]:
-    """Along one axis: positions and taps of each phase that has any."""
+    """Numbers of positions and of taps, along one axis, of each phase that has any."""
     size = layer.input_tensors[0].shape[axis + 2]
     stride, before = conv.stride[axis], conv.padding[axis][0]
     taps = [0] * stride
@@ -176,7 +178,7 @@ def _phases(layer: Layer, conv: Conv, axis: int) -> list[tuple[int, int]]:
 
 
 def untouched_inputs(layer: Layer) -> int:
-    """Elements of a convolution's input that no window reads; their gradient is zero."""
+    """Number of elements of a convolution's input that no window reads; their gradient is 0."""
     conv = layer.operator
     if not isinstance(conv, Conv):
         return 0

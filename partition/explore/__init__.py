@@ -1,1 +1,1 @@
-"""Ways to train a network on a cluster, compared."""
+"""Exploration: ways to train a network on a cluster are timed and compared."""

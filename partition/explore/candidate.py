@@ -1,7 +1,7 @@
-"""One way to train a network on a cluster: stages, schedule, cores; and what it comes to.
+"""One way to train a network on a cluster: stages, schedule and cores, and their time and memory.
 
-The partitioner works with models of schedules; here a finished candidate is timed by the event
-simulation and held against every limit.
+The partitioner works with simple models of schedules. Here the event simulation times a finished
+candidate, from which its use of memory and links follows.
 """
 
 from __future__ import annotations
@@ -23,15 +23,15 @@ from fpgapipe.partition.timeline.timeline import StageTimes, Timeline, simulate
 
 @dataclass(frozen=True)
 class Row:
-    """Devices of a cluster in the order in which data flow, and the links between them.
+    """A device chain: devices in the order in which data flow, and the links between them.
 
     Attributes
     ----------
     devices : tuple of int
-        Positions in the cluster.
+        Positions of the devices in the cluster.
     link_bytes_per_s, link_latency_s : tuple of float
-        Payload in one direction, and latency, from each device to the next; 0 bytes/s if there is
-        no link.
+        Payload rate in one direction and latency from each device to the next; 0 bytes/s if there
+        is no link.
     """
 
     devices: tuple[int, ...]
@@ -46,13 +46,14 @@ class Stage:
     Attributes
     ----------
     device : int
-        Position in the cluster.
+        Position of the device in the cluster.
     core : CoreConfig or None
-        None where times were measured.
+        Core of the device; None where times were measured.
     costs : tuple of LayerCost
-        In the order in which they run.
+        Costs of the layers, in the order in which they run.
     sends_bytes, returns_bytes : float
-        Features of a micro-batch to the next stage, and their gradients back.
+        Bytes of a micro-batch's activations sent to the next stage, and of their gradients, which
+        come back.
     """
 
     device: int
@@ -63,12 +64,12 @@ class Stage:
 
     @cached_property
     def layers(self) -> tuple[str, ...]:
-        """Names of the layers."""
+        """Names of the layers, in the order in which they run."""
         return tuple(cost.name for cost in self.costs)
 
     @cached_property
     def pass_s(self) -> tuple[float, float, float, float]:
-        """Seconds of F, dX and dW of a micro-batch, and of the update."""
+        """Seconds of F, dX and dW of a micro-batch, and seconds of the update."""
         return (
             sum(cost.forward.seconds for cost in self.costs),
             sum(cost.input_gradient.seconds for cost in self.costs),
@@ -78,23 +79,23 @@ class Stage:
 
     @cached_property
     def activation_bytes(self) -> int:
-        """What a micro-batch in flight keeps."""
+        """Bytes of activations that each micro-batch in flight keeps."""
         return activation_bytes(self.costs)
 
     @cached_property
     def state_bytes(self) -> int:
-        """Master weights, gradients, momentum and operand copies."""
+        """Bytes of master weights, gradients, momentum and operand copies."""
         return sum(cost.optimiser_bytes + cost.operand_bytes for cost in self.costs)
 
     @cached_property
     def weight_bytes(self) -> int:
-        """Learned parameters in FP32."""
+        """Bytes of the learned parameters in FP32."""
         return sum(cost.weight_bytes for cost in self.costs)
 
 
 @dataclass(frozen=True)
 class Candidate:
-    """Stages under a schedule, timed.
+    """Stages under a schedule, with the times that the event simulation found.
 
     Attributes
     ----------
@@ -103,13 +104,15 @@ class Candidate:
     microbatch : int or None
         Samples in a micro-batch; None for a profile.
     stages : tuple of Stage
+        Stages in the order in which data flow.
     timeline : Timeline
+        Times of all tasks and transfers.
     optimal : bool
-        Whether no other cut does better under the partitioner's model.
+        Whether no other partition is better under the partitioner's model.
     reason : str
-        Why, or why only a bound is known.
+        Why the partition is optimal, or why only a bound is known.
     lower_bound_s : float
-        Of what was minimised, under that model.
+        Lower bound of the minimised objective, under that model.
     """
 
     kind: str
@@ -127,14 +130,15 @@ class Candidate:
 
     @property
     def num_microbatches(self) -> int:
-        """Micro-batches of a mini-batch."""
+        """Number of micro-batches in a mini-batch."""
         return self.timeline.schedule.num_microbatches
 
     @cached_property
     def period_s(self) -> float:
-        """Work of the busiest engine or link for a micro-batch: what one more micro-batch costs.
+        """Seconds that the busiest engine or link works per micro-batch.
 
-        Transfers that stop an engine are work of it, and so are updates after each micro-batch.
+        This is what one more micro-batch costs. Transfers that block an engine count as work of
+        that engine, and so do updates after each micro-batch.
         """
         schedule = self.timeline.schedule
         counted = [TaskKind.SF, TaskKind.SB] + ([] if schedule.synchronous else [TaskKind.U])
@@ -147,17 +151,18 @@ class Candidate:
 
     @property
     def steady_s(self) -> float:
-        """Time of a mini-batch; of an asynchronous pipeline, its share of the steady state."""
+        """Time of a mini-batch; for an asynchronous pipeline, its time in the steady state."""
         if self.timeline.schedule.synchronous:
             return self.minibatch_s
         return self.period_s * self.num_microbatches
 
     @cached_property
     def memory_bytes(self) -> tuple[float, ...]:
-        """For each stage, the most memory in use."""
+        """For each stage, the most memory in use at any time, in bytes."""
         if not self.timeline.schedule.synchronous:
-            # In the steady state a stage has a micro-batch in flight for each stage from it on,
-            # however few a mini-batch has, and the weights that each of them left with.
+            # In the steady state a stage has one micro-batch in flight for itself and for each
+            # stage behind it, however few a mini-batch has, and for each of them a copy of the
+            # weights that its forward pass used.
             depths = range(len(self.stages), 0, -1)
             return tuple(
                 float(depth * stage.activation_bytes + stage.state_bytes)
@@ -174,10 +179,10 @@ class Candidate:
 
     @cached_property
     def link_busy_s(self) -> tuple[float, ...]:
-        """For each pair of devices that send, the time in which they do, of a mini-batch."""
+        """For each pair of sender and receiver, seconds of a mini-batch in which they transfer."""
         if self.timeline.links:
             return tuple(link.busy_s for link in self.timeline.links)
-        # Sends that stop an engine are tasks of it.
+        # Sends that block an engine are tasks of its lane.
         busy = []
         schedule = self.timeline.schedule
         times = zip(schedule.lanes, self.timeline.start_s, self.timeline.end_s, strict=True)
@@ -190,12 +195,12 @@ class Candidate:
 
     @cached_property
     def link_load(self) -> tuple[float, ...]:
-        """For each pair of devices that send, the share of the mini-batch in which they do."""
+        """For each pair of sender and receiver, share of the mini-batch in which they transfer."""
         return tuple(busy / self.steady_s for busy in self.link_busy_s)
 
 
 def stage_times(stages: Sequence[Stage], row: Row) -> StageTimes:
-    """Times of stages that follow one another on a row of devices."""
+    """Times of the stages on a device chain, for the event simulation."""
     passes = np.array([stage.pass_s for stage in stages], np.float64).reshape(-1, 4)
     activations = np.zeros(len(stages))
     gradients = np.zeros(len(stages))
@@ -213,7 +218,7 @@ def stage_times(stages: Sequence[Stage], row: Row) -> StageTimes:
 def make_candidate_schedule(
     kind: str, num_stages: int, num_microbatches: int, times: StageTimes, memory: int | None = None
 ) -> Schedule:
-    """A schedule by name, ``zb-auto`` with the times that it is for."""
+    """Make a schedule by its name; ``zb-auto`` is made for the given times."""
     if kind == "zb-auto":
         return zb_auto(num_stages, num_microbatches, times, memory_limit=memory)
     return make_schedule(kind, num_stages, num_microbatches)
@@ -228,7 +233,7 @@ def time_candidate(
     *,
     train: bool = True,
 ) -> Candidate:
-    """Run the event simulation of stages under a schedule, or of its forward passes alone."""
+    """Simulate stages under a schedule, or its forward passes alone if `train` is false."""
     times = stage_times(stages, row)
     schedule = make_candidate_schedule(kind, len(stages), num_microbatches, times)
     if not train:
@@ -237,9 +242,10 @@ def time_candidate(
 
 
 def row_of(cluster: ClusterSpec, devices: Sequence[int] | None = None) -> Row:
-    """Devices in order, joined by their links; the slower link's numbers count.
+    """The device chain of a cluster, in the given order or in the cluster's own.
 
-    Where several links join two devices, their payloads add up.
+    Where several links join two devices, their payload rates add up, and the longest of their
+    latencies counts.
     """
     order = tuple(range(len(cluster.devices))) if devices is None else tuple(devices)
     rates, latencies = [], []

@@ -1,4 +1,4 @@
-"""Ways to train a network on a cluster, on one cost model: one device, data parallel, pipelines."""
+"""Comparison, on one cost model, of one device, data parallelism and the pipeline schedules."""
 
 from __future__ import annotations
 
@@ -31,22 +31,26 @@ PIPELINES = (
     "zb-h1",
     "zb-h2",
 )
-"""Schedules that are compared; the middle four are BaPipe's, re-implemented from its abstract."""
+"""Schedules that are compared. ``1f1b-sno``, ``1f1b-so``, ``1f1b-as`` and ``fbp-as`` are BaPipe's,
+re-implemented from its abstract."""
 
 
 @dataclass(frozen=True)
 class Entry:
-    """One way, and what it comes to.
+    """One way of training, with its time and its use of the devices.
 
     Attributes
     ----------
     name : str
+        Name of the way: a schedule, or for example ``one device``.
     minibatch_s : float
-        Of an asynchronous pipeline, its share of the steady state.
+        Time of a mini-batch; for an asynchronous pipeline, its time in the steady state.
     num_microbatches, num_devices : int
+        Micro-batches of a mini-batch, and devices in use.
     bubble_rate : float
+        Share of the time in which the average device does not compute.
     memory_bytes : float
-        The most in use on any device.
+        The most memory in use on any device.
     link_load : float
         Share of the time in which the busiest link sends.
     """
@@ -62,13 +66,13 @@ class Entry:
 
 @dataclass(frozen=True)
 class Comparison:
-    """All ways that fit, and why the others do not."""
+    """All ways of training that fit, and the reasons why the others do not."""
 
     entries: tuple[Entry, ...]
     refused: tuple[str, ...]
 
     def find(self, name: str) -> Entry | None:
-        """The entry of a name, None if that way does not fit."""
+        """The entry with a given name; None if that way does not fit."""
         return next((entry for entry in self.entries if entry.name == name), None)
 
 
@@ -85,13 +89,14 @@ def compare(
     Parameters
     ----------
     load : callable
-        Gives the network for a number of samples.
+        Returns the network for a number of samples.
     batch : int
         Samples in a mini-batch, the same for all ways.
     cluster : ClusterSpec
     schedules : sequence of str
+        Names of the pipeline schedules to compare.
     on_step : function
-        Called with the steps done and their total.
+        Called with the number of steps done and their total.
     """
     ways: list[tuple[str, Callable[[], Entry]]] = [
         ("one device", lambda: one_device(load, batch, cluster)),
@@ -116,7 +121,7 @@ def compare(
 
 
 def entry_of(name: str, candidate: Candidate) -> Entry:
-    """What a candidate comes to."""
+    """The entry that sums up a candidate."""
     seconds = candidate.steady_s
     bubble = candidate.timeline.bubble_rate
     if not candidate.timeline.schedule.synchronous:
@@ -137,12 +142,12 @@ def _pipeline(load: Callable[[int], Graph], batch: int, cluster: ClusterSpec, ki
 
 
 def one_device(load: Callable[[int], Graph], batch: int, cluster: ClusterSpec) -> Entry:
-    """The whole network on the device that is fastest at it.
+    """The whole network on the one device that trains it fastest.
 
     Raises
     ------
     PlanError
-        If no device holds it.
+        If the network fits on no device.
     """
     alone: list[Candidate] = []
     errors = []
@@ -164,28 +169,31 @@ def data_parallel(
     overlapped: bool = False,
     frugal: bool = False,
 ) -> Entry:
-    """The whole network on every device, each with a share of the batch, and a ring.
+    """The whole network on every device, each with a share of the batch; a ring all-reduce follows.
 
-    Devices of different kinds have equal shares, or shares in proportion to their speed if that is
-    faster. Each cuts its share into the micro-batches that are fastest. The ring all-reduce moves
-    ``2 (N - 1) / N`` of the FP32 gradients over the slowest link; in a chain the closing hop goes
-    back over the other direction of the links, which are full duplex.
+    Devices of different kinds get equal shares, or shares in proportion to their speed if that is
+    faster. Each device divides its share into the micro-batches with which it is fastest. The ring
+    all-reduce moves ``2 (N - 1) / N`` of the FP32 gradients over the slowest link. In a chain the
+    hop from the last device to the first uses the other direction of the links, which are full
+    duplex.
 
     Parameters
     ----------
     load : callable
+        Returns the network for a number of samples.
     batch : int
+        Samples in a mini-batch, all devices together.
     cluster : ClusterSpec
     overlapped : bool
-        Whether the all-reduce runs beside the last micro-batch's backward pass, as if every
-        gradient were there from its beginning: no data parallel is faster than this.
+        Whether the all-reduce runs concurrently with the last micro-batch's backward pass, as if
+        every gradient were ready when that pass begins. No form of data parallelism is faster.
     frugal : bool
-        Whether micro-batches are cut to take the least memory instead of the least time.
+        Whether the micro-batches are chosen for the least memory instead of the least time.
 
     Raises
     ------
     PlanError
-        If a device cannot hold the network, or the batch is smaller than the devices are many.
+        If a device cannot hold the network, or the batch has fewer samples than there are devices.
     """
     n = len(cluster.devices)
     if batch < n:
@@ -240,7 +248,7 @@ def _exposed(ring_s: float, alone: Candidate, overlapped: bool) -> float:
 def _shares(
     load: Callable[[int], Graph], batch: int, cluster: ClusterSpec
 ) -> Iterator[dict[DeviceSpec, int]]:
-    """For each kind of device its samples: equal shares, then shares in proportion to speed."""
+    """Samples for each kind of device: first equal shares, then shares in proportion to speed."""
     n = len(cluster.devices)
     equal = dict.fromkeys(cluster.devices, -(-batch // n))
     yield equal
@@ -258,7 +266,7 @@ def _shares(
 
 
 def even_split(load: Callable[[int], Graph], batch: int, cluster: ClusterSpec) -> Entry:
-    """Stages with equal numbers of layers, under 1f1b-as: what one does without a planner.
+    """Stages with equal numbers of layers under 1f1b-as, as one would choose without a planner.
 
     Raises
     ------
@@ -299,7 +307,7 @@ def even_split(load: Callable[[int], Graph], batch: int, cluster: ClusterSpec) -
 
 @functools.lru_cache(maxsize=32)
 def _alone(load: Callable[[int], Graph], batch: int, device: DeviceSpec) -> Exploration:
-    """A batch on one device, in whatever micro-batches fit."""
+    """Explore a batch on one device, with every micro-batch size that fits."""
     lone = ClusterSpec(device.name, (device.name,), (device,), ())
     return explore(Request(load, batch, lone, ("1f1b-as",)))
 
@@ -307,7 +315,7 @@ def _alone(load: Callable[[int], Graph], batch: int, device: DeviceSpec) -> Expl
 def _fastest(
     graph: Graph, devices: Sequence[DeviceSpec]
 ) -> dict[DeviceSpec, tuple[CoreConfig, dict[str, LayerCost]]]:
-    """For each kind of device its best core for the whole network, and the layers' costs."""
+    """For each kind of device, its best core for the whole network and the layers' costs."""
     model = CostModel(graph)
     found = {}
     for device in dict.fromkeys(devices):
@@ -322,5 +330,5 @@ def _fastest(
 
 
 def _divisors(batch: int) -> list[int]:
-    """Powers of two and the batch itself, among the numbers of micro-batches that are tried."""
+    """The tried numbers of micro-batches that are powers of two or the batch size itself."""
     return [n for n in counts_tried(batch) if n & (n - 1) == 0 or n == batch]

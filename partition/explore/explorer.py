@@ -1,9 +1,9 @@
-"""Exploration: schedule x micro-batch size x array shape x partition, the fastest that fits.
+"""Exploration: the fastest combination of schedule, micro-batch size, array shape and partition.
 
-For every schedule and every way to cut the batch, each core that is worth trying is costed, the
-partitioner cuts the network, and the event simulation times what comes out. What a device cannot
-hold is left out on the way; if nothing is left, the error says which limit is in the way and by how
-much.
+For every schedule, every division of the batch into micro-batches and every core worth trying, the
+cost model gives the layers' costs, the partitioner cuts the network, and the event simulation times
+the result. Combinations that do not fit on the devices are dropped. If none is left, the error says
+which limit is exceeded and by how much.
 """
 
 from __future__ import annotations
@@ -41,44 +41,47 @@ from fpgapipe.partition.search.problem import (
 )
 
 AUTO_SCHEDULES = ("1f1b-as", "fbp-as", "zb-h1", "zb-h2")
-"""What is tried unless a schedule is asked for: those whose transfers run beside compute."""
+"""Schedules that are tried unless the user asks for one. Their transfers are concurrent with
+compute."""
 
 MAX_SPLITS = 9
-"""Ways to cut a batch into micro-batches that are tried."""
+"""Most numbers of micro-batches that are tried for a batch."""
 
 MOST_TRIED = 4096
-"""Micro-batches that a batch is cut into at most, unless more are asked for: the ends of a pipeline
-matter no longer then, and more take minutes to simulate."""
+"""Most micro-batches that a batch is divided into unless the user asks for more. With so many, the
+filling and draining of the pipeline hardly matter, and more would take minutes to simulate."""
 
 CORES_TRIED = 3
-"""Cores of each board that are tried, those that run the whole network fastest."""
+"""Number of cores that are tried per board: those that run the whole network fastest."""
 
 
 @dataclass(frozen=True)
 class Request:
-    """What to plan.
+    """The question to the planner.
 
     Parameters
     ----------
     load : callable
-        Gives the network for a number of samples.
+        Returns the network for a number of samples.
     batch : int
         Samples in a mini-batch.
     cluster : ClusterSpec
     schedules : sequence of str
+        Names of the schedules to try.
     num_microbatches : int, optional
-        Instead of trying several.
+        Number of micro-batches; several are tried if it is not given.
     objective : Objective
+        Time that the partitioner minimises.
     array : (int, int), optional
-        Rows and columns of every device's array, instead of trying several.
+        Rows and columns of every device's array; several arrays are tried if it is not given.
     free_order : bool
         Whether the devices may be cabled in another order; all links must be equal then.
     train : bool
-        Whether there are backward passes and updates; else there are forward passes only.
+        Whether to plan training; if false, there are only forward passes.
     all_devices : bool
-        Whether every device gets a stage, even if fewer would be faster.
+        Whether every device gets a stage, even if fewer devices would be faster.
     scratchpad_bytes : int, optional
-        Of each core, at most.
+        Upper limit of each core's scratchpad, bytes.
     """
 
     load: Callable[[int], Graph]
@@ -96,15 +99,16 @@ class Request:
 
 @dataclass(frozen=True)
 class Exploration:
-    """What was found.
+    """The result of an exploration.
 
     Attributes
     ----------
     best : Candidate
+        The fastest candidate.
     tried : tuple of Candidate
-        The best of each schedule and micro-batch size, fastest first.
+        The best candidate for each schedule and micro-batch size, fastest first.
     refused : tuple of str
-        Why some could not be.
+        Reasons why other combinations are impossible.
     """
 
     best: Candidate
@@ -121,12 +125,13 @@ def explore(
     ----------
     request : Request
     on_step : function
-        Called with the steps done and their total.
+        Called with the number of steps done and their total.
 
     Raises
     ------
     PlanError
-        If nothing fits; with the limit, by how much, where, and what would help.
+        If nothing fits. The message names the limit, by how much and where it is exceeded, and
+        what would help.
     """
     rows = _rows(request.cluster)
     splits = list(_splits(request))
@@ -142,7 +147,7 @@ def explore(
         for number in {_num_engines(kind) for kind in request.schedules}:
             try:
                 cores[number] = list(_core_choices(request, model, number))
-            except PlanError as error:  # one engine may fit where two do not
+            except PlanError as error:  # a core with one engine may fit where one with two does not
                 too_large[number] = error
                 errors.append((0, error))
         for i, kind in enumerate(request.schedules):
@@ -167,7 +172,7 @@ def explore(
     on_step(total, total)
     if not found:
         if errors:
-            # The smallest micro-batches are the nearest to fitting.
+            # The smallest micro-batches came nearest to fitting.
             raise max(errors, key=lambda each: each[0])[1]
         raise PlanError(refused[0] if refused else "nothing to try")
     found.sort(key=lambda each: each.steady_s)
@@ -175,7 +180,7 @@ def explore(
 
 
 def _splits(request: Request) -> Iterator[int]:
-    """Numbers of micro-batches to try: divisors of the batch, those near the middle rather."""
+    """Numbers of micro-batches to try: divisors of the batch, evenly sampled if they are many."""
     if request.num_microbatches is not None:
         if request.batch % request.num_microbatches:
             raise PlanError(
@@ -186,8 +191,8 @@ def _splits(request: Request) -> Iterator[int]:
         return
     divisors = counts_tried(request.batch)
     least = len(request.cluster.devices)
-    # Fewer micro-batches than devices leave most of them idle; try the largest of these as well,
-    # and one, for which a single device may be best.
+    # Fewer micro-batches than devices leave most devices idle. Of those numbers, only the largest
+    # is tried, and 1, for which a single device may be best.
     few = [n for n in divisors if n < least]
     few = sorted({*few[:1], *few[-1:]})
     many = [n for n in divisors if n >= least]
@@ -198,12 +203,12 @@ def _splits(request: Request) -> Iterator[int]:
 
 
 def counts_tried(batch: int) -> list[int]:
-    """Numbers of equal micro-batches, `MOST_TRIED` at most, that a batch can be cut into."""
+    """Numbers of equal micro-batches into which a batch can be divided, up to `MOST_TRIED`."""
     return [n for n in range(1, min(batch, MOST_TRIED) + 1) if batch % n == 0]
 
 
 def _rows(cluster: ClusterSpec) -> list[Row]:
-    """The devices in the order given; where it makes a difference, also the other way round.
+    """The device chain in the order given and, where it makes a difference, also reversed.
 
     Links are equally fast in both directions.
     """
@@ -217,14 +222,14 @@ def _rows(cluster: ClusterSpec) -> list[Row]:
 
 
 def _num_engines(kind: str) -> int:
-    """GEMM engines of a device under a schedule: two where forward and backward have their own."""
+    """GEMM engines per device: 2 if forward and backward passes each have an engine, else 1."""
     return 2 if kind == "fbp-as" else 1
 
 
 def _core_choices(
     request: Request, model: CostModel, num_engines: int
 ) -> Iterator[dict[DeviceSpec, tuple[CoreConfig, list[LayerCost]]]]:
-    """For each kind of device a core and the layers' costs, in every combination worth trying."""
+    """Combinations worth trying of a core, with the layers' costs, for each kind of device."""
     kinds = list(dict.fromkeys(request.cluster.devices))
     num_links = min(len(request.cluster.devices) - 1, 2)
     ranked = []
@@ -262,7 +267,7 @@ def _core_choices(
 
 
 def _what_does(device: DeviceSpec, num_engines: int, num_links: int) -> str:
-    """What to take in place of an array that does not fit."""
+    """The end of the message about an array that does not fit: one that does, if there is any."""
     try:
         cores = candidate_cores(device, num_engines, num_links)
     except ValueError:
@@ -271,7 +276,10 @@ def _what_does(device: DeviceSpec, num_engines: int, num_links: int) -> str:
 
 
 def _one_engine(core: CoreConfig) -> CoreConfig:
-    """The core with the arithmetic of its engines in one: what the event simulation has shared."""
+    """The core with the columns of all its engines in one engine.
+
+    The event simulation expects the times of such an engine and divides it between two by itself.
+    """
     return dataclasses.replace(core, cols=core.cols * core.num_engines, num_engines=1)
 
 
@@ -283,7 +291,7 @@ def _plan_one(
     kind: str,
     count: int,
 ) -> Candidate:
-    """The best partition under one schedule, cut and choice of cores, timed."""
+    """Time the best partition for one schedule, number of micro-batches and choice of cores."""
     devices = [request.cluster.devices[i] for i in row.devices]
     kinds = list(choice)
     columns = [choice[device][1] for device in kinds]
@@ -306,7 +314,7 @@ def _plan_one(
             found = dataclasses.replace(
                 found, optimal=False, reason="over all devices, though fewer would be faster"
             )
-    except ValueError as error:  # devices in any order: unequal links, or too many ways
+    except ValueError as error:  # free order with unequal links, or too many sets of devices
         raise PlanError(str(error)) from None
     costs = [{cost.name: cost for cost in column} for column in columns]
     stages = []
@@ -330,10 +338,10 @@ def on_one_device(
     kind: str,
     count: int,
 ) -> Iterator[Candidate]:
-    """The whole network on one device of each kind that holds it.
+    """The whole network on a single device, for each kind of device that can hold it.
 
-    The partitioner takes the first devices, and its model of a schedule may promise more of slow
-    links than the simulation then finds.
+    The partitioner always uses the first devices of the chain, and over slow links its model of a
+    schedule may be more optimistic than the simulation. So single devices are timed as well.
     """
     for device, (core, costs) in choice.items():
         position = request.cluster.devices.index(device)
@@ -354,9 +362,15 @@ def on_one_device(
 
 
 def model_of(kind: str, count: int, num_devices: int, ratio: float) -> ScheduleModel:
-    """What the partitioner has to know of a schedule, the zero-bubble ones included."""
+    """The partitioner's model of a schedule, zero-bubble schedules included.
+
+    Raises
+    ------
+    ScheduleError
+        If there is no such schedule, or it cannot be planned.
+    """
     if kind in ("zb-h1", "zb-h2", "zb-auto"):
-        # They keep as many micro-batches on every device; their period is that of 1F1B.
+        # They keep equally many micro-batches on every device; their period is that of 1F1B.
         places = 2 * num_devices - 1 if kind == "zb-h2" else num_devices
         base = schedule_model("1f1b-as", count, ratio)
         return dataclasses.replace(base, name=kind, in_flight=lambda after: min(places, count))
@@ -374,7 +388,7 @@ def model_of(kind: str, count: int, num_devices: int, ratio: float) -> ScheduleM
 
 
 def _model_of(request: Request, kind: str, count: int, ratio: float) -> ScheduleModel:
-    """Of inference, a micro-batch's features are dropped when they have been used."""
+    """The model of a schedule; in inference, activations are dropped as soon as they were used."""
     model = model_of(kind, count, len(request.cluster.devices), ratio)
     if request.train:
         return model
@@ -382,7 +396,7 @@ def _model_of(request: Request, kind: str, count: int, ratio: float) -> Schedule
 
 
 def _ratio(columns: Sequence[Sequence[LayerCost]]) -> float:
-    """Backward over forward time of the whole network."""
+    """Ratio of backward to forward time of the whole network on the first kind of device."""
     forward = sum(cost.forward.seconds for cost in columns[0])
     backward = sum(cost.backward_s for cost in columns[0])
     return backward / forward if forward > 0 else 2.0
@@ -399,7 +413,7 @@ def make_problem(
     *,
     free_order: bool = False,
 ) -> PartitionProblem:
-    """Put costs into the partitioner's terms; `columns` has a list of costs for each kind."""
+    """State the partition problem; `columns` has one list of layer costs per kind of device."""
     names = tuple(cost.name for cost in columns[0])
     index = {name: i for i, name in enumerate(names)}
     first = columns[0]
@@ -434,14 +448,14 @@ def make_problem(
 
 
 def cut_bytes(graph: Graph, before: Sequence[LayerCost]) -> tuple[float, float]:
-    """Bytes that cross a cut for each micro-batch: features forth, gradients back.
+    """Bytes of the boundary tensors of a cut per micro-batch: activations, and their gradients.
 
     Parameters
     ----------
     graph : Graph
     before : sequence of LayerCost
-        All layers before the cut. A result that is read several stages on crosses every cut on its
-        way.
+        All layers before the cut. A result that is read several stages later crosses every cut in
+        between.
     """
     inside = {cost.name for cost in before}
     read_beyond = {
@@ -456,12 +470,12 @@ def cut_bytes(graph: Graph, before: Sequence[LayerCost]) -> tuple[float, float]:
 
 
 def check_memory(candidate: Candidate, cluster: ClusterSpec) -> None:
-    """Hold the simulated peak of memory against each device.
+    """Check that the simulated peak of memory fits on each device.
 
     Raises
     ------
     PlanError
-        With the stage, the amount, and what would help.
+        If it does not. The message names the stage, the amount, and what would help.
     """
     for i, (stage, needed) in enumerate(zip(candidate.stages, candidate.memory_bytes, strict=True)):
         device = cluster.devices[stage.device]

@@ -1,4 +1,4 @@
-"""Planning from measured times: equal devices, one bandwidth, replicated stages."""
+"""Planning from measured times, on equal devices with equal links; stages may be replicated."""
 
 from __future__ import annotations
 
@@ -32,22 +32,25 @@ def plan_profile(
     Parameters
     ----------
     graph : Graph
-        Of `Measured` layers.
+        Profile: a network of `Measured` layers.
     num_devices : int
-        Equal to the one that was measured.
+        Number of devices, all equal to the one that was measured.
     bytes_per_s : float
-        Of the link between any two.
+        Bandwidth of the link between any two devices.
     straight : bool
-        One device a stage, and transfers that cost nothing; else a stage may have several devices,
-        which add up their gradients in a ring.
+        Whether every stage has one device and transfers cost nothing. If false, a stage may have
+        several devices, which add up their gradients in a ring.
     objective : Objective
+        Time to minimise.
     num_microbatches : int
+        Micro-batches of a mini-batch.
     schedule : str
+        Name of the schedule.
 
     Raises
     ------
     NetworkError
-        If the network is no profile.
+        If the number of devices is out of range, or the network is no profile.
     ScheduleError
         If the schedule cannot be planned.
     PlanError

@@ -1,4 +1,4 @@
-"""From a candidate to a plan: all numbers of the cores, and of the links between them."""
+"""Conversion of a candidate to a plan, with all parameters of the cores and their links."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from fpgapipe.partition.explore.candidate import Candidate, Stage
 
 ANSWER_CYCLES = 40
-"""In which a link's end answers, about (docs/links.md)."""
+"""Approximate number of cycles in which the far end of a link answers (docs/links.md)."""
 
 
 def as_plan(
@@ -31,7 +31,7 @@ def as_plan(
     *,
     train: bool = True,
 ) -> Plan:
-    """Write a candidate down.
+    """Convert a candidate to a plan.
 
     Parameters
     ----------
@@ -39,11 +39,12 @@ def as_plan(
     graph : Graph
         The network for one micro-batch.
     network : str
-        The name under which it was loaded.
+        The name under which the network was loaded.
     batch : int
+        Samples in a mini-batch.
     cluster : ClusterSpec
     train : bool
-        What it was planned for; else for forward passes only.
+        Whether the candidate was planned for training; if false, for forward passes only.
     """
     ends = _link_ends(candidate.stages, cluster)
     stages = []
@@ -90,7 +91,7 @@ def as_plan(
 
 
 def one_link_each(cluster: ClusterSpec) -> ClusterSpec:
-    """The cluster with the fastest of the links that join two devices: a core uses but one."""
+    """The cluster with only the fastest link between any two devices, since a core uses one."""
     kept: dict[frozenset[int], LinkSpec] = {}
     for link in cluster.links:
         ends = frozenset((link.source, link.destination))
@@ -100,10 +101,10 @@ def one_link_each(cluster: ClusterSpec) -> ClusterSpec:
 
 
 def link_end(bytes_per_cycle: float, latency_cycles: float) -> LinkEngineSpec:
-    """An end of a link for a wire.
+    """The link engine for a link of given rate and latency.
 
-    Its slots hold what is under way for a round trip, with a frame at each end; the transmitter
-    has no use for more than 32.
+    Its slots hold the frames that are under way during a round trip, plus a frame at each end. The
+    transmitter has no use for more than 32 slots.
     """
     end = LinkEngineSpec(phy_bytes=link_width(bytes_per_cycle))
     frame_cycles = end.frame_bytes / bytes_per_cycle
@@ -114,12 +115,12 @@ def link_end(bytes_per_cycle: float, latency_cycles: float) -> LinkEngineSpec:
 
 
 def _link_ends(stages: Sequence[Stage], cluster: ClusterSpec) -> list[LinkEngineSpec]:
-    """For each stage but the last, the end of its link to the next, which is like the other."""
+    """For each stage but the last, the link engine to the next stage; both ends are equal."""
     found = []
     for one, other in pairwise(stages):
         links = cluster.links_between(one.device, other.device)
         fastest = max(links, key=lambda link: link.payload_bytes_per_s)
-        # The slower clock needs the wider stream.
+        # The slower of the two clocks needs the wider stream.
         clk_hz = min(cluster.devices[each.device].clk_hz for each in (one, other))
         found.append(link_end(fastest.payload_bytes_per_s / clk_hz, fastest.latency_s * clk_hz))
     return found

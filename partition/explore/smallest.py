@@ -1,4 +1,4 @@
-"""The smallest core with which a network trains as fast as with the best one, nearly.
+"""Search for the smallest core with which a network trains nearly as fast as with the best one.
 
 A larger array is seldom worth its area for a small network, and a simulator has to carry all of it.
 """
@@ -14,12 +14,14 @@ from fpgapipe.partition.explore.explorer import Exploration, Request, explore
 from fpgapipe.partition.search.problem import PlanError
 
 THROUGHPUT = 0.99
-"""Of the best, that a smaller core has to reach."""
+"""Share of the best core's throughput that a smaller core has to reach."""
 
 SPLITS = 2
-"""Ways to cut the batch that are tried with a smaller core, the best ones of the best core."""
+"""How many numbers of micro-batches are tried with a smaller core: the best ones of the best core.
+"""
 
 ROWS = (4, 8, 16, 32)
+"""Numbers of array rows that are tried."""
 
 Progress = Callable[[int, int], object]
 
@@ -27,15 +29,15 @@ Progress = Callable[[int, int], object]
 def explore_smallest(request: Request, on_step: Progress = lambda done, total: None) -> Exploration:
     """Find the smallest array, the same for all devices, that is nearly as fast as the best.
 
-    Of arrays that reach `THROUGHPUT` of the best core's samples per second, that with the fewest
-    cells; then the smallest scratchpad with which it still does. With `Request.array`, the
-    scratchpad alone.
+    Among the arrays that reach `THROUGHPUT` of the best core's samples per second, this takes the
+    one with the fewest cells, and then the smallest scratchpad with which it still reaches that
+    throughput. If `Request.array` is given, only the scratchpad is made smaller.
 
     Parameters
     ----------
     request : Request
     on_step : callable
-        Called with the steps done and their total, as far as it is known.
+        Called with the number of steps done and their total, as far as it is known.
 
     Raises
     ------
@@ -60,7 +62,7 @@ def explore_smallest(request: Request, on_step: Progress = lambda done, total: N
     if request.array is None:
         widest = max(_cores(found.best), key=lambda shape: shape[0] * shape[1])
         best = _smallest_array(asked, widest, reaches)
-        if best is None:  # of unlike devices, each has its own
+        if best is None:  # on unlike devices, each may need an array of its own
             return found
         found, shape = best
         asked = dataclasses.replace(asked, array=shape)
@@ -78,12 +80,12 @@ def _smallest_array(
     largest: tuple[int, int],
     reaches: Callable[[Request], Exploration | None],
 ) -> tuple[Exploration, tuple[int, int]] | None:
-    """For each number of rows the narrowest that is fast enough; of these the smallest."""
+    """The smallest of the arrays that are, for each number of rows, the narrowest fast enough."""
     found: tuple[Exploration, tuple[int, int]] | None = None
     most = largest[0] * largest[1]
     for rows in ROWS:
         widths = [cols for cols in _widths(largest) if rows * cols <= most]
-        low, high = 0, len(widths)  # those before `low` are too slow
+        low, high = 0, len(widths)  # the widths before `low` are too slow
         while low < high:
             middle = (low + high) // 2
             shape = rows, widths[middle]
@@ -100,7 +102,7 @@ def _smallest_array(
 
 
 def _widths(largest: tuple[int, int]) -> list[int]:
-    """Powers of two, and the width of the largest array."""
+    """Numbers of columns to try: powers of two, and the width of the largest array."""
     cells = largest[0] * largest[1]
     powers = [1 << n for n in range(2, 12) if 1 << n <= cells // ROWS[0]]
     return sorted({*powers, largest[1]})
@@ -109,7 +111,7 @@ def _widths(largest: tuple[int, int]) -> list[int]:
 def _smallest_scratchpad(
     asked: Request, found: Exploration, reaches: Callable[[Request], Exploration | None]
 ) -> Exploration:
-    """Halve the scratchpads as long as that costs little."""
+    """Halve the scratchpads as long as the throughput stays high enough."""
     cores = [stage.core for stage in found.best.stages if stage.core is not None]
     devices = set(asked.cluster.devices)
     floor = max(scratchpad_floor(device) for device in devices)

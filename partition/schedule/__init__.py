@@ -1,1 +1,1 @@
-"""Kinds of schedules, how each is made, and the rules that all keep."""
+"""The kinds of schedules, the functions that make them, and the rules that they must keep."""

@@ -1,20 +1,20 @@
-"""Which schedules programs are made for."""
+"""The schedules for which the compiler makes programs."""
 
 from fpgapipe.errors import UserError, nearest
 from fpgapipe.lowering.schedule.schedule import several_versions
 from fpgapipe.partition.schedule.schedule_kinds import KINDS
 
 BUILT_SCHEDULES = ("gpipe", "1f1b", "1f1b-as", "fbp-as", "1f1b-sno", "1f1b-so", "zb-h1", "zb-h2")
-"""Kinds of schedules that there are programs for."""
+"""Kinds of schedules for which programs can be made."""
 
 
 def check_schedule_kind(kind: str) -> None:
-    """Refuse a kind of schedule that no program is made for.
+    """Refuse a kind of schedule for which no program can be made.
 
     Raises
     ------
     UserError
-        With the kinds that there are programs for.
+        If the kind is not in `BUILT_SCHEDULES`. The message says why, and lists those that are.
     """
     if kind in BUILT_SCHEDULES:
         return

@@ -1,4 +1,4 @@
-"""The schedules that fpgapipe knows, each made for a number of stages and micro-batches.
+"""The schedules that fpgapipe can make for given numbers of stages and micro-batches.
 
 Sources: GPipe (Huang et al., NeurIPS 2019); 1F1B and PipeDream (Narayanan et al., SOSP 2019);
 interleaved (Narayanan et al., SC 2021); BaPipe (Zhao et al., arXiv 2012.12544) for 1f1b-as, fbp-as,
@@ -22,7 +22,8 @@ if TYPE_CHECKING:
 MAX_DEVICES = 65_536
 MAX_MICROBATCHES = 2**24
 MAX_PASSES = 2**20
-"""Stages times micro-batches; so many passes each way are made and timed within seconds."""
+"""Largest product of stages and micro-batches. A schedule of this size is made and timed within
+seconds."""
 
 F, B, DX, DW, U = TaskKind.F, TaskKind.B, TaskKind.DX, TaskKind.DW, TaskKind.U
 
@@ -37,11 +38,11 @@ def make_schedule(
     kind : str
         One of `KINDS`.
     num_devices : int
-        Devices in a row.
+        Devices in the chain.
     num_microbatches : int
         Micro-batches of a mini-batch.
     chunks : int
-        Stages a device, for ``interleaved``.
+        Stages per device, for ``interleaved``.
 
     Raises
     ------
@@ -70,7 +71,7 @@ def check_passes(kind: str, num_stages: int, num_microbatches: int) -> None:
     Raises
     ------
     ScheduleError
-        With the limit.
+        If stages times micro-batches exceed `MAX_PASSES`. The message names the limit.
     """
     passes = num_stages * num_microbatches
     if passes > MAX_PASSES:
@@ -83,7 +84,10 @@ def check_passes(kind: str, num_stages: int, num_microbatches: int) -> None:
 def _chain(
     kind: str, p: int, m: int, orders: list[NDArray[np.int32]], transfer: Transfer, **more: object
 ) -> Schedule:
-    """One stage a device, one lane a device; an order is rows of (kind, micro-batch)."""
+    """A schedule with one stage and one lane per device.
+
+    Each device's order is an array with a row (kind, micro-batch) for each of its tasks.
+    """
     lanes = tuple(
         Lane(
             i, "compute", order[:, 0].astype(np.int8), np.full(len(order), i, np.int32), order[:, 1]
@@ -103,10 +107,10 @@ def _run(kind: int, first: int, last: int) -> NDArray[np.int32]:
 def _one_forward_one_backward(
     m: int, warm_up: int, *, split_after: int | None = None
 ) -> NDArray[np.int32]:
-    """Order of a stage: warm-up forward passes, then backward and forward in turn.
+    """Order of a stage: forward passes of the warm-up, then backward and forward passes in turn.
 
-    With `split_after` the backward pass is split: after each dX a dW is run if more than
-    `split_after` are owed, and the rest at the end.
+    With `split_after` the backward pass is split. After each dX, a dW runs if more than
+    `split_after` of them are outstanding; the remaining dW run at the end.
     """
     warm_up = min(warm_up, m)
     backward = DX if split_after is not None else B
@@ -132,25 +136,25 @@ def gpipe(p: int, m: int) -> Schedule:
 
 
 def one_f_one_b_as(p: int, m: int) -> Schedule:
-    """1F1B on devices whose results stream out as they are made."""
+    """1F1B on devices whose results stream out while they are computed."""
     orders = [_one_forward_one_backward(m, p - i) for i in range(p)]
     return _chain("1f1b-as", p, m, orders, "stream")
 
 
 def one_f_one_b(p: int, m: int) -> Schedule:
-    """1F1B with transfers beside compute: the base line of other papers."""
+    """1F1B with transfers concurrent with compute: the base line of other papers."""
     orders = [_one_forward_one_backward(m, p - i) for i in range(p)]
     return _chain("1f1b", p, m, orders, "after")
 
 
 def one_f_one_b_so(p: int, m: int) -> Schedule:
-    """1F1B with transfers beside compute, and twice the warm-up to hide them."""
+    """1F1B with transfers concurrent with compute, and twice the warm-up to hide them."""
     orders = [_one_forward_one_backward(m, 2 * (p - i) - 1) for i in range(p)]
     return _chain("1f1b-so", p, m, orders, "after")
 
 
 def one_f_one_b_sno(p: int, m: int) -> Schedule:
-    """1F1B with transfers that stop the sending device."""
+    """1F1B with transfers that block the sending device."""
     orders = []
     for i in range(p):
         order = _one_forward_one_backward(m, p - i)
@@ -168,7 +172,11 @@ def one_f_one_b_sno(p: int, m: int) -> Schedule:
 
 
 def pipedream(p: int, m: int) -> Schedule:
-    """1F1B without a flush: every micro-batch updates, and meets the weights it left with."""
+    """1F1B without a flush.
+
+    Every micro-batch updates the weights, and its backward pass uses the version of the weights
+    that its forward pass used.
+    """
     orders = []
     for i in range(p):
         order = _one_forward_one_backward(m, p - i)[:-1]
@@ -180,7 +188,10 @@ def pipedream(p: int, m: int) -> Schedule:
 
 
 def split_chain(kind: str, m: int, warm_up: Sequence[int], split_after: Sequence[int]) -> Schedule:
-    """A chain with split backward passes, given each stage's warm-up and the dW it may owe."""
+    """A chain with split backward passes.
+
+    Each stage has a warm-up (`warm_up`) and a number of dW that may be outstanding (`split_after`).
+    """
     orders = [
         _one_forward_one_backward(m, warm, split_after=owed)
         for warm, owed in zip(warm_up, split_after, strict=True)
@@ -189,17 +200,17 @@ def split_chain(kind: str, m: int, warm_up: Sequence[int], split_after: Sequence
 
 
 def zb_h1(p: int, m: int) -> Schedule:
-    """Zero bubble with the memory of 1F1B."""
+    """Zero-bubble schedule with the memory of 1F1B."""
     return split_chain("zb-h1", m, range(p, 0, -1), range(p))
 
 
 def zb_h2(p: int, m: int) -> Schedule:
-    """Zero bubble with twice the warm-up, and so nearly no bubble."""
+    """Zero-bubble schedule with twice the warm-up, and hence nearly no bubble."""
     return split_chain("zb-h2", m, range(2 * p - 1, 0, -2), range(0, 2 * p, 2))
 
 
 def fbp_as(p: int, m: int) -> Schedule:
-    """A forward and a backward engine on each device, at work at the same time."""
+    """A forward and a backward engine on each device, which run concurrently."""
     lanes = []
     for i in range(p):
         stages = np.full(m, i, np.int32)
@@ -215,7 +226,8 @@ def fbp_as(p: int, m: int) -> Schedule:
             )
         )
     route = tuple(range(p))
-    # The features of 2 (p - i) - 1 micro-batches, and room for those that are being made.
+    # There is room for the activations of 2 (p - i) - 1 micro-batches, and for those of one more
+    # that are being computed.
     limit = tuple(2 * (p - i) for i in range(p))
     return Schedule(
         "fbp-as", m, route, (route,), np.zeros(m, np.int32), tuple(lanes), "stream", True, limit
@@ -223,12 +235,13 @@ def fbp_as(p: int, m: int) -> Schedule:
 
 
 def interleaved(p: int, m: int, chunks: int = 2) -> Schedule:
-    """1F1B with `chunks` stages a device: device ``i`` has the stages ``i, i + p, ...``.
+    """1F1B with `chunks` stages per device: device ``i`` has the stages ``i, i + p, ...``.
 
     Raises
     ------
     ScheduleError
-        If the micro-batches are no multiple of the devices, or there is no chunk.
+        If the number of micro-batches is no multiple of the number of devices, or `chunks` is
+        below 1.
     """
     if chunks < 1:
         raise ScheduleError(f"interleaved needs at least 1 chunk a device, not {chunks}")
@@ -266,17 +279,17 @@ def interleaved(p: int, m: int, chunks: int = 2) -> Schedule:
 
 
 def chimera(p: int, m: int) -> Schedule:
-    """Two pipelines in opposite directions, half of the micro-batches in each.
+    """Two pipelines in opposite directions, each with half of the micro-batches.
 
-    The order is that of the times at which the tasks of both pipelines would run if all took
-    equally long. Units of `p` micro-batches begin ``2 p`` such times apart, and no two tasks of a
-    device ever fall on the same one: forward passes of one pipeline have odd times where those of
-    the other have even ones, and backward passes follow on without a gap.
+    The tasks of both pipelines are put in the order in which they would run if every task took one
+    time step. Units of `p` micro-batches begin ``2 p`` time steps apart, and no two tasks of a
+    device fall on the same time step: on every device, the forward passes of one pipeline have odd
+    time steps and those of the other have even ones, and the backward passes follow without a gap.
 
     Raises
     ------
     ScheduleError
-        If the devices are odd in number, or the micro-batches no multiple of them.
+        If the number of devices is odd, or the number of micro-batches is no multiple of it.
     """
     if p % 2:
         raise ScheduleError(f"chimera needs an even number of devices, not {p}")
@@ -307,7 +320,7 @@ def chimera(p: int, m: int) -> Schedule:
 
 
 def data_parallel(p: int, m: int) -> Schedule:
-    """Every device has the whole network and every p-th micro-batch, and updates once."""
+    """Every device has the whole network, takes every p-th micro-batch and updates once."""
     lanes = []
     for i in range(p):
         numbers = np.arange(i, m, p, dtype=np.int32)
@@ -333,4 +346,4 @@ KINDS: dict[str, Callable[[int, int], Schedule]] = {
     "chimera": chimera,
     "data-parallel": data_parallel,
 }
-"""Name to the function that makes it."""
+"""Name of each kind of schedule, and the function that makes it."""

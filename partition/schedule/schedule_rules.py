@@ -1,4 +1,4 @@
-"""One checker for all schedules: who does what, order, memory, weight versions, deadlock."""
+"""A checker for all schedules: completeness, placement, memory, weight versions and deadlock."""
 
 from __future__ import annotations
 
@@ -11,27 +11,27 @@ from fpgapipe.lowering.schedule.schedule import Lane, Schedule, ScheduleError, T
 from fpgapipe.partition.timeline.timeline import DeadlockError, StageTimes, simulate
 
 MAX_FAULTS = 20
-"""How many faults are listed before the rest is counted."""
+"""Most faults that are listed; the others are only counted."""
 
 F, B, DX, DW, U = TaskKind.F, TaskKind.B, TaskKind.DX, TaskKind.DW, TaskKind.U
 
 
 @dataclass(frozen=True)
 class Verdict:
-    """What the checker found.
+    """The result of a check.
 
     Attributes
     ----------
     faults : tuple of str
         Rules that the schedule breaks, in words; empty if it is sound.
     fifo_depth : int or None
-        The fewest results that each link must hold for the schedule to run to its end, features and
-        gradients apart; None if it never does.
+        The fewest results that each link must hold for the schedule to run to its end, counted
+        separately for activations and gradients; None if it never runs to its end.
     peak_microbatches : tuple of int
-        For each device, the most micro-batches of features between a forward pass and the end of
-        the last pass that uses them, whatever the times are.
+        For each device, the most micro-batches whose activations it keeps at once, from the forward
+        pass to the end of the last pass that uses them, whatever the durations of the tasks.
     weight_versions : tuple of int
-        For each stage, the versions of weights that it must keep.
+        For each stage, the number of versions of its weights that it must keep.
     """
 
     faults: tuple[str, ...]
@@ -57,9 +57,9 @@ def check_schedule(
     ----------
     schedule : Schedule
     fifo_depth : int, optional
-        Results that each link holds; a schedule that would deadlock with it is at fault.
+        Number of results that each link holds. A schedule that deadlocks with it is at fault.
     memory_limit : sequence of int, optional
-        Micro-batches of features that each device has room for.
+        For each device, the number of micro-batches whose activations it has room for.
 
     Returns
     -------
@@ -90,7 +90,7 @@ def check_schedule(
 
 
 def least_fifo_depth(schedule: Schedule) -> int:
-    """Find the fewest results that each link must hold for the schedule to run to its end.
+    """The fewest results that each link must hold for the schedule to run to its end.
 
     Raises
     ------
@@ -111,7 +111,7 @@ def least_fifo_depth(schedule: Schedule) -> int:
 
 
 def _run(schedule: Schedule, fifo_depth: int | None) -> None:
-    # Whether tasks wait for one another does not depend on how long they take.
+    # Whether tasks wait for one another in a cycle does not depend on how long they take.
     ones = StageTimes.uniform(schedule.num_stages, 1, 1, 1, transfer_s=1)
     simulate(schedule, ones, fifo_depth=fifo_depth)
 
@@ -125,7 +125,7 @@ def _runs(schedule: Schedule, fifo_depth: int) -> bool:
 
 
 def _whole(schedule: Schedule) -> list[str]:
-    """Each micro-batch meets each stage of its route once in each pass, and no other stage."""
+    """Check that every micro-batch passes each stage of its route once per pass, and no other."""
     shape = (schedule.num_stages, schedule.num_microbatches)
     wanted = np.zeros(shape, bool)
     for i, route in enumerate(schedule.routes):
@@ -161,7 +161,7 @@ def _whole(schedule: Schedule) -> list[str]:
 
 
 def _placed(schedule: Schedule) -> list[str]:
-    """A lane has tasks of its own device only."""
+    """Check that each lane has only tasks of stages on its own device."""
     faults = []
     placement = np.array(schedule.placement)
     for lane in schedule.lanes:
@@ -175,7 +175,8 @@ def _placed(schedule: Schedule) -> list[str]:
 def _peaks(schedule: Schedule) -> tuple[int, ...]:
     """Most micro-batches kept on each device.
 
-    Of one engine the order says it all. Two engines are held by the limit that the schedule sets.
+    On a device with one engine they follow from the order of the tasks. On a device with two
+    engines they are bounded by the limit that the schedule sets.
     """
     peaks = [0] * schedule.num_devices
     if schedule.splits_engines:
@@ -194,7 +195,7 @@ def _peaks(schedule: Schedule) -> tuple[int, ...]:
 
 
 def _versions(schedule: Schedule) -> tuple[tuple[int, ...], list[str]]:
-    """Versions of weights each stage keeps, and updates at the wrong place."""
+    """Number of weight versions that each stage keeps, and the faults of misplaced updates."""
     versions = [1] * schedule.num_stages
     faults: list[str] = []
     for stage in range(schedule.num_stages):

@@ -1,7 +1,7 @@
-"""zb-auto: the best order of split backward passes found under a limit on features.
+"""zb-auto: the best order found for split backward passes under a limit on kept activations.
 
-Source of the idea: Qi et al., "Zero Bubble Pipeline Parallelism", ICLR 2024, whose search this does
-not follow: here rule-made orders and greedy ones compete in the event simulation.
+Source of the idea: Qi et al., "Zero Bubble Pipeline Parallelism", ICLR 2024. The search here is a
+different one: orders made by rules and by a greedy algorithm are compared in the event simulation.
 """
 
 from __future__ import annotations
@@ -17,7 +17,8 @@ from fpgapipe.partition.schedule.schedule_kinds import check_passes, split_chain
 from fpgapipe.partition.timeline.timeline import StageTimes, Timeline, simulate
 
 MAX_GREEDY_TASKS = 60_000
-"""Larger schedules are chosen among those made by rules alone."""
+"""Most tasks for which the greedy algorithm runs. For larger schedules only orders made by rules
+are compared."""
 
 F, DX, DW, U = TaskKind.F, TaskKind.DX, TaskKind.DW, TaskKind.U
 
@@ -31,15 +32,16 @@ def zb_auto(
     ----------
     num_devices, num_microbatches : int
     times : StageTimes
-        For these devices.
+        Times of the stages on these devices.
     memory_limit : int, optional
-        Micro-batches of features that each device has room for; that of 1F1B, `num_devices`, if not
-        given.
+        Number of micro-batches whose activations each device has room for. The default is that of
+        1F1B, `num_devices`.
 
     Returns
     -------
     Schedule
-        Never slower than zb-h1, in span and in makespan, where the limit admits zb-h1.
+        The best order found. Where the limit admits zb-h1, neither its span nor its makespan is
+        longer than that of zb-h1.
 
     Raises
     ------
@@ -68,11 +70,12 @@ def zb_auto(
 
 
 def _candidates(p: int, m: int, times: StageTimes, limit: int) -> Iterator[Schedule]:
-    """Orders that keep the limit."""
+    """Orders that keep the limit on activations."""
     seen = set()
     for extra in sorted({0, 1, 2, 3, p // 2, p - 1, 2 * p}):
         warm_up = tuple(min(2 * (p - i) - 1, p - i + extra, limit) for i in range(p))
-        # F - dX is at most the warm-up, dX - dW at most what is left of the limit.
+        # The forward passes are ahead of dX by at most the warm-up, and dX is ahead of dW by at
+        # most what is left of the limit.
         owed = tuple(min(limit - warm, 2 * i) for i, warm in enumerate(warm_up))
         if (warm_up, owed) not in seen:
             seen.add((warm_up, owed))
@@ -86,12 +89,12 @@ def _candidates(p: int, m: int, times: StageTimes, limit: int) -> Iterator[Sched
 def _greedy(
     p: int, m: int, times: StageTimes, limit: int, patience: float, eager: bool
 ) -> Schedule:
-    """Let each device do, whenever it is free, the most urgent task that it can.
+    """Let each free device do the most urgent task that is ready.
 
-    Gradients of inputs come first, since others wait for them, then forward passes while there is
-    room, then weight gradients. A device that has only weight gradients to do begins one if nothing
-    else will be there within `patience` of its duration. `eager` devices prefer forward passes
-    until the pipeline is full.
+    Input gradients come first, since other devices wait for them; then forward passes while there
+    is room for their activations; then weight gradients. A device that has only weight gradients
+    to do begins one unless another task becomes ready within `patience` times that one's duration.
+    `eager` devices prefer forward passes until the pipeline is full.
     """
     state = _Greedy(p, m, times, limit, patience, eager)
     return state.run()
@@ -119,7 +122,7 @@ class _Greedy:
         self.orders: list[list[tuple[int, int, int]]] = [[] for _ in range(p)]
 
     def run(self) -> Schedule:
-        """Go through the decisions of all devices in order of time."""
+        """Take the decisions of all devices in the order of time."""
         queue = [(0.0, device) for device in range(self.p)]
         left = 3 * self.p * self.m
         asleep = [False] * self.p
@@ -128,7 +131,7 @@ class _Greedy:
             asleep[device] = False
             choice = self._choose(device, now)
             if choice is None:
-                asleep[device] = True  # until a neighbour's result wakes it
+                asleep[device] = True  # until a neighbour's task wakes it
                 continue
             kind, begin = choice
             if kind < 0:
@@ -150,7 +153,11 @@ class _Greedy:
         )
 
     def _choose(self, device: int, now: float) -> tuple[int, float] | None:
-        """A kind and when it begins; (-1, t): look again at t; None: nothing to wait for yet."""
+        """The kind of the next task and its start.
+
+        The result (-1, t) means that the device must decide again at time t, None that it does not
+        know yet of anything to wait for.
+        """
         forwards, backwards, weights = (self.done[kind][device] for kind in (F, DX, DW))
         infinity = float("inf")
         room = forwards - weights < self.limit

@@ -1,1 +1,1 @@
-"""Exact searches over the cuts of a network."""
+"""The partitioner: exact searches over the cuts of a network."""

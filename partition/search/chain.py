@@ -1,14 +1,15 @@
 """Exact partition of a chain, or of any network along one order of its layers.
 
-Which algorithm answers whether a period can be had, and why each is exact:
+One of four algorithms decides whether a given period can be reached:
 
-* Equal devices and links, no memory limit: every stage reaches as far as it can. The furthest end
-  does not fall as the start moves on, so no other choice gets further with as many stages.
-* Equal devices and links, memory limits, transfers that do not block: the same from the last stage
-  backwards, because the features a stage keeps depend on how many stages come behind it.
-* Devices in free order, equal links, no memory limit: the furthest end for every set of devices,
-  by how many of each kind it has.
-* All else: the set of reachable cuts after each stage (`fpgapipe.partition.search.search`).
+* Equal devices and links, no memory limit: every stage takes as many layers as it can. If a stage
+  begins later, it never ends earlier, so no other choice gets further with as many stages.
+* Equal devices and links, memory limits, transfers that do not block: the same, but from the last
+  stage backwards, because the activations that a stage keeps depend on the number of stages behind
+  it.
+* Devices in free order, equal links, no memory limit: the furthest end for every set of devices. A
+  set is described by the number of devices of each class.
+* All other cases: the set of reachable cuts after each stage (`fpgapipe.partition.search.search`).
 """
 
 from __future__ import annotations
@@ -54,13 +55,16 @@ def plan_chain(
     ----------
     problem : PartitionProblem
     objective : Objective
+        Time to minimise.
     order : array of int, optional
-        A topological order of the layers; that of the problem, if not given. Unless the network is
-        a chain, the answer is the best for this order only.
+        A topological order of the layers; the default is the order in the problem. Unless the
+        network is a chain, the answer is the best for this order only.
     evaluate : callable, optional
-        Mini-batch time of stages; ranks the best few of the mini-batch objective again.
+        Function that returns the mini-batch time of stages. If it is given, the best few partitions
+        for the mini-batch objective are ranked again by it.
     max_work : float
-        Table cells after which the search for the mini-batch time stops with a bound.
+        Number of table cells after which the search for the mini-batch time stops and gives a
+        bound.
 
     Raises
     ------
@@ -86,9 +90,10 @@ def plan_chain(
 
 
 def _with_fewer_classes(search: Search, bounds: Bounds) -> Bounds:
-    """Stages that leave the slower classes of devices out, where they are quicker to fill.
+    """Stages on only the faster classes of devices, where their mini-batch time is shorter.
 
-    A start for the search that follows, and all there is where its tables would be too large.
+    They are a start for the search that follows, and the final result where the tables of that
+    search would be too large.
     """
     assert isinstance(search.cuts, Row)
     problem = search.problem
@@ -110,14 +115,14 @@ def _with_fewer_classes(search: Search, bounds: Bounds) -> Bounds:
 def fit_chain(
     problem: PartitionProblem, order: Ints | None = None
 ) -> tuple[StageAssignment, ...] | None:
-    """Any stages that keep the limits, or None."""
+    """Any stages that keep within the limits; None if there are none."""
     row = Row(problem, order)
     ends = Reach(Search(row)).solve(np.inf)
     return None if ends is None else assignments(row, ends)
 
 
 class Reach:
-    """Finds stages with a period of at most a given one, in the quickest way that is exact."""
+    """Finds stages whose period is at most a given one, by the quickest exact algorithm."""
 
     def __init__(self, search: Search) -> None:
         assert isinstance(search.cuts, Row)
@@ -148,7 +153,7 @@ class Reach:
         return least_period(self.search, self.solve)
 
     def _furthest(self, device: int, cap_s: float) -> Ints:
-        """Last cut that a stage may end at, for each at which it begins."""
+        """For each cut at which a stage may begin, the last cut at which it may end."""
         first = self.row.window(Slot(device, 0, 0), cap_s)
         least = np.minimum.accumulate(first[::-1])[::-1]
         last = np.searchsorted(least, self.row.positions, side="right") - 1
@@ -186,7 +191,7 @@ class Reach:
         return [End(stage, cut) for stage, cut in enumerate(starts[-2::-1])]
 
     def _by_counts(self, cap_s: float) -> Ends | None:
-        """Furthest cut for every number of devices taken from each class."""
+        """Stages found from the furthest cut for every number of devices of each class."""
         classes = self.problem.device_classes
         furthest = [self._furthest(group[0], cap_s) for group in classes]
         shape = [len(group) + 1 for group in classes]

@@ -1,8 +1,8 @@
-"""Cuts of a network in numbers, and how a stage may reach from one cut to another.
+"""The cuts of a network, and the stages that may lie between two of them.
 
-A `Cuts` object lists cuts, the empty one first and the whole network last. Vectors over the cuts
-are extended by one stage at a time: `reach` asks which cuts a stage can end at, `extend` what the
-cheapest way to each costs.
+A `Cuts` object lists cuts: the first has no layers before it, the last has all of them. The search
+extends vectors over the cuts by one stage at a time: `reach` says at which cuts a stage can end,
+and `extend` what the cheapest way to each of them costs.
 """
 
 from __future__ import annotations
@@ -21,14 +21,14 @@ from fpgapipe.partition.search.problem import Floats, PartitionProblem, Transfer
 Bools = NDArray[np.bool_]
 Ints = NDArray[np.int64]
 STEP_WORK = 4000.0
-"""What a step of the search costs beside its table cells, in cells."""
+"""Fixed effort of a step of the search, expressed as a number of table cells."""
 
 
 class Synchronisation(StrEnum):
-    """What it costs to keep m replicas of a stage with w bytes of weights equal.
+    """The cost model for keeping the w bytes of weights of a stage's m replicas equal.
 
-    * ``ring``: one all-reduce a mini-batch, 2 (m-1)/m * w / bandwidth, shared by its M
-      micro-batches: t = compute / m + all-reduce / M.
+    * ``ring``: one all-reduce per mini-batch, which takes 2 (m-1)/m * w / bandwidth and is spread
+      over the M micro-batches: t = compute / m + all-reduce / M.
     * ``pipedream-max``: t = max(compute, 2 (m-1) w / bandwidth) / m, every micro-batch.
       Source: D. Narayanan et al., "PipeDream: Generalized Pipeline Parallelism for DNN Training",
       SOSP 2019.
@@ -43,32 +43,32 @@ class Synchronisation(StrEnum):
 
 @dataclass(frozen=True)
 class Slot:
-    """Where a stage is to go: its first device, and how many stages come after it."""
+    """The place of a stage: its first device, the link behind it, and the stages after it."""
 
     device: int
     link: int
     stages_after: int
     replicas: int = 1
-    shares: float = 1.0  # the links, side by side, that carry what leaves the stage
+    shares: float = 1.0  # number of links that carry the stage's output concurrently
 
 
 class Cuts(ABC):
-    """Cuts of a network with what lies before each.
+    """Cuts of a network, with the sums of time and bytes of the layers before each.
 
     Parameters
     ----------
     problem : PartitionProblem
     seconds : array, shape (kinds, cuts)
-        Compute before the cut.
+        Compute time of all layers before the cut, on each kind of device.
     weight_bytes, activation_bytes : array, shape (cuts,)
-        Before the cut.
+        Bytes of all layers before the cut.
     cut_bytes : array, shape (cuts,)
-        Across the cut, one way.
+        Bytes of the boundary tensors that pass the cut, in one direction.
 
     Attributes
     ----------
     synchronisation : Synchronisation
-        For slots with several replicas.
+        Cost model for slots with several replicas.
     """
 
     synchronisation = Synchronisation.RING
@@ -92,26 +92,30 @@ class Cuts(ABC):
 
     @abstractmethod
     def reach(self, before: Bools, slot: Slot, cap_s: float) -> Bools:
-        """Cuts at which a stage may end that begins at one of `before`; it is never empty."""
+        """Cuts at which a non-empty stage that begins at one of `before` may end."""
 
     @abstractmethod
     def extend(self, cost: Floats, slot: Slot, cap_s: float) -> Floats:
-        """Least cost up to each cut after another stage, inf where none may end."""
+        """Least cost up to each cut after another stage; inf where no stage may end."""
 
     @abstractmethod
     def previous(self, cost: Floats, slot: Slot, cap_s: float, end: int) -> int:
-        """Where the cheapest stage that ends at `end` begins; negative if there is none."""
+        """Cut at which the cheapest stage that ends at `end` begins; negative if there is none."""
 
     @abstractmethod
     def layers_between(self, start: int, end: int) -> list[int]:
-        """Layers behind one cut and before another, in the network's order."""
+        """Layers after one cut and before another, in the network's order."""
 
     def kind(self, slot: Slot) -> int:
-        """Column of the times for a slot's device."""
+        """Kind of a slot's device: its row in `seconds`."""
         return int(self.problem.device_kinds[slot.device])
 
     def loads_s(self, slot: Slot) -> list[Floats]:
-        """Sums before each cut; the greatest of a stage's differences is its time."""
+        """Arrays of seconds summed up to each cut.
+
+        The time of a stage is the largest, over the arrays, of the differences between the values
+        at its two cuts.
+        """
         compute, m = self.seconds[self.kind(slot)], slot.replicas
         if m == 1:
             return [compute]
@@ -126,10 +130,10 @@ class Cuts(ABC):
         return [compute / m + 2 * whole / m / self.problem.schedule.num_microbatches]
 
     def shares(self, before: int, after: int, first: bool) -> float:
-        """Links that share the transfers between stages of so many replicas.
+        """Number of links that share the transfers between two stages of given replicas.
 
-        As many as the smaller stage has devices. PipeDream's published model counts one; its
-        released program does not look at what the first stage sends, only at what is received.
+        It is the smaller of the two numbers of replicas. PipeDream's published model counts one
+        link. Its released program considers for the first stage only the receiving replicas.
         """
         if self.synchronisation is Synchronisation.PIPEDREAM_MAX:
             return 1.0
@@ -138,7 +142,7 @@ class Cuts(ABC):
         return float(min(before, after))
 
     def transfer_s(self, link: int) -> Floats:
-        """Time of one transfer over a link, for each cut."""
+        """For each cut, seconds of one transfer over a link."""
         if self.problem.has_equal_links and link < self.problem.num_devices - 1:
             link = 0
         if link not in self._transfers:
@@ -146,21 +150,21 @@ class Cuts(ABC):
         return self._transfers[link]
 
     def charge_s(self, slot: Slot) -> Floats:
-        """What a transfer adds to the stage before the cut."""
+        """For each cut, seconds that blocking transfers add to the stage before it."""
         schedule = self.problem.schedule
         if schedule.transfer is not Transfer.BLOCK:
             return np.zeros(self.size)
         return schedule.transfers_per_period * self.transfer_s(slot.link)
 
     def fill_s(self, slot: Slot) -> Floats:
-        """What a cut adds to the mini-batch time."""
+        """For each cut, seconds that its transfers add to the mini-batch time."""
         schedule = self.problem.schedule
         if schedule.fill_transfers == 0 or schedule.transfer is Transfer.NONE:
             return np.zeros(self.size)
         return schedule.fill_transfers * self.transfer_s(slot.link)
 
     def is_open(self, slot: Slot, cap_s: float) -> Bools:
-        """Cuts that a stage in this slot may end at, as far as the link goes."""
+        """Cuts at which a stage in this slot may end, considering only the link behind it."""
         seconds = self.transfer_s(slot.link)
         if self.problem.schedule.transfer is Transfer.OVERLAP:
             cap_s *= slot.shares / self.problem.schedule.transfers_per_period
@@ -170,7 +174,7 @@ class Cuts(ABC):
         return allowed
 
     def memory_before(self, stages_after: int) -> Floats:
-        """Memory that everything before each cut would need in one stage."""
+        """For each cut, bytes of memory that all layers before it would need in one stage."""
         kept: Floats = self.problem.kept_bytes(
             self.weight_bytes, self.activation_bytes, stages_after
         )
@@ -178,21 +182,21 @@ class Cuts(ABC):
 
     @cached_property
     def memory_limit(self) -> Floats:
-        """Usable memory of each device."""
+        """Usable memory of each device, bytes."""
         return self.problem.memory_bytes
 
 
 class Row(Cuts):
-    """The cuts of a network whose layers come in one order.
+    """The cuts of a network along one order of its layers.
 
-    A stage that ends at a cut may begin at any position of an interval that reaches up to the cut,
-    since both compute and memory only grow with every layer; `window` gives where it begins.
+    The cuts at which a stage with a given end may begin form an interval that reaches up to its
+    end, since compute time and memory grow with every layer. `window` gives the interval's start.
 
     Parameters
     ----------
     problem : PartitionProblem
     order : array of int, optional
-        Layers in a topological order; that of the problem, if not given.
+        A topological order of the layers; the default is the order in the problem.
     """
 
     def __init__(self, problem: PartitionProblem, order: Ints | None = None) -> None:
@@ -207,7 +211,8 @@ class Row(Cuts):
         np.add.at(steps, place + 1, problem.output_bytes)
         np.subtract.at(steps, last + 1, problem.output_bytes)
         cut_bytes = np.cumsum(steps)[: count + 1]
-        # Whole bytes add up exactly; of shares of bytes, rounding must not leave a transfer.
+        # Sums of whole bytes are exact. Sums of fractions of bytes are not, and the rest that is
+        # left by rounding must not count as a transfer.
         cut_bytes[cut_bytes < 1e-6] = cut_bytes[-1] = 0.0
         super().__init__(
             problem,
@@ -221,11 +226,14 @@ class Row(Cuts):
         self._cap_s = -1.0
 
     def layers_between(self, start: int, end: int) -> list[int]:
-        """Layers behind one cut and before another, in the network's order."""
+        """Layers after one cut and before another, in the network's order."""
         return sorted(self.order[start:end].tolist())
 
     def window(self, slot: Slot, cap_s: float) -> Ints:
-        """First cut at which a stage that ends at each cut may begin; its end if it may not."""
+        """For each cut at which a stage ends, the first cut at which the stage may begin.
+
+        Where no stage may end at a cut, the value is that cut or a later one.
+        """
         if cap_s != self._cap_s:
             self._windows.clear()
             self._cap_s = cap_s
@@ -258,14 +266,14 @@ class Row(Cuts):
         return np.where(self.is_open(slot, cap_s), first, self.size)
 
     def reach(self, before: Bools, slot: Slot, cap_s: float) -> Bools:
-        """Cuts at which a stage may end that begins at one of `before`; it is never empty."""
+        """Cuts at which a non-empty stage that begins at one of `before` may end."""
         nearest = np.maximum.accumulate(np.where(before, self.positions, -1))
         ends = np.zeros(self.size, bool)
         ends[1:] = nearest[:-1] >= self.window(slot, cap_s)[1:]
         return ends
 
     def extend(self, cost: Floats, slot: Slot, cap_s: float) -> Floats:
-        """Least cost up to each cut after another stage, inf where none may end."""
+        """Least cost up to each cut after another stage; inf where no stage may end."""
         rate = self.problem.schedule.fill_factor
         before = rate * self.seconds[self.kind(slot)]
         least = _range_min(cost - before, self.window(slot, cap_s))
@@ -273,7 +281,7 @@ class Row(Cuts):
         return result
 
     def previous(self, cost: Floats, slot: Slot, cap_s: float, end: int) -> int:
-        """Where the cheapest stage that ends at `end` begins."""
+        """Cut at which the cheapest stage that ends at `end` begins; negative if there is none."""
         rate = self.problem.schedule.fill_factor
         first = int(self.window(slot, cap_s)[end])
         if first >= end:
@@ -287,15 +295,16 @@ class Row(Cuts):
 
 
 def _prefix(values: Floats) -> Floats:
-    """Sums before each position, along the last axis."""
+    """Sums of the values before each position, along the last axis."""
     zeros = np.zeros((*values.shape[:-1], 1))
     return np.concatenate([zeros, np.cumsum(values, axis=-1)], axis=-1)
 
 
 def _range_min(values: Floats, first: Ints) -> Floats:
-    """Minimum of ``values[first[end]:end]`` for each end, inf where that is empty.
+    """Minimum of ``values[first[end]:end]`` for each end; inf where that slice is empty.
 
-    A sparse table: two overlapping runs of a power of two cover every window.
+    This is a sparse table: every window is covered by two overlapping runs whose length is a power
+    of two.
     """
     size = len(values)
     widths = np.arange(size) - first

@@ -1,8 +1,8 @@
 """Exact partition of a network that is no chain: every downset is a possible cut.
 
-The downsets are listed from the empty one by adding one layer after another. If there are more than
-a limit, only those are kept that begin one of several orders of the layers; the answer is then a
-valid partition with a bound that holds for all cuts, and says so.
+The downsets are listed from the empty one on, by adding one layer at a time. If there are more than
+a limit, only the prefixes of several orders of the layers are used. The answer is then a valid
+partition with a lower bound that holds for all cuts, and its reason says so.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ from fpgapipe.partition.search.search import (
 )
 
 MAX_CUTS = 3000
-"""Downsets up to which all pairs of them are considered."""
+"""Most downsets for which all pairs of them are considered."""
 
 
 def plan(
@@ -53,12 +53,15 @@ def plan(
     ----------
     problem : PartitionProblem
     objective : Objective
+        Time to minimise.
     evaluate : callable, optional
-        Mini-batch time of stages; ranks the best few of the mini-batch objective again.
+        Function that returns the mini-batch time of stages. If it is given, the best few partitions
+        for the mini-batch objective are ranked again by it.
     max_cuts : int
-        Downsets up to which the answer is exact; see the module's docstring.
+        Most downsets for which the answer is exact; see the module's docstring.
     max_work : float
-        Table cells after which the search for the mini-batch time stops with a bound.
+        Number of table cells after which the search for the mini-batch time stops and gives a
+        bound.
 
     Raises
     ------
@@ -89,14 +92,14 @@ def plan(
 
 
 def fit(problem: PartitionProblem, downsets: list[int]) -> tuple[StageAssignment, ...] | None:
-    """Any stages that keep the limits, or None."""
+    """Any stages that keep within the limits; None if there are none."""
     cuts = Downsets(problem, downsets)
     ends = Search(cuts).best(np.inf, cheapest=False)
     return None if ends is None else assignments(cuts, ends)
 
 
 def list_downsets(problem: PartitionProblem, limit: int) -> list[int] | None:
-    """Every downset as a bit mask of layers, small ones first; None if they exceed the limit."""
+    """All downsets as bit masks of layers, small ones first; None if they exceed the limit."""
     needs = [0] * problem.num_layers
     for source, target in problem.edges:
         needs[target] |= 1 << source
@@ -127,7 +130,7 @@ def _ready(mask: int, needs: list[int], layers: Iterable[int]) -> frozenset[int]
 
 
 def _prefixes(problem: PartitionProblem, limit: int) -> list[int]:
-    """Downsets along several orders of the layers."""
+    """The downsets that are prefixes of several orders of the layers."""
     graph = problem.to_networkx()
     depth: dict[int, int] = {}
     for layer in nx.topological_sort(graph):
@@ -166,15 +169,18 @@ def _bound(problem: PartitionProblem, objective: Objective) -> float:
 def _structure(
     masks: tuple[int, ...], count: int, edges: tuple[tuple[int, int], ...]
 ) -> tuple[Bools, Bools, Floats]:
-    """What downsets are whatever layers and devices take: the search for a limit asks often.
+    """Tables that depend only on the graph, not on times, bytes or devices.
+
+    They are cached, since the search for a limit (`explain`) solves many variants of a problem.
 
     Returns
     -------
     inside : bool array, shape (downsets, layers)
+        Whether a layer belongs to a downset.
     within : bool array, shape (downsets, downsets)
-        Row by column, whether the first is a proper part of the second.
+        Whether the downset of the row is a proper subset of that of the column.
     crossing : float array, shape (downsets, layers)
-        Which layers' outputs each cut carries.
+        1 where the layer's output is a boundary tensor of the cut, else 0.
     """
     width = (count + 7) // 8
     packed = np.frombuffer(
@@ -193,13 +199,13 @@ def _structure(
 
 
 class Downsets(Cuts):
-    """Downsets of a graph of layers, and which is part of which.
+    """The cuts that are given by downsets of a graph of layers.
 
     Parameters
     ----------
     problem : PartitionProblem
     masks : list of int
-        Bit masks of layers; the empty one first, that of all layers last.
+        Downsets as bit masks of layers; the empty one first, that of all layers last.
     """
 
     def __init__(self, problem: PartitionProblem, masks: list[int]) -> None:
@@ -217,12 +223,12 @@ class Downsets(Cuts):
         self.work = float(self.size) ** 2 / 4 + STEP_WORK
 
     def layers_between(self, start: int, end: int) -> list[int]:
-        """Layers behind one cut and before another, in the network's order."""
+        """Layers after one cut and before another, in the network's order."""
         layers: list[int] = np.flatnonzero(self.inside[end] & ~self.inside[start]).tolist()
         return layers
 
     def _allowed(self, starts: Ints, slot: Slot, cap_s: float, ends: Ints | slice) -> Bools:
-        """For pairs of starts and ends, whether a stage may be there."""
+        """For each pair of a start and an end, whether a stage may lie between them."""
         allowed: Bools = np.asarray(self.within[starts][:, ends])
         for before in self.loads_s(slot):
             with np.errstate(invalid="ignore"):
@@ -236,13 +242,13 @@ class Downsets(Cuts):
         return result
 
     def reach(self, before: Bools, slot: Slot, cap_s: float) -> Bools:
-        """Cuts at which a stage may end that begins at one of `before`; it is never empty."""
+        """Cuts at which a non-empty stage that begins at one of `before` may end."""
         starts = np.flatnonzero(before)
         ends: Bools = np.asarray(self._allowed(starts, slot, cap_s, slice(None)).any(axis=0))
         return ends
 
     def extend(self, cost: Floats, slot: Slot, cap_s: float) -> Floats:
-        """Least cost up to each cut after another stage, inf where none may end."""
+        """Least cost up to each cut after another stage; inf where no stage may end."""
         rate = self.problem.schedule.fill_factor
         before = rate * self.seconds[self.kind(slot)]
         starts = np.flatnonzero(np.isfinite(cost))
@@ -253,7 +259,7 @@ class Downsets(Cuts):
         return np.where(np.isnan(result), np.inf, result)
 
     def previous(self, cost: Floats, slot: Slot, cap_s: float, end: int) -> int:
-        """Where the cheapest stage that ends at `end` begins; negative if there is none."""
+        """Cut at which the cheapest stage that ends at `end` begins; negative if there is none."""
         starts = np.flatnonzero(np.isfinite(cost))
         allowed = self._allowed(starts, slot, cap_s, np.array([end]))[:, 0]
         if not allowed.any():

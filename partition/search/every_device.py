@@ -1,8 +1,8 @@
-"""A cut of a network over all devices of a row, however few of them would be faster.
+"""Partition of a network over all devices of a chain, even if fewer devices would be faster.
 
-The partitioner takes as many devices as are worth it; who names devices to build for wants all of
-them used. The cut here lies along the network's order of layers and has the smallest bottleneck of
-all such cuts, transfers included; memory is not looked at.
+The partitioner uses only as many devices as are worth it, but a user who names the devices to build
+for wants all of them used. The partition here follows the network's order of layers and has the
+smallest bottleneck of all such partitions, transfers included. It does not consider memory.
 """
 
 from __future__ import annotations
@@ -20,19 +20,20 @@ if TYPE_CHECKING:
 def over_all_devices(
     problem: PartitionProblem, may_begin: Sequence[bool]
 ) -> tuple[tuple[str, ...], ...]:
-    """Layers of each device, all in the order of the network, at least one a device.
+    """Names of each device's layers, in the order of the network, at least one per device.
 
     Parameters
     ----------
     problem : PartitionProblem
     may_begin : sequence of bool
-        For each layer, whether a stage may begin with it. One that runs together with a layer
-        before it may not.
+        For each layer, whether a stage may begin with it. It may not if the layer runs together
+        with a layer before it, because it is fused into that layer or takes no time.
 
     Raises
     ------
     PlanError
-        If there are more devices than stages that the network can be cut into.
+        If the network cannot be cut into as many stages as there are devices, or devices that
+        follow one another have no link.
     """
     starts = [0, *(at for at in range(1, problem.num_layers) if may_begin[at])]
     ends = [*starts[1:], problem.num_layers]
@@ -47,7 +48,7 @@ def over_all_devices(
     crossing = np.array(
         [problem.cut_bytes(np.arange(problem.num_layers) < end) for end in ends[:-1]]
     )
-    # best[i]: the smallest bottleneck of the first i runs on the devices so far.
+    # best[i] is the smallest bottleneck of the first i runs on the devices so far.
     best = np.full(num_runs + 1, np.inf)
     best[0] = 0.0
     chosen = []
@@ -56,7 +57,7 @@ def over_all_devices(
         if device and problem.schedule.transfer is not Transfer.NONE:
             seconds = problem.transfer_s(crossing, device - 1)
             wire[1:num_runs] = problem.schedule.transfers_per_period * seconds
-        load = before[None, :, device] - before[:, None, device]  # of runs i..j - 1
+        load = before[None, :, device] - before[:, None, device]  # seconds of runs i..j - 1
         value = np.maximum(np.maximum(best, wire)[:, None], load)
         value[np.tril_indices(num_runs + 1)] = np.inf
         chosen.append(value.argmin(axis=0))

@@ -1,4 +1,4 @@
-"""Why nothing fits, and what would help."""
+"""The error message for a network that does not fit: what is too small, and what would help."""
 
 from __future__ import annotations
 
@@ -11,14 +11,15 @@ import numpy as np
 from fpgapipe.partition.search.problem import PartitionProblem, PlanError, StageAssignment
 
 Fit = Callable[[PartitionProblem], tuple[StageAssignment, ...] | None]
-"""Stages that keep every limit, however slow, or None."""
+"""Function that returns stages within every limit, however slow, or None if there are none."""
 
 
 def explain(problem: PartitionProblem, fit: Fit) -> PlanError:
     """The error for a problem that has no partition.
 
-    One stage needs no link, so it is memory that is short: the least addition to every device that
-    lets something fit shows the least-violating partition.
+    A single stage needs no link, so it is memory that is too small. This finds the smallest equal
+    addition to the memory of all devices with which a partition exists. That partition exceeds the
+    limits least, and the error describes it.
     """
     low, high = (
         0.0,
@@ -73,7 +74,7 @@ def _remedy(
     over_bytes: float,
     fit: Fit,
 ) -> str:
-    """The smallest of the changes that would help."""
+    """A change that would help; the smaller changes are considered first."""
     stopped = np.flatnonzero(problem.link_bytes_per_s == 0)
     if len(stopped):
         joined = np.where(problem.link_bytes_per_s == 0, np.inf, problem.link_bytes_per_s)

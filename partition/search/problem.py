@@ -1,29 +1,31 @@
-"""What the partitioner is asked, and what it answers.
+"""The partitioner's problem and its answer.
 
 The model
 ---------
-Stages are sets of layers between two cuts of the network; a cut is a downset, a set of layers that
-holds all its predecessors. A stage on a device of kind ``d`` takes the sum of its layers' forward
-and backward times there. A cut carries the output of every layer before it that some layer behind
-it reads, each once, forward; as many bytes of gradients come back. A transfer takes the link's
-latency and ``bytes / bandwidth``; where nothing crosses, it takes no time.
+A stage is the set of layers between two cuts of the network. A cut is a downset, that is a set of
+layers that contains all predecessors of its members. A stage on a device of kind ``d`` takes the
+sum of its layers' forward and backward times there. The boundary tensors of a cut are the outputs
+of the layers before it that some layer behind it reads. Each is sent forward once, and as many
+bytes of gradients come back. A transfer takes the link's latency plus ``bytes / bandwidth``, or no
+time at all if no tensor passes the cut.
 
-With stage times ``t``, transfers ``c`` and the numbers of a `ScheduleModel`:
+With stage times ``t``, transfer times ``c`` and the numbers of a `ScheduleModel`:
 
 * ``overlap``: period = max(t, transfers_per_period * c);
-* ``block``: the transfers stop the stage before the cut, t += transfers_per_period * c,
+* ``block``: the transfers block the stage before the cut, so t += transfers_per_period * c,
   and period = max(t);
 * ``none``: period = max(t);
 * mini-batch time = fill_factor * sum(t) + fill_transfers * sum(c) + steady_periods * period.
 
 With equal stages this is the closed form of each schedule; with unequal ones it is the model that
-Alpa minimises (Zheng et al., "Alpa", OSDI 2022). Simulated without transfers, GPipe takes exactly
-this time if all stages have one ratio of backward to forward time, and 1F1B never more, but up to a
-seventh less where stage times differ by a factor of three. An event simulation may therefore rank
-the best few again; the partition with the smallest bottleneck is always among them.
+Alpa minimises (Zheng et al., "Alpa", OSDI 2022). In simulations without transfers, GPipe takes
+exactly this time if all stages have the same ratio of backward to forward time. 1F1B never takes
+more, and up to a seventh less where stage times differ by a factor of three. An event simulation
+may therefore rank the best few partitions again; the one with the smallest bottleneck is always
+among them.
 
-Stages take the devices in the order given, the first K of them, K being the planner's choice up to
-the number of devices; in free order they take any K in any order.
+The planner chooses the number of stages K, up to the number of devices. The stages take the first
+K devices in the order given; in free order they take any K devices in any order.
 """
 
 from __future__ import annotations
@@ -44,7 +46,7 @@ if TYPE_CHECKING:
 
 Floats = NDArray[np.float64]
 TOLERANCE = 1e-9
-"""Relative: sums of 64-bit seconds that differ by less count as equal."""
+"""Relative difference below which two sums of seconds in 64-bit floats count as equal."""
 
 
 class PlanError(UserError):
@@ -52,7 +54,7 @@ class PlanError(UserError):
 
 
 class Transfer(StrEnum):
-    """How a transfer counts."""
+    """How transfers count: not at all, concurrent with compute, or as blocking the sender."""
 
     NONE = "none"
     OVERLAP = "overlap"
@@ -60,7 +62,7 @@ class Transfer(StrEnum):
 
 
 class Objective(StrEnum):
-    """What is to be as small as possible."""
+    """The time to minimise: the period (bottleneck) or the time of a mini-batch."""
 
     BOTTLENECK = "bottleneck"
     MINIBATCH = "minibatch"
@@ -68,24 +70,27 @@ class Objective(StrEnum):
 
 @dataclass(frozen=True)
 class ScheduleModel:
-    """What the partitioner has to know of a schedule.
+    """The partitioner's model of a schedule.
 
     Parameters
     ----------
     name : str
+        Name of the schedule.
     num_microbatches : int
         Micro-batches of a mini-batch.
     in_flight : callable
-        Micro-batches whose features a stage keeps, given the number of stages behind it. It must
-        not fall as that number grows.
+        Number of micro-batches whose activations a stage keeps, as a function of the number of
+        stages behind it. It must not fall as that number grows.
     transfer : Transfer
         How transfers count.
     transfers_per_period : float
-        Times the transfer of a cut has to fit into a period, or blocks the stage before the cut.
+        Number of times that the transfer of a cut has to fit into a period, or blocks the stage
+        before the cut.
     fill_factor, fill_transfers, steady_periods : float
-        The mini-batch time; see the module's docstring.
+        Coefficients of the mini-batch time; see the module's docstring.
     weight_versions : callable
-        Weight copies of a stage, given the number of stages behind it; it must not fall either.
+        Number of weight copies of a stage, as a function of the number of stages behind it. It
+        must not fall either.
     """
 
     name: str
@@ -106,16 +111,18 @@ class ScheduleModel:
 def schedule_model(
     kind: str, num_microbatches: int, backward_ratio: float = 2.0, straight: bool = False
 ) -> ScheduleModel:
-    """The model of a schedule by name.
+    """The model of a schedule with a given name.
 
     Parameters
     ----------
     kind : str
         ``gpipe``, ``1f1b-as``, ``fbp-as``, ``1f1b-sno``, ``1f1b-so`` or ``pipedream``.
     num_microbatches : int
+        Micro-batches of a mini-batch.
     backward_ratio : float
-        Backward over forward time. Under 1f1b-as the features of a micro-batch leave while the
-        stage runs its forward pass, which is one part in ``1 + backward_ratio`` of the period.
+        Ratio of backward to forward time. Under 1f1b-as the activations of a micro-batch are sent
+        while the stage runs its forward pass, which takes one part in ``1 + backward_ratio`` of
+        the period.
     straight : bool
         Whether transfers cost nothing.
 
@@ -157,33 +164,35 @@ def schedule_model(
 
 @dataclass(frozen=True)
 class PartitionProblem:
-    """Layers, devices and limits. Times and bytes are those of one micro-batch.
+    """Layers, devices and limits; times and bytes are those of one micro-batch.
 
     Parameters
     ----------
     names : tuple of str
-        The layers', in an order in which each comes after its inputs.
+        Names of the layers, in an order in which each comes after its inputs.
     forward_s, backward_s : array, shape (layers, kinds)
-        Seconds of a layer on each kind of device.
+        Seconds of each layer on each kind of device.
     output_bytes : array, shape (layers,)
-        What a layer hands on.
+        Bytes of each layer's output.
     weight_bytes : array, shape (layers,)
-        Its parameters.
+        Bytes of each layer's parameters.
     activation_bytes : array, shape (layers,)
-        What it keeps of a micro-batch in flight for its backward pass.
+        Bytes that each layer keeps of a micro-batch in flight for its backward pass.
     edges : tuple of (int, int)
-        Which layer reads which: (source, target).
+        Pairs (source, target) of a layer and a layer that reads its output.
     device_names : tuple of str
+        Names of the devices.
     device_kinds : int array, shape (devices,)
-        Columns of `forward_s`.
+        Kind of each device: its column in `forward_s` and `backward_s`.
     memory_bytes : array, shape (devices,)
-        Usable memory; inf where there is no limit.
+        Usable memory of each device; inf where there is no limit.
     link_bytes_per_s, link_latency_s : array, shape (devices - 1,)
-        From the device of a stage to that of the next; 0 bytes/s is no link. In free order all
-        links must be equal.
+        Rate and latency of the link from each device to the next; 0 bytes/s means that there is no
+        link. In free order all links must be equal.
     schedule : ScheduleModel
+        Model of the schedule.
     state_factor : float
-        Bytes kept for each byte of weights: weights, gradients, optimiser state.
+        Bytes of weights, gradients and optimiser state that are kept per byte of weights.
     free_order : bool
         Whether the devices may be taken in any order.
     """
@@ -238,7 +247,7 @@ class PartitionProblem:
             raise ValueError("devices in free order must have equal links")
 
     def with_devices(self, devices: NDArray[np.int64]) -> PartitionProblem:
-        """The same layers on some of the devices, for devices in free order."""
+        """The problem with the same layers and only some devices, for devices in free order."""
         return replace(
             self,
             device_names=tuple(self.device_names[device] for device in devices),
@@ -250,12 +259,12 @@ class PartitionProblem:
 
     @property
     def num_layers(self) -> int:
-        """Layers of the network."""
+        """Number of layers of the network."""
         return len(self.names)
 
     @property
     def num_devices(self) -> int:
-        """Devices there are to use."""
+        """Number of available devices."""
         return len(self.device_names)
 
     @cached_property
@@ -267,12 +276,12 @@ class PartitionProblem:
 
     @cached_property
     def has_equal_links(self) -> bool:
-        """Whether all links are alike."""
+        """Whether all links have the same rate and latency."""
         return all(len(set(v.tolist())) <= 1 for v in (self.link_bytes_per_s, self.link_latency_s))
 
     @cached_property
     def device_classes(self) -> tuple[tuple[int, ...], ...]:
-        """Devices that are alike, in groups: the same kind and the same memory."""
+        """Groups of devices that have the same kind and the same memory."""
         groups: dict[tuple[int, float], list[int]] = {}
         for device in range(self.num_devices):
             key = (int(self.device_kinds[device]), float(self.memory_bytes[device]))
@@ -281,38 +290,40 @@ class PartitionProblem:
 
     @cached_property
     def has_memory_limit(self) -> bool:
-        """Whether any device could be too small for anything that it might be given."""
+        """Whether any device is too small for the most that it might have to keep."""
         after = self.num_devices - 1
         most = self.kept_bytes(self.weight_bytes.sum(), self.activation_bytes.sum(), after)
         return bool((self.memory_bytes < most).any())
 
     @cached_property
     def compute_s(self) -> Floats:
-        """Forward and backward together, shape (layers, kinds)."""
+        """Seconds of forward and backward pass together, shape (layers, kinds)."""
         total: Floats = self.forward_s + self.backward_s
         return total
 
     @cached_property
     def device_compute_s(self) -> Floats:
-        """Forward and backward together, shape (layers, devices)."""
+        """Seconds of forward and backward pass together, shape (layers, devices)."""
         return self.compute_s[:, self.device_kinds]
 
     @cached_property
     def ideal_period_s(self) -> float:
-        """Source: BaPipe's T* = 1 / sum(1 / T_n), T_n the whole network on device n.
+        """Period that a split at any point would reach, even within a layer, in seconds.
 
-        What a split at any point would reach; devices that favour different layers can do better.
+        It is T* = 1 / sum(1 / T_n), where T_n is the time of the whole network on device n.
+        Devices that are fast at different layers can do better. Source: BaPipe.
         """
         totals = self.device_compute_s.sum(axis=0)
         return float(1 / (1 / totals).sum()) if (totals > 0).all() else 0.0
 
     @cached_property
     def bound_s(self) -> float:
-        """Lower bound of the period, whatever the cuts.
+        """Lower bound of the period for all possible cuts, in seconds.
 
-        The heaviest layer on the device that is best for it; and, with any weights y, the work
-        that is left if each layer goes where y times its time is least, sum(min(y * t)) / sum(y):
-        a feasible point of the dual of the assignment's linear program.
+        It is the largest of several bounds. One is the time of the heaviest layer on the device
+        that is best for it. The others hold for any device weights y: each layer goes to the
+        device where y times its time is least, which gives sum(min(y * t)) / sum(y). This is a
+        feasible point of the dual of the linear program of the assignment.
         """
         times = self.device_compute_s
         bounds = [float(times.min(axis=1).max())]
@@ -321,12 +332,12 @@ class PartitionProblem:
         return max(bounds)
 
     def kept_bytes(self, weight_bytes: Any, activation_bytes: Any, stages_after: int) -> Any:
-        """Memory that a stage needs, for numbers or arrays of them."""
+        """Bytes of memory that a stage needs; takes numbers or arrays of them."""
         copies = self.state_factor + self.schedule.weight_versions(stages_after) - 1
         return weight_bytes * copies + activation_bytes * self.schedule.in_flight(stages_after)
 
     def transfer_s(self, cut_bytes: Floats, link: int) -> Floats:
-        """Time of one transfer of each of an array of cuts; inf where there is no link."""
+        """Seconds of one transfer over a link, for an array of cuts; inf if there is no link."""
         if self.schedule.transfer is Transfer.NONE:
             return np.zeros_like(cut_bytes)
         if link >= self.num_devices - 1:
@@ -336,13 +347,13 @@ class PartitionProblem:
         return np.where(cut_bytes > 0, seconds, 0.0)
 
     def cut_bytes(self, before: Sequence[bool] | NDArray[np.bool_]) -> float:
-        """Bytes that leave a downset, given as a mask of the layers."""
+        """Bytes of the boundary tensors of a downset, which is given as a mask of the layers."""
         inside = np.asarray(before, bool)
         sources = {s for s, t in self.edges if inside[s] and not inside[t]}
         return float(sum(self.output_bytes[s] for s in sources))
 
     def to_networkx(self) -> nx.DiGraph[int]:
-        """Layers by index as nodes, who reads whom as edges."""
+        """A graph whose nodes are the indices of layers and whose edges are `edges`."""
         import networkx as nx
 
         graph: nx.DiGraph[int] = nx.DiGraph()
@@ -353,21 +364,23 @@ class PartitionProblem:
 
 @dataclass(frozen=True)
 class StageAssignment:
-    """One stage.
+    """One stage of a partition.
 
     Parameters
     ----------
     layers : tuple of str
-        In the network's order.
+        Names of the layers, in the network's order.
     devices : tuple of int
         Indices of the devices; more than one if the stage is replicated.
     replicas : int
+        Number of devices that share the stage.
     time_s : float
-        Of a micro-batch: compute, blocking transfers, and synchronisation where it adds.
+        Seconds per micro-batch: compute, blocking transfers, and the synchronisation of replicas
+        where it takes extra time.
     transfer_s : float
-        Of one transfer to the next stage, one way.
+        Seconds of one transfer to the next stage, in one direction.
     memory_bytes : float
-        Needed on each device.
+        Bytes of memory needed on each device.
     """
 
     layers: tuple[str, ...]
@@ -380,23 +393,24 @@ class StageAssignment:
 
 @dataclass(frozen=True)
 class Partition:
-    """The stages, and how good they are.
+    """The stages, their times, and how good they are.
 
     Parameters
     ----------
     stages : tuple of StageAssignment
+        Stages in the order in which data flow.
     period_s : float
-        Time between micro-batches in steady state.
+        Time between micro-batches in the steady state.
     minibatch_time_s : float
-        Under the schedule's model, or by the simulation that was given.
+        Time of a mini-batch under the schedule's model, or by the simulation if one was given.
     objective : Objective
-        What was minimised.
+        The time that was minimised.
     lower_bound_s : float
-        No partition has a smaller value of the objective, under the model.
+        Value of the objective below which no partition can be, under the model.
     optimal : bool
-        Whether the value equals the bound, but for rounding.
+        Whether the value equals the bound, apart from rounding.
     reason : str
-        Why it is optimal, or why only a bound is known.
+        Why the partition is optimal, or why only a bound is known.
     """
 
     stages: tuple[StageAssignment, ...]
@@ -409,13 +423,13 @@ class Partition:
 
     @property
     def value_s(self) -> float:
-        """What was minimised."""
+        """Value of the objective."""
         if self.objective is Objective.BOTTLENECK:
             return self.period_s
         return self.minibatch_time_s
 
     def to_dict(self) -> dict[str, Any]:
-        """For JSON."""
+        """The partition as a dictionary for JSON."""
         return {
             "stages": [
                 {

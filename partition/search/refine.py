@@ -1,7 +1,8 @@
-"""BaPipe's refinements: coarse grains, memory fine-tuning, layers split by output channel.
+"""BaPipe's refinements: merged layers, memory fine-tuning, layers split by output channel.
 
-Re-implemented from the published abstract of X. Zhao et al., "BaPipe: Exploration of Balanced
-Pipeline Parallelism for DNN Training", 2020; the rules beyond the abstract are derived.
+They are re-implemented from the published abstract of X. Zhao et al., "BaPipe: Exploration of
+Balanced Pipeline Parallelism for DNN Training", 2020. Rules that the abstract does not give are our
+own.
 """
 
 from __future__ import annotations
@@ -28,14 +29,14 @@ Groups = tuple[range, ...]
 
 
 def mergeable(problem: PartitionProblem, threshold_s: float) -> Groups:
-    """Runs of layers between cuts whose transfer is not above a threshold.
+    """Runs of layers between the cuts whose transfer takes no longer than a threshold.
 
     Parameters
     ----------
     problem : PartitionProblem
     threshold_s : float
-        Longest transfer of a micro-batch over the fastest of the links. A cut that is slower than
-        this on every link is no cut at all.
+        Longest admitted transfer of a micro-batch, in seconds. A cut is dropped if its transfer
+        takes longer than this on every link.
 
     Returns
     -------
@@ -51,7 +52,7 @@ def mergeable(problem: PartitionProblem, threshold_s: float) -> Groups:
 
 
 def merge(problem: PartitionProblem, groups: Groups) -> PartitionProblem:
-    """The chain whose layers are runs of a network's layers; its cuts carry what theirs carry."""
+    """The chain whose layers are runs of a network's layers, with the same boundary tensors."""
     row = Row(problem)
     starts = np.array([group.start for group in groups])
     ends = np.array([group.stop for group in groups])
@@ -70,20 +71,20 @@ def merge(problem: PartitionProblem, groups: Groups) -> PartitionProblem:
 def plan_coarse(
     problem: PartitionProblem, objective: Objective = Objective.BOTTLENECK
 ) -> tuple[Partition, Groups]:
-    """Partition after layers are merged where a cut would take too long to cross.
+    """Partition a network after merging layers between which a transfer would take too long.
 
-    A cut whose transfers take longer than a period is never part of a partition with that period.
-    So the layers are merged for BaPipe's ideal period first; the period found, which is at least
-    the best one, is the threshold of the next round, until nothing changes. At that point no cut
-    of the smallest bottleneck is missing. The smallest mini-batch time may miss some: then only a
-    bound is given.
+    A cut whose transfers take longer than a period cannot be part of a partition with that period.
+    The layers are merged for BaPipe's ideal period first. The period then found is at least the
+    best one; it is the threshold of the next round, and so on until nothing changes. At that point
+    no cut that the smallest bottleneck needs is missing. Cuts that the smallest mini-batch time
+    needs may be missing, so for that objective only a bound is given.
 
     Returns
     -------
     Partition
-        In the layers of `problem`, in their order.
+        The partition, in terms of the layers of `problem` and in their order.
     tuple of range
-        The runs of layers at the end.
+        The runs of merged layers in the last round.
 
     Raises
     ------
@@ -132,20 +133,21 @@ def _in_layers(problem: PartitionProblem, groups: Groups, found: Partition) -> P
 def tune_memory(problem: PartitionProblem, start: Partition) -> Partition:
     """Move layers at stage boundaries until every device can hold its stage.
 
-    As long as a stage is too large, one of its outer layers goes to a neighbour: of the moves that
-    lower the memory missing over all devices, the one with the smallest longest stage time. This
-    keeps stages on their devices; `plan_chain` with the same limits is exact.
+    As long as a stage is too large, its first or last layer moves to the neighbouring stage. Only
+    moves that reduce the missing memory, summed over all devices, are considered; of these, the one
+    with the shortest period is taken. Stages stay on their devices. This is a heuristic;
+    `plan_chain` with the same limits is exact.
 
     Parameters
     ----------
     problem : PartitionProblem
     start : Partition
-        Made for the same layers without memory limits.
+        Partition of the same layers, found without memory limits.
 
     Raises
     ------
     PlanError
-        If no move lowers the memory that is missing.
+        If no move reduces the missing memory.
     """
     row = Row(problem)
     devices = [stage.devices[0] for stage in start.stages]
@@ -180,7 +182,7 @@ def _missing(row: Row, devices: Sequence[int], cuts: Sequence[int]) -> Floats:
 
 
 def _moves(cuts: list[int], stage: int) -> list[list[int]]:
-    """The stage without its first, and without its last layer; no stage is left empty."""
+    """The cuts after moving a stage's first or last layer away; no stage becomes empty."""
     start = cuts[stage - 1] if stage else 0
     if cuts[stage] - start < 2:
         return []
@@ -221,11 +223,11 @@ class FractionalPartition:
     Parameters
     ----------
     partition : Partition
-        Its layers are pieces, named ``layer[first:stop]``.
+        Partition whose layers are pieces, named ``layer[first:stop]``.
     pieces : tuple of tuple of Piece
-        The stages' pieces, joined where they are neighbours.
+        The pieces of each stage; adjacent pieces of one layer are joined.
     ideal_period_s : float
-        What a split at any point would reach: BaPipe's T*.
+        Period that a split at any point would reach: BaPipe's T*.
     """
 
     partition: Partition
@@ -239,21 +241,23 @@ def plan_fractional(
     channel_tile: int = 1,
     objective: Objective = Objective.BOTTLENECK,
 ) -> FractionalPartition:
-    """Partition with layers split by output channel, in whole tiles of channels.
+    """Partition a chain whose layers may be split by output channel, in whole tiles of channels.
 
-    Every tile is a layer of its own with its share of time, weights and output. It reads all that
-    the layer reads, so a cut through a layer carries the layer's inputs on to the next stage, and
-    with them the outputs that are ready; both stages keep the inputs for their weight gradients.
+    Every tile is treated as a layer of its own, with its share of the time, weights and output. A
+    tile reads all inputs of its layer. So a cut through a layer sends the layer's inputs on to the
+    next stage, together with the outputs that are ready, and both stages keep the inputs for their
+    weight gradients.
 
     Parameters
     ----------
     problem : PartitionProblem
-        A chain, apart from layers that also read earlier ones.
+        A chain of layers; a layer may read further earlier layers as well.
     channels : sequence of int
-        Output channels of each layer; 1 for what cannot be split.
+        Output channels of each layer; 1 for a layer that cannot be split.
     channel_tile : int
-        Channels that the array computes at a time.
+        Number of channels that the array computes at a time.
     objective : Objective
+        Time to minimise.
 
     Raises
     ------
@@ -286,7 +290,7 @@ def plan_fractional(
 
 
 def _kept_twice(problem: PartitionProblem, found: Partition) -> float:
-    """Most that a stage can need beyond its share for layers that it has a part of."""
+    """Most bytes that a stage can need beyond its shares of layers of which it has only a part."""
     in_flight = problem.schedule.in_flight(problem.num_devices - 1)
     return 2 * in_flight * float(problem.activation_bytes.max())
 
@@ -297,7 +301,7 @@ def _stage_tiles(tiles: Sequence[Piece], found: Partition, stage: int) -> Sequen
 
 
 def _over(problem: PartitionProblem, tiles: Sequence[Piece], found: Partition, stage: int) -> float:
-    """Bytes above the memory of a stage's device, where it keeps whole inputs of shared layers."""
+    """Bytes by which a stage exceeds its device's memory, counting shared layers' inputs whole."""
     index = {name: i for i, name in enumerate(problem.names)}
     mine = _stage_tiles(tiles, found, stage)
     weights = sum(
@@ -332,7 +336,7 @@ def _tiled(problem: PartitionProblem, tiles: Sequence[Piece]) -> PartitionProble
 
 
 def _pieces(tiles: Sequence[Piece], found: Partition) -> tuple[tuple[Piece, ...], ...]:
-    """Tiles of each stage, neighbours of one layer joined."""
+    """Pieces of each stage; adjacent tiles of one layer are joined."""
     stages = []
     for stage in range(len(found.stages)):
         joined: list[Piece] = []

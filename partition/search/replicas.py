@@ -1,10 +1,10 @@
-"""Stages on several equal devices: hybrid pipeline and data parallelism.
+"""Stages that are replicated on several equal devices: hybrid pipeline and data parallelism.
 
-The replicas of a stage take turns with the micro-batches. A stage of m replicas with n devices
-behind it keeps the features of as many micro-batches on each as a single device would with
+The replicas of a stage process the micro-batches in turn. Each of m replicas with n devices behind
+the stage keeps the activations of as many micro-batches as a single device would with
 ``ceil(n / m)`` stages behind it; with PipeDream's schedule that is its ``ceil((m + n) / m)``. Every
-replica has a link of its own, so transfers between two stages share as many as the smaller has
-devices (`Cuts.shares` says where PipeDream's two models differ).
+replica has a link of its own. So the transfers between two stages share as many links as the
+smaller stage has devices (`Cuts.shares` says where PipeDream's two models differ).
 """
 
 from __future__ import annotations
@@ -47,25 +47,29 @@ def plan_replicated(
     max_cuts: int = MAX_CUTS,
     max_work: float = MAX_WORK,
 ) -> Partition:
-    """The best stages with any number of replicas each, at most as many as there are devices.
+    """The best stages where each may have any number of replicas, within the number of devices.
 
-    Every number of replicas is tried for every stage. Work grows with the cube of the devices (the
-    square, where transfers cost nothing), times the layers of a chain or the square of the
-    downsets.
+    Every number of replicas is tried for every stage. The effort grows with the cube of the number
+    of devices (its square, where transfers cost nothing), times the number of layers of a chain or
+    the square of the number of downsets.
 
     Parameters
     ----------
     problem : PartitionProblem
-        With equal devices and links.
+        Problem with equal devices and equal links.
     objective : Objective
+        Time to minimise.
     synchronisation : Synchronisation
-        What replicas cost.
+        Cost model for keeping replicas equal.
     evaluate : callable, optional
-        Mini-batch time of stages; ranks the best few of the mini-batch objective again.
+        Function that returns the mini-batch time of stages. If it is given, the best few partitions
+        for the mini-batch objective are ranked again by it.
     max_cuts : int
-        Downsets of a graph; above it, only the order given is cut, and the answer has no bound.
+        Most downsets of a graph for which all are considered as cuts. If there are more, only cuts
+        along the order given are considered, and the answer has only a simple bound.
     max_work : float
-        Table cells after which the search for the mini-batch time stops with a bound.
+        Number of table cells after which the search for the mini-batch time stops and gives a
+        bound.
 
     Raises
     ------
@@ -112,15 +116,15 @@ class ReplicaSearch(Search):
 
     @property
     def bound_s(self) -> float:
-        """Lower bound of the period: all the work shared by all devices."""
+        """Lower bound of the period: all work divided by the number of devices, in seconds."""
         problem = self.problem
         return float(problem.device_compute_s.min(axis=1).sum()) / problem.num_devices
 
     def best(self, cap_s: float, cheapest: bool) -> Ends | None:
-        """Stages with a period of at most `cap_s`: any, or those with the least sum.
+        """Stages with a period of at most `cap_s`: any such, or those with the least sum.
 
-        Memory depends on the devices behind a stage, so where it is limited every number of
-        devices is tried; otherwise one pass tells for all.
+        The memory that a stage needs depends on the number of devices behind it. So every number
+        of devices is tried where memory is limited; otherwise one pass is enough for all.
         """
         counts = range(self.problem.num_devices, self.problem.num_devices + 1)
         if self.problem.has_memory_limit:
@@ -135,7 +139,7 @@ class ReplicaSearch(Search):
         return None if found is None else found[1]
 
     def _run(self, cap_s: float, count: int, cheapest: bool) -> tuple[float, Ends] | None:
-        """One pass; a state is the devices used and the replicas of the last stage."""
+        """One pass; a state is the number of devices used and the replicas of the last stage."""
         start = np.full(self.cuts.size, np.inf)
         start[0] = 0.0
         rows: dict[State, Floats] = {(0, 0): start}
@@ -158,13 +162,13 @@ class ReplicaSearch(Search):
         return self.problem.schedule.transfer is Transfer.OVERLAP
 
     def _slot(self, used: int, m: int, count: int) -> Slot:
-        """Where m replicas go; what leaves them is looked at by the stage that receives it."""
+        """The slot of m replicas; the receiving stage checks the transfers that leave them."""
         behind = count - used - m
         link = 0 if used + m < self.problem.num_devices else self.problem.num_devices - 1
         return Slot(used, link, -(-behind // m), m, np.inf)
 
     def _starts(self, row: Floats, state: State, m: int, cap_s: float) -> Floats:
-        """Costs of the cuts whose transfers to m replicas fit into the period."""
+        """Costs up to each cut; inf where the transfers to m replicas exceed the period."""
         used, last = state
         if not used or not self._last_matters:
             return row

@@ -1,15 +1,15 @@
 """Exact search over cuts and devices, the same for chains and for graphs.
 
-`Search.best` finds stages whose period is at most a cap, any or the cheapest; `least_period` and
-`least_minibatch` call it again and again.
+`Search.best` finds stages whose period is at most a cap, either any such stages or the cheapest.
+`least_period` and `least_minibatch` call it repeatedly.
 
-The smallest period is found by bisection: a cap that has a solution lowers the upper bound to that
-solution's period, one that has none raises the lower bound.
+The smallest period is found by bisection. If there is a solution for a cap, its period becomes the
+upper bound; if there is none, the cap becomes the lower bound.
 
-The smallest mini-batch time has two parts, ``sum + steady_periods * period``. `best` gives the
-least sum under a cap, which does not rise with the cap; so in a range of periods no value is below
-``least sum at its upper end + steady_periods * its lower end``. Ranges that cannot hold anything
-better are dropped, the others are split until none is left or the budget is spent.
+The mini-batch time has two parts, ``sum + steady_periods * period``. `best` gives the least sum
+under a cap, which does not rise with the cap. So no value in a range of periods is below ``least
+sum at its upper end + steady_periods * its lower end``. Ranges that cannot hold anything better are
+dropped; the others are split until none is left or the budget is spent.
 """
 
 from __future__ import annotations
@@ -35,23 +35,26 @@ from fpgapipe.partition.search.problem import (
 ROUNDING = 1e-12
 """Relative gap at which a bisection ends."""
 PRUNE = 1e-10
-"""Relative improvement that is not worth a search."""
+"""Relative improvement that is too small to search for."""
 MAX_CELLS = 6e7
-"""Largest table that the search for the mini-batch time may keep."""
+"""Largest table, in cells, that the search for the mini-batch time may keep."""
 MAX_WORK = 1.2e9
-"""Table cells after which the search for the mini-batch time stops with a bound, if not told."""
+"""Default number of table cells after which the search for the mini-batch time stops with a
+bound."""
 KEPT = 8
-"""Partitions kept for an evaluation of the best few."""
+"""Number of best partitions that are kept for evaluation by a simulation."""
 
 State = tuple[int, ...]
+"""State of a search: number of devices used so far, or one such number for each class of devices.
+`ReplicaSearch` has the number of devices used and the replicas of the last stage."""
 Vector = NDArray[Any]
-"""Over the cuts: costs, or whether they can be reached."""
+"""Vector over the cuts: costs, or whether each cut can be reached."""
 Evaluate = Callable[[Sequence[StageAssignment]], float]
-"""Mini-batch time of stages, from a simulation."""
+"""Function that returns the mini-batch time of stages, from a simulation."""
 
 
 class End(NamedTuple):
-    """First device of a stage, the cut that ends it, and how many devices share it."""
+    """First device of a stage, the cut that ends it, and its number of devices (replicas)."""
 
     device: int
     cut: int
@@ -63,7 +66,7 @@ Ends = list[End]
 
 @dataclass(frozen=True)
 class Bounds:
-    """Best stages found, and a bound that none can beat."""
+    """The best stages found, and a lower bound that no stages can beat."""
 
     ends: Ends
     value_s: float
@@ -81,7 +84,7 @@ class Search:
     Attributes
     ----------
     work : float
-        Cells of tables filled so far, and some for every step.
+        Table cells filled so far, plus a fixed number of cells per step.
     """
 
     def __init__(self, cuts: Cuts) -> None:
@@ -93,20 +96,20 @@ class Search:
 
     @property
     def bound_s(self) -> float:
-        """Lower bound of the period."""
+        """Lower bound of the period, in seconds."""
         return self.problem.bound_s
 
     def states(self) -> float:
-        """Sets of devices to consider."""
+        """Number of sets of devices to consider."""
         if not self.free:
             return float(self.problem.num_devices)
         return float(np.prod([1.0 + len(group) for group in self.problem.device_classes]))
 
     def best(self, cap_s: float, cheapest: bool) -> Ends | None:
-        """Stages with a period of at most `cap_s`: any, or those with the least sum.
+        """Stages with a period of at most `cap_s`: any such, or those with the least sum.
 
-        Memory depends on how many stages come behind, so where it is limited every number of
-        stages is tried; otherwise one pass tells for all.
+        The memory that a stage needs depends on the number of stages behind it. So every number of
+        stages is tried where memory is limited; otherwise one pass is enough for all.
         """
         num_devices = min(self.problem.num_devices, self.cuts.problem.num_layers)
         counts: Sequence[int] = [num_devices]
@@ -164,7 +167,7 @@ class _Run:
         return None if best is None else (best[0], self._trace(best[1]))
 
     def _next(self, level: dict[State, Vector], stage: int) -> dict[State, Vector]:
-        """Rows after another stage."""
+        """The vectors of all states after another stage."""
         following: dict[State, Vector] = {}
         for state, row in level.items():
             for state_after, slot in self._moves(state, stage):
@@ -205,7 +208,7 @@ class _Run:
         return ends[::-1]
 
     def _step_back(self, state: State, stage: int, end: int) -> tuple[State, Slot, int]:
-        """The state, device and cut from which the best stage that ends here came."""
+        """The state before the best stage that ends at `end`, its slot, and its first cut."""
         best: tuple[float, State, Slot, int] | None = None
         for before in self._states_before(state):
             if before not in self.rows:
@@ -236,7 +239,7 @@ class _Run:
 
 
 def slots_of(ends: Ends, num_devices: int) -> list[Slot]:
-    """Slots of stages; replicas share the micro-batches, so fewer are in flight in each."""
+    """Slots of stages; replicas divide the micro-batches, so each has fewer of them in flight."""
     slots = []
     behind = sum(end.replicas for end in ends)
     for stage, end in enumerate(ends):
@@ -247,7 +250,7 @@ def slots_of(ends: Ends, num_devices: int) -> list[Slot]:
 
 
 def measure(cuts: Cuts, ends: Ends) -> tuple[float, float]:
-    """Period and mini-batch time of stages."""
+    """Period and mini-batch time of stages, in seconds."""
     schedule = cuts.problem.schedule
     period = total = 0.0
     start = 0
@@ -296,9 +299,9 @@ def least_period(search: Search, solve: Callable[[float], Ends | None]) -> Bound
 
 
 def least_minibatch(search: Search, bottleneck: Bounds, max_work: float) -> Bounds:
-    """Stages with the smallest mini-batch time, never worse than those given.
+    """Stages with the smallest mini-batch time; they are never worse than `bottleneck`.
 
-    After `max_work` table cells it stops, and the bound is that of the ranges that are left.
+    The search stops after `max_work` table cells. The bound is then that of the remaining ranges.
     """
     last_work = search.work + max_work
     cuts, schedule = search.cuts, search.problem.schedule
@@ -322,7 +325,8 @@ def least_minibatch(search: Search, bottleneck: Bounds, max_work: float) -> Boun
         period, minibatch = measure(cuts, ends)
         if minibatch < value:
             best, value = ends, minibatch
-        # Up to high_s the least sum stays what it is at this period: only below can be better.
+        # For caps from this period up to high_s the least sum is the same, so only shorter periods
+        # can give something better.
         bound = minibatch - steady * period + steady * low_s
         if low_s < period:
             heappush(heap, (bound, next(number), low_s, period))
@@ -347,7 +351,7 @@ def partition(
     reason: str,
     evaluate: Evaluate | None = None,
 ) -> Partition:
-    """The answer in full; with `evaluate`, the one of the best few with the shortest time."""
+    """The complete answer; with `evaluate`, the best few are timed and the fastest is chosen."""
     period, minibatch = measure(cuts, bounds.ends)
     stages = assignments(cuts, bounds.ends)
     value = period if objective is Objective.BOTTLENECK else minibatch
@@ -370,7 +374,7 @@ def partition(
 
 
 def assignments(cuts: Cuts, ends: Ends) -> tuple[StageAssignment, ...]:
-    """Stages with their times and memory."""
+    """The stages with their layers, times and memory."""
     problem = cuts.problem
     stages = []
     start = 0

@@ -1,1 +1,1 @@
-"""Event simulation of schedules."""
+"""The event simulation of schedules."""

@@ -1,9 +1,9 @@
-"""What waits for what: a schedule's tasks and transfers as a graph, and the loop that follows it.
+"""The graph of a schedule's tasks and transfers with their dependences, and the loop that times it.
 
-A lane does its tasks in order. A task begins when its lane is free and all it needs is there: what
-it needs is fixed by the schedule, so that the times are longest paths in a graph without a search.
-The loop that follows them (`_follow`) is compiled by numba where that is installed, and runs as
-plain Python otherwise.
+A lane does its tasks in order. A task begins when its lane is free and everything that it needs is
+ready. The schedule determines what each task needs, so the times are longest paths in a graph, and
+no search is necessary. The loop that computes them (`_follow`) is compiled by numba where numba is
+installed, and runs as plain Python otherwise.
 """
 
 from __future__ import annotations
@@ -23,37 +23,39 @@ if TYPE_CHECKING:
     from numpy.typing import ArrayLike, NDArray
 
 COMPILED_FROM_TASKS = 20_000
-"""Fewer tasks than this are not worth loading the compiler for."""
+"""Number of tasks from which on it is worth loading the compiler."""
 
 F, B, DX, DW, U = TaskKind.F, TaskKind.B, TaskKind.DX, TaskKind.DW, TaskKind.U
 
 
 @dataclass(frozen=True)
 class StageTimes:
-    """How long each stage's tasks and transfers take.
+    """Durations of each stage's tasks and transfers.
 
     Parameters
     ----------
     forward_s, input_gradient_s, weight_gradient_s : float array
-        Shape (stages,), or (stages, micro-batches) where micro-batches differ. A whole backward
-        pass takes the sum of both gradients. Where a device has two engines, they share its
-        arithmetic, so that each takes the sum of all three.
+        Seconds of each pass, shape (stages,), or (stages, micro-batches) where micro-batches
+        differ. A whole backward pass takes the sum of both gradients. Where a device has two
+        engines, they share its arithmetic, so each of them takes the sum of all three times.
     update_s : float array, shape (stages,)
+        Seconds of the weight update.
     activations_s, gradients_s : float array, shape (stages,)
-        Time of the transfer of one micro-batch's result to the next stage, and of its gradient to
-        the stage before: bytes over the link's rate.
+        Seconds of the transfer of one micro-batch's result to the next stage, and of its gradient
+        to the stage before: bytes over the link's rate.
     latency_s : float
-        From the end of a transfer to its arrival.
+        Seconds from the end of a transfer to its arrival.
     activations_lag_s, gradients_lag_s : float array, optional
-        Of results that stream out as they are made: from the end of the task that makes one to the
-        moment from which the task that uses it can run without a pause, as far as the maker goes;
-        shape (stages,) or (stages, micro-batches), by the stage of the maker. Below 0 where the
-        user begins with the first parts of a result. `latency_s` if left out.
+        Lag of results that stream out while they are computed: seconds from the end of the
+        producer task to the earliest time at which the consumer task can start without ever having
+        to wait for the producer. The shape is (stages,) or (stages, micro-batches), indexed by the
+        producer's stage. A lag is negative where the consumer can begin with the first parts of a
+        result. The default is `latency_s`.
 
     Raises
     ------
     ScheduleError
-        If a time is negative or not finite, or shapes do not fit.
+        If a time is negative or not finite, or the numbers of stages differ.
     """
 
     forward_s: NDArray[np.float64]
@@ -92,7 +94,7 @@ class StageTimes:
         update_s: ArrayLike = 0.0,
         latency_s: float = 0.0,
     ) -> StageTimes:
-        """The same times for all stages, or an array with one for each."""
+        """Times that are equal for all stages, or given as arrays with one time per stage."""
 
         def spread(value: ArrayLike) -> NDArray[np.float64]:
             return np.broadcast_to(np.asarray(value, np.float64), num_stages).copy()
@@ -109,12 +111,12 @@ class StageTimes:
 
 
 class DeadlockError(ScheduleError):
-    """Tasks that wait for one another.
+    """Tasks wait for one another in a cycle.
 
     Parameters
     ----------
     cycle : list of str
-        Who waits for whom, each in words.
+        The cycle in words, one string for each task that waits for another.
     """
 
     def __init__(self, cycle: list[str]) -> None:
@@ -124,7 +126,7 @@ class DeadlockError(ScheduleError):
 
 @dataclass
 class LinkLane:
-    """The numbers of the transfers from one device to another."""
+    """The transfers from one device to another: those numbered ``first..last - 1``."""
 
     source: int
     destination: int
@@ -134,12 +136,14 @@ class LinkLane:
 
 @dataclass
 class EventGraph:
-    """Tasks and transfers of a schedule, numbered in a row, and what each waits for.
+    """Tasks and transfers of a schedule, numbered consecutively, and their dependences.
 
-    ``end_of`` has up to four tasks whose end a task waits for (-1: none). A result that comes over
-    a link arrives `lag` later in the first place, and `maker_lag` later in the third, where its
-    maker is; the fourth is that of `waits`, `wait_lag` later. ``start_of`` has up to two whose
-    start it waits for.
+    Column ``i`` of ``end_of`` has up to four tasks or transfers whose end task ``i`` waits for; -1
+    means none. Its rows are: the transfer or local task that delivers the result that the task
+    needs, with `lag` added for a transfer; the earlier task on the same stage, without a lag; the
+    producer of a result that streams in over a link, with `maker_lag` added; and a dependence
+    from `waits`, with `wait_lag` added. ``start_of`` has up to two tasks whose start task ``i``
+    waits for.
     """
 
     schedule: Schedule
@@ -194,14 +198,14 @@ class EventGraph:
             raise ScheduleError(f"{self.name(i)} names a stage or micro-batch that there is not")
 
     def _numbers(self, shape: tuple[int, int], kind: int) -> NDArray[np.int32]:
-        """Number of the task of a kind for each stage and micro-batch; -1 where there is none."""
+        """Numbers of a kind's tasks by stage and micro-batch; -1 where there is none."""
         table = np.full(shape, -1, np.int32)
         found = np.flatnonzero(self.kinds[: self.num_tasks] == kind).astype(np.int32)
         table[self.stages[found], self.microbatches[found]] = found
         return table
 
     def _add_transfers(self) -> None:
-        """Number the transfers behind the tasks, a lane for each pair of devices."""
+        """Number the transfers after the tasks, with a lane for each pair of devices."""
         producers, destinations, payloads = [], [], []
         for kinds, neighbour, payload in (
             ((F,), self.after, TaskKind.SF),
@@ -262,7 +266,8 @@ class EventGraph:
                 self._require(task[here], self.end_of[0])
             self.lag[task[remote]] = times.latency_s
             if self.schedule.transfer == "stream":
-                # A result that streams out is there when both the link and its maker are done.
+                # A result that streams out is complete when both the link and its producer are
+                # done.
                 makers = local[other[remote], numbers[task[remote]]]
                 self.end_of[2, task[remote]] = makers
                 lags = np.full(shape, times.latency_s)
@@ -283,7 +288,7 @@ class EventGraph:
             waits[0, n:] = self.producer
 
     def _limit_in_flight(self, shape: tuple[int, int]) -> None:
-        """A forward pass waits for the release of the features that had its place before."""
+        """Let a forward pass wait until the activations that occupied its place are released."""
         release = np.maximum(self._numbers(shape, B), self._numbers(shape, DW))
         limit = np.array(self.schedule.in_flight_limit, np.int32)
         task = np.flatnonzero(self.kinds[: self.num_tasks] == F)
@@ -292,7 +297,7 @@ class EventGraph:
         self.end_of[1, task] = release[self.stages[task], earlier]
 
     def _add_waits(self) -> None:
-        """What tasks wait for beside what the schedule says."""
+        """Add the dependences that the schedule itself does not contain."""
         tasks = chain.from_iterable(self.schedule.lanes)
         numbers = {task: number for number, task in enumerate(tasks)}
         for task, other, lag_s in self.waits:
@@ -300,7 +305,7 @@ class EventGraph:
             self.wait_lag[numbers[task]] = lag_s
 
     def _limit_fifos(self) -> None:
-        """A transfer waits for the start of the task that takes the result `fifo_depth` before."""
+        """Let a transfer wait until the result `fifo_depth` transfers earlier is being consumed."""
         assert self.fifo_depth is not None
         shape = self.forward.shape
         consumers = (TaskKind.RF, TaskKind.RB) if self.blocking else None
@@ -327,7 +332,7 @@ class EventGraph:
             self.start_of[1, sends[depth:][same]] = users[:-depth][same]
 
     def _require(self, tasks: NDArray[np.intp], column: NDArray[np.int32]) -> None:
-        """Refuse a schedule in which something is needed that nobody does."""
+        """Refuse a schedule that lacks a task on which one of `tasks` depends."""
         lacking = tasks[column[tasks] < 0]
         if len(lacking):
             raise ScheduleError(
@@ -335,7 +340,7 @@ class EventGraph:
             )
 
     def durations(self) -> NDArray[np.float64]:
-        """How long each task and transfer takes."""
+        """Seconds that each task and transfer takes."""
         times = self.times
         whole = times.input_gradient_s + times.weight_gradient_s
         by_kind = {
@@ -359,7 +364,13 @@ class EventGraph:
         return duration
 
     def follow(self) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
-        """Start and end of every task and transfer."""
+        """Start and end of every task and transfer, in seconds.
+
+        Raises
+        ------
+        DeadlockError
+            If tasks wait for one another in a cycle.
+        """
         sizes = [len(lane) for lane in self.schedule.lanes]
         stops = np.cumsum([0, *sizes]).tolist()
         first = stops[:-1] + [link.first for link in self.links]
@@ -386,7 +397,7 @@ class EventGraph:
     def _cycle(
         self, pointer: NDArray[np.int64], last: NDArray[np.int64], end: NDArray[np.float64]
     ) -> list[str]:
-        """Who waits for whom, beginning and ending with the same task."""
+        """A cycle of waiting tasks in words; it begins and ends with the same task."""
         lane_of = np.full(len(self.kinds), -1)
         bounds = np.cumsum([0] + [len(lane) for lane in self.schedule.lanes]).tolist()
         firsts = bounds[:-1] + [link.first for link in self.links]
@@ -400,7 +411,7 @@ class EventGraph:
             wanted = [int(c[task]) for c in (*self.end_of, *self.start_of)]
             blocker = next(w for w in wanted if w >= 0 and end[w] < 0)
             steps.append((task, blocker))
-            task = int(pointer[lane_of[blocker]])  # what the blocker's lane is at
+            task = int(pointer[lane_of[blocker]])  # the task at which the blocker's lane stands
         words = []
         for waiter, blocker in steps[seen[task] :]:
             at = int(pointer[lane_of[blocker]])
@@ -441,10 +452,11 @@ def _follow(  # type: ignore[no-untyped-def]
     pointer,
     stack,
 ):
-    """Run every lane as far as it gets; a lane that must wait is woken by the task it waits for.
+    """Run every lane as far as it gets; a waiting lane is woken by the task that it waits for.
 
-    Works on arrays and on lists alike. Each task is visited once, and once more for each time its
-    lane was woken; lanes wait in linked lists (`waiters`, `next_waiter`).
+    The loop works on arrays and on lists alike. It visits each task once, and once more for each
+    time that the task's lane is woken. Waiting lanes are kept in linked lists (`waiters`,
+    `next_waiter`).
     """
     top = len(first)
     while top > 0:
@@ -504,7 +516,7 @@ def _follow(  # type: ignore[no-untyped-def]
 
 @cache
 def compiled_loop() -> Callable[..., None] | None:
-    """The loop as machine code, None without numba."""
+    """The loop as machine code; None if numba is not installed."""
     if importlib.util.find_spec("numba") is None:
         return None
     from fpgapipe.machine_code import compiled

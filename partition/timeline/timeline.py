@@ -1,4 +1,4 @@
-"""Event simulation: when every task and transfer of a schedule takes place."""
+"""Event simulation: the times at which all tasks and transfers of a schedule take place."""
 
 from __future__ import annotations
 
@@ -30,9 +30,9 @@ class Timeline:
     ----------
     schedule : Schedule
     start_s, end_s : tuple of float array
-        For each lane, the times of its tasks.
+        For each lane, the start and end times of its tasks.
     links : tuple of Link
-        For each pair of devices that send, its transfers.
+        For each pair of sender and receiver, the transfers between them.
     """
 
     schedule: Schedule
@@ -42,12 +42,12 @@ class Timeline:
 
     @cached_property
     def makespan_s(self) -> float:
-        """From the first start to the last end of any task."""
+        """Seconds from the first start to the last end of any task."""
         return max((float(end[-1]) for end in self.end_s if len(end)), default=0.0)
 
     @cached_property
     def span_s(self) -> float:
-        """The longest that any device is in use, from its first start to its last end.
+        """The longest time that any device is in use, from its first start to its last end.
 
         Source: Qi et al., "Zero Bubble Pipeline Parallelism", ICLR 2024, where devices enter the
         next mini-batch one after the other.
@@ -60,7 +60,7 @@ class Timeline:
 
     @cached_property
     def busy_s(self) -> tuple[float, ...]:
-        """For each lane, the time in which it computes (sends that block are none)."""
+        """For each lane, the time in which it computes; blocking transfers do not count."""
         busy = []
         for lane, start, end in zip(self.schedule.lanes, self.start_s, self.end_s, strict=True):
             computes = lane.kinds <= DW
@@ -75,27 +75,27 @@ class Timeline:
         return 1.0 - sum(self.busy_s) / len(self.busy_s) / self.span_s
 
     def peak_microbatches(self) -> tuple[int, ...]:
-        """For each device, the most micro-batches of features that its stages keep at once.
+        """For each device, the most micro-batches whose activations its stages keep at once.
 
-        Features are kept from the end of a forward pass to the end of the pass that uses them last;
-        while they are made they are in working buffers.
+        Activations are kept from the end of a forward pass to the end of the pass that uses them
+        last. While they are computed, they are in working buffers.
         """
         ones = np.ones(self.schedule.num_stages)
         return tuple(round(peak) for peak in self.peak_activations(ones))
 
     def peak_activations(self, activation_bytes: NDArray[np.float64]) -> tuple[float, ...]:
-        """For each device, the most bytes of features kept at once.
+        """For each device, the most bytes of activations kept at once.
 
         Parameters
         ----------
         activation_bytes : float array, shape (stages,)
-            What a stage keeps of one micro-batch.
+            Bytes that each stage keeps of one micro-batch.
         """
         begins: dict[int, list[NDArray[np.float64]]] = {}
         releases: dict[int, list[NDArray[np.float64]]] = {}
         for lane, end in zip(self.schedule.lanes, self.end_s, strict=True):
             takes = lane.kinds == F
-            # With a split backward pass, the weight gradient is the last to read the features.
+            # With a split backward pass, the weight gradient is the last to read the activations.
             last = (lane.kinds == B) | (lane.kinds == DW)
             for where, mask in ((begins, takes), (releases, last)):
                 rows = np.stack([end[mask], activation_bytes[lane.stages[mask]]])
@@ -106,7 +106,7 @@ class Timeline:
         return tuple(peaks)
 
     def tasks(self) -> list[tuple[int, Task, float, float]]:
-        """``(lane, task, start, end)`` of every task; for drawing, not for large schedules."""
+        """``(lane, task, start, end)`` of every task, for drawing; slow for large schedules."""
         rows = []
         for i, lane in enumerate(self.schedule.lanes):
             times = zip(lane, self.start_s[i].tolist(), self.end_s[i].tolist(), strict=True)
@@ -121,13 +121,13 @@ class Link:
     Attributes
     ----------
     source, destination : int
-        Devices.
+        Sending and receiving device.
     kinds : int8 array
-        ``SF`` for features, ``SB`` for gradients.
+        ``SF`` for activations, ``SB`` for gradients.
     stages, microbatches : integer arrays
-        Whose result is sent.
+        Stage and micro-batch whose result is sent.
     start_s, end_s : float array
-        When the transfer takes the link.
+        Seconds at which the transfer starts and stops occupying the link.
     """
 
     source: int
@@ -140,7 +140,7 @@ class Link:
 
     @property
     def busy_s(self) -> float:
-        """Time in which something is sent."""
+        """Seconds in which the link transfers something."""
         return float((self.end_s - self.start_s).sum())
 
 
@@ -151,24 +151,24 @@ def simulate(
     fifo_depth: int | None = None,
     waits: Sequence[tuple[Task, Task, float]] = (),
 ) -> Timeline:
-    """Find when every task of a schedule takes place.
+    """Compute the times of all tasks and transfers of a schedule.
 
     Parameters
     ----------
     schedule : Schedule
     times : StageTimes
     fifo_depth : int, optional
-        Results that may be under way between two devices, features and gradients apart: a transfer
-        begins only when a place is free, which a result leaves when the task that uses it begins.
-        No limit if not given.
+        Number of results that may be under way between two devices, counted separately for
+        activations and gradients. A transfer begins only when a place is free; a result frees its
+        place when the task that uses it begins. There is no limit if it is not given.
     waits : sequence of (Task, Task, float), optional
-        What the schedule does not say: a task begins no earlier than so many seconds behind the end
-        of another (or before it, if less than 0); one a task.
+        Additional dependences, at most one for each task: the first task begins no earlier than
+        the given seconds after the end of the second one (before its end, if they are negative).
 
     Raises
     ------
     DeadlockError
-        If tasks wait for one another.
+        If tasks wait for one another in a cycle.
     ScheduleError
         If a task needs one that the schedule does not have, or the numbers of stages differ.
     """
@@ -198,13 +198,13 @@ def simulate(
 def _peak(
     begins: list[NDArray[np.float64]], releases: list[NDArray[np.float64]], makespan_s: float
 ) -> float:
-    """Highest sum of what is kept, given rows of (time, amount)."""
+    """Highest amount kept at any time, given rows of times and of amounts taken and released."""
     if not begins:
         return 0.0
     taken = np.concatenate(begins, axis=1)
     given = np.concatenate(releases, axis=1) if releases else np.zeros((2, 0))
-    # What is released at the moment at which something else is taken makes room for it; rounding
-    # must not put the two in the wrong order.
+    # Memory that is released at the same moment at which other memory is taken counts as free.
+    # Rounding must not put the two events in the wrong order.
     given[0] -= 1e-12 * makespan_s
     times = np.concatenate([given[0], taken[0]])
     change = np.concatenate([-given[1], taken[1]])

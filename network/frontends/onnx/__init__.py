@@ -1,1 +1,1 @@
-"""ONNX models, read as graphs."""
+"""The frontend that reads ONNX models as graphs."""

@@ -1,7 +1,7 @@
-"""Folding of what is known before a network runs: initializers, and what is computed from them.
+"""Constant folding: initializers, and tensors that are computed from them or from shapes.
 
-Exporters write shapes as little programs (Shape, Gather, Concat...); they are evaluated with ONNX's
-own reference implementation once the shapes they read are known.
+Exporters compute shapes with small programs (Shape, Gather, Concat...). These are evaluated with
+ONNX's own reference implementation once the shapes that they read are known.
 """
 
 from __future__ import annotations
@@ -17,10 +17,10 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
 SHAPE_OPS = ("Shape", "Size")
-"""They read a shape, not values, and are known wherever shapes are."""
+"""Operators that read only the shape of a tensor, so their results do not depend on its values."""
 
 MAX_FOLDED_ELEMENTS = 2**27
-"""A constant that would take more memory than this (512 MiB of FP32) is not computed."""
+"""Most elements of a constant that is computed (512 MiB of FP32)."""
 
 # fmt: off
 FOLDED_OPS = frozenset((
@@ -32,7 +32,8 @@ FOLDED_OPS = frozenset((
     "Trilu", "Unsqueeze", "Where",
 ))
 # fmt: on
-"""What exporters compute shapes and constants with; others on constants alone are translated."""
+"""Operators with which exporters compute shapes and constants. Other operators are translated even
+if all their inputs are constant."""
 
 
 class Constants:
@@ -41,8 +42,11 @@ class Constants:
     Parameters
     ----------
     onnx : module
+        The onnx library.
     graph : onnx.GraphProto
+        The model's graph.
     opset : int
+        Version of the operators that the model uses.
     """
 
     def __init__(self, onnx: Any, graph: Any, opset: int) -> None:
@@ -71,30 +75,30 @@ class Constants:
         return name in self._known
 
     def is_learnable(self, name: str) -> bool:
-        """Whether a known tensor is a weight: an initializer, or one that was only rearranged."""
+        """Whether a known tensor is a weight: an initializer, perhaps rearranged."""
         return name in self._learnable
 
     def moves(self, name: str) -> Any | None:
-        """The node that repeats weights, joins them or takes a part of them, if one gives this."""
+        """The node that repeats, joins or slices weights to make a tensor; None if none does."""
         return self._moves.get(name)
 
     def get(self, name: str) -> NDArray[np.generic] | None:
-        """The values of a tensor, None if they are not known."""
+        """The values of a tensor; None if they are not known."""
         if name not in self._values and name in self._initializers:
             try:
                 self._values[name] = self._onnx.numpy_helper.to_array(self._initializers[name])
-            except Exception as error:  # whatever numpy makes of a type that contradicts its data
+            except Exception as error:  # numpy has various errors if the type contradicts the data
                 raise ShapeError(f"initializer {name!r} cannot be read: {error}") from None
         return self._values.get(name)
 
     def fold(self, node: Any, static_shape: Callable[[str], tuple[int, ...]]) -> bool:
-        """Evaluate a node if it `folds`; say whether it did.
+        """Evaluate a node if it `folds`; return whether it does.
 
         Parameters
         ----------
         node : onnx.NodeProto
         static_shape : function
-            Gives the shape of a tensor that is not constant.
+            Function that returns the shape of a tensor that is not constant.
 
         Raises
         ------
@@ -110,7 +114,7 @@ class Constants:
             name = node.input[0]
             value = self.get(name)
             shape = value.shape if value is not None else static_shape(name)
-            # Only the shape counts; a broadcast zero stands for the tensor without its memory.
+            # Only the shape counts; a broadcast zero has it without taking the tensor's memory.
             operands[name] = np.broadcast_to(np.float32(0), shape)
         else:
             for name in node.input:
@@ -136,7 +140,7 @@ class Constants:
         return True
 
     def _filled(self, node: Any, shape: NDArray[np.generic]) -> NDArray[np.generic]:
-        """ConstantOfShape as one value seen through a shape; some models have their weights so."""
+        """The result of ConstantOfShape as a broadcast value; some models have such weights."""
         import numpy as np
 
         fill = np.zeros(1, np.float32)
@@ -165,13 +169,13 @@ class Constants:
         model = helper.make_model(graph, opset_imports=imports)
         try:
             results: list[NDArray[np.generic]] = ReferenceEvaluator(model).run(None, operands)
-        except Exception as error:  # whatever the reference implementation trips over
+        except Exception as error:  # its errors have no common base class
             raise ShapeError(f"evaluating it failed: {' '.join(str(error).split())}") from None
         return results
 
 
 def _elements(node: Any, operands: dict[str, NDArray[np.generic]]) -> float:
-    """How large a node's operands and results can get, in elements."""
+    """Upper bound of the number of elements of a node's operands and results."""
     import numpy as np
 
     values = list(operands.values())
@@ -186,12 +190,12 @@ def _elements(node: Any, operands: dict[str, NDArray[np.generic]]) -> float:
         return values[0].size * math.prod(max(abs(factor), 1.0) for factor in factors)
     try:
         return float(math.prod(np.broadcast_shapes(*(each.shape for each in values))))
-    except ValueError:  # not element by element, so its results are no larger than what it reads
+    except ValueError:  # not element-wise, so its results are no larger than its inputs
         return float(read)
 
 
 _MOVING = ("Expand", "Slice", "Concat", "Split")
-"""Operators after which weights go on being learned if they become layers."""
+"""Operators whose results stay learnable if they are translated to layers instead of folded."""
 
 _REARRANGING = ("Identity", "Reshape", "Transpose", "Squeeze", "Unsqueeze", "Flatten", "Cast")
-"""Operators after which a weight is still a weight."""
+"""Operators whose result is still a weight if their input is one."""

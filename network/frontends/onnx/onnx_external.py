@@ -1,4 +1,4 @@
-"""Weights that an ONNX model keeps in files beside it (external data)."""
+"""Weights that an ONNX model keeps in other files (external data)."""
 
 from __future__ import annotations
 
@@ -12,19 +12,20 @@ from fpgapipe.errors import FileError, shown
 from fpgapipe.files import open_file, size_text
 
 MAX_BYTES = 1 << 31
-"""All weights of a model; one in a single file has no more."""
+"""Most bytes of all weights of a model; a model in a single file cannot have more."""
 
 
 def read_external(onnx: Any, path: Path, model: Any) -> None:
-    """Read the weights that lie beside a model into it.
+    """Read a model's weights from other files into the model.
 
-    Only ordinary files in the model's own folder are read, and of them no more than the tensors
-    hold.
+    Only ordinary files in the model's own folder are read, and of them only as many bytes as the
+    tensors have.
 
     Raises
     ------
     FileError
-        If a file lies elsewhere, cannot be read or is too short, or a tensor says nonsense.
+        If a file lies elsewhere, cannot be read or is too short, or a tensor's description is
+        invalid.
     """
     left = MAX_BYTES
     for tensor in _tensors(model.graph):
@@ -44,7 +45,7 @@ def read_external(onnx: Any, path: Path, model: Any) -> None:
 
 
 def _tensors(graph: Any) -> Iterator[Any]:
-    """All tensors of a graph and of those inside its nodes."""
+    """All tensors of a graph and of the graphs inside its nodes."""
     yield from graph.initializer
     for node in graph.node:
         for attribute in node.attribute:
@@ -61,7 +62,7 @@ def _extent(onnx: Any, tensor: Any) -> tuple[str, int, int]:
     Raises
     ------
     ValueError
-        If they are none.
+        If the tensor's description of them is invalid.
     """
     said = {each.key: each.value for each in tensor.external_data}
     offset, length = (_whole(said.get(key)) for key in ("offset", "length"))
@@ -94,7 +95,7 @@ def _read(path: Path, name: str, offset: int, size: int) -> bytes:
     file = path.parent / name
     with open_file(file, MAX_BYTES) as opened:
         real = file.resolve()
-        # A cache of downloads may link the model and its weights to files in one other folder.
+        # In a download cache, the model and its weights may be links to files in one other folder.
         if not any(real.is_relative_to(each.resolve()) for each in (path.parent, _home(path))):
             raise FileError(
                 path, [f"weights must lie in the model's folder; {shown(name)} leads to {real}"]
@@ -110,5 +111,5 @@ def _read(path: Path, name: str, offset: int, size: int) -> bytes:
 
 
 def _home(path: Path) -> Path:
-    """Folder of the file that a path leads to."""
+    """Folder of the file to which a path leads, links resolved."""
     return path.resolve().parent

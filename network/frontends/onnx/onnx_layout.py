@@ -1,4 +1,4 @@
-"""ONNX operators that move elements."""
+"""Translations of ONNX operators that move elements."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
-"""ONNX models: read, checked, their constants folded, then translated node by node.
+"""Reading of ONNX models, which are checked and then translated node by node.
 
-`onnx_translation` is the machinery; `onnx_products`, `onnx_pointwise` and `onnx_layout` hold a
-translation for each operator; `onnx_constants` folds.
+`onnx_constants` folds constants, `onnx_translation` is the machinery of the translation, and
+`onnx_products`, `onnx_pointwise` and `onnx_layout` have a translation for each operator.
 """
 
 from __future__ import annotations
@@ -34,10 +34,10 @@ from fpgapipe.network.operators.tensors import ShapeError, Tensor
 from fpgapipe.optional import require
 
 MIN_OPSET = 9
-"""Oldest opset read; older ones differ in what their operators mean."""
+"""Oldest opset that is read; the operators of older ones have other meanings."""
 
 MAX_SHOWN = 50
-"""How many nodes an error lists before it counts the rest."""
+"""Most nodes that an error lists; the others are only counted."""
 
 
 def read_onnx(path: Path, batch: int | None = None) -> Graph:
@@ -46,10 +46,10 @@ def read_onnx(path: Path, batch: int | None = None) -> Graph:
     Parameters
     ----------
     path : Path
-        The model; weights in files beside it (external data) are read as well.
+        File of the model; its weights in other files (external data) are read as well.
     batch : int, optional
-        Binds a dynamic first axis of the inputs, 1 if not given. A model whose batch is fixed takes
-        none but its own.
+        Size of the inputs' first axis if that is dynamic, by default 1. For a model with a fixed
+        batch, no other number is accepted.
 
     Raises
     ------
@@ -72,12 +72,12 @@ def read_onnx(path: Path, batch: int | None = None) -> Graph:
 
 
 def load_model(onnx: Any, path: Path) -> Any:
-    """Parse and check a model; its local functions are inlined.
+    """Parse and check a model, and inline its local functions.
 
     Raises
     ------
     FileError
-        If it is broken.
+        If the model is broken.
     """
     data = read_bytes(path, MAX_BYTES)
     try:
@@ -119,7 +119,7 @@ def _opset(onnx: Any, path: Path, model: Any) -> int:
 
 
 def _refuse_unsupported(path: Path, graph: Any, constants: Constants) -> None:
-    """Name every node whose operator has no translation, before anything is translated."""
+    """Refuse a model with operators that have no translation; the error names all such nodes."""
     refused = [node for node in graph.node if not constants.folds(node) and not _is_known(node)]
     if not refused:
         return
@@ -143,7 +143,7 @@ def _is_known(node: Any) -> bool:
 def _bind_inputs(
     onnx: Any, path: Path, graph: Any, constants: Constants, batch: int | None
 ) -> tuple[dict[str, Tensor], int]:
-    """Give every input a shape; a dynamic first axis becomes the batch."""
+    """Determine the shape of every input and the batch, which replaces a dynamic first axis."""
     inputs = [each for each in graph.input if not constants.is_constant(each.name)]
     batch_names = set()
     fixed = None
@@ -198,14 +198,14 @@ def _translate(
     inputs: dict[str, Tensor],
     batch: int,
 ) -> Graph:
-    """Translate all nodes; faults of attributes are gathered as far as they do not depend."""
+    """Translate all nodes; faults are collected, except of nodes that depend on faulty ones."""
     consumers = Counter(name for node in graph.node for name in set(node.input))
     consumers.update(each.name for each in graph.output)
     translation = Translation(path.stem, batch, opset, constants, graph, consumers)
     for name, tensor in inputs.items():
         translation.add_input(name, tensor)
     faults = []
-    lost: set[str] = set()  # what nodes with faults would have given
+    lost: set[str] = set()  # results of nodes with faults, and of nodes that depend on them
     for node in graph.node:
         if lost.intersection(node.input):
             lost.update(node.output)

@@ -1,4 +1,4 @@
-"""ONNX operators on single elements, normalisations, reductions and the loss."""
+"""Translations of ONNX's element-wise operators, normalisations, reductions and loss."""
 
 from __future__ import annotations
 
@@ -68,7 +68,7 @@ def _binary(t: Translation, node: Any) -> None:
 
 
 def _with_number(function: str, number: float, *, number_is_left: bool) -> Affine | None:
-    """An element-wise operation with a fixed number, if it is ``scale * x + offset``."""
+    """The `Affine` operator of a function with a fixed number; None if it is not affine."""
     if function == "add":
         return Affine(offset=number)
     if function == "mul":
@@ -218,7 +218,7 @@ def _softmax(t: Translation, node: Any) -> None:
     if t.opset >= 13 or math.prod(shape[axis + 1 :]) == 1:
         t.first(node, Softmax(axis, log))
         return
-    # Up to opset 12 everything from the axis on was one axis.
+    # Up to opset 12, softmax runs over all axes from `axis` on together.
     name = node_name(node)
     x = t.add(f"{name}.flatten", Flatten(axis), t.layer(node.input[0]))
     x = t.add(name, Softmax(-1, log), x)

@@ -1,4 +1,4 @@
-"""ONNX operators that multiply or slide windows, and the embedding."""
+"""Translations of ONNX operators with matrix products or sliding windows, and the embedding."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def _padding(
     stride: Sequence[int],
     dilation: Sequence[int],
 ) -> Padding:
-    """The padding that ``pads`` or ``auto_pad`` ask for."""
+    """The padding that the attributes ``pads`` or ``auto_pad`` demand."""
     auto = attributes.get("auto_pad", b"NOTSET").decode()
     if auto not in ("NOTSET", "VALID", "SAME_UPPER", "SAME_LOWER"):
         raise Unsupported(
@@ -154,7 +154,7 @@ def _gemm(t: Translation, node: Any) -> None:
 
 
 def _scaled(value: NDArray[np.generic], factor: float) -> NDArray[np.generic]:
-    """A weight times a number, if that does not take too much memory."""
+    """A weight times a number; a weight that is too large is refused."""
     if factor == 1:
         return value
     if value.size > MAX_FOLDED_ELEMENTS:
@@ -165,7 +165,7 @@ def _scaled(value: NDArray[np.generic], factor: float) -> NDArray[np.generic]:
 
 
 def _plus(t: Translation, node: Any, layer: str, beta: float) -> str:
-    """Gemm's third operand as a layer of its own."""
+    """Add Gemm's third operand in a layer of its own."""
     c = t.layer(node.input[2])
     if beta != 1:
         c = t.add(f"{node_name(node)}.beta", Affine(scale=beta), c)
@@ -233,7 +233,7 @@ def _lstm(t: Translation, node: Any) -> None:
 
 
 def _pytorch_gates(value: NDArray[np.generic], hidden: int) -> NDArray[np.generic]:
-    """From ONNX's order of gates (input, output, forget, cell) to PyTorch's."""
+    """Reorder gates from ONNX's order (input, output, forget, cell) to PyTorch's."""
     import numpy as np
 
     i, o, f, c = (value[gate * hidden : (gate + 1) * hidden] for gate in range(4))

@@ -1,4 +1,4 @@
-"""ONNX's own reference evaluator, which computes what a model says."""
+"""ONNX's own reference evaluator, as a reference for the results of a model."""
 
 from __future__ import annotations
 
@@ -22,13 +22,14 @@ def evaluator(path: Path, *, double: bool) -> Callable[[Arrays], list[NDArray[np
     Parameters
     ----------
     path : Path
+        File of the model.
     double : bool
-        Whether the model computes in FP64 where it says FP32.
+        Whether the model computes in FP64 where it specifies FP32.
 
     Raises
     ------
     FileError
-        If the model cannot be read; the function raises it if the model does not run.
+        If the model cannot be read. The returned function raises it if the model does not run.
     """
     from fpgapipe.network.frontends.onnx.onnx_model import load_model
 
@@ -40,7 +41,7 @@ def evaluator(path: Path, *, double: bool) -> Callable[[Arrays], list[NDArray[np
 
     try:
         session = ReferenceEvaluator(model)
-    except Exception as error:  # whatever the evaluator trips over
+    except Exception as error:  # the evaluator's errors have no common base class
         raise FileError(path, [_why(error)]) from None
 
     def run(inputs: Arrays) -> list[NDArray[np.generic]]:

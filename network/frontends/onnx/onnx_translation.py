@@ -1,4 +1,4 @@
-"""An ONNX graph on its way to ours, and the register of translations."""
+"""The state of the translation of an ONNX graph, and the register of translations."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 
 MAX_AXES = 1024
-"""A list of axes, sizes or pieces that is longer is a mistake."""
+"""Longest list of axes, sizes or pieces that is accepted."""
 
 DTYPES = {
     "FLOAT": DType.FLOAT32,
@@ -32,15 +32,15 @@ DTYPES = {
     "UINT8": DType.UINT8,
     "BOOL": DType.BOOL,
 }
-"""ONNX's element types to ours."""
+"""Our element type for each of ONNX's."""
 
 Handler = Callable[["Translation", Any], None]
 HANDLERS: dict[str, Handler] = {}
-"""ONNX operator to the function that translates it."""
+"""The function that translates each ONNX operator."""
 
 
 def handles(*op_types: str) -> Callable[[Handler], Handler]:
-    """Register a translation."""
+    """Register a function as the translation of the given operators."""
 
     def register(function: Handler) -> Handler:
         HANDLERS.update(dict.fromkeys(op_types, function))
@@ -50,16 +50,20 @@ def handles(*op_types: str) -> Callable[[Handler], Handler]:
 
 
 class Translation:
-    """A graph in the making, and what its ONNX tensors have become.
+    """A graph that is being built, and the layer that stands for each ONNX tensor.
 
     Parameters
     ----------
     name : str
+        The network's name.
     batch, opset : int
+        Samples in a batch, and version of the operators.
     constants : Constants
+        Tensors whose values are known.
     graph : onnx.GraphProto
+        The graph to translate.
     consumers : Counter
-        How many nodes (and graph outputs) read a tensor.
+        Number of nodes (and graph outputs) that read each tensor.
     """
 
     def __init__(
@@ -88,7 +92,7 @@ class Translation:
         self._layers[name] = self.builder.input(name, tensor)
 
     def translate(self, node: Any) -> None:
-        """Add a node's layers, unless an earlier node has taken it along."""
+        """Add a node's layers, unless it was translated together with another node."""
         if id(node) not in self._done:
             try:
                 HANDLERS[node.op_type](self, node)
@@ -97,7 +101,7 @@ class Translation:
             except ShapeError:
                 raise
             except (KeyError, IndexError, TypeError, ValueError, AttributeError) as error:
-                # The checker lets some nodes pass whose attributes or inputs make no sense.
+                # The checker lets some nodes with meaningless attributes or inputs pass.
                 raise Unsupported(f"is malformed ({type(error).__name__}: {error})") from None
 
     def build(self) -> Graph:
@@ -106,7 +110,7 @@ class Translation:
         Raises
         ------
         Unsupported
-            If the model has no outputs, or one that is no layer's.
+            If the model has no outputs, or an output that is not the result of a layer.
         """
         outputs: list[str] = []
         for each in self._graph.output:
@@ -125,7 +129,7 @@ class Translation:
             raise Unsupported("has no outputs")
         return self.builder.build(outputs)
 
-    # What a node is made of.
+    # Attributes and operands of a node.
 
     def attributes(self, node: Any) -> dict[str, Any]:
         """A node's attributes as Python values."""
@@ -134,23 +138,23 @@ class Translation:
         return {each.name: helper.get_attribute_value(each) for each in node.attribute}
 
     def operand(self, node: Any, index: int) -> str:
-        """Name of an input tensor, empty if it is left out."""
+        """Name of an input tensor; empty if it is left out."""
         return str(node.input[index]) if index < len(node.input) else ""
 
     def value(self, node: Any, index: int) -> NDArray[np.generic] | None:
-        """Values of a constant input, None if it is left out or not constant."""
+        """Values of a constant input; None if it is left out or not constant."""
         name = self.operand(node, index)
         return self.constants.get(name) if name else None
 
     def weight(self, node: Any, index: int, what: str) -> NDArray[np.generic]:
-        """Values of an input that must be constant."""
+        """Values of an input that must be constant; `what` names it in the error."""
         value = self.value(node, index)
         if value is None:
             raise Unsupported(f"its {what} is not constant")
         return value
 
     def integers(self, node: Any, index: int, what: str) -> list[int] | None:
-        """A constant input as a list of integers, None if it is left out."""
+        """A constant input as a list of integers; None if it is left out."""
         if not self.operand(node, index):
             return None
         value = self.weight(node, index, what)
@@ -159,7 +163,7 @@ class Translation:
         return [int(each) for each in value.reshape(-1)]
 
     def number(self, node: Any, index: int, what: str) -> float:
-        """A constant input of one element."""
+        """The value of a constant input that must have one element."""
         value = self.weight(node, index, what)
         if value.size != 1:
             raise Unsupported(f"its {what} is no single number but {list(value.shape)}")
@@ -177,14 +181,14 @@ class Translation:
         return self.builder.tensor(self._layers[name]).shape
 
     def sole_reader(self, name: str) -> Any | None:
-        """The node that reads a tensor, if exactly one thing does."""
+        """The only node that reads a tensor; None if there are several readers or none."""
         readers = self._readers.get(name, [])
         return readers[0] if len(readers) == 1 and self.consumers[name] == 1 else None
 
-    # What becomes of it.
+    # Layers of a node.
 
     def layer(self, name: str) -> str:
-        """The layer or network input behind a tensor; a constant becomes a layer of its own."""
+        """The layer or network input that gives a tensor; a constant becomes a layer of its own."""
         if name not in self._layers:
             value = self.constants.get(name)
             if value is None:
@@ -200,7 +204,7 @@ class Translation:
         return self._layers[name]
 
     def layers(self, node: Any) -> list[str]:
-        """The layers behind all inputs of a node."""
+        """The layers that give all inputs of a node."""
         return [self.layer(name) for name in node.input if name]
 
     def add(
@@ -214,7 +218,7 @@ class Translation:
         return self.builder.add_with_values(name, operator, *inputs, values=values or {})
 
     def give(self, node: Any, layer: str, output: int = 0) -> None:
-        """Say which layer is a node's result."""
+        """Record the layer that gives a node's result."""
         self._layers[node.output[output]] = layer
 
     def simple(self, node: Any, operator: Operator) -> None:
@@ -230,7 +234,7 @@ class Translation:
         return layer
 
     def refuse_outputs(self, node: Any, kept: int = 1) -> None:
-        """Refuse a node of which someone reads more than the first results."""
+        """Refuse a node if any but its first `kept` results are read."""
         for name in node.output[kept:]:
             if name and self.consumers[name]:
                 raise Unsupported(f"its further output {name!r} is read")
@@ -241,12 +245,12 @@ class Translation:
 
 
 def node_name(node: Any) -> str:
-    """What a node's layer is called: the node's name or, without one, its first result's."""
+    """Name of a node's layer: that of the node or, if it has none, of its first result."""
     return str(node.name or next(filter(None, node.output), ""))
 
 
 def dtype_of(value: NDArray[np.generic]) -> DType:
-    """Our element type for an array's."""
+    """Our element type for that of an array."""
     try:
         return DType(str(value.dtype))
     except ValueError:

@@ -1,1 +1,1 @@
-"""PyTorch modules and exported programs, read as graphs."""
+"""The frontend that reads PyTorch modules and exported programs as graphs."""

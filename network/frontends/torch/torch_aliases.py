@@ -1,4 +1,4 @@
-"""Which results of a PyTorch program share memory, and what an operator in place makes stale."""
+"""Results of a PyTorch program that share memory, and the effects of in-place operators on them."""
 
 from __future__ import annotations
 
@@ -14,16 +14,18 @@ class Aliases:
     Parameters
     ----------
     torch : module
+        The torch library.
     graph : torch.fx.Graph
+        Graph of the program.
     """
 
     def __init__(self, torch: Any, graph: Any) -> None:
         self._torch = torch
         self._place = {node: place for place, node in enumerate(graph.nodes)}
-        self._base: dict[Any, Any] = {}  # node to the one whose memory it shares
-        self._same: set[Any] = set()  # those that are the whole of their base: results in place
+        self._base: dict[Any, Any] = {}  # for each node, the node whose memory it shares
+        self._same: set[Any] = set()  # nodes that are all of their base: in-place results
         self.writes: dict[Any, Any] = {}
-        """Node to the node that it overwrites."""
+        """For each in-place operator, the node that it overwrites."""
         for node in graph.nodes:
             if node.op == "call_function":
                 self._read(node)
@@ -46,7 +48,7 @@ class Aliases:
             return
 
     def _shares(self, node: Any, source: Any) -> bool:
-        """Whether a result is a view; reshape and its like copy where they have to."""
+        """Whether a result is a view; reshape and similar operators copy only if they have to."""
         torch = self._torch
 
         def without_memory(each: Any) -> Any:
@@ -61,26 +63,26 @@ class Aliases:
                 *torch.fx.node.map_arg(node.args, tensors.__getitem__),
                 **torch.fx.node.map_arg(node.kwargs, tensors.__getitem__),
             )
-        except Exception:  # whatever has no such form; then it counts as a view
+        except Exception:  # an operator that cannot run without memory counts as a view
             return True
         first = result[0] if isinstance(result, list | tuple) else result
         return bool(first.untyped_storage()._cdata == tensors[source].untyped_storage()._cdata)
 
     def written(self, writer: Any) -> tuple[Any, list[Any]]:
-        """What an operator in place overwrites, and which of its views are read afterwards.
+        """The tensor that an in-place operator overwrites, and its views that are read afterwards.
 
         Returns
         -------
         tensor : Node
             The tensor that is overwritten as a whole; it may be a view.
         stale : list of Node
-            Other names of it and views of it, in the order of the program, whose earlier results
+            Other names and views of this tensor, in the order of the program. Their earlier results
             must not be read any more.
 
         Raises
         ------
         Unsupported
-            If it is a view, and something else that it is a part of is read afterwards.
+            If the tensor is a view, and another tensor that overlaps it is read afterwards.
         """
         tensor = self.writes[writer]
         while tensor in self._same:
@@ -88,7 +90,7 @@ class Aliases:
         place = self._place[writer]
         stale: set[Any] = set()
         for node in self._place:
-            # A node that shares memory, was there before, and is read later.
+            # Skip nodes that do not share the memory or come after the writer.
             if (
                 node is writer
                 or self._place[node] > place
@@ -106,19 +108,19 @@ class Aliases:
         return tensor, sorted(stale - {writer}, key=self._place.__getitem__)
 
     def is_same(self, node: Any) -> bool:
-        """Whether a node is another name of the tensor that it overwrote."""
+        """Whether a node is an in-place result, hence another name of the overwritten tensor."""
         return node in self._same
 
     def base(self, node: Any) -> Any:
-        """The node whose memory a view or a result in place shares."""
+        """The node whose memory a view or an in-place result shares."""
         return self._base[node]
 
     def owner(self, node: Any) -> Any:
-        """The node that memory belongs to."""
+        """The node that owns the memory of a node."""
         return self._top(node)
 
     def _path(self, node: Any) -> list[Any]:
-        """A node, what it is a view of, and so on."""
+        """A node, the node of which it is a view, and so on up to the owner of the memory."""
         path = [node]
         while path[-1] in self._base:
             path.append(self._base[path[-1]])
@@ -131,7 +133,7 @@ class Aliases:
 
     @staticmethod
     def _is_apart(one: list[Any], two: list[Any]) -> bool:
-        """Whether two paths part at different pieces of one split, which do not overlap."""
+        """Whether two paths lead to different pieces of one split, which do not overlap."""
         while one and two and one[-1] is two[-1]:
             source = one[-1]
             one, two = one[:-1], two[:-1]

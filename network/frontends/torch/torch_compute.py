@@ -1,4 +1,4 @@
-"""ATen operators that compute: products, windows, functions, normalisations, losses."""
+"""Translations of ATen operators that compute: products, windows, functions, losses."""
 
 from __future__ import annotations
 
@@ -75,7 +75,7 @@ def _linear(t: Translation, node: Node) -> None:
 
 
 def _product(t: Translation, node: Node, left: Any, right: str, bias: Any) -> None:
-    """A product with what the network computes, and perhaps a sum."""
+    """Translate a product with a matrix that the network computes, and perhaps a bias."""
     layer = t.add(node.name, MatMul(), t.layer(left), right)
     if bias is not None:
         layer = t.add(f"{node.name}.bias", Binary("add"), layer, t.layer(bias))
@@ -142,7 +142,7 @@ def _lstm(t: Translation, node: Node) -> None:
         x = t.add(f"{node.name}.batch_first", Transpose((1, 0, 2)), x)
     stem = t.name_of(node, params[0])
     roles = ("weight_ih", "weight_hh", "bias_ih", "bias_hh")[:each]
-    states: list[str] = []  # of all layers after their last position
+    states: list[str] = []  # final hidden states of all layers
     for depth in range(node["num_layers"]):
         if depth and node["dropout"] and node["train"]:
             x = t.add(f"{stem}.dropout{depth}", Dropout(node["dropout"]), x)
@@ -236,7 +236,7 @@ def _adaptive_pool(t: Translation, node: Node) -> None:
 
 
 def _spread(value: int | Sequence[int], rank: int) -> tuple[int, ...]:
-    """ATen gives one number for all axes as a list of one."""
+    """One number for each axis; ATen may give a single number for all as a list."""
     if not isinstance(value, int) and len(value) == 1:
         value = value[0]
     return per_axis(value, rank, "the setting")
@@ -350,7 +350,7 @@ def _power(t: Translation, node: Node) -> None:
 
 
 def _of_noise(t: Translation, node: Node) -> bool:
-    """Translate what scales random numbers, or multiplies by them; say whether that is it."""
+    """Translate a node that scales random numbers or multiplies by them; return whether it does."""
     drawn, other = t.noise(node["self"]), node.arguments.get("other")
     if drawn and node.target.startswith("aten.div") and isinstance(other, int | float) and other:
         drawn.scale *= other

@@ -1,4 +1,4 @@
-"""ATen operators that move or rename elements."""
+"""Translations of ATen operators that move, repeat or convert elements."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A module in its two modes: training and evaluation compute the same but for dropout."""
+"""The two modes of a module, which must compute the same except for dropout."""
 
 from __future__ import annotations
 
@@ -10,13 +10,16 @@ from fpgapipe.network.operators import Dropout
 
 
 def training_modes(module: Any, given: Mapping[Any, bool]) -> None:
-    """Put a module into training, as it came: parts of it may stay in evaluation.
+    """Put a module into training mode.
+
+    If the module was given in training mode, each part gets its given mode, so parts may stay in
+    evaluation mode.
 
     Parameters
     ----------
     module : torch.nn.Module
     given : mapping of torch.nn.Module to bool
-        Whether each of its parts trained when it came.
+        Whether each part of the module was in training mode when it was given.
     """
     if given[module]:
         for each, training in given.items():
@@ -28,19 +31,20 @@ def training_modes(module: Any, given: Mapping[Any, bool]) -> None:
 def check_modes(training: Graph, evaluation: Graph) -> None:
     """Refuse a module that computes something else in evaluation than in training.
 
-    One graph stands for both: batch normalisation and dropout know what each mode asks for.
+    One graph represents both modes, since batch normalisation and dropout know what to do in each.
 
     Parameters
     ----------
     training, evaluation : Graph
-        The module in both modes, as translated.
+        The graphs to which the module was translated in the two modes.
 
     Raises
     ------
     NetworkError
-        If they differ in anything but dropout, with the first layer that does.
+        If the graphs differ in more than dropout. The message names the first layer that differs.
     """
-    names: dict[str, str] = {name: name for name in training.inputs}  # to those of the other
+    # Names of layers and inputs of `training`, and what they are called in `evaluation`.
+    names: dict[str, str] = {name: name for name in training.inputs}
     left = iter(evaluation.layers.values())
     for layer in training.layers.values():
         if isinstance(layer.operator, Dropout):

@@ -1,6 +1,6 @@
-"""PyTorch: a module with example inputs, or a program that torch.export made.
+"""Reading of PyTorch modules with example inputs, and of programs that torch.export made.
 
-`torch_translation` is the machinery; `torch_compute` and `torch_layout` hold a translation for each
+`torch_translation` is the machinery; `torch_compute` and `torch_layout` have a translation for each
 ATen operator.
 """
 
@@ -21,12 +21,12 @@ from fpgapipe.optional import require
 
 
 def read_exported(path: Path, batch: int | None = None) -> Graph:
-    """Refuse a saved ``torch.export`` program: loading one unpickles, and so may run code.
+    """Refuse a saved ``torch.export`` program, since loading it unpickles and so may run code.
 
     Raises
     ------
     FileError
-        Always, with the two ways around.
+        Always. The message names the two alternatives.
     """
     raise FileError(
         path,
@@ -44,16 +44,16 @@ def from_torch(source: Any, *, name: str) -> Graph:
     Parameters
     ----------
     source : ExportedProgram, or tuple of (Module, inputs)
-        `inputs` is a tensor or a tuple of tensors, as the module is called; their first axis is
-        the batch.
+        Program, or module with the tensor or tuple of tensors with which it is called. The first
+        axis of the inputs is the batch.
     name : str
         The network's name.
 
     Raises
     ------
     NetworkError
-        If `source` is neither, cannot be exported, or uses operators that are not supported (all of
-        them are named).
+        If `source` is neither, cannot be exported, or uses operators that are not supported. The
+        message names all of these.
     UserError
         If torch is not installed.
     """
@@ -84,7 +84,7 @@ def from_torch(source: Any, *, name: str) -> Graph:
 
 
 def _of_module(torch: Any, module: Any, inputs: tuple[Any, ...], name: str) -> Graph:
-    """Translate a module in both modes, which are one network."""
+    """Translate a module in both modes, and check that one network represents both."""
     modes = {each: each.training for each in module.modules()}
     try:
         training_modes(module, modes)
@@ -105,15 +105,15 @@ def _of_module(torch: Any, module: Any, inputs: tuple[Any, ...], name: str) -> G
 def _exported(torch: Any, module: Any, inputs: tuple[Any, ...], name: str) -> Any:
     try:
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # of the exporter's own workings
+            warnings.simplefilter("ignore")  # about the exporter's own code
             return torch.export.export(module, inputs)
-    except Exception as error:  # whatever the module or the exporter trips over
+    except Exception as error:  # errors of modules and of the exporter have no common base class
         reason = " ".join(str(error).split())[:400]
         raise NetworkError(f"{name}: torch.export failed: {reason}") from error
 
 
 def _trains(program: Any) -> bool:
-    """Whether a program was exported as it is in training."""
+    """Whether a program was exported in training mode."""
     return any(
         (str(node.target).startswith("aten.batch_norm") and node.args[5])
         or (str(node.target).startswith("aten.dropout") and node.args[2])

@@ -1,4 +1,4 @@
-"""An ATen graph on its way to ours, and the register of translations."""
+"""The translation of an ATen graph, and the register of translations of its operators."""
 
 from __future__ import annotations
 
@@ -26,14 +26,14 @@ if TYPE_CHECKING:
 
 Handler = Callable[["Translation", "Node"], None]
 HANDLERS: dict[str, Handler] = {}
-"""ATen operator (``aten.conv2d.default``) to the function that translates it."""
+"""The function that translates each ATen operator (``aten.conv2d.default``)."""
 
 MAX_SHOWN = 50
-"""How many nodes an error lists before it counts the rest."""
+"""Most nodes that an error lists; the others are only counted."""
 
 
 def handles(*targets: str) -> Callable[[Handler], Handler]:
-    """Register a translation under operators' names without ``aten.``."""
+    """Register a function as the translation of operators, named without ``aten.``."""
 
     def register(function: Handler) -> Handler:
         HANDLERS.update({f"aten.{target}": function for target in targets})
@@ -43,7 +43,7 @@ def handles(*targets: str) -> Callable[[Handler], Handler]:
 
 
 class Node:
-    """A call in the exported graph, its arguments by the names of the operator's schema."""
+    """A call in the exported graph, with its arguments by their names in the operator's schema."""
 
     def __init__(self, node: Any) -> None:
         self.fx = node
@@ -65,13 +65,16 @@ class Node:
 
 
 class Translation:
-    """A graph in the making, and what its nodes have become.
+    """A graph that is being built, and the results of the program's nodes.
 
     Parameters
     ----------
     torch : module
+        The torch library.
     program : torch.export.ExportedProgram
+        The program to translate.
     name : str
+        The network's name.
     training : bool
         Whether the program computes as in training.
     """
@@ -81,10 +84,10 @@ class Translation:
         self.training = training
         self._program = program
         self._results: dict[Any, Any] = {}  # node to layer's name, torch.Tensor, or list of them
-        self._weights: dict[Any, str] = {}  # node to its name in the module
-        self._learned: dict[Any, frozenset[str]] = {}  # node to the parameters it is known from
+        self._weights: dict[Any, str] = {}  # weight's node to its name in the module
+        self._learned: dict[Any, frozenset[str]] = {}  # known node to parameters it depends on
         self.orders: dict[str, tuple[int, ...]] = {}
-        """Parameters that have their axes in another order than the module's."""
+        """Parameters whose axes have another order than in the module, and that order."""
         self._aliases = Aliases(torch, program.graph)
         signature = program.graph_signature
         sources = {**signature.inputs_to_parameters, **signature.inputs_to_buffers}
@@ -118,8 +121,8 @@ class Translation:
         for node in inputs:
             self._results[node] = self.builder.input(node.name, tensor_of(node.meta["val"]))
         self._skipped: set[Any] = set()
-        self._constants: dict[str, Any] = {}  # layer to the node that it is the value of
-        self._tensors = dict(self._results)  # weights by node, whatever becomes of the node
+        self._constants: dict[str, Any] = {}  # constant layer to the node whose value it has
+        self._tensors = dict(self._results)  # weights by node, kept when nodes become layers
 
     def run(self) -> Graph:
         """Translate all nodes.
@@ -127,7 +130,7 @@ class Translation:
         Raises
         ------
         NetworkError
-            With every node that has no translation, or that asks for something unsupported.
+            If nodes have no translation or need something unsupported. The message names them all.
         """
         self._skip_written_buffers()
         self._refuse_unsupported()
@@ -149,7 +152,7 @@ class Translation:
         return self.builder.build(self._outputs(), prune=True)
 
     def _counts(self, node: Any) -> bool:
-        """Whether a node computes something that is read."""
+        """Whether a node computes or overwrites something that is read."""
         return (
             node.op == "call_function"
             and node not in self._skipped
@@ -157,7 +160,7 @@ class Translation:
         )
 
     def _skip_written_buffers(self) -> None:
-        """Leave out counters of batches, which nothing reads; refuse others that change."""
+        """Skip updates of buffers that nothing reads (batch counters); refuse all others."""
         written: dict[Any, list[Any]] = {}
         for node in self._aliases.writes:
             written.setdefault(self._aliases.owner(node), []).append(node)
@@ -178,7 +181,7 @@ class Translation:
             self._refuse(faults)
 
     def _outputs(self) -> list[str]:
-        """The layers whose results the module gives; changed buffers are none."""
+        """The layers that give the module's results; updated buffers do not count."""
         (end,) = (node for node in self._program.graph.nodes if node.op == "output")
         given = [
             node
@@ -216,7 +219,7 @@ class Translation:
             if node.op == "call_function" and not self._counts(node):
                 continue
             if known.issuperset(node.all_input_nodes) and self._is_fixed(node):
-                known.add(node)  # evaluated, whatever it is
+                known.add(node)  # it will be evaluated, so it needs no translation
             elif str(node.target) not in HANDLERS and node.target is not python_operator.getitem:
                 by_target.setdefault(str(node.target), []).append(node.name)
         if by_target:
@@ -242,19 +245,19 @@ class Translation:
         return drawn and not recurrent and str(node.target) not in HANDLERS
 
     def _is_fixed(self, node: Any) -> bool:
-        """Whether a node gives the same from the same inputs, in every run."""
+        """Whether a node gives the same result for the same inputs in every run."""
         target = node.target
         if not isinstance(target, self.torch._ops.OpOverload):
             return getattr(target, "__module__", "") in ("_operator", "math", "builtins")
         if self.torch.Tag.nondeterministic_seeded in target.tags:
             return False
-        return "empty" not in target.name()  # whatever memory held
+        return "empty" not in target.name()  # "empty" returns arbitrary memory
 
     def _step(self, node: Any) -> None:
-        """Evaluate a node whose inputs are all known, else translate it.
+        """Evaluate a node if all its inputs are known, or else translate it.
 
-        What is computed from learned parameters is evaluated for those who need its shape; it
-        becomes layers where its values are read.
+        A node that depends on learned parameters is evaluated as well, for nodes that need only its
+        shape. Where its values are read, it becomes layers.
         """
         inputs = node.all_input_nodes
         learned = frozenset[str]().union(*(self._learned.get(each, ()) for each in inputs))
@@ -282,7 +285,7 @@ class Translation:
         handler(self, Node(node))
 
     def _overwrite(self, node: Any, result: Any) -> None:
-        """Let all names and views of an overwritten tensor read what is there now."""
+        """Update the results of all names and views of an overwritten tensor."""
         tensor, stale = self._aliases.written(node)
         self._results[tensor] = result
         for each in stale:
@@ -296,7 +299,7 @@ class Translation:
         return result is not None and not isinstance(result, str | list | Noise)
 
     def _evaluate(self, node: Any) -> Any:
-        """Run a node on its known inputs, on copies so that weights stay as they are."""
+        """Run a node on copies of its known inputs, so that weights do not change."""
         torch = self.torch
         copies = {
             each: self._results[each].clone()
@@ -314,7 +317,7 @@ class Translation:
         return tuple(result) if isinstance(result, list) else result
 
     def _compute(self, node: Any) -> None:
-        """Turn what is known from learned parameters into layers."""
+        """Translate a known node that depends on learned parameters to layers."""
         names = ", ".join(map(repr, sorted(self._learned.pop(node))))
         if node.target is python_operator.getitem:
             source, index = node.args
@@ -330,10 +333,10 @@ class Translation:
             )
         handler(self, Node(node))
 
-    # For the translations.
+    # Methods for the translations of operators.
 
     def layer(self, node: Any) -> str:
-        """The layer or network input behind a node; a known tensor becomes a layer of its own."""
+        """The layer or network input that gives a node; a known tensor becomes a layer."""
         result = self._results[node]
         if isinstance(result, str):
             return result
@@ -363,33 +366,33 @@ class Translation:
         return layer
 
     def tensor(self, node: Any) -> Tensor:
-        """Shape of a node's result."""
+        """Shape and element type of a node's result."""
         result = self._results[node]
         if isinstance(result, str):
             return self.builder.tensor(result)
         return tensor_of(result)
 
     def noise(self, node: Any) -> Noise | None:
-        """The random numbers behind an argument."""
+        """The random numbers that an argument stands for; None if it is anything else."""
         result = self._results.get(node) if isinstance(node, self.torch.fx.Node) else None
         return result if isinstance(result, Noise) else None
 
     def give_noise(self, node: Node, noise: Noise) -> None:
-        """Say that a node has become random numbers."""
+        """Record random numbers as a node's result."""
         self._results[node.fx] = noise
 
     def known(self, node: Any) -> Any | None:
-        """The ``torch.Tensor`` behind an argument, None if it is computed or learned."""
+        """The ``torch.Tensor`` of an argument; None if it is computed or learned."""
         if node is None or self._learned.get(node):
             return None
         result = self._results.get(node)
         return result if isinstance(result, self.torch.Tensor) else None
 
     def reference(self, node: Any) -> Reference | None:
-        """The weight behind an argument, None if it is computed by the network.
+        """The weight that an argument stands for; None if the network computes the argument.
 
-        A learned one may have its axes in another order, as of ``weight.t()``; anything else that
-        is computed from learned parameters would not be learned as a weight.
+        A learned weight may have its axes in another order, as in ``weight.t()``. Anything else
+        that is computed from learned parameters is no weight, since it could not be learned.
         """
         order: tuple[int, ...] | None = None
         source = node
@@ -409,7 +412,7 @@ class Translation:
         return Reference(self._source(source), order, result.permute(order))
 
     def _source(self, node: Any) -> str:
-        """What a known tensor is called: its name in the module, or the node that gives it."""
+        """Name of a known tensor: its name in the module, or that of the node that gives it."""
         return self._weights.get(node) or f"%{node.name}"
 
     def weight(
@@ -421,9 +424,15 @@ class Translation:
         ----------
         node : torch.fx.Node
         what : str
-            What the operator calls it.
+            The operator's name of the argument, for errors.
         transposed : bool
-            Whether the layer has its last two axes the other way.
+            Whether the layer needs the weight with its last two axes exchanged.
+
+        Raises
+        ------
+        Unsupported
+            If the argument is no weight, or a learned weight with several readers would need its
+            axes in another order.
         """
         found = self.reference(node)
         if found is None:
@@ -443,12 +452,12 @@ class Translation:
                     )
                 self.orders[source] = order
             else:
-                source = f"{source}.{order}"  # a constant of its own
+                source = f"{source}.{order}"  # becomes a constant of its own
                 self.builder.frozen.add(source)
         return source, array(self.torch, value)
 
     def can_hold(self, weight: Reference | None, *, transposed: bool = False) -> bool:
-        """Whether a layer can have a weight as its own, its axes in the order that it needs."""
+        """Whether a layer can own a weight with its axes in the order that the layer needs."""
         if weight is None:
             return False
         order = weight.order
@@ -462,13 +471,13 @@ class Translation:
         )
 
     def is_tied(self, node: Any) -> bool:
-        """Whether a weight of the module is read by several nodes."""
+        """Whether an argument is a weight of the module that several nodes read."""
         while node not in self._weights and order_of(node):
             node = node.args[0]
         return node in self._weights and self._num_readers(self._weights[node]) > 1
 
     def _num_readers(self, source: str) -> int:
-        """How many nodes read a weight, or what only has its axes in another order."""
+        """Number of nodes that read a weight, directly or with its axes in another order."""
         count = 0
         waiting = [node for node, name in self._weights.items() if name == source]
         while waiting:
@@ -486,7 +495,7 @@ class Translation:
         return f"computed from {names}, which could not be learned"
 
     def weights(self, node: Node, **roles: str) -> dict[str, tuple[str, NDArray[np.generic]]]:
-        """Role to name and values, for those arguments (role=argument) that are given."""
+        """Names and values of weights by role, for the arguments (role=argument) that are given."""
         return {
             role: self.weight(node[argument], argument)
             for role, argument in roles.items()
@@ -504,9 +513,9 @@ class Translation:
         return self.builder.add_with_values(name, operator, *inputs, values=values or {})
 
     def name_of(self, node: Node, weight: Any) -> str:
-        """What a layer with weights is called: the module that owns the weight.
+        """Name of a layer with weights: that of the module that owns the weight.
 
-        Where the weight is another module's (tied weights), it is the module that computes.
+        If the weight is another module's (tied weights), it is the name of the module that uses it.
         """
         owner = self._weights.get(weight, "").rpartition(".")[0]
         stack = list((node.fx.meta.get("nn_module_stack") or {"": ("", None)}).values())
@@ -514,14 +523,14 @@ class Translation:
         return (owner if owner.startswith(caller) else caller) or node.name
 
     def give(self, node: Node, result: str | Sequence[str | None]) -> None:
-        """Say what a node has become: a layer, or one for each of its results."""
+        """Record the layer that gives a node's result, or one layer for each of its results."""
         self._results[node.fx] = result if isinstance(result, str) else list(result)
         self._learned.pop(node.fx, None)
         if node.fx in self._aliases.writes:
             self._overwrite(node.fx, self._results[node.fx])
 
     def reads_result(self, node: Node, index: int) -> bool:
-        """Whether anything reads one of an operator's several results."""
+        """Whether the result `index` of an operator with several results is read."""
         return any(
             user.target is python_operator.getitem and user.args[1] == index and user.users
             for user in node.fx.users
@@ -542,7 +551,8 @@ def translate(
     -------
     graph : Graph
     orders : dict
-        As of `fpgapipe.network.frontends.source.TorchSource`.
+        Parameters whose axes have another order; see the attribute of the same name of
+        `fpgapipe.network.frontends.source.TorchSource`.
     """
     try:
         translation = Translation(torch, program, name, training)

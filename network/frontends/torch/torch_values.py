@@ -1,4 +1,4 @@
-"""Values in an exported program: weights as operators read them, random numbers, tensors."""
+"""Values in an exported program: references to weights, random numbers, shapes and arrays."""
 
 from __future__ import annotations
 
@@ -15,16 +15,17 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Reference:
-    """A weight that an operator reads as it is.
+    """A weight that an operator reads unchanged, except perhaps for the order of its axes.
 
     Attributes
     ----------
     source : str
-        Its name in the module, or that of the node that computes it from what is not learned.
+        Name of the weight in the module, or of the node that computes it from values that are not
+        learned.
     order : tuple of int
-        Its axes as the operator has them; in rising order if they are the weight's own.
+        For each axis in the operator, the axis of the weight; in rising order if it is not changed.
     value : torch.Tensor
-        As the operator has it.
+        Values, with the axes in the operator's order.
     """
 
     source: str
@@ -34,15 +35,16 @@ class Reference:
 
 @dataclass
 class Noise:
-    """Zeros and ones drawn for a tensor, which are stochastic depth once something is multiplied.
+    """A tensor of random zeros and ones; a multiplication by it is dropout or stochastic depth.
 
     Attributes
     ----------
     shape : tuple of int
+        Shape of the tensor.
     kept : float or None
-        Probability of a one; None before they are drawn.
+        Probability of a one; None before the numbers are drawn.
     scale : float
-        What the ones are divided by.
+        Number by which the ones are divided.
     """
 
     shape: tuple[int, ...]
@@ -51,7 +53,7 @@ class Noise:
 
 
 def order_of(node: Any) -> tuple[int, ...] | None:
-    """Order of the axes that a node gives its input; None if it does anything else."""
+    """Order into which a node brings its input's axes; None if the node does anything else."""
     target = str(node.target)
     if node.op != "call_function" or target not in _ORDERS:
         return None
@@ -68,17 +70,17 @@ _ORDERS = ("aten.permute.default", "aten.transpose.int", "aten.t.default", "aten
 
 
 def rank(node: Any) -> int:
-    """How many axes a node's result has."""
+    """Number of axes of a node's result; 0 if it is no tensor."""
     return len(getattr(node.meta.get("val"), "shape", ()))
 
 
 def tensor_of(value: Any) -> Tensor:
-    """Shape and element type of a value of PyTorch's.
+    """Shape and element type of a PyTorch tensor.
 
     Raises
     ------
     ShapeError
-        If there is none of ours for it.
+        If its shape is dynamic or not allowed, or its element type is not supported.
     """
     sizes = tuple(value.shape)
     if not all(type(size) is int for size in sizes):
@@ -92,12 +94,12 @@ def tensor_of(value: Any) -> Tensor:
 
 
 def array(torch: Any, value: Any) -> NDArray[np.generic]:
-    """Values as numpy has them; BF16, which numpy lacks, as FP32 (exact)."""
+    """A tensor's values as a numpy array; BF16, which numpy lacks, becomes FP32 (exactly)."""
     try:
         value = value.detach().cpu()
         value = value.float() if value.dtype is torch.bfloat16 else value
         array: NDArray[np.generic] = value.numpy()
-    except (RuntimeError, TypeError) as error:  # on the meta device, sparse, quantised
+    except (RuntimeError, TypeError) as error:  # it is on the meta device, sparse or quantised
         reason = " ".join(str(error).split())
         raise Unsupported(f"a weight of it has no values that can be read: {reason}") from None
     return array
