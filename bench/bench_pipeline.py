@@ -18,9 +18,7 @@ from fractions import Fraction
 from itertools import pairwise
 from typing import Any
 
-from fpgapipe.host.prediction.closed_form import layer_cycles
-from fpgapipe.host.prediction.measure import measure
-from fpgapipe.host.prediction.prediction import PipelineTiming
+from fpgapipe.host.runtime.measure import measure
 from fpgapipe.hw.hls_models.cycles.core_cycles import MemorySpec, predict
 from fpgapipe.hw.hls_models.spec.core_spec import CoreSpec, ScratchpadSpec, VectorSpec
 from fpgapipe.hw.hls_models.spec.link import LinkEngineSpec
@@ -29,6 +27,8 @@ from fpgapipe.network.graph import Graph
 from fpgapipe.network.initial_values import initial_parameters
 from fpgapipe.network.load import load_network
 from fpgapipe.network.zoo.layers import Network
+from fpgapipe.partition.pricing.closed_form import layer_cycles
+from fpgapipe.partition.pricing.prediction import PipelineTiming
 from fpgapipe.partition.schedule.schedule_kinds import make_schedule
 from fpgapipe.sim_tb.native.phy import WireSpec
 

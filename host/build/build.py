@@ -50,7 +50,8 @@ from fpgapipe.host.build.build_parts import (
 )
 from fpgapipe.host.build.device_file import read_device
 from fpgapipe.lowering.program.pipeline import PipelineProgram
-from fpgapipe.host.build.plan_cores import core_specs, memory_specs, wire_specs
+from fpgapipe.host.build.wires import wire_specs
+from fpgapipe.partition.pricing.plan_cores import core_specs, memory_specs
 from fpgapipe.lowering.units.step_options import StepOptions
 from fpgapipe.network import graph_json
 from fpgapipe.network.graph import NetworkError

@@ -17,7 +17,7 @@ from fpgapipe.errors import UserError
 from fpgapipe.host.build.build_hardware import core_name, resources_json
 from fpgapipe.host.build.device_file import DEVICE, IMAGE, PROGRAM, device_files
 from fpgapipe.lowering.program.pipeline import PipelineProgram, build_pipeline
-from fpgapipe.host.build.plan_cores import core_specs, devices_of, memory_specs
+from fpgapipe.partition.pricing.plan_cores import core_specs, devices_of, memory_specs
 from fpgapipe.hw.hls_models.spec.device import ClusterSpec
 from fpgapipe.network import graph_json
 from fpgapipe.network.initial_values import initial_parameters

@@ -76,9 +76,9 @@ if TYPE_CHECKING:  # type checkers learn here what each name is
     from fpgapipe.host.data.data import load_data as load_data
     from fpgapipe.host.data.samples import Dataset as Dataset
     from fpgapipe.host.data.samples import Samples as Samples
-    from fpgapipe.host.prediction.measure import Measurement as Measurement
-    from fpgapipe.host.prediction.measure import measure_build as measure_build
     from fpgapipe.host.report.pages.page import write_report as write_report
+    from fpgapipe.host.runtime.measure import Measurement as Measurement
+    from fpgapipe.host.runtime.measure import measure_build as measure_build
     from fpgapipe.host.runtime.runtime import RunOptions as RunOptions
     from fpgapipe.host.runtime.runtime import RunSummary as RunSummary
     from fpgapipe.host.runtime.runtime import open_backend as open_backend
@@ -122,7 +122,7 @@ else:
         "fpgapipe.host.build.build": ("Build", "open_build", "write_build"),
         "fpgapipe.host.data.data": ("load_data",),
         "fpgapipe.host.data.samples": ("Dataset", "Samples"),
-        "fpgapipe.host.prediction.measure": ("Measurement", "measure_build"),
+        "fpgapipe.host.runtime.measure": ("Measurement", "measure_build"),
         "fpgapipe.lowering.program.pipeline": ("PipelineProgram", "build_pipeline"),
         "fpgapipe.host.report.pages.page": ("write_report",),
         "fpgapipe.host.runtime.runtime": ("RunOptions", "RunSummary", "open_backend", "run_build"),

@@ -19,7 +19,6 @@ from fpgapipe.host.backends.model import ModelBackend
 from fpgapipe.host.build.build import holding, open_build, write_build
 from fpgapipe.host.build.build_parts import initial_values
 from fpgapipe.host.build.device_file import DEVICE, IMAGE, PROGRAM, read_device
-from fpgapipe.host.build.plan_cores import core_specs
 from fpgapipe.hw.hls_models.isa.instructions import encode
 from fpgapipe.hw.hls_models.spec.core_spec import NoRoom
 from fpgapipe.lowering.program.pipeline import build_pipeline
@@ -29,6 +28,7 @@ from fpgapipe.network.zoo.layers import Network
 from fpgapipe.partition.explore.explorer import explore
 from fpgapipe.partition.explore.planned import as_plan
 from fpgapipe.partition.plan import Plan
+from fpgapipe.partition.pricing.plan_cores import core_specs
 from fpgapipe.partition.schedule.schedule_kinds import make_schedule
 from fpgapipe.sim_tb.native import core_device
 from fpgapipe.sim_tb.native.core_device import device_verilog

@@ -396,7 +396,7 @@ def test_measure_measures_first(build, cli, monkeypatch, tmp_path):
         progress(1, 2)
         (found.folder / "run/measured.json").write_text(json.dumps(measured(found)))
 
-    module = types.ModuleType("fpgapipe.host.prediction.measure")
+    module = types.ModuleType("fpgapipe.host.runtime.measure")
     module.measure_build = measure_build
     monkeypatch.setitem(sys.modules, module.__name__, module)
     assert cli("report", folder, "--measure")[0] == 0

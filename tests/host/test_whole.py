@@ -8,8 +8,8 @@ from run_cases import COUNT, MICROBATCH, small_network
 
 from fpgapipe.host.build.build import open_build, write_build
 from fpgapipe.host.data.data import load_data
-from fpgapipe.host.prediction.measure import measure_build
 from fpgapipe.host.report.pages.page import write_report
+from fpgapipe.host.runtime.measure import measure_build
 from fpgapipe.host.runtime.runtime import RunOptions, run_build
 from fpgapipe.host.runtime.settings import Settings
 

@@ -59,7 +59,7 @@ def _measure(build: Build) -> None:
     """Simulate a mini-batch, alone on the build, with a progress bar."""
     from fpgapipe.errors import UserError
     from fpgapipe.host.build.build import holding
-    from fpgapipe.host.prediction.measure import measure_build
+    from fpgapipe.host.runtime.measure import measure_build
     from fpgapipe.host.terminal.console import progress
 
     with holding(build.folder), progress() as display:

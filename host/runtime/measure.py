@@ -20,8 +20,6 @@ import numpy as np
 
 from fpgapipe.files import write_whole
 from fpgapipe.host.backends.simulator import SimulatorBackend
-from fpgapipe.host.prediction.closed_form import UPDATE
-from fpgapipe.host.prediction.prediction import PipelineTiming
 from fpgapipe.hw.hls_models.cycles.core_cycles import MemorySpec
 from fpgapipe.hw.hls_models.cycles.link_cycles import WireTiming
 from fpgapipe.hw.hls_models.isa.instructions import WORD_BYTES, Opcode
@@ -32,6 +30,8 @@ from fpgapipe.lowering.program.lanes import is_concurrent
 from fpgapipe.lowering.program.pipeline import link_after
 from fpgapipe.lowering.schedule.schedule import TaskKind
 from fpgapipe.lowering.units.step_options import scalar_bits
+from fpgapipe.partition.pricing.closed_form import UPDATE
+from fpgapipe.partition.pricing.prediction import PipelineTiming
 from fpgapipe.stopwatch import phase
 
 if TYPE_CHECKING:

@@ -12,9 +12,7 @@ from step_cases import every_operator
 from test_pipeline import CORE, cut
 
 from fpgapipe.errors import UserError
-from fpgapipe.host.prediction.closed_form import UPDATE, computed_layers, minibatch_cycles
-from fpgapipe.host.prediction.measure import RESOLUTION_CYCLES, Times, measure_build, watched
-from fpgapipe.host.prediction.prediction import PipelineTiming
+from fpgapipe.host.runtime.measure import RESOLUTION_CYCLES, Times, measure_build, watched
 from fpgapipe.hw.hls_models.cycles.core_cycles import MemorySpec
 from fpgapipe.hw.hls_models.cycles.link_cycles import WireTiming
 from fpgapipe.hw.hls_models.isa.instructions import Opcode
@@ -23,6 +21,8 @@ from fpgapipe.lowering.schedule.schedule import Task, TaskKind
 from fpgapipe.lowering.units.step_options import StepOptions
 from fpgapipe.network.initial_values import initial_parameters
 from fpgapipe.network.zoo.layers import Network
+from fpgapipe.partition.pricing.closed_form import UPDATE, computed_layers, minibatch_cycles
+from fpgapipe.partition.pricing.prediction import PipelineTiming
 from fpgapipe.partition.schedule.schedule_kinds import make_schedule
 from fpgapipe.partition.timeline.timeline import DeadlockError, StageTimes, simulate
 from fpgapipe.sim_tb.native.phy import WireSpec

@@ -1,8 +1,8 @@
 """How long a mini-batch takes, by three levels: closed form, event simulation, cycle model.
 
-The closed form (:mod:`fpgapipe.host.prediction.closed_form`) takes times from the planner's cost
+The closed form (:mod:`fpgapipe.partition.pricing.closed_form`) takes times from the planner's cost
 model. The event simulation (:mod:`fpgapipe.partition.timeline.timeline`) gets the times of each
-task from the cycle model of each device alone (:mod:`fpgapipe.host.prediction.task_times`); the
+task from the cycle model of each device alone (:mod:`fpgapipe.partition.pricing.task_times`); the
 cycle model here is that of all devices together
 (:mod:`fpgapipe.hw.hls_models.cycles.cluster_cycles`). Times are clock cycles.
 """
@@ -17,8 +17,6 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from fpgapipe.errors import UserError
-from fpgapipe.host.prediction import closed_form
-from fpgapipe.host.prediction.task_times import Lag, TaskTimes, lags
 from fpgapipe.hw.hls_models.cycles.cluster_cycles import ClusterPrediction, predict_cluster
 from fpgapipe.hw.hls_models.cycles.core_cycles import MemorySpec
 from fpgapipe.hw.hls_models.cycles.engine_cycles import SIGNAL_CYCLES
@@ -29,6 +27,8 @@ from fpgapipe.lowering.program.lanes import is_concurrent
 from fpgapipe.lowering.program.pipeline import link_after
 from fpgapipe.lowering.schedule.schedule import Lane, Schedule, Task, TaskKind
 from fpgapipe.lowering.schedule.tasks import common_steps, slots_of
+from fpgapipe.partition.pricing import closed_form
+from fpgapipe.partition.pricing.task_times import Lag, TaskTimes, lags
 from fpgapipe.partition.timeline.timeline import StageTimes, Timeline, simulate
 
 if TYPE_CHECKING:

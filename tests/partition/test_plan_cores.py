@@ -11,7 +11,7 @@ from build_cases import cluster_of, plan_of, request_for, tiny
 from fpgapipe.boards.library import board_names, load_board
 from fpgapipe.errors import UserError
 from fpgapipe.host.build.build_hardware import core_name, shape_on
-from fpgapipe.host.build.plan_cores import core_spec, core_specs, memory_specs, wire_specs
+from fpgapipe.host.build.wires import wire_specs
 from fpgapipe.hw.hls_models.resources.core_resources import (
     Resources,
     block_resources,
@@ -34,6 +34,7 @@ from fpgapipe.partition.explore.candidate import row_of
 from fpgapipe.partition.explore.explorer import explore, make_problem
 from fpgapipe.partition.explore.planned import as_plan, link_end, one_link_each
 from fpgapipe.partition.explore.smallest import THROUGHPUT, explore_smallest
+from fpgapipe.partition.pricing.plan_cores import core_spec, core_specs, memory_specs
 from fpgapipe.partition.search.every_device import over_all_devices
 from fpgapipe.partition.search.problem import PlanError, schedule_model
 

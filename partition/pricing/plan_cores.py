@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING
 
 from fpgapipe.errors import UserError
 from fpgapipe.hw.hls_models.cycles.core_cycles import MemorySpec
+from fpgapipe.hw.hls_models.cycles.link_cycles import WireTiming
 from fpgapipe.hw.hls_models.spec.core_spec import CoreSpec, ScratchpadSpec, VectorSpec
 from fpgapipe.hw.hls_models.spec.link import LinkEngineSpec
-from fpgapipe.sim_tb.native.phy import WireSpec
 
 if TYPE_CHECKING:
     from fpgapipe.hw.hls_models.spec.device import ClusterSpec
@@ -94,25 +94,23 @@ def memory_specs(plan: Plan) -> list[MemorySpec]:
     ]
 
 
-def wire_specs(plan: Plan, cluster: ClusterSpec) -> list[WireSpec]:
-    """For each stage but the last, the cable to the next, for simulation.
+def wire_timings(plan: Plan, cluster: ClusterSpec) -> list[WireTiming]:
+    """Cable from each stage but the last to the next.
 
-    Rate and latency are those of the cluster's fastest link between the two, in cycles of the
-    slower of their clocks; simulated devices all have one clock.
+    Rate and latency are those of the cluster's fastest link between the two devices, in cycles of
+    the slower of their clocks; simulated devices all have one clock. The rate is a fraction that
+    the simulated wire can count.
     """
     places = devices_of(plan, cluster)
     found = []
     for index in range(len(places) - 1):
         links = cluster.links_between(places[index], places[index + 1])
         link = max(links, key=lambda each: each.payload_bytes_per_s)
-        one, other = plan.stages[index].core, plan.stages[index + 1].core
-        clk_hz = min(one.clk_hz, other.clk_hz)
-        end = one.links[-1]
+        clk_hz = min(each.core.clk_hz for each in plan.stages[index : index + 2])
         rate = Fraction(link.payload_bytes_per_s / clk_hz)
         found.append(
-            WireSpec(
-                end.phy_bytes,
-                rate.limit_denominator(MAX_RATE_DENOMINATOR),
+            WireTiming(
+                float(rate.limit_denominator(MAX_RATE_DENOMINATOR)),
                 max(math.ceil(link.latency_s * clk_hz), 1),
             )
         )

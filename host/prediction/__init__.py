@@ -1,1 +1,0 @@
-"""How long a mini-batch takes, predicted and measured."""
