@@ -126,12 +126,16 @@ class Prediction(_Part):
         Share of the time in which the average engine does not compute.
     samples_per_s : float
         Samples of a mini-batch over its time.
+    level : str
+        Where the numbers come from: ``machine``, the programs of all devices and their cycle model;
+        or ``estimate``, formulas, where no programs are made for the plan.
     """
 
     minibatch_s: float = Field(ge=0)
     period_s: float = Field(ge=0)
     bubble_rate: float = Field(ge=0, le=1)
     samples_per_s: float = Field(ge=0)
+    level: Literal["machine", "estimate"] = "estimate"
 
 
 class Plan(_Part):

@@ -51,6 +51,7 @@ from fpgapipe.host.build.build_parts import (
 from fpgapipe.host.build.device_file import read_device
 from fpgapipe.lowering.program.pipeline import PipelineProgram
 from fpgapipe.host.build.wires import wire_specs
+from fpgapipe.partition.pricing.machine import lower_plan, price_plan
 from fpgapipe.partition.pricing.plan_cores import core_specs, memory_specs
 from fpgapipe.lowering.units.step_options import StepOptions
 from fpgapipe.network import graph_json
@@ -216,6 +217,8 @@ def write_build(
 ) -> Build:
     """Make programs and hardware of a plan and write the folder, whole or not at all.
 
+    A plan whose times are estimates gets those of its programs.
+
     Parameters
     ----------
     plan : Plan
@@ -243,10 +246,14 @@ def write_build(
     from fpgapipe.sim_tb.native.core_device import device_verilog
 
     check_folder(folder)
-    design = Design(plan, graph, cluster, options, seed)
     on_part("programs")
     with phase("programs"):
-        pipeline = design.pipeline()
+        pipeline = lower_plan(plan, graph, cluster, options)
+    if plan.predicted.level == "estimate":
+        on_part("times")
+        with phase("times of the programs"):
+            plan = price_plan(plan, pipeline, cluster)
+    design = Design(plan, graph, cluster, options, seed)
     parameters = initial_values(graph, seed)
     texts = dict(design.described())
     for core in dict.fromkeys(design.cores):

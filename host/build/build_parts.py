@@ -17,7 +17,8 @@ from fpgapipe.errors import UserError
 from fpgapipe.host.build.build_hardware import core_name, resources_json
 from fpgapipe.host.build.device_file import DEVICE, IMAGE, PROGRAM, device_files
 from fpgapipe.lowering.program.pipeline import PipelineProgram, build_pipeline
-from fpgapipe.partition.pricing.plan_cores import core_specs, devices_of, memory_specs
+from fpgapipe.partition.pricing.machine import lower_plan
+from fpgapipe.partition.pricing.plan_cores import core_specs, devices_of
 from fpgapipe.hw.hls_models.spec.device import ClusterSpec
 from fpgapipe.network import graph_json
 from fpgapipe.network.initial_values import initial_parameters
@@ -127,24 +128,7 @@ class Design:
         UserError
             If a layer does not fit its core, or a program its board's memory.
         """
-        plan = self.plan
-        layers = [stage.layers for stage in plan.stages]
-        schedule = make_schedule(plan.schedule, len(layers), plan.num_microbatches)
-        places = devices_of(plan, self.cluster)
-        memory = memory_specs(plan)[0]
-        try:
-            found = build_pipeline(self.graph, self.cores, layers, schedule, memory, self.options)
-        except NotImplementedError as error:
-            raise UserError(str(error)) from error
-        for part, place, stage in zip(found.parts, places, plan.stages, strict=True):
-            room = self.cluster.devices[place].memory_bytes
-            if part.memory_bytes > room:
-                raise UserError(
-                    f"stage {part.index} needs {part.memory_bytes:,} bytes of memory, "
-                    f"{stage.device} has {room:,}; more micro-batches, a smaller batch or more "
-                    "devices need less"
-                )
-        return found
+        return lower_plan(self.plan, self.graph, self.cluster, self.options)
 
     def described(self) -> Iterator[tuple[str, bytes]]:
         """Names and contents of the files that no program is needed for; Verilog is another's."""

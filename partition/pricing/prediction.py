@@ -9,7 +9,7 @@ cycle model here is that of all devices together
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from functools import cached_property
 from itertools import pairwise
 from typing import TYPE_CHECKING
@@ -204,6 +204,22 @@ class PipelineTiming:
     def timeline(self) -> Timeline:
         """The event simulation."""
         return simulate(self.schedule, self.stage_times, waits=self._waits)
+
+    def timeline_s(self, clk_hz: float) -> Timeline:
+        """The event simulation in seconds.
+
+        Parameters
+        ----------
+        clk_hz : float
+            Clock frequency of all devices, Hz.
+        """
+        times = {
+            field.name: getattr(self.stage_times, field.name) / clk_hz
+            for field in fields(self.stage_times)
+            if getattr(self.stage_times, field.name) is not None
+        }
+        waits = [(task, other, cycles / clk_hz) for task, other, cycles in self._waits]
+        return simulate(self.schedule, replace(self.stage_times, **times), waits=waits)
 
     @property
     def event_cycles(self) -> float:

@@ -146,10 +146,10 @@ def build(
             if larger is None:
                 raise
             best = larger
-    print_plan(plan, spec)
+    print_plan(built.plan, spec)
     print()
     _print_resources(built)
-    _hint(plan, request)
+    _hint(best, plan, request)
     print(f"written to {built.folder}; 'fpgapipe run {built.folder}' runs it")
 
 
@@ -270,8 +270,8 @@ def _print_resources(build: Build) -> None:
     )
 
 
-def _hint(plan: Plan, request: Request) -> None:
-    """Say so if a single device is predicted to be faster."""
+def _hint(best: Candidate, plan: Plan, request: Request) -> None:
+    """Say so if a single device is estimated to be faster; both times are estimates."""
     import dataclasses
 
     from fpgapipe.partition.explore.explorer import explore
@@ -292,9 +292,9 @@ def _hint(plan: Plan, request: Request) -> None:
         found = explore(dataclasses.replace(request, cluster=alone, array=shape))
     except PlanError:
         return
-    seconds = plan.predicted.minibatch_s
+    seconds = best.minibatch_s
     if found.best.steady_s < seconds:
         print(
-            f"hint: one {first.board} with this core is predicted to be "
+            f"hint: one {first.board} with this core is estimated to be "
             f"{seconds / found.best.steady_s:.2f} times as fast as these {len(plan.stages)} devices"
         )

@@ -11,8 +11,12 @@ from fpgapipe.host.cli.options.completion import boards_that_begin, networks_tha
 from fpgapipe.host.cli.options.options import command
 
 if TYPE_CHECKING:
+    from fpgapipe.hw.hls_models.spec.device import ClusterSpec
+    from fpgapipe.network.graph import Graph
     from fpgapipe.partition.explore.candidate import Candidate
     from fpgapipe.partition.explore.explorer import Exploration
+    from fpgapipe.partition.plan import Plan
+    from fpgapipe.partition.timeline.timeline import Timeline
 
 
 @command("plan", example="fpgapipe plan resnet50 --board u280 --devices 4 --batch 64")
@@ -138,12 +142,15 @@ def _plan_network(network: str, options: dict[str, Any]) -> None:
     graph = load(best.microbatch)
     made = as_plan(best, graph, network, request.batch, cluster)
     built = why_not_built(made, graph, cluster)
+    timeline = best.timeline
+    if built["possible"]:
+        made, timeline = _priced(made, graph, cluster, timeline, built)
     if options["output"]:
         write_output(options["output"], made.to_json())
     sent = {(TaskKind.SF, i): stage.sends_bytes for i, stage in enumerate(best.stages)}
     sent |= {(TaskKind.SB, i + 1): stage.returns_bytes for i, stage in enumerate(best.stages)}
     write_pictures(
-        best.timeline,
+        timeline,
         options,
         names=[stage.device for stage in made.stages],
         transfer_bytes=sent,
@@ -169,6 +176,27 @@ def _plan_network(network: str, options: dict[str, Any]) -> None:
         print(f"\nnote: 'fpgapipe build' cannot make this plan: {built['reason']}")
 
 
+def _priced(
+    plan: Plan, graph: Graph, cluster: ClusterSpec, timeline: Timeline, built: dict[str, Any]
+) -> tuple[Plan, Timeline]:
+    """Plan and timetable with the times of the programs; as they were if a layer does not fit."""
+    from fpgapipe.errors import UserError
+    from fpgapipe.garbage import rare_collections
+    from fpgapipe.partition.pricing.machine import lower_plan, price_plan, timing_of
+    from fpgapipe.stopwatch import phase
+
+    try:
+        with phase("programs"), rare_collections():
+            pipeline = lower_plan(plan, graph, cluster)
+    except UserError as error:
+        built |= {"possible": False, "reason": str(error)}
+        return plan, timeline
+    with phase("times of the programs"):
+        priced = price_plan(plan, pipeline, cluster)
+        clk_hz = min(stage.core.clk_hz for stage in plan.stages)
+        return priced, timing_of(plan, pipeline, cluster).timeline_s(clk_hz)
+
+
 def _print_tried(found: Exploration) -> None:
     from fpgapipe.host.terminal.console import Column, print_table, scaled
 
@@ -190,7 +218,7 @@ def _print_tried(found: Exploration) -> None:
             )
             for kind, each in best.items()
         ],
-        "the best of each schedule",
+        "the best of each schedule, estimated",
     )
     for reason in found.refused[:5]:
         print(f"left out: {reason}")

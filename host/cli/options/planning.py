@@ -146,5 +146,6 @@ def print_plan(plan: Plan, cluster: ClusterSpec) -> None:
     print_table(columns, rows, title)
     told = plan.predicted
     speed = f"{scaled(told.minibatch_s, 's')} a mini-batch, {told.samples_per_s:,.1f} samples/s"
-    print(f"predicted: {speed}, bubble {told.bubble_rate:.1%}")
+    word = "predicted" if told.level == "machine" else "estimated"
+    print(f"{word}: {speed}, bubble {told.bubble_rate:.1%}")
     print(f"cut: {'optimal' if plan.optimal else 'not proved optimal'} ({plan.reason})")
