@@ -133,7 +133,7 @@ def explore(
         If nothing fits. The message names the limit, by how much and where it is exceeded, and
         what would help.
     """
-    rows = _rows(request.cluster)
+    rows = rows_of(request.cluster)
     splits = list(_splits(request))
     total = len(splits) * len(request.schedules)
     found: list[Candidate] = []
@@ -158,7 +158,7 @@ def explore(
             options = []
             for choice, row in itertools.product(cores[_num_engines(kind)], rows):
                 try:
-                    options.append(_plan_one(request, graph, choice, row, kind, count))
+                    options.append(plan_one(request, graph, choice, row, kind, count))
                     if not request.all_devices:
                         options += on_one_device(request, choice, kind, count)
                 except PlanError as error:
@@ -207,7 +207,7 @@ def counts_tried(batch: int) -> list[int]:
     return [n for n in range(1, min(batch, MOST_TRIED) + 1) if batch % n == 0]
 
 
-def _rows(cluster: ClusterSpec) -> list[Row]:
+def rows_of(cluster: ClusterSpec) -> list[Row]:
     """The device chain in the order given and, where it makes a difference, also reversed.
 
     Links are equally fast in both directions.
@@ -258,7 +258,7 @@ def _core_choices(
             except ValueError as error:
                 raise PlanError(str(error)) from None
         options = [
-            (core, model.costs(device, _one_engine(core), train=request.train)) for core in cores
+            (core, model.costs(device, one_engine(core), train=request.train)) for core in cores
         ]
         options.sort(key=lambda option: sum(cost.total_s for cost in option[1]))
         ranked.append(options[: CORES_TRIED if len(kinds) == 1 else 2])
@@ -275,7 +275,7 @@ def _what_does(device: DeviceSpec, num_engines: int, num_links: int) -> str:
     return f"; {cores[0].rows}x{cores[0].cols} does"
 
 
-def _one_engine(core: CoreConfig) -> CoreConfig:
+def one_engine(core: CoreConfig) -> CoreConfig:
     """The core with the columns of all its engines in one engine.
 
     The event simulation expects the times of such an engine and divides it between two by itself.
@@ -283,7 +283,7 @@ def _one_engine(core: CoreConfig) -> CoreConfig:
     return dataclasses.replace(core, cols=core.cols * core.num_engines, num_engines=1)
 
 
-def _plan_one(
+def plan_one(
     request: Request,
     graph: Graph,
     choice: dict[DeviceSpec, tuple[CoreConfig, list[LayerCost]]],

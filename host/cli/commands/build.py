@@ -188,13 +188,16 @@ def _verify(request: Request) -> None:
 def _explored(request: Request) -> Candidate:
     from fpgapipe.host.terminal.console import progress
     from fpgapipe.partition.explore.smallest import explore_smallest
+    from fpgapipe.partition.pricing.machine_search import explore_on_machine
     from fpgapipe.stopwatch import phase
 
     with progress() as display, phase("planning"):
         display.add_task("planning")
-        return explore_smallest(
+        found = explore_smallest(
             request, lambda done, total: display.update(completed=done, total=total)
-        ).best
+        )
+        display.update(description="pricing")
+        return explore_on_machine(request, found, looks=1).best
 
 
 def _with_larger_scratchpads(best: Candidate, request: Request) -> Candidate | None:

@@ -1,0 +1,140 @@
+"""What each layer takes of a core, found in the program of the whole network on one device."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from fpgapipe.hw.hls_models.cycles.core_cycles import MemorySpec, predict
+from fpgapipe.lowering.program.step import build_step
+from fpgapipe.lowering.schedule.schedule import TaskKind
+from fpgapipe.lowering.schedule.tasks import single_device
+from fpgapipe.lowering.units.network_units import units_of
+from fpgapipe.lowering.units.step_options import StepOptions
+from fpgapipe.partition.cost.cost import PassCost
+from fpgapipe.partition.pricing.plan_cores import core_spec
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from fpgapipe.hw.hls_models.spec.core_spec import CoreSpec
+    from fpgapipe.hw.hls_models.spec.device import DeviceSpec
+    from fpgapipe.lowering.program.step_program import StepProgram
+    from fpgapipe.network.graph import Graph
+    from fpgapipe.partition.cost.cores import CoreConfig
+    from fpgapipe.partition.cost.cost import LayerCost
+
+UPDATE, LOSS = "update", "loss"
+"""Layers of kernels that are no layer of the network."""
+
+Cycles = dict[tuple[str, TaskKind], float]
+
+
+@dataclass
+class LayerPrices:
+    """Prices of the layers of one network for one micro-batch; each core is priced once.
+
+    Parameters
+    ----------
+    graph : Graph
+        The network for the samples of one micro-batch.
+    train : bool
+        Whether there are backward passes and updates.
+    accumulates : bool
+        Whether there are several micro-batches, all but the first of which add their weight
+        gradients to a sum.
+    """
+
+    graph: Graph
+    train: bool
+    accumulates: bool
+    _known: dict[tuple[CoreSpec, MemorySpec], Cycles] = field(default_factory=dict)
+
+    def costs(
+        self, estimates: Sequence[LayerCost], device: DeviceSpec, core: CoreConfig
+    ) -> list[LayerCost]:
+        """Estimates of all layers with their seconds replaced by those of the program.
+
+        The seconds of layers that run together are those of the first of them, since a stage that
+        has the first has them all. Where both gradients are computed together, the time is shared
+        among them as the estimate has it.
+
+        Raises
+        ------
+        UserError, NotImplementedError
+            If the core does not run a layer.
+        """
+        plan = core.planned(device, ())
+        memory = MemorySpec(plan.memory_bytes_per_cycle, plan.memory_latency_cycles)
+        key = replace(core_spec(plan), num_engines=1), memory
+        if key not in self._known:
+            self._known[key] = self._cycles(*key)
+        cycles = self._known[key]
+        return self._replaced(estimates, cycles, plan.clk_hz)
+
+    def _cycles(self, core: CoreSpec, memory: MemorySpec) -> Cycles:
+        """Cycles of each unit by pass, under the name of its first layer."""
+        count = 2 if self.accumulates else 1
+        options = StepOptions(train=self.train)
+        tasks = single_device(count, train=self.train)
+        program = build_step(self.graph, core, memory, options, tasks)
+        ends = predict(program.instructions, core, memory).ends
+        first = {unit.name: unit.layers[0].name for unit in units_of(self.graph)}
+        found: Cycles = {}
+        for (layer, task), cycles in _shares(program, ends).items():
+            kind, microbatch = program.tasks[task].kind, program.tasks[task].microbatch
+            if microbatch in (count - 1, -1):
+                key = first.get(layer, layer), kind
+                found[key] = found.get(key, 0.0) + cycles
+        return found
+
+    def _replaced(
+        self, estimates: Sequence[LayerCost], cycles: Cycles, clk_hz: float
+    ) -> list[LayerCost]:
+        update = cycles.get((UPDATE, TaskKind.U), 0.0)
+        learned = sum(cost.weight_bytes for cost in estimates)
+        found = []
+        for cost in estimates:
+            forward, backward = (
+                cycles.get((cost.name, kind), 0.0) for kind in (TaskKind.F, TaskKind.B)
+            )
+            if cost is estimates[-1]:
+                forward += cycles.get((LOSS, TaskKind.F), 0.0)
+            share = 1.0 if not cost.backward_s else cost.input_gradient.seconds / cost.backward_s
+            if cost.backward_s and cost.weight_bytes and not cost.input_gradient.seconds:
+                share = 0.0
+            part = update * cost.weight_bytes / learned if learned else 0.0
+            found.append(
+                replace(
+                    cost,
+                    forward=_priced(cost.forward, forward, clk_hz),
+                    input_gradient=_priced(cost.input_gradient, share * backward, clk_hz),
+                    weight_gradient=_priced(cost.weight_gradient, (1 - share) * backward, clk_hz),
+                    update=_priced(cost.update, part, clk_hz),
+                )
+            )
+        return found
+
+
+def _priced(cost: PassCost, cycles: float, clk_hz: float) -> PassCost:
+    return replace(cost, seconds=cycles / clk_hz, cycles=round(cycles))
+
+
+def _shares(program: StepProgram, ends: Sequence[float]) -> dict[tuple[str, int], float]:
+    """Cycles by layer and task: from the end of what ended before to its own end.
+
+    All shares together are the time from the start to the last end.
+    """
+    keys: dict[tuple[str, int], int] = {}
+    for each in program.kernels:
+        keys.setdefault((each.layer, each.task), len(keys))
+    of_kernel = np.array([keys[each.layer, each.task] for each in program.kernels])
+    last = np.zeros(len(keys))
+    of_instruction = of_kernel[np.array(program.kernel_of)]
+    np.maximum.at(last, of_instruction, np.asarray(ends)[: len(of_instruction)])
+    order = np.argsort(last, kind="stable")
+    cycles = np.zeros(len(keys))
+    cycles[order] = np.diff(last[order], prepend=0.0)
+    return {key: float(cycles[index]) for key, index in keys.items()}
