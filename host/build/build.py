@@ -252,7 +252,7 @@ def write_build(
     if plan.predicted.level == "estimate":
         on_part("times")
         with phase("times of the programs"):
-            plan = price_plan(plan, pipeline, cluster)
+            plan, _ = price_plan(plan, graph, cluster, pipeline)
     design = Design(plan, graph, cluster, options, seed)
     parameters = initial_values(graph, seed)
     texts = dict(design.described())

@@ -137,7 +137,7 @@ def build_pipeline(
     stages = stages_of(graph, layers, train=options.train)
     splits = schedule.splits_engines and options.train
     steps = common_steps(schedule) if splits else {}
-    lanes = _lanes(schedule, len(stages), steps, train=options.train)
+    lanes = tasks_of_stages(schedule, len(stages), steps, train=options.train)
     if len(cores) != len(stages):
         raise UserError(f"a pipeline of {len(stages)} stages needs as many cores, not {len(cores)}")
     for core, stage in zip(cores, stages, strict=True):
@@ -172,12 +172,25 @@ def link_after(stage: int) -> int:
     return int(stage > 0)
 
 
-def _lanes(
-    schedule: Schedule, num_stages: int, steps: Mapping[Task, int], *, train: bool
+def tasks_of_stages(
+    schedule: Schedule, num_stages: int, steps: Mapping[Task, int] | None = None, *, train: bool
 ) -> list[list[Task]]:
     """Tasks of each device, without transfers, which follow from the boundary tensors.
 
-    If a device has several engines, its tasks are sorted by step.
+    Parameters
+    ----------
+    schedule : Schedule
+    num_stages : int
+        Number of stages, each on a device of its own.
+    steps : mapping of Task to int, optional
+        Step of each task, by which they are sorted, if a device has several engines.
+    train : bool
+        Whether there are more than forward passes.
+
+    Raises
+    ------
+    UserError
+        If no programs are made for such a schedule.
     """
     kinds = COMPUTES if train else {TaskKind.F}
     if train and not schedule.synchronous:

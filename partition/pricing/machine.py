@@ -7,14 +7,20 @@ of its build are the same numbers, because both come from here.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+import re
+from dataclasses import fields, replace
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from fpgapipe.errors import UserError
+from fpgapipe.hw.hls_models.cycles.engine_cycles import SIGNAL_CYCLES
+from fpgapipe.hw.hls_models.isa.instructions import WORD_BYTES
 from fpgapipe.hw.hls_models.spec.link import Channel
-from fpgapipe.lowering.program.pipeline import build_pipeline, link_after
-from fpgapipe.lowering.schedule.schedule import TaskKind
+from fpgapipe.lowering.memory.placed import page
+from fpgapipe.lowering.program.pipeline import build_pipeline, link_after, tasks_of_stages
+from fpgapipe.lowering.schedule.schedule import Lane, Schedule, TaskKind
+from fpgapipe.lowering.schedule.tasks import slots_of
 from fpgapipe.lowering.units.step_options import StepOptions
 from fpgapipe.partition.plan import Plan, Prediction
 from fpgapipe.partition.pricing.plan_cores import (
@@ -25,22 +31,31 @@ from fpgapipe.partition.pricing.plan_cores import (
 )
 from fpgapipe.partition.pricing.prediction import PipelineTiming
 from fpgapipe.partition.schedule.schedule_kinds import make_schedule
+from fpgapipe.partition.timeline.timeline import simulate
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Callable, Iterable
+
+    from numpy.typing import NDArray
 
     from fpgapipe.hw.hls_models.spec.device import ClusterSpec
+    from fpgapipe.lowering.program.device_program import DeviceProgram
     from fpgapipe.lowering.program.pipeline import PipelineProgram
     from fpgapipe.network.graph import Graph
     from fpgapipe.partition.plan import StagePlan
     from fpgapipe.partition.pricing.task_times import TaskTimes
+    from fpgapipe.partition.timeline.timeline import StageTimes, Timeline
 
-WORD_BYTES = 64
-"""Bytes of a word of a packet."""
+ENOUGH_LAYERS = 2048
+"""Layers, counted once for each micro-batch, whose programs are timed even if fewer would do."""
 
 
 def lower_plan(
-    plan: Plan, graph: Graph, cluster: ClusterSpec, options: StepOptions | None = None
+    plan: Plan,
+    graph: Graph,
+    cluster: ClusterSpec,
+    options: StepOptions | None = None,
+    num_microbatches: int | None = None,
 ) -> PipelineProgram:
     """Make the programs of all devices of a plan.
 
@@ -52,6 +67,8 @@ def lower_plan(
     cluster : ClusterSpec
     options : StepOptions, optional
         Those of training or of inference, as the plan has it, if not given.
+    num_microbatches : int, optional
+        Instead of all of the plan's.
 
     Raises
     ------
@@ -61,7 +78,8 @@ def lower_plan(
     """
     options = options or StepOptions(train=plan.trains)
     layers = [stage.layers for stage in plan.stages]
-    schedule = make_schedule(plan.schedule, len(layers), plan.num_microbatches)
+    count = num_microbatches or plan.num_microbatches
+    schedule = make_schedule(plan.schedule, len(layers), count)
     places = devices_of(plan, cluster)
     memory = memory_specs(plan)[0]
     try:
@@ -79,46 +97,149 @@ def lower_plan(
     return found
 
 
-def timing_of(plan: Plan, pipeline: PipelineProgram, cluster: ClusterSpec) -> PipelineTiming:
-    """Timing of a plan's programs behind its memories and over its cables."""
-    return PipelineTiming.of(pipeline, memory_specs(plan), wire_timings(plan, cluster))
+def price_plan(
+    plan: Plan, graph: Graph, cluster: ClusterSpec, pipeline: PipelineProgram | None = None
+) -> tuple[Plan, Timeline]:
+    """Put what a plan's programs take in the place of what formulas estimated.
 
-
-def price_plan(plan: Plan, pipeline: PipelineProgram, cluster: ClusterSpec) -> Plan:
-    """Put what a plan's programs take in the place of what the closed form estimated.
+    Of a mini-batch of many micro-batches, programs of a few are timed (`few_microbatches`); those
+    in the middle are all alike, and the event simulation repeats them.
 
     Parameters
     ----------
     plan : Plan
         Its seconds, and its bytes of memory and links, are replaced; all else stays.
-    pipeline : PipelineProgram
-        As `lower_plan` makes it.
+    graph : Graph
+        The network for the samples of one micro-batch.
     cluster : ClusterSpec
+    pipeline : PipelineProgram, optional
+        The programs of all micro-batches, as `lower_plan` makes them, where they are there already:
+        the bytes of memory are theirs then. Without them, the memory of many micro-batches is
+        extrapolated.
 
     Returns
     -------
-    Plan
+    plan : Plan
         The seconds of a pass are the mean over all micro-batches. Where both gradients of a
         micro-batch are one task, its time is shared among them as the estimate had it. Simulated
         devices have one clock, the slowest of the plan's.
+    timeline : Timeline
+        The event simulation of the mini-batch, in seconds.
+
+    Raises
+    ------
+    UserError
+        As `lower_plan` does.
     """
-    timing = timing_of(plan, pipeline, cluster)
+    count = min(plan.num_microbatches, few_microbatches(plan))
+    timed = pipeline
+    if timed is None or count < plan.num_microbatches:
+        timed = lower_plan(plan, graph, cluster, num_microbatches=count)
+    timing = PipelineTiming.of(timed, memory_specs(plan), wire_timings(plan, cluster))
     clk_hz = min(stage.core.clk_hz for stage in plan.stages)
+    if count < plan.num_microbatches:
+        schedule = _programs_schedule(plan)
+        times = _repeated(timing.stage_times, plan.num_microbatches)
+        timeline = simulate(schedule, _scaled(times, 1 / clk_hz))
+    else:
+        timeline = timing.timeline_s(clk_hz)
+    bytes_of = [
+        part.memory_bytes if pipeline else _memory_bytes(part, plan)
+        for part in (pipeline or timed).parts
+    ]
     stages = tuple(
-        _priced_stage(stage, times, clk_hz)
-        for stage, times in zip(plan.stages, timing.tasks, strict=True)
+        _priced_stage(stage, times_of, clk_hz).model_copy(update={"memory_bytes": size})
+        for stage, times_of, size in zip(plan.stages, timing.tasks, bytes_of, strict=True)
     )
-    seconds = timing.event_cycles / clk_hz
-    busy = [_repeated_cycles(times) for times in timing.tasks]
-    busy += [link.busy_s for link in timing.timeline.links]
+    seconds = timeline.makespan_s + SIGNAL_CYCLES / clk_hz
+    busy = [_repeated_cycles(times_of) / count / clk_hz for times_of in timing.tasks]
+    busy += [link.busy_s / plan.num_microbatches for link in timeline.links]
     predicted = Prediction(
         minibatch_s=seconds,
-        period_s=max(busy) / plan.num_microbatches / clk_hz,
-        bubble_rate=min(max(timing.timeline.bubble_rate, 0.0), 1.0),
+        period_s=max(busy),
+        bubble_rate=min(max(timeline.bubble_rate, 0.0), 1.0),
         samples_per_s=plan.batch / seconds,
         level="machine",
     )
-    return plan.model_copy(update={"stages": stages, "predicted": predicted})
+    return plan.model_copy(update={"stages": stages, "predicted": predicted}), timeline
+
+
+def few_microbatches(plan: Plan) -> int:
+    """Number of micro-batches whose programs tell the times of any number.
+
+    A pipeline has filled after twice as many micro-batches as it has stages. Of small networks,
+    more are timed. On devices with engines for forward and backward passes it is all.
+    """
+    if plan.schedule == "fbp-as":
+        return plan.num_microbatches
+    layers = sum(len(stage.layers) for stage in plan.stages)
+    return max(2 * len(plan.stages) + 2, ENOUGH_LAYERS // layers)
+
+
+def _programs_schedule(plan: Plan) -> Schedule:
+    """The schedule that programs of all micro-batches of a plan follow."""
+    stages = tuple(range(len(plan.stages)))
+    count = plan.num_microbatches
+    tasks = tasks_of_stages(
+        make_schedule(plan.schedule, len(stages), count), len(stages), train=plan.trains
+    )
+    lanes = [
+        Lane.of(index, "compute", [(task.kind, task.stage, task.microbatch) for task in own])
+        for index, own in enumerate(tasks)
+    ]
+    routes = np.zeros(count, np.int32)
+    return Schedule("programs", count, stages, (stages,), routes, tuple(lanes), "stream")
+
+
+def _repeated(times: StageTimes, count: int) -> StageTimes:
+    """Times of `count` micro-batches: the one in the middle is repeated."""
+
+    def more(values: NDArray[np.float64]) -> NDArray[np.float64]:
+        if values.ndim < 2:
+            return values
+        middle = values.shape[1] // 2
+        repeated = np.repeat(values[:, middle : middle + 1], count - values.shape[1], axis=1)
+        return np.concatenate([values[:, :middle], repeated, values[:, middle:]], axis=1)
+
+    return _changed(times, more)
+
+
+def _scaled(times: StageTimes, factor: float) -> StageTimes:
+    return _changed(times, lambda values: values * factor)
+
+
+def _changed(times: StageTimes, change: Callable[[Any], Any]) -> StageTimes:
+    """Times with all arrays changed; the latency, a number, is one of no dimension."""
+    found = {
+        field.name: change(np.asarray(value))
+        for field in fields(times)
+        if (value := getattr(times, field.name)) is not None
+    }
+    return replace(times, **found | {"latency_s": float(found["latency_s"])})
+
+
+def _memory_bytes(part: DeviceProgram, plan: Plan) -> int:
+    """Bytes of memory of a stage for all micro-batches of a plan, from a program of some.
+
+    Each micro-batch has tensors of its own (those whose names end with ``@`` and its number), each
+    slot has some (``#``), and the program grows with the micro-batches.
+    """
+    few, many = part.num_microbatches, plan.num_microbatches
+    if few == many:
+        return part.memory_bytes
+    schedule = make_schedule(plan.schedule, len(plan.stages), many)
+    tasks = tasks_of_stages(schedule, len(plan.stages), train=plan.trains)[part.index]
+    slots, more_slots = (1 + max(slots_of(each).values()) for each in (part.tasks, tasks))
+    sizes = {"#": 0, "@": 0}
+    for name, place in part.places.items():
+        if found := re.search(r"([#@])\d+$", name):
+            sizes[found[1]] += page(place.size_bytes)
+    program = part.memory_bytes - part.entry
+    return (
+        part.memory_bytes
+        + sizes["#"] * (more_slots - slots) // slots
+        + (sizes["@"] + program) * (many - few) // few
+    )
 
 
 def _priced_stage(stage: StagePlan, times: TaskTimes, clk_hz: float) -> StagePlan:
@@ -143,7 +264,6 @@ def _priced_stage(stage: StagePlan, times: TaskTimes, clk_hz: float) -> StagePla
             "update_s": mean[TaskKind.U],
             "sends_bytes": _bytes(sent.words for sent in sends) // count,
             "returns_bytes": _bytes(sent.words for sent in returns) // count,
-            "memory_bytes": program.memory_bytes,
         }
     )
 

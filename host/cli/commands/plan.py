@@ -182,19 +182,15 @@ def _priced(
     """Plan and timetable with the times of the programs; as they were if a layer does not fit."""
     from fpgapipe.errors import UserError
     from fpgapipe.garbage import rare_collections
-    from fpgapipe.partition.pricing.machine import lower_plan, price_plan, timing_of
+    from fpgapipe.partition.pricing.machine import price_plan
     from fpgapipe.stopwatch import phase
 
     try:
-        with phase("programs"), rare_collections():
-            pipeline = lower_plan(plan, graph, cluster)
+        with phase("programs and their times"), rare_collections():
+            return price_plan(plan, graph, cluster)
     except UserError as error:
         built |= {"possible": False, "reason": str(error)}
         return plan, timeline
-    with phase("times of the programs"):
-        priced = price_plan(plan, pipeline, cluster)
-        clk_hz = min(stage.core.clk_hz for stage in plan.stages)
-        return priced, timing_of(plan, pipeline, cluster).timeline_s(clk_hz)
 
 
 def _print_tried(found: Exploration) -> None:
