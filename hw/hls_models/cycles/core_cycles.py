@@ -96,8 +96,8 @@ def predict(
 ) -> Prediction:
     """Predict the cycles of a program on a single core.
 
-    Other devices are not modelled: a link takes words as fast as it sends them, and the words of a
-    RECEIVE arrive as soon as it begins.
+    Other devices are not modelled. A link takes words only as fast as it sends them, although a
+    real one can buffer some, and the words of a RECEIVE arrive as soon as it begins.
 
     Parameters
     ----------
