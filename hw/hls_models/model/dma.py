@@ -289,7 +289,7 @@ class _Generator:
             self._left += 1
 
     def row(self) -> None:
-        """Begin another row, which leaves the first stage after the row three before it has."""
+        """Begin another row; the row three before it must have reached the last stage."""
         self._left = max(self._left + 1, self._entered[-3])
         self._entered.append(max(self._left + 3, self._free))
         self._free = self._entered[-1]
