@@ -48,7 +48,7 @@ def run(op: VectorOp, scratchpad: NDArray[np.uint8], scalars: Sequence[int] = ()
     """Run an instruction on a scratchpad.
 
     The model reads everything before it writes anything. Hardware reads ahead of its writes by an
-    unspecified distance, so a program must not depend on either.
+    unspecified distance, so a program must not depend on it.
 
     Parameters
     ----------
