@@ -128,7 +128,7 @@ class Transmitter:
             partial.clear()
 
     def transmit(self) -> tuple[dict[str, Any], bytes] | None:
-        """Return the next transmission, the fields of its trailer and its words, if there is one."""
+        """Return the trailer's fields and the words of the next transmission, if there is one."""
         if self.open >= WINDOW:
             return None
         if self.replay:
