@@ -40,8 +40,8 @@ SEND_CYCLES = 5
 the word at once."""
 
 RECEIVE_CYCLES = 16
-"""Cycles from the start of a RECEIVE to its first beat on the bus, in addition to one cycle for
-each word of its first burst."""
+"""Cycles from the start of a RECEIVE to its first beat on the bus, in addition to the time in which
+the link gives the words of the first burst."""
 
 READER_CYCLES = 19
 """Cycles from the start of a product to its first vector at the array, through the address

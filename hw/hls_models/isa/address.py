@@ -85,8 +85,9 @@ class LoopNest:
     def encoded(self) -> list[dict[str, int]]:
         """Fields of the instruction.
 
-        When a loop steps, all loops inside it start again. Hardware makes this one addition: the
-        jump of a loop is its own distance less the distance that the inner loops have moved.
+        When a loop steps, all loops inside it start again. Hardware does this with one addition:
+        the encoded jump is the loop's own distance less the distance that the inner loops have
+        moved.
         """
         fields = []
         moved = dict.fromkeys(("address", "y", "u"), 0)

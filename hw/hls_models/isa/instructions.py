@@ -200,8 +200,10 @@ SHAPE = Group(
 )
 """Extent of a product, and its accumulators.
 
-`m` vectors per tile, `k` tiles that are added up, and `n` columns of tiles; each field holds one
-less than the number."""
+`m` vectors per tile, `k` tiles that are added up, and `n` columns of tiles; each of these fields
+holds one less than the number. `first`: whether sums start from zero. `last`: whether the sums are
+written as results. `acc_base`: accumulator of the first vector of the first column of tiles, and
+`acc_step`: its distance to that of the next column."""
 
 OPERAND_A = Group("a", OPERAND.fields)
 OPERAND_B = Group("b", OPERAND.fields)

@@ -53,7 +53,7 @@ VECTOR_BYTES = 4 * LANES
 
 
 class Addend(IntEnum):
-    """What is added to X."""
+    """Operand that is added to X."""
 
     NOTHING = 0
     Y = 1
@@ -62,7 +62,7 @@ class Addend(IntEnum):
 
 
 class Factor(IntEnum):
-    """What the sum is multiplied by."""
+    """Factor by which the first sum is multiplied."""
 
     ONE = 0
     SELF = 1
@@ -72,7 +72,7 @@ class Factor(IntEnum):
 
 
 class Second(IntEnum):
-    """What is added to the product."""
+    """Operand that is added to the product; Y times a factor."""
 
     NOTHING = 0
     Y = 1
@@ -82,7 +82,7 @@ class Second(IntEnum):
 
 
 class Outcome(IntFlag):
-    """How two numbers compare; zeros are equal, and NaN is not ordered to anything."""
+    """Results of comparing two numbers; zeros are equal, and NaN is unordered to anything."""
 
     LESS = 1
     EQUAL = 2
@@ -171,9 +171,9 @@ class Source:
 
 @dataclass(frozen=True)
 class Target:
-    """Where results are written: lane ``i`` is, if ``0 <= u + i < u_limit``.
+    """Where results are written; the reduced loops must not move the target.
 
-    Reduced loops must not move the target.
+    Lane ``i`` is written if ``0 <= u + i < u_limit``.
 
     In MXINT8, two consecutive results form a block. Of the loops that are not reduced and have more
     than one iteration, the innermost must therefore have two iterations with a step of 1 byte; the

@@ -154,7 +154,7 @@ class Transmitter:
         return fields, words
 
     def hear(self, seen: int, received: int, freed: list[int]) -> None:
-        """Take the report of a peer's trailer; one that is older than the known changes nothing."""
+        """Take the report of a peer's trailer; an outdated report changes nothing."""
         if ahead(seen, self.base, NUMBER_BITS) < self.open:
             while self.base != (seen + 1) % (1 << NUMBER_BITS):
                 if not received >> ahead(seen, self.base, NUMBER_BITS) & 1:

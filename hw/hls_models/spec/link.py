@@ -119,8 +119,8 @@ HELLO_DELIVERED = Group(
 """Data of the other pages, one page for each channel.
 
 ``words``: number of words of the channel that the sender delivered in its last session that was up.
-``session``: the lower bits of that session. ``is_known``: whether such a session has ended since
-the sender's device was reset; without one, the other two say nothing."""
+``session``: the lower bits of that session. ``is_known``: whether any session of the sender has
+ended since its device was reset; before that, the other two fields are not valid."""
 
 
 @dataclass(frozen=True)
@@ -168,7 +168,7 @@ class LinkEngineSpec:
 
     @property
     def beat_bytes(self) -> int:
-        """Width of the internal datapath: at least a trailer, which takes several PHY beats."""
+        """Width of the internal datapath, at least a trailer; a narrower PHY takes more beats."""
         return max(self.phy_bytes, TRAILER_BYTES)
 
     @property
