@@ -138,7 +138,7 @@ class Engine(ABC):
         self.issue(now)
 
     def issue(self, now: float) -> None:
-        """Start the instruction at the head of the queue if it can be."""
+        """Start the instruction at the head of the queue, if it can start."""
         if not (self.queue and self.may_begin):
             return
         run, index = self.run, self.queue[0]

@@ -291,7 +291,7 @@ class OperandPattern:
         number = np.minimum(number, self.positions - 1)
 
         def sums(name: str) -> NDArray[np.int64]:
-            """``outer x block x tap x pos`` values of a coordinate."""
+            """Values of a coordinate, in an array of axes outer, block, tap and pos."""
             along = self.pos.offsets(name)[self._first :]
             total: NDArray[np.int64] = (
                 outer.offsets(name)[:, None, None, None]

@@ -307,7 +307,7 @@ class Instruction:
         """Return the instruction with its memory address moved by `distance` bytes."""
         found = object.__new__(Instruction)
         body = {**self.body, "memory": self.body["memory"] + distance}
-        # All else has been checked.
+        # All other fields have been checked already, so the checks are skipped.
         found.__dict__.update(self.__dict__, body=body)
         return found
 

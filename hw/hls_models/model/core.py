@@ -165,7 +165,7 @@ class CoreModel:
             self.late.clear()
 
     def puts_off(self, index: int, instruction: Instruction) -> bool:
-        """Postpone an instruction if it is a RECEIVE whose packet has not arrived; return if so."""
+        """Postpone a RECEIVE whose packet has not arrived, and return whether it was postponed."""
         if instruction.opcode != Opcode.RECEIVE or instruction.body["channel"] >= NUM_CHANNELS:
             return False
         link = instruction.engine
@@ -200,7 +200,7 @@ class CoreModel:
         return not self.late
 
     def _is_long(self, program: Sequence[Instruction]) -> bool:
-        """Whether it pays to run a program as machine code, which takes a second to load."""
+        """Whether a program is worth running as machine code, which takes a second to load."""
         return (self.repeats or len(program) >= _LONG) and importlib.util.find_spec(
             "numba"
         ) is not None

@@ -65,7 +65,7 @@ class Model(Protocol):
         """Whether an instruction may run before the postponed RECEIVEs."""
 
     def puts_off(self, index: int, instruction: Instruction) -> bool:
-        """Postpone an instruction if it is a RECEIVE whose packet has not arrived; return if so."""
+        """Postpone a RECEIVE whose packet has not arrived, and return whether it was postponed."""
 
     def execute(self, index: int, instruction: Instruction) -> None:
         """Run one instruction."""

@@ -189,7 +189,7 @@ class RegisterMap:
     Attributes
     ----------
     registers : tuple of Register
-        In the order of their offsets.
+        All registers, in the order of their offsets.
     """
 
     def __init__(self, spec: CoreSpec) -> None:

@@ -41,7 +41,7 @@ _NOTHING = np.float32(-0.0)
 _ONE = np.float32(1)
 _LANE = np.arange(LANES)
 _ELEMENT_BYTES = {Format.BF16: 2, Format.FP32: 4, Format.MXINT8: mx.BLOCK_BYTES}
-"""Bytes that are written together."""
+"""Bytes that are written together: an element, or in MXINT8 a block."""
 
 
 def run(op: VectorOp, scratchpad: NDArray[np.uint8], scalars: Sequence[int] = ()) -> None:

@@ -19,7 +19,7 @@ ELEMENT_FRACTION_BITS = 6
 """Fraction bits of an element."""
 
 ELEMENT_LIMIT = 127
-"""Largest magnitude of an element; -128 does not occur, so that every element has its negative."""
+"""Largest magnitude of an element; -128 is not used, so that every element can be negated."""
 
 BLOCK_BYTES = MX_BLOCK + 2
 """Bytes of a block in memory: the elements, the code, and a zero byte that makes the size even, as
