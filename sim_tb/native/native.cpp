@@ -2,7 +2,7 @@
 //
 // This file is compiled together with the model (class Vtop) into one shared library, which
 // native.py builds and calls through ctypes. Any design with `clk` and `rst` will do; the groups of
-// ports s_axil_*, m_axi_*, m_axis_link{n}_* with s_axis_link{n}_*, and irq are used where the design
+// ports s_axil_*, m_axi_*, m_axis_link{n}_* with s_axis_link{n}_*, and irq are used if the design
 // has them. All state is in the instance, so instances may run in different threads.
 //
 // A cycle consists of two evaluations. The inputs that are driven here depend only on the state
@@ -32,8 +32,8 @@
 static_assert(__BYTE_ORDER__ == __ORDER_LITTLE_ENDIAN__, "wide ports are copied as bytes");
 
 // Verilator's own versions of these functions end the process, or mark the context that was created
-// last in this thread. -DVL_USER_FATAL, VL_USER_STOP and VL_USER_FINISH leave them out; the versions
-// here raise an exception, which becomes the error text of the device.
+// last in this thread. -DVL_USER_FATAL, VL_USER_STOP and VL_USER_FINISH leave them out; those here
+// raise an exception, which becomes the error text of the device.
 void vl_fatal(const char* file, int line, const char*, const char* message) {
     throw std::runtime_error(std::string(message) + " (" + file + ":" + std::to_string(line) + ")");
 }
@@ -313,7 +313,7 @@ class Device {
 #endif
 };
 
-// Run a design that is only clocked; returns seconds of this thread's processor time after the reset.
+// Only clock a design; returns seconds of this thread's processor time, the reset not included.
 template <class V>
 double bare(uint64_t cycles) {
     VerilatedContext context;

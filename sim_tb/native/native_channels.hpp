@@ -1,8 +1,8 @@
 // Sources and sinks of words at the channels of a link's end, and the control of the link.
 //
-// They are used for designs with the ports of link_top.py. A word of a source, and whether it ends a
-// packet, is a function of the source's seed, the session, the channel and the word's index in the
-// session. The sink at the other end computes the words again; the first one that differs is an
+// They are used for designs with the ports of link_top.py. A word of a source, and whether it ends
+// a packet, is a function of the source's seed, the session, the channel and the word's index in
+// the session. The sink at the other end computes the words again; the first one that differs is an
 // error.
 
 #pragma once
@@ -26,7 +26,7 @@ struct ChannelsConfig {
     uint64_t enable, link_seed;
     uint64_t seed, peer_seed;            // seeds of the words
     uint64_t packet_words[num_channels];  // average number of words per packet
-    uint64_t words[num_channels];         // a source stops at the end of a packet after so many words
+    uint64_t words[num_channels];         // a source stops at the first packet's end after these
     uint64_t source_pause, sink_pause;   // average chance of a pause in a cycle, in 1/1024
 };
 
@@ -153,7 +153,7 @@ class Channels {
             });
             uint64_t events = t.link_events;
             for (unsigned i = 0; events; ++i) {
-                const unsigned bits = i == 1 ? 2 : 1;  // event 1 counts up to three words per cycle
+                const unsigned bits = i == 1 ? 2 : 1;  // rx_word counts up to three per cycle
                 now_.events[i] += events & ((1u << bits) - 1);
                 events >>= bits;
             }

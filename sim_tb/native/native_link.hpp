@@ -239,7 +239,7 @@ template <class V>
 constexpr bool has_links = LinkPins<V, 0>::bytes || LinkPins<V, 1>::bytes ||
                            LinkPins<V, 2>::bytes || LinkPins<V, 3>::bytes;
 
-// A wire's configuration with its own copies of the lists, from which a reset creates the wire anew.
+// A wire's configuration with its own copies of the lists; a reset creates the wire anew from it.
 struct WireSource {
     explicit WireSource(const WireConfig& other) : config(other) {
         for (WireConfig::Numbers* numbers :

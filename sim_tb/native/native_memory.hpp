@@ -1,8 +1,8 @@
 // The memory at the design's AXI4 master, as native.cpp uses it.
 //
 // The documentation of NativeDevice in native.py defines its behaviour. In every cycle, the memory
-// first drives its side of the bus, which depends on its state only; then it processes the transfers
-// that the rising edge will complete.
+// first drives its side of the bus, which depends on its state only; then it processes the
+// transfers that the rising edge will complete.
 
 #pragma once
 
