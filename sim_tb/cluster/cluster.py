@@ -207,7 +207,7 @@ class Cluster:
             raise DeviceError(self._broken)
 
     def reset(self) -> None:
-        """Reset all devices and wires; ends waves and drops samples; memories keep their contents."""
+        """Reset all devices and wires; memories keep their contents, waves end, samples go."""
         self._open()
         for handle, library in self._lent:
             library.fpgapipe_reset(handle, _RESET_CYCLES)

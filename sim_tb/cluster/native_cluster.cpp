@@ -1,4 +1,4 @@
-// Several devices that run in lock-step: cluster.py builds this library and calls it through ctypes.
+// Runs several devices in lock-step: cluster.py builds this library and calls it through ctypes.
 //
 // A device is given by a pointer and the functions of its library (native.cpp with its design). All
 // devices run for a window of cycles, each in some thread; then the beats that their wires have

@@ -105,7 +105,7 @@ class Watcher:
 
     @property
     def readings(self) -> NDArray[np.int64]:
-        """Readings; columns: index in the list of registers, cycle of the reading's begin, value."""
+        """Readings; columns: index in the list of registers, cycle in which it began, value."""
         return np.concatenate([np.zeros((0, 3), np.int64), *self._parts])
 
     def clear(self) -> None:
