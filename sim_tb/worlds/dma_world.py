@@ -193,7 +193,7 @@ class Bench:
         self._tasks.append(cocotb.start_soon(self.driver.send(words)))
 
     async def settle(self, done: int | None = None) -> None:
-        """Wait until `done` instructions are done or an error occurred, and the engine stays idle."""
+        """Wait until `done` instructions are done, or an error occurs, and the engine is idle."""
         quiet = 0
         for _ in range(LIMIT_CYCLES):
             await RisingEdge(self.dut.clk)

@@ -197,7 +197,7 @@ class World:
         assert self.reads_under_way == 0
 
     async def step(self) -> None:
-        """Simulate one clock cycle: sample outputs in its middle, and drive inputs after its end."""
+        """Simulate one clock cycle: sample outputs in its middle, drive inputs after its end."""
         dut, now = self.dut, self.now
         await FallingEdge(dut.clk)
         halt = dut.halt.value == 1
