@@ -80,7 +80,8 @@ class Cluster:
     threads : int, optional
         Number of threads; by default the number of processors, at most one per node.
     window_cycles : int, optional
-        Cycles per window, at most the shortest delay of a wire, which is the default, and 1024.
+        Cycles per window, at most the shortest delay of a wire and at most 1024; by default the
+        largest possible number.
 
     Attributes
     ----------
@@ -207,7 +208,7 @@ class Cluster:
             raise DeviceError(self._broken)
 
     def reset(self) -> None:
-        """Reset all devices and wires; memories keep their contents, waves end, samples go."""
+        """Reset all devices and wires; memories keep their contents, waves and samples end."""
         self._open()
         for handle, library in self._lent:
             library.fpgapipe_reset(handle, _RESET_CYCLES)

@@ -188,7 +188,7 @@ class SemaphoresProof(wiring.Component):
                 producer.mask.eq(self.signal[number]),
                 producer.index.eq(self.index[number]),
             ]
-        # Reference counts. Signals are added with the same delay as in the gateware.
+        # Reference counts, to which signals are added two cycles late, as in the gateware.
         over = Signal(CORE_SEMAPHORES)
         late_over = Signal(CORE_SEMAPHORES)
         for number, count in enumerate(semaphores.counts):
@@ -217,8 +217,8 @@ class SemaphoresProof(wiring.Component):
                 ),
                 ideal.eq(Mux(over[number], MAX_SEMAPHORE, total)),
             ]
-        # An error is reported two cycles after the sum, with the index of the lowest-numbered
-        # producer that signalled the semaphore.
+        # An error is reported two cycles after the sum, with the instruction index of the
+        # lowest-numbered producer that signalled an overflowing semaphore.
         was_over = Signal()
         masks, indices, blamed = [], [], Signal(32)
         for number in range(self._num_producers):

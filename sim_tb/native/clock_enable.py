@@ -262,7 +262,7 @@ class _Module:
             return []
 
     def _enables(self, order: list[int]) -> dict[str, str]:
-        """Common enable of all registers that a wire feeds, by wire; "" if there is no such one."""
+        """Common enable of all registers that a wire feeds, by wire; "" if there is none."""
         found = dict.fromkeys(self._kept, "")
 
         def limit(name: str, enable: str) -> bool:

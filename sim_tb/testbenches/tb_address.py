@@ -124,7 +124,8 @@ def edge_patterns() -> list[OperandPattern]:
             -64, pos=LoopNest((Loop(3, 64, u=-17), Loop(2, -2, y=1))), y_limit=2, u_limit=31
         ),
         OperandPattern(2, pos=LoopNest((Loop(2, 4),)), blocks=3, walks_blocks=True, subs=2),
-        # Operands of more than a block that begin in a row, at a row, and at the last position.
+        # Operands of more than a block that begin in the middle of the loops or at the last
+        # position.
         *(
             OperandPattern(
                 128,

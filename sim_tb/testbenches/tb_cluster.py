@@ -30,7 +30,7 @@ _MAX_LINKS = 4
 
 
 class Bench:
-    """All devices with their memories, hosts and wires; must be created in cycle 0."""
+    """All devices with their memories, hosts and wires; the cycle of creation is cycle 0."""
 
     def __init__(self, dut: Any, job: ClusterJob) -> None:
         self.dut, self.job = dut, job

@@ -10,10 +10,8 @@ without a reset; ``images.npz`` has their arrays. A case has these fields:
     Names of arrays of bytes: the memory before the program, the memory after it, and a mask. After
     the program, each byte must be as expected; where the mask is 0, it may also be unchanged.
 ``base``, ``limit``, ``entry``
-    Values of the registers MEMORY_BASE, MEMORY_LIMIT and PROGRAM.
-``program_bytes``
-    Size of the program, bytes. Reads with ID 0 must be at its addresses or after it, and those with
-    ID 1 must not.
+    Values of the registers MEMORY_BASE, MEMORY_LIMIT and PROGRAM. Reads with ID 0 must be at
+    addresses in ``entry..limit - 1``, and those with ID 1 must not.
 ``bad``
     Triples of the first byte, the byte after the last, and the response to accesses to this range.
 ``ends``

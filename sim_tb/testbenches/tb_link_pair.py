@@ -296,7 +296,7 @@ async def delivers_over_a_bad_wire(dut: Any) -> None:
 
 @cocotb.test(timeout_time=5000, timeout_unit="us")
 async def wastes_no_cycle(dut: Any) -> None:
-    """While words wait, a beat is sent in every cycle, and latencies are as specified."""
+    """A beat is sent in every cycle in which words wait, on all channels; latencies are right."""
     spec = link_spec()
     bench = Bench(dut, spec, (3, 3))
     await bench.begin()

@@ -28,7 +28,8 @@ def random_blocks(rng: np.random.Generator, count: int) -> NDArray[np.uint32]:
     """Make blocks of similar exponents with ties, of edge cases, of any numbers, and of zeros."""
     size = (count, MX_BLOCK)
     any_number = random_operands(rng, count * MX_BLOCK).reshape(size)
-    # Most blocks of arbitrary numbers contain a NaN, so other blocks have limited exponents.
+    # In blocks of arbitrary numbers most elements round to zero, and many blocks contain a NaN.
+    # Therefore other blocks have exponents near a chosen largest one.
     top = rng.choice([1, 2, 9, 100, 127, 200, 254, 255], (count, 1))
     finite = np.clip(top - rng.integers(0, 11, size), 0, 254).astype(np.uint32)
     near = (any_number & 0x807FFFFF) | (finite << 23)

@@ -156,7 +156,7 @@ def plain(words: int, *, fp32: bool = False, transposed: bool = False) -> Operan
 
 @cocotb.test(timeout_time=6000, timeout_unit="us")
 async def loses_no_cycle(dut: Any) -> None:
-    """Without pauses a vector leaves in each cycle, or in every second one for FP32."""
+    """Without pauses a vector leaves each cycle (FP32: every second one), after the latency."""
     core = core_spec()
     dut.halt.value = 0
     await start(dut)

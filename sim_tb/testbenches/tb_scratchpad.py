@@ -15,8 +15,10 @@ WORD = 64
 
 
 def memories_of(spec: ScratchpadSpec, address: int) -> set[int]:
-    """Memories that hold the 64 bytes from an address; each bank has one for even words and one
-    for odd words."""
+    """Numbers of the memories that hold the 64 bytes from an address.
+
+    Each bank has a memory for even words and one for odd words.
+    """
     words = {address // WORD, (address + WORD - 1) // WORD}
     num_words = spec.size_bytes // WORD
     banks = spec.bank_bytes // WORD

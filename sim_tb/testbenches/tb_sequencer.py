@@ -300,7 +300,7 @@ async def check_stuck(world: World, program: list[Instruction], execution: Execu
 
 @cocotb.test(timeout_time=2000, timeout_unit="us")
 async def takes_predicted_cycles(dut: Any) -> None:
-    """Dispatch, issue and semaphores take as many cycles as the spec says."""
+    """Dispatch takes a cycle per instruction and one per word; a token takes five cycles."""
     world = await world_of(dut)
     spec, rng = world.spec, world.rng
     world.read_pauses, world.read_latency = 0.0, (2, 2)

@@ -218,13 +218,13 @@ async def reads_only_what_counts(dut: Any) -> None:
 
 @cocotb.test(timeout_time=2, timeout_unit="ms")
 async def stops_at_errors(dut: Any) -> None:
-    """The last instruction of each program accesses addresses outside of the scratchpad."""
+    """An access outside of the scratchpad is an error, after which nothing runs."""
     await check_errors(dut, programs("stops_at_errors"), ErrorCode.SCRATCHPAD_RANGE)
 
 
 @cocotb.test(timeout_time=2, timeout_unit="ms")
 async def refuses_formats(dut: Any) -> None:
-    """The last instruction of each program has a format that the engine does not support."""
+    """A format that the engine does not support is an error, after which nothing runs."""
     await check_errors(dut, programs("refuses_formats"), ErrorCode.BAD_FIELD)
 
 

@@ -145,7 +145,7 @@ class LinkWire:
         return replace(self._wire.counts)
 
     def stop(self) -> None:
-        """Stop the wire: its ports keep their values, and no more beats are transferred."""
+        """Stop the simulation of the wire; its ports keep their last values."""
         self._task.cancel()
 
     async def _run(self) -> None:
