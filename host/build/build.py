@@ -138,7 +138,7 @@ class Build:
 
     @functools.cached_property
     def memories(self) -> list[MemorySpec]:
-        """Memory of each device for simulation: that of its board, in cycles of the core's clock."""
+        """Memory of each device's board for simulation, in cycles of the core's clock."""
         return memory_specs(self.plan)
 
     @functools.cached_property
