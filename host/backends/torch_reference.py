@@ -286,7 +286,7 @@ def _slice(o: ops.Slice, own: Weights, args: list[Any], training: bool) -> Any:
 
 
 def _functional(name: str, *attributes: str) -> Callable[..., Any]:
-    """Run a function of ``torch.nn.functional`` on the inputs and some attributes of an operator."""
+    """Runner that calls a function of ``torch.nn.functional`` with some operator attributes."""
 
     def run(o: Any, own: Weights, args: list[Any], training: bool) -> Any:
         from torch.nn import functional

@@ -371,7 +371,7 @@ class _Module(_Side):
         )
 
     def _parameter_faults(self) -> tuple[list[str], int]:
-        """Faults of the network's learned parameters, and the number of elements the module learns."""
+        """Faults of the learned parameters, and the number of elements that the module learns."""
         torch = self.torch
         own = dict(self.source.module.named_parameters(remove_duplicate=False))
         ours = self.learned()
@@ -428,7 +428,7 @@ class _Module(_Side):
         return {name: first[id(value)] for name, value in names}
 
     def _weights(self) -> dict[str, Any]:
-        """The module's values by the network's names; values that it lacks are the network's own."""
+        """The module's values by the network's names, and the network's own where it has none."""
         state = self._by_every_name(self.state)
         weights = {}
         for name, first in initial_weights(self.graph).items():
