@@ -1,9 +1,9 @@
 """Predicts the time of a mini-batch on three levels: closed form, event simulation, cycle model.
 
 The closed form (:mod:`fpgapipe.host.prediction.closed_form`) uses the times of the planner's cost
-model. The event simulation (:mod:`fpgapipe.partition.timeline.timeline`) uses the times of the
-tasks, which the cycle model of each device alone gives (:mod:`fpgapipe.host.prediction.task_times`).
-The third level is the cycle model of all devices together
+model. The event simulation (:mod:`fpgapipe.partition.timeline.timeline`) uses the times of tasks
+that the cycle model of each device alone gives (:mod:`fpgapipe.host.prediction.task_times`). The
+third level is the cycle model of all devices together
 (:mod:`fpgapipe.hw.hls_models.cycles.cluster_cycles`). All times are clock cycles.
 """
 
@@ -83,7 +83,7 @@ class PipelineTiming:
 
     @cached_property
     def _steps(self) -> list[list[int]]:
-        """Step of each task, for each device; concurrent tasks, on two GEMM engines, share a step."""
+        """Step of each task, by device; concurrent tasks, on two GEMM engines, share a step."""
         parts = self.pipeline.parts
         if not any(is_concurrent(part.instructions) for part in parts):
             return [list(range(len(part.tasks))) for part in parts]
