@@ -100,7 +100,7 @@ def gradients_of(
     Parameters
     ----------
     graph, weights, inputs, factors
-        As for `forward`.
+        Arguments of `forward`.
     loss_of : callable
         Function from the logits to the loss.
     autocast : context manager, optional
@@ -128,11 +128,11 @@ def run_layer(layer: Layer, own: Weights, args: list[torch.Tensor], *, training:
     ----------
     layer : Layer
     own : mapping
-        Its parameters, by role.
+        Parameters of the layer, by role.
     args : list of tensor
-        Its inputs.
+        Inputs of the layer.
     training : bool
-        As for `forward`.
+        Whether to compute as in training, see `forward`.
     """
     operator = layer.operator
     run = _RUNS.get(type(operator))

@@ -32,7 +32,7 @@ CONV_DEFAULTS: dict[str, int | None] = {
 
 
 def parse_layer(text: str) -> ConvSpec:
-    """Read a layer.
+    """Parse the description of a layer.
 
     Parameters
     ----------

@@ -362,7 +362,7 @@ def holding(folder: Path) -> Iterator[None]:
     locked.
     """
     descriptor = None
-    with contextlib.suppress(OSError):  # the folder or the file system's locks do not exist
+    with contextlib.suppress(OSError):  # there is no such folder, or no locks on its file system
         while True:
             descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
             try:

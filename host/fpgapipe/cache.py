@@ -102,7 +102,7 @@ def store(files: Sequence[Path], entry: Path, ingredients: Mapping[str, Any]) ->
     try:
         new.rename(entry)
     except OSError:
-        # Another process was first.
+        # Another process has made the entry first.
         shutil.rmtree(new, ignore_errors=True)
         if not is_whole(entry):
             raise

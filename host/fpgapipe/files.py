@@ -106,7 +106,7 @@ def read_bytes(path: Path, limit_bytes: int) -> bytes:
     Raises
     ------
     FileError
-        As `open_file` does.
+        In the same cases as `open_file`.
     """
     with open_file(path, limit_bytes) as file:
         try:
@@ -124,7 +124,7 @@ def read_text(path: Path, limit_bytes: int) -> str:
     Raises
     ------
     FileError
-        As `open_file` does, and if the file is not text.
+        In the same cases as `open_file`, and if the file is not UTF-8 text.
     """
     data = read_bytes(path, limit_bytes)
     try:
@@ -141,8 +141,8 @@ def read_json(path: Path, limit_bytes: int) -> Any:
     Raises
     ------
     FileError
-        As `read_text` does, and if the file is not JSON, is nested too deeply, or has a number
-        that is not finite or a whole number of more than `MAX_JSON_DIGITS` digits.
+        In the same cases as `read_text`, and if the file is not JSON, is nested too deeply, or has
+        a number that is not finite or a whole number of more than `MAX_JSON_DIGITS` digits.
     """
     text = read_text(path, limit_bytes)
     try:
@@ -204,7 +204,7 @@ def _why(error: OSError | ValueError) -> str:
         return "there is no such file"
     if isinstance(error, OSError):
         return f"cannot be read: {error.strerror or error}"
-    return f"cannot be read: {error}"  # a null character
+    return f"cannot be read: {error}"  # a ValueError, for a null character in the path
 
 
 def _refuse_kind(path: Path, status: os.stat_result) -> None:
@@ -325,7 +325,7 @@ def write_whole(path: Path, pieces: Iterable[bytes]) -> None:
 
 def sync_folder(path: Path) -> None:
     """Put the names of a folder's files on the disk, so that they survive a loss of power."""
-    with contextlib.suppress(OSError):  # some file systems cannot
+    with contextlib.suppress(OSError):  # some file systems cannot sync a folder
         folder = os.open(path, os.O_RDONLY)
         try:
             os.fsync(folder)
@@ -451,7 +451,7 @@ def _remove_leftover(path: Path, target: Path | None) -> None:
     try:
         descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK)
     except OSError:
-        return  # gone, or nothing of ours
+        return  # it is gone, or it is no temporary file of fpgapipe
     try:
         if not _lock(descriptor) or not _is_at(descriptor, path):
             return

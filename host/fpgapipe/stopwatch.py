@@ -21,7 +21,7 @@ def phase(name: str) -> Iterator[None]:
     Parameters
     ----------
     name : str
-        What is done, as a noun phrase: "compilation of the simulator".
+        Name of the phase, a noun phrase: "compilation of the simulator".
     """
     if threading.current_thread() is not threading.main_thread():
         yield

@@ -57,7 +57,7 @@ cycles of a round of the cluster.
 """
 
 _SWEEPS = 1 << 14
-"""How often all registers are read in turn until reading pauses for the next round."""
+"""Number of times that all registers are read in turn before reading pauses for a round."""
 
 _TIMED = (Opcode.LOAD, Opcode.STORE)
 _MEASURED = "measured.json"

@@ -58,7 +58,7 @@ MAX_FAULTS = 20
 
 @dataclass(frozen=True)
 class RunOptions:
-    """How a build is run.
+    """Options of a run.
 
     Attributes
     ----------
@@ -154,12 +154,12 @@ class RunSummary:
 
     @property
     def samples_per_s(self) -> float | None:
-        """See the attributes."""
+        """Samples per second at the devices' clock; None if no cycles are counted."""
         return self.batch / self.cycles * self.clk_hz if self.cycles else None
 
     @property
     def macs_per_s(self) -> float:
-        """See the attributes."""
+        """Multiply-accumulates per second of wall time."""
         return self.macs * self.ran / self.wall_s if self.wall_s else 0.0
 
     def to_dict(self) -> dict[str, Any]:

@@ -353,7 +353,7 @@ def cluster(
 
 
 def _trace_of(found: "ClusterBench") -> str:
-    """Write the samples of a run as a trace."""
+    """JSON text of a trace with the samples of a run."""
     import json
 
     from fpgapipe.host.report.drawing.cluster_trace import counter_trace

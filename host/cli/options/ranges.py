@@ -56,7 +56,7 @@ SAMPLES_SHOWN = Whole(1, 1 << 53)
 SAMPLES_SIMULATED = Whole(1, 1 << 16)
 MICROBATCHES = Whole(1, 1 << 16)
 DEVICES = Whole(1, 4096)
-"""Devices of a chain of equal boards; a cluster file may have as many."""
+"""Devices of a chain of equal boards; a cluster file may have at most as many."""
 
 STAGES = Whole(1, 4096)
 """Stages of a schedule that is drawn."""
