@@ -57,7 +57,10 @@ cycles of a round of the cluster.
 """
 
 _SWEEPS = 1 << 14
-"""Number of times that all registers are read in turn before reading pauses for a round."""
+"""Number of times that all registers are read in turn before reading pauses until the next round.
+
+A round is one of the cluster, see `Cluster.watch`.
+"""
 
 _TIMED = (Opcode.LOAD, Opcode.STORE)
 _MEASURED = "measured.json"
