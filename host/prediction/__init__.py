@@ -1,1 +1,1 @@
-"""How long a mini-batch takes, predicted and measured."""
+"""Predictions and measurements of the time of a mini-batch."""
