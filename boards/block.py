@@ -1,4 +1,4 @@
-"""What the models of board and cluster files share: strictness, cross-checks and whole messages."""
+"""Common base of the models of board and cluster files: strict keys, cross-checks, messages."""
 
 from collections.abc import Iterator
 from types import NoneType
@@ -12,12 +12,12 @@ from fpgapipe.errors import nearest, shown
 
 
 class Block(BaseModel):
-    """A mapping of a file: its keys are known, its values do not change, its faults are many."""
+    """A mapping in a file: it accepts only known keys, is immutable, and reports all its faults."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
     def faults(self) -> Iterator[tuple[Loc, str]]:
-        """Yield what does not fit together: place within the block, and a sentence."""
+        """Yield the faults between values: the place within the block, and a sentence."""
         yield from ()
 
     @model_validator(mode="after")
@@ -32,7 +32,7 @@ AnyBlock = TypeVar("AnyBlock", bound=Block)
 
 
 def duplicates(names: list[str]) -> Iterator[tuple[int, str]]:
-    """Yield index and name of every name that was there before."""
+    """Yield index and name of every name that has occurred before."""
     seen: set[str] = set()
     for index, name in enumerate(names):
         if name in seen:
@@ -46,7 +46,7 @@ def validated(document: Document, model: type[AnyBlock]) -> AnyBlock | None:
     Returns
     -------
     Block or None
-        None if there are faults of the schema.
+        The block; None if the document violates the schema.
     """
     if not isinstance(document.value, dict):
         if not document.faults:

@@ -1,4 +1,4 @@
-"""Clusters: which boards there are and how they are wired."""
+"""Clusters: their boards, and how these are wired."""
 
 import re
 from collections.abc import Iterator
@@ -19,12 +19,12 @@ from fpgapipe.errors import FileError, UserError, nearest, shown
 from fpgapipe.hw.hls_models.spec.device import ClusterSpec, LinkSpec
 
 MAX_DEVICES = 4096
-"""Devices of a cluster; the papers of the field stop at some hundred."""
+"""Largest number of devices of a cluster; papers of the field have at most a few hundred."""
 
 MAX_LINKS = 3 * MAX_DEVICES
 
 MAX_HINTED = 64
-"""Names up to which the nearest one is looked for; more would take seconds."""
+"""Largest number of names among which the nearest one is searched; more would take seconds."""
 
 _END = re.compile(r"([a-z0-9._-]+)(?:/([a-z0-9._-]+)(?:/([0-9]{1,4}))?)?")
 
@@ -32,7 +32,7 @@ End = Annotated[str, text("a link's end: device, device/ports or device/ports/in
 
 
 class DeviceEntry(Block):
-    """A device, or with ``count`` several of one board: ``name0``, ``name1`` and so on."""
+    """A device, or with ``count`` several devices of one board: ``name0``, ``name1`` and so on."""
 
     name: Annotated[str, word("the device's name")]
     board: Annotated[str, text("a board's name, or a path from the cluster file's folder")]
@@ -46,7 +46,7 @@ class DeviceEntry(Block):
 
 
 class LinkEntry(Block):
-    """A link; its ends may name the port, and otherwise get the fastest that is free."""
+    """A link; an end that does not name its port gets the fastest free one."""
 
     source: End = Field(alias="from")
     destination: End = Field(alias="to")
@@ -64,7 +64,7 @@ class ClusterFile(Block):
     links: list[LinkEntry] | None = Field(default=None, max_length=MAX_LINKS)
 
     def faults(self) -> Iterator[tuple[Loc, str]]:
-        """Names are unique, and links are listed where the topology says so."""
+        """Check that names are unique and that links are listed if the topology needs them."""
         num_devices = sum(entry.count or 1 for entry in self.devices)
         if num_devices > MAX_DEVICES:
             yield ("devices",), f"must be at most {MAX_DEVICES} devices, not {num_devices}"
@@ -100,15 +100,15 @@ class Cluster:
     Parameters
     ----------
     name : str
-        For messages and reports.
+        Name of the cluster in messages and reports.
     device_names : tuple of str
-        One for each device.
+        Name of each device.
     boards : tuple of Board
-        One for each device; equal boards share one object.
+        Board of each device; equal boards share one object.
     links : tuple of LinkSpec
-        Ports chosen, rates agreed.
+        Links, with their ports and rates.
     notes : tuple of str
-        What a user should know: links that run below what a port could do.
+        Notes for the user about links that run slower than one of their ports could.
     """
 
     name: str
@@ -119,7 +119,7 @@ class Cluster:
 
     @cached_property
     def spec(self) -> ClusterSpec:
-        """What the planner gets."""
+        """The cluster as the planner sees it."""
         specs = {id(board): board.device_spec() for board in self.boards}
         return ClusterSpec(
             name=self.name,
@@ -135,7 +135,7 @@ def load_cluster(path: str | Path) -> Cluster:
     Raises
     ------
     FileError
-        If the file or a board's file is missing or wrong; it lists every fault.
+        If the file or a board's file is missing or faulty; the error lists every fault.
     """
     path = Path(path)
     document = read_yaml(path)
@@ -177,7 +177,7 @@ def load_cluster(path: str | Path) -> Cluster:
 
 
 def chain_of(board: Board, num_devices: int) -> Cluster:
-    """Return a chain of equal devices.
+    """Return a device chain of equal boards.
 
     Raises
     ------
@@ -206,7 +206,7 @@ def _wired(name: str, wiring: Wiring) -> Cluster:
 
 
 def _wire(links: list[LinkEntry], wiring: Wiring) -> list[Fault]:
-    """Wire the listed links: named ports first, so that they are not taken by others."""
+    """Wire the listed links, those with named ports first, so that others do not take the ports."""
     faults: list[Fault] = []
     devices = {name: index for index, name in enumerate(wiring.names)}
     parsed: list[tuple[int, PortEnd, PortEnd]] = []
@@ -263,7 +263,7 @@ def _wire(links: list[LinkEntry], wiring: Wiring) -> list[Fault]:
 
 
 def _parse_end(written: str, devices: dict[str, int], boards: list[Board]) -> PortEnd | str:
-    """Return a link's end, or a sentence that says why it is none."""
+    """Return a link's end, or a sentence that says why the text is not a valid one."""
     match = _END.fullmatch(written)
     if match is None:
         return f"must be device, device/ports or device/ports/index, not {shown(written)}"

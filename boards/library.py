@@ -1,8 +1,8 @@
-"""Finding boards: built in, offered by another installed package, or a file of the user's.
+"""Finding boards: built-in ones, those offered by other installed packages, and the user's files.
 
-A name means a built-in board, then one of the entry points ``fpgapipe.boards``; anything with a
-slash or a ``.yaml`` ending is a path. An entry point named ``my-board`` whose value is the package
-``my_package.data`` offers the file ``my-board.yaml`` in that package.
+Anything with a slash or a ``.yaml`` ending is a path. Any other word is a name: first of a built-in
+board, then of one of the entry points ``fpgapipe.boards``. An entry point named ``my-board`` with
+the package ``my_package.data`` as its value offers the file ``my-board.yaml`` in that package.
 """
 
 import importlib.metadata
@@ -17,7 +17,7 @@ from fpgapipe.boards.yaml_file import Fault, read_yaml
 from fpgapipe.errors import FileError, UserError, nearest, shown
 
 ENTRY_POINTS = "fpgapipe.boards"
-"""Group of entry points in which another package offers boards."""
+"""Group of entry points in which other packages offer boards."""
 
 ENDINGS = (".yaml", ".yml")
 
@@ -36,14 +36,14 @@ def load_board(name_or_path: str | Path) -> Board:
     Parameters
     ----------
     name_or_path : str or Path
-        A name, or a path: whatever has a slash or ends in ``.yaml`` or ``.yml``.
+        A name, or a path, which has a slash or ends in ``.yaml`` or ``.yml``.
 
     Raises
     ------
     UserError
         If no board has the name, or two packages offer it.
     FileError
-        If the file is missing or wrong; it lists every fault.
+        If the file is missing or faulty; the error lists every fault.
     """
     word = str(name_or_path)
     if isinstance(name_or_path, Path) or is_path(word):
@@ -52,7 +52,7 @@ def load_board(name_or_path: str | Path) -> Board:
 
 
 def is_path(word: str) -> bool:
-    """Tell a path from a name."""
+    """Return whether a word is a path and not a name."""
     return "/" in word or "\\" in word or word.lower().endswith(ENDINGS)
 
 
@@ -62,7 +62,7 @@ def read_board(path: Path) -> Board:
     Raises
     ------
     FileError
-        If the file is missing or wrong; it lists every fault.
+        If the file is missing or faulty; the error lists every fault.
     """
     if not _exists(path) and path.stem in _built_in():
         raise FileError(path, [f"there is no such file; the built-in board is named {path.stem!r}"])
@@ -82,7 +82,7 @@ def _exists(path: Path) -> bool:
     try:
         return path.exists()
     except (OSError, ValueError):
-        return True  # reading it says what is wrong
+        return True  # reading the file raises an error that says what is wrong
 
 
 @lru_cache(maxsize=1)
@@ -133,7 +133,7 @@ def _file_of(entry: importlib.metadata.EntryPoint) -> Path:
     try:
         folder = importlib.resources.files(entry.module)
     except Exception as error:
-        # The package runs its own code when it is imported, so anything can go wrong in it.
+        # Importing a package runs its own code, which can raise any exception.
         raise UserError(
             f"{_giver(entry)} offers the board {entry.name!r}, but {entry.module} cannot be "
             f"imported: {type(error).__name__}: {shown(str(error))}"

@@ -1,7 +1,7 @@
 """Numbers with units as people write them: ``16 GiB``, ``460 GB/s``, ``300 MHz``, ``0.5 us``.
 
-Each rule annotates a field of a pydantic model, ``lut: Annotated[int, whole(...)]``. Its message is
-a whole sentence: the rule, the limits with their unit, and what came.
+Each rule annotates a field of a pydantic model, as in ``lut: Annotated[int, whole(...)]``. The
+message of a rule has the rule itself, the limits with their unit, and the value that was given.
 """
 
 import math
@@ -26,7 +26,7 @@ UNITS: dict[str, dict[str, Decimal]] = {
     "Hz": {f"{p}Hz": Decimal(s) for p, s in _SI.items()},
     "s": {"s": Decimal(1)} | {f"{p}s": Decimal(s) for p, s in _FRACTIONS.items()},
 }
-"""Base unit to the spellings that a file may use, each with its factor."""
+"""For each base unit, the spellings that a file may use, with their factors."""
 
 EXAMPLES = {
     "bytes": "4 GiB",
@@ -35,7 +35,7 @@ EXAMPLES = {
     "Hz": "300 MHz",
     "s": "1 us",
 }
-"""Base unit to what a message shows."""
+"""For each base unit, the example that messages show."""
 
 _NUMBER_AND_UNIT = re.compile(
     r"([-+]?[0-9][0-9_]{0,30}(?:\.[0-9]{1,20})?(?:[eE][-+]?[0-9]{1,3})?)\s*([^\s0-9].*)", re.ASCII
@@ -43,7 +43,7 @@ _NUMBER_AND_UNIT = re.compile(
 
 
 def sentence(text: str) -> PydanticCustomError:
-    """Make an error whose message is `text` as it stands, braces included."""
+    """Return an error with exactly `text` as its message, braces included."""
     return PydanticCustomError("sentence", "{text}", {"text": text})
 
 
@@ -57,7 +57,7 @@ def _limits(low: float | str, high: float | str, what: str) -> str:
 
 
 def whole(low: int, high: int, what: str) -> BeforeValidator:
-    """A whole number within limits."""
+    """Return the rule for a whole number within limits."""
 
     def check(value: Any) -> int:
         if not _is_finite(value) or value != int(value) or not low <= value <= high:
@@ -68,7 +68,7 @@ def whole(low: int, high: int, what: str) -> BeforeValidator:
 
 
 def share(what: str) -> BeforeValidator:
-    """A share above 0 and at most 1."""
+    """Return the rule for a share above 0 and at most 1."""
 
     def check(value: Any) -> float:
         if not _is_finite(value) or not 0 < value <= 1:
@@ -81,16 +81,16 @@ def share(what: str) -> BeforeValidator:
 def quantity(
     unit: str, low: str, high: str, what: str, *, is_whole: bool = False
 ) -> BeforeValidator:
-    """A number of a unit, or a string with a prefix of that unit.
+    """Return the rule for a plain number in a base unit, or a string of a number and a unit.
 
     Parameters
     ----------
     unit : str
-        A key of `UNITS`.
+        Base unit, a key of `UNITS`.
     low, high : str
-        The limits, written as a file would: ``"1 MHz"``.
+        Limits, written as in a file: ``"1 MHz"``.
     what : str
-        What it is, for the message.
+        Name of the quantity in the message.
     is_whole : bool
         Whether fractions of the base unit are refused, and the result is an int.
     """
@@ -136,16 +136,16 @@ def _parser(unit: str) -> Callable[[Any], Decimal]:
 def text(
     what: str, *, longest: int = 400, pattern: str | None = None, rule: str = ""
 ) -> BeforeValidator:
-    """A line of printable text.
+    """Return the rule for a line of printable text.
 
     Parameters
     ----------
     what : str
-        What it is, for the message.
+        Name of the text in the message.
     longest : int
-        In characters.
+        Largest number of characters.
     pattern, rule : str
-        A regular expression for the whole text, and the same in words.
+        Regular expression for the whole text, and its description for the message.
     """
 
     def check(value: Any) -> str:
@@ -164,13 +164,13 @@ def text(
 
 
 def word(what: str) -> BeforeValidator:
-    """A name of lower-case letters, digits, ``.``, ``_`` and ``-``."""
+    """Return the rule for a name of lower-case letters, digits, ``.``, ``_`` and ``-``."""
     rule = "1..64 characters of a-z, 0-9, '.', '_' and '-', the first a letter or digit"
     return text(what, longest=64, pattern=r"[a-z0-9][a-z0-9._-]{0,63}", rule=rule)
 
 
 def one_of(allowed: tuple[str, ...], what: str) -> BeforeValidator:
-    """One of a few words."""
+    """Return the rule for one of a few allowed words."""
 
     def check(value: Any) -> str:
         if not isinstance(value, str) or value not in allowed:

@@ -1,7 +1,7 @@
-"""What a board file holds.
+"""The schema of board files.
 
-Every block of numbers names its source: an entry of ``sources``, or ``estimate: reason`` where no
-document gives the number.
+Every block of numbers names its source: an entry of ``sources``, or ``estimate: reason`` if no
+document has the number.
 """
 
 from collections.abc import Iterator
@@ -16,7 +16,7 @@ from fpgapipe.errors import nearest, shown
 from fpgapipe.hw.hls_models.spec.device import DeviceSpec, DieResources, LinkPortSpec, MemorySpec
 
 ESTIMATE = "estimate:"
-"""A source that begins so is a reason, and no entry of ``sources``."""
+"""Prefix of a source that is a reason and not an entry of ``sources``."""
 
 MAX_SOURCES = 64
 
@@ -33,7 +33,7 @@ PROTOCOLS = {
     "200g-ethernet": 200 / 212.5 * _JUMBO,
     "gpio": 1.0,
 }
-"""Link protocol to the share of the line rate that its coding and framing leave for payload.
+"""For each link protocol, the share of the line rate that coding and framing leave for payload.
 
 ``200g-ethernet`` has 256b/257b and RS(544,514); ``gpio`` is source-synchronous on plain pins.
 """
@@ -65,7 +65,7 @@ Latency = Annotated[float, quantity("s", "0 s", "1 s", "latency")]
 
 
 class Resources(Block):
-    """Counts of what the fabric is made of; block RAM as ``bram36`` or as ``bram18``."""
+    """Counts of the fabric's resources; block RAM is given as ``bram36`` or as ``bram18``."""
 
     lut: Lut
     ff: FlipFlops
@@ -75,17 +75,17 @@ class Resources(Block):
     dsp: Dsp
 
     def faults(self) -> Iterator[tuple[Loc, str]]:
-        """Block RAM is given once."""
+        """Check that block RAM is given exactly once."""
         if (self.bram36 is None) == (self.bram18 is None):
             yield (), "must have one of the keys 'bram36' and 'bram18'"
 
     @property
     def half_brams(self) -> int:
-        """Block RAM in blocks of 18 kbit, in which both spellings are exact."""
+        """Number of 18 kbit block RAMs, which is exact for both spellings."""
         return 2 * self.bram36 if self.bram36 is not None else self.bram18 or 0
 
     def count_of(self, resource: str) -> int:
-        """Return one count; ``bram`` is in blocks of 18 kbit."""
+        """Return the count of a resource; ``bram`` is in blocks of 18 kbit."""
         return self.half_brams if resource == "bram" else int(getattr(self, resource))
 
 
@@ -93,7 +93,7 @@ RESOURCES = ("lut", "ff", "bram", "uram", "dsp")
 
 
 class Part(Resources):
-    """The device by its data sheet."""
+    """The part, with the numbers of its data sheet."""
 
     name: Annotated[
         str, text("the vendor's part number", longest=64, pattern=r"[A-Za-z0-9._-]+", rule="a word")
@@ -120,13 +120,13 @@ class Fabric(Block):
     dies: list[Die] = Field(min_length=1, max_length=16)
 
     def faults(self) -> Iterator[tuple[Loc, str]]:
-        """Names are unique."""
+        """Check that names are unique."""
         for index, name in duplicates([die.name for die in self.dies]):
             yield ("dies", index, "name"), f"must be unique, and {name!r} was there before"
 
 
 class UsableShare(Block):
-    """What of the rest a design may fill before timing and routing suffer."""
+    """Shares of what the shell leaves that a design may use before timing and routing suffer."""
 
     lut: Annotated[float, share("usable share")]
     ff: Annotated[float, share("usable share")]
@@ -137,7 +137,7 @@ class UsableShare(Block):
 
 
 class ShellItem(Resources):
-    """Logic that every design on the board carries: a memory controller, a PCIe engine."""
+    """Logic that every design on the board contains, such as a memory controller or PCIe engine."""
 
     name: Annotated[str, text("what it is")]
     die: Annotated[str, text("the die that it lies on", longest=32)]
@@ -145,14 +145,14 @@ class ShellItem(Resources):
 
 
 class Clock(Block):
-    """The clock that designs on this board should aim for."""
+    """The clock frequency that designs on this board should aim for."""
 
     clk_target_hz: Annotated[float, quantity("Hz", "1 MHz", "2 GHz", "clock target")]
     source: Source
 
 
 class Memory(Block):
-    """Equal memories beside the fabric."""
+    """A group of equal memories outside the fabric."""
 
     name: Annotated[str, word("the memory's name")]
     kind: Annotated[str, one_of(MEMORY_KINDS, "kind of memory")]
@@ -167,7 +167,7 @@ class Memory(Block):
 
 
 class LinkGroup(Block):
-    """Equal link ports, each full duplex."""
+    """A group of equal link ports, each full duplex."""
 
     name: Annotated[str, word("the ports' name")]
     count: Annotated[int, whole(1, 256, "ports")]
@@ -180,11 +180,11 @@ class LinkGroup(Block):
 
     @property
     def efficiency(self) -> float:
-        """The share of the line rate that is payload: as given, or as the protocol has it."""
+        """Share of the line rate that is payload: the given one, or that of the protocol."""
         return self.payload_efficiency or PROTOCOLS[self.protocol]
 
     def spec(self) -> LinkPortSpec:
-        """Return what the planner knows of the ports."""
+        """Return the ports as the planner sees them."""
         return LinkPortSpec(
             name=self.name,
             count=self.count,
@@ -196,7 +196,7 @@ class LinkGroup(Block):
 
 
 class Host(Block):
-    """How a host reaches the device."""
+    """The connection from a host to the device."""
 
     interface: Annotated[str, one_of(HOST_INTERFACES, "host interface")]
     bandwidth_bytes_per_s: Bandwidth
@@ -212,7 +212,7 @@ class SourceEntry(Block):
 
 
 class Board(Block):
-    """A board: what its data sheets say, and where each number comes from."""
+    """A board: the numbers of its data sheets, and the source of each number."""
 
     format: Annotated[int, whole(1, 1, "version of the file format")]
     name: Annotated[str, word("the board's name")]
@@ -228,7 +228,7 @@ class Board(Block):
     sources: dict[str, SourceEntry] = Field(min_length=1, max_length=MAX_SOURCES)
 
     def faults(self) -> Iterator[tuple[Loc, str]]:
-        """Dies fit into the part, the shell into the dies; names are unique."""
+        """Check that dies fit the part, that the shell fits the dies, and that names are unique."""
         for resource in RESOURCES:
             total = sum(die.count_of(resource) for die in self.fabric.dies)
             if total > self.part.count_of(resource):
@@ -261,16 +261,16 @@ class Board(Block):
                 yield (key, index, "name"), f"must be unique, and {name!r} was there before"
 
     def shell_on(self, die: Die, resource: str) -> int:
-        """Return what the shell takes of a die; ``bram`` is in blocks of 18 kbit."""
+        """Return how much of a die's resource the shell takes; ``bram`` counts 18 kbit blocks."""
         return sum(item.count_of(resource) for item in self.shell if item.die == die.name)
 
     def usable(self, die: Die, resource: str) -> int:
-        """Return what a design may use of a die, the shell taken off and the reserve kept."""
+        """Return how much of a die's resource a design may use, less the shell and the reserve."""
         left = die.count_of(resource) - self.shell_on(die, resource)
         return int(left * getattr(self.usable_share, resource) + 1e-6)
 
     def device_spec(self) -> DeviceSpec:
-        """Return what planner and generator may count on, shell and reserve taken off."""
+        """Return the resources for planner and generator, less those of shell and reserve."""
         return DeviceSpec(
             name=self.name,
             part=self.part.name,
@@ -304,9 +304,9 @@ class Board(Block):
 
 
 def source_faults(value: Any) -> list[Fault]:
-    """Check that every source is known and every entry of ``sources`` used.
+    """Check that every source is known and every entry of ``sources`` is used.
 
-    Works on the file's plain values, so that these faults come together with all others.
+    The check uses the file's plain values, so that its faults are reported with all others.
     """
     if not isinstance(value, dict) or not isinstance(value.get("sources"), dict):
         return []

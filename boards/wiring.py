@@ -1,4 +1,4 @@
-"""Giving the links of a cluster their ports."""
+"""Assignment of ports to the links of a cluster."""
 
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -9,7 +9,7 @@ from fpgapipe.hw.hls_models.spec.device import LinkSpec
 
 @dataclass(frozen=True)
 class PortEnd:
-    """One end of a link: a device, and as much of a port as the user gave."""
+    """One end of a link: a device, and its port group and port index where the user gave them."""
 
     device: int
     group: str | None = None
@@ -17,12 +17,12 @@ class PortEnd:
 
 
 class Wiring:
-    """Gives each link two free ports.
+    """Assigns two free ports to each link.
 
     Parameters
     ----------
     names : list of str
-        The devices' names, for messages.
+        Names of the devices, for messages.
     boards : list of Board
         One for each device.
     """
@@ -37,7 +37,7 @@ class Wiring:
         ]
 
     def groups(self, end: PortEnd) -> list[LinkGroup]:
-        """Return the port groups with a free port that an end allows."""
+        """Return the port groups that have a free port which the end allows."""
         free = self.free[end.device]
         return [
             group
@@ -53,7 +53,7 @@ class Wiring:
         line_rate_bits_per_s: float | None = None,
         latency_s: float | None = None,
     ) -> str | None:
-        """Wire a link over the fastest free ports; return a sentence if that cannot be."""
+        """Wire a link over the fastest free ports; return a sentence if this is impossible."""
         what = f"{self.names[source.device]} -> {self.names[destination.device]}"
         candidates = []
         for end in (source, destination):
@@ -132,7 +132,7 @@ class Wiring:
         return f"all of {name} are in use ({ports})"
 
     def unreached(self) -> list[str]:
-        """Return the devices that no path of links joins with the first one."""
+        """Return the devices that no path of links connects to the first one."""
         neighbours: list[set[int]] = [set() for _ in self.names]
         for link in self.links:
             neighbours[link.source].add(link.destination)

@@ -1,9 +1,9 @@
-"""YAML read safely: plain values with their line numbers, and every fault of a file at once.
+"""A safe reader of YAML: plain values with their line numbers, and all faults of a file at once.
 
-Only what a table of numbers needs is accepted: mappings, lists, numbers, words. Tags, anchors,
-aliases and several documents are faults, so a file can neither run code nor grow when it is read.
-Scalars follow YAML 1.2 and not PyYAML's 1.1: ``1e9`` is a number, ``no`` and ``on`` are words,
-``1:30`` is no sexagesimal and ``010`` no octal number.
+The reader accepts only mappings, lists, numbers and words, which is enough for a table of numbers.
+Tags, anchors, aliases and several documents are faults, so a file can neither run code nor expand
+when it is read. Scalars follow YAML 1.2 and not PyYAML's 1.1: ``1e9`` is a number, ``no`` and
+``on`` are words, ``1:30`` is not a sexagesimal number, and ``010`` is not an octal one.
 """
 
 import math
@@ -19,22 +19,23 @@ from fpgapipe.errors import FileError, shown
 from fpgapipe.files import read_text
 
 MAX_FILE_BYTES = 128 * 1024
-"""Larger files are refused: PyYAML reads about 0.2 MB/s, and a board needs 5 kB."""
+"""Largest size of a file: PyYAML reads about 0.2 MB/s, and a board needs 5 kB."""
 
 MAX_DEPTH = 16
-"""Nesting of lists and mappings; a board needs 4."""
+"""Deepest nesting of lists and mappings; a board needs 4."""
 
 MAX_KEY = 100
-"""Characters of a key."""
+"""Largest number of characters of a key."""
 
 MAX_DIGITS = 40
-"""Characters of a number; no quantity here needs more, and Python refuses some 4,300."""
+"""Largest number of characters of a number. No quantity here needs more, and Python itself refuses
+more than about 4,300."""
 
 MAX_FAULTS = 50
-"""Faults shown of one file."""
+"""Largest number of faults that are shown for one file."""
 
 Loc = tuple[str | int, ...]
-"""Where a value is: keys and list indices from the top of the file."""
+"""Location of a value: the keys and list indices that lead to it from the top of the file."""
 
 _NUMBER = re.compile(r"[-+]?([0-9][0-9_]*(\.[0-9_]*)?|\.[0-9][0-9_]*)([eE][-+]?[0-9]+)?", re.ASCII)
 _NOT_FINITE = re.compile(r"[-+]?\.?(nan|inf|infinity)", re.IGNORECASE)
@@ -44,7 +45,7 @@ _BOOL = {"true": True, "True": True, "TRUE": True, "false": False, "False": Fals
 
 @dataclass(frozen=True)
 class Fault:
-    """One fault of a file: where it is, and a sentence that says what to mend."""
+    """One fault of a file: its location, and a sentence that says what to correct."""
 
     loc: Loc
     sentence: str
@@ -61,14 +62,14 @@ class Document:
     faults: list[Fault] = field(default_factory=list)
 
     def line_of(self, loc: Loc) -> int | None:
-        """Return the line of a value, or of the nearest thing around it that the file has."""
+        """Return the line of a value, or of the innermost enclosing value that the file has."""
         for length in range(len(loc), -1, -1):
             if loc[:length] in self.lines:
                 return self.lines[loc[:length]]
         return None
 
     def add(self, faults: list[Fault]) -> None:
-        """Add faults, except on what already has one."""
+        """Add faults, except those inside a value that already has one."""
         known = {fault.loc for fault in self.faults if fault.loc}
         self.faults += [
             fault
@@ -82,7 +83,7 @@ class Document:
         Raises
         ------
         FileError
-            If there are any.
+            If there are any faults.
         """
         if not self.faults:
             return
@@ -101,7 +102,7 @@ class Document:
 
 
 def dotted(loc: Loc) -> str:
-    """Write a place as people do: ``resources.dies[0].dsp``."""
+    """Return a location as text, such as ``resources.dies[0].dsp``."""
     text = ""
     for step in loc:
         text += f"[{step}]" if isinstance(step, int) else f".{step}" if text else step
@@ -114,18 +115,18 @@ def read_yaml(path: Path) -> Document:
     Parameters
     ----------
     path : Path
-        As the user named it.
+        Path of the file, as the user gave it.
 
     Returns
     -------
     Document
-        Its ``faults`` hold what is wrong but leaves the rest readable; give them to the user
-        together with those of the schema.
+        The file's content. Its ``faults`` are those that leave the rest readable; they should be
+        shown to the user together with the faults of the schema.
 
     Raises
     ------
     FileError
-        If the file cannot be read, or is no YAML.
+        If the file cannot be read, or is not YAML.
     """
     document = Document(path)
     text = read_text(path, MAX_FILE_BYTES)
@@ -141,7 +142,8 @@ def read_yaml(path: Path) -> Document:
         what = f"{line}must be text, without the control character {chr(_code(error))!r}"
         raise FileError(path, [what]) from None
     except (yaml.YAMLError, ValueError, OverflowError) as error:
-        # PyYAML lets chr() and int() fail on escapes and directives that are out of range.
+        # PyYAML does not catch the errors of chr() and int() for escapes and directives that are
+        # out of range.
         raise FileError(path, [f"not readable as YAML: {shown(str(error))}"]) from None
     if document.value is None and not document.faults:
         raise FileError(path, ["must hold a mapping of keys to values, but holds nothing"])
@@ -162,14 +164,14 @@ class _TooDeepError(Exception):
 
 
 class _Builder:
-    """Makes a document of YAML events."""
+    """Builds a document from YAML events."""
 
     def __init__(self, document: Document, events: Iterator[Any]) -> None:
         self.document = document
         self.events = events
 
     def build(self) -> None:
-        """Read the one document of the file."""
+        """Read the only document of the file."""
         num_documents = 0
         for event in self.events:
             if isinstance(event, yaml.DocumentStartEvent):
@@ -196,7 +198,7 @@ class _Builder:
             self._fault(loc, f"must have no anchor, such as '&{event.anchor}'", line)
         if isinstance(event, yaml.ScalarEvent):
             return self._scalar(event, loc, line)
-        # The limit keeps this recursion, and that of everybody who reads the values, shallow.
+        # The limit keeps this recursion shallow, and that of all code that reads the values.
         if len(loc) >= MAX_DEPTH:
             self._fault(loc, f"must be nested at most {MAX_DEPTH} deep", line)
             raise _TooDeepError

@@ -1,1 +1,1 @@
-"""The host's side: command line, runtime, backends."""
+"""Software that runs on the host: command line, runtime, backends."""

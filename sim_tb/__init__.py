@@ -1,1 +1,1 @@
-"""What runs inside or around a simulator."""
+"""Simulators, testbenches, drivers and proofs for gateware."""

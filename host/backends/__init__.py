@@ -1,1 +1,1 @@
-"""Where a network runs: one interface, a module for each place."""
+"""Backends that run a network: one interface, and modules for the simulator, model and PyTorch."""

@@ -1,4 +1,4 @@
-"""What runs a step: the one interface of bit-exact model, simulator and PyTorch."""
+"""The common interface of all backends: bit-exact model, simulator and PyTorch."""
 
 from __future__ import annotations
 
@@ -21,16 +21,17 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class StepResult:
-    """What came of a step.
+    """Result of a step.
 
     Attributes
     ----------
     loss : float
-        Mean of the mini-batch.
+        Mean loss of the mini-batch.
     correct : int
-        Samples whose class was found.
+        Number of samples that are classified right.
     cycles : int or None
-        From the start of the first device to the end of the last; None if none are counted.
+        Cycles from the start of the first device to the end of the last; None if the backend counts
+        no cycles.
     """
 
     loss: float
@@ -44,12 +45,13 @@ class StepRunner(ABC):
     Attributes
     ----------
     name : str
-        Under which the command line knows it.
+        Name of the backend in the command line.
     graph : Graph
-        For the samples of one micro-batch.
+        Network for the samples of one micro-batch.
     num_microbatches : int
+        Number of micro-batches in a mini-batch.
     memories : list of uint8 arrays
-        All that a step leaves behind; what is written there counts in the next step.
+        Memories with all that a step leaves behind; the next step uses what is written there.
     """
 
     name: ClassVar[str]
@@ -70,7 +72,7 @@ class StepRunner(ABC):
 
     @abstractmethod
     def close(self) -> None:
-        """Give back what it holds; the memories stay."""
+        """Release all resources; the memories can still be read."""
 
     @abstractmethod
     def step(
@@ -86,14 +88,14 @@ class StepRunner(ABC):
         Parameters
         ----------
         inputs : mapping of str to array
-            Of the network, for all samples.
+            Inputs of the network, for all samples of the mini-batch.
         labels : integer array
             Class numbers.
         scalars : sequence of int
-            What the scalar registers hold, as `fpgapipe.lowering.units.step_options.scalar_bits`
-            gives them.
+            Contents of the scalar registers
+            (`fpgapipe.lowering.units.step_options.scalar_bits`).
         progress : callable, optional
-            Called now and then with the cycles so far, if they are counted.
+            Function that is called now and then with the cycles so far, if they are counted.
         """
 
     @abstractmethod
@@ -104,24 +106,30 @@ class StepRunner(ABC):
         *,
         progress: Callable[[int], object] | None = None,
     ) -> tuple[dict[str, NDArray[np.float32]], int | None]:
-        """Compute the network's results for a mini-batch; returns them, and cycles as `step`."""
+        """Compute the network's results for a mini-batch; return results and cycles, if counted."""
 
     @abstractmethod
     def parameters(self, suffix: str = "") -> dict[str, NDArray[np.float32]]:
-        """Parameters as they are now, or what goes with them; see `MemoryMap.parameters`."""
+        """Present parameters, or with a suffix their gradients or optimiser state.
+
+        See `MemoryMap.parameters`.
+        """
 
     @abstractmethod
     def state(self) -> dict[str, NDArray[np.float32]]:
-        """All that the next step builds on, by name: a copy, for `set_state` of any backend."""
+        """A copy of all values that the next step depends on, by name.
+
+        It can be given to `set_state` of any backend.
+        """
 
     @abstractmethod
     def set_state(self, state: Values) -> None:
-        """Go on from a state.
+        """Continue from a state.
 
         Raises
         ------
         ValueError
-            If something is missing or has another shape.
+            If a value is missing or has another shape.
         """
 
 
@@ -136,7 +144,7 @@ class Backend(StepRunner):
     ----------
     pipeline : PipelineProgram
     memories : list of uint8 arrays
-        Of the devices.
+        Memory of each device.
     """
 
     def __init__(self, pipeline: PipelineProgram) -> None:
@@ -165,14 +173,14 @@ class Backend(StepRunner):
         *,
         progress: Callable[[int], object] | None = None,
     ) -> tuple[dict[str, NDArray[np.float32]], int | None]:
-        """See `StepRunner`; the programs have to be of inference."""
+        """See `StepRunner`; the programs must be for inference."""
         self.pipeline.set_batch(self.memories, inputs)
         cycles = self._run(scalars, progress)
         return self.pipeline.results(self.memories), cycles
 
     @abstractmethod
     def _run(self, scalars: Sequence[int], progress: Callable[[int], object] | None) -> int | None:
-        """Run all programs on the memories once; returns the cycles, if they are counted."""
+        """Run all programs on the memories once; return the cycles, if they are counted."""
 
     def parameters(self, suffix: str = "") -> dict[str, NDArray[np.float32]]:
         """See `StepRunner`."""

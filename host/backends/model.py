@@ -1,4 +1,4 @@
-"""Steps in the bit-exact model."""
+"""The backend that runs steps in the bit-exact model."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ if TYPE_CHECKING:
 
 
 class ModelBackend(Backend):
-    """Runs programs on the model of each core, packets going from one to the next at once.
+    """Runs programs on the model of each core; packets reach the next device without delay.
 
     Parameters
     ----------
     pipeline : PipelineProgram
     parameters : mapping of str to array
-        To begin with.
+        Initial parameters.
     """
 
     name = "model"
@@ -36,7 +36,7 @@ class ModelBackend(Backend):
         ]
 
     def close(self) -> None:
-        """See `Backend`; it holds nothing."""
+        """See `Backend`; there is nothing to release."""
 
     def _run(self, scalars: Sequence[int], progress: Callable[[int], object] | None) -> None:
         for model in self._models:

@@ -1,4 +1,4 @@
-"""Steps in simulated devices, cycle by cycle."""
+"""The backend that runs steps on simulated devices, cycle by cycle."""
 
 from __future__ import annotations
 
@@ -25,23 +25,23 @@ if TYPE_CHECKING:
     from fpgapipe.sim_tb.native.phy import WireSpec
 
 LINK_UP_CYCLES = 20_000
-"""In which two ends have to have greeted each other."""
+"""Cycles in which the two ends of each link must have established the link."""
 
 
 class SimulatorBackend(Backend):
-    """Runs programs on devices in lock-step; equal cores share one library.
+    """Runs programs on devices simulated in lock-step; equal cores share one compiled simulator.
 
     Parameters
     ----------
     pipeline : PipelineProgram
     parameters : mapping of str to array
-        To begin with.
+        Initial parameters.
     memory : MemorySpec or sequence of MemorySpec
-        Of each device, or one for all.
+        Memory of each device, or one spec for all.
     wires : sequence of WireSpec
-        For each stage but the last, of the cable to the next.
+        Cables: for each stage but the last, the one to the next stage.
     threads : int, optional
-        As for `Cluster`.
+        Number of threads, as for `Cluster`.
     """
 
     name = "sim"
@@ -91,7 +91,7 @@ class SimulatorBackend(Backend):
         return self.cluster.read_register(number, self._registers[number].offset(name))
 
     def counters(self) -> list[dict[str, int]]:
-        """All counters of each device, which rise from step to step."""
+        """Values of all counters of each device; they are not reset between steps."""
         return [
             {
                 name: self._read(number, f"{name}_LO") | self._read(number, f"{name}_HI") << 32
@@ -108,12 +108,12 @@ class SimulatorBackend(Backend):
         *,
         progress: Callable[[int], object] | None = None,
     ) -> int:
-        """Run a mini-batch, of training or of inference, for its cycles alone."""
+        """Run a mini-batch, of training or of inference, and return only its cycles."""
         self.pipeline.set_batch(self.memories, inputs, labels)
         return self._run(scalars, progress)
 
     def _links_up(self) -> None:
-        """Enable all ends that are joined, and wait until they have greeted each other."""
+        """Enable both ends of all links, and wait until the links are up."""
         ends = [end for pair in self.pipeline.wiring for end in pair]
         for number, link in ends:
             self._write(number, f"LINK{link}_SEED", 1 + 4 * number + link)

@@ -1,4 +1,4 @@
-"""Steps in PyTorch, on a processor or a GPU: the reference of what the devices compute."""
+"""The backend that runs steps in PyTorch, on a processor or a GPU: a reference for the devices."""
 
 from __future__ import annotations
 
@@ -32,51 +32,53 @@ GRADIENT, MOMENTUM, SQUARE = (suffix for suffix in SUFFIXES.values() if suffix)
 
 
 class TorchBackend(StepRunner):
-    """Runs steps in PyTorch, with the meaning that they have on devices.
+    """Runs steps in PyTorch that compute the same as steps on devices.
 
-    Each micro-batch goes through the network by itself, in their order, so batch normalisation has
-    the statistics of a micro-batch; the loss is the mean of the mini-batch, gradients are summed
-    over the micro-batches, and there is one update, by SGD with momentum or Adam, in FP32. Scalars
-    and dropout's random numbers are the devices'.
+    The micro-batches go through the network one after the other, so that batch normalisation uses
+    the statistics of a micro-batch. The loss is the mean over the mini-batch, gradients are summed
+    over the micro-batches, and there is one update, by SGD with momentum or Adam, in FP32. The
+    scalars and the random numbers of dropout are those of the devices.
 
-    The precision says what the passes compute with:
+    The precision selects the number formats of the passes:
 
-    * ``fp32``: all of it; nothing is rounded. TF32 is off.
+    * ``fp32``: all values are FP32. TF32 is off.
     * ``bf16``: PyTorch's autocast. Convolutions and linear layers round both operands and the
-      result to BF16 and add up in FP32, in all passes, and what follows them computes with BF16
-      features; weights, their gradients, the loss and the update are FP32.
-    * ``mxint8``: the core's numbers, as `fpgapipe.host.backends.torch_core` has them. What differs
-      from the devices is the order of FP32 sums, and the last bits of functions.
+      result to BF16 and add up in FP32, in all passes, and the layers after them compute with BF16
+      activations. Weights, their gradients, the loss and the update are FP32.
+    * ``mxint8``: the core's number formats (`fpgapipe.host.backends.torch_core`). Only the order
+      of FP32 sums and the last bits of functions differ from the devices.
 
-    Steps repeat bit for bit on one machine: while one runs, PyTorch uses only algorithms that it
-    says repeat, and a fixed number of threads. Another kind of processor or GPU, release of PyTorch
-    or number of threads may change the last bits.
+    Steps repeat bit for bit on one machine, because PyTorch is restricted to algorithms that it
+    declares deterministic and to a fixed number of threads. Another kind of processor or GPU,
+    another release of PyTorch or another number of threads may change the last bits.
 
     Parameters
     ----------
     graph : Graph
-        For the samples of one micro-batch.
+        Network for the samples of one micro-batch.
     parameters : mapping of str to array
-        To begin with.
+        Initial parameters.
     num_microbatches : int
+        Number of micro-batches in a mini-batch.
     options : StepOptions, optional
-        Optimiser and clipping; for ``mxint8`` also what features are rounded to.
+        Optimiser and clipping; for ``mxint8`` also the format to which activations are rounded.
     precision : str
+        ``fp32``, ``bf16`` or ``mxint8``.
     device : str
-        ``cpu``, ``cuda``, ``cuda:1``, or ``auto``: a GPU if PyTorch sees one.
+        ``cpu``, ``cuda``, ``cuda:1``, or ``auto``, which is a GPU if PyTorch sees one.
     threads : int
-        Of a processor; small networks gain nothing from more than one.
+        Number of threads on a processor; small networks gain nothing from more than one.
 
     Attributes
     ----------
     memories : list of uint8 arrays
-        One: parameters, gradients and optimiser state, FP32, one after the other.
+        One array, with parameters, gradients and optimiser state one after the other, in FP32.
 
     Raises
     ------
     UserError
-        If PyTorch is not installed or does not see the GPU, the network has something that the
-        core does not run, or other than one output.
+        If PyTorch is not installed or does not see the GPU, or if the network has a layer that the
+        core does not run, or not exactly one output.
     ValueError
         If a parameter is missing or has another shape, or there is no such precision.
     """
@@ -120,7 +122,7 @@ class TorchBackend(StepRunner):
             self._core = CoreNumbers(graph, self._options.activation_bytes)
 
     def _places(self, shapes: dict[str, tuple[int, ...]]) -> dict[str, NDArray[np.float32]]:
-        """Make the memory; returns its parts."""
+        """Allocate the memory; return its parts by name."""
         suffixes = [GRADIENT, MOMENTUM]
         if self._options.optimiser == "adam":
             suffixes.append(SQUARE)
@@ -140,7 +142,7 @@ class TorchBackend(StepRunner):
         }
 
     def close(self) -> None:
-        """See `StepRunner`; it holds nothing."""
+        """See `StepRunner`; there is nothing to release."""
 
     def step(
         self,
@@ -184,7 +186,7 @@ class TorchBackend(StepRunner):
         *,
         progress: Callable[[int], object] | None = None,
     ) -> tuple[dict[str, NDArray[np.float32]], int | None]:
-        """See `StepRunner`; any number of samples, no cycles, and no scalar matters."""
+        """See `StepRunner`; takes any number of samples, counts no cycles, ignores the scalars."""
         return self.results(inputs), None
 
     def results(self, inputs: Values) -> dict[str, NDArray[np.float32]]:
@@ -196,7 +198,7 @@ class TorchBackend(StepRunner):
         state = self._tensors()
         found: dict[str, list[Any]] = {name: [] for name in self.graph.outputs}
         for first in range(0, samples, size):
-            # Shapes inside a network may be those of its batch: the last part is filled up.
+            # Layers may have the batch size in their shapes, so the last batch is filled up.
             order = np.minimum(np.arange(first, first + size), samples - 1)
             part = {name: self._tensor(value[order]) for name, value in inputs.items()}
             with torch.no_grad(), _repeatable(self.device, self._threads), self._autocast():
@@ -209,7 +211,7 @@ class TorchBackend(StepRunner):
         return {name: np.concatenate(parts)[:samples] for name, parts in found.items()}
 
     def evaluate(self, inputs: Values, labels: NDArray[np.integer]) -> StepResult:
-        """Mean loss of any number of samples in inference, and how many are right."""
+        """Infer any number of samples; return their mean loss and how many are right."""
         import torch
 
         (logits,) = (torch.from_numpy(each) for each in self.results(inputs).values())
@@ -265,7 +267,7 @@ class TorchBackend(StepRunner):
         return given, self._tensor(np.asarray(labels, np.int64)).chunk(count)
 
     def _factors(self, scalars: Sequence[int], index: int) -> dict[str, torch.Tensor]:
-        """What dropout layers multiply a micro-batch by."""
+        """Factors by which the dropout layers multiply a micro-batch, by layer."""
         key = scalars[Scalar.RANDOM_SEED : Scalar.RANDOM_STEP + 1]
         return {
             name: self._tensor(factors)
@@ -308,7 +310,7 @@ class TorchBackend(StepRunner):
     def _update(
         self, state: dict[str, torch.Tensor], sums: dict[str, torch.Tensor], scalars: Sequence[int]
     ) -> None:
-        """Let the optimiser take its step, each operation rounded to FP32 as on the devices."""
+        """Do the optimiser's update, each operation rounded to FP32 as on the devices."""
         import torch
 
         numbers = np.array(scalars, np.uint32).view(np.float32)
@@ -333,13 +335,13 @@ class TorchBackend(StepRunner):
     # ------------------------------------------------------------------ memory
 
     def _tensor(self, values: NDArray[Any]) -> torch.Tensor:
-        """A copy of values on the device."""
+        """Copy values to the device."""
         import torch
 
         return torch.from_numpy(np.array(values)).to(self.device)
 
     def _tensors(self) -> dict[str, torch.Tensor]:
-        """The memory's parts on the device; on a processor, the memory itself."""
+        """Copies of the memory's parts on the GPU; on a processor, views of the memory itself."""
         import torch
 
         return {
@@ -347,7 +349,7 @@ class TorchBackend(StepRunner):
         }
 
     def _keep(self, state: dict[str, torch.Tensor]) -> None:
-        """Bring back what a step has changed."""
+        """Copy what a step has changed from a GPU back to the memory."""
         if self.device.type != "cpu":
             for name, value in self._state.items():
                 value[...] = state[name].cpu().numpy()
@@ -380,11 +382,11 @@ def choose_device(name: str) -> torch.device:
 
 @contextmanager
 def _repeatable(device: torch.device, threads: int) -> Iterator[None]:
-    """Let PyTorch use only algorithms that repeat, and FP32 where FP32 is asked for."""
+    """Restrict PyTorch to deterministic algorithms, and switch TF32 off."""
     import torch
 
     if device.type == "cuda":
-        # cuBLAS reads this when it is first used; without it, PyTorch refuses its products.
+        # cuBLAS reads this variable when it is first used. Without it, PyTorch refuses products.
         os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
     before = torch.are_deterministic_algorithms_enabled()
     warns = torch.is_deterministic_algorithms_warn_only_enabled()
@@ -405,6 +407,6 @@ def _repeatable(device: torch.device, threads: int) -> Iterator[None]:
 
 
 def _num_correct(logits: torch.Tensor, classes: torch.Tensor) -> int:
-    """Of how many rows no logit is larger than the label's, as the devices count."""
+    """Number of rows in which no logit is larger than that of the label, as the devices count."""
     own = logits.gather(1, classes[:, None]).squeeze(1)
     return int((own == logits.amax(1)).sum())

@@ -1,9 +1,10 @@
-"""A micro-batch in PyTorch with the core's numbers.
+"""A micro-batch in PyTorch with the core's number formats.
 
-Layers go together as in a device's program. Operands of matrix products, in all three passes, are
-MXINT8 (`torch_mx`); what a device keeps in memory between its kernels, features and their
-gradients, is rounded as there; all else is FP32. Functions of the vector engine, which are good to
-an ulp or so there, are PyTorch's, and sums are added up in PyTorch's order.
+Layers are grouped into units as in a device's program. Operands of matrix products, in all three
+passes, are MXINT8 (`torch_mx`). Activations and their gradients, which a device keeps in memory
+between its kernels, are rounded as on the device. All else is FP32. The functions of the vector
+engine, which are accurate to about one ulp on the device, are PyTorch's functions here, and sums
+are added up in PyTorch's order.
 """
 
 from __future__ import annotations
@@ -30,16 +31,16 @@ Tensors = Mapping[str, torch.Tensor]
 
 @dataclass(frozen=True)
 class _Ran:
-    """A unit's forward pass, as its backward pass needs it.
+    """Record of a unit's forward pass, which its backward pass needs.
 
     Attributes
     ----------
     inputs : list of (str, tensor)
-        What it read, each time that it did.
+        Name and value of each input from outside the unit; one that is read twice is there twice.
     parameters : dict of str to tensor
-        The learned ones.
+        The learned parameters.
     result : tensor
-        Before it was rounded.
+        The result before it was rounded.
     """
 
     unit: Unit
@@ -49,13 +50,13 @@ class _Ran:
 
 
 class CoreNumbers:
-    """Runs micro-batches of a network.
+    """Runs micro-batches of a network with the core's number formats.
 
     Parameters
     ----------
     graph : Graph
     activation_bytes : int
-        As in `fpgapipe.lowering.units.step_options.StepOptions`.
+        Bytes of an element of activations and their gradients in memory: 2 (BF16) or 4 (FP32).
 
     Raises
     ------
@@ -70,21 +71,21 @@ class CoreNumbers:
         self._activation_bytes = activation_bytes
 
     def infer(self, weights: Tensors, inputs: Tensors) -> dict[str, torch.Tensor]:
-        """Compute the network's outputs, by the running averages of batch normalisation."""
+        """Compute the network's outputs, with the running averages in batch normalisation."""
         values, _ = self._forward(weights, inputs, {}, training=False)
         return {name: values[name] for name in self._graph.outputs}
 
     def train(
         self, weights: Tensors, inputs: Tensors, factors: Tensors, loss_of: Any
     ) -> dict[str, torch.Tensor]:
-        """Compute the gradients of the learned parameters; moves running averages.
+        """Compute the gradients of the learned parameters; running averages are updated in place.
 
         Parameters
         ----------
         weights, inputs, factors : mapping of str to tensor
-            Parameters; inputs of the network; what dropout layers multiply by.
+            Parameters; inputs of the network; factors by which the dropout layers multiply.
         loss_of : callable
-            Gives the loss of the logits.
+            Function from the logits to the loss.
         """
         values, ran = self._forward(weights, inputs, factors, training=True)
         (output,) = self._graph.outputs
@@ -93,7 +94,7 @@ class CoreNumbers:
         return self._backward(ran, {output: [dlogits]})
 
     def _feature(self, x: torch.Tensor) -> torch.Tensor:
-        """Round as a feature or its gradient lies in memory."""
+        """Round to the format that activations and their gradients have in memory."""
         return _to_bf16(x) if self._activation_bytes == 2 else x
 
     # ------------------------------------------------------------------ forward
@@ -121,7 +122,7 @@ class CoreNumbers:
         *,
         training: bool,
     ) -> _Ran:
-        """Run the forward pass of layers that go together."""
+        """Run the forward pass of a unit."""
         own: dict[str, torch.Tensor] = {}
         inputs: list[tuple[str, torch.Tensor]] = []
         parameters: dict[str, torch.Tensor] = {}
@@ -150,7 +151,8 @@ class CoreNumbers:
                     result = args[0] * factors[layer.name]
                 else:
                     if isinstance(layer.operator, ops.Activation) and len(unit.layers) > 1:
-                        # A gradient that passes an activation lies in memory before it goes on.
+                        # The gradient of an activation function is rounded, since a device
+                        # writes it to memory before it is used further.
                         args = [_RoundedGradient.apply(args[0], self._feature)]
                     result = run_layer(layer, roles, args, training=training)
                 own[layer.name] = result
@@ -181,7 +183,7 @@ class CoreNumbers:
 
 
 class _RoundedGradient(torch.autograd.Function):  # type: ignore[misc]
-    """The same value; its gradient is rounded."""
+    """The identity function, whose gradient is rounded."""
 
     @staticmethod
     def forward(ctx: Any, x: torch.Tensor, rounding: Any) -> torch.Tensor:
@@ -194,21 +196,21 @@ class _RoundedGradient(torch.autograd.Function):  # type: ignore[misc]
 
 
 def _to_bf16(x: torch.Tensor) -> torch.Tensor:
-    """Round to nearest, ties to even."""
+    """Round to the nearest BF16, ties to even."""
     return x.to(torch.bfloat16).to(x.dtype)
 
 
 def _product(layer: Layer, x: torch.Tensor, roles: Tensors, layout: Layout) -> torch.Tensor:
-    """A convolution or linear layer with its bias."""
+    """Compute a convolution or linear layer with its bias."""
     weight, bias = roles["weight"], roles.get("bias")
     conv = conv_of(layer)
     if isinstance(layer.operator, ops.Conv):
-        # With one axis, images have one row.
+        # A one-dimensional convolution is computed on images of one row.
         rows = x.unsqueeze(2) if x.ndim == 3 else x
         y = Product.apply(rows, weight.unsqueeze(2) if x.ndim == 3 else weight, conv)
         y = y if bias is None else y + bias[:, None, None]
         return y.reshape(layer.output.shape)
-    # Features lie as their layout says, and so do the blocks.
+    # Features are reordered to their layout in memory, along which the blocks lie.
     sizes, order = layout.split(x.shape[-1])
     rows, weight = (
         each.reshape(-1, *sizes).permute(0, *(1 + axis for axis in order)).flatten(1)

@@ -1,8 +1,9 @@
-"""The core's matrix products in PyTorch: operands as MXINT8 numbers, sums in FP32.
+"""The core's matrix products in PyTorch: operands in MXINT8, sums in FP32.
 
-Blocks of 32 lie along the reduction, as on the core: input channels of a tap (or of a row of taps
-where channels are few) in the forward pass, output channels in the input's gradient, positions of a
-micro-batch in the weight's. What is left is the order in which FP32 sums are added up.
+Blocks of 32 lie along the axis of reduction, as on the core. In the forward pass these are the
+input channels of a tap (or of a row of taps where channels are few), in the gradient of the input
+the output channels, and in the gradient of the weight the positions of a micro-batch. The only
+difference from the core is the order in which FP32 sums are added up.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ if TYPE_CHECKING:
     from fpgapipe.lowering.products.conv import ConvSpec
 
 ELEMENT_STEPS = CODE_BIAS + ELEMENT_FRACTION_BITS
-"""An element of a block with the code `code` counts steps of ``2**(code - ELEMENT_STEPS)``."""
+"""An element of a block with scale `code` is a multiple of ``2**(code - ELEMENT_STEPS)``."""
 
 
 def quantise(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
@@ -37,28 +38,28 @@ def quantise(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     """
     exponents = (x.view(torch.int32) >> 23) & 255
     codes = exponents.amax(-1, keepdim=True)
-    # The scale is a normal FP64, and every product with it is exact.
+    # The scale is a normal FP64 number and a power of two, so every product with it is exact.
     scaled = torch.round(x.double() * _power_of_two(ELEMENT_STEPS - codes))
-    # Subnormal numbers are zeros, and a block that holds an infinity or a NaN has no elements.
+    # Subnormal numbers count as zeros. All elements of a block that has an infinity or NaN are 0.
     scaled = scaled.masked_fill((exponents == 0) | (codes == CODE_NAN), 0)
     scaled = scaled.clamp(-ELEMENT_LIMIT, ELEMENT_LIMIT)
     return scaled.to(torch.int8), codes.squeeze(-1).to(torch.uint8)
 
 
 def dequantise(elements: torch.Tensor, codes: torch.Tensor) -> torch.Tensor:
-    """Compute the numbers that blocks stand for, as float64; NaN in a block with the code 255."""
+    """Compute the numbers that blocks represent, as float64; NaN in a block with the code 255."""
     scale = _power_of_two(codes.long() - ELEMENT_STEPS)
     scale = scale.masked_fill(codes == CODE_NAN, float("nan"))
     return elements * scale.unsqueeze(-1)
 
 
 def _power_of_two(exponent: torch.Tensor) -> torch.Tensor:
-    """``2**exponent`` as float64, put together from bits: exact on every device."""
+    """``2**exponent`` as float64, composed of its bits, so that it is exact on every device."""
     return ((exponent.long() + 1023) << 52).view(torch.float64)
 
 
 def rounded(x: torch.Tensor) -> torch.Tensor:
-    """Round to the numbers that blocks along the last axis hold; a last block may be short."""
+    """Round to MXINT8 with blocks along the last axis; the last block may be short."""
     size = x.shape[-1]
     padded = functional.pad(x, (0, -size % MX_BLOCK)).unflatten(-1, (-1, MX_BLOCK))
     return dequantise(*quantise(padded)).to(x.dtype).flatten(-2)[..., :size]
@@ -98,7 +99,7 @@ class Product(torch.autograd.Function):  # type: ignore[misc]
 
 
 def unfolded(x: torch.Tensor, conv: ConvSpec) -> torch.Tensor:
-    """The input as each position sees it, shape (positions, kh * kw * cin)."""
+    """The input values in the window of each position, shape (positions, kh * kw * cin)."""
     top, left, bottom, right = conv.pad
     padded = functional.pad(x, (left, right, top, bottom))
     seen = functional.unfold(padded, conv.kernel, conv.dilation, 0, conv.stride)
@@ -107,7 +108,7 @@ def unfolded(x: torch.Tensor, conv: ConvSpec) -> torch.Tensor:
 
 
 def folded(seen: torch.Tensor, conv: ConvSpec) -> torch.Tensor:
-    """Each pixel's sum over the places where positions see it: what `unfolded` is undone by."""
+    """Sum for each pixel over all windows that contain it; the adjoint of `unfolded`."""
     top, left, bottom, right = conv.pad
     parts = seen.reshape(conv.batch, conv.oh * conv.ow, conv.taps, conv.cin)
     parts = parts.permute(0, 3, 2, 1).reshape(conv.batch, conv.cin * conv.taps, -1)

@@ -1,7 +1,7 @@
-"""A graph run in PyTorch, the reference that every other backend is held to.
+"""Runs a graph in PyTorch, the reference with which every other backend is compared.
 
-Each operator is the one function of PyTorch that defines it, in the types of the graph, on whatever
-device the inputs are.
+Each operator is computed by the function of PyTorch that defines it, in the types of the graph, on
+the device where the inputs are.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     import torch
 
 Weights = Mapping[str, "torch.Tensor"]
-"""Values of parameters by their name in the graph."""
+"""Values of parameters, by their names in the graph."""
 
 
 def cuda_fault() -> str:
@@ -31,12 +31,12 @@ def cuda_fault() -> str:
 
 
 def initial_weights(graph: Graph) -> dict[str, torch.Tensor]:
-    """Give the values that a graph's source had, as tensors.
+    """Return the values of a graph's parameters that its source had, as tensors.
 
     Raises
     ------
     UserError
-        If the source had none for some parameter, or torch is not installed.
+        If the source had no value for some parameter, or torch is not installed.
     """
     torch = require("torch", "the PyTorch reference")
     names = [p.name for layer in graph.layers.values() for p in layer.parameters]
@@ -68,7 +68,7 @@ def forward(
     training : bool
         Whether batch normalisation uses the batch's statistics and dropout drops.
     factors : mapping, optional
-        What dropout layers multiply by, instead of numbers that PyTorch draws.
+        Factors by which the dropout layers multiply, by layer, instead of PyTorch's random ones.
 
     Returns
     -------
@@ -95,16 +95,16 @@ def gradients_of(
     *,
     autocast: AbstractContextManager[Any] | None = None,
 ) -> dict[str, torch.Tensor]:
-    """Compute the gradients of the learned parameters; moves running averages.
+    """Compute the gradients of the learned parameters; running averages are updated in place.
 
     Parameters
     ----------
     graph, weights, inputs, factors
-        As for `forward`.
+        Arguments of `forward`.
     loss_of : callable
-        Gives the loss of the logits.
+        Function from the logits to the loss.
     autocast : context manager, optional
-        In which the forward pass runs.
+        Context in which the forward pass runs.
     """
     import torch
 
@@ -128,11 +128,11 @@ def run_layer(layer: Layer, own: Weights, args: list[torch.Tensor], *, training:
     ----------
     layer : Layer
     own : mapping
-        Its parameters, by role.
+        Parameters of the layer, by role.
     args : list of tensor
-        Its inputs.
+        Inputs of the layer.
     training : bool
-        As for `forward`.
+        Whether to compute as in training, see `forward`.
     """
     operator = layer.operator
     run = _RUNS.get(type(operator))
@@ -158,7 +158,7 @@ def _conv(o: ops.Conv, own: Weights, args: list[torch.Tensor], training: bool) -
 
 
 def _pool(o: ops.Pool, own: Weights, args: list[torch.Tensor], training: bool) -> torch.Tensor:
-    """Windows taken out one by one: PyTorch's own pooling has no one-sided padding."""
+    """Pooling over windows that are gathered here, since PyTorch's has no one-sided padding."""
     import torch
 
     x = args[0]
@@ -181,8 +181,9 @@ def _pool(o: ops.Pool, own: Weights, args: list[torch.Tensor], training: bool) -
 
     taken = windows(_padded(x, exact, fill))
     if o.function == "max":
-        return taken.max(-1).values  # of equal ones the first gets the gradient, as on the core
-    # An average counts data, padding if asked to, and never what lies beyond the padding.
+        return taken.max(-1).values  # the first of equal values gets the gradient, as on the core
+    # An average counts the data, the padding if `count_include_pad` says so, and never positions
+    # beyond the padding.
     inside = tuple(
         (before, min(after, declared))
         for (before, after), (_, declared) in zip(exact, o.padding, strict=True)
@@ -200,7 +201,7 @@ def _global_pool(o: ops.GlobalPool, own: Weights, args: list[Any], training: boo
     axes = tuple(range(2, args[0].ndim))
     if o.function == "average":
         return args[0].mean(axes, True)
-    # Of equal ones the first gets the gradient, as on the core.
+    # The first of equal values gets the gradient, as on the core.
     return args[0].flatten(2).max(-1).values.reshape(*args[0].shape[:2], *(1 for _ in axes))
 
 
@@ -285,7 +286,7 @@ def _slice(o: ops.Slice, own: Weights, args: list[Any], training: bool) -> Any:
 
 
 def _functional(name: str, *attributes: str) -> Callable[..., Any]:
-    """One of ``torch.nn.functional``, given the input and some of the operator's attributes."""
+    """Runner that calls a function of ``torch.nn.functional`` with some operator attributes."""
 
     def run(o: Any, own: Weights, args: list[Any], training: bool) -> Any:
         from torch.nn import functional

@@ -1,4 +1,4 @@
-"""A training step in PyTorch, which a core's is compared with."""
+"""A training step in PyTorch, with which a core's step is compared."""
 
 from __future__ import annotations
 
@@ -22,14 +22,14 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Reference:
-    """A step in PyTorch, FP32.
+    """Result of a step in PyTorch, in FP32.
 
     Attributes
     ----------
     loss : float
     logits : array
     gradients : dict of str to array
-        By parameter.
+        Gradient of each parameter.
     """
 
     loss: float
@@ -44,13 +44,13 @@ def torch_step(
     labels: Any,
     factors: Values | None = None,
 ) -> Reference:
-    """Forward and backward pass of a step in PyTorch.
+    """Compute forward and backward pass of a step in PyTorch.
 
     Parameters
     ----------
     graph, parameters, inputs, labels
     factors : mapping, optional
-        What dropout layers multiply by.
+        Factors by which the dropout layers multiply their inputs, by layer.
     """
     require("torch", "comparing with PyTorch")
     import torch

@@ -1,8 +1,8 @@
-"""A network held to what it was imported from: results, gradients and running statistics.
+"""Compares an imported network with its source: results, gradients and running statistics.
 
-Both sides compute in FP64, where rounding is negligible and a difference is a fault; a module that
-fixes its types in its code computes in FP32. Learned values are moved a little from their first
-ones, since zeros and ones hide much.
+Both sides compute in FP64, where rounding is negligible and any difference is a fault. A module
+whose code fixes its types is compared in FP32. Learned values are changed a little from their
+initial values, since zeros and ones would hide many faults.
 """
 
 from __future__ import annotations
@@ -28,43 +28,43 @@ if TYPE_CHECKING:
 EVALUATION, TRAINING = MODES = ("evaluation", "training")
 
 TOLERANCES = {"float64": 1e-6, "float32": 1e-3}
-"""Largest difference by type, relative to the norm of the expected values.
+"""Largest difference that is accepted in each type, relative to the norm of the expected values.
 
-FP64 rounds by 1e-16, which deep networks amplify to 1e-10; constants that the module has in FP32
-differ from their FP64 ones by 6e-8. A wrong epsilon or momentum is over 1e-6. In FP32 rounding
-alone reaches 1e-4.
+FP64 has a rounding error of 1e-16, which deep networks amplify to 1e-10. Constants that the module
+has in FP32 differ from the same constants in FP64 by 6e-8. A wrong epsilon or momentum causes a
+difference above 1e-6. In FP32, rounding alone reaches 1e-4.
 """
 
 FLOOR = {"float64": 1e-6, "float32": 1e-3}
-"""A gradient is measured against at least this share of the largest one.
+"""Least norm against which a gradient's error is measured, relative to the largest gradient.
 
-That of a bias in front of a batch normalisation is zero but for rounding.
+The gradient of a bias in front of a batch normalisation is zero but for rounding errors.
 """
 
 
 @dataclass(frozen=True)
 class Verification:
-    """What a comparison of a network with its source found.
+    """Result of a comparison of a network with its source.
 
     Attributes
     ----------
     verified : bool or None
-        None if there was nothing to compare with, or no way to run it.
+        Whether both agree; None if there was no source to compare with, or it could not be run.
     source : str
-        What the network was compared with; empty if with nothing.
+        Kind of the source; empty if there is none.
     reason : str
-        Why it is not verified.
+        Reason why the network is not verified.
     precision : str
         Type in which both sides computed.
     batches, samples : int
-        How many batches were compared in each mode, and the samples of each.
+        Number of batches that were compared in each mode, and samples of each batch.
     errors : mapping of str to mapping of str to float
-        ``evaluation``, ``training`` (results by layer), ``gradients``, ``statistics`` (by
-        parameter): largest difference relative to the norm of the expected values.
+        Largest differences, relative to the norm of the expected values: ``evaluation`` and
+        ``training`` by layer of the result, ``gradients`` and ``statistics`` by parameter.
     parameters, source_parameters : int
-        Learned elements of the network, and of the source where it says.
+        Number of learned elements of the network, and of the source if that is known.
     parameters_equal : bool or None
-        Whether the network learns what the source learns, from the same values.
+        Whether network and source learn the same parameters from the same initial values.
     """
 
     verified: bool | None
@@ -85,7 +85,7 @@ class Verification:
         return max(found) if found else None
 
     def to_dict(self) -> dict[str, Any]:
-        """For JSON."""
+        """Values for JSON."""
         return {
             "verified": self.verified,
             "max_error": _finite(self.max_error),
@@ -104,7 +104,7 @@ class Verification:
         }
 
     def __str__(self) -> str:
-        """A sentence."""
+        """The result as a sentence."""
         if self.verified is None:
             return f"not verified: {self.reason}"
         if not self.verified:
@@ -129,13 +129,13 @@ def verify(
     Parameters
     ----------
     graph : Graph
-        As a frontend gives it.
+        Network, as a frontend has imported it.
     batches : int
-        How many batches in each mode.
+        Number of batches in each mode.
     modes : sequence of str
         ``evaluation``, ``training`` or both.
     precisions : sequence of str
-        Keys of `TOLERANCES`; the first in which both sides run is taken.
+        Keys of `TOLERANCES`; the first one in which both sides run is used.
 
     Raises
     ------
@@ -164,25 +164,25 @@ def verify(
 
 
 TRAINED_MACS, EVALUATED_MACS = 5e9, 50e9
-"""Largest networks, by MACs of a forward pass, that `verified` trains, and runs at all.
+"""Largest networks that `verified` trains, and that it runs at all, in MACs of a forward pass.
 
-Some ten seconds for the first, and for the second, on two cores.
+Either takes some ten seconds on two cores.
 """
 
 
 def verified(graph: Graph, *, train: bool) -> Verification:
-    """Verify a network before it is built: with one batch, and large ones in evaluation alone.
+    """Verify a network before it is built, with one batch; large networks only in evaluation.
 
     Parameters
     ----------
     graph : Graph
     train : bool
-        Whether it is to be trained.
+        Whether the network will be trained.
 
     Raises
     ------
     NetworkError
-        If it is another network than its source, or its source cannot be run.
+        If the network differs from its source, or the source cannot be run.
     """
     limits = {EVALUATION: EVALUATED_MACS, TRAINING: TRAINED_MACS if train else 0}
     modes = [mode for mode in MODES if graph.totals.macs <= limits[mode]]
@@ -199,12 +199,12 @@ def verified(graph: Graph, *, train: bool) -> Verification:
 
 
 class _NotRun(Exception):
-    """A side cannot compute in this precision."""
+    """One of the two sides cannot compute in this precision."""
 
 
 @contextlib.contextmanager
 def _own_state(torch: Any, precision: str) -> Iterator[None]:
-    """Leave torch's random numbers and default type as they were."""
+    """Set torch's default type, and restore it and the random state at the end."""
     before = torch.get_default_dtype()
     with torch.random.fork_rng(devices=[]):
         torch.set_default_dtype(getattr(torch, precision))
@@ -215,7 +215,7 @@ def _own_state(torch: Any, precision: str) -> Iterator[None]:
 
 
 class _Side:
-    """A source beside its network, both in one precision."""
+    """A network and its source, compared in one precision."""
 
     name: str
 
@@ -229,7 +229,7 @@ class _Side:
         self.errors: dict[str, dict[str, float]] = {}
 
     def learned(self) -> dict[str, Any]:
-        """The network's learned parameters by name, with their layer's."""
+        """Specs of the network's learned parameters, by name."""
         return {
             p.name: p.spec
             for layer in self.graph.layers.values()
@@ -238,7 +238,7 @@ class _Side:
         }
 
     def inputs(self, index: int) -> dict[str, Any]:
-        """Random inputs by name; integers are what the layers that read them can take."""
+        """Random inputs by name; integers are in the range that the layers reading them accept."""
         torch = self.torch
         generator = torch.Generator().manual_seed(index)
         given = {}
@@ -246,7 +246,7 @@ class _Side:
             if tensor.dtype.is_float:
                 value = torch.randn(tensor.shape, generator=generator, dtype=torch.float64)
                 if value.ndim:
-                    # Every other sample is larger, and reaches bounds such as that of ReLU6.
+                    # Every other sample is larger, so that it reaches bounds such as that of ReLU6.
                     sizes = 1 + 3 * ((torch.arange(len(value)) + index) % 2)
                     value *= sizes.reshape(-1, *[1] * (value.ndim - 1))
                 given[name] = value.to(self.dtype)
@@ -262,7 +262,7 @@ class _Side:
         return given
 
     def _most(self, name: str) -> int | None:
-        """How many values an input of integers has, if its readers say."""
+        """Number of values that an integer input may have; None if no layer that reads it says."""
         found = []
         for layer in self.graph.layers.values():
             if name in layer.inputs and isinstance(layer.operator, ops.Embedding):
@@ -272,11 +272,11 @@ class _Side:
         return min(found, default=None)
 
     def example(self, position: int) -> Any | None:
-        """The input with which the source was exported."""
+        """The input with which the source was exported; None if there is none."""
         return None
 
     def computed(self, weights: Mapping[str, Any], given: Mapping[str, Any], training: bool) -> Any:
-        """All layers' results."""
+        """Results of all layers of the network."""
         try:
             return forward(self.graph, weights, given, training=training)
         except NotImplementedError as error:
@@ -286,7 +286,7 @@ class _Side:
             raise _NotRun(f"the network does not run in {self.precision}: {text}") from None
 
     def held(self, kind: str, name: str, found: Any, expected: Any, least: float = 0.0) -> None:
-        """Note a difference."""
+        """Record the difference of two tensors, relative to the larger of the norm and `least`."""
         each = self.errors.setdefault(kind, {})
         if tuple(found.shape) != tuple(expected.shape):
             each[name] = float("inf")
@@ -299,7 +299,7 @@ class _Side:
         each[name] = max(each.get(name, 0.0), error if error == error else float("inf"))
 
     def result(self, batches: int, **more: Any) -> Verification:
-        """Judge what was found."""
+        """Make the verification from the recorded differences."""
         limit = TOLERANCES[self.precision]
         words = {
             EVALUATION: "the result {} in evaluation",
@@ -329,7 +329,7 @@ class _Side:
 
 
 class _Module(_Side):
-    """A PyTorch module beside its network."""
+    """Compares a network with the PyTorch module that it was imported from."""
 
     name = "the PyTorch module"
     source: TorchSource
@@ -340,7 +340,7 @@ class _Module(_Side):
         return tensors[position] if position < len(tensors) else None
 
     def run(self, batches: int, modes: Sequence[str]) -> Verification:
-        """Compare."""
+        """Compare some batches in each mode."""
         torch = self.torch
         fixed = self.source.fixed_training
         if fixed is not None:
@@ -371,7 +371,7 @@ class _Module(_Side):
         )
 
     def _parameter_faults(self) -> tuple[list[str], int]:
-        """What the network learns otherwise than the module, and how much the module learns."""
+        """Faults of the learned parameters, and the number of elements that the module learns."""
         torch = self.torch
         own = dict(self.source.module.named_parameters(remove_duplicate=False))
         ours = self.learned()
@@ -392,7 +392,7 @@ class _Module(_Side):
         return faults, sum(each.numel() for each in seen.values())
 
     def _moved_values(self) -> dict[str, Any]:
-        """The module's state, with what is learned and what batch norms measured moved a little."""
+        """The module's state, with learned values and running statistics changed a little."""
         torch = self.torch
         generator = torch.Generator().manual_seed(0)
 
@@ -418,7 +418,7 @@ class _Module(_Side):
         return state
 
     def _by_every_name(self, state: Mapping[str, Any]) -> dict[str, Any]:
-        """A state with what several modules share under all its names."""
+        """A state in which shared values appear under all of their names."""
         module = self.source.module
         names = [
             *module.named_parameters(remove_duplicate=False),
@@ -428,7 +428,7 @@ class _Module(_Side):
         return {name: first[id(value)] for name, value in names}
 
     def _weights(self) -> dict[str, Any]:
-        """The module's values by the network's names; constants are the network's own."""
+        """The module's values by the network's names, and the network's own where it has none."""
         state = self._by_every_name(self.state)
         weights = {}
         for name, first in initial_weights(self.graph).items():
@@ -444,7 +444,7 @@ class _Module(_Side):
         return weights
 
     def _compare(self, mode: str, given: dict[str, Any], index: int) -> None:
-        """Compare the results of a batch, and in training what follows from them."""
+        """Compare the results of a batch, and in training also gradients and statistics."""
         torch = self.torch
         training = mode == TRAINING
         learned = {n for n, p in self.source.module.named_parameters() if p.requires_grad}
@@ -457,7 +457,7 @@ class _Module(_Side):
             expected = self._flat(
                 torch.func.functional_call(self.source.module, state, self._arguments(given))
             )
-        except Exception as error:  # whatever the module trips over in this precision
+        except Exception as error:  # any error of the module in this precision
             raise _NotRun(
                 f"the module does not run in {self.precision}: {_first_line(error)}"
             ) from None
@@ -488,7 +488,7 @@ class _Module(_Side):
     def _compare_gradients(
         self, own: dict[str, Any], expected: list[Any], leaves: dict[str, Any], found: list[Any]
     ) -> None:
-        """Compare the gradients of a random sum of all results."""
+        """Compare the gradients of a randomly weighted sum of all results."""
         torch = self.torch
         theirs = self._gradients(expected, own)
         ours = self._gradients(found, leaves)
@@ -526,7 +526,7 @@ class _Module(_Side):
         }
 
     def _arguments(self, given: dict[str, Any]) -> Any:
-        """Give the module its inputs in the form in which it was exported."""
+        """Arrange the inputs in the nested structure with which the module was exported."""
         from torch.utils._pytree import tree_map
 
         left = iter(given.values())
@@ -543,13 +543,13 @@ class _Module(_Side):
 
 
 class _Model(_Side):
-    """An ONNX model beside its network."""
+    """Compares a network with the ONNX model that it was imported from."""
 
     name = "ONNX's reference evaluator"
     source: OnnxSource
 
     def run(self, batches: int, modes: Sequence[str]) -> Verification:
-        """Compare; a model computes in evaluation alone."""
+        """Compare some batches; an ONNX model is run only in evaluation."""
         from fpgapipe.network.frontends.onnx.onnx_reference import evaluator
 
         torch = self.torch
@@ -577,7 +577,7 @@ class _Model(_Side):
 
 
 def _finite(error: float | None) -> float | None:
-    """A number for JSON: None where shapes differ or one side has none."""
+    """An error for JSON; None if it is infinite, since shapes differ or one side has no value."""
     return error if error is not None and math.isfinite(error) else None
 
 

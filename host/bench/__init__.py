@@ -1,1 +1,1 @@
-"""Benchmarks that commands run."""
+"""Benchmarks that ``fpgapipe bench`` runs."""

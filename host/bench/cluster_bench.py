@@ -1,7 +1,7 @@
-"""A chain of simulated cores that pass their results on: programs, one run, what it found.
+"""Benchmark of a device chain: simulated cores that pass their results on to the next core.
 
-Each core multiplies what it gets by a matrix of its own, round by round, while it takes the next
-round's operand from the core before it and sends the last round's result to the one after it.
+In each round, a core multiplies its operand by a matrix of its own. Meanwhile it receives the next
+round's operand from the core before it, and sends the last round's result to the core after it.
 """
 
 from __future__ import annotations
@@ -39,13 +39,13 @@ if TYPE_CHECKING:
     from fpgapipe.sim_tb.native.native import NativeDevice
 
 TO_PREVIOUS, TO_NEXT = 0, 1
-"""Links of a core in a chain."""
+"""Numbers of a core's links to the core before it and to the core after it."""
 
 LINK_UP_CYCLES = 20_000
-"""How long links may take to come up, besides the wire's latency, many times over."""
+"""Cycles that links may take to come up, besides 20 times the latency of the slowest wire."""
 
 _DONE, _SENT, _CAME, _LOADED = range(max(Semaphore) + 1, max(Semaphore) + 5)
-"""Semaphores: a round's result is stored, or sent; its operand has come, or is on chip."""
+"""Semaphores of a round: result stored, result sent, operand received, operand loaded."""
 
 
 class LinkDown(UserError):
@@ -61,9 +61,9 @@ class Chain:
     core : CoreSpec
     rounds : int
     programs : list of LayerProgram
-        One a device. Their results are those of the last round.
+        Program of each device. The result in memory is that of the last round.
     expected_cycles : int
-        About, from the models of single layers.
+        Approximate cycles of the run, from the cycle model of a single layer.
     """
 
     core: CoreSpec
@@ -72,7 +72,7 @@ class Chain:
     expected_cycles: int
 
     def images(self, seed: int) -> list[NDArray[np.uint8]]:
-        """Memories before the run; the weights are scaled, so that results stay in range."""
+        """Memories before the run; weights are scaled, so that results stay in range."""
         images = []
         for number, program in enumerate(self.programs):
             operands = random_operands(program, seed + number)
@@ -82,7 +82,7 @@ class Chain:
 
     @property
     def wiring(self) -> list[tuple[tuple[int, int], tuple[int, int]]]:
-        """Ends of links that are joined."""
+        """Pairs of link ends that are joined, each as device and link number."""
         return [
             ((number, TO_NEXT), (number + 1, TO_PREVIOUS))
             for number in range(len(self.programs) - 1)
@@ -95,7 +95,7 @@ class Chain:
 
 
 def chain_core(rows: int, cols: int, link: LinkEngineSpec | None = None, **more: Any) -> CoreSpec:
-    """Core with a link to the one before it and one to the one after it."""
+    """Core with one link to the core before it and one to the core after it."""
     link = link or LinkEngineSpec()
     return CoreSpec(rows, cols, links=(link, link), **more)
 
@@ -108,17 +108,17 @@ def make_chain(
     width: int,
     memory: MemorySpec | None = None,
 ) -> Chain:
-    """Lower a chain of square layers.
+    """Lower the programs of a chain; each device computes a linear layer with a square matrix.
 
     Parameters
     ----------
     core : CoreSpec
-        As of `chain_core`.
+        Core with two links, as `chain_core` makes it.
     num_devices, rounds : int
-        At least 1.
+        Number of devices and of rounds, at least 1.
     vectors, width : int
-        A round multiplies so many vectors of so many elements; 32 divides the width, so that an
-        operand is whole words.
+        Number of vectors that a round multiplies, and of elements of each vector. The width must be
+        a multiple of 32, so that an operand has a whole number of memory words.
     memory : MemorySpec, optional
 
     Raises
@@ -126,7 +126,7 @@ def make_chain(
     ValueError
         If a number is out of range.
     NotImplementedError
-        If no cut of the layer fits the core.
+        If no tiling of the layer fits the core.
     """
     if num_devices < 1 or rounds < 1:
         raise ValueError(
@@ -149,7 +149,10 @@ def make_chain(
 
 
 def _rounds(layer: LayerProgram, rounds: int, takes: bool, sends: bool) -> Iterator[Instruction]:
-    """All rounds of a device that takes operands, or sends results, or both."""
+    """Instructions of all rounds of a device.
+
+    `takes` and `sends` say whether it receives operands and whether it sends results.
+    """
     body = layer.instructions[:-1]
     kinds = [item.opcode for item in body]
     first_load = kinds.index(Opcode.LOAD)
@@ -181,7 +184,7 @@ def _rounds(layer: LayerProgram, rounds: int, takes: bool, sends: bool) -> Itera
 
 
 def chain_wires(chain: Chain, wire: WireSpec) -> tuple[Connection, ...]:
-    """Cables of a chain, all as `wire` but for their seeds."""
+    """Cables of a chain, which are equal to `wire` but for their seeds."""
     from fpgapipe.sim_tb.cluster.cluster_nodes import cable
 
     found: tuple[Connection, ...] = ()
@@ -191,12 +194,12 @@ def chain_wires(chain: Chain, wire: WireSpec) -> tuple[Connection, ...]:
 
 
 def bring_up_links(cluster: Cluster, *, seed: int = 1) -> None:
-    """Turn on all links that wires join, and wait until they are up.
+    """Enable all links that are joined by wires, and wait until they are up.
 
     Raises
     ------
     LinkDown
-        If one does not come up.
+        If a link does not come up.
     """
     ends = sorted({connection.source for connection in cluster.connections})
     for index, (number, link) in enumerate(ends):
@@ -220,7 +223,7 @@ def bring_up_links(cluster: Cluster, *, seed: int = 1) -> None:
 
 
 def start_programs(cluster: Cluster, programs: Sequence[LayerProgram]) -> int:
-    """Start a program on each device; the cycle in which the first was told to."""
+    """Start a program on each device; return the cycle of the first start command."""
     for number, program in enumerate(programs):
 
         def write(address: int, value: int, number: int = number) -> None:
@@ -236,12 +239,12 @@ def start_programs(cluster: Cluster, programs: Sequence[LayerProgram]) -> int:
 
 
 def check_programs(cluster: Cluster) -> None:
-    """See that all programs have ended well.
+    """Check that all programs have ended without an error.
 
     Raises
     ------
     DeviceStopped
-        If one has not.
+        If a program has stopped with an error.
     """
     for number in range(len(cluster.nodes)):
         check_program(
@@ -258,27 +261,30 @@ def _registers(cluster: Cluster, number: int) -> RegisterMap:
 
 @dataclass(frozen=True)
 class ClusterBench:
-    """What `bench_chain` found; ``to_dict`` for JSON.
+    """Results of `bench_chain`; ``to_dict`` gives them for JSON.
 
     Attributes
     ----------
+    threads, window_cycles : int
+        Number of threads and size of a window that the simulation used (`Cluster`).
     cycles : int
-        From the command that starts the first program to the end of the last.
+        Cycles from the command that starts the first program to the end of the last program.
     ends : tuple of int
-        Cycle of each device's interrupt, since the reset.
+        Cycle of each device's interrupt, counted from the reset.
     digest : str
-        SHA-256 of all memories and `ends`.
+        SHA-256 of `ends` and all memories.
     matches_model : bool
-        Whether all memories are as the bit-exact model leaves them.
+        Whether all memories equal those of the bit-exact model.
     words : int
-        That crossed links, each counted once.
+        Number of words that crossed links, without repetitions.
     replays : int
-        Frames that were sent again.
+        Number of frames that were sent again.
     simulated_cycles : int
-        Since the reset, links' start included.
+        Cycles from the reset, including the start of the links.
     wall_s, cpu_s : float
-        Seconds of the run alone, and of all threads' processor time.
+        Wall time of the run alone, and processor time of all threads, in seconds.
     samples : list of Sample
+        Samples of the counters; empty if none were asked for.
     """
 
     chain: Chain
@@ -296,7 +302,7 @@ class ClusterBench:
     samples: list[Sample]
 
     def to_dict(self) -> dict[str, Any]:
-        """The figures."""
+        """Values of the results, by name."""
         core, number = self.chain.core, len(self.chain.programs)
         macs = sum(program.conv.macs for program in self.chain.programs) * self.chain.rounds
         return {
@@ -346,7 +352,7 @@ def open_chain(
     wire: WireSpec,
     **options: Any,
 ) -> Cluster:
-    """Make a cluster of a chain; options as of `Cluster`."""
+    """Make the cluster of a chain; the options are those of `Cluster`."""
     from fpgapipe.sim_tb.cluster.cluster import Cluster
     from fpgapipe.sim_tb.cluster.cluster_nodes import Node
 
@@ -375,19 +381,20 @@ def bench_chain(
     ----------
     chain : Chain
     wire : WireSpec, optional
-        Of all links, in both directions.
+        Wire of all links, in both directions.
     memory : MemorySpec, optional
+        Memory of each device.
     seed : int
-        Of the data.
+        Seed of the random data.
     threads, window_cycles, progress
-        As of `Cluster` and its `run`.
+        Arguments of `Cluster` and of its method `run`.
     sample_cycles : int
-        All counters are sampled about every so many cycles; 0 for never.
+        Approximate number of cycles from sample to sample of all counters; 0 for no samples.
 
     Raises
     ------
     LinkDown, DeviceStopped, StallError
-        If the devices do not do what they should.
+        If a link does not come up, a program stops with an error, or the devices stall.
     """
     memory = memory or MemorySpec()
     wire = wire or WireSpec(phy_bytes=chain.core.links[0].phy_bytes)

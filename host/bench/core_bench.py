@@ -1,4 +1,4 @@
-"""One layer on the simulated core: random data, checked against the bit-exact model, and timed."""
+"""Benchmark of one layer on the simulated core, checked against the bit-exact model."""
 
 from __future__ import annotations
 
@@ -28,23 +28,23 @@ CONV_DEFAULTS: dict[str, int | None] = {
     "cin": None, "cout": None, "k": None, "stride": 1, "pad": 0, "h": None, "w": None, "batch": 1,
     "dilation": 1,
 }  # fmt: skip
-"""Keys of a convolution; None has to be given."""
+"""Keys of a convolution and their defaults; those with None must be given."""
 
 
 def parse_layer(text: str) -> ConvSpec:
-    """Read a layer.
+    """Parse the description of a layer.
 
     Parameters
     ----------
     text : str
-        ``gemm:m=512,n=512,k=512`` or ``conv:cin=64,cout=64,k=3,stride=1,pad=1,h=56,w=56,batch=1``;
-        of a convolution, stride, pad, batch and dilation may be left out. ``k=3x5``, and likewise
-        stride and dilation, are for height and width.
+        ``gemm:m=512,n=512,k=512`` or ``conv:cin=64,cout=64,k=3,stride=1,pad=1,h=56,w=56,batch=1``.
+        For a convolution, stride, pad, batch and dilation may be left out. ``k=3x5`` gives height
+        and width; stride, pad and dilation may be written alike.
 
     Raises
     ------
     UserError
-        If it is none of these.
+        If the text has neither form.
     """
     kind, _, rest = text.partition(":")
     if kind not in ("gemm", "conv"):
@@ -89,16 +89,16 @@ def parse_layer(text: str) -> ConvSpec:
 
 @dataclass(frozen=True)
 class CoreBench:
-    """What `bench_layer` found; ``to_dict`` for JSON.
+    """Results of `bench_layer`; ``to_dict`` gives them for JSON.
 
     Attributes
     ----------
     cycles : int
-        As `run_program` counts them.
+        Cycles of the program, as `run_program` counts them.
     matches_model : bool
-        Whether the whole memory is as the bit-exact model leaves it.
+        Whether the whole memory equals that of the bit-exact model.
     generate_s, build_s, wall_s : float
-        Seconds for the Verilog, for compiling it, and for the simulation.
+        Seconds for generating the Verilog, for compiling it, and for the simulation.
     cpu_s : float
         Processor time of the simulation, in seconds.
     """
@@ -115,7 +115,7 @@ class CoreBench:
     cpu_s: float
 
     def to_dict(self) -> dict[str, Any]:
-        """The figures."""
+        """Values of the results, by name."""
         macs = self.program.conv.macs
         predicted = self.program.tiled_product.prediction.cycles
         return {
@@ -150,16 +150,16 @@ def bench_layer(
     Parameters
     ----------
     conv, which, core, memory
-        As for `lower_layer`.
+        Arguments of `lower_layer`.
     seed : int
-        Of the operands.
+        Seed of the random operands.
     progress : callable, optional
-        Called now and then with the cycles so far and those predicted.
+        Function that is called now and then with the cycles so far and those predicted.
 
     Raises
     ------
     NotImplementedError
-        If no cut of the layer fits the core.
+        If no tiling of the layer fits the core.
     """
     from fpgapipe.sim_tb.native.native import NativeDevice
 

@@ -1,4 +1,4 @@
-"""A link on the simulated hardware: how much of the wire carries words, and how long one takes."""
+"""Benchmark of a simulated link: share of the wire that carries words, and latency of a word."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from fpgapipe.sim_tb.native.phy import WireSpec
 
 LINK_PACKET_WORDS = 1 << 12
-"""Of saturating traffic, so that nearly all frames are full."""
+"""Words in a packet of saturating traffic, so many that nearly all frames are full."""
 
 _LATENCY_WORDS = 50
 _WARM_UP_CYCLES = 10_000
@@ -26,24 +26,30 @@ _WARM_UP_CYCLES = 10_000
 
 @dataclass(frozen=True)
 class LinkBench:
-    """What `bench_link` found; ``to_dict`` for JSON.
+    """Results of `bench_link`; ``to_dict`` gives them for JSON.
 
     Attributes
     ----------
+    cycles : int
+        Cycles of each of the two measurements.
     efficiency_both : float
-        Bytes of words that left, of those that the line could have carried; of the worse direction
-        while both are saturated.
+        Bytes of delivered words as a share of the bytes that the line could have carried, in the
+        worse direction, while both directions are saturated.
     efficiency_one : float
-        The same while the other direction carries nothing but feedback.
+        The same share for one direction while the other carries nothing but feedback.
     word_cycles : float
-        From the cycle in which an idle link accepts a word to that in which it leaves the other
-        end, the wire's latency included, on average.
+        Average cycles from the one in which an idle link accepts a word to the one in which the
+        word leaves the other end, including the wire's latency.
     events : dict
-        Of both ends while both directions were saturated.
+        Counts of events at both ends while both directions were saturated.
     words : int
-        That left, each compared with the one that was sent.
+        Number of delivered words; each was compared with the word that was sent.
     cycles_per_s : float
-        Of the whole link, both its ends, in processor time.
+        Simulated cycles of the whole link, with both ends, per second of processor time.
+    words_per_s : float
+        Delivered words per second of processor time.
+    build_s : float
+        Seconds for generating and compiling the simulator.
     """
 
     link: LinkEngineSpec
@@ -59,7 +65,7 @@ class LinkBench:
     build_s: float
 
     def to_dict(self) -> dict[str, Any]:
-        """The figures."""
+        """Values of the results, by name."""
         figures = {
             name: value for name, value in vars(self).items() if name not in ("link", "wire")
         }
@@ -86,22 +92,22 @@ def bench_link(
     Parameters
     ----------
     link : LinkEngineSpec
-        Of both ends.
+        Spec of both ends.
     wire : WireSpec
-        Of both directions, which have different seeds.
+        Wire of both directions, which get different seeds.
     cycles : int
-        Of each of the two measurements.
+        Cycles of each of the two measurements.
     library : Path, optional
-        The compiled end, if there is one.
+        Compiled simulator of a link's end, if there is one already.
     progress : callable, optional
-        Called with the steps done and all steps.
+        Function that is called with the number of steps done and of all steps.
 
     Raises
     ------
     DeviceError
-        If a word is not the one that has to come.
+        If a delivered word is not the expected one.
     """
-    # The simulator is slow to import, and only this needs it.
+    # The simulator is slow to import, so it is imported only here.
     from fpgapipe.sim_tb.worlds.link_world import link_library
 
     begin = time.perf_counter()
@@ -140,7 +146,7 @@ def bench_link(
 
 @dataclass(frozen=True)
 class _Load:
-    """Words that left at each end in some cycles, what both ends counted, and processor time."""
+    """Words delivered at each end, event counts of both ends, and processor time in seconds."""
 
     moved: tuple[int, int]
     events: dict[str, int]
@@ -185,7 +191,7 @@ def _single_words(link: LinkEngineSpec, wires: Sequence[WireSpec], library: Path
         world.run_until(are_joined)
         for number in range(_LATENCY_WORDS):
             world.set_traffic((Traffic(packet_words, (number + 1, 0, 0)), idle))
-            world.run(97)  # so that the line's turns differ
+            world.run(97)  # words then meet the line in different phases
             one, other = world.run_until(are_drained)
             taken += other.taken_cycle - one.accepted_cycle
     return taken / _LATENCY_WORDS

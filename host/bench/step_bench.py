@@ -1,4 +1,4 @@
-"""One training step on the simulated core: against the bit-exact model, and against PyTorch."""
+"""Benchmark of a training step on the simulated core, checked against model and PyTorch."""
 
 from __future__ import annotations
 
@@ -34,23 +34,31 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class StepBench:
-    """What `bench_step` found; ``to_dict`` for JSON.
+    """Results of `bench_step`; ``to_dict`` gives them for JSON.
 
     Attributes
     ----------
     program : StepProgram
     cycles, predicted_cycles : int
-        From the start command to the last word written, and what the cycle model says.
+        Cycles from the start command to the last word written, simulated and by the cycle model.
     differing_bytes : int
-        Of the memory, hardware against the bit-exact model.
+        Number of bytes of memory that differ between the hardware and the bit-exact model.
     counters : mapping
-        The core's.
+        Counters of the core.
     products : list of ProductError
+        Errors of all matrix products.
     reference : Reference
+        Result of the step in PyTorch.
     loss : float
-        As the core has it.
+        Loss that the core has computed.
+    logits_error : float
+        Relative error of the logits against PyTorch's (`relative_error`).
     gradient_errors : mapping of str to float
-        Of each parameter's gradient against PyTorch's: norm of the difference over the norm.
+        Relative error of each parameter's gradient against PyTorch's (`relative_error`).
+    generate_s, build_s, wall_s : float
+        Seconds for generating the Verilog, for compiling it, and for the simulation.
+    seconds : mapping of str to float
+        Seconds for lowering, prediction and the bit-exact model.
     """
 
     program: StepProgram
@@ -70,11 +78,11 @@ class StepBench:
 
     @property
     def gemm_busy_share(self) -> float:
-        """Share of the cycles in which a vector entered the array of the first GEMM engine."""
+        """Share of cycles in which a vector entered the array of the first GEMM engine."""
         return self.counters["GEMM0_VECTORS"] / self.cycles
 
     def to_dict(self) -> dict[str, Any]:
-        """The figures."""
+        """Values of the results, by name."""
         core, program = self.program.core, self.program
         macs = 0
         for layer in program.graph.layers:
@@ -127,13 +135,13 @@ def bench_step(
     Parameters
     ----------
     graph, core, options, memory
-        As for `fpgapipe.lowering.program.step.build_step`.
+        Arguments of `fpgapipe.lowering.program.step.build_step`.
     seed : int
-        Of the parameters, and of the data if none are given.
+        Seed of the parameters, and of the data if none are given.
     batch : (mapping, array), optional
         Inputs and class numbers.
     progress : callable, optional
-        Called now and then with the cycles so far and those predicted.
+        Function that is called now and then with the cycles so far and those predicted.
     """
     from fpgapipe.sim_tb.native.native import NativeDevice
 
@@ -208,7 +216,7 @@ def bench_step(
 
 
 def relative_error(values: NDArray[np.float32], exact: NDArray[np.float32]) -> float:
-    """Norm of the difference over the norm."""
+    """Norm of the difference over the norm of the exact values, or alone if that is zero."""
     size = float(np.linalg.norm(exact.astype(np.float64)))
     error = float(np.linalg.norm(values.astype(np.float64) - exact))
     return error / size if size else error

@@ -1,16 +1,16 @@
-"""What MXINT8 rounding may do to a matrix product, and whether a step's products keep to it.
+"""Checks that the errors of a step's matrix products are within those of MXINT8 rounding.
 
 An element of a block whose largest magnitude is below ``2**(e + 1)`` is rounded to a multiple of
-``step = 2**(e - 6)``: by half a step at most, and by less than one where rounding would give 128
-steps (docs/core.md). A product's error is then, to first order, a sum over the reduction of
-``a * error_b + error_a * b``. Two numbers follow:
+``step = 2**(e - 6)``. The error is at most half a step, except where rounding would give 128 steps;
+there it is less than one step (docs/core.md). To first order, the error of a product is a sum over
+the reduction of ``a * error_b + error_a * b``. Two numbers follow from this:
 
-* a bound that no error exceeds: ``sum(|a| * step_b + step_a * |b| + step_a * step_b)``,
-* what to expect, rounding errors being spread evenly and independent of each other: a variance of
+* a bound, which no error exceeds: ``sum(|a| * step_b + step_a * |b| + step_a * step_b)``;
+* the variance to be expected if rounding errors are uniform and independent of each other:
   ``sum(a**2 * step_b**2 + step_a**2 * b**2) / 12``.
 
-FP32 sums add less than ``terms * 2**-24`` of the sum of magnitudes, BF16 results half a unit of
-their last place, ``2**-9``.
+FP32 sums add an error of less than ``terms * 2**-24`` times the sum of magnitudes. BF16 results add
+half a unit in the last place, ``2**-9``.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class ProductError:
-    """How far a pass of a layer is from the exact product of its operands.
+    """Error of a layer's product in one pass, against the exact product of its operands.
 
     Attributes
     ----------
@@ -46,9 +46,9 @@ class ProductError:
     relative : float
         Root mean square of the error over that of the exact result.
     expected : float
-        The same of the error that is expected.
+        Expected value of `relative`.
     of_bound : float
-        The largest ratio of an element's error and its bound.
+        Largest ratio of an element's error to its bound.
     """
 
     layer: str
@@ -64,9 +64,9 @@ def steps_of(values: Matrix, depth: int) -> Matrix:
     Parameters
     ----------
     values : array, shape (..., k)
-        `k` along the reduction.
+        Operands, with the reduction along the last axis.
     depth : int
-        Blocks of 32 begin anew after so many elements; `k` is a multiple of it.
+        Number of elements after which blocks of 32 begin anew; `k` is a multiple of it.
     """
     blocks = -(-depth // MX_BLOCK)
     shape = (*values.shape[:-1], values.shape[-1] // depth, depth)
@@ -80,7 +80,7 @@ def steps_of(values: Matrix, depth: int) -> Matrix:
 
 
 def unfolded(conv: ConvSpec, x: Matrix) -> Matrix:
-    """The input as each position sees it, shape (positions, taps * cin)."""
+    """The input values in the window of each position, shape (positions, taps * cin)."""
     top, left, bottom, right = conv.pad
     padded = np.pad(x, ((0, 0), (top, bottom), (left, right), (0, 0)))
     rows = (
@@ -96,7 +96,7 @@ def unfolded(conv: ConvSpec, x: Matrix) -> Matrix:
 
 
 def folded(conv: ConvSpec, seen: Matrix) -> Matrix:
-    """Each pixel's sum over the places where positions see it: what `unfolded` is undone by."""
+    """Sum for each pixel over all windows that contain it; the adjoint of `unfolded`."""
     top, left, bottom, right = conv.pad
     whole = np.zeros((conv.batch, conv.h + top + bottom, conv.w + left + right, conv.cin))
     parts = seen.reshape(conv.batch, conv.oh, conv.ow, *conv.kernel, conv.cin)
@@ -110,14 +110,14 @@ def folded(conv: ConvSpec, seen: Matrix) -> Matrix:
 
 
 def product_errors(program: StepProgram, memory: NDArray[np.uint8]) -> list[ProductError]:
-    """Hold every matrix product of a step to the exact one of the operands that lie in memory.
+    """Compare each matrix product of a step with the exact product of its operands in memory.
 
     Parameters
     ----------
     program : StepProgram
     memory : uint8 array
-        As the step left it, with the weights of before the update in place
-        (``StepProgram.set_parameters``).
+        Memory after the step, into which the weights from before the update have been written
+        again (``StepProgram.set_parameters``).
     """
     found: list[ProductError] = []
     for unit in units_of(program.graph):
@@ -157,7 +157,7 @@ def _held(
     b: Matrix,
     depth: int,
 ) -> ProductError:
-    """Compare ``a @ b.T`` with a tensor."""
+    """Compare a tensor in memory with the exact product ``a @ b.T``."""
     step_a, step_b = steps_of(np.ascontiguousarray(a), depth), steps_of(
         np.ascontiguousarray(b), depth
     )  # fmt: skip
@@ -177,7 +177,7 @@ def _held_input(
     dy: Matrix,
     w: Matrix,
 ) -> ProductError:
-    """Compare the input gradient."""
+    """Compare a layer's input gradient in memory with the exact one."""
 
     def back(gradient: Matrix, weight: Matrix) -> Matrix:
         return folded(conv, gradient @ weight)
@@ -206,7 +206,7 @@ def _error(
     variance: Matrix,
     terms: int,
 ) -> ProductError:
-    """Put the numbers together, with what FP32 sums and the result's format add."""
+    """Make the error, with the rounding of FP32 sums and of the result's format added."""
     place = program.places[result]
     half_unit = 2.0**-9 if place.end - place.begin == 2 * got.size else 2.0**-24
     rounding = terms * 2.0**-24 * (magnitude + bound) + half_unit * (np.abs(exact) + bound)

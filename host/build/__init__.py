@@ -1,1 +1,1 @@
-"""The build folder, and what it consists of."""
+"""The build folder and its parts."""

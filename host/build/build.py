@@ -1,8 +1,8 @@
-"""The build folder: all that a run needs, and what guards it against damage.
+"""The build folder: all files that a run needs, and a manifest that reveals damage to them.
 
-It has the plan, the network, the cluster, the Verilog of each core with what it takes of its
-boards, and each device's program and memory. Equal input gives equal bytes. A run adds its own
-folder, which the manifest does not list.
+The folder has the plan, the network, the cluster, the Verilog of each core with the resources that
+it takes on its boards, and the program and initial memory of each device. Equal input gives equal
+bytes. A run adds a folder of its own, which the manifest does not list.
 """
 
 from __future__ import annotations
@@ -77,7 +77,7 @@ RUN = "run"
 FORMAT_VERSION = 6
 
 MAX_MANIFEST_BYTES = 1 << 20
-"""A larger manifest is not read: it has some hundred bytes for each device."""
+"""A larger manifest is not read; a real one has a few hundred bytes for each device."""
 
 logger = logging.getLogger(__name__)
 
@@ -89,7 +89,7 @@ _NAMES = TypeAdapter(list[Annotated[str, Field(strict=True)]])
 
 @dataclass(frozen=True)
 class Build:
-    """An opened build folder; what is in its files is read when it is asked for.
+    """An opened build folder, whose files are read when their contents are first needed.
 
     Attributes
     ----------
@@ -97,9 +97,9 @@ class Build:
     plan : Plan
     cluster : ClusterSpec
     options : StepOptions
-        What its programs were made with.
+        Options that its programs were generated with.
     seed : int
-        Number that decides the initial parameters.
+        Seed of the initial parameters.
     """
 
     folder: Path
@@ -130,7 +130,7 @@ class Build:
 
     @functools.cached_property
     def parameters(self) -> dict[str, NDArray[np.float32]]:
-        """Initial values, as the network has them."""
+        """Initial values of all parameters, in the shapes that they have in the network."""
         return {name: value for _, own in self._devices for name, value in own.items()}
 
     @functools.cached_property
@@ -140,21 +140,22 @@ class Build:
 
     @functools.cached_property
     def memories(self) -> list[MemorySpec]:
-        """Of each device, for simulation: the board's memory at the core's clock."""
+        """Memory of each device's board for simulation, in cycles of the core's clock."""
         return memory_specs(self.plan)
 
     @functools.cached_property
     def wires(self) -> list[WireSpec]:
-        """For each device but the last, the cable to the next, for simulation."""
+        """Cables for simulation: for each device but the last, the cable to the next device."""
         return wire_specs(self.plan, self.cluster)
 
     @functools.cached_property
     def resources(self) -> list[dict[str, Any]]:
-        """What each device's core takes of its board, as the JSON beside its Verilog says.
+        """Resources that each device's core takes on its board, read from the JSON of that core.
 
-        Keys: ``core``, ``board``, ``basis``; ``blocks`` (numbers by block); ``used``, ``limits``
-        and ``headroom``; ``dies``, a list with a name and the last three for each die. Numbers are
-        of ``lut``, ``ff``, ``bram36``, ``uram`` and ``dsp``.
+        The keys are ``core``, ``board`` and ``basis``; ``blocks``, the resources of each block;
+        ``used``, ``limits`` and ``headroom``; and ``dies``, a list with the name, ``used``,
+        ``limits`` and ``headroom`` of each die. Resources are numbers of ``lut``, ``ff``,
+        ``bram36``, ``uram`` and ``dsp``.
         """
         found = []
         for stage, core in zip(self.plan.stages, self.cores, strict=True):
@@ -166,7 +167,7 @@ class Build:
         return found
 
     def check_verilog(self) -> None:
-        """See that the folder has the Verilog that is generated now, which is what is simulated.
+        """Check that the folder's Verilog equals the Verilog generated now, which is simulated.
 
         Raises
         ------
@@ -185,12 +186,12 @@ class Build:
 
     @property
     def run_folder(self) -> Path:
-        """Where runs, measurements and the report are written; perhaps not there yet.
+        """Folder for runs, measurements and the report; it may not exist yet.
 
         Raises
         ------
         UserError
-            If there are links in it: what is written would be written elsewhere.
+            If there are links in it, through which files would be written elsewhere.
         """
         path = self.folder / RUN
         found = [path] if path.is_symlink() else []
@@ -215,7 +216,7 @@ def write_build(
     options: StepOptions | None = None,
     on_part: Callable[[str], object] = lambda what: None,
 ) -> Build:
-    """Make programs and hardware of a plan and write the folder, whole or not at all.
+    """Generate the programs and hardware of a plan and write the folder, whole or not at all.
 
     A plan whose times are estimates gets those of its programs.
 
@@ -223,22 +224,24 @@ def write_build(
     ----------
     plan : Plan
     graph : Graph
-        Of one micro-batch; its initial values are taken, as far as it has some.
+        Network for one micro-batch. Parameters begin with the values that it has, the others with
+        random values.
     cluster : ClusterSpec
     folder : Path
-        Where it is to be. A build that is there is replaced, unless it is the same.
+        Folder to write. An earlier build in it is replaced, unless it is the same.
     seed : int
-        Number that decides the initial parameters.
+        Seed of the random initial parameters.
     options : StepOptions, optional
-        Those of training or of inference, as the plan has it, if not given.
+        Options of the programs; if not given, the defaults for training or for inference,
+        whichever the plan is for.
     on_part : callable
-        Called with the name of each part before it is made.
+        Function that is called with the name of each part before the part is made.
 
     Raises
     ------
     UserError
-        If a layer does not fit its core, a program its board's memory, the folder is there and is
-        no earlier build, holds runs of another one, or cannot be written.
+        If a layer does not fit its core or a program its board's memory, or if the folder exists
+        and is no earlier build, holds runs of another build, or cannot be written.
     """
     options = options or StepOptions(train=plan.trains)
     if options.train != plan.trains:
@@ -304,12 +307,12 @@ def _manifest(folder: Path, build: Build, own: list[str]) -> bytes:
 
 
 def check_folder(folder: Path) -> None:
-    """Find out, before the work, whether a build can be written to a folder.
+    """Check, before the work begins, whether a build can be written to a folder.
 
     Raises
     ------
     UserError
-        If it is there and is no earlier build, or it cannot be made.
+        If the folder exists and is no earlier build, or if it cannot be made.
     """
     try:
         foreign = folder.exists() and not (folder / MANIFEST).is_file() and not _is_empty(folder)
@@ -331,10 +334,11 @@ def check_folder(folder: Path) -> None:
 
 @contextlib.contextmanager
 def _writing(folder: Path) -> Iterator[Path]:
-    """Give an empty folder, and put it where it belongs when it is full.
+    """Give an empty folder to fill, and then give it the name of the build folder.
 
-    The same build is left as it is, with its runs; runs of another one are not thrown away. What a
-    build that was killed has left is removed.
+    If the build folder already has the same build, that is left as it is, with its runs. If it has
+    runs of another build, an error is raised, since they would be lost. Leftovers of a build that
+    was killed are removed.
     """
     try:
         folder.parent.mkdir(parents=True, exist_ok=True)
@@ -360,12 +364,13 @@ def _writing(folder: Path) -> Iterator[Path]:
 
 @contextlib.contextmanager
 def holding(folder: Path) -> Iterator[None]:
-    """Let one process at a time use a build or replace it; others wait.
+    """Lock a build folder, so that one process at a time uses or replaces it; others wait.
 
-    The kernel frees the lock of a process that was killed. A folder that is not there is not held.
+    The kernel frees the lock of a process that was killed. A folder that does not exist is not
+    locked.
     """
     descriptor = None
-    with contextlib.suppress(OSError):  # not there, or on a file system without locks
+    with contextlib.suppress(OSError):  # there is no such folder, or no locks on its file system
         while True:
             descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
             try:
@@ -375,7 +380,7 @@ def holding(folder: Path) -> Iterator[None]:
                 fcntl.flock(descriptor, fcntl.LOCK_EX)
             if os.path.samestat(os.fstat(descriptor), folder.stat()):
                 break
-            os.close(descriptor)  # it was replaced meanwhile
+            os.close(descriptor)  # the folder was replaced meanwhile
             descriptor = None
     try:
         yield
@@ -386,7 +391,10 @@ def holding(folder: Path) -> Iterator[None]:
 
 @dataclass(frozen=True)
 class _Manifest:
-    """What ``manifest.json`` says; `own` are parameters whose first values the network has."""
+    """Contents of ``manifest.json``; `own` are the parameters whose values came with the network.
+
+    `files` has the size in bytes and the SHA-256 of each file.
+    """
 
     options: StepOptions
     seed: int
@@ -396,7 +404,7 @@ class _Manifest:
 
 
 def how_to_build(folder: Path) -> str:
-    """The command line that makes a build, whole."""
+    """Part of a message: an example of a complete command line that makes a build."""
     line = "fpgapipe build --board u280 --devices 2 --array 8x8 --batch 8"
     return f"'{line} -o {folder}' makes one"
 
@@ -404,14 +412,15 @@ def how_to_build(folder: Path) -> str:
 def open_build(folder: Path) -> Build:
     """Open a build folder.
 
-    Its files are checked against the manifest. A build that was neither made nor opened on this
-    machine before is also made anew, without its Verilog, and has to be the same byte by byte, so
-    that nothing of it is taken on trust.
+    Its files are checked against the manifest. If the build was neither made nor opened on this
+    machine before, all of it but the Verilog is also made again and compared byte by byte, so that
+    nothing in it has to be trusted.
 
     Raises
     ------
     UserError
-        If it is no build, of another version, damaged, or not what follows from its plan.
+        If the folder is no build, is damaged, is of another version, or is not what fpgapipe makes
+        of its plan.
     """
     data, manifest = _read_manifest(folder)
     files = manifest.files
@@ -429,7 +438,7 @@ def open_build(folder: Path) -> Build:
         _refuse_damage(folder, [f"{MANIFEST} without {name}" for name in missing])
         _refuse_damage(folder, [f"{MANIFEST} with {name}" for name in sorted(files.keys() - names)])
         build = Build(folder, plan, cluster, manifest.options, manifest.seed)
-        _ = build.run_folder  # has to be one
+        _ = build.run_folder  # raises if there are links in it
         if is_known(data):
             _refuse_damage(folder, _damaged(folder, files))
             return build
@@ -438,7 +447,7 @@ def open_build(folder: Path) -> Build:
         _refuse_damage(folder, _damaged(folder, files))
         logger.debug("%s was not made here: making it anew to compare", folder)
         pipeline, parameters = check_design(design, files, folder, manifest.own, manifest.made_by)
-    # They need not be read again.
+    # The cached properties are set, so that the files are not read again.
     build.__dict__.update(pipeline=pipeline, parameters=parameters)
     remember(data)
     return build
@@ -497,13 +506,13 @@ def _damaged(folder: Path, files: Mapping[str, tuple[int, str]]) -> list[str]:
 
 
 def _has_links(folder: Path, name: str) -> bool:
-    """Whether a file of a build, or a folder that it is in, is a link."""
+    """Whether a file of a build, or one of the folders above it in the build, is a link."""
     path = Path(name)
     return any((folder / each).is_symlink() for each in (path, *path.parents) if each.name)
 
 
 def _is_same(folder: Path, other: Path) -> bool:
-    """Whether a folder is an undamaged build with the manifest of another one."""
+    """Whether a folder is an undamaged build with the same manifest as another folder."""
     try:
         data, manifest = _read_manifest(folder)
     except UserError:
@@ -516,7 +525,7 @@ def _is_empty(folder: Path) -> bool:
 
 
 def _digest(path: Path, size_bytes: int) -> str:
-    """SHA-256 of a file; empty if it is not of this size, or cannot be read."""
+    """SHA-256 of a file; empty if the file has another size or cannot be read."""
     try:
         with open_file(path, size_bytes) as file:
             if os.fstat(file.fileno()).st_size == size_bytes:

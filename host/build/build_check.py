@@ -1,9 +1,9 @@
-"""Whether a build folder is what this version of fpgapipe makes of the plan in it.
+"""Checks that a build folder is what this version of fpgapipe makes of the plan in it.
 
-Digests tell of damage, not of intent: whoever changes a file can write its digest anew. But a build
-follows from its plan, network, cluster, options and seed. So of a folder that comes from elsewhere
-everything is made again and compared, and what is run is what was made here. A folder's manifest is
-remembered when this has been done, or when the build was made on this machine.
+Digests reveal damage, but not intent: whoever changes a file can also write a new digest. But a
+build is determined by its plan, network, cluster, options and seed. A folder that comes from
+elsewhere is therefore made again and compared, and the programs that run are those made here. The
+folder's manifest is remembered after this check, or when the build is made on this machine.
 """
 
 from __future__ import annotations
@@ -33,30 +33,33 @@ if TYPE_CHECKING:
     from fpgapipe.lowering.program.pipeline import PipelineProgram
 
     Files = Mapping[str, tuple[int, str]]
-    """Size and SHA-256 of each file, as the manifest has them."""
+    """Size in bytes and SHA-256 of each file, from the manifest."""
 
 MAX_SCRATCHPAD_BYTES = 1 << 28
-"""More on-chip memory no device has."""
+"""Most bytes of a scratchpad; no device has more on-chip memory."""
 
 MIN_BYTES_PER_CYCLE, MAX_LATENCY_CYCLES = 2.0**-10, 1 << 20
-"""Bounds of the memory in a plan, with which times are predicted event by event."""
+"""Least bandwidth and greatest latency that a plan may state for a device's memory.
+
+Times are predicted event by event with these values of the plan.
+"""
 
 SLACK_BYTES = 1 << 22
-"""Of constants, and of parameters that are zero in the beginning."""
+"""Allowance, in bytes, for constants and for parameters that begin as zero."""
 
 
 # ---------------------------------------------------------------------- what is known
 
 
 def is_known(manifest: bytes) -> bool:
-    """Whether the build of a manifest was made on this machine, or checked."""
+    """Whether the build with this manifest was made or checked on this machine."""
     with contextlib.suppress(UserError, OSError):
         return (cache_dir() / "builds" / _digest([manifest])).is_file()
     return False
 
 
 def remember(manifest: bytes) -> None:
-    """Note that the build of a manifest need not be checked; without a cache it will be."""
+    """Note that the build with this manifest need not be checked; without a cache, it will be."""
     with contextlib.suppress(UserError, OSError):
         folder = cache_dir() / "builds"
         folder.mkdir(exist_ok=True)
@@ -68,14 +71,14 @@ def remember(manifest: bytes) -> None:
 
 @contextlib.contextmanager
 def in_doubt(folder: Path) -> Iterator[None]:
-    """Take every error for one of the folder, while there is nothing else to take it for.
+    """Report every exception of the body as a fault of the build folder.
 
-    What a stranger wrote may break any rule that the lowering takes for granted.
+    A folder that comes from elsewhere may break any rule that the lowering takes for granted.
 
     Raises
     ------
     UserError
-        For whatever is raised.
+        If the body raises anything.
     """
     try:
         yield
@@ -87,14 +90,14 @@ def in_doubt(folder: Path) -> Iterator[None]:
 
 
 def check_sizes(design: Design, files: Files, folder: Path) -> None:
-    """Hold what a design asks for against the files that are there, before any of it is made.
+    """Compare a design's size with the sizes of its files, before any of it is made.
 
-    So time and memory that the design takes are bounded by what the folder has.
+    The time and memory that making the design takes are thereby bounded by the folder's size.
 
     Raises
     ------
     UserError
-        If the files are not those of such a design.
+        If the files have sizes that such a design cannot have.
     """
     faults = _faults(design, files)
     if faults:
@@ -115,7 +118,8 @@ def _faults(design: Design, files: Files) -> list[str]:
     for index, (core, size) in enumerate(zip(design.cores, programs, strict=True)):
         if core.scratchpad.size_bytes > MAX_SCRATCHPAD_BYTES:
             faults.append(f"the scratchpad of stage {index} is larger than any device's")
-        # A micro-batch takes some instructions, and an instruction moves a scratchpad at most.
+        # A micro-batch takes at least one instruction, and an instruction moves at most as many
+        # bytes as the scratchpad has.
         if size < plan.num_microbatches * WORD_BYTES:
             faults.append(f"the program of stage {index} is too short for its micro-batches")
         moved += size // WORD_BYTES * core.scratchpad.size_bytes
@@ -142,18 +146,18 @@ def _faults(design: Design, files: Files) -> list[str]:
 def check_design(
     design: Design, files: Files, folder: Path, own: frozenset[str], made_by: str
 ) -> tuple[PipelineProgram, dict[str, NDArray[np.float32]]]:
-    """Make all of a build anew but its Verilog, and compare.
+    """Make all of a build but its Verilog again, and compare.
 
     Parameters
     ----------
     design : Design
     files : mapping
-        All files of the build, whose bytes have these digests.
+        Size and SHA-256 of all files of the build; the files are known to have these digests.
     folder : Path
     own : frozenset of str
-        Parameters whose initial values came with the network; they are taken from the images.
+        Parameters whose initial values came with the network; they are read from the memory images.
     made_by : str
-        Version that the manifest names.
+        Version of fpgapipe that the manifest names.
 
     Returns
     -------
@@ -164,7 +168,7 @@ def check_design(
     Raises
     ------
     UserError
-        With the files that differ.
+        If files differ; the message names them.
     """
     try:
         different = [name for name, data in design.described() if _digest([data]) != files[name][1]]
@@ -197,7 +201,7 @@ def _take(
     parameters: dict[str, NDArray[np.float32]],
     folder: Path,
 ) -> None:
-    """Replace values by those that came with the network."""
+    """Replace the random initial values of `own` by those in the build's memory images."""
     if not own <= parameters.keys():
         raise UserError(f"its network has no parameter {shown(min(own - parameters.keys()))}")
     for part in pipeline.parts:
@@ -208,7 +212,7 @@ def _take(
 
 
 def _refuse_memory(pipeline: PipelineProgram, folder: Path) -> None:
-    """Refuse devices whose memories are more than this machine has."""
+    """Refuse devices that have more memory together than this machine."""
     there = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
     asked = sum(part.memory_bytes for part in pipeline.parts)
     if asked > there:

@@ -1,4 +1,4 @@
-"""The hardware of a build: names of cores, and what they take of the boards they are for."""
+"""The hardware of a build: names of the cores, and the resources that they take on their boards."""
 
 from __future__ import annotations
 
@@ -31,14 +31,14 @@ BASIS = (
 
 
 def core_name(core: CoreSpec) -> str:
-    """Name of a core's files: its array, and a digest of all its parameters."""
+    """Name of a core's files: the size of its array, and a digest of all its parameters."""
     text = json.dumps(dataclasses.asdict(core), sort_keys=True)
     digest = hashlib.sha256(text.encode()).hexdigest()[:8]
     return f"core_{core.rows}x{core.cols}_{digest}"
 
 
 def resources_json(core: CoreSpec, devices: Iterable[DeviceSpec]) -> str:
-    """What a core takes of each board that it is for, as text; boards by name."""
+    """JSON text with the resources that a core takes on each of its boards, sorted by name."""
     boards = {device.name: _on_board(core, device) for device in devices}
     value = {
         "core": core_name(core),
@@ -50,7 +50,7 @@ def resources_json(core: CoreSpec, devices: Iterable[DeviceSpec]) -> str:
 
 
 def shape_on(core: CoreSpec, device: DeviceSpec) -> CoreShape:
-    """What decides the resources of a core on a device."""
+    """The parameters that determine a core's resources on a device."""
     return CoreShape(
         core.rows,
         core.cols,
@@ -83,7 +83,7 @@ def _on_board(core: CoreSpec, device: DeviceSpec) -> dict[str, Any]:
 
 
 def _against(used: Resources, limits: Resources) -> dict[str, Any]:
-    """What is used, what may be, and what is left of it."""
+    """Resources that are used, their limits, and what is left."""
     taken, most = _numbers(used), _numbers(limits)
     return {
         "used": taken,

@@ -1,4 +1,4 @@
-"""What a build consists of, and the files that follow from it: the same design, the same bytes."""
+"""The parts of a build and their files; the same design always gives the same bytes."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ MAX_BYTES = {
     ".bin": 1 << 36,
     ".md": 1 << 20,
 }
-"""A larger file of that name, or else of that suffix, is not read."""
+"""Most bytes of a file with this name, or else with this suffix; a larger one is not read."""
 
 CLUSTERS = TypeAdapter(ClusterSpec)
 
@@ -79,7 +79,7 @@ by cycle, `--backend model` runs the bit-exact model, `--backend torch` the same
 
 @dataclass(frozen=True)
 class Design:
-    """What is built.
+    """The input of a build, which determines all of its files.
 
     Attributes
     ----------
@@ -89,7 +89,7 @@ class Design:
     cluster : ClusterSpec
     options : StepOptions
     seed : int
-        Number that decides the initial parameters.
+        Seed of the initial parameters.
     """
 
     plan: Plan
@@ -105,7 +105,7 @@ class Design:
 
     @functools.cached_property
     def inputs(self) -> dict[str, bytes]:
-        """Names and contents of the files that all else follows from."""
+        """Names and contents of the files that determine all others."""
         return {
             PLAN: self.plan.to_json().encode(),
             NETWORK: graph_json.to_json(self.graph).encode(),
@@ -114,14 +114,14 @@ class Design:
 
     @property
     def digest(self) -> str:
-        """SHA-256 of all that programs follow from."""
+        """SHA-256 of all that determines the programs: options, plan, network and cluster."""
         digest = hashlib.sha256(json.dumps(asdict(self.options), sort_keys=True).encode())
         for data in self.inputs.values():
             digest.update(b"\n" + data)
         return digest.hexdigest()
 
     def pipeline(self) -> PipelineProgram:
-        """Make the programs of all devices.
+        """Generate the programs of all devices.
 
         Raises
         ------
@@ -131,7 +131,7 @@ class Design:
         return lower_plan(self.plan, self.graph, self.cluster, self.options)
 
     def described(self) -> Iterator[tuple[str, bytes]]:
-        """Names and contents of the files that no program is needed for; Verilog is another's."""
+        """Names and contents of the files that need no program, but for the Verilog."""
         plan = self.plan
         yield from self.inputs.items()
         places = devices_of(plan, self.cluster)
@@ -147,14 +147,14 @@ class Design:
     def lowered(
         self, pipeline: PipelineProgram, parameters: Mapping[str, NDArray[np.float32]]
     ) -> Iterator[tuple[str, list[bytes | memoryview]]]:
-        """Names and contents of the files of all devices, each made when its turn comes.
+        """Names and contents of the files of all devices, made one after the other.
 
         Parameters
         ----------
         pipeline : PipelineProgram
-            As `pipeline` makes it.
+            Result of the method `pipeline`.
         parameters : mapping of str to array
-            Initial values.
+            Initial values of all parameters.
         """
         digest = self.digest
         for part in pipeline.parts:
@@ -163,13 +163,13 @@ class Design:
 
 
 def limit_of(name: str) -> int:
-    """The most bytes that a file of a build may have."""
+    """Most bytes that a file of a build may have; 0 if a build has no such file."""
     path = PurePath(name)
     return MAX_BYTES.get(path.name) or MAX_BYTES.get(path.suffix, 0)
 
 
 def needed(plan: Plan) -> set[str]:
-    """Names of the files that a build has, but for the manifest."""
+    """Names of all files that a build has, but for the manifest."""
     cores = {f"{HARDWARE}/{core_name(core)}" for core in core_specs(plan)}
     return (
         {PLAN, NETWORK, CLUSTER, README}
@@ -183,7 +183,7 @@ def needed(plan: Plan) -> set[str]:
 
 
 def initial_values(graph: Graph, seed: int) -> dict[str, NDArray[np.float32]]:
-    """Values to begin with: the network's own, as far as it has some, random ones for the rest."""
+    """Initial values of all parameters: the network's own where it has some, else random ones."""
     values = initial_parameters(graph, seed)
     own = {
         name: np.asarray(graph.values[name], np.float32) for name in values if name in graph.values

@@ -1,8 +1,8 @@
-"""A device's part of a build as files: what describes it, its program, and its memory.
+"""The files of one device in a build: its description, its program, and its initial memory.
 
-``device.json`` has everything but numbers in bulk: the core, where each tensor lies, what each
-kernel is for. ``program.bin`` is the program as it lies in the memory; ``image.bin`` what else is
-not zero there before the first step, one segment after the other.
+``device.json`` has everything but the large arrays of numbers: the core, the place of each tensor,
+the origin of each kernel. ``program.bin`` has the bytes of the program in the device's memory.
+``image.bin`` has the tensors that are not all zero before the first step, one after the other.
 """
 
 from __future__ import annotations
@@ -32,18 +32,19 @@ if TYPE_CHECKING:
 DEVICE, PROGRAM, IMAGE = "device.json", "program.bin", "image.bin"
 
 MAX_BYTES = 1 << 30
-"""A larger program or description is not read."""
+"""Most bytes of a program or description; a larger one is not read."""
 
 
 @dataclass(frozen=True)
 class Segment:
-    """Bytes of a device's memory: those of a tensor.
+    """The bytes of one tensor in a device's memory.
 
     Attributes
     ----------
     tensor : str
+        Name of the tensor.
     address, size_bytes : int
-        In the memory.
+        First byte in the device's memory, and number of bytes.
     """
 
     tensor: str
@@ -53,26 +54,27 @@ class Segment:
 
 @dataclass(frozen=True)
 class DeviceFile:
-    """What ``device.json`` says.
+    """Contents of ``device.json``.
 
     Attributes
     ----------
     index : int
-        Of the device.
+        Index of the device in the pipeline.
     design : str
-        SHA-256 of what the program follows from.
+        SHA-256 of all that determines the program (`Design.digest`).
     core : CoreSpec
     registers : dict of str to int
-        Settings before the program starts.
+        Values of the control registers before the program starts.
     map : MemoryMap
     kernels : list of KernelOrigin
     kernel_runs : list of (int, int)
-        For each run of instructions of one kernel, the kernel and how many they are.
+        Index of the kernel and number of instructions, for each run of consecutive instructions of
+        one kernel.
     tasks : tuple of Task
     constants : tuple of str
-        Tensors that never change.
+        Names of the tensors that never change.
     segments : tuple of Segment
-        Of ``image.bin``, in order.
+        Segments of ``image.bin``, in order.
     """
 
     index: int
@@ -88,7 +90,7 @@ class DeviceFile:
 
 
 class _Segments(BaseModel):
-    """What `read_values` takes of ``device.json``."""
+    """The part of ``device.json`` that `read_values` uses."""
 
     segments: tuple[Segment, ...]
 
@@ -105,9 +107,9 @@ def device_files(
     ----------
     program : DeviceProgram
     parameters : mapping of str to array
-        Initial values of at least those that the device has.
+        Initial values of at least the parameters that the device has.
     design : str
-        SHA-256 of what the program follows from.
+        SHA-256 of all that determines the program (`Design.digest`).
     """
     yield PROGRAM, [encode(program.instructions)]
     memory = np.zeros(program.memory_bytes, np.uint8)
@@ -139,7 +141,7 @@ def device_files(
 
 
 def _lasting(program: DeviceProgram) -> list[str]:
-    """Tensors that may not be zero before the first step, in the order of their addresses."""
+    """Tensors that may have values other than zero before the first step, sorted by address."""
     tensors = [*program.stored, *program.constants]
     return sorted(tensors, key=lambda name: program.places[name].begin)
 
@@ -147,21 +149,21 @@ def _lasting(program: DeviceProgram) -> list[str]:
 def read_values(
     folder: Path, program: DeviceProgram, limit_bytes: int
 ) -> dict[str, NDArray[np.float32]]:
-    """Read the initial values of a device's parameters, as its program has them in memory.
+    """Read the initial values of a device's parameters from its memory image.
 
-    Nothing of the files is believed but the values.
+    Only the values are taken from the files; where they lie in memory is taken from the program.
 
     Parameters
     ----------
     folder : Path
     program : DeviceProgram
     limit_bytes : int
-        A larger description is refused.
+        Most bytes of the description; a larger one is refused.
 
     Raises
     ------
     FileError
-        If the files are not of such a program, or a value is not finite.
+        If the files do not belong to such a program, or a value is not finite.
     """
     try:
         data = read_bytes(folder / DEVICE, limit_bytes)
@@ -196,7 +198,7 @@ def read_device(folder: Path) -> tuple[DeviceProgram, dict[str, NDArray[np.float
     Raises
     ------
     FileError
-        If a file is not what it should be.
+        If a file is missing, is malformed, or does not agree with the others.
     """
     described = _described(folder / DEVICE)
     memory = np.zeros(described.map.memory_bytes, np.uint8)

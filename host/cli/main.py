@@ -1,7 +1,7 @@
-"""The ``fpgapipe`` command: its frame, its exit codes, and nothing heavy to import.
+"""The ``fpgapipe`` command: its group of sub-commands and its exit codes.
 
-A sub-command lives in ``host/cli/commands/``; its module imports click alone and the rest inside
-the function, since ``fpgapipe --help`` has to be quick (tests/host/test_cli.py holds it to that).
+The sub-commands are in ``host/cli/commands/``. Their modules import only click at the top and all
+else inside functions, since ``fpgapipe --help`` must be quick (tests/host/test_cli.py checks this).
 """
 
 import contextlib
@@ -39,7 +39,7 @@ EXIT_INTERNAL = 70  # EX_SOFTWARE of sysexits.h
 EXIT_INTERRUPTED = 130  # 128 + SIGINT, as shells report it
 
 NO_SPACE = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
-"""A full disk is the user's to mend, whichever file it was that did not fit."""
+"""Errors of a full disk, which the user can mend, whichever file did not fit."""
 
 
 class Commands(click.Group):
@@ -48,7 +48,7 @@ class Commands(click.Group):
     def resolve_command(
         self, ctx: click.Context, args: list[str]
     ) -> tuple[str | None, click.Command | None, list[str]]:
-        """Find the sub-command, as click does, with a better refusal."""
+        """Find the sub-command as click does; the error for an unknown one names the nearest."""
         if args and not args[0].startswith("-") and self.get_command(ctx, args[0]) is None:
             raise click.UsageError(
                 f"no command {args[0]!r}{nearest(args[0], self.list_commands(ctx))}", ctx
@@ -88,8 +88,9 @@ for command in (
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the command line; return its exit code.
 
-    0 done; 1 a check found a fault (``doctor``); 2 the user's to mend; 70 ours; 130 interrupted;
-    143 ended by SIGTERM; 129 by SIGHUP.
+    The codes are 0 for success, 1 if a check has found a fault (as ``doctor`` does), 2 for an error
+    that the user can mend, 70 for a defect of fpgapipe, 130 if interrupted, 143 if ended by
+    SIGTERM, and 129 if ended by SIGHUP.
     """
     _prepare_streams()
     with terminations() as come:
@@ -112,12 +113,12 @@ def _main(argv: Sequence[str] | None, come: Sequence[int]) -> int:
         error.show()
         return error.exit_code
     except (KeyboardInterrupt, click.Abort):
-        warnings.simplefilter("ignore")  # of gateware that was given up half made
+        warnings.simplefilter("ignore")  # Amaranth warns of gateware that is never elaborated
         _say("interrupted")
         return EXIT_INTERRUPTED
     except Exception as error:
         if come and isinstance(error, OSError) and error.errno == errno.EIO:
-            return EXIT_INTERRUPTED  # the terminal has gone, and could not be written to
+            return EXIT_INTERRUPTED  # the terminal was closed and cannot be written to
         if isinstance(error, OSError) and error.errno in NO_SPACE:
             where = "" if error.filename is None else f" {error.filename}"
             click.echo(f"error: writing{where} failed: {error.strerror}", err=True)
@@ -133,13 +134,13 @@ def _main(argv: Sequence[str] | None, come: Sequence[int]) -> int:
 
 
 def _say(text: str) -> None:
-    """Print a line to standard error, if that is still there."""
+    """Print a line to standard error, if that is still open."""
     with contextlib.suppress(OSError):
         click.echo(text, err=True)
 
 
 def _prepare_streams() -> None:
-    """Make standard output and error take any text, even where they are closed or ASCII only."""
+    """Make standard output and error accept any text, even if they are closed or ASCII only."""
     for name in ("stdout", "stderr"):
         stream = getattr(sys, name)
         if stream is None:

@@ -1,1 +1,1 @@
-"""Samples to train with."""
+"""Samples for training and validation."""

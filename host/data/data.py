@@ -1,7 +1,7 @@
-"""Samples to train with: the digits set, files of numpy, folders of images, random ones.
+"""Loads samples: the digits set, files of numpy arrays, folders of images, random ones.
 
-All come whole into memory, in the shape of the network's input. Their order in training depends on
-a seed and the number of the epoch, on nothing else.
+All samples are read into memory, in the shape of the network's input. Their order in training
+depends only on a seed and on the number of the epoch.
 """
 
 from __future__ import annotations
@@ -21,16 +21,16 @@ if TYPE_CHECKING:
     from fpgapipe.network.graph import Graph
 
 SOURCES = ("digits", "random")
-"""Names that are no files."""
+"""Names of samples that are not read from a file."""
 
 NUM_DIGITS = 1437
-"""The first so many of the shuffled digits are for training, the other 360 for validation."""
+"""Number of shuffled digits, the first ones, that are for training; the other 360 validate."""
 
 NUM_RANDOM = 1280
-"""Random samples, a fifth of which is for validation."""
+"""Number of random samples, of which a fifth is for validation."""
 
 NOISE = 0.5
-"""Standard deviation of a random sample from the prototype of its class, whose own is 1."""
+"""Standard deviation of the noise of a random sample; that of the prototypes of classes is 1."""
 
 
 def load_data(name: str, graph: Graph) -> Dataset:
@@ -39,26 +39,33 @@ def load_data(name: str, graph: Graph) -> Dataset:
     Parameters
     ----------
     name : str
+        One of these sources of samples:
+
         ``digits``: the 1,797 grey images of 8 x 8 that come with scikit-learn, with values in 0..1.
-        ``random``: classes that differ by a pattern each, in noise; always the same ones.
+
+        ``random``: random samples, always the same ones, in which each class has a pattern of its
+        own, to which noise is added.
+
         ``FILE.npz``: arrays `images`, of shape (n, c, h, w), (n, h, w) or (n, h, w, c), and
-        `labels`, whole numbers from 0; optional `validation_images` and `validation_labels`. Whole
-        numbers of 8 bits are divided by 255, floating-point numbers are taken as they are.
-        ``FOLDER``: a folder of images for each class, in the order of their names (of their
-        numbers, if all are numbers); or `train` and `val`, with such folders in each. Values are
-        divided by 255.
+        `labels`, whole numbers from 0; optionally `validation_images` and `validation_labels`.
+        Whole numbers of 8 bits are divided by 255, floating-point numbers are not changed.
+
+        ``FOLDER``: a folder with one folder of images for each class. Classes are numbered in the
+        order of the folders' names, or of their numbers if all names are numbers. A folder with
+        `train` and `val` has such folders in either. Values are divided by 255.
     graph : Graph
-        What they have to fit.
+        Network that the samples must fit.
 
     Returns
     -------
     Dataset
-        Where there are none for validation, a fifth of all, always the same ones.
+        Samples. If the source has none for validation, a fifth of all is, always the same ones.
 
     Raises
     ------
     UserError
-        If a library is missing, there is no such source, it is damaged, or it does not fit.
+        If a library is missing, or the source does not exist, is damaged or does not fit the
+        network.
     """
     wanted = Wanted.of(graph)
     if name == "digits":
@@ -83,7 +90,7 @@ def load_data(name: str, graph: Graph) -> Dataset:
 
 
 def _digits(wanted: Wanted) -> Dataset:
-    """The digits set, always split in the same way.
+    """Load the digits set, which is always split in the same way.
 
     Source: E. Alpaydin, C. Kaynak, Optical Recognition of Handwritten Digits, UCI Machine Learning
     Repository, 1998, of which this is the test set.
@@ -106,7 +113,7 @@ def _digits(wanted: Wanted) -> Dataset:
 
 
 def _random(wanted: Wanted) -> Dataset:
-    """A prototype of each class, and noise around it."""
+    """Draw random samples: a prototype for each class, to which noise is added."""
     rng = np.random.default_rng(0)
     prototypes = rng.standard_normal((wanted.classes, *wanted.shape), np.float32)
     labels = rng.permutation(np.arange(NUM_RANDOM) % wanted.classes).astype(np.int64)

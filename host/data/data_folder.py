@@ -1,4 +1,4 @@
-"""Samples as images in folders, one for each class."""
+"""Reads samples from folders of images, with one folder for each class."""
 
 from __future__ import annotations
 
@@ -20,25 +20,28 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
 SUFFIXES = frozenset({".png", ".jpg", ".jpeg", ".bmp", ".ppm", ".pgm", ".webp"})
-"""Of files that are images; others in a class's folder are passed over."""
+"""Suffixes of image files; other files in the folder of a class are ignored."""
 
 FORMATS = ("PNG", "JPEG", "BMP", "PPM", "WEBP")
-"""Pillow's names for them. It tells a format by the first bytes, whatever the file is called, and
-some that are not in this list start other programs: EPS runs Ghostscript."""
+"""Pillow's names of the formats that are read.
+
+Pillow recognises a format by the first bytes of a file, whatever its name is. Some formats that are
+not in this list start other programs: EPS runs Ghostscript.
+"""
 
 MAX_BYTES = 256 << 20
-"""A larger image is not opened."""
+"""Most bytes of an image file; a larger one is not opened."""
 
 MODES = {1: "L", 3: "RGB"}
-"""Pillow's name for pixels of so many channels."""
+"""Pillow's name of the pixel format for each number of channels."""
 
 DEPTH_8 = frozenset({"1", "L", "LA", "P", "PA", "RGB", "RGBA", "RGBX", "CMYK", "YCbCr", "HSV"})
-"""Pillow's names for pixels of at most 8 bits a channel."""
+"""Pillow's names of pixel formats with at most 8 bits per channel."""
 
 VALIDATION = ("val", "validation")
 
 DAMAGED = (EOFError, IndexError, OSError, SyntaxError, TypeError, ValueError, struct.error)
-"""What Pillow raises for a damaged file."""
+"""Exceptions that Pillow raises for a damaged file."""
 
 
 def read_folder(path: Path, wanted: Wanted) -> Dataset:
@@ -47,7 +50,7 @@ def read_folder(path: Path, wanted: Wanted) -> Dataset:
     Raises
     ------
     UserError
-        If Pillow is not installed, a file is damaged, or something does not fit the network.
+        If Pillow is not installed, a file is damaged, or images or classes do not fit the network.
     """
     require("PIL", "a folder of images")
     if len(wanted.shape) != 3 or wanted.shape[0] not in MODES:
@@ -79,7 +82,7 @@ def read_folder(path: Path, wanted: Wanted) -> Dataset:
 
 
 def _folders(path: Path) -> list[Path]:
-    """Folders inside, hidden ones left out, in the order of their names or numbers."""
+    """Folders in a folder, without hidden ones, in the order of their names or numbers."""
     found = [
         each for each in list_folder(path) if is_folder(each) and not each.name.startswith(".")
     ]
@@ -104,7 +107,7 @@ def _classes(path: Path, folders: Sequence[Path], wanted: Wanted) -> list[str]:
 
 
 def _samples(path: Path, folders: Sequence[str], classes: Sequence[str], wanted: Wanted) -> Samples:
-    """Read all images of some classes' folders."""
+    """Read all images in the folders of some classes."""
     files: list[Path] = []
     labels: list[int] = []
     for name in folders:
@@ -130,7 +133,7 @@ def _samples(path: Path, folders: Sequence[str], classes: Sequence[str], wanted:
 
 
 def _image(path: Path, wanted: Wanted) -> NDArray[np.float32]:
-    """Read an image; nothing but its header before its size is known to be right."""
+    """Read an image; until its size is known to be right, only the header is read."""
     from PIL import Image, UnidentifiedImageError
 
     channels, height, width = wanted.shape

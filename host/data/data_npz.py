@@ -1,4 +1,4 @@
-"""Samples in a file of numpy arrays."""
+"""Reads samples from a file of numpy arrays."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def _listed(names: Any) -> str:
 
 
 def _samples(archive: NpzFile, names: tuple[str, str], wanted: Wanted) -> Samples:
-    """Read a pair of arrays."""
+    """Read a pair of arrays: images and labels."""
     path = archive.path
 
     def fault(name: str, text: str) -> FileError:
@@ -89,7 +89,7 @@ def _samples(archive: NpzFile, names: tuple[str, str], wanted: Wanted) -> Sample
         images = np.moveaxis(images, -1, 1)
     images = images.reshape(shape[0], *wanted.shape)
     scale = np.float32(255) if dtype == np.uint8 else np.float32(1)
-    with np.errstate(over="ignore"):  # what FP32 does not hold becomes infinite, and is refused
+    with np.errstate(over="ignore"):  # values too large for FP32 become infinite and are refused
         numbers = np.ascontiguousarray(images, np.float32) / scale
     bad = np.argwhere(~np.isfinite(numbers))
     if len(bad):
@@ -108,7 +108,7 @@ def _samples(archive: NpzFile, names: tuple[str, str], wanted: Wanted) -> Sample
 
 
 def _expected(samples: int, wanted: Wanted) -> str:
-    """The shapes that an array of images may have."""
+    """The shapes that an array of images may have, as text."""
     shapes = [(samples, *wanted.shape)]
     if len(wanted.shape) == 3:
         channels, height, width = wanted.shape
@@ -119,7 +119,10 @@ def _expected(samples: int, wanted: Wanted) -> str:
 
 
 def _layout(shape: tuple[int, ...], wanted: Wanted) -> str | None:
-    """Where the channels are; None if the shape does not fit. First, where both would fit."""
+    """Whether channels come first or last; None if the shape does not fit.
+
+    Where both would fit, channels come first.
+    """
     size = wanted.shape
     if shape[1:] == size or (len(size) == 3 and size[0] == 1 and shape[1:] == size[1:]):
         return "channels first"

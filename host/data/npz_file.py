@@ -1,4 +1,4 @@
-"""Files of numpy arrays, which are never trusted: no pickles, no memory before a check."""
+"""Reads files of numpy arrays without trusting them: no pickles, no memory before a check."""
 
 from __future__ import annotations
 
@@ -24,18 +24,18 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
 MAX_BYTES = 1 << 36
-"""A larger file is not opened; what is read of it is bounded by what the reader wants."""
+"""Most bytes of a file that is opened; the caller bounds what is read from it."""
 
 MAX_DIRECTORY_BYTES = 1 << 20
-"""What the list of members may take: some ten thousand of them."""
+"""Most bytes of the list of members, enough for some ten thousand."""
 
 DAMAGED = (
     EOFError,
-    NotImplementedError,  # a compression that zipfile has not
+    NotImplementedError,  # a compression that zipfile does not support
     OSError,
     OverflowError,
     RuntimeError,  # an encrypted member
-    SyntaxError,  # of a header, which is text
+    SyntaxError,  # in a header, which is text
     TypeError,
     ValueError,
     lzma.LZMAError,
@@ -44,7 +44,7 @@ DAMAGED = (
     zipfile.BadZipFile,
     zlib.error,
 )
-"""What reading a damaged file raises."""
+"""Exceptions that reading a damaged file may raise."""
 
 
 class NpzFile:
@@ -54,12 +54,12 @@ class NpzFile:
     ----------
     path : Path
     names : frozenset of str
-        Of its arrays.
+        Names of its arrays.
 
     Raises
     ------
     FileError
-        If it cannot be read, or is damaged.
+        If the file cannot be read, or is damaged.
     """
 
     def __init__(self, path: Path) -> None:
@@ -94,17 +94,17 @@ class NpzFile:
         self.close()
 
     def header(self, name: str) -> tuple[tuple[int, ...], np.dtype[Any]]:
-        """Shape and type of an array, of which nothing else is read.
+        """Read only the shape and the type of an array.
 
         Raises
         ------
         FileError
-            If it is damaged, or holds Python objects.
+            If the array is damaged, or holds Python objects.
         """
         try:
             with self._archive.open(self._member(name)) as file:
                 version = npy.read_magic(file)
-                if version != (1, 0):  # the others are for names of fields, and may be of any size
+                if version != (1, 0):  # later versions allow headers of any size
                     raise ValueError(f"its format must be 1.0, not {version[0]}.{version[1]}")
                 shape, _, dtype = npy.read_array_header_1_0(file)
         except DAMAGED as error:
@@ -115,17 +115,17 @@ class NpzFile:
         return shape, dtype
 
     def array(self, name: str) -> NDArray[Any]:
-        """Read an array, whose header says that there is memory for it.
+        """Read an array; the caller has checked with `header` that there is memory for it.
 
         Raises
         ------
         FileError
-            If it is damaged.
+            If the array is damaged.
         """
         try:
             with self._archive.open(self._member(name)) as file:
                 found: NDArray[Any] = npy.read_array(file, allow_pickle=False)
-                if file.read(1):  # the checksum is looked at where the member ends
+                if file.read(1):  # reading to the end also verifies the checksum
                     raise ValueError("it goes on behind its last number")
         except DAMAGED as error:
             raise FileError(self.path, [f"array {name} is damaged: {error}"]) from None
@@ -136,7 +136,7 @@ class NpzFile:
 
 
 class _Bounded:
-    """A file of which only so much is read at once: a zip file says itself how long its list is."""
+    """A file that refuses long reads, since a zip file itself states how long its list is."""
 
     def __init__(self, file: BufferedReader) -> None:
         self._file = file

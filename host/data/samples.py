@@ -1,4 +1,4 @@
-"""What samples are: inputs and classes, those that train and those that validate."""
+"""Samples for training and validation: inputs and their classes."""
 
 from __future__ import annotations
 
@@ -19,28 +19,29 @@ if TYPE_CHECKING:
     from fpgapipe.network.graph import Graph
 
 MOST_BYTES = 4 << 30
-"""Of all images of a source as FP32."""
+"""Most bytes that all images of a source may have in FP32."""
 
 TRAINING_PART = 0.8
-"""Of samples that do not come with others for validation."""
+"""Share of samples that is for training if the source has none for validation."""
 
 
 @dataclass(frozen=True)
 class Samples:
-    """Inputs of a network, a row each, and their classes.
+    """Inputs of a network, one row for each sample, and their classes.
 
     Attributes
     ----------
     images : float32 array, shape (samples, channels, height, width)
-        Other shapes behind the first axis where the network has such.
+        Inputs. The axes after the first are those of the network's input, which may be others.
     labels : int64 array, shape (samples,)
+        Number of the class of each sample.
     """
 
     images: NDArray[np.float32]
     labels: NDArray[np.int64]
 
     def batches(self, size: int, seed: int | None = None, epoch: int = 0) -> Iterator[Samples]:
-        """Whole batches, shuffled if there is a seed; samples that fill no batch are left out."""
+        """Batches, shuffled if there is a seed; samples that do not fill a batch are left out."""
         order = np.arange(len(self.labels))
         if seed is not None:
             np.random.default_rng((seed, epoch)).shuffle(order)
@@ -48,19 +49,19 @@ class Samples:
             yield self.some(order[first : first + size])
 
     def some(self, which: NDArray[np.integer] | slice) -> Samples:
-        """Some of them, in that order."""
+        """The samples with these indices, in this order."""
         return Samples(self.images[which], self.labels[which])
 
 
 @dataclass(frozen=True)
 class Dataset:
-    """Samples for training and others to see what was learned.
+    """Samples for training, and others for validation.
 
     Attributes
     ----------
     train, validation : Samples
     note : str
-        How they were told apart, where the source did not say; else empty.
+        Sentence that says how they were split, if the source did not do so; else empty.
     """
 
     train: Samples
@@ -70,14 +71,16 @@ class Dataset:
 
 @dataclass(frozen=True)
 class Wanted:
-    """What a network takes.
+    """The samples that a network takes.
 
     Attributes
     ----------
     network : str
+        Name of the network.
     shape : tuple of int
-        Of one sample.
+        Shape of one sample.
     classes : int
+        Number of classes.
     """
 
     network: str
@@ -86,13 +89,13 @@ class Wanted:
 
     @classmethod
     def of(cls, graph: Graph) -> Wanted:
-        """What a graph takes.
+        """Find the samples that a graph takes.
 
         Raises
         ------
         UserError
-            If it has other than one input of floating-point numbers and one output of a row of
-            logits a sample.
+            Unless the graph has one input, of floating-point numbers, and one output, with a row of
+            logits for each sample.
         """
         if len(graph.inputs) != 1 or len(graph.outputs) != 1:
             raise UserError(
@@ -110,7 +113,7 @@ class Wanted:
         return cls(graph.name, tensor.shape[1:], logits[1])
 
     def check_size(self, path: Path, what: str, samples: int) -> None:
-        """Refuse more samples than memory may be taken for."""
+        """Refuse samples that take more than `MOST_BYTES`."""
         size = 4 * samples * math.prod(self.shape)
         if size > MOST_BYTES:
             raise FileError(
@@ -128,12 +131,12 @@ def shape_text(shape: tuple[int, ...]) -> str:
 
 
 def split(samples: Samples) -> Dataset:
-    """Tell samples for training and for validation apart: a fifth, drawn with a fixed seed.
+    """Split samples: a fifth, drawn with a fixed seed, is for validation.
 
     Raises
     ------
     ValueError
-        If there are fewer than two.
+        If there are fewer than two samples.
     """
     count = len(samples.labels)
     if count < 2:

@@ -1,7 +1,7 @@
 """fpgapipe plans, generates, simulates and trains pipelines over several FPGAs.
 
-The names in ``__all__`` are its interface for Python (docs/api.md). Each is imported when it is
-first used, so that ``import fpgapipe`` costs nothing and needs none of the libraries behind it.
+The names in ``__all__`` are the Python interface (docs/api.md). Each name is imported when it is
+first used, so ``import fpgapipe`` is quick and needs none of the libraries that the names use.
 """
 
 import importlib
@@ -147,7 +147,7 @@ else:
     _MODULE_OF = {name: module for module, names in _MODULES.items() for name in names}
 
     def __getattr__(name: str) -> object:
-        """Import one of ``__all__`` when it is first used."""
+        """Import a name of ``__all__`` when it is first used."""
         if name not in _MODULE_OF:
             raise AttributeError(f"module 'fpgapipe' has no attribute {name!r}")
         value = getattr(importlib.import_module(_MODULE_OF[name]), name)
@@ -155,5 +155,5 @@ else:
         return value
 
     def __dir__() -> list[str]:
-        """Names that are there, and those that would be imported."""
+        """Names that exist already, and those that are imported on first use."""
         return sorted({*globals(), *__all__})

@@ -1,7 +1,8 @@
-"""The cache of compiled designs: folders of files under the digest of all that made them.
+"""The cache of compiled designs: each entry is a folder named by the digest of its ingredients.
 
-An entry appears whole or not at all, is checked when it is used, and goes when the cache is full
-and it was not used for longest. Any number of processes may use the cache at once.
+An entry appears whole or not at all, and it is checked when it is used. When the cache is full,
+the entries that were used least recently are removed. Any number of processes may use the cache at
+the same time.
 """
 
 import contextlib
@@ -21,21 +22,22 @@ from typing import Any
 from fpgapipe.errors import UserError
 
 CACHE_LIMIT_BYTES = 2 << 30
-"""What the cache keeps; beyond it the simulators not used for longest go."""
+"""Size limit of the cache, bytes; above it, the least recently used entries are removed."""
 
 STALE_S = 24 * 3600
-"""A folder of a build that was killed is removed after this time."""
+"""Age, in seconds, at which the temporary folder of a killed compilation is removed."""
 
 
 def cache_dir() -> Path:
-    """Folder of the simulators, created if need be.
+    """Return the folder of the cache, and create it where it does not exist yet.
 
-    ``$FPGAPIPE_CACHE``, else ``$XDG_CACHE_HOME/fpgapipe``, else ``~/.cache/fpgapipe``.
+    It is ``$FPGAPIPE_CACHE`` if that is set, else ``$XDG_CACHE_HOME/fpgapipe``, else
+    ``~/.cache/fpgapipe``.
 
     Raises
     ------
     UserError
-        If there is no such folder, or it cannot be written.
+        If the user has no home folder for it, or it cannot be written.
     """
     remedy = "set FPGAPIPE_CACHE to a folder that can be written"
     base = os.environ.get("XDG_CACHE_HOME", "")
@@ -60,7 +62,7 @@ def cache_dir() -> Path:
 
 @functools.cache
 def _file_digest(path: str, size_bytes: int, mtime_ns: int) -> str:
-    """Digest of a file, taken once a process as long as size and time stay."""
+    """Digest of a file; a process computes it again only if the file's size or time changes."""
     with Path(path).open("rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
@@ -72,12 +74,12 @@ def digest_of(path: Path) -> str:
 
 
 def key_of(ingredients: Mapping[str, Any]) -> str:
-    """Name of the entry made of these, which JSON must be able to hold."""
+    """Name of the cache entry that has these ingredients; they must be values of JSON."""
     return hashlib.sha256(json.dumps(ingredients, sort_keys=True).encode()).hexdigest()[:32]
 
 
 def is_whole(entry: Path) -> bool:
-    """Whether a cache entry is there and undamaged; if so, it counts as used now."""
+    """Whether a cache entry exists and is undamaged; if so, it is marked as used now."""
     try:
         digests = json.loads((entry / "entry.json").read_text())["digests"]
         if not all(digest_of(entry / name) == digest for name, digest in digests.items()):
@@ -89,7 +91,7 @@ def is_whole(entry: Path) -> bool:
 
 
 def store(files: Sequence[Path], entry: Path, ingredients: Mapping[str, Any]) -> None:
-    """Make a cache entry of files; it appears whole or not at all."""
+    """Copy files into a new cache entry, which appears whole or not at all."""
     new = Path(tempfile.mkdtemp(dir=entry.parent.parent / "building"))
     for path in files:
         shutil.copy(path, new)
@@ -100,14 +102,14 @@ def store(files: Sequence[Path], entry: Path, ingredients: Mapping[str, Any]) ->
     try:
         new.rename(entry)
     except OSError:
-        # Another process was first.
+        # Another process has made the entry first.
         shutil.rmtree(new, ignore_errors=True)
         if not is_whole(entry):
             raise
 
 
 def prune(cache: Path, spared: Path) -> None:
-    """Drop old leftovers, and what was not used for longest while the cache is too large."""
+    """Remove old leftovers, and the least recently used entries while the cache is too large."""
     now = time.time()
     for folder in ("building", "logs", "locks"):
         for path in (cache / folder).iterdir():
@@ -131,10 +133,10 @@ def prune(cache: Path, spared: Path) -> None:
 
 @contextlib.contextmanager
 def lock(path: Path) -> Iterator[None]:
-    """Let one process at a time build a design; the kernel frees the lock of a killed one."""
+    """Let one process at a time build a design; the kernel frees the lock of a killed process."""
     with path.open("w") as file:
-        # Where the file system has no locks, two processes do the same work, and either result is
-        # right: an entry appears by renaming a complete folder.
+        # On a file system without locks, two processes may do the same work. Either result is
+        # right, because an entry appears when a complete folder is renamed.
         with contextlib.suppress(OSError):
             fcntl.flock(file, fcntl.LOCK_EX)
         yield
@@ -142,7 +144,7 @@ def lock(path: Path) -> Iterator[None]:
 
 @contextlib.contextmanager
 def building(cache: Path) -> Iterator[Path]:
-    """Temporary folder whose path has no spaces: make cannot work in one that has."""
+    """Give a temporary folder whose path has no spaces, since make cannot work with spaces."""
     parents = [cache / "building", Path(tempfile.gettempdir()).resolve()]
     parent = next((parent for parent in parents if not has_space(parent)), None)
     if parent is None:
@@ -155,5 +157,5 @@ def building(cache: Path) -> Iterator[Path]:
 
 
 def has_space(path: Path) -> bool:
-    """Whether a path has white space, which make takes for the end of a name."""
+    """Whether a path has white space, which make reads as the end of a name."""
     return re.search(r"\s", str(path)) is not None

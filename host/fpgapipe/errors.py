@@ -1,4 +1,4 @@
-"""Errors that are the user's to mend, apart from those that are ours."""
+"""Errors that the user can mend; all others are defects of fpgapipe."""
 
 import difflib
 from collections.abc import Iterable
@@ -6,22 +6,23 @@ from pathlib import Path
 
 
 class UserError(Exception):
-    """Something the user can mend: a file, an option, a missing program.
+    """An error that the user can mend: in a file, in an option, a missing program.
 
-    The command line prints the message without a traceback and exits with 2. Everything else that
-    escapes is a defect of fpgapipe: it keeps its traceback and exits with 70.
+    The command line prints its message without a traceback and exits with code 2. Any other
+    exception that is not caught is a defect of fpgapipe: its traceback is printed, and the exit
+    code is 70.
     """
 
 
 class FileError(UserError):
-    """One or more faults in a file, all of them at once.
+    """One or more faults in a file, reported together.
 
     Parameters
     ----------
     path : Path or str
         The file, as the user named it.
     faults : iterable of str
-        A sentence each, beginning with the line or key where one is known.
+        One sentence for each fault, beginning with the line or key where that is known.
     """
 
     def __init__(self, path: Path | str, faults: Iterable[str]) -> None:
@@ -31,7 +32,7 @@ class FileError(UserError):
 
 
 class ToolError(UserError):
-    """An external program failed, or did not write what it should have.
+    """An external program failed, or did not write its outputs.
 
     Parameters
     ----------
@@ -40,7 +41,7 @@ class ToolError(UserError):
     last_lines : iterable of str
         The end of the program's output.
     log : Path or str
-        Where the whole output is kept.
+        File that has the whole output.
     """
 
     def __init__(self, what: str, last_lines: Iterable[str], log: Path | str) -> None:

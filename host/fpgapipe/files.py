@@ -1,8 +1,8 @@
-"""Files that a user names, or that lie in a user's folder: opened, read and written with care.
+"""Safe reading and writing of files that a user names, or that lie in a user's folder.
 
-All of fpgapipe opens such files here. For reading, only an ordinary file of a bounded size is
-opened: a pipe may never give anything, a device may never end, and a file of ten gigabytes of holes
-takes no room on the disk. For writing, a file appears whole or not at all.
+All parts of fpgapipe open such files here. For reading, only an ordinary file of a bounded size is
+opened: a pipe may never deliver anything, a device may never end, and a sparse file of ten
+gigabytes takes no room on the disk. For writing, a file appears whole or not at all.
 """
 
 from __future__ import annotations
@@ -28,17 +28,23 @@ if TYPE_CHECKING:
     from io import BufferedReader
 
 MAX_JSON_DIGITS = 400
-"""Digits of a whole number in JSON; more are no quantity, and Python refuses some 4,300."""
+"""Most digits of a whole number in JSON: no quantity has more, and Python's limit is 4,300."""
 
 STALE_S = 3600.0
-"""Age after which a temporary file is nobody's, on a file system that has no locks."""
+"""Age, in seconds, after which no process uses a temporary file any more.
+
+Only for file systems that have no locks.
+"""
 
 _PART = re.compile(r"\..*\.[0-9a-f]{8}\.part", re.DOTALL)
 _MOST_NAME = 60
-"""Characters of a file's name that its temporary file's name has: 255 bytes are the limit."""
+"""Most characters of a file's name that go into the name of its temporary file.
+
+A name may have at most 255 bytes.
+"""
 
 _BEFORE = "before"
-"""Name in a scratch folder of what had the name before, on its way out."""
+"""Name, in a scratch folder, of the folder that is being replaced."""
 
 _KINDS = (
     (stat.S_ISFIFO, "pipe"),
@@ -60,26 +66,26 @@ def size_text(size_bytes: int) -> str:
 
 
 def open_file(path: Path, limit_bytes: int) -> BufferedReader:
-    """Open an ordinary file for reading; a context manager, as `open` gives.
+    """Open an ordinary file for reading; the result is a context manager, as that of `open`.
 
-    Nothing blocks: what is no ordinary file is not opened, and what takes its place meanwhile is
-    noticed before anything is read.
+    This never blocks: only an ordinary file is opened, and if something else takes its place
+    meanwhile, that is noticed before anything is read.
 
     Parameters
     ----------
     path : Path
     limit_bytes : int
-        A larger file is refused. It may grow later, so whoever reads takes a bounded number of
-        bytes, too (`read_bytes` does).
+        A larger file is refused. The file may still grow afterwards, so the caller must also read
+        a bounded number of bytes, as `read_bytes` does.
 
     Raises
     ------
     FileError
-        If there is no such file, it cannot be read, is a folder, pipe, socket or device, or is too
-        large.
+        If there is no such file, it cannot be read, it is a folder, pipe, socket or device, or it
+        is too large.
     """
     try:
-        _refuse_kind(path, path.stat())  # before it is opened: opening rewinds a tape
+        _refuse_kind(path, path.stat())  # checked first, because opening a tape rewinds it
         descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_NOCTTY)
     except (OSError, ValueError) as error:
         raise FileError(path, [_why(error)]) from None
@@ -100,7 +106,7 @@ def read_bytes(path: Path, limit_bytes: int) -> bytes:
     Raises
     ------
     FileError
-        As `open_file` does.
+        In the same cases as `open_file`.
     """
     with open_file(path, limit_bytes) as file:
         try:
@@ -118,7 +124,7 @@ def read_text(path: Path, limit_bytes: int) -> str:
     Raises
     ------
     FileError
-        As `open_file` does, and if the file is not text.
+        In the same cases as `open_file`, and if the file is not UTF-8 text.
     """
     data = read_bytes(path, limit_bytes)
     try:
@@ -135,8 +141,8 @@ def read_json(path: Path, limit_bytes: int) -> Any:
     Raises
     ------
     FileError
-        As `read_text` does, and if the file is not JSON, is nested too deeply, or has a number
-        that is not finite or has more than `MAX_JSON_DIGITS` digits.
+        In the same cases as `read_text`, and if the file is not JSON, is nested too deeply, or has
+        a number that is not finite or a whole number of more than `MAX_JSON_DIGITS` digits.
     """
     text = read_text(path, limit_bytes)
     try:
@@ -146,13 +152,13 @@ def read_json(path: Path, limit_bytes: int) -> Any:
 
 
 def parse_json(text: str | bytes) -> Any:
-    """Parse JSON as the standard has it.
+    """Parse JSON as the standard defines it: without ``NaN`` and ``Infinity``.
 
     Raises
     ------
     ValueError
-        If it is not JSON, is nested too deeply, or has a number that is not finite or has more than
-        `MAX_JSON_DIGITS` digits.
+        If it is not JSON, is nested too deeply, or has a number that is not finite or a whole
+        number of more than `MAX_JSON_DIGITS` digits.
     """
     try:
         return json.loads(text, parse_constant=_refuse_constant, parse_int=_whole)
@@ -171,7 +177,7 @@ def _whole(digits: str) -> int:
 
 
 def list_folder(path: Path) -> list[Path]:
-    """What lies in a folder, sorted by name.
+    """Paths of all that lies in a folder, sorted by name.
 
     Raises
     ------
@@ -185,7 +191,7 @@ def list_folder(path: Path) -> list[Path]:
 
 
 def is_folder(path: Path) -> bool:
-    """Whether a path leads to a folder; not so where it leads nowhere, or cannot be followed."""
+    """Whether a path leads to a folder; false if it leads nowhere or cannot be followed."""
     try:
         return path.is_dir()
     except (OSError, ValueError):
@@ -193,12 +199,12 @@ def is_folder(path: Path) -> bool:
 
 
 def _why(error: OSError | ValueError) -> str:
-    """What is wrong with a path, as the rest of a sentence that begins with it."""
+    """What is wrong with a path: the rest of a sentence that begins with the path."""
     if isinstance(error, FileNotFoundError):
         return "there is no such file"
     if isinstance(error, OSError):
         return f"cannot be read: {error.strerror or error}"
-    return f"cannot be read: {error}"  # a null character
+    return f"cannot be read: {error}"  # a ValueError, for a null character in the path
 
 
 def _refuse_kind(path: Path, status: os.stat_result) -> None:
@@ -207,7 +213,7 @@ def _refuse_kind(path: Path, status: os.stat_result) -> None:
 
 
 def _kind(status: os.stat_result) -> str:
-    """What is wrong with the kind of a file; empty for an ordinary one."""
+    """What is wrong with the kind of a file; empty for an ordinary file."""
     if stat.S_ISREG(status.st_mode):
         return ""
     if stat.S_ISDIR(status.st_mode):
@@ -218,7 +224,7 @@ def _kind(status: os.stat_result) -> str:
 
 def _too_large(path: Path, limit_bytes: int, size_bytes: int) -> FileError:
     limit, size = size_text(limit_bytes), size_text(size_bytes)
-    # Just above the limit both would read the same.
+    # A size just above the limit has the same rounded text as the limit.
     size = f"{size_bytes:,} bytes" if size == limit else size
     return FileError(path, [f"is too large: it must be at most {limit}, not {size}"])
 
@@ -227,12 +233,12 @@ def _too_large(path: Path, limit_bytes: int, size_bytes: int) -> FileError:
 
 
 def write_output(path: Path, text: str | bytes) -> None:
-    """Write a file that a user named, whole or not at all; a link is written through.
+    """Write a file that a user named, whole or not at all; a link is followed.
 
     Raises
     ------
     FileError
-        If it cannot be written; what was there is still there then.
+        If it cannot be written; an earlier file of that name is kept then.
     """
     data = text.encode() if isinstance(text, str) else text
     try:
@@ -243,12 +249,12 @@ def write_output(path: Path, text: str | bytes) -> None:
 
 
 def write_new(path: Path, text: str) -> None:
-    """Write a file that is not there yet.
+    """Write a file that does not exist yet.
 
     Raises
     ------
     FileError
-        If something of that name is there, or it cannot be written.
+        If something of that name exists, or the file cannot be written.
     """
     try:
         descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o666)
@@ -259,21 +265,22 @@ def write_new(path: Path, text: str) -> None:
 
 
 def check_output(path: Path) -> None:
-    """Find out, before the work, whether `write_output` could write a file.
+    """Check, before the work begins, whether `write_output` can write a file.
 
     Raises
     ------
     FileError
-        If there is a folder, pipe, socket or device of the name, or no folder to write it into.
+        If the name is that of a folder, pipe, socket or device, or the folder that it would be
+        written into does not exist or cannot be written.
     """
     try:
         real = path.resolve()
         with contextlib.suppress(FileNotFoundError):
             _refuse_kind(path, real.stat())
         if not os.access(real.parent, os.W_OK | os.X_OK):
-            (real.parent / ".").stat()  # which says what is wrong, but for permissions
+            (real.parent / ".").stat()  # raises what is wrong, unless it is a missing permission
             raise PermissionError(errno.EACCES, os.strerror(errno.EACCES))
-    except (OSError, ValueError, RuntimeError) as error:  # the last: a loop of links
+    except (OSError, ValueError, RuntimeError) as error:  # RuntimeError: a loop of links
         raise FileError(path, [_why_not(error)]) from None
 
 
@@ -284,15 +291,15 @@ def _why_not(error: Exception) -> str:
 
 
 def write_whole(path: Path, pieces: Iterable[bytes]) -> None:
-    """Write a file under another name, and give it its own when all of it is on the disk.
+    """Write a file under a temporary name, and rename it when all of it is on the disk.
 
-    A link of that name is replaced, and nothing is written to where it leads. What a killed process
-    left of the same file is removed.
+    If there is a link of that name, the link itself is replaced, and nothing is written to where it
+    leads. Temporary files of the same name that a killed process left behind are removed.
 
     Raises
     ------
     OSError
-        If it cannot be written; what was under its name is still there then.
+        If it cannot be written; an earlier file of that name is kept then.
     """
     remove_leftovers(path.parent, path.name)
     part, descriptor = _hold(path, _create)
@@ -311,14 +318,14 @@ def write_whole(path: Path, pieces: Iterable[bytes]) -> None:
         with contextlib.suppress(OSError):
             part.unlink(missing_ok=True)
         if isinstance(error, OSError) and error.filename is None:
-            error.filename = str(path)  # of a write, the system does not say where
+            error.filename = str(path)  # an error of a write does not name the file
         raise
     sync_folder(path.parent)
 
 
 def sync_folder(path: Path) -> None:
-    """Put the names in a folder on the disk; without it they may be lost when power is."""
-    with contextlib.suppress(OSError):  # some file systems cannot
+    """Put the names of a folder's files on the disk, so that they survive a loss of power."""
+    with contextlib.suppress(OSError):  # some file systems cannot sync a folder
         folder = os.open(path, os.O_RDONLY)
         try:
             os.fsync(folder)
@@ -327,7 +334,7 @@ def sync_folder(path: Path) -> None:
 
 
 def _hold(path: Path, create: Callable[[Path], int | None]) -> tuple[Path, int]:
-    """Make a temporary file or folder for a path, and lock it; its name and its descriptor."""
+    """Make and lock a temporary file or folder for a path; return its name and descriptor."""
     while True:
         part = path.parent / f".{path.name[:_MOST_NAME]}.{secrets.token_hex(4)}.part"
         descriptor = create(part)
@@ -337,7 +344,7 @@ def _hold(path: Path, create: Callable[[Path], int | None]) -> tuple[Path, int]:
             fcntl.flock(descriptor, fcntl.LOCK_EX)
         if _is_at(descriptor, part):
             return part, descriptor
-        os.close(descriptor)  # another process took it for a leftover before it was locked
+        os.close(descriptor)  # before it was locked, another process removed it as a leftover
 
 
 def _create(part: Path) -> int | None:
@@ -356,9 +363,10 @@ def _create_folder(part: Path) -> int | None:
 
 @contextlib.contextmanager
 def scratch_folder(path: Path) -> Iterator[Path]:
-    """Give an empty folder beside a path, for what is to have that name when it is whole.
+    """Give an empty folder next to a path, in which to prepare what will get that path's name.
 
-    It is removed in the end; of a process that was killed, by the next that writes to the path.
+    The folder is removed at the end. If the process is killed, the next process that writes to the
+    path removes it.
 
     Raises
     ------
@@ -375,10 +383,18 @@ def scratch_folder(path: Path) -> Iterator[Path]:
 
 
 def exchange(fresh: Path, path: Path) -> None:
-    """Give what lies in a `scratch_folder` of a path that path's name, and the other way round.
+    """Exchange the names of a path and of a folder in the `scratch_folder` of that path.
 
-    Both are done at once, or where the file system cannot do so, such that what was there is put
-    back by the next that writes to the path, should the process be killed in between.
+    Both names change at once where the file system can do so. Where it cannot, and the process is
+    killed between the two renamings, the next process that writes to the path puts the earlier
+    folder back.
+
+    Parameters
+    ----------
+    fresh : Path
+        New folder, in the scratch folder.
+    path : Path
+        Name that it gets; what has this name goes to the scratch folder.
 
     Raises
     ------
@@ -398,7 +414,7 @@ def exchange(fresh: Path, path: Path) -> None:
 
 
 def remove_folder(path: Path) -> None:
-    """Remove a folder: it has its name with all that is in it, or is gone.
+    """Remove a folder: at any time, it is either complete or gone.
 
     Raises
     ------
@@ -410,16 +426,17 @@ def remove_folder(path: Path) -> None:
 
 
 def remove_leftovers(folder: Path, name: str | None = None) -> None:
-    """Remove temporary files and folders that processes which were killed have left.
+    """Remove temporary files and folders that killed processes have left behind.
 
-    One that a process still writes is locked by it, and stays.
+    A process that still writes one holds a lock on it, so that it stays.
 
     Parameters
     ----------
     folder : Path
-        Where they lie; it need not be there.
+        Folder to look in; it need not exist.
     name : str, optional
-        Of the file that they were to become; of any file if not given.
+        Name of the file that they were meant to become; if not given, leftovers of any file are
+        removed.
     """
     try:
         found = [each for each in folder.iterdir() if _PART.fullmatch(each.name)]
@@ -434,7 +451,7 @@ def _remove_leftover(path: Path, target: Path | None) -> None:
     try:
         descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK)
     except OSError:
-        return  # gone, or nothing of ours
+        return  # it is gone, or it is no temporary file of fpgapipe
     try:
         if not _lock(descriptor) or not _is_at(descriptor, path):
             return
@@ -445,13 +462,13 @@ def _remove_leftover(path: Path, target: Path | None) -> None:
         elif stat.S_ISREG(os.fstat(descriptor).st_mode):
             path.unlink(missing_ok=True)
     except OSError:
-        pass  # it cannot be removed; who can, will
+        pass  # this process may not remove it; one that may will do so
     finally:
         os.close(descriptor)
 
 
 def _lock(descriptor: int) -> bool:
-    """Lock a temporary file, which a living process holds locked; say whether it was free."""
+    """Try to lock a temporary file; return whether no living process holds its lock."""
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
@@ -462,7 +479,7 @@ def _lock(descriptor: int) -> bool:
 
 
 def _is_at(descriptor: int, path: Path) -> bool:
-    """Whether an open file has still its name."""
+    """Whether an open file still has this name."""
     try:
         return os.path.samestat(os.fstat(descriptor), path.lstat())
     except OSError:

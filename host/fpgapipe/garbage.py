@@ -1,4 +1,4 @@
-"""How often Python looks for garbage while millions of objects are made that stay."""
+"""Fewer garbage collections while millions of long-lived objects are made."""
 
 import contextlib
 import gc
@@ -9,7 +9,8 @@ from collections.abc import Iterator
 def rare_collections() -> Iterator[None]:
     """Collect garbage seldom.
 
-    Else a third of the time goes there; with none at all, much more memory may be needed.
+    With Python's defaults, collections take a third of the time. Without any collection, much more
+    memory may be needed.
     """
     before = gc.get_threshold()
     gc.set_threshold(50_000, 20, 100)

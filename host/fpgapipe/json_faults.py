@@ -1,4 +1,4 @@
-"""Faults that pydantic finds in a file of JSON, a sentence each."""
+"""Faults that pydantic finds in a file of JSON, one sentence for each."""
 
 from __future__ import annotations
 
@@ -10,22 +10,23 @@ if TYPE_CHECKING:
     from pydantic import ValidationError
 
 MAX_FAULTS = 20
-"""Faults shown of one file."""
+"""Most faults that are shown for one file."""
 
 
 def faults_of(error: ValidationError, whole: str = "file") -> list[str]:
-    """Say where each fault is, what is wrong, and which value it was if that is a plain one.
+    """Say where each fault is, what is wrong, and which value was found if it is a plain one.
 
     Parameters
     ----------
     error : ValidationError
     whole : str
-        What stands for a fault of the whole value; if empty, nothing does.
+        Location that is printed for a fault of the whole value; if empty, none is printed.
 
     Returns
     -------
     list of str
-        At least one, at most `MAX_FAULTS`: ``stages.0.batch: Input should be 3, not 2``.
+        At least one and at most `MAX_FAULTS` sentences, such as
+        ``stages.0.batch: Input should be 3, not 2``.
     """
     found = []
     for each in error.errors()[:MAX_FAULTS]:

@@ -1,4 +1,4 @@
-"""Functions as machine code, kept from process to process where that can be.
+"""Functions compiled to machine code, which is cached on the disk where possible.
 
 This module needs numba.
 """
@@ -18,14 +18,14 @@ logger = logging.getLogger(__name__)
 
 
 def compiled(function: _F) -> _F:
-    """Compile a function when it is first called; its machine code is kept where numba finds room.
+    """Compile a function when it is first called, and cache its machine code.
 
-    Where neither the folder of the source nor that of the user's caches can be written, every
-    process compiles it anew.
+    If neither the folder of the source nor the user's cache folder can be written, every process
+    compiles the function again.
     """
     try:
         made: _F = numba.njit(cache=True, nogil=True)(function)
-    except RuntimeError:  # of the cache: the function itself is looked at when it is called
+    except RuntimeError:  # raised by the cache: the function is compiled only when it is called
         _say()
         made = numba.njit(nogil=True)(function)
     return made

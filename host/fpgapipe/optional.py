@@ -14,18 +14,19 @@ EXTRAS = {
     "sklearn": "data",
     "PIL": "data",
 }
-"""Library to the extra of fpgapipe that installs it."""
+"""For each library, the extra of fpgapipe that installs it."""
 
 
 def require(library: str, purpose: str) -> Any:
-    """Import an optional library, or say in one sentence which extra has it.
+    """Import an optional library, or raise an error that names the extra to install.
 
     Parameters
     ----------
     library : str
         A key of `EXTRAS`.
     purpose : str
-        What it is needed for, as the subject of the sentence: ``"reading an ONNX file"``.
+        What the library is needed for, as the subject of the error's sentence:
+        ``"reading an ONNX file"``.
 
     Raises
     ------

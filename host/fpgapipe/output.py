@@ -1,4 +1,4 @@
-"""Standard output, kept for what the commands print."""
+"""Keeps standard output free for what the commands print."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ from collections.abc import Iterator
 
 @contextlib.contextmanager
 def beside_output() -> Iterator[None]:
-    """Send what a user's code prints, and the libraries that it calls, to standard error."""
+    """Send what a user's code and the libraries that it calls print to standard error."""
     with contextlib.redirect_stdout(sys.stderr):
         try:
             sys.__stdout__.flush()  # type: ignore[union-attr]
             kept = os.dup(1)
-        except (AttributeError, OSError, ValueError):  # closed; there is nothing to keep clean
+        except (AttributeError, OSError, ValueError):  # standard output is closed
             yield
             return
         try:

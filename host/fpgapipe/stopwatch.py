@@ -1,4 +1,4 @@
-"""Where the time of a command goes: seconds by phase, without those of phases within."""
+"""Where the time of a command goes: seconds of each phase, without those of phases within it."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ _open: list[tuple[str, float]] = []
 
 @contextlib.contextmanager
 def phase(name: str) -> Iterator[None]:
-    """Count the seconds of what is done within; another thread's are not counted.
+    """Count the seconds that the body takes; only the main thread is counted.
 
     Parameters
     ----------
     name : str
-        What is done, as a noun phrase: "compilation of the simulator".
+        Name of the phase, a noun phrase: "compilation of the simulator".
     """
     if threading.current_thread() is not threading.main_thread():
         yield
@@ -47,7 +47,7 @@ def _note() -> None:
 
 
 def phases() -> dict[str, float]:
-    """Seconds of each phase, in the order in which they began first; counting begins anew."""
+    """Seconds of each phase, in the order of their first beginning; the counts are then reset."""
     found = dict(_seconds)
     _seconds.clear()
     return found

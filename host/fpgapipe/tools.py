@@ -1,4 +1,4 @@
-"""External programs: run, watched, their output kept."""
+"""Runs external programs, watches how they end, and keeps their output."""
 
 import logging
 import os
@@ -10,13 +10,13 @@ from pathlib import Path
 from fpgapipe.errors import ToolError
 
 LAST_LINES = 30
-"""How much of a failed program's output an error shows."""
+"""Number of lines at the end of a failed program's output that an error shows."""
 
 logger = logging.getLogger(__name__)
 
 
 def last_lines(log: Path, count: int = LAST_LINES) -> list[str]:
-    """Return the last lines of a log, whatever bytes it holds."""
+    """Return the last lines of a log; bytes that are no text are replaced."""
     try:
         with log.open(errors="replace") as file:
             return [line.rstrip("\n") for line in deque(file, maxlen=count)]
@@ -34,14 +34,14 @@ def run_tool(
     timeout_s: float | None = None,
     name: str | None = None,
 ) -> None:
-    """Run a program to its end, and believe it only if its outputs are there.
+    """Run a program to its end, and check that it has written its outputs.
 
     Parameters
     ----------
     command : sequence of str or Path
         Program and arguments; no shell is involved.
     log : Path
-        Gets the command line and all output; appended to.
+        File to which the command line and all output are appended.
     outputs : iterable of Path
         Files that must exist afterwards, and not be empty.
     cwd : Path, optional
@@ -49,9 +49,9 @@ def run_tool(
     env : mapping, optional
         Variables added to the environment.
     timeout_s : float, optional
-        The program is ended after this many seconds.
+        Time after which the program is ended, seconds.
     name : str, optional
-        What errors call it; the program's file name if not given.
+        Name of the program in errors; its file name if not given.
 
     Raises
     ------

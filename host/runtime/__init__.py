@@ -1,1 +1,1 @@
-"""Runs of builds: training, checks, checkpoints."""
+"""Runs of builds: training, inference, checks, checkpoints."""

@@ -1,19 +1,20 @@
-"""Two backends beside each other: the first difference between them, by layer, tensor and index.
+"""Compares two backends and finds their first difference, by layer, tensor and index.
 
 Backends that compute the same bits (`ExactCheck`) are compared in all bytes of all devices'
-memories after every step. Of what differs, the tensor is named that was computed first: by the
-task's place in the order of all devices, then by the kernel's in the program. A tensor whose place
-a later micro-batch took over counts as the later one's, since that is what memory has.
+memories after every step. Of all tensors that differ, the one that was computed first is reported:
+first by the rank of its task in the order of all devices, then by the place of its kernel in the
+program. Where a later micro-batch has reused the memory of a tensor, the tensor of the later
+micro-batch is reported, since memory has its values.
 
-PyTorch with the core's numbers (`NumericCheck`) adds in another order, so that now and then a value
-lies on the other side of a rounding border; loss and gradients are held to a tolerance, each step
-from the same state.
+PyTorch with the core's number formats (`NumericCheck`) adds in another order, so that now and then
+a value is rounded to another neighbour. Loss and gradients are compared within a tolerance, and
+each step begins with the same state in both backends.
 
-A difference of that kind is less than what MXINT8 rounding itself does to a product. An element of
-a block with largest magnitude ``m`` is rounded to a multiple of at most ``m / 64``: an error of
-``m / (64 * sqrt(12))`` (root mean square), where ``m`` is at most ``sqrt(32)`` times that of the
-block's elements. Both operands are rounded, hence `MX_NOISE`. A loss is computed in FP32 from
-logits that are; it is held to BF16's resolution.
+Such differences are smaller than the error that MXINT8 rounding itself causes in a product. An
+element of a block with largest magnitude ``m`` is rounded to a multiple of at most ``m / 64``,
+which causes an error of ``m / (64 * sqrt(12))`` (root mean square), where ``m`` is at most
+``sqrt(32)`` times the root mean square of the block's elements. Both operands are rounded, hence
+`MX_NOISE`. A loss is computed in FP32 from FP32 logits; its tolerance is BF16's resolution.
 """
 
 from __future__ import annotations
@@ -48,41 +49,50 @@ if TYPE_CHECKING:
     Memories = Sequence[NDArray[np.uint8]]
 
 MX_NOISE = math.sqrt(2) * math.sqrt(MX_BLOCK) / (64 * math.sqrt(12))
-"""Relative error of a product of MXINT8 operands, at most to be expected: 3.6 %."""
+"""Largest relative error to be expected of a product of MXINT8 operands: 3.6 %."""
 
 LOSS_NOISE = 2.0**-8
-"""Of a loss, or of 1 if that is more."""
+"""Tolerance of a loss, relative to the loss or to 1, whichever is larger."""
 
 FADES = 2.0**-20
-"""Gradients below so much of a parameter's norm count as that much: they hardly change it."""
+"""Least norm of a gradient for its tolerance, relative to the norm of its parameter.
+
+A gradient smaller than that hardly changes the parameter.
+"""
 
 REMAINDER = 2.0**-12
-"""Gradients below so much of the step's largest norm count as that much. A bias in front of a batch
-normalisation has the gradient zero; what is computed is the remainder of a sum that cancels, and
-depends on the order of the sum."""
+"""Least norm of a gradient for its tolerance, relative to the largest norm of the step's gradients.
+
+The gradient of a bias in front of a batch normalisation is zero. The computed value is the
+remainder of a sum whose terms cancel, and it depends on the order of the sum.
+"""
 
 PROGRAM = "program"
-"""Named as the tensor where programs differ; the index is then the instruction's."""
+"""Name reported as the tensor where programs differ; the index is then that of the instruction."""
 
 
 @dataclass(frozen=True)
 class Difference:
-    """Where two backends differ first.
+    """The first difference of two backends.
 
     Attributes
     ----------
     step, device : int
     layer : str
-        Empty for what belongs to none.
+        Name of the layer; empty if the tensor belongs to none.
     tensor : str
+        Name of the tensor.
     index : tuple of int
-        Of the first element that differs: of parameters and what goes with them as the network has
-        them, of features as they lie in memory, channels last.
+        Index of an element: in `ExactCheck` the first that differs, in `NumericCheck` the one that
+        differs most. For a parameter, its gradient and its optimiser state, it is an index in the
+        shape that the network has; for activations, in their order in memory, channels last.
     values : tuple of str
-        Of the two: a number and its bits.
+        Value of this element in either backend, in `ExactCheck` with its bits.
     backends : tuple of str
+        Names of the backends.
     count : int
-        Differing bytes of this device, or elements of this tensor where a tolerance is exceeded.
+        Number of bytes of this device that differ, or, where a tolerance is exceeded, of elements
+        of this tensor that differ.
     """
 
     step: int
@@ -95,7 +105,7 @@ class Difference:
     count: int
 
     def __str__(self) -> str:
-        """One line."""
+        """The difference as one line of text."""
         layer = f"layer {self.layer}, " if self.layer else ""
         one, other = (
             f"{value} in {backend}"
@@ -107,7 +117,7 @@ class Difference:
         )
 
     def to_dict(self) -> dict[str, Any]:
-        """For JSON."""
+        """Values for JSON."""
         return asdict(self)
 
 
@@ -117,7 +127,7 @@ class Check(ABC):
     Parameters
     ----------
     backend : StepRunner
-        The second.
+        The second backend.
     """
 
     def __init__(self, backend: StepRunner) -> None:
@@ -134,18 +144,20 @@ class Check(ABC):
         labels: NDArray[np.integer],
         scalars: Sequence[int],
     ) -> Difference | None:
-        """Do in the second backend the step that the first has done, and compare.
+        """Repeat in the second backend the step that the first has done, and compare.
 
         Parameters
         ----------
         step : int
-        first : Backend
+            Number of the step.
+        first : StepRunner
+            The first backend.
         result : StepResult
-            Of the first.
+            Result of the first backend.
         before : mapping
             State before the step.
         inputs, labels, scalars
-            Of the step.
+            Arguments of the step, as for `StepRunner.step`.
         """
 
     @abstractmethod
@@ -157,11 +169,11 @@ class Check(ABC):
         inputs: Values,
         scalars: Sequence[int],
     ) -> Difference | None:
-        """The same for a mini-batch of inference and its results."""
+        """Repeat a mini-batch of inference in the second backend, and compare the results."""
 
 
 class ExactCheck(Check):
-    """Compares all bytes of all memories; both backends go on from their own."""
+    """Compares all bytes of all memories; each backend continues from its own memories."""
 
     def after(
         self,
@@ -205,7 +217,7 @@ class NumericCheck(Check):
     Attributes
     ----------
     worst : dict of str to float
-        Of the loss and of each gradient, the largest error so far, as a share of its tolerance.
+        Largest error so far of the loss and of each gradient, as a share of its tolerance.
     """
 
     def __init__(self, backend: StepRunner) -> None:
@@ -276,10 +288,14 @@ class NumericCheck(Check):
         expected: NDArray[np.float32],
         least: float,
     ) -> tuple[int, ...] | None:
-        """Where values differ most, if as a whole they differ by more than `MX_NOISE`."""
+        """Index where values differ most, if their relative error is above `MX_NOISE`; else None.
+
+        The error is the norm of the difference, relative to that of the expected values or to
+        `least`, whichever is larger.
+        """
         error = np.abs(found.astype(np.float64) - expected)
         limit = MX_NOISE * max(float(np.linalg.norm(expected.astype(np.float64))), least)
-        # Both are nothing where nothing has a gradient.
+        # Where a gradient is zero in both backends, error and limit may both be zero.
         share = float(np.linalg.norm(error) / np.float64(limit)) if error.any() else 0.0
         if not self._exceeds(name, share):
             return None
@@ -303,11 +319,11 @@ class NumericCheck(Check):
 
     def _exceeds(self, name: str, share: float) -> bool:
         self.worst[name] = max(self.worst.get(name, 0.0), share)
-        return not share <= 1  # what is no number does, too
+        return not share <= 1  # NaN exceeds the tolerance, too
 
 
 def _device_of(backend: StepRunner, parameter: str | None) -> int:
-    """The device that has a parameter, or the last one; PyTorch has but one."""
+    """Index of the device that has a parameter, else of the last one; 0 for PyTorch."""
     if not isinstance(backend, Backend):
         return 0
     parts = backend.pipeline.parts
@@ -320,7 +336,7 @@ def first_difference(
     memories: tuple[Memories, Memories],
     backends: tuple[str, str],
 ) -> Difference | None:
-    """Compare the memories of all devices; what was computed first of all that differs."""
+    """Compare the memories of all devices; return the difference that was computed first."""
     ranks = task_ranks([part.tasks for part in pipeline.parts])
     best: tuple[tuple[int, int], DeviceProgram, str, int, int] | None = None
     for part, one, other in zip(pipeline.parts, *memories, strict=True):
@@ -331,7 +347,7 @@ def first_difference(
         made_by = _writers(part, tensors)
         for name, address in tensors.items():
             kernel = made_by.get(name)
-            # What no instruction writes was different before the step.
+            # A tensor that no instruction writes was different already before the step.
             rank = (-1, -1) if kernel is None else (ranks[part.index][_task(part, kernel)], kernel)
             if best is None or rank < best[0]:
                 best = rank, part, name, address, differing.size
@@ -350,7 +366,7 @@ def first_difference(
 
 
 def task_ranks(lanes: Sequence[Sequence[Task]]) -> list[list[int]]:
-    """For the tasks of each device a number that is greater than those of all it depends on."""
+    """Rank of each task of each device, which is greater than those of all tasks it depends on."""
     backward = {TaskKind.B, TaskKind.DX}
     done: dict[tuple[bool, int, int], int] = {}
     found: list[list[int]] = [[] for _ in lanes]
@@ -381,7 +397,7 @@ def _task(part: DeviceProgram, kernel: int) -> int:
 
 
 def _tensors_at(part: DeviceProgram, addresses: NDArray[np.intp]) -> dict[str, int]:
-    """Tensors that have some of the bytes, each with the first of them."""
+    """Tensors that contain some of these addresses, each with the first such address."""
     whole = [place for place in part.places.items() if place[0] not in SUFFIXES]
     arenas = [place for place in part.places.items() if place[0] in SUFFIXES]
     found: dict[str, int] = {}
@@ -404,7 +420,7 @@ def _tensors_at(part: DeviceProgram, addresses: NDArray[np.intp]) -> dict[str, i
 
 
 def _writers(part: DeviceProgram, tensors: dict[str, int]) -> dict[str, int]:
-    """For each tensor that an instruction writes, the kernel of the last one."""
+    """For each tensor that an instruction writes, the kernel of the last such instruction."""
     places = sorted(
         (part.places[name].begin, part.places[name].end, name)
         for name in tensors
@@ -424,7 +440,7 @@ def _writers(part: DeviceProgram, tensors: dict[str, int]) -> dict[str, int]:
 
 
 def _stored(part: DeviceProgram, name: str) -> tuple[str, Stored] | None:
-    """The parameter to which a tensor belongs, and how it lies in memory."""
+    """The parameter to which a tensor belongs, and its layout in memory; else None."""
     for suffix in (*LASTING, SUFFIXES["gradients"]):
         stem = name.removesuffix(suffix)
         if name.endswith(suffix) and stem in part.stored:
@@ -433,7 +449,7 @@ def _stored(part: DeviceProgram, name: str) -> tuple[str, Stored] | None:
 
 
 def _element(part: DeviceProgram, name: str, address: int) -> tuple[tuple[int, ...], int, int]:
-    """Index, first byte and bytes of the element that has a byte."""
+    """Index, first address and size in bytes of the element that contains an address."""
     if name not in part.places:
         starts = [0, *accumulate(len(encode([each])) for each in part.instructions)]
         number = max(bisect_left(starts, address - part.entry + 1) - 1, 0)
@@ -457,7 +473,7 @@ def _element(part: DeviceProgram, name: str, address: int) -> tuple[tuple[int, .
 
 
 def _shown(raw: NDArray[np.uint8], *, wide: bool) -> str:
-    """A number and its bits."""
+    """Text of a number and its bits."""
     bits = raw[::-1].tobytes().hex()
     if wide:
         return f"{float(np.frombuffer(raw.tobytes(), '<f4')[0]):.9g} (0x{bits})"

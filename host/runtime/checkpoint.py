@@ -1,7 +1,8 @@
-"""Checkpoints: what a training goes on from, bit for bit, in files that are whole or not there.
+"""Checkpoints: files from which a training continues, bit for bit; they appear whole or not at all.
 
-A file is a line that says what it is, a line with the SHA-256 of all that follows, a line of JSON,
-and the values one after the other: little-endian FP32, in the order of the JSON's list.
+A file consists of a line that identifies the format, a line with the SHA-256 of all that follows, a
+line of JSON, and the values one after the other: little-endian FP32, in the order of the list in
+the JSON.
 """
 
 from __future__ import annotations
@@ -32,23 +33,23 @@ if TYPE_CHECKING:
 
 MAGIC = b"fpgapipe-checkpoint 1\n"
 MAX_BYTES = 1 << 36
-"""A larger checkpoint is none: a board has less memory."""
+"""Most bytes of a checkpoint; no board has more memory."""
 
 MAX_HEAD_BYTES = 1 << 23
-"""More than names and shapes of the values of a hundred thousand parameters."""
+"""Most bytes of the line of JSON: more than a hundred thousand parameters need."""
 
 Shape = Annotated[
     tuple[Annotated[int, Field(ge=0, lt=1 << 40)], ...], Field(max_length=16, strict=False)
 ]
 
 KEPT = 3
-"""Checkpoints that a run keeps, the newest ones."""
+"""Number of checkpoints that a run keeps: the newest ones."""
 
 logger = logging.getLogger(__name__)
 
 
 class CheckpointError(UserError):
-    """A checkpoint that cannot be used, and why."""
+    """A checkpoint cannot be used; the message says why."""
 
 
 @dataclass(frozen=True)
@@ -58,13 +59,14 @@ class Checkpoint:
     Attributes
     ----------
     step : int
-        Steps that are done.
+        Number of steps that are done.
     build : str
-        Digest of what is trained.
+        Digest of the build that is trained.
     settings : mapping
-        What the steps to come depend on besides; JSON.
+        Settings that the further steps depend on (`Settings.decisive`) and the digest of the
+        samples; values of JSON.
     state : mapping of str to float32 array
-        As `Backend.state` gives it.
+        State of the backend (`StepRunner.state`).
     """
 
     step: int
@@ -73,7 +75,7 @@ class Checkpoint:
     state: Mapping[str, NDArray[np.float32]] = field(repr=False)
 
     def write(self, path: Path) -> None:
-        """Write it: after a crash at any moment there is all of it under its name, or nothing.
+        """Write the checkpoint; even after a crash, the file is either complete or not there.
 
         Raises
         ------
@@ -101,12 +103,12 @@ class Checkpoint:
         ----------
         path : Path
         most_bytes : int
-            That all values together may have; before more is read, the file is refused.
+            Most bytes of all values together; a file with more is refused before they are read.
 
         Raises
         ------
         CheckpointError
-            If it is none, damaged, or too large.
+            If the file is no checkpoint, is damaged, or is too large.
         """
         try:
             with open_file(path, MAX_BYTES) as file:
@@ -124,7 +126,7 @@ class Checkpoint:
         head = file.readline(MAX_HEAD_BYTES)
         try:
             found = _HEADS.validate_json(head)
-            parse_json(head)  # which knows numbers that are none
+            parse_json(head)  # refuses NaN and infinities
         except ValueError as error:
             why = faults_of(error)[0] if isinstance(error, ValidationError) else str(error)
             why = f"damaged, or no checkpoint of this version: {why}"
@@ -146,7 +148,7 @@ class Checkpoint:
         for name, shape in found.state:
             raw = file.read(4 * math.prod(shape))
             digest.update(raw)
-            if len(raw) == 4 * math.prod(shape):  # else it shrinks as it is read
+            if len(raw) == 4 * math.prod(shape):  # else the file has shrunk while it was read
                 state[name] = np.frombuffer(raw, "<f4").astype(np.float32).reshape(shape)
         if digest.hexdigest().encode() + b"\n" != written:
             raise CheckpointError(f"{path} is damaged: its bytes are not those of its checksum")
@@ -174,7 +176,7 @@ class CheckpointFolder:
     Attributes
     ----------
     path : Path
-        Made when the first is written.
+        Folder of the checkpoints; it is made when the first one is written.
     """
 
     path: Path
@@ -190,7 +192,7 @@ class CheckpointFolder:
         return path
 
     def __iter__(self) -> Iterator[Path]:
-        """Files, the newest first."""
+        """Paths of the checkpoints, the newest first."""
         steps = {}
         for path in self.path.glob("step-*.ckpt"):
             if named := re.fullmatch(r"step-(\d+)\.ckpt", path.name):
@@ -199,18 +201,18 @@ class CheckpointFolder:
             yield steps[step]
 
     def steps(self) -> list[int]:
-        """Steps after which there is a checkpoint, the most first."""
+        """Numbers of steps of the checkpoints, the largest first."""
         return [int(path.stem.removeprefix("step-")) for path in self]
 
     def newest(self, build: str, most_bytes: int = MAX_BYTES) -> tuple[Path, Checkpoint]:
-        """The newest checkpoint that is whole and of a build; others are named in a warning.
+        """The newest undamaged checkpoint of a build; a warning names each newer one.
 
         Parameters
         ----------
         build : str
-            Its digest.
+            Digest of the build.
         most_bytes : int
-            As for `Checkpoint.read`.
+            Most bytes of all values together, as for `Checkpoint.read`.
 
         Raises
         ------
@@ -233,11 +235,11 @@ class CheckpointFolder:
         )
 
     def tidy(self) -> None:
-        """Remove what was being written when a run was killed."""
+        """Remove temporary files of a run that was killed."""
         remove_leftovers(self.path)
 
     def set_aside(self, step: int) -> None:
-        """Rename checkpoints of later steps, which a run that goes on from `step` will not make."""
+        """Rename checkpoints after `step`, so that a run that continues from there ignores them."""
         for path in self:
             if int(path.stem.removeprefix("step-")) > step:
                 path.replace(path.with_name(path.name + ".unused"))

@@ -1,4 +1,4 @@
-"""Trainings that diverge: how one is told, and what can be gone on from."""
+"""Trainings that diverge: how this is recognised, and from which checkpoint one can continue."""
 
 from __future__ import annotations
 
@@ -16,24 +16,27 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
 LIMIT = 2.0**63
-"""The square of a larger value is beyond FP32: what is computed with it is no number soon."""
+"""Largest magnitude that is accepted in a state.
+
+A sum of a few squares of larger values overflows FP32, and results soon are NaN.
+"""
 
 
 class Diverged(UserError):
-    """A training that has diverged; the state that it is in is nothing to go on from."""
+    """A training has diverged; it cannot continue from its present state."""
 
 
 def explosion(state: Mapping[str, NDArray[np.float32]]) -> str:
-    """What of a state has exploded: a name and a value, or nothing.
+    """Name a tensor of a state that has exploded, and its value; empty if there is none.
 
     Parameters
     ----------
     state : mapping of str to float32 array
-        As `StepRunner.state` gives it.
+        State of a backend (`StepRunner.state`).
     """
     for name, values in state.items():
         worst = float(np.abs(values).max(initial=0.0))
-        if not worst <= LIMIT:  # also where it is no number
+        if not worst <= LIMIT:  # true for NaN, too
             return f"{name} has {f'values up to {worst:.3g}' if math.isfinite(worst) else worst}"
     return ""
 
@@ -44,11 +47,11 @@ def diverged(what: str, rate: float, good: Path | None) -> Diverged:
     Parameters
     ----------
     what : str
-        The subject and what is wrong with it: "the loss of step 3 is nan".
+        First clause of the message, which says what is wrong: "the loss of step 3 is nan".
     rate : float
         Learning rate of the step.
     good : Path or None
-        The last checkpoint of which nothing is wrong.
+        The last good checkpoint.
     """
     lower = f"{rate / 10:.2g}"
     mend = (

@@ -1,4 +1,4 @@
-"""What a network finds in samples: inference on one device, in the bit-exact model."""
+"""Accuracy of a network: inference on one device, in the bit-exact model."""
 
 from __future__ import annotations
 
@@ -22,7 +22,10 @@ if TYPE_CHECKING:
 
 
 def filled_batches(samples: Samples, size: int) -> Iterator[tuple[Samples, int]]:
-    """All samples in their order, and how many of each batch count; the last is filled up."""
+    """Batches of all samples in their order, each with the number of its samples that count.
+
+    The last batch is filled up with copies of the last sample.
+    """
     count = len(samples.labels)
     for first in range(0, count, size):
         order = np.minimum(np.arange(first, first + size), count - 1)
@@ -30,25 +33,25 @@ def filled_batches(samples: Samples, size: int) -> Iterator[tuple[Samples, int]]
 
 
 def num_right(logits: NDArray[np.float32], labels: NDArray[np.integer], count: int) -> int:
-    """Of the first so many samples, those whose class has the largest logit."""
+    """How many of the first `count` samples have the largest logit at their class."""
     found = logits.reshape(len(labels), -1).argmax(axis=1)
     return int((found == labels)[:count].sum())
 
 
 class Inference:
-    """Counts the samples of which a network finds the class, on one device of the bit-exact model.
+    """Counts the samples that a network classifies right, on one device of the bit-exact model.
 
-    Batch normalisation has the running statistics, so the samples of a batch do not matter to each
+    Batch normalisation uses the running statistics, so the samples of a batch do not influence each
     other.
 
     Parameters
     ----------
     graph : Graph
-        For any number of samples, that of a batch.
+        Network for a batch of any size.
     core : CoreSpec
     samples : Samples
     options : StepOptions
-        What it was trained with.
+        Options with which the network was trained.
     """
 
     def __init__(
@@ -62,7 +65,7 @@ class Inference:
         (self._input,), (self._output,) = graph.inputs, graph.outputs
 
     def __call__(self, parameters: Values) -> tuple[int, int]:
-        """Count with given parameters: samples that are right, and samples."""
+        """Return the number of samples that are classified right, and of all samples."""
         program = self._program
         model = CoreModel(program.core, program.image(parameters), repeats=True)
         model.scalars[:] = scalar_bits()

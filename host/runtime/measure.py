@@ -1,11 +1,13 @@
-"""One mini-batch in the simulator, timed task by task and layer by layer, beside what is predicted.
+"""Times each task and layer of a mini-batch in the simulator, and compares with the predictions.
 
 Loads and stores are timed by reading the registers of their queues while the programs run
-(`fpgapipe.sim_tb.cluster.cluster.Cluster.watch`), which changes no cycle. A time is exact to
-`RESOLUTION_CYCLES`. A task, or a layer in it, lasts from its first load, but not before the end of
-what came before it, to its last store. Of one that receives something, the first load is the first
-of what it receives: others come before it while the device waits. Of tasks side by side, what came
-before is what came in the same lane.
+(`fpgapipe.sim_tb.cluster.cluster.Cluster.watch`), which changes no cycle. Times are exact to
+`RESOLUTION_CYCLES`.
+
+A task, or a layer in a task, lasts from its first load to its last store, but it begins no earlier
+than the end of the one before it. If it receives something, the first load of received data is
+taken as its first load, since other loads take place earlier, while the device waits. Where tasks
+are concurrent, the one before it is the one before it in the same lane.
 """
 
 from __future__ import annotations
@@ -48,11 +50,17 @@ if TYPE_CHECKING:
     Layers = dict[tuple[str, TaskKind], float]
 
 RESOLUTION_CYCLES = 64
-"""Of measured times: four registers are read in turn, three cycles each, but not in the last cycles
-of a round of the cluster."""
+"""Resolution of measured times, in cycles.
+
+Four registers are read in turn, which takes three cycles for each, and none are read in the last
+cycles of a round of the cluster.
+"""
 
 _SWEEPS = 1 << 14
-"""Times that the registers are read one after the other before they wait for the next round."""
+"""Number of times that all registers are read in turn before reading pauses until the next round.
+
+A round is one of the cluster, see `Cluster.watch`.
+"""
 
 _TIMED = (Opcode.LOAD, Opcode.STORE)
 _MEASURED = "measured.json"
@@ -60,18 +68,20 @@ _MEASURED = "measured.json"
 
 @dataclass(frozen=True)
 class Measurement:
-    """A mini-batch by all levels; `to_dict` for JSON.
+    """Predictions and measurement of a mini-batch; `to_dict` gives them for JSON.
 
     Attributes
     ----------
     timing : PipelineTiming
-        What is predicted.
+        The predictions.
     kind : str
-        Of the schedule.
+        Kind of the schedule.
     clk_hz : float
+        Clock frequency of the devices, Hz.
     cycles : int
-        Of the mini-batch, in the simulator.
+        Cycles of the mini-batch in the simulator.
     devices : list of DeviceMeasurement
+        Measurements of each device.
     """
 
     timing: PipelineTiming
@@ -81,7 +91,7 @@ class Measurement:
     devices: list[DeviceMeasurement]
 
     def to_dict(self) -> dict[str, Any]:
-        """As ``measured.json`` has it; cycles count from the start of the first device."""
+        """Contents of ``measured.json``; times are cycles from the start of the first device."""
         timing = self.timing
         count = timing.schedule.num_microbatches
         formula = timing.closed_form(self.kind)
@@ -147,14 +157,14 @@ class Measurement:
 
 @dataclass(frozen=True)
 class DeviceMeasurement:
-    """What was measured of a device.
+    """Measurements of one device.
 
     Attributes
     ----------
     counters : dict of str to int
-        What each counter rose by.
+        Increase of each counter.
     times : Times or None
-        None of a core without links, whose queues have no registers.
+        Times of loads and stores; None for a core without links, whose queues have no registers.
     """
 
     counters: dict[str, int]
@@ -163,13 +173,14 @@ class DeviceMeasurement:
 
 @dataclass(frozen=True)
 class Times:
-    """When a program's loads began and its stores ended.
+    """Times at which a program's loads begin and its stores end.
 
     Attributes
     ----------
     program : DeviceProgram
-    begins, ends : float array
-        Of each instruction but END, inf and -inf where it is no load, or no store.
+    begins, ends : float array, shape (instructions,)
+        Cycle in which each load begins (inf for other instructions) and in which each store ends
+        (-inf for other instructions). The instruction END is left out.
     """
 
     program: DeviceProgram
@@ -180,7 +191,10 @@ class Times:
     def of_model(
         cls, program: DeviceProgram, starts: Sequence[float], ends: Sequence[float]
     ) -> Times:
-        """Of the cycle model; a load begins, as for who reads registers, when it is the oldest."""
+        """Times from the cycle model.
+
+        A load begins here when it has become the oldest of its queue, as the registers show it.
+        """
         opcodes = [each.opcode for each in program.instructions[: len(program.kernel_of)]]
         is_load, is_store = (np.array([each is op for each in opcodes]) for op in _TIMED)
         begins = np.full(len(opcodes), inf)
@@ -193,15 +207,15 @@ class Times:
     def of_readings(
         cls, program: DeviceProgram, readings: NDArray[np.int64], start: int, end: int
     ) -> Times:
-        """Of what was read of the queues' registers while the program ran.
+        """Times from readings of the queues' registers while the program ran.
 
         Parameters
         ----------
         program : DeviceProgram
         readings : int array, shape (readings, 3)
-            As of `Cluster.readings`, of the registers of `watched`.
+            Result of `Cluster.readings` for the registers of `watched`.
         start, end : int
-            Cycles of the start that times count from, and of the end of the program.
+            Cycle from which times are counted, and cycle in which the program ended.
         """
         count = len(program.kernel_of)
         begins, ends = np.full(count, inf), np.full(count, -inf)
@@ -217,7 +231,7 @@ class Times:
 
     @cached_property
     def _takes(self) -> NDArray[np.bool_]:
-        """Of each instruction, whether it waits for a RECEIVE."""
+        """Whether each instruction waits for a RECEIVE."""
         program = self.program.instructions[: len(self.begins)]
         signals = {
             number for each in program if each.opcode is Opcode.RECEIVE for number in each.signal
@@ -225,13 +239,13 @@ class Times:
         return np.array([not signals.isdisjoint(each.wait) for each in program])
 
     def tasks(self) -> list[tuple[float, float]]:
-        """First and last cycle of each task."""
+        """Cycles in which each task begins and ends."""
         numbers = np.array([each.task for each in self.program.kernels])
         count = len(self.program.tasks)
         return self._spans(numbers[self.program.kernel_of], range(count))
 
     def layers(self) -> Layers:
-        """Cycles of each layer in each kind of task, of all micro-batches."""
+        """Cycles of each layer in each kind of task, summed over all micro-batches."""
         keys: dict[tuple[str, int], int] = {}
         for each in self.program.kernels:
             keys.setdefault((each.layer, each.task), len(keys))
@@ -247,9 +261,15 @@ class Times:
     def _spans(
         self, group_of: NDArray[np.int64], tasks: Sequence[int]
     ) -> list[tuple[float, float]]:
-        """Begin and end of groups of instructions, none before the end of that before it.
+        """Begin and end of groups of instructions; a group begins after the end of the one before.
 
-        A group is of a task; with two lanes, forward passes and others come after their own kind.
+        Parameters
+        ----------
+        group_of : int array
+            Group of each instruction.
+        tasks : sequence of int
+            Task of each group. In a program with two lanes, forward tasks are in one lane and all
+            others in the other, and the group before is the one before in the same lane.
         """
         count = len(tasks)
         begins, received, ends = np.full(count, inf), np.full(count, inf), np.full(count, -inf)
@@ -269,7 +289,7 @@ class Times:
 
 
 def watched(core: CoreSpec) -> list[str]:
-    """Registers that tell of loads and stores, in the order in which they are to be read."""
+    """Registers that show the progress of loads and stores, in the order of reading."""
     spec = SequencerSpec.of(core)
     numbers = [spec.queues.index((opcode, 0)) for opcode in _TIMED]
     return [f"QUEUE{number}_{name}" for number in numbers for name in ("OLDEST", "WAIT")] * _SWEEPS
@@ -278,11 +298,12 @@ def watched(core: CoreSpec) -> list[str]:
 def _follow(
     own: Sequence[int], readings: NDArray[np.int64], end: int
 ) -> tuple[list[float], list[float]]:
-    """Begin and end of a queue's instructions, from readings of OLDEST and WAIT in turn.
+    """Begin and end of a queue's instructions, from alternate readings of OLDEST and WAIT.
 
-    What OLDEST says holds only if WAIT.busy was 1 before and after. An instruction was under way,
-    as the oldest, for longer than from one reading to the next, since it waits for memory; so what
-    comes before the one that is seen next has ended when the queue was seen idle, or else now.
+    A reading of OLDEST is valid only if WAIT.busy was 1 in the readings before and after it. Every
+    instruction stays the oldest for longer than the time between two readings, since it waits for
+    memory. All instructions before the one that is seen as the oldest have therefore ended: when
+    the queue was first seen idle since the last valid reading, or else at this reading.
     """
     place = {number: at for at, number in enumerate(own)}
     begins, ends = [inf] * len(own), [inf] * len(own)
@@ -314,7 +335,7 @@ def _rounded(times: tuple[float, float]) -> list[int]:
 def _layer_rows(
     closed: Layers, model: Layers, rtl: Layers | None, count: int
 ) -> list[dict[str, Any]]:
-    """Cycles of layers by level, for all micro-batches."""
+    """Cycles of each layer on each level, summed over all micro-batches."""
     rows = []
     for layer, kind in model:
         times = 1 if layer == UPDATE else count
@@ -333,7 +354,7 @@ def _layer_rows(
 
 
 def _link_row(found: Measurement, source: int, target: int, event: float) -> dict[str, Any]:
-    """What went from a device to another, and for how long."""
+    """Bytes and busy cycles of the transfers from one device to another."""
     timing = found.timing
     part = timing.pipeline.parts[source]
     forward = source < target
@@ -384,19 +405,22 @@ def measure(
     Parameters
     ----------
     pipeline : PipelineProgram
-        Tasks of cores with links are timed; registers of queues come with these.
+        Programs of the devices. Tasks are timed only on cores with links, since only these have
+        registers for their queues.
     kind : str
-        Of its schedule.
+        Kind of the schedule.
     parameters : mapping of str to array
+        Initial parameters.
     memories : sequence of MemorySpec
-        Of each device; the simulator takes one for all.
+        Memory of each device.
     wires : sequence of WireSpec
+        Cables: for each device but the last, the one to the next device.
     clk_hz : float
-        Clock of the devices.
+        Clock frequency of the devices, Hz.
     threads : int, optional
-        As for `Cluster`.
+        Number of threads, as for `Cluster`.
     progress : callable, optional
-        Called now and then with the cycles so far and those predicted.
+        Function that is called now and then with the cycles so far and those predicted.
     """
     timing = PipelineTiming.of(
         pipeline,
@@ -436,7 +460,7 @@ def measure(
 def _samples(
     pipeline: PipelineProgram,
 ) -> tuple[dict[str, NDArray[np.float32]], NDArray[np.int64]]:
-    """A mini-batch: cycles do not depend on what is in it."""
+    """A random mini-batch; the number of cycles does not depend on its values."""
     graph, count = pipeline.graph, pipeline.parts[0].num_microbatches
     rng = np.random.default_rng(0)
     inputs = {
@@ -453,7 +477,7 @@ def measure_build(
     threads: int | None = None,
     progress: Callable[[int, int], object] | None = None,
 ) -> Measurement:
-    """Measure a build's mini-batch, and keep it as ``run/measured.json``."""
+    """Measure a build's mini-batch, and write the result to ``run/measured.json``."""
     path = build.run_folder / _MEASURED
     build.check_verilog()
     found = measure(

@@ -1,4 +1,4 @@
-"""The progress of a run."""
+"""The display of a run's progress."""
 
 from __future__ import annotations
 
@@ -19,17 +19,17 @@ logger = logging.getLogger(__name__)
 
 
 class RunDisplay(Watcher):
-    """Shows loss, accuracy, cycles of a mini-batch and samples a second at the clock.
+    """Shows loss, accuracy, cycles of a mini-batch, and samples per second at the clock.
 
-    Validations are written besides, a line each.
+    Each validation is also logged, as one line.
 
     Parameters
     ----------
     display : Display
     clk_hz : float
-        Clock of the devices.
+        Clock frequency of the devices, Hz.
     expected_cycles : float
-        About how many a mini-batch takes; corrected by those that are simulated.
+        Approximate cycles of a mini-batch; replaced by those of the last simulated one.
     """
 
     def __init__(self, display: Display, clk_hz: float, expected_cycles: float) -> None:

@@ -1,8 +1,8 @@
-"""The runs of a backend that are kept: the present one, and those before it.
+"""Folders of a backend's runs: the present run, and some earlier ones.
 
-``run/model`` is the present one, ``run/model.before`` the one before it, ``run/model.before-2`` the
-one before that. A name is given by renaming, one after the other from the oldest on, so a process
-that is killed at any moment leaves every run under some name.
+``run/model`` is the present run, ``run/model.before`` the one before it, ``run/model.before-2`` the
+one before that. Folders are renamed one after the other, the oldest first, so that every run has
+some name even if the process is killed in between.
 """
 
 from __future__ import annotations
@@ -19,21 +19,21 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 LOG, SETTINGS, CHECKPOINTS = "log.jsonl", "settings.json", "checkpoints"
-"""What the folder of a run has."""
+"""Names of the files and the folder in the folder of a run."""
 
 EARLIER = 3
-"""Runs with steps that are kept besides the present one."""
+"""Number of earlier runs that are kept besides the present one."""
 
 logger = logging.getLogger(__name__)
 
 
 def earlier_run(folder: Path, number: int) -> Path:
-    """Name of the run before the present one, for 1; of the one before that, for 2; and so on."""
+    """Folder of an earlier run: number 1 is the run before the present one, 2 the one before it."""
     return folder.with_name(folder.name + ".before" + (f"-{number}" if number > 1 else ""))
 
 
 def earlier_runs(folder: Path) -> list[Path]:
-    """Runs before the one in a folder, the latest first."""
+    """Folders of the runs before the one in a folder, the latest first."""
     numbers = []
     begin = f"{folder.name}.before"
     for path in folder.parent.iterdir() if folder.parent.is_dir() else ():
@@ -46,15 +46,15 @@ def earlier_runs(folder: Path) -> list[Path]:
 
 
 def steps_of(folder: Path) -> int:
-    """Steps that the run in a folder has done, as its log or its checkpoints say."""
+    """Number of steps that a run has done, according to its log and its checkpoints."""
     logged = sum("step" in line for line in read_log(folder / LOG))
     return max([logged, *CheckpointFolder(folder / CHECKPOINTS).steps()])
 
 
 def keep_earlier(folder: Path) -> None:
-    """Rename the run in a folder, so that nothing of it is lost; one without steps is removed.
+    """Rename the run in a folder to keep it; a run without steps is removed.
 
-    What was being written there when a run was killed is removed, too.
+    Temporary files that a killed run has left there are removed, too.
     """
     for each in (folder.parent, folder, folder / CHECKPOINTS):
         remove_leftovers(each)
@@ -74,7 +74,7 @@ def keep_earlier(folder: Path) -> None:
 
 
 def bring_back(folder: Path, earlier: Path) -> None:
-    """Make an earlier run the present one; the present one is kept as the one before it."""
+    """Make an earlier run the present one; the present one is kept as the run before it."""
     status = earlier.stat()
     keep_earlier(folder)
     moved = (each for each in earlier_runs(folder) if os.path.samestat(each.stat(), status))
@@ -82,9 +82,9 @@ def bring_back(folder: Path, earlier: Path) -> None:
 
 
 def drop_oldest(folder: Path) -> None:
-    """Remove earlier runs but the latest `EARLIER`; those without a checkpoint go first.
+    """Remove all but `EARLIER` earlier runs: first those without a checkpoint, then the oldest.
 
-    It is for a run that has as much itself: a checkpoint after a step, or results.
+    A run calls this only when it has a checkpoint after a step, or results, of its own.
     """
     found = earlier_runs(folder)
     found.sort(key=lambda each: not any(CheckpointFolder(each / CHECKPOINTS).steps()))

@@ -1,4 +1,4 @@
-"""The log of a run: a line of JSON for each step, on the disk before the next one begins."""
+"""The log of a run: one line of JSON for each step, written before the next step begins."""
 
 from __future__ import annotations
 
@@ -16,24 +16,24 @@ if TYPE_CHECKING:
 
 
 MAX_BYTES = 1 << 27
-"""A larger log is not read: it would be one of half a million steps."""
+"""Most bytes of a log that is read, which suffice for half a million steps."""
 
 MAX_LINES, MAX_LINE_BYTES = 500_000, 1 << 16
-"""More lines, and longer ones, are not read."""
+"""Most lines of a log that are read, and most bytes of a line."""
 
 MAX_FIGURE = 1e300
 
 
 class RunLog:
-    """Appends lines, each whole or not at all; a context manager.
+    """Appends lines to a log, each whole or not at all; a context manager.
 
-    A line is in the kernel's hands when `write` returns, so what kills the process loses none.
+    When `write` returns, the kernel has the line, so that it is not lost if the process is killed.
 
     Parameters
     ----------
     path : Path
     lines : sequence of mapping
-        What the file has in the beginning, instead of what it had.
+        First lines of the log, which replace an earlier file.
     """
 
     def __init__(self, path: Path, lines: Sequence[Mapping[str, Any]] = ()) -> None:
@@ -59,7 +59,7 @@ class RunLog:
         Raises
         ------
         OSError
-            If it does not fit; the file ends with the line before it then.
+            If the line cannot be written; the file then ends with the line before it.
         """
         data = _encoded(line)
         size = os.fstat(self._file).st_size
@@ -76,23 +76,23 @@ def _encoded(line: Mapping[str, Any]) -> bytes:
 
 
 def read_log(path: Path, steps: int | None = None) -> list[dict[str, Any]]:
-    """Lines of a log; of one that is not there, none.
+    """Read the lines of a log; the result is empty if there is no such file.
 
     Parameters
     ----------
     path : Path
     steps : int, optional
-        Only those of the first so many steps.
+        Number of steps; if given, lines of later steps are left out.
     """
     found: list[dict[str, Any]] = []
     try:
         with open_file(path, MAX_BYTES) as file:
-            # Line by line: what is no line of a log takes no memory.
+            # The file is read line by line, so that lines that are not of a log take no memory.
             while (each := file.readline(MAX_LINE_BYTES)) and len(found) < MAX_LINES:
                 line = _line(each)
                 if line is None:
                     continue
-                # A validation has the steps before it, a step its own number, from 0.
+                # A validation states the steps done before it, a step its own number, from 0.
                 done = line["validation"]["step"] if "validation" in line else line["step"] + 1
                 if steps is None or done <= steps:
                     found.append(line)
@@ -102,7 +102,7 @@ def read_log(path: Path, steps: int | None = None) -> list[dict[str, Any]]:
 
 
 def _line(data: bytes) -> dict[str, Any] | None:
-    """A line of a log; None for what a crash of the machine cut off, or nobody wrote."""
+    """Parse a line of a log; None if a crash has cut it off, or it is no line of a log."""
     try:
         line: dict[str, Any] = parse_json(data)
         told = line.get("validation", line)
@@ -113,7 +113,7 @@ def _line(data: bytes) -> dict[str, Any] | None:
 
 
 def _is_figure(name: str, value: object) -> bool:
-    """Whether something has a name as a log has it: numbers, but for that of the backend."""
+    """Whether a value may stand in a log: a number or None; for ``backend``, a string or None."""
     if value is None or name == "backend":
         return value is None or isinstance(value, str)
     return isinstance(value, int | float) and abs(value) < MAX_FIGURE

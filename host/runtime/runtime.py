@@ -1,4 +1,4 @@
-"""Runs a build: opens its backends, trains or infers on them, and says what came of it."""
+"""Runs a build: opens its backends, trains or infers on them, and summarises the results."""
 
 from __future__ import annotations
 
@@ -48,35 +48,36 @@ if TYPE_CHECKING:
 BackendName = Literal["sim", "model", "torch"]
 
 COUNTERPART: dict[BackendName, BackendName] = {"sim": "model", "model": "torch", "torch": "model"}
-"""What a backend is checked against unless another is named."""
+"""For each backend, the one that it is checked against if no other is named."""
 
 LOGITS = "logits.npz"
 
 MAX_FAULTS = 20
-"""Faults of a file of parameters that are said; of the others, how many there are."""
+"""Most faults of a file of parameters that are listed; of the others only the number is given."""
 
 
 @dataclass(frozen=True)
 class RunOptions:
-    """How a build is run.
+    """Options of a run.
 
     Attributes
     ----------
     backend : str
+        Name of the backend.
     check : str or None
-        The backend beside it.
+        Name of a second backend that computes the same steps for comparison.
     source : Path or None
-        A checkpoint, or the folder of a run, to go on from.
+        Checkpoint, or folder of a run, from which to continue.
     parameters : mapping or None
-        To begin with, instead of the build's.
+        Initial parameters, instead of the build's.
     checkpoint_every : int
-        Steps.
+        Steps from checkpoint to checkpoint.
     validates : bool
         Whether training is validated.
     threads : int or None
-        Of the simulator.
+        Threads of the simulator.
     precision, device : str
-        Of PyTorch.
+        Precision and device of PyTorch.
     """
 
     backend: BackendName
@@ -92,35 +93,42 @@ class RunOptions:
 
 @dataclass(frozen=True)
 class RunSummary:
-    """What came of a run; ``to_dict`` for JSON.
+    """Results of a run; ``to_dict`` gives them for JSON.
 
     Attributes
     ----------
+    clk_hz : float
+        Clock frequency of the devices, Hz; the lowest if they differ.
     steps : int
-        Done in all.
+        Number of steps that are done in all.
     ran : int
-        Of these, by this run.
+        Number of these steps that this run has done.
     loss : float or None
-        Of the last mini-batch.
+        Loss of the last mini-batch.
     accuracy : float or None
-        Of the last validation; in inference, of all samples.
+        Accuracy of the last validation; in inference, that of all samples.
     cycles : int or None
-        Of the last mini-batch.
+        Cycles of the last mini-batch.
     samples_per_s : float or None
-        At the devices' clock.
+        Samples per second at the devices' clock.
+    macs : int
+        Multiply-accumulates of the matrix products of a mini-batch, in all passes.
     macs_per_s : float
-        Multiply-accumulates of matrix products, in all passes, a second of wall time.
+        Multiply-accumulates of matrix products, in all passes, per second of wall time.
     wall_s : float
-        Of this run's steps.
+        Wall time of this run's steps, seconds.
     difference : Difference or None
+        First difference that a check has found.
     worst : mapping
-        Of a check with a tolerance: the largest share of it that was met.
+        For a check with a tolerance, the largest error of each quantity, as a share of its
+        tolerance.
     folder : Path
-        With what the run leaves behind.
+        Folder with the files that the run has written.
     learning_rate : float or None
-        Largest of the training, chosen for the batch if none was given; None in inference.
+        Largest learning rate of the training, chosen for the batch if none was given; None in
+        inference.
     rate_schedule : str or None
-        How it goes, in words.
+        Course of the learning rate, in words.
     """
 
     network: str
@@ -146,16 +154,16 @@ class RunSummary:
 
     @property
     def samples_per_s(self) -> float | None:
-        """See the attributes."""
+        """Samples per second at the devices' clock; None if no cycles are counted."""
         return self.batch / self.cycles * self.clk_hz if self.cycles else None
 
     @property
     def macs_per_s(self) -> float:
-        """See the attributes."""
+        """Multiply-accumulates per second of wall time."""
         return self.macs * self.ran / self.wall_s if self.wall_s else 0.0
 
     def to_dict(self) -> dict[str, Any]:
-        """The figures."""
+        """Values of the summary, by name."""
         found = {
             name: getattr(self, name)
             for name in (
@@ -194,7 +202,7 @@ def open_backend(
         from fpgapipe.cache import cache_dir
         from fpgapipe.host.backends.simulator import SimulatorBackend
 
-        cache_dir()  # rather refused now than when the Verilog has been compared
+        cache_dir()  # an unusable cache is refused before the Verilog is compared
         build.check_verilog()
         return SimulatorBackend(
             build.pipeline, parameters, build.memories, build.wires, threads=options.threads
@@ -203,12 +211,12 @@ def open_backend(
 
 
 def open_check(build: Build, options: RunOptions) -> Check | None:
-    """Make what a run is checked with; PyTorch has the core's numbers then.
+    """Make the check of a run; PyTorch then computes with the core's number formats.
 
     Raises
     ------
     UserError
-        If a backend would be checked against itself, or numbers against others.
+        If a backend would be checked against itself, or against another number format.
     """
     names = (options.backend, options.check)
     if options.check is None:
@@ -226,12 +234,12 @@ def open_check(build: Build, options: RunOptions) -> Check | None:
 
 
 def read_parameters(path: Path, graph: Graph) -> dict[str, NDArray[np.float32]]:
-    """Read parameters of a network, from a checkpoint or a ``.npz`` with an array for each.
+    """Read parameters of a network from a checkpoint, or from a ``.npz`` with an array for each.
 
     Raises
     ------
     UserError
-        If the file is neither, or one is missing, of another shape or not finite.
+        If the file is neither, or a parameter is missing, has another shape or is not finite.
     """
     wanted = {
         parameter.name: parameter.spec.shape
@@ -247,7 +255,7 @@ def read_parameters(path: Path, graph: Graph) -> dict[str, NDArray[np.float32]]:
         state_bytes = 4 * len(LASTING) * sum(map(math.prod, wanted.values()))
         values = dict(Checkpoint.read(path, state_bytes).state)
         _refuse_shapes(path, wanted, {key: (it.shape, it.dtype) for key, it in values.items()})
-    with np.errstate(over="ignore"):  # what FP32 does not hold becomes infinite, and is refused
+    with np.errstate(over="ignore"):  # values too large for FP32 become infinite and are refused
         found = {name: values[name].astype(np.float32) for name in wanted}
     _refuse(
         path,
@@ -265,7 +273,7 @@ def _refuse_shapes(
     wanted: Mapping[str, tuple[int, ...]],
     found: Mapping[str, tuple[tuple[int, ...], np.dtype[Any]]],
 ) -> None:
-    """Refuse parameters that do not fit, before memory is taken for them."""
+    """Refuse parameters of wrong shapes or types, before memory is allocated for them."""
     faults = []
     for name, shape in wanted.items():
         numbers = f"floating-point numbers of shape {shape}"
@@ -279,7 +287,7 @@ def _refuse_shapes(
 
 
 def _refuse(path: Path, faults: list[str]) -> None:
-    """Say what is wrong with parameters, if something is: as much as can be read at once."""
+    """Raise an error that lists the first `MAX_FAULTS` faults of the parameters, if any."""
     if more := faults[MAX_FAULTS:]:
         faults = [*faults[:MAX_FAULTS], f"and {len(more):,} faults more"]
     if faults:
@@ -287,12 +295,15 @@ def _refuse(path: Path, faults: list[str]) -> None:
 
 
 def build_digest(build: Build) -> str:
-    """What a build is, down to its last byte: a checkpoint of another is refused."""
+    """SHA-256 of a build's manifest, which identifies the build down to its last byte.
+
+    Checkpoints carry it, so that a checkpoint of another build is refused.
+    """
     return hashlib.sha256(read_bytes(build.folder / MANIFEST, MAX_MANIFEST_BYTES)).hexdigest()
 
 
 def macs_of(graph: Graph, *, train: bool) -> int:
-    """Multiply-accumulates of a micro-batch's matrix products, in all passes that there are."""
+    """Multiply-accumulates of a micro-batch's matrix products; in training, of all passes."""
     return sum(
         gemm.macs
         for layer in graph.layers
@@ -312,14 +323,15 @@ def run_build(
     options: RunOptions,
     watcher: Watcher | None = None,
 ) -> RunSummary:
-    """Train on a build, or infer, as it was made for.
+    """Train or infer on a build, whichever the build was made for.
 
-    Inference goes over the validation samples: `settings.steps` mini-batches, or all of them.
+    Inference goes through the validation samples: `settings.steps` mini-batches, or all of them.
 
     Raises
     ------
     UserError
-        If something does not fit, or what the run leaves behind cannot be written.
+        If build, data, settings and options do not fit each other, or the files of the run cannot
+        be written.
     """
     folder = build.run_folder / options.backend
     with contextlib.ExitStack() as opened:
@@ -336,7 +348,7 @@ def run_build(
             raise UserError(f"{where} cannot be written: {error.strerror}") from None
         except OSError as error:
             if error.filename is None:
-                error.filename = str(folder)  # of a write, the system does not say where
+                error.filename = str(folder)  # an error of a write does not name the file
             raise
     plan = build.plan
     return RunSummary(
@@ -356,7 +368,7 @@ def run_build(
 
 
 def clk_hz(build: Build) -> float:
-    """The clock of a build's devices; of several, the slowest."""
+    """Clock frequency of a build's devices, Hz; the lowest if they differ."""
     return min(stage.core.clk_hz for stage in build.plan.stages)
 
 
@@ -400,7 +412,10 @@ def _train(
 def _evaluation(
     build: Build, backend: StepRunner, samples: Samples
 ) -> Callable[[Values], tuple[int, int]]:
-    """What counts the right ones of some samples: PyTorch for itself, else the bit-exact model."""
+    """Return the function that validates: it takes parameters and counts right and all samples.
+
+    The PyTorch backend validates in PyTorch, all others in the bit-exact model.
+    """
     from fpgapipe.host.backends.torch_backend import TorchBackend
 
     if not isinstance(backend, TorchBackend):

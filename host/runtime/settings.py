@@ -1,4 +1,4 @@
-"""What a training depends on besides network and data, and the learning rate of each step."""
+"""Settings of a training, apart from network and data, and the learning rate of each step."""
 
 from __future__ import annotations
 
@@ -11,23 +11,26 @@ import numpy as np
 from fpgapipe.errors import UserError
 
 RATE, BATCH, MAX_RATE = 0.01, 8, 0.1
-"""The default learning rate at a batch; it grows with the square root of the batch, to a limit."""
+"""The default learning rate is `RATE` for a batch of `BATCH` samples.
+
+It grows with the square root of the batch, up to `MAX_RATE`.
+"""
 
 WARM_UP_STEPS = 100
-"""Over at most so many mini-batches the default learning rate is reached, in equal steps."""
+"""Most mini-batches of the warm-up, in which the default rate is reached in equal steps."""
 
 WARM_UP_SHARE = 10
-"""Nor does this take more than one part in so many of a training with a known number of epochs."""
+"""The warm-up takes at most 1 / `WARM_UP_SHARE` of a training with a given number of epochs."""
 
 MAX_NUMBER = float(np.finfo(np.float32).max)
-"""The hardware's registers hold FP32."""
+"""Largest number of a setting; the hardware's registers hold FP32."""
 
 
 def default_rate(batch: int) -> float:
-    """Learning rate for a batch, if none is given: two digits.
+    """Learning rate for a batch if none is given, rounded to two digits.
 
-    The mean over a larger batch is less noisy, which allows larger steps; there are also fewer of
-    them in an epoch.
+    The mean over a larger batch is less noisy, which allows larger steps; an epoch also has fewer
+    of them.
 
     Source: A. Krizhevsky, "One Weird Trick for Parallelizing Convolutional Neural Networks",
     arXiv 1404.5997, 2014.
@@ -37,29 +40,32 @@ def default_rate(batch: int) -> float:
 
 @dataclass(frozen=True)
 class Settings:
-    """What a training depends on besides network and data.
+    """Settings of a training, apart from network and data.
+
+    Exactly one of `epochs`, `steps` and `more` must be given.
 
     Attributes
     ----------
     epochs : int or None
         Passes through the samples; the learning rate falls to 0 along half a cosine.
     steps : int or None
-        Mini-batches in all, at a learning rate that stays as it is.
+        Number of mini-batches in all, at a constant learning rate.
     more : int or None
-        Mini-batches beyond the checkpoint that is gone on from, at a learning rate that stays as it
-        is. Exactly one of the three has to be given.
+        Number of mini-batches after the checkpoint from which training continues, at a constant
+        learning rate.
     seed : int
-        Decides the order of the samples and what dropout drops.
+        Seed of the order of the samples and of dropout.
     learning_rate : float or None
-        Rate of SGD with momentum; None stands for one that suits the batch, with a warm-up.
+        Learning rate of SGD with momentum; None stands for one that suits the batch, with a
+        warm-up.
     momentum, weight_decay : float
-        The other numbers of SGD with momentum.
+        Momentum and weight decay of SGD with momentum.
     data : str
-        What the samples are called, for the record.
+        Name of the samples, for the record.
     precision : str
-        Precision of PyTorch, where that is the backend; else empty.
+        Precision of PyTorch if that is the backend; else empty.
     warm_up : int
-        Mini-batches in which the learning rate rises to its full value.
+        Number of mini-batches in which the learning rate rises to its full value.
     """
 
     epochs: int | None = None
@@ -91,7 +97,7 @@ class Settings:
                 )
 
     def for_batch(self, batch: int, steps_per_epoch: int) -> Settings:
-        """The same with a learning rate that suits the batch, if none was given."""
+        """These settings, with a learning rate that suits the batch if none was given."""
         if self.learning_rate is not None:
             return self
         warm_up = min(WARM_UP_STEPS, steps_per_epoch)
@@ -100,11 +106,11 @@ class Settings:
         return replace(self, learning_rate=default_rate(batch), warm_up=warm_up)
 
     def going_on_from(self, step: int) -> Settings:
-        """The same with the number of steps in all, if it was one beyond a checkpoint."""
+        """These settings, with `more` replaced by the number of steps in all after `step`."""
         return self if self.more is None else replace(self, steps=step + self.more, more=None)
 
     def num_steps(self, steps_per_epoch: int) -> int:
-        """Steps of the whole training; of one that goes on, those beyond its checkpoint."""
+        """Steps of the whole training; if `more` is given, those after the checkpoint."""
         if self.epochs is not None:
             return self.epochs * steps_per_epoch
         found = self.more if self.steps is None else self.steps
@@ -112,7 +118,7 @@ class Settings:
         return found
 
     def rate(self, step: int, steps_per_epoch: int) -> float:
-        """Learning rate of a step, after `for_batch`."""
+        """Learning rate of a step; it must have been chosen, by `for_batch` or by the user."""
         assert self.learning_rate is not None, "the rate has been chosen"
         if step < self.warm_up:
             return self.learning_rate * (step + 1) / self.warm_up
@@ -123,18 +129,18 @@ class Settings:
 
     @property
     def course(self) -> str:
-        """How the learning rate goes after its warm-up."""
+        """Course of the learning rate after its warm-up, in words."""
         return "constant" if self.epochs is None else "half a cosine"
 
     def schedule(self) -> str:
-        """How the learning rate goes, in words."""
+        """Course of the learning rate with its warm-up, in words."""
         warm_up = f" after a warm-up of {self.warm_up} steps" if self.warm_up else ""
         return self.course + warm_up
 
     def decisive(self) -> dict[str, Any]:
-        """All that the result of a step depends on, so what a run that is resumed may not change.
+        """Settings that the result of a step depends on, which a resumed run may not change.
 
-        With a constant learning rate the number of steps is not part of it.
+        The number of steps, which is given with a constant learning rate, is none of them.
         """
         names = ["epochs", "seed", "learning_rate", "warm_up", "momentum", "weight_decay"]
         if self.precision:

@@ -1,9 +1,9 @@
-"""The training loop: one for every backend.
+"""The training loop, which is the same for every backend.
 
-What a run leaves behind lies in a folder of its own: ``log.jsonl``, ``settings.json`` and
-``checkpoints``. The order of the samples depends on seed and epoch alone, and what a step computes
-on state, samples and settings alone: so a run that was interrupted, wherever it was, ends with the
-bits of one that was not.
+A run writes its files into a folder of its own: ``log.jsonl``, ``settings.json`` and
+``checkpoints``. The order of the samples depends only on seed and epoch, and the result of a step
+only on state, samples and settings. A run that was interrupted at any point and resumed therefore
+ends with the same bits as an uninterrupted one.
 """
 
 from __future__ import annotations
@@ -49,22 +49,22 @@ if TYPE_CHECKING:
     from fpgapipe.network.graph import Graph
 
 PROGRESS_EVERY_S = 20.0
-"""Seconds from line to line of the log within a step, if it takes so long."""
+"""Seconds between lines of progress that a long step writes to the log."""
 
 COMPUTES = {"sim": "simulation", "model": "training in the model", "torch": "PyTorch"}
-"""What the time of a backend's steps is called."""
+"""Name of the phase, for the stopwatch, in which a backend computes its steps."""
 
 CHECKPOINT_EVERY = 20
-"""Steps from checkpoint to checkpoint, unless asked for otherwise."""
+"""Default number of steps from checkpoint to checkpoint."""
 
 COURSE = ("epochs", "learning_rate", "warm_up", "momentum", "weight_decay")
-"""Settings that a training which has come to its end does not bind: it may be gone on with."""
+"""Settings that may be changed when a training that has reached its end is continued."""
 
 logger = logging.getLogger(__name__)
 
 
 def digest_of(samples: Samples) -> str:
-    """SHA-256 of images, labels and their shapes."""
+    """SHA-256 of images and labels, with their types and shapes."""
     digest = hashlib.sha256()
     for values in (samples.images, samples.labels):
         digest.update(f"{values.dtype} {values.shape} ".encode())
@@ -73,12 +73,12 @@ def digest_of(samples: Samples) -> str:
 
 
 def check_samples(samples: Samples, graph: Graph) -> None:
-    """Refuse samples that are not for a network.
+    """Refuse samples that do not fit a network.
 
     Raises
     ------
     UserError
-        With what does not fit.
+        If shapes or labels do not fit the network.
     """
     wanted = Wanted.of(graph)
     if samples.images.shape[1:] != wanted.shape:
@@ -97,36 +97,36 @@ def check_samples(samples: Samples, graph: Graph) -> None:
 
 
 class Watcher:
-    """Told how a training gets on; this one does nothing with it."""
+    """Receiver of a training's progress; this base class ignores it."""
 
     def cycles(self, step: int, cycles: int) -> None:
-        """A simulated step has come so far."""
+        """Receive the number of cycles that a step has been simulated so far."""
 
     def step(self, line: Mapping[str, Any], done: int, total: int) -> None:
-        """A step is done, with its line of the log."""
+        """Receive the log's line of a finished step, the steps done, and the steps in all."""
 
     def validation(self, line: Mapping[str, Any]) -> None:
-        """A validation is done, with its line of the log."""
+        """Receive the log's line of a finished validation."""
 
 
 @dataclass(frozen=True)
 class TrainingResult:
-    """What came of a run.
+    """Results of a training.
 
     Attributes
     ----------
     steps : int
-        Done, those before it was resumed included.
+        Number of steps that are done, including those before it was resumed.
     ran : int
-        Of these, in this process.
+        Number of these steps that ran in this process.
     last : mapping
-        Last line of the log of a step; empty without one.
+        The log's line of the last step; empty if there is none.
     validation : mapping
-        The last one, of the log; empty without one.
+        The log's line of the last validation; empty if there is none.
     wall_s : float
-        Of the steps that ran in this process.
+        Wall time of the steps that ran in this process, seconds.
     difference : Difference or None
-        Where a check ended it.
+        Difference at which a check ended the run.
     """
 
     steps: int
@@ -138,7 +138,7 @@ class TrainingResult:
 
 
 class Trainer:
-    """Trains on a backend, in a folder.
+    """Trains on a backend and writes the files of the run into a folder.
 
     Parameters
     ----------
@@ -146,30 +146,31 @@ class Trainer:
     train : Samples
     settings : Settings
     folder : Path
-        Of this run.
+        Folder of this run.
     build : str
-        Digest of the programs: a checkpoint of others is refused.
+        Digest of the build; a checkpoint of another build is refused.
     evaluate : callable, optional
-        Gives how many samples are right, and how many there are, with given parameters; called
-        after every epoch and at the end.
+        Function from parameters to the number of samples that are classified right and the number
+        of all samples. It is called after every epoch and at the end.
     check : Check, optional
-        A second backend beside.
+        Check that runs the same steps on a second backend.
     checkpoint_every : int
-        Steps.
+        Steps from checkpoint to checkpoint.
     watcher : Watcher, optional
 
     Attributes
     ----------
     step : int
-        Steps that are done.
+        Number of steps that are done.
     num_steps, steps_per_epoch : int
+        Number of steps of the whole training, and of an epoch.
     settings : Settings
-        With a learning rate, whether one was given or not.
+        Settings with a learning rate, whether one was given or not.
 
     Raises
     ------
     UserError
-        If the samples are not for the network, or do not fill a mini-batch.
+        If the samples do not fit the network, or do not fill a mini-batch.
     """
 
     def __init__(
@@ -220,18 +221,18 @@ class Trainer:
     # ------------------------------------------------------------------ where to begin
 
     def resume(self, source: Path | None = None) -> Path:
-        """Go on from a checkpoint; returns its path.
+        """Continue from a checkpoint; return its path.
 
         Parameters
         ----------
         source : Path, optional
-            A checkpoint, or the folder of a run, perhaps of another backend; the own one if left
-            out. Of a folder it is the newest one that is whole.
+            A checkpoint, or the folder of a run, which may be that of another backend; the folder
+            of this run if left out. Of a folder, the newest undamaged checkpoint is used.
 
         Raises
         ------
         UserError
-            If there is none, or it was made with other settings.
+            If there is no such checkpoint, or it was made with other settings.
         """
         folder = source or self._folder
         if folder.is_file():
@@ -267,11 +268,11 @@ class Trainer:
         return path
 
     def _state_bytes(self) -> int:
-        """Bytes that the backend's state has, and a checkpoint at most."""
+        """Bytes of the backend's state, which is also the most that a checkpoint may have."""
         return sum(value.nbytes for value in self._backend.state().values())
 
     def _newest(self, folder: Path) -> tuple[Path, Checkpoint]:
-        """The newest checkpoint of a run; if it has none, an earlier run that has some is named."""
+        """The newest checkpoint of a run; the error if there is none names an earlier run."""
         try:
             return CheckpointFolder(folder / CHECKPOINTS).newest(self._build, self._state_bytes())
         except UserError as error:
@@ -314,8 +315,9 @@ class Trainer:
     def run(self) -> TrainingResult:
         """Train to the end, or to the first difference that a check finds.
 
-        Ctrl-C gives up the present step, writes a checkpoint of the state before it, and then
-        raises `KeyboardInterrupt`; whatever else goes wrong in a step does so, too.
+        On Ctrl-C, the present step is abandoned, a checkpoint of the state before it is written,
+        and then `KeyboardInterrupt` is raised. Other exceptions in a step are handled alike, except
+        that no checkpoint is written when writing has failed or the training has diverged.
         """
         if self.settings.more is not None:
             raise UserError("--more goes on from a checkpoint; name it with --resume or --from")
@@ -343,7 +345,7 @@ class Trainer:
                 with RunLog(self._folder / LOG, self._lines) as log:
                     difference = self._loop(log, interrupts)
             except BaseException as error:
-                # Nothing more can be written, or what there is is not worth it.
+                # After an OSError nothing more can be written; a diverged state is not worth it.
                 if not isinstance(error, (OSError, Diverged)):
                     self._save()
                     logger.info("step %d is kept; --resume goes on from there", self.step)
@@ -362,7 +364,7 @@ class Trainer:
         )
 
     def _loop(self, log: RunLog, interrupts: Interrupts) -> Difference | None:
-        """Do steps, validations and checkpoints as they fall due."""
+        """Do steps, validations and checkpoints when they are due."""
         while True:
             if self._is_validation_due():
                 with interrupts.allowed():
@@ -379,7 +381,7 @@ class Trainer:
                 return difference
             state = self._checked_state(line["loss"])
             self._keep(log, line)
-            # Together: whatever comes between must not find one without the other.
+            # Both are set in one statement, so that an interrupt never finds only one of them new.
             self._state, self.step = state, self.step + 1
             self._ran += 1
             self._wall_s += line["wall_s"]
@@ -420,7 +422,7 @@ class Trainer:
         }
 
     def _advance(self, log: RunLog) -> tuple[dict[str, Any], Difference | None]:
-        """Do a step; its line for the log, and what the check found."""
+        """Do a step; return its line for the log and the difference that the check has found."""
         epoch = self.step // self.steps_per_epoch
         batch = self._samples()
         rate = self.settings.rate(self.step, self.steps_per_epoch)
@@ -465,13 +467,13 @@ class Trainer:
         return line, difference
 
     def _checked_state(self, loss: float) -> Values:
-        """The state after a step.
+        """Return the state after a step.
 
         Raises
         ------
         Diverged
-            If the loss is no number, which is the fault of the state before, or the update has left
-            values that nothing can be computed with.
+            If the loss is not finite, which is caused by the state before the step, or if the
+            update has left values that are too large to compute with.
         """
         rate = self.settings.rate(self.step, self.steps_per_epoch)
         if not math.isfinite(loss):

@@ -1,1 +1,1 @@
-"""What a machine needs, and files to begin with."""
+"""Checks of what a machine needs, and files to begin with."""

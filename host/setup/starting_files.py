@@ -1,4 +1,4 @@
-"""What ``fpgapipe new`` writes: commented files to begin with, each of which works as it is."""
+"""Files that ``fpgapipe new`` writes: commented files to begin with, which work unchanged."""
 
 from __future__ import annotations
 
@@ -212,13 +212,13 @@ class Kind:
     Attributes
     ----------
     text : str
-        The file, with NAME where its name belongs.
+        Contents of the file, with NAME as a placeholder for its name.
     suffix : str
-        Ending of its name.
+        Suffix of the file's name.
     check : str
-        Command line that checks it, with NAME again.
+        Command line that checks the file, with the same placeholder.
     fault : callable
-        Says what is wrong with a name, or nothing.
+        Function that says what is wrong with a name; the result is empty for a good name.
     """
 
     text: str
@@ -251,12 +251,12 @@ KINDS = {
 
 
 def write_starting_file(kind: str, name: str, folder: Path) -> tuple[Path, str]:
-    """Write a file to begin with; returns it and the command line that checks it.
+    """Write a file to begin with; return its path and the command line that checks it.
 
     Raises
     ------
     UserError
-        If the name is none, or the file is there already or cannot be written.
+        If the name is not allowed, or the file exists already or cannot be written.
     """
     found = KINDS[kind]
     path = folder / f"{name}{found.suffix}"

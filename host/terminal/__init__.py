@@ -1,1 +1,1 @@
-"""What people see of a command, and what they do to it."""
+"""The terminal: tables, progress, output files and interrupts."""

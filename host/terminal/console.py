@@ -1,6 +1,6 @@
-"""What people see: tables, progress and log lines, rich on a terminal and plain when piped.
+"""Tables, progress and log lines: drawn with rich on a terminal, plain text elsewhere.
 
-rich is imported only when something is drawn, so that ``fpgapipe --help`` stays quick.
+The library rich is imported only when something is drawn, so that ``fpgapipe --help`` stays quick.
 """
 
 from __future__ import annotations
@@ -32,9 +32,9 @@ def print_table(
 ) -> None:
     """Print a table to standard output: drawn on a terminal, aligned plain text elsewhere.
 
-    The plain form never wraps or shortens a cell, so that it can be searched and cut. The drawn one
-    wraps between words alone: where the terminal is too narrow even so, it wraps whole lines, since
-    half a number or half a name misleads.
+    The plain form never wraps or shortens a cell, so that programs such as grep and cut can read
+    it. The drawn form wraps cells only between words, since half a number or half a name would
+    mislead. If the terminal is too narrow even then, the terminal wraps whole lines.
     """
     cells = [[str(cell) for cell in row] for row in rows]
     if sys.stdout.isatty():
@@ -71,7 +71,7 @@ def print_table(
 
 
 def print_json(value: object) -> None:
-    """Print one JSON object to standard output; in `json_alone`, when that ends."""
+    """Print one JSON object to standard output; within `json_alone`, at its end."""
     text = json.dumps(value, indent=2, allow_nan=False) + "\n"
     if _held:
         _held[-1].append(text)
@@ -80,15 +80,15 @@ def print_json(value: object) -> None:
 
 
 _held: list[list[str]] = []
-"""What `print_json` was given, of each `json_alone` that has not ended."""
+"""Texts that `print_json` was given, for each `json_alone` that has not ended."""
 
 
 @contextlib.contextmanager
 def json_alone() -> Iterator[None]:
-    """Let standard output have nothing but what `print_json` is given.
+    """Keep standard output free of all but the objects that `print_json` is given.
 
-    A user's module prints what it likes, and so do libraries in C and programs that it starts: all
-    that goes to standard error.
+    All that a user's module, libraries in C, and programs that they start may print goes to
+    standard error.
     """
     texts: list[str] = []
     _held.append(texts)
@@ -102,7 +102,7 @@ def json_alone() -> Iterator[None]:
 
 @contextlib.contextmanager
 def progress() -> Iterator[Display]:
-    """Progress on standard error: a bar where that is a terminal, elsewhere a line now and then."""
+    """Show progress on standard error: a bar on a terminal, else a line now and then."""
     from rich.console import Console
 
     from fpgapipe.host.terminal.progress import Display, lines_of
@@ -160,7 +160,7 @@ def scaled(value: float, unit: str, base: int = 1000) -> str:
 
 
 class _StandardError(logging.Handler):
-    """Writes to what standard error is when a line comes: a progress display puts itself there."""
+    """Writes to the present `sys.stderr`, since a progress display replaces it while it runs."""
 
     def emit(self, record: logging.LogRecord) -> None:
         try:
@@ -170,7 +170,7 @@ class _StandardError(logging.Handler):
 
 
 def set_up_logging(verbosity: int) -> None:
-    """Send log lines to standard error: -1 quiet (errors), 0 normal (notes), 1 verbose (all)."""
+    """Send log lines to standard error; verbosity -1 shows errors, 0 also notes, 1 all lines."""
     handler = _StandardError()
     handler.setFormatter(logging.Formatter("%(message)s"))
     logger = logging.getLogger("fpgapipe")

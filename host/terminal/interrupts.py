@@ -1,4 +1,4 @@
-"""Ctrl-C where it does no harm, and SIGTERM and SIGHUP as if they were Ctrl-C."""
+"""Defers Ctrl-C to where it does no harm, and treats SIGTERM and SIGHUP like Ctrl-C."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ if TYPE_CHECKING:
 
 
 class Interrupts:
-    """Lets Ctrl-C come where it does no harm; elsewhere it waits. A context manager.
+    """Defers Ctrl-C until the next block in which it is `allowed`; a context manager.
 
-    In a thread that is not the main one, and where something else minds Ctrl-C, it does nothing.
+    It does nothing in a thread that is not the main one, or if another handler for Ctrl-C is set.
     """
 
     def __init__(self) -> None:
@@ -50,7 +50,7 @@ class Interrupts:
 
     @contextlib.contextmanager
     def allowed(self) -> Iterator[None]:
-        """Where `KeyboardInterrupt` may be raised."""
+        """Block in which `KeyboardInterrupt` may be raised, at its beginning if one is pending."""
         if self._has_come:
             self._has_come = False
             raise KeyboardInterrupt
@@ -65,15 +65,16 @@ class Interrupts:
 def terminations() -> Iterator[list[int]]:
     """Let SIGTERM and SIGHUP end the process as Ctrl-C does, so that nothing is left half done.
 
-    Gives a list that has the signal's number when it has come. A SIGHUP that is ignored stays so:
-    that is what nohup is for. In a thread that is not the main one it does nothing.
+    It gives a list to which the number of a signal is added when the signal comes. A signal that is
+    ignored stays ignored, which nohup relies on for SIGHUP. In a thread that is not the main one,
+    this does nothing.
     """
     come: list[int] = []
 
     def end(number: int, frame: FrameType | None) -> None:
         come.append(number)
         handler = signal.getsignal(signal.SIGINT)
-        if not callable(handler):  # shells let what runs in the background ignore Ctrl-C
+        if not callable(handler):  # shells let background processes ignore Ctrl-C
             handler = signal.default_int_handler
         handler(signal.SIGINT, frame)
 

@@ -1,4 +1,4 @@
-"""Files that a command writes where its user says: found out before the work, written whole."""
+"""Output files that a user names: checked before the work begins, written whole or not at all."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ from fpgapipe import files
 from fpgapipe.errors import FileError, UserError
 
 MANIFEST, RUN = "manifest.json", "run"
-"""What a build folder has, see `host.build.build`, which is not imported to write a picture."""
+"""Names in a build folder; `host.build.build` also has them, but it is slow to import."""
 
 OF_RUNS = ("measured.json", "trace.json")
-"""Files in a build's folder of runs that no other output may take the place of."""
+"""Files in a build's folder of runs that no other output may replace."""
 
 MAX_BYTES = 1 << 30
 
@@ -21,19 +21,19 @@ logger = logging.getLogger(__name__)
 
 
 def check_outputs(outputs: Mapping[str, str | None], inputs: Iterable[str | None] = ()) -> None:
-    """Find out, before the work, whether files can be written where options say.
+    """Check, before the work begins, whether the output files of a command can be written.
 
     Parameters
     ----------
     outputs : mapping of str to str or None
-        Path by option; None where it is not given.
+        Path for each option; None if the option is not given.
     inputs : iterable of str or None
-        What the command reads; names of no files are passed over.
+        Names of the files that the command reads; names that are no files do no harm.
 
     Raises
     ------
     UserError
-        If one cannot be written, two are the same, or one is an input or belongs to a build.
+        If a file cannot be written, two are the same, or one is an input or belongs to a build.
     """
     read = {_real(name): name for name in inputs if name}
     written: dict[Path, str] = {}
@@ -50,12 +50,12 @@ def check_outputs(outputs: Mapping[str, str | None], inputs: Iterable[str | None
 
 
 def check_output(path: Path) -> None:
-    """Find out whether a file can be written, and is none of a build's own.
+    """Check that a file can be written and does not belong to a build.
 
     Raises
     ------
     FileError
-        If it cannot, or is.
+        If it cannot be written, or belongs to a build.
     """
     files.check_output(path)
     real = path.resolve()
@@ -66,9 +66,9 @@ def check_output(path: Path) -> None:
 
 
 def belongs_to_build(path: Path, folder: Path) -> bool:
-    """Whether a path, all links in it followed, is one of the files of a build folder or its runs.
+    """Whether a path without links is one of the files of a build folder or of its runs.
 
-    New files, and the pages that are in its folder of runs, are not.
+    New files in the build folder, and pages in its folder of runs, do not belong to the build.
     """
     try:
         found = files.read_json(folder / MANIFEST, MAX_BYTES)
@@ -84,19 +84,19 @@ def belongs_to_build(path: Path, folder: Path) -> bool:
 
 
 def write_output(path: str | Path, text: str) -> None:
-    """Write a file that a user named, and say so.
+    """Write a file that a user named, and log its name.
 
     Raises
     ------
     FileError
-        If it cannot be written; what was there is still there then.
+        If it cannot be written; an earlier file of that name is kept then.
     """
     files.write_output(Path(path), text)
     logger.info("wrote %s", path)
 
 
 def _real(name: str) -> Path:
-    """Where a path leads, as far as it can be followed."""
+    """The path with its links resolved, or unchanged if they cannot be."""
     try:
         return Path(name).resolve()
     except (OSError, ValueError, RuntimeError):

@@ -1,4 +1,4 @@
-"""What a long command says meanwhile: a bar on a terminal, elsewhere a line now and then."""
+"""Progress of a long command: a bar on a terminal, elsewhere a line now and then."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ if TYPE_CHECKING:
     from rich.progress import Progress
 
 FIRST_S, EVERY_S = 5.0, 20.0
-"""Seconds to the first line, and from line to line."""
+"""Seconds until the first line, and from line to line."""
 
 logger = logging.getLogger(__name__)
 
 
 def span(seconds: float) -> str:
-    """Write a time as people say it: ``8 s``, ``3 min 20 s``, ``2 h 5 min``."""
+    """Write a duration in units that suit it: ``8 s``, ``3 min 20 s``, ``2 h 5 min``."""
     whole = round(seconds)
     if whole < 60:
         return f"{whole} s"
@@ -30,12 +30,12 @@ def span(seconds: float) -> str:
 
 
 class Display:
-    """Progress of one task after the other.
+    """Progress of a command, whose tasks come one after the other.
 
     Parameters
     ----------
     bar : Progress or None
-        What draws it; without one, `line` says it.
+        Bar that shows the progress; without one, `line` gives it as text.
     """
 
     def __init__(self, bar: Progress | None = None) -> None:
@@ -49,7 +49,7 @@ class Display:
         self._mark = 0.0
 
     def add_task(self, description: str, *, total: float | None = None, unit: str = "") -> None:
-        """Begin with something: what is done, how many parts it has, and their name."""
+        """Begin a task: its description, the number of its parts, and the name of the parts."""
         self._unit, self._done, self._total = unit, None, None
         self._begin_s = time.monotonic()
         self.update(description=description, total=total)
@@ -61,12 +61,13 @@ class Display:
         completed: float | None = None,
         total: float | None = None,
     ) -> None:
-        """Say how far it is; what is left out stays as it was."""
+        """Update the task's description, parts done and parts in all; None leaves one as it is."""
         if description is not None:
             self._what = description
         if completed is not None:
             if self._done is None or completed < self._done:
-                # The rate counts from here: what an earlier run has done took no time of this one.
+                # The rate is counted from here, since parts that an earlier run has done took no
+                # time in this one.
                 self._mark, self._mark_s = completed, time.monotonic()
             self._done = completed
         if total is not None:
@@ -77,7 +78,7 @@ class Display:
             )
 
     def line(self) -> str:
-        """What is done, how far, the rate, and the time left."""
+        """The progress as text: description, parts done, rate, time left and time so far."""
         now = time.monotonic()
         parts = [self._what]
         if self._done is not None:
@@ -94,7 +95,7 @@ class Display:
 
 @contextlib.contextmanager
 def lines_of(display: Display) -> Iterator[None]:
-    """Log a line now and then, from a thread of its own: also while nothing is reported."""
+    """Log a line now and then from a separate thread, even if no progress is reported."""
     over = threading.Event()
 
     def say() -> None:

@@ -1,1 +1,1 @@
-"""What each block computes: specifications, bit-exact models, cycles, resources."""
+"""Specifications, bit-exact models, cycles and resources of all blocks."""

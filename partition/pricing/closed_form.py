@@ -1,4 +1,4 @@
-"""Closed forms of a pipeline: cycles of layers from the cost model, of a mini-batch by formula."""
+"""Closed forms: cycles of layers from the cost model, and of a mini-batch from a formula."""
 
 from __future__ import annotations
 
@@ -24,18 +24,19 @@ if TYPE_CHECKING:
     from fpgapipe.partition.cost.cost import LayerCost
 
 KINDS = frozenset({"gpipe", "1f1b-as", "fbp-as", "1f1b-sno", "1f1b-so", "pipedream", "zb-h1"})
-"""Schedules that have a formula."""
+"""Kinds of schedules that have a formula."""
 
 UPDATE = "update"
-"""The layer whose the optimiser's step is."""
+"""Name of the layer under which the optimiser's update is counted."""
 
 
 def layer_cycles(
     pipeline: PipelineProgram, memories: Sequence[MemorySpec]
 ) -> list[dict[tuple[str, TaskKind], float]]:
-    """Cycles of each layer and pass of one micro-batch by the cost model, for each device.
+    """Cycles of each layer and pass for one micro-batch by the cost model, for each device.
 
-    Layers that run together count under the last one's name; the update under `UPDATE`.
+    Layers of one unit are counted together, under the name of the last one; the update is counted
+    under `UPDATE`.
     """
     units = {unit.name: [layer.name for layer in unit.layers] for unit in units_of(pipeline.graph)}
     found = []
@@ -55,7 +56,7 @@ def layer_cycles(
 
 
 def computed_layers(part: DeviceProgram) -> list[str]:
-    """The layers that a device computes, and not only passes on, in their order."""
+    """The layers that a device computes, in their order, without those it only passes on."""
     stores = {
         number
         for number, each in zip(part.kernel_of, part.instructions, strict=False)
@@ -78,7 +79,7 @@ def _passes(costs: Sequence[LayerCost]) -> dict[TaskKind, float]:
 
 
 def _costs(pipeline: PipelineProgram, core: CoreSpec, memory: MemorySpec) -> list[LayerCost]:
-    """Costs of all layers at a clock of 1 Hz, so that seconds are cycles."""
+    """Costs of all layers at a clock of 1 Hz, so that times in seconds are cycles."""
     assert core.vector is not None, "a step's core has a vector engine"
     config = CoreConfig(
         core.rows,
@@ -100,7 +101,7 @@ def _costs(pipeline: PipelineProgram, core: CoreSpec, memory: MemorySpec) -> lis
 
 
 def stage_times(layers: Sequence[dict[tuple[str, TaskKind], float]]) -> StageTimes:
-    """Sums over the layers of each stage, for one micro-batch; transfers take no time."""
+    """Times of each stage for one micro-batch, summed over its layers; transfers take no time."""
     forward, input_gradient, weight_gradient, update = (
         np.array(
             [sum(cycles for (_, each), cycles in own.items() if each is kind) for own in layers]
@@ -114,20 +115,23 @@ def stage_times(layers: Sequence[dict[tuple[str, TaskKind], float]]) -> StageTim
 def minibatch_cycles(kind: str, num_microbatches: int, times: StageTimes) -> float:
     """Time of a mini-batch by a schedule's formula, in the unit of the times.
 
-    It is exact for equal stages without transfers; that of ZB-H1 if all passes take as long.
+    The formula is exact if all stages are equal and transfers take no time. That of ZB-H1 also
+    requires that all passes take the same time.
 
     Parameters
     ----------
     kind : str
         One of `KINDS`.
     num_microbatches : int
+        Number of micro-batches in a mini-batch.
     times : StageTimes
-        With one number a stage.
+        Times with one number for each stage.
 
     Notes
     -----
-    ZB-H1 puts the weight gradients of the last micro-batches where others wait: the bubble is
-    ``(N - 1) (F + dX - dW)``. Source: Qi et al., "Zero Bubble Pipeline Parallelism", ICLR 2024.
+    ZB-H1 computes the weight gradients of the last micro-batches where other schedules wait, so its
+    bubble is ``(N - 1) (F + dX - dW)`` for ``N`` stages. Source: Qi et al., "Zero Bubble Pipeline
+    Parallelism", ICLR 2024.
     """
     weight = times.weight_gradient_s
     rest = times.forward_s + times.input_gradient_s

@@ -1,4 +1,4 @@
-"""From a plan's cores to those that are generated, and to what surrounds them in simulation."""
+"""Translates a plan's cores to specs of generated cores and of their simulated surroundings."""
 
 from __future__ import annotations
 
@@ -18,16 +18,16 @@ if TYPE_CHECKING:
     from fpgapipe.partition.plan import CorePlan, Plan
 
 MAX_RATE_DENOMINATOR = 1 << 16
-"""Of a wire's bytes a cycle, as the simulated wire counts them."""
+"""Largest denominator of the fraction that is a simulated wire's rate, in bytes per cycle."""
 
 
 def core_spec(core: CorePlan) -> CoreSpec:
-    """The core that is generated.
+    """Spec of the core that is generated for a core of a plan.
 
     Raises
     ------
     UserError
-        If there is no such core.
+        If no such core can be generated.
     """
     try:
         return CoreSpec(
@@ -55,12 +55,12 @@ def core_specs(plan: Plan) -> list[CoreSpec]:
 
 
 def devices_of(plan: Plan, cluster: ClusterSpec) -> list[int]:
-    """Position in the cluster of each stage's device.
+    """Index in the cluster of each stage's device.
 
     Raises
     ------
     UserError
-        If the cluster has no device of that name, or two neighbours have no link.
+        If the cluster has no device of that name, or two successive stages have no link.
     """
     places = {name: place for place, name in enumerate(cluster.device_names)}
     found = []
@@ -76,7 +76,7 @@ def devices_of(plan: Plan, cluster: ClusterSpec) -> list[int]:
 
 
 def memory_specs(plan: Plan) -> list[MemorySpec]:
-    """Memory of each stage's device, at the core's clock, for simulation.
+    """Memory of each stage's device, in cycles of the core's clock, for simulation.
 
     Raises
     ------

@@ -1,4 +1,4 @@
-"""How long a mini-batch takes, by three levels: closed form, event simulation, cycle model.
+"""Predicts the time of a mini-batch on three levels: closed form, event simulation, cycle model.
 
 The closed form (:mod:`fpgapipe.partition.pricing.closed_form`) takes times from the planner's cost
 model. The event simulation (:mod:`fpgapipe.partition.timeline.timeline`) gets the times of each
@@ -41,15 +41,15 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class PipelineTiming:
-    """What the levels say of a pipeline's mini-batch.
+    """Predictions of all levels for a pipeline's mini-batch.
 
     Parameters
     ----------
     pipeline : PipelineProgram
     memories : tuple of MemorySpec
-        Of each device.
+        Memory of each device.
     wires : tuple of WireTiming
-        For each device but the last, of the cable to the next.
+        Cables: for each device but the last, the one to the next device.
     """
 
     pipeline: PipelineProgram
@@ -63,7 +63,7 @@ class PipelineTiming:
         memory: MemorySpec | Sequence[MemorySpec] | None = None,
         wires: WireTiming | Sequence[WireTiming] | None = None,
     ) -> PipelineTiming:
-        """The same memory and wire everywhere, or one each."""
+        """Make the predictions; a single memory or wire is used for all devices or cables."""
         count = len(pipeline.parts)
         memory, wires = memory or MemorySpec(), wires or WireTiming()
         memories = (memory,) * count if isinstance(memory, MemorySpec) else tuple(memory)
@@ -77,13 +77,13 @@ class PipelineTiming:
 
     @cached_property
     def tasks(self) -> tuple[TaskTimes, ...]:
-        """Of each device alone."""
+        """Times of the tasks of each device alone."""
         parts = zip(self.pipeline.parts, self.memories, self._steps, strict=True)
         return tuple(TaskTimes(part, memory, steps) for part, memory, steps in parts)
 
     @cached_property
     def _steps(self) -> list[list[int]]:
-        """Step of each task, by device; tasks side by side, on two GEMM engines, have the same."""
+        """Step of each task, by device; concurrent tasks, on two GEMM engines, share a step."""
         parts = self.pipeline.parts
         if not any(is_concurrent(part.instructions) for part in parts):
             return [list(range(len(part.tasks))) for part in parts]
@@ -99,9 +99,9 @@ class PipelineTiming:
 
     @cached_property
     def schedule(self) -> Schedule:
-        """The schedule that the programs follow: results stream out as they are made.
+        """The schedule that the programs follow; results are sent while they are computed.
 
-        A device has one lane; tasks side by side come in it in the order in which they end.
+        Each device has one lane, in which concurrent tasks are in the order of their ends.
         """
         lanes = []
         for device, times in enumerate(self.tasks):
@@ -110,7 +110,7 @@ class PipelineTiming:
         return self._schedule_of(lanes)
 
     def _schedule_of(self, lanes: Sequence[Lane]) -> Schedule:
-        """Stage by stage, a device each."""
+        """Schedule of these lanes, with one stage on each device."""
         stages = tuple(range(len(self.pipeline.parts)))
         count = len({task.microbatch for task in self.pipeline.parts[0].tasks} - {-1})
         routes = np.zeros(count, np.int32)
@@ -118,7 +118,7 @@ class PipelineTiming:
 
     @cached_property
     def stage_times(self) -> StageTimes:
-        """Cycles of tasks and transfers, by stage and micro-batch."""
+        """Cycles of tasks and transfers, of each stage and micro-batch."""
         shape = (self.schedule.num_stages, self.schedule.num_microbatches)
         passes = {kind: np.zeros(shape) for kind in (TaskKind.F, TaskKind.DX, TaskKind.DW)}
         passes[TaskKind.B] = passes[TaskKind.DX]
@@ -152,12 +152,12 @@ class PipelineTiming:
         )
 
     def _neighbours(self, channel: Channel) -> list[tuple[int, int]]:
-        """Stages that send on a channel, each with the one that it sends to."""
+        """Pairs of the sending and the receiving stage of a channel."""
         pairs = list(pairwise(range(len(self.pipeline.parts))))
         return pairs if channel is Channel.ACTIVATIONS else [pair[::-1] for pair in pairs]
 
     def _count_words(self, maker: int, user: int, table: NDArray[np.float64]) -> None:
-        """Add up the cycles on the wire of what goes from a stage to one beside it."""
+        """Add to `table` the cycles that the wire needs for the packets of each micro-batch."""
         times = self.tasks[maker]
         channel, link, _ = _ends(maker, user)
         spec = times.program.core.links[link]
@@ -169,7 +169,7 @@ class PipelineTiming:
 
     @cached_property
     def _lags(self) -> dict[tuple[int, int], dict[int, Lag]]:
-        """From each stage to each beside it, by the maker's task."""
+        """Lags for each pair of a sending and a receiving stage, by task of the sending stage."""
         found = {}
         for channel in (Channel.ACTIVATIONS, Channel.GRADIENTS):
             for maker, user in self._neighbours(channel):
@@ -188,7 +188,11 @@ class PipelineTiming:
 
     @cached_property
     def _waits(self) -> list[tuple[Task, Task, float]]:
-        """What tasks wait for since a task beside them in their step uses it."""
+        """Waits of tasks for a result that a concurrent task of the same step uses.
+
+        Each is a triple of the waiting task, the task that computes the result, and the least
+        number of cycles from the end of the latter to the beginning of the former.
+        """
         return [
             (
                 self.tasks[user].program.tasks[lag.concurrent],
@@ -202,7 +206,7 @@ class PipelineTiming:
 
     @cached_property
     def timeline(self) -> Timeline:
-        """The event simulation."""
+        """Result of the event simulation."""
         return simulate(self.schedule, self.stage_times, waits=self._waits)
 
     def timeline_s(self, clk_hz: float) -> Timeline:
@@ -223,12 +227,12 @@ class PipelineTiming:
 
     @property
     def event_cycles(self) -> float:
-        """Of a mini-batch, by the event simulation."""
+        """Cycles of a mini-batch, by the event simulation."""
         return self.timeline.makespan_s + SIGNAL_CYCLES
 
     @cached_property
     def cluster(self) -> ClusterPrediction:
-        """The cycle model of all devices together."""
+        """Prediction of the cycle model of all devices together."""
         return predict_cluster(
             [part.instructions for part in self.pipeline.parts],
             [part.core for part in self.pipeline.parts],
@@ -238,7 +242,7 @@ class PipelineTiming:
         )
 
     def event_tasks(self) -> list[dict[Task, tuple[float, float]]]:
-        """Begin and end of each task on each device, by the event simulation."""
+        """Begin and end of each task on each device, in cycles, by the event simulation."""
         found: list[dict[Task, tuple[float, float]]] = [{} for _ in self.pipeline.parts]
         for device, task, _, end in self.timeline.tasks():
             times = self.tasks[device]
@@ -252,7 +256,7 @@ class PipelineTiming:
         return closed_form.layer_cycles(self.pipeline, self.memories)
 
     def closed_form(self, kind: str) -> float | None:
-        """Of a mini-batch, by a schedule's formula and the cost model; None without a formula."""
+        """Cycles of a mini-batch by a schedule's formula and the cost model; None without one."""
         trains = any(task.kind is not TaskKind.F for task in self.pipeline.parts[0].tasks)
         layers = [
             {key: cycles for key, cycles in own.items() if trains or key[1] is TaskKind.F}
@@ -265,7 +269,7 @@ class PipelineTiming:
 
 
 def _ends(maker: int, user: int) -> tuple[Channel, int, int]:
-    """How a stage sends to one beside it: the channel, its link, and the other's."""
+    """Channel, number of the sending link and number of the receiving link of two neighbours."""
     if maker < user:
         return Channel.ACTIVATIONS, link_after(maker), 0
     return Channel.GRADIENTS, 0, link_after(user)

@@ -1,19 +1,20 @@
-"""What each task of a device takes, found on that device alone.
+"""Cycles of each task of a device, found with the cycle model of that device alone.
 
-Two runs of the cycle model (:mod:`fpgapipe.hw.hls_models.cycles.core_cycles`) tell. In the one all
-that is received is there as soon as it is asked for: tasks follow each other without a pause, and a
-task takes as long as its end is later than that of the task before, their overlap included. In the
-other what a task receives comes only when the device has nothing else left to do: that shows how
-long a task still takes after each part of what it needs has come.
+They are found from two runs of the cycle model
+(:mod:`fpgapipe.hw.hls_models.cycles.core_cycles`). In the first run, received data are there as
+soon as they are asked for. Tasks then follow each other without a pause, and the duration of a task
+is the time from the end of the task before to its own end, so that overlaps are counted once. In
+the second run, the data that a task receives arrive only when the device has nothing else left to
+do. This shows how long a task still takes after each part of its data has arrived.
 
-From these follows how far a task and the one on the next device overlap, as the first parts of a
-result are used while the last are computed.
+Both together show how far a task overlaps with the task on the next device, which uses the first
+parts of a result while the last parts are still computed.
 
-Where a device does two tasks side by side, on two GEMM engines, their instructions are mixed in its
-program and share queues: they are a *step*. The device does one step after the other. The tasks of
-a step are taken in the order in which they end, so that the first takes as long as until its end,
-and the second what it needs beyond; and the first has to wait, too, for what the second receives,
-as far as that holds up its own instructions.
+Where a device does two concurrent tasks, on two GEMM engines, their instructions are interleaved in
+its program and share queues. Two such tasks form a *step*, and the device does one step after the
+other. The tasks of a step are put in the order of their ends: the duration of the first is the time
+until its end, and that of the second the time from there to its own end. The first task also has to
+wait for the data that the second receives, as far as this delays its own instructions.
 """
 
 from __future__ import annotations
@@ -45,15 +46,17 @@ if TYPE_CHECKING:
 
 
 class Sent(NamedTuple):
-    """A part of a task's result on its way out.
+    """A part of a task's result that is sent.
 
     Attributes
     ----------
     task : int
-        Index in the device's tasks.
+        Index of the task in the device's tasks.
     begin, end : float
-        Of the part's SEND, in cycles from the end of the task; with a link that takes everything.
+        Begin and end of the part's SEND, in cycles relative to the end of the task, on a link that
+        accepts everything at once.
     words : int
+        Number of words of the part.
     """
 
     task: int
@@ -63,18 +66,19 @@ class Sent(NamedTuple):
 
 
 class Needed(NamedTuple):
-    """A part of what a task receives.
+    """A part of the data that a task receives.
 
     Attributes
     ----------
     task : int
+        Index of the task in the device's tasks.
     rest : float
-        Cycles that the task takes when the part, as the last, has come; less than 0 if nothing of
-        the task waits for it.
+        Cycles from the arrival of the part, if it is the last to arrive, to the end of the task;
+        negative if no instruction waits for the part.
     concurrent : int
-        The task that ends first of the step, -1 if it is the same.
+        Index of the task that ends first in the same step; -1 if that is this task.
     rest_concurrent : float
-        Cycles that this one takes when the part has come.
+        Cycles from the arrival of the part to the end of the first task of the step.
     """
 
     task: int
@@ -84,16 +88,16 @@ class Needed(NamedTuple):
 
 
 class Lag(NamedTuple):
-    """How long after the end of a task others begin, at the earliest.
+    """Least number of cycles from the end of a task to the beginning of tasks that need its result.
 
     Attributes
     ----------
     cycles : float
-        Of the task that uses the result.
+        Lag of the task that uses the result.
     concurrent : int
-        The task that ends before it in the same step, -1 without one.
+        Index of the task that ends before it in the same step; -1 if there is none.
     cycles_concurrent : float
-        Of that task, which cannot end without the result either.
+        Lag of the concurrent task, which cannot end without the result either.
     """
 
     cycles: float
@@ -103,14 +107,15 @@ class Lag(NamedTuple):
 
 @dataclass(frozen=True)
 class TaskTimes:
-    """Of one device's program.
+    """Cycles of the tasks of one device's program.
 
     Parameters
     ----------
     program : DeviceProgram
     memory : MemorySpec
     step_of : sequence of int
-        Of each task, the number of its step; it rises, and tasks side by side have the same.
+        Number of the step of each task. Numbers do not decrease, and concurrent tasks have the
+        same.
     """
 
     program: DeviceProgram
@@ -119,13 +124,13 @@ class TaskTimes:
 
     @cached_property
     def task_of(self) -> NDArray[np.int64]:
-        """Of each instruction but END, the number of its task."""
+        """Number of the task of each instruction but END."""
         tasks = [each.task for each in self.program.kernels]
         return np.array([tasks[kernel] for kernel in self.program.kernel_of], np.int64)
 
     @cached_property
     def _steady(self) -> CoreRun:
-        """The run in which all that is received is there."""
+        """The run in which received data are there at once."""
         program = self.program
         links = [inf] * len(program.core.links)
         run = CoreRun(program.instructions, program.core, self.memory, links)
@@ -134,25 +139,25 @@ class TaskTimes:
 
     @cached_property
     def order(self) -> list[int]:
-        """Numbers of the tasks, step by step, those of a step in the order in which they end."""
+        """Numbers of the tasks, step by step; those of a step in the order of their ends."""
         ends = self._own_ends(self._steady.ends)
         return sorted(range(len(ends)), key=lambda task: (self.step_of[task], ends[task]))
 
     def _own_ends(self, ends: Sequence[float]) -> NDArray[np.float64]:
-        """When the last instruction of each task has ended."""
+        """Cycle in which the last instruction of each task has ended."""
         found = np.zeros(len(self.program.tasks))
         np.maximum.at(found, self.task_of, np.asarray(ends)[: len(self.task_of)])
         return found
 
     def ends_of(self, ends: Sequence[float]) -> NDArray[np.float64]:
-        """When each task, with all before it, has ended, given the end of each instruction."""
+        """Cycle in which each task and all before it have ended, from the ends of instructions."""
         found = self._own_ends(ends)
         found[self.order] = np.maximum.accumulate(found[self.order])
         return found
 
     @cached_property
     def durations(self) -> NDArray[np.float64]:
-        """Cycles of each task, if it need not wait for others: from the end of the one before."""
+        """Cycles of each task from the end of the one before, if it need not wait for data."""
         ends = self.ends_of(self._steady.ends)
         found = np.zeros(len(ends))
         found[self.order] = np.diff(ends[self.order], prepend=0.0)
@@ -160,7 +165,7 @@ class TaskTimes:
 
     @cached_property
     def spans(self) -> NDArray[np.float64]:
-        """Cycles of each task, from the end of the step before."""
+        """Cycles of each task from the end of the step before."""
         found = self.durations.copy()
         for before, task in pairwise(self.order):
             if self.step_of[before] == self.step_of[task]:
@@ -168,7 +173,7 @@ class TaskTimes:
         return found
 
     def sent(self, link: int, channel: int) -> list[Sent]:
-        """What a link sends on a channel, in order."""
+        """Parts that a link sends on a channel, in order."""
         run = self._steady
         ends = self.ends_of(run.ends)
         return [
@@ -182,7 +187,7 @@ class TaskTimes:
         ]
 
     def needed(self, link: int, channel: int) -> list[Needed]:
-        """What a link receives on a channel, in order."""
+        """Parts that a link receives on a channel, in order."""
         run = self._pausing
         ends = self.ends_of(run.ends)
         firsts: dict[int, int] = {}
@@ -213,16 +218,17 @@ class TaskTimes:
 
     @cached_property
     def _pausing(self) -> _PausingRun:
-        """The run in which what is received comes at the last moment."""
+        """The run in which received data arrive at the last moment."""
         run = _PausingRun(self.program, self.task_of.tolist(), self._waiter_of, self.memory)
         run.run()
         return run
 
     @cached_property
     def _waiter_of(self) -> dict[int, int]:
-        """For each RECEIVE that something waits for, what does so first.
+        """For each RECEIVE that instructions wait for, the first of these instructions.
 
-        Between two queues there is one semaphore, so the n-th to wait waits for the n-th to signal.
+        There is one semaphore between two queues, so the n-th instruction that waits on it waits
+        for the n-th instruction that signals it.
         """
         signals: defaultdict[int, list[int]] = defaultdict(list)
         waits: defaultdict[int, list[int]] = defaultdict(list)
@@ -240,7 +246,7 @@ class TaskTimes:
 
 
 class _PausingRun(CoreRun):
-    """A run in which what a task receives comes when nothing else is left to do."""
+    """A run in which the data that a task receives arrive when nothing else is left to do."""
 
     def __init__(
         self,
@@ -261,7 +267,7 @@ class _PausingRun(CoreRun):
         return self.held[-1]
 
     def next(self) -> float:
-        """See `CoreRun`; lets something come if nothing else happens."""
+        """See `CoreRun`; lets data arrive if nothing else happens."""
         then = super().next()
         if then != NEVER:
             self.last = then
@@ -269,14 +275,14 @@ class _PausingRun(CoreRun):
         waiting = [each for each in self.held if each.waiting]
         if not waiting:
             return NEVER
-        # Of two tasks side by side, what the program waits for first.
+        # Of two concurrent tasks, the one whose data the program waits for first is served.
         first = min(waiting, key=lambda each: each.first_waiter)
         first.release(first.first_task, self.last)
         return super().next()
 
 
 class _Held(Mover):
-    """The engine of a link's RECEIVEs; they end when they are let."""
+    """The engine of a link's RECEIVEs, which end only when they are released."""
 
     def __init__(self, run: _PausingRun, depth: int, in_flight: int) -> None:
         super().__init__(run, depth, in_flight)
@@ -286,12 +292,12 @@ class _Held(Mover):
 
     @property
     def first_task(self) -> int:
-        """The task that receives what is next."""
+        """Number of the task of the oldest RECEIVE that is held."""
         return self._pausing.task_of[self.waiting[0]]
 
     @property
     def first_waiter(self) -> int:
-        """Number of the instruction that waits for what is next; -1 if none does."""
+        """Number of the instruction that waits for the oldest held RECEIVE; -1 if none does."""
         return self._pausing.waiter_of.get(self.waiting[0], -1)
 
     def start(self, index: int, instruction: Instruction, now: float) -> float:
@@ -301,7 +307,7 @@ class _Held(Mover):
         return now
 
     def release(self, task: int, now: float) -> None:
-        """Let what tasks up to this one receive come."""
+        """End the RECEIVEs of all tasks up to this one."""
         self._until = max(self._until, task)
         while self.waiting and self.first_task <= self._until:
             self.end(self.waiting.pop(0), now)
@@ -320,27 +326,27 @@ def lags(
     memories: tuple[MemorySpec, MemorySpec],
     wire: WireTiming,
 ) -> dict[int, Lag]:
-    """How long after the end of a task the one that uses its result begins, at the earliest.
+    """Least time from the end of each task to the beginning of the task that uses its result.
 
     Parameters
     ----------
     sent : sequence of Sent
-        Of the device that makes the results, on one channel.
+        Parts that the producing device sends on one channel.
     needed : sequence of Needed
-        Of the device that uses them; each takes what is sent in its turn.
+        Parts that the consuming device receives, in the same order.
     durations : float array
-        Of the user's tasks.
+        Cycles of the consuming device's tasks.
     cores, memories : pairs
-        Of both devices.
+        Cores and memories of the producing and the consuming device.
     link : int
-        Number of the maker's link.
+        Number of the producing device's link.
     wire : WireTiming
 
     Returns
     -------
     dict of int to Lag
-        By the number of the maker's task. The user's end is then at least the lag and its duration
-        behind the maker's end.
+        Lag for each task of the producing device, by its number. The consuming task ends no earlier
+        than the end of the producing task plus the lag plus its own duration.
     """
     parts: defaultdict[int, list[tuple[Sent, Needed]]] = defaultdict(list)
     for one, other in zip(sent, needed, strict=True):

@@ -1,10 +1,10 @@
-"""Several simulated devices and the wires between them, clocked together.
+"""Several simulated devices and the wires between them, which share one clock.
 
-All devices have one clock and are at the same cycle whenever Python sees them. Inside they run
-windows of as many cycles as the quickest wire takes, each device in some thread; then what the
-wires have accepted is handed to the other ends. So a run gives the same, bit for bit and cycle by
-cycle, whatever the number of threads and the length of the windows; and sampling counters changes
-nothing, as registers are read while programs run.
+Whenever Python sees the devices, all are at the same cycle. Between, they run concurrently for
+windows of at most as many cycles as the shortest latency of a wire; after each window, the beats
+that the wires have accepted are handed to the other ends. So a run gives the same results, bit for
+bit and cycle by cycle, whatever the number of threads and the length of the windows. Sampling
+counters changes nothing either, as registers can be read while programs run.
 """
 
 import ctypes
@@ -47,18 +47,19 @@ _MAX_CYCLES = 1 << 62
 
 @dataclass(frozen=True)
 class Progress:
-    """How far a run is.
+    """Progress of a run.
 
     Attributes
     ----------
     cycle : int
-        Of the cluster.
+        Current cycle of the cluster.
     ran : int
-        Cycles of this run.
+        Cycles since the begin of this run.
     elapsed_s : float
-        Seconds of this run.
+        Seconds since the begin of this run.
     remaining_s : float or None
-        If it goes on as fast and takes as many cycles as its caller expects.
+        Estimated remaining seconds, if the speed stays the same and the run takes as many cycles as
+        its caller expects; None without an expectation.
     """
 
     cycle: int
@@ -68,30 +69,31 @@ class Progress:
 
 
 class Cluster:
-    """Devices in lock-step; a context manager, which closes them all.
+    """Devices that run in lock-step; a context manager, which closes all of them.
 
     Parameters
     ----------
     nodes : sequence of Node
     connections : sequence of Connection
-        A port is the source of at most one and the target of at most one. What leaves a port that
-        is no source is lost.
+        Wires between the nodes. A port is the source of at most one connection and the target of at
+        most one. Beats from a port that is not a source are lost.
     threads : int, optional
-        As many as there are processors, if not given.
+        Number of threads; by default the number of processors, at most one per node.
     window_cycles : int, optional
-        At most what the quickest wire takes, which it is if not given.
+        Cycles per window, at most the shortest delay of a wire and at most 1024; by default the
+        largest possible number.
 
     Attributes
     ----------
     nodes, connections : tuple
     window_cycles, threads : int
-        What is used.
+        Values in use.
 
     Raises
     ------
     ValueError
-        If a port does not exist, is used twice or has another width than its wire; if the window is
-        out of range.
+        If a port does not exist, is used twice or differs in width from its wire; if the window or
+        the number of threads is out of range.
     """
 
     def __init__(
@@ -119,7 +121,7 @@ class Cluster:
         if not 1 <= threads <= 256:
             raise ValueError(f"a cluster must have 1..256 threads, not {threads}")
         self.threads = min(threads, len(self.nodes))
-        # A run ends between two rounds only, which do not depend on the window.
+        # A run can end only between two rounds, whose length does not depend on the window.
         round_cycles = longest * -(-_MIN_ROUND_CYCLES // longest)
         self._lent = [node.device.lend() for node in self.nodes]
         for connection in self.connections:
@@ -181,7 +183,7 @@ class Cluster:
         self.close()
 
     def close(self) -> None:
-        """End the simulation of all devices; their memories stay."""
+        """End the simulation of all devices; their memories stay valid."""
         if self._handle is not None:
             self._library.fpgapipe_cluster_destroy(self._handle)
             self._handle = None
@@ -194,11 +196,11 @@ class Cluster:
         return self._handle
 
     def _stalled(self, what: str) -> StallError:
-        """An error that says why the cluster stands still."""
+        """Error that explains why the cluster makes no progress."""
         return StallError(explain(what, self.cycle, self.nodes, self.read_register))
 
     def _check(self) -> None:
-        """Raise what is wrong with a device."""
+        """Raise DeviceError if a device has an error."""
         for node, (handle, library) in zip(self.nodes, self._lent, strict=True):
             if text := library.fpgapipe_error(handle):
                 raise DeviceError(f"{node.name}: {text.decode(errors='replace')}")
@@ -225,18 +227,19 @@ class Cluster:
     def write_register(
         self, number: int, address: int, value: int, *, max_cycles: int = 1000
     ) -> None:
-        """Write 32 bits to a register of a node; all devices run until it answers.
+        """Write 32 bits to a register of a node; all devices run until the node responds.
 
         Raises
         ------
         DeviceError
-            If it answers with an error or not within `max_cycles`, or another device fails.
+            If the node responds with an error or not within `max_cycles`, or if another device
+            fails.
         """
         check_value(value)
         self._access(number, address, value, True, max_cycles)
 
     def read_register(self, number: int, address: int, *, max_cycles: int = 1000) -> int:
-        """Read 32 bits; as `write_register`."""
+        """Read a register of 32 bits; runs and raises as `write_register` does."""
         return self._access(number, address, 0, False, max_cycles)
 
     def _access(self, number: int, address: int, value: int, write: bool, max_cycles: int) -> int:
@@ -269,37 +272,40 @@ class Cluster:
     ) -> int:
         """Run until all awaited interrupts are high, or for a number of cycles.
 
-        Runs end between two rounds of 64 cycles or more, so some cycles after the last interrupt
-        has risen; `Statistics.irq_cycle` has the exact one. Ctrl-C, and what `progress` raises,
-        leave all devices between two rounds: they can run on.
+        A run ends between two rounds of 64 cycles or more, thus some cycles after the last
+        interrupt has risen; `Statistics.irq_cycle` is the exact cycle. After Ctrl-C or an exception
+        from `progress`, all devices stand between two rounds and can go on.
 
         Parameters
         ----------
         max_cycles : int, optional
-            The cycles to run; with `until_irq` the most that it may take.
+            Number of cycles to run; with `until_irq`, the limit within which the interrupts must
+            rise.
         until_irq : bool
-            Whether to end when all interrupts are high.
+            Whether to end when all awaited interrupts are high.
         stall_cycles : int, optional
-            For about how long nothing may move, at least 2000: no memory bus, no progress counter
-            of a node with registers, no wire from a node without; None is for ever.
+            With `until_irq`, cycles, at least 2000, after which a cluster without progress is
+            considered stalled. Progress is an active memory bus, a progress counter that changes in
+            a node with registers, or a beat from a node without registers. None means no limit.
         progress : callable, optional
-            Called from time to time.
+            Function that is called about every `progress_s` seconds.
         progress_s : float
-            About how often Python looks at signals and calls `progress`, in seconds.
+            Approximate interval at which Python handles signals and calls `progress`, seconds.
         expected_cycles : int, optional
-            What the run will take, as its caller thinks; `max_cycles` if not given.
+            Number of cycles that the caller expects the run to take; defaults to `max_cycles`.
 
         Returns
         -------
         int
-            The cycles that ran.
+            Number of cycles that ran.
 
         Raises
         ------
         StallError
-            If one of the two limits is met; it says of each device who waits for what.
+            If `until_irq` is set and one of the two limits is reached; the message says for each
+            device which of its engines waits for what.
         DeviceError
-            If a design breaks a rule of its buses; the cluster must be reset then.
+            If a design breaks a rule of its buses; the cluster must then be reset.
         """
         if until_irq and not self._awaits:
             raise ValueError("no device of the cluster has a port irq to wait for")
@@ -335,20 +341,22 @@ class Cluster:
         return self.cycle - begin
 
     def sample(self, period_cycles: int, counters: Mapping[int, Sequence[str]]) -> None:
-        """Sample counters about every so many cycles of a run, from now on; 0 ends it.
+        """Sample counters periodically during runs, from now on.
 
         Parameters
         ----------
         period_cycles : int
+            Approximate period, cycles; 0 ends the sampling.
         counters : mapping of int to sequence of str
-            For nodes with registers, names of counters (``RegisterMap.counters``).
+            Names of counters (``RegisterMap.counters``) by number of the node, which must have
+            registers.
 
         Raises
         ------
         ValueError
             If a node has no registers.
         KeyError
-            If it has no such counter.
+            If a node has no counter of that name.
         """
         self._samplers = []
         for number in range(len(self.nodes)):
@@ -363,23 +371,24 @@ class Cluster:
         self._library.fpgapipe_cluster_sample(self._open(), period_cycles)
 
     def watch(self, period_cycles: int, registers: Mapping[int, Sequence[str]]) -> None:
-        """Read registers about every so many cycles of a run, from now on, instead of counters.
+        """Read registers periodically during runs, from now on; ends the sampling of counters.
 
-        One reading comes some cycles after the other. A name that is there several times is read
-        as often in a period.
+        Within a period, the registers are read one after another, some cycles apart. A register
+        that is listed several times is read several times per period.
 
         Parameters
         ----------
         period_cycles : int
+            Approximate period, cycles.
         registers : mapping of int to sequence of str
-            For nodes with registers, names of registers.
+            Names of registers by number of the node, which must have registers.
 
         Raises
         ------
         ValueError
             If a node has no registers.
         KeyError
-            If it has no such register.
+            If a node has no register of that name.
         """
         self.sample(0, {})
         for number, names in registers.items():
@@ -391,9 +400,10 @@ class Cluster:
         self._library.fpgapipe_cluster_sample(self._open(), period_cycles)
 
     def readings(self, number: int) -> NDArray[np.int64]:
-        """What has been read of a node's registers since the reset.
+        """Readings of a node's watched registers since the reset.
 
-        Rows of three: place in the list of registers, cycle in which the reading began, value.
+        Each row has three columns: the index in the list of registers, the cycle in which the
+        reading began, and the value.
         """
         for watcher in self._samplers:
             if isinstance(watcher, Watcher) and watcher.node == number:
@@ -406,7 +416,7 @@ class Cluster:
 
     @property
     def samples(self) -> list[Sample]:
-        """All samples since the reset, in the order of their cycles."""
+        """All samples since the reset, ordered by cycle and node."""
         found = [
             sample
             for sampler in self._samplers
@@ -416,11 +426,11 @@ class Cluster:
         return sorted(found, key=lambda sample: (sample.cycle, sample.node))
 
     def save_waves(self, number: int, path: Path, begin: int = 0, end: int | None = None) -> None:
-        """Write waves of a node's cycles ``begin..end - 1``; as `NativeDevice.save_waves`."""
+        """Record waves of a node's cycles ``begin..end - 1``; see `NativeDevice.save_waves`."""
         self.nodes[number].device.save_waves(path, begin, end)
 
     def wire_counts(self, connection: int) -> WireCounts:
-        """What happened on a wire since the reset."""
+        """Event counts of a connection's wire since the reset."""
         number, port = self.connections[connection].source
         return self.nodes[number].device.wire_counts(port)
 

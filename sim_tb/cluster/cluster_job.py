@@ -1,8 +1,8 @@
-"""What a cluster is to do, and both ways to have it done: natively, and in cocotb.
+"""Jobs for a cluster, which run either natively or in cocotb.
 
-A job says in which order registers are written and read, and how long the devices run between; each
-step begins in the cycle in which the one before has ended. So both ways take the same cycles, and
-leave the same.
+A job is a sequence of steps that write and read registers and let the devices run. Each step begins
+in the cycle in which the preceding one has ended. So both ways take the same cycles and give the
+same results.
 """
 
 import pickle
@@ -24,13 +24,13 @@ from fpgapipe.sim_tb.native.native import NativeDevice, Statistics, build_native
 from fpgapipe.sim_tb.native.phy import WireCounts
 
 RESET_CYCLES = 4
-"""As long a native device is held in reset."""
+"""Cycles of the reset, as many as for a native device."""
 
 SETTLE_CYCLES = 2048
-"""A cluster goes on for so long after the last interrupt.
+"""Cycles for which a cluster continues to run after the last interrupt.
 
-A native one ends its runs between two rounds, of fewer cycles than this, which depend on how it was
-cut into windows.
+A native cluster can end a run only between two rounds, each of which has fewer cycles than this.
+Running on to a fixed cycle makes the end independent of the rounds.
 """
 
 
@@ -40,19 +40,20 @@ def _no_memory() -> NDArray[np.uint8]:
 
 @dataclass(frozen=True)
 class JobNode:
-    """A device.
+    """A device of a job.
 
     Parameters
     ----------
     verilog : str
-        As `fpgapipe.hw.rtl.verilog.verilog_of` makes it.
+        Verilog of the device, as `fpgapipe.hw.rtl.verilog.verilog_of` generates it.
     memory : uint8 array
-        What its memory has, which a run leaves as it is.
+        Initial contents of its memory; a run works on a copy.
     timing : MemoryTiming
+        Timing of its memory.
     registers : RegisterMap, optional
-        For steps that name registers.
+        Register map, needed for steps that name registers.
     awaited : bool
-        Whether `UntilIrq` waits for its interrupt, if it has one.
+        Whether `UntilIrq` waits for the interrupt of the device, if it has one.
     """
 
     verilog: str
@@ -63,7 +64,7 @@ class JobNode:
 
 
 class Write(NamedTuple):
-    """Write a register of a node, by name or address."""
+    """Step that writes a register of a node, given by name or address."""
 
     node: int
     register: str | int
@@ -71,20 +72,20 @@ class Write(NamedTuple):
 
 
 class Read(NamedTuple):
-    """Read a register of a node."""
+    """Step that reads a register of a node, given by name or address."""
 
     node: int
     register: str | int
 
 
 class Run(NamedTuple):
-    """Let all devices run."""
+    """Step in which all devices run for a number of cycles."""
 
     cycles: int
 
 
 class UntilIrq(NamedTuple):
-    """Run until all awaited interrupts are high, and `SETTLE_CYCLES` more from the last on."""
+    """Step that ends `SETTLE_CYCLES` after the last of all awaited interrupts has risen."""
 
     most_cycles: int
 
@@ -94,7 +95,7 @@ Step = Write | Read | Run | UntilIrq
 
 @dataclass(frozen=True)
 class ClusterJob:
-    """A cluster, and what it is to do.
+    """A cluster and the steps that it is to run.
 
     Parameters
     ----------
@@ -113,7 +114,7 @@ class ClusterJob:
         Raises
         ------
         KeyError
-            If its node has none of that name.
+            If the node has no register of that name.
         """
         if isinstance(step.register, int):
             return step.register
@@ -125,21 +126,22 @@ class ClusterJob:
 
 @dataclass(frozen=True)
 class ClusterResult:
-    """What there is one cycle after the last step.
+    """State of a cluster one cycle after the last step of a job.
 
     Attributes
     ----------
     step_cycles : tuple of int
-        The cycle in which each step has ended.
+        Cycles in which the steps have ended.
     values : mapping of (int, str or int) to int
-        Of each node and register that was read, what was read last.
+        Values that were read last, by node and register.
     irq_cycles : tuple of (int or None)
-        For each node, since when its interrupt is high.
+        For each node, the first cycle since which its interrupt is high; None if it is low.
     memories : tuple of uint8 array
+        Contents of the nodes' memories.
     statistics : tuple of (Statistics or None)
-        Of each node's memory bus.
+        Statistics of the nodes' memory buses; None for a node without one.
     wires : tuple of WireCounts
-        Of each connection.
+        Event counts of the connections.
     """
 
     step_cycles: tuple[int, ...]
@@ -150,11 +152,11 @@ class ClusterResult:
     wires: tuple[WireCounts, ...]
 
     def counter(self, node: int, name: str) -> int:
-        """A counter whose halves were read."""
+        """Value of a counter of which both halves were read."""
         return self.values[node, f"{name}_LO"] | self.values[node, f"{name}_HI"] << 32
 
     def differences(self, other: "ClusterResult") -> list[str]:
-        """Names of all that is not the same."""
+        """Names of the parts in which two results differ."""
         found = [
             name
             for name in ("step_cycles", "irq_cycles", "statistics", "wires")
@@ -179,18 +181,18 @@ def program_steps(
     entries: Sequence[int],
     most_cycles: int,
 ) -> list[Step]:
-    """Steps that run a program on each device, and read all counters.
+    """Steps that run a program on each device and then read all counters.
 
     Parameters
     ----------
     nodes : sequence of JobNode
-        Each with its registers; a program may use all of its memory.
+        Devices, each with its registers. A program may use all of its device's memory.
     connections : sequence of Connection
-        Links that these join are turned on, with seeds that are all different.
+        Connections, whose links are enabled, each with a different seed.
     entries : sequence of int
         Address of each device's program.
     most_cycles : int
-        Of all programs together.
+        Limit for all programs, which run concurrently, cycles.
     """
     steps: list[Step] = []
     for count, (number, port) in enumerate(sorted({each.source for each in connections})):
@@ -213,20 +215,20 @@ def program_steps(
 
 
 def run_natively(job: ClusterJob, *, threads: int | None = None) -> ClusterResult:
-    """Do a job with native devices.
+    """Run a job with native devices.
 
     Parameters
     ----------
     job : ClusterJob
     threads : int, optional
-        As of `Cluster`.
+        See `Cluster`.
 
     Raises
     ------
     ValueError
-        As `Cluster`.
+        See `Cluster`.
     DeviceError, StallError
-        If a device breaks a rule, or the interrupts do not come.
+        If a device breaks a rule, or if the interrupts do not come.
     """
     nodes = []
     for number, node in enumerate(job.nodes):
@@ -271,20 +273,20 @@ def run_natively(job: ClusterJob, *, threads: int | None = None) -> ClusterResul
 def run_cluster_in_cocotb(
     job: ClusterJob, work: Path, *, waves: bool = False, timeout_s: float = 600
 ) -> ClusterResult:
-    """Do a job in cocotb: one simulator with all devices, and a testbench around them.
+    """Run a job in cocotb: one simulator contains all devices, and a testbench drives them.
 
     Parameters
     ----------
     job : ClusterJob
     work : Path
-        Folder for what passes between the two; see `simulate_verilog`.
+        Folder for the files of the simulation, among them job and result; see `simulate_verilog`.
     waves, timeout_s
-        As of `simulate_verilog`.
+        See `simulate_verilog`.
 
     Raises
     ------
     SimulationError, ToolError, UserError
-        As `simulate_verilog`; the first also if the interrupts do not come.
+        See `simulate_verilog`. SimulationError is also raised if the interrupts do not come.
     """
     work = Path(work).absolute()
     work.mkdir(parents=True, exist_ok=True)

@@ -1,4 +1,4 @@
-"""The library of ``native_cluster.cpp``, compiled once, and its functions for Python."""
+"""Compiles ``native_cluster.cpp`` to a library and loads it for Python."""
 
 import ctypes
 import functools
@@ -20,7 +20,7 @@ _CALLS = ("run", "access", "cycle", "flying", "taken", "give", "state")
 
 
 class Member(ctypes.Structure):
-    """A device: its handle, functions of its library, and whether its interrupt is waited for."""
+    """A device: its handle, functions of its library, and whether a run awaits its interrupt."""
 
     _fields_ = [
         ("device", ctypes.c_void_p),
@@ -30,7 +30,7 @@ class Member(ctypes.Structure):
 
     @classmethod
     def of(cls, handle: int, library: ctypes.CDLL, awaited: bool) -> "Member":
-        """Make one."""
+        """Describe a device, given its handle and its library."""
         calls = [
             ctypes.cast(getattr(library, f"fpgapipe_{name}"), ctypes.c_void_p) for name in _CALLS
         ]
@@ -38,7 +38,7 @@ class Member(ctypes.Structure):
 
 
 class Route(ctypes.Structure):
-    """From a port of a device to one of another."""
+    """A connection from a port of one device to a port of another."""
 
     _fields_ = [
         (name, ctypes.c_uint64) for name in ("source", "source_port", "target", "target_port")
@@ -46,13 +46,13 @@ class Route(ctypes.Structure):
 
 
 class Reading(ctypes.Structure):
-    """A register's value, and the cycle in which the read began."""
+    """Value of a register, its index in the list, and the cycle in which the reading began."""
 
     _fields_ = [(name, ctypes.c_uint64) for name in ("index", "cycle", "value")]
 
 
 class Reason(IntEnum):
-    """Why a run has ended."""
+    """Reason for the end of a run."""
 
     CYCLES = 0
     INTERRUPTS = 1

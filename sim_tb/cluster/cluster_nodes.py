@@ -1,4 +1,4 @@
-"""What a cluster consists of: its devices, and the wires between their link ports."""
+"""Parts of a cluster: its devices, and the wires between their link ports."""
 
 from dataclasses import dataclass, replace
 
@@ -14,13 +14,15 @@ class Node:
     Parameters
     ----------
     name : str
-        For messages.
+        Name of the device in messages.
     device : NativeDevice
-        The cluster alone runs it from now on; its memory and its statistics can be used as ever.
+        Device, which only the cluster may run from now on. Its memory and its statistics can still
+        be used.
     registers : RegisterMap, optional
-        Of a core. Then its counters can be sampled, and show whether it gets on.
+        Register map, if the device is a core. Its counters can then be sampled and show whether the
+        core makes progress.
     awaited : bool
-        Whether a run waits for its interrupt, if it has one.
+        Whether a run waits for the interrupt of the device, if it has one.
     """
 
     name: str
@@ -31,7 +33,7 @@ class Node:
 
 @dataclass(frozen=True)
 class Connection:
-    """A wire, from a link port to another: the numbers of their nodes and of the ports."""
+    """A wire from one link port to another; each is given as the numbers of a node and a port."""
 
     source: tuple[int, int]
     target: tuple[int, int]
@@ -41,16 +43,16 @@ class Connection:
 def cable(
     one: tuple[int, int], other: tuple[int, int], there: WireSpec, back: WireSpec | None = None
 ) -> tuple[Connection, Connection]:
-    """Both directions between two ports.
+    """Connect two ports in both directions.
 
     Parameters
     ----------
     one, other : (int, int)
-        Node and port.
+        Number of the node and of its port.
     there : WireSpec
-        From `one` to `other`.
+        Wire from `one` to `other`.
     back : WireSpec, optional
-        As `there`, but for the seed, if not given.
+        Wire from `other` to `one`; by default a wire like `there` with another seed.
     """
     back = back or replace(there, seed=(there.seed + 1) % 2**64)
     return Connection(one, other, there), Connection(other, one, back)

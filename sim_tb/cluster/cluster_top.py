@@ -1,32 +1,32 @@
-"""Several devices in one module, so that one simulator of cocotb runs them all."""
+"""Combines several devices in one module, so that one simulator with cocotb runs all of them."""
 
 import re
 from collections.abc import Sequence
 
 TOP = "cluster_top"
-"""Name of the module."""
+"""Name of the module that contains the devices."""
 
 _SHARED = ("clk", "rst")
 _PORT = re.compile(r"^  (input|output) (\[\d+:0\] )?(\w+);$", re.MULTILINE)
-# Escaped names end with a space, behind which Yosys writes another.
+# An escaped name ends with a space, after which Yosys writes another space.
 _MODULE = re.compile(r"^module (\\\S+ |\w+)", re.MULTILINE)
 _INSTANCE = re.compile(r"^  (\\\S+ |\w+) (?=\\?\S+ {1,2}\($)", re.MULTILINE)
 
 
 def cluster_verilog(designs: Sequence[str]) -> str:
-    """Put designs side by side, with one clock and one reset.
+    """Instantiate several designs in one module, with a common clock and a common reset.
 
     Parameters
     ----------
     designs : sequence of str
-        Verilog of each, as `fpgapipe.hw.rtl.verilog.verilog_of` makes it, with ``top`` as its top
-        module. Designs of the same text are instances of the same modules.
+        Verilog of each design, as `fpgapipe.hw.rtl.verilog.verilog_of` generates it, with the top
+        module ``top``. Designs of the same text become instances of the same modules.
 
     Returns
     -------
     str
-        The module `TOP`, and all that is in it. Its ports are ``clk``, ``rst`` and, for each port
-        ``x`` of design `n`, ``d{n}_x``.
+        Verilog of the module `TOP` and of all modules in it. The ports of `TOP` are ``clk``,
+        ``rst`` and, for each other port ``x`` of design `n`, ``d{n}_x``.
 
     Raises
     ------
@@ -61,7 +61,7 @@ def _ports(text: str) -> list[tuple[str, str, str]]:
 
 
 def _renamed(text: str, prefix: str) -> str:
-    """Verilog whose modules have a prefix, so that those of other designs are others."""
+    """Add a prefix to the names of all modules, so that they differ from those of other designs."""
     modules = {name.strip("\\ ") for name in _MODULE.findall(text)}
 
     def rename(match: re.Match[str]) -> str:

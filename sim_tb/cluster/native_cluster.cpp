@@ -1,9 +1,9 @@
-// Several devices in lock-step: cluster.py builds this library and calls it through ctypes.
+// Runs several devices in lock-step: cluster.py builds this library and calls it through ctypes.
 //
-// A device comes as a pointer and the functions of the library that native.cpp makes of its design.
-// All run a window, each in some thread; then what their wires have accepted goes to the other
-// ends. A beat takes at least a window to arrive, so no device can tell the threads, or the length
-// of windows, from anything it sees.
+// A device is given by a pointer and the functions of its library (native.cpp with its design). All
+// devices run for a window of cycles, each in some thread; then the beats that their wires have
+// accepted are handed to the other ends. A beat takes at least a window to arrive, so neither the
+// number of threads nor the length of windows has any effect on what a device sees.
 
 #include <algorithm>
 #include <atomic>
@@ -19,7 +19,7 @@ namespace {
 
 constexpr uint64_t never = UINT64_MAX;
 
-// The layouts of cluster_library.py's structures of the same names.
+// These structures have the layouts of those in cluster_library.py. Functions is Member's `calls`.
 struct Functions {
     uint64_t (*run)(void*, uint64_t, int);
     int (*access)(void*, uint32_t, uint32_t*, int, uint64_t, int);
@@ -32,17 +32,17 @@ struct Functions {
 struct Member {
     void* device;
     Functions call;
-    uint64_t awaited;  // whether its interrupt counts
+    uint64_t awaited;  // whether a run waits for its interrupt
 };
 struct Route {
     uint64_t source, source_port, target, target_port;
 };
 struct Reading {
-    uint64_t index;  // in its list of registers
-    uint64_t cycle;  // in which the reading began
+    uint64_t index;  // place of the register in its list
+    uint64_t cycle;  // cycle in which the reading began
     uint64_t value;
 };
-// The layout of native.cpp's structure.
+// State of a device; it has the layout of native.cpp's structure of the same name.
 struct State {
     uint64_t irq_cycle;
     uint64_t active_cycle;
@@ -50,25 +50,27 @@ struct State {
 };
 enum Reason : uint64_t { CYCLES, INTERRUPTS, TIME, FAILED, STALLED };
 
-// Registers of a device that are read from time to time while it runs.
+// Registers of a device that are read periodically while it runs.
 struct Poll {
     std::vector<uint32_t> addresses;
-    std::vector<uint32_t> last;  // values
-    bool keeps = false;             // its readings
+    std::vector<uint32_t> last;  // values of the last readings
+    bool keeps = false;             // whether readings are stored
     std::vector<Reading> readings;
-    uint64_t changed = 0;  // cycle of the last reading that was not as the one before
-    size_t next = never;   // the register to read next; beyond the last: nothing to do
+    uint64_t changed = 0;  // cycle of the last reading that differed from the one before
+    size_t next = never;   // index of the register to read next; beyond the list if none is due
     uint64_t begun = 0;    // cycle in which its reading began
-    bool open = false;     // a reading has begun and goes on in the next window
+    bool open = false;     // whether a reading has begun and continues in the next window
 };
 
-// A register is read only if so many cycles are left until somebody else may want to use the bus.
+// A register is read only if this many cycles are left in the round, after which the bus may be
+// needed for other accesses.
 constexpr uint64_t access_cycles = 24;
 
-// What such a reading may take that nobody waits for.
+// Limit, in cycles, for completing a pending reading whose value is not needed.
 constexpr uint64_t access_limit = 1000;
 
-// Whoever waits looks for some ten microseconds, as windows may be short, and then sleeps.
+// Wait until done(number) is true. Windows may be short, so a thread polls for some ten
+// microseconds before it sleeps.
 template <class F>
 void await(std::atomic<uint64_t>& number, F&& done) {
     for (int i = 0; i < 200; ++i) {
@@ -84,8 +86,9 @@ void await(std::atomic<uint64_t>& number, F&& done) {
     }
 }
 
-// Threads that do a number of jobs, turn by turn; the caller is one of them. A turn ends when all
-// its jobs are done, however late some threads are: on a busy machine that may be the caller alone.
+// A team of threads, one of which is the caller. Each call is a turn, in which every job is done
+// once. A turn ends when all its jobs are done, even if some threads have not started it yet: on a
+// busy machine, the caller may do all jobs alone.
 template <class F>
 class Team {
   public:
@@ -125,13 +128,13 @@ class Team {
         }
     }
 
-    // The jobs that are always a thread's own, then what is left.
+    // Do the jobs that are assigned to this thread, then those that are left.
     void work(unsigned thread, uint64_t turn) {
         for (uint64_t i = thread; i < jobs_; i += stride_) claim(i, turn);
         for (uint64_t i = 0; i < jobs_; ++i) claim(i, turn);
     }
 
-    // Each turn takes each job once, so whoever is late finds none of a turn that is over.
+    // Each job can be claimed once per turn, so a late thread finds no job of a turn that is over.
     void claim(uint64_t number, uint64_t turn) {
         uint64_t before = turn - 1;
         if (!claimed_[number].compare_exchange_strong(before, turn)) return;
@@ -142,7 +145,7 @@ class Team {
     F job_;
     const uint64_t jobs_;
     const unsigned stride_;
-    std::unique_ptr<std::atomic<uint64_t>[]> claimed_;  // the last turn in which it was taken
+    std::unique_ptr<std::atomic<uint64_t>[]> claimed_;  // by job, the last turn that claimed it
     std::atomic<uint64_t> turn_ = 0;
     std::atomic<uint64_t> done_ = 0;
     std::atomic<bool> ends_ = false;
@@ -163,7 +166,8 @@ class Cluster {
         for (Poll& poll : sample_) poll.keeps = true;
     }
 
-    // Registers of a device whose change shows that it works (`keeps` 0), or to be sampled.
+    // Set the registers of a device to be sampled (`keeps` 1), or the watched ones, whose change
+    // shows that the device makes progress (`keeps` 0).
     void poll(uint64_t device, const uint32_t* addresses, uint64_t count, uint64_t keeps) {
         Poll& poll = (keeps ? sample_ : watch_)[device];
         finish(device, access_limit);
@@ -194,15 +198,15 @@ class Cluster {
 
     uint64_t cycle() const { return cycle_; }
 
-    // A run begins: a stall counts from here.
+    // Begin a run: the cycles of a stall are counted from here.
     void begin(uint64_t stall_cycles) {
         stall_cycles_ = stall_cycles;
         moved_ = cycle_;
         watch_next_ = stall_cycles ? cycle_ : never;
     }
 
-    // Run so many cycles; less if all awaited interrupts are high at the end of a round, if so
-    // much time has passed, if a device fails or if nothing moves.
+    // Run for a number of cycles. The run ends earlier if all awaited interrupts are high at the
+    // end of a round, if `seconds` have passed, if a device fails or if the cluster stalls.
     Reason run(uint64_t cycles, bool until_irq, double seconds) {
         using clock = std::chrono::steady_clock;
         const auto last = clock::now() + std::chrono::duration<double>(seconds);
@@ -226,15 +230,15 @@ class Cluster {
         return CYCLES;
     }
 
-    // An access to a device's registers, while all others run as well. The response; -1 after an
-    // error, -2 if it has not come within `limit` cycles.
+    // Access a register of a device; all other devices run as well. Returns the response, -1 after
+    // an error, or -2 if there is no response within `limit` cycles.
     int access(uint64_t number, uint32_t address, uint32_t* value, bool write, uint64_t limit) {
         const int code = finish(number, limit);
         return code < 0 ? code : access_alone(number, address, value, write, limit);
     }
 
   private:
-    // Let a reading that goes on come to its end, and be the last of its round.
+    // Complete a pending reading of a device and skip the registers that would be read after it.
     int finish(uint64_t number, uint64_t limit) {
         for (Poll* poll : {&watch_[number], &sample_[number]}) {
             if (!poll->open) continue;
@@ -274,7 +278,7 @@ class Cluster {
         }
     }
 
-    // Run a device to the window's end.
+    // Run a device to the end of the window.
     void advance(uint64_t number) {
         const Member& member = members_[number];
         if (sample_[number].open || !ask(watch_[number], number)) ask(sample_[number], number);
@@ -282,7 +286,7 @@ class Cluster {
         if (now < target_) member.call.run(member.device, target_ - now, false);
     }
 
-    // Read registers while there is time in the window; whether the bus is in use then.
+    // Read registers while there is time left; returns whether the bus must not be used further.
     bool ask(Poll& poll, uint64_t number) {
         const Member& member = members_[number];
         while (poll.next < poll.addresses.size()) {
@@ -306,7 +310,7 @@ class Cluster {
         return false;
     }
 
-    // Move what is on the wires to its receivers; whether a device has failed.
+    // Hand the beats on all wires to their receivers; returns whether a device has failed.
     bool exchange() {
         for (const Route& route : routes_) {
             const Member &source = members_[route.source], &target = members_[route.target];
@@ -336,8 +340,8 @@ class Cluster {
         return true;
     }
 
-    // Whether for `stall_cycles_` no bus moved, no watched register changed and no wire of a
-    // device without watched registers took a beat.
+    // Whether, for `stall_cycles_` cycles, no memory bus was active, no watched register changed
+    // and no wire accepted a beat from a device without watched registers.
     bool stalls() {
         for (uint64_t i = 0; i < members_.size(); ++i) {
             const uint64_t active = state_of(members_[i]).active_cycle;
@@ -352,7 +356,7 @@ class Cluster {
     const uint64_t window_, round_;
     const unsigned threads_;
 
-    uint64_t cycle_ = 0;  // of all devices, between two windows
+    uint64_t cycle_ = 0;  // cycle at which all devices are between two windows
     uint64_t target_ = 0, round_end_ = 0;
 
     std::vector<Poll> watch_, sample_;

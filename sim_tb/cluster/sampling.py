@@ -1,4 +1,4 @@
-"""Counters and other registers of a cluster's devices, read while programs run."""
+"""Samples of counters and other registers of a cluster's devices, read while programs run."""
 
 import ctypes
 from collections.abc import Mapping, Sequence
@@ -19,9 +19,12 @@ class Sample(NamedTuple):
     Attributes
     ----------
     cycle : int
-        In which the first was read; each has been read some cycles after the one before.
+        Cycle in which the first counter was read. The others were read one after another, some
+        cycles apart.
     node : int
+        Number of the node.
     counters : mapping of str to int
+        Values of the counters by name.
     """
 
     cycle: int
@@ -30,7 +33,7 @@ class Sample(NamedTuple):
 
 
 def progress_counters(registers: RegisterMap) -> tuple[str, ...]:
-    """Counters that rise only while a core gets on."""
+    """Names of the counters that rise only while a core makes progress."""
     return tuple(name for name in registers.counters if name.endswith(_PROGRESS))
 
 
@@ -41,14 +44,17 @@ def low_halves(registers: RegisterMap, names: Sequence[str]) -> list[int]:
 
 @dataclass
 class Sampler:
-    """Samples of one node, made of readings of the counters' lower halves.
+    """Assembles samples of one node from readings of the counters' lower halves.
 
-    Between two samples no counter rises by 2^32 or more, so the upper halves are known.
+    A counter rises by less than 2^32 between two samples, so its upper half follows from the lower
+    halves.
 
     Parameters
     ----------
     node : int
+        Number of the node.
     names : tuple of str
+        Names of the counters, in the order in which they are read.
     """
 
     node: int
@@ -57,16 +63,16 @@ class Sampler:
     _open: list[tuple[int, int, int]] = field(default_factory=list)
 
     def clear(self) -> None:
-        """Forget all samples."""
+        """Delete all samples."""
         self.samples.clear()
         self._open.clear()
 
     def collect(self, library: ctypes.CDLL, handle: int) -> None:
-        """Take the readings that a cluster has."""
+        """Take this node's readings out of a cluster."""
         self.add([tuple(row) for row in _taken(library, handle, self.node).tolist()])
 
     def add(self, readings: Sequence[tuple[int, int, int]]) -> None:
-        """Go on with readings: number of the counter, cycle, value."""
+        """Add readings, each a counter's number, the cycle and the value."""
         for reading in readings:
             if reading[0] == 0:
                 self._open.clear()
@@ -86,11 +92,12 @@ class Sampler:
 
 @dataclass
 class Watcher:
-    """Readings of one node's registers, as they are.
+    """Collects readings of one node's registers.
 
     Parameters
     ----------
     node : int
+        Number of the node.
     """
 
     node: int
@@ -98,20 +105,20 @@ class Watcher:
 
     @property
     def readings(self) -> NDArray[np.int64]:
-        """Rows of place in the list of registers, cycle in which the reading began, value."""
+        """Readings; columns: index in the list of registers, cycle in which it began, value."""
         return np.concatenate([np.zeros((0, 3), np.int64), *self._parts])
 
     def clear(self) -> None:
-        """Forget all readings."""
+        """Delete all readings."""
         self._parts.clear()
 
     def collect(self, library: ctypes.CDLL, handle: int) -> None:
-        """Take the readings that a cluster has."""
+        """Take this node's readings out of a cluster."""
         self._parts.append(_taken(library, handle, self.node))
 
 
 def _taken(library: ctypes.CDLL, handle: int, node: int) -> NDArray[np.int64]:
-    """Take a node's readings out of a cluster: rows of number of the register, cycle, value."""
+    """Take a node's readings out of a cluster; columns: number of the register, cycle, value."""
     count = ctypes.c_uint64()
     raw = library.fpgapipe_cluster_readings(handle, node, ctypes.byref(count))
     found = np.zeros((count.value, 3), np.int64)

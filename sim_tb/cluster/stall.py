@@ -1,4 +1,4 @@
-"""Why a cluster stands still: for each device, which engine waits for what."""
+"""Explains why a cluster makes no progress: which engine of each device waits for what."""
 
 from __future__ import annotations
 
@@ -19,7 +19,8 @@ from fpgapipe.sim_tb.cluster.cluster_nodes import Node
 from fpgapipe.sim_tb.native.native import NativeDevice
 
 _PROGRAM_BYTES = 1 << 26
-"""Of a memory, read to name instructions: longer programs go without names."""
+"""Most bytes of a program that are read to name its instructions; if it is longer, messages have
+numbers only."""
 
 _LINKS = {Opcode.SEND: "to", Opcode.RECEIVE: "from"}
 
@@ -27,25 +28,25 @@ _LINKS = {Opcode.SEND: "to", Opcode.RECEIVE: "from"}
 def explain(
     what: str, cycle: int, nodes: Sequence[Node], read_register: Callable[[int, int], int]
 ) -> str:
-    """Describe a cluster that has not got on.
+    """Describe the state of a cluster that has made no progress.
 
-    Registers are read for it, so that its devices run some cycles. Programs are read from the
-    memories, where the registers say that they are.
+    This reads registers, for which the devices run some cycles. The programs are read from the
+    memories at the addresses that are in the registers.
 
     Parameters
     ----------
     what : str
-        What it has not done.
+        Problem, for the first line, such as "nothing has moved for 2000 cycles".
     cycle : int
-        The cluster's present cycle.
+        Current cycle of the cluster.
     nodes : sequence of Node
     read_register : callable of (int, int) to int
-        Reads a register, given the number of a node and the register's offset.
+        Function that reads a register, given the number of a node and the register's offset.
 
     Returns
     -------
     str
-        Lines; the first says when.
+        Text of several lines; the first one has the cycle and the problem.
     """
     lines = [f"cycle {cycle}: {what}"]
     for number, node in enumerate(nodes):
@@ -67,7 +68,7 @@ def explain(
 
 
 class _Core:
-    """A core of a cluster, as its registers show it."""
+    """State of a core of a cluster, read from its registers."""
 
     def __init__(
         self, device: NativeDevice, registers: RegisterMap, read_register: Callable[[int], int]
@@ -115,7 +116,8 @@ class _Core:
             head = self.read(f"QUEUE{queue}_HEAD") if semaphores or offered else None
             found.append((empty, semaphores, missing, oldest, head))
         begun = [head if oldest is None else oldest for *_, oldest, head in found]
-        # All of a queue that is empty has ended, as far as instructions were handed out.
+        # A queue that is neither busy nor waiting has completed all instructions that have been
+        # handed out so far, so it is treated as having reached the last of them.
         last = max((number for number in begun if number is not None), default=-1)
         reached = [last + 1 if number is None else number for number in begun]
         for queue, (empty, semaphores, missing, oldest, head) in enumerate(found):
@@ -134,7 +136,7 @@ class _Core:
                 yield f"{name}: has an instruction on its way"
 
     def _program(self, spec: SequencerSpec) -> Sequence[Instruction]:
-        """What runs, if it can be read."""
+        """Instructions of the running program; empty if they cannot be decoded."""
         entry = self.read("PROGRAM_LO") | self.read("PROGRAM_HI") << 32
         memory = self.device.memory
         try:
@@ -149,7 +151,7 @@ class _Core:
 
 
 def _named(program: Sequence[Instruction], index: int) -> str:
-    """An instruction as messages name it."""
+    """Name of an instruction in messages."""
     if index >= len(program):
         return f"instruction {index}"
     item = program[index]
@@ -165,7 +167,7 @@ def _named(program: Sequence[Instruction], index: int) -> str:
 def _semaphore(
     program: Sequence[Instruction], spec: SequencerSpec, begun: Sequence[int], number: int
 ) -> str:
-    """A missing semaphore, and who is the next to signal it."""
+    """Name of a missing semaphore, and of the instruction that will signal it next."""
     for index, item in enumerate(program):
         if number in item.signal and index >= begun[spec.queue_of(item)]:
             return f"semaphore {number}, which {_named(program, index)} signals"

@@ -1,1 +1,1 @@
-"""Drivers of cocotb testbenches, and what runs them."""
+"""Drivers for cocotb testbenches, and functions that run them."""

@@ -1,8 +1,8 @@
-"""A memory behind an AXI4 port of a design: latency, pauses, errors, and a check of the protocol.
+"""A memory for an AXI4 port of a design, with latency, pauses, errors and a protocol check.
 
-It answers bursts in the order in which they came, those of different IDs in any order if it is
-random, and stops the test where the design breaks a rule of AXI4 (ARM IHI 0022E): a valid that goes
-away or changes what it offers before it was taken, a burst across 4 KiB, a wrong WLAST.
+The memory answers bursts in order; with random behaviour, those with different IDs in any order.
+The test fails if the design breaks a rule of AXI4 (ARM IHI 0022E): if a valid signal falls or its
+data change before they are accepted, if a burst crosses a boundary of 4 KiB, or if WLAST is wrong.
 """
 
 import random
@@ -20,26 +20,27 @@ from fpgapipe.sim_tb.drivers.stream import Pauses as Pauses
 from fpgapipe.sim_tb.drivers.stream import cycle
 
 OKAY, SLVERR, DECERR = 0, 2, 3
-"""Responses."""
+"""Codes of responses."""
 
 PAGE_BYTES = 4096
 
 
 @dataclass
 class Request:
-    """A burst.
+    """A burst that the design requested.
 
     Attributes
     ----------
     cycle : int
-        When it was asked for.
+        Cycle of the request.
     id, address, beats : int
+        ID, byte address and number of beats.
     ready : int
-        The first cycle in which it may be answered.
+        First cycle in which the memory may answer it.
     done : int
-        Beats that have moved.
+        Number of beats that have been transferred.
     response : int
-        Of a write.
+        Response to a write.
     """
 
     cycle: int
@@ -53,7 +54,7 @@ class Request:
 
 @dataclass(frozen=True)
 class Written:
-    """A beat of data that was taken: when, its address and its strobes."""
+    """An accepted beat of write data: its cycle, its address and its strobes."""
 
     cycle: int
     address: int
@@ -61,40 +62,43 @@ class Written:
 
 
 class AxiMemory:
-    """Memory and checker; runs from its making on.
+    """Memory and protocol checker, which runs from its creation on.
 
     Parameters
     ----------
     dut
-        The design, with its clock ``clk``, out of reset or in it.
+        The design, with its clock ``clk``, in or out of reset.
     prefix : str
-        Of the port: ``m_axi`` for ``m_axi_araddr``.
+        Prefix of the port: ``m_axi`` for ``m_axi_araddr``.
     data : uint8 array
-        Read and changed in place.
+        Contents, which are changed in place.
     origin : int
-        Address of its first byte. What lies outside is answered with DECERR.
+        Address of the first byte. Accesses outside of the data get the response DECERR.
     rng : random.Random, optional
-        Makes pauses on all channels, and mixes the answers of different IDs.
+        Source of pauses on all channels and of the order in which reads of different IDs are
+        answered. Without it there are no pauses.
     latency : (int, int)
         Least and most cycles from a read's request to its first beat, and from a write's last beat
         to its response, both at least 1.
     bad : sequence of (range, int)
-        Addresses and the response to what touches them. Such a write changes nothing.
+        Ranges of addresses, and the response to accesses that overlap them. Such a write does not
+        change the memory.
     read, write : bool
-        Which channels the port has.
+        Whether the port has the channels for reads, and those for writes.
     max_beats, max_open : int, optional
-        Longest burst, and how many of each kind may be under way, if the design promises that.
+        Longest burst, and largest number of reads and of writes in flight, that the design may use.
     banks : (int, int, int), optional
-        As `fpgapipe.sim_tb.native.native.NativeDevice` has them. Data of a write then come after
-        their address.
+        See `fpgapipe.sim_tb.native.native.NativeDevice`. With banks, the data of a write are
+        accepted only after their address.
 
     Attributes
     ----------
     reads, writes : list of Request
-        In the order in which they came.
+        Requests in the order of their arrival.
     beats : list of Written
+        Accepted beats of write data.
     most_open : dict
-        The most bursts that were under way, ``read`` and ``write``.
+        Largest number of bursts that were in flight, for the keys ``read`` and ``write``.
     """
 
     def __init__(
@@ -119,21 +123,22 @@ class AxiMemory:
         self.beats: list[Written] = []
         self.most_open = {"read": 0, "write": 0}
         self._banks = banks
-        self._bank_free: dict[int, int] = {}  # cycle from which on a bank may begin a burst
+        self._bank_free: dict[int, int] = {}  # by bank, first cycle in which a burst may begin
         self._clk = dut.clk
         self._dut, self._prefix = dut, prefix
         self._bytes = len(self._port("rdata" if read else "wdata")) // 8
         self._rng = rng
         self._max_beats, self._max_open = max_beats, max_open
-        # A clock may begin at any time, so an edge alone does not tell the number of its cycle.
+        # Number of the coming cycle. The clock may start at any time, so it is computed at each
+        # falling edge.
         self._next = 0
         self._waiting: dict[str, tuple[int, ...] | None] = {}
         self._answers: dict[int, deque[Request]] = {}  # reads by ID
         self._open_reads = 0
-        self._offer: Request | None = None  # whose beat is on the bus
-        self._open_writes: deque[Request] = deque()  # whose response has not been taken
-        self._writing: deque[Request] = deque()  # whose data have not all come
-        self._early: deque[tuple[int, ...]] = deque()  # beats whose address has not been taken
+        self._offer: Request | None = None  # the read whose beat is on the bus
+        self._open_writes: deque[Request] = deque()  # writes whose response is not yet accepted
+        self._writing: deque[Request] = deque()  # writes whose data have not been received fully
+        self._early: deque[tuple[int, ...]] = deque()  # beats whose address is not yet accepted
         self._confirmed: Request | None = None
         names = []
         if read:
@@ -149,13 +154,13 @@ class AxiMemory:
         return getattr(self._dut, f"{self._prefix}_{name}")
 
     def stop(self) -> None:
-        """Answer nothing more."""
+        """Stop responding."""
         for task in self._tasks:
             task.cancel()
 
     @property
     def idle(self) -> bool:
-        """Whether no burst is under way."""
+        """Whether no burst is in flight."""
         return not (self._open_reads or self._open_writes)
 
     async def _run(self, read: bool, write: bool) -> None:
@@ -177,7 +182,7 @@ class AxiMemory:
         return self._rng.randint(least, most) if self._rng and most > least else least
 
     def _moved(self, channel: str, names: Sequence[str]) -> tuple[int, ...] | None:
-        """What a channel of the design moves in this cycle; checks what it offers."""
+        """Check a channel of the design; returns the word that moves in this cycle, if any."""
         valid = bool(self._port(f"{channel}valid").value)
         waiting = self._waiting.get(channel)
         if not valid:
@@ -192,7 +197,7 @@ class AxiMemory:
         return None
 
     def _request(self, channel: str, kind: str, open_bursts: int) -> Request | None:
-        """Burst that is asked for in this cycle; checks it."""
+        """Check an address channel; returns the burst that is requested in this cycle, if any."""
         word = self._moved(channel, ("id", "addr", "len", "size", "burst"))
         if word is None:
             return None
@@ -213,7 +218,7 @@ class AxiMemory:
         return Request(cycle(), number, address, length + 1, cycle() + self._latency())
 
     def _response(self, address: int, size: int) -> int:
-        """Response to what touches some bytes."""
+        """Response to an access to some bytes."""
         if not self.origin <= address <= self.origin + self.data.size - size:
             return DECERR
         for addresses, response in self.bad:
@@ -233,12 +238,12 @@ class AxiMemory:
         return bool(request.done) or self._bank_free.get(self._bank(request), 0) <= self._next
 
     def _begin(self, request: Request, now: int) -> None:
-        """Begin a burst in a cycle: its bank becomes busy."""
+        """Mark the bank of a burst that begins in the cycle `now` as busy."""
         if self._banks:
             self._bank_free[self._bank(request)] = now + self._banks[2]
 
     def _drive_reads(self) -> None:
-        """Begin a cycle."""
+        """Drive the channels for reads at the begin of a cycle."""
         self._port("arready").value = int(not self._pauses["arready"]())
         if self._offer is None and not self._pauses["rvalid"]():
             due = [
@@ -258,7 +263,7 @@ class AxiMemory:
         self._port("rvalid").value = int(self._offer is not None)
 
     def _takes_data(self) -> bool:
-        """Whether a beat of data may be taken in the coming cycle, as far as banks go."""
+        """Whether the banks allow a beat of data to be accepted in the coming cycle."""
         if self._banks is None:
             return True
         return bool(self._writing) and self._may_go_on(self._writing[0])
@@ -270,14 +275,14 @@ class AxiMemory:
             at = address - self.origin
             value = int.from_bytes(self.data[at : at + self._bytes].tobytes(), "little")
         else:
-            value = (1 << (8 * self._bytes)) - 1  # what nobody should use
+            value = (1 << (8 * self._bytes)) - 1  # a value that the design must not use
         self._port("rdata").value = value
         self._port("rid").value = request.id
         self._port("rresp").value = response
         self._port("rlast").value = int(request.done == request.beats - 1)
 
     def _sample_reads(self) -> None:
-        """End a cycle."""
+        """Process the channels for reads at the end of a cycle."""
         if self._offer is not None and self._port("rready").value:
             answered, self._offer = self._offer, None
             answered.done += 1
@@ -290,7 +295,7 @@ class AxiMemory:
             self._open_reads += 1
 
     def _drive_writes(self) -> None:
-        """Begin a cycle."""
+        """Drive the channels for writes at the begin of a cycle."""
         self._port("awready").value = int(not self._pauses["awready"]())
         self._port("wready").value = int(not self._pauses["wready"]() and self._takes_data())
         if self._confirmed is None and self._open_writes:
@@ -303,7 +308,7 @@ class AxiMemory:
         self._port("bvalid").value = int(self._confirmed is not None)
 
     def _sample_writes(self) -> None:
-        """End a cycle."""
+        """Process the channels for writes at the end of a cycle."""
         if self._confirmed is not None and self._port("bready").value:
             self._confirmed = None
             self._open_writes.popleft()
@@ -313,14 +318,14 @@ class AxiMemory:
             self._writing.append(request)
             request.response = self._response(request.address, request.beats * self._bytes)
         if word := self._moved("w", ("data", "strb", "last")):
-            # A memory may take data before it takes their address, but not before it sees it.
+            # Data may be accepted before their address is accepted, but not before it is offered.
             assert self._writing or self._waiting.get("aw"), "w came before its address"
             self._early.append((cycle(), *word))
         while self._early and self._writing:
             self._write(*self._early.popleft())
 
     def _write(self, taken: int, value: int, strobes: int, last: int) -> None:
-        """Write a beat that was taken in a cycle."""
+        """Write a beat to the memory that was accepted in the cycle `taken`."""
         request = self._writing[0]
         address = request.address + request.done * self._bytes
         self.beats.append(Written(taken, address, strobes))

@@ -1,8 +1,8 @@
-"""Both ends of an AXI4-Stream of a design, by the flat names of its ports.
+"""Drivers and sinks for AXI4-Streams of a design whose ports have flat names.
 
-A stream whose prefix is ``m_axis_x`` has the ports ``m_axis_x_tdata``, ``_tkeep``, ``_tlast``,
-``_tvalid`` and ``_tready``; it moves a `Beat` at each rising clock edge at which tvalid and tready
-are high.
+A stream with the prefix ``m_axis_x`` has the ports ``m_axis_x_tdata``, ``_tkeep``, ``_tlast``,
+``_tvalid`` and ``_tready``; it transfers a `Beat` at each rising clock edge at which tvalid and
+tready are high.
 """
 
 import random
@@ -14,7 +14,7 @@ from fpgapipe.sim_tb.native.phy import Beat, beats_of, bytes_of
 
 
 class AxiStreamPorts:
-    """The ports of a stream.
+    """Ports of a stream.
 
     Parameters
     ----------
@@ -26,7 +26,7 @@ class AxiStreamPorts:
     ----------
     prefix : str
     bytes : int
-        Of a beat.
+        Width of the stream, bytes.
     clk, valid, ready
         Ports.
     """
@@ -42,13 +42,13 @@ class AxiStreamPorts:
         self.bytes = len(self._data) // 8
 
     def show(self, beat: Beat) -> None:
-        """Drive a beat."""
+        """Drive the data ports to show a beat."""
         self._data.value = beat.data
         self._keep.value = beat.keep
         self._last.value = int(beat.last)
 
     def seen(self) -> Beat:
-        """The beat that is driven."""
+        """Beat that the data ports show."""
         return Beat(
             int(self._data.value),
             int(self._keep.value),
@@ -57,16 +57,16 @@ class AxiStreamPorts:
 
 
 class AxiStreamDriver(Driver):
-    """Sends beats into a design's slave.
+    """Sends beats into a slave port of a design.
 
     Parameters
     ----------
     dut
         The design, with its clock ``clk``.
     prefix : str
-        Such as ``s_axis_x``.
+        Prefix of the port, such as ``s_axis_x``.
     rng : random.Random, optional
-        Decides on pauses; without it there are none.
+        Source of the pauses; without it there are none.
     """
 
     def __init__(self, dut: Any, prefix: str, rng: random.Random | None = None) -> None:
@@ -77,18 +77,18 @@ class AxiStreamDriver(Driver):
         self._ports.show(word)
 
     async def send_frames(self, frames: Iterable[bytes]) -> None:
-        """Send frames, the last beat of each with tlast; as `send`."""
+        """Send frames, each of which ends with a beat with tlast; the timing is that of `send`."""
         for frame in frames:
             await self.send(beats_of(frame, self._ports.bytes))
 
 
 class AxiStreamSink(Sink):
-    """Receives beats from a design's master, and checks that it keeps one that waits.
+    """Receives beats from a master port of a design, and checks that a waiting one does not change.
 
     Parameters
     ----------
     dut, prefix, rng
-        As for `AxiStreamDriver`; `prefix` such as ``m_axis_x``.
+        See `AxiStreamDriver`; a prefix is ``m_axis_x``, for example.
     """
 
     def __init__(self, dut: Any, prefix: str, rng: random.Random | None = None) -> None:
@@ -99,7 +99,7 @@ class AxiStreamSink(Sink):
         return self._ports.seen()
 
     async def receive_frame(self) -> bytes:
-        """Receive beats up to one with tlast, and join what they keep; as `receive`."""
+        """Receive beats up to one with tlast; returns the kept bytes. Timing as in `receive`."""
         parts = []
         while True:
             (beat,) = await self.receive(1)

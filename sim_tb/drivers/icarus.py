@@ -1,8 +1,8 @@
-"""Icarus Verilog in place of Verilator: it compiles a block in a second, and simulates it slowly.
+"""Runs Icarus Verilog instead of Verilator: it compiles a block in a second, but simulates slowly.
 
-It is not one of the packages that are installed with fpgapipe. It loads Python's shared library,
-and two things are different from Verilator: all signals are visible to cocotb, and what nobody has
-driven is X, so that `fpgapipe.sim_tb.drivers.stream.start` drives inputs that nobody drives to 0.
+Icarus is not installed with fpgapipe, and it needs Python's shared library. It differs from
+Verilator in two ways: all signals are visible to cocotb, and signals that are not driven are X.
+Therefore `fpgapipe.sim_tb.drivers.stream.start` sets inputs that are not driven to 0.
 """
 
 import json
@@ -25,7 +25,7 @@ endmodule
 
 
 def _shared_library() -> Path | None:
-    """The shared library of the Python that runs; that of Debian comes as a package of its own."""
+    """Shared library of this Python, if there is one; Debian has it in a separate package."""
     folder, multiarch, name = (
         sysconfig.get_config_var(each) or "" for each in ("LIBDIR", "MULTIARCH", "INSTSONAME")
     )
@@ -35,7 +35,7 @@ def _shared_library() -> Path | None:
 
 
 def missing_for_icarus() -> str:
-    """What keeps Icarus from running testbenches, or nothing."""
+    """Reason why Icarus cannot run testbenches; empty if it can."""
     for program in ("iverilog", "vvp"):
         if not shutil.which(program):
             return f"Icarus Verilog ({program}) is not installed: apt install iverilog"
@@ -47,30 +47,32 @@ def missing_for_icarus() -> str:
 def compile_for_icarus(
     verilog: str, top: str, work: Path, log: Path, *, waves: Path | None = None
 ) -> tuple[list[str | Path], dict[str, str]]:
-    """Compile a design, and say how its simulation is run.
+    """Compile a design; returns the command that runs its simulation.
 
     Parameters
     ----------
     verilog, top
-        As in `fpgapipe.sim_tb.native.verilate.build`.
+        See `fpgapipe.sim_tb.native.verilate.build`.
     work : Path
-        Folder for the design; it is not kept in the cache.
+        Folder for the compiled design, which is not cached.
     log : Path
+        File for the output of Icarus.
     waves : Path, optional
-        File of the waves.
+        File for the waves.
 
     Returns
     -------
     command : list
+        Command that runs the simulation.
     variables : dict
-        Variables of the environment that are set besides those of cocotb.
+        Environment variables that the command needs in addition to those of cocotb.
 
     Raises
     ------
     UserError
-        If something is missing.
+        If Icarus or Python's shared library is missing.
     ToolError
-        If Icarus refuses the design.
+        If Icarus rejects the design.
     """
     from cocotb_tools import config
 

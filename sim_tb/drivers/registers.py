@@ -1,8 +1,8 @@
-"""A host at a design's registers: reads and writes over AXI4-Lite, by address and by name.
+"""Simulated host that accesses a design's registers over AXI4-Lite, by address or by name.
 
-A host that never pauses takes the cycles of `fpgapipe.sim_tb.native.native.NativeDevice`: each
-access begins in the cycle in which it is asked for and ends with the one in which its response
-moves.
+A host without pauses takes as many cycles as `fpgapipe.sim_tb.native.native.NativeDevice`: each
+access begins in the cycle in which it is requested and ends with the cycle in which its response
+is transferred.
 """
 
 import random
@@ -17,25 +17,25 @@ from fpgapipe.sim_tb.drivers.axi_memory import OKAY
 from fpgapipe.sim_tb.drivers.stream import Pauses, cycle, to_rising_edge
 
 MOST_CYCLES = 1000
-"""Of an access, without pauses; a design that takes longer does not answer."""
+"""Limit for an access without pauses, cycles; if it takes longer, the test fails."""
 
 
 class RegisterBus:
-    """Master of an AXI4-Lite slave of a design, 32 bits wide; one access at a time.
+    """Master for an AXI4-Lite slave of a design, 32 bits wide; runs one access at a time.
 
     Parameters
     ----------
     dut
         The design, with its clock ``clk``.
     prefix : str
-        Of the port: ``s_axil`` for ``s_axil_awaddr``.
+        Prefix of the port: ``s_axil`` for ``s_axil_awaddr``.
     rng : random.Random, optional
-        Decides on pauses of all channels; without it there are none.
+        Source of the pauses on all channels; without it there are none.
 
     Attributes
     ----------
     response_cycle : int
-        The clock cycle in which the response to the last access came.
+        Clock cycle in which the design first offered the response to the last access.
     """
 
     def __init__(self, dut: Any, prefix: str = "s_axil", rng: random.Random | None = None) -> None:
@@ -54,8 +54,8 @@ class RegisterBus:
     async def write(self, address: int, value: int) -> int:
         """Write 32 bits, and return the response.
 
-        Begins now if the clock is high, else at its next rising edge; returns right after the edge
-        at which the response moves.
+        The access begins now if the clock is high, otherwise at the next rising edge. The function
+        returns right after the edge at which the response is transferred.
         """
         async with self._lock:
             await to_rising_edge(self._clk)
@@ -66,7 +66,7 @@ class RegisterBus:
             return response
 
     async def read(self, address: int) -> tuple[int, int]:
-        """Read 32 bits; response and value. As `write`."""
+        """Read 32 bits; returns response and value. The timing is that of `write`."""
         async with self._lock:
             await to_rising_edge(self._clk)
             self._port("araddr").value = address
@@ -110,17 +110,17 @@ class RegisterBus:
 
 
 class Interrupt:
-    """An interrupt of a design, watched.
+    """Monitor of a design's interrupt.
 
     Parameters
     ----------
     irq
-        The port.
+        Port of the interrupt.
 
     Attributes
     ----------
     rises : list of int
-        Clock cycles in which it was high and had not been before.
+        Clock cycles in which the interrupt has risen.
     """
 
     def __init__(self, irq: Any) -> None:
@@ -135,14 +135,14 @@ class Interrupt:
 
     @property
     def is_high(self) -> bool:
-        """Whether it is high now."""
+        """Whether the interrupt is high now."""
         return bool(self._irq.value)
 
 
 class Host:
-    """The host of a core: registers by name, and its interrupt.
+    """Host of a core, which accesses its registers by name and monitors its interrupt.
 
-    A name without ``_LO`` and ``_HI`` stands for both halves of such a pair.
+    If a register consists of two halves ``NAME_LO`` and ``NAME_HI``, ``NAME`` stands for both.
 
     Parameters
     ----------
@@ -150,9 +150,9 @@ class Host:
         The design, with its clock ``clk``.
     registers : RegisterMap
     prefix : str
-        What the names of its ports begin with, such as ``d0_`` for ``d0_irq``.
+        Prefix of the names of its ports, such as ``d0_`` for ``d0_irq``.
     rng : random.Random, optional
-        Decides on pauses; without it there are none.
+        Source of the pauses; without it there are none.
 
     Attributes
     ----------
@@ -176,7 +176,7 @@ class Host:
         self._clk = dut.clk
 
     def _halves(self, name: str) -> list[int]:
-        """Offsets of a register, or of both halves of a pair."""
+        """Offset of a register, or offsets of both halves of a pair."""
         names = [name] if name in self._names else [f"{name}_LO", f"{name}_HI"]
         return [self.map.offset(each) for each in names]
 
@@ -186,7 +186,7 @@ class Host:
         Raises
         ------
         KeyError
-            If there is none of that name.
+            If there is no register of that name.
         """
         for number, offset in enumerate(self._halves(name)):
             part = value >> DATA_BITS * number & (1 << DATA_BITS) - 1
@@ -194,7 +194,7 @@ class Host:
             assert response == OKAY, f"the write of {name} got the response {response}"
 
     async def read(self, name: str, field: str | None = None) -> int:
-        """Read a register or one of its fields, or both halves of a pair; as `write`."""
+        """Read a register, one of its fields, or both halves of a pair; raises as `write` does."""
         value = 0
         for number, offset in enumerate(self._halves(name)):
             response, part = await self.bus.read(offset)
@@ -203,7 +203,7 @@ class Host:
         return self.map[name].field(field).of(value) if field else value
 
     async def command(self, *names: str) -> None:
-        """Give commands of CONTROL, all at once."""
+        """Write commands to CONTROL, all at once."""
         await self.write("CONTROL", sum(self.map["CONTROL"].field(name).mask for name in names))
 
     async def status(self) -> set[str]:
@@ -212,17 +212,17 @@ class Host:
         return {field.name for field in self.map["STATUS"].fields if field.of(value)}
 
     async def error(self) -> list[int]:
-        """Code, engine and index of the error that a program has ended in; zeros if in none."""
+        """Code, engine and index of the error in which a program ended; zeros without an error."""
         value = await self.read("ERROR")
         fields = [field.of(value) for field in self.map["ERROR"].fields]
         return [*fields, await self.read("ERROR_INDEX")]
 
     async def counters(self) -> dict[str, int]:
-        """All counters."""
+        """Values of all counters, by name."""
         return {name: await self.read(name) for name in self.map.counters}
 
     async def start(self, program: int, memory_limit: int, memory_base: int = 0) -> None:
-        """Start a program, whose end or error will raise the interrupt."""
+        """Start a program; its end, or an error, raises the interrupt."""
         await self.write("PROGRAM", program)
         await self.write("MEMORY_BASE", memory_base)
         await self.write("MEMORY_LIMIT", memory_limit)

@@ -1,7 +1,7 @@
-"""Runs cocotb testbenches on compiled designs, and believes nothing but their results.
+"""Runs cocotb testbenches on compiled designs; only the results file decides whether they passed.
 
-The simulator runs in a process of its own, inside a fresh Python (`embedded`), and takes nothing
-from the user's shell, so that equal designs give equal tests.
+The simulator runs in its own process, inside a fresh Python (`embedded`). It reads no settings from
+the user's shell, so that equal designs give equal tests.
 """
 
 import contextlib
@@ -24,12 +24,12 @@ from fpgapipe.sim_tb.native.verilate import build, emptied, verilog_of
 from fpgapipe.tools import last_lines, run_tool
 
 SIMULATORS = ("verilator", "icarus")
-"""What runs testbenches, what is taken first."""
+"""Simulators that run testbenches; the first one is the default."""
 
 WAVES = "dump.vcd"
-"""File name of the waves, in the work folder."""
+"""File name of the waves in the work folder."""
 
-# Variables of the user's shell that steer cocotb.
+# Variables of the user's shell that would change cocotb's behaviour.
 _TEST_VARIABLES = re.compile(
     r"COCOTB_(TESTCASE|TEST_FILTER|LIST_TESTS|MAX_FAILURES|RANDOM_TEST_ORDER|RESULTS_\w+|ATTACH"
     r"|USER_COVERAGE|HOOKS|PREVIEW|TOPLEVEL)|COVERAGE|RANDOM_SEED|MODULE|TESTCASE|TOPLEVEL|GUI"
@@ -47,11 +47,11 @@ class SimulationError(ToolError):
     failures : mapping of str to str
         Names of the failed tests, each with the first line of its reason.
     num_tests : int
-        How many tests ran.
+        Number of tests that ran.
     seed : int
-        The seed that makes the same stimulus again.
+        Seed that reproduces the stimulus.
     log : Path
-        The simulator's output.
+        File with the simulator's output.
     """
 
     def __init__(
@@ -71,22 +71,22 @@ class SimulationError(ToolError):
 
 @dataclass(frozen=True)
 class Simulation:
-    """A testbench that passed.
+    """Result of a testbench that passed.
 
     Attributes
     ----------
     tests : tuple of str
         Names of the tests that ran.
     seed : int
-        Of the random stimulus.
+        Seed of the random stimulus.
     simulated_ns : float
         Simulated time of all tests, in nanoseconds.
     wall_s : float
         Real time of all tests, in seconds, without the start of the simulator.
     log : Path
-        The simulator's output.
+        File with the simulator's output.
     waves : Path or None
-        The waves, if they were asked for.
+        File with the waves, if they were requested.
     """
 
     tests: tuple[str, ...]
@@ -117,10 +117,11 @@ def simulate(
     component : amaranth.lib.wiring.Component
         The gateware.
     tb, work, waves, threads, flags, seed, timeout_s, simulator
-        As in `simulate_verilog`.
+        See `simulate_verilog`.
     parameters : mapping, optional
-        What the testbench reads by :func:`fpgapipe.sim_tb.drivers.stream.parameters`; the fields of
-        ``component.spec`` if left out.
+        Parameters that the testbench reads by
+        :func:`fpgapipe.sim_tb.drivers.stream.parameters`; by default the fields of
+        ``component.spec``.
 
     Returns
     -------
@@ -129,7 +130,7 @@ def simulate(
     Raises
     ------
     SimulationError, ToolError, UserError
-        As `simulate_verilog`.
+        See `simulate_verilog`.
     """
     if parameters is None:
         spec = getattr(component, "spec", None)
@@ -167,23 +168,26 @@ def simulate_verilog(
     Parameters
     ----------
     verilog, top, threads, flags
-        As in `build`.
+        See `build`.
     tb : str
-        Module with the cocotb tests: one of fpgapipe.sim_tb.testbenches by its last name, any other
-        by its whole name. It is imported by this interpreter with this ``sys.path``.
+        Module with the cocotb tests: the last name of a module in fpgapipe.sim_tb.testbenches, or
+        the full name of any other module. It is imported by the same interpreter with the same
+        ``sys.path``.
     work : Path
-        Folder for log, results and waves; created if need be.
+        Folder for log, results and waves; it is created if it does not exist.
     parameters : mapping, optional
-        What the testbench reads by :func:`fpgapipe.sim_tb.drivers.stream.parameters`.
+        Parameters that the testbench reads by
+        :func:`fpgapipe.sim_tb.drivers.stream.parameters`.
     waves : bool
         Whether to write ``dump.vcd``.
     seed : int, optional
-        Seed of the random stimulus; ``$COCOTB_RANDOM_SEED``, else a fresh one, if left out.
+        Seed of the random stimulus; by default ``$COCOTB_RANDOM_SEED``, or a random one if that is
+        not set.
     timeout_s : float
-        The simulator is ended after this many seconds.
+        Seconds after which the simulator is ended.
     simulator : str, optional
-        One of `SIMULATORS`; ``$FPGAPIPE_SIMULATOR``, else Verilator, if left out. `threads` and
-        `flags` are Verilator's alone.
+        One of `SIMULATORS`; by default ``$FPGAPIPE_SIMULATOR``, or Verilator if that is not set.
+        `threads` and `flags` have an effect with Verilator only.
 
     Returns
     -------
@@ -196,7 +200,7 @@ def simulate_verilog(
     ToolError
         If the simulator crashed, ran out of time, or ran no test at all.
     UserError
-        If there is no such testbench or simulator, or as `build`.
+        If there is no such testbench or simulator, or if `build` raises it.
     """
     testbench = _testbench(tb)
     simulator = _simulator(simulator)
@@ -226,7 +230,7 @@ def simulate_verilog(
         variables |= more
     else:
         library = build(verilog, top, waves=waves, threads=threads, flags=flags)
-        # -P: a file in the work folder is no module.
+        # -P keeps files in the work folder from being imported as modules.
         run = [sys.executable, "-P", "-X", "faulthandler", "-m", "fpgapipe.sim_tb.drivers.embedded"]
         command = [*run, library]
         if waves:
@@ -237,7 +241,7 @@ def simulate_verilog(
     try:
         run_tool(command, log=log, cwd=work, env=variables, timeout_s=timeout_s, name="simulator")
     except ToolError as error:
-        # Failed tests may be the reason, and say more.
+        # Failed tests may be the reason, and their messages say more.
         failure = error
     simulation = _read_results(results, testbench, seed, log, failure)
     if failure:
@@ -246,7 +250,7 @@ def simulate_verilog(
 
 
 def _testbench(tb: str) -> str:
-    """Whole name of a testbench's module."""
+    """Full name of a testbench's module."""
     for name in (f"fpgapipe.sim_tb.testbenches.{tb}", tb):
         with contextlib.suppress(ModuleNotFoundError, ValueError):
             if importlib.util.find_spec(name):
@@ -274,7 +278,7 @@ def _seed_of_shell() -> int:
 
 
 def _cocotb_environment() -> dict[str, str]:
-    """What cocotb documents for flows other than its own, with this interpreter and its path."""
+    """Environment that cocotb documents for custom flows, with this interpreter and its path."""
     from cocotb_tools import config
 
     libraries = [str(config.libs_dir), os.environ.get("LD_LIBRARY_PATH", "")]
@@ -290,7 +294,7 @@ def _cocotb_environment() -> dict[str, str]:
 def _read_results(
     results: Path, testbench: str, seed: int, log: Path, failure: ToolError | None
 ) -> Simulation:
-    """Believe what cocotb wrote, and nothing but."""
+    """Read the results that cocotb wrote; raise if a test failed or none ran."""
     try:
         cases = list(ElementTree.parse(results).getroot().iter("testcase"))
     except (OSError, ElementTree.ParseError):

@@ -1,11 +1,12 @@
-"""What testbenches share: parameters, clock and reset, and both ends of a stream.
+"""Common parts of testbenches: parameters, clock and reset, and drivers and sinks of streams.
 
 A stream of ``amaranth.lib.stream`` named ``i`` has the ports ``i__payload``, ``i__valid`` and
-``i__ready``; it moves a word at each rising clock edge at which valid and ready are high.
+``i__ready``; it transfers a word at each rising clock edge at which valid and ready are high.
 
-Words are integers. A payload of several fields, such as Amaranth's array and structure layouts, is
-a sequence of integers, one a field, the first in the least significant bits; ``fields`` gives their
-widths. A structure of an array and a flag is flat: ``[*array, flag]``.
+Words are integers. The word of a payload with several fields, such as Amaranth's array and
+structure layouts, is a sequence of integers, one per field; the first field is in the least
+significant bits. The argument ``fields`` gives the widths of the fields. A structure that consists
+of an array and a flag is flattened to ``[*array, flag]``.
 """
 
 import json
@@ -20,15 +21,15 @@ from cocotb.triggers import ClockCycles, FallingEdge, RisingEdge
 from cocotb.utils import get_sim_time
 
 PERIOD_NS = 10
-"""Clock period of every testbench."""
+"""Clock period of all testbenches, ns."""
 
 PHASE_CYCLES = 16
-"""Random pauses change their frequency after this many cycles."""
+"""Number of cycles after which the frequency of random pauses changes."""
 
 PAUSE_RATES = (0.3, 0.0, 0.9)
-"""The frequencies, one after another.
+"""Frequencies of pauses, which follow one another cyclically.
 
-Long stretches without a pause and long ones with hardly a word meet other faults than a steady
+Long periods without a pause and long periods with hardly a word find other faults than a uniform
 mixture does.
 """
 
@@ -46,9 +47,9 @@ _clock_began = {"ps": 0}
 
 
 async def start(dut: Any, reset_cycles: int = 2) -> None:
-    """Start the clock, ``clk``, and hold ``rst`` for some cycles; as `reset`.
+    """Start the clock, ``clk``, and hold ``rst`` for some cycles; returns as `reset` does.
 
-    Inputs that nobody has driven are 0, which they are in Verilator by themselves.
+    Inputs that have not been driven are set to 0, their initial value in Verilator.
     """
     for name in json.loads(os.environ.get("FPGAPIPE_INPUTS") or "[]"):
         port = getattr(dut, name)
@@ -67,7 +68,7 @@ async def reset(dut: Any, cycles: int = 2) -> None:
 
 
 def cycle() -> int:
-    """Return the number of the running clock cycle, which begins with a rising edge."""
+    """Return the number of the current clock cycle; a cycle begins with a rising edge."""
     return (int(get_sim_time("ps")) - _clock_began["ps"]) // (_PS_PER_NS * PERIOD_NS)
 
 
@@ -78,19 +79,19 @@ async def to_rising_edge(clk: Any) -> None:
 
 
 def pack(word: Word, widths: Sequence[int]) -> int:
-    """Put fields side by side, the first in the least significant bits.
+    """Concatenate fields to one integer, the first field in the least significant bits.
 
     Parameters
     ----------
     word : int or sequence of int
-        A value a field, signed or not.
+        One value per field, signed or unsigned.
     widths : sequence of int
-        The fields' widths, in bits.
+        Widths of the fields, in bits.
 
     Raises
     ------
     ValueError
-        If the number of fields differs, or a value does not fit.
+        If the number of fields is wrong, or a value does not fit in its field.
     """
     values = [word] if isinstance(word, int) else list(word)
     if len(values) != len(widths):
@@ -105,7 +106,7 @@ def pack(word: Word, widths: Sequence[int]) -> int:
 
 
 def unpack(packed: int, widths: Sequence[int], *, signed: bool = True) -> list[int]:
-    """Take fields apart again, as two's complement if `signed`."""
+    """Split an integer into fields, in two's complement if `signed`."""
     values = []
     for width in widths:
         value = packed & ((1 << width) - 1)
@@ -115,17 +116,17 @@ def unpack(packed: int, widths: Sequence[int], *, signed: bool = True) -> list[i
 
 
 class Pauses:
-    """Decides about pauses, cycle by cycle: long stretches of each of `PAUSE_RATES`.
+    """Random pauses, with long periods of each frequency in `PAUSE_RATES`.
 
     Parameters
     ----------
     rng : random.Random, optional
-        Gives a seed; without it there are no pauses.
+        Source of the seed; without it there are no pauses.
     """
 
     def __init__(self, rng: random.Random | None) -> None:
         self._rng = random.Random(rng.random()) if rng else None
-        # All begin in different phases, so that all combinations come up.
+        # Each instance begins in a random phase, so that all combinations of phases occur.
         self._count = self._rng.randrange(1000) if self._rng else 0
 
     def __call__(self) -> bool:
@@ -138,21 +139,21 @@ class Pauses:
 
 
 class End:
-    """One end of any stream: its handshake, its pauses, and when its words moved.
+    """Base class of both ends of a stream: its handshake, its pauses, and its transfer times.
 
     Parameters
     ----------
     name : str
-        For messages.
+        Name of the stream in messages.
     clk, valid, ready
         Ports.
     rng : random.Random, optional
-        Decides on pauses; without it there are none.
+        Source of the pauses; without it there are none.
 
     Attributes
     ----------
     cycles : list of int
-        The clock cycle in which each word moved.
+        Clock cycle in which each word was transferred.
     """
 
     def __init__(
@@ -164,7 +165,7 @@ class End:
 
 
 class Driver(End, ABC):
-    """Sends words into any stream; who derives from it says how a word is shown."""
+    """Base class that sends words into a stream; a subclass defines how ports show a word."""
 
     def __init__(
         self, name: str, clk: Any, valid: Any, ready: Any, rng: random.Random | None
@@ -174,10 +175,14 @@ class Driver(End, ABC):
 
     @abstractmethod
     def _show(self, word: Any) -> None:
-        """Drive the ports of a word."""
+        """Drive the data ports to show a word."""
 
     async def send(self, words: Iterable[Any]) -> None:
-        """Send words; call right after a rising edge, returns right after that of the last word."""
+        """Send words.
+
+        It must be called right after a rising edge, and returns right after the edge at which the
+        last word is transferred.
+        """
         for word in words:
             while self._pauses():
                 await RisingEdge(self._clk)
@@ -193,7 +198,7 @@ class Driver(End, ABC):
 
 
 class Sink(End, ABC):
-    """Receives words from any stream, and checks that it keeps a word that waits."""
+    """Base class that receives words from a stream and checks that waiting words do not change."""
 
     def __init__(
         self, name: str, clk: Any, valid: Any, ready: Any, rng: random.Random | None
@@ -203,16 +208,20 @@ class Sink(End, ABC):
 
     @abstractmethod
     def _seen(self) -> Any:
-        """What the ports of a word show."""
+        """Values that the data ports show."""
 
     def _word(self, seen: Any) -> Any:
-        """The word that ports show so."""
+        """Convert values of the data ports to a word."""
         return seen
 
     async def receive(self, count: int) -> list[Any]:
-        """Receive `count` words; call right after a rising edge, returns right after the last's."""
+        """Receive `count` words.
+
+        It must be called right after a rising edge, and returns right after the edge at which the
+        last word is transferred.
+        """
         words: list[Any] = []
-        waiting: Any = None  # what valid offered and ready refused
+        waiting: Any = None  # a word that was offered while ready was low
         while len(words) < count:
             ready = not self._pauses()
             self._ready.value = int(ready)
@@ -229,7 +238,7 @@ class Sink(End, ABC):
 
 
 class _Payload:
-    """The payload port of a stream, as words."""
+    """Payload port of a stream, and the widths of its fields."""
 
     def __init__(self, dut: Any, name: str, fields: Sequence[int] | None) -> None:
         self.port = getattr(dut, f"{name}__payload")
@@ -248,18 +257,18 @@ def _handshake(dut: Any, name: str) -> tuple[str, Any, Any, Any]:
 class StreamDriver(Driver):
     """Sends words into an input stream.
 
-    Once ``valid`` is high it stays so, with the same payload, until the word has moved.
+    Once ``valid`` is high, it stays high with the same payload until the word is transferred.
 
     Parameters
     ----------
     dut
         The design, with its clock ``clk``.
     name : str
-        The stream's name.
+        Name of the stream.
     rng : random.Random, optional
-        Decides on pauses; without it there are none.
+        Source of the pauses; without it there are none.
     fields : sequence of int, optional
-        Widths of the payload's fields; without it the payload is one integer.
+        Widths of the payload's fields, bits; without it the payload is one integer.
     """
 
     def __init__(
@@ -278,16 +287,16 @@ class StreamDriver(Driver):
 
 
 class StreamSink(Sink):
-    """Receives words from an output stream, and checks that it keeps a word that waits.
+    """Receives words from an output stream, and checks that a waiting word does not change.
 
-    A word is an int, or a list of ints where the payload has fields.
+    A word is an int, or a list of ints if the payload has fields.
 
     Parameters
     ----------
     dut, name, rng, fields
-        As for `StreamDriver`.
+        See `StreamDriver`.
     signed : bool
-        Whether fields are two's complement.
+        Whether fields are in two's complement.
     """
 
     def __init__(

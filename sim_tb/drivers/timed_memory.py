@@ -1,9 +1,9 @@
-"""A memory behind an AXI4 port of a design that takes the cycles of the native one.
+"""A memory for an AXI4 port of a design, with the same timing as that of the native simulator.
 
-`TimedMemory` does what ``native_memory.hpp`` does, bit for bit and cycle by cycle, so a design sees
-no difference between a testbench of cocotb and a `fpgapipe.sim_tb.native.native.NativeDevice`,
-whose text says how bandwidth, latency, pauses and banks work. For a memory that answers at random
-times, and in another order, there is `fpgapipe.sim_tb.drivers.axi_memory.AxiMemory`.
+`TimedMemory` does what ``native_memory.hpp`` does, bit for bit and cycle by cycle. So a design sees
+no difference between a cocotb testbench and a `fpgapipe.sim_tb.native.native.NativeDevice`, whose
+documentation describes bandwidth, latency, pauses and banks. For a memory that responds at random
+times and out of order, see `fpgapipe.sim_tb.drivers.axi_memory.AxiMemory`.
 """
 
 from collections import deque
@@ -22,12 +22,12 @@ from fpgapipe.sim_tb.native.native_library import Statistics
 
 _MASK = (1 << 64) - 1
 _CHANNELS = ("ar", "aw", "r", "w", "b")
-"""In the order of their parts of the random numbers that decide on pauses."""
+"""Channels, in the order in which parts of a random number decide on their pauses."""
 
 
 @dataclass(frozen=True)
 class MemoryTiming:
-    """How quick a memory is; each number as of `fpgapipe.sim_tb.native.native.NativeDevice`.
+    """Timing of a memory; see the parameters of `fpgapipe.sim_tb.native.native.NativeDevice`.
 
     Raises
     ------
@@ -50,19 +50,19 @@ class MemoryTiming:
 
     @property
     def rate(self) -> Fraction:
-        """`bytes_per_cycle` as it is counted."""
+        """Bandwidth in use: `bytes_per_cycle` with a denominator of at most 65536."""
         return Fraction(self.bytes_per_cycle).limit_denominator(1 << 16)
 
     @property
     def write_cycles(self) -> int:
-        """`write_latency_cycles`, which is as `latency_cycles` if it was not given."""
+        """Write latency in use, cycles: `write_latency_cycles`, by default `latency_cycles`."""
         if self.write_latency_cycles is None:
             return self.latency_cycles
         return self.write_latency_cycles
 
 
 class Request(NamedTuple):
-    """A burst, as the design asks for it."""
+    """A burst that the design requests."""
 
     address: int
     length: int
@@ -72,7 +72,7 @@ class Request(NamedTuple):
 
 
 class Data(NamedTuple):
-    """A beat of data, as the design writes it."""
+    """A beat of data that the design writes."""
 
     value: int
     strobes: int
@@ -81,7 +81,11 @@ class Data(NamedTuple):
 
 @dataclass
 class _Burst:
-    """A burst under way; `address`, and the strobes that are `unusable`, are of its next beat."""
+    """A burst in progress.
+
+    `address` is that of the next beat, and `unusable` is a mask of that beat's strobes that must
+    be 0, because they lie before the burst's first byte.
+    """
 
     address: int
     unusable: int
@@ -104,7 +108,7 @@ class _Fault:
 
 @dataclass
 class _Counts:
-    """Of `Statistics`, what is counted."""
+    """The fields of `Statistics` that are updated as events occur."""
 
     read_bursts: int = 0
     write_bursts: int = 0
@@ -121,7 +125,7 @@ class _Counts:
 
 @dataclass
 class _Requests:
-    """An address channel: its ports, and the request that waits."""
+    """An address channel: its ports, and the request that waits to be accepted."""
 
     name: str
     ports: dict[str, Any]
@@ -130,26 +134,27 @@ class _Requests:
 
 
 class TimedMemory:
-    """Memory; runs from its making on, which is cycle 0 if it is made while the clock is high.
+    """Memory, which runs from its creation on.
 
-    After `fpgapipe.sim_tb.drivers.stream.start` it is; else cycle 0 is the next. Where the design
-    breaks a rule of AXI4, the test fails.
+    The cycle of its creation is cycle 0 if the clock is high then, as it is after
+    `fpgapipe.sim_tb.drivers.stream.start`; otherwise the following cycle is. If the design breaks a
+    rule of AXI4, the test fails.
 
     Parameters
     ----------
     dut
         The design, with its clock ``clk``.
     data : uint8 array, shape (bytes,)
-        Read and changed in place; a multiple of 4096 bytes, which begin at address 0. Accesses
-        beyond are answered with DECERR.
+        Contents from address 0 on, which are changed in place. The size must be a multiple of 4096
+        bytes. Accesses beyond the end get the response DECERR.
     timing : MemoryTiming, optional
     prefix : str
-        Of the port: ``m_axi`` for ``m_axi_araddr``.
+        Prefix of the port: ``m_axi`` for ``m_axi_araddr``.
 
     Raises
     ------
     ValueError
-        If the size is no multiple of 4096.
+        If the size is not a multiple of 4096.
     """
 
     def __init__(
@@ -166,7 +171,7 @@ class TimedMemory:
         self.timing = timing = timing or MemoryTiming()
         self._dut, self._prefix, self._clk = dut, prefix, dut.clk
         self._ports: dict[str, Any] = {}
-        self._driven: dict[str, int] = {}  # what ports were last given
+        self._driven: dict[str, int] = {}  # values that the ports were last driven to
         self._bytes = len(self._port("rdata")) // 8
         self._has_ids = hasattr(dut, f"{prefix}_arid")
         names = ("addr", "len", "size", "burst", *(("id",) if self._has_ids else ()))
@@ -174,7 +179,7 @@ class TimedMemory:
             _Requests(channel, {name: self._port(channel + name) for name in names})
             for channel in ("ar", "aw")
         )
-        # Credits are in bytes, times the denominator of the rate.
+        # Credits are in bytes times the denominator of the rate.
         self._rate = timing.rate.numerator
         self._beat_cost = self._bytes * timing.rate.denominator
         self._credit = 0
@@ -182,12 +187,13 @@ class TimedMemory:
         self._random = timing.seed * 0x9E3779B97F4A7C15 + 0x2545F4914F6CDD1D & _MASK or 1
         self._bank_free = [0] * (timing.banks[0] if timing.banks else 0)
         self._faults: list[_Fault] = []
-        # Reads and writes hold bursts until their last beat, responses until they are taken.
+        # Bursts are in _reads and _writes until their last beat; _responses holds completed writes
+        # until their responses are accepted.
         self._reads: deque[_Burst] = deque()
         self._writes: deque[_Burst] = deque()
         self._responses: deque[_Burst] = deque()
         self._read_shown = self._response_shown = self._takes_data = False
-        self._read_turn = True  # who goes first when there is credit for one
+        self._read_turn = True  # whether a read goes first if there is credit for one beat
         self._waiting: Data | None = None
         self._counts = _Counts()
         self._cycle = 0
@@ -199,13 +205,13 @@ class TimedMemory:
         return self._ports[name]
 
     def _drive(self, name: str, value: int) -> None:
-        """Give a port a value that it may have already."""
+        """Drive a port unless it already has the value."""
         if self._driven.get(name) != value:
             self._driven[name] = value
             self._port(name).value = value
 
     def stop(self) -> None:
-        """Answer nothing more."""
+        """Stop responding."""
         self._task.cancel()
 
     def inject_error(
@@ -217,18 +223,18 @@ class TimedMemory:
         reads: bool = True,
         writes: bool = True,
     ) -> None:
-        """Answer beats that touch the bytes ``begin..end - 1`` with an error, until `clear_errors`.
+        """Answer beats that overlap the bytes ``begin..end - 1`` with an error.
 
-        They neither read nor write.
+        These beats neither read nor write the memory. This holds until `clear_errors`.
         """
         self._faults.append(_Fault(begin, end, response, reads, writes))
 
     def clear_errors(self) -> None:
-        """Forget all injected errors."""
+        """Remove all injected errors."""
         self._faults.clear()
 
     def statistics(self, irq_cycle: int | None = None) -> Statistics:
-        """What happened so far, this cycle included."""
+        """Statistics so far, including the current cycle."""
         return Statistics(
             cycle=self._cycle + 1,
             **vars(self._counts),
@@ -248,27 +254,27 @@ class TimedMemory:
             self._cycle += 1
 
     def _pauses(self, channel: str) -> bool:
-        """Whether a channel pauses: a part of the cycle's random number decides."""
+        """Whether a channel pauses, which a part of the cycle's random number decides."""
         return (self._random >> 12 * _CHANNELS.index(channel) & 0xFFF) < self._pause
 
     def _may_go_on(self, burst: _Burst) -> bool:
-        """Whether a burst has begun, or its bank is free."""
+        """Whether a burst may move data: it has begun already, or its bank is free."""
         return not self._bank_free or burst.begun or self._bank_free[burst.bank] <= self._cycle
 
     def _begin(self, burst: _Burst) -> None:
-        """A beat of it moves: with its first one its bank becomes busy."""
+        """Note that a beat of a burst moves; the first one makes the burst's bank busy."""
         if self.timing.banks and not burst.begun:
             burst.begun = True
             self._bank_free[burst.bank] = self._cycle + self.timing.banks[2]
 
     async def _offer(self) -> None:
-        """Drive a cycle, from the memory's state alone."""
+        """Drive the ports for a cycle, which depends on the memory's state only."""
         if self._pause:
             number = self._random
             number ^= number << 13 & _MASK
             number ^= number >> 7
             self._random = number ^ number << 17 & _MASK
-        # A beat may overdraw, and later cycles pay.
+        # A beat may make the credit negative, and later cycles make up for it.
         self._credit = min(self._credit + self._rate, self._rate)
         most = self.timing.outstanding
         self._ar.ready = len(self._reads) < most and not self._pauses("ar")
@@ -290,8 +296,9 @@ class TimedMemory:
             and not self._pauses("w")
         )
         if reads and writes and self._credit <= self._beat_cost:
-            # One of the two. wvalid is that of the design's registers after the edge, before this
-            # cycle's inputs: whether it stays decides nothing but who goes first.
+            # The credit suffices for one of the two. wvalid is read after the design's registers
+            # have changed, but before this cycle's inputs are driven. Its value only decides which
+            # direction goes first.
             await ReadWrite()
             reads = not self._port("wvalid").value or self._read_turn
             writes = not reads
@@ -334,7 +341,7 @@ class TimedMemory:
             self._drive("rid", burst.id)
 
     def _response(self, address: int, write: bool) -> int:
-        """Response to what touches a beat's bytes."""
+        """Response to a beat at an address."""
         if address >= self.data.size:
             return DECERR
         for fault in self._faults:
@@ -344,7 +351,7 @@ class TimedMemory:
         return OKAY
 
     def _take(self) -> None:
-        """See what a cycle's end will take, once all ports have settled."""
+        """Process the transfers that the end of the cycle completes; all ports have settled."""
         counts, cycle = self._counts, self._cycle
         active = False
         if request := self._request(self._ar):
@@ -384,7 +391,7 @@ class TimedMemory:
         return f"cycle {self._cycle}: {self._prefix}_{text}"
 
     def _request(self, channel: _Requests) -> Request | None:
-        """The request that moves on an address channel; checks it."""
+        """Check an address channel; returns the request that it transfers in this cycle, if any."""
         name = channel.name
         if not self._port(f"{name}valid").value:
             assert channel.waiting is None, self._name(f"{name}valid fell before ready rose")
@@ -422,7 +429,7 @@ class TimedMemory:
         )
 
     def _take_data(self) -> bool:
-        """Whether a beat of write data is taken; checks it."""
+        """Check the write data channel; returns whether a beat is accepted."""
         if not self._port("wvalid").value:
             assert self._waiting is None, self._name("wvalid fell before wready rose")
             return False

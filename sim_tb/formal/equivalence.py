@@ -1,12 +1,13 @@
-"""Proof that Verilog of two texts is the same, module by module, by Yosys and its SAT solver.
+"""Proves that two Verilog texts are equivalent, module by module, with Yosys and its SAT solver.
 
-It is there for what `fpgapipe.sim_tb.native.clock_enable` makes of a design. Modules of one name
-must have the same registers and memories with the same initial values. Then both are cut open at
-their registers and at the modules inside them: what each takes next, what goes into each module,
-and all outputs, are functions of the registers, of what comes out of modules, and of the inputs.
-The solver shows that these functions are equal.
+It is used to check the result of `fpgapipe.sim_tb.native.clock_enable`. Modules of the same name
+must have the same registers and memories with the same initial values. Both modules are then opened
+at their registers and at their submodules: the next values of registers, the inputs of submodules
+and the outputs of the module become functions of the registers, the outputs of submodules and the
+inputs of the module. The solver shows that these functions are equal.
 
-One row, any, stands for each memory: that row is a register, all others are inputs.
+Each memory is represented by one arbitrary row: that row is a register, and reads of all other rows
+are inputs.
 """
 
 import re
@@ -49,26 +50,26 @@ def modules_of(verilog: str) -> dict[str, str]:
 
 
 def prove_equal(before: str, after: str, work: Path, *, timeout_s: int = 600) -> list[str]:
-    """Show that each module of a text is the same in another one.
+    """Prove that each module of one text is equivalent to that in another text.
 
     Parameters
     ----------
     before, after : str
-        Verilog that `fpgapipe.hw.rtl.verilog` made, and what became of it.
+        Verilog that `fpgapipe.hw.rtl.verilog` generated, and the rewritten one.
     work : Path
         Folder for the designs, the script and the log.
     timeout_s : int
-        For all modules together.
+        Time limit for all modules together, seconds.
 
     Returns
     -------
     list of str
-        Names of the modules whose text differs, all of which are equal.
+        Names of the modules whose text differs; all of them are equivalent.
 
     Raises
     ------
     ProofError
-        If a module is not shown to be equal; the message names it.
+        If the equivalence of a module cannot be proven; the message names the module.
     UserError
         If Yosys is missing.
     """
@@ -114,24 +115,24 @@ def prove_equal(before: str, after: str, work: Path, *, timeout_s: int = 600) ->
 
 
 def _registers(text: str) -> dict[str, str]:
-    """Declarations of a module's registers, without those that are assigned in a block alone."""
+    """Declarations of a module's registers, without variables that only carry values in a block."""
     clocked = set(re.findall(rf"({_NAME}) ?(?:\[[\d:]+\])? ?<= ", text))
     return {found[1]: found[0] for found in _REGISTER.finditer(text) if found[1] in clocked}
 
 
 def _memories(text: str) -> list[str]:
-    """Declarations of a module's memories, and what is in them at first."""
+    """Declarations and initial contents of a module's memories."""
     return [found[0] for each in (_MEMORY, _INITIAL) for found in each.finditer(text)]
 
 
 def _stub(text: str) -> str:
-    """A module that has nothing but its ports."""
+    """Black box of a module, which has only its ports."""
     head, _, body = text.partition(";\n")
     return f"(* blackbox *)\n{head};\n{''.join(_PORT.findall(body))}endmodule\n"
 
 
 def _opened(text: str, name: str, registers: dict[str, str]) -> str:
-    """A module under another name, with marks at its registers, and memories of one row."""
+    """Module under another name, with marked registers and with memories of one row."""
     for width, memory in _MEMORY.findall(text):
         text = _with_one_row(text, width, memory)
     text = _REGISTER.sub(
@@ -141,14 +142,14 @@ def _opened(text: str, name: str, registers: dict[str, str]) -> str:
 
 
 def _with_one_row(text: str, width: str, memory: str) -> str:
-    """Let the row whose number is an input stand for a memory."""
+    """Replace a memory by one row, the number of which is an input."""
     bare = re.sub(r"\W", "_", memory)
     row, chosen, other = (f"fpgapipe_{bare}_{part}" for part in ("row", "chosen", "other"))
     place = rf"(?<![\w$.\\]){re.escape(memory)} *{_INDEX}"
     text = re.sub(rf"^  reg {re.escape(width)} {re.escape(memory)} *\[.*\n",
                   f"  input [31:0] {chosen};\n  input {width} {other};\n"
                   f"  (* cut *) reg {width} {row};\n", text, flags=re.MULTILINE)  # fmt: skip
-    text = re.sub(rf"^    {place} = .*\n", "", text, flags=re.MULTILINE)  # its contents at first
+    text = re.sub(rf"^    {place} = .*\n", "", text, flags=re.MULTILINE)  # initial contents
     text = re.sub(
         rf"^( +){place}(\S*) (<?=) ",
         lambda found: f"{found[1]}if (({found[2]}) == {chosen}) {row}{found[3]} {found[4]} ",

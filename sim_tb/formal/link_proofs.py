@@ -1,4 +1,4 @@
-"""What is proven of a link's parts: credits, window of transmissions, slots, frames in order."""
+"""Proofs of a link's parts: credits, transmission window, pool of slots, order of frames."""
 
 from typing import Any
 
@@ -12,7 +12,7 @@ from fpgapipe.hw.rtl.link.link_window import FillWindow, TransmissionWindow
 
 
 class FillProof(wiring.Component):
-    """Whatever the peer says, no frame is begun whose slot is not known to be free there."""
+    """Proof that no frame is begun unless its slot at the peer is free, whatever the peer says."""
 
     def __init__(self, window: Any, slots: int) -> None:
         self._window, self._slots = window, slots
@@ -33,7 +33,7 @@ class FillProof(wiring.Component):
             Assert(used <= self._slots, "no more frames than slots"),
             Assert(~window.room | (used < self._slots), "a word enters where there is room"),
         ]
-        # Room that is there is seen a cycle later.
+        # If there is room, the signal `room` of the window rises at most one cycle later.
         m.d.sync += [room.eq((used < self._slots) & ~window.complete), before.eq(window.fill)]
         m.d.comb += [
             Assert(~room | window.room, "room is used"),
@@ -43,9 +43,9 @@ class FillProof(wiring.Component):
 
 
 class TransmissionProof(wiring.Component):
-    """Whatever the feedback, numbers and the frames to be repeated fit their tables.
+    """Proof that numbers and frames to be repeated fit in their tables, whatever the feedback is.
 
-    Of frames, those that queue are repeated first.
+    Frames that are queued for repetition are sent before new ones.
     """
 
     def __init__(self, window: Any) -> None:
@@ -86,9 +86,9 @@ class TransmissionProof(wiring.Component):
 
 
 class PoolProof(wiring.Component):
-    """Each slot is in one place: never used, in the pool's memory, or with who took it.
+    """Proof that each slot is in one place: never used, in the pool's memory, or outside.
 
-    Who took it gives it back once.
+    It assumes that a slot that was taken is given back only once.
     """
 
     def __init__(self, pool: Any, num_slots: int) -> None:
@@ -155,7 +155,7 @@ class PoolProof(wiring.Component):
 
 
 class ChannelProof(wiring.Component):
-    """A frame that entered is delivered in its turn, from its slot, with all its words."""
+    """Proof that each frame that entered is delivered in order, from its slot, with all words."""
 
     def __init__(self, channel: Any, slots: int) -> None:
         self._channel, self._slots = channel, slots
@@ -186,7 +186,7 @@ class ChannelProof(wiring.Component):
             port.addr.eq(sequence),
             distance.eq(sequence - channel.freed),
         ]
-        # Any frame that enters may be the one to follow.
+        # The stimulus `choose` selects the frame that is tracked, which may be any frame.
         with m.If(channel.entered & self.choose & ~seen):
             m.d.sync += [inside.eq(1), seen.eq(1), sequence.eq(self.sequence)]
             m.d.sync += frame.eq(self.frame)
@@ -225,12 +225,12 @@ class ChannelProof(wiring.Component):
 
 
 def fill_proof(window: Any = FillWindow, slots: int = 4, frame_words: int = 2) -> FillProof:
-    """Proof of a channel's credits; `window` is a class, for example one with a fault."""
+    """Proof of a channel's credits; `window` is a class, and tests pass one with a fault."""
     return FillProof(window(slots, frame_words), slots)
 
 
 def transmission_proof(window: Any = TransmissionWindow) -> TransmissionProof:
-    """Proof of the window of transmissions."""
+    """Proof of the transmission window."""
     return TransmissionProof(window())
 
 

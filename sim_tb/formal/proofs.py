@@ -1,4 +1,4 @@
-"""What is proven of the sequencer's parts: FIFO, semaphores, queue."""
+"""Proofs of the sequencer's parts: FIFO, semaphores, queue."""
 
 from typing import Any
 
@@ -13,20 +13,20 @@ from fpgapipe.hw.rtl.lib.semaphores import Semaphores
 
 
 class Marker:
-    """A word that any stimulus may choose, followed on its way through something in order.
+    """Tracks an arbitrary word, chosen by the stimulus, on its way through a FIFO-like circuit.
 
     Parameters
     ----------
     m : Module
     name : str
     choose : Value
-        Whether the word that enters now is the one; the first choice counts.
+        Whether the word that enters now is to be tracked; only the first choice counts.
     enters, leaves : Value
         Whether a word enters or leaves in this cycle.
     count : Value
-        How many are inside.
+        Number of words inside.
     value : Value
-        What enters.
+        Word that enters.
     """
 
     def __init__(
@@ -54,7 +54,7 @@ class Marker:
 
 
 def fifo_holds(m: Any, fifo: Any, marker: Marker, depth: int, name: str) -> None:
-    """Assert where a marked word is in a FIFO, and that its pointers are sound."""
+    """Assert that a tracked word is at its place in a FIFO, and that the pointers agree."""
     port = fifo.memory.read_port(domain="comb")
     at_output = Signal(name=f"{name}_at_output")
     m.d.comb += [
@@ -77,7 +77,7 @@ def fifo_holds(m: Any, fifo: Any, marker: Marker, depth: int, name: str) -> None
 
 
 class FifoProof(wiring.Component):
-    """A `WordFifo` gives every word once, unchanged and in order, and holds what waits."""
+    """Proof that a `WordFifo` outputs every word once, in order, and holds words that wait."""
 
     def __init__(self, fifo: Any, depth: int, width: int) -> None:
         self._fifo, self._depth, self._width = fifo, depth, width
@@ -109,7 +109,7 @@ class FifoProof(wiring.Component):
                 m.d.comb += Assert(
                     fifo.o.payload == marker.value, f"{name}: a word leaves as it came"
                 )
-        # b is chosen after a: it stays behind, and so leaves later.
+        # Word b is chosen after word a, so it must stay behind a and leave later.
         with m.If(self.choose[1]):
             m.d.comb += Assume(a.seen)
         with m.If(a.inside & b.inside):
@@ -132,10 +132,10 @@ class FifoProof(wiring.Component):
 
 
 class SemaphoresProof(wiring.Component):
-    """Semaphores are what was signalled less what was taken, and no more is taken than is there.
+    """Proof that a semaphore counts signals minus takes, and never falls below 0.
 
-    The consumers keep their mask while they ask, and ask on unless there is `hold`, as they have
-    to.
+    It assumes that consumers follow their protocol: a consumer keeps its mask while it requests,
+    and it keeps requesting until it is granted, unless `hold` is high.
     """
 
     def __init__(self, semaphores: Any, num_consumers: int, num_producers: int) -> None:
@@ -188,7 +188,7 @@ class SemaphoresProof(wiring.Component):
                 producer.mask.eq(self.signal[number]),
                 producer.index.eq(self.index[number]),
             ]
-        # What a count should be, with signals that count two cycles late.
+        # Reference counts, to which signals are added two cycles late, as in the gateware.
         over = Signal(CORE_SEMAPHORES)
         late_over = Signal(CORE_SEMAPHORES)
         for number, count in enumerate(semaphores.counts):
@@ -217,7 +217,8 @@ class SemaphoresProof(wiring.Component):
                 ),
                 ideal.eq(Mux(over[number], MAX_SEMAPHORE, total)),
             ]
-        # An error comes two cycles after the sum, with the lowest of those to blame.
+        # An error is reported two cycles after the sum, with the instruction index of the
+        # lowest-numbered producer that signalled an overflowing semaphore.
         was_over = Signal()
         masks, indices, blamed = [], [], Signal(32)
         for number in range(self._num_producers):
@@ -244,15 +245,17 @@ class SemaphoresProof(wiring.Component):
 
 
 BODY = Group("body", (Field("a", 8),))
-"""A short body, for proofs; a second word has it too if it is longer than one."""
+"""A short body of instructions for proofs."""
 
 LONG_BODY = Group("long_body", (Field("a", 8), Field("b", WORD_BITS)))
+"""A body that extends into a further word."""
 
 
 class QueueProof(wiring.Component):
-    """A queue starts what has its semaphores, and signals what is done, once each and in order.
+    """Proof that a queue starts instructions with their semaphores and signals them when done.
 
-    The engine ends only what it has begun.
+    Both happen once per instruction and in order. It assumes that the engine completes only
+    instructions that it has begun.
     """
 
     def __init__(self, queue: Any, depth: int, in_flight: int) -> None:
@@ -282,8 +285,8 @@ class QueueProof(wiring.Component):
             queue.consumer.grant.eq(self.grant & queue.consumer.request),
             moves.eq(queue.o.valid & queue.o.ready),
         ]
-        running = Signal(range(self._in_flight + 2))  # begun, not done
-        unsignalled = Signal(range(self._in_flight + 2))  # done or not
+        running = Signal(range(self._in_flight + 2))  # instructions begun, but not done
+        unsignalled = Signal(range(self._in_flight + 2))  # instructions begun, but not signalled
         signals = queue.producer.valid
         m.d.sync += [
             running.eq(running + moves - self.done),
@@ -292,7 +295,7 @@ class QueueProof(wiring.Component):
         with m.If(self.done):
             m.d.comb += Assume(running != 0)
 
-        # Semaphores: taken once for each instruction that asks for any.
+        # Semaphores are taken once for each instruction that needs any.
         took = Signal()
         with m.If(moves):
             m.d.sync += took.eq(0)
@@ -312,14 +315,14 @@ class QueueProof(wiring.Component):
             Assert(~(moves & queue.consumer.grant), "starts after its grant"),
         ]
 
-        # What is offered is held, unless halt takes it back.
+        # An offered instruction is held until it is accepted, unless halt withdraws it.
         offered = Signal()
         before = Signal(len(payload))
         m.d.sync += [offered.eq(queue.o.valid & ~queue.o.ready), before.eq(payload)]
         with m.If(offered & ~self.halt):
             m.d.comb += Assert(queue.o.valid & (payload == before), "an offer is held")
 
-        # Signals: any instruction's mask and number, in the order of their starts.
+        # Each instruction's mask and number are signalled in the order in which they have started.
         mark = Marker(
             m, "mark", self.choose, moves, signals, unsignalled, queue.started.i.payload.as_value()
         )
@@ -339,7 +342,7 @@ class QueueProof(wiring.Component):
                 "remembers all that is under way",
             ),
             Assert(~signals | (queue.num_done != 0), "signals nothing before it is done"),
-            # The rest ties the state together, which induction needs.
+            # The following invariants relate the parts of the state; induction needs them.
             Assert(queue.fifo.level <= self._depth, "keeps no more words than it can"),
             Assert(
                 queue.fifo.produce
@@ -357,7 +360,7 @@ class QueueProof(wiring.Component):
 
 
 def fifo_proof(fifo: Any = WordFifo, depth: int = 4, width: int = 8) -> FifoProof:
-    """Proof of a FIFO; `fifo` is a class, for example one with a fault."""
+    """Proof of a FIFO; `fifo` is a class, and tests pass one with a fault."""
     return FifoProof(fifo(unsigned(width), depth), depth, width)
 
 

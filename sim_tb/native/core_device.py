@@ -1,4 +1,4 @@
-"""A core in the native simulator: its design, its compilation, and programs that run on it."""
+"""Builds the simulator of a core and runs programs on it."""
 
 import time
 from collections.abc import Callable
@@ -24,31 +24,31 @@ class DeviceStopped(UserError):
 def prepare_program(
     write: Callable[[int, int], object], registers: RegisterMap, entry: int, limit: int
 ) -> None:
-    """Write the registers of a core whose program is to start next; its interrupt is low then.
+    """Write the registers of a core before its program starts; its interrupt is low afterwards.
 
     Parameters
     ----------
     write : callable
-        Writes a register: its offset and the value.
+        Function that writes a register, given its offset and the value.
     registers, entry, limit
-        As for `run_program`.
+        See `run_program`.
     """
     for name, value in (("PROGRAM", entry), ("MEMORY_BASE", 0), ("MEMORY_LIMIT", limit)):
         write(registers.offset(f"{name}_LO"), value & 0xFFFFFFFF)
         write(registers.offset(f"{name}_HI"), value >> 32)
     write(registers.offset("IRQ_ENABLE"), sum(f.mask for f in registers["IRQ_ENABLE"].fields))
-    # The interrupt of a program before this one would be taken for the end of this one.
+    # Otherwise the interrupt of an earlier program would be taken for the end of this one.
     control = registers["CONTROL"]
     write(control.offset, control.field("clear_status").mask)
 
 
 def check_program(read: Callable[[int], int], registers: RegisterMap) -> None:
-    """See that a program which has ended did so well.
+    """Check that a program which has ended did so without an error.
 
     Raises
     ------
     DeviceStopped
-        If it ended in an error.
+        If the program ended in an error.
     """
     status = read(registers.offset("STATUS"))
     if status & registers["STATUS"].field("error").mask:
@@ -71,19 +71,19 @@ def run_program(
     ----------
     device : NativeDevice
     registers : RegisterMap
-        Of the device.
+        Register map of the device.
     entry : int
         Byte address of the program.
     limit : int
-        The core may touch the bytes 0 to `limit` - 1.
+        Size of the memory that the core may access, bytes from address 0.
     progress : callable, optional
-        As for ``NativeDevice.run``.
+        See ``NativeDevice.run``.
 
     Returns
     -------
     int
-        From the command that starts it to the last word written, both included; to the end of the
-        program if it writes none.
+        Cycles from the command that starts the program to the last word written, both included. If
+        the program writes nothing, they are counted to its end.
 
     Raises
     ------
@@ -104,7 +104,7 @@ def run_program(
 
 
 def counters(device: NativeDevice, registers: RegisterMap) -> dict[str, int]:
-    """All of a core's counters."""
+    """Values of all counters of a core, by name."""
     found = {}
     for name in registers.counters:
         low = device.read_register(registers.offset(f"{name}_LO"))
@@ -114,14 +114,14 @@ def counters(device: NativeDevice, registers: RegisterMap) -> dict[str, int]:
 
 @lru_cache(maxsize=16)
 def device_verilog(core: CoreSpec) -> str:
-    """Verilog of a core; the same text for the same core."""
+    """Verilog of a core; equal cores give the same text."""
     with phase("elaboration of the hardware"):
         return verilog_of(Device(core))
 
 
 def build_device(core: CoreSpec) -> tuple[Path, float, float]:
-    """Simulator of a core, seconds for its Verilog, and seconds for compiling it."""
-    cache_dir()  # rather refused now than when its Verilog is made
+    """Return the simulator of a core, the seconds for its Verilog and those for compiling it."""
+    cache_dir()  # an unusable cache raises here, before the Verilog is generated
     begin = time.perf_counter()
     verilog = device_verilog(core)
     generated = time.perf_counter()

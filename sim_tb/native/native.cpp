@@ -1,13 +1,13 @@
 // Drives a Verilated design without cocotb: clock, registers over AXI4-Lite, memory over AXI4.
 //
-// Compiled together with the model (class Vtop) into one shared library, which native.py builds and
-// calls through ctypes. Any design with `clk` and `rst` will do; the groups of ports s_axil_*,
-// m_axi_*, m_axis_link{n}_* with s_axis_link{n}_*, and irq are used where the design has them. All
-// state is in the instance, so instances may run in different threads.
+// This file is compiled together with the model (class Vtop) into one shared library, which
+// native.py builds and calls through ctypes. Any design with `clk` and `rst` will do; the groups of
+// ports s_axil_*, m_axi_*, m_axis_link{n}_* with s_axis_link{n}_*, and irq are used if the design
+// has them. All state is in the instance, so instances may run in different threads.
 //
-// A cycle is two evaluations. What is driven here depends on the state here alone, so it is driven
-// first, and the falling edge settles all combinational logic behind it; what both sides then show
-// is what the rising edge takes.
+// A cycle consists of two evaluations. The inputs that are driven here depend only on the state
+// here, so they are driven first, and the evaluation at the falling edge settles the combinational
+// logic behind them. The values that both sides then show are those that the rising edge samples.
 
 #include <algorithm>
 #include <cstdint>
@@ -31,8 +31,9 @@
 
 static_assert(__BYTE_ORDER__ == __ORDER_LITTLE_ENDIAN__, "wide ports are copied as bytes");
 
-// Verilator's own versions end the process, or mark the context that was made last in this thread.
-// -DVL_USER_FATAL, VL_USER_STOP and VL_USER_FINISH leave them out; these become an error text.
+// Verilator's own versions of these functions end the process, or mark the context that was created
+// last in this thread. -DVL_USER_FATAL, VL_USER_STOP and VL_USER_FINISH leave them out; those here
+// raise an exception, which becomes the error text of the device.
 void vl_fatal(const char* file, int line, const char*, const char* message) {
     throw std::runtime_error(std::string(message) + " (" + file + ":" + std::to_string(line) + ")");
 }
@@ -51,7 +52,7 @@ struct HasIrq : std::false_type {};
 template <class V>
 struct HasIrq<V, std::void_t<decltype(std::declval<V&>().irq)>> : std::true_type {};
 
-// What native_cluster.cpp asks for; the layout of its structure of the same name.
+// State of a device that native_cluster.cpp reads; it has the layout of its structure of this name.
 struct State {
     uint64_t irq_cycle;  // as in the statistics
     uint64_t active_cycle;
@@ -85,7 +86,7 @@ class Device {
         if constexpr (HasRegisters<V>::value) stop_asking();
         if constexpr (HasMemory<V>::value) memory_->clear();
 #if VM_TRACE_VCD
-        trace_.reset();  // its times cannot begin again
+        trace_.reset();  // its times cannot start again at 0
 #endif
         top_->rst = 1;
         guarded([&] {
@@ -94,7 +95,7 @@ class Device {
         top_->rst = 0;
     }
 
-    // Run until irq, if asked for, an error, or `cycles` cycles.
+    // Run for `cycles` cycles, or until an error, or until irq is high if `until_irq` is set.
     uint64_t run(uint64_t cycles, bool until_irq) {
         const uint64_t begin = status_.cycle;
         guarded([&] {
@@ -107,8 +108,9 @@ class Device {
         return status_.cycle - begin;
     }
 
-    // One transaction on the registers; the response, or -1 after an error. One that is `resumable`
-    // may take more than `limit` cycles: then the result is -2, and the next call goes on with it.
+    // Run one transaction on the registers and return the response, or -1 after an error. If the
+    // transaction is `resumable` and takes more than `limit` cycles, the result is -2, and the next
+    // call continues it.
     int access(uint32_t address, uint32_t* value, bool write, uint64_t limit, bool resumable) {
         if constexpr (!HasRegisters<V>::value) {
             status_.fail("the design has no registers (ports s_axil_*)");
@@ -290,14 +292,14 @@ class Device {
         if (answered_) t.s_axil_bready = t.s_axil_rready = 0;
     }
 
-    // In C++'s order of destruction: what refers to the design goes before it.
+    // Members are destroyed in reverse order, so those that refer to the design go before it.
     std::unique_ptr<VerilatedContext> context_;
     std::unique_ptr<V> top_;
     Status status_;
     std::unique_ptr<Memory<V>> memory_;
     std::unique_ptr<Links<V>> links_;
     std::unique_ptr<Channels<V>> channels_;
-    uint64_t irq_cycle_ = never;  // since when it is high
+    uint64_t irq_cycle_ = never;  // first cycle since which irq is high
 
     // The registers.
     bool accessing_ = false, answered_ = false;
@@ -311,7 +313,7 @@ class Device {
 #endif
 };
 
-// Nothing but the clock; seconds of this thread's processor time, without those of the reset.
+// Only clock a design; returns seconds of this thread's processor time, the reset not included.
 template <class V>
 double bare(uint64_t cycles) {
     VerilatedContext context;
@@ -344,7 +346,8 @@ double bare(uint64_t cycles) {
 
 using Handle = Device<Vtop>;
 
-// Bit 0: a memory bus, bit 1: registers, bit 2: irq, bit 3: waves; from bit 8 on, bytes of a beat.
+// What the design has. Bit 0: a memory bus, bit 1: registers, bit 2: irq, bit 3: waves. From bit 8
+// on: bytes per beat of the memory bus.
 EXPORT uint32_t fpgapipe_features() {
     uint32_t features = bus_bytes<Vtop>() << 8;
     features |= HasMemory<Vtop>::value << 0;
@@ -374,12 +377,12 @@ EXPORT int fpgapipe_access(Handle* device, uint32_t address, uint32_t* value, in
                            uint64_t limit, int resumable) {
     return device->access(address, value, write, limit, resumable);
 }
-// Bytes of a beat of a link port; 0 if the design has none of that number.
+// Bytes per beat of a link port; 0 if the design has no port of that number.
 EXPORT uint32_t fpgapipe_link_bytes(uint32_t port) { return Links<Vtop>::bytes(port); }
 EXPORT void fpgapipe_attach(Handle* device, uint32_t port, const WireConfig* config) {
     device->links().attach(port, *config);
 }
-// What a port's wire has accepted and still has: its first beat and their number.
+// Beats that are on a port's wire: a pointer to the first one, and their number in `count`.
 EXPORT const LinkBeat* fpgapipe_flying(Handle* device, uint32_t port, uint64_t* count) {
     const auto* beats = device->links().flying(port);
     *count = beats ? beats->size() : 0;

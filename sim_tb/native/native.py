@@ -1,20 +1,22 @@
 """Gateware simulated at full speed: clock, registers and memory in C++, driven from Python.
 
-`build_native` compiles a design and `native.cpp` to one shared library, `NativeDevice` is one
-instance of it. No event of the simulation passes through Python: a call runs as many cycles as it
-is told to, without Python's lock, so devices in different threads run at the same time.
+`build_native` compiles a design and `native.cpp` to one shared library; a `NativeDevice` is one
+instance of the design. No event of the simulation passes through Python: a call runs the requested
+number of cycles and holds no Python lock, so devices in different threads run at the same time.
 
-The design has the ports ``clk`` and ``rst``, and any of these groups, by these names:
+The design must have the ports ``clk`` and ``rst``. It may have any of these groups of ports, which
+are recognized by their names:
 
 ``s_axil_*``
-    AXI4-Lite slave, 32 bits: the registers.
+    AXI4-Lite slave of 32 bits, which gives access to the registers.
 ``m_axi_*``
-    AXI4 master, 32 to 512 bits: the memory.
+    AXI4 master of 32 to 512 bits, which is connected to the simulated memory.
 ``m_axis_link{n}_*``, ``s_axis_link{n}_*``
-    AXI4-Stream in both directions, `n` in 0..3, with tdata of 32 to 512 bits, tkeep, tlast, tvalid
-    and tready: ends of wires (`fpgapipe.sim_tb.native.phy`). Without one, what goes out is lost.
+    Link port `n`, 0..3: one AXI4-Stream per direction, with tdata of 32 to 512 bits, tkeep, tlast,
+    tvalid and tready. A wire (`fpgapipe.sim_tb.native.phy`) may be attached to it. Without a wire,
+    the beats that the design sends are lost.
 ``irq``
-    High when the design wants to be looked at.
+    Interrupt, active high.
 """
 
 import ctypes
@@ -68,46 +70,48 @@ class StallError(DeviceError):
 class NativeDevice:
     """One simulated device with its memory; a context manager.
 
-    One thread at a time may call it; other devices may run in other threads meanwhile.
+    Only one thread at a time may call a device. Different devices may run in different threads.
 
-    Reads and writes share `bytes_per_cycle`: a beat may move while some of it is left, and what it
-    takes too much the next cycles lack. If both want the last of it they take turns. The first beat
-    of a read burst comes `latency_cycles` after the cycle that took its address, or right after the
-    burst before; bursts keep their order, whatever their IDs. Data is read when it is shown and
-    written when it is taken. The memory takes data of a burst from the cycle after its address on,
-    and answers `write_latency_cycles` after its last beat. Only bursts of type INCR and of the
-    bus's full width are allowed.
+    Reads and writes share the bandwidth `bytes_per_cycle`. A beat may move as long as any of the
+    budget is left; a beat that exceeds the budget reduces that of the following cycles. If the
+    budget suffices for one beat and both directions have one, they alternate. The first beat of a
+    read burst comes `latency_cycles` after the cycle in which its address was accepted, or right
+    after the preceding burst if that is later; bursts keep their order, whatever their IDs are.
+    Memory is read when the beat is first shown and written when the beat is accepted. The memory
+    accepts the data of a write burst from the cycle after its address on, and responds
+    `write_latency_cycles` after its last beat. Only bursts of type INCR and of the full bus width
+    are allowed.
 
     Parameters
     ----------
     library : Path
-        What `build_native` returned.
+        Library that `build_native` returned.
     memory_bytes : int
-        A multiple of 4096. Pages never touched take no room, so that many gigabytes cost nothing.
-        Accesses beyond are answered with DECERR.
+        Size of the memory, bytes, a multiple of 4096. Pages that are never accessed use no memory
+        of the host, so many gigabytes cost nothing. Accesses beyond the end get DECERR.
     bytes_per_cycle : int or Fraction
-        Bandwidth of reads and writes together.
+        Bandwidth of reads and writes together, bytes per cycle.
     latency_cycles, write_latency_cycles : int
-        At least 1; the second is as the first if left out.
+        Read and write latency, cycles, at least 1. The write latency defaults to the read latency.
     outstanding : int
-        How many bursts of either direction the memory holds.
+        Number of bursts of each direction that the memory holds.
     pause : float
         Chance that one of the memory's five channels pauses in a cycle, 0 to 0.99.
     seed : int
-        Of the pauses.
+        Seed of the pauses.
     banks : (int, int, int), optional
-        The memory has so many banks, interleaved by so many bytes, and a burst does not begin to
-        move data until so many cycles after the burst before it began that also began in its bank.
-        Without, there are none.
+        Number of banks, bytes by which they are interleaved, and the least number of cycles between
+        the first beats of two bursts that begin in the same bank. By default banks are not
+        modelled.
 
     Attributes
     ----------
     memory : uint8 array, shape (memory_bytes,)
         The memory itself, not a copy; stays valid after `close`.
     bus_bytes : int
-        Width of the memory bus; 0 if the design has none.
+        Width of the memory bus, bytes; 0 if the design has none.
     link_bytes : mapping of int to int
-        Width of each link port that the design has.
+        Width of each link port that the design has, bytes, by its number.
 
     Raises
     ------
@@ -190,7 +194,7 @@ class NativeDevice:
         self.close()
 
     def close(self) -> None:
-        """End the simulation and its waves; the memory stays."""
+        """End the simulation and close its wave file; `memory` stays valid."""
         if self._handle is not None:
             self._library.fpgapipe_destroy(self._handle)
             self._handle = None
@@ -206,7 +210,7 @@ class NativeDevice:
         return self._open()
 
     def lend(self) -> tuple[int, ctypes.CDLL]:
-        """Leave the device to a cluster, for good: its handle, and the functions that take it."""
+        """Hand the device to a cluster for good; returns its handle and the library's functions."""
         handle = self._own()
         self._is_lent = True
         return handle, self._library
@@ -217,7 +221,7 @@ class NativeDevice:
         return self._has_irq
 
     def flush_waves(self) -> None:
-        """Write out the waves so far."""
+        """Flush the waves recorded so far to their file."""
         if self._has_waves:
             self._library.fpgapipe_flush(self._open())
 
@@ -228,14 +232,14 @@ class NativeDevice:
     def reset(self, cycles: int = 4) -> None:
         """Reset design, buses, pauses, statistics and errors; the memory keeps its contents.
 
-        It also ends the waves, whose time begins again.
+        It also ends the recording of waves, because their time would start again at 0.
         """
         self._library.fpgapipe_reset(self._own(), cycles)
         self._check()
 
     @property
     def statistics(self) -> Statistics:
-        """What happened since the last reset."""
+        """Statistics of the memory bus since the last reset."""
         raw = RawStatistics()
         self._library.fpgapipe_statistics(self._open(), ctypes.byref(raw))
         values = {field.name: getattr(raw, field.name) for field in fields(Statistics)}
@@ -250,18 +254,18 @@ class NativeDevice:
         return self.statistics.cycle
 
     def write_register(self, address: int, value: int, *, max_cycles: int = 1000) -> None:
-        """Write 32 bits; runs until the design answers.
+        """Write a register of 32 bits; runs the simulation until the design responds.
 
         Raises
         ------
         DeviceError
-            If it answers with an error or not within `max_cycles`.
+            If the design responds with an error or does not respond within `max_cycles`.
         """
         check_value(value)
         self._access(address, value, True, max_cycles)
 
     def read_register(self, address: int, *, max_cycles: int = 1000) -> int:
-        """Read 32 bits; runs until the design answers. Errors as in `write_register`."""
+        """Read a register of 32 bits; runs and raises as `write_register` does."""
         return self._access(address, 0, False, max_cycles)
 
     def _access(self, address: int, value: int, write: bool, max_cycles: int) -> int:
@@ -286,30 +290,31 @@ class NativeDevice:
     ) -> int:
         """Run until the interrupt is high, or for a number of cycles.
 
-        Ctrl-C, and what `progress` raises, leave the device between two cycles: it can run on.
+        After Ctrl-C or an exception from `progress`, the device stands between two cycles and can
+        go on.
 
         Parameters
         ----------
         max_cycles : int, optional
-            The cycles to run; with `until_irq` the most that it may take.
+            Number of cycles to run; with `until_irq`, the limit within which ``irq`` must rise.
         until_irq : bool
             Whether to stop before the first cycle that begins with ``irq`` high.
         stall_cycles : int, optional
-            With `until_irq`, how long the memory bus may be idle; None is for ever.
+            With `until_irq`, cycles for which the memory bus may be idle; None means no limit.
         progress : callable, optional
-            Called with the statistics every `progress_cycles`.
+            Function that is called with the statistics every `progress_cycles`.
         progress_cycles : int
-            How often Python looks at signals and calls `progress`.
+            Cycles between two times at which Python handles signals and calls `progress`.
 
         Returns
         -------
         int
-            The cycles that ran.
+            Number of cycles that ran.
 
         Raises
         ------
         StallError
-            If one of the two limits is met, with `until_irq`.
+            If `until_irq` is set and `max_cycles` or `stall_cycles` is reached.
         DeviceError
             If the design breaks a rule of its buses.
         """
@@ -353,9 +358,9 @@ class NativeDevice:
         reads: bool = True,
         writes: bool = True,
     ) -> None:
-        """Answer beats that touch the bytes ``begin..end - 1`` with an error, until `clear_errors`.
+        """Answer beats that overlap the bytes ``begin..end - 1`` with an error.
 
-        They neither read nor write.
+        These beats neither read nor write the memory. This holds until `clear_errors`.
         """
         if response not in ("SLVERR", "DECERR"):
             raise ValueError(f"the response must be SLVERR or DECERR, not {response!r}")
@@ -364,13 +369,14 @@ class NativeDevice:
         )
 
     def clear_errors(self) -> None:
-        """Forget all injected errors."""
+        """Remove all injected errors."""
         self._library.fpgapipe_heal(self._open())
 
     def attach_wire(self, port: int, spec: WireSpec) -> None:
-        """Put a wire behind a link port, at any cycle; what was on one before is lost.
+        """Attach a wire to a link port; beats on a wire that was attached before are lost.
 
-        The wire's cycles are the device's. `reset` makes the wire as new.
+        A wire may be attached at any cycle. It counts cycles as the device does, and `reset`
+        restores its initial state.
         """
         if self._link(port) != spec.phy_bytes:
             raise ValueError(
@@ -379,7 +385,7 @@ class NativeDevice:
         self._library.fpgapipe_attach(self._own(), port, ctypes.byref(RawWire.of(spec)))
 
     def take_beats(self, port: int) -> list[tuple[int, Beat]]:
-        """Take what is on the wire behind a port: cycles of arrival, and beats."""
+        """Remove all beats from the wire of a port; returns cycles of arrival and beats."""
         self._link(port)
         count = ctypes.c_uint64()
         raw = self._library.fpgapipe_flying(self._own(), port, ctypes.byref(count))
@@ -394,12 +400,12 @@ class NativeDevice:
         return beats
 
     def give_beats(self, port: int, beats: Sequence[tuple[int, Beat]]) -> None:
-        """Let beats arrive at a port, from this cycle on and after those given before.
+        """Schedule the arrival of beats at a port.
 
         Raises
         ------
         DeviceError
-            If a cycle of arrival is over, or no later than that of a beat before it.
+            If a cycle of arrival is in the past, or not later than that of the preceding beat.
         """
         self._link(port)
         raw = (RawBeat * len(beats))()
@@ -410,20 +416,22 @@ class NativeDevice:
         self._check()
 
     def wire_counts(self, port: int) -> WireCounts:
-        """What happened on the wire behind a port since the reset."""
+        """Event counts of a port's wire since the reset."""
         self._link(port)
         raw = RawCounts()
         self._library.fpgapipe_counts(self._open(), port, ctypes.byref(raw))
         return WireCounts(*(getattr(raw, field.name) for field in fields(WireCounts)))
 
     def _link(self, port: int) -> int:
-        """Bytes of a beat of a port."""
+        """Bytes per beat of a port."""
         if port not in self.link_bytes:
             raise ValueError(f"the design has no link {port} (ports m_axis_link{port}_*)")
         return self.link_bytes[port]
 
     def save_waves(self, path: Path, begin: int = 0, end: int | None = None) -> None:
-        """Write waves (VCD, 10 ns a cycle) of cycles ``begin..end - 1``, from now to the reset.
+        """Record waves of cycles ``begin..end - 1`` to a VCD file of 10 ns per cycle.
+
+        The recording ends at the next reset.
 
         Raises
         ------
@@ -441,19 +449,19 @@ class NativeDevice:
 
 
 def check_address(address: int) -> None:
-    """Refuse what is no register's address."""
+    """Raise ValueError unless `address` is a multiple of 4 below 4096."""
     if address % 4 or not 0 <= address < 1 << 12:
         raise ValueError(f"a register's address must be a multiple of 4 below 4096, not {address}")
 
 
 def check_value(value: int) -> None:
-    """Refuse what a register cannot hold."""
+    """Raise ValueError unless `value` fits in a register of 32 bits."""
     if not 0 <= value < 1 << 32:
         raise ValueError(f"a register's value must fit in 32 bits, not {value}")
 
 
 def refusal(address: int, write: bool, response: int) -> str:
-    """What an error says that a register's access has got."""
+    """Message of the error for a register access that got an error response."""
     verb = "write" if write else "read"
     return f"the {verb} of register {address:#x} got {_RESPONSES[response & 3]}"
 
@@ -472,7 +480,7 @@ def _stalled(now: Statistics, limit: str) -> str:
 
 
 def _reserve(num_bytes: int) -> NDArray[np.uint8]:
-    """Memory of zeros that takes room when it is touched."""
+    """Memory of zeros, whose pages the host allocates when they are first accessed."""
     if num_bytes == 0:
         return np.zeros(0, np.uint8)
     flags = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | getattr(mmap, "MAP_NORESERVE", 0x4000)

@@ -1,8 +1,9 @@
 // Sources and sinks of words at the channels of a link's end, and the control of the link.
 //
-// For designs with the ports of link_top.py. A source's words, and which of them end a packet, are
-// a function of its seed, the session, the channel and the word's index in the session; the sink at
-// the other end computes them again, and the first that differs is an error.
+// They are used for designs with the ports of link_top.py. A word of a source, and whether it ends
+// a packet, is a function of the source's seed, the session, the channel and the word's index in
+// the session. The sink at the other end computes the words again; the first one that differs is an
+// error.
 
 #pragma once
 
@@ -20,26 +21,26 @@ namespace {
 constexpr unsigned num_channels = 3;
 constexpr unsigned word_bytes = 64;
 
-// The layout of link_world.py's structure of the same name.
+// Configuration; it has the layout of link_world.py's structure of the same name.
 struct ChannelsConfig {
     uint64_t enable, link_seed;
-    uint64_t seed, peer_seed;            // of the words
-    uint64_t packet_words[num_channels];  // of a packet, on average
-    uint64_t words[num_channels];         // a source stops at the first packet's end behind them
-    uint64_t source_pause, sink_pause;   // chance in a cycle, in 1/1024, on average
+    uint64_t seed, peer_seed;            // seeds of the words
+    uint64_t packet_words[num_channels];  // average number of words per packet
+    uint64_t words[num_channels];         // a source stops at the first packet's end after these
+    uint64_t source_pause, sink_pause;   // average chance of a pause in a cycle, in 1/1024
 };
 
-// The layout of link_world.py's structure of the same name.
+// Status; it has the layout of link_world.py's structure of the same name.
 struct ChannelsStatus {
     uint64_t state, session, peer, peer_delivered_known;
-    uint64_t delivered[num_channels], peer_delivered[num_channels];  // as the design says
-    uint64_t accepted[num_channels], taken[num_channels];            // as happened, this session
-    uint64_t resting;  // channels whose source has stopped, a bit each
-    uint64_t accepted_cycle, taken_cycle;  // of the last words
-    uint64_t ended_session;                // the one before, and what happened in it
+    uint64_t delivered[num_channels], peer_delivered[num_channels];  // counters of the design
+    uint64_t accepted[num_channels], taken[num_channels];            // words moved in this session
+    uint64_t resting;  // mask of the channels whose source has stopped
+    uint64_t accepted_cycle, taken_cycle;  // cycles in which the last words moved
+    uint64_t ended_session;                // the preceding session, and words moved in it
     uint64_t ended_accepted[num_channels], ended_taken[num_channels];
     uint64_t total_accepted, total_taken;
-    uint64_t events[8];  // since the reset, in the order of link.py's EVENTS
+    uint64_t events[8];  // counts since the reset, in the order of link.py's EVENTS
 };
 
 template <class V, class = void>
@@ -107,7 +108,7 @@ class Channels {
         return now_;
     }
 
-    // Drive the design for this cycle, from nothing but the state here.
+    // Drive the design's inputs for this cycle, which depend on the state here only.
     void offer() {
         if constexpr (HasChannels<V>::value) {
             t.link_enable = config_.enable;
@@ -133,7 +134,7 @@ class Channels {
         }
     }
 
-    // See what the rising edge will take.
+    // Process the transfers that the rising edge will complete.
     void take() {
         if constexpr (HasChannels<V>::value) {
             if (t.link_session != now_.session) begin_session();
@@ -152,7 +153,7 @@ class Channels {
             });
             uint64_t events = t.link_events;
             for (unsigned i = 0; events; ++i) {
-                const unsigned bits = i == 1 ? 2 : 1;  // up to three words may leave in a cycle
+                const unsigned bits = i == 1 ? 2 : 1;  // rx_word counts up to three per cycle
                 now_.events[i] += events & ((1u << bits) - 1);
                 events >>= bits;
             }
@@ -171,7 +172,7 @@ class Channels {
         return x ^ x >> 31;
     }
 
-    // Make a word; whether it ends a packet.
+    // Compute a word; returns whether it ends a packet.
     bool make(uint64_t* word, uint64_t seed, uint64_t session, unsigned channel,
               uint64_t index) const {
         const uint64_t key = mixed(mixed(seed) ^ (session << 8 | channel));
@@ -187,7 +188,7 @@ class Channels {
         return now_.accepted[channel] < config_.words[channel] || sources_[channel].in_packet;
     }
 
-    // Long stretches without a pause, and long ones with many, meet other faults than a mixture.
+    // Long periods without pauses and long ones with many find other faults than a uniform mixture.
     bool pauses(uint64_t draw, uint64_t mean, unsigned phase) const {
         constexpr uint64_t weights[] = {2, 0, 1, 1};
         const uint64_t chance = mean * weights[(status_.cycle / 256 + phase) % 4];

@@ -1,6 +1,6 @@
-"""Gateware and the simulator in C++ compiled to a shared library, and its functions for Python.
+"""Compiles gateware and the C++ simulator to a shared library and loads it for Python.
 
-`native` has what drives it; the structures here have the layout of those in
+The module `native` drives the library. The structures here have the layout of those in
 ``native_memory.hpp`` and ``native_link.hpp``.
 """
 
@@ -24,33 +24,32 @@ from fpgapipe.sim_tb.native.verilate import (
     compile_model,
 )
 
-# Nothing but the functions for Python is visible, so calls within the library are direct. No code
-# for this machine's processor alone: the cache may be on a file system that several machines share.
+# Only the functions for Python are visible, so calls within the library are direct. The code is not
+# specific to this machine's processor, because several machines may share the cache.
 _CXX_FLAGS = (
     "-std=gnu++20 -fPIC -fvisibility=hidden -fno-semantic-interposition -fno-gnu-unique"
     " -DVL_USER_FATAL -DVL_USER_STOP -DVL_USER_FINISH"
 )
 _LINK_FLAGS = "-shared -pthread -Wl,-Bsymbolic"
-# Yosys writes a choice of which at most one condition holds as a casez.
 _HARNESS = ("native.cpp", "native_channels.hpp", "native_link.hpp", "native_memory.hpp")
 _REWRITES = "clock_enable.py"
 
 MAX_LINKS = 4
-"""Link ports are looked for by number, 0..3."""
+"""Number of link ports that a design may have; their numbers are 0..3."""
 
 NEVER = 2**64 - 1
-"""Stands for no cycle in the statistics."""
+"""Value that stands for "no cycle" in the statistics."""
 
 
 class DeviceError(UserError):
-    """A simulated device broke a rule of its buses, answered with an error, or stopped.
+    """A simulated device broke a rule of its buses, responded with an error, or stopped.
 
-    After a broken rule it must be reset before it runs again.
+    A device that broke a rule must be reset before it can run again.
     """
 
 
 class Config(ctypes.Structure):
-    """What a device is made from."""
+    """Configuration of a device."""
 
     _fields_ = [
         ("memory", ctypes.c_void_p),
@@ -69,7 +68,7 @@ class Config(ctypes.Structure):
 
 
 class RawBeat(ctypes.Structure):
-    """A beat of a link on its way: what `phy.Beat` has, and the cycle of its arrival."""
+    """A beat on a wire: the fields of `phy.Beat`, and the cycle of its arrival."""
 
     _fields_ = [
         ("arrival", ctypes.c_uint64),
@@ -80,7 +79,7 @@ class RawBeat(ctypes.Structure):
 
 
 class _Numbers(ctypes.Structure):
-    """A list of numbers; what makes one keeps it for its time."""
+    """A list of numbers; its memory lives as long as the structure that contains it."""
 
     _fields_ = [("items", ctypes.POINTER(ctypes.c_uint64)), ("size", ctypes.c_uint64)]
 
@@ -90,7 +89,7 @@ class _Numbers(ctypes.Structure):
 
 
 class RawWire(ctypes.Structure):
-    """What a wire is made from: `phy.WireSpec` in integers."""
+    """Configuration of a wire: `phy.WireSpec` in integers."""
 
     _fields_ = [
         *(
@@ -109,7 +108,7 @@ class RawWire(ctypes.Structure):
 
     @classmethod
     def of(cls, spec: WireSpec) -> "RawWire":
-        """Make one."""
+        """Convert a specification."""
         return cls(
             phy_bytes=spec.phy_bytes,
             rate_numerator=spec.rate.numerator,
@@ -132,37 +131,37 @@ class RawWire(ctypes.Structure):
 
 
 class RawCounts(ctypes.Structure):
-    """`phy.WireCounts` as the library fills them."""
+    """`phy.WireCounts` in the layout in which the library fills it."""
 
     _fields_ = [(field.name, ctypes.c_uint64) for field in fields(WireCounts)]
 
 
 @dataclass(frozen=True)
 class Statistics:
-    """What happened on a device's memory bus since the last reset; cycles count from that reset.
+    """Events on a device's memory bus since the last reset, from which cycles are counted.
 
     Attributes
     ----------
     cycle : int
         Cycles since the reset.
     read_bursts, write_bursts : int
-        Addresses that the memory took.
+        Number of burst addresses that the memory accepted.
     read_beats, write_beats : int
-        Beats of data that moved.
+        Number of data beats that were transferred.
     first_read_cycle, last_read_cycle, first_write_cycle, last_write_cycle : int or None
-        When they moved.
+        Cycles of the first and the last data beat of each direction; None if there was none.
     read_wait_cycles : int
-        Cycles in which a beat of data waited for the design.
+        Cycles in which the memory offered a beat of read data and the design did not accept it.
     write_wait_cycles : int
-        Cycles in which the design waited with a beat of data.
+        Cycles in which the design offered a beat of write data and the memory did not accept it.
     active_cycle : int or None
-        Of the last handshake of any of the five channels.
+        Cycle of the last handshake on any of the five channels.
     reads_in_flight, writes_in_flight : int
-        Bursts whose last beat, or response, is still to come.
+        Reads whose last beat, and writes whose response, is still to come.
     irq : bool
         Whether the interrupt is high now.
     irq_cycle : int or None
-        The first cycle that began with it high, since when it was so in each.
+        First cycle of the current period in which the interrupt is high; None if it is low.
     """
 
     cycle: int
@@ -184,7 +183,7 @@ class Statistics:
 
 
 class RawStatistics(ctypes.Structure):
-    """`Statistics` as the library fills them, `NEVER` where those have None."""
+    """`Statistics` in the layout in which the library fills it; `NEVER` stands for None."""
 
     _fields_ = [(field.name, ctypes.c_uint64) for field in fields(Statistics)]
 
@@ -192,18 +191,20 @@ class RawStatistics(ctypes.Structure):
 def build_native(
     verilog: str, top: str = "top", *, waves: bool = False, flags: Sequence[str] = ()
 ) -> Path:
-    """Compile a design to a library for `NativeDevice`, or return the one compiled before.
+    """Compile a design to a library for `NativeDevice`, or return the cached one.
 
     Parameters
     ----------
     verilog : str
-        The whole design; included files are not seen. What is compiled is `clock_enable` of it.
+        The whole design; included files are not seen. It is rewritten by `clock_enable` before it
+        is compiled.
     top : str
-        The top module.
+        Name of the top module.
     waves : bool
-        Whether the library can write waves; it is slower for it, and has the design as it is.
+        Whether the library can write waves. Such a library is slower, and its design is compiled
+        without the rewriting.
     flags : sequence of str
-        More options for Verilator, such as ``-Wno-UNOPTFLAT``.
+        Further options for Verilator, such as ``-Wno-UNOPTFLAT``.
 
     Returns
     -------
@@ -247,7 +248,7 @@ def build_native(
 
 @functools.cache
 def _loaded(path: str, inode: int) -> ctypes.CDLL:
-    """Load a library; another file of the same name is another library."""
+    """Load a library; a new file of the same name, with another inode, is loaded anew."""
     library = ctypes.CDLL(path)
     handle, integer = ctypes.c_void_p, ctypes.c_int
     u32, u64 = ctypes.c_uint32, ctypes.c_uint64
@@ -287,24 +288,25 @@ def _loaded(path: str, inode: int) -> ctypes.CDLL:
 
 
 def load(path: Path) -> ctypes.CDLL:
-    """Load a library that `build_native` made; its functions release Python's lock."""
+    """Load a library that `build_native` returned; its functions release Python's lock."""
     return _loaded(str(path), path.stat().st_ino)
 
 
 def native_speed(verilog: str, cycles: int, top: str = "top") -> float:
-    """Clock a design, all its inputs zero, and nothing else.
+    """Measure the speed of a design that is only clocked, with all inputs zero.
 
     Parameters
     ----------
     verilog, top
-        As in `build_native`; any design with the ports ``clk`` and ``rst``.
+        See `build_native`; any design with the ports ``clk`` and ``rst`` will do.
     cycles : int
-        How many after the reset.
+        Number of cycles after the reset.
 
     Returns
     -------
     float
-        Cycles per second of processor time, which other processes change less than the time of day.
+        Cycles per second of processor time, which depends less on other processes than wall-clock
+        time does.
     """
     seconds: float = load(build_native(verilog, top)).fpgapipe_bare(cycles)
     if seconds < 0:

@@ -1,7 +1,8 @@
 // The link ports m_axis_link{n}_* and s_axis_link{n}_*, and the wires behind them.
 //
-// `Wire` does what the class of that name in phy.py does, whose text defines it, in the same
-// integers. A wire keeps what it has accepted until somebody takes it to the other end.
+// `Wire` does what the class of that name in phy.py does, with the same integers; the documentation
+// there is the definition. A wire keeps the beats that it has accepted until a caller takes them to
+// the other end.
 
 #pragma once
 
@@ -23,7 +24,7 @@ namespace {
 constexpr unsigned max_links = 4;
 constexpr unsigned max_phy_bytes = 64;
 
-// What travels from one library to another; the layout of native_library.py's structure.
+// A beat as it is passed between libraries; it has the layout of native_library.py's RawBeat.
 struct LinkBeat {
     uint64_t arrival;  // cycle in which the receiver sees it
     uint64_t keep;
@@ -31,7 +32,7 @@ struct LinkBeat {
     uint64_t last;
 };
 
-// The layout of native_library.py's structure of the same name.
+// Configuration of a wire; it has the layout of native_library.py's RawWire.
 struct WireConfig {
     struct Numbers {
         const uint64_t* items;
@@ -44,12 +45,12 @@ struct WireConfig {
     uint64_t burst_bits;
     uint64_t seed;
     uint64_t burst, drop, duplicate, pause;  // thresholds of 64-bit numbers
-    uint64_t errors[max_phy_bytes + 1];      // by kept bytes
+    uint64_t errors[max_phy_bytes + 1];      // thresholds by number of kept bytes
     Numbers bit_errors, drops, duplicates, resets;
     Numbers down, stalls;  // begin, end, begin, end, ...
 };
 
-// The layout of phy.py's class of the same name.
+// Counts of events; they have the layout of native_library.py's RawCounts.
 struct WireCounts {
     uint64_t beats, frames, flips, dropped, repeated, lost, waits;
 };
@@ -112,12 +113,12 @@ class Wire {
         }
     }
 
-    // What was accepted and will arrive, in order; whoever takes it clears it.
+    // Accepted beats that will arrive, in order; the caller that takes them clears the list.
     std::vector<LinkBeat>& flying() { return flying_; }
     const WireCounts& counts() const { return counts_; }
 
   private:
-    // Cycles come in order, so ranges that are over go.
+    // Cycles come in order, so ranges that are over are removed.
     static bool within(std::deque<uint64_t>& ranges, uint64_t cycle) {
         while (!ranges.empty() && ranges[1] <= cycle) {
             ranges.pop_front();
@@ -145,7 +146,7 @@ class Wire {
         counts_.repeated += repeating_;
     }
 
-    // Flip a bit among those that a beat keeps.
+    // Flip bit number `bit` of the bits that a beat keeps.
     void flip(LinkBeat& beat, uint64_t bit) {
         uint64_t keep = beat.keep;
         for (uint64_t byte = bit / 8; byte; --byte) keep &= keep - 1;
@@ -195,7 +196,7 @@ class Wire {
         flying_.push_back(beat);
     }
 
-    const WireConfig config_;  // without its lists, which are these:
+    const WireConfig config_;  // its lists are not used after construction, but these copies:
     std::deque<uint64_t> bit_errors_, drops_, duplicates_, resets_, down_, stalls_;
     Random errors_, bursts_, frames_, pauses_;
     WireCounts counts_{};
@@ -207,7 +208,7 @@ class Wire {
     std::vector<LinkBeat> frame_, flying_;
 };
 
-// The ports of a link of a design; those that it does not have do not exist.
+// The signals of link port N of a design; without specialization if the design has no such port.
 template <class V, unsigned N, class = void>
 struct LinkPins {
     static constexpr unsigned bytes = 0;
@@ -238,7 +239,7 @@ template <class V>
 constexpr bool has_links = LinkPins<V, 0>::bytes || LinkPins<V, 1>::bytes ||
                            LinkPins<V, 2>::bytes || LinkPins<V, 3>::bytes;
 
-// A wire's configuration, with lists of its own, so that a reset can make it anew.
+// A wire's configuration with its own copies of the lists; a reset creates the wire anew from it.
 struct WireSource {
     explicit WireSource(const WireConfig& other) : config(other) {
         for (WireConfig::Numbers* numbers :
@@ -253,10 +254,10 @@ struct WireSource {
     std::deque<std::vector<uint64_t>> lists;
 };
 
-// A port, whatever its width: what goes out, and what comes in.
+// State of a port, independent of its width: the outgoing wire and the incoming beats.
 struct LinkPort {
     std::unique_ptr<WireSource> source;
-    std::unique_ptr<Wire> wire;  // none: what goes out is lost at once
+    std::unique_ptr<Wire> wire;  // if there is none, outgoing beats are lost at once
     std::deque<LinkBeat> arriving;
     LinkBeat waiting{};
     bool waits = false;
@@ -302,7 +303,7 @@ class Links {
         return ports_[number].wire ? ports_[number].wire->counts() : WireCounts{};
     }
 
-    // Beats that will arrive, in order, after all that were given before.
+    // Schedule beats, in order of arrival; all arrive after those that were given before.
     void give(unsigned number, const LinkBeat* beats, uint64_t count) {
         LinkPort& port = ports_[number];
         for (uint64_t i = 0; i < count; ++i) {
@@ -314,7 +315,7 @@ class Links {
         }
     }
 
-    // Drive the wires' side of the ports for this cycle, from nothing but the wires' state.
+    // Drive the wires' side of the ports for this cycle, which depends on the wires' state only.
     void offer() {
         each([this](auto pins, LinkPort& port) {
             V& t = top_;
@@ -330,7 +331,7 @@ class Links {
         });
     }
 
-    // See what the rising edge will take.
+    // Process the transfers that the rising edge will complete.
     void take() {
         each([this](auto pins, LinkPort& port) {
             V& t = top_;

@@ -1,7 +1,8 @@
 // The memory at the design's AXI4 master, as native.cpp uses it.
 //
-// NativeDevice in native.py says what it promises. In every cycle it first drives its side of the
-// bus from its state alone, then looks what the rising edge will take.
+// The documentation of NativeDevice in native.py defines its behaviour. In every cycle, the memory
+// first drives its side of the bus, which depends on its state only; then it processes the
+// transfers that the rising edge will complete.
 
 #pragma once
 
@@ -20,7 +21,7 @@ constexpr uint64_t never = UINT64_MAX;
 constexpr unsigned page_bytes = 4096;
 enum Response : uint8_t { OKAY = 0, SLVERR = 2, DECERR = 3 };
 
-// The layout of native.py's structure of the same name.
+// Configuration of a device; it has the layout of native_library.py's structure of the same name.
 struct Config {
     uint8_t* memory;
     uint64_t memory_bytes;
@@ -31,27 +32,27 @@ struct Config {
     uint64_t outstanding;  // bursts of each direction
     uint64_t pause;        // chance of a pause in a cycle, in 1/4096
     uint64_t seed;
-    uint64_t banks;  // 0: none
+    uint64_t banks;  // 0 if banks are not modelled
     uint64_t bank_bytes;
     uint64_t bank_cycles;
 };
 
-// The layout of native.py's structure of the same name.
+// Statistics; they have the layout of native_library.py's RawStatistics.
 struct Statistics {
     uint64_t cycle;  // since the last reset
     uint64_t read_bursts, write_bursts;
     uint64_t read_beats, write_beats;
     uint64_t first_read_cycle, last_read_cycle;
     uint64_t first_write_cycle, last_write_cycle;
-    uint64_t read_wait_cycles;   // a beat of data waited for the design
-    uint64_t write_wait_cycles;  // the design waited with a beat of data
-    uint64_t active_cycle;       // of the last handshake on the memory bus
+    uint64_t read_wait_cycles;   // cycles in which read data waited for the design
+    uint64_t write_wait_cycles;  // cycles in which the design waited with write data
+    uint64_t active_cycle;       // cycle of the last handshake on the memory bus
     uint64_t reads_in_flight, writes_in_flight;
     uint64_t irq;
-    uint64_t irq_cycle;  // since when it is high
+    uint64_t irq_cycle;  // first cycle since which irq is high
 };
 
-// The cycle since the last reset, and the first error.
+// Number of cycles since the last reset, and the first error.
 struct Status {
     uint64_t cycle = 0;
     std::string error;
@@ -71,7 +72,7 @@ struct HasIds : std::false_type {};
 template <class V>
 struct HasIds<V, std::void_t<decltype(std::declval<V&>().m_axi_arid)>> : std::true_type {};
 
-// Bytes of a beat; a port is uint32_t, uint64_t or VlWide<N>, whose bytes are in the bus's order.
+// Bytes per beat. A port is a uint32_t, uint64_t or VlWide<N>, whose bytes are in the bus's order.
 template <class V>
 constexpr unsigned bus_bytes() {
     if constexpr (HasMemory<V>::value) {
@@ -103,17 +104,17 @@ class Queue {
 };
 
 struct Burst {
-    uint64_t address;   // of the next beat, at the bus's granularity
+    uint64_t address;   // address of the next beat, aligned to the bus width
     uint64_t unusable;  // strobes of the next beat that lie before the burst's first byte
     uint64_t due;       // first cycle in which read data, or the response to a write, may appear
     uint32_t beats_left;
     uint32_t id;
     uint32_t bank;
-    bool begun;  // a beat has been shown, or taken
+    bool begun;  // whether a beat has been shown (read) or accepted (write)
     uint8_t response;
 };
 
-// The address channels, as the design drives them.
+// Signals of an address channel, as the design drives them.
 struct Request {
     bool waits;
     uint64_t address;
@@ -131,7 +132,7 @@ struct Fault {
     bool reads, writes;
 };
 
-// V is the Verilated design; its ports are read and written in place.
+// V is the Verilated design, whose ports are read and written in place.
 template <class V>
 class Memory {
   public:
@@ -175,7 +176,7 @@ class Memory {
         return copy;
     }
 
-    // Drive the memory's side of the bus for this cycle, from nothing but the memory's state.
+    // Drive the memory's side of the bus for this cycle, which depends on the memory's state only.
     void offer() {
         V& t = top_;
         if (config_.pause) {
@@ -183,8 +184,8 @@ class Memory {
             random_ ^= random_ >> 7;
             random_ ^= random_ << 17;
         }
-        // A beat may overdraw, and later cycles pay: so the average is exact under load, while an
-        // idle time saves up no more than one cycle's bytes.
+        // A beat may make the credit negative, and later cycles make up for it. So the average rate
+        // is exact under load, while an idle bus accumulates no more than the bytes of one cycle.
         const int64_t rate = config_.rate_numerator;
         credit_ = std::min(credit_ + rate, rate);
 
@@ -198,8 +199,8 @@ class Memory {
         bool reads = can_read && credit_ > 0;
         bool writes = can_write && credit_ > 0;
         if (reads && writes && credit_ <= beat_cost_) {
-            // One of the two. The design's wvalid is that of the end of the last cycle: whether it
-            // stays decides nothing but who goes first.
+            // The credit suffices for one of the two. The design's wvalid is still that of the last
+            // cycle's end; its value only decides which direction goes first.
             reads = !t.m_axi_wvalid || read_turn_;
             writes = !reads;
         }
@@ -222,7 +223,7 @@ class Memory {
         t.m_axi_bvalid = response_shown_;
     }
 
-    // See what the rising edge will take.
+    // Process the transfers that the rising edge will complete.
     void take() {
         V& t = top_;
         const uint64_t cycle = status_.cycle;
@@ -275,17 +276,17 @@ class Memory {
     }
 
   private:
-    // One random number a cycle; its parts decide the pauses of the five channels.
+    // Parts of the one random number per cycle decide the pauses of the five channels.
     bool pauses(unsigned channel) const {
         return ((random_ >> (12 * channel)) & 0xFFF) < config_.pause;
     }
 
-    // Whether a burst has begun, or its bank is free.
+    // Whether a burst may move data: it has begun already, or its bank is free.
     bool may_go_on(const Burst& burst) const {
         return !config_.banks || burst.begun || bank_free_[burst.bank] <= status_.cycle;
     }
 
-    // A beat of it moves: with its first one its bank becomes busy.
+    // Called for each beat of a burst that moves; the first one makes the burst's bank busy.
     void begin(Burst& burst) {
         if (!config_.banks || burst.begun) return;
         burst.begun = true;
@@ -317,7 +318,7 @@ class Memory {
         return OKAY;
     }
 
-    // An address channel of the design; whether a request is taken.
+    // Check an address channel of the design; returns whether a request is accepted.
     bool request(Request& last, const Request& now, bool valid, bool ready, const char* name) {
         const auto wrong = [&](const std::string& what) {
             status_.fail(std::string("m_axi_") + name + what);
@@ -368,7 +369,7 @@ class Memory {
         return false;
     }
 
-    // The write data channel; whether a beat is taken.
+    // Process the write data channel; returns whether a beat is accepted.
     bool take_data() {
         V& t = top_;
         const uint64_t strobes = t.m_axi_wstrb;
@@ -435,16 +436,17 @@ class Memory {
     Statistics statistics_;
     std::vector<Fault> faults_;
 
-    // Reads and writes hold bursts until their last beat, responses until they are taken.
+    // Bursts are in reads_ and writes_ until their last beat; responses_ holds the completed writes
+    // until their responses are accepted.
     Queue<Burst> reads_, writes_, responses_;
-    std::vector<uint64_t> bank_free_;  // cycle from which on a bank may begin a burst
+    std::vector<uint64_t> bank_free_;  // by bank, first cycle in which a burst may begin in it
     Request read_request_, write_request_;
-    int64_t beat_cost_;  // in bytes * rate_denominator, as is the credit
+    int64_t beat_cost_;  // bytes * rate_denominator, the unit of the credit
     int64_t credit_ = 0;
     uint64_t random_ = 1;
     bool read_shown_, response_shown_;  // rvalid, bvalid
-    bool read_turn_;                    // who goes first when there is credit for one
-    bool data_waits_;                   // wvalid waited in the cycle before, with this:
+    bool read_turn_;                    // whether a read goes first if there is credit for one beat
+    bool data_waits_;                   // whether wvalid waited in the last cycle, with this data:
     bool waiting_last_ = false;
     uint64_t waiting_strobes_ = 0;
     uint8_t waiting_data_[bus_bytes<V>()];

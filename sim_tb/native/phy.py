@@ -1,35 +1,42 @@
-"""The wire between two ends of a link, one direction: rate, latency, and all that goes wrong on it.
+"""One direction of the wire between two ends of a link: its rate, its latency and its faults.
 
-`Wire` is the definition, cycle by cycle; ``native_link.hpp`` does the same in C++, bit for bit. All
-arithmetic of a running wire is on integers: `WireSpec` turns probabilities into thresholds.
+`Wire` defines the behaviour cycle by cycle; ``native_link.hpp`` does the same in C++, bit for bit.
+A running wire computes with integers only: `WireSpec` converts probabilities to thresholds.
 
 A cycle of a wire
 -----------------
-1. `Wire.tready`. The credit, in ``1 / denominator`` bytes, grows by a cycle's worth, to at most a
-   cycle's worth and a full beat. The transmitter may move a beat if the credit is above 0, no stall
-   says otherwise and no pause is drawn.
-2. `Wire.accept`, if the transmitter moves a beat. It costs as many bytes as it keeps, so the credit
-   may fall below 0, and later cycles pay. Then, in this order:
+1. `Wire.tready`. The credit, in units of ``1 / denominator`` bytes, grows by the bytes of a cycle,
+   but to no more than the bytes of a cycle and a full beat. The transmitter may move a beat if the
+   credit is above 0, the cycle is not within a stall and no pause is drawn.
+2. `Wire.accept`, if the transmitter moves a beat. The credit falls by the number of bytes that the
+   beat keeps. It may become negative, and following cycles make up for it. Then, in this order:
 
-   a. At the first beat of a frame, which is the beat after one with ``last``: two draws decide
-      whether the frame is dropped, and whether it is repeated. One that is dropped is not repeated.
-   b. Bits flip: those of `bit_errors`; as long as a draw is below the threshold for so many kept
-      bytes, the bit that the next draw names, modulo the kept bits; and those of bursts. All of it
-      also happens to beats that do not arrive.
-   c. The beat vanishes if its frame is dropped or the wire is down.
-   d. It gets its cycle of arrival: `delay_cycles` after this one, and at least a cycle after the
-      beat before it. It vanishes if a reset comes from now to the cycle before it arrives.
-   e. With the last beat of a repeated frame, all beats of it that the wire took after step c follow
-      once more, damaged as they are, as if accepted in this cycle.
-3. `Wire.arrival`: the beat that the receiver sees in this cycle. Receivers never wait.
+   a. At the first beat of a frame, which is the beat after one with ``last``, two draws decide
+      whether the frame is dropped and whether it is repeated. A dropped frame is not repeated.
+   b. Bits flip. First those of `bit_errors`. Then a number is drawn, and while it is below the
+      threshold for the number of kept bytes, a second draw, modulo the number of kept bits, selects
+      a bit that flips, and the first draw is repeated. Last, the bits of bursts flip. All this also
+      happens to beats that do not arrive.
+   c. The beat is lost if its frame is dropped or the wire is down.
+   d. The beat arrives `delay_cycles` after this cycle, but at least one cycle after the preceding
+      beat. It is lost if a reset occurs in this cycle or later, but before the cycle of arrival.
+   e. After the last beat of a repeated frame, all beats of the frame that were not lost in step c
+      are sent once more, with the same flipped bits, as if they were accepted in this cycle.
+3. `Wire.arrival` returns the beat that the receiver sees in this cycle. Receivers never wait.
 
-Bits are counted from the lowest bit of the lowest byte that a beat keeps; other bytes do not count.
+Bits are counted from the lowest bit of the lowest byte that a beat keeps. Bytes that it does not
+keep are not counted.
 
-Four streams of random numbers (splitmix64) belong to a wire: errors (a draw that decides, then one
-that names the bit, and so on until one decides for none, each beat), bursts (a draw each beat that
-is not within a burst; one that names the first bit; one for each 64 bits of it, whose bits say
-which flip, but the first always does), frames (two draws each) and pauses (one each cycle). A
-stream whose rates are 0 is not drawn from.
+A wire has four streams of random numbers (splitmix64):
+
+* errors: for each beat, the pairs of draws of step b, up to the draw that ends them;
+* bursts: for each beat outside a burst, one draw that decides whether a burst begins. If it does,
+  one draw selects its first bit. Then one draw for each 64 bits of the burst says which of them
+  flip; the first bit of a burst always flips;
+* frames: two draws for each frame;
+* pauses: one draw for each cycle.
+
+No numbers are drawn from a stream whose rates are 0.
 
 Source: S. Vigna, splitmix64.c, 2015, in the public domain.
 """
@@ -45,7 +52,7 @@ MAX_PHY_BYTES = 64
 
 _MASK = 2**64 - 1
 ERRORS, BURSTS, FRAMES, PAUSES = range(4)
-"""Streams of random numbers."""
+"""Numbers of a wire's streams of random numbers."""
 
 
 class Beat(NamedTuple):
@@ -54,11 +61,11 @@ class Beat(NamedTuple):
     Attributes
     ----------
     data : int
-        Its bytes, the first one lowest.
+        Bytes of the beat, the first one in the lowest bits.
     keep : int
-        Bit `i` is 1 if byte `i` counts.
+        Mask of valid bytes: bit `i` is 1 if byte `i` is kept.
     last : bool
-        Whether it ends a frame.
+        Whether the beat ends a frame.
     """
 
     data: int
@@ -67,7 +74,7 @@ class Beat(NamedTuple):
 
 
 def beats_of(frame: bytes, phy_bytes: int) -> list[Beat]:
-    """Cut a frame into beats, the last of which may keep fewer bytes."""
+    """Split a frame into beats, the last of which may keep fewer bytes."""
     parts = [frame[at : at + phy_bytes] for at in range(0, len(frame), phy_bytes)]
     return [
         Beat(int.from_bytes(part, "little"), (1 << len(part)) - 1, number == len(parts) - 1)
@@ -76,57 +83,57 @@ def beats_of(frame: bytes, phy_bytes: int) -> list[Beat]:
 
 
 def bytes_of(beat: Beat) -> bytes:
-    """What a beat keeps."""
+    """Bytes that a beat keeps."""
     return bytes(
         beat.data >> 8 * lane & 0xFF for lane in range(MAX_PHY_BYTES) if beat.keep >> lane & 1
     )
 
 
 def threshold_of(probability: float) -> int:
-    """How many of the 64-bit numbers mean yes; at most all but one."""
+    """Threshold below which a 64-bit random number means "yes", at most 2^64 - 1."""
     return min(int(probability * 2**64), _MASK)
 
 
 @dataclass(frozen=True)
 class WireSpec:
-    """One direction of a wire.
+    """Specification of one direction of a wire.
 
-    Cycles are those of the two devices, which count alike; cycle 0 is the first after the reset.
+    Both devices count cycles alike; cycle 0 is the first one after the reset.
 
     Parameters
     ----------
     phy_bytes : int
-        Of a beat: 4, 8, 16, 32 or 64.
+        Bytes per beat: 4, 8, 16, 32 or 64.
     bytes_per_cycle : Fraction or int
-        Line rate. A port moves no more than one beat in a cycle whatever it is.
+        Line rate, bytes per cycle. Whatever it is, a port moves at most one beat per cycle.
     latency_cycles : int
-        From the cycle in which the transmitter moves a beat to that in which the receiver sees it,
-        at least 1.
+        Cycles from the one in which the transmitter moves a beat to the one in which the receiver
+        sees it, at least 1.
     skew_cycles : int
-        Added to the latency, in this direction alone.
+        Cycles that this direction adds to the latency.
     bit_error_rate : float
-        Mean of flipped bits in a kept bit, below 1.
+        Mean number of random flips per kept bit, below 1.
     burst_rate : float
-        Chance of a burst at a beat.
+        Chance that a burst of errors begins at a beat.
     burst_bits : int
-        From its first flipped bit to the last that may be, on through beats, at least 1.
+        Length of a burst, bits, at least 1. A burst may extend over several beats.
     bit_errors : tuple of int
-        Bits that flip, counted over all accepted beats from 0.
+        Bits that flip, numbered from 0 over all accepted beats.
     drop_rate, duplicate_rate : float
-        Chance of a frame.
+        Chance that a frame is dropped, and that it is sent twice.
     drops, duplicates : tuple of int
-        Frames, counted over all that begin from 0.
+        Frames that are dropped, and that are sent twice, numbered from 0 in order of their begin.
     down : tuple of (int, int)
-        In cycles ``begin..end - 1`` accepted beats vanish.
+        Ranges of cycles, ``begin..end - 1``, in which accepted beats are lost.
     resets : tuple of int
-        In these cycles everything on the wire vanishes, what is accepted then included; what
-        arrives then is not on it any more.
+        Cycles in which all beats on the wire are lost. A beat accepted in such a cycle is lost too;
+        a beat that arrives in it is not.
     stalls : tuple of (int, int)
-        In cycles ``begin..end - 1`` nothing is accepted.
+        Ranges of cycles, ``begin..end - 1``, in which no beat is accepted.
     pause : float
-        Chance that a cycle accepts nothing.
+        Chance that no beat is accepted in a cycle.
     seed : int
-        Of all that is random, 0..2^64 - 1.
+        Seed of all random numbers, 0..2^64 - 1.
 
     Raises
     ------
@@ -185,19 +192,20 @@ class WireSpec:
 
     @property
     def rate(self) -> Fraction:
-        """`bytes_per_cycle` as it is counted, with a denominator of at most 65536."""
+        """Line rate in use: `bytes_per_cycle` with a denominator of at most 65536."""
         return Fraction(self.bytes_per_cycle).limit_denominator(1 << 16)
 
     @property
     def delay_cycles(self) -> int:
-        """From a beat's acceptance to its arrival, at least."""
+        """Least number of cycles from a beat's acceptance to its arrival."""
         return self.latency_cycles + self.skew_cycles
 
     @property
     def error_thresholds(self) -> tuple[int, ...]:
-        """For each number of kept bytes, 0..64, the threshold of one more flipped bit.
+        """Thresholds of one further flip in a beat, by its number of kept bytes, 0..64.
 
-        As a flip may be followed by another, its chance is ``x / (1 + x)`` if `x` is the mean.
+        The number of flips in a beat has a geometric distribution. For a mean of `x` flips, the
+        chance of one further flip is ``x / (1 + x)``.
         """
         means = [8 * kept * self.bit_error_rate for kept in range(MAX_PHY_BYTES + 1)]
         return tuple(threshold_of(mean / (1 + mean)) for mean in means)
@@ -212,20 +220,21 @@ def _check_ascending(name: str, numbers: Sequence[int]) -> None:
 
 @dataclass
 class WireCounts:
-    """What happened on a wire since the reset.
+    """Counts of events on a wire since the reset.
 
     Attributes
     ----------
     beats, frames : int
-        Accepted; a frame counts with its first beat.
+        Accepted beats and frames; a frame counts from its first beat on.
     flips : int
-        Bits that were flipped; a bit flipped twice counts twice.
+        Flipped bits; a bit that is flipped twice counts twice.
     dropped, repeated : int
-        Frames.
+        Frames that were dropped, and that were sent twice.
     lost : int
-        Beats that vanished: of dropped frames, in down times, by resets, copies included.
+        Beats that were lost: those of dropped frames, those accepted while the wire was down, and
+        those lost in resets, copies included.
     waits : int
-        Cycles in which no beat could have been accepted.
+        Cycles in which the wire was not ready for a beat.
     """
 
     beats: int = 0
@@ -243,13 +252,13 @@ class Random:
     Parameters
     ----------
     seed : int
-        Of the wire.
+        Seed of the wire.
     stream : int
-        Which of the wire's.
+        Number of the wire's stream.
     """
 
     def __init__(self, seed: int, stream: int) -> None:
-        # The stream's number goes through the mixer once, so that streams are unrelated.
+        # The stream's number is mixed once, so that the streams of a wire are unrelated.
         self._state = stream
         self._state = self.draw() ^ seed
 
@@ -263,10 +272,10 @@ class Random:
 
 
 class Wire:
-    """One direction of a wire, at work.
+    """Simulation of one direction of a wire.
 
-    In each cycle, from 0 on and without a gap: `tready`, then `accept` if a beat moves; and
-    `arrival` at any time after the cycle before.
+    `tready` must be called in each cycle, from cycle 0 on and without a gap, then `accept` if a
+    beat moves. `arrival` may be called for a cycle as soon as the cycle before it is over.
 
     Attributes
     ----------
@@ -288,20 +297,20 @@ class Wire:
         self._cycle = -1
         self._ready = False
         self._credit = 0
-        self._bits = 0  # kept by all beats before this one
+        self._bits = 0  # bits kept by all preceding beats
         self._burst_left = 0
         self._in_frame = self._dropping = self._repeating = False
-        self._frame: list[Beat] = []  # of a frame that will be repeated
+        self._frame: list[Beat] = []  # beats so far of a frame that will be repeated
         self._arrived = -1  # cycle of the last beat's arrival
         self._flying: deque[tuple[int, Beat]] = deque()
 
     def tready(self, cycle: int) -> bool:
-        """Begin a cycle; whether the transmitter may move a beat in it.
+        """Begin a cycle; returns whether the transmitter may move a beat in it.
 
         Raises
         ------
         ValueError
-            If it is not the cycle after that of the last call.
+            If `cycle` does not follow that of the last call.
         """
         if cycle != self._cycle + 1:
             raise ValueError(f"a wire in cycle {self._cycle} cannot go to cycle {cycle}")
@@ -314,12 +323,12 @@ class Wire:
         return self._ready
 
     def accept(self, cycle: int, beat: Beat) -> None:
-        """Take a beat in a cycle whose `tready` was true.
+        """Accept a beat in a cycle in which `tready` returned true.
 
         Raises
         ------
         ValueError
-            If it was not, or the beat keeps bytes that the wire does not have.
+            If it returned false, or if the beat keeps bytes beyond the wire's width.
         """
         if cycle != self._cycle or not self._ready:
             raise ValueError(f"the wire is not ready for a beat in cycle {cycle}")
@@ -344,13 +353,13 @@ class Wire:
             self._frame.clear()
 
     def arrival(self, cycle: int) -> Beat | None:
-        """Beat that the receiver sees in a cycle; call it for each."""
+        """Beat that the receiver sees in a cycle, if any; must be called for each cycle."""
         if self._flying and self._flying[0][0] == cycle:
             return self._flying.popleft()[1]
         return None
 
     def take(self) -> list[tuple[int, Beat]]:
-        """All that is on the wire, with cycles of arrival; it is not on it any more."""
+        """Remove all beats from the wire and return them with their cycles of arrival."""
         taken = list(self._flying)
         self._flying.clear()
         return taken
@@ -387,7 +396,7 @@ class Wire:
         return beat._replace(data=data)
 
     def _burst_flips(self, size: int) -> list[int]:
-        """Bits of a beat that a burst flips: one that goes on, or one that begins."""
+        """Bits of a beat that flip in a burst, which continues or begins in this beat."""
         random = self._randoms[BURSTS]
         first, begins = 0, self._burst_left == 0
         if begins:

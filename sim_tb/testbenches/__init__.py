@@ -1,1 +1,1 @@
-"""Testbenches of cocotb, one a block."""
+"""Testbenches for cocotb, one per block."""

@@ -1,4 +1,4 @@
-"""Address generator against its model: requests with all streams pausing, cycles with none."""
+"""Checks the address generator against its model: requests with pauses, cycles without."""
 
 import random
 from collections.abc import Iterable, Sequence
@@ -28,7 +28,7 @@ def descriptor(pattern: OperandPattern, index: int) -> int:
 
 
 def random_loop_nest(rng: random.Random, size: int, *, innermost: int | None = None) -> LoopNest:
-    """Draw an loop nest of at most `size` positions (or `innermost`, if that is more)."""
+    """Draw a loop nest of at most `size` positions (or `innermost`, if that is more)."""
     loops = []
     for k in range(rng.randint(0 if innermost is None else 1, 3)):
         count = innermost if k == 0 and innermost else rng.choice([1, 1, 2, 3, rng.randint(1, 40)])
@@ -46,7 +46,7 @@ def random_loop_nest(rng: random.Random, size: int, *, innermost: int | None = N
 
 
 def random_start(rng: random.Random, pos: LoopNest, whole_squares: bool) -> tuple[int, int]:
-    """Draw where in its inner two loops an operand begins."""
+    """Draw the position in its inner two loops at which an operand begins."""
     row, rows = (
         rng.choice([0, loop.count - 1, rng.randrange(loop.count)]) for loop in pos.loops[:2]
     )
@@ -62,11 +62,11 @@ def random_pattern(
     ----------
     rng : random.Random
     core : CoreSpec
-        For the number of parts of a block, and for addresses.
+        Core, which determines the number of parts per block and the range of addresses.
     size : int
-        Words, roughly.
+        Approximate number of words.
     in_range : bool
-        Whether all words with elements begin in the scratchpad.
+        Whether all words with elements must begin in the scratchpad.
     """
     walks, transposed = rng.random() < 0.5, rng.random() < 0.4
     subs = rng.randint(1, BLOCK // core.rows)
@@ -75,7 +75,7 @@ def random_pattern(
     outer = random_loop_nest(rng, rng.choice([1, 2, size]))
     tap = random_loop_nest(rng, max(1, size // outer.size))
     if walks:
-        # The last block may be short, and a pattern may have blocks of padding alone.
+        # The last block may be short, and a pattern may have blocks that are only padding.
         pos = random_loop_nest(rng, max(1, BLOCK * blocks - rng.choice([0, 0, 1, 7, 31, 40])))
     else:
         rest = max(1, size // outer.size // tap.size)
@@ -111,7 +111,7 @@ def random_pattern(
 
 
 def edge_patterns() -> list[OperandPattern]:
-    """One word; counts, coordinates and addresses at their limits; blocks of padding alone."""
+    """Corner cases: one word, limits of counts, coordinates and addresses, blocks of padding."""
     top = (1 << 23) - 1
     ways: list[dict[str, Any]] = [{}, {"walks_blocks": True, "blocks": 3, "subs": 2}]
     return [
@@ -124,7 +124,8 @@ def edge_patterns() -> list[OperandPattern]:
             -64, pos=LoopNest((Loop(3, 64, u=-17), Loop(2, -2, y=1))), y_limit=2, u_limit=31
         ),
         OperandPattern(2, pos=LoopNest((Loop(2, 4),)), blocks=3, walks_blocks=True, subs=2),
-        # In the middle of a row, of the rows, and at the last position; more than a block each.
+        # Operands of more than a block that begin in the middle of the loops or at the last
+        # position.
         *(
             OperandPattern(
                 128,
@@ -155,12 +156,12 @@ class Bench:
         )
 
     def start_sending(self, patterns: Iterable[OperandPattern]) -> None:
-        """Send operands in the background; their index is 3 times their number."""
+        """Send operands in the background; the index of each is 3 times its number."""
         words = [descriptor(pattern, 3 * k) for k, pattern in enumerate(patterns)]
         self._sending = cocotb.start_soon(self.operands.send(words))
 
     def stop(self) -> None:
-        """Send nothing more."""
+        """Stop the driver."""
         self._sending.cancel()
 
     async def check(self, patterns: Sequence[OperandPattern]) -> None:
@@ -171,7 +172,7 @@ class Bench:
             got = await self.requests.receive(len(expected))
             for k, (request, model) in enumerate(zip(got, expected, strict=True)):
                 if model[2]:
-                    request[0] = model[0]  # Nothing is read: the address means nothing.
+                    request[0] = model[0]  # nothing is read, so the address does not matter
                 assert request == model, f"operand {number}, word {k}: {request}, not {model}"
 
 
@@ -207,7 +208,7 @@ async def matches_model(dut: Any) -> None:
 
 @cocotb.test(timeout_time=4000, timeout_unit="us")
 async def loses_no_cycle(dut: Any) -> None:
-    """Without pauses a word comes each cycle, the first after the latency."""
+    """Without pauses, words come in consecutive cycles, the first one after the latency."""
     core = core_spec()
     rng = random.Random(cocotb.RANDOM_SEED)
     single = OperandPattern(64)
@@ -222,7 +223,7 @@ async def loses_no_cycle(dut: Any) -> None:
 
 @cocotb.test(timeout_time=4000, timeout_unit="us")
 async def forgets_at_reset(dut: Any) -> None:
-    """A reset in the middle of an operand leaves nothing that shows later."""
+    """A reset in the middle of an operand discards all state."""
     core = core_spec()
     rng = random.Random(cocotb.RANDOM_SEED)
     await start(dut)

@@ -1,6 +1,7 @@
-"""A cluster does a job, and leaves what `fpgapipe.sim_tb.cluster.cluster_job` reads.
+"""Runs a job on a cluster and writes the result for `fpgapipe.sim_tb.cluster.cluster_job`.
 
-Not a test of its own. ``job`` is the file of the job, ``result`` that of the result.
+It is not a test by itself. The parameters ``job`` and ``result`` are the paths of the job's file
+and of the result's file.
 """
 
 import pickle
@@ -29,7 +30,7 @@ _MAX_LINKS = 4
 
 
 class Bench:
-    """All devices with what surrounds them, in cycle 0."""
+    """All devices with their memories, hosts and wires; the cycle of creation is cycle 0."""
 
     def __init__(self, dut: Any, job: ClusterJob) -> None:
         self.dut, self.job = dut, job
@@ -57,7 +58,7 @@ class Bench:
         return LinkPort(self.dut, port, f"d{number}_")
 
     def _leave_open(self) -> None:
-        """What leaves a port without a wire is lost."""
+        """Set tready of all ports without a wire, so that their beats are lost."""
         joined = {each.source for each in self.job.connections}
         for number in range(len(self.job.nodes)):
             for port in range(_MAX_LINKS):
@@ -67,36 +68,36 @@ class Bench:
 
     @property
     def cycle(self) -> int:
-        """Since the reset."""
+        """Cycles since the reset."""
         return cycle() - self.origin
 
     def irq_cycle(self, number: int) -> int | None:
-        """Since when a device's interrupt is high."""
+        """First cycle since which a device's interrupt is high; None if it is low."""
         interrupt = self.interrupts.get(number)
         if interrupt is None or not interrupt.is_high:
             return None
         return interrupt.rises[-1] - self.origin
 
     async def run(self, cycles: int) -> None:
-        """Let all devices run."""
+        """Let all devices run for a number of cycles."""
         if cycles > 0:
             await ClockCycles(self.dut.clk, cycles)
 
     async def until_irq(self, most_cycles: int) -> None:
-        """Run until all awaited interrupts are high, and some cycles more."""
+        """Run until `SETTLE_CYCLES` after the last awaited interrupt has risen."""
         awaited = [number for number in self.interrupts if self.job.nodes[number].awaited]
         end = self.cycle + most_cycles
         while not all(self.interrupts[number].is_high for number in awaited):
             assert self.cycle < end, f"not all interrupts came within {most_cycles} cycles"
             await RisingEdge(self.dut.clk)
-        # Whoever watches them has seen the last one, too.
+        # At the falling edge, all monitors have seen the last interrupt, too.
         await FallingEdge(self.dut.clk)
         highs = [self.irq_cycle(number) or 0 for number in awaited]
         await RisingEdge(self.dut.clk)
         await self.run(max(highs) + SETTLE_CYCLES - self.cycle)
 
     def result(self, step_cycles: list[int], values: dict[Any, int]) -> ClusterResult:
-        """What there is at the end of this cycle, once all ports have settled."""
+        """Result at the end of this cycle, once all ports have settled."""
         numbers = range(len(self.job.nodes))
         irq_cycles = tuple(self.irq_cycle(number) for number in numbers)
         memories = [self.memories.get(number) for number in numbers]
@@ -118,7 +119,7 @@ class Bench:
 
 @cocotb.test()
 async def does_job(dut: Any) -> None:
-    """Every step comes to its end."""
+    """Run all steps of the job and write the result."""
     given = parameters()
     job: ClusterJob = pickle.loads(Path(given["job"]).read_bytes())
     await start(dut, RESET_CYCLES)
@@ -139,7 +140,7 @@ async def does_job(dut: Any) -> None:
             await bench.until_irq(step.most_cycles)
         step_cycles.append(bench.cycle)
     await FallingEdge(dut.clk)
-    # All that runs beside has seen the edge.
+    # After this, all concurrent tasks have processed the edge.
     await Timer(1, "ns")
     result = bench.result(step_cycles, values)
     Path(given["result"]).write_bytes(pickle.dumps(result))

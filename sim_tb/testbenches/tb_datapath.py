@@ -1,4 +1,4 @@
-"""Datapath of a GEMM engine against its model: results with pauses, cycles without."""
+"""Checks the datapath of a GEMM engine against its model: results with pauses, cycles without."""
 
 import random
 from collections.abc import Sequence
@@ -13,14 +13,14 @@ from numpy.typing import NDArray
 from fpgapipe.hw.hls_models.model.datapath import ACC_CYCLES, DatapathSpec
 from fpgapipe.sim_tb.drivers.stream import StreamDriver, StreamSink, cycle, parameters, reset, start
 
-# Where codes come from: sums around one, any, overflow, underflow, and a few that are no numbers.
+# Ranges of the codes of exponents: sums around one, any, overflow, underflow, and codes about NaN.
 CODES = ((117, 137), (0, 254), (240, 254), (0, 14), (250, 255))
 SHAPE_FIELDS = (32, 16, 16, 16, 1, 1, 16, 16)
 
 
 @dataclass(frozen=True)
 class Product:
-    """Counts, what becomes of the accumulators, and the operands."""
+    """A product: its sizes, the use of the accumulators, and the operands."""
 
     m: int
     k: int
@@ -36,7 +36,7 @@ class Product:
 
     @property
     def num_results(self) -> int:
-        """Vectors that come out."""
+        """Number of vectors of results."""
         return self.m * self.n if self.last else 0
 
 
@@ -51,7 +51,7 @@ def random_product(
     base: int = 0,
     step: int = 0,
 ) -> Product:
-    """Draw operands: any elements or the least, codes of one kind or of several."""
+    """Draw a product with random or least elements, and codes from one range or several."""
     vectors, columns = m * k * n, spec.cols * k * n
     low, high = (0, 1) if rng.random() < 0.1 else (-128, 128)
     kinds = CODES if rng.random() < 0.3 else CODES[:1]
@@ -66,7 +66,7 @@ def random_product(
 
 
 def cleared(spec: DatapathSpec) -> Product:
-    """Sets all accumulators to zero."""
+    """Product that sets all accumulators to zero."""
     a = np.zeros((spec.acc_depth, spec.rows), np.int8)
     b = np.zeros((spec.cols, spec.rows), np.int8)
     codes = np.full(spec.acc_depth + spec.cols, 127, np.uint8)
@@ -91,7 +91,7 @@ class Bench:
         self._tasks: list[Any] = []
 
     def start(self, products: Sequence[Product]) -> None:
-        """Send products in the background, and watch what the datapath says about itself."""
+        """Send products in the background, and monitor the status signals of the datapath."""
         shapes = [
             [index, p.m - 1, p.k - 1, p.n - 1, int(p.first), int(p.last), p.base, p.step]
             for index, p in enumerate(products)
@@ -108,7 +108,7 @@ class Bench:
         ]
 
     def stop(self) -> None:
-        """Send nothing more."""
+        """Stop the drivers and the monitor."""
         for task in self._tasks:
             task.cancel()
 
@@ -127,7 +127,8 @@ class Bench:
     async def check(self, products: Sequence[Product], *, accumulators: Any = None) -> Any:
         """Send products and compare all their results with the model's.
 
-        Without `accumulators`, those of the model, which are returned, all are cleared first.
+        `accumulators` are those of the model, which are also returned. Without them, all
+        accumulators are cleared first.
         """
         if accumulators is None:
             accumulators = np.zeros((self.spec.acc_depth, self.spec.cols), np.float32)
@@ -162,7 +163,7 @@ class Bench:
 
 
 def reading(spec: DatapathSpec, rng: np.random.Generator) -> list[Product]:
-    """Results of what the accumulators hold."""
+    """Product that adds to all accumulators and outputs them."""
     return [random_product(spec, rng, spec.acc_depth, first=False)]
 
 
@@ -180,7 +181,7 @@ async def matches_model(dut: Any) -> None:
         {"m": 2, "n": 4, "step": 2, "last": False},
         {"m": 2, "k": 2, "n": 4, "step": 2, "first": False, "last": False},
         {"m": 2, "n": 4, "step": 2, "first": False},
-        # The accumulators of one product overlap those of the next, in every distance.
+        # The accumulators of a product overlap those of the following one, at every distance.
         {"m": depth, "last": False},
         *({"m": 1, "first": False, "last": False, "base": depth - 1} for _ in range(3)),
         {"m": 3, "n": 3, "step": 1, "first": False, "last": False, "base": depth - 2},
@@ -207,7 +208,7 @@ async def matches_model(dut: Any) -> None:
 
 @cocotb.test(timeout_time=400, timeout_unit="us")
 async def takes_predicted_cycles(dut: Any) -> None:
-    """Without pauses, cycles from first column in to last result out are those of the model."""
+    """Without pauses, the cycles from the first column to the last result equal the model's."""
     spec = DatapathSpec(**parameters())
     rng = np.random.default_rng(cocotb.RANDOM_SEED)
     await start(dut)
@@ -220,10 +221,10 @@ async def takes_predicted_cycles(dut: Any) -> None:
         predicted = spec.cycles(m, k, n)
         assert cycles == predicted, f"{m}, {k}, {n}: {cycles} cycles, not {predicted}"
         assert bench.num_nan == 0 or 255 in [*product.a_codes, *product.b_codes]
-        # A reset makes the next measurement begin with a first tile.
+        # After a reset, the next measurement begins like the first one.
         await reset(dut)
 
-    # Products follow each other as their tiles do.
+    # Consecutive products follow each other without a gap, as consecutive tiles do.
     bench = Bench(dut, spec, rng=None)
     sizes = [long, long + 1, long, long + 2]
     await bench.check(
@@ -237,7 +238,7 @@ async def takes_predicted_cycles(dut: Any) -> None:
 
 @cocotb.test(timeout_time=400, timeout_unit="us")
 async def forgets_at_reset(dut: Any) -> None:
-    """A reset in the middle of a product leaves nothing that shows later."""
+    """A reset in the middle of a product discards all state."""
     spec = DatapathSpec(**parameters())
     rng = np.random.default_rng(cocotb.RANDOM_SEED)
     await start(dut)

@@ -1,33 +1,33 @@
-"""A device runs programs: memory, registers, interrupt and errors, with pauses on every channel.
+"""Runs programs on a device and checks memory, registers, interrupt and errors, with pauses.
 
-Not a test of its own: the caller prepares programs, memory images and what has to come of them.
-``cases.json`` in the folder is a list of cases, run one after the other without reset, and
-``images.npz`` has their arrays. A case has
+It is not a test by itself: the caller prepares programs, memory images and expected results. The
+file ``cases.json`` in the parameter ``folder`` is a list of cases, which run one after another
+without a reset; ``images.npz`` has their arrays. A case has these fields:
 
 ``name``
+    Name of the case.
 ``image``, ``expected``, ``exact``
-    Names of arrays of bytes: memory before, and what programs write. Afterwards each byte is as
-    before or as expected, and as expected where `exact` is not 0.
+    Names of arrays of bytes: the memory before the program, the memory after it, and a mask. After
+    the program, each byte must be as expected; where the mask is 0, it may also be unchanged.
 ``base``, ``limit``, ``entry``
-    Of the registers.
-``program_bytes``
-    Of the program; reads of ID 0 begin in it or behind it, those of ID 1 elsewhere.
+    Values of the registers MEMORY_BASE, MEMORY_LIMIT and PROGRAM. Reads with ID 0 must be at
+    addresses in ``entry..limit - 1``, and those with ID 1 must not.
 ``bad``
-    Triples of first byte, byte after the last, and the response to what touches them.
+    Triples of the first byte, the byte after the last, and the response to accesses to this range.
 ``ends``
-    ``done``, ``error`` or ``aborted``.
+    Expected end: ``done``, ``error`` or ``aborted``.
 ``error``
-    Code, engine and index, if it ends in one.
+    Expected code, engine and index of the error; zeros if there is none.
 ``nan``
-    Whether STATUS says so afterwards.
+    Whether STATUS must report NaN afterwards.
 ``counters``
-    Values of some counters.
+    Expected values of some counters.
 ``abort_after``, ``start_again_after``
-    Cycles after the start at which the host does so, or null.
+    Cycles after the start at which the host aborts the program, or starts it again; or null.
 ``scalars``
-    Of the registers; none without a vector engine.
+    Values of the scalar registers; empty without a vector engine.
 ``latency``
-    Least and most cycles of the memory.
+    Least and most cycles of the memory's latency.
 """
 
 import json
@@ -46,15 +46,16 @@ from fpgapipe.sim_tb.drivers.registers import Host
 from fpgapipe.sim_tb.drivers.stream import cycle, parameters, start
 
 MOST_CYCLES = 15_000
-"""Of a program; one that takes longer is stuck."""
+"""Limit for a program, cycles; one that takes longer is considered stuck."""
 
 IRQ_CYCLES = 3
-"""From the last cycle of a program to its interrupt, and from a command to the first cycle."""
+"""Cycles from the end of a program to its interrupt, together with those from the start command to
+its first cycle."""
 
 
 @cocotb.test()
 async def runs_programs(dut: Any) -> None:
-    """Every case ends as it should, whatever came before it."""
+    """Every case ends as expected, after any other case."""
     given = parameters()
     folder = Path(given.pop("folder"))
     if "fault" in given:
@@ -87,7 +88,7 @@ async def _run(
     arrays: dict[str, Any],
     rng: random.Random,
 ) -> None:
-    """Run a case and look at all that it leaves."""
+    """Run a case and check all its results."""
     name, ends = case["name"], case["ends"]
     before, expected = arrays[case["image"]], arrays[case["expected"]]
     memory.data = before.copy()
@@ -102,14 +103,14 @@ async def _run(
         await host.write(register, value)
     for number, value in enumerate(case["scalars"]):
         await host.write(f"SCALAR{number}", value)
-    # An interrupt of an event that is not enabled, or that is cleared, does not come.
+    # After the status is cleared, the interrupt must be low.
     enabled = host.map["IRQ_ENABLE"].fields
     await host.write("IRQ_ENABLE", sum(field.mask for field in enabled))
     await host.command("clear_status", "clear_counters")
     await ClockCycles(dut.clk, IRQ_CYCLES)
     assert not dut.irq.value, f"{name}: the interrupt stays"
     host.irq.rises.clear()
-    # A command to abort together with the start comes too early: nothing runs yet.
+    # An abort together with the start has no effect, because nothing runs yet.
     await host.command("start", *["abort"] * rng.randrange(2))
     started = host.bus.response_cycle
     if case["start_again_after"] is not None:
@@ -155,7 +156,7 @@ async def _run(
         f"{name}: {at.size} bytes are wrong, the first at {at[0]:#x}: {memory.data[at[0]]:#04x} "
         f"for {expected[at[0]]:#04x}, before {before[at[0]]:#04x}"
     )
-    # Without its event the interrupt falls, and nothing makes it rise again.
+    # If its event is disabled or cleared, the interrupt falls and does not rise again.
     if rng.randrange(2):
         await host.write("IRQ_ENABLE", 0)
     else:

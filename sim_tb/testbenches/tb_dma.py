@@ -1,4 +1,4 @@
-"""Load and store engines against their model: bytes, bursts, errors, cycles."""
+"""Checks load and store engines against their model: bytes, bursts, errors, cycles."""
 
 import random
 from collections.abc import Iterator
@@ -38,7 +38,7 @@ from fpgapipe.sim_tb.worlds.dma_world import (
 
 
 async def match_model(dut: Any, engine: str) -> None:
-    """Run many transfers in a row with pauses on every side."""
+    """Run many transfers in sequence, with pauses on all ports."""
     rng = random.Random(cocotb.RANDOM_SEED)
     spec = spec_of_parameters()
     wide = spec.bus_bytes > 16
@@ -57,20 +57,20 @@ async def match_model(dut: Any, engine: str) -> None:
     assert [(request.address, request.beats) for request in requests] == expected
     assert bench.bytes_moved == spec.bus_bytes * sum(beats for _, beats in expected)
     kind = "read" if engine == "load" else "write"
-    # Otherwise the limit was never met.
+    # Otherwise the limit of outstanding bursts would not have been tested.
     assert bench.axi.most_open[kind] >= min(spec.outstanding, 2)
     await bench.end()
 
 
 @bench_test
 async def loads_match_model(dut: Any) -> None:
-    """Every byte and every burst of loads, whatever pauses."""
+    """Every byte and every burst of loads equals the model's, with random pauses."""
     await match_model(dut, "load")
 
 
 @bench_test
 async def stores_match_model(dut: Any) -> None:
-    """Every byte and every burst of stores, whatever pauses."""
+    """Every byte and every burst of stores equals the model's, with random pauses."""
     await match_model(dut, "store")
 
 
@@ -83,13 +83,13 @@ async def take_predicted_cycles(dut: Any, engine: str) -> None:
     long = transfer(at + 192, 0, 3000)
     one = transfer(at, 0, 1)
     groups = [[one], [rows], [pairs], [long], [one] * 12, [pairs, one, rows, long, rows, one, one]]
-    if spec.bus_bytes < 16:  # beats are many
+    if spec.bus_bytes < 16:  # transfers have many beats
         groups = groups[:2] + groups[4:5]
     predict = load_cycles if engine == "load" else store_cycles
     await start(dut)
     for latency in (1, 11, 60) if spec.bus_bytes >= 16 else (11,):
         for bodies in groups:
-            # The arbiter's register makes a request of the load engine a cycle older.
+            # The arbiter's register delays a request of the load engine by a cycle.
             bench = Bench(dut, engine, None, latency=(latency, latency))
             await bench.begin()
             bench.send(bodies)
@@ -105,18 +105,18 @@ async def take_predicted_cycles(dut: Any, engine: str) -> None:
 
 @bench_test
 async def loads_take_predicted_cycles(dut: Any) -> None:
-    """Loads take the cycles of the model, also where bursts under way are the limit."""
+    """Loads take as many cycles as predicted, also if outstanding bursts are the bottleneck."""
     await take_predicted_cycles(dut, "load")
 
 
 @bench_test
 async def stores_take_predicted_cycles(dut: Any) -> None:
-    """Stores take the cycles of the model, also where bursts under way are the limit."""
+    """Stores take as many cycles as predicted, also if outstanding bursts are the bottleneck."""
     await take_predicted_cycles(dut, "store")
 
 
 def banked_delay(bank_of: list[int], beats: int, busy_cycles: int) -> int:
-    """How much later than without banks the last of some bursts in a row begins."""
+    """Delay of the last of several consecutive bursts that the banks cause, cycles."""
     free: dict[int, int] = {}
     end = begin = 0
     for bank in bank_of:
@@ -128,12 +128,12 @@ def banked_delay(bank_of: list[int], beats: int, busy_cycles: int) -> int:
 
 @bench_test
 async def banks_hold_bursts_up(dut: Any) -> None:
-    """Bursts that begin in one bank of the memory have the bank's cycles between them."""
+    """Bursts in the same bank of the memory begin at least as many cycles apart as a bank needs."""
     spec = spec_of_parameters()
     rows, size, busy = min(12, spec.outstanding), 256, 20
     await start(dut)
     for engine in ("load", "store"):
-        for step in (4 * size, size):  # one bank, all four
+        for step in (4 * size, size):  # all rows in one bank, or in all four banks
             body = transfer(ORIGIN, 0, 64, rows=rows, row_memory=step, row_scratchpad=64)
             cycles = []
             for banks in (None, (4, size, busy)):
@@ -151,11 +151,11 @@ async def banks_hold_bursts_up(dut: Any) -> None:
 
 
 async def stop_at_errors(dut: Any, engine: str) -> None:
-    """Meet every error of a field in the middle of instructions."""
+    """Test all errors of fields, in the middle of other instructions."""
     spec = spec_of_parameters()
     rng = random.Random(cocotb.RANDOM_SEED)
     await start(dut)
-    step = 1 if spec.bus_bytes >= 16 else 5  # where beats are many
+    step = 1 if spec.bus_bytes >= 16 else 5  # fewer cases if transfers have many beats
     for number, (code, options, bodies) in enumerate(bad_groups()[::step]):
         limits = dict(options)
         origin = limits.pop("origin", ORIGIN)
@@ -168,7 +168,7 @@ async def stop_at_errors(dut: Any, engine: str) -> None:
         assert bench.errors == [(code, FIRST_INDEX + count)], (number, bench.errors)
         assert len(bench.done) == count
         bench.compare()
-        # Nothing was asked for beyond the rows that are right.
+        # Nothing was requested after the valid rows.
         rows, _ = first_error(
             spec, bodies[count], limits.get("base", ORIGIN), limits.get("limit", ORIGIN + 32768)
         )
@@ -180,7 +180,7 @@ async def stop_at_errors(dut: Any, engine: str) -> None:
 
 
 async def work_again(dut: Any, engine: str, rng: random.Random) -> None:
-    """After a reset an engine is as new."""
+    """Check that an engine works after a reset."""
     bodies = special_transfers()[-4:]
     bench = Bench(dut, engine, rng)
     await bench.begin()
@@ -194,19 +194,19 @@ async def work_again(dut: Any, engine: str, rng: random.Random) -> None:
 
 @bench_test
 async def loads_stop_at_errors(dut: Any) -> None:
-    """Before an error all is loaded, after it nothing is even read."""
+    """Everything before an error is loaded; after it, nothing is even read."""
     await stop_at_errors(dut, "load")
 
 
 @bench_test
 async def stores_stop_at_errors(dut: Any) -> None:
-    """Before an error all is stored, after it nothing."""
+    """Everything before an error is stored; nothing after it is."""
     await stop_at_errors(dut, "store")
 
 
 @bench_test
 async def loads_stop_at_bad_answers(dut: Any) -> None:
-    """A read that fails ends its instruction at its word, and all after it."""
+    """A read that fails stops its instruction at the failing word; later ones do not run."""
     rng = random.Random(cocotb.RANDOM_SEED)
     await start(dut)
     bodies = separate_transfers()
@@ -230,7 +230,7 @@ async def loads_stop_at_bad_answers(dut: Any) -> None:
 
 @bench_test
 async def stores_stop_at_bad_answers(dut: Any) -> None:
-    """A write that fails ends its instruction; those under way are written or not, as a whole."""
+    """A write that fails stops its instruction; outstanding bursts are written wholly or not."""
     spec = spec_of_parameters()
     rng = random.Random(cocotb.RANDOM_SEED)
     await start(dut)
@@ -267,7 +267,7 @@ async def stores_stop_at_bad_answers(dut: Any) -> None:
 
 
 async def halted_bench(dut: Any, engine: str, after: int, rng: random.Random | None) -> Any:
-    """Halt an engine in a cycle; returns what is left and the number of that cycle."""
+    """Halt an engine after some cycles; returns its bench and the cycle of the halt."""
     bench = Bench(dut, engine, rng, latency=(1, 20))
     await bench.begin()
     bench.send(separate_transfers())
@@ -277,7 +277,7 @@ async def halted_bench(dut: Any, engine: str, after: int, rng: random.Random | N
     await FallingEdge(dut.clk)
     halted = cycle()
     await RisingEdge(dut.clk)
-    port.value = after % 2  # it is kept
+    port.value = after % 2  # the engine latches the halt
     await bench.settle()
     assert not bench.errors
     return bench, halted
@@ -285,7 +285,7 @@ async def halted_bench(dut: Any, engine: str, after: int, rng: random.Random | N
 
 @bench_test
 async def loads_halt(dut: Any) -> None:
-    """A halt lets the words through that were on their way to the scratchpad, and no other."""
+    """After a halt, only words that were on their way to the scratchpad are written."""
     rng = random.Random(cocotb.RANDOM_SEED)
     await start(dut)
     bodies = separate_transfers()
@@ -293,7 +293,7 @@ async def loads_halt(dut: Any) -> None:
         bench, halted = await halted_bench(dut, "load", after, rng if after % 3 else None)
         writes = bench.pad.writes
         assert sum(moved > halted for moved in writes) <= 2
-        # The engine's register and the two of the arbiter.
+        # One request in the engine's register and two in those of the arbiter.
         assert sum(request.cycle > halted for request in bench.axi.reads) <= 3
         bench.expect(bodies)
         words: list[int] = []
@@ -304,7 +304,7 @@ async def loads_halt(dut: Any) -> None:
                 into = scratchpad - memory + first
                 words += range(into, into + size, WORD_BYTES)
             ends.append(len(words))
-        # What was written to its end is done, even now.
+        # Instructions that were written completely are done, even after the halt.
         assert len(bench.done) == sum(end <= len(writes) for end in ends)
         for address in words[: len(writes)]:
             part = slice(address, address + WORD_BYTES)
@@ -320,7 +320,7 @@ async def loads_halt(dut: Any) -> None:
 
 @bench_test
 async def stores_halt(dut: Any) -> None:
-    """After a halt bursts end by the protocol, and write nothing more."""
+    """After a halt, bursts are completed as the protocol requires, but write nothing more."""
     rng = random.Random(cocotb.RANDOM_SEED)
     await start(dut)
     bodies = separate_transfers()
@@ -331,7 +331,7 @@ async def stores_halt(dut: Any) -> None:
         beats = bench.axi.beats
         strobed = [beat for beat in beats if beat.strobes]
         assert all(done <= halted + 1 for done in bench.done)
-        # One may have waited at the bus.
+        # One beat may have been waiting at the bus.
         assert sum(beat.cycle > halted for beat in strobed) <= 1
         assert all(beat.strobes for beat in beats[: len(strobed)]) or bench.spec.bus_bytes < 64
         cut += len(beats) > len(strobed) and bool(strobed)
@@ -350,7 +350,7 @@ async def stores_halt(dut: Any) -> None:
 
 @bench_test
 async def readers_share_the_port(dut: Any) -> None:
-    """Both get their own data, in whatever order the memory answers."""
+    """Both readers get their own data, in whatever order the memory answers."""
     spec = spec_of_parameters()
     rng = random.Random(cocotb.RANDOM_SEED)
     bodies = random_transfers(spec, rng, 10)
@@ -378,7 +378,7 @@ async def readers_share_the_port(dut: Any) -> None:
 
 @bench_test
 async def memory_of_cocotbext_agrees(dut: Any) -> None:
-    """Another implementation of the protocol, cocotbext.axi, takes part without complaint."""
+    """The engines also work with another implementation of the protocol, cocotbext.axi."""
     spec = spec_of_parameters()
     rng = random.Random(cocotb.RANDOM_SEED)
     await start(dut)
@@ -406,7 +406,7 @@ async def memory_of_cocotbext_agrees(dut: Any) -> None:
 
 
 def endless_pauses(rng: random.Random) -> Iterator[bool]:
-    """Pauses for cocotbext.axi."""
+    """Endless random pauses for cocotbext.axi."""
     pauses = Pauses(rng)
     while True:
         yield pauses()

@@ -1,4 +1,4 @@
-"""FP32 pipelines against their models, bit for bit, with pauses."""
+"""Checks the FP32 pipelines against their models, bit for bit, with pauses."""
 
 import random
 from collections.abc import Callable, Mapping, Sequence
@@ -16,32 +16,32 @@ from fpgapipe.sim_tb.drivers.stream import PAUSE_RATES, PHASE_CYCLES, parameters
 Bits = NDArray[np.uint32]
 
 NUM_RANDOM = 20_000
-"""Random operands, or pairs of them, that each kind of pipeline meets."""
+"""Number of random operands, or pairs of operands, for each kind of pipeline."""
 
 EDGES: Bits = np.array(
     [
         sign | magnitude
         for magnitude in (
             0,
-            0x00000001,  # subnormals: smallest, largest
+            0x00000001,  # subnormals: smallest and largest
             0x007FFFFF,
-            0x00800000,  # normals: smallest, and those next to it
+            0x00800000,  # smallest normal number, and numbers next to it
             0x00800001,
             0x00FFFFFF,
             0x01000000,
-            0x33800000,  # 2**-24 and 2**-25: half a unit of one's last place, and less
+            0x33800000,  # 2**-24 and 2**-25: half and a quarter of a unit in the last place of 1
             0x33000000,
             0x3F7FFFFF,  # about one
             0x3F800000,
             0x3F800001,
             0x3FFFFFFF,
-            0x4B7FFFFF,  # 2**24, where units begin to be lost
+            0x4B7FFFFF,  # about 2**24, from which on not all integers can be represented
             0x4B800000,
-            0x7F000000,  # the largest power of two, the largest numbers
+            0x7F000000,  # the largest power of two, and the largest numbers
             0x7F7FFFFE,
             0x7F7FFFFF,
             0x7F800000,  # infinity
-            0x7F800001,  # NaNs: signalling, quiet, with everything set
+            0x7F800001,  # NaNs: signalling, quiet, and with all bits set
             0x7FC00000,
             0x7FFFFFFF,
         )
@@ -52,7 +52,7 @@ EDGES: Bits = np.array(
 
 
 def random_operands(rng: np.random.Generator, count: int) -> Bits:
-    """Draw FP32 values of all exponents, whose fractions often are nearly all zeros or all ones."""
+    """Draw FP32 values of all exponents; fractions often are almost all zeros or all ones."""
     sign = rng.integers(0, 2, count) << 31
     exponent = rng.integers(0, 256, count)
     few = (1 << rng.integers(0, 23, count)) - rng.integers(0, 2, count)
@@ -71,7 +71,7 @@ def random_operands(rng: np.random.Generator, count: int) -> Bits:
 
 
 def pairs_to_add(rng: np.random.Generator) -> tuple[Bits, Bits]:
-    """Make pairs of all edges, of near exponents, and of values that nearly cancel."""
+    """Make pairs of all edge cases, of similar exponents, and of values that almost cancel."""
     a, b = random_operands(rng, NUM_RANDOM), random_operands(rng, NUM_RANDOM)
     distance = rng.choice([0, 1, 2, 3, 12, 22, 23, 24, 25, 26, 27, 32, 33, 64], NUM_RANDOM)
     exponent = np.clip((a >> 23 & 255).astype(np.int64) - distance, 0, 255)
@@ -84,7 +84,7 @@ def pairs_to_add(rng: np.random.Generator) -> tuple[Bits, Bits]:
 
 
 def pairs_to_multiply(rng: np.random.Generator) -> tuple[Bits, Bits]:
-    """Make pairs of all edges, and of products about the least and the largest number."""
+    """Make pairs of all edge cases, and pairs with products near the least or largest number."""
     a, b = random_operands(rng, NUM_RANDOM), random_operands(rng, NUM_RANDOM)
     target = rng.choice([1, 127, 254, 255], NUM_RANDOM) + rng.integers(-2, 3, NUM_RANDOM)
     exponent = np.clip(target + 127 - (a >> 23 & 255).astype(np.int64), 0, 255)
@@ -96,7 +96,7 @@ def pairs_to_multiply(rng: np.random.Generator) -> tuple[Bits, Bits]:
 
 
 def _with_edges(a: Bits, b: Bits) -> tuple[Bits, Bits]:
-    """Put all pairs of edges first."""
+    """Prepend all pairs of edge cases."""
     edges_a, edges_b = np.meshgrid(EDGES, EDGES)
     return np.concatenate([edges_a.ravel(), a]), np.concatenate([edges_b.ravel(), b])
 
@@ -108,37 +108,39 @@ async def run_pipeline(
     latency_cycles: int,
     rng: random.Random,
 ) -> list[tuple[int, ...]]:
-    """Send values through a pipeline that stands still at random.
+    """Send values through a pipeline that is paused at random.
 
     Parameters
     ----------
     dut
-        The design, with its clock ``clk`` and its clock enable ``advance``; just reset.
+        The design, with its clock ``clk`` and its clock enable ``advance``, right after a reset.
     inputs : mapping of str to sequence of int
-        Values of each input port.
+        Values for each input port.
     outputs : sequence of str
-        The output ports.
+        Names of the output ports.
     latency_cycles : int
+        Latency of the pipeline, cycles.
     rng : random.Random
-        Decides on pauses.
+        Source of the pauses.
 
     Returns
     -------
     list of tuple of int
-        The outputs for each input, unsigned. What they showed in a pause was the same.
+        Outputs for each input, unsigned. The function also checks that they do not change during
+        a pause.
     """
     ports_in = [getattr(dut, name) for name in inputs]
     ports_out = [getattr(dut, name) for name in outputs]
     words = list(zip(*inputs.values(), strict=True))
     results: list[tuple[int, ...]] = []
-    taken = 0  # values, and after the last of them as many cycles as its result takes
+    taken = 0  # number of cycles in which the pipeline has advanced, each with one value
     cycle = 0
     await FallingEdge(dut.clk)
     while len(results) < len(words):
         advance = rng.random() >= PAUSE_RATES[cycle // PHASE_CYCLES % len(PAUSE_RATES)]
         cycle += 1
         dut.advance.value = int(advance)
-        # In a pause there are values, too, that must not be taken.
+        # During a pause, the inputs are random values, which must be ignored.
         word = words[taken % len(words)] if advance else words[rng.randrange(len(words))]
         for port, value in zip(ports_in, word, strict=True):
             port.value = value
@@ -156,7 +158,7 @@ async def run_pipeline(
 def assert_same_bits(
     found: NDArray[Any], wanted: NDArray[Any], inputs: Mapping[str, Sequence[int]]
 ) -> None:
-    """Compare results, and show the first that differs with its operands."""
+    """Compare results; the error shows the first one that differs, with its operands."""
     wrong = np.flatnonzero(np.asarray(found) != wanted)
     if wrong.size:
         first = wrong[0]
@@ -192,7 +194,7 @@ async def _check_binary(
 
 
 def _runs(block: str) -> bool:
-    """Whether a block is what is simulated."""
+    """Whether a block is the simulated one."""
     return bool(parameters().get("block") == block)
 
 
@@ -222,7 +224,7 @@ async def converts(dut: Any) -> None:
     sums = np.choose(rng.integers(0, 3, NUM_RANDOM), [small, power, -power - 1])
     sums = np.concatenate([np.repeat(edges, 256), sums])
     code_a = rng.integers(0, 256, sums.size)
-    # Sums of codes about both ends of the range, about its middle, and any.
+    # Sums of codes near both ends of the range, near its middle, and any others.
     total = rng.choice([116, 266, 372, 390, 510], sums.size) + rng.integers(-26, 27, sums.size)
     code_b = np.where(rng.random(sums.size) < 0.2, rng.integers(0, 256, sums.size), total - code_a)
     code_b = np.clip(code_b, 0, CODE_NAN)
@@ -240,7 +242,7 @@ async def rounds(dut: Any) -> None:
     """The rounding to BF16 equals its model."""
     rng = np.random.default_rng(cocotb.RANDOM_SEED)
     values = random_operands(rng, NUM_RANDOM)
-    # Ties, and their neighbours.
+    # Ties and their neighbours.
     ties = (values & 0xFFFF0000) | (0x8000 + rng.integers(-1, 2, NUM_RANDOM)).astype(np.uint32)
     values = np.concatenate([EDGES, np.where(rng.random(NUM_RANDOM) < 0.5, ties, values)])
     wanted = fp32.to_bf16(values.view(np.float32))

@@ -1,4 +1,4 @@
-"""The function unit against its model, bit for bit, with pauses."""
+"""Checks the function unit against its model, bit for bit, with pauses."""
 
 import random
 from typing import Any
@@ -18,7 +18,7 @@ from fpgapipe.sim_tb.testbenches.tb_fp32 import (
 )
 
 NUM_RANDOM = 3000
-"""Random operands that each function meets, of each kind."""
+"""Number of random operands of each kind for each function."""
 
 
 def edges(function: Function) -> Bits:
@@ -40,7 +40,7 @@ def edges(function: Function) -> Bits:
 
 
 def operands(function: Function, rng: np.random.Generator, count: int = NUM_RANDOM) -> Bits:
-    """Draw operands of a function: its edges, any, and those whose results are no special cases."""
+    """Draw operands: edge cases, any values, and values whose results are not special cases."""
     anything = random_operands(rng, count)
     middle = {
         Function.LOG: (124, 130),
@@ -55,7 +55,7 @@ def operands(function: Function, rng: np.random.Generator, count: int = NUM_RAND
 
 
 async def _check(dut: Any, codes: NDArray[np.int64], values: Bits) -> None:
-    """Send elements through the unit, and compare what comes out."""
+    """Send elements through the unit and compare the results with the model's."""
     wanted = np.zeros_like(values)
     for function in Function:
         chosen = codes == function
@@ -69,7 +69,7 @@ async def _check(dut: Any, codes: NDArray[np.int64], values: Bits) -> None:
 
 @cocotb.test(timeout_time=4, timeout_unit="ms")
 async def computes(dut: Any) -> None:
-    """Every function equals its model, and no element minds what its neighbours are."""
+    """Every function equals its model, whatever the functions of neighbouring elements are."""
     rng = np.random.default_rng(cocotb.RANDOM_SEED)
     drawn = [(function, operands(function, rng)) for function in Function]
     codes = np.concatenate([np.full(values.size, function) for function, values in drawn])

@@ -1,4 +1,4 @@
-"""A link's end in gateware against `LinkEnd` as its peer, over wires with faults."""
+"""Checks a link's end in gateware with `LinkEnd` as its peer, over wires with faults."""
 
 from collections.abc import Collection, Iterable
 from dataclasses import replace
@@ -29,7 +29,7 @@ COVERAGE = (
     *("peer cleared", "peer cleared twice", "peer reset with its number", "version", "digest"),
     *("switched off", "damaged in", "damaged out", "repetition in", "cut by a clear"),
 )
-"""What has to have been met when all tests are over."""
+"""Situations that must have occurred when all tests are over."""
 
 CALM = WireSpec(latency_cycles=9, bytes_per_cycle=64)
 FOUL = replace(
@@ -39,7 +39,7 @@ FOUL = replace(
 
 @cocotb.test(timeout_time=5000, timeout_unit="us")
 async def words_pass_over_bad_wires(dut: Any) -> None:
-    """All words pass once and in order, with pauses everywhere, and all counters are right."""
+    """All words arrive once and in order, with pauses on all streams, and counters are right."""
     bench = await Bench(dut, FOUL).begin()
     await bench.until(bench.joined)
     for rate, last_rate in ((1.0, 0.2), (0.0, 0.02), (0.5, 1.0)):
@@ -54,7 +54,7 @@ async def words_pass_over_bad_wires(dut: Any) -> None:
 
 @cocotb.test(timeout_time=5000, timeout_unit="us")
 async def lost_frames_come_again(dut: Any) -> None:
-    """Each place in a burst is lost once; then one frame three times in a row."""
+    """Frames at each place of a burst are lost once; then one is lost three times in a row."""
     bench = await Bench(dut, CALM).begin()
     await bench.until(bench.joined)
     for place, index in (("first", 0), ("middle", 2), ("last", 5)):
@@ -86,10 +86,10 @@ async def lost_frames_come_again(dut: Any) -> None:
 
 @cocotb.test(timeout_time=5000, timeout_unit="us")
 async def limits_hold(dut: Any) -> None:
-    """Words wait where there is no room; no more numbers are open than may be; all wrap."""
+    """Words wait if there is no room, the window limits open numbers, and numbers wrap around."""
     bench = await Bench(dut, CALM).begin()
     await bench.until(bench.joined)
-    # Nobody answers: as many transmissions as are allowed, then questions.
+    # If the peer is silent, the engine sends as many frames as allowed, and then probes.
     bench.mutes = True
     bench.offer(40, 1.0, back=False)
     await bench.run(40 * bench.spec.word_beats * 8 + 4 * bench.spec.probe_cycles)
@@ -123,7 +123,7 @@ async def limits_hold(dut: Any) -> None:
 
 @cocotb.test(timeout_time=5000, timeout_unit="us")
 async def sessions_begin_and_end(dut: Any) -> None:
-    """Each end is cleared in each state; the other one tells exactly what had been delivered."""
+    """After a clear in any state, the other end reports exactly what had been delivered."""
     bench = await Bench(dut, CALM).begin()
     await bench.run(30)
     assert bench.state is LinkState.HELLO
@@ -139,7 +139,7 @@ async def sessions_begin_and_end(dut: Any) -> None:
             lambda: bench.peer.state is LinkState.PEER_RESET and bench.peer.peer_delivered_known
         )
         assert peer.peer_delivered == delivered
-        if turn == 3:  # the words before are known after a second clear, too
+        if turn == 3:  # the delivered words are known after a second clear, too
             await bench.clear_engine()
         peer.clear()
         left = [len(words) for words in bench.peer_taken]
@@ -161,7 +161,7 @@ async def sessions_begin_and_end(dut: Any) -> None:
         assert bench.counts("delivered") == [len(words) for words in bench.taken]
         await bench.clear_engine()
         await bench.rejoin()
-    # A peer that knows of nothing, but has the number of the session that it lost.
+    # A peer without any memory that happens to use the number of its lost session again.
     bench.offer(3, 1.0)
     await bench.until(bench.drained)
     bench.peer = LinkEnd(bench.spec, bench.peer.session & 0x7FFF)
@@ -178,18 +178,18 @@ async def sessions_begin_and_end(dut: Any) -> None:
 
 
 def are_empty(queues: Iterable[Collection[Word]]) -> bool:
-    """Whether no words wait."""
+    """Whether all queues are empty."""
     return not any(queues)
 
 
 def is_reported(bench: Bench) -> bool:
-    """Whether the engine has stopped and knows what its peer had delivered."""
+    """Whether the engine has stopped and knows how many words its peer had delivered."""
     return bench.state is LinkState.PEER_RESET and bool(bench.value("link_peer_delivered_known"))
 
 
 @cocotb.test(timeout_time=5000, timeout_unit="us")
 async def others_are_refused(dut: Any) -> None:
-    """Peers of another version or shape are, and an engine that is off says nothing."""
+    """Peers of another version or spec are refused, and an engine that is off sends nothing."""
     bench = await Bench(dut, CALM).begin()
     spec = bench.spec
     other = replace(spec, frame_words=33 - spec.frame_words if spec.frame_words in (1, 32) else 1)
@@ -228,7 +228,7 @@ async def others_are_refused(dut: Any) -> None:
 
 @cocotb.test()
 async def everything_was_met(dut: Any) -> None:
-    """No case of `COVERAGE` is missing."""
+    """All situations of `COVERAGE` have occurred."""
     for name in COVERAGE:
         dut._log.info("%6d  %s", covered[name], name)
     assert not [name for name in COVERAGE if not covered[name]]

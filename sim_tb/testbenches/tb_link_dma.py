@@ -1,4 +1,4 @@
-"""Send and receive engines against their model: packets, bytes, errors, halts, cycles."""
+"""Checks send and receive engines against their model: packets, bytes, errors, halts, cycles."""
 
 import random
 from collections.abc import Iterator
@@ -35,14 +35,14 @@ from fpgapipe.sim_tb.worlds.link_dma_world import (
 
 
 def sent_packet(bench: Bench, body: dict[str, int]) -> Packet:
-    """Return the packet of a SEND, from memory as it was at first."""
+    """Return the packet that a SEND reads from the expected memory."""
     got, code = send(body, bench.expected, origin=ORIGIN)
     assert code is ErrorCode.NONE
     return got
 
 
 def expect(bench: Bench, bodies: list[dict[str, int]], got: list[Packet], **bad: Any) -> Any:
-    """Run the model of RECEIVEs: how many end well, and what stops the one after them."""
+    """Run the model of RECEIVEs; returns how many succeed, and the error of the next one."""
     for count, (body, one) in enumerate(zip(bodies, got, strict=True)):
         code = receive(bench.spec, body, one, bench.expected, origin=ORIGIN, **bad)
         if code is not ErrorCode.NONE:
@@ -51,12 +51,12 @@ def expect(bench: Bench, bodies: list[dict[str, int]], got: list[Packet], **bad:
 
 
 async def move_packets(bench: Bench, bodies: list[dict[str, int]]) -> None:
-    """Send and receive packets, in another order of the channels, while others use the bus."""
+    """Send packets and receive them in another order of channels, with other traffic on the bus."""
     rng = random.Random(cocotb.RANDOM_SEED)
     loads = [transfer(ORIGIN + 64 * n, 64 * n, 400) for n in range(4)]
     third, half = ORIGIN + 2 * PART_BYTES, bench.scratchpad.size // 2
     stores = [transfer(third + 900 * n, half + 900 * n, 600) for n in range(4)]
-    # Each channel keeps its order.
+    # The order within each channel stays the same.
     left = {c: [body for body in bodies if body["channel"] == c] for c in range(3)}
     received = []
     for channel in rng.sample([body["channel"] for body in bodies], len(bodies)):
@@ -79,7 +79,7 @@ async def move_packets(bench: Bench, bodies: list[dict[str, int]]) -> None:
         assert not bench.channels.coming[channel]
         packets[channel] = iter(mine)
     expect(bench, received, [next(packets[body["channel"]]) for body in received])
-    # Loads write the scratchpad's first half, stores read the second.
+    # Loads write the first half of the scratchpad, and stores read the second half.
     pad = Bench(bench.dut, None).scratchpad
     for body in stores:
         store(bench.spec, body, bench.expected, pad, origin=ORIGIN)
@@ -92,7 +92,7 @@ async def move_packets(bench: Bench, bodies: list[dict[str, int]]) -> None:
 
 @bench_test
 async def packets_match_model(dut: Any) -> None:
-    """Every word on the link and every byte in memory, whatever pauses."""
+    """Every word on the link and every byte in memory equals the model's, with random pauses."""
     rng = random.Random(cocotb.RANDOM_SEED)
     await start(dut)
     wide = Bench(dut, None).spec.bus_bytes > 16
@@ -102,7 +102,7 @@ async def packets_match_model(dut: Any) -> None:
 
 @bench_test
 async def sends_stop_at_errors(dut: Any) -> None:
-    """A wrong field or answer stops the engine; what came before on the link is right."""
+    """A wrong field or response stops the engine; all words sent before are right."""
     rng = random.Random(cocotb.RANDOM_SEED)
     await start(dut)
     good, at = long_packets()[0], ORIGIN
@@ -144,7 +144,7 @@ async def sends_stop_at_errors(dut: Any) -> None:
 
 @bench_test
 async def receives_stop_at_errors(dut: Any) -> None:
-    """A wrong field, packet or answer: what is before it is written, and nothing else."""
+    """After a wrong field or packet, only the data before it is written, and nothing else."""
     rng = random.Random(cocotb.RANDOM_SEED)
     await start(dut)
     at = ORIGIN + PART_BYTES
@@ -157,7 +157,7 @@ async def receives_stop_at_errors(dut: Any) -> None:
         (field, packet(at, 64, channel=3), 0, 1),
         (memory, packet(at - PART_BYTES - 1, 1), 0, 1),
         (memory, packet(at + 2 * PART_BYTES - 640, 64, 11, 64, stream=3), 3, 11),
-        (other, long, 10, size),  # the tag
+        (other, long, 10, size),  # a wrong tag
         (other, long, 9, size - 1),
         (other, long, 9, size + 1),
         (other, long, 9, size + 40),
@@ -192,7 +192,7 @@ async def receives_stop_at_errors(dut: Any) -> None:
 
 @bench_test
 async def receives_stop_at_bad_answers(dut: Any) -> None:
-    """A write that fails ends its instruction; those under way are written or not, as a whole."""
+    """A write that fails stops its instruction; outstanding bursts are written wholly or not."""
     rng = random.Random(cocotb.RANDOM_SEED)
     await start(dut)
     bodies = [there(body) for body in long_packets()]
@@ -229,14 +229,14 @@ async def receives_stop_at_bad_answers(dut: Any) -> None:
 
 
 async def halt_at(bench: Bench, engine: str, after: int) -> int:
-    """Halt an engine in a cycle; the number of that cycle, when all is quiet."""
+    """Halt an engine after some cycles and wait until it is idle; returns the halt's cycle."""
     await ClockCycles(bench.dut.clk, after)
     bench.channels.may_withdraw = True
     bench.port(engine, "halt").value = 1
     await FallingEdge(bench.dut.clk)
     halted = cycle()
     await RisingEdge(bench.dut.clk)
-    bench.port(engine, "halt").value = after % 2  # it is kept
+    bench.port(engine, "halt").value = after % 2  # the engine latches the halt
     await bench.settle(**{engine: 0})
     assert not bench.errors[engine]
     return halted
@@ -244,7 +244,7 @@ async def halt_at(bench: Bench, engine: str, after: int) -> int:
 
 @bench_test
 async def sends_halt(dut: Any) -> None:
-    """After a halt no word leaves; what left before is right."""
+    """After a halt, no word leaves; all words that left before are right."""
     rng = random.Random(cocotb.RANDOM_SEED)
     await start(dut)
     bodies = long_packets()
@@ -271,7 +271,7 @@ async def sends_halt(dut: Any) -> None:
 
 @bench_test
 async def receives_halt(dut: Any) -> None:
-    """After a halt no word is taken, bursts end by the protocol, and nothing more is written."""
+    """After a halt, no word is accepted, bursts are completed, and nothing more is written."""
     rng = random.Random(cocotb.RANDOM_SEED)
     await start(dut)
     bodies = [there(body) for body in long_packets()]
@@ -305,7 +305,7 @@ async def receives_halt(dut: Any) -> None:
 
 @bench_test
 async def links_go_down(dut: Any) -> None:
-    """A link that stops is an error of the instruction that waits for it, and of no other."""
+    """A link that goes down is an error of the instruction that waits for it, and of no other."""
     rng = random.Random(cocotb.RANDOM_SEED)
     await start(dut)
     bodies = long_packets()[:2]
@@ -313,7 +313,7 @@ async def links_go_down(dut: Any) -> None:
     for words in (0, 1, 5, first, first + 1, first + second):
         bench = Bench(dut, None, joined=False)
         await bench.begin()
-        for engine in ("send", "receive"):  # a link that is down is nobody's error
+        for engine in ("send", "receive"):  # without instructions, there is no error
             bench.port(engine, "down").value = 1
         await ClockCycles(dut.clk, 5)
         assert not any(bench.errors.values())
@@ -339,7 +339,7 @@ async def links_go_down(dut: Any) -> None:
         bench.channels.may_withdraw = True
         for engine in ("send", "receive"):
             bench.port(engine, "down").value = 1
-        if words % 2:  # it may be short
+        if words % 2:  # the link may be down for a short time only
             await ClockCycles(dut.clk, 3)
             for engine in ("send", "receive"):
                 bench.port(engine, "down").value = 0
@@ -348,7 +348,7 @@ async def links_go_down(dut: Any) -> None:
         expected = [] if count == 2 else [(ErrorCode.LINK_DOWN, FIRST_INDEX + count)]
         assert bench.errors["receive"] == expected, words
         assert len(bench.done["receive"]) == count
-        # The link stood still a word late.
+        # The link may have accepted one more word before it was stopped.
         sent = len(bench.channels.moved)
         count = (sent >= first) + (sent >= first + second)
         expected = [] if count == 2 else [(ErrorCode.LINK_DOWN, FIRST_INDEX + count)]
@@ -360,7 +360,7 @@ async def links_go_down(dut: Any) -> None:
 
 @bench_test
 async def bus_never_waits_for_links(dut: Any) -> None:
-    """While a link stands still, and half a burst has come, loads and stores go on."""
+    """Loads and stores continue while a link is stalled and has delivered half a burst."""
     rng = random.Random(cocotb.RANDOM_SEED)
     await start(dut)
     for pauses in (None, rng):
@@ -382,7 +382,7 @@ async def bus_never_waits_for_links(dut: Any) -> None:
         assert not bench.done["send"]
         assert not bench.channels.moved
         assert not any(bench.errors.values())
-        # What was asked for is what there is room for.
+        # The engine has requested only as many words as it has room for.
         words = sum(r.beats for r in bench.axi.reads if r.id == 1) * bench.spec.bus_bytes // 64
         assert words == SEND_WORDS
         bench.channels.may_withdraw = True
@@ -394,7 +394,7 @@ async def bus_never_waits_for_links(dut: Any) -> None:
 
 @bench_test
 async def take_stated_cycles(dut: Any) -> None:
-    """Latencies and throughput of the docstrings, without pauses."""
+    """Without pauses, latencies and throughput are those stated in the gateware's docstrings."""
     await start(dut)
     latency = 11
     bench = Bench(dut, None, joined=False, latency=(latency, latency))
@@ -410,7 +410,8 @@ async def take_stated_cycles(dut: Any) -> None:
     assert len(words) == 101
     arrives = bench.axi.reads[0].cycle + latency + beats - 1
     assert words[0] - arrives == 4
-    # The tag goes as the first word comes; on a narrow bus there is time for it.
+    # The tag is sent when the first word arrives. It takes a cycle; on a narrow bus, that cycle
+    # is hidden.
     assert words[-1] - words[0] == (100 if beats == 1 else 99 * beats)
     assert bench.done["send"] == [words[-1] + 1]
 
@@ -421,8 +422,8 @@ async def take_stated_cycles(dut: Any) -> None:
     takes, writes = bench.channels.taken, bench.axi.writes
     if beats == 1:
         assert takes[-1] - takes[1] == 99
-    there_at = takes[writes[0].beats // beats]  # the first burst's words
-    # The engine's cycles and one of the arbiter.
+    there_at = takes[writes[0].beats // beats]  # cycle of the last word of the first burst
+    # Two cycles of the engine and one of the arbiter.
     assert writes[0].cycle - there_at == 2 + 1
     assert bench.axi.beats[0].cycle - writes[0].cycle == 4 - 1
     assert bench.done["receive"] == [bench.axi.beats[-1].cycle + latency + 1]

@@ -1,4 +1,4 @@
-"""Testbench of two link ends and a wire between them that loses, damages and repeats frames."""
+"""Checks two link ends with a wire between them that loses, damages and repeats frames."""
 
 import random
 from collections import deque
@@ -15,11 +15,11 @@ from fpgapipe.sim_tb.drivers.stream import parameters, start
 from fpgapipe.sim_tb.worlds.link_pair import CONTROL, STATUS
 
 Frame = list[int]
-"""Beats as the ports have them."""
+"""Beats of a frame, each in the layout of the ports."""
 
 
 def link_spec() -> LinkEngineSpec:
-    """The spec that `simulate` was given."""
+    """Specification that the parameters describe."""
     values = parameters()
     return LinkEngineSpec(**{**values, "slots": tuple(values["slots"])})
 
@@ -37,12 +37,16 @@ EVENT_BITS = {
 
 @dataclass
 class Wire:
-    """One direction: beats arrive so many cycles later, if they do, in their order.
+    """One direction of a wire with faults; frames keep their order.
 
     Attributes
     ----------
+    last_bit : int
+        Position of the bit of a beat that marks the last one of a frame.
+    latency_cycles : int
+        Cycles from the last beat of a frame to the first one at the other end.
     rates : mapping of str to float
-        Chances of what may happen to a frame, by the names that `spoil` has.
+        Chances of the faults of a frame, by the names in `spoil`.
     """
 
     last_bit: int
@@ -53,7 +57,7 @@ class Wire:
     beats: deque[tuple[int, int]] = field(default_factory=deque)
 
     def take(self, cycle: int, beat: int) -> None:
-        """Take a beat; a frame's come out together, behind its last."""
+        """Accept a beat; the beats of a frame are forwarded together after its last one."""
         self.frame.append(beat)
         if beat >> self.last_bit:
             for spoilt in self.spoil(self.frame):
@@ -62,7 +66,7 @@ class Wire:
             self.frame = []
 
     def spoil(self, frame: Frame) -> list[Frame]:
-        """What arrives of a frame."""
+        """Apply a random fault to a frame; returns the frames that arrive."""
         draw = self.rng.random()
         name = ""
         for each, rate in self.rates.items():
@@ -79,9 +83,9 @@ class Wire:
             spoilt = list(frame)
             spoilt[at] ^= 1 << self.rng.randrange(self.last_bit)
             return [spoilt]
-        if name == "merged":  # with the next
+        if name == "merged":  # merged with the next frame
             return [[*frame[:-1], frame[-1] ^ 1 << self.last_bit]]
-        if name == "behind junk":  # which may end anywhere, and be longer than any frame
+        if name == "behind junk":  # junk may contain ends of frames and be longer than any frame
             ones = self.rng.choice([0, (1 << self.last_bit // 9) - 1]) << 8 * (self.last_bit // 9)
             rate = self.rng.choice([0, 0.1, 0.9])
             junk = [
@@ -91,14 +95,14 @@ class Wire:
                 for _ in range(self.rng.randrange(200))
             ]
             return [junk, frame]
-        assert name == "cut"  # at one end or the other, or in two
+        assert name == "cut"  # the frame loses its end or its beginning, or is split in two
         head, tail = frame[:at], frame[at:]
         return self.rng.choice([[head], [tail], [[*head, head[-1] | 1 << self.last_bit], tail]]
                                if head else [[tail[1:]]])  # fmt: skip
 
 
 class End:
-    """One end: what it is offered, and what came out of it."""
+    """One end of the link, with the words that it is offered and the words that left it."""
 
     def __init__(self, dut: Any, number: int, rng: random.Random) -> None:
         self.number, self.rng = number, rng
@@ -117,27 +121,27 @@ class End:
         self.enable, self.clear, self.reads = 1, 0, [True] * NUM_CHANNELS
         self.offers = [False] * NUM_CHANNELS
         self.events = dict.fromkeys(EVENT_BITS, 0)
-        self.before = [0] * NUM_CHANNELS  # words that had come out before the last cycle
+        self.before = [0] * NUM_CHANNELS  # numbers of words that had left before the last cycle
         self.beat_cycles: list[int] = []
         self.state = 0
         self.known = 0
         self.waiting: int | None = None
-        self.driven = 0  # of `control`
-        self.taken_cycle = self.out_cycle = 0  # of the last word
-        self.frame_cycles: list[int] = []  # of the last beats that came
+        self.driven = 0  # driven value of `control`
+        self.taken_cycle = self.out_cycle = 0  # cycles in which the last words entered and left
+        self.frame_cycles: list[int] = []  # cycles in which the last beats of frames arrived
 
     def value(self, name: str) -> int:
-        """Of a port."""
+        """Value of a port."""
         return int(getattr(self.dut, f"{name}{self.number}").value)
 
     def counts(self, name: str) -> list[int]:
-        """Of a port with a number a channel."""
+        """Values of a port that has one number per channel."""
         packed = self.value(name)
         return [packed >> 48 * channel & (1 << 48) - 1 for channel in range(NUM_CHANNELS)]
 
 
 class Bench:
-    """Both ends and the wires, moved on cycle by cycle."""
+    """Both ends and the wires, which are simulated cycle by cycle."""
 
     def __init__(self, dut: Any, spec: LinkEngineSpec, latency_cycles: tuple[int, int]) -> None:
         self.dut, self.spec, self.cycle = dut, spec, 0
@@ -146,14 +150,14 @@ class Bench:
         self.wires = [Wire(9 * spec.phy_bytes, cycles, self.rng) for cycles in latency_cycles]
 
     async def begin(self) -> None:
-        """Reset, with other seeds each time."""
+        """Reset the design, with new seeds each time."""
         for end in self.ends:
             end.control.value = 0
             getattr(self.dut, f"seed{end.number}").value = self.rng.randrange(1 << 15)
         await start(self.dut)
 
     def drive(self, end: End) -> None:
-        """Set an end's inputs for a cycle."""
+        """Drive an end's inputs for a cycle."""
         control = end.enable << IN["enable"] | end.clear << IN["clear"]
         end.clear = 0
         for channel in range(NUM_CHANNELS):
@@ -175,7 +179,7 @@ class Bench:
         end.control.value = end.driven = control
 
     def watch(self, end: End) -> None:
-        """Look at an end's outputs when they have settled."""
+        """Check and record an end's outputs, once they have settled."""
         status = int(end.status.value)
         end.state = status >> OUT["state"] & 7
         end.known = status >> OUT["known"] & 1
@@ -202,7 +206,7 @@ class Bench:
             self.wires[end.number].take(self.cycle, beat)
 
     async def run(self, cycles: int) -> None:
-        """Run for some cycles; call right after a rising edge."""
+        """Run for some cycles; must be called right after a rising edge."""
         for _ in range(cycles):
             for end in self.ends:
                 self.drive(end)
@@ -213,7 +217,7 @@ class Bench:
             self.cycle += 1
 
     async def until(self, condition: Any, cycles: int = 50_000) -> None:
-        """Run until something holds."""
+        """Run until a condition holds."""
         for _ in range(0, cycles, 10):
             if condition():
                 return
@@ -222,7 +226,7 @@ class Bench:
         raise AssertionError(f"it takes longer than {cycles} cycles: {states}")
 
     def offer(self, num_words: int, last_rate: float = 0.1) -> None:
-        """Give all channels of both ends words to send."""
+        """Queue words on all channels of both ends."""
         for end in self.ends:
             for words in end.words:
                 words.extend(
@@ -236,7 +240,7 @@ class Bench:
         return all(end.state == state for end in self.ends)
 
     def delivered(self) -> bool:
-        """Whether all that was offered has come out."""
+        """Whether all offered words have left the other end."""
         return not any(any(end.words) for end in self.ends) and all(
             len(end.taken[channel]) == len(other.out[channel])
             for end, other in zip(self.ends, self.ends[::-1], strict=True)
@@ -244,7 +248,7 @@ class Bench:
         )
 
     def check(self) -> None:
-        """Everything that came out is what went in, or its beginning."""
+        """Check that the words that left are the first ones of those that entered."""
         for end, other in zip(self.ends, self.ends[::-1], strict=True):
             for channel in range(NUM_CHANNELS):
                 out = other.out[channel]
@@ -264,7 +268,7 @@ FAULT_RATES = {
 
 @cocotb.test(timeout_time=5000, timeout_unit="us")
 async def delivers_over_a_bad_wire(dut: Any) -> None:
-    """Every word arrives once and in order, whatever happens to frames and to streams."""
+    """Every word arrives once and in order, despite faults of frames and pauses of streams."""
     spec = link_spec()
     bench = Bench(dut, spec, (7, 90))
     await bench.begin()
@@ -283,7 +287,7 @@ async def delivers_over_a_bad_wire(dut: Any) -> None:
         bench.check()
         if not rates:
             assert not any(end.events["replay"] + end.events["crc_error"] for end in bench.ends)
-    await bench.run(3)  # events come late
+    await bench.run(3)  # events are delayed
     for end in bench.ends:
         assert end.events["tx_word"] == sum(map(len, end.taken))
         assert end.events["rx_word"] == sum(map(len, end.out))
@@ -292,13 +296,13 @@ async def delivers_over_a_bad_wire(dut: Any) -> None:
 
 @cocotb.test(timeout_time=5000, timeout_unit="us")
 async def wastes_no_cycle(dut: Any) -> None:
-    """With words that wait there is a beat in every cycle, and no channel is left behind."""
+    """A beat is sent in every cycle in which words wait, on all channels; latencies are right."""
     spec = link_spec()
     bench = Bench(dut, spec, (3, 3))
     await bench.begin()
     await bench.until(lambda: bench.both(LinkState.UP))
     sender, receiver = bench.ends
-    await bench.run(300)  # until it is quiet
+    await bench.run(300)  # until there is no more traffic
     num_beats, num_frames = len(sender.beat_cycles), len(receiver.frame_cycles)
     sender.words[1].append(bench.rng.getrandbits(512) | 1 << 512)
     await bench.until(bench.delivered)
@@ -315,14 +319,14 @@ async def wastes_no_cycle(dut: Any) -> None:
     await bench.until(bench.delivered)
     bench.check()
     cycles = sender.beat_cycles[num_beats:][: NUM_CHANNELS * frames * frame_beats]
-    if min(spec.slots) * frame_beats > 60:  # else it waits for the other end
+    if min(spec.slots) * frame_beats > 60:  # otherwise the sender waits for the other end
         assert cycles[-1] - cycles[0] == len(cycles) - 1
     assert sender.events["replay"] == 0
 
 
 @cocotb.test(timeout_time=5000, timeout_unit="us")
 async def waits_for_room(dut: Any) -> None:
-    """A channel whose words nobody takes holds no other up, and takes as many as there is room."""
+    """A channel whose words are not read fills its slots and does not block other channels."""
     spec = link_spec()
     bench = Bench(dut, spec, (20, 5))
     await bench.begin()
@@ -339,7 +343,7 @@ async def waits_for_room(dut: Any) -> None:
         await bench.until(lambda: not any(bench.ends[0].words[c] for c in others))  # noqa: B023
         await bench.run(1000)
         taken = len(bench.ends[0].taken[stuck]) - before
-        # As many frames, of a word each, as slots, and those whose words are in the output.
+        # Frames of one word fill all slots; a few more words are in the output registers.
         assert spec.slots[stuck] <= taken <= spec.slots[stuck] + 9
         assert bench.ends[0].events["credit_wait"] > 500
         bench.ends[1].reads[stuck] = True
@@ -349,7 +353,7 @@ async def waits_for_room(dut: Any) -> None:
 
 @cocotb.test(timeout_time=5000, timeout_unit="us")
 async def begins_sessions(dut: Any) -> None:
-    """A clear at any time is seen at the other end, which tells what it had; then all is new."""
+    """After a clear, the other end reports the words delivered before; then a session begins."""
     spec = link_spec()
     bench = Bench(dut, spec, (11, 30))
     await bench.begin()

@@ -1,4 +1,4 @@
-"""The MXINT8 quantisers against their model, bit for bit, with pauses."""
+"""Checks the MXINT8 quantisers against their model, bit for bit, with pauses."""
 
 import random
 from collections.abc import Sequence
@@ -21,18 +21,20 @@ from fpgapipe.sim_tb.testbenches.tb_fp32 import (
 NUM_BLOCKS = 1500
 
 IN_HALVES = bool(parameters().get("in_halves"))
-"""Whether the quantiser takes blocks in halves."""
+"""Whether the quantiser gets blocks in halves."""
 
 
 def random_blocks(rng: np.random.Generator, count: int) -> NDArray[np.uint32]:
-    """Make blocks of near exponents with ties, of edges, of any numbers, and of zeros."""
+    """Make blocks of similar exponents with ties, of edge cases, of any numbers, and of zeros."""
     size = (count, MX_BLOCK)
     any_number = random_operands(rng, count * MX_BLOCK).reshape(size)
-    # Few blocks of any numbers lack a NaN: fewer exponents make more of them.
+    # In blocks of arbitrary numbers most elements round to zero, and many blocks contain a NaN.
+    # Therefore other blocks have exponents near a chosen largest one.
     top = rng.choice([1, 2, 9, 100, 127, 200, 254, 255], (count, 1))
     finite = np.clip(top - rng.integers(0, 11, size), 0, 254).astype(np.uint32)
     near = (any_number & 0x807FFFFF) | (finite << 23)
-    # An element of `distance` below the largest has a tie where its integer's next place is one.
+    # An element whose exponent is `distance` below the largest has a tie if the bits below its
+    # integer are a one followed by zeros.
     distance = np.clip(top - finite.astype(np.int64), 0, 8)
     half = np.left_shift(1, 16 + distance)
     tie = np.where(distance < 7, rng.integers(0, 128, size) << (17 + distance), 0)
@@ -59,7 +61,7 @@ def _inputs(blocks: NDArray[np.uint32], second: Sequence[int] = ()) -> dict[str,
 
 @cocotb.test(timeout_time=2, timeout_unit="ms", skip=IN_HALVES)
 async def quantises(dut: Any) -> None:
-    """The quantiser equals its model, elements and codes."""
+    """Elements and codes of the quantiser equal the model's."""
     blocks = random_blocks(np.random.default_rng(cocotb.RANDOM_SEED), NUM_BLOCKS)
     elements, codes = mx.quantise(blocks.view(np.float32))
     await start(dut)
@@ -74,7 +76,7 @@ async def quantises(dut: Any) -> None:
 
 @cocotb.test(timeout_time=2, timeout_unit="ms", skip=not IN_HALVES)
 async def quantises_halves(dut: Any) -> None:
-    """Halves that follow each other give what their blocks give."""
+    """Consecutive halves of blocks give the same results as the whole blocks."""
     blocks = random_blocks(np.random.default_rng(cocotb.RANDOM_SEED), NUM_BLOCKS)
     elements, codes = mx.quantise(blocks.view(np.float32))
     halves, half = blocks.reshape(2 * NUM_BLOCKS, -1), MX_BLOCK // 2

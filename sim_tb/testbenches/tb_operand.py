@@ -1,4 +1,4 @@
-"""Operand reader against its model: vectors and errors with pauses everywhere, cycles with none."""
+"""Checks the operand reader against its model: vectors and errors with pauses, cycles without."""
 
 import dataclasses
 import random
@@ -20,11 +20,11 @@ from fpgapipe.sim_tb.drivers.stream import StreamDriver, StreamSink, cycle, rese
 from fpgapipe.sim_tb.testbenches.tb_address import core_spec, descriptor, random_pattern
 
 INDEX_STEP = 5
-"""From one operand's index to the next's."""
+"""Difference between the indices of consecutive operands."""
 
 
 class Clipped(OperandPattern):
-    """A pattern of which words that begin outside a scratchpad of `size` bytes are zeros."""
+    """A pattern whose words are zeros if they begin outside a scratchpad of `size` bytes."""
 
     size: int
 
@@ -37,14 +37,14 @@ class Clipped(OperandPattern):
         return clipped
 
     def words(self) -> Words:
-        """Words, in order."""
+        """Words in order."""
         words = super().words()
         inside = (words.address >= 0) & (words.address < self.size)
         return dataclasses.replace(words, lanes=words.lanes & inside[:, None])
 
 
 def random_scratchpad(core: CoreSpec, rng: random.Random) -> NDArray[np.uint8]:
-    """Draw numbers of moderate size, some zeros and, rarely, any bits."""
+    """Draw BF16 numbers of moderate size, some zeros and, rarely, arbitrary bit patterns."""
     draw = np.random.default_rng(rng.getrandbits(32))
     number = core.scratchpad.size_bytes // 2
     values = draw.normal(size=number).astype(np.float32).view(np.uint32) >> 16
@@ -58,7 +58,7 @@ def random_scratchpad(core: CoreSpec, rng: random.Random) -> NDArray[np.uint8]:
 def expected(
     pattern: OperandPattern, core: CoreSpec, scratchpad: NDArray[np.uint8]
 ) -> tuple[list[list[int]], int]:
-    """Payloads of all vectors as unsigned bytes, and how many words are out of range."""
+    """Payloads of all vectors as unsigned bytes, and the number of words out of range."""
     clipped = Clipped.of(pattern, core.scratchpad.size_bytes)
     vectors, subs = clipped.vectors(scratchpad)
     elements, codes = quantise(vectors)
@@ -79,19 +79,19 @@ class Bench:
         self.operands = StreamDriver(dut, "i", rng)
         self.vectors = StreamSink(dut, "o", rng, fields=[8] * (core.rows + 1), signed=False)
         self.errors: list[int] = []
-        self.done: list[int] = []  # the cycle of each pulse
+        self.done: list[int] = []  # cycles of the pulses
         self.num_reads = 0
         self._serving = cocotb.start_soon(self._serve())
 
     async def _serve(self) -> None:
-        """Be the scratchpad, and watch."""
+        """Simulate the scratchpad, and record errors and pulses."""
         dut = self._dut
         bank = np.concatenate([self.scratchpad, self.scratchpad[:WORD_BYTES]])
         coming: list[int | None] = [None] * READ_LATENCY
         while True:
             word = coming.pop(0)
             dut.read__data_valid.value = int(word is not None)
-            # What is not valid is no data.
+            # While data is not valid, all its bits are ones, to detect a use of it.
             dut.read__data.value = (1 << 8 * WORD_BYTES) - 1 if word is None else word
             dut.read__ready.value = int(not self._rng or self._rng.random() < 0.7)
             await FallingEdge(dut.clk)
@@ -115,7 +115,7 @@ class Bench:
         self._sending = cocotb.start_soon(self.operands.send(words))
 
     def stop(self) -> None:
-        """Send nothing more, and be no scratchpad."""
+        """Stop the driver and the scratchpad."""
         self._sending.cancel()
         self._serving.cancel()
         self._dut.read__data_valid.value = 0
@@ -149,14 +149,14 @@ async def matches_model(dut: Any) -> None:
 
 
 def plain(words: int, *, fp32: bool = False, transposed: bool = False) -> OperandPattern:
-    """Make an operand of words one after another."""
+    """Make an operand of consecutive words."""
     pos = LoopNest((Loop(BLOCK, 64), Loop(words // BLOCK, 32)))
     return OperandPattern(6, pos=pos, fp32=fp32, transposed=transposed)
 
 
 @cocotb.test(timeout_time=6000, timeout_unit="us")
 async def loses_no_cycle(dut: Any) -> None:
-    """Without pauses a vector leaves each cycle, of FP32 one in two, after the latency."""
+    """Without pauses a vector leaves each cycle (FP32: every second one), after the latency."""
     core = core_spec()
     dut.halt.value = 0
     await start(dut)
@@ -167,7 +167,7 @@ async def loses_no_cycle(dut: Any) -> None:
             patterns += [plain(96, fp32=fp32, transposed=transposed)] * 2
             await bench.check(patterns)
             cycles = bench.vectors.cycles
-            # Of a transposed square the columns leave as fast as they can.
+            # For transposed operands, the interval is measured after the first square.
             first = cycles[-1] - cycles[BLOCK if transposed else 0]
             number = len(cycles) - 1 - (BLOCK if transposed else 0)
             most = number * (1 + fp32)
@@ -180,7 +180,7 @@ async def loses_no_cycle(dut: Any) -> None:
 
 @cocotb.test(timeout_time=6000, timeout_unit="us")
 async def reads_only_what_counts(dut: Any) -> None:
-    """Words without elements are not read; those of FP32 take two reads."""
+    """Words without elements are not read; FP32 words take two reads."""
     core = core_spec()
     dut.halt.value = 0
     await start(dut)
@@ -193,7 +193,7 @@ async def reads_only_what_counts(dut: Any) -> None:
 
 @cocotb.test(timeout_time=6000, timeout_unit="us")
 async def halts(dut: Any) -> None:
-    """While halted no read begins; afterwards nothing is missing."""
+    """No read begins during a halt; afterwards nothing is missing."""
     core = core_spec()
     rng = random.Random(cocotb.RANDOM_SEED)
     dut.halt.value = 0
@@ -204,7 +204,7 @@ async def halts(dut: Any) -> None:
     for _ in range(20):
         await ClockCycles(dut.clk, rng.randint(1, 30))
         dut.halt.value = 1
-        await ClockCycles(dut.clk, 2)  # A read that waits may still begin.
+        await ClockCycles(dut.clk, 2)  # a read that waits may still begin
         before = bench.num_reads
         await ClockCycles(dut.clk, rng.randint(1, 30))
         assert bench.num_reads == before
@@ -214,7 +214,7 @@ async def halts(dut: Any) -> None:
 
 @cocotb.test(timeout_time=6000, timeout_unit="us")
 async def forgets_at_reset(dut: Any) -> None:
-    """A reset in the middle of an operand leaves nothing that shows later."""
+    """A reset in the middle of an operand discards all state."""
     core = core_spec()
     rng = random.Random(cocotb.RANDOM_SEED)
     dut.halt.value = 0

@@ -1,4 +1,4 @@
-"""Registers against their map, over AXI4-Lite with random pauses."""
+"""Checks the register block against its map, over AXI4-Lite with random pauses."""
 
 import random
 from typing import Any
@@ -16,7 +16,7 @@ INPUTS = ("running", "done", "error", "error_code", "error_engine", "error_index
 
 
 def link_inputs(registers: RegisterMap) -> dict[str, tuple[str, int]]:
-    """Inputs that links and queues have, each with its register and its lowest bit there."""
+    """Inputs of links and queues, each with its register and its lowest bit in the register."""
     found: dict[str, tuple[str, int]] = {}
     for number in range(len(registers.spec.links)):
         port, name = f"links__{number}", f"LINK{number}_"
@@ -41,11 +41,11 @@ def link_inputs(registers: RegisterMap) -> dict[str, tuple[str, int]]:
 
 
 class Bench:
-    """A host that pauses, and the core's side."""
+    """A host that pauses, and the signals of the core."""
 
     def __init__(self, dut: Any) -> None:
         given = parameters()
-        # What the counters are after a reset, for tests that look at their upper halves.
+        # Value of the counters after a reset, for tests of their upper halves.
         self.first_count = given.pop("first_count", 0)
         given["scratchpad"] = ScratchpadSpec(**given["scratchpad"])
         self.dut = dut
@@ -69,7 +69,7 @@ class Bench:
         cocotb.start_soon(self._watch())
 
     async def _watch(self) -> None:
-        """Count pulses, and hold the responses to the rules of the bus."""
+        """Count pulses, and check that responses obey the rules of the bus."""
         dut = self.dut
         waiting: dict[str, Any] = {}
         while True:
@@ -97,7 +97,7 @@ class Bench:
         assert result.resp == AxiResp.OKAY, name
 
     async def command(self, name: str) -> None:
-        """Give a command of CONTROL."""
+        """Write a command to CONTROL."""
         await self.write("CONTROL", self.map["CONTROL"].field(name).mask)
 
     async def status(self) -> set[str]:
@@ -113,7 +113,7 @@ class Bench:
         return low | await self.read(f"{name}_HI") << 32
 
     async def set(self, **values: int) -> None:
-        """Set what the core says, for a cycle at least."""
+        """Drive signals of the core, for at least one cycle."""
         for name, value in values.items():
             getattr(self.dut, name).value = value
         await RisingEdge(self.dut.clk)
@@ -121,7 +121,7 @@ class Bench:
 
 @cocotb.test(timeout_time=2, timeout_unit="ms")
 async def keeps_what_is_written(dut: Any) -> None:
-    """Every register is as its map says; no other address is answered."""
+    """Every register behaves as its map says; accesses to all other addresses are errors."""
     await start(dut)
     bench = Bench(dut)
     values = {
@@ -136,7 +136,7 @@ async def keeps_what_is_written(dut: Any) -> None:
     registers = [register for register in bench.map if register.kind is not Kind.COMMAND]
     stored = [register for register in registers if register.kind is Kind.STORED]
     for _ in range(150):
-        # Any bytes of a word: the master sets the strobes.
+        # The master sets the strobes for any bytes of a word.
         at, size = bench.rng.choice([(0, 4), (0, 1), (1, 1), (1, 2), (2, 2), (3, 1), (0, 3)])
         data = bench.rng.randbytes(size)
         if bench.rng.random() < 0.2:
@@ -165,7 +165,7 @@ async def keeps_what_is_written(dut: Any) -> None:
 
 @cocotb.test(timeout_time=1, timeout_unit="ms")
 async def takes_accesses_side_by_side(dut: Any) -> None:
-    """Reads and writes that are under way at once do not disturb each other."""
+    """Concurrent reads and writes do not disturb each other."""
     await start(dut)
     bench = Bench(dut)
     names = ["PROGRAM_HI", "MEMORY_BASE_LO", "MEMORY_BASE_HI", "MEMORY_LIMIT_LO"]
@@ -187,12 +187,12 @@ async def takes_accesses_side_by_side(dut: Any) -> None:
 
 @cocotb.test(timeout_time=1, timeout_unit="ms")
 async def runs_a_core(dut: Any) -> None:
-    """Commands are pulses; the end of a program, an error and NaN show until they are cleared."""
+    """Commands are pulses; done, error and NaN stay visible in STATUS until they are cleared."""
     await start(dut)
     bench = Bench(dut)
     assert await bench.status() == {"idle"}
     await bench.write("IRQ_ENABLE", 0xFFFFFFFF)
-    # Strobes count: a command in a byte that is not written is none.
+    # Strobes matter: a command is ignored if its byte is not written.
     await bench.master.write(bench.map.offset("CONTROL") + 1, b"\xff")
     assert bench.pulses == {"start": 0, "cancel": 0}
     await bench.command("start")
@@ -207,7 +207,7 @@ async def runs_a_core(dut: Any) -> None:
     await bench.command("clear_status")
     assert await bench.status() == {"idle"}
     assert not dut.irq.value
-    # Done is still high at the core; the next program ends in an error.
+    # The core's `done` is still high; the next program ends in an error.
     await bench.command("start")
     await bench.set(running=1, done=0)
     await bench.command("start")
@@ -231,7 +231,7 @@ async def runs_a_core(dut: Any) -> None:
 
 @cocotb.test(timeout_time=2, timeout_unit="ms")
 async def counts(dut: Any) -> None:
-    """Counters count their own events, all of them, until they are cleared."""
+    """Each counter counts all of its own events until the counters are cleared."""
     await start(dut)
     bench = Bench(dut)
     expected = dict.fromkeys(bench.map.counters, bench.first_count)
@@ -260,7 +260,7 @@ async def counts(dut: Any) -> None:
 
 @cocotb.test(timeout_time=1, timeout_unit="ms")
 async def reads_halves_of_one_moment(dut: Any) -> None:
-    """The upper half is that of the moment in which the lower one was read."""
+    """A read of the lower half of a counter latches the upper half."""
     await start(dut)
     bench = Bench(dut)
     for wait_cycles in range(60, 100):
@@ -269,14 +269,14 @@ async def reads_halves_of_one_moment(dut: Any) -> None:
         before = cycle()
         await ClockCycles(dut.clk, wait_cycles)
         count = await bench.count("CYCLES") - bench.first_count
-        # The counter is a cycle late.
+        # The counter is one cycle late.
         assert wait_cycles - 1 <= count < cycle() - before
         dut.running.value = 0
 
 
 @cocotb.test(timeout_time=1, timeout_unit="ms")
 async def forgets_at_reset(dut: Any) -> None:
-    """A reset in the middle of accesses leaves nothing that shows later."""
+    """A reset in the middle of accesses discards them."""
     await start(dut)
     for delay_cycles in range(1, 5):
         dut.s_axil_awaddr.value = 0x060
@@ -302,7 +302,7 @@ async def forgets_at_reset(dut: Any) -> None:
 
 @cocotb.test(timeout_time=2, timeout_unit="ms")
 async def shows_links(dut: Any) -> None:
-    """Every state of a link and a queue is where the map says; commands reach their link alone."""
+    """The state of links and queues is where the map says; a command reaches only its link."""
     await start(dut)
     bench = Bench(dut)
     inputs = link_inputs(bench.map)
@@ -326,7 +326,7 @@ async def shows_links(dut: Any) -> None:
         for register, value in expected.items():
             assert await bench.read(register) == value & 0xFFFF_FFFF, register
             if bench.map[register].kind is Kind.STATUS_LO:
-                # The upper half is that of the moment in which the lower one was read.
+                # A read of the lower half latches the upper half.
                 at = next(name for name, (known, _) in inputs.items() if known == register)
                 getattr(dut, at).value = 0
                 assert await bench.read(register.replace("_LO", "_HI")) == value >> 32, register

@@ -1,4 +1,4 @@
-"""Writer of results against its pattern: every write, when instructions are done, errors."""
+"""Checks the result writer against its pattern: all writes, ends of instructions, errors."""
 
 import random
 from collections.abc import Sequence
@@ -19,9 +19,9 @@ from fpgapipe.sim_tb.drivers.stream import StreamDriver, cycle, parameters, rese
 WORD = 64
 GRANULES = WORD // 2
 
-Write = tuple[int, int, int]  # address, mask, the granules of the data that count
+Write = tuple[int, int, int]  # address, mask, data (only the granules that the mask selects)
 
-# Ties both ways, carries up to infinity, infinities, NaN, zeros, a subnormal.
+# Ties that round down and up, carries up to infinity, infinities, NaN, zeros, a subnormal.
 EDGES = [
     *(0x3F808000, 0x3F818000, 0x3F807FFF, 0x3F808001, 0x7F7FFFFF, 0xFF7F8000),
     *(0x7F800000, 0xFF800000, 0x7FC00000, 0x00000000, 0x80000000, 0x00000001),
@@ -31,7 +31,7 @@ EDGES = [
 def writes_of(
     pattern: ResultPattern, vectors: NDArray[np.uint32], spec: ScratchpadSpec
 ) -> list[Write]:
-    """What an instruction writes, in order."""
+    """Writes of an instruction, in order."""
     cols = vectors.shape[1]
     used = np.repeat(pattern.columns(cols), pattern.pos.size, axis=0)
     size = pattern.element_bytes
@@ -53,12 +53,12 @@ def writes_of(
 
 
 def expanded(mask: int) -> int:
-    """Ones for the bits of data that a mask lets through."""
+    """Mask of the data bits that a mask of granules selects."""
     return sum(0xFFFF << 16 * granule for granule in range(GRANULES) if mask >> granule & 1)
 
 
 class Bench:
-    """A writer with its program, its vectors, and a scratchpad that may pause."""
+    """A result writer with its instructions, its vectors, and a scratchpad that may pause."""
 
     def __init__(self, dut: Any, rng: random.Random | None) -> None:
         given = parameters()
@@ -71,7 +71,7 @@ class Bench:
         self.pausing = rng
         self.writes: list[Write] = []
         self.cycles: list[int] = []
-        self.done: list[int] = []  # writes accepted when each instruction was done
+        self.done: list[int] = []  # for each instruction, writes accepted when it was done
         self.errors: list[tuple[int, int]] = []
         self.tasks = [cocotb.start_soon(self._watch())]
         dut.halt.value = 0
@@ -109,7 +109,7 @@ class Bench:
         return np.array(words, np.uint32).reshape(count, self.cols)
 
     def is_inside(self, pattern: ResultPattern) -> bool:
-        """Whether all elements that are written lie in the scratchpad."""
+        """Whether all written elements of a pattern lie in the scratchpad."""
         size = pattern.element_bytes
         addresses = pattern.addresses()[..., None] + size * np.arange(self.cols)
         used = np.broadcast_to(pattern.columns(self.cols)[:, None], addresses.shape)
@@ -117,7 +117,7 @@ class Bench:
         return bool(inside[used].all())
 
     def pattern(self) -> ResultPattern:
-        """Draw a pattern whose elements are inside the scratchpad, some of them just so."""
+        """Draw a pattern whose elements are inside the scratchpad, possibly up to its edges."""
         rng = self.rng
         while True:
             fp32 = rng.random() < 0.5
@@ -175,7 +175,7 @@ class Bench:
         await RisingEdge(self.dut.clk)
 
     def stop(self) -> None:
-        """Send and watch nothing more."""
+        """Stop all drivers and monitors."""
         for task in self.tasks:
             task.cancel()
         for name in ("i__valid", "i_results__valid", "write__ready"):
@@ -184,7 +184,7 @@ class Bench:
 
 @cocotb.test(timeout_time=2, timeout_unit="ms")
 async def matches_model(dut: Any) -> None:
-    """All writes and ends of instructions are those of the model, however the streams pause."""
+    """All writes and ends of instructions equal the model's, however the streams pause."""
     await start(dut)
     bench = Bench(dut, random.Random(cocotb.RANDOM_SEED))
     everything_masked = ResultPattern(0, pos=LoopNest((Loop(3, 64),)), u_limit=0)
@@ -194,7 +194,7 @@ async def matches_model(dut: Any) -> None:
 
 @cocotb.test(timeout_time=200, timeout_unit="us")
 async def loses_no_cycle(dut: Any) -> None:
-    """Without pauses there is a write in every cycle, also where instructions meet."""
+    """Without pauses there is a write in every cycle, also between instructions."""
     await start(dut)
     bench = Bench(dut, None)
     shapes = [(4, True), *[(1, False)] * 8, (2, False), (1, True), (3, True), (1, False), (1, True)]
@@ -202,7 +202,7 @@ async def loses_no_cycle(dut: Any) -> None:
         ResultPattern(128, u_limit=bench.cols, pos=LoopNest((Loop(count, 2),)), fp32=fp32)
         for count, fp32 in shapes
     ]
-    # Instructions come ahead of their vectors.
+    # Instructions arrive before their vectors.
     vectors = [bench.vectors(pattern.pos.size) for pattern in patterns]
     bench.tasks.append(
         cocotb.start_soon(
@@ -225,7 +225,7 @@ async def loses_no_cycle(dut: Any) -> None:
 
 @cocotb.test(timeout_time=1, timeout_unit="ms")
 async def stops_at_the_end_of_the_scratchpad(dut: Any) -> None:
-    """An element outside is an error; what comes before it is written, and nothing after."""
+    """An element outside is an error; everything before it is written, and nothing after it."""
     await start(dut)
     bench = Bench(dut, None)
     size, some = bench.spec.size_bytes, min(bench.cols, 32)
@@ -233,7 +233,7 @@ async def stops_at_the_end_of_the_scratchpad(dut: Any) -> None:
     cases = [
         (0, -2, 1, False),
         (size - 4, 4, 1, True),
-        # Only the first byte is outside, only the last one.
+        # Only the first byte is outside, then only the last one.
         (0, -2, some, False),
         (size - 2 * some, 2, some, False),
     ]
@@ -258,7 +258,7 @@ async def stops_at_the_end_of_the_scratchpad(dut: Any) -> None:
 
 @cocotb.test(timeout_time=1, timeout_unit="ms")
 async def halts_and_resets(dut: Any) -> None:
-    """A halt lets at most two writes pass, a reset leaves nothing that shows later."""
+    """At most two writes pass after a halt; a reset discards all state."""
     await start(dut)
     pattern = ResultPattern(0, pos=LoopNest((Loop(20, 2),)), u_limit=1 << 23)
     for delay_cycles in (1, 4, 5, 6, 9, 14):

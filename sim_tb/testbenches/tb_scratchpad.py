@@ -1,4 +1,4 @@
-"""Scratchpad against an array of bytes: data, latency, and which accesses wait for which."""
+"""Checks the scratchpad against an array of bytes: data, latency, and which accesses wait."""
 
 import random
 from typing import Any
@@ -15,7 +15,10 @@ WORD = 64
 
 
 def memories_of(spec: ScratchpadSpec, address: int) -> set[int]:
-    """Which memories the 64 bytes from an address are in: a number for each side of each bank."""
+    """Numbers of the memories that hold the 64 bytes from an address.
+
+    Each bank has a memory for even words and one for odd words.
+    """
     words = {address // WORD, (address + WORD - 1) // WORD}
     num_words = spec.size_bytes // WORD
     banks = spec.bank_bytes // WORD
@@ -23,7 +26,7 @@ def memories_of(spec: ScratchpadSpec, address: int) -> set[int]:
 
 
 class Port:
-    """A client of a port: offers accesses with random pauses, and keeps what waits."""
+    """Client of a port, which offers accesses with random pauses and holds those that wait."""
 
     def __init__(self, dut: Any, kind: str, index: int, rng: random.Random) -> None:
         prefix = f"{kind}__{index}"
@@ -31,7 +34,7 @@ class Port:
         self.valid = getattr(dut, f"{prefix}__valid")
         self.ready = getattr(dut, f"{prefix}__ready")
         self.data = getattr(dut, f"{prefix}__data")
-        # Each kind has one more.
+        # Only writes have a mask, and only reads have data_valid.
         self.mask: Any = getattr(dut, f"{prefix}__mask", None)
         self.data_valid: Any = getattr(dut, f"{prefix}__data_valid", None)
         self.is_write = kind == "writes"
@@ -56,7 +59,7 @@ class Port:
 
 
 class Bench:
-    """All ports of a scratchpad and what they should do."""
+    """All ports of a scratchpad, and a model of their behaviour."""
 
     def __init__(self, dut: Any) -> None:
         given = parameters()
@@ -67,8 +70,8 @@ class Bench:
         self.reads = [Port(dut, "reads", index, self.rng) for index in range(given["num_reads"])]
         self.writes = [Port(dut, "writes", index, self.rng) for index in range(given["num_writes"])]
         self.bytes = np.zeros(self.spec.size_bytes, np.uint8)
-        # Of each read port, when data is due and what it may be: before and after the writes of the
-        # cycle that accepted the read.
+        # For each read port, the cycles in which data is due, and the values that each byte may
+        # have: those before and after the writes of the cycle that accepted the read.
         self.due: list[list[tuple[int, Any, Any]]] = [[] for _ in self.reads]
         self.cycle = 0
         self.waited = False
@@ -93,7 +96,7 @@ class Bench:
         return (address + np.arange(WORD)) % self.spec.size_bytes
 
     async def step(self) -> None:
-        """Let a cycle pass, from right after a rising edge to right after the next."""
+        """Simulate a cycle, from right after a rising edge to right after the next one."""
         await FallingEdge(self.dut.clk)
         assert bool(self.dut.waits.value) == self.waited
         self.waited = False
@@ -148,7 +151,7 @@ class Bench:
 
 @cocotb.test(timeout_time=500, timeout_unit="us")
 async def matches_model(dut: Any) -> None:
-    """Any mixture of accesses reads what was written, on time, and waits only where it has to."""
+    """Reads return the written data in time, and accesses wait only for conflicting ones."""
     bench = Bench(dut)
     await start(dut)
     await bench.fill()
@@ -163,7 +166,7 @@ async def matches_model(dut: Any) -> None:
 
 @cocotb.test(timeout_time=100, timeout_unit="us")
 async def streams_side_by_side(dut: Any) -> None:
-    """Accesses to consecutive words from two ports to the same bank soon stop meeting."""
+    """Two ports that access consecutive words of the same bank soon have no more conflicts."""
     bench = Bench(dut)
     await start(dut)
     await bench.fill()
@@ -183,7 +186,7 @@ async def streams_side_by_side(dut: Any) -> None:
 
 @cocotb.test(timeout_time=100, timeout_unit="us")
 async def forgets_reads_at_reset(dut: Any) -> None:
-    """After a reset no data comes, and writes that were accepted long before have happened."""
+    """After a reset, pending reads return no data, and earlier writes have been executed."""
     bench = Bench(dut)
     await start(dut)
     await bench.fill()

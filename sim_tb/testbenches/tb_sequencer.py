@@ -1,4 +1,4 @@
-"""Sequencer against its model: order, semaphores, errors, restarts, cycles."""
+"""Checks the sequencer against its model: order, semaphores, errors, restarts, cycles."""
 
 import random
 from itertools import pairwise
@@ -30,7 +30,7 @@ from fpgapipe.sim_tb.worlds.sequencer_world import (
 
 
 async def world_of(dut: Any, offset: int = 0) -> World:
-    """Clock, reset, and a world around the design."""
+    """Start clock and reset, and create the environment of the design."""
     spec = SequencerSpec(**parameters())
     world = World(dut, spec, random.Random(cocotb.RANDOM_SEED + offset))
     await start(dut)
@@ -39,7 +39,7 @@ async def world_of(dut: Any, offset: int = 0) -> World:
 
 @cocotb.test(timeout_time=2000, timeout_unit="us")
 async def runs_random_programs(dut: Any) -> None:
-    """Every instruction reaches its engine once, in order, when its semaphores are there."""
+    """Every instruction reaches its engine once, in order, when its semaphores are available."""
     world = await world_of(dut)
     rng = world.rng
     for number in range(10):
@@ -53,7 +53,7 @@ async def runs_random_programs(dut: Any) -> None:
 
 
 def chain(spec: SequencerSpec, rng: random.Random, length: int) -> list[Instruction]:
-    """Draw a program in which each instruction waits for the one before."""
+    """Draw a program in which each instruction waits for the preceding one."""
     program = []
     for number in range(length):
         opcode, engine = [(LOAD, 0), (GEMM, spec.num_engines - 1), (STORE, 0)][number % 3]
@@ -65,13 +65,13 @@ def chain(spec: SequencerSpec, rng: random.Random, length: int) -> list[Instruct
 
 @cocotb.test(timeout_time=2000, timeout_unit="us")
 async def stops_at_faulty_programs(dut: Any) -> None:
-    """Each wrong header stops the core with its code; nothing from there on is given out."""
+    """A wrong header stops the core with its code; no instruction from there on is issued."""
     world = await world_of(dut)
     spec, rng = world.spec, world.rng
     words = {LOAD: 1, STORE: 1, GEMM: 5, Opcode.END: 1}
     good = chain(spec, rng, 9)
     offsets = [WORD_BYTES * sum(words[i.opcode] for i in good[:n]) for n in range(len(good))]
-    # A core with all semaphores that an instruction can name knows the last one.
+    # These headers are errors only if the core has fewer semaphores than an instruction can name.
     no_semaphore = [(3, (5, 128)), (4, (9, 128)), (9, (5, 128))]
     unknown = next(opcode for opcode in range(1, 9) if opcode not in spec.engines)
     bad_header = [
@@ -106,7 +106,7 @@ async def stops_at_faulty_programs(dut: Any) -> None:
 
 
 def check_error(world: World, code: ErrorCode, engine: int, index: int) -> None:
-    """Check registers after an error, and that nothing from `index` on was given out."""
+    """Check registers after an error, and that no instruction from `index` on was issued."""
     dut = world.dut
     status = (dut.running.value, dut.done.value, dut.error.value, dut.halt.value)
     assert status == (0, 0, 1, 1)
@@ -119,30 +119,30 @@ def check_error(world: World, code: ErrorCode, engine: int, index: int) -> None:
 
 @cocotb.test(timeout_time=2000, timeout_unit="us")
 async def stops_where_memory_ends(dut: Any) -> None:
-    """Missing words are errors of the instruction that needs them, and of no other."""
+    """A missing word is an error of the instruction that needs it, and of no other one."""
     world = await world_of(dut)
     spec, rng, good = world.spec, world.rng, None
     good = chain(spec, rng, 9)
     program = encode(good)
-    # Words 0; 1 to 5; 6; 7; 8 to 12; 13; 14; 15 to 19; 20; END.
+    # Words of the instructions: 0; 1 to 5; 6; 7; 8 to 12; 13; 14; 15 to 19; 20; END.
     for word, index in [(0, 0), (1, 1), (3, 1), (5, 1), (6, 2), (12, 4), (20, 8), (21, 9)]:
         await world.begin(good, program[: word * WORD_BYTES])
         await world.end()
         check_error(world, ErrorCode.MEMORY_RANGE, Engine.SEQUENCER, index)
-        # Any beat of it.
+        # An error in any beat of the word.
         beat = rng.randrange(WORD_BYTES // spec.bus_bytes)
         world.bad_addresses = {PROGRAM + word * WORD_BYTES + beat * spec.bus_bytes}
         await world.begin(good)
         await world.end()
         check_error(world, ErrorCode.AXI_READ, Engine.SEQUENCER, index)
         world.bad_addresses = set()
-    # What is fetched beyond END is no error.
+    # Errors of words that are fetched beyond END are ignored.
     world.bad_addresses = {PROGRAM + len(program), PROGRAM + len(program) + WORD_BYTES}
     world.players[0].latency = (100, 200)
     await world.begin(good, program + bytes(5 * WORD_BYTES))
     await world.end()
     assert dut.done.value == 1
-    # A program that does not lie in the window.
+    # Programs outside of the window of allowed addresses.
     for base, limit in [(PROGRAM + 64, PROGRAM + 6400), (64, PROGRAM), (0, 0)]:
         await world.begin(good)
         dut.memory_base.value, dut.memory_limit.value = base, limit
@@ -153,7 +153,7 @@ async def stops_where_memory_ends(dut: Any) -> None:
 
 @cocotb.test(timeout_time=2000, timeout_unit="us")
 async def keeps_the_first_error(dut: Any) -> None:
-    """Errors of engines stop the core; of several, the first counts, then the lowest engine."""
+    """Errors of engines stop the core; the first one is kept, or that of the lowest engine."""
     world = await world_of(dut)
     spec, rng = world.spec, world.rng
     last = spec.num_engines - 1
@@ -177,7 +177,7 @@ async def keeps_the_first_error(dut: Any) -> None:
             ({0: [(vector, outside, 1), (gemm, outside, 2)]}, (outside, Engine.GEMM + last, 2)),
         ]
     for pulses, first in cases:
-        # Engines that hardly ever take an instruction, so that offers wait when the core stops.
+        # Engines rarely accept an instruction, so that offers wait when the core stops.
         for player in world.players:
             player.pauses = 0.8
         program = random_program(spec, rng, 60)
@@ -193,7 +193,7 @@ async def keeps_the_first_error(dut: Any) -> None:
 
 @cocotb.test(timeout_time=2000, timeout_unit="us")
 async def sees_overflows(dut: Any) -> None:
-    """A semaphore comes to 255, and one more is an error of the instruction that signals it."""
+    """A semaphore can count to 255; one more is an error of the instruction that signals it."""
     world = await world_of(dut)
     spec, rng = world.spec, world.rng
     for player in world.players:
@@ -210,7 +210,7 @@ async def sees_overflows(dut: Any) -> None:
         await world.end()
         dut_error = [int(getattr(dut, f"error_{n}").value) for n in ("code", "engine", "index")]
         assert dut_error == [ErrorCode.SEMAPHORE_OVERFLOW, Engine.SEQUENCER, MAX_SEMAPHORE]
-    # Taken in between, it never comes so high.
+    # If the semaphore is taken in between, it does not overflow.
     loads = [instruction_of(LOAD, rng, signal=[15]) for _ in range(300)]
     stores = [instruction_of(STORE, rng, wait=[15]) for _ in range(300)]
     program = [x for pair in zip(loads, stores, strict=True) for x in pair]
@@ -230,7 +230,7 @@ async def can_be_cancelled(dut: Any) -> None:
         dut.cancel.value = 1
         await world.step()
         dut.cancel.value = 0
-        # A start that comes too early is not taken.
+        # A start during the cancellation is ignored.
         dut.start.value = 1
         await world.step()
         dut.start.value = 0
@@ -246,11 +246,11 @@ async def can_be_cancelled(dut: Any) -> None:
 
 @cocotb.test(timeout_time=2000, timeout_unit="us")
 async def gets_stuck_where_the_model_does(dut: Any) -> None:
-    """Programs without end stop where the model says, and full queues hold up dispatch."""
+    """Programs that deadlock stop where the model says, and full queues block the dispatch."""
     world = await world_of(dut)
     spec, rng = world.spec, world.rng
     for room in range(spec.load_words - 1, spec.load_words + 3):
-        # The first LOAD waits for a STORE behind `room` more LOADs: they fit in the queue, or not.
+        # The first LOAD waits for a STORE after `room` more LOADs, which fit in the queue or not.
         program = [instruction_of(LOAD, rng, [3], [5])]
         program += [instruction_of(LOAD, rng) for _ in range(room)]
         program += [instruction_of(STORE, rng, [], [3]), Instruction(Opcode.END)]
@@ -260,7 +260,7 @@ async def gets_stuck_where_the_model_does(dut: Any) -> None:
             await world.run(program)
             continue
         await check_stuck(world, program, execution)
-    # GEMMs have several words: part of the last one fits.
+    # GEMMs have several words, so a part of the last one fits.
     room = spec.gemm_words // 5
     for extra in (0, 1):
         program = [instruction_of(GEMM, rng, [1])]
@@ -272,7 +272,7 @@ async def gets_stuck_where_the_model_does(dut: Any) -> None:
             await world.run(program)
             continue
         await check_stuck(world, program, execution)
-    # END waits for what nobody signals.
+    # END waits for a semaphore that no instruction signals.
     program = [*chain(spec, rng, 3)[:-1], Instruction(Opcode.END, (7,))]
     execution = Execution(program, spec)
     assert [w.semaphores for w in execution.deadlock] == [(7,)]
@@ -300,13 +300,13 @@ async def check_stuck(world: World, program: list[Instruction], execution: Execu
 
 @cocotb.test(timeout_time=2000, timeout_unit="us")
 async def takes_predicted_cycles(dut: Any) -> None:
-    """Dispatch takes a cycle an instruction and one a word; a token takes five."""
+    """Dispatch takes a cycle per instruction and one per word; a token takes five cycles."""
     world = await world_of(dut)
     spec, rng = world.spec, world.rng
     world.read_pauses, world.read_latency = 0.0, (2, 2)
     for player in world.players:
         player.latency, player.depth = (2, 2), 8
-    # Interleaved, so that no engine is the limit.
+    # Opcodes are interleaved, so that no engine is the bottleneck.
     for opcodes in ([LOAD, STORE], [LOAD, STORE, GEMM]):
         program = [instruction_of(opcode, rng) for opcode in 20 * opcodes]
         await world.run([*program, Instruction(Opcode.END)])
@@ -315,15 +315,15 @@ async def takes_predicted_cycles(dut: Any) -> None:
         if 2 * spec.bus_bytes >= WORD_BYTES:
             assert cycles == predicted
         else:
-            # The bus is the limit: a word takes so many beats.
+            # The bus is the bottleneck, because a word takes several beats.
             beats = WORD_BYTES // spec.bus_bytes * sum(each.words for each in program[1:])
             assert sum(predicted) <= sum(cycles) <= beats + 8
-    # An engine alone starts an instruction every 2 cycles.
+    # A single engine starts an instruction every 2 cycles.
     await world.run([instruction_of(LOAD, rng) for _ in range(40)] + [Instruction(Opcode.END)])
     starts = world.issue_cycles
     if 2 * spec.bus_bytes >= WORD_BYTES:
         assert {b - a for a, b in pairwise(starts)} == {2}
-    # Dependent instructions, all in their queues: the token takes this long.
+    # Dependent instructions are all in their queues, so only the token determines the delay.
     for player in world.players:
         player.latency = (40, 40)
     await world.run(chain(spec, rng, 12))

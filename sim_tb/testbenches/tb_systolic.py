@@ -1,4 +1,4 @@
-"""Array against its model: values with all streams pausing, cycles with none."""
+"""Checks the systolic array against its model: values with pauses, cycles without."""
 
 import random
 from collections.abc import Iterable
@@ -16,7 +16,7 @@ Tile = tuple[NDArray[np.int64], NDArray[np.int64]]  # weights (rows, cols), acti
 
 
 class Bench:
-    """Drivers and sink of an array."""
+    """Drivers and sink of a systolic array."""
 
     def __init__(self, dut: Any, spec: SystolicSpec, rng: random.Random | None) -> None:
         bits = spec.operand_bits
@@ -40,7 +40,7 @@ class Bench:
         ]
 
     def stop(self) -> None:
-        """Send nothing more."""
+        """Stop the drivers."""
         for task in self._sending:
             task.cancel()
 
@@ -55,7 +55,7 @@ class Bench:
 
 
 def random_tile(spec: SystolicSpec, rng: np.random.Generator, m: int) -> Tile:
-    """Draw a tile from all values an operand can have."""
+    """Draw a tile from all values that an operand can have."""
     limit = 1 << (spec.operand_bits - 1)
     return (
         rng.integers(-limit, limit, (spec.rows, spec.cols)),
@@ -64,7 +64,7 @@ def random_tile(spec: SystolicSpec, rng: np.random.Generator, m: int) -> Tile:
 
 
 def extreme_tiles(spec: SystolicSpec) -> list[Tile]:
-    """Make the largest and smallest sums, and one that tells all rows and columns apart."""
+    """Tiles with the largest and smallest sums, and one that distinguishes all rows and columns."""
     limit = 1 << (spec.operand_bits - 1)
     most = np.full((spec.rows, spec.cols), -limit)
     vectors = np.array([[-limit] * spec.rows, [limit - 1] * spec.rows, [0] * spec.rows])
@@ -77,7 +77,7 @@ async def matches_model(dut: Any) -> None:
     """The gateware equals the model bit for bit, however the streams pause."""
     spec = SystolicSpec(**parameters())
     rng = np.random.default_rng(cocotb.RANDOM_SEED)
-    # Short tiles wait for their weights, long ones do not; both meet every neighbour.
+    # Short tiles wait for their weights, long ones do not; all combinations of neighbours occur.
     sizes = [1, 1, spec.cols, 2 * spec.cols + spec.rows, 1, spec.cols + 1, max(1, spec.cols - 1)]
     tiles = extreme_tiles(spec) + [random_tile(spec, rng, m) for m in 3 * sizes]
     await start(dut)
@@ -86,7 +86,7 @@ async def matches_model(dut: Any) -> None:
 
 @cocotb.test(timeout_time=200, timeout_unit="us")
 async def takes_predicted_cycles(dut: Any) -> None:
-    """Without pauses, cycles from first word in to last word out are those of the model."""
+    """Without pauses, the cycles from the first input to the last output equal the model's."""
     spec = SystolicSpec(**parameters())
     rng = np.random.default_rng(cocotb.RANDOM_SEED)
     await start(dut)
@@ -96,13 +96,13 @@ async def takes_predicted_cycles(dut: Any) -> None:
         cycles = bench.sums.cycles[-1] - bench.weights.cycles[0] + 1
         predicted = spec.cycles(m, num_tiles)
         assert cycles == predicted, f"{num_tiles} tiles of {m}: {cycles} cycles, not {predicted}"
-        # The last tile is still active: a reset makes the next measurement begin with a first one.
+        # The last tile is still active. After a reset, the next measurement begins like the first.
         await reset(dut)
 
 
 @cocotb.test(timeout_time=200, timeout_unit="us")
 async def forgets_at_reset(dut: Any) -> None:
-    """A reset in the middle of a tile leaves nothing that shows later."""
+    """A reset in the middle of a tile discards all state."""
     spec = SystolicSpec(**parameters())
     rng = np.random.default_rng(cocotb.RANDOM_SEED)
     await start(dut)

@@ -1,4 +1,4 @@
-"""Transposer against its model: words and squares with all streams pausing, cycles with none."""
+"""Checks the transposer against its model: words and squares with pauses, cycles without."""
 
 import random
 from collections.abc import Sequence
@@ -16,7 +16,7 @@ from fpgapipe.sim_tb.drivers.stream import StreamDriver, StreamSink, parameters,
 
 @dataclass
 class Words:
-    """Words to send: their lanes, and what goes along."""
+    """Words to send: their lanes and their other fields."""
 
     lanes: np.ndarray
     side: list[int]
@@ -28,7 +28,7 @@ class Words:
 def random_words(
     spec: TransposerSpec, rng: random.Random, groups: Sequence[int], *, emit: int = 0
 ) -> Words:
-    """Draw words: a group is a word that bypasses (0) or a square (1), `emit` 0 is at random."""
+    """Draw words. A group is a word that bypasses (0) or a square (1); `emit` 0 means random."""
     transposed = [kind for kind in groups for _ in range(spec.size if kind else 1)]
     number = len(transposed)
     choices = [1, spec.size, rng.randint(1, spec.size)]
@@ -57,7 +57,7 @@ class Bench:
         self.o = StreamSink(dut, "o", rng, fields=[*lanes, spec.side_bits, 1], signed=False)
 
     def _planes(self, lanes: np.ndarray) -> list[int]:
-        """Of every plane all lanes."""
+        """All lanes of the first plane, then those of the others."""
         fields: list[int] = []
         for bits in self.spec.planes:
             fields += (lanes & ((1 << bits) - 1)).tolist()
@@ -74,11 +74,11 @@ class Bench:
         self._sending = cocotb.start_soon(self.i.send(payloads))
 
     def stop(self) -> None:
-        """Send nothing more."""
+        """Stop the driver."""
         self._sending.cancel()
 
     async def check(self, words: Words) -> None:
-        """Send words and compare all that leave with the model's."""
+        """Send words and compare all output words with the model's."""
         self.start_sending(words)
         lanes, source = self.spec.compute(
             words.lanes, [bool(each) for each in words.transposed], words.emit
@@ -92,14 +92,14 @@ class Bench:
 
 
 def transposer_spec() -> TransposerSpec:
-    """What was built."""
+    """Specification that the parameters describe."""
     given = parameters()
     return TransposerSpec(**(given | {"planes": tuple(given["planes"])}))
 
 
 @cocotb.test(timeout_time=1000, timeout_unit="us")
 async def matches_model(dut: Any) -> None:
-    """Words and squares leave as the model says, in order, however the streams pause."""
+    """Output words equal the model's and are in order, however the streams pause."""
     spec = transposer_spec()
     rng = random.Random(cocotb.RANDOM_SEED)
     groups = [0, 1, 0, 0, 1, 1, 1, 0] + [rng.choice([0, 1, 1]) for _ in range(40)]
@@ -109,7 +109,7 @@ async def matches_model(dut: Any) -> None:
 
 @cocotb.test(timeout_time=1000, timeout_unit="us")
 async def loses_no_cycle(dut: Any) -> None:
-    """Without pauses squares follow each other, and so do words that bypass them."""
+    """Without pauses, squares follow each other without a gap, and so do words that bypass."""
     spec = transposer_spec()
     rng = random.Random(cocotb.RANDOM_SEED)
     await start(dut)
@@ -129,7 +129,7 @@ async def loses_no_cycle(dut: Any) -> None:
 
 @cocotb.test(timeout_time=1000, timeout_unit="us")
 async def forgets_at_reset(dut: Any) -> None:
-    """A reset in the middle of a square leaves nothing that shows later."""
+    """A reset in the middle of a square discards all state."""
     spec = transposer_spec()
     rng = random.Random(cocotb.RANDOM_SEED)
     await start(dut)

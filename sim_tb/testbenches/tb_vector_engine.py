@@ -1,8 +1,9 @@
-"""Vector engine against its model: all that is written, errors, halts, cycles.
+"""Checks the vector engine against its model: writes, errors, halts, cycles.
 
-Not a test of its own: the caller makes instructions. ``cases.json`` in the folder has, by the name
-of a test, lists of instructions that run one after the other, each the fields of VECTOR packed, as
-hexadecimal digits; and ``scratchpad.npy`` what they find.
+It is not a test by itself: the caller prepares the instructions. The file ``cases.json`` in the
+parameter ``folder`` has lists of programs by the name of the test. A program is a list of
+instructions that run one after another; each is the packed fields of VECTOR in hexadecimal. The
+file ``scratchpad.npy`` has the initial contents of the scratchpad.
 """
 
 import json
@@ -26,26 +27,26 @@ from fpgapipe.hw.rtl.dma.scratchpad import GRANULES, READ_LATENCY
 from fpgapipe.sim_tb.drivers.stream import StreamDriver, cycle, parameters, reset, start
 
 INDEX_STEP = 5
-"""From one instruction's number to the next's."""
+"""Difference between the indices of consecutive instructions."""
 
 MOST_CYCLES = 10_000
-"""Of an instruction; one that takes longer is stuck."""
+"""Limit for an instruction, cycles; one that takes longer is considered stuck."""
 
 
 def vector_spec() -> VectorSpec:
-    """The engine of the parameters."""
+    """Specification of the engine that the parameters describe."""
     return VectorSpec(**parameters()["vector"])
 
 
 def programs(test: str) -> list[list[str]]:
-    """Instructions of a test, list by list."""
+    """Programs of a test."""
     cases = json.loads((Path(parameters()["folder"]) / "cases.json").read_text())
     found: list[list[str]] = cases[test]
     return found
 
 
 def decoded(program: Sequence[str]) -> list[VectorOp]:
-    """Instructions as the model takes them."""
+    """Instructions of a program, decoded for the model."""
     return [VectorOp.decoded(VECTOR.unpack(int(digits, 16))) for digits in program]
 
 
@@ -64,7 +65,7 @@ class Bench:
             getattr(dut, f"scalars__{number}").value = value
         self.instructions = StreamDriver(dut, "i", rng)
         self.num_reads = self.num_writes = 0
-        self.done: list[int] = []  # the cycle of each pulse
+        self.done: list[int] = []  # cycles of the pulses
         self.errors: list[tuple[int, int]] = []
         self.events = dict.fromkeys(("fed", "wait_x", "wait_y", "wait_result"), 0)
         dut.halt.value = 0
@@ -73,7 +74,7 @@ class Bench:
         self.tasks = [cocotb.start_soon(self._serve())]
 
     async def _serve(self) -> None:
-        """Be the scratchpad, and watch."""
+        """Simulate the scratchpad, and record events, errors and pulses."""
         dut = self.dut
         coming: dict[str, list[int | None]] = {
             port: [None] * READ_LATENCY for port in ("read_x", "read_y")
@@ -86,7 +87,7 @@ class Bench:
             for port, words in coming.items():
                 word = words.pop(0)
                 getattr(dut, f"{port}__data_valid").value = int(word is not None)
-                # What is not valid is no data.
+                # While data is not valid, all its bits are ones, to detect a use of it.
                 value = (1 << 8 * WORD_BYTES) - 1 if word is None else word
                 getattr(dut, f"{port}__data").value = value
             for port in ("read_x", "read_y", "write"):
@@ -165,7 +166,7 @@ class Bench:
         assert self.events["fed"] == sum(op.num_vectors for op in decoded(program))
 
     def stop(self) -> None:
-        """Send nothing more, and be no scratchpad."""
+        """Stop the driver and the scratchpad."""
         for task in self.tasks:
             task.cancel()
         for name in ("i__valid", "read_x__data_valid", "read_y__data_valid", "write__ready"):
@@ -174,7 +175,7 @@ class Bench:
 
 @cocotb.test(timeout_time=2, timeout_unit="ms")
 async def matches_model(dut: Any) -> None:
-    """All that is written equals the model's, however the scratchpad pauses."""
+    """The scratchpad's contents equal the model's, however the scratchpad pauses."""
     await start(dut)
     rng = random.Random(cocotb.RANDOM_SEED)
     for number, program in enumerate(programs("matches_model")):
@@ -186,7 +187,7 @@ async def matches_model(dut: Any) -> None:
 
 @cocotb.test(timeout_time=2, timeout_unit="ms")
 async def takes_as_long_as_predicted(dut: Any) -> None:
-    """Without pauses instructions take the cycles that the model says."""
+    """Without pauses, instructions take as many cycles as the model predicts."""
     await start(dut)
     for program in programs("takes_as_long_as_predicted"):
         bench = Bench(dut, None)
@@ -205,7 +206,7 @@ async def takes_as_long_as_predicted(dut: Any) -> None:
 
 @cocotb.test(timeout_time=2, timeout_unit="ms")
 async def reads_only_what_counts(dut: Any) -> None:
-    """Vectors without lanes that are there are not read, results without any not written."""
+    """Vectors without valid lanes are neither read nor written."""
     await start(dut)
     for program in programs("reads_only_what_counts"):
         bench = Bench(dut, None)
@@ -217,18 +218,18 @@ async def reads_only_what_counts(dut: Any) -> None:
 
 @cocotb.test(timeout_time=2, timeout_unit="ms")
 async def stops_at_errors(dut: Any) -> None:
-    """The last instruction of each list leaves the scratchpad: an error, and nothing after it."""
+    """An access outside of the scratchpad is an error, after which nothing runs."""
     await check_errors(dut, programs("stops_at_errors"), ErrorCode.SCRATCHPAD_RANGE)
 
 
 @cocotb.test(timeout_time=2, timeout_unit="ms")
 async def refuses_formats(dut: Any) -> None:
-    """The last instruction of each list has a format that the engine has not, or not so."""
+    """A format that the engine does not support is an error, after which nothing runs."""
     await check_errors(dut, programs("refuses_formats"), ErrorCode.BAD_FIELD)
 
 
 async def check_errors(dut: Any, lists: list[list[str]], code: ErrorCode) -> None:
-    """The last instruction of each list fails, and nothing happens after it."""
+    """Check that the last instruction of each program fails, and that nothing runs after it."""
     await start(dut)
     rng = random.Random(cocotb.RANDOM_SEED)
     for number, program in enumerate(lists):
@@ -254,7 +255,7 @@ async def check_errors(dut: Any, lists: list[list[str]], code: ErrorCode) -> Non
 
 @cocotb.test(timeout_time=2, timeout_unit="ms")
 async def halts(dut: Any) -> None:
-    """While halted no read begins and nothing is written; afterwards nothing is missing."""
+    """During a halt, no read begins and nothing is written; afterwards nothing is missing."""
     await start(dut)
     rng = random.Random(cocotb.RANDOM_SEED)
     for program in programs("halts"):
@@ -267,7 +268,7 @@ async def halts(dut: Any) -> None:
             assert dut.idle.value
             before = bench.num_reads, bench.num_writes
             await ClockCycles(dut.clk, rng.randint(20, 60))
-            # A read of either port that waits may still begin, as may two writes.
+            # A waiting read of each port may still begin, as may two writes.
             assert bench.num_reads <= before[0] + 2
             assert bench.num_writes <= before[1] + 2
             dut.halt.value = 0
@@ -278,7 +279,7 @@ async def halts(dut: Any) -> None:
 
 @cocotb.test(timeout_time=2, timeout_unit="ms")
 async def forgets_at_reset(dut: Any) -> None:
-    """A reset in the middle of an instruction leaves nothing that shows later."""
+    """A reset in the middle of an instruction discards all state."""
     await start(dut)
     for number, program in enumerate(programs("forgets_at_reset")):
         for delay_cycles in (3, 9, 20, 31, 44, 58, 90):

@@ -1,4 +1,4 @@
-"""Lanes of the vector engine against their model: results with pauses, cycles without."""
+"""Checks the lanes of the vector engine against their model: results and cycles."""
 
 import random
 from collections.abc import Sequence
@@ -54,21 +54,24 @@ from fpgapipe.sim_tb.testbenches.tb_fp32 import EDGES, random_operands
 Bits = NDArray[np.uint32]
 
 FEW: Bits = np.array([0, 1 << 31, 1, 0x80000001, 0x3F800000, 0xBF800000], np.uint32)
-"""Numbers that are often equal: zeros, subnormals, and two more."""
+"""A few numbers, so that drawn ones are often equal: zeros, subnormals, 1 and -1."""
 
 FAR: Bits = np.array([0x7F800000, 0xFF800000, 0x7FC00000, 0xFFFFFFFF, 0x7F7FFFFF], np.uint32)
 
 
 @dataclass(frozen=True)
 class Work:
-    """An instruction, what it reads, and how it stands in memory.
+    """An instruction and its inputs.
 
     Attributes
     ----------
     op : VectorOp
-        Vector `n` of a source is the `n`-th that is stored, with masks by the coordinate u.
+        Instruction. Vector `n` of a source is the `n`-th one in memory; lanes are masked by their
+        coordinate u.
     memory : uint8 array
+        Memory with the vectors.
     scalars : list of int
+        Values of the scalar registers.
     """
 
     op: VectorOp
@@ -76,17 +79,17 @@ class Work:
     scalars: list[int]
 
     def expected(self, spec: VectorSpec) -> Bits:
-        """Results by the model, a row a beat."""
+        """Results of the model, one row per beat."""
         values = results(self.op, self.memory, self.scalars)
         return values.view(np.uint32).reshape(-1, spec.lanes)
 
     def indices(self) -> NDArray[np.int64]:
-        """Iteration of each loop at each vector, shape (6, vectors)."""
+        """Index of each loop for each vector, shape (6, vectors)."""
         counts = self.op.counts[::-1]
         return np.indices(counts).reshape(NUM_VECTOR_LOOPS, -1)[::-1]
 
     def config(self) -> int:
-        """What the gateware is told, as its bits."""
+        """Configuration of the gateware as an integer."""
         op, fields = self.op, self.op.encoded()
         constants = [
             self.scalars[constant["value"]] if constant["is_register"] else constant["value"]
@@ -112,7 +115,7 @@ class Work:
         return value
 
     def beats(self, spec: VectorSpec) -> list[list[int]]:
-        """What comes in for each step of the outermost loop."""
+        """Input beats for each step of the outermost loop."""
         op, indices = self.op, self.indices()
         x, there = self._elements(op.x)
         y = self._elements(op.y)[0] if op.y else np.zeros_like(x)
@@ -147,7 +150,7 @@ class Work:
         return steps
 
     def coefficients(self, spec: VectorSpec, step: int) -> list[int]:
-        """What is written before a step of the outermost loop."""
+        """Coefficients that are written before a step of the outermost loop."""
         of, beats = self.op.coefficients, LANES // spec.lanes
         beat_bits = (beats - 1).bit_length()
         words = []
@@ -195,10 +198,10 @@ def numbers(rng: np.random.Generator, count: int) -> Bits:
 
 
 def random_work(rng: np.random.Generator, **chosen: Any) -> Work:
-    """Draw an instruction and what it reads; fields may be given."""
+    """Draw an instruction and its inputs; fields of the instruction may be given."""
     counts = chosen.pop("counts", None)
     inner, reduced = chosen.pop("inner", 0), chosen.pop("reduced", None)
-    # At random some choose coefficients that there are not: those are zeros.
+    # Some instructions select coefficients that do not exist; these are zeros.
     num_coefficients = chosen.pop("num_coefficients", int(rng.integers(NUM_COEFFICIENTS + 1)))
     if reduced is None:
         reduced = int(rng.integers(0, 3))
@@ -273,7 +276,7 @@ def random_work(rng: np.random.Generator, **chosen: Any) -> Work:
 
 
 class Bench:
-    """Both ends of the lanes."""
+    """Driver and sink of the lanes."""
 
     def __init__(self, dut: Any, spec: VectorSpec, rng: random.Random | None) -> None:
         self._dut = dut
@@ -296,7 +299,7 @@ class Bench:
             await self.driver.send(beats)
 
     async def begin(self, work: Work) -> Any:
-        """Start an instruction; gives the task that sends its beats."""
+        """Start an instruction; returns the task that sends its beats."""
         dut = self._dut
         dut.config.value = work.config()
         dut.start.value = 1
@@ -322,7 +325,7 @@ class Bench:
 
 
 def plain(counts: tuple[int, ...] = (1,), **fields: Any) -> dict[str, Any]:
-    """Fields of an instruction that hands X on."""
+    """Fields of an instruction that copies X, except for the given fields."""
     return {
         "counts": counts + (1,) * (NUM_VECTOR_LOOPS - len(counts)),
         "reduced": 0,
@@ -350,7 +353,7 @@ async def matches_model(dut: Any) -> None:
     await start(dut)
     bench = Bench(dut, spec, random.Random(cocotb.RANDOM_SEED))
     works = []
-    # Each choice with all else plain, then all at random.
+    # First, each choice is tested with all other fields plain; random instructions follow.
     for name, kind in (("addend", Addend), ("factor", Factor), ("second", Second)):
         works += [plain((3,), **{name: member}) for member in kind]
     works += [plain((3,), otherwise=choice) for choice in Choice]
@@ -360,11 +363,11 @@ async def matches_model(dut: Any) -> None:
         for right in Right:
             outcome = Outcome(int(rng.integers(1, 16)))
             works.append(plain((3,), test=(left, outcome, right), otherwise=Choice.ZERO))
-    # Short steps of the outermost loop: coefficients are written while others are needed.
+    # With short steps of the outermost loop, coefficients are written while others are in use.
     last = {"initial": Initial.COEFFICIENT, "otherwise": Choice.COEFFICIENT}
     for count in (1, 2, 5):
         works.append(plain((count, 1, 1, 1, 1, 8), num_coefficients=4, **last))
-    # Sums and maxima in every distance, and as many as there may be.
+    # Sums and maxima at different distances, and the largest number of sums.
     for count in (1, 2, SUM_CYCLES, SUM_CYCLES + 1):
         works.append(plain((count, 3), inner=1, reduced=1))
         works.append(plain((count, 3), inner=1, reduced=1, takes_maximum=True, gives_index=True))
@@ -376,7 +379,7 @@ async def matches_model(dut: Any) -> None:
 
 @cocotb.test(timeout_time=400, timeout_unit="us")
 async def takes_predicted_cycles(dut: Any) -> None:
-    """Without pauses, beats and results move in the cycles that are promised."""
+    """Without pauses, beats and results move in the predicted cycles."""
     spec = VectorSpec(**parameters())
     rng = np.random.default_rng(cocotb.RANDOM_SEED)
     await start(dut)
@@ -395,7 +398,7 @@ async def takes_predicted_cycles(dut: Any) -> None:
         if interval == 1:
             np.testing.assert_array_equal(np.diff(moved), 1)
 
-    # A beat that adds to a sum waits for the one before.
+    # A beat that adds to a sum waits for the preceding one.
     for takes_maximum, latency in ((False, LANES_CYCLES), (True, MAXIMUM_CYCLES)):
         bench = Bench(dut, spec, rng=None)
         fields = plain((3, 1), reduced=1, takes_maximum=takes_maximum)
@@ -407,7 +410,7 @@ async def takes_predicted_cycles(dut: Any) -> None:
 
 @cocotb.test(timeout_time=400, timeout_unit="us")
 async def forgets_at_reset(dut: Any) -> None:
-    """A reset in the middle of an instruction leaves nothing that shows later."""
+    """A reset in the middle of an instruction discards all state."""
     spec = VectorSpec(**parameters())
     rng = np.random.default_rng(cocotb.RANDOM_SEED)
     await start(dut)

@@ -1,1 +1,1 @@
-"""What surrounds blocks in their testbenches: memories, peers, wires."""
+"""Environments of blocks in their testbenches: memories, peers, wires."""

@@ -1,4 +1,4 @@
-"""What surrounds load and store engines in their testbench, and the transfers they are given."""
+"""Environment of load and store engines in their testbench, and transfers for them."""
 
 import random
 from collections import deque
@@ -27,7 +27,7 @@ from fpgapipe.sim_tb.drivers.axi_memory import AxiMemory, Pauses
 from fpgapipe.sim_tb.drivers.stream import StreamDriver, cycle, parameters, reset
 
 ORIGIN = 0xA5_0000_0000
-"""Where the memory begins: more than 32 bits."""
+"""Address of the memory's first byte, which needs more than 32 bits."""
 
 MEMORY_BYTES = 1 << 15
 FIRST_INDEX = 1000
@@ -37,7 +37,7 @@ LIMIT_CYCLES = 20_000
 
 
 def bench_test(test: Any) -> Any:
-    """Make a test; the parameter `only` names the one that runs."""
+    """Decorate a test; the parameter `only` of the testbench names the only test that runs."""
     skip = parameters().get("only", test.__name__) != test.__name__
     return cocotb.test(timeout_time=2, timeout_unit="ms", skip=skip)(test)
 
@@ -51,11 +51,11 @@ def spec_of_parameters() -> CoreSpec:
 
 
 class Scratchpad:
-    """Stands for the scratchpad: a port each way, with pauses; counts what moves."""
+    """Model of the scratchpad, with a read and a write port that pause; records all writes."""
 
     def __init__(self, dut: Any, data: NDArray[np.uint8], rng: random.Random | None) -> None:
         self.data = data
-        self.writes: list[int] = []  # cycles
+        self.writes: list[int] = []  # cycles of the writes
         self._dut = dut
         self._pauses = Pauses(rng), Pauses(rng)
         self._coming: deque[int | None] = deque([None] * READ_LATENCY)
@@ -63,7 +63,7 @@ class Scratchpad:
         self._task = cocotb.start_soon(self._run())
 
     def stop(self) -> None:
-        """Answer nothing more."""
+        """Stop responding."""
         self._task.cancel()
 
     async def _run(self) -> None:
@@ -100,20 +100,20 @@ class Scratchpad:
 
 
 class Bench:
-    """An engine, its memory and its scratchpad, from reset on.
+    """An engine with its memory and its scratchpad.
 
     Attributes
     ----------
     memory, scratchpad : uint8 array
-        What the gateware changes.
+        Contents that the gateware changes.
     expected_memory, expected_scratchpad : uint8 array
-        What the model changes.
+        Contents that the model changes.
     done : list of int
         Cycles in which instructions were done.
     errors : list of (int, int)
-        Code and index.
-    taken : list of int
-        Cycles in which instructions were taken.
+        Codes and indices of the errors.
+    bytes_moved : int
+        Number of bytes that the engine has counted.
     """
 
     def __init__(
@@ -141,7 +141,7 @@ class Bench:
         self._tasks: list[Any] = []
 
     async def begin(self, base: int | None = None, limit: int | None = None) -> None:
-        """Reset the design and start what is around it; returns right after a rising edge."""
+        """Reset the design and start its environment; returns right after a rising edge."""
         dut = self.dut
         if hasattr(dut, "fault"):
             dut.fault.value = parameters()["fault"]
@@ -155,7 +155,7 @@ class Bench:
         for name, value in self._limits.items():
             getattr(dut, name).value = value
         dut.fetch__arvalid.value = 0
-        dut.fetch__rready.value = 1  # has room
+        dut.fetch__rready.value = 1  # the second reader can accept data
         await reset(dut)
         self.pad = Scratchpad(dut, self.scratchpad, self._rng)
         if self._own_memory:
@@ -193,21 +193,21 @@ class Bench:
         self._tasks.append(cocotb.start_soon(self.driver.send(words)))
 
     async def settle(self, done: int | None = None) -> None:
-        """Wait until so many instructions are done, or there was an error, and all is quiet."""
+        """Wait until `done` instructions are done, or an error occurs, and the engine is idle."""
         quiet = 0
         for _ in range(LIMIT_CYCLES):
             await RisingEdge(self.dut.clk)
             await FallingEdge(self.dut.clk)
             ended = self.errors or done is None or len(self.done) >= done
             quiet = quiet + 1 if ended and self._port("idle").value else 0
-            if quiet == 40:  # longer than anything could be on its way
+            if quiet == 40:  # longer than the latency of any transfer
                 return
         raise AssertionError(
             f"{len(self.done)} of {done} done, {self.errors}, idle {self._port('idle').value}"
         )
 
     async def end(self) -> None:
-        """Stop what is around the design."""
+        """Stop the design's environment and reset the design."""
         for task in self._tasks:
             task.cancel()
         self.pad.stop()
@@ -220,7 +220,7 @@ class Bench:
     def expect(
         self, bodies: Sequence[dict[str, int]], bad: range = range(0)
     ) -> tuple[int, ErrorCode]:
-        """Run the model: how many instructions end well, and what stops the one after them."""
+        """Run the model; returns how many instructions succeed, and the error of the next one."""
         model = load if self.engine == "load" else store
         for count, body in enumerate(bodies):
             code = model(
@@ -237,7 +237,7 @@ class Bench:
         return len(bodies), ErrorCode.NONE
 
     def compare(self) -> None:
-        """Every byte of memory and scratchpad."""
+        """Compare every byte of memory and scratchpad with the model's."""
         np.testing.assert_array_equal(self.scratchpad, self.expected_scratchpad, "scratchpad")
         np.testing.assert_array_equal(self.memory, self.expected_memory, "memory")
 
@@ -245,7 +245,7 @@ class Bench:
 def bursts_of(
     spec: CoreSpec, bodies: Sequence[dict[str, int]], rows: int | None = None
 ) -> list[tuple[int, int]]:
-    """Address and beats of all bursts of transfers, or of the first `rows` rows of each."""
+    """Addresses and beats of the bursts of transfers, or of the first `rows` rows of each."""
     words = burst_words(spec)
     return [
         (address, size // spec.bus_bytes)
@@ -256,7 +256,7 @@ def bursts_of(
 
 
 def special_transfers() -> list[dict[str, int]]:
-    """Transfers that chance might miss."""
+    """Corner cases of transfers that random ones might miss."""
     at = ORIGIN
     return [
         transfer(at, 0, 1),
@@ -269,13 +269,13 @@ def special_transfers() -> list[dict[str, int]]:
         transfer(at + 640, 64, 64, rows=9, row_memory=-64, row_scratchpad=64),
         transfer(at + 1000, 40, 24, rows=3, row_memory=128, row_scratchpad=-0x40 + 128),
         transfer(at + 5000, 2 * 64 + 5000 % 64, 70, 2, 4096, 192, 3, -1024, 64 * 7),
-        transfer(at + 7, 7, 5, rows=4, row_memory=9, row_scratchpad=73),  # other bytes each time
+        transfer(at + 7, 7, 5, rows=4, row_memory=9, row_scratchpad=73),  # other lanes in each row
         transfer(at + 100, 36, 1500),
     ]
 
 
 def random_transfers(spec: CoreSpec, rng: random.Random, count: int) -> list[dict[str, int]]:
-    """Draw transfers that are right."""
+    """Draw valid transfers."""
     drawn: list[dict[str, int]] = []
     while len(drawn) < count:
         offset = rng.randrange(64)
@@ -298,7 +298,7 @@ def random_transfers(spec: CoreSpec, rng: random.Random, count: int) -> list[dic
 
 
 def bad_groups() -> list[tuple[ErrorCode, dict[str, int], list[dict[str, int]]]]:
-    """Transfers of which one is wrong: what the error is, and the memory it needs."""
+    """Groups of transfers, one of which is wrong, each with the error and options of the memory."""
     at = ORIGIN
     good = transfer(at + 32, 32, 700, rows=2, row_memory=1024, row_scratchpad=1024)
     small = transfer(at + 70, 6 + 64 * 40, 90)
@@ -345,7 +345,7 @@ def bad_groups() -> list[tuple[ErrorCode, dict[str, int], list[dict[str, int]]]]
 
 
 def separate_transfers() -> list[dict[str, int]]:
-    """Transfers that write no byte twice, and no word of the scratchpad."""
+    """Transfers that write no byte of the memory and no word of the scratchpad twice."""
     return [
         transfer(ORIGIN + 1024, 0, 300, rows=4, row_memory=512, row_scratchpad=320),
         transfer(ORIGIN + 8000, 2048, 2000),
@@ -355,7 +355,7 @@ def separate_transfers() -> list[dict[str, int]]:
 
 
 class Fetch:
-    """A second reader of the port."""
+    """Second reader of the memory port, like the one that fetches instructions."""
 
     def __init__(self, dut: Any, rng: random.Random) -> None:
         self._dut = dut
@@ -365,7 +365,7 @@ class Fetch:
         return getattr(self._dut, f"fetch__{name}")
 
     async def read(self, requests: Sequence[tuple[int, int]]) -> list[int]:
-        """Words of bursts, (address, beats) each."""
+        """Read bursts, each given as address and beats; returns their words."""
         words: list[int] = []
         total = sum(beats for _, beats in requests)
         asking = cocotb.start_soon(self._ask(requests))

@@ -1,4 +1,4 @@
-"""What surrounds send and receive engines in their testbench, and the packets they are given."""
+"""Environment of send and receive engines in their testbench, and packets for them."""
 
 import random
 from collections import deque
@@ -19,45 +19,49 @@ from fpgapipe.sim_tb.drivers.stream import StreamDriver, cycle, parameters, rese
 from fpgapipe.sim_tb.worlds.dma_world import Scratchpad, spec_of_parameters
 
 ORIGIN = 0xA5_0000_0000
-"""Where the memory begins: more than 32 bits."""
+"""Address of the memory's first byte, which needs more than 32 bits."""
 
 PART_BYTES = 1 << 13
-"""Of each part of the memory: the first is sent, the second received, the third stored."""
+"""Size of each part of the memory, bytes: the first part is sent, the second one received, and the
+third one is the target of stores."""
 
 MEMORY_BYTES = 3 * PART_BYTES
 
 FIRST_INDEX = 70_000
-"""Number of a test's first instruction: more than 16 bits."""
+"""Number of a test's first instruction, which needs more than 16 bits."""
 
 LIMIT_CYCLES = 6000
 
 LinkWord = tuple[int, int]
-"""64 bytes as a number, and whether the packet ends with them."""
+"""A word of 64 bytes as an integer, and 1 if the packet ends with it, else 0."""
 
 
 def link_words(sent: Packet) -> list[LinkWord]:
-    """Words of a packet as they are on a channel."""
+    """Words of a packet on a channel: the tag comes first."""
     words = [int.from_bytes(word.tobytes(), "little") for word in sent.words]
     return [(sent.stream, 0), *((word, 0) for word in words[:-1]), (words[-1], 1)]
 
 
 class Channels:
-    """The link of both engines: what is sent is kept, what is given is handed to the receiver.
+    """Model of the link between both engines, which records the words that are sent.
+
+    Words that are sent go to the receive engine if the engines are joined. A test can also append
+    words to `coming`.
 
     Attributes
     ----------
     sent : list of deque of LinkWord
-        What the send engine gave, by channel.
+        Words that the send engine has sent, by channel.
     coming : list of deque of LinkWord
-        What the receive engine is still to get.
+        Words that the receive engine is still to get, by channel.
     moved : list of int
         Cycles in which words left the send engine.
     taken : list of int
         Cycles in which words entered the receive engine.
     stands : bool
-        The link takes no words.
+        Whether the link accepts no words.
     may_withdraw : bool
-        The send engine has stopped, so that a word that waits may go away.
+        Whether the send engine has been stopped, so that it may withdraw a waiting word.
     """
 
     def __init__(self, dut: Any, rng: random.Random | None, *, joined: bool) -> None:
@@ -73,7 +77,7 @@ class Channels:
         self._task = cocotb.start_soon(self._run())
 
     def stop(self) -> None:
-        """Do nothing more."""
+        """Stop the link."""
         self._task.cancel()
 
     def _port(self, end: str, channel: int, name: str) -> Any:
@@ -106,7 +110,7 @@ class Channels:
             await RisingEdge(self._dut.clk)
 
     def _look(self, channel: int, waiting: list[int | None], valid: bool) -> None:
-        """See what the send engine offers on a channel."""
+        """Check the word that the send engine offers on a channel, and record it if it moves."""
         port = self._port("send_o", channel, "payload")
         payload = port.value.to_unsigned() if valid else None
         changed = waiting[channel] not in (None, payload)
@@ -123,20 +127,20 @@ class Channels:
 
 
 class Bench:
-    """Both engines with a load and a store engine at one memory, from reset on.
+    """Both engines, with a load and a store engine that access the same memory.
 
     Attributes
     ----------
     memory : uint8 array
-        What the gateware changes.
+        Contents that the gateware changes.
     expected : uint8 array
-        What models change.
+        Contents that models change.
     done : dict of list of int
-        By engine, the cycles in which instructions were done.
+        Cycles in which instructions were done, by engine.
     errors : dict of list of (int, int)
-        By engine, code and index.
-    taken : dict of StreamDriver
-        By engine, who gives instructions.
+        Codes and indices of errors, by engine.
+    drivers : dict of StreamDriver
+        Drivers of the instruction streams, by engine.
     """
 
     ENGINES = ("send", "receive", "load", "store")
@@ -156,7 +160,7 @@ class Bench:
         self._tasks: list[Any] = []
 
     async def begin(self) -> None:
-        """Reset the design and start what is around it; returns right after a rising edge."""
+        """Reset the design and start its environment; returns right after a rising edge."""
         dut = self.dut
         if hasattr(dut, "fault"):
             dut.fault.value = parameters()["fault"]
@@ -191,7 +195,7 @@ class Bench:
         await ClockCycles(dut.clk, 3)
 
     def port(self, engine: str, name: str) -> Any:
-        """A port of an engine."""
+        """Port of an engine."""
         return getattr(self.dut, f"{engine}_{name}")
 
     async def _watch(self) -> None:
@@ -208,13 +212,13 @@ class Bench:
                 )
 
     def give(self, engine: str, bodies: Sequence[dict[str, int]]) -> None:
-        """Give an engine instructions in the background."""
+        """Send instructions to an engine in the background."""
         group = LINK if engine in ("send", "receive") else TRANSFER
         words = [[FIRST_INDEX + n, group.pack(body)] for n, body in enumerate(bodies)]
         self._tasks.append(cocotb.start_soon(self.drivers[engine].send(words)))
 
     async def settle(self, **done: int) -> None:
-        """Wait until engines have done so many, or there was an error, and these are quiet."""
+        """Wait until engines stay idle, with the given numbers of instructions done or an error."""
         quiet = 0
         for _ in range(LIMIT_CYCLES):
             await RisingEdge(self.dut.clk)
@@ -222,14 +226,14 @@ class Bench:
             ended = all(self.errors[name] or len(self.done[name]) >= n for name, n in done.items())
             idle = all(self.port(name, "idle").value for name in done)
             quiet = quiet + 1 if ended and idle else 0
-            if quiet == 40:  # longer than anything could be on its way
+            if quiet == 40:  # longer than the latency of any transfer
                 await RisingEdge(self.dut.clk)
                 return
         found = {name: len(self.done[name]) for name in done}
         raise AssertionError(f"done {found} of {done}, {self.errors}")
 
     async def end(self) -> None:
-        """Stop what is around the design."""
+        """Stop the design's environment and reset the design."""
         for task in self._tasks:
             task.cancel()
         self.pad.stop()
@@ -240,17 +244,17 @@ class Bench:
         await reset(self.dut)
 
     def compare(self) -> None:
-        """Every byte of memory."""
+        """Compare every byte of memory with the model's."""
         np.testing.assert_array_equal(self.memory, self.expected, "memory")
 
 
 def there(body: dict[str, int]) -> dict[str, int]:
-    """The RECEIVE of what a SEND sends: to the same places of the next part of memory."""
+    """Body of the RECEIVE for a SEND's packet: the same places in the next part of the memory."""
     return body | {"memory": body["memory"] + PART_BYTES}
 
 
 def special_packets() -> list[dict[str, int]]:
-    """Packets that chance might miss."""
+    """Corner cases of packets that random ones might miss."""
     at = ORIGIN
     return [
         packet(at, 1, stream=0xFFFF_FFFF, channel=2),
@@ -259,13 +263,13 @@ def special_packets() -> list[dict[str, int]]:
         packet(at + PART_BYTES - 100, 100, stream=1),
         packet(at + 640, 64, 9, -64, channel=2),
         packet(at + 5000, 70, 2, 1024, 3, -1024, stream=1 << 31),
-        packet(at + 7, 5, 4, 9, channel=1),  # other bytes of a word each time
+        packet(at + 7, 5, 4, 9, channel=1),  # other bytes of a word in each row
         packet(at + 100, 4000, channel=1, stream=77),
     ]
 
 
 def random_packets(rng: random.Random, count: int) -> list[dict[str, int]]:
-    """Draw packets that are right."""
+    """Draw valid packets."""
     drawn: list[dict[str, int]] = []
     while len(drawn) < count:
         body = packet(

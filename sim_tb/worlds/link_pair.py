@@ -1,4 +1,4 @@
-"""Two ends of a link side by side, with few ports, for testbenches that are the wire."""
+"""Two ends of a link in one module with few ports, for testbenches that simulate the wire."""
 
 from typing import Any
 
@@ -20,7 +20,7 @@ CONTROL = data.StructLayout(
         "clear": 1,
     }
 )
-"""What a testbench drives at an end, beside payloads."""
+"""Signals that a testbench drives at an end, except for payloads."""
 
 STATUS = data.StructLayout(
     {
@@ -33,18 +33,19 @@ STATUS = data.StructLayout(
         "events": data.StructLayout(EVENTS),
     }
 )
-"""What it sees there. In one port each: a simulator takes as long for a bit as for many."""
+"""Signals that a testbench reads at an end, except for payloads. Inputs and outputs are packed in
+one port each, because an access from Python takes as long for one bit as for many."""
 
 
 class LinkPair(wiring.Component):
-    """Two ends, 0 and 1.
+    """Two ends of a link, numbered 0 and 1.
 
     Members
     -------
     control0, control1 : In(CONTROL)
     status0, status1 : Out(STATUS)
     i00 ... i12, o00 ... o12 : In(WORD), Out(WORD)
-        By end and channel.
+        Words of the channels; the digits are the end and the channel.
     rx0, rx1, tx0, tx1 : In(beat_layout(phy_bytes)), Out(beat_layout(phy_bytes))
     seed0, seed1, session0, session1, peer0, peer1
     delivered0, peer_delivered0, last_delivered0, ... : Out(3 * 48)

@@ -1,4 +1,4 @@
-"""A link's end in gateware, its model as its peer, and the wires between them, for testbenches."""
+"""Environment of a link's end in gateware: its model as the peer, and the wires between them."""
 
 import random
 from collections import Counter, deque
@@ -24,31 +24,32 @@ from fpgapipe.sim_tb.drivers.stream import PAUSE_RATES, PHASE_CYCLES, parameters
 from fpgapipe.sim_tb.native.phy import Beat, Wire, WireSpec, beats_of, bytes_of
 
 covered: Counter[str] = Counter()
-"""What a testbench has met; `Bench` counts what it sees, tests what they do."""
+"""Counts of covered situations; `Bench` counts what it observes, and tests count their actions."""
 
 Word = tuple[bytes, bool]
 
 
 class Bench:
-    """The engine, its peer, the wires between them, and all that passes.
+    """The engine, its peer, the wires between them, and a record of all words and frames.
 
     Attributes
     ----------
     peer : LinkEnd
+        Model of the other end.
     out_words, in_words : list of list of (bytes, bool)
         For each channel, words that wait to enter the engine, or the peer.
     accepted, taken : list of list of (bytes, bool)
-        What the engine accepted, and what left it, in its session.
+        For each channel, words that have entered and left the engine in its session.
     peer_accepted, peer_taken : list of list of (bytes, bool)
-        The same at the peer.
+        For each channel, words that have entered and left the peer.
     loses : callable
-        Whether a frame of the engine's is lost behind the wire.
+        Function that decides whether a frame of the engine is lost after the wire.
     mutes : bool
-        Whether the peer says nothing.
+        Whether the peer sends nothing.
     reads, peer_reads : list of bool
-        Whether a channel's words are taken at all.
+        For each channel, whether received words are accepted at all.
     rate : float
-        Of pauses, on top of the phases that all streams have; 0 is none at all.
+        Factor of the frequency of pauses, `PAUSE_RATES`, 0 to 1; at 0 there are none.
     """
 
     def __init__(self, dut: Any, wires: WireSpec) -> None:
@@ -71,26 +72,26 @@ class Bench:
         self.reads, self.peer_reads = [True] * NUM_CHANNELS, [True] * NUM_CHANNELS
         self.rate = 0.0
         self.events: Counter[str] = Counter()
-        self.seen: Counter[str] = Counter()  # what the events have to be
+        self.seen: Counter[str] = Counter()  # expected counts of events
         self._offers: list[Word | None] = [None] * NUM_CHANNELS
-        self._to_engine: deque[Beat] = deque()  # of the frame that the peer sends
+        self._to_engine: deque[Beat] = deque()  # beats of the frame that the peer is sending
         self._from_wire, self._at_engine, self._leaving = b"", b"", b""
         self._waiting: Beat | None = None
         self._clears = False
 
     def new_records(self) -> None:
-        """Forget what passed, as a new session begins."""
+        """Clear the records, when a new session begins."""
         self.accepted: list[list[Word]] = [[] for _ in range(NUM_CHANNELS)]
         self.taken: list[list[Word]] = [[] for _ in range(NUM_CHANNELS)]
         self.peer_accepted: list[list[Word]] = [[] for _ in range(NUM_CHANNELS)]
         self.peer_taken: list[list[Word]] = [[] for _ in range(NUM_CHANNELS)]
         self.transmissions: Counter[tuple[int, int, int]] = Counter()
         self.numbers: list[int] = []
-        self._sequences = [0] * NUM_CHANNELS  # new frames, counted without end
-        self._came: deque[int] = deque(maxlen=WINDOW)  # numbers of the peer's frames
+        self._sequences = [0] * NUM_CHANNELS  # number of new frames, which does not wrap
+        self._came: deque[int] = deque(maxlen=WINDOW)  # numbers of the peer's frames that arrived
 
     async def begin(self) -> "Bench":
-        """Reset the engine and switch it on, with another seed each time."""
+        """Reset the engine and enable it, with a new seed each time."""
         for name in ("link_enable", "link_clear", "m_axis_link0_tready", "s_axis_link0_tvalid"):
             self._set(name, 0)
         for channel in range(NUM_CHANNELS):
@@ -105,16 +106,16 @@ class Bench:
         getattr(self.dut, name).value = value
 
     def value(self, name: str) -> int:
-        """Of one of the engine's ports."""
+        """Value of a port of the engine."""
         return int(getattr(self.dut, name).value)
 
     @property
     def state(self) -> LinkState:
-        """Of the engine."""
+        """State of the engine."""
         return LinkState(self.value("link_state"))
 
     def counts(self, name: str) -> list[int]:
-        """The engine's numbers, a channel each."""
+        """Values of a counter of the engine, one per channel."""
         return [self.value(f"link_{name}{channel}") for channel in range(NUM_CHANNELS)]
 
     def _pauses(self, stream: int) -> bool:
@@ -122,7 +123,11 @@ class Bench:
         return self.rng.random() < self.rate * PAUSE_RATES[phase]
 
     def offer(self, num_words: int, last_rate: float, *, back: bool = True) -> None:
-        """Give each channel words to send, and back; the last one ends its packet."""
+        """Queue words on each channel in both directions; the last one ends its packet.
+
+        Each other word ends its packet with the chance `last_rate`. Without `back`, only the engine
+        gets words to send.
+        """
         for queues in (self.out_words, self.in_words)[: 1 + back]:
             for queue in queues:
                 queue.extend(
@@ -131,7 +136,7 @@ class Bench:
                 )
 
     async def run(self, cycles: int) -> None:
-        """Go on; call right after a rising edge."""
+        """Run for a number of cycles; must be called right after a rising edge."""
         for _ in range(cycles):
             self._drive()
             await FallingEdge(self.dut.clk)
@@ -141,7 +146,7 @@ class Bench:
             self.cycle += 1
 
     async def until(self, condition: Callable[[], bool], cycles: int = 30_000) -> None:
-        """Go on until something holds."""
+        """Run until a condition holds."""
         for _ in range(0, cycles, 4):
             if condition():
                 return
@@ -272,7 +277,7 @@ class Bench:
         self.seen["tx_frame"] += 1
 
     def _note_arrival(self, raw: bytes) -> None:
-        """Count a frame that comes to the engine."""
+        """Count a frame that arrives at the engine."""
         frame = decode_frame(raw, self.spec)
         if frame is None:
             covered["damaged in"] += 1
@@ -285,7 +290,7 @@ class Bench:
                 self.seen["rx_frame"] += 1
 
     def joined(self) -> bool:
-        """Whether both are up in sessions that match."""
+        """Whether both ends are up, in sessions that match."""
         sessions = self.value("link_session"), self.value("link_peer")
         return (
             self.state is self.peer.state is LinkState.UP
@@ -293,7 +298,7 @@ class Bench:
         )
 
     def drained(self) -> bool:
-        """Whether all words have passed, and the engine knows."""
+        """Whether all words have been delivered at the other end."""
         return (
             not any(self.out_words)
             and not any(self.in_words)
@@ -305,7 +310,7 @@ class Bench:
         )
 
     async def check_counts(self) -> None:
-        """Compare everything that was counted, when nothing is under way."""
+        """Compare all counters with the expected counts, after all traffic has ended."""
         await self.run(600)
         assert self.counts("delivered") == [len(words) for words in self.taken]
         for name in (
@@ -320,7 +325,7 @@ class Bench:
             assert self.events[name] == self.seen[name], (name, self.events, self.seen)
 
     async def clear_engine(self) -> list[int]:
-        """End the engine's session; what it had delivered."""
+        """End the engine's session; returns the number of words it had delivered, by channel."""
         covered[f"cleared in {self.state.name}"] += 1
         session, was_off = self.value("link_session"), self.state is LinkState.OFF
         self._clears = True
@@ -330,7 +335,7 @@ class Bench:
         return [len(words) for words in self.taken]
 
     async def rejoin(self) -> None:
-        """Drop all words, and wait for a session of both ends."""
+        """Drop all waiting words, and wait until both ends are in a common session."""
         for queues in (self.out_words, self.in_words):
             for queue in queues:
                 queue.clear()

@@ -1,4 +1,4 @@
-"""A link over wires with all faults at once, its ends cleared at random moments."""
+"""Soak test of a link over wires with all kinds of faults; its ends are cleared at random times."""
 
 import random
 from collections import Counter
@@ -20,35 +20,36 @@ from fpgapipe.sim_tb.worlds.link_world import (
 )
 
 _SETTLE_CYCLES = 16
-"""From a clear to the next session, with some to spare."""
+"""Cycles from a clear to the next session, with some margin."""
 
 _PATIENCE_CYCLES = 400_000
 _HORIZON_CYCLES = 1 << 26
 _EVENT_CYCLES = 60_000
-"""Between two of the wires' down times, resets and stalls, on average."""
+"""Average number of cycles between two of a wire's down times, resets and stalls."""
 
 
 @dataclass
 class Soak:
-    """What a soak met.
+    """Results of a soak test.
 
     Attributes
     ----------
     words : int
-        That left at both ends, each compared.
+        Words that left the link at both ends; each was compared.
     cycles : int
+        Cycles of the simulation.
     clears : int
         Sessions that were ended.
     reports : int
-        Of those, how many the other end reported; all that it knew of.
+        Ended sessions that the other end reported; these are all that it knew of.
     drains : int
-        Times that everything accepted had come.
+        Times at which all accepted words had arrived.
     states : Counter
-        Of the ends when they were cleared.
+        States of the ends when they were cleared.
     events : Counter
-        Of both engines.
+        Events of both engines.
     faults : Counter
-        Of both wires.
+        Event counts of both wires.
     """
 
     words: int = 0
@@ -65,7 +66,7 @@ class Soak:
 
 
 def random_wire(phy_bytes: int, rng: random.Random) -> WireSpec:
-    """A wire with some of all faults, other ones for each seed."""
+    """Draw a wire with faults of all kinds."""
     at, down, resets, stalls = 2000, [], [], []
     while at < _HORIZON_CYCLES:
         at += rng.randrange(1, 2 * _EVENT_CYCLES)
@@ -103,13 +104,13 @@ def soak(
     library: Path | None = None,
     progress: Callable[[int], object] | None = None,
 ) -> Soak:
-    """Move at least so many words, both directions together.
+    """Transfer at least `num_words` words, both directions together.
 
     Raises
     ------
     DeviceError
-        If a word is lost, repeated, out of order or wrong; if an end's report of what its peer had
-        delivered is wrong; if something does not come.
+        If a word is lost, repeated, out of order or wrong; if an end reports a wrong number of
+        words that its peer had delivered; or if an awaited state is not reached in time.
     """
     rng = random.Random(seed)
     wires = [random_wire(spec.phy_bytes, rng) for _ in range(2)]
@@ -132,18 +133,18 @@ def soak(
 
 
 class _Driver:
-    """What happens to a link, turn by turn."""
+    """Drives a link through random phases of traffic, drains and clears."""
 
     def __init__(
         self, world: LinkWorld, packet_words: tuple[int, ...], rng: random.Random, found: Soak
     ) -> None:
         self._world, self._packet_words, self._rng = world, packet_words, rng
         self._found = found
-        self._clears = [0, 0]  # of each end
+        self._clears = [0, 0]  # number of clears of each end
         self._traffic(UNLIMITED)
 
     def turn(self) -> None:
-        """Some cycles under load, then something else."""
+        """Run some cycles under load, then drain the link, clear an end, or change the traffic."""
         rng = self._rng
         self._world.run(rng.choice((100, 1000, 5000, 20_000)))
         draw = rng.random()
@@ -154,16 +155,16 @@ class _Driver:
         self._traffic(UNLIMITED)
 
     def drain(self) -> None:
-        """Let everything that is under way come."""
+        """Stop the sources and wait until all words have arrived; then check the counters."""
         self._join()
         self._traffic(0)
         both = self._world.run_until(are_drained, _PATIENCE_CYCLES)
-        self._world.run(2)  # events come a cycle late
+        self._world.run(2)  # events are one cycle late
         for end, one in enumerate(both):
             _expect(f"end {end}: delivered", list(one.delivered), list(one.taken))
             counted = self._world.status(end).counted
             _expect(f"end {end}: RX_WORDS", counted["rx_word"], one.total_taken)
-            # Words that are accepted while a session ends are lost with it, and may not count.
+            # Words that are accepted while a session ends are lost with it and need not be counted.
             uncounted = one.total_accepted - counted["tx_word"]
             if not 0 <= uncounted <= 2 * self._clears[end]:
                 _expect(f"end {end}: TX_WORDS", counted["tx_word"], one.total_accepted)
@@ -184,7 +185,7 @@ class _Driver:
         )
 
     def _join(self) -> None:
-        """Bring both ends up, as a host does: whoever has stopped is cleared."""
+        """Bring both ends up, as a host does, by clearing each end that has stopped."""
         world = self._world
         while not are_joined(both := (world.status(0), world.status(1))):
             for end, one in enumerate(both):
@@ -206,7 +207,7 @@ class _Driver:
         self._found.states[LinkState(before.state).name] += 1
 
     def _clear(self) -> None:
-        """Clear an end, up to three times, and see that the other end reports it."""
+        """Clear an end up to three times, and check that the other end reports it."""
         world, rng = self._world, self._rng
         end = rng.randrange(2)
         before = world.status(end), world.status(1 - end)
@@ -217,13 +218,13 @@ class _Driver:
             self._end_session(end)
         lost, other = before
         if other.state != LinkState.UP or other.peer != lost.session:
-            return  # it did not know that session
+            return  # the other end did not know that session
         reported = world.run_until(lambda both: is_reported(both[1 - end]), _PATIENCE_CYCLES)[
             1 - end
         ]
         _expect("peer of the end that stopped", reported.peer, lost.session)
         _expect("peer's words", list(reported.peer_delivered), list(ended.ended_taken))
-        world.run(rng.choice((0, 0, 2000)))  # what had come goes on being delivered
+        world.run(rng.choice((0, 0, 2000)))  # words that had arrived are still delivered
         stopped = world.status(1 - end)
         _expect("delivered", list(stopped.delivered), list(stopped.taken))
         for what, taken, accepted in (

@@ -1,4 +1,4 @@
-"""A link's end as a design of its own, for the sources and sinks of ``native_channels.hpp``."""
+"""A link's end as a separate design, for the sources and sinks of ``native_channels.hpp``."""
 
 from typing import Any
 
@@ -17,7 +17,7 @@ from fpgapipe.hw.rtl.link.link import EVENTS, SEED_BITS, LinkEngine
 
 
 def _axis(prefix: str, num_bytes: int, source: bool, keep: bool) -> dict[str, Any]:
-    """Members of an AXI4-Stream port that the component is the source of, or not."""
+    """Members of an AXI4-Stream port, of which the component is the source or the sink."""
     forward, back = (Out, In) if source else (In, Out)
     return {
         f"{prefix}_tdata": forward(8 * num_bytes),
@@ -29,16 +29,16 @@ def _axis(prefix: str, num_bytes: int, source: bool, keep: bool) -> dict[str, An
 
 
 class LinkTop(wiring.Component):
-    """A `LinkEngine` whose ports have the names that the native simulator looks for.
+    """A `LinkEngine` whose ports have the names that the native simulator expects.
 
     Members
     -------
     m_axis_link0_*, s_axis_link0_*
-        The PHY.
+        Streams of the PHY.
     s_axis_channel{c}_*, m_axis_channel{c}_*
-        Words to send, and received ones; `c` is 0..2.
+        Words to send, and received words; `c` is 0..2.
     link_*
-        The engine's other members; the events side by side in ``link_events``.
+        Other members of the engine; its events are concatenated in ``link_events``.
     """
 
     def __init__(self, spec: LinkEngineSpec) -> None:
@@ -106,7 +106,7 @@ class LinkTop(wiring.Component):
         return m
 
     def _port(self, prefix: str) -> dict[str, Any]:
-        """A port's members, and whether it is a source."""
+        """Members of a port by their short names, and whether the port is a source."""
         members = {
             name.removeprefix(f"{prefix}_"): getattr(self, name)
             for name in self.signature.members

@@ -1,11 +1,11 @@
-"""What a design's links are joined to: wires to other designs, or an end that a model plays.
+"""Connects a design's links in cocotb, by wires to other designs or to a model of the other end.
 
-A link `n` of a design has the streams ``m_axis_link{n}_*`` and ``s_axis_link{n}_*``. What is on
-them is what `fpgapipe.sim_tb.native.phy.Wire` makes of it, cycle for cycle as in a cluster of
-native devices (`fpgapipe.sim_tb.cluster.cluster`).
+Link `n` of a design has the streams ``m_axis_link{n}_*`` and ``s_axis_link{n}_*``. The wires are
+simulated by `fpgapipe.sim_tb.native.phy.Wire`, so the streams behave cycle by cycle as in a cluster
+of native devices (`fpgapipe.sim_tb.cluster.cluster`).
 
-All here runs from its making on, which is cycle 0 if it is made while the clock is high, as after
-`fpgapipe.sim_tb.drivers.stream.start`; else cycle 0 is the next.
+Wires and peers run from their creation on. The cycle of their creation is cycle 0 if the clock is
+high then, as it is after `fpgapipe.sim_tb.drivers.stream.start`; otherwise the following cycle is.
 """
 
 from collections import deque
@@ -34,9 +34,9 @@ class LinkPort(NamedTuple):
     dut
         The design, with its clock ``clk``.
     number : int
-        Of the link.
+        Number of the link.
     prefix : str
-        What the names of its ports begin with, such as ``d0_`` for ``d0_m_axis_link0_tdata``.
+        Prefix of the names of its ports, such as ``d0_`` for ``d0_m_axis_link0_tdata``.
     """
 
     dut: Any
@@ -45,17 +45,17 @@ class LinkPort(NamedTuple):
 
     @property
     def transmits(self) -> AxiStreamPorts:
-        """Ports of what goes out."""
+        """Ports of the outgoing stream."""
         return AxiStreamPorts(self.dut, f"{self.prefix}m_axis_link{self.number}")
 
     @property
     def receives(self) -> AxiStreamPorts:
-        """Ports of what comes in."""
+        """Ports of the incoming stream."""
         return AxiStreamPorts(self.dut, f"{self.prefix}s_axis_link{self.number}")
 
 
 class _FromDesign:
-    """The end of a wire that a design transmits into."""
+    """The end of a wire into which a design transmits."""
 
     def __init__(self, wire: Wire, ports: AxiStreamPorts) -> None:
         _check_width(wire, ports)
@@ -64,14 +64,14 @@ class _FromDesign:
         self._waiting: Beat | None = None
 
     def drive(self, cycle: int) -> None:
-        """Begin a cycle."""
+        """Drive tready at the begin of a cycle."""
         ready = self._wire.tready(cycle)
         if ready is not self._was_ready:
             self._ports.ready.value = int(ready)
             self._was_ready = ready
 
     def sample(self, cycle: int) -> None:
-        """Take what moves in a cycle, once all ports have settled."""
+        """Accept the beat that moves in a cycle, once all ports have settled."""
         name = f"cycle {cycle}: {self._ports.prefix}"
         if not self._ports.valid.value:
             assert self._waiting is None, f"{name}_tvalid fell before tready rose"
@@ -86,7 +86,7 @@ class _FromDesign:
 
 
 class _ToDesign:
-    """The end of a wire that a design receives from."""
+    """The end of a wire from which a design receives."""
 
     def __init__(self, wire: Wire, ports: AxiStreamPorts) -> None:
         _check_width(wire, ports)
@@ -94,7 +94,7 @@ class _ToDesign:
         self._shown: bool | None = None
 
     def drive(self, cycle: int) -> None:
-        """Begin a cycle."""
+        """Show the beat that arrives in a cycle, if any, at the begin of the cycle."""
         beat = self._wire.arrival(cycle)
         if beat is not None:
             self._ports.show(beat)
@@ -103,7 +103,7 @@ class _ToDesign:
             self._ports.valid.value = int(self._shown)
 
     def sample(self, cycle: int) -> None:
-        """Check that the design takes what it is shown in a cycle."""
+        """Check that the design accepts the beat that arrives in a cycle."""
         if self._shown:
             assert self._ports.ready.value, (
                 f"cycle {cycle}: {self._ports.prefix}_tready is low: a wire does not wait"
@@ -118,12 +118,12 @@ def _check_width(wire: Wire, ports: AxiStreamPorts) -> None:
 
 
 class LinkWire:
-    """One direction between two links.
+    """A wire in one direction between two links.
 
     Parameters
     ----------
     source, target : LinkPort
-        Of one design or of two, whose clocks are one.
+        Links of one design, or of two designs with the same clock.
     spec : WireSpec
 
     Raises
@@ -141,11 +141,11 @@ class LinkWire:
 
     @property
     def counts(self) -> WireCounts:
-        """What happened so far, this cycle included."""
+        """Event counts so far, including the current cycle."""
         return replace(self._wire.counts)
 
     def stop(self) -> None:
-        """Cut the wire: nothing arrives, and nobody is ready."""
+        """Stop the simulation of the wire; its ports keep their last values."""
         self._task.cancel()
 
     async def _run(self) -> None:
@@ -162,27 +162,28 @@ class LinkWire:
 
 
 def join(one: LinkPort, other: LinkPort, there: WireSpec, back: WireSpec) -> tuple[LinkWire, ...]:
-    """Join two links in both directions: `there` leads from `one` to `other`."""
+    """Connect two links in both directions; the wire `there` leads from `one` to `other`."""
     return LinkWire(one, other, there), LinkWire(other, one, back)
 
 
 class LinkPeer:
-    """The other end of a design's link, played by the model `LinkEnd`.
+    """The other end of a design's link, simulated by the model `LinkEnd`.
 
     Parameters
     ----------
     port : LinkPort
+        Link of the design.
     spec : LinkEngineSpec
-        Of both ends.
+        Specification of both ends.
     there, back : WireSpec, optional
-        From the design, and to it. Perfect wires if not given.
+        Wires from the design and to it; by default wires without faults.
     seed : int
-        Of the session numbers.
+        Seed of the session numbers.
 
     Attributes
     ----------
     end : LinkEnd
-        Its state, and its counts.
+        Model, with its state and its counts.
     there, back : Wire
     """
 
@@ -202,7 +203,7 @@ class LinkPeer:
         self._to = _ToDesign(self.back, port.receives)
         self._clk = port.dut.clk
         self._phy_bytes = spec.phy_bytes
-        self._coming = bytearray()  # of a frame
+        self._coming = bytearray()  # bytes so far of the frame that arrives
         self._going: deque[Beat] = deque()
         self._to_send: list[deque[tuple[bytes, bool]]] = [deque() for _ in range(NUM_CHANNELS)]
         self._words: list[list[bytes]] = [[] for _ in range(NUM_CHANNELS)]
@@ -211,11 +212,11 @@ class LinkPeer:
         self._task = cocotb.start_soon(self._run())
 
     def stop(self) -> None:
-        """Do nothing more."""
+        """Stop the peer."""
         self._task.cancel()
 
     def send(self, channel: int, packet: Packet) -> None:
-        """Have a packet sent, after those before."""
+        """Queue a packet to be sent."""
         words = [packet.stream.to_bytes(WORD_BYTES, "little"), *map(bytes, packet.words)]
         last = len(words) - 1
         self._to_send[channel].extend((word, at == last) for at, word in enumerate(words))
@@ -257,7 +258,7 @@ class LinkPeer:
             self._coming.clear()
 
     def _move_words(self) -> None:
-        """Give the end words, and take those that have come."""
+        """Pass words to the model, and take out the words that have arrived."""
         for channel in range(NUM_CHANNELS):
             waiting = self._to_send[channel]
             while waiting and self.end.put(channel, *waiting[0]):
@@ -271,6 +272,6 @@ class LinkPeer:
 
 
 def _packet_of(words: list[bytes]) -> Packet:
-    """The packet that words on a channel are."""
+    """Packet that consists of the words of a channel; the first word has the tag."""
     data = np.frombuffer(b"".join(words[1:]), np.uint8)
     return Packet(int.from_bytes(words[0][:STREAM_BYTES], "little"), data.reshape(-1, WORD_BYTES))

@@ -1,8 +1,8 @@
-"""Two ends of a link in gateware, saturated or with pauses, over wires with faults, and cleared.
+"""Two ends of a link in gateware, connected by wires with faults, with random traffic and clears.
 
-Sources, sinks and wires are C++ (``native_channels.hpp``, ``native_link.hpp``): every word that
-leaves is compared with the one that has to come, so a lost, repeated, misplaced or wrong word is an
-error in the cycle in which it leaves.
+Sources, sinks and wires are in C++ (``native_channels.hpp``, ``native_link.hpp``). Every word that
+leaves the link is compared with the expected one, so a lost, repeated, misplaced or wrong word is
+an error in the cycle in which the difference leaves.
 """
 
 import ctypes
@@ -25,14 +25,14 @@ from fpgapipe.sim_tb.worlds.link_top import LinkTop
 _PORT = 0
 _PAUSE_SCALE = 1024
 UNLIMITED = 2**63
-"""Words of a source that does not stop."""
+"""Number of words for a source that does not stop."""
 
 _u64 = ctypes.c_uint64
 _PER_CHANNEL = _u64 * NUM_CHANNELS
 
 
 class ChannelsConfig(ctypes.Structure):
-    """What sources, sinks and the control of a link are told."""
+    """Configuration of the sources, the sinks and the control of a link's end."""
 
     _fields_ = [
         ("enable", _u64),
@@ -47,7 +47,7 @@ class ChannelsConfig(ctypes.Structure):
 
 
 class ChannelsStatus(ctypes.Structure):
-    """What they tell."""
+    """Status of the sources, the sinks and the engine of a link's end."""
 
     _fields_ = [
         *((name, _u64) for name in ("state", "session", "peer", "peer_delivered_known")),
@@ -62,22 +62,23 @@ class ChannelsStatus(ctypes.Structure):
 
     @property
     def counted(self) -> dict[str, int]:
-        """Events since the reset, by name."""
+        """Counts of events since the reset, by name."""
         return dict(zip(EVENTS, self.events, strict=True))
 
 
 @dataclass(frozen=True)
 class Traffic:
-    """What the sources and sinks of an end do.
+    """Behaviour of the sources and sinks of an end.
 
     Parameters
     ----------
     packet_words : tuple of int
-        Of each channel, on average.
+        Average number of words per packet, for each channel.
     words : tuple of int
-        A channel's source stops at the end of the first packet behind so many words of a session.
+        For each channel, number of words of a session after which its source stops, at the end of
+        the packet that it is sending.
     source_pause, sink_pause : float
-        Chance of a pause in a cycle, on average; some stretches have none and some twice as many.
+        Average chance of a pause in a cycle. Some periods have no pauses and some twice as many.
     """
 
     packet_words: tuple[int, ...] = (40, 9, 2)
@@ -87,27 +88,29 @@ class Traffic:
 
 
 class LinkWorld:
-    """Two ends and the wires between them; a context manager.
+    """Two ends of a link and the wires between them; a context manager.
 
     Parameters
     ----------
     spec : LinkEngineSpec
-        Of both.
+        Specification of both ends.
     wires : sequence of WireSpec
-        From the first end to the second, and back.
+        Wires from the first end to the second, and back.
+    traffic : Traffic or sequence of Traffic
+        Behaviour of sources and sinks, for both ends or for each.
     seed : int
-        Of words, pauses and sessions.
+        Seed of words, pauses and sessions.
     library : Path, optional
-        From `link_library`, made if not given.
+        Compiled end from `link_library`, which is called by default.
 
     Attributes
     ----------
     cycle : int
         Cycles since the reset.
     window_cycles : int
-        What one end runs before the other does.
+        Cycles for which one end runs before the other one does.
     seed : int
-        Of words, from the next `set_traffic` on.
+        Seed of words; a change has an effect from the next `set_traffic` on.
     """
 
     def __init__(
@@ -148,9 +151,10 @@ class LinkWorld:
             device.close()
 
     def set_traffic(self, traffic: Traffic | Sequence[Traffic], *, enable: bool = True) -> None:
-        """Change what sources and sinks do, of both ends alike or of each, from now on.
+        """Change the behaviour of sources and sinks, for both ends or for each, from now on.
 
-        Both agree about the packets' lengths, so these have to stay.
+        The lengths of packets must not change, since the sinks compute the expected words with
+        them.
         """
         both = [traffic] * 2 if isinstance(traffic, Traffic) else list(traffic)
         for end, one in enumerate(both):
@@ -167,17 +171,17 @@ class LinkWorld:
             self._library.fpgapipe_channels_configure(self._handles[end], ctypes.byref(config))
 
     def clear(self, end: int) -> None:
-        """End the session of an end, in the next cycle."""
+        """End the session of an end in the next cycle."""
         self._library.fpgapipe_channels_clear(self._handles[end])
 
     def status(self, end: int) -> ChannelsStatus:
-        """What happened at an end."""
+        """Status of an end."""
         status = ChannelsStatus()
         self._library.fpgapipe_channels_status(self._handles[end], ctypes.byref(status))
         return status
 
     def wire_counts(self, end: int) -> WireCounts:
-        """What happened on the wire that begins at an end."""
+        """Event counts of the wire that begins at an end."""
         raw = RawCounts()
         self._library.fpgapipe_counts(self._handles[end], _PORT, ctypes.byref(raw))
         return WireCounts(*(getattr(raw, field.name) for field in fields(WireCounts)))
@@ -209,7 +213,7 @@ class LinkWorld:
     def run_until(
         self, condition: Callable[[Sequence[ChannelsStatus]], bool], max_cycles: int = 200_000
     ) -> Sequence[ChannelsStatus]:
-        """Run until something holds, to be seen every hundred cycles or so; both ends' status."""
+        """Run until a condition, checked every 128 cycles, holds; returns the ends' status."""
         begin = self.cycle
         while True:
             both = self.status(0), self.status(1)
@@ -226,8 +230,8 @@ class LinkWorld:
 
 
 def link_library(spec: LinkEngineSpec) -> Path:
-    """A link's end, compiled."""
-    cache_dir()  # rather refused now than when its Verilog is made
+    """Compile a link's end; returns the library."""
+    cache_dir()  # an unusable cache raises here, before the Verilog is generated
     return build_native(verilog_of(LinkTop(spec)))
 
 
@@ -241,12 +245,12 @@ def are_joined(both: Sequence[ChannelsStatus]) -> bool:
 
 
 def is_reported(one: ChannelsStatus) -> bool:
-    """Whether an end has stopped and knows what its peer had delivered."""
+    """Whether an end has stopped and knows how many words its peer had delivered."""
     return one.state == LinkState.PEER_RESET and bool(one.peer_delivered_known)
 
 
 def are_drained(both: Sequence[ChannelsStatus]) -> bool:
-    """Whether the sources have stopped, and everything has come."""
+    """Whether the sources have stopped and all words have arrived."""
     one, other = both
     everything = (1 << NUM_CHANNELS) - 1
     return (

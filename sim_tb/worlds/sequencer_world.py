@@ -1,4 +1,4 @@
-"""What a sequencer sees: memory and engines with random latencies, and the rules it has to keep."""
+"""Environment of a sequencer: memory and engines with random latencies, and checks of its rules."""
 
 import random
 from collections import deque
@@ -18,13 +18,13 @@ from fpgapipe.hw.hls_models.isa.instructions import (
 from fpgapipe.hw.hls_models.model.sequencer import Execution, SequencerSpec
 
 PROGRAM = 0x8000_0001_0FC0
-"""Where programs lie: a word before a multiple of 4 KiB, and beyond 32 bits."""
+"""Address of programs: one word before a multiple of 4 KiB, and more than 32 bits."""
 
 LOAD, STORE, GEMM = Opcode.LOAD, Opcode.STORE, Opcode.GEMM
 
 
 class Player:
-    """An engine: takes instructions, several at a time, and ends them in order."""
+    """Model of an engine, which accepts several instructions at a time and ends them in order."""
 
     def __init__(self, rng: random.Random, latency: tuple[int, int], depth: int) -> None:
         self.rng, self.latency, self.depth = rng, latency, depth
@@ -32,13 +32,13 @@ class Player:
         self.forget()
 
     def forget(self) -> None:
-        """Be as new."""
-        self.running: deque[tuple[int, int]] = deque()  # index, cycle in which it may end
+        """Restore the initial state."""
+        self.running: deque[tuple[int, int]] = deque()  # index, first cycle in which it may end
         self.idle_from = 0
         self.busy_from: int | None = None
 
     def ready(self) -> bool:
-        """Whether to take an instruction in the coming cycle."""
+        """Whether to accept an instruction in the coming cycle."""
         return len(self.running) < self.depth and self.rng.random() >= self.pauses
 
     def take(self, index: int, now: int) -> None:
@@ -48,7 +48,7 @@ class Player:
             self.busy_from = now + self.rng.randint(1, 4)
 
     def end(self, now: int) -> int | None:
-        """Index of an instruction that ends in this cycle."""
+        """Index of the instruction that ends in this cycle, if any."""
         if not self.running or self.running[0][1] > now:
             return None
         index, _ = self.running.popleft()
@@ -57,19 +57,19 @@ class Player:
         return index
 
     def stop(self, now: int) -> None:
-        """Do no more, and be idle soon."""
+        """Stop work; the engine becomes idle within 30 cycles."""
         if self.idle_from == 0:
             self.idle_from = now + self.rng.randint(1, 30)
 
     def idle(self, now: int) -> bool:
-        """What the engine says of itself."""
+        """Whether the engine reports that it is idle."""
         if self.idle_from:
             return now >= self.idle_from
         return self.busy_from is None or now < self.busy_from
 
 
 class World:
-    """All that a sequencer sees, cycle by cycle, and the rules it has to keep."""
+    """Environment of a sequencer, which is simulated cycle by cycle and checks its rules."""
 
     def __init__(self, dut: Any, spec: SequencerSpec, rng: random.Random) -> None:
         self.dut, self.spec, self.rng = dut, spec, rng
@@ -102,7 +102,7 @@ class World:
             getattr(dut, f"{unit}__valid").value = 0
 
     def _tell(self, what: str, bits: Sequence[int]) -> None:
-        """Drive a bit of each engine, in the order of the queues."""
+        """Drive the ports `what` of all engines with one bit each, in the order of the queues."""
         at = 2 + self.spec.num_engines
         gemms, links = bits[2:at], bits[at + self.spec.has_vector :]
         getattr(self.dut, f"load_{what}").value, getattr(self.dut, f"store_{what}").value = bits[:2]
@@ -115,7 +115,7 @@ class World:
             port.value = sum(bit << link for link, bit in enumerate(mine))
 
     def units(self) -> list[str]:
-        """Names of all ports for errors."""
+        """Names of all ports that report errors."""
         spec = self.spec
         return [
             *(f"load_failures__{unit}" for unit in range(spec.load_units)),
@@ -149,7 +149,7 @@ class World:
         self.waits_seen: int = 0
 
     def place(self, program: bytes, at: int = PROGRAM) -> None:
-        """Put a program into memory; the window ends with its last word."""
+        """Put a program into memory; the window of allowed addresses ends with its last word."""
         self.memory = {
             at + offset: int.from_bytes(program[offset : offset + WORD_BYTES], "little")
             for offset in range(0, len(program), WORD_BYTES)
@@ -163,7 +163,7 @@ class World:
         *,
         early: bool = False,
     ) -> None:
-        """Start a program; returns after the cycle that clears, or, if `early`, before it."""
+        """Start a program; returns after the cycle that clears the state, or before if `early`."""
         self.place(encode(instructions) if program is None else program)
         self._new_run(instructions)
         dut = self.dut
@@ -179,14 +179,14 @@ class World:
             assert self.running
 
     async def end(self, most: int = 20_000) -> None:
-        """Go on until the program has ended."""
+        """Run until the program has ended."""
         begin = self.now
         while self.running:
             await self.step()
             assert self.now - begin < most, f"no end; waits {int(self.dut.waits.value):b}"
 
     async def run(self, instructions: list[Instruction]) -> None:
-        """Run a program that has to end well, and check that all of it has been done."""
+        """Run a program that must end without an error, and check that all of it was executed."""
         await self.begin(instructions)
         await self.end()
         dut = self.dut
@@ -197,7 +197,7 @@ class World:
         assert self.reads_under_way == 0
 
     async def step(self) -> None:
-        """Let one clock cycle pass: look at half of it, decide, and drive after its end."""
+        """Simulate one clock cycle: sample outputs in its middle, drive inputs after its end."""
         dut, now = self.dut, self.now
         await FallingEdge(dut.clk)
         halt = dut.halt.value == 1
@@ -226,7 +226,7 @@ class World:
         self._drive(now, halt)
 
     def _issue(self, queue: int, halt: bool) -> int | None:
-        """Check an engine's port; the number of the instruction that moves."""
+        """Check an engine's port; returns the index of the instruction that moves, if any."""
         payload, valid, ready = self.ports[queue]
         if valid.value == 0:
             assert self._held[queue] is None or halt, f"queue {queue} withdrew an instruction"
@@ -303,7 +303,7 @@ class World:
 
 
 def random_body(group: Group, rng: random.Random) -> dict[str, Any]:
-    """Any values that fit."""
+    """Random values that fit the fields of a group."""
     values: dict[str, Any] = {}
     for member in group.fields:
         if isinstance(member, Field):
@@ -331,9 +331,10 @@ def instruction_of(
 def random_program(
     spec: SequencerSpec, rng: random.Random, length: int, *, contested: bool = False
 ) -> list[Instruction]:
-    """Draw a program that ends: what an instruction takes has been signalled before it, in order.
+    """Draw a program that ends: each instruction waits only for semaphores signalled before it.
 
-    With `contested`, engines compete for semaphores, and the model says whether that can end.
+    With `contested`, engines compete for semaphores; programs that may deadlock according to the
+    model are not used.
     """
     while True:
         count = spec.num_semaphores

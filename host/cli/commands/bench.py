@@ -248,7 +248,7 @@ _CLUSTER = (
 """Options of a chain: name, range, default, help."""
 
 _CLOCK_HZ = 300e6
-"""What makes a trace's cycles microseconds."""
+"""Clock frequency with which cycles are converted to the microseconds of a trace, Hz."""
 
 
 def _cluster_options(function: Callable[..., Any]) -> Callable[..., Any]:
@@ -353,7 +353,7 @@ def cluster(
 
 
 def _trace_of(found: "ClusterBench") -> str:
-    """The trace of a run's samples."""
+    """JSON text of a trace with the samples of a run."""
     import json
 
     from fpgapipe.host.report.drawing.cluster_trace import counter_trace
@@ -363,7 +363,7 @@ def _trace_of(found: "ClusterBench") -> str:
 
 
 def _print(figures: Mapping[str, Any], matches: bool, title: str, as_json: bool) -> None:
-    """Print figures as JSON, or the numbers among them as a table."""
+    """Print all figures as JSON, or those that are numbers as a table."""
     from fpgapipe.host.terminal.console import Column, count, print_json, print_table
 
     if as_json:

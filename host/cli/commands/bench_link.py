@@ -12,7 +12,7 @@ from fpgapipe.host.cli.options.options import command
 
 _SLOTS = re.compile(r"\d{1,9}(,\d{1,9}){2}", re.ASCII)
 _RATE = re.compile(r"\d{1,9}(\.\d{1,9}|/0*[1-9]\d{0,8})?", re.ASCII)
-"""No exponents: a fraction has all digits of its number."""
+"""Pattern of a rate. Exponents are refused, since a `Fraction` would store all of their digits."""
 
 _EXAMPLE = "fpgapipe bench link --bit-error-rate 1e-6 --cycles 20000"
 

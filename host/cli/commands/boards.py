@@ -1,4 +1,4 @@
-"""``fpgapipe boards``: the boards there are, or one in full."""
+"""``fpgapipe boards``: lists the boards, or shows one in full."""
 
 from __future__ import annotations
 

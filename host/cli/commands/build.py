@@ -1,4 +1,4 @@
-"""``fpgapipe build``: from network and cluster to a folder with programs and hardware."""
+"""``fpgapipe build``: turns a network and a cluster into a folder of programs and hardware."""
 
 from __future__ import annotations
 
@@ -154,18 +154,18 @@ def build(
 
 
 def _refuse_layers(request: Request) -> None:
-    """Name all layers that no core runs before the time for a plan is spent."""
+    """Refuse a network with layers that no core runs before time is spent on planning."""
     from fpgapipe.lowering.units.network_units import check_network
 
     count = request.num_microbatches or 1
-    if request.batch % count == 0:  # else the plan is refused
+    if request.batch % count == 0:  # otherwise the planner refuses the number of micro-batches
         check_network(request.load(request.batch // count), train=request.train)
 
 
 def _verify(request: Request) -> None:
-    """Refuse a network that is not what it was imported from; say what was compared.
+    """Refuse a network that differs from its source; print what was compared.
 
-    Two samples show it, unless the network has a batch of its own.
+    A batch of two samples is enough, unless the network has a fixed batch.
     """
     import importlib.util
 
@@ -201,10 +201,10 @@ def _explored(request: Request) -> Candidate:
 
 
 def _with_larger_scratchpads(best: Candidate, request: Request) -> Candidate | None:
-    """The same with scratchpads twice as large, for layers that do not fit; None if none has room.
+    """Plan again with scratchpads twice as large; None if the boards have no room for them.
 
-    The planner's smallest scratchpad is one that costs no time; whether each layer can be cut for
-    it is known only when its program is made.
+    The planner chooses the smallest scratchpad that costs no time. Whether there is a tiling of
+    each layer that fits it is known only when the layer's program is made.
     """
     import dataclasses
 
@@ -249,7 +249,7 @@ def _written(plan: Plan, request: Request, folder: Path, seed: int) -> Build:
 
 
 def _print_resources(build: Build) -> None:
-    """What each device's core takes of what its board has, in per cent."""
+    """Print the resources that each device's core takes, and their limits on its board."""
     from fpgapipe.host.terminal.console import Column, count, print_table
     from fpgapipe.partition.cost.cores import RESOURCES
 

@@ -1,4 +1,4 @@
-"""``fpgapipe cluster``: what a cluster file, or a chain of one board, comes to."""
+"""``fpgapipe cluster``: shows the devices and links of a cluster file or of a chain of boards."""
 
 from __future__ import annotations
 

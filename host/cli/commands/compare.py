@@ -1,4 +1,4 @@
-"""``fpgapipe compare``: ways to train a network on a cluster, side by side."""
+"""``fpgapipe compare``: compares several ways to train a network on a cluster."""
 
 from __future__ import annotations
 

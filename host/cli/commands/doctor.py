@@ -1,4 +1,4 @@
-"""``fpgapipe doctor``."""
+"""``fpgapipe doctor``: lists what fpgapipe needs on a machine, and what was found."""
 
 import click
 

@@ -1,4 +1,4 @@
-"""``fpgapipe inspect``: what a network is made of."""
+"""``fpgapipe inspect``: prints the layers of a network."""
 
 from __future__ import annotations
 
@@ -94,7 +94,7 @@ def inspect(network: str, batch: int | None, verify: bool, as_json: bool) -> int
 
 
 def _verify(graph: Graph, as_json: bool) -> int:
-    """Print how a network compares with its source; 1 if it is another."""
+    """Print how a network compares with its source; return 1 if they differ, else 0."""
     from fpgapipe.host.backends.verification import verify
     from fpgapipe.host.terminal.console import Column, print_json, print_table
 

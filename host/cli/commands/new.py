@@ -1,4 +1,4 @@
-"""``fpgapipe new``: a commented file to begin with."""
+"""``fpgapipe new``: writes a commented file to begin with."""
 
 import click
 

@@ -1,4 +1,4 @@
-"""``fpgapipe plan``: the fastest way to train a network on a cluster."""
+"""``fpgapipe plan``: finds the fastest way to train a network on a cluster."""
 
 from __future__ import annotations
 

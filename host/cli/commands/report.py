@@ -1,4 +1,4 @@
-"""``fpgapipe report``: one page about a build."""
+"""``fpgapipe report``: writes a page about a build, or a comparison of several."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ def report(folders: tuple[str, ...], measure: bool, output: str | None) -> None:
 
 
 def _measure(build: Build) -> None:
-    """Simulate a mini-batch, alone on the build, with a progress bar."""
+    """Simulate a mini-batch with a progress bar, while no other process may use the build."""
     from fpgapipe.errors import UserError
     from fpgapipe.host.build.build import holding
     from fpgapipe.host.runtime.measure import measure_build

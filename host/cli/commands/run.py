@@ -1,4 +1,4 @@
-"""``fpgapipe run``: a build trained on, or asked, in simulation, model or PyTorch."""
+"""``fpgapipe run``: trains or infers on a build, in simulation, model or PyTorch."""
 
 from __future__ import annotations
 
@@ -174,7 +174,7 @@ def run(folder: str, as_json: bool, **options: Any) -> int:
 
 
 def _source(options: dict[str, Any], folder: Path) -> Path | None:
-    """The checkpoint, or the folder of the run, to go on from."""
+    """The checkpoint, or the folder of a run, from which to continue; None to begin anew."""
     from pathlib import Path
 
     from fpgapipe.errors import UserError
@@ -190,7 +190,7 @@ def _source(options: dict[str, Any], folder: Path) -> Path | None:
 
 
 def _take_over(options: dict[str, Any], source: Path) -> None:
-    """Take the settings that are not given from the run that is gone on with."""
+    """Take settings that the user has not given from the run that is continued."""
     import contextlib
 
     from click.core import ParameterSource
@@ -203,7 +203,7 @@ def _take_over(options: dict[str, Any], source: Path) -> None:
     try:
         known = read_json(folder / SETTINGS, 1 << 20)
     except FileError:
-        return  # the checkpoint says itself what must be the same
+        return  # the checkpoint itself has the settings that must not change
     if not isinstance(known, dict):
         return
     given = click.get_current_context().get_parameter_source
@@ -273,7 +273,7 @@ def _how(options: dict[str, Any], source: Path | None, parameters: Any) -> RunOp
 
 
 def _print(summary: RunSummary, *, says_accuracy: bool) -> None:
-    """Print the figures; the accuracy on samples that are made up means nothing."""
+    """Print the summary; without accuracy on random samples, where it means nothing."""
     import sys
 
     from fpgapipe.host.terminal.console import Column, count, print_table, scaled

@@ -1,4 +1,4 @@
-"""``fpgapipe schedule``: a schedule's timetable for given times."""
+"""``fpgapipe schedule``: draws a schedule's timetable for given times."""
 
 from __future__ import annotations
 
@@ -138,7 +138,7 @@ def schedule(kind: str, as_json: bool, **options: Any) -> None:
 
 
 def _make(kind: str, options: dict[str, Any]) -> tuple[Schedule, StageTimes]:
-    """The schedule and its times; stages of several a device share its work."""
+    """Make the schedule and its times; several stages of one device share the device's work."""
     from fpgapipe.partition.schedule.schedule_kinds import make_schedule
     from fpgapipe.partition.schedule.zero_bubble import zb_auto
     from fpgapipe.partition.timeline.timeline import StageTimes
@@ -151,7 +151,7 @@ def _make(kind: str, options: dict[str, Any]) -> tuple[Schedule, StageTimes]:
         limit = options["memory_limit"]
         return zb_auto(devices, microbatches, times, memory_limit=limit), times
     made = make_schedule(kind, devices, microbatches, chunks=options["chunks"])
-    # Interleaved stages share the work of a device; a data-parallel device does that of all.
+    # Interleaved stages share a device's work; a data-parallel device does the work of all stages.
     share = {"interleaved": 1 / options["chunks"], "data-parallel": devices}.get(kind, 1)
     work = [each * share for each in work]
     return made, StageTimes.uniform(made.num_stages, *work, **transfer)
@@ -172,14 +172,15 @@ def _print(made: Schedule, timeline: Timeline, order: bool) -> None:
 
 
 def picture_files(options: dict[str, Any]) -> dict[str, str | None]:
-    """What `write_pictures` will write, for `check_outputs`."""
+    """Files that `write_pictures` will write, by option, for `check_outputs`."""
     return {f"--{name}": options[name] for name in ("svg", "html", "trace")}
 
 
 def write_pictures(timeline: Timeline, options: dict[str, Any], **more: Any) -> None:
     """Write the pictures that ``--svg``, ``--html`` and ``--trace`` ask for.
 
-    `more` goes to all of them: names of devices, bytes of transfers; `title` to the page.
+    `more` has arguments of all drawing functions, such as names of devices and bytes of transfers,
+    and `title`, which only the page has.
     """
     import json
 

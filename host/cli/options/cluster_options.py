@@ -1,4 +1,4 @@
-"""The options that say which boards a command is for."""
+"""The options that select the boards of a command."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ if TYPE_CHECKING:
 
 
 def cluster_options(function: Callable[..., Any], default_devices: int = 1) -> Callable[..., Any]:
-    """Give a sub-command ``--board``, ``--devices`` and ``--cluster``.
+    """Give a sub-command ``--board``, ``--devices`` and ``--cluster``; use it below ``@command``.
 
-    The function gets the :class:`~fpgapipe.boards.cluster.Cluster` that they name as ``cluster``.
-    Use it below ``@command(...)``.
+    The function gets the :class:`~fpgapipe.boards.cluster.Cluster` that they select as its argument
+    ``cluster``.
     """
     function = click.option(
         "--cluster",
@@ -31,7 +31,7 @@ def cluster_options(function: Callable[..., Any], default_devices: int = 1) -> C
 
 
 def with_cluster(function: Callable[..., Any], default_devices: int = 1) -> Callable[..., Any]:
-    """Do the same for a function that declares its own parameter ``cluster_file``."""
+    """Do as `cluster_options`, for a function that declares ``cluster_file`` itself."""
 
     @functools.wraps(function)
     def run(
@@ -60,12 +60,12 @@ def with_cluster(function: Callable[..., Any], default_devices: int = 1) -> Call
 
 
 def chosen_cluster(board: str | None, devices: int | None, cluster_file: str | None) -> Cluster:
-    """Return the cluster that the options name.
+    """Return the cluster that the options select.
 
     Raises
     ------
     UserError
-        If they name none or contradict each other, or a file is wrong.
+        If they select none or contradict each other, or a file has faults.
     """
     from fpgapipe.boards.cluster import chain_of, load_cluster
     from fpgapipe.boards.library import load_board

@@ -1,4 +1,4 @@
-"""``fpgapipe completion``: what a shell needs to complete commands, options and names."""
+"""``fpgapipe completion``: lets a shell complete commands, options and names."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import click
 from fpgapipe.host.cli.options.options import command
 
 VARIABLE = "_FPGAPIPE_COMPLETE"
-"""Environment variable through which the shell asks."""
+"""Environment variable with which the shell asks for completions."""
 
 
 @command("completion", example="fpgapipe completion bash")
@@ -30,7 +30,7 @@ def completion(shell: str) -> None:
 
 
 def boards_that_begin(ctx: click.Context, param: click.Parameter, incomplete: str) -> list[str]:
-    """Names of built-in boards that begin with what is typed."""
+    """Names of built-in boards that begin with the typed text."""
     from importlib.resources import files
 
     names = (entry.name for entry in files("fpgapipe.boards").iterdir())
@@ -39,7 +39,7 @@ def boards_that_begin(ctx: click.Context, param: click.Parameter, incomplete: st
 
 
 def networks_that_begin(ctx: click.Context, param: click.Parameter, incomplete: str) -> list[str]:
-    """Names of built-in networks that begin with what is typed."""
+    """Names of built-in networks that begin with the typed text."""
     from fpgapipe.network.zoo import NETWORKS
 
     return sorted(name for name in NETWORKS if name.startswith(incomplete))

@@ -1,4 +1,4 @@
-"""Options that every sub-command shares."""
+"""Options and behaviour that all sub-commands share."""
 
 import contextlib
 import functools
@@ -13,7 +13,7 @@ import click
 from fpgapipe.stopwatch import phases
 
 LONG_S = 5.0
-"""Seconds from which on a command says where they went."""
+"""Least duration, in seconds, of a command that reports where its time went."""
 
 
 def _set_verbosity(ctx: click.Context, param: click.Parameter, value: bool) -> None:
@@ -32,12 +32,12 @@ def verbosity_options(function: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def discard_output() -> None:
-    """Let what is left of standard output go nowhere, since where it went takes no more."""
+    """Send the rest of standard output to nowhere, since its reader or disk takes no more."""
     os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 def _say_phases(seconds: dict[str, float]) -> None:
-    """Say where the time went, if it was long enough to wonder."""
+    """Log where the time went, if the command took at least `LONG_S`."""
     if sum(seconds.values()) < LONG_S:
         return
     from fpgapipe.host.terminal.progress import span
@@ -50,13 +50,13 @@ def _say_phases(seconds: dict[str, float]) -> None:
 def build_folders(
     ctx: click.Context, param: click.Parameter, value: tuple[str, ...]
 ) -> tuple[str, ...]:
-    """The same as `build_folder` of one or more."""
+    """Check as `build_folder` does that at least one folder is given."""
     build_folder(ctx, param, next(iter(value), None))
     return value
 
 
 def build_folder(ctx: click.Context, param: click.Parameter, value: str | None) -> str:
-    """The folder of a build that a command needs; without one, how to make one is said."""
+    """Return the build folder of a command; the error if there is none says how to make one."""
     if value is None:
         from pathlib import Path
 
@@ -74,14 +74,14 @@ def build_folder(ctx: click.Context, param: click.Parameter, value: str | None) 
 def command(name: str, *, example: str) -> Callable[[Callable[..., Any]], click.Command]:
     """Declare a sub-command with ``--quiet``, ``--verbose`` and an example in its help.
 
-    Where its parameter ``as_json`` is set, standard output has its JSON and nothing else.
+    If its parameter ``as_json`` is set, standard output has only its JSON.
 
     Parameters
     ----------
     name : str
-        The sub-command's name.
+        Name of the sub-command.
     example : str
-        A command line that works; tests/host/test_cli.py runs it.
+        A complete command line that works; tests/host/test_cli.py runs it.
     """
 
     def decorate(function: Callable[..., Any]) -> click.Command:
@@ -89,7 +89,7 @@ def command(name: str, *, example: str) -> Callable[[Callable[..., Any]], click.
             from fpgapipe.host.terminal.console import json_alone, set_up_logging
 
             set_up_logging(click.get_current_context().meta.get("fpgapipe.verbosity", 0))
-            phases()  # what went before in this process is no part of the command
+            phases()  # discards the times of earlier commands in this process
             try:
                 with json_alone() if kwargs.get("as_json") else contextlib.nullcontext():
                     result = function(*args, **kwargs)
@@ -97,7 +97,7 @@ def command(name: str, *, example: str) -> Callable[[Callable[..., Any]], click.
                 _say_phases(phases())
                 return result
             except BrokenPipeError:
-                discard_output()  # the reader (head, less) has gone, which is its right
+                discard_output()  # the reader, such as head or less, has ended, which is no error
 
         run.__doc__ = function.__doc__
         run.__click_params__ = getattr(function, "__click_params__", [])  # type: ignore[attr-defined]

@@ -1,4 +1,4 @@
-"""What ``plan``, ``build`` and ``compare`` have in common: from options to a planned network."""
+"""Functions that ``plan``, ``build`` and ``compare`` share: from options to a planned network."""
 
 from __future__ import annotations
 
@@ -13,9 +13,10 @@ if TYPE_CHECKING:
 
 
 def loader(network: str) -> Callable[[int], Graph]:
-    """A function that gives the network for a number of samples, each loaded once.
+    """Return a function that loads the network for a number of samples, and keeps the result.
 
-    A network whose batch cannot be chosen is refused with a reason, unless it is the one asked for.
+    If the batch of the network is fixed and is not that number, the function raises an error with
+    the reason.
     """
     import functools
 
@@ -41,12 +42,12 @@ def loader(network: str) -> Callable[[int], Graph]:
 
 
 def parse_array(text: str | None) -> tuple[int, int] | None:
-    """Rows and columns of ``8x8``.
+    """Rows and columns of an array, written as ``8x8``; None for None.
 
     Raises
     ------
     UserError
-        If it is not of this form.
+        If the text does not have this form.
     """
     import re
 
@@ -76,13 +77,13 @@ def run_exploration(request: Request) -> Exploration:
 
 
 def why_not_built(plan: Plan, graph: Graph, cluster: ClusterSpec) -> dict[str, Any]:
-    """Say whether ``fpgapipe build`` could make a plan, for JSON.
+    """Say whether ``fpgapipe build`` can build a plan, for JSON.
 
     Returns
     -------
     dict
-        ``possible``; ``reason``, a text or None; ``refused``, a list with ``layer``, ``op`` and
-        ``reason`` of each layer that the core does not run.
+        ``possible``, a bool; ``reason``, a text or None; ``refused``, a list with ``layer``, ``op``
+        and ``reason`` of each layer that the core does not run.
     """
     from fpgapipe.errors import UserError
     from fpgapipe.lowering.units.network_units import RefusedNetwork, check_network

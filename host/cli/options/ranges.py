@@ -1,7 +1,7 @@
-"""What numbers options take: every one has a least and a largest value.
+"""Ranges of numeric options: each has a least and a largest value.
 
-Within its range an option does what it says, in the time that the numbers ask for; beyond it a
-command would run for days, take all memory, or overflow. tests/host/test_ranges.py tries them all.
+Beyond its range, an option would let a command run for days, take all memory, or overflow.
+tests/host/test_ranges.py tries the limits of all options.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ class Whole(click.IntRange):
         super().__init__(least, most)
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> int:
-        """Read a number; a text of thousands of digits is not printed whole."""
+        """Read a number; the error for a very long text does not repeat the text."""
         if isinstance(value, str) and len(value) > MOST_CHARACTERS:
             self.fail(f"a number of {len(value):,} characters is too long", param, ctx)
         number: int = super().convert(value, param, ctx)
@@ -27,7 +27,7 @@ class Whole(click.IntRange):
 
 
 class Real(click.FloatRange):
-    """Finite numbers from a least to a largest one, both included but where `below` is set."""
+    """Finite numbers from a least to a largest one; `below` excludes the largest one itself."""
 
     def __init__(self, least: float, most: float, *, below: bool = False) -> None:
         super().__init__(least, most, max_open=below)
@@ -35,7 +35,7 @@ class Real(click.FloatRange):
     def convert(
         self, value: Any, param: click.Parameter | None, ctx: click.Context | None
     ) -> float:
-        """Read a number; what is none, though it is spelt as one, compares with nothing."""
+        """Read a number; NaN is refused, since no comparison with the limits would refuse it."""
         if isinstance(value, str) and len(value) > MOST_CHARACTERS:
             self.fail(f"a number of {len(value):,} characters is too long", param, ctx)
         number: float = super().convert(value, param, ctx)
@@ -45,7 +45,7 @@ class Real(click.FloatRange):
 
 
 MOST_CHARACTERS = 400
-"""Longest text of a number in an option; none that is within its range needs more."""
+"""Most characters of a number in an option; no number within its range needs more."""
 
 SAMPLES = Whole(1, 1 << 24)
 """Samples of a mini-batch that is planned or built."""
@@ -56,14 +56,14 @@ SAMPLES_SHOWN = Whole(1, 1 << 53)
 SAMPLES_SIMULATED = Whole(1, 1 << 16)
 MICROBATCHES = Whole(1, 1 << 16)
 DEVICES = Whole(1, 4096)
-"""Devices of a chain of one board; those of a cluster file are as many at most."""
+"""Devices of a chain of equal boards; a cluster file may have at most as many."""
 
 STAGES = Whole(1, 4096)
 """Stages of a schedule that is drawn."""
 
 CHUNKS = Whole(1, 1024)
 KEPT = Whole(1, 1 << 24)
-"""Micro-batches, or results, that something holds."""
+"""Micro-batches whose activations a device keeps, or results that a link holds."""
 
 SECONDS = Real(0, 1e9)
 BYTES_PER_S = Real(0, 1e15)

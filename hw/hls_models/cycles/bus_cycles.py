@@ -1,8 +1,8 @@
-"""The core's memory bus in the cycle model: who moves words, how fast, and what waits for what.
+"""The core's memory bus in the cycle model: which transfers move words, how fast, in which order.
 
-Loads and the program are read in the order of their requests, so program words wait for those that
-loads have asked for. Either direction keeps a number of bursts under way, so short ones wait for
-the memory's latency.
+Loads and the program are read in the order of their requests, so program words wait for the words
+that loads have requested before. Each direction can keep a limited number of bursts under way, so
+short bursts are limited by the memory's latency.
 """
 
 from collections import deque
@@ -16,13 +16,13 @@ from fpgapipe.hw.hls_models.model.link_dma import SEND_WORDS
 from fpgapipe.hw.hls_models.spec.core_spec import CoreSpec
 
 LOAD_HOLD_CYCLES = 2
-"""For which a read burst keeps its place among those under way, beside its latency and data."""
+"""Cycles for which a read burst counts as under way, in addition to its latency and its data."""
 
 STORE_HOLD_CYCLES = 9
-"""For which a write burst keeps its place among those under way, beside its latency and data."""
+"""Cycles for which a write burst counts as under way, in addition to its latency and its data."""
 
 NEVER = inf
-"""The time of what does not happen."""
+"""Time of an event that does not happen."""
 
 _EPSILON = 1e-6
 
@@ -33,14 +33,15 @@ class Flow:
     Attributes
     ----------
     index : int
-        The instruction that ends with them; negative if none does.
+        Number of the instruction that ends with these words; negative if none does.
     words : float
+        Number of words that are left.
     burst_words : float
-        0 for words of the program.
+        Words per burst; 0 for words of the program.
     begins : float
-        When the first may move at the earliest.
+        Earliest time at which the first word may move.
     began : float
-        When it moved.
+        Time at which it moved; `NEVER` if it has not.
     """
 
     __slots__ = ("_follower", "_hold", "began", "begins", "burst_words", "index", "words")
@@ -55,38 +56,38 @@ class Flow:
         self._hold = 0.0
 
     def precede(self, follower: "Flow", hold: float) -> None:
-        """Keep another flow from moving for some cycles from the beginning of this one."""
+        """Keep another flow from moving until `hold` cycles after the beginning of this one."""
         if self.began < NEVER:
             follower.begins = max(follower.begins, self.began + hold)
         else:
             self._follower, self._hold = follower, hold
 
     def begin(self, now: float) -> None:
-        """The first word moves, if it has not."""
+        """Note that the first word moves now, if it has not moved before."""
         if self.began == NEVER:
             self.began = now
             if self._follower is not None:
                 self.precede(self._follower, self._hold)
 
     def split(self, words: float) -> "Flow":
-        """Keep so many words; returns the others as a flow of their own."""
+        """Keep `words` words, and return the others as a flow of their own."""
         rest = Flow(self.index, self.words - words, self.burst_words, self.begins)
         self.index, self.words = -1, words
         return rest
 
 
 class Channel:
-    """One direction of the bus: words move in the order in which they were asked for.
+    """One direction of the bus: words move in the order in which they were requested.
 
     Parameters
     ----------
     core : CoreSpec
     rate : float
-        Words a cycle at most.
+        Largest number of words per cycle.
     hold : int
-        Cycles for which a burst keeps its place among those under way, beside its data.
+        Cycles for which a burst counts as under way, in addition to its data.
     most_words : int
-        That may be asked for at a time.
+        Largest number of words that may be requested at a time.
     """
 
     def __init__(self, core: CoreSpec, rate: float, hold: int, most_words: int) -> None:
@@ -97,22 +98,22 @@ class Channel:
         self.hold = hold
         self.queue: deque[Flow] = deque()
         self.rate = 0.0
-        self.free = 0.0  # when the next burst can begin, by what was asked for before
-        self.opener: Flow | None = None  # whose first burst took the first of the places
-        self.places = 0  # that are left
+        self.free = 0.0  # earliest begin of the next burst, given the earlier requests
+        self.opener: Flow | None = None  # the flow whose first burst took the first place
+        self.places = 0  # places that are left for bursts under way
 
     def transfer(self, index: int, body: Mapping[str, Any], begins: float) -> None:
-        """Ask for the words of a load or store, or of a packet."""
+        """Request the words of a load, a store or a packet."""
         self.ask(index, *words_of_transfer(body, self.core), begins)
 
     def ask(self, index: int, words: int, bursts: int, begins: float) -> None:
-        """Ask for words.
+        """Request words.
 
-        If the first burst is still under way when all places are taken, the next ones wait for it.
+        If all places are taken while the first burst is still under way, the next ones wait for it.
         """
         burst = words / bursts
         hold = self.hold + burst / self.fastest
-        # Bursts are asked for one a cycle; a cycle is lost between instructions.
+        # One burst is requested per cycle, and one cycle is lost between instructions.
         begins = max(begins, self.free)
         self.free = begins + bursts + 1
         while bursts:
@@ -132,14 +133,14 @@ class Channel:
             self.queue.append(flow)
 
     def wants(self, now: float) -> float:
-        """Words a cycle that it could move."""
+        """Return how many words per cycle the channel could move now."""
         if not self.queue or self.queue[0].begins > now + _EPSILON:
             return 0.0
         self.queue[0].begin(now)
         return self.fastest
 
     def asked(self) -> float:
-        """Words that it has asked for, about."""
+        """Return the approximate number of words that are requested at present."""
         words = 0.0
         for flow in self.queue:
             words += flow.words
@@ -148,7 +149,7 @@ class Channel:
         return min(words, self.most_words)
 
     def move(self, elapsed: float) -> Flow | None:
-        """Move words; returns the flow that has ended."""
+        """Move words, and return the flow that has ended, if one has."""
         if not self.rate:
             return None
         flow = self.queue[0]
@@ -159,31 +160,32 @@ class Channel:
         return self.queue.popleft()
 
     def next(self, now: float) -> float:
-        """When the first of the flows ends or can begin."""
+        """Return the time at which the first flow ends or can begin."""
         if self.rate:
             return now + self.queue[0].words / self.rate
         return self.queue[0].begins if self.queue and self.queue[0].begins > now else NEVER
 
 
 class Bus:
-    """The memory bus: a channel for reads and one for writes, which share what the memory can do.
+    """The memory bus: a channel for reads and one for writes, which share the memory's bandwidth.
 
-    Each link has two more, for what it sends and receives, which are no faster than the link.
+    Each link has two further channels, for sent and for received packets, which are no faster than
+    the link.
 
     Parameters
     ----------
     core : CoreSpec
     bytes_per_cycle : float
-        Of the memory, read and written together.
+        Bandwidth of the memory, reads and writes together.
     latency_cycles : int
-        From a read's request to its data, and from a write's data to its response.
+        Cycles from a read's request to its data, and from a write's data to its response.
     link_bytes_per_cycle : sequence of float
-        Payload of each link.
+        Payload bandwidth of each link.
 
     Attributes
     ----------
     packets : list of (Channel, Channel)
-        Of each link, what it sends and what it receives.
+        For each link, the channel of the packets that it sends and that of those it receives.
     """
 
     def __init__(
@@ -207,12 +209,12 @@ class Bus:
             most = min(rate, link / WORD_BYTES)
             sent = Channel(core, most, hold, min(words, SEND_WORDS))
             self.packets.append((sent, Channel(core, most, store_hold, burst)))
-        self.last = 0.0  # when words were moved
-        self.next = NEVER  # when the first of the flows ends or can begin
-        self.written = 0.0  # when the last word was
+        self.last = 0.0  # time until which words have been moved
+        self.next = NEVER  # time at which the first flow ends or can begin
+        self.written = 0.0  # time at which the last word was written
 
     def fetch(self, words: int, now: float) -> None:
-        """Ask for words of the program: they come behind what loads have asked for."""
+        """Request words of the program, which come after the words that loads have requested."""
         queue = self.reads.queue
         places = float(self.reads.outstanding)
         place = 0
@@ -220,7 +222,7 @@ class Bus:
             if flow.burst_words:
                 if flow.begins - self.latency > now:
                     break
-                # One burst a cycle has been asked for.
+                # One burst per cycle has been requested so far.
                 places = min(places, now - flow.begins + self.latency + 1)
                 asked = places * flow.burst_words
                 if flow.words > asked:
@@ -230,15 +232,15 @@ class Bus:
                     break
                 places -= flow.words / flow.burst_words
             place = at + 1
-        # Program words that wait further behind were asked for before.
+        # Program words that wait here were requested before.
         while place < len(queue) and not queue[place].burst_words:
             place += 1
         queue.insert(place, Flow(-1, words, 0, now + self.latency))
 
     def move(self, now: float) -> tuple[Flow | None, Flow | None, list[tuple[bool, Flow]]]:
-        """Move words until now; returns what of reads, of writes and of packets has ended.
+        """Move words until now, and return the flows of reads, writes and packets that have ended.
 
-        Of packets, with whether they were sent.
+        The flow of a packet comes with whether the packet was sent (or else received).
         """
         elapsed = now - self.last
         self.last = now
@@ -253,7 +255,7 @@ class Bus:
         return read, write, ended
 
     def share(self, now: float) -> None:
-        """Settle rates: either direction gets half if it can use it, and what the other leaves."""
+        """Set the rates: each direction gets up to half of the rate, and what the other leaves."""
         if self.packets:
             self._share_with_packets(now)
             return
@@ -268,10 +270,11 @@ class Bus:
         self.next = min(self.reads.next(now), self.writes.next(now))
 
     def _share_with_packets(self, now: float) -> None:
-        """Let all grow until they have what they want, or a direction or the memory is full.
+        """Raise all rates until each is as high as wanted, or a direction or the memory is full.
 
-        The two directions take turns at the memory. Reads come in the order of their requests, so
-        each reader gets as much as it may have asked for; writers take turns.
+        The two directions alternate at the memory. Within a direction, the rates grow in proportion
+        to the words that each channel has requested: reads are served in the order of their
+        requests, and writers alternate with one burst each.
         """
         reads = [self.reads, *(sent for sent, _ in self.packets)]
         writes = [self.writes, *(received for _, received in self.packets)]

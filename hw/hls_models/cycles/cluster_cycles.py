@@ -1,9 +1,10 @@
-"""Cycle model of several cores that links join: when each instruction of each starts and ends.
+"""Cycle model of several cores joined by links: when each instruction of each starts and ends.
 
-Every core is a run of :mod:`fpgapipe.hw.hls_models.cycles.core_cycles`. Between them go frames: a
-link takes words as long as the other end has room for them, a frame goes when it is full and the
-wire is free, and room comes back when the words of a frame have been taken (docs/links.md). Wires
-without errors are taken. All runs go on together, in windows no longer than a wire's latency.
+Every core is a run of :mod:`fpgapipe.hw.hls_models.cycles.core_cycles`. The cores exchange frames.
+A link takes words as long as the other end has room for them; a frame is sent when it is full and
+the wire is free; room becomes free again when the words of a frame have been taken (docs/links.md).
+Wires are assumed to be free of errors. All runs advance together, in windows no longer than the
+latency of a wire.
 """
 
 from collections import deque
@@ -39,20 +40,21 @@ from fpgapipe.hw.hls_models.spec.core_spec import CoreSpec
 from fpgapipe.hw.hls_models.spec.link import NUM_CHANNELS, TRAILER_BYTES, LinkEngineSpec
 
 End = tuple[int, int]
-"""A link's end: number of the device, and of its link."""
+"""End of a link: number of the device, and number of its link."""
 
 
 @dataclass(frozen=True)
 class Transfers:
-    """What went over a wire in one direction.
+    """Traffic of a wire in one direction.
 
     Attributes
     ----------
     words : int
-        Tags of packets included.
+        Number of words, packets' tags included.
     frames : int
+        Number of frames with words.
     busy_cycles : float
-        In which the wire carried a frame with words.
+        Cycles in which the wire carried a frame with words.
     """
 
     words: int
@@ -62,16 +64,16 @@ class Transfers:
 
 @dataclass(frozen=True)
 class ClusterPrediction:
-    """When the programs of several cores run.
+    """Times at which the programs of several cores run, in cycles.
 
     Attributes
     ----------
     cycles : int
-        From the start of the first core to the interrupt of the last.
+        Cycles from the start of the first core to the interrupt of the last.
     devices : tuple of Prediction
-        Their times count from the start of the first core.
+        Prediction of each device; its times count from the start of the first core.
     wires : dict of End to Transfers
-        By the end that sends.
+        Traffic of each wire, by the end that sends.
     """
 
     cycles: int
@@ -88,25 +90,25 @@ def predict_cluster(
     wires: Sequence[WireTiming] | None = None,
     begins: Sequence[float] | None = None,
 ) -> ClusterPrediction:
-    """Time the programs of several cores.
+    """Predict the cycles of the programs of several cores.
 
     Parameters
     ----------
     programs, cores
-        One a device.
+        One program and one core for each device.
     wiring : sequence of pairs of (device, link)
-        The ends that are joined, each once.
+        Pairs of ends that are joined; each end occurs once.
     memories : sequence of MemorySpec, optional
-        One a device.
+        One memory for each device.
     wires : sequence of WireTiming, optional
-        One for each pair of `wiring`.
+        One wire for each pair of `wiring`.
     begins : sequence of float, optional
-        When each device is started, at 0 if left out.
+        Time at which each device is started, 0 by default.
 
     Raises
     ------
     ValueError
-        If devices wait for each other, or for what nobody sends; or as of
+        If devices wait for each other or for packets that nobody sends, or for the reasons of
         `fpgapipe.hw.hls_models.cycles.core_cycles.predict`.
     """
     count = len(programs)
@@ -136,7 +138,7 @@ def predict_cluster(
 
 
 def _run_all(runs: Sequence["_DeviceRun"], window: int) -> None:
-    """Let all go on, none further ahead of another than what that may send takes to arrive."""
+    """Advance all runs; none gets further ahead than the latency of the fastest wire."""
     while (now := min(run.next() for run in runs)) != NEVER:
         horizon = now + window
         for run in runs:
@@ -155,10 +157,11 @@ def _port(runs: Sequence["_DeviceRun"], end: End) -> "_Port":
 
 
 class _Chunk(NamedTuple):
-    """Words that move together: of a SEND those of a frame, of a RECEIVE those of a burst.
+    """Words that move together: those of a frame for a SEND, those of a burst for a RECEIVE.
 
-    ``frame`` is their frame's number in its channel, for a RECEIVE that of the last word; ``frees``
-    says how many frames the RECEIVE has then taken whole.
+    ``frame`` is used for a RECEIVE only: the number, in its channel, of the frame that has the last
+    of the words. ``frees`` is the number of frames that the RECEIVE has taken completely with these
+    words.
     """
 
     instruction: int
@@ -171,7 +174,7 @@ class _Chunk(NamedTuple):
 
 
 class _Port:
-    """One end of a link: frames that wait to be sent, and what came from the other end.
+    """One end of a link: frames that wait to be sent, and frames that came from the other end.
 
     Parameters
     ----------
@@ -186,30 +189,30 @@ class _Port:
         self.spec = spec
         self.other: _Port | None = None
         self._wire = WireTiming()
-        self._waiting: deque[_Chunk] = deque()  # read, and not yet in the link
-        self._room = list(spec.slots)  # frames that the link still takes of each channel
+        self._waiting: deque[_Chunk] = deque()  # read from memory, and not yet in the link
+        self._room = list(spec.slots)  # for each channel, frames that the link can still take
         self._enter_from = 0.0
         self._wire_from = 0.0
-        self._trailers: deque[float] = deque()  # when frames that are on their way end
+        self._trailers: deque[float] = deque()  # ends of the frames that are being sent
         self._words = self._frames = 0
         self._busy = 0.0
-        self.arrived = [0] * NUM_CHANNELS  # frames
+        self.arrived = [0] * NUM_CHANNELS  # frames that have arrived, for each channel
 
     def join(self, other: "_Port", wire: WireTiming) -> None:
-        """Put a wire between this end and another, for what this one sends."""
+        """Connect this end to another by the wire on which this end sends."""
         self.other, self._wire = other, wire
 
     def sent(self) -> Transfers:
-        """What has gone over the wire."""
+        """Return the traffic that this end has sent."""
         return Transfers(self._words, self._frames, self._busy)
 
     def put(self, chunk: _Chunk, now: float) -> None:
-        """Words of a frame have been read from memory."""
+        """Take the words of a frame that have been read from memory."""
         self._waiting.append(chunk)
         self._enter(now)
 
     def oldest(self) -> int | None:
-        """The SEND whose words wait for room, if one does."""
+        """Return the SEND whose words wait for room, if there is one."""
         return self._waiting[0].instruction if self._waiting else None
 
     def _enter(self, now: float) -> None:
@@ -217,14 +220,14 @@ class _Port:
         while self._waiting and self._room[self._waiting[0].channel]:
             chunk = self._waiting.popleft()
             self._room[chunk.channel] -= 1
-            # Words follow their beats on the bus, but not each other before the one before is in.
+            # Words follow their beats on the bus, but only after all earlier words have entered.
             behind = now + ENTER_CYCLES
             self._enter_from = max(behind, self._enter_from + self._link_words(chunk))
             self.run.at(self._enter_from, Event.CALL, self._entered(chunk))
 
     @staticmethod
     def _link_words(chunk: _Chunk) -> int:
-        """Words of a frame, of which a packet's first has its tag."""
+        """Words of a frame on the link; the first frame of a packet has the tag as well."""
         return chunk.words + chunk.is_first
 
     def _entered(self, chunk: _Chunk) -> Callable[[float], None]:
@@ -250,26 +253,26 @@ class _Port:
         other.run.at(comes, Event.CALL, lambda then: other.arrive(chunk.channel, then))
 
     def arrive(self, channel: int, now: float) -> None:
-        """A frame has come whole."""
+        """Take a frame that has arrived completely."""
         self.arrived[channel] += 1
         self.run.receivers[self.link].look(now)
 
     def free(self, channel: int, count: int, now: float) -> None:
-        """Frames' words have been taken: the next trailer tells the other end."""
+        """Free frames whose words have been taken; the next trailer tells the other end."""
         assert self.other is not None, "what came has come from another end"
         ready = now + FREED_CYCLES
         while self._trailers and self._trailers[0] < ready:
             self._trailers.popleft()
         if self._trailers:
             told = self._trailers[0]
-        else:  # nothing is on its way: a frame of a trailer alone
+        else:  # no frame is being sent, so a frame of a trailer alone is
             told = ready + TRAILER_BYTES / min(self._wire.bytes_per_cycle, self.spec.phy_bytes)
         other = self.other
         heard = told + self._wire.latency_cycles + HEARD_CYCLES
         other.run.at(heard, Event.CALL, lambda then: other.make_room(channel, count, then))
 
     def make_room(self, channel: int, count: int, now: float) -> None:
-        """The other end has told that frames are free."""
+        """Take the other end's report that frames are free again."""
         self._room[channel] += count
         self._enter(now)
 
@@ -282,7 +285,7 @@ class _Sender(Mover):
         self._port = run.ports[link]
         self._link = link
         self._room = SEND_WORDS
-        self._wanted: deque[tuple[float, _Chunk]] = deque()  # not yet asked for, and since when
+        self._wanted: deque[tuple[float, _Chunk]] = deque()  # not yet requested, with its time
         self._asked: deque[_Chunk] = deque()
 
     def start(self, index: int, instruction: Instruction, now: float) -> float:
@@ -300,12 +303,12 @@ class _Sender(Mover):
         return now
 
     def oldest(self) -> int | None:
-        """The SEND whose words wait, if one does."""
+        """Return the SEND whose words wait, if there is one."""
         waiting = self._port.oldest()
         return self._wanted[0][1].instruction if waiting is None and self._wanted else waiting
 
     def _ask(self, now: float) -> None:
-        """Ask memory for as much as there is room for."""
+        """Request as many words from memory as there is room for."""
         bus = self.run.bus
         sent, _ = bus.packets[self._link]
         while self._wanted and self._wanted[0][1].words <= self._room:
@@ -320,7 +323,7 @@ class _Sender(Mover):
         self._port.put(self._asked.popleft(), now)
 
     def entered(self, chunk: _Chunk, now: float) -> None:
-        """The link has taken a frame's words."""
+        """Note that the link has taken a frame's words."""
         self._room += chunk.words
         self._ask(now)
         if chunk.is_last:
@@ -328,13 +331,13 @@ class _Sender(Mover):
 
 
 class _Receiver(Mover):
-    """Writes a burst when the frames that its words are in have come."""
+    """Writes a burst when the frames that contain its words have arrived."""
 
     def __init__(self, run: "_DeviceRun", link: int, depth: int, in_flight: int) -> None:
         super().__init__(run, depth, in_flight)
         self._port = run.ports[link]
         self._link = link
-        self._frames = [0] * NUM_CHANNELS  # of all packets that have been begun
+        self._frames = [0] * NUM_CHANNELS  # frames of all packets that have been begun
         self._awaited: deque[tuple[float, _Chunk]] = deque()
         self._writing: deque[_Chunk] = deque()
         self._take_from = 0.0
@@ -347,7 +350,7 @@ class _Receiver(Mover):
         return now
 
     def _bursts(self, index: int, body: Mapping[str, Any]) -> Iterator[_Chunk]:
-        """The bursts of a packet, each with what has to have come."""
+        """Iterate over the bursts of a packet, each with the frame that it has to wait for."""
         channel, frame_words = body["channel"], self._port.spec.frame_words
         longest = burst_words(self.run.core)
         sizes = [
@@ -357,7 +360,7 @@ class _Receiver(Mover):
         ]
         before = self._frames[channel]
         num_frames = -(-(1 + sum(sizes)) // frame_words)
-        at, taken = 1, 0  # words of the packet, and frames that are taken whole
+        at, taken = 1, 0  # words of the packet so far, and frames that are taken completely
         for number, size in enumerate(sizes):
             at += size
             is_last = number == len(sizes) - 1
@@ -368,17 +371,18 @@ class _Receiver(Mover):
         self._frames[channel] += num_frames
 
     def oldest(self) -> int | None:
-        """The RECEIVE that waits for words, if one does."""
+        """Return the RECEIVE that waits for words, if there is one."""
         return self._awaited[0][1].instruction if self._awaited else None
 
     def look(self, now: float) -> None:
-        """Take words that have come."""
+        """Take words that have arrived."""
         while self._awaited:
             since, chunk = self._awaited[0]
             if self._port.arrived[chunk.channel] <= chunk.frame:
                 return
             self._awaited.popleft()
-            # Frames before the last one were taken as they came; of it, no more than its words.
+            # Words of earlier frames were taken as they arrived. If the burst's last frame is the
+            # newest one, one word is left to be taken; otherwise all words of the burst are.
             last = chunk.words if self._port.arrived[chunk.channel] > chunk.frame + 1 else 1
             taken = max(now + last, since + chunk.words, self._take_from + chunk.words)
             self._take_from = taken
@@ -402,14 +406,14 @@ class _Receiver(Mover):
 
 
 class _DeviceRun(CoreRun):
-    """One core's part of the whole.
+    """Run of one core among several.
 
     Attributes
     ----------
     ports : list of _Port
-        Of its links.
+        Ends of its links.
     senders, receivers : dict of int to engine
-        By link.
+        Engines of SEND and RECEIVE, by link.
     """
 
     def __init__(
@@ -422,7 +426,7 @@ class _DeviceRun(CoreRun):
         self.ports = [_Port(self, number, link) for number, link in enumerate(core.links)]
         self.senders: dict[int, _Sender] = {}
         self.receivers: dict[int, _Receiver] = {}
-        # Words go into a link, and come out of it, as fast as over the bus.
+        # A link takes and gives words as fast as the bus.
         super().__init__(program, core, memory, [inf] * len(core.links), begins)
 
     def sender(self, link: int, spec: SequencerSpec) -> Mover:
@@ -436,7 +440,7 @@ class _DeviceRun(CoreRun):
         return self.receivers[link]
 
     def waiting(self) -> list[str]:
-        """See `CoreRun`; also of SENDs and RECEIVEs that have begun and not ended."""
+        """See `CoreRun`; SENDs and RECEIVEs that have begun and not ended are included."""
         begun = [engine.oldest() for engine in self.senders.values()]
         begun += [engine.oldest() for engine in self.receivers.values()]
         waits = [f"instruction {at}: {self.program[at]}" for at in begun if at is not None]

@@ -1,8 +1,9 @@
 """Cycle model of the training core: when each instruction of a program starts and ends.
 
-An event simulation of what instructions share: the memory bus, of which reading the program takes
-its part (`bus_cycles`), dispatch, queues, semaphores and engines (`engine_cycles`).
-`instruction_cycles` has what an instruction takes for itself. Tests hold it to the gateware.
+This is an event simulation of the things that instructions share: the memory bus, over which the
+program is read as well (`bus_cycles`), dispatch, queues, semaphores and engines (`engine_cycles`).
+`instruction_cycles` has the times that an instruction takes on its own. Tests compare the model
+with the gateware.
 """
 
 import heapq
@@ -31,13 +32,13 @@ from fpgapipe.hw.hls_models.model.sequencer import SequencerSpec
 from fpgapipe.hw.hls_models.spec.core_spec import CoreSpec
 
 START_CYCLES = 4
-"""From the start command to a dispatch that would ask for the first program words."""
+"""Cycles from the start command to the first fetch, which follows as if after a dispatch."""
 
 FETCH_CYCLES = 3
-"""From a dispatch to the request on the bus for the words that take its place."""
+"""Cycles from a dispatch to the bus request for the program words that refill the freed room."""
 
 FETCHED_CYCLES = 2
-"""From behind a program word's beat on the bus to the word's dispatch."""
+"""Cycles from the end of a program word's beat on the bus to the word's dispatch."""
 
 
 @dataclass(frozen=True)
@@ -47,9 +48,9 @@ class MemorySpec:
     Parameters
     ----------
     bytes_per_cycle : float
-        Read and written together.
+        Bandwidth, reads and writes together.
     latency_cycles : int
-        From a read request to its first data, and from a write's last data to its response.
+        Cycles from a read request to its first data, and from a write's last data to its response.
     """
 
     bytes_per_cycle: float = 64
@@ -68,16 +69,16 @@ class MemorySpec:
 
 @dataclass(frozen=True)
 class Prediction:
-    """When a program's instructions run.
+    """Times at which a program's instructions run, in cycles.
 
     Attributes
     ----------
     cycles : int
-        From the start command to the last word written to memory, both included.
+        Cycles from the start command to the last word written to memory, both included.
     starts, ends : tuple of float
-        Of each instruction: taken by its engine, and done.
+        Times at which each instruction is taken by its engine, and at which it is done.
     gemm_cycles : float
-        In which vectors enter an array.
+        Cycles in which vectors enter an array, all engines together.
     """
 
     cycles: int
@@ -93,10 +94,10 @@ def predict(
     *,
     link_bytes_per_cycle: float | None = None,
 ) -> Prediction:
-    """Time a program.
+    """Predict the cycles of a program on a single core.
 
-    Of other devices nothing is known: links take words as fast as they send them, though they keep
-    some, and those of a RECEIVE come as soon as it begins.
+    Other devices are not modelled. A link takes words only as fast as it sends them, although a
+    real one can buffer some, and the words of a RECEIVE arrive as soon as it begins.
 
     Parameters
     ----------
@@ -104,7 +105,7 @@ def predict(
     core : CoreSpec
     memory : MemorySpec, optional
     link_bytes_per_cycle : float, optional
-        Payload of every link; what its PHY's width and its frames allow, if not given.
+        Payload bandwidth of every link. By default, it follows from the PHY's width and the frames.
 
     Raises
     ------
@@ -117,21 +118,21 @@ def predict(
 
 
 class CoreRun:
-    """One run of the model: time goes from event to event.
+    """One run of the model, in which time advances from event to event.
 
     Parameters
     ----------
     program, core, memory
-        As of `predict`.
+        The same as for `predict`.
     link_bytes_per_cycle : sequence of float
-        Payload of each link.
+        Payload bandwidth of each link.
     begins : float
-        When the start command comes.
+        Time of the start command.
 
     Attributes
     ----------
     starts, ends : list of float
-        As of `Prediction`, as far as is known.
+        Times as in `Prediction`, for the instructions that have started or ended.
     """
 
     def __init__(
@@ -167,37 +168,37 @@ class CoreRun:
             self.engines[Opcode.SEND, link] = self.sender(link, spec)
             self.engines[Opcode.RECEIVE, link] = self.receiver(link, spec)
         self.fetch_words = spec.fetch_words
-        self.room = spec.prefetch_words  # for program words that are not yet asked for
-        self.fetched: deque[float] = deque()  # when words came that are not yet dispatched
+        self.room = spec.prefetch_words  # room for program words that are not yet requested
+        self.fetched: deque[float] = deque()  # arrival times of words not yet dispatched
         self.next_instruction = 0
-        self.next_header = 0.0  # when dispatch can look at it
-        self.dispatching = False  # its words are here
-        self.full: Engine | None = None  # whose queue has no room for it
+        self.next_header = 0.0  # when dispatch can look at the next instruction's header
+        self.dispatching = False  # whether the next instruction's words are all here
+        self.full: Engine | None = None  # the engine whose queue has no room for it
         self._fetch(begins + START_CYCLES)
         self.bus.share(0)
 
     def sender(self, link: int, spec: SequencerSpec) -> Mover:
-        """Make the engine of a link's SENDs."""
+        """Return a new engine for a link's SENDs."""
         return Send(self, spec.send_words, spec.in_flight)
 
     def receiver(self, link: int, spec: SequencerSpec) -> Mover:
-        """Make the engine of a link's RECEIVEs."""
+        """Return a new engine for a link's RECEIVEs."""
         return Receive(self, spec.receive_words, spec.in_flight)
 
     def at(self, time: float, event: Event, what: Any) -> None:
-        """Let something happen; of what happens at the same time, in this order."""
+        """Schedule an event; events of the same time happen in the order of `Event`."""
         self.number += 1
         heapq.heappush(self.events, (time, event, self.number, what))
 
     def _fetch(self, now: float) -> None:
-        """Ask for program words as far as there is room."""
+        """Request program words as far as there is room for them."""
         self._move(now)
         while self.room >= self.fetch_words:
             self.room -= self.fetch_words
             self.bus.fetch(self.fetch_words, now + FETCH_CYCLES)
 
     def _move(self, now: float) -> None:
-        """Let words move until now, and what they end happen."""
+        """Let words move until now, and handle the transfers that end with them."""
         self.bus_changes = True
         read, write, packets = self.bus.move(now)
         for _, flow in packets:
@@ -218,7 +219,7 @@ class CoreRun:
             self._look()
 
     def _look(self) -> None:
-        """Dispatch the next instruction as soon as can be, if all of its words are here."""
+        """Schedule the dispatch of the next instruction, if all of its words are here."""
         if self.dispatching or self.next_instruction == len(self.program):
             return
         words = PROGRAM_WORDS[self.program[self.next_instruction].opcode]
@@ -256,7 +257,7 @@ class CoreRun:
         self._look()
 
     def _signal(self, index: int, now: float) -> None:
-        """Let an instruction's signals count."""
+        """Add an instruction's signals to the semaphores."""
         instruction = self.program[index]
         self.engines[instruction.opcode, instruction.engine].may_begin += 1
         for number in instruction.signal:
@@ -265,11 +266,11 @@ class CoreRun:
             engine.issue(now)
 
     def next(self) -> float:
-        """When something happens next; `NEVER` if nothing does."""
+        """Return the time of the next event; `NEVER` if there is none."""
         return min(self.events[0][0], self.bus.next) if self.events else self.bus.next
 
     def step(self, now: float) -> None:
-        """Let what happens next happen, at its time."""
+        """Handle the next events, whose time is `now`."""
         bus, events = self.bus, self.events
         if bus.next <= now:
             self._move(now)
@@ -295,14 +296,14 @@ class CoreRun:
             self.bus_changes = False
 
     def waiting(self) -> list[str]:
-        """What has not begun, of each queue the first."""
+        """Describe the first instruction of each queue that has not begun."""
         heads = [engine.queue[0] for engine in self.engines.values() if engine.queue]
         if self.next_instruction < len(self.program) and not heads:
             heads = [self.next_instruction]
         return [f"instruction {index}: {self.program[index]}" for index in heads]
 
     def prediction(self) -> Prediction:
-        """What came of it, when nothing happens any more."""
+        """Return the result when there are no more events."""
         return Prediction(
             math.ceil(self.bus.written or max(self.ends)),
             tuple(self.starts),
@@ -311,7 +312,7 @@ class CoreRun:
         )
 
     def run(self) -> Prediction:
-        """Go on until nothing happens any more."""
+        """Run until there are no more events, and return the result."""
         while (now := self.next()) != NEVER:
             self.step(now)
         if waiting := self.waiting():

@@ -1,7 +1,7 @@
 """How the engines of a core take instructions, for its cycle model.
 
-Each has a queue, which `core_cycles` fills and whose semaphores it keeps. What an instruction takes
-for itself is in `instruction_cycles` and `vector_cycles`.
+Each engine has a queue. `core_cycles` fills the queues and keeps the semaphores;
+`instruction_cycles` and `vector_cycles` have the times that an instruction takes on its own.
 """
 
 from abc import ABC, abstractmethod
@@ -18,61 +18,63 @@ from fpgapipe.hw.hls_models.isa.vector_op import VectorOp
 from fpgapipe.hw.hls_models.spec.core_spec import CoreSpec
 
 OFFER_CYCLES = 3
-"""From the dispatch of an instruction's last word to its start."""
+"""Cycles from the dispatch of an instruction's last word to its start."""
 
 TAKE_CYCLES = 2
-"""What taking semaphores adds to that."""
+"""Cycles that taking semaphores adds to `OFFER_CYCLES`."""
 
 SIGNAL_CYCLES = 5
-"""From the end of an instruction to the start of another that has waited for its signal."""
+"""Cycles from the end of an instruction to the start of another one that waits for its signal."""
 
 LOAD_CYCLES = 8
-"""From a load's start to its first request on the bus."""
+"""Cycles from a load's start to its first request on the bus."""
 
 LOADED_CYCLES = 2
-"""From behind a load's last beat on the bus to its end."""
+"""Cycles from the end of a load's last beat on the bus to the end of the load."""
 
 STORE_CYCLES = 15
-"""From a store's start to its first beat on the bus."""
+"""Cycles from a store's start to its first beat on the bus."""
 
 SEND_CYCLES = 5
-"""From behind a packet's last beat on the bus to its end, if the link waits for it."""
+"""Cycles from the end of a packet's last beat on the bus to the end of the SEND, if the link takes
+the word at once."""
 
 RECEIVE_CYCLES = 16
-"""From the start of a RECEIVE to its first beat on the bus, beside the words of its first burst."""
+"""Cycles from the start of a RECEIVE to its first beat on the bus, in addition to the time in which
+the link gives the words of the first burst."""
 
 READER_CYCLES = 19
-"""From the start of a product to its first vector at the array: address generator, scratchpad,
-quantiser."""
+"""Cycles from the start of a product to its first vector at the array, through the address
+generator, the scratchpad and the quantiser."""
 
 READ_AHEAD_CYCLES = 26
-"""By which the streamed operand's reader is ahead of the array."""
+"""Cycles by which the streamed operand's reader is ahead of the array."""
 
 SUMMED_CYCLES = 10
-"""From the array's last sums to the end of a product whose sums stay in the accumulators."""
+"""Cycles from the array's last sums to the end of a product whose sums stay in the accumulators."""
 
 WRITTEN_CYCLES = 13
-"""From the array's last sums to the end of a product whose results are written."""
+"""Cycles from the array's last sums to the end of a product whose results are written."""
 
 PROGRAM_WORDS = {opcode: words_of(opcode) for opcode in Opcode}
-"""Of an instruction, 64 bytes each."""
+"""Program words of an instruction, 64 bytes each, by opcode."""
 
 EPSILON = 1e-6
-"""Cycles that are none: times are sums of fractions."""
+"""Difference below which two times are equal, since times are sums of fractions."""
 
 
 class Event(IntEnum):
-    """What happens at a time."""
+    """Kinds of events."""
 
-    SIGNAL = 0  # of an instruction
+    SIGNAL = 0  # an instruction signals its semaphores
     LEAVE = 1  # an instruction has left its engine's queue
-    ISSUE = 2  # an engine's next may start
-    DISPATCH = 3
-    CALL = 4  # whatever is to be called with the time
+    ISSUE = 2  # an engine's next instruction may start
+    DISPATCH = 3  # the next instruction may be dispatched
+    CALL = 4  # a function is to be called with the time
 
 
 class Run(Protocol):
-    """The run that engines are part of, as they see it: `core_cycles.CoreRun`.
+    """The part of a run (`core_cycles.CoreRun`) that its engines use.
 
     Attributes
     ----------
@@ -80,11 +82,11 @@ class Run(Protocol):
     core : CoreSpec
     bus : Bus
     bus_changes : bool
-        Whether the bus has to be shared anew.
+        Whether the bus has to be shared again.
     semaphores : list of int
-        Signals of each semaphore that nobody has taken.
+        Count of each semaphore.
     starts, ends : list of float
-        Times of each instruction, as far as they are known.
+        Times of each instruction that has started or ended.
     gemm_cycles : float
         Cycles in which vectors have entered an array.
     """
@@ -99,21 +101,21 @@ class Run(Protocol):
     gemm_cycles: float
 
     def at(self, time: float, event: "Event", what: Any) -> None:
-        """Let something happen at a time."""
+        """Schedule an event."""
 
 
 class Engine(ABC):
     """An engine with its queue: instructions start, and end, in order.
 
-    A kind of engine has a class of its own, and its engines a place in `CoreRun.engines`.
+    Each kind of engine has a class of its own; `CoreRun.engines` holds the engines.
 
     Parameters
     ----------
     run : Run
     depth : int
-        Words that the queue holds besides the instruction at its head.
+        Number of words that the queue holds in addition to the instruction at its head.
     in_flight : int
-        Instructions that may have started and not ended.
+        Number of instructions that may have started and not ended.
     """
 
     def __init__(self, run: Run, depth: int, in_flight: int) -> None:
@@ -124,8 +126,8 @@ class Engine(ABC):
         self.queue: deque[int] = deque()
         self.offers: deque[float] = deque()
         self.may_begin = in_flight
-        self.ready = 0.0  # when the next can be offered, by what came before it
-        self.wakes = 0.0  # when an event is
+        self.ready = 0.0  # earliest time of the next offer, given the previous instruction
+        self.wakes = 0.0  # time of the scheduled ISSUE event
 
     def put(self, index: int, now: float) -> None:
         """Take an instruction whose last word has been dispatched."""
@@ -136,7 +138,7 @@ class Engine(ABC):
         self.issue(now)
 
     def issue(self, now: float) -> None:
-        """Start the instruction at the head of the queue if it can be."""
+        """Start the instruction at the head of the queue, if it can start."""
         if not (self.queue and self.may_begin):
             return
         run, index = self.run, self.queue[0]
@@ -158,19 +160,19 @@ class Engine(ABC):
         self.offers.popleft()
         self.may_begin -= 1
         run.starts[index] = self.start(index, instruction, now)
-        # The words of the next are collected one by one, which makes room for others.
+        # The words of the next instruction are collected one by one, which frees room in the queue.
         self.leaving = PROGRAM_WORDS[instruction.opcode]
         self.ready = run.starts[index] + self.leaving + 1
         run.at(self.ready, Event.LEAVE, self)
 
     def end(self, index: int, now: float) -> None:
-        """Let an instruction end."""
+        """Note the end of an instruction, and schedule its signals."""
         self.run.ends[index] = now
         self.run.at(now + SIGNAL_CYCLES, Event.SIGNAL, index)
 
     @abstractmethod
     def start(self, index: int, instruction: Instruction, now: float) -> float:
-        """Begin an instruction; returns when the engine has taken it."""
+        """Begin an instruction, and return the time at which the engine takes it."""
 
 
 class Mover(Engine):
@@ -178,11 +180,11 @@ class Mover(Engine):
 
     @abstractmethod
     def moved(self, index: int, now: float) -> None:
-        """The last word of what was asked for is on the bus."""
+        """Handle the end of a transfer: its last word has moved over the bus."""
 
 
 class Load(Mover):
-    """Reads from memory, a burst after the latency, into the scratchpad."""
+    """Reads from memory into the scratchpad; data begins after the memory's latency."""
 
     def start(self, index: int, instruction: Instruction, now: float) -> float:
         """See `Engine`."""
@@ -197,7 +199,7 @@ class Load(Mover):
 
 
 class Store(Mover):
-    """Writes from the scratchpad to memory; an instruction ends with the last response."""
+    """Writes from the scratchpad to memory; an instruction ends with its last response."""
 
     def start(self, index: int, instruction: Instruction, now: float) -> float:
         """See `Engine`."""
@@ -211,7 +213,7 @@ class Store(Mover):
 
 
 class Send(Mover):
-    """Reads from memory for a link that takes words as fast as it sends them."""
+    """Reads from memory for a link, which takes words as fast as it sends them."""
 
     def start(self, index: int, instruction: Instruction, now: float) -> float:
         """See `Engine`."""
@@ -227,7 +229,7 @@ class Send(Mover):
 
 
 class Receive(Mover):
-    """Writes to memory what a link has as soon as it is asked for."""
+    """Writes the words of a link to memory; they have arrived when the instruction starts."""
 
     def start(self, index: int, instruction: Instruction, now: float) -> float:
         """See `Engine`."""
@@ -244,7 +246,7 @@ class Receive(Mover):
 
 
 class Gemm(Engine):
-    """Products, whose vectors follow each other through the array."""
+    """A GEMM engine, through whose array the vectors of its products follow each other."""
 
     def __init__(self, run: Run, depth: int, in_flight: int) -> None:
         super().__init__(run, depth, in_flight)
@@ -256,13 +258,14 @@ class Gemm(Engine):
         """See `Engine`."""
         core = self.run.core
         timing = gemm_timing(instruction.body, core)
-        # Weights of the first tile follow those of the tile before as fast as they are read;
-        # without one before, they come when the product starts, and the array needs a cycle more.
+        # Weights of the first tile follow those of the previous tile as fast as they are read.
+        # Without a previous tile, they come when the product starts, and the array needs one more
+        # cycle.
         first_b = max(
             now + READER_CYCLES + timing.b_late + core.cols + 1,
             self.weights_until + timing.b_words,
         )
-        # The streamed operand's reader may still be busy with the product before.
+        # The streamed operand's reader may still be busy with the previous product.
         taken = max(now, self.reads_until)
         first_a = taken + READER_CYCLES + timing.a_late
         begins = max(first_b, first_a, self.streams_until)
@@ -288,7 +291,7 @@ class Vector(Engine):
 
     def start(self, index: int, instruction: Instruction, now: float) -> float:
         """See `Engine`."""
-        # One at a time: the next is taken in the cycle in which the one before is done.
+        # One instruction runs at a time; the next is taken in the cycle in which it is done.
         taken = max(now, self.busy_until)
         core = self.run.core
         assert core.vector is not None

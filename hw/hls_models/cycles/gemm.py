@@ -1,7 +1,7 @@
 """Cycles and memory traffic of one matrix product on a weight-stationary array.
 
-This is the one place where the cycles of a product are computed; planner, lowering and reports ask
-here. docs/cost-model.md explains the formulas.
+This is the one place where the cycles of a product are computed, for planner, lowering and reports.
+docs/cost-model.md explains the formulas.
 """
 
 from collections.abc import Iterator
@@ -11,16 +11,18 @@ from functools import lru_cache
 from fpgapipe.hw.hls_models.spec.systolic import SystolicSpec
 
 ACCUMULATE_CYCLES = 8
-"""Latency of converting a column's sum to FP32 and adding it to its accumulator: an estimate, three
-cycles to convert and scale, five to add. The same accumulator is not ready earlier."""
+"""Latency of converting a column's sum to FP32 and adding it to its accumulator.
+
+This is an estimate: three cycles to convert and scale, five to add. The same accumulator cannot be
+used again earlier."""
 
 DRAIN_CYCLES = 6
-"""From an accumulator to the write port of the memory: bias, ReLU, rounding, store FIFO; an
-estimate."""
+"""Cycles from an accumulator to the write port of the memory: bias, ReLU, rounding and store FIFO.
+This is an estimate."""
 
 START_CYCLES = 16
-"""From the start of a product to its first read request: decoding and address generators; an
-estimate."""
+"""Cycles from the start of a product to its first read request: decoding and address generators.
+This is an estimate."""
 
 
 def _ceil(a: int, b: int) -> int:
@@ -31,17 +33,18 @@ def _ceil(a: int, b: int) -> int:
 class Axis:
     """One side of a matrix: taps of a kernel times channels.
 
-    A vector of the array holds channels of one tap. Where a tap has fewer channels than the vector
-    has places, it holds those of several neighbouring taps, which lie next to each other in
-    memory (channels last): that is how a first layer's three channels fill the array.
+    A vector of the array holds channels of one tap. If a tap has fewer channels than the vector has
+    places, the vector holds the channels of several neighbouring taps, which are next to each other
+    in memory (channels last). This is how the three channels of a first layer fill the array.
 
     Parameters
     ----------
     channels : int
+        Number of channels.
     taps : int
-        Positions of the kernel; 1 for a plain matrix.
+        Number of positions of the kernel; 1 for a plain matrix.
     run : int
-        Taps next to each other in memory, a divisor of `taps`: a row of the kernel.
+        Number of taps next to each other in memory, a divisor of `taps`: a row of the kernel.
     """
 
     channels: int
@@ -57,11 +60,11 @@ class Axis:
 
     @property
     def size(self) -> int:
-        """Elements along the axis."""
+        """Number of elements along the axis."""
         return self.channels * self.taps
 
     def tiles(self, width: int) -> int:
-        """Vectors of `width` places that the axis takes."""
+        """Number of vectors of `width` places that the axis takes."""
         if self.channels < width:
             return self.taps // self.run * _ceil(self.run * self.channels, width)
         return self.taps * _ceil(self.channels, width)
@@ -69,22 +72,24 @@ class Axis:
 
 @dataclass(frozen=True)
 class ProductSpec:
-    """`count` products of ``m x k`` by ``k x n`` side by side, all of it `steps` times in a row.
+    """`count` independent products of ``m x k`` by ``k x n``, all of them `steps` times in a row.
 
     Parameters
     ----------
     m, k, n : Axis
         Rows of the result, reduction, columns of the result.
     left_bytes, right_bytes, out_bytes : int
-        Of one product in memory, every element counted once: a convolution's input, not the
-        matrix that its windows would make.
+        Size in memory of the operands and the result of one product, with every element counted
+        once: for a convolution, the size of the input, not of the matrix of its windows.
     count, steps : int
-        As in the network's graph: each step needs the result of the one before.
+        Numbers of products and steps, as in the network's graph; each step needs the result of the
+        previous one.
     accumulates : bool
-        Whether the result is added to what the memory holds (weight gradients of micro-batches).
+        Whether the result is added to the content of the memory (weight gradients of
+        micro-batches).
     transposed : bool
         Whether the streamed operand passes through the transposer, because its reduction axis is
-        not the one along which it lies in memory (weight gradients).
+        not contiguous in memory (weight gradients).
 
     Raises
     ------
@@ -113,7 +118,7 @@ class ProductSpec:
 
     @property
     def macs(self) -> int:
-        """Multiply-accumulates, products with padding zeros included."""
+        """Number of multiply-accumulates, products with padding zeros included."""
         return self.m.size * self.k.size * self.n.size * self.count * self.steps
 
 
@@ -124,13 +129,14 @@ class EngineSpec:
     Parameters
     ----------
     rows, cols : int
-        The array: cells along the reduction axis and across it.
+        Cells of the array along the reduction axis and across it.
     scratchpad_bytes : int
-        On-chip memory for operands.
+        Size of the on-chip memory for operands.
     memory_bytes_per_cycle : float
-        To and from the memory together; 0 where there is none (nothing is charged then).
+        Memory bandwidth, reads and writes together; 0 without a memory, and transfers then cost
+        nothing.
     memory_latency_cycles : int
-        From a read request to its first data.
+        Cycles from a read request to its first data.
     acc_depth : int
         FP32 accumulators below each column.
 
@@ -169,11 +175,11 @@ class EngineSpec:
 
     @staticmethod
     def least_scratchpad_bytes(rows: int, cols: int) -> int:
-        """Two tiles of each operand, elements of up to four bytes."""
+        """Bytes of two tiles of each operand, with elements of up to four bytes."""
         return 2 * 4 * rows * (rows + cols)
 
     def transfer_cycles(self, size_bytes: float) -> int:
-        """Cycles that a transfer keeps the memory busy, its latency left out."""
+        """Cycles for which a transfer keeps the memory busy, without its latency."""
         if not self.memory_bytes_per_cycle:
             return 0
         return -int(-size_bytes // self.memory_bytes_per_cycle)
@@ -181,24 +187,25 @@ class EngineSpec:
 
 @dataclass(frozen=True)
 class GemmCost:
-    """What a product takes.
+    """Cost of a product.
 
     Attributes
     ----------
     cycles : int
-        From its start to the last word written, both included.
+        Cycles from its start to the last word written, both included.
     compute_cycles : int
-        Of the array alone, its operands always there in time (`SystolicSpec.cycles`).
+        Cycles of the array alone, if operands always arrive in time (`SystolicSpec.cycles`).
     memory_cycles : int
-        That the memory is busy.
+        Cycles in which the memory is busy.
     exposed_cycles : int
-        First load and last store, as far as nothing is computed meanwhile, and fixed latencies.
+        Cycles of the first load and last store that do not overlap with computation, and fixed
+        latencies: `cycles` less `compute_cycles`.
     memory_bytes : int
-        Read and written.
+        Bytes read and written.
     swapped : bool
         Whether the left operand is the stationary one.
     dataflow : str
-        What stays on chip: ``stationary`` panels, ``streamed`` panels, or ``sums``.
+        Data that stays on chip: ``stationary`` panels, ``streamed`` panels, or ``sums``.
     """
 
     cycles: int
@@ -212,7 +219,7 @@ class GemmCost:
 
 @dataclass(frozen=True)
 class _Side:
-    """A product as the array sees it: `stream` vectors meet tiles of ``reduction x across``."""
+    """A product as the array sees it: `stream` vectors, and tiles of ``reduction x across``."""
 
     stream: int
     reduction_tiles: int
@@ -223,9 +230,9 @@ class _Side:
 
 @dataclass(frozen=True)
 class _Blocking:
-    """How a product is cut: `num_blocks` blocks of streamed vectors, and what that costs.
+    """Tiling of a product into `num_blocks` blocks of streamed vectors, and its cost.
 
-    The array can work for `first_cycles` on the `first_bytes` that it needs first.
+    The array starts with `first_bytes` of operands, on which it works for `first_cycles`.
     """
 
     dataflow: str
@@ -237,10 +244,10 @@ class _Blocking:
 
 @lru_cache(maxsize=1 << 16)
 def gemm_cost(product: ProductSpec, engine: EngineSpec) -> GemmCost:
-    """Cost of a product with the best choice of stationary operand and of blocking.
+    """Cost of a product with the best choice of stationary operand and of tiling.
 
-    Best is the shortest time for which array or memory are busy, then fewest bytes, then fewest
-    cycles in all.
+    The best choice has the fewest cycles of array or memory, whichever is busy longer; then the
+    fewest bytes; then the fewest cycles in all.
     """
 
     def rank(cost: GemmCost) -> tuple[int, int, int]:
@@ -259,8 +266,9 @@ def _choices(product: ProductSpec, engine: EngineSpec) -> Iterator[GemmCost]:
 def _side(product: ProductSpec, engine: EngineSpec, swapped: bool) -> _Side:
     stream, across = (product.n, product.m) if swapped else (product.m, product.n)
     left, right = product.left_bytes, product.right_bytes
-    # The transposer works on squares of rows x rows: it takes `rows` cycles for a square however
-    # little of it is used. A swapped product leaves the array transposed and passes it as well.
+    # The transposer works on squares of rows x rows and takes `rows` cycles for a square, however
+    # little of it is used. A swapped product leaves the array transposed, so its result passes
+    # through the transposer as well.
     whole_squares = swapped or product.transposed
     return _Side(
         stream.tiles(engine.rows) * engine.rows if whole_squares else stream.size,
@@ -272,10 +280,11 @@ def _side(product: ProductSpec, engine: EngineSpec, swapped: bool) -> _Side:
 
 
 def _blockings(side: _Side, engine: EngineSpec) -> Iterator[_Blocking]:
-    """Ways to cut a product so that its pieces fit the scratchpad.
+    """Iterate over the tilings of a product that fit the scratchpad.
 
-    Sizes are of pieces with the whole reduction: `vector` bytes a streamed vector, `tile` bytes a
-    column of tiles. What stays is held once if all of it fits, else in halves, one of which loads.
+    The pieces have the whole reduction: a streamed vector has `vector` bytes, a column of tiles
+    `tile` bytes. The operand that stays on chip is held once if all of it fits; otherwise it takes
+    one half of the room while its next part is loaded into the other half.
     """
     vector = side.stream_bytes / side.stream
     tile = side.across_bytes / side.across_tiles
@@ -284,13 +293,13 @@ def _blockings(side: _Side, engine: EngineSpec) -> Iterator[_Blocking]:
     for block in {longest, min(longest, engine.cols)}:
         blocks = _ceil(side.stream, block)
         first = (block * vector + tile, block * side.reduction_tiles)
-        # A panel of tiles stays; blocks of vectors pass it.
+        # A panel of tiles stays on chip, and blocks of vectors stream past it.
         panel = _held(side.across_tiles, tile, room - 2 * block * vector)
         if panel:
             passes = _ceil(side.across_tiles, panel)
             traffic = side.stream_bytes * passes + side.across_bytes
             yield _Blocking("stationary", blocks, traffic, *first)
-        # Blocks of vectors stay; all tiles pass them.
+        # Blocks of vectors stay on chip, and all tiles stream past them.
         chunk = _held(side.stream, vector, room - 2 * tile)
         if chunk >= block:
             traffic = side.stream_bytes + side.across_bytes * _ceil(side.stream, chunk)
@@ -299,7 +308,7 @@ def _blockings(side: _Side, engine: EngineSpec) -> Iterator[_Blocking]:
 
 
 def _held(number: int, size_bytes: float, room_bytes: float) -> int:
-    """How many of `number` pieces stay on chip at a time."""
+    """Return how many of `number` pieces stay on chip at a time."""
     if number * size_bytes <= room_bytes:
         return number
     return max(int(room_bytes / (2 * size_bytes)), 0)
@@ -308,11 +317,11 @@ def _held(number: int, size_bytes: float, room_bytes: float) -> int:
 def _sum_blockings(
     side: _Side, engine: EngineSpec, vector: float, tile: float
 ) -> Iterator[_Blocking]:
-    """Cut so that a block of sums stays in the accumulators while the reduction passes by.
+    """Iterate over tilings in which a block of sums stays in the accumulators.
 
-    Only a slice of the reduction, one tile long, is on chip at a time, and the next one loads.
-    Fewer vectors than an array has columns wait for weights. One column of tiles with `rows`
-    vectors always fits: `EngineSpec` sees to that.
+    Only a slice of the reduction, one tile long, is on chip at a time, while the next slice loads.
+    Blocks of fewer vectors than the array has columns would wait for weights. One column of tiles
+    with `rows` vectors always fits, because `EngineSpec` checks it.
     """
     room = engine.scratchpad_bytes / 2 * side.reduction_tiles
     columns = 1
@@ -341,7 +350,7 @@ def _cost(
     step_bytes = (blocking.traffic_bytes + out_bytes) * product.count
     once_bytes = 0
     if product.steps > 1:
-        # Weights that fit stay on chip from step to step.
+        # Weights that fit the scratchpad stay there from step to step.
         weights = product.right_bytes * product.count
         if 2 * weights <= engine.scratchpad_bytes:
             once_bytes = weights
@@ -354,7 +363,7 @@ def _cost(
     fixed = START_CYCLES + ACCUMULATE_CYCLES + DRAIN_CYCLES
     if engine.memory_bytes_per_cycle:
         fixed += engine.memory_latency_cycles
-    # Each step ends when its sums are there: the next one reads them.
+    # A step ends when its sums are complete, because the next step reads them.
     steps = product.steps * compute + (product.steps - 1) * (ACCUMULATE_CYCLES + DRAIN_CYCLES)
     cycles = max(steps + first + last, memory) + fixed
     return GemmCost(
@@ -371,16 +380,17 @@ def _cost(
 def compute_cycles(
     engine: EngineSpec, stream: int, num_tiles: int, num_blocks: int = 1, reduction_tiles: int = 1
 ) -> int:
-    """Cycles of the array for `num_tiles` tiles that `stream` vectors meet in equal blocks.
+    """Cycles of the array for `num_tiles` tiles past which `stream` vectors go in equal blocks.
 
-    With one block, and where the accumulators keep up, this is `SystolicSpec.cycles`. A block takes
-    at least ``cols`` cycles, in which the next weights load, and where tiles are added up at least
-    the latency of the FP32 accumulation.
+    With one block, and if the accumulators keep up, this is `SystolicSpec.cycles`. A block takes at
+    least ``cols`` cycles, in which the next weights load. If tiles are added up, it also takes at
+    least the latency of the FP32 accumulation.
     """
     array = SystolicSpec(engine.rows, engine.cols)
     shortest = engine.cols if reduction_tiles == 1 else max(engine.cols, ACCUMULATE_CYCLES)
     last = stream // num_blocks
-    # Blocks differ by one vector at most, so either all are longer than `shortest` or none is.
+    # Blocks differ by at most one vector, so either all are at least `shortest` long or none is
+    # longer.
     all_tiles = num_tiles * max(stream, num_blocks * shortest)
     return array.cycles(last) + all_tiles - max(last, shortest)
 
@@ -388,8 +398,8 @@ def compute_cycles(
 def _first_load(engine: EngineSpec, side: _Side, blocking: _Blocking) -> int:
     """Cycles by which the first vectors and tiles arrive later than the array could take them.
 
-    The array starts with the first tile and the first vector, and needs the rest of the first
-    block, over all of the reduction, while it computes.
+    The array starts with the first tile and the first vector. It needs the rest of the first block,
+    over the whole reduction, while it computes.
     """
     tile = side.across_bytes / (side.across_tiles * side.reduction_tiles)
     tile_late = engine.transfer_cycles(tile) - engine.cols
@@ -398,9 +408,9 @@ def _first_load(engine: EngineSpec, side: _Side, blocking: _Blocking) -> int:
 
 
 def _last_store(product: ProductSpec, engine: EngineSpec, side: _Side) -> int:
-    """Cycles after the last sums until all are written, where they come faster than memory takes.
+    """Cycles of writing after the last sums, if sums come faster than the memory takes them.
 
-    A column of tiles gives its results in its last pass, a vector in each cycle.
+    A column of tiles gives its results in its last pass, one vector per cycle.
     """
     vectors = min(side.stream, engine.acc_depth)
     share = vectors * engine.cols / (product.m.size * product.n.size)

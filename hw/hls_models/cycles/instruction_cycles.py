@@ -1,4 +1,4 @@
-"""What single instructions take of a training core: words on the bus, cycles of an array."""
+"""Costs of single instructions of a training core: words on the bus, cycles of an array."""
 
 import math
 from collections.abc import Mapping
@@ -15,13 +15,14 @@ from fpgapipe.hw.hls_models.model.datapath import ACC_CYCLES
 from fpgapipe.hw.hls_models.spec.core_spec import CoreSpec
 
 TRANSPOSE_CYCLES = 3
-"""What the transposer takes beside filling its first square."""
+"""Cycles that the transposer takes in addition to filling its first square."""
 
 
 def words_of_transfer(body: Mapping[str, Any], core: CoreSpec) -> tuple[int, int]:
-    """Words of 64 bytes that a LOAD or STORE moves, and its bursts; rows begin anywhere in a word.
+    """Number of 64-byte words that a LOAD or STORE moves, and number of its bursts.
 
-    A burst never crosses a multiple of the longest one's bytes.
+    Rows may begin anywhere in a word. A burst never crosses a multiple of the size of the longest
+    burst.
     """
     block = max(core.burst_beats * core.bus_bytes, WORD_BYTES)
     return _words_of_rows(
@@ -47,22 +48,23 @@ def _words_of_rows(
 
 @dataclass(frozen=True)
 class GemmTiming:
-    """What a product takes of its engine.
+    """Times of a product on its engine.
 
     Attributes
     ----------
     stream_cycles : int
-        From its first vector to its last, both included, if operands come in time.
+        Cycles from the first vector to the last, both included, if operands arrive in time.
     last_tile_cycles : int
-        The part of it that is the last tile.
+        The part of `stream_cycles` that the last tile takes.
     a_late, b_late : int
-        Cycles by which a transposed or FP32 operand's first vector is later than another's.
+        Cycles by which the first vector of a transposed or FP32 operand is later than that of
+        another operand.
     b_words, later_b_words : int
-        Cycles for which the first tile's weights, and all others', are read.
+        Cycles of reading the first tile's weights, and of reading those of all other tiles.
     writes : int
         Words that a vector of results takes, 0 without results.
     stall_cycles : int
-        For which the array stops while the last tile's results are written.
+        Cycles for which the array stops while the last tile's results are written.
     """
 
     stream_cycles: int
@@ -76,11 +78,12 @@ class GemmTiming:
 
 
 def gemm_timing(body: Mapping[str, Any], core: CoreSpec) -> GemmTiming:
-    """Time of one GEMM instruction from its fields.
+    """Compute the times of one GEMM instruction from its fields.
 
-    A tile takes as long as the slowest of what it needs: its vectors, one a cycle; the columns of
-    the next tile; the reading of either operand, a word or half a word of 32 elements a cycle; the
-    accumulators. Results that take more than a cycle to be written stop the array meanwhile.
+    A tile takes as long as the slowest of these: its vectors, one per cycle; the columns of the
+    next tile; the reading of either operand, one word of 32 elements or half of one per cycle; the
+    latency of the accumulators. If a vector of results takes more than one cycle to be written, the
+    array stops meanwhile.
     """
     extent = body["extent"]
     m, k, n = (extent[name] + 1 for name in ("m", "k", "n"))
@@ -120,13 +123,16 @@ def _timing(
     a_words: NDArray[np.int64],
     b_words: NDArray[np.int64],
 ) -> tuple[int, int, int, int, int]:
-    """Cycles of all tiles and of the last; of reading the first weights and the others; a stall."""
-    # The array waits for a tile's weights, which are read while the tile before streams.
+    """Return cycles of all tiles, of the last one, of the first weights, of the others, of a stall.
+
+    The weights' cycles are those of reading them from the scratchpad.
+    """
+    # The array waits for a tile's weights, which are read while the previous tile streams.
     moves = np.full(k * n, max(m, cols))
     moves[-1] = m
     if not (first and k == 1):
         np.maximum(moves[:-1], ACC_CYCLES, out=moves[:-1])
-    # While results come without a gap, each waits until the one before has been written.
+    # While results come without a gap, each one waits until the previous one has been written.
     stall = (m - (m < cols or k > 1)) * max(writes - 1, 0)
     moves[k - 1 :: k] += stall
     tiles = np.maximum(np.maximum(a_words, np.append(b_words[1:], 0)), moves)
@@ -136,13 +142,13 @@ def _timing(
 def _cycles_of_tiles(
     operand: Mapping[str, Any], vectors: int, tiles: int
 ) -> NDArray[np.int64] | int:
-    """Cycles for which the scratchpad is read for each tile, or for all of them alike.
+    """Cycles of reading each tile from the scratchpad; a single number if all tiles are alike.
 
-    An FP32 word takes two, unless it is one of zeros alone, which is not read.
+    An FP32 word takes two cycles, or one if it has only zeros, which are not read.
     """
     if not operand["fp32"]:
         return _vectors_of_tile(operand, vectors)
-    # Where the operand lies does not matter, and many instructions read alike.
+    # The base address does not matter; without it, many instructions share one cache entry.
     numbers = tuple(
         (name, value)
         for name, value in operand.items()
@@ -162,7 +168,7 @@ def _cycles_of_fp32_tiles(
     loops: tuple[tuple[str, tuple[tuple[tuple[str, int], ...], ...]], ...],
     tiles: int,
 ) -> NDArray[np.int64]:
-    """Cycles for which each tile of an FP32 operand, in items of its fields, is read."""
+    """Cycles of reading each tile of an FP32 operand, whose fields are given as hashable items."""
     operand: dict[str, Any] = {"base": 0, **dict(numbers)}
     operand |= {name: [dict(loop) for loop in value] for name, value in loops}
     words = OperandPattern.decoded(operand).words()
@@ -173,7 +179,7 @@ def _cycles_of_fp32_tiles(
 
 
 def _vectors_of_tile(operand: Mapping[str, Any], vectors: int) -> int:
-    """Words of BF16 of a tile: its vectors, or those of all squares that have some."""
+    """BF16 words of a tile: one per vector, or with `transposed` all words of its squares."""
     if not operand["transposed"]:
         return vectors
     loops = operand["tap"] if operand["walks_blocks"] else operand["pos"]

@@ -1,4 +1,4 @@
-"""What a link adds to the times of SEND and RECEIVE, for the cycle model of several cores."""
+"""Latencies that a link adds to SEND and RECEIVE, for the cycle model of several cores."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -12,22 +12,24 @@ from fpgapipe.hw.hls_models.spec.core_spec import CoreSpec
 from fpgapipe.hw.hls_models.spec.link import TRAILER_BYTES, LinkEngineSpec
 
 ENTER_CYCLES = 4
-"""From behind a word's beat on the bus to its entry into the link."""
+"""Cycles from the end of a word's beat on the bus to the word's entry into the link."""
 
 TRANSMIT_CYCLES = 7
-"""From the entry of a frame's last word to its first beat on the wire."""
+"""Cycles from the entry of a frame's last word to the frame's first beat on the wire."""
 
 ARRIVE_CYCLES = 11
-"""From behind a frame's last beat, at the other end, to its first word there."""
+"""Cycles from the end of a frame's last beat, at the receiving end, to the frame's first word."""
 
 FREED_CYCLES = 5
-"""From the leaving of a frame's last word to a trailer that can say so."""
+"""Cycles from the moment a frame's last word leaves the link to a trailer that can report it."""
 
 HEARD_CYCLES = 8
-"""From behind a trailer's beat, at the other end, to a word that takes the room it tells of."""
+"""Cycles from the end of a trailer's beat, at the end that receives it, to the entry of a word that
+takes the room which the trailer reports."""
 
 WRITE_CYCLES = 6
-"""From behind the last word of a burst that a RECEIVE takes to the burst's first beat."""
+"""Cycles from the end of the last word of a burst that a RECEIVE takes to the burst's first beat on
+the bus."""
 
 
 @dataclass(frozen=True)
@@ -37,9 +39,9 @@ class WireTiming:
     Parameters
     ----------
     bytes_per_cycle : float
-        Line rate.
+        Line rate, per direction.
     latency_cycles : int
-        From a beat's departure to its arrival, at least 1.
+        Cycles from a beat's departure to its arrival, at least 1.
     """
 
     bytes_per_cycle: float = 16
@@ -60,24 +62,26 @@ def arrivals(
     memories: tuple[MemorySpec, MemorySpec],
     wire: WireTiming,
 ) -> list[float]:
-    """When packets are in memory, if RECEIVEs wait for them and the wire is free.
+    """Times at which packets are in memory, if RECEIVEs wait for them and the wire is free.
 
     Parameters
     ----------
     begins, reads : sequence of float
-        When their SENDs begin, in order, and when they would end with a link that takes everything.
+        Times at which the packets' SENDs begin, in order, and times at which they would end if the
+        link took every word at once.
     words : sequence of int
-        Of each, without its tag.
+        Number of words of each packet, without its tag.
     ends : (LinkEngineSpec, CoreSpec)
         The link that sends, and the core that receives.
     memories : (MemorySpec, MemorySpec)
-        Of both devices.
+        Memories of the sending and the receiving device.
     wire : WireTiming
+        The cable between them.
 
     Returns
     -------
     list of float
-        When something that waits for the RECEIVE can begin.
+        Times at which an instruction that waits for each RECEIVE can begin.
     """
     link, core = ends
     rate = min(wire.bytes_per_cycle, link.phy_bytes)
@@ -93,7 +97,7 @@ def arrivals(
         first = min(count + 1, link.frame_words)
         takes = (count + 1) * WORD_BYTES + frames * TRAILER_BYTES
         free = max(free, begin + before + first) + takes / rate
-        # A frame goes when it is full.
+        # A frame is sent when it is full.
         free = max(free, read + last_behind + (last * WORD_BYTES + TRAILER_BYTES) / rate)
         burst = min((count - 1) % burst_words(core) + 1, count)
         found.append(free + behind + min(last, burst) + burst)

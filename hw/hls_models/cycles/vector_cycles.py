@@ -1,6 +1,6 @@
-"""Cycles of the vector engine's lanes, which their gateware and the cycle model share.
+"""Cycles of the vector engine's lanes, shared by their gateware and the cycle model.
 
-Stages are counted from the beat at the input, which is stage 0.
+Pipeline stages are counted from the beat at the input, which is in stage 0.
 """
 
 from math import prod, sqrt
@@ -14,36 +14,37 @@ from fpgapipe.hw.hls_models.numerics.mx import HALVES_CYCLES
 from fpgapipe.hw.hls_models.spec.core_spec import ScratchpadSpec, VectorSpec
 
 FACTOR_STAGE = 2 + ADD_CYCLES
-"""Where the first sum has been computed: operands are registered twice, as they come and chosen."""
+"""Stage in which the first sum is ready; operands are registered twice before it is computed, when
+they arrive and when they have been chosen."""
 
 CHOICE_STAGE = FACTOR_STAGE + 1 + MULTIPLY_CYCLES + ADD_CYCLES
-"""Where the second one has been."""
+"""Stage in which the second sum is ready."""
 
 ELEMENT_STAGE = CHOICE_STAGE + 3
-"""Where an element waits for what it is added to, or compared with."""
+"""Stage of an element before it is added to a sum or compared with a maximum."""
 
 MAXIMUM_STAGE = ELEMENT_STAGE + 2
-"""Where a maximum has been found."""
+"""Stage in which a maximum is ready."""
 
 TOTAL_STAGE = ELEMENT_STAGE + ADD_CYCLES
-"""Where a sum has been computed."""
+"""Stage in which a sum of elements is ready."""
 
 RANDOM_CYCLES = 15
 """Latency of random bits: twelve rounds, and three additions of keys."""
 
 LANES_CYCLES = TOTAL_STAGE + 1
-"""From a beat to its result, without a function."""
+"""Cycles from a beat to its result, without a function."""
 
 MAXIMUM_CYCLES = MAXIMUM_STAGE + 1
-"""From the last beat of a maximum to its result."""
+"""Cycles from the last beat of a maximum to its result."""
 
 SUM_CYCLES = TOTAL_STAGE + 1 - (ELEMENT_STAGE - 2)
-"""From a beat of a sum, or a maximum, to the next of the same one: a sum is read two stages before
-the addition, as it was written in an earlier cycle."""
+"""Cycles from a beat of a sum or maximum to the next beat of the same one. A sum is read two stages
+before the addition, and must have been written in an earlier cycle."""
 
 
 def function_cycles(spec: VectorSpec) -> int:
-    """How much longer a beat takes, from in to out, if there is a function."""
+    """Cycles that a function adds to the latency of a beat."""
     return spec.lanes // spec.function_lanes + FUNCTION_CYCLES + 1
 
 
@@ -53,20 +54,22 @@ def cycles_per_result(spec: VectorSpec, *, has_function: bool) -> int:
 
 
 READ_CYCLES = 13
-"""From an instruction's move to the engine to its first beat at the lanes: loops, scratchpad."""
+"""Cycles from an instruction's move to the engine to its first beat at the lanes, for the loops and
+the scratchpad."""
 
 WRITE_CYCLES = 3
-"""From the last result to the signal that it has been written."""
+"""Cycles from the last result to the signal that it has been written."""
 
 BANK_CYCLES = ELEMENT_STAGE - 1
-"""From the last beat that needs a bank of coefficients to the first that is written there."""
+"""Cycles from the last beat that needs a bank of coefficients to the first write to that bank."""
 
 
 def vector_cycles(op: VectorOp, spec: VectorSpec) -> int:
     """Cycles of an instruction, from its move to the engine to its end.
 
-    The scratchpad is taken to be ready whenever it is asked: each port has a bank of its own.
-    Exact, unless an instruction has both coefficients and a function: then within a tenth.
+    The scratchpad is assumed to be always ready, as if each port had a bank of its own. The result
+    is exact, except for an instruction with both coefficients and a function, where it is right to
+    within a tenth.
     """
     beats = LANES // spec.lanes
     inner = beats * prod(op.counts[: op.inner])
@@ -74,7 +77,7 @@ def vector_cycles(op: VectorOp, spec: VectorSpec) -> int:
     sums = op.num_results * beats // inner
     has_function = op.function is not None
     each = cycles_per_result(spec, has_function=has_function)
-    # The first element of a sum waits for nothing, the others for those before them.
+    # The first element of a sum does not wait; each other one waits for the one before it.
     first = (reduced - 1) * max(inner, SUM_CYCLES) + 1
     further = max(first, each) + (inner - 1) * each
     if op.coefficients.number:
@@ -91,11 +94,11 @@ def vector_cycles(op: VectorOp, spec: VectorSpec) -> int:
 
 
 def meeting_cycles(op: VectorOp, spec: VectorSpec, scratchpad: ScratchpadSpec) -> int:
-    """Cycles that an instruction takes longer because X and Y lie in the same memories.
+    """Additional cycles of an instruction whose operands X and Y are in the same memories.
 
-    A bank is a memory of even words and one of odd words, and a vector of X that needs what one of
-    Y needs waits a cycle. What counts is where both begin; operands that do not go on by the same
-    steps meet now and then, which is not counted.
+    A bank consists of a memory of even words and one of odd words. A vector of X that needs the
+    same memory as one of Y waits for a cycle. Only the base addresses are compared: operands that
+    move by different steps also meet now and then, which is not counted.
     """
     y = op.y
     if y is None or op.x.steps != y.steps or op.x.format is not y.format:
@@ -105,30 +108,30 @@ def meeting_cycles(op: VectorOp, spec: VectorSpec, scratchpad: ScratchpadSpec) -
     whole = all(offset == 0 for _, offset in words)
     if banks[0] != banks[1] or (whole and (words[0][0] - words[1][0]) % 2):
         return 0
-    # A beat that takes several cycles leaves time for both.
+    # If beats are several cycles apart, there is time for both reads.
     has_function = op.function is not None
     is_free = LANES // spec.lanes > 1 or cycles_per_result(spec, has_function=has_function) > 1
     return 0 if is_free else op.num_vectors
 
 
 def _with_coefficients(steps: int, step: int, moving: int, written: int) -> int:
-    """Cycles of all beats and of coefficients, of which there are two banks.
+    """Cycles of all beats and of writing the coefficients, which have two banks.
 
     Parameters
     ----------
     steps : int
-        Of the outermost loop.
+        Iterations of the outermost loop.
     step, moving : int
-        Cycles of each without coefficients, and of those the ones in which the lanes move.
+        Cycles of an iteration without coefficients, and the number of them in which the lanes move.
     written : int
-        Cycles in which coefficients are written.
+        Cycles in which the coefficients of an iteration are written.
     """
     if step + written < BANK_CYCLES:
         pairs, odd = divmod(steps - 1, 2)
         return (pairs + 1 + odd) * (step + written) + pairs * BANK_CYCLES
-    # While results wait for the function, coefficients are written all the same: of the cycles that
-    # this takes, as many are lost as the lanes move in.
+    # Coefficients are also written while results wait for the function. Of the cycles that writing
+    # takes, only those are lost in which the lanes would have moved.
     half = (step - written) / 2
-    # Lanes that have run empty meanwhile need a cycle to begin again.
+    # Lanes that have run empty meanwhile need one more cycle to start again.
     again = (steps - 1) * (written > LANES_CYCLES)
     return round(steps * (step + sqrt(half * half + written * moving) - half)) + again

@@ -1,10 +1,11 @@
 """Affine address patterns: how operands are read from the scratchpad and results are written to it.
 
-A *loop nest* is three nested loops; each step of a loop moves the byte address and two coordinates,
-``y`` and ``u``. An operand is read by three loop nests, one inside the other: `outer` (a column of
-tiles), `tap` (a tile, or a group of columns) and `pos` (a vector, or an element of the reduction).
-With coordinates compared to limits, a convolution with padding needs no copy of its input, in any
-of its three passes; docs/core.md shows the loops of each.
+A *loop nest* has three nested loops. Each step of a loop moves the byte address and two
+coordinates, ``y`` and ``u``. Three loop nests, one inside the other, read an operand: `outer` (a
+column of tiles), `tap` (a tile, or a group of columns) and `pos` (a vector, or an element of the
+reduction). Elements whose coordinates are beyond the limits are read as zeros, so a convolution
+with padding needs no copy of its input in any of its three passes; docs/core.md shows the loops of
+each.
 """
 
 from collections.abc import Mapping
@@ -18,24 +19,24 @@ from fpgapipe.hw.hls_models.isa.instructions import NUM_LOOPS
 from fpgapipe.hw.hls_models.numerics.mx import MX_BLOCK
 
 BLOCK = MX_BLOCK
-"""Elements of a word that is read: those of a block of MXINT8."""
+"""Elements in a word that is read, the same number as in a block of MXINT8."""
 
 COORDINATE_BITS = {"address": 32, "y": 16, "u": 24}
-"""Two's complement numbers in which hardware keeps what the loops of an operand move."""
+"""Widths of the two's complement numbers in which hardware keeps an operand's coordinates."""
 
 
 @dataclass(frozen=True)
 class Loop:
-    """A loop: its number of iterations, and what each moves.
+    """A loop: its number of iterations, and the distances by which each iteration moves.
 
     Parameters
     ----------
     count : int
-        1 to 65,536.
+        Number of iterations, 1 to 65,536.
     address : int
-        Bytes.
+        Distance in the scratchpad, in bytes.
     y, u : int
-        Coordinates; `u` is in elements.
+        Distances of the coordinates; `u` is in elements.
     """
 
     count: int = 1
@@ -64,11 +65,11 @@ class LoopNest:
 
     @property
     def size(self) -> int:
-        """Positions of the loop nest."""
+        """Number of positions of the loop nest."""
         return int(np.prod([loop.count for loop in self.loops], dtype=np.int64))
 
     def offsets(self, name: str) -> NDArray[np.int64]:
-        """What a coordinate (``address``, ``y`` or ``u``) is at each position, from 0."""
+        """Value of a coordinate (``address``, ``y`` or ``u``) at each position, beginning at 0."""
         total = np.zeros(1, np.int64)
         for loop in self.loops:
             steps = np.arange(loop.count, dtype=np.int64) * getattr(loop, name)
@@ -84,8 +85,9 @@ class LoopNest:
     def encoded(self) -> list[dict[str, int]]:
         """Fields of the instruction.
 
-        Hardware adds one number when a loop steps and all inside it begin anew: the loop's own
-        movement less what those have moved.
+        When a loop steps, all loops inside it start again. Hardware does this with one addition:
+        the encoded jump is the loop's own distance less the distance that the inner loops have
+        moved.
         """
         fields = []
         moved = dict.fromkeys(("address", "y", "u"), 0)
@@ -114,18 +116,18 @@ class LoopNest:
 
 @dataclass(frozen=True)
 class Words:
-    """What an operand's pattern reads, word by word.
+    """Words that an operand's pattern reads, in order.
 
     Attributes
     ----------
     address : int64 array, shape (words,)
         Byte address of the first element.
     lanes : bool array, shape (words, 32)
-        Elements that count; the others are zeros.
+        Which elements are read; the others are zeros.
     sub : int64 array, shape (words,)
-        Which part of the block goes to the array.
+        Index of the part of the block that goes to the array.
     emit : int64 array, shape (words,)
-        With `transposed`, how many vectors the group of 32 words gives, said at each of them.
+        With `transposed`, the number of vectors that the word's group of 32 words gives.
     """
 
     address: NDArray[np.int64]
@@ -151,41 +153,46 @@ class OperandPattern:
             for block in range(blocks):
                 for sub in range(subs):
                     for each position of tap:
-                        for i in range(32): the word of pos number 32 * block + i, zeros after all
+                        for i in range(32):
+                            the word of pos number 32 * block + i, or zeros beyond the last one
 
-    A word has elements only if ``0 <= y < y_limit``, element ``e`` of it only if
-    ``0 <= u + e < u_limit`` and ``e < lanes``; every other one is zero, and nothing is read for a
-    word of zeros alone.
+    Element ``e`` of a word is read if ``0 <= y < y_limit``, ``0 <= u + e < u_limit`` and
+    ``e < lanes``; it is zero otherwise. A word without such elements is zero without being read.
 
     Parameters
     ----------
     base : int
         Byte address in the scratchpad, even.
-    outer, tap, pos : Odometer
+    outer, tap, pos : LoopNest
+        The loop nests, the outermost first.
     y, u : int
         Coordinates of the first word.
     y_limit, u_limit : int
+        Limits of the coordinates.
     lanes_last : int
-        1 to 32: `lanes` where the innermost loop of `tap` (with `lanes_by_outer`: of `outer`) is in
-        its last iteration; it is 32 elsewhere.
+        Value of `lanes` while the innermost loop of `tap` is in its last iteration, 1 to 32;
+        `lanes` is 32 otherwise.
     lanes_by_outer : bool
+        Whether the innermost loop of `outer`, not that of `tap`, decides about `lanes`.
     subs, subs_last : int
-        Parts of a block, of as many elements as the array has rows; `subs_last` where the innermost
-        loop of `tap` is in its last iteration (sweep) or in the last block.
+        Number of parts of a block, each of as many elements as the array has rows. `subs_last`
+        holds while the innermost loop of `tap` is in its last iteration (sweep) or in the last
+        block (walks_blocks).
     blocks : int
         Blocks of the reduction (walks_blocks).
     pos_start : (int, int)
-        Iterations of the inner two loops of `pos` that lie before its first position: it begins in
-        the middle of a row, and of the rows. `base`, `y` and `u` are those of that position, and
-        what came before it is no position of `pos`.
+        Iterations of the inner two loops of `pos` that are skipped at the start, so that `pos` can
+        begin in the middle of a row and of the rows. `base`, `y` and `u` belong to the first
+        position after them, and the skipped ones are not positions of `pos`.
     walks_blocks : bool
+        Whether the operand is read in the second of the two orders above.
     transposed : bool
-        Whether 32 words make a square whose columns are the vectors.
+        Whether 32 words form a square, the columns of which are the vectors.
     emit, emit_last : int
-        1 to 32: how many columns of a square are used; `emit_last` where the innermost loop of
-        `tap` is in its last iteration.
+        Number of columns of a square that are used, 1 to 32; `emit_last` holds while the innermost
+        loop of `tap` is in its last iteration.
     fp32 : bool
-        Elements of four bytes, else BF16.
+        Whether elements are FP32 (four bytes); they are BF16 otherwise.
     """
 
     base: int
@@ -243,7 +250,7 @@ class OperandPattern:
                 )
 
     def _reach(self, name: str) -> tuple[int, int]:
-        """Smallest and largest value of a coordinate, also where nothing is read."""
+        """Smallest and largest value of a coordinate, including words that are not read."""
         least = self.base if name == "address" else getattr(self, name)
         for start, loop in zip(self.pos_start, self.pos.loops, strict=False):
             least -= start * getattr(loop, name)
@@ -264,18 +271,18 @@ class OperandPattern:
 
     @property
     def positions(self) -> int:
-        """Positions of `pos`, from the first one on."""
+        """Number of positions of `pos`, from the first one on."""
         return self.pos.size - self._first
 
     @property
     def _first(self) -> int:
-        """Iterations of `pos` before its first position."""
+        """Number of iterations of `pos` before its first position."""
         return self.pos_start[0] + self.pos_start[1] * self.pos.loops[0].count
 
     def words(self) -> Words:
         """All words, in order."""
         outer, tap = self.outer, self.tap
-        # Axes: outer, block, tap, sub, pos; a sweep has one block, and blocks go around the taps.
+        # Axes: outer, block, tap, pos. A sweep has one block; the parts of a block come later.
         if self.walks_blocks:
             number = np.arange(self.blocks * BLOCK).reshape(self.blocks, 1, BLOCK)
         else:
@@ -284,7 +291,7 @@ class OperandPattern:
         number = np.minimum(number, self.positions - 1)
 
         def sums(name: str) -> NDArray[np.int64]:
-            """``outer x block x tap x pos`` values of a coordinate."""
+            """Values of a coordinate, in an array of axes outer, block, tap and pos."""
             along = self.pos.offsets(name)[self._first :]
             total: NDArray[np.int64] = (
                 outer.offsets(name)[:, None, None, None]
@@ -308,7 +315,8 @@ class OperandPattern:
         mask = (
             valid[..., None] & (along >= 0) & (along < self.u_limit) & (element < lanes[..., None])
         )
-        # Repeat for the parts of a block: around the taps of a block, or around the positions.
+        # Repeat the words for each part of a block, which is the loop around the taps of a block
+        # or, in a sweep, around the positions.
         order = self._order(tap_last)
         flat = address.reshape(address.shape[0], -1)
         index = (np.arange(flat.shape[0])[:, None] * flat.shape[1] + order[:, 0]).reshape(-1)
@@ -345,18 +353,18 @@ class OperandPattern:
         Parameters
         ----------
         scratchpad : uint8 array
-            Its bytes.
+            Bytes of the scratchpad.
 
         Returns
         -------
         vectors : float32 array, shape (vectors, 32)
         sub : int64 array, shape (vectors,)
-            Which part of each the array takes.
+            Index of the part of each vector that goes to the array.
 
         Raises
         ------
         IndexError
-            If a word with elements begins outside the scratchpad.
+            If a word that is read begins outside the scratchpad.
         """
         words = self.words()
         used = words.lanes.any(axis=1)
@@ -422,20 +430,22 @@ class OperandPattern:
 
 @dataclass(frozen=True)
 class ResultPattern:
-    """Where the results of a product go: a vector of columns for each position of `pos`.
+    """Where the results of a product are written.
 
-    For each position of `outer`, for each position of `pos`: column ``c`` goes to the address plus
-    ``c`` elements, if ``u + c < u_limit``, where `u` is that of `outer` alone.
+    For each position of `outer`, and inside it for each position of `pos`, a vector of columns is
+    written. Column ``c`` goes to the address plus ``c`` elements if ``0 <= u + c < u_limit``, where
+    ``u`` is the coordinate of `outer` alone.
 
     Parameters
     ----------
     base : int
         Byte address in the scratchpad, a multiple of an element's bytes.
-    outer, pos : Odometer
-        Their `y`, and the `u` of `pos`, are not used.
+    outer, pos : LoopNest
+        The two loop nests. Their `y` and the `u` of `pos` are not used.
     u_limit : int
+        Limit of the coordinate `u`.
     fp32 : bool
-        Elements of four bytes, else BF16.
+        Whether elements are FP32 (four bytes); they are BF16 otherwise.
     """
 
     base: int

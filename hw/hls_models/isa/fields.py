@@ -1,4 +1,4 @@
-"""Fields and groups of fields, of which instructions and registers are made."""
+"""Fields and groups of fields: the encoding of instructions, registers and link frames."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -14,8 +14,9 @@ class Field:
     ----------
     name : str
     bits : int
+        Width of the number.
     signed : bool
-        Two's complement.
+        Whether the number is in two's complement; it is unsigned otherwise.
     """
 
     name: str
@@ -25,7 +26,7 @@ class Field:
 
 @dataclass(frozen=True)
 class Group:
-    """Fields that belong together, `times` in a row if that is above 0 (then they form a list)."""
+    """Fields that belong together; if `times` is above 0, a list of so many such groups."""
 
     name: str
     fields: "tuple[Field | Group, ...]"
@@ -33,7 +34,7 @@ class Group:
 
     @cached_property
     def bits(self) -> int:
-        """Width of the whole."""
+        """Width of the group, all repetitions included."""
         return sum(member.bits for member in self.fields) * max(self.times, 1)
 
     @cached_property

@@ -1,8 +1,8 @@
-"""Instructions of the training core and their encoding, read by gateware, model and lowering alike.
+"""Instructions of the training core and their encoding, shared by gateware, model and lowering.
 
-A program is a sequence of words of 64 bytes in memory. An instruction takes one or more of them and
-begins with a header; numbers are little-endian, fields begin at the least significant bit.
-docs/core.md explains what the instructions do.
+A program is a sequence of words of 64 bytes in memory. An instruction takes one or more words and
+begins with a header. Numbers are little-endian, and fields are packed from the least significant
+bit on. docs/core.md explains what the instructions do.
 """
 
 from collections.abc import Iterable, Iterator, Mapping
@@ -18,24 +18,24 @@ WORD_BYTES = 64
 """Bytes of a program word, of a scratchpad word, and of a block of 32 BF16 elements."""
 
 NUM_SEMAPHORES = 32
-"""That an instruction can name; `semaphores_of_core` says how many of them a core has."""
+"""Semaphores that an instruction can name; `semaphores_of_core` says how many a core has."""
 
 MAX_LINKS = 4
-"""Links of a core."""
+"""Largest number of links of a core."""
 
 CORE_SEMAPHORES, LINK_SEMAPHORES, ENGINE_SEMAPHORES = 16, 4, 8
-"""That a core of one GEMM engine has without links, and further ones for each link and for each
-further engine."""
+"""Semaphores of a core with one GEMM engine and no links, further ones for each link, and further
+ones for each further engine."""
 
 MAX_SEMAPHORE = 255
-"""A semaphore counts up to this; one signal more is an error."""
+"""Largest count of a semaphore; one more signal is an error."""
 
 NUM_LOOPS = 3
-"""Loops of an loop nest."""
+"""Number of loops of a loop nest."""
 
 
 class Opcode(IntEnum):
-    """What an instruction is. Zero is none, so that empty memory is no program."""
+    """Kind of an instruction. Zero is not an opcode, so that empty memory is not a program."""
 
     END = 1
     LOAD = 2
@@ -47,7 +47,7 @@ class Opcode(IntEnum):
 
 
 class ErrorCode(IntEnum):
-    """Why a core stopped, as its ERROR register says."""
+    """Reason why a core stopped, as its ERROR register reports it."""
 
     NONE = 0
     BAD_OPCODE = 1
@@ -63,7 +63,7 @@ class ErrorCode(IntEnum):
 
 
 class Engine(IntEnum):
-    """Where an error comes from, as the ERROR register says.
+    """Origin of an error, as the ERROR register reports it.
 
     GEMM engine `e` is ``GEMM + e``; the engines of link `n` are ``SEND + n`` and ``RECEIVE + n``.
     """
@@ -85,8 +85,9 @@ class ProgramError(ValueError):
     index : int
         The instruction's number in its program, from 0.
     code : ErrorCode
-        What a core would say.
+        Error that a core would report.
     reason : str
+        Text of the message.
     """
 
     def __init__(self, index: int, code: ErrorCode, reason: str) -> None:
@@ -106,9 +107,11 @@ HEADER = Group(
         Field("reserved", 4),
     ),
 )
-"""Of every instruction: what it is, its length in words, the semaphores that it waits for before it
-starts (each is taken by one) and that it signals when it is done, and which of several engines of
-its kind runs it: a GEMM engine or a link."""
+"""Header of every instruction.
+
+It has the opcode, the length in words, the semaphores that the instruction waits for before it
+starts (each is then decremented by one), the semaphores that it signals when it is done, and the
+number of the GEMM engine or link that runs it."""
 
 TRANSFER = Group(
     "transfer",
@@ -124,8 +127,10 @@ TRANSFER = Group(
         Field("plane_scratchpad", 32, signed=True),
     ),
 )
-"""LOAD and STORE: `planes` times `rows` rows of `row_bytes` (one more each than the field says,
-except for the bytes), with the distance in bytes from row to row and from plane to plane."""
+"""LOAD and STORE: a copy of `planes` planes of `rows` rows of `row_bytes` bytes.
+
+The fields `planes` and `rows` hold one less than the number. The other fields are the distances in
+bytes from row to row and from plane to plane."""
 
 _LOOP = (
     Field("count", 16),
@@ -164,10 +169,10 @@ OPERAND = Group(
         _loop_nest("pos"),
     ),
 )
-"""How an operand of a product is read; `fpgapipe.hw.hls_models.isa.address.OperandPattern`.
+"""How an operand of a product is read; see `fpgapipe.hw.hls_models.isa.address.OperandPattern`.
 
-The first position may lie in the middle of a row: `pos0_left` and `pos1_left` are what the
-inner two loops of `pos` have there instead of their counts."""
+The first position may lie in the middle of a row: `pos0_left` and `pos1_left` are the iterations
+that the inner two loops of `pos` have left there, in place of their counts."""
 
 RESULT = Group(
     "result",
@@ -179,7 +184,7 @@ RESULT = Group(
         Group("pos", (Field("count", 16), Field("address", 32, True)), 3),
     ),
 )
-"""Where results of a product go; `fpgapipe.hw.hls_models.isa.address.ResultPattern`."""
+"""Where results of a product go; see `fpgapipe.hw.hls_models.isa.address.ResultPattern`."""
 
 SHAPE = Group(
     "extent",
@@ -193,7 +198,12 @@ SHAPE = Group(
         Field("acc_step", 16),
     ),
 )
-"""Vectors a tile, tiles that are added up, columns of tiles (one more each than the field says)."""
+"""Extent of a product, and its accumulators.
+
+`m` vectors per tile, `k` tiles that are added up, and `n` columns of tiles; each of these fields
+holds one less than the number. `first`: whether sums start from zero. `last`: whether the sums are
+written as results. `acc_base`: accumulator of the first vector of the first column of tiles, and
+`acc_step`: its distance to that of the next column."""
 
 OPERAND_A = Group("a", OPERAND.fields)
 OPERAND_B = Group("b", OPERAND.fields)
@@ -214,8 +224,8 @@ LINK = Group(
         Field("stream", 32),
     ),
 )
-"""SEND and RECEIVE: rows of memory as `TRANSFER` has them, a channel of the link, 0 to 2, and the
-tag that the packet has and its receiver expects."""
+"""SEND and RECEIVE: rows of memory as in `TRANSFER`, a channel of the link (0 to 2), and the tag
+that the packet has and that its receiver expects."""
 
 BODIES: dict[Opcode, Group] = {
     Opcode.END: Group("end", ()),
@@ -229,7 +239,7 @@ BODIES: dict[Opcode, Group] = {
 
 
 LINK_OPCODES = (Opcode.SEND, Opcode.RECEIVE)
-"""Of instructions that a core has for each of its links."""
+"""Opcodes of the instructions that each link has an engine for."""
 
 
 @cache
@@ -239,7 +249,7 @@ def words_of(opcode: Opcode) -> int:
 
 
 def has_one_engine(opcode: Opcode) -> bool:
-    """Whether there is but one engine of an opcode's kind."""
+    """Whether a core has only one engine for an opcode."""
     return opcode not in (Opcode.GEMM, *LINK_OPCODES)
 
 
@@ -251,10 +261,10 @@ class Instruction:
     ----------
     opcode : Opcode
     wait, signal : tuple of int
-        Semaphores, in any order, each once: those it takes before it starts, and those it signals
-        when it is done. END has nothing to signal.
+        Semaphores that the instruction waits for before it starts, and those that it signals when
+        it is done; in any order, each at most once. END signals none.
     engine : int
-        Which GEMM engine, or which link; 0 for all else.
+        Number of the GEMM engine or link; 0 for other opcodes.
     body : mapping
         Fields of ``BODIES[opcode]``.
 
@@ -290,19 +300,19 @@ class Instruction:
 
     @property
     def words(self) -> int:
-        """Program words it takes."""
+        """Number of program words that the instruction takes."""
         return words_of(self.opcode)
 
     def moved(self, distance: int) -> "Instruction":
-        """Return it with the memory that it touches so many bytes further on."""
+        """Return the instruction with its memory address moved by `distance` bytes."""
         found = object.__new__(Instruction)
         body = {**self.body, "memory": self.body["memory"] + distance}
-        # All else has been checked.
+        # All other fields have been checked already, so the checks are skipped.
         found.__dict__.update(self.__dict__, body=body)
         return found
 
     def encode(self) -> bytes:
-        """Return its words.
+        """Return the words of the instruction.
 
         Raises
         ------
@@ -326,7 +336,7 @@ class Instruction:
         return packed.to_bytes(self.words * WORD_BYTES, "little")
 
     def __str__(self) -> str:
-        """One line; fields that are 0 are left out."""
+        """Return the instruction as one line of text, without fields that are 0."""
         engine = "" if has_one_engine(self.opcode) else f"[{self.engine}]"
         parts = [f"{self.opcode.name}{engine}"]
         for name in ("wait", "signal"):
@@ -337,7 +347,7 @@ class Instruction:
 
 
 def _flat(values: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, int]]:
-    """Fields of a body with their whole names, such as ``a.outer[1].count``."""
+    """Iterate over the fields of a body with their full names, such as ``a.outer[1].count``."""
     for name, value in values.items():
         if isinstance(value, Mapping):
             yield from _flat(value, f"{prefix}{name}.")
@@ -349,11 +359,11 @@ def _flat(values: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, in
 
 
 Span = tuple[int, int]
-"""First byte, and the one behind the last."""
+"""First byte of a range, and the byte after its last."""
 
 
 def span_of(instruction: Instruction) -> Span:
-    """Bytes of memory that a transfer touches."""
+    """Range of memory that a transfer reads or writes."""
     body = instruction.body
     rows, planes = body["rows"] * body["row_memory"], body["planes"] * body["plane_memory"]
     begin: int = body["memory"] + min(rows, 0) + min(planes, 0)
@@ -361,13 +371,13 @@ def span_of(instruction: Instruction) -> Span:
 
 
 def semaphores_of_core(num_links: int, num_engines: int) -> int:
-    """Semaphores of a core with so many links and GEMM engines; programs may not name others."""
+    """Number of semaphores of a core; its programs may not name others."""
     further = LINK_SEMAPHORES * num_links + ENGINE_SEMAPHORES * (num_engines - 1)
     return min(CORE_SEMAPHORES + further, NUM_SEMAPHORES)
 
 
 def mask_of(semaphores: Iterable[int]) -> int:
-    """Bits of a header's `wait` or `signal`."""
+    """Semaphores as the bits of a header's `wait` or `signal`."""
     return sum(1 << number for number in semaphores)
 
 
@@ -390,14 +400,15 @@ def encode(instructions: Iterable[Instruction]) -> bytes:
         If a field is missing or unknown, or a number does not fit its field.
     """
     program = bytearray()
-    packed: dict[int, tuple[Mapping[str, Any], int]] = {}  # of products and vectors, by identity
+    # Packed bodies of GEMM and VECTOR instructions, by the identity of the body.
+    packed: dict[int, tuple[Mapping[str, Any], int]] = {}
     for index, instruction in enumerate(instructions):
         body = instruction.body
         try:
             if instruction.opcode not in (Opcode.GEMM, Opcode.VECTOR):
                 program += instruction.encode()
                 continue
-            # Many share a body, which is large.
+            # Bodies are large, and many instructions share one.
             if id(body) not in packed:
                 packed[id(body)] = body, BODIES[instruction.opcode].pack(body)
             program += instruction._encode(packed[id(body)][1])
@@ -415,7 +426,7 @@ def decode(
 ) -> list[Instruction]:
     """Decode a program up to its END, with all the checks that a core makes.
 
-    What follows END, and the bits between a body and the end of its last word, may be anything.
+    Bytes after END, and the bits between a body and the end of its last word, are ignored.
 
     Parameters
     ----------
@@ -430,12 +441,12 @@ def decode(
     Returns
     -------
     list of Instruction
-        The last is END.
+        The instructions; the last one is END.
 
     Raises
     ------
     ProgramError
-        If an instruction is wrong, or there is no END.
+        If an instruction is invalid, or there is no END.
     """
     engines = engines_of(num_engines, has_vector=has_vector, num_links=num_links)
     instructions: list[Instruction] = []
@@ -454,9 +465,9 @@ def decode(
 
 
 def engines_of(num_engines: int, *, has_vector: bool, num_links: int) -> dict[Opcode, int]:
-    """Opcodes that a core knows, each with the number of its engines.
+    """Opcodes that a core knows, each with the number of engines that can run it.
 
-    END, which no engine runs, counts as if one did.
+    END is listed with one engine, although no engine runs it.
     """
     numbers = dict.fromkeys(Opcode, 1) | {Opcode.GEMM: num_engines, Opcode.VECTOR: int(has_vector)}
     numbers |= dict.fromkeys(LINK_OPCODES, num_links)
@@ -466,7 +477,7 @@ def engines_of(num_engines: int, *, has_vector: bool, num_links: int) -> dict[Op
 def _decode_one(
     program: bytes, offset: int, index: int, known: Mapping[Opcode, int], num_semaphores: int
 ) -> Instruction:
-    """Decode the instruction at a byte, one of some known opcodes with so many engines."""
+    """Decode the instruction at byte `offset`; `known` has the number of engines per opcode."""
 
     def refuse(code: ErrorCode, reason: str) -> ProgramError:
         return ProgramError(index, code, reason)
@@ -524,7 +535,7 @@ def _decode_one(
 
 
 def listing(program: bytes) -> str:
-    """Return a program as text: number, byte offset and instruction, a line each."""
+    """Return a program as text: one line per instruction, with its number and byte offset."""
     lines, offset = [], 0
     for index, instruction in enumerate(decode(program)):
         lines.append(f"{index:6d}  {offset:#08x}  {instruction}")

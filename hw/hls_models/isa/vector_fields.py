@@ -1,29 +1,30 @@
-"""Fields of the VECTOR instruction; `hls_models.model.vector` says what they mean."""
+"""Fields of the VECTOR instruction; `hls_models.isa.vector_op` explains their meaning."""
 
 from enum import IntEnum
 
 from fpgapipe.hw.hls_models.isa.fields import Field, Group
 
 NUM_VECTOR_LOOPS = 6
-"""Loops of the nest of a VECTOR instruction."""
+"""Number of loops in the loop nest of a VECTOR instruction."""
 
 NUM_COEFFICIENTS = 4
-"""Vectors that are read once for each step of the outermost loop."""
+"""Largest number of coefficient vectors; they are read in each iteration of the outermost loop."""
 
 NUM_CONSTANTS = 5
-"""Numbers that all lanes of all vectors share."""
+"""Number of constants, which all lanes of all vectors share."""
 
 ADDRESS_BITS, Y_BITS, U_BITS = 32, 16, 24
-"""Two's complement numbers in which hardware keeps what the loops move."""
+"""Widths of the two's complement numbers in which hardware keeps the address and coordinates."""
 
 COUNTER_BITS = 8
 
 
 class Format(IntEnum):
-    """How elements of a vector lie in the scratchpad.
+    """Format of a vector's elements in the scratchpad.
 
-    Of MXINT8, which `VectorSpec.mx` is for, a vector is half of a block: its address is that of the
-    block (`fpgapipe.hw.hls_models.numerics.mx.pack`), and one more for the second half.
+    A vector in MXINT8, which needs `VectorSpec.mx`, is half of a block. The address of the first
+    half is that of the block (`fpgapipe.hw.hls_models.numerics.mx.pack`); the address of the second
+    half is one more.
     """
 
     BF16 = 0

@@ -1,22 +1,23 @@
 """The VECTOR instruction: what the vector engine is told to do.
 
-A vector is 16 elements of FP32. One nest of six loops, the innermost first, drives everything: two
-sources X and Y that are read from the scratchpad, a target that is written to it, and a counter.
-Per vector and lane::
+A vector has 16 elements of FP32. One nest of six loops, numbered from the innermost, drives
+everything: two sources X and Y that are read from the scratchpad, a target that is written to it,
+and a counter. Per vector and lane, the engine computes::
 
     d = (-)X + (nothing | (-)Y | k0 | c0)
     p = d * (1 | d | Y | k1 | c1)
     s = p + (nothing | (-)Y | (-)Y*Y | (-)Y*k2 | (-)Y*c2)
     t = then if test else otherwise, each one of s, X, Y, k3, c3, 0
     r = initial + t, or the sum or the largest of t over the reduced loops
-    o = function(r with negative values as zeros, if asked for)
+    o = function(r, or relu(r))
 
-``c`` are constants, ``k`` coefficients: vectors of FP32 that are read anew for each step of the
-outermost loop. Loops of a reduction lie around the `inner` ones, whose vectors each have a sum of
-their own (`MAX_SUMS` at most), and inside all others; sums go in the order of the loops.
+``c`` are constants. ``k`` are coefficients, vectors of FP32 that are read again for each iteration
+of the outermost loop. The reduced loops lie around the `inner` loops and inside all others. Each
+vector of the inner loops has a sum of its own, so there are at most `MAX_SUMS` at a time; the terms
+of a sum are added in the order of the loops.
 
-The test compares X, Y or s with Y, k3, c3 or the counter, or draws a random number. Operands that a
-stage does not use are -0 and 1, with which sum and product are exact.
+The test compares X, Y or s with Y, k3, c3 or the counter, or draws a random number. A stage that
+has nothing to do adds -0 or multiplies by 1, which leaves its operand as it is.
 """
 
 from collections.abc import Mapping, Sequence
@@ -40,19 +41,19 @@ from fpgapipe.hw.hls_models.isa.vector_fields import (
 from fpgapipe.hw.hls_models.numerics.function import Function
 
 LANES = 16
-"""Elements of a vector. A core with fewer lanes takes several cycles for one."""
+"""Elements of a vector. A core with fewer lanes takes several cycles per vector."""
 
 MAX_SUMS = 64
-"""Vectors of sums, or of maxima, that a reduction may have at a time."""
+"""Largest number of vectors of sums, or of maxima, that a reduction may have at a time."""
 
 NUM_SCALARS = 16
-"""Registers of 32 bits that the host sets, and constants may be taken from."""
+"""Number of 32-bit scalar registers, which the host sets and constants may be taken from."""
 
 VECTOR_BYTES = 4 * LANES
 
 
 class Addend(IntEnum):
-    """What is added to X."""
+    """Operand that is added to X."""
 
     NOTHING = 0
     Y = 1
@@ -61,7 +62,7 @@ class Addend(IntEnum):
 
 
 class Factor(IntEnum):
-    """What the sum is multiplied by."""
+    """Factor by which the first sum is multiplied."""
 
     ONE = 0
     SELF = 1
@@ -71,7 +72,7 @@ class Factor(IntEnum):
 
 
 class Second(IntEnum):
-    """What is added to the product."""
+    """Operand that is added to the product; Y times a factor."""
 
     NOTHING = 0
     Y = 1
@@ -81,7 +82,7 @@ class Second(IntEnum):
 
 
 class Outcome(IntFlag):
-    """How two numbers compare; zeros are equal, and NaN is not ordered to anything."""
+    """Results of comparing two numbers; zeros are equal, and NaN is unordered to anything."""
 
     LESS = 1
     EQUAL = 2
@@ -90,7 +91,7 @@ class Outcome(IntFlag):
 
 
 class Left(IntEnum):
-    """What is compared."""
+    """Left side of a comparison."""
 
     X = 0
     Y = 1
@@ -98,7 +99,7 @@ class Left(IntEnum):
 
 
 class Right(IntEnum):
-    """What it is compared with."""
+    """Right side of a comparison."""
 
     Y = 0
     COEFFICIENT = 1
@@ -107,7 +108,7 @@ class Right(IntEnum):
 
 
 class Choice(IntEnum):
-    """What the test chooses from."""
+    """Values that the test chooses from."""
 
     S = 0
     X = 1
@@ -118,7 +119,7 @@ class Choice(IntEnum):
 
 
 class Initial(IntEnum):
-    """What a sum begins with."""
+    """Initial value of a sum."""
 
     NOTHING = 0
     COEFFICIENT = 1
@@ -126,31 +127,34 @@ class Initial(IntEnum):
 
 
 Steps = tuple[int, ...]
-"""What each loop moves a number by, the innermost loop first; missing ones move it by nothing."""
+"""Distance by which each loop moves a number, the innermost loop first; missing ones are 0."""
 
 
 @dataclass(frozen=True)
 class Source:
-    """Where a vector is read: 16 elements, one after the other, or one for all lanes.
+    """Where a vector is read: 16 consecutive elements, or one element for all lanes.
 
-    Of MXINT8 it is half a block, at the block's address, or one more for the second half.
+    A vector in MXINT8 is half a block; the address of its first half is the block's, and that of
+    its second half is one more.
 
-    Lane ``i`` is there only if ``0 <= y < y_limit`` and ``0 <= u + i < u_limit``; else its element
-    is +0, and not read. With `broadcast`, lane ``i`` is there by the same rule, and its element is
-    the one at the address.
+    Lane ``i`` is valid only if ``0 <= y < y_limit`` and ``0 <= u + i < u_limit``; the element of an
+    invalid lane is +0 and is not read. With `broadcast`, the same rule holds, and all valid lanes
+    have the element at the address.
 
     Parameters
     ----------
     base : int
-        Byte address in the scratchpad, even, but for second halves.
+        Byte address in the scratchpad; even, except for the second half of an MXINT8 block.
     steps, y_steps, u_steps : tuple of int
-        Of the address in bytes, and of the coordinates.
+        Steps of the address, in bytes, and of the coordinates.
     y, u : int
         Coordinates of lane 0 of the first vector.
     y_limit, u_limit : int
+        Limits of the coordinates.
     format : Format
+        Format of the elements.
     broadcast : bool
-        Not of MXINT8.
+        Whether all lanes have the same element; not possible with MXINT8.
     """
 
     base: int
@@ -167,12 +171,14 @@ class Source:
 
 @dataclass(frozen=True)
 class Target:
-    """Where results go: lane ``i`` if ``0 <= u + i < u_limit``; reduced loops move nothing.
+    """Where results are written; the reduced loops must not move the target.
 
-    Of MXINT8, two results that follow each other are a block, so the innermost of the loops that
-    are not reduced, and have more than one iteration, has two, with a step of 1 byte; all else that
-    moves the address is even. Lanes that are not there are zeros of the block, and a block without
-    any is not written.
+    Lane ``i`` is written if ``0 <= u + i < u_limit``.
+
+    In MXINT8, two consecutive results form a block. Of the loops that are not reduced and have more
+    than one iteration, the innermost must therefore have two iterations with a step of 1 byte; the
+    base and all other steps are even. Invalid lanes are zeros in the block, and a block without
+    valid lanes is not written.
     """
 
     base: int
@@ -185,7 +191,7 @@ class Target:
 
 @dataclass(frozen=True)
 class Coefficients:
-    """Vectors of 16 FP32, `pitch` bytes apart; the outermost loop moves them by `step` bytes."""
+    """Vectors of 16 FP32 numbers, `pitch` bytes apart; the outermost loop moves them by `step`."""
 
     base: int = 0
     pitch: int = VECTOR_BYTES
@@ -195,7 +201,7 @@ class Coefficients:
 
 @dataclass(frozen=True)
 class Constant:
-    """A number: a value, or what register `register` holds when the instruction starts."""
+    """A number: `value`, or what scalar register `register` holds when the instruction starts."""
 
     value: float = 0.0
     register: int | None = None
@@ -211,10 +217,11 @@ class Counter:
 
 @dataclass(frozen=True)
 class Random:
-    """Random bits: a test is true for `threshold` of 65,536 of them.
+    """A random test, which is true with a probability of `threshold` in 65,536.
 
-    Vector number ``n`` of the instruction has the Threefry counter ``(first + n, 0, 0, 0)``, and
-    the key of scalar registers ``key`` and ``key + 1``; lane ``i`` gets bits ``16 * i`` and up.
+    The random bits are those of Threefry. For vector ``n`` of the instruction, the counter is
+    ``(first + n, 0, 0, 0)`` and the key is in scalar registers ``key`` and ``key + 1``. Lane ``i``
+    gets the 16 bits from bit ``16 * i`` on.
     """
 
     threshold: int = 0
@@ -229,33 +236,41 @@ class VectorOp:
     Parameters
     ----------
     counts : tuple of int
-        Iterations of the loops, the innermost first; missing ones have one.
+        Iterations of the loops, the innermost first; missing loops have one iteration.
     x : Source
+        Source X.
     y : Source or None
-        Zeros if None.
+        Source Y; None stands for zeros.
     target : Target
+        Where the results are written.
     inner, reduced : int
-        Loops inside the reduced ones, and reduced ones. With none reduced, `inner` is 0.
+        Number of loops inside the reduced ones, and number of reduced loops. If no loop is reduced,
+        `inner` is 0.
     takes_maximum : bool
-        The reduction gives the largest element, else the sum. Lanes of X that are not there take no
-        part in either; a maximum of nothing is -inf. NaN is larger than all else, a later NaN than
-        an earlier one; of equal numbers the first counts.
+        Whether the reduction gives the largest element; it gives the sum otherwise. Invalid lanes
+        of X take no part in either; the maximum of no elements is -inf. NaN is larger than any
+        number, and a later NaN larger than an earlier one; of equal numbers the first is taken.
     gives_index : bool
-        What is written is the counter's value where the largest element was (0 if there was none).
+        Whether the counter's value at the largest element is written (0 if there was none), in
+        place of the element.
     negate_x, addend, negate_addend, factor, second, negate_second
-        See above; `negate_addend` only negates Y.
+        Operands of the stages in the module's formulas; `negate_addend` negates only Y.
     test : Random, or (Left, Outcome, Right), or None
-        None chooses `otherwise`.
+        Test that chooses between `then` and `otherwise`; None always chooses `otherwise`.
     then, otherwise : Choice
+        Value of ``t`` if the test is true, and if it is not.
     initial : Initial
-        Added to the first element of a sum, and to each where nothing is reduced.
+        Value that is added to the first element of a sum, or to each element if no loop is reduced.
     relu : bool
-        Numbers with a sign become +0.
+        Whether numbers with the sign bit set become +0.
     function : Function or None
+        Function that is applied last.
     constants : tuple of Constant
-        ``c0``, ``c1``, ``c2``, ``c3`` and that of `initial`; missing ones are 0.
+        ``c0``, ``c1``, ``c2``, ``c3`` and the constant of `initial`; missing ones are 0.
     coefficients : Coefficients
+        Coefficients ``k0`` to ``k3``.
     counter : Counter
+        The counter.
 
     Raises
     ------
@@ -341,7 +356,7 @@ class VectorOp:
             )
 
     def _check_blocks(self) -> None:
-        """Look whether results come as halves of blocks."""
+        """Check that results come as halves of MXINT8 blocks."""
         steps = (*self.target.steps, *(0,) * NUM_VECTOR_LOOPS)
         reduced = range(self.inner, self.inner + self.reduced)
         turns = [
@@ -359,18 +374,18 @@ class VectorOp:
 
     @property
     def has_blocks(self) -> bool:
-        """Whether something is read or written as MXINT8."""
+        """Whether any source or the target is in MXINT8."""
         parts = (self.x, self.y, self.target)
         return any(part is not None and part.format is Format.MXINT8 for part in parts)
 
     @property
     def num_vectors(self) -> int:
-        """Vectors that are read."""
+        """Number of vectors that are read from a source."""
         return prod(self.counts)
 
     @property
     def num_results(self) -> int:
-        """Vectors that are written."""
+        """Number of vectors that are written."""
         reduced = self.counts[self.inner : self.inner + self.reduced]
         return self.num_vectors // prod(reduced)
 
@@ -448,7 +463,7 @@ class VectorOp:
         }
 
     def _jumps(self, **steps: Steps) -> list[dict[str, int]]:
-        """What hardware adds when a loop steps and all inside it begin anew."""
+        """Distances that hardware adds when a loop steps and all loops inside it start again."""
         jumps: list[dict[str, int]] = [{} for _ in range(NUM_VECTOR_LOOPS)]
         for name, each in steps.items():
             moved = 0

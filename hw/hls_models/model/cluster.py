@@ -1,8 +1,8 @@
-"""Bit-exact model of several devices that links join: their cores take turns.
+"""Bit-exact model of several devices joined by links, whose cores run alternately.
 
-A core goes on until it needs a packet that has not come. Links lose nothing and hold any number of
-packets. So what is run is one order in which the cluster may run: each device does its instructions
-in program order, and a RECEIVE at the latest when its bytes are needed.
+A core runs until it needs a packet that has not arrived. Links lose nothing and hold any number of
+packets. The model thus runs one of the orders that are possible on the cluster: each device runs
+its instructions in program order, and a RECEIVE at the latest when its bytes are needed.
 """
 
 from collections.abc import Mapping, Sequence
@@ -12,16 +12,16 @@ from fpgapipe.hw.hls_models.model.core import CoreModel
 from fpgapipe.hw.hls_models.spec.link import NUM_CHANNELS
 
 End = tuple[int, int]
-"""A link's end: number of the device, and of its link."""
+"""End of a link: number of the device, and number of its link."""
 
 
 class ClusterDeadlock(Exception):
-    """Devices wait for each other, or for what nobody sends.
+    """Devices wait for each other, or for packets that nobody sends.
 
     Attributes
     ----------
     waiting : dict
-        For each device that has not ended, the number of the instruction that waits.
+        Number of the waiting instruction for each device that has not ended.
     """
 
     def __init__(self, waiting: dict[int, int], message: str) -> None:
@@ -30,7 +30,7 @@ class ClusterDeadlock(Exception):
 
 
 def peers_of(wiring: Sequence[tuple[End, End]], models: Sequence[CoreModel]) -> dict[End, End]:
-    """For each end of a link that is joined, the other.
+    """Return the other end for each joined end of a link.
 
     Raises
     ------
@@ -54,22 +54,23 @@ def run_cluster(
     programs: Sequence[Sequence[Instruction]],
     wiring: Sequence[tuple[End, End]],
 ) -> None:
-    """Run a program on each device, to the end of all.
+    """Run a program on each device, until all have ended.
 
     Parameters
     ----------
     models : sequence of CoreModel
     programs : sequence of sequence of Instruction
-        Of each device.
+        One program for each device.
     wiring : sequence of pairs of (device, link)
-        The ends that are joined, each once; an end joined to itself gets what it sends.
+        Pairs of ends that are joined; each end occurs once. An end that is joined to itself
+        receives the packets that it sends.
 
     Raises
     ------
     ClusterDeadlock
-        If devices have not ended and none can go on.
+        If some devices have not ended and none can continue.
     CoreError
-        As of `CoreModel.run`.
+        For the reasons of `CoreModel.run`.
     ValueError
         If the wiring is wrong.
     """
@@ -96,7 +97,7 @@ def run_cluster(
 
 
 def _deliver(models: Sequence[CoreModel], device: int, peers: Mapping[End, End]) -> bool:
-    """Take a device's packets to the other ends; whether there were any."""
+    """Move a device's packets to the other ends, and return whether there were any."""
     found = False
     for link, port in enumerate(models[device].links):
         for channel in range(NUM_CHANNELS):

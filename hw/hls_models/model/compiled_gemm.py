@@ -1,8 +1,8 @@
 """A GEMM instruction's loops as machine code, for :mod:`fpgapipe.hw.hls_models.model.prepared`.
 
-What they compute is defined by `OperandPattern`, `quantise`, `DatapathSpec` and `ResultPattern`.
-This module needs numba. An operand's pattern is an array of numbers here (`operand_numbers`), so
-that all instructions share the code and none keeps more than a few hundred bytes.
+`OperandPattern`, `quantise`, `DatapathSpec` and `ResultPattern` define the results. This module
+needs numba. An operand's pattern is represented by an array of numbers (`operand_numbers`), so that
+all instructions share the code and each keeps only a few hundred bytes.
 """
 
 import numpy as np
@@ -17,7 +17,7 @@ _LEAST = np.float32(2.0**-126)
 _NAN = np.float32(np.nan)
 _ZERO = np.float32(0)
 _LIMIT = np.float32(ELEMENT_LIMIT)
-# What rounds to less than the least normal number: see `fp32._round`.
+# Numbers below this are rounded to zero: see `fp32._round`.
 _VANISHING = 2.0**-126 - 2.0**-151
 
 _POWER_BIAS = 64
@@ -27,11 +27,11 @@ _SCALES[CODE_NAN] = np.nan
 
 _STEP = CODE_BIAS + ELEMENT_FRACTION_BITS
 _OUTER, _TAP, _POS = 16, 28, 40
-"""Where the loops of an loop nest begin among the numbers: four of each loop."""
+"""Indices at which the loops of each loop nest begin among the numbers; a loop has four numbers."""
 
 
 def operand_numbers(pattern: OperandPattern) -> NDArray[np.int64]:
-    """An operand's pattern as `read_operand` takes it."""
+    """Return an operand's pattern as the numbers that `read_operand` takes."""
     first = pattern.pos.size - pattern.positions
     numbers = [
         *(pattern.base, pattern.y, pattern.u, pattern.y_limit, pattern.u_limit),
@@ -46,7 +46,7 @@ def operand_numbers(pattern: OperandPattern) -> NDArray[np.int64]:
 
 
 def result_numbers(pattern: ResultPattern) -> NDArray[np.int64]:
-    """A result's pattern as `write_results` takes it."""
+    """Return a result's pattern as the numbers that `write_results` takes."""
     numbers = [pattern.base, pattern.u_limit, int(pattern.fp32)]
     for loop_nest in (pattern.outer, pattern.pos):
         for loop in loop_nest.loops:
@@ -56,7 +56,7 @@ def result_numbers(pattern: ResultPattern) -> NDArray[np.int64]:
 
 @compiled
 def _move(numbers: NDArray[np.int64], loops: int, position: int, moved: NDArray[np.int64]) -> None:
-    """What an loop nest has moved address, y and u by at a position."""
+    """Compute the distances by which a loop nest has moved address, y and u at a position."""
     moved[:] = 0
     for loop in range(loops, loops + 12, 4):
         step = position % numbers[loop]
@@ -75,7 +75,7 @@ def _read_word(
     words: NDArray[np.uint32],
     row: int,
 ) -> bool:
-    """Read elements `low` to `high` of a word, zeros beside them; False if it lies outside."""
+    """Read elements `low` to `high` of a word; the others are zeros. False if it lies outside."""
     if high <= low:
         for element in range(BLOCK):
             words[row, element] = 0
@@ -111,7 +111,7 @@ def _read_word(
 def quantise_block(
     words: NDArray[np.uint32], floats: NDArray[np.float32], row: int, values: NDArray[np.float32]
 ) -> int:
-    """Quantise a block, given as bits and as floats; returns its code."""
+    """Quantise a block, given as bits and as floats, and return its code."""
     code = np.uint32(0)
     for element in range(BLOCK):
         exponent = (words[row, element] >> np.uint32(23)) & np.uint32(255)
@@ -120,7 +120,8 @@ def quantise_block(
         for element in range(BLOCK):
             values[element] = 0
         return int(code)
-    # In two factors, for either is a normal FP32 then. What underflows is rounded to zero anyway.
+    # The scale is split into two factors, so that each is a normal FP32 number. A product that
+    # underflows would be rounded to zero anyway.
     places = _STEP - int(code)
     half = places >> 1
     first, second = _POWERS[half + _POWER_BIAS], _POWERS[places - half + _POWER_BIAS]
@@ -143,7 +144,7 @@ def _put(
     elements: NDArray[np.float32],
     codes: NDArray[np.uint8],
 ) -> None:
-    """Put the parts of a block among the vectors, `distance` from one to the next."""
+    """Store the parts of a block among the vectors, `distance` vectors apart."""
     rows = elements.shape[1]
     for sub in range(subs):
         for row in range(rows):
@@ -163,13 +164,13 @@ def read_operand(
     Parameters
     ----------
     numbers : int64 array
-        `operand_numbers` of a pattern with even steps, no parts of which lie outside a block.
+        `operand_numbers` of a pattern with even steps, all parts of which lie inside a block.
     halves : uint16 array
         The scratchpad.
     elements : float32 array, shape (vectors, rows)
-        Is filled with whole numbers of -127..127. Zeros may have a sign.
+        Output: whole numbers in -127..127. Zeros may have a sign.
     codes : uint8 array, shape (vectors,)
-        Is filled.
+        Output: the codes.
 
     Returns
     -------
@@ -199,7 +200,7 @@ def read_operand(
     columns = np.empty((BLOCK, BLOCK), np.uint32)
     floats, column_floats = words.view(np.float32), columns.view(np.float32)
     values = np.empty(BLOCK, np.float32)
-    # A sweep has one block, of all positions.
+    # A sweep has one block, which contains all positions.
     num_blocks = numbers[9] if walks else 1
     size = BLOCK if walks else positions
     vector = 0
@@ -207,7 +208,8 @@ def read_operand(
         _move(numbers, _OUTER, outer, moved)
         outer_last = outer % numbers[_OUTER] == numbers[_OUTER] - 1
         for block in range(num_blocks):
-            # Parts of a block go around the taps, or in a sweep around the positions.
+            # The loop over the parts of a block is around the taps, or, in a sweep, around the
+            # positions.
             distance = 0
             for tap in range(num_taps if walks else 0):
                 last = tap % numbers[_TAP] == numbers[_TAP] - 1
@@ -275,16 +277,17 @@ def accumulate(
     Parameters
     ----------
     sums : float32 array, shape (tiles, m, cols)
-        Whole numbers.
+        The tiles' sums, which are whole numbers.
     a_codes, b_codes : uint8 array, shape (tiles, m) and (tiles, cols)
+        Codes of the vectors and of the columns.
     accumulators : float32 array, shape (acc_depth, cols)
-        Is changed.
+        Content of the accumulators, which is changed.
     results : float32 array, shape (n, m, cols)
-        Is written to if `last`.
+        Output, if `last`.
     tile : int
-        The first one's number in the product.
+        Number of the first of these tiles in the product.
     k, first, last, acc_base, acc_step
-        As there.
+        The same as for `DatapathSpec.compute`.
     """
     tiles, m, cols = sums.shape
     depth = accumulators.shape[0]
@@ -301,7 +304,7 @@ def accumulate(
             line = accumulators[(base + vector) % depth]
             target = results[column, vector] if ends else line
             for col in range(cols):
-                # The zero makes -0, which no integer is, +0.
+                # Adding zero turns -0, which is not an integer, into +0.
                 term = np.float64(sums[part, vector, col] + _ZERO) * (scale * scales[col])
                 term = term * 0.0 if abs(term) < _VANISHING else term
                 old = _ZERO if from_zero else line[col]
@@ -318,7 +321,7 @@ def write_results(
     halves: NDArray[np.uint16],
     full: NDArray[np.uint32],
 ) -> None:
-    """Write results, shape (vectors, cols), to the scratchpad, given as halves and as FP32."""
+    """Write results, shape (vectors, cols), to the scratchpad, given as uint16 and as uint32."""
     bits = results.view(np.uint32)
     cols = results.shape[1]
     num_outer = numbers[3] * numbers[6] * numbers[9]

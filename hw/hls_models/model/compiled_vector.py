@@ -1,7 +1,8 @@
 """Loops of VECTOR instructions and transfers as machine code, for prepared programs.
 
-What they compute is defined by :mod:`fpgapipe.hw.hls_models.model.vector` and `CoreModel`. This
-module needs numba. An instruction is an array of numbers here, so that all share the code.
+:mod:`fpgapipe.hw.hls_models.model.vector` and `CoreModel` define the results. This module needs
+numba. An instruction is represented by an array of numbers, so that all instructions share the
+code.
 """
 
 from collections.abc import Sequence
@@ -39,10 +40,10 @@ _VANISHING = 2.0**-126 - 2.0**-151
 
 _STEPS = np.ldexp(1.0, np.arange(256) - CODE_BIAS - ELEMENT_FRACTION_BITS)
 _STEPS[CODE_NAN] = np.nan
-"""What an element of MXINT8 counts, by its block's code."""
+"""Value of one step of an MXINT8 element, by its block's code."""
 
 _NUM_MOVED = 7
-"""Numbers that the loops move: address, y and u of both sources, and the counter."""
+"""Count of the numbers that the loops move: address, y and u of both sources, and the counter."""
 
 # Enumerations are integers in machine code.
 _FP32, _MXINT8 = int(Format.FP32), int(Format.MXINT8)
@@ -59,7 +60,7 @@ _FROM_K, _FROM_C = int(Initial.COEFFICIENT), int(Initial.CONSTANT)
 
 
 def _jumps(counts: Sequence[int], *numbers: Sequence[int]) -> NDArray[np.int64]:
-    """What is added to each number when a loop steps and all inside it begin anew."""
+    """Return what is added to each number when a loop steps and all inside it start again."""
     jumps = np.zeros((len(counts), len(numbers)), np.int64)
     for which, steps in enumerate(numbers):
         moved = 0
@@ -71,7 +72,7 @@ def _jumps(counts: Sequence[int], *numbers: Sequence[int]) -> NDArray[np.int64]:
 
 
 def vector_numbers(op: VectorOp) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-    """An instruction as `compute_vector` takes it: numbers, and what its loops add to seven."""
+    """Return the numbers of an instruction that `compute_vector` takes, and its loops' jumps."""
     x, y = op.x, op.y or Source(0, u_limit=0)
     compared = op.test if isinstance(op.test, tuple) else None
     inner = int(np.prod(op.counts[: op.inner], dtype=np.int64))
@@ -99,7 +100,7 @@ def vector_numbers(op: VectorOp) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
 
 
 def target_numbers(op: VectorOp) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-    """Where an instruction writes, as `write_vectors` takes it."""
+    """Return the numbers and jumps of an instruction's target that `write_vectors` takes."""
     reduced = range(op.inner, op.inner + op.reduced)
     counts = [1 if loop in reduced else count for loop, count in enumerate(op.counts)]
     target = op.target
@@ -135,7 +136,7 @@ def _read_half(
     values: NDArray[np.float32],
     row: int,
 ) -> None:
-    """Read lanes `low` to `high` of half a block."""
+    """Read lanes `low` to `high` of half an MXINT8 block."""
     start = address // 2
     step = _STEPS[halves[(start + MX_BLOCK // 2) % halves.size] & np.uint16(255)]
     for lane in range(low, high):
@@ -157,7 +158,7 @@ def _read(
     values: NDArray[np.float32],
     row: int,
 ) -> bool:
-    """Read lanes `low` to `high` of a vector, flushed; False if it lies outside."""
+    """Read lanes `low` to `high` of a vector, with subnormals flushed; False if it lies outside."""
     for lane in range(LANES):
         bits[row, lane] = 0
     if high <= low:
@@ -192,25 +193,25 @@ def compute_vector(
     halves: NDArray[np.uint16],
     out: NDArray[np.float32],
 ) -> bool:
-    """Compute an instruction's results but for its function.
+    """Compute an instruction's results, without applying its function.
 
     Parameters
     ----------
     numbers, jumps
-        Of `vector_numbers`.
+        Results of `vector_numbers`.
     constants : float32 array, shape (5,)
-        Subnormals flushed.
+        The constants, with subnormals flushed.
     drawn : bool array, shape (num_vectors, 16)
         Outcomes of a random test; empty if there is none.
     halves : uint16 array
         The scratchpad.
     out : float32 array, shape (num_results, 16)
-        Is filled.
+        Output: the results.
 
     Returns
     -------
     bool
-        Whether all that is read begins in the scratchpad.
+        Whether all vectors that are read begin in the scratchpad.
     """
     x_y_limit, x_u_limit, x_format = numbers[13], numbers[14], numbers[15]
     x_broadcast = numbers[16]
@@ -233,7 +234,7 @@ def compute_vector(
     counted = np.zeros((inner, LANES), np.float32)
     found = np.zeros((inner, LANES), np.bool_)
     last_step = -1
-    # Written in lanes: X, Y, k0 to k3.
+    # The rows of `values` are X, Y and k0 to k3.
     c0, c1, c2, c3, c4 = constants[0], constants[1], constants[2], constants[3], constants[4]
     num_vectors = out.shape[0] * length
     for vector in range(num_vectors):
@@ -359,13 +360,14 @@ def write_vectors(
     results: NDArray[np.float32],
     halves: NDArray[np.uint16],
 ) -> None:
-    """Write results, shape (num_results, 16), which are flushed, to the scratchpad."""
+    """Write results, shape (num_results, 16), to the scratchpad; subnormals are flushed already."""
     bits = results.view(np.uint32)
     fp32, blocks = numbers[9] == _FP32, numbers[9] == _MXINT8
     block, elements = np.zeros((1, MX_BLOCK), np.uint32), np.empty(MX_BLOCK, np.float32)
     numbers_of_block = block.view(np.float32)
     found = False
-    # The model writes all lower halves before all upper ones, should they overlap.
+    # Where results overlap, the order matters: the model writes all lower halves, then all upper
+    # ones.
     for upper in range(2 if fp32 else 1):
         address, u = numbers[6], numbers[7]
         turns = np.zeros(NUM_VECTOR_LOOPS, np.int64)
@@ -408,15 +410,16 @@ def move_rows(
     memory: NDArray[np.uint8],
     scratchpad: NDArray[np.uint8],
 ) -> bool:
-    """Run a transfer; False, before anything is moved, if a row of it lies outside.
+    """Run a transfer; if one of its rows lies outside, return False without moving anything.
 
     Parameters
     ----------
     numbers : int64 array, shape (9,)
         Fields of `fpgapipe.hw.hls_models.isa.instructions.TRANSFER`, in order.
     loads : bool
-        Whether it is a LOAD.
+        Whether the transfer is a LOAD; it is a STORE otherwise.
     memory, scratchpad : uint8 array
+        Content of the memory and of the scratchpad; the target of the transfer is changed.
     """
     for moves in range(2):
         for plane in range(numbers[6] + 1):

@@ -1,8 +1,8 @@
 """Bit-exact model of the training core: runs a program on the bytes of its memory.
 
-Instructions take effect one after the other, in program order. The hardware overlaps them, and is
-free to, since semaphores order those that touch the same bytes: a program whose semaphores say less
-than that has no defined result.
+Instructions take effect one after the other, in program order. The hardware overlaps them, which is
+allowed because semaphores order all instructions that use the same bytes. A program whose
+semaphores do not do so has no defined result.
 """
 
 import importlib.util
@@ -33,17 +33,18 @@ _WORD = 64
 _MOVES = frozenset({Opcode.LOAD, Opcode.STORE, Opcode.SEND, Opcode.RECEIVE})
 
 _LONG = 256
-"""Instructions from which a program is prepared."""
+"""Number of instructions from which on a program is prepared."""
 
 
 class CoreError(Exception):
-    """The core stopped: what its error registers say.
+    """The core stopped with an error.
 
     Attributes
     ----------
     code : ErrorCode
+        Content of the ERROR register.
     index : int
-        Of the instruction, from 0.
+        Number of the instruction, from 0.
     """
 
     def __init__(self, code: ErrorCode, index: int, message: str) -> None:
@@ -58,12 +59,13 @@ def _queues() -> list[deque[Packet]]:
 
 @dataclass
 class LinkModelPort:
-    """A link of a core: packets that it has sent and nobody has taken, and that wait for it.
+    """A core's end of a link.
 
     Attributes
     ----------
     out, inbox : list of deque of Packet
-        One a channel, the oldest packet first.
+        Packets that the core has sent, and packets that have arrived for it; one queue for each
+        channel, with the oldest packet first.
     """
 
     out: list[deque[Packet]] = field(default_factory=_queues)
@@ -77,24 +79,24 @@ class CoreModel:
     ----------
     spec : CoreSpec
     memory : uint8 array
-        What the core reads and writes; address 0 is its first byte.
+        Memory that the core reads and writes; address 0 is its first byte.
     repeats : bool
-        Whether a program is run many times, so that machine code pays for a short one, too.
+        Whether a program is run many times, so that machine code pays even for a short one.
 
     Attributes
     ----------
     scratchpad : uint8 array
+        Content of the scratchpad.
     accumulators : list of float32 arrays, shape (acc_depth, cols)
-        One an engine.
+        Accumulators of each GEMM engine.
     nan : bool
         Whether a block of an operand was NaN.
     scalars : list of int
         Bits of the scalar registers, which a host sets.
     late : list of (int, Instruction)
-        RECEIVEs that a program has come to and whose packets have not come, in their order.
+        RECEIVEs that the program has reached and whose packets have not arrived, in their order.
     links : list of LinkModelPort
-        Of which somebody takes packets and to which somebody brings them, as
-        :mod:`fpgapipe.hw.hls_models.model.cluster` does.
+        Ends of the links. :mod:`fpgapipe.hw.hls_models.model.cluster` moves packets between them.
     """
 
     def __init__(self, spec: CoreSpec, memory: NDArray[np.uint8], *, repeats: bool = False) -> None:
@@ -113,32 +115,32 @@ class CoreModel:
         self._prepared: Prepared | None = None
 
     def run(self, program: Sequence[Instruction], start: int = 0) -> int:
-        """Run a program to its END, or to where it needs a packet that has not come.
+        """Run a program to its END, or to an instruction that needs a packet that has not arrived.
 
-        A RECEIVE whose packet has not come is put off, as on the core it waits in a queue of its
-        own, until something touches the bytes that it writes.
+        A RECEIVE whose packet has not arrived is postponed until another instruction uses the bytes
+        that it writes, because on the core it waits in a queue of its own.
 
-        A long one is prepared where numba is installed, which is kept for when it comes again, and
-        changes no bit (:mod:`fpgapipe.hw.hls_models.model.prepared`).
+        If numba is installed, a long program is prepared, and kept for its next run. This changes
+        no bit of the results (:mod:`fpgapipe.hw.hls_models.model.prepared`).
 
         Parameters
         ----------
         program : sequence of Instruction
         start : int
-            Number of the instruction to go on with.
+            Number of the instruction to continue with.
 
         Returns
         -------
         int
-            Number of the instruction that has not been run: END, or one that needs a packet; the
-            program's length if it has no END.
+            Number of the first instruction that has not been run: END, or one that needs a packet.
+            It is the program's length if the program has no END.
 
         Raises
         ------
         CoreError
-            If an instruction reaches outside the memory or the scratchpad, a packet is not the one
-            that a RECEIVE names, or an instruction has blocks of MXINT8 as vectors and the vector
-            engine does not.
+            If an instruction accesses bytes outside the memory or the scratchpad, a packet is not
+            the one that a RECEIVE names, or an instruction has vectors in MXINT8 and the vector
+            engine does not support them.
         """
         if self._is_long(program):
             from fpgapipe.hw.hls_models.model.prepared import Prepared
@@ -158,17 +160,17 @@ class CoreModel:
         return len(program)
 
     def begin(self, start: int) -> None:
-        """Go on with a program, or forget what the one before has not got."""
+        """Continue a program, or, at its start, drop the previous program's postponed RECEIVEs."""
         if start == 0:
             self.late.clear()
 
     def puts_off(self, index: int, instruction: Instruction) -> bool:
-        """Whether an instruction is a RECEIVE whose packet has not come; then it is put off."""
+        """Postpone a RECEIVE whose packet has not arrived, and return whether it was postponed."""
         if instruction.opcode != Opcode.RECEIVE or instruction.body["channel"] >= NUM_CHANNELS:
             return False
         link = instruction.engine
         self.catch_up()
-        # Those of a link keep their order, whatever their channels.
+        # The RECEIVEs of a link keep their order, whatever their channels.
         waits = any(other.engine == link for _, other in self.late)
         if not waits and self.links[link].inbox[instruction.body["channel"]]:
             return False
@@ -176,7 +178,7 @@ class CoreModel:
         return True
 
     def may_run(self, instruction: Instruction) -> bool:
-        """Whether nothing has been put off that touches the bytes of an instruction."""
+        """Whether no postponed RECEIVE uses the bytes of an instruction."""
         if not self.late or instruction.opcode not in _MOVES:
             return True
         self.catch_up()
@@ -185,7 +187,7 @@ class CoreModel:
         return not any(low < end and begin < high for low, high in spans)
 
     def catch_up(self) -> bool:
-        """Run what has been put off and can be run now; whether nothing is left."""
+        """Run the postponed RECEIVEs that can run now, and return whether none is left."""
         stuck: set[int] = set()
         for each in self.late.copy():
             index, instruction = each
@@ -198,20 +200,20 @@ class CoreModel:
         return not self.late
 
     def _is_long(self, program: Sequence[Instruction]) -> bool:
-        """Whether it pays to run a program as machine code, which takes a second to load."""
+        """Whether a program is worth running as machine code, which takes a second to load."""
         return (self.repeats or len(program) >= _LONG) and importlib.util.find_spec(
             "numba"
         ) is not None
 
     def execute(self, index: int, instruction: Instruction) -> None:
-        """Let an instruction other than END take effect; errors as of `run`.
+        """Run a single instruction other than END; it raises the errors of `run`.
 
-        The packet of a RECEIVE has come.
+        The packet of a RECEIVE must have arrived.
 
         Parameters
         ----------
         index : int
-            Its number, for errors.
+            Number of the instruction, for errors.
         instruction : Instruction
         """
         if instruction.opcode == Opcode.LOAD:
@@ -308,7 +310,7 @@ class CoreModel:
     def _operand(
         self, index: int, fields: Mapping[str, Any]
     ) -> tuple[NDArray[np.int8], NDArray[np.uint8]]:
-        """The part of each block that the array takes, and the blocks' codes."""
+        """Return the part of each block that goes to the array, and the blocks' codes."""
         try:
             vectors, sub = OperandPattern.decoded(fields).vectors(self.scratchpad)
         except IndexError as error:

@@ -1,4 +1,4 @@
-"""Datapath of a GEMM engine, array and FP32 accumulators: its results bit for bit, its cycles."""
+"""Datapath of a GEMM engine (array and FP32 accumulators): bit-exact results, and cycles."""
 
 from dataclasses import dataclass
 
@@ -9,38 +9,39 @@ from fpgapipe.hw.hls_models.numerics import fp32
 from fpgapipe.hw.hls_models.spec.systolic import SystolicSpec
 
 ACC_READ_CYCLES = 2
-"""From an accumulator's address to its value at the adder."""
+"""Cycles from an accumulator's address to its value at the adder."""
 
 ACC_CYCLES = ACC_READ_CYCLES + fp32.ADD_CYCLES + 1
-"""From reading an accumulator to the first cycle in which its new value can be read."""
+"""Cycles from reading an accumulator to the first cycle in which its new value can be read."""
 
 RESULT_CYCLES = fp32.FROM_SUM_CYCLES + fp32.ADD_CYCLES
-"""From a vector's sums to what the accumulators make of them."""
+"""Cycles from a vector's sums at the array to the accumulated results."""
 
 _OPERAND_BITS = 8
 _CHUNK = 1 << 20
-"""Sums that are computed at a time, so that they stay in the cache of a processor."""
+"""Number of sums that are computed at a time, so that they stay in the cache of a processor."""
 
 
 @dataclass(frozen=True)
 class DatapathSpec:
     """An array with FP32 accumulators below, the definition that model and gateware share.
 
-    A product takes `n` columns of `k` tiles each, one after the other. A tile takes ``cols``
-    columns of weights, each ``rows`` int8 elements with the E8M0 code of their block, and then `m`
-    vectors of ``rows`` elements with a code. Sums of a vector become FP32 by the codes of vector
-    and column and are added to the vector's accumulators; tiles of a column of tiles meet the same
-    accumulators.
+    A product has `n` columns of `k` tiles each, which are processed one after the other. A tile
+    takes ``cols`` columns of weights, each with ``rows`` int8 elements and the E8M0 code of their
+    block, and then `m` vectors, each with ``rows`` elements and a code. The sums of a vector are
+    converted to FP32 with the codes of vector and column, and are added to the vector's
+    accumulators. All tiles of a column of tiles use the same accumulators.
 
-    A block of 32 elements meets an array of fewer rows in parts, each with the block's code: parts
-    are converted and added one by one, so the number of rows shows in the rounding.
+    If the array has fewer than 32 rows, a block of 32 elements goes to it in parts, each with the
+    block's code. The parts are converted and added one by one, so the rounding depends on the
+    number of rows.
 
     Parameters
     ----------
     rows, cols : int
-        The array.
+        Rows and columns of the array.
     acc_depth : int
-        Accumulators below each column; addresses are taken modulo this.
+        Number of accumulators below each column, a power of two; addresses are taken modulo this.
 
     Raises
     ------
@@ -90,21 +91,23 @@ class DatapathSpec:
         Parameters
         ----------
         m, k, n : int
-            Vectors a tile, tiles a column of tiles, columns of tiles.
+            Vectors per tile, tiles per column of tiles, and columns of tiles.
         a : int8 array, shape (n * k * m, rows)
             Vectors, in order.
         a_codes : uint8 array, shape (n * k * m,)
+            Codes of the vectors.
         b : int8 array, shape (n * k * cols, rows)
             Columns of weights, in order.
         b_codes : uint8 array, shape (n * k * cols,)
+            Codes of the columns.
         accumulators : float32 array, shape (acc_depth, cols)
-            Is changed.
+            Content of the accumulators, which is changed.
         first, last : bool
-            Whether each first tile begins with zeros, and whether each last tile's sums are results
-            (which the accumulators then do not keep).
+            Whether the first tile of each column starts from zeros, and whether the sums of the
+            last tile are results, which the accumulators then do not keep.
         acc_base, acc_step : int
-            Accumulator of the first vector of the first column of tiles, and its distance to that
-            of the next.
+            Accumulator of the first vector of the first column of tiles, and the distance from it
+            to that of the next column of tiles.
 
         Returns
         -------
@@ -144,8 +147,8 @@ class DatapathSpec:
         from_zero: bool,
         target: NDArray[np.float32] | None,
     ) -> None:
-        """Add a tile's terms, shape (m, cols), to accumulators; into `target` if there is one."""
-        # More vectors than accumulators come round to the first again.
+        """Add a tile's terms, shape (m, cols), to accumulators, or store the sums in `target`."""
+        # If there are more vectors than accumulators, addresses wrap around.
         for begin in range(0, len(term), self.acc_depth):
             part = term[begin : begin + self.acc_depth]
             index = (base + begin + np.arange(len(part))) % self.acc_depth
@@ -157,15 +160,15 @@ class DatapathSpec:
                 target[begin : begin + self.acc_depth] = new
 
     def tile_cycles(self, m: int) -> int:
-        """Cycles a tile of `m` vectors takes among others whose sums it is added to."""
+        """Cycles of a tile of `m` vectors that is added to the sums of the previous tile."""
         return max(m, self.cols, ACC_CYCLES)
 
     def cycles(self, m: int, k: int, n: int) -> int:
-        """Cycles of a complete product (`first` and `last`) when no stream ever pauses.
+        """Cycles of a complete product (`first` and `last`) if no stream ever pauses.
 
         The count begins with the cycle that takes the first column of weights and ends with the one
-        that delivers the last result, both included. Products that follow each other have no gap:
-        the next one's first tile comes after ``max(m, cols)`` cycles like any other.
+        that delivers the last result, both included. Consecutive products have no gap between them:
+        the first tile of the next one follows after ``max(m, cols)`` cycles like any other tile.
 
         Raises
         ------
@@ -175,8 +178,8 @@ class DatapathSpec:
         for name, value in (("m", m), ("k", k), ("n", n)):
             if value < 1:
                 raise ValueError(f"datapath {name} must be at least 1, not {value!r}")
-        # Only a tile that is added to the one before waits for its sums; the next tile's weights
-        # load meanwhile, so that a new column of tiles may follow sooner for it.
+        # Only a tile that is added to the previous one waits for that one's sums. Meanwhile, the
+        # next tile's weights load, so that a new column of tiles can follow earlier by as much.
         added = self.tile_cycles(m)
         waited = added - max(m, self.cols) if k > 1 else 0
         between = n * (k - 1) * added + (n - 1) * max(m, self.cols - waited)
@@ -191,7 +194,7 @@ def _operand(
     vectors: int,
     rows: int,
 ) -> tuple[NDArray[np.int8], NDArray[np.uint8]]:
-    """Bring an operand into tiles."""
+    """Reshape an operand into tiles."""
     if elements.shape != (tiles * vectors, rows) or codes.shape != (tiles * vectors,):
         raise ValueError(
             f"datapath {name} must have shape ({tiles * vectors}, {rows}) and a code for each "
@@ -206,8 +209,8 @@ def _terms(
     b: NDArray[np.int8],
     b_codes: NDArray[np.uint8],
 ) -> NDArray[np.float32]:
-    """Sums of some tiles in FP32, shape (tiles, m, cols)."""
-    # FP32 holds every partial sum exactly (MAX_SUM_BITS), and multiplies far faster than integers.
+    """Return the sums of some tiles in FP32, shape (tiles, m, cols)."""
+    # FP32 holds every partial sum exactly (MAX_SUM_BITS), and is far faster than integers.
     sums = a.astype(np.float32) @ b.astype(np.float32).transpose(0, 2, 1)
     return fp32.from_sum(
         sums.astype(np.int32), a_codes[:, :, None].astype(np.int64), b_codes[:, None, :]

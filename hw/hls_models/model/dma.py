@@ -1,9 +1,9 @@
-"""Loads and stores between memory and scratchpad: what they move, in which bursts, in what time.
+"""Loads and stores between memory and scratchpad: the bytes they move, their bursts, their cycles.
 
-A transfer is a body of a LOAD or STORE instruction,
+A transfer is the body of a LOAD or STORE instruction,
 :data:`~fpgapipe.hw.hls_models.isa.instructions.TRANSFER`: planes of rows. Words are aligned groups
-of 64 bytes. A row must begin at the same byte of a word in the memory and in the scratchpad. Memory
-is read in whole words, which a load writes to the scratchpad as they are; a store writes exactly
+of 64 bytes. A row must begin at the same byte of a word in the memory and in the scratchpad. A load
+reads whole words from memory and writes them to the scratchpad unchanged; a store writes exactly
 the bytes of its rows.
 """
 
@@ -18,19 +18,19 @@ from fpgapipe.hw.hls_models.isa.instructions import WORD_BYTES, ErrorCode
 from fpgapipe.hw.hls_models.spec.core_spec import CoreSpec
 
 MEMORY_BITS = 48
-"""Of a byte address in an instruction."""
+"""Width of a byte address in an instruction."""
 
 PAGE_BYTES = 4096
-"""No burst of AXI crosses a multiple of this."""
+"""Page size of AXI; no burst crosses a multiple of it."""
 
 READ_LATENCY = 4
 """Cycles from the acceptance of a read of the scratchpad to its data."""
 
 LOAD_FILL_CYCLES = 8
-"""Of a load, besides the latency of the memory and a cycle a beat."""
+"""Cycles of a load in addition to the latency of the memory and one cycle per beat."""
 
 STORE_FILL_CYCLES = 16
-"""Of a store, besides the latency of the memory and a cycle a beat."""
+"""Cycles of a store in addition to the latency of the memory and one cycle per beat."""
 
 
 def transfer(
@@ -44,17 +44,18 @@ def transfer(
     plane_memory: int = 0,
     plane_scratchpad: int = 0,
 ) -> dict[str, int]:
-    """Body of a LOAD or STORE.
+    """Return the body of a LOAD or STORE.
 
     Parameters
     ----------
     memory, scratchpad : int
         Byte addresses of the first row.
     row_bytes : int
+        Bytes of a row.
     rows, planes : int
-        1 to 65,536 each.
+        Rows of a plane and number of planes, 1 to 65,536 each.
     row_memory, row_scratchpad, plane_memory, plane_scratchpad : int
-        Bytes from row to row and from plane to plane.
+        Distances in bytes from row to row and from plane to plane.
     """
     return {
         "memory": memory,
@@ -70,7 +71,7 @@ def transfer(
 
 
 def row_starts(body: Mapping[str, Any]) -> Iterator[tuple[int, int]]:
-    """Byte addresses in memory and in the scratchpad of each row of a transfer, in order."""
+    """Iterate over the byte addresses, in memory and scratchpad, of each row of a transfer."""
     for plane in range(body["planes"] + 1):
         for row in range(body["rows"] + 1):
             yield (
@@ -82,24 +83,24 @@ def row_starts(body: Mapping[str, Any]) -> Iterator[tuple[int, int]]:
 
 
 def words_of_row(start: int, size: int) -> tuple[int, int]:
-    """Address and length in bytes of the words that some bytes touch."""
+    """Address and length in bytes of the words that contain a range of bytes."""
     first = start // WORD_BYTES * WORD_BYTES
     return first, -(-(start + size) // WORD_BYTES) * WORD_BYTES - first
 
 
 def lies_within(start: int, size: int, base: int, limit: int) -> bool:
-    """Whether the words that some bytes touch lie between two addresses."""
+    """Whether the words that contain a range of bytes lie between two addresses."""
     first, length = words_of_row(start, size)
     return first >= base and first + length <= limit
 
 
 def burst_words(spec: CoreSpec) -> int:
-    """Words of the longest burst: a power of two, so that none crosses 4 KiB.
+    """Words of the longest burst: a power of two, so that no burst crosses a multiple of 4 KiB.
 
     Raises
     ------
     ValueError
-        If `spec` allows no burst of a word.
+        If the longest burst that `spec` allows is shorter than a word.
     """
     words = spec.burst_beats * spec.bus_bytes // WORD_BYTES
     if not words:
@@ -118,12 +119,12 @@ def bursts(address: int, size: int, words: int) -> list[tuple[int, int]]:
     address, size : int
         Start and length of the row in bytes.
     words : int
-        Words of a block, `burst_words`.
+        Words of a block, from `burst_words`.
 
     Returns
     -------
     list of (address, size)
-        In bytes, both multiples of 64.
+        Start and length of each burst in bytes, both multiples of 64.
     """
     start, length = words_of_row(address, size)
     end, block = start + length, words * WORD_BYTES
@@ -134,22 +135,23 @@ def bursts(address: int, size: int, words: int) -> list[tuple[int, int]]:
 def first_error(
     spec: CoreSpec, body: Mapping[str, Any], memory_base: int, memory_limit: int
 ) -> tuple[int, ErrorCode]:
-    """Where a transfer goes wrong.
+    """Find the first error of a transfer.
 
     Parameters
     ----------
     spec : CoreSpec
     body : mapping
-        Of the instruction.
+        Body of the instruction.
     memory_base, memory_limit : int
-        The first byte of memory that may be touched, and the first after it that may not. Words
-        must lie between them as a whole, for stores as well.
+        The first byte of memory that may be used, and the first byte after it that may not. Whole
+        words must lie between them, for stores as well.
 
     Returns
     -------
     rows : int
-        How many rows come before, all of them if nothing is wrong.
+        Number of rows before the error; all rows if there is none.
     code : ErrorCode
+        The error, or NONE.
     """
     if (
         body["row_bytes"] < 1
@@ -179,21 +181,23 @@ def load(
     memory_limit: int | None = None,
     bad: range = range(0),
 ) -> ErrorCode:
-    """Run a LOAD, up to the first word that is wrong.
+    """Run a LOAD, up to the first word that causes an error.
 
     Parameters
     ----------
     spec : CoreSpec
     body : mapping
+        Body of the instruction.
     memory : uint8 array
+        Content of the memory.
     scratchpad : uint8 array
-        Changed.
+        Content of the scratchpad, which is changed.
     origin : int
         Address of the memory's first byte.
     memory_base, memory_limit : int, optional
-        The memory's ends if left out.
+        Limits of the memory that may be used; by default, the ends of the memory.
     bad : range
-        Addresses which the memory answers with an error: the row's words before that are loaded.
+        Addresses to which the memory responds with an error; words before them are loaded.
     """
     base = origin if memory_base is None else memory_base
     limit = origin + memory.size if memory_limit is None else memory_limit
@@ -221,18 +225,19 @@ def store(
     memory_limit: int | None = None,
     bad: range = range(0),
 ) -> ErrorCode:
-    """Run a STORE, up to the first burst that is wrong.
+    """Run a STORE, up to the first burst that causes an error.
 
     Parameters
     ----------
     spec, body, origin, memory_base, memory_limit
-        As for `load`.
+        The same as for `load`.
     memory : uint8 array
-        Changed.
+        Content of the memory, which is changed.
     scratchpad : uint8 array
+        Content of the scratchpad.
     bad : range
-        Addresses which the memory answers with an error. The bursts before that one are written;
-        later ones may have been under way, and may be written in hardware.
+        Addresses to which the memory responds with an error. The bursts before that one are
+        written. In hardware, later bursts may already be under way, and may be written as well.
     """
     base = origin if memory_base is None else memory_base
     limit = origin + memory.size if memory_limit is None else memory_limit
@@ -260,7 +265,7 @@ def _burst_slots(spec: CoreSpec, bodies: Sequence[Mapping[str, Any]]) -> list[li
 
 
 class _Generator:
-    """When the bursts of a burst generator come, if its user takes each at a given time or later.
+    """Times at which a burst generator gives its bursts, if each is taken at a given time or later.
 
     Cycle 0 is the one in which the first transfer is taken; all others wait at the input.
     """
@@ -268,30 +273,31 @@ class _Generator:
     _STAGES = 4
 
     def __init__(self) -> None:
-        self._entered = [0] * (self._STAGES - 1)  # when rows came to the last stage
-        self._left = 0  # when the last row left the first stage
-        self._free = 0  # when the last stage is free
+        self._entered = [0] * (self._STAGES - 1)  # times at which rows reached the last stage
+        self._left = 0  # time at which the last row left the first stage
+        self._free = 0  # time from which on the last stage is free
         self._taken: list[int] = []
 
     @property
     def last(self) -> int:
-        """When the last burst was taken, -2 before the first."""
+        """Time at which the last burst was taken; -2 before the first."""
         return self._taken[-1] if self._taken else -2
 
     def begin(self) -> None:
-        """Another transfer: the first stage is free one cycle after its last row has left."""
+        """Begin another transfer; the first stage is free one cycle after the last row has left."""
         if self._taken:
             self._left += 1
 
     def row(self) -> None:
-        """Another row: it leaves the first stage when the row three before it is out of its way."""
+        """Begin another row; the row three before it must have reached the last stage."""
         self._left = max(self._left + 1, self._entered[-3])
         self._entered.append(max(self._left + 3, self._free))
         self._free = self._entered[-1]
 
     def burst(self, earliest: int) -> int:
-        """When a burst is taken."""
-        # Two bursts are kept behind the last stage: the one before the last has gone by then.
+        """Return the time at which a burst is taken."""
+        # There is room for two bursts after the last stage, so a burst can only pass that stage
+        # when the burst two before it has been taken.
         passed = self._free + 1
         if len(self._taken) > 1:
             passed = max(passed, self._taken[-2] + 1)
@@ -302,9 +308,9 @@ class _Generator:
 
 
 def _room(spec: CoreSpec, ended: Sequence[int], generator: _Generator) -> int:
-    """When there is room for another burst in the queue of those under way.
+    """Time at which there is room for another burst in the queue of those under way.
 
-    Of two places one is at the queue's end, and takes a cycle to be reached from the other.
+    With only two places, a burst needs one more cycle to move from the first place to the second.
     """
     room = ended[-spec.outstanding] + 1 if len(ended) >= spec.outstanding else 0
     return max(room, generator.last + 2) if spec.outstanding == 2 else room
@@ -313,20 +319,21 @@ def _room(spec: CoreSpec, ended: Sequence[int], generator: _Generator) -> int:
 def load_cycles(spec: CoreSpec, bodies: Sequence[Mapping[str, Any]], latency_cycles: int) -> int:
     """Cycles from the acceptance of the first transfer to the done of the last.
 
-    Without errors, where the next transfer is always waiting, the memory takes a request a cycle,
-    gives a beat a cycle and the scratchpad takes a word a cycle. If `spec.outstanding` bursts last
-    longer than a round trip this is ``LOAD_FILL_CYCLES + latency_cycles + beats``.
+    There are no errors, the next transfer is always waiting, the memory takes one request and gives
+    one beat per cycle, and the scratchpad takes one word per cycle. If `spec.outstanding` bursts
+    last longer than a round trip, the result is ``LOAD_FILL_CYCLES + latency_cycles + beats``.
 
     Parameters
     ----------
     spec : CoreSpec
     bodies : sequence of mapping
+        Bodies of the LOADs.
     latency_cycles : int
-        Of the memory, from the cycle of a request to that of its first beat, at least 1.
+        Latency of the memory, from the cycle of a request to that of its first beat, at least 1.
     """
     beats_per_word = WORD_BYTES // spec.bus_bytes
     generator = _Generator()
-    gone: list[int] = []  # the last beats of bursts
+    gone: list[int] = []  # cycles of the bursts' last beats
     for rows in _burst_slots(spec, bodies):
         generator.begin()
         for row in rows:
@@ -341,21 +348,23 @@ def load_cycles(spec: CoreSpec, bodies: Sequence[Mapping[str, Any]], latency_cyc
 def store_cycles(spec: CoreSpec, bodies: Sequence[Mapping[str, Any]], latency_cycles: int) -> int:
     """Cycles from the acceptance of the first transfer to the done of the last.
 
-    Without errors, where the next transfer is always waiting, the memory takes a request and a
-    beat a cycle and the scratchpad gives a word a cycle. If `spec.outstanding` bursts last longer
-    than a round trip this is ``STORE_FILL_CYCLES + latency_cycles + beats - 1``.
+    There are no errors, the next transfer is always waiting, the memory takes one request and one
+    beat per cycle, and the scratchpad gives one word per cycle. If `spec.outstanding` bursts last
+    longer than a round trip, the result is ``STORE_FILL_CYCLES + latency_cycles + beats - 1``.
 
     Parameters
     ----------
     spec : CoreSpec
     bodies : sequence of mapping
+        Bodies of the STOREs.
     latency_cycles : int
-        Of the memory, from the cycle of a burst's last beat to that of its response, at least 1.
+        Latency of the memory, from the cycle of a burst's last beat to that of its response, at
+        least 1.
     """
     beats_per_word = WORD_BYTES // spec.bus_bytes
     generator = _Generator()
-    ended: list[int] = []  # when responses came
-    free = 0  # when the reader of the scratchpad has asked for the last burst's words
+    ended: list[int] = []  # cycles of the responses
+    free = 0  # cycle in which the last burst's words have all been requested from the scratchpad
     beat = 0
     for rows in _burst_slots(spec, bodies):
         generator.begin()

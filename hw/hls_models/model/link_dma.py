@@ -1,9 +1,9 @@
-"""Packets between memory and links: what SEND and RECEIVE move.
+"""Packets between memory and links: the bytes that SEND and RECEIVE move.
 
-A SEND reads the words of memory that its rows touch and sends them as one packet on a channel of a
-link: a word with the packet's tag in its first four bytes, then the words. A RECEIVE takes such a
-packet and writes exactly the bytes of its rows, from where they lie in a word of memory. So a row
-begins at the same byte of a word at both ends, and both have rows of as many words.
+A SEND reads the words of memory that contain its rows, and sends them as one packet on a channel of
+a link: first a word with the packet's tag in its first four bytes, then the words. A RECEIVE takes
+such a packet and writes exactly the bytes of its rows; a byte keeps its place in its word. So a row
+must begin at the same byte of a word at both ends, and must have the same number of words.
 """
 
 from collections.abc import Mapping
@@ -25,22 +25,23 @@ from fpgapipe.hw.hls_models.spec.core_spec import CoreSpec
 from fpgapipe.hw.hls_models.spec.link import NUM_CHANNELS
 
 STREAM_BYTES = 4
-"""Of a packet's tag."""
+"""Bytes of a packet's tag."""
 
 
 SEND_WORDS = 256
-"""Words that a send engine has asked memory for or keeps: four of the longest bursts, and more than
-a link takes in a round trip to memory."""
+"""Largest number of words that a send engine holds or has requested from memory. These are four of
+the longest bursts, and more than a link takes in a round trip to memory."""
 
 
 class Packet(NamedTuple):
-    """What a SEND sends.
+    """A packet that a SEND sends.
 
     Attributes
     ----------
     stream : int
-        The tag.
+        The packet's tag.
     words : uint8 array, shape (words, 64)
+        The packet's words, without the tag.
     """
 
     stream: int
@@ -48,7 +49,7 @@ class Packet(NamedTuple):
 
     @property
     def size(self) -> int:
-        """Words on the link."""
+        """Number of words on the link, including the tag's."""
         return len(self.words) + 1
 
 
@@ -63,21 +64,22 @@ def packet(
     channel: int = 0,
     stream: int = 0,
 ) -> dict[str, int]:
-    """Body of a SEND or RECEIVE.
+    """Return the body of a SEND or RECEIVE.
 
     Parameters
     ----------
     memory : int
         Byte address of the first row.
     row_bytes : int
+        Bytes of a row.
     rows, planes : int
-        1 to 65,536 each.
+        Rows of a plane and number of planes, 1 to 65,536 each.
     row_memory, plane_memory : int
-        Bytes from row to row and from plane to plane.
+        Distances in bytes from row to row and from plane to plane.
     channel : int
-        0 to 2.
+        Channel of the link, 0 to 2.
     stream : int
-        The packet's tag, of 32 bits.
+        The packet's tag, 32 bits.
     """
     return {
         "memory": memory,
@@ -98,7 +100,7 @@ def rows_of(body: Mapping[str, Any]) -> list[int]:
 
 
 def words_of_packet(body: Mapping[str, Any]) -> int:
-    """Words that a SEND or RECEIVE moves, without the packet's tag."""
+    """Number of words that a SEND or RECEIVE moves, without the packet's tag."""
     size = body["row_bytes"]
     return sum(words_of_row(start, size)[1] for start in rows_of(body)) // WORD_BYTES
 
@@ -106,20 +108,21 @@ def words_of_packet(body: Mapping[str, Any]) -> int:
 def first_error(
     body: Mapping[str, Any], memory_base: int, memory_limit: int
 ) -> tuple[int, ErrorCode]:
-    """Where a SEND or RECEIVE goes wrong by its fields.
+    """Find the first error in the fields of a SEND or RECEIVE.
 
     Parameters
     ----------
     body : mapping
-        Of the instruction.
+        Body of the instruction.
     memory_base, memory_limit : int
-        As of `fpgapipe.hw.hls_models.model.dma.first_error`.
+        The same as for `fpgapipe.hw.hls_models.model.dma.first_error`.
 
     Returns
     -------
     rows : int
-        How many rows come before, all of them if nothing is wrong.
+        Number of rows before the error; all rows if there is none.
     code : ErrorCode
+        The error, or NONE.
     """
     if body["row_bytes"] < 1 or body["channel"] >= NUM_CHANNELS:
         return 0, ErrorCode.BAD_FIELD
@@ -140,19 +143,21 @@ def send(
     memory_limit: int | None = None,
     bad: range = range(0),
 ) -> tuple[Packet, ErrorCode]:
-    """Run a SEND, up to the first word that is wrong.
+    """Run a SEND, up to the first word that causes an error.
 
     Parameters
     ----------
     body : mapping
+        Body of the instruction.
     memory, origin, memory_base, memory_limit, bad
-        As of `fpgapipe.hw.hls_models.model.dma.load`.
+        The same as for `fpgapipe.hw.hls_models.model.dma.load`.
 
     Returns
     -------
     packet : Packet
-        All of it, or what comes before the error: of that, hardware has sent some at most.
+        The whole packet, or its words before the error; hardware may have sent fewer of these.
     code : ErrorCode
+        The error, or NONE.
     """
     base = origin if memory_base is None else memory_base
     limit = origin + memory.size if memory_limit is None else memory_limit
@@ -180,22 +185,25 @@ def receive(
     memory_limit: int | None = None,
     bad: range = range(0),
 ) -> ErrorCode:
-    """Run a RECEIVE, up to the first burst that is wrong.
+    """Run a RECEIVE, up to the first burst that causes an error.
 
     Parameters
     ----------
     spec : CoreSpec
     body : mapping
+        Body of the instruction.
     got : Packet
+        The packet that has arrived.
     memory, origin, memory_base, memory_limit, bad
-        As of `fpgapipe.hw.hls_models.model.dma.store`.
+        The same as for `fpgapipe.hw.hls_models.model.dma.store`.
 
     Returns
     -------
     ErrorCode
-        LINK_STREAM if the packet has another tag, with nothing written; if it has not enough words
-        for a burst, with the bursts before written; or if it has more words than there are, with
-        all written but the last burst.
+        LINK_STREAM in three cases: the packet has another tag, and nothing is written; it has not
+        enough words for a burst, and the bursts before that one are written; it has more words than
+        the rows, and all but the last burst is written. Otherwise an error of the fields or of the
+        memory, or NONE.
     """
     base = origin if memory_base is None else memory_base
     limit = origin + memory.size if memory_limit is None else memory_limit

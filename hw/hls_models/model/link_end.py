@@ -1,33 +1,35 @@
-"""One end of a link, frame by frame: the rules that the gateware and whatever talks to it follow.
+"""One end of a link, frame by frame: the rules for the gateware and for every peer of it.
 
-The wire between two ends keeps the order of frames. It may lose, damage, cut short or join any of
-them, and may repeat one directly after itself. Out of that the ends make three channels of words
-that come once and in order:
+The wire between two ends keeps the order of frames. It may lose, damage, truncate or join any of
+them, and may repeat a frame directly after itself. On top of it, the ends provide three channels of
+words, on which each word arrives once and in order:
 
 Sending
     The words of a channel fill frames of `frame_words` words; a word with ``last`` ends its frame.
-    Frames of a channel are counted by sequence numbers and kept until the peer has said that it
-    freed their buffers: as many fit as the channel has slots, which is the only limit on words.
-    Each transmission, of a new frame or again of one that was lost, takes the next number of all
-    channels together. The peer says of each number whether it came, and what did not is
-    transmitted again, with a new number. No more than `WINDOW` numbers are open.
+    The frames of a channel have sequence numbers. They are kept until the peer has reported that it
+    freed their buffers. A channel holds as many frames as it has slots, which is the only limit on
+    its words. Each transmission, whether of a new frame or of a lost one, gets the next number of a
+    counter that all channels share. The peer reports for each number whether it arrived; a frame
+    that did not is transmitted again, with a new number. At most `WINDOW` numbers are open, that
+    is, not reported yet.
 
 Receiving
-    As the wire keeps the order, a number that is jumped over is lost, and so is one that a CONTROL
-    frame names without its having come. All trailers report what has come, what was lost and what
-    is free again; a CONTROL frame, a trailer alone, does so if there is nothing else to send.
+    Since the wire keeps the order, a number that is skipped is lost, and so is a number that a
+    CONTROL frame names and that has not arrived. All trailers report which numbers arrived, which
+    were lost and which buffers are free again. If there is nothing else to send, a CONTROL frame,
+    which is a trailer alone, reports this.
 
 Asking
-    An end that waits, for news of its transmissions or for a free buffer, asks with a CONTROL frame
-    after `probe_cycles` without a trailer of its own. The other end answers that it has come. There
-    is no other timer, so a link that is idle is silent.
+    An end that waits for news of its transmissions or for a free buffer asks with a CONTROL frame
+    after `probe_cycles` without a trailer of its own. The other end answers. There is no other
+    timer, so an idle link is silent.
 
 Sessions
-    An end begins a session with HELLO frames, whose pages take turns. It is up when it has heard
-    all pages of a peer of the same version and configuration, and its own session number back. A
-    peer that shows another session, or that was up and is not, has lost what it knew: the end
-    stops, and hears from the peer's pages how many words of each channel had been delivered. Only
-    `LinkEnd.clear` leads out of it, and into the next session.
+    An end begins a session by sending HELLO frames, with one page after the other. It is up when it
+    has heard all pages of a peer of the same version and configuration, and has received its own
+    session number back. A peer that shows another session, or that was up and is no longer, has
+    lost its state: the end stops, and learns from the peer's pages how many words of each channel
+    had been delivered. Only `LinkEnd.clear` leaves this state, and begins the next session.
 """
 
 from collections import deque
@@ -56,37 +58,40 @@ from fpgapipe.hw.hls_models.spec.link import (
 )
 
 HELLO_CYCLES = 64
-"""Between two HELLO frames of an end that is not up, about."""
+"""Approximate number of cycles between two HELLO frames of an end that is not up."""
 
 HELLO_PAGES = 1 + NUM_CHANNELS
 
 _SESSION_FLAG = 1 << (SESSION_BITS - 1)
-_TAG_MASK = (1 << 7) - 1  # what HELLO_DELIVERED has of a session's number
+_TAG_MASK = (1 << 7) - 1  # the bits of a session's number that HELLO_DELIVERED contains
 
 
 def ahead(new: int, old: int, bits: int) -> int:
-    """How far a number of so many bits is ahead of another."""
+    """Return how far a number of `bits` bits is ahead of another, modulo ``2**bits``."""
     return (new - old) % (1 << bits)
 
 
 class Transmitter:
-    """What one end sends in one session.
+    """The sending side of one end in one session.
 
     Attributes
     ----------
     fill : list of int
         For each channel, the sequence number of the frame that is being filled.
     unsent : list of int
-        Of the first complete frame that was never transmitted; ``fill`` if there is none.
+        For each channel, the sequence number of the first complete frame that was never
+        transmitted; the same as ``fill`` if there is none.
     peer_freed : list of int
-        Of the first frame whose buffer at the peer is not known to be free.
+        For each channel, the sequence number of the first frame whose buffer at the peer is not
+        known to be free.
     next : int
         Number of the next transmission.
     base : int
-        The oldest number whose fate is not known.
+        The oldest open number: that of the oldest transmission not known to have arrived or to be
+        lost.
     replay : deque of (int, int)
-        Channel and sequence number of lost frames that wait for their next transmission. With the
-        numbers that are open they are `WINDOW` at most.
+        Channel and sequence number of each lost frame that waits for its next transmission. There
+        are at most `WINDOW` of these and open numbers together.
     """
 
     def __init__(self, spec: LinkEngineSpec) -> None:
@@ -99,12 +104,12 @@ class Transmitter:
         self.replay: deque[tuple[int, int]] = deque()
         self._partial = [bytearray() for _ in range(NUM_CHANNELS)]
         self._frames: list[list[tuple[bytes, bool]]] = [[(b"", False)] * n for n in spec.slots]
-        self._sent = [(0, 0)] * WINDOW  # channel and sequence of the open numbers
-        self._turn = 0  # the channel whose new frame is next
+        self._sent = [(0, 0)] * WINDOW  # channel and sequence number of the open numbers' frames
+        self._turn = 0  # the channel that may send a new frame first
 
     @property
     def open(self) -> int:
-        """How many numbers are open."""
+        """Number of open numbers."""
         return ahead(self.next, self.base, NUMBER_BITS)
 
     def is_full(self, channel: int) -> bool:
@@ -123,7 +128,7 @@ class Transmitter:
             partial.clear()
 
     def transmit(self) -> tuple[dict[str, Any], bytes] | None:
-        """The next transmission: what its trailer says of it, and its words."""
+        """Return the trailer's fields and the words of the next transmission, if there is one."""
         if self.open >= WINDOW:
             return None
         if self.replay:
@@ -149,7 +154,7 @@ class Transmitter:
         return fields, words
 
     def hear(self, seen: int, received: int, freed: list[int]) -> None:
-        """Take what a trailer of the peer reports; what is older than known changes nothing."""
+        """Take the report of a peer's trailer; an outdated report changes nothing."""
         if ahead(seen, self.base, NUMBER_BITS) < self.open:
             while self.base != (seen + 1) % (1 << NUMBER_BITS):
                 if not received >> ahead(seen, self.base, NUMBER_BITS) & 1:
@@ -163,16 +168,16 @@ class Transmitter:
 
 
 class Receiver:
-    """What one end receives in one session.
+    """The receiving side of one end in one session.
 
     Attributes
     ----------
     seen : int
-        The highest number that has come, or is known to be lost.
+        Highest number that has arrived or is known to be lost.
     received : int
-        Bit `i` is whether number ``seen - i`` has come.
+        Bits that tell which numbers have arrived; bit `i` is that of number ``seen - i``.
     freed : list of int
-        For each channel, the sequence number of the first frame whose words are not all taken.
+        For each channel, the sequence number of the first frame with words that are not yet taken.
     """
 
     def __init__(self, spec: LinkEngineSpec) -> None:
@@ -180,17 +185,18 @@ class Receiver:
         self.seen = 0
         self.received = 0
         self.freed = [0] * NUM_CHANNELS
-        # By sequence number modulo slots, what has come: words, and whether the last is a `last`.
+        # Frames that have arrived, by sequence number modulo slots: the words, and whether the last
+        # one ends a packet.
         self._frames: list[list[tuple[bytes, bool] | None]] = [[None] * n for n in spec.slots]
-        self._taken = [0] * NUM_CHANNELS  # bytes of the first frame
+        self._taken = [0] * NUM_CHANNELS  # bytes of the first frame that have been taken
 
     def hear_data(self, fields: Mapping[str, Any], words: bytes) -> bool:
-        """Take a DATA frame; whether it is news and not the repetition of one that came."""
+        """Take a DATA frame, and return whether it is new rather than the wire's repetition."""
         if not self._see(fields["number"], 1):
             return False
         channel, sequence = fields["channel"], fields["sequence"]
         slots = self.spec.slots[channel]
-        # Neither can be otherwise if the peer follows the rules.
+        # Both conditions always hold if the peer follows the rules.
         if ahead(sequence, self.freed[channel], SEQUENCE_BITS) < slots:
             slot = sequence % slots
             if self._frames[channel][slot] is None:
@@ -198,7 +204,7 @@ class Receiver:
         return True
 
     def hear_control(self, number: int) -> bool:
-        """Take a CONTROL frame; whether it tells that frames were lost."""
+        """Take a CONTROL frame, and return whether it shows that frames were lost."""
         return self._see(number, 0)
 
     def _see(self, number: int, came: int) -> bool:
@@ -210,7 +216,7 @@ class Receiver:
         return True
 
     def take(self, channel: int) -> tuple[bytes, bool] | None:
-        """Take a channel's next word, and whether it ends a packet; None if it has not come."""
+        """Return a channel's next word, and whether it ends a packet; None if it has not come."""
         slot = self.freed[channel] % self.spec.slots[channel]
         frame = self._frames[channel][slot]
         if frame is None:
@@ -230,67 +236,70 @@ class Receiver:
 class LinkEnd:
     """One end of a link.
 
-    Whoever drives it hands over words (`put`, `take`), frames (`next_frame`, `hear`) and time
-    (`tick`), in any order and at any rate.
+    Its user exchanges words (`put`, `take`) and frames (`next_frame`, `hear`) with it and lets time
+    pass (`tick`), in any order and at any rate.
 
     Parameters
     ----------
     spec : LinkEngineSpec
     seed : int
-        Of the session numbers, 15 bits. Another one after each reset of the device, so that the
-        peer tells the sessions before it from those behind it.
+        First session number, 15 bits. It must be another one after each reset of the device, so
+        that the peer can tell the sessions before the reset from those after it.
     version : int
-        Of frames.
+        Version of the frame format.
 
     Attributes
     ----------
     state : LinkState
-        As after the device's reset: OFF until `enable`.
+        State of the end: OFF at first, as after the device's reset, until `enable` is called.
     session, peer : int
-        Session numbers of both ends, 0 if there is none or it is not known.
+        Session numbers of this end and of the peer; 0 if there is none or it is not known.
     delivered : list of int
-        For each channel, the words that `take` gave in this session.
+        For each channel, the number of words that `take` gave in this session.
     peer_delivered : list of int
-        Those that the peer's user got in the last session in which this end was up, which in state
-        UP is the one before; meaningful once `peer_delivered_known`.
+        For each channel, the number of words that the peer delivered in the last session in which
+        this end was up; in state UP, this is the previous session. The numbers are valid only if
+        `peer_delivered_known`.
     transmitter : Transmitter
+        The sending side.
     receiver : Receiver
+        The receiving side.
     """
 
     def __init__(self, spec: LinkEngineSpec, seed: int = 0, *, version: int = LINK_VERSION) -> None:
         self.spec = spec
         self.version = version
         self._seed = seed
-        self._num_ended = 0  # sessions
-        # Of the last session that was up: words delivered, and the tag of its number.
+        self._num_ended = 0  # sessions that have ended
+        # The last session that was up: words delivered, and the lower bits of its number.
         self._last_delivered = [0] * NUM_CHANNELS
         self._last_tag = 0
         self._last_known = False
-        self._up_tag = 0  # of the peer's number when this end was last up
+        self._up_tag = 0  # lower bits of the peer's session number when this end was last up
         self.state = LinkState.OFF
         self._reset()
 
     def _reset(self) -> None:
-        """Forget all of a session, but not that there was one."""
+        """Clear the state of a session, but keep the numbers of the last one that was up."""
         self.session = self.peer = 0
         self.delivered = [0] * NUM_CHANNELS
         self.peer_delivered = [0] * NUM_CHANNELS
-        self._known = [False] * NUM_CHANNELS  # of `peer_delivered`
-        self._heard = 0  # bit `i`: page `i` of the peer's HELLO frames
+        self._known = [False] * NUM_CHANNELS  # whether `peer_delivered` is known
+        self._heard = 0  # bit `i`: page `i` of the peer's HELLO frames has been heard
         self.transmitter = Transmitter(self.spec)
         self.receiver = Receiver(self.spec)
         self._was_up = False
         self._heard_up = False  # the peer was up in this session
         self._hello_timer = HELLO_CYCLES
         self._page = 0
-        self._answers = False  # a HELLO, in state UP
-        self._owes = False  # feedback
-        self._waits = [False] * NUM_CHANNELS  # a word was refused as the channel is full
-        self._quiet_cycles = 0  # since the last DATA or CONTROL frame
+        self._answers = False  # a HELLO frame has to be answered in state UP
+        self._owes = False  # the peer has to get a report
+        self._waits = [False] * NUM_CHANNELS  # a word was refused because the channel is full
+        self._quiet_cycles = 0  # cycles since the last DATA or CONTROL frame was sent
 
     @property
     def peer_delivered_known(self) -> bool:
-        """Whether `peer_delivered` of all channels has come."""
+        """Whether `peer_delivered` is known for all channels."""
         return all(self._known)
 
     def enable(self, on: bool = True) -> None:
@@ -303,14 +312,14 @@ class LinkEnd:
             self.state = LinkState.OFF
 
     def clear(self) -> None:
-        """End the session, in whatever state, and begin the next one."""
+        """End the session and begin the next one, in any state except OFF."""
         if self.state is not LinkState.OFF:
             self.enable(False)
             self.enable()
 
     def _end_session(self) -> None:
-        # A session that was never up delivered nothing, and the peer may still have to hear of
-        # the one before.
+        # A session that was never up delivered nothing, and the peer may still have to hear about
+        # the previous one.
         if self._was_up or not self._last_known:
             self._last_delivered = self.delivered
             self._last_tag = self.session & _TAG_MASK
@@ -319,7 +328,7 @@ class LinkEnd:
         self._reset()
 
     def put(self, channel: int, word: bytes, last: bool) -> bool:
-        """Offer a word; whether it was accepted."""
+        """Offer a word, and return whether it was accepted."""
         if self.state is not LinkState.UP:
             return False
         self._waits[channel] = self.transmitter.is_full(channel)
@@ -328,9 +337,9 @@ class LinkEnd:
         return not self._waits[channel]
 
     def take(self, channel: int) -> tuple[bytes, bool] | None:
-        """Take a channel's next word, and whether it ends a packet.
+        """Return a channel's next word, and whether it ends a packet; None if it has not come.
 
-        What had come before the peer was reset can still be taken.
+        Words that had arrived before the peer was reset can still be taken.
         """
         before = self.receiver.freed[channel]
         taken = self.receiver.take(channel)
@@ -345,7 +354,7 @@ class LinkEnd:
         self._quiet_cycles += cycles
 
     def next_frame(self) -> bytes | None:
-        """The frame that the wire gets now, which counts as sent."""
+        """Return the frame to be sent now, if there is one; it then counts as sent."""
         if self.state is LinkState.OFF:
             return None
         if self.state is not LinkState.UP:
@@ -406,7 +415,7 @@ class LinkEnd:
             "kind": FrameKind.HELLO,
             "page": page,
             "session": self.session,
-            # A peer that lost this session must not join it again, should it take its old number.
+            # A peer that lost this session must not join it again if it uses its old number.
             "peer": 0 if self.state is LinkState.PEER_RESET else self.peer,
             "is_up": int(is_up),
             "reserved": 0,
@@ -415,7 +424,7 @@ class LinkEnd:
         return encode_frame(HELLO, fields)
 
     def hear(self, frame: bytes) -> Frame | None:
-        """Take a frame from the wire; what it was, None if it is damaged."""
+        """Take a frame from the wire, and return it decoded; None if it is damaged."""
         found = decode_frame(frame, self.spec)
         if found is not None and self.state is not LinkState.OFF:
             if found.kind is FrameKind.HELLO:
@@ -440,7 +449,7 @@ class LinkEnd:
             self._join(hello)
         elif self.state is LinkState.UP:
             if hello["session"] != self.peer or (self._heard_up and not hello["is_up"]):
-                # A peer that was up begins anew, even if by chance with the same number.
+                # The peer was up and begins again, even if it happens to have the same number.
                 self.state = LinkState.PEER_RESET
                 self._known = [False] * NUM_CHANNELS
             elif hello["is_up"]:
@@ -475,6 +484,6 @@ class LinkEnd:
         if hello["page"] > 0:
             channel = hello["page"] - 1
             last = HELLO_DELIVERED.unpack(hello["data"])
-            # If the peer tells of another session it was never up in the one that was known here.
+            # If the peer reports another session, it was never up in the one that is known here.
             self.peer_delivered[channel] = last["words"] if last["session"] == self._up_tag else 0
             self._known[channel] = bool(last["is_known"])

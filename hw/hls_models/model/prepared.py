@@ -1,11 +1,11 @@
-"""Programs made ready to run often: what `CoreModel` computes, bit for bit, in a fraction of time.
+"""Programs prepared for many runs: the results of `CoreModel`, bit for bit, in much less time.
 
-`CoreModel` is the definition; it takes milliseconds for an instruction, most of them for patterns
-that are the same in each step of a training. Here patterns are decoded once, and loops run as
-machine code of numba. Whatever is out of the ordinary, such as an instruction that reaches outside
-the scratchpad, is left to the definition, and fails as it does there.
+`CoreModel` is the definition. It takes milliseconds per instruction, most of them for patterns that
+are the same in each training step. Here, patterns are decoded once, and loops run as machine code
+compiled by numba. Unusual instructions, such as one that accesses bytes outside the scratchpad, are
+left to `CoreModel`, and fail as they do there.
 
-This module needs numba; `CoreModel` uses it for long programs where it can.
+This module needs numba; `CoreModel` uses it for long programs if numba is installed.
 """
 
 from collections.abc import Callable, Sequence
@@ -41,11 +41,11 @@ from fpgapipe.hw.hls_models.numerics.function import Function, apply
 from fpgapipe.hw.hls_models.spec.core_spec import CoreSpec
 
 _SUMS = 1 << 17
-"""Sums that are computed at a time, so that they stay in the cache of a processor."""
+"""Number of sums that are computed at a time, so that they stay in the cache of a processor."""
 
 
 class Model(Protocol):
-    """What a prepared program needs of the core that it runs on, `CoreModel`.
+    """The part of `CoreModel` that a prepared program uses.
 
     The attributes are those of `fpgapipe.hw.hls_models.model.core.CoreModel`.
     """
@@ -59,22 +59,22 @@ class Model(Protocol):
     late: list[tuple[int, Instruction]]
 
     def begin(self, start: int) -> None:
-        """Begin a program, or go on with it."""
+        """Begin a program, or continue it."""
 
     def may_run(self, instruction: Instruction) -> bool:
-        """Whether an instruction may run before the RECEIVEs that are late."""
+        """Whether an instruction may run before the postponed RECEIVEs."""
 
     def puts_off(self, index: int, instruction: Instruction) -> bool:
-        """Whether an instruction is a RECEIVE whose packet has not come."""
+        """Postpone a RECEIVE whose packet has not arrived, and return whether it was postponed."""
 
     def execute(self, index: int, instruction: Instruction) -> None:
         """Run one instruction."""
 
 
 class Prepared:
-    """A program for cores of one kind.
+    """A program, prepared for cores of one `CoreSpec`.
 
-    It keeps about 2 KB an instruction, and room for the operands of the largest product.
+    It keeps about 2 KB per instruction, and room for the operands of the largest product.
 
     Parameters
     ----------
@@ -93,21 +93,21 @@ class Prepared:
             self._steps.append(_prepared(spec, instruction, room))
 
     def is_of(self, program: Sequence[Instruction]) -> bool:
-        """Whether the instructions are those, not only the same."""
+        """Whether a program consists of these instructions: the same objects, not equal ones."""
         return len(program) == len(self.program) and all(map(is_, program, self.program))
 
     def run(self, model: Model, start: int = 0) -> int:
-        """Run on a model, as its `run` does, from an instruction on.
+        """Run the program on a model from an instruction on, as `CoreModel.run` does.
 
         Returns
         -------
         int
-            As there.
+            The same as for `CoreModel.run`.
 
         Raises
         ------
         CoreError
-            As there.
+            For the reasons of `CoreModel.run`.
         ValueError
             If the model is of another core.
         """
@@ -125,7 +125,7 @@ class Prepared:
 
 
 class _View:
-    """A model's memories as machine code takes them."""
+    """A model's memories in the types that machine code uses."""
 
     def __init__(self, model: Model) -> None:
         self.model = model
@@ -138,17 +138,18 @@ class _View:
 
 
 _Step = Callable[[_View], bool] | None
-"""An instruction; gives False, with nothing changed, for what is left to the definition."""
+"""A prepared instruction. It returns False, with nothing changed, if it leaves the instruction to
+`CoreModel`; None leaves it to `CoreModel` always."""
 
 
 class _Room:
-    """Arrays that one instruction after the other uses."""
+    """Arrays for intermediate results, which all instructions share."""
 
     def __init__(self) -> None:
         self._bytes: dict[str, NDArray[np.uint8]] = {}
 
     def array(self, name: str, shape: tuple[int, ...], dtype: type) -> NDArray[Any]:
-        """An array with anything in it."""
+        """Return an array with undefined content."""
         size = int(np.prod(shape, dtype=np.int64)) * np.dtype(dtype).itemsize
         found = self._bytes.get(name)
         if found is None or found.size < size:
@@ -167,7 +168,7 @@ def _prepared(spec: CoreSpec, instruction: Instruction, room: _Room) -> _Step:
             return _vector(spec, VectorOp.decoded(instruction.body), room)
         return _product(spec, instruction, room)
     except ValueError:
-        # The definition says what is wrong, if it comes to that.
+        # If the instruction is run, `CoreModel` raises the error.
         return None
 
 
@@ -194,7 +195,7 @@ class _Operand:
 
     @classmethod
     def of(cls, name: str, spec: CoreSpec, pattern: OperandPattern) -> "_Operand | None":
-        """Prepare an operand, if it is not out of the ordinary."""
+        """Prepare an operand; return None if it is left to `CoreModel`."""
         loops = (*pattern.outer.loops, *pattern.tap.loops, *pattern.pos.loops)
         if any(loop.address % 2 for loop in loops):
             return None
@@ -205,7 +206,7 @@ class _Operand:
     def read(
         self, view: _View, rows: int, room: _Room
     ) -> tuple[NDArray[np.float32], NDArray[np.uint8]] | None:
-        """Its elements and codes; None if it lies outside."""
+        """Return the operand's elements and codes; None if it lies outside the scratchpad."""
         elements = room.array(self.name, (self.vectors, rows), np.float32)
         codes = room.array(self.name + " codes", (self.vectors,), np.uint8)
         found = read_operand(self.numbers, view.halves, elements, codes)
@@ -240,7 +241,8 @@ def _product(spec: CoreSpec, instruction: Instruction, room: _Room) -> _Step:
         if addresses.size != n * m:
             return None
         written = np.broadcast_to(columns.any(axis=1, keepdims=True), addresses.shape)
-        # Of all columns: what is written that close to the end is left to the definition.
+        # All columns are counted, even those that are not written; results that close to the end
+        # are left to `CoreModel`.
         reach = spec.cols * pattern.element_bytes
         outside = (addresses < 0) | (addresses + reach > spec.scratchpad.size_bytes)
         if (written & outside).any():

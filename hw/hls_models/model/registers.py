@@ -1,6 +1,6 @@
-"""The register map of a core, read by gateware, host and documentation alike.
+"""The register map of a core, shared by gateware, host and documentation.
 
-Registers have 32 bits and lie on an AXI4-Lite bus; docs/registers.md is made of this module.
+Registers have 32 bits and are on an AXI4-Lite bus; docs/registers.md is generated from this module.
 """
 
 from collections.abc import Iterator
@@ -13,10 +13,10 @@ from fpgapipe.hw.hls_models.spec.core_spec import VERSION, CoreSpec
 from fpgapipe.hw.hls_models.spec.link import DELIVERED_BITS, NUM_CHANNELS, LinkEngineSpec
 
 MAGIC = int.from_bytes(b"FPGP", "little")
-"""What ID reads as."""
+"""Value of the register ID."""
 
 ADDRESS_BITS = 12
-"""Of a register's byte address."""
+"""Width of a register's byte address."""
 
 DATA_BITS = 32
 
@@ -28,24 +28,24 @@ _LINK_COUNTER_BASE = 0x080
 _QUEUE_BASE, _QUEUE_STEP = 0x800, 0x10
 
 SEED_BITS = 15
-"""Of a link's seed."""
+"""Width of a link's seed."""
 
 
 class Kind(StrEnum):
-    """What a register is to the gateware."""
+    """Kind of a register, which decides about its gateware."""
 
     CONSTANT = "constant"
-    STORED = "stored"  # keeps what is written
-    COMMAND = "command"  # a pulse for each 1 that is written
-    STATUS = "status"  # shows what the core says
-    STATUS_LO = "status_lo"  # the lower half of it; a read keeps the upper half of that moment
+    STORED = "stored"  # keeps the value that is written
+    COMMAND = "command"  # gives a pulse for each 1 that is written
+    STATUS = "status"  # shows a value of the core
+    STATUS_LO = "status_lo"  # the lower half; reading it also captures the upper half
     STATUS_HI = "status_hi"
     COUNTER_LO = "counter_lo"
     COUNTER_HI = "counter_hi"
 
     @property
     def access(self) -> str:
-        """Of the host: r, w or rw."""
+        """Access that the host has: r, w or rw."""
         return {Kind.STORED: "rw", Kind.COMMAND: "w"}.get(self, "r")
 
 
@@ -57,9 +57,11 @@ class BitField:
     ----------
     name : str
     low : int
-        The least significant bit.
+        Number of the least significant bit.
     bits : int
+        Width of the field.
     meaning : str
+        Description of the field in the documentation.
     """
 
     name: str
@@ -69,11 +71,11 @@ class BitField:
 
     @property
     def mask(self) -> int:
-        """The field's bits, all ones."""
+        """Mask of the field's bits."""
         return ((1 << self.bits) - 1) << self.low
 
     def of(self, value: int) -> int:
-        """The field's number in a register's value."""
+        """Extract the field's number from a register's value."""
         return (value & self.mask) >> self.low
 
 
@@ -85,15 +87,16 @@ class Register:
     ----------
     name : str
     offset : int
-        Bytes from the first.
+        Distance in bytes from the first register.
     kind : Kind
     meaning : str
+        Description of the register in the documentation.
     fields : tuple of BitField
-        If there are none, the register is one number.
+        Fields of the register; without any, the register is one number.
     reset : int
-        Its value after reset, and always if it is a constant.
+        Value after reset; a constant always has this value.
     writable : int
-        Bits that a STORED one keeps; the others are always 0.
+        Mask of the bits that a STORED register keeps; the other bits are always 0.
     """
 
     name: str
@@ -105,12 +108,12 @@ class Register:
     writable: int = (1 << DATA_BITS) - 1
 
     def field(self, name: str) -> BitField:
-        """The field of that name.
+        """Return the field of a name.
 
         Raises
         ------
         KeyError
-            If there is none.
+            If there is no such field.
         """
         for field in self.fields:
             if field.name == name:
@@ -129,7 +132,7 @@ COUNTERS = {
     "STORE_BYTES": "Bytes that stores wrote over the bus.",
     "SCRATCHPAD_WAIT": "Cycles in which an access to the scratchpad waited for another.",
 }
-"""Counters of a core, by 1 or by bytes, each with its meaning."""
+"""Counters of a core with their meanings; they count events or bytes."""
 
 ENGINE_COUNTERS = {
     "BUSY": "Cycles in which a product was under way.",
@@ -186,7 +189,7 @@ class RegisterMap:
     Attributes
     ----------
     registers : tuple of Register
-        In the order of their offsets.
+        All registers, in the order of their offsets.
     """
 
     def __init__(self, spec: CoreSpec) -> None:
@@ -202,21 +205,21 @@ class RegisterMap:
         self._by_name = {register.name: register for register in self.registers}
 
     def __getitem__(self, name: str) -> Register:
-        """The register of that name.
+        """Return the register of a name.
 
         Raises
         ------
         KeyError
-            If there is none.
+            If there is no such register.
         """
         return self._by_name[name]
 
     def __iter__(self) -> Iterator[Register]:
-        """All registers."""
+        """Iterate over all registers, in the order of their offsets."""
         return iter(self.registers)
 
     def offset(self, name: str) -> int:
-        """Byte offset of the register of that name."""
+        """Return the byte offset of the register of a name."""
         return self[name].offset
 
     @property
@@ -229,13 +232,13 @@ class RegisterMap:
         )
 
     def amount_bits(self, counter: str) -> int:
-        """Bits of what a counter may rise by in a cycle."""
+        """Width of the number by which a counter may rise in one cycle."""
         if counter.endswith("_BYTES"):
             return self.spec.bus_bytes.bit_length()
         return NUM_CHANNELS.bit_length() if counter.endswith("X_WORDS") else 1
 
     def markdown(self) -> str:
-        """The map as tables: the registers, then the fields of those that have some."""
+        """Return the map as Markdown tables: one of the registers, and one of their fields."""
         lines = ["| offset | name | access | reset | meaning |", "|---|---|---|---|---|"]
         for register in self.registers:
             reset = "" if register.kind is Kind.CONSTANT else f"{register.reset:#x}"
@@ -458,7 +461,7 @@ def _link(spec: CoreSpec, link: int) -> Iterator[Register]:
 
 
 def _link_config(link: LinkEngineSpec) -> tuple[tuple[BitField, ...], int]:
-    """Fields of a link's CONFIG, and its value."""
+    """Return the fields of a link's CONFIG register, and its value."""
     numbers = [
         ("phy_bytes", 7, "Width of the stream to the PHY.", link.phy_bytes),
         ("frame_words", 6, "Words of a full frame.", link.frame_words),
@@ -476,7 +479,10 @@ def _link_config(link: LinkEngineSpec) -> tuple[tuple[BitField, ...], int]:
 
 
 def _queues(spec: CoreSpec) -> Iterator[Register]:
-    """What a host that waits for a program may ask; only links make a program wait for others."""
+    """Registers that show a waiting host the state of the queues.
+
+    They exist only in cores with links, where a program may wait for other devices.
+    """
     if not spec.links:
         return
     sequencer = SequencerSpec.of(spec)

@@ -1,12 +1,13 @@
-"""The order in which a core runs its program: queues, semaphores, and whether it can end.
+"""The order in which a core runs its program: queues, semaphores, and whether the program ends.
 
-A sequencer hands instructions out in program order, each to the queue of its engine. An engine
-begins the instructions of its queue in order, each as soon as all semaphores it waits for are above
-0, and takes one from each. What is left open is time: two engines may get along in any order that
-the semaphores allow. `Execution` says what is true of all those orders.
+A sequencer dispatches instructions in program order, each to the queue of its engine. An engine
+begins the instructions of its queue in order. It begins an instruction as soon as all semaphores
+that the instruction waits for are above 0, and decrements each of them by one. Timing is left open:
+two engines may proceed in any order that the semaphores allow. `Execution` finds what holds for all
+of these orders.
 
-What a RECEIVE gets comes from another device. Here it comes in time: whether several devices wait
-for each other is seen by `fpgapipe.hw.hls_models.model.cluster` alone.
+The packet of a RECEIVE comes from another device and is assumed to arrive in time. Only
+`fpgapipe.hw.hls_models.model.cluster` finds out whether several devices wait for each other.
 """
 
 from collections import deque
@@ -33,7 +34,7 @@ from fpgapipe.hw.hls_models.model.dma import burst_words
 from fpgapipe.hw.hls_models.spec.core_spec import CoreSpec
 
 MAX_ORDERS = 100_000
-"""Orders that `Execution` tries at most."""
+"""Largest number of orders that `Execution` tries."""
 
 
 @dataclass(frozen=True)
@@ -43,25 +44,25 @@ class SequencerSpec:
     Parameters
     ----------
     num_engines : int
-        GEMM engines, 1 to 4.
+        Number of GEMM engines, 1 to 4.
     has_vector : bool
-        Whether there is a vector engine; VECTOR is no instruction without.
+        Whether there is a vector engine; without one, VECTOR is not a valid opcode.
     num_links : int
-        Links, 0 to 4; SEND and RECEIVE are no instructions without.
+        Number of links, 0 to 4; without links, SEND and RECEIVE are not valid opcodes.
     load_words, store_words, gemm_words, vector_words, send_words, receive_words : int
-        Program words that a queue holds besides the instruction which waits at its head; powers of
-        two, and at least 4, or 8 for GEMM and VECTOR, whose instructions have 5.
+        Program words that a queue holds in addition to the instruction that waits at its head;
+        powers of two and at least 4, or 8 for GEMM and VECTOR, whose instructions have 5 words.
     in_flight : int
-        Instructions an engine may have begun and not ended, a power of two, at least 2.
+        Instructions that an engine may have begun and not ended, a power of two, at least 2.
     prefetch_words : int
         Program words that are fetched ahead, a power of two, at least 8.
     fetch_words : int
-        Program words that are asked for at once, a power of two, at most `prefetch_words` and 64,
-        so that no request crosses 4 KiB.
+        Program words that are requested at once: a power of two, at most `prefetch_words`, and at
+        most 64, so that no request crosses a multiple of 4 KiB.
     bus_bytes : int
-        Width of the AXI4 bus to the program: 4, 8, 16, 32 or 64.
+        Width of the AXI4 bus to the program in bytes: 4, 8, 16, 32 or 64.
     load_units, store_units, gemm_units, vector_units, send_units, receive_units : int
-        Parts of an engine that report errors.
+        Number of parts of an engine that report errors, 1 to 16.
 
     Raises
     ------
@@ -129,7 +130,7 @@ class SequencerSpec:
 
     @classmethod
     def of(cls, core: CoreSpec) -> "SequencerSpec":
-        """Sequencer of a core."""
+        """Return the spec of a core's sequencer."""
         return cls(
             num_engines=core.num_engines,
             has_vector=core.vector is not None,
@@ -140,9 +141,9 @@ class SequencerSpec:
 
     @property
     def queues(self) -> tuple[tuple[Opcode, int], ...]:
-        """Opcode and engine of each queue.
+        """Opcode and engine number of each queue.
 
-        LOAD, STORE, the GEMM engines, VECTOR, then SEND and RECEIVE of each link.
+        The order is LOAD, STORE, the GEMM engines, VECTOR, then SEND and RECEIVE of each link.
         """
         gemms = [(Opcode.GEMM, engine) for engine in range(self.num_engines)]
         vectors = [(Opcode.VECTOR, 0)] * self.has_vector
@@ -151,17 +152,17 @@ class SequencerSpec:
 
     @property
     def engines(self) -> dict[Opcode, int]:
-        """Opcodes that are instructions, each with the number of its engines; 1 for END."""
+        """Valid opcodes, each with the number of its engines; 1 for END."""
         return engines_of(self.num_engines, has_vector=self.has_vector, num_links=self.num_links)
 
     @property
     def num_semaphores(self) -> int:
-        """That instructions may name."""
+        """Number of semaphores that instructions may name."""
         return semaphores_of_core(self.num_links, self.num_engines)
 
     @property
     def num_queues(self) -> int:
-        """Queues: one for each engine."""
+        """Number of queues, one for each engine."""
         return len(self.queues)
 
     def queue_of(self, instruction: Instruction) -> int:
@@ -170,7 +171,7 @@ class SequencerSpec:
         Raises
         ------
         ValueError
-            If it is END, which goes to none.
+            If it is END, which goes to no queue.
         """
         if instruction.opcode is Opcode.END:
             raise ValueError("END goes to no queue")
@@ -180,37 +181,39 @@ class SequencerSpec:
 
     @staticmethod
     def dispatch_cycles(instruction: Instruction) -> int:
-        """Cycles to dispatch an instruction: one to check it and one a word, if its queue has room.
+        """Cycles to dispatch an instruction whose queue has room: one to check it, one per word.
 
-        END is not handed out; nor is an instruction dispatched before it has been read from memory.
+        END is not dispatched to a queue. No instruction is dispatched before it has been read from
+        memory.
         """
         return 1 + instruction.words
 
     @property
     def token_cycles(self) -> int:
-        """Cycles from the end of an instruction to the start of one that has waited for it alone.
+        """Cycles from the end of an instruction to the start of one that only waits for it.
 
-        From the cycle of the pulse `done` to the one in which the other moves to its engine.
+        They are counted from the cycle of the pulse `done` to the cycle in which the waiting
+        instruction moves to its engine.
         """
         return 5
 
     def words_of_queue(self, queue: int) -> int:
-        """Words it holds besides the instruction at its head."""
+        """Number of words that a queue holds in addition to the instruction at its head."""
         words: int = getattr(self, f"{self.queues[queue][0].name.lower()}_words")
         return words
 
     def units_of_queue(self, queue: int) -> int:
-        """Parts of its engine that report errors."""
+        """Number of parts of a queue's engine that report errors."""
         units: int = getattr(self, f"{self.queues[queue][0].name.lower()}_units")
         return units
 
     def engine_of_queue(self, queue: int) -> int:
-        """Return its number in the ERROR register."""
+        """Return the number of a queue's engine in the ERROR register."""
         opcode, engine = self.queues[queue]
         return Engine[opcode.name] + engine
 
     def name_of_queue(self, queue: int) -> str:
-        """What messages call it."""
+        """Return the name of a queue in messages."""
         opcode, engine = self.queues[queue]
         return opcode.name if has_one_engine(opcode) else f"{opcode.name}[{engine}]"
 
@@ -222,12 +225,12 @@ class Waiting:
     Attributes
     ----------
     index : int
-        Its number in the program.
+        Number of the instruction in the program.
     instruction : Instruction
     semaphores : tuple of int
-        Those it waits for that are 0; none if it waits for room in its queue.
+        Semaphores that it waits for and that are 0; empty if it waits for room in its queue.
     engine : str
-        Whose queue.
+        Name of the queue's engine.
     """
 
     index: int
@@ -248,10 +251,10 @@ class Waiting:
 
 @dataclass(frozen=True)
 class _State:
-    """Progress of a program: what is dispatched, and what each queue has begun.
+    """Progress of a program: the number of dispatched instructions, and of those begun per queue.
 
-    An instruction that has begun counts as done: to be late changes which orders come about, never
-    which are possible.
+    An instruction that has begun counts as done. How long it takes decides which of the possible
+    orders happens, but not which orders are possible.
     """
 
     dispatched: int
@@ -259,12 +262,12 @@ class _State:
 
 
 class Execution:
-    """What can become of a program.
+    """Analysis of all orders in which a program may run.
 
     Parameters
     ----------
     instructions : sequence of Instruction
-        A program; the last is END.
+        A program, which ends with END.
     spec : SequencerSpec
 
     Attributes
@@ -272,19 +275,19 @@ class Execution:
     order : tuple of int
         Numbers of the instructions in one order in which they may begin.
     deadlock : tuple of Waiting
-        Empty if the program ends in every order. Otherwise those that wait when it gets stuck: at
-        the heads of the queues first, and the one that dispatch has come to.
+        Empty if the program ends in every order. Otherwise the instructions that wait when it gets
+        stuck: those at the heads of the queues, then the one that is to be dispatched next.
     peaks : tuple of int
-        The highest that each semaphore may come to. Exact for a semaphore that only one engine
-        takes; of one that several take, it is the highest of `order`.
+        Highest count that each semaphore may reach. It is exact for a semaphore that only one
+        engine takes; for one that several engines take, it is the highest count in `order`.
     overflow : tuple of int
-        Semaphores that may come to more than `MAX_SEMAPHORE`.
+        Semaphores whose count may exceed `MAX_SEMAPHORE`.
 
     Raises
     ------
     ValueError
-        If the last instruction is not END, or engines compete for semaphores in too many ways to
-        try them all.
+        If the last instruction is not END, or engines compete for semaphores in too many orders to
+        try all of them.
     """
 
     def __init__(self, instructions: Sequence[Instruction], spec: SequencerSpec) -> None:
@@ -320,7 +323,7 @@ class Execution:
         return counts
 
     def _explore(self) -> tuple[_State | None, list[int]]:
-        """Find a state that is stuck, if there is one, and an order that leads to it or to END."""
+        """Find a stuck state, if there is one, and an order that leads to it or to END."""
         pending = [_Run(self)]
         seen: set[tuple[int, ...]] = set()
         order: list[int] | None = None
@@ -342,7 +345,7 @@ class Execution:
                     f"{', '.join(map(str, sorted(self._contested)))} in more than {MAX_ORDERS} "
                     "orders; let each semaphore be taken by one engine"
                 )
-            # The copies differ in who goes first; the last is tried first.
+            # Each copy lets another queue go first; the last copy is tried first.
             for queue in reversed(choices):
                 follower = run.copy()
                 follower.begin(queue)
@@ -350,7 +353,7 @@ class Execution:
         return None, order or []
 
     def _peak(self, semaphore: int) -> int:
-        """Delay whoever takes a semaphore as long as all others get along without."""
+        """Find the highest count of a semaphore, by delaying its consumer as long as possible."""
         if semaphore in self._contested:
             counts, peak = [0] * NUM_SEMAPHORES, 0
             for index in self.order:
@@ -392,7 +395,7 @@ class Execution:
 
 
 class _Run:
-    """One order of a program, in the making."""
+    """One order of a program's instructions, as far as they have begun."""
 
     def __init__(self, execution: Execution) -> None:
         self._execution = execution
@@ -400,7 +403,7 @@ class _Run:
         self.begun = [0] * len(execution._queues)
         self.order: list[int] = []
         self._dispatched = 0
-        self._held = [0] * len(execution._queues)  # words in a queue, the head's included
+        self._held = [0] * len(execution._queues)  # words in each queue, including the head's
         self._waiting: list[deque[int]] = [deque() for _ in execution._queues]
 
     def copy(self) -> "_Run":
@@ -421,7 +424,7 @@ class _Run:
         return self._execution._instructions[self._waiting[queue][0]]
 
     def ended(self) -> bool:
-        """Whether END takes its semaphores; call when nothing else can begin."""
+        """Whether END can take its semaphores; to be called when nothing else can begin."""
         instruction = self._execution._instructions[self._dispatched]
         return (
             instruction.opcode is Opcode.END
@@ -434,7 +437,7 @@ class _Run:
         while instructions[self._dispatched].opcode is not Opcode.END:
             instruction = instructions[self._dispatched]
             queue = spec.queue_of(instruction)
-            # The head has left the queue's memory, whatever it waits for.
+            # The instruction at the head does not use the queue's memory, even while it waits.
             head = self.head(queue).words if self._waiting[queue] else instruction.words
             room = spec.words_of_queue(queue) + head
             if self._held[queue] + instruction.words > room:
@@ -454,14 +457,15 @@ class _Run:
             self.counts[number] += 1
 
     def advance(self, chosen: set[int]) -> list[int]:
-        """Dispatch and begin all that takes none of some semaphores, in whatever order.
+        """Dispatch and begin all instructions that take none of the `chosen` semaphores.
 
-        That neither helps nor hinders anyone's other choices, so there is nothing to try.
+        Their order does not matter: they take no signal that another engine could take, so no other
+        order has to be tried.
 
         Returns
         -------
         list of int
-            Queues whose heads could begin, and take one of those semaphores.
+            Queues whose heads could begin now, and take one of the chosen semaphores.
         """
         while True:
             self._dispatch()
@@ -478,7 +482,7 @@ class _Run:
 
 
 def check(program: bytes, spec: SequencerSpec) -> list[Instruction]:
-    """Decode a program, and refuse one that could stop a core.
+    """Decode a program, and raise an error if it could stop a core.
 
     Returns
     -------
@@ -487,9 +491,9 @@ def check(program: bytes, spec: SequencerSpec) -> list[Instruction]:
     Raises
     ------
     ProgramError
-        If an instruction is wrong, the program may get stuck, or a semaphore may overflow.
+        If an instruction is invalid, the program may get stuck, or a semaphore may overflow.
     ValueError
-        As `Execution`.
+        For the reasons of `Execution`.
     """
     instructions = decode(
         program, spec.num_engines, has_vector=spec.has_vector, num_links=spec.num_links

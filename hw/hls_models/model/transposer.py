@@ -1,4 +1,4 @@
-"""Square transposer: words in, columns of squares of words out; words that bypass it in between."""
+"""Square transposer: gives the columns of squares of words; other words pass through unchanged."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -14,11 +14,12 @@ class TransposerSpec:
     Parameters
     ----------
     size : int
-        Lanes of a word, and words of a square; a power of two, at least 2.
+        Number of lanes of a word and of words of a square; a power of two, at least 2.
     planes : tuple of int
-        Bits of a lane that travel with the same bits of all other lanes, from the lowest on.
+        Widths of the groups of bits, from the lowest on, into which a lane is divided; the same
+        group of all lanes travels together.
     side_bits : int
-        Width of what goes along with a word, unchanged.
+        Width of the side data that accompanies a word unchanged.
 
     Raises
     ------
@@ -51,21 +52,22 @@ class TransposerSpec:
     def compute(
         self, words: NDArray[np.int64], transposed: Sequence[bool], emit: Sequence[int]
     ) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-        """Words that leave, in order.
+        """Compute the words that leave, in order.
 
         Parameters
         ----------
         words : int64 array, shape (words, size)
         transposed : sequence of bool
-            Whether a word belongs to a square; squares are `size` such words in a row.
+            Whether each word belongs to a square; a square consists of `size` such words in a row.
         emit : sequence of int
-            1 to `size`, how many columns of its square leave, as the square's last word says.
+            Number of columns of a square that leave, 1 to `size`; the square's last word decides.
 
         Returns
         -------
         words : int64 array, shape (leaving, size)
         source : int64 array, shape (leaving,)
-            The word whose side data goes along: that of the word itself or of the square's last.
+            Index of the word whose side data accompanies each one: the word itself, or the last
+            word of the square.
 
         Raises
         ------

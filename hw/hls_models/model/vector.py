@@ -1,6 +1,6 @@
-"""Bit-exact model of the vector engine: what a VECTOR instruction computes.
+"""Bit-exact model of the vector engine: the results of VECTOR instructions.
 
-:mod:`fpgapipe.hw.hls_models.isa.vector_op` says what an instruction is.
+:mod:`fpgapipe.hw.hls_models.isa.vector_op` defines the instructions.
 """
 
 from collections.abc import Sequence
@@ -41,27 +41,28 @@ _NOTHING = np.float32(-0.0)
 _ONE = np.float32(1)
 _LANE = np.arange(LANES)
 _ELEMENT_BYTES = {Format.BF16: 2, Format.FP32: 4, Format.MXINT8: mx.BLOCK_BYTES}
-"""Bytes that are written together."""
+"""Bytes that are written together: an element, or in MXINT8 a block."""
 
 
 def run(op: VectorOp, scratchpad: NDArray[np.uint8], scalars: Sequence[int] = ()) -> None:
-    """Let an instruction take effect on a scratchpad.
+    """Run an instruction on a scratchpad.
 
-    Everything is read before anything is written; hardware reads ahead of what it writes by an
-    amount that nobody may count on.
+    The model reads everything before it writes anything. Hardware reads ahead of its writes by an
+    unspecified distance, so a program must not depend on it.
 
     Parameters
     ----------
     op : VectorOp
     scratchpad : uint8 array
+        Content of the scratchpad, which is changed.
     scalars : sequence of int
-        Bits of the registers.
+        Bits of the scalar registers.
 
     Raises
     ------
     IndexError
-        If a vector with a lane that is there begins outside the scratchpad, or a lane is to be
-        written there.
+        If a vector with a valid lane begins outside the scratchpad, or a result is to be written
+        outside.
     """
     values = results(op, scratchpad, scalars)
     there, at = _written(op)
@@ -85,19 +86,22 @@ def run(op: VectorOp, scratchpad: NDArray[np.uint8], scalars: Sequence[int] = ()
 
 
 def lies_within(op: VectorOp, size_bytes: int) -> bool:
-    """Whether all that an instruction writes lies in a scratchpad of a size."""
+    """Whether all results of an instruction lie in a scratchpad of `size_bytes`."""
     _, at = _written(op)
     size = _ELEMENT_BYTES[op.target.format]
     return not at.size or bool(at.min() >= 0 and at.max() + size <= size_bytes)
 
 
 def _blocks(there: NDArray[np.bool_]) -> NDArray[np.bool_]:
-    """Which blocks have a lane that is there."""
+    """Which blocks have a valid lane."""
     return np.asarray(there.reshape(-1, mx.MX_BLOCK).any(axis=1))
 
 
 def _written(op: VectorOp) -> tuple[NDArray[np.bool_], NDArray[np.int64]]:
-    """Which lanes of results are there, and the byte addresses of those, or of their blocks."""
+    """Return which lanes of the results are valid, and the byte addresses of these or their blocks.
+
+    There is one address per valid lane, or in MXINT8 one per block with a valid lane.
+    """
     target = op.target
     first = _last_of_sums(op, _along(op, target.steps)) + target.base
     u = (_last_of_sums(op, _along(op, target.u_steps)) + target.u)[:, None] + _LANE
@@ -110,7 +114,7 @@ def _written(op: VectorOp) -> tuple[NDArray[np.bool_], NDArray[np.int64]]:
 def results(
     op: VectorOp, scratchpad: NDArray[np.uint8], scalars: Sequence[int] = ()
 ) -> NDArray[np.float32]:
-    """Compute what would be written, as FP32, shape (num_results, 16)."""
+    """Compute the results in FP32, shape (num_results, 16), without writing them."""
     x, there = _read(op, scratchpad, op.x)
     y = _read(op, scratchpad, op.y)[0] if op.y else np.zeros((1, LANES), np.float32)
     c = [_constant(op, number, scalars) for number in range(NUM_CONSTANTS)]
@@ -171,7 +175,7 @@ def results(
 
 
 def _along(op: VectorOp, steps: Steps) -> NDArray[np.int64]:
-    """What a number has moved by at each vector."""
+    """Distance by which the loops have moved a number at each vector."""
     total = np.zeros(1, np.int64)
     for count, step in zip(op.counts, (*steps, *(0,) * NUM_VECTOR_LOOPS), strict=False):
         total = (np.arange(count, dtype=np.int64)[:, None] * step + total).reshape(-1)
@@ -179,21 +183,21 @@ def _along(op: VectorOp, steps: Steps) -> NDArray[np.int64]:
 
 
 def _nested(op: VectorOp, values: NDArray[Any]) -> NDArray[Any]:
-    """Entries of the vectors as ``outer x reduced x inner``."""
+    """Reshape an array with one entry per vector to ``outer x reduced x inner``."""
     inner = prod(op.counts[: op.inner])
     reduced = prod(op.counts[op.inner : op.inner + op.reduced])
     return values.reshape(-1, reduced, inner, *values.shape[1:])
 
 
 def _last_of_sums(op: VectorOp, values: NDArray[Any]) -> NDArray[Any]:
-    """Entries of the vectors that end a sum: one for each result."""
+    """Select the entries of the vectors that end a sum: one for each result."""
     return _nested(op, values)[:, -1].reshape(-1, *values.shape[1:])
 
 
 def _read(
     op: VectorOp, scratchpad: NDArray[np.uint8], source: Source
 ) -> tuple[NDArray[np.float32], NDArray[np.bool_]]:
-    """Vectors of a source, and which lanes are there."""
+    """Return the vectors of a source, and which of their lanes are valid."""
     address = source.base + _along(op, source.steps)
     y = source.y + _along(op, source.y_steps)
     u = (source.u + _along(op, source.u_steps))[:, None] + _LANE
@@ -229,7 +233,7 @@ def _constant(op: VectorOp, number: int, scalars: Sequence[int]) -> NDArray[np.f
 
 
 def _coefficients(op: VectorOp, scratchpad: NDArray[np.uint8]) -> list[NDArray[np.float32]]:
-    """``k0`` to ``k3`` of each vector; those that are not read are zeros."""
+    """Return ``k0`` to ``k3`` for each vector; coefficients that are not read are zeros."""
     steps = op.counts[-1]
     found = []
     for number in range(op.coefficients.number):
@@ -245,7 +249,7 @@ def _coefficients(op: VectorOp, scratchpad: NDArray[np.uint8]) -> list[NDArray[n
 
 
 def drawn_lanes(op: VectorOp, scalars: Sequence[int]) -> NDArray[np.bool_]:
-    """Outcomes of a random test, shape (num_vectors, 16)."""
+    """Return the outcomes of a random test, shape (num_vectors, 16)."""
     assert isinstance(op.test, Random), "nothing is drawn"
     key = (scalars[op.test.key], scalars[op.test.key + 1])
     drawn: NDArray[np.bool_] = lane_bits(key, op.test.first, op.num_vectors) < op.test.threshold
@@ -253,7 +257,7 @@ def drawn_lanes(op: VectorOp, scalars: Sequence[int]) -> NDArray[np.bool_]:
 
 
 def _counted(op: VectorOp) -> NDArray[np.float32]:
-    """The counter at each vector."""
+    """Return the counter's value at each vector."""
     values = op.counter.base + _along(op, op.counter.steps)
     return (values % (1 << COUNTER_BITS)).astype(np.float32)
 

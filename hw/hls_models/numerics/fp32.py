@@ -1,14 +1,15 @@
-"""The FP32 and BF16 arithmetic that the hardware has, bit for bit.
+"""The FP32 and BF16 arithmetic of the hardware, bit for bit.
 
-Values are rounded to nearest, ties to even, as in IEEE 754. Three things differ from it; hardware
-for subnormal numbers and for the payload of a NaN would cost more than training has from them:
+Values are rounded to nearest, ties to even, as in IEEE 754. There are three differences, because
+hardware for subnormal numbers and for the payload of a NaN would cost more than training gains from
+it:
 
 * A subnormal operand is read as zero of the same sign.
-* A result that rounds, to 24 bits with unbounded exponent, to less than 2**-126 is zero of the same
-  sign.
-* Every NaN is the one of `NAN_BITS`.
+* A result that, rounded to 24 bits with unbounded exponent, is less than 2**-126 becomes zero of
+  the same sign.
+* Every NaN is that of `NAN_BITS`.
 
-All functions take arrays of any shapes that broadcast, and warn of nothing.
+All functions take arrays of any shapes that broadcast, and emit no warnings.
 
 Source: IEEE Std 754-2019.
 """
@@ -19,16 +20,16 @@ import numpy as np
 from numpy.typing import NDArray
 
 NAN_BITS = 0x7FC00000
-"""The one NaN, as FP32."""
+"""Bits of the only NaN in FP32."""
 
 CODE_BIAS = 127
-"""The E8M0 code `code` is the scale ``2**(code - CODE_BIAS)``."""
+"""Bias of E8M0 codes: `code` stands for the scale ``2**(code - CODE_BIAS)``."""
 
 CODE_NAN = 255
-"""The E8M0 code that is no number."""
+"""E8M0 code that stands for NaN."""
 
 SUM_FRACTION_BITS = 12
-"""A product of two MXINT8 elements counts steps of 2**-12, since an element counts 2**-6."""
+"""Fraction bits of a product of two MXINT8 elements, each of which has 6 fraction bits."""
 
 MAX_SUM_BITS = 24
 """Width of the widest partial sum, sign included; FP32 holds every one of them exactly."""
@@ -78,7 +79,7 @@ class SumSpec:
 
 
 def flush(x: NDArray[np.float32]) -> NDArray[np.float32]:
-    """Replace subnormals by zeros of the same sign, and every NaN by the one there is."""
+    """Replace subnormals by zeros of the same sign, and every NaN by that of `NAN_BITS`."""
     bits = _bits(x).copy()
     magnitude = bits & _MAGNITUDE
     subnormal = magnitude < _LEAST_NORMAL
@@ -93,7 +94,7 @@ def flush(x: NDArray[np.float32]) -> NDArray[np.float32]:
 def add(a: NDArray[np.float32], b: NDArray[np.float32]) -> NDArray[np.float32]:
     """Add; ``x + (-x)`` is +0, and ``(-0) + (-0)`` is -0."""
     with np.errstate(all="ignore"):
-        # A sum below 2**-126 is exact in IEEE 754, so that it can be flushed after rounding.
+        # A sum below 2**-126 is exact in IEEE 754, so it can be flushed after rounding.
         return flush(np.asarray(flush(a) + flush(b)))
 
 
@@ -129,8 +130,8 @@ def from_sum(
     _check("codes of partial sums", code_a, 0, CODE_NAN)
     _check("codes of partial sums", code_b, 0, CODE_NAN)
     exponent = code_a.astype(np.int64) + code_b - 2 * CODE_BIAS - SUM_FRACTION_BITS
-    # The scale is put together from its bits, FP64 having the exponents for it: much faster than
-    # np.ldexp. The product is exact.
+    # The exponent bits of the scale are set directly, which is much faster than np.ldexp. FP64 has
+    # the range for all scales, and the product is exact.
     scale = ((exponent + 1023) << 52).view(np.float64)
     with np.errstate(all="ignore"):
         values = _round(np.asarray(sums * scale))
@@ -141,10 +142,11 @@ def from_sum(
 
 
 def to_bf16(x: NDArray[np.float32]) -> NDArray[np.uint16]:
-    """Round to BF16, the upper half of FP32; gives the bits."""
+    """Round to BF16, the upper half of FP32, and return the bits."""
     bits = flush(x).view(np.uint32)
-    # Half a unit less the last place, plus that place if it is odd: a tie goes to even. The carry
-    # runs on into the exponent, up to infinity; infinity and NaN have nothing to round.
+    # Adding just less than half a unit, plus one if the last place that stays is odd, rounds ties
+    # to even. The carry continues into the exponent, up to infinity; infinity and NaN have nothing
+    # to round.
     rounded = (bits + (((bits >> np.uint32(16)) & np.uint32(1)) + np.uint32(0x7FFF))) >> np.uint32(
         16
     )
@@ -152,7 +154,7 @@ def to_bf16(x: NDArray[np.float32]) -> NDArray[np.uint16]:
 
 
 def from_bf16(bits: NDArray[np.uint16]) -> NDArray[np.float32]:
-    """Widen BF16, given as its bits; every BF16 is an FP32."""
+    """Convert BF16, given as bits, to FP32, which represents every BF16 exactly."""
     bits = np.asarray(bits)
     if bits.dtype != np.uint16:
         raise TypeError(f"bits of BF16 must be uint16, not {bits.dtype}")
@@ -160,7 +162,7 @@ def from_bf16(bits: NDArray[np.uint16]) -> NDArray[np.float32]:
 
 
 def _bits(x: NDArray[np.float32]) -> NDArray[np.uint32]:
-    """See FP32 as integers."""
+    """View FP32 values as integers."""
     x = np.asarray(x)
     if x.dtype != np.float32:
         raise TypeError(f"operands of FP32 arithmetic must be float32, not {x.dtype}")
@@ -168,12 +170,13 @@ def _bits(x: NDArray[np.float32]) -> NDArray[np.uint32]:
 
 
 def _round(exact: NDArray[np.float64]) -> NDArray[np.float32]:
-    """Round exact results, in a fresh array that may be written to.
+    """Round exact results, given in an array that is overwritten.
 
-    The conversion rounds as IEEE 754 does, below 2**-126 to fewer bits than 24. What decides there
-    is whether 24 bits would round up to 2**-126: from half a unit of their last place below it on,
-    2**-151, the tie included since 2**-126 is the even neighbour. From there the conversion rounds
-    up, too; all below becomes zero beforehand, as processors are slow with subnormals.
+    The conversion to float32 rounds as in IEEE 754, that is, below 2**-126 to fewer than 24 bits.
+    There, it only matters whether 24 bits would round up to 2**-126. They do for numbers of at
+    least 2**-126 - 2**-151, half a unit of the last place below it; the tie is included because
+    2**-126 is the even neighbour. These numbers are rounded up by the conversion as well. All
+    smaller ones are set to zero beforehand, because processors are slow with subnormals.
     """
     below = np.abs(exact) < 2.0**-126 - 2.0**-151
     if below.any():

@@ -1,31 +1,31 @@
 """Elementary functions of FP32 values, bit for bit as the hardware computes them.
 
-All seven share one evaluator, a quadratic in fixed point whose coefficients come from one table:
+All seven functions share one evaluator, a quadratic in fixed point with coefficients from a table:
 
 =========== ============================================ =========================================
-function    what the table holds                         what becomes of it
+function    content of the table                         computation of the result
 =========== ============================================ =========================================
 RECIPROCAL  1/m, m in [1, 2)                             the exponent changes sign
-RSQRT       1/sqrt(m) and 1/sqrt(2m)                     half the exponent
+RSQRT       1/sqrt(m) and 1/sqrt(2m)                     the exponent is halved
 SQRT        the same                                     times m
-EXP         2**-f, f in [0, 1)                           x log2(e) has the exponent before its point
+EXP         2**-f, f in [0, 1)                           the exponent is floor(x log2(e))
 LOG         log(1 + t)/t, t in [-1/4, 1/2)               times t, plus the exponent times log(2)
 TANH        tanh(x)/x below 1/2                          times x; from 1/2 on 1 - 2 sigmoid(-2x)
 SIGMOID     sigmoid(-(k + f) log(2)) 2**k for k = 0..12  from 13 on e - e**2, where e = 2**-(k + f)
 =========== ============================================ =========================================
 
-Numbers are those of :mod:`~fpgapipe.hw.hls_models.numerics.fp32`: a subnormal operand is a zero of
-its sign, so is a result that rounds to less than 2**-126, and there is one NaN. Where the result is
-finite:
+Numbers are those of :mod:`~fpgapipe.hw.hls_models.numerics.fp32`: a subnormal operand counts as a
+zero of its sign, a result that rounds to less than 2**-126 becomes one, and there is only one NaN.
+For finite results:
 
 * RECIPROCAL of a power of two and SQRT of an exact square are exact. EXP(0) is 1, LOG(1) is +0,
   TANH(±0) is ±0, SIGMOID(±0) is 1/2.
 * TANH is odd, bit for bit.
 
-Elsewhere: RECIPROCAL(±0) is ±infinity, RECIPROCAL(±infinity) is ±0. SQRT(-0) is -0, RSQRT(±0) is
-±infinity; of other negative numbers both are NaN. EXP(-infinity) is 0. LOG(±0) is -infinity, of
-other negative numbers it is NaN. TANH(±infinity) is ±1, SIGMOID(-infinity) is 0 and
-SIGMOID(infinity) is 1. All are NaN of NaN.
+Special cases: RECIPROCAL(±0) is ±infinity, RECIPROCAL(±infinity) is ±0. SQRT(-0) is -0, RSQRT(±0)
+is ±infinity; both are NaN for other negative numbers. EXP(-infinity) is 0. LOG(±0) is -infinity; it
+is NaN for other negative numbers. TANH(±infinity) is ±1, SIGMOID(-infinity) is 0 and
+SIGMOID(infinity) is 1. Every function of NaN is NaN.
 
 Source: E. G. Walters, M. J. Schulte, "Efficient function approximation using truncated multipliers
 and squarers", ARITH 2005, for piecewise quadratics; the reductions are folklore.
@@ -45,13 +45,13 @@ FUNCTION_CYCLES = 13
 """Latency of the function unit, the same for all functions."""
 
 POINT_BITS = 28
-"""Places after the binary point of table values, reduced arguments and results before rounding."""
+"""Fraction bits of table values, of reduced arguments, and of results before rounding."""
 
 OFFSET_BITS = 23
-"""Width of the offset in a segment, a fraction of the segment's width."""
+"""Width of the offset in a segment, which is a fraction of the segment's width."""
 
 SLOPE_POINT_BITS = 30
-"""Places after the binary point of the slope, ``c1 + c2 * offset``."""
+"""Fraction bits of the slope, ``c1 + c2 * offset``."""
 
 CONSTANT_BITS = 34
 """Width of the constants that operands are multiplied by."""
@@ -66,18 +66,18 @@ ONE = 1 << 33
 """1, in steps of 2**-33."""
 
 MANTISSA_BITS = 23
-"""Of FP32; a significand counts steps of 2**-23."""
+"""Fraction bits of an FP32 significand."""
 
 TABLE_ROWS = 1024
-"""Segments of all functions."""
+"""Number of segments of all functions together."""
 
 COEFFICIENT_BITS = (29, 24, 17)
-"""Widths of c0, unsigned, and of c1 and c2, signed; all count steps of 2**-28."""
+"""Widths of c0 (unsigned), c1 and c2 (both signed); all are in steps of 2**-28."""
 
 ROW_BITS = sum(COEFFICIENT_BITS)
-"""Of the table, c0 in the least significant bits."""
+"""Width of a row of the table, which has c0 in the least significant bits."""
 
-# Where the segments of each function begin, and how many address bits they take.
+# The row at which the segments of each function begin, and their number.
 RECIPROCAL_ROW = 0  # 128
 EXP_ROW = 128  # 64
 TANH_ROW = 192  # 64
@@ -86,10 +86,11 @@ SIGMOID_ROW = 512  # 32 for each k
 LOG_ROW = 928  # 32 for [3/2, 2), 64 for [1, 3/2)
 
 FAR = 13
-"""From ``k = FAR`` on ``1/(1 + 2**-(k + f))`` is ``1 - 2**-(k + f)``: the error is 2**-26."""
+"""Value of `k` from which on ``1 - 2**-(k + f)`` is used for ``1/(1 + 2**-(k + f))``, with an error
+of 2**-26."""
 
 SATURATED_EXPONENT = 134
-"""Biased exponent from which on exp(x), x being 2**7 or more, is out of range on either side."""
+"""Biased exponent from which on exp(x) is out of range for either sign: abs(x) is at least 2**7."""
 
 _CHUNK = 1 << 15  # elements whose intermediate results stay in a processor's cache
 _MANTISSA = (1 << MANTISSA_BITS) - 1
@@ -103,7 +104,7 @@ Words = NDArray[np.int64]
 
 
 class Function(IntEnum):
-    """The functions, with their codes in instructions; 0 is reserved for none."""
+    """The functions, with their codes in instructions; 0 stands for no function."""
 
     RECIPROCAL = 1
     RSQRT = 2
@@ -115,7 +116,7 @@ class Function(IntEnum):
 
 
 def apply(function: Function, x: NDArray[np.float32]) -> NDArray[np.float32]:
-    """Compute a function of FP32 values, of any shape; warns of nothing.
+    """Compute a function of FP32 values, of any shape; no warnings are emitted.
 
     Raises
     ------
@@ -129,7 +130,7 @@ def apply(function: Function, x: NDArray[np.float32]) -> NDArray[np.float32]:
 
 
 def compute(function: Function, bits: Bits) -> Bits:
-    """Compute a function of FP32 values given, and returned, as their bits; of any shape.
+    """Compute a function of FP32 values, given and returned as bits, of any shape.
 
     Raises
     ------
@@ -151,17 +152,18 @@ def compute(function: Function, bits: Bits) -> Bits:
 
 @lru_cache(maxsize=1)
 def coefficients() -> tuple[Words, Words, Words]:
-    """Compute c0, c1 and c2 of all segments, in steps of 2**-28; they must not be written to.
+    """Compute c0, c1 and c2 of all segments, in steps of 2**-28, as read-only arrays.
 
-    A segment is ``c0 + offset * (c1 + offset * c2)``, offset in [0, 1), through the function's
-    values at the segment's Chebyshev nodes. Decimal arithmetic is the same on all machines.
+    A segment is ``c0 + offset * (c1 + offset * c2)`` for an offset in [0, 1). It goes through the
+    function's values at the segment's Chebyshev nodes. Decimal arithmetic makes the results the
+    same on all machines.
     """
     table = np.zeros((3, TABLE_ROWS), np.int64)
     with localcontext(Context(prec=50, rounding=ROUND_HALF_EVEN)):
         ln_2 = Decimal(2).ln()
 
         def fill(row: int, rows: int, begin: str, end: str, value: Callable[..., Decimal]) -> None:
-            """Approximate a function of begin..end by as many rows."""
+            """Approximate a function on the interval from `begin` to `end` by `rows` segments."""
             low, width = Decimal(begin), (Decimal(end) - Decimal(begin)) / rows
             for segment in range(rows):
                 start = low + segment * width
@@ -169,7 +171,7 @@ def coefficients() -> tuple[Words, Words, Words]:
 
         fill(RECIPROCAL_ROW, 128, "1", "2", lambda m: 1 / m)
         fill(EXP_ROW, 64, "0", "1", lambda f: (-f * ln_2).exp())
-        # Of u = 2x, which is what addresses it.
+        # The table is addressed by u = 2x.
         fill(TANH_ROW, 64, "0", "1", lambda u: 2 * (u.exp() - 1) / (u.exp() + 1) / u)
         for octave in range(2):
             fill(RSQRT_ROW + 128 * octave, 128, str(1 + octave), str(2 + 2 * octave),
@@ -185,7 +187,7 @@ def coefficients() -> tuple[Words, Words, Words]:
 
 @lru_cache(maxsize=1)
 def table_words() -> tuple[int, ...]:
-    """Compute the rows of the table, `ROW_BITS` wide."""
+    """Compute the rows of the table as integers, `ROW_BITS` wide."""
     words = []
     for row in zip(*coefficients(), strict=True):
         word, place = 0, 0
@@ -197,7 +199,7 @@ def table_words() -> tuple[int, ...]:
 
 
 def _segment(value: Callable[[Decimal], Decimal], start: Decimal, width: Decimal) -> list[int]:
-    """Coefficients of the quadratic through a segment's three Chebyshev nodes."""
+    """Return the coefficients of the quadratic through a segment's three Chebyshev nodes."""
     half = Decimal("0.5")
     away = Decimal(3).sqrt() / 4
     nodes = (half - away, half, half + away)
@@ -219,10 +221,12 @@ def _compute(function: Function, bits: Bits) -> Bits:
     words = bits.astype(np.int64)
     sign, exponent, fraction = words >> 31, words >> MANTISSA_BITS & 255, words & _MANTISSA
     negative, power, value = _NUMBERS[function](sign, exponent, fraction)
-    # The conversion rounds to 24 bits, ties to even. It counts steps of 2**-28, from exponent 0.
+    # The conversion rounds to 24 bits, ties to even. Values are in steps of 2**-28, so the exponent
+    # of the result is corrected by that.
     rounded = value.astype(np.float32).view(np.int32).astype(np.int64)
     rounded += (power - (127 + POINT_BITS)) << MANTISSA_BITS
-    # A carry may have lifted the exponent. From 255 on the result is infinite, below 1 it is zero.
+    # A carry may have raised the exponent. If it is 255 or more, the result is infinite; if it is
+    # below 1, the result is zero.
     np.minimum(rounded, _INFINITY, out=rounded)
     rounded[rounded <= _MANTISSA] = 0
     out = (rounded | negative << 31).astype(np.uint32)
@@ -233,7 +237,7 @@ def _compute(function: Function, bits: Bits) -> Bits:
 def _put_specials(
     function: Function, sign: Words, exponent: Words, fraction: Words, out: Bits
 ) -> None:
-    """Put in the results that are not computed, above all of zeros, infinities and NaNs."""
+    """Insert the results that are not computed, mainly those of zeros, infinities and NaNs."""
     signed = (sign << 31).astype(np.uint32)
     zero, largest = exponent == 0, exponent == 255
     match function:
@@ -266,8 +270,8 @@ def _put_specials(
     np.copyto(out, NAN_BITS, where=largest & (fraction != 0))
 
 
-# What follows gives sign, biased exponent and value of numbers that are no special cases; of those
-# it gives anything. The result is (-1)**sign * value * 2**(exponent - 127 - 28).
+# The following functions return sign, biased exponent and value of the result, which is
+# (-1)**sign * value * 2**(exponent - 127 - 28). For special cases, their result is undefined.
 _Number = tuple[Words, Words, Words]
 
 
@@ -277,7 +281,7 @@ def _reciprocal(sign: Words, exponent: Words, fraction: Words) -> _Number:
 
 
 def _inverse_root(exponent: Words, fraction: Words) -> Words:
-    """Compute 1/sqrt(m), where m is in [1, 4): an exponent that is odd gives it a bit."""
+    """Compute 1/sqrt(m) for m in [1, 4): m includes the last bit of the exponent."""
     octave = ~exponent & 1
     return _evaluate(RSQRT_ROW + (octave << 7) + (fraction >> 16), (fraction & 0xFFFF) << 7)
 
@@ -288,27 +292,28 @@ def _rsqrt(sign: Words, exponent: Words, fraction: Words) -> _Number:
 
 def _sqrt(sign: Words, exponent: Words, fraction: Words) -> _Number:
     value = _multiply(_inverse_root(exponent, fraction), fraction + (1 << MANTISSA_BITS))
-    # m has no bit from an odd exponent here, but a whole power of two in the result instead.
+    # Here, m does not include a bit of the exponent; the result's power of two makes up for it.
     return np.zeros_like(sign), 64 + (exponent >> 1), value
 
 
 def _exp(sign: Words, exponent: Words, fraction: Words) -> _Number:
     k, f = _binary_exponent(exponent, fraction)
-    # 2**(k + f) is 2**(k + 1) * 2**-(1 - f), and 1 - f is the complement of f but for its last bit.
+    # 2**(k + f) is 2**(k + 1) * 2**-(1 - f), and 1 - f is the complement of f, except for its last
+    # bit.
     f = np.where(sign == 1, f, ~f & _FRACTION)
     power = 127 + np.where(sign == 1, -k, k + 1)
     return np.zeros_like(sign), power, _evaluate(EXP_ROW + (f >> 22), (f & 0x3FFFFF) << 1)
 
 
 def _log(sign: Words, exponent: Words, fraction: Words) -> _Number:
-    # The upper half of mantissas is taken for [3/4, 1): t is small wherever the logarithm is.
+    # Significands in the upper half count as [3/4, 1), so that t is small where the logarithm is.
     upper = fraction >> 22
     power = exponent - 127 + upper
     row = np.where(upper == 1, LOG_ROW - 32 + (fraction >> 17), LOG_ROW + 32 + (fraction >> 16))
-    # The segments of that half are 2**-6 of a mantissa wide, those of the other one 2**-7.
+    # The segments of the upper half have a width of 2**-6, those of the lower half 2**-7.
     offset = np.where(upper == 1, (fraction & 0x1FFFF) << 6, (fraction & 0xFFFF) << 7)
     t = np.where(upper == 1, (1 << MANTISSA_BITS) - fraction, fraction)
-    # Its first bit goes to the top; a float's exponent tells how far.
+    # t is shifted until its first bit is at the top; a float's exponent gives the distance.
     places = 127 + MANTISSA_BITS - (t.astype(np.float32).view(np.int32) >> MANTISSA_BITS)
     places = np.where(t == 0, 0, places).astype(np.int64)
     value = _multiply(_evaluate(row, offset), t << places)
@@ -326,7 +331,7 @@ def _log(sign: Words, exponent: Words, fraction: Words) -> _Number:
 
 
 def _tanh(sign: Words, exponent: Words, fraction: Words) -> _Number:
-    # The argument is 2x. What the other branch computes of it goes unused.
+    # The argument is 2x. Both branches are computed, and one result is chosen.
     small = exponent + 1 < 127
     f = _fixed_point(exponent + 1, fraction, ONE) & _FRACTION
     ratio = _evaluate(TANH_ROW + (f >> 22), (f & 0x3FFFFF) << 1)
@@ -338,7 +343,7 @@ def _tanh(sign: Words, exponent: Words, fraction: Words) -> _Number:
 
 def _sigmoid(sign: Words, exponent: Words, fraction: Words) -> _Number:
     k, value = _sigmoid_of_negative(exponent, fraction)
-    # Of e and e**2 the second matters for negative x only.
+    # In e - e**2, the second term matters only for negative x.
     square = _multiply(value, value >> 5) >> np.minimum(k, 31)
     below = value - np.where(k >= FAR, square, 0)
     above = _UNIT - (value >> np.minimum(k, 31))
@@ -347,7 +352,7 @@ def _sigmoid(sign: Words, exponent: Words, fraction: Words) -> _Number:
 
 
 def _sigmoid_of_negative(exponent: Words, fraction: Words) -> tuple[Words, Words]:
-    """Compute k, and 2**k times sigmoid(-abs(x)); from ``k = FAR`` on it is exp(-abs(x))."""
+    """Compute k and ``2**k * sigmoid(-abs(x))``; from ``k = FAR`` on, with exp in its place."""
     k, f = _binary_exponent(exponent, fraction)
     far = k >= FAR
     row = np.where(far, EXP_ROW + (f >> 22), SIGMOID_ROW + (k << 5) + (f >> 23))
@@ -356,22 +361,22 @@ def _sigmoid_of_negative(exponent: Words, fraction: Words) -> tuple[Words, Words
 
 
 def _binary_exponent(exponent: Words, fraction: Words) -> tuple[Words, Words]:
-    """Compute abs(x) log2(e), as whole number and fraction in steps of 2**-28."""
+    """Compute abs(x) log2(e), as a whole number and a fraction in steps of 2**-28."""
     y = _fixed_point(exponent, fraction, LOG2_E)
     return y >> POINT_BITS, y & _FRACTION
 
 
 def _fixed_point(exponent: Words, fraction: Words, constant: int) -> Words:
-    """Compute abs(x) times a constant, in steps of 2**-28; 8 places come before the point."""
+    """Compute abs(x) times a constant, in steps of 2**-28, with 8 bits before the binary point."""
     product = (fraction + (1 << MANTISSA_BITS)) * constant >> 22
     places: Words = product >> np.clip(SATURATED_EXPONENT - 1 - exponent, 0, 63)
     return places
 
 
 def _evaluate(row: Words, offset: Words) -> Words:
-    """Evaluate segments of the table; the result has 28 places after its point, and none is lost.
+    """Evaluate segments of the table; the result has 28 fraction bits and does not overflow.
 
-    The offset's six last bits count for nothing in the quadratic term.
+    The last six bits of the offset are ignored in the quadratic term.
     """
     c0, c1, c2 = coefficients()
     slope = (c1[row] << 2) + (c2[row] * (offset >> 6) >> 15)
@@ -380,7 +385,7 @@ def _evaluate(row: Words, offset: Words) -> Words:
 
 
 def _multiply(value: Words, factor: Words) -> Words:
-    """Multiply by a factor that counts steps of 2**-23, as a significand does."""
+    """Multiply by a factor with 23 fraction bits, such as a significand."""
     return value * factor >> MANTISSA_BITS
 
 

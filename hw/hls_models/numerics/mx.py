@@ -1,7 +1,7 @@
 """MXINT8: blocks of 32 integers that share a power of two as their scale.
 
-An element `q` of a block with the scale code `c` is the number ``q * 2**-6 * 2**(c - 127)``. The
-code 255 makes all elements of its block NaN.
+An element `q` of a block with the scale code `c` stands for ``q * 2**-6 * 2**(c - 127)``. The code
+255 makes all elements of its block NaN.
 
 Source: Open Compute Project, "OCP Microscaling Formats (MX) Specification", version 1.0, 2023.
 """
@@ -13,30 +13,30 @@ from fpgapipe.hw.hls_models.numerics import fp32
 from fpgapipe.hw.hls_models.numerics.fp32 import CODE_BIAS, CODE_NAN
 
 MX_BLOCK = 32
-"""Elements that share a scale."""
+"""Number of elements that share a scale."""
 
 ELEMENT_FRACTION_BITS = 6
-"""Places of an element below one."""
+"""Fraction bits of an element."""
 
 ELEMENT_LIMIT = 127
-"""Largest magnitude of an element; -128 does not occur, so that every element has its negative."""
+"""Largest magnitude of an element; -128 is not used, so that every element can be negated."""
 
 BLOCK_BYTES = MX_BLOCK + 2
-"""Of a block in memory: elements, code, and a zero that makes it whole granules of the
-scratchpad."""
+"""Bytes of a block in memory: the elements, the code, and a zero byte that makes the size even, as
+the scratchpad requires."""
 
 QUANTISE_CYCLES = 5
 """Latency of the quantisation of a block."""
 
 HALVES_CYCLES = 6
-"""Latency of the quantisation of a half, where a block comes in two."""
+"""Latency of the quantisation of half a block, where blocks arrive in halves."""
 
 
 def quantise(x: NDArray[np.float32]) -> tuple[NDArray[np.int8], NDArray[np.uint8]]:
     """Quantise blocks along the last axis.
 
-    The scale is the largest power of two that no element's magnitude is below; elements are rounded
-    to nearest, ties to even, then saturated. Subnormals are zeros.
+    The scale is the largest power of two that is not above the largest magnitude of the block.
+    Elements are rounded to nearest, ties to even, then saturated. Subnormals count as zeros.
 
     Parameters
     ----------
@@ -45,23 +45,23 @@ def quantise(x: NDArray[np.float32]) -> tuple[NDArray[np.int8], NDArray[np.uint8
     Returns
     -------
     elements : int8 array, shape (..., MX_BLOCK)
-        -127..127; all zero in a block that holds an infinity or a NaN.
+        Integers in -127..127; all are zero in a block that contains an infinity or a NaN.
     codes : uint8 array, shape (...)
-        The E8M0 codes, 0 for a block of zeros, 255 for one that holds an infinity or a NaN.
+        The E8M0 codes: 0 for a block of zeros, 255 for one that contains an infinity or a NaN.
 
     Raises
     ------
     TypeError
         If `x` does not hold float32.
     ValueError
-        If the last axis is no block.
+        If the last axis does not have the size of a block.
     """
     x = fp32.flush(x)
     if x.ndim == 0 or x.shape[-1] != MX_BLOCK:
         raise ValueError(f"blocks must have shape (..., {MX_BLOCK}), not {x.shape}")
     codes = ((x.view(np.uint32) >> np.uint32(23)) & np.uint32(255)).max(axis=-1).astype(np.uint8)
-    # Its exponent put together from bits: 2**(6 + 127 - code) is a normal FP64, as is every product
-    # but zero, and all are exact.
+    # The exponent bits of 2**(6 + 127 - code) are set directly. It is a normal FP64 number, as is
+    # every product except zero, so all products are exact.
     steps = ((CODE_BIAS + ELEMENT_FRACTION_BITS + 1023 - codes.astype(np.int64)) << 52).view(
         np.float64
     )
@@ -73,7 +73,7 @@ def quantise(x: NDArray[np.float32]) -> tuple[NDArray[np.int8], NDArray[np.uint8
 
 
 def dequantise(elements: NDArray[np.int8], codes: NDArray[np.uint8]) -> NDArray[np.float64]:
-    """Compute the numbers that blocks stand for, exactly.
+    """Compute the exact numbers that blocks stand for.
 
     Parameters
     ----------
@@ -92,7 +92,7 @@ def dequantise(elements: NDArray[np.int8], codes: NDArray[np.uint8]) -> NDArray[
 
 
 def pack(x: NDArray[np.float32]) -> NDArray[np.uint8]:
-    """Quantise blocks along the last axis, as they lie in memory.
+    """Quantise blocks along the last axis, in the layout that they have in memory.
 
     Parameters
     ----------
@@ -111,13 +111,13 @@ def pack(x: NDArray[np.float32]) -> NDArray[np.uint8]:
 
 
 def unpack(packed: NDArray[np.uint8]) -> NDArray[np.float32]:
-    """Compute the numbers of blocks in memory as FP32, exactly but for subnormals, which are zeros.
+    """Compute the numbers of blocks in memory as FP32; exact, except that subnormals become zeros.
 
     Parameters
     ----------
     packed : uint8 array, shape (..., BLOCK_BYTES)
-        The last byte of each counts for nothing. An element may be -128, which beside the code 254
-        is -infinity.
+        Blocks as they are in memory; the last byte of each is ignored. An element may be -128,
+        which is -infinity in a block with the code 254.
 
     Returns
     -------
@@ -134,7 +134,7 @@ def dot(
     elements_b: NDArray[np.int8],
     codes_b: NDArray[np.uint8],
 ) -> NDArray[np.float32]:
-    """Multiply blocks with blocks: the sum of 32 products, which FP32 holds exactly.
+    """Compute the dot product of two blocks: the sum of 32 products, which FP32 holds exactly.
 
     Parameters
     ----------
@@ -144,7 +144,7 @@ def dot(
     Returns
     -------
     float32 array, shape (...)
-        Infinity beyond the range of FP32, zero below it, NaN if a block is.
+        The sums; infinity above the range of FP32, zero below it, NaN if a block is NaN.
     """
     products = np.asarray(elements_a).astype(np.int64) * np.asarray(elements_b)
     return fp32.from_sum(products.sum(axis=-1), codes_a, codes_b)

@@ -1,7 +1,7 @@
 """Threefry-4x64 with 12 rounds: random bits as a function of a key and a counter.
 
-Nothing is kept from one number to the next, so forward and backward pass, model and hardware, one
-device and several get the same numbers for the same element.
+There is no state from one number to the next. So an element gets the same numbers in the forward
+and the backward pass, in model and hardware, on one device and on several.
 
 Source: J. K. Salmon, M. A. Moraes, R. O. Dror, D. E. Shaw, "Parallel Random Numbers: As Easy as
 1, 2, 3", SC11, 2011; the constants are those of Skein, on which it is based.
@@ -11,13 +11,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 ROUNDS = 12
-"""The least for which the paper found no failure of TestU01's BigCrush."""
+"""Fewest rounds for which the paper found no failure of TestU01's BigCrush."""
 
 ROTATIONS = ((14, 16), (52, 57), (23, 40), (5, 37), (25, 33), (46, 12), (58, 22), (32, 32))
-"""Of the two mixes of each round; they repeat."""
+"""Rotation distances, in bits, of the two mixes of each round; they repeat every eight rounds."""
 
 KEY_PARITY = 0x1BD11BDAA9FC1A22
-"""What the four key words are XORed with to give the fifth."""
+"""Constant that is XORed with the four key words to give the fifth."""
 
 _MASK = (1 << 64) - 1
 
@@ -25,7 +25,7 @@ _MASK = (1 << 64) - 1
 def key_schedule(
     key: tuple[int, int, int, int], rounds: int = ROUNDS
 ) -> tuple[tuple[int, int, int, int], ...]:
-    """What is added to the state before every fourth round, and behind the last."""
+    """Return the words that are added to the state before every fourth round and after the last."""
     words = [*key, key[0] ^ key[1] ^ key[2] ^ key[3] ^ KEY_PARITY]
     return tuple(
         (
@@ -41,15 +41,16 @@ def key_schedule(
 def threefry(
     key: tuple[int, int, int, int], counters: NDArray[np.uint64], rounds: int = ROUNDS
 ) -> NDArray[np.uint64]:
-    """Random words.
+    """Compute random words.
 
     Parameters
     ----------
     key : tuple of int
         Four words of 64 bits.
     counters : uint64 array, shape (..., 4)
+        Counters of four words.
     rounds : int
-        Other than `ROUNDS` to meet published values.
+        Number of rounds; values other than `ROUNDS` serve to compare with published results.
 
     Returns
     -------
@@ -80,15 +81,16 @@ def threefry(
 
 
 def lane_bits(key: tuple[int, int], first: int, number: int) -> NDArray[np.uint16]:
-    """Random numbers of the lanes of vectors, shape (number, 16).
+    """Random 16-bit numbers for the lanes of vectors, shape (number, 16).
 
     Parameters
     ----------
     key : tuple of int
-        Its lower two words; the others are 0.
+        The lower two words of the key; the others are 0.
     first : int
-        Counter of the first vector; that of the others follows.
+        Counter of the first vector; each further vector has the next counter.
     number : int
+        Number of vectors.
     """
     counters = np.zeros((number, 4), np.uint64)
     counters[:, 0] = np.arange(number, dtype=np.uint64) + np.uint64(first)

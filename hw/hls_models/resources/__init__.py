@@ -1,1 +1,1 @@
-"""What the blocks of a core take of a device."""
+"""Resources that the blocks of a core take on a device."""

@@ -1,9 +1,9 @@
-"""What the blocks of a training core take of a device: counts of Yosys, and how they grow.
+"""Resources of the blocks of a training core: counts by Yosys, and how they grow with parameters.
 
-`COEFFICIENTS` has every number, each with its basis: *counted* by Yosys on this project's gateware,
-or *derived* from the structure. Counts are those of parts with LUTs of six inputs, a LUT for every
-LUT cell: a part puts some pairs of small ones into one, so that fewer are needed. Multiplexers and
-carries beside LUTs are free.
+`COEFFICIENTS` has every number with its basis: *counted* by Yosys on this project's gateware, or
+*derived* from the structure. Counts are for parts with LUTs of six inputs, with one LUT for every
+LUT cell; a part needs fewer, because it puts some pairs of small cells into one LUT. The
+multiplexers and carry chains next to the LUTs are free.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from fpgapipe.hw.hls_models.spec.systolic import SystolicSpec
 WORD_BITS = 8 * WORD_BYTES
 
 _SUM_BITS = 32 + COUNTER_BITS
-"""Of a sum, or a maximum and its place, that waits for its next element."""
+"""Width of an entry of the vector engine's memory of sums: a sum, or a maximum and its index."""
 
 
 @dataclass(frozen=True)
@@ -43,24 +43,25 @@ class Resources:
         return Resources(*(getattr(self, f.name) * number for f in fields(self)))
 
     def rounded(self) -> Resources:
-        """Whole numbers, rounded up."""
+        """Return the counts rounded up to whole numbers."""
         return Resources(*(math.ceil(getattr(self, f.name)) for f in fields(self)))
 
 
 @dataclass(frozen=True)
 class Coefficient:
-    """What one unit of a block takes.
+    """Resources of one unit of a block.
 
     Attributes
     ----------
     block, unit : str
-        ``vector lane``, ``lane``: what it is, and of what there are several.
+        Name of the block, and the unit that the numbers are for, such as ``vector lane`` and
+        ``lane``.
     lut, ff, bram36, dsp : float
-        Of one unit, on parts with LUTs of six inputs.
+        Resources of one unit, on parts with LUTs of six inputs.
     basis : str
         ``derived`` or ``counted``.
     reason : str
-        How the numbers come about.
+        Explanation of the numbers.
     """
 
     block: str
@@ -74,7 +75,7 @@ class Coefficient:
 
     @property
     def resources(self) -> Resources:
-        """The numbers as they add up."""
+        """The numbers as `Resources`."""
         return Resources(self.lut, self.ff, self.bram36, 0, self.dsp)
 
 
@@ -256,17 +257,17 @@ COEFFICIENTS = {
 
 
 def cells(rows: int, cols: int) -> Resources:
-    """The cells of an array, on a part where Yosys leaves the adders outside the DSPs."""
+    """Resources of an array's cells, on a part where Yosys leaves the adders outside the DSPs."""
     acc_bits = SystolicSpec(rows, 1).acc_bits
     return (COEFFICIENTS["cell"].resources + Resources(lut=acc_bits, ff=acc_bits)) * (rows * cols)
 
 
 def skew(rows: int, cols: int) -> Resources:
-    """Delay lines that make waves of vectors and vectors of waves: derived.
+    """Resources of the delay lines that skew the array's vectors and align its sums (derived).
 
-    Element `i` of `n` is delayed by `i` cycles: 8 bits of `rows` activations and weights each, and
-    the sums of `cols` columns. Yosys makes two cycles of flip-flops; from three on, a LUT is a
-    shift register of up to 32.
+    Element `i` of `n` is delayed by `i` cycles. There are 8 bits each of activations and weights
+    for `rows` rows, and the sums of `cols` columns. For delays of up to two cycles, Yosys uses
+    flip-flops; from three cycles on, it uses LUTs, which are shift registers of up to 32 cycles.
     """
     lanes = ((rows, 16), (cols, SystolicSpec(rows, 1).acc_bits))
     return Resources(
@@ -276,16 +277,17 @@ def skew(rows: int, cols: int) -> Resources:
 
 
 def accumulator(rows: int) -> Resources:
-    """What is below one column, without the accumulators' memory."""
+    """Resources of one column's accumulator, without its memory."""
     acc_bits = SystolicSpec(rows, 1).acc_bits
     return COEFFICIENTS["accumulator"].resources + Resources(lut=2 * acc_bits, ff=3 * acc_bits)
 
 
 def memory(depth: int, bits: int) -> Resources:
-    """A memory that is written and read by rows, as Yosys places it on UltraScale+.
+    """Resources of a memory that is written and read by rows, as Yosys maps it to UltraScale+.
 
-    Up to 64 rows lie in LUTs, of which eight hold 7 bits of 64 rows or 14 of 32; more in block RAM,
-    18 kbit of which are 36 bits wide up to 512 rows, 18 up to 1,024 and so on.
+    Memories of up to 64 rows are in LUTs: eight LUTs hold 64 rows of 7 bits or 32 rows of 14 bits.
+    Larger ones are in block RAM: 18 kbit are 36 bits wide up to 512 rows, 18 bits wide up to 1,024
+    rows, and so on.
     """
     if depth <= 64:
         return Resources(lut=8 * -(-bits // (14 if depth <= 32 else 7)), ff=bits)
@@ -294,7 +296,7 @@ def memory(depth: int, bits: int) -> Resources:
 
 
 def operand_reader(rows: int) -> Resources:
-    """One operand's way from the scratchpad to the array."""
+    """Resources of one operand's path from the scratchpad to the array."""
     found = COEFFICIENTS["operand row"].resources * rows
     for block in ("transposer", "quantiser", "address generator", "operand reader"):
         found += COEFFICIENTS[block].resources
@@ -302,22 +304,23 @@ def operand_reader(rows: int) -> Resources:
 
 
 def result_writer(cols: int) -> Resources:
-    """What writes the results of one engine: its fixed part, and the lanes it rounds."""
+    """Resources of one engine's result writer: its fixed part, and the lanes that round."""
     found = COEFFICIENTS["result writer"].resources
     found += COEFFICIENTS["result word"].resources * min(cols, 16)
     return found + COEFFICIENTS["result lane"].resources * cols
 
 
 def scratchpad_logic(banks: int, num_engines: int) -> Resources:
-    """What lies between the ports of the scratchpad and its memories.
+    """Resources of the logic between the ports of the scratchpad and its memories.
 
-    Every engine, of products or of vectors, has two ports that read and one that writes anywhere;
-    loads and stores have one each, for whole words. A port that reads chooses, for each granule of
-    its own, among the even and odd words of all banks and turns what it has; one that writes turns
-    64 bytes; a memory chooses among the writers. A LUT chooses from the four words of two banks;
-    Yosys takes 3.2 for those of four. One takes the last step of a writer's turn together with the
-    choice from two writers; of more, the steps are a LUT a bit each, and the choices that of one
-    input and one select for each.
+    Every GEMM or vector engine has two read ports and one write port for any even address; loads
+    and stores have one port each, for whole words. For each of its granules, a read port selects
+    among the even and odd words of all banks, and rotates the result. A write port rotates 64
+    bytes, and each memory selects among the writers. Per bit, one LUT selects from the four words
+    of two banks; Yosys takes 3.2 LUTs for the words of four banks. With two writers, one LUT does
+    the last step of the rotation together with the selection between them. With more, the last
+    step takes a LUT per bit for each engine that writes, and the selection has one input and one
+    select signal for each writer.
     """
     reads, writers = 2 * num_engines + 1, num_engines + 1
     sources = 32 * (1 + (banks - 1).bit_length())
@@ -336,9 +339,9 @@ def scratchpad_logic(banks: int, num_engines: int) -> Resources:
 
 
 def scratchpad_memory(banks: int, bank_bytes: int) -> Resources:
-    """The memories, each with 64 bytes a row, of which two bytes at a time are written.
+    """Resources of the scratchpad's memories, with rows of 64 bytes and a write mask per 2 bytes.
 
-    A write mask for every 16 bits leaves the parity bits of block RAMs unused.
+    Because of the write mask for every 16 bits, the parity bits of block RAMs are not used.
     """
     depth = bank_bytes // (2 * WORD_BYTES)
     if depth <= 64:
@@ -349,16 +352,16 @@ def scratchpad_memory(banks: int, bank_bytes: int) -> Resources:
 
 
 def transfers(bus_bytes: int) -> Resources:
-    """Loads, stores, and the arbiter in front of the bus."""
+    """Resources of loads, of stores, and of the arbiter in front of the bus."""
     found = COEFFICIENTS["load"].resources + COEFFICIENTS["store"].resources
     bus = COEFFICIENTS["bus byte"].resources * bus_bytes
-    # Beats that make a word wait for its last one.
+    # The beats of a word are kept until the last one has arrived.
     waiting = Resources(ff=8 * (WORD_BYTES - bus_bytes))
     return found + COEFFICIENTS["arbiter"].resources + bus + waiting
 
 
 def control(num_engines: int) -> Resources:
-    """Sequencer, registers, and what lies between blocks."""
+    """Resources of the sequencer, the registers, and each engine's queue and control."""
     found = Resources()
     for block in ("sequencer", "registers"):
         found += COEFFICIENTS[block].resources
@@ -367,9 +370,9 @@ def control(num_engines: int) -> Resources:
 
 
 def vector_engine(lanes: int, function_lanes: int, *, mx: bool = False) -> Resources:
-    """A vector engine, without its ports of the scratchpad and its queue.
+    """Resources of a vector engine, without its scratchpad ports and its queue.
 
-    Its memory of sums has as many bits for any number of lanes.
+    The size of its memory of sums does not depend on the number of lanes.
     """
     found = COEFFICIENTS["vector ways"].resources + COEFFICIENTS["random numbers"].resources
     for block in ("vector lane", "vector lane ways"):
@@ -382,12 +385,13 @@ def vector_engine(lanes: int, function_lanes: int, *, mx: bool = False) -> Resou
 
 
 def links(specs: Sequence[LinkEngineSpec], bus_bytes: int) -> Resources:
-    """Ends of links, what moves packets between them and memory, and what controls both."""
+    """Resources of link ends, of the engines that move packets, and of the control of both."""
     found = Resources()
     for spec in specs:
         found += COEFFICIENTS["link end"].resources
         found += COEFFICIENTS["link byte"].resources * spec.beat_bytes
-        # The transmitter's frames, and the receiver's with two more; words to send.
+        # Memories of the transmitter's frames, of the receiver's frames (two more), and of the
+        # words to send.
         for rows in (sum(spec.slots) * spec.frame_words, (sum(spec.slots) + 2) * spec.frame_words):
             found += memory(1 << (rows - 1).bit_length(), WORD_BITS)
         found += memory(SEND_WORDS, WORD_BITS + 1)
@@ -397,7 +401,7 @@ def links(specs: Sequence[LinkEngineSpec], bus_bytes: int) -> Resources:
 
 
 def block_resources(spec: CoreSpec) -> dict[str, Resources]:
-    """What a core's blocks take on UltraScale+, by name; all of a name together."""
+    """Resources of a core's blocks on UltraScale+, by name; equal blocks are added up."""
     engines, pad, vector = spec.num_engines, spec.scratchpad, spec.vector
     found = {
         "operand readers": operand_reader(spec.rows) * (2 * engines),
@@ -423,7 +427,7 @@ def block_resources(spec: CoreSpec) -> dict[str, Resources]:
 
 
 def counted_core(spec: CoreSpec) -> Resources:
-    """What `Device` of hw/rtl/device.py takes on UltraScale+, in whole numbers."""
+    """Resources of `Device` of hw/rtl/device.py on UltraScale+, in whole numbers."""
     found = Resources()
     for each in block_resources(spec).values():
         found += each

@@ -1,6 +1,7 @@
-"""Resources of a training core on a device, as the planner asks for them.
+"""Resources of a training core on a device, for the planner.
 
-What blocks take, and how that is known, is in :mod:`fpgapipe.hw.hls_models.resources.core_counts`.
+:mod:`fpgapipe.hw.hls_models.resources.core_counts` has the resources of each block, and how they
+are known.
 """
 
 from __future__ import annotations
@@ -18,54 +19,58 @@ from fpgapipe.hw.hls_models.spec.systolic import SystolicSpec
 
 BRAM36_DATA_BYTES = 4096
 URAM_DATA_BYTES = 32768
-"""Bytes that a block holds in elements of 8, 16 or 32 bits: its parity bits stay unused."""
+"""Bytes of data that a block RAM and an UltraRAM hold; the parity bits are not used, since elements
+have 8, 16 or 32 bits."""
 
 MULTIPLIER_DSPS = {"DSP48E1": 2, "DSP48E2": 2, "DSP58": 1, "MULT18X18D": 4}
-"""DSPs of a 24 x 24 bit product, the core of an FP32 multiplier, by kind of DSP. Counted by Yosys,
-but for DSP58: that is derived from its size, 27x24 bits."""
+"""DSPs of a 24 x 24 bit product, the core of an FP32 multiplier, by kind of DSP. They are counted
+by Yosys, except for DSP58, whose number is derived from its size, 27x24 bits."""
 
 LANE_MULTIPLIERS = 2
-"""FP32 multipliers of a vector lane."""
+"""Number of FP32 multipliers of a vector lane."""
 
 FUNCTION_DSPS = {"DSP48E1": 9, "DSP48E2": 7, "DSP58": 7, "MULT18X18D": 13}
-"""DSPs of a function unit. Counted by Yosys, but for DSP58: one holds more bits than a DSP48E2, so
-that no more are needed."""
+"""DSPs of a function unit, by kind of DSP. They are counted by Yosys, except for DSP58: it is wider
+than a DSP48E2, so that no more are needed."""
 
 LUT4_FACTOR = 1.6
-"""LUTs of four inputs for one of six, for all but cells: counted on the blocks of a 4 x 4 core,
-from 1.3 (operand reader, datapath) to 1.8 (scratchpad) and 3.8 (sequencer)."""
+"""Number of four-input LUTs that replace one of six inputs, for all blocks except cells. Counts on
+the blocks of a 4 x 4 core range from 1.3 (operand reader, datapath) over 1.8 (scratchpad) to 3.8
+(sequencer)."""
 
 MOST_BANKS = ScratchpadSpec().banks
-"""Of the scratchpad; each has a memory for even and one for odd words of 64 bytes."""
+"""Largest number of scratchpad banks. Each bank has two memories, for the even and the odd words of
+64 bytes."""
 
 MEMORY_BLOCKS = WORD_BYTES // 8
-"""Blocks side by side that give a word; an UltraRAM or a block RAM gives eight bytes a cycle."""
+"""Number of blocks in parallel that give a word; an UltraRAM or block RAM gives eight bytes per
+cycle."""
 
 
 @dataclass(frozen=True)
 class CoreShape:
-    """What decides a core's resources.
+    """The quantities that determine a core's resources.
 
     Parameters
     ----------
     rows, cols : int
-        Cells of an engine's array.
+        Rows and columns of an engine's array.
     num_engines : int
-        GEMM engines.
+        Number of GEMM engines.
     vector_lanes : int
-        0 for no vector engine.
+        Lanes of the vector engine; 0 without one.
     scratchpad_bytes : int
-        Of all engines together.
+        Size of the scratchpad, which all engines share.
     acc_depth : int
-        FP32 accumulators below each column.
+        Number of FP32 accumulators below each column.
     port_bytes : int
-        That the bus to the memory moves in a cycle.
+        Bytes that the bus to the memory moves per cycle.
     link_widths : tuple of int
-        Bytes of the stream to each link's PHY.
+        Width in bytes of the stream to each link's PHY.
     dsp_kind : str
-        A key of `MULTIPLIER_DSPS`.
+        Kind of the DSPs, a key of `MULTIPLIER_DSPS`.
     has_uram : bool
-        Whether the scratchpad is UltraRAM.
+        Whether the scratchpad consists of UltraRAM.
     """
 
     rows: int
@@ -87,16 +92,16 @@ class CoreShape:
 
 
 def array_resources(shape: CoreShape) -> Resources:
-    """One engine's array without accumulators: cells, and the delay lines around them."""
+    """Resources of one engine's array without accumulators: cells, and the delay lines around."""
     return (_cells(shape, shape.cols) + _skew(shape)).rounded()
 
 
 def column_blocks(shape: CoreShape) -> dict[str, Resources]:
-    """One column of one engine, with what accumulates and writes its results, by block.
+    """Resources of one column of one engine, by block, with its accumulators and result writer.
 
-    Columns may lie on several dies.
+    The columns of an engine may be on several dies.
     """
-    # In halves of a block RAM: 512 sums of 32 bits fill one.
+    # Half a block RAM holds 512 sums of 32 bits.
     memory = Resources(bram36=-(-shape.acc_depth // 512) / 2)
     return {
         "arrays": _cells(shape, 1),
@@ -106,12 +111,15 @@ def column_blocks(shape: CoreShape) -> dict[str, Resources]:
 
 
 def column_resources(shape: CoreShape) -> Resources:
-    """One column of one engine."""
+    """Resources of one column of one engine."""
     return _sum(column_blocks(shape))
 
 
 def fixed_blocks(shape: CoreShape) -> dict[str, Resources]:
-    """All but columns and scratchpad memories, by block: what has to lie on one die."""
+    """Resources of the part that must be on one die, by block.
+
+    This is everything except the columns and the scratchpad's memories.
+    """
     engines, has_vector = shape.num_engines, shape.vector_lanes > 0
     ends = [LinkEngineSpec(phy_bytes=width) for width in shape.link_widths]
     writer = COEFFICIENTS["result writer"].resources
@@ -141,12 +149,12 @@ def fixed_blocks(shape: CoreShape) -> dict[str, Resources]:
 
 
 def fixed_resources(shape: CoreShape) -> Resources:
-    """All but columns and scratchpad memories."""
+    """Resources of everything except the columns and the scratchpad's memories."""
     return _sum(fixed_blocks(shape))
 
 
 def block_resources(shape: CoreShape) -> dict[str, Resources]:
-    """Everything of a core, by block."""
+    """Resources of a whole core, by block."""
     found = fixed_blocks(shape)
     for name, each in column_blocks(shape).items():
         found[name] = found.get(name, Resources()) + each * (shape.cols * shape.num_engines)
@@ -162,12 +170,12 @@ def _sum(blocks: Mapping[str, Resources]) -> Resources:
 
 
 def function_lanes(shape: CoreShape) -> int:
-    """Elements a cycle of functions: a quarter of the lanes, as `VectorSpec` has it."""
+    """Elements per cycle for functions: a quarter of the lanes, as in `VectorSpec`."""
     return -(-shape.vector_lanes // 4)
 
 
 def banks(shape: CoreShape) -> int:
-    """Of the scratchpad: a power of two, as many as its bytes fill, at most `MOST_BANKS`."""
+    """Number of scratchpad banks: the largest power of two that its size fills, up to the limit."""
     number = MOST_BANKS
     while number > 1 and 2 * number * MEMORY_BLOCKS > _least_blocks(shape):
         number //= 2
@@ -175,13 +183,13 @@ def banks(shape: CoreShape) -> int:
 
 
 def scratchpad_resources(shape: CoreShape) -> Resources:
-    """Memory blocks: enough for the bytes, and enough side by side for words of 64 bytes."""
+    """Memory blocks of the scratchpad, enough for its size and for the width of its words."""
     number = max(_least_blocks(shape), 2 * banks(shape) * MEMORY_BLOCKS)
     return Resources(uram=number) if shape.has_uram else Resources(bram36=number)
 
 
 def core_resources(shape: CoreShape) -> Resources:
-    """Everything of a core, in whole numbers."""
+    """Resources of a whole core, in whole numbers."""
     columns = column_resources(shape) * (shape.cols * shape.num_engines)
     return (columns + fixed_resources(shape) + scratchpad_resources(shape)).rounded()
 
@@ -191,7 +199,7 @@ def _least_blocks(shape: CoreShape) -> int:
 
 
 def _lut4(logic: Resources, shape: CoreShape) -> Resources:
-    """What was counted in LUTs of six inputs, on a part that may have those of four."""
+    """Convert counts for LUTs of six inputs to the part, which may have LUTs of four inputs."""
     if shape.dsp_kind != "MULT18X18D":
         return logic
     return logic + Resources(lut=logic.lut * (LUT4_FACTOR - 1))
@@ -204,7 +212,7 @@ def _cells(shape: CoreShape, cols: int) -> Resources:
 
 
 def _skew(shape: CoreShape) -> Resources:
-    """Delay lines; ECP5 takes a flip-flop for each bit."""
+    """Resources of the delay lines; on ECP5, each bit takes a flip-flop."""
     if shape.dsp_kind != "MULT18X18D":
         return core_counts.skew(shape.rows, shape.cols)
     lanes = ((shape.rows, 16), (shape.cols, SystolicSpec(shape.rows, 1).acc_bits))

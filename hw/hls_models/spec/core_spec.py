@@ -1,4 +1,4 @@
-"""The parameters of a training core, shared by its gateware, its models and what makes programs."""
+"""Parameters of a training core, shared by its gateware, its models and the code generator."""
 
 from dataclasses import dataclass
 
@@ -7,26 +7,27 @@ from fpgapipe.hw.hls_models.spec.link import LinkEngineSpec
 from fpgapipe.hw.hls_models.spec.systolic import SystolicSpec
 
 VERSION = 2
-"""Of instructions and registers; a core says it in a register."""
+"""Version of the instructions and registers; a core reports it in a register."""
 
 
 class NoRoom(NotImplementedError, ValueError):
-    """What cannot be cut for the scratchpad or the accumulators of a core; a larger one may do."""
+    """No tiling fits the core's scratchpad or accumulators; a larger core may do."""
 
 
 @dataclass(frozen=True)
 class ScratchpadSpec:
-    """On-chip memory: banks that are read and written at the same time.
+    """On-chip memory of several banks, which can all be accessed in the same cycle.
 
-    Addresses are in bytes and run through bank after bank. A bank is two memories of words of 64
-    bytes, for even and odd words, so that 64 bytes from any even address are read at once.
+    Addresses are in bytes and run through one bank after the other. A bank consists of two memories
+    of 64-byte words, one for the even words and one for the odd ones, so that 64 bytes from any
+    even address can be read at once.
 
     Parameters
     ----------
     banks : int
-        A power of two.
+        Number of banks, a power of two.
     bank_bytes : int
-        A power of two, at least 256.
+        Size of a bank, a power of two and at least 256.
     """
 
     banks: int = 4
@@ -42,7 +43,7 @@ class ScratchpadSpec:
 
     @property
     def size_bytes(self) -> int:
-        """All banks together."""
+        """Size of all banks together, in bytes."""
         return self.banks * self.bank_bytes
 
     @property
@@ -58,11 +59,11 @@ class VectorSpec:
     Parameters
     ----------
     lanes : int
-        Elements a cycle: 1, 2, 4, 8 or 16, the elements of a vector.
+        Elements per cycle: 1, 2, 4, 8 or 16 (a vector has 16 elements).
     function_lanes : int
-        Elements a cycle of instructions with a function; a power of two, at most `lanes`.
+        Elements per cycle of instructions that apply a function; a power of two, at most `lanes`.
     mx : bool
-        Whether vectors can be read and written as MXINT8, besides BF16 and FP32.
+        Whether vectors can be read and written as MXINT8 as well as BF16 and FP32.
 
     Raises
     ------
@@ -92,24 +93,25 @@ class CoreSpec:
     Parameters
     ----------
     rows : int
-        Of the array, along the reduction; divides 32, the block of MXINT8.
+        Rows of the array, along the reduction; a divisor of 32, the block size of MXINT8.
     cols : int
-        At most 32, or a multiple of 32.
+        Columns of the array: at most 32, or a multiple of 32.
     num_engines : int
-        GEMM engines.
+        Number of GEMM engines, 1 to 4.
     acc_depth : int
-        FP32 accumulators below each column, a power of two.
+        FP32 accumulators below each column, a power of two in 16..65536.
     scratchpad : ScratchpadSpec
+        On-chip memory.
     bus_bytes : int
-        Width of the AXI4 bus: 4, 8, 16, 32 or 64.
+        Width of the AXI4 bus in bytes: 4, 8, 16, 32 or 64.
     burst_beats : int
-        Longest burst, 1 to 256.
+        Longest burst in beats, 1 to 256.
     outstanding : int
-        Read bursts that may be under way, 1 to 64.
+        Number of read bursts that may be under way at a time, 1 to 64.
     vector : VectorSpec or None
         The vector engine, if there is one.
     links : tuple of LinkEngineSpec
-        This device's ends of its links to others, at most 4.
+        This device's ends of its links to other devices, at most 4.
 
     Raises
     ------

@@ -1,7 +1,8 @@
-"""What a device offers, and how devices are wired: all that planner and generator know of boards.
+"""Resources of a device and the wiring of devices: all that planner and generator know of boards.
 
-A board file has more (where each number comes from, the shell, what a vendor calls things); the
-planner gets a `DeviceSpec` with shell and usable share already taken off, and never a board.
+A board file says more: where each number comes from, what the shell takes, how the vendor names
+things. The planner never sees a board. It gets a `DeviceSpec`, from which the shell and the share
+that a design cannot use have been deducted already.
 """
 
 import math
@@ -36,12 +37,12 @@ def _check_efficiency(subject: str, value: float) -> None:
 
 @dataclass(frozen=True)
 class DieResources:
-    """What a design may use of one die (an SLR, or a whole monolithic part).
+    """Resources that a design may use of one die (an SLR, or a whole monolithic part).
 
     Parameters
     ----------
     name : str
-        The vendor's name of the die, ``SLR0``.
+        The vendor's name of the die, such as ``SLR0``.
     lut, ff : int
         Look-up tables (six inputs on AMD parts, four on ECP5) and flip-flops.
     bram36 : int
@@ -54,7 +55,7 @@ class DieResources:
     Raises
     ------
     ValueError
-        If a count is negative or no whole number.
+        If a count is negative or not a whole number.
     """
 
     name: str
@@ -71,22 +72,22 @@ class DieResources:
 
 @dataclass(frozen=True)
 class MemorySpec:
-    """A group of equal memories beside the fabric: DDR channels, HBM pseudo-channels.
+    """A group of equal memories outside the fabric, such as DDR channels or HBM pseudo-channels.
 
     Parameters
     ----------
     name : str
-        Unique on the device.
+        Name of the group, unique on the device.
     kind : str
-        ``hbm2``, ``ddr4``, ``sdram``.
+        Kind of memory, such as ``hbm2``, ``ddr4`` or ``sdram``.
     count : int
-        Independent channels.
+        Number of independent channels.
     size_bytes : int
         Capacity of one channel.
     bandwidth_bytes_per_s : float
-        Peak of one channel, reads and writes together.
+        Peak bandwidth of one channel, reads and writes together.
     latency_s : float
-        From a read request at the controller to its first data.
+        Time from a read request at the controller to the first data.
     """
 
     name: str
@@ -110,17 +111,17 @@ class LinkPortSpec:
     Parameters
     ----------
     name : str
-        Unique on the device; a port of the group is ``name/index``.
+        Name of the group, unique on the device; a port of the group is called ``name/index``.
     count : int
-        Ports in the group.
+        Number of ports in the group.
     protocol : str
-        What the ports speak; only ports of one protocol can be wired together.
+        Protocol of the ports; only ports of the same protocol can be wired together.
     line_rate_bits_per_s : float
-        All lanes of one port together, per direction, before line coding.
+        Line rate of all lanes of one port together, per direction, before line coding.
     payload_efficiency : float
-        Share of the line rate that carries payload.
+        Share of the line rate that carries payload, above 0 and at most 1.
     latency_s : float
-        From the sender's stream to the receiver's stream, cable included.
+        Time from the sender's stream to the receiver's stream, cable included.
     """
 
     name: str
@@ -138,13 +139,13 @@ class LinkPortSpec:
 
     @property
     def payload_bytes_per_s(self) -> float:
-        """Payload of one port in one direction."""
+        """Payload bandwidth of one port in one direction."""
         return self.line_rate_bits_per_s * self.payload_efficiency / 8
 
 
 @dataclass(frozen=True)
 class DeviceSpec:
-    """What one device offers to planner and generator, shell and reserve already taken off.
+    """Resources of one device for planner and generator, less those of the shell and the reserve.
 
     Parameters
     ----------
@@ -153,17 +154,17 @@ class DeviceSpec:
     part : str
         The vendor's part number, for the vendor's tools.
     dsp_kind : str
-        ``DSP48E2``, ``DSP48E1``, ``MULT18X18D``.
+        Kind of the DSP slices: ``DSP48E2``, ``DSP48E1`` or ``MULT18X18D``.
     clk_hz : float
-        The clock that a design on this device should aim for.
+        Clock frequency that a design on this device should aim for, Hz.
     dies : tuple of DieResources
-        In the order in which they are connected; at least one.
+        The dies, in the order in which they are connected; at least one.
     memories : tuple of MemorySpec
-        Memory beside the fabric; may be empty.
+        Memories outside the fabric; may be empty.
     ports : tuple of LinkPortSpec
-        Links to other devices; may be empty.
+        Ports for links to other devices; may be empty.
     host_bytes_per_s : float
-        Payload between host and device, per direction.
+        Payload bandwidth between host and device, per direction.
     """
 
     name: str
@@ -212,17 +213,17 @@ class DeviceSpec:
 
     @property
     def on_chip_bytes(self) -> int:
-        """Block RAM and UltraRAM of all dies."""
+        """Bytes of block RAM and UltraRAM of all dies."""
         return self.bram36 * BRAM36_BYTES + self.uram * URAM_BYTES
 
     @property
     def memory_bytes(self) -> int:
-        """Memory beside the fabric, all channels."""
+        """Capacity of the memory outside the fabric, all channels together."""
         return sum(memory.count * memory.size_bytes for memory in self.memories)
 
     @property
     def memory_bytes_per_s(self) -> float:
-        """Peak bandwidth of that memory, all channels at once."""
+        """Peak bandwidth of the memory outside the fabric, all channels together."""
         return sum(memory.count * memory.bandwidth_bytes_per_s for memory in self.memories)
 
     @property
@@ -235,19 +236,19 @@ class DeviceSpec:
 class LinkSpec:
     """A full-duplex link between two devices of a cluster.
 
-    ``source`` to ``destination`` is the direction in which a pipeline's features flow; gradients
-    take the other direction of the same link, which is equally fast.
+    A pipeline's activations flow from ``source`` to ``destination``; gradients take the other
+    direction of the same link, which is equally fast.
 
     Parameters
     ----------
     source, destination : int
         Indices into `ClusterSpec.devices`.
     source_port, destination_port : str
-        ``qsfp/0``: the port group's name, and which port of it.
+        Name of the port group and index of the port in it, such as ``qsfp/0``.
     protocol : str
-        What both ends speak.
+        Protocol of both ends.
     line_rate_bits_per_s, payload_efficiency, latency_s : float
-        As in `LinkPortSpec`; the slower end decides.
+        The same quantities as in `LinkPortSpec`; where the ends differ, the slower one decides.
     """
 
     source: int
@@ -271,7 +272,7 @@ class LinkSpec:
 
     @property
     def payload_bytes_per_s(self) -> float:
-        """Payload in one direction."""
+        """Payload bandwidth in one direction."""
         return self.line_rate_bits_per_s * self.payload_efficiency / 8
 
 
@@ -282,13 +283,13 @@ class ClusterSpec:
     Parameters
     ----------
     name : str
-        For messages and reports.
+        Name of the cluster in messages and reports.
     device_names : tuple of str
-        One for each device, unique.
+        A unique name for each device.
     devices : tuple of DeviceSpec
-        Equal boards share one object.
+        The devices; equal boards share one object.
     links : tuple of LinkSpec
-        Two devices may share several links.
+        The links; two devices may be joined by several.
     """
 
     name: str

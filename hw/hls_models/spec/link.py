@@ -1,10 +1,10 @@
 """Reliable links between devices: frames, sequence numbers, credits, replay (docs/links.md).
 
 A link joins two ends, each with a transmitter and a receiver. Words of 64 bytes enter at one end in
-one of three channels and leave at the other, each exactly once and in the order of their channel,
-whatever the wire between them loses, damages or repeats, as long as it does not change the order of
-frames. All rules are those of `LinkEnd` in :mod:`fpgapipe.hw.hls_models.model.link_end`; here is
-what both ends agree about: the shape of frames.
+one of three channels and leave at the other. Each word arrives exactly once and in the order of its
+channel, whatever the wire loses, damages or repeats, as long as the wire does not change the order
+of frames. `LinkEnd` in :mod:`fpgapipe.hw.hls_models.model.link_end` has all the rules; this module
+defines what both ends must agree about, the layout of frames.
 """
 
 import zlib
@@ -17,16 +17,16 @@ from fpgapipe.hw.hls_models.isa.fields import Field, Group
 from fpgapipe.hw.hls_models.isa.instructions import WORD_BYTES
 
 LINK_VERSION = 1
-"""Of frames; ends of different versions do not join."""
+"""Version of the frame format; ends of different versions do not join."""
 
 NUM_CHANNELS = 3
-"""Features forward, gradients backward, control."""
+"""Number of channels: activations forward, gradients backward, control."""
 
 TRAILER_BYTES = 16
-"""What ends each frame."""
+"""Bytes of the trailer that ends each frame."""
 
 WINDOW = 32
-"""Transmissions whose fate a transmitter may not know yet: the bits of `received`."""
+"""Number of bits of `received`: transmissions that may await acknowledgement at a time."""
 
 NUMBER_BITS = 8
 SEQUENCE_BITS = 7
@@ -35,7 +35,7 @@ DELIVERED_BITS = 48
 
 
 class Channel(IntEnum):
-    """What the channels are for; to the link they are equal."""
+    """Purpose of each channel; the link treats all channels alike."""
 
     ACTIVATIONS = 0
     GRADIENTS = 1
@@ -43,7 +43,7 @@ class Channel(IntEnum):
 
 
 class FrameKind(IntEnum):
-    """What a frame is. Zero is none, so that an empty wire is no frame."""
+    """Kind of a frame. Zero is not a kind, so that an idle wire is not taken for a frame."""
 
     DATA = 1
     CONTROL = 2
@@ -51,7 +51,7 @@ class FrameKind(IntEnum):
 
 
 class LinkState(IntEnum):
-    """Of an end, as its STATUS register says."""
+    """State of an end, as its STATUS register reports it."""
 
     OFF = 0
     HELLO = 1
@@ -79,13 +79,14 @@ TRAILER = Group(
 )
 """The trailer of DATA and CONTROL frames, without its CRC.
 
-``session``: the lower bits of the sender's session. ``number``: of this transmission (DATA) or of
-the last one (CONTROL); each transmission of a frame, a repeated one too, has the next number.
-``seen``: the highest number whose transmission the sender of this trailer has received, or knows to
-be lost; bit `i` of ``received`` is whether ``seen - i`` has come. ``channel``, ``sequence``,
-``words`` (less one) and ``last`` (whether the last word ends a packet) belong to the frame's words
-and are 0 in CONTROL. ``freed``: for each channel, the sequence number of the first frame whose
-buffer is not free again. ``probe`` asks for an answer."""
+``session``: the lower bits of the sender's session. ``number``: the number of this transmission (in
+DATA) or of the last one (in CONTROL); each transmission of a frame, also a repeated one, has the
+next number. ``seen``: the highest number of a transmission that the sender of this trailer has
+received, or knows to be lost; bit `i` of ``received`` says whether transmission ``seen - i`` has
+arrived. ``channel``, ``sequence``, ``words`` (less one) and ``last`` (whether the last word ends a
+packet) describe the frame's words and are 0 in CONTROL. ``freed``: for each channel, the sequence
+number of the first frame whose buffer is not free again. ``probe`` asks the other end for an
+answer."""
 
 HELLO = Group(
     "hello",
@@ -101,21 +102,25 @@ HELLO = Group(
 )
 """The trailer of HELLO frames, which have no words, without its CRC.
 
-``session``: of its sender; ``peer``: what the sender takes for the receiver's, 0 if it has heard
-nothing. Page 0 has `HELLO_CONFIG` as data; page ``1 + channel`` has `HELLO_DELIVERED`."""
+``session``: the sender's session. ``peer``: the session that the sender believes the receiver to be
+in, 0 if it has heard nothing. The data of page 0 is `HELLO_CONFIG`; that of page ``1 + channel`` is
+`HELLO_DELIVERED`."""
 
 HELLO_CONFIG = Group(
     "hello config",
     (Field("version", 8), Field("digest", 32), Field("reserved", 16)),
 )
-"""``digest`` is `LinkEngineSpec.digest`."""
+"""Data of page 0: the version of the frame format and `LinkEngineSpec.digest`."""
 
 HELLO_DELIVERED = Group(
     "hello delivered",
     (Field("words", DELIVERED_BITS), Field("is_known", 1), Field("session", 7)),
 )
-"""Words of a channel that the sender delivered in its last session that was up, whose lower bits
-are ``session``; known if a session of it ended since the sender's device was reset."""
+"""Data of the other pages, one page for each channel.
+
+``words``: number of words of the channel that the sender delivered in its last session that was up.
+``session``: the lower bits of that session. ``is_known``: whether any session of the sender has
+ended since its device was reset; before that, the other two fields are not valid."""
 
 
 @dataclass(frozen=True)
@@ -125,15 +130,15 @@ class LinkEngineSpec:
     Parameters
     ----------
     phy_bytes : int
-        Width of the stream to the PHY: 4, 8, 16, 32 or 64.
+        Width of the stream to the PHY in bytes: 4, 8, 16, 32 or 64.
     frame_words : int
         Words of a full frame, a power of two in 1..32.
     slots : tuple of int
-        For each channel, frames that are buffered at either end: powers of two in 2..64. They hold
-        what is under way until it is known to be free at the other end, a round trip and more
-        (docs/links.md).
+        For each channel, the number of frames that either end buffers: powers of two in 2..64. A
+        sent frame keeps its slot until its buffer at the other end is known to be free again, which
+        takes a round trip or more (docs/links.md).
     probe_cycles : int
-        After so many cycles without news an end that waits asks for some, 16 to 65535.
+        Cycles without news after which a waiting end asks the other one for an answer, 16 to 65535.
 
     Raises
     ------
@@ -163,7 +168,7 @@ class LinkEngineSpec:
 
     @property
     def beat_bytes(self) -> int:
-        """Width inside, which a trailer fits in; narrower wires take several beats for one."""
+        """Width of the internal datapath, at least a trailer; a narrower PHY takes more beats."""
         return max(self.phy_bytes, TRAILER_BYTES)
 
     @property
@@ -178,23 +183,23 @@ class LinkEngineSpec:
 
     @property
     def efficiency(self) -> float:
-        """Payload's share of an error-free saturated wire, by bytes."""
+        """Share of the bytes of full frames that is payload."""
         return self.frame_words * WORD_BYTES / self.frame_bytes
 
     @property
     def digest(self) -> int:
-        """What the ends' configurations have to agree in, as a number of 32 bits."""
+        """32-bit checksum of the part of the configuration that both ends must share."""
         shape = (self.frame_words, *self.slots)
         return zlib.crc32(",".join(map(str, shape)).encode())
 
 
 def crc_of(words: bytes, trailer: int) -> int:
-    """CRC-32 (IEEE 802.3, as zlib has it) of a frame's words and its trailer's first 12 bytes."""
+    """CRC-32 (IEEE 802.3, as in zlib) of a frame's words and its trailer's first 12 bytes."""
     return zlib.crc32(trailer.to_bytes(TRAILER_BYTES - 4, "little"), zlib.crc32(words))
 
 
 def encode_frame(group: Group, values: Mapping[str, Any], words: bytes = b"") -> bytes:
-    """Encode a frame: its words, its trailer (`TRAILER` or `HELLO`), its CRC.
+    """Encode a frame: its words, its trailer (`TRAILER` or `HELLO`) and its CRC.
 
     Raises
     ------
@@ -208,15 +213,15 @@ def encode_frame(group: Group, values: Mapping[str, Any], words: bytes = b"") ->
 
 @dataclass(frozen=True)
 class Frame:
-    """A frame whose CRC is right.
+    """A frame with a correct CRC.
 
     Attributes
     ----------
     kind : FrameKind
     fields : mapping
-        Of `TRAILER` or `HELLO`.
+        Fields of `TRAILER` or `HELLO`.
     words : bytes
-        A multiple of 64.
+        The payload, a multiple of 64 bytes.
     """
 
     kind: FrameKind
@@ -225,10 +230,10 @@ class Frame:
 
 
 def decode_frame(frame: bytes, spec: LinkEngineSpec) -> Frame | None:
-    """Decode a frame; None if it is damaged.
+    """Decode a frame, or return None if it is damaged.
 
-    That is so if its CRC is wrong, its kind is none, a reserved bit is 1, or its length is not what
-    its trailer says.
+    A frame is damaged if its CRC is wrong, its kind or channel does not exist, a reserved bit is 1,
+    it is longer than a full frame, or its length is not what its trailer says.
     """
     size = len(frame) - TRAILER_BYTES
     if size < 0 or size % WORD_BYTES:

@@ -10,9 +10,9 @@ from numpy.typing import NDArray
 class SystolicSpec:
     """A grid of multiply-accumulate cells, the definition that model and gateware share.
 
-    Each cell keeps one weight. A vector of ``rows`` activations enters on the left, a vector of
-    ``cols`` sums leaves at the bottom: ``sums = activations @ weights``, exact, nothing wraps.
-    A *tile* is one set of weights with the vectors that meet it.
+    Each cell keeps one weight. A vector of ``rows`` activations enters on the left, and a vector of
+    ``cols`` sums leaves at the bottom: ``sums = activations @ weights``. The sums are exact;
+    nothing wraps. A *tile* is one set of weights with the vectors that are multiplied by it.
 
     Parameters
     ----------
@@ -21,13 +21,13 @@ class SystolicSpec:
     operand_bits : int
         Width of the signed activations and weights, in bits.
     acc_bits : int
-        Width of the signed sums, in bits; 0 stands for the fewest that hold every sum, which is
-        what the attribute then says.
+        Width of the signed sums, in bits. If 0, the attribute becomes the smallest width that holds
+        every sum.
 
     Raises
     ------
     ValueError
-        If a size is below its minimum, or ``acc_bits`` is too few for some sum.
+        If a size is below its minimum, or ``acc_bits`` is too small for some sum.
 
     Notes
     -----
@@ -44,8 +44,8 @@ class SystolicSpec:
             value = getattr(self, name)
             if value < minimum:
                 raise ValueError(f"systolic {name} must be at least {minimum}, not {value!r}")
-        # The largest sum is that of `rows` squares of the most negative operand, 2**(2 * bits - 2)
-        # each; it is positive, so the sign takes one bit more. Every other sum is closer to zero.
+        # The largest sum adds `rows` squares of the most negative operand, 2**(2 * bits - 2) each.
+        # It is positive, so the sign takes one more bit. Every other sum is closer to zero.
         enough = (self.rows << (2 * self.operand_bits - 2)).bit_length() + 1
         if self.acc_bits == 0:
             object.__setattr__(self, "acc_bits", enough)
@@ -59,8 +59,9 @@ class SystolicSpec:
     def latency_cycles(self) -> int:
         """Cycles from accepting a vector to offering its sums.
 
-        One a row on the way down, one a column on the way right, of which the first of each is the
-        same cell; and one more, since a cell's product waits in a register before it is added.
+        A vector takes one cycle per row on its way down and one per column on its way right; the
+        first cell is counted in both, so these are ``rows + cols - 1`` cycles. One more is added
+        because a cell's product waits in a register before it is added to the sum.
         """
         return self.rows + self.cols
 
@@ -102,13 +103,13 @@ class SystolicSpec:
         return sums
 
     def cycles(self, m: int, num_tiles: int = 1) -> int:
-        """Cycles of `num_tiles` tiles of `m` vectors each, when no stream ever pauses.
+        """Cycles of `num_tiles` tiles of `m` vectors each, if no stream ever pauses.
 
         The count begins with the cycle that accepts the first column of weights and ends with the
         one that delivers the last sums, both included. The first tile waits for its ``cols``
-        columns of weights and one cycle for the cells to take them over. A later tile follows its
-        predecessor after ``m`` cycles, or after ``cols`` where that is longer: its weights load
-        meanwhile.
+        columns of weights, and one cycle for the cells to take them over. A later tile follows its
+        predecessor after ``m`` cycles or after ``cols`` cycles, whichever is longer, because its
+        weights load meanwhile.
 
         Raises
         ------
