@@ -52,6 +52,11 @@ class LayerPrices:
     accumulates: bool
     _known: dict[tuple[CoreSpec, MemorySpec], Cycles] = field(default_factory=dict)
 
+    @property
+    def num_microbatches(self) -> int:
+        """Number of micro-batches in the program that is timed."""
+        return 2 if self.accumulates else 1
+
     def costs(
         self, estimates: Sequence[LayerCost], device: DeviceSpec, core: CoreConfig
     ) -> list[LayerCost]:
@@ -76,7 +81,7 @@ class LayerPrices:
 
     def _cycles(self, core: CoreSpec, memory: MemorySpec) -> Cycles:
         """Cycles of each unit by pass, under the name of its first layer."""
-        count = 2 if self.accumulates else 1
+        count = self.num_microbatches
         options = StepOptions(train=self.train)
         tasks = single_device(count, train=self.train)
         program = build_step(self.graph, core, memory, options, tasks)

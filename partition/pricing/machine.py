@@ -49,6 +49,9 @@ if TYPE_CHECKING:
 ENOUGH_LAYERS = 2048
 """Layers, counted once for each micro-batch, whose programs are timed even if fewer would do."""
 
+MOST_CYCLES = 3e8
+"""Cycles of all tasks, as estimated, up to which `plan` times the programs of a plan."""
+
 
 def lower_plan(
     plan: Plan,
@@ -167,13 +170,23 @@ def price_plan(
 def few_microbatches(plan: Plan) -> int:
     """Number of micro-batches whose programs tell the times of any number.
 
-    A pipeline has filled after twice as many micro-batches as it has stages. Of small networks,
-    more are timed. On devices with engines for forward and backward passes it is all.
+    A pipeline is full after as many micro-batches as it has stages. Of small networks, more are
+    timed. On devices with engines for forward and backward passes it is all.
     """
     if plan.schedule == "fbp-as":
         return plan.num_microbatches
     layers = sum(len(stage.layers) for stage in plan.stages)
-    return max(2 * len(plan.stages) + 2, ENOUGH_LAYERS // layers)
+    return max(len(plan.stages) + 2, ENOUGH_LAYERS // layers)
+
+
+def is_soon_priced(plan: Plan) -> bool:
+    """Whether the programs of a plan are timed within a minute or two."""
+    seconds = sum(
+        stage.forward_s + stage.input_gradient_s + stage.weight_gradient_s for stage in plan.stages
+    )
+    clk_hz = max(stage.core.clk_hz for stage in plan.stages)
+    count = min(plan.num_microbatches, few_microbatches(plan))
+    return seconds * clk_hz * count <= MOST_CYCLES
 
 
 def _programs_schedule(plan: Plan) -> Schedule:

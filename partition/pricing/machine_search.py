@@ -20,6 +20,7 @@ from fpgapipe.partition.explore.explorer import (
     rows_of,
 )
 from fpgapipe.partition.pricing.layer_prices import LayerPrices
+from fpgapipe.partition.pricing.machine import MOST_CYCLES
 from fpgapipe.partition.search.problem import PlanError
 
 if TYPE_CHECKING:
@@ -30,7 +31,7 @@ if TYPE_CHECKING:
     from fpgapipe.partition.explore.candidate import Candidate
     from fpgapipe.partition.explore.explorer import Request
 
-LOOKS = 2
+LOOKS = 1
 """Combinations of cores and micro-batches that are priced."""
 
 Choice = dict["DeviceSpec", tuple["CoreConfig", list[LayerCost]]]
@@ -50,8 +51,9 @@ def explore_on_machine(request: Request, found: Exploration, looks: int = LOOKS)
     Returns
     -------
     Exploration
-        What was found, if the core does not run the network, or if the best schedule has forward
-        and backward passes on engines of their own, which are not priced yet.
+        What was found, if the core does not run the network, if its program would take minutes to
+        time, or if the best schedule has forward and backward passes on engines of their own, which
+        are not priced yet.
     """
     if any(core.num_engines > 1 for core in _cores(found.best, request).values()):
         return found
@@ -97,6 +99,10 @@ def _cut_again(request: Request, candidate: Candidate) -> Iterator[Candidate]:
     try:
         for device, core in _cores(candidate, request).items():
             estimates = model.costs(device, one_engine(core), train=request.train)
+            if prices.num_microbatches * sum(each.total_s for each in estimates) * core.clk_hz > (
+                MOST_CYCLES
+            ):
+                return
             choice[device] = core, prices.costs(estimates, device, core)
     except (UserError, NotImplementedError):
         return

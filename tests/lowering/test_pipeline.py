@@ -17,7 +17,7 @@ from fpgapipe.hw.hls_models.spec.link import LinkEngineSpec
 from fpgapipe.lowering.memory.memory_map import from_json, to_json
 from fpgapipe.lowering.program.boundary import stages_of
 from fpgapipe.lowering.program.hazards import STORED
-from fpgapipe.lowering.program.pipeline import _lanes, build_pipeline
+from fpgapipe.lowering.program.pipeline import build_pipeline, tasks_of_stages
 from fpgapipe.lowering.program.step import build_step
 from fpgapipe.lowering.schedule.schedule import TaskKind
 from fpgapipe.lowering.schedule.tasks import single_device
@@ -266,7 +266,7 @@ def test_kinds_that_are_built():
     assert set(BUILT_SCHEDULES) < set(KINDS)
     for kind in BUILT_SCHEDULES:
         check_schedule_kind(kind)
-        lanes = _lanes(make_schedule(kind, 2, COUNT), 2, {}, train=True)
+        lanes = tasks_of_stages(make_schedule(kind, 2, COUNT), 2, train=True)
         assert [sum(task.kind is TaskKind.F for task in lane) for lane in lanes] == [COUNT] * 2
 
 

@@ -182,9 +182,11 @@ def _priced(
     """Plan and timetable with the times of the programs; as they were if a layer does not fit."""
     from fpgapipe.errors import UserError
     from fpgapipe.garbage import rare_collections
-    from fpgapipe.partition.pricing.machine import price_plan
+    from fpgapipe.partition.pricing.machine import is_soon_priced, price_plan
     from fpgapipe.stopwatch import phase
 
+    if not is_soon_priced(plan):
+        return plan, timeline
     try:
         with phase("programs and their times"), rare_collections():
             return price_plan(plan, graph, cluster)
