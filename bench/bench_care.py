@@ -268,7 +268,7 @@ def check_step(case: Case, source: Source, graph: Graph) -> float:
     worst = 0.0
     for name, two in expected.items():
         if float(two.norm()) < 1e-3 * size:
-            continue  # a bias in front of a batch normalisation: its gradient is rounding errors alone
+            continue  # the gradient of a bias before batch normalisation is rounding alone
         one = torch.tensor(np.array(gradients[name]))
         two = as_ours(graph, name, two, one)
         worst = max(worst, held(f"step: gradient of {name}", one, two, ROUNDED))

@@ -102,7 +102,7 @@ def replayed(chain: Chain, images: list, python: PythonCluster) -> tuple[float, 
     cpu_s, equal = 0.0, True
     for number, device in enumerate(open_devices(chain, images, MEMORY)):
         for port, beats in python.beats[number].items():
-            device.attach_wire(port, WIRE)  # the wire has no stalls any more, but its rate
+            device.attach_wire(port, WIRE)  # only its rate matters here; it has no stalls
             device.give_beats(port, beats)
         steps = []
         for is_run, group in groupby(python.done[number], lambda step: isinstance(step, int)):

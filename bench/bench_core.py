@@ -1,4 +1,4 @@
-"""Compares the training core with its targets: utilisation, cycle model, speed of simulation, builds.
+"""Compares the core with its targets: utilisation, cycle model, speed of simulation and builds.
 
 Prints one JSON object. Every layer runs in the Verilated hardware and is compared with the
 bit-exact model. ``--quick`` leaves out the random layers and the widest array. As a testbench, the

@@ -63,7 +63,7 @@ def weight(kind: str) -> float | None:
 
 
 def sorted_bits(cell: dict[str, Any]) -> tuple[list[Any], list[Any], list[Any]]:
-    """Return the bits that a cell drives, bits that reach these in the cycle, and bits of registers."""
+    """Bits that a cell drives, bits that reach these in the same cycle, bits that registers take."""
     driven, through, kept = [], [], []
     memory = cell["type"].startswith(("RAM", "SRL"))
     for port, bits in cell["connections"].items():

@@ -108,7 +108,8 @@ def engines_of(counters: Mapping[str, int], cycles: int) -> Iterator[Engine]:
         # A cycle of waiting may have two causes; the sum is limited to the cycles of being busy.
         left = busy
         if prefix.startswith("GEMM"):
-            causes["c1"] = min(of("VECTORS"), left)  # one vector a cycle; the counts of other engines are no cycles
+            # One vector a cycle; the counts of other engines are no cycles.
+            causes["c1"] = min(of("VECTORS"), left)
             left -= causes["c1"]
         for name, css in _WAITS.items():
             taken = min(of(name), left)
