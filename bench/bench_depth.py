@@ -63,7 +63,7 @@ def weight(kind: str) -> float | None:
 
 
 def sorted_bits(cell: dict[str, Any]) -> tuple[list[Any], list[Any], list[Any]]:
-    """Bits that a cell drives, bits that reach these in the same cycle, bits that registers take."""
+    """Bits that a cell drives, bits that reach these in the same cycle, bits that it stores."""
     driven, through, kept = [], [], []
     memory = cell["type"].startswith(("RAM", "SRL"))
     for port, bits in cell["connections"].items():

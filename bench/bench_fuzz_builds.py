@@ -4,9 +4,9 @@ Every case changes one to three things of a build: values of JSON, program words
 names of files, their sizes, links in their place, a checkpoint, a file of parameters, a log. All
 digests are written anew. Then the build is opened, its report is made, its Verilog is compared, and
 a step is run in the bit-exact model, by the command line and under limits. Prints one JSON object;
-exits with 1 if a case ends in a traceback, takes more than `MOST_S` or `MOST_BYTES`, accesses a file
-outside of its folder, or changes a step's result or the report although only files that follow from
-the plan were changed.
+exits with 1 if a case ends in a traceback, takes more than `MOST_S` or `MOST_BYTES`, accesses a
+file outside of its folder, or changes a step's result or the report although only files that follow
+from the plan were changed.
 
 A checkpoint, parameters, a log and measurements are data, which follow from nothing else. So other
 numbers there may give other results.

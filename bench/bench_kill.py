@@ -7,7 +7,8 @@ limit on the size of files). The build, the run with the bits of its weights, an
 to be there as before, and usable. The command is given once more, with ``--resume`` if a run left a
 checkpoint, and has to end as if nothing had happened; then no temporary file may be left.
 
-Prints one JSON object: cases and faults by command and by way of ending it. Exits with 1 if there is a fault.
+Prints one JSON object: cases and faults by command and by way of ending it. Exits with 1 if there
+is a fault.
 """
 
 import argparse
@@ -165,7 +166,8 @@ def prepare(scratch: Path) -> Expected:
     for name, words in commands(scratch / "b").items():
         shutil.copytree(folders[name], scratch / "b")
         if name == "report":
-            (scratch / "b/run/model/log.jsonl").write_text("")  # so that the page differs from the one before
+            # So that the page differs from the one before.
+            (scratch / "b/run/model/log.jsonl").write_text("")
         before = used(scratch / "b")
         begin = time.monotonic()
         assert call(*words) == 0
@@ -280,7 +282,7 @@ def remounted(place: Path) -> None:
 
 
 def lost_of(name: str, code: int, expected: Expected, folder: Path) -> str:
-    """Name what was there before a command and is gone, without the command's result in its place."""
+    """Name what was there before a command and is gone, unless its result is there instead."""
     if name == "build":
         found = digest_of_build(folder)
         good = {expected.after["build"]} | ({expected.build} if code else set())

@@ -1,8 +1,8 @@
 """Puts odd things in the place of every file that a command reads or writes.
 
 For each kind of file and each odd thing (a pipe, a device that never ends, a folder, a link to
-itself, an unreadable file, an empty file, a sparse file of 10 GB, binary noise) one command runs, in
-a process of its own without the rights of root. It has to end with a user's error, or with its
+itself, an unreadable file, an empty file, a sparse file of 10 GB, binary noise) one command runs,
+in a process of its own without the rights of root. It has to end with a user's error, or with its
 result if the file is not needed, within 5 seconds and 2 GiB, and must not change what was there.
 
 Prints one JSON object: counts of the verdicts, and the verdict of each case. Exits with 1 if one is
@@ -83,7 +83,7 @@ class Kind:
     ----------
     name : str
     command : str
-        Command line; ``{}`` is the file, ``{build}`` a build with a run, ``{home}`` the case's folder.
+        Words; ``{}`` is the file, ``{build}`` a build with a run, ``{home}`` the case's folder.
     file : str
         Path of the file in the case's folder.
     optional : bool

@@ -3,9 +3,9 @@
 Prints one JSON object: for each network, number of devices and schedule the cycles of a mini-batch
 by every level, with differences from the simulated hardware; then the throughput of a balanced
 pipeline of four devices relative to the ideal, four times that of one device. Cores are 16 x 16,
-under fbp-as two engines of 8 x 16, which have as many cells; wires carry 16 bytes a cycle and take 128
-cycles. ``--predict`` leaves the simulated devices out; ``--case``, ``--devices`` and ``--schedule``
-choose some; ``--measure`` adds tasks and layers.
+under fbp-as two engines of 8 x 16, which have as many cells; wires carry 16 bytes a cycle and take
+128 cycles. ``--predict`` leaves the simulated devices out; ``--case``, ``--devices`` and
+``--schedule`` choose some; ``--measure`` adds tasks and layers.
 """
 
 import argparse

@@ -1,7 +1,7 @@
 """Cells that Yosys counts in a training core, compared with the resource model.
 
-Prints one JSON object: for each configuration the counted LUTs, flip-flops, block RAMs and DSPs, the
-model's, and the difference in per cent. Every block is synthesised by itself, once for all
+Prints one JSON object: for each configuration the counted LUTs, flip-flops, block RAMs and DSPs,
+the model's, and the difference in per cent. Every block is synthesised by itself, once for all
 configurations in which it is the same, and a core is the sum of its blocks. ``--whole`` also counts
 devices as a whole, which takes far longer.
 """
@@ -81,15 +81,18 @@ LUTS = {
     # ECP5: a carry's slice has two, a memory of 16 x 4 bits takes three slices.
     **{"LUT4": 1, "CCU2C": 2, "TRELLIS_DPR16X4": 6},
 }
-"""LUTs that a cell takes. Multiplexers and carries in the slices of LUTs are free on AMD's parts."""
+"""LUTs that a cell takes; AMD's parts have free multiplexers and carries next to their LUTs."""
 
 FLIP_FLOPS = ("FDRE", "FDSE", "FDCE", "FDPE", "TRELLIS_FF")
 BLOCK_RAMS = {"RAMB18E1": 0.5, "RAMB36E1": 1, "RAMB18E2": 0.5, "RAMB36E2": 1, "DP16KD": 0.5}
 DSPS = ("DSP48E1", "DSP48E2", "MULT18X18D")
 
 AREA = "techmap -map +/lattice/latches_map.v; abc -lut 4; clean"
-"""Commands that map an ECP5's logic to LUTs. Those of `synth_ecp5` optimise for few levels, and take
-several times as many LUTs for wide multiplexers as these need."""
+"""Commands that map an ECP5's logic to LUTs.
+
+Those of `synth_ecp5` optimise for few levels, and take several times as many LUTs for wide
+multiplexers as these need.
+"""
 
 COMMANDS = {
     "xcup": "synth_xilinx -family xcup -top top -noiopad -noclkbuf",

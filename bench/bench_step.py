@@ -27,7 +27,7 @@ IDLE_CYCLES = 200_000
 
 
 def basic_block(batch: int, size: int = 56, channels: int = 64) -> Graph:
-    """A ResNet-18 basic block; because of the layer in front it computes the gradient of its input."""
+    """A ResNet-18 basic block; the layer in front makes it compute the gradient of its input."""
     net = Network("ResNet-18 basic block", batch)
     x = net.conv(net.image(3, size, size), channels, 1, bias=False)
     y = net.relu(net.batch_norm(net.conv(x, channels, 3, padding=1, bias=False)))

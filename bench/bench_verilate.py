@@ -1,6 +1,6 @@
 """Compile times of arrays, from nothing and from the cache, and simulated cycles per second.
 
-Prints one JSON object. As a testbench, the same module measures the cycles that a simulator does in a second:
+Prints one JSON object. As a testbench, the same module measures the cycles a second of a simulator:
 ``idle`` while Python sleeps, ``streaming`` while Python feeds and empties the array in every cycle.
 """
 
