@@ -1,6 +1,6 @@
-"""Seconds that `fpgapipe build` takes for large networks on four U280, and what their cores take.
+"""Times of `fpgapipe build` for large networks on four U280, and resources of their cores.
 
-Prints one JSON object; exits with 1 if one takes 120 seconds or more, or exceeds a board.
+Prints one JSON object; exits with 1 if a build takes 120 seconds or more, or exceeds a board.
 """
 
 import argparse

@@ -1,12 +1,13 @@
-"""Small modules that ask for care: each is computed right, or refused with its reason.
+"""Checks that small modules that need care are computed correctly, or refused with a reason.
 
-Every module of ``bench/care`` is imported and held to PyTorch: outputs in evaluation and training,
-gradients, which parameters learn. Where it builds, its inference and one training step run in the
-bit-exact model and are held to the module itself, in FP32, and to PyTorch with the core's numbers.
+Every module of ``bench/care`` is imported and compared with PyTorch: outputs in evaluation and
+training, gradients, and which parameters learn. If it can be built, its inference and one training
+step run in the bit-exact model and are compared with the module itself, in FP32, and with PyTorch
+with the core's numbers.
 
-Prints one JSON object: the verdicts counted, and each module's with its reason or largest error.
-Exits with 1 if a module is wrong or ends in an error that is no refusal. ``--only WORD`` runs those
-with the word in their names.
+Prints one JSON object: counts of the verdicts, and the verdict of each module with its reason or
+largest error. Exits with 1 if a module is wrong or ends in an error that is no refusal.
+``--only WORD`` runs the modules with the word in their names.
 """
 
 import argparse
@@ -43,17 +44,19 @@ CASES: dict[str, Case] = {
 }
 CORE = CoreSpec(8, 8, acc_depth=256, scratchpad=ScratchpadSpec(8, 1 << 14), vector=VectorSpec(4, 2))
 EXACT = 1e-4
-"""FP32 sums in another order: relative to the norm of all values, at most so much."""
+"""Largest difference of FP32 sums in another order, relative to the norm of all values."""
 ROUNDED = 0.5
-"""A gradient in MXINT8 against FP32, by norm: ReLUs and maxima flip; a wrong one is over 0.6."""
+"""Largest difference by norm between gradients in MXINT8 and FP32, which ReLUs and maxima enlarge.
+
+A wrong gradient differs by more than 0.6."""
 LOSS = 0.03
-"""A loss in MXINT8 against FP32; right networks differ by 0.003 to 0.013."""
+"""Largest difference between losses in MXINT8 and FP32; correct networks have 0.003 to 0.013."""
 NUM_BATCHES = 2
 REFUSALS = (UserError, NotImplementedError)
 
 
 class WrongError(Exception):
-    """The result is another than PyTorch's."""
+    """The result differs from that of PyTorch."""
 
 
 def tensors_of(output: Any) -> list[torch.Tensor]:
@@ -73,7 +76,7 @@ def distance(found: torch.Tensor, expected: torch.Tensor) -> float:
 
 
 def held(what: str, found: torch.Tensor, expected: torch.Tensor, limit: float) -> float:
-    """Return the distance; complain if it is more than the limit, or no number."""
+    """Return the distance; raise `WrongError` if it is over the limit or not a number."""
     error = distance(found, expected)
     if not error <= limit:
         raise WrongError(f"{what} is off by {error:.3g}")
@@ -81,7 +84,7 @@ def held(what: str, found: torch.Tensor, expected: torch.Tensor, limit: float) -
 
 
 class Source:
-    """A module with its state as it was, run as often as need be.
+    """A module with its first state, which can be run any number of times.
 
     Parameters
     ----------
@@ -136,7 +139,7 @@ def copied(weights: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
 
 
 def check_import(case: Case, source: Source, graph: Graph) -> float:
-    """Hold the graph to its source; returns the largest error."""
+    """Compare the graph with its source; returns the largest error."""
     learned = {
         p.name for layer in graph.layers.values() for p in layer.parameters if p.spec.trainable
     }
@@ -174,7 +177,7 @@ def check_gradients(
     inputs: list[torch.Tensor],
     learned: set[str],
 ) -> float:
-    """Hold gradients of a random sum of the outputs to the source's."""
+    """Compare gradients of a random sum of the outputs with those of the source."""
 
     def loss_of(outputs: list[torch.Tensor]) -> torch.Tensor:
         generator = torch.Generator().manual_seed(3)
@@ -209,7 +212,7 @@ def check_gradients(
 def as_ours(
     graph: Graph, name: str, gradient: torch.Tensor | None, one: torch.Tensor
 ) -> torch.Tensor:
-    """A gradient of the module with its axes as the graph has them; zeros if there is none."""
+    """A gradient of the module with the axes in the order of the graph; zeros if there is none."""
     order = graph.source.orders.get(name)
     if gradient is None:
         return torch.zeros_like(one)
@@ -217,7 +220,7 @@ def as_ours(
 
 
 def check_inference(case: Case, source: Source, graph: Graph) -> None:
-    """Hold the bit-exact model's inference to the source."""
+    """Compare inference in the bit-exact model with the source."""
     options = StepOptions(activation_bytes=4, train=False)
     pipeline = build_pipeline(
         graph, [CORE], [list(graph.layers)], make_schedule("gpipe", 1, 1), options=options
@@ -233,7 +236,7 @@ def check_inference(case: Case, source: Source, graph: Graph) -> None:
 
 
 def check_step(case: Case, source: Source, graph: Graph) -> float:
-    """Hold a training step of the bit-exact model to the source; returns the largest error."""
+    """Compare a training step of the bit-exact model with the source; returns the largest error."""
     options = StepOptions(activation_bytes=4)
     pipeline = build_pipeline(
         graph, [CORE], [list(graph.layers)], make_schedule("1f1b", 1, 1), options=options
@@ -265,7 +268,7 @@ def check_step(case: Case, source: Source, graph: Graph) -> float:
     worst = 0.0
     for name, two in expected.items():
         if float(two.norm()) < 1e-3 * size:
-            continue  # a bias in front of a batch normalisation: rounding is all there is
+            continue  # the gradient of a bias before batch normalisation is rounding alone
         one = torch.tensor(np.array(gradients[name]))
         two = as_ours(graph, name, two, one)
         worst = max(worst, held(f"step: gradient of {name}", one, two, ROUNDED))
@@ -310,7 +313,7 @@ def judge(name: str, case: Case) -> dict[str, Any]:
                 found["verdict"] = "imported unverified, step refused"
     except WrongError as error:
         found |= {"verdict": "WRONG", "reason": str(error)}
-    except Exception:  # whatever is no refusal is a defect
+    except Exception:  # any error but a refusal is a defect
         found |= {"verdict": "TRACEBACK", "reason": traceback.format_exc(limit=-3)}
     return found
 

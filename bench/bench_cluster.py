@@ -1,10 +1,10 @@
-"""Simulated clusters against their targets: threads, cost of lock-step, builds, equal results.
+"""Compares simulated clusters with their targets: threads, cost of lock-step, builds, results.
 
-Prints one JSON object. Four cores of 16 x 16 in a chain run real programs, links included. The same
-run is done by a second, slower lock-step in Python, which also notes what arrives where and when;
+Prints one JSON object. Four cores of 16 x 16 in a chain run real programs, links included. A
+second, slower lock-step in Python does the same run, and also records what arrives where and when;
 then each device runs alone with the same beats, free of any lock-step. Ratios by processor time
-hold on a busy machine, those by the clock need two idle processors. ``--quick`` takes cores of 4 x
-4, and builds them no second time.
+hold on a busy machine; those by the clock need two idle processors. ``--quick`` takes cores of 4 x
+4, and does not build them a second time.
 """
 
 import argparse
@@ -42,12 +42,12 @@ DEVICES, BUILD_DEVICES = 4, 16
 
 
 class PythonCluster:
-    """What `Cluster` does, with exchange and threads left to Python, and notes for a replay.
+    """A `Cluster` whose exchange and threads are in Python, and which records a replay.
 
     Attributes
     ----------
     done : list
-        For each device, what was asked of it, in order: cycles to run, or an access.
+        For each device its requests in order: cycles to run, or an access.
     beats : list of dict
         For each device and port, what arrived.
     """
@@ -65,11 +65,11 @@ class PythonCluster:
             self.devices[number].attach_wire(port, connection.wire)
 
     def write_register(self, number: int, address: int, value: int) -> None:
-        """As a cluster's."""
+        """As in `Cluster`."""
         self._access(number, NativeDevice.write_register, address, value)
 
     def read_register(self, number: int, address: int) -> int:
-        """As a cluster's."""
+        """As in `Cluster`."""
         return self._access(number, NativeDevice.read_register, address)
 
     def _access(self, number, function, *arguments):
@@ -79,7 +79,7 @@ class PythonCluster:
         return value
 
     def run(self, cycles: int, until_irq: bool = False) -> None:
-        """As a cluster's."""
+        """As in `Cluster`."""
         end = self.cycle + cycles
         while self.cycle < end:
             self._advance(min(end, self.cycle + WIRE.delay_cycles))
@@ -102,7 +102,7 @@ def replayed(chain: Chain, images: list, python: PythonCluster) -> tuple[float, 
     cpu_s, equal = 0.0, True
     for number, device in enumerate(open_devices(chain, images, MEMORY)):
         for port, beats in python.beats[number].items():
-            device.attach_wire(port, WIRE)  # its stalls are none, its rate counts
+            device.attach_wire(port, WIRE)  # only its rate matters here; it has no stalls
             device.give_beats(port, beats)
         steps = []
         for is_run, group in groupby(python.done[number], lambda step: isinstance(step, int)):
@@ -124,7 +124,7 @@ def replayed(chain: Chain, images: list, python: PythonCluster) -> tuple[float, 
 
 
 def lock_step(chain: Chain, cycles: int) -> dict:
-    """The cluster with one thread beside devices that run freely, the same work in both."""
+    """Compare the cluster on one thread with devices that run freely and do the same work."""
     images = chain.images(SEED)
     python = PythonCluster(chain, images)
     bring_up_links(python)
@@ -161,7 +161,7 @@ def lock_step(chain: Chain, cycles: int) -> dict:
 
 
 def alone(chain: Chain) -> dict:
-    """The same layers on a device alone, which neither sends nor receives."""
+    """Run the same layers on one device, which neither sends nor receives."""
     single = make_chain(chain.core, 1, chain.rounds, *shape_of(chain))
     images = single.images(SEED)
     python = PythonCluster(single, images)
@@ -181,7 +181,7 @@ def shape_of(chain: Chain) -> tuple[int, int]:
 
 
 def builds(chain: Chain) -> dict:
-    """How often Verilator runs for many devices of one configuration, the cache being empty."""
+    """Count runs of Verilator for many devices of one configuration, with an empty cache."""
     messages: list[str] = []
     handler = logging.Handler()
     handler.emit = lambda record: messages.append(record.getMessage())  # type: ignore[method-assign]

@@ -17,7 +17,7 @@ REPEATS = 5
 
 
 def main() -> None:
-    """Time each command, best and median of a few runs."""
+    """Time each command: best and median of a few runs."""
     results = {}
     for name, arguments in COMMANDS.items():
         times = []

@@ -1,8 +1,8 @@
-"""The training core against its targets: utilisation, cycle model, speed of simulation and builds.
+"""Compares the core with its targets: utilisation, cycle model, speed of simulation and builds.
 
 Prints one JSON object. Every layer runs in the Verilated hardware and is compared with the
 bit-exact model. ``--quick`` leaves out the random layers and the widest array. As a testbench, the
-same module measures what cocotb does in a second while Python sleeps.
+same module measures the cycles that cocotb simulates in a second while Python sleeps.
 """
 
 import argparse
@@ -47,7 +47,7 @@ TARGETS = (
     (FIRST, "forward", 0.60),
 )
 SCALE_SIM_CYCLES = 5_979_656
-"""Of ResNet-50's convolutions, 32 x 32 weight stationary, by SCALE-Sim 3.0.0."""
+"""Cycles of ResNet-50's convolutions, 32 x 32 weight stationary, by SCALE-Sim 3.0.0."""
 
 RESNET_IN_RTL = (0, 1, 12, 30, 52)
 """Convolutions of ResNet-50, counted from the input, that are simulated: first layer, 1 x 1, 3 x 3,
@@ -61,7 +61,7 @@ SIZES = ((16, 16), (32, 32), (32, 128))
 
 @cocotb.test()
 async def idle(dut: Any) -> None:
-    """Nothing but the clock."""
+    """Run nothing but the clock."""
     await start(dut)
     begin = time.process_time()
     await Timer(IDLE_CYCLES * PERIOD_NS, "ns")
@@ -70,7 +70,7 @@ async def idle(dut: Any) -> None:
 
 
 def figures(found: CoreBench) -> dict:
-    """What is printed of a run."""
+    """Figures of a run that are printed."""
     keys = ("macs", "cycles", "predicted_cycles", "error", "utilisation", "matches_model", "wall_s")
     return {key: found.to_dict()[key] for key in keys}
 
@@ -180,7 +180,7 @@ def main() -> None:
     }
 
     longest = max(runs, key=lambda run: run.cycles)
-    # Processor time, so that what else runs disturbs the ratios less.
+    # Processor time, so that other processes disturb the ratios less.
     array, device = verilog_of(SystolicArray(core.array)), verilog_of(Device(core))
     bare, alone = native_speed(array, 400_000), native_speed(device, 400_000)
     with tempfile.TemporaryDirectory() as folder:

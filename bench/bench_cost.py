@@ -52,7 +52,7 @@ def convolutions() -> dict[str, float]:
 
 
 def training_step() -> dict[str, int]:
-    """Cycles of the whole network, batch 1, and how long each unit is busy."""
+    """Cycles of the whole network at batch 1, and busy cycles of each unit."""
     costs = layer_costs(built_in("resnet50"), DEVICE, CORE)
     parts = [p for c in costs for p in (c.forward, c.input_gradient, c.weight_gradient)]
     keys = ("cycles", "gemm_cycles", "vector_cycles", "memory_cycles")
@@ -60,7 +60,7 @@ def training_step() -> dict[str, int]:
 
 
 def seconds(network: str) -> dict[str, float]:
-    """Time to cost a network for a core: from nothing, for the next core, for the same again."""
+    """Seconds to cost a network: for a first core, for the next core, for the same core again."""
     graph, device = built_in(network), load_board("u280").device_spec()
     gemm_cost.cache_clear()
     times = [time.perf_counter()]

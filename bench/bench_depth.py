@@ -1,9 +1,9 @@
-"""How deep the logic of each block is: LUTs one after the other between registers, by Yosys.
+"""Depth of the logic of each block: LUTs in series between registers, by Yosys.
 
-Prints one JSON object: of each block of a 16 x 16 core with a vector engine and two links the
+Prints one JSON object: for each block of a 16 x 16 core with a vector engine and two links the
 levels of its deepest path, its LUTs and carries, and where it begins and ends. A LUT, or a memory
 of LUTs that is read at once, counts as a level and a carry of four bits as a quarter of one; wider
-multiplexers beside LUTs are free. Ports count as registers.
+multiplexers in the slices of LUTs are free. Ports count as registers.
 """
 
 import argparse
@@ -28,7 +28,7 @@ SPEC = CoreSpec(
 )  # fmt: skip
 
 LUTS = ("LUT", "INV", "RAM32", "RAM64", "RAM128", "RAM256", "SRL")
-"""Beginnings of names of cells that are a level."""
+"""Beginnings of the names of cells that count as a level."""
 
 CARRY = 0.25
 FREE = ("MUXF",)
@@ -63,7 +63,7 @@ def weight(kind: str) -> float | None:
 
 
 def sorted_bits(cell: dict[str, Any]) -> tuple[list[Any], list[Any], list[Any]]:
-    """Bits that a cell drives, those that reach them at once, and those that a register takes."""
+    """Bits that a cell drives, bits that reach these in the same cycle, bits that it stores."""
     driven, through, kept = [], [], []
     memory = cell["type"].startswith(("RAM", "SRL"))
     for port, bits in cell["connections"].items():
@@ -88,7 +88,7 @@ def deepest(module: dict[str, Any]) -> DeepestPath:
             ):
                 names[bit] = f"{name}[{place}]" if len(net["bits"]) > 1 else name
     cells = module["cells"]
-    through: dict[str, list[Any]] = {}  # bits that reach a cell's outputs at once
+    through: dict[str, list[Any]] = {}  # bits that reach a cell's outputs in the same cycle
     makers: dict[Any, str] = {}
     ends = {
         bit: name

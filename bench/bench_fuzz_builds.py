@@ -1,15 +1,15 @@
-"""A fuzzer over build folders and what runs leave in them, as a stranger may send them.
+"""A fuzzer for build folders, and for what runs leave in them, as a stranger may send them.
 
 Every case changes one to three things of a build: values of JSON, program words, images, Verilog,
 names of files, their sizes, links in their place, a checkpoint, a file of parameters, a log. All
 digests are written anew. Then the build is opened, its report is made, its Verilog is compared, and
 a step is run in the bit-exact model, by the command line and under limits. Prints one JSON object;
-exits with 1 if a case ends in a traceback, takes more than `MOST_S` or `MOST_BYTES`, touches a file
-outside of its folder, or changes a step's result or the report although only what follows from the
-plan was changed.
+exits with 1 if a case ends in a traceback, takes more than `MOST_S` or `MOST_BYTES`, accesses a
+file outside of its folder, or changes a step's result or the report although only files that follow
+from the plan were changed.
 
-A checkpoint, parameters, a log and measurements are data: nothing follows what they should be from,
-so other numbers there may give other results.
+A checkpoint, parameters, a log and measurements are data, which follow from nothing else. So other
+numbers there may give other results.
 """
 
 import argparse
@@ -50,14 +50,14 @@ STUCK_S = 60.0
 
 
 def network(batch: int) -> Any:
-    """Two small products."""
+    """Make a network of two small products."""
     net = Network("fuzzed", batch)
     net.linear(net.relu(net.linear(net.flatten(net.image(1, 4, 4)), 4)), 3)
     return net.build()
 
 
 def verilog(core: Any) -> str:
-    """Text in place of a core's Verilog, which takes seconds."""
+    """Text in place of a core's Verilog, which would take seconds to generate."""
     return f"module top(input clk); // {core}\nendmodule\n"
 
 
@@ -104,11 +104,11 @@ def command(arguments: list[str]) -> tuple[int, str]:
 
 
 class TookTooLong(BaseException):
-    """A command takes more than `MOST_S`."""
+    """A command took more than `MOST_S`."""
 
 
 class Watch:
-    """Notes what is written outside of a folder, read in another one, or started."""
+    """Records files written outside of a folder or read in another one, and processes started."""
 
     def __init__(self, inside: Path, outside: Path) -> None:
         self.inside, self.outside = str(inside), str(outside)
@@ -118,7 +118,7 @@ class Watch:
 
     @contextlib.contextmanager
     def looks(self) -> Iterator[None]:
-        """Let it note what happens."""
+        """Record what happens within the context."""
         self.on = True
         try:
             yield
@@ -149,7 +149,7 @@ class Watch:
 
 
 def tree_of(folder: Path) -> str:
-    """Digest of all that lies in a folder, with its times of change."""
+    """Digest of all files of a folder and of the times at which they were changed."""
     found = [
         (str(path), path.lstat().st_mtime_ns, path.lstat().st_size) for path in folder.rglob("*")
     ]
@@ -186,7 +186,7 @@ def examine(folder: Path, how: int, watch: Watch) -> dict[str, Any]:
 
 
 def one_case(number: int, seed: int, scratch: Path, watch: Watch) -> dict[str, Any]:
-    """Make a case, examine it, and say what came of it."""
+    """Make a case, examine it, and return the result."""
     folder, outside = scratch / "work/case", scratch / "outside"
     rng = random.Random(f"{seed} {number}")
     shutil.rmtree(folder, ignore_errors=True)
@@ -238,7 +238,7 @@ def work(numbers: Sequence[int], seed: int, scratch: Path, results: Any) -> None
     os.chdir(work)
     signal.signal(signal.SIGALRM, late)
     watch = Watch(work, outside)
-    one_case(0, seed, scratch, watch)  # so that all is imported
+    one_case(0, seed, scratch, watch)  # so that everything is imported
     used = int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
     resource.setrlimit(resource.RLIMIT_AS, (used + MOST_BYTES, used + MOST_BYTES))
     before = tree_of(outside)

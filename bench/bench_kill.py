@@ -1,14 +1,14 @@
-"""Builds, runs and reports ended at random moments: nothing is lost, and nothing is left over.
+"""Ends builds, runs and reports at random moments: nothing may be lost, and nothing left over.
 
 Each case begins with a build that has a run and a report, or without a run where it is built anew.
 Then one of the three commands runs in a process of its own and is ended: by ``kill -9``, by
-SIGTERM, by SIGHUP, or by a disk that is full (a small one, mounted for it where that is permitted;
-else files that may not grow). What was there before has to be there still, and usable: the build,
-the run with the bits of its weights, the report. The command is given once more, with ``--resume``
-where a run left a checkpoint, and has to end as if nothing had been; then no temporary file may be
-left.
+SIGTERM, by SIGHUP, or by a full disk (a small one, mounted for it where that is permitted; else a
+limit on the size of files). The build, the run with the bits of its weights, and the report have
+to be there as before, and usable. The command is given once more, with ``--resume`` if a run left a
+checkpoint, and has to end as if nothing had happened; then no temporary file may be left.
 
-Prints one JSON object: cases and faults by command and by way. Exits with 1 if there is a fault.
+Prints one JSON object: cases and faults by command and by way of ending it. Exits with 1 if there
+is a fault.
 """
 
 import argparse
@@ -41,10 +41,10 @@ from fpgapipe.host.runtime.run_folder import CHECKPOINTS, LOG, earlier_runs
 from fpgapipe.host.runtime.run_log import read_log
 
 WAYS = {"kill": signal.SIGKILL, "term": signal.SIGTERM, "hup": signal.SIGHUP, "full": None}
-"""How a command is ended: by which signal, or by a full disk."""
+"""Ways in which a command is ended: signals, or None for a full disk."""
 
 CODES = {"kill": {-9}, "term": {143, -15}, "hup": {129, -1}, "full": {2}}
-"""Exit codes then, besides 0; a signal that comes before it is minded ends the process itself."""
+"""Exit codes in addition to 0; a signal before its handler is installed ends the process itself."""
 
 NEW = "--board u280 --devices 1 --array 4x4 --batch 4 --micro-batches 2"
 STEPS, EVERY = 12, 2
@@ -52,13 +52,13 @@ RUN = f"--backend model --data random --steps {STEPS} --checkpoint-every {EVERY}
 
 
 def call(*words: str | Path) -> int:
-    """Give a command in this process."""
+    """Run a command in this process."""
     with contextlib.redirect_stdout(io.StringIO()):
         return command_line([str(word) for word in words])
 
 
 def commands(folder: Path) -> dict[str, list[str]]:
-    """What is ended, for a build in a folder."""
+    """Commands that are ended, for a build in a folder."""
     return {
         "build": ["build", *NEW.split(), "--seed", "1", "-o", str(folder)],
         "run": ["run", str(folder), *RUN.split(), "--seed", "1"],
@@ -67,7 +67,7 @@ def commands(folder: Path) -> dict[str, list[str]]:
 
 
 def remember(words: list[str]) -> None:
-    """Make a build, and let those to come take its plan; its Verilog is remembered anyway."""
+    """Make a build, and let later ones take its plan; the Verilog is cached anyway."""
     explored = build_command._explored
     plans: list[object] = []
 
@@ -79,7 +79,7 @@ def remember(words: list[str]) -> None:
     assert call(*words) == 0
 
 
-# ---------------------------------------------------------------------- what was there
+# ------------------------------------------------------------- what was there before
 
 
 def weights(folder: Path) -> str:
@@ -97,7 +97,7 @@ def weights(folder: Path) -> str:
 
 
 def digest_of_build(folder: Path) -> str:
-    """Digest of a build that is whole; empty of another."""
+    """Digest of a complete build; empty for an incomplete one."""
     try:
         return hashlib.sha256(
             (open_build(folder).folder / "manifest.json").read_bytes()
@@ -114,20 +114,20 @@ def runs(folder: Path) -> set[str]:
 
 @dataclass(frozen=True)
 class Expected:
-    """What there is before a command and after it.
+    """What there is before each command and after it.
 
     Attributes
     ----------
     folder : Path
-        As it is before.
+        Folder as it is before a command.
     build, run, page : str
-        Digests before.
+        Digests before a command.
     after : mapping
-        Digest of what each command makes.
+        Digest of the result of each command.
     seconds : mapping
-        What each command takes.
+        Time of each command, s.
     bytes : mapping
-        What each command writes, about.
+        Approximate number of bytes that each command writes.
     """
 
     folder: dict[str, Path]
@@ -140,12 +140,12 @@ class Expected:
 
 
 def page_of(folder: Path) -> bytes:
-    """The report; the commands in it without the build's path."""
+    """The report, without the build's path in its commands."""
     return (folder / "run/report.html").read_bytes().replace(bytes(folder), b"")
 
 
 def result_of(name: str, folder: Path) -> str:
-    """Digest of what a command has made."""
+    """Digest of the result of a command."""
     if name == "build":
         return digest_of_build(folder)
     if name == "run":
@@ -154,7 +154,7 @@ def result_of(name: str, folder: Path) -> str:
 
 
 def prepare(scratch: Path) -> Expected:
-    """Make what all cases begin with, and see what the commands make of it."""
+    """Make the folder with which all cases begin, and record the results of the commands."""
     whole, bare = scratch / "whole", scratch / "bare"
     remember(["build", *NEW.split(), "-o", str(whole)])
     shutil.copytree(whole, bare)
@@ -166,7 +166,8 @@ def prepare(scratch: Path) -> Expected:
     for name, words in commands(scratch / "b").items():
         shutil.copytree(folders[name], scratch / "b")
         if name == "report":
-            (scratch / "b/run/model/log.jsonl").write_text("")  # another page than before
+            # So that the page differs from the one before.
+            (scratch / "b/run/model/log.jsonl").write_text("")
         before = used(scratch / "b")
         begin = time.monotonic()
         assert call(*words) == 0
@@ -189,7 +190,7 @@ def used(folder: Path) -> int:
 
 
 def spawn(words: list[str], log: Path, most_bytes: int | None) -> int:
-    """Give a command in a process of its own; its number."""
+    """Start a command in a process of its own; returns the number of the process."""
     if pid := os.fork():
         return pid
     code = 99
@@ -209,7 +210,7 @@ def spawn(words: list[str], log: Path, most_bytes: int | None) -> int:
 
 @contextlib.contextmanager
 def disk(scratch: Path, folder: Path, room: int) -> Iterator[tuple[Path, int | None]]:
-    """A place that has room for a folder and so many bytes more; else the size of a file."""
+    """Yield a place with room for a folder and `room` bytes more, or else a limit on file sizes."""
     place = scratch / "disk"
     place.mkdir()
     mounted = False
@@ -225,7 +226,7 @@ def disk(scratch: Path, folder: Path, room: int) -> Iterator[tuple[Path, int | N
 
 
 def faults_of(name: str, way: str, expected: Expected, rng: random.Random, scratch: Path) -> str:
-    """Set a case up, end its command, give it again; what is wrong, or how it ended."""
+    """Set a case up, end its command and run it again; returns the fault, or how it ended."""
     room = int(rng.uniform(0, 1.2) * expected.bytes[name]) if way == "full" else 1 << 30
     if way != "full":
         with tempfile.TemporaryDirectory(dir=scratch) as place:
@@ -237,7 +238,7 @@ def faults_of(name: str, way: str, expected: Expected, rng: random.Random, scrat
 def ended(
     name: str, way: str, expected: Expected, rng: random.Random, place: Path, most: int | None
 ) -> str:
-    """A case in a place for it."""
+    """Run a case in a place prepared for it."""
     log = place.with_name("log")
     folder = place / "b"
     shutil.copytree(expected.folder[name], folder)
@@ -276,12 +277,12 @@ def ended(
 
 
 def remounted(place: Path) -> None:
-    """Give a disk room."""
+    """Enlarge a disk."""
     ctypes.CDLL(None).mount(b"none", bytes(place), b"tmpfs", 32, b"size=1073741824")  # MS_REMOUNT
 
 
 def lost_of(name: str, code: int, expected: Expected, folder: Path) -> str:
-    """What was there before a command and is there no more, nor what comes after it."""
+    """Name what was there before a command and is gone, unless its result is there instead."""
     if name == "build":
         found = digest_of_build(folder)
         good = {expected.after["build"]} | ({expected.build} if code else set())

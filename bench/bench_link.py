@@ -1,6 +1,6 @@
 """Links on the simulated hardware: efficiency, latency, speed and a soak; prints one JSON object.
 
-``--quick`` measures and soaks a tenth.
+``--quick`` takes a tenth of the cycles and words.
 """
 
 import json
@@ -18,13 +18,13 @@ LINKS = {
     "16 bytes a cycle": (LinkEngineSpec(16, slots=(32, 32, 8)), Fraction(16)),
     "100 Gb/s at 300 MHz": (LinkEngineSpec(64, slots=(32, 32, 8)), Fraction(125, 3)),
 }
-"""Ends and line rates in bytes a cycle."""
+"""Ends of links, and line rates in bytes a cycle."""
 
 TARGETS = {0.0: 0.97, 1e-6: 0.95, 1e-5: 0.80}
-"""Efficiencies to reach, by bit error rate."""
+"""Least efficiency by bit error rate."""
 
 SOAK_WORDS = 5_000_000
-"""Of each link."""
+"""Words of the soak of each link."""
 
 SOAK_SEEDS = 10
 

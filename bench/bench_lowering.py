@@ -1,7 +1,7 @@
-"""Programs of ResNet-50 and VGG-16 over four devices: how long they take to make, and their size.
+"""Programs of ResNet-50 and VGG-16 over four devices: time to make them, and their size.
 
-Prints one JSON object: for each network seconds of the clock and of the processor for all programs,
-and for each device the instructions, the bytes of its program and those of its memory. Layers are
+Prints one JSON object: for each network wall time and processor time of all programs, and for each
+device the instructions, the bytes of its program and those of its memory. Layers are
 cut evenly by their multiply-accumulates; devices have an array of 32 x 128. ``--images`` makes the
 first images of their memories as well.
 """
@@ -24,7 +24,7 @@ STAGES = 4
 
 
 def even_cut(graph: Graph, num_stages: int) -> list[list[str]]:
-    """Layers of stages with about as many multiply-accumulates each."""
+    """Layers of stages that have about equally many multiply-accumulates."""
     total = sum(layer.macs for layer in graph.layers.values())
     stages: list[list[str]] = [[] for _ in range(num_stages)]
     done = 0
@@ -36,7 +36,7 @@ def even_cut(graph: Graph, num_stages: int) -> list[list[str]]:
 
 
 def lower(network: str, given: argparse.Namespace) -> dict[str, Any]:
-    """Make the programs of a network; says what they took."""
+    """Make the programs of a network; returns times and sizes."""
     graph = load_network(network, given.batch // given.micro_batches)
     core = CoreSpec(
         32,

@@ -1,12 +1,12 @@
-"""Every file that a command reads, and every one that it writes, put in the way of odd things.
+"""Puts odd things in the place of every file that a command reads or writes.
 
 For each kind of file and each odd thing (a pipe, a device that never ends, a folder, a link to
-itself, an unreadable, an empty, a sparse file of 10 GB, binary noise) one command runs, in a
-process of its own without the rights of root. It has to end with a user's error, or where the file
-is not needed with what it was asked for, within 5 seconds and 2 GiB, and leave what was there.
+itself, an unreadable file, an empty file, a sparse file of 10 GB, binary noise) one command runs,
+in a process of its own without the rights of root. It has to end with a user's error, or with its
+result if the file is not needed, within 5 seconds and 2 GiB, and must not change what was there.
 
-Prints one JSON object: verdicts counted, and each case's. Exits with 1 if one is bad. ``--only
-WORD`` runs the kinds with the word in their names.
+Prints one JSON object: counts of the verdicts, and the verdict of each case. Exits with 1 if one is
+bad. ``--only WORD`` runs the kinds with the word in their names.
 """
 
 import argparse
@@ -34,7 +34,7 @@ LIMIT_S = 5.0
 MEMORY_BYTES = 2 << 30
 SPARSE_BYTES = 10 << 30
 LOST = object()
-"""What a command that was killed has for an exit code."""
+"""Exit code of a command that was killed."""
 
 # ---------------------------------------------------------------------- odd things
 
@@ -72,7 +72,7 @@ ODD: dict[str, Callable[[Path], object]] = {
     "absent": lambda path: None,
 }
 
-# ---------------------------------------------------------------------- what reads and writes
+# ---------------------------------------------------------------- readers and writers
 
 
 @dataclass(frozen=True)
@@ -83,17 +83,17 @@ class Kind:
     ----------
     name : str
     command : str
-        Its words; ``{}`` is the file, ``{build}`` a build with a run, ``{home}`` the case's folder.
+        Words; ``{}`` is the file, ``{build}`` a build with a run, ``{home}`` the case's folder.
     file : str
-        Where it lies in the case's folder.
+        Path of the file in the case's folder.
     optional : bool
-        Whether the command may do without the file, and end with 0.
+        Whether the command can do without the file, and may end with 0.
     prepare : callable or None
-        Puts what else is needed into the case's folder.
+        Function that puts everything else that is needed into the case's folder.
     takes : str
-        An odd thing that is as good as any other there.
+        Odd thing that is as good as any other file there.
     leaves_out : tuple of str
-        Odd things that are what the command needs, and takes its time for.
+        Odd things that the command can use, and takes its time for.
     """
 
     name: str
@@ -213,20 +213,20 @@ KINDS = (
     Kind("output of bench", "bench cluster --rows 5 --trace {}", "out"),
     Kind("output of build", "build --network bert_base --board u280 -o {}", "out"),
 )  # fmt: skip
-"""``bench cluster`` and the last ``build`` are asked for what is refused afterwards."""
+"""All kinds; the arguments of ``bench cluster`` and the last ``build`` are refused afterwards."""
 
 # ---------------------------------------------------------------------- a case
 
 
 def give_up_rights() -> None:
-    """Let this process, and what it starts, pass over no permissions, though it is root's."""
+    """Make this process and its children respect permissions, although they are root's."""
     libc = ctypes.CDLL(None, use_errno=True)
     for right in (1, 2):  # CAP_DAC_OVERRIDE and CAP_DAC_READ_SEARCH
         libc.prctl(24, right, 0, 0, 0)  # PR_CAPBSET_DROP
 
 
 def place(kind: Kind, odd: str, build: Path, folder: Path) -> tuple[list[str], Path]:
-    """Set a case up; its command and the odd file."""
+    """Set a case up; returns its command and the odd file."""
     if "{build}" in kind.command:
         shutil.copytree(build, folder / "b")
     if kind.prepare:
@@ -246,7 +246,7 @@ def place(kind: Kind, odd: str, build: Path, folder: Path) -> tuple[list[str], P
 
 
 def child(words: list[str], folder: Path) -> None:
-    """Run a command in this process, and end it."""
+    """Run a command in this process, and end the process."""
     from fpgapipe.host.cli.main import main
 
     os.chdir(folder)
@@ -265,7 +265,7 @@ def child(words: list[str], folder: Path) -> None:
 
 
 def run(words: list[str], folder: Path) -> tuple[object, float, int]:
-    """Run a command beside this process; its exit code, seconds, and bytes of memory."""
+    """Run a command in a process of its own; returns exit code, seconds, and bytes of memory."""
     begin = time.monotonic()
     pid = os.fork()
     if not pid:
@@ -283,7 +283,7 @@ def run(words: list[str], folder: Path) -> tuple[object, float, int]:
 
 
 def usage_s(pid: int) -> float:
-    """Seconds of a processor that a process has had: others may want it, too."""
+    """Processor time of a process, s; wall time would depend on other processes."""
     with contextlib.suppress(OSError, ValueError):
         fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
         return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
@@ -320,7 +320,7 @@ def verdict(kind: Kind, odd: str, build: Path) -> dict[str, Any]:
 
 
 def make_build(folder: Path) -> Path:
-    """A build with a run of two steps."""
+    """Make a build with a run of two steps."""
     from fpgapipe.host.cli.main import main
 
     made = folder / "build"
@@ -334,7 +334,7 @@ def make_build(folder: Path) -> Path:
 
 
 def verdicts(only: str = "", odd_things: tuple[str, ...] = tuple(ODD)) -> Iterator[dict[str, Any]]:
-    """Run all cases, or those of some kinds."""
+    """Run all cases, or those of some kinds, and yield their verdicts."""
     with tempfile.TemporaryDirectory() as scratch:
         build = make_build(Path(scratch))
         for kind in KINDS:

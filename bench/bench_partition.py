@@ -16,7 +16,7 @@ from fpgapipe.partition.search.problem import Objective, PartitionProblem, sched
 
 SIZES = ((100, 16), (300, 64), (1000, 256), (3000, 1024), (10_000, 4096))
 SPARE_MEMORY = 1.4
-"""Device memory over the mean of what an even share of the layers keeps; some cuts do not fit."""
+"""Device memory relative to what an even share of the layers needs; some cuts do not fit."""
 CASES = {
     "equal devices": {},
     "equal devices, memory limits": {"spare_memory": SPARE_MEMORY},
@@ -36,7 +36,7 @@ def problem(
     kinds: int = 1,
     free_order: bool = False,
 ) -> PartitionProblem:
-    """A chain; kind 1 takes 1.4 to 2 times as long as kind 0."""
+    """A chain of layers; devices of kind 1 take 1.4 to 2 times as long as those of kind 0."""
     rng = np.random.default_rng(num_layers)
     slower = 1 + rng.uniform(0.4, 1.0, (num_layers, kinds)) * (np.arange(kinds) > 0)
     forward_s = rng.uniform(1e-4, 1e-3, (num_layers, 1)) * slower
@@ -79,7 +79,7 @@ def measure(case: dict[str, object], layers: int, devices: int, objective: Objec
 
 
 def plot(results: dict[str, list[dict]], path: Path) -> None:
-    """Wall time over layers times devices, both axes logarithmic."""
+    """Draw wall time over layers times devices, with logarithmic axes."""
     width, height, left, top = 640, 400, 70, 20
 
     def at(row: dict) -> tuple[float, float]:

@@ -1,11 +1,11 @@
 """Mini-batches of whole pipelines: closed form, event simulation, cycle model, simulated devices.
 
 Prints one JSON object: for each network, number of devices and schedule the cycles of a mini-batch
-by every level, with differences from the simulated hardware; then how near a balanced pipeline of
-four devices comes to the ideal, four times the throughput of one device. Cores are 16 x 16, under
-fbp-as of two engines of 8 x 16, which are as many cells; wires carry 16 bytes a cycle and take 128
-cycles. ``--predict`` leaves the simulated devices out; ``--case``, ``--devices`` and ``--schedule``
-choose some; ``--measure`` adds tasks and layers.
+by every level, with differences from the simulated hardware; then the throughput of a balanced
+pipeline of four devices relative to the ideal, four times that of one device. Cores are 16 x 16,
+under fbp-as two engines of 8 x 16, which have as many cells; wires carry 16 bytes a cycle and take
+128 cycles. ``--predict`` leaves the simulated devices out; ``--case``, ``--devices`` and
+``--schedule`` choose some; ``--measure`` adds tasks and layers.
 """
 
 import argparse
@@ -45,7 +45,7 @@ SCHEDULES = ("gpipe", "1f1b-as", "zb-h1", "fbp-as")
 IDEAL_MICROBATCHES = 32
 LEAST_EFFICIENCY = 0.90
 MOST_DIFFERENCE = 0.02
-"""Of the event simulation, from the simulated cycles."""
+"""Largest difference of the event simulation from the simulated cycles."""
 
 
 def vgg_like(batch: int) -> Graph:
@@ -65,11 +65,11 @@ CASES = {
     "vgg-like": (lambda: vgg_like(1), ("conv1", "max_pool1", "max_pool2", "max_pool3"), 4),
     "digits-cnn": (lambda: load_network("digits-cnn", 8), None, 4),
 }
-"""Network, first layers of four stages (of as many layers each, if None), micro-batches."""
+"""Network, first layers of four stages (None for equally many layers each), micro-batches."""
 
 
 def stages(graph: Graph, firsts: Sequence[str] | None, num_devices: int) -> list[list[str]]:
-    """Layers of each stage; two stages are two of four each."""
+    """Layers of each stage; each of two stages joins two of the four."""
     names = list(graph.layers)
     if num_devices == 1:
         return [names]
@@ -120,7 +120,7 @@ def levels(
 
 
 def efficiency(*, simulate: bool, count: int, kind: str) -> dict[str, Any]:
-    """Throughput of the balanced pipeline over the ideal, that of four devices without waiting."""
+    """Throughput of the balanced pipeline relative to that of four devices that never wait."""
     alone = pipeline_of("vgg-like", 1, "1f1b-as", count)
     whole = predict(alone.parts[0].instructions, CORE).cycles
     pipeline = pipeline_of("vgg-like", 4, kind, count)

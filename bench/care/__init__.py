@@ -1,1 +1,1 @@
-"""Small PyTorch modules that ask for care: an importer or a compiler easily gets each wrong."""
+"""Small PyTorch modules that need care: importers and compilers easily get each of them wrong."""

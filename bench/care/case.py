@@ -1,4 +1,4 @@
-"""What a case is, and the short words that the cases are written with."""
+"""Cases, and short functions with which they are written."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -19,7 +19,7 @@ class Net(nn.Module):
     Parameters
     ----------
     run : callable
-        Takes the module and the inputs.
+        Function of the module and the inputs.
     **parts
         Submodules, parameters and buffers (plain tensors), by name.
     """
@@ -45,9 +45,9 @@ class Case:
     Attributes
     ----------
     make : callable
-        Makes the module; it is called with the random numbers seeded.
+        Function that makes the module; random numbers are seeded before it is called.
     shapes : tuple of shape
-        One for each input; the first axis is the batch.
+        Shape of each input; the first axis is the batch.
     random : bool
         Whether the source draws random numbers in training, so that only its evaluation can be
         compared.
@@ -61,7 +61,7 @@ class Case:
 def net(
     run: Callable[..., Any], shape: tuple[int, ...] = IMAGE, **parts: Callable[[], Any]
 ) -> Case:
-    """Describe a `Net` of one input; `parts` are made anew for each module."""
+    """Describe a `Net` of one input; each module gets new `parts`."""
     return Case(
         lambda: Net(run, **{name: make() for name, make in parts.items()}),
         (shape,),
@@ -69,21 +69,21 @@ def net(
 
 
 def conv(cin: int = 3, cout: int = 8, size: int = 3, **options: Any) -> Callable[[], nn.Conv2d]:
-    """Give a maker of a convolution that keeps height and width unless told otherwise."""
+    """Return a maker of a convolution that keeps height and width by default."""
     options.setdefault("padding", size // 2)
     return lambda: nn.Conv2d(cin, cout, size, **options)
 
 
 def linear(cin: int, cout: int = CLASSES, **options: Any) -> Callable[[], nn.Linear]:
-    """Give a maker of a linear layer."""
+    """Return a maker of a linear layer."""
     return lambda: nn.Linear(cin, cout, **options)
 
 
 def parameter(*shape: int) -> Callable[[], nn.Parameter]:
-    """Give a maker of a learned tensor of normally distributed values."""
+    """Return a maker of a learned tensor of normally distributed values."""
     return lambda: nn.Parameter(torch.randn(shape) * 0.3)
 
 
 def buffer(*shape: int) -> Callable[[], torch.Tensor]:
-    """Give a maker of a tensor that is not learned."""
+    """Return a maker of a tensor that is not learned."""
     return lambda: torch.randn(shape)

@@ -1,4 +1,4 @@
-"""Ranks and layouts: images that are flattened, layers on tensors of other ranks, logits."""
+"""Ranks and layouts: flattened images, layers on tensors of other ranks, logits."""
 
 import torch.nn.functional as F
 from torch import nn

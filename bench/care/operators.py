@@ -1,4 +1,4 @@
-"""Normalisations, paddings, pooling, functions, outputs and types that are out of the ordinary."""
+"""Unusual normalisations, paddings, pooling, functions, outputs and types."""
 
 import torch
 import torch.nn.functional as F
@@ -37,7 +37,7 @@ def _flat(function, features):
 
 def _evaluated():
     class Evaluated(nn.Module):
-        """Its normalisation stays in evaluation mode."""
+        """A network whose normalisation stays in evaluation mode."""
 
         def __init__(self):
             super().__init__()
@@ -74,7 +74,7 @@ def _depth_batch(s, x):
 
 
 class Mode(nn.Module):
-    """Computes something else in training."""
+    """A network that computes something else in training."""
 
     def __init__(self):
         super().__init__()

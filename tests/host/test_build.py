@@ -28,6 +28,7 @@ from fpgapipe.network.zoo.layers import Network
 from fpgapipe.partition.explore.explorer import explore
 from fpgapipe.partition.explore.planned import as_plan
 from fpgapipe.partition.plan import Plan
+from fpgapipe.partition.pricing.machine import price_plan
 from fpgapipe.partition.pricing.plan_cores import core_specs
 from fpgapipe.partition.schedule.schedule_kinds import make_schedule
 from fpgapipe.sim_tb.native import core_device
@@ -98,7 +99,8 @@ def test_the_folder_has_what_its_readme_says(whole):
 def test_a_build_is_read_back(whole):
     plan, graph, cluster = plan_of()
     build = open_build(whole)
-    assert (build.plan, build.cluster, build.seed) == (plan, cluster, 0)
+    assert build.plan == price_plan(plan, graph, cluster, build.pipeline)[0]
+    assert (build.cluster, build.seed) == (cluster, 0)
     assert build.options == StepOptions()
     assert build.graph == graph
     cores = core_specs(plan)
@@ -370,7 +372,7 @@ def test_what_is_interrupted_leaves_nothing_behind(tmp_path, copy, before):
             if before:
                 assert len(open_build(folder).plan.stages) == 2
         else:
-            assert part == 4  # programs, hardware, a device, manifest
+            assert part == 5  # programs, times, hardware, a device, manifest
             break
     assert len(open_build(folder).plan.stages) == 1
 

@@ -15,25 +15,25 @@ if TYPE_CHECKING:
 def counter_trace(
     samples: Sequence[Sample], names: Sequence[str], clock_hz: float
 ) -> dict[str, Any]:
-    """Make a trace: a process a device, in it a track for each counter that moved.
+    """Make a trace: a process for each device, in it a track for each counter that rose.
 
-    From one sample to the next a track shows what the counter rose by in a cycle: the share of
-    cycles in which an engine was busy or waited, bytes a cycle, words a cycle. At the last sample
-    it is 0.
+    Between two samples a track shows the increase of the counter per cycle: the share of cycles
+    in which an engine was busy or waited, bytes a cycle, or words a cycle. At the last sample it
+    is 0.
 
     Parameters
     ----------
     samples : sequence of Sample
         In the order of their cycles.
     names : sequence of str
-        Of the devices.
+        Names of the devices.
     clock_hz : float
-        Makes cycles microseconds.
+        Clock frequency that turns cycles into microseconds, Hz.
 
     Returns
     -------
     dict
-        For ``json.dump``; the same samples always make the same.
+        Trace for ``json.dump``; equal samples give an equal trace.
 
     Raises
     ------

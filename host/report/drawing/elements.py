@@ -1,6 +1,6 @@
-"""What pages are made of: sections, tables that sort, meters, words of the glossary.
+"""Elements of pages: sections, tables that can be sorted, meters, links to the glossary.
 
-Whatever comes from a file goes through `text`; all else here returns HTML.
+`text` escapes whatever comes from a file; the other functions return HTML.
 """
 
 from __future__ import annotations
@@ -12,29 +12,29 @@ from html import escape
 from fpgapipe.host.report.drawing.timetable import counted, percent, printable
 
 MAX_TABLE_ROWS = 1500
-"""Of a larger table the first rows are shown."""
+"""Most rows that are shown of a table, the first ones."""
 
 TALL_TABLE_ROWS = 24
-"""A larger table scrolls by itself, below its headings."""
+"""Most rows of a table that does not scroll; a larger one scrolls below its headings."""
 
 
 def text(value: object) -> str:
-    """A text that is no HTML, escaped, without control characters."""
+    """Escape plain text for HTML, and remove control characters."""
     return escape(printable(str(value)))
 
 
 @dataclass(frozen=True)
 class Heading:
-    """Of a column.
+    """A heading of a column.
 
     Parameters
     ----------
     words : str
         HTML.
     number : bool
-        Whether the column holds numbers, which stand at its right.
+        Whether the column holds numbers, which are aligned to the right.
     hint : str
-        HTML shown with the heading when it is pointed at.
+        HTML that appears when a reader points at the heading.
     """
 
     words: str
@@ -44,17 +44,17 @@ class Heading:
 
 @dataclass(frozen=True)
 class Cell:
-    """Of a table.
+    """A cell of a table.
 
     Parameters
     ----------
     shown : str
         HTML.
     key : float or str, optional
-        Sorts it; what is shown if not given. Cells without a value sort last, whatever the
-        direction; theirs is "".
+        Key by which the cell is sorted; the shown text if not given. Cells without a value have
+        the key "" and are sorted last in either direction.
     css : str
-        Class.
+        CSS class.
     """
 
     shown: str
@@ -63,16 +63,16 @@ class Cell:
 
 
 NOTHING = Cell('<span class="none" title="not known">&ndash;</span>', "")
-"""A value that is not there."""
+"""Cell of a value that is not known."""
 
 
 def whole(value: float | None) -> Cell:
-    """A whole number with thousands separators, or nothing."""
+    """Cell of a whole number with thousands separators, or of nothing."""
     return NOTHING if value is None else Cell(f"{value:,.0f}", value)
 
 
 def share(value: float | None) -> Cell:
-    """A share in per cent, or nothing."""
+    """Cell of a share in per cent, or of nothing."""
     return NOTHING if value is None else Cell(percent(value), value)
 
 
@@ -82,13 +82,13 @@ def signed(value: float) -> str:
 
 
 def difference(value: float | None, reference: float | None, *, limit: float) -> Cell:
-    """How far a value is from a reference, in per cent of this.
+    """Cell of the difference between a value and a reference, in per cent of the reference.
 
     Parameters
     ----------
     value, reference : float or None
     limit : float
-        From this share on the difference is marked.
+        Share from which on the difference is marked.
     """
     if value is None or not reference:
         return NOTHING
@@ -100,7 +100,7 @@ def difference(value: float | None, reference: float | None, *, limit: float) ->
 
 
 def meter(value: float, *, css: str = "") -> str:
-    """A bar that is filled to a share of its length; over 1 it is marked."""
+    """A bar that is filled to a share of its length; a share over 1 is marked."""
     over = " over" if value > 1 else ""
     width = 100 * min(max(value, 0.0), 1.0)
     return f'<i class="meter{over} {css}"><b style="width:{width:.2f}%"></b></i>'
@@ -114,7 +114,7 @@ def table(
     foot: Sequence[Cell] = (),
     css: str = "",
 ) -> str:
-    """A table whose headings sort it; the first cell of a row names it.
+    """A table that its headings sort; the first cell of a row is the name of the row.
 
     Parameters
     ----------
@@ -124,9 +124,9 @@ def table(
     rows : sequence of sequence of Cell
         As long as the headings.
     foot : sequence of Cell
-        A last row, which stays where it is.
+        Last row, which is not sorted.
     css : str
-        Class of the table.
+        CSS class of the table.
     """
     tall = " tall" if len(rows) > TALL_TABLE_ROWS else ""
     parts = [
@@ -169,11 +169,11 @@ class Section:
     Parameters
     ----------
     ident : str
-        What links to it name.
+        Identifier that links to the section name.
     heading : str
         HTML.
     lead : str
-        HTML; for a newcomer, what is to be seen.
+        HTML that tells a newcomer what the section shows.
     body : str
         HTML.
     """
@@ -193,36 +193,36 @@ class Section:
 
 
 def missing(what: str, command: str = "") -> str:
-    """A notice in place of what is not there, with the command line that makes it."""
+    """A notice in place of something missing, with the command line that makes it."""
     how = f" This makes it:<br><code>{text(command)}</code>" if command else ""
     return f'<p class="missing">{what}{how}</p>\n'
 
 
 def fault(words: str) -> str:
-    """A notice of a file that cannot be used; the words are no HTML."""
+    """A notice about a file that cannot be used; the words are plain text."""
     return f'<p class="missing fault">{text(words)}</p>\n'
 
 
 def term(words: str, ident: str) -> str:
-    """Words that lead to the glossary."""
+    """Words that link to the glossary."""
     return f'<a class="term" href="#g-{ident}">{words}</a>'
 
 
 def swatches(parts: Sequence[tuple[str, str]]) -> str:
-    """What colours mean: pairs of a class and words."""
+    """A legend of colours, from pairs of a CSS class and words."""
     items = "".join(f'<li><span class="swatch {css}"></span>{words}</li>' for css, words in parts)
     return f'<ul class="legend">{items}</ul>\n'
 
 
 def stacked(parts: Sequence[tuple[str, str, float]], label: str) -> str:
-    """A bar of shares of one whole: triples of a class, words and a share.
+    """A bar of shares of one whole, from triples of a CSS class, words and a share.
 
     Parameters
     ----------
     parts : sequence of (str, str, float)
-        The words are shown when a part is pointed at.
+        The words appear when a reader points at the part.
     label : str
-        HTML, read out before the parts.
+        HTML that screen readers read out before the parts.
     """
     said = f"{label}: " + ", ".join(f"{words} {percent(value)}" for _, words, value in parts)
     inner = "".join(
@@ -234,7 +234,7 @@ def stacked(parts: Sequence[tuple[str, str, float]], label: str) -> str:
 
 
 def devices_named(names: Sequence[str]) -> str:
-    """Write which devices: their names, or the first and last of many."""
+    """Write names of devices; of many devices only the first and the last."""
     if len(names) <= 4:
         return ", ".join(text(name) for name in names)
     return f"{text(names[0])} to {text(names[-1])} ({counted(len(names), 'device')})"

@@ -1,4 +1,4 @@
-"""Lines over steps as an SVG with axes: few points marked, many thinned, gaps left open."""
+"""Lines over steps as an SVG with axes: few points are marked, many are thinned, gaps stay open."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ from fpgapipe.host.report.drawing.timetable import number, tick_step
 WIDTH, HEIGHT = 720, 330
 _LEFT, _RIGHT, _TOP, _BOTTOM = 58, 18, 16, 46
 MAX_POINTS = 400
-"""Of a line with more, each point is the mean of neighbours."""
+"""Most points of a line; a longer line is drawn by means of neighbouring points."""
 
 MARKED = 40
-"""Points up to which each is marked."""
+"""Most points of a line whose points are all marked."""
 
 STYLES = 4
-"""Lines that look different: by colour, dashes and marks."""
+"""Number of lines that look different: by colour, dashes and marks."""
 
 
 @dataclass(frozen=True)
@@ -50,9 +50,9 @@ def line_chart(
     lines : sequence of Line
         At most `STYLES` look different.
     title : str
-        Read out instead of the picture.
+        Text that screen readers read out instead of the picture.
     x_words, y_words : str
-        Below and beside the axes.
+        Labels of the axes.
     per_cent : bool
         Whether values are shares, shown in per cent.
 
@@ -145,7 +145,7 @@ class _Chart:
 
 
 def _axis(low: float, high: float, most: int) -> tuple[float, float, float]:
-    """Round ends of an axis, and the step of its ticks."""
+    """Return round ends of an axis, and the step of its ticks."""
     if high <= low:
         low, high = low - 0.5 * max(abs(low), 1.0), high + 0.5 * max(abs(high), 1.0)
     step = tick_step(high - low, most)
@@ -153,7 +153,7 @@ def _axis(low: float, high: float, most: int) -> tuple[float, float, float]:
 
 
 def _thinned(line: Line) -> Line:
-    """At most `MAX_POINTS`: means of equally many neighbours."""
+    """A line of at most `MAX_POINTS` points, which are means of equally many neighbours."""
     size = -(-len(line.x) // MAX_POINTS)
     if size <= 1:
         return line

@@ -1,4 +1,4 @@
-"""A timeline as a trace in Chrome's JSON form, which ui.perfetto.dev and chrome://tracing open."""
+"""A timeline as a trace in Chrome's JSON form, for ui.perfetto.dev and chrome://tracing."""
 
 from __future__ import annotations
 
@@ -27,24 +27,24 @@ def chrome_trace(
     names: Sequence[str] | None = None,
     transfer_bytes: TransferBytes = None,
 ) -> dict[str, Any]:
-    """Make a trace: a process a device, in it a track for each engine and each link that it sends.
+    """Make a trace: a process for each device, with a track for each engine and outgoing link.
 
-    Times are microseconds, rounded to the nanosecond that Perfetto keeps, so that one task ends
-    before or when the next begins: events on a track never overlap. Tasks that take no time are
-    events of no length.
+    Times are in microseconds, rounded to nanoseconds, which is the resolution of Perfetto. So a
+    task ends before or when the next one begins: events on a track never overlap. Tasks that take
+    no time are events of length 0.
 
     Parameters
     ----------
     timeline : Timeline
     names : sequence of str, optional
-        Of the devices.
+        Names of the devices.
     transfer_bytes : mapping or callable, optional
-        From kind (``SF``, ``SB``) and stage to the bytes of one transfer.
+        Bytes of one transfer by its kind (``SF``, ``SB``) and stage.
 
     Returns
     -------
     dict
-        For ``json.dump``; the same timeline always makes the same.
+        Trace for ``json.dump``; equal timelines give an equal trace.
     """
     named = device_names(timeline.schedule, names)
     marks = stage_marks(timeline.schedule)
@@ -54,7 +54,7 @@ def chrome_trace(
         events.append(metadata("process_name", device, None, name=named[device]))
         events.append(metadata("process_sort_index", device, None, sort_index=device))
     engines = iter(lane.engine for lane in sorted(timeline.schedule.lanes, key=lambda x: x.device))
-    # Thread numbers begin at 1, as 0 is the idle thread, and are unique, as those of a machine are.
+    # Thread numbers begin at 1, since 0 is the idle thread, and are unique in the whole trace.
     for tid, row in enumerate(rows, 1):
         track = f"link to {named[row.destination]}" if row.is_link else next(engines)
         events.append(metadata("thread_name", row.device, tid, name=track))
@@ -69,21 +69,21 @@ def chrome_trace(
 
 
 def rows_trace(rows: Sequence[Row], names: Sequence[str], clock_hz: float) -> dict[str, Any]:
-    """Make a trace of rows in groups: a process for each device of each group, a track a row.
+    """Make a trace of groups of rows: a process for each device and group, a track for each row.
 
     Parameters
     ----------
     rows : sequence of Row
-        Those of a group together.
+        Rows, those of a group one after the other.
     names : sequence of str
-        Of the devices.
+        Names of the devices.
     clock_hz : float
-        Kept with the trace, to make cycles of times.
+        Clock frequency, Hz; the trace has it so that times can be turned into cycles.
 
     Returns
     -------
     dict
-        For ``json.dump``; the same rows always make the same.
+        Trace for ``json.dump``; equal rows give an equal trace.
     """
     processes = list(dict.fromkeys((row.group, row.device) for row in rows))
     marks = [""] * max((int(row.stages.max()) + 1 for row in rows if len(row.stages)), default=1)

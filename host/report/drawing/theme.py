@@ -1,7 +1,7 @@
-"""Colours of pages and pictures, light and dark, and the files that pages take in.
+"""Colours of pages and pictures, light and dark, and the files that are written into pages.
 
-Kinds of work differ in lightness as well as in hue, so that they can be told apart by people who
-see few colours or none; tests/host/test_report_parts.py holds them to that.
+Colours of kinds of work differ in lightness as well as in hue, so that people who see few colours
+or none can tell them apart; tests/host/test_report_parts.py checks that.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ LIGHT = {
     "c5": "#7cc7b2",
     "c6": "#9aa5b1",
 }
-"""By the name of the CSS variable: surfaces, text, kinds of tasks, lines of charts, causes."""
+"""Colours by the name of the CSS variable: surfaces, text, kinds of tasks, lines, causes."""
 
 DARK = LIGHT | {
     "page": "#0b0f14",
@@ -79,16 +79,16 @@ DARK = LIGHT | {
 
 
 def themed(selector: str, names: Collection[str] = LIGHT) -> str:
-    """Variables of an element and all in it: by what the reader prefers, and light on paper.
+    """Define colour variables for an element: light or dark as the reader prefers, light on paper.
 
-    ``data-theme`` of the page, ``light`` or ``dark``, goes before what the reader's system says.
+    ``data-theme`` of the page, ``light`` or ``dark``, takes precedence over the reader's system.
 
     Parameters
     ----------
     selector : str
-        Of the element: ``:root`` of a page, a class of a picture that stands alone.
+        CSS selector of the element: ``:root`` of a page, a class of a picture by itself.
     names : collection of str
-        Variables that it needs, all if not given.
+        Names of the variables that it needs; all if not given.
     """
 
     def within(mark: str) -> str:
@@ -115,16 +115,16 @@ def asset(name: str) -> str:
 
 
 def page_begins(title: str, *styles: str) -> str:
-    """A page as far as its body, with all colours and the common style sheet.
+    """The beginning of a page, up to its body, with all colours and the common style sheet.
 
-    Nothing that is not in the page itself may be loaded or run.
+    Its security policy allows only what is in the page itself to be loaded or run.
 
     Parameters
     ----------
     title : str
-        Escaped.
+        Title of the page, already escaped.
     styles : str
-        Rules besides those of ``page.css``.
+        CSS rules in addition to those of ``page.css``.
     """
     return f"""<!DOCTYPE html>
 <html lang="en">

@@ -1,4 +1,4 @@
-"""What every picture of a timetable is made from: rows, labels, shares of time, words for times."""
+"""Parts of every picture of a timetable: rows, labels, shares of time, words for times."""
 
 from __future__ import annotations
 
@@ -43,14 +43,14 @@ class Row:
     Parameters
     ----------
     name : str
-        Shown beside it.
+        Name that is shown at the row.
     device : int
-        Which has the engine, or sends.
+        Device that has the engine, or sends.
     destination : int
         Device that receives; -1 for an engine.
     kinds, stages, microbatches : integer arrays
     start_s, end_s : float arrays
-        Of the same length, in order, without overlap.
+        Tasks of the row in order of time, without overlap; all arrays have one length.
     group : str
         Rows of one group are drawn together, below its name.
     """
@@ -72,19 +72,19 @@ class Row:
 
     @property
     def busy_s(self) -> float:
-        """Time in which it computes, or sends; waiting to send or receive is neither."""
+        """Time in which it computes or sends, s; waiting to send or receive does not count."""
         counts = np.ones(len(self.kinds), bool) if self.is_link else self.kinds <= TaskKind.DW
         return float((self.end_s[counts] - self.start_s[counts]).sum())
 
 
 def rows_of(timeline: Timeline, names: Sequence[str] | None = None) -> list[Row]:
-    """Engines by device, each device's outgoing links behind its engines.
+    """Return rows of engines by device, the outgoing links of each device behind its engines.
 
     Parameters
     ----------
     timeline : Timeline
     names : sequence of str, optional
-        Of the devices.
+        Names of the devices.
 
     Raises
     ------
@@ -109,7 +109,7 @@ def rows_of(timeline: Timeline, names: Sequence[str] | None = None) -> list[Row]
 
 
 def device_names(schedule: Schedule, names: Sequence[str] | None = None) -> list[str]:
-    """The names given, without control characters, or ``device 0``, ``device 1``..."""
+    """Return the given names without control characters, or ``device 0``, ``device 1``..."""
     lanes = schedule.lanes
     count = max([schedule.num_devices, *(lane.device + 1 for lane in lanes)])
     if names is None:
@@ -120,7 +120,7 @@ def device_names(schedule: Schedule, names: Sequence[str] | None = None) -> list
 
 
 def printable(text: str) -> str:
-    """Replace what neither a terminal nor XML may be given: control characters and the like."""
+    """Replace characters that a terminal or XML must not get: control characters and the like."""
     return "".join("\ufffd" if unicodedata.category(c) in ("Cc", "Cs", "Cn") else c for c in text)
 
 
@@ -137,7 +137,7 @@ def sampled(num: int, most: int) -> list[int]:
 
 
 def stage_marks(schedule: Schedule) -> list[str]:
-    """For each stage what tells it from others of its device: nothing, or ``a``, ``b``..."""
+    """Return a mark for each stage: "", or ``a``, ``b``... if its device has several stages."""
     total = np.bincount(np.array(schedule.placement, np.int64), minlength=1)
     seen = np.zeros(len(total), int)
     marks = []
@@ -149,13 +149,13 @@ def stage_marks(schedule: Schedule) -> list[str]:
 
 
 def label(kind: int, microbatch: int, mark: str = "") -> str:
-    """Write a task in short: ``F3``, ``dX0``, ``U``; a mark says which stage of several."""
+    """Write a short label of a task: ``F3``, ``dX0``, ``U``; a mark says which stage of several."""
     number = "" if microbatch < 0 else str(microbatch)
     return f"{TaskKind(kind).token}{number}{mark}"
 
 
 def busy_shares(row: Row, edges: NDArray[np.float64]) -> dict[TaskKind, NDArray[np.float64]]:
-    """Share of the time between neighbouring edges that each kind of task takes.
+    """Share of the time between adjacent edges that each kind of task takes.
 
     Parameters
     ----------
@@ -166,7 +166,7 @@ def busy_shares(row: Row, edges: NDArray[np.float64]) -> dict[TaskKind, NDArray[
     Returns
     -------
     dict
-        Kind to float array of shape (n,), each in 0..1; only kinds that take time.
+        Float array of shape (n,) with shares in 0..1 for each kind that takes time.
     """
     shares = {}
     width = np.diff(edges)
@@ -188,7 +188,7 @@ UNITS = ((1.0, "s"), (1e-3, "ms"), (1e-6, "µs"), (1e-9, "ns"), (1e-12, "ps"))
 
 
 def unit_of(span_s: float) -> tuple[float, str]:
-    """Unit in which a span is at least 1: its seconds and its name."""
+    """Return the unit in which a span is at least 1: its length in seconds and its name."""
     return next((unit for unit in UNITS if span_s >= unit[0] * 0.99999), UNITS[-1 if span_s else 0])
 
 
@@ -200,7 +200,7 @@ def duration(seconds: float, *, digits: int = 4) -> str:
 
 
 def number(value: float, digits: int) -> str:
-    """Write a number to some digits, never with an exponent and without zeros behind it."""
+    """Write a number to some digits, without an exponent and without trailing zeros."""
     if not value:
         return "0"
     decimals = max(0, digits - 1 - math.floor(math.log10(abs(value))))
@@ -209,7 +209,7 @@ def number(value: float, digits: int) -> str:
 
 
 def tick_step(span: float, most: int) -> float:
-    """The smallest of 1, 2, 5 times a power of ten that cuts a span into at most `most` parts."""
+    """Smallest 1, 2 or 5 times a power of ten that divides a span into at most `most` parts."""
     if span <= 0:
         return 1.0
     rough = span / max(1, most)
@@ -220,7 +220,7 @@ def tick_step(span: float, most: int) -> float:
 
 
 def summary(timeline: Timeline) -> str:
-    """One line: ``1f1b-as, 4 devices, 8 micro-batches: 33 s, bubble 27.3 %``."""
+    """Write a summary in one line: ``1f1b-as, 4 devices, 8 micro-batches: 33 s, bubble 27.3 %``."""
     schedule = timeline.schedule
     devices = counted(schedule.num_devices, "device")
     microbatches = counted(schedule.num_microbatches, "micro-batch", "es")
@@ -241,7 +241,7 @@ def percent(share: float) -> str:
 
 
 def bytes_of(transfer_bytes: TransferBytes, kind: TaskKind, stage: int) -> float | None:
-    """Bytes of a transfer where they are known."""
+    """Bytes of a transfer, or None if they are not known."""
     if transfer_bytes is None:
         return None
     if isinstance(transfer_bytes, Mapping):

@@ -37,7 +37,7 @@ def draw_html(
     transfer_bytes: TransferBytes = None,
     max_rectangles: int = MAX_RECTANGLES,
 ) -> str:
-    """Draw a timetable as one page that needs nothing else, offline or printed.
+    """Draw a timetable as one page that needs nothing else and can be read offline or printed.
 
     Parameters
     ----------
@@ -45,11 +45,11 @@ def draw_html(
     title : str
         Heading of the page.
     names : sequence of str, optional
-        Of the devices.
+        Names of the devices.
     transfer_bytes : mapping or callable, optional
-        From kind (``SF``, ``SB``) and stage to the bytes of one transfer.
+        Bytes of one transfer by its kind (``SF``, ``SB``) and stage.
     max_rectangles : int
-        Roughly the most tasks that are drawn each for itself.
+        Approximate largest number of tasks that are drawn one by one.
     """
     svg = draw_svg(
         timeline,
@@ -142,7 +142,7 @@ def _table(
     head: Sequence[str],
     body: Sequence[tuple[list[str], float, list[str]]],
 ) -> Iterator[str]:
-    """A table whose rows are cells, a share with its meter, and more cells."""
+    """Write a table; a row has cells, a share with its meter, and further cells."""
     yield f'<section class="{css}"><h2>{title}</h2><table><thead><tr>'
     yield "".join(f'<th scope="col">{each}</th>' for each in head)
     yield "</tr></thead>\n<tbody>"

@@ -38,7 +38,7 @@ if TYPE_CHECKING:
 
 WIDTH = 1200
 RIGHT = 64
-"""Room for the share of time to the right of a lane."""
+"""Width of the share of time to the right of a lane."""
 LANE_HEIGHT, LINK_HEIGHT, GAP = 30, 13, 4
 MAX_DEVICES = 64
 MAX_RECTANGLES = 8_000
@@ -63,10 +63,10 @@ RULES = """
 .tt .RF rect, .tt rect.RF, .tt .RB rect, .tt rect.RB { fill:var(--wait); }
 .tt .odd rect { fill-opacity:.62; }
 """
-"""Of a picture in a page whose variables are those of `themed`."""
+"""CSS rules of a picture in a page that has the variables of `themed`."""
 
 STYLE = themed(".tt", set(re.findall(r"--(\w+)", RULES))) + RULES
-"""Of a picture that stands alone."""
+"""CSS rules and variables of a picture by itself."""
 
 
 def draw_svg(
@@ -79,21 +79,21 @@ def draw_svg(
 ) -> str:
     """Draw a timetable as SVG.
 
-    Hover text says what a task is, where, when, how long, and what a transfer carries. Of more than
-    64 devices some are drawn; lanes with too many tasks are drawn as shares of time. Either is said
-    below.
+    Hover text says what a task is, where and when it runs, how long it takes, and how many bytes a
+    transfer has. If there are more than 64 devices, only some are drawn; lanes with too many tasks
+    are drawn as shares of time. The picture says both below.
 
     Parameters
     ----------
     timeline : Timeline
     names : sequence of str, optional
-        Of the devices.
+        Names of the devices.
     transfer_bytes : mapping or callable, optional
-        From kind (``SF``, ``SB``) and stage to the bytes of one transfer.
+        Bytes of one transfer by its kind (``SF``, ``SB``) and stage.
     heading : bool
-        Whether the picture says above what it shows.
+        Whether the picture has a heading that says what it shows.
     max_rectangles : int
-        Roughly the most that are drawn.
+        Approximate largest number of rectangles that are drawn.
 
     Returns
     -------
@@ -122,15 +122,16 @@ def draw_rows(
     Parameters
     ----------
     rows : sequence of Row
-        Those of a group together; each group gets its name above.
+        Rows, those of a group one after the other; each group gets its name above.
     names : sequence of str
-        Of the devices.
+        Names of the devices.
     title : str
-        Read out instead of the picture.
+        Text that screen readers read out instead of the picture.
     remark : function
-        From a row and the index of a task in it to a further line of its hover text, or "".
+        Function of a row and the index of a task in it; returns a further line of hover text, or
+        "".
     max_rectangles : int
-        Roughly the most that are drawn.
+        Approximate largest number of rectangles that are drawn.
 
     Returns
     -------
@@ -172,7 +173,7 @@ class _Picture:
         self.kinds: set[TaskKind] = set()
 
     def rows_to_draw(self, rows: Sequence[Row]) -> list[Row]:
-        """Leave out what cannot be seen, and say so."""
+        """Leave out links without transfer times and devices beyond `MAX_DEVICES`, and note it."""
         busy = [row for row in rows if not row.is_link or row.busy_s > 0]
         if len(busy) < len(rows):
             self.notes.append(
@@ -188,7 +189,7 @@ class _Picture:
         return busy
 
     def draw(self, title: str, heading: bool, style: str) -> str:
-        """The whole picture."""
+        """Draw the whole picture."""
         top = 66 if heading else 28
         many = len({row.device for row in self.rows}) > 16
         y = top + 26.0
@@ -231,7 +232,7 @@ class _Picture:
         return "\n".join([*parts, *body, *tail, "</svg>"]) + "\n"
 
     def legend(self, y: float) -> Iterator[str]:
-        """A swatch and a word for each kind that is drawn."""
+        """Draw a swatch and a word for each kind of task in the picture."""
         x = float(self.gutter)
         yield '<g class="legend">'
         for kind in sorted(self.kinds):
@@ -247,7 +248,7 @@ class _Picture:
         yield "</g>"
 
     def axis(self, y: float, top: float, bottom: float) -> Iterator[str]:
-        """Ticks, their times, and what the numbers beside the lanes are."""
+        """Draw ticks, their times, and the heading of the numbers at the lanes."""
         factor, unit = unit_of(self.span)
         for word, css, x in ((unit, "unit", self.gutter - 10), ("busy", "share", WIDTH - 10)):
             yield f'<text class="soft {css}" x="{x}" y="{y}" text-anchor="end">{word}</text>'
@@ -262,16 +263,16 @@ class _Picture:
         yield "</g>"
 
     def x(self, time_s: float) -> str:
-        """Where a time is drawn."""
+        """Horizontal coordinate of a time."""
         share = time_s / self.span if self.span > 0 else 0.0
         return _short(self.gutter + self.plot * share)
 
     def width(self, time_s: float) -> str:
-        """How wide a time is drawn."""
+        """Width of a span of time in the picture."""
         return _short(self.plot * time_s / self.span if self.span > 0 else 0.0)
 
     def lane(self, row: Row, y: float, height: float) -> Iterator[str]:
-        """One lane: its name, its tasks, and how busy it is."""
+        """Draw a lane: its name, its tasks, and how busy it is."""
         middle = y + height / 2 + 4
         visible = height > 10
         name = row.name
@@ -299,7 +300,7 @@ class _Picture:
         yield "</g>"
 
     def tasks(self, row: Row, y: float, height: float) -> Iterator[str]:
-        """A rectangle a task, with its name where there is room."""
+        """Draw a rectangle for each task, with its name where there is room."""
         columns = (row.kinds, row.stages, row.microbatches, row.start_s, row.end_s)
         for index, (number_, stage, microbatch, start, end) in enumerate(
             zip(*(each.tolist() for each in columns), strict=True)
@@ -314,7 +315,7 @@ class _Picture:
             wide = " wide" if self.plot * (end - start) / self.span >= 4 else ""
             text = ""
             room = (self.plot * (end - start) / self.span - 2.5) / (6.0 if row.is_link else 6.8)
-            shown = word if len(word) <= room else str(microbatch)  # The colour says the rest.
+            shown = word if len(word) <= room else str(microbatch)  # The colour shows the kind.
             if len(shown) <= room and height > 10 and (microbatch >= 0 or shown == word):
                 middle = y + height / 2 + (3.5 if row.is_link else 4)
                 text = f'<text x="{self.x((start + end) / 2)}" y="{middle:g}">{shown}</text>'
@@ -331,7 +332,7 @@ class _Picture:
     def hover(
         self, row: Row, kind: TaskKind, stage: int, microbatch: int, start: float, end: float
     ) -> str:
-        """What a task is, in words: name, place, times and bytes."""
+        """Describe a task in words: name, place, times and bytes."""
         which = f"micro-batch {microbatch}" if microbatch >= 0 else "all micro-batches"
         words = KIND_WORDS[kind]
         if row.is_link:
@@ -350,7 +351,7 @@ class _Picture:
         return "\n".join(lines)
 
     def parts(self, row: Row, y: float, height: float) -> Iterator[str]:
-        """A lane with too many tasks: how much of each slice of time each kind takes."""
+        """Draw a lane with too many tasks: the share of each slice of time that each kind takes."""
         if not any("too many" in note for note in self.notes):
             slice_s = duration(self.span / self.columns, digits=3)
             self.notes.append(

@@ -1,4 +1,4 @@
-"""A timetable as text: a row an engine, time from left to right, as wide as the terminal."""
+"""A timetable as text: a row for each engine, time from left to right, as wide as the terminal."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ if TYPE_CHECKING:
 
 MIN_WIDTH = 40
 MAX_ROWS = 64
-"""More engines than this are sampled."""
+"""Most rows that are drawn; of more engines an even selection is drawn."""
 
 _IN_FULL = (TaskKind.F, TaskKind.B, TaskKind.DX, TaskKind.DW)
 _SILENT = (TaskKind.U, TaskKind.RF, TaskKind.RB)  # often take no time, which needs no note
@@ -43,7 +43,7 @@ _SILENT = (TaskKind.U, TaskKind.RF, TaskKind.RB)  # often take no time, which ne
 
 @dataclass(frozen=True)
 class _Style:
-    """The characters that are drawn with."""
+    """Characters of a drawing."""
 
     bar: str
     fill: str
@@ -51,7 +51,7 @@ class _Style:
     gap: str
     kinds: dict[TaskKind, str]
     shades: str
-    """Five, from idle to wholly busy."""
+    """Five characters, from idle to wholly busy."""
 
 
 _SEND, _RECEIVE = (TaskKind.SF, TaskKind.SB), (TaskKind.RF, TaskKind.RB)
@@ -95,9 +95,9 @@ def draw_text(
 ) -> str:
     """Draw a timetable as text.
 
-    Where columns can be in exact proportion to time, tasks have their names (``F0``, ``B0``, ``dX``
-    and ``dW``). A timetable that is too long for that has its middle left out if its beginning and
-    its end fit, and is drawn as shades otherwise. What is left out is said below.
+    If columns can be in exact proportion to time, tasks have their names (``F0``, ``B0``, ``dX``
+    and ``dW``). If a timetable is too long for that, its middle is left out; if not even its
+    beginning and its end fit, it is drawn as shades. Notes below say what is left out.
 
     Parameters
     ----------
@@ -107,13 +107,13 @@ def draw_text(
     unicode : bool
         Whether the terminal shows more than ASCII.
     names : sequence of str, optional
-        Of the devices.
+        Names of the devices.
 
     Returns
     -------
     str
-        Lines, each ended, none wider than `width` unless ASCII widths are exceeded by a name's
-        unusual characters.
+        Lines, each with a line end. None is wider than `width`, unless a name has unusual wide
+        characters.
     """
     style = _UNICODE if unicode else _ASCII
     width = max(width, MIN_WIDTH)
@@ -146,7 +146,7 @@ def draw_text(
 
 
 class _Drawing:
-    """The rows' bodies in the form that fits."""
+    """The bodies of the rows, in a form that fits the width."""
 
     def __init__(
         self, timeline: Timeline, rows: list[Row], span: float, room: int, style: _Style
@@ -163,7 +163,7 @@ class _Drawing:
         )
 
     def draw(self) -> tuple[str, list[str], list[str]]:
-        """Scale, a line for each row, and notes."""
+        """Return the scale, a line for each row, and notes."""
         skipped = []
         if self.skipped:
             skipped = [f"{counted(self.skipped, 'task')} that take no time are not shown."]
@@ -182,7 +182,7 @@ class _Drawing:
         return scale, lines, [*notes, *skipped]
 
     def exact_unit(self) -> float | None:
-        """The longest time of which all starts and ends are multiples, if it is not tiny."""
+        """Longest time of which all starts and ends are multiples; None if it is tiny."""
         pairs = [(row.start_s, row.end_s - row.start_s) for row in self.rows]
         times = np.unique(np.concatenate([each for pair in pairs for each in pair]))
         tolerance = 1e-9 * self.span
@@ -194,13 +194,13 @@ class _Drawing:
             off = np.abs(times - steps * unit)
             worst = int(np.argmax(off))
             if off[worst] <= tolerance:
-                # The last time has the most units, and so gives the unit to the most digits.
+                # The last time has the most units, and so determines the unit most exactly.
                 return float(times[-1] / steps[-1])
             unit = float(off[worst])
         return None
 
     def columns_per_unit(self, unit: float) -> list[tuple[bool, int]]:
-        """Fewest columns a unit with which names fit, with bars between tasks and without."""
+        """Fewest columns for a unit in which names fit, with bars between tasks and without."""
         needs = [0, 0]
         for row in self.rows:
             units = np.rint((row.end_s - row.start_s) / unit).astype(np.int64)
@@ -212,7 +212,7 @@ class _Drawing:
         return [(True, needs[1]), (False, needs[0])]
 
     def label_lengths(self, row: Row) -> NDArray[np.int64]:
-        """Columns of the names of a row's tasks; those of minor tasks may be cut to one."""
+        """Columns of the names of a row's tasks; names of minor tasks may be cut to one column."""
         token = np.array([len(kind.token) for kind in TaskKind])[row.kinds]
         digits = np.ones(len(row.kinds), np.int64)
         for power in range(1, 9):
@@ -222,7 +222,7 @@ class _Drawing:
         return np.where(np.isin(row.kinds, _IN_FULL), lengths, 1)
 
     def whole(self, column_s: float, bars: bool) -> tuple[str, list[str], list[str]] | None:
-        """Every task with its name, if there is room."""
+        """Draw every task with its name; None if there is no room."""
         needed = round(self.span / column_s) + bars
         if needed > self.room:
             return None
@@ -230,7 +230,10 @@ class _Drawing:
         return self.scale(0, needed, column_s), lines, []
 
     def elided(self, column_s: float, bars: bool) -> tuple[str, list[str], list[str]] | None:
-        """The beginning and the end, if every row has begun, and not ended, in what is seen."""
+        """Draw the beginning and the end.
+
+        Returns None unless every row begins in the part shown first, and ends in the other.
+        """
         half = (self.room - len(self.style.gap)) // 2
         tail = round(self.span / column_s) + bars - half
         left, right = half * column_s, tail * column_s
@@ -252,7 +255,7 @@ class _Drawing:
         return join(self.scale(*part, column_s) for part in parts), lines, [note]
 
     def exact(self, row: Row, column_s: float, bars: bool, first: int, last: int) -> str:
-        """The columns `first..last - 1` of a row."""
+        """Draw the columns `first..last - 1` of a row."""
         style = self.style
         canvas = [style.idle] * (last - first)
         begin = np.rint(row.start_s / column_s).astype(np.int64)
@@ -264,7 +267,7 @@ class _Drawing:
             if kind in _TRANSFERS:
                 word = style.kinds[kind] * (b - a)
             if a < first:
-                word = ""  # A part of a name would be taken for another.
+                word = ""  # A part of a name would be mistaken for another name.
             if bars:
                 # The bar behind the task is overwritten by the one before the next.
                 cell = style.bar + word[: b - a - 1].ljust(b - a - 1, style.fill) + style.bar
@@ -277,7 +280,7 @@ class _Drawing:
         return "".join(canvas)
 
     def shaded(self) -> tuple[str, list[str], list[str]]:
-        """All of it in as many columns as there are, each with the character of what fills it."""
+        """Draw everything: each column shows the kind that fills most of it, or how busy it is."""
         style = self.style
         column_s = self.span / self.room
         lengths = np.concatenate([row.end_s - row.start_s for row in self.rows])
@@ -307,13 +310,13 @@ class _Drawing:
         return self.scale(0, self.room, column_s), lines, [note]
 
     def names_legend(self) -> str:
-        """What the tasks' names mean."""
+        """Explain the names of the tasks."""
         words = self.words(lambda kind: kind in _TRANSFERS)
         marks = " a, b...: the device's first, second stage;" if any(self.marks) else ""
         return f"{', '.join(words)}, {self.style.idle} idle;{marks} the number is the micro-batch."
 
     def words(self, marked: Callable[[TaskKind], bool]) -> list[str]:
-        """What is drawn for each kind, its mark or its name, and what it means."""
+        """Return for each kind its mark or its name, and what that means."""
         words: dict[str, list[str]] = {}
         for kind in self.kinds:
             sign = self.style.kinds[kind] if marked(kind) else kind.token
@@ -321,7 +324,7 @@ class _Drawing:
         return [f"{sign} {' or '.join(each)}" for sign, each in words.items()]
 
     def scale(self, first: int, last: int, column_s: float) -> str:
-        """Ticks above the columns `first..last - 1`, each number at the column of its time."""
+        """Draw ticks above the columns `first..last - 1`, each number at the column of its time."""
         factor, _ = unit_of(self.span)
         begin, end = first * column_s / factor, last * column_s / factor
         widest = len(number(end, 4)) + 3
@@ -338,7 +341,7 @@ class _Drawing:
 
 
 def _columns(text: str) -> int:
-    """Columns that a terminal gives to a text."""
+    """Number of columns that a text takes in a terminal."""
     wide = sum(unicodedata.east_asian_width(each) in "WF" for each in text)
     return len(text) + wide - sum(unicodedata.combining(each) > 0 for each in text)
 
@@ -357,7 +360,7 @@ def _wrapped(text: str, width: int) -> list[str]:
 
 
 def _to_ascii(text: str) -> str:
-    """Replace what is not ASCII by something as wide."""
+    """Replace characters that are not ASCII by ASCII of the same width."""
     for mark, plain in (("µ", "u"), ("…", "~")):
         text = text.replace(mark, plain)
     return "".join(c if c.isascii() else "?" * max(0, _columns(c)) for c in text)

@@ -1,4 +1,4 @@
-"""The plan as a picture: devices with what they compute, and the links between them."""
+"""The plan as a picture: devices with the layers that they compute, and the links between them."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ from fpgapipe.host.terminal.console import count, scaled
 
 PER_ROW = 4
 MAX_DRAWN = 32
-"""Devices; a table has all."""
+"""Most devices that are drawn; the table has all."""
 
 _PAD, _CARD_HEIGHT, _ROW_GAP = 8, 204, 44
 _LAYER_LINES = 3
 
 
 def cluster_section(subject: Subject) -> Section:
-    """Picture and table of the stages."""
+    """Make the section with picture and table of the stages."""
     plan = subject.plan
     lead = (
         f"The network is cut into {term('stages', 'stage')}, one a device. Features flow to the "
@@ -100,7 +100,7 @@ def _card(subject: Subject, i: int, x: float, y: float, width: int) -> Iterator[
 
 
 def _traffic(subject: Subject, i: int) -> tuple[str, str, str, str]:
-    """Rate, bytes there, bytes back, and all of it in words."""
+    """Return the rate of a link, its bytes in either direction, and all of it in words."""
     link = subject.link(i)
     rate = "no link" if link is None else scaled(link.payload_bytes_per_s, "B/s")
     sends = scaled(subject.plan.stages[i].sends_bytes, "B")
@@ -115,7 +115,7 @@ def _traffic(subject: Subject, i: int) -> tuple[str, str, str, str]:
 
 
 def _busy(subject: Subject, i: int) -> Iterator[tuple[float, str]]:
-    """Share of the mini-batch in which each direction of a link is in use, where measured."""
+    """Share of the mini-batch in which each direction of a link is in use, if it was measured."""
     measured = subject.measured
     total = measured.minibatch_cycles.rtl if measured else None
     for link in measured.links if measured else ():
@@ -146,7 +146,7 @@ def _arrow(x: float, y: float, to: float, css: str) -> str:
 
 
 def _turn(subject: Subject, i: int, x: float, y: float, to: float) -> Iterator[str]:
-    """A link from the end of one row to the beginning of the next."""
+    """Draw a link from the end of one line of devices to the beginning of the next."""
     rate, sends, returns, words = _traffic(subject, i)
     middle = y + _ROW_GAP / 2
     yield f'<g class="wire"><title>{text(words)}</title>'

@@ -1,4 +1,4 @@
-"""Cycles of the mini-batch, of layers and of links, by each level side by side."""
+"""Cycles of the mini-batch, of layers and of links, compared by level."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ WORDS = {
     "cycle_model": "Cycle model",
     "rtl": "RTL",
 }
-"""The levels, quickest first."""
+"""Names of the levels, the quickest first."""
 
 PASSES = {kind.token: words for kind, words in KIND_WORDS.items()}
 
@@ -37,7 +37,7 @@ LIMIT = 0.02
 
 
 def cycles_section(subject: Subject) -> Section:
-    """Tables of all that several levels tell the cycles of."""
+    """Make the section with tables of everything whose cycles several levels know."""
     lead = (
         f"The same work counted by every {term('level', 'levels')}, in cycles: from a formula "
         "that takes no time to the simulated hardware itself. Differences are from the RTL; "
@@ -102,7 +102,7 @@ def cycles_section(subject: Subject) -> Section:
 
 
 def _unit(subject: Subject, last: str) -> tuple[Cell, Cell]:
-    """Names and operators of layers that run together."""
+    """Cells with names and operators of layers that run together."""
     names = subject.units.get(last, (last,))
     operators = [subject.operators[name] for name in names if name in subject.operators]
     return Cell(text(", ".join(names))), Cell(text(", ".join(operators)))
@@ -111,7 +111,7 @@ def _unit(subject: Subject, last: str) -> tuple[Cell, Cell]:
 def _level_table(
     caption: str, headings: Sequence[Heading], rows: Sequence[tuple[list[Cell], Levels]]
 ) -> str:
-    """A table with a column for each level that tells anything, and its difference."""
+    """A table with columns for each level that has any cycles, and for its difference."""
     levels = [
         level
         for level in WORDS

@@ -1,4 +1,4 @@
-"""What a build's measurements and runs show, in two sentences."""
+"""Two sentences about what a build's measurements and runs show."""
 
 from __future__ import annotations
 
@@ -13,18 +13,18 @@ if TYPE_CHECKING:
     from fpgapipe.host.report.pages.subject import Subject
 
 OWN = {"sim": "in simulated hardware", "model": "in the bit-exact model"}
-"""What gives the hardware's bits, by the name of a run's folder."""
+"""Backends that give the hardware's bits, in words, by the name of a run's folder."""
 
 
 def findings(subject: Subject) -> str:
-    """One sentence about speed, one about training, as HTML."""
+    """Write one sentence about speed and one about training, as HTML."""
     return f"{_speed(subject)} {_training(subject)}"
 
 
 def furthest(subject: Subject) -> Run | None:
-    """The hardware's run or its model's, which give the same numbers: the one that went furthest.
+    """Choose the run that went furthest, of the simulated hardware or its model.
 
-    Where there is neither, it is another backend's.
+    These two give the same numbers. Without either the run is that of another backend.
     """
     runs = [run for run in subject.runs if run.steps]
     return min(runs, key=lambda run: (run.name not in OWN, -len(run.steps)), default=None)
@@ -34,7 +34,7 @@ def _speed(subject: Subject) -> str:
     plan, clk_hz = subject.plan, subject.clk_hz
     cycles = subject.measured.minibatch_cycles if subject.measured else None
     simulated = cycles.rtl if cycles else None
-    if simulated is None:  # a run in simulation counts them, too
+    if simulated is None:  # a run in simulation counts cycles, too
         counts = [step.cycles for run in subject.runs for step in run.steps if step.cycles]
         simulated = counts[-1] if counts else None
     planned = plan.predicted.minibatch_s * clk_hz

@@ -79,11 +79,11 @@ WORDS = {
         "framework, on CPU or GPU.",
     ),
 }
-"""By the name that links use: the word, and what it means."""
+"""Word and explanation by the identifier that links use."""
 
 
 def glossary_section() -> Section:
-    """All words in the order of the alphabet."""
+    """Make the section with all words in alphabetical order."""
     words = sorted(WORDS.items(), key=lambda each: each[1][0].lower())
     items = "".join(
         f'<div><dt id="g-{ident}">{word}</dt><dd>{meaning}</dd></div>\n'

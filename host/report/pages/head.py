@@ -1,4 +1,4 @@
-"""The head of the page: what was built, and the figures that matter."""
+"""The head of the page: what was built, and the most important figures."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from fpgapipe.host.terminal.console import count, scaled
 
 
 def head(subject: Subject) -> str:
-    """Title, what the runs show, what was built, and the figures."""
+    """Write title, what the runs show, what was built, and the figures."""
     plan = subject.plan
     what = "Training" if plan.trains else "Inference"
     sentence = (
@@ -39,7 +39,7 @@ def head(subject: Subject) -> str:
 
 
 def _figures(subject: Subject) -> Iterator[tuple[str, str, str, str]]:
-    """What it is, the value, where it comes from, and a class."""
+    """Yield figures: name, value, source and CSS class."""
     plan, clk_hz = subject.plan, subject.clk_hz
     cycles = subject.measured.minibatch_cycles if subject.measured else None
     predicted = plan.predicted.minibatch_s * clk_hz
@@ -69,7 +69,7 @@ def _figures(subject: Subject) -> Iterator[tuple[str, str, str, str]]:
 
 
 def _work_s(subject: Subject) -> float:
-    """What the average device computes in a mini-batch, by the plan."""
+    """Time for which the average device computes in a mini-batch, by the plan, s."""
     plan = subject.plan
     total = 0.0
     for stage in plan.stages:
@@ -100,7 +100,7 @@ def _training(subject: Subject) -> Iterator[tuple[str, str, str, str]]:
 
 
 def _beside(subject: Subject, shown: Run) -> str:
-    """The reference's accuracy, where there is one."""
+    """The reference's accuracy in words, if there is one."""
     for run in subject.runs:
         if run.name.startswith("torch") and run is not shown and run.validations:
             return f"; PyTorch {percent(run.validations[-1].accuracy)}"

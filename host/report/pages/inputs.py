@@ -1,7 +1,7 @@
-"""What runs and measurements leave in a build's ``run`` folder, read with care.
+"""Readers of what runs and measurements leave in a build's ``run`` folder.
 
-Files may be missing, of an interrupted run, or damaged: whatever cannot be used is left out, and a
-sentence says so.
+Files may be missing, damaged, or from an interrupted run. Whatever cannot be used is left out, and
+a sentence says so.
 """
 
 from __future__ import annotations
@@ -25,13 +25,13 @@ LOG = "log.jsonl"
 SETTINGS = "settings.json"
 
 MAX_BYTES = {MEASURED: 1 << 26, LOG: 1 << 27, SETTINGS: 1 << 20}
-"""A larger file of that name is not read."""
+"""Most bytes of a file by its name; a larger one is not read."""
 
 MAX_LINE_BYTES = 1 << 16
-"""A longer line of a log is none."""
+"""Most bytes of a line of a log; a longer line is a fault."""
 
 MAX_LINES = 500_000
-"""More lines of a log are not shown."""
+"""Most lines of a log that are shown."""
 
 Cycle = Annotated[float, Field(ge=0, le=1e15)]
 """A number of cycles; the limit is a month."""
@@ -45,7 +45,7 @@ class _Part(BaseModel):
 
 
 class Levels(_Part):
-    """Cycles of one thing, by the level that tells them; None where a level was not run."""
+    """Cycles of one thing by each level; None if a level was not run."""
 
     closed_form: Cycle | None = None
     event: Cycle | None = None
@@ -65,14 +65,14 @@ class TaskTimes(_Part):
 
 
 class LayerCycles(Levels):
-    """Cycles of a layer in one pass, of all micro-batches."""
+    """Cycles of a layer in one pass, for all micro-batches."""
 
     layer: str
     direction: str = Field(alias="pass")
 
 
 class DeviceMeasured(_Part):
-    """Counters of a device after a mini-batch, and what its tasks and layers took."""
+    """Counters of a device after a mini-batch, and times of its tasks and layers."""
 
     counters: dict[str, Count] = {}
     tasks: tuple[TaskTimes, ...] = ()
@@ -80,7 +80,7 @@ class DeviceMeasured(_Part):
 
 
 class LinkMeasured(_Part):
-    """A direction of a link: bytes of a mini-batch, and the cycles in which it carries them."""
+    """Bytes of a mini-batch over a direction of a link, and cycles in which it carries them."""
 
     source: Count = Field(alias="from")
     destination: Count = Field(alias="to")
@@ -90,7 +90,7 @@ class LinkMeasured(_Part):
 
 
 class Measured(_Part):
-    """One mini-batch, predicted and measured; times of tasks in RTL to some cycles."""
+    """One mini-batch, predicted and measured; times of tasks in RTL are exact to some cycles."""
 
     clk_hz: float = Field(ge=1, le=1e12)
     minibatch_cycles: Levels
@@ -107,7 +107,7 @@ class Measured(_Part):
 
 
 class StepLine(BaseModel):
-    """A line of a run's log, of one step; the loss may be no number."""
+    """A line of a run's log about one step; its loss is None if it is not a number."""
 
     model_config = ConfigDict(extra="ignore", frozen=True)
 
@@ -122,12 +122,12 @@ class StepLine(BaseModel):
     @field_validator("loss")
     @classmethod
     def _finite(cls, loss: float | None) -> float | None:
-        """None for what is no number, or none that a chart could have."""
+        """Replace a loss that is not a number, or too large for a chart, by None."""
         return loss if loss is not None and abs(loss) < 1e30 else None
 
 
 class ValidationLine(_Part):
-    """What a run's log says after an epoch."""
+    """A line of a run's log about a validation."""
 
     epoch: Count
     step: Count
@@ -142,13 +142,13 @@ class Run:
     Attributes
     ----------
     name : str
-        Of its folder: ``sim``, ``model``, ``torch``.
+        Name of its folder: ``sim``, ``model``, ``torch``.
     steps : tuple of StepLine
-        In order.
+        Steps in order.
     validations : tuple of ValidationLine
     settings : dict
     faults : tuple of str
-        What cannot be used, a sentence each.
+        One sentence for each thing that cannot be used.
     """
 
     name: str
@@ -159,7 +159,7 @@ class Run:
 
 
 def read_measured(path: Path) -> tuple[Measured | None, str]:
-    """Read measurements; without them, a sentence why, which is empty where there is no file."""
+    """Read measurements, or say why there are none; the reason is "" if there is no file."""
     raw, why = _read(path)
     if raw is None:
         return None, why
@@ -215,9 +215,9 @@ def _read_run(path: Path) -> Run:
 
 
 def _lines(path: Path, faults: list[str]) -> Iterator[bytes]:
-    """Whole lines of a log, one after the other; what cannot be read is added to the faults.
+    """Yield whole lines of a log, and add what cannot be read to the faults.
 
-    A run that was cut off, or goes on, may leave the start of a line, which is no fault.
+    A run that was interrupted, or still goes on, may leave the start of a line; this is no fault.
     """
     try:
         with open_file(path, MAX_BYTES[LOG]) as file:
@@ -236,7 +236,7 @@ def _lines(path: Path, faults: list[str]) -> Iterator[bytes]:
 
 
 def _read(path: Path) -> tuple[bytes | None, str]:
-    """Bytes of a file; or none, and why, which is empty where there is no file."""
+    """Return the bytes of a file, or None and the reason; the reason is "" if there is no file."""
     if not os.path.lexists(path):
         return None, ""
     try:

@@ -1,4 +1,4 @@
-"""The report of a build: one page that needs nothing else, and the trace beside it."""
+"""The report of a build: one page that needs nothing else, and a trace next to it."""
 
 from __future__ import annotations
 
@@ -38,25 +38,25 @@ SECTIONS = (
     utilisation_section,
     training_section,
 )
-"""In the order of the page."""
+"""Functions that make the sections, in the order of the page."""
 
 PAGE = "report.html"
 TRACE = "trace.json"
 
 
 def write_report(build: Build, output: Path | None = None) -> Path:
-    """Write the page, and where task times were measured the trace in the build's ``run`` folder.
+    """Write the page, and if task times were measured the trace in the build's ``run`` folder.
 
     Parameters
     ----------
     build : Build
     output : Path, optional
-        Of the page; ``run/report.html`` in the build if not given.
+        Path of the page; ``run/report.html`` in the build if not given.
 
     Returns
     -------
     Path
-        Of the page.
+        Path of the page.
 
     Raises
     ------
@@ -84,7 +84,7 @@ def write_report(build: Build, output: Path | None = None) -> Path:
 
 
 def _relative(target: Path, page: Path) -> str:
-    """Address of a file as a page names it."""
+    """Address of a file relative to a page."""
     try:
         between = os.path.relpath(target.resolve(), page.resolve().parent)
     except ValueError:  # on another drive

@@ -1,4 +1,4 @@
-"""What the cores take of their devices, against the limits of devices and dies."""
+"""Resources that the cores take, compared with the limits of devices and dies."""
 
 from __future__ import annotations
 
@@ -26,16 +26,16 @@ from fpgapipe.host.report.pages.subject import Subject, array_words
 from fpgapipe.json_faults import faults_of
 
 MAX_KINDS = 16
-"""Kinds of devices that are shown."""
+"""Most kinds of devices that are shown."""
 
 NAMES = {"lut": "LUT", "ff": "FF", "bram36": "BRAM", "uram": "URAM", "dsp": "DSP"}
-"""What a device has, and how it is called."""
+"""Names of the resources of a device in words."""
 
 Amount = Annotated[float, Field(ge=0)]
 
 
 class Amounts(BaseModel):
-    """Of each resource."""
+    """Amounts of each resource."""
 
     model_config = ConfigDict(extra="ignore", frozen=True)
 
@@ -51,7 +51,7 @@ class Amounts(BaseModel):
 
 
 class DieReport(BaseModel):
-    """A die: what the core takes of it, and what a design may."""
+    """Resources of a die: those that the core takes, and those that a design may take."""
 
     model_config = ConfigDict(extra="ignore", frozen=True)
 
@@ -61,7 +61,7 @@ class DieReport(BaseModel):
 
 
 class BoardReport(BaseModel):
-    """What a core takes of a board, by block and by die, and how that is known."""
+    """Resources that a core takes of a board, by block and by die, and how they are known."""
 
     model_config = ConfigDict(extra="ignore", frozen=True)
 
@@ -73,7 +73,7 @@ class BoardReport(BaseModel):
 
 
 def resources_section(subject: Subject) -> Section:
-    """Bars and tables, once for all devices that are alike."""
+    """Make the section with bars and tables, once for all equal devices."""
     lead = (
         "What the generated hardware takes of each FPGA: "
         f"{term('LUT, FF, BRAM, URAM, DSP', 'resources')}. A bar is full at the limit, from which "
@@ -99,7 +99,7 @@ def resources_section(subject: Subject) -> Section:
 
 
 def fullest(subject: Subject) -> tuple[str, float]:
-    """What the devices have least of left, and the share that is used; "" if nothing is known."""
+    """Return the resource with the largest share in use, and that share; "" if none is known."""
     shares = [
         (found.used.of(resource) / found.limits.of(resource), name)
         for _, _, found in _kinds(subject)
@@ -111,7 +111,7 @@ def fullest(subject: Subject) -> tuple[str, float]:
 
 
 def _kinds(subject: Subject) -> list[tuple[list[str], str, BoardReport]]:
-    """Devices that are alike: their names, what they are, and their resources."""
+    """Group equal devices: their names, a description, and their resources."""
     kinds: dict[tuple[str, str], tuple[list[str], str, BoardReport]] = {}
     for index, each in enumerate(subject.build.resources):
         stage = subject.plan.stages[index]
@@ -124,7 +124,7 @@ def _kinds(subject: Subject) -> list[tuple[list[str], str, BoardReport]]:
 
 
 def _limits_table(found: BoardReport) -> str:
-    """Bars against limits: a row a resource, a column for the device and for each die."""
+    """A table of bars: a row for each resource, columns for the device and for each die."""
     places = [("Whole device", found.used, found.limits)]
     if len(found.dies) > 1:
         places += [(f"Die {text(die.die)}", die.used, die.limits) for die in found.dies]
@@ -144,7 +144,7 @@ def _limits_table(found: BoardReport) -> str:
 
 
 def _gauge(used: float, limit: float) -> str:
-    """A bar with its numbers."""
+    """A bar with used amount and limit."""
     share = used / limit if limit else 2.0 if used else 0.0
     ratio = percent(share) if limit else "none there"
     if share > 1:
@@ -154,7 +154,7 @@ def _gauge(used: float, limit: float) -> str:
 
 
 def _amount(value: float) -> str:
-    """A count; block RAMs come in halves."""
+    """Write a count; block RAMs may be halves."""
     return f"{value:,.1f}".removesuffix(".0")
 
 

@@ -1,4 +1,4 @@
-"""Several builds and runs on one page: their curves side by side, and a table of what differs."""
+"""Several builds and runs compared on one page: their curves, and a table of what differs."""
 
 from __future__ import annotations
 
@@ -37,12 +37,12 @@ PAGE = "comparison.html"
 
 @dataclass(frozen=True)
 class Compared:
-    """A build, and those of its runs that are looked at.
+    """A build, with those of its runs that are compared.
 
     Attributes
     ----------
     label : str
-        Tells it from the others.
+        Label that distinguishes it from the others.
     subject : Subject
     """
 
@@ -75,7 +75,7 @@ def gather(folders: Sequence[Path]) -> list[Compared]:
 
 
 def _labels(folders: Sequence[Path]) -> list[str]:
-    """The shortest ends of paths that tell them apart."""
+    """Return the shortest ends of paths that distinguish them."""
     parts = [folder.resolve().parts for folder in folders]
     for length in range(1, max(map(len, parts))):
         labels = ["/".join(each[-length:]) for each in parts]
@@ -85,7 +85,7 @@ def _labels(folders: Sequence[Path]) -> list[str]:
 
 
 def write_comparison(compared: Sequence[Compared], output: Path | None = None) -> Path:
-    """Write the page: in the first build's ``run`` folder, or where a user says.
+    """Write the page to the first build's ``run`` folder, or to `output`.
 
     Raises
     ------
@@ -135,7 +135,7 @@ printed.</p>
 
 
 def cycles_of(subject: Subject) -> float | None:
-    """Cycles of a simulated mini-batch: as measured, or the mean of a simulated run's."""
+    """Cycles of a simulated mini-batch: measured, or the mean of those of a simulated run."""
     if subject.measured and subject.measured.minibatch_cycles.rtl:
         return subject.measured.minibatch_cycles.rtl
     counts = [step.cycles for run in subject.runs for step in run.steps if step.cycles]
@@ -143,19 +143,19 @@ def cycles_of(subject: Subject) -> float | None:
 
 
 def accuracy_of(subject: Subject) -> float | None:
-    """The last validation of the run that went furthest."""
+    """Accuracy in the last validation of the run that went furthest."""
     run = furthest(subject)
     return run.validations[-1].accuracy if run and run.validations else None
 
 
 def _rate(subject: Subject) -> float:
-    """Samples a second, simulated or else predicted."""
+    """Samples a second: simulated if there is a simulation, else predicted."""
     predicted = subject.plan.predicted.minibatch_s * subject.clk_hz
     return subject.plan.batch * subject.clk_hz / (cycles_of(subject) or predicted)
 
 
 def _verdict(compared: Sequence[Compared]) -> str:
-    """Which is the fastest, and which finds most classes, in two sentences."""
+    """Say in two sentences which build is the fastest, and which finds most classes."""
     fastest = max(compared, key=lambda each: _rate(each.subject))
     known = "" if cycles_of(fastest.subject) else ", by its plan"
     words = (
@@ -174,7 +174,7 @@ def _verdict(compared: Sequence[Compared]) -> str:
 
 
 def _builds(compared: Sequence[Compared]) -> Section:
-    """What differs between the builds."""
+    """Make the section with the table of what differs between the builds."""
     headings = [
         Heading("Build", False),
         Heading("Network", False),

@@ -1,4 +1,4 @@
-"""What a report is about: a build, and what runs and measurements of it have left."""
+"""The subject of a report: a build with its runs and measurements."""
 
 from __future__ import annotations
 
@@ -32,10 +32,10 @@ class Subject:
     build : Build
     measured : Measured or None
     measured_fault : str
-        Why there are no measurements although there is a file of them.
+        Reason why there are no measurements although there is a file of them, else "".
     runs : tuple of Run
     trace : str
-        Address of the trace, as the page names it; "" if there is none.
+        Address of the trace relative to the page; "" if there is none.
     """
 
     build: Build
@@ -46,7 +46,7 @@ class Subject:
 
     @classmethod
     def of(cls, build: Build) -> Subject:
-        """Gather what lies in the build's ``run`` folder."""
+        """Read what lies in the build's ``run`` folder."""
         path = build.folder / "run" / MEASURED
         measured, why = read_measured(path)
         num_devices = len(build.plan.stages)
@@ -62,21 +62,21 @@ class Subject:
 
     @property
     def plan(self) -> Plan:
-        """Of the build."""
+        """Plan of the build."""
         return self.build.plan
 
     @property
     def cluster(self) -> ClusterSpec:
-        """Of the build."""
+        """Cluster of the build."""
         return self.build.cluster
 
     @cached_property
     def names(self) -> list[str]:
-        """Of the devices, in the order of the stages."""
+        """Names of the devices, in the order of the stages."""
         return [stage.device for stage in self.plan.stages]
 
     def device(self, stage: int) -> DeviceSpec:
-        """What computes a stage."""
+        """The device that computes a stage."""
         place = self.cluster.device_names.index(self.plan.stages[stage].device)
         return self.cluster.devices[place]
 
@@ -89,7 +89,7 @@ class Subject:
 
     @property
     def clk_hz(self) -> float:
-        """The clock that turns cycles into time: that of the measurement, or of the first core."""
+        """Clock frequency of the measurement, or else of the first core, Hz."""
         return self.measured.clk_hz if self.measured else self.plan.stages[0].core.clk_hz
 
     @property
@@ -103,7 +103,7 @@ class Subject:
 
     @cached_property
     def operators(self) -> Mapping[str, str]:
-        """What each layer does, by its name; empty where the network cannot be read."""
+        """Operator of each layer, by its name; empty if the network cannot be read."""
         try:
             return {name: layer.op for name, layer in self.build.graph.layers.items()}
         except UserError:
@@ -111,7 +111,7 @@ class Subject:
 
     @cached_property
     def units(self) -> Mapping[str, tuple[str, ...]]:
-        """Layers that run together, in order, by the name of the last; empty as `operators`."""
+        """Layers that run together, in order, by the name of the last; empty if not known."""
         try:
             units = list(units_of(self.build.graph))
         except UserError:
@@ -120,7 +120,7 @@ class Subject:
 
     @cached_property
     def planned(self) -> Timeline:
-        """The event simulation of the plan, from its own times."""
+        """The event simulation of the plan, with the times of the plan."""
         stages = self.plan.stages
         activations, gradients = np.zeros(len(stages)), np.zeros(len(stages))
         latencies = [0.0]

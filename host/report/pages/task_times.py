@@ -1,4 +1,4 @@
-"""When each task takes place, by each level, one above the other."""
+"""Timetables of the tasks by each level, one above the other."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ from fpgapipe.host.terminal.console import count
 from fpgapipe.lowering.schedule.schedule import TaskKind
 
 LEVELS = {"event": "Event simulation", "cycle_model": "Cycle model", "rtl": "RTL simulation"}
-"""Levels that time tasks, fastest first, and what they are called."""
+"""Names of the levels that have times of tasks, the fastest first."""
 
 _KINDS = {kind.token: kind for kind in TaskKind}
 _TASK = re.compile(r"([A-Za-z]+?)(\d*)@(\d+)")
 
 
 def measured_rows(subject: Subject) -> list[Row]:
-    """Rows of all levels that were run: a group a level, in it a row a device."""
+    """Rows of all levels that were run: a group for each level, in it rows for each device."""
     measured = subject.measured
     rows = []
     for level, words in LEVELS.items() if measured else ():
@@ -39,7 +39,7 @@ def measured_rows(subject: Subject) -> list[Row]:
 def _rows(
     timed: list[tuple[TaskTimes, tuple[float, float]]], device: int, subject: Subject, group: str
 ) -> list[Row]:
-    """Of one device: a row, or where tasks overlap, as with two engines, as many as they need."""
+    """Rows of one device: one, or as many as needed if tasks overlap, as with two engines."""
     assert subject.measured
     lanes: list[list[tuple[TaskTimes, tuple[float, float]]]] = []
     for entry in sorted(timed, key=lambda entry: entry[1]):
@@ -68,7 +68,7 @@ def _rows(
 
 
 def working_share(subject: Subject, level: str) -> float | None:
-    """Share of the mini-batch in which the average device works on any task, by a level."""
+    """Share of the mini-batch in which the average device works on some task, by a level."""
     measured = subject.measured
     total: float | None = getattr(measured.minibatch_cycles, level) if measured else None
     if not measured or not measured.devices or not total:
@@ -86,14 +86,14 @@ def working_share(subject: Subject, level: str) -> float | None:
 
 
 def kind_of(task: TaskTimes) -> TaskKind:
-    """What a task does; a name that is not known counts as an update."""
+    """Kind of a task; an unknown name counts as an update."""
     name = _TASK.fullmatch(task.task)
     written = task.kind if task.kind in _KINDS else name[1] if name else ""
     return _KINDS.get(written, TaskKind.U)
 
 
 def timetable_section(subject: Subject) -> Section:
-    """Timetables of the plan or of all levels that were measured."""
+    """Make the section with timetables of the plan or of all levels that were measured."""
     rows = measured_rows(subject)
     groups = {row.group for row in rows}
     body = ""
@@ -136,7 +136,7 @@ def timetable_section(subject: Subject) -> Section:
 
 
 def _remarks(subject: Subject) -> Callable[[Row, int], str]:
-    """Hover text of a task: its cycles, and how far the levels are from the slowest that ran."""
+    """Return a function for hover text: cycles of a task, and differences between the levels."""
     tasks = {
         (device, kind_of(task), task.microbatch): task
         for device, each in enumerate(subject.measured.devices if subject.measured else ())
@@ -156,7 +156,7 @@ def _remarks(subject: Subject) -> Callable[[Row, int], str]:
 
 
 def _compared(task: TaskTimes) -> list[str]:
-    """What each level says that a task takes, and the difference from the last of them."""
+    """Cycles of a task by each level, and the difference from the last of them, in words."""
     spans = {words: getattr(task, level) for level, words in LEVELS.items()}
     lengths = {words: span[1] - span[0] for words, span in spans.items() if span is not None}
     if len(lengths) < 2:

@@ -1,4 +1,4 @@
-"""Loss and accuracy of the runs, beside those of PyTorch."""
+"""Loss and accuracy of the runs, compared with those of PyTorch."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ BACKENDS = {
     "model": "bit-exact model",
     "torch": "PyTorch",
 }
-"""What computes, by the name of a run's folder."""
+"""Backends in words, by the name of a run's folder."""
 
 ALIKE = (
     "data",
@@ -47,7 +47,7 @@ ALIKE = (
     "epochs",
     "steps",
 )
-"""Settings that runs share if they are to be compared."""
+"""Settings that have to be equal if runs are to be compared."""
 
 SHOWN_SETTINGS = (
     "data",
@@ -60,7 +60,7 @@ SHOWN_SETTINGS = (
 
 
 def training_section(subject: Subject) -> Section:
-    """Charts and tables of all runs."""
+    """Make the section with charts and tables of all runs."""
     lead = (
         "How the network learns: the loss of each mini-batch, which should fall, and the share of "
         "samples that it never saw in training and gets right. Simulated hardware and bit-exact "
@@ -90,7 +90,7 @@ def training_section(subject: Subject) -> Section:
 
 
 def curves(runs: Sequence[Run]) -> str:
-    """Charts of runs with what their lines are, and tables of the same."""
+    """Charts of runs with a legend, and tables of the same numbers."""
     body = ""
     if len(runs) > STYLES:
         body += f'<p class="note">Lines look alike from the {STYLES + 1}th run on.</p>'
@@ -138,7 +138,7 @@ def _losses(run: Run) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
 
 
 def _training_accuracy(run: Run) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
-    """Epochs, and the share of their samples that were right in training."""
+    """Return epochs, and the share of their samples whose class was right in training."""
     correct: dict[int, int] = {}
     samples: dict[int, int] = {}
     for each in run.steps:
@@ -192,7 +192,7 @@ def _loss(value: float | None) -> Cell:
 
 
 def _epoch_table(runs: Sequence[Run]) -> str:
-    """Accuracy of each epoch, a column a run."""
+    """A table of the accuracy of each epoch, with a column for each run."""
     found = [{each.epoch: each.accuracy for each in run.validations} for run in runs]
     epochs = sorted({epoch for each in found for epoch in each})
     if not epochs:

@@ -1,4 +1,4 @@
-"""What the engines of each device did in the mini-batch, and what they waited for."""
+"""What the engines of each device did in the mini-batch, and for what they waited."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from fpgapipe.host.report.pages.subject import Subject
 from fpgapipe.host.terminal.console import scaled
 
 MAX_BARS = 32
-"""Devices that are drawn; the table has all."""
+"""Most devices that are drawn; the table has all."""
 
 CAUSES = {
     "c1": "works",
@@ -36,7 +36,7 @@ CAUSES = {
     "c6": "waits for another engine or device",
     "idle": "has nothing to do",
 }
-"""By the class that colours them, in the order in which they are drawn."""
+"""Causes by the CSS class of their colour, in the order in which they are drawn."""
 
 SHORT = {
     "c1": "Works",
@@ -62,13 +62,13 @@ _BUSY = re.compile(r"(.*)_BUSY")
 
 @dataclass(frozen=True)
 class Engine:
-    """What the counters of an engine say.
+    """Times of an engine by its counters.
 
     Attributes
     ----------
     name : str
     busy, works : int
-        Cycles with an instruction under way; of these, in which it worked.
+        Cycles with an instruction under way, and cycles among them in which it worked.
     semaphores : int
         Cycles in which an instruction waited for others to end.
     causes : dict of str to int
@@ -85,15 +85,15 @@ class Engine:
 def engines_of(counters: Mapping[str, int], cycles: int) -> Iterator[Engine]:
     """Sort the counters of a device by engine and cause.
 
-    A wait for semaphores counts for what the engine was not busy in alone: while an instruction is
-    under way, the next may well wait.
+    A wait for semaphores counts only for cycles in which the engine was not busy: while an
+    instruction is under way, the next one may well wait.
 
     Parameters
     ----------
     counters : mapping of str to int
-        By name, as in the register map.
+        Counters by name, as in the register map.
     cycles : int
-        Of the mini-batch.
+        Cycles of the mini-batch.
     """
     for counter, busy in counters.items():
         match = _BUSY.fullmatch(counter)
@@ -105,10 +105,11 @@ def engines_of(counters: Mapping[str, int], cycles: int) -> Iterator[Engine]:
             return counters.get(f"{prefix}_{name}", 0)
 
         causes = dict.fromkeys(CAUSES, 0)
-        # Waits of one cycle may have two causes; together they are no more than it was busy.
+        # A cycle of waiting may have two causes; the sum is limited to the cycles of being busy.
         left = busy
         if prefix.startswith("GEMM"):
-            causes["c1"] = min(of("VECTORS"), left)  # one a cycle, as of no other engine
+            # One vector a cycle; the counts of other engines are no cycles.
+            causes["c1"] = min(of("VECTORS"), left)
             left -= causes["c1"]
         for name, css in _WAITS.items():
             taken = min(of(name), left)
@@ -135,7 +136,7 @@ def _named(prefix: str) -> str:
 
 
 def utilisation_section(subject: Subject) -> Section:
-    """Bars by cause, and the counters behind them."""
+    """Make the section with bars by cause, and the counters behind them."""
     lead = (
         "Each engine of a device works beside the others and counts what it does in every cycle "
         f"({term('counters', 'counter')} of the simulated hardware). A long blue bar is good; "
