@@ -71,6 +71,20 @@ class Event(IntEnum):
     CALL = 4  # whatever is to be called with the time
 
 
+class Kind(IntEnum):
+    """What the machine code knows of engines (`compiled_loop`); others it does not run."""
+
+    LOAD = 0
+    STORE = 1
+    GEMM = 2
+    VECTOR = 3
+    SEND = 4
+    RECEIVE = 5
+    LINK_SEND = 6
+    LINK_RECEIVE = 7
+    HELD = 8
+
+
 class Run(Protocol):
     """The run that engines are part of, as they see it: `core_cycles.CoreRun`.
 
@@ -184,6 +198,8 @@ class Mover(Engine):
 class Load(Mover):
     """Reads from memory, a burst after the latency, into the scratchpad."""
 
+    kind = Kind.LOAD
+
     def start(self, index: int, instruction: Instruction, now: float) -> float:
         """See `Engine`."""
         bus = self.run.bus
@@ -199,6 +215,8 @@ class Load(Mover):
 class Store(Mover):
     """Writes from the scratchpad to memory; an instruction ends with the last response."""
 
+    kind = Kind.STORE
+
     def start(self, index: int, instruction: Instruction, now: float) -> float:
         """See `Engine`."""
         self.run.bus.writes.transfer(index, instruction.body, now + STORE_CYCLES)
@@ -212,6 +230,8 @@ class Store(Mover):
 
 class Send(Mover):
     """Reads from memory for a link that takes words as fast as it sends them."""
+
+    kind = Kind.SEND
 
     def start(self, index: int, instruction: Instruction, now: float) -> float:
         """See `Engine`."""
@@ -229,6 +249,8 @@ class Send(Mover):
 class Receive(Mover):
     """Writes to memory what a link has as soon as it is asked for."""
 
+    kind = Kind.RECEIVE
+
     def start(self, index: int, instruction: Instruction, now: float) -> float:
         """See `Engine`."""
         _, received = self.run.bus.packets[instruction.engine]
@@ -245,6 +267,8 @@ class Receive(Mover):
 
 class Gemm(Engine):
     """Products, whose vectors follow each other through the array."""
+
+    kind = Kind.GEMM
 
     def __init__(self, run: Run, depth: int, in_flight: int) -> None:
         super().__init__(run, depth, in_flight)
@@ -281,6 +305,8 @@ class Gemm(Engine):
 
 class Vector(Engine):
     """The vector engine."""
+
+    kind = Kind.VECTOR
 
     def __init__(self, run: Run, depth: int, in_flight: int) -> None:
         super().__init__(run, depth, in_flight)
