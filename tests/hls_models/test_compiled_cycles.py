@@ -2,13 +2,17 @@
 
 import random
 from dataclasses import replace
+from types import SimpleNamespace
 
 import pytest
 
 pytest.importorskip("numba")
 
+from fpgapipe.host.prediction.task_times import _PausingRun
 from fpgapipe.hw.hls_models.cycles import compiled_core, compiled_loop
+from fpgapipe.hw.hls_models.cycles.cluster_cycles import predict_cluster
 from fpgapipe.hw.hls_models.cycles.core_cycles import CoreRun, MemorySpec
+from fpgapipe.hw.hls_models.cycles.link_cycles import WireTiming
 from fpgapipe.hw.hls_models.isa.instructions import Instruction, Opcode
 from fpgapipe.hw.hls_models.isa.vector_op import Source, Target, VectorOp
 from fpgapipe.hw.hls_models.model.link_dma import packet
@@ -151,6 +155,76 @@ def test_machine_code_changes_no_bit(both, seed):
         assert one == other, given
         ended += one.startswith("(Prediction")
     assert 30 < ended < 60
+
+
+@pytest.mark.parametrize("seed", range(2))
+def test_what_is_held_back_comes_alike(both, seed):
+    rng = random.Random(seed)
+    ended = 0
+    for number in range(40):
+        core = random_core(rng)
+        program = random_program(rng, core, deadlocks=number % 8 == 0)
+        tasks = sorted(rng.randrange(6) for _ in program)
+        waiters = {
+            index: rng.randrange(len(program))
+            for index, each in enumerate(program)
+            if each.opcode is Opcode.RECEIVE and rng.random() < 0.8
+        }
+        given = SimpleNamespace(core=core, instructions=program), tasks, waiters, MemorySpec()
+        one, other = both(lambda given=given: outcome(_PausingRun(*given)))
+        assert one == other, given
+        ended += one.startswith("(Prediction")
+    assert 10 < ended < 40
+
+
+def random_cluster(rng):
+    """Devices in a row that send each other packets, and what else they do."""
+    count = rng.choice((1, 2, 2, 3))
+    packets = [
+        [(rng.randint(1, 9000), rng.randrange(3)) for _ in range(rng.randrange(9))]
+        for _ in range(2 * count - 2)
+    ]
+    cores, programs = [], []
+    for device in range(count):
+        wires = [(device - 1, 1, 0)] * (device > 0) + [(device, 0, 1)] * (device < count - 1)
+        links = [
+            LinkEngineSpec(16, rng.choice((1, 2, 16)), (rng.choice((2, 16)),) * 3)
+            for _ in range(len(wires) + rng.randrange(2))
+        ]
+        cores.append(random_core(rng, links=tuple(links)))
+        alone = replace(cores[-1], links=())
+        streams = [random_program(rng, alone, deadlocks=rng.random() < 0.1)[:-3]]
+        for link, (wire, sends, receives) in enumerate(wires):
+            for opcode, way in ((Opcode.SEND, sends), (Opcode.RECEIVE, receives)):
+                bodies = [
+                    packet(rng.randrange(1 << 16), size, channel=channel)
+                    for size, channel in packets[2 * wire + way]
+                ]
+                streams.append([Instruction(opcode, engine=link, body=body) for body in bodies])
+        order = [number for number, stream in enumerate(streams) for _ in stream]
+        rng.shuffle(order)
+        left = [iter(stream) for stream in streams]
+        programs.append([*(next(left[number]) for number in order), END])
+    wiring = [((at, int(at > 0)), (at + 1, 0)) for at in range(count - 1)]
+    timings = [
+        WireTiming(rng.choice((16, 64, 5.3, 1e-4)), rng.choice((1, 64, 128.5, 9000)))
+        for _ in wiring
+    ]
+    memories = [random_memory(rng) for _ in range(count)]
+    begins = [rng.choice((0.0, 1000.5)) for _ in range(count)]
+    return (programs, cores, wiring), {"memories": memories, "wires": timings, "begins": begins}
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_clusters_change_no_bit(both, seed):
+    rng = random.Random(seed)
+    ended = 0
+    for _ in range(40):
+        given, more = random_cluster(rng)
+        one, other = both(lambda given=given, more=more: repr(predict_cluster(*given, **more)))
+        assert one == other, (given, more)
+        ended += one.startswith("ClusterPrediction")
+    assert 5 < ended < 40
 
 
 def test_missing_engines_and_odd_bodies_fail_as_in_the_definition(both):

@@ -145,7 +145,8 @@ class Channel:
             words += flow.words
             if words >= self.most_words:
                 break
-        return min(words, self.most_words)
+        # A frame of a tag alone has none, but its turn comes, too.
+        return max(min(words, self.most_words), _EPSILON)
 
     def move(self, elapsed: float) -> Flow | None:
         """Move words; returns the flow that has ended."""

@@ -274,7 +274,7 @@ def _asked(s: State, channel: int) -> float:
         if words >= ch.most_words:
             break
         number = s.flows[number].next
-    return smaller(words, float(ch.most_words))
+    return larger(smaller(words, float(ch.most_words)), s.whole[0].epsilon)
 
 
 @compiled

@@ -54,12 +54,13 @@ class Port(Protocol):
     Attributes
     ----------
     spec : LinkEngineSpec
-    latency_cycles : int
-        Of the wire.
     """
 
     spec: LinkEngineSpec
-    latency_cycles: int
+
+    @property
+    def latency_cycles(self) -> int:
+        """Latency of the wire."""
 
     @property
     def rate(self) -> float:
@@ -228,10 +229,10 @@ CHANNEL = np.dtype(
 
 PORT = np.dtype(
     _record(
-        *("device", "other", "sent_channel", "wire_latency", "words_room", "words", "frames"),
+        *("device", "other", "sent_channel", "words_room", "words", "frames"),
         *("first_send", "wanted", "asked", "waiting", "entering", "entered", "told"),
         *("awaited", "taken", "written"),
-        floats=("rate", "enter_from", "wire_from", "busy", "take_from"),
+        floats=("rate", "wire_latency", "enter_from", "wire_from", "busy", "take_from"),
         lists={"room": NUM_CHANNELS, "arrived": NUM_CHANNELS},
     )
 )

@@ -456,7 +456,7 @@ def simulate(s: State, window: float) -> None:
             now = smaller(now, _next_time(s, device))
         if now == np.inf:
             return
-        horizon = now + window
+        horizon = larger(now + window, np.nextafter(now, np.inf))
         for device in range(len(s.devices)):
             then = _next_time(s, device)
             while then < horizon:
