@@ -29,8 +29,9 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 
 from fpgapipe.hw.hls_models.cycles.bus_cycles import NEVER
-from fpgapipe.hw.hls_models.cycles.core_cycles import CoreRun, MemorySpec
-from fpgapipe.hw.hls_models.cycles.engine_cycles import Mover
+from fpgapipe.hw.hls_models.cycles.compiled_core import Held, run_compiled
+from fpgapipe.hw.hls_models.cycles.core_cycles import DISPATCH_CYCLES, CoreRun, MemorySpec
+from fpgapipe.hw.hls_models.cycles.engine_cycles import Kind, Mover
 from fpgapipe.hw.hls_models.cycles.link_cycles import WireTiming, arrivals
 from fpgapipe.hw.hls_models.isa.instructions import Instruction, Opcode
 from fpgapipe.hw.hls_models.model.link_dma import words_of_packet
@@ -266,6 +267,10 @@ class _PausingRun(CoreRun):
         self.held.append(_Held(self, spec.receive_words, spec.in_flight))
         return self.held[-1]
 
+    def run_compiled(self) -> bool:
+        """See `CoreRun`."""
+        return run_compiled([self], DISPATCH_CYCLES, held=Held(self.task_of, self.waiter_of))
+
     def next(self) -> float:
         """See `CoreRun`; lets data arrive if nothing else happens."""
         then = super().next()
@@ -283,6 +288,8 @@ class _PausingRun(CoreRun):
 
 class _Held(Mover):
     """The engine of a link's RECEIVEs, which end only when they are released."""
+
+    kind = Kind.HELD
 
     def __init__(self, run: _PausingRun, depth: int, in_flight: int) -> None:
         super().__init__(run, depth, in_flight)

@@ -13,7 +13,7 @@ from fpgapipe.host.backends.simulator import SimulatorBackend
 from fpgapipe.hw.hls_models.cycles.cluster_cycles import predict_cluster
 from fpgapipe.hw.hls_models.cycles.core_cycles import MemorySpec, predict
 from fpgapipe.hw.hls_models.cycles.link_cycles import WireTiming, arrivals
-from fpgapipe.hw.hls_models.isa.instructions import Instruction, Opcode
+from fpgapipe.hw.hls_models.isa.instructions import LINK_OPCODES, Instruction, Opcode
 from fpgapipe.hw.hls_models.model.link_dma import packet
 from fpgapipe.lowering.program.pipeline import build_pipeline
 from fpgapipe.lowering.units.step_options import scalar_bits
@@ -62,6 +62,15 @@ def test_packets_take_the_wire():
     assert slow.cycles - few == pytest.approx(8 * 265, rel=0.02)
     far = between(sends(4096, 8), receives(4096, 8), wires=[WireTiming(16, 328)])
     assert far.cycles - few == pytest.approx(200, abs=1)
+
+
+def test_frames_of_a_word():
+    """The first has the tag alone, and may be asked for when there is no room for more."""
+    core = replace(CORE, links=(replace(CORE.links[0], frame_words=1),) * 2)
+    body = packet(0, 64, 37, 128, channel=2)  # 7 fill the sender, and 3 words the link
+    programs = [[*[Instruction(each, body=body)] * 24, END] for each in LINK_OPCODES]
+    found = predict_cluster(programs, [core] * 2, PAIR, begins=[0, 5000])
+    assert found.wires[0, 0].frames == found.wires[0, 0].words == 24 * 38
 
 
 def test_a_receiver_that_is_late_holds_up_the_sender():

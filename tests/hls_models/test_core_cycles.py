@@ -183,6 +183,19 @@ def test_more_queued_than_a_queue_holds():
     assert ends[-1] - ends[-2] == 8 + 100 + 1 + 2 + 5
 
 
+def test_late_times_come_to_an_end():
+    """Fractions of a word that are left take less than such times can tell."""
+    loads = [transfer(Opcode.LOAD, memory=7, row_bytes=1000, rows=3)] * 9
+    for memory in (MemorySpec(100 / 7, 10**12), MemorySpec(1e-12), MemorySpec(1e-300)):
+        prediction = predict([*loads, END], WIDE, memory)
+        assert prediction.ends[8] > 9 * prediction.starts[0] / 10 > 1e11
+    with pytest.raises(
+        ValueError,
+        match=r"^memory latency_cycles must be in 0\.\.1099511627776, not 10000000000000$",
+    ):
+        MemorySpec(64, 10**13)
+
+
 @pytest.mark.sim
 @pytest.mark.parametrize(
     "memory", [MemorySpec(64, 100), MemorySpec(16, 30), MemorySpec(128, 200)], ids=str

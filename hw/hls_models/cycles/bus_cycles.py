@@ -6,8 +6,8 @@ short bursts are limited by the memory's latency.
 """
 
 from collections import deque
-from collections.abc import Mapping, Sequence
-from math import inf
+from collections.abc import Iterable, Mapping, Sequence
+from math import inf, nextafter
 from typing import Any
 
 from fpgapipe.hw.hls_models.cycles.instruction_cycles import words_of_transfer
@@ -146,7 +146,8 @@ class Channel:
             words += flow.words
             if words >= self.most_words:
                 break
-        return min(words, self.most_words)
+        # A frame of a tag alone has none, but its turn comes, too.
+        return max(min(words, self.most_words), _EPSILON)
 
     def move(self, elapsed: float) -> Flow | None:
         """Move words, and return the flow that has ended, if one has."""
@@ -162,7 +163,9 @@ class Channel:
     def next(self, now: float) -> float:
         """Return the time at which the first flow ends or can begin."""
         if self.rate:
-            return now + self.queue[0].words / self.rate
+            then = now + self.queue[0].words / self.rate
+            # Of late times, fractions of a word take less than a number can tell.
+            return then if then > now else nextafter(now, NEVER)
         return self.queue[0].begins if self.queue and self.queue[0].begins > now else NEVER
 
 
@@ -287,15 +290,24 @@ class Bus:
             shares: dict[Channel, float] = {}
             for members in (reads, writes):
                 parts = {each: each.asked() for each in members if each in growing}
-                shares |= {each: part / sum(parts.values()) for each, part in parts.items()}
+                total = _total(parts.values())
+                shares |= {each: part / total for each, part in parts.items()}
             step = min((wants[channel] - channel.rate) / shares[channel] for channel in growing)
             for members, most in limits:
-                if sharers := sum(shares.get(channel, 0.0) for channel in members):
-                    step = min(step, (most - sum(each.rate for each in members)) / sharers)
+                if sharers := _total(shares.get(channel, 0.0) for channel in members):
+                    step = min(step, (most - _total(each.rate for each in members)) / sharers)
             for channel in growing:
                 channel.rate += step * shares[channel]
             growing = {each for each in growing if wants[each] - each.rate > _EPSILON}
             for members, most in limits:
-                if most - sum(channel.rate for channel in members) <= _EPSILON:
+                if most - _total(channel.rate for channel in members) <= _EPSILON:
                     growing -= set(members)
         self.next = min(channel.next(now) for channel in wants)
+
+
+def _total(values: Iterable[float]) -> float:
+    """Add up in order, and round each time; `sum` does so up to Python 3.11 only."""
+    total = 0.0
+    for value in values:
+        total += value
+    return total

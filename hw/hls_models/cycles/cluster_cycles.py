@@ -10,17 +10,25 @@ latency of a wire.
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from math import inf
+from itertools import chain
+from math import inf, nextafter
 from typing import Any, NamedTuple
 
 from fpgapipe.hw.hls_models.cycles.bus_cycles import NEVER
-from fpgapipe.hw.hls_models.cycles.core_cycles import CoreRun, MemorySpec, Prediction
+from fpgapipe.hw.hls_models.cycles.compiled_core import run_compiled
+from fpgapipe.hw.hls_models.cycles.core_cycles import (
+    DISPATCH_CYCLES,
+    CoreRun,
+    MemorySpec,
+    Prediction,
+)
 from fpgapipe.hw.hls_models.cycles.engine_cycles import (
     LOAD_CYCLES,
     RECEIVE_CYCLES,
     SEND_CYCLES,
     SIGNAL_CYCLES,
     Event,
+    Kind,
     Mover,
 )
 from fpgapipe.hw.hls_models.cycles.link_cycles import (
@@ -38,6 +46,17 @@ from fpgapipe.hw.hls_models.model.link_dma import SEND_WORDS, rows_of, words_of_
 from fpgapipe.hw.hls_models.model.sequencer import SequencerSpec
 from fpgapipe.hw.hls_models.spec.core_spec import CoreSpec
 from fpgapipe.hw.hls_models.spec.link import NUM_CHANNELS, TRAILER_BYTES, LinkEngineSpec
+
+CYCLES = {
+    **DISPATCH_CYCLES,
+    "enter_cycles": ENTER_CYCLES,
+    "transmit_cycles": TRANSMIT_CYCLES,
+    "arrive_cycles": ARRIVE_CYCLES,
+    "freed_cycles": FREED_CYCLES,
+    "heard_cycles": HEARD_CYCLES,
+    "write_cycles": WRITE_CYCLES,
+}
+"""By the names that the machine code gives them."""
 
 End = tuple[int, int]
 """End of a link: number of the device, and number of its link."""
@@ -139,8 +158,15 @@ def predict_cluster(
 
 def _run_all(runs: Sequence["_DeviceRun"], window: int) -> None:
     """Advance all runs; none gets further ahead than the latency of the fastest wire."""
+    ports = [run.ports for run in runs]
+    ends = {id(port): number for number, port in enumerate(chain(*ports))}
+    joined = [port for port in chain(*ports) if port.other is not None]
+    peers = {ends[id(port)]: ends[id(port.other)] for port in joined}
+    if run_compiled(runs, CYCLES, ports=ports, peers=peers, window=window):
+        return
     while (now := min(run.next() for run in runs)) != NEVER:
-        horizon = now + window
+        # Of late times, a window may be less than a number can tell.
+        horizon = max(now + window, nextafter(now, inf))
         for run in runs:
             while (then := run.next()) < horizon:
                 run.step(then)
@@ -206,6 +232,25 @@ class _Port:
         """Return the traffic that this end has sent."""
         return Transfers(self._words, self._frames, self._busy)
 
+    @property
+    def rate(self) -> float:
+        """Bytes that go over the wire each cycle."""
+        return min(self._wire.bytes_per_cycle, self.spec.phy_bytes)
+
+    @property
+    def latency_cycles(self) -> int:
+        """Latency of the wire."""
+        return self._wire.latency_cycles
+
+    def stopped(self, end: Any, sends: int | None, receives: int | None) -> None:
+        """Take what machine code says of this end, and the instructions that still wait."""
+        self._words, self._frames = int(end["words"]), int(end["frames"])
+        self._busy = float(end["busy"])
+        if sends is not None:
+            self._waiting.append(_Chunk(sends, 0, 0, False, False))
+        if receives is not None:
+            self.run.receivers[self.link].awaits(receives)
+
     def put(self, chunk: _Chunk, now: float) -> None:
         """Take the words of a frame that have been read from memory."""
         self._waiting.append(chunk)
@@ -241,8 +286,7 @@ class _Port:
         if self.other is None:
             return
         words = self._link_words(chunk)
-        rate = min(self._wire.bytes_per_cycle, self.spec.phy_bytes)
-        takes = (words * WORD_BYTES + TRAILER_BYTES) / rate
+        takes = (words * WORD_BYTES + TRAILER_BYTES) / self.rate
         self._wire_from = max(self._wire_from, now + TRANSMIT_CYCLES) + takes
         self._trailers.append(self._wire_from)
         self._words += words
@@ -263,10 +307,8 @@ class _Port:
         ready = now + FREED_CYCLES
         while self._trailers and self._trailers[0] < ready:
             self._trailers.popleft()
-        if self._trailers:
-            told = self._trailers[0]
-        else:  # no frame is being sent, so a frame of a trailer alone is
-            told = ready + TRAILER_BYTES / min(self._wire.bytes_per_cycle, self.spec.phy_bytes)
+        # If nothing is on its way, a frame of a trailer alone tells it.
+        told = self._trailers[0] if self._trailers else ready + TRAILER_BYTES / self.rate
         other = self.other
         heard = told + self._wire.latency_cycles + HEARD_CYCLES
         other.run.at(heard, Event.CALL, lambda then: other.make_room(channel, count, then))
@@ -279,6 +321,8 @@ class _Port:
 
 class _Sender(Mover):
     """Reads a frame's words when there is room for them, and gives them to the link."""
+
+    kind = Kind.LINK_SEND
 
     def __init__(self, run: "_DeviceRun", link: int, depth: int, in_flight: int) -> None:
         super().__init__(run, depth, in_flight)
@@ -333,6 +377,8 @@ class _Sender(Mover):
 class _Receiver(Mover):
     """Writes a burst when the frames that contain its words have arrived."""
 
+    kind = Kind.LINK_RECEIVE
+
     def __init__(self, run: "_DeviceRun", link: int, depth: int, in_flight: int) -> None:
         super().__init__(run, depth, in_flight)
         self._port = run.ports[link]
@@ -373,6 +419,10 @@ class _Receiver(Mover):
     def oldest(self) -> int | None:
         """Return the RECEIVE that waits for words, if there is one."""
         return self._awaited[0][1].instruction if self._awaited else None
+
+    def awaits(self, index: int) -> None:
+        """Remember a RECEIVE that waits for words."""
+        self._awaited.append((0.0, _Chunk(index, 0, 0, False, False)))
 
     def look(self, now: float) -> None:
         """Take words that have arrived."""

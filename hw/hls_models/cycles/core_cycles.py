@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from fpgapipe.hw.hls_models.cycles.bus_cycles import NEVER, Bus
+from fpgapipe.hw.hls_models.cycles.compiled_core import run_compiled
 from fpgapipe.hw.hls_models.cycles.engine_cycles import (
     EPSILON,
     PROGRAM_WORDS,
@@ -40,6 +41,16 @@ FETCH_CYCLES = 3
 FETCHED_CYCLES = 2
 """Cycles from the end of a program word's beat on the bus to the word's dispatch."""
 
+MOST_LATENCY_CYCLES = 1 << 40
+"""Latency of a memory at most: numbers still tell a thousandth of a cycle of such times."""
+
+DISPATCH_CYCLES = {
+    "start_cycles": START_CYCLES,
+    "fetch_cycles": FETCH_CYCLES,
+    "fetched_cycles": FETCHED_CYCLES,
+}
+"""By the names that the machine code gives them."""
+
 
 @dataclass(frozen=True)
 class MemorySpec:
@@ -61,9 +72,10 @@ class MemorySpec:
             raise ValueError(
                 f"memory bytes_per_cycle must be above 0, not {self.bytes_per_cycle!r}"
             )
-        if self.latency_cycles < 0:
+        if not 0 <= self.latency_cycles <= MOST_LATENCY_CYCLES:
             raise ValueError(
-                f"memory latency_cycles must be at least 0, not {self.latency_cycles!r}"
+                f"memory latency_cycles must be in 0..{MOST_LATENCY_CYCLES}, not "
+                f"{self.latency_cycles!r}"
             )
 
 
@@ -146,6 +158,7 @@ class CoreRun:
         self.program = program
         self.core = core
         self.bus = Bus(core, memory.bytes_per_cycle, memory.latency_cycles, link_bytes_per_cycle)
+        self.begins = begins
         self.bus_changes = True
         self.starts = [0.0] * len(program)
         self.ends = [0.0] * len(program)
@@ -311,10 +324,15 @@ class CoreRun:
             self.gemm_cycles,
         )
 
+    def run_compiled(self) -> bool:
+        """Go on as `run` does, as machine code; False if that is left to Python."""
+        return run_compiled([self], DISPATCH_CYCLES)
+
     def run(self) -> Prediction:
         """Run until there are no more events, and return the result."""
-        while (now := self.next()) != NEVER:
-            self.step(now)
+        if not self.run_compiled():
+            while (now := self.next()) != NEVER:
+                self.step(now)
         if waiting := self.waiting():
             raise ValueError(
                 "the program waits for semaphores that nothing signals: " + "; ".join(waiting)

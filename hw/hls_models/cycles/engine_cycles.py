@@ -73,6 +73,20 @@ class Event(IntEnum):
     CALL = 4  # a function is to be called with the time
 
 
+class Kind(IntEnum):
+    """What the machine code knows of engines (`compiled_loop`); others it does not run."""
+
+    LOAD = 0
+    STORE = 1
+    GEMM = 2
+    VECTOR = 3
+    SEND = 4
+    RECEIVE = 5
+    LINK_SEND = 6
+    LINK_RECEIVE = 7
+    HELD = 8
+
+
 class Run(Protocol):
     """The part of a run (`core_cycles.CoreRun`) that its engines use.
 
@@ -186,6 +200,8 @@ class Mover(Engine):
 class Load(Mover):
     """Reads from memory into the scratchpad; data begins after the memory's latency."""
 
+    kind = Kind.LOAD
+
     def start(self, index: int, instruction: Instruction, now: float) -> float:
         """See `Engine`."""
         bus = self.run.bus
@@ -201,6 +217,8 @@ class Load(Mover):
 class Store(Mover):
     """Writes from the scratchpad to memory; an instruction ends with its last response."""
 
+    kind = Kind.STORE
+
     def start(self, index: int, instruction: Instruction, now: float) -> float:
         """See `Engine`."""
         self.run.bus.writes.transfer(index, instruction.body, now + STORE_CYCLES)
@@ -214,6 +232,8 @@ class Store(Mover):
 
 class Send(Mover):
     """Reads from memory for a link, which takes words as fast as it sends them."""
+
+    kind = Kind.SEND
 
     def start(self, index: int, instruction: Instruction, now: float) -> float:
         """See `Engine`."""
@@ -231,6 +251,8 @@ class Send(Mover):
 class Receive(Mover):
     """Writes the words of a link to memory; they have arrived when the instruction starts."""
 
+    kind = Kind.RECEIVE
+
     def start(self, index: int, instruction: Instruction, now: float) -> float:
         """See `Engine`."""
         _, received = self.run.bus.packets[instruction.engine]
@@ -247,6 +269,8 @@ class Receive(Mover):
 
 class Gemm(Engine):
     """A GEMM engine, through whose array the vectors of its products follow each other."""
+
+    kind = Kind.GEMM
 
     def __init__(self, run: Run, depth: int, in_flight: int) -> None:
         super().__init__(run, depth, in_flight)
@@ -284,6 +308,8 @@ class Gemm(Engine):
 
 class Vector(Engine):
     """The vector engine."""
+
+    kind = Kind.VECTOR
 
     def __init__(self, run: Run, depth: int, in_flight: int) -> None:
         super().__init__(run, depth, in_flight)
