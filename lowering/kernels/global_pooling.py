@@ -95,7 +95,7 @@ def global_average_gradient(name: str, dy: Tensor, dx: Tensor, region: Region) -
 
     def steps(spatial_tile: SpatialTile, views: Mapping[str, View]) -> Iterator[Step]:
         source, target = views["dy"], views["dx"]
-        turns = [
+        buffer_count = [
             loop_of(width, source, Delta(), target, Delta(columns=1)),
             loop_of(spatial_tile.num_rows, source, Delta(), target, Delta(rows=1)),
             loop_of(spatial_tile.num_images, source, Delta(images=1), target, Delta(images=1)),
@@ -104,7 +104,7 @@ def global_average_gradient(name: str, dy: Tensor, dx: Tensor, region: Region) -
             ),
         ]
         op = nest(
-            turns,
+            buffer_count,
             [],
             source.source(0, 0),
             target.target(spatial_tile.rows[0], 0),

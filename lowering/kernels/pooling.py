@@ -456,14 +456,14 @@ class _Table:
         if not spatial_tile.is_first:
             return
         (down, across), (top, left) = self.pool.stride, self.pool.pad[:2]
-        before, beside, below, behind = self.pool.counted or self.pool.pad
-        rows, columns = self.inputs[0] + before + below, self.inputs[1] + beside + behind
+        before, concurrent, below, behind = self.pool.counted or self.pool.pad
+        rows, columns = self.inputs[0] + before + below, self.inputs[1] + concurrent + behind
         for begin, end in spans(self.outputs[1]):
             # Only the coordinates matter; the bytes that are read are the table's own first bytes.
             x = Source(
                 0,
                 y=before - top,
-                u=(begin * across + beside - left) * LANES,
+                u=(begin * across + concurrent - left) * LANES,
                 y_limit=rows,
                 u_limit=columns * LANES,
             )

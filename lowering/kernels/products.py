@@ -6,9 +6,9 @@ from dataclasses import dataclass, replace
 from fpgapipe.hw.hls_models.cycles.core_cycles import MemorySpec
 from fpgapipe.hw.hls_models.isa.instructions import Instruction, Opcode
 from fpgapipe.hw.hls_models.spec.core_spec import CoreSpec
-from fpgapipe.lowering.products.blocking import TiledProduct, block
 from fpgapipe.lowering.products.conv import ConvSpec, Pass
 from fpgapipe.lowering.products.conv_parts import Formats
+from fpgapipe.lowering.products.tiled_product import TiledProduct, tile_product
 from fpgapipe.lowering.tiling.kernel import Region, Tensor, Track
 
 OPERANDS: dict[Pass, tuple[str, str, str]] = {
@@ -99,7 +99,7 @@ def product_kernel(
     ----------
     name : str
     conv, which, core, memory
-        As for `fpgapipe.lowering.products.blocking.block`.
+        As for `fpgapipe.lowering.products.tiled_product.tile_product`.
     tensors : tuple of Tensor
         Operands and result, in the order of `OPERANDS`.
     region : Region, optional
@@ -116,7 +116,7 @@ def product_kernel(
         {"dx": "x", "dy": "y"}.get(role, role): tensor.element_bytes
         for role, tensor in zip(roles, tensors, strict=True)
     }
-    tiled_product = block(conv, which, core, replace(Formats(), **sizes), memory)
+    tiled_product = tile_product(conv, which, core, replace(Formats(), **sizes), memory)
     names = {role: tensor.name for role, tensor in zip(roles, tensors, strict=True)}
     region = region or Region(0, core.scratchpad.size_bytes)
     return ProductKernel(name, tiled_product, names, roles[2], region)

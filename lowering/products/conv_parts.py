@@ -21,7 +21,7 @@ class Formats:
 
 
 @dataclass(frozen=True)
-class Cut:
+class Tiling:
     """A tiling: how a pass is divided into instructions.
 
     Parameters

@@ -12,11 +12,11 @@ from fpgapipe.hw.hls_models.isa.address import BLOCK, Loop, LoopNest, OperandPat
 from fpgapipe.hw.hls_models.spec.core_spec import CoreSpec
 from fpgapipe.lowering.products.conv import ConvSpec, Pass, SpatialTile, spatial_tiles, tiled
 from fpgapipe.lowering.products.conv_parts import (
-    Cut,
     Formats,
     Image,
     Op,
     Taps,
+    Tiling,
     ceil_div,
     is_packed,
     subs_last,
@@ -29,7 +29,7 @@ from fpgapipe.lowering.tiling.tile import Tile, tile_of
 
 
 def operations(
-    conv: ConvSpec, which: Pass, core: CoreSpec, cut: Cut, formats: Formats
+    conv: ConvSpec, which: Pass, core: CoreSpec, tiling: Tiling, formats: Formats
 ) -> Iterator[Op]:
     """Yield all instructions of a pass, in order.
 
@@ -38,14 +38,14 @@ def operations(
     ValueError
         If the tiling does not suit the core's accumulators.
     """
-    for each in products(conv, which, core, formats, own_window=cut.own_window):
-        yield from each.operations(cut)
+    for each in products(conv, which, core, formats, own_window=tiling.own_window):
+        yield from each.operations(tiling)
 
 
 def products(
     conv: ConvSpec, which: Pass, core: CoreSpec, formats: Formats, *, own_window: bool
 ) -> list[Product[Any, Any]]:
-    """The matrix products that a pass consists of, in order; for `own_window` see `Cut`."""
+    """The matrix products that a pass consists of, in order; for `own_window` see `Tiling`."""
     if which == "forward":
         return [_Forward(conv, core, formats)]
     if which == "input":
@@ -66,16 +66,16 @@ class _Forward(Product[SpatialTile, Range]):
         self.vertical = Taps(conv.stride[0], conv.dilation[0], -conv.pad[0], conv.kernel[0])
         self.horizontal = Taps(conv.stride[1], conv.dilation[1], -conv.pad[1], conv.kernel[1])
 
-    def rows(self, cut: Cut) -> list[SpatialTile]:
-        return spatial_tiles(self.conv.batch, self.conv.oh, self.conv.ow, cut.m)
+    def rows(self, tiling: Tiling) -> list[SpatialTile]:
+        return spatial_tiles(self.conv.batch, self.conv.oh, self.conv.ow, tiling.m)
 
-    def columns(self, cut: Cut) -> list[Range]:
-        return tiled(self.conv.cout, self.core.cols, cut.n_tiles)
+    def columns(self, tiling: Tiling) -> list[Range]:
+        return tiled(self.conv.cout, self.core.cols, tiling.n_tiles)
 
-    def slices(self, cut: Cut) -> list[Range]:
+    def slices(self, tiling: Tiling) -> list[Range]:
         if self.packed:
             return [(0, self.conv.cin)]
-        return tiled(self.conv.cin, BLOCK, ceil_div(cut.k, BLOCK))
+        return tiled(self.conv.cin, BLOCK, ceil_div(tiling.k, BLOCK))
 
     def vectors(self, row: SpatialTile) -> int:
         return row.size
@@ -155,19 +155,19 @@ class _InputGradient(Product[SpatialTile, Range]):
         self.source = Image("dy", conv.oh, conv.ow, conv.cout, formats.y)
         self.vertical, self.horizontal = (_phase_taps(conv, axis, phase[axis]) for axis in (0, 1))
 
-    def rows(self, cut: Cut) -> list[SpatialTile]:
+    def rows(self, tiling: Tiling) -> list[SpatialTile]:
         conv = self.conv
         height, width = (
             ceil_div(size - first, stride)
             for size, first, stride in zip((conv.h, conv.w), self.phase, conv.stride, strict=True)
         )
-        return spatial_tiles(conv.batch, height, width, cut.m)
+        return spatial_tiles(conv.batch, height, width, tiling.m)
 
-    def columns(self, cut: Cut) -> list[Range]:
-        return tiled(self.conv.cin, self.core.cols, cut.n_tiles)
+    def columns(self, tiling: Tiling) -> list[Range]:
+        return tiled(self.conv.cin, self.core.cols, tiling.n_tiles)
 
-    def slices(self, cut: Cut) -> list[Range]:
-        return tiled(self.conv.cout, BLOCK, ceil_div(cut.k, BLOCK))
+    def slices(self, tiling: Tiling) -> list[Range]:
+        return tiled(self.conv.cout, BLOCK, ceil_div(tiling.k, BLOCK))
 
     def vectors(self, row: SpatialTile) -> int:
         return row.size

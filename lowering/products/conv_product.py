@@ -15,7 +15,7 @@ from typing import Generic, TypeVar
 from fpgapipe.hw.hls_models.isa.address import BLOCK, OperandPattern, ResultPattern
 from fpgapipe.hw.hls_models.model.datapath import ACC_CYCLES
 from fpgapipe.hw.hls_models.spec.core_spec import CoreSpec
-from fpgapipe.lowering.products.conv_parts import Cut, Op
+from fpgapipe.lowering.products.conv_parts import Op, Tiling
 from fpgapipe.lowering.tiling.tile import Tile
 
 Range = tuple[int, int]
@@ -51,15 +51,15 @@ class Product(ABC, Generic[Row, Column]):
         self._b = b_transposed, b_fp32
 
     @abstractmethod
-    def rows(self, cut: Cut) -> list[Row]:
+    def rows(self, tiling: Tiling) -> list[Row]:
         """Divide the rows, whose vectors are streamed, into pieces."""
 
     @abstractmethod
-    def columns(self, cut: Cut) -> list[Column]:
+    def columns(self, tiling: Tiling) -> list[Column]:
         """Divide the columns into pieces."""
 
     @abstractmethod
-    def slices(self, cut: Cut) -> list[Range]:
+    def slices(self, tiling: Tiling) -> list[Range]:
         """Divide the reduction into pieces."""
 
     @abstractmethod
@@ -125,7 +125,7 @@ class Product(ABC, Generic[Row, Column]):
         streamed = sum(max(_reads(*self._a, self.vectors(row)), loaded) for row in rows)
         return streamed * sum(map(self.array_tiles, columns)) * sum(map(self.depth, parts))
 
-    def operations(self, cut: Cut) -> Iterator[Op]:
+    def operations(self, tiling: Tiling) -> Iterator[Op]:
         """Yield all instructions, in order.
 
         Raises
@@ -133,12 +133,12 @@ class Product(ABC, Generic[Row, Column]):
         ValueError
             If the tiling does not suit the core.
         """
-        rows, columns, parts = self.rows(cut), self.columns(cut), self.slices(cut)
+        rows, columns, parts = self.rows(tiling), self.columns(tiling), self.slices(tiling)
         self.check(rows, columns, len(parts))
         # Many instructions share a piece of an operand.
         streamed, stationary = cache(self.streamed), cache(self.stationary)
         streams, stays = cache(self.streamed_pattern), cache(self.stationary_pattern)
-        for row, column in _ordered(cut.n_outer, rows, columns):
+        for row, column in _ordered(tiling.n_outer, rows, columns):
             m, n = self.vectors(row), self.array_tiles(column)
             result, target = self.result(row, column), self.result_pattern(row, column)
             step = m if len(parts) > 1 else 0

@@ -11,10 +11,10 @@ from fpgapipe.hw.hls_models.spec.core_spec import CoreSpec
 from fpgapipe.lowering.products.conv import ConvSpec, SpatialTile, chunks, tiled
 from fpgapipe.lowering.products.conv_parts import (
     MOST_POSITIONS,
-    Cut,
     Formats,
     Image,
     Taps,
+    Tiling,
     ceil_div,
     is_packed,
     subs_last,
@@ -53,17 +53,17 @@ class WeightGradient(Product[Range, Group]):
             Taps(conv.stride[1], conv.dilation[1], -conv.pad[1], conv.kernel[1]),
         )
 
-    def rows(self, cut: Cut) -> list[Range]:
+    def rows(self, tiling: Tiling) -> list[Range]:
         """See `Product`."""
-        return tiled(self.conv.cout, BLOCK, ceil_div(cut.m, BLOCK))
+        return tiled(self.conv.cout, BLOCK, ceil_div(tiling.m, BLOCK))
 
-    def columns(self, cut: Cut) -> list[Group]:
+    def columns(self, tiling: Tiling) -> list[Group]:
         """See `Product`."""
-        return _column_groups(self.conv, self.core, cut)
+        return _column_groups(self.conv, self.core, tiling)
 
-    def slices(self, cut: Cut) -> list[Range]:
+    def slices(self, tiling: Tiling) -> list[Range]:
         """See `Product`."""
-        return _reduction_pieces(self.conv, cut.k)
+        return _reduction_pieces(self.conv, tiling.k)
 
     def vectors(self, row: Range) -> int:
         """See `Product`."""
@@ -293,20 +293,20 @@ def _pixel(
     return (position[0] * conv.h + y) * conv.w + x
 
 
-def _column_groups(conv: ConvSpec, core: CoreSpec, cut: Cut) -> list[Group]:
-    """Groups of kernel rows, kernel columns and input channels of at most `cut.n_tiles` tiles."""
+def _column_groups(conv: ConvSpec, core: CoreSpec, tiling: Tiling) -> list[Group]:
+    """Group kernel rows, kernel columns and input channels into at most `tiling.n_tiles` tiles."""
     height, width = conv.kernel
     if is_packed(conv):
         a_row = ceil_div(width * conv.cin, core.cols)
-        rows = chunks(height, max(cut.n_tiles // a_row, 1))
+        rows = chunks(height, max(tiling.n_tiles // a_row, 1))
         return [(row, (0, width), (0, conv.cin)) for row in rows]
     whole = ceil_div(conv.cin, core.cols)
-    if whole * width <= cut.n_tiles:
-        rows = chunks(height, cut.n_tiles // (whole * width))
+    if whole * width <= tiling.n_tiles:
+        rows = chunks(height, tiling.n_tiles // (whole * width))
         return [(row, (0, width), (0, conv.cin)) for row in rows]
-    slices = tiled(conv.cin, core.cols, cut.n_tiles)
+    slices = tiled(conv.cin, core.cols, tiling.n_tiles)
     taps_across = (
-        chunks(width, max(cut.n_tiles // whole, 1))
+        chunks(width, max(tiling.n_tiles // whole, 1))
         if len(slices) == 1
         else [(i, i + 1) for i in range(width)]
     )

@@ -30,7 +30,7 @@ from fpgapipe.lowering.program.hazards import READS, WRITES, Hazards
 from fpgapipe.lowering.program.last_writer import LastWriters
 from fpgapipe.lowering.tiling.kernel import Kernel, Track
 
-TURN_CYCLES = 300
+TURNAROUND_CYCLES = 300
 """Estimate of the cycles from the end of a group to the start of one that reads its results."""
 
 LINK_BYTES_PER_CYCLE = 16
@@ -259,11 +259,11 @@ def _merged(order: Sequence[_Group], core: CoreSpec) -> Iterator[_Group]:
             group = groups[index]
             if any(number > len(done[other]) for other, number in group.after.items()):
                 continue
-            begin = free[track] + (TURN_CYCLES if group.first else 0)
+            begin = free[track] + (TURNAROUND_CYCLES if group.first else 0)
             begin = max(begin, engine_free[track.engine])
             for other, number in group.after.items():
                 if number:
-                    begin = max(begin, done[other][number - 1] + TURN_CYCLES)
+                    begin = max(begin, done[other][number - 1] + TURNAROUND_CYCLES)
             choices.append((begin, track, group))
         assert choices, "kernels must come in an order in which they can run"
         begin, track, group = min(choices, key=lambda each: each[:2])

@@ -73,7 +73,7 @@ def product_cycles(lowered: LoweredKernel) -> int:
     return kernel.tiled_product.prediction.cycles if isinstance(kernel, ProductKernel) else 0
 
 
-def shared_out(
+def balance_lanes(
     backward: Sequence[LoweredKernel], forward_cycles: int, lane: Lane
 ) -> list[LoweredKernel]:
     """Move weight gradients to the forward lane until both lanes take about equally long.

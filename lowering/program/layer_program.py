@@ -12,8 +12,8 @@ from fpgapipe.hw.hls_models.cycles.core_cycles import MemorySpec
 from fpgapipe.hw.hls_models.isa.instructions import encode
 from fpgapipe.hw.hls_models.numerics import fp32
 from fpgapipe.lowering.memory.placed import page
-from fpgapipe.lowering.products.blocking import TiledProduct, block
 from fpgapipe.lowering.products.conv_parts import Formats
+from fpgapipe.lowering.products.tiled_product import TiledProduct, tile_product
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -140,7 +140,9 @@ def lower_layer(
         If no tiling of the layer fits the core.
     """
     formats = formats or Formats()
-    return place(conv, which, formats, block(conv, which, core, formats, memory or MemorySpec()))
+    return place(
+        conv, which, formats, tile_product(conv, which, core, formats, memory or MemorySpec())
+    )
 
 
 def place(

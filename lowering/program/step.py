@@ -18,7 +18,7 @@ from fpgapipe.lowering.memory.placed import Placed, page
 from fpgapipe.lowering.program.assemble import assemble
 from fpgapipe.lowering.program.boundary import Part, Stage
 from fpgapipe.lowering.program.device_program import KernelOrigin
-from fpgapipe.lowering.program.lanes import Lane, lanes_of, product_cycles, shared_out
+from fpgapipe.lowering.program.lanes import Lane, balance_lanes, lanes_of, product_cycles
 from fpgapipe.lowering.program.step_program import StepProgram
 from fpgapipe.lowering.schedule.schedule import Task, TaskKind
 from fpgapipe.lowering.schedule.tasks import single_device, slots_of
@@ -344,12 +344,12 @@ class StepBuilder:
         lowered, batch.lowered = batch.lowered, []
         if len(self._lanes) == 1:
             return lowered
-        beside = sum(
+        concurrent = sum(
             product_cycles(each)
             for each, task in zip(self.lowered, self._task_of, strict=True)
             if self._steps[task] == self._steps[self._task]
         )
-        return shared_out(lowered, beside, self._lanes[0])
+        return balance_lanes(lowered, concurrent, self._lanes[0])
 
     def _update(self) -> None:
         """Add the optimiser's update, if there are trainable parameters."""

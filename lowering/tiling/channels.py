@@ -173,7 +173,7 @@ def channel_kernel(
     while room_of(buffers_for(number)) > region.size_bytes * region.lanes and number > SLICES:
         number = -(-number // (2 * SLICES)) * SLICES
     buffers = buffers_for(number)
-    turns = 2 if region.lanes == 1 or room_of(buffers) <= region.size_bytes else 1
+    buffer_count = 2 if region.lanes == 1 or room_of(buffers) <= region.size_bytes else 1
     firsts = range(0, positions, number)
 
     pieces = []
@@ -202,7 +202,7 @@ def channel_kernel(
             work += [row_step(step, channels) for step in rows]
             stores += [Move(_whole(t), each) for each, t in small_targets.items()]
         pieces.append(Piece(tuple(work), tuple(loads), tuple(stores)))
-    return VectorKernel(name, buffers, tuple(pieces), region, turns)
+    return VectorKernel(name, buffers, tuple(pieces), region, buffer_count)
 
 
 def rows_kernel(

@@ -20,7 +20,7 @@ from fpgapipe.lowering.tiling.kernel import (
 from fpgapipe.lowering.tiling.nest import VectorLoop
 from fpgapipe.lowering.tiling.tile import Tile, tile_of
 
-BOX_ELEMENTS = 1 << 16
+TILE_ELEMENTS = 1 << 16
 """Largest number of elements of a piece of the largest tensor, unless one row has more."""
 
 Range = tuple[int, int]
@@ -162,14 +162,14 @@ def loop_of(
 
 
 @dataclass(frozen=True)
-class _Cut:
+class _Tiling:
     """Numbers of images, rows and channels of a piece."""
 
     images: int
     rows: int
     depth: int
 
-    def smaller(self, multiple: int) -> "_Cut | None":
+    def smaller(self, multiple: int) -> "_Tiling | None":
         """Halve the dimension that costs the least; return None if no dimension can be halved."""
         if self.images > 1:
             return replace(self, images=self.images // 2)
@@ -225,7 +225,7 @@ def spatial_kernel(
     """
     tensors = {**sources, **targets}
     batch, rows, _, channels = tensors[along].shape
-    cut: _Cut | None = _first_cut(tensors, along, multiple)
+    cut: _Tiling | None = _first_tiling(tensors, along, multiple)
     while True:
         assert cut is not None
         spatial_tiles = _spatial_tiles((batch, rows, channels), cut)
@@ -265,18 +265,18 @@ def spatial_kernel(
     return VectorKernel(name, buffers, tuple(pieces), region)
 
 
-def _first_cut(tensors: Mapping[str, Tensor], along: str, multiple: int) -> _Cut:
-    """Choose a tiling into pieces of about `BOX_ELEMENTS` elements."""
+def _first_tiling(tensors: Mapping[str, Tensor], along: str, multiple: int) -> _Tiling:
+    """Choose a tiling into pieces of about `TILE_ELEMENTS` elements."""
     batch, rows, _, channels = tensors[along].shape
     of_image = max(tensor.elements for tensor in tensors.values()) // batch
     # Wide rows need a second loop for their columns, which leaves no loop for images.
     wide = max(tensor.shape[2] for tensor in tensors.values()) > MAX_SUMS
-    images = 1 if wide else min(max(BOX_ELEMENTS // of_image, 1), batch)
-    few = max(rows * BOX_ELEMENTS // of_image // multiple, 1) * multiple
-    return _Cut(images, min(rows, few), channels)
+    images = 1 if wide else min(max(TILE_ELEMENTS // of_image, 1), batch)
+    few = max(rows * TILE_ELEMENTS // of_image // multiple, 1) * multiple
+    return _Tiling(images, min(rows, few), channels)
 
 
-def _spatial_tiles(shape: tuple[int, int, int], cut: _Cut) -> list[SpatialTile]:
+def _spatial_tiles(shape: tuple[int, int, int], cut: _Tiling) -> list[SpatialTile]:
     """Divide images, rows and channels into tiles; rows are the innermost dimension."""
     images, rows, channels = (
         [(first, min(first + part, total)) for first in range(0, total, part)]

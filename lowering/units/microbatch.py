@@ -200,7 +200,7 @@ class MicroBatch:
         self._declared.add(tensor.name)
         return self._builder.declare(tensor)
 
-    def made_before(self, name: str) -> Tensor:
+    def from_earlier_pass(self, name: str) -> Tensor:
         """Return a tensor of this slot that an earlier pass has declared."""
         return self._builder.tensors[self.named(name)]
 

@@ -120,7 +120,7 @@ class PoolUnit(Unit):
         if pool is None:
             step.add(global_pooling.global_average_gradient(name, dy, dx, step.region))
         elif self._function == "max":
-            index = step.made_before(f"{self.name}.index")
+            index = step.from_earlier_pass(f"{self.name}.index")
             step.add(pooling.max_pool_gradient(name, pool, dy, index, dx, step.region))
         else:
             step.add(pooling.average_pool_gradient(name, pool, dy, dx, step.region))

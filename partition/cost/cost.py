@@ -250,7 +250,7 @@ def _pass(work: PassWork, core: CoreConfig, engine: EngineSpec) -> PassCost:
     memory = engine.transfer_cycles(memory_bytes)
     gemm = sum(cost.cycles for cost in costs)
     fixed = VECTOR_CYCLES + engine.memory_latency_cycles
-    if costs and work.beside:
+    if costs and work.concurrent:
         cycles = max(gemm, vector, memory)
     else:
         cycles = gemm

@@ -54,14 +54,14 @@ class PassWork:
         Matrix products, which run one after the other.
     vector : VectorWork
         Element-wise work, which runs after the products or concurrently with them.
-    beside : bool
+    concurrent : bool
         Whether the vector engine works concurrently with the array (as for a bias's gradient) and
         not after it.
     """
 
     products: tuple[ProductSpec, ...] = ()
     vector: VectorWork = NO_WORK
-    beside: bool = False
+    concurrent: bool = False
 
 
 # Lane operations per element of the output in the forward and in the backward pass, counted from
@@ -197,12 +197,12 @@ def network_work(graph: Graph, formats: Formats) -> tuple[LayerWork, ...]:
             _gradient_sum(graph, layer, readers[layer.name], formats),
             masks.get(layer.name, 0),
         )
-        beside = not isinstance(layer.operator, Lstm)
+        concurrent = not isinstance(layer.operator, Lstm)
         operands = weight_elements(layer)
         result.append(
             LayerWork(
                 layer,
-                {each: PassWork(matrix[each], vector[each], beside) for each in matrix},
+                {each: PassWork(matrix[each], vector[each], concurrent) for each in matrix},
                 update_work(owned, operands, formats),
                 kept_tensors(layer, formats) if len(matrix) > 1 else (),
                 owned,

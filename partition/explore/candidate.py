@@ -22,7 +22,7 @@ from fpgapipe.partition.timeline.timeline import StageTimes, Timeline, simulate
 
 
 @dataclass(frozen=True)
-class Row:
+class DeviceChain:
     """A device chain: devices in the order in which data flow, and the links between them.
 
     Attributes
@@ -199,7 +199,7 @@ class Candidate:
         return tuple(busy / self.steady_s for busy in self.link_busy_s)
 
 
-def stage_times(stages: Sequence[Stage], row: Row) -> StageTimes:
+def stage_times(stages: Sequence[Stage], row: DeviceChain) -> StageTimes:
     """Times of the stages on a device chain, for the event simulation."""
     passes = np.array([stage.pass_s for stage in stages], np.float64).reshape(-1, 4)
     activations = np.zeros(len(stages))
@@ -229,7 +229,7 @@ def time_candidate(
     microbatch: int | None,
     num_microbatches: int,
     stages: Sequence[Stage],
-    row: Row,
+    row: DeviceChain,
     *,
     train: bool = True,
 ) -> Candidate:
@@ -241,7 +241,7 @@ def time_candidate(
     return Candidate(kind, microbatch, tuple(stages), simulate(schedule, times))
 
 
-def row_of(cluster: ClusterSpec, devices: Sequence[int] | None = None) -> Row:
+def device_chain(cluster: ClusterSpec, devices: Sequence[int] | None = None) -> DeviceChain:
     """The device chain of a cluster, in the given order or in the cluster's own.
 
     Where several links join two devices, their payload rates add up, and the longest of their
@@ -253,4 +253,4 @@ def row_of(cluster: ClusterSpec, devices: Sequence[int] | None = None) -> Row:
         links = cluster.links_between(a, b)
         rates.append(sum(link.payload_bytes_per_s for link in links))
         latencies.append(max((link.latency_s for link in links), default=0.0))
-    return Row(order, tuple(rates), tuple(latencies))
+    return DeviceChain(order, tuple(rates), tuple(latencies))

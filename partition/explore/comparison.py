@@ -10,7 +10,7 @@ from fpgapipe.hw.hls_models.spec.device import ClusterSpec, DeviceSpec
 from fpgapipe.lowering.schedule.schedule import ScheduleError
 from fpgapipe.network.graph import Graph
 from fpgapipe.partition.cost.cost import CoreConfig, CostModel, LayerCost, candidate_cores
-from fpgapipe.partition.explore.candidate import Candidate, Stage, row_of, time_candidate
+from fpgapipe.partition.explore.candidate import Candidate, Stage, device_chain, time_candidate
 from fpgapipe.partition.explore.explorer import (
     Exploration,
     Request,
@@ -198,7 +198,7 @@ def data_parallel(
     n = len(cluster.devices)
     if batch < n:
         raise PlanError(f"a batch of {batch} has no sample for each of {n} devices")
-    row = row_of(cluster)
+    row = device_chain(cluster)
     rate = min(row.link_bytes_per_s, default=float("inf"))
     if rate == 0:
         raise PlanError("devices that follow one another have no link for the all-reduce")
@@ -273,7 +273,7 @@ def even_split(load: Callable[[int], Graph], batch: int, cluster: ClusterSpec) -
     PlanError
         If a stage does not fit its device.
     """
-    row = row_of(cluster)
+    row = device_chain(cluster)
     n = len(cluster.devices)
     if 0.0 in row.link_bytes_per_s:
         raise PlanError("devices that follow one another have no link for features and gradients")

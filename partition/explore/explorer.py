@@ -28,7 +28,13 @@ from fpgapipe.partition.cost.cost import (
     core_fits,
     core_of,
 )
-from fpgapipe.partition.explore.candidate import Candidate, Row, Stage, row_of, time_candidate
+from fpgapipe.partition.explore.candidate import (
+    Candidate,
+    DeviceChain,
+    Stage,
+    device_chain,
+    time_candidate,
+)
 from fpgapipe.partition.schedule.schedule_kinds import KINDS
 from fpgapipe.partition.search import dag
 from fpgapipe.partition.search.every_device import over_all_devices
@@ -133,7 +139,7 @@ def explore(
         If nothing fits. The message names the limit, by how much and where it is exceeded, and
         what would help.
     """
-    rows = rows_of(request.cluster)
+    rows = device_chains(request.cluster)
     splits = list(_splits(request))
     total = len(splits) * len(request.schedules)
     found: list[Candidate] = []
@@ -207,13 +213,13 @@ def counts_tried(batch: int) -> list[int]:
     return [n for n in range(1, min(batch, MOST_TRIED) + 1) if batch % n == 0]
 
 
-def rows_of(cluster: ClusterSpec) -> list[Row]:
+def device_chains(cluster: ClusterSpec) -> list[DeviceChain]:
     """The device chain in the order given and, where it makes a difference, also reversed.
 
     Links are equally fast in both directions.
     """
-    row = row_of(cluster)
-    back = row_of(cluster, range(len(cluster.devices))[::-1])
+    row = device_chain(cluster)
+    back = device_chain(cluster, range(len(cluster.devices))[::-1])
     there = ([cluster.devices[i] for i in each.devices] for each in (row, back))
     same = len({tuple(devices) for devices in there}) == 1
     if same and row.link_bytes_per_s == back.link_bytes_per_s:
@@ -287,7 +293,7 @@ def plan_one(
     request: Request,
     graph: Graph,
     choice: dict[DeviceSpec, tuple[CoreConfig, list[LayerCost]]],
-    row: Row,
+    row: DeviceChain,
     kind: str,
     count: int,
 ) -> Candidate:
@@ -351,7 +357,7 @@ def on_one_device(
             request.batch // count,
             count,
             [stage],
-            Row((position,), (), ()),
+            DeviceChain((position,), (), ()),
             train=request.train,
         )
         try:
@@ -408,7 +414,7 @@ def make_problem(
     device_kinds: Sequence[int],
     device_names: Sequence[str],
     memory_bytes: Sequence[float],
-    row: Row,
+    row: DeviceChain,
     model: ScheduleModel,
     *,
     free_order: bool = False,

@@ -8,7 +8,7 @@ from fpgapipe.lowering.schedule.schedule import ScheduleError
 from fpgapipe.network.graph import Graph, NetworkError
 from fpgapipe.network.operators import Measured
 from fpgapipe.partition.cost.cost import measured_costs
-from fpgapipe.partition.explore.candidate import Row
+from fpgapipe.partition.explore.candidate import DeviceChain
 from fpgapipe.partition.explore.explorer import make_problem
 from fpgapipe.partition.search import dag
 from fpgapipe.partition.search.problem import Objective, Partition, schedule_model
@@ -74,7 +74,7 @@ def plan_profile(
         [0] * num_devices,
         [f"device{i}" for i in range(num_devices)],
         [float(np.inf)] * num_devices,
-        Row(tuple(range(num_devices)), (bytes_per_s,) * hops, (0.0,) * hops),
+        DeviceChain(tuple(range(num_devices)), (bytes_per_s,) * hops, (0.0,) * hops),
         model,
     )
     if straight:

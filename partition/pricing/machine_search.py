@@ -14,10 +14,10 @@ from fpgapipe.lowering.schedule.schedule import ScheduleError
 from fpgapipe.partition.cost.cost import CostModel, LayerCost
 from fpgapipe.partition.explore.explorer import (
     Exploration,
+    device_chains,
     on_one_device,
     one_engine,
     plan_one,
-    rows_of,
 )
 from fpgapipe.partition.pricing.layer_prices import LayerPrices
 from fpgapipe.partition.pricing.machine import MOST_CYCLES
@@ -109,7 +109,7 @@ def _cut_again(request: Request, candidate: Candidate) -> Iterator[Candidate]:
     for kind in request.schedules:
         if kind == "fbp-as":
             continue
-        for row in rows_of(request.cluster):
+        for row in device_chains(request.cluster):
             try:
                 yield plan_one(request, graph, choice, row, kind, count)
                 if not request.all_devices:

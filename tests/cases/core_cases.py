@@ -8,7 +8,7 @@ import pytest
 
 from fpgapipe.hw.hls_models.spec.core_spec import CoreSpec, ScratchpadSpec
 from fpgapipe.lowering.products.conv import PASSES, ConvSpec
-from fpgapipe.lowering.products.conv_parts import Cut, Formats
+from fpgapipe.lowering.products.conv_parts import Formats, Tiling
 
 
 def reference(conv, which, operands):
@@ -84,7 +84,7 @@ def random_case(seed):
     )
     conv = random_conv(rng)
     which = rng.choice(PASSES)
-    cut = Cut(
+    cut = Tiling(
         min(rng.choice([32, 64, 128]), core.acc_depth),
         rng.choice([1, 2, 5, 30]),
         rng.choice([32, 64, 1000]),

@@ -10,11 +10,11 @@ from vector_cases import random_op, random_scratchpad
 from fpgapipe.hw.hls_models.isa.instructions import Instruction, Opcode, encode
 from fpgapipe.hw.hls_models.isa.vector_op import VectorOp
 from fpgapipe.hw.hls_models.model.dma import row_starts, words_of_row
-from fpgapipe.lowering.products.blocking import TiledProduct
 from fpgapipe.lowering.products.conv import ConvSpec
-from fpgapipe.lowering.products.conv_parts import Cut, Formats
+from fpgapipe.lowering.products.conv_parts import Formats, Tiling
 from fpgapipe.lowering.products.conv_passes import operations
 from fpgapipe.lowering.products.emit import Ring, Rings
+from fpgapipe.lowering.products.tiled_product import TiledProduct
 from fpgapipe.lowering.program.layer_program import place, random_operands
 
 
@@ -82,7 +82,7 @@ def layer(spec, which, seed, *, conv=None, cut=None, formats=None, most=900, siz
     size_bytes = size_bytes or spec.scratchpad.size_bytes
     while True:
         shape = conv or random_layer(rng)
-        one_cut = cut or Cut(
+        one_cut = cut or Tiling(
             rng.choice([32, 64]), rng.choice([1, 2, 5]), rng.choice([32, 64]), rng.random() < 0.5
         )
         kinds = formats or Formats(*(rng.choice([2, 4]) for _ in range(4)))
@@ -212,7 +212,7 @@ def back_to_back(program):
 
 def over_the_end(spec, element):
     """A product whose streamed vector begins at the scratchpad's end and goes on at address 0."""
-    conv, cut = ConvSpec.linear(1, spec.cols, 32), Cut(32, 1, 32)
+    conv, cut = ConvSpec.linear(1, spec.cols, 32), Tiling(32, 1, 32)
     formats = Formats(element, element, 2, 2)
     ops = tuple(operations(conv, "forward", spec, cut, formats))
     half = 16 * element  # of the vector

@@ -13,10 +13,10 @@ from program_classes import classes_of, reachable
 from fpgapipe.hw.hls_models.model.core import CoreModel
 from fpgapipe.hw.hls_models.model.registers import RegisterMap
 from fpgapipe.hw.hls_models.spec.core_spec import CoreSpec, ScratchpadSpec
-from fpgapipe.lowering.products.blocking import TiledProduct
 from fpgapipe.lowering.products.conv import ConvSpec
 from fpgapipe.lowering.products.conv_passes import operations
 from fpgapipe.lowering.products.emit import rings_of
+from fpgapipe.lowering.products.tiled_product import TiledProduct
 from fpgapipe.lowering.program.layer_program import lower_layer, place, random_operands
 from fpgapipe.sim_tb.native.core_device import build_device, run_program
 from fpgapipe.sim_tb.native.native import NativeDevice
@@ -77,7 +77,8 @@ def check(programs, pause):
             run_program(device, registers, program.entry, program.memory_bytes)
             CoreModel(CORE, image).run(program.instructions)
             assert np.array_equal(device.memory[: image.size], image), (
-                f"seed {seed}: {program.conv} {program.which} {program.tiled_product.cut} differs"
+                f"seed {seed}: {program.conv} {program.which} "
+                f"{program.tiled_product.tiling} differs"
             )
 
 

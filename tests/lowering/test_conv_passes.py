@@ -9,11 +9,11 @@ from fpgapipe.hw.hls_models.isa.address import OperandPattern
 from fpgapipe.hw.hls_models.isa.instructions import Opcode, decode, encode
 from fpgapipe.hw.hls_models.model.core import CoreModel
 from fpgapipe.hw.hls_models.spec.core_spec import CoreSpec, ScratchpadSpec
-from fpgapipe.lowering.products.blocking import TiledProduct
 from fpgapipe.lowering.products.conv import ConvSpec, SpatialTile, chunks, spatial_tiles, tiled
-from fpgapipe.lowering.products.conv_parts import Cut, Formats, Image
+from fpgapipe.lowering.products.conv_parts import Formats, Image, Tiling
 from fpgapipe.lowering.products.conv_passes import operations
 from fpgapipe.lowering.products.emit import emit, rings_of
+from fpgapipe.lowering.products.tiled_product import TiledProduct
 from fpgapipe.lowering.program.layer_program import (
     LayerProgram,
     lower_layer,
@@ -45,15 +45,15 @@ def test_random_layers_are_exact_where_their_numbers_are():
     """Integers of a few bits: nothing is rounded, so all orders of adding give the definition."""
     seen = set()
     for seed in range(250):
-        conv, which, core, cut, formats = random_case(seed)
+        conv, which, core, tiling, formats = random_case(seed)
         try:
-            ops = tuple(operations(conv, which, core, cut, formats))
+            ops = tuple(operations(conv, which, core, tiling, formats))
         except ValueError:
             continue
         rings = next(rings_of(ops, core.scratchpad), None)
         if rings is None:
             continue
-        program = place(conv, which, formats, TiledProduct(cut, ops, rings, UNTIMED))
+        program = place(conv, which, formats, TiledProduct(tiling, ops, rings, UNTIMED))
         operands = integers(program, seed)
         got = run(program, core, operands)
         exact = reference(conv, which, operands)
@@ -131,9 +131,9 @@ def test_programs_survive_encoding():
 
 def test_semaphores_let_every_program_end():
     for seed in range(60):
-        conv, which, core, cut, formats = random_case(seed)
+        conv, which, core, tiling, formats = random_case(seed)
         try:
-            ops = tuple(operations(conv, which, core, cut, formats))
+            ops = tuple(operations(conv, which, core, tiling, formats))
         except ValueError:
             continue
         for rings in rings_of(ops, core.scratchpad, least_slots=1):
@@ -192,7 +192,9 @@ def test_refuses_layers(change, message):
 
 def test_too_many_sums_are_refused():
     with pytest.raises(ValueError, match=r"^64 vectors by 8 columns of tiles must fit 256 acc"):
-        list(operations(ConvSpec.linear(64, 64, 64), "forward", SMALL, Cut(64, 8, 32), Formats()))
+        list(
+            operations(ConvSpec.linear(64, 64, 64), "forward", SMALL, Tiling(64, 8, 32), Formats())
+        )
 
 
 ODD = ConvSpec(20, 33, (3, 2), (2, 1), (2, 1, 0, 3), 11, 12, 12)
@@ -200,7 +202,7 @@ ODD = ConvSpec(20, 33, (3, 2), (2, 1), (2, 1, 0, 3), 11, 12, 12)
 
 def weight_cuts():
     """The whole, and pieces that begin anywhere, or with a row, in one image or in several."""
-    return [Cut(32, 4, k, own, own) for k in (10_000, 32, 160, 500) for own in (False, True)]
+    return [Tiling(32, 4, k, own, own) for k in (10_000, 32, 160, 500) for own in (False, True)]
 
 
 def test_the_weight_gradient_does_not_depend_on_the_cut():
@@ -208,11 +210,11 @@ def test_the_weight_gradient_does_not_depend_on_the_cut():
     core = CoreSpec(8, 8, acc_depth=256, scratchpad=ScratchpadSpec(4, 1 << 18))
     found = []
     begins = set()
-    for cut in weight_cuts():
-        ops = tuple(operations(ODD, "weight", core, cut, Formats()))
+    for tiling in weight_cuts():
+        ops = tuple(operations(ODD, "weight", core, tiling, Formats()))
         begins |= {tuple(np.minimum(op.b_pattern.pos_start, 1).tolist()) for op in ops}
         rings = next(rings_of(ops, core.scratchpad))
-        program = place(ODD, "weight", Formats(), TiledProduct(cut, ops, rings, UNTIMED))
+        program = place(ODD, "weight", Formats(), TiledProduct(tiling, ops, rings, UNTIMED))
         found.append(run(program, core, random_operands(program, 3)))
     assert begins == {(0, 0), (1, 0), (0, 1), (1, 1)}
     for each in found[1:]:
@@ -228,7 +230,7 @@ def test_a_slab_has_only_what_is_met():
     core = CoreSpec(8, 8, acc_depth=256)
     sizes = []
     for own in (False, True):
-        ops = list(operations(ODD, "weight", core, Cut(64, 1, 32, own_window=own), Formats()))
+        ops = list(operations(ODD, "weight", core, Tiling(64, 1, 32, own_window=own), Formats()))
         sizes.append([op.b.counts for op in ops[:2]])
     assert sizes == [
         [(4 * 12 + 2,), (8 * 12 + 4 - (2 * 12 + 1),)],
@@ -268,10 +270,10 @@ def test_slabs_that_come_back_out_of_order():
     """Phases of a strided input gradient share some tiles and not others."""
     conv = ConvSpec(16, 24, (3, 3), (2, 2), (1, 1, 1, 1), 16, 14, 3)
     core = CoreSpec(8, 8, acc_depth=64, scratchpad=ScratchpadSpec(4, 1 << 12))
-    ops = list(operations(conv, "input", core, Cut(16, 1, 32), Formats()))
+    ops = list(operations(conv, "input", core, Tiling(16, 1, 32), Formats()))
     for rings in rings_of(ops, core.scratchpad):
         program = place(
-            conv, "input", Formats(), TiledProduct(Cut(16, 1, 32), tuple(ops), rings, UNTIMED)
+            conv, "input", Formats(), TiledProduct(Tiling(16, 1, 32), tuple(ops), rings, UNTIMED)
         )
         assert predict(program.instructions, core).cycles > 0
         operands = integers(program, 5, most=8)

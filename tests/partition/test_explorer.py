@@ -98,7 +98,7 @@ def test_predicted_time_is_that_of_the_simulation(network):
     best = explore(asked).best
     check_stages(best, asked.load(best.microbatch))
     positions = [stage.device for stage in best.stages]
-    row = comparison.row_of(asked.cluster, positions)
+    row = comparison.device_chain(asked.cluster, positions)
     again = time_candidate(best.kind, best.microbatch, best.num_microbatches, best.stages, row)
     assert again.minibatch_s == best.minibatch_s
     assert again.memory_bytes == best.memory_bytes

@@ -30,7 +30,7 @@ from fpgapipe.partition.cost.cores import (
     over_dies,
 )
 from fpgapipe.partition.cost.cost import CostModel
-from fpgapipe.partition.explore.candidate import row_of
+from fpgapipe.partition.explore.candidate import device_chain
 from fpgapipe.partition.explore.explorer import explore, make_problem
 from fpgapipe.partition.explore.planned import as_plan, link_end, one_link_each
 from fpgapipe.partition.explore.smallest import THROUGHPUT, explore_smallest
@@ -113,7 +113,7 @@ def test_of_several_links_the_fastest_is_used():
     )  # fmt: skip
     both = dataclasses.replace(cluster, links=(slow, link))
     assert one_link_each(both).links == (link,)
-    assert row_of(one_link_each(both)).link_bytes_per_s == (link.payload_bytes_per_s,)
+    assert device_chain(one_link_each(both)).link_bytes_per_s == (link.payload_bytes_per_s,)
 
 
 def test_cores_that_cannot_be_generated():
@@ -176,7 +176,7 @@ def problem_of(devices, slower=1):
     cluster = cluster_of(devices)
     device = cluster.devices[0]
     costs = CostModel(graph).costs(device, core_of(device, 4, 4))
-    row = row_of(cluster)
+    row = device_chain(cluster)
     rates = tuple(rate / slower for rate in row.link_bytes_per_s)
     row = dataclasses.replace(row, link_bytes_per_s=rates)
     model = schedule_model("1f1b-as", 4)

@@ -10,10 +10,10 @@ from fpgapipe.hw.hls_models.isa.address import BLOCK
 from fpgapipe.hw.hls_models.isa.instructions import Instruction
 from fpgapipe.hw.hls_models.spec.core_spec import CoreSpec, NoRoom
 from fpgapipe.lowering.products.conv import ConvSpec, Pass
-from fpgapipe.lowering.products.conv_parts import Cut, Formats, Op
+from fpgapipe.lowering.products.conv_parts import Formats, Op, Tiling
 from fpgapipe.lowering.products.conv_passes import operations
-from fpgapipe.lowering.products.cut_search import CutSearch, Sketch
 from fpgapipe.lowering.products.emit import Rings, Template, emit, may_fit, template
+from fpgapipe.lowering.products.tiling_search import Sketch, TilingSearch
 
 FEW_OPERATIONS = 128
 """Tilings with more instructions are tried only if none with fewer instructions fits."""
@@ -36,7 +36,7 @@ class TiledProduct:
 
     Attributes
     ----------
-    cut : Cut
+    tiling : Cut
         The tiling.
     ops : tuple of Op
         GEMM instructions, in order.
@@ -46,7 +46,7 @@ class TiledProduct:
         Predicted run time of the program.
     """
 
-    cut: Cut
+    tiling: Tiling
     ops: tuple[Op, ...]
     rings: Rings
     prediction: Prediction
@@ -61,7 +61,7 @@ class TiledProduct:
 
 
 @lru_cache(maxsize=1 << 12)
-def block(
+def tile_product(
     conv: ConvSpec,
     which: Pass,
     core: CoreSpec,
@@ -75,20 +75,20 @@ def block(
     NoRoom
         If no tiling fits the scratchpad and the accumulators.
     """
-    search = CutSearch(conv, which, core, formats, memory)
+    search = TilingSearch(conv, which, core, formats, memory)
     limit = FEW_OPERATIONS
     while limit <= 8 * MANY_OPERATIONS:
         finer = limit // FEW_OPERATIONS
-        numbered = [(_number(conv, which, core, c), c) for c in _cuts(conv, which, core, finer)]
+        numbered = [(_number(conv, which, core, c), c) for c in _tilings(conv, which, core, finer)]
         if finer > 1:
             numbered.sort(key=lambda each: each[0])
         choices: list[tuple[float, Sketch, Rings]] = []
         made = 0  # number of operations
-        for number, cut in numbered:
+        for number, tiling in numbered:
             if number > limit or (finer > 1 and choices and made > ENOUGH_OPERATIONS):
                 continue
             try:
-                sketch = search.sketch(cut)
+                sketch = search.sketch(tiling)
             except ValueError:
                 continue  # the accumulators have no room for the sums
             if not may_fit(sketch.first_sizes, core.scratchpad):
@@ -121,33 +121,33 @@ def _best(
     most = max(sketch.num_ops for _, sketch, _ in choices)
     left = min(CLOSE_LOOKS, 1 + ENOUGH_OPERATIONS // most)
     tensors = dict.fromkeys(("x", "w", "y", "dx", "dy", "dw"), 0)
-    made: dict[Cut, tuple[Op, ...] | None] = {}
-    timed: dict[tuple[Cut, int, int, int], Prediction] = {}
+    made: dict[Tiling, tuple[Op, ...] | None] = {}
+    timed: dict[tuple[Tiling, int, int, int], Prediction] = {}
     best: TiledProduct | None = None
     alone = replace(core, links=())  # the product uses no links
     for _, sketch, rings in choices:
-        cut = sketch.cut
-        if cut not in made:
+        tiling = sketch.tiling
+        if tiling not in made:
             try:
-                made[cut] = tuple(operations(conv, which, core, cut, formats))
+                made[tiling] = tuple(operations(conv, which, core, tiling, formats))
             except ValueError:
-                made[cut] = None  # a pattern needs a number that does not fit its field
-        ops = made[cut]
+                made[tiling] = None  # a pattern needs a number that does not fit its field
+        ops = made[tiling]
         if ops is None:
             continue
         # The places of the rings do not affect the run time.
-        key = cut, rings.a.slots, rings.b.slots, rings.result.slots
+        key = tiling, rings.a.slots, rings.b.slots, rings.result.slots
         if key not in timed:
             timed[key] = predict(emit(ops, rings, tensors), alone, memory)
             if best is None or timed[key].cycles < best.prediction.cycles:
-                best = TiledProduct(cut, ops, rings, timed[key])
+                best = TiledProduct(tiling, ops, rings, timed[key])
         left -= 1
         if not left:
             break
     return best
 
 
-def _number(conv: ConvSpec, which: Pass, core: CoreSpec, cut: Cut) -> int:
+def _number(conv: ConvSpec, which: Pass, core: CoreSpec, tiling: Tiling) -> int:
     """Rough estimate of the number of instructions of a tiling."""
     positions = conv.batch * conv.oh * conv.ow
     if which == "weight":
@@ -156,10 +156,10 @@ def _number(conv: ConvSpec, which: Pass, core: CoreSpec, cut: Cut) -> int:
         rows, columns, depth = positions, -(-conv.cout // core.cols), conv.cin
     else:
         rows, columns, depth = conv.batch * conv.h * conv.w, -(-conv.cin // core.cols), conv.cout
-    return -(-rows // cut.m) * -(-columns // cut.n_tiles) * -(-depth // cut.k)
+    return -(-rows // tiling.m) * -(-columns // tiling.n_tiles) * -(-depth // tiling.k)
 
 
-def _cuts(conv: ConvSpec, which: Pass, core: CoreSpec, finer: int) -> Iterator[Cut]:
+def _tilings(conv: ConvSpec, which: Pass, core: CoreSpec, finer: int) -> Iterator[Tiling]:
     """Tilings worth trying: coarse ones move the least data, fine ones start early.
 
     With `finer` above 1 they include tilings that need little of the scratchpad.
@@ -181,7 +181,7 @@ def _cuts(conv: ConvSpec, which: Pass, core: CoreSpec, finer: int) -> Iterator[C
         for n_tiles in widths:
             for k in _halves(depth, 8 * finer):
                 for n_outer, own_window in product((False, True), windows):
-                    yield Cut(m, n_tiles, k, n_outer, own_window)
+                    yield Tiling(m, n_tiles, k, n_outer, own_window)
 
 
 def _halves(size: int, most_parts: int) -> Iterator[int]:

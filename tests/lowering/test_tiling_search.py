@@ -10,12 +10,12 @@ from fpgapipe.hw.hls_models.cycles.core_cycles import MemorySpec
 from fpgapipe.hw.hls_models.isa.instructions import Opcode, encode
 from fpgapipe.hw.hls_models.isa.vector_op import Addend, Constant, Source, Target, VectorOp
 from fpgapipe.hw.hls_models.spec.core_spec import CoreSpec, ScratchpadSpec
-from fpgapipe.lowering.products.blocking import block
 from fpgapipe.lowering.products.conv import PASSES, ConvSpec
-from fpgapipe.lowering.products.conv_parts import Cut, Formats
+from fpgapipe.lowering.products.conv_parts import Formats, Tiling
 from fpgapipe.lowering.products.conv_passes import operations
-from fpgapipe.lowering.products.cut_search import CutSearch
 from fpgapipe.lowering.products.emit import emit, rings_of
+from fpgapipe.lowering.products.tiled_product import tile_product
+from fpgapipe.lowering.products.tiling_search import TilingSearch
 from fpgapipe.lowering.program.last_writer import LastWriters
 from fpgapipe.lowering.tiling.kernel import (
     Buffer,
@@ -35,12 +35,14 @@ WHERE = {"x": 1 << 20, "w": 2 << 20, "y": 3 << 20, "dx": 4 << 20, "dy": 5 << 20,
 
 @pytest.mark.parametrize("which", PASSES)
 @pytest.mark.parametrize("conv", [STRIDED, FEW_CHANNELS], ids=["strided", "few channels"])
-@pytest.mark.parametrize("cut", [Cut(32, 2, 32), Cut(64, 3, 32, n_outer=True, own_window=True)])
-def test_a_sketch_sees_what_the_instructions_do(which, conv, cut):
+@pytest.mark.parametrize(
+    "tiling", [Tiling(32, 2, 32), Tiling(64, 3, 32, n_outer=True, own_window=True)]
+)
+def test_a_sketch_sees_what_the_instructions_do(which, conv, tiling):
     memory = MemorySpec()
-    search = CutSearch(conv, which, CORE, Formats(w=4), memory)
-    sketch = search.sketch(cut)
-    ops = tuple(operations(conv, which, CORE, cut, Formats(w=4)))
+    search = TilingSearch(conv, which, CORE, Formats(w=4), memory)
+    sketch = search.sketch(tiling)
+    ops = tuple(operations(conv, which, CORE, tiling, Formats(w=4)))
     assert sketch.num_ops == len(ops)
     assert sketch.first_sizes == tuple(
         tile.size_bytes for tile in (ops[0].a, ops[0].b, ops[0].result)
@@ -65,10 +67,10 @@ def test_a_sketch_sees_what_the_instructions_do(which, conv, cut):
 @pytest.mark.parametrize("slots", [1, 2, 3])
 def test_what_a_ring_loads(slots):
     rng = random.Random(slots)
-    cut = Cut(8, 1, 32)
-    search = CutSearch(STRIDED, "forward", CORE, Formats(), MemorySpec())
-    sketch = search.sketch(cut)
-    ops = rng.choices(list(operations(STRIDED, "forward", CORE, cut, Formats())), k=60)
+    tiling = Tiling(8, 1, 32)
+    search = TilingSearch(STRIDED, "forward", CORE, Formats(), MemorySpec())
+    sketch = search.sketch(tiling)
+    ops = rng.choices(list(operations(STRIDED, "forward", CORE, tiling, Formats())), k=60)
     rings = next(rings_of(ops, CORE.scratchpad))
     few = replace(rings, a=replace(rings.a, slots=slots))
     numbers = {search.tile(number): number for number in set(sketch.streamed.tolist())}
@@ -86,7 +88,7 @@ def test_what_a_ring_loads(slots):
 
 
 def test_programs_of_a_cut_differ_in_addresses_only():
-    tiled_product = block(STRIDED, "weight", CORE, Formats(), MemorySpec())
+    tiled_product = tile_product(STRIDED, "weight", CORE, Formats(), MemorySpec())
     moved = {name: address + 4096 for name, address in WHERE.items()}
     first, second = tiled_product.program(WHERE), tiled_product.program(moved)
     assert encode(second) == encode(emit(tiled_product.ops, tiled_product.rings, moved))

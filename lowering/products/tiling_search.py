@@ -19,7 +19,7 @@ from fpgapipe.hw.hls_models.cycles.instruction_cycles import words_of_transfer
 from fpgapipe.hw.hls_models.isa.instructions import WORD_BYTES, Opcode, words_of
 from fpgapipe.hw.hls_models.spec.core_spec import CoreSpec
 from fpgapipe.lowering.products.conv import ConvSpec, Pass
-from fpgapipe.lowering.products.conv_parts import Cut, Formats
+from fpgapipe.lowering.products.conv_parts import Formats, Tiling
 from fpgapipe.lowering.products.conv_passes import products
 from fpgapipe.lowering.products.conv_product import Product
 from fpgapipe.lowering.products.emit import Rings, rings_for
@@ -30,11 +30,11 @@ Numbers = NDArray[np.intp]
 
 @dataclass(frozen=True)
 class Sketch:
-    """A tiled pass without its patterns; tiles are numbers that `CutSearch` assigns.
+    """A tiled pass without its patterns; tiles are numbers that `TilingSearch` assigns.
 
     Attributes
     ----------
-    cut : Cut
+    tiling : Cut
         The tiling.
     num_ops : int
         Number of GEMM instructions.
@@ -49,7 +49,7 @@ class Sketch:
         Bytes of the last result tile.
     """
 
-    cut: Cut
+    tiling: Tiling
     num_ops: int
     work: int
     streamed: Numbers
@@ -59,13 +59,13 @@ class Sketch:
     last_bytes: int
 
 
-class CutSearch:
+class TilingSearch:
     """Sketches and estimates tilings of one pass.
 
     Parameters
     ----------
     conv, which, core, formats, memory
-        As for `fpgapipe.lowering.products.blocking.block`.
+        As for `fpgapipe.lowering.products.tiled_product.tile_product`.
     """
 
     def __init__(
@@ -82,7 +82,7 @@ class CutSearch:
         self._sizes: list[int] = []  # bytes of each tile
         self._loads: dict[tuple[bytes, int], list[int]] = {}
 
-    def sketch(self, cut: Cut) -> Sketch:
+    def sketch(self, tiling: Tiling) -> Sketch:
         """Sketch a tiling.
 
         Raises
@@ -93,15 +93,15 @@ class CutSearch:
         """
         work = num_ops = 0
         parts: list[tuple[Numbers, Numbers, Numbers]] = []
-        for number, each in enumerate(self._products[cut.own_window]):
-            rows, columns, pieces = each.rows(cut), each.columns(cut), each.slices(cut)
+        for number, each in enumerate(self._products[tiling.own_window]):
+            rows, columns, pieces = each.rows(tiling), each.columns(tiling), each.slices(tiling)
             each.check(rows, columns, len(pieces))
             work += each.work(rows, columns, pieces)
             num_ops += len(rows) * len(columns) * len(pieces)
-            parts.append(self._in_order(cut, number, each, rows, columns, pieces))
+            parts.append(self._in_order(tiling, number, each, rows, columns, pieces))
         a, b, result = (np.concatenate(each) for each in zip(*parts, strict=True))
         return Sketch(
-            cut, num_ops, work, _without_repeats(a), _without_repeats(b), result,
+            tiling, num_ops, work, _without_repeats(a), _without_repeats(b), result,
             (self._sizes[a[0]], self._sizes[b[0]], self._sizes[result[0]]), self._sizes[result[-1]],
         )  # fmt: skip
 
@@ -148,7 +148,7 @@ class CutSearch:
 
     def _in_order(
         self,
-        cut: Cut,
+        tiling: Tiling,
         number: int,
         made: Product[Any, Any],
         rows: Sequence[Any],
@@ -156,7 +156,7 @@ class CutSearch:
         pieces: Sequence[Any],
     ) -> tuple[Numbers, Numbers, Numbers]:
         """Numbers of the tiles of a product's operations, in the order of `Product.operations`."""
-        own = cut.own_window
+        own = tiling.own_window
         streamed = [
             [self._number_of(("a", number, row, piece), made.streamed) for piece in pieces]
             for row in rows
@@ -176,7 +176,7 @@ class CutSearch:
         a = np.broadcast_to(np.array(streamed, np.intp)[:, None], shape)
         b = np.broadcast_to(np.array(stationary, np.intp), shape)
         result = np.array(results, np.intp)
-        if cut.n_outer:
+        if tiling.n_outer:
             a, b, result = a.swapaxes(0, 1), b.swapaxes(0, 1), result.T
         return a.reshape(-1), b.reshape(-1), result.reshape(-1)
 
