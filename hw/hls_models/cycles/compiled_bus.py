@@ -1,10 +1,8 @@
 """The bus and the events of the cycle model as machine code: `bus_cycles` over tables.
 
 What it computes is defined by `Channel`, `Bus` and `CoreRun.at`; every sum is made of the same
-numbers in the same order, so that no bit differs. `tables` of
-:mod:`fpgapipe.hw.hls_models.cycles.compiled_core` makes the records. This module needs numba, whose
-cache looks at the file of the outermost function alone: a change here shows once
-`compiled_loop.py` has been saved, too.
+numbers in the same order, so that no bit differs. The records are made by
+:mod:`fpgapipe.hw.hls_models.cycles.compiled_tables`. This module needs numba.
 """
 
 from typing import Any, NamedTuple
