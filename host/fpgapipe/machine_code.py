@@ -23,11 +23,27 @@ def compiled(function: _F) -> _F:
     If neither the folder of the source nor the user's cache folder can be written, every process
     compiles the function again.
     """
+    return _compiled(function, {})
+
+
+def compiled_without_counts(function: _F) -> _F:
+    """Compile a function, as `compiled` does, that makes no arrays and calls none that does.
+
+    References to the arrays that it is given are not counted, which is most of what a call of a
+    short function costs.
+    """
     try:
-        made: _F = numba.njit(cache=True, nogil=True)(function)
+        return _compiled(function, {"_nrt": False})
+    except KeyError:  # a release of numba without this option, which is none of its documented ones
+        return compiled(function)
+
+
+def _compiled(function: _F, options: dict[str, bool]) -> _F:
+    try:
+        made: _F = numba.njit(cache=True, nogil=True, **options)(function)
     except RuntimeError:  # raised by the cache: the function is compiled only when it is called
         _say()
-        made = numba.njit(nogil=True)(function)
+        made = numba.njit(nogil=True, **options)(function)
     return made
 
 

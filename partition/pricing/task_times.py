@@ -29,7 +29,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 
 from fpgapipe.hw.hls_models.cycles.bus_cycles import NEVER
-from fpgapipe.hw.hls_models.cycles.compiled_core import Held, run_compiled
+from fpgapipe.hw.hls_models.cycles.compiled_core import run_compiled
+from fpgapipe.hw.hls_models.cycles.compiled_tables import Held
 from fpgapipe.hw.hls_models.cycles.core_cycles import DISPATCH_CYCLES, CoreRun, MemorySpec
 from fpgapipe.hw.hls_models.cycles.engine_cycles import Kind, Mover
 from fpgapipe.hw.hls_models.cycles.link_cycles import WireTiming, arrivals

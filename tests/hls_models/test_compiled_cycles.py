@@ -8,7 +8,6 @@ import pytest
 
 pytest.importorskip("numba")
 
-from fpgapipe.host.prediction.task_times import _PausingRun
 from fpgapipe.hw.hls_models.cycles import compiled_core, compiled_loop
 from fpgapipe.hw.hls_models.cycles.cluster_cycles import predict_cluster
 from fpgapipe.hw.hls_models.cycles.core_cycles import CoreRun, MemorySpec
@@ -18,6 +17,7 @@ from fpgapipe.hw.hls_models.isa.vector_op import Source, Target, VectorOp
 from fpgapipe.hw.hls_models.model.link_dma import packet
 from fpgapipe.hw.hls_models.spec.core_spec import CoreSpec, VectorSpec
 from fpgapipe.hw.hls_models.spec.link import LinkEngineSpec
+from fpgapipe.partition.pricing.task_times import _PausingRun
 
 END = Instruction(Opcode.END)
 

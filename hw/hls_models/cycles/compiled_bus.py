@@ -1,10 +1,8 @@
 """The bus and the events of the cycle model as machine code: `bus_cycles` over tables.
 
 What it computes is defined by `Channel`, `Bus` and `CoreRun.at`; every sum is made of the same
-numbers in the same order, so that no bit differs. `tables` of
-:mod:`fpgapipe.hw.hls_models.cycles.compiled_core` makes the records. This module needs numba, whose
-cache looks at the file of the outermost function alone: a change here shows once
-`compiled_loop.py` has been saved, too.
+numbers in the same order, so that no bit differs. The records are made by
+:mod:`fpgapipe.hw.hls_models.cycles.compiled_tables`. This module needs numba.
 """
 
 from typing import Any, NamedTuple
@@ -12,7 +10,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from fpgapipe.hw.hls_models.cycles.engine_cycles import Event
-from fpgapipe.machine_code import compiled
+from fpgapipe.machine_code import compiled_without_counts
 
 _KIND_BITS = 56
 _CALL = np.int64(Event.CALL)  # calls at a time happen in the order in which they were asked for
@@ -35,19 +33,19 @@ class State(NamedTuple):
     receives: Any
 
 
-@compiled
+@compiled_without_counts
 def larger(one: float, other: float) -> float:
     """The larger number, as `max` has it."""
     return other if other > one else one
 
 
-@compiled
+@compiled_without_counts
 def smaller(one: float, other: float) -> float:
     """The smaller number, as `min` has it."""
     return other if other < one else one
 
 
-@compiled
+@compiled_without_counts
 def at(s: State, device: int, time: float, event: int, what: int) -> None:
     """Let something happen, as `CoreRun.at` does."""
     d = s.devices[device]
@@ -70,7 +68,7 @@ def at(s: State, device: int, time: float, event: int, what: int) -> None:
     place.time, place.key, place.event, place.what = time, key, event, what
 
 
-@compiled
+@compiled_without_counts
 def drop_event(s: State, device: int) -> None:
     """Take the earliest event off the heap."""
     d = s.devices[device]
@@ -99,7 +97,7 @@ def drop_event(s: State, device: int) -> None:
     place.time, place.key, place.event, place.what = time, key, event, what
 
 
-@compiled
+@compiled_without_counts
 def _new_flow(s: State, index: int, words: float, burst: float, begins: float) -> int:
     """Make a `Flow`; its number."""
     whole = s.whole[0]
@@ -113,14 +111,14 @@ def _new_flow(s: State, index: int, words: float, burst: float, begins: float) -
     return number
 
 
-@compiled
+@compiled_without_counts
 def _free_flow(s: State, number: int) -> None:
     whole = s.whole[0]
     s.flows[number].next = whole.free_flow
     whole.free_flow = number
 
 
-@compiled
+@compiled_without_counts
 def ask(s: State, channel: int, index: int, words: int, bursts: int, begins: float) -> None:
     """Ask for words, as `Channel.ask` does."""
     ch = s.channels[channel]
@@ -155,7 +153,7 @@ def ask(s: State, channel: int, index: int, words: int, bursts: int, begins: flo
         ch.tail = number
 
 
-@compiled
+@compiled_without_counts
 def _insert(s: State, channel: int, before: int, number: int) -> None:
     """Put a flow into a queue behind another, -1 for the first place."""
     ch = s.channels[channel]
@@ -169,7 +167,7 @@ def _insert(s: State, channel: int, before: int, number: int) -> None:
         ch.tail = number
 
 
-@compiled
+@compiled_without_counts
 def fetch_words(s: State, device: int, now: float) -> None:
     """Ask for words of the program, as `Bus.fetch` does."""
     d, epsilon = s.devices[device], s.whole[0].epsilon
@@ -200,7 +198,7 @@ def fetch_words(s: State, device: int, now: float) -> None:
     _insert(s, channel, before, new)
 
 
-@compiled
+@compiled_without_counts
 def move_words(s: State, device: int, now: float) -> None:
     """Let words move until now, as `Bus.move` does; channels say what of them has ended."""
     d, whole = s.devices[device], s.whole[0]
@@ -229,7 +227,7 @@ def move_words(s: State, device: int, now: float) -> None:
             d.written = now
 
 
-@compiled
+@compiled_without_counts
 def _wants(s: State, channel: int, now: float) -> float:
     """Words a cycle that a channel could move, as `Channel.wants` says."""
     ch = s.channels[channel]
@@ -247,7 +245,7 @@ def _wants(s: State, channel: int, now: float) -> float:
     return fastest
 
 
-@compiled
+@compiled_without_counts
 def _next_of(s: State, channel: int, now: float) -> float:
     """When the first of a channel's flows ends or can begin, as `Channel.next` says."""
     ch = s.channels[channel]
@@ -263,7 +261,7 @@ def _next_of(s: State, channel: int, now: float) -> float:
     return begins if begins > now else np.inf
 
 
-@compiled
+@compiled_without_counts
 def _asked(s: State, channel: int) -> float:
     """Words that a channel has asked for, about, as `Channel.asked` says."""
     ch = s.channels[channel]
@@ -277,7 +275,7 @@ def _asked(s: State, channel: int) -> float:
     return larger(smaller(words, float(ch.most_words)), s.whole[0].epsilon)
 
 
-@compiled
+@compiled_without_counts
 def _share(s: State, device: int, now: float) -> None:
     """Settle rates of a core without links, as `Bus.share` does."""
     d = s.devices[device]
@@ -294,7 +292,7 @@ def _share(s: State, device: int, now: float) -> None:
     d.bus_next = smaller(first, _next_of(s, d.first_channel + 1, now))
 
 
-@compiled
+@compiled_without_counts
 def _share_with_packets(s: State, device: int, now: float) -> None:
     """Settle rates of a core with links, as `Bus._share_with_packets` does."""
     d, epsilon = s.devices[device], s.whole[0].epsilon
@@ -361,7 +359,7 @@ def _share_with_packets(s: State, device: int, now: float) -> None:
         d.bus_next = smaller(d.bus_next, _next_of(s, number, now))
 
 
-@compiled
+@compiled_without_counts
 def share_rates(s: State, device: int, now: float) -> None:
     """Settle the rates of all channels of a core's bus."""
     d = s.devices[device]

@@ -18,7 +18,7 @@ from fpgapipe.hw.hls_models.cycles.compiled_bus import (
     smaller,
 )
 from fpgapipe.hw.hls_models.cycles.engine_cycles import Event, Kind
-from fpgapipe.machine_code import compiled
+from fpgapipe.machine_code import compiled_without_counts
 
 SIGNAL, LEAVE, ISSUE, DISPATCH = (
     int(event) for event in (Event.SIGNAL, Event.LEAVE, Event.ISSUE, Event.DISPATCH)
@@ -34,14 +34,14 @@ FETCHED = 512
 _PORTS = 1 << 16
 
 
-@compiled
+@compiled_without_counts
 def _end(s: State, device: int, index: int, now: float) -> None:
     """Let an instruction end, as `Engine.end` does."""
     s.code[index].end = now
     at(s, device, now + s.whole[0].signal_cycles, SIGNAL, index)
 
 
-@compiled
+@compiled_without_counts
 def _enter(s: State, port: int, now: float) -> None:
     """Let frames into the link as far as the other end has room, as `_Port._enter` does."""
     p = s.ports[port]
@@ -56,7 +56,7 @@ def _enter(s: State, port: int, now: float) -> None:
         at(s, p.device, p.enter_from, ENTERED, port)
 
 
-@compiled
+@compiled_without_counts
 def _ask_sends(s: State, port: int, now: float) -> None:
     """Ask memory for as much as there is room for, as `_Sender._ask` does."""
     p = s.ports[port]
@@ -71,7 +71,7 @@ def _ask_sends(s: State, port: int, now: float) -> None:
         d.bus_changes = 1
 
 
-@compiled
+@compiled_without_counts
 def _entered(s: State, port: int, now: float) -> None:
     """A frame's words are in the link: `_Sender.entered` and `_Port._transmit`."""
     p, whole = s.ports[port], s.whole[0]
@@ -94,7 +94,7 @@ def _entered(s: State, port: int, now: float) -> None:
     at(s, s.ports[p.other].device, comes, ARRIVED, p.other * 4 + chunk.channel)
 
 
-@compiled
+@compiled_without_counts
 def _look_receives(s: State, port: int, now: float) -> None:
     """Take words that have come, as `_Receiver.look` does."""
     p, whole = s.ports[port], s.whole[0]
@@ -115,7 +115,7 @@ def _look_receives(s: State, port: int, now: float) -> None:
         s.devices[p.device].bus_changes = 1
 
 
-@compiled
+@compiled_without_counts
 def _free_frames(s: State, port: int, channel: int, count: int, now: float) -> None:
     """Frames' words have been taken, as `_Port.free` has it."""
     p, whole = s.ports[port], s.whole[0]
@@ -130,7 +130,7 @@ def _free_frames(s: State, port: int, channel: int, count: int, now: float) -> N
     at(s, s.ports[p.other].device, heard, ROOM, what)
 
 
-@compiled
+@compiled_without_counts
 def _moved(s: State, device: int, index: int, now: float) -> None:
     """The last word of what was asked for is on the bus, as `Mover.moved` has it."""
     whole, latency = s.whole[0], s.devices[device].latency
@@ -152,7 +152,7 @@ def _moved(s: State, device: int, index: int, now: float) -> None:
             _end(s, device, index, now + latency)
 
 
-@compiled
+@compiled_without_counts
 def _look(s: State, device: int) -> None:
     """Dispatch the next instruction as soon as can be, as `CoreRun._look` does."""
     d = s.devices[device]
@@ -167,7 +167,7 @@ def _look(s: State, device: int) -> None:
     at(s, device, larger(header + words, last), DISPATCH, 0)
 
 
-@compiled
+@compiled_without_counts
 def _move(s: State, device: int, now: float) -> None:
     """Let words move until now, and what they end happen, as `CoreRun._move` does."""
     d, whole = s.devices[device], s.whole[0]
@@ -189,7 +189,7 @@ def _move(s: State, device: int, now: float) -> None:
         _look(s, device)
 
 
-@compiled
+@compiled_without_counts
 def _fetch(s: State, device: int, now: float) -> None:
     """Ask for program words as far as there is room."""
     d = s.devices[device]
@@ -199,7 +199,7 @@ def _fetch(s: State, device: int, now: float) -> None:
         fetch_words(s, device, now + s.whole[0].fetch_cycles)
 
 
-@compiled
+@compiled_without_counts
 def _start_product(s: State, device: int, number: int, index: int, now: float) -> float:
     """Begin a product, as `Gemm.start` does."""
     whole, engine = s.whole[0], s.engines[number]
@@ -223,7 +223,7 @@ def _start_product(s: State, device: int, number: int, index: int, now: float) -
     return taken
 
 
-@compiled
+@compiled_without_counts
 def _release(s: State, device: int, number: int, task: int, now: float) -> None:
     """Let what tasks up to this one receive come, as `_Held.release` does."""
     engine = s.engines[number]
@@ -233,7 +233,7 @@ def _release(s: State, device: int, number: int, task: int, now: float) -> None:
         _end(s, device, s.queue[engine.released - 1], now)
 
 
-@compiled
+@compiled_without_counts
 def _start(s: State, device: int, number: int, index: int, now: float) -> float:
     """Begin an instruction, as `Engine.start` does; returns when its engine has taken it."""
     whole, d, engine = s.whole[0], s.devices[device], s.engines[number]
@@ -270,7 +270,7 @@ def _start(s: State, device: int, number: int, index: int, now: float) -> float:
     return now
 
 
-@compiled
+@compiled_without_counts
 def _issue(s: State, device: int, number: int, now: float) -> None:
     """Start the instruction at the head of a queue if it can be, as `Engine.issue` does."""
     engine = s.engines[number]
@@ -306,7 +306,7 @@ def _issue(s: State, device: int, number: int, now: float) -> None:
     at(s, device, engine.ready, LEAVE, number)
 
 
-@compiled
+@compiled_without_counts
 def _dispatch(s: State, device: int, now: float) -> None:
     """Hand an instruction to its queue, or wait for room in it, as `CoreRun._dispatch` does."""
     d = s.devices[device]
@@ -337,7 +337,7 @@ def _dispatch(s: State, device: int, now: float) -> None:
     _look(s, device)
 
 
-@compiled
+@compiled_without_counts
 def _signal(s: State, device: int, index: int, now: float) -> None:
     """Let an instruction's signals count, as `CoreRun._signal` does."""
     d, code = s.devices[device], s.code[index]
@@ -351,7 +351,7 @@ def _signal(s: State, device: int, index: int, now: float) -> None:
         _issue(s, device, number, now)
 
 
-@compiled
+@compiled_without_counts
 def _happen(s: State, device: int, event: int, what: int, now: float) -> None:
     """Let one event happen."""
     if event == SIGNAL:
@@ -381,7 +381,7 @@ def _happen(s: State, device: int, event: int, what: int, now: float) -> None:
             _enter(s, port, now)
 
 
-@compiled
+@compiled_without_counts
 def _step(s: State, device: int, now: float) -> None:
     """Let what happens next happen, at its time, as `CoreRun.step` does."""
     d, whole = s.devices[device], s.whole[0]
@@ -398,7 +398,7 @@ def _step(s: State, device: int, now: float) -> None:
         d.bus_changes = 0
 
 
-@compiled
+@compiled_without_counts
 def _first_time(s: State, device: int) -> float:
     d = s.devices[device]
     bus_next: float = d.bus_next
@@ -407,7 +407,7 @@ def _first_time(s: State, device: int) -> float:
     return smaller(s.events[device * s.whole[0].most_events].time, bus_next)
 
 
-@compiled
+@compiled_without_counts
 def _next_time(s: State, device: int) -> float:
     """When something happens next, as `CoreRun.next` and `_PausingRun.next` say."""
     then = _first_time(s, device)
@@ -429,7 +429,7 @@ def _next_time(s: State, device: int) -> float:
     return _first_time(s, device)
 
 
-@compiled
+@compiled_without_counts
 def simulate(s: State, window: float) -> None:
     """Go on until nothing happens any more, or an instruction's engine is missing.
 
