@@ -234,7 +234,7 @@ def _changed(times: StageTimes, change: Callable[[Any], Any]) -> StageTimes:
 def _memory_bytes(part: DeviceProgram, plan: Plan) -> int:
     """Bytes of memory of a stage for all micro-batches of a plan, from a program of some.
 
-    Each micro-batch has tensors of its own (those whose names end with ``@`` and its number), each
+    Each micro-batch has tensors of its own (those with ``@`` and its number in their names), each
     slot has some (``#``), and the program grows with the micro-batches.
     """
     few, many = part.num_microbatches, plan.num_microbatches
@@ -245,7 +245,7 @@ def _memory_bytes(part: DeviceProgram, plan: Plan) -> int:
     slots, more_slots = (1 + max(slots_of(each).values()) for each in (part.tasks, tasks))
     sizes = {"#": 0, "@": 0}
     for name, place in part.places.items():
-        if found := re.search(r"([#@])\d+$", name):
+        if found := re.search(r"([#@])\d+", name):
             sizes[found[1]] += page(place.size_bytes)
     program = part.memory_bytes - part.entry
     return (

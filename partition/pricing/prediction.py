@@ -146,7 +146,7 @@ class PipelineTiming:
             update,
             activations[0],
             gradients[0],
-            max((wire.latency_cycles for wire in self.wires), default=0),
+            float(max((wire.latency_cycles for wire in self.wires), default=0)),
             activations[1],
             gradients[1],
         )

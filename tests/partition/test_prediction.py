@@ -197,6 +197,14 @@ class Measured:
     wires: object
     plan: object
 
+    @property
+    def run_folder(self):
+        """Where what is measured is kept."""
+        return self.folder / "run"
+
+    def check_verilog(self):
+        """There is none: what is simulated is generated."""
+
 
 @pytest.mark.sim
 @pytest.mark.slow  # a core with vector engine and two links

@@ -149,7 +149,7 @@ def build(
     print_plan(built.plan, spec)
     print()
     _print_resources(built)
-    _hint(best, plan, request)
+    _hint(built.plan, request)
     print(f"written to {built.folder}; 'fpgapipe run {built.folder}' runs it")
 
 
@@ -273,31 +273,35 @@ def _print_resources(build: Build) -> None:
     )
 
 
-def _hint(best: Candidate, plan: Plan, request: Request) -> None:
-    """Say so if a single device is estimated to be faster; both times are estimates."""
+def _hint(plan: Plan, request: Request) -> None:
+    """Say so if a single device is predicted to be faster; both are priced on the machine."""
     import dataclasses
 
     from fpgapipe.partition.explore.explorer import explore
+    from fpgapipe.partition.pricing.machine_search import explore_on_machine
     from fpgapipe.partition.search.problem import PlanError
 
-    if len(plan.stages) == 1:
+    if len(plan.stages) == 1 or plan.predicted.level != "machine":
         return
     first = plan.stages[0]
     place = request.cluster.device_names.index(first.device)
-    alone = dataclasses.replace(
+    cluster = dataclasses.replace(
         request.cluster,
         device_names=(first.device,),
         devices=(request.cluster.devices[place],),
         links=(),
     )
     shape = first.core.rows, first.core.cols
+    alone = dataclasses.replace(request, cluster=cluster, array=shape)
     try:
-        found = explore(dataclasses.replace(request, cluster=alone, array=shape))
+        estimated = explore(alone)
     except PlanError:
         return
-    seconds = best.minibatch_s
-    if found.best.steady_s < seconds:
+    priced = explore_on_machine(alone, estimated)
+    seconds = plan.predicted.minibatch_s
+    if priced is not estimated and priced.best.steady_s < seconds:
         print(
-            f"hint: one {first.board} with this core is estimated to be "
-            f"{seconds / found.best.steady_s:.2f} times as fast as these {len(plan.stages)} devices"
+            f"hint: one {first.board} with this core is predicted to be "
+            f"{seconds / priced.best.steady_s:.2f} times as fast as these {len(plan.stages)}"
+            " devices"
         )

@@ -1,0 +1,89 @@
+"""Plans priced by the programs that they become."""
+
+from dataclasses import replace
+
+import pytest
+from build_cases import plan_of
+from run_cases import small_network
+
+from fpgapipe.partition.explore.explorer import Request, explore
+from fpgapipe.partition.explore.planned import as_plan
+from fpgapipe.partition.pricing import machine
+from fpgapipe.partition.pricing.layer_prices import LayerPrices
+from fpgapipe.partition.pricing.machine import lower_plan, price_plan
+from fpgapipe.partition.pricing.machine_search import explore_on_machine
+from fpgapipe.partition.pricing.plan_cores import memory_specs, wire_timings
+from fpgapipe.partition.pricing.prediction import PipelineTiming
+
+FEW = 6
+
+
+def planned(devices=2, count=4, kind="1f1b-as", train=True):
+    return plan_of(
+        devices,
+        load=small_network,
+        batch=4 * count,
+        microbatches=count,
+        schedules=(kind,),
+        train=train,
+    )
+
+
+@pytest.mark.parametrize("train", [True, False], ids=["training", "inference"])
+def test_a_plan_has_the_times_and_bytes_of_its_programs(train):
+    plan, graph, cluster = planned(train=train)
+    assert plan.predicted.level == "estimate"
+    pipeline = lower_plan(plan, graph, cluster)
+    priced, timeline = price_plan(plan, graph, cluster)
+    timing = PipelineTiming.of(pipeline, memory_specs(plan), wire_timings(plan, cluster))
+    clk_hz = plan.stages[0].core.clk_hz
+    assert priced.predicted.level == "machine"
+    assert priced.predicted.minibatch_s == pytest.approx(timing.event_cycles / clk_hz)
+    assert timeline.makespan_s < priced.predicted.minibatch_s
+    assert [s.memory_bytes for s in priced.stages] == [p.memory_bytes for p in pipeline.parts]
+    cycles = timing.cluster.cycles
+    assert priced.predicted.minibatch_s * clk_hz == pytest.approx(cycles, rel=0.02)
+    assert price_plan(plan, graph, cluster, pipeline)[0] == priced
+
+
+@pytest.mark.parametrize("kind", ["gpipe", "1f1b-as", "zb-h1"])
+def test_a_few_microbatches_tell_the_times_of_many(kind, monkeypatch):
+    plan, graph, cluster = planned(count=16, kind=kind)
+    whole, _ = price_plan(plan, graph, cluster)
+    monkeypatch.setattr(machine, "few_microbatches", lambda plan: FEW)
+    few, _ = price_plan(plan, graph, cluster)
+    assert few.predicted.minibatch_s == pytest.approx(whole.predicted.minibatch_s, rel=0.01)
+    for one, other in zip(few.stages, whole.stages, strict=True):
+        assert one.memory_bytes == pytest.approx(other.memory_bytes, rel=0.05)
+    # What is known of the programs is taken from them.
+    exact, _ = price_plan(plan, graph, cluster, lower_plan(plan, graph, cluster))
+    assert [s.memory_bytes for s in exact.stages] == [s.memory_bytes for s in whole.stages]
+
+
+def test_layers_take_what_the_program_takes():
+    plan, graph, cluster = planned(devices=1, count=1)
+    request = Request(lambda samples: graph, graph.batch, cluster, ("1f1b-as",), 1, (8, 8))
+    best = explore(request).best
+    core, estimates = best.stages[0].core, best.stages[0].costs
+    costs = LayerPrices(graph, True, accumulates=False).costs(
+        estimates, cluster.devices[0], replace(core, num_links=0)
+    )
+    seconds = sum(cost.total_s + cost.update.seconds for cost in costs)
+    plan = as_plan(best, graph, "small", graph.batch, cluster)
+    priced, _ = price_plan(plan, graph, cluster)
+    assert seconds == pytest.approx(priced.predicted.minibatch_s, rel=0.02)
+    assert all(cost.weight_bytes == 0 or cost.update.seconds > 0 for cost in costs)
+
+
+def test_prices_of_the_machine_make_no_worse_cuts():
+    _, graph, cluster = planned(devices=2)
+    request = Request(small_network, 16, cluster, ("zb-h1",), 4, (8, 8), all_devices=True)
+    estimated = explore(request)
+    found = explore_on_machine(request, estimated)
+    assert found is not estimated
+    times = []
+    for best in (estimated.best, found.best):
+        plan = as_plan(best, graph, "small", 16, cluster)
+        times.append(price_plan(plan, graph, cluster)[0].predicted.minibatch_s)
+    assert times[1] <= 1.01 * times[0]
+    assert found.best.minibatch_s == pytest.approx(times[1], rel=0.15)
