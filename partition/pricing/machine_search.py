@@ -10,6 +10,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from fpgapipe.errors import UserError
+from fpgapipe.lowering.program.boundary import stages_of
 from fpgapipe.lowering.schedule.schedule import ScheduleError
 from fpgapipe.partition.cost.cost import CostModel, LayerCost
 from fpgapipe.partition.explore.explorer import (
@@ -27,6 +28,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from fpgapipe.hw.hls_models.spec.device import DeviceSpec
+    from fpgapipe.network.graph import Graph
     from fpgapipe.partition.cost.cores import CoreConfig
     from fpgapipe.partition.explore.candidate import Candidate
     from fpgapipe.partition.explore.explorer import Request
@@ -52,16 +54,16 @@ def explore_on_machine(request: Request, found: Exploration, looks: int = LOOKS)
     -------
     Exploration
         What was found, if the core does not run the network, if its program would take minutes to
-        time, or if the best schedule has forward and backward passes on engines of their own, which
-        are not priced yet.
+        time, if no cut into as many stages can be lowered, or if the best schedule has forward and
+        backward passes on engines of their own, which are not priced yet.
     """
     if any(core.num_engines > 1 for core in _cores(found.best, request).values()):
         return found
     tried: list[Candidate] = []
     for candidate in _distinct(found.tried, request, looks):
         tried += _cut_again(request, candidate)
-    if not tried:
-        return found
+    if max((len(each.stages) for each in tried), default=0) < len(found.best.stages):
+        return found  # the cuts that are left are poor ones
     tried.sort(key=lambda each: each.steady_s)
     return Exploration(tried[0], tuple(tried), found.refused)
 
@@ -109,10 +111,20 @@ def _cut_again(request: Request, candidate: Candidate) -> Iterator[Candidate]:
     for kind in request.schedules:
         if kind == "fbp-as":
             continue
-        for row in device_chains(request.cluster):
+        for chain in device_chains(request.cluster):
             try:
-                yield plan_one(request, graph, choice, row, kind, count)
+                candidates = [plan_one(request, graph, choice, chain, kind, count)]
                 if not request.all_devices:
-                    yield from on_one_device(request, choice, kind, count)
+                    candidates += on_one_device(request, choice, kind, count)
             except (PlanError, ScheduleError):
                 continue
+            yield from (each for each in candidates if _can_be_lowered(graph, each, request.train))
+
+
+def _can_be_lowered(graph: Graph, candidate: Candidate, train: bool) -> bool:
+    """Whether no layers that run together need what a later stage computes."""
+    try:
+        stages_of(graph, [stage.layers for stage in candidate.stages], train=train)
+    except UserError:
+        return False
+    return True
