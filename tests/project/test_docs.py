@@ -98,7 +98,7 @@ def test_files_that_are_named_exist(path):
     """Names in code that begin with a folder of the repository."""
     if path.name == "CHANGELOG.md":
         return
-    folders = "hw|host|partition|boards|sim_tb|tests|bench|docs|examples|tools"
+    folders = "hw|host|lowering|network|partition|boards|sim_tb|tests|bench|docs|examples|tools"
     for name in re.findall(rf"`((?:{folders})/[\w./*-]+)`", prose(path.read_text())):
         assert list(ROOT.glob(name.rstrip("/"))), f"{path.name} names {name}, which is not there"
 

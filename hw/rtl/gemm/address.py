@@ -15,7 +15,7 @@ NUM_STARTS = len(START_FIELDS)
 """Loops of an operand's `pos` within which its first position may lie."""
 
 MOVE_LAYOUT = data.StructLayout({"jump": NUM_LOOPS, "restart": 1, "restore": 1, "save": 1})
-"""How an loop nest came to its position: by the jump of a loop (one of `jump`), back to its first
+"""How a loop nest came to its position: by the jump of a loop (one of `jump`), back to its first
 position, back to the checkpoint, or not at all; and whether this position is the new checkpoint."""
 
 
@@ -44,7 +44,7 @@ def request_layout(spec: CoreSpec):
 
 
 class LoopNestCounter(wiring.Component):
-    """Position of an loop nest, as how often each of its loops has still to go.
+    """Position of a loop nest, as how often each of its loops has still to go.
 
     Commands take effect in cycles with ``advance`` high; of several, the first listed here counts.
 
@@ -174,7 +174,7 @@ class LoopNestCounter(wiring.Component):
 
 
 class LoopNestOffset(wiring.Component):
-    """What an loop nest moves: address and coordinates, a cycle after the position.
+    """What a loop nest moves: address and coordinates, a cycle after the position.
 
     Parameters
     ----------

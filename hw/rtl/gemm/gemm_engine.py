@@ -34,9 +34,9 @@ class Fork(wiring.Component):
     -------
     i_valid : In(1)
     i_ready : Out(1)
-    valid : Out(num_takers)
-    ready : In(num_takers)
-    skip : In(num_takers)
+    valid : Out(num_consumers)
+    ready : In(num_consumers)
+    skip : In(num_consumers)
         Takers that this word is not for.
     """
 

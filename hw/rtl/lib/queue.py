@@ -142,7 +142,7 @@ class EngineQueue(wiring.Component):
     done : In(1)
         A pulse for each instruction that has ended, in the order of `o`, at the earliest in the
         cycle after it moved.
-    consumer : Out(Taker)
+    consumer : Out(Consumer)
     producer : Out(Producer)
         Two cycles after ``done``, where that finds no other waiting.
     halt : In(1)

@@ -67,8 +67,8 @@ class Semaphores(wiring.Component):
 
     Members
     -------
-    consumers : In(Taker).array(num_takers)
-    producers : In(Producer).array(num_signallers)
+    consumers : In(Taker).array(num_consumers)
+    producers : In(Producer).array(num_producers)
     hold : In(1)
         While high, there are no grants.
     error_valid : Out(1)
