@@ -255,7 +255,7 @@ def write_build(
     if plan.predicted.level == "estimate":
         on_part("times")
         with phase("times of the programs"):
-            plan, _ = price_plan(plan, graph, cluster, pipeline)
+            plan, _ = price_plan(plan, graph, cluster, pipeline, options)
     design = Design(plan, graph, cluster, options, seed)
     parameters = initial_values(graph, seed)
     texts = dict(design.described())

@@ -101,12 +101,16 @@ def lower_plan(
 
 
 def price_plan(
-    plan: Plan, graph: Graph, cluster: ClusterSpec, pipeline: PipelineProgram | None = None
+    plan: Plan,
+    graph: Graph,
+    cluster: ClusterSpec,
+    pipeline: PipelineProgram | None = None,
+    options: StepOptions | None = None,
 ) -> tuple[Plan, Timeline]:
     """Put what a plan's programs take in the place of what formulas estimated.
 
-    Of a mini-batch of many micro-batches, programs of a few are timed (`few_microbatches`); those
-    in the middle are all alike, and the event simulation repeats them.
+    If a mini-batch has many micro-batches, only programs of a few are timed (`few_microbatches`).
+    The micro-batches in the middle are all alike, and the event simulation repeats them.
 
     Parameters
     ----------
@@ -119,6 +123,8 @@ def price_plan(
         The programs of all micro-batches, as `lower_plan` makes them, where they are there already:
         the bytes of memory are theirs then. Without them, the memory of many micro-batches is
         extrapolated.
+    options : StepOptions, optional
+        Options of the programs, as for `lower_plan`.
 
     Returns
     -------
@@ -137,7 +143,7 @@ def price_plan(
     count = min(plan.num_microbatches, few_microbatches(plan))
     timed = pipeline
     if timed is None or count < plan.num_microbatches:
-        timed = lower_plan(plan, graph, cluster, num_microbatches=count)
+        timed = lower_plan(plan, graph, cluster, options, count)
     timing = PipelineTiming.of(timed, memory_specs(plan), wire_timings(plan, cluster))
     clk_hz = min(stage.core.clk_hz for stage in plan.stages)
     if count < plan.num_microbatches:
@@ -171,7 +177,7 @@ def few_microbatches(plan: Plan) -> int:
     """Number of micro-batches whose programs tell the times of any number.
 
     A pipeline is full after as many micro-batches as it has stages. Of small networks, more are
-    timed. On devices with engines for forward and backward passes it is all.
+    timed. Devices with engines for forward and backward passes need all of them.
     """
     if plan.schedule == "fbp-as":
         return plan.num_microbatches

@@ -281,7 +281,7 @@ class _PausingRun(CoreRun):
         waiting = [each for each in self.held if each.waiting]
         if not waiting:
             return NEVER
-        # Of two concurrent tasks, the one whose data the program waits for first is served.
+        # If two tasks are concurrent, the program gets the data that it waits for first.
         first = min(waiting, key=lambda each: each.first_waiter)
         first.release(first.first_task, self.last)
         return super().next()

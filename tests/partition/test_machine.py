@@ -6,6 +6,7 @@ import pytest
 from build_cases import plan_of
 from run_cases import small_network
 
+from fpgapipe.lowering.units.step_options import StepOptions
 from fpgapipe.partition.explore.explorer import Request, explore
 from fpgapipe.partition.explore.planned import as_plan
 from fpgapipe.partition.pricing import machine
@@ -58,6 +59,19 @@ def test_a_few_microbatches_tell_the_times_of_many(kind, monkeypatch):
     # What is known of the programs is taken from them.
     exact, _ = price_plan(plan, graph, cluster, lower_plan(plan, graph, cluster))
     assert [s.memory_bytes for s in exact.stages] == [s.memory_bytes for s in whole.stages]
+
+
+def test_a_few_microbatches_are_lowered_with_the_options_of_all(monkeypatch):
+    plan, graph, cluster = planned(count=16)
+    options = StepOptions(activation_bytes=4)
+    pipeline = lower_plan(plan, graph, cluster, options)
+    whole, _ = price_plan(plan, graph, cluster, pipeline, options)
+    monkeypatch.setattr(machine, "few_microbatches", lambda plan: FEW)
+    few, _ = price_plan(plan, graph, cluster, pipeline, options)
+    assert few.predicted.minibatch_s == pytest.approx(whole.predicted.minibatch_s, rel=0.005)
+    assert few.stages[0].sends_bytes == whole.stages[0].sends_bytes
+    default, _ = price_plan(plan, graph, cluster)
+    assert default.stages[0].sends_bytes < few.stages[0].sends_bytes
 
 
 def test_layers_take_what_the_program_takes():
