@@ -8,8 +8,7 @@ of its build are the same numbers, because both come from here.
 from __future__ import annotations
 
 import re
-from dataclasses import fields, replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -34,7 +33,7 @@ from fpgapipe.partition.schedule.schedule_kinds import make_schedule
 from fpgapipe.partition.timeline.timeline import simulate
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable
+    from collections.abc import Iterable
 
     from numpy.typing import NDArray
 
@@ -149,7 +148,7 @@ def price_plan(
     if count < plan.num_microbatches:
         schedule = _programs_schedule(plan)
         times = _repeated(timing.stage_times, plan.num_microbatches)
-        timeline = simulate(schedule, _scaled(times, 1 / clk_hz))
+        timeline = simulate(schedule, times.changed(lambda values: values / clk_hz))
     else:
         timeline = timing.timeline_s(clk_hz)
     bytes_of = [
@@ -220,21 +219,7 @@ def _repeated(times: StageTimes, count: int) -> StageTimes:
         repeated = np.repeat(values[:, middle : middle + 1], count - values.shape[1], axis=1)
         return np.concatenate([values[:, :middle], repeated, values[:, middle:]], axis=1)
 
-    return _changed(times, more)
-
-
-def _scaled(times: StageTimes, factor: float) -> StageTimes:
-    return _changed(times, lambda values: values * factor)
-
-
-def _changed(times: StageTimes, change: Callable[[Any], Any]) -> StageTimes:
-    """Times with all arrays changed; the latency, a number, is one of no dimension."""
-    found = {
-        field.name: change(np.asarray(value))
-        for field in fields(times)
-        if (value := getattr(times, field.name)) is not None
-    }
-    return replace(times, **found | {"latency_s": float(found["latency_s"])})
+    return times.changed(more)
 
 
 def _memory_bytes(part: DeviceProgram, plan: Plan) -> int:

@@ -9,7 +9,7 @@ cycle model here is that of all devices together
 
 from __future__ import annotations
 
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, replace
 from functools import cached_property
 from itertools import pairwise
 from typing import TYPE_CHECKING
@@ -146,7 +146,7 @@ class PipelineTiming:
             update,
             activations[0],
             gradients[0],
-            float(max((wire.latency_cycles for wire in self.wires), default=0)),
+            max((wire.latency_cycles for wire in self.wires), default=0),
             activations[1],
             gradients[1],
         )
@@ -217,13 +217,9 @@ class PipelineTiming:
         clk_hz : float
             Clock frequency of all devices, Hz.
         """
-        times = {
-            field.name: getattr(self.stage_times, field.name) / clk_hz
-            for field in fields(self.stage_times)
-            if getattr(self.stage_times, field.name) is not None
-        }
+        times = self.stage_times.changed(lambda values: values / clk_hz)
         waits = [(task, other, cycles / clk_hz) for task, other, cycles in self._waits]
-        return simulate(self.schedule, replace(self.stage_times, **times), waits=waits)
+        return simulate(self.schedule, times, waits=waits)
 
     @property
     def event_cycles(self) -> float:

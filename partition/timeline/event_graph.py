@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import importlib.util
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cache
 from itertools import chain
 from typing import TYPE_CHECKING, Any
@@ -81,6 +81,17 @@ class StageTimes:
                 raise ScheduleError(f"{name} must be finite and at least 0 s")
             if name != "latency_s" and len(value) != stages:
                 raise ScheduleError(f"{name} has {len(value)} stages, forward_s has {stages}")
+        # A whole number would make tables of whole numbers, which drop fractions.
+        object.__setattr__(self, "latency_s", float(self.latency_s))
+
+    def changed(self, change: Callable[[Any], Any]) -> StageTimes:
+        """Times with a function applied to every array; the latency is an array without axes."""
+        found = {
+            name: change(np.asarray(value))
+            for name in self.__dataclass_fields__
+            if (value := getattr(self, name)) is not None
+        }
+        return replace(self, **found)
 
     @classmethod
     def uniform(

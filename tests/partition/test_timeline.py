@@ -275,3 +275,14 @@ def test_results_that_stream_may_be_used_before_they_are_whole():
         dataclasses.replace(fields, activations_lag_s=np.array([np.inf, 0]))
     with pytest.raises(ScheduleError, match=r"^gradients_lag_s has 3 stages, forward_s has 2$"):
         dataclasses.replace(fields, gradients_lag_s=np.zeros(3))
+
+
+def test_a_whole_number_of_latency_drops_no_fractions():
+    schedule = make_schedule("1f1b-as", 3, 4)
+    times = [
+        simulate(
+            schedule, StageTimes.uniform(3, 1.25, 1.5, 0.75, transfer_s=0.3, latency_s=latency)
+        )
+        for latency in (2, 2.0)
+    ]
+    assert times[0].makespan_s == times[1].makespan_s

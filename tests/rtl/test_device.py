@@ -32,7 +32,7 @@ from fpgapipe.hw.hls_models.model.sequencer import SequencerSpec, check
 from fpgapipe.hw.hls_models.spec.core_spec import CoreSpec, ScratchpadSpec, VectorSpec
 from fpgapipe.hw.rtl.device import Device
 from fpgapipe.lowering.products.conv import PASSES, ConvSpec
-from fpgapipe.lowering.products.conv_parts import Cut, Formats
+from fpgapipe.lowering.products.conv_parts import Formats, Tiling
 from fpgapipe.sim_tb.drivers.axi_memory import DECERR, SLVERR
 from fpgapipe.sim_tb.drivers.simulate import SimulationError, simulate_verilog
 from fpgapipe.sim_tb.native.core_device import device_verilog
@@ -280,7 +280,7 @@ def cases_of_two():
     for element in (2, 4):
         cases.good(f"operand over the end, {element} bytes", over_the_end(TWO, element))
     for number, conv in enumerate([ConvSpec.linear(1, 90, 4), ConvSpec.linear(3, 9, 100)]):
-        many = layer(TWO, "forward", number, conv=conv, cut=Cut(32, 1, 32), formats=BF16)
+        many = layer(TWO, "forward", number, conv=conv, cut=Tiling(32, 1, 32), formats=BF16)
         cases.good(f"back to back {number}", back_to_back(many))
     add_vectors(cases)
     cases.good("only loads", Program(
@@ -288,7 +288,7 @@ def cases_of_two():
          if item.opcode in (Opcode.LOAD, Opcode.END)], layers[0].memory,
     ))  # fmt: skip
     cases.good("only end", Program([Instruction(Opcode.END)], layers[0].memory))
-    small = layer(TWO, "forward", 0, conv=SMALL, cut=Cut(32, 1, 32), formats=BF16)
+    small = layer(TWO, "forward", 0, conv=SMALL, cut=Tiling(32, 1, 32), formats=BF16)
     cases.good("nan", with_nans(small))
     assert cases.cases[-1]["nan"]
     add_errors(cases, small)
@@ -305,7 +305,7 @@ def cases_of_two():
 def cases_of_narrow():
     """What is tried on a device of one engine and a narrow bus."""
     cases = Cases(NARROW)
-    small = layer(NARROW, "forward", 0, conv=SMALL, cut=Cut(32, 1, 32), formats=BF16)
+    small = layer(NARROW, "forward", 0, conv=SMALL, cut=Tiling(32, 1, 32), formats=BF16)
     cases.good("small", small)
     layers = {which: layer(NARROW, which, 3) for which in PASSES}
     for which, program in layers.items():
