@@ -30,6 +30,7 @@ from fpgapipe.host.backends.model import ModelBackend
 from fpgapipe.host.backends.torch_backend import TorchBackend
 from fpgapipe.host.backends.torch_reference import forward, initial_weights
 from fpgapipe.host.runtime.check import NumericCheck
+from fpgapipe.hw.hls_models.numerics.element_format import FP32
 from fpgapipe.hw.hls_models.spec.core_spec import CoreSpec, ScratchpadSpec, VectorSpec
 from fpgapipe.lowering.program.pipeline import build_pipeline
 from fpgapipe.lowering.units.step_options import StepOptions, scalar_bits
@@ -221,7 +222,7 @@ def as_ours(
 
 def check_inference(case: Case, source: Source, graph: Graph) -> None:
     """Compare inference in the bit-exact model with the source."""
-    options = StepOptions(activation_bytes=4, train=False)
+    options = StepOptions(activations=FP32, train=False)
     pipeline = build_pipeline(
         graph, [CORE], [list(graph.layers)], make_schedule("gpipe", 1, 1), options=options
     )
@@ -237,7 +238,7 @@ def check_inference(case: Case, source: Source, graph: Graph) -> None:
 
 def check_step(case: Case, source: Source, graph: Graph) -> float:
     """Compare a training step of the bit-exact model with the source; returns the largest error."""
-    options = StepOptions(activation_bytes=4)
+    options = StepOptions(activations=FP32)
     pipeline = build_pipeline(
         graph, [CORE], [list(graph.layers)], make_schedule("1f1b", 1, 1), options=options
     )

@@ -119,7 +119,7 @@ class TorchBackend(StepRunner):
         if precision == "mxint8":
             from fpgapipe.host.backends.torch_core import CoreNumbers
 
-            self._core = CoreNumbers(graph, self._options.activation_bytes)
+            self._core = CoreNumbers(graph, self._options.activations)
 
     def _places(self, shapes: dict[str, tuple[int, ...]]) -> dict[str, NDArray[np.float32]]:
         """Allocate the memory; return its parts by name."""

@@ -17,6 +17,7 @@ import torch
 
 from fpgapipe.host.backends.torch_mx import Product
 from fpgapipe.host.backends.torch_reference import run_layer
+from fpgapipe.hw.hls_models.numerics.element_format import BF16, ElementFormat
 from fpgapipe.lowering.units.layouts import Layout
 from fpgapipe.lowering.units.network_units import layouts_of, units_of
 from fpgapipe.lowering.units.step_units import DropoutUnit, conv_of
@@ -55,8 +56,8 @@ class CoreNumbers:
     Parameters
     ----------
     graph : Graph
-    activation_bytes : int
-        Bytes of an element of activations and their gradients in memory: 2 (BF16) or 4 (FP32).
+    activations : ElementFormat
+        Format of activations and their gradients in memory, BF16 or FP32.
 
     Raises
     ------
@@ -64,11 +65,11 @@ class CoreNumbers:
         If the core does not run a layer.
     """
 
-    def __init__(self, graph: Graph, activation_bytes: int) -> None:
+    def __init__(self, graph: Graph, activations: ElementFormat) -> None:
         self._graph = graph
         self._units = units_of(graph)
         self._layouts = layouts_of(graph, self._units)
-        self._activation_bytes = activation_bytes
+        self._activations = activations
 
     def infer(self, weights: Tensors, inputs: Tensors) -> dict[str, torch.Tensor]:
         """Compute the network's outputs, with the running averages in batch normalisation."""
@@ -95,7 +96,7 @@ class CoreNumbers:
 
     def _feature(self, x: torch.Tensor) -> torch.Tensor:
         """Round to the format that activations and their gradients have in memory."""
-        return _to_bf16(x) if self._activation_bytes == 2 else x
+        return _to_bf16(x) if self._activations is BF16 else x
 
     # ------------------------------------------------------------------ forward
 

@@ -36,6 +36,7 @@ from fpgapipe.files import (
 from fpgapipe.host.build.build_check import check_design, check_sizes, in_doubt, is_known, remember
 from fpgapipe.host.build.build_hardware import core_name
 from fpgapipe.host.build.build_parts import (
+    OPTIONS,
     CLUSTER,
     CLUSTERS,
     DEVICES,
@@ -74,14 +75,13 @@ if TYPE_CHECKING:
 
 MANIFEST = "manifest.json"
 RUN = "run"
-FORMAT_VERSION = 6
+FORMAT_VERSION = 7
 
 MAX_MANIFEST_BYTES = 1 << 20
 """A larger manifest is not read; a real one has a few hundred bytes for each device."""
 
 logger = logging.getLogger(__name__)
 
-_OPTIONS = TypeAdapter(StepOptions)
 _WHOLE = TypeAdapter(Annotated[int, Field(ge=0, lt=1 << 128, strict=True)])
 _TEXT = TypeAdapter(Annotated[str, Field(max_length=1000, strict=True)])
 _NAMES = TypeAdapter(list[Annotated[str, Field(strict=True)]])
@@ -292,7 +292,7 @@ def _manifest(folder: Path, build: Build, own: list[str]) -> bytes:
         "version": FORMAT_VERSION,
         "made_by": __version__,
         "seed": build.seed,
-        "options": dataclasses.asdict(build.options),
+        "options": OPTIONS.dump_python(build.options, mode="json"),
         "own_values": own,
         "files": {
             path.relative_to(folder).as_posix(): {
@@ -473,7 +473,7 @@ def _read_manifest(folder: Path) -> tuple[bytes, _Manifest]:
                 "again"
             )
         return data, _Manifest(
-            _OPTIONS.validate_python(value["options"]),
+            OPTIONS.validate_python(value["options"]),
             _WHOLE.validate_python(value["seed"]),
             _TEXT.validate_python(value["made_by"]),
             frozenset(_NAMES.validate_python(value["own_values"])),

@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import hashlib
 import json
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import PurePath
 from typing import TYPE_CHECKING
 
@@ -15,6 +15,8 @@ from pydantic import TypeAdapter
 from fpgapipe import __version__
 from fpgapipe.errors import UserError
 from fpgapipe.host.build.build_hardware import core_name, resources_json
+from pydantic import TypeAdapter
+from fpgapipe.lowering.units.step_options import StepOptions
 from fpgapipe.host.build.device_file import DEVICE, IMAGE, PROGRAM, device_files
 from fpgapipe.lowering.program.pipeline import PipelineProgram, build_pipeline
 from fpgapipe.partition.pricing.machine import lower_plan
@@ -29,7 +31,6 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-    from fpgapipe.lowering.units.step_options import StepOptions
     from fpgapipe.hw.hls_models.spec.core_spec import CoreSpec
     from fpgapipe.network.graph import Graph
     from fpgapipe.partition.plan import Plan
@@ -77,6 +78,10 @@ by cycle, `--backend model` runs the bit-exact model, `--backend torch` the same
 """
 
 
+OPTIONS = TypeAdapter(StepOptions)
+"""Options of a step as JSON, in the manifest and in digests."""
+
+
 @dataclass(frozen=True)
 class Design:
     """The input of a build, which determines all of its files.
@@ -115,7 +120,7 @@ class Design:
     @property
     def digest(self) -> str:
         """SHA-256 of all that determines the programs: options, plan, network and cluster."""
-        digest = hashlib.sha256(json.dumps(asdict(self.options), sort_keys=True).encode())
+        digest = hashlib.sha256(OPTIONS.dump_json(self.options))
         for data in self.inputs.values():
             digest.update(b"\n" + data)
         return digest.hexdigest()

@@ -15,6 +15,7 @@ __all__ = [
     "CoreSpec",
     "Dataset",
     "DeviceSpec",
+    "ElementFormat",
     "Exploration",
     "Graph",
     "GraphBuilder",
@@ -85,6 +86,7 @@ if TYPE_CHECKING:  # type checkers learn here what each name is
     from fpgapipe.host.runtime.runtime import run_build as run_build
     from fpgapipe.host.runtime.settings import Settings as Settings
     from fpgapipe.hw.hls_models.cycles.core_cycles import MemorySpec as MemorySpec
+    from fpgapipe.hw.hls_models.numerics.element_format import ElementFormat as ElementFormat
     from fpgapipe.hw.hls_models.spec.core_spec import CoreSpec as CoreSpec
     from fpgapipe.hw.hls_models.spec.core_spec import ScratchpadSpec as ScratchpadSpec
     from fpgapipe.hw.hls_models.spec.core_spec import VectorSpec as VectorSpec
@@ -129,6 +131,7 @@ else:
         "fpgapipe.lowering.units.step_options": ("StepOptions", "scalar_bits"),
         "fpgapipe.host.runtime.settings": ("Settings",),
         "fpgapipe.hw.hls_models.cycles.core_cycles": ("MemorySpec",),
+        "fpgapipe.hw.hls_models.numerics.element_format": ("ElementFormat",),
         "fpgapipe.hw.hls_models.spec.core_spec": ("CoreSpec", "ScratchpadSpec", "VectorSpec"),
         "fpgapipe.hw.hls_models.spec.device": ("ClusterSpec", "DeviceSpec"),
         "fpgapipe.hw.hls_models.spec.link": ("LinkEngineSpec",),

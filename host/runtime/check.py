@@ -30,6 +30,7 @@ import numpy as np
 
 from fpgapipe.host.backends.base import Backend
 from fpgapipe.hw.hls_models.isa.instructions import encode, span_of
+from fpgapipe.hw.hls_models.numerics.element_format import FP32
 from fpgapipe.hw.hls_models.numerics.mx import MX_BLOCK
 from fpgapipe.lowering.memory.memory_map import LASTING, LOSS
 from fpgapipe.lowering.program.hazards import WRITES
@@ -456,7 +457,7 @@ def _element(part: DeviceProgram, name: str, address: int) -> tuple[tuple[int, .
         return (number,), address, 1
     begin = part.places[name].begin
     stored, tensor = _stored(part, name), part.tensors.get(name)
-    size = 4 if stored or tensor is None else tensor.element_bytes
+    size = (FP32 if stored or tensor is None else tensor.format).element_bytes
     flat = (address - begin) // size
     first = begin + flat * size
     if stored:

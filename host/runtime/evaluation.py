@@ -57,9 +57,9 @@ class Inference:
     def __init__(
         self, graph: Graph, core: CoreSpec, samples: Samples, options: StepOptions | None = None
     ) -> None:
-        activation_bytes = (options or StepOptions()).activation_bytes
+        activations = (options or StepOptions()).activations
         self._program = build_step(
-            graph, core, options=StepOptions(activation_bytes=activation_bytes, train=False)
+            graph, core, options=StepOptions(activations=activations, train=False)
         )
         self._samples = samples
         (self._input,), (self._output,) = graph.inputs, graph.outputs

@@ -1,12 +1,14 @@
 """Conversion of tensors to another format: FP32, BF16, blocks of MXINT8."""
 
+from dataclasses import replace
 from math import prod
 
 from fpgapipe.hw.hls_models.isa.instructions import WORD_BYTES
 from fpgapipe.hw.hls_models.isa.vector_fields import Format
 from fpgapipe.hw.hls_models.isa.vector_op import LANES, Source, Steps, Target, VectorOp
+from fpgapipe.hw.hls_models.numerics.element_format import MXINT8
 from fpgapipe.hw.hls_models.numerics.mx import BLOCK_BYTES, MX_BLOCK
-from fpgapipe.lowering.tiling.elementwise import MANY_ELEMENTS, flat_tile
+from fpgapipe.lowering.tiling.elementwise import MANY_ELEMENTS
 from fpgapipe.lowering.tiling.kernel import (
     Buffer,
     Move,
@@ -17,6 +19,7 @@ from fpgapipe.lowering.tiling.kernel import (
     VectorKernel,
     room_of,
 )
+from fpgapipe.lowering.tiling.tile import tile_of
 
 MOST_ROWS = 1 << 16
 """Largest number of iterations of a loop."""
@@ -27,8 +30,7 @@ def blocks_of(tensor: Tensor, name: str) -> Tensor:
 
     Every row, along the last axis, has its own blocks; the last one is filled with zeros.
     """
-    *rows, width = tensor.shape
-    return Tensor(name, (*rows, -(-width // MX_BLOCK), BLOCK_BYTES), 1)
+    return replace(tensor, name=name, format=MXINT8)
 
 
 def cast(name: str, x: Tensor, y: Tensor, region: Region) -> VectorKernel:
@@ -38,8 +40,7 @@ def cast(name: str, x: Tensor, y: Tensor, region: Region) -> VectorKernel:
     ----------
     name : str
     x, y : Tensor
-        FP32 or BF16, ``... x width``. One of them may be `blocks_of` such a tensor if the core has
-        `VectorSpec.mx`.
+        FP32 or BF16, ``... x width``. One of them may be MXINT8 if the core has `VectorSpec.mx`.
     region : Region
 
     Raises
@@ -48,13 +49,12 @@ def cast(name: str, x: Tensor, y: Tensor, region: Region) -> VectorKernel:
         If the shapes do not agree, both tensors are blocks, or the region is too small for a row
         (or for a block, if rows consist of whole blocks).
     """
-    plain = y if _has_blocks(x) else x
-    if _has_blocks(plain):
+    plain = y if x.format.has_blocks else x
+    if plain.format.has_blocks:
         raise ValueError(f"cast from {x.name} to {y.name} must have a side that is not of blocks")
     for tensor in (x, y):
-        expected = blocks_of(plain, "").shape if _has_blocks(tensor) else plain.shape
-        if tensor.shape != expected:
-            raise ValueError(f"cast tensor {tensor.name} must be {expected}, not {tensor.shape}")
+        if tensor.shape != plain.shape:
+            raise ValueError(f"cast tensor {tensor.name} must be {plain.shape}, not {tensor.shape}")
     *rows, width = plain.shape
     number = prod(rows)
     if width % MX_BLOCK == 0:
@@ -62,13 +62,13 @@ def cast(name: str, x: Tensor, y: Tensor, region: Region) -> VectorKernel:
         number, width = number * width // MX_BLOCK, MX_BLOCK
     blocks = -(-width // MX_BLOCK)
 
-    def row_elements(tensor: Tensor) -> int:
-        return blocks * BLOCK_BYTES if _has_blocks(tensor) else width
+    def row_bytes(tensor: Tensor) -> int:
+        return tensor.format.size_bytes((width,))
 
     def buffers(count: int) -> dict[str, Buffer]:
         # The first word may begin before the first row, and the last word may end after the last.
         return {
-            which: Buffer(count * row_elements(tensor) * tensor.element_bytes + WORD_BYTES)
+            which: Buffer(count * row_bytes(tensor) + WORD_BYTES)
             for which, tensor in (("x", x), ("y", y))
         }
 
@@ -79,30 +79,22 @@ def cast(name: str, x: Tensor, y: Tensor, region: Region) -> VectorKernel:
     for first in range(0, number, most):
         count = min(most, number - first)
         source, target = (
-            flat_tile(tensor, first * row_elements(tensor), count * row_elements(tensor))
+            tile_of(tensor.name, first * row_bytes(tensor), count * row_bytes(tensor), [])
             for tensor in (x, y)
         )
         lanes: Steps = (LANES, MX_BLOCK, 0)
         op = VectorOp(
             (2, blocks, count),
-            Source(source.shift, _steps(x, width), 0, 0, (), lanes, 1, width, _format(x)),
-            Target(target.shift, _steps(y, width), 0, lanes, width, _format(y)),
+            Source(source.shift, _steps(x, width), 0, 0, (), lanes, 1, width, Format.of(x.format)),
+            Target(target.shift, _steps(y, width), 0, lanes, width, Format.of(y.format)),
         )
         pieces.append(Piece((Step(op, "x", "y"),), (Move(source, "x"),), (Move(target, "y"),)))
     return VectorKernel(name, buffers(most), tuple(pieces), region)
 
 
-def _has_blocks(tensor: Tensor) -> bool:
-    return tensor.element_bytes == 1
-
-
-def _format(tensor: Tensor) -> Format:
-    return Format.MXINT8 if _has_blocks(tensor) else Format.of(tensor.element_bytes)
-
-
 def _steps(tensor: Tensor, width: int) -> Steps:
     """Bytes from one half of a block to the other, from block to block, and from row to row."""
-    if _has_blocks(tensor):
+    if tensor.format.has_blocks:
         return 1, BLOCK_BYTES, -(-width // MX_BLOCK) * BLOCK_BYTES
     size = tensor.element_bytes
     return LANES * size, MX_BLOCK * size, width * size

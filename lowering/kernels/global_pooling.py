@@ -4,6 +4,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import replace
 
 from fpgapipe.hw.hls_models.isa.vector_op import LANES, Constant, Factor
+from fpgapipe.hw.hls_models.numerics.element_format import FP32
 from fpgapipe.lowering.tiling.channels import padded
 from fpgapipe.lowering.tiling.kernel import Region, Step, Tensor, VectorKernel
 from fpgapipe.lowering.tiling.nest import nest, spans
@@ -36,7 +37,7 @@ def global_average(name: str, x: Tensor, y: Tensor, region: Region) -> VectorKer
 
     def parts(depth: int) -> View:
         pitch = 4 * padded(depth)
-        return View(0, (0, pitch, height * pitch), 4, depth, (height, 1))
+        return View(0, (0, pitch, height * pitch), FP32, depth, (height, 1))
 
     def steps(spatial_tile: SpatialTile, views: Mapping[str, View]) -> Iterator[Step]:
         part, first = parts(spatial_tile.depth), spatial_tile.rows[0]

@@ -144,14 +144,14 @@ def _piece(
             source.shift,
             (pitch, x.element_bytes, rows * pitch),
             u_limit=1,
-            format=Format.of(x.element_bytes),
+            format=Format.of(x.format),
             broadcast=True,
         ),
         Target(
             target.shift,
             (y.element_bytes, result_pitch, columns * result_pitch),
             u_limit=1,
-            format=Format.of(y.element_bytes),
+            format=Format.of(y.format),
         ),
     )
     return Piece((Step(op, "x", "y"),), (Move(source, "x"),), (Move(target, "y"),))

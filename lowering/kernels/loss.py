@@ -24,6 +24,7 @@ from fpgapipe.hw.hls_models.isa.vector_op import (
     Source,
     Target,
 )
+from fpgapipe.hw.hls_models.numerics.element_format import FP32
 from fpgapipe.hw.hls_models.numerics.function import Function
 from fpgapipe.lowering.tiling.channels import padded, small
 from fpgapipe.lowering.tiling.elementwise import flat_tile
@@ -103,13 +104,15 @@ def cross_entropy(
     batch, classes = logits.shape
     check_classes(classes)
     for tensor in (labels, loss, *([correct] if correct else [])):
-        if not tensor.fp32:
-            raise ValueError(f"cross-entropy tensor {tensor.name} must be FP32, not BF16")
+        if tensor.format is not FP32:
+            raise ValueError(
+                f"cross-entropy tensor {tensor.name} must be FP32, not {tensor.format.value}"
+            )
     table = class_numbers(classes)
     sources = {"logits": logits, "labels": labels}
     targets = {"gradient": gradient} if gradient else {}
     # An FP32 gradient is computed in place from the probabilities.
-    in_place = gradient is not None and gradient.fp32
+    in_place = gradient is not None and gradient.format is FP32
 
     def buffers(rows: int) -> dict[str, Buffer]:
         found = {
@@ -144,7 +147,7 @@ def cross_entropy(
             count,
             classes,
             {each: tile.shift for each, tile in tiles.items()},
-            {each: tensor.fp32 for each, tensor in (sources | targets).items()},
+            {each: tensor.format for each, tensor in (sources | targets).items()},
             first,
             "gradient" if in_place else "work",
         )

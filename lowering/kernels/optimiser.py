@@ -25,6 +25,7 @@ from fpgapipe.hw.hls_models.isa.vector_op import (
     Source,
     Target,
 )
+from fpgapipe.hw.hls_models.numerics.element_format import FP32, ElementFormat
 from fpgapipe.hw.hls_models.numerics.function import Function
 from fpgapipe.lowering.tiling.elementwise import FlatStep, flat_kernel, flat_tile
 from fpgapipe.lowering.tiling.kernel import (
@@ -330,7 +331,7 @@ def clip_coefficient(
         for first in range(0, tensor.elements, PIECE_ELEMENTS):
             count = min(PIECE_ELEMENTS, tensor.elements - first)
             tile = flat_tile(tensor, first, count)
-            steps = [_squares(count, tensor.element_bytes, "part" if pieces else "sums")]
+            steps = [_squares(count, tensor.format, "part" if pieces else "sums")]
             if pieces:
                 vector = (VECTOR_BYTES, 0, 0)
                 vectors = VectorLoop(SLICES, vector, vector, (VECTOR_BYTES, 0))
@@ -406,18 +407,18 @@ def _update(
         {f"new {each}": tensor for each, tensor in tensors.items()},
         steps,
         region,
-        temporaries={each: 4 for each in ("work", "rate") if each in used},
+        temporaries={each: FP32 for each in ("work", "rate") if each in used},
         coefficients={"clip": clip} if clip else {},
     )
 
 
-def _squares(count: int, size: int, target: str) -> Step:
+def _squares(count: int, element: ElementFormat, target: str) -> Step:
     """Add up squares in slices, each over every eighth vector."""
-    vector = LANES * size
+    vector = LANES * element.element_bytes
     op = nest(
         [VectorLoop(SLICES, (vector, 0, LANES), target=(VECTOR_BYTES, 0))],
         [VectorLoop(-(-count // (LANES * SLICES)), (SLICES * vector, 0, SLICES * LANES))],
-        Source(0, u_limit=count, format=Format.of(size)),
+        Source(0, u_limit=count, format=Format.of(element)),
         Target(0),
         factor=Factor.SELF,
     )

@@ -13,6 +13,7 @@ from fpgapipe.hw.hls_models.isa.vector_op import (
     Outcome,
     Right,
 )
+from fpgapipe.hw.hls_models.numerics.element_format import FP32
 from fpgapipe.hw.hls_models.numerics.function import Function
 from fpgapipe.lowering.kernels.activation import positions_by_channels
 from fpgapipe.lowering.tiling.channels import EachStep, RowStep, channel_kernel, rows_kernel
@@ -96,7 +97,7 @@ def binary(
         {"y": y},
         steps,
         region,
-        temporaries={"work": 4} if len(steps) > 1 else {},
+        temporaries={"work": FP32} if len(steps) > 1 else {},
     )
 
 

@@ -23,6 +23,7 @@ from fpgapipe.hw.hls_models.isa.vector_op import (
     Source,
     Target,
 )
+from fpgapipe.hw.hls_models.numerics.element_format import FP32
 from fpgapipe.hw.hls_models.numerics.function import Function
 from fpgapipe.lowering.tiling.kernel import Region, Step, Tensor, VectorKernel
 from fpgapipe.lowering.tiling.nest import VectorLoop, nest, spans
@@ -449,7 +450,7 @@ class _Table:
     @property
     def view(self) -> View:
         """View through which the table is read."""
-        return View(0, (4, 4 * self.outputs[1], 0), 4, LANES, self.outputs, broadcast=True)
+        return View(0, (4, 4 * self.outputs[1], 0), FP32, LANES, self.outputs, broadcast=True)
 
     def steps(self, spatial_tile: SpatialTile) -> Iterator[Step]:
         """Instructions that compute the table before the first piece, by counting ones."""

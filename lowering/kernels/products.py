@@ -112,11 +112,11 @@ def product_kernel(
         If no tiling of the pass fits the core.
     """
     roles = OPERANDS[which]
-    sizes = {
-        {"dx": "x", "dy": "y"}.get(role, role): tensor.element_bytes
+    formats = {
+        {"dx": "x", "dy": "y"}.get(role, role): tensor.format
         for role, tensor in zip(roles, tensors, strict=True)
     }
-    tiled_product = tile_product(conv, which, core, replace(Formats(), **sizes), memory)
+    tiled_product = tile_product(conv, which, core, replace(Formats(), **formats), memory)
     names = {role: tensor.name for role, tensor in zip(roles, tensors, strict=True)}
     region = region or Region(0, core.scratchpad.size_bytes)
     return ProductKernel(name, tiled_product, names, roles[2], region)

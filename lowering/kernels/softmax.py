@@ -1,5 +1,6 @@
 """Softmax along the last axis, and its logarithm."""
 
+from fpgapipe.hw.hls_models.numerics.element_format import FP32
 from fpgapipe.hw.hls_models.numerics.function import Function
 from fpgapipe.lowering.tiling.channels import padded
 from fpgapipe.lowering.tiling.elementwise import flat_tile
@@ -40,7 +41,7 @@ def softmax(name: str, x: Tensor, y: Tensor, region: Region, *, log: bool = Fals
     check_width(width)
     tensors = {"x": x, "y": y}
     # Intermediate values must be FP32; if `y` is not, they need their own buffer.
-    work = "y" if y.fp32 else "work"
+    work = "y" if y.format is FP32 else "work"
 
     def buffers(rows: int) -> dict[str, Buffer]:
         found = {
@@ -65,7 +66,7 @@ def softmax(name: str, x: Tensor, y: Tensor, region: Region, *, log: bool = Fals
             count,
             width,
             {each: tile.shift for each, tile in tiles.items()},
-            {each: tensor.fp32 for each, tensor in tensors.items()},
+            {each: tensor.format for each, tensor in tensors.items()},
         )
         steps = list(view.exponentials("x", work))
         if log:

@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 from pydantic import TypeAdapter, ValidationError
 
-from fpgapipe.hw.hls_models.numerics import fp32
+from fpgapipe.hw.hls_models.numerics.element_format import FP32
 from fpgapipe.json_faults import faults_of
 from fpgapipe.lowering.memory.placed import Placed
 from fpgapipe.lowering.tiling.kernel import Tensor
@@ -219,11 +219,11 @@ class MemoryMap:
         }
 
     def write(self, memory: NDArray[np.uint8], name: str, values: NDArray[np.float32]) -> None:
-        """Write a tensor, rounded to BF16 where that is its format."""
+        """Write a tensor, rounded to its format."""
         place = self.places[name]
-        flat = np.ascontiguousarray(values, np.float32).reshape(-1)
-        wide = place.end - place.begin == 4 * flat.size
-        raw = flat.view(np.uint8) if wide else fp32.to_bf16(flat).view(np.uint8)
+        tensor = self.tensors.get(name)
+        values = np.asarray(values, np.float32)
+        raw = (tensor.format if tensor else FP32).encode(values)
         memory[place.begin : place.end] = raw
 
     def read(self, memory: NDArray[np.uint8], name: str) -> NDArray[np.float32]:
@@ -231,11 +231,9 @@ class MemoryMap:
         place = self.places[name]
         raw = np.ascontiguousarray(memory[place.begin : place.end])
         tensor = self.tensors.get(name)
-        if tensor is None or tensor.fp32:
-            values = raw.view(np.float32)
-        else:
-            values = fp32.from_bf16(raw.view(np.uint16))
-        return values if tensor is None else values.reshape(tensor.shape)
+        if tensor is None:
+            return FP32.decode(raw, (raw.size // 4,))
+        return tensor.format.decode(raw, tensor.shape)
 
 
 _MAPS = TypeAdapter(MemoryMap)

@@ -3,6 +3,7 @@
 from dataclasses import dataclass
 
 from fpgapipe.hw.hls_models.isa.address import BLOCK, OperandPattern, ResultPattern
+from fpgapipe.hw.hls_models.numerics.element_format import BF16, FP32, ElementFormat
 from fpgapipe.lowering.products.conv import ConvSpec
 from fpgapipe.lowering.tiling.tile import Tile, tile_of
 
@@ -12,12 +13,12 @@ MOST_POSITIONS = 1 << 16
 
 @dataclass(frozen=True)
 class Formats:
-    """Bytes of an element of each tensor in memory: 2 (BF16) or 4 (FP32)."""
+    """Format of each tensor in memory: BF16 or FP32."""
 
-    x: int = 2
-    w: int = 2
-    y: int = 2
-    dw: int = 4
+    x: ElementFormat = BF16
+    w: ElementFormat = BF16
+    y: ElementFormat = BF16
+    dw: ElementFormat = FP32
 
 
 @dataclass(frozen=True)
@@ -119,7 +120,7 @@ class Image:
     h: int
     w: int
     channels: int
-    element: int
+    format: ElementFormat
     begins_in_padding: bool = False
 
     def tile(
@@ -128,15 +129,20 @@ class Image:
         """Tile of some images, rows, columns and channels; it has no bytes if a range is empty."""
         if y[0] >= y[1] or x[0] >= x[1]:
             return Tile(self.name, 0, 0, (1, 1, 1), (0, 0, 0), (0, 0, 0))
-        pixel = self.channels * self.element
-        offset = ((n[0] * self.h + y[0]) * self.w + x[0]) * pixel + c[0] * self.element
+        pixel = self.channels * self.format.element_bytes
+        pixels = (n[0] * self.h + y[0]) * self.w + x[0]
+        offset = pixels * pixel + c[0] * self.format.element_bytes
         dims = [
             (x[1] - x[0], pixel),
             (y[1] - y[0], self.w * pixel),
             (n[1] - n[0], self.h * self.w * pixel),
         ]
         return tile_of(
-            self.name, offset, (c[1] - c[0]) * self.element, dims, lead_bytes=self._lead_bytes
+            self.name,
+            offset,
+            (c[1] - c[0]) * self.format.element_bytes,
+            dims,
+            lead_bytes=self._lead_bytes,
         )
 
     def run(self, pixels: tuple[int, int], c: tuple[int, int]) -> Tile:
@@ -150,20 +156,21 @@ class Image:
         first, end = pixels
         if first >= end:
             return Tile(self.name, 0, 0, (1,), (0,), (0,))
-        size, pixel = c[1] - c[0], self.channels * self.element
+        element = self.format.element_bytes
+        size, pixel = c[1] - c[0], self.channels * element
         if size < self.channels and end - first > MOST_POSITIONS:
             raise ValueError(
                 f"{end - first:,} pixels of {size} of {self.channels} channels must be at most "
                 f"{MOST_POSITIONS:,}"
             )
         return tile_of(
-            self.name, first * pixel + c[0] * self.element, size * self.element,
+            self.name, first * pixel + c[0] * element, size * element,
             [(end - first, pixel)], lead_bytes=self._lead_bytes,
         )  # fmt: skip
 
     @property
     def _lead_bytes(self) -> int:
-        return BLOCK * self.element if self.begins_in_padding else 0
+        return BLOCK * self.format.element_bytes if self.begins_in_padding else 0
 
 
 def is_packed(conv: ConvSpec) -> bool:

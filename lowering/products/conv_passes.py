@@ -9,6 +9,7 @@ from itertools import product
 from typing import Any
 
 from fpgapipe.hw.hls_models.isa.address import BLOCK, Loop, LoopNest, OperandPattern, ResultPattern
+from fpgapipe.hw.hls_models.numerics.element_format import FP32, ElementFormat
 from fpgapipe.hw.hls_models.spec.core_spec import CoreSpec
 from fpgapipe.lowering.products.conv import ConvSpec, Pass, SpatialTile, spatial_tiles, tiled
 from fpgapipe.lowering.products.conv_parts import (
@@ -58,7 +59,7 @@ class _Forward(Product[SpatialTile, Range]):
     """The forward pass: rows are positions of the output, columns are output channels."""
 
     def __init__(self, conv: ConvSpec, core: CoreSpec, formats: Formats) -> None:
-        super().__init__(core, a_fp32=formats.x == 4, b_fp32=formats.w == 4)
+        super().__init__(core, a_fp32=formats.x is FP32, b_fp32=formats.w is FP32)
         self.conv = conv
         self.formats = formats
         self.packed = is_packed(conv)
@@ -91,7 +92,7 @@ class _Forward(Product[SpatialTile, Range]):
 
     def stationary(self, column: Range, part: Range) -> Tile:
         (c0, c1), (s0, s1) = column, part
-        conv, element = self.conv, self.formats.w
+        conv, element = self.conv, self.formats.w.element_bytes
         row_bytes = conv.cin * element
         return tile_of(
             "w",
@@ -125,7 +126,7 @@ class _Forward(Product[SpatialTile, Range]):
             ),
             tap=LoopNest(
                 (
-                    Loop(ceil_div(size, BLOCK), BLOCK * formats.w),
+                    Loop(ceil_div(size, BLOCK), BLOCK * formats.w.element_bytes),
                     *across,
                     Loop(conv.kernel[0], conv.kernel[1] * tap_pitch),
                 )
@@ -133,7 +134,7 @@ class _Forward(Product[SpatialTile, Range]):
             pos=LoopNest((Loop(core.cols, column_pitch, y=1),)),
             y_limit=column[1] - column[0],
             lanes_last=tail(size),
-            fp32=formats.w == 4,
+            fp32=formats.w is FP32,
             subs=BLOCK // core.rows,
             subs_last=subs_last(size, core.rows),
         )
@@ -148,7 +149,9 @@ class _InputGradient(Product[SpatialTile, Range]):
     def __init__(
         self, conv: ConvSpec, core: CoreSpec, formats: Formats, phase: tuple[int, int]
     ) -> None:
-        super().__init__(core, a_fp32=formats.y == 4, b_fp32=formats.w == 4, b_transposed=True)
+        super().__init__(
+            core, a_fp32=formats.y is FP32, b_fp32=formats.w is FP32, b_transposed=True
+        )
         self.conv = conv
         self.formats = formats
         self.phase = phase
@@ -183,7 +186,7 @@ class _InputGradient(Product[SpatialTile, Range]):
 
     def stationary(self, column: Range, part: Range) -> Tile:
         (c0, c1), (s0, s1) = column, part
-        conv, element = self.conv, self.formats.w
+        conv, element = self.conv, self.formats.w.element_bytes
         row_bytes = conv.cin * element
         return tile_of(
             "w",
@@ -214,7 +217,9 @@ class _InputGradient(Product[SpatialTile, Range]):
         size = part[1] - part[0]
         return OperandPattern(
             base=tile.shift + corner * tap_pitch,
-            outer=LoopNest((Loop(self.array_tiles(column), core.cols * formats.w, u=core.cols),)),
+            outer=LoopNest(
+                (Loop(self.array_tiles(column), core.cols * formats.w.element_bytes, u=core.cols),)
+            ),
             tap=LoopNest(
                 (
                     Loop(ceil_div(size, BLOCK), BLOCK * row_pitch, y=BLOCK),
@@ -225,7 +230,7 @@ class _InputGradient(Product[SpatialTile, Range]):
             pos=LoopNest(
                 (
                     Loop(BLOCK, row_pitch, y=1),
-                    Loop(ceil_div(core.cols, BLOCK), BLOCK * formats.w, u=BLOCK),
+                    Loop(ceil_div(core.cols, BLOCK), BLOCK * formats.w.element_bytes, u=BLOCK),
                 )
             ),
             y_limit=size,
@@ -233,7 +238,7 @@ class _InputGradient(Product[SpatialTile, Range]):
             transposed=True,
             emit=min(core.cols, BLOCK),
             emit_last=min(core.cols, BLOCK),
-            fp32=formats.w == 4,
+            fp32=formats.w is FP32,
             subs=BLOCK // core.rows,
             subs_last=subs_last(size, core.rows),
         )
@@ -306,7 +311,13 @@ def _windows(
     return OperandPattern(
         base=tile.shift + (y - low_y) * row + (x - low_x) * pixel,
         outer=LoopNest((Loop(n),)),
-        tap=LoopNest((Loop(ceil_div(size, BLOCK), BLOCK * source.element, u=BLOCK), *across, down)),
+        tap=LoopNest(
+            (
+                Loop(ceil_div(size, BLOCK), BLOCK * source.format.element_bytes, u=BLOCK),
+                *across,
+                down,
+            )
+        ),
         pos=LoopNest(
             (
                 Loop(columns, horizontal.step * pixel, u=horizontal.step * depth),
@@ -319,7 +330,7 @@ def _windows(
         y_limit=source.h,
         u_limit=source.w * depth,
         lanes_last=tail(size),
-        fp32=source.element == 4,
+        fp32=source.format is FP32,
         subs=BLOCK // core.rows,
         subs_last=subs_last(size, core.rows),
     )
@@ -330,7 +341,7 @@ def _result(
     height: int,
     width: int,
     channels: int,
-    element: int,
+    element: ElementFormat,
     spatial_tile: SpatialTile,
     vertical: tuple[int, int],
     horizontal: tuple[int, int],
@@ -341,13 +352,15 @@ def _result(
         bounds[0] * step + first
         for bounds, (step, first) in ((spatial_tile.y, vertical), (spatial_tile.x, horizontal))
     )
-    pixel = channels * element
-    offset = ((spatial_tile.n[0] * height + y) * width + x) * pixel + columns[0] * element
+    pixel = channels * element.element_bytes
+    offset = ((spatial_tile.n[0] * height + y) * width + x) * pixel + columns[
+        0
+    ] * element.element_bytes
     images, rows, across = spatial_tile.shape
     return tile_of(
         name,
         offset,
-        (columns[1] - columns[0]) * element,
+        (columns[1] - columns[0]) * element.element_bytes,
         [
             (across, horizontal[0] * pixel),
             (rows, vertical[0] * width * pixel),
@@ -358,14 +371,16 @@ def _result(
 
 
 def _positions_result(
-    tile: Tile, element: int, spatial_tile: SpatialTile, columns: Range, core: CoreSpec
+    tile: Tile, element: ElementFormat, spatial_tile: SpatialTile, columns: Range, core: CoreSpec
 ) -> ResultPattern:
     """Pattern that writes the results of a block of positions to the tile of `_result`."""
     images, rows, across = spatial_tile.shape
     size = columns[1] - columns[0]
     return ResultPattern(
         base=tile.shift,
-        outer=LoopNest((Loop(ceil_div(size, core.cols), core.cols * element, u=core.cols),)),
+        outer=LoopNest(
+            (Loop(ceil_div(size, core.cols), core.cols * element.element_bytes, u=core.cols),)
+        ),
         pos=LoopNest(
             tuple(
                 Loop(count, pitch)
@@ -373,5 +388,5 @@ def _positions_result(
             )
         ),
         u_limit=size,
-        fp32=element == 4,
+        fp32=element is FP32,
     )

@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 from math import lcm
 
 from fpgapipe.hw.hls_models.isa.address import BLOCK, Loop, LoopNest, OperandPattern, ResultPattern
+from fpgapipe.hw.hls_models.numerics.element_format import FP32
 from fpgapipe.hw.hls_models.spec.core_spec import CoreSpec
 from fpgapipe.lowering.products.conv import ConvSpec, SpatialTile, chunks, tiled
 from fpgapipe.lowering.products.conv_parts import (
@@ -36,8 +37,8 @@ class WeightGradient(Product[Range, Group]):
     ) -> None:
         super().__init__(
             core,
-            a_fp32=formats.y == 4,
-            b_fp32=formats.x == 4,
+            a_fp32=formats.y is FP32,
+            b_fp32=formats.x is FP32,
             a_transposed=True,
             b_transposed=True,
         )
@@ -98,7 +99,7 @@ class WeightGradient(Product[Range, Group]):
     def result(self, row: Range, column: Group) -> Tile:
         """See `Product`."""
         (t0, t1), (u0, u1), (c0, c1) = column
-        conv, element = self.conv, self.formats.dw
+        conv, element = self.conv, self.formats.dw.element_bytes
         tap = conv.cin * element
         first = ((row[0] * conv.kernel[0] + t0) * conv.kernel[1] + u0) * tap + c0 * element
         dims = [
@@ -116,14 +117,14 @@ class WeightGradient(Product[Range, Group]):
         return OperandPattern(
             base=tile.shift,
             outer=LoopNest((Loop(array_tiles),)),
-            tap=LoopNest((Loop(ceil_div(depth, BLOCK), BLOCK * formats.y, u=BLOCK),)),
+            tap=LoopNest((Loop(ceil_div(depth, BLOCK), BLOCK * formats.y.element_bytes, u=BLOCK),)),
             pos=LoopNest((Loop(positions, tile.pitches[0]),)),
             u_limit=depth,
             blocks=ceil_div(positions, BLOCK),
             walks_blocks=True,
             transposed=True,
             emit_last=tail(depth),
-            fp32=formats.y == 4,
+            fp32=formats.y is FP32,
             subs=BLOCK // self.core.rows,
             subs_last=subs_last(positions, self.core.rows),
         )
@@ -141,12 +142,16 @@ class WeightGradient(Product[Range, Group]):
             base=place.base,
             outer=LoopNest(
                 (
-                    Loop(ceil_div(size, core.cols), core.cols * formats.x, u=core.cols),
+                    Loop(
+                        ceil_div(size, core.cols), core.cols * formats.x.element_bytes, u=core.cols
+                    ),
                     *(() if self.packed else (across,)),
                     Loop(t1 - t0, down.tap_step * place.row, y=down.tap_step),
                 )
             ),
-            tap=LoopNest((Loop(ceil_div(core.cols, BLOCK), BLOCK * formats.x, u=BLOCK),)),
+            tap=LoopNest(
+                (Loop(ceil_div(core.cols, BLOCK), BLOCK * formats.x.element_bytes, u=BLOCK),)
+            ),
             pos=place.pos,
             pos_start=place.start,
             y=place.y,
@@ -162,7 +167,7 @@ class WeightGradient(Product[Range, Group]):
             transposed=True,
             emit=min(core.cols, BLOCK),
             emit_last=min(core.cols, BLOCK),
-            fp32=formats.x == 4,
+            fp32=formats.x is FP32,
             subs=BLOCK // core.rows,
             subs_last=subs_last(positions, core.rows),
         )
@@ -179,14 +184,14 @@ class WeightGradient(Product[Range, Group]):
             base=tile.shift,
             outer=LoopNest(
                 (
-                    Loop(ceil_div(size, core.cols), core.cols * element, u=core.cols),
+                    Loop(ceil_div(size, core.cols), core.cols * element.element_bytes, u=core.cols),
                     *taps,
                     Loop(t1 - t0, down),
                 )
             ),
             pos=LoopNest((Loop(row[1] - row[0], channel),)),
             u_limit=size,
-            fp32=element == 4,
+            fp32=element is FP32,
         )
 
 

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 from fpgapipe.errors import UserError
 from fpgapipe.hw.hls_models.isa.instructions import Opcode
+from fpgapipe.hw.hls_models.numerics.element_format import FP32, ElementFormat
 from fpgapipe.hw.hls_models.spec.link import Channel
 from fpgapipe.lowering.kernels.transfers import TransferKernel
 from fpgapipe.lowering.units.network_units import units_of
@@ -78,7 +79,7 @@ class Part:
     values : mapping of str to Value
         Values that come from the stage before, for their shapes and formats; the names of their
         tensors do not matter.
-    gradient_bytes : mapping of str to int
+    gradient_formats : mapping of str to ElementFormat
         Element size, in bytes, of the gradient that comes back for each value sent to the next
         stage.
     before, after : int
@@ -87,7 +88,7 @@ class Part:
 
     stage: Stage
     values: Mapping[str, Value] = field(default_factory=dict)
-    gradient_bytes: Mapping[str, int] = field(default_factory=dict)
+    gradient_formats: Mapping[str, ElementFormat] = field(default_factory=dict)
     before: int = 0
     after: int = 0
 
@@ -217,10 +218,10 @@ def _with_gradient(graph: Graph) -> frozenset[str]:
     return frozenset(found)
 
 
-def gradient_bytes(
-    graph: Graph, stages: Sequence[Stage], index: int, activation_bytes: int
-) -> dict[str, int]:
-    """Element sizes, in bytes, of the gradients that come back for what a stage sends on.
+def gradient_formats(
+    graph: Graph, stages: Sequence[Stage], index: int, activations: ElementFormat
+) -> dict[str, ElementFormat]:
+    """Formats of the gradients that come back for what a stage sends on.
 
     Gradients have the format of activations, except that of the loss, which is FP32 and which some
     units pass on unchanged.
@@ -228,13 +229,13 @@ def gradient_bytes(
     stage_of = {unit.name: stage.index for stage in stages for unit in stage.units}
     units = [unit for stage in stages for unit in stage.units]
 
-    def of(name: str, behind: int) -> int:
+    def of(name: str, behind: int) -> ElementFormat:
         if name in graph.outputs:
-            return 4
+            return FP32
         readers = [unit for unit in units if name in unit.inputs and stage_of[unit.name] > behind]
         if len(readers) == 1 and readers[0].passes_gradient(name):
             return of(readers[0].name, -1)
-        return activation_bytes
+        return activations
 
     after = stages[index].after
     return {each.value: of(each.value, index) for each in after if each.has_gradient}

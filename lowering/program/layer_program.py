@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from math import prod
 from typing import TYPE_CHECKING
 
 import numpy as np
 
 from fpgapipe.hw.hls_models.cycles.core_cycles import MemorySpec
 from fpgapipe.hw.hls_models.isa.instructions import encode
-from fpgapipe.hw.hls_models.numerics import fp32
+from fpgapipe.hw.hls_models.numerics.element_format import ElementFormat
 from fpgapipe.lowering.memory.placed import page
 from fpgapipe.lowering.products.conv_parts import Formats
 from fpgapipe.lowering.products.tiled_product import TiledProduct, tile_product
@@ -33,7 +32,7 @@ RESULT: dict[str, str] = {"forward": "y", "input": "dx", "weight": "dw"}
 
 
 @dataclass(frozen=True)
-class Tensor:
+class PlacedTensor:
     """A tensor and its place in memory.
 
     Attributes
@@ -41,34 +40,28 @@ class Tensor:
     shape : tuple of int
         Shape with the channels last: x (batch, h, w, cin), w and dw (cout, kh, kw, cin), dy and y
         (batch, oh, ow, cout).
-    element_bytes : int
-        Size of an element, 2 (BF16) or 4 (FP32).
+    format : ElementFormat
     address : int
         Address of the first byte.
     """
 
     shape: tuple[int, ...]
-    element_bytes: int
+    format: ElementFormat
     address: int
 
     @property
     def size_bytes(self) -> int:
         """Size of the tensor."""
-        return prod(self.shape) * self.element_bytes
+        return self.format.size_bytes(self.shape)
 
     def encode(self, values: NDArray[np.float32]) -> NDArray[np.uint8]:
-        """Return the values as bytes, rounded to BF16 where that is the format."""
-        flat = np.ascontiguousarray(values, np.float32).reshape(-1)
-        if self.element_bytes == 4:
-            return flat.astype("<f4").view(np.uint8)
-        return fp32.to_bf16(flat).astype("<u2").view(np.uint8)
+        """Return the values as bytes, rounded to the format."""
+        return self.format.encode(np.asarray(values, np.float32).reshape(self.shape))
 
     def decode(self, memory: NDArray[np.uint8]) -> NDArray[np.float32]:
         """Return the values that the tensor has in a memory."""
-        raw = np.ascontiguousarray(memory[self.address : self.address + self.size_bytes])
-        if self.element_bytes == 4:
-            return raw.view("<f4").reshape(self.shape)
-        return fp32.from_bf16(raw.view("<u2")).reshape(self.shape)
+        raw = memory[self.address : self.address + self.size_bytes]
+        return self.format.decode(raw, self.shape)
 
 
 @dataclass(frozen=True)
@@ -94,12 +87,12 @@ class LayerProgram:
     which: Pass
     tiled_product: TiledProduct
     instructions: list[Instruction]
-    tensors: dict[str, Tensor]
+    tensors: dict[str, PlacedTensor]
     entry: int
     memory_bytes: int
 
     @property
-    def result(self) -> Tensor:
+    def result(self) -> PlacedTensor:
         """The tensor that the pass writes."""
         return self.tensors[RESULT[self.which]]
 
@@ -163,8 +156,8 @@ def place(
     tensors = {}
     at = 0
     for name in (*OPERANDS[which], RESULT[which]):
-        shape, size = kinds[name]
-        tensors[name] = Tensor(shape, size, at)
+        shape, element = kinds[name]
+        tensors[name] = PlacedTensor(shape, element, at)
         at = page(at + tensors[name].size_bytes)
     instructions = tiled_product.program({name: tensor.address for name, tensor in tensors.items()})
     total = page(at + len(encode(instructions)))

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from fpgapipe.errors import UserError
 from fpgapipe.hw.hls_models.cycles.core_cycles import MemorySpec
-from fpgapipe.lowering.program.boundary import Part, gradient_bytes, stages_of
+from fpgapipe.lowering.program.boundary import Part, gradient_formats, stages_of
 from fpgapipe.lowering.program.step import StepBuilder
 from fpgapipe.lowering.schedule.schedule import TaskKind, several_versions
 from fpgapipe.lowering.schedule.tasks import common_steps
@@ -157,7 +157,7 @@ def build_pipeline(
         part = Part(
             stage,
             values=parts[-1].values if parts else {},
-            gradient_bytes=gradient_bytes(graph, stages, stage.index, options.activation_bytes),
+            gradient_formats=gradient_formats(graph, stages, stage.index, options.activations),
             before=0,
             after=link_after(stage.index),
         )

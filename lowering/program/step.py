@@ -11,6 +11,7 @@ from fpgapipe.garbage import rare_collections
 from fpgapipe.hw.hls_models.cycles.core_cycles import MemorySpec
 from fpgapipe.hw.hls_models.isa.instructions import WORD_BYTES, program_bytes
 from fpgapipe.hw.hls_models.isa.vector_op import LANES, Constant
+from fpgapipe.hw.hls_models.numerics.element_format import FP32
 from fpgapipe.hw.hls_models.spec.core_spec import CoreSpec, NoRoom
 from fpgapipe.lowering.kernels import loss, optimiser
 from fpgapipe.lowering.memory.memory_map import CORRECT, LABELS, LOSS, Stored
@@ -180,11 +181,11 @@ class StepBuilder:
 
         The second is None for the first gradient, which is written directly to the sum.
         """
-        total = Tensor(f"{parameter.name}.gradient", parameter.shape, 4)
+        total = Tensor(f"{parameter.name}.gradient", parameter.shape, FP32)
         if parameter.name not in self._written:
             self._written.add(parameter.name)
             return total, None
-        return total, self.declare(Tensor(f"{parameter.name}.part", parameter.shape, 4))
+        return total, self.declare(Tensor(f"{parameter.name}.part", parameter.shape, FP32))
 
     # ------------------------------------------------------------------ parameters
 
@@ -210,7 +211,7 @@ class StepBuilder:
             sizes, moved = self.layouts.parameters.get(parameter.name, PLAIN).split(width)
             split = (*rest, *sizes)
             order = (*range(len(rest)), *(len(rest) + axis for axis in moved))
-        tensor = Tensor(parameter.name, tuple(split[axis] for axis in order), 4)
+        tensor = Tensor(parameter.name, tuple(split[axis] for axis in order))
         stored = Stored(parameter.spec.trainable, tensor, shape, split, order)
         found = self.stored.setdefault(parameter.name, stored)
         assert found == stored, f"parameter {parameter.name} lies in two orders"
@@ -259,12 +260,12 @@ class StepBuilder:
             if len(shape) == 4:
                 shape = with_channels_last(shape)
             own = self.of_microbatch(name, index)
-            lies = self.declare(Tensor(own, shape, self.options.activation_bytes))
+            lies = self.declare(Tensor(own, shape, self.options.activations))
             batch.values[name] = Value(lies, self.layouts.values[name])
         part = self._part
         for boundary in part.stage.before:
             value = part.values[boundary.value]
-            here = batch.tensor(boundary.value, value.tensor.shape, value.tensor.element_bytes)
+            here = batch.tensor(boundary.value, value.tensor.shape, value.tensor.format)
             batch.values[boundary.value] = replace(value, tensor=here)
             batch.layer = boundary.value
             batch.add(part.receives(boundary, here, index))
@@ -294,9 +295,9 @@ class StepBuilder:
         (output,) = self.graph.outputs
         rows, classes = shape = self.graph.layers[output].output.shape
         logits = replace(batch.taken(output, PLAIN), shape=shape)
-        dlogits = batch.tensor(f"{output}.dlogits", shape, 4)
+        dlogits = batch.tensor(f"{output}.dlogits", shape, FP32)
         labels, result, correct = (
-            self.declare(Tensor(self.of_microbatch(name, batch.index), shape, 4))
+            self.declare(Tensor(self.of_microbatch(name, batch.index), shape, FP32))
             for name, shape in ((LABELS, (rows,)), (LOSS, (1,)), (CORRECT, (1,)))
         )
         self.declare(loss.class_numbers(classes))
@@ -323,7 +324,7 @@ class StepBuilder:
                 name = boundary.value
                 shape = batch.values[name].tensor.shape
                 batch.layer = name
-                coming = batch.tensor(f"{name}.gradient", shape, part.gradient_bytes[name])
+                coming = batch.tensor(f"{name}.gradient", shape, part.gradient_formats[name])
                 batch.add(part.receives(boundary, coming, batch.index, backward=True))
                 batch.give(name, coming, batch.values[name].layout)
         for unit in reversed(part.stage.units):
@@ -360,7 +361,7 @@ class StepBuilder:
         def add(kernel: Kernel) -> None:
             self._take([LoweredKernel(kernel, layer="update")])
 
-        weights, gradient, momentum, second_moment = (Tensor(name, size, 4) for name in SUFFIXES)
+        weights, gradient, momentum, second_moment = (Tensor(name, size) for name in SUFFIXES)
         clip = None
         if self.options.clips:
             if self._part.stage.num_stages > 1:
@@ -368,7 +369,7 @@ class StepBuilder:
                     "gradients are clipped by the norm of all, which no device of several has; "
                     "train without clipping, or on one device"
                 )
-            clip, norm = (self.declare(Tensor(name, (LANES,), 4)) for name in ("clip", NORM))
+            clip, norm = (self.declare(Tensor(name, (LANES,))) for name in ("clip", NORM))
             limit = Constant(register=Scalar.MAX_NORM)
             add(
                 optimiser.clip_coefficient(

@@ -18,6 +18,7 @@ from fpgapipe.hw.hls_models.isa.vector_op import (
     Target,
     VectorOp,
 )
+from fpgapipe.hw.hls_models.numerics.element_format import ElementFormat
 from fpgapipe.lowering.tiling.elementwise import flat_tile
 from fpgapipe.lowering.tiling.kernel import (
     Buffer,
@@ -55,7 +56,7 @@ def padded(channels: int) -> int:
 
 def small(name: str, rows: int, channels: int) -> Tensor:
     """Tensor of a small array in memory."""
-    return Tensor(name, (rows, padded(channels)), 4)
+    return Tensor(name, (rows, padded(channels)))
 
 
 @dataclass(frozen=True)
@@ -111,7 +112,7 @@ def channel_kernel(
     sources: Mapping[str, Tensor],
     steps: Sequence[EachStep | SumStep],
     targets: Mapping[str, Tensor] | None = None,
-    temporaries: Mapping[str, int] | None = None,
+    temporaries: Mapping[str, ElementFormat] | None = None,
     small_sources: Mapping[str, Tensor] | None = None,
     small_targets: Mapping[str, Tensor] | None = None,
     small_temporaries: Mapping[str, int] | None = None,
@@ -129,8 +130,8 @@ def channel_kernel(
         Tensors of ``positions x channels`` by the names that the steps use.
     steps : sequence of EachStep or SumStep
         Steps that each piece runs, in this order.
-    temporaries : mapping of str to int
-        Names of temporaries, with the bytes of an element.
+    temporaries : mapping of str to ElementFormat
+        Names of temporaries, with their formats.
     small_sources, small_targets : mapping of str to Tensor
         Small arrays, or tensors of one number per channel. Sources are loaded before everything
         else and targets are stored after it; a name may be in both mappings.
@@ -148,8 +149,8 @@ def channel_kernel(
     targets, temporaries = targets or {}, temporaries or {}
     small_sources, small_targets = small_sources or {}, small_targets or {}
     wide = padded(channels)
-    sizes = {name: t.element_bytes for name, t in (*sources.items(), *targets.items())}
-    sizes |= temporaries
+    formats = {name: t.format for name, t in (*sources.items(), *targets.items())}
+    formats |= temporaries
     sums = [step for step in steps if isinstance(step, SumStep)]
     small_rows = dict(small_temporaries or {})
     for each, tensor in (*small_sources.items(), *small_targets.items()):
@@ -158,8 +159,8 @@ def channel_kernel(
     def buffers_for(number: int) -> dict[str, Buffer]:
         # A tensor's piece may begin anywhere within a word; a temporary begins at a whole word.
         found = {
-            name: Buffer(number * channels * size + 64 * (name not in temporaries))
-            for name, size in sizes.items()
+            name: Buffer(number * channels * each.element_bytes + 64 * (name not in temporaries))
+            for name, each in formats.items()
         }
         for each, count in small_rows.items():
             found[each] = Buffer(4 * wide * count, kept=True)
@@ -183,7 +184,7 @@ def channel_kernel(
             each: flat_tile(tensor, first * channels, count * channels)
             for each, tensor in (*sources.items(), *targets.items())
         }
-        view = _View(sizes, tiles, small_rows, count, channels)
+        view = _View(formats, tiles, small_rows, count, channels)
         work: list[Step] = []
         names = map(_parts, range(len(sums)))
         for step in steps:
@@ -308,7 +309,7 @@ def _by_group(step: int) -> tuple[int, ...]:
 class _View:
     """The positions of one piece."""
 
-    sizes: Mapping[str, int]
+    formats: Mapping[str, ElementFormat]
     tiles: Mapping[str, Tile]
     rows: Mapping[str, int]
     count: int
@@ -320,14 +321,14 @@ class _View:
 
     def _along(self, name: str, inner: tuple[int, int]) -> dict[str, Any]:
         """Base, steps and limits; `inner` has the two inner loops' movements, in positions."""
-        size = self.sizes[name]
+        size = self.formats[name].element_bytes
         pitch = self.channels * size
         return {
             "base": self.tiles[name].shift if name in self.tiles else 0,
             "steps": (inner[0] * pitch, inner[1] * pitch, 0, 0, 0, LANES * size),
             "u_steps": _by_group(LANES),
             "u_limit": self.channels,
-            "format": Format.of(size),
+            "format": Format.of(self.formats[name]),
         }
 
     def _coefficients(self, name: str | None, rows: Mapping[str, int]) -> Coefficients:

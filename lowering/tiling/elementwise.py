@@ -15,6 +15,7 @@ from fpgapipe.hw.hls_models.isa.vector_op import (
     Target,
     VectorOp,
 )
+from fpgapipe.hw.hls_models.numerics.element_format import ElementFormat
 from fpgapipe.lowering.tiling.kernel import (
     Buffer,
     Move,
@@ -91,7 +92,7 @@ def flat_kernel(
     targets: Mapping[str, Tensor],
     steps: Sequence[FlatStep],
     region: Region,
-    temporaries: Mapping[str, int] | None = None,
+    temporaries: Mapping[str, ElementFormat] | None = None,
     coefficients: Mapping[str, Tensor] | None = None,
 ) -> VectorKernel:
     """Build a kernel that runs the same steps on all elements of some tensors.
@@ -104,8 +105,8 @@ def flat_kernel(
         the same number of elements.
     steps : sequence of FlatStep
     region : Region
-    temporaries : mapping of str to int
-        Names of temporaries, with the bytes of an element.
+    temporaries : mapping of str to ElementFormat
+        Names of temporaries, with their formats.
     coefficients : mapping of str to Tensor
         FP32 tensors of 16 numbers by further names; they are loaded before everything else.
 
@@ -115,8 +116,9 @@ def flat_kernel(
         If the region is too small for a piece.
     """
     coefficients = coefficients or {}
-    sizes = {name: tensor.element_bytes for name, tensor in (*sources.items(), *targets.items())}
-    sizes |= temporaries or {}
+    formats = {name: tensor.format for name, tensor in (*sources.items(), *targets.items())}
+    formats |= temporaries or {}
+    sizes = {name: each.element_bytes for name, each in formats.items()}
     (total,) = {tensor.elements for tensor in (*sources.values(), *targets.values())}
     per_element = 2 * sum(sizes.values())
     fixed = 2 * WORD_BYTES * len(sizes) + WORD_BYTES * len(coefficients)
@@ -130,7 +132,7 @@ def flat_kernel(
         pieces.append(
             Piece(
                 loads=(*once, *loads),
-                steps=tuple(_flat_step(step, sizes, first, count) for step in steps),
+                steps=tuple(_flat_step(step, formats, first, count) for step in steps),
                 stores=tuple(Move(flat_tile(t, first, count), n) for n, t in targets.items()),
             )
         )
@@ -139,7 +141,9 @@ def flat_kernel(
     return VectorKernel(name, buffers, tuple(pieces), region)
 
 
-def _flat_step(step: FlatStep, sizes: Mapping[str, int], first: int, count: int) -> Step:
+def _flat_step(
+    step: FlatStep, formats: Mapping[str, ElementFormat], first: int, count: int
+) -> Step:
     settings = dict(step.settings)
     if isinstance(settings.get("test"), Random):
         # Random numbers belong to elements, independently of the division into pieces.
@@ -149,10 +153,10 @@ def _flat_step(step: FlatStep, sizes: Mapping[str, int], first: int, count: int)
     def along(name: str) -> dict[str, Any]:
         return {
             "base": 0,
-            "steps": (LANES * sizes[name],),
+            "steps": (LANES * formats[name].element_bytes,),
             "u_steps": (LANES,),
             "u_limit": count,
-            "format": Format.of(sizes[name]),
+            "format": Format.of(formats[name]),
         }
 
     op = VectorOp(

@@ -14,6 +14,7 @@ from typing import Protocol
 
 from fpgapipe.hw.hls_models.isa.instructions import WORD_BYTES, Instruction, Opcode
 from fpgapipe.hw.hls_models.isa.vector_op import VectorOp
+from fpgapipe.hw.hls_models.numerics.element_format import FP32, ElementFormat
 from fpgapipe.hw.hls_models.spec.core_spec import NoRoom
 from fpgapipe.lowering.tiling.tile import Tile
 
@@ -27,13 +28,12 @@ class Tensor:
     name : str
     shape : tuple of int
         Shape with the channels last.
-    element_bytes : int
-        Size of an element: 2 (BF16), 4 (FP32), or 1 for bytes, such as those of MXINT8 blocks.
+    format : ElementFormat
     """
 
     name: str
     shape: tuple[int, ...]
-    element_bytes: int = 4
+    format: ElementFormat = FP32
 
     @property
     def elements(self) -> int:
@@ -42,13 +42,13 @@ class Tensor:
 
     @property
     def size_bytes(self) -> int:
-        """Size of all elements in bytes."""
-        return self.elements * self.element_bytes
+        """Size of all elements in bytes, with the scales of blocks."""
+        return self.format.size_bytes(self.shape)
 
     @property
-    def fp32(self) -> bool:
-        """Whether the elements are FP32 (and not BF16)."""
-        return self.element_bytes == 4
+    def element_bytes(self) -> int:
+        """Distance in bytes from one element to the next, where elements stand alone."""
+        return self.format.element_bytes
 
 
 class Track(IntEnum):

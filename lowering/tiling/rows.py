@@ -22,6 +22,7 @@ from fpgapipe.hw.hls_models.isa.vector_op import (
     Target,
     VectorOp,
 )
+from fpgapipe.hw.hls_models.numerics.element_format import FP32, ElementFormat
 from fpgapipe.hw.hls_models.numerics.function import Function
 from fpgapipe.lowering.tiling.channels import padded
 from fpgapipe.lowering.tiling.kernel import Buffer, Region, Step, room_of
@@ -79,31 +80,31 @@ class Rows:
         Number of rows, and elements of a row.
     shifts : mapping of str to int
         Byte at which each tensor begins in its buffer.
-    formats : mapping of str to bool
-        Whether each tensor is FP32, and not BF16.
+    formats : mapping of str to ElementFormat
+        Format of each tensor; what is not named is FP32.
     """
 
     count: int
     width: int
     shifts: Mapping[str, int]
-    formats: Mapping[str, bool]
+    formats: Mapping[str, ElementFormat]
 
     @property
     def _groups(self) -> int:
         return padded(self.width) // LANES
 
-    def _size(self, name: str) -> int:
-        return 4 if self.formats.get(name, True) else 2
+    def _format(self, name: str) -> ElementFormat:
+        return self.formats.get(name, FP32)
 
     def _along(self, name: str) -> dict[str, Any]:
         """Settings to access the matrix; the first loop is over rows, the last over vectors."""
-        size = self._size(name)
+        size = self._format(name).element_bytes
         return {
             "base": self.shifts.get(name, 0),
             "steps": (self.width * size, 0, 0, 0, 0, LANES * size),
             "u_steps": (0,) * (NUM_VECTOR_LOOPS - 1) + (LANES,),
             "u_limit": self.width,
-            "format": Format.of(size),
+            "format": Format.of(self._format(name)),
         }
 
     def exponentials(self, x: str, target: str) -> Iterator[Step]:
@@ -139,7 +140,8 @@ class Rows:
 
     def reduce(self, x: str, target: str, **settings: Any) -> Iterator[Step]:
         """Reduce each row to one number."""
-        size, lanes, buffer, base = self._size(x), self.width, x, self.shifts.get(x, 0)
+        element, lanes, buffer, base = self._format(x), self.width, x, self.shifts.get(x, 0)
+        size = element.element_bytes
         pitch = self.width * size
         if self._groups > MANY_GROUPS:
             vector, all_slices = LANES * size, SLICES * VECTOR_BYTES
@@ -149,7 +151,7 @@ class Rows:
                     VectorLoop(self.count, (pitch, 0, 0), target=(all_slices, 0)),
                 ],
                 [VectorLoop(-(-self._groups // SLICES), (SLICES * vector, 0, SLICES * LANES))],
-                Source(base, u_limit=self.width, format=Format.of(size)),
+                Source(base, u_limit=self.width, format=Format.of(element)),
                 Target(0),
                 **settings,
             )
@@ -167,18 +169,18 @@ class Rows:
                 op = nest(
                     [VectorLoop(count, (pitch, 0, 0), target=(VECTOR_BYTES, 0))],
                     [VectorLoop(self._groups, (LANES * size, 0, LANES))],
-                    Source(base + begin * pitch, u_limit=self.width, format=Format.of(size)),
+                    Source(base + begin * pitch, u_limit=self.width, format=Format.of(element)),
                     Target(begin * VECTOR_BYTES),
                     **settings,
                 )
                 yield Step(op, x, "lanes")
         if self._groups > 1:
-            size, lanes, buffer, base, pitch = 4, LANES, "lanes", 0, VECTOR_BYTES
+            element, lanes, buffer, base, pitch = FP32, LANES, "lanes", 0, VECTOR_BYTES
         for begin, count in self._spans():
             op = nest(
                 [VectorLoop(count, (pitch, 0, 0), target=(4, 0))],
-                [VectorLoop(lanes, (size, 0, 0))],
-                Source(base + begin * pitch, format=Format.of(size), broadcast=True),
+                [VectorLoop(lanes, (element.element_bytes, 0, 0))],
+                Source(base + begin * pitch, format=Format.of(element), broadcast=True),
                 Target(4 * begin, u_limit=1),
                 **settings,
             )

@@ -6,6 +6,7 @@ from dataclasses import dataclass, replace
 from fpgapipe.hw.hls_models.isa.instructions import WORD_BYTES
 from fpgapipe.hw.hls_models.isa.vector_fields import Format
 from fpgapipe.hw.hls_models.isa.vector_op import LANES, MAX_SUMS, Source, Target
+from fpgapipe.hw.hls_models.numerics.element_format import ElementFormat
 from fpgapipe.lowering.tiling.channels import padded
 from fpgapipe.lowering.tiling.kernel import (
     Buffer,
@@ -74,8 +75,7 @@ class View:
         Byte at which row 0 and column 0 of the first image would be, from the buffer's beginning.
     pitches : (int, int, int)
         Bytes from column to column, from row to row, and from image to image.
-    size : int
-        Bytes of an element.
+    format : ElementFormat
     depth : int
         Number of channels on chip.
     limits : (int, int)
@@ -86,7 +86,7 @@ class View:
 
     base: int
     pitches: tuple[int, int, int]
-    size: int
+    format: ElementFormat
     depth: int
     limits: tuple[int, int]
     broadcast: bool = False
@@ -98,7 +98,7 @@ class View:
         return cls(
             tile.shift - spatial_tile.rows[0] * row,
             (pixel, row, image),
-            tensor.element_bytes,
+            tensor.format,
             spatial_tile.depth,
             (tensor.shape[1], tensor.shape[2]),
         )
@@ -107,7 +107,7 @@ class View:
         """Return a movement as change of the address, in bytes, and of the coordinates y and u."""
         pixel, row, image = self.pitches
         lanes = 0 if self.broadcast else channels
-        address = images * image + rows * row + columns * pixel + lanes * self.size
+        address = images * image + rows * row + columns * pixel + lanes * self.format.element_bytes
         return address, rows, columns * self.depth + lanes
 
     def source(self, row: int, column: int) -> Source:
@@ -119,14 +119,14 @@ class View:
             u=u,
             y_limit=self.limits[0],
             u_limit=self.limits[1] * self.depth,
-            format=Format.of(self.size),
+            format=Format.of(self.format),
             broadcast=self.broadcast,
         )
 
     def target(self, row: int, column: int) -> Target:
         """Target that begins at a position."""
         address = self.base + self.moves(0, row, column, 0)[0]
-        return Target(address, u_limit=self.depth, format=Format.of(self.size))
+        return Target(address, u_limit=self.depth, format=Format.of(self.format))
 
 
 @dataclass(frozen=True)

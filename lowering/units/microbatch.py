@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Protocol
 
 from fpgapipe.hw.hls_models.isa.vector_op import LANES
+from fpgapipe.hw.hls_models.numerics.element_format import FP32, ElementFormat
 from fpgapipe.lowering.kernels import activation, optimiser
 from fpgapipe.lowering.kernels.cast import cast
 from fpgapipe.lowering.kernels.layout import transpose
@@ -190,9 +191,9 @@ class MicroBatch:
         """Name of a tensor in the slot of this micro-batch."""
         return self._builder.in_slot(name, self.slot)
 
-    def tensor(self, name: str, shape: tuple[int, ...], element_bytes: int) -> Tensor:
+    def tensor(self, name: str, shape: tuple[int, ...], element: ElementFormat) -> Tensor:
         """Declare a new tensor in the slot of this micro-batch."""
-        return self.declare(Tensor(self.named(name), shape, element_bytes))
+        return self.declare(Tensor(self.named(name), shape, element))
 
     def declare(self, tensor: Tensor) -> Tensor:
         """Register a tensor, whose name contains the slot, that needs a place in memory."""
@@ -212,10 +213,10 @@ class MicroBatch:
         name.
         """
         if name not in self.graph.outputs:
-            return self.tensor(name, shape, self.options.activation_bytes)
+            return self.tensor(name, shape, self.options.activations)
         leaving = self.graph.layers[name].output.shape
         if self._builder.layouts.values[name] != host_layout(leaving):
-            return self.tensor(f"{name}.result", shape, 4)
+            return self.tensor(f"{name}.result", shape, FP32)
         return self._leaving(name)
 
     def _leaving(self, name: str) -> Tensor:
@@ -223,7 +224,7 @@ class MicroBatch:
         shape = self.graph.layers[name].output.shape
         if len(shape) == 4:
             shape = with_channels_last(shape)
-        return self.declare(Tensor(self._builder.of_microbatch(name, self.index), shape, 4))
+        return self.declare(Tensor(self._builder.of_microbatch(name, self.index), shape, FP32))
 
     def deliver(self, name: str) -> None:
         """Copy an output of the network into the tensor that the host reads, if necessary."""
@@ -262,7 +263,7 @@ class MicroBatch:
         if source == layout:
             return x
         self._num_moved += 1
-        y = self.tensor(f"{name}{self._num_moved}", x.shape, x.element_bytes)
+        y = self.tensor(f"{name}{self._num_moved}", x.shape, x.format)
         rows, columns = layout.channels, layout.positions
         if layout == PLAIN:
             rows, columns = source.positions, source.channels

@@ -6,6 +6,7 @@ from dataclasses import dataclass, replace
 from math import prod
 from typing import TYPE_CHECKING
 
+from fpgapipe.hw.hls_models.numerics.element_format import BF16
 from fpgapipe.lowering.kernels import global_pooling, pooling
 from fpgapipe.lowering.kernels.softmax import check_width, softmax
 from fpgapipe.lowering.units.layouts import PLAIN, Layout, channels_last, with_channels_last
@@ -103,7 +104,7 @@ class PoolUnit(Unit):
             step.add(global_pooling.global_average(self.name, x, y, step.region))
         elif self._function == "max":
             trains = step.options.train
-            index = step.tensor(f"{self.name}.index", y.shape, 2) if trains else None
+            index = step.tensor(f"{self.name}.index", y.shape, BF16) if trains else None
             step.add(pooling.max_pool(self.name, pool, x, y, step.region, index=index))
         else:
             step.add(pooling.average_pool(self.name, pool, x, y, step.region))

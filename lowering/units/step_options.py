@@ -9,6 +9,7 @@ from typing import Literal
 import numpy as np
 
 from fpgapipe.hw.hls_models.isa.vector_op import NUM_SCALARS
+from fpgapipe.hw.hls_models.numerics.element_format import BF16, FP32, ElementFormat
 from fpgapipe.lowering.kernels.optimiser import adam_numbers
 
 PARAMETERS, GRADIENTS, MOMENTUM, SECOND_MOMENT = "parameters", "gradients", "momenta", "squares"
@@ -79,8 +80,8 @@ class StepOptions:
 
     Attributes
     ----------
-    activation_bytes : int
-        Size of an element of activations and their gradients in memory, 2 (BF16) or 4 (FP32).
+    activations : ElementFormat
+        Format of activations and their gradients in memory, BF16 or FP32.
     train : bool
         Whether the step has a loss, a backward pass and an update. Otherwise it is only the forward
         pass of inference.
@@ -90,13 +91,13 @@ class StepOptions:
         Whether all gradients together are scaled down to a largest norm.
     """
 
-    activation_bytes: int = 2
+    activations: ElementFormat = BF16
     train: bool = True
     optimiser: Literal["sgd", "adam"] = "sgd"
     clips: bool = False
 
     def __post_init__(self) -> None:
-        if self.activation_bytes not in (2, 4):
-            raise ValueError(f"step activation_bytes must be 2 or 4, not {self.activation_bytes!r}")
+        if self.activations not in (BF16, FP32):
+            raise ValueError(f"step activations must be BF16 or FP32, not {self.activations!r}")
         if self.optimiser not in ("sgd", "adam"):
             raise ValueError(f"step optimiser must be sgd or adam, not {self.optimiser!r}")

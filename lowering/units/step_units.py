@@ -6,6 +6,7 @@ from dataclasses import dataclass, replace
 from math import prod
 from typing import TYPE_CHECKING
 
+from fpgapipe.hw.hls_models.numerics.element_format import FP32
 from fpgapipe.lowering.kernels import activation, normalisation
 from fpgapipe.lowering.kernels.products import product_kernel
 from fpgapipe.lowering.products.conv import ConvSpec
@@ -123,13 +124,13 @@ class ProductUnit(Unit):
         bias = step.parameter(layer, "bias")
         y = step.activation(self.name, shape)
         after = bias is not None or self.slope is not None
-        z = step.tensor(f"{layer.name}.sums", shape, 4) if after else y
+        z = step.tensor(f"{layer.name}.sums", shape, FP32) if after else y
         step.add(product_kernel(f"{layer.name}.forward", conv, "forward",
                                 (x, weight, z), step.product_core, step.memory,
                                 step.product_region))  # fmt: skip
         if bias is not None:
             plain = self.slope in (None, 0)
-            to = y if plain else step.tensor(f"{layer.name}.biased", shape, 4)
+            to = y if plain else step.tensor(f"{layer.name}.biased", shape, FP32)
             step.add(activation.add_bias(f"{layer.name}.bias", matrix(z, conv.cout), bias, to,
                                          step.region, relu=self.slope == 0))  # fmt: skip
             z = to
@@ -234,7 +235,7 @@ class NormUnit(Unit):
         # The input's gradient needs these sums too; for a parameter that is not trainable they
         # are written to a tensor of their own.
         sums = [
-            step.gradient_of(each) or step.tensor(f"{name}.d{role}", each.shape, 4)
+            step.gradient_of(each) or step.tensor(f"{name}.d{role}", each.shape, FP32)
             for role, each in (("gamma", norm.gamma), ("beta", norm.beta))
         ]
         for kernel in normalisation.backward(

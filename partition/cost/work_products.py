@@ -7,7 +7,7 @@ import math
 from dataclasses import dataclass
 
 from fpgapipe.hw.hls_models.cycles.gemm import Axis, ProductSpec
-from fpgapipe.hw.hls_models.numerics.mx import MX_BLOCK
+from fpgapipe.hw.hls_models.numerics.element_format import BF16, FP32, MXINT8, ElementFormat
 from fpgapipe.network.graph import Graph, Layer
 from fpgapipe.network.operators import Conv, Gemm, Pass
 from fpgapipe.network.operators.tensors import Tensor
@@ -15,24 +15,33 @@ from fpgapipe.network.operators.tensors import Tensor
 
 @dataclass(frozen=True)
 class Formats:
-    """Bytes per element of the tensors in memory and on links.
+    """Formats of the tensors in memory and on links.
 
     Parameters
     ----------
-    activation_bytes : int
-        Bytes per element of activations and their gradients, in memory and on links: 2 (BF16) or
-        4 (FP32).
-    state_bytes : int
-        Bytes per element of master weights, their gradients and the optimiser's state: 4 (FP32).
+    activations : ElementFormat
+        Format of activations and their gradients, BF16 or FP32.
+    state : ElementFormat
+        Format of master weights, their gradients and the optimiser's state, BF16 or FP32.
     """
 
-    activation_bytes: int = 2
-    state_bytes: int = 4
+    activations: ElementFormat = BF16
+    state: ElementFormat = FP32
 
     def __post_init__(self) -> None:
-        for name in ("activation_bytes", "state_bytes"):
-            if getattr(self, name) not in (2, 4):
-                raise ValueError(f"{name} must be 2 (BF16) or 4 (FP32), not {getattr(self, name)}")
+        for name in ("activations", "state"):
+            if getattr(self, name) not in (BF16, FP32):
+                raise ValueError(f"{name} must be BF16 or FP32, not {getattr(self, name)}")
+
+    @property
+    def activation_bytes(self) -> int:
+        """Bytes of an element of activations and their gradients."""
+        return self.activations.element_bytes
+
+    @property
+    def state_bytes(self) -> int:
+        """Bytes of an element of master weights, their gradients and the optimiser's state."""
+        return self.state.element_bytes
 
     def tensor_bytes(self, tensor: Tensor) -> int:
         """Bytes of a tensor in device memory; indices and labels keep their own types."""
@@ -42,8 +51,8 @@ class Formats:
 
     @staticmethod
     def operand_bytes(elements: int) -> int:
-        """Bytes of MXINT8 operands: one per element, and one scale per block of 32."""
-        return elements + -(-elements // MX_BLOCK)
+        """Bytes of MXINT8 operands: one per element, and one scale per block."""
+        return elements + -(-elements // MXINT8.block)
 
 
 def products(graph: Graph, layer: Layer, formats: Formats) -> dict[Pass, tuple[ProductSpec, ...]]:

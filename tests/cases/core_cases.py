@@ -6,6 +6,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
+from fpgapipe.hw.hls_models.numerics.element_format import BF16, FP32
 from fpgapipe.hw.hls_models.spec.core_spec import CoreSpec, ScratchpadSpec
 from fpgapipe.lowering.products.conv import PASSES, ConvSpec
 from fpgapipe.lowering.products.conv_parts import Formats, Tiling
@@ -90,7 +91,7 @@ def random_case(seed):
         rng.choice([32, 64, 1000]),
         rng.random() < 0.5,
     )
-    formats = Formats(rng.choice([2, 4]), rng.choice([2, 4]), rng.choice([2, 4]), 4)
+    formats = Formats(*(rng.choice([BF16, FP32]) for _ in range(3)), FP32)
     cut = replace(cut, own_window=rng.random() < 0.5)
     return conv, which, core, cut, formats
 

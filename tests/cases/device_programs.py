@@ -10,6 +10,7 @@ from vector_cases import random_op, random_scratchpad
 from fpgapipe.hw.hls_models.isa.instructions import Instruction, Opcode, encode
 from fpgapipe.hw.hls_models.isa.vector_op import VectorOp
 from fpgapipe.hw.hls_models.model.dma import row_starts, words_of_row
+from fpgapipe.hw.hls_models.numerics.element_format import BF16, FP32
 from fpgapipe.lowering.products.conv import ConvSpec
 from fpgapipe.lowering.products.conv_parts import Formats, Tiling
 from fpgapipe.lowering.products.conv_passes import operations
@@ -85,7 +86,7 @@ def layer(spec, which, seed, *, conv=None, cut=None, formats=None, most=900, siz
         one_cut = cut or Tiling(
             rng.choice([32, 64]), rng.choice([1, 2, 5]), rng.choice([32, 64]), rng.random() < 0.5
         )
-        kinds = formats or Formats(*(rng.choice([2, 4]) for _ in range(4)))
+        kinds = formats or Formats(*(rng.choice([BF16, FP32]) for _ in range(4)))
         if shape.macs > most * spec.rows * spec.cols * 2:
             continue
         try:
@@ -213,9 +214,9 @@ def back_to_back(program):
 def over_the_end(spec, element):
     """A product whose streamed vector begins at the scratchpad's end and goes on at address 0."""
     conv, cut = ConvSpec.linear(1, spec.cols, 32), Tiling(32, 1, 32)
-    formats = Formats(element, element, 2, 2)
+    formats = Formats(element, element, BF16, BF16)
     ops = tuple(operations(conv, "forward", spec, cut, formats))
-    half = 16 * element  # of the vector
+    half = 16 * element.element_bytes  # of the vector
     top = spec.scratchpad.size_bytes
     rings = Rings(Ring(top - 2 * half, 64, 1), Ring(0, 64, 1), Ring(top // 2, 64, 1))
     placed = place(conv, "forward", formats, TiledProduct(cut, ops, rings, None))

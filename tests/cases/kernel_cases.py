@@ -8,7 +8,6 @@ from fpgapipe.hw.hls_models.isa.instructions import Opcode, encode
 from fpgapipe.hw.hls_models.isa.vector_op import VectorOp
 from fpgapipe.hw.hls_models.model.core import CoreModel
 from fpgapipe.hw.hls_models.model.sequencer import SequencerSpec, check
-from fpgapipe.hw.hls_models.numerics import fp32
 from fpgapipe.hw.hls_models.spec.core_spec import CoreSpec, ScratchpadSpec, VectorSpec
 from fpgapipe.lowering.memory.placed import Placed, page
 from fpgapipe.lowering.program.assemble import assemble
@@ -24,20 +23,18 @@ JUNK = 0xA5
 
 def bits_of(tensor, values):
     """Bytes of a tensor in memory."""
-    if tensor.element_bytes == 1:
-        assert values.shape == tensor.shape
+    if tensor.format.has_blocks:
+        assert values.size == tensor.size_bytes
         return values.reshape(-1)
-    values = np.ascontiguousarray(values, np.float32).reshape(-1)
     assert values.size == tensor.elements, f"{tensor.name} has {values.size} values"
-    return values.view(np.uint8) if tensor.fp32 else fp32.to_bf16(values).view(np.uint8)
+    return tensor.format.encode(np.asarray(values, np.float32))
 
 
 def values_of(tensor, raw):
-    """Inverse of `bits_of`."""
-    if tensor.element_bytes == 1:
-        return raw.reshape(tensor.shape).copy()
-    values = raw.view("<f4") if tensor.fp32 else fp32.from_bf16(raw.view("<u2"))
-    return values.reshape(tensor.shape).copy()
+    """Inverse of `bits_of`; blocks are returned as the bytes that they are."""
+    if tensor.format.has_blocks:
+        return raw.reshape(*tensor.shape[:-1], -1, tensor.format.block_bytes).copy()
+    return tensor.format.decode(raw, tensor.shape).copy()
 
 
 def place(tensors):

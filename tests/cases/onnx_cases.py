@@ -21,6 +21,7 @@ from fpgapipe.hw.hls_models.isa.instructions import encode
 from fpgapipe.hw.hls_models.isa.vector_op import Constant
 from fpgapipe.hw.hls_models.model.core import CoreModel
 from fpgapipe.hw.hls_models.model.registers import RegisterMap
+from fpgapipe.hw.hls_models.numerics.element_format import FP32
 from fpgapipe.lowering.kernels import activation, normalisation, optimiser, pointwise
 from fpgapipe.lowering.kernels.loss import (
     class_numbers,
@@ -199,7 +200,7 @@ def run_network(case, machine, path, constants=(), *, exact=False):
     )
     onnx.save(model, path)
     graph = read_onnx(path)
-    program = build_step(graph, machine.core, options=StepOptions(activation_bytes=4, train=False))
+    program = build_step(graph, machine.core, options=StepOptions(activations=FP32, train=False))
     memory = program.image({name: np.asarray(v, np.float32) for name, v in graph.values.items()})
     program.set_batch(memory, {name: given[name] for name in graph.inputs})
     machine.run(memory, program.instructions, program.entry)

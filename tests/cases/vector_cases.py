@@ -217,7 +217,7 @@ def random_source(rng, counts, region):
     y_limit, u_limit = rng.choice([1, 2, 5]), rng.choice([1, 16, 16, 20, 50, 0])
     y, y_steps = random_coordinate(rng, counts, y_limit)
     u, u_steps = random_coordinate(rng, counts, u_limit)
-    layout = Format.of(element)
+    layout = Format.FP32 if element == 4 else Format.BF16
     return Source(base, steps, y, u, y_steps, u_steps, y_limit, u_limit, layout, broadcast)
 
 
@@ -235,7 +235,9 @@ def random_target(rng, counts, reduced, region):
             break
     u_limit = rng.choice([1, 16, 16, 20, 50])
     u, u_steps = random_coordinate(rng, counts, u_limit)
-    return Target(base, steps, u, kept(u_steps), u_limit, Format.of(element))
+    return Target(
+        base, steps, u, kept(u_steps), u_limit, Format.FP32 if element == 4 else Format.BF16
+    )
 
 
 def random_coefficients(rng, steps, region):

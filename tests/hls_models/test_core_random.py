@@ -12,6 +12,7 @@ from program_classes import classes_of, reachable
 
 from fpgapipe.hw.hls_models.model.core import CoreModel
 from fpgapipe.hw.hls_models.model.registers import RegisterMap
+from fpgapipe.hw.hls_models.numerics.element_format import BF16, FP32
 from fpgapipe.hw.hls_models.spec.core_spec import CoreSpec, ScratchpadSpec
 from fpgapipe.lowering.products.conv import ConvSpec
 from fpgapipe.lowering.products.conv_passes import operations
@@ -34,7 +35,7 @@ def random_program(seed):
     """A layer of `random_case` on `CORE`, or None if it does not fit or is large."""
     conv, which, _, cut, formats = random_case(seed)
     rng = random.Random(seed)
-    formats = dataclasses.replace(formats, dw=rng.choice([2, 4]))
+    formats = dataclasses.replace(formats, dw=rng.choice([BF16, FP32]))
     if conv.macs > MOST_MACS:
         return None
     try:

@@ -12,6 +12,7 @@ from fpgapipe.hw.hls_models.isa.vector_fields import VECTOR, Format
 from fpgapipe.hw.hls_models.isa.vector_op import LANES, Source, Target, VectorOp
 from fpgapipe.hw.hls_models.model import vector
 from fpgapipe.hw.hls_models.numerics import mx
+from fpgapipe.hw.hls_models.numerics.element_format import BF16, FP32, MXINT8
 from fpgapipe.hw.hls_models.numerics.mx import BLOCK_BYTES, MX_BLOCK
 from fpgapipe.hw.hls_models.spec.core_spec import VectorSpec
 
@@ -69,7 +70,7 @@ def test_fields_come_back():
 
 
 def test_format_of_elements():
-    assert [Format.of(size) for size in (2, 4)] == [Format.BF16, Format.FP32]
+    assert [Format.of(each) for each in (BF16, FP32, MXINT8)] == list(Format)
 
 
 def test_lanes_that_are_not_there_are_zeros_and_blocks_of_them_are_not_written():

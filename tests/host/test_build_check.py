@@ -151,7 +151,7 @@ def test_a_renewed_manifest_alone_changes_nothing(copy):
         assert "is no manifest of a build" in refused(copy)
     renew(copy, seed=0, own_values=["no such parameter"])
     assert "its network has no parameter 'no such parameter'" in refused(copy)
-    renew(copy, own_values=[], options={"train": True, "activation_bytes": 4})
+    renew(copy, own_values=[], options={"train": True, "activations": "FP32"})
     assert "device.json" in refused(copy)
 
 

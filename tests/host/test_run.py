@@ -25,6 +25,7 @@ from fpgapipe.host.runtime.run_log import read_log
 from fpgapipe.host.runtime.settings import Settings
 from fpgapipe.host.runtime.training import Trainer, Watcher
 from fpgapipe.hw.hls_models.cycles.core_cycles import MemorySpec
+from fpgapipe.hw.hls_models.numerics.element_format import FP32
 from fpgapipe.lowering.program.pipeline import build_pipeline
 from fpgapipe.lowering.units.step_options import StepOptions, scalar_bits
 from fpgapipe.network.initial_values import initial_parameters, random_batch
@@ -391,7 +392,7 @@ def test_a_bias_before_a_normalisation_is_no_difference():
     x = net.relu(net.batch_norm(net.conv(net.image(3, 8, 8), 8, 3, padding=1)))
     net.linear(net.flatten(net.global_average_pool(x)), 5)
     graph = net.build()
-    options = StepOptions(activation_bytes=4)
+    options = StepOptions(activations=FP32)
     schedule = make_schedule("1f1b", 1, 1)
     pipeline = build_pipeline(graph, [SMALL_CORE], [list(graph.layers)], schedule, options=options)
     parameters = initial_parameters(graph, 0)

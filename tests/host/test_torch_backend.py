@@ -13,6 +13,7 @@ from fpgapipe.host.backends.model import ModelBackend
 from fpgapipe.host.bench.step_bench import relative_error
 from fpgapipe.hw.hls_models.model.core import CoreModel
 from fpgapipe.hw.hls_models.numerics import mx
+from fpgapipe.hw.hls_models.numerics.element_format import FP32
 from fpgapipe.lowering.program.pipeline import build_pipeline
 from fpgapipe.lowering.program.step import build_step
 from fpgapipe.lowering.schedule.tasks import single_device
@@ -111,7 +112,7 @@ def worst(found, expected):
 OPTIONS = {
     "sgd": (StepOptions(), {"weight_decay": 0.01}),
     "adam": (StepOptions(optimiser="adam"), {"learning_rate": 0.002, "weight_decay": 0.01}),
-    "fp32 features": (StepOptions(activation_bytes=4), {}),
+    "fp32 features": (StepOptions(activations=FP32), {}),
     "clipped": (StepOptions(clips=True), {"max_norm": 0.5}),
 }
 

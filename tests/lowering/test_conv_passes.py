@@ -8,6 +8,7 @@ from fpgapipe.hw.hls_models.cycles.core_cycles import Prediction, predict
 from fpgapipe.hw.hls_models.isa.address import OperandPattern
 from fpgapipe.hw.hls_models.isa.instructions import Opcode, decode, encode
 from fpgapipe.hw.hls_models.model.core import CoreModel
+from fpgapipe.hw.hls_models.numerics.element_format import BF16, FP32
 from fpgapipe.hw.hls_models.spec.core_spec import CoreSpec, ScratchpadSpec
 from fpgapipe.lowering.products.conv import ConvSpec, SpatialTile, chunks, spatial_tiles, tiled
 from fpgapipe.lowering.products.conv_parts import Formats, Image, Tiling
@@ -57,7 +58,7 @@ def test_random_layers_are_exact_where_their_numbers_are():
         operands = integers(program, seed)
         got = run(program, core, operands)
         exact = reference(conv, which, operands)
-        if program.result.element_bytes == 2:
+        if program.result.format is BF16:
             np.testing.assert_allclose(got, exact, rtol=2**-8, err_msg=f"seed {seed}")
         else:
             np.testing.assert_array_equal(got, exact, err_msg=f"seed {seed}")
@@ -68,7 +69,7 @@ def test_random_layers_are_exact_where_their_numbers_are():
 def test_results_are_those_of_mxint8_blocks():
     """One linear layer by hand: blocks of 32, exact sums, one rounding to FP32 a block."""
     core = CoreSpec(32, 4, acc_depth=16, scratchpad=ScratchpadSpec(4, 1 << 12))
-    program = lower_layer(ConvSpec.linear(3, 4, 40), "forward", core, Formats(y=4))
+    program = lower_layer(ConvSpec.linear(3, 4, 40), "forward", core, Formats(y=FP32))
     operands = random_operands(program, 0)
     got = run(program, core, operands)
     x, w = (_bf16(operands[name].reshape(-1, 40)) for name in ("x", "w"))
@@ -260,7 +261,7 @@ def test_the_weight_gradient_of_odd_images_larger_than_the_scratchpad(conv, core
 
 
 def test_pixels_of_a_transfer_are_limited():
-    image = Image("x", 300, 300, 8, 2)
+    image = Image("x", 300, 300, 8, BF16)
     assert image.run((5, 80_000), (0, 8)).size_bytes == 16 + 79_995 * 16
     with pytest.raises(ValueError, match=r"^79,995 pixels of 4 of 8 channels must be at most 65,"):
         image.run((5, 80_000), (4, 8))

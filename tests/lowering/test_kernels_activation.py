@@ -5,6 +5,7 @@ import pytest
 import torch
 from kernel_cases import REGION, Region, drawn, error, execute, same_bits, vectors_of
 
+from fpgapipe.hw.hls_models.numerics.element_format import BF16, FP32
 from fpgapipe.lowering.kernels.activation import (
     activate,
     activation_gradient,
@@ -35,16 +36,16 @@ def test_bias_is_exact(shape, relu):
 
 
 @pytest.mark.parametrize("shape", SHAPES, ids=str)
-@pytest.mark.parametrize("element_bytes", [2, 4])
-def test_bias_gradient(shape, element_bytes):
-    tensors = [Tensor("dy", shape, element_bytes), Tensor("db", shape[-1:])]
+@pytest.mark.parametrize("element_format", [BF16, FP32])
+def test_bias_gradient(shape, element_format):
+    tensors = [Tensor("dy", shape, element_format), Tensor("db", shape[-1:])]
     found = execute([bias_gradient("db", *tensors, REGION)], tensors, {"dy": drawn(shape)})
     assert error(found["db"], found["dy"].astype(float).reshape(-1, shape[-1]).sum(axis=0)) < 1e-6
 
 
 def test_bias_gradient_of_many_positions():
     """What a sum keeps on chip does not grow with the number of pieces."""
-    tensors = [Tensor("dy", (60_000, 64), 2), Tensor("db", (64,))]
+    tensors = [Tensor("dy", (60_000, 64), BF16), Tensor("db", (64,))]
     kernel = bias_gradient("db", *tensors, Region(0, 90 << 10))
     assert len(kernel.pieces) == 235
     dy = drawn((60_000, 64), offset=1)
@@ -53,11 +54,11 @@ def test_bias_gradient_of_many_positions():
 
 
 @pytest.mark.parametrize("shape", SHAPES, ids=str)
-@pytest.mark.parametrize("element_bytes", [2, 4])
+@pytest.mark.parametrize("element_format", [BF16, FP32])
 @pytest.mark.parametrize("slope", [0, 0.25])
-def test_activation_is_exact_both_ways(shape, element_bytes, slope):
+def test_activation_is_exact_both_ways(shape, element_format, slope):
     """A slope that is a power of two rounds nothing."""
-    tensors = [Tensor(name, shape, element_bytes) for name in ("x", "y", "dy", "dx")]
+    tensors = [Tensor(name, shape, element_format) for name in ("x", "y", "dy", "dx")]
     x, y, dy, dx = tensors
     kernels = [
         activate("relu", x, y, REGION, slope=slope),
@@ -100,7 +101,7 @@ def test_activation_gradient_with_bias(shape, slope):
 @pytest.mark.parametrize("length", [1, 17, 1024, 40_001])
 @pytest.mark.parametrize("relu", [False, True])
 def test_sums_are_exact(length, relu):
-    tensors = [Tensor("a", (length,)), Tensor("b", (length,), 2), Tensor("y", (length,))]
+    tensors = [Tensor("a", (length,)), Tensor("b", (length,), BF16), Tensor("y", (length,))]
     found = execute(
         [add("add", *tensors, REGION, relu=relu)],
         tensors,

@@ -20,6 +20,7 @@ from kernel_cases import (
 from fpgapipe.hw.hls_models.cycles.core_cycles import MemorySpec
 from fpgapipe.hw.hls_models.isa.instructions import Instruction, Opcode, decode, encode
 from fpgapipe.hw.hls_models.isa.vector_op import Constant, Source, Target, VectorOp
+from fpgapipe.hw.hls_models.numerics.element_format import BF16, FP32
 from fpgapipe.hw.hls_models.spec.core_spec import CoreSpec, ScratchpadSpec, VectorSpec
 from fpgapipe.lowering.kernels.activation import activate, activation_gradient, add, add_bias
 from fpgapipe.lowering.kernels.global_pooling import global_average
@@ -108,14 +109,14 @@ def test_a_step_of_training_in_any_order():
             assert same_bits(found[name], expected[name]), name
 
 
-def layer_with_products(bias_bytes=4):
+def layer_with_products(bias_format=FP32):
     """A convolution, its bias and activation, and its gradients: both tracks."""
     conv = ConvSpec(cin=20, cout=24, kernel=(3, 3), pad=(1, 1, 1, 1), h=10, w=11, batch=3)
     x, out = (3, 10, 11, 20), (3, 10, 11, 24)
     t = {name: Tensor(name, out) for name in ("z", "y", "dy", "dz")}
     t |= {name: Tensor(name, x) for name in ("x", "dx", "x2")}
     t |= {name: Tensor(name, (24, 3, 3, 20)) for name in ("w", "dw")}
-    t |= {"b": Tensor("b", (24,), bias_bytes), "db": Tensor("db", (24,))}
+    t |= {"b": Tensor("b", (24,), bias_format), "db": Tensor("db", (24,))}
     core = CoreSpec(8, 8, scratchpad=ScratchpadSpec(4, 1 << 17))
     region = Region(1 << 19, 1 << 19)
 
@@ -257,5 +258,5 @@ def test_kernels_refuse_buffers_that_are_loaded_and_stored():
 
 def test_contents_in_memory():
     """How tests put numbers into memory."""
-    tensor = Tensor("x", (2,), 2)
+    tensor = Tensor("x", (2,), BF16)
     np.testing.assert_array_equal(bits_of(tensor, [1.0, -2.0]), [0x80, 0x3F, 0x00, 0xC0])

@@ -5,6 +5,7 @@ import pytest
 import torch
 from kernel_cases import REGION, drawn, error, execute, same_bits
 
+from fpgapipe.hw.hls_models.numerics.element_format import BF16, FP32
 from fpgapipe.lowering.kernels.loss import (
     class_numbers,
     class_numbers_content,
@@ -13,13 +14,13 @@ from fpgapipe.lowering.kernels.loss import (
 from fpgapipe.lowering.tiling.kernel import Region, Tensor
 
 
-def run(logits, labels, region=REGION, element_bytes=4, gradient_bytes=4, scale=None):
+def run(logits, labels, region=REGION, element_format=FP32, gradient_format=FP32, scale=None):
     batch, classes = logits.shape
     tensors = [
-        Tensor("logits", logits.shape, element_bytes),
+        Tensor("logits", logits.shape, element_format),
         Tensor("labels", (batch,)),
         Tensor("loss", (1,)),
-        Tensor("gradient", logits.shape, gradient_bytes),
+        Tensor("gradient", logits.shape, gradient_format),
         Tensor("correct", (1,)),
         class_numbers(classes),
     ]
@@ -77,13 +78,15 @@ def test_most_classes():
     assert error(gradient, expected_gradient) < 1e-6
 
 
-@pytest.mark.parametrize("gradient_bytes", [2, 4])
-def test_bf16(gradient_bytes):
+@pytest.mark.parametrize("gradient_format", [BF16, FP32])
+def test_bf16(gradient_format):
     logits, labels = drawn((37, 45), scale=3), random_labels(37, 45)
-    loss, gradient, _, rounded = run(logits, labels, element_bytes=2, gradient_bytes=gradient_bytes)
+    loss, gradient, _, rounded = run(
+        logits, labels, element_format=BF16, gradient_format=gradient_format
+    )
     expected, expected_gradient = reference(rounded, labels)
     assert abs(loss - expected) < 1e-6 * expected
-    assert error(gradient, expected_gradient) < (1e-6 if gradient_bytes == 4 else 2**-8)
+    assert error(gradient, expected_gradient) < (1e-6 if gradient_format is FP32 else 2**-8)
 
 
 def test_scale():
@@ -164,5 +167,5 @@ def test_refuses():
         cross_entropy("loss", *tensors, REGION)
     with pytest.raises(ValueError, match=r"^cross-entropy tensor labels must be FP32, not BF16$"):
         cross_entropy(
-            "loss", Tensor("x", (2, 7)), Tensor("labels", (2,), 2), Tensor("l", (1,)), REGION
+            "loss", Tensor("x", (2, 7)), Tensor("labels", (2,), BF16), Tensor("l", (1,)), REGION
         )

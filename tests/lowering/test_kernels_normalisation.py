@@ -5,6 +5,7 @@ import pytest
 import torch
 from kernel_cases import REGION, Region, drawn, error, execute, same_bits
 
+from fpgapipe.hw.hls_models.numerics.element_format import BF16, FP32
 from fpgapipe.lowering.kernels.normalisation import BatchNorm, backward, forward, infer
 from fpgapipe.lowering.tiling.kernel import Tensor
 
@@ -19,10 +20,10 @@ SHAPES = [
 ]
 
 
-def layer(shape, element_bytes=4, **settings):
+def layer(shape, element_format=FP32, **settings):
     """A normalisation, and all its tensors by name."""
     channels = shape[-1:]
-    maps = {name: Tensor(name, shape, element_bytes) for name in ("x", "y", "r", "dy", "dx", "dr")}
+    maps = {name: Tensor(name, shape, element_format) for name in ("x", "y", "r", "dy", "dx", "dr")}
     numbers = {
         name: Tensor(name, channels) for name in ("gamma", "beta", "mean", "var", "dgamma", "dbeta")
     }
@@ -45,8 +46,8 @@ def values_for(shape, offset=1.0):
     }
 
 
-def train(shape, values, region=REGION, *, fused, element_bytes=4, **settings):
-    norm, tensors = layer(shape, element_bytes, **settings)
+def train(shape, values, region=REGION, *, fused, element_format=FP32, **settings):
+    norm, tensors = layer(shape, element_format, **settings)
     kernels = forward(
         norm, tensors["y"], region, residual=tensors["r"] if fused else None, relu=fused
     )
@@ -113,7 +114,7 @@ def test_training(shape, fused):
 def test_training_in_bf16(fused):
     shape = (4, 9, 11, 20)
     values = values_for(shape)
-    found = train(shape, values, fused=fused, element_bytes=2)
+    found = train(shape, values, fused=fused, element_format=BF16)
     values |= {name: found[name] for name in ("x", "r", "dy")}
     expected = reference(shape, values, fused=fused, y=found["y"])
     for name, each in expected.items():

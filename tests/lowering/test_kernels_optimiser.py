@@ -6,6 +6,7 @@ import torch
 from kernel_cases import REGION, drawn, error, execute, same_bits, vectors_of
 
 from fpgapipe.hw.hls_models.isa.vector_op import Constant
+from fpgapipe.hw.hls_models.numerics.element_format import BF16, FP32
 from fpgapipe.lowering.kernels.optimiser import (
     Adagrad,
     Adam,
@@ -27,9 +28,9 @@ def register(number):
     return Constant(register=number)
 
 
-def run_sgd(length, settings, steps, scalars=None, region=REGION, clip=None, gradient_bytes=4):
+def run_sgd(length, settings, steps, scalars=None, region=REGION, clip=None, gradient_format=FP32):
     """Some steps, each with another gradient; gives weights, and the gradients."""
-    tensors = [Tensor("w", (length,)), Tensor("g", (length,), gradient_bytes)]
+    tensors = [Tensor("w", (length,)), Tensor("g", (length,), gradient_format)]
     velocity = Tensor("v", (length,)) if settings.momentum else None
     coefficient = Tensor("c", (16,)) if clip is not None else None
     kernel = sgd("sgd", settings, *tensors, region, velocity=velocity, clip=coefficient)
@@ -104,7 +105,7 @@ def test_plain_sgd_is_exact():
 
 
 def test_sgd_takes_bf16_gradients():
-    found, gradients = run_sgd(100, Sgd(Constant(0.1), Constant(0.9)), 2, gradient_bytes=2)
+    found, gradients = run_sgd(100, Sgd(Constant(0.1), Constant(0.9)), 2, gradient_format=BF16)
     expected = torch_steps(100, gradients, torch.optim.SGD, lr=0.1, momentum=0.9)
     assert error(found, expected) < 1e-6
 
@@ -197,7 +198,7 @@ def test_adagrad(length):
 
 @pytest.mark.parametrize("length", LENGTHS)
 def test_accumulation_is_exact(length):
-    total, gradient = Tensor("total", (length,)), Tensor("g", (length,), 2)
+    total, gradient = Tensor("total", (length,)), Tensor("g", (length,), BF16)
     kernel = accumulate("sum", total, gradient, REGION)
     values = {"total": drawn(length), "g": drawn(length, 1)}
     found = execute([kernel], [total, gradient], values)

@@ -7,6 +7,7 @@ import pytest
 import torch
 from kernel_cases import REGION, SMALL_REGION, drawn, error, execute, same_bits, vectors_of
 
+from fpgapipe.hw.hls_models.numerics.element_format import BF16, FP32
 from fpgapipe.lowering.kernels.global_pooling import (
     global_average,
     global_average_gradient,
@@ -50,20 +51,20 @@ def padded(x, pool, value):
     return torch.nn.functional.pad(x, (left, right, top, bottom), value=value)
 
 
-def tensors_of(shape, pool, index_bytes=4, element_bytes=4):
+def tensors_of(shape, pool, index_format=FP32, element_format=FP32):
     n, h, w, c = shape
     out = (n, *pool.output(h, w), c)
     return (
-        Tensor("x", shape, element_bytes),
-        Tensor("y", out, element_bytes),
-        Tensor("index", out, index_bytes),
-        Tensor("dy", out, element_bytes),
-        Tensor("dx", shape, element_bytes),
+        Tensor("x", shape, element_format),
+        Tensor("y", out, element_format),
+        Tensor("index", out, index_format),
+        Tensor("dy", out, element_format),
+        Tensor("dx", shape, element_format),
     )
 
 
-def run_max(shape, pool, x, dy, region=REGION, index_bytes=4, element_bytes=4):
-    tensors = tensors_of(shape, pool, index_bytes, element_bytes)
+def run_max(shape, pool, x, dy, region=REGION, index_format=FP32, element_format=FP32):
+    tensors = tensors_of(shape, pool, index_format, element_format)
     tx, ty, ti, tdy, tdx = tensors
     kernels = [
         max_pool("pool", pool, tx, ty, region, index=ti),
@@ -148,14 +149,14 @@ def test_max_of_nan_infinities_and_zeros():
     assert same_bits(found["dx"], nhwc(tx.grad))
 
 
-@pytest.mark.parametrize("index_bytes", [2, 4])
-def test_max_of_bf16(index_bytes):
+@pytest.mark.parametrize("index_format", [BF16, FP32])
+def test_max_of_bf16(index_format):
     shape, pool = (2, 15, 17, 18), Pool((15, 17), (1, 1))
     x = drawn(shape)
     x.view(np.uint32)[:] &= 0xFFFF0000
     dy = drawn((2, 1, 1, 18), 1)
     dy.view(np.uint32)[:] &= 0xFFFF0000
-    found = run_max(shape, pool, x, dy, index_bytes=index_bytes, element_bytes=2)
+    found = run_max(shape, pool, x, dy, index_format=index_format, element_format=BF16)
     value, tap, dx = reference_max(pool, x, dy)
     assert same_bits(found["y"], value)
     np.testing.assert_array_equal(found["index"], tap)

@@ -5,6 +5,7 @@ import pytest
 import torch
 from kernel_cases import REGION, drawn, error, execute, same_bits
 
+from fpgapipe.hw.hls_models.numerics.element_format import BF16, FP32
 from fpgapipe.lowering.kernels import pointwise
 from fpgapipe.lowering.kernels.softmax import softmax
 from fpgapipe.lowering.tiling.channels import small
@@ -13,8 +14,8 @@ from fpgapipe.lowering.tiling.kernel import Region, Tensor
 NAN, INF = np.float32(np.nan), np.float32(np.inf)
 
 
-def run(x, *, log=False, region=REGION, element_bytes=4, result_bytes=4):
-    tensors = [Tensor("x", x.shape, element_bytes), Tensor("y", x.shape, result_bytes)]
+def run(x, *, log=False, region=REGION, element_format=FP32, result_format=FP32):
+    tensors = [Tensor("x", x.shape, element_format), Tensor("y", x.shape, result_format)]
     found = execute([softmax("softmax", *tensors, region, log=log)], tensors, {"x": x})
     return found["y"], found["x"]
 
@@ -34,10 +35,10 @@ def test_softmax(shape, log):
         np.testing.assert_allclose(found.sum(axis=-1), 1, rtol=1e-6)
 
 
-@pytest.mark.parametrize("result_bytes", [2, 4])
-def test_softmax_of_bf16(result_bytes):
-    found, rounded = run(drawn((37, 45), scale=3), element_bytes=2, result_bytes=result_bytes)
-    tolerance = 1e-6 if result_bytes == 4 else 2**-8
+@pytest.mark.parametrize("result_format", [BF16, FP32])
+def test_softmax_of_bf16(result_format):
+    found, rounded = run(drawn((37, 45), scale=3), element_format=BF16, result_format=result_format)
+    tolerance = 1e-6 if result_format is FP32 else 2**-8
     assert error(found, reference(rounded)) < tolerance
 
 

@@ -9,6 +9,7 @@ from step_cases import SMALL_CORE, every_operator
 from fpgapipe.host.backends.torch_step import torch_step
 from fpgapipe.host.bench.step_bench import relative_error
 from fpgapipe.hw.hls_models.model.core import CoreModel
+from fpgapipe.hw.hls_models.numerics.element_format import FP32
 from fpgapipe.lowering.memory.memory_map import LOSS
 from fpgapipe.lowering.program.step import build_step
 from fpgapipe.lowering.schedule.schedule import Task, TaskKind
@@ -74,7 +75,7 @@ def test_no_bit_depends_on_the_order_of_tasks():
 
 def test_gradients_are_those_of_the_whole_batch():
     graph = every_operator(SAMPLES)
-    program, memory = run(graph, "weights later", StepOptions(4))
+    program, memory = run(graph, "weights later", StepOptions(FP32))
     inputs, labels = batch_of(graph)
     key = scalar_bits(seed=7)[Scalar.RANDOM_SEED : Scalar.RANDOM_STEP + 1]
     parameters = initial_parameters(graph, 0)
@@ -112,7 +113,7 @@ def test_a_shared_parameter_gets_both_gradients():
     _, first, second = (layer for layer in graph.layers.values() if layer.op == "linear")
     layers = {**graph.layers, second.name: replace(second, parameters=first.parameters)}
     graph = replace(graph, layers=layers)
-    program, memory = run(graph, "one after the other", StepOptions(4))
+    program, memory = run(graph, "one after the other", StepOptions(FP32))
     inputs, labels = batch_of(graph)
     reference = torch_step(
         replace(graph, batch=SAMPLES * COUNT), initial_parameters(graph, 0), inputs, labels

@@ -14,6 +14,7 @@ from fpgapipe.host.bench.step_bench import bench_step, relative_error
 from fpgapipe.host.bench.step_check import folded, product_errors, steps_of, unfolded
 from fpgapipe.hw.hls_models.model.core import CoreModel
 from fpgapipe.hw.hls_models.numerics import mx
+from fpgapipe.hw.hls_models.numerics.element_format import BF16, FP32
 from fpgapipe.hw.hls_models.spec.core_spec import CoreSpec, ScratchpadSpec
 from fpgapipe.lowering.memory.memory_map import LOSS
 from fpgapipe.lowering.products.conv import ConvSpec
@@ -51,9 +52,9 @@ def test_layers_that_go_together():
     assert slopes == [0, None, None, 0.01, None, 0, None]
 
 
-@pytest.mark.parametrize("activation_bytes", [2, 4])
-def test_products_keep_to_what_rounding_may_do(activation_bytes):
-    program, memory, parameters, _ = run_in_model(every_operator(3), StepOptions(activation_bytes))
+@pytest.mark.parametrize("activations", [BF16, FP32])
+def test_products_keep_to_what_rounding_may_do(activations):
+    program, memory, parameters, _ = run_in_model(every_operator(3), StepOptions(activations))
     program.set_parameters(memory, parameters)
     errors = product_errors(program, memory)
     assert {(each.layer, each.which) for each in errors} >= {
@@ -66,7 +67,7 @@ def test_products_keep_to_what_rounding_may_do(activation_bytes):
 
 
 def test_a_wrong_weight_is_seen():
-    program, memory, parameters, _ = run_in_model(every_operator(2), StepOptions(4))
+    program, memory, parameters, _ = run_in_model(every_operator(2), StepOptions(FP32))
     parameters["conv2.weight"] = np.roll(parameters["conv2.weight"], 1, axis=1)
     program.set_parameters(memory, parameters)
     errors = {(each.layer, each.which): each for each in product_errors(program, memory)}
@@ -78,7 +79,7 @@ def test_a_wrong_weight_is_seen():
 def test_vector_paths_are_those_of_pytorch():
     """All but the product, whose result is put in the place of the core's."""
     graph = vectors_only(6)
-    program, memory, parameters, (inputs, labels) = run_in_model(graph, StepOptions(4))
+    program, memory, parameters, (inputs, labels) = run_in_model(graph, StepOptions(FP32))
     made = program.read(memory, "conv1")
     rest = Network("rest", 6)
     x = rest.image(20, 8, 8)
@@ -108,7 +109,7 @@ def test_vector_paths_are_those_of_pytorch():
 
 
 def test_the_update_is_sgd():
-    program, memory, before, _ = run_in_model(every_operator(2), StepOptions(2))
+    program, memory, before, _ = run_in_model(every_operator(2), StepOptions(BF16))
     after, gradients = program.parameters(memory), program.parameters(memory, ".gradient")
     velocities = program.parameters(memory, ".momentum")
     for name, gradient in gradients.items():
@@ -122,7 +123,7 @@ def test_the_update_is_sgd():
 def test_adam_with_clipped_gradients_is_pytorchs():
     import torch
 
-    options = StepOptions(2, optimiser="adam", clips=True)
+    options = StepOptions(BF16, optimiser="adam", clips=True)
     program, memory, before, _ = run_in_model(every_operator(2), options)
     after, gradients = program.parameters(memory), program.parameters(memory, ".gradient")
     weights = {name: torch.tensor(before[name], requires_grad=True) for name in gradients}
@@ -139,7 +140,7 @@ def test_adam_with_clipped_gradients_is_pytorchs():
 
 def test_no_bit_depends_on_which_engine_is_faster():
     graph = every_operator(2)
-    program, expected, parameters, (inputs, labels) = run_in_model(graph, StepOptions(2))
+    program, expected, parameters, (inputs, labels) = run_in_model(graph, StepOptions(BF16))
     generator = random.Random(5)
     orders = [min, max, generator.choice, generator.choice]
     for choose in orders:
@@ -153,7 +154,9 @@ def test_no_bit_depends_on_which_engine_is_faster():
 
 def test_inference_is_pytorchs():
     graph = every_operator(2)
-    program, memory, parameters, (inputs, labels) = run_in_model(graph, StepOptions(4, train=False))
+    program, memory, parameters, (inputs, labels) = run_in_model(
+        graph, StepOptions(FP32, train=False)
+    )
     del labels
     import torch
 
@@ -245,7 +248,7 @@ def test_training_needs_a_vector_engine_and_one_output():
 
 
 def test_options_are_checked():
-    with pytest.raises(ValueError, match=r"^step activation_bytes must be 2 or 4, not 3$"):
+    with pytest.raises(ValueError, match=r"^step activations must be BF16 or FP32, not 3$"):
         StepOptions(3)
     with pytest.raises(ValueError, match=r"^step optimiser must be sgd or adam, not 'sgdd'$"):
         StepOptions(optimiser="sgdd")
@@ -254,7 +257,7 @@ def test_options_are_checked():
 @pytest.mark.sim
 @pytest.mark.parametrize(
     "options",
-    [StepOptions(2), StepOptions(4, optimiser="adam", clips=True)],
+    [StepOptions(BF16), StepOptions(FP32, optimiser="adam", clips=True)],
     ids=["sgd bf16", "adam fp32 clipped"],
 )
 def test_a_step_with_every_operator_in_hardware(options):

@@ -15,6 +15,7 @@ from fpgapipe.host.backends.torch_step import torch_step
 from fpgapipe.host.bench.step_bench import relative_error
 from fpgapipe.host.bench.step_check import product_errors
 from fpgapipe.hw.hls_models.model.core import CoreModel
+from fpgapipe.hw.hls_models.numerics.element_format import BF16, FP32
 from fpgapipe.lowering.kernels.activation import drop_factors
 from fpgapipe.lowering.program.pipeline import build_pipeline
 from fpgapipe.lowering.program.step import build_step
@@ -191,7 +192,7 @@ def check_step(graph, seed=0, *, products=True):
 
     MXINT8 leaves some percent; beside the core's own numbers in PyTorch little is left.
     """
-    program = build_step(graph, SMALL_CORE, options=StepOptions(4))
+    program = build_step(graph, SMALL_CORE, options=StepOptions(FP32))
     parameters = initial_parameters(graph, seed)
     inputs, labels = random_batch(graph, seed)
     memory = program.image(parameters)
@@ -203,7 +204,7 @@ def check_step(graph, seed=0, *, products=True):
     loss, _ = program.outcome(memory)
     gradients = program.parameters(memory, ".gradient")
     exact = torch_step(graph, parameters, inputs, labels, drop_factors_of(graph, (seed, 0)))
-    with TorchBackend(graph, parameters, options=StepOptions(4), precision="mxint8") as same:
+    with TorchBackend(graph, parameters, options=StepOptions(FP32), precision="mxint8") as same:
         expected = same.step(inputs, labels, scalars)
         rounded = same.parameters(".gradient")
         updated = same.parameters()
@@ -247,7 +248,7 @@ def check_inference(graph, options):
 
 @pytest.mark.parametrize("name", NETWORKS)
 def test_inference_is_that_of_pytorch(name):
-    check_inference(network(NETWORKS[name]), StepOptions(4, train=False))
+    check_inference(network(NETWORKS[name]), StepOptions(FP32, train=False))
 
 
 def shared(graph, first, second, *roles):
@@ -392,18 +393,18 @@ def test_rates_of_dropout_are_of_elements_not_of_places():
     np.testing.assert_array_equal(features.reshape(6, 6, 4, 4), drawn.transpose(0, 3, 1, 2))
 
 
-@pytest.mark.parametrize("activation_bytes", [2, 4])
+@pytest.mark.parametrize("activations", [BF16, FP32])
 @pytest.mark.parametrize(
     ("shape", "axis", "log"), [((5,), -1, False), ((6, 3, 3), 1, True), ((6, 3, 4), -1, False)]
 )
-def test_softmax_in_inference(shape, axis, log, activation_bytes):
+def test_softmax_in_inference(shape, axis, log, activations):
     net = Network("shares", BATCH)
     x = net.conv(net.image(3, 3, 4), 6, (1, 4 if shape == (5,) else 1))
     if len(shape) == 1:
         x = net.linear(net.flatten(x), 5)
     net.add("softmax", ops.Softmax(axis, log), x)
     graph = net.build()
-    check_inference(graph, StepOptions(activation_bytes, train=False))
+    check_inference(graph, StepOptions(activations, train=False))
     with pytest.raises(UserError, match=r"layer 'softmax': the core has no gradient of (log_)?so"):
         build_step(graph, SMALL_CORE)
 

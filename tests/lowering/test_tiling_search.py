@@ -9,6 +9,7 @@ import pytest
 from fpgapipe.hw.hls_models.cycles.core_cycles import MemorySpec
 from fpgapipe.hw.hls_models.isa.instructions import Opcode, encode
 from fpgapipe.hw.hls_models.isa.vector_op import Addend, Constant, Source, Target, VectorOp
+from fpgapipe.hw.hls_models.numerics.element_format import FP32
 from fpgapipe.hw.hls_models.spec.core_spec import CoreSpec, ScratchpadSpec
 from fpgapipe.lowering.products.conv import PASSES, ConvSpec
 from fpgapipe.lowering.products.conv_parts import Formats, Tiling
@@ -40,9 +41,9 @@ WHERE = {"x": 1 << 20, "w": 2 << 20, "y": 3 << 20, "dx": 4 << 20, "dy": 5 << 20,
 )
 def test_a_sketch_sees_what_the_instructions_do(which, conv, tiling):
     memory = MemorySpec()
-    search = TilingSearch(conv, which, CORE, Formats(w=4), memory)
+    search = TilingSearch(conv, which, CORE, Formats(w=FP32), memory)
     sketch = search.sketch(tiling)
-    ops = tuple(operations(conv, which, CORE, tiling, Formats(w=4)))
+    ops = tuple(operations(conv, which, CORE, tiling, Formats(w=FP32)))
     assert sketch.num_ops == len(ops)
     assert sketch.first_sizes == tuple(
         tile.size_bytes for tile in (ops[0].a, ops[0].b, ops[0].result)

@@ -8,6 +8,7 @@ from hypothesis import strategies as st
 
 from fpgapipe.boards.library import board_names, load_board
 from fpgapipe.hw.hls_models.cycles.gemm import EngineSpec, gemm_cost
+from fpgapipe.hw.hls_models.numerics.element_format import FP32, MXINT8
 from fpgapipe.hw.hls_models.resources.core_resources import COEFFICIENTS, core_resources
 from fpgapipe.hw.hls_models.spec.device import DeviceSpec, DieResources, MemorySpec
 from fpgapipe.network.frontends.profile import read_csv_profile, read_pipedream
@@ -66,8 +67,8 @@ def core(rows=32, cols=32, **options):
         (lambda: core(vector_lanes=0), "core vector_lanes must be at least 1, not 0"),
         (lambda: core(vector_lanes=32), "core vector_lanes must be at most 16, not 32"),
         (
-            lambda: Formats(activation_bytes=3),
-            "activation_bytes must be 2 (BF16) or 4 (FP32), not 3",
+            lambda: Formats(state=MXINT8),
+            "state must be BF16 or FP32, not ElementFormat.MXINT8",
         ),
     ],
 )
@@ -203,7 +204,7 @@ def test_relu_is_apart_where_others_read_its_input():
 
 def test_features_in_fp32():
     graph = small_network()
-    wide = Formats(activation_bytes=4)
+    wide = Formats(FP32)
     costs = layer_costs(graph, device(), core(formats=wide))
     assert costs[0].output_bytes == 4 * 4096
     with pytest.raises(ValueError, match="the core has"):

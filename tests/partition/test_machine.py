@@ -6,6 +6,7 @@ import pytest
 from build_cases import plan_of
 from run_cases import small_network
 
+from fpgapipe.hw.hls_models.numerics.element_format import FP32
 from fpgapipe.lowering.units.step_options import StepOptions
 from fpgapipe.partition.explore.explorer import Request, explore
 from fpgapipe.partition.explore.planned import as_plan
@@ -63,7 +64,7 @@ def test_a_few_microbatches_tell_the_times_of_many(kind, monkeypatch):
 
 def test_a_few_microbatches_are_lowered_with_the_options_of_all(monkeypatch):
     plan, graph, cluster = planned(count=16)
-    options = StepOptions(activation_bytes=4)
+    options = StepOptions(activations=FP32)
     pipeline = lower_plan(plan, graph, cluster, options)
     whole, _ = price_plan(plan, graph, cluster, pipeline, options)
     monkeypatch.setattr(machine, "few_microbatches", lambda plan: FEW)

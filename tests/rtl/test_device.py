@@ -29,6 +29,7 @@ from fpgapipe.hw.hls_models.isa.vector_fields import Format
 from fpgapipe.hw.hls_models.isa.vector_op import Source, VectorOp
 from fpgapipe.hw.hls_models.model.core import CoreError, CoreModel
 from fpgapipe.hw.hls_models.model.sequencer import SequencerSpec, check
+from fpgapipe.hw.hls_models.numerics.element_format import BF16, FP32
 from fpgapipe.hw.hls_models.spec.core_spec import CoreSpec, ScratchpadSpec, VectorSpec
 from fpgapipe.hw.rtl.device import Device
 from fpgapipe.lowering.products.conv import PASSES, ConvSpec
@@ -256,7 +257,7 @@ def with_nans(program):
     return Program(program.instructions, memory)
 
 
-BF16 = Formats(2, 2, 2, 2)
+NARROW_FORMATS = Formats(BF16, BF16, BF16, BF16)
 SMALL = ConvSpec(cin=20, cout=9, kernel=(2, 2), h=4, w=3, batch=2)
 """What the errors happen in."""
 
@@ -277,10 +278,12 @@ def cases_of_two():
         failing = changed(both, index, b__base=-TWO.scratchpad.size_bytes)
         cases.bad(f"engine 1 fails {number}", failing, index, ErrorCode.SCRATCHPAD_RANGE,
                   Engine.GEMM + 1)  # fmt: skip
-    for element in (2, 4):
-        cases.good(f"operand over the end, {element} bytes", over_the_end(TWO, element))
+    for element in (BF16, FP32):
+        cases.good(f"operand over the end, {element.value}", over_the_end(TWO, element))
     for number, conv in enumerate([ConvSpec.linear(1, 90, 4), ConvSpec.linear(3, 9, 100)]):
-        many = layer(TWO, "forward", number, conv=conv, cut=Tiling(32, 1, 32), formats=BF16)
+        many = layer(
+            TWO, "forward", number, conv=conv, cut=Tiling(32, 1, 32), formats=NARROW_FORMATS
+        )
         cases.good(f"back to back {number}", back_to_back(many))
     add_vectors(cases)
     cases.good("only loads", Program(
@@ -288,7 +291,7 @@ def cases_of_two():
          if item.opcode in (Opcode.LOAD, Opcode.END)], layers[0].memory,
     ))  # fmt: skip
     cases.good("only end", Program([Instruction(Opcode.END)], layers[0].memory))
-    small = layer(TWO, "forward", 0, conv=SMALL, cut=Tiling(32, 1, 32), formats=BF16)
+    small = layer(TWO, "forward", 0, conv=SMALL, cut=Tiling(32, 1, 32), formats=NARROW_FORMATS)
     cases.good("nan", with_nans(small))
     assert cases.cases[-1]["nan"]
     add_errors(cases, small)
@@ -305,7 +308,7 @@ def cases_of_two():
 def cases_of_narrow():
     """What is tried on a device of one engine and a narrow bus."""
     cases = Cases(NARROW)
-    small = layer(NARROW, "forward", 0, conv=SMALL, cut=Tiling(32, 1, 32), formats=BF16)
+    small = layer(NARROW, "forward", 0, conv=SMALL, cut=Tiling(32, 1, 32), formats=NARROW_FORMATS)
     cases.good("small", small)
     layers = {which: layer(NARROW, which, 3) for which in PASSES}
     for which, program in layers.items():

@@ -9,6 +9,7 @@ from fpgapipe.host.cli.commands.bench_link import link
 from fpgapipe.host.cli.options import ranges
 from fpgapipe.host.cli.options.completion import networks_that_begin
 from fpgapipe.host.cli.options.options import command
+from fpgapipe.hw.hls_models.numerics.element_format import ElementFormat
 
 if TYPE_CHECKING:
     from fpgapipe.host.bench.cluster_bench import ClusterBench
@@ -210,7 +211,7 @@ def step(
                 graph,
                 spec,
                 seed=seed,
-                options=StepOptions(activation_bytes=2 if features == "bf16" else 4),
+                options=StepOptions(activations=ElementFormat(features.upper())),
                 memory=memory,
                 progress=lambda done, total: display.update(completed=done, total=total),
             )

@@ -3,6 +3,7 @@
 from enum import IntEnum
 
 from fpgapipe.hw.hls_models.isa.fields import Field, Group
+from fpgapipe.hw.hls_models.numerics.element_format import ElementFormat
 
 NUM_VECTOR_LOOPS = 6
 """Number of loops in the loop nest of a VECTOR instruction."""
@@ -20,7 +21,7 @@ COUNTER_BITS = 8
 
 
 class Format(IntEnum):
-    """Format of a vector's elements in the scratchpad.
+    """Code of the format of a vector's elements in the scratchpad.
 
     A vector in MXINT8, which needs `VectorSpec.mx`, is half of a block. The address of the first
     half is that of the block (`fpgapipe.hw.hls_models.numerics.mx.pack`); the address of the second
@@ -32,9 +33,9 @@ class Format(IntEnum):
     MXINT8 = 2
 
     @classmethod
-    def of(cls, element_bytes: int) -> "Format":
-        """Return the format with elements of 2 or 4 bytes."""
-        return {2: cls.BF16, 4: cls.FP32}[element_bytes]
+    def of(cls, element_format: ElementFormat) -> "Format":
+        """Code of a format of elements."""
+        return cls[element_format.name]
 
 
 _SOURCE = (
