@@ -82,8 +82,6 @@ class StepBuilder:
         Number of the step of each task, in non-decreasing order. A forward pass and another task of
         the same step run concurrently, each on its own GEMM engine and in its own parts of the
         scratchpad. If left out, one task runs after the other.
-    units : sequence of Unit, optional
-        Units of the network; found from the graph if left out.
 
     Attributes
     ----------
@@ -106,7 +104,6 @@ class StepBuilder:
         tasks: Sequence[Task],
         part: Part | None = None,
         steps: Sequence[int] | None = None,
-        units: Sequence[Unit] | None = None,
     ) -> None:
         if core.vector is None:
             raise UserError("a training step needs a core with a vector engine")
@@ -129,9 +126,8 @@ class StepBuilder:
         self._slots = slots_of(self._tasks)
         self._num_slots = max(self._slots.values()) + 1
         self._batches: dict[int, MicroBatch] = {}
-        if units is None:
-            check_network(graph, train=options.train)
-            units = units_of(graph)
+        check_network(graph, train=options.train)
+        units = units_of(graph)
         self.layouts = layouts_of(graph, units)
         self._part = part or Part(Stage(0, 1, tuple(units)))
         self._task = 0

@@ -13,18 +13,11 @@ from fpgapipe.errors import UserError
 from fpgapipe.hw.hls_models.isa.vector_op import LANES
 from fpgapipe.lowering.kernels.activation import drop_factors
 from fpgapipe.lowering.kernels.loss import check_classes
+from fpgapipe.lowering.units import reduction_units  # noqa: F401, registers its units
 from fpgapipe.lowering.units.layouts import Layout, Layouts, host_layout
-from fpgapipe.lowering.units.reduction_units import PoolUnit, SoftmaxUnit, averages_all
-from fpgapipe.lowering.units.step_units import (
-    ActivationUnit,
-    AddUnit,
-    DropoutUnit,
-    NormUnit,
-    ProductUnit,
-    ViewUnit,
-)
+from fpgapipe.lowering.units.registry import Surroundings, unit_of
+from fpgapipe.lowering.units.step_units import DropoutUnit
 from fpgapipe.lowering.units.unit import Unit
-from fpgapipe.network import operators as ops
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -188,94 +181,31 @@ def units_of(graph: Graph) -> list[Unit]:
     return [each for each in _grouped(graph) if isinstance(each, Unit)]
 
 
+def layers_together(graph: Graph) -> list[tuple[str, ...]]:
+    """Names of the layers of each unit, in the order of the network.
+
+    A layer that the core does not run is alone.
+    """
+    return [
+        (each.layer,) if isinstance(each, Refusal) else tuple(layer.name for layer in each.layers)
+        for each in _grouped(graph)
+    ]
+
+
 def _grouped(graph: Graph) -> Iterator[Unit | Refusal]:
     """Yield the units in the order of the network, and a refusal for each layer without a unit."""
-    readers: dict[str, list[Layer]] = {}
-    for layer in graph.layers.values():
-        for name in layer.inputs:
-            readers.setdefault(name, []).append(layer)
-
-    def only_reader(name: str) -> Layer | None:
-        found = readers.get(name, [])
-        return found[0] if len(found) == 1 and name not in graph.outputs else None
-
+    around = Surroundings.of(graph)
     taken: set[str] = set()
-    order = {name: index for index, name in enumerate(graph.layers)}
-    num_dropouts = 0
     for layer in graph.layers.values():
         if layer.name in taken:
             continue
-        chain = [layer]
-        residual = None
-        operator = layer.operator
-        if isinstance(operator, ops.BatchNorm):
-            follower = only_reader(chain[-1].name)
-            if follower is not None and _is_sum(follower):
-                other = [name for name in follower.inputs if name != layer.name]
-                # The other summand must have been computed when the normalisation runs.
-                if other and order.get(other[0], -1) < order[layer.name]:
-                    chain.append(follower)
-                    residual = other[0]
-        slope = None
-        if isinstance(operator, ops.Conv | ops.Linear | ops.BatchNorm) or _is_sum(layer):
-            follower = only_reader(chain[-1].name)
-            if follower is not None and _slope(follower) is not None:
-                slope = _slope(follower)
-                if isinstance(operator, ops.Conv | ops.Linear) or slope == 0:
-                    chain.append(follower)
-                else:
-                    slope = None
-        taken |= {each.name for each in chain}
-        layers = tuple(chain)
-        if isinstance(operator, ops.Conv | ops.Linear):
-            yield ProductUnit(layers, slope)
-        elif isinstance(operator, ops.BatchNorm):
-            yield NormUnit(layers, residual, slope is not None)
-        elif _is_sum(layer):
-            yield AddUnit(layers, slope is not None)
-        elif _slope(layer) is not None:
-            yield ActivationUnit(layers, _slope(layer) or 0)
-        elif isinstance(operator, ops.Dropout) and not operator.together:
-            num_dropouts += 1
-            yield DropoutUnit(layers, num_dropouts)
-        elif isinstance(operator, ops.Flatten | ops.Reshape):
-            yield ViewUnit(layers)
-        elif isinstance(operator, ops.Pool | ops.GlobalPool) or averages_all(layer):
-            yield PoolUnit(layers)
-        elif isinstance(operator, ops.Softmax):
-            yield SoftmaxUnit(layers)
-        else:
-            yield Refusal(layer.name, layer.op, _missing(layer))
-
-
-def _missing(layer: Layer) -> str:
-    """Why a layer has no unit."""
-    operator = layer.operator
-    if isinstance(operator, ops.Dropout):
-        return f"the core drops single elements, not all along axes {list(operator.together)}"
-    if isinstance(operator, ops.Binary) and operator.function == "add":
-        shapes = " and ".join(str(list(tensor.shape)) for tensor in layer.input_tensors)
-        return f"sums must be of two tensors of one shape, not {shapes}"
-    if isinstance(operator, ops.Reduce) and operator.function == "mean":
-        return f"means must be over all axes behind the channels, not {list(operator.axes)}"
-    return f"the core has no {layer.op}"
-
-
-def _is_sum(layer: Layer) -> bool:
-    operator = layer.operator
-    same = len({tensor.shape for tensor in layer.input_tensors}) == 1
-    return isinstance(operator, ops.Binary) and operator.function == "add" and same
-
-
-def _slope(layer: Layer) -> float | None:
-    """Slope of a layer for negative values; None if the layer is not a ReLU."""
-    operator = layer.operator
-    if isinstance(operator, ops.Activation):
-        if operator.function == "relu":
-            return 0
-        if operator.function == "leaky_relu":
-            return operator.alpha
-    return None
+        try:
+            unit = unit_of(layer, around)
+        except NotImplementedError as error:
+            yield Refusal(layer.name, layer.op, str(error))
+            continue
+        taken |= {each.name for each in unit.layers}
+        yield unit
 
 
 # ---------------------------------------------------------------------- layouts of values

@@ -10,6 +10,7 @@ from fpgapipe.hw.hls_models.numerics.element_format import BF16
 from fpgapipe.lowering.kernels import global_pooling, pooling
 from fpgapipe.lowering.kernels.softmax import check_width, softmax
 from fpgapipe.lowering.units.layouts import PLAIN, Layout, channels_last, with_channels_last
+from fpgapipe.lowering.units.registry import Surroundings, runs
 from fpgapipe.lowering.units.unit import Unit
 from fpgapipe.network import operators as ops
 from fpgapipe.network.operators.tensors import normalise_axis
@@ -20,16 +21,6 @@ if TYPE_CHECKING:
     from fpgapipe.lowering.tiling.kernel import Tensor
     from fpgapipe.lowering.units.microbatch import MicroBatch
     from fpgapipe.network.graph import Layer
-
-
-def averages_all(layer: Layer) -> bool:
-    """Whether a layer is a mean over all spatial axes; exporters write global pooling so."""
-    operator = layer.operator
-    if not isinstance(operator, ops.Reduce) or operator.function != "mean":
-        return False
-    rank = len(layer.input_tensors[0].shape)
-    axes = sorted(normalise_axis(axis, rank) for axis in operator.axes)
-    return rank > 2 and axes == list(range(2, rank))
 
 
 @dataclass(frozen=True)
@@ -183,3 +174,27 @@ class SoftmaxUnit(Unit):
     def backward(self, step: MicroBatch, dy: Tensor) -> None:
         """See `Unit`; `check` refuses it before this is called."""
         raise AssertionError("softmax has no backward pass")
+
+
+@runs("max_pool", "average_pool", "global_max_pool", "global_average_pool")
+def _pooling(layer: Layer, around: Surroundings) -> Unit:
+    return PoolUnit((layer,))
+
+
+@runs("reduce_mean")
+def _mean(layer: Layer, around: Surroundings) -> Unit:
+    """A mean over all spatial axes is global pooling; exporters write it so."""
+    operator = layer.operator
+    assert isinstance(operator, ops.Reduce)
+    rank = len(layer.input_tensors[0].shape)
+    axes = sorted(normalise_axis(axis, rank) for axis in operator.axes)
+    if rank <= 2 or axes != list(range(2, rank)):
+        raise NotImplementedError(
+            f"means must be over all axes behind the channels, not {list(operator.axes)}"
+        )
+    return PoolUnit((layer,))
+
+
+@runs("softmax", "log_softmax")
+def _softmax(layer: Layer, around: Surroundings) -> Unit:
+    return SoftmaxUnit((layer,))

@@ -12,6 +12,7 @@ from fpgapipe.lowering.kernels.products import product_kernel
 from fpgapipe.lowering.products.conv import ConvSpec
 from fpgapipe.lowering.tiling.kernel import Tensor
 from fpgapipe.lowering.units.layouts import PLAIN, Layout, channels_last, with_channels_last
+from fpgapipe.lowering.units.registry import Surroundings, runs
 from fpgapipe.lowering.units.unit import Unit
 from fpgapipe.network import operators as ops
 
@@ -371,3 +372,82 @@ class ViewUnit(Unit):
     def backward(self, step: MicroBatch, dy: Tensor) -> None:
         """See `Unit`."""
         step.give_gradient(self, self.inputs[0], dy)
+
+
+# ---------------------------------------------------------------------- which layers go together
+
+
+@runs("conv", "linear")
+def _product(layer: Layer, around: Surroundings) -> Unit:
+    follower = around.only_reader(layer.name)
+    slope = _slope(follower) if follower is not None else None
+    if follower is None or slope is None:
+        return ProductUnit((layer,))
+    return ProductUnit((layer, follower), slope)
+
+
+@runs("batch_norm")
+def _norm(layer: Layer, around: Surroundings) -> Unit:
+    layers, residual = [layer], None
+    follower = around.only_reader(layer.name)
+    if follower is not None and _is_sum(follower):
+        other = [name for name in follower.inputs if name != layer.name]
+        # The other summand must have been computed when the normalisation runs.
+        if other and around.is_computed_before(other[0], layer):
+            layers.append(follower)
+            residual = other[0]
+    relu = _relu_behind(layers[-1], around)
+    return NormUnit((*layers, *relu), residual, bool(relu))
+
+
+@runs("add")
+def _sum(layer: Layer, around: Surroundings) -> Unit:
+    if not _is_sum(layer):
+        shapes = " and ".join(str(list(tensor.shape)) for tensor in layer.input_tensors)
+        raise NotImplementedError(f"sums must be of two tensors of one shape, not {shapes}")
+    relu = _relu_behind(layer, around)
+    return AddUnit((layer, *relu), bool(relu))
+
+
+@runs("relu", "leaky_relu")
+def _activation(layer: Layer, around: Surroundings) -> Unit:
+    return ActivationUnit((layer,), _slope(layer) or 0)
+
+
+@runs("dropout")
+def _dropout(layer: Layer, around: Surroundings) -> Unit:
+    operator = layer.operator
+    assert isinstance(operator, ops.Dropout)
+    if operator.together:
+        raise NotImplementedError(
+            f"the core drops single elements, not all along axes {list(operator.together)}"
+        )
+    return DropoutUnit((layer,), around.number(layer))
+
+
+@runs("flatten", "reshape")
+def _view(layer: Layer, around: Surroundings) -> Unit:
+    return ViewUnit((layer,))
+
+
+def _relu_behind(layer: Layer, around: Surroundings) -> tuple[Layer, ...]:
+    """The ReLU that alone reads a layer's result, if there is one."""
+    follower = around.only_reader(layer.name)
+    return (follower,) if follower is not None and _slope(follower) == 0 else ()
+
+
+def _is_sum(layer: Layer) -> bool:
+    operator = layer.operator
+    same = len({tensor.shape for tensor in layer.input_tensors}) == 1
+    return isinstance(operator, ops.Binary) and operator.function == "add" and same
+
+
+def _slope(layer: Layer) -> float | None:
+    """Slope of a layer for negative values; None if the layer is not a ReLU."""
+    operator = layer.operator
+    if isinstance(operator, ops.Activation):
+        if operator.function == "relu":
+            return 0
+        if operator.function == "leaky_relu":
+            return operator.alpha
+    return None

@@ -11,6 +11,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from fpgapipe.hw.hls_models.cycles.gemm import ProductSpec
+from fpgapipe.lowering.units.network_units import layers_together
 from fpgapipe.network.graph import Graph, Layer
 from fpgapipe.network.operators import Lstm, Pass, Pool, Slice
 from fpgapipe.partition.cost.work_products import Formats, products, untouched_inputs
@@ -120,21 +121,8 @@ _KEEP_INPUTS = (
 
 
 def fused_layers(graph: Graph) -> dict[str, str]:
-    """ReLU-like layers that are fused into their producer, with the producer's name.
-
-    The producer is a product, an addition or a normalisation, and no other layer reads its output.
-    """
-    readers = consumers(graph)
-    fused = {}
-    for layer in graph.layers.values():
-        if layer.op not in RELU_LIKE:
-            continue
-        producer = graph.layers.get(layer.inputs[0])
-        if producer is None or len(readers[producer.name]) != 1 or producer.name in graph.outputs:
-            continue
-        if producer.gemms or producer.op in ("add", "batch_norm", "layer_norm"):
-            fused[layer.name] = producer.name
-    return fused
+    """Layers that run together with a layer before them, with that layer's name."""
+    return {name: names[0] for names in layers_together(graph) for name in names[1:]}
 
 
 def consumers(graph: Graph) -> dict[str, list[Layer]]:
@@ -181,7 +169,13 @@ class LayerWork:
 def network_work(graph: Graph, formats: Formats) -> tuple[LayerWork, ...]:
     """The work of training a network, layer by layer."""
     readers, fused = consumers(graph), fused_layers(graph)
-    masks = {into: mask_bytes(graph.layers[name]) for name, into in fused.items()}
+    masks = dict.fromkeys(fused.values(), 0)
+    sums = dict.fromkeys(fused.values(), NO_WORK)
+    for name, into in fused.items():
+        masks[into] += mask_bytes(graph.layers[name])
+        if graph.layers[name].op == "add":  # the other summand is read and added on the way
+            out = graph.layers[name].output
+            sums[into] += VectorWork(out.elements, formats.tensor_bytes(out))
     seen: set[str] = set()
     result = []
     for layer in graph.layers.values():
@@ -197,6 +191,7 @@ def network_work(graph: Graph, formats: Formats) -> tuple[LayerWork, ...]:
             _gradient_sum(graph, layer, readers[layer.name], formats),
             masks.get(layer.name, 0),
         )
+        vector[Pass.FORWARD] += sums.get(layer.name, NO_WORK)
         concurrent = not isinstance(layer.operator, Lstm)
         operands = weight_elements(layer)
         result.append(

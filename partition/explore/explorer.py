@@ -19,6 +19,7 @@ import numpy as np
 from fpgapipe.errors import nearest
 from fpgapipe.hw.hls_models.spec.device import ClusterSpec, DeviceSpec
 from fpgapipe.lowering.schedule.schedule import ScheduleError
+from fpgapipe.lowering.units.network_units import layers_together
 from fpgapipe.network.graph import Graph
 from fpgapipe.partition.cost.cost import (
     CoreConfig,
@@ -35,12 +36,12 @@ from fpgapipe.partition.explore.candidate import (
     device_chain,
     time_candidate,
 )
+from fpgapipe.partition.explore.unit_problem import make_problem
 from fpgapipe.partition.schedule.schedule_kinds import KINDS
 from fpgapipe.partition.search import dag
 from fpgapipe.partition.search.every_device import over_all_devices
 from fpgapipe.partition.search.problem import (
     Objective,
-    PartitionProblem,
     PlanError,
     ScheduleModel,
     schedule_model,
@@ -315,19 +316,22 @@ def plan_one(
         found = dag.plan(problem, request.objective)
         parts = [(stage.devices[0], stage.layers) for stage in found.stages]
         if request.all_devices and len(parts) < len(devices):
-            fused = [cost.fused_into is None and cost.total_s > 0 for cost in columns[0]]
-            parts = list(enumerate(over_all_devices(problem, fused)))
+            may_begin = (problem.device_compute_s.max(axis=1) > 0).tolist()
+            parts = list(enumerate(over_all_devices(problem, may_begin)))
             found = dataclasses.replace(
                 found, optimal=False, reason="over all devices, though fewer would be faster"
             )
     except ValueError as error:  # free order with unequal links, or too many sets of devices
         raise PlanError(str(error)) from None
     costs = [{cost.name: cost for cost in column} for column in columns]
+    together = {names[0]: names for names in layers_together(graph)}
     stages = []
     done: list[LayerCost] = []
-    for position, layers in parts:
+    for position, first_layers in parts:
         device = devices[position]
-        own = tuple(costs[kinds.index(device)][name] for name in layers)
+        own = tuple(
+            costs[kinds.index(device)][name] for first in first_layers for name in together[first]
+        )
         done += own
         sends, returns = cut_bytes(graph, done)
         stages.append(Stage(row.devices[position], choice[device][0], own, sends, returns))
@@ -406,51 +410,6 @@ def _ratio(columns: Sequence[Sequence[LayerCost]]) -> float:
     forward = sum(cost.forward.seconds for cost in columns[0])
     backward = sum(cost.backward_s for cost in columns[0])
     return backward / forward if forward > 0 else 2.0
-
-
-def make_problem(
-    graph: Graph,
-    columns: Sequence[Sequence[LayerCost]],
-    device_kinds: Sequence[int],
-    device_names: Sequence[str],
-    memory_bytes: Sequence[float],
-    row: DeviceChain,
-    model: ScheduleModel,
-    *,
-    free_order: bool = False,
-) -> PartitionProblem:
-    """State the partition problem; `columns` has one list of layer costs per kind of device."""
-    names = tuple(cost.name for cost in columns[0])
-    index = {name: i for i, name in enumerate(names)}
-    first = columns[0]
-    weights = np.array([float(cost.weight_bytes) for cost in first])
-    state = np.array([float(cost.optimiser_bytes + cost.operand_bytes) for cost in first])
-    factor = float(state.sum() / weights.sum()) if weights.sum() else 0.0
-    edges = sorted(
-        {
-            (index[source], index[name])
-            for name in names
-            for source in graph.layers[name].inputs
-            if source in index
-        }
-    )
-    return PartitionProblem(
-        names,
-        np.array([[cost.forward.seconds for cost in column] for column in columns]).T,
-        np.array([[cost.backward_s for cost in column] for column in columns]).T,
-        np.array([float(cost.output_bytes) for cost in first]),
-        weights,
-        np.array([float(cost.activation_bytes) for cost in first]),
-        tuple(sorted(edges)),
-        tuple(device_names),
-        np.array(device_kinds, np.int64),
-        np.array(memory_bytes, np.float64),
-        np.array(row.link_bytes_per_s, np.float64),
-        np.array(row.link_latency_s, np.float64),
-        model,
-        factor,
-        free_order,
-    )
 
 
 def cut_bytes(graph: Graph, before: Sequence[LayerCost]) -> tuple[float, float]:

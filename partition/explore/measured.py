@@ -9,7 +9,7 @@ from fpgapipe.network.graph import Graph, NetworkError
 from fpgapipe.network.operators import Measured
 from fpgapipe.partition.cost.cost import measured_costs
 from fpgapipe.partition.explore.candidate import DeviceChain
-from fpgapipe.partition.explore.explorer import make_problem
+from fpgapipe.partition.explore.unit_problem import make_problem
 from fpgapipe.partition.search import dag
 from fpgapipe.partition.search.problem import Objective, Partition, schedule_model
 from fpgapipe.partition.search.replicas import plan_replicated

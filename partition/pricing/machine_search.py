@@ -10,7 +10,6 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from fpgapipe.errors import UserError
-from fpgapipe.lowering.program.boundary import stages_of
 from fpgapipe.lowering.schedule.schedule import ScheduleError
 from fpgapipe.partition.cost.cost import CostModel, LayerCost
 from fpgapipe.partition.explore.explorer import (
@@ -28,7 +27,6 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from fpgapipe.hw.hls_models.spec.device import DeviceSpec
-    from fpgapipe.network.graph import Graph
     from fpgapipe.partition.cost.cores import CoreConfig
     from fpgapipe.partition.explore.candidate import Candidate
     from fpgapipe.partition.explore.explorer import Request
@@ -54,7 +52,7 @@ def explore_on_machine(request: Request, found: Exploration, looks: int = LOOKS)
     -------
     Exploration
         What was found, if the core does not run the network, if its program would take minutes to
-        time, if no cut into as many stages can be lowered, or if the best schedule has forward and
+        time, or if the best schedule has forward and
         backward passes on engines of their own, which are not priced yet.
     """
     if any(core.num_engines > 1 for core in _cores(found.best, request).values()):
@@ -62,8 +60,8 @@ def explore_on_machine(request: Request, found: Exploration, looks: int = LOOKS)
     tried: list[Candidate] = []
     for candidate in _distinct(found.tried, request, looks):
         tried += _cut_again(request, candidate)
-    if max((len(each.stages) for each in tried), default=0) < len(found.best.stages):
-        return found  # the cuts that are left are poor ones
+    if not tried:
+        return found
     tried.sort(key=lambda each: each.steady_s)
     return Exploration(tried[0], tuple(tried), found.refused)
 
@@ -118,13 +116,4 @@ def _cut_again(request: Request, candidate: Candidate) -> Iterator[Candidate]:
                     candidates += on_one_device(request, choice, kind, count)
             except (PlanError, ScheduleError):
                 continue
-            yield from (each for each in candidates if _can_be_lowered(graph, each, request.train))
-
-
-def _can_be_lowered(graph: Graph, candidate: Candidate, train: bool) -> bool:
-    """Whether no layers that run together need what a later stage computes."""
-    try:
-        stages_of(graph, [stage.layers for stage in candidate.stages], train=train)
-    except UserError:
-        return False
-    return True
+            yield from candidates

@@ -31,9 +31,10 @@ from fpgapipe.partition.cost.cores import (
 )
 from fpgapipe.partition.cost.cost import CostModel
 from fpgapipe.partition.explore.candidate import device_chain
-from fpgapipe.partition.explore.explorer import explore, make_problem
+from fpgapipe.partition.explore.explorer import explore
 from fpgapipe.partition.explore.planned import as_plan, link_end, one_link_each
 from fpgapipe.partition.explore.smallest import THROUGHPUT, explore_smallest
+from fpgapipe.partition.explore.unit_problem import make_problem
 from fpgapipe.partition.pricing.plan_cores import core_spec, core_specs, memory_specs
 from fpgapipe.partition.search.every_device import over_all_devices
 from fpgapipe.partition.search.problem import PlanError, schedule_model
@@ -182,7 +183,7 @@ def problem_of(devices, slower=1):
     model = schedule_model("1f1b-as", 4)
     names = cluster.device_names
     problem = make_problem(graph, [costs], [0] * devices, names, [np.inf] * devices, row, model)
-    return problem, [each.fused_into is None and each.total_s > 0 for each in costs]
+    return problem, (problem.device_compute_s.max(axis=1) > 0).tolist()
 
 
 def bottleneck(problem, ends):

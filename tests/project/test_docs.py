@@ -12,6 +12,7 @@ import click
 import pytest
 
 from fpgapipe.host.cli.main import cli, main
+from fpgapipe.lowering.units import registry
 
 ROOT = Path(__file__).parents[2]
 PAGES = sorted(
@@ -182,6 +183,7 @@ def run_page(path, folder, monkeypatch, *, slow):
     """Run what a page says is run, in a folder of its own, with or without what is slow."""
     monkeypatch.chdir(folder)
     monkeypatch.syspath_prepend(str(folder))
+    monkeypatch.setattr(registry, "_MAKERS", dict(registry._MAKERS))  # a page may add units
     warnings.simplefilter("default")  # other libraries' are not the page's
     names = {"__name__": "__main__"}
     for block in blocks(path.read_text()):

@@ -1,0 +1,117 @@
+"""The registry of units: which unit runs each operator, and which layers go into it.
+
+A module of units registers its makers with `runs`. Packages outside this one name such modules as
+entry points of the group `ENTRY_POINTS`; they are imported when a network is first grouped.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cache
+from importlib.metadata import entry_points
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping
+
+    from fpgapipe.lowering.units.unit import Unit
+    from fpgapipe.network.graph import Graph, Layer
+
+    Maker = Callable[[Layer, "Surroundings"], Unit]
+
+ENTRY_POINTS = "fpgapipe.units"
+"""Group of the entry points of modules that register further units."""
+
+_MAKERS: dict[str, Maker] = {}
+"""Makers of units by the name of the operator that a unit begins with."""
+
+
+@dataclass(frozen=True)
+class Surroundings:
+    """What a maker may ask about the layers around its own.
+
+    Attributes
+    ----------
+    graph : Graph
+    readers : mapping of str to list of Layer
+        Layers that read each value; a layer that reads it twice is listed twice.
+    order : mapping of str to int
+        Number of each layer in the order of the network.
+    """
+
+    graph: Graph
+    readers: Mapping[str, list[Layer]]
+    order: Mapping[str, int]
+
+    @classmethod
+    def of(cls, graph: Graph) -> Surroundings:
+        """Look around in a network."""
+        readers: dict[str, list[Layer]] = {}
+        for layer in graph.layers.values():
+            for name in layer.inputs:
+                readers.setdefault(name, []).append(layer)
+        return cls(graph, readers, {name: number for number, name in enumerate(graph.layers)})
+
+    def only_reader(self, name: str) -> Layer | None:
+        """The layer that reads a value, if it is read once and is no output of the network."""
+        found = self.readers.get(name, [])
+        return found[0] if len(found) == 1 and name not in self.graph.outputs else None
+
+    def is_computed_before(self, name: str, layer: Layer) -> bool:
+        """Whether a value is there before a layer runs; an input of the network always is."""
+        return self.order.get(name, -1) < self.order[layer.name]
+
+    def number(self, layer: Layer) -> int:
+        """Number of a layer among those of its operator, from 1."""
+        names = [each.name for each in self.graph.layers.values() if each.op == layer.op]
+        return 1 + names.index(layer.name)
+
+
+def runs(*kinds: str) -> Callable[[Maker], Maker]:
+    """Register the decorated function as the maker of the units of some operators.
+
+    The maker gets the first layer of the unit and its surroundings. It returns the unit, with the
+    layers that are to run together with the first, or raises `NotImplementedError` with the reason
+    why the core cannot run the layer.
+
+    Parameters
+    ----------
+    *kinds : str
+        Names of the operators (`Operator.kind`).
+
+    Raises
+    ------
+    ValueError
+        If an operator has a maker already.
+    """
+
+    def register(maker: Maker) -> Maker:
+        for kind in kinds:
+            if kind in _MAKERS:
+                raise ValueError(f"operator {kind!r} has a unit already")
+            _MAKERS[kind] = maker
+        return maker
+
+    return register
+
+
+def unit_of(layer: Layer, around: Surroundings) -> Unit:
+    """Make the unit that begins with a layer.
+
+    Raises
+    ------
+    NotImplementedError
+        If the core does not run the layer; the message is the reason.
+    """
+    _load_others()
+    maker = _MAKERS.get(layer.op)
+    if maker is None:
+        raise NotImplementedError(f"the core has no {layer.op}")
+    return maker(layer, around)
+
+
+@cache
+def _load_others() -> None:
+    """Import the modules of other packages that register units."""
+    for each in entry_points(group=ENTRY_POINTS):
+        each.load()

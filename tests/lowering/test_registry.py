@@ -1,0 +1,83 @@
+"""The registry of units, and that all who ask about layers that run together ask it."""
+
+import pytest
+
+from fpgapipe.lowering.program.boundary import stages_of
+from fpgapipe.lowering.units import registry
+from fpgapipe.lowering.units.network_units import layers_together, refusals_of, units_of
+from fpgapipe.lowering.units.registry import runs
+from fpgapipe.lowering.units.step_units import ActivationUnit
+from fpgapipe.network.zoo import built_in
+from fpgapipe.network.zoo.layers import Network
+from fpgapipe.partition.cost.work import fused_layers
+
+
+@pytest.fixture(autouse=True)
+def own_registry(monkeypatch):
+    monkeypatch.setattr(registry, "_MAKERS", dict(registry._MAKERS))
+
+
+def clipped():
+    net = Network("clipped", 2)
+    x = net.activation(net.linear(net.image(3), 5, name="fc"), "relu6", name="clip")
+    net.linear(x, 4, name="logits")
+    return net.build()
+
+
+def test_an_operator_gets_a_unit():
+    graph = clipped()
+    assert [str(each) for each in refusals_of(graph, train=False)] == [
+        "layer 'clip': the core has no relu6"
+    ]
+    assert layers_together(graph) == [("fc",), ("clip",), ("logits",)]
+    asked = []
+
+    @runs("relu6")
+    def relu6(layer, around):
+        asked.append((layer.name, around.only_reader(layer.name).name, around.number(layer)))
+        return ActivationUnit((layer,))
+
+    assert [unit.name for unit in units_of(graph)] == ["fc", "clip", "logits"]
+    assert set(asked) == {("clip", "logits", 1)}
+
+
+def test_an_operator_has_one_unit():
+    with pytest.raises(ValueError, match=r"^operator 'conv' has a unit already$"):
+        runs("gelu", "conv")(lambda layer, around: None)
+
+
+def test_other_packages_register_units(monkeypatch):
+    class Entry:
+        def load(self):
+            runs("relu6")(lambda layer, around: ActivationUnit((layer,)))
+
+    monkeypatch.setattr(
+        registry, "entry_points", lambda group: [Entry()] * (group == "fpgapipe.units")
+    )
+    registry._load_others.cache_clear()
+    assert [unit.name for unit in units_of(clipped())] == ["fc", "clip", "logits"]
+    monkeypatch.undo()
+    registry._load_others.cache_clear()
+
+
+@pytest.mark.parametrize("name", ["resnet18", "vgg16", "digits-cnn", "gnmt8"])
+def test_planner_and_lowering_group_alike(name):
+    graph = built_in(name, 1)
+    groups = layers_together(graph)
+    assert sorted(each for names in groups for each in names) == sorted(graph.layers)
+    fused = fused_layers(graph)
+    assert fused == {each: names[0] for names in groups for each in names[1:]}
+    if name != "gnmt8":
+        assert groups == [tuple(each.name for each in unit.layers) for unit in units_of(graph)]
+
+
+def test_every_cut_between_units_can_be_lowered():
+    graph = built_in("resnet18", 1)
+    groups = layers_together(graph)
+    assert any(len(names) == 3 for names in groups)  # normalisation, residual sum and ReLU
+    for end in range(1, len(groups)):
+        sides = groups[:end], groups[end:]
+        parts = [[name for names in side for name in names] for side in sides]
+        stages = stages_of(graph, parts, train=True)
+        found = [[layer.name for unit in stage.units for layer in unit.layers] for stage in stages]
+        assert found == parts
