@@ -182,8 +182,9 @@ def _find_order(order: Sequence[_Group], tasks: Sequence[int]) -> None:
     Loads keep their order, so a load that waits for another device must hold up neither the work
     that the other device is waiting for nor work that could be done in the meantime.
     """
-    reads, writes = ({track: LastWriters() for track in Track} for _ in range(2))
-    count = dict.fromkeys(Track, 0)
+    tracks = sorted({group.track for group in order})
+    reads, writes = ({track: LastWriters() for track in tracks} for _ in range(2))
+    count = dict.fromkeys(tracks, 0)
     kernel_end: dict[tuple[Track, int], int] = {}  # number of groups up to the end of a kernel
     counts_of_task: dict[int, dict[Track, int]] = {}  # number of groups when a task begins
     kernel_of: dict[tuple[Track, int], int] = {}
@@ -195,7 +196,7 @@ def _find_order(order: Sequence[_Group], tasks: Sequence[int]) -> None:
         counts_of_task.setdefault(tasks[group.kernel], dict(count))
         loads, stores = group.spans(READS), group.spans(WRITES)
         is_received = group.track.is_link and bool(stores)
-        for other in Track:
+        for other in tracks:
             if other is group.track:
                 continue
             needed = _last(writes[other], loads)
@@ -240,33 +241,41 @@ def _asked_in(order: Sequence[_Group], tasks: Sequence[int]) -> dict[tuple[int, 
 
 def _last(last_writers: LastWriters, spans: Sequence[Span]) -> int:
     """Number, from 1, of the last group that accesses one of the spans; 0 if none does."""
-    return max((last_writers.last(span) or 0 for span in spans), default=0)
+    found = 0
+    for span in spans:
+        found = max(found, last_writers.last(span) or 0)
+    return found
 
 
 def _merged(order: Sequence[_Group], core: CoreSpec) -> Iterator[_Group]:
     """Yield the groups of all tracks, ordered by the estimated time at which they can begin."""
-    waiting = {track: [group for group in order if group.track is track] for track in Track}
-    free = dict.fromkeys(Track, 0)
+    waiting: dict[Track, list[_Group]] = {track: [] for track in sorted({g.track for g in order})}
+    for group in order:
+        waiting[group.track].append(group)
+    free = dict.fromkeys(waiting, 0)
     engine_free = dict.fromkeys(Track, 0)
     known: dict[int, int] = {}  # cycles of instruction bodies, which many groups share
-    done: dict[Track, list[int]] = {track: [] for track in Track}
+    done: dict[Track, list[int]] = {track: [] for track in waiting}
     for _ in order:
-        choices = []
+        best: tuple[int, Track] | None = None
         for track, groups in waiting.items():
             index = len(done[track])
             if index == len(groups):
                 continue
             group = groups[index]
-            if any(number > len(done[other]) for other, number in group.after.items()):
-                continue
             begin = free[track] + (TURNAROUND_CYCLES if group.first else 0)
             begin = max(begin, engine_free[track.engine])
             for other, number in group.after.items():
+                if number > len(done[other]):
+                    break
                 if number:
                     begin = max(begin, done[other][number - 1] + TURNAROUND_CYCLES)
-            choices.append((begin, track, group))
-        assert choices, "kernels must come in an order in which they can run"
-        begin, track, group = min(choices, key=lambda each: each[:2])
+            else:
+                if best is None or (begin, track) < best:
+                    best = begin, track
+        assert best is not None, "kernels must come in an order in which they can run"
+        begin, track = best
+        group = waiting[track][len(done[track])]
         free[track] = engine_free[track.engine] = begin + group.cycles(core, known)
         done[track].append(free[track])
         yield group

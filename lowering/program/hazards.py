@@ -124,7 +124,7 @@ class Hazards:
         self,
         known: dict[Queue, LastWriters],
         spans: Iterable[Span],
-        counts: Callable[[int], bool] = lambda at: True,
+        counts: Callable[[int], bool] | None = None,
     ) -> dict[Queue, int]:
         """For each queue, the last instruction that counts and that accesses one of the spans."""
         found: dict[Queue, int] = {}

@@ -1,6 +1,6 @@
 """A table that finds the last of many numbered transfers that accessed given bytes of memory."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 
 from fpgapipe.hw.hls_models.isa.instructions import Span
 
@@ -39,11 +39,11 @@ class LastWriters:
         for bucket in _buckets(span, COARSE_BITS):
             self._latest[bucket] = number
 
-    def last(self, span: Span, counts: Callable[[int], bool] = lambda number: True) -> int | None:
+    def last(self, span: Span, counts: Callable[[int], bool] | None = None) -> int | None:
         """Return the highest number of a recorded span that overlaps a span.
 
-        Only numbers for which `counts` is true are considered. The result is None if there are
-        none.
+        Only numbers for which `counts` is true are considered, all if it is left out. The result
+        is None if there are none.
         """
         begin, end = span
         if end <= begin:
@@ -51,26 +51,26 @@ class LastWriters:
         found = -1
         first, last = begin >> FINE_BITS, (end - 1) >> FINE_BITS
         parts = COARSE_BITS - FINE_BITS
-        for coarse in _buckets(span, COARSE_BITS):
-            found = _latest(self._coarse.get(coarse, ()), span, found, counts)
+        for coarse in range(first >> parts, (last >> parts) + 1):
+            if spans := self._coarse.get(coarse):
+                found = _latest(spans, begin, end, found, counts)
             if self._latest.get(coarse, -1) <= found:
                 continue
-            for fine in range(
-                max(first, coarse << parts), min(last, ((coarse + 1) << parts) - 1) + 1
-            ):
-                found = _latest(self._fine.get(fine, ()), span, found, counts)
+            low, high = max(first, coarse << parts), min(last, ((coarse + 1) << parts) - 1)
+            for fine in range(low, high + 1):
+                if (spans := self._fine.get(fine)) and spans[-1][2] > found:
+                    found = _latest(spans, begin, end, found, counts)
         return None if found < 0 else found
 
 
 def _latest(
-    spans: Sequence[tuple[int, int, int]], span: Span, found: int, counts: Callable[[int], bool]
+    spans: Spans, begin: int, end: int, found: int, counts: Callable[[int], bool] | None
 ) -> int:
     """The highest number above `found` that counts and whose span overlaps, or else `found`."""
-    begin, end = span
     for low, high, number in reversed(spans):
         if number <= found:
             break
-        if low < end and begin < high and counts(number):
+        if low < end and begin < high and (counts is None or counts(number)):
             return number
     return found
 
