@@ -17,24 +17,20 @@ estimates of their run times. A group that needs the results of another one wait
 
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
-from fpgapipe.hw.hls_models.cycles.instruction_cycles import gemm_timing
-from fpgapipe.hw.hls_models.cycles.vector_cycles import vector_cycles
-from fpgapipe.hw.hls_models.isa.instructions import Instruction, Opcode, Span, span_of
-from fpgapipe.hw.hls_models.isa.vector_op import VectorOp
+from fpgapipe.hw.hls_models.isa.instructions import Instruction, Opcode, Span
 from fpgapipe.hw.hls_models.model.sequencer import SequencerSpec
 from fpgapipe.hw.hls_models.spec.core_spec import CoreSpec
 from fpgapipe.lowering.memory.placed import Placed
+from fpgapipe.lowering.program.group import Group
 from fpgapipe.lowering.program.hazards import READS, WRITES, Hazards
 from fpgapipe.lowering.program.last_writer import LastWriters
+from fpgapipe.lowering.program.long_order import LongOrder, is_long
 from fpgapipe.lowering.tiling.kernel import Kernel, Track
 
 TURNAROUND_CYCLES = 300
 """Estimate of the cycles from the end of a group to the start of one that reads its results."""
-
-LINK_BYTES_PER_CYCLE = 16
-"""Estimate of the speed of a transfer over a link, bytes per cycle."""
 
 
 @dataclass(frozen=True)
@@ -51,58 +47,6 @@ class Assembled:
 
     instructions: list[Instruction]
     kernel_of: list[int]
-
-
-@dataclass
-class _Group:
-    """Consecutive instructions of a kernel that are scheduled together.
-
-    Attributes
-    ----------
-    kernel : int
-    track : Track
-    first : bool
-        Whether it is the first group of its kernel.
-    instructions : list of Instruction
-    after : dict of Track to int
-        Number of groups of each other track that must come before this group.
-    """
-
-    kernel: int
-    track: Track
-    first: bool
-    instructions: list[Instruction] = field(default_factory=list)
-    after: dict[Track, int] = field(default_factory=dict)
-
-    def spans(self, opcodes: frozenset[Opcode]) -> list[Span]:
-        """Memory spans of the instructions with the given opcodes."""
-        return [span_of(each) for each in self.instructions if each.opcode in opcodes]
-
-    def comes_after(self, track: Track, number: int) -> None:
-        """Require that at least `number` groups of a track come before this group."""
-        self.after[track] = max(self.after.get(track, 0), number)
-
-    def cycles(self, core: CoreSpec, known: dict[int, int]) -> int:
-        """Estimate the group's cycles; `known` caches the cycles of instruction bodies by id."""
-        total = 0
-        for instruction in self.instructions:
-            if instruction.opcode in (Opcode.GEMM, Opcode.VECTOR):
-                body = instruction.body
-                if id(body) not in known:
-                    known[id(body)] = _work(instruction, core)
-                total += known[id(body)]
-            elif self.track.is_link:
-                begin, end = span_of(instruction)
-                total += (end - begin) // LINK_BYTES_PER_CYCLE
-        return total
-
-
-def _work(instruction: Instruction, core: CoreSpec) -> int:
-    """Estimate the cycles of a GEMM or VECTOR instruction."""
-    if instruction.opcode is Opcode.GEMM:
-        return gemm_timing(instruction.body, core).stream_cycles
-    assert core.vector is not None, "a vector kernel needs a vector engine"
-    return vector_cycles(VectorOp.decoded(instruction.body), core.vector)
 
 
 def assemble(
@@ -136,21 +80,31 @@ def assemble(
         If the program needs more semaphores than there are.
     """
     addresses = {name: place.begin for name, place in places.items()}
-    order: list[_Group] = []
+    order: list[Group] = []
     for number, kernel in enumerate(kernels):
         order += _groups(number, kernel, addresses)
-    if core is not None and order:
+    before = _kernels_before(kernels)
+    if core is not None and is_long(order):
+        long = LongOrder(order, len(kernels))
+        tasks = tasks or [0] * len(kernels)
+        known: dict[int, int] = {}
+        cycles = [group.cycles(core, known) for group in order]
+        places = long.merged(tasks, _asked_in(order, tasks), cycles, TURNAROUND_CYCLES)
+        if found := long.finished(places, before):
+            return Assembled([*found[0], Instruction(Opcode.END)], found[1])
+        order = [order[place] for place in places.tolist()]
+    elif core is not None and order:
         _find_order(order, tasks or [0] * len(kernels))
         order = list(_merged(order, core))
     tagged = [(group.kernel, each) for group in order for each in group.instructions]
     kernel_of = [number for number, _ in tagged]
-    waits = Hazards([each for _, each in tagged], kernel_of, _kernels_before(kernels))
+    waits = Hazards([each for _, each in tagged], kernel_of, before)
     return Assembled([*waits.add(), Instruction(Opcode.END)], kernel_of)
 
 
-def _groups(number: int, kernel: Kernel, addresses: Mapping[str, int]) -> Iterator[_Group]:
+def _groups(number: int, kernel: Kernel, addresses: Mapping[str, int]) -> Iterator[Group]:
     """Split a kernel into groups where a new load or computation begins; a transfer, into parts."""
-    group = _Group(number, kernel.track, first=True)
+    group = Group(number, kernel.track, first=True)
     moves = (Opcode.LOAD, Opcode.STORE)
     for instruction in kernel.instructions(addresses):
         before = group.instructions[-1].opcode if group.instructions else None
@@ -164,14 +118,14 @@ def _groups(number: int, kernel: Kernel, addresses: Mapping[str, int]) -> Iterat
         }[instruction.opcode]
         if begins:
             yield group
-            group = _Group(number, kernel.track, first=False)
+            group = Group(number, kernel.track, first=False)
         group.instructions.append(instruction)
     if not kernel.track.is_link:
         assert group.instructions[-1].opcode in moves, "a kernel must end with a store"
     yield group
 
 
-def _find_order(order: Sequence[_Group], tasks: Sequence[int]) -> None:
+def _find_order(order: Sequence[Group], tasks: Sequence[int]) -> None:
     """Record for each group how many groups of each other track have to come before it.
 
     If a group overwrites bytes that a group of another track reads or writes, its whole kernel
@@ -223,7 +177,7 @@ def _find_order(order: Sequence[_Group], tasks: Sequence[int]) -> None:
                 known[group.track].add(span, at)
 
 
-def _asked_in(order: Sequence[_Group], tasks: Sequence[int]) -> dict[tuple[int, Track], int]:
+def _asked_in(order: Sequence[Group], tasks: Sequence[int]) -> dict[tuple[int, Track], int]:
     """For each task and link, the task during which its RECEIVE instructions may first be issued.
 
     This is the task before it, unless the receiver's queue has no room for those of both tasks.
@@ -247,9 +201,9 @@ def _last(last_writers: LastWriters, spans: Sequence[Span]) -> int:
     return found
 
 
-def _merged(order: Sequence[_Group], core: CoreSpec) -> Iterator[_Group]:
+def _merged(order: Sequence[Group], core: CoreSpec) -> Iterator[Group]:
     """Yield the groups of all tracks, ordered by the estimated time at which they can begin."""
-    waiting: dict[Track, list[_Group]] = {track: [] for track in sorted({g.track for g in order})}
+    waiting: dict[Track, list[Group]] = {track: [] for track in sorted({g.track for g in order})}
     for group in order:
         waiting[group.track].append(group)
     free = dict.fromkeys(waiting, 0)

@@ -42,7 +42,8 @@ def _digest(*modules: ModuleType) -> str:
 
 
 @cache
-def _has_compiler() -> bool:
+def has_compiler() -> bool:
+    """Whether numba is installed."""
     return importlib.util.find_spec("numba") is not None
 
 
@@ -85,7 +86,7 @@ def run_compiled(
     if count < FEW:
         return False
     _simulated[0] += count
-    if _simulated[0] < LOADED_FROM or any(run.number for run in runs) or not _has_compiler():
+    if _simulated[0] < LOADED_FROM or any(run.number for run in runs) or not has_compiler():
         return False
     kinds = {vars(type(each)).get("kind") for run in runs for each in run.engines.values()}
     unknown = {None} if ports else {None, Kind.LINK_SEND, Kind.LINK_RECEIVE}

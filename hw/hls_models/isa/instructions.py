@@ -311,6 +311,16 @@ class Instruction:
         found.__dict__.update(self.__dict__, body=body)
         return found
 
+    def with_semaphores(self, wait: int | None = None, signal: int | None = None) -> "Instruction":
+        """Return the instruction with a further semaphore to wait for, or to signal."""
+        found = object.__new__(Instruction)
+        found.__dict__.update(self.__dict__)
+        for name, number in (("wait", wait), ("signal", signal)):
+            if number is not None:
+                assert number not in getattr(self, name), "a semaphore is named once"
+                found.__dict__[name] = tuple(sorted((*getattr(self, name), number)))
+        return found
+
     def encode(self) -> bytes:
         """Return the words of the instruction.
 

@@ -1,0 +1,205 @@
+"""The order and the waits of long programs, found as machine code where numba is installed.
+
+:mod:`fpgapipe.lowering.program.assemble` and :mod:`fpgapipe.lowering.program.hazards` are the
+definition, and what runs without numba; no instruction differs.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from fpgapipe.hw.hls_models.cycles.compiled_core import has_compiler
+from fpgapipe.hw.hls_models.isa.instructions import (
+    NUM_SEMAPHORES,
+    Instruction,
+    Opcode,
+    span_of,
+)
+from fpgapipe.lowering.program.hazards import LOADS, READS, STORED, STORES, WRITES, Queue
+from fpgapipe.lowering.program.last_writer import COARSE_BITS, FINE_BITS, FINE_BYTES
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+    from fpgapipe.lowering.program.compiled_order import Table
+    from fpgapipe.lowering.program.group import Group
+    from fpgapipe.lowering.tiling.kernel import Track
+
+    Numbers = NDArray[np.int64]
+
+MANY = 10_000
+"""Instructions of a program from which machine code is worth the time to load it."""
+
+KINDS = (Opcode.LOAD, Opcode.STORE, Opcode.SEND, Opcode.RECEIVE)
+"""Transfers, by the numbers that the machine code has for them."""
+
+
+class LongOrder:
+    """Order and waits of a long program.
+
+    Parameters
+    ----------
+    groups : sequence of Group
+        The groups of all kernels, in the order of the kernels.
+    num_kernels : int
+    """
+
+    def __init__(self, groups: Sequence[Group], num_kernels: int) -> None:
+        self._groups = groups
+        self._num_kernels = num_kernels
+        self._instructions = [each for group in groups for each in group.instructions]
+        self._sizes = np.array([len(group.instructions) for group in groups], np.int64)
+        self._kernel = np.array([group.kernel for group in groups], np.int64)
+        spans = [
+            span_of(each) if each.opcode in READS or each.opcode in WRITES else (-1, -1)
+            for each in self._instructions
+        ]
+        self._begin, self._end = np.array(spans, np.int64).T.copy()
+        self._stores = np.array([each.opcode in WRITES for each in self._instructions])
+
+    def merged(
+        self,
+        tasks: Sequence[int],
+        asked_in: Mapping[tuple[int, Track], int],
+        cycles: Sequence[int],
+        turnaround_cycles: int,
+    ) -> Numbers:
+        """Numbers of the groups in the order in which they are issued.
+
+        Parameters
+        ----------
+        tasks : sequence of int
+            Number of the task of each kernel.
+        asked_in : mapping of (int, Track) to int
+            For each task and link, the task during which its RECEIVEs may first be issued.
+        cycles : sequence of int
+            Estimated cycles of each group.
+        turnaround_cycles : int
+            Estimated cycles from the end of a group to the start of one that reads its results.
+        """
+        from fpgapipe.lowering.program import compiled_order
+
+        tracks = sorted({group.track for group in self._groups})
+        number = {track: index for index, track in enumerate(tracks)}
+        engines = [number.get(track.engine, number[track]) for track in tracks]
+        known = {task: index for index, task in enumerate(sorted(set(tasks)))}
+        moves = self._begin >= 0
+        of_group = np.repeat(np.arange(len(self._groups)), self._sizes)[moves]
+        firsts = np.searchsorted(of_group, np.arange(len(self._groups) + 1))
+        begin, end, stores = self._begin[moves], self._end[moves], self._stores[moves]
+        groups = compiled_order.Groups(
+            np.array([number[group.track] for group in self._groups], np.int64),
+            self._kernel,
+            np.array([known[tasks[group.kernel]] for group in self._groups], np.int64),
+            np.array(
+                [
+                    known[asked_in.get((tasks[group.kernel], group.track), tasks[group.kernel])]
+                    for group in self._groups
+                ],
+                np.int64,
+            ),
+            np.array([group.first for group in self._groups], np.bool_),
+            np.array(cycles, np.int64),
+            firsts.astype(np.int64),
+            begin,
+            end,
+            stores,
+            np.array([track.is_link for track in tracks], np.bool_),
+            np.array(engines, np.int64),
+        )
+        reads, writes = (
+            _table(len(tracks), begin[which], end[which]) for which in (~stores, stores)
+        )
+        after = compiled_order.find_order(groups, reads, writes, self._num_kernels, len(known))
+        order: Numbers = compiled_order.merge(groups, after, turnaround_cycles)
+        assert len(order) == len(self._groups), (
+            "kernels must come in an order in which they can run"
+        )
+        return order
+
+    def finished(
+        self, order: Numbers, before: Sequence[int | None]
+    ) -> tuple[list[Instruction], list[int]] | None:
+        """Instructions with all waits, and the kernel of each; None if semaphores are too few.
+
+        Parameters
+        ----------
+        order : int array
+            Numbers of the groups in the order in which they are issued.
+        before : sequence of int or None
+            For each kernel, the one before it in its track.
+        """
+        from fpgapipe.lowering.program import compiled_order
+
+        firsts = np.cumsum(self._sizes) - self._sizes
+        sizes = self._sizes[order]
+        # Each group's first instruction, less the number of instructions before it, and a count.
+        places = np.repeat(firsts[order] - (np.cumsum(sizes) - sizes), sizes)
+        places += np.arange(len(places))
+        instructions = [self._instructions[place] for place in places.tolist()]
+        kernel_of = np.repeat(self._kernel[order], sizes)
+        begin, end = self._begin[places], self._end[places]
+        at = np.flatnonzero(begin >= 0)
+        begin, end, kernels = begin[at], end[at], kernel_of[at]
+        queues: dict[Queue, int] = {LOADS: 0, STORES: 1}
+        moving = [instructions[index] for index in at.tolist()]
+        queue = np.array(
+            [queues.setdefault((each.opcode, each.engine), len(queues)) for each in moving],
+            np.int64,
+        )
+        kind = np.array([KINDS.index(each.opcode) for each in moving], np.int64)
+        transfers = compiled_order.Transfers(at, queue, kernels, begin, end, kind)
+        is_read = (kind == KINDS.index(Opcode.LOAD)) | (kind == KINDS.index(Opcode.SEND))
+        reads, writes = (
+            _table(len(queues), begin[which], end[which]) for which in (is_read, ~is_read)
+        )
+        stores = np.flatnonzero(kind == KINDS.index(Opcode.STORE))
+        last_store = np.full(self._num_kernels, -1, np.int64)
+        last_store[kernels[stores]] = at[stores]
+        stores = stores[np.argsort(kernels[stores], kind="stable")]
+        own = max((max((*each.wait, *each.signal), default=0) for each in instructions), default=0)
+        waits = compiled_order.find_waits(
+            transfers,
+            reads,
+            writes,
+            kernel_of,
+            np.array([-1 if each is None else each for each in before], np.int64),
+            last_store,
+            np.searchsorted(kernels[stores], np.arange(self._num_kernels + 1)).astype(np.int64),
+            stores,
+            max(own, STORED),
+            STORED,
+            (len(queues), NUM_SEMAPHORES),
+        )
+        if len(waits) and waits[-1, 2] >= NUM_SEMAPHORES:
+            return None
+        for waiter, producer, semaphore in waits.tolist():
+            instructions[waiter] = instructions[waiter].with_semaphores(wait=semaphore)
+            instructions[producer] = instructions[producer].with_semaphores(signal=semaphore)
+        return instructions, kernel_of.tolist()
+
+
+def is_long(groups: Sequence[Group]) -> bool:
+    """Whether the order of a program is found as machine code."""
+    return sum(len(group.instructions) for group in groups) >= MANY and has_compiler()
+
+
+def _table(count: int, begin: Numbers, end: Numbers) -> Table:
+    """Empty tables with room for these spans."""
+    from fpgapipe.lowering.program.compiled_order import Table
+
+    largest = int(end.max(initial=1))
+    bits = np.where(end - begin > FINE_BYTES, COARSE_BITS, FINE_BITS)
+    room = int((((end - 1) >> bits) - (begin >> bits) + 1).sum())
+    fine, coarse = ((largest >> bits) + 1 for bits in (FINE_BITS, COARSE_BITS))
+    lists = [np.zeros(room, np.int64) for _ in range(4)]
+    return Table(
+        np.full((count, fine), -1, np.int64),
+        np.full((count, coarse), -1, np.int64),
+        np.full((count, coarse), -1, np.int64),
+        *lists,
+        np.zeros(1, np.int64),
+    )

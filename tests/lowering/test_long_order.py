@@ -1,0 +1,54 @@
+"""The order and the waits of long programs as machine code equal those of the definition."""
+
+import pytest
+
+pytest.importorskip("numba")
+
+from fpgapipe.hw.hls_models.spec.core_spec import CoreSpec, ScratchpadSpec, VectorSpec
+from fpgapipe.hw.hls_models.spec.link import LinkEngineSpec
+from fpgapipe.lowering.program import long_order
+from fpgapipe.lowering.program.pipeline import build_pipeline
+from fpgapipe.lowering.units.step_options import StepOptions
+from fpgapipe.network.load import load_network
+from fpgapipe.partition.schedule.schedule_kinds import make_schedule
+
+CUT = 7  # layers of the first of two stages
+
+
+def programs(kind, num_stages, *, train=True):
+    """Instructions, and their kernels, of all devices."""
+    core = CoreSpec(
+        8,
+        8,
+        2,
+        scratchpad=ScratchpadSpec(8, 1 << 17),
+        vector=VectorSpec(16),
+        links=(LinkEngineSpec(16),) * 2,
+    )
+    graph = load_network("resnet-mini", 2)
+    names = list(graph.layers)
+    layers = [names] if num_stages == 1 else [names[:CUT], names[CUT:]]
+    schedule = make_schedule(kind, num_stages, 3)
+    options = StepOptions(train=train)
+    found = build_pipeline(graph, [core] * num_stages, layers, schedule, options=options)
+    return [(part.instructions, part.kernel_of) for part in found.parts]
+
+
+@pytest.mark.parametrize(
+    ("kind", "num_stages", "train"),
+    [("1f1b-as", 2, True), ("zb-h1", 2, True), ("fbp-as", 2, True), ("gpipe", 1, False)],
+)
+def test_machine_code_changes_no_instruction(kind, num_stages, train, monkeypatch):
+    monkeypatch.setattr(long_order, "MANY", 1 << 60)
+    defined = programs(kind, num_stages, train=train)
+    monkeypatch.setattr(long_order, "MANY", 0)
+    assert programs(kind, num_stages, train=train) == defined
+
+
+def test_too_few_semaphores_are_an_error(monkeypatch):
+    """Then the definition says which pairs of queues need them."""
+    monkeypatch.setattr(long_order, "MANY", 0)
+    monkeypatch.setattr(long_order, "NUM_SEMAPHORES", 13)
+    monkeypatch.setattr("fpgapipe.lowering.program.hazards.NUM_SEMAPHORES", 13)
+    with pytest.raises(ValueError, match="program needs over 13 semaphores, for STORE"):
+        programs("1f1b-as", 2)
