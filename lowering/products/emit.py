@@ -285,10 +285,6 @@ def _transfers(
 def _gemm(
     op: Op, bases: Mapping[str, int], wait: tuple[int, ...], signal: tuple[int, ...]
 ) -> Instruction:
-    def moved(name: str) -> dict[str, object]:
-        pattern = getattr(op, f"{name}_pattern")
-        return replace(pattern, base=pattern.base + bases.get(name, 0)).encoded()  # type: ignore[no-any-return]
-
     body = {
         "extent": {
             "m": op.m - 1,
@@ -299,8 +295,8 @@ def _gemm(
             "acc_base": 0,
             "acc_step": op.acc_step,
         },
-        "a": moved("a"),
-        "b": moved("b"),
-        "result": moved("result"),
+        "a": op.a_pattern.encoded_at(bases["a"]),
+        "b": op.b_pattern.encoded_at(bases["b"]),
+        "result": op.result_pattern.encoded_at(bases.get("result", 0)),
     }
     return Instruction(Opcode.GEMM, wait=wait, signal=signal, body=body)

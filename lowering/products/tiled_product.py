@@ -12,7 +12,7 @@ from fpgapipe.hw.hls_models.spec.core_spec import CoreSpec, NoRoom
 from fpgapipe.lowering.products.conv import ConvSpec, Pass
 from fpgapipe.lowering.products.conv_parts import Formats, Op, Tiling
 from fpgapipe.lowering.products.conv_passes import operations
-from fpgapipe.lowering.products.emit import Rings, Template, emit, may_fit, template
+from fpgapipe.lowering.products.emit import Rings, Template, may_fit, template
 from fpgapipe.lowering.products.tiling_search import Sketch, TilingSearch
 
 FEW_OPERATIONS = 128
@@ -138,9 +138,11 @@ def _best(
         # The places of the rings do not affect the run time.
         key = tiling, rings.a.slots, rings.b.slots, rings.result.slots
         if key not in timed:
-            timed[key] = predict(emit(ops, rings, tensors), alone, memory)
+            program = template(ops, rings)
+            timed[key] = predict(program.placed(tensors), alone, memory)
             if best is None or timed[key].cycles < best.prediction.cycles:
                 best = TiledProduct(tiling, ops, rings, timed[key])
+                vars(best)["_template"] = program  # it is there already
         left -= 1
         if not left:
             break

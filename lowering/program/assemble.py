@@ -89,10 +89,10 @@ def assemble(
         tasks = tasks or [0] * len(kernels)
         known: dict[int, int] = {}
         cycles = [group.cycles(core, known) for group in order]
-        places = long.merged(tasks, _asked_in(order, tasks), cycles, TURNAROUND_CYCLES)
-        if found := long.finished(places, before):
+        sorted_as = long.merged(tasks, _asked_in(order, tasks), cycles, TURNAROUND_CYCLES)
+        if found := long.finished(sorted_as, before):
             return Assembled([*found[0], Instruction(Opcode.END)], found[1])
-        order = [order[place] for place in places.tolist()]
+        order = [order[place] for place in sorted_as.tolist()]
     elif core is not None and order:
         _find_order(order, tasks or [0] * len(kernels))
         order = list(_merged(order, core))

@@ -195,11 +195,14 @@ def _table(count: int, begin: Numbers, end: Numbers) -> Table:
     bits = np.where(end - begin > FINE_BYTES, COARSE_BITS, FINE_BITS)
     room = int((((end - 1) >> bits) - (begin >> bits) + 1).sum())
     fine, coarse = ((largest >> bits) + 1 for bits in (FINE_BITS, COARSE_BITS))
-    lists = [np.zeros(room, np.int64) for _ in range(4)]
+    begins, ends, numbers, earlier = (np.zeros(room, np.int64) for _ in range(4))
     return Table(
         np.full((count, fine), -1, np.int64),
         np.full((count, coarse), -1, np.int64),
         np.full((count, coarse), -1, np.int64),
-        *lists,
+        begins,
+        ends,
+        numbers,
+        earlier,
         np.zeros(1, np.int64),
     )

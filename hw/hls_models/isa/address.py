@@ -9,7 +9,8 @@ each.
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -90,13 +91,18 @@ class LoopNest:
         moved.
         """
         fields = []
-        moved = dict.fromkeys(("address", "y", "u"), 0)
+        address = y = u = 0
         for loop in self.loops:
-            jumps = {name: getattr(loop, name) - back for name, back in moved.items()}
-            fields.append({"count": loop.count - 1, **jumps})
-            moved = {
-                name: back + (loop.count - 1) * getattr(loop, name) for name, back in moved.items()
-            }
+            steps = loop.count - 1
+            fields.append(
+                {
+                    "count": steps,
+                    "address": loop.address - address,
+                    "y": loop.y - y,
+                    "u": loop.u - u,
+                }
+            )
+            address, y, u = address + steps * loop.address, y + steps * loop.y, u + steps * loop.u
         return fields
 
     @classmethod
@@ -248,6 +254,30 @@ class OperandPattern:
                     f"operand {name} must stay in {-limit}..{limit - 1} ({bits} bits), not reach "
                     f"{least if least < -limit else most}"
                 )
+
+    @cached_property
+    def _encoded(self) -> dict[str, Any]:
+        return self.encoded()
+
+    def encoded_at(self, distance: int) -> dict[str, Any]:
+        """Fields of the instruction for the pattern with its base moved by a distance.
+
+        All results share the fields of the loop nests.
+
+        Raises
+        ------
+        ValueError
+            If the pattern does not fit its fields there.
+        """
+        least, most = self._reach_of_addresses
+        limit = 1 << (COORDINATE_BITS["address"] - 1)
+        if distance % 2 or least + distance < -limit or most + distance >= limit:
+            replace(self, base=self.base + distance)  # which says what is wrong
+        return {**self._encoded, "base": self.base + distance}
+
+    @cached_property
+    def _reach_of_addresses(self) -> tuple[int, int]:
+        return self._reach("address")
 
     def _reach(self, name: str) -> tuple[int, int]:
         """Smallest and largest value of a coordinate, including words that are not read."""
@@ -479,6 +509,17 @@ class ResultPattern:
             "outer": outer,
             "pos": pos,
         }
+
+    @cached_property
+    def _encoded(self) -> dict[str, Any]:
+        return self.encoded()
+
+    def encoded_at(self, distance: int) -> dict[str, Any]:
+        """Fields of the instruction for the pattern with its base moved by a distance.
+
+        All results share the fields of the loop nests.
+        """
+        return {**self._encoded, "base": self.base + distance}
 
     @classmethod
     def decoded(cls, fields: Mapping[str, Any]) -> "ResultPattern":

@@ -281,9 +281,13 @@ class Instruction:
     body: Mapping[str, Any] = field(default_factory=dict, hash=False)
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "opcode", Opcode(self.opcode))
+        if type(self.opcode) is not Opcode:
+            object.__setattr__(self, "opcode", Opcode(self.opcode))
         for name in ("wait", "signal"):
-            semaphores = tuple(sorted(getattr(self, name)))
+            semaphores = getattr(self, name)
+            if not semaphores and type(semaphores) is tuple:
+                continue
+            semaphores = tuple(sorted(semaphores))
             object.__setattr__(self, name, semaphores)
             for number in semaphores:
                 if not 0 <= number < NUM_SEMAPHORES:
