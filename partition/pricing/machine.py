@@ -22,6 +22,7 @@ from fpgapipe.lowering.schedule.schedule import Lane, Schedule, TaskKind
 from fpgapipe.lowering.schedule.tasks import slots_of
 from fpgapipe.lowering.units.step_options import StepOptions
 from fpgapipe.partition.plan import Plan, Prediction
+from fpgapipe.partition.pricing.cycle_account import CycleAccount, accounts
 from fpgapipe.partition.pricing.plan_cores import (
     core_specs,
     devices_of,
@@ -170,6 +171,33 @@ def price_plan(
         level="machine",
     )
     return plan.model_copy(update={"stages": stages, "predicted": predicted}), timeline
+
+
+def explain_plan(plan: Plan, graph: Graph, cluster: ClusterSpec) -> tuple[int, list[CycleAccount]]:
+    """Say where the cycles of a plan's step go on each device.
+
+    Parameters
+    ----------
+    plan, graph, cluster
+        As for `price_plan`.
+
+    Returns
+    -------
+    num_microbatches : int
+        Micro-batches of the step that is explained: all of the plan's, or as many as tell the
+        times of any number.
+    accounts : list of CycleAccount
+        Account of each stage's device.
+
+    Raises
+    ------
+    UserError
+        As `lower_plan` does.
+    """
+    count = min(plan.num_microbatches, few_microbatches(plan))
+    pipeline = lower_plan(plan, graph, cluster, num_microbatches=count)
+    timing = PipelineTiming.of(pipeline, memory_specs(plan), wire_timings(plan, cluster))
+    return count, accounts(pipeline, timing.cluster)
 
 
 def few_microbatches(plan: Plan) -> int:

@@ -69,6 +69,9 @@ if TYPE_CHECKING:
     "--bandwidth", type=ranges.BYTES_PER_S, help="Rate of a link in bytes/s, for --profile."
 )
 @click.option("--straight", is_flag=True, help="For --profile: one device a stage, free transfers.")
+@click.option(
+    "--explain", is_flag=True, help="Show what each device's array does in the cycles of a step."
+)
 @click.option("-o", "--output", metavar="FILE", help="Write the plan to this file, as JSON.")
 @click.option("--html", metavar="FILE", help="Write the timetable to this file, as a page.")
 @click.option("--svg", metavar="FILE", help="Write the timetable to this file, as a picture.")
@@ -91,6 +94,8 @@ def plan(network: str | None, profile: str | None, **options: Any) -> None:
         for name in ("array", "output", "html", "svg", "trace"):
             if options[name] is not None:
                 raise UserError(f"--{name} does not go with --profile, which has no boards")
+        if options["explain"]:
+            raise UserError("--explain does not go with --profile, which has no programs")
         _plan_profile(profile, options)
     elif network is None:
         raise UserError("name a network, or a --profile")
@@ -103,8 +108,11 @@ def plan(network: str | None, profile: str | None, **options: Any) -> None:
 
 
 def _plan_network(network: str, options: dict[str, Any]) -> None:
+    from fpgapipe.errors import UserError
+    from fpgapipe.garbage import rare_collections
     from fpgapipe.host.cli.commands.schedule import picture_files, write_pictures
     from fpgapipe.host.cli.options.cluster_options import chosen_cluster
+    from fpgapipe.host.cli.options.explained import explained_json, print_explained
     from fpgapipe.host.cli.options.planning import (
         loader,
         parse_array,
@@ -117,7 +125,9 @@ def _plan_network(network: str, options: dict[str, Any]) -> None:
     from fpgapipe.lowering.schedule.schedule import TaskKind
     from fpgapipe.partition.explore.explorer import AUTO_SCHEDULES, Request
     from fpgapipe.partition.explore.planned import as_plan
+    from fpgapipe.partition.pricing.machine import explain_plan
     from fpgapipe.partition.search.problem import Objective
+    from fpgapipe.stopwatch import phase
 
     check_outputs(
         {"--output": options["output"], **picture_files(options)},
@@ -145,6 +155,12 @@ def _plan_network(network: str, options: dict[str, Any]) -> None:
     timeline = best.timeline
     if built["possible"]:
         made, timeline = _priced(made, graph, cluster, timeline, built)
+    explained = None
+    if options["explain"]:
+        if not built["possible"]:
+            raise UserError(f"--explain needs a plan that can be built: {built['reason']}")
+        with phase("where cycles go"), rare_collections():
+            explained = explain_plan(made, graph, cluster)
     if options["output"]:
         write_output(options["output"], made.to_json())
     sent = {(TaskKind.SF, i): stage.sends_bytes for i, stage in enumerate(best.stages)}
@@ -168,10 +184,14 @@ def _plan_network(network: str, options: dict[str, Any]) -> None:
         ]
         value["refused"] = list(found.refused)
         value["build"] = built
+        if explained:
+            value["explained"] = explained_json(made, *explained)
         print_json(value)
         return
     print_plan(made, cluster)
     _print_tried(found)
+    if explained:
+        print_explained(made, *explained)
     if not built["possible"]:
         print(f"\nnote: 'fpgapipe build' cannot make this plan: {built['reason']}")
 
