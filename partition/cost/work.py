@@ -8,12 +8,12 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from fpgapipe.hw.hls_models.cycles.gemm import ProductSpec
 from fpgapipe.lowering.units.network_units import layers_together
 from fpgapipe.network.graph import Graph, Layer
-from fpgapipe.network.operators import Lstm, Pass, Pool, Slice
+from fpgapipe.network.operators import Conv, Linear, Lstm, Pass, Pool, Slice
 from fpgapipe.partition.cost.work_products import Formats, products, untouched_inputs
 
 
@@ -106,13 +106,14 @@ POINTWISE_OPERATIONS = {
 }
 
 RELU_LIKE = ("relu", "relu6", "leaky_relu")
-"""Activation functions that can be applied while a product is drained or at the end of a vector
-pass. Their backward pass needs one bit per element."""
+"""Activation functions whose gradient follows from the result."""
 
 FREE = ("reshape", "flatten", "slice", "split", "concat", "constant", "unlisted")
 """Layers that move no data: their producers and consumers only use other addresses."""
 
-_KEEP_OUTPUT = ("sigmoid", "tanh", "softmax", "log_softmax", "exp", "sqrt", "reciprocal")
+_KEEP_OUTPUT = (
+    *RELU_LIKE, "sigmoid", "tanh", "softmax", "log_softmax", "exp", "sqrt", "reciprocal",
+)  # fmt: skip
 _KEEP_INPUTS = (
     "prelu", "elu", "hardsigmoid", "hardswish", "gelu", "gelu_tanh", "silu", "log", "erf", "abs",
     "mul", "div", "pow", "layer_norm", "local_response_norm", "batch_norm", "linear", "conv",
@@ -169,13 +170,9 @@ class LayerWork:
 def network_work(graph: Graph, formats: Formats) -> tuple[LayerWork, ...]:
     """The work of training a network, layer by layer."""
     readers, fused = consumers(graph), fused_layers(graph)
-    masks = dict.fromkeys(fused.values(), 0)
-    sums = dict.fromkeys(fused.values(), NO_WORK)
+    followers: dict[str, list[Layer]] = {}
     for name, into in fused.items():
-        masks[into] += mask_bytes(graph.layers[name])
-        if graph.layers[name].op == "add":  # the other summand is read and added on the way
-            out = graph.layers[name].output
-            sums[into] += VectorWork(out.elements, formats.tensor_bytes(out))
+        followers.setdefault(into, []).append(graph.layers[name])
     seen: set[str] = set()
     result = []
     for layer in graph.layers.values():
@@ -184,22 +181,23 @@ def network_work(graph: Graph, formats: Formats) -> tuple[LayerWork, ...]:
         seen |= set(learned)
         matrix = products(graph, layer, formats)
         vector = dict.fromkeys(matrix, NO_WORK)
+        behind = followers.get(layer.name, [])
         if layer.name not in fused:
             _add_own_work(layer, formats, vector)
-        _add_others_work(
-            vector,
-            _gradient_sum(graph, layer, readers[layer.name], formats),
-            masks.get(layer.name, 0),
-        )
-        vector[Pass.FORWARD] += sums.get(layer.name, NO_WORK)
-        concurrent = not isinstance(layer.operator, Lstm)
+            _add_gradient(vector, _fused_gradient(layer, behind, formats))
+            vector[Pass.FORWARD] += _fused_sums(behind, formats)
+        if _is_followed(layer, behind):
+            matrix[Pass.FORWARD] = _exact_results(matrix[Pass.FORWARD], formats)
+            vector[Pass.FORWARD] += _after_product(layer, formats)
+        _add_gradient(vector, _gradient_sum(graph, layer, readers[layer.name], formats))
+        concurrent = not isinstance(layer.operator, Lstm) and not _is_followed(layer, behind)
         operands = weight_elements(layer)
         result.append(
             LayerWork(
                 layer,
                 {each: PassWork(matrix[each], vector[each], concurrent) for each in matrix},
                 update_work(owned, operands, formats),
-                kept_tensors(layer, formats) if len(matrix) > 1 else (),
+                _kept(layer, readers[layer.name], formats) if len(matrix) > 1 else (),
                 owned,
                 operands,
                 fused.get(layer.name),
@@ -208,14 +206,56 @@ def network_work(graph: Graph, formats: Formats) -> tuple[LayerWork, ...]:
     return tuple(result)
 
 
-def _add_others_work(vector: dict[Pass, VectorWork], gradient_sum: VectorWork, mask: int) -> None:
-    """Add the work that a layer does for its readers: gradient sums and a fused ReLU's mask."""
-    backward = [each for each in vector if each is not Pass.FORWARD]
-    if backward:
-        vector[backward[0]] += gradient_sum
-    vector[Pass.FORWARD] += VectorWork(0, 0, mask)  # written along with the result
-    for each in backward:
-        vector[each] += VectorWork(0, mask)  # read along with the gradient
+def _add_gradient(vector: dict[Pass, VectorWork], work: VectorWork) -> None:
+    """Add work to the first backward pass of a layer, if it has one."""
+    for each in vector:
+        if each is not Pass.FORWARD:
+            vector[each] += work
+            return
+
+
+def _is_followed(layer: Layer, behind: Sequence[Layer]) -> bool:
+    """Whether the sums of a product go through the vector engine: for a bias or a ReLU."""
+    return isinstance(layer.operator, Conv | Linear) and (_has_bias(layer) or bool(behind))
+
+
+def _has_bias(layer: Layer) -> bool:
+    return any(p.spec.role.startswith("bias") for p in layer.parameters)
+
+
+def _exact_results(found: Sequence[ProductSpec], formats: Formats) -> tuple[ProductSpec, ...]:
+    """Products that write their sums in FP32, to be read by a pass of the vector engine."""
+    wider = formats.state_bytes // formats.activation_bytes
+    return tuple(replace(each, out_bytes=wider * each.out_bytes) for each in found)
+
+
+def _after_product(layer: Layer, formats: Formats) -> VectorWork:
+    """The pass that adds the bias to a product's sums and applies the ReLU."""
+    out = layer.output.elements
+    return VectorWork(out, formats.state_bytes * out, formats.activation_bytes * out)
+
+
+def _fused_sums(behind: Sequence[Layer], formats: Formats) -> VectorWork:
+    """Work of sums that run together with a normalisation: the other summand is read."""
+    work = NO_WORK
+    for layer in behind:
+        if layer.op == "add":
+            work += VectorWork(layer.output.elements, formats.tensor_bytes(layer.output))
+    return work
+
+
+def _fused_gradient(layer: Layer, behind: Sequence[Layer], formats: Formats) -> VectorWork:
+    """Work of the gradient of a ReLU that runs together with the layer before it.
+
+    The result's gradient and the result, whose sign tells where the argument was positive, are
+    read, and the gradient of the argument is written. It comes before the gradients of a product,
+    and along with the first of two passes of a normalisation.
+    """
+    if not any(each.op in RELU_LIKE for each in behind):
+        return NO_WORK
+    size = formats.tensor_bytes(layer.output)
+    reads = size if layer.op == "batch_norm" else 2 * size
+    return VectorWork(layer.output.elements, reads, size)
 
 
 def _add_own_work(layer: Layer, formats: Formats, vector: dict[Pass, VectorWork]) -> None:
@@ -229,10 +269,11 @@ def _add_own_work(layer: Layer, formats: Formats, vector: dict[Pass, VectorWork]
     if wants_input:
         zeros = untouched_inputs(layer) * formats.activation_bytes
         vector[Pass.INPUT_GRADIENT] += VectorWork(0, 0, zeros)
-    has_bias = any(p.spec.role.startswith("bias") for p in layer.parameters)
-    if layer.gemms and has_bias and Pass.WEIGHT_GRADIENT in vector:
-        # A bias's gradient is the column sums of the output's gradient, which is read anyway.
-        vector[Pass.WEIGHT_GRADIENT] += VectorWork(layer.output.elements)
+    if layer.gemms and _has_bias(layer) and Pass.WEIGHT_GRADIENT in vector:
+        # A bias's gradient is the column sums of the output's gradient.
+        vector[Pass.WEIGHT_GRADIENT] += VectorWork(
+            layer.output.elements, formats.tensor_bytes(layer.output)
+        )
 
 
 def _gradient_sum(
@@ -266,18 +307,17 @@ def _forward(layer: Layer, formats: Formats) -> VectorWork:
         # gate. The gates and the cell are written for the backward pass.
         return VectorWork(9 * out, 0, 5 * out * formats.activation_bytes)
     if op == "batch_norm":
-        # The first pass computes the sum and the sum of squares, the second is a multiply-add.
-        return VectorWork(3 * x.elements, 2 * reads, writes)
+        # Mean, variance and result take a pass each; the variance is of differences to the mean.
+        return VectorWork(4 * x.elements, 3 * reads, writes)
     if isinstance(layer.operator, Pool):
         taps = math.prod(layer.operator.kernel)
-        return VectorWork(out * taps, reads, writes + _index_bytes(layer))
+        return VectorWork(out * taps, reads, writes + _index_bytes(layer, formats))
     if op == "embedding":
         return VectorWork(out, out * formats.state_bytes, writes)
     if op == "cross_entropy":
         return VectorWork(5 * x.elements, reads, formats.tensor_bytes(x))
     if op in POINTWISE_OPERATIONS:
-        mask = mask_bytes(layer)
-        return VectorWork(POINTWISE_OPERATIONS[op][0] * out, reads, writes + mask)
+        return VectorWork(POINTWISE_OPERATIONS[op][0] * out, reads, writes)
     return VectorWork(x.elements, reads, writes)  # global pooling, reductions
 
 
@@ -302,7 +342,7 @@ def _backward(layer: Layer, formats: Formats, wants_input: bool) -> VectorWork:
     if isinstance(layer.operator, Pool):
         if layer.operator.function == "max":
             # A window's gradient goes to one input element, but all elements are written.
-            return VectorWork(x.elements + out, given + _index_bytes(layer), reads)
+            return VectorWork(x.elements + out, given + _index_bytes(layer, formats), reads)
         return VectorWork(out * math.prod(layer.operator.kernel), given, reads)
     if op == "embedding":
         # Rows of the table's gradient are read, added to and written back to memory.
@@ -316,6 +356,15 @@ def _backward(layer: Layer, formats: Formats, wants_input: bool) -> VectorWork:
     return VectorWork(x.elements, given, reads)
 
 
+def _kept(layer: Layer, readers: Sequence[Layer], formats: Formats) -> tuple[tuple[str, int], ...]:
+    """Tensors that a layer keeps; a ReLU's result is kept by a reader if it needs it, too."""
+    if layer.op in RELU_LIKE and any(
+        name == layer.name for reader in readers for name, _ in kept_tensors(reader, formats)
+    ):
+        return ()
+    return kept_tensors(layer, formats)
+
+
 def kept_tensors(layer: Layer, formats: Formats) -> tuple[tuple[str, int], ...]:
     """Names and bytes of the tensors of the forward pass that the backward pass needs.
 
@@ -326,10 +375,8 @@ def kept_tensors(layer: Layer, formats: Formats) -> tuple[tuple[str, int], ...]:
         (name, formats.tensor_bytes(tensor))
         for name, tensor in zip(layer.inputs, layer.input_tensors, strict=True)
     )
-    if op in RELU_LIKE:
-        return ((f"{layer.name}.mask", mask_bytes(layer)),)
     if op == "max_pool":
-        return ((f"{layer.name}.indices", _index_bytes(layer)),)
+        return ((f"{layer.name}.indices", _index_bytes(layer, formats)),)
     if op == "cross_entropy":
         return ((f"{layer.name}.softmax", formats.tensor_bytes(layer.input_tensors[0])), inputs[1])
     if isinstance(layer.operator, Lstm):
@@ -346,17 +393,9 @@ def kept_tensors(layer: Layer, formats: Formats) -> tuple[tuple[str, int], ...]:
     return inputs if op in _KEEP_INPUTS else ()
 
 
-def mask_bytes(layer: Layer) -> int:
-    """Bytes of the mask of a ReLU-like layer, one bit per element; 0 for other layers."""
-    return -(-layer.output.elements // 8) if layer.op in RELU_LIKE else 0
-
-
-def _index_bytes(layer: Layer) -> int:
-    """Bytes that record which tap of each window was the largest, in as few bits as possible."""
-    if layer.op != "max_pool" or not isinstance(layer.operator, Pool):
-        return 0
-    bits = max(math.prod(layer.operator.kernel) - 1, 1).bit_length()
-    return -(-layer.output.elements * bits // 8)
+def _index_bytes(layer: Layer, formats: Formats) -> int:
+    """Bytes that record which element of each window was the largest, a number for each."""
+    return formats.tensor_bytes(layer.output) if layer.op == "max_pool" else 0
 
 
 def update_work(owned: int, operands: int, formats: Formats) -> VectorWork:

@@ -174,9 +174,9 @@ def test_too_little_memory_names_stage_device_amount_and_remedy():
 
 
 def test_memory_limits_are_kept():
-    free = explore(request(batch=64, schedules=("gpipe",))).best
+    free = explore(request(chain(2), batch=64, schedules=("gpipe",))).best
     limit = int(max(free.memory_bytes)) - 1
-    cluster = with_memory(chain(), limit)
+    cluster = with_memory(chain(2), limit)
     cluster = dataclasses.replace(cluster, name="tight")
     best = explore(request(cluster, batch=64, schedules=("gpipe",))).best
     assert max(best.memory_bytes) <= limit

@@ -242,7 +242,7 @@ def test_all_devices_are_used_even_if_fewer_are_faster():
 
 def test_the_smallest_array_is_nearly_as_fast_and_the_next_is_not():
     cluster = cluster_of(2)
-    asked = request_for(cluster, tiny, 4, None, None)
+    asked = request_for(cluster, tiny, 2, None, None)
     best = explore(asked).best
     small = explore_smallest(asked).best
     rows, cols = small.stages[0].core.rows, small.stages[0].core.cols
