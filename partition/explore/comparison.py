@@ -11,14 +11,8 @@ from fpgapipe.lowering.schedule.schedule import ScheduleError
 from fpgapipe.network.graph import Graph
 from fpgapipe.partition.cost.cost import CoreConfig, CostModel, LayerCost, candidate_cores
 from fpgapipe.partition.explore.candidate import Candidate, Stage, device_chain, time_candidate
-from fpgapipe.partition.explore.explorer import (
-    Exploration,
-    Request,
-    check_memory,
-    counts_tried,
-    cut_bytes,
-    explore,
-)
+from fpgapipe.partition.explore.cut_problem import check_memory, cut_bytes
+from fpgapipe.partition.explore.explorer import Exploration, Request, counts_tried, explore
 from fpgapipe.partition.search.problem import PlanError
 
 PIPELINES = (

@@ -86,3 +86,27 @@ def make_problem(
         factor,
         free_order,
     )
+
+
+def units_of(
+    graph: Graph, columns: Sequence[Sequence[LayerCost]]
+) -> list[list[tuple[LayerCost, ...]]]:
+    """For each kind of device, the costs of the layers of each layer of the problem."""
+    groups = layers_together(graph)
+    found = []
+    for column in columns:
+        costs = {cost.name: cost for cost in column}
+        found.append([tuple(costs[name] for name in names) for names in groups])
+    return found
+
+
+def reads_of(graph: Graph, units: Sequence[Sequence[LayerCost]]) -> tuple[tuple[int, int], ...]:
+    """Pairs of a layer and a layer that reads its result, as their numbers within all units."""
+    names = [cost.name for unit in units for cost in unit]
+    index = {name: number for number, name in enumerate(names)}
+    return tuple(
+        (index[source], index[name])
+        for name in names
+        for source in graph.layers[name].inputs
+        if source in index
+    )

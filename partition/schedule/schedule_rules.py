@@ -89,6 +89,22 @@ def check_schedule(
     return Verdict(tuple(faults), needed, peaks, versions)
 
 
+def kept_microbatches(schedule: Schedule) -> tuple[int, ...]:
+    """Micro-batches whose activations each stage's device keeps in any case, a stage a device.
+
+    With two engines on a device, the number depends on the durations of the tasks and is at least
+    1. An asynchronous schedule keeps as many as there are stages from this one on, in the steady
+    state.
+    """
+    stages = schedule.num_stages
+    if not schedule.synchronous:
+        return tuple(range(stages, 0, -1))
+    if schedule.splits_engines or all((lane.kinds == F).all() for lane in schedule.lanes):
+        return (1,) * stages
+    peaks = _peaks(schedule)
+    return tuple(peaks[device] for device in schedule.placement)
+
+
 def least_fifo_depth(schedule: Schedule) -> int:
     """The fewest results that each link must hold for the schedule to run to its end.
 

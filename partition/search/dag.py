@@ -166,10 +166,10 @@ def _bound(problem: PartitionProblem, objective: Objective) -> float:
 
 
 @lru_cache(maxsize=2)
-def _structure(
+def cut_structure(
     masks: tuple[int, ...], count: int, edges: tuple[tuple[int, int], ...]
 ) -> tuple[Bools, Bools, Floats]:
-    """Tables that depend only on the graph, not on times, bytes or devices.
+    """Tables of cuts that depend only on the graph, not on times, bytes or devices.
 
     They are cached, since the search for a limit (`explain`) solves many variants of a problem.
 
@@ -209,7 +209,7 @@ class Downsets(Cuts):
     """
 
     def __init__(self, problem: PartitionProblem, masks: list[int]) -> None:
-        self.inside, self.within, crossing = _structure(
+        self.inside, self.within, crossing = cut_structure(
             tuple(masks), problem.num_layers, problem.edges
         )
         member = self.inside.astype(np.float64)

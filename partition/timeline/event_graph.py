@@ -2,8 +2,8 @@
 
 A lane does its tasks in order. A task begins when its lane is free and everything that it needs is
 ready. The schedule determines what each task needs, so the times are longest paths in a graph, and
-no search is necessary. The loop that computes them (`_follow`) is compiled by numba where numba is
-installed, and runs as plain Python otherwise.
+no search is necessary. The loop that computes them (`follow_tasks`) is compiled by numba where
+numba is installed, and runs as plain Python otherwise.
 """
 
 from __future__ import annotations
@@ -398,7 +398,7 @@ class EventGraph:
             loop(*arrays, *columns, start, end, *waiting, *state)
         else:
             lists = [each.tolist() for each in (*columns, start, end, *waiting, *state)]
-            _follow(first, last, *lists)  # type: ignore[no-untyped-call]
+            follow_tasks(first, last, *lists)  # type: ignore[no-untyped-call]
             start, end = np.array(lists[10]), np.array(lists[11])
             state = (np.array(lists[14]), state[1])
         if (end < 0).any():
@@ -443,7 +443,7 @@ def _joined(parts: list[NDArray[Any]], dtype: type) -> NDArray[Any]:
     return np.concatenate([np.zeros(0, dtype), *parts]).astype(dtype)
 
 
-def _follow(  # type: ignore[no-untyped-def]
+def follow_tasks(  # type: ignore[no-untyped-def]
     first,
     last,
     end_of_0,
@@ -532,4 +532,4 @@ def compiled_loop() -> Callable[..., None] | None:
         return None
     from fpgapipe.machine_code import compiled
 
-    return compiled(_follow)
+    return compiled(follow_tasks)

@@ -11,7 +11,8 @@ from fpgapipe.boards.library import load_board
 from fpgapipe.host.cli.options.planning import loader
 from fpgapipe.partition.explore import comparison
 from fpgapipe.partition.explore.candidate import time_candidate
-from fpgapipe.partition.explore.explorer import AUTO_SCHEDULES, Request, check_memory, explore
+from fpgapipe.partition.explore.cut_problem import check_memory
+from fpgapipe.partition.explore.explorer import AUTO_SCHEDULES, Request, explore
 from fpgapipe.partition.explore.planned import as_plan
 from fpgapipe.partition.plan import Plan
 from fpgapipe.partition.search.problem import PlanError
