@@ -14,7 +14,7 @@ from fpgapipe.lowering.schedule.tasks import common_steps
 from fpgapipe.lowering.units.step_options import StepOptions
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Callable, Mapping, Sequence
 
     import numpy as np
     from numpy.typing import NDArray
@@ -104,6 +104,7 @@ def build_pipeline(
     schedule: Schedule,
     memory: MemorySpec | None = None,
     options: StepOptions | None = None,
+    tasks_of: Callable[[Sequence[Task]], Sequence[Task]] | None = None,
 ) -> PipelineProgram:
     """Compile a training step, or inference, for a chain of devices.
 
@@ -124,6 +125,9 @@ def build_pipeline(
     memory : MemorySpec, optional
         Speed of the memory, with which run times are estimated.
     options : StepOptions, optional
+    tasks_of : callable, optional
+        Returns those tasks of a device that its program has, for programs that are only timed. All
+        if left out; concurrent passes cannot be left out.
 
     Raises
     ------
@@ -162,7 +166,8 @@ def build_pipeline(
             after=link_after(stage.index),
         )
         concurrent = [steps[task] for task in tasks] if splits else None
-        builder = StepBuilder(graph, core, memory, options, tasks, part, concurrent)
+        own = tasks_of(tasks) if tasks_of else tasks
+        builder = StepBuilder(graph, core, memory, options, own, part, concurrent)
         parts.append(builder.build())
     return PipelineProgram(graph, tuple(parts))
 

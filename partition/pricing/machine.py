@@ -18,11 +18,13 @@ from fpgapipe.hw.hls_models.isa.instructions import WORD_BYTES
 from fpgapipe.hw.hls_models.spec.link import Channel
 from fpgapipe.lowering.memory.placed import page
 from fpgapipe.lowering.program.pipeline import build_pipeline, link_after, tasks_of_stages
-from fpgapipe.lowering.schedule.schedule import Lane, Schedule, TaskKind
+from fpgapipe.lowering.schedule.schedule import TaskKind
 from fpgapipe.lowering.schedule.tasks import slots_of
 from fpgapipe.lowering.units.step_options import StepOptions
 from fpgapipe.partition.plan import Plan, Prediction
 from fpgapipe.partition.pricing.cycle_account import CycleAccount, accounts
+from fpgapipe.partition.pricing.few_tasks import few_tasks
+from fpgapipe.partition.pricing.few_timing import FewTiming
 from fpgapipe.partition.pricing.plan_cores import (
     core_specs,
     devices_of,
@@ -31,25 +33,26 @@ from fpgapipe.partition.pricing.plan_cores import (
 )
 from fpgapipe.partition.pricing.prediction import PipelineTiming
 from fpgapipe.partition.schedule.schedule_kinds import make_schedule
-from fpgapipe.partition.timeline.timeline import simulate
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
-
-    from numpy.typing import NDArray
+    from collections.abc import Iterable, Sequence
 
     from fpgapipe.hw.hls_models.spec.device import ClusterSpec
     from fpgapipe.lowering.program.device_program import DeviceProgram
     from fpgapipe.lowering.program.pipeline import PipelineProgram
+    from fpgapipe.lowering.schedule.schedule import Task
     from fpgapipe.network.graph import Graph
     from fpgapipe.partition.plan import StagePlan
     from fpgapipe.partition.pricing.task_times import TaskTimes
-    from fpgapipe.partition.timeline.timeline import StageTimes, Timeline
+    from fpgapipe.partition.timeline.timeline import Timeline
 
-ENOUGH_LAYERS = 2048
-"""Layers, counted once for each micro-batch, whose programs are timed even if fewer would do."""
+ENOUGH_LAYERS = 512
+"""Layers, counted once for each micro-batch, up to which the programs of all are timed."""
 
-MOST_CYCLES = 3e8
+LEAST_MICROBATCHES = 3
+"""Micro-batches whose programs are timed even if that makes more layers."""
+
+MOST_CYCLES = 1e9
 """Cycles of all tasks, as estimated, up to which `plan` times the programs of a plan."""
 
 
@@ -58,7 +61,8 @@ def lower_plan(
     graph: Graph,
     cluster: ClusterSpec,
     options: StepOptions | None = None,
-    num_microbatches: int | None = None,
+    *,
+    few: bool = False,
 ) -> PipelineProgram:
     """Make the programs of all devices of a plan.
 
@@ -70,8 +74,9 @@ def lower_plan(
     cluster : ClusterSpec
     options : StepOptions, optional
         Those of training or of inference, as the plan has it, if not given.
-    num_microbatches : int, optional
-        Instead of all of the plan's.
+    few : bool
+        Whether each program has only those tasks that tell the times of all
+        (:mod:`fpgapipe.partition.pricing.few_tasks`).
 
     Raises
     ------
@@ -81,12 +86,19 @@ def lower_plan(
     """
     options = options or StepOptions(train=plan.trains)
     layers = [stage.layers for stage in plan.stages]
-    count = num_microbatches or plan.num_microbatches
-    schedule = make_schedule(plan.schedule, len(layers), count)
+    schedule = make_schedule(plan.schedule, len(layers), plan.num_microbatches)
     places = devices_of(plan, cluster)
     memory = memory_specs(plan)[0]
     try:
-        found = build_pipeline(graph, core_specs(plan), layers, schedule, memory, options)
+        found = build_pipeline(
+            graph,
+            core_specs(plan),
+            layers,
+            schedule,
+            memory,
+            options,
+            (lambda tasks: few_tasks(tasks, _most(plan))) if few else None,
+        )
     except NotImplementedError as error:
         raise UserError(str(error)) from error
     for part, place, stage in zip(found.parts, places, plan.stages, strict=True):
@@ -109,8 +121,8 @@ def price_plan(
 ) -> tuple[Plan, Timeline]:
     """Put what a plan's programs take in the place of what formulas estimated.
 
-    If a mini-batch has many micro-batches, only programs of a few are timed (`few_microbatches`).
-    The micro-batches in the middle are all alike, and the event simulation repeats them.
+    If a mini-batch has many micro-batches, only programs of a few are timed, and the others take as
+    long as those (:mod:`fpgapipe.partition.pricing.few_tasks`).
 
     Parameters
     ----------
@@ -140,28 +152,26 @@ def price_plan(
     UserError
         As `lower_plan` does.
     """
-    count = min(plan.num_microbatches, few_microbatches(plan))
-    timed = pipeline
-    if timed is None or count < plan.num_microbatches:
-        timed = lower_plan(plan, graph, cluster, options, count)
-    timing = PipelineTiming.of(timed, memory_specs(plan), wire_timings(plan, cluster))
-    clk_hz = min(stage.core.clk_hz for stage in plan.stages)
-    if count < plan.num_microbatches:
-        schedule = _programs_schedule(plan)
-        times = _repeated(timing.stage_times, plan.num_microbatches)
-        timeline = simulate(schedule, times.changed(lambda values: values / clk_hz))
+    timing: PipelineTiming | FewTiming
+    if takes_few(plan):
+        timed = lower_plan(plan, graph, cluster, options, few=True)
+        timing = FewTiming(timed, _lanes(plan), memory_specs(plan), wire_timings(plan, cluster))
     else:
-        timeline = timing.timeline_s(clk_hz)
+        timed = pipeline or lower_plan(plan, graph, cluster, options)
+        timing = PipelineTiming.of(timed, memory_specs(plan), wire_timings(plan, cluster))
+    clk_hz = min(stage.core.clk_hz for stage in plan.stages)
+    timeline = timing.timeline_s(clk_hz)
     bytes_of = [
         part.memory_bytes if pipeline else _memory_bytes(part, plan)
         for part in (pipeline or timed).parts
     ]
-    stages = tuple(
-        _priced_stage(stage, times_of, clk_hz).model_copy(update={"memory_bytes": size})
-        for stage, times_of, size in zip(plan.stages, timing.tasks, bytes_of, strict=True)
-    )
+    numbers = timing.like if isinstance(timing, FewTiming) else [None] * len(timing.tasks)
+    stages, busy = [], []
+    for stage, times, own, size in zip(plan.stages, timing.tasks, numbers, bytes_of, strict=True):
+        priced, busy_s = _priced_stage(stage, times, own or range(len(times.durations)), clk_hz)
+        stages.append(priced.model_copy(update={"memory_bytes": size}))
+        busy.append(busy_s / plan.num_microbatches)
     seconds = timeline.makespan_s + SIGNAL_CYCLES / clk_hz
-    busy = [_repeated_cycles(times_of) / count / clk_hz for times_of in timing.tasks]
     busy += [link.busy_s / plan.num_microbatches for link in timeline.links]
     predicted = Prediction(
         minibatch_s=seconds,
@@ -170,7 +180,7 @@ def price_plan(
         samples_per_s=plan.batch / seconds,
         level="machine",
     )
-    return plan.model_copy(update={"stages": stages, "predicted": predicted}), timeline
+    return plan.model_copy(update={"stages": tuple(stages), "predicted": predicted}), timeline
 
 
 def explain_plan(plan: Plan, graph: Graph, cluster: ClusterSpec) -> tuple[int, list[CycleAccount]]:
@@ -194,22 +204,27 @@ def explain_plan(plan: Plan, graph: Graph, cluster: ClusterSpec) -> tuple[int, l
     UserError
         As `lower_plan` does.
     """
-    count = min(plan.num_microbatches, few_microbatches(plan))
-    pipeline = lower_plan(plan, graph, cluster, num_microbatches=count)
+    count = plan.num_microbatches
+    if takes_few(plan):  # a pipeline is full after as many micro-batches as it has stages
+        count = min(count, max(len(plan.stages) + 2, _most(plan)))
+    update = {"num_microbatches": count, "batch": count * plan.microbatch}
+    pipeline = lower_plan(plan.model_copy(update=update), graph, cluster)
     timing = PipelineTiming.of(pipeline, memory_specs(plan), wire_timings(plan, cluster))
     return count, accounts(pipeline, timing.cluster)
 
 
-def few_microbatches(plan: Plan) -> int:
-    """Number of micro-batches whose programs tell the times of any number.
+def _most(plan: Plan) -> int:
+    """Micro-batches in programs that tell the times of all."""
+    return max(LEAST_MICROBATCHES, ENOUGH_LAYERS // sum(len(stage.layers) for stage in plan.stages))
 
-    A pipeline is full after as many micro-batches as it has stages. Of small networks, more are
-    timed. Devices with engines for forward and backward passes need all of them.
+
+def takes_few(plan: Plan) -> bool:
+    """Whether programs of a few micro-batches tell the times of all.
+
+    Of small networks all are timed, and so they are where devices have engines for forward and
+    backward passes.
     """
-    if plan.schedule == "fbp-as":
-        return plan.num_microbatches
-    layers = sum(len(stage.layers) for stage in plan.stages)
-    return max(len(plan.stages) + 2, ENOUGH_LAYERS // layers)
+    return plan.schedule != "fbp-as" and plan.num_microbatches > _most(plan)
 
 
 def is_soon_priced(plan: Plan) -> bool:
@@ -218,36 +233,14 @@ def is_soon_priced(plan: Plan) -> bool:
         stage.forward_s + stage.input_gradient_s + stage.weight_gradient_s for stage in plan.stages
     )
     clk_hz = max(stage.core.clk_hz for stage in plan.stages)
-    count = min(plan.num_microbatches, few_microbatches(plan))
+    count = min(plan.num_microbatches, _most(plan)) if takes_few(plan) else plan.num_microbatches
     return seconds * clk_hz * count <= MOST_CYCLES
 
 
-def _programs_schedule(plan: Plan) -> Schedule:
-    """The schedule that programs of all micro-batches of a plan follow."""
-    stages = tuple(range(len(plan.stages)))
-    count = plan.num_microbatches
-    tasks = tasks_of_stages(
-        make_schedule(plan.schedule, len(stages), count), len(stages), train=plan.trains
-    )
-    lanes = [
-        Lane.of(index, "compute", [(task.kind, task.stage, task.microbatch) for task in own])
-        for index, own in enumerate(tasks)
-    ]
-    routes = np.zeros(count, np.int32)
-    return Schedule("programs", count, stages, (stages,), routes, tuple(lanes), "stream")
-
-
-def _repeated(times: StageTimes, count: int) -> StageTimes:
-    """Times of `count` micro-batches: the one in the middle is repeated."""
-
-    def more(values: NDArray[np.float64]) -> NDArray[np.float64]:
-        if values.ndim < 2:
-            return values
-        middle = values.shape[1] // 2
-        repeated = np.repeat(values[:, middle : middle + 1], count - values.shape[1], axis=1)
-        return np.concatenate([values[:, :middle], repeated, values[:, middle:]], axis=1)
-
-    return times.changed(more)
+def _lanes(plan: Plan) -> list[list[Task]]:
+    """Tasks of each device for all micro-batches."""
+    schedule = make_schedule(plan.schedule, len(plan.stages), plan.num_microbatches)
+    return tasks_of_stages(schedule, len(plan.stages), train=plan.trains)
 
 
 def _memory_bytes(part: DeviceProgram, plan: Plan) -> int:
@@ -259,8 +252,7 @@ def _memory_bytes(part: DeviceProgram, plan: Plan) -> int:
     few, many = part.num_microbatches, plan.num_microbatches
     if few == many:
         return part.memory_bytes
-    schedule = make_schedule(plan.schedule, len(plan.stages), many)
-    tasks = tasks_of_stages(schedule, len(plan.stages), train=plan.trains)[part.index]
+    tasks = _lanes(plan)[part.index]
     slots, more_slots = (1 + max(slots_of(each).values()) for each in (part.tasks, tasks))
     sizes = {"#": 0, "@": 0}
     for name, place in part.places.items():
@@ -274,12 +266,24 @@ def _memory_bytes(part: DeviceProgram, plan: Plan) -> int:
     )
 
 
-def _priced_stage(stage: StagePlan, times: TaskTimes, clk_hz: float) -> StagePlan:
-    """A stage with the seconds and bytes of its program."""
+def _priced_stage(
+    stage: StagePlan, times: TaskTimes, numbers: Sequence[int], clk_hz: float
+) -> tuple[StagePlan, float]:
+    """A stage with the seconds and bytes of its program, and its seconds without the update.
+
+    Parameters
+    ----------
+    stage : StagePlan
+    times : TaskTimes
+    numbers : sequence of int
+        For each task of the mini-batch, number of the one in the program that takes as long.
+    clk_hz : float
+    """
     program = times.program
-    kinds = np.array([task.kind for task in program.tasks])
+    kinds = np.array([program.tasks[number].kind for number in numbers])
+    durations = times.durations[numbers] / clk_hz
     mean = {
-        kind: float(times.durations[kinds == kind].mean()) / clk_hz if (kinds == kind).any() else 0
+        kind: float(durations[kinds == kind].mean()) if (kinds == kind).any() else 0.0
         for kind in (TaskKind.F, TaskKind.B, TaskKind.DX, TaskKind.DW, TaskKind.U)
     }
     estimated = stage.input_gradient_s + stage.weight_gradient_s
@@ -288,7 +292,7 @@ def _priced_stage(stage: StagePlan, times: TaskTimes, clk_hz: float) -> StagePla
     has_next = len(program.core.links) > link_after(program.index)
     sends = times.sent(link_after(program.index), Channel.ACTIVATIONS) if has_next else ()
     returns = times.sent(0, Channel.GRADIENTS) if program.index else ()
-    return stage.model_copy(
+    priced = stage.model_copy(
         update={
             "forward_s": mean[TaskKind.F],
             "input_gradient_s": mean[TaskKind.DX] + share * mean[TaskKind.B],
@@ -298,18 +302,8 @@ def _priced_stage(stage: StagePlan, times: TaskTimes, clk_hz: float) -> StagePla
             "returns_bytes": _bytes(sent.words for sent in returns) // count,
         }
     )
+    return priced, float(durations[kinds != TaskKind.U].sum())
 
 
 def _bytes(words: Iterable[int]) -> int:
     return WORD_BYTES * sum(words)
-
-
-def _repeated_cycles(times: TaskTimes) -> float:
-    """Cycles of a mini-batch that a device computes for micro-batches: all but the update."""
-    return float(
-        sum(
-            cycles
-            for task, cycles in zip(times.program.tasks, times.durations, strict=True)
-            if task.kind is not TaskKind.U
-        )
-    )

@@ -36,6 +36,7 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
+    from fpgapipe.hw.hls_models.spec.link import LinkEngineSpec
     from fpgapipe.lowering.program.pipeline import PipelineProgram
 
 
@@ -159,12 +160,11 @@ class PipelineTiming:
     def _count_words(self, maker: int, user: int, table: NDArray[np.float64]) -> None:
         """Add to `table` the cycles that the wire needs for the packets of each micro-batch."""
         times = self.tasks[maker]
-        channel, link, _ = _ends(maker, user)
+        channel, link, _ = link_ends(maker, user)
         spec = times.program.core.links[link]
-        rate = min(self.wires[min(maker, user)].bytes_per_cycle, spec.phy_bytes)
+        wire = self.wires[min(maker, user)]
         for task, _, _, words in times.sent(link, channel):
-            frames = -(-(words + 1) // spec.frame_words)
-            cycles = ((words + 1) * WORD_BYTES + frames * TRAILER_BYTES) / rate
+            cycles = wire_cycles(words, spec, wire)
             table[maker, times.program.tasks[task].microbatch] += cycles
 
     @cached_property
@@ -174,7 +174,7 @@ class PipelineTiming:
         for channel in (Channel.ACTIVATIONS, Channel.GRADIENTS):
             for maker, user in self._neighbours(channel):
                 makes, uses = self.tasks[maker], self.tasks[user]
-                _, *link = _ends(maker, user)
+                _, *link = link_ends(maker, user)
                 found[maker, user] = lags(
                     makes.sent(link[0], channel),
                     uses.needed(link[1], channel),
@@ -264,7 +264,14 @@ class PipelineTiming:
         return closed_form.minibatch_cycles(kind, self.schedule.num_microbatches, times)
 
 
-def _ends(maker: int, user: int) -> tuple[Channel, int, int]:
+def wire_cycles(words: int, spec: LinkEngineSpec, wire: WireTiming) -> float:
+    """Cycles that a wire needs for a packet of so many words, its header and trailers included."""
+    frames = -(-(words + 1) // spec.frame_words)
+    rate = min(wire.bytes_per_cycle, spec.phy_bytes)
+    return ((words + 1) * WORD_BYTES + frames * TRAILER_BYTES) / rate
+
+
+def link_ends(maker: int, user: int) -> tuple[Channel, int, int]:
     """Channel, number of the sending link and number of the receiving link of two neighbours."""
     if maker < user:
         return Channel.ACTIVATIONS, link_after(maker), 0
