@@ -116,7 +116,8 @@ def product_kernel(
         {"dx": "x", "dy": "y"}.get(role, role): tensor.format
         for role, tensor in zip(roles, tensors, strict=True)
     }
-    tiled_product = tile_product(conv, which, core, replace(Formats(), **formats), memory)
+    alone = replace(core, links=())  # cores that differ in their links share tilings
+    tiled_product = tile_product(conv, which, alone, replace(Formats(), **formats), memory)
     names = {role: tensor.name for role, tensor in zip(roles, tensors, strict=True)}
     region = region or Region(0, core.scratchpad.size_bytes)
     return ProductKernel(name, tiled_product, names, roles[2], region)

@@ -64,7 +64,7 @@ def few_tasks(tasks: Sequence[Task], most: int) -> list[Task]:
         kept = _of(tasks, chosen)
         return _in_flight(kept), len(wanted.intersection(cases_of(kept)))
 
-    chosen = max(combinations(candidates, 2), key=score)
+    chosen: tuple[int, ...] = max(combinations(candidates, 2), key=score)
     while score(chosen) < (slots, len(wanted)) and len(chosen) < min(most, len(candidates)):
         left = [each for each in candidates if each not in chosen]
         chosen = max(((*chosen, each) for each in left), key=score)
