@@ -186,6 +186,15 @@ class CostModel:
         self._work = network_work(graph, self.formats)
         self._gradients = _with_gradient(graph)
         self._kept = _kept_apart(graph, self._work)
+        # Equal layers have equal passes, whose costs are found once for each core.
+        known: dict[PassWork, PassWork] = {}
+        self._passes = [
+            (
+                {each: known.setdefault(what, what) for each, what in work.passes.items()},
+                known.setdefault(update := PassWork(vector=work.update), update),
+            )
+            for work in self._work
+        ]
 
     def costs(self, device: DeviceSpec, core: CoreConfig, *, train: bool = True) -> list[LayerCost]:
         """Cost of each layer, in the graph's order, for training or for inference.
@@ -198,17 +207,27 @@ class CostModel:
         if core.formats != self.formats:
             raise ValueError(f"the model is for {self.formats}, the core has {core.formats}")
         engine = core.engine(device)
+        distinct = {
+            id(what): what for passes, update in self._passes for what in (*passes.values(), update)
+        }
+        costs = {key: _pass(what, core, engine) for key, what in distinct.items()}
         found = [
-            self._layer(work, kept, core, engine)
-            for work, kept in zip(self._work, self._kept, strict=True)
+            self._layer(
+                work,
+                kept,
+                {each: costs[id(what)] for each, what in passes.items()},
+                costs[id(update)],
+            )
+            for work, kept, (passes, update) in zip(
+                self._work, self._kept, self._passes, strict=True
+            )
         ]
         return found if train else [_forward_only(cost) for cost in found]
 
     def _layer(
-        self, work: LayerWork, kept: _Kept, core: CoreConfig, engine: EngineSpec
+        self, work: LayerWork, kept: _Kept, passes: dict[Pass, PassCost], update: PassCost
     ) -> LayerCost:
         layer = work.layer
-        passes = {each: _pass(what, core, engine) for each, what in work.passes.items()}
         output_bytes = self.formats.tensor_bytes(layer.output)
         state = self.formats.state_bytes
         untrained = sum(p.spec.elements for p in layer.parameters if not p.spec.trainable)
@@ -217,7 +236,7 @@ class CostModel:
             passes[Pass.FORWARD],
             passes.get(Pass.INPUT_GRADIENT, NO_PASS),
             passes.get(Pass.WEIGHT_GRADIENT, NO_PASS),
-            _pass(PassWork(vector=work.update), core, engine),
+            update,
             output_bytes,
             output_bytes if layer.name in self._gradients else 0,
             state * work.owned,
