@@ -2,29 +2,41 @@
 
 Builds networks for chains of devices and runs one mini-batch of each in Verilator. Prints one JSON
 object: for each case the cycles that ``plan.json`` predicts, those of the cycle model and those of
-the hardware, and the plan's error; then the mean and the worst error of all.
+the hardware, and the plan's error; then the mean and the worst error, of each schedule and of all.
+Progress goes to standard error, a line for each case.
 """
 
 import argparse
 import json
+import sys
 import tempfile
+import time
+from collections import defaultdict
 from itertools import product
 from pathlib import Path
 from typing import Any
 
+import odd_networks
+
 from fpgapipe.boards.cluster import chain_of
 from fpgapipe.boards.library import load_board
-from fpgapipe.host.build.build import open_build, write_build
-from fpgapipe.host.runtime.measure import measure_build
+from fpgapipe.host.backends.simulator import SimulatorBackend
+from fpgapipe.host.build.build import Build, open_build, write_build
+from fpgapipe.host.runtime.measure import random_samples
+from fpgapipe.hw.hls_models.cycles.link_cycles import WireTiming
+from fpgapipe.lowering.units.step_options import scalar_bits
 from fpgapipe.network.graph import Graph
 from fpgapipe.network.load import load_network
 from fpgapipe.network.zoo.layers import Network
 from fpgapipe.partition.explore.explorer import Request, explore
 from fpgapipe.partition.explore.planned import as_plan
 from fpgapipe.partition.pricing.machine_search import explore_on_machine
+from fpgapipe.partition.pricing.prediction import PipelineTiming
 
-NETWORKS = ("digits-cnn", "mlp", "vgg-mini", "resnet-mini")
+NETWORKS = ("digits-cnn", "mlp", "vgg-mini", "resnet-mini", *odd_networks.MODELS)
 SCHEDULES = ("gpipe", "1f1b-as", "zb-h1", "fbp-as")
+MOST_MEAN_ERROR, MOST_ERROR = 0.015, 0.03
+"""Largest mean and largest single error that are wanted."""
 
 
 def mlp(batch: int) -> Graph:
@@ -37,46 +49,81 @@ def mlp(batch: int) -> Graph:
     return net.build()
 
 
-def compare(name: str, devices: int, schedule: str, given: argparse.Namespace) -> dict[str, Any]:
+def load(name: str, samples: int) -> Graph:
+    """A network for a number of samples."""
+    if name == "mlp":
+        return mlp(samples)
+    if name in odd_networks.MODELS:
+        with tempfile.TemporaryDirectory() as folder:
+            path = Path(folder) / f"{name}.onnx"
+            odd_networks.MODELS[name](path)
+            return load_network(str(path), samples)
+    return load_network(name, samples)
+
+
+def rtl_cycles(build: Build) -> int:
+    """Cycles of a mini-batch of random samples in the simulator."""
+    with SimulatorBackend(build.pipeline, build.parameters, build.memories, build.wires) as backend:
+        samples = random_samples(build.pipeline)
+        return backend.cycles_of(*samples, scalar_bits(learning_rate=0.01))
+
+
+def compare(
+    name: str, devices: int, schedule: str, train: bool, given: argparse.Namespace
+) -> dict[str, Any]:
     """Plan, build and run one case."""
-
-    def load(samples: int) -> Graph:
-        return mlp(samples) if name == "mlp" else load_network(name, samples)
-
+    begin = time.perf_counter()
     cluster = chain_of(load_board("u280"), devices).spec
     request = Request(
-        load,
+        lambda samples: load(name, samples),
         given.batch,
         cluster,
         (schedule,),
         given.micro_batches,
-        array=(8, 8),
-        train=not given.infer,
+        array=(given.array, given.array),
+        train=train,
         all_devices=True,
     )
     best = explore_on_machine(request, explore(request)).best
-    graph = load(given.batch // given.micro_batches)
-    plan = as_plan(best, graph, name, given.batch, cluster, train=request.train)
+    graph = load(name, given.batch // given.micro_batches)
+    plan = as_plan(best, graph, name, given.batch, cluster, train=train)
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "build"
         write_build(plan, graph, cluster, path)
         build = open_build(path)
-        cycles = measure_build(build).to_dict()["minibatch_cycles"]
-        clk_hz = min(stage.core.clk_hz for stage in build.plan.stages)
-        planned = build.plan.predicted.minibatch_s * clk_hz
-        memory = [
-            stage.memory_bytes - part.memory_bytes
-            for stage, part in zip(build.plan.stages, build.pipeline.parts, strict=True)
-        ]
+        rtl = rtl_cycles(build)
+    wires = [WireTiming(float(each.rate), each.delay_cycles) for each in build.wires]
+    timing = PipelineTiming.of(build.pipeline, build.memories, wires)
+    clk_hz = min(stage.core.clk_hz for stage in build.plan.stages)
+    planned = build.plan.predicted.minibatch_s * clk_hz
+    memory = [
+        stage.memory_bytes - part.memory_bytes
+        for stage, part in zip(build.plan.stages, build.pipeline.parts, strict=True)
+    ]
     return {
         "network": name,
         "devices": devices,
         "schedule": schedule,
+        "train": train,
+        "level": build.plan.predicted.level,
         "plan_cycles": round(planned),
-        "cycle_model_cycles": cycles["cycle_model"],
-        "rtl_cycles": cycles["rtl"],
-        "error": planned / cycles["rtl"] - 1,
+        "cycle_model_cycles": timing.cluster.cycles,
+        "rtl_cycles": rtl,
+        "error": planned / rtl - 1,
+        "cycle_model_error": timing.cluster.cycles / rtl - 1,
         "memory_difference_bytes": memory,
+        "wall_s": time.perf_counter() - begin,
+    }
+
+
+def summary(cases: list[dict[str, Any]]) -> dict[str, Any]:
+    """Mean and worst error of some cases."""
+    errors = [abs(case["error"]) for case in cases]
+    return {
+        "cases": len(cases),
+        "mean_error": sum(errors) / len(errors),
+        "worst_error": max(errors),
+        "equal_memory": not any(any(case["memory_difference_bytes"]) for case in cases),
     }
 
 
@@ -86,20 +133,42 @@ def main() -> None:
     parser.add_argument("--network", choices=NETWORKS, action="append")
     parser.add_argument("--devices", type=int, action="append")
     parser.add_argument("--schedule", choices=SCHEDULES, action="append")
-    parser.add_argument("--batch", type=int, default=16)
+    parser.add_argument("--batch", type=int, default=8)
     parser.add_argument("--micro-batches", type=int, default=4)
-    parser.add_argument("--infer", action="store_true")
+    parser.add_argument("--array", type=int, default=8, help="rows and columns")
+    parser.add_argument("--train", action="store_true", help="training only")
+    parser.add_argument("--infer", action="store_true", help="inference only")
     given = parser.parse_args()
     cases = []
-    for name, devices, schedule in product(
-        given.network or NETWORKS, given.devices or (1, 2, 4), given.schedule or SCHEDULES
+    for name, devices, train, schedule in product(
+        given.network or NETWORKS,
+        given.devices or (1, 2, 4),
+        [each for each in (True, False) if not (given.infer if each else given.train)],
+        given.schedule or SCHEDULES,
     ):
-        if schedule == "fbp-as" and given.infer:
+        if schedule == "fbp-as" and not train:
             continue
-        cases.append(compare(name, devices, schedule, given))
-    errors = [abs(case["error"]) for case in cases]
-    found = {"cases": cases, "mean_error": sum(errors) / len(errors), "worst_error": max(errors)}
-    print(json.dumps(found, indent=1))
+        case = compare(name, devices, schedule, train, given)
+        print(
+            f"{name}, {devices} devices, {schedule}, {'train' if train else 'infer'}: plan "
+            f"{case['error']:+.2%}, cycle model {case['cycle_model_error']:+.2%} of "
+            f"{case['rtl_cycles']:,} cycles, {case['wall_s']:.1f} s",
+            file=sys.stderr,
+            flush=True,
+        )
+        cases.append(case)
+    groups: dict[str, list[dict[str, Any]]] = defaultdict(list)
+    for case in cases:
+        for key in (case["schedule"], case["network"], "train" if case["train"] else "infer"):
+            groups[key].append(case)
+    found = {
+        **summary(cases),
+        "most_mean_error": MOST_MEAN_ERROR,
+        "most_error": MOST_ERROR,
+        "groups": {key: summary(group) for key, group in groups.items()},
+    }
+    found["within"] = found["mean_error"] <= MOST_MEAN_ERROR and found["worst_error"] <= MOST_ERROR
+    print(json.dumps({**found, "all": cases}, indent=1))
 
 
 if __name__ == "__main__":

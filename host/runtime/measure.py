@@ -436,7 +436,7 @@ def measure(
         cluster.watch(1, seen)
         with phase("simulation"):
             cycles = backend.cycles_of(
-                *_samples(pipeline),
+                *random_samples(pipeline),
                 scalar_bits(learning_rate=0.01),
                 progress=progress and (lambda cycle: progress(cycle, max(cycle, predicted))),
             )
@@ -457,7 +457,7 @@ def measure(
     return Measurement(timing, kind, clk_hz, cycles, devices)
 
 
-def _samples(
+def random_samples(
     pipeline: PipelineProgram,
 ) -> tuple[dict[str, NDArray[np.float32]], NDArray[np.int64]]:
     """A random mini-batch; the number of cycles does not depend on its values."""

@@ -86,15 +86,18 @@ def moves(rng, *, most=3000):
 
 def product(rng):
     def loops():
-        return [{"count": rng.randrange(3)} for _ in range(3)]
+        return [{"count": rng.randrange(3), "address": 0} for _ in range(3)]
 
-    def operand():
+    def operand(base):
         flags = {name: rng.randrange(2) for name in ("transposed", "walks_blocks")}
-        return {"fp32": 0, **flags, "tap": loops(), "pos": loops()}
+        left = {"pos0_left": 0, "pos1_left": 0}
+        nests = {name: loops() for name in ("outer", "tap", "pos")}
+        return {"fp32": 0, "base": base, **flags, **left, **nests}
 
     sizes = {name: rng.randrange(most) for name, most in (("m", 70), ("k", 5), ("n", 3))}
     extent = {**sizes, "first": rng.randrange(2), "last": rng.randrange(2)}
-    return {"extent": extent, "a": operand(), "b": operand(), "result": {"fp32": rng.randrange(2)}}
+    operands = {"a": operand(0), "b": operand(1 << 19)}
+    return {"extent": extent, **operands, "result": {"fp32": rng.randrange(2)}}
 
 
 def vector(rng):

@@ -3,6 +3,7 @@
 import dataclasses
 import random
 
+import numpy as np
 import pytest
 from core_cases import random_conv
 
@@ -10,11 +11,11 @@ from fpgapipe.hw.hls_models.cycles.bus_cycles import Bus
 from fpgapipe.hw.hls_models.cycles.core_cycles import MemorySpec, predict
 from fpgapipe.hw.hls_models.cycles.instruction_cycles import gemm_timing, words_of_transfer
 from fpgapipe.hw.hls_models.cycles.vector_cycles import meeting_cycles
-from fpgapipe.hw.hls_models.isa.instructions import Instruction, Opcode
+from fpgapipe.hw.hls_models.isa.instructions import Instruction, Opcode, encode
 from fpgapipe.hw.hls_models.isa.vector_op import Source, Target, VectorOp
 from fpgapipe.hw.hls_models.model.link_dma import packet
 from fpgapipe.hw.hls_models.model.registers import RegisterMap
-from fpgapipe.hw.hls_models.spec.core_spec import CoreSpec, ScratchpadSpec, VectorSpec
+from fpgapipe.hw.hls_models.spec.core_spec import CoreSpec, NoRoom, ScratchpadSpec, VectorSpec
 from fpgapipe.hw.hls_models.spec.link import LinkEngineSpec
 from fpgapipe.lowering.products.conv import PASSES
 from fpgapipe.lowering.program.layer_program import lower_layer, random_operands
@@ -149,7 +150,11 @@ def test_vectors_that_meet_in_a_bank(x, y, lanes, vectors):
 
 
 def test_results_of_several_words_stop_the_array():
-    extents = {name: {"fp32": 0, "transposed": 0} for name in ("a", "b")}
+    loops = {name: [] for name in ("outer", "tap", "pos")}
+    extents = {
+        name: {"fp32": 0, "transposed": 0, "base": base, **loops}
+        for name, base in (("a", 0), ("b", 1 << 19))
+    }
 
     def timing(m, *, fp32):
         extent = {"m": m - 1, "k": 1, "n": 0, "first": 1, "last": 1}
@@ -223,3 +228,38 @@ def test_hardware_takes_predicted_cycles(memory):
         errors.append(abs(predicted - cycles) / cycles)
         assert errors[-1] < 0.03, f"{conv} {which}: {cycles} cycles, not {predicted}"
     assert sum(errors) / len(errors) < 0.01
+
+
+@pytest.mark.sim
+def test_operands_in_one_bank_wait_for_each_other():
+    """Products for a scratchpad of a single bank; the core that runs them has more of them.
+
+    They run alone, since the model does not know how long stores wait in such a bank.
+    """
+    library, _, _ = build_device(SMALL)
+    registers = RegisterMap(SMALL)
+    one = dataclasses.replace(SMALL, scratchpad=ScratchpadSpec(1, 1 << 15))
+    memory = MemorySpec(64, 50)
+    rng = random.Random(1)
+    measured, predicted = [], []
+    while len(measured) < 16:
+        conv, which = random_conv(rng), rng.choice(PASSES)
+        if not 1e5 < conv.macs < 1e6:
+            continue
+        try:
+            instructions = lower_layer(conv, which, one, memory=memory).instructions
+        except NoRoom:
+            continue
+        bodies = [each.body for each in instructions if each.opcode is Opcode.GEMM]
+        product = max(bodies, key=lambda body: gemm_timing(body, one).stream_cycles)
+        program = [Instruction(Opcode.GEMM, body=product)] * 2 + [END]
+        content = np.frombuffer(encode(program), np.uint8)
+        with NativeDevice(
+            library, memory_bytes=1 << 16, bytes_per_cycle=64, latency_cycles=50
+        ) as device:
+            device.memory[: content.size] = content
+            measured.append(run_program(device, registers, 0, 1 << 16))
+        predicted.append(predict(program, one, memory).cycles)
+    errors = np.array(predicted) / np.array(measured) - 1
+    assert abs(errors).max() < 0.07
+    assert sum(predicted) == pytest.approx(sum(measured), rel=0.01)

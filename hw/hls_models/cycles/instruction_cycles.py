@@ -9,10 +9,14 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from fpgapipe.hw.hls_models.cycles.operand_cycles import Meeting, Reads, meeting
 from fpgapipe.hw.hls_models.isa.address import BLOCK, OperandPattern
 from fpgapipe.hw.hls_models.isa.instructions import WORD_BYTES
 from fpgapipe.hw.hls_models.model.datapath import ACC_CYCLES
-from fpgapipe.hw.hls_models.spec.core_spec import CoreSpec
+from fpgapipe.hw.hls_models.spec.core_spec import CoreSpec, ScratchpadSpec
+
+_Numbers = tuple[tuple[str, int], ...]
+_Loops = tuple[tuple[str, tuple[tuple[tuple[str, int], ...], ...]], ...]
 
 TRANSPOSE_CYCLES = 3
 """Cycles that the transposer takes in addition to filling its first square."""
@@ -64,7 +68,8 @@ class GemmTiming:
     writes : int
         Words that a vector of results takes, 0 without results.
     stall_cycles : int
-        Cycles for which the array stops while the last tile's results are written.
+        Cycles by which the next product's weights come later than the last tile begins: the array
+        stops while the last tile's results are written, and its vectors may be read first.
     """
 
     stream_cycles: int
@@ -83,7 +88,7 @@ def gemm_timing(body: Mapping[str, Any], core: CoreSpec) -> GemmTiming:
     A tile takes as long as the slowest of these: its vectors, one per cycle; the columns of the
     next tile; the reading of either operand, one word of 32 elements or half of one per cycle; the
     latency of the accumulators. If a vector of results takes more than one cycle to be written, the
-    array stops meanwhile.
+    array stops meanwhile. Operands in the same bank also wait for each other (`operand_cycles`).
     """
     extent = body["extent"]
     m, k, n = (extent[name] + 1 for name in ("m", "k", "n"))
@@ -102,7 +107,29 @@ def gemm_timing(body: Mapping[str, Any], core: CoreSpec) -> GemmTiming:
             *(_vectors_of_tile(a, m), _vectors_of_tile(b, core.cols)),
         )
     stream, last, first_b, later_b, stall = timing
-    return GemmTiming(stream, last, _late(a), _late(b), first_b, later_b, writes, stall)
+    late = _late(b)
+    if _share_a_bank(a, b, core.scratchpad):
+        items = (*_items(a, 2 * WORD_BYTES), *_items(b, 2 * WORD_BYTES))
+        hazard = ACC_CYCLES if not (extent["first"] and k == 1) else 0
+        found = _meeting(items, (m, k, n), (core.rows, core.cols), writes, hazard)
+        stream, last = found.stream_cycles, found.last_tile_cycles
+        late += found.first_late
+        stall = max(found.next_cycles - first_b, stall)
+    return GemmTiming(stream, last, _late(a), late, first_b, later_b, writes, stall)
+
+
+@lru_cache(maxsize=1 << 12)
+def _meeting(
+    items: tuple[_Numbers, _Loops, _Numbers, _Loops],
+    tiles: tuple[int, int, int],
+    array: tuple[int, int],
+    writes: int,
+    hazard: int,
+) -> Meeting:
+    """Times of a product whose operands, given by hashable items, lie in one bank."""
+    rows, cols = array
+    a, b = (Reads.of(_pattern(*each), rows, 2) for each in (items[:2], items[2:]))
+    return meeting(a, b, tiles, cols, writes, hazard)
 
 
 @lru_cache(maxsize=1 << 12)
@@ -149,33 +176,59 @@ def _cycles_of_tiles(
     if not operand["fp32"]:
         return _vectors_of_tile(operand, vectors)
     # The base address does not matter; without it, many instructions share one cache entry.
+    numbers, loops = _items(operand, 2)
+    return _cycles_of_fp32_tiles(numbers, loops, tiles)
+
+
+@lru_cache(maxsize=1 << 12)
+def _cycles_of_fp32_tiles(numbers: _Numbers, loops: _Loops, tiles: int) -> NDArray[np.int64]:
+    """Cycles of reading each tile of an FP32 operand, whose fields are given as hashable items."""
+    _, used, _ = _pattern(numbers, loops).reads()
+    cycles: NDArray[np.int64] = (1 + used).reshape(tiles, -1).sum(axis=1, dtype=np.int64)
+    return cycles
+
+
+def _share_a_bank(a: Mapping[str, Any], b: Mapping[str, Any], scratchpad: ScratchpadSpec) -> bool:
+    """Whether both operands are in the same bank; each is taken to lie in one bank."""
+    banks = [_middle(operand) // scratchpad.bank_bytes for operand in (a, b)]
+    return banks[0] == banks[1]
+
+
+def _middle(operand: Mapping[str, Any]) -> int:
+    """Address of the word in the middle; the first and the last ones may be padding."""
+    address = int(operand["base"])
+    for name in ("outer", "tap", "pos"):
+        moved = 0
+        for number, loop in enumerate(operand[name]):
+            step = loop["address"] + moved
+            moved += loop["count"] * step
+            first = 0
+            if name == "pos" and number < 2:
+                first = loop["count"] - operand[f"pos{number}_left"]
+            address += (loop["count"] // 2 - first) * step
+    return address
+
+
+def _items(operand: Mapping[str, Any], modulus: int) -> tuple[_Numbers, _Loops]:
+    """Fields of an operand as hashable items; only the remainder of the base address is kept."""
     numbers = tuple(
-        (name, value)
+        (name, value % modulus if name == "base" else value)
         for name, value in operand.items()
-        if name != "base" and not isinstance(value, list)
+        if not isinstance(value, list)
     )
     loops = tuple(
         (name, tuple(tuple(loop.items()) for loop in value))
         for name, value in operand.items()
         if isinstance(value, list)
     )
-    return _cycles_of_fp32_tiles(numbers, loops, tiles)
+    return numbers, loops
 
 
-@lru_cache(maxsize=1 << 12)
-def _cycles_of_fp32_tiles(
-    numbers: tuple[tuple[str, int], ...],
-    loops: tuple[tuple[str, tuple[tuple[tuple[str, int], ...], ...]], ...],
-    tiles: int,
-) -> NDArray[np.int64]:
-    """Cycles of reading each tile of an FP32 operand, whose fields are given as hashable items."""
-    operand: dict[str, Any] = {"base": 0, **dict(numbers)}
+def _pattern(numbers: _Numbers, loops: _Loops) -> OperandPattern:
+    """Inverse of `_items`."""
+    operand: dict[str, Any] = dict(numbers)
     operand |= {name: [dict(loop) for loop in value] for name, value in loops}
-    words = OperandPattern.decoded(operand).words()
-    cycles: NDArray[np.int64] = (
-        (1 + words.lanes.any(axis=1)).reshape(tiles, -1).sum(axis=1, dtype=np.int64)
-    )
-    return cycles
+    return OperandPattern.decoded(operand)
 
 
 def _vectors_of_tile(operand: Mapping[str, Any], vectors: int) -> int:

@@ -11,7 +11,7 @@ each.
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from functools import cached_property
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -139,6 +139,28 @@ class Words:
     address: NDArray[np.int64]
     lanes: NDArray[np.bool_]
     sub: NDArray[np.int64]
+    emit: NDArray[np.int64]
+
+
+class _Places(NamedTuple):
+    """Words of an operand's loop nests, arrays of axes outer, block, tap and pos.
+
+    Attributes
+    ----------
+    address, u : int64 array
+        Byte address and first coordinate of each word.
+    lanes : int64 array
+        Number of elements that count.
+    there : bool array
+        Whether the word lies inside the limits, apart from those of `u`.
+    emit : int64 array
+        Number of columns of the word's square that are used.
+    """
+
+    address: NDArray[np.int64]
+    u: NDArray[np.int64]
+    lanes: NDArray[np.int64]
+    there: NDArray[np.bool_]
     emit: NDArray[np.int64]
 
 
@@ -311,6 +333,32 @@ class OperandPattern:
 
     def words(self) -> Words:
         """All words, in order."""
+        places = self._places()
+        along = places.u[..., None] + np.arange(BLOCK)
+        mask = (
+            places.there[..., None]
+            & (along >= 0)
+            & (along < self.u_limit)
+            & (np.arange(BLOCK) < places.lanes[..., None])
+        )
+        index, sub = self._order(places.address)
+        return Words(
+            places.address.reshape(-1)[index],
+            mask.reshape(-1, BLOCK)[index],
+            sub,
+            places.emit.reshape(-1)[index],
+        )
+
+    def reads(self) -> tuple[NDArray[np.int64], NDArray[np.bool_], NDArray[np.int64]]:
+        """Address of each word, whether it has elements and is read, and `Words.emit`, in order."""
+        places = self._places()
+        used = places.there & (places.u < self.u_limit) & (places.u + places.lanes > 0)
+        index, _ = self._order(places.address)
+        address, emit = (each.reshape(-1)[index] for each in (places.address, places.emit))
+        return address, used.reshape(-1)[index], emit
+
+    def _places(self) -> "_Places":
+        """Words of the loop nests, without those that other parts of a block read again."""
         outer, tap = self.outer, self.tap
         # Axes: outer, block, tap, pos. A sweep has one block; the parts of a block come later.
         if self.walks_blocks:
@@ -332,34 +380,21 @@ class OperandPattern:
 
         address = self.base + sums("address")
         y = self.y + sums("y")
-        u = self.u + sums("u")
         tap_last, outer_last = tap.innermost_is_last(), outer.innermost_is_last()
         last = outer_last[:, None, None, None] if self.lanes_by_outer else tap_last[:, None]
         lanes = np.broadcast_to(np.where(last, self.lanes_last, BLOCK), address.shape)
-        emit = np.broadcast_to(
-            np.where(tap_last, self.emit_last, self.emit)[:, None], address.shape
-        )
-        valid = there & (y >= 0) & (y < self.y_limit)
-        element = np.arange(BLOCK)
-        along = u[..., None] + element
-        mask = (
-            valid[..., None] & (along >= 0) & (along < self.u_limit) & (element < lanes[..., None])
-        )
-        # Repeat the words for each part of a block, which is the loop around the taps of a block
-        # or, in a sweep, around the positions.
-        order = self._order(tap_last)
-        flat = address.reshape(address.shape[0], -1)
-        index = (np.arange(flat.shape[0])[:, None] * flat.shape[1] + order[:, 0]).reshape(-1)
-        sub = np.tile(order[:, 1], flat.shape[0])
-        return Words(
-            flat.reshape(-1)[index],
-            mask.reshape(-1, BLOCK)[index],
-            sub,
-            emit.reshape(-1)[index],
+        emit = np.where(tap_last, self.emit_last, self.emit)[:, None]
+        there = there & (y >= 0) & (y < self.y_limit)
+        return _Places(
+            address, self.u + sums("u"), lanes, there, np.broadcast_to(emit, address.shape)
         )
 
-    def _order(self, tap_last: NDArray[np.bool_]) -> NDArray[np.int64]:
-        """Pairs (word within ``block x tap x pos``, sub) of one position of `outer`, in order."""
+    def _order(self, address: NDArray[np.int64]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+        """Place of each word among those of `_places`, in order, and its part of a block.
+
+        Words are repeated for each part of a block, which is the loop around the taps of a block
+        or, in a sweep, around the positions.
+        """
         parts = []
         if self.walks_blocks:
             size = self.tap.size * BLOCK
@@ -369,11 +404,14 @@ class OperandPattern:
                     parts.append(np.stack([words, np.full(size, sub)], axis=1))
         else:
             size = self.positions
-            for tap, is_last in enumerate(tap_last):
+            for tap, is_last in enumerate(self.tap.innermost_is_last()):
                 words = tap * size + np.arange(size)
                 for sub in range(self.subs_last if is_last else self.subs):
                     parts.append(np.stack([words, np.full(size, sub)], axis=1))
-        return np.concatenate(parts)
+        order = np.concatenate(parts)
+        count = len(address)
+        first = np.arange(count)[:, None] * (address.size // count)
+        return (first + order[:, 0]).reshape(-1), np.tile(order[:, 1], count)
 
     def vectors(
         self, scratchpad: NDArray[np.uint8]
