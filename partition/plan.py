@@ -159,7 +159,11 @@ class Plan(_Part):
         Stages in the order in which data flow.
     predicted : Prediction
     optimal : bool
-        Whether no other partition is better under the partitioner's model.
+        Whether no other partition has a better objective, by the prices by which it was searched.
+    lower_bound_s : float
+        Time below which the objective cannot be with another partition, by the same prices.
+    gap : float
+        Share of the objective by which another partition could be below it, at most.
     reason : str
         Why the partition is optimal, or why only a bound is known.
     """
@@ -175,6 +179,8 @@ class Plan(_Part):
     stages: tuple[StagePlan, ...] = Field(min_length=1, strict=False)
     predicted: Prediction
     optimal: bool
+    lower_bound_s: float = Field(default=0.0, ge=0)
+    gap: float = Field(default=1.0, ge=0, le=1)
     reason: str
 
     @model_validator(mode="after")

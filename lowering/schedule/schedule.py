@@ -176,12 +176,17 @@ class Schedule:
         return any(lane.engine == "forward" for lane in self.lanes)
 
     def neighbours(self) -> tuple[NDArray[np.int32], NDArray[np.int32]]:
-        """The stage before and the stage after each stage; -1 where there is none."""
-        before = np.full(self.num_stages, -1, np.int32)
-        after = np.full(self.num_stages, -1, np.int32)
-        for route in self.routes:
-            before[list(route[1:])] = route[:-1]
-            after[list(route[:-1])] = route[1:]
+        """For each route and stage, the stage before and the stage after; -1 where there is none.
+
+        Returns
+        -------
+        (array, array), each of shape (routes, stages)
+        """
+        shape = len(self.routes), self.num_stages
+        before, after = np.full(shape, -1, np.int32), np.full(shape, -1, np.int32)
+        for number, route in enumerate(self.routes):
+            before[number, list(route[1:])] = route[:-1]
+            after[number, list(route[:-1])] = route[1:]
         return before, after
 
     def __str__(self) -> str:
@@ -318,91 +323,3 @@ def _parse_task(word: str) -> tuple[int, int, int]:
         raise ValueError(f"{word!r} is no task; a task is such as F3@1 or dX0@2")
     number = action[len(token) :]
     return (_TOKENS[token], int(stage), int(number) if number else -1)
-
-
-# PyTorch's CSV ------------------------------------------------------------------------------------
-
-_PYTORCH = {
-    TaskKind.F: "F",
-    TaskKind.B: "B",
-    TaskKind.DX: "I",
-    TaskKind.DW: "W",
-    TaskKind.SF: "SEND_F",
-    TaskKind.RF: "RECV_F",
-    TaskKind.SB: "SEND_B",
-    TaskKind.RB: "RECV_B",
-}
-_FROM_PYTORCH = {name: kind for kind, name in _PYTORCH.items()}
-
-
-def to_pytorch_csv(schedule: Schedule) -> str:
-    """Write the tasks in the CSV format of ``torch.distributed.pipelining``, one row per device.
-
-    A cell consists of stage, action and micro-batch (``0F3``). The format has no action for
-    updates, so they are left out.
-
-    Raises
-    ------
-    ScheduleError
-        If a device has two engines, which the format cannot express.
-    """
-    if schedule.splits_engines:
-        raise ScheduleError(f"{schedule.kind} has two engines a device, which PyTorch's CSV lacks")
-    rows = []
-    for lane in sorted(schedule.lanes, key=lambda lane: lane.device):
-        cells = [
-            f"{task.stage}{_PYTORCH[task.kind]}{task.microbatch}"
-            for task in lane
-            if task.kind in _PYTORCH
-        ]
-        rows.append(",".join(cells))
-    return "\n".join(rows) + "\n"
-
-
-def from_pytorch_csv(text: str, *, kind: str = "csv", transfer: Transfer = "after") -> Schedule:
-    """Read PyTorch's CSV format; each stage is placed on the device whose row contains it.
-
-    Empty cells (idle steps) are skipped. The stages form one route in the order of their numbers.
-
-    Raises
-    ------
-    ScheduleError
-        If a cell is no action, or a stage is on two devices.
-    """
-    lanes = []
-    where: dict[int, int] = {}
-    microbatches = set()
-    for device, row in enumerate(line for line in text.splitlines() if line.strip(", \t")):
-        tasks = []
-        for cell in (cell.strip() for cell in row.split(",")):
-            if not cell:
-                continue
-            stage_text = cell[: len(cell) - len(cell.lstrip("0123456789"))]
-            action = cell[len(stage_text) :].rstrip("0123456789")
-            number = cell[len(stage_text) + len(action) :]
-            if not stage_text or action not in _FROM_PYTORCH or not number:
-                raise ScheduleError(
-                    f"PyTorch schedule, row {device + 1}: {cell!r} is no action; there are stage, "
-                    f"{', '.join(_FROM_PYTORCH)} and micro-batch, such as 0F3"
-                )
-            stage = int(stage_text)
-            if where.setdefault(stage, device) != device:
-                raise ScheduleError(
-                    f"PyTorch schedule: stage {stage} is on devices {where[stage]} and {device}"
-                )
-            microbatches.add(int(number))
-            tasks.append((int(_FROM_PYTORCH[action]), stage, int(number)))
-        lanes.append(Lane.of(device, "compute", tasks))
-    if sorted(where) != list(range(len(where))) or not where:
-        raise ScheduleError("PyTorch schedule: stages must be numbered from 0 without a gap")
-    if microbatches != set(range(len(microbatches))):
-        raise ScheduleError("PyTorch schedule: micro-batches must be numbered from 0 without a gap")
-    return Schedule(
-        kind,
-        len(microbatches),
-        tuple(where[stage] for stage in sorted(where)),
-        (tuple(sorted(where)),),
-        np.zeros(len(microbatches), np.int32),
-        tuple(lanes),
-        transfer,
-    )

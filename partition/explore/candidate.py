@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 
 import numpy as np
@@ -18,6 +18,7 @@ from fpgapipe.lowering.schedule.schedule import Schedule, TaskKind, forward_only
 from fpgapipe.partition.cost.cost import CoreConfig, LayerCost, activation_bytes
 from fpgapipe.partition.schedule.schedule_kinds import make_schedule
 from fpgapipe.partition.schedule.zero_bubble import zb_auto
+from fpgapipe.partition.search.problem import TOLERANCE
 from fpgapipe.partition.timeline.timeline import StageTimes, Timeline, simulate
 
 
@@ -108,11 +109,13 @@ class Candidate:
     timeline : Timeline
         Times of all tasks and transfers.
     optimal : bool
-        Whether no other partition is better under the partitioner's model.
+        Whether no other partition has a better objective.
     reason : str
         Why the partition is optimal, or why only a bound is known.
     lower_bound_s : float
-        Lower bound of the minimised objective, under that model.
+        Time below which the minimised objective cannot be with another partition.
+    gap : float
+        Share of the objective by which another partition could be below it, at most.
     """
 
     kind: str
@@ -122,6 +125,14 @@ class Candidate:
     optimal: bool = False
     reason: str = ""
     lower_bound_s: float = 0.0
+    gap: float = 1.0
+
+    def judged(self, value_s: float, lower_bound_s: float, reason: str) -> Candidate:
+        """The candidate with the value of the minimised objective held against its bound."""
+        bound_s = min(lower_bound_s, value_s)
+        optimal = value_s - bound_s <= TOLERANCE * value_s
+        gap = 0.0 if optimal else 1 - bound_s / value_s
+        return replace(self, optimal=optimal, reason=reason, lower_bound_s=bound_s, gap=gap)
 
     @property
     def minibatch_s(self) -> float:

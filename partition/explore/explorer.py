@@ -42,7 +42,6 @@ from fpgapipe.partition.explore.unit_problem import make_problem, reads_of, unit
 from fpgapipe.partition.search import dag
 from fpgapipe.partition.search.every_device import over_all_devices
 from fpgapipe.partition.search.problem import (
-    TOLERANCE,
     Objective,
     PlanError,
     ScheduleModel,
@@ -222,10 +221,8 @@ def _searched(request: Request, group: _Group, rows: list[DeviceChain]) -> Candi
     bound_s = min((each.lower_bound_s for each in options), default=0.0)
     options.append(group.best)  # it may be on one device that is not the first
     best = min(options, key=lambda each: each.steady_s)
-    bound_s = min(bound_s, best.steady_s)
     reason = best.reason if best is not group.best else f"{best.reason}; {options[0].reason}"
-    optimal = best.steady_s - bound_s <= TOLERANCE * best.steady_s
-    return dataclasses.replace(best, optimal=optimal, reason=reason, lower_bound_s=bound_s)
+    return best.judged(best.steady_s, bound_s, reason)
 
 
 def _splits(request: Request) -> Iterator[int]:
@@ -419,27 +416,25 @@ def plan_one(
             fits=lambda parts: too_large(candidate(parts)) is None,
         )
         if better is not None:
-            faster = dataclasses.replace(
-                candidate(better.parts),
-                optimal=better.optimal,
-                reason=better.reason,
-                lower_bound_s=better.lower_bound_s,
-            )
+            faster = candidate(better.parts)
+            faster = faster.judged(faster.steady_s, better.lower_bound_s, better.reason)
             if timed is None or error is not None or faster.steady_s <= timed.steady_s:
                 return faster
     if error is not None or timed is None:
         raise error or PlanError("no cut keeps the limits")
     if request.objective is Objective.BOTTLENECK:
+        gap = 1 - found.lower_bound_s / found.period_s if not found.optimal else 0.0
         return dataclasses.replace(
-            timed, optimal=found.optimal, reason=found.reason, lower_bound_s=found.lower_bound_s
+            timed,
+            optimal=found.optimal,
+            reason=found.reason,
+            lower_bound_s=found.lower_bound_s,
+            gap=gap,
         )
     # The simulation may be faster than the model of the schedule. In every schedule, some device
     # works on each micro-batch for as long as the smallest possible bottleneck.
-    return dataclasses.replace(
-        timed,
-        reason=f"not searched in the event simulation; by a formula, {found.reason}",
-        lower_bound_s=min(count * problem.bound_s, timed.steady_s),
-    )
+    why = f"not searched in the event simulation; by a formula, {found.reason}"
+    return timed.judged(timed.steady_s, count * problem.bound_s, why)
 
 
 def on_one_device(

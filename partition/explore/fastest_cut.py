@@ -68,6 +68,8 @@ class Question:
     reads : sequence of (int, int), optional
         Pairs of a layer of the network and a layer that reads its result, as their numbers within
         all units. They are the edges of the problem if each unit has one layer.
+    order : Schedule, optional
+        A schedule with an order of its own, with a stage on each device, instead of one by name.
     """
 
     problem: PartitionProblem
@@ -76,6 +78,7 @@ class Question:
     train: bool = True
     may_begin: Sequence[bool] | None = None
     reads: Sequence[tuple[int, int]] | None = None
+    order: Schedule | None = None
 
     @cached_property
     def complete(self) -> bool:
@@ -179,6 +182,8 @@ class Question:
     def schedule_for(self, num_stages: int, times: StageTimes | None = None) -> Schedule:
         """The schedule for a number of stages; zb-auto needs their times."""
         count = self.problem.schedule.num_microbatches
+        if self.order is not None:
+            return self.order
         if self.kind == "zb-auto" and times is not None:
             schedule = zb_auto(num_stages, count, times)
         else:
@@ -353,7 +358,8 @@ def _search(
 def _reason(
     question: Question, found: Fastest, bound_s: float, counts: Sequence[int], all_devices: bool
 ) -> str:
-    cuts = f"all {len(question.masks):,} cuts" if question.complete else "cuts in this order"
+    places = f"{len(question.masks) - 2:,} places"
+    cuts = f"all {places} to cut" if question.complete else f"{places} to cut, in one order"
     over = f"all {counts[-1]} devices" if all_devices else f"up to {counts[-1]} devices"
     tried = f"{found.simulations:,} event simulations"
     gap = 1 - bound_s / found.minibatch_s if found.minibatch_s else 0.0

@@ -86,6 +86,8 @@ def as_plan(
             samples_per_s=batch / seconds if seconds else 0.0,
         ),
         optimal=candidate.optimal,
+        lower_bound_s=candidate.lower_bound_s,
+        gap=candidate.gap,
         reason=candidate.reason,
     )
 

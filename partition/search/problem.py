@@ -428,6 +428,11 @@ class Partition:
             return self.period_s
         return self.minibatch_time_s
 
+    @property
+    def gap(self) -> float:
+        """Share of the value by which a better partition could be below it, at most."""
+        return 1 - self.lower_bound_s / self.value_s if self.value_s and not self.optimal else 0.0
+
     def to_dict(self) -> dict[str, Any]:
         """The partition as a dictionary for JSON."""
         return {
@@ -446,6 +451,7 @@ class Partition:
             "minibatch_time_s": self.minibatch_time_s,
             "objective": self.objective.value,
             "lower_bound_s": self.lower_bound_s,
+            "gap": self.gap,
             "optimal": self.optimal,
             "reason": self.reason,
         }

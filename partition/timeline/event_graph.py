@@ -215,6 +215,13 @@ class EventGraph:
         table[self.stages[found], self.microbatches[found]] = found
         return table
 
+    def _across(self, neighbour: NDArray[np.int32], tasks: NDArray[np.intp]) -> NDArray[np.int32]:
+        """The stage before or after that of each task, on the route of its micro-batch."""
+        found: NDArray[np.int32] = neighbour[
+            self.schedule.route_of[self.microbatches[tasks]], self.stages[tasks]
+        ]
+        return found
+
     def _add_transfers(self) -> None:
         """Number the transfers after the tasks, with a lane for each pair of devices."""
         producers, destinations, payloads = [], [], []
@@ -223,7 +230,7 @@ class EventGraph:
             ((B, DX), self.before, TaskKind.SB),
         ):
             task = np.flatnonzero(np.isin(self.kinds, kinds))
-            target = neighbour[self.stages[task]]
+            target = self._across(neighbour, task)
             task, target = task[target >= 0], target[target >= 0]
             sends = self.device[self.stages[task]] != self.device[target]
             producers.append(task[sends])
@@ -269,7 +276,7 @@ class EventGraph:
             (needs_gradient, self.after, sent[TaskKind.SB], self.backward, times.gradients_lag_s),
         ):
             task = np.flatnonzero(mask)
-            other = neighbour[stages[task]]
+            other = self._across(neighbour, task)
             task, other = task[other >= 0], other[other >= 0]
             remote = self.device[other] != self.device[stages[task]]
             for here, source in ((remote, table), (~remote, local)):
@@ -333,7 +340,7 @@ class EventGraph:
             ),
         ):
             sends = np.flatnonzero(self.kinds == kind)
-            target = neighbour[self.stages[sends]]
+            target = self._across(neighbour, sends)
             channel = self.device[self.stages[sends]].astype(np.int64) * 2**31 + self.device[target]
             order = np.argsort(channel, kind="stable")
             sends, target, channel = sends[order], target[order], channel[order]

@@ -4,6 +4,7 @@ import dataclasses
 import json
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from fpgapipe.boards.cluster import chain_of, load_cluster
@@ -15,7 +16,9 @@ from fpgapipe.partition.explore.cut_problem import check_memory
 from fpgapipe.partition.explore.explorer import AUTO_SCHEDULES, Request, explore
 from fpgapipe.partition.explore.planned import as_plan
 from fpgapipe.partition.plan import Plan
+from fpgapipe.partition.schedule.schedule_kinds import make_schedule
 from fpgapipe.partition.search.problem import PlanError
+from fpgapipe.partition.timeline.timeline import StageTimes, simulate
 
 NETWORK = "digits-cnn"
 MIXED = Path(__file__).parents[2] / "examples/clusters/vcu118-vcu129-chain.yaml"
@@ -26,6 +29,8 @@ b,2,2,2,1000,100
 c,1,1,1,1000,100
 d,2,2,2,1000,100
 """
+SECONDS = ((1, 2, 1, 2), (1, 2, 2.5, 2), (1, 2, 1.25, 2))
+VALUES = {"bottleneck": "period_s", "minibatch": "minibatch_time_s"}
 KINDS = ("gpipe", "1f1b", "1f1b-as", "fbp-as", "1f1b-sno", "1f1b-so", "zb-h1", "zb-h2", "zb-auto")
 
 
@@ -351,6 +356,53 @@ def test_profile_as_a_table(cli, profile):
     code, out, _ = cli("plan", "--profile", profile, "--devices", "2", "--straight")
     assert code == 0
     assert "period 9 s" in out
+
+
+PROFILE_KINDS = (*KINDS, "pipedream")
+
+
+@pytest.mark.parametrize("kind", PROFILE_KINDS)
+@pytest.mark.parametrize("transfers", [("--straight",), ("--bandwidth", "1e3")])
+def test_a_profile_has_the_times_of_the_simulation(cli, tmp_path, kind, transfers):
+    """Every schedule of boards is one of profiles, with times that simulating its stages gives."""
+    path = tmp_path / "net.csv"
+    path.write_text(PROFILE.replace("c,1,1,1", "c,1,2.5,1.25"))
+    seconds = {name: (f, x, w) for name, f, x, w in zip("abcd", *SECONDS, strict=True)}
+    for objective in ("bottleneck", "minibatch"):
+        code, out, _ = cli(
+            *("plan", "--profile", path, "--devices", "2", "--micro-batches", "4", "--json"),
+            *("--schedule", kind, "--objective", objective, *transfers),
+        )
+        value = json.loads(out)
+        assert code == 0
+        assert value["optimal"] == (value["gap"] == 0)
+        assert value["lower_bound_s"] <= value[VALUES[objective]] * (1 + 1e-9)
+        if any(stage["replicas"] > 1 for stage in value["stages"]) or kind == "zb-auto":
+            continue
+        passes = np.array(
+            [np.sum([seconds[name] for name in each["layers"]], axis=0) for each in value["stages"]]
+        )
+        sent = [each["transfer_s"] for each in value["stages"]]
+        num_stages, zeros = len(sent), np.zeros(len(sent))
+        times = StageTimes(*passes.T, zeros, np.array(sent), np.array([0, *sent[:-1]]))
+        simulated = simulate(make_schedule(kind, num_stages, 4), times)
+        expected = simulated.makespan_s
+        if kind == "pipedream":  # in the steady state
+            expected = max(*simulated.busy_s, *(link.busy_s for link in simulated.links), 0)
+        assert value["minibatch_time_s"] == pytest.approx(expected)
+
+
+def test_replicas_are_simulated(cli, tmp_path):
+    """One layer on four devices: each takes two of eight micro-batches, and the ring is the end."""
+    path = tmp_path / "net.csv"
+    path.write_text("\n".join(PROFILE.splitlines()[:2]) + "\n")
+    arguments = ("plan", "--profile", path, "--devices", "4", "--bandwidth", "1e3", "--json")
+    for kind in ("1f1b-as", "gpipe", "zb-h1"):
+        code, out, _ = cli(*arguments, "--schedule", kind, "--micro-batches", "8")
+        assert code == 0
+        value = json.loads(out)
+        assert [stage["replicas"] for stage in value["stages"]] == [4]
+        assert value["minibatch_time_s"] == pytest.approx(2 * 3 + 2 * 3 / 4 * 100 / 1e3)
 
 
 def test_measured_profile(cli):

@@ -30,7 +30,7 @@ def reference(schedule, times, fifo_depth=None):
         TaskKind.DW: times.weight_gradient_s,
         TaskKind.U: times.update_s,
     }
-    before, after = schedule.neighbours()
+    before, after = (table.max(axis=0) for table in schedule.neighbours())
     lanes = [[(t.kind, t.stage, t.microbatch) for t in lane] for lane in schedule.lanes]
     where = {task: i for i, lane in enumerate(lanes) for task in lane}
     start = dict.fromkeys(where, 0.0)

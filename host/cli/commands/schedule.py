@@ -105,7 +105,7 @@ def schedule(kind: str, as_json: bool, **options: Any) -> None:
     """
     from fpgapipe.host.terminal.console import print_json
     from fpgapipe.host.terminal.outputs import check_outputs, write_output
-    from fpgapipe.lowering.schedule.schedule import to_pytorch_csv
+    from fpgapipe.lowering.schedule.pytorch_csv import to_pytorch_csv
     from fpgapipe.partition.schedule.schedule_rules import check_schedule
     from fpgapipe.partition.timeline.timeline import simulate
 
