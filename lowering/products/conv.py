@@ -9,6 +9,8 @@ from dataclasses import dataclass
 from itertools import pairwise
 from typing import Literal
 
+from fpgapipe.hw.hls_models.numerics.mx import MX_BLOCK
+
 Pass = Literal["forward", "input", "weight"]
 PASSES: tuple[Pass, ...] = ("forward", "input", "weight")
 
@@ -27,6 +29,10 @@ class ConvSpec:
         Padding at the top, left, bottom and right.
     h, w, batch : int
         Rows, columns and number of the input images.
+    segments : int
+        Number of equal parts of the batch that share no block in the weight gradient, whose sums
+        are then added up one part after the other. More than one are possible for kernels of one
+        tap without stride and padding, if the positions of a part fit in a block.
 
     Raises
     ------
@@ -43,6 +49,7 @@ class ConvSpec:
     w: int = 1
     batch: int = 1
     dilation: tuple[int, int] = (1, 1)
+    segments: int = 1
 
     def __post_init__(self) -> None:
         for name in ("cin", "cout", "h", "w", "batch"):
@@ -53,6 +60,11 @@ class ConvSpec:
                 raise ValueError(f"conv {name} must be at least 1, not {getattr(self, name)}")
         if min(self.pad) < 0:
             raise ValueError(f"conv pad must be at least 0, not {self.pad}")
+        if self.segments > 1 and not self._has_segments:
+            raise ValueError(
+                f"conv of {self.segments} segments must have one tap, no stride and padding, and "
+                f"at most {MX_BLOCK} positions in each, not be {self}"
+            )
         if self.oh < 1 or self.ow < 1:
             raise ValueError(
                 f"conv kernel {self.kernel} must fit the padded image of "
@@ -63,6 +75,18 @@ class ConvSpec:
     def linear(cls, m: int, n: int, k: int) -> "ConvSpec":
         """A linear layer for `m` vectors, with `k` input features and `n` output features."""
         return cls(cin=k, cout=n, batch=m)
+
+    @property
+    def _has_segments(self) -> bool:
+        """Whether the batch can have its segments."""
+        plain = self.kernel == self.stride == (1, 1) and self.pad == (0, 0, 0, 0)
+        whole = self.batch % self.segments == 0
+        return plain and whole and self.segment_positions <= MX_BLOCK
+
+    @property
+    def segment_positions(self) -> int:
+        """Number of positions of a segment, for kernels of one tap without stride and padding."""
+        return self.batch // self.segments * self.h * self.w
 
     def _out(self, axis: int) -> int:
         size = (self.h, self.w)[axis] + self.pad[axis] + self.pad[axis + 2]

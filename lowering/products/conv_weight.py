@@ -5,6 +5,7 @@ Output channels are streamed past array tiles of the input; the positions are th
 
 from dataclasses import dataclass, replace
 from math import lcm
+from typing import Any
 
 from fpgapipe.hw.hls_models.isa.address import BLOCK, Loop, LoopNest, OperandPattern, ResultPattern
 from fpgapipe.hw.hls_models.numerics.element_format import FP32
@@ -18,9 +19,7 @@ from fpgapipe.lowering.products.conv_parts import (
     Tiling,
     ceil_div,
     is_packed,
-    subs_last,
     tail,
-    tiles_of,
 )
 from fpgapipe.lowering.products.conv_product import Product, Range
 from fpgapipe.lowering.tiling.tile import Tile, tile_of
@@ -64,7 +63,14 @@ class WeightGradient(Product[Range, Group]):
 
     def slices(self, tiling: Tiling) -> list[Range]:
         """See `Product`."""
+        size = self.conv.segment_positions
+        if self.conv.segments > 1:
+            return [(first * size, end * size) for first, end in self._segments(tiling.k // size)]
         return _reduction_pieces(self.conv, tiling.k)
+
+    def _segments(self, limit: int) -> list[Range]:
+        """Divide the segments into pieces of at most `limit`, or of one."""
+        return chunks(self.conv.segments, max(limit, 1))
 
     def vectors(self, row: Range) -> int:
         """See `Product`."""
@@ -78,7 +84,16 @@ class WeightGradient(Product[Range, Group]):
 
     def depth(self, part: Range) -> int:
         """See `Product`."""
-        return tiles_of(part[1] - part[0], self.core.rows)
+        blocks = self._blocks(part)
+        return blocks.tiles(self.core.rows)
+
+    def _blocks(self, part: Range) -> "_Blocks":
+        """The blocks of the reduction in a piece of it."""
+        size = part[1] - part[0]
+        if self.conv.segments == 1:
+            return _Blocks(ceil_div(size, BLOCK), BLOCK, tail(size))
+        own = self.conv.segment_positions
+        return _Blocks(size // own, own, own)
 
     def streamed(self, row: Range, part: Range) -> Tile:
         """See `Product`."""
@@ -112,28 +127,31 @@ class WeightGradient(Product[Range, Group]):
     def streamed_pattern(self, row: Range, array_tiles: int, part: Range) -> OperandPattern:
         """See `Product`."""
         formats = self.formats
-        depth, positions = row[1] - row[0], part[1] - part[0]
+        depth, blocks = row[1] - row[0], self._blocks(part)
         tile = self.streamed(row, part)
+        pixel = tile.pitches[0]
+        pos = LoopNest((Loop(part[1] - part[0], pixel),))
         return OperandPattern(
             base=tile.shift,
             outer=LoopNest((Loop(array_tiles),)),
             tap=LoopNest((Loop(ceil_div(depth, BLOCK), BLOCK * formats.y.element_bytes, u=BLOCK),)),
-            pos=LoopNest((Loop(positions, tile.pitches[0]),)),
+            pos=pos if self.conv.segments == 1 else blocks.nest(pixel),
+            y_limit=1 if self.conv.segments == 1 else blocks.size,
             u_limit=depth,
-            blocks=ceil_div(positions, BLOCK),
+            blocks=blocks.number,
             walks_blocks=True,
             transposed=True,
             emit_last=tail(depth),
             fp32=formats.y is FP32,
-            subs=BLOCK // self.core.rows,
-            subs_last=subs_last(positions, self.core.rows),
+            subs=ceil_div(blocks.size, self.core.rows),
+            subs_last=ceil_div(blocks.last, self.core.rows),
         )
 
     def stationary_pattern(self, column: Group, part: Range) -> OperandPattern:
         """See `Product`."""
         (t0, t1), (u0, u1), channels = column
         conv, core, formats = self.conv, self.core, self.formats
-        depth, positions = channels[1] - channels[0], part[1] - part[0]
+        depth, blocks = channels[1] - channels[0], self._blocks(part)
         size = conv.kernel[1] * depth if self.packed else depth
         down, side = self._taps_of(column)
         _, place = self._window(column, part)
@@ -152,25 +170,37 @@ class WeightGradient(Product[Range, Group]):
             tap=LoopNest(
                 (Loop(ceil_div(core.cols, BLOCK), BLOCK * formats.x.element_bytes, u=BLOCK),)
             ),
-            pos=place.pos,
-            pos_start=place.start,
-            y=place.y,
-            u=place.x * depth,
-            y_limit=conv.h,
-            u_limit=conv.w * depth,
+            **self._positions(place, depth, blocks),
             # If a column of array tiles takes several words, the limit of the results drops the
             # excess.
             lanes_last=tail(size, core.cols) if core.cols <= BLOCK else BLOCK,
             lanes_by_outer=True,
-            blocks=ceil_div(positions, BLOCK),
+            blocks=blocks.number,
             walks_blocks=True,
             transposed=True,
             emit=min(core.cols, BLOCK),
             emit_last=min(core.cols, BLOCK),
             fp32=formats.x is FP32,
-            subs=BLOCK // core.rows,
-            subs_last=subs_last(positions, core.rows),
+            subs=ceil_div(blocks.size, core.rows),
+            subs_last=ceil_div(blocks.last, core.rows),
         )
+
+    def _positions(self, place: "_Window", depth: int, blocks: "_Blocks") -> dict[str, Any]:
+        """Arguments of the input's pattern that say which positions a block has."""
+        if self.conv.segments > 1:
+            return {
+                "pos": blocks.nest(place.pixel),
+                "y_limit": blocks.size,
+                "u_limit": depth,
+            }
+        return {
+            "pos": place.pos,
+            "pos_start": place.start,
+            "y": place.y,
+            "u": place.x * depth,
+            "y_limit": self.conv.h,
+            "u_limit": self.conv.w * depth,
+        }
 
     def result_pattern(self, row: Range, column: Group) -> ResultPattern:
         """See `Product`."""
@@ -193,6 +223,30 @@ class WeightGradient(Product[Range, Group]):
             u_limit=size,
             fp32=element is FP32,
         )
+
+
+@dataclass(frozen=True)
+class _Blocks:
+    """Blocks of a reduction over positions.
+
+    Attributes
+    ----------
+    number : int
+    size, last : int
+        Positions in each block but the last, and in the last one; at most 32.
+    """
+
+    number: int
+    size: int
+    last: int
+
+    def tiles(self, rows: int) -> int:
+        """Number of array tiles of an array with so many rows."""
+        return (self.number - 1) * ceil_div(self.size, rows) + ceil_div(self.last, rows)
+
+    def nest(self, pixel: int) -> LoopNest:
+        """Loops over 32 places in each block; those with `y` from `size` on have no position."""
+        return LoopNest((Loop(BLOCK, pixel, y=1), Loop(self.number, self.size * pixel)))
 
 
 def _some(axis: Taps, first: int, end: int) -> Taps:

@@ -23,6 +23,10 @@ if TYPE_CHECKING:
     from fpgapipe.lowering.schedule.schedule import Task
 
 
+UPDATE = "update"
+"""Layer of the update's kernels."""
+
+
 @dataclass(frozen=True)
 class KernelOrigin:
     """The layer and the task that a kernel of a program belongs to.

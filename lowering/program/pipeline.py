@@ -167,7 +167,10 @@ def build_pipeline(
         )
         concurrent = [steps[task] for task in tasks] if splits else None
         own = tasks_of(tasks) if tasks_of else tasks
-        builder = StepBuilder(graph, core, memory, options, own, part, concurrent)
+        builder = StepBuilder(
+            graph, core, memory, options, own, part, concurrent,
+            num_microbatches=schedule.num_microbatches,
+        )  # fmt: skip
         parts.append(builder.build())
     return PipelineProgram(graph, tuple(parts))
 

@@ -18,7 +18,7 @@ from fpgapipe.lowering.memory.memory_map import CORRECT, LABELS, LOSS, Stored
 from fpgapipe.lowering.memory.placed import Placed, page
 from fpgapipe.lowering.program.assemble import assemble
 from fpgapipe.lowering.program.boundary import Part, Stage
-from fpgapipe.lowering.program.device_program import KernelOrigin
+from fpgapipe.lowering.program.device_program import UPDATE, KernelOrigin
 from fpgapipe.lowering.program.lanes import Lane, balance_lanes, lanes_of, product_cycles
 from fpgapipe.lowering.program.step_program import StepProgram
 from fpgapipe.lowering.schedule.schedule import Task, TaskKind
@@ -39,7 +39,7 @@ from fpgapipe.lowering.units.unit import Unit
 from fpgapipe.network import operators as ops
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Sequence
+    from collections.abc import Callable, Iterable, Iterator, Sequence
 
     import numpy as np
     from numpy.typing import NDArray
@@ -82,12 +82,17 @@ class StepBuilder:
         Number of the step of each task, in non-decreasing order. A forward pass and another task of
         the same step run concurrently, each on its own GEMM engine and in its own parts of the
         scratchpad. If left out, one task runs after the other.
+    num_microbatches : int, optional
+        Number of micro-batches of the step, if `tasks` are only some, of a program that is only
+        timed. Gradients that are computed once for all are then those of all.
 
     Attributes
     ----------
     graph, core, memory, options
     layouts : Layouts
         Layouts of all values of the network.
+    num_microbatches : int
+        Number of micro-batches of the step.
     lowered : list of LoweredKernel
         All kernels so far.
     tensors : dict of str to Tensor
@@ -104,6 +109,7 @@ class StepBuilder:
         tasks: Sequence[Task],
         part: Part | None = None,
         steps: Sequence[int] | None = None,
+        num_microbatches: int | None = None,
     ) -> None:
         if core.vector is None:
             raise UserError("a training step needs a core with a vector engine")
@@ -124,6 +130,7 @@ class StepBuilder:
         self._tasks = tuple(tasks)
         self._steps = tuple(range(len(self._tasks)) if steps is None else steps)
         self._slots = slots_of(self._tasks)
+        self.num_microbatches = num_microbatches or len(self._slots)
         self._num_slots = max(self._slots.values()) + 1
         self._batches: dict[int, MicroBatch] = {}
         check_network(graph, train=options.train)
@@ -132,6 +139,7 @@ class StepBuilder:
         self._part = part or Part(Stage(0, 1, tuple(units)))
         self._task = 0
         self._waiting: dict[int, list[LoweredKernel]] = {}  # weight gradients for a later task
+        self._late: dict[str, tuple[str, MicroBatch, Callable[[], None]]] = {}
         self._written: set[str] = set()  # parameters that already have a gradient
 
     # ------------------------------------------------------------------ lane of the present task
@@ -165,6 +173,19 @@ class StepBuilder:
     def of_microbatch(self, name: str, index: int) -> str:
         """Name of a tensor that exists once per micro-batch."""
         return name if len(self._slots) == 1 else f"{name}@{index}"
+
+    def add_late(self, name: str, layer: str, batch: MicroBatch, add: Callable[[], None]) -> None:
+        """Let `add` add the kernels of a layer to a micro-batch before the update; see there."""
+        self._late[name] = layer, batch, add
+
+    def _add_late(self) -> None:
+        """Add the kernels that come after the backward passes of all micro-batches."""
+        for layer, batch, add in self._late.values():
+            batch.layer = layer
+            add()
+            lowered, batch.lowered = batch.lowered, []
+            self._take(lowered)
+        self._late = {}
 
     def declare(self, tensor: Tensor) -> Tensor:
         """Register a tensor that needs a place in memory; tensors of one name must be equal."""
@@ -236,7 +257,9 @@ class StepBuilder:
                 self._take(self._waiting.pop(index))
             else:
                 assert task.kind is TaskKind.U, f"{task} is no task of one device"
+                self._add_late()
                 self._update()
+        self._add_late()
         return self._placed()
 
     def _take(self, lowered: Iterable[LoweredKernel]) -> None:
@@ -355,7 +378,7 @@ class StepBuilder:
             return
 
         def add(kernel: Kernel) -> None:
-            self._take([LoweredKernel(kernel, layer="update")])
+            self._take([LoweredKernel(kernel, layer=UPDATE)])
 
         weights, gradient, momentum, second_moment = (Tensor(name, size) for name in SUFFIXES)
         clip = None

@@ -15,6 +15,8 @@ from fpgapipe.lowering.tiling.kernel import Kernel, Region, Tensor
 from fpgapipe.lowering.units.layouts import PLAIN, Layout, host_layout, with_channels_last
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from fpgapipe.hw.hls_models.cycles.core_cycles import MemorySpec
     from fpgapipe.hw.hls_models.spec.core_spec import CoreSpec
     from fpgapipe.lowering.memory.memory_map import Stored
@@ -60,6 +62,7 @@ class Builder(Protocol):
     tensors: dict[str, Tensor]
     stored: dict[str, Stored]
     random_key: int
+    num_microbatches: int
 
     @property
     def product_core(self) -> CoreSpec:
@@ -87,6 +90,9 @@ class Builder(Protocol):
 
     def declare(self, tensor: Tensor) -> Tensor:
         """Register a tensor that needs a place in memory."""
+
+    def add_late(self, name: str, layer: str, batch: MicroBatch, add: Callable[[], None]) -> None:
+        """Let `add` add the kernels of a layer to a micro-batch after all backward passes."""
 
     def gradient_places(self, parameter: Tensor) -> tuple[Tensor, Tensor | None]:
         """Tensor of a parameter's gradient sum, and of the next summand unless it is the first."""
@@ -293,6 +299,24 @@ class MicroBatch:
             self._parts.remove((total, part))
             summed = optimiser.accumulate(f"{total.name}.sum", total, part, self.region)
             self.lowered.append(LoweredKernel(summed, is_weight, self.layer))
+
+    @property
+    def num_microbatches(self) -> int:
+        """Number of micro-batches of the step."""
+        return self._builder.num_microbatches
+
+    def for_all(self, name: str, part: Tensor) -> Tensor:
+        """Declare the tensor that holds such a tensor of every micro-batch, one after the other."""
+        count = self.num_microbatches
+        shape = (count * part.shape[0], *part.shape[1:])
+        return self._builder.declare(Tensor(f"{name} of all", shape, part.format))
+
+    def add_late(self, name: str, add: Callable[[], None]) -> None:
+        """Let `add` add kernels after the backward passes of all micro-batches, once for a layer.
+
+        `add` is called for the last micro-batch.
+        """
+        self._builder.add_late(name, self.layer, self, add)
 
     def gradient_of(self, parameter: Tensor) -> Tensor | None:
         """Return the tensor to which the next added kernel must write the gradient of a parameter.

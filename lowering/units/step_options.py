@@ -89,12 +89,16 @@ class StepOptions:
         ``sgd``, which has momentum, or ``adam``.
     clips : bool
         Whether all gradients together are scaled down to a largest norm.
+    late_gradients : bool
+        Whether weight gradients may be computed once for all micro-batches, where this takes less
+        time (`lowering.units.late_gradients`). The results are the same.
     """
 
     activations: ElementFormat = BF16
     train: bool = True
     optimiser: Literal["sgd", "adam"] = "sgd"
     clips: bool = False
+    late_gradients: bool = True
 
     def __post_init__(self) -> None:
         if self.activations not in (BF16, FP32):

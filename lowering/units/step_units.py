@@ -11,6 +11,7 @@ from fpgapipe.lowering.kernels import activation, normalisation
 from fpgapipe.lowering.kernels.products import product_kernel
 from fpgapipe.lowering.products.conv import ConvSpec
 from fpgapipe.lowering.tiling.kernel import Tensor
+from fpgapipe.lowering.units.late_gradients import add_late_gradient, is_late
 from fpgapipe.lowering.units.layouts import PLAIN, Layout, channels_last, with_channels_last
 from fpgapipe.lowering.units.registry import Surroundings, runs
 from fpgapipe.lowering.units.unit import Unit
@@ -163,11 +164,25 @@ class ProductUnit(Unit):
                                     step.product_core, step.memory,
                                     step.product_region))  # fmt: skip
             step.give_gradient(self, layer.inputs[0], dx)
+        if self._is_late(step, conv, x, dy, weight):
+            add_late_gradient(step, layer.name, conv, weight, x, dy)
+            return
         dw = step.gradient_of(weight)
         if dw:
             step.add(product_kernel(f"{layer.name}.weight", conv, "weight", (x, dy, dw),
                                     step.product_core, step.memory, step.product_region),
                      is_weight=True)  # fmt: skip
+
+    def _is_late(
+        self, step: MicroBatch, conv: ConvSpec, x: Tensor, dy: Tensor, weight: Tensor
+    ) -> bool:
+        """Whether the gradient of the weight is computed once for all micro-batches."""
+        if not (step.options.late_gradients and self._weight.spec.trainable):
+            return False
+        layers = step.graph.layers.values()
+        readers = sum(each.name == weight.name for layer in layers for each in layer.parameters)
+        dw = Tensor("", weight.shape)
+        return readers == 1 and is_late(conv, step.num_microbatches, x, dy, dw)
 
 
 @dataclass(frozen=True)

@@ -8,6 +8,7 @@ import numpy as np
 
 from fpgapipe.hw.hls_models.isa.instructions import Opcode
 from fpgapipe.hw.hls_models.spec import device
+from fpgapipe.lowering.program.device_program import UPDATE
 from fpgapipe.lowering.schedule.schedule import TaskKind
 from fpgapipe.lowering.units.network_units import units_of
 from fpgapipe.partition.cost.cost import CoreConfig, layer_costs
@@ -25,9 +26,6 @@ if TYPE_CHECKING:
 
 KINDS = frozenset({"gpipe", "1f1b-as", "fbp-as", "1f1b-sno", "1f1b-so", "pipedream", "zb-h1"})
 """Kinds of schedules that have a formula."""
-
-UPDATE = "update"
-"""Name of the layer under which the optimiser's update is counted."""
 
 
 def layer_cycles(

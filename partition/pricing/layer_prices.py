@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from fpgapipe.hw.hls_models.cycles.core_cycles import MemorySpec, predict
+from fpgapipe.lowering.program.device_program import UPDATE
 from fpgapipe.lowering.program.step import build_step
 from fpgapipe.lowering.schedule.schedule import TaskKind
 from fpgapipe.lowering.schedule.tasks import single_device
@@ -26,8 +27,8 @@ if TYPE_CHECKING:
     from fpgapipe.partition.cost.cores import CoreConfig
     from fpgapipe.partition.cost.cost import LayerCost
 
-UPDATE, LOSS = "update", "loss"
-"""Layers of kernels that are no layer of the network."""
+LOSS = "loss"
+"""Layer of the kernels of the loss."""
 
 Cycles = dict[tuple[str, TaskKind], float]
 
@@ -107,6 +108,8 @@ class LayerPrices:
             )
             if cost is estimates[-1]:
                 forward += cycles.get((LOSS, TaskKind.F), 0.0)
+            # A gradient that is computed for all micro-batches at last takes as long for each.
+            late = cycles.get((cost.name, TaskKind.U), 0.0) / self.num_microbatches
             share = 1.0 if not cost.backward_s else cost.input_gradient.seconds / cost.backward_s
             if cost.backward_s and cost.weight_bytes and not cost.input_gradient.seconds:
                 share = 0.0
@@ -116,7 +119,9 @@ class LayerPrices:
                     cost,
                     forward=_priced(cost.forward, forward, clk_hz),
                     input_gradient=_priced(cost.input_gradient, share * backward, clk_hz),
-                    weight_gradient=_priced(cost.weight_gradient, (1 - share) * backward, clk_hz),
+                    weight_gradient=_priced(
+                        cost.weight_gradient, (1 - share) * backward + late, clk_hz
+                    ),
                     update=_priced(cost.update, part, clk_hz),
                 )
             )

@@ -16,12 +16,13 @@ from fpgapipe.host.runtime.measure import RESOLUTION_CYCLES, Times, measure_buil
 from fpgapipe.hw.hls_models.cycles.core_cycles import MemorySpec
 from fpgapipe.hw.hls_models.cycles.link_cycles import WireTiming
 from fpgapipe.hw.hls_models.isa.instructions import Opcode
+from fpgapipe.lowering.program.device_program import UPDATE
 from fpgapipe.lowering.program.pipeline import build_pipeline
 from fpgapipe.lowering.schedule.schedule import Task, TaskKind
 from fpgapipe.lowering.units.step_options import StepOptions
 from fpgapipe.network.initial_values import initial_parameters
 from fpgapipe.network.zoo.layers import Network
-from fpgapipe.partition.pricing.closed_form import UPDATE, computed_layers, minibatch_cycles
+from fpgapipe.partition.pricing.closed_form import computed_layers, minibatch_cycles
 from fpgapipe.partition.pricing.prediction import PipelineTiming
 from fpgapipe.partition.schedule.schedule_kinds import make_schedule
 from fpgapipe.partition.timeline.timeline import DeadlockError, StageTimes, simulate
