@@ -133,3 +133,31 @@ def test_a_gathered_tensor_has_a_place():
         gather("g", x, whole, 31, Region(0, 1 << 16))
     with pytest.raises(ValueError, match="must be a part of all"):
         gather("g", replace(x, format=FP32), whole, 0, Region(0, 1 << 16))
+
+
+@pytest.mark.sim
+@pytest.mark.slow
+def test_gateware_matches_model_while_the_memory_pauses():
+    from fpgapipe.hw.hls_models.model.registers import RegisterMap
+    from fpgapipe.sim_tb.native.core_device import build_device, run_program
+    from fpgapipe.sim_tb.native.native import NativeDevice
+
+    graph = perceptron(3)
+    tasks = [*(Task(kind, 0, index) for kind, index in ORDERS["weights later"]), Task(U, 0, -1)]
+    program = build_step(graph, SMALL_CORE, tasks=tasks)
+    assert "linear1.dy of all" in program.places
+    image = program.image(initial_parameters(graph, 0))
+    program.set_batch(image, *random_batch(graph, 0, COUNT))
+    expected = image.copy()
+    model = CoreModel(SMALL_CORE, expected)
+    model.scalars[:] = scalar_bits(seed=7)
+    model.run(program.instructions)
+    library, _, _ = build_device(SMALL_CORE)
+    registers = RegisterMap(SMALL_CORE)
+    memory_bytes = program.memory_bytes
+    with NativeDevice(library, memory_bytes=memory_bytes, pause=0.3, seed=5) as device:
+        device.memory[:] = image
+        for number, bits in enumerate(scalar_bits(seed=7)):
+            device.write_register(registers.offset(f"SCALAR{number}"), bits)
+        run_program(device, registers, program.entry, memory_bytes)
+        np.testing.assert_array_equal(device.memory, expected)
