@@ -24,6 +24,7 @@ from fpgapipe.host.backends.simulator import SimulatorBackend
 from fpgapipe.host.build.build import Build, open_build, write_build
 from fpgapipe.host.runtime.measure import random_samples
 from fpgapipe.hw.hls_models.cycles.link_cycles import WireTiming
+from fpgapipe.hw.hls_models.isa.instructions import encode
 from fpgapipe.lowering.units.step_options import scalar_bits
 from fpgapipe.network.graph import Graph
 from fpgapipe.network.load import load_network
@@ -61,22 +62,33 @@ def load(name: str, samples: int) -> Graph:
     return load_network(name, samples)
 
 
-def rtl_cycles(build: Build) -> int:
-    """Cycles of a mini-batch of random samples in the simulator."""
-    with SimulatorBackend(build.pipeline, build.parameters, build.memories, build.wires) as backend:
-        samples = random_samples(build.pipeline)
-        return backend.cycles_of(*samples, scalar_bits(learning_rate=0.01))
+def rtl_cycles(build: Build, known: dict[tuple[bytes, ...], int]) -> int:
+    """Cycles of a mini-batch of random samples in the simulator; equal programs run once."""
+    key = tuple(encode(part.instructions) for part in build.pipeline.parts)
+    if key not in known:
+        with SimulatorBackend(
+            build.pipeline, build.parameters, build.memories, build.wires
+        ) as backend:
+            samples = random_samples(build.pipeline)
+            known[key] = backend.cycles_of(*samples, scalar_bits(learning_rate=0.01))
+    return known[key]
 
 
 def compare(
-    name: str, devices: int, schedule: str, train: bool, given: argparse.Namespace
+    name: str,
+    devices: int,
+    schedule: str,
+    train: bool,
+    given: argparse.Namespace,
+    known: dict[tuple[bytes, ...], int],
 ) -> dict[str, Any]:
-    """Plan, build and run one case."""
+    """Plan, build and run one case; `known` are the simulated cycles of programs."""
     begin = time.perf_counter()
+    batch = given.batch or (given.micro_batches if name.endswith("-mini") else 8)
     cluster = chain_of(load_board("u280"), devices).spec
     request = Request(
         lambda samples: load(name, samples),
-        given.batch,
+        batch,
         cluster,
         (schedule,),
         given.micro_batches,
@@ -85,13 +97,13 @@ def compare(
         all_devices=True,
     )
     best = explore_on_machine(request, explore(request)).best
-    graph = load(name, given.batch // given.micro_batches)
-    plan = as_plan(best, graph, name, given.batch, cluster, train=train)
+    graph = load(name, batch // given.micro_batches)
+    plan = as_plan(best, graph, name, batch, cluster, train=train)
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "build"
         write_build(plan, graph, cluster, path)
         build = open_build(path)
-        rtl = rtl_cycles(build)
+        rtl = rtl_cycles(build, known)
     wires = [WireTiming(float(each.rate), each.delay_cycles) for each in build.wires]
     timing = PipelineTiming.of(build.pipeline, build.memories, wires)
     clk_hz = min(stage.core.clk_hz for stage in build.plan.stages)
@@ -133,13 +145,14 @@ def main() -> None:
     parser.add_argument("--network", choices=NETWORKS, action="append")
     parser.add_argument("--devices", type=int, action="append")
     parser.add_argument("--schedule", choices=SCHEDULES, action="append")
-    parser.add_argument("--batch", type=int, default=8)
+    parser.add_argument("--batch", type=int, help="samples; by default 8, or 4 of larger networks")
     parser.add_argument("--micro-batches", type=int, default=4)
     parser.add_argument("--array", type=int, default=8, help="rows and columns")
     parser.add_argument("--train", action="store_true", help="training only")
     parser.add_argument("--infer", action="store_true", help="inference only")
     given = parser.parse_args()
     cases = []
+    known: dict[tuple[bytes, ...], int] = {}
     for name, devices, train, schedule in product(
         given.network or NETWORKS,
         given.devices or (1, 2, 4),
@@ -148,7 +161,7 @@ def main() -> None:
     ):
         if schedule == "fbp-as" and not train:
             continue
-        case = compare(name, devices, schedule, train, given)
+        case = compare(name, devices, schedule, train, given, known)
         print(
             f"{name}, {devices} devices, {schedule}, {'train' if train else 'infer'}: plan "
             f"{case['error']:+.2%}, cycle model {case['cycle_model_error']:+.2%} of "

@@ -155,7 +155,7 @@ def explore(
         model = CostModel(graph)
         cores = {}
         too_large: dict[int, PlanError] = {}
-        for number in {_num_engines(kind) for kind in request.schedules}:
+        for number in {num_engines_of(kind) for kind in request.schedules}:
             try:
                 cores[number] = list(_core_choices(request, model, number))
             except PlanError as error:  # a core with one engine may fit where one with two does not
@@ -163,11 +163,11 @@ def explore(
                 errors.append((0, error))
         for i, kind in enumerate(request.schedules):
             on_step(step * len(request.schedules) + i, total)
-            if reason := too_large.get(_num_engines(kind)):
+            if reason := too_large.get(num_engines_of(kind)):
                 refused.append(f"{kind}: {reason}")
                 continue
             options: list[_Group] = []
-            for choice, row in itertools.product(cores[_num_engines(kind)], rows):
+            for choice, row in itertools.product(cores[num_engines_of(kind)], rows):
                 group = functools.partial(_Group, graph=graph, choice=choice)
                 try:
                     first = plan_one(request, graph, choice, row, kind, count, simulate=False)
@@ -267,7 +267,7 @@ def device_chains(cluster: ClusterSpec) -> list[DeviceChain]:
     return [row, back]
 
 
-def _num_engines(kind: str) -> int:
+def num_engines_of(kind: str) -> int:
     """GEMM engines per device: 2 if forward and backward passes each have an engine, else 1."""
     return 2 if kind == "fbp-as" else 1
 

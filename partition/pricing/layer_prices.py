@@ -65,7 +65,9 @@ class LayerPrices:
 
         The seconds of layers that run together are those of the first of them, since a stage that
         has the first has them all. Where both gradients are computed together, the time is shared
-        among them as the estimate has it.
+        among them as the estimate has it. Of a core with several engines one is priced, and the
+        times are divided among all: the event simulation expects those of a single engine with all
+        columns.
 
         Raises
         ------
@@ -78,7 +80,7 @@ class LayerPrices:
         if key not in self._known:
             self._known[key] = self._cycles(*key)
         cycles = self._known[key]
-        return self._replaced(estimates, cycles, plan.clk_hz)
+        return self._replaced(estimates, cycles, plan.clk_hz, core.num_engines)
 
     def _cycles(self, core: CoreSpec, memory: MemorySpec) -> Cycles:
         """Cycles of each unit by pass, under the name of its first layer."""
@@ -97,7 +99,7 @@ class LayerPrices:
         return found
 
     def _replaced(
-        self, estimates: Sequence[LayerCost], cycles: Cycles, clk_hz: float
+        self, estimates: Sequence[LayerCost], cycles: Cycles, clk_hz: float, engines: int
     ) -> list[LayerCost]:
         update = cycles.get((UPDATE, TaskKind.U), 0.0)
         learned = sum(cost.weight_bytes for cost in estimates)
@@ -108,6 +110,7 @@ class LayerPrices:
             )
             if cost is estimates[-1]:
                 forward += cycles.get((LOSS, TaskKind.F), 0.0)
+            forward, backward = forward / engines, backward / engines
             # A gradient that is computed for all micro-batches at last takes as long for each.
             late = cycles.get((cost.name, TaskKind.U), 0.0) / self.num_microbatches
             share = 1.0 if not cost.backward_s else cost.input_gradient.seconds / cost.backward_s

@@ -15,6 +15,7 @@ from fpgapipe.partition.cost.cost import CostModel, LayerCost
 from fpgapipe.partition.explore.explorer import (
     Exploration,
     device_chains,
+    num_engines_of,
     on_one_device,
     one_engine,
     plan_one,
@@ -51,12 +52,9 @@ def explore_on_machine(request: Request, found: Exploration, looks: int = LOOKS)
     Returns
     -------
     Exploration
-        What was found, if the core does not run the network, if its program would take minutes to
-        time, or if the best schedule has forward and
-        backward passes on engines of their own, which are not priced yet.
+        What was found, if the core does not run the network, or if its program would take minutes
+        to time.
     """
-    if any(core.num_engines > 1 for core in _cores(found.best, request).values()):
-        return found
     tried: list[Candidate] = []
     for candidate in _distinct(found.tried, request, looks):
         tried += _cut_again(request, candidate)
@@ -84,8 +82,6 @@ def _distinct(tried: tuple[Candidate, ...], request: Request, looks: int) -> Ite
         key = each.num_microbatches, tuple(sorted(map(repr, cores.values())))
         if set(cores) != kinds or key in seen or len(seen) == looks:
             continue
-        if any(core.num_engines > 1 for core in cores.values()):
-            continue
         seen.add(key)
         yield each
 
@@ -107,7 +103,7 @@ def _cut_again(request: Request, candidate: Candidate) -> Iterator[Candidate]:
     except (UserError, NotImplementedError):
         return
     for kind in request.schedules:
-        if kind == "fbp-as":
+        if num_engines_of(kind) not in {core.num_engines for core, _ in choice.values()}:
             continue
         for chain in device_chains(request.cluster):
             try:

@@ -95,9 +95,10 @@ def test_layers_take_what_the_program_takes():
     assert all(cost.weight_bytes == 0 or cost.update.seconds > 0 for cost in costs)
 
 
-def test_prices_of_the_machine_make_no_worse_cuts():
+@pytest.mark.parametrize("kind", ["zb-h1", "fbp-as"])
+def test_prices_of_the_machine_make_no_worse_cuts(kind):
     _, graph, cluster = planned(devices=2)
-    request = Request(small_network, 16, cluster, ("zb-h1",), 4, (8, 8), all_devices=True)
+    request = Request(small_network, 16, cluster, (kind,), 4, (8, 8), all_devices=True)
     estimated = explore(request)
     found = explore_on_machine(request, estimated)
     assert found is not estimated
@@ -106,4 +107,5 @@ def test_prices_of_the_machine_make_no_worse_cuts():
         plan = as_plan(best, graph, "small", 16, cluster)
         times.append(price_plan(plan, graph, cluster)[0].predicted.minibatch_s)
     assert times[1] <= 1.01 * times[0]
-    assert found.best.minibatch_s == pytest.approx(times[1], rel=0.15)
+    rel = 0.15 if kind == "zb-h1" else 0.4  # two engines share more than the simulation knows
+    assert found.best.minibatch_s == pytest.approx(times[1], rel=rel)
