@@ -185,11 +185,12 @@ class _Draft:
                 self.faults.append(f"line {self.where[task[1]] + 1}: {_cell(task)} is missing")
                 if len(self.faults) > MAX_FAULTS:
                     return
+        if not self.faults:
+            self.faults += self._misplaced()
 
     def _missing(self, num_microbatches: int) -> Iterator[tuple[int, int, int]]:
         last = len(self.where) - 1
         sends = any(kind in _TRANSFERS for kind, _, _ in self.places)
-        trains = any(kind != TaskKind.F and kind not in _TRANSFERS for kind, _, _ in self.places)
         for stage in sorted(self.where):
             before = stage > 0 and self.where[stage - 1] != self.where[stage]
             after = stage < last and self.where[stage + 1] != self.where[stage]
@@ -198,26 +199,38 @@ class _Draft:
                 parts = [(int(each), stage, number) for each in (TaskKind.DX, TaskKind.DW)]
                 if any(part in self.places for part in parts):
                     wanted += [TaskKind.DX, TaskKind.DW]
-                elif trains:
+                else:
                     wanted.append(TaskKind.B)
                 if sends:
-                    wanted += [TaskKind.RF] * before + [TaskKind.SF] * after
-                    if trains:
-                        wanted += [TaskKind.SB] * before + [TaskKind.RB] * after
+                    wanted += [TaskKind.RF, TaskKind.SB] * before
+                    wanted += [TaskKind.SF, TaskKind.RB] * after
                 for kind in wanted:
                     task = (int(kind), stage, number)
                     if task not in self.places:
                         yield task
 
+    def _misplaced(self) -> Iterator[str]:
+        """Transfers that come before what they send, or after what needs them."""
+        order = {task: number for number, task in enumerate(self.places)}
+        back = TaskKind.B, TaskKind.DX
+        for first, second in (
+            *((TaskKind.RF, TaskKind.F), (TaskKind.F, TaskKind.SF)),
+            *((TaskKind.RB, each) for each in back),
+            *((each, TaskKind.SB) for each in back),
+        ):
+            for task in self.places:
+                other = (int(first), *task[1:])
+                if task[0] == second and order.get(other, -1) > order[task]:
+                    yield f"{self.places[task]}: {_cell(task)} comes before {_cell(other)}"
+
     def schedule(self, kind: str) -> Schedule:
         """The schedule, with an update of each stage."""
         count = 1 + max(number for _, _, number in self.places)
         sends = any(task[0] in _TRANSFERS for task in self.places)
-        trains = any(task[0] in (TaskKind.B, TaskKind.DX) for task in self.places)
         lanes = []
         for device, tasks in enumerate(self.lanes):
             own = sorted(stage for stage, at in self.where.items() if at == device)
-            updates = [(int(TaskKind.U), stage, -1) for stage in own] if trains else []
+            updates = [(int(TaskKind.U), stage, -1) for stage in own]
             lanes.append(Lane.of(device, "compute", [*tasks, *updates]))
         stages = tuple(sorted(self.where))
         return Schedule(

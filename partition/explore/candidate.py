@@ -243,10 +243,14 @@ def time_candidate(
     row: DeviceChain,
     *,
     train: bool = True,
+    order: Schedule | None = None,
 ) -> Candidate:
-    """Simulate stages under a schedule, or its forward passes alone if `train` is false."""
+    """Simulate stages under a schedule, or its forward passes alone if `train` is false.
+
+    The schedule is `order` where it is given, and has its kind as its name.
+    """
     times = stage_times(stages, row)
-    schedule = make_candidate_schedule(kind, len(stages), num_microbatches, times)
+    schedule = order or make_candidate_schedule(kind, len(stages), num_microbatches, times)
     if not train:
         schedule = forward_only(schedule)
     return Candidate(kind, microbatch, tuple(stages), simulate(schedule, times))

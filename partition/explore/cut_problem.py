@@ -78,6 +78,13 @@ def check_memory(candidate: Candidate, cluster: ClusterSpec) -> None:
     PlanError
         If it does not. The message names the stage, the amount, and what would help.
     """
+    fault = memory_fault(candidate, cluster)
+    if fault is not None:
+        raise fault
+
+
+def memory_fault(candidate: Candidate, cluster: ClusterSpec) -> PlanError | None:
+    """The error that `check_memory` raises; None if the peaks fit."""
     for i, (stage, needed) in enumerate(zip(candidate.stages, candidate.memory_bytes, strict=True)):
         device = cluster.devices[stage.device]
         room = device.memory_bytes or np.inf
@@ -87,7 +94,8 @@ def check_memory(candidate: Candidate, cluster: ClusterSpec) -> None:
             remedy = f"a device with {math.ceil(over):,} bytes more would help"
             if fewer < (needed - stage.state_bytes) / max(stage.activation_bytes, 1):
                 remedy = f"{fewer} fewer micro-batches in flight or a smaller micro-batch would do"
-            raise PlanError(
+            return PlanError(
                 f"stage {i} on {cluster.device_names[stage.device]} needs {needed:,.0f} bytes of "
                 f"memory, {room:,.0f} usable, {math.ceil(over):,} too few; {remedy}"
             )
+    return None

@@ -19,7 +19,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from fpgapipe.hw.hls_models.spec.device import ClusterSpec, DeviceSpec
-from fpgapipe.lowering.schedule.schedule import ScheduleError
+from fpgapipe.lowering.schedule.schedule import Schedule, ScheduleError
 from fpgapipe.network.graph import Graph
 from fpgapipe.partition.cost.cost import (
     CoreConfig,
@@ -36,7 +36,7 @@ from fpgapipe.partition.explore.candidate import (
     device_chain,
     time_candidate,
 )
-from fpgapipe.partition.explore.cut_problem import check_memory, cut_bytes, model_of
+from fpgapipe.partition.explore.cut_problem import cut_bytes, memory_fault, model_of
 from fpgapipe.partition.explore.fastest_cut import Parts, Question, find_fastest
 from fpgapipe.partition.explore.unit_problem import make_problem, reads_of, units_of
 from fpgapipe.partition.search import dag
@@ -93,6 +93,9 @@ class Request:
         Whether every device gets a stage, even if fewer devices would be faster.
     scratchpad_bytes : int, optional
         Upper limit of each core's scratchpad, bytes.
+    order : Schedule, optional
+        A schedule with an order of its own and a stage for each device, instead of one by name.
+        `schedules` has its kind, and `all_devices` is set.
     """
 
     load: Callable[[int], Graph]
@@ -106,6 +109,7 @@ class Request:
     train: bool = True
     all_devices: bool = False
     scratchpad_bytes: int | None = None
+    order: Schedule | None = None
 
 
 @dataclass(frozen=True)
@@ -371,11 +375,13 @@ def plan_one(
         start: Parts = []
         error: PlanError | None = None
         try:
-            found = dag.plan(problem, request.objective)
-            start = [(stage.devices[0], stage.layers) for stage in found.stages]
+            found = None
+            if request.order is None:
+                found = dag.plan(problem, request.objective)
+                start = [(stage.devices[0], stage.layers) for stage in found.stages]
             if request.all_devices and len(start) < len(devices):
                 start = list(enumerate(over_all_devices(problem, may_begin)))
-                found = dataclasses.replace(
+                found = found and dataclasses.replace(
                     found, optimal=False, reason="over all devices, though fewer would be faster"
                 )
         except PlanError as reason:
@@ -395,32 +401,29 @@ def plan_one(
             done += own
             sends, returns = cut_bytes(graph, done)
             stages.append(Stage(row.devices[position], choice[device][0], own, sends, returns))
-        return time_candidate(kind, request.batch // count, count, stages, row, train=request.train)
-
-    def too_large(candidate: Candidate) -> PlanError | None:
-        try:
-            check_memory(candidate, request.cluster)
-        except PlanError as reason:
-            return reason
-        return None
+        run = functools.partial(time_candidate, train=request.train, order=request.order)
+        return run(kind, request.batch // count, count, stages, row)
 
     timed = candidate(start) if start else None
     if timed is not None:
-        error = too_large(timed)
-    if request.objective is Objective.MINIBATCH and (simulate or error is not None):
+        error = memory_fault(timed, request.cluster)
+    if request.objective is Objective.MINIBATCH and (simulate or error or not found):
         begins = may_begin if request.all_devices else None
+        question = Question(
+            problem, units, kind, request.train, begins, reads_of(graph, units[0]), request.order
+        )
         better = find_fastest(
-            Question(problem, units, kind, request.train, begins, reads_of(graph, units[0])),
+            question,
             start,
             all_devices=request.all_devices,
-            fits=lambda parts: too_large(candidate(parts)) is None,
+            fits=lambda parts: memory_fault(candidate(parts), request.cluster) is None,
         )
         if better is not None:
             faster = candidate(better.parts)
             faster = faster.judged(faster.steady_s, better.lower_bound_s, better.reason)
             if timed is None or error is not None or faster.steady_s <= timed.steady_s:
                 return faster
-    if error is not None or timed is None:
+    if error is not None or timed is None or found is None:
         raise error or PlanError("no cut keeps the limits")
     if request.objective is Objective.BOTTLENECK:
         gap = 1 - found.lower_bound_s / found.period_s if not found.optimal else 0.0
@@ -459,16 +462,16 @@ def on_one_device(
             DeviceChain((position,), (), ()),
             train=request.train,
         )
-        try:
-            check_memory(timed, request.cluster)
-        except PlanError:
+        if memory_fault(timed, request.cluster) is not None:
             continue
         yield dataclasses.replace(timed, reason="one device, which the simulation finds faster")
 
 
 def _model_of(request: Request, kind: str, count: int, ratio: float) -> ScheduleModel:
     """The model of a schedule; in inference, activations are dropped as soon as they were used."""
-    model = model_of(kind, count, len(request.cluster.devices), ratio)
+    # What a schedule from a file keeps is not known; that under gpipe is the most.
+    name = "gpipe" if request.order else kind
+    model = model_of(name, count, len(request.cluster.devices), ratio)
     if request.train:
         return model
     return dataclasses.replace(model, in_flight=lambda after: 1, weight_versions=lambda after: 1)

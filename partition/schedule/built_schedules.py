@@ -19,7 +19,9 @@ def check_schedule_kind(kind: str) -> None:
     if kind in BUILT_SCHEDULES:
         return
     known = (*KINDS, "zb-auto")
-    if kind not in known:
+    if kind == "csv":
+        why = "no programs are made for a schedule from a file"
+    elif kind not in known:
         why = f"there is no schedule {kind!r}{nearest(kind, known)}"
     elif kind == "pipedream":
         why = several_versions(kind)

@@ -10,6 +10,7 @@ import pytest
 from fpgapipe.boards.cluster import chain_of, load_cluster
 from fpgapipe.boards.library import load_board
 from fpgapipe.host.cli.options.planning import loader
+from fpgapipe.lowering.schedule.pytorch_csv import from_pytorch_csv, to_pytorch_csv
 from fpgapipe.partition.explore import comparison
 from fpgapipe.partition.explore.candidate import time_candidate
 from fpgapipe.partition.explore.cut_problem import check_memory
@@ -390,6 +391,40 @@ def test_a_profile_has_the_times_of_the_simulation(cli, tmp_path, kind, transfer
         if kind == "pipedream":  # in the steady state
             expected = max(*simulated.busy_s, *(link.busy_s for link in simulated.links), 0)
         assert value["minibatch_time_s"] == pytest.approx(expected)
+
+
+def test_a_schedule_from_a_file_is_planned_like_the_kind_that_it_is(cli, tmp_path):
+    order = from_pytorch_csv(to_pytorch_csv(make_schedule("zb-h1", 4, 8)))
+    named = request(schedules=("zb-h1",), num_microbatches=8, array=(8, 8), all_devices=True)
+    kind, read = (
+        explore(each).best
+        for each in (named, dataclasses.replace(named, schedules=("csv",), order=order))
+    )
+    assert [each.layers for each in read.stages] == [each.layers for each in kind.stages]
+    assert (read.minibatch_s, read.optimal) == (kind.minibatch_s, True)
+    small = with_memory(chain(), 1000)
+    with pytest.raises(PlanError, match=r"stage \d on u280-\d needs [\d,]+ bytes of memory, "):
+        explore(dataclasses.replace(named, schedules=("csv",), order=order, cluster=small))
+
+
+def test_a_profile_is_planned_with_a_schedule_from_a_file(cli, profile, tmp_path):
+    path, other = tmp_path / "order.csv", tmp_path / "other.csv"
+    path.write_text(to_pytorch_csv(make_schedule("1f1b-as", 2, 4)))
+    other.write_text(to_pytorch_csv(make_schedule("interleaved", 2, 4)))
+    plan = ("plan", "--profile", profile, "--straight", "--json")
+    code, out, _ = cli(*plan, "--from-csv", path)
+    value = json.loads(out)
+    assert (code, value["schedule"], value["optimal"]) == (0, "csv", True)
+    assert value["minibatch_time_s"] == 18 + 3 * 9
+    for arguments, message in (
+        (("--from-csv", path, "--devices", "3"), "has 2 stages, and there are 3 devices"),
+        (("--from-csv", path, "--micro-batches", "3"), "has 4 micro-batches, not the 3 asked for"),
+        (("--from-csv", path, "--schedule", "gpipe"), "has a schedule of its own: leave out --sch"),
+        (("--from-csv", path, "--objective", "bottleneck"), "planned for the time of a mini-batch"),
+        (("--from-csv", other), "this one places its stages on lines 1, 2, 1, 2; "),
+    ):
+        code, _, err = cli(*plan, *arguments)
+        assert (code, message in err) == (2, True), err
 
 
 def test_replicas_are_simulated(cli, tmp_path):

@@ -1,5 +1,7 @@
 """Schedules against closed forms, published numbers, and their own text forms."""
 
+import json
+
 import numpy as np
 import pytest
 from hypothesis import given, settings
@@ -235,6 +237,57 @@ def test_pytorch_csv_of_pytorch():
     assert simulate(schedule, StageTimes.uniform(2, 1, 1, 1)).makespan_s > 0
 
 
+@pytest.mark.parametrize("kind", ["zb-h1", "1f1b-sno"])
+def test_a_file_of_pytorch_is_timed_like_the_schedule_that_it_is(cli, tmp_path, kind):
+    path, times = tmp_path / "order.csv", ("--tf", "1.5", "--tcomm", "0.25", "--json")
+    sizes = ("--stages", "3", "--microbatches", "5")
+    code, out, _ = cli("schedule", kind, *sizes, *times, "--csv", path)
+    assert code == 0
+    path.write_bytes(b"\xef\xbb\xbf" + path.read_bytes().replace(b"\n", b"\r\n"))
+    for more in ((), sizes):
+        code, again, _ = cli("schedule", "--from-csv", path, *times, *more)
+        assert code == 0
+        assert json.loads(again) == json.loads(out) | {"kind": "csv"}
+
+
+@pytest.mark.parametrize(
+    ("data", "arguments", "message"),
+    [
+        (b"0F0,0B0\n1F0,1B0\n", ("gpipe",), "--from-csv has a schedule of its own: leave out"),
+        (b"0F0,0B0\n", ("--stages", "2"), "order.csv: has 1 devices (lines), not the 2 asked for"),
+        (b"0F0,0B0\n", ("--microbatches", "3"), "order.csv: has 1 micro-batches, not the 3 asked"),
+        (b"", (), "order.csv: the schedule is empty; it has a line of tasks for each device"),
+        (b"0F0,\xff\n", (), "order.csv: line 1: must be UTF-8 text, not byte 0xff"),
+        (b"0F0,0B0\n1F0,1B0,1x\n", (), "order.csv: line 2, column 9: '1x' is no action; there"),
+        (b"0F0\n", (), "order.csv: line 1: 0B0 is missing"),
+        (b"0F0,0B0\n1B0,1F0\n", (), "order.csv: the schedule deadlocks: B0@1 on device 1 waits"),
+    ],
+)
+def test_files_that_are_no_schedules(cli, tmp_path, data, arguments, message):
+    path = tmp_path / "order.csv"
+    path.write_bytes(data)
+    code, _, err = cli("schedule", "--from-csv", path, *arguments)
+    assert code == 2
+    assert message in err
+
+
+def test_a_file_that_is_too_large(cli, tmp_path, monkeypatch):
+    monkeypatch.setattr("fpgapipe.lowering.schedule.pytorch_csv.MAX_TASKS", 4)
+    path = tmp_path / "order.csv"
+    path.write_text("0F0,0B0,0F1,0B1,0F2,0B2\n")
+    code, _, err = cli("schedule", "--from-csv", path)
+    assert (code, "line 1, column 17: more than 4 tasks" in err) == (2, True)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [((), "name a KIND of schedule, or a file"), (("gpipe",), "gpipe needs --stages")],
+)
+def test_a_schedule_without_its_numbers(cli, arguments, message):
+    code, _, err = cli("schedule", *arguments)
+    assert (code, message in err) == (2, True)
+
+
 def test_pytorch_reads_what_we_write():
     pipelining = pytest.importorskip(
         "torch.distributed.pipelining.schedules", reason="needs the torch extra"
@@ -291,7 +344,11 @@ def test_text_with_faults(change, message):
         ("0F0,0F1,0B0", "line 1: 0B1 is missing"),
         ("0F0,0I0", "line 1: 0W0 is missing"),
         ("0F0,0F1,0B1,0B0\n1F0,1B0,1B1", "line 2: 1F1 is missing"),
-        ("0F0,0SEND_F0\n1F0", "line 2: 1RECV_F0 is missing"),
+        ("0F0,0B0,0SEND_F0\n1F0,1B0", "line 1: 0RECV_B0 is missing"),
+        (
+            "0SEND_F0,0F0,0RECV_B0,0B0\n1RECV_F0,1F0,1B0,1SEND_B0",
+            "line 1, column 1: 0SEND_F0 comes before 0F0",
+        ),
         ("\x00\x01", "line 1, column 1: '\\x00\\x01' is no action"),
     ],
 )

@@ -54,6 +54,11 @@ if TYPE_CHECKING:
     help="Order of the passes, a kind that 'schedule' knows, or auto for the best of several.",
 )
 @click.option(
+    "--from-csv",
+    metavar="FILE",
+    help="Order of the passes as PyTorch's CSV, a stage for each device.",
+)
+@click.option(
     "--array",
     metavar="RxC",
     help="Rows and columns of each device's array of cells [default: the best of several].",
@@ -88,6 +93,10 @@ def plan(network: str | None, profile: str | None, **options: Any) -> None:
     """
     from fpgapipe.errors import UserError
 
+    if options["from_csv"] and options["schedule"] != "auto":
+        raise UserError("--from-csv has a schedule of its own: leave out --schedule")
+    if options["from_csv"] and options["objective"] == "bottleneck":
+        raise UserError("--from-csv is planned for the time of a mini-batch, not the bottleneck")
     if profile is not None:
         if network or options["board"] or options["cluster_file"]:
             raise UserError("--profile has its own times: leave out the network, board and cluster")
@@ -112,6 +121,7 @@ def _plan_network(network: str, options: dict[str, Any]) -> None:
     from fpgapipe.garbage import rare_collections
     from fpgapipe.host.cli.commands.schedule import picture_files, write_pictures
     from fpgapipe.host.cli.options.cluster_options import chosen_cluster
+    from fpgapipe.host.cli.options.csv_schedule import read_plain_schedule
     from fpgapipe.host.cli.options.explained import explained_json, print_explained
     from fpgapipe.host.cli.options.planning import (
         loader,
@@ -131,20 +141,25 @@ def _plan_network(network: str, options: dict[str, Any]) -> None:
 
     check_outputs(
         {"--output": options["output"], **picture_files(options)},
-        (network, options["board"], options["cluster_file"]),
+        (network, options["board"], options["cluster_file"], options["from_csv"]),
     )
     cluster = chosen_cluster(options["board"], options["devices"], options["cluster_file"]).spec
     load = loader(network)
-    kind = options["schedule"]
+    kind, count, order = options["schedule"], options["micro_batches"], None
+    if options["from_csv"]:
+        order = read_plain_schedule(options["from_csv"], len(cluster.devices), count)
+        kind, count = order.kind, order.num_microbatches
     request = Request(
         load,
         options["batch"],
         cluster,
         AUTO_SCHEDULES if kind == "auto" else (kind,),
-        options["micro_batches"],
+        count,
         Objective(options["objective"] or "minibatch"),
         parse_array(options["array"]),
         options["free_order"],
+        all_devices=order is not None,
+        order=order,
     )
     found = run_exploration(request)
     best = found.best
@@ -246,26 +261,32 @@ def _plan_profile(profile: str, options: dict[str, Any]) -> None:
     from pathlib import Path
 
     from fpgapipe.errors import UserError
+    from fpgapipe.host.cli.options.csv_schedule import read_plain_schedule
     from fpgapipe.host.terminal.console import Column, print_json, print_table, scaled
     from fpgapipe.network.load import load_file
     from fpgapipe.partition.explore.measured import plan_profile
     from fpgapipe.partition.search.problem import Objective
 
-    devices = options["devices"]
+    devices, count, order = options["devices"], options["micro_batches"], None
+    if options["from_csv"]:
+        order = read_plain_schedule(options["from_csv"], devices, count)
+        devices, count = order.num_stages, order.num_microbatches
     if devices is None:
         raise UserError("--profile needs --devices")
     if options["bandwidth"] is None and not options["straight"]:
         raise UserError("--profile needs --bandwidth in bytes/s, or --straight")
     graph = load_file(Path(profile))
     kind = "pipedream" if options["schedule"] == "auto" else options["schedule"]
+    kind = order.kind if order else kind
     found = plan_profile(
         graph,
         devices,
         bytes_per_s=options["bandwidth"] or 0.0,
         straight=options["straight"],
         objective=Objective(options["objective"] or "bottleneck"),
-        num_microbatches=options["micro_batches"] or 4 * devices,
+        num_microbatches=count or 4 * devices,
         schedule=kind,
+        order=order,
     )
     if options["as_json"]:
         print_json({"network": graph.name, "schedule": kind, **found.to_dict()})

@@ -18,12 +18,13 @@ if TYPE_CHECKING:
     "schedule",
     example="fpgapipe schedule zb-h1 --stages 4 --microbatches 8 --tf 1 --tb 1 --tw 1",
 )
-@click.argument("kind")
+@click.argument("kind", required=False)
+@click.option("--stages", type=ranges.STAGES, help="Devices in the chain, a stage each.")
+@click.option("--microbatches", type=ranges.MICROBATCHES, help="Equal parts of a mini-batch.")
 @click.option(
-    "--stages", type=ranges.STAGES, required=True, help="Devices in the chain, a stage each."
-)
-@click.option(
-    "--microbatches", type=ranges.MICROBATCHES, required=True, help="Equal parts of a mini-batch."
+    "--from-csv",
+    metavar="FILE",
+    help="Read the order of tasks from this file, PyTorch's CSV, instead of a KIND.",
 )
 @click.option(
     "--tf",
@@ -96,8 +97,8 @@ if TYPE_CHECKING:
     help="Write the order of tasks to this file, as the CSV that PyTorch reads.",
 )
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
-def schedule(kind: str, as_json: bool, **options: Any) -> None:
-    """Draw the timetable of KIND for equal stages, and print what it comes to.
+def schedule(kind: str | None, as_json: bool, **options: Any) -> None:
+    """Draw the timetable of KIND, or of a file, for equal stages, and print what it comes to.
 
     KIND is gpipe, 1f1b, 1f1b-as, fbp-as, 1f1b-sno, 1f1b-so, pipedream, interleaved, zb-h1, zb-h2,
     zb-auto, chimera or data-parallel. Times are those of one micro-batch on one stage; a backward
@@ -109,8 +110,8 @@ def schedule(kind: str, as_json: bool, **options: Any) -> None:
     from fpgapipe.partition.schedule.schedule_rules import check_schedule
     from fpgapipe.partition.timeline.timeline import simulate
 
-    check_outputs({"--csv": options["csv_file"], **picture_files(options)})
-    made, times = _make(kind, options)
+    check_outputs({"--csv": options["csv_file"], **picture_files(options)}, (options["from_csv"],))
+    made, times = _read(kind, options) if options["from_csv"] else _make(kind, options)
     timeline = simulate(made, times, fifo_depth=options["fifo_depth"])
     verdict = check_schedule(made, fifo_depth=options["fifo_depth"])
     if options["csv_file"]:
@@ -137,12 +138,34 @@ def schedule(kind: str, as_json: bool, **options: Any) -> None:
     print(f"results that each link must hold: {verdict.fifo_depth}")
 
 
-def _make(kind: str, options: dict[str, Any]) -> tuple[Schedule, StageTimes]:
+def _read(kind: str | None, options: dict[str, Any]) -> tuple[Schedule, StageTimes]:
+    """Read the schedule of a file; all its stages have the times of the options."""
+    from fpgapipe.errors import UserError
+    from fpgapipe.host.cli.options.csv_schedule import read_schedule
+    from fpgapipe.partition.timeline.timeline import StageTimes
+
+    if kind is not None:
+        raise UserError(f"--from-csv has a schedule of its own: leave out {kind!r}")
+    if options["memory_limit"] is not None:
+        raise UserError("--memory-limit is for zb-auto; --from-csv has an order of its own")
+    made = read_schedule(options["from_csv"], options["stages"], options["microbatches"])
+    work = [options["tf"], options["tb"], options["tw"]]
+    transfer = {"transfer_s": options["tcomm"], "latency_s": options["latency"]}
+    return made, StageTimes.uniform(made.num_stages, *work, **transfer)
+
+
+def _make(kind: str | None, options: dict[str, Any]) -> tuple[Schedule, StageTimes]:
     """Make the schedule and its times; several stages of one device share the device's work."""
+    from fpgapipe.errors import UserError
     from fpgapipe.partition.schedule.schedule_kinds import make_schedule
     from fpgapipe.partition.schedule.zero_bubble import zb_auto
     from fpgapipe.partition.timeline.timeline import StageTimes
 
+    if kind is None:
+        raise UserError("name a KIND of schedule, or a file with --from-csv")
+    for name in ("stages", "microbatches"):
+        if options[name] is None:
+            raise UserError(f"{kind} needs --{name}")
     devices, microbatches = options["stages"], options["microbatches"]
     transfer = {"transfer_s": options["tcomm"], "latency_s": options["latency"]}
     work = [options["tf"], options["tb"], options["tw"]]
