@@ -68,7 +68,7 @@ class FewTiming:
     def like(self) -> tuple[list[int], ...]:
         """For each device, for each task of its lane, number of the one in its program."""
         return tuple(
-            like(lane, part.tasks)
+            list(range(len(lane))) if len(lane) == len(part.tasks) else like(lane, part.tasks)
             for lane, part in zip(self.lanes, self.pipeline.parts, strict=True)
         )
 
@@ -157,14 +157,27 @@ class FewTiming:
             if task.kind in RECEIVERS[channel]
         }
 
-    def timeline_s(self, clk_hz: float) -> Timeline:
-        """The event simulation of the mini-batch in seconds; all devices have one clock."""
-        stages = tuple(range(len(self.tasks)))
-        lanes = [
-            Lane.of(index, "compute", [(task.kind, task.stage, task.microbatch) for task in own])
-            for index, own in enumerate(self.lanes)
-        ]
-        count = self.num_microbatches
-        routes = np.zeros(count, np.int32)
-        schedule = Schedule("programs", count, stages, (stages,), routes, tuple(lanes), "stream")
-        return simulate(schedule, self.stage_times.changed(lambda values: values / clk_hz))
+
+def timeline_of(
+    lanes: Sequence[Sequence[Task]], stage_times: StageTimes, clk_hz: float
+) -> Timeline:
+    """The event simulation of a mini-batch in seconds.
+
+    Parameters
+    ----------
+    lanes : sequence of sequence of Task
+        Tasks of each device, without concurrent ones.
+    stage_times : StageTimes
+        Cycles.
+    clk_hz : float
+        Clock frequency of all devices, Hz.
+    """
+    stages = tuple(range(len(lanes)))
+    own = [
+        Lane.of(index, "compute", [(task.kind, task.stage, task.microbatch) for task in lane])
+        for index, lane in enumerate(lanes)
+    ]
+    count = len({task.microbatch for task in lanes[0]} - {-1})
+    routes = np.zeros(count, np.int32)
+    schedule = Schedule("programs", count, stages, (stages,), routes, tuple(own), "stream")
+    return simulate(schedule, stage_times.changed(lambda values: values / clk_hz))

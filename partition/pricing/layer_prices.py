@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field, replace
+from dataclasses import asdict, dataclass, field, replace
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -14,8 +14,10 @@ from fpgapipe.lowering.schedule.schedule import TaskKind
 from fpgapipe.lowering.schedule.tasks import single_device
 from fpgapipe.lowering.units.network_units import units_of
 from fpgapipe.lowering.units.step_options import StepOptions
+from fpgapipe.network.graph_json import to_json
 from fpgapipe.partition.cost.cost import PassCost
 from fpgapipe.partition.pricing.plan_cores import core_spec
+from fpgapipe.partition.pricing.price_cache import remembered
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -78,9 +80,27 @@ class LayerPrices:
         memory = MemorySpec(plan.memory_bytes_per_cycle, plan.memory_latency_cycles)
         key = replace(core_spec(plan), num_engines=1), memory
         if key not in self._known:
-            self._known[key] = self._cycles(*key)
+            self._known[key] = self._remembered(*key)
         cycles = self._known[key]
         return self._replaced(estimates, cycles, plan.clk_hz, core.num_engines)
+
+    def _remembered(self, core: CoreSpec, memory: MemorySpec) -> Cycles:
+        """What `_cycles` finds, from a file if it is there."""
+        question = {
+            "what": "layers",
+            "graph": to_json(self.graph),
+            "core": asdict(core),
+            "memory": asdict(memory),
+            "train": self.train,
+            "micro-batches": self.num_microbatches,
+        }
+
+        def find() -> list[tuple[str, int, float]]:
+            found = self._cycles(core, memory)
+            return [(name, int(kind), cycles) for (name, kind), cycles in found.items()]
+
+        answer = remembered(question, find)
+        return {(name, TaskKind(kind)): cycles for name, kind, cycles in answer}
 
     def _cycles(self, core: CoreSpec, memory: MemorySpec) -> Cycles:
         """Cycles of each unit by pass, under the name of its first layer."""

@@ -8,34 +8,36 @@ of its build are the same numbers, because both come from here.
 from __future__ import annotations
 
 import re
-from typing import TYPE_CHECKING
+from dataclasses import asdict, replace
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from fpgapipe.errors import UserError
 from fpgapipe.hw.hls_models.cycles.engine_cycles import SIGNAL_CYCLES
-from fpgapipe.hw.hls_models.isa.instructions import WORD_BYTES
-from fpgapipe.hw.hls_models.spec.link import Channel
 from fpgapipe.lowering.memory.placed import page
-from fpgapipe.lowering.program.pipeline import build_pipeline, link_after, tasks_of_stages
+from fpgapipe.lowering.program.pipeline import build_pipeline, tasks_of_stages
 from fpgapipe.lowering.schedule.schedule import TaskKind
 from fpgapipe.lowering.schedule.tasks import slots_of
 from fpgapipe.lowering.units.step_options import StepOptions
+from fpgapipe.network.graph_json import to_json
 from fpgapipe.partition.plan import Plan, Prediction
 from fpgapipe.partition.pricing.cycle_account import CycleAccount, accounts
 from fpgapipe.partition.pricing.few_tasks import few_tasks
-from fpgapipe.partition.pricing.few_timing import FewTiming
+from fpgapipe.partition.pricing.few_timing import FewTiming, timeline_of
 from fpgapipe.partition.pricing.plan_cores import (
     core_specs,
     devices_of,
     memory_specs,
     wire_timings,
 )
+from fpgapipe.partition.pricing.plan_facts import PlanFacts, StageFacts
 from fpgapipe.partition.pricing.prediction import PipelineTiming
+from fpgapipe.partition.pricing.price_cache import remembered
 from fpgapipe.partition.schedule.schedule_kinds import make_schedule
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
+    from collections.abc import Sequence
 
     from fpgapipe.hw.hls_models.spec.device import ClusterSpec
     from fpgapipe.lowering.program.device_program import DeviceProgram
@@ -43,7 +45,6 @@ if TYPE_CHECKING:
     from fpgapipe.lowering.schedule.schedule import Task
     from fpgapipe.network.graph import Graph
     from fpgapipe.partition.plan import StagePlan
-    from fpgapipe.partition.pricing.task_times import TaskTimes
     from fpgapipe.partition.timeline.timeline import Timeline
 
 ENOUGH_LAYERS = 512
@@ -87,7 +88,6 @@ def lower_plan(
     options = options or StepOptions(train=plan.trains)
     layers = [stage.layers for stage in plan.stages]
     schedule = make_schedule(plan.schedule, len(layers), plan.num_microbatches)
-    places = devices_of(plan, cluster)
     memory = memory_specs(plan)[0]
     try:
         found = build_pipeline(
@@ -101,15 +101,22 @@ def lower_plan(
         )
     except NotImplementedError as error:
         raise UserError(str(error)) from error
-    for part, place, stage in zip(found.parts, places, plan.stages, strict=True):
+    if not few:
+        _check_room(plan, cluster, [part.memory_bytes for part in found.parts])
+    return found
+
+
+def _check_room(plan: Plan, cluster: ClusterSpec, memory_bytes: Sequence[int]) -> None:
+    """Check that each stage's program and tensors fit the memory of its board."""
+    places = devices_of(plan, cluster)
+    for index, (place, stage) in enumerate(zip(places, plan.stages, strict=True)):
         room = cluster.devices[place].memory_bytes
-        if part.memory_bytes > room:
+        if memory_bytes[index] > room:
             raise UserError(
-                f"stage {part.index} needs {part.memory_bytes:,} bytes of memory, "
+                f"stage {index} needs {memory_bytes[index]:,} bytes of memory, "
                 f"{stage.device} has {room:,}; more micro-batches, a smaller batch or more "
                 "devices need less"
             )
-    return found
 
 
 def price_plan(
@@ -152,24 +159,36 @@ def price_plan(
     UserError
         As `lower_plan` does.
     """
-    timing: PipelineTiming | FewTiming
-    if takes_few(plan):
-        timed = lower_plan(plan, graph, cluster, options, few=True)
-        timing = FewTiming(timed, _lanes(plan), memory_specs(plan), wire_timings(plan, cluster))
-    else:
+    clk_hz = min(stage.core.clk_hz for stage in plan.stages)
+    options = options or StepOptions(train=plan.trains)
+    lanes: Sequence[Sequence[Task]] = _lanes(plan)
+    if plan.schedule == "fbp-as" and plan.trains:
         timed = pipeline or lower_plan(plan, graph, cluster, options)
         timing = PipelineTiming.of(timed, memory_specs(plan), wire_timings(plan, cluster))
-    clk_hz = min(stage.core.clk_hz for stage in plan.stages)
-    timeline = timing.timeline_s(clk_hz)
-    bytes_of = [
-        part.memory_bytes if pipeline else _memory_bytes(part, plan)
-        for part in (pipeline or timed).parts
-    ]
-    numbers = timing.like if isinstance(timing, FewTiming) else [None] * len(timing.tasks)
+        lanes = [part.tasks for part in timed.parts]
+        timeline = timing.timeline_s(clk_hz)
+        facts = [
+            StageFacts.of(times, range(len(times.durations)), part.memory_bytes)
+            for times, part in zip(timing.tasks, timed.parts, strict=True)
+        ]
+    else:
+        question = _question(plan, graph, cluster, options)
+        answer = remembered(
+            question, lambda: _found(plan, graph, cluster, options, pipeline).to_json()
+        )
+        found = PlanFacts.from_json(answer)
+        timeline = timeline_of(lanes, found.stage_times, clk_hz)
+        facts = list(found.stages)
+        if pipeline is not None:
+            facts = [
+                replace(each, memory_bytes=part.memory_bytes)
+                for each, part in zip(facts, pipeline.parts, strict=True)
+            ]
+    _check_room(plan, cluster, [each.memory_bytes for each in facts])
     stages, busy = [], []
-    for stage, times, own, size in zip(plan.stages, timing.tasks, numbers, bytes_of, strict=True):
-        priced, busy_s = _priced_stage(stage, times, own or range(len(times.durations)), clk_hz)
-        stages.append(priced.model_copy(update={"memory_bytes": size}))
+    for stage, own, lane in zip(plan.stages, facts, lanes, strict=True):
+        priced, busy_s = _priced_stage(stage, own, lane, clk_hz)
+        stages.append(priced)
         busy.append(busy_s / plan.num_microbatches)
     seconds = timeline.makespan_s + SIGNAL_CYCLES / clk_hz
     busy += [link.busy_s / plan.num_microbatches for link in timeline.links]
@@ -181,6 +200,43 @@ def price_plan(
         level="machine",
     )
     return plan.model_copy(update={"stages": tuple(stages), "predicted": predicted}), timeline
+
+
+def _question(
+    plan: Plan, graph: Graph, cluster: ClusterSpec, options: StepOptions
+) -> dict[str, Any]:
+    """All that the cycles of a plan's programs depend on."""
+    return {
+        "what": "plan",
+        "graph": to_json(graph),
+        "layers": [stage.layers for stage in plan.stages],
+        "cores": [asdict(core) for core in core_specs(plan)],
+        "memories": [asdict(memory) for memory in memory_specs(plan)],
+        "wires": [asdict(wire) for wire in wire_timings(plan, cluster)],
+        "schedule": [plan.schedule, plan.num_microbatches, _most(plan)],
+        "options": repr(options),
+    }
+
+
+def _found(
+    plan: Plan,
+    graph: Graph,
+    cluster: ClusterSpec,
+    options: StepOptions,
+    pipeline: PipelineProgram | None,
+) -> PlanFacts:
+    """What the programs of a plan say."""
+    few = takes_few(plan)
+    if few or pipeline is None:
+        pipeline = lower_plan(plan, graph, cluster, options, few=few)
+    timing = FewTiming(pipeline, _lanes(plan), memory_specs(plan), wire_timings(plan, cluster))
+    return PlanFacts(
+        timing.stage_times,
+        tuple(
+            StageFacts.of(times, like, _memory_bytes(part, plan))
+            for times, like, part in zip(timing.tasks, timing.like, pipeline.parts, strict=True)
+        ),
+    )
 
 
 def explain_plan(plan: Plan, graph: Graph, cluster: ClusterSpec) -> tuple[int, list[CycleAccount]]:
@@ -267,43 +323,26 @@ def _memory_bytes(part: DeviceProgram, plan: Plan) -> int:
 
 
 def _priced_stage(
-    stage: StagePlan, times: TaskTimes, numbers: Sequence[int], clk_hz: float
+    stage: StagePlan, facts: StageFacts, lane: Sequence[Task], clk_hz: float
 ) -> tuple[StagePlan, float]:
-    """A stage with the seconds and bytes of its program, and its seconds without the update.
-
-    Parameters
-    ----------
-    stage : StagePlan
-    times : TaskTimes
-    numbers : sequence of int
-        For each task of the mini-batch, number of the one in the program that takes as long.
-    clk_hz : float
-    """
-    program = times.program
-    kinds = np.array([program.tasks[number].kind for number in numbers])
-    durations = times.durations[numbers] / clk_hz
+    """A stage with the seconds and bytes of its program, and its seconds without the update."""
+    kinds = np.array([task.kind for task in lane])
+    durations = np.array(facts.durations) / clk_hz
     mean = {
         kind: float(durations[kinds == kind].mean()) if (kinds == kind).any() else 0.0
         for kind in (TaskKind.F, TaskKind.B, TaskKind.DX, TaskKind.DW, TaskKind.U)
     }
     estimated = stage.input_gradient_s + stage.weight_gradient_s
     share = stage.input_gradient_s / estimated if estimated else 1.0
-    count = max(len({task.microbatch for task in program.tasks} - {-1}), 1)
-    has_next = len(program.core.links) > link_after(program.index)
-    sends = times.sent(link_after(program.index), Channel.ACTIVATIONS) if has_next else ()
-    returns = times.sent(0, Channel.GRADIENTS) if program.index else ()
     priced = stage.model_copy(
         update={
             "forward_s": mean[TaskKind.F],
             "input_gradient_s": mean[TaskKind.DX] + share * mean[TaskKind.B],
             "weight_gradient_s": mean[TaskKind.DW] + (1 - share) * mean[TaskKind.B],
             "update_s": mean[TaskKind.U],
-            "sends_bytes": _bytes(sent.words for sent in sends) // count,
-            "returns_bytes": _bytes(sent.words for sent in returns) // count,
+            "sends_bytes": facts.sends_bytes,
+            "returns_bytes": facts.returns_bytes,
+            "memory_bytes": facts.memory_bytes,
         }
     )
     return priced, float(durations[kinds != TaskKind.U].sum())
-
-
-def _bytes(words: Iterable[int]) -> int:
-    return WORD_BYTES * sum(words)

@@ -1,0 +1,98 @@
+"""What the programs of a plan say about its times and bytes, in a form that files can keep."""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass, fields
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from fpgapipe.hw.hls_models.isa.instructions import WORD_BYTES
+from fpgapipe.hw.hls_models.spec.link import Channel
+from fpgapipe.lowering.program.pipeline import link_after
+from fpgapipe.partition.timeline.timeline import StageTimes
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from fpgapipe.partition.pricing.task_times import TaskTimes
+
+
+@dataclass(frozen=True)
+class StageFacts:
+    """What the program of a stage says.
+
+    Attributes
+    ----------
+    durations : tuple of float
+        Cycles of each task of the mini-batch, in their order.
+    sends_bytes, returns_bytes : int
+        Bytes of a micro-batch that go to the next stage, and to the one before.
+    memory_bytes : int
+        Bytes of memory for the whole mini-batch.
+    """
+
+    durations: tuple[float, ...]
+    sends_bytes: int
+    returns_bytes: int
+    memory_bytes: int
+
+    @classmethod
+    def of(cls, times: TaskTimes, numbers: Sequence[int], memory_bytes: int) -> StageFacts:
+        """Facts from a program.
+
+        Parameters
+        ----------
+        times : TaskTimes
+            Times of the program's tasks.
+        numbers : sequence of int
+            For each task of the mini-batch, number of the one in the program that takes as long.
+        memory_bytes : int
+        """
+        program = times.program
+        count = max(len({task.microbatch for task in program.tasks} - {-1}), 1)
+        after = link_after(program.index)
+        has_next = len(program.core.links) > after
+        sends = times.sent(after, Channel.ACTIVATIONS) if has_next else ()
+        returns = times.sent(0, Channel.GRADIENTS) if program.index else ()
+        return cls(
+            tuple(times.durations[list(numbers)].tolist()),
+            WORD_BYTES * sum(sent.words for sent in sends) // count,
+            WORD_BYTES * sum(sent.words for sent in returns) // count,
+            memory_bytes,
+        )
+
+
+@dataclass(frozen=True)
+class PlanFacts:
+    """What the programs of all stages say.
+
+    Attributes
+    ----------
+    stage_times : StageTimes
+        Cycles of tasks and transfers.
+    stages : tuple of StageFacts
+    """
+
+    stage_times: StageTimes
+    stages: tuple[StageFacts, ...]
+
+    def to_json(self) -> dict[str, Any]:
+        """The facts as values of JSON."""
+        times = {
+            each.name: np.asarray(value).tolist()
+            for each in fields(self.stage_times)
+            if (value := getattr(self.stage_times, each.name)) is not None
+        }
+        return {"stage_times": times, "stages": [asdict(each) for each in self.stages]}
+
+    @classmethod
+    def from_json(cls, value: dict[str, Any]) -> PlanFacts:
+        """Inverse of `to_json`."""
+        times: dict[str, Any] = {
+            name: np.array(numbers) for name, numbers in value["stage_times"].items()
+        }
+        stages = []
+        for each in value["stages"]:
+            stages.append(StageFacts(**{**each, "durations": tuple(each["durations"])}))
+        return cls(StageTimes(**times), tuple(stages))
