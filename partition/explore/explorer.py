@@ -124,11 +124,15 @@ class Exploration:
         The best candidate for each schedule and micro-batch size, fastest first.
     refused : tuple of str
         Reasons why other combinations are impossible.
+    level : str
+        Where the times of layers come from: ``machine``, programs and their cycle model, or
+        ``estimate``, formulas.
     """
 
     best: Candidate
     tried: tuple[Candidate, ...]
     refused: tuple[str, ...]
+    level: str = "estimate"
 
 
 def explore(
@@ -149,7 +153,7 @@ def explore(
         what would help.
     """
     rows = device_chains(request.cluster)
-    splits = list(_splits(request))
+    splits = list(splits_of(request))
     total = len(splits) * len(request.schedules)
     found: list[_Group] = []
     refused: list[str] = []
@@ -229,7 +233,7 @@ def _searched(request: Request, group: _Group, rows: list[DeviceChain]) -> Candi
     return best.judged(best.steady_s, bound_s, reason)
 
 
-def _splits(request: Request) -> Iterator[int]:
+def splits_of(request: Request) -> Iterator[int]:
     """Numbers of micro-batches to try: divisors of the batch, evenly sampled if they are many."""
     if request.num_microbatches is not None:
         if request.batch % request.num_microbatches:

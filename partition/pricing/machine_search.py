@@ -7,10 +7,16 @@ anew.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+import hashlib
+from dataclasses import fields
+from typing import TYPE_CHECKING, Any
+
+from pydantic import TypeAdapter
 
 from fpgapipe.errors import UserError
 from fpgapipe.lowering.schedule.schedule import ScheduleError
+from fpgapipe.network.graph_json import to_json
+from fpgapipe.partition.cost.cores import CoreConfig
 from fpgapipe.partition.cost.cost import CostModel, LayerCost
 from fpgapipe.partition.explore.explorer import (
     Exploration,
@@ -19,23 +25,29 @@ from fpgapipe.partition.explore.explorer import (
     on_one_device,
     one_engine,
     plan_one,
+    splits_of,
 )
 from fpgapipe.partition.pricing.layer_prices import LayerPrices
 from fpgapipe.partition.pricing.machine import MOST_CYCLES
+from fpgapipe.partition.pricing.price_cache import remembered
 from fpgapipe.partition.search.problem import PlanError
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterator
 
     from fpgapipe.hw.hls_models.spec.device import DeviceSpec
-    from fpgapipe.partition.cost.cores import CoreConfig
     from fpgapipe.partition.explore.candidate import Candidate
     from fpgapipe.partition.explore.explorer import Request
 
 LOOKS = 1
 """Combinations of cores and micro-batches that are priced."""
 
-Choice = dict["DeviceSpec", tuple["CoreConfig", list[LayerCost]]]
+CORES = TypeAdapter(CoreConfig)
+
+Choice = dict["DeviceSpec", tuple[CoreConfig, list[LayerCost]]]
+
+Look = tuple[int, dict["DeviceSpec", CoreConfig]]
+"""A number of micro-batches, and the core of each kind of device."""
 
 
 def explore_on_machine(request: Request, found: Exploration, looks: int = LOOKS) -> Exploration:
@@ -55,13 +67,82 @@ def explore_on_machine(request: Request, found: Exploration, looks: int = LOOKS)
         What was found, if the core does not run the network, or if its program would take minutes
         to time.
     """
-    tried: list[Candidate] = []
-    for candidate in _distinct(found.tried, request, looks):
-        tried += _cut_again(request, candidate)
+    priced = _priced(request, _looks(request, found, looks), found.refused)
+    return priced or found
+
+
+def explore_remembered(
+    request: Request, first: Callable[[], Exploration], round_name: str, looks: int = LOOKS
+) -> Exploration:
+    """Do both rounds; of an earlier first round for the same request, a file says what it chose.
+
+    Parameters
+    ----------
+    request : Request
+    first : callable
+        Does the first round.
+    round_name : str
+        Name of the first round, of which there are several.
+    looks : int
+        As for `explore_on_machine`.
+    """
+    splits = [request.load(request.batch // count) for count in splits_of(request)]
+    question = {
+        "what": round_name,
+        "graphs": [hashlib.sha256(to_json(graph).encode()).hexdigest() for graph in splits],
+        "request": [
+            repr(getattr(request, each.name)) for each in fields(request) if each.name != "load"
+        ],
+        "looks": looks,
+    }
+    found: list[Exploration] = []
+
+    def choose() -> dict[str, Any] | None:
+        found.append(first())
+        chosen = _looks(request, found[0], looks)
+        if not chosen:
+            return None
+        return {
+            "looks": [
+                [count, [CORES.dump_python(cores[kind], mode="json") for kind in _kinds(request)]]
+                for count, cores in chosen
+            ],
+            "refused": found[0].refused,
+        }
+
+    answer = remembered(question, choose)
+    if answer is not None:
+        chosen = [
+            (
+                count,
+                dict(zip(_kinds(request), map(CORES.validate_python, cores), strict=True)),
+            )
+            for count, cores in answer["looks"]
+        ]
+        if priced := _priced(request, chosen, tuple(answer["refused"])):
+            return priced
+    return found[0] if found else first()
+
+
+def _looks(request: Request, found: Exploration, looks: int) -> list[Look]:
+    """What of the first round is priced."""
+    return [
+        (each.num_microbatches, _cores(each, request))
+        for each in _distinct(found.tried, request, looks)
+    ]
+
+
+def _priced(request: Request, looks: list[Look], refused: tuple[str, ...]) -> Exploration | None:
+    """The best of what is found with the prices of some cores and numbers of micro-batches."""
+    tried = [each for count, cores in looks for each in _cut_again(request, count, cores)]
     if not tried:
-        return found
+        return None
     tried.sort(key=lambda each: each.steady_s)
-    return Exploration(tried[0], tuple(tried), found.refused)
+    return Exploration(tried[0], tuple(tried), refused, level="machine")
+
+
+def _kinds(request: Request) -> list[DeviceSpec]:
+    return list(dict.fromkeys(request.cluster.devices))
 
 
 def _cores(candidate: Candidate, request: Request) -> dict[DeviceSpec, CoreConfig]:
@@ -86,14 +167,15 @@ def _distinct(tried: tuple[Candidate, ...], request: Request, looks: int) -> Ite
         yield each
 
 
-def _cut_again(request: Request, candidate: Candidate) -> Iterator[Candidate]:
-    count = candidate.num_microbatches
+def _cut_again(
+    request: Request, count: int, cores: dict[DeviceSpec, CoreConfig]
+) -> Iterator[Candidate]:
     graph = request.load(request.batch // count)
     model = CostModel(graph)
     prices = LayerPrices(graph, request.train, accumulates=count > 1)
     choice: Choice = {}
     try:
-        for device, core in _cores(candidate, request).items():
+        for device, core in cores.items():
             estimates = model.costs(device, one_engine(core), train=request.train)
             if prices.num_microbatches * sum(each.total_s for each in estimates) * core.clk_hz > (
                 MOST_CYCLES

@@ -2,6 +2,8 @@
 
 import os
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
+from functools import partial
 
 import pytest
 from build_cases import plan_of
@@ -11,6 +13,7 @@ from fpgapipe.partition.explore.explorer import Request, explore
 from fpgapipe.partition.pricing import machine, price_cache
 from fpgapipe.partition.pricing.layer_prices import LayerPrices
 from fpgapipe.partition.pricing.machine import price_plan
+from fpgapipe.partition.pricing.machine_search import explore_remembered
 from fpgapipe.partition.pricing.price_cache import remembered
 
 QUESTION = {"what": "test", "numbers": [1, 2.5]}
@@ -98,6 +101,19 @@ def test_plans_have_the_same_prices_again(prices, monkeypatch):
     again = price_plan(plan, graph, cluster)
     assert again[0] == first[0]
     assert list(again[1].tasks()) == list(first[1].tasks())
+
+
+def test_the_first_round_is_remembered(prices):
+    *_, cluster = plan_of(2, load=small_network, batch=16, microbatches=4)
+    request = Request(small_network, 16, cluster, ("1f1b-as", "zb-h1"), 4, (8, 8))
+    first = explore_remembered(request, partial(explore, request), "explore")
+    again = explore_remembered(request, fail, "explore")
+    assert first.level == again.level == "machine"
+    assert again.best.stages == first.best.stages
+    assert again.best.minibatch_s == first.best.minibatch_s
+    other = replace(request, num_microbatches=2)
+    with pytest.raises(AssertionError, match="the answer is known"):
+        explore_remembered(other, fail, "explore")
 
 
 def test_layers_have_the_same_prices_again(prices, monkeypatch):

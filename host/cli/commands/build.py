@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from fpgapipe.boards.cluster import Cluster
     from fpgapipe.host.build.build import Build
     from fpgapipe.partition.explore.candidate import Candidate
-    from fpgapipe.partition.explore.explorer import Request
+    from fpgapipe.partition.explore.explorer import Exploration, Request
     from fpgapipe.partition.plan import Plan
 
 
@@ -188,16 +188,20 @@ def _verify(request: Request) -> None:
 def _explored(request: Request) -> Candidate:
     from fpgapipe.host.terminal.console import progress
     from fpgapipe.partition.explore.smallest import explore_smallest
-    from fpgapipe.partition.pricing.machine_search import explore_on_machine
+    from fpgapipe.partition.pricing.machine_search import explore_remembered
     from fpgapipe.stopwatch import phase
 
     with progress() as display, phase("planning"):
         display.add_task("planning")
-        found = explore_smallest(
-            request, lambda done, total: display.update(completed=done, total=total)
-        )
-        display.update(description="pricing")
-        return explore_on_machine(request, found, looks=1).best
+
+        def first() -> Exploration:
+            found = explore_smallest(
+                request, lambda done, total: display.update(completed=done, total=total)
+            )
+            display.update(description="pricing")
+            return found
+
+        return explore_remembered(request, first, "smallest", looks=1).best
 
 
 def _with_larger_scratchpads(best: Candidate, request: Request) -> Candidate | None:
@@ -278,7 +282,7 @@ def _hint(plan: Plan, request: Request) -> None:
     import dataclasses
 
     from fpgapipe.partition.explore.explorer import explore
-    from fpgapipe.partition.pricing.machine_search import explore_on_machine
+    from fpgapipe.partition.pricing.machine_search import explore_remembered
     from fpgapipe.partition.search.problem import PlanError
 
     if len(plan.stages) == 1 or plan.predicted.level != "machine":
@@ -294,12 +298,11 @@ def _hint(plan: Plan, request: Request) -> None:
     shape = first.core.rows, first.core.cols
     alone = dataclasses.replace(request, cluster=cluster, array=shape)
     try:
-        estimated = explore(alone)
+        priced = explore_remembered(alone, partial(explore, alone), "explore")
     except PlanError:
         return
-    priced = explore_on_machine(alone, estimated)
     seconds = plan.predicted.minibatch_s
-    if priced is not estimated and priced.best.steady_s < seconds:
+    if priced.level == "machine" and priced.best.steady_s < seconds:
         print(
             f"hint: one {first.board} with this core is predicted to be "
             f"{seconds / priced.best.steady_s:.2f} times as fast as these {len(plan.stages)}"

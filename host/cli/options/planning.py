@@ -66,14 +66,20 @@ def run_exploration(request: Request) -> Exploration:
     """Explore by formulas, then by prices of the machine, with a progress bar."""
     from fpgapipe.host.terminal.console import progress
     from fpgapipe.partition.explore.explorer import explore
-    from fpgapipe.partition.pricing.machine_search import explore_on_machine
+    from fpgapipe.partition.pricing.machine_search import explore_remembered
     from fpgapipe.stopwatch import phase
 
     with progress() as display, phase("planning"):
         display.add_task("planning")
-        found = explore(request, lambda done, total: display.update(completed=done, total=total))
-        display.update(description="pricing")
-        return explore_on_machine(request, found)
+
+        def first() -> Exploration:
+            found = explore(
+                request, lambda done, total: display.update(completed=done, total=total)
+            )
+            display.update(description="pricing")
+            return found
+
+        return explore_remembered(request, first, "explore")
 
 
 def why_not_built(plan: Plan, graph: Graph, cluster: ClusterSpec) -> dict[str, Any]:
