@@ -3,14 +3,20 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from fpgapipe.hw.hls_models.spec.device import ClusterSpec, DeviceSpec
 from fpgapipe.lowering.schedule.schedule import ScheduleError
 from fpgapipe.network.graph import Graph
 from fpgapipe.partition.cost.cost import CoreConfig, CostModel, LayerCost, candidate_cores
-from fpgapipe.partition.explore.candidate import Candidate, Stage, device_chain, time_candidate
+from fpgapipe.partition.explore.candidate import (
+    Candidate,
+    DeviceChain,
+    Stage,
+    device_chain,
+    time_candidate,
+)
 from fpgapipe.partition.explore.cut_problem import check_memory, cut_bytes
 from fpgapipe.partition.explore.explorer import Exploration, Request, counts_tried, explore
 from fpgapipe.partition.search.problem import PlanError
@@ -47,6 +53,9 @@ class Entry:
         The most memory in use on any device.
     link_load : float
         Share of the time in which the busiest link sends.
+    level : str
+        Where the times of layers come from: ``machine``, programs and their cycle model, or
+        ``estimate``, formulas.
     """
 
     name: str
@@ -56,6 +65,7 @@ class Entry:
     bubble_rate: float
     memory_bytes: float
     link_load: float
+    level: str = "estimate"
 
 
 @dataclass(frozen=True)
@@ -132,7 +142,15 @@ def entry_of(name: str, candidate: Candidate) -> Entry:
 
 
 def _pipeline(load: Callable[[int], Graph], batch: int, cluster: ClusterSpec, kind: str) -> Entry:
-    return entry_of(kind, explore(Request(load, batch, cluster, (kind,))).best)
+    return entry_of(kind, explored(load, batch, cluster, kind).best)
+
+
+@functools.lru_cache(maxsize=32)
+def explored(
+    load: Callable[[int], Graph], batch: int, cluster: ClusterSpec, kind: str
+) -> Exploration:
+    """Explore a schedule."""
+    return explore(Request(load, batch, cluster, (kind,)))
 
 
 def one_device(load: Callable[[int], Graph], batch: int, cluster: ClusterSpec) -> Entry:
@@ -196,9 +214,7 @@ def data_parallel(
     rate = min(row.link_bytes_per_s, default=float("inf"))
     if rate == 0:
         raise PlanError("devices that follow one another have no link for the all-reduce")
-    weights = 4 * load(1).totals.parameters
-    latency_s = max(row.link_latency_s, default=0.0)
-    ring_s = 2 * (n - 1) / n * weights / rate + 2 * (n - 1) * latency_s
+    ring_s = ring_seconds(load(1), row)
 
     def score(each: Candidate) -> float:
         if frugal:
@@ -211,24 +227,39 @@ def data_parallel(
             device: min(_alone(load, share, device).tried, key=score)
             for device, share in shares.items()
         }
-        seconds = max(
-            each.minibatch_s + _exposed(ring_s, each, overlapped) for each in alone.values()
-        )
-        computing = sum(alone[device].timeline.busy_s[0] for device in cluster.devices)
-        slowest = max(alone.values(), key=lambda each: each.minibatch_s)
-        entry = Entry(
-            "data parallel, overlapped" if overlapped else "data parallel",
-            seconds,
-            slowest.num_microbatches,
-            n,
-            1 - computing / n / seconds,
-            max(max(each.memory_bytes) for each in alone.values()),
-            ring_s / seconds,
-        )
+        entry = parallel_entry(cluster, alone, ring_s, overlapped=overlapped)
         if best is None or entry.minibatch_s < best.minibatch_s:
             best = entry
     assert best is not None
     return best
+
+
+def ring_seconds(graph: Graph, row: DeviceChain) -> float:
+    """Seconds of a ring all-reduce of a network's gradients."""
+    n = len(row.devices)
+    weights = 4 * graph.totals.parameters
+    latency_s = max(row.link_latency_s, default=0.0)
+    rate = min(row.link_bytes_per_s, default=float("inf"))
+    return 2 * (n - 1) / n * weights / rate + 2 * (n - 1) * latency_s
+
+
+def parallel_entry(
+    cluster: ClusterSpec, alone: Mapping[DeviceSpec, Candidate], ring_s: float, *, overlapped: bool
+) -> Entry:
+    """The entry of data parallelism, in which each kind of device trains its share alone."""
+    n = len(cluster.devices)
+    seconds = max(each.minibatch_s + _exposed(ring_s, each, overlapped) for each in alone.values())
+    computing = sum(alone[device].timeline.busy_s[0] for device in cluster.devices)
+    slowest = max(alone.values(), key=lambda each: each.minibatch_s)
+    return Entry(
+        "data parallel, overlapped" if overlapped else "data parallel",
+        seconds,
+        slowest.num_microbatches,
+        n,
+        1 - computing / n / seconds,
+        max(max(each.memory_bytes) for each in alone.values()),
+        ring_s / seconds,
+    )
 
 
 def _exposed(ring_s: float, alone: Candidate, overlapped: bool) -> float:
@@ -267,26 +298,14 @@ def even_split(load: Callable[[int], Graph], batch: int, cluster: ClusterSpec) -
     PlanError
         If a stage does not fit its device.
     """
-    row = device_chain(cluster)
-    n = len(cluster.devices)
-    if 0.0 in row.link_bytes_per_s:
+    if 0.0 in device_chain(cluster).link_bytes_per_s:
         raise PlanError("devices that follow one another have no link for features and gradients")
     best: Candidate | None = None
     error: PlanError | None = None
     for count in _divisors(batch):
         graph = load(batch // count)
         columns = _fastest(graph, cluster.devices)
-        names = list(graph.layers)
-        if len(names) < n:
-            raise PlanError(f"{len(names)} layers are too few for {n} devices")
-        bounds = [len(names) * i // n for i in range(n + 1)]
-        stages = []
-        for i, device in enumerate(cluster.devices):
-            core, costs = columns[device]
-            inside = [costs[name] for name in names[: bounds[i + 1]]]
-            own = tuple(costs[name] for name in names[bounds[i] : bounds[i + 1]])
-            stages.append(Stage(i, core, own, *cut_bytes(graph, inside)))
-        candidate = time_candidate("1f1b-as", batch // count, count, stages, row)
+        candidate = even_candidate(graph, columns, cluster, count)
         try:
             check_memory(candidate, cluster)
         except PlanError as reason:
@@ -297,6 +316,43 @@ def even_split(load: Callable[[int], Graph], batch: int, cluster: ClusterSpec) -
     if best is None:
         raise error or PlanError("nothing to try")
     return entry_of("even split", best)
+
+
+def even_candidate(
+    graph: Graph,
+    columns: Mapping[DeviceSpec, tuple[CoreConfig, Mapping[str, LayerCost]]],
+    cluster: ClusterSpec,
+    count: int,
+) -> Candidate:
+    """Stages with equal numbers of layers under 1f1b-as.
+
+    Parameters
+    ----------
+    graph : Graph
+        The network for one micro-batch.
+    columns : mapping
+        Core of each kind of device, and the costs of all layers on it.
+    cluster : ClusterSpec
+    count : int
+        Number of micro-batches.
+
+    Raises
+    ------
+    PlanError
+        If there are fewer layers than devices.
+    """
+    n = len(cluster.devices)
+    names = list(graph.layers)
+    if len(names) < n:
+        raise PlanError(f"{len(names)} layers are too few for {n} devices")
+    bounds = [len(names) * i // n for i in range(n + 1)]
+    stages = []
+    for i, device in enumerate(cluster.devices):
+        core, costs = columns[device]
+        inside = [costs[name] for name in names[: bounds[i + 1]]]
+        own = tuple(costs[name] for name in names[bounds[i] : bounds[i + 1]])
+        stages.append(Stage(i, core, own, *cut_bytes(graph, inside)))
+    return time_candidate("1f1b-as", graph.batch or 1, count, stages, device_chain(cluster))
 
 
 @functools.lru_cache(maxsize=32)

@@ -33,9 +33,10 @@ from fpgapipe.partition.pricing.price_cache import remembered
 from fpgapipe.partition.search.problem import PlanError
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable, Iterator, Mapping
 
     from fpgapipe.hw.hls_models.spec.device import DeviceSpec
+    from fpgapipe.network.graph import Graph
     from fpgapipe.partition.explore.candidate import Candidate
     from fpgapipe.partition.explore.explorer import Request
 
@@ -167,22 +168,40 @@ def _distinct(tried: tuple[Candidate, ...], request: Request, looks: int) -> Ite
         yield each
 
 
+def priced_choice(
+    graph: Graph, cores: Mapping[DeviceSpec, CoreConfig], *, train: bool, accumulates: bool
+) -> Choice | None:
+    """Costs of all layers by the programs of some cores; None if these cannot be made soon.
+
+    Parameters
+    ----------
+    graph : Graph
+        The network for one micro-batch.
+    cores : mapping of DeviceSpec to CoreConfig
+    train, accumulates : bool
+        As for `LayerPrices`.
+    """
+    model = CostModel(graph)
+    prices = LayerPrices(graph, train, accumulates)
+    choice: Choice = {}
+    try:
+        for device, core in cores.items():
+            estimates = model.costs(device, one_engine(core), train=train)
+            seconds = prices.num_microbatches * sum(each.total_s for each in estimates)
+            if seconds * core.clk_hz > MOST_CYCLES:
+                return None
+            choice[device] = core, prices.costs(estimates, device, core)
+    except (UserError, NotImplementedError):
+        return None
+    return choice
+
+
 def _cut_again(
     request: Request, count: int, cores: dict[DeviceSpec, CoreConfig]
 ) -> Iterator[Candidate]:
     graph = request.load(request.batch // count)
-    model = CostModel(graph)
-    prices = LayerPrices(graph, request.train, accumulates=count > 1)
-    choice: Choice = {}
-    try:
-        for device, core in cores.items():
-            estimates = model.costs(device, one_engine(core), train=request.train)
-            if prices.num_microbatches * sum(each.total_s for each in estimates) * core.clk_hz > (
-                MOST_CYCLES
-            ):
-                return
-            choice[device] = core, prices.costs(estimates, device, core)
-    except (UserError, NotImplementedError):
+    choice = priced_choice(graph, cores, train=request.train, accumulates=count > 1)
+    if choice is None:
         return
     for kind in request.schedules:
         if num_engines_of(kind) not in {core.num_engines for core, _ in choice.values()}:

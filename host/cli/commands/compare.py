@@ -25,7 +25,8 @@ if TYPE_CHECKING:
 def compare(network: str, cluster: Cluster, batch: int, as_json: bool) -> None:
     """Compare one device, data parallel, an even split and pipeline schedules for NETWORK.
 
-    All on one cost model. The schedules of BaPipe (1f1b-sno, 1f1b-so, 1f1b-as, fbp-as) are a
+    The times of layers are those of programs, or estimates where the core does not run a layer; the
+    table says which. The schedules of BaPipe (1f1b-sno, 1f1b-so, 1f1b-as, fbp-as) are a
     re-implementation from its abstract.
     """
     import dataclasses
@@ -33,10 +34,11 @@ def compare(network: str, cluster: Cluster, batch: int, as_json: bool) -> None:
     from fpgapipe.host.cli.options.planning import loader
     from fpgapipe.host.terminal.console import Column, print_json, print_table, progress, scaled
     from fpgapipe.partition.explore import comparison
+    from fpgapipe.partition.pricing.machine_comparison import compare_on_machine
 
     with progress() as display:
         display.add_task("comparing")
-        found = comparison.compare(
+        found = compare_on_machine(
             loader(network),
             batch,
             cluster.spec,
@@ -69,7 +71,7 @@ def compare(network: str, cluster: Cluster, batch: int, as_json: bool) -> None:
     headings = ["devices", "micro-batches", "mini-batch", "over data parallel"]
     headings += ["over one device", "bubble", "peak memory", "link load"]
     print_table(
-        [Column("way"), *(Column(text, True) for text in headings)],
+        [Column("way"), *(Column(text, True) for text in headings), Column("prices")],
         [
             (
                 entry.name,
@@ -81,6 +83,7 @@ def compare(network: str, cluster: Cluster, batch: int, as_json: bool) -> None:
                 f"{entry.bubble_rate:.1%}",
                 scaled(entry.memory_bytes, "B", 1024),
                 f"{entry.link_load:.1%}",
+                entry.level,
             )
             for entry in found.entries
         ],

@@ -1,0 +1,158 @@
+"""A comparison of ways to train, with the times of layers from programs.
+
+Formulas say first how each way is best, on which core and with how many samples in a micro-batch.
+The programs of a layer are the same in all ways, so a few such numbers of samples, which suit most
+ways, are priced by the program of the whole network, and every way is timed anew with these.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+from fpgapipe.hw.hls_models.spec.device import ClusterSpec
+from fpgapipe.lowering.schedule.schedule import ScheduleError
+from fpgapipe.partition.explore.candidate import Candidate, device_chain
+from fpgapipe.partition.explore.comparison import (
+    PIPELINES,
+    Comparison,
+    Entry,
+    compare,
+    entry_of,
+    even_candidate,
+    explored,
+    parallel_entry,
+    ring_seconds,
+)
+from fpgapipe.partition.explore.cut_problem import check_memory
+from fpgapipe.partition.explore.explorer import (
+    Request,
+    device_chains,
+    on_one_device,
+    plan_one,
+)
+from fpgapipe.partition.pricing.machine_search import Choice, priced_choice
+from fpgapipe.partition.search.problem import PlanError
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator, Mapping, Sequence
+
+    from fpgapipe.hw.hls_models.spec.device import DeviceSpec
+    from fpgapipe.network.graph import Graph
+
+SIZES = 2
+"""Numbers of samples in a micro-batch that are priced."""
+
+
+def compare_on_machine(
+    load: Callable[[int], Graph],
+    batch: int,
+    cluster: ClusterSpec,
+    *,
+    schedules: Sequence[str] = PIPELINES,
+    on_step: Callable[[int, int], None] = lambda done, total: None,
+) -> Comparison:
+    """Time every way to train a mini-batch, as `compare` does, with the prices of the machine.
+
+    A way keeps the time of the formulas, and says so, if the core does not run the network, if its
+    programs would take minutes to time, or if its devices have several engines.
+    """
+    found = compare(load, batch, cluster, schedules=schedules, on_step=on_step)
+    try:
+        best = explored(load, batch, cluster, "1f1b-as").best
+    except (PlanError, ScheduleError):
+        return found
+    cores = {
+        cluster.devices[stage.device]: stage.core for stage in best.stages if stage.core is not None
+    }
+    if set(cores) != set(cluster.devices):
+        return found
+    sizes = _sizes(found, batch, len(cluster.devices))
+    choices = {
+        size: choice
+        for size in sizes
+        if (choice := priced_choice(load(size), cores, train=True, accumulates=True))
+    }
+    if not choices:
+        return found
+    return Comparison(
+        tuple(_priced(entry, load, batch, cluster, choices) for entry in found.entries),
+        found.refused,
+    )
+
+
+def _sizes(found: Comparison, batch: int, num_devices: int) -> list[int]:
+    """Samples of a micro-batch with which most ways are best."""
+    votes: dict[int, int] = {}
+    for entry in found.entries:
+        share = batch // num_devices if entry.name.startswith("data parallel") else batch
+        # With one micro-batch there would be no accumulation; ways that like it take what there is.
+        if entry.num_microbatches > 1 and share % entry.num_microbatches == 0:
+            size = share // entry.num_microbatches
+            votes[size] = votes.get(size, 0) + 1
+    return sorted(votes, key=lambda size: (-votes[size], size))[:SIZES]
+
+
+def _priced(
+    entry: Entry,
+    load: Callable[[int], Graph],
+    batch: int,
+    cluster: ClusterSpec,
+    choices: Mapping[int, Choice],
+) -> Entry:
+    """The entry with times of the machine; as it is if there are none."""
+    found: list[Entry] = []
+    for size, choice in choices.items():
+        try:
+            found += _ways(entry.name, load, batch, cluster, size, choice)
+        except (PlanError, ScheduleError):
+            continue
+    if not found:
+        return entry
+    return replace(min(found, key=lambda each: each.minibatch_s), name=entry.name, level="machine")
+
+
+def _ways(
+    name: str,
+    load: Callable[[int], Graph],
+    batch: int,
+    cluster: ClusterSpec,
+    size: int,
+    choice: Choice,
+) -> Iterator[Entry]:
+    """Entries of a way with micro-batches of some samples."""
+    graph = load(size)
+    if name == "one device":
+        for device in choice:
+            for alone in _alone(load, batch, device, size, choice):
+                yield entry_of(name, alone)
+    elif name.startswith("data parallel"):
+        share = -(-batch // len(cluster.devices))
+        shares = {device: list(_alone(load, share, device, size, choice)) for device in choice}
+        if all(shares.values()):
+            ring_s = ring_seconds(load(1), device_chain(cluster))
+            own = {device: each[0] for device, each in shares.items()}
+            yield parallel_entry(cluster, own, ring_s, overlapped=name.endswith("overlapped"))
+    elif batch % size == 0 and name == "even split":
+        columns = {
+            device: (core, {cost.name: cost for cost in costs})
+            for device, (core, costs) in choice.items()
+        }
+        candidate = even_candidate(graph, columns, cluster, batch // size)
+        check_memory(candidate, cluster)
+        yield entry_of(name, candidate)
+    elif batch % size == 0 and name != "fbp-as":
+        request = Request(load, batch, cluster, (name,))
+        for chain in device_chains(cluster):
+            yield entry_of(name, plan_one(request, graph, choice, chain, name, batch // size))
+
+
+def _alone(
+    load: Callable[[int], Graph], batch: int, device: DeviceSpec, size: int, choice: Choice
+) -> Iterator[Candidate]:
+    """One device with the whole network, for a batch of its own."""
+    if batch % size:
+        return
+    lone = ClusterSpec(device.name, (device.name,), (device,), ())
+    request = Request(load, batch, lone, ("1f1b-as",))
+    yield from on_one_device(request, {device: choice[device]}, "1f1b-as", batch // size)
