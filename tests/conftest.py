@@ -12,7 +12,7 @@ settings.load_profile("fpgapipe")
 # Nor is it one of hardware: COCOTB_RANDOM_SEED=2 make test draws other stimulus.
 os.environ.setdefault("COCOTB_RANDOM_SEED", "1")
 # Tests change what prices follow from, which no file may remember.
-os.environ.setdefault("FPGAPIPE_PRICES", "0")
+os.environ.setdefault("FPGAPIPE_ANSWERS", "0")
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

@@ -246,23 +246,25 @@ def write_build(
     options = options or StepOptions(train=plan.trains)
     if options.train != plan.trains:
         raise UserError(f"a plan to {plan.mode} needs options for it")
-    from fpgapipe.sim_tb.native.core_device import device_verilog
+    from fpgapipe.host.build.verilog_ahead import verilog_ahead
 
     check_folder(folder)
-    on_part("programs")
-    with phase("programs"):
-        pipeline = lower_plan(plan, graph, cluster, options)
-    if plan.predicted.level == "estimate":
-        on_part("times")
-        with phase("times of the programs"):
-            plan, _ = price_plan(plan, graph, cluster, pipeline, options)
-    design = Design(plan, graph, cluster, options, seed)
-    parameters = initial_values(graph, seed)
-    texts = dict(design.described())
-    for core in dict.fromkeys(design.cores):
-        name = f"{HARDWARE}/{core_name(core)}.v"
-        on_part(name)
-        texts[name] = device_verilog(core).encode()
+    cores = list(dict.fromkeys(core_specs(plan)))
+    with verilog_ahead(cores) as verilog:
+        on_part("programs")
+        with phase("programs"):
+            pipeline = lower_plan(plan, graph, cluster, options)
+        if plan.predicted.level == "estimate":
+            on_part("times")
+            with phase("times of the programs"):
+                plan, _ = price_plan(plan, graph, cluster, pipeline, options)
+        design = Design(plan, graph, cluster, options, seed)
+        parameters = initial_values(graph, seed)
+        texts = dict(design.described())
+        on_part(HARDWARE)
+        with phase("elaboration of the hardware"):
+            for core, made in zip(cores, verilog(), strict=True):
+                texts[f"{HARDWARE}/{core_name(core)}.v"] = made.encode()
     build = Build(folder, plan, cluster, options, seed)
     own = sorted(graph.values.keys() & parameters.keys())
     with _writing(folder) as fresh:

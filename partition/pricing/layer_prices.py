@@ -78,7 +78,8 @@ class LayerPrices:
         """
         plan = core.planned(device, ())
         memory = MemorySpec(plan.memory_bytes_per_cycle, plan.memory_latency_cycles)
-        key = replace(core_spec(plan), num_engines=1), memory
+        # The program is that of a single device, which has one engine in use and no links.
+        key = replace(core_spec(plan), num_engines=1, links=()), memory
         if key not in self._known:
             self._known[key] = self._remembered(*key)
         cycles = self._known[key]

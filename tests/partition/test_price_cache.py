@@ -9,6 +9,7 @@ import pytest
 from build_cases import plan_of
 from run_cases import small_network
 
+from fpgapipe import answers
 from fpgapipe.partition.explore.explorer import Request, explore
 from fpgapipe.partition.pricing import machine, price_cache
 from fpgapipe.partition.pricing.layer_prices import LayerPrices
@@ -23,7 +24,7 @@ QUESTION = {"what": "test", "numbers": [1, 2.5]}
 def prices(tmp_path, monkeypatch):
     """The folder of an empty cache."""
     monkeypatch.setenv("FPGAPIPE_CACHE", str(tmp_path))
-    monkeypatch.delenv("FPGAPIPE_PRICES")
+    monkeypatch.delenv("FPGAPIPE_ANSWERS")
     return tmp_path / "prices"
 
 
@@ -41,15 +42,12 @@ def test_an_answer_is_found_once(prices):
 
 def test_an_answer_holds_for_the_sources_that_gave_it(prices, monkeypatch):
     remembered(QUESTION, lambda: 1)
-    monkeypatch.setattr(price_cache, "sources_digest", lambda: "others")
+    monkeypatch.setattr(answers, "sources_digest", lambda packages: "others")
     assert remembered(QUESTION, lambda: 2) == 2
 
 
 def test_all_sources_count():
-    price_cache.sources_digest.cache_clear()
-    names = {
-        path.name for package in price_cache.SOURCES for path in price_cache.source_files(package)
-    }
+    names = {path.name for package in price_cache.SOURCES for path in answers.source_files(package)}
     assert names >= {"task_times.py", "compiled_loop.py", "conv_weight.py", "graph.py", "step.py"}
 
 
@@ -68,7 +66,7 @@ def test_old_answers_are_removed(prices, monkeypatch):
     for number, path in enumerate(sorted(prices.iterdir())):
         os.utime(path, (number, number))
     remembered({"number": 0}, fail)  # which makes it the youngest
-    monkeypatch.setattr(price_cache, "MOST_BYTES", 410)
+    monkeypatch.setattr(answers, "MOST_BYTES", 410)
     remembered({"number": 4}, lambda: "y")
     assert len(list(prices.iterdir())) == 3
     remembered({"number": 0}, fail)
@@ -77,7 +75,7 @@ def test_old_answers_are_removed(prices, monkeypatch):
 @pytest.mark.parametrize("how", ["switch", "folder"])
 def test_nothing_is_kept_where_it_cannot_be(prices, how, monkeypatch, tmp_path):
     if how == "switch":
-        monkeypatch.setenv("FPGAPIPE_PRICES", "0")
+        monkeypatch.setenv("FPGAPIPE_ANSWERS", "0")
     else:
         file = tmp_path / "file"
         file.touch()

@@ -295,8 +295,13 @@ def _hint(plan: Plan, request: Request) -> None:
         devices=(request.cluster.devices[place],),
         links=(),
     )
-    shape = first.core.rows, first.core.cols
-    alone = dataclasses.replace(request, cluster=cluster, array=shape)
+    alone = dataclasses.replace(
+        request,
+        cluster=cluster,
+        num_microbatches=plan.num_microbatches,
+        array=(first.core.rows, first.core.cols),
+        scratchpad_bytes=first.core.scratchpad_bytes,
+    )
     try:
         priced = explore_remembered(alone, partial(explore, alone), "explore")
     except PlanError:

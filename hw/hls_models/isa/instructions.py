@@ -8,7 +8,7 @@ bit on. docs/core.md explains what the instructions do.
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from enum import IntEnum
-from functools import cache
+from functools import cache, lru_cache
 from typing import Any
 
 from fpgapipe.hw.hls_models.isa.fields import Field, Group
@@ -238,6 +238,9 @@ BODIES: dict[Opcode, Group] = {
 }
 
 
+_MOVES = (Opcode.LOAD, Opcode.STORE)
+_MEMORY_BITS = TRANSFER.fields[0].bits
+
 LINK_OPCODES = (Opcode.SEND, Opcode.RECEIVE)
 """Opcodes of the instructions that each link has an engine for."""
 
@@ -336,16 +339,7 @@ class Instruction:
         return self._encode(BODIES[self.opcode].pack(self.body))
 
     def _encode(self, body: int) -> bytes:
-        header = HEADER.pack(
-            {
-                "opcode": self.opcode,
-                "words": self.words,
-                "wait": mask_of(self.wait),
-                "signal": mask_of(self.signal),
-                "engine": self.engine,
-                "reserved": 0,
-            }
-        )
+        header = _packed_header(self.opcode, self.wait, self.signal, self.engine)
         packed = header | body << HEADER.bits
         return packed.to_bytes(self.words * WORD_BYTES, "little")
 
@@ -358,6 +352,28 @@ class Instruction:
                 parts.append(f"{name} {','.join(map(str, semaphores))}")
         parts += [f"{name}={value}" for name, value in _flat(self.body) if value]
         return "  ".join(parts)
+
+
+@lru_cache(maxsize=1 << 12)
+def _packed_header(
+    opcode: Opcode, wait: tuple[int, ...], signal: tuple[int, ...], engine: int
+) -> int:
+    return HEADER.pack(
+        {
+            "opcode": opcode,
+            "words": words_of(opcode),
+            "wait": mask_of(wait),
+            "signal": mask_of(signal),
+            "engine": engine,
+            "reserved": 0,
+        }
+    )
+
+
+@lru_cache(maxsize=1 << 16)
+def _packed_transfer(opcode: Opcode, fields: tuple[tuple[str, Any], ...]) -> int:
+    """Body of a LOAD or STORE at address 0, of which a program has many."""
+    return BODIES[opcode].pack({"memory": 0, **dict(fields)})
 
 
 def _flat(values: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, int]]:
@@ -420,7 +436,15 @@ def encode(instructions: Iterable[Instruction]) -> bytes:
         body = instruction.body
         try:
             if instruction.opcode not in (Opcode.GEMM, Opcode.VECTOR):
-                program += instruction.encode()
+                rest = tuple(item for item in body.items() if item[0] != "memory")
+                memory = body.get("memory", -1)
+                if instruction.opcode in _MOVES and 0 <= memory < 1 << _MEMORY_BITS:
+                    # The address is the lowest field.
+                    program += instruction._encode(
+                        _packed_transfer(instruction.opcode, rest) | memory
+                    )
+                else:
+                    program += instruction.encode()
                 continue
             # Bodies are large, and many instructions share one.
             if id(body) not in packed:
