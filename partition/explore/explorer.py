@@ -58,7 +58,7 @@ MOST_TRIED = 4096
 """Most micro-batches that a batch is divided into unless the user asks for more. With so many, the
 filling and draining of the pipeline hardly matter, and more would take minutes to simulate."""
 
-NEAR = 1.05
+NEAR = 1.1
 """Schedules and numbers of micro-batches whose best cut under the schedule's model takes at most
 this many times the least are searched for the cut that the simulation finds fastest."""
 

@@ -31,7 +31,7 @@ def cluster_section(subject: Subject) -> Section:
     if len(plan.stages) > MAX_DRAWN:
         body += f'<p class="note">The first {MAX_DRAWN} of {len(plan.stages):,} devices.</p>'
     body += _stage_table(subject)
-    proof = "optimal under the planner's model" if plan.optimal else "not proved optimal"
+    proof = "optimal by the planner's prices" if plan.optimal else "not proved optimal"
     body += f'<p class="note">The cut is {proof}: {text(plan.reason)}.</p>\n'
     return Section("plan", "Plan and cluster", lead, body)
 
