@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -147,7 +147,8 @@ def bench_step(
 
     memory = memory or MemorySpec()
     begin = time.perf_counter()
-    program = build_step(graph, core, memory, options or StepOptions())
+    # Intermediate results are read after the step, so none may share a place with another.
+    program = build_step(graph, core, memory, replace(options or StepOptions(), apart=True))
     lowered = time.perf_counter()
     predicted = predict(program.instructions, core, memory)
     timed = time.perf_counter()

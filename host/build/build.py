@@ -75,7 +75,7 @@ if TYPE_CHECKING:
 
 MANIFEST = "manifest.json"
 RUN = "run"
-FORMAT_VERSION = 7
+FORMAT_VERSION = 8
 
 MAX_MANIFEST_BYTES = 1 << 20
 """A larger manifest is not read; a real one has a few hundred bytes for each device."""
@@ -165,6 +165,11 @@ class Build:
             head = {"core": value["core"], "board": stage.board, "basis": value["basis"]}
             found.append(head | value["boards"][stage.board])
         return found
+
+    @functools.cached_property
+    def memory_use(self) -> list[dict[str, int]]:
+        """Bytes of each device's memory by what they are used for; see `MemoryMap.account`."""
+        return [part.account for part in self.pipeline.parts]
 
     def check_verilog(self) -> None:
         """Check that the folder's Verilog equals the Verilog generated now, which is simulated.
@@ -266,6 +271,7 @@ def write_build(
             for core, made in zip(cores, verilog(), strict=True):
                 texts[f"{HARDWARE}/{core_name(core)}.v"] = made.encode()
     build = Build(folder, plan, cluster, options, seed)
+    build.__dict__["memory_use"] = [part.account for part in pipeline.parts]
     own = sorted(graph.values.keys() & parameters.keys())
     with _writing(folder) as fresh:
         for name, text in texts.items():

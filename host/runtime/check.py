@@ -398,11 +398,23 @@ def _task(part: DeviceProgram, kernel: int) -> int:
 
 
 def _tensors_at(part: DeviceProgram, addresses: NDArray[np.intp]) -> dict[str, int]:
-    """Tensors that contain some of these addresses, each with the first such address."""
-    whole = [place for place in part.places.items() if place[0] not in SUFFIXES]
-    arenas = [place for place in part.places.items() if place[0] in SUFFIXES]
+    """Tensors that contain some of these addresses, each with the first such address.
+
+    Where tensors share a place, it belongs to the one that was written last.
+    """
+    alone = [place for place in part.places.items() if place[0] not in part.shared]
+    whole = [place for place in alone if place[0] not in SUFFIXES]
+    arenas = [place for place in alone if place[0] in SUFFIXES]
     found: dict[str, int] = {}
-    left = addresses
+    is_left = np.ones(addresses.size, bool)
+    for name in sorted(part.shared, key=part.shared.__getitem__, reverse=True):
+        place = part.places[name]
+        first, end = np.searchsorted(addresses, (place.begin, place.end))
+        own = addresses[first:end][is_left[first:end]]
+        if own.size:
+            found[name] = int(own[0])
+            is_left[first:end] = False
+    left = addresses[is_left]
     for places in (whole, arenas):  # an arena has gaps between its tensors
         ordered = sorted(places, key=lambda each: each[1].begin)
         if not ordered:
@@ -425,10 +437,10 @@ def _writers(part: DeviceProgram, tensors: dict[str, int]) -> dict[str, int]:
     places = sorted(
         (part.places[name].begin, part.places[name].end, name)
         for name in tensors
-        if name in part.places
+        if name in part.places and name not in part.shared
     )
     ends = list(accumulate((end for _, end, _ in places), max))
-    found: dict[str, int] = {}
+    found = {name: part.shared[name] for name in tensors if name in part.shared}
     for instruction, kernel in zip(part.instructions, part.kernel_of, strict=False):
         if instruction.opcode not in WRITES:
             continue

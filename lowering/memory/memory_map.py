@@ -89,6 +89,11 @@ class MemoryMap:
         All tensors except the parameters and those that belong to parameters.
     stored : dict of str to Stored
         The parameters.
+    shared : dict of str to int
+        Tensors that share bytes with others, each with the number of the last kernel that writes
+        it. What a step leaves of them cannot be read.
+    account : dict of str to int
+        Bytes of the whole memory by what they are used for.
     """
 
     entry: int
@@ -100,6 +105,8 @@ class MemoryMap:
     places: dict[str, Placed]
     tensors: dict[str, Tensor]
     stored: dict[str, Stored]
+    shared: dict[str, int]
+    account: dict[str, int]
 
     def set_parameters(
         self, memory: NDArray[np.uint8], parameters: Mapping[str, NDArray[np.float32]]
@@ -220,20 +227,34 @@ class MemoryMap:
 
     def write(self, memory: NDArray[np.uint8], name: str, values: NDArray[np.float32]) -> None:
         """Write a tensor, rounded to its format."""
-        place = self.places[name]
+        place = self._own_place(name)
         tensor = self.tensors.get(name)
         values = np.asarray(values, np.float32)
         raw = (tensor.format if tensor else FP32).encode(values)
         memory[place.begin : place.end] = raw
 
     def read(self, memory: NDArray[np.uint8], name: str) -> NDArray[np.float32]:
-        """Read a tensor in its shape in memory; a parameter is returned as one axis."""
-        place = self.places[name]
+        """Read a tensor in its shape in memory; a parameter is returned as one axis.
+
+        Raises
+        ------
+        ValueError
+            If the tensor shares its place with others, which may have overwritten it.
+        """
+        place = self._own_place(name)
         raw = np.ascontiguousarray(memory[place.begin : place.end])
         tensor = self.tensors.get(name)
         if tensor is None:
             return FP32.decode(raw, (raw.size // 4,))
         return tensor.format.decode(raw, tensor.shape)
+
+    def _own_place(self, name: str) -> Placed:
+        if name in self.shared:
+            raise ValueError(
+                f"tensor {name} shares its place in memory with others, which may have overwritten "
+                "it; to read it, make the program with StepOptions(apart=True)"
+            )
+        return self.places[name]
 
 
 _MAPS = TypeAdapter(MemoryMap)

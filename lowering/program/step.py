@@ -9,13 +9,15 @@ from typing import TYPE_CHECKING
 from fpgapipe.errors import UserError
 from fpgapipe.garbage import rare_collections
 from fpgapipe.hw.hls_models.cycles.core_cycles import MemorySpec
-from fpgapipe.hw.hls_models.isa.instructions import WORD_BYTES, program_bytes
+from fpgapipe.hw.hls_models.isa.instructions import WORD_BYTES
 from fpgapipe.hw.hls_models.isa.vector_op import LANES, Constant
 from fpgapipe.hw.hls_models.numerics.element_format import FP32
 from fpgapipe.hw.hls_models.spec.core_spec import CoreSpec, NoRoom
 from fpgapipe.lowering.kernels import loss, optimiser
+from fpgapipe.lowering.memory.layout import Demand, Own, lay_out
 from fpgapipe.lowering.memory.memory_map import CORRECT, LABELS, LOSS, Stored
 from fpgapipe.lowering.memory.placed import Placed, page
+from fpgapipe.lowering.memory.sharing import Category, KernelUse, Shareable
 from fpgapipe.lowering.program.assemble import assemble
 from fpgapipe.lowering.program.boundary import Part, Stage
 from fpgapipe.lowering.program.device_program import UPDATE, KernelOrigin
@@ -28,6 +30,8 @@ from fpgapipe.lowering.units.layouts import PLAIN, Value, with_channels_last
 from fpgapipe.lowering.units.microbatch import LoweredKernel, MicroBatch
 from fpgapipe.lowering.units.network_units import check_network, layouts_of, units_of
 from fpgapipe.lowering.units.step_options import (
+    GRADIENTS,
+    MOMENTUM,
     NORM,
     PARAMETERS,
     SECOND_MOMENT,
@@ -45,6 +49,15 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from fpgapipe.network.graph import Graph, Layer, Parameter
+
+
+CATEGORIES = {
+    PARAMETERS: Category.WEIGHTS,
+    GRADIENTS: Category.WEIGHT_GRADIENTS,
+    MOMENTUM: Category.OPTIMISER,
+    SECOND_MOMENT: Category.OPTIMISER,
+}
+"""Category of each tensor that holds values of all trainable parameters."""
 
 
 @contextmanager
@@ -141,6 +154,9 @@ class StepBuilder:
         self._waiting: dict[int, list[LoweredKernel]] = {}  # weight gradients for a later task
         self._late: dict[str, tuple[str, MicroBatch, Callable[[], None]]] = {}
         self._written: set[str] = set()  # parameters that already have a gradient
+        self._repeated: set[str] = set()  # tensors of which each micro-batch has its own
+        self._parts: set[str] = set()  # tensors of summands of gradients
+        self._gathered: set[str] = set()  # tensors of all micro-batches
 
     # ------------------------------------------------------------------ lane of the present task
 
@@ -172,7 +188,16 @@ class StepBuilder:
 
     def of_microbatch(self, name: str, index: int) -> str:
         """Name of a tensor that exists once per micro-batch."""
-        return name if len(self._slots) == 1 else f"{name}@{index}"
+        own = name if len(self._slots) == 1 else f"{name}@{index}"
+        self._repeated.add(own)
+        return own
+
+    def for_all(self, name: str, part: Tensor) -> Tensor:
+        """Declare the tensor that holds such a tensor of every micro-batch, one after the other."""
+        shape = (self.num_microbatches * part.shape[0], *part.shape[1:])
+        whole = self.declare(Tensor(f"{name} of all", shape, part.format))
+        self._gathered.add(whole.name)
+        return whole
 
     def add_late(self, name: str, layer: str, batch: MicroBatch, add: Callable[[], None]) -> None:
         """Let `add` add the kernels of a layer to a micro-batch before the update; see there."""
@@ -202,7 +227,9 @@ class StepBuilder:
         if parameter.name not in self._written:
             self._written.add(parameter.name)
             return total, None
-        return total, self.declare(Tensor(f"{parameter.name}.part", parameter.shape, FP32))
+        part = self.declare(Tensor(f"{parameter.name}.part", parameter.shape, FP32))
+        self._parts.add(part.name)
+        return total, part
 
     # ------------------------------------------------------------------ parameters
 
@@ -430,47 +457,73 @@ class StepBuilder:
         """Number of elements of all trainable parameters, each of which begins at a whole word."""
         return sum(_ceil_word(each.tensor.size_bytes) for each in self._learned) // 4
 
-    def _placed(self) -> StepProgram:
-        """Give all tensors and the program their places in memory."""
-        places: dict[str, Placed] = {}
-        at = 0
-
-        def put(name: str, size_bytes: int) -> None:
-            nonlocal at
-            places[name] = Placed(at, at + size_bytes)
-            at = page(at + size_bytes)
-
+    def _demand(self) -> Demand:
+        """What the program needs of its memory, but for the words of its kernels."""
+        own: dict[str, Own] = {}
         for each in self.stored.values():
             if not each.trainable:
-                put(each.tensor.name, each.tensor.size_bytes)
-        arenas = list(SUFFIXES) if self.options.train else [PARAMETERS]
-        if self.options.optimiser != "adam" and SECOND_MOMENT in arenas:
-            arenas.remove(SECOND_MOMENT)
-        for arena in arenas:
-            begin = at
-            inside = 0
+                own[each.tensor.name] = Own(each.tensor.size_bytes, Category.WEIGHTS)
+        inside = 4 * self._arena_elements()
+        for arena in self._arenas:
+            own[arena] = Own(inside, CATEGORIES[arena])
+        of_slot = {
+            name: Shareable(self.tensors[name].size_bytes, number, batch.slot)
+            for batch in self._batches.values()
+            for number, name in enumerate(batch.declared)
+            if name not in self._repeated
+        }
+        shareable: dict[str, Shareable] = {}
+        for name, tensor in self.tensors.items():
+            if name in of_slot:
+                shareable[name] = of_slot[name]
+            elif name in self._parts:
+                shareable[name] = Shareable(tensor.size_bytes, len(self.tensors) + len(shareable))
+            elif name not in own:
+                category = Category.ACTIVATIONS if name in self._gathered else Category.HOST
+                own[name] = Own(tensor.size_bytes, category, name in self._repeated)
+        uses = [
+            KernelUse(task, each.kernel.reads, each.kernel.writes, 0, each.kernel.track.is_link)
+            for each, task in zip(self.lowered, self._task_of, strict=True)
+        ]
+        return Demand(own, shareable, uses, self._tasks, self._steps, self.options.apart)
+
+    @property
+    def _arenas(self) -> list[str]:
+        """Tensors that hold values of all trainable parameters."""
+        if not self.options.train:
+            return [PARAMETERS]
+        adam = self.options.optimiser == "adam"
+        return [arena for arena in SUFFIXES if adam or arena != SECOND_MOMENT]
+
+    def _placed(self) -> StepProgram:
+        """Give all tensors and the program their places in memory."""
+        demand = self._demand()
+        layout = lay_out(demand)
+        places = dict(layout.places)
+        for arena in self._arenas:
+            at = places[arena].begin
             for each in self._learned:
-                first = begin + inside
-                places[each.tensor.name + SUFFIXES[arena]] = Placed(
-                    first, first + each.tensor.size_bytes
-                )
-                inside += _ceil_word(each.tensor.size_bytes)
-            put(arena, inside)
-        for tensor in self.tensors.values():
-            if tensor.name not in places:
-                put(tensor.name, tensor.size_bytes)
+                size = each.tensor.size_bytes
+                places[each.tensor.name + SUFFIXES[arena]] = Placed(at, at + size)
+                at += _ceil_word(size)
         kernels = [each.kernel for each in self.lowered]
         steps = [self._steps[task] for task in self._task_of]
         assembled = assemble(kernels, places, self.core, steps)
-        entry = at
-        size = page(entry + program_bytes(assembled.instructions))
+        words = [0] * len(kernels)
+        for number, instruction in zip(assembled.kernel_of, assembled.instructions, strict=False):
+            words[number] += instruction.words
+        demand = replace(
+            demand,
+            uses=[replace(use, words=some) for use, some in zip(demand.uses, words, strict=True)],
+        )
+        size = page(layout.entry + demand.program_bytes)
         inputs = {
             name: tensor.shape
             for name, tensor in self.graph.inputs.items()
             if self.of_microbatch(name, 0) in places
         }
         return StepProgram(
-            entry,
+            layout.entry,
             size,
             len(self._slots),
             inputs,
@@ -479,6 +532,8 @@ class StepBuilder:
             places=places,
             tensors=dict(self.tensors),
             stored=dict(self.stored),
+            shared=layout.shared,
+            account=layout.account(demand, size),
             index=self._part.stage.index,
             core=self.core,
             instructions=assembled.instructions,
@@ -495,6 +550,7 @@ class StepBuilder:
             values=dict(self._batches[0].values),
             operands=dict(self._batches[0].operands),
             gradients=dict(self._batches[0].gradients),
+            demand=demand,
         )
 
 

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 from fpgapipe.lowering.program.device_program import DeviceProgram
 
 if TYPE_CHECKING:
+    from fpgapipe.lowering.memory.layout import Demand
     from fpgapipe.lowering.program.boundary import Stage
     from fpgapipe.lowering.units.layouts import Value
     from fpgapipe.lowering.units.step_options import StepOptions
@@ -30,6 +31,8 @@ class StepProgram(DeviceProgram):
         Name of the tensor that a unit reads for a value, by the unit's name and the value's name.
     gradients : dict of str to str
         Name of the tensor of each value's gradient, for the values that have one.
+    demand : Demand
+        What the program needs of its memory.
     """
 
     graph: Graph
@@ -38,3 +41,4 @@ class StepProgram(DeviceProgram):
     values: dict[str, Value]
     operands: dict[tuple[str, str], str]
     gradients: dict[str, str]
+    demand: Demand

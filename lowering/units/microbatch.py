@@ -94,6 +94,9 @@ class Builder(Protocol):
     def add_late(self, name: str, layer: str, batch: MicroBatch, add: Callable[[], None]) -> None:
         """Let `add` add the kernels of a layer to a micro-batch after all backward passes."""
 
+    def for_all(self, name: str, part: Tensor) -> Tensor:
+        """Declare the tensor that holds such a tensor of every micro-batch, one after the other."""
+
     def gradient_places(self, parameter: Tensor) -> tuple[Tensor, Tensor | None]:
         """Tensor of a parameter's gradient sum, and of the next summand unless it is the first."""
 
@@ -125,6 +128,8 @@ class MicroBatch:
         Kernels of the pass that is being lowered.
     layer : str
         Name of the layer that the next kernels belong to.
+    declared : dict of str to None
+        Names of the micro-batch's tensors, in the order in which they were declared.
     """
 
     def __init__(self, builder: Builder, index: int, slot: int) -> None:
@@ -140,7 +145,7 @@ class MicroBatch:
         self._moved: dict[tuple[str, Layout], Tensor] = {}
         self._num_moved = 0
         self._parts: list[tuple[Tensor, Tensor]] = []
-        self._declared: set[str] = set()
+        self.declared: dict[str, None] = {}
 
     # ------------------------------------------------------------------ properties of the builder
 
@@ -203,8 +208,8 @@ class MicroBatch:
 
     def declare(self, tensor: Tensor) -> Tensor:
         """Register a tensor, whose name contains the slot, that needs a place in memory."""
-        assert tensor.name not in self._declared, f"tensor {tensor.name} is there already"
-        self._declared.add(tensor.name)
+        assert tensor.name not in self.declared, f"tensor {tensor.name} is there already"
+        self.declared[tensor.name] = None
         return self._builder.declare(tensor)
 
     def from_earlier_pass(self, name: str) -> Tensor:
@@ -307,9 +312,7 @@ class MicroBatch:
 
     def for_all(self, name: str, part: Tensor) -> Tensor:
         """Declare the tensor that holds such a tensor of every micro-batch, one after the other."""
-        count = self.num_microbatches
-        shape = (count * part.shape[0], *part.shape[1:])
-        return self._builder.declare(Tensor(f"{name} of all", shape, part.format))
+        return self._builder.for_all(name, part)
 
     def add_late(self, name: str, add: Callable[[], None]) -> None:
         """Let `add` add kernels after the backward passes of all micro-batches, once for a layer.

@@ -92,6 +92,9 @@ class StepOptions:
     late_gradients : bool
         Whether weight gradients may be computed once for all micro-batches, where this takes less
         time (`lowering.units.late_gradients`). The results are the same.
+    apart : bool
+        Whether every tensor keeps a place of its own, so that all can be read after a step.
+        Otherwise tensors share memory when they are not needed at the same time.
     """
 
     activations: ElementFormat = BF16
@@ -99,6 +102,7 @@ class StepOptions:
     optimiser: Literal["sgd", "adam"] = "sgd"
     clips: bool = False
     late_gradients: bool = True
+    apart: bool = False
 
     def __post_init__(self) -> None:
         if self.activations not in (BF16, FP32):

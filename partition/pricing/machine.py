@@ -7,7 +7,6 @@ of its build are the same numbers, because both come from here.
 
 from __future__ import annotations
 
-import re
 from dataclasses import asdict, replace
 from typing import TYPE_CHECKING, Any
 
@@ -15,10 +14,10 @@ import numpy as np
 
 from fpgapipe.errors import UserError
 from fpgapipe.hw.hls_models.cycles.engine_cycles import SIGNAL_CYCLES
-from fpgapipe.lowering.memory.placed import page
+from fpgapipe.lowering.memory.layout import memory_bytes
 from fpgapipe.lowering.program.pipeline import build_pipeline, tasks_of_stages
+from fpgapipe.lowering.program.step_program import StepProgram
 from fpgapipe.lowering.schedule.schedule import TaskKind
-from fpgapipe.lowering.schedule.tasks import slots_of
 from fpgapipe.lowering.units.step_options import StepOptions
 from fpgapipe.network.graph_json import to_json
 from fpgapipe.partition.plan import Plan, Prediction
@@ -40,7 +39,6 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from fpgapipe.hw.hls_models.spec.device import ClusterSpec
-    from fpgapipe.lowering.program.device_program import DeviceProgram
     from fpgapipe.lowering.program.pipeline import PipelineProgram
     from fpgapipe.lowering.schedule.schedule import Task
     from fpgapipe.network.graph import Graph
@@ -140,8 +138,8 @@ def price_plan(
     cluster : ClusterSpec
     pipeline : PipelineProgram, optional
         The programs of all micro-batches, as `lower_plan` makes them, where they are there already:
-        the bytes of memory are theirs then. Without them, the memory of many micro-batches is
-        extrapolated.
+        the bytes of memory are theirs then. Without them, they are those that such programs would
+        have (`fpgapipe.lowering.memory.layout.Demand`).
     options : StepOptions, optional
         Options of the programs, as for `lower_plan`.
 
@@ -233,8 +231,10 @@ def _found(
     return PlanFacts(
         timing.stage_times,
         tuple(
-            StageFacts.of(times, like, _memory_bytes(part, plan))
-            for times, like, part in zip(timing.tasks, timing.like, pipeline.parts, strict=True)
+            StageFacts.of(times, like, size)
+            for times, like, size in zip(
+                timing.tasks, timing.like, stage_memory(plan, pipeline), strict=True
+            )
         ),
     )
 
@@ -299,27 +299,16 @@ def _lanes(plan: Plan) -> list[list[Task]]:
     return tasks_of_stages(schedule, len(plan.stages), train=plan.trains)
 
 
-def _memory_bytes(part: DeviceProgram, plan: Plan) -> int:
-    """Bytes of memory of a stage for all micro-batches of a plan, from a program of some.
-
-    Each micro-batch has tensors of its own (those with ``@`` and its number in their names), each
-    slot has some (``#``), and the program grows with the micro-batches.
-    """
-    few, many = part.num_microbatches, plan.num_microbatches
-    if few == many:
-        return part.memory_bytes
-    tasks = _lanes(plan)[part.index]
-    slots, more_slots = (1 + max(slots_of(each).values()) for each in (part.tasks, tasks))
-    sizes = {"#": 0, "@": 0}
-    for name, place in part.places.items():
-        if found := re.search(r"([#@])\d+", name):
-            sizes[found[1]] += page(place.size_bytes)
-    program = part.memory_bytes - part.entry
-    return (
-        part.memory_bytes
-        + sizes["#"] * (more_slots - slots) // slots
-        + (sizes["@"] + program) * (many - few) // few
-    )
+def stage_memory(plan: Plan, pipeline: PipelineProgram) -> list[int]:
+    """Bytes of memory of each stage's program, from a program of all its tasks or of some."""
+    found = []
+    for part, tasks in zip(pipeline.parts, _lanes(plan), strict=True):
+        if len(tasks) == len(part.tasks):
+            found.append(part.memory_bytes)
+            continue
+        assert isinstance(part, StepProgram), "a program that was just made knows its demand"
+        found.append(memory_bytes(part.demand.repeated(tasks)))
+    return found
 
 
 def _priced_stage(

@@ -271,7 +271,7 @@ def test_a_manifest_that_lacks_files(copy):
 @pytest.mark.parametrize(
     "text",
     ["", "[]", "{}", '{"format": 1}', '{"format": "fpgapipe-build"}', "\0", "[" * 10_000,
-     '{"format": "fpgapipe-build", "version": 7, "options": {"train": 3}, "seed": 0, "files": {}}'],
+     '{"format": "fpgapipe-build", "version": 8, "options": {"train": 3}, "seed": 0, "files": {}}'],
 )  # fmt: skip
 def test_manifests_that_are_none(tmp_path, text):
     (tmp_path / "manifest.json").write_text(text)
@@ -285,7 +285,7 @@ def test_versions_and_missing_folders(copy, tmp_path):
     for version in (4, 99):
         manifest = json.loads((copy / "manifest.json").read_text()) | {"version": version}
         (copy / "manifest.json").write_text(json.dumps(manifest))
-        with pytest.raises(UserError, match=f"has format version {version}, not 7; build it again"):
+        with pytest.raises(UserError, match=f"has format version {version}, not 8; build it again"):
             open_build(copy)
 
 

@@ -54,7 +54,9 @@ def test_layers_that_go_together():
 
 @pytest.mark.parametrize("activations", [BF16, FP32])
 def test_products_keep_to_what_rounding_may_do(activations):
-    program, memory, parameters, _ = run_in_model(every_operator(3), StepOptions(activations))
+    program, memory, parameters, _ = run_in_model(
+        every_operator(3), StepOptions(activations, apart=True)
+    )
     program.set_parameters(memory, parameters)
     errors = product_errors(program, memory)
     assert {(each.layer, each.which) for each in errors} >= {
@@ -67,7 +69,7 @@ def test_products_keep_to_what_rounding_may_do(activations):
 
 
 def test_a_wrong_weight_is_seen():
-    program, memory, parameters, _ = run_in_model(every_operator(2), StepOptions(FP32))
+    program, memory, parameters, _ = run_in_model(every_operator(2), StepOptions(FP32, apart=True))
     parameters["conv2.weight"] = np.roll(parameters["conv2.weight"], 1, axis=1)
     program.set_parameters(memory, parameters)
     errors = {(each.layer, each.which): each for each in product_errors(program, memory)}
@@ -79,7 +81,9 @@ def test_a_wrong_weight_is_seen():
 def test_vector_paths_are_those_of_pytorch():
     """All but the product, whose result is put in the place of the core's."""
     graph = vectors_only(6)
-    program, memory, parameters, (inputs, labels) = run_in_model(graph, StepOptions(FP32))
+    program, memory, parameters, (inputs, labels) = run_in_model(
+        graph, StepOptions(FP32, apart=True)
+    )
     made = program.read(memory, "conv1")
     rest = Network("rest", 6)
     x = rest.image(20, 8, 8)

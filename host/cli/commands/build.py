@@ -149,6 +149,8 @@ def build(
     print_plan(built.plan, spec)
     print()
     _print_resources(built)
+    print()
+    _print_memory(built)
     _hint(built.plan, request)
     print(f"written to {built.folder}; 'fpgapipe run {built.folder}' runs it")
 
@@ -275,6 +277,25 @@ def _print_resources(build: Build) -> None:
         rows,
         "what the cores take of what a design may use",
     )
+
+
+def _print_memory(build: Build) -> None:
+    """Print what the memory of each device is used for."""
+    from fpgapipe.host.terminal.console import Column, print_table, scaled
+    from fpgapipe.lowering.memory.sharing import Category
+
+    names = [name for name in Category if any(name in each for each in build.memory_use)]
+    rows = [
+        (
+            stage,
+            *(scaled(each.get(name, 0), "B", 1024) for name in names),
+            scaled(sum(each.values()), "B", 1024),
+        )
+        for stage, each in enumerate(build.memory_use)
+    ]
+    headings = (*(name.value for name in names), "all")
+    columns = [Column("stage", True), *(Column(name, True) for name in headings)]
+    print_table(columns, rows, "what the memory of each device is used for, at the fullest moment")
 
 
 def _hint(plan: Plan, request: Request) -> None:
