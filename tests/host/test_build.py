@@ -473,6 +473,7 @@ def test_the_command(tmp_path, cli, monkeypatch):
     lines = out.splitlines()
     assert lines[0].endswith("1f1b-as over u280-x2")
     assert "what the cores take of what a design may use" in lines
+    assert "what the memory of each device is used for, at the fullest moment" in lines
     assert lines[-1] == "written to out/tiny; 'fpgapipe run out/tiny' runs it"
     assert len(open_build(Path("out/tiny")).plan.stages) == 2
     code, out, err = cli(

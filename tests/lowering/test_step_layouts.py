@@ -192,7 +192,7 @@ def check_step(graph, seed=0, *, products=True):
 
     MXINT8 leaves some percent; beside the core's own numbers in PyTorch little is left.
     """
-    program = build_step(graph, SMALL_CORE, options=StepOptions(FP32))
+    program = build_step(graph, SMALL_CORE, options=StepOptions(FP32, apart=True))
     parameters = initial_parameters(graph, seed)
     inputs, labels = random_batch(graph, seed)
     memory = program.image(parameters)

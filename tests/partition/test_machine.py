@@ -54,14 +54,14 @@ def test_a_plan_has_the_times_and_bytes_of_its_programs(train):
 
 @pytest.mark.parametrize("kind", ["gpipe", "1f1b-as", "zb-h1"])
 def test_a_few_microbatches_tell_the_times_of_many(kind, monkeypatch):
-    plan, graph, cluster = planned(count=16, kind=kind)
+    plan, graph, cluster = planned(count=12, kind=kind)
     whole, _ = price_plan(plan, graph, cluster)
     monkeypatch.setattr(machine, "ENOUGH_LAYERS", FEW * sum(map(len, layers_of(plan))))
     few, _ = price_plan(plan, graph, cluster)
     assert few != whole
     assert few.predicted.minibatch_s == pytest.approx(whole.predicted.minibatch_s, rel=0.005)
     for one, other in zip(few.stages, whole.stages, strict=True):
-        assert one.memory_bytes == pytest.approx(other.memory_bytes, rel=0.05)
+        assert one.memory_bytes == other.memory_bytes
     # What is known of the programs is taken from them.
     exact, _ = price_plan(plan, graph, cluster, lower_plan(plan, graph, cluster))
     assert [s.memory_bytes for s in exact.stages] == [s.memory_bytes for s in whole.stages]
