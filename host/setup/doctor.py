@@ -265,8 +265,8 @@ CHECKS = {"verilator": _check_verilator}
 
 
 def cache() -> Finding:
-    """Check the cache folder of compiled simulators."""
-    thing, purpose = "cache", "compiled simulators"
+    """Check the cache folder of compiled simulators, Verilog and prices."""
+    thing, purpose = "cache", "compiled simulators, Verilog of cores, prices of plans"
     try:
         from fpgapipe.cache import cache_dir
 

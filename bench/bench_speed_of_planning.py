@@ -1,0 +1,77 @@
+"""Seconds of planning, comparing and building, cold and warm; prints one JSON object.
+
+Each command runs in a fresh process: first with an empty cache, then again with what the first run
+left there. Machine code that numba compiles when fpgapipe is first used at all is there already, as
+one command before the others sees to it. Processor seconds include those of helper processes. Each
+command has the level of its prices: ``machine``, or ``estimate``.
+"""
+
+import argparse
+import json
+import os
+import resource
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+from typing import Any
+
+PLAN = ["plan", "resnet50", "--board", "u280", "--devices", "8", "--json"]
+COMMANDS = {
+    "plan_resnet50_8": PLAN,
+    "compare_resnet50_8": ["compare", "resnet50", "--board", "u280", "--devices", "8", "--json"],
+    "build_resnet50_4": ["build", "--network", "resnet50", "--board", "u280", "--devices", "4"],
+    "build_vgg16_4": ["build", "--network", "vgg16", "--board", "u280", "--devices", "4"],
+}
+
+
+def run(arguments: list[str], cache: Path) -> dict[str, Any]:
+    """Run a command; returns its seconds and the level of its prices."""
+    with tempfile.TemporaryDirectory() as folder:
+        before = resource.getrusage(resource.RUSAGE_CHILDREN)
+        begin = time.perf_counter()
+        done = subprocess.run(
+            [sys.executable, "-m", "fpgapipe.host.cli.main", *arguments],
+            check=True,
+            capture_output=True,
+            text=True,
+            cwd=folder,
+            env={**os.environ, "FPGAPIPE_CACHE": str(cache)},
+        )
+        seconds = time.perf_counter() - begin
+        after = resource.getrusage(resource.RUSAGE_CHILDREN)
+        cpu = sum(getattr(after, name) - getattr(before, name) for name in ("ru_utime", "ru_stime"))
+        return {
+            "seconds": round(seconds, 2),
+            "cpu_seconds": round(cpu, 2),
+            "level": level_of(arguments[0], done.stdout, Path(folder)),
+        }
+
+
+def level_of(command: str, text: str, folder: Path) -> Any:
+    """Where the times that a command printed or wrote come from."""
+    if command == "plan":
+        return json.loads(text)["predicted"]["level"]
+    if command == "compare":
+        return {each["name"]: each["level"] for each in json.loads(text)["entries"]}
+    (path,) = folder.glob("out/*/plan.json")
+    return json.loads(path.read_text())["predicted"]["level"]
+
+
+def main() -> None:
+    """Print the figures."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--only", choices=tuple(COMMANDS), action="append")
+    given = parser.parse_args()
+    found: dict[str, Any] = {}
+    with tempfile.TemporaryDirectory() as folder:
+        run(PLAN, Path(folder, "first"))
+        for name in given.only or COMMANDS:
+            cache = Path(folder, name)
+            found[name] = {state: run(COMMANDS[name], cache) for state in ("cold", "warm")}
+    print(json.dumps(found, indent=1))
+
+
+if __name__ == "__main__":
+    main()
