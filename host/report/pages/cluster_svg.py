@@ -9,6 +9,7 @@ from fpgapipe.host.report.drawing.elements import Cell, Heading, Section, table,
 from fpgapipe.host.report.drawing.timetable import counted, duration, percent
 from fpgapipe.host.report.pages.subject import Subject, array_words
 from fpgapipe.host.terminal.console import count, scaled
+from fpgapipe.lowering.memory.sharing import Category
 
 PER_ROW = 4
 MAX_DRAWN = 32
@@ -30,7 +31,7 @@ def cluster_section(subject: Subject) -> Section:
     body += "".join(_picture(subject)) + "</div>\n"
     if len(plan.stages) > MAX_DRAWN:
         body += f'<p class="note">The first {MAX_DRAWN} of {len(plan.stages):,} devices.</p>'
-    body += _stage_table(subject)
+    body += _stage_table(subject) + _memory_table(subject)
     proof = "optimal by the planner's prices" if plan.optimal else "not proved optimal"
     body += f'<p class="note">The cut is {proof}: {text(plan.reason)}.</p>\n'
     return Section("plan", "Plan and cluster", lead, body)
@@ -217,3 +218,19 @@ def _stage_table(subject: Subject) -> str:
     return table(
         "What each device computes, and how long the plan expects it to take", headings, rows
     )
+
+
+def _memory_table(subject: Subject) -> str:
+    """What the memory of each device is used for."""
+    used = subject.build.memory_use
+    names = [name for name in Category if any(name in each for each in used)]
+    rows = [
+        [
+            whole(stage),
+            *(Cell(scaled(each.get(name, 0), "B", 1024), each.get(name, 0)) for name in names),
+            Cell(scaled(sum(each.values()), "B", 1024), sum(each.values())),
+        ]
+        for stage, each in enumerate(used)
+    ]
+    headings = [Heading("Stage"), *(Heading(name.value) for name in names), Heading("all")]
+    return table("What the memory of each device is used for, when most is alive", headings, rows)
