@@ -14,11 +14,12 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from fpgapipe.hw.hls_models.cycles.link_cycles import transfer_cycles
 from fpgapipe.hw.hls_models.spec.link import Channel
 from fpgapipe.lowering.schedule.schedule import Lane, Schedule, TaskKind
 from fpgapipe.partition.pricing.few_tasks import like
-from fpgapipe.partition.pricing.prediction import link_ends, wire_cycles
-from fpgapipe.partition.pricing.task_times import Needed, Sent, TaskTimes, lags
+from fpgapipe.partition.pricing.prediction import link_ends
+from fpgapipe.partition.pricing.task_times import Lag, Needed, Sent, TaskTimes, lags
 from fpgapipe.partition.timeline.timeline import StageTimes, Timeline, simulate
 
 if TYPE_CHECKING:
@@ -107,14 +108,13 @@ class FewTiming:
             activations[0],
             gradients[0],
             max((wire.latency_cycles for wire in self.wires), default=0),
-            activations[1],
-            gradients[1],
+            *(each for both in zip(activations[1:], gradients[1:], strict=True) for each in both),
         )
 
-    def _sent(self, channel: Channel) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
-        """Cycles on the wire, and lags, of each stage's and micro-batch's packets of a channel."""
+    def _sent(self, channel: Channel) -> tuple[NDArray[np.float64], ...]:
+        """Cycles on the link, and the three lags, of each stage's and micro-batch's packets."""
         shape = (len(self.tasks), self.num_microbatches)
-        table, lag = np.zeros(shape), np.zeros(shape)
+        table, lag, start, behind = (np.zeros(shape) for _ in range(4))
         pairs = list(pairwise(range(shape[0])))
         for maker, user in pairs if channel is Channel.ACTIVATIONS else [p[::-1] for p in pairs]:
             _, link, other = link_ends(maker, user)
@@ -128,13 +128,14 @@ class FewTiming:
             wire = self.wires[min(maker, user)]
             spec = makes.program.core.links[link]
             makers, users = (self._numbers(stage, channel) for stage in (maker, user))
-            known: dict[tuple[int, int], float] = {}
+            known: dict[tuple[int, int], Lag] = {}
             for microbatch, number in makers.items():
                 pair = number, users[microbatch]
                 if not sent[number]:
                     continue
                 table[maker, microbatch] = sum(
-                    wire_cycles(packet.words, spec, wire) for packet in sent[number]
+                    transfer_cycles(packet.words, spec, spec.slots[channel], wire)
+                    for packet in sent[number]
                 )
                 if pair not in known:
                     known[pair] = lags(
@@ -145,9 +146,12 @@ class FewTiming:
                         link,
                         (self.memories[maker], self.memories[user]),
                         wire,
-                    )[number].cycles
-                lag[maker, microbatch] = known[pair]
-        return table, lag
+                        channel,
+                    )[number]
+                lag[maker, microbatch] = known[pair].cycles
+                start[maker, microbatch] = known[pair].start
+                behind[maker, microbatch] = known[pair].behind
+        return table, lag, start, behind
 
     def _numbers(self, stage: int, channel: Channel) -> dict[int, int]:
         """For each micro-batch, number of the task in a stage's program that uses a channel."""

@@ -20,9 +20,8 @@ from fpgapipe.errors import UserError
 from fpgapipe.hw.hls_models.cycles.cluster_cycles import ClusterPrediction, predict_cluster
 from fpgapipe.hw.hls_models.cycles.core_cycles import MemorySpec
 from fpgapipe.hw.hls_models.cycles.engine_cycles import SIGNAL_CYCLES
-from fpgapipe.hw.hls_models.cycles.link_cycles import WireTiming
-from fpgapipe.hw.hls_models.isa.instructions import WORD_BYTES
-from fpgapipe.hw.hls_models.spec.link import TRAILER_BYTES, Channel
+from fpgapipe.hw.hls_models.cycles.link_cycles import WireTiming, transfer_cycles
+from fpgapipe.hw.hls_models.spec.link import Channel
 from fpgapipe.lowering.program.lanes import is_concurrent
 from fpgapipe.lowering.program.pipeline import link_after
 from fpgapipe.lowering.schedule.schedule import Lane, Schedule, Task, TaskKind
@@ -36,7 +35,6 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-    from fpgapipe.hw.hls_models.spec.link import LinkEngineSpec
     from fpgapipe.lowering.program.pipeline import PipelineProgram
 
 
@@ -132,13 +130,15 @@ class PipelineTiming:
                     passes[task.kind][stage, task.microbatch] = cycles
         sent = {}
         for channel in (Channel.ACTIVATIONS, Channel.GRADIENTS):
-            table, lag = np.zeros(shape), np.zeros(shape)
+            table, lag, start, behind = (np.zeros(shape) for _ in range(4))
             for maker, user in self._neighbours(channel):
                 self._count_words(maker, user, table)
                 for number, found in self._lags[maker, user].items():
                     microbatch = self.tasks[maker].program.tasks[number].microbatch
                     lag[maker, microbatch] = found.cycles
-            sent[channel] = table, lag
+                    start[maker, microbatch] = found.start
+                    behind[maker, microbatch] = found.behind
+            sent[channel] = table, lag, start, behind
         activations, gradients = sent[Channel.ACTIVATIONS], sent[Channel.GRADIENTS]
         return StageTimes(
             passes[TaskKind.F],
@@ -148,8 +148,7 @@ class PipelineTiming:
             activations[0],
             gradients[0],
             max((wire.latency_cycles for wire in self.wires), default=0),
-            activations[1],
-            gradients[1],
+            *(each for both in zip(activations[1:], gradients[1:], strict=True) for each in both),
         )
 
     def _neighbours(self, channel: Channel) -> list[tuple[int, int]]:
@@ -164,7 +163,7 @@ class PipelineTiming:
         spec = times.program.core.links[link]
         wire = self.wires[min(maker, user)]
         for task, _, _, words in times.sent(link, channel):
-            cycles = wire_cycles(words, spec, wire)
+            cycles = transfer_cycles(words, spec, spec.slots[channel], wire)
             table[maker, times.program.tasks[task].microbatch] += cycles
 
     @cached_property
@@ -183,6 +182,7 @@ class PipelineTiming:
                     link[0],
                     (self.memories[maker], self.memories[user]),
                     self.wires[min(maker, user)],
+                    channel,
                 )
         return found
 
@@ -262,13 +262,6 @@ class PipelineTiming:
         if kind not in closed_form.KINDS:
             return None
         return closed_form.minibatch_cycles(kind, self.schedule.num_microbatches, times)
-
-
-def wire_cycles(words: int, spec: LinkEngineSpec, wire: WireTiming) -> float:
-    """Cycles that a wire needs for a packet of so many words, its header and trailers included."""
-    frames = -(-(words + 1) // spec.frame_words)
-    rate = min(wire.bytes_per_cycle, spec.phy_bytes)
-    return ((words + 1) * WORD_BYTES + frames * TRAILER_BYTES) / rate
 
 
 def link_ends(maker: int, user: int) -> tuple[Channel, int, int]:

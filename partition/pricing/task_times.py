@@ -33,7 +33,7 @@ from fpgapipe.hw.hls_models.cycles.compiled_core import run_compiled
 from fpgapipe.hw.hls_models.cycles.compiled_tables import Held
 from fpgapipe.hw.hls_models.cycles.core_cycles import DISPATCH_CYCLES, CoreRun, MemorySpec
 from fpgapipe.hw.hls_models.cycles.engine_cycles import Kind, Mover
-from fpgapipe.hw.hls_models.cycles.link_cycles import WireTiming, arrivals
+from fpgapipe.hw.hls_models.cycles.link_cycles import WireTiming, arrivals, transfer_cycles
 from fpgapipe.hw.hls_models.isa.instructions import Instruction, Opcode
 from fpgapipe.hw.hls_models.model.link_dma import words_of_packet
 
@@ -100,11 +100,18 @@ class Lag(NamedTuple):
         Index of the task that ends before it in the same step; -1 if there is none.
     cycles_concurrent : float
         Lag of the concurrent task, which cannot end without the result either.
+    start : float
+        Cycles from the end of the task to the beginning of the transfer; negative before the end.
+    behind : float
+        Cycles from the end of the transfer to the beginning of the task that uses the result, if
+        the parts follow each other as fast as the link sends them.
     """
 
     cycles: float
     concurrent: int
     cycles_concurrent: float
+    start: float
+    behind: float
 
 
 @dataclass(frozen=True)
@@ -333,6 +340,7 @@ def lags(
     link: int,
     memories: tuple[MemorySpec, MemorySpec],
     wire: WireTiming,
+    channel: int,
 ) -> dict[int, Lag]:
     """Least time from the end of each task to the beginning of the task that uses its result.
 
@@ -349,6 +357,7 @@ def lags(
     link : int
         Number of the producing device's link.
     wire : WireTiming
+    channel : int
 
     Returns
     -------
@@ -361,19 +370,21 @@ def lags(
         parts[one.task].append((one, other))
     found = {}
     for task, pairs in parts.items():
-        come = arrivals(
-            [one.begin for one, _ in pairs],
-            [one.end for one, _ in pairs],
-            [one.words for one, _ in pairs],
-            (cores[0].links[link], cores[1]),
-            memories,
-            wire,
-        )
+        spec = cores[0].links[link]
+        slots, ends = spec.slots[channel], (spec, cores[1])
+        words = [one.words for one, _ in pairs]
+        begins, reads = [one.begin for one, _ in pairs], [one.end for one, _ in pairs]
+        come = arrivals(begins, reads, words, ends, memories, wire, slots)
+        at_once = [0.0] * len(pairs)
+        packed = arrivals(at_once, at_once, words, ends, memories, wire, slots)
         user, concurrent = pairs[0][1].task, pairs[0][1].concurrent
         rest, rest_concurrent = (
             max(at + getattr(other, name) for at, (_, other) in zip(come, pairs, strict=True))
             for name in ("rest", "rest_concurrent")
         )
         lag_concurrent = 0.0 if concurrent < 0 else rest_concurrent - float(durations[concurrent])
-        found[task] = Lag(rest - float(durations[user]), concurrent, lag_concurrent)
+        behind = max(at + other.rest for at, (_, other) in zip(packed, pairs, strict=True))
+        behind -= sum(transfer_cycles(count, spec, slots, wire) for count in words)
+        duration = float(durations[user])
+        found[task] = Lag(rest - duration, concurrent, lag_concurrent, begins[0], behind - duration)
     return found

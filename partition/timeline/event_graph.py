@@ -51,6 +51,12 @@ class StageTimes:
         to wait for the producer. The shape is (stages,) or (stages, micro-batches), indexed by the
         producer's stage. A lag is negative where the consumer can begin with the first parts of a
         result. The default is `latency_s`.
+    activations_start_lag_s, gradients_start_lag_s : float array, optional
+        Seconds from the end of the producer task to the beginning of the transfer, negative where
+        it begins before. By default, the transfer may begin with the producer.
+    activations_end_lag_s, gradients_end_lag_s : float array, optional
+        Seconds from the end of the transfer to the earliest time at which the consumer task can
+        start. The default is `latency_s`.
 
     Raises
     ------
@@ -67,6 +73,10 @@ class StageTimes:
     latency_s: float = 0.0
     activations_lag_s: NDArray[np.float64] | None = None
     gradients_lag_s: NDArray[np.float64] | None = None
+    activations_start_lag_s: NDArray[np.float64] | None = None
+    gradients_start_lag_s: NDArray[np.float64] | None = None
+    activations_end_lag_s: NDArray[np.float64] | None = None
+    gradients_end_lag_s: NDArray[np.float64] | None = None
 
     def __post_init__(self) -> None:
         stages = len(self.forward_s)
@@ -265,15 +275,31 @@ class EventGraph:
         needs_activations = kinds == (TaskKind.RF if self.blocking else F)
         needs_gradient = (kinds == TaskKind.RB) if self.blocking else (kinds == B) | (kinds == DX)
         times = self.times
-        for mask, neighbour, table, local, streams in (
+
+        def spread(values: NDArray[np.float64] | None) -> NDArray[np.float64]:
+            """Times by stage and micro-batch, the latency by default."""
+            found = np.full(shape, times.latency_s)
+            if values is not None:
+                found[:] = values if values.ndim == 2 else values[:, None]
+            return found
+
+        for mask, neighbour, table, local, streams, behind in (
             (
                 needs_activations,
                 self.before,
                 sent[TaskKind.SF],
                 self.forward,
                 times.activations_lag_s,
+                times.activations_end_lag_s,
             ),
-            (needs_gradient, self.after, sent[TaskKind.SB], self.backward, times.gradients_lag_s),
+            (
+                needs_gradient,
+                self.after,
+                sent[TaskKind.SB],
+                self.backward,
+                times.gradients_lag_s,
+                times.gradients_end_lag_s,
+            ),
         ):
             task = np.flatnonzero(mask)
             other = self._across(neighbour, task)
@@ -282,15 +308,13 @@ class EventGraph:
             for here, source in ((remote, table), (~remote, local)):
                 self.end_of[0, task[here]] = source[other[here], numbers[task[here]]]
                 self._require(task[here], self.end_of[0])
-            self.lag[task[remote]] = times.latency_s
+            self.lag[task[remote]] = spread(behind)[other[remote], numbers[task[remote]]]
             if self.schedule.transfer == "stream":
                 # A result that streams out is complete when both the link and its producer are
                 # done.
                 makers = local[other[remote], numbers[task[remote]]]
                 self.end_of[2, task[remote]] = makers
-                lags = np.full(shape, times.latency_s)
-                if streams is not None:
-                    lags[:] = streams if streams.ndim == 2 else streams[:, None]
+                lags = spread(streams)
                 self.maker_lag[task[remote]] = lags[other[remote], numbers[task[remote]]]
 
         backward = np.flatnonzero((kinds == B) | (kinds == DX))
@@ -304,6 +328,16 @@ class EventGraph:
         if not self.blocking:
             waits = self.start_of if self.schedule.transfer == "stream" else self.end_of
             waits[0, n:] = self.producer
+        for kind, starts in (
+            (TaskKind.SF, times.activations_start_lag_s),
+            (TaskKind.SB, times.gradients_start_lag_s),
+        ):
+            if starts is not None and self.schedule.transfer == "stream":
+                (transfer,) = np.nonzero(self.kinds == kind)
+                self.end_of[2, transfer] = self.producer[transfer - n]
+                self.maker_lag[transfer] = spread(starts)[
+                    self.stages[transfer], self.microbatches[transfer]
+                ]
 
     def _limit_in_flight(self, shape: tuple[int, int]) -> None:
         """Let a forward pass wait until the activations that occupied its place are released."""

@@ -101,16 +101,22 @@ def load(size_bytes):
     return body | {"row_bytes": 1 << 12, "rows": (size_bytes >> 12) - 1, "planes": 0}
 
 
-def test_arrivals_are_those_of_devices_that_do_nothing_else():
+@pytest.mark.parametrize(
+    ("wire", "within"),
+    [(WireTiming(), 25), (WireTiming(1, 3000), 200), (WireTiming(16, 20_000), 200)],
+    ids=str,
+)
+def test_arrivals_are_those_of_devices_that_do_nothing_else(wire, within):
+    """Over long wires frames wait for those of the 16 slots that are heard to be free again."""
     count = 6
-    found = between(sends(10_000, count), receives(10_000, count))
+    found = between(sends(10_000, count), receives(10_000, count), wires=[wire])
     words = [10_000 // 64 + 1] * count
     begins = list(found.devices[0].starts)[:count]
     free = predict([*sends(10_000, count), END], CORE, link_bytes_per_cycle=inf)
     reads = list(free.ends)[:count]
     ends = CORE.links[0], CORE
-    come = arrivals(begins, reads, words, ends, (MemorySpec(),) * 2, WireTiming())
-    assert come == pytest.approx([end + 5 for end in found.devices[1].ends[:count]], abs=25)
+    come = arrivals(begins, reads, words, ends, (MemorySpec(),) * 2, wire, 16)
+    assert come == pytest.approx([end + 5 for end in found.devices[1].ends[:count]], abs=within)
 
 
 def test_without_links_it_is_the_model_of_one_core():

@@ -1,5 +1,6 @@
 """Latencies that a link adds to SEND and RECEIVE, for the cycle model of several cores."""
 
+from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass
 from math import inf
@@ -54,6 +55,35 @@ class WireTiming:
             raise ValueError(f"wire latency_cycles must be at least 1, not {self.latency_cycles!r}")
 
 
+def slot_cycles(link: LinkEngineSpec, wire: WireTiming) -> float:
+    """Cycles for which a full frame keeps its slot: from its entry to that of the next one in it.
+
+    The other end gives a frame's words to memory in bursts, of which the last one ends in the next
+    frame; then a trailer says so.
+    """
+    rate = min(wire.bytes_per_cycle, link.phy_bytes)
+    frame = (link.frame_words * WORD_BYTES + TRAILER_BYTES) / rate
+    there = TRANSMIT_CYCLES + 2 * frame + wire.latency_cycles + ARRIVE_CYCLES
+    return there + 1 + FREED_CYCLES + TRAILER_BYTES / rate + wire.latency_cycles + HEARD_CYCLES
+
+
+def transfer_cycles(words: int, link: LinkEngineSpec, slots: int, wire: WireTiming) -> float:
+    """Cycles for which a packet keeps the wire, or its frames the slots of its channel."""
+    rate = min(wire.bytes_per_cycle, link.phy_bytes)
+    frames = -(-(words + 1) // link.frame_words)
+    takes = ((words + 1) * WORD_BYTES + frames * TRAILER_BYTES) / rate
+    if not _waits_for_slots(link, slots, wire):
+        return takes
+    return max(takes, frames * slot_cycles(link, wire) / slots)
+
+
+def _waits_for_slots(link: LinkEngineSpec, slots: int, wire: WireTiming) -> bool:
+    """Whether full frames fill all slots before the first one is free again."""
+    rate = min(wire.bytes_per_cycle, link.phy_bytes)
+    frame = (link.frame_words * WORD_BYTES + TRAILER_BYTES) / rate
+    return slots * frame < slot_cycles(link, wire)
+
+
 def arrivals(
     begins: Sequence[float],
     reads: Sequence[float],
@@ -61,8 +91,9 @@ def arrivals(
     ends: tuple[LinkEngineSpec, CoreSpec],
     memories: tuple[MemorySpec, MemorySpec],
     wire: WireTiming,
+    slots: int,
 ) -> list[float]:
-    """Times at which packets are in memory, if RECEIVEs wait for them and the wire is free.
+    """Times at which packets are in memory, if RECEIVEs wait for them and the link is free.
 
     Parameters
     ----------
@@ -77,6 +108,8 @@ def arrivals(
         Memories of the sending and the receiving device.
     wire : WireTiming
         The cable between them.
+    slots : int
+        Frames of the packets' channel that either end of the link buffers, all free before.
 
     Returns
     -------
@@ -91,6 +124,8 @@ def arrivals(
     behind += memories[1].latency_cycles + SIGNAL_CYCLES
     free = -inf
     found = []
+    waits = _waits_for_slots(link, slots, wire)
+    credit = _Credit(link, burst_words(core), rate, wire.latency_cycles, slots)
     for begin, read, count in zip(begins, reads, words, strict=True):
         frames, last = divmod(count + 1 + link.frame_words - 1, link.frame_words)
         last += 1  # words of the last frame
@@ -99,6 +134,62 @@ def arrivals(
         free = max(free, begin + before + first) + takes / rate
         # A frame is sent when it is full.
         free = max(free, read + last_behind + (last * WORD_BYTES + TRAILER_BYTES) / rate)
+        if waits:
+            free = max(free, credit.sent(count, begin + before))
         burst = min((count - 1) % burst_words(core) + 1, count)
         found.append(free + behind + min(last, burst) + burst)
     return found
+
+
+class _Credit:
+    """Frames that wait for slots, of which the other end has as many as it says.
+
+    Parameters
+    ----------
+    link : LinkEngineSpec
+    burst : int
+        Words of the bursts in which the other end gives words to memory.
+    rate : float
+        Bytes that go over the wire each cycle.
+    latency_cycles : int
+        Latency of the wire.
+    slots : int
+        Slots of the channel.
+    """
+
+    def __init__(
+        self, link: LinkEngineSpec, burst: int, rate: float, latency_cycles: int, slots: int
+    ) -> None:
+        self._frame_words = link.frame_words
+        self._burst = burst
+        self._rate = rate
+        self._latency = latency_cycles
+        self._free: deque[float] = deque([-inf] * slots)  # when each free slot became free
+        self._wire_from = self._enter_from = -inf
+
+    def sent(self, words: int, first: float) -> float:
+        """Send a packet whose first word could go onto the wire at a time; when its end has gone.
+
+        Words follow each other in each cycle.
+        """
+        total = words + 1
+        held = 0  # frames of this packet that keep their slots
+        taken = 0  # words that the other end has given to memory
+        for at in range(0, total, self._frame_words):
+            size = min(self._frame_words, total - at)
+            slot = self._free.popleft() if self._free else self._wire_from
+            self._enter_from = max(slot, first + at + size - TRANSMIT_CYCLES, self._enter_from)
+            self._enter_from += size if self._enter_from == slot else 0
+            takes = (size * WORD_BYTES + TRAILER_BYTES) / self._rate
+            self._wire_from = max(self._wire_from, self._enter_from + TRANSMIT_CYCLES) + takes
+            held += 1
+            come = at + size - 1  # words without the tag
+            taken = words if come == words else come // self._burst * self._burst
+            freed = held if taken == words else (taken + 1) // self._frame_words
+            before = at // self._frame_words + 1 - held
+            heard = self._wire_from + self._latency + ARRIVE_CYCLES + 1 + FREED_CYCLES
+            heard += TRAILER_BYTES / self._rate + self._latency + HEARD_CYCLES
+            some = held if taken == words else max(freed - before, 0)
+            self._free.extend([heard] * some)
+            held -= some
+        return self._wire_from
