@@ -211,6 +211,10 @@ class Build:
         return path
 
 
+LARGE_MACS = 10**8
+"""Multiply-accumulates of a micro-batch from which programs take longer than to start a process."""
+
+
 def write_build(
     plan: Plan,
     graph: Graph,
@@ -255,7 +259,8 @@ def write_build(
 
     check_folder(folder)
     cores = list(dict.fromkeys(core_specs(plan)))
-    with verilog_ahead(cores) as verilog:
+    is_large = sum(stage.macs for stage in plan.stages) >= LARGE_MACS
+    with verilog_ahead(cores, is_large=is_large) as verilog:
         on_part("programs")
         with phase("programs"):
             pipeline = lower_plan(plan, graph, cluster, options)

@@ -35,13 +35,15 @@ def serve() -> None:
 
 
 @contextlib.contextmanager
-def verilog_ahead(cores: Sequence[CoreSpec]) -> Iterator[Callable[[], list[str]]]:
+def verilog_ahead(
+    cores: Sequence[CoreSpec], *, is_large: bool
+) -> Iterator[Callable[[], list[str]]]:
     """Begin to generate the Verilog of some cores; the call gives that of all.
 
-    With a single processor, and where the other process fails, this process does it when it is
-    asked.
+    If the programs are not large, with a single processor, and where the other process fails, this
+    process does it when it is asked.
     """
-    if len(os.sched_getaffinity(0)) < 2:
+    if not is_large or len(os.sched_getaffinity(0)) < 2:
         yield lambda: [device_verilog(core) for core in cores]
         return
     # Not a fork, which may hang in a process that has threads.
