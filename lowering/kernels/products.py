@@ -15,6 +15,7 @@ OPERANDS: dict[Pass, tuple[str, str, str]] = {
     "forward": ("x", "w", "y"),
     "input": ("dy", "w", "dx"),
     "weight": ("x", "dy", "dw"),
+    "rounding": ("dy", "w", "dx"),
 }
 """Names, in `TiledProduct`, of the two operands and of the result."""
 

@@ -11,7 +11,9 @@ from typing import Literal
 
 from fpgapipe.hw.hls_models.numerics.mx import MX_BLOCK
 
-Pass = Literal["forward", "input", "weight"]
+Pass = Literal["forward", "input", "weight", "rounding"]
+"""Passes, and the rounding of weights for the input gradient (`lowering.products.rounding`)."""
+
 PASSES: tuple[Pass, ...] = ("forward", "input", "weight")
 
 

@@ -26,6 +26,7 @@ from fpgapipe.lowering.products.conv_parts import (
 )
 from fpgapipe.lowering.products.conv_product import Product, Range
 from fpgapipe.lowering.products.conv_weight import WeightGradient
+from fpgapipe.lowering.products.rounding import Rounding
 from fpgapipe.lowering.tiling.tile import Tile, tile_of
 
 
@@ -52,6 +53,8 @@ def products(
     if which == "input":
         phases = product(range(min(conv.stride[0], conv.h)), range(min(conv.stride[1], conv.w)))
         return [_InputGradient(conv, core, formats, phase) for phase in phases]
+    if which == "rounding":
+        return [Rounding(conv, core, formats)]
     return [WeightGradient(conv, core, formats, own_window=own_window)]
 
 

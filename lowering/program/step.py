@@ -43,7 +43,7 @@ from fpgapipe.lowering.units.unit import Unit
 from fpgapipe.network import operators as ops
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator, Sequence
+    from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
     import numpy as np
     from numpy.typing import NDArray
@@ -153,6 +153,8 @@ class StepBuilder:
         self._task = 0
         self._waiting: dict[int, list[LoweredKernel]] = {}  # weight gradients for a later task
         self._late: dict[str, tuple[str, MicroBatch, Callable[[], None]]] = {}
+        self._copies: list[LoweredKernel] = []  # for the beginning of the present task
+        self._fixed: dict[str, NDArray[np.float32]] = {}  # contents of constants by tensor
         self._written: set[str] = set()  # parameters that already have a gradient
         self._repeated: set[str] = set()  # tensors of which each micro-batch has its own
         self._parts: set[str] = set()  # tensors of summands of gradients
@@ -202,6 +204,21 @@ class StepBuilder:
     def add_late(self, name: str, layer: str, batch: MicroBatch, add: Callable[[], None]) -> None:
         """Let `add` add the kernels of a layer to a micro-batch before the update; see there."""
         self._late[name] = layer, batch, add
+
+    def add_copy(
+        self,
+        layer: str,
+        kernel: Kernel,
+        copy: Tensor,
+        constants: Mapping[Tensor, NDArray[np.float32]],
+    ) -> None:
+        """Let a kernel make a copy at the beginning of the present task, unless it is there."""
+        if copy.name in self.tensors:
+            return
+        self.declare(copy)
+        for tensor, values in constants.items():
+            self._fixed[self.declare(tensor).name] = values
+        self._copies.append(LoweredKernel(kernel, layer=layer))
 
     def _add_late(self) -> None:
         """Add the kernels that come after the backward passes of all micro-batches."""
@@ -333,9 +350,21 @@ class StepBuilder:
         if self.options.train and part.stage.is_last:
             batch.layer = "loss"
             self._loss(batch)
-        self._take(batch.lowered)
+        self._take(self._copied(batch.lowered))
         batch.lowered = []
         return batch
+
+    def _copied(self, lowered: list[LoweredKernel]) -> list[LoweredKernel]:
+        """The kernels of a task, behind those that make copies for it.
+
+        Devices but the first wait for their first task's input. They make all copies meanwhile.
+        """
+        copies, self._copies = self._copies, []
+        if self._part.stage.index == 0 or len(self._lanes) > 1:
+            return copies + lowered
+        self.lowered[:0] = copies
+        self._task_of[:0] = [0] * len(copies)
+        return lowered
 
     def _loss(self, batch: MicroBatch) -> None:
         (output,) = self.graph.outputs
@@ -388,7 +417,7 @@ class StepBuilder:
                 dy = batch.gradient(boundary.value)
                 assert dy is not None, f"{boundary.value} must get a gradient"
                 batch.add(part.sends(boundary, dy, batch.index, backward=True))
-        lowered, batch.lowered = batch.lowered, []
+        lowered, batch.lowered = self._copied(batch.lowered), []
         if len(self._lanes) == 1:
             return lowered
         concurrent = sum(
@@ -444,10 +473,11 @@ class StepBuilder:
     def _constants(self) -> dict[str, NDArray[np.float32]]:
         """Contents of tensors that never change."""
         if not (self.options.train and self._part.stage.is_last):
-            return {}
+            return self._fixed
         (output,) = self.graph.outputs
         classes = self.graph.layers[output].output.shape[-1]
-        return {loss.class_numbers(classes).name: loss.class_numbers_content(classes)}
+        numbers = {loss.class_numbers(classes).name: loss.class_numbers_content(classes)}
+        return numbers | self._fixed
 
     @property
     def _learned(self) -> list[Stored]:

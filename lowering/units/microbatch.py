@@ -15,7 +15,10 @@ from fpgapipe.lowering.tiling.kernel import Kernel, Region, Tensor
 from fpgapipe.lowering.units.layouts import PLAIN, Layout, host_layout, with_channels_last
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Mapping
+
+    import numpy as np
+    from numpy.typing import NDArray
 
     from fpgapipe.hw.hls_models.cycles.core_cycles import MemorySpec
     from fpgapipe.hw.hls_models.spec.core_spec import CoreSpec
@@ -90,6 +93,15 @@ class Builder(Protocol):
 
     def declare(self, tensor: Tensor) -> Tensor:
         """Register a tensor that needs a place in memory."""
+
+    def add_copy(
+        self,
+        layer: str,
+        kernel: Kernel,
+        copy: Tensor,
+        constants: Mapping[Tensor, NDArray[np.float32]],
+    ) -> None:
+        """Let a kernel make a copy at the beginning of the present task, unless it is there."""
 
     def add_late(self, name: str, layer: str, batch: MicroBatch, add: Callable[[], None]) -> None:
         """Let `add` add the kernels of a layer to a micro-batch after all backward passes."""
@@ -313,6 +325,23 @@ class MicroBatch:
     def for_all(self, name: str, part: Tensor) -> Tensor:
         """Declare the tensor that holds such a tensor of every micro-batch, one after the other."""
         return self._builder.for_all(name, part)
+
+    def add_copy(
+        self, kernel: Kernel, copy: Tensor, constants: Mapping[Tensor, NDArray[np.float32]]
+    ) -> None:
+        """Let a kernel make a copy of a weight at the beginning of the present task.
+
+        A copy that an earlier micro-batch has let make is there already.
+
+        Parameters
+        ----------
+        kernel : Kernel
+        copy : Tensor
+            The tensor that the kernel writes.
+        constants : mapping of Tensor to array
+            Tensors that the kernel reads besides the weight, and their contents.
+        """
+        self._builder.add_copy(self.layer, kernel, copy, constants)
 
     def add_late(self, name: str, add: Callable[[], None]) -> None:
         """Let `add` add kernels after the backward passes of all micro-batches, once for a layer.

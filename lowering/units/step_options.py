@@ -95,6 +95,9 @@ class StepOptions:
     apart : bool
         Whether every tensor keeps a place of its own, so that all can be read after a step.
         Otherwise tensors share memory when they are not needed at the same time.
+    rounded_weights : bool
+        Whether products may read copies of weights that are rounded once for all micro-batches,
+        where this takes less time (`lowering.units.rounded_weights`). The results are the same.
     """
 
     activations: ElementFormat = BF16
@@ -103,6 +106,7 @@ class StepOptions:
     clips: bool = False
     late_gradients: bool = True
     apart: bool = False
+    rounded_weights: bool = True
 
     def __post_init__(self) -> None:
         if self.activations not in (BF16, FP32):

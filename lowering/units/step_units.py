@@ -14,6 +14,7 @@ from fpgapipe.lowering.tiling.kernel import Tensor
 from fpgapipe.lowering.units.late_gradients import add_late_gradient, is_late
 from fpgapipe.lowering.units.layouts import PLAIN, Layout, channels_last, with_channels_last
 from fpgapipe.lowering.units.registry import Surroundings, runs
+from fpgapipe.lowering.units.rounded_weights import product_of_weight
 from fpgapipe.lowering.units.unit import Unit
 from fpgapipe.network import operators as ops
 
@@ -127,9 +128,8 @@ class ProductUnit(Unit):
         y = step.activation(self.name, shape)
         after = bias is not None or self.slope is not None
         z = step.tensor(f"{layer.name}.sums", shape, FP32) if after else y
-        step.add(product_kernel(f"{layer.name}.forward", conv, "forward",
-                                (x, weight, z), step.product_core, step.memory,
-                                step.product_region))  # fmt: skip
+        name = f"{layer.name}.forward"
+        step.add(product_of_weight(step, name, conv, "forward", (x, weight, z)))
         if bias is not None:
             plain = self.slope in (None, 0)
             to = y if plain else step.tensor(f"{layer.name}.biased", shape, FP32)
@@ -160,9 +160,8 @@ class ProductUnit(Unit):
         weight = step.weight(layer)
         if 0 in step.graph.input_gradients(layer.name):
             dx = step.activation(f"{layer.name}.dx", x.shape)
-            step.add(product_kernel(f"{layer.name}.input", conv, "input", (dy, weight, dx),
-                                    step.product_core, step.memory,
-                                    step.product_region))  # fmt: skip
+            name = f"{layer.name}.input"
+            step.add(product_of_weight(step, name, conv, "input", (dy, weight, dx)))
             step.give_gradient(self, layer.inputs[0], dx)
         if self._is_late(step, conv, x, dy, weight):
             add_late_gradient(step, layer.name, conv, weight, x, dy)

@@ -1,0 +1,118 @@
+"""Copies of weights that are rounded to MXINT8 once for all micro-batches.
+
+A product reads its weights from memory as FP32, quantises them, and takes two cycles for each
+column of an array tile. With fewer vectors than that, the array waits for weights. A rounded copy
+holds the values of the quantised weights as BF16, which is exact. Products read it with half the
+bytes and in half the cycles, and quantise it to the same integers and scales as the weights.
+
+The forward pass has its blocks along the input channels, the input gradient along the output
+channels, so each has a copy of its own. The array makes a copy, as a product with the identity, at
+the beginning of the step's first forward or backward pass. Copies so never outlive the weights that
+they were made from, whoever writes these. On devices that wait for their first input, the step
+begins with all copies.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from math import prod
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from fpgapipe.hw.hls_models.numerics.element_format import BF16
+from fpgapipe.hw.hls_models.numerics.mx import MX_BLOCK
+from fpgapipe.hw.hls_models.spec.core_spec import NoRoom
+from fpgapipe.lowering.kernels.products import product_kernel
+from fpgapipe.lowering.products.conv import ConvSpec
+from fpgapipe.lowering.tiling.kernel import Tensor
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+    from fpgapipe.lowering.kernels.products import ProductKernel
+    from fpgapipe.lowering.products.conv import Pass
+    from fpgapipe.lowering.units.microbatch import MicroBatch
+
+IDENTITY = Tensor("identity", (MX_BLOCK, MX_BLOCK), BF16)
+"""The tensor of the identity by which weights are multiplied."""
+
+LEAST_MICROBATCHES = 3
+"""Number of micro-batches from which on a copy can pay: making one takes as long as it saves in
+two."""
+
+MOST_VECTORS = 2 * MX_BLOCK
+"""Number of vectors from which on the array does not wait for FP32 weights."""
+
+OVERHEAD_CYCLES = 600
+"""Cycles that a further kernel takes besides its work."""
+
+
+def identity() -> NDArray[np.float32]:
+    """Contents of `IDENTITY`."""
+    return np.eye(MX_BLOCK, dtype=np.float32)
+
+
+def product_of_weight(
+    step: MicroBatch,
+    name: str,
+    conv: ConvSpec,
+    which: Pass,
+    tensors: tuple[Tensor, Tensor, Tensor],
+) -> ProductKernel:
+    """Kernel of a forward pass or an input gradient, which reads a rounded copy if that pays.
+
+    Parameters
+    ----------
+    step : MicroBatch
+    name : str
+    conv, which
+        As for `product_kernel`.
+    tensors : tuple of Tensor
+        As for `product_kernel`; the weight is the second.
+    """
+    x, weight, y = tensors
+    plain = _product(step, name, conv, which, tensors)
+    along = conv.cin if which == "forward" else conv.cout
+    vectors = conv.batch * (conv.oh * conv.ow if which == "forward" else conv.h * conv.w)
+    may_pay = step.num_microbatches >= LEAST_MICROBATCHES and vectors < MOST_VECTORS
+    if not (step.options.rounded_weights and may_pay) or along % MX_BLOCK:
+        return plain
+    copy = Tensor(f"{weight.name}.{which}", weight.shape, BF16)
+    try:
+        less = _product(step, name, conv, which, (x, copy, y))
+        making = _rounding(step, which, weight, copy)
+    except NoRoom:
+        return plain  # a core that is too small to make the copy runs the product without it
+    saved = plain.tiled_product.prediction.cycles - less.tiled_product.prediction.cycles
+    cost = making.tiled_product.prediction.cycles + OVERHEAD_CYCLES
+    if step.num_microbatches * saved <= cost:
+        return plain
+    step.add_copy(making, copy, {IDENTITY: identity()})
+    return less
+
+
+def _rounding(step: MicroBatch, which: Pass, weight: Tensor, copy: Tensor) -> ProductKernel:
+    """Kernel that makes a copy for a pass."""
+    name = f"{copy.name}.round"
+    if which == "forward":
+        # Blocks of input channels are vectors, which the identity leaves as they are.
+        shape = (weight.elements // MX_BLOCK, MX_BLOCK)
+        conv = ConvSpec.linear(shape[0], MX_BLOCK, MX_BLOCK)
+        vectors, results = replace(weight, shape=shape), replace(copy, shape=shape)
+        return _product(step, name, conv, "forward", (vectors, IDENTITY, results))
+    width = prod(weight.shape[1:])
+    conv = ConvSpec.linear(MX_BLOCK, weight.shape[0], width)
+    return _product(step, name, conv, "rounding", (IDENTITY, weight, copy))
+
+
+def _product(
+    step: MicroBatch,
+    name: str,
+    conv: ConvSpec,
+    which: Pass,
+    tensors: tuple[Tensor, Tensor, Tensor],
+) -> ProductKernel:
+    return product_kernel(
+        name, conv, which, tensors, step.product_core, step.memory, step.product_region
+    )
