@@ -33,6 +33,7 @@ from fpgapipe.lowering.program.lanes import is_concurrent
 from fpgapipe.lowering.program.pipeline import link_after
 from fpgapipe.lowering.schedule.schedule import TaskKind
 from fpgapipe.lowering.units.step_options import scalar_bits
+from fpgapipe.partition.pricing.cycle_account import accounts
 from fpgapipe.partition.pricing.prediction import PipelineTiming
 from fpgapipe.stopwatch import phase
 
@@ -104,6 +105,7 @@ class Measurement:
                 strict=True,
             )
         ]
+        spent = [each.by_unit() for each in accounts(timing.pipeline, timing.cluster)]
         devices = []
         for number, found in enumerate(self.devices):
             model = models[number]
@@ -111,6 +113,7 @@ class Measurement:
             devices.append(
                 {
                     "counters": found.counters,
+                    "spent": spent[number],
                     "tasks": [
                         {
                             "task": str(task),

@@ -315,6 +315,19 @@ class CycleAccount:
 
     # ------------------------------------------------------------------ for people and files
 
+    def by_unit(self) -> list[dict[str, Any]]:
+        """Whole cycles of each array by unit, pass and cause, for JSON."""
+        rows: list[dict[str, Any]] = []
+        for engine in range(self.program.core.num_engines):
+            totals: dict[tuple[str, str, str], float] = defaultdict(float)
+            for each in self.spent(engine):
+                totals[each.layer, each.direction, each.words] += each.cycles
+            rows += [
+                {"array": engine, "layer": layer, "pass": kind, "cause": words, "cycles": round(at)}
+                for (layer, kind, words), at in totals.items()
+            ]
+        return rows
+
     def to_dict(self) -> dict[str, Any]:
         """Contents for JSON: rows of each array, and rows of each engine."""
         return {

@@ -422,3 +422,15 @@ def test_runs_that_are_not_alike_say_so(build, tmp_path):
 def test_layers_that_run_together_are_one_row(page):
     rows = next(table for table in Page(page).tables if table[0][0] == "Layer")
     assert rows[1][:3] == ["conv1, relu1", "conv, relu", "forward"]
+
+
+def test_the_cycles_of_an_array_add_up_to_the_minibatch(build):
+    measured, _ = read_measured(build.folder / "run/measured.json")
+    page = words(make_page(Subject.of(build)))
+    assert "What each array does in the cycles of the mini-batch" in page
+    for device in measured.devices:
+        rows = [each for each in device.spent if each.array == 0]
+        total = sum(each.cycles for each in rows)
+        assert total == pytest.approx(measured.minibatch_cycles.cycle_model, abs=len(rows))
+        assert {each.cause for each in rows} >= {"products", "waits for vector operations"}
+        assert all(each.cause in page for each in rows)

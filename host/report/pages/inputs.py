@@ -71,10 +71,21 @@ class LayerCycles(Levels):
     direction: str = Field(alias="pass")
 
 
+class SpentCycles(_Part):
+    """Cycles in which an array does, or waits for, one thing in one pass of a unit."""
+
+    array: Count
+    layer: str
+    direction: str = Field(alias="pass")
+    cause: str
+    cycles: Count
+
+
 class DeviceMeasured(_Part):
     """Counters of a device after a mini-batch, and times of its tasks and layers."""
 
     counters: dict[str, Count] = {}
+    spent: tuple[SpentCycles, ...] = ()
     tasks: tuple[TaskTimes, ...] = ()
     layers: tuple[LayerCycles, ...] = ()
 

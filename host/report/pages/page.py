@@ -21,6 +21,7 @@ from fpgapipe.host.report.pages.cycle_tables import cycles_section
 from fpgapipe.host.report.pages.glossary import glossary_section
 from fpgapipe.host.report.pages.head import head
 from fpgapipe.host.report.pages.resource_tables import resources_section
+from fpgapipe.host.report.pages.spent_cycles import spent_section
 from fpgapipe.host.report.pages.subject import Subject
 from fpgapipe.host.report.pages.task_times import measured_rows, timetable_section
 from fpgapipe.host.report.pages.training_curves import training_section
@@ -36,6 +37,7 @@ SECTIONS = (
     timetable_section,
     cycles_section,
     utilisation_section,
+    spent_section,
     training_section,
 )
 """Functions that make the sections, in the order of the page."""
