@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from contextlib import contextmanager
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
@@ -12,7 +11,7 @@ from fpgapipe.hw.hls_models.cycles.core_cycles import MemorySpec
 from fpgapipe.hw.hls_models.isa.instructions import WORD_BYTES
 from fpgapipe.hw.hls_models.isa.vector_op import LANES, Constant
 from fpgapipe.hw.hls_models.numerics.element_format import FP32
-from fpgapipe.hw.hls_models.spec.core_spec import CoreSpec, NoRoom
+from fpgapipe.hw.hls_models.spec.core_spec import CoreSpec
 from fpgapipe.lowering.kernels import loss, optimiser
 from fpgapipe.lowering.memory.layout import Demand, Own, lay_out
 from fpgapipe.lowering.memory.memory_map import CORRECT, LABELS, LOSS, Stored
@@ -39,11 +38,11 @@ from fpgapipe.lowering.units.step_options import (
     Scalar,
     StepOptions,
 )
-from fpgapipe.lowering.units.unit import Unit
+from fpgapipe.lowering.units.unit import naming
 from fpgapipe.network import operators as ops
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+    from collections.abc import Callable, Iterable, Mapping, Sequence
 
     import numpy as np
     from numpy.typing import NDArray
@@ -58,18 +57,6 @@ CATEGORIES = {
     SECOND_MOMENT: Category.OPTIMISER,
 }
 """Category of each tensor that holds values of all trainable parameters."""
-
-
-@contextmanager
-def _naming(unit: Unit) -> Iterator[None]:
-    """Name the layer in the errors of its kernels and products."""
-    try:
-        yield
-    except (NotImplementedError, ValueError) as error:
-        text = str(error)
-        named = text if text.startswith("layer ") else f"layer {unit.layers[0].name!r}: {text}"
-        kind = NoRoom if isinstance(error, NoRoom) else NotImplementedError
-        raise kind(named) from error
 
 
 def _ceil_word(size_bytes: int) -> int:
@@ -154,7 +141,7 @@ class StepBuilder:
         self._waiting: dict[int, list[LoweredKernel]] = {}  # weight gradients for a later task
         self._late: dict[str, tuple[str, MicroBatch, Callable[[], None]]] = {}
         self._copies: list[LoweredKernel] = []  # for the beginning of the present task
-        self._fixed: dict[str, NDArray[np.float32]] = {}  # contents of constants by tensor
+        self._fixed: dict[str, NDArray[np.float32]] = {}  # contents of constants
         self._written: set[str] = set()  # parameters that already have a gradient
         self._repeated: set[str] = set()  # tensors of which each micro-batch has its own
         self._parts: set[str] = set()  # tensors of summands of gradients
@@ -202,7 +189,7 @@ class StepBuilder:
         return whole
 
     def add_late(self, name: str, layer: str, batch: MicroBatch, add: Callable[[], None]) -> None:
-        """Let `add` add the kernels of a layer to a micro-batch before the update; see there."""
+        """See `Builder`."""
         self._late[name] = layer, batch, add
 
     def add_copy(
@@ -225,8 +212,8 @@ class StepBuilder:
         for layer, batch, add in self._late.values():
             batch.layer = layer
             add()
-            lowered, batch.lowered = batch.lowered, []
-            self._take(lowered)
+            self._take(batch.lowered)
+            batch.lowered = []
         self._late = {}
 
     def declare(self, tensor: Tensor) -> Tensor:
@@ -340,7 +327,7 @@ class StepBuilder:
         going = {each.value: each for each in part.stage.after if each not in passed_on}
         for unit in part.stage.units:
             batch.layer = unit.name
-            with _naming(unit):
+            with naming(unit):
                 lowered = unit.forward(batch)
                 batch.values[unit.name] = Value(lowered, self.layouts.values[unit.name])
                 if unit.name in self.graph.outputs and not self.options.train:
@@ -355,15 +342,11 @@ class StepBuilder:
         return batch
 
     def _copied(self, lowered: list[LoweredKernel]) -> list[LoweredKernel]:
-        """The kernels of a task, behind those that make copies for it.
-
-        Devices but the first wait for their first task's input. They make all copies meanwhile.
-        """
+        """A task's kernels after its copies; later devices make all before their first input."""
         copies, self._copies = self._copies, []
         if self._part.stage.index == 0 or len(self._lanes) > 1:
             return copies + lowered
-        self.lowered[:0] = copies
-        self._task_of[:0] = [0] * len(copies)
+        self.lowered[:0], self._task_of[:0] = copies, [0] * len(copies)
         return lowered
 
     def _loss(self, batch: MicroBatch) -> None:
@@ -409,7 +392,7 @@ class StepBuilder:
                 parameter.spec.trainable for layer in unit.layers for parameter in layer.parameters
             )
             if dy is not None and (learns or any(carrying(each.name) for each in unit.layers)):
-                with _naming(unit):
+                with naming(unit):
                     unit.backward(batch, dy)
         for boundary in part.stage.before:
             if boundary.has_gradient:
@@ -476,8 +459,8 @@ class StepBuilder:
             return self._fixed
         (output,) = self.graph.outputs
         classes = self.graph.layers[output].output.shape[-1]
-        numbers = {loss.class_numbers(classes).name: loss.class_numbers_content(classes)}
-        return numbers | self._fixed
+        numbers = loss.class_numbers(classes).name
+        return {numbers: loss.class_numbers_content(classes)} | self._fixed
 
     @property
     def _learned(self) -> list[Stored]:

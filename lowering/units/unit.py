@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from fpgapipe.hw.hls_models.spec.core_spec import NoRoom
+
 if TYPE_CHECKING:
-    from collections.abc import Collection, Mapping
+    from collections.abc import Collection, Iterator, Mapping
 
     from fpgapipe.lowering.tiling.kernel import Tensor
     from fpgapipe.lowering.units.layouts import Layout
@@ -89,3 +92,15 @@ class Unit(ABC):
     def passes_gradient(self, name: str) -> bool:
         """Whether an input's gradient is the same tensor as the result's gradient."""
         return False
+
+
+@contextmanager
+def naming(unit: Unit) -> Iterator[None]:
+    """Name the layer in the errors of its kernels and products."""
+    try:
+        yield
+    except (NotImplementedError, ValueError) as error:
+        text = str(error)
+        named = text if text.startswith("layer ") else f"layer {unit.layers[0].name!r}: {text}"
+        kind = NoRoom if isinstance(error, NoRoom) else NotImplementedError
+        raise kind(named) from error
