@@ -111,7 +111,7 @@ class LongOrder:
             np.array(engines, np.int64),
         )
         reads, writes = (
-            _table(len(tracks), begin[which], end[which]) for which in (~stores, stores)
+            _table(len(tracks), begin[which], end[which], end) for which in (~stores, stores)
         )
         after = compiled_order.find_order(groups, reads, writes, self._num_kernels, len(known))
         order: Numbers = compiled_order.merge(groups, after, turnaround_cycles)
@@ -154,7 +154,7 @@ class LongOrder:
         transfers = compiled_order.Transfers(at, queue, kernels, begin, end, kind)
         is_read = (kind == KINDS.index(Opcode.LOAD)) | (kind == KINDS.index(Opcode.SEND))
         reads, writes = (
-            _table(len(queues), begin[which], end[which]) for which in (is_read, ~is_read)
+            _table(len(queues), begin[which], end[which], end) for which in (is_read, ~is_read)
         )
         stores = np.flatnonzero(kind == KINDS.index(Opcode.STORE))
         last_store = np.full(self._num_kernels, -1, np.int64)
@@ -187,11 +187,11 @@ def is_long(groups: Sequence[Group]) -> bool:
     return sum(len(group.instructions) for group in groups) >= MANY and has_compiler()
 
 
-def _table(count: int, begin: Numbers, end: Numbers) -> Table:
-    """Empty tables with room for these spans."""
+def _table(count: int, begin: Numbers, end: Numbers, asked: Numbers) -> Table:
+    """Empty tables with room for these spans; spans with the ends `asked` are looked up."""
     from fpgapipe.lowering.program.compiled_order import Table
 
-    largest = int(end.max(initial=1))
+    largest = int(asked.max(initial=1))
     bits = np.where(end - begin > FINE_BYTES, COARSE_BITS, FINE_BITS)
     room = int((((end - 1) >> bits) - (begin >> bits) + 1).sum())
     fine, coarse = ((largest >> bits) + 1 for bits in (FINE_BITS, COARSE_BITS))

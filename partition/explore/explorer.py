@@ -383,13 +383,13 @@ def plan_one(
             if request.order is None:
                 found = dag.plan(problem, request.objective)
                 start = [(stage.devices[0], stage.layers) for stage in found.stages]
-            if request.all_devices and len(start) < len(devices):
-                start = list(enumerate(over_all_devices(problem, may_begin)))
-                found = found and dataclasses.replace(
-                    found, optimal=False, reason="over all devices, though fewer would be faster"
-                )
         except PlanError as reason:
             error = reason
+        if request.all_devices and len(start) < len(devices):
+            start = list(enumerate(over_all_devices(problem, may_begin)))
+            found = found and dataclasses.replace(
+                found, optimal=False, reason="over all devices, though fewer would be faster"
+            )
     except ValueError as reason:  # free order with unequal links, or too many sets of devices
         raise PlanError(str(reason)) from None
     units = units_of(graph, columns)

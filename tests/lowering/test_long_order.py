@@ -1,12 +1,13 @@
 """The order and the waits of long programs as machine code equal those of the definition."""
 
+import numpy as np
 import pytest
 
 pytest.importorskip("numba")
 
 from fpgapipe.hw.hls_models.spec.core_spec import CoreSpec, ScratchpadSpec, VectorSpec
 from fpgapipe.hw.hls_models.spec.link import LinkEngineSpec
-from fpgapipe.lowering.program import long_order
+from fpgapipe.lowering.program import compiled_order, long_order
 from fpgapipe.lowering.program.pipeline import build_pipeline
 from fpgapipe.lowering.units.step_options import StepOptions
 from fpgapipe.network.load import load_network
@@ -52,3 +53,14 @@ def test_too_few_semaphores_are_an_error(monkeypatch):
     monkeypatch.setattr("fpgapipe.lowering.program.hazards.NUM_SEMAPHORES", 13)
     with pytest.raises(ValueError, match="program needs over 13 semaphores, for STORE"):
         programs("1f1b-as", 2)
+
+
+def test_spans_beyond_those_of_a_table_are_looked_up():
+    """What is written may lie behind all that is read, and the other way round."""
+    near, far = np.array([64]), np.array([64, 1 << 30])
+    table = long_order._table(2, np.array([0]), near, far)
+    last = (1 << 30) - 64, 1 << 30
+    assert compiled_order.last(table, 1, *last, 0, -1, np.zeros(1, np.int64)) == 0
+    assert table.fine.shape[1] << compiled_order.FINE_BITS >= last[1]
+    compiled_order.add(table, 0, 0, 64, 7)
+    assert compiled_order.last(table, 0, 0, 64, 0, -1, np.zeros(1, np.int64)) == 7
