@@ -1,20 +1,26 @@
 """Copies of weights rounded once for all micro-batches: fewer cycles, the same bits."""
 
+import random
 from dataclasses import replace
+from itertools import pairwise
 
 import numpy as np
 import pytest
+from pipeline_cases import run_devices
 from step_cases import SMALL_CORE
 
 from fpgapipe.hw.hls_models.cycles.core_cycles import predict
 from fpgapipe.hw.hls_models.model.core import CoreModel
 from fpgapipe.hw.hls_models.numerics import fp32, mx
 from fpgapipe.hw.hls_models.spec.core_spec import ScratchpadSpec
+from fpgapipe.hw.hls_models.spec.link import LinkEngineSpec
+from fpgapipe.lowering.program.pipeline import build_pipeline
 from fpgapipe.lowering.program.step import build_step
 from fpgapipe.lowering.schedule.schedule import Task, TaskKind
 from fpgapipe.lowering.units.step_options import StepOptions, scalar_bits
 from fpgapipe.network.initial_values import initial_parameters, random_batch
 from fpgapipe.network.zoo.layers import Network
+from fpgapipe.partition.schedule.schedule_kinds import make_schedule
 
 F, DX, DW, B, U = TaskKind.F, TaskKind.DX, TaskKind.DW, TaskKind.B, TaskKind.U
 COUNT = 8
@@ -76,9 +82,9 @@ def test_rounded_copies_have_the_same_bits(rows, cols, order):
 
 
 def test_rounding_twice_is_rounding_once():
-    random = np.random.default_rng(3)
-    bits = random.integers(0, 1 << 32, (1 << 14, 32), dtype=np.uint32)
-    near = random.integers(0, 12, (1 << 14, 1), dtype=np.uint32) << 23  # scales near the least
+    rng = np.random.default_rng(3)
+    bits = rng.integers(0, 1 << 32, (1 << 14, 32), dtype=np.uint32)
+    near = rng.integers(0, 12, (1 << 14, 1), dtype=np.uint32) << 23  # scales near the least
     bits[::2] = bits[::2] & 0x807FFFFF | near[::2]
     values = bits.view(np.float32)
     elements, codes = mx.quantise(values)
@@ -123,6 +129,50 @@ def test_a_copy_is_that_of_the_weights_that_a_step_begins_with():
         model.run(program.instructions)
     found = program.parameters(memory)
     for name, value in program.parameters(expected).items():
+        np.testing.assert_array_equal(found[name], value, err_msg=name)
+
+
+@pytest.mark.parametrize(
+    ("num_stages", "kind"), [(2, "1f1b-as"), (2, "gpipe"), (2, "fbp-as"), (3, "zb-h1")]
+)
+def test_copies_on_several_devices_have_the_same_bits(num_stages, kind):
+    """Late gradients, copies and shared memory, in any order that the programs allow."""
+    graph = network()
+    engines = 2 if kind == "fbp-as" else 1
+    core = replace(
+        SMALL_CORE,
+        num_engines=engines,
+        scratchpad=ScratchpadSpec(8, 1 << 17),
+        links=(LinkEngineSpec(), LinkEngineSpec()),
+    )
+    parameters = initial_parameters(graph, 0)
+    plain = StepOptions(rounded_weights=False, late_gradients=False, apart=True)
+    one = orders()["one after the other"]
+    program, memory = run(graph, core, plain, one, parameters)
+    expected = program.state(memory)
+
+    names = list(graph.layers)
+    ends = [len(names) * index // num_stages for index in range(num_stages + 1)]
+    layers = [names[begin:end] for begin, end in pairwise(ends)]
+    schedule = make_schedule(kind, num_stages, COUNT)
+    pipeline = build_pipeline(graph, [core] * num_stages, layers, schedule)
+    copies = [
+        {name for name in part.places if name.endswith((".forward", ".input"))}
+        for part in pipeline.parts
+    ]
+    assert sum(map(bool, copies)) > 1
+    memories = pipeline.images(parameters)
+    pipeline.set_batch(memories, *random_batch(graph, 0, COUNT))
+    programs = [part.instructions for part in pipeline.parts]
+    rng = random.Random(5)
+    for step in range(2):
+        left = run_devices(
+            [core] * num_stages, memories, programs, scalar_bits(seed=7, step=step), rng.choice
+        )
+        assert left == [0] * num_stages
+    found = pipeline.state(memories)
+    assert found.keys() == expected.keys()
+    for name, value in expected.items():
         np.testing.assert_array_equal(found[name], value, err_msg=name)
 
 
