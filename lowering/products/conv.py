@@ -117,7 +117,7 @@ class ConvSpec:
 
 
 @dataclass(frozen=True)
-class SpatialTile:
+class PositionTile:
     """A block of images, rows and columns, each given as the first and one after the last."""
 
     n: tuple[int, int]
@@ -143,19 +143,19 @@ def chunks(total: int, limit: int) -> list[tuple[int, int]]:
     return list(pairwise(bounds))
 
 
-def spatial_tiles(batch: int, height: int, width: int, limit: int) -> list[SpatialTile]:
+def spatial_tiles(batch: int, height: int, width: int, limit: int) -> list[PositionTile]:
     """Divide positions into blocks of at most `limit`: whole images, or rows, or parts of rows."""
     if height * width <= limit:
         return [
-            SpatialTile(n, (0, height), (0, width))
+            PositionTile(n, (0, height), (0, width))
             for n in chunks(batch, limit // (height * width))
         ]
     if width <= limit:
         rows = chunks(height, limit // width)
-        return [SpatialTile((n, n + 1), y, (0, width)) for n in range(batch) for y in rows]
+        return [PositionTile((n, n + 1), y, (0, width)) for n in range(batch) for y in rows]
     columns = chunks(width, limit)
     return [
-        SpatialTile((n, n + 1), (y, y + 1), x)
+        PositionTile((n, n + 1), (y, y + 1), x)
         for n in range(batch)
         for y in range(height)
         for x in columns

@@ -11,7 +11,7 @@ from typing import Any
 from fpgapipe.hw.hls_models.isa.address import BLOCK, Loop, LoopNest, OperandPattern, ResultPattern
 from fpgapipe.hw.hls_models.numerics.element_format import FP32, ElementFormat
 from fpgapipe.hw.hls_models.spec.core_spec import CoreSpec
-from fpgapipe.lowering.products.conv import ConvSpec, Pass, SpatialTile, spatial_tiles, tiled
+from fpgapipe.lowering.products.conv import ConvSpec, Pass, PositionTile, spatial_tiles, tiled
 from fpgapipe.lowering.products.conv_parts import (
     Formats,
     Image,
@@ -58,7 +58,7 @@ def products(
     return [WeightGradient(conv, core, formats, own_window=own_window)]
 
 
-class _Forward(Product[SpatialTile, Range]):
+class _Forward(Product[PositionTile, Range]):
     """The forward pass: rows are positions of the output, columns are output channels."""
 
     def __init__(self, conv: ConvSpec, core: CoreSpec, formats: Formats) -> None:
@@ -70,7 +70,7 @@ class _Forward(Product[SpatialTile, Range]):
         self.vertical = Taps(conv.stride[0], conv.dilation[0], -conv.pad[0], conv.kernel[0])
         self.horizontal = Taps(conv.stride[1], conv.dilation[1], -conv.pad[1], conv.kernel[1])
 
-    def rows(self, tiling: Tiling) -> list[SpatialTile]:
+    def rows(self, tiling: Tiling) -> list[PositionTile]:
         return spatial_tiles(self.conv.batch, self.conv.oh, self.conv.ow, tiling.m)
 
     def columns(self, tiling: Tiling) -> list[Range]:
@@ -81,7 +81,7 @@ class _Forward(Product[SpatialTile, Range]):
             return [(0, self.conv.cin)]
         return tiled(self.conv.cin, BLOCK, ceil_div(tiling.k, BLOCK))
 
-    def vectors(self, row: SpatialTile) -> int:
+    def vectors(self, row: PositionTile) -> int:
         return row.size
 
     def array_tiles(self, column: Range) -> int:
@@ -90,7 +90,7 @@ class _Forward(Product[SpatialTile, Range]):
     def depth(self, part: Range) -> int:
         return _depth(self.vertical, self.horizontal, part, self.core, self.packed)
 
-    def streamed(self, row: SpatialTile, part: Range) -> Tile:
+    def streamed(self, row: PositionTile, part: Range) -> Tile:
         return _window(self.source, self.vertical, self.horizontal, row, part)
 
     def stationary(self, column: Range, part: Range) -> Tile:
@@ -104,13 +104,13 @@ class _Forward(Product[SpatialTile, Range]):
             [(conv.taps, row_bytes), (c1 - c0, conv.taps * row_bytes)],
         )
 
-    def result(self, row: SpatialTile, column: Range) -> Tile:
+    def result(self, row: PositionTile, column: Range) -> Tile:
         conv = self.conv
         return _result(
             "y", conv.oh, conv.ow, conv.cout, self.formats.y, row, (1, 0), (1, 0), column
         )
 
-    def streamed_pattern(self, row: SpatialTile, array_tiles: int, part: Range) -> OperandPattern:
+    def streamed_pattern(self, row: PositionTile, array_tiles: int, part: Range) -> OperandPattern:
         return _windows(
             self.streamed(row, part), self.source, self.vertical, self.horizontal, row, part,
             self.core, array_tiles, self.packed,
@@ -142,11 +142,11 @@ class _Forward(Product[SpatialTile, Range]):
             subs_last=subs_last(size, core.rows),
         )
 
-    def result_pattern(self, row: SpatialTile, column: Range) -> ResultPattern:
+    def result_pattern(self, row: PositionTile, column: Range) -> ResultPattern:
         return _positions_result(self.result(row, column), self.formats.y, row, column, self.core)
 
 
-class _InputGradient(Product[SpatialTile, Range]):
+class _InputGradient(Product[PositionTile, Range]):
     """Input gradient of every `stride`-th position from `phase` on; columns are input channels."""
 
     def __init__(
@@ -161,7 +161,7 @@ class _InputGradient(Product[SpatialTile, Range]):
         self.source = Image("dy", conv.oh, conv.ow, conv.cout, formats.y)
         self.vertical, self.horizontal = (_phase_taps(conv, axis, phase[axis]) for axis in (0, 1))
 
-    def rows(self, tiling: Tiling) -> list[SpatialTile]:
+    def rows(self, tiling: Tiling) -> list[PositionTile]:
         conv = self.conv
         height, width = (
             ceil_div(size - first, stride)
@@ -175,7 +175,7 @@ class _InputGradient(Product[SpatialTile, Range]):
     def slices(self, tiling: Tiling) -> list[Range]:
         return tiled(self.conv.cout, BLOCK, ceil_div(tiling.k, BLOCK))
 
-    def vectors(self, row: SpatialTile) -> int:
+    def vectors(self, row: PositionTile) -> int:
         return row.size
 
     def array_tiles(self, column: Range) -> int:
@@ -184,7 +184,7 @@ class _InputGradient(Product[SpatialTile, Range]):
     def depth(self, part: Range) -> int:
         return _depth(self.vertical, self.horizontal, part, self.core, packed=False)
 
-    def streamed(self, row: SpatialTile, part: Range) -> Tile:
+    def streamed(self, row: PositionTile, part: Range) -> Tile:
         return _window(self.source, self.vertical, self.horizontal, row, part)
 
     def stationary(self, column: Range, part: Range) -> Tile:
@@ -198,14 +198,14 @@ class _InputGradient(Product[SpatialTile, Range]):
             [(conv.taps, row_bytes), (s1 - s0, conv.taps * row_bytes)],
         )
 
-    def result(self, row: SpatialTile, column: Range) -> Tile:
+    def result(self, row: PositionTile, column: Range) -> Tile:
         conv, phase = self.conv, self.phase
         return _result(
             "dx", conv.h, conv.w, conv.cin, self.formats.x, row,
             (conv.stride[0], phase[0]), (conv.stride[1], phase[1]), column,
         )  # fmt: skip
 
-    def streamed_pattern(self, row: SpatialTile, array_tiles: int, part: Range) -> OperandPattern:
+    def streamed_pattern(self, row: PositionTile, array_tiles: int, part: Range) -> OperandPattern:
         return _windows(
             self.streamed(row, part), self.source, self.vertical, self.horizontal, row, part,
             self.core, array_tiles, packed=False,
@@ -246,7 +246,7 @@ class _InputGradient(Product[SpatialTile, Range]):
             subs_last=subs_last(size, core.rows),
         )
 
-    def result_pattern(self, row: SpatialTile, column: Range) -> ResultPattern:
+    def result_pattern(self, row: PositionTile, column: Range) -> ResultPattern:
         return _positions_result(self.result(row, column), self.formats.x, row, column, self.core)
 
 
@@ -267,7 +267,7 @@ def _phase_taps(conv: ConvSpec, axis: int, phase: int) -> Taps:
 
 
 def _window(
-    source: Image, vertical: Taps, horizontal: Taps, spatial_tile: SpatialTile, channels: Range
+    source: Image, vertical: Taps, horizontal: Taps, spatial_tile: PositionTile, channels: Range
 ) -> Tile:
     """Tile of the source that a block of positions reads, for some channels."""
     rows, columns = (
@@ -290,7 +290,7 @@ def _windows(
     source: Image,
     vertical: Taps,
     horizontal: Taps,
-    spatial_tile: SpatialTile,
+    spatial_tile: PositionTile,
     channels: Range,
     core: CoreSpec,
     n: int,
@@ -345,7 +345,7 @@ def _result(
     width: int,
     channels: int,
     element: ElementFormat,
-    spatial_tile: SpatialTile,
+    spatial_tile: PositionTile,
     vertical: tuple[int, int],
     horizontal: tuple[int, int],
     columns: Range,
@@ -374,7 +374,7 @@ def _result(
 
 
 def _positions_result(
-    tile: Tile, element: ElementFormat, spatial_tile: SpatialTile, columns: Range, core: CoreSpec
+    tile: Tile, element: ElementFormat, spatial_tile: PositionTile, columns: Range, core: CoreSpec
 ) -> ResultPattern:
     """Pattern that writes the results of a block of positions to the tile of `_result`."""
     images, rows, across = spatial_tile.shape

@@ -10,7 +10,7 @@ from typing import Any
 from fpgapipe.hw.hls_models.isa.address import BLOCK, Loop, LoopNest, OperandPattern, ResultPattern
 from fpgapipe.hw.hls_models.numerics.element_format import FP32
 from fpgapipe.hw.hls_models.spec.core_spec import CoreSpec
-from fpgapipe.lowering.products.conv import ConvSpec, SpatialTile, chunks, tiled
+from fpgapipe.lowering.products.conv import ConvSpec, PositionTile, chunks, tiled
 from fpgapipe.lowering.products.conv_parts import (
     MOST_POSITIONS,
     Formats,
@@ -402,12 +402,12 @@ def _reduction_pieces(conv: ConvSpec, limit: int) -> list[Range]:
     ]
 
 
-def _spatial_tile(conv: ConvSpec, piece: Range) -> SpatialTile | None:
+def _spatial_tile(conv: ConvSpec, piece: Range) -> PositionTile | None:
     """A piece as whole images, whole rows of an image, or part of a row; None if it is not."""
     (n0, y0, x0), (n1, y1, x1) = _position(conv, piece[0]), _position(conv, piece[1] - 1)
     whole_rows = x0 == 0 and x1 == conv.ow - 1
     if whole_rows and y0 == 0 and y1 == conv.oh - 1:
-        return SpatialTile((n0, n1 + 1), (0, conv.oh), (0, conv.ow))
+        return PositionTile((n0, n1 + 1), (0, conv.oh), (0, conv.ow))
     if n0 == n1 and (whole_rows or y0 == y1):
-        return SpatialTile((n0, n1 + 1), (y0, y1 + 1), (x0, x1 + 1))
+        return PositionTile((n0, n1 + 1), (y0, y1 + 1), (x0, x1 + 1))
     return None

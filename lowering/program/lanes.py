@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True)
-class Lane:
+class EngineLane:
     """The part of the scratchpad that belongs to a lane.
 
     Attributes
@@ -41,7 +41,7 @@ class Lane:
         return replace(kernel, region=self.vectors)
 
 
-def lanes_of(whole: ScratchpadSpec, number: int) -> tuple[Lane, ...]:
+def lanes_of(whole: ScratchpadSpec, number: int) -> tuple[EngineLane, ...]:
     """Divide a scratchpad of at least two banks among one or two lanes.
 
     Products get one half of it and vector operations the other; the lanes share each half equally.
@@ -53,7 +53,7 @@ def lanes_of(whole: ScratchpadSpec, number: int) -> tuple[Lane, ...]:
         part = ScratchpadSpec(1 if few else half.banks // 2, half.bank_bytes // (1 + few))
     size = part.size_bytes
     return tuple(
-        Lane(
+        EngineLane(
             part,
             Region(lane * size, size, part.bank_bytes, lane, number),
             Region(half.size_bytes + lane * size, size, part.bank_bytes, lane, number),
@@ -74,7 +74,7 @@ def product_cycles(lowered: LoweredKernel) -> int:
 
 
 def balance_lanes(
-    backward: Sequence[LoweredKernel], forward_cycles: int, lane: Lane
+    backward: Sequence[LoweredKernel], forward_cycles: int, lane: EngineLane
 ) -> list[LoweredKernel]:
     """Move weight gradients to the forward lane until both lanes take about equally long.
 
@@ -86,7 +86,7 @@ def balance_lanes(
         Kernels of a backward pass.
     forward_cycles : int
         Cycles of the products that run concurrently in the forward lane.
-    lane : Lane
+    lane : EngineLane
         The forward lane.
     """
     backward_cycles = sum(map(product_cycles, backward))

@@ -20,7 +20,7 @@ from fpgapipe.lowering.memory.sharing import Category, KernelUse, Shareable
 from fpgapipe.lowering.program.assemble import assemble
 from fpgapipe.lowering.program.boundary import Part, Stage
 from fpgapipe.lowering.program.device_program import UPDATE, KernelOrigin
-from fpgapipe.lowering.program.lanes import Lane, balance_lanes, lanes_of, product_cycles
+from fpgapipe.lowering.program.lanes import EngineLane, balance_lanes, lanes_of, product_cycles
 from fpgapipe.lowering.program.step_program import StepProgram
 from fpgapipe.lowering.schedule.schedule import Task, TaskKind
 from fpgapipe.lowering.schedule.tasks import single_device, slots_of
@@ -150,7 +150,7 @@ class StepBuilder:
     # ------------------------------------------------------------------ lane of the present task
 
     @property
-    def _lane(self) -> Lane:
+    def _lane(self) -> EngineLane:
         """The lane of the present task: the first for forward passes, the last for all others."""
         return self._lanes[0 if self._tasks[self._task].kind is TaskKind.F else -1]
 

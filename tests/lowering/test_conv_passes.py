@@ -10,7 +10,7 @@ from fpgapipe.hw.hls_models.isa.instructions import Opcode, decode, encode
 from fpgapipe.hw.hls_models.model.core import CoreModel
 from fpgapipe.hw.hls_models.numerics.element_format import BF16, FP32
 from fpgapipe.hw.hls_models.spec.core_spec import CoreSpec, ScratchpadSpec
-from fpgapipe.lowering.products.conv import ConvSpec, SpatialTile, chunks, spatial_tiles, tiled
+from fpgapipe.lowering.products.conv import ConvSpec, PositionTile, chunks, spatial_tiles, tiled
 from fpgapipe.lowering.products.conv_parts import Formats, Image, Tiling
 from fpgapipe.lowering.products.conv_passes import operations
 from fpgapipe.lowering.products.emit import emit, rings_of
@@ -153,9 +153,9 @@ def test_pieces():
     assert chunks(10, 4) == [(0, 3), (3, 6), (6, 10)]
     assert tiled(70, 32, 2) == [(0, 32), (32, 70)]
     assert spatial_tiles(5, 2, 3, 12) == [
-        SpatialTile((0, 1), (0, 2), (0, 3)),
-        SpatialTile((1, 3), (0, 2), (0, 3)),
-        SpatialTile((3, 5), (0, 2), (0, 3)),
+        PositionTile((0, 1), (0, 2), (0, 3)),
+        PositionTile((1, 3), (0, 2), (0, 3)),
+        PositionTile((3, 5), (0, 2), (0, 3)),
     ]
     assert [spatial_tile.size for spatial_tile in spatial_tiles(1, 5, 3, 7)] == [3, 6, 6]
     assert [spatial_tile.size for spatial_tile in spatial_tiles(1, 2, 5, 3)] == [2, 3, 2, 3]

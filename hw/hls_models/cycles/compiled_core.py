@@ -51,11 +51,6 @@ _simulated = [0]
 """Instructions of programs that are not short, which this process has simulated."""
 
 
-def expect_long_programs() -> None:
-    """Let machine code run from now on, since long programs follow for which it will be loaded."""
-    _simulated[0] = max(_simulated[0], LOADED_FROM)
-
-
 def run_compiled(
     runs: Sequence[Run],
     numbers: Mapping[str, int],

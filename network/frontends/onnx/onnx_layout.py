@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from fpgapipe.network.frontends.builder import Unsupported
 from fpgapipe.network.frontends.onnx.onnx_translation import (
@@ -24,9 +24,6 @@ from fpgapipe.network.operators import (
     Transpose,
 )
 from fpgapipe.network.operators.tensors import ShapeError, normalise_axis
-
-if TYPE_CHECKING:
-    pass
 
 
 @handles("Identity")

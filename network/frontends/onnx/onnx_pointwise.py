@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from fpgapipe.network.frontends.builder import Unsupported
 from fpgapipe.network.frontends.onnx.onnx_translation import (
@@ -27,10 +27,6 @@ from fpgapipe.network.operators import (
     Unary,
 )
 from fpgapipe.network.operators.tensors import normalise_axis
-
-if TYPE_CHECKING:
-    pass
-
 
 _BINARIES = {"Add": "add", "Sub": "sub", "Mul": "mul", "Div": "div", "Pow": "pow"}
 _ACTIVATIONS = {
