@@ -26,8 +26,9 @@ def bits_of(tensor, values):
     if tensor.format.has_blocks:
         assert values.size == tensor.size_bytes
         return values.reshape(-1)
+    values = np.asarray(values, np.float32)
     assert values.size == tensor.elements, f"{tensor.name} has {values.size} values"
-    return tensor.format.encode(np.asarray(values, np.float32))
+    return tensor.format.encode(values)
 
 
 def values_of(tensor, raw):

@@ -469,7 +469,7 @@ def test_the_command(tmp_path, cli, monkeypatch):
     )
     network = ("--network", "tiny_network_for_test:net", "--batch", 4, "--array", "4x4")
     code, out, err = cli("build", "--board", "u280", *network)
-    assert (code, err) == (0, "")
+    assert code == 0, err
     lines = out.splitlines()
     assert lines[0].endswith("1f1b-as over u280-x2")
     assert "what the cores take of what a design may use" in lines
@@ -479,7 +479,7 @@ def test_the_command(tmp_path, cli, monkeypatch):
     code, out, err = cli(
         "build", "--board", "u280", "--devices", 1, *network, "--mode", "infer", "-o", "forward"
     )
-    assert (code, err) == (0, "")
+    assert code == 0, err
     assert open_build(Path("forward")).plan.mode == "infer"
     code, _, err = cli("build", "--board", "u280", "--devices", 5, *network)
     assert code == 2

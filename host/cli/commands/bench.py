@@ -9,7 +9,6 @@ from fpgapipe.host.cli.commands.bench_link import link
 from fpgapipe.host.cli.options import ranges
 from fpgapipe.host.cli.options.completion import networks_that_begin
 from fpgapipe.host.cli.options.options import command
-from fpgapipe.hw.hls_models.numerics.element_format import ElementFormat
 
 if TYPE_CHECKING:
     from fpgapipe.host.bench.cluster_bench import ClusterBench
@@ -188,6 +187,7 @@ def step(
     from fpgapipe.host.bench.step_bench import bench_step
     from fpgapipe.host.terminal.console import progress
     from fpgapipe.hw.hls_models.cycles.core_cycles import MemorySpec
+    from fpgapipe.hw.hls_models.numerics.element_format import ElementFormat
     from fpgapipe.hw.hls_models.spec.core_spec import CoreSpec, ScratchpadSpec, VectorSpec
     from fpgapipe.lowering.units.step_options import StepOptions
     from fpgapipe.network.load import load_network
