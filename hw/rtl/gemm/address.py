@@ -275,8 +275,8 @@ class AddressGenerator(wiring.Component):
     def elaborate(self, platform):  # noqa: D102
         m = Module()
 
-        # One enable moves all stages: the state of a register, so a request that comes out while
-        # another waits is put aside.
+        # One enable, which comes from a register, moves all stages. A request that comes out while
+        # another one waits goes to the skid buffer.
         request = Signal(request_layout(self.spec), reset_less=True)
         skid = Signal.like(request)
         has_skid = Signal()

@@ -360,7 +360,7 @@ class GemmDatapath(wiring.Component):
             totals.append(column.total)
         m.d.comb += values.eq(Cat(totals))
 
-        # A result that is not taken in its cycle is put aside, and the pipeline stops behind it.
+        # A result that is not taken in its cycle goes to the skid buffer, and the pipeline stops.
         skid = Signal(32 * spec.cols, reset_less=True)
         skid_last = Signal(reset_less=True)
         has_skid = Signal()

@@ -37,7 +37,7 @@ class Fork(wiring.Component):
     valid : Out(num_consumers)
     ready : In(num_consumers)
     skip : In(num_consumers)
-        Takers that this word is not for.
+        Consumers that this word is not for.
     """
 
     def __init__(self, num_consumers):

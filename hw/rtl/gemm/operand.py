@@ -202,8 +202,8 @@ class OperandReader(wiring.Component):
         rows = self.spec.rows
         m.submodules.quantiser = quantiser = BlockQuantiser()
 
-        # One enable moves all, the state of a register; a vector that comes out while another
-        # waits is put aside.
+        # One enable, which comes from a register, moves all stages. A vector that comes out while
+        # another one waits goes to the skid buffer.
         layout = data.StructLayout({"vector": vector_layout(rows), "last": 1})
         result = Signal(layout)
         skid = Signal(layout, reset_less=True)

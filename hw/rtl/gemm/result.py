@@ -1,4 +1,4 @@
-"""Gateware of :class:`~fpgapipe.hw.hls_models.isa.address.ResultPattern`: it writes results."""
+"""Gateware that writes results as a `hls_models.isa.address.ResultPattern` says."""
 
 from amaranth.hdl import Cat, Const, Module, Mux, Signal, signed
 from amaranth.lib import data, stream, wiring
@@ -17,7 +17,7 @@ _ADDRESS_BITS, _U_BITS = COORDINATE_BITS["address"], COORDINATE_BITS["u"]
 
 
 class _Tags:
-    """What goes along with a vector or a part of it, a register each."""
+    """Registers for the data that goes along with a vector or with a part of it."""
 
     def __init__(self, stage, cols):
         bound_bits = cols.bit_length()
@@ -31,7 +31,7 @@ class _Tags:
         self.end = Signal(bound_bits, name=f"{stage}_end", reset_less=True)
 
     def take(self, other):
-        """What moves from another stage, but for `valid`."""
+        """Assignments that move all registers but `valid` from another stage."""
         names = ("index", "fp32", "last", "address", "first", "end")
         return [getattr(self, name).eq(getattr(other, name)) for name in names]
 
@@ -39,31 +39,32 @@ class _Tags:
 class ResultWriter(wiring.Component):
     """Gateware of :class:`~fpgapipe.hw.hls_models.isa.address.ResultPattern`.
 
-    Latency `latency_cycles` from a vector to its first write. A vector takes as many cycles as its
-    elements, masked ones included, fill words of 64 bytes: 1 with BF16 and 2 with FP32 for 32
-    columns. No cycle is lost between vectors or instructions. Full backpressure; ``write.ready``
-    reaches no other port except through registers.
+    The latency from a vector to its first write is `latency_cycles`. A vector takes one cycle for
+    each word of 64 bytes that its elements fill, masked ones included: with 32 columns, 1 cycle in
+    BF16 and 2 in FP32. No cycle is lost between vectors or instructions. There is full
+    backpressure; ``write.ready`` reaches other ports only through registers.
 
-    Numbers are kept in `COORDINATE_BITS`, beyond which they wrap.
+    Addresses and coordinates have `COORDINATE_BITS` and wrap beyond them.
 
     Members
     -------
     i : In(stream.Signature(StructLayout({"index": 32, "body": layout_of(RESULT)})))
-        The instruction's number, and where its results go.
+        The number of an instruction, and the pattern of its results.
     i_results : In(stream.Signature(ArrayLayout(32, cols)))
         FP32 vectors, in the order of the instructions and of their patterns.
     write : Out(WritePort(address_bits))
-        Of the scratchpad.
+        Write port of the scratchpad.
     halt : In(1)
-        While high, nothing moves to the port; the two writes that may be there still happen.
+        While this is high, nothing moves to the port; up to two writes that are there already still
+        happen.
     done : Out(1)
         A pulse for each instruction, in order, in the cycle after its last write was accepted.
         Masked elements count as written.
     idle : Out(1)
-        There is no instruction here, and none is done in this cycle.
+        High while there is no instruction here and none is done in this cycle.
     error_valid : Out(1)
-        A pulse: an element lies outside the scratchpad. Its write does not happen, nor any later
-        one; nothing is taken or done any more until reset.
+        A pulse for an element that lies outside the scratchpad. Neither its write nor any later one
+        happens; nothing is accepted or done any more until reset.
     error_code : Out(8)
         SCRATCHPAD_RANGE.
     error_index : Out(32)
@@ -100,7 +101,7 @@ class ResultWriter(wiring.Component):
         taken = Signal()
         position, under_way = self._positions(m, taken)
 
-        # A vector, of which each part of 64 bytes moves on in turn.
+        # The parts of a vector, of 64 bytes each, move on one after the other.
         part_cols = Signal(6)
         vector = Signal(32 * cols, reset_less=True)
         tags = _Tags("vector", cols)
@@ -167,7 +168,7 @@ class ResultWriter(wiring.Component):
                 with m.If(tags.fp32):
                     m.d.sync += exact.eq(vector[:_DATA_BITS])
 
-        # The write. One that is not accepted at once steps aside, so that `ready` has no far way.
+        # A write that is not accepted at once goes to the skid buffer. So `ready` has no long path.
         bits = self.spec.scratchpad.address_bits
         is_outside = Signal()
         word = Signal(_DATA_BITS, name="write_data", reset_less=True)

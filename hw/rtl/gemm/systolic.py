@@ -13,7 +13,7 @@ from fpgapipe.hw.rtl.lib.modules import instance_of, makes_modules
 
 
 class Skew(wiring.Component):
-    """Delay line that turns a vector into a wave: element `i` is late by `i` cycles of ``advance``.
+    """Delay line that skews a vector into a wave: element `i` is late by `i` cycles of ``advance``.
 
     The elements that wait for the same number of cycles share a register: a simulator copies a few
     words where one register an element would be hundreds of moves.
@@ -53,7 +53,7 @@ class Skew(wiring.Component):
 
 
 class Deskew(wiring.Component):
-    """Delay line that turns a wave back into a vector: element `i` is late by ``n - 1 - i`` cycles.
+    """Delay line that makes a wave a vector again: element `i` is late by ``n - 1 - i`` cycles.
 
     Members
     -------
@@ -373,7 +373,7 @@ class SystolicArray(wiring.Component):
 
         # One enable moves everything, so that a result that waits stops the waves where they are.
         # It is the state of a register: there is no path from o.ready to the cells, which follow a
-        # cycle late. The result that comes out in that cycle is put aside.
+        # cycle late. The result that comes out in that cycle goes to the skid buffer.
         skid = Signal(self.o.payload.shape(), reset_less=True)
         has_skid = Signal()
         m.d.comb += [

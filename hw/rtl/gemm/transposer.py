@@ -1,13 +1,14 @@
 """Gateware of the square transposer, `hls_models.model.transposer.TransposerSpec`.
 
-Lanes are kept by two, lane ``2 * g`` and the next, and words by two, word ``2 * v`` and the next:
-of an even word, pair `g` lies at `v` in memory ``(g + v) % (size / 2)`` of the even words, and so
-do those of odd words in memories of their own. A word has a pair in each memory of its kind, a
-column a lane in each of both. A word is turned by `v` pairs to be written. Column ``2 * g`` or the
-next, whose elements of words ``2 * v`` and ``2 * v + 1`` lie in the memories
-``(g + v) % (size / 2)``, is turned back by `g` when it is read, and of each pair one lane is taken:
-pairs spare a stage of the first turn. The memories are block RAM, of which they fill little, since
-LUTs run out first.
+The transposer has ``size / 2`` memories for the even words of a square and as many for the odd
+words. A memory keeps pairs of lanes: lane ``2 * g`` and the next one are pair `g`. Pair `g` of word
+``2 * v`` or ``2 * v + 1`` lies at address `v` of memory ``(g + v) % (size / 2)``.
+
+So a word has one pair in each memory of its kind, and it is rotated by `v` pairs before it is
+written. A column has one lane in each memory of both kinds. When column ``2 * g`` or the next one
+is read, every memory gives a pair, one lane of each pair is selected, and the lanes are rotated
+back by `g`. Memories of pairs instead of single lanes save the first stage of the rotation of
+words. The memories are block RAM and are mostly empty, because LUTs run out first.
 """
 
 from amaranth.hdl import Cat, Module, Mux, Signal
@@ -20,14 +21,14 @@ from fpgapipe.hw.rtl.lib.rotator import rotated
 
 
 def word_layout(spec: TransposerSpec):
-    """Layout of a word: of every plane the bits of all lanes, since whole planes move together."""
+    """Layout of a word: plane by plane, the bits of all lanes, since whole planes move together."""
     return data.StructLayout(
         {f"plane{k}": data.ArrayLayout(bits, spec.size) for k, bits in enumerate(spec.planes)}
     )
 
 
 def input_layout(spec: TransposerSpec):
-    """Layout of a word that comes."""
+    """Layout of an input word and of the data that comes with it."""
     return data.StructLayout(
         {
             "word": word_layout(spec),
@@ -40,7 +41,7 @@ def input_layout(spec: TransposerSpec):
 
 
 def output_layout(spec: TransposerSpec):
-    """Layout of a word that leaves."""
+    """Layout of an output word and of the data that leaves with it."""
     return data.StructLayout(
         {
             "word": word_layout(spec),
@@ -51,31 +52,32 @@ def output_layout(spec: TransposerSpec):
 
 
 def _step(word, amount, step_bits):
-    """A stage of a turn; `amount` has one bit, or none if there is no such stage."""
+    """One stage of a rotation; `amount` has one bit, or none if there is no such stage."""
     return Mux(amount, word.rotate_left(step_bits), word) if len(amount) else word
 
 
 class Transposer(wiring.Component):
     """Gateware of :class:`~fpgapipe.hw.hls_models.model.transposer.TransposerSpec`.
 
-    Words marked ``transposed`` form squares, of which columns leave: ``emit`` of them, as the last
-    word of the square says. Other words leave as they came. All leave in order.
+    Words marked ``transposed`` form squares of `size` words. The first columns of a square leave;
+    ``emit`` of its last word says how many. Other words leave unchanged. The order is kept.
 
-    Throughput a word a cycle: the next square is taken while one leaves, so squares of which
-    `size` columns leave follow each other without a pause.
-    Latency: a word that is not transposed leaves 1 cycle after it came, and waits until all squares
-    before it have left; the first column leaves `latency_cycles` after the last word of its
-    square. Full backpressure; ``o.ready`` reaches ``i.ready`` through a gate, so one of the two
-    neighbours has to have registers there.
+    The throughput is one word per cycle. The next square is accepted while one leaves, so squares
+    of which all `size` columns leave follow each other without a pause. A word that is not
+    transposed has a latency of 1 cycle, but it waits until all squares before it have left. The
+    first column of a square leaves `latency_cycles` after the square's last word has come. There
+    is full backpressure; ``o.ready`` reaches ``i.ready`` through a gate, so one of the two
+    neighbours must have registers there.
 
     Members
     -------
     i : In(stream.Signature(input_layout(spec)))
-        A word, what goes along, whether it is the last of something, whether it is part of a
-        square, and the columns that leave. A square must be whole before another word follows.
+        A word, its side data, a flag for the last word of an operand, a flag for a word of a
+        square, and the number of columns that leave. All words of a square must come before any
+        other word.
     o : Out(stream.Signature(output_layout(spec)))
-        The words and columns. Side data and ``last`` of a square are those of its last word;
-        ``last`` goes with the last column.
+        Words and columns. The columns of a square have the side data of its last word, and the
+        last column has that word's ``last``.
     """
 
     latency_cycles = 5
@@ -100,8 +102,8 @@ class Transposer(wiring.Component):
         # Two squares: each is empty, being filled, or full until its last column has been read.
         full = Signal(2)
         fill, drain = Signal(), Signal()  # the square to fill, the square to read
-        word = Signal(index_bits)  # to come next
-        column = Signal(index_bits)  # to be read next
+        word = Signal(index_bits)  # number of the word that comes next
+        column = Signal(index_bits)  # number of the column that is read next
         emit = [Signal(spec.size.bit_length(), name=f"emit{k}", reset_less=True) for k in range(2)]
         side = [Signal(spec.side_bits, name=f"side{k}", reset_less=True) for k in range(2)]
         last = [Signal(name=f"last{k}", reset_less=True) for k in range(2)]
@@ -113,7 +115,7 @@ class Transposer(wiring.Component):
         read = Signal()
         last_column = Signal()
         frees = Signal()
-        reading = Signal(2)  # a column has left the memories, has been turned half way
+        reading = Signal(2)  # a column has left the memories; it has been rotated half way
         settling = Signal()  # the last word of a square is on its way into the memories
         m.d.comb += [
             move.eq(o.ready | ~o.valid),
@@ -149,7 +151,7 @@ class Transposer(wiring.Component):
                             last[k].eq(i.payload.last),
                         ]
 
-        # Into the memories: turned in the first cycle, written in the second.
+        # A word is rotated in the first cycle and written to the memories in the second.
         write_row = Signal(index_bits, reset_less=True)
         write = Signal(2)  # to the memories of even words, to those of odd words
         m.d.sync += write.eq(Cat(store & ~word[0], store & word[0]))
@@ -163,8 +165,8 @@ class Transposer(wiring.Component):
             with m.If(store):
                 m.d.sync += writes[-1].eq(turn)
 
-        # Out of them: an address for each, as wide as the memory, then turned back.
-        reads: list[list[Signal]] = [[], []]  # of even words, of odd words
+        # A column is read with an address for each memory, and is then rotated back.
+        reads: list[list[Signal]] = [[], []]  # data of the memories of even and of odd words
         for pair in range(size // 2):
             row = Signal(index_bits - 1, name=f"row{pair}")
             m.d.comb += row.eq(pair - column[1:])
@@ -182,7 +184,7 @@ class Transposer(wiring.Component):
                 port = memory.read_port()
                 m.d.comb += [port.addr.eq(Cat(row, drain)), port.en.eq(read)]
                 reads[odd].append(port.data)
-        second = Signal(reset_less=True)  # of each pair
+        second = Signal(reset_less=True)  # whether the second lane of each pair is taken
         back = Signal(index_bits - 1, reset_less=True)
         read_side = Signal(spec.side_bits, reset_less=True)
         read_last = Signal(reset_less=True)
@@ -193,7 +195,8 @@ class Transposer(wiring.Component):
                 read_side.eq(Mux(drain, side[1], side[0])),
                 read_last.eq(Mux(drain, last[1], last[0]) & last_column),
             ]
-        # The lane of each pair and the turn's first stage in a cycle, the others in the next.
+        # The lane of each pair is selected and rotated by the first stage in one cycle; the other
+        # stages follow in the next.
         back_later = Signal(max(index_bits - 2, 0), reset_less=True)
         later_side = Signal.like(read_side, name="later_side")
         later_last = Signal.like(read_last, name="later_last")

@@ -1,7 +1,8 @@
-"""Gateware that turns wide words, in modules of two stages each.
+"""Gateware that rotates wide words, in modules of two stages each.
 
-Yosys keeps the borders of modules and gives four inputs and their two selects a LUT; it finds fewer
-of those in a turn of five stages that is one module, and takes up to half as many LUTs again.
+Two stages choose one of four bits by two selects, which fits one LUT. Yosys keeps the borders of
+modules, so it finds these LUTs. In one module of five stages it finds fewer of them, and takes up
+to half as many LUTs more.
 """
 
 from dataclasses import dataclass
@@ -11,21 +12,21 @@ from amaranth.lib import wiring
 from amaranth.lib.wiring import In, Out
 
 STAGES = 2
-"""Of a module."""
+"""Number of stages of a module."""
 
 
 @dataclass(frozen=True)
 class BarrelRotatorSpec:
-    """A turn of a word.
+    """A rotation of a word.
 
     Parameters
     ----------
     bits : int
-        Of the word.
+        Width of the word, bits.
     step_bits : int
-        By which the word turns if `amount` is 1.
+        Bits by which the word is rotated if `amount` is 1.
     stages : int
-        Bits of `amount`.
+        Width of `amount`, bits.
     """
 
     bits: int
@@ -34,12 +35,14 @@ class BarrelRotatorSpec:
 
 
 class BarrelRotator(wiring.Component):
-    """Gateware of :class:`BarrelRotatorSpec`. Combinational.
+    """Gateware of :class:`BarrelRotatorSpec`. It is combinational.
 
     Members
     -------
     i : In(bits)
+        The word.
     amount : In(stages)
+        Number of steps to the left.
     o : Out(bits)
         Bit ``(b + amount * step_bits) % bits`` is bit `b` of `i`.
     """
@@ -61,16 +64,18 @@ class BarrelRotator(wiring.Component):
 
 
 def rotated(m, word, amount, step_bits, name):
-    """A word turned to the left by ``amount * step_bits``, the largest steps first.
+    """Return a word rotated to the left by ``amount * step_bits``; the largest steps come first.
 
     Parameters
     ----------
     m : Module
-        Gets the modules.
+        Module that the rotators are added to.
     word, amount : Value
+        The word, and the number of steps.
     step_bits : int
+        Bits of a step.
     name : str
-        Prefix of submodules.
+        Prefix of the names of the submodules.
     """
     for low in reversed(range(0, len(amount), STAGES)):
         part = amount[low : low + STAGES]

@@ -67,7 +67,7 @@ class Semaphores(wiring.Component):
 
     Members
     -------
-    consumers : In(Taker).array(num_consumers)
+    consumers : In(Consumer).array(num_consumers)
     producers : In(Producer).array(num_producers)
     hold : In(1)
         While high, there are no grants.

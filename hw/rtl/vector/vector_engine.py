@@ -127,7 +127,7 @@ class VectorEngine(wiring.Component):
         are_scalars = [constant["is_register"] for constant in body["constants"]]
         words += [first_key + number for number in range(NUM_KEYS)]
         are_scalars += [1] * NUM_KEYS
-        # All turn, and are resolved as they come back to their places.
+        # All values are rotated, and each is resolved when it is back at its place.
         values = [Signal(32, name=f"value{k}", reset_less=True) for k in range(len(words))]
         are_registers = Signal(len(words), reset_less=True)
         left = Signal(range(len(words) + 1))

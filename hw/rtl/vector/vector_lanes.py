@@ -440,12 +440,13 @@ class _Line:
 
 
 def _put_in_skid(m, comes, word, o):
-    """Offer a word at a stream; put it aside if it is not taken in the cycle in which it comes.
+    """Offer a word at a stream; keep it in a skid buffer if it is not taken at once.
 
     Returns
     -------
     keep, has_skid : Signal
-        The stream waits; nothing may come in the next cycle. There is a word aside.
+        Whether the stream waits, so that nothing may come in the next cycle; and whether there is a
+        word in the skid buffer.
     """
     skid = Signal(len(word), reset_less=True)
     has_skid = Signal()

@@ -97,8 +97,8 @@ class VectorPositions(wiring.Component):
     def elaborate(self, platform):  # noqa: D102
         m = Module()
         body, take = self.body, self.take
-        # One enable moves all stages: the state of a register, so a position that comes out while
-        # another waits is put aside.
+        # One enable, which comes from a register, moves all stages. A position that comes out while
+        # another one waits goes to the skid buffer.
         layout = position_layout(self.spec.scratchpad.address_bits)
         position = Signal(layout, reset_less=True)
         skid = Signal(layout, reset_less=True)

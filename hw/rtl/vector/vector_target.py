@@ -315,7 +315,7 @@ class VectorWriter(wiring.Component):
         return written, vector, Mux(is_block, quantiser.advance & valid[-1], enters)
 
     def _write(self, m, place, vector, goes, moves, has_skid, failed):
-        """Write a vector; one that is not accepted at once steps aside."""
+        """Write a vector; one that is not accepted at once goes to the skid buffer."""
         bits = self.spec.scratchpad.address_bits
 
         def register(name, width):
