@@ -176,7 +176,7 @@ class _Yosys:
         Raises
         ------
         RuntimeError
-            With what Yosys says if it refuses a text.
+            The message of Yosys, if it refuses a text.
         """
         self._texts.put(None)
         self._feeder.join()

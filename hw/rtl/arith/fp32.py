@@ -285,7 +285,7 @@ class SumConverter(wiring.Component):
     sum : In(signed(acc_bits))
         Partial sum.
     exponent : In(signed(10))
-        Of its last place, the sum of the two codes less 254 and less 12.
+        Exponent of the last place: the sum of the two codes, less 254 and less 12.
     nan : In(1)
         A code was that of NaN.
     o : Out(32)

@@ -368,7 +368,7 @@ def _ends(m, marks, argument, lead, power):
     argument : Value of 36 bits
         In fixed point, the whole number k in the upper 8 bits; of LOG, its first summand.
     lead : Value of 5 bits
-        By how many places t of LOG has moved up.
+        Number of places by which t of LOG has moved up.
     power : Value of 8 bits
         The result's exponent as far as it is known.
 

@@ -19,7 +19,7 @@ class BlockQuantiser(wiring.Component):
 
     Latency ``latency_cycles``, throughput one block in every cycle with ``advance`` high.
 
-    Of an FP32 number come its upper half and one bit that says whether there is a one in the lower:
+    An FP32 number comes as its upper half and one bit that says whether the lower has a one, since
     the largest elements need 7 bits of their significands and one to round by, the others fewer.
 
     Members
@@ -167,8 +167,8 @@ class ElementDequantiser(wiring.Component):
     there : In(1)
         Whether there is an element at all; else the number is +0.
     code : In(8)
-        Of the block whose element has gone in: it comes with the number, since whole blocks share
-        the register that keeps it.
+        Scale code of the block whose element has gone in. It comes with the number, since whole
+        blocks share the register that keeps it.
     o : Out(16)
         Upper half of an FP32 whose lower half is zero.
     """
@@ -247,9 +247,9 @@ def _element(m, register, stage, index, word, code, nan):
     ----------
     m : Module
     register : callable
-        Of the pipeline.
+        Function that makes the registers of the pipeline.
     stage, index : int
-        For names: of what the stage ends with, and of the element.
+        Parts of names: the stage that the register ends, and the number of the element.
     word : Value
         As `_word` made it.
     code : Value

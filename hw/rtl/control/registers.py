@@ -95,13 +95,13 @@ class Registers(wiring.Component):
         Pulses, as CONTROL.start and CONTROL.abort are written.
     program, memory_base, memory_limit : Out(64)
     scalars : Out(32).array(16)
-        With a vector engine alone.
+        Contents of these registers; `scalars` is present only with a vector engine.
     links : Out(LinkPort).array(len(spec.links))
     queues : In(QueueState).array(num_queues)
-        With links alone.
+        Counters of links, and states of queues; present only with links.
     irq : Out(1)
     running, done, error : In(1)
-        Of the core. STATUS.done and STATUS.error are set when these rise.
+        State of the core. STATUS.done and STATUS.error are set when these rise.
     error_code : In(8)
     error_engine : In(4)
     error_index : In(32)
@@ -109,7 +109,7 @@ class Registers(wiring.Component):
     nan : In(1)
         Event: a block of an operand is not a number.
     load_bytes, store_bytes : In(range(bus_bytes + 1))
-        What these counters rise by.
+        Bytes by which these counters rise.
     instructions, load_busy, ..., gemm0_busy, ... : In(1)
         Events that the counters of these names count, `RegisterMap.counters`; CYCLES has none, it
         counts `running`.

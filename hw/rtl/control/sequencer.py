@@ -282,17 +282,17 @@ class Sequencer(wiring.Component):
         A pulse at each start, while no engine does anything: engines shall forget all they have, as
         by a reset.
     running, done, error : Out(1)
-        What became of the last start. After a cancel without error, none is high.
+        Outcome of the last start. After a cancel without error, none is high.
     error_code : Out(8)
     error_engine : Out(4)
     error_index : Out(32)
-        Of the first error since the last start, while `error` is high.
+        Data of the first error since the last start, while `error` is high.
     dispatched : Out(1)
         Event: an instruction went into its queue.
     waits, busy : Out(num_queues)
         Events of each of `spec.queues`: one waits for semaphores; some are under way.
     queues : Out(QueueState).array(num_queues)
-        With ``num_links`` alone.
+        States of the queues; present only with ``num_links``.
     """
 
     def __init__(self, spec: SequencerSpec) -> None:

@@ -36,7 +36,7 @@ class BlockFifo(wiring.Component):
     Parameters
     ----------
     bits : int
-        Of a word.
+        Width of a word, bits.
     depth : int
         A power of two.
 
@@ -142,14 +142,14 @@ class SendEngine(wiring.Component):
     o : Out(stream.Signature(WORD)).array(3)
         Channels of the link.
     done : Out(1)
-        For a cycle, an instruction is done: the link has taken its last word.
+        High for one cycle when an instruction is done: the link has taken its last word.
     busy, idle : Out(1)
         Idle is not busy: no burst is under way on the bus, and there is no instruction inside,
         unless the engine has stopped.
     waits : Out(1)
         Event: a word waits for the link.
     error_valid : Out(1)
-        For a cycle, there is an error.
+        High for one cycle when there is an error.
     error_code : Out(8)
         BAD_FIELD, MEMORY_RANGE, AXI_READ or LINK_DOWN.
     error_index : Out(32)
@@ -276,14 +276,14 @@ class ReceiveEngine(wiring.Component):
     i_words : In(stream.Signature(WORD)).array(3)
         Channels of the link.
     done : Out(1)
-        For a cycle, an instruction is done, in their order: the memory has confirmed all of it.
+        High for one cycle when an instruction is done, in their order, with all of it in memory.
     busy, idle : Out(1)
         Idle is not busy: no burst is under way, and there is no instruction inside, unless the
         engine has stopped.
     waits : Out(1)
         Event: an instruction waits for a word.
     error_valid : Out(1)
-        For a cycle, there is an error.
+        High for one cycle when there is an error.
     error_code : Out(8)
         BAD_FIELD, MEMORY_RANGE, AXI_WRITE, LINK_STREAM or LINK_DOWN.
     error_index : Out(32)

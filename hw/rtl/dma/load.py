@@ -58,14 +58,14 @@ class LoadEngine(wiring.Component):
     gate : Out(BurstGate)
         Without a scratchpad alone.
     done : Out(1)
-        For a cycle, an instruction is done, in their order: its words are in the scratchpad.
+        High for one cycle when an instruction is done, in their order: its words are on chip.
     busy, idle : Out(1)
         Idle is not busy: no burst is under way on the bus and no word to the scratchpad, and there
         is no instruction inside, unless the engine has stopped.
     bytes_moved : Out
         Bytes that came over the bus in the cycle before.
     error_valid : Out(1)
-        For a cycle, there is an error.
+        High for one cycle when there is an error.
     error_code : Out(8)
         BAD_FIELD, MEMORY_RANGE, SCRATCHPAD_RANGE or AXI_READ.
     error_index : Out(32)

@@ -38,7 +38,7 @@ class ReadPort(wiring.Signature):
     Parameters
     ----------
     address_bits : int
-        Of a byte address.
+        Width of a byte address, bits.
 
     Members
     -------
@@ -75,7 +75,7 @@ class WritePort(wiring.Signature):
     Parameters
     ----------
     address_bits : int
-        Of a byte address.
+        Width of a byte address, bits.
 
     Members
     -------

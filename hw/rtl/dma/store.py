@@ -63,14 +63,14 @@ class StoreEngine(wiring.Component):
     gate : Out(BurstGate)
         Without a scratchpad alone. A burst that it refuses is an error, in its turn.
     done : Out(1)
-        For a cycle, an instruction is done, in their order: the memory has confirmed all of it.
+        High for one cycle when an instruction is done, in their order, with all of it in memory.
     busy, idle : Out(1)
         Idle is not busy: no burst is under way, and there is no instruction inside, unless the
         engine has stopped.
     bytes_moved : Out
         Bytes that went over the bus in the cycle before, with or without strobe.
     error_valid : Out(1)
-        For a cycle, there is an error.
+        High for one cycle when there is an error.
     error_code : Out(8)
         BAD_FIELD, MEMORY_RANGE, SCRATCHPAD_RANGE or AXI_WRITE.
     error_index : Out(32)

@@ -70,7 +70,7 @@ class LoopNestCounter(wiring.Component):
     counts : In(16).array(3)
         Iterations less one, innermost loop first.
     lefts : In(16).array(2)
-        What the inner two loops have instead at the first position, which may lie within them.
+        Iterations left of the inner two loops at the first position, which may lie within them.
     last, inner_last : Out(1)
         Whether all loops, or the innermost, are in their last iteration.
     exhausted : Out(1)
@@ -187,7 +187,7 @@ class LoopNestOffset(wiring.Component):
         Clock enable.
     move : In(MOVE_LAYOUT)
     jumps : In({"address": 32, "y": 16, "u": 24}).array(3)
-        What each loop adds when it steps.
+        Changes of address and coordinates when each loop steps.
     start, o : In, Out
         The same numbers at the first position, and at the present one.
     """

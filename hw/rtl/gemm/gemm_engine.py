@@ -77,9 +77,9 @@ class GemmEngine(wiring.Component):
     -------
     i : In(stream.Signature(issue_layout(GEMM)))
     read_a, read_b : Out(ReadPort(address_bits))
-        Of the scratchpad, for the streamed and the stationary operand.
+        Read ports of the scratchpad, for the streamed and the stationary operand.
     write : Out(WritePort(address_bits))
-        Of the scratchpad, for results.
+        Write port of the scratchpad, for results.
     halt : In(1)
         While high nothing is written, and no read begins.
     done : Out(1)
@@ -87,9 +87,9 @@ class GemmEngine(wiring.Component):
     idle : Out(1)
         No instruction is under way, or `halt` keeps it from going on.
     failures : Out(Failure).array(4)
-        Of the readers, the writer; the last is never valid.
+        Failures of the readers and of the writer; the last is never valid.
     fed, wait_a, wait_b, wait_result : Out(1)
-        For counters: a vector entered the array in this cycle, or why none did.
+        Pulses for counters: a vector entered the array in this cycle, or the reason why none did.
     nan : Out(1)
         A block of an operand is not a number.
     """

@@ -146,7 +146,7 @@ class SystolicRow(wiring.Component):
     swap : In(1)
         From the left.
     weight : In(signed(operand_bits))
-        For the cells that have a mark.
+        Weight for the cells that have a mark.
     load_i, load_o : cols
         The marks, from above and to below.
     sum_i, sum_o : array(cols) of signed(acc_bits)

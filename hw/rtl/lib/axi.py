@@ -105,7 +105,7 @@ def flat_members(signature, prefix):
     Returns
     -------
     dict
-        Of members, for the component's signature. Both signatures may have the same prefix.
+        Members for the component's signature. Both signatures may have the same prefix.
     """
     return {f"{prefix}_{name}": member for name, member in signature.members.items()}
 
@@ -119,7 +119,7 @@ def connect_flat(m, component, prefix, master):
     component : wiring.Component
     prefix : str
     master : interface of `AxiRead` or `AxiWrite`
-        Of a submodule, or one that logic in `m` drives.
+        Bus of a submodule, or one that logic in `m` drives.
     """
     for name, member in master.signature.members.items():
         port, inner = getattr(component, f"{prefix}_{name}"), getattr(master, name)

@@ -19,7 +19,7 @@ class BlockMemorySpec:
     rows : int
         At least 2.
     bits : int
-        Of a row.
+        Width of a row, bits.
     granule_bits : int
         Bits that one bit of the write mask stands for; they divide `bits`.
     """

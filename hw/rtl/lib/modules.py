@@ -20,9 +20,9 @@ class Block(NamedTuple):
     Attributes
     ----------
     name : str
-        Of the module.
+        Name of the module.
     kind : type
-        Of the component; ``kind(spec)`` makes it.
+        Class of the component; ``kind(spec)`` makes it.
     spec : object
     has_platform : bool
         Whether the component is elaborated for the platform, so that there can be modules in it, or
@@ -55,7 +55,7 @@ def own_module(component, name):
         ``type(component)(component.spec)`` makes another one like it. It has the one clock domain
         ``sync``, and does nothing to other parts of the design but through its ports.
     name : str
-        Of the module; stands for the class and the spec.
+        Name of the module; it stands for the class and the spec.
 
     Returns
     -------
@@ -81,7 +81,7 @@ def instance_of(component, name, platform):
     component : wiring.Component
         As for `own_module`; elaborated with None as its platform.
     name : str
-        Of the module; stands for the class and the spec.
+        Name of the module; it stands for the class and the spec.
     platform
         Its ``add_module`` gets the `Block`.
     """

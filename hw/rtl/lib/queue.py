@@ -87,7 +87,7 @@ class WordFifo(wiring.Component):
     Attributes
     ----------
     memory, produce, consume, level
-        For proofs.
+        Signals for proofs.
     """
 
     def __init__(self, shape, depth):
@@ -156,7 +156,7 @@ class EngineQueue(wiring.Component):
     Attributes
     ----------
     fifo, started, collected, granted, begun, num_done
-        For proofs.
+        Signals for proofs.
     """
 
     def __init__(self, group, depth, in_flight, num_semaphores=CORE_SEMAPHORES):

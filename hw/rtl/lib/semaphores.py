@@ -19,7 +19,7 @@ class Consumer(wiring.Signature):
     request : Out(1)
         High until the cycle of the grant; withdrawn only while `Semaphores.hold` is high.
     mask : Out(num_semaphores)
-        What to take one of each of; constant while `request` is high.
+        Semaphores of which one each is to be taken; constant while `request` is high.
     grant : In(1)
         All are taken, in this cycle. Only ever high while `request` is.
     """
@@ -79,9 +79,9 @@ class Semaphores(wiring.Component):
     Attributes
     ----------
     counts : list of Signal
-        For proofs.
+        Counts of the semaphores, for proofs.
     added : list of Signal
-        What the counts grow by in this cycle; for proofs.
+        Numbers by which the counts grow in this cycle, for proofs.
     """
 
     def __init__(self, num_consumers, num_producers, num_semaphores=CORE_SEMAPHORES):

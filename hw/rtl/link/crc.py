@@ -94,7 +94,7 @@ class FrameCrc(wiring.Component):
         It is the trailer: its lowest 96 bits count, and the next beat begins a frame.
     data : In(8 * beat_bytes)
     crc : Out(32)
-        Of the frame whose trailer came two cycles ago, until another one's is known.
+        CRC of the frame whose trailer came two cycles ago, until another one's is known.
     """
 
     def __init__(self, beat_bytes):

@@ -29,7 +29,7 @@ class SlotPool(wiring.Component):
     Attributes
     ----------
     fresh, level, consume, produce, memory
-        For proofs: slots from `fresh` on have never been taken, `level` others are in the memory.
+        Signals for proofs: slots from `fresh` on have never been taken, `level` others are kept.
     """
 
     def __init__(self, num_slots):
@@ -88,7 +88,7 @@ class ReceiveChannel(wiring.Component):
     slots, frame_words : int
         As of `LinkEngineSpec`, of the channel.
     slot_bits : int
-        Of a slot's number in the pool.
+        Width of a slot's number in the pool, bits.
 
     Members
     -------
@@ -103,7 +103,7 @@ class ReceiveChannel(wiring.Component):
     head_valid : Out(1)
         There is a word to deliver.
     head_slot, head_word : Out
-        Where it is.
+        Slot and word at the head.
     head_last : Out(1)
         It ends a packet.
     head_ends : Out(1)
@@ -116,9 +116,9 @@ class ReceiveChannel(wiring.Component):
     Attributes
     ----------
     present, next, frames
-        For proofs: frames that are kept, the sequence number after that of the head, the memory.
+        Signals for proofs: frames that are kept, the number behind that of the head, the memory.
     words, ends_packet
-        For proofs: what is known of the head's frame.
+        Signals for proofs: what is known of the head's frame.
     """
 
     def __init__(self, slots, frame_words, slot_bits):

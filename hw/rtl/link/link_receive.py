@@ -59,7 +59,7 @@ class FrameVerdict(wiring.Component):
     good : Out(1)
         The frame is not damaged.
     trailer : Out(96)
-        Of it, without its CRC.
+        Trailer of the frame, without its CRC.
     has_slot : Out(1)
     frame_slot : Out(slot_bits)
         The slot that was taken for it, damaged or not.
@@ -200,12 +200,12 @@ class LinkReceiver(wiring.Component):
     hello : Out(HELLO_LAYOUT)
         A sound HELLO frame has come.
     answer : Out(FEEDBACK)
-        What trailers sent from now on say.
+        Feedback in the trailers that are sent from now on.
     news : Out(1)
         From the next cycle on that has something new, or is asked for.
     feedback_valid : Out(1)
     feedback : Out(FEEDBACK)
-        What the other end says.
+        Feedback from the other end.
     entered, damaged : Out(1)
         A frame with words was good and new; any frame was damaged, or found no slot.
     """

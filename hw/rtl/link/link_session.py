@@ -37,7 +37,7 @@ class LinkHandshake(wiring.Component):
     last_delivered : In(48).array(3)
     last_known : In(1)
     last_session : In(7)
-        What HELLO frames tell of the session before, and lower bits of its number.
+        Data of HELLO frames about the session before, and the lower bits of its number.
     met : In(7)
         Lower bits of the session of the other end in which this end was up last.
     peer_sends : In(1)
@@ -50,7 +50,7 @@ class LinkHandshake(wiring.Component):
     take : In(1)
         It will be; only with `due`.
     next_hello : Out(HELLO_LAYOUT)
-        What a HELLO frame says now.
+        Contents of a HELLO frame that is sent now.
     sent : In(1)
         One has been made of that; the next is another page.
     state : Out(3)
@@ -62,7 +62,7 @@ class LinkHandshake(wiring.Component):
         Session of the other end, 0 if none is known.
     peer_delivered : Out(48).array(3)
     peer_delivered_known : Out(1)
-        What the other end says of its session before.
+        What the other end says of the session that it had before.
     """
 
     def __init__(self, spec: LinkEngineSpec) -> None:

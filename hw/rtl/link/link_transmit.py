@@ -58,7 +58,7 @@ class FramePacker(wiring.Component):
     answer : In(FEEDBACK)
     hello : In(HELLO_LAYOUT)
     session : In(8)
-        What trailers say.
+        Contents of trailers and of HELLO frames.
     makes_trailer, makes_hello : Out(1)
         One of these is made of what they say in this cycle.
     o : Out(stream.Signature(beat_layout(beat_bytes)))

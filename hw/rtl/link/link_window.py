@@ -85,7 +85,7 @@ class TransmissionWindow(wiring.Component):
     Members
     -------
     number : Out(8)
-        That the next transmission gets.
+        Sequence number of the next transmission.
     open : Out(1)
         There may be another transmission.
     unresolved : Out(1)
@@ -105,9 +105,9 @@ class TransmissionWindow(wiring.Component):
     Attributes
     ----------
     base, count, level
-        For proofs: the oldest number that is not resolved, how many are not, and frames that queue.
+        Signals for proofs: the oldest unresolved number, the count of those, and frames that queue.
     resolving, place
-        For proofs: `base` is resolved now, by that bit of `received`.
+        Signals for proofs: `base` is resolved now, by that bit of `received`.
     """
 
     def __init__(self):

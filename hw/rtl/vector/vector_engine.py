@@ -33,9 +33,9 @@ class VectorEngine(wiring.Component):
     scalars : In(32).array(16)
         Registers; taken in the first cycles of an instruction.
     read_x, read_y : Out(ReadPort(address_bits))
-        Of the scratchpad; coefficients come by way of `read_x`.
+        Read ports of the scratchpad; coefficients come by way of `read_x`.
     write : Out(WritePort(address_bits))
-        Of the scratchpad, for results.
+        Write port of the scratchpad, for results.
     halt : In(1)
         While high nothing is written, but for the two writes that may wait, and no read begins.
     done : Out(1)
@@ -43,10 +43,10 @@ class VectorEngine(wiring.Component):
     idle : Out(1)
         No instruction is under way, or `halt` keeps it from going on.
     failures : Out(Failure).array(2)
-        Of the reader, the writer.
+        Failures of the reader and of the writer.
     fed, wait_x, wait_y, wait_result : Out(1)
-        For counters: a vector has entered the lanes in this cycle; the lanes wait for words of X,
-        or of Y; the lanes do not take what is there.
+        Pulses for counters: a vector has entered the lanes in this cycle; the lanes wait for words
+        of X, or of Y; the lanes do not accept a vector that is there.
     """
 
     def __init__(self, spec: CoreSpec) -> None:
@@ -119,7 +119,7 @@ class VectorEngine(wiring.Component):
     def _configure(self, m, lanes, take):
         """Keep what the lanes have to know, and put the scalars in the constants' places.
 
-        That takes a cycle for each, fewer than the first vector takes to the lanes.
+        Resolving takes one cycle for each, fewer than the first vector takes to the lanes.
         """
         body = self.i.payload.body
         first_key = body["random"]["key"]

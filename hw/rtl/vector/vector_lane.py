@@ -64,7 +64,7 @@ class VectorLane(wiring.Component):
     initial : In(32)
         The coefficient that a sum begins with, at ``ELEMENT_STAGE - 1``.
     previous : In(TOTAL)
-        What has been added up before, at ``ELEMENT_STAGE - 1``.
+        Sum of the elements before, at ``ELEMENT_STAGE - 1``.
     index : In(COUNTER_BITS)
         The counter, at ``ELEMENT_STAGE + 1``.
     total : Out(TOTAL)

@@ -104,11 +104,11 @@ def moving(m, name, base, jumps, nest, take):
     ----------
     m : Module
     name : str
-        Of signals.
+        Prefix of the names of signals.
     base : Value
         The number at the first position.
     jumps : list of Value
-        What is added as each loop steps.
+        Changes when each loop steps.
     nest : VectorNest
         Its `advance` moves the number too.
     take : Signal
@@ -143,11 +143,11 @@ class Lanes:
     ----------
     m : Module
     name : str
-        Of signals.
+        Prefix of the names of signals.
     advance : Value
         Clock enable.
     u : Signal
-        Of lane 0, a signed number in `U_BITS`.
+        Coordinate of lane 0, a signed number of `U_BITS` bits.
     u_limit : Signal
 
     Attributes

@@ -250,7 +250,7 @@ class VectorWriter(wiring.Component):
         Parameters
         ----------
         place, vector : Value
-            Where a vector goes, and its elements.
+            Place of a vector, and its elements.
         enters : Value
             Whether there is one, which can go on since `moves` is high.
         moves : Value
