@@ -1,1 +1,1 @@
-"""The end of a link as gateware."""
+"""Gateware of one end of a link."""

@@ -1,4 +1,7 @@
-"""Gateware of a frame's CRC-32, :func:`fpgapipe.hw.hls_models.spec.link.crc_of`, a beat a cycle."""
+"""Gateware of the CRC-32 of frames, :func:`fpgapipe.hw.hls_models.spec.link.crc_of`.
+
+It takes a beat in each cycle.
+"""
 
 from functools import reduce
 from operator import xor
@@ -12,24 +15,27 @@ from fpgapipe.hw.hls_models.spec.link import TRAILER_BYTES
 CRC_BITS = 32
 
 POLYNOMIAL = 0xEDB88320
-"""Of IEEE 802.3, its bits reversed: the first bit on the wire is the lowest."""
+"""The polynomial of IEEE 802.3 with its bits reversed: the first bit on the wire is the lowest."""
 
 ONES = (1 << CRC_BITS) - 1
-"""What a CRC begins with, and what inverts it at its end."""
+"""Value with which a CRC begins; the CRC is also inverted at the end."""
 
 _CHUNK_BITS = 64
 
 TRAILER_BODY_BITS = 8 * TRAILER_BYTES - CRC_BITS
-"""Of a trailer, the bits that its CRC covers."""
+"""Number of bits of a trailer that its CRC covers."""
 
 
 def _shifted(crc):
-    """A CRC after one more bit of 0."""
+    """Return a CRC after one more 0 bit."""
     return crc >> 1 ^ (POLYNOMIAL if crc & 1 else 0)
 
 
 def _parities(columns):
-    """Masks of what each bit of a CRC is the parity of, from the bits that each input flips."""
+    """Return for each bit of a CRC the mask of the inputs whose parity it is.
+
+    ``columns[i]`` has the bits of the CRC that input `i` flips.
+    """
     return [
         sum((column >> bit & 1) << place for place, column in enumerate(columns))
         for bit in range(CRC_BITS)
@@ -37,7 +43,10 @@ def _parities(columns):
 
 
 def data_masks(num_bits):
-    """For each bit of a CRC that was 0, which of `num_bits` bits, the first the lowest, flip it."""
+    """Return for each bit of a CRC the mask of the data bits that flip it.
+
+    The CRC was 0 before the `num_bits` data bits; the lowest of these comes first.
+    """
     columns = [POLYNOMIAL]
     while len(columns) < num_bits:
         columns.append(_shifted(columns[-1]))
@@ -45,7 +54,10 @@ def data_masks(num_bits):
 
 
 def state_masks(num_bits):
-    """For each bit of a CRC, by which of its bits it is flipped over `num_bits` bits of 0."""
+    """Return for each bit of a CRC the mask of the earlier CRC's bits that flip it.
+
+    The earlier CRC is that before `num_bits` 0 bits.
+    """
     columns = []
     for place in range(CRC_BITS):
         column = 1 << place
@@ -56,10 +68,11 @@ def state_masks(num_bits):
 
 
 def _applied(masks, value):
-    """Parities of a value's bits.
+    """Return the parities of a value's bits that the masks select.
 
-    Masks are far less text than the bits they choose, and faster to simulate, most of all those of
-    a processor's width. The tree of a parity is left to the tool.
+    A mask is far shorter in Verilog than a list of the bits that it selects. It is also faster to
+    simulate, most of all with the width of a processor's words. The synthesis tool builds the tree
+    of each parity.
     """
 
     def masked(mask):
@@ -74,27 +87,30 @@ def _applied(masks, value):
 
 
 class FrameCrc(wiring.Component):
-    """CRC of frames that come in beats, the trailer's 12 bytes as the last.
+    """CRC of frames that come in beats; the last beat has the 12 bytes of the trailer.
 
-    Latency 2 cycles, throughput a beat a cycle: a beat's share of the CRC is found in the first
-    stage, where no loop is; the second adds it to what was before, which takes a tree of 17 inputs.
+    The latency is 2 cycles and the throughput one beat per cycle. The first stage computes the
+    contribution of a beat, which has no loop. The second adds it to the CRC of the beats before,
+    which takes a tree of 17 inputs.
 
     Parameters
     ----------
     beat_bytes : int
-        At least 16.
+        Bytes of a beat, at least 16.
 
     Members
     -------
     advance : In(1)
-        Without it both stages rest.
+        Whether the stages move; without it both keep what they have.
     valid : In(1)
-        There is a beat.
+        Whether there is a beat.
     ends : In(1)
-        It is the trailer: its lowest 96 bits count, and the next beat begins a frame.
+        Whether the beat is the trailer. Then its lowest 96 bits count, and the next beat begins a
+        frame.
     data : In(8 * beat_bytes)
+        The beat.
     crc : Out(32)
-        CRC of the frame whose trailer came two cycles ago, until another one's is known.
+        CRC of a frame, from two cycles after its trailer until the CRC of the next frame is known.
     """
 
     def __init__(self, beat_bytes):

@@ -1,4 +1,4 @@
-"""Gateware of a link's end, :mod:`fpgapipe.hw.hls_models.spec.link`."""
+"""Gateware of one end of a link, :mod:`fpgapipe.hw.hls_models.spec.link`."""
 
 from amaranth.hdl import Cat, Module, Mux, ResetInserter, Signal
 from amaranth.lib import stream, wiring
@@ -21,10 +21,10 @@ from fpgapipe.hw.rtl.link.link_transmit import LinkTransmitter
 SEED_BITS = SESSION_BITS - 1
 
 SEND_CYCLES = 9
-"""From the word that completes a frame to the frame's first beat at `tx`, if nothing is before."""
+"""Cycles from the word that completes a frame to the frame's first beat at `tx`, if none waits."""
 
 RECEIVE_CYCLES = 11
-"""From a frame's last beat at `rx` to its first word at `o`, if nothing is before it."""
+"""Cycles from a frame's last beat at `rx` to its first word at `o`, if no word waits."""
 
 EVENTS = {
     "tx_word": 1,
@@ -36,55 +36,60 @@ EVENTS = {
     "tx_stall": 1,
     "credit_wait": 1,
 }
-"""What an engine counts, and the bits of how often it may happen in a cycle."""
+"""Events that an engine reports; for each, the bits of the number of times in a cycle."""
 
 
 class LinkEngine(wiring.Component):
     """Gateware of :class:`~fpgapipe.hw.hls_models.spec.link.LinkEngineSpec`.
 
-    A frame takes `SEND_CYCLES` and `RECEIVE_CYCLES` in the two ends. With `tx.ready` high and words
-    that wait, each cycle has a beat. `i.ready` depends on `valid` of the other channels and
-    on registers; no other output depends on an input in the same cycle.
+    A frame takes `SEND_CYCLES` in the end that sends it and `RECEIVE_CYCLES` in the other. While
+    words wait and `tx.ready` is high, each cycle has a beat. `i.ready` depends on `valid` of the
+    other channels and on registers; no other output depends on an input in the same cycle.
 
-    A session begins with `enable` and ends with `clear`, which begins another, or without `enable`.
-    Words inside are then lost; a word that `o` offers may be withdrawn, a beat that `tx` offers
-    stays. The seed of a device that was reset should be another one: an end takes a peer with the
-    same session for the same.
+    A session begins when `enable` becomes high and ends when it becomes low. `clear` ends the
+    session and begins the next one. When a session ends, the words inside are lost. A word that `o`
+    offers may then be withdrawn, but a beat that `tx` offers stays. After a reset, a device should
+    have another seed, because an end cannot tell two peers with the same session number apart.
 
     Members
     -------
     i : In(stream.Signature(WORD)).array(3)
-        Words, by channel.
+        Words to the other end, by channel.
     o : Out(stream.Signature(WORD)).array(3)
-        The other end's.
+        Words from the other end, by channel.
     tx : Out(stream.Signature(beat_layout(phy_bytes)))
     rx : In(stream.Signature(beat_layout(phy_bytes)))
-        To and from the PHY. `rx` is always ready.
+        Beats to and from the PHY. `rx` is always ready.
     enable : In(1)
+        Whether the end is to have a session.
     seed : In(15)
-        The session's number is this, when it begins, and the sessions ended since the reset.
+        Base of the session numbers. When a session begins, the lower 15 bits of its number are the
+        seed plus the number of sessions that have ended since the reset.
     clear : In(1)
-        A pulse; not less than 8 cycles from one to the next. Without `enable` it does nothing.
+        A pulse that ends the session; it does nothing without `enable`. There must be at least 8
+        cycles from one pulse to the next.
     state : Out(3)
-        LinkState.
+        The LinkState of this end.
     session, peer : Out(16)
-        Sessions of this end and the other, 0 if there is none.
+        Session numbers of this end and of the other end, 0 if there is none.
     delivered : Out(48).array(3)
-        Words that left at `o` in this session.
+        Words that left at `o` in this session, by channel.
     last_delivered : Out(48).array(3)
     last_known : Out(1)
-        The same of the last session that was up, or of the first that ended.
+        The same counts of the last session that was up, or of the first session that ended if none
+        was up; and whether any session has ended.
     peer_delivered : Out(48).array(3)
     peer_delivered_known : Out(1)
-        The same of the other end, as it said when it began its session; 0 if it was not up in the
-        last one that this end was up in.
+        The counts that the other end reported of its previous session, and whether it knows them.
+        They are 0 if the other end was not up in the last session in which this end was up.
     tx_word, tx_frame, rx_frame, crc_error, replay : Out(1)
-        In the cycles before, a word entered at an `i`, a frame with words was sent, one came and
-        was good, one of any kind was damaged, a frame was sent again.
+        Events a few cycles ago: a word entered at an `i`, a frame with words was sent, a good frame
+        with words came, a damaged frame of any kind came, a frame was sent again.
     rx_word : Out(2)
-        Words that left in the cycle before, of all channels.
+        Number of words of all channels that left in the cycle before.
     tx_stall, credit_wait : Out(1)
-        In the cycle before, a beat waited for `tx.ready`; a word, for room at the other end.
+        Whether a beat waited for `tx.ready` in the cycle before, and whether a word waited for room
+        at the other end.
     """
 
     def __init__(self, spec: LinkEngineSpec) -> None:
@@ -115,7 +120,7 @@ class LinkEngine(wiring.Component):
     def elaborate(self, platform):  # noqa: D102
         m = Module()
         spec = self.spec
-        # Everything of a session is reset between it and the next: it runs while `running`.
+        # A session lasts while `running`; its state is reset before the next session begins.
         running, rests = Signal(), Signal(2)
         last_session, met = Signal(TAG_BITS), Signal(TAG_BITS)
         between = ResetInserter(~running)
@@ -124,7 +129,7 @@ class LinkEngine(wiring.Component):
         m.submodules.handshake = handshake = between(LinkHandshake(spec))
         m.submodules.upsizer = upsizer = between(Upsizer(spec.phy_bytes))
 
-        # What the PHY has been offered is not taken back, so this is not reset with the session.
+        # A beat that the PHY has been offered must stay, so this is not reset with the session.
         m.submodules.beats = beats = Slice(beat_layout(spec.beat_bytes))
         wiring.connect(m, transmitter.o, beats.i)
         if spec.phy_bytes < TRAILER_BYTES:
@@ -166,7 +171,7 @@ class LinkEngine(wiring.Component):
             self.peer_delivered_known.eq(handshake.peer_delivered_known),
         ]
 
-        # A session ends: its counts are taken over when no more words can leave.
+        # When a session has ended and no more words can leave, its counts are copied.
         num_ended, was_up, begins = Signal(SEED_BITS), Signal(), Signal()
         m.d.comb += begins.eq(~running & (rests == 0) & self.enable)
         with m.If(running & (self.clear | ~self.enable)):
@@ -179,7 +184,7 @@ class LinkEngine(wiring.Component):
                 self.session.eq(Cat((self.seed + num_ended)[:SEED_BITS], 1)),
             ]
         ended = rests == 2
-        # A session that was never up delivered nothing, and the one before may still matter.
+        # A session that was never up delivered nothing, so the counts of the one before are kept.
         counts = was_up | ~self.last_known
         with m.If(ended):
             m.d.sync += [num_ended.eq(num_ended + 1), self.session.eq(0), was_up.eq(0)]

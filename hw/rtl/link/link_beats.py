@@ -1,4 +1,4 @@
-"""What a link's streams carry, and the change between its beats and those of narrower PHYs."""
+"""Payloads of a link's streams, and converters between its beats and those of narrower PHYs."""
 
 from amaranth.hdl import Cat, Module, Mux, Signal
 from amaranth.lib import data, stream, wiring
@@ -12,29 +12,30 @@ WORD = data.StructLayout({"data": 8 * WORD_BYTES, "last": 1})
 
 
 def beat_layout(num_bytes: int) -> data.StructLayout:
-    """Layout of a stream to or from a PHY, as AXI4-Stream has it."""
+    """Layout of a stream to or from a PHY, with the fields of AXI4-Stream."""
     return data.StructLayout({"data": 8 * num_bytes, "keep": num_bytes, "last": 1})
 
 
 FEEDBACK = data.StructLayout(
     {"seen": 8, "received": WINDOW, "freed": data.ArrayLayout(7, 3)},
 )
-"""What a trailer says of the frames that came from its receiver."""
+"""The part of a trailer that reports to its receiver about the receiver's own frames."""
 
 FRAME_BEAT_LAST_KEEP = (1 << TRAILER_BYTES) - 1
-"""Bytes of a frame's last beat that are there, however wide it is."""
+"""``keep`` of a frame's last beat, which has 16 bytes at any width of the beat."""
 
 
 class Downsizer(wiring.Component):
-    """Cuts beats of 16 bytes for a PHY of 4 or 8, the lowest bytes first.
+    """Splits beats of 16 bytes into beats of a PHY of 4 or 8 bytes, the lowest bytes first.
 
-    Latency none, throughput a narrow beat a cycle, full backpressure.
+    There is no latency. The throughput is one narrow beat per cycle, with full backpressure.
 
     Members
     -------
     i : In(stream.Signature(beat_layout(16)))
-        All bytes are there.
+        Wide beats; all their bytes are valid.
     o : Out(stream.Signature(beat_layout(phy_bytes)))
+        Narrow beats.
     """
 
     def __init__(self, phy_bytes):
@@ -64,20 +65,24 @@ class Downsizer(wiring.Component):
 
 
 class Upsizer(wiring.Component):
-    """Beats of a PHY in a register, as beats of the width inside, and whether they are sound.
+    """Joins beats of a PHY into beats of at least 16 bytes, and checks whether they are sound.
 
-    Latency 1 cycle after the last part, throughput a beat of the PHY a cycle. A frame that ends
-    within a beat of 16 bytes ends with a beat that is not sound; so does one with other bytes than
-    `beat_layout` tells, whose next beats may be sound.
+    A beat leaves 1 cycle after its last part; the throughput is one beat of the PHY per cycle. A
+    beat is not sound if the frame ends before all its parts have come, or if ``keep`` of one of its
+    parts is wrong. Later beats of the same frame may be sound again.
 
     Members
     -------
     i : In(stream.Signature(beat_layout(phy_bytes)))
-        Always ready.
+        Beats of the PHY; always ready.
     valid : Out(1)
+        Whether there is a beat.
     data : Out(8 * max(phy_bytes, 16))
+        The beat.
     last : Out(1)
+        Whether the beat ends a frame.
     sound : Out(1)
+        Whether all parts of the beat came, with the right bytes.
     """
 
     def __init__(self, phy_bytes):

@@ -1,4 +1,4 @@
-"""What a link's receiver keeps account of: free slots, and the frames of a channel by sequence."""
+"""Bookkeeping of a link's receiver: the free slots, and the order of each channel's frames."""
 
 from amaranth.hdl import Module, Mux, Signal
 from amaranth.lib import data, wiring
@@ -9,27 +9,28 @@ from fpgapipe.hw.hls_models.spec.link import SEQUENCE_BITS
 
 
 class SlotPool(wiring.Component):
-    """Numbers of slots that are free, each once.
+    """The pool of free slots' numbers.
 
     Members
     -------
     valid : Out(1)
-        There is a free one.
+        Whether a slot is free.
     slot : Out
-        One of them, the same until it is taken.
+        A free slot, the same until it is taken.
     take : In(1)
-        It is no longer free; only with `valid`.
+        The slot is taken; only with `valid`.
     give : In(1)
     given : In
-        A slot that is free again.
+        A slot that becomes free again.
     release_valid, release_ready : In(1), Out(1)
     released : In
-        Another one; it waits while there is `give`.
+        Another slot that becomes free again; it waits while `give` is high.
 
     Attributes
     ----------
     fresh, level, consume, produce, memory
-        Signals for proofs: slots from `fresh` on have never been taken, `level` others are kept.
+        Signals and memory, for proofs. Slots from number `fresh` on have never been taken; the
+        memory holds the numbers of `level` others, from address `consume` to `produce`.
     """
 
     def __init__(self, num_slots):
@@ -79,14 +80,15 @@ class SlotPool(wiring.Component):
 
 
 class ReceiveChannel(wiring.Component):
-    """Which slots the frames of a channel are in, from whatever order to that of their sequence.
+    """Brings the frames of a channel, which come in any order, into the order of their sequence.
 
-    From a frame's entry to its first word at `head_valid` 2 cycles; then a word a cycle.
+    It keeps the numbers of their slots, not their words. A frame's first word is at `head_valid` 2
+    cycles after the frame entered; then one word per cycle can be taken.
 
     Parameters
     ----------
     slots, frame_words : int
-        As of `LinkEngineSpec`, of the channel.
+        Slots of the channel and words of a full frame, as in `LinkEngineSpec`.
     slot_bits : int
         Width of a slot's number in the pool, bits.
 
@@ -95,30 +97,32 @@ class ReceiveChannel(wiring.Component):
     enter : In(1)
         A frame has come.
     sequence : In(7)
+        Sequence number of the frame.
     frame : In(StructLayout({"slot": slot_bits, "words": 5, "last": 1}))
-        Its slot, words less one, and whether its last word ends a packet.
+        The frame's slot, its words less one, and whether its last word ends a packet.
     entered : Out(1)
-        It is kept: it was the next that the channel delivers, or one of those after it for which
-        there is room, and it was not there.
+        The frame is kept: its sequence number is within the `slots` numbers from the next frame to
+        deliver on, and the frame is not there already.
     head_valid : Out(1)
-        There is a word to deliver.
+        Whether there is a word to deliver.
     head_slot, head_word : Out
-        Slot and word at the head.
+        Slot of that word, and its number in the frame.
     head_last : Out(1)
-        It ends a packet.
+        Whether the word ends a packet.
     head_ends : Out(1)
-        It is the last of its frame.
+        Whether the word is the last one of its frame.
     take : In(1)
-        It is delivered; only with `head_valid`.
+        The word is delivered; only with `head_valid`.
     freed : Out(7)
-        Frames delivered whole, modulo 128.
+        Number of frames whose words have all been delivered, modulo 128.
 
     Attributes
     ----------
     present, next, frames
-        Signals for proofs: frames that are kept, the number behind that of the head, the memory.
+        Signals and memory, for proofs: a bit for each frame that is kept, the sequence number after
+        that of the head's frame, and the memory of frames.
     words, ends_packet
-        Signals for proofs: what is known of the head's frame.
+        Signals for proofs: `words` and `last` of the head's frame.
     """
 
     def __init__(self, slots, frame_words, slot_bits):
@@ -162,7 +166,7 @@ class ReceiveChannel(wiring.Component):
             read.addr.eq(self.next),
         ]
 
-        # A frame counts as present until its last word is taken; `next` runs ahead of that.
+        # A frame is present until its last word is taken; `next` increases when it is loaded.
         words, ends_packet = self.words, self.ends_packet
         frees, loads = Signal(), Signal()
         m.d.comb += [

@@ -1,4 +1,4 @@
-"""Gateware of a link's receiver: beats to frames, frames to the words of its channels."""
+"""Gateware of a link's receiver, which turns beats into frames and frames into words."""
 
 from amaranth.hdl import Cat, Module, Mux, Signal
 from amaranth.lib import data, stream, wiring
@@ -26,43 +26,45 @@ from fpgapipe.hw.rtl.link.link_session import HELLO_LAYOUT
 TRAILER_LAYOUT = layout_of(TRAILER)
 
 OUTPUT_WORDS = 8
-"""Words that a channel may have between the memory and its user: as many as cycles from the one in
-which a word is chosen to the one that knows it gone, and some that let others be chosen."""
+"""Largest number of a channel's words between the memory and the user. It covers the cycles from
+the one in which a word is chosen to the one in which it is known to have left, and some more in
+which other channels are chosen."""
 
 SPARE_SLOTS = 2
-"""Beyond those that the other end may fill: for a frame that is damaged, and the one behind it."""
+"""Slots beyond those that the other end may fill: for a damaged frame, and for the one after it."""
 
 
 class FrameVerdict(wiring.Component):
-    """Finds frames in beats, and tells of each when its trailer has come what it was.
+    """Splits beats into frames, and gives a verdict on each frame when its trailer has come.
 
-    Words go to a free slot as they come. A verdict comes 3 cycles after the trailer's beat, one a
-    cycle at most. Any sequence of beats is taken.
+    Words are written to a free slot as they come. A verdict comes 3 cycles after the trailer's
+    beat; there is at most one per cycle. Any sequence of beats is accepted.
 
     Members
     -------
     valid : In(1)
     data : In(8 * beat_bytes)
     last, sound : In(1)
-        A beat, as of `Upsizer`.
+        A beat of `Upsizer`.
     slot_valid : In(1)
     slot : In(slot_bits)
-        A slot that is free. Without one a frame with words is lost.
+        A free slot. Without one, a frame with words is lost.
     slot_take : Out(1)
-        The slot is a frame's now, whatever that is worth.
+        The slot is taken for the frame that ends, whether this is damaged or not.
     write : Out(word_beats)
     write_slot, write_word : Out
     write_data : Out(512)
-        A part of a word for the memory.
+        A part of a word for the memory: which part, its slot, its word in the slot, and the data,
+        repeated for every part.
     done : Out(1)
         There is a verdict.
     good : Out(1)
         The frame is not damaged.
     trailer : Out(96)
-        Trailer of the frame, without its CRC.
+        The frame's trailer, without its CRC.
     has_slot : Out(1)
     frame_slot : Out(slot_bits)
-        The slot that was taken for it, damaged or not.
+        The slot that was taken for the frame, if one was.
     """
 
     def __init__(self, spec: LinkEngineSpec, slot_bits: int) -> None:
@@ -100,7 +102,7 @@ class FrameVerdict(wiring.Component):
             crc.data.eq(self.data),
         ]
 
-        # Beats that are not a frame's last are its words. `word` stops when there are too many.
+        # All beats of a frame but the last are words. `word` stops when there are too many.
         word, part = Signal(range(spec.frame_words + 1)), Signal(range(max(spec.word_beats, 2)))
         spoiled, begun, full = Signal(), Signal(), Signal()
         is_payload = self.valid & ~self.last
@@ -123,7 +125,7 @@ class FrameVerdict(wiring.Component):
             with m.Else():
                 m.d.sync += part.eq(part + 1)
 
-        # First stage: the trailer as it came, and what is known of the words before it.
+        # The first stage has the trailer as it came, and whether the words before it are sound.
         ended, whole = Signal(), Signal(reset_less=True)
         trailer = [Signal(8 * TRAILER_BYTES, name=f"trailer{i}", reset_less=True) for i in range(2)]
         words = Signal(range(spec.frame_words + 1), reset_less=True)
@@ -135,7 +137,7 @@ class FrameVerdict(wiring.Component):
                 whole.eq(self.sound & ~spoiled & (part == 0)),
             ]
 
-        # Second stage: whether the trailer makes sense. The CRC is known then, too.
+        # The second stage finds out whether the trailer makes sense, while the CRC is computed.
         checked, sane = Signal(), Signal(reset_less=True)
         fields = data.View(TRAILER_LAYOUT, trailer[0][:TRAILER_BODY_BITS])
         hello = data.View(HELLO_LAYOUT, trailer[0][:TRAILER_BODY_BITS])
@@ -157,7 +159,7 @@ class FrameVerdict(wiring.Component):
                 with m.Case(FrameKind.HELLO):
                     m.d.sync += sane.eq(whole & (words == 0) & (hello.reserved == 0))
 
-        # Third stage: the verdict.
+        # The third stage has the verdict.
         m.d.sync += self.done.eq(checked)
         with m.If(checked):
             m.d.sync += [
@@ -165,7 +167,7 @@ class FrameVerdict(wiring.Component):
                 self.trailer.eq(trailer[1]),
             ]
 
-        # The slot goes along.
+        # The number of the slot passes through the same three stages.
         slots = [(self.slot_take, self.slot)]
         for stage in range(3):
             has_slot = Signal(name=f"has_slot{stage}")
@@ -180,34 +182,35 @@ class FrameVerdict(wiring.Component):
 
 
 class LinkReceiver(wiring.Component):
-    """Takes frames that came, in whatever state, and delivers the words of each channel in order.
+    """Accepts frames, sound or damaged, and delivers the words of each channel in order.
 
-    From a frame's last beat to its first word at `o` 10 cycles, if nothing is before it.
-    Words leave memory one a cycle, channels that have some and room for them in turn.
+    A frame's first word is at `o` 10 cycles after the frame's last beat, if no word is before it.
+    One word per cycle leaves the memory. The channels that have words and room for them take turns.
 
     Members
     -------
     valid : In(1)
     data : In(8 * beat_bytes)
     last, sound : In(1)
-        A beat, as of `Upsizer`.
+        A beat of `Upsizer`.
     o : Out(stream.Signature(WORD)).array(3)
+        Words, by channel.
     up : In(1)
-        Frames with words and feedback are taken.
+        Whether DATA and CONTROL frames are accepted.
     peer : In(8)
-        Lower bits of the session that they have to be of.
+        Lower bits of the session to which these frames must belong.
     hello_valid : Out(1)
     hello : Out(HELLO_LAYOUT)
-        A sound HELLO frame has come.
+        A sound HELLO frame that has come.
     answer : Out(FEEDBACK)
-        Feedback in the trailers that are sent from now on.
+        Feedback for the trailers that are sent from now on.
     news : Out(1)
-        From the next cycle on that has something new, or is asked for.
+        From the next cycle on, `answer` says something new, or the other end has asked for it.
     feedback_valid : Out(1)
     feedback : Out(FEEDBACK)
         Feedback from the other end.
     entered, damaged : Out(1)
-        A frame with words was good and new; any frame was damaged, or found no slot.
+        A good and new frame with words came; a frame of any kind was damaged or found no free slot.
     """
 
     def __init__(self, spec: LinkEngineSpec) -> None:
@@ -255,7 +258,7 @@ class LinkReceiver(wiring.Component):
         return m
 
     def _judge(self, m, verdict):
-        """What a frame tells, and whether it is kept."""
+        """Decode the frames that are not damaged, and keep those with new words."""
         fields = data.View(TRAILER_LAYOUT, verdict.trailer)
         good, counts, distance, is_new = Signal(), Signal(), Signal(NUMBER_BITS), Signal()
         seen = Signal(NUMBER_BITS)
@@ -271,7 +274,7 @@ class LinkReceiver(wiring.Component):
             is_new.eq(counts & (distance != 0) & (distance <= WINDOW)),
         ]
 
-        # `answer` has `seen` a cycle late, when `received` fits it.
+        # `answer.seen` changes a cycle after `seen`, together with `answer.received`.
         moves, is_data, probes = Signal(), Signal(), Signal()
         shift = Signal(range(WINDOW + 1), reset_less=True)
         sequence = Signal(7, reset_less=True)
@@ -329,7 +332,7 @@ class LinkReceiver(wiring.Component):
         ]
 
     def _deliver(self, m, verdict):
-        """From memory to the channels' outputs."""
+        """Move words from the memory to the channels' outputs."""
         spec, pool, channels = self.spec, self.pool, self.channels
         word_bits = spec.frame_words.bit_length() - 1
         m.submodules.memory = memory = BlockMemory(
@@ -345,7 +348,7 @@ class LinkReceiver(wiring.Component):
             memory.write_data.eq(verdict.write_data),
         ]
 
-        # A slot that is free again goes to the pool, where it may have to wait for a cycle.
+        # A slot that becomes free goes to the pool, where it may have to wait for a cycle.
         may = Signal(NUM_CHANNELS)
         takes = Signal(NUM_CHANNELS)
         turn = Signal(NUM_CHANNELS, init=1)
@@ -383,7 +386,7 @@ class LinkReceiver(wiring.Component):
 
 
 def chosen(may, turn):
-    """The first bit of `may` from the one that `turn` has on, as a mask; 0 if there is none."""
+    """Return a mask of the first bit of `may` at or cyclically after that of `turn`, or 0."""
     size = len(may)
     behind = [0] * size
     for first in range(size):

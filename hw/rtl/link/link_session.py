@@ -1,4 +1,4 @@
-"""Gateware of a link's sessions: HELLO frames, and who is at the other end."""
+"""Gateware of a link's sessions: HELLO frames, and the state of the other end."""
 
 from amaranth.hdl import Array, Cat, Module, Mux, Signal
 from amaranth.lib import data, wiring
@@ -19,7 +19,7 @@ from fpgapipe.hw.hls_models.spec.link import (
 from fpgapipe.hw.rtl.lib.layouts import layout_of
 
 HELLO_CYCLES = 64
-"""Between HELLO frames of an end that is not up."""
+"""Cycles between two HELLO frames of an end that is not up."""
 
 HELLO_LAYOUT = layout_of(HELLO)
 DELIVERED_LAYOUT = layout_of(HELLO_DELIVERED)
@@ -29,40 +29,44 @@ TAG_BITS = HELLO_DELIVERED.fields[2].bits
 
 
 class LinkHandshake(wiring.Component):
-    """Agrees with the other end on a session, and sees when the other end begins another.
+    """Agrees with the other end on a session, and notices when the other end begins another one.
 
     Members
     -------
     session : In(16)
+        The session of this end.
     last_delivered : In(48).array(3)
     last_known : In(1)
     last_session : In(7)
-        Data of HELLO frames about the session before, and the lower bits of its number.
+        Data for HELLO frames about the previous session: words delivered by channel, whether they
+        are known, and the lower bits of its number.
     met : In(7)
-        Lower bits of the session of the other end in which this end was up last.
+        Lower bits of the other end's session with which this end was up last.
     peer_sends : In(1)
-        A frame of the other end's session has come that is not HELLO.
+        A DATA or CONTROL frame of the other end's session has come.
     hello_valid : In(1)
     hello : In(HELLO_LAYOUT)
-        A sound HELLO frame has come.
+        A sound HELLO frame that has come.
     due : Out(1)
         A HELLO frame is to be sent.
     take : In(1)
-        It will be; only with `due`.
+        The transmitter is going to send it; only with `due`.
     next_hello : Out(HELLO_LAYOUT)
         Contents of a HELLO frame that is sent now.
     sent : In(1)
-        One has been made of that; the next is another page.
+        A frame has been built from `next_hello`, which shows the next page from the next cycle on.
     state : Out(3)
         A LinkState other than OFF.
     up : Out(1)
+        Whether the end is up.
     joins : Out(1)
-        The end is up from the next cycle on.
+        The end becomes up in the next cycle.
     peer : Out(16)
         Session of the other end, 0 if none is known.
     peer_delivered : Out(48).array(3)
     peer_delivered_known : Out(1)
-        What the other end says of the session that it had before.
+        Words that the other end delivered in its previous session, as it reports, and whether it
+        knows them.
     """
 
     def __init__(self, spec: LinkEngineSpec) -> None:
@@ -95,14 +99,14 @@ class LinkHandshake(wiring.Component):
         hello, state = self.hello, self.state
         m.d.comb += self.up.eq(state == LinkState.UP)
 
-        # The fields of both ends' configurations that have to agree, and their values here.
+        # The version and the digest of the other end must be equal to those of this one.
         config = HELLO_CONFIG.pack(
             {"version": LINK_VERSION, "digest": self.spec.digest, "reserved": 0}
         )
         fits = hello.data[: VERSION_BITS + DIGEST_BITS] == config
         last = data.View(DELIVERED_LAYOUT, hello.data)
 
-        # An end is up when it has heard all pages, and that the other end has heard it.
+        # An end is up when it has received all pages and its own session number in one of them.
         heard, heard_now = Signal(NUM_CHANNELS + 1), Signal(NUM_CHANNELS + 1)
         known, known_before = Signal(NUM_CHANNELS), Signal(NUM_CHANNELS)
         is_peer, listens, answers, peer_up = Signal(), Signal(), Signal(), Signal()
@@ -130,7 +134,7 @@ class LinkHandshake(wiring.Component):
                 with m.If(hello.is_up):
                     m.d.sync += peer_up.eq(1)
                 with m.Elif(peer_up | self.peer_sends):
-                    # It has begun anew, even if with the same number, or has given up.
+                    # The peer was up and begins again, maybe with the same number, or gave up.
                     m.d.sync += [state.eq(LinkState.PEER_RESET), known.eq(0)]
                 with m.Else():
                     m.d.comb += answers.eq(1)
@@ -139,13 +143,13 @@ class LinkHandshake(wiring.Component):
                 m.d.sync += state.eq(LinkState.PEER_RESET)
         with m.If(listens):
             m.d.sync += known.eq(Mux(state == LinkState.UP, 0, known_before))
-            # Of another session than the one known here, the other end was never up in this one.
+            # If the peer reports another session, it was never up in the one that is known here.
             words_now = Mux(last.session == self.met, last.words, 0)
             for channel, words in enumerate(self.peer_delivered):
                 with m.If(hello.page == 1 + channel):
                     m.d.sync += [words.eq(words_now), known[channel].eq(last.is_known)]
 
-        # A HELLO frame at once, then every so many cycles, and in answers.
+        # HELLO frames are sent at once, then every `HELLO_CYCLES` cycles, and as answers.
         timer = Signal(range(HELLO_CYCLES))
         due = Signal(init=1)
         m.d.comb += self.due.eq(due)
@@ -167,7 +171,7 @@ class LinkHandshake(wiring.Component):
             self.next_hello.kind.eq(FrameKind.HELLO),
             self.next_hello.page.eq(page),
             self.next_hello.session.eq(self.session),
-            # Who has lost a session is not to join it again.
+            # A peer that lost this session must not join it again if it uses its old number.
             self.next_hello.peer.eq(Mux(state == LinkState.PEER_RESET, 0, self.peer)),
             self.next_hello.is_up.eq(self.up),
             self.next_hello.data.eq(pages[page]),

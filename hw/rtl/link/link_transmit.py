@@ -1,4 +1,7 @@
-"""Gateware of a link's transmitter: words to frames, kept until the other end delivered them."""
+"""Gateware of a link's transmitter.
+
+It turns words into frames, and keeps each frame until the other end has delivered its words.
+"""
 
 from amaranth.hdl import Array, Cat, Module, Mux, Signal
 from amaranth.lib import data, stream, wiring
@@ -27,10 +30,10 @@ TRAILER_LAYOUT = layout_of(TRAILER)
 
 
 def ring_places(slots):
-    """First place of each channel's ring in the memory.
+    """Return the first place of each channel's ring in the memory.
 
-    The longest comes first, so that each begins at a multiple of its length, and a place is its
-    ring's first place with the lower bits of a sequence number put in.
+    The longest ring comes first, so that each ring begins at a multiple of its length. The place of
+    a frame is then the ring's first place with the lower bits of the sequence number put in.
     """
     places, place = [0] * len(slots), 0
     for channel in sorted(range(len(slots)), key=lambda channel: -slots[channel]):
@@ -40,29 +43,29 @@ def ring_places(slots):
 
 
 class FramePacker(wiring.Component):
-    """Makes frames: words out of memory, beats out of words, trailer and CRC behind them.
+    """Builds frames: it reads words, splits them into beats, and adds the trailer and its CRC.
 
-    From a job to its first beat at `o` 5 cycles, for CONTROL and HELLO too; a beat a cycle is
-    sustained, also from frame to frame.
+    The first beat of a frame of any kind is at `o` 5 cycles after its job. The throughput is one
+    beat per cycle, also from frame to frame.
 
     Members
     -------
-    job : In(stream.Signature(JOB))
-        A frame to be made. It is taken while the one before is on its way.
+    job : In(stream.Signature(job_layout(spec)))
+        A frame to build. It is accepted while the frame before is still being built.
     busy : Out(1)
-        There is a job inside whose trailer has not been made.
+        There is a job inside whose trailer has not been built.
     read : Out(1)
     read_row : Out
     read_data : In(512)
-        The memory's port.
+        Read port of the memory of words.
     answer : In(FEEDBACK)
     hello : In(HELLO_LAYOUT)
     session : In(8)
         Contents of trailers and of HELLO frames.
     makes_trailer, makes_hello : Out(1)
-        One of these is made of what they say in this cycle.
+        In this cycle, a trailer or a HELLO frame is built from these contents.
     o : Out(stream.Signature(beat_layout(beat_bytes)))
-        All stages rest without `ready`, which should come from a register.
+        Beats. No stage moves without `ready`, which should come from a register.
     """
 
     def __init__(self, spec: LinkEngineSpec) -> None:
@@ -90,11 +93,11 @@ class FramePacker(wiring.Component):
         word_bits = spec.frame_words.bit_length() - 1
         advance = self.o.ready
 
-        # The next thing to be fetched: a word, or the frame's trailer, which needs no fetching.
+        # What is fetched next: a word, or the frame's trailer, which needs no read.
         fetching, at_trailer = Signal(), Signal()
         word = Signal(range(max(spec.frame_words, 2)))
         job = Signal(job_layout(spec), reset_less=True)
-        # What has been fetched: a word, in the memory's output, or a trailer, to be made now.
+        # What has been fetched: a word, at the memory's output, or a trailer, which is built now.
         fetched, is_trailer = Signal(), Signal()
         part = Signal(range(max(spec.word_beats, 2)))
         made = Signal(job_layout(spec), reset_less=True)
@@ -128,7 +131,7 @@ class FramePacker(wiring.Component):
         with m.Elif(fetched & advance):
             m.d.sync += part.eq(part + 1)
 
-        # The trailer says what is known in the cycle that makes it.
+        # The trailer reports what is known in the cycle in which it is built.
         trailer = Signal(TRAILER_LAYOUT)
         is_hello = made.kind == FrameKind.HELLO
         m.d.comb += [
@@ -147,7 +150,7 @@ class FramePacker(wiring.Component):
             self.makes_hello.eq(fetched & is_trailer & advance & is_hello),
         ]
 
-        # Beats in registers, as long as it takes the CRC.
+        # Beats wait in registers while the CRC is computed.
         m.submodules.crc = crc = FrameCrc(spec.beat_bytes)
         beats = [
             Signal(8 * spec.beat_bytes, name=f"beat{stage}", reset_less=True) for stage in range(3)
@@ -163,7 +166,8 @@ class FramePacker(wiring.Component):
                     m.d.sync += beats[0].eq(Mux(is_hello, self.hello.as_value(), trailer))
                 with m.Else():
                     m.d.sync += beats[0].eq(self.read_data.word_select(part, 8 * spec.beat_bytes))
-            # A bit each, since simulators take a bit that drives others beside it for a loop.
+            # `valid` and `ends` are signals of one bit each, since simulators take a signal whose
+            # bits drive each other for a loop.
             with m.If(valid[1]):
                 m.d.sync += keep.eq(Mux(ends[1], FRAME_BEAT_LAST_KEEP, ~0))
             for stage in range(2):
@@ -194,7 +198,7 @@ class FramePacker(wiring.Component):
 
 
 def job_layout(spec):
-    """Layout of a frame to be made: its trailer's own fields, and where its words are."""
+    """Layout of a frame to build: the fields of its trailer, and the place of its words."""
     return data.StructLayout(
         {
             "kind": 2,
@@ -210,33 +214,34 @@ def job_layout(spec):
 
 
 class LinkTransmitter(wiring.Component):
-    """Takes words, and transmits their frames until the other end has received them.
+    """Accepts words, and transmits their frames until the other end has received them.
 
-    From a frame's last word at `i` to its first beat at `o` 8 cycles, if nothing is before it.
-    Words enter memory one a cycle, channels that have some and room for them in turn. `i.ready`
-    depends on the other channels' `valid`.
+    A frame's first beat is at `o` 8 cycles after its last word at `i`, if no frame is before it.
+    One word per cycle enters the memory. The channels that have words and room for them take turns.
+    `i.ready` depends on the other channels' `valid`.
 
     Members
     -------
     i : In(stream.Signature(WORD)).array(3)
+        Words, by channel.
     o : Out(stream.Signature(beat_layout(beat_bytes)))
-        As `FramePacker` has it.
+        Beats of `FramePacker`.
     up : In(1)
-        Words are taken, frames other than HELLO sent.
+        Whether words are accepted, and frames other than HELLO are sent.
     session : In(8)
-        Lower bits of the own session.
+        Lower bits of this end's session.
     hello_due : In(1)
     hello_take : Out(1)
     hello : In(HELLO_LAYOUT)
     hello_sent : Out(1)
-        As of `LinkHandshake`.
+        `due`, `take`, `next_hello` and `sent` of `LinkHandshake`.
     answer : In(FEEDBACK)
     news : In(1)
     feedback_valid : In(1)
     feedback : In(FEEDBACK)
-        As of `LinkReceiver`.
+        The members of `LinkReceiver`.
     entered, framed, replayed, waits : Out(1)
-        A word was taken; a frame with words was made; it is the repetition of another; a word
+        A word was accepted; a frame with words was started; that frame had been sent before; a word
         waits for room at the other end.
     """
 
@@ -286,7 +291,7 @@ class LinkTransmitter(wiring.Component):
         return m
 
     def _place(self, channel, sequence):
-        """Place of a frame: `channel` is a number, or a signal."""
+        """Return the place of a frame; `channel` is a number or a signal."""
         firsts = ring_places(self.spec.slots)
         places = Array(
             first | sequence[: slots.bit_length() - 1]
@@ -295,7 +300,7 @@ class LinkTransmitter(wiring.Component):
         return places[channel]
 
     def _fill(self, m, memory):
-        """Words to memory, and what is known of frames to another, which is returned."""
+        """Write words to `memory` and the shapes of complete frames to another one; return that."""
         spec, fills = self.spec, self.fills
         word_bits = spec.frame_words.bit_length() - 1
         shape = data.StructLayout({"words": max(word_bits, 1), "last": 1})
@@ -346,7 +351,7 @@ class LinkTransmitter(wiring.Component):
         return shapes
 
     def _schedule(self, m, packer, shapes):
-        """Which frame is next."""
+        """Choose the frame that is sent next."""
         spec, window = self.spec, self.window
         m.submodules.window = window
         m.d.comb += [
@@ -355,8 +360,8 @@ class LinkTransmitter(wiring.Component):
             window.received.eq(self.feedback.received),
         ]
 
-        # The other end is told news in any frame's trailer. Where there is none to be made, in
-        # that of a frame of its own.
+        # The trailer of any frame brings the other end the news. If no other frame is to be sent,
+        # a CONTROL frame does.
         owes, owes_probe = Signal(), Signal()
         timer = Signal(range(spec.probe_cycles + 1))
         expired = timer == spec.probe_cycles
@@ -369,7 +374,7 @@ class LinkTransmitter(wiring.Component):
         with m.If(self.news):
             m.d.sync += owes.eq(1)
 
-        # A frame is chosen in one cycle, its shape looked up in the next.
+        # A frame is chosen in one cycle, and its shape is looked up in the next.
         named, ready = Signal(), Signal()
         name, job = Signal(job_layout(spec), reset_less=True), packer.job.payload
         shaped = Signal(job_layout(spec), reset_less=True)
@@ -390,7 +395,7 @@ class LinkTransmitter(wiring.Component):
                     shaped.last.eq(look_up.data.last),
                 ]
 
-        # New frames may start only when none is to be repeated: `TransmissionWindow` counts on it.
+        # A new frame may start only when none is to be repeated: `TransmissionWindow` needs that.
         sent = [Signal(SEQUENCE_BITS, name=f"sent{number}") for number in range(NUM_CHANNELS)]
         waiting, fresh = Signal(NUM_CHANNELS), Signal(NUM_CHANNELS)
         turn = Signal(NUM_CHANNELS, init=1)

@@ -1,4 +1,4 @@
-"""What a link's transmitter keeps account of: room at the peer, and the fate of transmissions."""
+"""Bookkeeping of a link's transmitter: room at the peer, and which transmissions arrived."""
 
 from amaranth.hdl import Module, Mux, Signal
 from amaranth.lib import data, wiring
@@ -8,37 +8,38 @@ from amaranth.lib.wiring import In, Out
 from fpgapipe.hw.hls_models.spec.link import NUMBER_BITS, SEQUENCE_BITS, WINDOW
 
 FRAME_NAME = data.StructLayout({"channel": 2, "sequence": SEQUENCE_BITS})
-"""Which frame a transmission is of."""
+"""The frame that a transmission contains: its channel and its sequence number."""
 
 
 class FillWindow(wiring.Component):
-    """Which frame of a channel is being filled, and whether the peer has room for it.
+    """Numbers the frames of a channel, and tells whether the peer has room for the next one.
 
     Parameters
     ----------
     slots, frame_words : int
-        As of `LinkEngineSpec`, of the channel.
+        Slots of the channel and words of a full frame, as in `LinkEngineSpec`.
 
     Members
     -------
     room : Out(1)
-        Less than `slots` frames are filled and, for all that is known, not free again at the peer.
-        A register; what is heard of the peer shows a cycle late.
+        Fewer than `slots` frames are complete and not known to be free again at the peer. This is
+        a register, so a report of the peer changes it a cycle late.
     take : In(1)
         A word enters; only with `room`.
     last : In(1)
-        It ends a packet, and so its frame.
+        The word ends a packet, and so its frame.
     fill : Out(7)
         Sequence number of the frame that is being filled.
     word : Out
-        How many words it has.
+        Number of words in that frame.
     complete : Out(1)
         The word that enters completes its frame.
     freed_valid : In(1)
     freed : In(7)
-        The first frame that is not free at the peer, as the peer says. What cannot be is ignored.
+        The peer's report of the first frame that is not free. A report that is not possible is
+        ignored.
     peer_freed : Out(7)
-        The latest of these.
+        The latest such report.
     """
 
     def __init__(self, slots, frame_words):
@@ -76,38 +77,43 @@ class FillWindow(wiring.Component):
 
 
 class TransmissionWindow(wiring.Component):
-    """Numbers of transmissions, which frames they were of, and which of these were lost.
+    """Numbers the transmissions, and queues the frames of those that were lost.
 
-    Each transmission takes the next number. Feedback resolves numbers, one a cycle, from the oldest
-    on; the frames of those lost queue up to be transmitted again. Unresolved numbers and queueing
-    frames are `WINDOW` at most, if no other frame is started while some are in the queue.
+    Each transmission takes the next number. Feedback resolves one number per cycle, the oldest
+    first. The frame of a lost transmission enters a queue, from which it is transmitted again. The
+    unresolved numbers and the queue's frames together are at most `WINDOW`, if no other frame is
+    started while a frame is in the queue.
 
     Members
     -------
     number : Out(8)
         Sequence number of the next transmission.
     open : Out(1)
-        There may be another transmission.
+        Whether another transmission may start.
     unresolved : Out(1)
-        The fate of some is not known.
+        Whether the result of any transmission is not known.
     start : In(1)
-        There is a transmission, of `frame`; only with `open`.
+        A transmission of `frame` starts; only with `open`.
     frame : In(FRAME_NAME)
+        The frame that is transmitted.
     feedback_valid : In(1)
     seen, received : In(8), In(32)
-        As in a trailer. What names a number that has not been given is ignored.
+        Feedback, as in a trailer. It is ignored if `seen` is a number that was not used yet.
     replay_valid : Out(1)
-        A frame is to be transmitted again.
+        Whether the queue has a frame.
     replay : Out(FRAME_NAME)
+        The first frame of the queue.
     replay_take : In(1)
-        It is taken off the queue.
+        That frame leaves the queue.
 
     Attributes
     ----------
     base, count, level
-        Signals for proofs: the oldest unresolved number, the count of those, and frames that queue.
+        Signals for proofs: the oldest unresolved number, the count of unresolved numbers, and the
+        number of frames in the queue.
     resolving, place
-        Signals for proofs: `base` is resolved now, by that bit of `received`.
+        Signals for proofs: whether `base` is resolved in this cycle, and by which bit of
+        `received`.
     """
 
     def __init__(self):
@@ -140,8 +146,8 @@ class TransmissionWindow(wiring.Component):
         push, head = queue.write_port(), queue.read_port(domain="comb")
         base, count, level = self.base, self.count, self.level
 
-        # Numbers from `base` on are resolved as long as `resolving`; `place` is the bit of `known`
-        # that tells of `base`.
+        # A number is resolved in each cycle of `resolving`; `place` is the bit of `known` that says
+        # whether transmission `base` arrived.
         resolving, place = self.resolving, self.place
         lost, known = Signal(), Signal(WINDOW, reset_less=True)
         m.d.comb += [
