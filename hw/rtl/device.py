@@ -34,11 +34,11 @@ _EVENT_NAMES = {
     "CRC_ERRORS": "crc_error",
     "REPLAYS": "replay",
 }
-"""Events of a link's engine that its counters have other names for."""
+"""For counters of a link that are not named as the event of its engine, the name of the event."""
 
 
 def _stream_members(number, link):
-    """Ports of a link, under the names that tools look for."""
+    """Return the ports of a link, with the names that tools look for."""
     members: dict[str, Any] = {}
     for prefix, to, back in ((f"m_axis_link{number}", Out, In), (f"s_axis_link{number}", In, Out)):
         members |= {
@@ -54,22 +54,23 @@ def _stream_members(number, link):
 class Device(wiring.Component):
     """Top level of a device.
 
-    Port names are stable, and those that tools look for.
+    The names of the ports are stable; they are those that tools look for.
 
     Members
     -------
     clk, rst : In(1)
-        The one clock; synchronous reset.
+        The only clock, and its synchronous reset.
     s_axil_* :
         AXI4-Lite slave of the registers (docs/registers.md).
     m_axi_* :
-        AXI4 master to the memory. Of reads, ID 0 is the program's and ID 1 are loads, of writes,
-        ID 0 are stores; ``2 + n`` and ``1 + n`` are those of link `n`.
+        AXI4 master to the memory. Reads have ID 0 for the program, 1 for loads and ``2 + n`` for
+        SENDs of link `n`. Writes have ID 0 for stores and ``1 + n`` for RECEIVEs of link `n`.
     m_axis_link{n}_*, s_axis_link{n}_* :
-        AXI4-Stream of link `n` to and from its PHY: tdata, tkeep, tlast, tvalid and tready, which
-        is always 1 for what comes. A reset of the core or a program's start does nothing to links.
+        AXI4-Streams of link `n` to and from its PHY: tdata, tkeep, tlast, tvalid and tready. tready
+        of the stream from the PHY is always 1. A reset of the core or the start of a program does
+        not change a link.
     irq : Out(1)
-        High while a program has ended and IRQ_ENABLE says so.
+        High while a program has ended, if IRQ_ENABLE is set.
     """
 
     def __init__(self, spec: CoreSpec) -> None:
@@ -104,9 +105,9 @@ class Device(wiring.Component):
     def elaborate(self, platform):  # noqa: D102
         m = Module()
         spec = self.spec
-        # Two domains of one clock: a start makes the core as new, and leaves the registers.
-        # They are the device's own. None is called "sync": Amaranth would take it for the domain of
-        # that name in the design around the device.
+        # The two domains have the same clock. The start of a program resets the core, but not the
+        # registers. The domains are local to the device. Neither is called "sync", since Amaranth
+        # would take it for the domain of that name in the design around the device.
         device, core = (ClockDomain(name, local=True) for name in ("device", "core"))
         clear = Signal()
         device.clk = core.clk = self.clk
@@ -115,7 +116,7 @@ class Device(wiring.Component):
         m.d.comb += core.rst.eq(self.rst | clear)
         in_device, in_core = DomainRenamer("device"), DomainRenamer("core")
 
-        # The largest first, as they are converted in this order.
+        # The largest blocks come first, because blocks are converted in this order.
         engines = [GemmEngine(spec) for _ in range(spec.num_engines)]
         for number, engine in enumerate(engines):
             m.submodules[f"gemm{number}"] = in_core(own_module(engine, "gemm_engine"))
@@ -171,8 +172,9 @@ class Device(wiring.Component):
             for inner, outer in zip(vector.failures, sequencer.vector_failures, strict=True):
                 wiring.connect(m, inner, outer)
 
-        # Products go before vectors, and both before transfers: whoever waits for an operand or for
-        # its result to be written holds up an array, or the lanes.
+        # The ports of GEMM engines have priority over those of the vector engine, and both over
+        # loads and stores: an engine that waits for an operand or for a result to be written stalls
+        # its array or its lanes.
         wiring.connect(m, load.write, scratchpad.writes[num_writes - 1])
         wiring.connect(m, store.read, scratchpad.reads[num_reads - 1])
         wiring.connect(m, sequencer.load, load.i)
@@ -239,7 +241,7 @@ class Device(wiring.Component):
                 "vector_vectors": vector.fed,
             }
         events |= self._add_links(m, sequencer)
-        # What an error or an abort left in the engines belongs to no program.
+        # Events of what an error or an abort left in the engines belong to no program.
         counts = Signal()
         m.d.comb += [
             counts.eq(sequencer.running & ~sequencer.clear),
@@ -249,7 +251,7 @@ class Device(wiring.Component):
             getattr(registers, name).eq(Mux(counts, event, 0)) for name, event in events.items()
         ]
 
-        # Reading the program goes first: it asks seldom.
+        # The reader of the program has priority, because it asks seldom.
         arbiter = self._arbiter
         m.submodules.arbiter = in_device(arbiter)
         wiring.connect(m, sequencer.axi, arbiter.masters[0])
@@ -264,14 +266,14 @@ class Device(wiring.Component):
         return m
 
     def _add_links(self, m, sequencer):
-        """Links and their engines; returns what their counters count while a program runs."""
+        """Add the links and their engines; return the events that count while a program runs."""
         spec, registers = self.spec, self._registers
         queues = SequencerSpec.of(spec).queues
         in_device, in_core = DomainRenamer("device"), DomainRenamer("core")
         events: dict[str, Any] = {}
         for number, link in enumerate(spec.links):
-            # Ends that are equal have one module. They are not in the core's domain: what is on its
-            # way stays when a program starts.
+            # Ends with equal specs share a module. They are not in the core's domain, so words that
+            # are under way survive the start of a program.
             name = f"link_engine{spec.links.index(link)}"
             engine = LinkEngine(link)
             m.submodules[f"link{number}"] = in_device(own_module(engine, name))

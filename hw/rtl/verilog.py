@@ -1,10 +1,10 @@
-"""Gateware to Verilog.
+"""Conversion of gateware to Verilog.
 
-Blocks that are modules of their own (`fpgapipe.hw.rtl.lib.modules`) are converted one by one, by
-this process and by helpers, each another Python, of which there are as many as processors stand by.
-A Yosys beside them takes each module as soon as there is one. The text depends on the gateware
-alone, neither on who converted what nor on which module was done first; without helpers it takes
-longer.
+Blocks that are modules of their own (`fpgapipe.hw.rtl.lib.modules`) are converted to RTLIL one by
+one, by this process and by helpers. A helper is another Python process; there is one for each
+further processor, up to `MAX_HELPERS`. A concurrent Yosys process converts each module to Verilog
+as soon as its RTLIL is there. The text depends on the gateware alone, not on the process that
+converted a module or on the order in which modules were done. Without helpers it takes longer.
 """
 
 import atexit
@@ -30,19 +30,20 @@ from fpgapipe.garbage import rare_collections
 from fpgapipe.hw.rtl.lib.modules import Block
 
 MAX_HELPERS = 3
-"""More would wait for Yosys."""
+"""Largest number of helpers; more of them would wait for Yosys."""
 
 _FEW = 4
-"""Blocks of a design that is done before a helper has started, in a third of a second."""
+"""Number of blocks up to which no helpers are started; a helper starts in a third of a second."""
 
 # Attributes that mean nothing outside Amaranth and Yosys.
 _INTERNAL = " ".join(
     f"-remove {attribute}"
     for attribute in ("generator", "top", "src", "amaranth.hierarchy", "amaranth.decoding")
 )
-# As Amaranth's own conversion, except that "proc" may turn processes into expressions, which
-# Verilator simulates almost twice as fast. Yosys numbers what it adds and sorts by these numbers as
-# text: with as many digits in all texts, the order does not depend on which text came first.
+# This is Amaranth's own conversion, except that "proc" may turn processes into expressions, which
+# Verilator simulates almost twice as fast. Yosys numbers the names that it adds and sorts by these
+# numbers as text. If all numbers have equally many digits, the order within a text does not depend
+# on the texts that came before it.
 _SCRIPT = f"""\
 read_rtlil <<rtlil
 autoidx 1000000
@@ -71,7 +72,7 @@ logger = logging.getLogger(__name__)
 
 
 class _Platform:
-    """What gateware is elaborated for: it passes on the modules that a part of a design needs."""
+    """Platform for which gateware is elaborated; it reports the modules that a part needs."""
 
     def __init__(self, found: Callable[[Block], object]) -> None:
         self.add_module = found
@@ -85,7 +86,7 @@ class _Platform:
 
 
 class _Part(NamedTuple):
-    """A converted block: RTLIL of itself and of the files it added, and the blocks in it."""
+    """A converted block: its RTLIL, the files that it added, and the blocks inside it."""
 
     rtlil: str
     files: dict[str, str]
@@ -93,7 +94,7 @@ class _Part(NamedTuple):
 
 
 def _add(files: dict[str, str], filename: str, content: str) -> bool:
-    """Add a file; whether it was not there."""
+    """Add a file, and return whether it is new."""
     is_new = filename not in files
     if files.setdefault(filename, content) != content:
         raise ValueError(f"gateware added two different files named {filename}")
@@ -101,10 +102,10 @@ def _add(files: dict[str, str], filename: str, content: str) -> bool:
 
 
 def _renumbered(verilog: str) -> str:
-    """Verilog of a text as if it had been Yosys's first.
+    """Renumber the names in the Verilog of a text as if the text had been the first for Yosys.
 
-    Names that Yosys made begin with an underscore instead of a dollar, since Icarus takes a
-    function whose name begins with a dollar for one of its own, even if the name is escaped.
+    Names that Yosys added begin with an underscore instead of a dollar sign, because Icarus takes a
+    function whose name begins with a dollar sign for one of its own, even if the name is escaped.
     """
     numbers = [int(number) for _, number in _NUMBERED.findall(verilog)]
     before = min(numbers, default=1) - 1
@@ -127,9 +128,9 @@ def _convert_block(block: Block) -> _Part:
 
 
 def serve() -> None:
-    """Be a helper: write None, then read blocks from standard input and write what they become."""
+    """Run as a helper: write None, then read blocks from standard input and write their parts."""
     answers = os.fdopen(os.dup(1), "wb")
-    os.dup2(2, 1)  # what a design prints is no answer
+    os.dup2(2, 1)  # text that a design prints must not come between the answers
     answer: _Part | None = None
     with rare_collections(), contextlib.suppress(EOFError):
         while True:
@@ -139,7 +140,7 @@ def serve() -> None:
 
 
 class _Yosys:
-    """Takes modules in RTLIL one after the other, while more are made."""
+    """A Yosys process that converts texts in RTLIL one by one, while others are generated."""
 
     def __init__(self) -> None:
         with contextlib.ExitStack() as stack:
@@ -159,19 +160,19 @@ class _Yosys:
         self._feeder.start()
 
     def _feed(self) -> None:
-        # Where it has ended early, `finish` tells why.
+        # If the process has ended early, `finish` reports the reason.
         with contextlib.suppress(OSError), cast(IO[bytes], self._process.stdin) as script:
             while (text := self._texts.get()) is not None:
                 script.write(_SCRIPT.format(text).encode())
                 script.flush()
 
     def add(self, name: str, rtlil: str) -> None:
-        """Convert a text, which gets a name; one thread at a time."""
+        """Have a text converted, under a name; only one thread may call this at a time."""
         self._names.append(name)
         self._texts.put(rtlil)
 
     def finish(self) -> tuple[str, dict[str, str]]:
-        """What Yosys says of itself, and Verilog of all texts by name.
+        """Return the comment in which Yosys names itself, and the Verilog of all texts by name.
 
         Raises
         ------
@@ -191,7 +192,7 @@ class _Yosys:
         return headers[0], dict(zip(self._names, pieces, strict=True))
 
     def stop(self) -> None:
-        """End it, whatever it does."""
+        """End the process, whatever it is doing."""
         self._texts.put(None)
         self._process.kill()
         self._process.wait()
@@ -200,7 +201,10 @@ class _Yosys:
 
 
 class _Blocks:
-    """The blocks of a design. This process and its helpers, a thread each, take what waits."""
+    """The blocks of a design, which this process and its helpers convert.
+
+    Each helper has a thread in this process. All of them take blocks from the same queue.
+    """
 
     def __init__(self, yosys: _Yosys) -> None:
         self._yosys = yosys
@@ -208,14 +212,14 @@ class _Blocks:
         self._found: dict[str, Block] = {}
         self._files: dict[str, str] = {}
         self._waiting: deque[Block] = deque()
-        self._refused: deque[Block] = deque()  # by helpers; this process does them or says why not
+        self._refused: deque[Block] = deque()  # a helper failed; this process retries
         self._num_open = 0
         self._stops = False
         self._helpers: list[threading.Thread] = []
         self._processes: list[subprocess.Popen[bytes]] = []
 
     def find(self, block: Block) -> None:
-        """Have a block converted, once however often it is found."""
+        """Have a block converted; it is converted once, however often it is found."""
         with self._change:
             known = self._found.setdefault(block.name, block)
             if known is not block:
@@ -231,7 +235,7 @@ class _Blocks:
                     self._helpers[-1].start()
 
     def add(self, name: str, part: _Part) -> None:
-        """Take what a block or the design has become."""
+        """Add a converted part, which is a block or the design."""
         for block in part.blocks:
             self.find(block)
         with self._change:
@@ -247,7 +251,7 @@ class _Blocks:
             self._close()
 
     def stop(self) -> None:
-        """End the helpers, whatever they do."""
+        """End the helpers, whatever they are doing."""
         with self._change:
             self._stops = True
             self._change.notify_all()
@@ -269,10 +273,10 @@ class _Blocks:
             self._change.notify_all()
 
     def _help(self) -> None:
-        """Have blocks converted by a helper until one fails, which is then left to this process."""
+        """Have a helper convert blocks until one fails, which is then left to this process."""
         block = None
         try:
-            # Not a fork, which may hang in a process that has threads.
+            # A fork may hang in a process that has threads, so the helper is started anew.
             with subprocess.Popen(
                 [sys.executable, "-c", _SERVE],
                 stdin=subprocess.PIPE,
@@ -308,15 +312,16 @@ def verilog_of(component: Any, name: str = "top") -> str:
     Parameters
     ----------
     component : amaranth.lib.wiring.Component
-        The gateware. Files it adds to the platform, and modules, become part of the text.
+        The gateware. Files and modules that it adds to the platform become part of the text.
     name : str
-        The top module's name.
+        Name of the top module.
 
     Returns
     -------
     str
-        Depends on the gateware alone: it has no source locations, and Yosys is that of the Python
-        package, not one on PATH. The top module and those in it come first.
+        The Verilog. It depends on the gateware alone: it has no source locations, and Yosys is that
+        of the Python package, not one on PATH. The top module and the modules in it that are not
+        blocks come first.
 
     Raises
     ------
@@ -341,10 +346,11 @@ def verilog_of(component: Any, name: str = "top") -> str:
 
 
 def _cache_of_yosys() -> str:
-    """Where Yosys, which is WebAssembly, keeps its machine code: it refuses to run without.
+    """Return the folder in which Yosys, a WebAssembly program, caches its machine code.
 
-    The user's own cache, as it is without fpgapipe; ours if that cannot be written, and if neither
-    can, a folder that goes with this process.
+    Yosys does not run without such a folder. It is the user's own cache, as without fpgapipe, or
+    the cache of fpgapipe if that one cannot be written, or else a folder that is removed when this
+    process ends.
     """
     with contextlib.suppress(OSError, RuntimeError):
         folder = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
@@ -359,7 +365,7 @@ def _cache_of_yosys() -> str:
 
 @functools.cache
 def _passing_cache(reason: str) -> str:
-    """A folder that is removed when the process ends."""
+    """Return a new folder that is removed when the process ends."""
     logger.warning("%s; Yosys starts slowly without a cache", reason)
     folder = tempfile.TemporaryDirectory(ignore_cleanup_errors=True)
     atexit.register(folder.cleanup)

@@ -1,1 +1,1 @@
-"""The scratchpad, and the engines that move data, as gateware."""
+"""Gateware of the scratchpad and of the engines that move data."""

@@ -1,4 +1,7 @@
-"""Transfers to bursts, what loads and stores have in common: `hls_models.model.dma`."""
+"""Gateware that turns transfers into bursts, for loads and stores.
+
+The model is :mod:`fpgapipe.hw.hls_models.model.dma`.
+"""
 
 from amaranth.hdl import Module, Mux, Signal, signed
 from amaranth.lib import data, stream, wiring
@@ -12,10 +15,10 @@ from fpgapipe.hw.rtl.lib.layouts import layout_of
 
 OFFSET_BITS = (WORD_BYTES - 1).bit_length()
 WORD_BITS = MEMORY_BITS - OFFSET_BITS
-"""Of the number of a word of 64 bytes in memory."""
+"""Bits of the number of a 64-byte word in memory."""
 
 TRANSFER_LAYOUT = data.StructLayout({"index": 32, "body": layout_of(TRANSFER)})
-"""An instruction of a load or store engine: its number in the program, and what it moves."""
+"""Instruction of a load or store engine: its number in the program, and its fields."""
 
 
 def scratchpad_bits(spec, has_scratchpad):
@@ -29,17 +32,17 @@ def burst_layout(spec, has_scratchpad=True):
     Fields
     ------
     memory, scratchpad : int
-        Numbers of its first word.
+        Numbers of the burst's first word in memory and in the scratchpad.
     words : int
-        Number of its words, less one.
+        Number of words of the burst, less one.
     low, high : int
-        The first byte of its first word, and the last byte of its last word, that are in the row.
+        The first byte of the first word and the last byte of the last word that are in the row.
     end : bool
-        Whether it is the instruction's last.
+        Whether the burst is the last one of its instruction.
     code : ErrorCode
-        If not NONE, there is no burst, but the instruction is wrong from here on.
+        If not NONE, this is not a burst; the instruction has an error from here on.
     index : int
-        The instruction.
+        Number of the instruction.
     """
     return data.StructLayout(
         {
@@ -56,22 +59,24 @@ def burst_layout(spec, has_scratchpad=True):
 
 
 class BurstGate(wiring.Signature):
-    """Who else says when an engine takes a burst, as the engine sees it.
+    """Asks the user of an engine whether a burst may be taken.
+
+    Directions are as the engine sees them.
 
     Members
     -------
     valid : Out(1)
         There is a burst to take.
     words : Out(OFFSET_BITS)
-        Number of its words, less one.
+        Number of words of the burst, less one.
     end : Out(1)
-        It is its instruction's last.
+        Whether the burst is the last one of its instruction.
     allow : In(1)
-        It may be taken.
+        The burst may be taken.
     refusal : In(8)
-        `ErrorCode`: if not NONE, the instruction is wrong from this burst on.
+        The ErrorCode of the instruction from this burst on, or NONE.
     taken : Out(1)
-        It is taken in this cycle, and is right.
+        The burst is taken in this cycle, and it has no error.
     """
 
     def __init__(self):
@@ -88,31 +93,34 @@ class BurstGate(wiring.Signature):
 
 
 class BurstGenerator(wiring.Component):
-    """Turns transfers to the bursts of :func:`fpgapipe.hw.hls_models.model.dma.bursts`.
+    """Turns transfers into the bursts of :func:`fpgapipe.hw.hls_models.model.dma.bursts`.
 
-    A row a cycle if it is one burst, else a burst a cycle; a cycle is lost between instructions.
-    The first burst of an instruction is at `o` 6 cycles after the instruction was taken.
+    The throughput is one burst per cycle; one cycle is lost between instructions. The first burst
+    of an instruction is at `o` 6 cycles after the instruction was taken.
 
-    Every row is checked before its first burst. In place of the first row that is wrong comes a
-    burst with an error's code. What comes after that has no meaning: the user takes no more.
+    Every row is checked before its first burst. In place of the first row with an error comes a
+    burst with the error's code. Later bursts have no meaning, and the user takes none of them.
 
-    Without a scratchpad only the memory's side counts: rows may lie anywhere in a word and have up
-    to 2**32 - 1 bytes.
+    Without a scratchpad, only the addresses in memory count: a row may begin at any byte of a word
+    and have up to 2**32 - 1 bytes.
 
     Parameters
     ----------
     spec : CoreSpec
     has_scratchpad : bool
+        Whether transfers have the addresses of a scratchpad.
 
     Members
     -------
     i : In(stream.Signature(TRANSFER_LAYOUT))
+        Instructions.
     memory_base, memory_limit : In(64)
-        First byte of memory that may be touched, and the first after it that may not. They are
-        constant from two cycles before the first instruction.
+        The first byte of memory that may be used, and the first byte after it that may not. They
+        are constant from two cycles before the first instruction.
     o : Out(stream.Signature(burst_layout(spec)))
+        Bursts.
     idle : Out(1)
-        There is nothing inside.
+        There is no instruction and no burst inside.
     """
 
     def __init__(self, spec: CoreSpec, *, has_scratchpad: bool = True) -> None:
@@ -134,14 +142,14 @@ class BurstGenerator(wiring.Component):
         block_words = burst_words(self.spec)
         block_bits = (block_words - 1).bit_length()
 
-        # Limits as numbers of words, at most that of the first which instructions cannot name.
+        # The limits as numbers of words, at most the first number that instructions cannot express.
         base, limit = Signal(WORD_BITS + 1), Signal(WORD_BITS + 1)
         up = self.memory_base + WORD_BYTES - 1
         for register, port in ((base, up), (limit, self.memory_limit)):
             words = port >> OFFSET_BITS
             m.d.sync += register.eq(Mux(words[WORD_BITS:].any(), 1 << WORD_BITS, words[:WORD_BITS]))
 
-        # Every stage moves on if the one after it is empty or moves on.
+        # A stage accepts a row if it is empty or if its row moves on.
         valid = Signal(5)
         moves = Signal(5)
         for stage in range(4):
@@ -152,9 +160,9 @@ class BurstGenerator(wiring.Component):
             with m.If(moves[stage]):
                 m.d.sync += valid[stage].eq(valid[stage - 1])
 
-        # Stage 0: the rows' starts. A row outside the memory ends all, so a start is never further
-        # out than one step of 2**39 bytes from addresses of 48 bits: it fits in 50 bits, signed,
-        # as that in the scratchpad does in 34.
+        # Stage 0 computes the starts of the rows. The first row outside the memory ends the
+        # transfer, so a start is at most one step of 2**39 bytes away from an address of 48 bits.
+        # It therefore fits in 50 signed bits, and a start in the scratchpad fits in 34.
         body = Signal(layout_of(TRANSFER), reset_less=True)
         index0 = Signal(32, reset_less=True)
         memory = Signal(signed(MEMORY_BITS + 2), reset_less=True)
@@ -205,7 +213,7 @@ class BurstGenerator(wiring.Component):
                     planes.eq(planes - 1),
                 ]
 
-        # Stage 1: words. The last byte counts from the start of the first word.
+        # Stage 1 has the words of a row. `last_byte` counts from the start of the first word.
         low, last_byte = Signal(OFFSET_BITS), Signal(33)
         m.d.comb += [low.eq(memory), last_byte.eq(body.row_bytes + low - 1)]
         row = data.StructLayout(
@@ -238,7 +246,7 @@ class BurstGenerator(wiring.Component):
                 words1.eq(last_byte >> OFFSET_BITS),
             ]
 
-        # Stage 2: last words, and the starts' range.
+        # Stage 2 computes the last words and checks the range of the starts.
         memory_last = Signal(signed(WORD_BITS + 3), reset_less=True)
         scratchpad_last = Signal(signed(29), reset_less=True)
         below = Signal(reset_less=True)
@@ -250,8 +258,9 @@ class BurstGenerator(wiring.Component):
                 below.eq(row1.memory < base),
             ]
 
-        # Stages 3 and 4: the ends' range; how many bursts follow the first. A row that is in the
-        # scratchpad has few words, so few bits of the difference matter.
+        # Stage 3 checks the range of the ends, and counts the bursts that follow the first one.
+        # Stage 4 splits the row. A row that fits in the scratchpad has few words, so only the lower
+        # bits of the count are needed.
         burst = burst_layout(self.spec, self._has_scratchpad)
         left_bits = (scratchpad_bits(self.spec, True) if self._has_scratchpad else 26) + 1
         row3, row4 = Signal(burst, reset_less=True), Signal(burst, reset_less=True)
@@ -278,7 +287,7 @@ class BurstGenerator(wiring.Component):
             with m.Else():
                 m.d.sync += row3.code.eq(ErrorCode.NONE)
 
-        # Blocks are aligned: a burst goes to the end of its block, or of the row in the last one.
+        # Blocks are aligned. A burst ends with its block, and the last one ends with the row.
         m.submodules.bursts = bursts = Slice(burst)
         in_block = Signal(block_bits)
         to_end = Signal(OFFSET_BITS)  # words to the end of the block, less one

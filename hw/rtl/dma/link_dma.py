@@ -1,8 +1,8 @@
 """Gateware of the engines between memory and a link, :mod:`fpgapipe.hw.hls_models.model.link_dma`.
 
-Memory and links wait for each other only at these engines' buffers: a word is read from memory when
-there is room for it, and a burst to memory begins when its words are there. So a link that stands
-still, or another device that does, never holds up the memory bus.
+Memory and links wait for each other only at the buffers of these engines. A word is read from
+memory when there is room for it, and a burst to memory begins when its words are there. So the
+memory bus never waits for a link or for another device.
 """
 
 from amaranth.hdl import Module, Mux, Signal, unsigned
@@ -22,27 +22,28 @@ from fpgapipe.hw.rtl.lib.queue import WordFifo, issue_layout
 from fpgapipe.hw.rtl.link.link_beats import WORD
 
 NUM_PACKETS = 8
-"""Instructions that an engine has begun: as many as the sequencer gives out."""
+"""Largest number of instructions inside an engine; the sequencer issues no more."""
 
 _PACKET = data.StructLayout({"channel": 2, "stream": 8 * STREAM_BYTES, "index": 32})
 
 
 class BlockFifo(wiring.Component):
-    """First in, first out, in a block memory without initial contents.
+    """First-in, first-out buffer in a block memory without initial contents.
 
-    Latency 2 cycles, throughput 1 word per cycle; holds `depth` words and one that is offered.
-    ``i.ready`` is a function of registers alone.
+    The latency is 2 cycles and the throughput one word per cycle. The buffer holds `depth` words
+    and one more at its output. ``i.ready`` depends on registers alone.
 
     Parameters
     ----------
     bits : int
         Width of a word, bits.
     depth : int
-        A power of two.
+        Number of words, a power of two.
 
     Members
     -------
     i, o : stream of `bits`
+        Words in and out.
     """
 
     def __init__(self, bits, depth):
@@ -77,7 +78,7 @@ class BlockFifo(wiring.Component):
 
 
 def _members(spec):
-    """What both engines have."""
+    """Return the members that both engines have."""
     return {
         "i": In(stream.Signature(issue_layout(LINK))),
         "memory_base": In(64),
@@ -95,14 +96,14 @@ def _members(spec):
 
 
 def _take(m, engine, inner, packets):
-    """Give an engine's instructions to the one inside, and to the queue of packets."""
+    """Pass an engine's instructions to the engine inside it and to the queue of packets."""
     body, transfer = engine.i.payload.body, inner.i.payload.body
     m.d.comb += [
         *(
             getattr(transfer, name).eq(getattr(body, name))
             for name in ("memory", "rows", "row_memory", "planes", "plane_memory")
         ),
-        # Rows of no bytes are refused, and so is a channel that does not exist.
+        # The inner engine refuses rows of no bytes, and in this way a channel that does not exist.
         transfer.row_bytes.eq(Mux(body.channel >= NUM_CHANNELS, 0, body.row_bytes)),
         inner.i.payload.index.eq(engine.i.payload.index),
         inner.i.valid.eq(engine.i.valid & packets.i.ready),
@@ -117,35 +118,37 @@ def _take(m, engine, inner, packets):
 
 
 class SendEngine(wiring.Component):
-    """Runs SEND instructions: reads rows from memory and gives them to a link as packets.
+    """Runs SEND instructions: reads rows from memory and sends them over a link as packets.
 
-    The first request is on the bus 7 cycles after the instruction was taken, and a packet's first
-    word at the link 4 cycles after its first beat was taken, if the link has taken what came
-    before. A packet takes a cycle more than it has words. `SEND_WORDS` words at most, and
-    `spec.outstanding` bursts, are asked for or kept: the bus never waits for the link.
+    The first request is on the bus 7 cycles after the instruction was taken. A packet's first word
+    is at the link 4 cycles after its first beat was taken, if the link has taken all words before.
+    A packet takes one cycle more than it has words. At most `SEND_WORDS` words and
+    `spec.outstanding` bursts are requested or buffered, so the bus never waits for the link.
 
-    An error is reported at once. Packets before it may be cut then, as what is kept is not sent;
-    the host has to reset the link. There is one at most, and the engine takes no instruction until
-    reset. A high `halt` stops it in the same way without an error: no word goes from the second
-    cycle on, a word that waits is withdrawn.
+    An error is reported at once. The words in the buffer are not sent, so packets before the error
+    may be incomplete, and the host has to reset the link. There is at most one error; after it, the
+    engine takes no instruction until reset. A high `halt` stops the engine in the same way without
+    an error: from the second cycle on, no word is sent, and a word that waits is withdrawn.
 
     Members
     -------
     i : In(stream.Signature(issue_layout(LINK)))
+        Instructions.
     memory_base, memory_limit : In(64)
-        As of `fpgapipe.hw.rtl.dma.load.LoadEngine`.
+        The same as for `fpgapipe.hw.rtl.dma.load.LoadEngine`.
     halt : In(1)
-        Kept once it was high.
+        Stops the engine; one high cycle is enough.
     down : In(1)
         The link is off or has stopped, which is an error while an instruction is under way.
     axi : Out(AxiRead(bus_bytes))
+        Read port of the memory bus.
     o : Out(stream.Signature(WORD)).array(3)
         Channels of the link.
     done : Out(1)
         High for one cycle when an instruction is done: the link has taken its last word.
     busy, idle : Out(1)
-        Idle is not busy: no burst is under way on the bus, and there is no instruction inside,
-        unless the engine has stopped.
+        `idle` is the opposite of `busy`: no burst is under way on the bus, and no instruction is
+        inside, unless the engine has stopped.
     waits : Out(1)
         Event: a word waits for the link.
     error_valid : Out(1)
@@ -153,7 +156,7 @@ class SendEngine(wiring.Component):
     error_code : Out(8)
         BAD_FIELD, MEMORY_RANGE, AXI_READ or LINK_DOWN.
     error_index : Out(32)
-        The instruction that failed; for LINK_DOWN, the oldest.
+        Number of the instruction that failed; for LINK_DOWN, that of the oldest one.
     """
 
     def __init__(self, spec: CoreSpec) -> None:
@@ -175,7 +178,7 @@ class SendEngine(wiring.Component):
         wiring.connect(m, load.axi, wiring.flipped(self.axi))
         _take(m, self, load, packets)
 
-        # There is room in the buffer for all words that are asked for.
+        # There is always room in the buffer for all words that are requested.
         room = Signal(range(SEND_WORDS + 1), init=SEND_WORDS)
         asked = Signal(range(WORD_BYTES + 1))
         stopped = Signal()
@@ -189,7 +192,7 @@ class SendEngine(wiring.Component):
         ]
         m.d.sync += room.eq(room - asked + (words.o.valid & words.o.ready))
 
-        # The tag goes before a packet's first word.
+        # The tag is sent before a packet's first word.
         head, word = packets.o.payload, data.View(WORD, words.o.payload)
         in_words, moves = Signal(), Signal()
         m.d.comb += [
@@ -252,34 +255,36 @@ class ReceiveEngine(wiring.Component):
     """Runs RECEIVE instructions: takes packets from a link and writes their rows to memory.
 
     A burst begins when all its words are there, so it never waits on the bus. Its request is on the
-    bus 2 cycles after its last word was taken, its first beat 4 cycles after that, and `done` comes
-    a cycle after the response to the instruction's last burst. A word a cycle is sustained within a
-    packet; between packets about as many cycles are lost as the last burst has words, while the
-    link keeps what comes.
+    bus 2 cycles after its last word was taken, and its first beat 4 cycles after that. `done` comes
+    a cycle after the response to the instruction's last burst. The throughput is one word per cycle
+    within a packet. Between two packets, about as many cycles are lost as the last burst has words;
+    the link meanwhile buffers the words that arrive.
 
-    An error is reported when all before it is done, as
-    `fpgapipe.hw.hls_models.model.link_dma.receive` has it. There is one at most. The engine then
-    takes no instruction and no word until reset; the host has to reset the link. A high `halt`
-    stops it as it does `fpgapipe.hw.rtl.dma.store.StoreEngine`.
+    An error is reported when everything before it is done, as
+    `fpgapipe.hw.hls_models.model.link_dma.receive` defines it. There is at most one error; after
+    it, the engine takes no instruction and no word until reset, and the host has to reset the link.
+    A high `halt` stops the engine in the same way as `fpgapipe.hw.rtl.dma.store.StoreEngine`.
 
     Members
     -------
     i : In(stream.Signature(issue_layout(LINK)))
+        Instructions.
     memory_base, memory_limit : In(64)
-        As of `fpgapipe.hw.rtl.dma.store.StoreEngine`.
+        The same as for `fpgapipe.hw.rtl.dma.store.StoreEngine`.
     halt : In(1)
-        Kept once it was high.
+        Stops the engine; one high cycle is enough.
     down : In(1)
-        The link is off or has stopped, if only for a cycle, which is an error while words are
-        awaited.
+        The link is off or has stopped, if only for a cycle, which is an error while an instruction
+        waits for words.
     axi : Out(AxiWrite(bus_bytes))
+        Write port of the memory bus.
     i_words : In(stream.Signature(WORD)).array(3)
         Channels of the link.
     done : Out(1)
-        High for one cycle when an instruction is done, in their order, with all of it in memory.
+        High for one cycle when an instruction is done, in their order: all its bytes are in memory.
     busy, idle : Out(1)
-        Idle is not busy: no burst is under way, and there is no instruction inside, unless the
-        engine has stopped.
+        `idle` is the opposite of `busy`: no burst is under way, and no instruction is inside,
+        unless the engine has stopped.
     waits : Out(1)
         Event: an instruction waits for a word.
     error_valid : Out(1)
@@ -287,7 +292,7 @@ class ReceiveEngine(wiring.Component):
     error_code : Out(8)
         BAD_FIELD, MEMORY_RANGE, AXI_WRITE, LINK_STREAM or LINK_DOWN.
     error_index : Out(32)
-        The instruction that failed.
+        Number of the instruction that failed.
     """
 
     def __init__(self, spec: CoreSpec) -> None:
@@ -322,7 +327,7 @@ class ReceiveEngine(wiring.Component):
             self.error_index.eq(store.error_index),
         ]
 
-        # The channel of the oldest packet.
+        # Words come from the channel of the oldest packet.
         head, gate = packets.o.payload, store.gate
         valid, ready, awaited = Signal(), Signal(), Signal()
         word = Signal(WORD)
@@ -333,8 +338,9 @@ class ReceiveEngine(wiring.Component):
                 m.d.comb += [valid.eq(i.valid), word.eq(i.payload)]
         m.d.comb += [words.i.payload.eq(word.data), self.waits.eq(awaited & ~valid & ~stopped)]
 
-        # Words that are there and belong to no burst that was taken; whether the packet ends with
-        # them. Those of the next packet stay in the link until this one's last burst was taken.
+        # `have` is the number of buffered words that belong to no burst that was taken; `complete`
+        # says that the packet's last word is among them. The words of the next packet stay in the
+        # link until the last burst of this packet was taken.
         have = Signal(range(depth + 1))
         complete = Signal()
         lost = Signal()
@@ -351,7 +357,7 @@ class ReceiveEngine(wiring.Component):
             m.d.comb += gate.refusal.eq(ErrorCode.LINK_STREAM)
         with m.Elif(lost):
             m.d.comb += gate.refusal.eq(ErrorCode.LINK_DOWN)
-        # A link may be down but for a moment, and what it gives then belongs to no packet here.
+        # Even if the link is down for a cycle only, the words after that belong to no packet here.
         with m.If(self.down & packets.o.valid & ~complete):
             m.d.sync += lost.eq(1)
         push, claimed = Signal(), Signal(range(WORD_BYTES + 1))

@@ -1,4 +1,4 @@
-"""Gateware of the load engine: AXI reads to the scratchpad, `hls_models.model.dma`."""
+"""Gateware of the load engine, from AXI reads to the scratchpad: `hls_models.model.dma`."""
 
 from amaranth.hdl import Cat, Module, Mux, Signal
 from amaranth.lib import data, stream, wiring
@@ -24,52 +24,54 @@ class LoadEngine(wiring.Component):
     """Runs LOAD instructions: reads rows from memory and writes them to the scratchpad.
 
     Whole words of 64 bytes are read and written. The first request is on the bus 7 cycles after the
-    instruction was taken, and its `done` comes 3 cycles after its last beat was taken: see
-    :func:`fpgapipe.hw.hls_models.model.dma.load_cycles`. A beat a cycle is sustained, a burst's
-    request a cycle, across rows and instructions, while `spec.outstanding` bursts are under way at
-    most. Beats wait on the bus only if the scratchpad refuses its words.
+    instruction was taken, and `done` comes 3 cycles after the instruction's last beat was taken;
+    see :func:`fpgapipe.hw.hls_models.model.dma.load_cycles`. The throughput is one beat and one
+    request per cycle, also across rows and instructions, with at most `spec.outstanding` bursts
+    under way. Beats wait on the bus only while the scratchpad does not accept the words.
 
-    An error is reported when all before it is done: the words before it have been written, none
-    after it ever is, beats that are still under way are taken and dropped. There is one at most.
-    The engine then takes no instruction until reset. A high `halt` stops it in the same way, at
-    once and without an error: two words at most are written after it.
+    An error is reported when everything before it is done: the words before it have been written,
+    and no word after it will be. Beats that are still under way are taken and dropped. There is at
+    most one error; after it, the engine takes no instruction until reset. A high `halt` stops the
+    engine in the same way, at once and without an error; at most two more words are written.
 
     Parameters
     ----------
     spec : CoreSpec
     has_scratchpad : bool
-        If not, words go to a stream, and a gate says when there is room for those of a burst.
+        Whether words go to the scratchpad. Otherwise they go to a stream, and a gate tells when
+        there is room for the words of a burst.
 
     Members
     -------
     i : In(stream.Signature(TRANSFER_LAYOUT))
         Instructions: their number in the program and their fields.
     memory_base, memory_limit : In(64)
-        First byte of memory that may be read, and the first after it that may not; constant from
-        two cycles before the first instruction.
+        The first byte of memory that may be read, and the first byte after it that may not;
+        constant from two cycles before the first instruction.
     halt : In(1)
-        Kept once it was high.
+        Stops the engine; one high cycle is enough.
     axi : Out(AxiRead(bus_bytes))
+        Read port of the memory bus.
     write : Out(WritePort)
-        Addresses are multiples of 64 and masks are full.
+        Words for the scratchpad. Addresses are multiples of 64 and masks are full.
     o : Out(stream.Signature(WORD))
-        In place of `write` without a scratchpad: words as they are in memory, the instruction's
-        last one marked.
+        Without a scratchpad, in place of `write`: words as they are in memory; the last word of an
+        instruction is marked.
     gate : Out(BurstGate)
-        Without a scratchpad alone.
+        Only without a scratchpad: asks whether there is room for a burst.
     done : Out(1)
         High for one cycle when an instruction is done, in their order: its words are on chip.
     busy, idle : Out(1)
-        Idle is not busy: no burst is under way on the bus and no word to the scratchpad, and there
-        is no instruction inside, unless the engine has stopped.
+        `idle` is the opposite of `busy`: no burst is under way on the bus, no word is on its way to
+        the scratchpad, and no instruction is inside, unless the engine has stopped.
     bytes_moved : Out
-        Bytes that came over the bus in the cycle before.
+        Number of bytes that came over the bus in the cycle before.
     error_valid : Out(1)
         High for one cycle when there is an error.
     error_code : Out(8)
         BAD_FIELD, MEMORY_RANGE, SCRATCHPAD_RANGE or AXI_READ.
     error_index : Out(32)
-        The instruction that failed.
+        Number of the instruction that failed.
     """
 
     def __init__(self, spec: CoreSpec, *, has_scratchpad: bool = True) -> None:
@@ -113,14 +115,14 @@ class LoadEngine(wiring.Component):
             generator.memory_limit.eq(self.memory_limit),
         ]
 
-        # `halted` and `failed` stop words; `closed`, requests, also behind an error that waits for
-        # its turn.
+        # `halted` and `failed` stop words. `closed` stops requests, also while an error still waits
+        # in the queue.
         halted, failed, closed = Signal(), Signal(), Signal()
         with m.If(self.halt):
             m.d.sync += [halted.eq(1), closed.eq(1)]
 
-        # A burst goes to the bus and, at once, to the queue of those under way. An error goes only
-        # to the queue, in its turn.
+        # A burst goes to the bus and, in the same cycle, to the queue of bursts under way. An error
+        # goes only to the queue, so that it keeps its place.
         under_way = data.StructLayout(
             {
                 "scratchpad": pad_bits,
@@ -162,7 +164,7 @@ class LoadEngine(wiring.Component):
             with m.If(wrong):
                 m.d.sync += closed.eq(1)
 
-        # Beats make words.
+        # Beats are joined into words.
         word = data.StructLayout(
             {
                 "scratchpad": pad_bits,
@@ -178,7 +180,7 @@ class LoadEngine(wiring.Component):
         beat, bad, complete, last, marker = Signal(), Signal(), Signal(), Signal(), Signal()
         m.d.comb += [
             marker.eq(queue.r_rdy & (head.code != ErrorCode.NONE)),
-            # Data come for nothing but what is in the queue, and an error in it is behind all data.
+            # All data belong to bursts in the queue, and an error is behind all bursts.
             axi.rready.eq(words.i.ready),
             beat.eq(axi.rvalid & axi.rready),
             last.eq(complete & (number == head.words)),
@@ -222,7 +224,7 @@ class LoadEngine(wiring.Component):
         with m.If(words.i.ready & (marker | (complete & bad))):
             m.d.sync += [failed.eq(1), closed.eq(1)]
 
-        # Words go to the scratchpad, or on; an error to the sequencer.
+        # Words go to the scratchpad or to the stream, and an error goes to the sequencer.
         ready_word = words.o.payload
         error = Signal()
         if self._has_scratchpad:

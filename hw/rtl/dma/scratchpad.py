@@ -1,9 +1,10 @@
 """Gateware of the scratchpad, :class:`~fpgapipe.hw.hls_models.spec.core_spec.ScratchpadSpec`.
 
-Word `k`, the 64 bytes from byte ``64 * k``, lies in its bank's memory of even words or in that of
-odd words. The 64 bytes from any even address lie in a word and the one after it, which are never in
-the same memory, so one access a memory gives or takes them all. After a bank's last word comes the
-first of the next bank, after the last of all the first of all.
+Word `k` has the 64 bytes from address ``64 * k``. A bank has one memory for the even words and one
+for the odd words. The 64 bytes from any even address lie in one word and the next one, which are
+never in the same memory, so one access to each memory reads or writes all of them. The last word of
+a bank is followed by the first word of the next bank, and the last word of all banks by the first
+word of all.
 """
 
 from dataclasses import dataclass
@@ -18,10 +19,10 @@ from fpgapipe.hw.rtl.lib.memory import BlockMemory, BlockMemorySpec
 from fpgapipe.hw.rtl.lib.rotator import rotated
 
 READ_LATENCY = 4
-"""Cycles from the one in which a read is accepted to the one that has its data."""
+"""Cycles from the acceptance of a read to its data."""
 
 GRANULE_BITS = 16
-"""What a write's mask counts: an element of two bytes."""
+"""Bits of a granule: a bit of a write's mask stands for an element of two bytes."""
 
 GRANULES = 8 * WORD_BYTES // GRANULE_BITS
 """Granules of a word."""
@@ -32,8 +33,8 @@ _DATA_BITS = 8 * WORD_BYTES
 class ReadPort(wiring.Signature):
     """A port that reads 64 bytes from any even byte address, as its client sees it.
 
-    A request moves when `valid` and `ready` are high; `READ_LATENCY` cycles later `data_valid` is
-    high for a cycle with the data, for which there is no waiting.
+    A request is accepted when `valid` and `ready` are high. `READ_LATENCY` cycles later,
+    `data_valid` is high for one cycle with the data; the client cannot delay them.
 
     Parameters
     ----------
@@ -43,11 +44,12 @@ class ReadPort(wiring.Signature):
     Members
     -------
     address : Out(address_bits)
-        Bit 0 is taken for 0.
+        Byte address, whose bit 0 is ignored.
     valid : Out(1)
     ready : In(1)
     data : In(512)
-        Bits ``16 * i`` and up are the bytes ``address + 2 * i`` and ``address + 2 * i + 1``.
+        Bits ``16 * i`` to ``16 * i + 15`` are the bytes ``address + 2 * i`` and
+        ``address + 2 * i + 1``.
     data_valid : In(1)
     """
 
@@ -70,7 +72,8 @@ class ReadPort(wiring.Signature):
 class WritePort(wiring.Signature):
     """A port that writes up to 64 bytes to any even byte address, as its client sees it.
 
-    A write moves when `valid` and `ready` are high; every read accepted in a later cycle sees it.
+    A write is accepted when `valid` and `ready` are high. Every read that is accepted in a later
+    cycle sees it.
 
     Parameters
     ----------
@@ -80,12 +83,13 @@ class WritePort(wiring.Signature):
     Members
     -------
     address : Out(address_bits)
-        Bit 0 is taken for 0.
+        Byte address, whose bit 0 is ignored.
     valid : Out(1)
     ready : In(1)
     data : Out(512)
     mask : Out(32)
-        Bits ``16 * i`` and up of `data` go to byte ``address + 2 * i`` if ``mask[i]``.
+        If ``mask[i]``, bits ``16 * i`` to ``16 * i + 15`` of `data` are written to the bytes
+        ``address + 2 * i`` and ``address + 2 * i + 1``.
     """
 
     def __init__(self, address_bits):
@@ -106,14 +110,15 @@ class WritePort(wiring.Signature):
 
 @dataclass(frozen=True)
 class ScratchpadPorts:
-    """A scratchpad and the ports it has.
+    """A scratchpad and its ports.
 
     Parameters
     ----------
     memory : ScratchpadSpec
     num_reads, num_writes : int
+        Numbers of ports.
     aligned_reads, aligned_writes : frozenset of int
-        Ports whose addresses are multiples of 64 (the bits below are taken for 0).
+        Ports whose addresses are multiples of 64; their lower address bits are ignored.
     """
 
     memory: ScratchpadSpec
@@ -143,20 +148,20 @@ def _rows_of(spec):
 class Scratchpad(wiring.Component):
     """Gateware of :class:`~fpgapipe.hw.hls_models.spec.core_spec.ScratchpadSpec`, with its ports.
 
-    Latency `READ_LATENCY`, throughput one access a port and cycle as long as no two reads, and no
-    two writes, need the same memory; reads and writes never disturb each other. An access from an
-    address that is a multiple of 64 needs one memory, another one two. Of those that need the same
-    one, that of the port with the lowest number is accepted: port 0 never waits, and later ones
-    starve as long as earlier ones keep the memory busy.
+    The latency is `READ_LATENCY`. The throughput is one access per port and cycle as long as no two
+    reads, and no two writes, need the same memory; reads and writes never wait for each other. An
+    access at a multiple of 64 needs one memory, any other access needs two. Of the accesses that
+    need the same memory, that of the port with the lowest number is accepted. So port 0 never
+    waits, and later ports starve as long as earlier ports keep the memory busy.
 
     Members
     -------
     reads : In(ReadPort(address_bits)).array(num_reads)
     writes : In(WritePort(address_bits)).array(num_writes)
-        `ready` depends on `valid` and `address` of this kind's ports of lower and equal number. A
-        reset drops what was accepted in the cycle before it.
+        The ports. `ready` depends on `valid` and `address` of the ports of the same kind with the
+        same or a lower number. A reset drops an access that was accepted in the cycle before it.
     waits : Out(1)
-        Event: in the cycle before, an access waited.
+        Event: an access waited in the cycle before.
     """
 
     def __init__(self, spec: ScratchpadPorts) -> None:
@@ -173,7 +178,7 @@ class Scratchpad(wiring.Component):
     def elaborate(self, platform):  # noqa: D102
         m = Module()
         memory = self.spec.memory
-        # memories[bank][0] has the even words, memories[bank][1] the odd ones.
+        # memories[bank][0] has the even words, and memories[bank][1] the odd words.
         part = BlockMemorySpec(_rows_of(memory), _DATA_BITS, GRANULE_BITS)
         memories = [[BlockMemory(part) for _ in range(2)] for _ in range(memory.banks)]
         for bank, (even, odd) in enumerate(memories):
@@ -191,7 +196,8 @@ class Scratchpad(wiring.Component):
             for index, port in enumerate(self.reads)
         ]
         _grant(m, places)
-        # In cycle 1, of each port: which banks' memories of either side it uses, and their rows.
+        # For cycle 1, for each port and for even and odd words: the bank that the port uses, if it
+        # uses one, and the row.
         used, rows = [], []
         for index, place in enumerate(places):
             used.append([Signal(len(memories), name=f"read{index}_use{side}") for side in range(2)])
@@ -207,9 +213,9 @@ class Scratchpad(wiring.Component):
                     memory.read_row.eq(_first_of(uses, [row[side] for row in rows])),
                 ]
         for index, (port, place) in enumerate(zip(self.reads, places, strict=True)):
-            # Cycle 1: the memories read. Cycle 2: the banks' words are there, and of each granule
-            # that of the word asked for, or of the one after it below the offset, is kept.
-            # Cycle 3: the granules are turned into their order.
+            # In cycle 1 the memories are read. In cycle 2 their words are there; each granule below
+            # the offset is kept from the word after the addressed one, and each other granule from
+            # the addressed word. In cycle 3 the granules are rotated into their order.
             name = f"read{index}"
             valid = Signal(4, name=f"{name}_valid")
             odd = Signal(name=f"{name}_odd", reset_less=True)
@@ -222,7 +228,7 @@ class Scratchpad(wiring.Component):
                 m.d.sync += Cat(offset).eq(Cat(place.offset, offset))
                 sides = sides ^ _below(offset[0])
             words = [words.read_data for pair in memories for words in pair]
-            # Of which memory each granule is, or all of them are.
+            # The memory that each granule comes from, or that all of them come from if aligned.
             sources = []
             banks = [_encoded(used[index][side]) for side in range(2)]
             for lane, side in enumerate(sides):
@@ -256,9 +262,9 @@ class Scratchpad(wiring.Component):
             for index, port in enumerate(self.writes)
         ]
         _grant(m, places)
-        # A write is in its memory two cycles after it was accepted, as early as a read accepted one
-        # cycle later looks there. In between it is in registers of its port, turned but for one
-        # granule: that stage shares its LUTs with the choice among ports.
+        # A write is in its memory two cycles after it was accepted, just in time for a read that
+        # was accepted one cycle later. In between, it is in registers of its port, rotated but for
+        # the stage of one granule, because that stage shares its LUTs with the choice among ports.
         words, masks, rows, selects = [], [], [], []
         for index, (port, place) in enumerate(zip(self.writes, places, strict=True)):
             name = f"write{index}"
@@ -281,7 +287,7 @@ class Scratchpad(wiring.Component):
                 with m.If(place.accept):
                     m.d.sync += fine.eq(place.offset[0])
                 words.append(Mux(fine, word.rotate_left(GRANULE_BITS), word))
-                # Granules that come below the offset belong to the later word.
+                # After the rotation, the granules below the offset belong to the later word.
                 turn = rotated(m, port.mask, place.offset, 1, f"{name}_mask_turn")
                 later = Signal(GRANULES, name=f"{name}_later")
                 m.d.comb += [
@@ -308,19 +314,20 @@ class Scratchpad(wiring.Component):
 
 
 class _Place:
-    """Where the access goes that a port offers.
+    """Memories and rows of the access that a port offers.
 
     Attributes
     ----------
     accept : Signal
-        The access moves.
+        The access is accepted.
     odd : Value
-        It begins in an odd word.
+        Whether the access begins in an odd word.
     offset : Value
-        Granule of the word that it begins with.
+        Number of the granule in that word with which the access begins.
     row : list of Signal, [even, odd]
+        Rows in the memories of even and of odd words.
     select : list of Signal, [even, odd]
-        A bit a bank: the access moves and uses this memory.
+        A bit for each bank: the access is accepted and uses this memory.
     """
 
     def __init__(self, m, spec, port, name, aligned=False):
@@ -331,7 +338,8 @@ class _Place:
         word = port.address[6:]
         self.odd = word[0]
         self.offset = Const(0, 5) if aligned else port.address[1:6]
-        # An even memory has the word itself or the next one. The sum wraps at the last bank's end.
+        # A memory of even words has the word itself or the next one. The sum wraps after the last
+        # bank.
         places = [((word + 1) >> 1)[: row_bits + bank_bits], word[1:]]
         self.accept = Signal(name=f"{name}_accept")
         self.row = [Signal(row_bits, name=f"{name}_row{side}") for side in range(2)]
@@ -359,19 +367,19 @@ class _Place:
 
 
 def _grant(m, places):
-    """Accept an access unless an earlier port has one, accepted or not, in the same memory."""
+    """Accept an access unless an earlier port offers one to the same memory, accepted or not."""
     for index, place in enumerate(places):
         waits = [other.port.valid & place.meets(other) for other in places[:index]]
         m.d.comb += place.port.ready.eq(~Cat(waits).any() if waits else 1)
 
 
 def _below(offset):
-    """Granules below an offset, a bit each."""
+    """Return a mask of the granules below an offset."""
     return ~(Const((1 << GRANULES) - 1, GRANULES) << offset)[:GRANULES]
 
 
 def _encoded(select):
-    """Number of the bit that is set, if one is, of a power of two of them."""
+    """Return the number of the bit that is set, or 0; there is a power of two of bits."""
     bits = (len(select) - 1).bit_length()
     return Cat(
         Cat(each for k, each in enumerate(select) if k >> bit & 1).any() for bit in range(bits)
@@ -379,14 +387,14 @@ def _encoded(select):
 
 
 def _selected(number, values):
-    """The value with a number, of a power of two of them."""
+    """Return the value with a number; there is a power of two of values."""
     for bit in number:
         values = [Mux(bit, b, a) for a, b in zip(values[::2], values[1::2], strict=True)]
     return values[0]
 
 
 def _first_of(used, values):
-    """The value whose bit in `used` is set; the last one if none of the others is."""
+    """Return the first value whose bit in `used` is set, or the last value."""
     chosen = values[-1]
     for use, value in zip(reversed(used[:-1]), reversed(values[:-1]), strict=True):
         chosen = Mux(use, value, chosen)

@@ -1,4 +1,4 @@
-"""Gateware of the store engine: scratchpad to AXI writes, `hls_models.model.dma`."""
+"""Gateware of the store engine, from the scratchpad to AXI writes: `hls_models.model.dma`."""
 
 from amaranth.hdl import Const, Module, Mux, Signal
 from amaranth.lib import data, stream, wiring
@@ -19,62 +19,67 @@ from fpgapipe.hw.rtl.dma.scratchpad import ReadPort
 from fpgapipe.hw.rtl.lib.axi import AxiWrite, Slice, drive_request
 
 BUFFER_WORDS = 16
-"""Words asked of the scratchpad that are not yet on the bus: more than a round trip's, 9 cycles."""
+"""Largest number of words that are requested from the scratchpad and not yet on the bus; it is more
+than the 9 cycles of a round trip."""
 
 
 class StoreEngine(wiring.Component):
     """Runs STORE instructions: reads rows from the scratchpad and writes them to memory.
 
     Exactly the bytes of the rows are written. The first request is on the bus 7 cycles after the
-    instruction was taken, its first beat 8 after that, and the instruction's `done` comes a cycle
-    after the response to its last burst: see :func:`fpgapipe.hw.hls_models.model.dma.store_cycles`.
-    A beat a cycle is sustained across rows and instructions, while `spec.outstanding` bursts wait
-    for their responses at most. A burst's address is never behind its data, and at most
-    `BUFFER_WORDS` words and a burst ahead of it.
+    instruction was taken, and its first beat 8 cycles after that. `done` comes a cycle after the
+    response to the instruction's last burst; see
+    :func:`fpgapipe.hw.hls_models.model.dma.store_cycles`. The throughput is one beat per cycle,
+    also across rows and instructions, with at most `spec.outstanding` bursts that wait for their
+    responses. The address of a burst never comes after its data, and at most `BUFFER_WORDS` words
+    and one burst before them.
 
-    An error is reported when all before it is done. After that of a row (BAD_FIELD, MEMORY_RANGE,
-    SCRATCHPAD_RANGE) all rows before it have been written and nothing else; after AXI_WRITE the
-    bursts before it, and perhaps some of those under way. There is one at most. The engine then
-    takes no instruction until reset. A high `halt` stops it at once and without an error. Bursts
-    whose address was given keep to the protocol, but all beats that are not yet on the bus go
-    without strobes: nothing more is written.
+    An error is reported when everything before it is done. After an error of a row (BAD_FIELD,
+    MEMORY_RANGE, SCRATCHPAD_RANGE), exactly the rows before it have been written. After AXI_WRITE,
+    the bursts before it have been written, and perhaps some of those under way. There is at most
+    one error; after it, the engine takes no instruction until reset. A high `halt` stops the engine
+    at once and without an error. Bursts whose address was sent are completed, but all their beats
+    that are not yet on the bus have no strobes, so nothing more is written.
 
     Parameters
     ----------
     spec : CoreSpec
     has_scratchpad : bool
-        If not, words come from a stream, and a gate says when those of a burst are there: then all
-        of them have to come without waiting for anything, since other masters wait meanwhile.
+        Whether words come from the scratchpad. Otherwise they come from a stream, and a gate tells
+        when the words of a burst are there. All of them must then come without waiting for
+        anything, because other masters of the bus wait meanwhile.
 
     Members
     -------
     i : In(stream.Signature(TRANSFER_LAYOUT))
         Instructions: their number in the program and their fields.
     memory_base, memory_limit : In(64)
-        First byte of memory whose word may be written, and the first after it that may not;
-        constant from two cycles before the first instruction.
+        The first byte of memory whose word may be written, and the first byte after it whose word
+        may not; constant from two cycles before the first instruction.
     halt : In(1)
-        Kept once it was high.
+        Stops the engine; one high cycle is enough.
     axi : Out(AxiWrite(bus_bytes))
+        Write port of the memory bus.
     read : Out(ReadPort)
-        Addresses are multiples of 64.
+        Words from the scratchpad. Addresses are multiples of 64.
     i_words : In(stream.Signature(512))
-        In place of `read` without a scratchpad: words as they go to memory.
+        Without a scratchpad, in place of `read`: words as they go to memory.
     gate : Out(BurstGate)
-        Without a scratchpad alone. A burst that it refuses is an error, in its turn.
+        Only without a scratchpad: asks whether the words of a burst are there. A burst that it
+        refuses is an error, which is reported in its order.
     done : Out(1)
-        High for one cycle when an instruction is done, in their order, with all of it in memory.
+        High for one cycle when an instruction is done, in their order: all its bytes are in memory.
     busy, idle : Out(1)
-        Idle is not busy: no burst is under way, and there is no instruction inside, unless the
-        engine has stopped.
+        `idle` is the opposite of `busy`: no burst is under way, and no instruction is inside,
+        unless the engine has stopped.
     bytes_moved : Out
-        Bytes that went over the bus in the cycle before, with or without strobe.
+        Number of bytes that went over the bus in the cycle before, with or without strobes.
     error_valid : Out(1)
         High for one cycle when there is an error.
     error_code : Out(8)
         BAD_FIELD, MEMORY_RANGE, SCRATCHPAD_RANGE or AXI_WRITE.
     error_index : Out(32)
-        The instruction that failed.
+        Number of the instruction that failed.
     """
 
     def __init__(self, spec: CoreSpec, *, has_scratchpad: bool = True) -> None:
@@ -120,14 +125,15 @@ class StoreEngine(wiring.Component):
             generator.memory_limit.eq(self.memory_limit),
         ]
 
-        # `stopped` takes the strobes away; `closed` stops requests, also behind an error that waits
-        # for its turn.
+        # `stopped` removes the strobes. `closed` stops requests, also while an error still waits in
+        # the queue.
         stopped, closed = Signal(), Signal()
         with m.If(self.halt):
             m.d.sync += [stopped.eq(1), closed.eq(1)]
 
-        # A burst goes to the bus, to the queue of those that wait for a response and to the reader
-        # of the scratchpad at once. An error goes only to the queue, in its turn.
+        # A burst goes in the same cycle to the bus, to the queue of bursts that wait for a response
+        # and to the reader of the scratchpad. An error goes only to the queue, so that it keeps its
+        # place.
         under_way = data.StructLayout({"end": 1, "code": 8, "index": 32})
         m.submodules.queue = queue = SyncFIFOBuffered(width=under_way.size, depth=spec.outstanding)
         burst = generator.o.payload
@@ -166,7 +172,7 @@ class StoreEngine(wiring.Component):
             with m.If(wrong):
                 m.d.sync += closed.eq(1)
 
-        # The reader asks for a word a cycle while there is room for what it has asked for.
+        # The reader requests a word per cycle while there is room for the words on their way.
         m.submodules.requests = requests = Slice(scratchpad_bits(spec, self._has_scratchpad))
         reading = Signal()
         next_word = Signal(requests.i.payload.shape(), reset_less=True)
@@ -215,7 +221,7 @@ class StoreEngine(wiring.Component):
         with m.Elif(step):
             m.d.sync += [next_word.eq(next_word + 1), left.eq(left - 1), low.eq(0)]
 
-        # Words meet what is known of them: bytes to write, and whether they end a burst.
+        # A queue has for each requested word the bytes to write, and whether it ends a burst.
         about = data.StructLayout({"low": OFFSET_BITS, "high": OFFSET_BITS, "last": 1})
         m.submodules.abouts = abouts = SyncFIFOBuffered(width=about.size, depth=BUFFER_WORDS)
         m.submodules.words = words = SyncFIFOBuffered(width=8 * WORD_BYTES, depth=BUFFER_WORDS)
@@ -230,13 +236,13 @@ class StoreEngine(wiring.Component):
             words.w_en.eq(data_valid),
         ]
 
-        # Words make beats. There is something about every word that has come.
+        # Words are split into beats. Each word that has come has its entry in `abouts`.
         head = data.View(about, abouts.r_data)
         sending, moves, ends_word = Signal(), Signal(), Signal()
         value = Signal(8 * spec.bus_bytes, reset_less=True)
         strobes = Signal(spec.bus_bytes, reset_less=True)
         last_beat = Signal(reset_less=True)
-        # All bytes from `low` on, and all up to `high`.
+        # The bytes from `low` to `high`.
         wanted = Signal(WORD_BYTES)
         ones = Const((1 << WORD_BYTES) - 1, WORD_BYTES)
         m.d.comb += [

@@ -1,1 +1,1 @@
-"""Memories, queues, bus ports: what all gateware is made of."""
+"""Building blocks of all gateware: memories, queues, bus ports and arbiters."""

@@ -1,4 +1,4 @@
-"""AXI4 ports of the core, flat names for them at a top level, and what joins masters at one port.
+"""AXI4 ports of the core, their flat names at a top level, and arbiters for several masters.
 
 Source: AMBA AXI and ACE Protocol Specification, ARM IHI 0022E.
 """
@@ -9,17 +9,17 @@ from amaranth.lib.fifo import SyncFIFOBuffered
 from amaranth.lib.wiring import In, Out
 
 ADDRESS_BITS = 64
-"""Of a port. Instructions have addresses of 48 bits, so the upper ones stay 0."""
+"""Address bits of a port. Instructions have addresses of 48 bits, so the upper bits stay 0."""
 
 INCR = 1
-"""Burst type: each beat at the next address."""
+"""Burst type in which each beat has the next address."""
 
 NORMAL_NON_CACHEABLE = 0b0011
-"""ARCACHE and AWCACHE: may be merged and buffered on its way, which memory controllers like."""
+"""ARCACHE and AWCACHE: requests may be merged and buffered, which suits memory controllers."""
 
 
 def _request(prefix, id_bits):
-    """Address channel without its handshake."""
+    """Return the members of an address channel, without its handshake."""
     return {
         f"{prefix}id": Out(id_bits),
         f"{prefix}addr": Out(ADDRESS_BITS),
@@ -39,9 +39,9 @@ class AxiRead(wiring.Signature):
     Parameters
     ----------
     bus_bytes : int
-        Width of the data, a power of two.
+        Width of the data in bytes, a power of two.
     id_bits : int
-        At least 1.
+        Width of an ID in bits, at least 1.
     """
 
     def __init__(self, bus_bytes, id_bits=1):
@@ -67,7 +67,7 @@ class AxiWrite(wiring.Signature):
     Parameters
     ----------
     bus_bytes, id_bits : int
-        As for `AxiRead`.
+        The same as for `AxiRead`.
     """
 
     def __init__(self, bus_bytes, id_bits=1):
@@ -91,7 +91,7 @@ class AxiWrite(wiring.Signature):
 
 
 def flat_members(signature, prefix):
-    """Members of a top component that make a port with the names tools look for.
+    """Return members of a top component that form a port with the names that tools look for.
 
     Amaranth names the port of a nested member ``m_axi__araddr``; Vivado and cocotbext.axi look for
     ``m_axi_araddr``.
@@ -100,7 +100,7 @@ def flat_members(signature, prefix):
     ----------
     signature : AxiRead or AxiWrite
     prefix : str
-        Such as ``m_axi``.
+        Prefix of the names, such as ``m_axi``.
 
     Returns
     -------
@@ -127,7 +127,7 @@ def connect_flat(m, component, prefix, master):
 
 
 def drive_request(m, master, prefix):
-    """Drive what is equal in all requests of a master.
+    """Drive the fields that are equal in all requests of a master.
 
     Parameters
     ----------
@@ -145,13 +145,15 @@ def drive_request(m, master, prefix):
 
 
 class Slice(wiring.Component):
-    """Register between two streams: no path from `o.ready` to `i.ready`.
+    """Skid buffer between two streams, without a path from `o.ready` to `i.ready`.
 
-    Latency 1 cycle, throughput one word a cycle, full backpressure; holds two words.
+    The latency is 1 cycle and the throughput one word per cycle, with full backpressure. It holds
+    two words.
 
     Members
     -------
     i, o : stream of `shape`
+        Words in and out.
     """
 
     def __init__(self, shape):
@@ -173,7 +175,7 @@ class Slice(wiring.Component):
         ]
         with m.If(free):
             m.d.sync += [valid.eq(self.i.valid | has_skid), has_skid.eq(0)]
-            # Data registers rest while nothing comes.
+            # The data registers keep their values while nothing comes.
             with m.If(has_skid):
                 m.d.sync += payload.eq(skid)
             with m.Elif(self.i.valid):
@@ -184,16 +186,18 @@ class Slice(wiring.Component):
 
 
 class ReadArbiter(wiring.Component):
-    """Lets several read masters share a port; ARID and RID tell whose a burst is.
+    """Lets several read masters share a port; ARID and RID say which master a burst belongs to.
 
-    A request takes one cycle more, data none; one request a cycle. Of masters that ask in the same
-    cycle the first has priority, so it should be one that asks seldom, such as the fetching of a
-    program. A master must be able to take all data it has asked for without waiting for that of
-    another: data of all come through one port, and wait for each other there.
+    The arbiter delays a request by one cycle and data by none. The throughput is one request per
+    cycle. Of the masters that ask in the same cycle, the first one has priority, so it should be
+    one that asks seldom, such as the reader of the program. A master must be able to take all data
+    that it has requested without waiting for the data of another master, because the data of all
+    masters come through one port in one order.
 
-    AXI has no paths from inputs to outputs, so `rready` of the port cannot depend on whose data
-    come: it is high while all masters are ready. That of a master is therefore high whenever it has
-    room, whether or not it has asked for anything, and does not depend on its `rvalid`.
+    AXI allows no combinational paths from inputs to outputs, so `rready` of the port cannot depend
+    on the master that the data belong to; it is high while all masters are ready. So a master must
+    hold its `rready` high whenever it has room, whether or not it has requested anything, and its
+    `rready` must not depend on its `rvalid`.
 
     Parameters
     ----------
@@ -203,7 +207,7 @@ class ReadArbiter(wiring.Component):
     Members
     -------
     masters : In(AxiRead(bus_bytes)).array(num_masters)
-        Their `arid` is not used, their `rid` is 0.
+        The masters. Their `arid` is not used, and their `rid` is 0.
     o : Out(AxiRead(bus_bytes, id_bits))
         The port. Master `k` has ID `k`; `id_bits` is at least 1.
     """
@@ -232,7 +236,7 @@ class ReadArbiter(wiring.Component):
             m.d.comb += master.arready.eq(requests.i.ready & ~taken)
             taken = taken | master.arvalid
         m.d.comb += requests.i.valid.eq(taken)
-        # The last assignment wins, so the first master goes last.
+        # The last assignment wins, so the first master is assigned last.
         for index in reversed(range(self.num_masters)):
             master = self.masters[index]
             with m.If(master.arvalid if index < self.num_masters - 1 else 1):
@@ -250,7 +254,7 @@ class ReadArbiter(wiring.Component):
         m.d.comb += self.o.rready.eq(Cat(master.rready for master in self.masters).all())
         for index, master in enumerate(self.masters):
             m.d.comb += [
-                # Only while data move: others may not be ready when it is.
+                # It is high only while data move, since another master may not be ready.
                 master.rvalid.eq(self.o.rvalid & self.o.rready & (self.o.rid == index)),
                 master.rdata.eq(self.o.rdata),
                 master.rresp.eq(self.o.rresp),
@@ -260,13 +264,14 @@ class ReadArbiter(wiring.Component):
 
 
 class WriteArbiter(wiring.Component):
-    """Lets several write masters share a port; AWID and BID tell whose a burst is.
+    """Lets several write masters share a port; AWID and BID say which master a burst belongs to.
 
-    A request takes one cycle more, data and responses none; a burst a cycle. Masters take turns.
-    Data go in the order of requests, so a master must be able to give all data of a burst it has
-    asked for without waiting for anything else: the others wait for them. Masters take responses at
-    once: AXI has no paths from inputs to outputs, so `bready` of the port cannot depend on whose
-    response comes, and is always high.
+    The arbiter delays a request by one cycle, and data and responses by none. The throughput is one
+    burst per cycle. The masters take turns. Data are sent in the order of the requests, so a master
+    must be able to give all data of a requested burst without waiting for anything else, because
+    the other masters wait for them. Masters must take responses at once: AXI allows no
+    combinational paths from inputs to outputs, so `bready` of the port cannot depend on the master
+    that the response belongs to, and is always high.
 
     Parameters
     ----------
@@ -276,14 +281,14 @@ class WriteArbiter(wiring.Component):
     Members
     -------
     masters : In(AxiWrite(bus_bytes)).array(num_masters)
-        Their `awid` is not used, their `bid` is 0, their `bready` is not looked at.
+        The masters. Their `awid` and `bready` are not used, and their `bid` is 0.
     o : Out(AxiWrite(bus_bytes, id_bits))
-        The port. Master `k` has ID `k`; `id_bits` is at least 1. An address is never behind its
-        data.
+        The port. Master `k` has ID `k`; `id_bits` is at least 1. The address of a burst never
+        comes after its data.
     """
 
     _TURNS = 4
-    """Bursts whose address was given and whose data have not gone."""
+    """Largest number of bursts whose address was taken and whose data have not all been sent."""
 
     def __init__(self, num_masters, bus_bytes):
         if num_masters < 1:
@@ -302,7 +307,8 @@ class WriteArbiter(wiring.Component):
         names = [name for name in _request("aw", 1) if name != "awid"]
         m.submodules.turns = turns = SyncFIFOBuffered(width=self.id_bits, depth=self._TURNS)
 
-        # The first that asks of those behind the one that came last, or of all.
+        # The first master that asks after the master that was served last, or the first of all that
+        # ask.
         asks, upper, chosen = (Signal(self.num_masters, name=n) for n in ("asks", "upper", "next"))
         behind = Signal(self.num_masters)
         number = Signal(self.id_bits)

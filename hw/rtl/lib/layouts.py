@@ -7,7 +7,7 @@ from fpgapipe.hw.hls_models.isa.fields import Field, Group
 
 
 def layout_of(group: Group) -> data.StructLayout:
-    """Layout of a group: its fields by name, a group that repeats as an array."""
+    """Return the layout of a group: its fields by name, and a group that repeats as an array."""
     members = {}
     for field in group.fields:
         if isinstance(field, Field):

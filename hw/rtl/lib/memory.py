@@ -1,4 +1,4 @@
-"""A block RAM with one port that reads and one that writes, without initial contents."""
+"""A block RAM with one read port and one write port, without initial contents."""
 
 from dataclasses import dataclass
 
@@ -17,11 +17,11 @@ class BlockMemorySpec:
     Parameters
     ----------
     rows : int
-        At least 2.
+        Number of rows, at least 2.
     bits : int
         Width of a row, bits.
     granule_bits : int
-        Bits that one bit of the write mask stands for; they divide `bits`.
+        Bits of a row that one bit of the write mask stands for; a divisor of `bits`.
     """
 
     rows: int
@@ -38,7 +38,7 @@ class BlockMemorySpec:
 
     @property
     def row_bits(self) -> int:
-        """Of a row's number."""
+        """Bits of a row's number."""
         return (self.rows - 1).bit_length()
 
     @property
@@ -50,17 +50,18 @@ class BlockMemorySpec:
 class BlockMemory(wiring.Component):
     """Gateware of :class:`BlockMemorySpec`.
 
-    It is its own module, emitted once however often it is used. Amaranth's memories have initial
-    contents and write them down row by row, which takes them seconds and hundreds of kilobytes;
-    what this holds before the first write is undefined.
+    It is a module of its own, which is emitted once however often it is used. Amaranth's memories
+    have initial contents, which are emitted row by row; this takes seconds and hundreds of
+    kilobytes. The content of this memory before the first write is undefined.
 
     Members
     -------
     read : In(1)
     read_row : In(row_bits)
-        `read_data` is that row from the cycle after `read` on, as it was before a write in the
-        same cycle.
+        The row to read, if `read`.
     read_data : Out(bits)
+        The row that was read last, from the cycle after `read` on, as it was before a write in the
+        cycle of `read`.
     write : In(granules)
         Granules of `write_data` that are written.
     write_row : In(row_bits)
@@ -104,7 +105,7 @@ class BlockMemory(wiring.Component):
 
 
 def _rtlil(name, spec):
-    """The module as text, equal to what Amaranth makes but for the initial contents."""
+    """Return the module in RTLIL, as Amaranth emits it, but without the initial contents."""
     enables = " ".join(
         f"\\write [{granule}]"
         for granule in reversed(range(spec.granules))

@@ -1,11 +1,11 @@
-"""Blocks that are Verilog modules of their own, generated once however often they are used.
+"""Blocks that are Verilog modules of their own, converted once however often they are used.
 
-Amaranth elaborates a component anew for each of its instances, and a design as a whole. A block
-that is a module of its own is generated apart from the design that has it: once, and by whoever has
-time, since the modules do not depend on each other. `fpgapipe.hw.rtl.verilog` does so.
+Amaranth elaborates a component again for each of its instances, and converts a design as a whole. A
+block that is a module of its own is converted apart from the design that contains it: once, and in
+any process, since the modules do not depend on each other. `fpgapipe.hw.rtl.verilog` does so.
 
-A block joins where it is used, by `own_module`, or, if it is small and everywhere, by `instance_of`
-in its own ``elaborate``.
+The user of a block makes it a module by `own_module`. A small block that is used in many places
+does so itself, by `instance_of` in its ``elaborate``.
 """
 
 from typing import Any, NamedTuple
@@ -15,18 +15,19 @@ from amaranth.lib.wiring import In
 
 
 class Block(NamedTuple):
-    """A module that a design has instances of: what a platform's ``add_module`` gets.
+    """A module that a design has instances of; the argument of a platform's ``add_module``.
 
     Attributes
     ----------
     name : str
         Name of the module.
     kind : type
-        Class of the component; ``kind(spec)`` makes it.
+        Class of the component; ``kind(spec)`` makes the component.
     spec : object
+        Argument of `kind`.
     has_platform : bool
-        Whether the component is elaborated for the platform, so that there can be modules in it, or
-        for None.
+        Whether the component is elaborated for the platform, so that it can contain other modules.
+        Otherwise it is elaborated for None.
     """
 
     name: str
@@ -36,26 +37,26 @@ class Block(NamedTuple):
 
 
 def makes_modules(platform):
-    """Whether a platform takes modules, as that of `fpgapipe.hw.rtl.verilog` does.
+    """Whether a platform accepts modules, as the one of `fpgapipe.hw.rtl.verilog` does.
 
-    Amaranth's own platforms do not, nor is there one in proofs or where Amaranth converts a
-    component by itself: then every block is a part of the design.
+    Amaranth's own platforms do not, and there is no platform in proofs or if Amaranth converts a
+    component by itself. Then every block is a part of the design.
     """
     return hasattr(platform, "add_module")
 
 
 def own_module(component, name):
-    """Make a component an instance of its own module: ``m.submodules.x = own_module(x, "x")``.
+    """Turn a component into an instance of its own module: ``m.submodules.x = own_module(x, "x")``.
 
-    On a platform that takes no modules it stays a part of the design.
+    On a platform that accepts no modules, it stays a part of the design.
 
     Parameters
     ----------
     component : wiring.Component
-        ``type(component)(component.spec)`` makes another one like it. It has the one clock domain
-        ``sync``, and does nothing to other parts of the design but through its ports.
+        The component. ``type(component)(component.spec)`` makes another one like it. Its only
+        clock domain is ``sync``, and it acts on the rest of the design through its ports alone.
     name : str
-        Name of the module; it stands for the class and the spec.
+        Name of the module, which must identify the class and the spec.
 
     Returns
     -------
@@ -74,16 +75,16 @@ def own_module(component, name):
 
 
 def instance_of(component, name, platform):
-    """Instance of a component's module, for the component's ``elaborate`` to return.
+    """Return an instance of a component's module, which the component's ``elaborate`` returns.
 
     Parameters
     ----------
     component : wiring.Component
-        As for `own_module`; elaborated with None as its platform.
+        The same as for `own_module`. It is elaborated for the platform None.
     name : str
-        Name of the module; it stands for the class and the spec.
+        Name of the module, which must identify the class and the spec.
     platform
-        Its ``add_module`` gets the `Block`.
+        The platform, whose ``add_module`` gets the `Block`.
     """
     return _instance(component, name, platform, has_platform=False)
 

@@ -18,7 +18,7 @@ from fpgapipe.hw.rtl.lib.semaphores import Consumer, Producer
 WORD_BITS = 8 * WORD_BYTES
 
 INDEX_BITS = 24
-"""Of an instruction's number: engines know it modulo 2**24, which is a program of a gigabyte."""
+"""Bits of an instruction's number in an engine; 2**24 instructions are a program of a gigabyte."""
 
 QUEUED = data.StructLayout(
     {
@@ -29,34 +29,39 @@ QUEUED = data.StructLayout(
         "body": WORD_BITS - HEADER.bits,
     }
 )
-"""The first word of an instruction in a queue: its number has taken the place of what only dispatch
-reads of the header, so queues are no wider than the program."""
+"""Layout of an instruction's first word in a queue. The instruction's number replaces the fields of
+the header that only dispatch reads, so queues are no wider than the program."""
 
 
 def started_layout(num_semaphores: int) -> data.StructLayout:
-    """What is remembered of an instruction until it is done: what it signals, and its number."""
+    """Layout of what is kept of an instruction until it is done: its signals and its number."""
     return data.StructLayout({"mask": num_semaphores, "index": INDEX_BITS})
 
 
 def issue_layout(group: Group) -> data.StructLayout:
-    """Layout of what an engine gets: the instruction's number, of `INDEX_BITS`, and its body."""
+    """Layout of what an engine gets: the instruction's number, modulo 2**24, and its body."""
     return data.StructLayout({"index": unsigned(32), "body": layout_of(group)})
 
 
 class QueueState(wiring.Signature):
-    """What a host may ask of a queue, as seen by the one that says it.
+    """State of a queue that a host may read; directions are as the queue's side sees them.
 
     Members
     -------
     head : Out(32)
-        Number of the next instruction, while it waits for `semaphores` or is `offered`.
+        Number of the next instruction, valid while `semaphores` or `offered` is high.
     oldest : Out(32)
-        Number of the oldest instruction that has been started and is not done, while `busy`.
+        Number of the oldest instruction that has been started and is not done, valid while `busy`.
     missing : Out(num_semaphores)
         Semaphores that the next instruction waits for and that are 0.
-    semaphores, busy, empty, offered : Out(1)
-        The next instruction waits for semaphores; some are under way; there is none, and none is
-        under way; the next one waits for its engine.
+    semaphores : Out(1)
+        The next instruction waits for semaphores.
+    busy : Out(1)
+        An instruction has been started and is not done.
+    empty : Out(1)
+        No instruction is in the queue or under way.
+    offered : Out(1)
+        The next instruction waits for its engine.
     """
 
     def __init__(self, num_semaphores):
@@ -74,20 +79,22 @@ class QueueState(wiring.Signature):
 
 
 class WordFifo(wiring.Component):
-    """First in, first out, in a memory with a registered output.
+    """First-in, first-out buffer in a memory with a registered output.
 
-    Latency 2 cycles, throughput 1 word per cycle. Holds `depth` words, and one more that is
-    offered. ``i.ready`` is a function of registers alone.
+    The latency is 2 cycles and the throughput one word per cycle. It holds `depth` words and one
+    more at its output. ``i.ready`` depends on registers alone.
 
     Members
     -------
     i : In(stream.Signature(shape))
     o : Out(stream.Signature(shape))
+        Words in and out.
 
     Attributes
     ----------
     memory, produce, consume, level
-        Signals for proofs.
+        Memory and signals for proofs: the addresses of the next write and of the next read, and the
+        number of words in the memory.
     """
 
     def __init__(self, shape, depth):
@@ -106,7 +113,7 @@ class WordFifo(wiring.Component):
         write = self.memory.write_port()
         read = self.memory.read_port()
         m.d.comb += [
-            self.i.ready.eq(~self.level[-1]),  # which is `depth`, a power of two
+            self.i.ready.eq(~self.level[-1]),  # the bit is set if the level is `depth`
             write.addr.eq(self.produce),
             write.data.eq(self.i.payload),
             write.en.eq(self.i.valid & self.i.ready),
@@ -127,36 +134,44 @@ class WordFifo(wiring.Component):
 
 
 class EngineQueue(wiring.Component):
-    """Instructions of one engine: kept, started when their semaphores allow, signalled when done.
+    """Queue of the instructions of one engine.
 
-    From a word's entry to its offer 3 cycles, 5 if it waits for semaphores that are there; then an
-    instruction of `w` words every ``w + 1`` cycles, or every ``w + 3``.
+    It starts an instruction when the semaphores that this waits for can be taken, and signals the
+    instruction's semaphores when it is done.
 
-    An offer is withdrawn when ``halt`` rises: nothing moves at `o` while that is high.
+    An instruction is offered 3 cycles after its last word entered, or 5 cycles if it waits for
+    semaphores that can be taken at once. The throughput is an instruction of `w` words every
+    ``w + 1`` or ``w + 3`` cycles.
+
+    An offer is withdrawn when ``halt`` rises; no instruction moves at `o` while ``halt`` is high.
 
     Members
     -------
     i : In(stream.Signature(512))
-        Words; the first of an instruction is `QUEUED`.
+        Words; the first word of an instruction has the layout `QUEUED`.
     o : Out(stream.Signature(issue_layout(group)))
+        Instructions that are started.
     done : In(1)
         A pulse for each instruction that has ended, in the order of `o`, at the earliest in the
-        cycle after it moved.
+        cycle after the instruction moved at `o`.
     consumer : Out(Consumer)
+        Takes the semaphores that an instruction waits for.
     producer : Out(Producer)
-        Two cycles after ``done``, where that finds no other waiting.
+        Signals the semaphores of an instruction, two cycles after its ``done`` if no earlier
+        instruction still has to signal.
     halt : In(1)
+        Stops the starts of instructions.
     waiting : Out(1)
         An instruction waits for semaphores.
     busy : Out(1)
-        Instructions have been started and are not done.
+        Some instruction has been started and is not done.
     empty : Out(1)
-        No word is kept, and nothing is under way.
+        No word is in the queue, and no instruction is under way.
 
     Attributes
     ----------
     fifo, started, collected, granted, begun, num_done
-        Signals for proofs.
+        Submodules and signals for proofs.
     """
 
     def __init__(self, group, depth, in_flight, num_semaphores=CORE_SEMAPHORES):
@@ -189,7 +204,7 @@ class EngineQueue(wiring.Component):
         collected, granted, begun = self.collected, self.granted, self.begun
         wiring.connect(m, wiring.flipped(self.i), fifo.i)
 
-        # All words but the last are collected in registers; that one stays in the FIFO's output.
+        # All words but the last are collected in registers; the last stays at the FIFO's output.
         earlier = Signal(WORD_BITS * (self._words - 1), reset_less=True)
         complete = Signal()
         moves = Signal()
@@ -207,7 +222,7 @@ class EngineQueue(wiring.Component):
             with m.If(fifo.o.valid & (collected != self._words - 1)):
                 m.d.sync += earlier.eq(Cat(earlier, fifo.o.payload)[WORD_BITS:])
         head = data.View(QUEUED, whole[:WORD_BITS])
-        # Of others dispatch has made sure that the instruction names none.
+        # Dispatch has checked that the instruction names no other semaphores.
         waits, signalled = (mask[: self._num_semaphores] for mask in (head.wait, head.signal))
         index = Cat(head.index_low, head.index_high)
 
@@ -226,8 +241,8 @@ class EngineQueue(wiring.Component):
         with m.Elif(self.consumer.grant | (may & ~waits.any())):
             m.d.sync += granted.eq(1)
 
-        # What has been started is remembered until it has signalled. Its place in this FIFO is
-        # sure: there are no more than `in_flight` of them.
+        # An instruction that was started is kept here until it has signalled. There is always room
+        # in this FIFO, since at most `in_flight` instructions are under way.
         m.submodules.started = started = self.started
         num_done = self.num_done
         signals = Signal()

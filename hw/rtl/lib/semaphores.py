@@ -8,7 +8,7 @@ from fpgapipe.hw.hls_models.isa.instructions import CORE_SEMAPHORES, MAX_SEMAPHO
 
 
 class Consumer(wiring.Signature):
-    """How semaphores are taken, as seen by the one that takes.
+    """Port that takes from semaphores; directions are as its consumer sees them.
 
     Parameters
     ----------
@@ -19,9 +19,9 @@ class Consumer(wiring.Signature):
     request : Out(1)
         High until the cycle of the grant; withdrawn only while `Semaphores.hold` is high.
     mask : Out(num_semaphores)
-        Semaphores of which one each is to be taken; constant while `request` is high.
+        Semaphores from each of which 1 is to be taken; constant while `request` is high.
     grant : In(1)
-        All are taken, in this cycle. Only ever high while `request` is.
+        All of them are taken in this cycle. It is high only while `request` is.
     """
 
     def __init__(self, num_semaphores=CORE_SEMAPHORES):
@@ -31,7 +31,7 @@ class Consumer(wiring.Signature):
 
 
 class Producer(wiring.Signature):
-    """How semaphores are signalled, as seen by the one that signals.
+    """Port that signals semaphores; directions are as its producer sees them.
 
     Parameters
     ----------
@@ -40,10 +40,11 @@ class Producer(wiring.Signature):
     Members
     -------
     valid : Out(1)
-        High for one cycle an instruction.
+        High for one cycle per instruction.
     mask : Out(num_semaphores)
+        Semaphores to each of which 1 is added.
     index : Out(32)
-        The instruction's number, for the error.
+        Number of the instruction, for an error.
     """
 
     def __init__(self, num_semaphores=CORE_SEMAPHORES):
@@ -51,15 +52,17 @@ class Producer(wiring.Signature):
 
 
 class Semaphores(wiring.Component):
-    """Counters that several take from and signal to.
+    """Counters from which consumers take and to which producers add.
 
-    A signal counts two cycles after its own, a grant follows at the earliest one cycle after its
-    request and the counts it needs, and the next grant two cycles after that. Among those that can
-    be granted the lowest consumer comes first. Any number may signal in a cycle, also the same
-    semaphore. One that would come above `MAX_SEMAPHORE` stays there, and this is an error.
+    A signal changes the count two cycles later. A grant follows at the earliest one cycle after its
+    request and after the counts that it needs, and the next grant two cycles after that. Of the
+    consumers that can get a grant, the one with the lowest number comes first. Any number of
+    producers may signal in a cycle, also to the same semaphore. A count that would exceed
+    `MAX_SEMAPHORE` stays there, and this is an error.
 
-    Who can get the next grant is settled in the cycle before it, since requests are not withdrawn:
-    what makes a request and what a grant does to the counts are two paths.
+    The consumers that can get the next grant are found in the cycle before it, which is possible
+    because requests are not withdrawn. So the path to a grant and the path from a grant to the
+    counts are separate.
 
     Parameters
     ----------
@@ -74,7 +77,8 @@ class Semaphores(wiring.Component):
     error_valid : Out(1)
         A pulse, four cycles after the signal that overflows.
     error_index : Out(32)
-        The instruction that signalled; of several in one cycle, that of the lowest producer.
+        Number of the instruction that signalled; that of the lowest producer if several overflow in
+        one cycle.
 
     Attributes
     ----------
@@ -106,7 +110,7 @@ class Semaphores(wiring.Component):
     def elaborate(self, platform):  # noqa: D102
         m = Module()
 
-        # What can be granted is found a cycle ahead, so a grant makes it out of date.
+        # `eligible` is found a cycle ahead, so a grant makes it out of date.
         count = self._num_semaphores
         zero = Signal(count)
         eligible = Signal(self._num_consumers)
@@ -127,7 +131,8 @@ class Semaphores(wiring.Component):
             granted_mask |= Mux(grant, consumer.mask, 0)
         m.d.comb += taken.eq(granted_mask)
 
-        # Two stages: the signals as they came; the counts, and which of them were too high.
+        # The first stage has the signals as they came. The second has the counts, and which of them
+        # were too high.
         masks = [Signal(count, name=f"mask{n}") for n in range(self._num_producers)]
         late_masks = [Signal(count, name=f"late{n}") for n in range(self._num_producers)]
         indices = [
