@@ -70,7 +70,7 @@ class Device(wiring.Component):
         of the stream from the PHY is always 1. A reset of the core or the start of a program does
         not change a link.
     irq : Out(1)
-        High while a program has ended, if IRQ_ENABLE is set.
+        High while a bit of IRQ_ENABLE and its bit of STATUS are 1.
     """
 
     def __init__(self, spec: CoreSpec) -> None:
