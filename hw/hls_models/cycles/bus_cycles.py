@@ -146,7 +146,7 @@ class Channel:
             words += flow.words
             if words >= self.most_words:
                 break
-        # A frame of a tag alone has none, but its turn comes, too.
+        # A frame that has only the tag has no words to move, but it needs a share to be finished.
         return max(min(words, self.most_words), _EPSILON)
 
     def move(self, elapsed: float) -> Flow | None:
@@ -164,7 +164,7 @@ class Channel:
         """Return the time at which the first flow ends or can begin."""
         if self.rate:
             then = now + self.queue[0].words / self.rate
-            # Of late times, fractions of a word take less than a number can tell.
+            # At late times, the rest may take less than the resolution of a floating-point number.
             return then if then > now else nextafter(now, NEVER)
         return self.queue[0].begins if self.queue and self.queue[0].begins > now else NEVER
 

@@ -56,7 +56,7 @@ CYCLES = {
     "heard_cycles": HEARD_CYCLES,
     "write_cycles": WRITE_CYCLES,
 }
-"""By the names that the machine code gives them."""
+"""Constants under the names that the machine code uses for them."""
 
 End = tuple[int, int]
 """End of a link: number of the device, and number of its link."""
@@ -165,7 +165,7 @@ def _run_all(runs: Sequence["_DeviceRun"], window: int) -> None:
     if run_compiled(runs, CYCLES, ports=ports, peers=peers, window=window):
         return
     while (now := min(run.next() for run in runs)) != NEVER:
-        # Of late times, a window may be less than a number can tell.
+        # At late times, a window may be smaller than the resolution of a floating-point number.
         horizon = max(now + window, nextafter(now, inf))
         for run in runs:
             while (then := run.next()) < horizon:
@@ -243,7 +243,7 @@ class _Port:
         return self._wire.latency_cycles
 
     def stopped(self, end: Any, sends: int | None, receives: int | None) -> None:
-        """Take what machine code says of this end, and the instructions that still wait."""
+        """Take the results of machine code for this end, and the instructions that still wait."""
         self._words, self._frames = int(end["words"]), int(end["frames"])
         self._busy = float(end["busy"])
         if sends is not None:

@@ -1,7 +1,7 @@
-"""The bus and the events of the cycle model as machine code: `bus_cycles` over tables.
+"""Bus and events of the cycle model as machine code that works on tables.
 
-What it computes is defined by `Channel`, `Bus` and `CoreRun.at`; every sum is made of the same
-numbers in the same order, so that no bit differs. The records are made by
+`Channel`, `Bus` and `CoreRun.at` define what it computes. Every sum adds the same numbers in the
+same order, so the results are equal in every bit. The tables come from
 :mod:`fpgapipe.hw.hls_models.cycles.compiled_tables`. This module needs numba.
 """
 
@@ -13,7 +13,7 @@ from fpgapipe.hw.hls_models.cycles.engine_cycles import Event
 from fpgapipe.machine_code import compiled_without_counts
 
 _KIND_BITS = 56
-_CALL = np.int64(Event.CALL)  # calls at a time happen in the order in which they were asked for
+_CALL = np.int64(Event.CALL)  # calls of one time happen in the order of their scheduling
 
 
 class State(NamedTuple):
@@ -35,19 +35,19 @@ class State(NamedTuple):
 
 @compiled_without_counts
 def larger(one: float, other: float) -> float:
-    """The larger number, as `max` has it."""
+    """Return the larger number, with the rules of `max`."""
     return other if other > one else one
 
 
 @compiled_without_counts
 def smaller(one: float, other: float) -> float:
-    """The smaller number, as `min` has it."""
+    """Return the smaller number, with the rules of `min`."""
     return other if other < one else one
 
 
 @compiled_without_counts
 def at(s: State, device: int, time: float, event: int, what: int) -> None:
-    """Let something happen, as `CoreRun.at` does."""
+    """Schedule an event, as `CoreRun.at` does."""
     d = s.devices[device]
     if d.num_events == s.whole[0].most_events:
         raise MemoryError("events")
@@ -70,7 +70,7 @@ def at(s: State, device: int, time: float, event: int, what: int) -> None:
 
 @compiled_without_counts
 def drop_event(s: State, device: int) -> None:
-    """Take the earliest event off the heap."""
+    """Remove the earliest event from the heap."""
     d = s.devices[device]
     d.num_events -= 1
     size, first = d.num_events, device * s.whole[0].most_events
@@ -99,7 +99,7 @@ def drop_event(s: State, device: int) -> None:
 
 @compiled_without_counts
 def _new_flow(s: State, index: int, words: float, burst: float, begins: float) -> int:
-    """Make a `Flow`; its number."""
+    """Create a `Flow`, and return its number."""
     whole = s.whole[0]
     number: int = whole.free_flow
     if number < 0:
@@ -120,7 +120,7 @@ def _free_flow(s: State, number: int) -> None:
 
 @compiled_without_counts
 def ask(s: State, channel: int, index: int, words: int, bursts: int, begins: float) -> None:
-    """Ask for words, as `Channel.ask` does."""
+    """Request words, as `Channel.ask` does."""
     ch = s.channels[channel]
     burst = words / bursts
     hold = ch.hold + burst / ch.fastest
@@ -155,7 +155,7 @@ def ask(s: State, channel: int, index: int, words: int, bursts: int, begins: flo
 
 @compiled_without_counts
 def _insert(s: State, channel: int, before: int, number: int) -> None:
-    """Put a flow into a queue behind another, -1 for the first place."""
+    """Insert a flow into a channel's queue after flow `before`, or at the head if that is -1."""
     ch = s.channels[channel]
     if before < 0:
         s.flows[number].next = ch.head
@@ -169,7 +169,7 @@ def _insert(s: State, channel: int, before: int, number: int) -> None:
 
 @compiled_without_counts
 def fetch_words(s: State, device: int, now: float) -> None:
-    """Ask for words of the program, as `Bus.fetch` does."""
+    """Request words of the program, as `Bus.fetch` does."""
     d, epsilon = s.devices[device], s.whole[0].epsilon
     channel = d.first_channel
     ch = s.channels[channel]
@@ -200,7 +200,7 @@ def fetch_words(s: State, device: int, now: float) -> None:
 
 @compiled_without_counts
 def move_words(s: State, device: int, now: float) -> None:
-    """Let words move until now, as `Bus.move` does; channels say what of them has ended."""
+    """Move words until now, as `Bus.move` does, and note in each channel what has ended."""
     d, whole = s.devices[device], s.whole[0]
     elapsed = now - d.last
     d.last = now
@@ -229,7 +229,7 @@ def move_words(s: State, device: int, now: float) -> None:
 
 @compiled_without_counts
 def _wants(s: State, channel: int, now: float) -> float:
-    """Words a cycle that a channel could move, as `Channel.wants` says."""
+    """Return how many words per cycle a channel could move, as `Channel.wants` does."""
     ch = s.channels[channel]
     if ch.head < 0:
         return 0.0
@@ -247,7 +247,7 @@ def _wants(s: State, channel: int, now: float) -> float:
 
 @compiled_without_counts
 def _next_of(s: State, channel: int, now: float) -> float:
-    """When the first of a channel's flows ends or can begin, as `Channel.next` says."""
+    """Return when a channel's first flow ends or can begin, as `Channel.next` does."""
     ch = s.channels[channel]
     if ch.head < 0:
         return np.inf
@@ -263,7 +263,7 @@ def _next_of(s: State, channel: int, now: float) -> float:
 
 @compiled_without_counts
 def _asked(s: State, channel: int) -> float:
-    """Words that a channel has asked for, about, as `Channel.asked` says."""
+    """Return about how many words a channel has requested, as `Channel.asked` does."""
     ch = s.channels[channel]
     words = 0.0
     number = ch.head
@@ -277,7 +277,7 @@ def _asked(s: State, channel: int) -> float:
 
 @compiled_without_counts
 def _share(s: State, device: int, now: float) -> None:
-    """Settle rates of a core without links, as `Bus.share` does."""
+    """Set the rates of a core without links, as `Bus.share` does."""
     d = s.devices[device]
     reads, writes = s.channels[d.first_channel], s.channels[d.first_channel + 1]
     read, write = _wants(s, d.first_channel, now), _wants(s, d.first_channel + 1, now)
@@ -294,7 +294,7 @@ def _share(s: State, device: int, now: float) -> None:
 
 @compiled_without_counts
 def _share_with_packets(s: State, device: int, now: float) -> None:
-    """Settle rates of a core with links, as `Bus._share_with_packets` does."""
+    """Set the rates of a core with links, as `Bus._share_with_packets` does."""
     d, epsilon = s.devices[device], s.whole[0].epsilon
     first, end = d.first_channel, d.end_channel
     growing = 0
@@ -361,7 +361,7 @@ def _share_with_packets(s: State, device: int, now: float) -> None:
 
 @compiled_without_counts
 def share_rates(s: State, device: int, now: float) -> None:
-    """Settle the rates of all channels of a core's bus."""
+    """Set the rates of all channels of a core's bus."""
     d = s.devices[device]
     if d.end_channel - d.first_channel > 2:
         _share_with_packets(s, device, now)

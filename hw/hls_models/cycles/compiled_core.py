@@ -1,10 +1,10 @@
-"""Runs of the cycle model as machine code, where numba is installed and a program is long enough.
+"""Runs of the cycle model as machine code, if numba is installed and the programs are long enough.
 
-`CoreRun` and its engines are the definition, and what runs without numba. Here what instructions
-take for themselves is found once for each body and put into tables
-(:mod:`fpgapipe.hw.hls_models.cycles.compiled_tables`), which a loop follows
-(:mod:`fpgapipe.hw.hls_models.cycles.compiled_loop`); no bit of the result differs. Whatever is out
-of the ordinary is left to the definition, and fails as it does there.
+`CoreRun` and its engines define the model, and run without numba. Here, the times that instructions
+take on their own are computed once for each body and put into tables
+(:mod:`fpgapipe.hw.hls_models.cycles.compiled_tables`). A loop in machine code
+(:mod:`fpgapipe.hw.hls_models.cycles.compiled_loop`) simulates the rest; the results are equal in
+every bit. A run with an error or an unknown engine is left to `CoreRun`, which reports the error.
 """
 
 from __future__ import annotations
@@ -21,22 +21,23 @@ from fpgapipe.hw.hls_models.cycles.compiled_tables import Held, Port, Run, Table
 from fpgapipe.hw.hls_models.cycles.engine_cycles import Kind
 
 FEW = 100
-"""Programs of fewer instructions are not worth making tables."""
+"""Number of instructions from which programs are worth building tables."""
 
 LOADED_FROM = 50_000
-"""Instructions to be simulated by a process from which machine code is worth the time to load it,
-or to make it once."""
+"""Number of instructions that a process simulates from which machine code is worth the time to load
+it, or to compile it once."""
 
 EVENTS, FLOWS = 1 << 10, 1 << 12
-"""Room for each device in the first place; where it is not enough, runs begin anew with more."""
+"""Initial room for each device's events and flows; a run that needs more begins again with more."""
 
 
 @cache
 def _digest(*modules: ModuleType) -> str:
-    """Digest of sources.
+    """Return a digest of the modules' sources.
 
-    A change in one has to make machine code of all anew: for numba's cache only the file of the
-    outermost function counts, and the types of its arguments, of which this becomes a part.
+    A change in any of them must compile all machine code again. But numba's cache only checks the
+    file of the outermost function and the types of its arguments, so the digest becomes a part of
+    such a type.
     """
     return f"{zlib.crc32(''.join(map(inspect.getsource, modules)).encode()):08x}"
 
@@ -48,7 +49,7 @@ def has_compiler() -> bool:
 
 
 _simulated = [0]
-"""Instructions of programs that are not short, which this process has simulated."""
+"""Number of instructions that this process has simulated, without those of short programs."""
 
 
 def run_compiled(
@@ -60,27 +61,28 @@ def run_compiled(
     window: float = inf,
     held: Held | None = None,
 ) -> bool:
-    """Let runs go on until nothing happens any more.
+    """Run the simulation in machine code until there are no more events.
 
     Parameters
     ----------
     runs : sequence of Run
-        Which have not begun; they are changed.
+        The runs, which have not begun. They are changed.
     numbers : mapping of str to int
-        Cycles that the modules of the runs define, by their names in `compiled_tables.WHOLE`.
+        Constants of the runs' modules in cycles, by their names in `compiled_tables.WHOLE`.
     ports : sequence of sequence of Port
-        The ends of each run's links, where links join cores.
+        For each run, the ends of its links, if links join the cores.
     peers : mapping of int to int, optional
-        Numbers of the ends that are joined, in either direction; all ends are counted.
+        For each end that is joined, the number of the other end. The ends of all runs are numbered
+        together.
     window : float
-        Cycles by which a run may be ahead of another.
+        Number of cycles by which a run may be ahead of another.
     held : Held, optional
-        When RECEIVEs end, if a run lets nothing come before it needs it.
+        Tasks of the instructions, if RECEIVEs end only when the run cannot go on without them.
 
     Returns
     -------
     bool
-        False if the runs are left to Python: nothing has happened then.
+        Whether the runs were simulated. If not, they are unchanged and left to Python.
     """
     count = sum(len(run.program) for run in runs)
     if count < FEW:
@@ -97,7 +99,7 @@ def run_compiled(
     try:
         tables = Tables(runs, numbers, ports or [()] * len(runs), peers or {}, held)
     except (ArithmeticError, AssertionError, LookupError, TypeError, ValueError):
-        return False  # what is wrong with an instruction shows when it starts
+        return False  # the definition reports the error when the instruction starts
     events, flows = EVENTS, FLOWS
     digest = _digest(compiled_bus, compiled_loop)
     while True:

@@ -1,7 +1,7 @@
-"""The event loop of the cycle model as machine code, for one core or several that links join.
+"""Event loop of the cycle model as machine code, for one core or several cores joined by links.
 
-What it computes is defined by `CoreRun`, the engines, and the ports of `cluster_cycles`; every sum
-is made of the same numbers in the same order, so that no bit differs. This module needs numba.
+`CoreRun`, the engines and the ports of `cluster_cycles` define what it computes. Every sum adds the
+same numbers in the same order, so the results are equal in every bit. This module needs numba.
 """
 
 import numpy as np
@@ -24,19 +24,19 @@ SIGNAL, LEAVE, ISSUE, DISPATCH = (
     int(event) for event in (Event.SIGNAL, Event.LEAVE, Event.ISSUE, Event.DISPATCH)
 )
 ENTERED, ARRIVED, FREED, ROOM = range(int(Event.CALL), int(Event.CALL) + 4)
-"""What `cluster_cycles` calls at a time."""
+"""Events in place of the functions that `cluster_cycles` schedules."""
 
 LOAD, STORE, GEMM, VECTOR, SEND, RECEIVE, LINK_SEND, LINK_RECEIVE, HELD = map(int, Kind)
 
 FETCHED = 512
-"""Program words that may wait for their dispatch; `SequencerSpec.prefetch_words` is no more."""
+"""Largest number of program words that wait for dispatch, at least `prefetch_words` of any core."""
 
 _PORTS = 1 << 16
 
 
 @compiled_without_counts
 def _end(s: State, device: int, index: int, now: float) -> None:
-    """Let an instruction end, as `Engine.end` does."""
+    """End an instruction, as `Engine.end` does."""
     s.code[index].end = now
     at(s, device, now + s.whole[0].signal_cycles, SIGNAL, index)
 
@@ -58,7 +58,7 @@ def _enter(s: State, port: int, now: float) -> None:
 
 @compiled_without_counts
 def _ask_sends(s: State, port: int, now: float) -> None:
-    """Ask memory for as much as there is room for, as `_Sender._ask` does."""
+    """Request as many words from memory as there is room for, as `_Sender._ask` does."""
     p = s.ports[port]
     d = s.devices[p.device]
     while p.asked < p.wanted and s.sends[p.asked].words <= p.words_room:
@@ -73,7 +73,7 @@ def _ask_sends(s: State, port: int, now: float) -> None:
 
 @compiled_without_counts
 def _entered(s: State, port: int, now: float) -> None:
-    """A frame's words are in the link: `_Sender.entered` and `_Port._transmit`."""
+    """Handle a frame that is in the link, as `_Sender.entered` and `_Port._transmit` do."""
     p, whole = s.ports[port], s.whole[0]
     number = p.entered
     p.entered += 1
@@ -96,7 +96,7 @@ def _entered(s: State, port: int, now: float) -> None:
 
 @compiled_without_counts
 def _look_receives(s: State, port: int, now: float) -> None:
-    """Take words that have come, as `_Receiver.look` does."""
+    """Take words that have arrived, as `_Receiver.look` does."""
     p, whole = s.ports[port], s.whole[0]
     while p.taken < p.awaited:
         chunk = s.receives[p.taken]
@@ -117,10 +117,10 @@ def _look_receives(s: State, port: int, now: float) -> None:
 
 @compiled_without_counts
 def _free_frames(s: State, port: int, channel: int, count: int, now: float) -> None:
-    """Frames' words have been taken, as `_Port.free` has it."""
+    """Free frames whose words have been taken, as `_Port.free` does."""
     p, whole = s.ports[port], s.whole[0]
     ready = now + whole.freed_cycles
-    # Trailers of frames that have been transmitted: one more than have entered, at most.
+    # Find the first trailer of a transmitted frame that can report it.
     sent = p.first_send + p.frames
     while p.told < sent and s.sends[p.told].trailer < ready:
         p.told += 1
@@ -132,7 +132,7 @@ def _free_frames(s: State, port: int, channel: int, count: int, now: float) -> N
 
 @compiled_without_counts
 def _moved(s: State, device: int, index: int, now: float) -> None:
-    """The last word of what was asked for is on the bus, as `Mover.moved` has it."""
+    """Handle the end of a transfer, as `Mover.moved` does."""
     whole, latency = s.whole[0], s.devices[device].latency
     engine = s.engines[s.code[index].engine]
     kind = engine.kind
@@ -154,7 +154,7 @@ def _moved(s: State, device: int, index: int, now: float) -> None:
 
 @compiled_without_counts
 def _look(s: State, device: int) -> None:
-    """Dispatch the next instruction as soon as can be, as `CoreRun._look` does."""
+    """Schedule the dispatch of the next instruction, as `CoreRun._look` does."""
     d = s.devices[device]
     if d.dispatching or d.next == d.end:
         return
@@ -169,7 +169,7 @@ def _look(s: State, device: int) -> None:
 
 @compiled_without_counts
 def _move(s: State, device: int, now: float) -> None:
-    """Let words move until now, and what they end happen, as `CoreRun._move` does."""
+    """Move words until now, and handle the transfers that end, as `CoreRun._move` does."""
     d, whole = s.devices[device], s.whole[0]
     d.bus_changes = 1
     move_words(s, device, now)
@@ -191,7 +191,7 @@ def _move(s: State, device: int, now: float) -> None:
 
 @compiled_without_counts
 def _fetch(s: State, device: int, now: float) -> None:
-    """Ask for program words as far as there is room."""
+    """Request program words as far as there is room, as `CoreRun._fetch` does."""
     d = s.devices[device]
     _move(s, device, now)
     while d.room >= d.fetch_words:
@@ -225,7 +225,7 @@ def _start_product(s: State, device: int, number: int, index: int, now: float) -
 
 @compiled_without_counts
 def _release(s: State, device: int, number: int, task: int, now: float) -> None:
-    """Let what tasks up to this one receive come, as `_Held.release` does."""
+    """End the RECEIVEs of all tasks up to this one, as `_Held.release` does."""
     engine = s.engines[number]
     engine.until = max(engine.until, task)
     while engine.released < engine.head and s.code[s.queue[engine.released]].task <= engine.until:
@@ -235,7 +235,7 @@ def _release(s: State, device: int, number: int, task: int, now: float) -> None:
 
 @compiled_without_counts
 def _start(s: State, device: int, number: int, index: int, now: float) -> float:
-    """Begin an instruction, as `Engine.start` does; returns when its engine has taken it."""
+    """Begin an instruction, as `Engine.start` does; return when its engine takes it."""
     whole, d, engine = s.whole[0], s.devices[device], s.engines[number]
     code = s.code[index]
     kind = engine.kind
@@ -272,7 +272,7 @@ def _start(s: State, device: int, number: int, index: int, now: float) -> float:
 
 @compiled_without_counts
 def _issue(s: State, device: int, number: int, now: float) -> None:
-    """Start the instruction at the head of a queue if it can be, as `Engine.issue` does."""
+    """Start the instruction at the head of a queue if it can start, as `Engine.issue` does."""
     engine = s.engines[number]
     if engine.head == engine.tail or not engine.may_begin:
         return
@@ -339,7 +339,7 @@ def _dispatch(s: State, device: int, now: float) -> None:
 
 @compiled_without_counts
 def _signal(s: State, device: int, index: int, now: float) -> None:
-    """Let an instruction's signals count, as `CoreRun._signal` does."""
+    """Add an instruction's signals to the semaphores, as `CoreRun._signal` does."""
     d, code = s.devices[device], s.code[index]
     s.engines[code.engine].may_begin += 1
     left, semaphore = code.signals, 0
@@ -353,7 +353,7 @@ def _signal(s: State, device: int, index: int, now: float) -> None:
 
 @compiled_without_counts
 def _happen(s: State, device: int, event: int, what: int, now: float) -> None:
-    """Let one event happen."""
+    """Handle one event."""
     if event == SIGNAL:
         _signal(s, device, what, now)
     elif event == ISSUE:
@@ -383,7 +383,7 @@ def _happen(s: State, device: int, event: int, what: int, now: float) -> None:
 
 @compiled_without_counts
 def _step(s: State, device: int, now: float) -> None:
-    """Let what happens next happen, at its time, as `CoreRun.step` does."""
+    """Handle the next events, whose time is `now`, as `CoreRun.step` does."""
     d, whole = s.devices[device], s.whole[0]
     if d.bus_next <= now:
         _move(s, device, now)
@@ -409,7 +409,7 @@ def _first_time(s: State, device: int) -> float:
 
 @compiled_without_counts
 def _next_time(s: State, device: int) -> float:
-    """When something happens next, as `CoreRun.next` and `_PausingRun.next` say."""
+    """Return the time of the next event, as `CoreRun.next` and `_PausingRun.next` do."""
     then = _first_time(s, device)
     d = s.devices[device]
     if then != np.inf:
@@ -431,19 +431,19 @@ def _next_time(s: State, device: int) -> float:
 
 @compiled_without_counts
 def simulate(s: State, window: float) -> None:
-    """Go on until nothing happens any more, or an instruction's engine is missing.
+    """Simulate until there are no more events, or an instruction's engine is missing.
 
     Parameters
     ----------
     s : State
-        Is changed.
+        The tables, which are changed.
     window : float
-        Cycles by which a device may be ahead of another.
+        Number of cycles by which a device may be ahead of another.
 
     Raises
     ------
     MemoryError
-        If a table is too small: "events" or "flows".
+        If a table is too small. The message is its name, "events" or "flows".
     """
     whole = s.whole[0]
     for device in range(len(s.devices)):

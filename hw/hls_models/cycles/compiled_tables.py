@@ -1,7 +1,8 @@
-"""What a run of the cycle model begins with, as arrays of records for machine code.
+"""Initial state of a run of the cycle model, as arrays of records for machine code.
 
-What instructions take for themselves is found once for each body: products and vectors share
-theirs. :mod:`fpgapipe.hw.hls_models.cycles.compiled_core` runs what is made here.
+The times that an instruction takes on its own are computed once for each body, since many products
+and vector instructions share one. :mod:`fpgapipe.hw.hls_models.cycles.compiled_core` runs the
+tables.
 """
 
 from __future__ import annotations
@@ -39,7 +40,7 @@ _T = TypeVar("_T")
 
 
 class Port(Protocol):
-    """A link's end, as `cluster_cycles` has it.
+    """One end of a link, such as `cluster_cycles` defines.
 
     Attributes
     ----------
@@ -57,16 +58,16 @@ class Port(Protocol):
         """Bytes that go over the wire each cycle."""
 
     def stopped(self, end: Any, sends: int | None, receives: int | None) -> None:
-        """Take what has gone over the wire, and which instructions wait for something."""
+        """Take the traffic of the wire, and the SEND and the RECEIVE that still wait, if any."""
 
 
 class Run(Protocol):
-    """A run of the model, `core_cycles.CoreRun`; here is what its documentation leaves out.
+    """The part of a run (`core_cycles.CoreRun`) that the tables use.
 
     Attributes
     ----------
     number : int
-        Events that it has asked for; 0 before it begins.
+        Number of events that the run has scheduled; 0 before it begins.
     """
 
     program: Sequence[Instruction]
@@ -83,14 +84,16 @@ class Run(Protocol):
 
 @dataclass(frozen=True)
 class Held:
-    """When RECEIVEs end that are held back, as `_PausingRun` of the predictions has it.
+    """Order in which RECEIVEs end that are held back until nothing else is left to do.
+
+    `_PausingRun` in :mod:`fpgapipe.partition.pricing.task_times` defines it.
 
     Attributes
     ----------
     task_of : sequence of int
-        The task of each instruction, in the order of the program.
+        Number of the task of each instruction, in the order of the program.
     waiter_of : mapping of int to int
-        For each RECEIVE that something waits for, the first instruction that does.
+        For each RECEIVE that an instruction waits for, the number of the first such instruction.
     """
 
     task_of: Sequence[int]
@@ -113,7 +116,7 @@ WHOLE = np.dtype(
         floats=("epsilon",),
     )
 )
-"""Numbers that are the same for all devices; those in cycles are constants of the definition."""
+"""Numbers that all devices share; those in cycles are the constants of the Python model."""
 
 DEVICE = np.dtype(
     [
@@ -130,7 +133,7 @@ DEVICE = np.dtype(
         ("fetched", np.float64, (512,)),
     ]
 )
-"""A `CoreRun` and its `Bus`; the place of its first channel, engine and instruction."""
+"""A `CoreRun` and its `Bus`, with the ranges of its channels, engines and instructions."""
 
 ENGINE = np.dtype(
     _record(
@@ -139,7 +142,8 @@ ENGINE = np.dtype(
         floats=("ready", "wakes", "busy_until", "weights_until", "streams_until"),
     )
 )
-"""An `Engine`: its queue is ``queue[head:tail]``, and what waits to be let end is behind it."""
+"""An `Engine`. Its queue is ``queue[head:tail]``; the RECEIVEs that are held back are
+``queue[released:head]``."""
 
 CHANNEL = np.dtype(
     _record(
@@ -148,7 +152,7 @@ CHANNEL = np.dtype(
         floats=("hold", "fastest", "rate", "free", "want", "share"),
     )
 )
-"""A `Channel`; its flows are a list from `head` to `tail`."""
+"""A `Channel`; its flows are a linked list from `head` to `tail`."""
 
 PORT = np.dtype(
     _record(
@@ -159,7 +163,8 @@ PORT = np.dtype(
         lists={"room": NUM_CHANNELS, "arrived": NUM_CHANNELS},
     )
 )
-"""A `_Port` with its engines: `sends` and `receives` are in order, and how far they have come."""
+"""A `_Port` with its engines. Its fields from `first_send` to `written` are indices into the tables
+of `sends` and `receives`; each says how far a step of their processing has come."""
 
 FLOW = np.dtype(
     _record("index", "next", "follower", floats=("words", "burst", "begins", "began", "hold"))
@@ -172,7 +177,7 @@ CODE = np.dtype(
         floats=("takes", "lost", "offer", "since", "start", "end"),
     )
 )
-"""An instruction; semaphores are bits."""
+"""An instruction; the semaphores that it waits for and signals are masks."""
 
 PRODUCT = np.dtype(
     _record(
@@ -180,20 +185,20 @@ PRODUCT = np.dtype(
         *("stall_cycles", "latest"),
     )
 )
-"""A `GemmTiming`, and the cycles from the array's last sums to the end."""
+"""A `GemmTiming`, and the cycles from the array's last sums to the end of the product."""
 
 SENT = np.dtype(_record("index", "channel", "words", "link_words", "is_last", floats=("trailer",)))
 RECEIVED = np.dtype(_record("index", "channel", "words", "is_last", "frame", "frees"))
-"""A `_Chunk`."""
+"""A `_Chunk` of a SEND or of a RECEIVE."""
 
 
 class Tables:
-    """What some runs begin with, as records.
+    """Initial state of some runs, as records.
 
     Parameters
     ----------
     runs, numbers, ports, peers, held
-        As of `run_compiled`.
+        The same as for `run_compiled`.
     """
 
     def __init__(
@@ -231,9 +236,9 @@ class Tables:
         self.ports["other"] = [peers.get(number, -1) for number in range(len(self.ports))]
 
     def state(self, num_events: int, num_flows: int, digest: str) -> dict[str, NDArray[Any]]:
-        """Tables to simulate with, and room for so many events and flows a device.
+        """Return new tables with room for a number of events and flows per device.
 
-        The digest of the machine code's sources is part of the type.
+        The digest of the machine code's sources becomes part of the type of `whole`.
         """
         flows = np.zeros(num_flows * len(self.runs), FLOW)
         flows["next"] = np.arange(1, len(flows) + 1)
@@ -264,7 +269,7 @@ class Tables:
         }
 
     def finish(self, state: Any) -> None:
-        """Tell the runs what came of it."""
+        """Write the results of a simulation back to the runs."""
         ports = iter(state.ports)
         for device, run in enumerate(self.runs):
             own = state.devices[device]
@@ -332,7 +337,7 @@ class Tables:
             table[at]["latency"] = core.array.latency_cycles
         code = self.code[first : first + len(run.program)]
         where = self._decode(first, run, code)
-        # Each queue has its instructions in the order of the program.
+        # The instructions of each queue are in the order of the program.
         ends = np.bincount(where + 1, minlength=len(table) + 1).cumsum()
         begins = ends[:-1] + sum(map(len, self._queue))
         table["head"] = table["tail"] = table["released"] = begins
@@ -348,7 +353,7 @@ class Tables:
         self._ports.append(self._link_ends(device, first_channel))
 
     def _decode(self, first: int, run: Run, code: NDArray[Any]) -> NDArray[np.int64]:
-        """Fill in what instructions take; returns the number of each one's engine, -1 for none."""
+        """Fill in the times of instructions; return the number of each one's engine, or -1."""
         opcodes = [instruction.opcode for instruction in run.program]
         end = opcodes.index(Opcode.END) if Opcode.END in opcodes else len(opcodes)
         code["is_end"][end : end + 1] = 1
@@ -372,7 +377,7 @@ class Tables:
         return where
 
     def _product(self, body: Mapping[str, Any], core: CoreSpec) -> int:
-        """Number of a product's times among those of all."""
+        """Return the row of a product's times in the table of products."""
         timing = gemm_timing(body, core)
         written = engines.WRITTEN_CYCLES + timing.writes - 1
         row = (
@@ -383,7 +388,7 @@ class Tables:
         return self._products.setdefault(row, len(self._products))
 
     def _link_ends(self, device: int, first_channel: int) -> NDArray[Any]:
-        """Ports of a device; their frames and bursts are added."""
+        """Return the ports of a device, and add their frames and bursts to the tables."""
         run, first = self.runs[device], int(self.firsts[device])
         table = np.zeros(len(self._ends_of[device]), PORT)
         for link, port in enumerate(self._ends_of[device]):
@@ -424,7 +429,7 @@ _mask = cache(mask_of)
 
 
 def _each(bodies: Sequence[Any], function: Callable[[Any], _T]) -> list[_T]:
-    """A function of each body; equal ones are mostly the same object."""
+    """Apply a function to each body, once per object; equal bodies are mostly the same object."""
     known: dict[int, _T] = {}
     for body in bodies:
         if id(body) not in known:
@@ -435,7 +440,7 @@ def _each(bodies: Sequence[Any], function: Callable[[Any], _T]) -> list[_T]:
 def _transfers(
     bodies: Sequence[Mapping[str, int]], core: CoreSpec
 ) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-    """Words and bursts of transfers, as `words_of_transfer` has them."""
+    """Return the words and bursts of transfers, with the rules of `words_of_transfer`."""
     columns = [[body[name] for body in bodies] for name in ("memory", "row_bytes")]
     block = max(core.burst_beats * core.bus_bytes, WORD_BYTES)
     starts, size = np.array(columns, np.int64)
@@ -451,7 +456,7 @@ def _transfers(
 
 
 def _vector(body: Mapping[str, Any], core: CoreSpec) -> tuple[int, int]:
-    """Cycles of a VECTOR, and those that it loses in banks."""
+    """Return the cycles of a VECTOR, and those that its operands lose in a shared bank."""
     assert core.vector is not None
     op = VectorOp.decoded(body)
     lost = meeting_cycles(op, core.vector, core.scratchpad)
@@ -459,7 +464,7 @@ def _vector(body: Mapping[str, Any], core: CoreSpec) -> tuple[int, int]:
 
 
 def _frames(words: int, frame_words: int) -> NDArray[Any]:
-    """Words of a SEND by frames, the first of which has the tag, too."""
+    """Return the frames of a SEND; the first frame has the tag as well."""
     sizes = []
     if words:
         sizes = [min(words, frame_words - 1)]
@@ -473,9 +478,9 @@ def _frames(words: int, frame_words: int) -> NDArray[Any]:
 
 
 def _bursts(body: Mapping[str, Any], core: CoreSpec, frame_words: int) -> NDArray[Any]:
-    """Bursts of a RECEIVE, with what has to have come of its packet, and what they free."""
+    """Return the bursts of a RECEIVE, with the frames that they need and those that they free."""
     longest = burst_words(core)
-    # Where it begins matters only within a burst.
+    # Only the place of the first word in a burst matters.
     names = ("row_bytes", "rows", "planes", "row_memory", "plane_memory")
     memory = body["memory"] % (longest * WORD_BYTES)
     sizes = np.array(_sizes(longest, memory, *(body[name] for name in names)), np.int64)
@@ -499,7 +504,7 @@ def _sizes(
     row_memory: int,
     plane_memory: int,
 ) -> list[int]:
-    """Words of the bursts of a packet."""
+    """Return the words of each burst of a packet."""
     body = {"memory": memory, "rows": rows, "planes": planes}
     body |= {"row_memory": row_memory, "plane_memory": plane_memory}
     return [
@@ -510,7 +515,7 @@ def _sizes(
 
 
 def _channels(channels: Sequence[Channel]) -> NDArray[Any]:
-    """Channels of a bus that nothing has been asked of."""
+    """Return the channels of a bus before any requests."""
     table = np.zeros(len(channels), CHANNEL)
     for name in ("head", "tail", "opener"):
         table[name] = -1

@@ -42,14 +42,14 @@ FETCHED_CYCLES = 2
 """Cycles from the end of a program word's beat on the bus to the word's dispatch."""
 
 MOST_LATENCY_CYCLES = 1 << 40
-"""Latency of a memory at most: numbers still tell a thousandth of a cycle of such times."""
+"""Largest latency of a memory; floating-point times of this size still resolve 1/1000 cycle."""
 
 DISPATCH_CYCLES = {
     "start_cycles": START_CYCLES,
     "fetch_cycles": FETCH_CYCLES,
     "fetched_cycles": FETCHED_CYCLES,
 }
-"""By the names that the machine code gives them."""
+"""Constants under the names that the machine code uses for them."""
 
 
 @dataclass(frozen=True)

@@ -74,7 +74,7 @@ class Event(IntEnum):
 
 
 class Kind(IntEnum):
-    """What the machine code knows of engines (`compiled_loop`); others it does not run."""
+    """Kinds of engines that the machine code (`compiled_loop`) can simulate."""
 
     LOAD = 0
     STORE = 1

@@ -150,9 +150,10 @@ def _timing(
     a_words: NDArray[np.int64],
     b_words: NDArray[np.int64],
 ) -> tuple[int, int, int, int, int]:
-    """Return cycles of all tiles, of the last one, of the first weights, of the others, of a stall.
+    """Return five times of a product, in cycles.
 
-    The weights' cycles are those of reading them from the scratchpad.
+    They are the times of all tiles and of the last tile, those of reading the weights of the first
+    tile and of all others from the scratchpad, and the stall of `GemmTiming`.
     """
     # The array waits for a tile's weights, which are read while the previous tile streams.
     moves = np.full(k * n, max(m, cols))

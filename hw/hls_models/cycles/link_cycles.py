@@ -56,10 +56,10 @@ class WireTiming:
 
 
 def slot_cycles(link: LinkEngineSpec, wire: WireTiming) -> float:
-    """Cycles for which a full frame keeps its slot: from its entry to that of the next one in it.
+    """Cycles from the entry of a full frame into its slot to the entry of the next frame in it.
 
-    The other end gives a frame's words to memory in bursts, of which the last one ends in the next
-    frame; then a trailer says so.
+    The other end writes a frame's words to memory in bursts, the last of which also has words of
+    the next frame. Then a trailer reports that the frame's buffer is free.
     """
     rate = min(wire.bytes_per_cycle, link.phy_bytes)
     frame = (link.frame_words * WORD_BYTES + TRAILER_BYTES) / rate
@@ -68,7 +68,7 @@ def slot_cycles(link: LinkEngineSpec, wire: WireTiming) -> float:
 
 
 def transfer_cycles(words: int, link: LinkEngineSpec, slots: int, wire: WireTiming) -> float:
-    """Cycles for which a packet keeps the wire, or its frames the slots of its channel."""
+    """Cycles for which a packet occupies the wire, or its frames the slots, if that is longer."""
     rate = min(wire.bytes_per_cycle, link.phy_bytes)
     frames = -(-(words + 1) // link.frame_words)
     takes = ((words + 1) * WORD_BYTES + frames * TRAILER_BYTES) / rate
@@ -142,13 +142,13 @@ def arrivals(
 
 
 class _Credit:
-    """Frames that wait for slots, of which the other end has as many as it says.
+    """Times at which frames are sent if they have to wait for free slots at the other end.
 
     Parameters
     ----------
     link : LinkEngineSpec
     burst : int
-        Words of the bursts in which the other end gives words to memory.
+        Words of the bursts in which the other end writes to memory.
     rate : float
         Bytes that go over the wire each cycle.
     latency_cycles : int
@@ -168,13 +168,14 @@ class _Credit:
         self._wire_from = self._enter_from = -inf
 
     def sent(self, words: int, first: float) -> float:
-        """Send a packet whose first word could go onto the wire at a time; when its end has gone.
+        """Send a packet, and return the time at which its last frame has been sent.
 
-        Words follow each other in each cycle.
+        `first` is the time at which its first word could be on the wire. One further word follows
+        per cycle.
         """
         total = words + 1
         held = 0  # frames of this packet that keep their slots
-        taken = 0  # words that the other end has given to memory
+        taken = 0  # words that the other end has written to memory
         for at in range(0, total, self._frame_words):
             size = min(self._frame_words, total - at)
             slot = self._free.popleft() if self._free else self._wire_from

@@ -30,22 +30,23 @@ SQUARE_CYCLES = 4
 """Cycles that a column of a square needs in addition, after the last word of its square."""
 
 FEW_READS = 100_000
-"""Reads of all products of a process from which machine code is worth the time to load it."""
+"""Number of reads in a process from which machine code is worth the time to load it."""
 
 
 @dataclass(frozen=True)
 class Reads:
-    """An operand's reads, and the vectors that are made of them.
+    """An operand's reads, and the vectors that come from them.
 
     Attributes
     ----------
     sides : sequence of int
-        Memories that each read takes: 1 for that of even words, 2 for that of odd words, 3 for
-        both, 0 for a word of zeros, which is not read.
+        Memories that each read uses: 1 for that of even words, 2 for that of odd words, 3 for both,
+        0 for a word of zeros, which is not read.
     needs : sequence of int
-        Number of reads that each vector needs.
+        For each vector, the number of reads that must be done before it.
     most : sequence of int
-        Number of reads that may have been made, by the number of vectors that have been taken.
+        For each number of vectors that have been taken, the largest number of reads that may be
+        done.
     latency_cycles : int
         Cycles from the last read of a vector to the vector.
     """
@@ -57,13 +58,13 @@ class Reads:
 
     @classmethod
     def of(cls, operand: OperandPattern, rows: int, repeats: int) -> "Reads":
-        """Reads of an operand that is read some times in a row, for an array of so many rows."""
+        """Return the reads of an operand, `repeats` times in a row, for an array of `rows` rows."""
         address, used, emit = operand.reads()
         odd = address // WORD_BYTES % 2
-        # 64 bytes that begin inside a word take a read of either memory.
+        # Reading 64 bytes that begin inside a word uses both memories.
         sides = np.where(address % WORD_BYTES > 0, 3, 1 + odd) * used
         if operand.fp32:
-            # A word of 128 bytes takes two reads, one of zeros a cycle only.
+            # An FP32 word of 128 bytes takes two reads; one that has only zeros takes one cycle.
             second = np.where(sides == 3, 3, 3 - sides) * used
             kept = np.stack([np.ones_like(used), used], axis=1).reshape(-1)
             sides = np.stack([sides, second], axis=1).reshape(-1)[kept]
@@ -80,7 +81,7 @@ class Reads:
             ends = ends[BLOCK - 1 :: BLOCK]
             emitted = np.tile(emit[::BLOCK], repeats)
             needs = np.repeat(ends, emitted)
-            # Two squares are there at a time, one that is filled and one that is emptied.
+            # There are two squares at a time, one that is filled and one that is emptied.
             emptied = np.searchsorted(
                 emitted.cumsum(), np.arange(len(needs) + 1) + stages, side="right"
             )
@@ -118,7 +119,7 @@ class Meeting:
 def meeting(
     a: Reads, b: Reads, tiles: tuple[int, int, int], cols: int, writes: int, hazard: int
 ) -> Meeting:
-    """Follow a product, and an equal one behind it.
+    """Follow a product and an equal product after it, cycle by cycle.
 
     Parameters
     ----------
@@ -180,18 +181,19 @@ def _follow(
     size: int,
     meets: bool,
 ) -> tuple[int, int, int, int]:
-    """Cycles of the first vector, of the last tile's first, of the last, and of the one behind.
+    """Return the times of four vectors.
 
-    It stops after vector number `size`.
+    They are the first vector, the first vector of the last tile, the last vector, which is number
+    ``size - 1``, and the vector after it. `meets` says whether the operands share a bank.
     """
-    a_read = b_read = 0  # reads that have been made
+    a_read = b_read = 0  # reads that have been done
     a_taken = b_taken = 0  # vectors and columns that have been taken
     a_times = [0] * len(a_sides)
     b_times = [0] * len(b_sides)
     fed_at = [-hazard] * m
     column = vector = tile = 0  # the next column and the next vector, in their tiles
     active = complete = False
-    resting = 0  # the array takes no vector before
+    resting = 0  # earliest time at which the array takes a vector
     first = last_tile = last = now = 0
     while True:
         side = 0
