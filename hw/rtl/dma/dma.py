@@ -233,7 +233,7 @@ class BurstGenerator(wiring.Component):
             | (body.plane_memory[:OFFSET_BITS] != body.plane_scratchpad[:OFFSET_BITS])
         )
         row1, row2 = Signal(row, reset_less=True), Signal(row, reset_less=True)
-        words1 = Signal(33 - OFFSET_BITS, reset_less=True)  # less one
+        words1 = Signal(33 - OFFSET_BITS, reset_less=True)  # number of words, less one
         with m.If(valid[0] & moves[1]):
             m.d.sync += [
                 row1.memory.eq(memory >> OFFSET_BITS),

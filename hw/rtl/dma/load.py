@@ -24,7 +24,7 @@ class LoadEngine(wiring.Component):
     """Runs LOAD instructions: reads rows from memory and writes them to the scratchpad.
 
     Whole words of 64 bytes are read and written. The first request is on the bus 7 cycles after the
-    instruction was taken, and `done` comes 3 cycles after the instruction's last beat was taken;
+    instruction was taken, and `done` comes 2 cycles after the instruction's last beat was taken;
     see :func:`fpgapipe.hw.hls_models.model.dma.load_cycles`. The throughput is one beat and one
     request per cycle, also across rows and instructions, with at most `spec.outstanding` bursts
     under way. Beats wait on the bus only while the scratchpad does not accept the words.
@@ -176,7 +176,7 @@ class LoadEngine(wiring.Component):
         )
         m.submodules.words = words = Slice(word)
         head = data.View(under_way, queue.r_data)
-        number = Signal(OFFSET_BITS)  # of the word in its burst
+        number = Signal(OFFSET_BITS)  # number of the word in its burst
         beat, bad, complete, last, marker = Signal(), Signal(), Signal(), Signal(), Signal()
         m.d.comb += [
             marker.eq(queue.r_rdy & (head.code != ErrorCode.NONE)),

@@ -65,6 +65,7 @@ class BlockMemory(wiring.Component):
     write : In(granules)
         Granules of `write_data` that are written.
     write_row : In(row_bits)
+        The row to write.
     write_data : In(bits)
     """
 
