@@ -18,6 +18,7 @@ import click
 
 from fpgapipe import __version__
 from fpgapipe.errors import UserError, nearest
+from fpgapipe.garbage import end_after_command
 from fpgapipe.host.cli.commands.bench import bench
 from fpgapipe.host.cli.commands.boards import boards
 from fpgapipe.host.cli.commands.build import build
@@ -93,6 +94,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     SIGTERM, and 129 if ended by SIGHUP.
     """
     _prepare_streams()
+    if argv is None:
+        end_after_command()
     with terminations() as come:
         code = _main(argv, come)
     return 128 + come[0] if come and code == EXIT_INTERRUPTED else code

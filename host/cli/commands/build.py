@@ -25,6 +25,7 @@ if TYPE_CHECKING:
 @command(
     "build",
     example="fpgapipe build --board u280 --array 8x8 --batch 8 -o out/digits-cnn",
+    lowers=True,
 )
 @partial(cluster_options, default_devices=2)
 @click.option(
@@ -238,11 +239,10 @@ def _scratchpad_bytes(candidate: Candidate) -> int:
 
 
 def _written(plan: Plan, request: Request, folder: Path, seed: int) -> Build:
-    from fpgapipe.garbage import rare_collections
     from fpgapipe.host.build.build import write_build
     from fpgapipe.host.terminal.console import progress
 
-    with progress() as display, rare_collections():
+    with progress() as display:
         display.add_task("making programs")
         return write_build(
             plan,

@@ -15,7 +15,9 @@ if TYPE_CHECKING:
     from fpgapipe.boards.cluster import Cluster
 
 
-@command("compare", example="fpgapipe compare resnet50 --board u280 --devices 4 --batch 64")
+@command(
+    "compare", example="fpgapipe compare resnet50 --board u280 --devices 4 --batch 64", lowers=True
+)
 @click.argument("network", shell_complete=networks_that_begin)
 @cluster_options
 @click.option(

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from fpgapipe.partition.timeline.timeline import Timeline
 
 
-@command("plan", example="fpgapipe plan resnet50 --board u280 --devices 4 --batch 64")
+@command("plan", example="fpgapipe plan resnet50 --board u280 --devices 4 --batch 64", lowers=True)
 @click.argument("network", shell_complete=networks_that_begin, required=False)
 @click.option(
     "--board",
@@ -118,7 +118,6 @@ def plan(network: str | None, profile: str | None, **options: Any) -> None:
 
 def _plan_network(network: str, options: dict[str, Any]) -> None:
     from fpgapipe.errors import UserError
-    from fpgapipe.garbage import rare_collections
     from fpgapipe.host.cli.commands.schedule import picture_files, write_pictures
     from fpgapipe.host.cli.options.cluster_options import chosen_cluster
     from fpgapipe.host.cli.options.csv_schedule import read_plain_schedule
@@ -174,7 +173,7 @@ def _plan_network(network: str, options: dict[str, Any]) -> None:
     if options["explain"]:
         if not built["possible"]:
             raise UserError(f"--explain needs a plan that can be built: {built['reason']}")
-        with phase("where cycles go"), rare_collections():
+        with phase("where cycles go"):
             explained = explain_plan(made, graph, cluster)
     if options["output"]:
         write_output(options["output"], made.to_json())
@@ -216,14 +215,13 @@ def _priced(
 ) -> tuple[Plan, Timeline]:
     """Plan and timetable with the times of the programs; as they were if a layer does not fit."""
     from fpgapipe.errors import UserError
-    from fpgapipe.garbage import rare_collections
     from fpgapipe.partition.pricing.machine import is_soon_priced, price_plan
     from fpgapipe.stopwatch import phase
 
     if not is_soon_priced(plan):
         return plan, timeline
     try:
-        with phase("programs and their times"), rare_collections():
+        with phase("programs and their times"):
             return price_plan(plan, graph, cluster)
     except UserError as error:
         built |= {"possible": False, "reason": str(error)}

@@ -71,7 +71,9 @@ def build_folder(ctx: click.Context, param: click.Parameter, value: str | None) 
     return value
 
 
-def command(name: str, *, example: str) -> Callable[[Callable[..., Any]], click.Command]:
+def command(
+    name: str, *, example: str, lowers: bool = False
+) -> Callable[[Callable[..., Any]], click.Command]:
     """Declare a sub-command with ``--quiet``, ``--verbose`` and an example in its help.
 
     If its parameter ``as_json`` is set, standard output has only its JSON.
@@ -82,16 +84,23 @@ def command(name: str, *, example: str) -> Callable[[Callable[..., Any]], click.
         Name of the sub-command.
     example : str
         A complete command line that works; tests/host/test_cli.py runs it.
+    lowers : bool
+        Whether most of its time goes into programs, millions of objects that stay to its end.
     """
 
     def decorate(function: Callable[..., Any]) -> click.Command:
         def run(*args: Any, **kwargs: Any) -> Any:
+            from fpgapipe.garbage import rare_collections
             from fpgapipe.host.terminal.console import json_alone, set_up_logging
 
             set_up_logging(click.get_current_context().meta.get("fpgapipe.verbosity", 0))
             phases()  # discards the times of earlier commands in this process
             try:
-                with json_alone() if kwargs.get("as_json") else contextlib.nullcontext():
+                with contextlib.ExitStack() as stack:
+                    if lowers:
+                        stack.enter_context(rare_collections(last=True))
+                    if kwargs.get("as_json"):
+                        stack.enter_context(json_alone())
                     result = function(*args, **kwargs)
                 sys.stdout.flush()
                 _say_phases(phases())
