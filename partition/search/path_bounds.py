@@ -11,7 +11,9 @@ cut known is closed, that is, never considered again.
 
 from __future__ import annotations
 
+import importlib.util
 from dataclasses import dataclass
+from functools import cache
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -20,7 +22,11 @@ from numpy.typing import NDArray
 from fpgapipe.partition.timeline.replay import ACTIVATIONS, GRADIENTS, Path
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
+
+COMPILED_FROM_CELLS = 20_000_000
+"""Number of bounds raised so far by all paths of a process from which on it is worth loading the
+compiler."""
 
 Floats = NDArray[np.float64]
 Bools = NDArray[np.bool_]
@@ -130,17 +136,14 @@ class PathBounds:
         sums = np.einsum("rk,rkn->kn", path.counts[:4], self.passes_s)
         returned = np.append(path.counts[GRADIENTS, 1:], 0.0)
         sent = path.counts[ACTIVATIONS][:, None] * self.sends_s + returned[:, None] * self.returns_s
-        costs = np.where(self.open, (sums + sent)[:, None, :] - sums[:, :, None], np.inf)
         ahead = np.full((self.stages + 1, self.size), np.inf)
         behind = np.full((self.stages + 1, self.size), np.inf)
         ahead[0, 0] = behind[-1, -1] = 0.0
-        for stage in range(self.stages):
-            ahead[stage + 1] = (ahead[stage][:, None] + costs[stage]).min(axis=0)
-        for stage in reversed(range(self.stages)):
-            behind[stage] = (costs[stage] + behind[stage + 1]).min(axis=1)
-        costs += ahead[:-1, :, None]
-        costs += behind[1:, None, :] + path.lag_s
-        np.maximum(self.bound_s, costs, out=self.bound_s, where=self.open)
+        _raised[0] += self.open.size
+        loop = compiled_raise() if _raised[0] >= COMPILED_FROM_CELLS else None
+        (loop or raise_bounds)(
+            self.open, self.bound_s, sums, sums + sent, path.lag_s, ahead, behind
+        )
         self._sums.append(sums)
         self._sent.append(sums + sent)
         self._behind.append(behind)
@@ -211,11 +214,22 @@ class PathBounds:
         """The same cuts with one more stage, and their bounds, where these are below a limit."""
         stage = cuts.shape[1]
         at = cuts[:, -1] if stage else np.zeros(len(cuts), np.int64)
+        so_far = self.lengths(cuts)
+        loop = compiled_extend() if _raised[0] >= COMPILED_FROM_CELLS else None
+        if loop is not None and self.num_paths:
+            tables = (np.array([each[stage] for each in own]) for own in (self._sums, self._sent))
+            behind = np.array([each[stage + 1] for each in self._behind])
+            room = len(cuts) * self.size
+            parent, end = np.zeros(room, np.int64), np.zeros(room, np.int64)
+            bounds = np.zeros(room)
+            own = self.open[stage], self.bound_s[stage], rest[stage + 1]
+            count = loop(*own, at, so_far, *tables, behind, limit_s, parent, end, bounds)
+            extended = np.concatenate([cuts[parent[:count]], end[:count, None]], axis=1)
+            return extended.astype(np.int64), bounds[:count]
         values = np.where(self.open[stage], self.bound_s[stage], np.inf)
         values = np.maximum(values, rest[stage + 1])[at]
         parent, end = np.nonzero(values < limit_s)
         bounds = values[parent, end]
-        so_far = self.lengths(cuts)
         for number in range(self.num_paths):
             length = so_far[number][parent] - self._sums[number][stage, at[parent]]
             length += self._sent[number][stage, end] + self._behind[number][stage + 1, end]
@@ -223,3 +237,111 @@ class PathBounds:
         keeps: Any = bounds < limit_s
         extended = np.concatenate([cuts[parent[keeps]], end[keeps, None]], axis=1)
         return extended.astype(np.int64), bounds[keeps]
+
+
+_raised = [0]
+"""Number of bounds that this process has raised."""
+
+
+def raise_bounds(
+    may: Bools,
+    bound_s: Floats,
+    sums: Floats,
+    ends: Floats,
+    lag_s: float,
+    ahead: Floats,
+    behind: Floats,
+) -> None:
+    """Raise bounds to the least length of a path over all cuts that contain a stage.
+
+    Parameters
+    ----------
+    may : bool array, shape (stages, cuts, cuts)
+        Stages whose bounds are raised.
+    bound_s : float array, shape (stages, cuts, cuts)
+        Bounds, which are changed.
+    sums, ends : float array, shape (stages, cuts)
+        A stage from one cut to another adds the number in `ends` of the latter less that in `sums`
+        of the former.
+    lag_s : float
+        What the path takes besides.
+    ahead, behind : float array, shape (stages + 1, cuts)
+        The least lengths from the first cut to each and from each to the last. They are filled in,
+        and are 0 at the first and the last cut and inf elsewhere before.
+    """
+    stages = len(may)
+    costs = np.where(may, ends[:, None, :] - sums[:, :, None], np.inf)
+    for stage in range(stages):
+        ahead[stage + 1] = (ahead[stage][:, None] + costs[stage]).min(axis=0)
+    for stage in reversed(range(stages)):
+        behind[stage] = (costs[stage] + behind[stage + 1]).min(axis=1)
+    costs += ahead[:-1, :, None]
+    costs += behind[1:, None, :] + lag_s
+    np.maximum(bound_s, costs, out=bound_s, where=may)
+
+
+def _raise_bounds_one_by_one(  # type: ignore[no-untyped-def]
+    may, bound_s, sums, ends, lag_s, ahead, behind
+):
+    """Do what `raise_bounds` does, in the same order for each number, so no bit differs."""
+    stages, size = sums.shape
+    for stage in range(stages):
+        for start in range(size):
+            for end in range(size):
+                if may[stage, start, end]:
+                    length = ahead[stage, start] + (ends[stage, end] - sums[stage, start])
+                    ahead[stage + 1, end] = min(ahead[stage + 1, end], length)
+    for stage in range(stages - 1, -1, -1):
+        for start in range(size):
+            least = behind[stage, start]
+            for end in range(size):
+                if may[stage, start, end]:
+                    cost = ends[stage, end] - sums[stage, start]
+                    least = min(least, cost + behind[stage + 1, end])
+                    length = cost + ahead[stage, start] + (behind[stage + 1, end] + lag_s)
+                    bound_s[stage, start, end] = max(bound_s[stage, start, end], length)
+            behind[stage, start] = least
+
+
+def _extend_one_by_one(  # type: ignore[no-untyped-def]
+    may, bound_s, rest, at, so_far, sums, sent, behind, limit_s, parents, ends, bounds
+):
+    """Fill in what `PathBounds.extensions` finds, in the same order; returns how much it is."""
+    count = 0
+    for parent in range(len(at)):
+        start = at[parent]
+        for end in range(len(rest)):
+            if not may[start, end]:
+                continue
+            bound = max(bound_s[start, end], rest[end])
+            if not bound < limit_s:
+                continue
+            for path in range(len(sums)):
+                length = so_far[path, parent] - sums[path, start]
+                bound = max(bound, length + (sent[path, end] + behind[path, end]))
+                if not bound < limit_s:
+                    break
+            else:
+                parents[count], ends[count], bounds[count] = parent, end, bound
+                count += 1
+    return count
+
+
+@cache
+def compiled_raise() -> Callable[..., None] | None:
+    """`raise_bounds` as machine code; None if numba is not installed."""
+    if importlib.util.find_spec("numba") is None:
+        return None
+    from fpgapipe.machine_code import compiled
+
+    return compiled(_raise_bounds_one_by_one)
+
+
+@cache
+def compiled_extend() -> Callable[..., int] | None:
+    """`_extend_one_by_one` as machine code; None if numba is not installed."""
+    if importlib.util.find_spec("numba") is None:
+        return None
+    from fpgapipe.machine_code import compiled
+
+    return compiled(_extend_one_by_one)

@@ -258,6 +258,31 @@ def test_bounds_of_stages_hold_for_every_cut_with_them():
             assert bounds.bound_s[stage, begin, end] <= seconds * (1 + 1e-12)
 
 
+def test_compiled_and_plain_bounds_are_equal(monkeypatch):
+    """No bit of a bound differs, nor the order in which cuts are extended."""
+    case = Case(7, "1f1b-as", layers=(9, 10))
+    stages = 4
+    replay = Replay(make_schedule("1f1b-as", stages, 4), 0.1)
+    cuts = [(*chosen, 9) for chosen in itertools.combinations(range(1, 9), 3)]
+    found = []
+    for first in (0, np.inf):
+        monkeypatch.setattr("fpgapipe.partition.search.path_bounds.COMPILED_FROM_CELLS", first)
+        bounds = PathBounds(case.question.times, (0,) * stages, (50.0,) * stages)
+        for cut in cuts[::5]:
+            bounds.add(replay.longest(bounds.durations(cut))[1])
+        least, _, rest = bounds.least()
+        bounds.close(1.5 * least)
+        made = np.zeros((1, 0), np.int64)
+        parts = [bounds.bound_s, *bounds._behind, rest]
+        for _ in range(stages):
+            made, values = bounds.extensions(made, 1.4 * least, rest)
+            parts += [made, values]
+        found.append(parts)
+    assert len(found[0][-1]) > 3
+    for compiled, plain in zip(*found, strict=True):
+        np.testing.assert_array_equal(compiled, plain)
+
+
 def test_a_search_without_an_admissible_cut_finds_nothing():
     case = Case(0, "gpipe")
     case.memory = np.zeros(case.devices)
