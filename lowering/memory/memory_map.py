@@ -5,7 +5,7 @@ A map is data: a build stores it as JSON, so that a run needs neither the networ
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, fields
 
 import numpy as np
@@ -75,7 +75,10 @@ class MemoryMap:
         Byte address of the program.
     memory_bytes : int
         Size of the whole memory that is used.
-    num_microbatches : int
+    microbatches : tuple of int
+        Numbers, within the mini-batch, of the micro-batches that the device computes.
+    all_microbatches : int
+        Number of micro-batches of the mini-batch, on all devices.
     inputs : dict of str to tuple of int
         Inputs of the network that the device reads, with the shape of one micro-batch in the
         network.
@@ -98,7 +101,8 @@ class MemoryMap:
 
     entry: int
     memory_bytes: int
-    num_microbatches: int
+    microbatches: tuple[int, ...]
+    all_microbatches: int
     inputs: dict[str, tuple[int, ...]]
     outputs: tuple[str, ...]
     has_loss: bool
@@ -107,6 +111,11 @@ class MemoryMap:
     stored: dict[str, Stored]
     shared: dict[str, int]
     account: dict[str, int]
+
+    @property
+    def num_microbatches(self) -> int:
+        """Number of micro-batches that the device computes."""
+        return len(self.microbatches)
 
     def set_parameters(
         self, memory: NDArray[np.uint8], parameters: Mapping[str, NDArray[np.float32]]
@@ -185,43 +194,50 @@ class MemoryMap:
         """Write a mini-batch: inputs in the network's shapes, and class numbers.
 
         The samples of the first micro-batch come first, then those of the second, and so on. Inputs
-        that this part of the network does not need are ignored.
+        that this part of the network does not need are ignored, and so are micro-batches of other
+        devices.
         """
-        count = self.num_microbatches
+        count = self.all_microbatches
         for name, (samples, *rest) in self.inputs.items():
             shape = (samples * count, *rest)
             if name not in inputs or inputs[name].shape != shape:
                 came = inputs[name].shape if name in inputs else "nothing"
                 raise ValueError(f"input {name} must have shape {shape}, not {came}")
-            for index, part in enumerate(np.split(channels_last(inputs[name]), count)):
-                self.write(memory, self.of_microbatch(name, index), part)
+            parts = np.split(channels_last(inputs[name]), count)
+            for index in self.microbatches:
+                self.write(memory, self.of_microbatch(name, index), parts[index])
         if labels is not None and self.has_loss:
-            for index, part in enumerate(np.split(np.asarray(labels, np.float32), count)):
-                self.write(memory, self.of_microbatch(LABELS, index), part)
+            parts = np.split(np.asarray(labels, np.float32), count)
+            for index in self.microbatches:
+                self.write(memory, self.of_microbatch(LABELS, index), parts[index])
+
+    def outcomes(self, memory: NDArray[np.uint8]) -> dict[int, tuple[float, float]]:
+        """Read the mean loss and the number of correct samples of each micro-batch, by number."""
+        return {
+            index: (
+                float(self.read(memory, self.of_microbatch(LOSS, index))[0]),
+                float(self.read(memory, self.of_microbatch(CORRECT, index))[0]),
+            )
+            for index in self.microbatches
+        }
 
     def outcome(self, memory: NDArray[np.uint8]) -> tuple[float, int]:
-        """Read the mini-batch's mean loss and the number of correctly classified samples."""
-        found = [
-            [
-                float(self.read(memory, self.of_microbatch(name, index))[0])
-                for name in (LOSS, CORRECT)
-            ]
-            for index in range(self.num_microbatches)
-        ]
-        losses, correct = zip(*found, strict=True)
-        return sum(losses) / len(losses), round(sum(correct))
+        """Read the mean loss of the device's micro-batches and the number of correct samples."""
+        return mean_outcome(self.outcomes(memory))
 
     def results(self, memory: NDArray[np.uint8]) -> dict[str, NDArray[np.float32]]:
-        """Read the network's results for all samples, in the network's shapes."""
+        """Read the network's results for the device's samples, in the network's shapes."""
+        return all_results([self.results_of_each(memory)])
+
+    def results_of_each(
+        self, memory: NDArray[np.uint8]
+    ) -> dict[str, dict[int, NDArray[np.float32]]]:
+        """Read the network's results for each micro-batch, by its number."""
         return {
-            name: channels_first(
-                np.concatenate(
-                    [
-                        self.read(memory, self.of_microbatch(name, index))
-                        for index in range(self.num_microbatches)
-                    ]
-                )
-            )
+            name: {
+                index: channels_first(self.read(memory, self.of_microbatch(name, index)))
+                for index in self.microbatches
+            }
             for name in self.outputs
         }
 
@@ -279,6 +295,26 @@ def from_json(text: str) -> MemoryMap:
         return _MAPS.validate_json(text)
     except ValidationError as error:
         raise ValueError(faults_of(error)[0]) from None
+
+
+def mean_outcome(outcomes: Mapping[int, tuple[float, float]]) -> tuple[float, int]:
+    """Mean loss and number of correct samples of micro-batches, in the order of their numbers."""
+    losses, correct = zip(*(outcomes[index] for index in sorted(outcomes)), strict=True)
+    return sum(losses) / len(losses), round(sum(correct))
+
+
+def all_results(
+    parts: Iterable[Mapping[str, Mapping[int, NDArray[np.float32]]]],
+) -> dict[str, NDArray[np.float32]]:
+    """Join the results of several devices, in the order of the micro-batches."""
+    found: dict[str, dict[int, NDArray[np.float32]]] = {}
+    for part in parts:
+        for name, values in part.items():
+            found.setdefault(name, {}).update(values)
+    return {
+        name: np.concatenate([values[index] for index in sorted(values)])
+        for name, values in found.items()
+    }
 
 
 def channels_last(values: NDArray[np.float32]) -> NDArray[np.float32]:

@@ -19,6 +19,8 @@ from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
+import numpy as np
+
 from fpgapipe.hw.hls_models.isa.instructions import Instruction, Opcode, Span
 from fpgapipe.hw.hls_models.model.sequencer import SequencerSpec
 from fpgapipe.hw.hls_models.spec.core_spec import CoreSpec
@@ -27,7 +29,7 @@ from fpgapipe.lowering.program.group import Group
 from fpgapipe.lowering.program.hazards import READS, WRITES, Hazards
 from fpgapipe.lowering.program.last_writer import LastWriters
 from fpgapipe.lowering.program.long_order import LongOrder, is_long
-from fpgapipe.lowering.tiling.kernel import Kernel, Track
+from fpgapipe.lowering.tiling.kernel import Kernel, Region, Track, VectorKernel
 
 TURNAROUND_CYCLES = 300
 """Estimate of the cycles from the end of a group to the start of one that reads its results."""
@@ -54,6 +56,7 @@ def assemble(
     places: Mapping[str, Placed],
     core: CoreSpec | None = None,
     tasks: Sequence[int] | None = None,
+    ordered_from: int | None = None,
 ) -> Assembled:
     """Assemble kernels into one program.
 
@@ -73,6 +76,8 @@ def assemble(
         each in its own lane, have the same number. The RECEIVE instructions of a task are issued no
         earlier than during the task before it. The queue of a link's receiver therefore always has
         room, and the entries that wait in it do not hold up other instructions.
+    ordered_from : int, optional
+        Number of the first of the last kernels that keep their order; all keep it without a core.
 
     Raises
     ------
@@ -84,18 +89,24 @@ def assemble(
     for number, kernel in enumerate(kernels):
         order += _groups(number, kernel, addresses)
     before = _kernels_before(kernels)
-    if core is not None and is_long(order):
-        long = LongOrder(order, len(kernels))
-        tasks = tasks or [0] * len(kernels)
+    last = len(kernels) if ordered_from is None else ordered_from
+    free = [group for group in order if group.kernel < last]
+    tasks = tasks or [0] * len(kernels)
+    if core is not None and free and is_long(order):
         known: dict[int, int] = {}
-        cycles = [group.cycles(core, known) for group in order]
-        sorted_as = long.merged(tasks, _asked_in(order, tasks), cycles, TURNAROUND_CYCLES)
-        if found := long.finished(sorted_as, before):
+        cycles = [group.cycles(core, known) for group in free]
+        sorted_as = np.arange(len(order))
+        long = LongOrder(free, len(kernels))
+        sorted_as[: len(free)] = long.merged(
+            tasks, _asked_in(free, tasks), cycles, TURNAROUND_CYCLES
+        )
+        whole = long if len(free) == len(order) else LongOrder(order, len(kernels))
+        if found := whole.finished(sorted_as, before):
             return Assembled([*found[0], Instruction(Opcode.END)], found[1])
         order = [order[place] for place in sorted_as.tolist()]
-    elif core is not None and order:
-        _find_order(order, tasks or [0] * len(kernels))
-        order = list(_merged(order, core))
+    elif core is not None and free:
+        _find_order(free, tasks)
+        order[: len(free)] = _merged(free, core)
     tagged = [(group.kernel, each) for group in order for each in group.instructions]
     kernel_of = [number for number, _ in tagged]
     waits = Hazards([each for _, each in tagged], kernel_of, before)
@@ -236,10 +247,24 @@ def _merged(order: Sequence[Group], core: CoreSpec) -> Iterator[Group]:
 
 
 def _kernels_before(kernels: Sequence[Kernel]) -> list[int | None]:
-    """For each kernel, the one before it in its track, whose part of the chip it takes over."""
-    latest: dict[Track, int] = {}
+    """For each kernel, the last one before it in its track whose part of the chip it takes over.
+
+    Kernels store in their order, so those before that one have stored their results too.
+    """
+    latest: dict[Track, dict[Region | None, int]] = {}
     found: list[int | None] = []
     for number, kernel in enumerate(kernels):
-        found.append(latest.get(kernel.track))
-        latest[kernel.track] = number
+        region = kernel.region if isinstance(kernel, VectorKernel) else None
+        known = latest.setdefault(kernel.track, {})
+        found.append(
+            max((at for other, at in known.items() if _overlap(region, other)), default=None)
+        )
+        known[region] = number
     return found
+
+
+def _overlap(one: Region | None, other: Region | None) -> bool:
+    """Whether two parts of the scratchpad overlap; None is all of it."""
+    if one is None or other is None:
+        return True
+    return one.base < other.base + other.size_bytes and other.base < one.base + one.size_bytes

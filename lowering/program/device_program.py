@@ -26,6 +26,9 @@ if TYPE_CHECKING:
 UPDATE = "update"
 """Layer of the update's kernels."""
 
+SUM = "gradient sum"
+"""Layer of the kernels that add up the gradients of several devices."""
+
 
 @dataclass(frozen=True)
 class KernelOrigin:

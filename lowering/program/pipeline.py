@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 from fpgapipe.errors import UserError
 from fpgapipe.hw.hls_models.cycles.core_cycles import MemorySpec
+from fpgapipe.lowering.memory.memory_map import all_results, mean_outcome
 from fpgapipe.lowering.program.boundary import Part, gradient_formats, stages_of
 from fpgapipe.lowering.program.step import StepBuilder
 from fpgapipe.lowering.schedule.schedule import TaskKind, several_versions
@@ -86,15 +87,17 @@ class PipelineProgram:
 
     def results(self, memories: Memories) -> dict[str, NDArray[np.float32]]:
         """Read the network's results for all samples; see `MemoryMap.results`."""
-        return {
-            name: value
-            for part, memory in zip(self.parts, memories, strict=True)
-            for name, value in part.results(memory).items()
-        }
+        return all_results(
+            part.results_of_each(memory) for part, memory in zip(self.parts, memories, strict=True)
+        )
 
     def outcome(self, memories: Memories) -> tuple[float, int]:
         """Read the mini-batch's mean loss and the number of correctly classified samples."""
-        return self.parts[-1].outcome(memories[-1])
+        found: dict[int, tuple[float, float]] = {}
+        for part, memory in zip(self.parts, memories, strict=True):
+            if part.has_loss:
+                found |= part.outcomes(memory)
+        return mean_outcome(found)
 
 
 def build_pipeline(

@@ -17,9 +17,16 @@ from fpgapipe.lowering.memory.layout import Demand, Own, lay_out
 from fpgapipe.lowering.memory.memory_map import CORRECT, LABELS, LOSS, Stored
 from fpgapipe.lowering.memory.placed import Placed, page
 from fpgapipe.lowering.memory.sharing import Category, KernelUse, Shareable
+from fpgapipe.lowering.program.all_reduce import (
+    Member,
+    all_reduce,
+    broadcast,
+    chunks_of,
+    coming_chunks,
+)
 from fpgapipe.lowering.program.assemble import assemble
 from fpgapipe.lowering.program.boundary import Part, Stage
-from fpgapipe.lowering.program.device_program import UPDATE, KernelOrigin
+from fpgapipe.lowering.program.device_program import SUM, UPDATE, KernelOrigin
 from fpgapipe.lowering.program.lanes import EngineLane, balance_lanes, lanes_of, product_cycles
 from fpgapipe.lowering.program.step_program import StepProgram
 from fpgapipe.lowering.schedule.schedule import Task, TaskKind
@@ -85,6 +92,9 @@ class StepBuilder:
     num_microbatches : int, optional
         Number of micro-batches of the step, if `tasks` are only some, of a program that is only
         timed. Gradients that are computed once for all are then those of all.
+    member : Member, optional
+        The device's place among devices that all have the same part of the network and add up
+        their gradients before the update.
 
     Attributes
     ----------
@@ -110,6 +120,7 @@ class StepBuilder:
         part: Part | None = None,
         steps: Sequence[int] | None = None,
         num_microbatches: int | None = None,
+        member: Member | None = None,
     ) -> None:
         if core.vector is None:
             raise UserError("a training step needs a core with a vector engine")
@@ -132,6 +143,9 @@ class StepBuilder:
         self._slots = slots_of(self._tasks)
         self.num_microbatches = num_microbatches or len(self._slots)
         self._num_slots = max(self._slots.values()) + 1
+        self._member = member or Member(0, 1)
+        self._chunks: list[Tensor] = []  # of the gradients, which all devices add up
+        self._ordered_from: int | None = None  # first kernel that keeps its place
         self._batches: dict[int, MicroBatch] = {}
         check_network(graph, train=options.train)
         units = units_of(graph)
@@ -301,7 +315,7 @@ class StepBuilder:
 
     def _forward(self, index: int) -> MicroBatch:
         """Add the forward pass of a micro-batch."""
-        batch = MicroBatch(self, index, self._slots[index])
+        batch = MicroBatch(self, index, self._slots[index], len(self._batches))
         used = {name for unit in self._part.stage.units for name in unit.inputs}
         for name, tensor in self.graph.inputs.items():
             if name not in used:
@@ -368,7 +382,7 @@ class StepBuilder:
                 self.region,
                 gradient=dlogits,
                 correct=correct,
-                scale=1 / (rows * len(self._slots)),
+                scale=1 / (rows * self._all_microbatches),
             )
         )
         batch.give(output, dlogits, PLAIN)
@@ -419,6 +433,7 @@ class StepBuilder:
         def add(kernel: Kernel) -> None:
             self._take([LoweredKernel(kernel, layer=UPDATE)])
 
+        self._sum_over_devices(size[0])
         weights, gradient, momentum, second_moment = (Tensor(name, size) for name in SUFFIXES)
         clip = None
         if self.options.clips:
@@ -452,6 +467,32 @@ class StepBuilder:
                 "update", sgd, weights, gradient, self.region, velocity=momentum, clip=clip
             )
         )
+
+    def _sum_over_devices(self, elements: int) -> None:
+        """Add up the gradients of all devices that have the same part of the network.
+
+        All then take over the running averages of the first device, as PyTorch's
+        ``DistributedDataParallel`` does.
+        """
+        if self._member.num_devices == 1:
+            return
+        self._chunks = chunks_of(GRADIENTS, elements)
+        coming = coming_chunks(GRADIENTS, self._chunks)
+        if not self._member.is_first:
+            self._parts |= {self.declare(each).name for each in coming}
+        self._ordered_from = len(self.lowered)
+        kernels = list(all_reduce(SUM, self._member, self._chunks, coming, self.region))
+        written = {name for each in self.lowered for name in each.kernel.writes}
+        frozen = {name: each for name, each in self.stored.items() if not each.trainable}
+        averages = [each.tensor for name, each in frozen.items() if name in written]
+        for number, tensor in enumerate(averages):
+            kernels += broadcast(SUM, self._member, number, tensor, to_last=True)
+        self._take(LoweredKernel(kernel, layer=SUM) for kernel in kernels)
+
+    @property
+    def _all_microbatches(self) -> int:
+        """Number of micro-batches of the mini-batch, on all devices."""
+        return len(self._slots) * self._member.num_devices
 
     def _constants(self) -> dict[str, NDArray[np.float32]]:
         """Contents of tensors that never change."""
@@ -519,9 +560,13 @@ class StepBuilder:
                 size = each.tensor.size_bytes
                 places[each.tensor.name + SUFFIXES[arena]] = Placed(at, at + size)
                 at += _ceil_word(size)
+        at = places[GRADIENTS].begin if self._chunks else 0
+        for chunk in self._chunks:
+            places[chunk.name] = Placed(at, at + chunk.size_bytes)
+            at += chunk.size_bytes
         kernels = [each.kernel for each in self.lowered]
         steps = [self._steps[task] for task in self._task_of]
-        assembled = assemble(kernels, places, self.core, steps)
+        assembled = assemble(kernels, places, self.core, steps, self._ordered_from)
         words = [0] * len(kernels)
         for number, instruction in zip(assembled.kernel_of, assembled.instructions, strict=False):
             words[number] += instruction.words
@@ -530,24 +575,26 @@ class StepBuilder:
             uses=[replace(use, words=some) for use, some in zip(demand.uses, words, strict=True)],
         )
         size = page(layout.entry + demand.program_bytes)
+        first = min(self._slots)
         inputs = {
             name: tensor.shape
             for name, tensor in self.graph.inputs.items()
-            if self.of_microbatch(name, 0) in places
+            if self.of_microbatch(name, first) in places
         }
         return StepProgram(
             layout.entry,
             size,
-            len(self._slots),
+            tuple(sorted(self._slots)),
+            self._all_microbatches,
             inputs,
-            tuple(name for name in self.graph.outputs if self.of_microbatch(name, 0) in places),
+            tuple(name for name in self.graph.outputs if self.of_microbatch(name, first) in places),
             has_loss=self.options.train and self._part.stage.is_last,
             places=places,
             tensors=dict(self.tensors),
             stored=dict(self.stored),
             shared=layout.shared,
             account=layout.account(demand, size),
-            index=self._part.stage.index,
+            index=self._part.stage.index + self._member.index,
             core=self.core,
             instructions=assembled.instructions,
             kernel_of=assembled.kernel_of,
@@ -560,9 +607,9 @@ class StepBuilder:
             graph=self.graph,
             options=self.options,
             stage=self._part.stage,
-            values=dict(self._batches[0].values),
-            operands=dict(self._batches[0].operands),
-            gradients=dict(self._batches[0].gradients),
+            values=dict(self._batches[first].values),
+            operands=dict(self._batches[first].operands),
+            gradients=dict(self._batches[first].gradients),
             demand=demand,
         )
 

@@ -69,7 +69,7 @@ def add_late_gradient(
     gathered = []
     for role, part in (("x", x), ("dy", dy)):
         whole = step.for_all(f"{name}.{role}", part)
-        first = step.index * part.elements
+        first = step.position * part.elements
         step.add(gather(f"{name}.{role}.gather", part, whole, first, step.region), is_weight=True)
         gathered.append(whole)
     together = replace(conv, batch=count * conv.batch, segments=count)

@@ -127,6 +127,8 @@ class MicroBatch:
         Number of the micro-batch.
     slot : int
         Number of the slot.
+    position : int
+        Number of the micro-batch among those of the device.
 
     Attributes
     ----------
@@ -144,10 +146,11 @@ class MicroBatch:
         Names of the micro-batch's tensors, in the order in which they were declared.
     """
 
-    def __init__(self, builder: Builder, index: int, slot: int) -> None:
+    def __init__(self, builder: Builder, index: int, slot: int, position: int) -> None:
         self._builder = builder
         self.index = index
         self.slot = slot
+        self.position = position
         self.values: dict[str, Value] = {}
         self.gradients: dict[str, str] = {}
         self.lowered: list[LoweredKernel] = []
@@ -319,7 +322,7 @@ class MicroBatch:
 
     @property
     def num_microbatches(self) -> int:
-        """Number of micro-batches of the step."""
+        """Number of micro-batches that the device computes in a step."""
         return self._builder.num_microbatches
 
     def for_all(self, name: str, part: Tensor) -> Tensor:

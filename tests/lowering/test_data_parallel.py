@@ -1,0 +1,184 @@
+"""Data parallelism: every device has the whole network, and all add up their gradients."""
+
+from dataclasses import replace
+from fractions import Fraction
+
+import numpy as np
+import pytest
+from pipeline_cases import run_devices
+from step_cases import every_operator
+from test_pipeline import CORE, ORDERS, SCALARS, left_behind
+
+from fpgapipe.errors import UserError
+from fpgapipe.host.backends.model import ModelBackend
+from fpgapipe.host.backends.simulator import SimulatorBackend
+from fpgapipe.hw.hls_models.cycles.core_cycles import MemorySpec
+from fpgapipe.hw.hls_models.model.core import CoreModel
+from fpgapipe.lowering.memory.memory_map import from_json, to_json
+from fpgapipe.lowering.program import all_reduce
+from fpgapipe.lowering.program.data_parallel import build_data_parallel
+from fpgapipe.lowering.program.step import build_step
+from fpgapipe.lowering.schedule.tasks import single_device
+from fpgapipe.lowering.units.step_options import StepOptions
+from fpgapipe.network.initial_values import initial_parameters, random_batch
+from fpgapipe.partition.schedule.schedule_kinds import make_schedule
+from fpgapipe.sim_tb.native.phy import WireSpec
+
+SAMPLES = 2
+WIRE = WireSpec(phy_bytes=16, bytes_per_cycle=Fraction(16), latency_cycles=128)
+
+
+def on_one(graph, inputs, labels, options=None):
+    """What a step leaves behind on one device that does all micro-batches."""
+    options = options or StepOptions()
+    count = len(labels) // SAMPLES
+    program = build_step(
+        graph, CORE, options=options, tasks=single_device(count, train=options.train)
+    )
+    memory = program.image(initial_parameters(graph, 0))
+    program.set_batch(memory, inputs, labels)
+    model = CoreModel(CORE, memory)
+    model.scalars[:] = SCALARS
+    model.run(program.instructions)
+    return left_behind(program, memory, options)
+
+
+def on_several(graph, num_devices, inputs, labels, order="any", options=None):
+    """The programs, and what each device leaves behind."""
+    options = options or StepOptions()
+    schedule = make_schedule("data-parallel", num_devices, len(labels) // SAMPLES)
+    pipeline = build_data_parallel(graph, [CORE] * num_devices, schedule, options=options)
+    memories = pipeline.images(initial_parameters(graph, 0))
+    pipeline.set_batch(memories, inputs, labels)
+    programs = [part.instructions for part in pipeline.parts]
+    left = run_devices([CORE] * num_devices, memories, programs, SCALARS, ORDERS[order])
+    assert left == [0] * num_devices
+    found = [
+        left_behind(part, memory, options)
+        for part, memory in zip(pipeline.parts, memories, strict=True)
+    ]
+    return pipeline, memories, found
+
+
+@pytest.mark.parametrize(
+    ("num_devices", "order"), [(2, "any"), (3, "first"), (4, "last"), (4, "transfers early")]
+)
+def test_weights_of_one_device(num_devices, order):
+    """With one micro-batch on each device, sums have the order of one device that does all."""
+    graph = every_operator(SAMPLES)
+    inputs, labels = random_batch(graph, 0, num_devices)
+    expected = on_one(graph, inputs, labels)
+    pipeline, memories, found = on_several(graph, num_devices, inputs, labels, order)
+    assert pipeline.outcome(memories) == expected.pop("outcome")
+    first = on_one(graph, {name: each[:SAMPLES] for name, each in inputs.items()}, labels[:SAMPLES])
+    for device in found:
+        del device["outcome"]
+        assert device.keys() == expected.keys()
+        for name, value in expected.items():
+            # Running averages are those of the first device's micro-batch.
+            wanted = first[name] if ".running_" in name else value
+            np.testing.assert_array_equal(device[name], wanted, err_msg=name)
+
+
+def test_several_micro_batches_on_a_device(monkeypatch):
+    """Each device adds up its own gradients, then the devices add up theirs in their order."""
+    monkeypatch.setattr(all_reduce, "CHUNK_BYTES", (4096, 4096))  # several chunks
+    graph = every_operator(SAMPLES)
+    inputs, labels = random_batch(graph, 0, 6)
+    _, _, found = on_several(graph, 2, inputs, labels)
+    own = []
+    for device in range(2):
+        numbers = np.arange(6 * SAMPLES).reshape(6, SAMPLES)[device::2].ravel()
+        some = {name: each[numbers] for name, each in inputs.items()}
+        options = StepOptions()
+        own.append(on_one(without_dropout(graph), some, labels[numbers], options))
+    _, _, found = on_several(without_dropout(graph), 2, inputs, labels)
+    for name, value in found[0].items():
+        if name.endswith(".gradient"):
+            # A device alone has half of the micro-batches, and so twice the gradient of each.
+            total = (own[0][name] + own[1][name]) / np.float32(2)
+            np.testing.assert_array_equal(value, total, err_msg=name)
+            np.testing.assert_array_equal(found[1][name], value, err_msg=name)
+
+
+def without_dropout(graph):
+    """The network with a rate of 0 in its dropouts, whose masks depend on the micro-batch."""
+    layers = {
+        name: replace(layer, operator=replace(layer.operator, rate=0.0))
+        if layer.op == "dropout"
+        else layer
+        for name, layer in graph.layers.items()
+    }
+    return replace(graph, layers=layers)
+
+
+def test_inference_shares_the_samples():
+    graph = every_operator(SAMPLES)
+    inputs, labels = random_batch(graph, 0, 4)
+    options = StepOptions(train=False)
+    expected = on_one(graph, inputs, labels, options)
+    pipeline, memories, _ = on_several(graph, 2, inputs, labels, options=options)
+    (output,) = graph.outputs
+    found = pipeline.results(memories)[output]
+    assert found.shape == (8, 5)
+    np.testing.assert_array_equal(found, expected[output])
+
+
+def test_clipping_has_the_norm_of_all_gradients():
+    graph = every_operator(SAMPLES)
+    inputs, labels = random_batch(graph, 0, 2)
+    options = StepOptions(clips=True)
+    expected = on_one(graph, inputs, labels, options)
+    _, _, found = on_several(graph, 2, inputs, labels, options=options)
+    for name, value in expected.items():
+        if ".running_" not in name and name != "outcome":
+            np.testing.assert_array_equal(found[1][name], value, err_msg=name)
+
+
+def test_memory_map_is_data():
+    graph = every_operator(SAMPLES)
+    schedule = make_schedule("data-parallel", 2, 4)
+    part = build_data_parallel(graph, [CORE] * 2, schedule).parts[1]
+    again = from_json(to_json(part))
+    assert (again.microbatches, again.all_microbatches) == ((1, 3), 4)
+    assert again.places == part.places
+
+
+@pytest.mark.parametrize(
+    ("num_devices", "kind", "count", "message"),
+    [
+        (2, "data-parallel", 3, "multiple of 2"),
+        (2, "gpipe", 4, "whole network on each of 2 devices"),
+        (3, "data-parallel", 3, None),
+    ],
+)
+def test_what_does_not_fit_is_refused(num_devices, kind, count, message):
+    graph = every_operator(SAMPLES)
+    cores = [CORE] * num_devices
+    if message is None:
+        cores[1] = replace(CORE, links=CORE.links[:1])
+        message = "device 1 needs 2 links, not 1"
+    with pytest.raises(UserError, match=message):
+        build_data_parallel(graph, cores, make_schedule(kind, num_devices, count))
+
+
+@pytest.mark.sim
+@pytest.mark.slow  # a core with vector engine and two links
+@pytest.mark.parametrize("num_devices", [2, 4])
+def test_hardware_equals_the_model(num_devices):
+    graph = every_operator(SAMPLES)
+    schedule = make_schedule("data-parallel", num_devices, 4)
+    pipeline = build_data_parallel(graph, [CORE] * num_devices, schedule)
+    parameters = initial_parameters(graph, 0)
+    inputs, labels = random_batch(graph, 0, 4)
+    wires = [WIRE] * (num_devices - 1)
+    with (
+        ModelBackend(pipeline, parameters) as model,
+        SimulatorBackend(pipeline, parameters, MemorySpec(), wires) as hardware,
+    ):
+        for _ in range(2):
+            expected = model.step(inputs, labels, SCALARS)
+            found = hardware.step(inputs, labels, SCALARS)
+            assert (found.loss, found.correct) == (expected.loss, expected.correct)
+            for one, other in zip(hardware.memories, model.memories, strict=True):
+                np.testing.assert_array_equal(one, other)
