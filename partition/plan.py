@@ -11,6 +11,9 @@ from fpgapipe.errors import FileError
 from fpgapipe.files import read_bytes
 from fpgapipe.json_faults import faults_of
 
+DATA_PARALLEL = "data-parallel"
+"""Schedule of a plan in which each device has the whole network."""
+
 MAX_BYTES = 64 * 2**20
 """Largest plan file that is read, bytes."""
 
@@ -156,7 +159,8 @@ class Plan(_Part):
     schedule : str
         Kind of schedule, which determines the order of the tasks.
     stages : tuple of StagePlan
-        Stages in the order in which data flow.
+        Stages in the order in which data flow; if the plan is data-parallel, the devices of the
+        chain, each with all layers.
     predicted : Prediction
     optimal : bool
         Whether no other partition has a better objective, by the prices by which it was searched.
@@ -190,6 +194,15 @@ class Plan(_Part):
                 f"a batch of {self.batch} cannot be cut into {self.num_microbatches} equal parts"
             )
         names = [name for stage in self.stages for name in stage.layers]
+        if self.is_data_parallel:
+            if any(stage.layers != self.stages[0].layers for stage in self.stages):
+                raise ValueError("every device of a data-parallel plan must have all layers")
+            if self.num_microbatches % len(self.stages):
+                raise ValueError(
+                    f"{self.num_microbatches} micro-batches cannot be shared equally by "
+                    f"{len(self.stages)} devices"
+                )
+            names = list(self.stages[0].layers)
         twice = {name for name in names if names.count(name) > 1} if len(names) < 2000 else set()
         if twice:
             raise ValueError(f"layers in two stages: {', '.join(sorted(twice)[:5])}")
@@ -199,6 +212,11 @@ class Plan(_Part):
     def microbatch(self) -> int:
         """Samples in a micro-batch."""
         return self.batch // self.num_microbatches
+
+    @property
+    def is_data_parallel(self) -> bool:
+        """Whether each device has the whole network, and does some of the micro-batches."""
+        return self.schedule == DATA_PARALLEL
 
     @property
     def trains(self) -> bool:

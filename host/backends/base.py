@@ -150,7 +150,7 @@ class Backend(StepRunner):
     def __init__(self, pipeline: PipelineProgram) -> None:
         self.pipeline = pipeline
         self.graph = pipeline.graph
-        self.num_microbatches = pipeline.parts[0].num_microbatches
+        self.num_microbatches = pipeline.parts[0].all_microbatches
 
     def step(
         self,

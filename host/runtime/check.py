@@ -367,8 +367,14 @@ def first_difference(
 
 
 def task_ranks(lanes: Sequence[Sequence[Task]]) -> list[list[int]]:
-    """Rank of each task of each device, which is greater than those of all tasks it depends on."""
+    """Rank of each task of each device, which is greater than those of all tasks it depends on.
+
+    A pass depends on that of the same micro-batch in the stage before or behind, if there is one.
+    """
     backward = {TaskKind.B, TaskKind.DX}
+    known = {
+        (task.kind in backward, task.stage, task.microbatch) for lane in lanes for task in lane
+    }
     done: dict[tuple[bool, int, int], int] = {}
     found: list[list[int]] = [[] for _ in lanes]
     moved = True
@@ -381,7 +387,7 @@ def task_ranks(lanes: Sequence[Sequence[Task]]) -> list[list[int]]:
                 is_backward = task.kind in backward
                 if is_backward or task.kind is TaskKind.F:
                     before = task.stage + (1 if is_backward else -1)
-                    if 0 <= before < len(lanes):
+                    if (is_backward, before, task.microbatch) in known:
                         needed = done.get((is_backward, before, task.microbatch))
                         if needed is None:
                             break

@@ -21,6 +21,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from fpgapipe.files import write_whole
+from fpgapipe.errors import UserError
 from fpgapipe.host.backends.simulator import SimulatorBackend
 from fpgapipe.hw.hls_models.cycles.core_cycles import MemorySpec
 from fpgapipe.hw.hls_models.cycles.link_cycles import WireTiming
@@ -464,7 +465,7 @@ def random_samples(
     pipeline: PipelineProgram,
 ) -> tuple[dict[str, NDArray[np.float32]], NDArray[np.int64]]:
     """A random mini-batch; the number of cycles does not depend on its values."""
-    graph, count = pipeline.graph, pipeline.parts[0].num_microbatches
+    graph, count = pipeline.graph, pipeline.parts[0].all_microbatches
     rng = np.random.default_rng(0)
     inputs = {
         name: rng.standard_normal((tensor.shape[0] * count, *tensor.shape[1:]), np.float32)
@@ -480,7 +481,18 @@ def measure_build(
     threads: int | None = None,
     progress: Callable[[int, int], object] | None = None,
 ) -> Measurement:
-    """Measure a build's mini-batch, and write the result to ``run/measured.json``."""
+    """Measure a build's mini-batch, and write the result to ``run/measured.json``.
+
+    Raises
+    ------
+    UserError
+        If the build is data-parallel.
+    """
+    if build.plan.is_data_parallel:
+        raise UserError(
+            "the tasks of a data-parallel build are not measured; 'fpgapipe run' gives the cycles "
+            "of its mini-batches"
+        )
     path = build.run_folder / _MEASURED
     build.check_verilog()
     found = measure(

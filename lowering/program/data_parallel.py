@@ -13,10 +13,10 @@ from fpgapipe.lowering.schedule.schedule import TaskKind
 from fpgapipe.lowering.units.step_options import StepOptions
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
 
     from fpgapipe.hw.hls_models.spec.core_spec import CoreSpec
-    from fpgapipe.lowering.schedule.schedule import Schedule
+    from fpgapipe.lowering.schedule.schedule import Schedule, Task
     from fpgapipe.network.graph import Graph
 
 
@@ -26,6 +26,7 @@ def build_data_parallel(
     schedule: Schedule,
     memory: MemorySpec | None = None,
     options: StepOptions | None = None,
+    tasks_of: Callable[[Sequence[Task]], Sequence[Task]] | None = None,
 ) -> PipelineProgram:
     """Compile a training step, or inference, for devices that share the micro-batches.
 
@@ -48,6 +49,8 @@ def build_data_parallel(
     memory : MemorySpec, optional
         Speed of the memory, with which run times are estimated.
     options : StepOptions, optional
+    tasks_of : callable, optional
+        As for `build_pipeline`.
 
     Raises
     ------
@@ -68,22 +71,39 @@ def build_data_parallel(
             f"{schedule.num_microbatches} micro-batches cannot be shared equally by {count} "
             f"devices; use a multiple of {count}"
         )
-    kinds = COMPUTES if options.train else {TaskKind.F}
     parts = []
-    for index, core in enumerate(cores):
+    lanes = tasks_of_devices(schedule, count, train=options.train)
+    for index, (core, tasks) in enumerate(zip(cores, lanes, strict=True)):
         needed = (index > 0) + (index < count - 1)
         if len(core.links) < needed:
             raise UserError(
                 f"the core of device {index} needs {needed} links, not {len(core.links)}"
             )
-        tasks = [
-            task
-            for lane in schedule.lanes
-            if lane.device == index
-            for task in lane
-            if task.kind in kinds
-        ]
-        member = Member(index, count, before=0, after=link_after(index))
-        builder = StepBuilder(graph, core, memory or MemorySpec(), options, tasks, member=member)
+        builder = StepBuilder(
+            graph,
+            core,
+            memory or MemorySpec(),
+            options,
+            tasks_of(tasks) if tasks_of else tasks,
+            num_microbatches=schedule.num_microbatches // count,
+            member=Member(index, count, before=0, after=link_after(index)),
+        )
         parts.append(builder.build())
     return PipelineProgram(graph, tuple(parts))
+
+
+def tasks_of_devices(schedule: Schedule, num_devices: int, *, train: bool) -> list[list[Task]]:
+    """Tasks of each device, in their order.
+
+    Parameters
+    ----------
+    schedule : Schedule
+    num_devices : int
+    train : bool
+        Whether there are more than forward passes.
+    """
+    kinds = COMPUTES if train else {TaskKind.F}
+    lanes: list[list[Task]] = [[] for _ in range(num_devices)]
+    for lane in schedule.lanes:
+        lanes[lane.device] += [task for task in lane if task.kind in kinds]
+    return lanes

@@ -35,14 +35,17 @@ COMPUTES = frozenset({TaskKind.F, TaskKind.B, TaskKind.DX, TaskKind.DW, TaskKind
 
 @dataclass(frozen=True)
 class PipelineProgram:
-    """Programs of a step, one per stage, in the order of the stages.
+    """Programs of a step on a chain of devices, in their order.
+
+    Each device has a stage of the network or, in data parallelism, the whole network for some of
+    the micro-batches.
 
     Attributes
     ----------
     graph : Graph
         The network, with the batch size of one micro-batch.
     parts : tuple of DeviceProgram
-        Program of each stage.
+        Program of each device.
     """
 
     graph: Graph
@@ -51,7 +54,7 @@ class PipelineProgram:
     @property
     def wiring(self) -> list[tuple[tuple[int, int], tuple[int, int]]]:
         """Pairs of link ends that are connected, each end given as (stage, link)."""
-        return [((n, link_after(n)), (n + 1, 0)) for n in range(len(self.parts) - 1)]
+        return wiring_of(len(self.parts))
 
     def images(self, parameters: Values) -> list[NDArray[np.uint8]]:
         """Return the devices' memories before the first step."""
@@ -176,6 +179,11 @@ def build_pipeline(
         )  # fmt: skip
         parts.append(builder.build())
     return PipelineProgram(graph, tuple(parts))
+
+
+def wiring_of(num_devices: int) -> list[tuple[tuple[int, int], tuple[int, int]]]:
+    """Pairs of link ends that are connected in a chain, each end given as (device, link)."""
+    return [((n, link_after(n)), (n + 1, 0)) for n in range(num_devices - 1)]
 
 
 def link_after(stage: int) -> int:

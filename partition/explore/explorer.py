@@ -165,7 +165,7 @@ def explore(
         too_large: dict[int, PlanError] = {}
         for number in {num_engines_of(kind) for kind in request.schedules}:
             try:
-                cores[number] = list(_core_choices(request, model, number))
+                cores[number] = list(core_choices(request, model, number))
             except PlanError as error:  # a core with one engine may fit where one with two does not
                 too_large[number] = error
                 errors.append((0, error))
@@ -280,7 +280,7 @@ def num_engines_of(kind: str) -> int:
     return 2 if kind == "fbp-as" else 1
 
 
-def _core_choices(
+def core_choices(
     request: Request, model: CostModel, num_engines: int
 ) -> Iterator[dict[DeviceSpec, tuple[CoreConfig, list[LayerCost]]]]:
     """Combinations worth trying of a core, with the layers' costs, for each kind of device."""

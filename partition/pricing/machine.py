@@ -15,10 +15,11 @@ import numpy as np
 from fpgapipe.errors import UserError
 from fpgapipe.hw.hls_models.cycles.engine_cycles import SIGNAL_CYCLES
 from fpgapipe.lowering.memory.layout import memory_bytes
+from fpgapipe.lowering.program.data_parallel import build_data_parallel, tasks_of_devices
 from fpgapipe.lowering.program.pipeline import build_pipeline, tasks_of_stages
 from fpgapipe.lowering.program.step_program import StepProgram
 from fpgapipe.lowering.schedule.schedule import TaskKind
-from fpgapipe.lowering.units.step_options import StepOptions
+from fpgapipe.lowering.units.step_options import GRADIENTS, StepOptions
 from fpgapipe.network.graph_json import to_json
 from fpgapipe.partition.plan import Plan, Prediction
 from fpgapipe.partition.pricing.cycle_account import CycleAccount, accounts
@@ -33,6 +34,7 @@ from fpgapipe.partition.pricing.plan_cores import (
 from fpgapipe.partition.pricing.plan_facts import PlanFacts, StageFacts
 from fpgapipe.partition.pricing.prediction import PipelineTiming
 from fpgapipe.partition.pricing.price_cache import remembered
+from fpgapipe.partition.pricing.shared_batch import alone, price_shared_batch
 from fpgapipe.partition.schedule.schedule_kinds import make_schedule
 
 if TYPE_CHECKING:
@@ -87,16 +89,16 @@ def lower_plan(
     layers = [stage.layers for stage in plan.stages]
     schedule = make_schedule(plan.schedule, len(layers), plan.num_microbatches)
     memory = memory_specs(plan)[0]
+    tasks_of = (lambda tasks: few_tasks(tasks, _most(plan))) if few else None
     try:
-        found = build_pipeline(
-            graph,
-            core_specs(plan),
-            layers,
-            schedule,
-            memory,
-            options,
-            (lambda tasks: few_tasks(tasks, _most(plan))) if few else None,
-        )
+        if plan.is_data_parallel:
+            found = build_data_parallel(
+                graph, core_specs(plan), schedule, memory, options, tasks_of
+            )
+        else:
+            found = build_pipeline(
+                graph, core_specs(plan), layers, schedule, memory, options, tasks_of
+            )
     except NotImplementedError as error:
         raise UserError(str(error)) from error
     if not few:
@@ -157,8 +159,10 @@ def price_plan(
     UserError
         As `lower_plan` does.
     """
-    clk_hz = min(stage.core.clk_hz for stage in plan.stages)
     options = options or StepOptions(train=plan.trains)
+    if plan.is_data_parallel:
+        return _price_shared_batch(plan, graph, cluster, pipeline, options)
+    clk_hz = min(stage.core.clk_hz for stage in plan.stages)
     lanes: Sequence[Sequence[Task]] = _lanes(plan)
     if plan.schedule == "fbp-as" and plan.trains:
         timed = pipeline or lower_plan(plan, graph, cluster, options)
@@ -198,6 +202,32 @@ def price_plan(
         level="machine",
     )
     return plan.model_copy(update={"stages": tuple(stages), "predicted": predicted}), timeline
+
+
+def _price_shared_batch(
+    plan: Plan,
+    graph: Graph,
+    cluster: ClusterSpec,
+    pipeline: PipelineProgram | None,
+    options: StepOptions,
+) -> tuple[Plan, Timeline]:
+    """Price a data-parallel plan; equal devices are priced once."""
+    known: dict[str, Plan] = {}
+    priced = []
+    for index, stage in enumerate(plan.stages):
+        key = stage.core.model_copy(update={"links": ()}).model_dump_json()
+        if key not in known:
+            known[key], _ = price_plan(alone(plan, index), graph, cluster, options=options)
+        own = {"device": stage.device, "core": stage.core}
+        found = known[key].stages[0].model_copy(update=own)
+        priced.append(known[key].model_copy(update={"stages": (found,)}))
+    if pipeline is None:
+        pipeline = lower_plan(plan, graph, cluster, options, few=True)
+    sizes = stage_memory(plan, pipeline)
+    _check_room(plan, cluster, sizes)
+    places = pipeline.parts[0].places
+    elements = places[GRADIENTS].size_bytes // 4 if GRADIENTS in places else 0
+    return price_shared_batch(plan, priced, cluster, sizes, elements)
 
 
 def _question(
@@ -296,6 +326,8 @@ def is_soon_priced(plan: Plan) -> bool:
 def _lanes(plan: Plan) -> list[list[Task]]:
     """Tasks of each device for all micro-batches."""
     schedule = make_schedule(plan.schedule, len(plan.stages), plan.num_microbatches)
+    if plan.is_data_parallel:
+        return tasks_of_devices(schedule, len(plan.stages), train=plan.trains)
     return tasks_of_stages(schedule, len(plan.stages), train=plan.trains)
 
 

@@ -55,6 +55,13 @@ if TYPE_CHECKING:
     help="Equal parts of a mini-batch in the pipeline [default: the best of several].",
 )
 @click.option(
+    "--strategy",
+    type=click.Choice(["pipeline", "data"]),
+    default="pipeline",
+    show_default=True,
+    help="Stages of the network in a pipeline, or all of it on each device (data parallelism).",
+)
+@click.option(
     "--schedule",
     default="1f1b-as",
     show_default=True,
@@ -92,6 +99,7 @@ def build(
     mode: str,
     batch: int,
     micro_batches: int | None,
+    strategy: str,
     schedule: str,
     array: str | None,
     seed: int,
@@ -108,7 +116,12 @@ def build(
 
     from fpgapipe.errors import UserError
     from fpgapipe.host.build.build import check_folder
-    from fpgapipe.host.cli.options.planning import loader, parse_array, print_plan
+    from fpgapipe.host.cli.options.planning import (
+        check_strategy,
+        loader,
+        parse_array,
+        plan_shared_batch,
+    )
     from fpgapipe.hw.hls_models.spec.core_spec import NoRoom
     from fpgapipe.partition.explore.explorer import AUTO_SCHEDULES, Request
     from fpgapipe.partition.explore.planned import as_plan, one_link_each
@@ -116,6 +129,7 @@ def build(
 
     if folder is not None:
         check_folder(Path(folder))
+    check_strategy(strategy, schedule, ("auto", "1f1b-as"))
     if schedule != "auto":
         check_schedule_kind(schedule)
     load = loader(network)
@@ -133,6 +147,11 @@ def build(
     _refuse_layers(request)
     if verify:
         _verify(request)
+    if strategy == "data":
+        plan, _ = plan_shared_batch(request, network)
+        graph = load(plan.microbatch)
+        _tell(_written(plan, request, Path(folder or f"out/{graph.name}"), seed), request)
+        return
     best = _explored(request)
     while True:
         assert best.microbatch is not None
@@ -147,7 +166,14 @@ def build(
             if larger is None:
                 raise
             best = larger
-    print_plan(built.plan, spec)
+    _tell(built, request)
+
+
+def _tell(built: Build, request: Request) -> None:
+    """Print what was built."""
+    from fpgapipe.host.cli.options.planning import print_plan
+
+    print_plan(built.plan, request.cluster)
     print()
     _print_resources(built)
     print()

@@ -59,6 +59,13 @@ if TYPE_CHECKING:
     help="Order of the passes as PyTorch's CSV, a stage for each device.",
 )
 @click.option(
+    "--strategy",
+    type=click.Choice(["pipeline", "data"]),
+    default="pipeline",
+    show_default=True,
+    help="Stages of the network in a pipeline, or all of it on each device (data parallelism).",
+)
+@click.option(
     "--array",
     metavar="RxC",
     help="Rows and columns of each device's array of cells [default: the best of several].",
@@ -92,9 +99,18 @@ def plan(network: str | None, profile: str | None, **options: Any) -> None:
     --bandwidth.
     """
     from fpgapipe.errors import UserError
+    from fpgapipe.host.cli.options.planning import check_strategy
 
     if options["from_csv"] and options["schedule"] != "auto":
         raise UserError("--from-csv has a schedule of its own: leave out --schedule")
+    check_strategy(options["strategy"], options["schedule"], ("auto",))
+    if options["strategy"] != "pipeline":
+        for name in ("from_csv", "profile", "objective", "free_order"):
+            if profile if name == "profile" else options[name]:
+                raise UserError(
+                    f"--{name.replace('_', '-')} is for pipelines: leave out --strategy "
+                    f"{options['strategy']}"
+                )
     if options["from_csv"] and options["objective"] == "bottleneck":
         raise UserError("--from-csv is planned for the time of a mini-batch, not the bottleneck")
     if profile is not None:
@@ -125,6 +141,7 @@ def _plan_network(network: str, options: dict[str, Any]) -> None:
     from fpgapipe.host.cli.options.planning import (
         loader,
         parse_array,
+        plan_shared_batch,
         print_plan,
         run_exploration,
         why_not_built,
@@ -160,15 +177,24 @@ def _plan_network(network: str, options: dict[str, Any]) -> None:
         all_devices=order is not None,
         order=order,
     )
-    found = run_exploration(request)
-    best = found.best
-    assert best.microbatch is not None
-    graph = load(best.microbatch)
-    made = as_plan(best, graph, network, request.batch, cluster)
-    built = why_not_built(made, graph, cluster)
-    timeline = best.timeline
-    if built["possible"]:
-        made, timeline = _priced(made, graph, cluster, timeline, built)
+    found: Exploration | None = None
+    sent: dict[tuple[TaskKind, int], float] = {}
+    if options["strategy"] == "data":
+        made, timeline = plan_shared_batch(request, network)
+        graph = load(made.microbatch)
+        built = why_not_built(made, graph, cluster)
+    else:
+        found = run_exploration(request)
+        best = found.best
+        assert best.microbatch is not None
+        graph = load(best.microbatch)
+        made = as_plan(best, graph, network, request.batch, cluster)
+        built = why_not_built(made, graph, cluster)
+        timeline = best.timeline
+        if built["possible"]:
+            made, timeline = _priced(made, graph, cluster, timeline, built)
+        sent = {(TaskKind.SF, i): stage.sends_bytes for i, stage in enumerate(best.stages)}
+        sent |= {(TaskKind.SB, i + 1): stage.returns_bytes for i, stage in enumerate(best.stages)}
     explained = None
     if options["explain"]:
         if not built["possible"]:
@@ -177,8 +203,6 @@ def _plan_network(network: str, options: dict[str, Any]) -> None:
             explained = explain_plan(made, graph, cluster)
     if options["output"]:
         write_output(options["output"], made.to_json())
-    sent = {(TaskKind.SF, i): stage.sends_bytes for i, stage in enumerate(best.stages)}
-    sent |= {(TaskKind.SB, i + 1): stage.returns_bytes for i, stage in enumerate(best.stages)}
     write_pictures(
         timeline,
         options,
@@ -194,16 +218,17 @@ def _plan_network(network: str, options: dict[str, Any]) -> None:
                 "num_microbatches": each.num_microbatches,
                 "minibatch_s": each.minibatch_s,
             }
-            for each in found.tried
+            for each in (found.tried if found else ())
         ]
-        value["refused"] = list(found.refused)
+        value["refused"] = list(found.refused) if found else []
         value["build"] = built
         if explained:
             value["explained"] = explained_json(made, *explained)
         print_json(value)
         return
     print_plan(made, cluster)
-    _print_tried(found)
+    if found:
+        _print_tried(found)
     if explained:
         print_explained(made, *explained)
     if not built["possible"]:

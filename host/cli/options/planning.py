@@ -10,6 +10,7 @@ if TYPE_CHECKING:
     from fpgapipe.network.graph import Graph
     from fpgapipe.partition.explore.explorer import Exploration, Request
     from fpgapipe.partition.plan import Plan
+    from fpgapipe.partition.timeline.timeline import Timeline
 
 
 def loader(network: str) -> Callable[[int], Graph]:
@@ -82,6 +83,48 @@ def run_exploration(request: Request) -> Exploration:
         return explore_remembered(request, first, "explore")
 
 
+def check_strategy(strategy: str, schedule: str, free: tuple[str, ...]) -> None:
+    """Refuse a schedule that does not go with a strategy.
+
+    Parameters
+    ----------
+    strategy : str
+        ``pipeline``, or ``data``, whose order of tasks is always the same.
+    schedule : str
+        Name of the schedule that was asked for.
+    free : tuple of str
+        Names that do not ask for any in particular.
+
+    Raises
+    ------
+    UserError
+        If they contradict each other.
+    """
+    from fpgapipe.errors import UserError
+    from fpgapipe.partition.plan import DATA_PARALLEL
+
+    if strategy == "data" and schedule not in (DATA_PARALLEL, *free):
+        raise UserError(
+            f"--strategy data has no pipeline: leave out --schedule {schedule}, or take "
+            "--strategy pipeline"
+        )
+    if strategy == "pipeline" and schedule == DATA_PARALLEL:
+        raise UserError(f"{DATA_PARALLEL} is no order of a pipeline: take --strategy data")
+
+
+def plan_shared_batch(request: Request, network: str) -> tuple[Plan, Timeline]:
+    """Find the fastest data-parallel plan, with a progress bar."""
+    from fpgapipe.host.terminal.console import progress
+    from fpgapipe.partition.strategies.data_parallel import plan_data_parallel
+    from fpgapipe.stopwatch import phase
+
+    with progress() as display, phase("planning"):
+        display.add_task("planning")
+        return plan_data_parallel(
+            request, network, lambda done, total: display.update(completed=done, total=total)
+        )
+
+
 def why_not_built(plan: Plan, graph: Graph, cluster: ClusterSpec) -> dict[str, Any]:
     """Say whether ``fpgapipe build`` can build a plan, for JSON.
 
@@ -105,7 +148,8 @@ def why_not_built(plan: Plan, graph: Graph, cluster: ClusterSpec) -> dict[str, A
     except UserError as error:
         reasons.append(str(error))
     try:
-        check_schedule_kind(plan.schedule)
+        if not plan.is_data_parallel:
+            check_schedule_kind(plan.schedule)
     except UserError as error:
         reasons.append(str(error))
     names = [stage.device for stage in plan.stages]
@@ -158,4 +202,5 @@ def print_plan(plan: Plan, cluster: ClusterSpec) -> None:
     speed = f"{scaled(told.minibatch_s, 's')} a mini-batch, {told.samples_per_s:,.1f} samples/s"
     word = "predicted" if told.level == "machine" else "estimated"
     print(f"{word}: {speed}, bubble {told.bubble_rate:.1%}")
-    print(f"cut: {'optimal' if plan.optimal else 'not proved optimal'} ({plan.reason})")
+    if not plan.is_data_parallel:
+        print(f"cut: {'optimal' if plan.optimal else 'not proved optimal'} ({plan.reason})")

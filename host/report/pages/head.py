@@ -17,9 +17,10 @@ def head(subject: Subject) -> str:
     """Write title, what the runs show, what was built, and the figures."""
     plan = subject.plan
     what = "Training" if plan.trains else "Inference"
+    shared = ", each with the whole network" if plan.is_data_parallel else " in a pipeline"
     sentence = (
         f"{what} of <b>{text(plan.network)}</b> on <b>{text(plan.cluster)}</b>, "
-        f"{counted(len(plan.stages), 'device')} in a pipeline. "
+        f"{counted(len(plan.stages), 'device')}{shared}. "
         f"A {term('mini-batch', 'minibatch')} of {counted(plan.batch, 'sample')} is cut into "
         f"{term(counted(plan.num_microbatches, 'micro-batch', 'es'), 'microbatch')} of "
         f"{plan.microbatch:,}, in the order of the schedule "

@@ -1,0 +1,1 @@
+"""Parallel strategies other than the plain pipeline."""

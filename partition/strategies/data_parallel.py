@@ -1,0 +1,153 @@
+"""The fastest data-parallel plan: each device has the whole network and a share of the batch."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from fpgapipe.errors import UserError
+from fpgapipe.lowering.schedule.schedule import ScheduleError
+from fpgapipe.partition.cost.cost import CostModel
+from fpgapipe.partition.explore.candidate import Stage, device_chain, time_candidate
+from fpgapipe.partition.explore.comparison import ring_seconds
+from fpgapipe.partition.explore.cut_problem import memory_fault
+from fpgapipe.partition.explore.explorer import core_choices, splits_of
+from fpgapipe.partition.explore.planned import as_plan
+from fpgapipe.partition.plan import DATA_PARALLEL
+from fpgapipe.partition.pricing.machine import is_soon_priced, price_plan
+from fpgapipe.partition.search.problem import PlanError
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from fpgapipe.partition.explore.candidate import Candidate
+    from fpgapipe.partition.explore.explorer import Request
+    from fpgapipe.partition.plan import Plan
+    from fpgapipe.partition.timeline.timeline import Timeline
+
+PRICED = 3
+"""Numbers of micro-batches, the best by formulas, whose programs are timed."""
+
+
+def plan_data_parallel(
+    request: Request,
+    network: str,
+    on_step: Callable[[int, int], object] = lambda done, total: None,
+) -> tuple[Plan, Timeline]:
+    """Find the fastest data-parallel plan over all devices of a cluster.
+
+    Formulas say which core and how many micro-batches are best; the programs of some numbers of
+    micro-batches are timed where the core runs the network.
+
+    Parameters
+    ----------
+    request : Request
+        Its schedules and its objective do not matter.
+    network : str
+        The name under which the network was loaded.
+    on_step : function
+        Called with the number of steps done and their total.
+
+    Raises
+    ------
+    PlanError
+        If the devices cannot share the batch equally, two of them that follow one another have no
+        link, or the network does not fit a device.
+    """
+    count = len(request.cluster.devices)
+    chain = device_chain(request.cluster)
+    if 0.0 in chain.link_bytes_per_s:
+        raise PlanError("devices that follow one another have no link for the sum of gradients")
+    if request.batch % count:
+        raise PlanError(
+            f"a batch of {request.batch} samples cannot be shared equally by {count} devices; use "
+            f"a multiple of {count}"
+        )
+    shares = _shares(request, count)
+    found: list[tuple[float, Candidate]] = []
+    fault: str | None = None
+    for step, number in enumerate(shares):
+        on_step(step, len(shares) + PRICED)
+        graph = request.load(request.batch // number)
+        sum_s = ring_seconds(graph, chain) if request.train else 0.0
+        for choice in core_choices(request, CostModel(graph), 1):
+            stages = []
+            for position, device in enumerate(request.cluster.devices):
+                core, costs = choice[device]
+                stages.append(Stage(position, core, tuple(costs), 0.0, 0.0))
+            try:
+                timed = time_candidate(
+                    DATA_PARALLEL,
+                    request.batch // number,
+                    number,
+                    stages,
+                    chain,
+                    train=request.train,
+                )
+            except ScheduleError as error:
+                fault = str(error)
+                continue
+            if excess := memory_fault(timed, request.cluster):
+                fault = str(excess)
+                continue
+            found.append((timed.minibatch_s + sum_s, timed))
+    if not found:
+        raise PlanError(fault or "nothing to try")
+    found.sort(key=lambda each: each[0])
+    return _priced(
+        request, network, found, lambda step: on_step(len(shares) + step, len(shares) + PRICED)
+    )
+
+
+def _shares(request: Request, count: int) -> list[int]:
+    """Numbers of micro-batches that the devices can share equally."""
+    found = [number for number in splits_of(request) if number % count == 0]
+    if not found and request.num_microbatches is not None:
+        raise PlanError(
+            f"{request.num_microbatches} micro-batches cannot be shared equally by {count} devices"
+        )
+    return found or [count]
+
+
+def _priced(
+    request: Request,
+    network: str,
+    found: list[tuple[float, Candidate]],
+    on_step: Callable[[int], object],
+) -> tuple[Plan, Timeline]:
+    """The fastest plan by prices of the machine, or else by formulas."""
+    best: tuple[Plan, Timeline] | None = None
+    fault: UserError | None = None
+    first: tuple[Plan, Timeline] | None = None
+    for step, (seconds, candidate) in enumerate(found[:PRICED]):
+        on_step(step)
+        assert candidate.microbatch is not None
+        graph = request.load(candidate.microbatch)
+        plan = as_plan(
+            candidate, graph, network, request.batch, request.cluster, train=request.train
+        )
+        told = plan.predicted.model_copy(
+            update={"minibatch_s": seconds, "samples_per_s": request.batch / seconds}
+        )
+        plan = plan.model_copy(
+            update={
+                "predicted": told,
+                "optimal": False,
+                "reason": "the fastest of some that were tried",
+            }
+        )
+        first = first or (plan, candidate.timeline)
+        if not is_soon_priced(plan):
+            continue
+        try:
+            priced = price_plan(plan, graph, request.cluster)
+        except UserError as error:
+            fault = fault or error
+            continue
+        if best is None or priced[0].predicted.minibatch_s < best[0].predicted.minibatch_s:
+            best = priced
+    if best is not None:
+        return best
+    assert first is not None
+    if fault is not None:
+        raise PlanError(str(fault)) from fault
+    return first

@@ -1,0 +1,133 @@
+"""Data-parallel plans and builds: from the command line to the weights."""
+
+import json
+
+import numpy as np
+import pytest
+from build_cases import cluster_of, request_for, tiny
+
+from fpgapipe.errors import UserError
+from fpgapipe.host.backends.model import ModelBackend
+from fpgapipe.host.build.build import open_build, write_build
+from fpgapipe.host.runtime.measure import measure_build
+from fpgapipe.hw.hls_models.cycles.cluster_cycles import predict_cluster
+from fpgapipe.lowering.units.step_options import scalar_bits
+from fpgapipe.network.initial_values import random_batch
+from fpgapipe.partition.plan import Plan
+from fpgapipe.partition.pricing.machine import lower_plan
+from fpgapipe.partition.pricing.plan_cores import core_specs, memory_specs, wire_timings
+from fpgapipe.partition.search.problem import PlanError
+from fpgapipe.partition.strategies.data_parallel import plan_data_parallel
+
+
+def planned(devices, batch=8, microbatches=4, load=tiny, **fields):
+    request = request_for(cluster_of(devices), load, batch, microbatches, **fields)
+    plan, timeline = plan_data_parallel(request, "tiny")
+    return plan, timeline, request
+
+
+def test_plan_and_programs_agree():
+    plan, timeline, request = planned(4)
+    assert plan.predicted.level == "machine"
+    pipeline = lower_plan(plan, tiny(2), request.cluster)
+    assert [stage.memory_bytes for stage in plan.stages] == [
+        part.memory_bytes for part in pipeline.parts
+    ]
+    found = predict_cluster(
+        [part.instructions for part in pipeline.parts],
+        core_specs(plan),
+        pipeline.wiring,
+        memories=memory_specs(plan),
+        wires=wire_timings(plan, request.cluster),
+    )
+    cycles = plan.predicted.minibatch_s * plan.stages[0].core.clk_hz
+    assert cycles == pytest.approx(found.cycles, rel=0.02)
+    assert timeline.makespan_s == pytest.approx(plan.predicted.minibatch_s, rel=0.01)
+    assert Plan.model_validate_json(plan.to_json()) == plan
+
+
+def test_memory_of_many_micro_batches_is_that_of_the_program():
+    plan, _, request = planned(2, batch=256, microbatches=256)
+    pipeline = lower_plan(plan, tiny(1), request.cluster)
+    assert [stage.memory_bytes for stage in plan.stages] == [
+        part.memory_bytes for part in pipeline.parts
+    ]
+
+
+def test_a_build_trains_as_one_device(tmp_path):
+    plan, _, request = planned(2, batch=4, microbatches=2)
+    write_build(plan, tiny(2), request.cluster, tmp_path / "two", seed=3)
+    build = open_build(tmp_path / "two")
+    alone, _, other = planned(1, batch=4, microbatches=2)
+    single = lower_plan(alone, tiny(2), other.cluster)
+    inputs, labels = random_batch(tiny(2), 0, 2)
+    left = []
+    for pipeline in (build.pipeline, single):
+        with ModelBackend(pipeline, build.parameters) as backend:
+            for step in range(3):
+                result = backend.step(inputs, labels, scalar_bits(step=step))
+            left.append((result.loss, result.correct, backend.parameters()))
+    assert left[0][:2] == left[1][:2]
+    for name, value in left[1][2].items():
+        if ".running_" not in name:
+            np.testing.assert_array_equal(left[0][2][name], value, err_msg=name)
+    with pytest.raises(UserError, match="data-parallel build are not measured"):
+        measure_build(build)
+
+
+def test_inference_is_shared_too():
+    plan, _, request = planned(2, train=False)
+    assert not plan.trains
+    pipeline = lower_plan(plan, tiny(2), request.cluster)
+    assert [part.microbatches for part in pipeline.parts] == [(0, 2), (1, 3)]
+
+
+@pytest.mark.parametrize(
+    ("devices", "batch", "microbatches", "message"),
+    [
+        (3, 8, None, "8 samples cannot be shared equally by 3 devices; use a multiple of 3"),
+        (2, 6, 3, "3 micro-batches cannot be shared equally by 2 devices"),
+    ],
+)
+def test_batches_that_cannot_be_shared(devices, batch, microbatches, message):
+    with pytest.raises(PlanError, match=message):
+        planned(devices, batch=batch, microbatches=microbatches)
+
+
+def test_plans_that_are_none_are_refused():
+    plan, _, _ = planned(2)
+    value = json.loads(plan.to_json())
+    value["stages"][1]["layers"] = value["stages"][1]["layers"][:-1]
+    with pytest.raises(ValueError, match="must have all layers"):
+        Plan.model_validate_json(json.dumps(value))
+    value = json.loads(plan.to_json()) | {"num_microbatches": 1}
+    with pytest.raises(ValueError, match="1 micro-batches cannot be shared equally by 2"):
+        Plan.model_validate_json(json.dumps(value))
+
+
+def test_command_line(cli):
+    boards = ("--board", "u280", "--devices", 2, "--array", "4x4")
+    options = (*boards, "--batch", 8, "--micro-batches", 2, "--strategy", "data")
+    _, found, _ = cli("plan", "digits-cnn", *options, "--json")
+    value = json.loads(found)
+    assert value["schedule"] == "data-parallel"
+    assert value["build"]["possible"]
+    assert len({tuple(stage["layers"]) for stage in value["stages"]}) == 1
+    _, shown, _ = cli("plan", "digits-cnn", *options)
+    assert "data-parallel over" in shown
+    assert "cut:" not in shown
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["--strategy", "data", "--schedule", "gpipe"], "leave out --schedule gpipe"),
+        (["--schedule", "data-parallel"], "take --strategy data"),
+        (["--strategy", "data", "--free-order"], "--free-order is for pipelines"),
+        (["--strategy", "data", "--objective", "minibatch"], "--objective is for pipelines"),
+    ],
+)
+def test_options_that_contradict_each_other(cli, arguments, message):
+    code, _, fault = cli("plan", "digits-cnn", "--board", "u280", "--devices", 2, *arguments)
+    assert code == 2
+    assert message in fault
