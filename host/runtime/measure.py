@@ -20,8 +20,8 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from fpgapipe.files import write_whole
 from fpgapipe.errors import UserError
+from fpgapipe.files import write_whole
 from fpgapipe.host.backends.simulator import SimulatorBackend
 from fpgapipe.hw.hls_models.cycles.core_cycles import MemorySpec
 from fpgapipe.hw.hls_models.cycles.link_cycles import WireTiming
