@@ -9,26 +9,21 @@ from fpgapipe.errors import UserError
 from fpgapipe.garbage import rare_collections
 from fpgapipe.hw.hls_models.cycles.core_cycles import MemorySpec
 from fpgapipe.hw.hls_models.isa.instructions import WORD_BYTES
-from fpgapipe.hw.hls_models.isa.vector_op import LANES, Constant
 from fpgapipe.hw.hls_models.numerics.element_format import FP32
 from fpgapipe.hw.hls_models.spec.core_spec import CoreSpec
-from fpgapipe.lowering.kernels import loss, optimiser
+from fpgapipe.lowering.kernels import loss
 from fpgapipe.lowering.memory.layout import Demand, Own, lay_out
 from fpgapipe.lowering.memory.memory_map import CORRECT, LABELS, LOSS, Stored
 from fpgapipe.lowering.memory.placed import Placed, page
 from fpgapipe.lowering.memory.sharing import Category, KernelUse, Shareable
-from fpgapipe.lowering.program.all_reduce import (
-    Member,
-    all_reduce,
-    broadcast,
-    chunks_of,
-    coming_chunks,
-)
+from fpgapipe.lowering.program.all_reduce import Member
 from fpgapipe.lowering.program.assemble import assemble
 from fpgapipe.lowering.program.boundary import Part, Stage
 from fpgapipe.lowering.program.device_program import SUM, UPDATE, KernelOrigin
+from fpgapipe.lowering.program.gradient_sum import GradientSum
 from fpgapipe.lowering.program.lanes import EngineLane, balance_lanes, lanes_of, product_cycles
 from fpgapipe.lowering.program.step_program import StepProgram
+from fpgapipe.lowering.program.update import update_kernels
 from fpgapipe.lowering.schedule.schedule import Task, TaskKind
 from fpgapipe.lowering.schedule.tasks import single_device, slots_of
 from fpgapipe.lowering.tiling.kernel import Kernel, Region, Tensor
@@ -38,7 +33,6 @@ from fpgapipe.lowering.units.network_units import check_network, layouts_of, uni
 from fpgapipe.lowering.units.step_options import (
     GRADIENTS,
     MOMENTUM,
-    NORM,
     PARAMETERS,
     SECOND_MOMENT,
     SUFFIXES,
@@ -144,7 +138,7 @@ class StepBuilder:
         self.num_microbatches = num_microbatches or len(self._slots)
         self._num_slots = max(self._slots.values()) + 1
         self._member = member or Member(0, 1)
-        self._chunks: list[Tensor] = []  # of the gradients, which all devices add up
+        self._sum: GradientSum | None = None
         self._ordered_from: int | None = None  # first kernel that keeps its place
         self._batches: dict[int, MicroBatch] = {}
         check_network(graph, train=options.train)
@@ -426,67 +420,28 @@ class StepBuilder:
 
     def _update(self) -> None:
         """Add the optimiser's update, if there are trainable parameters."""
-        size = (self._arena_elements(),)
         if not self._learned:
             return
-
-        def add(kernel: Kernel) -> None:
-            self._take([LoweredKernel(kernel, layer=UPDATE)])
-
-        self._sum_over_devices(size[0])
-        weights, gradient, momentum, second_moment = (Tensor(name, size) for name in SUFFIXES)
-        clip = None
-        if self.options.clips:
-            if self._part.stage.num_stages > 1:
-                raise NotImplementedError(
-                    "gradients are clipped by the norm of all, which no device of several has; "
-                    "train without clipping, or on one device"
-                )
-            clip, norm = (self.declare(Tensor(name, (LANES,))) for name in ("clip", NORM))
-            limit = Constant(register=Scalar.MAX_NORM)
-            add(
-                optimiser.clip_coefficient(
-                    "clip", [gradient], clip, self.region, max_norm=limit, norm=norm
-                )
+        if self.options.clips and self._part.stage.num_stages > 1:
+            raise NotImplementedError(
+                "gradients are clipped by the norm of all, which no device of several has; "
+                "train without clipping, or on one device"
             )
-        decay = Constant(register=Scalar.WEIGHT_DECAY)
-        if self.options.optimiser == "adam":
-            adam = optimiser.Adam(
-                Constant(register=Scalar.STEP_SIZE),
-                Constant(register=Scalar.INVERSE_CORRECTION),
-                weight_decay=decay,
-            )
-            moments = (momentum, second_moment)
-            add(optimiser.adam("update", adam, weights, gradient, moments, self.region, clip=clip))
-            return
-        sgd = optimiser.Sgd(
-            Constant(register=Scalar.LEARNING_RATE), Constant(register=Scalar.MOMENTUM), decay
-        )
-        add(
-            optimiser.sgd(
-                "update", sgd, weights, gradient, self.region, velocity=momentum, clip=clip
-            )
-        )
+        elements = self._arena_elements()
+        if self._member.num_devices > 1:
+            self._sum_over_devices(elements)
+        kernels = update_kernels(self.options, elements, self.region, self.declare)
+        self._take(LoweredKernel(kernel, layer=UPDATE) for kernel in kernels)
 
     def _sum_over_devices(self, elements: int) -> None:
-        """Add up the gradients of all devices that have the same part of the network.
-
-        All then take over the running averages of the first device, as PyTorch's
-        ``DistributedDataParallel`` does.
-        """
-        if self._member.num_devices == 1:
-            return
-        self._chunks = chunks_of(GRADIENTS, elements)
-        coming = coming_chunks(GRADIENTS, self._chunks)
-        if not self._member.is_first:
-            self._parts |= {self.declare(each).name for each in coming}
-        self._ordered_from = len(self.lowered)
-        kernels = list(all_reduce(SUM, self._member, self._chunks, coming, self.region))
+        """Add up the gradients of all devices that have the same part of the network."""
+        self._sum = GradientSum(self._member, elements)
+        self._parts |= {self.declare(each).name for each in self._sum.received}
         written = {name for each in self.lowered for name in each.kernel.writes}
         frozen = {name: each for name, each in self.stored.items() if not each.trainable}
         averages = [each.tensor for name, each in frozen.items() if name in written]
-        for number, tensor in enumerate(averages):
-            kernels += broadcast(SUM, self._member, number, tensor, to_last=True)
+        self._ordered_from = len(self.lowered)
+        kernels = self._sum.kernels(averages, self.region)
         self._take(LoweredKernel(kernel, layer=SUM) for kernel in kernels)
 
     @property
@@ -560,10 +515,8 @@ class StepBuilder:
                 size = each.tensor.size_bytes
                 places[each.tensor.name + SUFFIXES[arena]] = Placed(at, at + size)
                 at += _ceil_word(size)
-        at = places[GRADIENTS].begin if self._chunks else 0
-        for chunk in self._chunks:
-            places[chunk.name] = Placed(at, at + chunk.size_bytes)
-            at += chunk.size_bytes
+        if self._sum is not None:
+            places |= self._sum.places(places[GRADIENTS].begin)
         kernels = [each.kernel for each in self.lowered]
         steps = [self._steps[task] for task in self._task_of]
         assembled = assemble(kernels, places, self.core, steps, self._ordered_from)
