@@ -511,7 +511,7 @@ def test_arrays_that_no_core_can_have(cli, array):
             ("--schedule", "pipedream"),
             "needs several versions of the weights, and devices keep one (",
         ),
-        (("--schedule", "data-parallel"), "has other than one stage on each device (those that"),
+        (("--schedule", "data-parallel"), "is no order of a pipeline: take --strategy data"),
         (("--schedule", "interleaved"), "has other than one stage on each device (those that can"),
         (("--schedule", "chimera"), "has other than one stage on each device (those that can be"),
         (
