@@ -20,6 +20,7 @@ from fpgapipe.lowering.tiling.kernel import (
     VectorKernel,
     room_of,
 )
+from fpgapipe.lowering.tiling.once import made_once
 from fpgapipe.lowering.tiling.tile import tile_of
 
 MOST_ROWS = 1 << 16
@@ -34,6 +35,7 @@ def blocks_of(tensor: Tensor, name: str) -> Tensor:
     return replace(tensor, name=name, format=MXINT8)
 
 
+@made_once
 def cast(name: str, x: Tensor, y: Tensor, region: Region) -> VectorKernel:
     """Compute ``y = x`` in another format.
 
@@ -101,6 +103,7 @@ def _steps(tensor: Tensor, width: int) -> Steps:
     return LANES * size, MX_BLOCK * size, width * size
 
 
+@made_once
 def gather(name: str, x: Tensor, whole: Tensor, first: int, region: Region) -> VectorKernel:
     """Copy a tensor into a part of a larger one of the same format.
 

@@ -8,11 +8,13 @@ from fpgapipe.hw.hls_models.numerics.element_format import FP32
 from fpgapipe.lowering.tiling.channels import padded
 from fpgapipe.lowering.tiling.kernel import Region, Step, Tensor, VectorKernel
 from fpgapipe.lowering.tiling.nest import nest, spans
+from fpgapipe.lowering.tiling.once import made_once
 from fpgapipe.lowering.tiling.spatial import Delta, SpatialTile, View, loop_of, spatial_kernel
 
 _NONE = Constant(0.0)
 
 
+@made_once
 def global_average(name: str, x: Tensor, y: Tensor, region: Region) -> VectorKernel:
     """Average over all positions of each image.
 
@@ -89,6 +91,7 @@ def global_average(name: str, x: Tensor, y: Tensor, region: Region) -> VectorKer
     )
 
 
+@made_once
 def global_average_gradient(name: str, dy: Tensor, dx: Tensor, region: Region) -> VectorKernel:
     """Give each pixel its share of `dy`, which is ``batch x channels``."""
     batch, height, width, channels = dx.shape

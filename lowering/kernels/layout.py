@@ -18,6 +18,7 @@ from fpgapipe.lowering.tiling.kernel import (
     VectorKernel,
     room_of,
 )
+from fpgapipe.lowering.tiling.once import made_once
 from fpgapipe.lowering.tiling.tile import Tile, tile_of
 
 PIECE_ELEMENTS = 1 << 13
@@ -27,6 +28,7 @@ LEAST_ROWS = 1 << 7
 """Least rows of a piece of a divided matrix, if they fit; they become runs of the result."""
 
 
+@made_once
 def transpose(name: str, x: Tensor, y: Tensor, region: Region) -> VectorKernel:
     """Compute ``y = x.T`` for one matrix or several, one element per cycle; formats may differ.
 

@@ -27,6 +27,7 @@ from fpgapipe.hw.hls_models.numerics.element_format import FP32
 from fpgapipe.hw.hls_models.numerics.function import Function
 from fpgapipe.lowering.tiling.kernel import Region, Step, Tensor, VectorKernel
 from fpgapipe.lowering.tiling.nest import VectorLoop, nest, spans
+from fpgapipe.lowering.tiling.once import made_once
 from fpgapipe.lowering.tiling.spatial import (
     Delta,
     Range,
@@ -104,6 +105,7 @@ class Pool:
             )
 
 
+@made_once
 def max_pool(
     name: str,
     pool: Pool,
@@ -144,6 +146,7 @@ def max_pool(
     )
 
 
+@made_once
 def max_pool_gradient(
     name: str, pool: Pool, dy: Tensor, index: Tensor, dx: Tensor, region: Region
 ) -> VectorKernel:
@@ -169,6 +172,7 @@ def max_pool_gradient(
     return _gradient(name, pool, {"dy": dy, "index": index}, dx, region, "index", chosen)
 
 
+@made_once
 def average_pool(name: str, pool: Pool, x: Tensor, y: Tensor, region: Region) -> VectorKernel:
     """Average each window.
 
@@ -199,6 +203,7 @@ def average_pool(name: str, pool: Pool, x: Tensor, y: Tensor, region: Region) ->
     )
 
 
+@made_once
 def average_pool_gradient(
     name: str, pool: Pool, dy: Tensor, dx: Tensor, region: Region
 ) -> VectorKernel:

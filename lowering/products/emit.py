@@ -13,6 +13,7 @@ from enum import IntEnum
 from fpgapipe.hw.hls_models.isa.instructions import WORD_BYTES, Instruction, Opcode
 from fpgapipe.hw.hls_models.spec.core_spec import ScratchpadSpec
 from fpgapipe.lowering.products.conv_parts import Op
+from fpgapipe.lowering.tiling.template import Template
 from fpgapipe.lowering.tiling.tile import Tile
 
 
@@ -171,32 +172,6 @@ def _uses(tiles: Sequence[Tile | None], ring: Ring) -> list[_Use | None]:
         slot_of[tile] = slot
         last_use[slot] = index
     return found
-
-
-@dataclass(frozen=True)
-class Template:
-    """A program whose tensors have no addresses yet.
-
-    Attributes
-    ----------
-    instructions : list of Instruction
-        Instructions whose memory addresses are relative to the beginnings of the tensors.
-    tensors : list of str or None
-        Name of the tensor of each instruction that is a transfer; None for the others.
-    """
-
-    instructions: list[Instruction]
-    tensors: list[str | None]
-
-    def placed(self, addresses: Mapping[str, int]) -> list[Instruction]:
-        """Return the program for tensors at these byte addresses, which are multiples of 64.
-
-        Instructions that are no transfers are the same objects in all programs of a template.
-        """
-        return [
-            each if tensor is None else each.moved(addresses[tensor])
-            for each, tensor in zip(self.instructions, self.tensors, strict=True)
-        ]
 
 
 def emit(ops: Sequence[Op], rings: Rings, tensors: Mapping[str, int]) -> list[Instruction]:

@@ -12,8 +12,9 @@ from fpgapipe.hw.hls_models.spec.core_spec import CoreSpec, NoRoom
 from fpgapipe.lowering.products.conv import ConvSpec, Pass
 from fpgapipe.lowering.products.conv_parts import Formats, Op, Tiling
 from fpgapipe.lowering.products.conv_passes import operations
-from fpgapipe.lowering.products.emit import Rings, Template, may_fit, template
+from fpgapipe.lowering.products.emit import Rings, may_fit, template
 from fpgapipe.lowering.products.tiling_search import Sketch, TilingSearch
+from fpgapipe.lowering.tiling.template import Template
 
 FEW_OPERATIONS = 128
 """Tilings with more instructions are tried only if none with fewer instructions fits."""

@@ -30,6 +30,7 @@ from fpgapipe.lowering.tiling.kernel import (
     VectorKernel,
     room_of,
 )
+from fpgapipe.lowering.tiling.once import made_once
 from fpgapipe.lowering.tiling.tile import Tile
 
 PIECE_ELEMENTS = 1 << 14
@@ -104,6 +105,7 @@ class RowStep:
     settings: Mapping[str, Any] = field(default_factory=dict)
 
 
+@made_once
 def channel_kernel(
     name: str,
     shape: tuple[int, int],
@@ -206,6 +208,7 @@ def channel_kernel(
     return VectorKernel(name, buffers, tuple(pieces), region, buffer_count)
 
 
+@made_once
 def rows_kernel(
     name: str,
     channels: int,

@@ -25,6 +25,7 @@ from fpgapipe.lowering.tiling.kernel import (
     Tensor,
     VectorKernel,
 )
+from fpgapipe.lowering.tiling.once import made_once
 from fpgapipe.lowering.tiling.tile import Tile, tile_of
 
 FEW_ELEMENTS, MANY_ELEMENTS = 1 << 13, 1 << 15
@@ -86,6 +87,7 @@ def piece_elements(total: int, most: int, unit: int = UNIT_ELEMENTS) -> int:
     return max(wanted // unit, 1) * unit
 
 
+@made_once
 def flat_kernel(
     name: str,
     sources: Mapping[str, Tensor],

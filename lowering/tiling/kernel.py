@@ -6,9 +6,9 @@ on chip meanwhile, so kernels can be combined in any order that respects the ten
 """
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from enum import IntEnum
-from functools import lru_cache
+from functools import cached_property, lru_cache
 from math import copysign, prod
 from typing import Protocol
 
@@ -16,6 +16,7 @@ from fpgapipe.hw.hls_models.isa.instructions import WORD_BYTES, Instruction, Opc
 from fpgapipe.hw.hls_models.isa.vector_op import VectorOp
 from fpgapipe.hw.hls_models.numerics.element_format import FP32, ElementFormat
 from fpgapipe.hw.hls_models.spec.core_spec import NoRoom
+from fpgapipe.lowering.tiling.template import Template
 from fpgapipe.lowering.tiling.tile import Tile
 
 
@@ -207,6 +208,15 @@ class Piece:
 
 
 @dataclass(frozen=True)
+class _VectorTemplate:
+    """Instructions of a vector kernel, and the tensors in its tiles that it loads and stores."""
+
+    program: Template
+    loaded: frozenset[str]
+    stored: frozenset[str]
+
+
+@dataclass(frozen=True)
 class VectorKernel:
     """A kernel of the vector engine.
 
@@ -223,6 +233,8 @@ class VectorKernel:
     region : Region
     buffer_count : int
         Number of copies of each buffer that is not kept, 2 or 1.
+    tensors : mapping of str to str
+        Names of the tensors by those that the tiles have, where they differ; see `renamed`.
 
     Raises
     ------
@@ -236,6 +248,7 @@ class VectorKernel:
     pieces: tuple[Piece, ...]
     region: "Region"
     buffer_count: int = 2
+    tensors: Mapping[str, str] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         needed = room_of(self.buffers, self.buffer_count)
@@ -260,20 +273,50 @@ class VectorKernel:
     @property
     def reads(self) -> frozenset[str]:
         """Names of the tensors that the kernel loads."""
-        return frozenset(move.tile.tensor for piece in self.pieces for move in piece.loads)
+        return frozenset(self.tensors.get(each, each) for each in self._template.loaded)
 
     @property
     def writes(self) -> frozenset[str]:
         """Names of the tensors that the kernel stores."""
-        return frozenset(move.tile.tensor for piece in self.pieces for move in piece.stores)
+        return frozenset(self.tensors.get(each, each) for each in self._template.stored)
+
+    def renamed(self, name: str, tensors: Mapping[str, str]) -> "VectorKernel":
+        """Return the same kernel for other tensors, which shares the instructions.
+
+        Parameters
+        ----------
+        name : str
+            Name of the kernel.
+        tensors : mapping of str to str
+            Names of the other tensors by those that the tiles have.
+        """
+        _ = self._template  # made once for all
+        found = object.__new__(VectorKernel)
+        found.__dict__.update(self.__dict__, name=name, tensors=tensors)
+        return found
 
     def instructions(self, addresses: Mapping[str, int]) -> list[Instruction]:
         """See `Kernel`."""
+        found = self._template
+        own = (*found.loaded, *found.stored)
+        return found.program.placed({each: addresses[self.tensors.get(each, each)] for each in own})
+
+    @cached_property
+    def _template(self) -> "_VectorTemplate":
         buffer_count = self.buffer_count
         places = [self._places(copy) for copy in range(buffer_count)]
         free, stored = _FREE[self.region.lane], _STORED[self.region.lane]
         program: list[Instruction] = []
+        tensors: list[str | None] = []
         last = len(self.pieces) - 1
+
+        def move(
+            opcode: Opcode, moves: Sequence[Move], wait: tuple[int, ...], signal: tuple[int, ...]
+        ) -> None:
+            for tensor, instruction in _moves(opcode, moves, place, wait, signal):
+                program.append(instruction)
+                tensors.append(tensor)
+
         has_loads = [bool(piece.loads) for piece in self.pieces]
         has_stores = [bool(piece.stores) for piece in self.pieces]
         for index, piece in enumerate(self.pieces):
@@ -282,9 +325,7 @@ class VectorKernel:
             again = index >= buffer_count
             if piece.loads:
                 waits = (free,) if again else ()
-                program += _moves(
-                    Opcode.LOAD, piece.loads, addresses, place, waits, (int(Semaphore.LOADED),)
-                )
+                move(Opcode.LOAD, piece.loads, waits, (int(Semaphore.LOADED),))
             for number, step in enumerate(piece.steps):
                 wait, signal = [], []
                 if number == 0:
@@ -296,17 +337,15 @@ class VectorKernel:
                         index + buffer_count <= last and has_loads[index + buffer_count]
                     )
                 program.append(_vector(step, place, tuple(wait), tuple(signal)))
+                tensors.append(None)
             if piece.stores:
                 signals = (stored,) if index + buffer_count <= last else ()
-                program += _moves(
-                    Opcode.STORE,
-                    piece.stores,
-                    addresses,
-                    place,
-                    (int(Semaphore.COMPUTED),),
-                    signals,
-                )
-        return program
+                move(Opcode.STORE, piece.stores, (int(Semaphore.COMPUTED),), signals)
+        reads, writes = (
+            frozenset(move.tile.tensor for piece in self.pieces for move in getattr(piece, which))
+            for which in ("loads", "stores")
+        )
+        return _VectorTemplate(Template(program, tensors), reads, writes)
 
     def _places(self, copy: int) -> dict[str, int]:
         """Byte addresses of one copy of the buffers."""
@@ -363,23 +402,25 @@ def _ceil_word(size_bytes: int) -> int:
 def _moves(
     opcode: Opcode,
     moves: Sequence[Move],
-    addresses: Mapping[str, int],
     places: Mapping[str, int],
     wait: tuple[int, ...],
     signal: tuple[int, ...],
-) -> Iterator[Instruction]:
-    """Transfers of some tiles; the first one waits, and the last one signals."""
+) -> Iterator[tuple[str, Instruction]]:
+    """Transfers of some tiles with their tensors; the first one waits, and the last one signals."""
     bodies = [
-        body
+        (move.tile.tensor, body)
         for move in moves
-        for body in move.tile.transfers(addresses[move.tile.tensor], places[move.buffer])
+        for body in move.tile.transfers(0, places[move.buffer])
     ]
-    for index, body in enumerate(bodies):
-        yield Instruction(
-            opcode,
-            wait=wait if index == 0 else (),
-            signal=signal if index == len(bodies) - 1 else (),
-            body=body,
+    for index, (tensor, body) in enumerate(bodies):
+        yield (
+            tensor,
+            Instruction(
+                opcode,
+                wait=wait if index == 0 else (),
+                signal=signal if index == len(bodies) - 1 else (),
+                body=body,
+            ),
         )
 
 
