@@ -23,7 +23,7 @@ from fpgapipe.hw.hls_models.cycles.engine_cycles import Kind
 FEW = 100
 """Number of instructions from which programs are worth building tables."""
 
-LOADED_FROM = 50_000
+LOADED_FROM = 20_000
 """Number of instructions that a process simulates from which machine code is worth the time to load
 it, or to compile it once."""
 

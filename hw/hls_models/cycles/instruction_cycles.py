@@ -17,6 +17,8 @@ from fpgapipe.hw.hls_models.spec.core_spec import CoreSpec, ScratchpadSpec
 
 _Numbers = tuple[tuple[str, int], ...]
 _Loops = tuple[tuple[str, tuple[tuple[tuple[str, int], ...], ...]], ...]
+_Reading = int | tuple[_Numbers, _Loops]
+"""Words of each tile of an operand; of an FP32 operand, its fields as hashable items."""
 
 TRANSPOSE_CYCLES = 3
 """Cycles that the transposer takes in addition to filling its first square."""
@@ -95,17 +97,14 @@ def gemm_timing(body: Mapping[str, Any], core: CoreSpec) -> GemmTiming:
     element = 4 if body["result"]["fp32"] else 2
     writes = -(-core.cols * element // WORD_BYTES) if extent["last"] else 0
     a, b = body["a"], body["b"]
-    if a["fp32"] or b["fp32"]:
-        a_words, b_words = (
-            np.broadcast_to(_cycles_of_tiles(operand, vectors, k * n), k * n)
+    # The base address does not matter; without it, many instructions share one cache entry.
+    timing = _timing_of_tiles(
+        *(m, k, n, extent["first"], writes, core.cols),
+        *(
+            _items(operand, 2) if operand["fp32"] else _vectors_of_tile(operand, vectors)
             for operand, vectors in ((a, m), (b, core.cols))
-        )
-        timing = _timing(m, k, n, extent["first"], writes, core.cols, a_words, b_words)
-    else:
-        timing = _timing_of_equal_tiles(
-            *(m, k, n, extent["first"], writes, core.cols),
-            *(_vectors_of_tile(a, m), _vectors_of_tile(b, core.cols)),
-        )
+        ),
+    )
     stream, last, first_b, later_b, stall = timing
     late = _late(b)
     if _share_a_bank(a, b, core.scratchpad):
@@ -132,12 +131,18 @@ def _meeting(
     return meeting(a, b, tiles, cols, writes, hazard)
 
 
-@lru_cache(maxsize=1 << 12)
-def _timing_of_equal_tiles(
-    m: int, k: int, n: int, first: int, writes: int, cols: int, a_words: int, b_words: int
+@lru_cache(maxsize=1 << 14)
+def _timing_of_tiles(
+    m: int, k: int, n: int, first: int, writes: int, cols: int, a: _Reading, b: _Reading
 ) -> tuple[int, int, int, int, int]:
-    every = np.ones(k * n, np.int64)
-    return _timing(m, k, n, first, writes, cols, a_words * every, b_words * every)
+    """Do what `_timing` does, given how the operands' tiles are read."""
+    a_words, b_words = (
+        np.broadcast_to(
+            np.int64(each) if isinstance(each, int) else _cycles_of_fp32_tiles(*each, k * n), k * n
+        )
+        for each in (a, b)
+    )
+    return _timing(m, k, n, first, writes, cols, a_words, b_words)
 
 
 def _timing(
@@ -165,20 +170,6 @@ def _timing(
     moves[k - 1 :: k] += stall
     tiles = np.maximum(np.maximum(a_words, np.append(b_words[1:], 0)), moves)
     return int(tiles.sum()), int(tiles[-1]), int(b_words[0]), int(b_words[1:].sum()), stall
-
-
-def _cycles_of_tiles(
-    operand: Mapping[str, Any], vectors: int, tiles: int
-) -> NDArray[np.int64] | int:
-    """Cycles of reading each tile from the scratchpad; a single number if all tiles are alike.
-
-    An FP32 word takes two cycles, or one if it has only zeros, which are not read.
-    """
-    if not operand["fp32"]:
-        return _vectors_of_tile(operand, vectors)
-    # The base address does not matter; without it, many instructions share one cache entry.
-    numbers, loops = _items(operand, 2)
-    return _cycles_of_fp32_tiles(numbers, loops, tiles)
 
 
 @lru_cache(maxsize=1 << 12)
