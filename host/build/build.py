@@ -66,6 +66,7 @@ if TYPE_CHECKING:
     import numpy as np
     from numpy.typing import NDArray
 
+    from fpgapipe.host.build.verilog_ahead import Begun
     from fpgapipe.lowering.program.device_program import DeviceProgram
     from fpgapipe.hw.hls_models.cycles.core_cycles import MemorySpec
     from fpgapipe.hw.hls_models.spec.core_spec import CoreSpec
@@ -211,10 +212,6 @@ class Build:
         return path
 
 
-LARGE_MACS = 10**8
-"""Multiply-accumulates of a micro-batch from which programs take longer than to start a process."""
-
-
 def write_build(
     plan: Plan,
     graph: Graph,
@@ -224,6 +221,7 @@ def write_build(
     seed: int = 0,
     options: StepOptions | None = None,
     on_part: Callable[[str], object] = lambda what: None,
+    begun: Begun | None = None,
 ) -> Build:
     """Generate the programs and hardware of a plan and write the folder, whole or not at all.
 
@@ -245,6 +243,8 @@ def write_build(
         whichever the plan is for.
     on_part : callable
         Function that is called with the name of each part before the part is made.
+    begun : Begun, optional
+        Verilog that was begun before.
 
     Raises
     ------
@@ -255,12 +255,15 @@ def write_build(
     options = options or StepOptions(train=plan.trains)
     if options.train != plan.trains:
         raise UserError(f"a plan to {plan.mode} needs options for it")
-    from fpgapipe.host.build.verilog_ahead import verilog_ahead
+    from fpgapipe.host.build.verilog_ahead import LARGE_MACS, verilog_ahead
 
     check_folder(folder)
     cores = list(dict.fromkeys(core_specs(plan)))
     is_large = sum(stage.macs for stage in plan.stages) >= LARGE_MACS
-    with verilog_ahead(cores, is_large=is_large) as verilog:
+    with contextlib.ExitStack() as stack:
+        verilog = begun and begun.take(cores)
+        if not verilog:
+            verilog = stack.enter_context(verilog_ahead(cores, is_large=is_large))
         on_part("programs")
         with phase("programs"):
             pipeline = lower_plan(plan, graph, cluster, options)

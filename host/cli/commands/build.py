@@ -13,10 +13,12 @@ from fpgapipe.host.cli.options.completion import networks_that_begin
 from fpgapipe.host.cli.options.options import command
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
     from pathlib import Path
 
     from fpgapipe.boards.cluster import Cluster
     from fpgapipe.host.build.build import Build
+    from fpgapipe.host.build.verilog_ahead import Begun
     from fpgapipe.partition.explore.candidate import Candidate
     from fpgapipe.partition.explore.explorer import Exploration, Request
     from fpgapipe.partition.plan import Plan
@@ -112,10 +114,12 @@ def build(
     throughput of the best; --array says which instead. The folder has everything that 'fpgapipe
     run' needs; nothing is written if a layer does not fit.
     """
+    import contextlib
     from pathlib import Path
 
     from fpgapipe.errors import UserError
     from fpgapipe.host.build.build import check_folder
+    from fpgapipe.host.build.verilog_ahead import LARGE_MACS, Begun
     from fpgapipe.host.cli.options.planning import (
         check_strategy,
         loader,
@@ -125,6 +129,7 @@ def build(
     from fpgapipe.hw.hls_models.spec.core_spec import NoRoom
     from fpgapipe.partition.explore.explorer import AUTO_SCHEDULES, Request
     from fpgapipe.partition.explore.planned import as_plan, one_link_each
+    from fpgapipe.partition.pricing.plan_cores import core_specs
     from fpgapipe.partition.schedule.built_schedules import check_schedule_kind
 
     if folder is not None:
@@ -152,20 +157,34 @@ def build(
         graph = load(plan.microbatch)
         _tell(_written(plan, request, Path(folder or f"out/{graph.name}"), seed), request)
         return
-    best = _explored(request)
-    while True:
+
+    def planned(best: Candidate) -> Plan:
         assert best.microbatch is not None
-        graph = load(best.microbatch)
-        plan = as_plan(best, graph, network, batch, spec, train=request.train)
-        try:
-            built = _written(plan, request, Path(folder or f"out/{graph.name}"), seed)
-            break
-        except UserError as error:
-            fits = not isinstance(error.__cause__, NoRoom)
-            larger = None if fits else _with_larger_scratchpads(best, request)
-            if larger is None:
-                raise
-            best = larger
+        return as_plan(best, load(best.microbatch), network, batch, spec, train=request.train)
+
+    with contextlib.ExitStack() as stack:
+        begun = Begun(stack)
+
+        def begin(best: Candidate) -> None:
+            likely = planned(best)
+            is_large = sum(stage.macs for stage in likely.stages) >= LARGE_MACS
+            with contextlib.suppress(UserError):  # another plan may have a core that can be made
+                begun.begin(list(dict.fromkeys(core_specs(likely))), is_large=is_large)
+
+        best = _explored(request, begin)
+        while True:
+            plan = planned(best)
+            assert best.microbatch is not None
+            output = Path(folder or f"out/{load(best.microbatch).name}")
+            try:
+                built = _written(plan, request, output, seed, begun)
+                break
+            except UserError as error:
+                fits = not isinstance(error.__cause__, NoRoom)
+                larger = None if fits else _with_larger_scratchpads(best, request)
+                if larger is None:
+                    raise
+                best = larger
     _tell(built, request)
 
 
@@ -214,7 +233,8 @@ def _verify(request: Request) -> None:
     print(verified(graph, train=request.train))
 
 
-def _explored(request: Request) -> Candidate:
+def _explored(request: Request, on_first: Callable[[Candidate], None]) -> Candidate:
+    """The best candidate; `on_first` is told of the one that is best before programs are priced."""
     from fpgapipe.host.terminal.console import progress
     from fpgapipe.partition.explore.smallest import explore_smallest
     from fpgapipe.partition.pricing.machine_search import explore_remembered
@@ -228,6 +248,7 @@ def _explored(request: Request) -> Candidate:
                 request, lambda done, total: display.update(completed=done, total=total)
             )
             display.update(description="pricing")
+            on_first(found.best)
             return found
 
         return explore_remembered(request, first, "smallest", looks=1).best
@@ -264,7 +285,9 @@ def _scratchpad_bytes(candidate: Candidate) -> int:
     return max(stage.core.scratchpad_bytes for stage in candidate.stages if stage.core)
 
 
-def _written(plan: Plan, request: Request, folder: Path, seed: int) -> Build:
+def _written(
+    plan: Plan, request: Request, folder: Path, seed: int, begun: Begun | None = None
+) -> Build:
     from fpgapipe.host.build.build import write_build
     from fpgapipe.host.terminal.console import progress
 
@@ -277,6 +300,7 @@ def _written(plan: Plan, request: Request, folder: Path, seed: int) -> Build:
             folder,
             seed=seed,
             on_part=lambda what: display.update(description=f"making {what}"),
+            begun=begun,
         )
 
 
