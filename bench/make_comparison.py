@@ -1,7 +1,8 @@
-"""Regenerates docs/comparison.md: training times of several ways, as the cost model predicts them.
+"""Regenerates docs/comparison.md: training times of several ways, as they are predicted.
 
-Every number follows from the cost model and the event simulation, so equal code gives equal text.
-Takes some minutes on two cores; progress goes to standard error. ``--networks``, ``--clusters``,
+Every number follows from programs and their cycle model, or from formulas where the core does not
+run a network, and from the event simulation; so equal code gives equal text. Takes half an hour on
+two cores with an empty cache; progress goes to standard error. ``--networks``, ``--clusters``,
 ``--batches`` and ``--rates`` restrict it to a part; write a part elsewhere with ``-o``.
 """
 
@@ -23,6 +24,7 @@ from fpgapipe.hw.hls_models.spec.device import ClusterSpec
 from fpgapipe.partition.explore import comparison
 from fpgapipe.partition.explore.comparison import Comparison, Entry
 from fpgapipe.partition.explore.explorer import AUTO_SCHEDULES, Request, explore
+from fpgapipe.partition.pricing.machine_comparison import entry_on_machine, priced_choices
 
 ROOT = Path(__file__).resolve().parent.parent
 NETWORKS = {"vgg16": "VGG-16", "resnet50": "ResNet-50", "gnmt8": "GNMT-8"}
@@ -37,7 +39,8 @@ RATES = (0.0, 25.0, 10.0, 1.0)
 """Line rates of all links in Gb/s; 0 leaves those of the boards."""
 
 BALANCED = AUTO_SCHEDULES
-"""Schedules of the search: those that the planner tries by default."""
+"""Schedules of the search: those that the planner tries by default. fbp-as has estimates only, and
+is left out where the others have prices of the machine."""
 
 SPEEDUP = 3.2
 MEMORY = 4.0
@@ -88,12 +91,29 @@ def measure(job: tuple[str, str, int, tuple[float, ...]]) -> tuple[Comparison, l
     """The table of a network, cluster and batch, and the cells of the search for them."""
     network, name, batch, rates = job
     load = loader(network)
-    table = comparison.compare(load, batch, cluster_of(name))
+    formulas = comparison.compare(load, batch, cluster_of(name))
+    choices = priced_choices(formulas, load, batch, cluster_of(name))
+
+    def priced(way: str, cluster: ClusterSpec, *, frugal: bool = False) -> Entry | None:
+        return entry_on_machine(way, load, batch, cluster, choices, frugal=frugal)
+
+    entries = [priced(each.name, cluster_of(name)) or each for each in formulas.entries]
+    table = Comparison(tuple(entries), formulas.refused)
     alone = table.find("one device")  # a single device has no links
     cells = []
     for gbits in rates:
         cluster = cluster_of(name, gbits)
-        parallel = overlapped = frugal = None
+        parallel = priced("data parallel", cluster)
+        overlapped = priced("data parallel, overlapped", cluster)
+        frugal = priced("data parallel", cluster, frugal=True)
+        pipelines = [found for kind in BALANCED if (found := priced(kind, cluster))]
+        if pipelines:
+            parameters = load(1).totals.parameters
+            pipelines = [entry for entry in pipelines if entry.num_devices > 1]
+            if pipelines:
+                ways = alone, parallel, overlapped, frugal, tuple(pipelines)
+                cells.append(Cell(network, name, batch, gbits, *ways, parameters))
+            continue
         if table.find("data parallel") is not None:
             parallel = comparison.data_parallel(load, batch, cluster)
             overlapped = comparison.data_parallel(load, batch, cluster, overlapped=True)
@@ -135,7 +155,7 @@ def ways(job: tuple[str, str, int, tuple[float, ...]], found: Comparison) -> Ite
     yield ""
     parallel, alone = found.find("data parallel"), found.find("one device")
     headings = ["way", "devices", "micro-batches", "time", "over data parallel"]
-    headings += ["over one device", "bubble", "peak memory a device", "link load"]
+    headings += ["over one device", "bubble", "peak memory a device", "link load", "prices"]
     yield from table_of(
         headings,
         (
@@ -149,6 +169,7 @@ def ways(job: tuple[str, str, int, tuple[float, ...]], found: Comparison) -> Ite
                 f"{entry.bubble_rate:.1%}",
                 gibibytes(entry.memory_bytes),
                 f"{entry.link_load:.1%}",
+                entry.level,
             )
             for entry in found.entries
         ),
@@ -169,10 +190,10 @@ def faster(cells: list[Cell]) -> Iterator[str]:
     ]
     yield (
         f"In {len(rows)} of {len(cells)} configurations. The cause is the same in all: data "
-        "parallel sends every gradient round the ring and waits for it, a pipeline sends features "
-        "of a few layers. The cause column says what part of data parallel's time is all-reduce. "
-        "Where one device alone beats data parallel, the large ratio says more about the ring than "
-        "about the pipeline. The last ratio is against the bound of a data parallel that hides its "
+        "parallel adds up every gradient over all devices and waits for that, a pipeline sends "
+        "activations of a few layers. The cause column says what part of data parallel's time is "
+        "all-reduce. Where one device alone beats data parallel, the large ratio says more about "
+        "the sum than about the pipeline. The last ratio is against the bound of a data parallel that hides its "
         "all-reduce behind the backward pass."
     )
     yield ""
@@ -301,11 +322,18 @@ INTRODUCTION = """\
 
 <!-- Made by bench/make_comparison.py; do not edit. -->
 
-**Everything here is predicted by the cost model and the event simulation; nothing was measured on
-a board.** The schedules 1f1b-as, fbp-as, 1f1b-sno and 1f1b-so are a re-implementation from the
-abstract of BaPipe (Zhao et al., arXiv 2012.12544), and no table reproduces one of that paper: its
-boards' cores, batch sizes and base lines are not known here. The factors 3.2 and 4 that are
-looked for below are the ones its abstract names.
+**Everything here is predicted; nothing was measured on a board.** Where the column *prices* says
+*machine*, times of layers come from the programs that are built and their cycle model, and the
+event simulation puts them together: such plans are within 2 % of the simulated hardware
+([prediction](prediction.md#measured)). *estimate* stands for the formulas of the
+[cost model](cost-model.md), which know nothing of the overhead of instructions: they are for
+networks that the core does not run (GNMT-8 has LSTM layers), and for fbp-as, whose two engines are
+taken to share a device's arithmetic without loss.
+
+The schedules 1f1b-as, fbp-as, 1f1b-sno and 1f1b-so are a re-implementation from the abstract of
+BaPipe (Zhao et al., arXiv 2012.12544), and no table reproduces one of that paper: its boards'
+cores, batch sizes and base lines are not known here. The factors 3.2 and 4 that are looked for
+below are the ones its abstract names.
 
 `python bench/make_comparison.py` writes this page anew. `fpgapipe compare NETWORK --cluster C
 --batch B` prints one of the tables.
@@ -313,16 +341,17 @@ looked for below are the ones its abstract names.
 ## What is compared
 
 * **One device**: the whole network on the device that is fastest at it.
-* **Data parallel**: every device has the whole network and a share of the batch, equal or, on
-  unequal boards, in proportion to speed where that is faster; it cuts its share into the
-  micro-batches that are fastest. After the last, a ring all-reduce moves 2 (N-1)/N of the FP32
-  gradients over the slowest link, and then every device updates all weights. In a chain the
-  ring's closing hop takes the links' other direction.
-* **Data parallel, overlapped**: a bound. The all-reduce runs beside the last micro-batch's
-  backward pass as if all gradients were there from its beginning.
+* **Data parallel**: every device has the whole network and a share of the batch, equal or, of
+  estimates on unequal boards, in proportion to speed where that is faster; it cuts its share into
+  the micro-batches that are fastest. After the last, all devices add up their gradients, and then
+  every device updates all weights. With prices of the machine, the sum is the one that is built:
+  it goes along the chain and back, in chunks ([pipeline](pipeline.md#data-parallelism)).
+  Estimates have a ring all-reduce, which moves 2 (N-1)/N of the gradients over the slowest link.
+* **Data parallel, overlapped**: a bound. The sum is concurrent with the last micro-batch's
+  backward pass, as if all gradients were there from its beginning.
 * **Even split**: stages with equal numbers of layers in the order of the file, under 1f1b-as.
 * **Pipelines**: the fastest cut, micro-batch size and array shapes that the planner finds for a
-  schedule. It may leave devices unused, and runs a row of unequal boards in either direction.
+  schedule. It may leave devices unused, and runs a chain of unequal boards in either direction.
 * **pipedream** is asynchronous: its time is its share of the steady state, with an update after
   each micro-batch as in PipeDream; one micro-batch means that whole mini-batches follow one
   another. Its weights are stale, so that equal time is not equal progress.
@@ -331,11 +360,11 @@ Time is that of a mini-batch, forward, backward and optimiser's step. Speed-up o
 by this one. The bubble is the share of the time in which the average engine computes neither
 forward nor backward pass, so that updates and all-reduce count as bubble. Link load is the share
 of the time in which the busiest direction of a link sends. Peak memory is that of the fullest
-device: weights, gradients, momentum, copies for the array, features in flight.
+device, by formulas: weights, gradients, momentum, copies for the array, activations in flight.
 
-What would change the numbers: [the cost model](cost-model.md) has parts that are not yet held to
-RTL; two engines (fbp-as) are taken to share a device's arithmetic without loss; the planner
-neither replicates stages nor splits layers on boards.
+Prices of the machine are found for two sizes of a micro-batch, which suit most ways by formulas.
+What would change the numbers: further sizes, and other ways than these ([planning](planning.md)):
+in this comparison stages are neither replicated nor layers split.
 """
 
 

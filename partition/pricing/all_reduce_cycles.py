@@ -12,6 +12,7 @@ from fpgapipe.lowering.program.all_reduce import Member, all_reduce, chunks_of, 
 from fpgapipe.lowering.program.assemble import assemble
 from fpgapipe.lowering.program.lanes import lanes_of
 from fpgapipe.lowering.program.pipeline import link_after, wiring_of
+from fpgapipe.partition.pricing.plan_cores import core_specs, memory_specs, wire_timings
 from fpgapipe.partition.pricing.price_cache import remembered
 
 if TYPE_CHECKING:
@@ -20,8 +21,21 @@ if TYPE_CHECKING:
     from fpgapipe.hw.hls_models.cycles.core_cycles import MemorySpec
     from fpgapipe.hw.hls_models.cycles.link_cycles import WireTiming
     from fpgapipe.hw.hls_models.isa.instructions import Instruction
+    from fpgapipe.hw.hls_models.spec.device import ClusterSpec
+    from fpgapipe.partition.plan import Plan
 
 NAME = "values"
+
+MANY_CHUNKS = 256
+"""Chunks from which on all take equally long."""
+
+
+def all_reduce_s(plan: Plan, cluster: ClusterSpec, elements: int) -> float:
+    """Seconds in which the devices of a data-parallel plan add up their gradients."""
+    cycles = all_reduce_cycles(
+        elements, core_specs(plan), memory_specs(plan), wire_timings(plan, cluster)
+    )
+    return cycles / min(stage.core.clk_hz for stage in plan.stages)
 
 
 def all_reduce_cycles(
@@ -43,6 +57,15 @@ def all_reduce_cycles(
     """
     if len(cores) < 2 or not elements:
         return 0
+    count = len(chunks_of(NAME, elements))
+    if count > MANY_CHUNKS:  # every further chunk takes as long as the last ones of these
+        size = elements // count
+        known = [
+            all_reduce_cycles(size * some, cores, memories, wires)
+            for some in (3 * MANY_CHUNKS // 4, MANY_CHUNKS)
+        ]
+        chunk_cycles = 4 * (known[1] - known[0]) / MANY_CHUNKS
+        return round(known[1] + (elements / size - MANY_CHUNKS) * chunk_cycles)
     question = {
         "what": "all-reduce",
         "elements": elements,

@@ -8,11 +8,16 @@ ways, are priced by the program of the whole network, and every way is timed ane
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeAlias
 
 from fpgapipe.hw.hls_models.spec.device import ClusterSpec
 from fpgapipe.lowering.schedule.schedule import ScheduleError
-from fpgapipe.partition.explore.candidate import Candidate, device_chain
+from fpgapipe.partition.explore.candidate import (
+    Candidate,
+    Stage,
+    device_chain,
+    time_candidate,
+)
 from fpgapipe.partition.explore.comparison import (
     PIPELINES,
     Comparison,
@@ -22,7 +27,6 @@ from fpgapipe.partition.explore.comparison import (
     even_candidate,
     explored,
     parallel_entry,
-    ring_seconds,
 )
 from fpgapipe.partition.explore.cut_problem import check_memory
 from fpgapipe.partition.explore.explorer import (
@@ -31,6 +35,9 @@ from fpgapipe.partition.explore.explorer import (
     on_one_device,
     plan_one,
 )
+from fpgapipe.partition.explore.planned import as_plan, one_link_each
+from fpgapipe.partition.plan import DATA_PARALLEL
+from fpgapipe.partition.pricing.all_reduce_cycles import all_reduce_s
 from fpgapipe.partition.pricing.machine_search import Choice, priced_choice
 from fpgapipe.partition.search.problem import PlanError
 
@@ -42,6 +49,10 @@ if TYPE_CHECKING:
 
 SIZES = 2
 """Numbers of samples in a micro-batch that are priced."""
+
+
+Choices: TypeAlias = "Mapping[int, Choice]"
+"""Costs of all layers on the machine, for some numbers of samples in a micro-batch."""
 
 
 def compare_on_machine(
@@ -58,27 +69,36 @@ def compare_on_machine(
     programs would take minutes to time, or if its devices have several engines.
     """
     found = compare(load, batch, cluster, schedules=schedules, on_step=on_step)
+    choices = priced_choices(found, load, batch, cluster)
+    entries = []
+    for entry in found.entries:
+        priced = entry_on_machine(entry.name, load, batch, cluster, choices)
+        entries.append(priced or entry)
+    return Comparison(tuple(entries), found.refused)
+
+
+def priced_choices(
+    found: Comparison, load: Callable[[int], Graph], batch: int, cluster: ClusterSpec
+) -> Choices:
+    """Prices of the machine for the numbers of samples that suit the ways of a comparison.
+
+    They do not depend on the links. There are none if the core does not run the network, or if its
+    programs would take minutes to time.
+    """
     try:
         best = explored(load, batch, cluster, "1f1b-as").best
     except (PlanError, ScheduleError):
-        return found
+        return {}
     cores = {
         cluster.devices[stage.device]: stage.core for stage in best.stages if stage.core is not None
     }
     if set(cores) != set(cluster.devices):
-        return found
-    sizes = _sizes(found, batch, len(cluster.devices))
-    choices = {
+        return {}
+    return {
         size: choice
-        for size in sizes
+        for size in _sizes(found, batch, len(cluster.devices))
         if (choice := priced_choice(load(size), cores, train=True, accumulates=True))
     }
-    if not choices:
-        return found
-    return Comparison(
-        tuple(_priced(entry, load, batch, cluster, choices) for entry in found.entries),
-        found.refused,
-    )
 
 
 def _sizes(found: Comparison, batch: int, num_devices: int) -> list[int]:
@@ -93,23 +113,38 @@ def _sizes(found: Comparison, batch: int, num_devices: int) -> list[int]:
     return sorted(votes, key=lambda size: (-votes[size], size))[:SIZES]
 
 
-def _priced(
-    entry: Entry,
+def entry_on_machine(
+    name: str,
     load: Callable[[int], Graph],
     batch: int,
     cluster: ClusterSpec,
-    choices: Mapping[int, Choice],
-) -> Entry:
-    """The entry with times of the machine; as it is if there are none."""
+    choices: Choices,
+    *,
+    frugal: bool = False,
+) -> Entry | None:
+    """The fastest entry of a way with times of the machine; None if there are none.
+
+    Parameters
+    ----------
+    name : str
+        Name of the way, as in `Comparison`.
+    load, batch, cluster
+        As for `compare`.
+    choices : mapping
+        Result of `priced_choices` for a cluster of the same devices.
+    frugal : bool
+        Whether to take the entry with the least memory instead.
+    """
     found: list[Entry] = []
     for size, choice in choices.items():
         try:
-            found += _ways(entry.name, load, batch, cluster, size, choice)
+            found += _ways(name, load, batch, cluster, size, choice)
         except (PlanError, ScheduleError):
             continue
     if not found:
-        return entry
-    return replace(min(found, key=lambda each: each.minibatch_s), name=entry.name, level="machine")
+        return None
+    best = min(found, key=lambda each: each.memory_bytes if frugal else each.minibatch_s)
+    return replace(best, name=name, level="machine")
 
 
 def _ways(
@@ -130,9 +165,9 @@ def _ways(
         share = -(-batch // len(cluster.devices))
         shares = {device: list(_alone(load, share, device, size, choice)) for device in choice}
         if all(shares.values()):
-            ring_s = ring_seconds(load(1), device_chain(cluster))
             own = {device: each[0] for device, each in shares.items()}
-            yield parallel_entry(cluster, own, ring_s, overlapped=name.endswith("overlapped"))
+            sum_s = _sum_s(graph, cluster, choice)
+            yield parallel_entry(cluster, own, sum_s, overlapped=name.endswith("overlapped"))
     elif batch % size == 0 and name == "even split":
         columns = {
             device: (core, {cost.name: cost for cost in costs})
@@ -145,6 +180,19 @@ def _ways(
         request = Request(load, batch, cluster, (name,))
         for chain in device_chains(cluster):
             yield entry_of(name, plan_one(request, graph, choice, chain, name, batch // size))
+
+
+def _sum_s(graph: Graph, cluster: ClusterSpec, choice: Choice) -> float:
+    """Seconds of the sum of all gradients, as it is built."""
+    stages = [
+        Stage(position, choice[device][0], tuple(choice[device][1]), 0.0, 0.0)
+        for position, device in enumerate(cluster.devices)
+    ]
+    count = len(stages)
+    size = graph.batch or 1
+    candidate = time_candidate(DATA_PARALLEL, size, count, stages, device_chain(cluster))
+    plan = as_plan(candidate, graph, graph.name, count * size, one_link_each(cluster))
+    return all_reduce_s(plan, cluster, graph.totals.parameters)
 
 
 def _alone(

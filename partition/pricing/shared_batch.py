@@ -9,8 +9,7 @@ import numpy as np
 from fpgapipe.hw.hls_models.cycles.engine_cycles import SIGNAL_CYCLES
 from fpgapipe.lowering.schedule.schedule import forward_only
 from fpgapipe.partition.plan import Prediction
-from fpgapipe.partition.pricing.all_reduce_cycles import all_reduce_cycles
-from fpgapipe.partition.pricing.plan_cores import core_specs, memory_specs, wire_timings
+from fpgapipe.partition.pricing.all_reduce_cycles import all_reduce_s
 from fpgapipe.partition.schedule.schedule_kinds import make_schedule
 from fpgapipe.partition.timeline.timeline import StageTimes, simulate
 
@@ -66,18 +65,14 @@ def price_shared_batch(
     timeline : Timeline
     """
     clk_hz = min(stage.core.clk_hz for stage in plan.stages)
-    cycles = 0
-    if plan.trains:
-        cycles = all_reduce_cycles(
-            elements, core_specs(plan), memory_specs(plan), wire_timings(plan, cluster)
-        )
+    sum_s = all_reduce_s(plan, cluster, elements) if plan.trains else 0.0
     own = [each.stages[0] for each in priced]
     count = plan.num_microbatches // len(own)
     passes = [
         count * (each.forward_s + each.input_gradient_s + each.weight_gradient_s) for each in own
     ]
     updates = [
-        max(passes) - before + cycles / clk_hz + each.update_s
+        max(passes) - before + sum_s + each.update_s
         for before, each in zip(passes, own, strict=True)
     ]
     times = StageTimes(
