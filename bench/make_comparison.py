@@ -193,8 +193,8 @@ def faster(cells: list[Cell]) -> Iterator[str]:
         "parallel adds up every gradient over all devices and waits for that, a pipeline sends "
         "activations of a few layers. The cause column says what part of data parallel's time is "
         "all-reduce. Where one device alone beats data parallel, the large ratio says more about "
-        "the sum than about the pipeline. The last ratio is against the bound of a data parallel that hides its "
-        "all-reduce behind the backward pass."
+        "the sum than about the pipeline. The last ratio is against the bound of a data parallel "
+        "that hides its all-reduce behind the backward pass."
     )
     yield ""
     headings = ["network", "cluster", "batch", "links", "schedule", "stages", "micro-batches"]
