@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from fpgapipe.hw.hls_models.spec.device import ClusterSpec
     from fpgapipe.network.graph import Graph
     from fpgapipe.partition.explore.candidate import Candidate
-    from fpgapipe.partition.explore.explorer import Exploration
+    from fpgapipe.partition.explore.explorer import Exploration, Request
     from fpgapipe.partition.plan import Plan
     from fpgapipe.partition.timeline.timeline import Timeline
 
@@ -60,10 +60,11 @@ if TYPE_CHECKING:
 )
 @click.option(
     "--strategy",
-    type=click.Choice(["pipeline", "data"]),
+    type=click.Choice(["pipeline", "data", "layerwise"]),
     default="pipeline",
     show_default=True,
-    help="Stages of the network in a pipeline, or all of it on each device (data parallelism).",
+    help="Stages of the network in a pipeline, all of it on each device (data parallelism), or "
+    "each layer cut by samples, channels, rows and columns (layerwise).",
 )
 @click.option(
     "--array",
@@ -177,6 +178,9 @@ def _plan_network(network: str, options: dict[str, Any]) -> None:
         all_devices=order is not None,
         order=order,
     )
+    if options["strategy"] == "layerwise":
+        _plan_layerwise(request, options)
+        return
     found: Exploration | None = None
     sent: dict[tuple[TaskKind, int], float] = {}
     if options["strategy"] == "data":
@@ -233,6 +237,59 @@ def _plan_network(network: str, options: dict[str, Any]) -> None:
         print_explained(made, *explained)
     if not built["possible"]:
         print(f"\nnote: 'fpgapipe build' cannot make this plan: {built['reason']}")
+
+
+def _plan_layerwise(request: Request, options: dict[str, Any]) -> None:
+    """Plan degrees of all layers; print them."""
+    import json
+
+    from fpgapipe.errors import UserError
+    from fpgapipe.host.terminal.console import Column, print_json, print_table, progress, scaled
+    from fpgapipe.host.terminal.outputs import write_output
+    from fpgapipe.partition.strategies.plan_layerwise import plan_layerwise
+
+    for name in ("explain", "html", "svg", "trace"):
+        if options[name]:
+            raise UserError(f"--{name} needs programs, which layer-wise plans do not have yet")
+    with progress() as display:
+        display.add_task("pricing layers")
+        found = plan_layerwise(
+            request, lambda done, total: display.update(completed=done, total=total)
+        )
+    if options["output"]:
+        write_output(options["output"], json.dumps(found.to_dict(), indent=2) + "\n")
+    if options["as_json"]:
+        print_json(found.to_dict())
+        return
+    print_table(
+        [
+            Column("layers"),
+            Column("degrees"),
+            *(Column(text, True) for text in ("devices", "compute", "gradient sum", "memory")),
+        ],
+        [
+            (
+                group.layers[0]
+                if len(group.layers) == 1
+                else f"{group.layers[0]} + {len(group.layers) - 1}",
+                str(group.degrees),
+                group.degrees.num_devices,
+                scaled(group.compute_s, "s"),
+                scaled(group.sum_s, "s"),
+                scaled(group.memory_bytes, "B", 1024),
+            )
+            for group in found.groups
+        ],
+        f"{found.network}, batch {found.batch}, layer-wise on {found.num_devices} devices",
+    )
+    print(
+        f"estimated: {scaled(found.step_s, 's')} a mini-batch, {scaled(found.moves_s, 's')} of it "
+        f"moves activations; {scaled(found.data_parallel_s, 's')} if all layers cut the batch, "
+        f"{scaled(found.serial_s, 's')} on one device"
+    )
+    proof = "optimal by these prices" if found.is_optimal else "the best found in these memories"
+    print(f"{proof}; {found.num_left} nodes left, searched in {scaled(found.search_s, 's')}")
+    print("\nnote: 'fpgapipe build' cannot make this plan: layers are not split over devices yet")
 
 
 def _priced(

@@ -89,7 +89,7 @@ def check_strategy(strategy: str, schedule: str, free: tuple[str, ...]) -> None:
     Parameters
     ----------
     strategy : str
-        ``pipeline``, or ``data``, whose order of tasks is always the same.
+        ``pipeline``, or another, whose order of tasks is always the same.
     schedule : str
         Name of the schedule that was asked for.
     free : tuple of str
@@ -103,9 +103,9 @@ def check_strategy(strategy: str, schedule: str, free: tuple[str, ...]) -> None:
     from fpgapipe.errors import UserError
     from fpgapipe.partition.plan import DATA_PARALLEL
 
-    if strategy == "data" and schedule not in (DATA_PARALLEL, *free):
+    if strategy != "pipeline" and schedule not in free:
         raise UserError(
-            f"--strategy data has no pipeline: leave out --schedule {schedule}, or take "
+            f"--strategy {strategy} has no pipeline: leave out --schedule {schedule}, or take "
             "--strategy pipeline"
         )
     if strategy == "pipeline" and schedule == DATA_PARALLEL:
