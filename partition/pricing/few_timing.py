@@ -19,6 +19,7 @@ from fpgapipe.hw.hls_models.spec.link import Channel
 from fpgapipe.lowering.schedule.schedule import Lane, Schedule, TaskKind
 from fpgapipe.partition.pricing.few_tasks import like
 from fpgapipe.partition.pricing.prediction import link_ends
+from fpgapipe.partition.pricing.slot_waits import SlotChannel, with_slot_waits
 from fpgapipe.partition.pricing.task_times import Lag, Needed, Sent, TaskTimes, lags
 from fpgapipe.partition.timeline.timeline import StageTimes, Timeline, simulate
 
@@ -98,9 +99,10 @@ class FewTiming:
                     update[stage] = cycles
                 else:
                     passes[task.kind][stage, task.microbatch] = cycles
-        sent = {channel: self._sent(channel) for channel in RECEIVERS}
+        channels: list[SlotChannel] = []
+        sent = {channel: self._sent(channel, channels) for channel in RECEIVERS}
         activations, gradients = sent[Channel.ACTIVATIONS], sent[Channel.GRADIENTS]
-        return StageTimes(
+        times = StageTimes(
             passes[TaskKind.F],
             passes[TaskKind.DX],
             passes[TaskKind.DW],
@@ -110,9 +112,16 @@ class FewTiming:
             max((wire.latency_cycles for wire in self.wires), default=0),
             *(each for both in zip(activations[1:], gradients[1:], strict=True) for each in both),
         )
+        times, _ = with_slot_waits(schedule_of(self.lanes), times, [], channels)
+        return times
 
-    def _sent(self, channel: Channel) -> tuple[NDArray[np.float64], ...]:
-        """Cycles on the link, and the three lags, of each stage's and micro-batch's packets."""
+    def _sent(
+        self, channel: Channel, channels: list[SlotChannel]
+    ) -> tuple[NDArray[np.float64], ...]:
+        """Cycles on the link, and the three lags, of each stage's and micro-batch's packets.
+
+        Channels whose frames wait for slots are added to `channels`.
+        """
         shape = (len(self.tasks), self.num_microbatches)
         table, lag, start, behind = (np.zeros(shape) for _ in range(4))
         pairs = list(pairwise(range(shape[0])))
@@ -129,10 +138,12 @@ class FewTiming:
             spec = makes.program.core.links[link]
             makers, users = (self._numbers(stage, channel) for stage in (maker, user))
             known: dict[tuple[int, int], Lag] = {}
+            packets: dict[int, list[tuple[Sent, Needed]]] = {}
             for microbatch, number in makers.items():
                 pair = number, users[microbatch]
                 if not sent[number]:
                     continue
+                packets[microbatch] = list(zip(sent[number], needed[pair[1]], strict=True))
                 table[maker, microbatch] = sum(
                     transfer_cycles(packet.words, spec, spec.slots[channel], wire)
                     for packet in sent[number]
@@ -151,6 +162,9 @@ class FewTiming:
                 lag[maker, microbatch] = known[pair].cycles
                 start[maker, microbatch] = known[pair].start
                 behind[maker, microbatch] = known[pair].behind
+            channels += SlotChannel.of(
+                channel, link, (maker, user), self.tasks, self.memories, wire, packets
+            )
         return table, lag, start, behind
 
     def _numbers(self, stage: int, channel: Channel) -> dict[int, int]:
@@ -160,6 +174,18 @@ class FewTiming:
             for task, number in zip(self.lanes[stage], self.like[stage], strict=True)
             if task.kind in RECEIVERS[channel]
         }
+
+
+def schedule_of(lanes: Sequence[Sequence[Task]]) -> Schedule:
+    """Schedule of the tasks of each device, without concurrent ones."""
+    own = [
+        Lane.of(index, "compute", [(task.kind, task.stage, task.microbatch) for task in lane])
+        for index, lane in enumerate(lanes)
+    ]
+    stages = tuple(range(len(lanes)))
+    count = len({task.microbatch for task in lanes[0]} - {-1})
+    routes = np.zeros(count, np.int32)
+    return Schedule("programs", count, stages, (stages,), routes, tuple(own), "stream")
 
 
 def timeline_of(
@@ -176,12 +202,4 @@ def timeline_of(
     clk_hz : float
         Clock frequency of all devices, Hz.
     """
-    stages = tuple(range(len(lanes)))
-    own = [
-        Lane.of(index, "compute", [(task.kind, task.stage, task.microbatch) for task in lane])
-        for index, lane in enumerate(lanes)
-    ]
-    count = len({task.microbatch for task in lanes[0]} - {-1})
-    routes = np.zeros(count, np.int32)
-    schedule = Schedule("programs", count, stages, (stages,), routes, tuple(own), "stream")
-    return simulate(schedule, stage_times.changed(lambda values: values / clk_hz))
+    return simulate(schedule_of(lanes), stage_times.changed(lambda values: values / clk_hz))

@@ -9,9 +9,10 @@ cycle model here is that of all devices together
 
 from __future__ import annotations
 
+from collections import defaultdict
 from dataclasses import dataclass, replace
 from functools import cached_property
-from itertools import pairwise
+from itertools import chain, pairwise
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -27,7 +28,8 @@ from fpgapipe.lowering.program.pipeline import link_after
 from fpgapipe.lowering.schedule.schedule import Lane, Schedule, Task, TaskKind
 from fpgapipe.lowering.schedule.tasks import common_steps, slots_of
 from fpgapipe.partition.pricing import closed_form
-from fpgapipe.partition.pricing.task_times import Lag, TaskTimes, lags
+from fpgapipe.partition.pricing.slot_waits import SlotChannel, Waits, with_slot_waits
+from fpgapipe.partition.pricing.task_times import Lag, Needed, Sent, TaskTimes, lags
 from fpgapipe.partition.timeline.timeline import StageTimes, Timeline, simulate
 
 if TYPE_CHECKING:
@@ -115,9 +117,37 @@ class PipelineTiming:
         routes = np.zeros(count, np.int32)
         return Schedule("programs", count, stages, (stages,), routes, tuple(lanes), "stream")
 
-    @cached_property
+    @property
     def stage_times(self) -> StageTimes:
         """Cycles of tasks and transfers, of each stage and micro-batch."""
+        return self._slotted[0]
+
+    @property
+    def _waits(self) -> Waits:
+        """Waits of tasks for a result that a concurrent task of the same step uses."""
+        return self._slotted[1]
+
+    @cached_property
+    def _slotted(self) -> tuple[StageTimes, Waits]:
+        """`stage_times` and `_waits`, in which frames wait for slots."""
+        channels = []
+        for channel in (Channel.ACTIVATIONS, Channel.GRADIENTS):
+            for maker, user in self._neighbours(channel):
+                _, link, _ = link_ends(maker, user)
+                tasks = self.tasks[maker].program.tasks
+                packets: defaultdict[int, list[tuple[Sent, Needed]]] = defaultdict(list)
+                for sent, needed in zip(*self._parts[maker, user], strict=True):
+                    packets[tasks[sent.task].microbatch].append((sent, needed))
+                wire = self.wires[min(maker, user)]
+                stages = maker, user
+                channels += SlotChannel.of(
+                    channel, link, stages, self.tasks, self.memories, wire, packets
+                )
+        return with_slot_waits(self.schedule, self._free_times, self._free_waits, channels)
+
+    @cached_property
+    def _free_times(self) -> StageTimes:
+        """`stage_times` if all slots of a link were free before each transfer."""
         shape = (self.schedule.num_stages, self.schedule.num_microbatches)
         passes = {kind: np.zeros(shape) for kind in (TaskKind.F, TaskKind.DX, TaskKind.DW)}
         passes[TaskKind.B] = passes[TaskKind.DX]
@@ -167,19 +197,28 @@ class PipelineTiming:
             table[maker, times.program.tasks[task].microbatch] += cycles
 
     @cached_property
+    def _parts(self) -> dict[tuple[int, int], tuple[list[Sent], list[Needed]]]:
+        """Parts that are sent and needed, for each pair of a sending and a receiving stage."""
+        found = {}
+        for pair in chain(*map(self._neighbours, (Channel.ACTIVATIONS, Channel.GRADIENTS))):
+            channel, link, other = link_ends(*pair)
+            makes, uses = (self.tasks[stage] for stage in pair)
+            found[pair] = makes.sent(link, channel), uses.needed(other, channel)
+        return found
+
+    @cached_property
     def _lags(self) -> dict[tuple[int, int], dict[int, Lag]]:
         """Lags for each pair of a sending and a receiving stage, by task of the sending stage."""
         found = {}
         for channel in (Channel.ACTIVATIONS, Channel.GRADIENTS):
             for maker, user in self._neighbours(channel):
                 makes, uses = self.tasks[maker], self.tasks[user]
-                _, *link = link_ends(maker, user)
+                _, link, _ = link_ends(maker, user)
                 found[maker, user] = lags(
-                    makes.sent(link[0], channel),
-                    uses.needed(link[1], channel),
+                    *self._parts[maker, user],
                     uses.durations,
                     (makes.program.core, uses.program.core),
-                    link[0],
+                    link,
                     (self.memories[maker], self.memories[user]),
                     self.wires[min(maker, user)],
                     channel,
@@ -187,8 +226,8 @@ class PipelineTiming:
         return found
 
     @cached_property
-    def _waits(self) -> list[tuple[Task, Task, float]]:
-        """Waits of tasks for a result that a concurrent task of the same step uses.
+    def _free_waits(self) -> Waits:
+        """`_waits` if all slots of a link were free before each transfer.
 
         Each is a triple of the waiting task, the task that computes the result, and the least
         number of cycles from the end of the latter to the beginning of the former.

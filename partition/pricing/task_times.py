@@ -33,18 +33,28 @@ from fpgapipe.hw.hls_models.cycles.compiled_core import run_compiled
 from fpgapipe.hw.hls_models.cycles.compiled_tables import Held
 from fpgapipe.hw.hls_models.cycles.core_cycles import DISPATCH_CYCLES, CoreRun, MemorySpec
 from fpgapipe.hw.hls_models.cycles.engine_cycles import Kind, Mover
-from fpgapipe.hw.hls_models.cycles.link_cycles import WireTiming, arrivals, transfer_cycles
+from fpgapipe.hw.hls_models.cycles.link_cycles import (
+    PacketTimes,
+    WireTiming,
+    arrivals,
+    transfer_cycles,
+)
 from fpgapipe.hw.hls_models.isa.instructions import Instruction, Opcode
 from fpgapipe.hw.hls_models.model.link_dma import words_of_packet
+from fpgapipe.hw.hls_models.model.sequencer import SequencerSpec
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
     from numpy.typing import NDArray
 
-    from fpgapipe.hw.hls_models.model.sequencer import SequencerSpec
     from fpgapipe.hw.hls_models.spec.core_spec import CoreSpec
     from fpgapipe.lowering.program.device_program import DeviceProgram
+
+
+AT_ONCE_CYCLES = 40
+"""Most cycles from the end of as many RECEIVEs as may be in flight to the begin of the next ones,
+if these were waiting."""
 
 
 class Sent(NamedTuple):
@@ -81,12 +91,19 @@ class Needed(NamedTuple):
         Index of the task that ends first in the same step; -1 if that is this task.
     rest_concurrent : float
         Cycles from the arrival of the part to the end of the first task of the step.
+    behind : int
+        The part's RECEIVE begins no earlier than during an earlier task, which is this many tasks
+        before the one that receives, in the order of ends; 0 if it does not wait for another task.
+    offset : float
+        Cycles from the end of that earlier task to the begin of the RECEIVE, mostly negative.
     """
 
     task: int
     rest: float
     concurrent: int
     rest_concurrent: float
+    behind: int = 0
+    offset: float = 0.0
 
 
 class Lag(NamedTuple):
@@ -203,14 +220,51 @@ class TaskTimes:
         for task in self.order:
             firsts.setdefault(self.step_of[task], task)
         found = []
-        for index, task, _ in self._packets(Opcode.RECEIVE, link, channel):
+        packets = self._packets(Opcode.RECEIVE, link, channel)
+        gates = self._gates([index for index, _, _ in packets])
+        for (index, task, _), gate in zip(packets, gates, strict=True):
             first = firsts[self.step_of[task]]
             waiter = self._waiter_of.get(index)
             rest, concurrent = (
                 -1.0 if waiter is None else float(ends[each] - run.starts[waiter])
                 for each in (task, first)
             )
-            found.append(Needed(task, rest, -1 if first == task else first, concurrent))
+            behind, offset = 0, 0.0
+            if 0 <= gate < self.order.index(first):
+                behind = self.order.index(task) - gate
+                offset = float(run.starts[index] - ends[self.order[gate]])
+            concurrent_task = -1 if first == task else first
+            found.append(Needed(task, rest, concurrent_task, concurrent, behind, offset))
+        return found
+
+    def _gates(self, receives: Sequence[int]) -> list[int]:
+        """For each RECEIVE, the place in `order` of the task during which it begins; -1 for none.
+
+        A RECEIVE begins during a task if the program gets to it only once that task has got its own
+        data. A RECEIVE that has waited for the end of an earlier one was there as soon as that.
+        """
+        run, in_flight = self._pausing, SequencerSpec.of(self.program.core).in_flight
+        ends = self.ends_of(run.ends)[self.order]
+        found: list[int] = []
+        for number, index in enumerate(receives):
+            start, before = run.starts[index], number - in_flight
+            if before >= 0 and start <= run.ends[receives[before]] + AT_ONCE_CYCLES:
+                found.append(found[before])
+                continue
+            gate = int(np.searchsorted(ends, start))
+            if gate < len(ends) and start <= self._got.get(self.order[gate], 0.0):
+                gate -= 1
+            found.append(gate)
+        return found
+
+    @cached_property
+    def _got(self) -> dict[int, float]:
+        """Cycle in which each task that receives has got all of its data, where they come late."""
+        found: dict[int, float] = {}
+        for index, each in enumerate(self.program.instructions):
+            if each.opcode is Opcode.RECEIVE:
+                task = int(self.task_of[index])
+                found[task] = max(found.get(task, 0.0), self._pausing.ends[index])
         return found
 
     def _packets(
@@ -374,9 +428,9 @@ def lags(
         slots, ends = spec.slots[channel], (spec, cores[1])
         words = [one.words for one, _ in pairs]
         begins, reads = [one.begin for one, _ in pairs], [one.end for one, _ in pairs]
-        come = arrivals(begins, reads, words, ends, memories, wire, slots)
+        come = arrivals(begins, reads, words, PacketTimes(ends, memories, wire, slots))
         at_once = [0.0] * len(pairs)
-        packed = arrivals(at_once, at_once, words, ends, memories, wire, slots)
+        packed = arrivals(at_once, at_once, words, PacketTimes(ends, memories, wire, slots))
         user, concurrent = pairs[0][1].task, pairs[0][1].concurrent
         rest, rest_concurrent = (
             max(at + getattr(other, name) for at, (_, other) in zip(come, pairs, strict=True))

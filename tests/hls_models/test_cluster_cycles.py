@@ -12,7 +12,7 @@ from test_pipeline import CORE, batch_of, cut
 from fpgapipe.host.backends.simulator import SimulatorBackend
 from fpgapipe.hw.hls_models.cycles.cluster_cycles import predict_cluster
 from fpgapipe.hw.hls_models.cycles.core_cycles import MemorySpec, predict
-from fpgapipe.hw.hls_models.cycles.link_cycles import WireTiming, arrivals
+from fpgapipe.hw.hls_models.cycles.link_cycles import PacketTimes, WireTiming
 from fpgapipe.hw.hls_models.isa.instructions import LINK_OPCODES, Instruction, Opcode
 from fpgapipe.hw.hls_models.model.link_dma import packet
 from fpgapipe.lowering.program.pipeline import build_pipeline
@@ -102,21 +102,35 @@ def load(size_bytes):
 
 
 @pytest.mark.parametrize(
-    ("wire", "within"),
-    [(WireTiming(), 25), (WireTiming(1, 3000), 200), (WireTiming(16, 20_000), 200)],
+    ("wire", "within", "taken_from"),
+    [
+        (WireTiming(), 25, 0),
+        (WireTiming(1, 3000), 200, 0),
+        (WireTiming(16, 20_000), 200, 0),
+        (WireTiming(16, 20_000), 200, 100_000),
+    ],
     ids=str,
 )
-def test_arrivals_are_those_of_devices_that_do_nothing_else(wire, within):
-    """Over long wires frames wait for those of the 16 slots that are heard to be free again."""
+def test_arrivals_are_those_of_devices_that_do_nothing_else(wire, within, taken_from):
+    """Over long wires frames wait for those of the 16 slots that are heard to be free again.
+
+    The other end does not free them before it begins to take words.
+    """
     count = 6
-    found = between(sends(10_000, count), receives(10_000, count), wires=[wire])
+    begins = [0, taken_from]
+    found = between(sends(10_000, count), receives(10_000, count), wires=[wire], begins=begins)
     words = [10_000 // 64 + 1] * count
     begins = list(found.devices[0].starts)[:count]
     free = predict([*sends(10_000, count), END], CORE, link_bytes_per_cycle=inf)
     reads = list(free.ends)[:count]
     ends = CORE.links[0], CORE
-    come = arrivals(begins, reads, words, ends, (MemorySpec(),) * 2, wire, 16)
-    assert come == pytest.approx([end + 5 for end in found.devices[1].ends[:count]], abs=within)
+    times = PacketTimes(ends, (MemorySpec(),) * 2, wire, 16)
+    packets = zip(begins, reads, words, strict=True)
+    come = [max(times.arrival(*each, taken_from), taken_from) for each in packets]
+    come, ends = np.array(come), np.array(found.devices[1].ends[:count])
+    late = ends > taken_from + 1000  # the first packet has come before
+    assert late[1:].all()
+    assert come[late] == pytest.approx(ends[late] + 5, abs=within)
 
 
 def test_without_links_it_is_the_model_of_one_core():

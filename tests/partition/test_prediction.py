@@ -16,19 +16,31 @@ from fpgapipe.host.runtime.measure import RESOLUTION_CYCLES, Times, measure_buil
 from fpgapipe.hw.hls_models.cycles.core_cycles import MemorySpec
 from fpgapipe.hw.hls_models.cycles.link_cycles import WireTiming
 from fpgapipe.hw.hls_models.isa.instructions import Opcode
+from fpgapipe.hw.hls_models.spec.core_spec import ScratchpadSpec
 from fpgapipe.lowering.program.device_program import UPDATE
 from fpgapipe.lowering.program.pipeline import build_pipeline
 from fpgapipe.lowering.schedule.schedule import Task, TaskKind
 from fpgapipe.lowering.units.step_options import StepOptions
 from fpgapipe.network.initial_values import initial_parameters
+from fpgapipe.network.load import load_network
 from fpgapipe.network.zoo.layers import Network
 from fpgapipe.partition.pricing.closed_form import computed_layers, minibatch_cycles
+from fpgapipe.partition.pricing.few_tasks import few_tasks
+from fpgapipe.partition.pricing.few_timing import FewTiming, timeline_of
 from fpgapipe.partition.pricing.prediction import PipelineTiming
 from fpgapipe.partition.schedule.schedule_kinds import make_schedule
 from fpgapipe.partition.timeline.timeline import DeadlockError, StageTimes, simulate
 from fpgapipe.sim_tb.native.phy import WireSpec
 
 TWO_ENGINES = replace(CORE, num_engines=2)
+LARGE_CORE = replace(
+    CORE,
+    rows=16,
+    cols=16,
+    acc_depth=512,
+    scratchpad=ScratchpadSpec(8, 1 << 18),
+)
+TWO_LARGE_ENGINES = replace(LARGE_CORE, rows=8, num_engines=2)
 
 
 def pipeline_of(graph, num_devices, kind, count, **more):
@@ -78,6 +90,34 @@ def test_slow_wires_count():
     slow = PipelineTiming.of(pipeline, wires=WireTiming(0.25, 5000))
     assert slow.event_cycles - fast.event_cycles > 10_000
     assert slow.event_cycles == pytest.approx(slow.cluster.cycles, rel=0.02)
+
+
+def digits_pipeline(kind, count, tasks_of=None):
+    """On four large cores, whose wires have much to carry."""
+    schedule = make_schedule(kind, 4, count)
+    core = TWO_LARGE_ENGINES if schedule.splits_engines else LARGE_CORE
+    graph = load_network("digits-cnn", 8)
+    return build_pipeline(graph, [core] * 4, cut(graph, 4), schedule, tasks_of=tasks_of)
+
+
+@pytest.mark.parametrize("kind", ["zb-h1", "fbp-as"])
+def test_frames_wait_for_slots_that_earlier_tasks_occupy(kind):
+    """Under zb-h1 a device also takes gradients only after it has begun an earlier task."""
+    timing = PipelineTiming.of(digits_pipeline(kind, 4), wires=WireTiming(16, 20_000))
+    assert timing.event_cycles == pytest.approx(timing.cluster.cycles, rel=0.003)
+    for link in timing.timeline.links:
+        assert (link.start_s[1:] >= link.end_s[:-1] - 1e-6).all()
+
+
+def test_programs_of_a_few_microbatches_tell_how_frames_of_many_wait():
+    wire, count = WireTiming(16, 20_000), 8
+    whole = PipelineTiming.of(digits_pipeline("1f1b-as", count), wires=wire)
+    lanes = [part.tasks for part in whole.pipeline.parts]
+    few = digits_pipeline("1f1b-as", count, lambda tasks: few_tasks(tasks, 6))
+    assert sum(len(part.tasks) for part in few.parts) < sum(map(len, lanes))
+    times = FewTiming(few, lanes, whole.memories, whole.wires).stage_times
+    cycles = timeline_of(lanes, times, 1.0).makespan_s
+    assert cycles == pytest.approx(whole.timeline.makespan_s, rel=0.005)
 
 
 def test_what_one_of_two_tasks_receives_holds_up_the_other():

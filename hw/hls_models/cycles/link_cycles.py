@@ -72,36 +72,26 @@ def transfer_cycles(words: int, link: LinkEngineSpec, slots: int, wire: WireTimi
     rate = min(wire.bytes_per_cycle, link.phy_bytes)
     frames = -(-(words + 1) // link.frame_words)
     takes = ((words + 1) * WORD_BYTES + frames * TRAILER_BYTES) / rate
-    if not _waits_for_slots(link, slots, wire):
+    if not waits_for_slots(link, slots, wire):
         return takes
     return max(takes, frames * slot_cycles(link, wire) / slots)
 
 
-def _waits_for_slots(link: LinkEngineSpec, slots: int, wire: WireTiming) -> bool:
-    """Whether full frames fill all slots before the first one is free again."""
+def waits_for_slots(link: LinkEngineSpec, slots: int, wire: WireTiming) -> bool:
+    """Whether full frames fill all slots of a channel before the first one is free again."""
     rate = min(wire.bytes_per_cycle, link.phy_bytes)
     frame = (link.frame_words * WORD_BYTES + TRAILER_BYTES) / rate
     return slots * frame < slot_cycles(link, wire)
 
 
-def arrivals(
-    begins: Sequence[float],
-    reads: Sequence[float],
-    words: Sequence[int],
-    ends: tuple[LinkEngineSpec, CoreSpec],
-    memories: tuple[MemorySpec, MemorySpec],
-    wire: WireTiming,
-    slots: int,
-) -> list[float]:
-    """Times at which packets are in memory, if RECEIVEs wait for them and the link is free.
+class PacketTimes:
+    """When packets that follow each other on a channel of a link have arrived.
+
+    The other end waits for them with RECEIVEs, and the link has nothing else to send. The slots are
+    all free before the first packet.
 
     Parameters
     ----------
-    begins, reads : sequence of float
-        Times at which the packets' SENDs begin, in order, and times at which they would end if the
-        link took every word at once.
-    words : sequence of int
-        Number of words of each packet, without its tag.
     ends : (LinkEngineSpec, CoreSpec)
         The link that sends, and the core that receives.
     memories : (MemorySpec, MemorySpec)
@@ -109,36 +99,67 @@ def arrivals(
     wire : WireTiming
         The cable between them.
     slots : int
-        Frames of the packets' channel that either end of the link buffers, all free before.
+        Frames of the packets' channel that either end of the link buffers.
 
-    Returns
-    -------
-    list of float
-        Times at which an instruction that waits for each RECEIVE can begin.
+    Attributes
+    ----------
+    sent : float
+        Time at which the last packet so far has left the sending end.
     """
-    link, core = ends
-    rate = min(wire.bytes_per_cycle, link.phy_bytes)
-    before = LOAD_CYCLES + memories[0].latency_cycles + ENTER_CYCLES + TRANSMIT_CYCLES
-    last_behind = ENTER_CYCLES - SEND_CYCLES + TRANSMIT_CYCLES
-    behind = wire.latency_cycles + ARRIVE_CYCLES + WRITE_CYCLES
-    behind += memories[1].latency_cycles + SIGNAL_CYCLES
-    free = -inf
-    found = []
-    waits = _waits_for_slots(link, slots, wire)
-    credit = _Credit(link, burst_words(core), rate, wire.latency_cycles, slots)
-    for begin, read, count in zip(begins, reads, words, strict=True):
-        frames, last = divmod(count + 1 + link.frame_words - 1, link.frame_words)
+
+    def __init__(
+        self,
+        ends: tuple[LinkEngineSpec, CoreSpec],
+        memories: tuple[MemorySpec, MemorySpec],
+        wire: WireTiming,
+        slots: int,
+    ) -> None:
+        link, core = ends
+        self._link, self._burst = link, burst_words(core)
+        self._rate = min(wire.bytes_per_cycle, link.phy_bytes)
+        self._before = LOAD_CYCLES + memories[0].latency_cycles + ENTER_CYCLES + TRANSMIT_CYCLES
+        self._behind = wire.latency_cycles + ARRIVE_CYCLES + WRITE_CYCLES
+        self._behind += memories[1].latency_cycles + SIGNAL_CYCLES
+        self._credit = None
+        if waits_for_slots(link, slots, wire):
+            self._credit = _Credit(link, self._burst, self._rate, wire.latency_cycles, slots)
+        self.sent = -inf
+
+    def arrival(self, begin: float, read: float, count: int, taken_from: float = -inf) -> float:
+        """Send a packet, and return when an instruction that waits for its RECEIVE can begin.
+
+        Parameters
+        ----------
+        begin, read : float
+            Times at which the packet's SEND begins, and at which it would end if the link took
+            every word at once.
+        count : int
+            Number of words of the packet, without its tag.
+        taken_from : float
+            Time from which on the other end takes the packet's words. Slots are not free before;
+            the arrival that is returned does not take it into account.
+        """
+        frame_words = self._link.frame_words
+        frames, last = divmod(count + 1 + frame_words - 1, frame_words)
         last += 1  # words of the last frame
-        first = min(count + 1, link.frame_words)
+        first = begin + self._before + min(count + 1, frame_words)
         takes = (count + 1) * WORD_BYTES + frames * TRAILER_BYTES
-        free = max(free, begin + before + first) + takes / rate
+        sent = max(self.sent, first) + takes / self._rate
         # A frame is sent when it is full.
-        free = max(free, read + last_behind + (last * WORD_BYTES + TRAILER_BYTES) / rate)
-        if waits:
-            free = max(free, credit.sent(count, begin + before))
-        burst = min((count - 1) % burst_words(core) + 1, count)
-        found.append(free + behind + min(last, burst) + burst)
-    return found
+        last_from = read + ENTER_CYCLES - SEND_CYCLES + TRANSMIT_CYCLES
+        sent = max(sent, last_from + (last * WORD_BYTES + TRAILER_BYTES) / self._rate)
+        if self._credit is not None:
+            sent = max(sent, self._credit.sent(count, begin + self._before, taken_from))
+        self.sent = sent
+        burst = min((count - 1) % self._burst + 1, count)
+        return sent + self._behind + min(last, burst) + burst
+
+
+def arrivals(
+    begins: Sequence[float], reads: Sequence[float], words: Sequence[int], times: PacketTimes
+) -> list[float]:
+    """Times at which packets are in memory; the arguments are as for `PacketTimes.arrival`."""
+    return [times.arrival(*each) for each in zip(begins, reads, words, strict=True)]
 
 
 class _Credit:
@@ -167,11 +188,11 @@ class _Credit:
         self._free: deque[float] = deque([-inf] * slots)  # when each free slot became free
         self._wire_from = self._enter_from = -inf
 
-    def sent(self, words: int, first: float) -> float:
+    def sent(self, words: int, first: float, taken_from: float) -> float:
         """Send a packet, and return the time at which its last frame has been sent.
 
         `first` is the time at which its first word could be on the wire. One further word follows
-        per cycle.
+        per cycle. The other end takes words from `taken_from` on.
         """
         total = words + 1
         held = 0  # frames of this packet that keep their slots
@@ -188,7 +209,8 @@ class _Credit:
             taken = words if come == words else come // self._burst * self._burst
             freed = held if taken == words else (taken + 1) // self._frame_words
             before = at // self._frame_words + 1 - held
-            heard = self._wire_from + self._latency + ARRIVE_CYCLES + 1 + FREED_CYCLES
+            heard = max(self._wire_from + self._latency + ARRIVE_CYCLES, taken_from)
+            heard += 1 + FREED_CYCLES
             heard += TRAILER_BYTES / self._rate + self._latency + HEARD_CYCLES
             some = held if taken == words else max(freed - before, 0)
             self._free.extend([heard] * some)
