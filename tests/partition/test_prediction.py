@@ -264,7 +264,9 @@ def test_levels_agree_with_simulated_devices(num_devices, kind, tmp_path):
         [MemorySpec()] * num_devices,
         [wire] * (num_devices - 1),
         SimpleNamespace(
-            schedule=kind, stages=[SimpleNamespace(core=SimpleNamespace(clk_hz=250e6))]
+            schedule=kind,
+            stages=[SimpleNamespace(core=SimpleNamespace(clk_hz=250e6))],
+            is_data_parallel=False,
         ),
     )
     measure_build(build, threads=2)
@@ -321,7 +323,7 @@ def test_levels_agree_on_wide_features(tmp_path):
         initial_parameters(graph, 0),
         [MemorySpec()] * 2,
         [wire],
-        SimpleNamespace(schedule="1f1b-as", stages=[stage]),
+        SimpleNamespace(schedule="1f1b-as", stages=[stage], is_data_parallel=False),
     )
     cycles = measure_build(build).to_dict()["minibatch_cycles"]
     assert cycles["event"] == pytest.approx(cycles["rtl"], rel=0.02)
