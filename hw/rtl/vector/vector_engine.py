@@ -1,4 +1,4 @@
-"""Gateware of the vector engine: VECTOR instructions, one at a time."""
+"""Gateware of the vector engine, which runs VECTOR instructions one at a time."""
 
 from itertools import pairwise
 
@@ -18,35 +18,36 @@ from fpgapipe.hw.rtl.vector.vector_source import VectorReader
 from fpgapipe.hw.rtl.vector.vector_target import VectorWriter
 
 NUM_KEYS = 2
-"""Words of a key of random numbers, which are registers that follow each other."""
+"""Number of 32-bit words in a key of random numbers; they are in consecutive scalar registers."""
 
 
 class VectorEngine(wiring.Component):
-    """Runs VECTOR instructions; :mod:`fpgapipe.hw.hls_models.model.vector` has what they compute.
+    """Runs VECTOR instructions; its model is :mod:`fpgapipe.hw.hls_models.model.vector`.
 
-    The next instruction begins to read after the last write of the one before;
-    `fpgapipe.hw.hls_models.cycles.vector_cycles` has the time that each takes.
+    An instruction begins to read after the last write of the one before it. The cycles that an
+    instruction takes are in `fpgapipe.hw.hls_models.cycles.vector_cycles`.
 
     Members
     -------
     i : In(stream.Signature(issue_layout(VECTOR)))
     scalars : In(32).array(16)
-        Registers; taken in the first cycles of an instruction.
+        Contents of the scalar registers; they are read in the first cycles of an instruction.
     read_x, read_y : Out(ReadPort(address_bits))
-        Read ports of the scratchpad; coefficients come by way of `read_x`.
+        Read ports of the scratchpad; coefficients are read at `read_x`.
     write : Out(WritePort(address_bits))
         Write port of the scratchpad, for results.
     halt : In(1)
-        While high nothing is written, but for the two writes that may wait, and no read begins.
+        While this is high, nothing is written except up to two writes that already wait, and no
+        read begins.
     done : Out(1)
         A pulse for each instruction that has ended, in order.
     idle : Out(1)
-        No instruction is under way, or `halt` keeps it from going on.
+        High while no instruction is under way, or `halt` keeps it from going on.
     failures : Out(Failure).array(2)
         Failures of the reader and of the writer.
     fed, wait_x, wait_y, wait_result : Out(1)
         Pulses for counters: a vector has entered the lanes in this cycle; the lanes wait for words
-        of X, or of Y; the lanes do not accept a vector that is there.
+        of X; they wait for words of Y; they do not accept a beat that is offered.
     """
 
     def __init__(self, spec: CoreSpec) -> None:
@@ -117,9 +118,10 @@ class VectorEngine(wiring.Component):
         return m
 
     def _configure(self, m, lanes, take):
-        """Keep what the lanes have to know, and put the scalars in the constants' places.
+        """Keep the fields for the lanes, and replace register numbers by the registers' contents.
 
-        Resolving takes one cycle for each, fewer than the first vector takes to the lanes.
+        The replacement takes one cycle for each constant and word of the key. It ends before the
+        first vector reaches the lanes.
         """
         body = self.i.payload.body
         first_key = body["random"]["key"]
@@ -127,7 +129,7 @@ class VectorEngine(wiring.Component):
         are_scalars = [constant["is_register"] for constant in body["constants"]]
         words += [first_key + number for number in range(NUM_KEYS)]
         are_scalars += [1] * NUM_KEYS
-        # All values are rotated, and each is resolved when it is back at its place.
+        # The values rotate through this list once; each is replaced when it is the first.
         values = [Signal(32, name=f"value{k}", reset_less=True) for k in range(len(words))]
         are_registers = Signal(len(words), reset_less=True)
         left = Signal(range(len(words) + 1))

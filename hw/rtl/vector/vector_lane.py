@@ -31,20 +31,20 @@ LANE_CONFIG = data.StructLayout(
         "relu": 1,
     }
 )
-"""Fields of an instruction, by their names there; `reduces` says that loops are reduced."""
+"""Fields of an instruction, by their names there; `reduces` says that it has reduced loops."""
 
 TOTAL = data.StructLayout({"value": 32, "index": COUNTER_BITS})
-"""What is kept of a sum; of a maximum its counter as well."""
+"""Layout of a partial sum or maximum; `index` is the counter's value at the maximum."""
 
 _ONE = 0x3F800000
 _NEGATIVE = 0x80000000
 
 
 class VectorLane(wiring.Component):
-    """A lane: two sums and products, a choice, and a sum or maximum of what was chosen.
+    """A lane: two sums and products, a choice, and a sum or maximum of the chosen elements.
 
-    A pipeline that moves in cycles with ``advance`` high. Its inputs come at different stages, as
-    :mod:`fpgapipe.hw.hls_models.cycles.vector_cycles` counts them.
+    The lane is a pipeline that moves in cycles with ``advance`` high. Its inputs come at different
+    stages, which are numbered as in :mod:`fpgapipe.hw.hls_models.cycles.vector_cycles`.
 
     Members
     -------
@@ -52,27 +52,28 @@ class VectorLane(wiring.Component):
         Clock enable.
     config : In(LANE_CONFIG)
     x, y, k0 : In(32)
-        At stage 1.
+        Operands of the first sum, at stage 1.
     factor_y, k1, k2 : In(32)
-        At `FACTOR_STAGE`.
+        Operands of the products, at `FACTOR_STAGE`; `factor_y` is the element of Y again.
     choice_x, choice_y, k3, counter : In(32)
-        At `CHOICE_STAGE`; the counter as FP32.
+        Operands of the choice and its test, at `CHOICE_STAGE`; the counter is an FP32 number.
     bits : In(16)
-        Random ones, at ``CHOICE_STAGE + 1``.
+        Random bits, at ``CHOICE_STAGE + 1``.
     there, first : In(1)
-        At ``ELEMENT_STAGE - 1``.
+        Whether the lane is valid, and whether the element is the first of its sum or maximum, at
+        ``ELEMENT_STAGE - 1``.
     initial : In(32)
-        The coefficient that a sum begins with, at ``ELEMENT_STAGE - 1``.
+        Coefficient that a sum begins with, at ``ELEMENT_STAGE - 1``.
     previous : In(TOTAL)
-        Sum of the elements before, at ``ELEMENT_STAGE - 1``.
+        Sum or maximum of the earlier elements, at ``ELEMENT_STAGE - 1``.
     index : In(COUNTER_BITS)
         The counter, at ``ELEMENT_STAGE + 1``.
     total : Out(TOTAL)
-        At `TOTAL_STAGE`, or that of a maximum at `MAXIMUM_STAGE`.
+        Sum with this element at `TOTAL_STAGE`, or maximum with it at `MAXIMUM_STAGE`.
     finish : In(1)
-        It is the last of its sum.
+        Whether the element in `total` is the last of its sum or maximum.
     result : Out(32)
-        The total of the stage before, if that was the last of its sum.
+        Result of the `total` of the stage before, if `finish` was high there.
     """
 
     spec = None
@@ -104,7 +105,7 @@ class VectorLane(wiring.Component):
         for unit in (first_adder, multiplier, second_multiplier, second_adder):
             m.d.comb += unit.advance.eq(self.advance)
 
-        # The first sum.
+        # This is the first sum.
         addend = _chosen(
             config.addend,
             Const(_NEGATIVE, 32),
@@ -117,7 +118,8 @@ class VectorLane(wiring.Component):
             first_adder.b.eq(register(addend, "addend2")),
         ]
 
-        # The products. For a second one of nothing it is zero times -0: -0 is exact in a sum.
+        # These are the products. If there is no second one, it is zero times -0, which is -0 and
+        # leaves a sum as it is.
         total, y = first_adder.o, self.factor_y
         one = Const(_ONE, 32)
         factor = _chosen(config.factor, one, total, y, self.k1, constants[1])
@@ -137,11 +139,11 @@ class VectorLane(wiring.Component):
         return m
 
     def _choose(self, m, register, s):
-        """Choose an element by a test; what a sum is not to have becomes -0."""
+        """Choose an element by a test; in a reduction, the element of an invalid lane is -0."""
         config, constants = self.config, self.config.constants
         x, y, k3 = self.choice_x, self.choice_y, self.k3
 
-        # Two candidates, and two numbers that are compared.
+        # There are two candidates, and two numbers that are compared.
         zero = Const(0, 32)
         choices = (s, x, y, k3, constants[3], zero)
         then = register(_chosen(config.then, *choices), "then19")
@@ -156,7 +158,7 @@ class VectorLane(wiring.Component):
                 right.eq(_chosen(config.right, y, k3, constants[3], self.counter)),
             ]
 
-        # They are compared, or the random bits are.
+        # The test compares the two numbers, or the random bits with their threshold.
         less, equal, unordered, drawn = (
             Signal(name=name, reset_less=True) for name in ("less", "equal", "unordered", "drawn")
         )
@@ -183,15 +185,15 @@ class VectorLane(wiring.Component):
         return register(Mux(leaves_out, Const(_NEGATIVE, 32), element), "element21")
 
     def _accumulate(self, m, register, element):
-        """Add an element to a sum, or take it for the maximum; then what is done with a result."""
+        """Add an element to a sum or compare it with a maximum, and make the result of a total."""
         config = self.config
-        # Before the first element a maximum is a negative NaN with all bits set. All numbers are
-        # larger, and no element is one: they become the one NaN there is.
+        # Before the first element, a maximum is a negative NaN with all bits set. All numbers are
+        # larger than it. No later maximum equals it, since a NaN is kept as `NAN_BITS`.
         nothing = Cat(config.takes_maximum.replicate(31), Const(1, 1))
         initial = _chosen(config.initial, nothing, self.initial, config.constants[4])
         previous = register(Mux(self.first, initial, self.previous.value), "previous21")
         m.submodules.adder = adder = Fp32Adder()
-        maximum = Signal()  # all of it stands still for sums, and the adder for maxima
+        maximum = Signal()  # enable of the comparison, which rests in sums as the adder in maxima
         m.d.comb += [
             adder.advance.eq(self.advance & ~config.takes_maximum),
             adder.a.eq(previous),
@@ -202,8 +204,8 @@ class VectorLane(wiring.Component):
         there = keep(self.there, "there21")
         index = keep(Mux(self.first, 0, self.previous.index), "index21")
 
-        # Of equal numbers the first stays, and NaN until there is another one. As whole numbers in
-        # their order, a NaN in the total is larger than all that are no NaN.
+        # Of equal numbers the first one stays, and a NaN stays until another one comes: as whole
+        # numbers, a NaN in the total is larger than everything that is not NaN.
         nan, zero, better = Signal(), Signal(), Signal()
         larger = _ordered(element) > _ordered(previous)
         m.d.comb += [
@@ -222,7 +224,7 @@ class VectorLane(wiring.Component):
         chosen = Signal(COUNTER_BITS)
         m.d.comb += chosen.eq(Mux(better, self.index, index))
         index = keep(chosen, "index23")
-        # Of a whole number as FP32, only these bits are not zero.
+        # All other bits of a whole number of 8 bits are zero in FP32.
         number = keep(whole_number(m, chosen, "index")[16:31], "number23")
 
         total = self.total.value
@@ -230,7 +232,8 @@ class VectorLane(wiring.Component):
             total.eq(Mux(config.takes_maximum, best, adder.o)),
             self.total.index.eq(index),
         ]
-        # Where nothing was found there is the mark: without its fraction it is -inf.
+        # If no element was found, the total is still the negative NaN; with a fraction of zero it
+        # becomes -inf.
         is_lowest = total[23:32] == 0x1FF
         fraction = Mux(is_lowest, 0, total[0:23])
         value = Signal(32)
@@ -263,7 +266,7 @@ def whole_number(m, value, name):
 
 
 def _chosen(index, *values):
-    """Choose one of some words: a balanced tree, which repeats the last for what has no number."""
+    """Select a word by its number, in a balanced tree that repeats the last one where needed."""
     words = list(values)
     for bit in index:
         words = [
@@ -278,7 +281,7 @@ def _signed(value, negate):
 
 
 def _ordered(value):
-    """A whole number with sign; they are in the order of the values."""
+    """Signed whole number for an FP32 number; whole numbers have the order of the values."""
     return Cat(value[0:31] ^ value[31].replicate(31), value[31]).as_signed()
 
 

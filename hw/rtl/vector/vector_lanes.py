@@ -1,4 +1,4 @@
-"""Gateware of the vector engine's lanes: what becomes of elements once they have been read.
+"""Gateware of the vector engine's lanes, from the elements that were read to the results.
 
 The model is :func:`~fpgapipe.hw.hls_models.model.vector.results`.
 """
@@ -30,13 +30,13 @@ from fpgapipe.hw.rtl.vector.vector_lane import LANE_CONFIG, TOTAL, VectorLane, w
 LANES_CONFIG = data.StructLayout(
     {
         "lane": LANE_CONFIG,
-        "key": data.ArrayLayout(32, 2),  # of random numbers
+        "key": data.ArrayLayout(32, 2),  # key of random numbers
         "first": 48,
         "coefficients": 3,  # how many there are; the others are zeros
         "function": 4,  # 0 if none
     }
 )
-"""What an instruction asks of the lanes; constants and key are those of its registers by now."""
+"""Fields of an instruction for the lanes, in which registers' contents replace their numbers."""
 
 
 def beat_layout(spec: VectorSpec):
@@ -45,13 +45,13 @@ def beat_layout(spec: VectorSpec):
         {
             "x": data.ArrayLayout(32, spec.lanes),
             "y": data.ArrayLayout(32, spec.lanes),
-            "there": spec.lanes,  # of X
+            "there": spec.lanes,  # valid lanes of X
             "counter": COUNTER_BITS,
-            "bank": 1,  # of coefficients
-            "beat": range(LANES // spec.lanes),  # of its vector
-            "first": 1,  # element of its sum; so are all with nothing reduced
+            "bank": 1,  # bank of coefficients
+            "beat": range(LANES // spec.lanes),  # number of the beat in its vector
+            "first": 1,  # first element of its sum; every one is if no loop is reduced
             "last": 1,
-            "sum": range(MAX_SUMS),  # 0 with nothing reduced
+            "sum": range(MAX_SUMS),  # number of the sum; 0 if no loop is reduced
         }
     )
 
@@ -70,19 +70,22 @@ def coefficient_layout(spec: VectorSpec):
 
 
 class FunctionLanes(wiring.Component):
-    """Functions of results: `lanes` of them come and go together, `function_lanes` go through.
+    """Applies a function to results: `lanes` come and leave together, in parts for the units.
 
-    Latency `function_cycles`, throughput `cycles_per_result`, full backpressure. With function 0
-    results pass as they are, in the same cycle, and only then ``o.ready`` reaches ``i.ready``.
+    A part has `function_lanes` results. The latency is `function_cycles`, and the throughput is one
+    word every `cycles_per_result` cycles, with full backpressure. With function 0, results pass
+    unchanged in the same cycle, and only then ``o.ready`` reaches ``i.ready``.
 
     Members
     -------
     function : In(4)
-        Changes only while ``idle`` is high.
+        Number of the function, 0 for none; it changes only while ``idle`` is high.
     soon : In(1)
-        A result comes in the next cycle: the units wake.
+        High one cycle before a result comes, so that the units move when it is there.
     i, o : stream.Signature(ArrayLayout(32, lanes))
+        Results of the lanes, and values of the function.
     idle : Out(1)
+        High while nothing is inside.
     """
 
     def __init__(self, spec: VectorSpec) -> None:
@@ -101,11 +104,11 @@ class FunctionLanes(wiring.Component):
         advance = Signal()
         m.d.comb += is_used.eq(self.function != 0)
 
-        # The lanes' results move down by a part a cycle, the first of which is in the units.
+        # The word of results moves down by one part per cycle; the lowest part enters the units.
         word = Signal(parts * part_bits, reset_less=True)
-        left = Signal(range(parts + 1))  # parts that are to go
+        left = Signal(range(parts + 1))  # parts that have not entered yet
         takes = Signal()
-        # With one part, it goes in the cycle after it came.
+        # A single part enters in the cycle after it has come, so the next word may always come.
         m.d.comb += takes.eq(advance & i.valid & (left <= 1 if parts > 1 else 1))
         with m.If(takes):
             m.d.sync += [word.eq(i.payload), left.eq(parts)]
@@ -121,7 +124,7 @@ class FunctionLanes(wiring.Component):
             ]
             values.append(unit.o)
 
-        # They are gathered in the same way.
+        # The values are gathered in the same way: the gathered word moves down part by part.
         feeds = Signal(FUNCTION_CYCLES)
         ends = Signal(FUNCTION_CYCLES)
         gathered = Signal(parts * part_bits, reset_less=True)
@@ -153,33 +156,33 @@ class FunctionLanes(wiring.Component):
 class VectorLanes(wiring.Component):
     """All lanes of a vector engine, from elements to results.
 
-    Latency `LANES_CYCLES`, for a maximum `MAXIMUM_CYCLES`, and `function_cycles` more with a
-    function; after a pause a beat waits for a cycle first. Throughput a beat a cycle, with a
-    function a result every `cycles_per_result`. Full backpressure; neither ``i.valid`` nor
-    ``o.ready`` reach ``i.ready`` in the same cycle. One enable, a register, moves the pipeline: it
-    stops where it is while a result waits, and while there is nothing in it.
+    The latency is `LANES_CYCLES`, or `MAXIMUM_CYCLES` for a maximum, and `function_cycles` more
+    with a function; after a pause, a beat first waits for one cycle. The throughput is one beat per
+    cycle, and with a function one result every `cycles_per_result` cycles. There is full
+    backpressure; neither ``i.valid`` nor ``o.ready`` reaches ``i.ready`` in the same cycle. One
+    enable, which is a register, moves the whole pipeline. The pipeline stops while a result waits,
+    and while it is empty.
 
-    A beat that adds to a sum waits until that has been written: it does not if it comes
-    `SUM_CYCLES` after the one before, or later.
+    A beat that adds to a sum waits until the previous beat of that sum has written it. It does not
+    wait if it comes at least `SUM_CYCLES` after that beat.
 
     Members
     -------
     config : In(LANES_CONFIG)
-        The instruction. It changes only while ``idle`` is high.
+        The instruction; it changes only while ``idle`` is high.
     start : In(1)
-        A pulse with a new instruction: random numbers begin anew. In the cycle in which its first
-        beat moves, or earlier.
+        A pulse for a new instruction, with which random numbers begin anew. It comes no later than
+        the cycle in which the instruction's first beat moves.
     i : In(stream.Signature(beat_layout(spec)))
-        The beats of a vector come one after the other, all of them. Elements that are not there are
-        zeros.
+        Beats. All beats of a vector come one after the other. Elements of invalid lanes are zeros.
     k_write : In(coefficient_layout(spec))
-        Writes a beat of coefficients, which beats have that move in later cycles.
+        Writes a beat of coefficients, for beats that move in later cycles.
     uses : Out(2)
-        Beats on their way need coefficients of this bank: it must not be written.
+        One bit per bank of coefficients: beats in the pipeline need it, so it must not be written.
     o : Out(stream.Signature(ArrayLayout(32, lanes)))
         Results, in the order of the beats that are the last of their sums.
     idle : Out(1)
-        Nothing is on its way.
+        High while nothing is in the pipeline.
     """
 
     def __init__(self, spec: VectorSpec) -> None:
@@ -204,7 +207,7 @@ class VectorLanes(wiring.Component):
         takes_maximum = config.lane.takes_maximum
         bits = 32 * self.spec.lanes
 
-        # Which stages have a beat: bit s, stage s.
+        # Bit s of `at` says whether stage s has a beat.
         advance = Signal()
         fed = Signal()
         hazard = Signal()
@@ -219,8 +222,8 @@ class VectorLanes(wiring.Component):
         with m.If(advance):
             m.d.sync += [feeds.eq(Cat(fed, feeds)), banks.eq(Cat(payload.bank, banks))]
 
-        # What is known of beats on their way: where they belong up to the last that may have to be
-        # waited for, and all about them from shortly before the choice on.
+        # `early` has the places of beats up to the last stage for which another beat may wait;
+        # `late` has all data of beats but their elements, from the stage before the choice on.
         names = ("beat", "sum", "bank")
         place = _fields(payload, names)
         about = _fields(payload, (*names, "there", "counter", "first", "last"))
@@ -230,7 +233,7 @@ class VectorLanes(wiring.Component):
         waited = data.View(about.shape(), waited)
         late = _Line(m, advance, CHOICE_STAGE - 1, TOTAL_STAGE, waited, "late")
 
-        # A beat that adds to a sum waits for those that have not written it yet.
+        # A beat that adds to a sum waits for earlier beats that have not written it yet.
         conflicts = []
         for stage in range(1, SUM_CYCLES):
             other = early(stage)
@@ -238,14 +241,14 @@ class VectorLanes(wiring.Component):
             conflicts.append(at[stage] & same)
         m.d.comb += hazard.eq(reduces & ~payload.first & Cat(conflicts).any())
 
-        # Operands wait in memories, for a row a cycle.
+        # Operands wait in circular memories, with one row per cycle.
         xs, ys = Signal(bits, reset_less=True), Signal(bits, reset_less=True)
         with m.If(fed):
             m.d.sync += [xs.eq(payload.x), ys.eq(payload.y)]
         factor_ys = delays.to(FACTOR_STAGE, payload.y.as_value(), "factor_y")
         operands = delays.to(CHOICE_STAGE, Cat(payload.x, payload.y), "operands")
 
-        # Coefficients, each read where it is needed; the last one for the choice and for the sum.
+        # Each coefficient is read where it is needed, the last one for the choice and for the sum.
         coefficients = []
         for number, name, stage, place in (
             (0, "k0", 1, payload),
@@ -258,7 +261,7 @@ class VectorLanes(wiring.Component):
             words = self._coefficients(m, number, name, read, Cat(place.beat, place.bank))
             coefficients.append(words)
 
-        # Sums.
+        # This memory keeps the sums and maxima that are not complete.
         m.submodules.sums = sums = BlockMemory(
             BlockMemorySpec(
                 MAX_SUMS * LANES // self.spec.lanes,
@@ -280,7 +283,8 @@ class VectorLanes(wiring.Component):
             sums.write_data.eq(totals),
         ]
 
-        # Random numbers: drawn with the first beat of a vector, so that they come out in time.
+        # Random numbers are drawn once for each vector, when its first beat is `RANDOM_CYCLES`
+        # before the stage that compares them.
         m.submodules.random = random = own_module(Threefry(), "threefry")
         draw_stage = CHOICE_STAGE + 1 - RANDOM_CYCLES
         m.d.comb += [
@@ -340,12 +344,12 @@ class VectorLanes(wiring.Component):
             functions.soon.eq(advance & finish),
             self.idle.eq(~(feeds.any() | has_result | has_skid) & functions.idle),
         ]
-        # Nothing moves while nothing is in the pipeline or could come into it.
+        # The pipeline moves only while something is in it or waits to enter it.
         m.d.sync += advance.eq((i.valid | feeds.any() | has_result) & ~keep)
         return m
 
     def _coefficients(self, m, number, name, read, row):
-        """Read a beat of coefficients; it is there in the next cycle. Zeros if it has none."""
+        """Read a beat of a coefficient, for the next cycle; zeros if the instruction lacks it."""
         bits = 32 * self.spec.lanes
         memory = Memory(shape=unsigned(bits), depth=2 * LANES // self.spec.lanes, init=[])
         m.submodules[name] = memory
@@ -358,7 +362,7 @@ class VectorLanes(wiring.Component):
             target.addr.eq(Cat(write.beat, write.bank)),
             target.data.eq(write.data),
         ]
-        # The zeros are a reset of the register: those of a block RAM would need gates behind it.
+        # The zeros are a synchronous reset of the register; a block RAM would need gates for them.
         with m.If(read):
             with m.If(self.config.coefficients > number):
                 m.d.sync += words.eq(source.data)
@@ -368,20 +372,21 @@ class VectorLanes(wiring.Component):
 
 
 def _fields(view, names):
-    """Some fields of a view, side by side."""
+    """View that has only some fields of a view."""
     layout = data.StructLayout({name: view.shape().members[name] for name in names})
     return data.View(layout, Cat(view[name] for name in names))
 
 
 class _Delays:
-    """Ways of words through some stages: circular memories with a row for each.
+    """Delays of words by some stages, in circular memories with a row per stage.
 
     Parameters
     ----------
     m : Module
     advance : Value
+        Clock enable.
     at : Value
-        Which stages have a beat.
+        Stages that have a beat, one bit per stage.
     """
 
     def __init__(self, m, advance, at) -> None:
@@ -393,7 +398,7 @@ class _Delays:
             m.d.sync += self._slot.eq(self._slot + 1)
 
     def to(self, stage, word, name):
-        """Word at a stage, of that at stage 0."""
+        """Word at a stage, given the `word` at stage 0."""
         m = self._m
         spec = BlockMemorySpec(1 << (stage - 1).bit_length(), len(word), len(word))
         m.submodules[name] = memory = BlockMemory(spec)
@@ -408,18 +413,22 @@ class _Delays:
 
 
 class _Line:
-    """Narrow words on their way through stages of registers.
+    """Registers that pass narrow words from stage to stage.
 
-    A stage fills words of 32 bits, or half of one, so that a simulator need not shift them.
+    Each stage is padded to whole words of 32 bits, or to half of one, so that a simulator need not
+    shift them.
 
     Parameters
     ----------
     m : Module
     advance : Value
+        Clock enable.
     begin, end : int
-        Stages of `view`, and of the last register.
+        Stage of `view`, and stage of the last register.
     view : data.View
+        Word at stage `begin`.
     name : str
+        Prefix of the names of signals.
     """
 
     def __init__(self, m, advance, begin, end, view, name) -> None:
@@ -434,7 +443,7 @@ class _Line:
             m.d.sync += self._words.eq(Cat(self._first, self._words))
 
     def __call__(self, stage):
-        """What is there at a stage."""
+        """Word at a stage in ``begin..end``."""
         word = Cat(self._first, self._words).word_select(stage - self._begin, self._width)
         return data.View(self._layout, word[: self._layout.size])
 
@@ -445,8 +454,8 @@ def _put_in_skid(m, comes, word, o):
     Returns
     -------
     keep, has_skid : Signal
-        Whether the stream waits, so that nothing may come in the next cycle; and whether there is a
-        word in the skid buffer.
+        Whether the offered word waits, so that no other may come in the next cycle; and whether the
+        skid buffer has a word.
     """
     skid = Signal(len(word), reset_less=True)
     has_skid = Signal()
