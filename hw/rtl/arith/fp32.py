@@ -1,11 +1,11 @@
 """Gateware of the FP32 arithmetic, :mod:`fpgapipe.hw.hls_models.numerics.fp32`.
 
-Each component is a pipeline of fixed latency that takes a value and gives one in every cycle with
-``advance`` high, and stands still in the others. The registers have no reset: what comes out before
-the first value is not valid, and who uses a pipeline knows its latency.
+Each component is a pipeline of fixed latency. It accepts a value and gives one in every cycle with
+``advance`` high, and stands still in the others. The registers have no reset: outputs before the
+first value are not valid, and the user of a pipeline counts its cycles.
 
-Fields are wide and few, and selections are shifts by a variable amount: a Verilator spends one
-machine instruction on what an FPGA does with a tree of multiplexers.
+The signals are few and wide, and bits are selected by shifts of a variable amount. Verilator needs
+one machine instruction for such a shift, where an FPGA has a tree of multiplexers.
 """
 
 from amaranth.hdl import Cat, Const, Module, Mux, Signal, signed
@@ -40,7 +40,7 @@ def shared(component, name, platform):
 
 
 class Pipeline:
-    """Registers of a pipeline: a value's copies in later stages.
+    """Makes the registers of a pipeline, which keep values for later stages.
 
     Parameters
     ----------
@@ -70,7 +70,7 @@ def leading_nibble(m, word, name):
         7 if at most the last nibble has a one.
     """
     skip = Signal(3, name=f"{name}_skip")
-    # Bytes and nibbles are looked at side by side, then chosen from; a search would be slower.
+    # All bytes and nibbles are compared at once, and then one is selected; a search is slower.
     zero = [word[bit : bit + 8] == 0 for bit in (0, 8, 16, 24)]
     m.d.comb += [
         skip[2].eq(zero[3] & zero[2]),
@@ -92,7 +92,7 @@ def normalized(m, word, skip, name):
     Parameters
     ----------
     skip : Value
-        Its `leading_nibble`.
+        The word's `leading_nibble`.
 
     Returns
     -------
@@ -117,9 +117,9 @@ class Fp32Adder(_Binary):
     Latency ``latency_cycles``, throughput one sum in every cycle with ``advance`` high.
 
     The larger magnitude comes first, so that the smaller significand is shifted and a difference is
-    never negative. Three bits below the significand are enough to round: a guard bit for the one
-    place by which the difference of far exponents may have to move up, a round bit, and a sticky
-    bit for all that was shifted out.
+    never negative. Three bits below the significand are enough for rounding: a guard bit, since a
+    difference of numbers with distant exponents may have to move up by one place, a round bit, and
+    a sticky bit for all bits that were shifted out.
 
     Members
     -------
@@ -138,7 +138,8 @@ class Fp32Adder(_Binary):
         m = Module()
         register = Pipeline(m, self.advance).register
 
-        # Stage 1: which is larger, and by how many places. From 31 on it makes no difference.
+        # Stage 1 finds the larger operand and the distance of the exponents. A distance above 31
+        # has the same effect as 31.
         swap = Signal()
         large = Signal(32)
         small = Signal(32)
@@ -154,20 +155,20 @@ class Fp32Adder(_Binary):
             # Infinity less infinity is NaN; the larger magnitude is that of a NaN if there is one.
             nan.eq((large[0:31] > INFINITY_BITS) | (subtract & (small[0:31] == INFINITY_BITS))),
         ]
-        # The larger operand's exponent and sign, and what becomes of them, travel as one word.
+        # The larger operand's exponent and sign and two flags go through the stages as one word.
         context1 = register(Cat(large[23:32], nan, subtract), "context1")
         large1 = register(_significand(large), "large1")
         small1 = register(_significand(small), "small1")
         distance1 = register(Mux(distance[5:8] != 0, 31, distance[0:5]), "distance1")
 
-        # Stage 2: move the smaller significand down.
+        # Stage 2 moves the smaller significand down.
         aligned = Signal(50)
         m.d.comb += aligned.eq(Cat(Const(0, 26), small1) >> distance1)
         context2 = register(context1, "context2")
         large2 = register(large1, "large2")
         small2 = register(Cat(aligned[0:24] != 0, aligned[24:50]), "small2")
 
-        # Stage 3: add or subtract, and begin to look for the first one.
+        # Stage 3 adds or subtracts, and begins to look for the first one bit.
         total = Signal(28)
         word = Signal(32)
         minuend = Cat(Const(0, 3), large2)
@@ -179,7 +180,8 @@ class Fp32Adder(_Binary):
         word3 = register(word, "word3")
         skip3 = register(leading_nibble(m, word, "lead"), "skip3")
 
-        # Stage 4: move it to the top; the exponent follows, down to 1 - 31. That of infinity stays.
+        # Stage 4 moves the first one bit to the top. The exponent becomes smaller accordingly, down
+        # to 1 - 31, but that of infinity stays.
         shifted, shift = normalized(m, word3, skip3, "norm")
         exponent = Signal(signed(9))
         largest = context3[0:8] == 255
@@ -190,7 +192,7 @@ class Fp32Adder(_Binary):
         exponent4 = register(exponent, "exponent4")
         word4 = register(shifted, "word4")
 
-        # Stage 5: round. What is below the least normal number has nothing to round.
+        # Stage 5 rounds. A sum below the least normal number has no bits that are rounded away.
         rounded = Signal(32)
         up = word4[7] & (word4[8] | (word4[0:7] != 0))
         m.d.comb += rounded.eq(Cat(word4[8:31], exponent4[0:8]) + up)
@@ -204,8 +206,8 @@ class Fp32Multiplier(_Binary):
 
     Latency ``latency_cycles``, throughput one product in every cycle with ``advance`` high.
 
-    The product of the significands is registered before and after, and once more, which are the
-    registers inside the DSP blocks that it takes.
+    The significands have a register, and their product has two, which are the registers inside the
+    DSP blocks of the multiplication.
 
     Members
     -------
@@ -225,7 +227,8 @@ class Fp32Multiplier(_Binary):
         register = Pipeline(m, self.advance).register
         a, b = self.a, self.b
 
-        # Stage 1: operands. The product of an infinity is one, but for that with zero.
+        # Stage 1 takes the operands. A product with infinity is infinite, except that infinity
+        # times zero is NaN.
         exponent = Signal(signed(10))
         infinite = Signal()
         zero = Signal()
@@ -238,25 +241,26 @@ class Fp32Multiplier(_Binary):
         ]
         marks1 = register(Cat(a[31] ^ b[31], nan, infinite, zero), "marks1")
         exponent1 = register(exponent, "exponent1")
-        # A significand has its first bit even if the number is zero: that is seen from the mark.
+        # The first bit of a significand is one even if the number is zero; a mark says whether it
+        # is.
         a1 = register(Cat(a[0:23], Const(1, 1)), "a1")
         b1 = register(Cat(b[0:23], Const(1, 1)), "b1")
 
-        # Stage 2: the product, 1.0 to almost 4.0 in 46 places.
+        # Stage 2 multiplies. The product is at least 1.0 and below 4.0, with 46 fraction bits.
         product = Signal(48)
         m.d.comb += product.eq(a1 * b1)
         marks2 = register(marks1, "marks2")
         exponent2 = register(exponent1, "exponent2")
         product2 = register(product, "product2")
 
-        # Stage 3: a DSP block adds the parts of the product. The exponents of zero and infinity.
+        # In stage 3, DSP blocks add the parts of the product. Zero and infinity get exponents.
         range3 = Signal(signed(10))
         m.d.comb += range3.eq(Mux(marks2[2], 255, Mux(marks2[3], -1, exponent2)))
         marks3 = register(marks2[0:2], "marks3")
         exponent3 = register(range3, "exponent3")
         product3 = register(product2, "product3")
 
-        # Stage 4: the first bit goes to the top.
+        # Stage 4 moves the first bit to the top, and finds whether to round up.
         carry = product3[47]
         fraction = Mux(carry, product3[24:47], product3[23:46])
         half = Mux(carry, product3[23], product3[22])
@@ -265,7 +269,7 @@ class Fp32Multiplier(_Binary):
         exponent4 = register(exponent3 + carry, "exponent4")
         fraction4 = register(Cat(half & (rest | fraction[0]), fraction), "fraction4")
 
-        # Stage 5: round. The carry may lift a product to the least normal number.
+        # Stage 5 rounds. The carry may lift a product to the least normal number.
         rounded = Signal(signed(35))
         m.d.comb += rounded.eq(Cat(fraction4[1:24], exponent4).as_signed() + fraction4[0])
         tiny = rounded < (1 << 23)
@@ -287,7 +291,7 @@ class SumConverter(wiring.Component):
     exponent : In(signed(10))
         Exponent of the last place: the sum of the two codes, less 254 and less 12.
     nan : In(1)
-        A code was that of NaN.
+        Whether a code was that of NaN.
     o : Out(32)
         ``sum * 2**exponent``.
     """
@@ -314,7 +318,7 @@ class SumConverter(wiring.Component):
         register = Pipeline(m, self.advance).register
         acc_bits = self.spec.acc_bits
 
-        # Stage 1: the magnitude; that of the least sum takes all bits.
+        # Stage 1 makes the magnitude; that of the least sum takes all bits.
         magnitude = Signal(acc_bits)
         word = Signal(32)
         m.d.comb += [
@@ -326,7 +330,7 @@ class SumConverter(wiring.Component):
         skip1 = register(leading_nibble(m, word, "lead"), "skip1")
         exponent1 = register(self.exponent, "exponent1")
 
-        # Stage 2: the first one goes to the top.
+        # Stage 2 moves the first one bit to the top.
         shifted, shift = normalized(m, word1, skip1, "norm")
         exponent = Signal(signed(11))
         m.d.comb += exponent.eq(exponent1 + (fp32.CODE_BIAS + acc_bits - 1) - shift)
@@ -334,7 +338,7 @@ class SumConverter(wiring.Component):
         exponent2 = register(exponent, "exponent2")
         word2 = register(shifted[8:32], "word2")
 
-        # Stage 3: there is nothing to round, but the exponent may be out of range on both sides.
+        # Stage 3 has nothing to round, but the exponent may be out of range on either side.
         exact = Signal(signed(34))
         m.d.comb += exact.eq(Cat(word2[0:23], exponent2).as_signed())
         tiny = (exponent2 <= 0) | ~word2[23]
@@ -369,7 +373,7 @@ class Bf16Rounder(wiring.Component):
 
         m = Module()
         register = Pipeline(m, self.advance).register
-        # A carry goes on into the exponent, at last to infinity; infinity itself has none.
+        # A carry continues into the exponent, up to infinity; infinity itself has nothing to round.
         rounded = Signal(15)
         up = self.i[15] & (self.i[16] | (self.i[0:15] != 0))
         m.d.comb += rounded.eq(self.i[16:31] + up)
@@ -380,7 +384,7 @@ class Bf16Rounder(wiring.Component):
 
 
 def _significand(value):
-    """The 24 bits of a value's significand: zero for a subnormal."""
+    """Significand of a value, 24 bits; zero for a subnormal."""
     normal = value[23:31] != 0
     return Mux(normal, Cat(value[0:23], Const(1, 1)), Const(0, 24))
 
@@ -392,11 +396,11 @@ def _result(m, marks, value, tiny):
     ----------
     m : Module
     marks : Value
-        Whether it is negative, and whether it is NaN.
+        Whether the result is negative, and whether it is NaN.
     value : Value
-        Exponent and fraction, rounded. From the exponent 255 on it is infinite.
+        Rounded exponent and fraction; from exponent 255 on, the result is infinite.
     tiny : Value
-        It is zero, or too small for a normal number.
+        Whether the result is zero, or too small for a normal number.
     """
     negative, nan = marks[0], marks[1]
     is_tiny = Signal()

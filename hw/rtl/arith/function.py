@@ -14,48 +14,49 @@ from fpgapipe.hw.rtl.lib.modules import makes_modules
 _ONE_BITS = 0x3F800000
 
 _VALUE_BITS = 35
-"""Of a result before it is rounded: 7 places before its point, 28 after it."""
+"""Width of a result before it is rounded: 7 bits before the binary point, and 28 after it."""
 
-# What stages 4 and 5 know of an element. Those whose segment comes from the operand's fraction are
-# RECIPROCAL, the roots and LOG; those of the others from an argument in fixed point.
+# Marks of an element for stages 4 and 5. For RECIPROCAL, the roots and LOG, the operand's fraction
+# selects the segment; for the other functions, an argument in fixed point does.
 _MARKS = data.StructLayout(
     {
         "roots": 1,  # RSQRT or SQRT
-        "octave": 1,  # their mantissa is in [2, 4)
+        "octave": 1,  # the mantissa of a root's operand is in [2, 4)
         "logarithm": 1,
-        "whole": 1,  # there, the logarithm of the exponent is not zero
-        "opposed": 1,  # and that of the mantissa has the other sign
+        "whole": 1,  # LOG of an operand whose exponent has a logarithm other than zero
+        "opposed": 1,  # the logarithms of exponent and mantissa have different signs
         "exponential": 1,
         "small": 1,  # TANH below 1/2
         "large": 1,  # TANH from 1/2 on
         "sigmoid": 1,
-        "negative": 1,  # the operand
+        "negative": 1,  # sign of the operand
         "by_operand": 1,  # the segment's value is to be multiplied by the operand's significand
-        "by_fraction": 1,  # the fraction chooses the segment
+        "by_fraction": 1,  # the fraction selects the segment
     }
 )
 
-# The sign of the result, and what it is if it is not computed.
+# Sign of the result, and the special result that takes the place of a computed one.
 _OUTCOME = data.StructLayout({"negative": 1, "zero": 1, "one": 1, "infinite": 1, "nan": 1})
 
-# What becomes of a segment's value, scaled: it moves down, and is added to something or taken from
-# it. To that a square is moved and taken from the value itself.
+# How a segment's value becomes the result. The value times a factor is shifted right by `shift` and
+# added to a base or subtracted from it. With `square`, factor and base are the value itself.
+# `power` is the biased exponent of the result.
 _ENDS = data.StructLayout({"power": signed(10), "shift": 5, "subtract": 1, "square": 1})
 
 
 class FunctionUnit(wiring.Component):
     """Gateware of :func:`~fpgapipe.hw.hls_models.numerics.function.compute`.
 
-    Latency ``latency_cycles`` for every function, throughput one element in every cycle with
-    ``advance`` high; it stands still in the others. The registers have no reset: what comes out
-    before the first element is not valid.
+    The latency is ``latency_cycles`` for every function, and the throughput is one element in every
+    cycle with ``advance`` high; the unit stands still in the others. The registers have no reset:
+    outputs before the first element are not valid.
 
-    The function travels along with its element, so that any may follow any other. For a code that
-    is no function the result means nothing.
+    The function goes through the stages with its element, so functions may follow each other in any
+    order. For a code that is no function, the result has no meaning.
 
-    The table's 1024 rows of 70 bits are a ROM in two block RAMs of 36 Kbit. Seven products have the
-    widths of a DSP block's multiplier, and registers around them: 24 x 17 bits twice, 17 x 17,
-    26 x 17 and 26 x 6, 24 x 17 and 24 x 12.
+    The table's 1024 rows of 70 bits are a ROM in two block RAMs of 36 Kbit. Seven products fit the
+    multipliers of DSP blocks and have registers around them: 24 x 17 bits twice, 17 x 17, 26 x 17
+    and 26 x 6, 24 x 17 and 24 x 12.
 
     Members
     -------
@@ -83,13 +84,13 @@ class FunctionUnit(wiring.Component):
         register = Pipeline(m, self.advance).register
 
         def delayed(value, name, begin, end):
-            """Carry what stage `begin` holds on to stage `end`."""
+            """Carry a value of stage `begin` on to stage `end`."""
             for stage in range(begin + 1, end + 1):
                 value = register(value, f"{name}{stage}")
             return value
 
-        # Stage 1: what this is. The operand of a product with a constant: the significand or, of
-        # LOG, the exponent.
+        # Stage 1 decodes the element. The operand of the product with a constant is the significand
+        # or, for LOG, the exponent.
         fraction, exponent = self.i[0:23], self.i[23:31]
         marks, distance = _marks(m, self.i, self.function)
         outcome = _outcome(m, self.i, self.function, distance)
@@ -98,8 +99,8 @@ class FunctionUnit(wiring.Component):
         constant = Signal(model.CONSTANT_BITS)
         m.d.comb += [
             whole.eq(Mux(distance[8], 127 - exponent - fraction[22], distance)),
-            # By these places the product moves down; all that move it out of sight are the same.
-            # Where they are negative, the result is not computed.
+            # The product is shifted right by these places. All distances that shift out every bit
+            # are the same. If they are negative, the result is a special one.
             places.eq(model.SATURATED_EXPONENT - 1 - exponent - (marks.small | marks.large)),
             constant.eq(
                 Mux(marks.logarithm, model.LN_2, Mux(marks.small, model.ONE, model.LOG2_E))
@@ -110,14 +111,14 @@ class FunctionUnit(wiring.Component):
         operand = Mux(marks.logarithm, Cat(Const(0, 16), whole), Cat(fraction, Const(1, 1)))
         operand1 = register(operand, "operand1")
         constant1 = register(constant, "constant1")
-        # LOG takes the upper half of mantissas for [3/4, 1): t is small wherever the result is.
+        # LOG takes the upper half of mantissas for [3/4, 1), so that t is small if the result is.
         t1 = register(Mux(fraction[22], (1 << 23) - fraction, fraction)[0:23], "t1")
         fraction3 = delayed(fraction, "fraction", 0, 3)
         marks3 = delayed(marks, "marks", 0, 3)
         power4 = delayed(_power(m, self.i, self.function, marks), "power", 0, 4)
         outcome12 = delayed(outcome, "outcome", 0, 12)
 
-        # Stage 2: the product, in two parts. Where t has its first one.
+        # Stage 2 makes the product in two parts, and begins to look for the first one bit of t.
         low2 = register(operand1 * constant1[0:17], "constant_low2")
         high2 = register(operand1 * constant1[17:34], "constant_high2")
         word = Signal(32)
@@ -125,7 +126,7 @@ class FunctionUnit(wiring.Component):
         skip2 = register(leading_nibble(m, word, "lead"), "skip2")
         word2 = register(word, "word2")
 
-        # Stage 3: the product's sum; t with its first one at the top.
+        # Stage 3 adds the parts of the product, and moves the first one bit of t to the top.
         product = Signal(58)
         m.d.comb += product.eq(low2 + Cat(Const(0, 17), high2))
         product3 = register(product[22:58], "product3")
@@ -134,7 +135,7 @@ class FunctionUnit(wiring.Component):
         t4 = delayed(shifted[8:32], "t", 2, 4)
         lead4 = delayed(lead, "lead", 2, 4)
 
-        # Stage 4: the argument in fixed point, and the segment that it is in.
+        # Stage 4 makes the argument in fixed point, and finds the segment that it is in.
         argument = Signal(36)
         m.d.comb += argument.eq(product3 >> places3)
         row, offset = _segment(m, marks3, argument, fraction3)
@@ -148,8 +149,8 @@ class FunctionUnit(wiring.Component):
         port = table.read_port()
         m.d.comb += [port.en.eq(self.advance), port.addr.eq(row)]
 
-        # Stage 5: the row of the table. What becomes of the segment's value: a factor, a shift, and
-        # what it is added to or taken from.
+        # Stage 5 reads the row of the table, and finds how the segment's value becomes the result:
+        # the factor, the shift and the base.
         row5 = register(port.data, "row5")
         base, ends = _ends(m, marks4, argument4, lead4 + fraction4[22], power4)
         base8 = delayed(base, "base", 4, 8)
@@ -157,7 +158,7 @@ class FunctionUnit(wiring.Component):
         significand = Cat(Mux(marks4.by_operand, fraction4, 0)[0:23], Const(1, 1))
         factor8 = delayed(Mux(marks4.logarithm, t4, significand), "factor", 4, 8)
 
-        # Stage 6: the slope, c1 + c2 * offset, with two places more.
+        # Stage 6 makes the slope, c1 + c2 * offset, with two more fraction bits.
         c1_begin, c2_begin = (sum(model.COEFFICIENT_BITS[:count]) for count in (1, 2))
         slope = Signal(signed(26))
         c1, c2 = row5[c1_begin:c2_begin].as_signed(), row5[c2_begin:].as_signed()
@@ -166,16 +167,16 @@ class FunctionUnit(wiring.Component):
         offset6 = register(offset5, "offset6")
         c0_7 = delayed(row5[0:c1_begin], "c0_", 5, 7)
 
-        # Stage 7: the slope times the offset, in two parts.
+        # Stage 7 multiplies the slope by the offset, in two parts.
         low7 = register(slope6 * offset6[0:6], "slope_low7")
         high7 = register(slope6 * offset6[6:23], "slope_high7")
 
-        # Stage 8: the segment's value.
+        # Stage 8 makes the segment's value.
         rise = Signal(signed(50))
         m.d.comb += rise.eq(low7 + (high7 << 6))
         value8 = register((c0_7 + (rise >> 25))[0:29], "value8")
 
-        # Stage 9: the value times a factor, or times itself, in two parts.
+        # Stage 9 multiplies the value by a factor, or by itself, in two parts.
         factor = Signal(24)
         m.d.comb += factor.eq(Mux(ends8.square, value8[5:29], factor8))
         low9 = register(factor * value8[0:12], "factor_low9")
@@ -183,12 +184,13 @@ class FunctionUnit(wiring.Component):
         base10 = delayed(Mux(ends8.square, value8, base8), "base", 8, 10)
         ends10 = delayed(ends8, "ends", 8, 10)
 
-        # Stage 10: their sum.
+        # Stage 10 adds the parts.
         scaled = Signal(53)
         m.d.comb += scaled.eq(low9 + Cat(Const(0, 12), high9))
         scaled10 = register(scaled[23:53], "scaled10")
 
-        # Stage 11: one, the logarithm of the exponent, or the value comes in. No sum is negative.
+        # Stage 11 adds the base: zero, one, the logarithm of the exponent, or the value. No total
+        # is negative.
         part = Signal(30)
         total = Signal(_VALUE_BITS)
         m.d.comb += [
@@ -198,7 +200,8 @@ class FunctionUnit(wiring.Component):
         total11 = register(total, "total11")
         power11 = register(ends10.power, "power11")
 
-        # Stage 12: the first one goes to the top. It is one of nine bits: no result is below 1/4.
+        # Stage 12 moves the first one bit to the top. It is one of the upper nine bits, since no
+        # total is below 1/4.
         coarse = Signal(_VALUE_BITS)
         skip, fine = Signal(2), Signal(2)
         m.d.comb += [
@@ -211,7 +214,7 @@ class FunctionUnit(wiring.Component):
         value12 = register((coarse << fine)[0 : _VALUE_BITS - 1], "value12")
         power12 = register((power11 + 6 - Cat(fine, skip))[0:10], "power12")
 
-        # Stage 13: round. The carry may lift a result to the least normal number, or to infinity.
+        # Stage 13 rounds. The carry may lift a result to the least normal number, or to infinity.
         rounded = Signal(signed(34))
         up = value12[10] & (value12[11] | (value12[0:10] != 0))
         m.d.comb += rounded.eq(Cat(value12[11:34], power12).as_signed() + up)
@@ -225,7 +228,7 @@ def _marks(m, operand, function):
     Returns
     -------
     View of _MARKS, Value of 9 bits, signed
-        The marks, and the power of two in the logarithm.
+        The marks, and for LOG the exponent of the power of two in the operand.
     """
     fraction, exponent, negative = operand[0:23], operand[23:31], operand[31]
     marks = Signal(_MARKS)
@@ -295,7 +298,7 @@ def _outcome(m, operand, function, distance):
 
 
 def _power(m, operand, function, marks):
-    """Find a result's exponent, biased, as far as the operand's exponent and sign tell."""
+    """Find a result's biased exponent, as far as the operand's exponent and sign determine it."""
     exponent = operand[23:31]
     power = Signal(8)
     m.d.comb += power.eq(Mux(marks.small, exponent, 127))
@@ -313,15 +316,15 @@ def _power(m, operand, function, marks):
 
 
 def _segment(m, marks, argument, fraction):
-    """Find a row of the table, of 10 bits, and an offset in its segment, of 23."""
+    """Find the row of the table, of 10 bits, and the offset in its segment, of 23 bits."""
     k = argument[28:36]
-    place = Signal(28)  # in the function's range
+    place = Signal(28)  # position in the function's range
     row = Signal(10)
     offset = Signal(model.OFFSET_BITS)
     inverse = marks.exponential & ~marks.negative
     upper = fraction[22]
     near = (marks.sigmoid | marks.large) & (k < model.FAR)
-    # All that have their own address begin at multiples of their size.
+    # Each part of the table begins at a multiple of its size, so its address needs no addition.
     tail = Mux(upper, Cat(place[22:27], Const(0b01, 2)), Cat(place[21:27], Const(1, 1)))
     m.d.comb += [
         place.eq(
@@ -342,8 +345,8 @@ def _segment(m, marks, argument, fraction):
                 ),
             )
         ),
-        # The bits below the row's number, moved to the top. A segment of LOG in the upper half is
-        # twice as wide as one in the lower half.
+        # The offset has the bits below the row's number, moved to the top. A segment of LOG in the
+        # upper half is twice as wide as one in the lower half.
         offset.eq(
             Mux(
                 near,
@@ -360,28 +363,30 @@ def _segment(m, marks, argument, fraction):
 
 
 def _ends(m, marks, argument, lead, power):
-    """Decide what becomes of a segment's value.
+    """Decide how a segment's value becomes the result.
 
     Parameters
     ----------
     marks : View of _MARKS
     argument : Value of 36 bits
-        In fixed point, the whole number k in the upper 8 bits; of LOG, its first summand.
+        Argument in fixed point, with the whole number k in the upper 8 bits; for LOG, the first
+        summand of the result.
     lead : Value of 5 bits
         Number of places by which t of LOG has moved up.
     power : Value of 8 bits
-        The result's exponent as far as it is known.
+        Exponent of the result, as far as it is known.
 
     Returns
     -------
     Value of 35 bits, View of _ENDS
+        The base, and what happens to the value.
     """
     k = argument[28:36]
     base = Signal(_VALUE_BITS)
     ends = Signal(_ENDS)
     below = marks.sigmoid & marks.negative
     from_one = marks.large | (marks.sigmoid & ~marks.negative)
-    lower = Signal(8)  # the exponent
+    lower = Signal(8)  # correction of the exponent
     m.d.comb += [
         base.eq(Mux(marks.whole, argument, Cat(Const(0, model.POINT_BITS), from_one))),
         ends.square.eq(below & (k >= model.FAR)),
@@ -417,7 +422,8 @@ def _result(m, outcome, rounded):
     m : Module
     outcome : View of _OUTCOME
     rounded : Value
-        Exponent and fraction. Below exponent 1 it is zero, from 255 on infinite.
+        Rounded exponent and fraction. Below exponent 1 the result is zero, and from 255 on it is
+        infinite.
     """
     special = outcome.nan | outcome.infinite | outcome.one
     is_zero = Signal()

@@ -1,6 +1,6 @@
 """Gateware of the MXINT8 format, :mod:`fpgapipe.hw.hls_models.numerics.mx`.
 
-A pipeline as those of :mod:`fpgapipe.hw.rtl.arith.fp32`.
+The components are pipelines like those of :mod:`fpgapipe.hw.rtl.arith.fp32`.
 """
 
 from amaranth.hdl import Cat, Const, Module, Mux, Signal, signed
@@ -19,8 +19,9 @@ class BlockQuantiser(wiring.Component):
 
     Latency ``latency_cycles``, throughput one block in every cycle with ``advance`` high.
 
-    An FP32 number comes as its upper half and one bit that says whether the lower has a one, since
-    the largest elements need 7 bits of their significands and one to round by, the others fewer.
+    An FP32 number comes as its upper half, and one bit that says whether the lower half has a one.
+    This is enough: the largest elements need 7 bits of their significands and one bit for rounding,
+    and the others need fewer.
 
     Members
     -------
@@ -29,11 +30,11 @@ class BlockQuantiser(wiring.Component):
     i : In(16).array(MX_BLOCK)
         Upper halves of FP32, which are BF16.
     more : In(MX_BLOCK)
-        Which lower halves are not zero.
+        Whether the lower halves are not zero, one bit per number.
     o : Out(signed(8)).array(MX_BLOCK)
         Elements.
     code : Out(8)
-        Their E8M0 code.
+        E8M0 code of the block.
     """
 
     spec = None
@@ -57,7 +58,8 @@ class BlockQuantiser(wiring.Component):
         m = Module()
         register = Pipeline(m, self.advance).register
 
-        # Stages 1 to 3: the largest exponent, of 32, of 8, of 2; the elements wait.
+        # Stages 1 to 3 find the largest exponent of the block: they begin with 32, 8 and 2
+        # exponents. Meanwhile, the elements wait.
         words = [
             register(_word(self.i[index], self.more[index]), f"word1_{index}")
             for index in range(MX_BLOCK)
@@ -83,8 +85,9 @@ class BlockQuantiser(wiring.Component):
 class HalfQuantiser(wiring.Component):
     """Gateware of `hls_models.numerics.mx.quantise`, for blocks that come in halves.
 
-    A first half goes in in one cycle with ``advance`` high, its second half in the next such cycle;
-    so they come out, `latency_cycles` such cycles later. It takes half of a `BlockQuantiser`.
+    A first half enters in a cycle with ``advance`` high, and its second half in the next such
+    cycle. They leave in the same way, `latency_cycles` such cycles later. The component takes half
+    the logic of a `BlockQuantiser`.
 
     Members
     -------
@@ -93,13 +96,13 @@ class HalfQuantiser(wiring.Component):
     i : In(16).array(MX_BLOCK // 2)
         Upper halves of FP32, which are BF16.
     more : In(MX_BLOCK // 2)
-        Which lower halves are not zero.
+        Whether the lower halves are not zero, one bit per number.
     second : In(1)
-        It is a second half; low where nothing goes in.
+        Whether a second half enters; low if nothing enters.
     o : Out(signed(8)).array(MX_BLOCK // 2)
         Elements.
     code : Out(8)
-        The E8M0 code of their block.
+        E8M0 code of their block.
     """
 
     spec = None
@@ -125,7 +128,7 @@ class HalfQuantiser(wiring.Component):
         m = Module()
         register = Pipeline(m, self.advance).register
 
-        # Stages 1 and 2: the largest exponent of a half, of 4, of 16.
+        # Stages 1 and 2 find the largest exponent of a half: first of 4 elements, then of all 16.
         level = [self.i[index][7:15] for index in range(MX_BLOCK // 2)]
         level = _larger(m, _larger(m, level, "a"), "b")
         level = [register(exponent, f"exponent1_{index}") for index, exponent in enumerate(level)]
@@ -133,8 +136,8 @@ class HalfQuantiser(wiring.Component):
         exponent2 = register(exponent, "exponent2")
         second2 = register(register(self.second, "second1"), "second2")
 
-        # Stage 3: a first half waits here until the exponent of its second is known. What has been
-        # found then is that of the second half, too, when it comes.
+        # In stage 3, a first half waits until the exponent of its second half is known. The code
+        # that is found then is kept for the second half, which comes next.
         code = Signal(8)
         exponent3 = Signal(8, reset_less=True)
         nan = Signal()
@@ -155,7 +158,7 @@ class HalfQuantiser(wiring.Component):
 
 
 class ElementDequantiser(wiring.Component):
-    """Gateware of :func:`~fpgapipe.hw.hls_models.numerics.mx.unpack`, an element of a block.
+    """Gateware of :func:`~fpgapipe.hw.hls_models.numerics.mx.unpack`, for one element of a block.
 
     Latency 1 cycle, throughput one element in every cycle with ``advance`` high.
 
@@ -164,13 +167,14 @@ class ElementDequantiser(wiring.Component):
     advance : In(1)
         Clock enable.
     i : In(signed(8))
+        Element.
     there : In(1)
-        Whether there is an element at all; else the number is +0.
+        Whether the element is valid; otherwise the number is +0.
     code : In(8)
-        Scale code of the block whose element has gone in. It comes with the number, since whole
-        blocks share the register that keeps it.
+        Scale code of the block whose element has entered before. It comes one cycle after its
+        element, together with the number, since a whole block shares the register that keeps it.
     o : Out(16)
-        Upper half of an FP32 whose lower half is zero.
+        Upper half of an FP32 number whose lower half is zero.
     """
 
     spec = None
@@ -194,14 +198,14 @@ class ElementDequantiser(wiring.Component):
         m = Module()
         register = Pipeline(m, self.advance).register
 
-        # Stage 1: the magnitude, up to 128. A bit of the negative of a number is its opposite if
-        # there is a one below it, which is less to wait for than a carry.
+        # Stage 1 makes the magnitude, up to 128. To negate a number, each bit that has a one below
+        # it is inverted, which is faster than an addition with its carry.
         negative = self.i[7]
         magnitude = Cat(self.i[k] ^ (negative & self.i[:k].any()) for k in range(8))
         magnitude1 = register(magnitude, "magnitude1")
         marks1 = register(Cat(negative & self.there, self.there), "marks1")
 
-        # Behind it: the first one of all but 128 goes to place 6.
+        # After stage 1, the first one bit moves to place 6, unless the magnitude is 128.
         skip = Signal(3)
         coarse = Signal(7)
         middle = Signal(7)
@@ -214,8 +218,8 @@ class ElementDequantiser(wiring.Component):
             skip[0].eq(~middle[6]),
         ]
         fraction = Mux(skip[0], Cat(Const(0, 1), middle[0:5]), middle[0:6])
-        # An element counts 2**-6, so that a first one in place 6 has the code for its exponent. Of
-        # 128, all other bits are zeros, which skips 7: with one bit more that is -1.
+        # An element is in steps of 2**-6, so the code is the exponent of a one in place 6. The other
+        # bits of 128 are zeros, so `skip` is 7; with `is_largest` as its sign bit it becomes -1.
         exponent = Signal(signed(10))
         m.d.comb += exponent.eq(self.code - Cat(skip, is_largest).as_signed())
         is_zero = (middle[5:7] == 0) & ~is_largest
@@ -228,12 +232,12 @@ class ElementDequantiser(wiring.Component):
 
 
 def _word(value, more):
-    """What a quantiser keeps of an FP32: more bits, then the significand, exponent and sign.
+    """Word that a quantiser keeps of an FP32 number: `more`, significand, exponent and sign.
 
     Parameters
     ----------
     value : Value
-        Its upper half.
+        Upper half of the number.
     more : Value
         Whether there is a one in the lower half.
     """
@@ -241,7 +245,7 @@ def _word(value, more):
 
 
 def _element(m, register, stage, index, word, code, nan):
-    """Make an element, in this stage and two more.
+    """Make an element, in stage `stage` and the next two.
 
     Parameters
     ----------
@@ -251,21 +255,21 @@ def _element(m, register, stage, index, word, code, nan):
     stage, index : int
         Parts of names: the stage that the register ends, and the number of the element.
     word : Value
-        As `_word` made it.
+        Result of `_word`.
     code : Value
-        The largest exponent of the block.
+        Largest exponent of the block.
     nan : Value
-        Whether that makes the block NaN.
+        Whether this exponent makes the block NaN.
     """
-    # How far the element is below the largest. From 8 places on, it rounds to zero whatever its
-    # significand. The first bit of a subnormal's is zero.
+    # This is the distance from the largest exponent. From 8 on, the element rounds to zero with any
+    # significand. The first bit of a subnormal's significand is zero.
     distance = Signal(8, name=f"distance{index}")
     m.d.comb += distance.eq(code - word[9:17])
     far = (distance[3:8] != 0) | ~word[8] | nan
     near = register(Cat(distance[0:3], far), f"distance{stage}_{index}")
     word = register(Cat(word[0:9], word[17]), f"word{stage}_{index}")
 
-    # Next: 7 places before the point, one behind it, and whether there is more.
+    # The next stage finds 7 bits before the point, one after it, and whether lower ones are lost.
     stage += 1
     kept = Signal(8, name=f"kept{index}")
     m.d.comb += kept.eq(word[1:9] >> near[0:3])
@@ -277,8 +281,8 @@ def _element(m, register, stage, index, word, code, nan):
     far = register(near[3], f"far{stage}_{index}")
     negative = register(word[9], f"negative{stage}_{index}")
 
-    # Last: a tie goes to even, and 127.5 and more saturates. What is rounded up and negated is the
-    # complement less one, plus one: the complement.
+    # The last stage rounds ties to even, and saturates from 127.5 on. The negative of a number that
+    # is rounded up, -(whole + 1), is the complement of `whole`.
     whole = Mux(far, 0, kept[1:8])
     full = Signal(name=f"full{index}")
     up = Signal(name=f"up{index}")

@@ -12,24 +12,27 @@ _KEYS_EVERY = 4
 
 
 class Threefry(wiring.Component):
-    """Words of one counter after the other: ``threefry((*key, 0, 0), (first + n, 0, 0, 0))``.
+    """Computes ``threefry((*key, 0, 0), (first + n, 0, 0, 0))`` for one `n` after the other.
 
-    Latency ``RANDOM_CYCLES``, throughput 256 bits in every cycle with ``advance`` high. A stage
-    keeps what it has until something comes, so without ``draw`` it takes no energy and a simulator
-    no time, and the last word stays at `o` until another has been computed.
+    The latency is ``RANDOM_CYCLES``, and the throughput is 256 bits in every cycle with ``advance``
+    high. A stage keeps its content until a new one comes. So without ``draw``, it takes no energy,
+    and a simulator needs no time for it. The last result stays at `o` until the next one is there.
 
     Members
     -------
     advance : In(1)
-        Clock enable, of all but `start`.
+        Clock enable of everything but `start`.
     start : In(1)
-        A pulse: count from `first` on, from the next cycle on. The key stays until all is drawn.
+        A pulse, after which counters begin at `first`, from the next cycle on. The key must stay
+        constant until all results have come.
     first : In(48)
+        Counter of the first result.
     key : In(ArrayLayout(32, 2))
-        The first two words of the key.
+        First two words of the key.
     draw : In(1)
-        The next counter.
+        Compute the result of the next counter.
     o : Out(256)
+        Random bits, four words of 64 bits.
     """
 
     spec = None
@@ -48,7 +51,7 @@ class Threefry(wiring.Component):
 
     def elaborate(self, platform):  # noqa: D102
         m = Module()
-        # The keys that are added; what takes a carry to compute is computed at the start.
+        # These keys are added. Those that are sums themselves are computed at the start.
         words = [self.key[0], self.key[1], Const(0, 64), Const(0, 64), Signal(64)]
         m.d.comb += words[4].eq(self.key[0] ^ self.key[1] ^ KEY_PARITY)
         schedule = []
@@ -61,7 +64,7 @@ class Threefry(wiring.Component):
                 keys[3] = last
             schedule.append(keys)
 
-        # The counter, with the first key added already.
+        # The counter includes the first key, which would be added to it.
         counter = Signal(64, reset_less=True)
         draws = Signal(RANDOM_CYCLES)
         with m.If(self.start):
@@ -74,7 +77,7 @@ class Threefry(wiring.Component):
         stage = 0
 
         def register(values, name):
-            """A stage of registers."""
+            """Make a stage of registers."""
             nonlocal stage
             comes = self.draw if stage == 0 else draws[stage - 1]
             held = [
@@ -88,7 +91,7 @@ class Threefry(wiring.Component):
         state = [counter, words[1], Const(0, 64), Const(0, 64)]
         for number in range(ROUNDS):
             rotations = ROTATIONS[number % len(ROTATIONS)]
-            # Words 1 and 3 change places, so that each round mixes 0 with 1 and 2 with 3.
+            # Words 1 and 3 are exchanged, so that each round mixes words 0 with 1 and 2 with 3.
             mixed = []
             for pair, rotation in enumerate(rotations):
                 low, high = state[2 * pair], _word(state[2 * pair + 1])
@@ -107,5 +110,5 @@ class Threefry(wiring.Component):
 
 
 def _word(value):
-    """A value of 64 bits."""
+    """Extend a value to 64 bits."""
     return Cat(value, Const(0, 64 - len(value)))

@@ -15,7 +15,7 @@ WORD_SHIFT = WORD_BYTES.bit_length() - 1
 
 
 class Fault(IntEnum):
-    """Why a word is missing."""
+    """Reason why a word is missing."""
 
     NONE = 0
     RANGE = 1
@@ -29,34 +29,36 @@ RESPONSE = data.StructLayout({"data": WORD_BITS, "error": 1})
 
 
 def request_layout(spec: SequencerSpec) -> data.StructLayout:
-    """Layout of a request: the byte address, and how many words of 64 bytes."""
+    """Layout of a request: the byte address, and the number of words of 64 bytes."""
     return data.StructLayout(
         {"address": unsigned(ADDRESS_BITS), "words": range(spec.fetch_words + 1)}
     )
 
 
 class Fetcher(wiring.Component):
-    """Reads a program, word after word, as far ahead as its FIFO holds.
+    """Reads a program word by word, as far ahead as its FIFO has room.
 
-    A request is for the words up to the next multiple of ``64 * fetch_words`` bytes, so it never
-    crosses 4 KiB. Behind the last word of the memory window comes one with ``Fault.RANGE``, behind
-    which nothing comes. Responses always find room.
+    A request asks for the words up to the next multiple of ``64 * fetch_words`` bytes, so it never
+    crosses a multiple of 4 KiB. After the last word of the memory window comes a word with
+    ``Fault.RANGE``, and nothing after it. There is always room for responses.
 
     Members
     -------
     start : In(1)
-        A pulse, while `idle` and after a reset: reads the program at `entry`.
+        A pulse that starts to read the program at `entry`; only while `idle`, and after a reset.
     stop : In(1)
-        While high, no new request is made.
+        While this is high, no new request is made.
     entry, memory_base, memory_limit : In(64)
-        Byte addresses, multiples of 64; constant from the start on. Only bytes from base up to and
-        without limit are read.
+        Byte addresses, multiples of 64, which are constant from the start on. Only the bytes
+        ``memory_base..memory_limit - 1`` are read.
     o_request : Out(stream.Signature(request_layout(spec)))
+        Requests.
     i_response : In(stream.Signature(RESPONSE))
-        The words of all requests, in order.
+        Words of all requests, in order.
     o : Out(stream.Signature(FETCHED))
+        Words of the program.
     idle : Out(1)
-        No request waits for its response.
+        High while no request waits for its response.
     """
 
     def __init__(self, spec: SequencerSpec) -> None:
@@ -81,11 +83,11 @@ class Fetcher(wiring.Component):
         m.submodules.fifo = fifo = WordFifo(FETCHED, spec.prefetch_words)
         wiring.connect(m, fifo.o, wiring.flipped(self.o))
 
-        # The window's end is turned into a number of words once, so that requests only count down.
+        # The words up to the window's end are counted at the start; requests only count down.
         address = Signal(ADDRESS_BITS - WORD_SHIFT)
         remaining = Signal(ADDRESS_BITS - WORD_SHIFT)
         active = Signal()
-        end = Signal()  # the word behind the window is still to be put into the FIFO
+        end = Signal()  # the word after the window has not been put into the FIFO yet
         space = Signal(range(spec.prefetch_words + 1), init=spec.prefetch_words)
         outstanding = Signal(range(spec.prefetch_words + 1))
 
@@ -98,7 +100,8 @@ class Fetcher(wiring.Component):
             to_boundary.eq(spec.fetch_words - (address[:fetch_bits] if fetch_bits else 0)),
             chunk.eq(Mux(remaining < to_boundary, remaining, to_boundary)),
             free.eq(~self.o_request.valid | self.o_request.ready),
-            # A whole chunk's room is always asked for: it comes soon, and the compare is short.
+            # A request needs room for a whole chunk even if it is shorter: that room comes soon,
+            # and the comparison is short.
             asks.eq(active & ~self.stop & free & (remaining != 0) & (space >= spec.fetch_words)),
         ]
         with m.If(self.start):
@@ -151,17 +154,19 @@ class Fetcher(wiring.Component):
 
 
 class ProgramReader(wiring.Component):
-    """Turns the requests of a `Fetcher` to AXI4 bursts, and beats to words.
+    """Converts the requests of a `Fetcher` to AXI4 bursts, and the beats to words.
 
-    A request takes a cycle, a word comes in the cycle after its last beat. All data are taken
-    at once, which relies on the responses finding room.
+    A request takes one cycle. A word comes in the cycle after its last beat. All data are accepted
+    at once, so there must always be room for responses.
 
     Members
     -------
     i : In(stream.Signature(request_layout(spec)))
+        Requests.
     o : Out(stream.Signature(RESPONSE))
-        Its `ready` is not looked at.
+        Words; `ready` is ignored.
     axi : Out(AxiRead(spec.bus_bytes))
+        Bus to the program.
     """
 
     def __init__(self, spec: SequencerSpec) -> None:
@@ -197,7 +202,7 @@ class ProgramReader(wiring.Component):
             m.d.sync += [
                 number.eq(Mux(last, 0, number + 1)),
                 self.o.payload.data.eq(Cat(self.o.payload.data[8 * bus_bytes :], axi.rdata)),
-                # SLVERR and DECERR; one bad beat spoils the word.
+                # SLVERR or DECERR in any beat is an error of the word.
                 self.o.payload.error.eq(axi.rresp[1] | ((number != 0) & self.o.payload.error)),
             ]
         return m

@@ -18,13 +18,13 @@ from fpgapipe.hw.hls_models.spec.link import DELIVERED_BITS, NUM_CHANNELS, SESSI
 from fpgapipe.hw.rtl.lib.queue import QueueState
 
 OKAY, SLVERR = 0, 2
-"""Responses of AXI."""
+"""Codes of AXI responses."""
 
 _STATUS = ("idle", "running", "done", "error", "nan")
 
 
 def axil_members():
-    """Ports of an AXI4-Lite slave, under their names in other tools, without a prefix."""
+    """Ports of an AXI4-Lite slave, by their customary names without a prefix."""
     return {
         "awaddr": In(ADDRESS_BITS),
         "awprot": In(3),
@@ -49,19 +49,25 @@ def axil_members():
 
 
 class LinkPort(wiring.Signature):
-    """What the registers and a link's engine have to do with each other, as the registers see it.
+    """Signals between the registers and the engine of a link, as the registers see them.
 
     Members
     -------
     enable : Out(1)
+        Contents of the link's ENABLE register.
     seed : Out(15)
+        Contents of the link's SEED register.
     clear : Out(1)
-        A pulse.
+        A pulse when the link's CONTROL.reset is written.
     state : In(3)
-        `fpgapipe.hw.hls_models.spec.link.LinkState`.
+        State of the link, a `fpgapipe.hw.hls_models.spec.link.LinkState`.
     session, peer : In(16)
+        Numbers of the sessions of this end and of the other end.
     delivered, peer_delivered : In(48).array(3)
+        Words that this end has handed out in this session, and words that the other end had handed
+        out when it was reset, for each channel.
     peer_delivered_known : In(1)
+        Whether `peer_delivered` is known.
     """
 
     def __init__(self):
@@ -83,36 +89,38 @@ class LinkPort(wiring.Signature):
 class Registers(wiring.Component):
     """Gateware of :class:`~fpgapipe.hw.hls_models.model.registers.RegisterMap`.
 
-    An AXI4-Lite slave that takes one write and one read at a time, address and data of a write in
-    any order. Accesses to any register are answered OKAY, others SLVERR; the lowest two bits of an
-    address do not count. The outputs are registers, or functions of registers alone.
+    The component is an AXI4-Lite slave. It accepts one write and one read at a time, and the
+    address and data of a write in any order. It answers an access to a register with OKAY and any
+    other access with SLVERR; the lowest two bits of an address are ignored. All outputs are
+    registers or functions of registers alone.
 
     Members
     -------
     s_axil_* : In, Out
-        The bus, `axil_members`.
+        Ports of the bus, see `axil_members`.
     start, cancel : Out(1)
-        Pulses, as CONTROL.start and CONTROL.abort are written.
+        Pulses when CONTROL.start and CONTROL.abort are written.
     program, memory_base, memory_limit : Out(64)
     scalars : Out(32).array(16)
         Contents of these registers; `scalars` is present only with a vector engine.
     links : Out(LinkPort).array(len(spec.links))
     queues : In(QueueState).array(num_queues)
-        Counters of links, and states of queues; present only with links.
+        Signals of links, and states of queues; present only with links.
     irq : Out(1)
+        Interrupt.
     running, done, error : In(1)
         State of the core. STATUS.done and STATUS.error are set when these rise.
     error_code : In(8)
     error_engine : In(4)
     error_index : In(32)
-        Taken when `error` rises.
+        Data of the error; they are captured when `error` rises.
     nan : In(1)
         Event: a block of an operand is not a number.
     load_bytes, store_bytes : In(range(bus_bytes + 1))
         Bytes by which these counters rise.
     instructions, load_busy, ..., gemm0_busy, ... : In(1)
-        Events that the counters of these names count, `RegisterMap.counters`; CYCLES has none, it
-        counts `running`.
+        Events that the counters of these names in `RegisterMap.counters` count. CYCLES has no
+        event, since it counts `running`.
     """
 
     def __init__(self, spec: CoreSpec) -> None:
@@ -171,7 +179,7 @@ class Registers(wiring.Component):
         values |= dict.fromkeys(all_commands, Const(0, DATA_BITS))
         values |= self._status(m, commands)
         counters = self._counters(m, commands["clear_counters"])
-        upper = Signal(DATA_BITS)  # of the number whose lower half was read last
+        upper = Signal(DATA_BITS)  # upper half of the number whose lower half was read last
         wide = counters | self._delivered()
         for name, number in wide.items():
             values[f"{name}_LO"] = number[:DATA_BITS]
@@ -200,7 +208,7 @@ class Registers(wiring.Component):
         return m
 
     def _delivered(self):
-        """Words that links have delivered, by the name of the register."""
+        """Numbers of words that links have delivered, by the name of the register."""
         return {
             f"LINK{number}_{name.upper()}{channel}": count
             for number in range(len(self.spec.links))
@@ -209,7 +217,7 @@ class Registers(wiring.Component):
         }
 
     def _shown(self):
-        """STATUS and SESSIONS of links, and what queues show."""
+        """Values of STATUS and SESSIONS of links, and states of queues, by register name."""
         values = {}
         for number, link in enumerate(self.links):
             values[f"LINK{number}_STATUS"] = Cat(link.state, link.peer_delivered_known)
@@ -232,7 +240,7 @@ class Registers(wiring.Component):
             ]
 
     def _status(self, m, commands):
-        """STATUS, ERROR and ERROR_INDEX."""
+        """Make STATUS, ERROR and ERROR_INDEX; return their values by name."""
         done, error, nan = (Signal(name=f"status_{name}") for name in ("done", "error", "nan"))
         was_done, was_error = Signal(), Signal()
         code = Signal(DATA_BITS, name="status_code")
@@ -242,7 +250,7 @@ class Registers(wiring.Component):
             m.d.sync += nan.eq(0)
         with m.If(commands["clear_status"] | (commands["start"] & ~self.running)):
             m.d.sync += [done.eq(0), error.eq(0), code.eq(0), index.eq(0)]
-        # What happens while it is cleared is not lost.
+        # An event in the cycle in which STATUS is cleared is not lost.
         with m.If(self.nan):
             m.d.sync += nan.eq(1)
         with m.If(self.done & ~was_done):
@@ -260,7 +268,7 @@ class Registers(wiring.Component):
         return {"STATUS": status, "ERROR": code, "ERROR_INDEX": index}
 
     def _counters(self, m, clear):
-        """The counters by name, each a Signal of 64 bits."""
+        """Make the counters; return them by name, each a Signal of 64 bits."""
         counters = {}
         for name in self._map.counters:
             event = self.running if name == "CYCLES" else getattr(self, name.lower())
@@ -293,7 +301,7 @@ class Registers(wiring.Component):
             m.d.sync += self.s_axil_bvalid.eq(0)
         m.d.sync += [command.eq(0) for group in commands.values() for command in group.values()]
 
-        written = Signal(DATA_BITS)  # the bits that are written
+        written = Signal(DATA_BITS)  # mask of the bits that are written
         m.d.comb += written.eq(Cat(bit.replicate(8) for bit in strobe))
         with m.If(write):
             m.d.sync += [has_address.eq(0), has_data.eq(0), self.s_axil_bvalid.eq(1)]

@@ -1,4 +1,4 @@
-"""Gateware of the sequencer: it runs programs, :mod:`fpgapipe.hw.hls_models.model.sequencer`."""
+"""Gateware of the sequencer, which runs programs; `hls_models.model.sequencer` is its model."""
 
 from amaranth.hdl import C, Cat, Module, Mux, ResetInserter, Signal, unsigned
 from amaranth.lib import data, stream, wiring
@@ -25,21 +25,23 @@ from fpgapipe.hw.rtl.lib.queue import INDEX_BITS, WORD_BITS, EngineQueue, QueueS
 from fpgapipe.hw.rtl.lib.semaphores import Semaphores
 
 QUIET_CYCLES = 8
-"""A program has ended when nothing has moved for so long: more than any pulse between the parts of
-a core takes."""
+"""Cycles without any activity after which a program has ended.
+
+No pulse between the parts of a core takes as long.
+"""
 
 
 class Failure(wiring.Signature):
-    """How a part of a core reports an error, as seen by that part.
+    """Signals by which a part of a core reports an error, as seen by that part.
 
     Members
     -------
     valid : Out(1)
-        A pulse.
+        A pulse for an error.
     code : Out(8)
-        `ErrorCode`.
+        Kind of the error, an `ErrorCode`.
     index : Out(32)
-        The instruction's number.
+        Number of the instruction.
     """
 
     def __init__(self):
@@ -49,22 +51,25 @@ class Failure(wiring.Signature):
 class Dispatcher(wiring.Component):
     """Checks instructions and hands them to the queues, in program order.
 
-    An instruction of `w` words takes ``w + 1`` cycles: one to check its header, and one a word.
+    An instruction of `w` words takes ``w + 1`` cycles: one cycle for a check of its header, and one
+    cycle per word.
 
     Members
     -------
     i : In(stream.Signature(FETCHED))
+        Words of the program.
     o : Out(stream.Signature(512)).array(num_queues)
-        Words to each queue.
+        Words for each queue.
     halt : In(1)
-        While high, nothing is handed out.
+        While this is high, nothing is handed out.
     ended : Out(1)
-        END has been reached; high until reset.
+        High from when END has been reached until reset.
     end_wait : Out(spec.num_semaphores)
-        The semaphores END waits for.
+        Semaphores that END waits for.
     failure : Out(Failure)
+        An error of the program, after which nothing is handed out until reset.
     dispatched : Out(1)
-        A pulse for each instruction that is handed out whole.
+        A pulse for each instruction, when its last word is handed out.
     """
 
     def __init__(self, spec: SequencerSpec) -> None:
@@ -108,7 +113,8 @@ class Dispatcher(wiring.Component):
         ]
 
         count = self.spec.num_semaphores
-        strange = (header.wait[count:] | header.signal[count:]).any()  # semaphores of no core
+        # Some of the instruction's semaphores do not exist in this core.
+        strange = (header.wait[count:] | header.signal[count:]).any()
         ready = Signal()
         m.d.comb += ready.eq((select & Cat(queue.ready for queue in self.o)).any())
         push = Signal()
@@ -176,7 +182,7 @@ class Dispatcher(wiring.Component):
         return m
 
     def _select(self, opcode, engine):
-        """One-hot number of the queue of an instruction."""
+        """Number of an instruction's queue, one-hot."""
         if opcode is Opcode.END:
             return 0
         first = self.spec.queues.index((opcode, 0))
@@ -188,17 +194,18 @@ class Dispatcher(wiring.Component):
 
 
 class FirstFailure(wiring.Component):
-    """Keeps the first of several errors; of those in the same cycle, that of the lowest number.
+    """Keeps the first of several errors; of errors in the same cycle, that of the lowest number.
 
     Members
     -------
     i : In(Failure).array(len(engines))
+        Errors of the parts.
     any : Out(1)
         High from the cycle after the first error on.
     code : Out(8)
     engine : Out(4)
     index : Out(32)
-        From two cycles after the first error on.
+        Data of the first error, from two cycles after it on.
     """
 
     def __init__(self, engines):
@@ -239,30 +246,30 @@ class FirstFailure(wiring.Component):
 
 
 class Sequencer(wiring.Component):
-    """Runs a program: reads it, orders the engines' instructions, keeps the first error.
+    """Runs a program: reads it, orders the engines' instructions, and keeps the first error.
 
-    A program begins with a pulse of ``start`` and has ended when END has been reached, all queues
+    A program begins with a pulse of ``start``. It has ended when END has been reached, all queues
     are empty, all engines are idle, and END has taken its semaphores. After an error or ``cancel``,
-    nothing is given to an engine any more, ``halt`` stops those that run, and the program has ended
-    when all of them are idle and no read of the program is under way.
+    no engine gets another instruction, and ``halt`` stops the engines that run. The program has
+    then ended when all engines are idle and no read of the program is under way.
 
     Members
     -------
     start : In(1)
-        A pulse; ignored while `running`.
+        A pulse that starts a program; it is ignored while `running`.
     cancel : In(1)
-        A pulse; ignored unless `running`.
+        A pulse that stops the program; it is ignored unless `running`.
     entry, memory_base, memory_limit : In(64)
-        Byte addresses, multiples of 64, constant while `running`.
+        Byte addresses, multiples of 64, which are constant while `running`.
     axi : Out(AxiRead(spec.bus_bytes))
-        To the program. All data are taken at once.
+        Bus to the program; all data are accepted at once.
     load, store : Out(stream.Signature(issue_layout(TRANSFER)))
     gemm : Out(stream.Signature(issue_layout(GEMM))).array(num_engines)
     vector : Out(stream.Signature(issue_layout(VECTOR)))
-        Instructions. Nothing moves while `halt` is high: offers are withdrawn when it rises. What
-        has to do with VECTOR is there with ``has_vector`` alone.
+        Instructions for the engines. None moves while `halt` is high, and offers are withdrawn when
+        it rises. The members for VECTOR are present only with ``has_vector``.
     send, receive : Out(stream.Signature(issue_layout(LINK))).array(num_links)
-        The same for each link. What has to do with links is there with ``num_links`` alone.
+        Instructions for each link. The members for links are present only with ``num_links``.
     load_done, store_done, vector_done : In(1)
     gemm_done : In(num_engines)
     send_done, receive_done : In(num_links)
@@ -270,17 +277,18 @@ class Sequencer(wiring.Component):
     load_idle, store_idle, vector_idle : In(1)
     gemm_idle : In(num_engines)
     send_idle, receive_idle : In(num_links)
-        No memory transaction or write is under way or will be without another instruction or, while
-        `halt` is high, at all. Low at the latest four cycles after an instruction has moved.
+        High while no memory transaction or write is under way and none will follow without another
+        instruction; while `halt` is high, while none is under way and none will follow at all. It
+        is low at the latest four cycles after an instruction has moved.
     load_failures, store_failures, vector_failures : In(Failure).array(units)
     gemm_failures : In(Failure).array(num_engines, gemm_units)
     send_failures, receive_failures : In(Failure).array(num_links, units)
+        Errors of the parts of engines.
     halt : Out(1)
-        High from the second cycle after the first error, of a unit or here, until the next start;
-        and so after ``cancel``.
+        High from the second cycle after the first error, of a part or of the sequencer, until the
+        next start; also high from ``cancel`` until then.
     clear : Out(1)
-        A pulse at each start, while no engine does anything: engines shall forget all they have, as
-        by a reset.
+        A pulse at each start, while all engines are idle. It shall reset the engines.
     running, done, error : Out(1)
         Outcome of the last start. After a cancel without error, none is high.
     error_code : Out(8)
@@ -288,9 +296,10 @@ class Sequencer(wiring.Component):
     error_index : Out(32)
         Data of the first error since the last start, while `error` is high.
     dispatched : Out(1)
-        Event: an instruction went into its queue.
+        Event: an instruction has entered its queue.
     waits, busy : Out(num_queues)
-        Events of each of `spec.queues`: one waits for semaphores; some are under way.
+        Events of each of `spec.queues`: its next instruction waits for semaphores; instructions are
+        under way.
     queues : Out(QueueState).array(num_queues)
         States of the queues; present only with ``num_links``.
     """
@@ -372,7 +381,7 @@ class Sequencer(wiring.Component):
             self.dispatched.eq(dispatcher.dispatched),
         ]
 
-        # END takes semaphores like an engine, but signals none.
+        # END takes semaphores as an engine does, but signals none.
         semaphores = Semaphores(spec.num_queues + 1, spec.num_queues, spec.num_semaphores)
         m.submodules.semaphores = anew(semaphores)
         m.d.comb += semaphores.hold.eq(self.halt)
@@ -446,7 +455,7 @@ class Sequencer(wiring.Component):
         ]
 
         idle = Signal()
-        at_rest = Signal()  # all that has to be so for the program to have ended
+        at_rest = Signal()  # all conditions for the program's end hold
         quiet = Signal(range(QUIET_CYCLES + 1))
         end = semaphores.consumers[spec.num_queues]
         m.d.comb += [
@@ -478,7 +487,7 @@ class Sequencer(wiring.Component):
                 m.d.comb += fetcher.start.eq(1)
                 m.next = "RUN"
             with m.State("RUN"):
-                # Also in the cycle of an error, after which there is `halt`.
+                # The request is also made in the cycle of an error; `halt` rises in the next one.
                 m.d.comb += end.request.eq((quiet == QUIET_CYCLES) & end.mask.any())
                 with m.If(first.any | self.cancel | cancelled):
                     m.d.sync += [self.halt.eq(1), quiet.eq(0)]

@@ -1,4 +1,4 @@
-"""Gateware of :class:`~fpgapipe.hw.hls_models.isa.address.OperandPattern`: one address a cycle."""
+"""Gateware of `hls_models.isa.address.OperandPattern`, which makes one address per cycle."""
 
 from amaranth.hdl import Cat, Const, Module, Mux, Signal, signed
 from amaranth.lib import data, stream, wiring
@@ -12,20 +12,24 @@ from fpgapipe.hw.rtl.lib.layouts import layout_of
 
 START_FIELDS = ("pos0_left", "pos1_left")
 NUM_STARTS = len(START_FIELDS)
-"""Loops of an operand's `pos` within which its first position may lie."""
+"""Number of loops of an operand's `pos` that may begin in the middle."""
 
 MOVE_LAYOUT = data.StructLayout({"jump": NUM_LOOPS, "restart": 1, "restore": 1, "save": 1})
-"""How a loop nest came to its position: by the jump of a loop (one of `jump`), back to its first
-position, back to the checkpoint, or not at all; and whether this position is the new checkpoint."""
+"""Layout of a move, by which a loop nest has reached its position.
+
+One bit of `jump` is set if a loop has stepped, `restart` if the nest went to its first position,
+and `restore` if it went back to the checkpoint; otherwise it did not move. With `save`, this
+position becomes the new checkpoint.
+"""
 
 
 def descriptor_layout():
-    """Layout of an operand's descriptor: the fields of the instruction, and the latter's index."""
+    """Layout of a descriptor: the instruction's number, and its fields for the operand."""
     return data.StructLayout({"index": 32, "body": layout_of(OPERAND)})
 
 
 def request_layout(spec: CoreSpec):
-    """Layout of a word's request, `AddressGenerator`."""
+    """Layout of the request of a word, as `AddressGenerator` describes it."""
     return data.StructLayout(
         {
             "address": spec.scratchpad.address_bits,
@@ -44,9 +48,10 @@ def request_layout(spec: CoreSpec):
 
 
 class LoopNestCounter(wiring.Component):
-    """Position of a loop nest, as how often each of its loops has still to go.
+    """Position of a loop nest, kept as the number of iterations that each loop has left.
 
-    Commands take effect in cycles with ``advance`` high; of several, the first listed here counts.
+    Commands take effect in cycles with ``advance`` high. If several would move the nest, the first
+    in the list below does.
 
     Parameters
     ----------
@@ -60,13 +65,13 @@ class LoopNestCounter(wiring.Component):
     take : In(1)
         A new instruction, with `counts`, begins at its first position.
     restart, restore : In(1)
-        Go to the first position; to the checkpoint.
-    step : In(1)
-        Go to the next position. The one after the last is the first; with `stays`, there is none,
-        and ``exhausted`` is high until one of the other commands.
+        Go to the first position, or to the checkpoint.
+    step, stays : In(1)
+        With `step`, go to the next position. After the last one comes the first one. With `stays`,
+        however, none comes, and ``exhausted`` is high until one of the other commands.
     save : In(1)
-        Makes the position to which a command leads the checkpoint; ``restore`` may follow from the
-        second cycle after.
+        Make the position that this cycle's command leads to the checkpoint; ``restore`` may follow
+        from the second cycle after.
     counts : In(16).array(3)
         Iterations less one, innermost loop first.
     lefts : In(16).array(2)
@@ -74,8 +79,9 @@ class LoopNestCounter(wiring.Component):
     last, inner_last : Out(1)
         Whether all loops, or the innermost, are in their last iteration.
     exhausted : Out(1)
+        Whether the nest has stepped beyond its last position.
     move : Out(MOVE_LAYOUT)
-        How the position was reached.
+        Move by which the position was reached.
     """
 
     def __init__(self, *, has_checkpoint=False):
@@ -95,7 +101,7 @@ class LoopNestCounter(wiring.Component):
     def elaborate(self, platform):  # noqa: D102
         m = Module()
         loops = range(NUM_LOOPS)
-        # That a loop is in its last iteration is kept as a flag, which is faster than a compare.
+        # Flags say which loops are in their last iteration, since a comparison would be slower.
         count = [Signal(16, name=f"count{k}", reset_less=True) for k in loops]
         once = [Signal(name=f"once{k}", reset_less=True) for k in loops]
         left = [Signal(16, name=f"left{k}", reset_less=True) for k in loops]
@@ -104,7 +110,8 @@ class LoopNestCounter(wiring.Component):
         move = Signal(MOVE_LAYOUT, reset_less=True)
         next_move = Signal(MOVE_LAYOUT)
 
-        # Which command it is, and what the loops inside the one that steps begin with.
+        # One of these is high for the command that takes effect. Loops that begin anew then have
+        # `begin` iterations left.
         wraps, restarts, restores, steps, new = (
             Signal(name=name) for name in ("wraps", "restarts", "restores", "steps", "new")
         )
@@ -160,7 +167,7 @@ class LoopNestCounter(wiring.Component):
             m.d.sync += [count[k].eq(self.counts[k]) for k in loops]
             m.d.sync += [once[k].eq(self.counts[k] == 0) for k in loops]
         for k in loops:
-            # A loop begins anew with all of them or when one outside it steps.
+            # A loop begins anew when all loops do, or when a loop outside it steps.
             begins = Signal(name=f"begins{k}")
             m.d.comb += begins.eq(self.advance & (new | next_move.jump[k + 1 :].any()))
             with m.If(begins):
@@ -174,27 +181,28 @@ class LoopNestCounter(wiring.Component):
 
 
 class LoopNestOffset(wiring.Component):
-    """What a loop nest moves: address and coordinates, a cycle after the position.
+    """Address and coordinates that a loop nest moves, one cycle after its position.
 
     Parameters
     ----------
     has_checkpoint : bool
-        Whether moves may save and restore.
+        Whether moves may save and restore positions.
 
     Members
     -------
     advance : In(1)
         Clock enable.
     move : In(MOVE_LAYOUT)
+        Move of the loop nest, from its `LoopNestCounter`.
     jumps : In({"address": 32, "y": 16, "u": 24}).array(3)
         Changes of address and coordinates when each loop steps.
     start, o : In, Out
-        The same numbers at the first position, and at the present one.
+        Address and coordinates at the first position, and at the present one.
     """
 
     def __init__(self, *, has_checkpoint=False):
         self._has_checkpoint = has_checkpoint
-        # Numbers of their own rather than a structure: they simulate faster.
+        # Separate numbers simulate faster than a structure.
         numbers = wiring.Signature({name: In(bits) for name, bits in COORDINATE_BITS.items()})
         super().__init__(
             {
@@ -221,7 +229,7 @@ class LoopNestOffset(wiring.Component):
             if self._has_checkpoint:
                 saved = Signal(bits, name=f"{name}_saved", reset_less=True)
                 back = Mux(move.restore, saved, back)
-                # The position of the move before is here now.
+                # The position that the move in the cycle before led to is here now.
                 with m.If(self.advance & saving):
                     m.d.sync += saved.eq(value)
             m.d.comb += getattr(self.o, name).eq(value)
@@ -236,29 +244,30 @@ class LoopNestOffset(wiring.Component):
 
 
 class _Registers:
-    """Fields of a descriptor, each in a register of its own, which simulates faster than one."""
+    """Fields of a descriptor, each in its own register; this simulates faster than a single one."""
 
     def __getattr__(self, name):
-        """Say that all others are fields, for type checkers."""
+        """Tell type checkers that any other attribute is a field."""
         raise AttributeError(name)
 
 
 class AddressGenerator(wiring.Component):
-    """Requests for the words of operands, in the order of ``OperandPattern.words``.
+    """Makes the requests for the words of operands, in the order of ``OperandPattern.words``.
 
-    A word a cycle, without a pause between loops or instructions; latency `latency_cycles` from a
-    descriptor to its first word. Full backpressure; ``o.ready`` reaches ``i.ready`` through a
-    register.
+    The throughput is one word per cycle, without a pause between loops or instructions; the latency
+    from a descriptor to its first word is `latency_cycles`. There is full backpressure; ``o.ready``
+    reaches ``i.ready`` through a register.
 
     Members
     -------
     i : In(stream.Signature(descriptor_layout()))
         Operands of instructions.
     o : Out(stream.Signature(request_layout(spec)))
-        ``address`` of the first element; ``mask``, a bit an element, of those that count; ``empty``
-        if there are none (the address then means nothing); ``out_of_range`` if there are and the
-        address is not in the scratchpad. ``sub``, ``emit`` (1 to 32), ``transposed``, ``fp32`` and
-        ``index`` are as in the instruction; ``first`` and ``last`` mark its first and last word.
+        ``address`` is that of the first element. ``mask`` has one bit for each element that is
+        read. ``empty`` says that there are none (the address then has no meaning), ``out_of_range``
+        that there are some but the address is not in the scratchpad. ``sub``, ``emit`` (1 to 32),
+        ``transposed``, ``fp32`` and ``index`` are as in the instruction; ``first`` and ``last``
+        mark its first and last word.
     """
 
     latency_cycles = 5
@@ -275,12 +284,12 @@ class AddressGenerator(wiring.Component):
     def elaborate(self, platform):  # noqa: D102
         m = Module()
 
-        # One enable, which comes from a register, moves all stages. A request that comes out while
-        # another one waits goes to the skid buffer.
+        # One enable, which comes from a register, moves all stages. A request that is not accepted
+        # at once goes to the skid buffer.
         request = Signal(request_layout(self.spec), reset_less=True)
         skid = Signal.like(request)
         has_skid = Signal()
-        valid = Signal(self.latency_cycles)  # of all stages, the last is `request`
+        valid = Signal(self.latency_cycles)  # one bit per stage; the last stage is `request`
         advance = Signal()
         m.d.comb += [
             advance.eq(~has_skid),
@@ -292,7 +301,7 @@ class AddressGenerator(wiring.Component):
         with m.Elif(self.o.ready):
             m.d.sync += has_skid.eq(0)
 
-        # Stage 0: where in the loops the word is.
+        # Stage 0 is the position in the loops.
         descriptor = self.i.payload.body
         body, jumps = _Registers(), {}
         loading = []
@@ -337,7 +346,7 @@ class AddressGenerator(wiring.Component):
             m.d.comb += counters["pos"].lefts[k].eq(descriptor[name])
         sub = self._control(m, body, counters, advance, take, finished)
 
-        # Stage 1: what the loop nests moved; that of `outer` begins at the first word.
+        # Stage 1 has the numbers that the nests move; those of `outer` begin at the first word.
         offsets = {}
         for name in counters:
             m.submodules[name] = offset = LoopNestOffset(has_checkpoint=name == "pos")
@@ -354,7 +363,7 @@ class AddressGenerator(wiring.Component):
             m.submodules.outer.start.u.eq(body.u),
         ]
 
-        # What goes along with a word.
+        # These data go along with a word.
         y_limit1 = Signal(16, reset_less=True)
         u_limit1 = Signal(24, reset_less=True)
         present = Signal(reset_less=True)
@@ -365,7 +374,7 @@ class AddressGenerator(wiring.Component):
         )
         sides = [Signal(len(side), name=f"side{k}", reset_less=True) for k in range(1, 4)]
         indices = [Signal(32, name=f"index{k}", reset_less=True) for k in range(1, 4)]
-        # 32 less the number of lanes: what a mask of ones is shifted by.
+        # A mask of ones is shifted by 32 less the number of lanes.
         short = [Signal(6, name=f"short{k}", reset_less=True) for k in range(1, 4)]
         is_short = Mux(
             body.lanes_by_outer, counters["outer"].inner_last, counters["tap"].inner_last
@@ -386,7 +395,7 @@ class AddressGenerator(wiring.Component):
                     short[k + 1].eq(short[k]),
                 ]
 
-        # Stage 2: their sums.
+        # Stage 2 has the sums of the numbers of all nests.
         total = {
             name: Signal(signed(bits), name=f"total_{name}", reset_less=True)
             for name, bits in COORDINATE_BITS.items()
@@ -401,8 +410,8 @@ class AddressGenerator(wiring.Component):
                 )
             m.d.sync += [y_limit2.eq(y_limit1), u_limit2.eq(u_limit1), present2.eq(present)]
 
-        # Stage 3: the coordinates against their limits, again as 32 less a number of lanes: of
-        # those below 0, and of those below the limit.
+        # Stage 3 compares the coordinates with their limits. `below` is 32 less the number of lanes
+        # with `u` below 0, and `above` is 32 less the number of lanes with `u` below the limit.
         address_bits = self.spec.scratchpad.address_bits
         address = Signal(address_bits, reset_less=True)
         outside = Signal(reset_less=True)
@@ -427,7 +436,7 @@ class AddressGenerator(wiring.Component):
             with m.Else():
                 m.d.sync += above.eq(Mux(rest[5:].any(), 0, BLOCK - rest[:5]))
 
-        # Stage 4: the mask.
+        # Stage 4 makes the mask.
         ones = Const((1 << BLOCK) - 1, BLOCK)
         cut = Signal(6)
         empty = Signal()
@@ -444,15 +453,15 @@ class AddressGenerator(wiring.Component):
         return m
 
     def _control(self, m, body, counters, advance, take, finished):
-        """Step the loops; returns the part of the block, a Signal."""
+        """Step the loops; return the index of the part of the block, a Signal."""
         outer, tap, pos = counters["outer"], counters["tap"], counters["pos"]
         walks = body.walks_blocks
         sub = Signal(5, reset_less=True)
-        element = Signal(5, reset_less=True)  # of the block
+        element = Signal(5, reset_less=True)  # number in the block
         blocks_left = Signal(16, reset_less=True)
         in_last_block = Signal(reset_less=True)
 
-        # The ends of the loops, from the innermost to the outermost.
+        # These signals mark the ends of loops, from the innermost to the outermost.
         inner_end, sub_last, sub_step, block_end, block_last, outer_step = (
             Signal(name=name)
             for name in (

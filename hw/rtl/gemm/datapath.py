@@ -21,21 +21,22 @@ from fpgapipe.hw.rtl.lib.modules import instance_of, makes_modules, own_module
 
 
 class AccumulatorColumn(wiring.Component):
-    """What is below a column of the array: a sum becomes FP32 and is added to an old value.
+    """Logic below a column of the array, which converts sums to FP32 and accumulates them.
 
     Members
     -------
     advance : In(1)
         Clock enable.
     code_a, code_b : In(8)
-        Codes of the vector and the column, a cycle before the sum.
+        Codes of the vector and the column, one cycle before the sum.
     nan_a, nan_b : In(1)
-        They are that of NaN.
+        Whether these codes are that of NaN.
     sum : In(signed(acc_bits))
+        Sum of the array.
     old : In(32)
-        ``FROM_SUM_CYCLES`` cycles after the sum.
+        Old value of the accumulator, ``FROM_SUM_CYCLES`` cycles after the sum.
     total : Out(32)
-        ``RESULT_CYCLES`` cycles after the sum.
+        New value of the accumulator, ``RESULT_CYCLES`` cycles after the sum.
     """
 
     def __init__(self, spec: SumSpec) -> None:
@@ -81,21 +82,24 @@ class AccumulatorColumn(wiring.Component):
 
 
 class ShapeCounter(wiring.Component):
-    """Goes through the vectors of one product after the other.
+    """Counts the vectors of one product after the other.
 
     Members
     -------
     i : In(stream.Signature(StructLayout({"index": 32, "body": layout_of(SHAPE)})))
-        The products. One is taken ahead, so that the next begins in the cycle after the last.
+        Shapes of products. One is accepted ahead, so that a product begins in the cycle after the
+        last vector of the one before.
     present : Out(1)
-        There is a vector to be fed.
+        High while a vector is to be fed.
     step : In(1)
-        It is fed in this cycle.
+        The vector is fed in this cycle.
     address : Out(range(acc_depth))
-        Its accumulator.
+        Address of the vector's accumulator.
     reads, stores : Out(1)
-        Whether it needs the accumulator's value and leaves one; what is not stored is a result.
+        Whether the vector needs the accumulator's value, and whether it stores a new one; sums that
+        are not stored are results.
     last_of_tile, last_of_product : Out(1)
+        Whether the vector is the last one of its tile, and of its product.
     """
 
     def __init__(self, spec: DatapathSpec) -> None:
@@ -128,8 +132,8 @@ class ShapeCounter(wiring.Component):
         with m.Elif(take):
             m.d.sync += has_ahead.eq(0)
 
-        # What is left after this vector, this tile and this column of tiles; whether nothing is, is
-        # a register where the array needs it early in the cycle.
+        # These count the vectors, tiles and columns of tiles that are left after the present ones.
+        # `last_vector` is a register, since the array needs it early in the cycle.
         vectors = Signal(16, reset_less=True)
         tiles = Signal(16, reset_less=True)
         columns = Signal(16, reset_less=True)
@@ -189,34 +193,35 @@ class ShapeCounter(wiring.Component):
 class GemmDatapath(wiring.Component):
     """Gateware of :class:`~fpgapipe.hw.hls_models.model.datapath.DatapathSpec`.
 
-    Latency ``spec.latency_cycles`` from a vector to its result, throughput one vector a cycle, full
-    backpressure. One enable, the state of a register, moves the whole pipeline: it stops where it
-    is while a result waits at ``o`` from the second cycle on, and while there is nothing in it.
+    The latency from a vector to its result is ``spec.latency_cycles``, and the throughput is one
+    vector per cycle, with full backpressure. One enable, which comes from a register, moves the
+    whole pipeline. The pipeline stops while it is empty, and from the second cycle on in which a
+    result waits at ``o``.
 
-    Weights load as `SystolicCells` describes, of the next product's tiles as well: columns of
-    weights belong to no product, each tile takes ``cols`` of them. A vector that reads an
-    accumulator waits at the array until no vector on its way changes that; so it does not matter
-    how the accumulators of products overlap.
+    Weights load as `SystolicCells` describes, also those of the next product's tiles: a column of
+    weights does not belong to a product, and each tile takes the next ``cols`` columns. A vector
+    that reads an accumulator waits at the array until no vector in the pipeline will change it, so
+    the accumulators of products may overlap in any way.
 
     Members
     -------
     i_shape : In(stream.Signature(StructLayout({"index": 32, "body": layout_of(SHAPE)})))
-        A product; the index is not used.
+        Shape of a product; the index is not used.
     i_a, i_b : In(stream.Signature(StructLayout({"data": ArrayLayout(signed(8), rows), "code": 8})))
         Vectors and columns of weights, with their codes.
     o : Out(stream.Signature(ArrayLayout(32, cols)))
-        Results, a vector's.
+        Results of a vector.
     done : Out(1)
         High for one cycle for each product, in order, after its last vector was accumulated or its
         last result was taken.
     fed : Out(1)
-        A vector enters the array.
+        High in a cycle in which a vector enters the array.
     wait_a, wait_b, wait_o : Out(1)
-        None does since there is none, or since its weights are missing, or since a result waits;
-        one at a time. None of them is high while there is no product, or while a vector waits for
-        its accumulator.
+        Reason why no vector enters: there is none, its weights are missing, or a result waits. At
+        most one of them is high, and none while there is no product or while a vector waits for its
+        accumulator.
     nan : Out(1)
-        High for one cycle after one in which a code of NaN came in.
+        High in the cycle after one in which a code of NaN came in.
     """
 
     def __init__(self, spec: DatapathSpec) -> None:
@@ -263,8 +268,9 @@ class GemmDatapath(wiring.Component):
             self.fed.eq(fed),
         ]
 
-        # What accompanies a vector and a column of weights. Stage s is s cycles after they came.
-        # A stage fills words of 32 bits, so that a simulator moves the line without shifting.
+        # The line has the data that go along with a vector and a column of weights; they are in
+        # stage s after s cycles. Each stage is padded to whole words of 32 bits, so that a
+        # simulator moves the line without shifting.
         entry = data.StructLayout(
             {
                 "code_a": 8,
@@ -299,19 +305,19 @@ class GemmDatapath(wiring.Component):
             ]
 
         def at(stage):
-            """Entry and whether there is one."""
+            """Entry of a stage, and whether there is a vector."""
             first = width * (stage - 1)
             return data.View(entry, line[first : first + entry.size]), feeds[stage - 1]
 
-        # A vector reads its accumulator no earlier than the one before has changed it.
+        # A vector reads its accumulator only after vectors before it have changed it.
         conflicts = []
         for stage in range(1, ACC_CYCLES):
             before, there = at(stage)
             conflicts.append(there & before.stores & (before.address == shapes.address))
         m.d.comb += hazard.eq(shapes.reads & Cat(conflicts).any())
 
-        # The columns' codes follow their weights, and change with the sums that they belong to: all
-        # at once, since the sums of a vector leave the array together.
+        # The codes of columns arrive with their weights. They replace the codes before all at once,
+        # with the first sums that they belong to, since the sums of a vector leave together.
         spare = Signal(8 * spec.cols, reset_less=True)
         codes = Signal(8 * spec.cols, reset_less=True)
         spare_nans = Signal(spec.cols, reset_less=True)
@@ -325,7 +331,7 @@ class GemmDatapath(wiring.Component):
                 spare_nans.eq(Cat(spare_nans, early.code_b == CODE_NAN)[1:]),
             ]
 
-        # Accumulators: the old values arrive with the converted sums.
+        # The old values of the accumulators arrive with the converted sums.
         values = Signal(32 * spec.cols)
         old = Signal(32 * spec.cols, reset_less=True)
         bits = 32 * spec.cols
@@ -379,8 +385,8 @@ class GemmDatapath(wiring.Component):
         stored = advance & finished & done.stores & done.last
         m.d.sync += self.done.eq(taken | stored)
 
-        # Nothing moves while nothing is in the pipeline or could come into it. What is in it keeps
-        # it moving until it is out; loads and swaps need not arrive before a vector follows.
+        # The pipeline moves only while it has a vector, or a vector or column of weights can enter.
+        # Loads and swaps on their way may stop, since they need not arrive before a vector follows.
         wake = Signal()
         m.d.comb += wake.eq(
             feeds.any()

@@ -1,4 +1,4 @@
-"""Gateware of a GEMM engine: two operand readers, the datapath, the writer of results."""
+"""Gateware of a GEMM engine: two operand readers, the datapath, and the writer of results."""
 
 from typing import Any
 
@@ -18,13 +18,13 @@ from fpgapipe.hw.rtl.lib.modules import own_module
 from fpgapipe.hw.rtl.lib.queue import WordFifo, issue_layout
 
 UNDER_WAY = 8
-"""Instructions that may have been taken and are not done."""
+"""Depth of the FIFO of instructions that have been accepted and are not done."""
 
 
 class Fork(wiring.Component):
     """Hands each word to several consumers, each when it is ready.
 
-    Latency 0; the word leaves `i` with the last consumer.
+    The latency is 0. A word leaves the input when the last consumer has taken it.
 
     Parameters
     ----------
@@ -37,7 +37,7 @@ class Fork(wiring.Component):
     valid : Out(num_consumers)
     ready : In(num_consumers)
     skip : In(num_consumers)
-        Consumers that this word is not for.
+        Consumers that do not get this word.
     """
 
     def __init__(self, num_consumers):
@@ -68,30 +68,31 @@ class Fork(wiring.Component):
 
 
 class GemmEngine(wiring.Component):
-    """Runs GEMM instructions; `CoreModel` in hw/hls_models has what they compute.
+    """Runs GEMM instructions; `CoreModel` in hw/hls_models defines what they compute.
 
-    Instructions follow each other without a break: operands of the next are read, and its first
-    weights loaded, while the present one streams.
+    Instructions follow each other without a pause: while one streams, the operands of the next are
+    read, and its first weights are loaded.
 
     Members
     -------
     i : In(stream.Signature(issue_layout(GEMM)))
+        Instructions.
     read_a, read_b : Out(ReadPort(address_bits))
         Read ports of the scratchpad, for the streamed and the stationary operand.
     write : Out(WritePort(address_bits))
         Write port of the scratchpad, for results.
     halt : In(1)
-        While high nothing is written, and no read begins.
+        While this is high, nothing is written, and no read begins.
     done : Out(1)
         A pulse for each instruction that has ended, in order.
     idle : Out(1)
-        No instruction is under way, or `halt` keeps it from going on.
+        High while no instruction is under way, or `halt` keeps it from going on.
     failures : Out(Failure).array(4)
-        Failures of the readers and of the writer; the last is never valid.
+        Failures of the two readers and of the writer; the fourth is never valid.
     fed, wait_a, wait_b, wait_result : Out(1)
         Pulses for counters: a vector entered the array in this cycle, or the reason why none did.
     nan : Out(1)
-        A block of an operand is not a number.
+        A pulse for a block of an operand that is not a number.
     """
 
     def __init__(self, spec: CoreSpec) -> None:
@@ -124,7 +125,7 @@ class GemmEngine(wiring.Component):
         m.submodules.datapath = own_module(datapath, "gemm_datapath")
         m.submodules.writer = writer = own_module(ResultWriter(spec), "result_writer")
 
-        # Descriptors of what comes late in the pipeline wait in FIFOs, so that readers go ahead.
+        # Descriptors for later parts of the pipeline wait in FIFOs, so that readers can go ahead.
         body = self.i.payload.body
         m.submodules.shapes = shapes = WordFifo(datapath.i_shape.payload.shape(), 4)
         m.submodules.results = results = WordFifo(writer.i.payload.shape(), 4)
@@ -168,7 +169,7 @@ class GemmEngine(wiring.Component):
         m.d.comb += [
             is_done.eq(lasts.o.valid & (summed != 0) & (~lasts.o.payload | (written != 0))),
             lasts.o.ready.eq(is_done),
-            # Halted, it starts nothing more, whatever has not ended.
+            # A halted engine starts nothing more, even if instructions have not ended.
             self.idle.eq((under_way == 0) | self.halt),
         ]
         m.d.sync += [

@@ -1,4 +1,4 @@
-"""Gateware of an operand's way from the scratchpad to the array."""
+"""Gateware that reads operands from the scratchpad and quantises them for the array."""
 
 from amaranth.hdl import Cat, Module, Mux, Signal, signed
 from amaranth.lib import data, stream, wiring
@@ -15,8 +15,11 @@ from fpgapipe.hw.rtl.gemm.transposer import Transposer
 from fpgapipe.hw.rtl.lib.queue import WordFifo
 
 DEPTH = 16
-"""Words from the scratchpad that can wait, and most reads under way: more than the cycles from a
-read to the place that its word leaves, `READ_LATENCY` and 4, so that reads follow each other."""
+"""Number of words from the scratchpad that can wait, and of reads that can be under way.
+
+A word frees its place ``READ_LATENCY + 4`` cycles after its read. With at least as many places,
+reads follow each other without a pause.
+"""
 
 assert DEPTH >= READ_LATENCY + 4
 
@@ -31,7 +34,7 @@ TAG_LAYOUT = data.StructLayout(
         "last": 1,
     }
 )
-"""What is known of a word while its bytes are being read."""
+"""Layout of the data kept of a word while its bytes are being read."""
 
 
 def vector_layout(rows):
@@ -40,40 +43,44 @@ def vector_layout(rows):
 
 
 class OperandReader(wiring.Component):
-    """Vectors of operands, read from the scratchpad and quantised: ``OperandPattern.vectors``.
+    """Reads operands from the scratchpad and makes their vectors, ``OperandPattern.vectors``.
 
-    Words are read in the order of an operand's pattern; elements that do not count are zeros,
-    squares are transposed, the blocks of 32 are quantised, and `rows` elements of each leave.
+    Words are read in the order of an operand's pattern, with zeros for elements that are not read.
+    Squares are transposed, the blocks of 32 are quantised, and `rows` elements of each block leave.
 
-    Throughput a vector a cycle, of FP32 one in two, if nobody waits, also from one instruction to
-    the next; a transposed square takes as long as its 32 words, however few of its columns leave.
-    Full backpressure; ``o.ready`` reaches no other port except through registers.
+    If nothing waits, the throughput is one vector per cycle, or one per two cycles in FP32, also
+    from one instruction to the next. A transposed square takes as long as its 32 words, even if
+    fewer columns leave. There is full backpressure; ``o.ready`` reaches other ports only through
+    registers.
 
     Members
     -------
     i : In(stream.Signature(descriptor_layout()))
-        Operands of instructions. Parts of a block, ``subs`` and ``subs_last``, must be at most
-        ``32 / rows``, and a transposed operand must give whole squares.
+        Operands of instructions. The numbers of parts of a block, ``subs`` and ``subs_last``, must
+        be at most ``32 / rows``, and a transposed operand must consist of whole squares.
     read : Out(ReadPort(address_bits))
-        To the scratchpad. An element of four bytes takes two reads a word.
+        Read port of the scratchpad. A word of four-byte elements takes two reads.
     o : Out(stream.Signature(vector_layout(rows)))
+        Vectors, with the codes of their blocks.
     done : Out(1)
         A pulse in the cycle in which the last vector of an instruction leaves.
     halt : In(1)
-        While high no read begins, except one that waits already, and no empty word passes.
+        While this is high, no word goes on, and no read begins except one that already waits.
     error_valid, error_code, error_index : Out(1), Out(8), Out(32)
-        A pulse for each word that has elements and begins outside the scratchpad,
+        A pulse for each word that has elements to be read and begins outside the scratchpad, with
         `ErrorCode.SCRATCHPAD_RANGE`; zeros take its place.
 
     Attributes
     ----------
     latency_cycles : int
-        From a descriptor's arrival to its first vector, if that is of BF16 and not transposed.
+        Cycles from a descriptor's arrival to its first vector, if the operand is BF16 and not
+        transposed.
     """
 
     def __init__(self, spec: CoreSpec) -> None:
         self.spec = spec
-        # The generator, the request's register, the scratchpad, FIFO and transposer, quantiser.
+        # These are the generator, the register of requests, the scratchpad, the FIFO, the
+        # transposer, and the quantiser with its selection of a part.
         self.latency_cycles = AddressGenerator.latency_cycles + 1 + READ_LATENCY + 2 + 1
         self.latency_cycles += BlockQuantiser.latency_cycles + int(spec.rows < BLOCK)
         super().__init__(
@@ -105,7 +112,7 @@ class OperandReader(wiring.Component):
         return m
 
     def _request(self, m, requests, tags, words):
-        """Read words, those of four-byte elements in two halves, with a place for each."""
+        """Request words if there is a place for each, those of four-byte elements in two halves."""
         request = requests.payload
         reads = Signal()
         upper = Signal()  # the first half has been requested
@@ -134,7 +141,7 @@ class OperandReader(wiring.Component):
                 tags.payload[name].eq(request[name])
                 for name in ("fp32", "transposed", "emit", "sub", "last")
             ),
-            # A word that comes has its place.
+            # There is a place for each word that comes.
             words.i.payload.eq(self.read.data),
             words.i.valid.eq(self.read.data_valid),
         ]
@@ -158,10 +165,10 @@ class OperandReader(wiring.Component):
             m.d.sync += self.read.valid.eq(0)
 
     def _assemble(self, m, tags, words, out):
-        """Make 32 lanes of what has been read, zeros where elements do not count.
+        """Make 32 lanes of the words that were read, with zeros for elements that are not read.
 
-        The quantiser needs no more of an FP32 number than its upper half, which is a BF16 number,
-        and whether its lower half is zero: 17 bits a lane, of which BF16 leaves one zero.
+        Of an FP32 number, the quantiser needs only the upper half, which is a BF16 number, and
+        whether the lower half is zero. These are 17 bits per lane, one of which is zero for BF16.
         """
         tag = tags.payload
         size = BLOCK // 2
@@ -198,12 +205,12 @@ class OperandReader(wiring.Component):
         ]
 
     def _quantise(self, m, words):
-        """Quantise, and select the part that leaves."""
+        """Quantise blocks, and select the part of each that leaves."""
         rows = self.spec.rows
         m.submodules.quantiser = quantiser = BlockQuantiser()
 
-        # One enable, which comes from a register, moves all stages. A vector that comes out while
-        # another one waits goes to the skid buffer.
+        # One enable, which comes from a register, moves all stages. A vector that is not accepted
+        # at once goes to the skid buffer.
         layout = data.StructLayout({"vector": vector_layout(rows), "last": 1})
         result = Signal(layout)
         skid = Signal(layout, reset_less=True)

@@ -1,7 +1,7 @@
 """Gateware of the weight-stationary systolic array, :mod:`fpgapipe.hw.hls_models.spec.systolic`.
 
-The array is `rows` instances of one row, and that row is elaborated once: Amaranth itself would do
-so for every instance, which takes four times as long for 32 rows.
+The array consists of `rows` instances of one row, which is elaborated only once. Amaranth itself
+would elaborate every instance, which takes four times as long for 32 rows.
 """
 
 from amaranth.hdl import Cat, ClockSignal, Const, Instance, Module, Mux, Signal, signed
@@ -13,17 +13,20 @@ from fpgapipe.hw.rtl.lib.modules import instance_of, makes_modules
 
 
 class Skew(wiring.Component):
-    """Delay line that skews a vector into a wave: element `i` is late by `i` cycles of ``advance``.
+    """Delay line that skews a vector into a wave: element `i` is delayed by `i` cycles.
 
-    The elements that wait for the same number of cycles share a register: a simulator copies a few
-    words where one register an element would be hundreds of moves.
+    Only cycles with ``advance`` high count. Elements that have waited for the same number of cycles
+    share a register, so that a simulator copies a few words; with one register per element, it
+    would copy hundreds.
 
     Members
     -------
     advance : In(1)
         Clock enable.
     i : In(ArrayLayout(width, n))
+        Vector.
     o : Out(width).array(n)
+        Elements of the wave.
     """
 
     def __init__(self, width: int, n: int) -> None:
@@ -36,14 +39,14 @@ class Skew(wiring.Component):
         m = Module()
         width = self._width
         # Registers begin at multiples of 32 bits, so that a simulator need not shift to copy them.
-        # What they hold too much goes nowhere, and synthesis drops it.
+        # Their surplus bits are not used, and synthesis removes them.
         group = 32 // width if 32 % width == 0 else 1
         vector, first = self.i.as_value(), 0
         m.d.comb += self.o[0].eq(vector[:width])
         for index in range(1, self._n):
             keep = index - index % group
-            # No reset: what comes out before the first vector is not valid, and a delay line
-            # without reset fits the shift registers of an FPGA.
+            # A delay line without reset fits the shift registers of an FPGA. None is needed, since
+            # outputs before the first vector are not valid.
             delayed = Signal(width * (self._n - keep), name=f"delayed{index}", reset_less=True)
             with m.If(self.advance):
                 m.d.sync += delayed.eq(vector[width * (keep - first) :])
@@ -53,14 +56,16 @@ class Skew(wiring.Component):
 
 
 class Deskew(wiring.Component):
-    """Delay line that makes a wave a vector again: element `i` is late by ``n - 1 - i`` cycles.
+    """Delay line that makes a vector of a wave: element `i` is delayed by ``n - 1 - i`` cycles.
 
     Members
     -------
     advance : In(1)
         Clock enable.
     i : In(width).array(n)
+        Elements of the wave.
     o : Out(ArrayLayout(width, n))
+        Vector.
     """
 
     def __init__(self, width: int, n: int) -> None:
@@ -90,9 +95,9 @@ class Deskew(wiring.Component):
 
 
 def _deskew_rtlil(name, width, n):
-    """The module of a `Deskew` as text, equal to what Amaranth makes.
+    """RTLIL text of the module of a `Deskew`, equal to what Amaranth would make.
 
-    Its work grows with the bits of the registers, some ``width * n**2 / 2`` of them: it takes
+    The work of Amaranth grows with the bits of the registers, about ``width * n**2 / 2``, and takes
     seconds for 128 columns.
     """
     lines = [f"module \\{name}", "  wire input 0 \\clk", "  wire input 1 \\advance"]
@@ -130,27 +135,27 @@ class SystolicRow(wiring.Component):
     """One row of cells.
 
     In a cycle with ``advance`` high, a cell multiplies the activation from its left neighbour by
-    its weight, adds the product of the cycle before to the sum from above, and hands both on. This
-    is the three registers of a DSP block: operand, product, sum.
+    its weight, adds the product of the cycle before to the sum from above, and passes on the
+    activation and the sum. It uses the three registers of a DSP block: operand, product and sum.
 
-    The marks of ``load`` go down, one bit a column: a cell with a mark takes the row's weight into
-    its spare register. The mark ``swap`` goes right with the activations and makes the spare weight
-    the active one for all later activations.
+    The marks of ``load``, one bit per column, travel downwards: a cell with a mark takes the row's
+    weight into its spare register. The mark ``swap`` travels to the right with the activations and
+    makes the spare weight the active one for all later activations.
 
     Members
     -------
     advance : In(1)
         Clock enable.
     activation : In(signed(operand_bits))
-        From the left.
+        Activation from the left.
     swap : In(1)
-        From the left.
+        Mark ``swap`` from the left.
     weight : In(signed(operand_bits))
-        Weight for the cells that have a mark.
+        Weight for the cells that have a mark of ``load``.
     load_i, load_o : cols
-        The marks, from above and to below.
+        Marks of ``load``, from above and to below.
     sum_i, sum_o : array(cols) of signed(acc_bits)
-        From above and to below.
+        Sums, from above and to below.
     """
 
     def __init__(self, spec: SystolicSpec) -> None:
@@ -193,8 +198,8 @@ class SystolicRow(wiring.Component):
                     m.d.sync += weight.eq(spare)
                 m.d.sync += [
                     product.eq(activation * weight),
-                    # The spec's acc_bits hold the largest sum of a whole column: no carry is lost,
-                    # and the sum from above needs no more bits.
+                    # The spec's acc_bits hold the largest sum of a whole column. So no carry is
+                    # lost, and the sum from above needs no sign extension.
                     total.eq(self.sum_i[col].as_unsigned() + product),
                 ]
             m.d.comb += self.sum_o[col].eq(total)
@@ -209,38 +214,40 @@ class SystolicRow(wiring.Component):
 
 
 class SystolicCells(wiring.Component):
-    """The cells with what feeds them: an array whose sums cannot wait.
+    """The cells and the logic that feeds them: an array whose sums cannot wait.
 
     Everything moves in cycles with ``advance`` high and stands still in the others.
 
-    Weights are double-buffered. The tile's ``cols`` columns arrive one a beat, column 0 first,
-    while the tile before streams; the vector marked ``last`` ends its tile. No vector is taken
-    until the weights of its tile are complete, and tiles of at least ``cols`` vectors lose no cycle
-    between them.
+    Weights are double-buffered. The ``cols`` columns of a tile arrive one per beat, column 0 first,
+    while the tile before streams; the vector marked ``last`` ends its tile. No vector is accepted
+    until the weights of its tile are complete. No cycle is lost between tiles of at least ``cols``
+    vectors.
 
-    This works without waiting for the array to drain since both loads and swaps travel through it
-    as waves. A load of column c goes in no earlier than c cycles after the swap, a column a cycle,
-    and reaches row r after r cycles more. There the swap passed column c at the latest in the same
-    cycle, in which the cell hands over its spare weight while it takes the new one. All waves stop
-    together, so that this holds however long ``advance`` is low.
+    The array need not drain between tiles, because loads and swaps travel through it as waves. The
+    load of column c enters no earlier than c cycles after the swap, since columns enter one per
+    cycle, and it reaches row r after another r cycles. The swap has passed the cell of row r and
+    column c by then, or is there in the same cycle, in which the cell makes its spare weight the
+    active one while it takes the new one. All waves stop together, so this holds however long
+    ``advance`` is low.
 
     Members
     -------
     advance : In(1)
-        Clock enable; no stream is ready without it.
+        Clock enable; no stream is ready while it is low.
     i_weights : In(stream.Signature(ArrayLayout(signed(operand_bits), rows)))
         A column of weights.
     i_activations : In(stream.Signature(StructLayout({"data": ..., "last": 1})))
         A vector, ``ArrayLayout(signed(operand_bits), rows)``, and whether it is its tile's last.
     swap : Out(1)
-        The weights taken so far are those of all later vectors. A column or a vector that moves in
-        this cycle comes after that or before that, respectively.
+        The weights accepted before this cycle become those of all vectors after this cycle. A
+        column that moves in this cycle is for a later tile, and a vector that moves in it still has
+        the old weights.
     complete, active : Out(1)
-        All weights of the next tile are there; those of the tile that vectors belong to are.
+        Whether all weights of the next tile are there, and whether those of the present tile are.
     sums : Out(ArrayLayout(signed(acc_bits), cols))
-        The sums of the vector taken ``spec.latency_cycles`` cycles before.
+        Sums of the vector accepted ``spec.latency_cycles`` cycles before.
     valid : Out(1)
-        There was one.
+        Whether there was such a vector.
     """
 
     def __init__(self, spec: SystolicSpec) -> None:
@@ -282,7 +289,7 @@ class SystolicCells(wiring.Component):
         with m.Elif(swap):
             m.d.sync += complete.eq(0)
 
-        # A swap goes in with the last vector of a tile or, if the weights are late, after it.
+        # A swap enters with the last vector of a tile or, if the weights are late, after it.
         accept = Signal()
         last = Signal()
         m.d.comb += [
@@ -296,7 +303,7 @@ class SystolicCells(wiring.Component):
         with m.Elif(last):
             m.d.sync += active.eq(0)
 
-        # Row r meets everything r cycles after row 0.
+        # Activations, weights and marks reach row r by r cycles later than row 0.
         m.submodules.skew = skew = Skew(spec.operand_bits, spec.rows)
         m.submodules.skew_weights = skew_weights = Skew(spec.operand_bits, spec.rows)
         m.submodules.deskew = deskew = Deskew(spec.acc_bits, spec.cols)
@@ -339,9 +346,9 @@ class SystolicCells(wiring.Component):
 class SystolicArray(wiring.Component):
     """Gateware of :class:`~fpgapipe.hw.hls_models.spec.systolic.SystolicSpec`.
 
-    Latency ``spec.latency_cycles``, throughput one vector a cycle, full backpressure: while a
-    result waits at ``o``, neither input is taken, from the second cycle on. `SystolicCells` says
-    how tiles follow each other.
+    The latency is ``spec.latency_cycles``, and the throughput is one vector per cycle. There is
+    full backpressure: while a result waits at ``o``, neither input is accepted from the second
+    cycle on. `SystolicCells` explains how tiles follow each other.
 
     Members
     -------
@@ -350,7 +357,7 @@ class SystolicArray(wiring.Component):
     i_activations : In(stream.Signature(StructLayout({"data": ..., "last": 1})))
         A vector, ``ArrayLayout(signed(operand_bits), rows)``, and whether it is its tile's last.
     o : Out(stream.Signature(ArrayLayout(signed(acc_bits), cols)))
-        The sums of a vector.
+        Sums of a vector.
     """
 
     def __init__(self, spec: SystolicSpec) -> None:
@@ -371,9 +378,9 @@ class SystolicArray(wiring.Component):
         wiring.connect(m, wiring.flipped(self.i_weights), cells.i_weights)
         wiring.connect(m, wiring.flipped(self.i_activations), cells.i_activations)
 
-        # One enable moves everything, so that a result that waits stops the waves where they are.
-        # It is the state of a register: there is no path from o.ready to the cells, which follow a
-        # cycle late. The result that comes out in that cycle goes to the skid buffer.
+        # One enable moves everything, so that a result that waits stops all waves together. The
+        # enable comes from a register, so there is no path from o.ready to the cells. They stop one
+        # cycle late, and the result that comes out in that cycle goes to the skid buffer.
         skid = Signal(self.o.payload.shape(), reset_less=True)
         has_skid = Signal()
         m.d.comb += [

@@ -1,4 +1,4 @@
-"""Gateware of the loops of a VECTOR instruction, and of the numbers that they move."""
+"""Gateware of the loop nest of a VECTOR instruction, and of the numbers that it moves."""
 
 from functools import reduce
 from operator import or_
@@ -14,24 +14,24 @@ COUNT_BITS = 16
 
 
 class VectorNest(wiring.Component):
-    """Position in a nest of loops: which of them have just begun, are about to end, have stepped.
+    """Position in a loop nest: loops in their first or last iteration, and the one that stepped.
 
     Members
     -------
     advance : In(1)
         Clock enable of all commands.
     take : In(1)
-        A new instruction, with `counts`, begins at its first position; goes before `step`.
+        A new instruction, with `counts`, begins at its first position; `step` is then ignored.
     step : In(1)
         Go to the next position; there is none after the last.
     counts : In(16).array(6)
         Iterations less one, the innermost loop first.
     at_first, at_last : Out(6)
-        Loops that are in their first iteration, in their last one.
+        Loops that are in their first iteration, and loops that are in their last one.
     steps : Out(6)
-        The loop that steps to come to the next position, one bit; none at the last position.
+        Loop that steps to reach the next position, as one bit; none at the last position.
     jump : Out(6)
-        The loop that stepped to come to this position; none at the first position.
+        Loop that stepped to reach this position, as one bit; none at the first position.
     """
 
     def __init__(self):
@@ -51,7 +51,7 @@ class VectorNest(wiring.Component):
     def elaborate(self, platform):  # noqa: D102
         m = Module()
         loops = range(NUM_VECTOR_LOOPS)
-        # That a loop is in its last iteration is kept as a flag, which is faster than a compare.
+        # Flags say which loops are in their last iteration, since a comparison would be slower.
         count = [Signal(COUNT_BITS, name=f"count{k}", reset_less=True) for k in loops]
         once = [Signal(name=f"once{k}", reset_less=True) for k in loops]
         left = [Signal(COUNT_BITS, name=f"left{k}", reset_less=True) for k in loops]
@@ -85,12 +85,12 @@ class VectorNest(wiring.Component):
 
 
 def reduced_loops(inner, reduced):
-    """Bits of the loops that are reduced, from an instruction's fields.
+    """Find the reduced loops and those inside them, from an instruction's fields.
 
     Returns
     -------
     Value, Value
-        The loops inside the reduced ones; the reduced ones. A bit a loop each.
+        Loops inside the reduced ones, and reduced loops, with one bit per loop.
     """
     within = Cat(inner > k for k in range(NUM_VECTOR_LOOPS))
     outer = Cat(inner + reduced > k for k in range(NUM_VECTOR_LOOPS))
@@ -98,7 +98,7 @@ def reduced_loops(inner, reduced):
 
 
 def moving(m, name, base, jumps, nest, take):
-    """A number that the loops move, two cycles after the nest's position.
+    """Make a number that the loops move; it is there two cycles after the nest's position.
 
     Parameters
     ----------
@@ -106,13 +106,13 @@ def moving(m, name, base, jumps, nest, take):
     name : str
         Prefix of the names of signals.
     base : Value
-        The number at the first position.
+        Number at the first position.
     jumps : list of Value
-        Changes when each loop steps.
+        Change of the number when a loop steps, for each loop.
     nest : VectorNest
-        Its `advance` moves the number too.
+        Loop nest, whose `advance` moves the number too.
     take : Signal
-        Enables the registers that keep `base` and `jumps`.
+        Enable of the registers that keep `base` and `jumps`.
     """
     bits = len(base)
     kept_base = Signal(bits, name=f"{name}_base", reset_less=True)
@@ -120,7 +120,7 @@ def moving(m, name, base, jumps, nest, take):
     with m.If(take):
         m.d.sync += kept_base.eq(base)
         m.d.sync += [register.eq(jump) for register, jump in zip(kept, jumps, strict=True)]
-    # Chosen in one cycle, added in the next.
+    # The change is selected in one cycle and added in the next.
     is_first = Signal(name=f"{name}_is_first", reset_less=True)
     chosen = Signal(bits, name=f"{name}_chosen", reset_less=True)
     value = Signal(bits, name=name, reset_less=True)
@@ -135,9 +135,9 @@ def moving(m, name, base, jumps, nest, take):
 
 
 class Lanes:
-    """Which lanes of a vector are there: those from `first` to `end`, less one.
+    """Valid lanes of a vector: those in ``first..end - 1``.
 
-    Two cycles after the coordinate that says so.
+    A register that takes `first`, `end` or `mask` has them two cycles after the coordinate.
 
     Parameters
     ----------
@@ -149,12 +149,13 @@ class Lanes:
     u : Signal
         Coordinate of lane 0, a signed number of `U_BITS` bits.
     u_limit : Signal
+        Limit of the coordinates of valid lanes.
 
     Attributes
     ----------
     first, end : Value
-        0 to 16; of no use if `end` is not above `first`. Functions of registers, which are
-        valid a cycle after `u`.
+        Numbers in 0..16; no lane is valid unless `end` is above `first`. They are combinational
+        functions of registers that follow `u` by one cycle.
     """
 
     def __init__(self, m, name, advance, u, u_limit):
@@ -168,7 +169,7 @@ class Lanes:
         m.d.comb += [self.first.eq(_clamped(below)), self.end.eq(_clamped(above))]
 
     def mask(self):
-        """A bit a lane that is there."""
+        """Mask of the valid lanes, one bit per lane."""
         ones = Const((1 << LANES) - 1, LANES)
         return (ones << self.first)[:LANES] & ~(ones << self.end)[:LANES]
 
@@ -179,5 +180,5 @@ def is_within(y, y_limit):
 
 
 def _clamped(value):
-    """A signed value as one in ``0..LANES``."""
+    """Limit a signed value to ``0..LANES``."""
     return Mux(value < 0, 0, Mux(value > LANES, LANES, value.as_unsigned()))

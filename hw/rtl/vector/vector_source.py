@@ -1,4 +1,4 @@
-"""Gateware of a VECTOR instruction's way from the scratchpad to the lanes."""
+"""Gateware that reads the operands of VECTOR instructions from the scratchpad for the lanes."""
 
 from amaranth.hdl import Cat, Const, Module, Mux, Signal
 from amaranth.lib import data, stream, wiring
@@ -17,8 +17,11 @@ from fpgapipe.hw.rtl.vector.vector_lanes import beat_layout, coefficient_layout
 from fpgapipe.hw.rtl.vector.vector_nest import Lanes, VectorNest, is_within, moving, reduced_loops
 
 DEPTH = 16
-"""Words from the scratchpad that can wait, and most reads under way: more than the cycles from a
-read to the place that its word leaves, `READ_LATENCY` and 4, so that reads follow each other."""
+"""Number of words from the scratchpad that can wait, and of reads that can be under way.
+
+A word frees its place ``READ_LATENCY + 4`` cycles after its read. With at least as many places,
+reads follow each other without a pause.
+"""
 
 assert DEPTH >= READ_LATENCY + 4
 
@@ -31,11 +34,11 @@ _FLAGS = {
     "last": 1,
     "sum": (MAX_SUMS - 1).bit_length(),
 }
-"""What the lanes get to know of a vector besides its elements."""
+"""Widths of the data of a vector that the lanes get besides its elements, bits."""
 
 
 def tag_layout(spec):
-    """Layout of what is known of a vector, or of coefficients, while their bytes are being read.
+    """Layout of the data kept of a vector, or of a coefficient, while its bytes are being read.
 
     Parameters
     ----------
@@ -47,19 +50,19 @@ def tag_layout(spec):
             "number": 2,
             **{f"{name}_reads": 1 for name in SOURCES},
             **{f"{name}_mask": LANES for name in SOURCES},
-            **{f"{name}_half": 1 for name in SOURCES if spec.mx},  # the second one of a block
+            **{f"{name}_half": 1 for name in SOURCES if spec.mx},  # second half of a block
             **_FLAGS,
         }
     )
 
 
 def position_layout(address_bits):
-    """Layout of where a vector is read; the address of a vector without lanes means nothing."""
+    """Layout of where a vector is read; without a valid lane, the address has no meaning."""
     parts = {"address": address_bits, "mask": LANES, "used": 1, "outside": 1}
     return data.StructLayout(
         {
             **{f"{name}_{part}": bits for name in SOURCES for part, bits in parts.items()},
-            "renews": 1,  # coefficients come before it
+            "renews": 1,  # coefficients are read before it
             "is_last": 1,
             **_FLAGS,
         }
@@ -67,18 +70,19 @@ def position_layout(address_bits):
 
 
 class VectorPositions(wiring.Component):
-    """Where the vectors of X and Y are read, in the order of the loops.
+    """Computes where the vectors of X and Y are read, in the order of the loops.
 
-    A vector a cycle; latency `latency_cycles` from `take` to the first. ``o.ready`` reaches no
-    other port except through registers.
+    The throughput is one vector per cycle, and the latency from `take` to the first one is
+    `latency_cycles`. ``o.ready`` reaches other ports only through registers.
 
     Members
     -------
     take : In(1)
-        Pulse: a new instruction; not before the last position of the one before has left.
+        A pulse for a new instruction, after the last position of the one before has left.
     body : In(layout_of(VECTOR))
         The instruction, while `take` is high.
     o : Out(stream.Signature(position_layout(address_bits)))
+        Positions.
     """
 
     latency_cycles = 5
@@ -97,14 +101,14 @@ class VectorPositions(wiring.Component):
     def elaborate(self, platform):  # noqa: D102
         m = Module()
         body, take = self.body, self.take
-        # One enable, which comes from a register, moves all stages. A position that comes out while
-        # another one waits goes to the skid buffer.
+        # One enable, which comes from a register, moves all stages. A position that is not accepted
+        # at once goes to the skid buffer.
         layout = position_layout(self.spec.scratchpad.address_bits)
         position = Signal(layout, reset_less=True)
         skid = Signal(layout, reset_less=True)
         has_skid = Signal()
         advance = Signal()
-        valid = Signal(self.latency_cycles)  # of all stages, the last is `position`
+        valid = Signal(self.latency_cycles)  # one bit per stage; the last stage is `position`
         m.d.comb += [
             advance.eq(~has_skid),
             self.o.valid.eq(has_skid | valid[-1]),
@@ -117,10 +121,10 @@ class VectorPositions(wiring.Component):
         with m.Elif(self.o.ready):
             m.d.sync += has_skid.eq(0)
 
-        # Stage 0: where in the loops the vector is. All else follows from how that came about.
+        # Stage 0 is the position in the loops. The loops that stepped to reach it move all numbers.
         m.submodules.nest = nest = VectorNest()
         is_last = Signal()
-        # A take may come while a position waits: only that of an instruction without vectors left.
+        # A take moves the nest even if a position waits; it is then the last of its instruction.
         m.d.comb += [
             nest.advance.eq(advance | take),
             nest.take.eq(take),
@@ -143,7 +147,7 @@ class VectorPositions(wiring.Component):
         return m
 
     def _flags(self, m, nest, advance, is_last):
-        """Flags of stage 3, by name."""
+        """Make the flags of a position; return those of stage 3, by name."""
         body, take = self.body, self.take
         inner = Signal(6, name="inner_loops", reset_less=True)
         reduced = Signal(6, name="reduced_loops", reset_less=True)
@@ -179,7 +183,7 @@ class VectorPositions(wiring.Component):
         return now
 
     def _numbers(self, m, nest, advance, position):
-        """Addresses, coordinates and the counter: known at stage 2, compared at stage 3."""
+        """Make address, coordinates and counter by stage 2, and compare with limits in stage 3."""
         body, take = self.body, self.take
         bits = self.spec.scratchpad.address_bits
         counter = moving(
@@ -232,33 +236,34 @@ class VectorPositions(wiring.Component):
 
 
 class VectorReader(wiring.Component):
-    """Beats for the lanes and their coefficients, read from the scratchpad.
+    """Reads vectors and coefficients from the scratchpad, and makes beats for the lanes.
 
-    Coefficients are read before the first vector and before each at which the outermost loop
-    steps, at the port of X. Throughput a beat a cycle, of vectors and coefficients alike. Full
-    backpressure.
+    Coefficients are read at the port of X, before the first vector and before each vector at which
+    the outermost loop steps. The throughput is one beat per cycle, for vectors and coefficients
+    alike, with full backpressure.
 
     Members
     -------
     take : In(1)
-        Pulse: a new instruction; not before the last beat of the one before has left.
+        A pulse for a new instruction, after the last beat of the one before has left.
     index : In(32)
     body : In(layout_of(VECTOR))
         The instruction's number and fields, while `take` is high.
     read_x, read_y : Out(ReadPort(address_bits))
-        To the scratchpad.
+        Read ports of the scratchpad.
     k_write : Out(coefficient_layout(spec.vector))
-        Coefficients; without waiting.
+        Beats of coefficients, which are always accepted.
     uses : In(2)
-        Banks of coefficients that beats on their way need: nothing is written there.
+        Banks of coefficients that beats in the lanes need: nothing is written there.
     o : Out(stream.Signature(beat_layout(lanes)))
+        Beats for the lanes.
     halt : In(1)
-        While high no read begins, except those that wait already, and no vector without any.
+        While this is high, no vector goes on, and no read begins except those that already wait at
+        a port.
     error_valid, error_code, error_index : Out(1), Out(8), Out(32)
-        A pulse: a vector with lanes that are there, or of coefficients, begins outside the
-        scratchpad, `ErrorCode.SCRATCHPAD_RANGE`; or a source or the target has a format that this
-        engine has not, or blocks are broadcast, `ErrorCode.BAD_FIELD`. Nothing is read any more
-        until reset.
+        A pulse for an error, after which nothing is read until reset. SCRATCHPAD_RANGE: a vector
+        with a valid lane, or a coefficient, begins outside the scratchpad. BAD_FIELD: this engine
+        does not have the format of a source or of the target, or blocks are broadcast.
     fed : Out(1)
         Event: the last beat of a vector leaves.
     wait_x, wait_y : Out(1)
@@ -266,7 +271,7 @@ class VectorReader(wiring.Component):
     """
 
     latency_cycles = VectorPositions.latency_cycles + 1 + READ_LATENCY + 2 + 1
-    """From `take` to the first beat, without coefficients."""
+    """Cycles from `take` to the first beat, without coefficients."""
 
     def __init__(self, spec: CoreSpec) -> None:
         assert spec.vector is not None
@@ -305,18 +310,18 @@ class VectorReader(wiring.Component):
         return m
 
     def _request(self, m, positions, tags, words):
-        """Read coefficients and vectors, with a place for each word."""
+        """Request the words of coefficients and vectors, if there is a place for each word."""
         body, position = self.body, positions.payload
         bits = self.spec.scratchpad.address_bits
         failed = Signal()
         go = Signal()
-        goes_on = Signal()  # with the next position
+        goes_on = Signal()  # the position is done and the next one follows
         is_coefficient = Signal()
-        k_number = Signal(3, reset_less=True)  # of vectors
+        k_number = Signal(3, reset_less=True)  # number of coefficients
         k_done = Signal(3, reset_less=True)
         k_pitch = Signal(32, reset_less=True)
         k_step = Signal(32, reset_less=True)
-        k_first = Signal(32, reset_less=True)  # after the next step of the outermost loop
+        k_first = Signal(32, reset_less=True)  # `k0` after the next step of the outermost loop
         k_address = Signal(32, reset_less=True)
         m.d.comb += [
             is_coefficient.eq(position.renews & (k_done != k_number)),
@@ -360,7 +365,7 @@ class VectorReader(wiring.Component):
             m.d.comb += [
                 issue.eq(go & reads),
                 port.address.eq(address),
-                # A word that comes has its place.
+                # There is a place for each word that comes.
                 word.i.payload.eq(port.data),
                 word.i.valid.eq(port.data_valid),
                 tag[f"{name}_reads"].eq(reads),
@@ -396,7 +401,7 @@ class VectorReader(wiring.Component):
             ]
 
     def _is_refused(self):
-        """Whether this engine cannot read or write what the instruction says."""
+        """Whether this engine lacks a format of the instruction, or blocks are broadcast."""
 
         def is_wrong(part, broadcast):
             if not self._vector.mx:
@@ -411,7 +416,7 @@ class VectorReader(wiring.Component):
         )
 
     def _assemble(self, m, tags, words):
-        """Make beats of what has been read: FP32, zeros where there is no lane."""
+        """Make beats of the words that were read, in FP32, with zeros in invalid lanes."""
         spec = self._vector
         tag = tags.payload
         beats = LANES // spec.lanes
@@ -432,7 +437,7 @@ class VectorReader(wiring.Component):
             self.o.valid.eq(has_held),
             leaves.eq(has_held & self.o.ready),
             loads.eq(tags.valid & ~tag.is_coefficient & ~lacks.any() & (~has_held | leaves)),
-            # Of the beats before only the last may still be here, and that needs the other bank.
+            # Only the last of the beats before may still be here, and it needs the other bank.
             writes.eq(tags.valid & tag.is_coefficient & ~lacks[0] & ~in_use),
             goes.eq((loads | writes) & is_last_beat),
             tags.ready.eq(goes),
@@ -479,14 +484,14 @@ class VectorReader(wiring.Component):
                 ]
 
     def _blocks(self, m, name, field, word, part, there, loads):
-        """Elements of blocks, in two steps: the second is behind the register of the beat.
+        """Dequantise blocks in two steps, the second of which follows the register of the beat.
 
         Returns
         -------
         Value
-            Lanes whose elements are there and no blocks'.
+            Valid lanes, or none if the source has blocks.
         list of Value
-            Numbers of blocks, and otherwise zeros.
+            Numbers of the block's elements, or zeros if the source has no blocks.
         """
         lanes = self._vector.lanes
         is_block = Signal(name=f"{name}_is_block", reset_less=True)
@@ -511,7 +516,7 @@ class VectorReader(wiring.Component):
         return there & ~is_block.replicate(lanes), numbers
 
     def _elements(self, m, name, field, word, beat):
-        """Elements of a beat, those that are not there included."""
+        """Elements of a beat, including those of invalid lanes."""
         lanes = self._vector.lanes
         fp32 = Signal(name=f"{name}_fp32", reset_less=True)
         broadcast = Signal(name=f"{name}_broadcast", reset_less=True)
@@ -534,5 +539,5 @@ class VectorReader(wiring.Component):
 
 
 def _part(word, beat, bits):
-    """A beat's part of a word."""
+    """Select a beat's part of a word."""
     return word.word_select(beat, bits) if len(word) > bits else word

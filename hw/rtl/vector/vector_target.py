@@ -1,4 +1,4 @@
-"""Gateware of a VECTOR instruction's way from the lanes to the scratchpad."""
+"""Gateware that writes the results of VECTOR instructions from the lanes to the scratchpad."""
 
 from amaranth.hdl import Cat, Const, Module, Mux, Signal
 from amaranth.lib import data, stream, wiring
@@ -22,8 +22,8 @@ _BLOCK_BITS = 8 * BLOCK_BYTES
 def place_layout(address_bits):
     """Layout of where a vector of results goes.
 
-    `mask` counts granules of two bytes; of half a block, lanes. Bit 0 of the address says which
-    half that is.
+    `mask` has one bit per granule of two bytes, or one per lane if the vector is half of a block.
+    Bit 0 of the address then says which half it is.
     """
     return data.StructLayout(
         {"address": address_bits, "mask": GRANULES, "outside": 1, "is_last": 1}
@@ -31,17 +31,19 @@ def place_layout(address_bits):
 
 
 class VectorPlaces(wiring.Component):
-    """Where results go, in the order of the loops that are not reduced.
+    """Computes where results go, in the order of the loops that are not reduced.
 
-    A place a cycle; latency `latency_cycles` from `take` to the first.
+    The throughput is one place per cycle, and the latency from `take` to the first one is
+    `latency_cycles`.
 
     Members
     -------
     take : In(1)
-        Pulse: a new instruction; not before the last place of the one before has left.
+        A pulse for a new instruction, after the last place of the one before has left.
     body : In(layout_of(VECTOR))
         The instruction, while `take` is high.
     o : Out(stream.Signature(place_layout(address_bits)))
+        Places.
     """
 
     latency_cycles = 6
@@ -63,7 +65,7 @@ class VectorPlaces(wiring.Component):
         body, take = self.body, self.take
         bits = self.spec.scratchpad.address_bits
         place = Signal(place_layout(bits), reset_less=True)
-        valid = Signal(self.latency_cycles)  # of all stages, the last is `place`
+        valid = Signal(self.latency_cycles)  # one bit per stage; the last stage is `place`
         advance = Signal()
         m.submodules.nest = nest = VectorNest()
         ends = Signal()
@@ -98,7 +100,7 @@ class VectorPlaces(wiring.Component):
             if self._vector.mx:
                 m.d.sync += is_block.eq(target["format"] == Format.MXINT8)
 
-        # Stage 3: how far lane 0 is from either limit. Stage 4: granules that are written.
+        # Stage 3 has the distances of lane 0 from both limits, stage 4 the granules to be written.
         lanes = Lanes(m, "lanes", advance, u, u_limit)
         address3, address4 = (
             Signal.like(address, name=f"address{stage}", reset_less=True) for stage in (3, 4)
@@ -111,7 +113,7 @@ class VectorPlaces(wiring.Component):
         ones = Const((1 << GRANULES) - 1, GRANULES)
         first, last = low << 1, (high << 1) - 1
         if self._vector.mx:
-            # A block is written as a whole, whichever half has lanes.
+            # A block is written as a whole, even if only one half has valid lanes.
             end = Mux(address4[0], BLOCK_BYTES - 2, BLOCK_BYTES - 1)
             first, last = Mux(is_block, 0, first), Mux(is_block, end, last)
         m.d.comb += [start.eq(address4 + first), stop.eq(address4 + last)]
@@ -125,7 +127,7 @@ class VectorPlaces(wiring.Component):
                 high.eq(Mux(fp32, lanes.end << 1, lanes.end)),
                 place.address.eq(address4),
                 place.mask.eq((ones << low)[:GRANULES] & ~(ones << high)[:GRANULES]),
-                # The bytes between are inside if both ends are: there are fewer than in a bank.
+                # The bytes between are inside if both ends are: a vector is shorter than a bank.
                 place.outside.eq((low < high) & (start[bits:].any() | stop[bits:].any())),
                 place.is_last.eq(is_last[-1]),
             ]
@@ -133,31 +135,32 @@ class VectorPlaces(wiring.Component):
 
 
 class VectorWriter(wiring.Component):
-    """Results of the lanes, gathered to vectors, rounded or quantised if asked for, and written.
+    """Gathers the lanes' results to vectors, rounds or quantises them if needed, and writes them.
 
-    Latency `latency_cycles` from a vector's last beat to its write, and that of `HalfQuantiser`
-    more if two vectors make a block of MXINT8; throughput a beat a cycle. Full backpressure;
-    ``write.ready`` reaches no other port except through registers.
+    The latency from a vector's last beat to its write is `latency_cycles`; if two vectors make a
+    block of MXINT8, the latency of `HalfQuantiser` is added. The throughput is one beat per cycle.
+    There is full backpressure; ``write.ready`` reaches other ports only through registers.
 
     Members
     -------
     take : In(1)
-        Pulse: a new instruction; not before the one before is done.
+        A pulse for a new instruction, after the one before is done.
     index : In(32)
     body : In(layout_of(VECTOR))
         The instruction's number and fields, while `take` is high.
     i : In(stream.Signature(ArrayLayout(32, lanes)))
         Results as FP32, in the order of the loops that are not reduced.
     write : Out(WritePort(address_bits))
-        To the scratchpad.
+        Write port of the scratchpad.
     halt : In(1)
-        While high, nothing moves to the port; the two writes that may be there still happen.
+        While this is high, nothing moves to the port; up to two writes that are there already still
+        happen.
     done : Out(1)
-        A pulse in the cycle after the instruction's last write was accepted. Lanes that are not
-        there count as written.
+        A pulse in the cycle after the instruction's last write was accepted. Invalid lanes count as
+        written.
     error_valid, error_code, error_index : Out(1), Out(8), Out(32)
-        A pulse: an element lies outside the scratchpad, `ErrorCode.SCRATCHPAD_RANGE`. Its vector is
-        not written, nor is any later one, and nothing is done any more until reset.
+        A pulse for an element that lies outside the scratchpad, with `ErrorCode.SCRATCHPAD_RANGE`.
+        Neither its vector nor any later one is written, and nothing is done any more until reset.
     """
 
     latency_cycles = 2
@@ -197,7 +200,8 @@ class VectorWriter(wiring.Component):
         moves = Signal()  # results go on
         m.d.comb += moves.eq(~has_skid & ~self.halt & ~failed)
 
-        # A beat in both formats. The last of a vector goes on once it is known where to.
+        # A beat waits here, exact or rounded. The last one of a vector goes on once its place is
+        # known.
         beats = LANES // lanes
         beat = Signal(range(beats))
         has_beat, goes, completes = Signal(), Signal(), Signal()
@@ -226,7 +230,8 @@ class VectorWriter(wiring.Component):
             m.d.sync += has_beat.eq(0)
         short = Cat(rounded)
         if beats > 1:
-            # Earlier beats; BF16 in the lower half, so that a vector's first element is at bit 0.
+            # Earlier beats are gathered, those of BF16 in the lower half, so that a vector's first
+            # element ends at bit 0.
             gathered = Signal(_DATA_BITS - 32 * lanes, reset_less=True)
             with m.If(goes):
                 m.d.sync += beat.eq(Mux(completes, 0, beat + 1))
@@ -245,20 +250,21 @@ class VectorWriter(wiring.Component):
         return m
 
     def _quantise(self, m, place, vector, enters, moves):
-        """Make blocks of vectors, if asked for.
+        """Make blocks of pairs of vectors if the target's format is MXINT8; pass others unchanged.
 
         Parameters
         ----------
         place, vector : Value
             Place of a vector, and its elements.
         enters : Value
-            Whether there is one, which can go on since `moves` is high.
+            Whether there is a vector that goes on; only while `moves` is high.
         moves : Value
+            Whether results may go on.
 
         Returns
         -------
         place, vector, leaves : Value
-            The same of what is to be written.
+            Place and data of a vector or block to be written, and whether there is one.
         """
         m.submodules.quantiser = quantiser = HalfQuantiser()
         is_block = Signal(reset_less=True)
@@ -269,9 +275,9 @@ class VectorWriter(wiring.Component):
         lacks_second = Signal()
         enters_half = Signal()
         enters_second = Signal()
-        valid = Signal(quantiser.latency_cycles)  # of second halves, stage by stage
-        # A first half waits for its second: these two are next to each other in the pipeline. So
-        # does all that is before them, which costs nothing since more is to come.
+        valid = Signal(quantiser.latency_cycles)  # second halves, one bit per stage
+        # A first half waits in the pipeline until its second half follows directly. All that is
+        # ahead of it waits too, which costs nothing, since more is to come.
         m.d.comb += [
             enters_half.eq(enters & is_block),
             enters_second.eq(enters_half & place.address[0]),
