@@ -99,8 +99,8 @@ class FunctionUnit(wiring.Component):
         constant = Signal(model.CONSTANT_BITS)
         m.d.comb += [
             whole.eq(Mux(distance[8], 127 - exponent - fraction[22], distance)),
-            # The product is shifted right by these places. All distances that shift out every bit
-            # are the same. If they are negative, the result is a special one.
+            # The product is shifted right by these places. Distances from 64 on count as 63, which
+            # shifts out every bit. If the distance is negative, the result is a special one.
             places.eq(model.SATURATED_EXPONENT - 1 - exponent - (marks.small | marks.large)),
             constant.eq(
                 Mux(marks.logarithm, model.LN_2, Mux(marks.small, model.ONE, model.LOG2_E))

@@ -218,8 +218,8 @@ class ElementDequantiser(wiring.Component):
             skip[0].eq(~middle[6]),
         ]
         fraction = Mux(skip[0], Cat(Const(0, 1), middle[0:5]), middle[0:6])
-        # An element is in steps of 2**-6, so the code is the exponent of a one in place 6. The other
-        # bits of 128 are zeros, so `skip` is 7; with `is_largest` as its sign bit it becomes -1.
+        # An element is in steps of 2**-6, so the code is the exponent of a one in place 6. As the
+        # lower bits of 128 are zeros, `skip` is 7; with `is_largest` as its sign bit, it is -1.
         exponent = Signal(signed(10))
         m.d.comb += exponent.eq(self.code - Cat(skip, is_largest).as_signed())
         is_zero = (middle[5:7] == 0) & ~is_largest

@@ -64,7 +64,7 @@ class Threefry(wiring.Component):
                 keys[3] = last
             schedule.append(keys)
 
-        # The counter includes the first key, which would be added to it.
+        # The first word of the key has already been added to the counter.
         counter = Signal(64, reset_less=True)
         draws = Signal(RANDOM_CYCLES)
         with m.If(self.start):

@@ -23,7 +23,7 @@ class Fault(IntEnum):
 
 
 FETCHED = data.StructLayout({"data": WORD_BITS, "fault": Fault})
-"""A word of the program, or the reason why there is none."""
+"""Layout of a word of the program, or of the reason why it is missing."""
 
 RESPONSE = data.StructLayout({"data": WORD_BITS, "error": 1})
 

@@ -277,9 +277,9 @@ class Sequencer(wiring.Component):
     load_idle, store_idle, vector_idle : In(1)
     gemm_idle : In(num_engines)
     send_idle, receive_idle : In(num_links)
-        High while no memory transaction or write is under way and none will follow without another
-        instruction; while `halt` is high, while none is under way and none will follow at all. It
-        is low at the latest four cycles after an instruction has moved.
+        High while no memory transaction or write is under way, and none will begin without another
+        instruction. While `halt` is high, none will begin at all. It is low at the latest four
+        cycles after an instruction has moved.
     load_failures, store_failures, vector_failures : In(Failure).array(units)
     gemm_failures : In(Failure).array(num_engines, gemm_units)
     send_failures, receive_failures : In(Failure).array(num_links, units)

@@ -110,8 +110,8 @@ class LoopNestCounter(wiring.Component):
         move = Signal(MOVE_LAYOUT, reset_less=True)
         next_move = Signal(MOVE_LAYOUT)
 
-        # One of these is high for the command that takes effect. Loops that begin anew then have
-        # `begin` iterations left.
+        # These signals say which command takes effect. Loops that begin anew then have `begin`
+        # iterations left.
         wraps, restarts, restores, steps, new = (
             Signal(name=name) for name in ("wraps", "restarts", "restores", "steps", "new")
         )

@@ -105,7 +105,7 @@ class VectorLane(wiring.Component):
         for unit in (first_adder, multiplier, second_multiplier, second_adder):
             m.d.comb += unit.advance.eq(self.advance)
 
-        # This is the first sum.
+        # These are the operands of the first sum.
         addend = _chosen(
             config.addend,
             Const(_NEGATIVE, 32),
@@ -193,7 +193,7 @@ class VectorLane(wiring.Component):
         initial = _chosen(config.initial, nothing, self.initial, config.constants[4])
         previous = register(Mux(self.first, initial, self.previous.value), "previous21")
         m.submodules.adder = adder = Fp32Adder()
-        maximum = Signal()  # enable of the comparison, which rests in sums as the adder in maxima
+        maximum = Signal()  # enable of the comparison; only sums use the adder
         m.d.comb += [
             adder.advance.eq(self.advance & ~config.takes_maximum),
             adder.a.eq(previous),
@@ -281,7 +281,7 @@ def _signed(value, negate):
 
 
 def _ordered(value):
-    """Signed whole number for an FP32 number; whole numbers have the order of the values."""
+    """Convert an FP32 number to a signed whole number; these have the order of the FP32 values."""
     return Cat(value[0:31] ^ value[31].replicate(31), value[31]).as_signed()
 
 

@@ -70,11 +70,12 @@ def coefficient_layout(spec: VectorSpec):
 
 
 class FunctionLanes(wiring.Component):
-    """Applies a function to results: `lanes` come and leave together, in parts for the units.
+    """Applies a function to the results of all lanes, in parts of `function_lanes` results.
 
-    A part has `function_lanes` results. The latency is `function_cycles`, and the throughput is one
-    word every `cycles_per_result` cycles, with full backpressure. With function 0, results pass
-    unchanged in the same cycle, and only then ``o.ready`` reaches ``i.ready``.
+    The results of all lanes come and leave together. The latency is `function_cycles`, and the
+    throughput is one result of all lanes every `cycles_per_result` cycles, with full backpressure.
+    With function 0, results pass unchanged in the same cycle, and only then ``o.ready`` reaches
+    ``i.ready``.
 
     Members
     -------

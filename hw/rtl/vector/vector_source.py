@@ -121,7 +121,7 @@ class VectorPositions(wiring.Component):
         with m.Elif(self.o.ready):
             m.d.sync += has_skid.eq(0)
 
-        # Stage 0 is the position in the loops. The loops that stepped to reach it move all numbers.
+        # Stage 0 is the position in the loops. The loop that stepped to reach it moves all numbers.
         m.submodules.nest = nest = VectorNest()
         is_last = Signal()
         # A take moves the nest even if a position waits; it is then the last of its instruction.
@@ -321,7 +321,7 @@ class VectorReader(wiring.Component):
         k_done = Signal(3, reset_less=True)
         k_pitch = Signal(32, reset_less=True)
         k_step = Signal(32, reset_less=True)
-        k_first = Signal(32, reset_less=True)  # `k0` after the next step of the outermost loop
+        k_first = Signal(32, reset_less=True)  # address after the next step of the outermost loop
         k_address = Signal(32, reset_less=True)
         m.d.comb += [
             is_coefficient.eq(position.renews & (k_done != k_number)),

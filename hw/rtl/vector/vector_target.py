@@ -231,7 +231,7 @@ class VectorWriter(wiring.Component):
         short = Cat(rounded)
         if beats > 1:
             # Earlier beats are gathered, those of BF16 in the lower half, so that a vector's first
-            # element ends at bit 0.
+            # element gets to bit 0.
             gathered = Signal(_DATA_BITS - 32 * lanes, reset_less=True)
             with m.If(goes):
                 m.d.sync += beat.eq(Mux(completes, 0, beat + 1))
