@@ -29,11 +29,10 @@ from fpgapipe.hw.hls_models.isa.instructions import WORD_BYTES, Opcode
 from fpgapipe.hw.hls_models.model.link_dma import words_of_packet
 from fpgapipe.hw.hls_models.model.sequencer import SequencerSpec
 from fpgapipe.hw.hls_models.spec.link import TRAILER_BYTES, Channel
-from fpgapipe.lowering.program.device_program import UPDATE
 from fpgapipe.lowering.program.lanes import is_concurrent
 from fpgapipe.lowering.program.pipeline import link_after
 from fpgapipe.lowering.schedule.schedule import TaskKind
-from fpgapipe.lowering.units.step_options import scalar_bits
+from fpgapipe.lowering.units.step_options import UPDATE, scalar_bits
 from fpgapipe.partition.pricing.cycle_account import accounts
 from fpgapipe.partition.pricing.prediction import PipelineTiming
 from fpgapipe.stopwatch import phase

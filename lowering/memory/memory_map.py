@@ -174,11 +174,14 @@ class MemoryMap:
     def parameters(
         self, memory: NDArray[np.uint8], suffix: str = ""
     ) -> dict[str, NDArray[np.float32]]:
-        """Read all parameters or, with a suffix, their companions, such as ``.gradient``."""
+        """Read all parameters or, with a suffix, their companions, such as ``.gradient``.
+
+        Companions that are not kept are left out.
+        """
         return {
             name: stored.from_memory(self.read(memory, name + suffix))
             for name, stored in self.stored.items()
-            if not suffix or stored.trainable
+            if not suffix or (stored.trainable and name + suffix in self.places)
         }
 
     def of_microbatch(self, name: str, index: int) -> str:

@@ -35,6 +35,9 @@ class ConvSpec:
         Number of equal parts of the batch that share no block in the weight gradient, whose sums
         are then added up one part after the other. More than one are possible for kernels of one
         tap without stride and padding, if the positions of a part fit in a block.
+    cout_in_memory : int, optional
+        Number of output channels in memory, of which a weight gradient computes `cout`; as many as
+        these if it is left out.
 
     Raises
     ------
@@ -52,6 +55,7 @@ class ConvSpec:
     batch: int = 1
     dilation: tuple[int, int] = (1, 1)
     segments: int = 1
+    cout_in_memory: int | None = None
 
     def __post_init__(self) -> None:
         for name in ("cin", "cout", "h", "w", "batch"):
@@ -60,6 +64,10 @@ class ConvSpec:
         for name in ("kernel", "stride", "dilation"):
             if min(getattr(self, name)) < 1:
                 raise ValueError(f"conv {name} must be at least 1, not {getattr(self, name)}")
+        if self.cout_in_memory is not None and self.cout_in_memory < self.cout:
+            raise ValueError(
+                f"conv cout_in_memory must be at least cout={self.cout}, not {self.cout_in_memory}"
+            )
         if min(self.pad) < 0:
             raise ValueError(f"conv pad must be at least 0, not {self.pad}")
         if self.segments > 1 and not self._has_segments:

@@ -45,7 +45,8 @@ class WeightGradient(Product[Range, Group]):
         self.formats = formats
         self.own_window = own_window
         self.packed = is_packed(conv)
-        self.gradient = Image("dy", conv.oh, conv.ow, conv.cout, formats.y)
+        channels = conv.cout_in_memory or conv.cout
+        self.gradient = Image("dy", conv.oh, conv.ow, channels, formats.y)
         begins = self.packed or core.cols != BLOCK
         self.source = Image("x", conv.h, conv.w, conv.cin, formats.x, begins)
         self.taps = (

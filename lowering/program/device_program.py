@@ -23,9 +23,6 @@ if TYPE_CHECKING:
     from fpgapipe.lowering.schedule.schedule import Task
 
 
-UPDATE = "update"
-"""Layer of the update's kernels."""
-
 SUM = "gradient sum"
 """Layer of the kernels that add up the gradients of several devices."""
 

@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING
 from fpgapipe.errors import UserError
 from fpgapipe.garbage import rare_collections
 from fpgapipe.hw.hls_models.cycles.core_cycles import MemorySpec
-from fpgapipe.hw.hls_models.isa.instructions import WORD_BYTES
 from fpgapipe.hw.hls_models.numerics.element_format import FP32
 from fpgapipe.hw.hls_models.spec.core_spec import CoreSpec
 from fpgapipe.lowering.kernels import loss
@@ -17,13 +16,13 @@ from fpgapipe.lowering.memory.memory_map import CORRECT, LABELS, LOSS, Stored
 from fpgapipe.lowering.memory.placed import Placed, page
 from fpgapipe.lowering.memory.sharing import Category, KernelUse, Shareable
 from fpgapipe.lowering.program.all_reduce import Member
+from fpgapipe.lowering.program.arenas import Arenas
 from fpgapipe.lowering.program.assemble import assemble
 from fpgapipe.lowering.program.boundary import Part, Stage
-from fpgapipe.lowering.program.device_program import SUM, UPDATE, KernelOrigin
+from fpgapipe.lowering.program.device_program import SUM, KernelOrigin
 from fpgapipe.lowering.program.gradient_sum import GradientSum
 from fpgapipe.lowering.program.lanes import EngineLane, balance_lanes, lanes_of, product_cycles
 from fpgapipe.lowering.program.step_program import StepProgram
-from fpgapipe.lowering.program.update import update_kernels
 from fpgapipe.lowering.schedule.schedule import Task, TaskKind
 from fpgapipe.lowering.schedule.tasks import single_device, slots_of
 from fpgapipe.lowering.tiling.kernel import Kernel, Region, Tensor
@@ -32,14 +31,12 @@ from fpgapipe.lowering.units.microbatch import LoweredKernel, MicroBatch
 from fpgapipe.lowering.units.network_units import check_network, layouts_of, units_of
 from fpgapipe.lowering.units.step_options import (
     GRADIENTS,
-    MOMENTUM,
-    PARAMETERS,
-    SECOND_MOMENT,
-    SUFFIXES,
+    UPDATE,
     Scalar,
     StepOptions,
 )
 from fpgapipe.lowering.units.unit import naming
+from fpgapipe.lowering.units.update import update_kernels
 from fpgapipe.network import operators as ops
 
 if TYPE_CHECKING:
@@ -49,19 +46,6 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from fpgapipe.network.graph import Graph, Layer, Parameter
-
-
-CATEGORIES = {
-    PARAMETERS: Category.WEIGHTS,
-    GRADIENTS: Category.WEIGHT_GRADIENTS,
-    MOMENTUM: Category.OPTIMISER,
-    SECOND_MOMENT: Category.OPTIMISER,
-}
-"""Category of each tensor that holds values of all trainable parameters."""
-
-
-def _ceil_word(size_bytes: int) -> int:
-    return -(-size_bytes // WORD_BYTES) * WORD_BYTES
 
 
 class StepBuilder:
@@ -154,6 +138,8 @@ class StepBuilder:
         self._repeated: set[str] = set()  # tensors of which each micro-batch has its own
         self._parts: set[str] = set()  # tensors of summands of gradients
         self._gathered: set[str] = set()  # tensors of all micro-batches
+        self._unkept: set[str] = set()  # parameters whose gradients are not kept
+        self._views: dict[str, tuple[str, int]] = {}  # parts of tensors, and their first bytes
 
     # ------------------------------------------------------------------ lane of the present task
 
@@ -199,6 +185,24 @@ class StepBuilder:
     def add_late(self, name: str, layer: str, batch: MicroBatch, add: Callable[[], None]) -> None:
         """See `Builder`."""
         self._late[name] = layer, batch, add
+
+    @property
+    def keeps_gradients(self) -> bool:
+        """See `Builder`."""
+        return self.options.clips or self._member.num_devices > 1
+
+    def view(self, whole: Tensor, first: int, shape: tuple[int, ...]) -> Tensor:
+        """See `Builder`."""
+        name = f"{whole.name}[{first}:]"
+        self._views[name] = whole.name, first * whole.element_bytes
+        return Tensor(name, shape, whole.format)
+
+    def gradient_buffer(self, parameter: Tensor, number: int, shape: tuple[int, ...]) -> Tensor:
+        """See `Builder`."""
+        self._unkept.add(parameter.name)
+        whole = Tensor(f"{parameter.name}.gradient{number}", shape)
+        self._parts.add(self.tensors.setdefault(whole.name, whole).name)
+        return whole
 
     def add_copy(
         self,
@@ -420,14 +424,14 @@ class StepBuilder:
 
     def _update(self) -> None:
         """Add the optimiser's update, if there are trainable parameters."""
-        if not self._learned:
+        if not any(each.trainable for each in self.stored.values()):
             return
         if self.options.clips and self._part.stage.num_stages > 1:
             raise NotImplementedError(
                 "gradients are clipped by the norm of all, which no device of several has; "
                 "train without clipping, or on one device"
             )
-        elements = self._arena_elements()
+        elements = self._arenas.elements(GRADIENTS)
         if self._member.num_devices > 1:
             self._sum_over_devices(elements)
         kernels = update_kernels(self.options, elements, self.region, self.declare)
@@ -459,12 +463,8 @@ class StepBuilder:
         return {numbers: loss.class_numbers_content(classes)} | self._fixed
 
     @property
-    def _learned(self) -> list[Stored]:
-        return [each for each in self.stored.values() if each.trainable]
-
-    def _arena_elements(self) -> int:
-        """Number of elements of all trainable parameters, each of which begins at a whole word."""
-        return sum(_ceil_word(each.tensor.size_bytes) for each in self._learned) // 4
+    def _arenas(self) -> Arenas:
+        return Arenas(self.stored.values(), self.options, self._unkept)
 
     def _demand(self) -> Demand:
         """What the program needs of its memory, but for the words of its kernels."""
@@ -472,9 +472,7 @@ class StepBuilder:
         for each in self.stored.values():
             if not each.trainable:
                 own[each.tensor.name] = Own(each.tensor.size_bytes, Category.WEIGHTS)
-        inside = 4 * self._arena_elements()
-        for arena in self._arenas:
-            own[arena] = Own(inside, CATEGORIES[arena])
+        own |= self._arenas.own()
         of_slot = {
             name: Shareable(self.tensors[name].size_bytes, number, batch.slot)
             for batch in self._batches.values()
@@ -496,25 +494,15 @@ class StepBuilder:
         ]
         return Demand(own, shareable, uses, self._tasks, self._steps, self.options.apart)
 
-    @property
-    def _arenas(self) -> list[str]:
-        """Tensors that hold values of all trainable parameters."""
-        if not self.options.train:
-            return [PARAMETERS]
-        adam = self.options.optimiser == "adam"
-        return [arena for arena in SUFFIXES if adam or arena != SECOND_MOMENT]
-
     def _placed(self) -> StepProgram:
         """Give all tensors and the program their places in memory."""
         demand = self._demand()
         layout = lay_out(demand)
         places = dict(layout.places)
-        for arena in self._arenas:
-            at = places[arena].begin
-            for each in self._learned:
-                size = each.tensor.size_bytes
-                places[each.tensor.name + SUFFIXES[arena]] = Placed(at, at + size)
-                at += _ceil_word(size)
+        places |= self._arenas.places(places)
+        for view, (whole, first) in self._views.items():
+            if whole in places:
+                places[view] = Placed(places[whole].begin + first, places[whole].end)
         if self._sum is not None:
             places |= self._sum.places(places[GRADIENTS].begin)
         kernels = [each.kernel for each in self.lowered]

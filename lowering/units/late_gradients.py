@@ -6,6 +6,11 @@ the weight has, and a kernel reads them and adds them to the sum of the micro-ba
 late gradient gathers the inputs and the gradients of the outputs of all micro-batches, which are
 much smaller, and has one product at last. Each micro-batch keeps a block of its own, so the blocks
 and the order of their additions, and with them all bits of the sum, are the same.
+
+A large gradient is not kept: it is computed in slices of output channels, and each slice updates
+its weights while the next one is computed. The update of a weight depends on its own gradient
+alone, so no bit differs. A step keeps the gradients if it clips them by the norm of all, or if
+several devices add them up.
 """
 
 from __future__ import annotations
@@ -24,6 +29,12 @@ if TYPE_CHECKING:
 
 ACCUMULATED = 3
 """Transfers of a gradient that adding it to a sum takes: two are read, one is written."""
+
+SLICED_BYTES = 1 << 22
+"""Bytes of a gradient from which on it is computed in slices of output channels."""
+
+SLICES = 16
+"""Slices of such a gradient. Two buffers hold slices: one is computed while the other is used."""
 
 LEAST_BYTES = 600 * 64
 """Bytes that each micro-batch must save: two kernels more begin and end, and one less."""
@@ -74,8 +85,29 @@ def add_late_gradient(
         gathered.append(whole)
     together = replace(conv, batch=count * conv.batch, segments=count)
     dw = Tensor(f"{weight.name}.gradient", weight.shape)
+    size = -(-conv.cout // (MX_BLOCK * SLICES)) * MX_BLOCK
+
+    def sliced() -> None:
+        for number, first in enumerate(range(0, conv.cout, size)):
+            count = min(size, conv.cout - first)
+            own = weight.elements // conv.cout  # elements of an output channel
+            largest = step.gradient_buffer(weight, number % 2, (size, own))
+            part = replace(largest, shape=(count, own))
+            dy_part = step.view(gathered[1], first, (gathered[1].shape[0], count))
+            spec = replace(together, cout=count, cout_in_memory=conv.cout)
+            step.add(
+                product_kernel(
+                    f"{name}.weight", spec, "weight", (gathered[0], dy_part, part),
+                    step.product_core, step.memory, step.product_region,
+                ),
+                is_weight=True,
+            )  # fmt: skip
+            step.update(weight, first * own, part)
 
     def product() -> None:
+        if weight.size_bytes >= SLICED_BYTES and size < conv.cout and not step.keeps_gradients:
+            sliced()
+            return
         step.add(
             product_kernel(
                 f"{name}.weight", together, "weight", (gathered[0], gathered[1], dw),

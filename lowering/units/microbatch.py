@@ -13,6 +13,14 @@ from fpgapipe.lowering.kernels.cast import cast
 from fpgapipe.lowering.kernels.layout import transpose
 from fpgapipe.lowering.tiling.kernel import Kernel, Region, Tensor
 from fpgapipe.lowering.units.layouts import PLAIN, Layout, host_layout, with_channels_last
+from fpgapipe.lowering.units.step_options import (
+    MOMENTUM,
+    PARAMETERS,
+    SECOND_MOMENT,
+    SUFFIXES,
+    UPDATE,
+)
+from fpgapipe.lowering.units.update import update_kernel
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -102,6 +110,16 @@ class Builder(Protocol):
         constants: Mapping[Tensor, NDArray[np.float32]],
     ) -> None:
         """Let a kernel make a copy at the beginning of the present task, unless it is there."""
+
+    @property
+    def keeps_gradients(self) -> bool:
+        """Whether the gradients of all parameters must be there before any is updated."""
+
+    def view(self, whole: Tensor, first: int, shape: tuple[int, ...]) -> Tensor:
+        """Name the part of a tensor, or of a parameter's values, from an element on."""
+
+    def gradient_buffer(self, parameter: Tensor, number: int, shape: tuple[int, ...]) -> Tensor:
+        """Declare a buffer for a part of a gradient, which is then not kept."""
 
     def add_late(self, name: str, layer: str, batch: MicroBatch, add: Callable[[], None]) -> None:
         """Let `add` add the kernels of a layer to a micro-batch after all backward passes."""
@@ -329,6 +347,37 @@ class MicroBatch:
         """Declare the tensor that holds such a tensor of every micro-batch, one after the other."""
         return self._builder.for_all(name, part)
 
+    @property
+    def keeps_gradients(self) -> bool:
+        """Whether the gradients of all parameters must be there before any is updated."""
+        return self._builder.keeps_gradients
+
+    def view(self, whole: Tensor, first: int, shape: tuple[int, ...]) -> Tensor:
+        """Name the part of a tensor, or of a parameter's values, from an element on.
+
+        Parameters
+        ----------
+        whole : Tensor
+        first : int
+            First element, at the beginning of a word.
+        shape : tuple of int
+            Shape of the part.
+        """
+        return self._builder.view(whole, first, shape)
+
+    def gradient_buffer(self, parameter: Tensor, number: int, shape: tuple[int, ...]) -> Tensor:
+        """Declare a buffer for a part of a parameter's gradient, which is then not kept.
+
+        Parameters
+        ----------
+        parameter : Tensor
+        number : int
+            Number of the buffer; what is in it is overwritten by the next part.
+        shape : tuple of int
+            Shape of the buffer.
+        """
+        return self._builder.gradient_buffer(parameter, number, shape)
+
     def add_copy(
         self, kernel: Kernel, copy: Tensor, constants: Mapping[Tensor, NDArray[np.float32]]
     ) -> None:
@@ -352,6 +401,17 @@ class MicroBatch:
         `add` is called for the last micro-batch.
         """
         self._builder.add_late(name, self.layer, self, add)
+
+    def update(self, weight: Tensor, first: int, gradient: Tensor) -> None:
+        """Add the kernel that updates a part of a weight, from an element on."""
+        count = (gradient.elements,)
+        flat = replace(gradient, shape=count)
+        weights, momentum, second = (
+            self.view(Tensor(f"{weight.name}{SUFFIXES[arena]}", weight.shape), first, count)
+            for arena in (PARAMETERS, MOMENTUM, SECOND_MOMENT)
+        )
+        kernel = update_kernel(self.options, (weights, flat, momentum, second), self.region)
+        self.lowered.append(LoweredKernel(kernel, is_weight=True, layer=UPDATE))
 
     def gradient_of(self, parameter: Tensor) -> Tensor | None:
         """Return the tensor to which the next added kernel must write the gradient of a parameter.

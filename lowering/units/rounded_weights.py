@@ -44,6 +44,9 @@ two."""
 MOST_VECTORS = 2 * MX_BLOCK
 """Number of vectors from which on the array does not wait for FP32 weights."""
 
+MOST_COPY_BYTES = 1 << 27
+"""Bytes of the largest copy: a larger one takes more memory than its share of the time is worth."""
+
 OVERHEAD_CYCLES = 600
 """Cycles that a further kernel takes besides its work."""
 
@@ -79,6 +82,8 @@ def product_of_weight(
     if not (step.options.rounded_weights and may_pay) or along % MX_BLOCK:
         return plain
     copy = Tensor(f"{weight.name}.{which}", weight.shape, BF16)
+    if copy.size_bytes > MOST_COPY_BYTES:
+        return plain
     try:
         less = _product(step, name, conv, which, (x, copy, y))
         making = _rounding(step, which, weight, copy)

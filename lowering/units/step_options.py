@@ -21,6 +21,9 @@ The second moments are Adam's.
 SUFFIXES = {PARAMETERS: "", GRADIENTS: ".gradient", MOMENTUM: ".momentum", SECOND_MOMENT: ".square"}
 """Suffix that a parameter's name has in each of these tensors."""
 
+UPDATE = "update"
+"""Layer of the update's kernels."""
+
 NORM = "gradient norm"
 """Tensor of the norm of the gradients, 16 copies of it, if a step clips gradients."""
 

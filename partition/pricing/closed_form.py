@@ -8,9 +8,9 @@ import numpy as np
 
 from fpgapipe.hw.hls_models.isa.instructions import Opcode
 from fpgapipe.hw.hls_models.spec import device
-from fpgapipe.lowering.program.device_program import UPDATE
 from fpgapipe.lowering.schedule.schedule import TaskKind
 from fpgapipe.lowering.units.network_units import units_of
+from fpgapipe.lowering.units.step_options import UPDATE
 from fpgapipe.partition.cost.cost import CoreConfig, layer_costs
 from fpgapipe.partition.search.problem import schedule_model
 from fpgapipe.partition.timeline.timeline import StageTimes

@@ -8,12 +8,11 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from fpgapipe.hw.hls_models.cycles.core_cycles import MemorySpec, predict
-from fpgapipe.lowering.program.device_program import UPDATE
 from fpgapipe.lowering.program.step import build_step
 from fpgapipe.lowering.schedule.schedule import TaskKind
 from fpgapipe.lowering.schedule.tasks import single_device
 from fpgapipe.lowering.units.network_units import units_of
-from fpgapipe.lowering.units.step_options import StepOptions
+from fpgapipe.lowering.units.step_options import UPDATE, StepOptions
 from fpgapipe.network.graph_json import to_json
 from fpgapipe.partition.cost.cost import PassCost
 from fpgapipe.partition.pricing.plan_cores import core_spec
@@ -132,8 +131,9 @@ class LayerPrices:
             if cost is estimates[-1]:
                 forward += cycles.get((LOSS, TaskKind.F), 0.0)
             forward, backward = forward / engines, backward / engines
-            # A gradient that is computed for all micro-batches at last takes as long for each.
-            late = cycles.get((cost.name, TaskKind.U), 0.0) / self.num_microbatches
+            # A gradient that is computed for all micro-batches at last takes about as long for any
+            # number of them: most of its time goes into writing it, and into the update of weights.
+            late = cycles.get((cost.name, TaskKind.U), 0.0)
             share = 1.0 if not cost.backward_s else cost.input_gradient.seconds / cost.backward_s
             if cost.backward_s and cost.weight_bytes and not cost.input_gradient.seconds:
                 share = 0.0
@@ -143,10 +143,8 @@ class LayerPrices:
                     cost,
                     forward=_priced(cost.forward, forward, clk_hz),
                     input_gradient=_priced(cost.input_gradient, share * backward, clk_hz),
-                    weight_gradient=_priced(
-                        cost.weight_gradient, (1 - share) * backward + late, clk_hz
-                    ),
-                    update=_priced(cost.update, part, clk_hz),
+                    weight_gradient=_priced(cost.weight_gradient, (1 - share) * backward, clk_hz),
+                    update=_priced(cost.update, part + late, clk_hz),
                 )
             )
         return found

@@ -14,6 +14,7 @@ from fpgapipe.lowering.products.conv import ConvSpec
 from fpgapipe.lowering.program.step import build_step
 from fpgapipe.lowering.schedule.schedule import Task, TaskKind
 from fpgapipe.lowering.tiling.kernel import Region, Tensor
+from fpgapipe.lowering.units import late_gradients
 from fpgapipe.lowering.units.late_gradients import is_late
 from fpgapipe.lowering.units.step_options import StepOptions, scalar_bits
 from fpgapipe.network.initial_values import initial_parameters, random_batch
@@ -137,11 +138,13 @@ def test_a_gathered_tensor_has_a_place():
 
 @pytest.mark.sim
 @pytest.mark.slow
-def test_gateware_matches_model_while_the_memory_pauses():
+@pytest.mark.parametrize("sliced_bytes", [late_gradients.SLICED_BYTES, 4096])
+def test_gateware_matches_model_while_the_memory_pauses(monkeypatch, sliced_bytes):
     from fpgapipe.hw.hls_models.model.registers import RegisterMap
     from fpgapipe.sim_tb.native.core_device import build_device, run_program
     from fpgapipe.sim_tb.native.native import NativeDevice
 
+    monkeypatch.setattr(late_gradients, "SLICED_BYTES", sliced_bytes)
     graph = perceptron(3)
     tasks = [*(Task(kind, 0, index) for kind, index in ORDERS["weights later"]), Task(U, 0, -1)]
     program = build_step(graph, SMALL_CORE, tasks=tasks)

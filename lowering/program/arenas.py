@@ -1,0 +1,86 @@
+"""Arenas: tensors that hold some value of all trainable parameters, one after the other.
+
+One kernel can thus update all parameters. A parameter whose gradient is not kept
+(`lowering.units.late_gradients`) lies behind the others, so that the arena of the gradients ends
+before it.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from fpgapipe.hw.hls_models.isa.instructions import WORD_BYTES
+from fpgapipe.lowering.memory.layout import Own
+from fpgapipe.lowering.memory.placed import Placed
+from fpgapipe.lowering.memory.sharing import Category
+from fpgapipe.lowering.units.step_options import (
+    GRADIENTS,
+    MOMENTUM,
+    PARAMETERS,
+    SECOND_MOMENT,
+    SUFFIXES,
+)
+
+if TYPE_CHECKING:
+    from collections.abc import Collection, Iterable, Mapping
+
+    from fpgapipe.lowering.memory.memory_map import Stored
+    from fpgapipe.lowering.units.step_options import StepOptions
+
+CATEGORIES = {
+    PARAMETERS: Category.WEIGHTS,
+    GRADIENTS: Category.WEIGHT_GRADIENTS,
+    MOMENTUM: Category.OPTIMISER,
+    SECOND_MOMENT: Category.OPTIMISER,
+}
+"""Category of each arena."""
+
+
+class Arenas:
+    """The arenas of a program.
+
+    Parameters
+    ----------
+    parameters : iterable of Stored
+        All parameters; those that are not trained are left out.
+    options : StepOptions
+    without_gradient : collection of str
+        Names of the parameters whose gradients are not kept.
+    """
+
+    def __init__(
+        self, parameters: Iterable[Stored], options: StepOptions, without_gradient: Collection[str]
+    ) -> None:
+        learned = [each.tensor for each in parameters if each.trainable]
+        whole = [each for each in learned if each.name not in without_gradient]
+        ordered = whole + [each for each in learned if each.name in without_gradient]
+        self._of = {name: whole if name == GRADIENTS else ordered for name in self._names(options)}
+
+    @staticmethod
+    def _names(options: StepOptions) -> list[str]:
+        if not options.train:
+            return [PARAMETERS]
+        adam = options.optimiser == "adam"
+        return [arena for arena in SUFFIXES if adam or arena != SECOND_MOMENT]
+
+    def elements(self, arena: str) -> int:
+        """Number of elements of an arena, in which each parameter begins at a whole word."""
+        return sum(_ceil_word(each.size_bytes) for each in self._of[arena]) // 4
+
+    def own(self) -> dict[str, Own]:
+        """What each arena needs of the memory."""
+        return {name: Own(4 * self.elements(name), CATEGORIES[name]) for name in self._of}
+
+    def places(self, places: Mapping[str, Placed]) -> dict[str, Placed]:
+        """Places of each parameter's values, from those of the arenas."""
+        found = {}
+        for name, inside in self._of.items():
+            at = places[name].begin
+            for each in inside:
+                found[each.name + SUFFIXES[name]] = Placed(at, at + each.size_bytes)
+                at += _ceil_word(each.size_bytes)
+        return found
+
+
+def _ceil_word(size_bytes: int) -> int:
+    return -(-size_bytes // WORD_BYTES) * WORD_BYTES
