@@ -8,15 +8,16 @@ anew.
 from __future__ import annotations
 
 import hashlib
-from dataclasses import fields
+from dataclasses import fields, replace
 from typing import TYPE_CHECKING, Any
 
 from pydantic import TypeAdapter
 
 from fpgapipe.errors import UserError
+from fpgapipe.hw.hls_models.spec.core_spec import NoRoom
 from fpgapipe.lowering.schedule.schedule import ScheduleError
 from fpgapipe.network.graph_json import to_json
-from fpgapipe.partition.cost.cores import CoreConfig
+from fpgapipe.partition.cost.cores import CoreConfig, core_fits
 from fpgapipe.partition.cost.cost import CostModel, LayerCost
 from fpgapipe.partition.explore.explorer import (
     Exploration,
@@ -169,9 +170,17 @@ def _distinct(tried: tuple[Candidate, ...], request: Request, looks: int) -> Ite
 
 
 def priced_choice(
-    graph: Graph, cores: Mapping[DeviceSpec, CoreConfig], *, train: bool, accumulates: bool
+    graph: Graph,
+    cores: Mapping[DeviceSpec, CoreConfig],
+    *,
+    train: bool,
+    accumulates: bool,
+    scratchpad_bytes: int | None = None,
 ) -> Choice | None:
     """Costs of all layers by the programs of some cores; None if these cannot be made soon.
+
+    Where a layer has no tiling that fits a core's scratchpad, one twice as large takes its place,
+    as long as it fits the device.
 
     Parameters
     ----------
@@ -180,6 +189,8 @@ def priced_choice(
     cores : mapping of DeviceSpec to CoreConfig
     train, accumulates : bool
         As for `LayerPrices`.
+    scratchpad_bytes : int, optional
+        Upper limit of a core's scratchpad.
     """
     model = CostModel(graph)
     prices = LayerPrices(graph, train, accumulates)
@@ -190,7 +201,14 @@ def priced_choice(
             seconds = prices.num_microbatches * sum(each.total_s for each in estimates)
             if seconds * core.clk_hz > MOST_CYCLES:
                 return None
-            choice[device] = core, prices.costs(estimates, device, core)
+            while device not in choice:
+                try:
+                    choice[device] = core, prices.costs(estimates, device, core)
+                except NoRoom:
+                    core = replace(core, scratchpad_bytes=2 * core.scratchpad_bytes)
+                    over = scratchpad_bytes is not None and core.scratchpad_bytes > scratchpad_bytes
+                    if over or core_fits(device, core):
+                        raise
     except (UserError, NotImplementedError):
         return None
     return choice
@@ -200,7 +218,13 @@ def _cut_again(
     request: Request, count: int, cores: dict[DeviceSpec, CoreConfig]
 ) -> Iterator[Candidate]:
     graph = request.load(request.batch // count)
-    choice = priced_choice(graph, cores, train=request.train, accumulates=count > 1)
+    choice = priced_choice(
+        graph,
+        cores,
+        train=request.train,
+        accumulates=count > 1,
+        scratchpad_bytes=request.scratchpad_bytes,
+    )
     if choice is None:
         return
     for kind in request.schedules:

@@ -6,14 +6,16 @@ import pytest
 from build_cases import plan_of
 from run_cases import small_network
 
+from fpgapipe.boards.library import load_board
 from fpgapipe.hw.hls_models.numerics.element_format import FP32
 from fpgapipe.lowering.units.step_options import StepOptions
+from fpgapipe.partition.cost.cores import core_of
 from fpgapipe.partition.explore.explorer import Request, explore
 from fpgapipe.partition.explore.planned import as_plan
 from fpgapipe.partition.pricing import machine
 from fpgapipe.partition.pricing.layer_prices import LayerPrices
 from fpgapipe.partition.pricing.machine import lower_plan, price_plan
-from fpgapipe.partition.pricing.machine_search import explore_on_machine
+from fpgapipe.partition.pricing.machine_search import explore_on_machine, priced_choice
 from fpgapipe.partition.pricing.plan_cores import memory_specs, wire_timings
 from fpgapipe.partition.pricing.prediction import PipelineTiming
 
@@ -109,3 +111,18 @@ def test_prices_of_the_machine_make_no_worse_cuts(kind):
     assert times[1] <= 1.01 * times[0]
     rel = 0.15 if kind == "zb-h1" else 0.4  # two engines share more than the simulation knows
     assert found.best.minibatch_s == pytest.approx(times[1], rel=rel)
+
+
+def test_a_scratchpad_without_room_is_doubled():
+    device = load_board("u280").device_spec()
+    graph = small_network(2)
+    small = replace(core_of(device, 4, 4), scratchpad_bytes=1 << 12)
+    found = priced_choice(graph, {device: small}, train=True, accumulates=False)
+    assert found is not None
+    core, _ = found[device]
+    assert core.scratchpad_bytes > small.scratchpad_bytes
+    assert replace(core, scratchpad_bytes=1 << 12) == small
+    limit = core.scratchpad_bytes // 2
+    assert not priced_choice(
+        graph, {device: small}, train=True, accumulates=False, scratchpad_bytes=limit
+    )
