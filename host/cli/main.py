@@ -27,6 +27,7 @@ from fpgapipe.host.cli.commands.compare import compare
 from fpgapipe.host.cli.commands.doctor import doctor
 from fpgapipe.host.cli.commands.inspect import inspect
 from fpgapipe.host.cli.commands.new import new
+from fpgapipe.host.cli.commands.oracle import oracle
 from fpgapipe.host.cli.commands.plan import plan
 from fpgapipe.host.cli.commands.report import report
 from fpgapipe.host.cli.commands.run import run
@@ -78,6 +79,7 @@ for command in (
     doctor,
     inspect,
     new,
+    oracle,
     plan,
     report,
     run,

@@ -1,0 +1,1 @@
+"""The oracle: time, memory and limits of parallel strategies over numbers of devices."""

@@ -1,0 +1,95 @@
+"""The platform of the oracle's formulas: links by number of devices, element size, samples."""
+
+from __future__ import annotations
+
+from itertools import pairwise
+from pathlib import Path
+
+import yaml
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+
+from fpgapipe.errors import FileError
+from fpgapipe.files import read_bytes
+from fpgapipe.json_faults import faults_of
+
+MAX_BYTES = 1 << 20
+"""Largest platform file that is read, bytes."""
+
+
+class _Part(BaseModel):
+    model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
+
+
+class PlatformLink(_Part):
+    """The links among some number of devices.
+
+    Attributes
+    ----------
+    up_to : int or None
+        Most devices that these links join; None for any number.
+    bytes_per_s : float
+        Rate of a link, bytes/s.
+    latency_s : float
+        Start-up of a message, s.
+    """
+
+    up_to: int | None = Field(default=None, ge=1)
+    bytes_per_s: float = Field(gt=0)
+    latency_s: float = Field(ge=0)
+
+
+class Platform(_Part):
+    """What the formulas know of the machine and of the data.
+
+    Attributes
+    ----------
+    bytes_per_element : float
+        Bytes of an element of activations, weights and gradients.
+    samples : int
+        Samples of an epoch.
+    links : tuple of PlatformLink
+        Links by the number of devices that communicate, the fewest devices first.
+    shared_uplink : bool
+        Whether all devices of a node share its link to other nodes: of data+filter, as many flows
+        as a node has devices, there and back, then divide the rate between nodes.
+    """
+
+    bytes_per_element: float = Field(gt=0)
+    samples: int = Field(ge=1)
+    links: tuple[PlatformLink, ...] = Field(min_length=1)
+    shared_uplink: bool = True
+
+    @model_validator(mode="after")
+    def _check(self) -> Platform:
+        limits = [each.up_to for each in self.links]
+        if any(limit is None for limit in limits[:-1]):
+            raise ValueError("links: only the last may have no up_to")
+        known = [limit for limit in limits if limit is not None]
+        if any(one >= other for one, other in pairwise(known)):
+            raise ValueError("links: up_to must rise from link to link")
+        return self
+
+    def link(self, num_devices: int) -> PlatformLink:
+        """The links among a number of devices; more than the last has are joined by the last."""
+        for each in self.links:
+            if each.up_to is None or num_devices <= each.up_to:
+                return each
+        return self.links[-1]
+
+    @classmethod
+    def read(cls, path: Path) -> Platform:
+        """Read a platform from a YAML file.
+
+        Raises
+        ------
+        FileError
+            If the file is no valid platform. The message lists every fault.
+        """
+        try:
+            value = yaml.safe_load(read_bytes(path, MAX_BYTES))
+        except (yaml.YAMLError, UnicodeDecodeError) as error:
+            raise FileError(path, [f"no YAML: {' '.join(str(error).split())}"]) from None
+        try:
+            return cls.model_validate(value)
+        except ValidationError as error:
+            raise FileError(path, faults_of(error)) from None

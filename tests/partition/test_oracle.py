@@ -1,0 +1,171 @@
+"""The oracle: ParaDL's figures to every printed digit, and its command."""
+
+import json
+import runpy
+from pathlib import Path
+
+import pytest
+
+from fpgapipe.errors import FileError, UserError
+from fpgapipe.partition.oracle.paradl import (
+    LayerRow,
+    Question,
+    data,
+    data_filter,
+    filters,
+    pipeline,
+)
+from fpgapipe.partition.oracle.platform import Platform
+
+BENCH = Path(__file__).parents[2] / "bench/bench_oracle_paradl.py"
+"""Has the paper's layers and figures."""
+
+PLATFORM = Platform.model_validate(
+    {
+        "bytes_per_element": 4,
+        "samples": 1000,
+        "links": [
+            {"up_to": 4, "bytes_per_s": 1e9, "latency_s": 1e-6},
+            {"bytes_per_s": 1e8, "latency_s": 1e-5},
+        ],
+    }
+)
+
+
+@pytest.fixture(scope="module")
+def paper():
+    return runpy.run_path(str(BENCH))
+
+
+def test_the_papers_figures(paper):
+    found = paper["figures"]()
+    assert found["memory_bytes"] == paper["MEMORY_BYTES"]
+    assert len(found["figures"]) == len(paper["PRINTED"]) == 12
+    assert all(each["agrees"] for each in found["figures"])
+
+
+def test_the_papers_layers(paper):
+    rows = paper["resnet50"]()
+    assert sum(each.input_elements for each in rows) == 14_971_596
+    assert sum(each.output_elements for each in rows) == 14_819_368
+    assert sum(each.weight_elements for each in rows) == 22_734_016
+
+
+def rows():
+    return [LayerRow(f"l{n}", 10, 20, 40, 1e-3 * (n + 1), 2e-3 * (n + 1)) for n in range(4)]
+
+
+def test_formulas_by_hand():
+    question = Question(rows(), PLATFORM, batch=10)
+    found = data(question, 2)
+    assert found.compute_s == pytest.approx(500 * 0.03)
+    assert found.communication_s == pytest.approx(2 * 50 * (1e-6 + 160 / 2 * 4 / 1e9))
+    assert found.memory_bytes == 8 * (10 * 120 + 160)
+    found = filters(question, 4)
+    assert found.compute_s == pytest.approx(1000 * 0.03 / 4)
+    assert found.communication_s == pytest.approx(3 * 100 * 3 * 3 * (1e-6 + 10 * 20 / 4 * 4 / 1e9))
+    found = pipeline(question, 2)  # the last layer takes as long as the second and third
+    assert found.compute_s == pytest.approx(1000 * 5 / 4 * (6e-3 + 12e-3))
+    assert found.communication_s == pytest.approx(
+        2 * 1000 * 4 / 10 * (1e-6 + 10 / 4 * 20 * 4 / 1e9)
+    )
+    assert found.max_devices == 4
+    found = data_filter(question, 8)
+    assert found.compute_s == pytest.approx(1000 * 0.03 / 8)
+    assert found.memory_bytes == 8 * (10 * 120 + 160 / 4)
+
+
+def test_one_device_moves_nothing():
+    question = Question(rows(), PLATFORM, batch=10)
+    for ask in (data, filters):
+        assert ask(question, 1).communication_s == 0
+        assert ask(question, 1).limiter == "number of devices"
+
+
+def test_what_a_strategy_cannot_use():
+    question = Question(rows(), PLATFORM, batch=10)
+    with pytest.raises(UserError, match="pipeline has at most 4 devices"):
+        pipeline(question, 5)
+    with pytest.raises(UserError, match="multiple of 4 devices, at least 8, not 6"):
+        data_filter(question, 6)
+
+
+@pytest.fixture
+def files(tmp_path):
+    profile, platform = tmp_path / "p.csv", tmp_path / "p.yaml"
+    profile.write_text(
+        "layer,forward_s,backward_input_s,backward_weight_s,output_bytes,weight_bytes\n"
+        "a,1e-3,1e-3,1e-3,400,4000\nb,2e-3,1e-3,1e-3,200,0\nc,1e-3,1e-3,1e-3,40,800\n"
+    )
+    platform.write_text(
+        "bytes_per_element: 4\nsamples: 6400\n"
+        "links:\n  - {up_to: 4, bytes_per_s: 1.0e+9, latency_s: 1.0e-6}\n"
+        "  - {bytes_per_s: 1.0e+8, latency_s: 1.0e-5}\n"
+    )
+    return profile, platform
+
+
+def test_command(cli, files):
+    profile, platform = files
+    options = ("--profile", profile, "--platform", platform, "--model", "paradl")
+    code, out, _ = cli("oracle", *options, "--batch-per-device", 32, "--devices", "2,8", "--json")
+    assert code == 0
+    value = json.loads(out)
+    first = value["strategies"][0]
+    assert first.keys() == {
+        "name",
+        "devices",
+        "compute_s",
+        "communication_s",
+        "memory_bytes",
+        "max_devices",
+        "limiter",
+    }
+    assert (first["name"], first["devices"]) == ("data", 2)
+    assert first["compute_s"] == pytest.approx(6400 / 2 * 10e-3)
+    assert first["communication_s"] == pytest.approx(2 * 100 * (1e-6 + 1200 / 2 * 4 / 1e9))
+    assert {each["name"] for each in value["strategies"]} == {
+        "data", "pipeline", "filter", "channel", "data+filter"
+    }  # fmt: skip
+    assert any("spatial" in each for each in value["refused"])
+    code, out, _ = cli("oracle", *options, "--strategies", "data,filter")
+    assert "limited by" in out
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["resnet50"], "no prices of the machine yet"),
+        (["--model", "paradl"], "needs --profile"),
+        (["--strategies", "date"], "there is no strategy 'date'"),
+        (["--devices", "2,x"], "must be numbers such as 2,4,8"),
+        (["--devices", "0"], "must be in 1..65,536, not 0"),
+    ],
+)
+def test_bad_questions(cli, files, arguments, message):
+    profile, platform = files
+    whole = ["--profile", profile, "--platform", platform, "--model", "paradl"]
+    given = arguments if "--model" in arguments or "resnet50" in arguments else whole + arguments
+    code, _, fault = cli("oracle", *given)
+    assert code == 2
+    assert message in fault
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("samples: 1", "bytes_per_element"),
+        ("bytes_per_element: 4\nsamples: 0\nlinks: [{bytes_per_s: 1, latency_s: 0}]", "samples"),
+        ("bytes_per_element: 4\nsamples: 1\nlinks: []", "links"),
+        (
+            "bytes_per_element: 4\nsamples: 1\nlinks: [{bytes_per_s: -1, latency_s: 0}]",
+            "bytes_per_s",
+        ),
+        ("[", "no YAML"),
+    ],
+)
+def test_bad_platforms(tmp_path, text, message):
+    path = tmp_path / "p.yaml"
+    path.write_text(text)
+    with pytest.raises(FileError, match=message):
+        Platform.read(path)
