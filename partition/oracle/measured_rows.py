@@ -12,18 +12,20 @@ if TYPE_CHECKING:
     from fpgapipe.network.graph import Graph
 
 
-def rows_of(graph: Graph, bytes_per_element: float) -> list[LayerRow]:
+def rows_of(graph: Graph, bytes_per_element: float, input_elements: float = 0) -> list[LayerRow]:
     """The layers of a profile, per sample.
 
-    The input of a layer is what the layers before it give. A profile does not say what the network
-    itself reads, nor how long an update takes; both count as nothing. Filter and channel
-    parallelism cut the layers with weights.
+    The input of a layer is what the layers before it give. A profile does not say how long an
+    update takes, which counts as nothing, nor which layers filter and channel parallelism cut: as
+    in the formulas of the paper, these are all.
 
     Parameters
     ----------
     graph : Graph
         A network of `Measured` layers, with times and bytes of a sample.
     bytes_per_element : float
+    input_elements : float
+        Elements of a sample that the network reads.
 
     Raises
     ------
@@ -40,12 +42,13 @@ def rows_of(graph: Graph, bytes_per_element: float) -> list[LayerRow]:
         rows.append(
             LayerRow(
                 name,
-                sum(bytes_of.get(source, 0) for source in layer.inputs) / bytes_per_element,
+                sum(bytes_of[source] for source in layer.inputs) / bytes_per_element
+                if layer.inputs
+                else input_elements,
                 operator.output_bytes / bytes_per_element,
                 operator.weight_bytes / bytes_per_element,
                 operator.forward_s,
                 operator.backward_input_s + operator.backward_weight_s,
-                has_filters=operator.weight_bytes > 0,
             )
         )
     return rows

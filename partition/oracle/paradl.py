@@ -164,6 +164,12 @@ class Question:
         return FILTER_PHASES * (devices - 1) * phase
 
 
+def serial(question: Question, devices: int) -> Forecast:
+    """The whole network on one device."""
+    _within("serial", devices, 1, "copies of the network")
+    return replace(data(question, 1), name="serial", max_devices=1)
+
+
 def data(question: Question, devices: int) -> Forecast:
     """Data parallelism: the whole network on each device, the gradients added up in a ring."""
     platform, samples = question.platform, question.platform.samples
@@ -236,11 +242,8 @@ def filters(question: Question, devices: int, name: str = "filter") -> Forecast:
 def data_filter(question: Question, devices: int) -> Forecast:
     """Nodes share the samples of a batch, the devices of a node its filters."""
     inside = question.filter_devices
-    if devices % inside or devices == inside:
-        raise UserError(
-            f"data+filter needs a multiple of {inside} devices, at least {2 * inside}, not "
-            f"{devices}"
-        )
+    if devices % inside:
+        raise UserError(f"data+filter needs a multiple of {inside} devices, not {devices}")
     nodes = devices // inside
     platform, samples = question.platform, question.platform.samples
     size, link = platform.bytes_per_element, platform.link(devices)
@@ -263,6 +266,7 @@ def _needs_shapes(question: Question, devices: int) -> Forecast:
 
 
 STRATEGIES: dict[str, Callable[[Question, int], Forecast]] = {
+    "serial": serial,
     "data": data,
     "spatial": _needs_shapes,
     "pipeline": pipeline,

@@ -49,6 +49,8 @@ class Platform(_Part):
         Samples of an epoch.
     links : tuple of PlatformLink
         Links by the number of devices that communicate, the fewest devices first.
+    input_elements : float
+        Elements of a sample that the network reads.
     shared_uplink : bool
         Whether all devices of a node share its link to other nodes: of data+filter, as many flows
         as a node has devices, there and back, then divide the rate between nodes.
@@ -57,6 +59,7 @@ class Platform(_Part):
     bytes_per_element: float = Field(gt=0)
     samples: int = Field(ge=1)
     links: tuple[PlatformLink, ...] = Field(min_length=1)
+    input_elements: float = Field(default=0, ge=0)
     shared_uplink: bool = True
 
     @model_validator(mode="after")

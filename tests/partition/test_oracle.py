@@ -14,6 +14,7 @@ from fpgapipe.partition.oracle.paradl import (
     data_filter,
     filters,
     pipeline,
+    serial,
 )
 from fpgapipe.partition.oracle.platform import Platform
 
@@ -86,8 +87,12 @@ def test_what_a_strategy_cannot_use():
     question = Question(rows(), PLATFORM, batch=10)
     with pytest.raises(UserError, match="pipeline has at most 4 devices"):
         pipeline(question, 5)
-    with pytest.raises(UserError, match="multiple of 4 devices, at least 8, not 6"):
+    with pytest.raises(UserError, match="multiple of 4 devices, not 6"):
         data_filter(question, 6)
+    assert data_filter(question, 4).communication_s == filters(question, 4).communication_s
+    with pytest.raises(UserError, match="serial has at most 1 devices"):
+        serial(question, 2)
+    assert serial(question, 1).compute_s == pytest.approx(1000 * 0.03)
 
 
 @pytest.fixture
@@ -128,6 +133,11 @@ def test_command(cli, files):
         "data", "pipeline", "filter", "channel", "data+filter"
     }  # fmt: skip
     assert any("spatial" in each for each in value["refused"])
+    memory = first["memory_bytes"]
+    assert memory == 8 * (32 * (160 + 150) + 1200)  # outputs, inputs but the first, weights
+    platform.write_text(platform.read_text() + "input_elements: 10\n")
+    _, out, _ = cli("oracle", *options, "--batch-per-device", 32, "--devices", 2, "--json")
+    assert json.loads(out)["strategies"][0]["memory_bytes"] == memory + 8 * 32 * 10
     code, out, _ = cli("oracle", *options, "--strategies", "data,filter")
     assert "limited by" in out
 
@@ -138,6 +148,7 @@ def test_command(cli, files):
         (["resnet50"], "no prices of the machine yet"),
         (["--model", "paradl"], "needs --profile"),
         (["--strategies", "date"], "there is no strategy 'date'"),
+        (["--strategies", "spatial"], "need rows and columns of images"),
         (["--devices", "2,x"], "must be numbers such as 2,4,8"),
         (["--devices", "0"], "must be in 1..65,536, not 0"),
     ],

@@ -32,6 +32,20 @@ MOST_DEVICES = 65_536
     "--batch-per-device", type=ranges.SAMPLES, default=64, show_default=True, help="Samples."
 )
 @click.option("--devices", metavar="N,N,..", default="1,2,4,8", show_default=True, help="Devices.")
+@click.option(
+    "--filter-devices",
+    type=ranges.MICROBATCHES,
+    default=4,
+    show_default=True,
+    help="Devices that share the filters of a layer in data+filter.",
+)
+@click.option(
+    "--micro-batches",
+    type=ranges.MICROBATCHES,
+    default=4,
+    show_default=True,
+    help="Micro-batches of a pipeline.",
+)
 @click.option("--strategies", metavar="NAME,..", help="Some strategies [default: all].")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
 def oracle(network: str | None, **options: Any) -> None:
@@ -56,13 +70,21 @@ def oracle(network: str | None, **options: Any) -> None:
     for name in ("profile", "platform"):
         if options[name] is None:
             raise UserError(f"--model paradl needs --{name}")
-    names = options["strategies"].split(",") if options["strategies"] else list(STRATEGIES)
+    names = list(STRATEGIES)[1:]
+    if options["strategies"]:
+        names = options["strategies"].split(",")
     for name in names:
         if name not in STRATEGIES:
             raise UserError(f"there is no strategy {name!r}{nearest(name, tuple(STRATEGIES))}")
     platform = Platform.read(Path(options["platform"]))
-    rows = rows_of(load_file(Path(options["profile"])), platform.bytes_per_element)
-    question = Question(rows, platform, options["batch_per_device"])
+    profile = load_file(Path(options["profile"]))
+    question = Question(
+        rows_of(profile, platform.bytes_per_element, platform.input_elements),
+        platform,
+        options["batch_per_device"],
+        options["filter_devices"],
+        options["micro_batches"],
+    )
     found, refused = [], []
     for name in names:
         for devices in _numbers(options["devices"]):
@@ -70,6 +92,8 @@ def oracle(network: str | None, **options: Any) -> None:
                 found.append(STRATEGIES[name](question, devices))
             except (UserError, NotImplementedError) as error:
                 refused.append(f"{name} on {devices}: {error}")
+    if not found:
+        raise UserError("\n".join(dict.fromkeys(refused)))
     if options["as_json"]:
         print_json({"strategies": [vars(each) for each in found], "refused": refused})
         return
