@@ -306,7 +306,7 @@ BOARDS = ("--board", "u280", "--devices", "2")
         ),
         ((NETWORK, *BOARDS, "--schedule", "chimera"), "chimera is no schedule of plain stages"),
         ((NETWORK, *BOARDS, "--schedule", "interleaved"), "interleaved is no schedule of plain"),
-        ((NETWORK, *BOARDS, "--schedule", "data-parallel"), "data-parallel is no schedule of"),
+        ((NETWORK, *BOARDS, "--schedule", "data-parallel"), "is no order of a pipeline: take"),
         ((NETWORK, *BOARDS, "--batch", "8", "--micro-batches", "3"), "cannot be cut into 3 equal"),
         ((NETWORK,), "give a cluster file, or --board and --devices"),
         (("--profile", "x.csv", *BOARDS), "leave out the network, board and cluster"),
