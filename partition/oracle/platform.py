@@ -3,17 +3,8 @@
 from __future__ import annotations
 
 from itertools import pairwise
-from pathlib import Path
 
-import yaml
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
-
-from fpgapipe.errors import FileError
-from fpgapipe.files import read_bytes
-from fpgapipe.json_faults import faults_of
-
-MAX_BYTES = 1 << 20
-"""Largest platform file that is read, bytes."""
+from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 
 class _Part(BaseModel):
@@ -78,21 +69,3 @@ class Platform(_Part):
             if each.up_to is None or num_devices <= each.up_to:
                 return each
         return self.links[-1]
-
-    @classmethod
-    def read(cls, path: Path) -> Platform:
-        """Read a platform from a YAML file.
-
-        Raises
-        ------
-        FileError
-            If the file is no valid platform. The message lists every fault.
-        """
-        try:
-            value = yaml.safe_load(read_bytes(path, MAX_BYTES))
-        except (yaml.YAMLError, UnicodeDecodeError) as error:
-            raise FileError(path, [f"no YAML: {' '.join(str(error).split())}"]) from None
-        try:
-            return cls.model_validate(value)
-        except ValidationError as error:
-            raise FileError(path, faults_of(error)) from None

@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from fpgapipe.errors import FileError, UserError
+from fpgapipe.host.cli.options.platform_file import read_platform
 from fpgapipe.partition.oracle.paradl import (
     LayerRow,
     Question,
@@ -172,11 +173,11 @@ def test_bad_questions(cli, files, arguments, message):
             "bytes_per_element: 4\nsamples: 1\nlinks: [{bytes_per_s: -1, latency_s: 0}]",
             "bytes_per_s",
         ),
-        ("[", "no YAML"),
+        ("[", "line 1"),
     ],
 )
 def test_bad_platforms(tmp_path, text, message):
     path = tmp_path / "p.yaml"
     path.write_text(text)
     with pytest.raises(FileError, match=message):
-        Platform.read(path)
+        read_platform(path)

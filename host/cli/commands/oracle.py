@@ -56,11 +56,11 @@ def oracle(network: str | None, **options: Any) -> None:
     from pathlib import Path
 
     from fpgapipe.errors import UserError, nearest
+    from fpgapipe.host.cli.options.platform_file import read_platform
     from fpgapipe.host.terminal.console import Column, print_json, print_table, scaled
     from fpgapipe.network.load import load_file
     from fpgapipe.partition.oracle.measured_rows import rows_of
     from fpgapipe.partition.oracle.paradl import STRATEGIES, Question
-    from fpgapipe.partition.oracle.platform import Platform
 
     if network is not None or options["model"] == "machine":
         raise UserError(
@@ -76,7 +76,7 @@ def oracle(network: str | None, **options: Any) -> None:
     for name in names:
         if name not in STRATEGIES:
             raise UserError(f"there is no strategy {name!r}{nearest(name, tuple(STRATEGIES))}")
-    platform = Platform.read(Path(options["platform"]))
+    platform = read_platform(Path(options["platform"]))
     profile = load_file(Path(options["profile"]))
     question = Question(
         rows_of(profile, platform.bytes_per_element, platform.input_elements),
