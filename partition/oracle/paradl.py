@@ -261,7 +261,7 @@ def data_filter(question: Question, devices: int) -> Forecast:
 
 def _needs_shapes(question: Question, devices: int) -> Forecast:
     raise NotImplementedError(
-        "spatial and data+spatial need rows and columns of images, which a profile does not have"
+        "spatial and data+spatial need rows and columns of images, which the oracle has not yet"
     )
 
 

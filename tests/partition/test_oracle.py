@@ -143,11 +143,22 @@ def test_command(cli, files):
     assert "limited by" in out
 
 
+def test_a_network_on_a_board(cli):
+    options = ("--board", "u280", "--model", "paradl", "--batch-per-device", 8, "--samples", 800)
+    code, out, _ = cli("oracle", "digits-cnn", *options, "--devices", "2,16", "--json")
+    assert code == 0
+    found = {(each["name"], each["devices"]): each for each in json.loads(out)["strategies"]}
+    assert found["data", 2]["compute_s"] > found["data", 16]["compute_s"]
+    assert found["filter", 2]["max_devices"] == 32  # the least filters of a layer that is cut
+    assert ("channel", 2) not in found  # the first convolution has one input channel
+
+
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
         (["resnet50"], "no prices of the machine yet"),
-        (["--model", "paradl"], "needs --profile"),
+        (["resnet50", "--model", "paradl"], "a network needs a --board"),
+        (["--model", "paradl"], "name a network and a --board, or give --profile"),
         (["--strategies", "date"], "there is no strategy 'date'"),
         (["--strategies", "spatial"], "need rows and columns of images"),
         (["--devices", "2,x"], "must be numbers such as 2,4,8"),
