@@ -238,7 +238,7 @@ class NumericCheck(Check):
         """See `Check`."""
         self.backend.set_state(before)
         other = self.backend.step(inputs, labels, scalars)
-        one_by_one = first.parameters(".gradient"), self.backend.parameters(".gradient")
+        one_by_one = _gradients(first, self.backend)
         limit = LOSS_NOISE * max(1.0, abs(other.loss))
         if self._exceeds(LOSS, abs(result.loss - other.loss) / limit):
             losses = f"{result.loss:.9g}", f"{other.loss:.9g}"
@@ -321,6 +321,28 @@ class NumericCheck(Check):
     def _exceeds(self, name: str, share: float) -> bool:
         self.worst[name] = max(self.worst.get(name, 0.0), share)
         return not share <= 1  # NaN exceeds the tolerance, too
+
+
+def _gradients(one: StepRunner, other: StepRunner) -> tuple[Values, Values]:
+    """Gradients of a step that both backends have done from one state.
+
+    Where one of them does not keep a gradient, its momentum says how far it is from that of the
+    other: the momentum of both was equal before, and the gradient is added to it. Where none keeps
+    it, the momentum is compared.
+    """
+    found, expected = one.parameters(".gradient"), other.parameters(".gradient")
+    moments = one.parameters(".momentum"), other.parameters(".momentum")
+    for name in moments[0]:
+        if name in found and name in expected:
+            continue
+        first, second = (each[name] for each in moments)
+        if name in expected:
+            found[name] = expected[name] + (first - second)
+        elif name in found:
+            expected[name] = found[name] + (second - first)
+        else:
+            found[name], expected[name] = first, second
+    return found, expected
 
 
 def _device_of(backend: StepRunner, parameter: str | None) -> int:

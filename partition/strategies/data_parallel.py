@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from fpgapipe.errors import UserError
+from fpgapipe.hw.hls_models.spec.core_spec import NoRoom
 from fpgapipe.lowering.schedule.schedule import ScheduleError
+from fpgapipe.partition.cost.cores import core_fits
 from fpgapipe.partition.cost.cost import CostModel
 from fpgapipe.partition.explore.candidate import Stage, device_chain, time_candidate
 from fpgapipe.partition.explore.comparison import ring_seconds
@@ -19,6 +22,7 @@ from fpgapipe.partition.search.problem import PlanError
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+    from fpgapipe.network.graph import Graph
     from fpgapipe.partition.explore.candidate import Candidate
     from fpgapipe.partition.explore.explorer import Request
     from fpgapipe.partition.plan import Plan
@@ -122,26 +126,24 @@ def _priced(
         on_step(step)
         assert candidate.microbatch is not None
         graph = request.load(candidate.microbatch)
-        plan = as_plan(
-            candidate, graph, network, request.batch, request.cluster, train=request.train
-        )
-        told = plan.predicted.model_copy(
-            update={"minibatch_s": seconds, "samples_per_s": request.batch / seconds}
-        )
-        plan = plan.model_copy(
-            update={
-                "predicted": told,
-                "optimal": False,
-                "reason": "the fastest of some that were tried",
-            }
-        )
+        plan = _planned(candidate, seconds, request, network, graph)
         first = first or (plan, candidate.timeline)
         if not is_soon_priced(plan):
             continue
-        try:
-            priced = price_plan(plan, graph, request.cluster)
-        except UserError as error:
-            fault = fault or error
+        priced: tuple[Plan, Timeline] | None = None
+        while priced is None:
+            try:
+                priced = price_plan(plan, graph, request.cluster)
+            except UserError as error:
+                larger = None
+                if isinstance(error.__cause__, NoRoom):
+                    larger = _with_larger_scratchpads(candidate, request)
+                if larger is None:
+                    fault = fault or error
+                    break
+                candidate = larger
+                plan = _planned(candidate, seconds, request, network, graph)
+        if priced is None:
             continue
         if best is None or priced[0].predicted.minibatch_s < best[0].predicted.minibatch_s:
             best = priced
@@ -151,3 +153,27 @@ def _priced(
     if fault is not None:
         raise PlanError(str(fault)) from fault
     return first
+
+
+def _planned(
+    candidate: Candidate, seconds: float, request: Request, network: str, graph: Graph
+) -> Plan:
+    """The plan of a candidate, with the seconds of a mini-batch that formulas have."""
+    plan = as_plan(candidate, graph, network, request.batch, request.cluster, train=request.train)
+    told = plan.predicted.model_copy(
+        update={"minibatch_s": seconds, "samples_per_s": request.batch / seconds}
+    )
+    reason = "the fastest of some that were tried"
+    return plan.model_copy(update={"predicted": told, "optimal": False, "reason": reason})
+
+
+def _with_larger_scratchpads(candidate: Candidate, request: Request) -> Candidate | None:
+    """The candidate with scratchpads twice as large; None if a board has no room for one."""
+    stages = []
+    for stage in candidate.stages:
+        assert stage.core is not None
+        core = replace(stage.core, scratchpad_bytes=2 * stage.core.scratchpad_bytes)
+        if core_fits(request.cluster.devices[stage.device], core):
+            return None
+        stages.append(replace(stage, core=core))
+    return replace(candidate, stages=tuple(stages))

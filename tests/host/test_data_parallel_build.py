@@ -1,6 +1,7 @@
 """Data-parallel plans and builds: from the command line to the weights."""
 
 import json
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -13,10 +14,12 @@ from fpgapipe.host.runtime.measure import measure_build
 from fpgapipe.hw.hls_models.cycles.cluster_cycles import predict_cluster
 from fpgapipe.lowering.units.step_options import scalar_bits
 from fpgapipe.network.initial_values import random_batch
+from fpgapipe.partition.explore.explorer import core_choices
 from fpgapipe.partition.plan import Plan
 from fpgapipe.partition.pricing.machine import lower_plan
 from fpgapipe.partition.pricing.plan_cores import core_specs, memory_specs, wire_timings
 from fpgapipe.partition.search.problem import PlanError
+from fpgapipe.partition.strategies import data_parallel
 from fpgapipe.partition.strategies.data_parallel import plan_data_parallel
 
 
@@ -73,6 +76,23 @@ def test_a_build_trains_as_one_device(tmp_path):
             np.testing.assert_array_equal(left[0][2][name], value, err_msg=name)
     with pytest.raises(UserError, match="data-parallel build are not measured"):
         measure_build(build)
+
+
+def test_scratchpads_without_room_are_doubled(monkeypatch):
+    def small(*arguments):
+        for choice in core_choices(*arguments):
+            yield {
+                device: (replace(core, scratchpad_bytes=1 << 12), costs)
+                for device, (core, costs) in choice.items()
+            }
+
+    monkeypatch.setattr(data_parallel, "core_choices", small)
+    plan, _, _ = planned(2)
+    assert plan.predicted.level == "machine"
+    assert all(stage.core.scratchpad_bytes > 1 << 12 for stage in plan.stages)
+    monkeypatch.setattr(data_parallel, "core_fits", lambda device, core: ["no room"])
+    with pytest.raises(PlanError, match="scratchpad"):
+        planned(2)
 
 
 def test_inference_is_shared_too():

@@ -412,6 +412,40 @@ def test_a_bias_before_a_normalisation_is_no_difference():
         assert (found.layer, found.tensor) == ("conv1", "conv1.bias.gradient")
 
 
+def test_gradients_that_are_not_kept_are_checked_by_the_momentum(monkeypatch):
+    from fpgapipe.host.backends.torch_backend import TorchBackend
+    from fpgapipe.lowering.units import late_gradients
+
+    monkeypatch.setattr(late_gradients, "LEAST_BYTES", 0)
+    monkeypatch.setattr(late_gradients, "SLICED_BYTES", 4096)
+    net = Network("sliced", 2)
+    net.linear(net.relu(net.linear(net.flatten(net.image(3, 6, 6)), 100)), 5)
+    graph = net.build()
+    schedule = make_schedule("1f1b", 1, COUNT)
+    pipeline = build_pipeline(graph, [SMALL_CORE], [list(graph.layers)], schedule)
+    parameters = initial_parameters(graph, 0)
+    second = TorchBackend(
+        graph, parameters, num_microbatches=COUNT, precision="mxint8", device="cpu"
+    )
+    images, labels = random_batch(graph, 0, COUNT)
+    with ModelBackend(pipeline, parameters) as backend:
+        backend.step(images, labels, scalar_bits())  # there is momentum, then
+        before = backend.state()
+        result = backend.step(images, labels, scalar_bits())
+        assert "linear1.weight" not in backend.parameters(".gradient")
+        given = before, images, labels, scalar_bits()
+        check = NumericCheck(second)
+        assert check.after(0, backend, result, *given) is None
+        assert "linear1.weight.gradient" in check.worst
+        state = backend.state()
+        momentum = state["linear1.weight.momentum"]
+        momentum[7, 5] += 0.05 * np.linalg.norm(momentum)
+        backend.set_state(state)
+        found = NumericCheck(second).after(0, backend, result, *given)
+        assert (found.layer, found.tensor) == ("linear1", "linear1.weight.gradient")
+        assert found.index == (7, 5)
+
+
 def test_inference_is_checked_too(data):
     from fpgapipe.host.backends.torch_backend import TorchBackend
 
