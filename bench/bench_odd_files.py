@@ -120,6 +120,11 @@ def _cluster_of_a_board(folder: Path) -> None:
     (folder / "cluster.yaml").write_text("\n".join(lines) + "\n")
 
 
+def _platform(folder: Path) -> None:
+    links = "links: [{bytes_per_s: 1.0e+9, latency_s: 1.0e-6}]"
+    (folder / "p.yaml").write_text(f"bytes_per_element: 4\nsamples: 10\n{links}\n")
+
+
 def _images(folder: Path) -> None:
     from PIL import Image
 
@@ -176,6 +181,12 @@ KINDS = (
     Kind("schedule of plan", "plan lenet5 --board u280 --devices 2 --batch 2 --from-csv {}",
          "odd.csv"),
     Kind("schedule of schedule", "schedule --from-csv {}", "odd.csv"),
+    Kind("network of oracle", "oracle {} --board u280 --model paradl", "odd.onnx"),
+    Kind("board of oracle", "oracle lenet5 --board {} --model paradl", "odd.yaml"),
+    Kind("platform of oracle", "oracle lenet5 --board u280 --model paradl --platform {}",
+         "odd.yaml"),
+    Kind("profile of oracle", "oracle --model paradl --platform {home}/p.yaml --profile {}",
+         "odd.csv", prepare=_platform),
     Kind("module", "inspect odd:network", "odd.py"),
     Kind("package", "inspect odd:network", "odd/__init__.py"),
     Kind("external data", "inspect {home}/net.onnx", "odd.bin", prepare=_external, takes="binary"),

@@ -11,7 +11,8 @@ from fpgapipe.hw.hls_models.spec.core_spec import CoreSpec
 
 @pytest.fixture
 def cores(monkeypatch):
-    monkeypatch.setattr(verilog_ahead, "device_verilog", lambda core: f"core of {core.rows} rows")
+    found = verilog_ahead.core_device
+    monkeypatch.setattr(found, "device_verilog", lambda core: f"core of {core.rows} rows")
     return [CoreSpec(rows, 8) for rows in (8, 16)]
 
 

@@ -40,9 +40,19 @@ MOST_DEVICES = 65_536
 )
 @click.option("--platform", metavar="FILE", help="Links, element size and samples, as YAML.")
 @click.option(
-    "--batch-per-device", type=ranges.SAMPLES, default=64, show_default=True, help="Samples."
+    "--batch-per-device",
+    type=ranges.SAMPLES,
+    default=64,
+    show_default=True,
+    help="Samples of a batch for each device of the data axis.",
 )
-@click.option("--devices", metavar="N,N,..", default="1,2,4,8", show_default=True, help="Devices.")
+@click.option(
+    "--devices",
+    metavar="N,N,..",
+    default="1,2,4,8",
+    show_default=True,
+    help="Numbers of devices that are asked about.",
+)
 @click.option(
     "--filter-devices",
     type=ranges.MICROBATCHES,
@@ -57,7 +67,11 @@ MOST_DEVICES = 65_536
     show_default=True,
     help="Micro-batches of a pipeline.",
 )
-@click.option("--strategies", metavar="NAME,..", help="Some strategies [default: all].")
+@click.option(
+    "--strategies",
+    metavar="NAME,..",
+    help="Names of the strategies that are asked about [default: all].",
+)
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
 def oracle(network: str | None, **options: Any) -> None:
     """Foretell time, memory and limits of parallel strategies over numbers of devices.
