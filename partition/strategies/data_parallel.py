@@ -17,6 +17,7 @@ from fpgapipe.partition.explore.explorer import core_choices, splits_of
 from fpgapipe.partition.explore.planned import as_plan
 from fpgapipe.partition.plan import DATA_PARALLEL
 from fpgapipe.partition.pricing.machine import is_soon_priced, price_plan
+from fpgapipe.partition.pricing.shared_batch import alone
 from fpgapipe.partition.search.problem import PlanError
 
 if TYPE_CHECKING:
@@ -128,7 +129,7 @@ def _priced(
         graph = request.load(candidate.microbatch)
         plan = _planned(candidate, seconds, request, network, graph)
         first = first or (plan, candidate.timeline)
-        if not is_soon_priced(plan):
+        if not is_soon_priced(alone(plan, 0)):  # equal devices are priced once
             continue
         priced: tuple[Plan, Timeline] | None = None
         while priced is None:
