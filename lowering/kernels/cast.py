@@ -2,7 +2,6 @@
 
 from dataclasses import replace
 from math import prod
-from typing import Any
 
 from fpgapipe.hw.hls_models.isa.instructions import WORD_BYTES
 from fpgapipe.hw.hls_models.isa.vector_fields import Format
@@ -101,45 +100,3 @@ def _steps(tensor: Tensor, width: int) -> Steps:
         return 1, BLOCK_BYTES, -(-width // MX_BLOCK) * BLOCK_BYTES
     size = tensor.element_bytes
     return LANES * size, MX_BLOCK * size, width * size
-
-
-@made_once
-def gather(name: str, x: Tensor, whole: Tensor, first: int, region: Region) -> VectorKernel:
-    """Copy a tensor into a part of a larger one of the same format.
-
-    Parameters
-    ----------
-    name : str
-    x, whole : Tensor
-        FP32 or BF16.
-    first : int
-        Element of `whole` that gets the first element of `x`.
-    region : Region
-
-    Raises
-    ------
-    ValueError
-        If the formats differ, the part is not within `whole`, or the region is too small.
-    """
-    if x.format != whole.format or first + x.elements > whole.elements:
-        raise ValueError(f"{x.name} from element {first} on must be a part of {whole.name}")
-    size = x.element_bytes
-    buffers = {which: Buffer(MANY_ELEMENTS * size + WORD_BYTES) for which in ("x", "y")}
-    most = MANY_ELEMENTS
-    while most > LANES and room_of(buffers) > region.size_bytes:
-        most //= 2
-        buffers = {which: Buffer(most * size + WORD_BYTES) for which in ("x", "y")}
-    pieces = []
-    for begin in range(0, x.elements, most):
-        count = min(most, x.elements - begin)
-        source = tile_of(x.name, begin * size, count * size, [])
-        target = tile_of(whole.name, (first + begin) * size, count * size, [])
-        steps: dict[str, Any] = {"steps": (LANES * size,), "u_steps": (LANES,), "u_limit": count}
-        steps["format"] = Format.of(x.format)
-        op = VectorOp(
-            (-(-count // LANES),),
-            Source(base=source.shift, **steps),
-            Target(base=target.shift, **steps),
-        )
-        pieces.append(Piece((Step(op, "x", "y"),), (Move(source, "x"),), (Move(target, "y"),)))
-    return VectorKernel(name, buffers, tuple(pieces), region)

@@ -148,8 +148,8 @@ def cross_entropy(
             classes,
             {each: tile.shift for each, tile in tiles.items()},
             {each: tensor.format for each, tensor in (sources | targets).items()},
-            first,
-            "gradient" if in_place else "work",
+            first=first,
+            work="gradient" if in_place else "work",
         )
         steps = [*view.losses(counts=correct is not None)]
         if gradient:
@@ -180,8 +180,8 @@ class _Samples(Rows):
         Name of the FP32 buffer of exponentials.
     """
 
-    first: int
-    work: str
+    first: int = 0
+    work: str = "work"
 
     def losses(self, *, counts: bool) -> Iterator[Step]:
         """Instructions that compute the losses of the rows and leave the exponentials in `work`."""

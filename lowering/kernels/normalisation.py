@@ -79,7 +79,13 @@ def forward(
     residual: Tensor | None = None,
     relu: bool = False,
 ) -> list[VectorKernel]:
-    """Normalise by the statistics of the (micro-)batch, and update the running averages.
+    """Normalise by the statistics of the (micro-)batch, and update the running averages."""
+    own = normalise(norm, y, region, residual=residual, relu=relu)
+    return [*statistics(norm, region), own]
+
+
+def statistics(norm: BatchNorm, region: Region) -> list[VectorKernel]:
+    """Compute the statistics of the (micro-)batch, and update the running averages.
 
     Mean and variance are computed in separate passes, so a large mean costs no precision.
     """
@@ -94,7 +100,49 @@ def forward(
         small_targets={"mean": norm.mean},
         rows=[_scaled(("sum", 0), ("mean", 0), -1 / positions)],
     )
-    rows = [
+    variance = channel_kernel(
+        f"{norm.name}.variance",
+        (positions, channels),
+        region,
+        sources={"x": norm.x},
+        steps=[_squares()],
+        small_sources=_learned(norm),
+        small_temporaries={"sum": 1, "variance": 1, "sample": 1},
+        small_targets=_targets(norm),
+        rows=_statistics_rows(norm, positions),
+    )
+    return [mean, variance]
+
+
+def _squares() -> SumStep:
+    """Sum of the squares of the distances from the mean."""
+    settings = {"addend": Addend.COEFFICIENT, "factor": Factor.SELF}
+    return SumStep("x", "sum", coefficients="mean", settings=settings)
+
+
+def _learned(norm: BatchNorm) -> dict[str, Tensor]:
+    """What `_statistics_rows` read, besides the sum."""
+    return {
+        "mean": norm.mean,
+        "gamma": norm.gamma,
+        "beta": norm.beta,
+        "running mean": norm.running_mean,
+        "running variance": norm.running_var,
+    }
+
+
+def _targets(norm: BatchNorm) -> dict[str, Tensor]:
+    """What `_statistics_rows` write."""
+    return {
+        "statistics": norm.statistics,
+        "running mean": norm.running_mean,
+        "running variance": norm.running_var,
+    }
+
+
+def _statistics_rows(norm: BatchNorm, positions: int) -> list[RowStep]:
+    """Steps from the mean and the sum of squares to the statistics and running averages."""
+    return [
         # Biased variance for the normalisation, and unbiased variance for the running average.
         _scaled(("sum", 0), ("variance", 0), 1 / positions),
         _scaled(("sum", 0), ("sample", 0), 1 / max(positions - 1, 1)),
@@ -114,35 +162,62 @@ def forward(
         RowStep(("beta", 0), ("statistics", 2), settings={"otherwise": Choice.ZERO}),
         RowStep(("beta", 0), ("statistics", 3)),
     ]
-    variance = channel_kernel(
-        f"{norm.name}.variance",
-        (positions, channels),
+
+
+def sum_of_values(norm: BatchNorm, total: Tensor, region: Region) -> VectorKernel:
+    """Sum of each channel's values on this device, of several with parts of the images."""
+    return channel_kernel(
+        f"{norm.name}.sum",
+        positions_by_channels(norm.x),
         region,
         sources={"x": norm.x},
-        steps=[
-            SumStep(
-                "x",
-                "sum",
-                coefficients="mean",
-                settings={"addend": Addend.COEFFICIENT, "factor": Factor.SELF},
-            )
-        ],
-        small_sources={
-            "mean": norm.mean,
-            "gamma": norm.gamma,
-            "beta": norm.beta,
-            "running mean": norm.running_mean,
-            "running variance": norm.running_var,
-        },
-        small_temporaries={"sum": 1, "variance": 1, "sample": 1},
-        small_targets={
-            "statistics": norm.statistics,
-            "running mean": norm.running_mean,
-            "running variance": norm.running_var,
-        },
-        rows=rows,
+        steps=[SumStep("x", "sum")],
+        small_temporaries={"sum": 1},
+        small_targets={"total": total},
+        rows=[RowStep(("sum", 0), ("total", 0))],
     )
-    return [mean, variance, normalise(norm, y, region, residual=residual, relu=relu)]
+
+
+def mean_of_sum(norm: BatchNorm, total: Tensor, positions: int, region: Region) -> VectorKernel:
+    """The negative mean, from a sum over all `positions`."""
+    return rows_kernel(
+        f"{norm.name}.mean",
+        norm.x.shape[-1],
+        region,
+        sources={"sum": total},
+        targets={"mean": norm.mean},
+        rows=[_scaled(("sum", 0), ("mean", 0), -1 / positions)],
+    )
+
+
+def sum_of_squares(norm: BatchNorm, total: Tensor, region: Region) -> VectorKernel:
+    """Sum of the squares of each channel's distances from the mean, on this device."""
+    return channel_kernel(
+        f"{norm.name}.squares",
+        positions_by_channels(norm.x),
+        region,
+        sources={"x": norm.x},
+        steps=[_squares()],
+        small_sources={"mean": norm.mean},
+        small_temporaries={"sum": 1},
+        small_targets={"total": total},
+        rows=[RowStep(("sum", 0), ("total", 0))],
+    )
+
+
+def statistics_of_sum(
+    norm: BatchNorm, total: Tensor, positions: int, region: Region
+) -> VectorKernel:
+    """The statistics and running averages, from the squares over all `positions`."""
+    return rows_kernel(
+        f"{norm.name}.variance",
+        norm.x.shape[-1],
+        region,
+        sources={"sum": total} | _learned(norm),
+        targets=_targets(norm),
+        rows=_statistics_rows(norm, positions),
+        temporaries={"variance": 1, "sample": 1},
+    )
 
 
 def normalise(
@@ -181,6 +256,11 @@ def infer(
     relu: bool = False,
 ) -> list[VectorKernel]:
     """Normalise by the running averages, in inference."""
+    return [fold(norm, region), normalise(norm, y, region, residual=residual, relu=relu)]
+
+
+def fold(norm: BatchNorm, region: Region) -> VectorKernel:
+    """The statistics from the running averages."""
     channels = norm.x.shape[-1]
     epsilon = {
         "addend": Addend.CONSTANT,
@@ -194,7 +274,7 @@ def infer(
         RowStep(("beta", 0), ("statistics", 2), settings={"otherwise": Choice.ZERO}),
         RowStep(("beta", 0), ("statistics", 3)),
     ]
-    fold = rows_kernel(
+    return rows_kernel(
         f"{norm.name}.fold",
         channels,
         region,
@@ -207,7 +287,6 @@ def infer(
         targets={"statistics": norm.statistics},
         rows=rows,
     )
-    return [fold, normalise(norm, y, region, residual=residual, relu=relu)]
 
 
 def backward(
@@ -236,7 +315,40 @@ def backward(
         If a ReLU follows the normalisation: the result of the ReLU, and the tensor for `dy` after
         the ReLU's gradient, which is the gradient of the normalisation's result and of a residual.
     """
+    sums = sums_and_factors(norm, dy, gradients, region, activated=activated, masked=masked)
+    return [sums, input_gradient(norm, masked or dy, dx, region)]
+
+
+def sums_and_factors(
+    norm: BatchNorm,
+    dy: Tensor,
+    gradients: tuple[Tensor, Tensor],
+    region: Region,
+    *,
+    activated: Tensor | None = None,
+    masked: Tensor | None = None,
+) -> VectorKernel:
+    """The gradients of scale and bias, and factors of the input's; see `backward`."""
     positions, channels = positions_by_channels(norm.x)
+    sources, targets, steps = _gradient_sums(norm, dy, activated, masked)
+    return channel_kernel(
+        f"{norm.name}.sums",
+        (positions, channels),
+        region,
+        sources=sources,
+        steps=steps,
+        targets=targets,
+        small_sources={"statistics": norm.statistics},
+        small_temporaries={"sums": 2, "work": 1},
+        small_targets={"dgamma": gradients[0], "dbeta": gradients[1], "factors": norm.factors},
+        rows=_factor_rows(positions),
+    )
+
+
+def _gradient_sums(
+    norm: BatchNorm, dy: Tensor, activated: Tensor | None, masked: Tensor | None
+) -> tuple[dict[str, Tensor], dict[str, Tensor], list[EachStep | SumStep]]:
+    """Sources, targets and steps of the sums over positions of the backward pass."""
     steps: list[EachStep | SumStep] = []
     inner = "dy"
     sources, targets = {"dy": dy, "x": norm.x}, {}
@@ -256,8 +368,13 @@ def backward(
             {"addend": Addend.COEFFICIENT, "factor": Factor.Y},
         ),
     ]
+    return sources, targets, steps
+
+
+def _factor_rows(positions: int) -> list[RowStep]:
+    """Steps from these sums to the gradients of scale and bias, and factors of the input's."""
     times_y = {"factor": Factor.Y}
-    rows = [
+    return [
         RowStep(("sums", 0), ("dbeta", 0)),
         RowStep(("sums", 1), ("dgamma", 0), ("statistics", 4), times_y),
         RowStep(("statistics", 0), ("factors", 0)),
@@ -268,34 +385,69 @@ def backward(
         _scaled(("sums", 0), ("work", 0), -1 / positions),
         RowStep(("work", 0), ("factors", 3), ("statistics", 1), times_y),
     ]
-    sums = channel_kernel(
+
+
+def sums_of_gradients(
+    norm: BatchNorm,
+    dy: Tensor,
+    total: Tensor,
+    region: Region,
+    *,
+    activated: Tensor | None = None,
+    masked: Tensor | None = None,
+) -> VectorKernel:
+    """The two sums over this device's positions that the backward pass needs, as two rows."""
+    sources, targets, steps = _gradient_sums(norm, dy, activated, masked)
+    return channel_kernel(
         f"{norm.name}.sums",
-        (positions, channels),
+        positions_by_channels(norm.x),
         region,
         sources=sources,
         steps=steps,
         targets=targets,
         small_sources={"statistics": norm.statistics},
-        small_temporaries={"sums": 2, "work": 1},
-        small_targets={"dgamma": gradients[0], "dbeta": gradients[1], "factors": norm.factors},
-        rows=rows,
+        small_temporaries={"sums": 2},
+        small_targets={"total": total},
+        rows=[RowStep(("sums", row), ("total", row)) for row in range(2)],
     )
+
+
+def factors_of_sums(
+    norm: BatchNorm,
+    total: Tensor,
+    gradients: tuple[Tensor, Tensor],
+    positions: int,
+    region: Region,
+) -> VectorKernel:
+    """The gradients of scale and bias, and factors of the input's, from sums over `positions`."""
+    return rows_kernel(
+        f"{norm.name}.factors",
+        norm.x.shape[-1],
+        region,
+        sources={"sums": total, "statistics": norm.statistics},
+        targets={"dgamma": gradients[0], "dbeta": gradients[1], "factors": norm.factors},
+        rows=_factor_rows(positions),
+        temporaries={"work": 1},
+    )
+
+
+def input_gradient(norm: BatchNorm, dy: Tensor, dx: Tensor, region: Region) -> VectorKernel:
+    """``dx`` from the kept factors; `dy` is the gradient of the normalisation's result."""
     settings = {
         "addend": Addend.COEFFICIENT,
         "factor": Factor.COEFFICIENT,
         "second": Second.COEFFICIENT,
         "initial": Initial.COEFFICIENT,
     }
-    apply = channel_kernel(
+    return channel_kernel(
         f"{norm.name}.dx",
-        (positions, channels),
+        positions_by_channels(norm.x),
         region,
-        sources={"x": norm.x, "dy": masked or dy},
+        sources={"x": norm.x, "dy": dy},
         steps=[EachStep("x", "dx", "dy", "factors", settings)],
         targets={"dx": dx},
         small_sources={"factors": norm.factors},
     )
-    return [sums, apply]
 
 
 def _scaled(x: tuple[str, int], target: tuple[str, int], factor: float) -> RowStep:

@@ -161,6 +161,7 @@ def sgd(
     *,
     velocity: Tensor | None = None,
     clip: Tensor | None = None,
+    updated: Tensor | None = None,
 ) -> VectorKernel:
     """Update weights and velocity in place by a step of SGD.
 
@@ -171,6 +172,8 @@ def sgd(
         Velocity of the momentum; it must be zero before the first step.
     clip : Tensor, optional
         Result of `clip_coefficient`, by which the gradients are multiplied instead of `scale`.
+    updated : Tensor, optional
+        Where the updated weights go, if not in the place of `weights`.
 
     Raises
     ------
@@ -194,7 +197,7 @@ def sgd(
         FlatStep("weights", "new weights", step, _plus(settings.learning_rate, negate=True))
     )
     tensors = {"weights": weights} | ({"velocity": velocity} if velocity else {})
-    return _update(name, tensors, gradient, steps, region, clip)
+    return _update(name, tensors, gradient, steps, region, clip, updated)
 
 
 def adam(
@@ -398,13 +401,15 @@ def _update(
     steps: Sequence[FlatStep],
     region: Region,
     clip: Tensor | None,
+    updated: Tensor | None = None,
 ) -> VectorKernel:
-    """Build the kernel that updates some tensors in place."""
+    """Build the kernel that updates some tensors in place, or weights to another place."""
     used = {each for step in steps for each in (step.x, step.y, step.target)}
+    moved = {"weights": updated} if updated else {}
     return flat_kernel(
         name,
         {**tensors, "gradient": gradient},
-        {f"new {each}": tensor for each, tensor in tensors.items()},
+        {f"new {each}": tensor for each, tensor in {**tensors, **moved}.items()},
         steps,
         region,
         temporaries={each: FP32 for each in ("work", "rate") if each in used},

@@ -142,7 +142,7 @@ def max_pool(
             )
 
     return spatial_kernel(
-        name, region, "y", {"x": x}, targets, {"x": lambda rows: _rows_of(pool, rows, x)}, steps
+        name, region, "y", {"x": x}, targets, {"x": lambda rows: rows_of(pool, rows, x)}, steps
     )
 
 
@@ -197,7 +197,7 @@ def average_pool(name: str, pool: Pool, x: Tensor, y: Tensor, region: Region) ->
         "y",
         {"x": x},
         {"y": y},
-        {"x": lambda rows: _rows_of(pool, rows, x)},
+        {"x": lambda rows: rows_of(pool, rows, x)},
         steps,
         kept={"table": table.size_bytes} if table else {},
     )
@@ -224,14 +224,14 @@ def average_pool_gradient(
     )
 
 
-def _rows_of(pool: Pool, rows: Range, x: Tensor) -> Range:
+def rows_of(pool: Pool, rows: Range, x: Tensor) -> Range:
     """Rows of `x` that rows of windows contain."""
     first = rows[0] * pool.stride[0] - pool.pad[0]
     end = (rows[1] - 1) * pool.stride[0] - pool.pad[0] + pool.kernel[0]
     return _within(first, end, x.shape[1])
 
 
-def _rows_of_windows(pool: Pool, rows: Range, dy: Tensor) -> Range:
+def rows_of_windows(pool: Pool, rows: Range, dy: Tensor) -> Range:
     """Rows of windows that contain rows of pixels."""
     first = -((pool.kernel[0] - 1 - rows[0] - pool.pad[0]) // pool.stride[0])
     end = (rows[1] - 1 + pool.pad[0]) // pool.stride[0] + 1
@@ -301,13 +301,13 @@ def _gradient(
         if table:
             yield from table.steps(spatial_tile)
             views = {**views, "table": table.view}
-        across = _phases(pool, 1, (0, dx.shape[2]))
-        down = _phases(pool, 0, spatial_tile.rows)
+        across = phases_of(pool, 1, (0, dx.shape[2]))
+        down = phases_of(pool, 0, spatial_tile.rows)
         # If every pixel is in exactly one window, phases can be iterations of a loop.
         whole = all(len(phases) == 1 and phases[0].together > 1 for phases in (across, down))
         if not whole:
-            across = _phases(pool, 1, (0, dx.shape[2]), apart=True)
-            down = _phases(pool, 0, spatial_tile.rows, apart=True)
+            across = phases_of(pool, 1, (0, dx.shape[2]), apart=True)
+            down = phases_of(pool, 0, spatial_tile.rows, apart=True)
         for vertical, horizontal in product(down, across):
             yield from _pixels(pool, spatial_tile, views, vertical, horizontal, y, settings)
 
@@ -317,7 +317,7 @@ def _gradient(
         "dx",
         sources,
         {"dx": dx},
-        {each: lambda rows: _rows_of_windows(pool, rows, sources["dy"]) for each in sources},
+        {each: lambda rows: rows_of_windows(pool, rows, sources["dy"]) for each in sources},
         steps,
         kept={"table": table.size_bytes} if table else {},
         multiple=pool.stride[0],
@@ -325,7 +325,7 @@ def _gradient(
 
 
 @dataclass(frozen=True)
-class _Phase:
+class Phase:
     """Pixels along an axis that are a stride apart, and the windows that contain them.
 
     Pixel ``i`` is tap ``t`` of window ``o`` if ``i + pad = stride * o + t``.
@@ -350,19 +350,19 @@ class _Phase:
     together: int = 1
 
 
-def _phases(pool: Pool, axis: int, pixels: Range, *, apart: bool = False) -> list[_Phase]:
+def phases_of(pool: Pool, axis: int, pixels: Range, *, apart: bool = False) -> list[Phase]:
     """Group pixels along an axis by the taps that they are in their windows."""
     kernel, stride, pad = pool.kernel[axis], pool.stride[axis], pool.pad[axis]
     begin, end = pixels
     aligned = (begin + pad) % stride == 0 and (end - begin) % stride == 0
     if kernel == stride and aligned and not apart:
-        return [_Phase(begin, (end - begin) // stride, 1, (begin + pad) // stride, 0, stride)]
+        return [Phase(begin, (end - begin) // stride, 1, (begin + pad) // stride, 0, stride)]
     found = []
     for first in range(begin, min(begin + stride, end)):
         taps = range((first + pad) % stride, kernel, stride)
         last = taps[-1] if taps else 0
         window = (first + pad - last) // stride
-        found.append(_Phase(first, -(-(end - first) // stride), len(taps), window, last))
+        found.append(Phase(first, -(-(end - first) // stride), len(taps), window, last))
     return found
 
 
@@ -370,8 +370,8 @@ def _pixels(
     pool: Pool,
     spatial_tile: SpatialTile,
     views: Mapping[str, View],
-    vertical: _Phase,
-    horizontal: _Phase,
+    vertical: Phase,
+    horizontal: Phase,
     y: str | None,
     settings: Mapping[str, Any],
 ) -> Iterator[Step]:

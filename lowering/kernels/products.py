@@ -1,7 +1,7 @@
 """Passes of convolutions and linear layers as kernels."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 from fpgapipe.hw.hls_models.cycles.core_cycles import MemorySpec
 from fpgapipe.hw.hls_models.isa.instructions import Instruction, Opcode
@@ -37,6 +37,8 @@ class ProductKernel:
         The one of those names whose tensor is written.
     region : Region
         Part of the scratchpad for the product. Its lane is the number of the GEMM engine.
+    offsets : mapping of str to int
+        For names in `OPERANDS`, bytes from the beginning of the tensor to that of the matrix.
     """
 
     name: str
@@ -44,6 +46,7 @@ class ProductKernel:
     tensors: Mapping[str, str]
     result: str
     region: Region
+    offsets: Mapping[str, int] = field(default_factory=dict)
 
     @property
     def track(self) -> Track:
@@ -62,7 +65,10 @@ class ProductKernel:
 
     def instructions(self, addresses: Mapping[str, int]) -> list[Instruction]:
         """See `Kernel`."""
-        places = {role: addresses[tensor] for role, tensor in self.tensors.items()}
+        places = {
+            role: addresses[tensor] + self.offsets.get(role, 0)
+            for role, tensor in self.tensors.items()
+        }
         program = self.tiled_product.program(places)[:-1]
         if not self.region.lane and not self.region.base:
             return program
@@ -93,6 +99,8 @@ def product_kernel(
     core: CoreSpec,
     memory: MemorySpec,
     region: Region | None = None,
+    *,
+    offsets: tuple[int, ...] = (0, 0, 0),
 ) -> ProductKernel:
     """Tile a pass of a convolution for a core.
 
@@ -106,6 +114,8 @@ def product_kernel(
     region : Region, optional
         Region as large as the core's scratchpad; if left out, it is the first lane's and begins at
         0.
+    offsets : tuple of int
+        Bytes from the beginning of each tensor to that of its operand or result, multiples of 64.
 
     Raises
     ------
@@ -121,4 +131,5 @@ def product_kernel(
     tiled_product = tile_product(conv, which, alone, replace(Formats(), **formats), memory)
     names = {role: tensor.name for role, tensor in zip(roles, tensors, strict=True)}
     region = region or Region(0, core.scratchpad.size_bytes)
-    return ProductKernel(name, tiled_product, names, roles[2], region)
+    places = {role: offset for role, offset in zip(roles, offsets, strict=True) if offset}
+    return ProductKernel(name, tiled_product, names, roles[2], region, places)

@@ -5,6 +5,7 @@ on chip meanwhile, so kernels can be combined in any order that respects the ten
 (:mod:`fpgapipe.lowering.program.assemble`).
 """
 
+from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from enum import IntEnum
@@ -116,6 +117,11 @@ class Kernel(Protocol):
             Byte address of each tensor in memory, a multiple of 64.
         """
         ...
+
+
+def words_of(kernel: Kernel) -> int:
+    """Words that a kernel takes in a program."""
+    return sum(each.words for each in kernel.instructions(defaultdict(int)))
 
 
 class Semaphore(IntEnum):

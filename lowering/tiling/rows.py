@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from fpgapipe.hw.hls_models.isa.vector_fields import NUM_VECTOR_LOOPS, Format
+from fpgapipe.hw.hls_models.isa.vector_fields import Format
 from fpgapipe.hw.hls_models.isa.vector_op import (
     LANES,
     MAX_SUMS,
@@ -82,12 +82,16 @@ class Rows:
         Byte at which each tensor begins in its buffer.
     formats : mapping of str to ElementFormat
         Format of each tensor; what is not named is FP32.
+    diagonal : int, optional
+        If given, row ``i`` of the piece ends with column ``diagonal + i``, below the width: what
+        lies behind is left out by reductions, and is zero to other instructions.
     """
 
     count: int
     width: int
     shifts: Mapping[str, int]
     formats: Mapping[str, ElementFormat]
+    diagonal: int | None = None
 
     @property
     def _groups(self) -> int:
@@ -96,13 +100,23 @@ class Rows:
     def _format(self, name: str) -> ElementFormat:
         return self.formats.get(name, FP32)
 
-    def _along(self, name: str) -> dict[str, Any]:
+    @property
+    def _down(self) -> int:
+        """Movement of the column from row to row: where rows end earlier, they begin later."""
+        return 0 if self.diagonal is None else -1
+
+    def _column(self, row: int) -> int:
+        """Column at which a row begins; all rows end at the width."""
+        return 0 if self.diagonal is None else self.width - 1 - self.diagonal - row
+
+    def _along(self, name: str, *, stored: bool = False) -> dict[str, Any]:
         """Settings to access the matrix; the first loop is over rows, the last over vectors."""
         size = self._format(name).element_bytes
         return {
             "base": self.shifts.get(name, 0),
             "steps": (self.width * size, 0, 0, 0, 0, LANES * size),
-            "u_steps": (0,) * (NUM_VECTOR_LOOPS - 1) + (LANES,),
+            "u": 0 if stored else self._column(0),
+            "u_steps": (0 if stored else self._down, 0, 0, 0, 0, LANES),
             "u_limit": self.width,
             "format": Format.of(self._format(name)),
         }
@@ -125,21 +139,37 @@ class Rows:
         )
         yield self.each(work, target, "share", factor=Factor.Y)
 
-    def each(self, x: str, target: str, y: str, table: str | None = None, **settings: Any) -> Step:
-        """Process all elements; `y` has one number per row, and k3 comes from a row of `table`."""
-        # All four coefficients are read from the same row; only the last one is used.
+    def each(
+        self, x: str, target: str, y: str | None, table: str | None = None, **settings: Any
+    ) -> Step:
+        """Process all elements; `y` has one number per row, and k0..k3 are a row of `table`."""
         op = VectorOp(
             counts=(self.count, 1, 1, 1, 1, self._groups),
             x=Source(**self._along(x)),
-            y=Source(self.shifts.get(y, 0), (4,), broadcast=True),
-            target=Target(**self._along(target)),
+            y=Source(self.shifts.get(y, 0), (4,), broadcast=True) if y else None,
+            target=Target(**self._along(target, stored=True)),
             coefficients=Coefficients(0, 0, VECTOR_BYTES, 4) if table else Coefficients(),
             **settings,
         )
         return Step(op, x, target, y, table)
 
-    def reduce(self, x: str, target: str, **settings: Any) -> Iterator[Step]:
-        """Reduce each row to one number."""
+    def both(self, x: str, target: str, y: str, **settings: Any) -> Step:
+        """Process all elements of two matrices."""
+        op = VectorOp(
+            counts=(self.count, 1, 1, 1, 1, self._groups),
+            x=Source(**self._along(x)),
+            y=Source(**self._along(y)),
+            target=Target(**self._along(target, stored=True)),
+            **settings,
+        )
+        return Step(op, x, target, y)
+
+    def reduce(
+        self, x: str, target: str, *, takes_maximum: bool = False, squares: bool = False
+    ) -> Iterator[Step]:
+        """Reduce each row to one number: a sum of elements or of their squares, or the maximum."""
+        settings: dict[str, Any] = {"takes_maximum": takes_maximum}
+        first = settings | ({"factor": Factor.SELF} if squares else {})
         element, lanes, buffer, base = self._format(x), self.width, x, self.shifts.get(x, 0)
         size = element.element_bytes
         pitch = self.width * size
@@ -148,12 +178,12 @@ class Rows:
             op = nest(
                 [
                     VectorLoop(SLICES, (vector, 0, LANES), target=(VECTOR_BYTES, 0)),
-                    VectorLoop(self.count, (pitch, 0, 0), target=(all_slices, 0)),
+                    VectorLoop(self.count, (pitch, 0, self._down), target=(all_slices, 0)),
                 ],
                 [VectorLoop(-(-self._groups // SLICES), (SLICES * vector, 0, SLICES * LANES))],
-                Source(base, u_limit=self.width, format=Format.of(element)),
+                Source(base, u=self._column(0), u_limit=self.width, format=Format.of(element)),
                 Target(0),
-                **settings,
+                **first,
             )
             yield Step(op, x, "slices")
             op = nest(
@@ -167,22 +197,35 @@ class Rows:
         elif self._groups > 1:
             for begin, count in self._spans():
                 op = nest(
-                    [VectorLoop(count, (pitch, 0, 0), target=(VECTOR_BYTES, 0))],
+                    [VectorLoop(count, (pitch, 0, self._down), target=(VECTOR_BYTES, 0))],
                     [VectorLoop(self._groups, (LANES * size, 0, LANES))],
-                    Source(base + begin * pitch, u_limit=self.width, format=Format.of(element)),
+                    Source(
+                        base + begin * pitch,
+                        u=self._column(begin),
+                        u_limit=self.width,
+                        format=Format.of(element),
+                    ),
                     Target(begin * VECTOR_BYTES),
-                    **settings,
+                    **first,
                 )
                 yield Step(op, x, "lanes")
+        limit, down = self.width, self._down
         if self._groups > 1:
             element, lanes, buffer, base, pitch = FP32, LANES, "lanes", 0, VECTOR_BYTES
+            limit, down = LANES, 0
         for begin, count in self._spans():
             op = nest(
-                [VectorLoop(count, (pitch, 0, 0), target=(4, 0))],
-                [VectorLoop(lanes, (element.element_bytes, 0, 0))],
-                Source(base + begin * pitch, format=Format.of(element), broadcast=True),
-                Target(4 * begin, u_limit=1),
-                **settings,
+                [VectorLoop(count, (pitch, down, 0), target=(4, 0))],
+                [VectorLoop(lanes, (element.element_bytes, 1, 0))],
+                Source(
+                    base + begin * pitch,
+                    y=self._column(begin) if down else 0,
+                    y_limit=limit,
+                    format=Format.of(element),
+                    broadcast=True,
+                ),
+                Target(4 * begin + self.shifts.get(target, 0), u_limit=1),
+                **(settings if self._groups > 1 else first),
             )
             yield Step(op, buffer, target)
 
@@ -205,9 +248,9 @@ class Rows:
         op = nest(
             [vectors],
             [],
-            Source(at, u_limit=self.count),
-            Target(to, u_limit=self.count),
-            Source(0, u_limit=self.count) if y else None,
+            Source(at + self.shifts.get(x, 0), u_limit=self.count),
+            Target(to + self.shifts.get(target, 0), u_limit=self.count),
+            Source(self.shifts.get(y, 0), u_limit=self.count) if y else None,
             **settings,
         )
         return Step(op, x, target, y)

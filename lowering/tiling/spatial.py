@@ -193,6 +193,8 @@ def spatial_kernel(
     *,
     kept: Mapping[str, int] | None = None,
     kept_of: Mapping[str, Callable[[int, int], int]] | None = None,
+    small_sources: Mapping[str, Tensor] | None = None,
+    small_targets: Mapping[str, Tensor] | None = None,
     multiple: int = 1,
 ) -> VectorKernel:
     """Build a kernel whose pieces are spatial tiles.
@@ -215,6 +217,10 @@ def spatial_kernel(
         Names of further buffers, with their bytes.
     kept_of : mapping of str to callable
         Further buffers whose bytes depend on the numbers of images and channels of a piece.
+    small_sources, small_targets : mapping of str to Tensor
+        Tensors of ``1 x rows x columns x channels`` that are no images, such as weights. A piece
+        has their rows and columns of its channels. Targets stay on chip from piece to piece, and
+        are stored after the last piece with the same channels.
     multiple : int
         Preferred divisor of the number of rows of a piece.
 
@@ -224,6 +230,7 @@ def spatial_kernel(
         If the region is too small.
     """
     tensors = {**sources, **targets}
+    small = {**(small_sources or {}), **(small_targets or {})}
     batch, rows, _, channels = tensors[along].shape
     cut: _Tiling | None = _first_tiling(tensors, along, multiple)
     while True:
@@ -236,9 +243,20 @@ def spatial_kernel(
                 )
                 for each, tensor in tensors.items()
             }
+            | {
+                each: _tile_of_piece(
+                    tensor, _all_of(tensor, spatial_tile), stored=each in (small_targets or {})
+                )
+                for each, tensor in small.items()
+            }
             for spatial_tile in spatial_tiles
         ]
-        buffers = {each: Buffer(max(tile[each].size_bytes for tile in tiles)) for each in tensors}
+        buffers = {
+            each: Buffer(
+                max(tile[each].size_bytes for tile in tiles), kept=each in (small_targets or {})
+            )
+            for each in (*tensors, *small)
+        }
         for each, size in (kept or {}).items():
             buffers[each] = Buffer(size, kept=True)
         for each, size_of in (kept_of or {}).items():
@@ -254,11 +272,17 @@ def spatial_kernel(
             each: View.of(tensor, tile[each], _reached(spatial_tile, reach.get(each)))
             for each, tensor in tensors.items()
         }
+        views |= {
+            each: View.of(tensor, tile[each], _all_of(tensor, spatial_tile))
+            for each, tensor in small.items()
+        }
         done = [each for each in targets if each not in reach or spatial_tile.rows[1] == rows]
+        if spatial_tile.images[1] == batch and spatial_tile.rows[1] == rows:
+            done += small_targets or ()
         pieces.append(
             Piece(
                 tuple(steps(spatial_tile, views)),
-                tuple(Move(tile[each], each) for each in sources),
+                tuple(Move(tile[each], each) for each in (*sources, *(small_sources or ()))),
                 tuple(Move(tile[each], each) for each in done),
             )
         )
@@ -288,6 +312,11 @@ def _spatial_tiles(shape: tuple[int, int, int], cut: _Tiling) -> list[SpatialTil
 
 def _reached(spatial_tile: SpatialTile, reach: Callable[[Range], Range] | None) -> SpatialTile:
     return replace(spatial_tile, rows=reach(spatial_tile.rows)) if reach else spatial_tile
+
+
+def _all_of(tensor: Tensor, spatial_tile: SpatialTile) -> SpatialTile:
+    """All rows of a tensor that is no image, of a piece's channels."""
+    return replace(spatial_tile, images=(0, 1), rows=(0, tensor.shape[1]))
 
 
 def _tile_of_piece(tensor: Tensor, spatial_tile: SpatialTile, *, stored: bool) -> Tile:

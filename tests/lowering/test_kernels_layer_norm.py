@@ -1,0 +1,139 @@
+"""Layer normalisation and the gradients of softmax, on the model of a core, against PyTorch."""
+
+import numpy as np
+import pytest
+import torch
+from kernel_cases import REGION, drawn, error, execute, same_bits
+
+from fpgapipe.hw.hls_models.numerics.element_format import BF16, FP32
+from fpgapipe.lowering.kernels.layer_norm import (
+    layer_norm,
+    layer_norm_gradient,
+    parameter_gradient,
+)
+from fpgapipe.lowering.kernels.softmax import softmax, softmax_gradient
+from fpgapipe.lowering.tiling.kernel import Region, Tensor
+
+SHAPES = [(1, 1), (3, 10), (70, 17), (2, 3, 45), (130, 16), (9, 1100), (40, 768), (1000, 5)]
+
+
+def normalised(shape, region, formats, *, scale, shift):
+    """All passes, and the tensors of PyTorch."""
+    width, number = shape[-1], int(np.prod(shape[:-1]))
+    x, dy, y, n, dx = (
+        Tensor(name, shape, each)
+        for name, each in zip(
+            ("x", "dy", "y", "n", "dx"), (*formats, formats[1], FP32, formats[1]), strict=True
+        )
+    )
+    mean, deviation = Tensor("mean", (number,)), Tensor("deviation", (number,))
+    gamma, beta = (Tensor(name, (width,)) for name in ("gamma", "beta"))
+    learned = {"gamma": gamma if scale else None, "beta": beta if shift else None}
+    totals = [Tensor(name, (width,)) for name in ("dgamma", "dbeta")]
+    kernels = [
+        layer_norm("forward", x, y, mean, deviation, region, epsilon=1e-3, **learned),
+        layer_norm_gradient(
+            "backward", x, dy, n, dx, mean, deviation, region, gamma=learned["gamma"]
+        ),
+        parameter_gradient("dgamma", dy, n, totals[0], region),
+        parameter_gradient("dbeta", dy, None, totals[1], region),
+    ]
+    given = {
+        "x": drawn(shape, scale=2, offset=1),
+        "dy": drawn(shape, 1),
+        "gamma": drawn((width,), 2),
+        "beta": drawn((width,), 3),
+    }
+    tensors = [x, dy, y, n, dx, mean, deviation, gamma, beta, *totals]
+    found = execute(kernels, tensors, given)
+    leaf, own, moved = (
+        torch.tensor(found[name].astype(np.float64)).requires_grad_()
+        for name in ("x", "gamma", "beta")
+    )
+    result = torch.nn.functional.layer_norm(
+        leaf, (width,), own if scale else None, moved if shift else None, 1e-3
+    )
+    result.backward(torch.tensor(found["dy"].astype(np.float64)))
+    return found, result.detach().numpy(), leaf.grad.numpy(), own.grad, moved.grad
+
+
+@pytest.mark.parametrize("formats", [(FP32, FP32), (BF16, BF16), (BF16, FP32)], ids=str)
+@pytest.mark.parametrize("shape", SHAPES, ids=str)
+def test_layer_norm(shape, formats):
+    found, y, dx, dgamma, dbeta = normalised(shape, REGION, formats, scale=True, shift=True)
+    near = 1e-6 if formats[1] is FP32 else 4e-3
+    assert error(found["y"], y) < near
+    if shape[-1] > 1:
+        assert error(found["dx"], dx) < near
+        assert error(found["dgamma"], dgamma.numpy()) < 1e-6
+    assert error(found["dbeta"], dbeta.numpy()) < 1e-6
+
+
+@pytest.mark.parametrize(("scale", "shift"), [(False, False), (True, False), (False, True)])
+def test_layer_norm_without_scale_or_shift(scale, shift):
+    found, y, dx, _, _ = normalised((33, 40), REGION, (FP32, FP32), scale=scale, shift=shift)
+    assert error(found["y"], y) < 1e-6
+    assert error(found["dx"], dx) < 1e-6
+
+
+def test_layer_norm_does_not_depend_on_the_region():
+    results = [
+        normalised((300, 33), Region(1 << 16, size), (FP32, FP32), scale=True, shift=True)[0]
+        for size in (1 << 20, 40 << 10)
+    ]
+    for name in ("y", "n", "dx"):
+        assert same_bits(results[0][name], results[1][name])
+
+
+def softmaxes(shape, formats, *, log=False, causal=False, region=REGION):
+    x, y, dy, dx = (
+        Tensor(name, shape, each)
+        for name, each in zip(("x", "y", "dy", "dx"), formats * 2, strict=True)
+    )
+    kernels = [
+        softmax("softmax", x, y, region, log=log, causal=causal),
+        softmax_gradient("gradient", dy, y, dx, region, log=log),
+    ]
+    given = {"x": drawn(shape, scale=3, offset=10), "dy": drawn(shape, 1)}
+    return execute(kernels, [x, y, dy, dx], given)
+
+
+@pytest.mark.parametrize("formats", [(FP32, FP32), (BF16, BF16)], ids=str)
+@pytest.mark.parametrize("log", [False, True])
+@pytest.mark.parametrize("shape", SHAPES, ids=str)
+def test_gradient_of_softmax(shape, log, formats):
+    found = softmaxes(shape, formats, log=log)
+    y, dy = found["y"].astype(np.float64), found["dy"].astype(np.float64)
+    total = (dy if log else dy * y).sum(-1, keepdims=True)
+    expected = dy - np.exp(y) * total if log else y * (dy - total)
+    near = 2e-6 * np.abs(dy).max() if formats[1] is FP32 else 4e-3 * np.abs(expected).max()
+    assert np.abs(found["dx"] - expected).max() <= max(near, 1e-6)
+
+
+@pytest.mark.parametrize("formats", [(FP32, FP32), (BF16, BF16)], ids=str)
+@pytest.mark.parametrize(
+    "shape", [(1, 1), (5, 5), (3, 16, 16), (2, 3, 45, 45), (3, 70, 70), (2, 7, 40), (4, 2, 1100)]
+)
+def test_causal_softmax(shape, formats):
+    found = softmaxes(shape, formats, causal=True)
+    future = np.triu(np.ones(shape[-2:], bool), 1)
+    x = np.where(future, -np.inf, found["x"].astype(np.float64))
+    expected = torch.softmax(torch.tensor(x), -1).numpy()
+    assert error(found["y"], expected) < (1e-6 if formats[1] is FP32 else 4e-3)
+    assert not found["y"][..., future].any()
+    assert not found["dx"][..., future].any()
+
+
+def test_causal_softmax_does_not_depend_on_the_region():
+    found = [
+        softmaxes((3, 70, 70), (FP32, FP32), causal=True, region=Region(1 << 16, size))
+        for size in (1 << 20, 20 << 10)
+    ]
+    assert same_bits(found[0]["y"], found[1]["y"])
+
+
+@pytest.mark.parametrize(("shape", "log"), [((4, 3), False), ((3, 3), True)])
+def test_causal_softmax_is_refused(shape, log):
+    x, y = Tensor("x", shape), Tensor("y", shape)
+    with pytest.raises(ValueError, match=r"must be no logarithm, and have no more rows than col"):
+        softmax("softmax", x, y, REGION, log=log, causal=True)
