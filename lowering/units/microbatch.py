@@ -23,7 +23,7 @@ from fpgapipe.lowering.units.step_options import (
 from fpgapipe.lowering.units.update import update_kernel
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
+    from collections.abc import Callable, Mapping, Sequence
 
     import numpy as np
     from numpy.typing import NDArray
@@ -48,11 +48,33 @@ class LoweredKernel:
         other kernels of a backward pass, not for this one.
     layer : str
         Name of the layer whose work it does; see `device_program.KernelOrigin`.
+    begins_phase : bool
+        Whether what has come over links, from this kernel on, is read only after all kernels
+        before this one have been given to their engines; see `MicroBatch.begin_phase`.
     """
 
     kernel: Kernel
     is_weight: bool = False
     layer: str = ""
+    begins_phase: bool = False
+
+
+def phases_of(lowered: Sequence[LoweredKernel], steps: Sequence[int]) -> list[int]:
+    """Number of the phase of each kernel, for `lowering.program.assemble`.
+
+    Parameters
+    ----------
+    lowered : sequence of LoweredKernel
+    steps : sequence of int
+        Number of the step of each kernel, in non-decreasing order; each begins a phase.
+    """
+    found: list[int] = []
+    number, last = -1, None
+    for each, step in zip(lowered, steps, strict=True):
+        number += step != last or each.begins_phase
+        last = step
+        found.append(number)
+    return found
 
 
 class Named(Protocol):
@@ -111,9 +133,8 @@ class Builder(Protocol):
     ) -> None:
         """Let a kernel make a copy at the beginning of the present task, unless it is there."""
 
-    @property
-    def keeps_gradients(self) -> bool:
-        """Whether the gradients of all parameters must be there before any is updated."""
+    def keeps_gradient(self, parameter: Tensor) -> bool:
+        """Whether the whole gradient of a parameter must be there before the update."""
 
     def view(self, whole: Tensor, first: int, shape: tuple[int, ...]) -> Tensor:
         """Name the part of a tensor, or of a parameter's values, from an element on."""
@@ -178,6 +199,7 @@ class MicroBatch:
         self._moved: dict[tuple[str, Layout], Tensor] = {}
         self._num_moved = 0
         self._parts: list[tuple[Tensor, Tensor]] = []
+        self._begins_phase = False
         self.declared: dict[str, None] = {}
 
     # ------------------------------------------------------------------ properties of the builder
@@ -286,6 +308,10 @@ class MicroBatch:
         self.operands[unit.name, name] = found.name
         return found
 
+    def wanted(self, unit: Named) -> Mapping[str, Layout]:
+        """Layouts in which a unit reads its inputs."""
+        return self._builder.layouts.wanted[unit.name]
+
     def taken(self, name: str, layout: Layout) -> Tensor:
         """Return a value in a layout; it is copied only once into each other layout."""
         value = self.values[name]
@@ -332,11 +358,22 @@ class MicroBatch:
         is_weight : bool
             As in `LoweredKernel`.
         """
-        self.lowered.append(LoweredKernel(kernel, is_weight, self.layer))
+        self.lowered.append(LoweredKernel(kernel, is_weight, self.layer, self._begins_phase))
+        self._begins_phase = False
         for total, part in [each for each in self._parts if each[1].name in kernel.writes]:
             self._parts.remove((total, part))
             summed = optimiser.accumulate(f"{total.name}.sum", total, part, self.region)
             self.lowered.append(LoweredKernel(summed, is_weight, self.layer))
+
+    def begin_phase(self) -> None:
+        """Let a new phase begin with the next kernel.
+
+        Engines do their work in the order of the program, so work that waits for another device
+        holds up what comes after it. What a kernel reads of a link is therefore read only after all
+        kernels of earlier phases have been given to their engines; what another device waits for is
+        among them.
+        """
+        self._begins_phase = True
 
     @property
     def num_microbatches(self) -> int:
@@ -347,10 +384,9 @@ class MicroBatch:
         """Declare the tensor that holds such a tensor of every micro-batch, one after the other."""
         return self._builder.for_all(name, part)
 
-    @property
-    def keeps_gradients(self) -> bool:
-        """Whether the gradients of all parameters must be there before any is updated."""
-        return self._builder.keeps_gradients
+    def keeps_gradient(self, parameter: Tensor) -> bool:
+        """Whether the whole gradient of a parameter must be there before the update."""
+        return self._builder.keeps_gradient(parameter)
 
     def view(self, whole: Tensor, first: int, shape: tuple[int, ...]) -> Tensor:
         """Name the part of a tensor, or of a parameter's values, from an element on.

@@ -13,7 +13,14 @@ from fpgapipe.errors import UserError
 from fpgapipe.hw.hls_models.isa.vector_op import LANES
 from fpgapipe.lowering.kernels.activation import drop_factors
 from fpgapipe.lowering.kernels.loss import check_classes
-from fpgapipe.lowering.units import reduction_units  # noqa: F401, registers its units
+from fpgapipe.lowering.units import (  # noqa: F401, register units
+    constant_units,
+    function_units,
+    layer_norm_unit,
+    matmul_unit,
+    part_units,
+    reduction_units,
+)
 from fpgapipe.lowering.units.layouts import Layout, Layouts, host_layout
 from fpgapipe.lowering.units.registry import Surroundings, unit_of
 from fpgapipe.lowering.units.step_units import DropoutUnit
@@ -79,7 +86,7 @@ class RefusedNetwork(UserError):
         super().__init__("\n".join([head, *lines]))
 
 
-def refusals_of(graph: Graph, *, train: bool) -> list[Refusal]:
+def refusals_of(graph: Graph, *, train: bool, has_loss: bool = True) -> list[Refusal]:
     """List the reasons why a core of any size, with any memory, cannot run a network.
 
     The units themselves are asked. What passes here can be refused later only for lack of room.
@@ -89,6 +96,8 @@ def refusals_of(graph: Graph, *, train: bool) -> list[Refusal]:
     graph : Graph
     train : bool
         Whether the network is to be trained.
+    has_loss : bool
+        Whether the loss must be computed from what the network gives.
     """
     found = list(_of_inputs(graph))
     for each in _grouped(graph):
@@ -97,7 +106,8 @@ def refusals_of(graph: Graph, *, train: bool) -> list[Refusal]:
         else:
             found += _refused(each.layers[0], partial(each.check, train=train))
     found += _of_shared(graph)
-    if train and len(graph.outputs) == 1 and graph.outputs[0] not in {each.layer for each in found}:
+    refused = {each.layer for each in found}
+    if train and has_loss and len(graph.outputs) == 1 and graph.outputs[0] not in refused:
         found += _of_loss(graph)
     return found
 
@@ -111,8 +121,8 @@ def _refused(layer: Layer, check: Callable[[], None]) -> list[Refusal]:
     return []
 
 
-def check_network(graph: Graph, *, train: bool) -> None:
-    """Raise if the core cannot run a network.
+def check_network(graph: Graph, *, train: bool, has_loss: bool = True) -> None:
+    """Raise if the core cannot run a network; see `refusals_of`.
 
     Raises
     ------
@@ -121,7 +131,7 @@ def check_network(graph: Graph, *, train: bool) -> None:
     UserError
         If the network is to be trained and does not have exactly one output.
     """
-    found = refusals_of(graph, train=train)
+    found = refusals_of(graph, train=train, has_loss=has_loss)
     if found:
         raise RefusedNetwork(graph, found)
     if train and len(graph.outputs) != 1:

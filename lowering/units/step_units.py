@@ -11,6 +11,8 @@ from fpgapipe.lowering.kernels import activation, normalisation
 from fpgapipe.lowering.kernels.products import product_kernel
 from fpgapipe.lowering.products.conv import ConvSpec
 from fpgapipe.lowering.tiling.kernel import Tensor
+from fpgapipe.lowering.units.depthwise_unit import DepthwiseUnit, is_depthwise
+from fpgapipe.lowering.units.gate_unit import gate_of
 from fpgapipe.lowering.units.late_gradients import add_late_gradient, is_late
 from fpgapipe.lowering.units.layouts import PLAIN, Layout, channels_last, with_channels_last
 from fpgapipe.lowering.units.registry import Surroundings, runs
@@ -43,7 +45,10 @@ def conv_of(layer: Layer) -> ConvSpec:
             f"convolutions must have one axis or two, not {len(operator.kernel)}"
         )
     if operator.groups != 1:
-        raise NotImplementedError(f"convolutions must have one group, not {operator.groups}")
+        raise NotImplementedError(
+            "convolutions must have one group, or one for each channel with one output, not "
+            f"{operator.groups}"
+        )
     # With one axis, images have one row.
     none: tuple[int, ...] = (1,) * (2 - len(operator.kernel))
     (top, bottom), (left, right) = ((0, 0),) * len(none) + operator.padding
@@ -236,10 +241,17 @@ class NormUnit(Unit):
         other = step.take(self, self.residual) if self.residual else None
         for tensor in norm.kept:
             step.declare(tensor)
-        run = normalisation.forward if step.options.train else normalisation.infer
-        for kernel in run(norm, y, step.region, residual=other, relu=self.relu):
-            step.add(kernel)
+        if step.options.train:
+            self.add_statistics(step, norm)
+        else:
+            step.add(normalisation.fold(norm, step.region))
+        step.add(normalisation.normalise(norm, y, step.region, residual=other, relu=self.relu))
         return y
+
+    def add_statistics(self, step: MicroBatch, norm: normalisation.BatchNorm) -> None:
+        """Add the kernels that compute the statistics of a micro-batch."""
+        for kernel in normalisation.statistics(norm, step.region):
+            step.add(kernel)
 
     def backward(self, step: MicroBatch, dy: Tensor) -> None:
         """See `Unit`."""
@@ -253,14 +265,25 @@ class NormUnit(Unit):
             step.gradient_of(each) or step.tensor(f"{name}.d{role}", each.shape, FP32)
             for role, each in (("gamma", norm.gamma), ("beta", norm.beta))
         ]
-        for kernel in normalisation.backward(
-            norm, dy, dx, (sums[0], sums[1]), step.region,
-            activated=step.values[self.name].tensor if self.relu else None, masked=masked,
-        ):  # fmt: skip
-            step.add(kernel)
+        activated = step.values[self.name].tensor if self.relu else None
+        self.add_sums(step, norm, dy, (sums[0], sums[1]), activated, masked)
+        step.add(normalisation.input_gradient(norm, masked or dy, dx, step.region))
         step.give_gradient(self, self.layers[0].inputs[0], dx)
         if self.residual:
             step.give_gradient(self, self.residual, masked or dy)
+
+    def add_sums(
+        self,
+        step: MicroBatch,
+        norm: normalisation.BatchNorm,
+        dy: Tensor,
+        gradients: tuple[Tensor, Tensor],
+        activated: Tensor | None,
+        masked: Tensor | None,
+    ) -> None:
+        """Add the kernels of the sums of the backward pass; see `normalisation.backward`."""
+        step.add(normalisation.sums_and_factors(
+            norm, dy, gradients, step.region, activated=activated, masked=masked))  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -393,6 +416,8 @@ class ViewUnit(Unit):
 
 @runs("conv", "linear")
 def _product(layer: Layer, around: Surroundings) -> Unit:
+    if is_depthwise(layer.operator, layer.input_tensors[0].shape):
+        return DepthwiseUnit((layer,))
     follower = around.only_reader(layer.name)
     slope = _slope(follower) if follower is not None else None
     if follower is None or slope is None:
@@ -402,6 +427,11 @@ def _product(layer: Layer, around: Surroundings) -> Unit:
 
 @runs("batch_norm")
 def _norm(layer: Layer, around: Surroundings) -> Unit:
+    return norm_unit(layer, around)
+
+
+def norm_unit(layer: Layer, around: Surroundings) -> NormUnit:
+    """The unit of a batch normalisation, with a sum and a ReLU that follow."""
     layers, residual = [layer], None
     follower = around.only_reader(layer.name)
     if follower is not None and _is_sum(follower):
@@ -417,8 +447,13 @@ def _norm(layer: Layer, around: Surroundings) -> Unit:
 @runs("add")
 def _sum(layer: Layer, around: Surroundings) -> Unit:
     if not _is_sum(layer):
+        if gate := gate_of(layer):
+            return gate
         shapes = " and ".join(str(list(tensor.shape)) for tensor in layer.input_tensors)
-        raise NotImplementedError(f"sums must be of two tensors of one shape, not {shapes}")
+        raise NotImplementedError(
+            "sums must be of two tensors of one shape, or one must be repeated along the "
+            f"first axes or over the positions of images, not {shapes}"
+        )
     relu = _relu_behind(layer, around)
     return AddUnit((layer, *relu), bool(relu))
 

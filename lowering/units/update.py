@@ -54,7 +54,11 @@ def update_kernels(
 
 
 def update_kernel(
-    options: StepOptions, tensors: Sequence[Tensor], region: Region, clip: Tensor | None = None
+    options: StepOptions,
+    tensors: Sequence[Tensor],
+    region: Region,
+    clip: Tensor | None = None,
+    updated: Tensor | None = None,
 ) -> Kernel:
     """Kernel that updates some weights.
 
@@ -67,6 +71,8 @@ def update_kernel(
     region : Region
     clip : Tensor, optional
         Factor of the gradients, 16 copies of it.
+    updated : Tensor, optional
+        Where the updated weights go, if not in the place of the weights; for SGD only.
     """
     weights, gradient, momentum, second = tensors
     decay = Constant(register=Scalar.WEIGHT_DECAY)
@@ -81,4 +87,6 @@ def update_kernel(
     sgd = optimiser.Sgd(
         Constant(register=Scalar.LEARNING_RATE), Constant(register=Scalar.MOMENTUM), decay
     )
-    return optimiser.sgd("update", sgd, weights, gradient, region, velocity=momentum, clip=clip)
+    return optimiser.sgd(
+        "update", sgd, weights, gradient, region, velocity=momentum, clip=clip, updated=updated
+    )

@@ -25,6 +25,7 @@ from fpgapipe.network.operators import (
     Softmax,
     Split,
     Transpose,
+    Unary,
 )
 from fpgapipe.network.operators.tensors import DType, Tensor
 from fpgapipe.network.operators.windows import per_axis
@@ -105,6 +106,10 @@ class Network(GraphBuilder):
     def activation(self, x: str, function: str, *, alpha: float = 0.01, **name: str) -> str:
         """Activation function, one of `ACTIVATIONS`."""
         return self._add(Activation(function, alpha), x, **name)
+
+    def unary(self, x: str, function: str, name: str | None = None) -> str:
+        """Function of elements, one of `UNARIES`."""
+        return self._add(Unary(function), x, name=name)
 
     def relu(self, x: str, name: str | None = None) -> str:
         """``max(x, 0)``."""

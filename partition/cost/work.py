@@ -11,6 +11,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from fpgapipe.hw.hls_models.cycles.gemm import ProductSpec
+from fpgapipe.lowering.kernels.functions import FUNCTIONS, lane_operations
+from fpgapipe.lowering.units.depthwise_unit import is_depthwise
 from fpgapipe.lowering.units.network_units import layers_together
 from fpgapipe.network.graph import Graph, Layer
 from fpgapipe.network.operators import Conv, Linear, Lstm, Pass, Pool, Slice
@@ -68,18 +70,10 @@ class PassWork:
 # Lane operations per element of the output in the forward and in the backward pass, counted from
 # the formulas. A function from a table (exp, tanh, sigmoid, reciprocal, logarithm) counts as one.
 POINTWISE_OPERATIONS = {
+    **{function: lane_operations(function) for function in FUNCTIONS},
     "relu": (1, 1),
-    "relu6": (1, 1),
     "leaky_relu": (1, 1),
     "prelu": (1, 3),
-    "elu": (3, 2),
-    "hardsigmoid": (2, 1),
-    "hardswish": (3, 3),
-    "sigmoid": (1, 2),
-    "tanh": (1, 2),
-    "gelu": (3, 6),
-    "gelu_tanh": (5, 8),
-    "silu": (2, 4),
     "add": (1, 0),
     "sub": (1, 1),
     "mul": (1, 2),
@@ -112,12 +106,12 @@ FREE = ("reshape", "flatten", "slice", "split", "concat", "constant", "unlisted"
 """Layers that move no data: their producers and consumers only use other addresses."""
 
 _KEEP_OUTPUT = (
-    *RELU_LIKE, "sigmoid", "tanh", "softmax", "log_softmax", "exp", "sqrt", "reciprocal",
+    *RELU_LIKE, "softmax", "log_softmax", "exp", "sqrt", "reciprocal",
 )  # fmt: skip
 _KEEP_INPUTS = (
-    "prelu", "elu", "hardsigmoid", "hardswish", "gelu", "gelu_tanh", "silu", "log", "erf", "abs",
-    "mul", "div", "pow", "layer_norm", "local_response_norm", "batch_norm", "linear", "conv",
-    "lstm", "matmul", "embedding",
+    "prelu", "elu", "hardsigmoid", "hardswish", "sigmoid", "tanh", "gelu", "gelu_tanh", "silu",
+    "log", "erf", "abs", "mul", "div", "pow", "layer_norm", "local_response_norm", "batch_norm",
+    "linear", "conv", "lstm", "matmul", "embedding",
 )  # fmt: skip
 
 
@@ -294,12 +288,22 @@ def _gradient_sum(
     return VectorWork(sums * layer.output.elements, 2 * sums * size, sums * size)
 
 
+def _windows_by_channel(layer: Layer) -> int:
+    """Taps of a depthwise convolution, which runs on the vector engine; 0 for other layers."""
+    if not layer.input_tensors or not is_depthwise(layer.operator, layer.input_tensors[0].shape):
+        return 0
+    assert isinstance(layer.operator, Conv)
+    return math.prod(layer.operator.kernel)
+
+
 def _forward(layer: Layer, formats: Formats) -> VectorWork:
     x = layer.input_tensors[0] if layer.input_tensors else layer.output
     reads = sum(map(formats.tensor_bytes, layer.input_tensors))
     writes = formats.tensor_bytes(layer.output)
     out = layer.output.elements
     op = layer.op
+    if windows := _windows_by_channel(layer):
+        return VectorWork(windows * out, reads, writes)
     if op in FREE or (layer.gemms and not isinstance(layer.operator, Lstm)):
         return NO_WORK
     if isinstance(layer.operator, Lstm):
@@ -327,6 +331,11 @@ def _backward(layer: Layer, formats: Formats, wants_input: bool) -> VectorWork:
     reads = sum(map(formats.tensor_bytes, layer.input_tensors))
     out = layer.output.elements
     op = layer.op
+    if windows := _windows_by_channel(layer):
+        # The weight's gradient reads both, the input's gradient what is given.
+        own = VectorWork(windows * out, given + reads, 0)
+        back = VectorWork(windows * x.elements, given, reads)
+        return own + back if wants_input else own
     if op in (*FREE, "add") or (layer.gemms and not isinstance(layer.operator, Lstm)):
         return NO_WORK
     if isinstance(layer.operator, Lstm):

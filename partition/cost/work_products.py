@@ -8,6 +8,7 @@ from dataclasses import dataclass
 
 from fpgapipe.hw.hls_models.cycles.gemm import Axis, ProductSpec
 from fpgapipe.hw.hls_models.numerics.element_format import BF16, FP32, MXINT8, ElementFormat
+from fpgapipe.lowering.units.depthwise_unit import is_depthwise
 from fpgapipe.network.graph import Graph, Layer
 from fpgapipe.network.operators import Conv, Gemm, Pass
 from fpgapipe.network.operators.tensors import Tensor
@@ -58,6 +59,8 @@ class Formats:
 def products(graph: Graph, layer: Layer, formats: Formats) -> dict[Pass, tuple[ProductSpec, ...]]:
     """The matrix products of each pass that a layer has."""
     passes = graph.passes(layer.name)
+    if is_depthwise(layer.operator, layer.input_tensors[0].shape if layer.inputs else ()):
+        return dict.fromkeys(passes, ())  # the vector engine runs it
     if isinstance(layer.operator, Conv):
         by_pass = {
             Pass.FORWARD: _conv_forward,

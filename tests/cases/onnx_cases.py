@@ -37,6 +37,7 @@ from fpgapipe.lowering.program.assemble import assemble
 from fpgapipe.lowering.program.step import build_step
 from fpgapipe.lowering.tiling.channels import small
 from fpgapipe.lowering.tiling.kernel import Region, Tensor
+from fpgapipe.lowering.units.matmul_unit import MatMulUnit
 from fpgapipe.lowering.units.network_units import units_of
 from fpgapipe.lowering.units.step_options import StepOptions
 from fpgapipe.lowering.units.step_units import ProductUnit, conv_of
@@ -206,7 +207,10 @@ def run_network(case, machine, path, constants=(), *, exact=False):
     machine.run(memory, program.instructions, program.entry)
     (output,) = graph.outputs
     found = program.results(memory)[output].reshape(graph.layers[output].output.shape)
-    products = [unit for unit in units_of(graph) if isinstance(unit, ProductUnit)]
+    units = units_of(graph)
+    if any(isinstance(unit, MatMulUnit) for unit in units):
+        return Result([found], _matmul_bound(case))
+    products = [unit for unit in units if isinstance(unit, ProductUnit)]
     if not products:
         return Result([found], 0 if exact else None)
     (error,) = product_errors(program, memory)
@@ -227,6 +231,17 @@ def _network_bound(case, program, unit, memory):
     (expected,) = case.outputs
     shape = layer.output.shape
     bound = channels_first(bound) if len(shape) == 4 else bound.reshape(shape)
+    return bound + 2**-22 * np.abs(expected)
+
+
+def _matmul_bound(case):
+    """What MXINT8 may do to products of matrices, one for each index of the axes before."""
+    (expected,) = case.outputs
+    ones, others = case.inputs
+    bound = np.empty(expected.shape)
+    for index in np.ndindex(expected.shape[:-2]):
+        one, other = ones[index], others[index]
+        bound[index] = product_bound(one, other.T, one.shape[1])
     return bound + 2**-22 * np.abs(expected)
 
 

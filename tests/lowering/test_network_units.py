@@ -21,7 +21,7 @@ from fpgapipe.network.zoo.layers import Network
 def many_faults():
     net = Network("faulty", 4)
     x = net.conv(net.image(6, 40, 40), 6, 3, groups=3, name="grouped")
-    x = net.add("norm", ops.BatchNorm(affine=False), net.activation(x, "gelu", name="gelu"))
+    x = net.add("norm", ops.BatchNorm(affine=False), net.activation(x, "prelu", name="prelu"))
     x = net.add("dilated", ops.Pool("max", (2, 2), (1, 1), ((0, 0),) * 2, (2, 2)), x)
     x = net.max_pool(x, 30, stride=1, name="large")
     x = net.activation(x, "leaky_relu", alpha=-0.1, name="steep")
@@ -31,18 +31,19 @@ def many_faults():
     return net.build(["shares"])
 
 
+GROUPS = "convolutions must have one group, or one for each channel with one output, not"
 FAULTS = {
-    "grouped": ("conv", "convolutions must have one group, not 3"),
-    "gelu": ("gelu", "the core has no gelu"),
+    "grouped": ("conv", f"{GROUPS} 3"),
+    "prelu": ("prelu", "the core has no prelu"),
     "norm": ("batch_norm", "batch normalisation must have a scale and a bias"),
     "dilated": ("max_pool", "pooling must have one axis or two, and no dilation"),
     "large": ("max_pool", "max pool window must have at most 256 pixels, not 900"),
     "steep": ("leaky_relu", "a leaky ReLU that trains must have a slope of at least 0, not -0.1"),
     "one": ("reduce_mean", "means must be over all axes behind the channels, not [2]"),
-    "halves": ("conv", "convolutions must have one group, not 2"),
+    "halves": ("conv", f"{GROUPS} 2"),
     "shares": (
         "softmax",
-        "the core has no gradient of softmax; as the last layer, leave it out: the loss has a "
+        "a network that trains must not end in a softmax; leave it out, since the loss has a "
         "softmax of its own",
     ),
 }
@@ -107,10 +108,11 @@ def test_logits_that_no_loss_takes(make, message):
 def test_sums_of_two_shapes_say_so():
     net = Network("sums", 4)
     x = net.image(3, 8)
-    net.plus(net.linear(x, 5), net.add("mean", ops.Reduce("mean", (2,), keep_axes=True), x), "sum")
+    net.plus(net.linear(x, 5), net.linear(net.add("first", ops.Slice(1, 0, 1), x), 5), "sum")
     (found,) = refusals_of(net.build(), train=False)
     assert str(found) == (
-        "layer 'sum': sums must be of two tensors of one shape, not [4, 3, 5] and [4, 3, 1]"
+        "layer 'sum': sums must be of two tensors of one shape, or one must be repeated along the "
+        "first axes or over the positions of images, not [4, 3, 5] and [4, 1, 5]"
     )
 
 
@@ -123,17 +125,20 @@ def plan(cli, network, *more):
 
 def test_a_plan_says_that_it_cannot_be_built(cli):
     note = "note: 'fpgapipe build' cannot make this plan: "
-    out = plan(cli, "lenet5", "--schedule", "1f1b-as")
-    assert f"{note}the core does not run 4 layers of lenet5" in out
-    found = json.loads(plan(cli, "lenet5", "--schedule", "1f1b-as", "--json"))["build"]
+    out = plan(cli, "cosmoflow", "--schedule", "1f1b-as")
+    assert f"{note}the core does not run 10 layers of cosmoflow" in out
+    found = json.loads(plan(cli, "cosmoflow", "--schedule", "1f1b-as", "--json"))["build"]
     assert found["possible"] is False
-    assert found["reason"].startswith("the core does not run 4 layers of lenet5 (docs/limits.md):")
-    assert found["refused"][1] == {
-        "layer": "tanh2", "op": "tanh", "reason": "the core has no tanh",
-    }  # fmt: skip
-    assert f"{note}schedule pipedream needs several versions" in plan(
-        cli, "digits-cnn", "--schedule", "pipedream"
+    assert found["reason"].startswith("the core does not run 10 layers of cosmoflow (docs")
+    assert found["refused"][0] == {
+        "layer": "conv1",
+        "op": "conv",
+        "reason": "convolutions must have one axis or two, not 3",
+    }
+    assert f"{note}zb-auto has no order of its own" in plan(
+        cli, "digits-cnn", "--schedule", "zb-auto"
     )
-    assert note not in plan(cli, "digits-cnn", "--schedule", "1f1b-as")
+    for kind in ("1f1b-as", "pipedream", "pipedream-newest"):
+        assert note not in plan(cli, "digits-cnn", "--schedule", kind)
     found = json.loads(plan(cli, "digits-cnn", "--schedule", "1f1b-as", "--json"))["build"]
     assert found == {"possible": True, "reason": None, "refused": []}

@@ -24,7 +24,7 @@ from fpgapipe.lowering.units.step_options import NORM, StepOptions, scalar_bits
 from fpgapipe.lowering.units.step_units import AddUnit, NormUnit, ProductUnit
 from fpgapipe.network.initial_values import initial_parameters, random_batch
 from fpgapipe.network.load import load_network
-from fpgapipe.network.operators import Flatten, Reshape
+from fpgapipe.network.operators import Flatten, LocalResponseNorm, Reshape
 from fpgapipe.network.zoo.layers import Network
 
 
@@ -216,9 +216,9 @@ def test_steps_are_those_of_the_quantiser():
 @pytest.mark.parametrize(
     ("make", "message"),
     [
-        (lambda net, x: net.conv(x, 6, 3, groups=3), "must have one group, not 3"),
-        (lambda net, x: net.activation(x, "gelu"), "the core has no"),
-        (lambda net, x: net.layer_norm(x), "the core has no layer_norm"),
+        (lambda net, x: net.conv(x, 6, 3, groups=3), "with one output, not 3"),
+        (lambda net, x: net.activation(x, "prelu"), "the core has no"),
+        (lambda net, x: net.add("near", LocalResponseNorm(3), x), "the core has no local_resp"),
     ],
 )
 def test_what_the_core_lacks_is_refused_by_name(make, message):

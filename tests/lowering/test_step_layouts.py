@@ -405,7 +405,7 @@ def test_softmax_in_inference(shape, axis, log, activations):
     net.add("softmax", ops.Softmax(axis, log), x)
     graph = net.build()
     check_inference(graph, StepOptions(activations, train=False))
-    with pytest.raises(UserError, match=r"layer 'softmax': the core has no gradient of (log_)?so"):
+    with pytest.raises(UserError, match=r"layer 'softmax': a network that trains must not end"):
         build_step(graph, SMALL_CORE)
 
 

@@ -1,0 +1,115 @@
+"""The unit of a normalisation over the last axes."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from math import prod
+from typing import TYPE_CHECKING
+
+from fpgapipe.hw.hls_models.numerics.element_format import FP32
+from fpgapipe.lowering.kernels.layer_norm import (
+    layer_norm,
+    layer_norm_gradient,
+    parameter_gradient,
+)
+from fpgapipe.lowering.units.layouts import PLAIN, Layout
+from fpgapipe.lowering.units.registry import Surroundings, runs
+from fpgapipe.lowering.units.unit import Unit
+from fpgapipe.network import operators as ops
+
+if TYPE_CHECKING:
+    from collections.abc import Collection, Mapping
+
+    from fpgapipe.lowering.tiling.kernel import Tensor
+    from fpgapipe.lowering.units.microbatch import MicroBatch
+    from fpgapipe.network.graph import Layer
+
+
+@dataclass(frozen=True)
+class LayerNormUnit(Unit):
+    """Normalisation over the last axes, then a scale and a shift."""
+
+    @property
+    def _operator(self) -> ops.LayerNorm:
+        operator = self.layers[0].operator
+        assert isinstance(operator, ops.LayerNorm)
+        return operator
+
+    @property
+    def _width(self) -> int:
+        """Elements that are normalised together."""
+        return prod(self.in_shape[-self._operator.num_axes :])
+
+    def wants(self, given: Mapping[str, Layout], rigid: Collection[str]) -> dict[str, Layout]:
+        """See `Unit`."""
+        return {self.inputs[0]: PLAIN}
+
+    def _rows(self, x: Tensor) -> Tensor:
+        """View a value as a matrix of what is normalised together."""
+        return replace(x, shape=(x.elements // self._width, self._width))
+
+    def _learned(self, step: MicroBatch) -> tuple[Tensor | None, Tensor | None]:
+        """Scale and shift."""
+        layer = self.layers[0]
+        return step.parameter(layer, "weight"), step.parameter(layer, "bias")
+
+    def forward(self, step: MicroBatch) -> Tensor:
+        """See `Unit`."""
+        x = step.take(self, self.inputs[0])
+        y = step.activation(self.name, x.shape)
+        number = (x.elements // self._width,)
+        mean = step.tensor(f"{self.name}.mean", number, FP32)
+        deviation = step.tensor(f"{self.name}.deviation", number, FP32)
+        gamma, beta = self._learned(step)
+        step.add(
+            layer_norm(
+                self.name,
+                self._rows(x),
+                self._rows(y),
+                mean,
+                deviation,
+                step.region,
+                gamma=gamma,
+                beta=beta,
+                epsilon=self._operator.epsilon,
+            )
+        )
+        return y
+
+    def backward(self, step: MicroBatch, dy: Tensor) -> None:
+        """See `Unit`."""
+        x = step.take(self, self.inputs[0])
+        mean, deviation = (
+            step.from_earlier_pass(f"{self.name}.{each}") for each in ("mean", "deviation")
+        )
+        gamma, beta = self._learned(step)
+        dx = step.activation(f"{self.name}.dx", x.shape)
+        normalised = step.tensor(f"{self.name}.normalised", x.shape, FP32)
+        rows, given = self._rows(normalised), self._rows(dy)
+        step.add(
+            layer_norm_gradient(
+                f"{self.name}.gradient",
+                self._rows(x),
+                given,
+                rows,
+                self._rows(dx),
+                mean,
+                deviation,
+                step.region,
+                gamma=gamma,
+            )
+        )
+        step.give_gradient(self, self.inputs[0], dx)
+        for role, parameter in (("weight", gamma), ("bias", beta)):
+            total = step.gradient_of(parameter) if parameter else None
+            if total:
+                factor = rows if role == "weight" else None
+                kernel = parameter_gradient(
+                    f"{self.name}.{role}", given, factor, total, step.region
+                )
+                step.add(kernel, is_weight=True)
+
+
+@runs("layer_norm")
+def _layer_norm(layer: Layer, around: Surroundings) -> Unit:
+    return LayerNormUnit((layer,))

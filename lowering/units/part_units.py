@@ -1,0 +1,198 @@
+"""Units of concatenations and slices."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from math import prod
+from typing import TYPE_CHECKING
+
+from fpgapipe.lowering.kernels.parts import Rows, copy_rows, zero_rows
+from fpgapipe.lowering.units.layouts import PLAIN, Layout, channels_last, with_channels_last
+from fpgapipe.lowering.units.registry import Surroundings, runs
+from fpgapipe.lowering.units.unit import Unit
+from fpgapipe.network import operators as ops
+from fpgapipe.network.operators.tensors import normalise_axis
+
+if TYPE_CHECKING:
+    from collections.abc import Collection, Mapping, Sequence
+
+    from fpgapipe.lowering.tiling.kernel import Tensor
+    from fpgapipe.lowering.units.microbatch import MicroBatch
+    from fpgapipe.network.graph import Layer
+
+
+@dataclass(frozen=True)
+class _Axis:
+    """An axis of a tensor in memory.
+
+    Attributes
+    ----------
+    rows : int
+        Product of the sizes of the axes outside it.
+    size : int
+    inner : int
+        Product of the sizes of the axes inside it.
+    """
+
+    rows: int
+    size: int
+    inner: int
+
+    @classmethod
+    def of(cls, shape: Sequence[int], axis: int, *, last: bool) -> _Axis:
+        """The axis of a value of some shape, whose channels may lie last."""
+        place = axis
+        if last and axis > 0:
+            place = len(shape) - 1 if axis == 1 else axis - 1
+            shape = with_channels_last(tuple(shape))
+        return cls(prod(shape[:place]), shape[place], prod(shape[place + 1 :]))
+
+    def part(self, first: int) -> Rows:
+        """Where rows of a part lie that begins at an index of the axis."""
+        return Rows(first * self.inner, self.size * self.inner)
+
+
+def _is_last(shapes: Mapping[str, tuple[int, ...]], layouts: Mapping[str, Layout]) -> bool:
+    """Whether values have their channels last."""
+    return all(layouts[name] == channels_last(shape) for name, shape in shapes.items())
+
+
+@dataclass(frozen=True)
+class PartUnit(Unit):
+    """A layer that copies parts of tensors, along one axis.
+
+    Values are copied as they lie, if all of them have their channels last or all are in the order
+    of the network; otherwise they are read with their channels last.
+    """
+
+    @property
+    def shapes(self) -> dict[str, tuple[int, ...]]:
+        """Shapes of the inputs in the network."""
+        layer = self.layers[0]
+        pairs = zip(layer.inputs, layer.input_tensors, strict=True)
+        return {name: tensor.shape for name, tensor in pairs}
+
+    def wants(self, given: Mapping[str, Layout], rigid: Collection[str]) -> dict[str, Layout]:
+        """See `Unit`."""
+        plain = all(given[name] == PLAIN for name in self.inputs)
+        if plain and not _is_last(self.shapes, given):
+            return dict.fromkeys(self.inputs, PLAIN)
+        return {name: channels_last(shape) for name, shape in self.shapes.items()}
+
+    def gives(self, wanted: Mapping[str, Layout]) -> Layout:
+        """See `Unit`."""
+        return channels_last(self.out_shape) if _is_last(self.shapes, wanted) else PLAIN
+
+    def lies_last(self, step: MicroBatch) -> bool:
+        """Whether the channels of the values lie last in memory."""
+        return _is_last(self.shapes, step.wanted(self))
+
+    def memory_shape(self, shape: tuple[int, ...], *, last: bool) -> tuple[int, ...]:
+        """Shape of a value in memory."""
+        return with_channels_last(shape) if last and len(shape) > 2 else shape
+
+
+@dataclass(frozen=True)
+class ConcatUnit(PartUnit):
+    """A concatenation: each input is copied to its place in the result."""
+
+    @property
+    def _axis(self) -> int:
+        operator = self.layers[0].operator
+        assert isinstance(operator, ops.Concat)
+        return normalise_axis(operator.axis, len(self.out_shape))
+
+    def _places(self, *, last: bool) -> list[tuple[str, _Axis, Rows]]:
+        """For each input in turn, its axis, and where its rows lie in the result."""
+        whole = _Axis.of(self.out_shape, self._axis, last=last)
+        found, first = [], 0
+        layer = self.layers[0]
+        for name, tensor in zip(layer.inputs, layer.input_tensors, strict=True):
+            axis = _Axis.of(tensor.shape, self._axis, last=last)
+            found.append((name, axis, whole.part(first)))
+            first += axis.size
+        return found
+
+    def forward(self, step: MicroBatch) -> Tensor:
+        """See `Unit`."""
+        last = self.lies_last(step)
+        y = step.activation(self.name, self.memory_shape(self.out_shape, last=last))
+        for name, axis, place in self._places(last=last):
+            x = step.take(self, name)
+            size = axis.rows, axis.size * axis.inner
+            step.add(copy_rows(self.name, x, y, size, axis.part(0), place, step.region))
+        return y
+
+    def backward(self, step: MicroBatch, dy: Tensor) -> None:
+        """See `Unit`."""
+        last = self.lies_last(step)
+        for number, (name, axis, place) in enumerate(self._places(last=last)):
+            dx = step.activation(f"{self.name}.dx{number}", step.take(self, name).shape)
+            size = axis.rows, axis.size * axis.inner
+            kernel = copy_rows(
+                f"{self.name}.gradient", dy, dx, size, place, axis.part(0), step.region
+            )
+            step.add(kernel)
+            step.give_gradient(self, name, dx)
+
+
+@dataclass(frozen=True)
+class SliceUnit(PartUnit):
+    """A slice, or a piece of a split; backward, the elements outside it get zeros."""
+
+    @property
+    def _operator(self) -> ops.Slice:
+        operator = self.layers[0].operator
+        assert isinstance(operator, ops.Slice)
+        return operator
+
+    def check(self, *, train: bool) -> None:
+        """See `Unit`."""
+        if self._operator.step != 1:
+            raise NotImplementedError(
+                f"slices must have elements that follow one another, not each {self._operator.step}"
+            )
+
+    def _axes(self, step: MicroBatch) -> tuple[_Axis, _Axis, bool]:
+        """The axis of the input and of the result, and whether channels lie last."""
+        last = self.lies_last(step)
+        axis = normalise_axis(self._operator.axis, len(self.in_shape))
+        return (
+            _Axis.of(self.in_shape, axis, last=last),
+            _Axis.of(self.out_shape, axis, last=last),
+            last,
+        )
+
+    def forward(self, step: MicroBatch) -> Tensor:
+        """See `Unit`."""
+        whole, part, last = self._axes(step)
+        x = step.take(self, self.inputs[0])
+        y = step.activation(self.name, self.memory_shape(self.out_shape, last=last))
+        size = part.rows, part.size * part.inner
+        read = whole.part(self._operator.start)
+        step.add(copy_rows(self.name, x, y, size, read, part.part(0), step.region))
+        return y
+
+    def backward(self, step: MicroBatch, dy: Tensor) -> None:
+        """See `Unit`."""
+        whole, part, _ = self._axes(step)
+        dx = step.activation(f"{self.name}.dx", step.take(self, self.inputs[0]).shape)
+        start, stop = self._operator.start, self._operator.start + part.size
+        name = f"{self.name}.gradient"
+        for first, end in ((0, start), (stop, whole.size)):
+            if first < end:
+                size = whole.rows, (end - first) * whole.inner
+                step.add(zero_rows(f"{name}.zeros", dx, size, whole.part(first), step.region))
+        size = part.rows, part.size * part.inner
+        step.add(copy_rows(name, dy, dx, size, part.part(0), whole.part(start), step.region))
+        step.give_gradient(self, self.inputs[0], dx)
+
+
+@runs("concat")
+def _concat(layer: Layer, around: Surroundings) -> Unit:
+    return ConcatUnit((layer,))
+
+
+@runs("slice", "split")
+def _slice(layer: Layer, around: Surroundings) -> Unit:
+    return SliceUnit((layer,))
