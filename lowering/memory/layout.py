@@ -113,6 +113,11 @@ class Demand:
             )
         return Demand(own, shareable, uses, tasks, range(len(tasks)), self.apart)
 
+    def with_words(self, words: Sequence[int]) -> Demand:
+        """The same with the words that each kernel takes in the program."""
+        uses = [replace(use, words=some) for use, some in zip(self.uses, words, strict=True)]
+        return replace(self, uses=uses)
+
     def all_apart(self) -> Demand:
         """The same with places of their own for all tensors."""
         return replace(self, apart=True)

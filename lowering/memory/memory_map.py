@@ -45,6 +45,9 @@ class Stored:
         Shape in the network, with an axis of flattened images split into channels and positions.
     order : tuple of int
         Axes of `split` in the order of the memory.
+    part : (int, int, int) or None
+        Where the device has a part of a parameter, of which `shape` is the shape: the axis along
+        which it is cut, the first index, and the size of the axis in the network.
     """
 
     trainable: bool
@@ -52,6 +55,30 @@ class Stored:
     shape: tuple[int, ...]
     split: tuple[int, ...]
     order: tuple[int, ...]
+    part: tuple[int, int, int] | None = None
+
+    @property
+    def whole_shape(self) -> tuple[int, ...]:
+        """Shape of the whole parameter in the network."""
+        if self.part is None:
+            return self.shape
+        axis, _, size = self.part
+        return (*self.shape[:axis], size, *self.shape[axis + 1 :])
+
+    @property
+    def _own(self) -> tuple[slice, ...]:
+        if self.part is None:
+            return ()
+        axis, first, _ = self.part
+        return (*(slice(None),) * axis, slice(first, first + self.shape[axis]))
+
+    def taken(self, whole: NDArray[np.float32]) -> NDArray[np.float32]:
+        """The device's part of the values of a whole parameter."""
+        return whole[self._own] if self.part else whole
+
+    def put(self, whole: NDArray[np.float32], values: NDArray[np.float32]) -> None:
+        """Write the device's part into the values of a whole parameter."""
+        whole[self._own] = values
 
     def to_memory(self, values: NDArray[np.float32]) -> NDArray[np.float32]:
         """Return the values in the order of the memory."""
@@ -120,7 +147,7 @@ class MemoryMap:
     def set_parameters(
         self, memory: NDArray[np.uint8], parameters: Mapping[str, NDArray[np.float32]]
     ) -> None:
-        """Write all parameters.
+        """Write all parameters, of which the device may have a part.
 
         Raises
         ------
@@ -137,16 +164,20 @@ class MemoryMap:
         stored: Stored,
         values: Mapping[str, NDArray[np.float32]],
     ) -> None:
-        if name not in values or values[name].shape != stored.shape:
+        if name not in values or values[name].shape != stored.whole_shape:
             came = values[name].shape if name in values else "nothing"
-            raise ValueError(f"parameter {name} must have shape {stored.shape}, not {came}")
-        self.write(memory, name, stored.to_memory(values[name]))
+            raise ValueError(f"parameter {name} must have shape {stored.whole_shape}, not {came}")
+        self.write(memory, name, stored.to_memory(stored.taken(values[name])))
 
     def state(self, memory: NDArray[np.uint8]) -> dict[str, NDArray[np.float32]]:
-        """Read all that the next step needs: parameters, statistics and the optimiser's values."""
+        """Read all that the next step needs: parameters, statistics and the optimiser's values.
+
+        Of a parameter that is cut these are the values of the device's part; `joined` puts the
+        parts of all devices together.
+        """
         return {
             name: stored.from_memory(self.read(memory, name)).copy()
-            for name, stored in self._lasting()
+            for name, stored in self.lasting()
         }
 
     def set_state(
@@ -159,10 +190,10 @@ class MemoryMap:
         ValueError
             If something is missing or has another shape.
         """
-        for name, stored in self._lasting():
+        for name, stored in self.lasting():
             self._set_stored(memory, name, stored, state)
 
-    def _lasting(self) -> list[tuple[str, Stored]]:
+    def lasting(self) -> list[tuple[str, Stored]]:
         """Tensors that last from step to step, with their names."""
         return [
             (name + suffix, stored)
@@ -274,6 +305,29 @@ class MemoryMap:
                 "it; to read it, make the program with StepOptions(apart=True)"
             )
         return self.places[name]
+
+
+def joined(
+    parts: Iterable[tuple[MemoryMap, Mapping[str, NDArray[np.float32]]]],
+) -> dict[str, NDArray[np.float32]]:
+    """Put together what several devices have of the parameters, or of what belongs to them.
+
+    Parameters
+    ----------
+    parts : iterable of (MemoryMap, mapping of str to array)
+        Map of each device, and what `MemoryMap.parameters` or `MemoryMap.state` reads of it.
+    """
+    found: dict[str, NDArray[np.float32]] = {}
+    for memory_map, values in parts:
+        for name, value in values.items():
+            stored = memory_map.stored.get(name) or memory_map.stored[name.rpartition(".")[0]]
+            if stored.part is None:
+                found[name] = value
+                continue
+            if name not in found:
+                found[name] = np.zeros(stored.whole_shape, np.float32)
+            stored.put(found[name], value)
+    return found
 
 
 _MAPS = TypeAdapter(MemoryMap)

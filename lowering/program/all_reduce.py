@@ -6,6 +6,8 @@ and sends it back through all devices, which keep it. The order of the additions
 devices, for every element: ``((g0 + g1) + g2) + g3``. With a micro-batch on each device this is the
 order of one device that does all of them.
 
+A tensor that only some devices have is added up by these; the devices between them pass it on.
+
 Chunks follow one another, and the two directions of a link are independent. So every wire carries
 each element once, and the whole takes about as long as one transfer of the tensor, for any number
 of devices, plus the time of a chunk for each hop. A ring all-reduce over ``n`` devices sends
@@ -30,8 +32,10 @@ if TYPE_CHECKING:
 
     from fpgapipe.lowering.tiling.kernel import Kernel, Region
 
-CHUNK_BYTES = (1 << 13, 1 << 16)
-"""Least and most bytes of a chunk, which is one packet on a link; the last one may be smaller."""
+CHUNK_BYTES = (1 << 13, 1 << 14)
+"""Least and most bytes of a chunk, which is one packet on a link; the last one may be smaller.
+
+With larger ones, the few requests of a SEND wait behind all those of an addition's loads."""
 
 MANY_CHUNKS = 512
 """Chunks of a tensor that are so many that the time of a chunk for each hop hardly matters."""
@@ -44,6 +48,10 @@ BUFFERS = 16
 
 REGIONS = 4
 """Parts of the scratchpad that additions use in turn, so that none waits for the one before it."""
+
+ADDITION_BYTES = 1 << 15
+"""Most bytes of scratchpad of an addition of chunks above the least: it adds pieces of 4 KB, and
+SENDs get their turn at the memory between these."""
 
 
 @dataclass(frozen=True)
@@ -74,6 +82,35 @@ class Member:
         return self.index == self.num_devices - 1
 
 
+@dataclass(frozen=True)
+class Team:
+    """The devices of a chain that add up a tensor; those between them pass it on.
+
+    Attributes
+    ----------
+    adders : tuple of int
+        Devices with a summand, in ascending order, which is that of the additions.
+    keepers : tuple of int
+        Devices that get the sum, in ascending order: the adders, and any devices before the last.
+    """
+
+    adders: tuple[int, ...]
+    keepers: tuple[int, ...]
+
+    @classmethod
+    def every(cls, num_devices: int) -> Team:
+        """The team of all devices of a chain."""
+        return cls(tuple(range(num_devices)), tuple(range(num_devices)))
+
+    def receives(self, index: int) -> bool:
+        """Whether a sum of the devices before comes to a device."""
+        return self.adders[0] < index <= self.adders[-1]
+
+    def passes_on(self, index: int) -> bool:
+        """Whether the whole sum goes through a device that does not keep it."""
+        return self.keepers[0] < index < self.adders[-1] and index not in self.keepers
+
+
 def chunks_of(name: str, elements: int) -> list[Tensor]:
     """The chunks of an FP32 tensor, in the order of its elements."""
     least, most = CHUNK_BYTES
@@ -84,10 +121,10 @@ def chunks_of(name: str, elements: int) -> list[Tensor]:
     ]
 
 
-def coming_chunks(name: str, chunks: Sequence[Tensor]) -> list[Tensor]:
-    """Tensors into which chunks are received, some in turn: one for each of `chunks`."""
+def buffers_of(name: str, chunks: Sequence[Tensor]) -> list[Tensor]:
+    """Tensors through which chunks go, some in turn: one for each of `chunks`."""
     most = max((chunk.elements for chunk in chunks), default=0)
-    buffers = [Tensor(f"{name}.coming{number}", (most,)) for number in range(BUFFERS)]
+    buffers = [Tensor(f"{name}{number}", (most,)) for number in range(BUFFERS)]
     return [buffers[number % BUFFERS] for number in range(len(chunks))]
 
 
@@ -97,6 +134,8 @@ def all_reduce(
     chunks: Sequence[Tensor],
     coming: Sequence[Tensor],
     region: Region,
+    team: Team | None = None,
+    passing: Sequence[Tensor] = (),
 ) -> Iterator[Kernel]:
     """Yield a device's kernels, after which its chunks have the sums over all devices.
 
@@ -110,44 +149,70 @@ def all_reduce(
     name : str
     member : Member
     chunks : sequence of Tensor
-        The device's own values, which the sums replace.
+        The device's own values, which the sums replace; if it keeps none, the sizes count.
     coming : sequence of Tensor
-        Result of `coming_chunks`.
+        Result of `buffers_of`, for sums of the devices before.
     region : Region
         Part of the scratchpad for the additions.
+    team : Team, optional
+        The devices that add up the tensor; all of the chain if left out.
+    passing : sequence of Tensor, optional
+        Result of `buffers_of`, for sums that go through a device which does not keep them.
     """
-    regions = _regions(region)
-    lag = LAG * (member.num_devices - 1 - member.index)
+    team = team or Team.every(member.num_devices)
+    regions = _regions(region, chunks)
+    lag = LAG * max(team.adders[-1] - member.index, 0)
+    keeps = member.index in team.keepers
     for number in range(len(chunks) + lag):
         if number < len(chunks):
             own, among = chunks[number], regions[number % len(regions)]
-            yield from _gathered(name, member, number, own, coming[number], among)
+            yield from _gathered(name, member, team, number, own, coming, among)
         if number >= lag:
-            yield from broadcast(name, member, number - lag, chunks[number - lag], to_last=False)
+            back = number - lag
+            tensor = chunks[back] if keeps else _buffer(passing, back, chunks[back])
+            yield from passed_on(name, member, back, tensor, team.adders[-1], team.keepers[0])
 
 
-def _regions(region: Region) -> list[Region]:
-    """Parts of a region that additions use in turn."""
-    size = region.size_bytes // REGIONS // WORD_BYTES * WORD_BYTES
-    return [replace(region, base=region.base + n * size, size_bytes=size) for n in range(REGIONS)]
+def _buffer(buffers: Sequence[Tensor], number: int, chunk: Tensor) -> Tensor:
+    """The buffer of a chunk, with the chunk's size; the chunk itself if there are no buffers."""
+    return Tensor(buffers[number].name, chunk.shape) if buffers else chunk
+
+
+def _regions(region: Region, chunks: Sequence[Tensor]) -> list[Region]:
+    """Parts of a region that additions use in turn, spread over its banks."""
+    step = region.size_bytes // REGIONS // WORD_BYTES * WORD_BYTES
+    large = any(chunk.size_bytes > CHUNK_BYTES[0] for chunk in chunks)
+    size = min(step, ADDITION_BYTES) if large else step
+    return [replace(region, base=region.base + n * step, size_bytes=size) for n in range(REGIONS)]
 
 
 def _gathered(
-    name: str, member: Member, number: int, own: Tensor, coming: Tensor, region: Region
+    name: str,
+    member: Member,
+    team: Team,
+    number: int,
+    own: Tensor,
+    coming: Sequence[Tensor],
+    region: Region,
 ) -> Iterator[Kernel]:
-    """Add what comes from the device before, and send the sum to the next one."""
-    if not member.is_first:
-        came = Tensor(coming.name, own.shape)
+    """Add what comes from the devices before, and send the sum to the next one."""
+    index = member.index
+    total = own
+    if team.receives(index):
+        came = _buffer(coming, number, own)
         yield _transfer(name, Opcode.RECEIVE, member, member.before, came, number)
-        yield accumulate(f"{name}.add", own, came, region)
-    if not member.is_last:
-        yield _transfer(name, Opcode.SEND, member, member.after, own, number)
+        if index in team.adders:
+            yield accumulate(f"{name}.add", own, came, region)
+        else:
+            total = came
+    if team.adders[0] <= index < team.adders[-1]:
+        yield _transfer(name, Opcode.SEND, member, member.after, total, number)
 
 
-def broadcast(
-    name: str, member: Member, number: int, tensor: Tensor, *, to_last: bool
+def passed_on(
+    name: str, member: Member, number: int, tensor: Tensor, source: int, target: int
 ) -> Iterator[Kernel]:
-    """Yield the kernels by which all devices get the tensor of one end of the chain.
+    """Yield the kernels by which a tensor goes through the chain from one device to another.
 
     Parameters
     ----------
@@ -156,17 +221,19 @@ def broadcast(
     number : int
         Number of the tensor, below 2**28, which both ends of a link compare.
     tensor : Tensor
-    to_last : bool
-        Whether it goes from the first device to the last one, or else back.
+        The tensor of this device, which gets the values unless it is the source.
+    source, target : int
+        Devices where the way begins and ends.
     """
-    source, target = (member.before, member.after) if to_last else (member.after, member.before)
-    begins, ends = member.is_first, member.is_last
-    if not to_last:
-        begins, ends = ends, begins
-    if not begins:
-        yield _transfer(name, Opcode.RECEIVE, member, source, tensor, number)
-    if not ends:
-        yield _transfer(name, Opcode.SEND, member, target, tensor, number)
+    if not min(source, target) <= member.index <= max(source, target):
+        return
+    comes, goes = member.before, member.after
+    if target < source:
+        comes, goes = goes, comes
+    if member.index != source:
+        yield _transfer(name, Opcode.RECEIVE, member, comes, tensor, number)
+    if member.index != target:
+        yield _transfer(name, Opcode.SEND, member, goes, tensor, number)
 
 
 def _transfer(

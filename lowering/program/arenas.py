@@ -1,8 +1,9 @@
 """Arenas: tensors that hold some value of all trainable parameters, one after the other.
 
-One kernel can thus update all parameters. A parameter whose gradient is not kept
-(`lowering.units.late_gradients`) lies behind the others, so that the arena of the gradients ends
-before it.
+One kernel can thus update all parameters. Parameters whose gradients are added up over several
+devices come first, in the order of `lowering.program.share.Summed`. A parameter whose
+gradient is not kept (`lowering.units.late_gradients`) lies behind the others, so that the arena of
+the gradients ends before it.
 """
 
 from __future__ import annotations
@@ -22,9 +23,11 @@ from fpgapipe.lowering.units.step_options import (
 )
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Iterable, Mapping
+    from collections.abc import Callable, Collection, Iterable, Mapping
 
     from fpgapipe.lowering.memory.memory_map import Stored
+    from fpgapipe.lowering.program.share import Summed
+    from fpgapipe.lowering.tiling.kernel import Tensor
     from fpgapipe.lowering.units.step_options import StepOptions
 
 CATEGORIES = {
@@ -46,13 +49,21 @@ class Arenas:
     options : StepOptions
     without_gradient : collection of str
         Names of the parameters whose gradients are not kept.
+    summed : callable
+        Says which devices add up their gradients of a parameter.
     """
 
     def __init__(
-        self, parameters: Iterable[Stored], options: StepOptions, without_gradient: Collection[str]
+        self,
+        parameters: Iterable[Stored],
+        options: StepOptions,
+        without_gradient: Collection[str],
+        summed: Callable[[str], Summed],
     ) -> None:
         learned = [each.tensor for each in parameters if each.trainable]
+        learned.sort(key=lambda each: summed(each.name))
         whole = [each for each in learned if each.name not in without_gradient]
+        self._kind_of = {each.name: summed(each.name) for each in whole}
         ordered = whole + [each for each in learned if each.name in without_gradient]
         self._of = {name: whole if name == GRADIENTS else ordered for name in self._names(options)}
 
@@ -65,7 +76,16 @@ class Arenas:
 
     def elements(self, arena: str) -> int:
         """Number of elements of an arena, in which each parameter begins at a whole word."""
-        return sum(_ceil_word(each.size_bytes) for each in self._of[arena]) // 4
+        return self.elements_of(self._of[arena])
+
+    @staticmethod
+    def elements_of(tensors: Iterable[Tensor]) -> int:
+        """Number of elements of tensors that follow one another, each from a whole word on."""
+        return sum(_ceil_word(each.size_bytes) for each in tensors) // 4
+
+    def summed(self, kind: Summed) -> list[Tensor]:
+        """The parameters whose gradients certain devices add up."""
+        return [each for each in self._of[GRADIENTS] if self._kind_of[each.name] is kind]
 
     def own(self) -> dict[str, Own]:
         """What each arena needs of the memory."""

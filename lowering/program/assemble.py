@@ -15,18 +15,24 @@ estimates of their run times. A group that needs the results of another one wait
 (:mod:`fpgapipe.lowering.program.hazards`).
 """
 
-from collections import Counter
+from collections import ChainMap, Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 
-from fpgapipe.hw.hls_models.isa.instructions import Instruction, Opcode, Span
+from fpgapipe.hw.hls_models.isa.instructions import (
+    NUM_SEMAPHORES,
+    Instruction,
+    Opcode,
+    Span,
+    semaphores_of_core,
+)
 from fpgapipe.hw.hls_models.model.sequencer import SequencerSpec
 from fpgapipe.hw.hls_models.spec.core_spec import CoreSpec
 from fpgapipe.lowering.memory.placed import Placed
 from fpgapipe.lowering.program.group import Group
-from fpgapipe.lowering.program.hazards import READS, WRITES, Hazards
+from fpgapipe.lowering.program.hazards import READS, WRITES, Hazards, TooManyPairs
 from fpgapipe.lowering.program.last_writer import LastWriters
 from fpgapipe.lowering.program.long_order import LongOrder, is_long
 from fpgapipe.lowering.tiling.kernel import Kernel, Region, Track, VectorKernel
@@ -57,6 +63,7 @@ def assemble(
     core: CoreSpec | None = None,
     tasks: Sequence[int] | None = None,
     ordered_from: int | None = None,
+    moved: Mapping[int, Mapping[str, Placed]] | None = None,
 ) -> Assembled:
     """Assemble kernels into one program.
 
@@ -78,16 +85,22 @@ def assemble(
         room, and the entries that wait in it do not hold up other instructions.
     ordered_from : int, optional
         Number of the first of the last kernels that keep their order; all keep it without a core.
+    moved : mapping of int to mapping of str to Placed, optional
+        Places that tensors have for some kernels only, by the numbers of these.
 
     Raises
     ------
-    ValueError
-        If the program needs more semaphores than there are.
+    NotImplementedError
+        If the program needs more semaphores than the core has.
     """
+    limit = NUM_SEMAPHORES
+    if core is not None:
+        limit = semaphores_of_core(len(core.links), core.num_engines)
     addresses = {name: place.begin for name, place in places.items()}
     order: list[Group] = []
     for number, kernel in enumerate(kernels):
-        order += _groups(number, kernel, addresses)
+        own = {name: place.begin for name, place in (moved or {}).get(number, {}).items()}
+        order += _groups(number, kernel, ChainMap(own, addresses) if own else addresses)
     before = _kernels_before(kernels)
     last = len(kernels) if ordered_from is None else ordered_from
     free = [group for group in order if group.kernel < last]
@@ -101,7 +114,7 @@ def assemble(
             tasks, _asked_in(free, tasks), cycles, TURNAROUND_CYCLES
         )
         whole = long if len(free) == len(order) else LongOrder(order, len(kernels))
-        if found := whole.finished(sorted_as, before):
+        if found := whole.finished(sorted_as, before, limit):
             return Assembled([*found[0], Instruction(Opcode.END)], found[1])
         order = [order[place] for place in sorted_as.tolist()]
     elif core is not None and free:
@@ -109,8 +122,12 @@ def assemble(
         order[: len(free)] = _merged(free, core)
     tagged = [(group.kernel, each) for group in order for each in group.instructions]
     kernel_of = [number for number, _ in tagged]
-    waits = Hazards([each for _, each in tagged], kernel_of, before)
-    return Assembled([*waits.add(), Instruction(Opcode.END)], kernel_of)
+    instructions = [each for _, each in tagged]
+    try:
+        waited = Hazards(instructions, kernel_of, before, limit).add()
+    except TooManyPairs:
+        waited = Hazards(instructions, kernel_of, before, limit, reduces=True).add()
+    return Assembled([*waited, Instruction(Opcode.END)], kernel_of)
 
 
 def _groups(number: int, kernel: Kernel, addresses: Mapping[str, int]) -> Iterator[Group]:

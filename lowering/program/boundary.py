@@ -71,60 +71,148 @@ class Stage:
 
 @dataclass(frozen=True)
 class Part:
-    """A stage, with what its device knows of its neighbours.
+    """A stage, or a device's share of it, with what the device knows of its neighbours.
+
+    If neighbours compute a stage together, each of them has all boundary tensors, whole: they pass
+    on what comes.
 
     Attributes
     ----------
     stage : Stage
+        Its units are those of the device's own network.
     values : mapping of str to Value
         Values that come from the stage before, for their shapes and formats; the names of their
         tensors do not matter.
     gradient_formats : mapping of str to ElementFormat
-        Element size, in bytes, of the gradient that comes back for each value sent to the next
-        stage.
+        Format of the gradient that comes back for each value sent to the next stage.
+    returned_formats : mapping of str to ElementFormat
+        Format that the stage before expects of each gradient.
     before, after : int
-        Numbers of the device's links to the stage before and to the next one.
+        Numbers of the device's links to the device before and to the next one.
+    device : int
+        Number of the first device of the stage in the chain.
+    lane, group_size : int
+        Number of the device among those of the stage, and number of these.
+    sharers : int
+        Devices of the stage that share the samples of a micro-batch. Each has micro-batches of its
+        own, that many for one of the pipeline.
+    names : mapping of str to str
+        Names of values in the device's own network, where these are others.
     """
 
     stage: Stage
     values: Mapping[str, Value] = field(default_factory=dict)
     gradient_formats: Mapping[str, ElementFormat] = field(default_factory=dict)
+    returned_formats: Mapping[str, ElementFormat] = field(default_factory=dict)
     before: int = 0
     after: int = 0
+    device: int = 0
+    lane: int = 0
+    group_size: int = 1
+    sharers: int = 1
+    names: Mapping[str, str] = field(default_factory=dict)
 
-    def sends(
-        self, boundary: BoundaryTensor, tensor: Tensor, microbatch: int, *, backward: bool = False
+    @property
+    def is_first_lane(self) -> bool:
+        """Whether the device before belongs to another stage."""
+        return self.lane == 0
+
+    @property
+    def is_last_lane(self) -> bool:
+        """Whether the next device belongs to another stage."""
+        return self.lane == self.group_size - 1
+
+    def name(self, boundary: BoundaryTensor) -> str:
+        """Name of a boundary tensor's value in the device's own network."""
+        return self.names.get(boundary.value, boundary.value)
+
+    @property
+    def given(self) -> tuple[BoundaryTensor, ...]:
+        """Values of the stage itself that the device sends to the next stage."""
+        if not self.is_last_lane:
+            return ()
+        return tuple(each for each in self.stage.after if each not in self.stage.before)
+
+    @property
+    def returned(self) -> tuple[BoundaryTensor, ...]:
+        """Values whose gradients the device sends to the stage before."""
+        if not self.is_first_lane:
+            return ()
+        return tuple(each for each in self.stage.before if each.has_gradient)
+
+    def value_comes(
+        self, boundary: BoundaryTensor, tensor: Tensor, microbatch: int
+    ) -> list[TransferKernel]:
+        """Kernels that receive a value from the device before, and pass it on if it goes on."""
+        count = len(self.stage.before)
+        opcodes = [(Opcode.RECEIVE, self.before, count)]
+        if not self.is_last_lane:
+            opcodes.append((Opcode.SEND, self.after, count))
+        elif boundary in self.stage.after:
+            opcodes.append((Opcode.SEND, self.after, len(self.stage.after)))
+        return [
+            self._transfer(opcode, boundary, tensor, microbatch, link, of, backward=False)
+            for opcode, link, of in opcodes
+        ]
+
+    def gradient_comes(
+        self, boundary: BoundaryTensor, tensor: Tensor, microbatch: int
+    ) -> list[TransferKernel]:
+        """Kernels that receive a gradient from the next device, and pass it on in the stage."""
+        opcodes = [(Opcode.RECEIVE, self.after)]
+        if not self.is_first_lane:
+            opcodes.append((Opcode.SEND, self.before))
+        count = len(self.stage.after)
+        return [
+            self._transfer(opcode, boundary, tensor, microbatch, link, count, backward=True)
+            for opcode, link in opcodes
+        ]
+
+    def sends(self, boundary: BoundaryTensor, tensor: Tensor, microbatch: int) -> TransferKernel:
+        """Kernel that sends a value to the next stage."""
+        count = len(self.stage.after)
+        return self._transfer(
+            Opcode.SEND, boundary, tensor, microbatch, self.after, count, backward=False
+        )
+
+    def returns(self, boundary: BoundaryTensor, tensor: Tensor, microbatch: int) -> TransferKernel:
+        """Kernel that sends a value's gradient to the stage before.
+
+        Raises
+        ------
+        NotImplementedError
+            If the gradient has another format than the stage before expects.
+        """
+        expected = self.returned_formats.get(boundary.value, tensor.format)
+        if tensor.format != expected:
+            raise NotImplementedError(
+                f"the gradient of {boundary.value!r} is {tensor.format.name} where it leaves a "
+                f"stage of {self.group_size} devices, and {expected.name} in the stage before; cut "
+                "the network elsewhere"
+            )
+        count = len(self.stage.before)
+        return self._transfer(
+            Opcode.SEND, boundary, tensor, microbatch, self.before, count, backward=True
+        )
+
+    def _transfer(
+        self,
+        opcode: Opcode,
+        boundary: BoundaryTensor,
+        tensor: Tensor,
+        microbatch: int,
+        link: int,
+        count: int,
+        *,
+        backward: bool,
     ) -> TransferKernel:
-        """Kernel that sends a value to the next stage, or a gradient to the stage before."""
-        count = len(self.stage.before if backward else self.stage.after)
-        link = self.before if backward else self.after
-        return _transfer(Opcode.SEND, boundary, tensor, microbatch, link, count, backward)
-
-    def receives(
-        self, boundary: BoundaryTensor, tensor: Tensor, microbatch: int, *, backward: bool = False
-    ) -> TransferKernel:
-        """Kernel that receives a value from the stage before, or a gradient from the next stage."""
-        count = len(self.stage.after if backward else self.stage.before)
-        link = self.after if backward else self.before
-        return _transfer(Opcode.RECEIVE, boundary, tensor, microbatch, link, count, backward)
-
-
-def _transfer(
-    opcode: Opcode,
-    boundary: BoundaryTensor,
-    tensor: Tensor,
-    microbatch: int,
-    link: int,
-    count: int,
-    backward: bool,
-) -> TransferKernel:
-    """Kernel for one of `count` tensors that a task transfers in the same direction."""
-    channel = Channel.GRADIENTS if backward else Channel.ACTIVATIONS
-    # The micro-batch number may wrap around, since the tags of one channel arrive in order.
-    stream = boundary.number << 12 | microbatch & 0xFFF
-    parts = max(1, PARTS // count)
-    name = f"{boundary.value} {channel.name.lower()}"
-    return TransferKernel(name, opcode, link, channel, tensor, stream, parts)
+        """Kernel for one of `count` tensors that a task transfers in the same direction."""
+        channel = Channel.GRADIENTS if backward else Channel.ACTIVATIONS
+        # The micro-batch number may wrap around, since the tags of one channel arrive in order.
+        stream = boundary.number << 12 | microbatch // self.sharers & 0xFFF
+        parts = max(1, PARTS // count)
+        name = f"{boundary.value} {channel.name.lower()}"
+        return TransferKernel(name, opcode, link, channel, tensor, stream, parts)
 
 
 def stages_of(graph: Graph, layers: Sequence[Sequence[str]], *, train: bool) -> list[Stage]:

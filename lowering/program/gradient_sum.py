@@ -1,4 +1,4 @@
-"""The sum of the gradients of devices that all have the same part of a network."""
+"""The sums of the gradients of weights that several devices have."""
 
 from __future__ import annotations
 
@@ -6,30 +6,37 @@ from typing import TYPE_CHECKING
 
 from fpgapipe.lowering.memory.placed import Placed
 from fpgapipe.lowering.program.all_reduce import (
-    Member,
+    BUFFERS,
+    Team,
     all_reduce,
-    broadcast,
+    buffers_of,
     chunks_of,
-    coming_chunks,
+    passed_on,
 )
 from fpgapipe.lowering.program.device_program import SUM
+from fpgapipe.lowering.program.share import Summed
 from fpgapipe.lowering.units.step_options import GRADIENTS
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Iterable, Sequence
 
+    from fpgapipe.lowering.program.arenas import Arenas
+    from fpgapipe.lowering.program.share import Share
     from fpgapipe.lowering.tiling.kernel import Kernel, Region, Tensor
 
 
 class GradientSum:
-    """What a device adds to its program so that all devices have the sum of their gradients.
+    """What a device adds to its program so that devices have the sums of their gradients.
+
+    The gradients that all devices add up come first, then those of which all devices of a group
+    have the same, then those of parts. For each part the whole chain sums: devices that have other
+    parts pass it on.
 
     Parameters
     ----------
-    member : Member
-        The device's place among the devices.
-    elements : int
-        Elements of all gradients.
+    share : Share
+    arenas : Arenas
+        Where the gradients lie.
 
     Attributes
     ----------
@@ -37,34 +44,110 @@ class GradientSum:
         Tensors that need a place in memory besides the gradients.
     """
 
-    def __init__(self, member: Member, elements: int) -> None:
-        self._member = member
-        self._chunks = chunks_of(GRADIENTS, elements)
-        self._coming = coming_chunks(GRADIENTS, self._chunks)
-        self.received: list[Tensor] = [] if member.is_first else list(dict.fromkeys(self._coming))
+    def __init__(self, share: Share, arenas: Arenas) -> None:
+        self._share = share
+        member = share.member
+        count = member.num_devices
+        size = share.group_size
+        last = tuple(range(size - 1, count, size))  # so that no device lies behind the last adder
+        sums = [
+            (Team.every(count), arenas.summed(Summed.ALL)),
+            (Team(last, tuple(range(count))), arenas.summed(Summed.GROUPS)),
+        ]
+        own = arenas.summed(Summed.LANES)
+        for lane in range(size) if own else ():
+            sums.append((share.lane_team(lane), [share.tensor_of(lane, each) for each in own]))
+        self._sums: list[tuple[Team, list[Tensor]]] = []
+        self._places: list[tuple[Tensor, int]] = []
+        begin = 0
+        for number, (team, tensors) in enumerate(sums):
+            elements = arenas.elements_of(tensors)
+            chunks = chunks_of(f"{GRADIENTS}.sum{number}", elements)
+            self._sums.append((team, chunks))
+            if member.index in team.keepers:
+                at = begin
+                for chunk in chunks:
+                    self._places.append((chunk, at))
+                    at += chunk.size_bytes
+                begin = at
+        chunks = [chunk for _, each in self._sums for chunk in each]
+        self._coming = buffers_of(f"{GRADIENTS}.coming", chunks)
+        self._passing = buffers_of(f"{GRADIENTS}.passing", chunks)
+        self.received: list[Tensor] = []
+        filled = [team for team, each in self._sums if each]
+        if any(team.receives(member.index) for team in filled):
+            self.received += dict.fromkeys(self._coming)
+        if any(team.passes_on(member.index) for team in filled):
+            self.received += dict.fromkeys(self._passing)
 
-    def kernels(self, averages: Iterable[Tensor], region: Region) -> list[Kernel]:
+    def kernels(
+        self, averages: Iterable[Tensor], region: Region, *, few: bool = False
+    ) -> tuple[list[Kernel], list[tuple[Kernel, int]]]:
         """Kernels in an order that the program must keep.
 
-        All devices then have the running averages of the first device, as with PyTorch's
-        ``DistributedDataParallel``.
+        All devices then have the running averages of the first device, or of the first one with the
+        same part of the network, as with PyTorch's ``DistributedDataParallel``.
 
         Parameters
         ----------
         averages : iterable of Tensor
-            Running averages, in an order that is the same on all devices.
+            Running averages that devices have in common, in an order that is the same on all.
         region : Region
             Part of the scratchpad for the additions.
+        few : bool
+            Whether to leave out the kernels of most chunks, if only the memory that the program
+            needs is asked for.
+
+        Returns
+        -------
+        kernels : list of Kernel
+        left_out : list of (Kernel, int)
+            Kernels like those that are left out, and how many there are of each.
         """
-        found = list(all_reduce(SUM, self._member, self._chunks, self._coming, region))
+        share, member = self._share, self._share.member
+        found: list[Kernel] = []
+        left_out: list[tuple[Kernel, int]] = []
+        done = 0
+        for team, chunks in self._sums:
+            numbers = list(range(len(chunks)))
+            if few and len(chunks) > BUFFERS + 1:
+                numbers = [*range(BUFFERS), len(chunks) - 1]
+                more = len(chunks) - len(numbers)
+                one = all_reduce(SUM, member, chunks[:1], self._coming, region, team, self._passing)
+                left_out += [(kernel, more) for kernel in one]
+            coming, passing = (
+                [each[done + number] for number in numbers]
+                for each in (self._coming, self._passing)
+            )
+            some = [chunks[number] for number in numbers]
+            found += all_reduce(SUM, member, some, coming, region, team, passing)
+            done += len(chunks)
         for number, tensor in enumerate(averages):
-            found += broadcast(SUM, self._member, number, tensor, to_last=True)
-        return found
+            ways = [(0, member.num_devices - 1, tensor)]
+            if share.summed(tensor.name) is Summed.LANES:
+                teams = [share.lane_team(lane).adders for lane in range(share.group_size)]
+                ways = [
+                    (team[0], team[-1], share.tensor_of(lane, tensor))
+                    for lane, team in enumerate(teams)
+                ]
+            for source, target, each in ways:
+                found += passed_on(SUM, member, number, each, source, target)
+        return found, left_out
+
+    def foreign(self, averages: Sequence[Tensor]) -> list[Tensor]:
+        """Tensors for running averages of other parts, which go through this device."""
+        share = self._share
+        return [
+            share.tensor_of(lane, tensor)
+            for tensor in averages
+            if share.summed(tensor.name) is Summed.LANES
+            for lane in range(share.group_size)
+            if lane != share.lane
+        ]
 
     def places(self, begin: int) -> dict[str, Placed]:
         """Places of the chunks, if the gradients begin at a given byte."""
-        found = {}
-        for chunk in self._chunks:
-            found[chunk.name] = Placed(begin, begin + chunk.size_bytes)
-            begin += chunk.size_bytes
-        return found
+        return {
+            chunk.name: Placed(begin + at, begin + at + chunk.size_bytes)
+            for chunk, at in self._places
+        }

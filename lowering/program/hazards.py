@@ -5,6 +5,11 @@ through memory: a load waits for the store, or the transfer over a link, whose b
 likewise for the other hazards. Each queue finishes its instructions in program order. An
 instruction that waits for the latest of several instructions of a queue therefore waits for all of
 them, and never has to wait for the same instruction twice.
+
+Each pair of queues has a semaphore. Where values pass through a device, or tensors of several links
+share memory, there may be more pairs than a core has semaphores. Then waits are left out that
+others imply, which are many: a place in memory is often written by one queue after another, and
+the last writer has waited for those before.
 """
 
 from collections.abc import Callable, Iterable, Sequence
@@ -30,8 +35,15 @@ Queue = tuple[Opcode, int]
 STORES: Queue = (Opcode.STORE, 0)
 LOADS: Queue = (Opcode.LOAD, 0)
 
+Done = dict[Queue, int]
+"""For each queue, the last instruction that is known to be done."""
+
 READS = frozenset({Opcode.LOAD, Opcode.SEND})
 WRITES = frozenset({Opcode.STORE, Opcode.RECEIVE})
+
+
+class TooManyPairs(NotImplementedError):
+    """A core has fewer semaphores than pairs of queues need."""
 
 
 class Hazards:
@@ -46,6 +58,15 @@ class Hazards:
     before : sequence of int or None
         For each kernel, the one whose part of the chip it takes over. A kernel begins only when
         that one has stored all its results.
+    limit : int, optional
+        Number of semaphores of the core; as many as instructions can name, if left out.
+    reduces : bool
+        Whether waits are left out that others imply.
+
+    Raises
+    ------
+    TooManyPairs
+        If there are too few semaphores; raised by `add`.
     """
 
     def __init__(
@@ -53,10 +74,18 @@ class Hazards:
         instructions: Sequence[Instruction],
         kernel_of: Sequence[int],
         before: Sequence[int | None],
+        limit: int | None = None,
+        *,
+        reduces: bool = False,
     ) -> None:
         self._instructions = list(instructions)
         self._kernel_of = kernel_of
         self._before = before
+        self._limit = NUM_SEMAPHORES if limit is None else limit
+        self._reduces = reduces
+        self._done: dict[Queue, Done] = {}  # when the last instruction of a queue begins
+        self._done_at: dict[int, Done] = {}  # when an instruction begins
+        self._first_load: dict[int, int] = {}
         self._semaphores: dict[tuple[Queue, Queue], int] = {(STORES, LOADS): STORED}
         own = max((max((*each.wait, *each.signal), default=0) for each in instructions), default=0)
         self._last_taken = max(own, STORED)
@@ -80,6 +109,8 @@ class Hazards:
                 continue
             span = span_of(instruction)
             queue = (opcode, instruction.engine)
+            if self._reduces:
+                self._begin(at, number, queue)
             if opcode is Opcode.LOAD:
                 self._wait_for_load(at, number, span, first=number not in begun)
                 begun.add(number)
@@ -90,6 +121,29 @@ class Hazards:
             known = self._reads if opcode in READS else self._writes
             known.setdefault(queue, LastWriters()).add(span, at)
         return self._instructions
+
+    def _begin(self, at: int, number: int, queue: Queue) -> None:
+        """Note what is done when an instruction begins, apart from what it will wait for.
+
+        Queues begin their instructions in order. A kernel stores only what it has computed from its
+        first load at the earliest.
+        """
+        done = self._done.get(queue, {})
+        if queue == LOADS:
+            self._first_load.setdefault(number, at)
+        elif queue == STORES:
+            load = self._first_load[number]
+            if done.get(LOADS, -1) < load:
+                done = _merged(done, self._done_at[load], LOADS, load)
+        self._done[queue] = self._done_at[at] = done
+
+    def _is_implied(self, at: int, mine: Queue, queue: Queue, other: int) -> bool:
+        """Whether an instruction is done when another begins; if it was not, it will be now."""
+        done = self._done_at[at]
+        if done.get(queue, -1) >= other:
+            return True
+        self._done[mine] = self._done_at[at] = _merged(done, self._done_at[other], queue, other)
+        return False
 
     def _wait_for_load(self, at: int, number: int, span: Span, *, first: bool) -> None:
         """Make a load wait for what it reads; a kernel's first also for what the kernel overwrites.
@@ -139,17 +193,24 @@ class Hazards:
         """Make an instruction wait until the given instruction of each queue is done."""
         instruction = self._instructions[at]
         mine = (instruction.opcode, instruction.engine)
-        for queue, other in needed.items():
+        ordered = list(needed.items())
+        if self._reduces:
+            ordered.sort(key=lambda each: -each[1])  # the latest may imply others
+        for queue, other in ordered:
             edge = (queue, mine)
             if queue == mine or other <= self._waited.get(edge, -1):
+                continue
+            if self._reduces and self._is_implied(at, mine, queue, other):
                 continue
             assert other < at, "what is waited for must come before in the program"
             self._waited[edge] = other
             number = self._semaphores.setdefault(edge, self._last_taken + len(self._semaphores))
-            if number >= NUM_SEMAPHORES:
-                raise ValueError(
-                    f"program needs over {NUM_SEMAPHORES} semaphores, for "
-                    f"{', '.join(f'{_name(a)} -> {_name(b)}' for a, b in self._semaphores)}"
+            if number >= self._limit:
+                raise TooManyPairs(
+                    f"program needs over {self._limit} semaphores, for "
+                    f"{', '.join(f'{_name(a)} -> {_name(b)}' for a, b in self._semaphores)}; "
+                    "cut the network where fewer values pass through a device, or take another "
+                    "schedule"
                 )
             producer = self._instructions[other]
             self._instructions[other] = replace(producer, signal=(*producer.signal, number))
@@ -159,6 +220,14 @@ class Hazards:
 
 def _latest(needed: dict[Queue, int], queue: Queue, at: int) -> None:
     needed[queue] = max(needed.get(queue, -1), at)
+
+
+def _merged(one: Done, other: Done, queue: Queue, at: int) -> Done:
+    """What is done when all of two lists is, and an instruction of a queue."""
+    found = dict(one)
+    for each, last in (*other.items(), (queue, at)):
+        _latest(found, each, last)
+    return found
 
 
 def _name(queue: Queue) -> str:

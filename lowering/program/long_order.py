@@ -121,7 +121,7 @@ class LongOrder:
         return order
 
     def finished(
-        self, order: Numbers, before: Sequence[int | None]
+        self, order: Numbers, before: Sequence[int | None], limit: int = NUM_SEMAPHORES
     ) -> tuple[list[Instruction], list[int]] | None:
         """Instructions with all waits, and the kernel of each; None if semaphores are too few.
 
@@ -131,6 +131,8 @@ class LongOrder:
             Numbers of the groups in the order in which they are issued.
         before : sequence of int or None
             For each kernel, the one before it in its track.
+        limit : int
+            Number of semaphores of the core.
         """
         from fpgapipe.lowering.program import compiled_order
 
@@ -172,9 +174,9 @@ class LongOrder:
             stores,
             max(own, STORED),
             STORED,
-            (len(queues), NUM_SEMAPHORES),
+            (len(queues), limit),
         )
-        if len(waits) and waits[-1, 2] >= NUM_SEMAPHORES:
+        if len(waits) and waits[-1, 2] >= limit:
             return None
         for waiter, producer, semaphore in waits.tolist():
             instructions[waiter] = instructions[waiter].with_semaphores(wait=semaphore)

@@ -7,11 +7,13 @@ from typing import TYPE_CHECKING
 
 from fpgapipe.errors import UserError
 from fpgapipe.hw.hls_models.cycles.core_cycles import MemorySpec
-from fpgapipe.lowering.memory.memory_map import all_results, mean_outcome
+from fpgapipe.lowering.memory.memory_map import all_results, joined, mean_outcome
 from fpgapipe.lowering.program.boundary import Part, gradient_formats, stages_of
+from fpgapipe.lowering.program.late_updates import LateStepBuilder, late_options
 from fpgapipe.lowering.program.step import StepBuilder
-from fpgapipe.lowering.schedule.schedule import TaskKind, several_versions
+from fpgapipe.lowering.schedule.schedule import TaskKind
 from fpgapipe.lowering.schedule.tasks import common_steps
+from fpgapipe.lowering.schedule.weight_versions import WeightCopies
 from fpgapipe.lowering.units.step_options import StepOptions
 
 if TYPE_CHECKING:
@@ -56,6 +58,16 @@ class PipelineProgram:
         """Pairs of link ends that are connected, each end given as (stage, link)."""
         return wiring_of(len(self.parts))
 
+    @property
+    def num_microbatches(self) -> int:
+        """Micro-batches of a mini-batch, each with as many samples as the graph's batch.
+
+        Devices that share the samples of a stage's micro-batch count smaller ones of their own.
+        """
+        first = self.parts[0]
+        own = next((shape[0] for shape in first.inputs.values()), self.graph.batch or 1)
+        return first.all_microbatches * own // (self.graph.batch or 1)
+
     def images(self, parameters: Values) -> list[NDArray[np.uint8]]:
         """Return the devices' memories before the first step."""
         return [part.image(parameters) for part in self.parts]
@@ -69,19 +81,13 @@ class PipelineProgram:
 
     def parameters(self, memories: Memories, suffix: str = "") -> dict[str, NDArray[np.float32]]:
         """Read all parameters, or the tensors that belong to them; see `StepProgram.parameters`."""
-        return {
-            name: value
-            for part, memory in zip(self.parts, memories, strict=True)
-            for name, value in part.parameters(memory, suffix).items()
-        }
+        pairs = zip(self.parts, memories, strict=True)
+        return joined((part, part.parameters(memory, suffix)) for part, memory in pairs)
 
     def state(self, memories: Memories) -> dict[str, NDArray[np.float32]]:
         """Read all that a step leaves for the next one; see `MemoryMap.state`."""
-        return {
-            name: value
-            for part, memory in zip(self.parts, memories, strict=True)
-            for name, value in part.state(memory).items()
-        }
+        pairs = zip(self.parts, memories, strict=True)
+        return joined((part, part.state(memory)) for part, memory in pairs)
 
     def set_state(self, memories: Memories, state: Values) -> None:
         """Write the state that `state` has read."""
@@ -144,6 +150,9 @@ def build_pipeline(
     """
     options = options or StepOptions()
     memory = memory or MemorySpec()
+    is_late = options.train and not schedule.synchronous
+    if is_late:
+        options = late_options(options)
     stages = stages_of(graph, layers, train=options.train)
     splits = schedule.splits_engines and options.train
     steps = common_steps(schedule) if splits else {}
@@ -170,13 +179,22 @@ def build_pipeline(
             gradient_formats=gradient_formats(graph, stages, stage.index, options.activations),
             before=0,
             after=link_after(stage.index),
+            device=stage.index,
         )
         concurrent = [steps[task] for task in tasks] if splits else None
         own = tasks_of(tasks) if tasks_of else tasks
-        builder = StepBuilder(
-            graph, core, memory, options, own, part, concurrent,
-            num_microbatches=schedule.num_microbatches,
-        )  # fmt: skip
+        count = schedule.num_microbatches
+        if is_late:
+            copies, all_copies = (
+                WeightCopies.of(each, keeps=schedule.keeps_weights) for each in (own, tasks)
+            )
+            builder: StepBuilder = LateStepBuilder(
+                graph, core, memory, options, own, part, count, copies, all_copies.count
+            )
+        else:
+            builder = StepBuilder(
+                graph, core, memory, options, own, part, concurrent, num_microbatches=count
+            )
         parts.append(builder.build())
     return PipelineProgram(graph, tuple(parts))
 
@@ -212,8 +230,6 @@ def tasks_of_stages(
         If no programs are made for such a schedule.
     """
     kinds = COMPUTES if train else {TaskKind.F}
-    if train and not schedule.synchronous:
-        raise UserError(several_versions(schedule.kind))
     if schedule.placement != tuple(range(num_stages)):
         raise UserError(
             f"schedule {schedule.kind} must have stage i of {num_stages} on device i, not on "

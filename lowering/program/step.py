@@ -15,29 +15,24 @@ from fpgapipe.lowering.memory.layout import Demand, Own, lay_out
 from fpgapipe.lowering.memory.memory_map import CORRECT, LABELS, LOSS, Stored
 from fpgapipe.lowering.memory.placed import Placed, page
 from fpgapipe.lowering.memory.sharing import Category, KernelUse, Shareable
-from fpgapipe.lowering.program.all_reduce import Member
 from fpgapipe.lowering.program.arenas import Arenas
 from fpgapipe.lowering.program.assemble import assemble
 from fpgapipe.lowering.program.boundary import Part, Stage
 from fpgapipe.lowering.program.device_program import SUM, KernelOrigin
 from fpgapipe.lowering.program.gradient_sum import GradientSum
 from fpgapipe.lowering.program.lanes import EngineLane, balance_lanes, lanes_of, product_cycles
+from fpgapipe.lowering.program.parameter_layout import Order, order_of_weight, stored_as
+from fpgapipe.lowering.program.share import Share
 from fpgapipe.lowering.program.step_program import StepProgram
 from fpgapipe.lowering.schedule.schedule import Task, TaskKind
 from fpgapipe.lowering.schedule.tasks import single_device, slots_of
-from fpgapipe.lowering.tiling.kernel import Kernel, Region, Tensor
+from fpgapipe.lowering.tiling.kernel import Kernel, Region, Tensor, words_of
 from fpgapipe.lowering.units.layouts import PLAIN, Value, with_channels_last
-from fpgapipe.lowering.units.microbatch import LoweredKernel, MicroBatch
+from fpgapipe.lowering.units.microbatch import LoweredKernel, MicroBatch, phases_of
 from fpgapipe.lowering.units.network_units import check_network, layouts_of, units_of
-from fpgapipe.lowering.units.step_options import (
-    GRADIENTS,
-    UPDATE,
-    Scalar,
-    StepOptions,
-)
+from fpgapipe.lowering.units.step_options import GRADIENTS, UPDATE, Scalar, StepOptions
 from fpgapipe.lowering.units.unit import naming
 from fpgapipe.lowering.units.update import update_kernels
-from fpgapipe.network import operators as ops
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -70,9 +65,8 @@ class StepBuilder:
     num_microbatches : int, optional
         Number of micro-batches of the step, if `tasks` are only some, of a program that is only
         timed. Gradients that are computed once for all are then those of all.
-    member : Member, optional
-        The device's place among devices that all have the same part of the network and add up
-        their gradients before the update.
+    share : Share, optional
+        What the device has of a network that several devices compute together.
 
     Attributes
     ----------
@@ -98,7 +92,7 @@ class StepBuilder:
         part: Part | None = None,
         steps: Sequence[int] | None = None,
         num_microbatches: int | None = None,
-        member: Member | None = None,
+        share: Share | None = None,
     ) -> None:
         if core.vector is None:
             raise UserError("a training step needs a core with a vector engine")
@@ -121,11 +115,12 @@ class StepBuilder:
         self._slots = slots_of(self._tasks)
         self.num_microbatches = num_microbatches or len(self._slots)
         self._num_slots = max(self._slots.values()) + 1
-        self._member = member or Member(0, 1)
+        self._share = share or Share()
         self._sum: GradientSum | None = None
+        self._more: list[tuple[Kernel, int]] | None = None  # of a sum, if not all are made
         self._ordered_from: int | None = None  # first kernel that keeps its place
         self._batches: dict[int, MicroBatch] = {}
-        check_network(graph, train=options.train)
+        check_network(graph, train=options.train, has_loss=part is None or part.stage.is_last)
         units = units_of(graph)
         self.layouts = layouts_of(graph, units)
         self._part = part or Part(Stage(0, 1, tuple(units)))
@@ -186,10 +181,9 @@ class StepBuilder:
         """See `Builder`."""
         self._late[name] = layer, batch, add
 
-    @property
-    def keeps_gradients(self) -> bool:
+    def keeps_gradient(self, parameter: Tensor) -> bool:
         """See `Builder`."""
-        return self.options.clips or self._member.num_devices > 1
+        return self.options.clips or self._share.is_summed(parameter.name)
 
     def view(self, whole: Tensor, first: int, shape: tuple[int, ...]) -> Tensor:
         """See `Builder`."""
@@ -231,6 +225,7 @@ class StepBuilder:
     def declare(self, tensor: Tensor) -> Tensor:
         """Register a tensor that needs a place in memory; tensors of one name must be equal."""
         found = self.tensors.setdefault(tensor.name, tensor)
+        assert tensor.name not in self.stored, f"tensor {tensor.name} is a parameter"
         assert found == tensor, f"tensor {tensor.name} is there already, and is another"
         return tensor
 
@@ -257,22 +252,14 @@ class StepBuilder:
         return None
 
     def weight(self, layer: Layer) -> Tensor:
-        """The weight of a product, with the input channels last."""
+        """The weight of a product, with the input channels last; of many windows, all channels."""
         (parameter,) = (each for each in layer.parameters if each.spec.role == "weight")
-        return self._store(parameter, is_kernel=isinstance(layer.operator, ops.Conv))
+        return self._store(parameter, order_of_weight(layer))
 
-    def _store(self, parameter: Parameter, *, is_kernel: bool = False) -> Tensor:
-        shape = parameter.spec.shape
-        if is_kernel:
-            split, order = shape, (0, *range(2, len(shape)), 1)
-        else:
-            # The last axis has the layout of the unit's input.
-            *rest, width = shape
-            sizes, moved = self.layouts.parameters.get(parameter.name, PLAIN).split(width)
-            split = (*rest, *sizes)
-            order = (*range(len(rest)), *(len(rest) + axis for axis in moved))
-        tensor = Tensor(parameter.name, tuple(split[axis] for axis in order))
-        stored = Stored(parameter.spec.trainable, tensor, shape, split, order)
+    def _store(self, parameter: Parameter, order: Order | None = None) -> Tensor:
+        # The last axis has the layout of the unit's input.
+        layout = order or self.layouts.parameters.get(parameter.name, PLAIN)
+        stored = stored_as(parameter, layout, self._share.part(parameter.name))
         found = self.stored.setdefault(parameter.name, stored)
         assert found == stored, f"parameter {parameter.name} lies in two orders"
         return found.tensor
@@ -282,9 +269,20 @@ class StepBuilder:
     def build(self) -> StepProgram:
         """Build the program."""
         with rare_collections():
-            return self._build()
+            self._lower()
+            return self._placed()
 
-    def _build(self) -> StepProgram:
+    def demand(self) -> Demand:
+        """What the program needs of its memory, which takes less time than the program."""
+        with rare_collections():
+            self._more = []
+            self._lower()
+            words = [words_of(each.kernel) for each in self.lowered]
+            words[-1] += sum(count * words_of(kernel) for kernel, count in self._more)
+            return self._demand().with_words(words)
+
+    def _lower(self) -> None:
+        """Lower all tasks to kernels."""
         for number, task in enumerate(self._tasks):
             self._task = number
             index = task.microbatch
@@ -303,7 +301,6 @@ class StepBuilder:
                 self._add_late()
                 self._update()
         self._add_late()
-        return self._placed()
 
     def _take(self, lowered: Iterable[LoweredKernel]) -> None:
         """Add kernels that belong to the present task."""
@@ -330,13 +327,9 @@ class StepBuilder:
             here = batch.tensor(boundary.value, value.tensor.shape, value.tensor.format)
             batch.values[boundary.value] = replace(value, tensor=here)
             batch.layer = boundary.value
-            batch.add(part.receives(boundary, here, index))
-        passed_on = set(part.stage.before) & set(part.stage.after)
-        for boundary in part.stage.after:
-            if boundary in passed_on:
-                batch.layer = boundary.value
-                batch.add(part.sends(boundary, batch.values[boundary.value].tensor, index))
-        going = {each.value: each for each in part.stage.after if each not in passed_on}
+            for kernel in part.value_comes(boundary, here, index):
+                batch.add(kernel)
+        going = list(part.given)
         for unit in part.stage.units:
             batch.layer = unit.name
             with naming(unit):
@@ -344,8 +337,9 @@ class StepBuilder:
                 batch.values[unit.name] = Value(lowered, self.layouts.values[unit.name])
                 if unit.name in self.graph.outputs and not self.options.train:
                     batch.deliver(unit.name)
-            if unit.name in going:
-                batch.add(part.sends(going[unit.name], batch.values[unit.name].tensor, index))
+            while going and part.name(going[0]) in batch.values:  # in the order of the next stage
+                boundary = going.pop(0)
+                batch.add(part.sends(boundary, batch.values[part.name(boundary)].tensor, index))
         if self.options.train and part.stage.is_last:
             batch.layer = "loss"
             self._loss(batch)
@@ -391,11 +385,13 @@ class StepBuilder:
         part = self._part
         for boundary in part.stage.after:
             if boundary.has_gradient:
-                name = boundary.value
+                name = part.name(boundary)
                 shape = batch.values[name].tensor.shape
                 batch.layer = name
-                coming = batch.tensor(f"{name}.gradient", shape, part.gradient_formats[name])
-                batch.add(part.receives(boundary, coming, batch.index, backward=True))
+                element = part.gradient_formats[boundary.value]
+                coming = batch.tensor(f"{name}.gradient", shape, element)
+                for kernel in part.gradient_comes(boundary, coming, batch.index):
+                    batch.add(kernel)
                 batch.give(name, coming, batch.values[name].layout)
         for unit in reversed(part.stage.units):
             batch.layer = unit.name
@@ -406,12 +402,11 @@ class StepBuilder:
             if dy is not None and (learns or any(carrying(each.name) for each in unit.layers)):
                 with naming(unit):
                     unit.backward(batch, dy)
-        for boundary in part.stage.before:
-            if boundary.has_gradient:
-                batch.layer = boundary.value
-                dy = batch.gradient(boundary.value)
-                assert dy is not None, f"{boundary.value} must get a gradient"
-                batch.add(part.sends(boundary, dy, batch.index, backward=True))
+        for boundary in part.returned:
+            batch.layer = boundary.value
+            dy = batch.gradient(boundary.value)
+            assert dy is not None, f"{boundary.value} must get a gradient"
+            batch.add(part.returns(boundary, dy, batch.index))
         lowered, batch.lowered = self._copied(batch.lowered), []
         if len(self._lanes) == 1:
             return lowered
@@ -426,32 +421,36 @@ class StepBuilder:
         """Add the optimiser's update, if there are trainable parameters."""
         if not any(each.trainable for each in self.stored.values()):
             return
-        if self.options.clips and self._part.stage.num_stages > 1:
+        if self.options.clips and (self._part.stage.num_stages > 1 or self._share.has_parts):
             raise NotImplementedError(
                 "gradients are clipped by the norm of all, which no device of several has; "
                 "train without clipping, or on one device"
             )
+        if self._share.member.num_devices > 1:
+            self._sum_over_devices()
         elements = self._arenas.elements(GRADIENTS)
-        if self._member.num_devices > 1:
-            self._sum_over_devices(elements)
         kernels = update_kernels(self.options, elements, self.region, self.declare)
         self._take(LoweredKernel(kernel, layer=UPDATE) for kernel in kernels)
 
-    def _sum_over_devices(self, elements: int) -> None:
-        """Add up the gradients of all devices that have the same part of the network."""
-        self._sum = GradientSum(self._member, elements)
-        self._parts |= {self.declare(each).name for each in self._sum.received}
+    def _sum_over_devices(self) -> None:
+        """Add up the gradients that devices have of different samples."""
+        self._sum = GradientSum(self._share, self._arenas)
         written = {name for each in self.lowered for name in each.kernel.writes}
-        frozen = {name: each for name, each in self.stored.items() if not each.trainable}
-        averages = [each.tensor for name, each in frozen.items() if name in written]
+        averages = [
+            each.tensor
+            for name, each in self.stored.items()
+            if not each.trainable and name in written and self._share.is_summed(name)
+        ]
+        received = [*self._sum.received, *self._sum.foreign(averages)]
+        self._parts |= {self.declare(each).name for each in received}
         self._ordered_from = len(self.lowered)
-        kernels = self._sum.kernels(averages, self.region)
+        kernels, self._more = self._sum.kernels(averages, self.region, few=self._more is not None)
         self._take(LoweredKernel(kernel, layer=SUM) for kernel in kernels)
 
     @property
     def _all_microbatches(self) -> int:
         """Number of micro-batches of the mini-batch, on all devices."""
-        return len(self._slots) * self._member.num_devices
+        return len(self._slots) * self._share.sharers
 
     def _constants(self) -> dict[str, NDArray[np.float32]]:
         """Contents of tensors that never change."""
@@ -464,7 +463,7 @@ class StepBuilder:
 
     @property
     def _arenas(self) -> Arenas:
-        return Arenas(self.stored.values(), self.options, self._unkept)
+        return Arenas(self.stored.values(), self.options, self._unkept, self._share.summed)
 
     def _demand(self) -> Demand:
         """What the program needs of its memory, but for the words of its kernels."""
@@ -488,11 +487,25 @@ class StepBuilder:
             elif name not in own:
                 category = Category.ACTIVATIONS if name in self._gathered else Category.HOST
                 own[name] = Own(tensor.size_bytes, category, name in self._repeated)
+
+        def whole(names: frozenset[str]) -> frozenset[str]:
+            return frozenset(self._views[n][0] if n in self._views else n for n in names)
+
         uses = [
-            KernelUse(task, each.kernel.reads, each.kernel.writes, 0, each.kernel.track.is_link)
+            KernelUse(
+                task,
+                whole(each.kernel.reads),
+                whole(each.kernel.writes),
+                0,
+                each.kernel.track.is_link,
+            )
             for each, task in zip(self.lowered, self._task_of, strict=True)
         ]
         return Demand(own, shareable, uses, self._tasks, self._steps, self.options.apart)
+
+    def _moved(self, places: Mapping[str, Placed]) -> Mapping[int, Mapping[str, Placed]]:
+        """Places that tensors have for some kernels only, by the numbers of these."""
+        return {}
 
     def _placed(self) -> StepProgram:
         """Give all tensors and the program their places in memory."""
@@ -506,15 +519,13 @@ class StepBuilder:
         if self._sum is not None:
             places |= self._sum.places(places[GRADIENTS].begin)
         kernels = [each.kernel for each in self.lowered]
-        steps = [self._steps[task] for task in self._task_of]
-        assembled = assemble(kernels, places, self.core, steps, self._ordered_from)
+        steps = phases_of(self.lowered, [self._steps[task] for task in self._task_of])
+        moved = self._moved(places)
+        assembled = assemble(kernels, places, self.core, steps, self._ordered_from, moved)
         words = [0] * len(kernels)
         for number, instruction in zip(assembled.kernel_of, assembled.instructions, strict=False):
             words[number] += instruction.words
-        demand = replace(
-            demand,
-            uses=[replace(use, words=some) for use, some in zip(demand.uses, words, strict=True)],
-        )
+        demand = demand.with_words(words)
         size = page(layout.entry + demand.program_bytes)
         first = min(self._slots)
         inputs = {
@@ -535,7 +546,7 @@ class StepBuilder:
             stored=dict(self.stored),
             shared=layout.shared,
             account=layout.account(demand, size),
-            index=self._part.stage.index + self._member.index,
+            index=self._part.device + self._share.member.index,
             core=self.core,
             instructions=assembled.instructions,
             kernel_of=assembled.kernel_of,

@@ -140,6 +140,9 @@ class Schedule:
         When results are sent to the next device; see `Transfer`.
     synchronous : bool
         Whether all micro-batches see one version of the weights.
+    keeps_weights : bool
+        Whether the backward pass of a micro-batch uses the weights of its forward pass, if the
+        weights were updated meanwhile; otherwise it uses the newest.
     in_flight_limit : tuple of int
         For each stage, the number of micro-batches whose activations its device has room for. A
         forward pass waits until there is room. An empty tuple means no limit.
@@ -154,6 +157,7 @@ class Schedule:
     transfer: Transfer = "after"
     synchronous: bool = True
     in_flight_limit: tuple[int, ...] = ()
+    keeps_weights: bool = True
 
     @property
     def num_stages(self) -> int:
@@ -198,6 +202,8 @@ class Schedule:
             f"synchronous {'yes' if self.synchronous else 'no'}",
             f"placement {' '.join(map(str, self.placement))}",
         ]
+        if not self.keeps_weights:
+            lines.append("weights newest")
         if self.in_flight_limit:
             lines.append(f"in-flight {' '.join(map(str, self.in_flight_limit))}")
         for i, route in enumerate(self.routes):
@@ -207,11 +213,6 @@ class Schedule:
         for lane in self.lanes:
             lines.append(f"device {lane.device} {lane.engine}: {' '.join(map(str, lane))}")
         return "\n".join(lines) + "\n"
-
-
-def several_versions(kind: str) -> str:
-    """Message that says why an asynchronous schedule is not supported."""
-    return f"schedule {kind} needs several versions of the weights, and devices keep one"
 
 
 def forward_only(schedule: Schedule) -> Schedule:
@@ -233,6 +234,9 @@ def forward_only(schedule: Schedule) -> Schedule:
 
 
 _TOKENS = {kind.token: kind for kind in TaskKind}
+_FIELDS = (
+    "schedule", "microbatches", "transfer", "synchronous", "weights", "placement", "in-flight",
+)  # fmt: skip
 
 
 @dataclass
@@ -268,6 +272,7 @@ def parse(text: str) -> Schedule:
             fields["transfer"],
         )
         (synchronous,) = fields["synchronous"]
+        (weights,) = fields.get("weights", ["kept"])
         placement = tuple(map(int, fields["placement"]))
         limit = tuple(map(int, fields.get("in-flight", [])))
         num_microbatches = int(count)
@@ -277,6 +282,8 @@ def parse(text: str) -> Schedule:
         raise ScheduleError(
             "schedule transfer must be stream, after or block; synchronous yes or no"
         )
+    if weights not in ("kept", "newest"):
+        raise ScheduleError("schedule weights must be kept or newest")
     if not draft.routes or not placement or not 1 <= num_microbatches <= 2**24:
         raise ScheduleError("schedule needs a route, a placement and 1..2**24 micro-batches")
     route_of = np.full(num_microbatches, 0 if len(draft.routes) == 1 else -1, np.int32)
@@ -298,6 +305,7 @@ def parse(text: str) -> Schedule:
         transfer,  # type: ignore[arg-type]
         synchronous == "yes",
         limit,
+        weights == "kept",
     )
 
 
@@ -310,7 +318,7 @@ def _parse_line(draft: _Draft, line: str) -> None:
         head, _, body = line.partition(":")
         _, device, engine = head.split()
         draft.lanes.append(Lane.of(int(device), engine, [_parse_task(w) for w in body.split()]))
-    elif key in ("schedule", "microbatches", "transfer", "synchronous", "placement", "in-flight"):
+    elif key in _FIELDS:
         draft.fields[key] = words
     else:
         raise ValueError(f"begins with {key!r}, which is no part of a schedule")

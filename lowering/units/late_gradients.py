@@ -19,7 +19,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from fpgapipe.hw.hls_models.numerics.mx import MX_BLOCK
-from fpgapipe.lowering.kernels.cast import gather
+from fpgapipe.lowering.kernels.parts import Rows, copy_rows
 from fpgapipe.lowering.kernels.products import product_kernel
 from fpgapipe.lowering.tiling.kernel import Tensor
 
@@ -80,8 +80,11 @@ def add_late_gradient(
     gathered = []
     for role, part in (("x", x), ("dy", dy)):
         whole = step.for_all(f"{name}.{role}", part)
-        first = step.position * part.elements
-        step.add(gather(f"{name}.{role}.gather", part, whole, first, step.region), is_weight=True)
+        elements, first = part.elements, step.position * part.elements
+        read, written = Rows(0, elements), Rows(first, elements)
+        gather = f"{name}.{role}.gather"
+        kernel = copy_rows(gather, part, whole, (1, elements), read, written, step.region)
+        step.add(kernel, is_weight=True)
         gathered.append(whole)
     together = replace(conv, batch=count * conv.batch, segments=count)
     dw = Tensor(f"{weight.name}.gradient", weight.shape)
@@ -105,7 +108,11 @@ def add_late_gradient(
             step.update(weight, first * own, part)
 
     def product() -> None:
-        if weight.size_bytes >= SLICED_BYTES and size < conv.cout and not step.keeps_gradients:
+        if (
+            weight.size_bytes >= SLICED_BYTES
+            and size < conv.cout
+            and not step.keeps_gradient(weight)
+        ):
             sliced()
             return
         step.add(

@@ -14,24 +14,27 @@ from fpgapipe.host.backends.model import ModelBackend
 from fpgapipe.host.backends.simulator import SimulatorBackend
 from fpgapipe.hw.hls_models.cycles.core_cycles import MemorySpec
 from fpgapipe.hw.hls_models.model.core import CoreModel
+from fpgapipe.lowering.memory.layout import memory_bytes
 from fpgapipe.lowering.memory.memory_map import from_json, to_json
 from fpgapipe.lowering.program import all_reduce
-from fpgapipe.lowering.program.data_parallel import build_data_parallel
+from fpgapipe.lowering.program.device_program import SUM
 from fpgapipe.lowering.program.step import build_step
 from fpgapipe.lowering.schedule.tasks import single_device
+from fpgapipe.lowering.shards.degrees import Degrees
+from fpgapipe.lowering.shards.sharded import build_sharded, builder_of_device
 from fpgapipe.lowering.units.step_options import StepOptions
 from fpgapipe.network.initial_values import initial_parameters, random_batch
-from fpgapipe.partition.schedule.schedule_kinds import make_schedule
+from fpgapipe.network.zoo.layers import Network
 from fpgapipe.sim_tb.native.phy import WireSpec
 
 SAMPLES = 2
 WIRE = WireSpec(phy_bytes=16, bytes_per_cycle=Fraction(16), latency_cycles=128)
 
 
-def on_one(graph, inputs, labels, options=None):
-    """What a step leaves behind on one device that does all micro-batches."""
+def on_one(graph, inputs, labels, options=None, together=1):
+    """What a step leaves behind on one device that does all micro-batches, or some together."""
     options = options or StepOptions()
-    count = len(labels) // SAMPLES
+    count = len(labels) // (SAMPLES * together)
     program = build_step(
         graph, CORE, options=options, tasks=single_device(count, train=options.train)
     )
@@ -43,11 +46,21 @@ def on_one(graph, inputs, labels, options=None):
     return left_behind(program, memory, options)
 
 
+def by_samples(graph, num_devices):
+    """Degrees with which all layers are cut by samples."""
+    return dict.fromkeys(graph.layers, Degrees(sample=num_devices))
+
+
+def shared_batch(graph, num_devices, count, options=None):
+    """The programs of devices that share the micro-batches."""
+    degrees = by_samples(graph, num_devices)
+    return build_sharded(graph, [CORE] * num_devices, degrees, count, options=options)
+
+
 def on_several(graph, num_devices, inputs, labels, order="any", options=None):
     """The programs, and what each device leaves behind."""
     options = options or StepOptions()
-    schedule = make_schedule("data-parallel", num_devices, len(labels) // SAMPLES)
-    pipeline = build_data_parallel(graph, [CORE] * num_devices, schedule, options=options)
+    pipeline = shared_batch(graph, num_devices, len(labels) // SAMPLES, options)
     memories = pipeline.images(initial_parameters(graph, 0))
     pipeline.set_batch(memories, inputs, labels)
     programs = [part.instructions for part in pipeline.parts]
@@ -137,29 +150,19 @@ def test_clipping_has_the_norm_of_all_gradients():
 
 def test_memory_map_is_data():
     graph = every_operator(SAMPLES)
-    schedule = make_schedule("data-parallel", 2, 4)
-    part = build_data_parallel(graph, [CORE] * 2, schedule).parts[1]
+    part = shared_batch(graph, 2, 4).parts[1]
     again = from_json(to_json(part))
     assert (again.microbatches, again.all_microbatches) == ((1, 3), 4)
     assert again.places == part.places
 
 
-@pytest.mark.parametrize(
-    ("num_devices", "kind", "count", "message"),
-    [
-        (2, "data-parallel", 3, "multiple of 2"),
-        (2, "gpipe", 4, "whole network on each of 2 devices"),
-        (3, "data-parallel", 3, None),
-    ],
-)
-def test_what_does_not_fit_is_refused(num_devices, kind, count, message):
+def test_what_does_not_fit_is_refused():
     graph = every_operator(SAMPLES)
-    cores = [CORE] * num_devices
-    if message is None:
-        cores[1] = replace(CORE, links=CORE.links[:1])
-        message = "device 1 needs 2 links, not 1"
-    with pytest.raises(UserError, match=message):
-        build_data_parallel(graph, cores, make_schedule(kind, num_devices, count))
+    with pytest.raises(UserError, match="multiple of 2"):
+        shared_batch(graph, 2, 3)
+    cores = [CORE, replace(CORE, links=CORE.links[:1]), CORE]
+    with pytest.raises(UserError, match="device 1 needs 2 links, not 1"):
+        build_sharded(graph, cores, by_samples(graph, 3), 3)
 
 
 @pytest.mark.sim
@@ -167,8 +170,7 @@ def test_what_does_not_fit_is_refused(num_devices, kind, count, message):
 @pytest.mark.parametrize("num_devices", [2, 4])
 def test_hardware_equals_the_model(num_devices):
     graph = every_operator(SAMPLES)
-    schedule = make_schedule("data-parallel", num_devices, 4)
-    pipeline = build_data_parallel(graph, [CORE] * num_devices, schedule)
+    pipeline = shared_batch(graph, num_devices, 4)
     parameters = initial_parameters(graph, 0)
     inputs, labels = random_batch(graph, 0, 4)
     wires = [WIRE] * (num_devices - 1)
@@ -182,3 +184,17 @@ def test_hardware_equals_the_model(num_devices):
             assert (found.loss, found.correct) == (expected.loss, expected.correct)
             for one, other in zip(hardware.memories, model.memories, strict=True):
                 np.testing.assert_array_equal(one, other)
+
+
+@pytest.mark.parametrize("index", [0, 1, 2])
+def test_memory_is_known_without_the_program(index):
+    """Kernels of equal chunks of the sum are counted, not made."""
+    net = Network("wide", SAMPLES)
+    net.linear(net.relu(net.linear(net.flatten(net.image(3, 8, 8)), 600)), 10)
+    graph = net.build()
+    arguments = index, graph, [CORE] * 3, by_samples(graph, 3), 6
+    program = builder_of_device(*arguments).build()
+    transfers = [each for each in program.kernels if each.layer == SUM]
+    demand = builder_of_device(*arguments).demand()
+    assert len(demand.uses) < len(program.demand.uses) - len(transfers) // 2
+    assert memory_bytes(demand) == program.memory_bytes

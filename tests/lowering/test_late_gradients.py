@@ -9,11 +9,10 @@ from step_cases import SMALL_CORE
 from fpgapipe.hw.hls_models.cycles.core_cycles import predict
 from fpgapipe.hw.hls_models.model.core import CoreModel
 from fpgapipe.hw.hls_models.numerics.element_format import BF16, FP32
-from fpgapipe.lowering.kernels.cast import gather
 from fpgapipe.lowering.products.conv import ConvSpec
 from fpgapipe.lowering.program.step import build_step
 from fpgapipe.lowering.schedule.schedule import Task, TaskKind
-from fpgapipe.lowering.tiling.kernel import Region, Tensor
+from fpgapipe.lowering.tiling.kernel import Tensor
 from fpgapipe.lowering.units import late_gradients
 from fpgapipe.lowering.units.late_gradients import is_late
 from fpgapipe.lowering.units.step_options import StepOptions, scalar_bits
@@ -125,15 +124,6 @@ def test_where_gradients_are_late():
 def test_segments_are_checked(change, message):
     with pytest.raises(ValueError, match=message):
         replace(ConvSpec.linear(8, 4, 4), **change)
-
-
-def test_a_gathered_tensor_has_a_place():
-    x, whole = Tensor("x", (3, 5), BF16), Tensor("all", (9, 5), BF16)
-    assert gather("g", x, whole, 30, Region(0, 1 << 16)).writes == {"all"}
-    with pytest.raises(ValueError, match="must be a part of all"):
-        gather("g", x, whole, 31, Region(0, 1 << 16))
-    with pytest.raises(ValueError, match="must be a part of all"):
-        gather("g", replace(x, format=FP32), whole, 0, Region(0, 1 << 16))
 
 
 @pytest.mark.sim

@@ -10,7 +10,7 @@ from pipeline_cases import run_devices
 from step_cases import SMALL_CORE, every_operator
 
 from fpgapipe.errors import UserError
-from fpgapipe.hw.hls_models.isa.instructions import NUM_SEMAPHORES, Opcode
+from fpgapipe.hw.hls_models.isa.instructions import Opcode, semaphores_of_core
 from fpgapipe.hw.hls_models.model.cluster import run_cluster
 from fpgapipe.hw.hls_models.model.core import CoreModel
 from fpgapipe.hw.hls_models.spec.link import LinkEngineSpec
@@ -117,7 +117,7 @@ def test_same_bits_as_on_one_device(num_stages, kind, order):
         for each in part.instructions
         for number in (*each.wait, *each.signal)
     }
-    assert max(used) < NUM_SEMAPHORES
+    assert max(used) < semaphores_of_core(2, 1)
 
 
 def test_inference_gives_all_results():

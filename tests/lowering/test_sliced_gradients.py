@@ -10,10 +10,11 @@ from test_pipeline import CORE, ORDERS, SCALARS, cut
 
 from fpgapipe.hw.hls_models.model.core import CoreModel
 from fpgapipe.lowering.products.conv import ConvSpec
-from fpgapipe.lowering.program.data_parallel import build_data_parallel
 from fpgapipe.lowering.program.pipeline import build_pipeline
 from fpgapipe.lowering.program.step import build_step
 from fpgapipe.lowering.schedule.tasks import single_device
+from fpgapipe.lowering.shards.degrees import Degrees
+from fpgapipe.lowering.shards.sharded import build_sharded
 from fpgapipe.lowering.units import late_gradients
 from fpgapipe.lowering.units.step_options import StepOptions
 from fpgapipe.network.initial_values import initial_parameters, random_batch
@@ -109,8 +110,8 @@ def test_the_same_bits_on_several_devices(num_devices, kind, monkeypatch):
 def test_gradients_that_devices_add_up_are_kept(monkeypatch):
     monkeypatch.setattr(late_gradients, "LEAST_BYTES", 0)
     monkeypatch.setattr(late_gradients, "SLICED_BYTES", 4096)
-    schedule = make_schedule("data-parallel", 2, 4)
-    pipeline = build_data_parallel(network(), [CORE] * 2, schedule)
+    graph = network()
+    pipeline = build_sharded(graph, [CORE] * 2, dict.fromkeys(graph.layers, Degrees(sample=2)), 4)
     for part in pipeline.parts:
         assert {f"{name}.gradient" for name in SLICED} < set(part.places)
 
