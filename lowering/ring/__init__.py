@@ -1,0 +1,1 @@
+"""Programs with which models travel around a ring of devices."""
