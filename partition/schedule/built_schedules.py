@@ -1,10 +1,12 @@
 """The schedules for which the compiler makes programs."""
 
 from fpgapipe.errors import UserError, nearest
-from fpgapipe.lowering.schedule.schedule import several_versions
 from fpgapipe.partition.schedule.schedule_kinds import KINDS
 
-BUILT_SCHEDULES = ("gpipe", "1f1b", "1f1b-as", "fbp-as", "1f1b-sno", "1f1b-so", "zb-h1", "zb-h2")
+BUILT_SCHEDULES = (
+    "gpipe", "1f1b", "1f1b-as", "fbp-as", "1f1b-sno", "1f1b-so", "zb-h1", "zb-h2", "pipedream",
+    "pipedream-newest",
+)  # fmt: skip
 """Kinds of schedules for which programs can be made."""
 
 
@@ -23,8 +25,6 @@ def check_schedule_kind(kind: str) -> None:
         why = "no programs are made for a schedule from a file"
     elif kind not in known:
         why = f"there is no schedule {kind!r}{nearest(kind, known)}"
-    elif kind == "pipedream":
-        why = several_versions(kind)
     elif kind == "zb-auto":
         why = "zb-auto has no order of its own, but searches one for given times"
     else:

@@ -8,6 +8,7 @@ interleaved (Narayanan et al., SC 2021); BaPipe (Zhao et al., arXiv 2012.12544) 
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
@@ -187,6 +188,11 @@ def pipedream(p: int, m: int) -> Schedule:
     return _chain("pipedream", p, m, orders, "after", synchronous=False)
 
 
+def pipedream_newest(p: int, m: int) -> Schedule:
+    """The same without older versions of the weights: a backward pass uses the newest."""
+    return dataclasses.replace(pipedream(p, m), kind="pipedream-newest", keeps_weights=False)
+
+
 def split_chain(kind: str, m: int, warm_up: Sequence[int], split_after: Sequence[int]) -> Schedule:
     """A chain with split backward passes.
 
@@ -340,6 +346,7 @@ KINDS: dict[str, Callable[[int, int], Schedule]] = {
     "1f1b-sno": one_f_one_b_sno,
     "1f1b-so": one_f_one_b_so,
     "pipedream": pipedream,
+    "pipedream-newest": pipedream_newest,
     "interleaved": interleaved,
     "zb-h1": zb_h1,
     "zb-h2": zb_h2,

@@ -229,7 +229,7 @@ def _versions(schedule: Schedule) -> tuple[tuple[int, ...], list[str]]:
                     faults.append(f"{_task(lane, int(own[late[0]]))} comes after the update")
                 if updates[-1] != 1:
                     faults.append(f"stage {stage} has {updates[-1]} updates, not 1")
-            else:
+            elif schedule.keeps_weights:
                 seen = np.zeros(schedule.num_microbatches, int)
                 forward = kinds == F
                 seen[numbers[forward]] = updates[forward]

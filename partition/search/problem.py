@@ -116,7 +116,8 @@ def schedule_model(
     Parameters
     ----------
     kind : str
-        ``gpipe``, ``1f1b-as``, ``fbp-as``, ``1f1b-sno``, ``1f1b-so`` or ``pipedream``.
+        ``gpipe``, ``1f1b-as``, ``fbp-as``, ``1f1b-sno``, ``1f1b-so``, ``pipedream`` or
+        ``pipedream-newest``.
     num_microbatches : int
         Micro-batches of a mini-batch.
     backward_ratio : float
@@ -153,6 +154,7 @@ def schedule_model(
             kind, m, lambda after: after + 1, overlap, 1 + backward_ratio, 0, 0, m, lambda a: a + 1
         ),
     }
+    models["pipedream-newest"] = replace(models["pipedream"], weight_versions=lambda a: 1)
     if kind not in models:
         raise ValueError(f"schedule must be one of {', '.join(models)}, not {kind!r}")
     model = models[kind]
