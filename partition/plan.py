@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from itertools import accumulate, groupby, pairwise
 from pathlib import Path
 from typing import Literal
 
@@ -10,9 +11,16 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_valida
 from fpgapipe.errors import FileError
 from fpgapipe.files import read_bytes
 from fpgapipe.json_faults import faults_of
+from fpgapipe.lowering.shards.degrees import Axis, Degrees, sharers_of
 
 DATA_PARALLEL = "data-parallel"
 """Schedule of a plan in which each device has the whole network."""
+
+LAYERWISE = "layer-wise"
+"""Schedule of a plan in which each device has parts of all layers."""
+
+HYBRID = "hybrid"
+"""Name of plans whose stages are groups of devices; these have the schedule of a pipeline."""
 
 MAX_BYTES = 64 * 2**20
 """Largest plan file that is read, bytes."""
@@ -158,9 +166,12 @@ class Plan(_Part):
         ``train``, or ``infer`` for forward passes only.
     schedule : str
         Kind of schedule, which determines the order of the tasks.
+    degrees : dict of str to dict of str to int, optional
+        In a layer-wise or a hybrid plan, the degrees of each layer that are above 1, by their axes.
     stages : tuple of StagePlan
-        Stages in the order in which data flow; if the plan is data-parallel, the devices of the
-        chain, each with all layers.
+        Devices in the order in which data flow, each with a stage of a pipeline. If the plan is
+        data-parallel or layer-wise, each has all layers; if it is hybrid, neighbours with the same
+        layers compute a stage together.
     predicted : Prediction
     optimal : bool
         Whether no other partition has a better objective, by the prices by which it was searched.
@@ -180,6 +191,7 @@ class Plan(_Part):
     cluster: str
     mode: Literal["train", "infer"] = "train"
     schedule: str = Field(min_length=1)
+    degrees: dict[str, dict[Axis, int]] | None = None
     stages: tuple[StagePlan, ...] = Field(min_length=1, strict=False)
     predicted: Prediction
     optimal: bool
@@ -194,15 +206,26 @@ class Plan(_Part):
                 f"a batch of {self.batch} cannot be cut into {self.num_microbatches} equal parts"
             )
         names = [name for stage in self.stages for name in stage.layers]
-        if self.is_data_parallel:
+        if self.schedule == LAYERWISE and self.degrees is None:
+            raise ValueError(f"a {LAYERWISE} plan must have degrees of each layer")
+        if self.is_data_parallel and self.degrees is not None:
+            raise ValueError(f"a {DATA_PARALLEL} plan has no degrees")
+        if self.is_hybrid:
+            assert self.degrees is not None
+            names = [name for layers in self.stage_layers for name in layers]
+            if set(self.degrees) != set(names):
+                raise ValueError("a hybrid plan must have degrees of each layer")
+        if self.has_shards:
             if any(stage.layers != self.stages[0].layers for stage in self.stages):
-                raise ValueError("every device of a data-parallel plan must have all layers")
-            if self.num_microbatches % len(self.stages):
+                raise ValueError(f"every device of a {self.schedule} plan must have all layers")
+            if self.num_microbatches % self.sharers:
                 raise ValueError(
                     f"{self.num_microbatches} micro-batches cannot be shared equally by "
-                    f"{len(self.stages)} devices"
+                    f"{self.sharers} devices"
                 )
             names = list(self.stages[0].layers)
+            if self.degrees is not None and set(self.degrees) != set(names):
+                raise ValueError("a layer-wise plan must have degrees of each layer")
         twice = {name for name in names if names.count(name) > 1} if len(names) < 2000 else set()
         if twice:
             raise ValueError(f"layers in two stages: {', '.join(sorted(twice)[:5])}")
@@ -217,6 +240,50 @@ class Plan(_Part):
     def is_data_parallel(self) -> bool:
         """Whether each device has the whole network, and does some of the micro-batches."""
         return self.schedule == DATA_PARALLEL
+
+    @property
+    def has_shards(self) -> bool:
+        """Whether each device has all layers, or parts of them."""
+        return self.schedule in (DATA_PARALLEL, LAYERWISE)
+
+    @property
+    def is_hybrid(self) -> bool:
+        """Whether the plan is a pipeline whose stages are groups of devices."""
+        return self.degrees is not None and not self.has_shards
+
+    @property
+    def kind(self) -> str:
+        """Name under which plans are compared: the schedule's, or ``hybrid``."""
+        return HYBRID if self.is_hybrid else self.schedule
+
+    @property
+    def stage_sizes(self) -> tuple[int, ...]:
+        """Number of devices of each stage of a pipeline."""
+        return tuple(len(list(each)) for _, each in groupby(s.layers for s in self.stages))
+
+    @property
+    def stage_layers(self) -> list[tuple[str, ...]]:
+        """Layers of each stage of a pipeline."""
+        return [layers for layers, _ in groupby(stage.layers for stage in self.stages)]
+
+    @property
+    def stage_devices(self) -> list[str]:
+        """Names of the devices of each stage of a pipeline, in one text."""
+        ends = list(accumulate(self.stage_sizes, initial=0))
+        own = [self.stages[begin:end] for begin, end in pairwise(ends)]
+        return [", ".join(stage.device for stage in each) for each in own]
+
+    @property
+    def layer_degrees(self) -> dict[str, Degrees]:
+        """Degrees of each layer of a plan with shards, or of a hybrid one."""
+        if self.degrees is None:
+            return dict.fromkeys(self.stages[0].layers, Degrees(sample=len(self.stages)))
+        return {name: Degrees(**each) for name, each in self.degrees.items()}
+
+    @property
+    def sharers(self) -> int:
+        """Devices that share the samples of a mini-batch, of a plan with shards."""
+        return sharers_of(self.layer_degrees)
 
     @property
     def trains(self) -> bool:

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from functools import partial
 from typing import TYPE_CHECKING
 
 from fpgapipe.errors import UserError
 from fpgapipe.hw.hls_models.spec.core_spec import NoRoom
 from fpgapipe.lowering.schedule.schedule import ScheduleError
+from fpgapipe.lowering.units.network_units import refusals_of
 from fpgapipe.partition.cost.cores import core_fits
 from fpgapipe.partition.cost.cost import CostModel
 from fpgapipe.partition.explore.candidate import Stage, device_chain, time_candidate
@@ -17,20 +19,18 @@ from fpgapipe.partition.explore.explorer import core_choices, splits_of
 from fpgapipe.partition.explore.planned import as_plan
 from fpgapipe.partition.plan import DATA_PARALLEL
 from fpgapipe.partition.pricing.machine import is_soon_priced, price_plan
-from fpgapipe.partition.pricing.shared_batch import alone
 from fpgapipe.partition.search.problem import PlanError
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Sequence
 
-    from fpgapipe.network.graph import Graph
     from fpgapipe.partition.explore.candidate import Candidate
     from fpgapipe.partition.explore.explorer import Request
     from fpgapipe.partition.plan import Plan
     from fpgapipe.partition.timeline.timeline import Timeline
 
 PRICED = 3
-"""Numbers of micro-batches, the best by formulas, whose programs are timed."""
+"""Plans, the best by formulas, whose programs are timed."""
 
 
 def plan_data_parallel(
@@ -58,6 +58,40 @@ def plan_data_parallel(
         If the devices cannot share the batch equally, two of them that follow one another have no
         link, or the network does not fit a device.
     """
+    found = shared_candidates(request, on_step)
+    planned = [
+        (candidate, partial(_planned, seconds=seconds, request=request, network=network))
+        for seconds, candidate in found
+    ]
+    plan, timeline, _ = priced_best(request, planned, on_step)
+    return plan, timeline
+
+
+def shared_candidates(
+    request: Request,
+    on_step: Callable[[int, int], object] = lambda done, total: None,
+    *,
+    whole: bool = True,
+) -> list[tuple[float, Candidate]]:
+    """Candidates whose devices share the samples of a batch equally, the fastest by formulas first.
+
+    Parameters
+    ----------
+    request, on_step
+        As for `plan_data_parallel`.
+    whole : bool
+        Whether every device needs room for the whole network.
+
+    Returns
+    -------
+    list of (float, Candidate)
+        Seconds of a mini-batch with the whole network on each device, and the candidate.
+
+    Raises
+    ------
+    PlanError
+        As `plan_data_parallel` does.
+    """
     count = len(request.cluster.devices)
     chain = device_chain(request.cluster)
     if 0.0 in chain.link_bytes_per_s:
@@ -71,7 +105,7 @@ def plan_data_parallel(
     found: list[tuple[float, Candidate]] = []
     fault: str | None = None
     for step, number in enumerate(shares):
-        on_step(step, len(shares) + PRICED)
+        on_step(step, len(shares))
         graph = request.load(request.batch // number)
         sum_s = ring_seconds(graph, chain) if request.train else 0.0
         for choice in core_choices(request, CostModel(graph), 1):
@@ -91,16 +125,15 @@ def plan_data_parallel(
             except ScheduleError as error:
                 fault = str(error)
                 continue
-            if excess := memory_fault(timed, request.cluster):
+            excess = memory_fault(timed, request.cluster)
+            if whole and excess:
                 fault = str(excess)
                 continue
             found.append((timed.minibatch_s + sum_s, timed))
     if not found:
         raise PlanError(fault or "nothing to try")
     found.sort(key=lambda each: each[0])
-    return _priced(
-        request, network, found, lambda step: on_step(len(shares) + step, len(shares) + PRICED)
-    )
+    return found
 
 
 def _shares(request: Request, count: int) -> list[int]:
@@ -113,24 +146,52 @@ def _shares(request: Request, count: int) -> list[int]:
     return found or [count]
 
 
-def _priced(
+def priced_best(
     request: Request,
-    network: str,
-    found: list[tuple[float, Candidate]],
-    on_step: Callable[[int], object],
-) -> tuple[Plan, Timeline]:
-    """The fastest plan by prices of the machine, or else by formulas."""
-    best: tuple[Plan, Timeline] | None = None
+    candidates: Sequence[tuple[Candidate, Callable[[Candidate], Plan]]],
+    on_step: Callable[[int, int], object],
+) -> tuple[Plan, Timeline, int]:
+    """The fastest of the first plans by prices of the machine, or else the first of them.
+
+    Plans whose programs would take long to be timed are left out; if no programs are made for the
+    network, the first plan has the formulas' time. Where a scratchpad has no room
+    for a layer, twice as large ones are tried.
+
+    Parameters
+    ----------
+    request : Request
+    candidates : sequence of (Candidate, callable)
+        Candidates, and functions that make their plans, also with larger scratchpads.
+    on_step : function
+        Called with the number of steps done and their total.
+
+    Returns
+    -------
+    plan : Plan
+    timeline : Timeline
+    number : int
+        Number of the candidate.
+
+    Raises
+    ------
+    PlanError
+        If all plans whose programs are timed are refused.
+    """
+    best: tuple[Plan, Timeline, int] | None = None
     fault: UserError | None = None
-    first: tuple[Plan, Timeline] | None = None
-    for step, (seconds, candidate) in enumerate(found[:PRICED]):
-        on_step(step)
-        assert candidate.microbatch is not None
-        graph = request.load(candidate.microbatch)
-        plan = _planned(candidate, seconds, request, network, graph)
-        first = first or (plan, candidate.timeline)
-        if not is_soon_priced(alone(plan, 0)):  # equal devices are priced once
+    first: tuple[Plan, Timeline, int] | None = None
+    timed = 0
+    for step, (given, planned) in enumerate(candidates):
+        candidate = given
+        plan = planned(candidate)
+        graph = request.load(plan.microbatch)
+        first = first or (plan, candidate.timeline, step)
+        if refusals_of(graph, train=request.train):
+            break
+        if timed == PRICED or not is_soon_priced(plan):
             continue
+        on_step(timed, PRICED)
+        timed += 1
         priced: tuple[Plan, Timeline] | None = None
         while priced is None:
             try:
@@ -143,11 +204,11 @@ def _priced(
                     fault = fault or error
                     break
                 candidate = larger
-                plan = _planned(candidate, seconds, request, network, graph)
+                plan = planned(candidate)
         if priced is None:
             continue
         if best is None or priced[0].predicted.minibatch_s < best[0].predicted.minibatch_s:
-            best = priced
+            best = (*priced, step)
     if best is not None:
         return best
     assert first is not None
@@ -156,10 +217,10 @@ def _priced(
     return first
 
 
-def _planned(
-    candidate: Candidate, seconds: float, request: Request, network: str, graph: Graph
-) -> Plan:
+def _planned(candidate: Candidate, *, seconds: float, request: Request, network: str) -> Plan:
     """The plan of a candidate, with the seconds of a mini-batch that formulas have."""
+    assert candidate.microbatch is not None
+    graph = request.load(candidate.microbatch)
     plan = as_plan(candidate, graph, network, request.batch, request.cluster, train=request.train)
     told = plan.predicted.model_copy(
         update={"minibatch_s": seconds, "samples_per_s": request.batch / seconds}

@@ -15,11 +15,11 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from fpgapipe.lowering.shards.degrees import SERIAL, Degrees, degrees_of
 from fpgapipe.lowering.units.network_units import layers_together
 from fpgapipe.partition.cost.cost import CostModel
 from fpgapipe.partition.search.elimination import Choice, choose
 from fpgapipe.partition.search.problem import PlanError
-from fpgapipe.partition.strategies.degrees import SERIAL, Degrees, degrees_of
 from fpgapipe.partition.strategies.movement import (
     busiest_elements,
     needed_boxes,
@@ -144,6 +144,14 @@ class LayerwiseProblem:
         formulas have.
     on_step : callable
         Called with the number of groups that are priced and of all.
+    choices : callable, optional
+        Returns the degrees of the layers of a group among which to choose; all if left out. Where
+        these make fewer shards than there are devices, groups of devices have equal shards.
+    rounds : int
+        Number of times that a mini-batch has the passes over the batch of the graph; gradients are
+        added up once.
+    copies : float
+        Vector operations on each element of a tensor that moves, forward and backward together.
     """
 
     def __init__(
@@ -154,6 +162,9 @@ class LayerwiseProblem:
         cores: Mapping[DeviceSpec, CoreConfig],
         measured_s: Mapping[str, float] | None = None,
         on_step: Callable[[int, int], object] = lambda done, total: None,
+        choices: Callable[[Sequence[str]], list[Degrees]] | None = None,
+        rounds: int = 1,
+        copies: float = 0.0,
     ) -> None:
         if 0.0 in chain.link_bytes_per_s:
             raise PlanError("devices that follow one another have no link for shards")
@@ -165,20 +176,27 @@ class LayerwiseProblem:
         self._cores = cores
         self._measured_s = measured_s or {}
         self._known: dict[Any, list[LayerCost]] = {}
-        self.choices = [degrees_of(graph, names, self.num_devices) for names in self.groups]
+        self._rounds = rounds
+        self._spread = choices is not None
+        self._copy_s = copies / min(core.vector_lanes * core.clk_hz for core in cores.values())
+        self.choices = [
+            choices(names) if choices else degrees_of(graph, names, self.num_devices)
+            for names in self.groups
+        ]
         self.compute_s: list[NDArray[np.float64]] = []
         self.sum_s: list[NDArray[np.float64]] = []
         self.memory: list[NDArray[np.float64]] = []
-        for number, (names, choices) in enumerate(zip(self.groups, self.choices, strict=True)):
+        for number, (names, each) in enumerate(zip(self.groups, self.choices, strict=True)):
             on_step(number, len(self.groups))
-            rows = np.array([self._priced(names, each) for each in choices])
+            rows = np.array([self._priced(names, degrees) for degrees in each])
             self.compute_s.append(rows[:, 0])
             self.sum_s.append(rows[:, 1])
             self.memory.append(rows[:, 2])
 
     def _priced(self, names: Sequence[str], degrees: Degrees) -> tuple[float, float, float]:
         """Seconds of the largest shard, seconds of the sum of gradients, and bytes."""
-        used = dict.fromkeys(self._devices[: degrees.num_devices])
+        step = self.num_devices // degrees.num_devices if self._spread else 1
+        used = dict.fromkeys(self._devices[: step * degrees.num_devices])
         seconds = max(self._seconds(names, degrees, device) for device in used)
         costs = self._costs(names, degrees, next(iter(used)))
         weights = sum(cost.weight_bytes for cost in costs)
@@ -186,7 +204,7 @@ class LayerwiseProblem:
         sum_s = 0.0
         if replicas > 1 and weights:
             # Shards of other channels share the links.
-            hops = degrees.num_devices - 1
+            hops = step * (degrees.num_devices - 1)
             moved = weights // 4 * GRADIENT_BYTES * degrees.channel
             sum_s = moved / min(self._chain.link_bytes_per_s[:hops])
             sum_s += 2 * sum(self._chain.link_latency_s[:hops])
@@ -197,7 +215,7 @@ class LayerwiseProblem:
 
     def _seconds(self, names: Sequence[str], degrees: Degrees, device: DeviceSpec) -> float:
         def total(costs: Sequence[LayerCost]) -> float:
-            return sum(cost.total_s + cost.update.seconds for cost in costs)
+            return sum(self._rounds * cost.total_s + cost.update.seconds for cost in costs)
 
         own = total(self._costs(names, degrees, device))
         if not all(name in self._measured_s for name in names):
@@ -239,7 +257,13 @@ class LayerwiseProblem:
                 key = (tensor.shape, layer.operator, layer.output.shape, out, choices)
                 if key not in known:
                     elements = busiest_elements(
-                        written_boxes(tensor.shape, batch, choices[0], self.num_devices),
+                        written_boxes(
+                            tensor.shape,
+                            batch,
+                            choices[0],
+                            self.num_devices,
+                            spread=self._spread,
+                        ),
                         needed_boxes(
                             tensor.shape,
                             layer.output.shape,
@@ -247,10 +271,13 @@ class LayerwiseProblem:
                             layer.operator,
                             choices[1],
                             self.num_devices,
+                            spread=self._spread,
                         ),
                     )
                     seconds = elements * ACTIVATION_BYTES / rate + latency * (elements > 0)
-                    known[key] = 2 * seconds  # there in the forward pass, back in the other
+                    copied_s = self._copy_s * tensor.elements * (elements > 0)
+                    # there in the forward pass, back in the other
+                    known[key] = self._rounds * (2 * seconds + copied_s)
                 found.append(((one, other), known[key]))
         return found
 

@@ -8,29 +8,44 @@ it on. In the backward pass the gradients of the same elements go back.
 
 from __future__ import annotations
 
-from dataclasses import astuple
+import math
 from typing import TYPE_CHECKING
 
 import numpy as np
 
-from fpgapipe.partition.strategies.degrees import CHANNELWISE
-from fpgapipe.partition.strategies.shards import needed_rows, part
+from fpgapipe.lowering.shards.degrees import CHANNELWISE, part
+from fpgapipe.lowering.shards.windows import needed_rows
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from numpy.typing import NDArray
 
+    from fpgapipe.lowering.shards.degrees import Degrees
     from fpgapipe.network.operators import Operator
-    from fpgapipe.partition.strategies.degrees import Degrees
 
     Boxes = NDArray[np.int64]
 
 
 def written_boxes(
-    shape: Sequence[int], batch: int, choices: Sequence[Degrees], num_devices: int
+    shape: Sequence[int],
+    batch: int,
+    choices: Sequence[Degrees],
+    num_devices: int,
+    *,
+    spread: bool = False,
 ) -> Boxes:
     """Box of a tensor that each device writes.
+
+    Parameters
+    ----------
+    shape : sequence of int
+    batch : int
+    choices : sequence of Degrees
+    num_devices : int
+    spread : bool
+        Whether fewer shards than devices are each on the first of a group of devices, instead of on
+        the first devices.
 
     Returns
     -------
@@ -41,10 +56,11 @@ def written_boxes(
     sizes = _sizes(shape, batch)
     found = np.zeros((len(choices), num_devices, 4, 2), np.int64)
     for number, degrees in enumerate(choices):
-        counts = astuple(degrees)
-        for device in range(degrees.num_devices):
-            for axis, at in enumerate(np.unravel_index(device, counts)):
-                found[number, device, axis] = part(sizes[axis], counts[axis], int(at))
+        counts = degrees.sample, degrees.channel, degrees.height, degrees.width
+        step = num_devices // degrees.num_devices if spread else 1
+        for shard in range(math.prod(counts)):
+            for axis, at in enumerate(np.unravel_index(shard, counts)):
+                found[number, step * shard, axis] = part(sizes[axis], counts[axis], int(at))
     return found
 
 
@@ -55,6 +71,8 @@ def needed_boxes(
     operator: Operator,
     choices: Sequence[Degrees],
     num_devices: int,
+    *,
+    spread: bool = False,
 ) -> Boxes:
     """Box of a tensor that each device reads, in the form of `written_boxes`.
 
@@ -69,10 +87,11 @@ def needed_boxes(
         The operator that reads it.
     choices : sequence of Degrees
         Degrees of the layer that reads it.
-    num_devices : int
+    num_devices, spread
+        As for `written_boxes`.
     """
     sizes = _sizes(shape, batch)
-    found = written_boxes(written, batch, choices, num_devices)
+    found = written_boxes(written, batch, choices, num_devices, spread=spread)
     own = _sizes(written, batch)
     used = found[..., 0, 1] > found[..., 0, 0]
     for axis in range(4):

@@ -1,34 +1,52 @@
-"""The layer-wise plan of a request: its core, its prices, its degrees."""
+"""The layer-wise plan of a request: its cores, micro-batches, degrees, and its prices."""
 
 from __future__ import annotations
 
+from dataclasses import dataclass, replace
+from functools import partial
 from typing import TYPE_CHECKING
 
+from fpgapipe.errors import UserError
+from fpgapipe.lowering.shards.cuts import possible_degrees
+from fpgapipe.lowering.shards.degrees import sharers_of
+from fpgapipe.lowering.units.network_units import check_network
 from fpgapipe.partition.cost.cost import CostModel
 from fpgapipe.partition.explore.candidate import device_chain
 from fpgapipe.partition.explore.explorer import core_choices
+from fpgapipe.partition.explore.planned import as_plan
+from fpgapipe.partition.plan import LAYERWISE
 from fpgapipe.partition.search.problem import PlanError
+from fpgapipe.partition.strategies.data_parallel import priced_best, shared_candidates
 from fpgapipe.partition.strategies.layerwise import LayerwiseProblem
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Mapping
 
+    from fpgapipe.lowering.shards.degrees import Degrees
+    from fpgapipe.partition.explore.candidate import Candidate
     from fpgapipe.partition.explore.explorer import Request
+    from fpgapipe.partition.plan import Plan
     from fpgapipe.partition.strategies.layerwise import LayerwisePlan
+    from fpgapipe.partition.strategies.strategy_file import StrategyFile
+    from fpgapipe.partition.timeline.timeline import Timeline
 
 
-def plan_layerwise(
+COPIES = 2.0
+"""Vector operations on each element that devices exchange: it is copied, and summands are added."""
+
+
+def plan_any_degrees(
     request: Request, on_step: Callable[[int, int], object] = lambda done, total: None
 ) -> LayerwisePlan:
-    """Find the fastest degrees of all layers on the cluster's devices, in their order.
+    """Find the fastest degrees of all layers by formulas, rows and columns among them.
 
     The core of each kind of device is the one that runs the whole network fastest, by formulas, or
-    the one that is asked for.
+    the one that is asked for. The whole batch is one micro-batch.
 
     Parameters
     ----------
     request : Request
-        The whole batch is one micro-batch; its schedules and its objective do not matter.
+        Its schedules and its objective do not matter.
     on_step : function
         Called with the number of groups of layers that are priced and of all.
 
@@ -39,9 +57,226 @@ def plan_layerwise(
         link.
     """
     if request.num_microbatches not in (None, 1):
-        raise PlanError("layer-wise parallelism has one micro-batch: leave out --micro-batches")
+        raise PlanError(
+            "without programs, layer-wise plans have one micro-batch: leave out --micro-batches"
+        )
     graph = request.load(request.batch)
     choice = next(iter(core_choices(request, CostModel(graph), 1)))
     cores = {device: core for device, (core, _) in choice.items()}
     chain = device_chain(request.cluster)
     return LayerwiseProblem(graph, request.cluster, chain, cores, on_step=on_step).solve()
+
+
+def plan_layerwise(
+    request: Request,
+    network: str,
+    on_step: Callable[[int, int], object] = lambda done, total: None,
+) -> tuple[Plan, Timeline, LayerwisePlan]:
+    """Find the fastest plan in which layers are cut by samples, channels or rows, or are whole.
+
+    For each number of micro-batches, the best degrees by formulas are found; the programs of some
+    of these plans are timed. All devices, and groups of neighbours with samples of their own, are
+    tried, and in either that devices share the samples, and that all have all.
+
+    Parameters
+    ----------
+    request, network, on_step
+        As for `plan_data_parallel`.
+
+    Returns
+    -------
+    plan : Plan
+    timeline : Timeline
+    degrees : LayerwisePlan
+        The search for the plan's degrees.
+
+    Raises
+    ------
+    PlanError
+        As `plan_data_parallel` does.
+    """
+    if not request.train:
+        raise PlanError("layer-wise plans are for training; take --strategy data or pipeline")
+    count = len(request.cluster.devices)
+    chain = device_chain(request.cluster)
+    found: list[_Searched] = []
+    fault: UserError | None = None
+    candidates = shared_candidates(request, on_step, whole=False)
+    for step, (_, candidate) in enumerate(candidates):
+        on_step(step, len(candidates))
+        assert candidate.microbatch is not None
+        rounds = candidate.num_microbatches // count
+        cores = {
+            request.cluster.devices[stage.device]: stage.core
+            for stage in candidate.stages
+            if stage.core is not None
+        }
+        groups = [number for number in range(1, count) if count % number == 0] or [1]
+        for num_groups, sharers in ((each, all_) for each in groups for all_ in (count, each)):
+            try:
+                graph = request.load(candidate.microbatch * count)
+                choices = partial(
+                    possible_degrees,
+                    graph,
+                    num_devices=count,
+                    sharers=sharers,
+                    num_groups=num_groups,
+                )
+                search = LayerwiseProblem(
+                    graph,
+                    request.cluster,
+                    chain,
+                    cores,
+                    choices=choices,
+                    rounds=rounds,
+                    copies=COPIES,
+                ).solve()
+            except UserError as error:
+                fault = fault or error
+                continue
+            found.append(_Searched(candidate, sharers, search))
+    if not found:
+        raise PlanError(str(fault)) from fault
+    found.sort(key=lambda each: each.search.step_s)
+    alike: dict[tuple[int, str], _Searched] = {}
+    for each in found:
+        alike.setdefault((each.num_microbatches, repr(each.degrees)), each)
+    found = list(alike.values())
+    made = [
+        (each.candidate, partial(_planned, searched=each, request=request, network=network))
+        for each in found
+    ]
+    plan, timeline, number = priced_best(request, made, on_step)
+    return plan, timeline, found[number].search
+
+
+def plan_given_degrees(
+    request: Request,
+    network: str,
+    strategy: StrategyFile,
+    on_step: Callable[[int, int], object] = lambda done, total: None,
+) -> tuple[Plan, Timeline]:
+    """Find cores and micro-batches for degrees that are given, and price the plan.
+
+    Parameters
+    ----------
+    request, network, on_step
+        As for `plan_data_parallel`.
+    strategy : StrategyFile
+
+    Raises
+    ------
+    UserError
+        If the degrees do not fit the network or the devices.
+    """
+    count = len(request.cluster.devices)
+    number = strategy.micro_batches or request.num_microbatches
+    graph = request.load(request.batch // (number or 1))
+    check_network(graph, train=request.train)
+    degrees = strategy.of(graph)
+    if all(each.num_devices == 1 for each in degrees.values()) and count > 1:
+        raise PlanError("a strategy in which all layers are whole uses one device: name one")
+    sharers = sharers_of(degrees)
+    if count % sharers:
+        raise PlanError(f"{count} devices cannot share samples in {sharers} equal parts")
+    wanted = replace(request, num_microbatches=number)
+    candidates = sharing_candidates(wanted, sharers, on_step)
+    made = [
+        (candidate, partial(given_plan, degrees=degrees, request=request, network=network))
+        for _, candidate in candidates
+    ]
+    plan, timeline, _ = priced_best(request, made, on_step)
+    if plan.predicted.level != "machine":
+        raise PlanError(
+            "the programs of this strategy would take long to be timed, and formulas have no "
+            "prices of it; take smaller micro-batches"
+        )
+    return plan, timeline
+
+
+def sharing_candidates(
+    request: Request, sharers: int, on_step: Callable[[int, int], object]
+) -> list[tuple[float, Candidate]]:
+    """Candidates whose micro-batches are those of devices that share all samples equally.
+
+    Parameters
+    ----------
+    request : Request
+    sharers : int
+        Parts into which the samples are divided, for a number of micro-batches that is asked for.
+    on_step
+        As for `plan_data_parallel`.
+    """
+    number = request.num_microbatches
+    count = len(request.cluster.devices)
+    wanted = None if number is None else number * count // sharers
+    return shared_candidates(replace(request, num_microbatches=wanted), on_step, whole=False)
+
+
+def given_plan(
+    candidate: Candidate, *, degrees: Mapping[str, Degrees], request: Request, network: str
+) -> Plan:
+    """The plan of a candidate with given degrees."""
+    assert candidate.microbatch is not None
+    graph = request.load(candidate.microbatch)
+    plan = as_plan(candidate, graph, network, request.batch, request.cluster, train=request.train)
+    count = candidate.num_microbatches * sharers_of(degrees) // len(request.cluster.devices)
+    return plan.model_copy(
+        update={
+            "schedule": LAYERWISE,
+            "degrees": above_one(degrees),
+            "num_microbatches": count,
+            "optimal": False,
+            "reason": "the degrees were given",
+        }
+    )
+
+
+def above_one(degrees: Mapping[str, Degrees]) -> dict[str, dict[str, int]]:
+    """Degrees of each layer, those above 1."""
+    return {
+        name: {axis: number for axis, number in vars(each).items() if number > 1}
+        for name, each in degrees.items()
+    }
+
+
+@dataclass(frozen=True)
+class _Searched:
+    """A candidate with the degrees that a search has found for it."""
+
+    candidate: Candidate
+    sharers: int
+    search: LayerwisePlan
+
+    @property
+    def num_microbatches(self) -> int:
+        """Micro-batches of a mini-batch; each has the samples of all devices that share none."""
+        return self.candidate.num_microbatches * self.sharers // self.search.num_devices
+
+    @property
+    def degrees(self) -> dict[str, dict[str, int]]:
+        """Degrees of each layer, those above 1."""
+        return above_one(
+            {name: group.degrees for group in self.search.groups for name in group.layers}
+        )
+
+
+def _planned(candidate: Candidate, *, searched: _Searched, request: Request, network: str) -> Plan:
+    """The plan of a candidate with degrees, and the seconds that formulas have for it."""
+    assert candidate.microbatch is not None
+    graph = request.load(candidate.microbatch)
+    plan = as_plan(candidate, graph, network, request.batch, request.cluster, train=request.train)
+    seconds = searched.search.step_s
+    told = plan.predicted.model_copy(
+        update={"minibatch_s": seconds, "samples_per_s": request.batch / seconds}
+    )
+    return plan.model_copy(
+        update={
+            "schedule": LAYERWISE,
+            "degrees": searched.degrees,
+            "num_microbatches": searched.num_microbatches,
+            "predicted": told,
+            "optimal": False,
+            "reason": "the degrees are the best by formulas, of some numbers of micro-batches",
+        }
+    )

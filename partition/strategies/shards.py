@@ -5,51 +5,18 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
+from fpgapipe.lowering.shards.degrees import CHANNELWISE, largest
+from fpgapipe.lowering.shards.rebatched import with_samples
 from fpgapipe.network.graph import GraphBuilder
 from fpgapipe.network.operators import Conv, Linear, Pool
-from fpgapipe.partition.strategies.degrees import CHANNELWISE
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    from fpgapipe.lowering.shards.degrees import Degrees
     from fpgapipe.network.graph import Graph
     from fpgapipe.network.operators import Operator
     from fpgapipe.network.operators.tensors import Tensor
-    from fpgapipe.partition.strategies.degrees import Degrees
-
-Range = tuple[int, int]
-"""First index and the index after the last."""
-
-
-def part(size: int, count: int, number: int) -> Range:
-    """Indices of one of `count` parts of an axis, which differ by one at most."""
-    return size * number // count, size * (number + 1) // count
-
-
-def largest(size: int, count: int) -> int:
-    """Size of the largest of `count` parts."""
-    return -(-size // count)
-
-
-def needed_rows(operator: Operator, axis: int, size: int, rows: Range) -> Range:
-    """Indices of the input along a spatial axis that some indices of the output need.
-
-    Parameters
-    ----------
-    operator : Operator
-    axis : int
-        Spatial axis, 0 for the height.
-    size : int
-        Size of the input along it.
-    rows : Range
-        Indices of the output.
-    """
-    if not isinstance(operator, Conv | Pool):
-        return rows
-    stride, before = operator.stride[axis], operator.padding[axis][0]
-    reach = operator.dilation[axis] * (operator.kernel[axis] - 1) + 1
-    first, last = rows[0] * stride - before, (rows[1] - 1) * stride - before + reach
-    return max(first, 0), min(last, size)
 
 
 def shard(graph: Graph, names: Sequence[str], degrees: Degrees) -> Graph:
@@ -77,7 +44,8 @@ def shard(graph: Graph, names: Sequence[str], degrees: Degrees) -> Graph:
                 continue
             reader = first if source in first.inputs else layer
             builder.input(source, _cut(graph, tensor, reader.operator, degrees))
-        builder.add(name, _operator(layer.operator, degrees), *layer.inputs)
+        operator = with_samples(layer.operator, graph.batch or 1, batch)
+        builder.add(name, _operator(operator, degrees), *layer.inputs)
     return builder.build()
 
 

@@ -8,6 +8,8 @@ import pytest
 
 from fpgapipe.boards.cluster import chain_of
 from fpgapipe.boards.library import load_board
+from fpgapipe.lowering.shards.degrees import SERIAL, Degrees, degrees_of, part
+from fpgapipe.lowering.shards.windows import needed_rows
 from fpgapipe.lowering.units.network_units import layers_together
 from fpgapipe.network.load import load_network
 from fpgapipe.network.zoo.layers import Network
@@ -15,15 +17,14 @@ from fpgapipe.partition.cost.cost import CostModel
 from fpgapipe.partition.explore.candidate import DeviceChain, device_chain
 from fpgapipe.partition.explore.explorer import Request, core_choices
 from fpgapipe.partition.search.problem import PlanError
-from fpgapipe.partition.strategies.degrees import SERIAL, Degrees, degrees_of
 from fpgapipe.partition.strategies.layerwise import LayerwiseProblem
 from fpgapipe.partition.strategies.movement import (
     busiest_elements,
     needed_boxes,
     written_boxes,
 )
-from fpgapipe.partition.strategies.plan_layerwise import plan_layerwise
-from fpgapipe.partition.strategies.shards import needed_rows, part, shard
+from fpgapipe.partition.strategies.plan_layerwise import plan_any_degrees
+from fpgapipe.partition.strategies.shards import shard
 
 
 def small(batch=4):
@@ -149,7 +150,7 @@ def test_equal_to_all_combinations():
 def test_two_nodes_are_left(name):
     """As in the paper, which reduces AlexNet, VGG-16, Inception-v3 and ResNets to two."""
     cluster = chain_of(load_board("u280"), 4).spec
-    found = plan_layerwise(Request(lambda batch: load_network(name, batch), 128, cluster))
+    found = plan_any_degrees(Request(lambda batch: load_network(name, batch), 128, cluster))
     assert found.num_left == 2
     assert found.step_s <= min(found.data_parallel_s, found.serial_s)
     if name in ("alexnet", "vgg16"):
@@ -187,23 +188,34 @@ def test_memory_is_a_limit(monkeypatch):
         problem.solve()
 
 
+def test_estimate_of_a_recurrent_network(cli):
+    """Reshapes that name the samples are those of the devices' samples."""
+    options = ("--board", "u280", "--devices", 2, "--batch", 4, "--strategy", "layerwise")
+    code, out, _ = cli("plan", "gnmt8", *options, "--json")
+    assert code == 0
+    value = json.loads(out)
+    assert value["num_left"] == 13
+    assert 0 < value["step_s"] < value["data_parallel_s"]
+
+
 def test_command_line(cli, tmp_path):
+    """A network that is not built is planned by formulas."""
     path = tmp_path / "plan.json"
-    options = ("--board", "u280", "--devices", 2, "--batch", 8, "--strategy", "layerwise")
-    code, out, _ = cli("plan", "digits-cnn", *options, "--json", "-o", path)
+    options = ("--board", "u280", "--devices", 2, "--batch", 4, "--strategy", "layerwise")
+    code, out, _ = cli("plan", "cosmoflow", *options, "--json", "-o", path)
     assert code == 0
     value = json.loads(out)
     assert json.loads(path.read_text()) == value
     assert value["num_left"] == 2
     assert [name for group in value["groups"] for name in group["layers"]] == list(
-        load_network("digits-cnn", 8).layers
+        load_network("cosmoflow", 4).layers
     )
-    code, out, _ = cli("plan", "digits-cnn", *options)
+    code, out, _ = cli("plan", "cosmoflow", *options)
     assert "2 nodes left" in out
-    assert "cannot make this plan" in out
-    code, _, fault = cli("plan", "digits-cnn", *options, "--micro-batches", 2)
+    assert "cannot make this plan: layer" in out
+    code, _, fault = cli("plan", "cosmoflow", *options, "--micro-batches", 2)
     assert code == 2
     assert "leave out --micro-batches" in fault
-    code, _, fault = cli("plan", "digits-cnn", *options, "--svg", tmp_path / "x.svg")
+    code, _, fault = cli("plan", "cosmoflow", *options, "--svg", tmp_path / "x.svg")
     assert code == 2
     assert "--svg needs programs" in fault

@@ -1,0 +1,138 @@
+"""Strategies that cut all layers along the same axis, as far as they can be cut along it.
+
+These are filter, channel and spatial parallelism, by themselves or within groups of devices that
+share the samples (Kahira et al., "An oracle for guiding large-scale model/hybrid parallel training
+of convolutional neural networks", HPDC 2021).
+"""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import TYPE_CHECKING
+
+from fpgapipe.lowering.shards.cuts import Cut, can_be_cut, degrees_of_cut
+from fpgapipe.lowering.units.network_units import check_network, layers_together
+from fpgapipe.network.operators import Flatten
+from fpgapipe.partition.search.problem import PlanError
+from fpgapipe.partition.strategies.data_parallel import priced_best
+from fpgapipe.partition.strategies.plan_layerwise import given_plan, sharing_candidates
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from fpgapipe.lowering.shards.degrees import Degrees
+    from fpgapipe.network.graph import Graph
+    from fpgapipe.partition.explore.candidate import Candidate
+    from fpgapipe.partition.explore.explorer import Request
+    from fpgapipe.partition.plan import Plan
+    from fpgapipe.partition.timeline.timeline import Timeline
+
+AXES = {
+    "filter": (Cut.CHANNELS,),
+    "channel": (Cut.INPUTS, Cut.CHANNELS),
+    "spatial": (Cut.ROWS,),
+}
+"""Cuts of each axis, the one that is tried first."""
+
+SHARED = "data+"
+"""What the names of strategies begin with whose groups of devices share the samples."""
+
+ONE_AXIS = (*AXES, *(SHARED + name for name in AXES))
+"""Names of all these strategies."""
+
+
+def degrees_along(
+    graph: Graph, axis: str, num_devices: int, num_groups: int = 1
+) -> dict[str, Degrees]:
+    """Degrees of all layers along an axis; those that cannot be cut along it are whole.
+
+    Parameters
+    ----------
+    graph : Graph
+    axis : str
+        A key of `AXES`. With ``channel``, layers are cut by input channels, or by output channels
+        where that cannot be.
+    num_devices, num_groups : int
+        Number of devices, and of groups of them that have samples of their own.
+
+    Raises
+    ------
+    PlanError
+        If no layer can be cut.
+    """
+    size = num_devices // num_groups
+    found: dict[str, Degrees] = {}
+    cuts = []
+    for names in layers_together(graph):
+        # A flattened image stays in the order of one device, unless the next layer needs channels.
+        stays = axis == "filter" and isinstance(graph.layers[names[0]].operator, Flatten)
+        able = (each for each in AXES[axis] if can_be_cut(graph, names, each, size, 1))
+        cut = Cut.WHOLE if stays else next(able, Cut.WHOLE)
+        cuts.append(cut)
+        found |= dict.fromkeys(names, degrees_of_cut(cut, num_devices, num_groups))
+    if all(cut is Cut.WHOLE for cut in cuts):
+        raise PlanError(
+            f"no layer of {graph.name} can be cut into {size} parts in {axis} parallelism"
+        )
+    return found
+
+
+def plan_one_axis(
+    request: Request,
+    network: str,
+    name: str,
+    on_step: Callable[[int, int], object] = lambda done, total: None,
+) -> tuple[Plan, Timeline]:
+    """Find the fastest plan of a strategy, of some numbers of micro-batches.
+
+    Parameters
+    ----------
+    request, network, on_step
+        As for `plan_data_parallel`.
+    name : str
+        One of `ONE_AXIS`. Where groups share the samples, all equal groups are tried.
+
+    Raises
+    ------
+    UserError
+        If no programs are made for the network, or the devices make no such plan.
+    """
+    axis = name.removeprefix(SHARED)
+    count = len(request.cluster.devices)
+    check_network(request.load(1), train=request.train)
+    groups = [1]
+    if name != axis:
+        groups = [number for number in range(2, count) if count % number == 0]
+        if not groups:
+            raise PlanError(
+                f"{count} devices are no groups of two or more; {name} parallelism needs 4, 6, 8 "
+                "devices, for example"
+            )
+    found: list[tuple[float, Candidate, dict[str, Degrees]]] = []
+    fault: PlanError | None = None
+    for number in groups:
+        try:
+            candidates = sharing_candidates(request, number, on_step)
+            microbatch = candidates[0][1].microbatch
+            assert microbatch is not None
+            degrees = degrees_along(request.load(microbatch), axis, count, number)
+        except PlanError as error:
+            fault = fault or error
+            continue
+        found += [(seconds, candidate, degrees) for seconds, candidate in candidates]
+    if not found:
+        assert fault is not None
+        raise fault
+    found.sort(key=lambda each: each[0])
+    made = [
+        (candidate, partial(given_plan, degrees=degrees, request=request, network=network))
+        for _, candidate, degrees in found
+    ]
+    plan, timeline, _ = priced_best(request, made, on_step)
+    if plan.predicted.level != "machine":
+        raise PlanError(
+            "the programs of this strategy would take long to be timed, and formulas have no "
+            "prices of it; take smaller micro-batches"
+        )
+    reason = f"{name} parallelism, the fastest of some numbers of micro-batches"
+    return plan.model_copy(update={"reason": reason}), timeline

@@ -1,0 +1,228 @@
+"""The hybrid plan of a request: a pipeline whose stages are groups of devices, and its prices."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from functools import partial
+from typing import TYPE_CHECKING
+
+from fpgapipe.errors import UserError
+from fpgapipe.lowering.units.network_units import check_network
+from fpgapipe.partition.cost.cost import CostModel
+from fpgapipe.partition.explore.candidate import Stage, device_chain, time_candidate
+from fpgapipe.partition.explore.explorer import core_choices, splits_of
+from fpgapipe.partition.explore.planned import as_plan
+from fpgapipe.partition.plan import DATA_PARALLEL, StagePlan
+from fpgapipe.partition.schedule.built_schedules import check_schedule_kind
+from fpgapipe.partition.search.problem import PlanError
+from fpgapipe.partition.strategies.data_parallel import priced_best
+from fpgapipe.partition.strategies.group_stages import GroupPlan, GroupProblem
+from fpgapipe.partition.strategies.plan_layerwise import above_one
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from fpgapipe.hw.hls_models.spec.device import DeviceSpec
+    from fpgapipe.network.graph import Graph
+    from fpgapipe.partition.cost.cost import CoreConfig
+    from fpgapipe.partition.explore.candidate import Candidate
+    from fpgapipe.partition.explore.explorer import Request
+    from fpgapipe.partition.plan import Plan
+    from fpgapipe.partition.strategies.strategy_file import StrategyFile
+    from fpgapipe.partition.timeline.timeline import Timeline
+
+SCHEDULE = "1f1b-as"
+"""Schedule of hybrid plans, if none is named."""
+
+MOST_SPLITS = 4
+"""Numbers of micro-batches that are tried."""
+
+EACH = 2
+"""Plans of each number of micro-batches that are kept."""
+
+
+def plan_hybrid(
+    request: Request,
+    network: str,
+    on_step: Callable[[int, int], object] = lambda done, total: None,
+) -> tuple[Plan, Timeline]:
+    """Find the fastest pipeline with two stages or more, one of them on several devices.
+
+    For some numbers of micro-batches, the best stages by formulas are found; the programs of some
+    of these plans are timed.
+
+    Parameters
+    ----------
+    request, network, on_step
+        As for `plan_data_parallel`.
+
+    Raises
+    ------
+    UserError
+        If there are fewer than 3 devices, or no such plan is possible.
+    """
+    if not request.train:
+        raise PlanError("hybrid plans are for training; take --strategy data or pipeline")
+    chain = device_chain(request.cluster)
+    counts = [number for number in splits_of(request) if number > 1 or request.num_microbatches]
+    if len(counts) > MOST_SPLITS:
+        counts = counts[-MOST_SPLITS:]
+    found: list[tuple[GroupPlan, Candidate]] = []
+    fault: UserError | None = None
+    for step, count in enumerate(counts):
+        on_step(step, len(counts))
+        try:
+            graph = request.load(request.batch // count)
+            candidate, cores = _candidate(request, graph, count)
+            problem = GroupProblem(graph, request.cluster, chain, cores, count)
+            found += [(each, candidate) for each in problem.solve(EACH)]
+        except UserError as error:
+            fault = fault or error
+    if not found:
+        raise PlanError(str(fault or "a hybrid plan needs two micro-batches or more")) from fault
+    found.sort(key=lambda each: each[0].seconds)
+    reason = "the best stages and degrees by formulas, of some numbers of micro-batches"
+    made = [
+        (
+            candidate,
+            partial(_planned, stages=stages, request=request, network=network, reason=reason),
+        )
+        for stages, candidate in found
+    ]
+    plan, timeline, _ = priced_best(request, made, on_step)
+    return plan, timeline
+
+
+def plan_given_stages(
+    request: Request,
+    network: str,
+    strategy: StrategyFile,
+    on_step: Callable[[int, int], object] = lambda done, total: None,
+) -> tuple[Plan, Timeline]:
+    """Find cores and micro-batches for stages that are given, and price the plan.
+
+    Parameters
+    ----------
+    request, network, on_step
+        As for `plan_data_parallel`.
+    strategy : StrategyFile
+        A strategy with stages.
+
+    Raises
+    ------
+    UserError
+        If the stages do not fit the network or the devices.
+    """
+    devices = len(request.cluster.devices)
+    check_schedule_kind(strategy.schedule or SCHEDULE)
+    number = strategy.micro_batches or request.num_microbatches
+    wanted = replace(request, num_microbatches=number)
+    check_network(request.load(1), train=request.train)
+    made = []
+    counts = list(splits_of(wanted))
+    for step, count in enumerate(counts):
+        on_step(step, len(counts))
+        graph = request.load(request.batch // count)
+        layers, sizes, degrees = strategy.stages_of(graph)
+        if sum(sizes) != devices:
+            raise PlanError(
+                f"the strategy has stages for {sum(sizes)} devices, and there are {devices}"
+            )
+        candidate, _ = _candidate(request, graph, count)
+        stages = GroupPlan(layers, sizes, degrees, candidate.minibatch_s / devices)
+        planned = partial(
+            _planned,
+            stages=stages,
+            request=request,
+            network=network,
+            reason="stages and degrees were given",
+            schedule=strategy.schedule or SCHEDULE,
+        )
+        made.append((candidate, planned))
+    made.sort(key=lambda each: each[0].minibatch_s)
+    plan, timeline, _ = priced_best(request, made, on_step)
+    if plan.predicted.level != "machine":
+        raise PlanError(
+            "the programs of this strategy would take long to be timed, and formulas have no "
+            "prices of it; take smaller micro-batches"
+        )
+    return plan, timeline
+
+
+def _candidate(
+    request: Request, graph: Graph, count: int
+) -> tuple[Candidate, dict[DeviceSpec, CoreConfig]]:
+    """The whole network on each device, with the core that runs it fastest, by formulas.
+
+    Its micro-batches are those of the pipeline, and as many of them as all devices can share.
+    """
+    choice = next(iter(core_choices(request, CostModel(graph), 1)))
+    stages = []
+    for position, device in enumerate(request.cluster.devices):
+        core, costs = choice[device]
+        stages.append(Stage(position, core, tuple(costs), 0.0, 0.0))
+    devices = len(stages)
+    timed = time_candidate(
+        DATA_PARALLEL,
+        request.batch // count,
+        -(-count // devices) * devices,
+        stages,
+        device_chain(request.cluster),
+        train=request.train,
+    )
+    return timed, {device: core for device, (core, _) in choice.items()}
+
+
+def _planned(
+    candidate: Candidate,
+    *,
+    stages: GroupPlan,
+    request: Request,
+    network: str,
+    reason: str,
+    schedule: str = SCHEDULE,
+) -> Plan:
+    """The plan of stages, and the seconds that formulas have for it."""
+    assert candidate.microbatch is not None
+    graph = request.load(candidate.microbatch)
+    shared = candidate.num_microbatches * candidate.microbatch
+    plan = as_plan(candidate, graph, network, shared, request.cluster, train=request.train)
+    layers = [
+        names for names, size in zip(stages.layers, stages.sizes, strict=True) for _ in range(size)
+    ]
+    sizes = [size for size in stages.sizes for _ in range(size)]
+    devices = zip(plan.stages, candidate.stages, layers, sizes, strict=True)
+    shares = [_share(device, stage, graph, names, size) for device, stage, names, size in devices]
+    told = plan.predicted.model_copy(
+        update={"minibatch_s": stages.seconds, "samples_per_s": request.batch / stages.seconds}
+    )
+    return plan.model_copy(
+        update={
+            "schedule": schedule,
+            "degrees": above_one(stages.degrees),
+            "batch": request.batch,
+            "num_microbatches": request.batch // candidate.microbatch,
+            "stages": tuple(shares),
+            "predicted": told,
+            "optimal": False,
+            "reason": reason,
+        }
+    )
+
+
+def _share(
+    device: StagePlan, stage: Stage, graph: Graph, names: tuple[str, ...], size: int
+) -> StagePlan:
+    """A device's share of a stage, by formulas."""
+    own = replace(stage, costs=tuple(each for each in stage.costs if each.name in set(names)))
+    forward_s, input_gradient_s, weight_gradient_s, update_s = own.pass_s
+    return device.model_copy(
+        update={
+            "layers": names,
+            "macs": sum(graph.layers[name].macs for name in names) // size,
+            "forward_s": float(forward_s) / size,
+            "input_gradient_s": float(input_gradient_s) / size,
+            "weight_gradient_s": float(weight_gradient_s) / size,
+            "update_s": float(update_s) / size,
+        }
+    )
