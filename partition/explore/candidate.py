@@ -173,11 +173,12 @@ class Candidate:
         if not self.timeline.schedule.synchronous:
             # In the steady state a stage has one micro-batch in flight for itself and for each
             # stage behind it, however few a mini-batch has, and for each of them a copy of the
-            # weights that its forward pass used.
+            # weights that its forward pass used, if these are kept.
+            keeps = self.timeline.schedule.keeps_weights
             depths = range(len(self.stages), 0, -1)
             return tuple(
                 float(depth * stage.activation_bytes + stage.state_bytes)
-                + (depth - 1) * stage.weight_bytes
+                + keeps * (depth - 1) * stage.weight_bytes
                 for depth, stage in zip(depths, self.stages, strict=True)
             )
         kept = np.array([float(stage.activation_bytes) for stage in self.stages])

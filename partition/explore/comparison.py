@@ -50,12 +50,12 @@ class Entry:
     bubble_rate : float
         Share of the time in which the average device does not compute.
     memory_bytes : float
-        The most memory in use on any device.
+        The most memory in use on any device, by formulas.
     link_load : float
         Share of the time in which the busiest link sends.
     level : str
-        Where the times of layers come from: ``machine``, programs and their cycle model, or
-        ``estimate``, formulas.
+        Where the times of layers come from: ``layers``, the program of the whole network on one
+        device and its cycle model, or ``estimate``, formulas.
     """
 
     name: str
@@ -66,6 +66,12 @@ class Entry:
     memory_bytes: float
     link_load: float
     level: str = "estimate"
+
+    def over(self, base: Entry | None) -> float | None:
+        """Speed-up over another way; None if that does not fit, or has prices of another level."""
+        if base is None or base.level != self.level:
+            return None
+        return base.minibatch_s / self.minibatch_s
 
 
 @dataclass(frozen=True)
@@ -179,7 +185,6 @@ def data_parallel(
     cluster: ClusterSpec,
     *,
     overlapped: bool = False,
-    frugal: bool = False,
 ) -> Entry:
     """The whole network on every device, each with a share of the batch; a ring all-reduce follows.
 
@@ -199,8 +204,6 @@ def data_parallel(
     overlapped : bool
         Whether the all-reduce runs concurrently with the last micro-batch's backward pass, as if
         every gradient were ready when that pass begins. No form of data parallelism is faster.
-    frugal : bool
-        Whether the micro-batches are chosen for the least memory instead of the least time.
 
     Raises
     ------
@@ -210,15 +213,13 @@ def data_parallel(
     n = len(cluster.devices)
     if batch < n:
         raise PlanError(f"a batch of {batch} has no sample for each of {n} devices")
-    row = device_chain(cluster)
-    rate = min(row.link_bytes_per_s, default=float("inf"))
+    chain = device_chain(cluster)
+    rate = min(chain.link_bytes_per_s, default=float("inf"))
     if rate == 0:
         raise PlanError("devices that follow one another have no link for the all-reduce")
-    ring_s = ring_seconds(load(1), row)
+    ring_s = ring_seconds(load(1), chain)
 
     def score(each: Candidate) -> float:
-        if frugal:
-            return max(each.memory_bytes)
         return each.minibatch_s + _exposed(ring_s, each, overlapped)
 
     best: Entry | None = None
@@ -234,12 +235,12 @@ def data_parallel(
     return best
 
 
-def ring_seconds(graph: Graph, row: DeviceChain) -> float:
+def ring_seconds(graph: Graph, chain: DeviceChain) -> float:
     """Seconds of a ring all-reduce of a network's gradients."""
-    n = len(row.devices)
+    n = len(chain.devices)
     weights = 4 * graph.totals.parameters
-    latency_s = max(row.link_latency_s, default=0.0)
-    rate = min(row.link_bytes_per_s, default=float("inf"))
+    latency_s = max(chain.link_latency_s, default=0.0)
+    rate = min(chain.link_bytes_per_s, default=float("inf"))
     return 2 * (n - 1) / n * weights / rate + 2 * (n - 1) * latency_s
 
 
@@ -299,7 +300,7 @@ def even_split(load: Callable[[int], Graph], batch: int, cluster: ClusterSpec) -
         If a stage does not fit its device.
     """
     if 0.0 in device_chain(cluster).link_bytes_per_s:
-        raise PlanError("devices that follow one another have no link for features and gradients")
+        raise PlanError("devices that follow one another have no link for what they send")
     best: Candidate | None = None
     error: PlanError | None = None
     for count in _divisors(batch):

@@ -41,6 +41,7 @@ from fpgapipe.partition.explore.fastest_cut import Parts, Question, find_fastest
 from fpgapipe.partition.explore.unit_problem import make_problem, reads_of, units_of
 from fpgapipe.partition.search import dag
 from fpgapipe.partition.search.every_device import over_all_devices
+from fpgapipe.partition.search.merge import Merged, merge_layers
 from fpgapipe.partition.search.problem import (
     Objective,
     PlanError,
@@ -96,6 +97,8 @@ class Request:
     order : Schedule, optional
         A schedule with an order of its own and a stage for each device, instead of one by name.
         `schedules` has its kind, and `all_devices` is set.
+    merges : bool
+        Whether the stages are those of `fpgapipe.partition.search.merge`, not the fastest ones.
     """
 
     load: Callable[[int], Graph]
@@ -110,6 +113,7 @@ class Request:
     all_devices: bool = False
     scratchpad_bytes: int | None = None
     order: Schedule | None = None
+    merges: bool = False
 
 
 @dataclass(frozen=True)
@@ -127,12 +131,15 @@ class Exploration:
     level : str
         Where the times of layers come from: ``machine``, programs and their cycle model, or
         ``estimate``, formulas.
+    others : tuple of Candidate
+        The best candidates with other cores, by the model of the schedule, not by simulation.
     """
 
     best: Candidate
     tried: tuple[Candidate, ...]
     refused: tuple[str, ...]
     level: str = "estimate"
+    others: tuple[Candidate, ...] = ()
 
 
 def explore(
@@ -156,6 +163,7 @@ def explore(
     splits = list(splits_of(request))
     total = len(splits) * len(request.schedules)
     found: list[_Group] = []
+    others: list[Candidate] = []
     refused: list[str] = []
     errors: list[tuple[int, PlanError]] = []
     for step, count in enumerate(splits):
@@ -180,14 +188,16 @@ def explore(
                 try:
                     first = plan_one(request, graph, choice, row, kind, count, simulate=False)
                     options.append(group(first))
-                    if not request.all_devices:
+                    if not (request.all_devices or request.merges):
                         options += map(group, on_one_device(request, choice, kind, count))
                 except PlanError as error:
                     errors.append((count, error))
                 except ScheduleError as error:
                     refused.append(str(error))
             if options:
-                found.append(min(options, key=lambda each: each.best.steady_s))
+                options.sort(key=lambda each: each.best.steady_s)
+                found.append(options[0])
+                others += (each.best for each in options[1:])
             elif errors:
                 refused.append(f"{kind}, {count} micro-batches: {errors[-1][1]}")
     on_step(total, total)
@@ -196,7 +206,7 @@ def explore(
             # The smallest micro-batches came nearest to fitting.
             raise max(errors, key=lambda each: each[0])[1]
         raise PlanError(refused[0] if refused else "nothing to try")
-    if request.objective is Objective.MINIBATCH:
+    if request.objective is Objective.MINIBATCH and not request.merges:
         least_s = min(each.best.steady_s for each in found)
         tried = [
             _searched(request, each, rows) if each.best.steady_s <= NEAR * least_s else each.best
@@ -205,7 +215,8 @@ def explore(
     else:
         tried = [each.best for each in found]
     tried.sort(key=lambda each: each.steady_s)
-    return Exploration(tried[0], tuple(tried), tuple(dict.fromkeys(refused)))
+    reasons = tuple(dict.fromkeys(refused))
+    return Exploration(tried[0], tuple(tried), reasons, others=tuple(others))
 
 
 @dataclass(frozen=True)
@@ -380,12 +391,16 @@ def plan_one(
         error: PlanError | None = None
         try:
             found = None
-            if request.order is None:
+            merged: Merged | None = None
+            if request.merges:
+                merged = merge_layers(problem, may_begin, all_devices=request.all_devices)
+                start = list(enumerate(merged.groups))
+            elif request.order is None:
                 found = dag.plan(problem, request.objective)
                 start = [(stage.devices[0], stage.layers) for stage in found.stages]
         except PlanError as reason:
             error = reason
-        if request.all_devices and len(start) < len(devices):
+        if request.all_devices and not request.merges and len(start) < len(devices):
             start = list(enumerate(over_all_devices(problem, may_begin)))
             found = found and dataclasses.replace(
                 found, optimal=False, reason="over all devices, though fewer would be faster"
@@ -411,6 +426,10 @@ def plan_one(
     timed = candidate(start) if start else None
     if timed is not None:
         error = memory_fault(timed, request.cluster)
+    if request.merges:
+        if error is not None or timed is None or merged is None:
+            raise error or PlanError("no cut keeps the limits")
+        return timed.judged(timed.steady_s, count * problem.bound_s, merged.reason)
     if request.objective is Objective.MINIBATCH and (simulate or error or not found):
         begins = may_begin if request.all_devices else None
         question = Question(

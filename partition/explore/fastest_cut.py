@@ -171,7 +171,7 @@ class Question:
             costs = self._layers[int(self.problem.device_kinds[device])]
             needed = self._kept_bytes * kept[stage]
             needed += self._spans([float(c.optimiser_bytes + c.operand_bytes) for c in costs])
-            if not schedule.synchronous:
+            if not schedule.synchronous and schedule.keeps_weights:
                 versions = len(devices) - 1 - stage
                 needed += versions * self._spans([float(c.weight_bytes) for c in costs])
             tables.append(needed <= room[stage])

@@ -8,10 +8,11 @@ from typing import TYPE_CHECKING
 from fpgapipe.hw.hls_models.cycles.cluster_cycles import predict_cluster
 from fpgapipe.hw.hls_models.spec.core_spec import CoreSpec
 from fpgapipe.lowering.memory.placed import Placed, page
-from fpgapipe.lowering.program.all_reduce import Member, all_reduce, chunks_of, coming_chunks
+from fpgapipe.lowering.program.all_reduce import Member, all_reduce, buffers_of, chunks_of
 from fpgapipe.lowering.program.assemble import assemble
 from fpgapipe.lowering.program.lanes import lanes_of
 from fpgapipe.lowering.program.pipeline import link_after, wiring_of
+from fpgapipe.lowering.tiling.kernel import Tensor
 from fpgapipe.partition.pricing.plan_cores import core_specs, memory_specs, wire_timings
 from fpgapipe.partition.pricing.price_cache import remembered
 
@@ -26,8 +27,14 @@ if TYPE_CHECKING:
 
 NAME = "values"
 
-MANY_CHUNKS = 256
-"""Chunks from which on all take equally long."""
+MANY_CHUNKS = 512
+"""Chunks whose times tell those of all further ones."""
+
+MANY_DEVICES = 16
+"""Equal devices from which on each further one makes the way of a chunk longer, and no more."""
+
+FEW_CHUNKS = 16
+"""Chunks that tell how much longer the way of a chunk is for each device."""
 
 
 def all_reduce_s(plan: Plan, cluster: ClusterSpec, elements: int) -> float:
@@ -57,18 +64,40 @@ def all_reduce_cycles(
     """
     if len(cores) < 2 or not elements:
         return 0
-    count = len(chunks_of(NAME, elements))
-    if count > MANY_CHUNKS:  # every further chunk takes as long as the last ones of these
-        size = elements // count
-        known = [
-            all_reduce_cycles(size * some, cores, memories, wires)
-            for some in (3 * MANY_CHUNKS // 4, MANY_CHUNKS)
-        ]
-        chunk_cycles = 4 * (known[1] - known[0]) / MANY_CHUNKS
-        return round(known[1] + (elements / size - MANY_CHUNKS) * chunk_cycles)
+    sizes = [chunk.elements for chunk in chunks_of(NAME, elements)]
+    if len(cores) <= MANY_DEVICES or any(len(set(each)) > 1 for each in (cores, memories, wires)):
+        return round(_cycles(sizes, cores, memories, wires))
+    few = min(len(sizes), FEW_CHUNKS) * [sizes[0]]
+    whole, *hops = (
+        _cycles(each, cores[:count], memories[:count], wires[: count - 1])
+        for each, count in (
+            (sizes, MANY_DEVICES),
+            (few, MANY_DEVICES),
+            (few, MANY_DEVICES // 2),
+        )
+    )
+    hop = (hops[0] - hops[1]) / (MANY_DEVICES - MANY_DEVICES // 2)
+    return round(whole + (len(cores) - MANY_DEVICES) * hop)
+
+
+def _cycles(
+    sizes: Sequence[int],
+    cores: Sequence[CoreSpec],
+    memories: Sequence[MemorySpec],
+    wires: Sequence[WireTiming],
+) -> float:
+    """Cycles for chunks of some elements each; of many, for some of them, and in proportion."""
+    if len(sizes) > MANY_CHUNKS:
+        # The first chunks fill the chain; from then on, periods of many chunks are equally long.
+        filled, most = (
+            _cycles(some * [sizes[0]], cores, memories, wires)
+            for some in (MANY_CHUNKS // 4, MANY_CHUNKS)
+        )
+        chunk_cycles = (most - filled) / (MANY_CHUNKS - MANY_CHUNKS // 4)
+        return most + (sum(sizes) / sizes[0] - MANY_CHUNKS) * chunk_cycles
     question = {
         "what": "all-reduce",
-        "elements": elements,
+        "chunks": list(sizes),
         "cores": [asdict(core) for core in cores],
         "memories": [asdict(memory) for memory in memories],
         "wires": [asdict(wire) for wire in wires],
@@ -76,7 +105,7 @@ def all_reduce_cycles(
 
     def find() -> int:
         programs = [
-            _program(Member(number, len(cores), 0, link_after(number)), elements, core)
+            _program(Member(number, len(cores), 0, link_after(number)), sizes, core)
             for number, core in enumerate(cores)
         ]
         found = predict_cluster(
@@ -84,13 +113,13 @@ def all_reduce_cycles(
         )
         return found.cycles
 
-    return int(remembered(question, find))
+    return float(remembered(question, find))
 
 
-def _program(member: Member, elements: int, core: CoreSpec) -> list[Instruction]:
+def _program(member: Member, sizes: Sequence[int], core: CoreSpec) -> list[Instruction]:
     """The program of a device that does nothing else; its values lie at the beginning."""
-    chunks = chunks_of(NAME, elements)
-    coming = coming_chunks(NAME, chunks)
+    chunks = [Tensor(f"{NAME}{number}", (size,)) for number, size in enumerate(sizes)]
+    coming = buffers_of(NAME + ".coming", chunks)
     region = lanes_of(core.scratchpad, 1)[0].vectors
     places = {}
     at = 0

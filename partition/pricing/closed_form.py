@@ -24,7 +24,9 @@ if TYPE_CHECKING:
     from fpgapipe.lowering.program.pipeline import PipelineProgram
     from fpgapipe.partition.cost.cost import LayerCost
 
-KINDS = frozenset({"gpipe", "1f1b-as", "fbp-as", "1f1b-sno", "1f1b-so", "pipedream", "zb-h1"})
+KINDS = frozenset(
+    {"gpipe", "1f1b-as", "fbp-as", "1f1b-sno", "1f1b-so", "pipedream", "pipedream-newest", "zb-h1"}
+)
 """Kinds of schedules that have a formula."""
 
 
@@ -130,6 +132,8 @@ def minibatch_cycles(kind: str, num_microbatches: int, times: StageTimes) -> flo
     ZB-H1 computes the weight gradients of the last micro-batches where other schedules wait, so its
     bubble is ``(N - 1) (F + dX - dW)`` for ``N`` stages. Source: Qi et al., "Zero Bubble Pipeline
     Parallelism", ICLR 2024.
+
+    Under PipeDream each micro-batch has an update, and the pipeline drains at the end.
     """
     weight = times.weight_gradient_s
     rest = times.forward_s + times.input_gradient_s
@@ -140,6 +144,9 @@ def minibatch_cycles(kind: str, num_microbatches: int, times: StageTimes) -> flo
         bubbles = np.maximum(rest - weight, 0)
         filled = float(bubbles.sum() - bubbles[slowest])
         return num_microbatches * float(whole[slowest]) + filled + update
+    if kind in ("pipedream", "pipedream-newest"):
+        period = float(whole[slowest]) + update
+        return float(whole.sum() - whole[slowest]) + num_microbatches * period
     model = schedule_model(kind, num_microbatches, straight=True)
     return (
         model.fill_factor * float(whole.sum()) + model.steady_periods * float(whole.max()) + update

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from fpgapipe.lowering.schedule.schedule import Task
 
 Case = tuple[object, ...]
-"""What determines the cycles of a task: its kind, whether it writes the first gradients, the kinds
+"""What determines the cycles of a task: its kind, whether it writes first gradients, the kinds
 of the task before it, of the next one, and of the one two before it; the most important first."""
 
 
@@ -34,7 +34,7 @@ def cases_of(tasks: Sequence[Task]) -> list[Case]:
         writes = kind in (TaskKind.B, TaskKind.DW)
         two_before, before, _, after = padded[at : at + 4]
         found.append((kind, writes and not has_gradients, before, after, two_before))
-        has_gradients = has_gradients or writes
+        has_gradients = (has_gradients or writes) and kind is not TaskKind.U
     return found
 
 

@@ -96,7 +96,7 @@ class FewTiming:
         for stage, (lane, durations) in enumerate(zip(self.lanes, self.durations, strict=True)):
             for task, cycles in zip(lane, durations, strict=True):
                 if task.kind is TaskKind.U:
-                    update[stage] = cycles
+                    update[stage] = max(update[stage], cycles)
                 else:
                     passes[task.kind][stage, task.microbatch] = cycles
         channels: list[SlotChannel] = []

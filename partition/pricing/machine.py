@@ -15,16 +15,21 @@ import numpy as np
 from fpgapipe.errors import UserError
 from fpgapipe.hw.hls_models.cycles.engine_cycles import SIGNAL_CYCLES
 from fpgapipe.lowering.memory.layout import memory_bytes
-from fpgapipe.lowering.program.data_parallel import build_data_parallel, tasks_of_devices
 from fpgapipe.lowering.program.pipeline import build_pipeline, tasks_of_stages
 from fpgapipe.lowering.program.step_program import StepProgram
 from fpgapipe.lowering.schedule.schedule import TaskKind
+from fpgapipe.lowering.shards.sharded import build_sharded, builder_of_device, tasks_of_device
 from fpgapipe.lowering.units.step_options import GRADIENTS, StepOptions
 from fpgapipe.network.graph_json import to_json
 from fpgapipe.partition.plan import Plan, Prediction
 from fpgapipe.partition.pricing.cycle_account import CycleAccount, accounts
 from fpgapipe.partition.pricing.few_tasks import few_tasks
 from fpgapipe.partition.pricing.few_timing import FewTiming, timeline_of
+from fpgapipe.partition.pricing.hybrid_prices import (
+    lower_hybrid,
+    price_hybrid,
+    timed_microbatches,
+)
 from fpgapipe.partition.pricing.plan_cores import (
     core_specs,
     devices_of,
@@ -34,6 +39,7 @@ from fpgapipe.partition.pricing.plan_cores import (
 from fpgapipe.partition.pricing.plan_facts import PlanFacts, StageFacts
 from fpgapipe.partition.pricing.prediction import PipelineTiming
 from fpgapipe.partition.pricing.price_cache import remembered
+from fpgapipe.partition.pricing.sharded_prices import ROUNDS, price_sharded
 from fpgapipe.partition.pricing.shared_batch import alone, price_shared_batch
 from fpgapipe.partition.schedule.schedule_kinds import make_schedule
 
@@ -41,6 +47,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from fpgapipe.hw.hls_models.spec.device import ClusterSpec
+    from fpgapipe.lowering.program.device_program import DeviceProgram
     from fpgapipe.lowering.program.pipeline import PipelineProgram
     from fpgapipe.lowering.schedule.schedule import Task
     from fpgapipe.network.graph import Graph
@@ -87,15 +94,18 @@ def lower_plan(
     """
     options = options or StepOptions(train=plan.trains)
     layers = [stage.layers for stage in plan.stages]
-    schedule = make_schedule(plan.schedule, len(layers), plan.num_microbatches)
     memory = memory_specs(plan)[0]
     tasks_of = (lambda tasks: few_tasks(tasks, _most(plan))) if few else None
     try:
-        if plan.is_data_parallel:
-            found = build_data_parallel(
-                graph, core_specs(plan), schedule, memory, options, tasks_of
+        if plan.has_shards:
+            degrees, count = plan.layer_degrees, plan.num_microbatches
+            found = build_sharded(
+                graph, core_specs(plan), degrees, count, memory, options, tasks_of
             )
+        elif plan.is_hybrid:
+            found = lower_hybrid(plan, graph, options)
         else:
+            schedule = make_schedule(plan.schedule, len(layers), plan.num_microbatches)
             found = build_pipeline(
                 graph, core_specs(plan), layers, schedule, memory, options, tasks_of
             )
@@ -160,7 +170,12 @@ def price_plan(
         As `lower_plan` does.
     """
     options = options or StepOptions(train=plan.trains)
-    if plan.is_data_parallel:
+    if plan.degrees is not None:
+        price = price_hybrid if plan.is_hybrid else price_sharded
+        found_plan, timeline = price(plan, graph, cluster, options, pipeline)
+        _check_room(plan, cluster, [stage.memory_bytes for stage in found_plan.stages])
+        return found_plan, timeline
+    if plan.has_shards:
         return _price_shared_batch(plan, graph, cluster, pipeline, options)
     clk_hz = min(stage.core.clk_hz for stage in plan.stages)
     lanes: Sequence[Sequence[Task]] = _lanes(plan)
@@ -222,12 +237,69 @@ def _price_shared_batch(
         found = known[key].stages[0].model_copy(update=own)
         priced.append(known[key].model_copy(update={"stages": (found,)}))
     if pipeline is None:
-        pipeline = lower_plan(plan, graph, cluster, options, few=True)
-    sizes = stage_memory(plan, pipeline)
+        sizes, elements = _sizes_of_sharers(plan, graph, options)
+    else:
+        sizes = stage_memory(plan, pipeline)
+        elements = _summed_elements(pipeline)
     _check_room(plan, cluster, sizes)
-    places = pipeline.parts[0].places
-    elements = places[GRADIENTS].size_bytes // 4 if GRADIENTS in places else 0
     return price_shared_batch(plan, priced, cluster, sizes, elements)
+
+
+def _summed_elements(pipeline: PipelineProgram) -> int:
+    """Elements of the gradients that each device of a data-parallel plan has."""
+    places = pipeline.parts[0].places
+    return places[GRADIENTS].size_bytes // 4 if GRADIENTS in places else 0
+
+
+def _sizes_of_sharers(plan: Plan, graph: Graph, options: StepOptions) -> tuple[list[int], int]:
+    """Bytes of each device of a data-parallel plan, and elements of its gradients.
+
+    Devices with equal cores need as much if they have as many neighbours on either side, so only
+    the first of these is lowered, as far as its memory depends on it.
+    """
+    cores, memory, count = core_specs(plan), memory_specs(plan)[0], len(plan.stages)
+    first: dict[Any, int] = {}
+    alike = [
+        first.setdefault((core, index > 0, index < count - 1), index)
+        for index, core in enumerate(cores)
+    ]
+    most = _most(plan)
+    question = {
+        "what": "memory of devices that share a batch",
+        "graph": to_json(graph),
+        "cores": [[index, asdict(cores[index])] for index in first.values()],
+        "memory": asdict(memory),
+        "micro-batches": [plan.num_microbatches, count, most],
+        "options": repr(options),
+    }
+
+    def find() -> tuple[list[int], int]:
+        lanes = _lanes(plan)
+        sizes = []
+        elements = 0
+        for index in first.values():
+            try:
+                demand = builder_of_device(
+                    index,
+                    graph,
+                    cores,
+                    plan.layer_degrees,
+                    plan.num_microbatches,
+                    memory,
+                    options,
+                    lambda tasks: few_tasks(tasks, most),
+                ).demand()
+            except NotImplementedError as error:
+                raise UserError(str(error)) from error
+            if len(demand.tasks) < len(lanes[index]):
+                demand = demand.repeated(lanes[index])
+            sizes.append(memory_bytes(demand))
+            elements = demand.own[GRADIENTS].size_bytes // 4 if GRADIENTS in demand.own else 0
+        return sizes, elements
+
+    sizes, elements = remembered(question, find)
+    size_of = dict(zip(first.values(), sizes, strict=True))
+    return [size_of[index] for index in alike], elements
 
 
 def _question(
@@ -300,8 +372,10 @@ def explain_plan(plan: Plan, graph: Graph, cluster: ClusterSpec) -> tuple[int, l
 
 
 def _most(plan: Plan) -> int:
-    """Micro-batches in programs that tell the times of all."""
-    return max(LEAST_MICROBATCHES, ENOUGH_LAYERS // sum(len(stage.layers) for stage in plan.stages))
+    """Micro-batches in programs that tell the times of all; the least if these are large."""
+    count = ENOUGH_LAYERS // sum(len(stage.layers) for stage in plan.stages)
+    large = sum(map(_cycles, plan.stages)) * count > MOST_CYCLES
+    return LEAST_MICROBATCHES if large else max(LEAST_MICROBATCHES, count)
 
 
 def takes_few(plan: Plan) -> bool:
@@ -315,38 +389,53 @@ def takes_few(plan: Plan) -> bool:
 
 def is_soon_priced(plan: Plan) -> bool:
     """Whether the programs of a plan are timed within a minute or two."""
-    seconds = sum(
-        stage.forward_s + stage.input_gradient_s + stage.weight_gradient_s for stage in plan.stages
-    )
-    clk_hz = max(stage.core.clk_hz for stage in plan.stages)
+    if plan.is_hybrid:
+        return sum(map(_cycles, plan.stages)) * timed_microbatches(plan) <= MOST_CYCLES
+    if plan.degrees is not None:
+        return _cycles(plan.stages[0]) * min(plan.num_microbatches, ROUNDS) <= MOST_CYCLES
+    if plan.has_shards:
+        return is_soon_priced(alone(plan, 0))  # equal devices are priced once
     count = min(plan.num_microbatches, _most(plan)) if takes_few(plan) else plan.num_microbatches
-    return seconds * clk_hz * count <= MOST_CYCLES
+    return sum(map(_cycles, plan.stages)) * count <= MOST_CYCLES
+
+
+def _cycles(stage: StagePlan) -> float:
+    """Cycles of a device for a micro-batch, as they are estimated."""
+    seconds = stage.forward_s + stage.input_gradient_s + stage.weight_gradient_s
+    return seconds * stage.core.clk_hz
 
 
 def _lanes(plan: Plan) -> list[list[Task]]:
     """Tasks of each device for all micro-batches."""
+    if plan.has_shards:
+        count, sharers = plan.num_microbatches, plan.sharers
+        return [
+            tasks_of_device(index, len(plan.stages), sharers, count, train=plan.trains)
+            for index in range(len(plan.stages))
+        ]
     schedule = make_schedule(plan.schedule, len(plan.stages), plan.num_microbatches)
-    if plan.is_data_parallel:
-        return tasks_of_devices(schedule, len(plan.stages), train=plan.trains)
     return tasks_of_stages(schedule, len(plan.stages), train=plan.trains)
 
 
 def stage_memory(plan: Plan, pipeline: PipelineProgram) -> list[int]:
     """Bytes of memory of each stage's program, from a program of all its tasks or of some."""
-    found = []
-    for part, tasks in zip(pipeline.parts, _lanes(plan), strict=True):
-        if len(tasks) == len(part.tasks):
-            found.append(part.memory_bytes)
-            continue
-        assert isinstance(part, StepProgram), "a program that was just made knows its demand"
-        found.append(memory_bytes(part.demand.repeated(tasks)))
-    return found
+    return [
+        _bytes_of(part, tasks) for part, tasks in zip(pipeline.parts, _lanes(plan), strict=True)
+    ]
+
+
+def _bytes_of(part: DeviceProgram, tasks: Sequence[Task]) -> int:
+    """Bytes of memory of a device's program of all tasks, from one of all or of some."""
+    if len(tasks) == len(part.tasks):
+        return part.memory_bytes
+    assert isinstance(part, StepProgram), "a program that was just made knows its demand"
+    return memory_bytes(part.demand.repeated(tasks))
 
 
 def _priced_stage(
     stage: StagePlan, facts: StageFacts, lane: Sequence[Task], clk_hz: float
 ) -> tuple[StagePlan, float]:
-    """A stage with the seconds and bytes of its program, and its seconds without the update."""
+    """A stage with the seconds and bytes of its program, and its seconds without a last update."""
     kinds = np.array([task.kind for task in lane])
     durations = np.array(facts.durations) / clk_hz
     mean = {
@@ -366,4 +455,7 @@ def _priced_stage(
             "memory_bytes": facts.memory_bytes,
         }
     )
-    return priced, float(durations[kinds != TaskKind.U].sum())
+    counts = kinds != TaskKind.U
+    if counts.sum() < len(kinds) - 1:  # there is an update after each micro-batch
+        counts[:] = True
+    return priced, float(durations[counts].sum())

@@ -1,8 +1,10 @@
 """A comparison of ways to train, with the times of layers from programs.
 
 Formulas say first how each way is best, on which core and with how many samples in a micro-batch.
-The programs of a layer are the same in all ways, so a few such numbers of samples, which suit most
-ways, are priced by the program of the whole network, and every way is timed anew with these.
+The programs of a layer are about the same in all ways, so a few such numbers of samples, which suit
+most ways, are priced by the program of the whole network on one device, and every way is timed anew
+with these. A stage's own program takes up to a tenth more or less, since its device has other loads
+and stores to wait for: `fpgapipe.partition.pricing.machine.price_plan` has such prices.
 """
 
 from __future__ import annotations
@@ -48,11 +50,14 @@ if TYPE_CHECKING:
     from fpgapipe.network.graph import Graph
 
 SIZES = 2
-"""Numbers of samples in a micro-batch that are priced."""
+"""Numbers of samples in a micro-batch that are priced for all ways."""
 
+LEVEL = "layers"
+"""Level of entries with prices of layers by programs."""
 
-Choices: TypeAlias = "Mapping[int, Choice]"
-"""Costs of all layers on the machine, for some numbers of samples in a micro-batch."""
+Choices: TypeAlias = "Mapping[tuple[int, bool], Choice]"
+"""Costs of all layers on the machine, by the samples of a micro-batch and whether there are several
+micro-batches."""
 
 
 def compare_on_machine(
@@ -63,7 +68,7 @@ def compare_on_machine(
     schedules: Sequence[str] = PIPELINES,
     on_step: Callable[[int, int], None] = lambda done, total: None,
 ) -> Comparison:
-    """Time every way to train a mini-batch, as `compare` does, with the prices of the machine.
+    """Time every way to train a mini-batch, as `compare` does, with prices of layers by programs.
 
     A way keeps the time of the formulas, and says so, if the core does not run the network, if its
     programs would take minutes to time, or if its devices have several engines.
@@ -80,7 +85,7 @@ def compare_on_machine(
 def priced_choices(
     found: Comparison, load: Callable[[int], Graph], batch: int, cluster: ClusterSpec
 ) -> Choices:
-    """Prices of the machine for the numbers of samples that suit the ways of a comparison.
+    """Prices of layers for the numbers of samples that suit the ways of a comparison.
 
     They do not depend on the links. There are none if the core does not run the network, or if its
     programs would take minutes to time.
@@ -95,22 +100,30 @@ def priced_choices(
     if set(cores) != set(cluster.devices):
         return {}
     return {
-        size: choice
-        for size in _sizes(found, batch, len(cluster.devices))
-        if (choice := priced_choice(load(size), cores, train=True, accumulates=True))
+        (size, several): choice
+        for size, several in _sizes(found, batch, len(cluster.devices))
+        if (choice := priced_choice(load(size), cores, train=True, accumulates=several))
     }
 
 
-def _sizes(found: Comparison, batch: int, num_devices: int) -> list[int]:
-    """Samples of a micro-batch with which most ways are best."""
-    votes: dict[int, int] = {}
+def _sizes(found: Comparison, batch: int, num_devices: int) -> list[tuple[int, bool]]:
+    """Samples of a micro-batch with which most ways are best, and those of data parallelism.
+
+    Only data parallelism has single micro-batches priced: the way that is compared with all others
+    gets the number of micro-batches that it likes best.
+    """
+    votes: dict[tuple[int, bool], int] = {}
+    own = []
     for entry in found.entries:
-        share = batch // num_devices if entry.name.startswith("data parallel") else batch
-        # With one micro-batch there would be no accumulation; ways that like it take what there is.
-        if entry.num_microbatches > 1 and share % entry.num_microbatches == 0:
-            size = share // entry.num_microbatches
+        shared = entry.name.startswith("data parallel")
+        share = -(-batch // num_devices) if shared else batch
+        size = share // entry.num_microbatches, entry.num_microbatches > 1
+        if share % entry.num_microbatches == 0 and size[1]:
             votes[size] = votes.get(size, 0) + 1
-    return sorted(votes, key=lambda size: (-votes[size], size))[:SIZES]
+        if share % entry.num_microbatches == 0 and shared:
+            own.append(size)
+    most = sorted(votes, key=lambda size: (-votes[size], size))[:SIZES]
+    return list(dict.fromkeys([*most, *own]))
 
 
 def entry_on_machine(
@@ -119,10 +132,8 @@ def entry_on_machine(
     batch: int,
     cluster: ClusterSpec,
     choices: Choices,
-    *,
-    frugal: bool = False,
 ) -> Entry | None:
-    """The fastest entry of a way with times of the machine; None if there are none.
+    """The fastest entry of a way with prices of layers by programs; None if there are none.
 
     Parameters
     ----------
@@ -132,19 +143,20 @@ def entry_on_machine(
         As for `compare`.
     choices : mapping
         Result of `priced_choices` for a cluster of the same devices.
-    frugal : bool
-        Whether to take the entry with the least memory instead.
     """
     found: list[Entry] = []
-    for size, choice in choices.items():
+    shared = name.startswith("data parallel")
+    share = -(-batch // len(cluster.devices)) if shared else batch
+    for (size, several), choice in choices.items():
+        if several is (share == size):
+            continue
         try:
             found += _ways(name, load, batch, cluster, size, choice)
         except (PlanError, ScheduleError):
             continue
     if not found:
         return None
-    best = min(found, key=lambda each: each.memory_bytes if frugal else each.minibatch_s)
-    return replace(best, name=name, level="machine")
+    return replace(min(found, key=lambda each: each.minibatch_s), name=name, level=LEVEL)
 
 
 def _ways(

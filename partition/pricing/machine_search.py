@@ -44,6 +44,15 @@ if TYPE_CHECKING:
 LOOKS = 1
 """Combinations of cores and micro-batches that are priced."""
 
+THOROUGH = 4
+"""As many where all strategies are searched, which takes long anyway."""
+
+EACH_CORE = 2
+"""Of these, those with the same cores."""
+
+MORE = 3
+"""How many times as many combinations are at hand, should the first ones take long to price."""
+
 CORES = TypeAdapter(CoreConfig)
 
 Choice = dict["DeviceSpec", tuple[CoreConfig, list[LayerCost]]]
@@ -69,7 +78,7 @@ def explore_on_machine(request: Request, found: Exploration, looks: int = LOOKS)
         What was found, if the core does not run the network, or if its program would take minutes
         to time.
     """
-    priced = _priced(request, _looks(request, found, looks), found.refused)
+    priced = _priced(request, _looks(request, found, looks), found.refused, looks)
     return priced or found
 
 
@@ -121,22 +130,38 @@ def explore_remembered(
             )
             for count, cores in answer["looks"]
         ]
-        if priced := _priced(request, chosen, tuple(answer["refused"])):
+        if priced := _priced(request, chosen, tuple(answer["refused"]), looks):
             return priced
     return found[0] if found else first()
 
 
 def _looks(request: Request, found: Exploration, looks: int) -> list[Look]:
-    """What of the first round is priced."""
+    """What of the first round may be priced, the best first."""
+    tried = found.tried
+    if looks > EACH_CORE:
+        tried = tuple(sorted((*tried, *found.others), key=lambda each: each.steady_s))
     return [
         (each.num_microbatches, _cores(each, request))
-        for each in _distinct(found.tried, request, looks)
+        for each in _distinct(tried, request, MORE * looks)
     ]
 
 
-def _priced(request: Request, looks: list[Look], refused: tuple[str, ...]) -> Exploration | None:
-    """The best of what is found with the prices of some cores and numbers of micro-batches."""
-    tried = [each for count, cores in looks for each in _cut_again(request, count, cores)]
+def _priced(
+    request: Request, chosen: list[Look], refused: tuple[str, ...], looks: int
+) -> Exploration | None:
+    """The best of what is found with the prices of some cores and numbers of micro-batches.
+
+    Those that cannot be priced soon make room for the next ones, and so do further ones of a core.
+    """
+    tried: list[Candidate] = []
+    num_of: dict[str, int] = {}
+    for count, cores in chosen:
+        key = repr(cores)
+        if num_of.get(key, 0) == EACH_CORE or sum(num_of.values()) == looks:
+            continue
+        if found := list(_cut_again(request, count, cores)):
+            tried += found
+            num_of[key] = num_of.get(key, 0) + 1
     if not tried:
         return None
     tried.sort(key=lambda each: each.steady_s)
@@ -233,7 +258,7 @@ def _cut_again(
         for chain in device_chains(request.cluster):
             try:
                 candidates = [plan_one(request, graph, choice, chain, kind, count)]
-                if not request.all_devices:
+                if not (request.all_devices or request.merges):
                     candidates += on_one_device(request, choice, kind, count)
             except (PlanError, ScheduleError):
                 continue

@@ -17,6 +17,7 @@ from fpgapipe.partition.explore.cut_problem import check_memory
 from fpgapipe.partition.explore.explorer import AUTO_SCHEDULES, Request, explore
 from fpgapipe.partition.explore.planned import as_plan
 from fpgapipe.partition.plan import Plan
+from fpgapipe.partition.pricing.machine_comparison import entry_on_machine, priced_choices
 from fpgapipe.partition.schedule.schedule_kinds import make_schedule
 from fpgapipe.partition.search.problem import PlanError
 from fpgapipe.partition.timeline.timeline import StageTimes, simulate
@@ -160,7 +161,7 @@ def test_devices_without_links():
         "data parallel: devices that follow one another have no link for the all-reduce",
         "data parallel, overlapped: devices that follow one another have no link for the "
         "all-reduce",
-        "even split: devices that follow one another have no link for features and gradients",
+        "even split: devices that follow one another have no link for what they send",
     )
 
 
@@ -229,13 +230,11 @@ def test_data_parallel():
     load, cluster = loader(NETWORK), chain(4)
     plain = comparison.data_parallel(load, 32, cluster)
     overlapped = comparison.data_parallel(load, 32, cluster, overlapped=True)
-    frugal = comparison.data_parallel(load, 32, cluster, frugal=True)
     lone = comparison.one_device(load, 8, cluster)
     link = cluster.links[0]
     ring_s = 1.5 * 4 * load(1).totals.parameters / link.payload_bytes_per_s + 6 * link.latency_s
     assert plain.minibatch_s == pytest.approx(lone.minibatch_s + ring_s)
     assert lone.minibatch_s <= overlapped.minibatch_s <= plain.minibatch_s
-    assert frugal.memory_bytes <= plain.memory_bytes
     with pytest.raises(PlanError, match="a batch of 3 has no sample for each of 4 devices"):
         comparison.data_parallel(load, 3, cluster)
 
@@ -280,13 +279,30 @@ def test_compare_command(cli):
     parallel, alone = entries["data parallel"], entries["one device"]
     assert {"even split", *comparison.PIPELINES} <= set(entries)
     for entry in entries.values():
-        seconds = entry["minibatch_s"]
-        assert entry["over_data_parallel"] == parallel["minibatch_s"] / seconds
-        assert entry["over_one_device"] == alone["minibatch_s"] / seconds
+        for base, name in ((parallel, "over_data_parallel"), (alone, "over_one_device")):
+            ratio = base["minibatch_s"] / entry["minibatch_s"]
+            assert entry[name] == (ratio if entry["level"] == base["level"] else None)
         assert 0 <= entry["link_load"] <= 1 + 1e-9
     code, out, _ = cli("compare", NETWORK, "--board", "u280", "--devices", "2")
     assert code == 0
     assert "over data parallel" in out
+    assert {name for name, entry in entries.items() if entry["level"] == "estimate"} == {"fbp-as"}
+
+
+def test_data_parallel_has_prices_of_its_own_micro_batches():
+    """It may have a single one on each device, which no pipeline has."""
+    cluster = chain(2)
+    found = comparison.compare(loader(NETWORK), 32, cluster, schedules=("1f1b-as",))
+    parallel = found.find("data parallel")
+    assert parallel.num_microbatches == 1
+    choices = priced_choices(found, loader(NETWORK), 32, cluster)
+    assert (16, False) in choices
+    assert all(several for size, several in choices if size != 16)
+    priced = entry_on_machine("data parallel", loader(NETWORK), 32, cluster, choices)
+    assert (priced.num_microbatches, priced.level) == (1, "layers")
+    rest = {size: choice for size, choice in choices.items() if size[1]}
+    other = entry_on_machine("data parallel", loader(NETWORK), 32, cluster, rest)
+    assert other is None or other.minibatch_s > priced.minibatch_s
 
 
 BOARDS = ("--board", "u280", "--devices", "2")

@@ -12,7 +12,7 @@ from fpgapipe.lowering.units.step_options import StepOptions
 from fpgapipe.partition.cost.cores import core_of
 from fpgapipe.partition.explore.explorer import Request, explore
 from fpgapipe.partition.explore.planned import as_plan
-from fpgapipe.partition.pricing import machine
+from fpgapipe.partition.pricing import machine, machine_search
 from fpgapipe.partition.pricing.layer_prices import LayerPrices
 from fpgapipe.partition.pricing.machine import lower_plan, price_plan
 from fpgapipe.partition.pricing.machine_search import explore_on_machine, priced_choice
@@ -111,6 +111,32 @@ def test_prices_of_the_machine_make_no_worse_cuts(kind):
     assert times[1] <= 1.01 * times[0]
     rel = 0.15 if kind == "zb-h1" else 0.4  # two engines share more than the simulation knows
     assert found.best.minibatch_s == pytest.approx(times[1], rel=rel)
+
+
+def combinations(tried):
+    """Different cores and numbers of micro-batches."""
+    return {(each.num_microbatches, repr(each.stages[0].core)) for each in tried}
+
+
+def test_more_combinations_are_priced_on_demand(monkeypatch):
+    """What would take long is passed over, and more looks find nothing slower."""
+    _, _, cluster = planned(devices=2)
+    request = Request(small_network, 16, cluster, ("1f1b-as",), all_devices=True)
+    estimated = explore(request)
+    one, several = (explore_on_machine(request, estimated, looks) for looks in (1, 4))
+    assert len(combinations(one.tried)) == 1
+    assert 1 < len(combinations(several.tried)) <= 4
+    assert several.best.steady_s <= one.best.steady_s
+    first = one.best.num_microbatches
+    plain = machine_search.priced_choice
+
+    def slow(graph, *args, **options):
+        return None if graph.batch == 16 // first else plain(graph, *args, **options)
+
+    monkeypatch.setattr(machine_search, "priced_choice", slow)
+    passed = explore_on_machine(request, estimated)
+    assert passed.level == "machine"
+    assert passed.best.num_microbatches != first
 
 
 def test_a_scratchpad_without_room_is_doubled():

@@ -157,7 +157,7 @@ def test_memories_and_wires_must_fit():
         PipelineTiming.of(pipeline, [MemorySpec()] * 3)
 
 
-@pytest.mark.parametrize("kind", ["gpipe", "1f1b-as", "zb-h1", "fbp-as"])
+@pytest.mark.parametrize("kind", ["gpipe", "1f1b-as", "zb-h1", "fbp-as", "pipedream"])
 @pytest.mark.parametrize("num_stages", [1, 2, 4])
 def test_closed_forms_are_exact_for_equal_stages(kind, num_stages):
     # That of zb-h1 is exact where all passes take as long.
@@ -265,7 +265,7 @@ def test_levels_agree_with_simulated_devices(num_devices, kind, tmp_path):
         SimpleNamespace(
             schedule=kind,
             stages=[SimpleNamespace(core=SimpleNamespace(clk_hz=250e6))],
-            is_data_parallel=False,
+            has_shards=False,
         ),
     )
     measure_build(build, threads=2)
@@ -322,7 +322,7 @@ def test_levels_agree_on_wide_features(tmp_path):
         initial_parameters(graph, 0),
         [MemorySpec()] * 2,
         [wire],
-        SimpleNamespace(schedule="1f1b-as", stages=[stage], is_data_parallel=False),
+        SimpleNamespace(schedule="1f1b-as", stages=[stage], has_shards=False),
     )
     cycles = measure_build(build).to_dict()["minibatch_cycles"]
     assert cycles["event"] == pytest.approx(cycles["rtl"], rel=0.02)
