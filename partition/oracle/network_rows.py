@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from fpgapipe.network.operators import Conv, Linear
+from fpgapipe.network.operators import Conv, Linear, Pool
 from fpgapipe.partition.cost.cost import CostModel, candidate_cores
-from fpgapipe.partition.oracle.paradl import LayerRow
+from fpgapipe.partition.oracle.paradl import Image, LayerRow
 
 if TYPE_CHECKING:
     from fpgapipe.hw.hls_models.spec.device import DeviceSpec
-    from fpgapipe.network.graph import Graph
+    from fpgapipe.network.graph import Graph, Layer
 
 
 def rows_of_network(graph: Graph, device: DeviceSpec) -> list[LayerRow]:
@@ -50,6 +50,18 @@ def rows_of_network(graph: Graph, device: DeviceSpec) -> list[LayerRow]:
                 cut,
                 layer.output.shape[1] if cut else None,
                 layer.input_tensors[0].shape[1] if cut else None,
+                _image(layer),
             )
         )
     return rows
+
+
+def _image(layer: Layer) -> Image | None:
+    """Shapes of a layer that gives images of more than one pixel."""
+    read, written = layer.input_tensors[0].shape, layer.output.shape
+    if len(read) != 4 or len(written) != 4 or written[2] * written[3] == 1:
+        return None
+    kernel = layer.operator.kernel if isinstance(layer.operator, Conv | Pool) else (1, 1)
+    return Image(
+        (read[1], read[2], read[3]), (written[1], written[2], written[3]), (kernel[0], kernel[1])
+    )

@@ -20,11 +20,12 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from fpgapipe.errors import UserError
+from fpgapipe.partition.oracle.forecast import Forecast, Loss, check_most, limiter_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-    from fpgapipe.partition.oracle.platform import Platform
+    from fpgapipe.partition.oracle.platform import Platform, PlatformLink
 
 FILTER_PHASES = 3
 """Ring phases of filter parallelism: an all-gather forward, an all-reduce (two) backward."""
@@ -47,6 +48,8 @@ class LayerRow:
         Whether filter and channel parallelism cut the layer.
     filters, channels : int or None
         Output and input channels, where they are known.
+    image : Image or None
+        Shapes of a layer that spatial parallelism cuts, where they are known.
     """
 
     name: str
@@ -59,33 +62,42 @@ class LayerRow:
     has_filters: bool = True
     filters: int | None = None
     channels: int | None = None
+    image: Image | None = None
 
 
 @dataclass(frozen=True)
-class Forecast:
-    """What a strategy takes on a number of devices; the names are those of the JSON.
+class Image:
+    """Shapes of a layer that works on images, for spatial parallelism.
 
     Attributes
     ----------
-    name : str
-    devices : int
-    compute_s, communication_s : float
-        Seconds of an epoch.
-    memory_bytes : float
-        Bytes of the fullest device.
-    max_devices : int or None
-        Most devices that the strategy can use; None if that does not follow from what is known.
-    limiter : str
-        What limits the strategy, and by how much.
+    read, written : tuple of int
+        Channels, rows and columns of the input and of the output.
+    kernel : tuple of int
+        Rows and columns of the window.
     """
 
-    name: str
-    devices: int
-    compute_s: float
-    communication_s: float
-    memory_bytes: float
-    max_devices: int | None
-    limiter: str
+    read: tuple[int, int, int]
+    written: tuple[int, int, int]
+    kernel: tuple[int, int]
+
+    def halo(self, grid: tuple[int, int]) -> float:
+        """Elements of a sample that a device gets of its neighbours, forward and backward.
+
+        Half a window on each side that has a neighbour, of the input, and of the gradient of the
+        output.
+
+        Parameters
+        ----------
+        grid : tuple of int
+            Parts of the rows and of the columns.
+        """
+        total = 0.0
+        for channels, *sizes in (self.read, self.written):
+            for axis, parts in enumerate(grid):
+                across = sizes[1 - axis] / grid[1 - axis]
+                total += min(parts - 1, 2) * (self.kernel[axis] // 2) * across * channels
+        return total
 
 
 @dataclass(frozen=True)
@@ -166,7 +178,7 @@ class Question:
 
 def serial(question: Question, devices: int) -> Forecast:
     """The whole network on one device."""
-    _within("serial", devices, 1, "copies of the network")
+    check_most("serial", devices, 1, "copies of the network")
     return replace(data(question, 1), name="serial", max_devices=1)
 
 
@@ -187,7 +199,7 @@ def pipeline(question: Question, devices: int) -> Forecast:
     """A pipeline of groups of layers of about equal time, in the order of the network."""
     layers, platform = question.layers, question.platform
     most = len(layers)
-    _within("pipeline", devices, most, "layers")
+    check_most("pipeline", devices, most, "layers")
     groups = _groups([each.forward_s + each.backward_s for each in layers], devices)
     size, link, count = (
         platform.bytes_per_element,
@@ -230,7 +242,7 @@ def filters(question: Question, devices: int, name: str = "filter") -> Forecast:
     limits = [each for each in known if each is not None]
     most = min(limits) if limits and len(limits) == len(known) else None
     if most is not None:
-        _within(name, devices, most, "filters" if name == "filter" else "channels")
+        check_most(name, devices, most, "filters" if name == "filter" else "channels")
     samples, size = question.platform.samples, question.platform.bytes_per_element
     steps = math.ceil(samples / question.batch)
     compute = samples * question.cut_s(devices) + steps * question.update_s / devices
@@ -259,28 +271,95 @@ def data_filter(question: Question, devices: int) -> Forecast:
     return _forecast("data+filter", devices, compute, gathered + exchange, memory, None, limiter)
 
 
-def _needs_shapes(question: Question, devices: int) -> Forecast:
-    raise NotImplementedError(
-        "spatial and data+spatial need rows and columns of images, which the oracle has not yet"
+def spatial(question: Question, devices: int) -> Forecast:
+    """Spatial parallelism: each device has a part of the rows and columns of all images."""
+    most, grid = _grid("spatial", question, devices)
+    platform, samples = question.platform, question.platform.samples
+    size, link = platform.bytes_per_element, platform.link(devices)
+    steps = math.ceil(samples / question.batch)
+    compute = samples / devices * question.sample_s + steps * question.update_s
+    share = question.weights / devices * size / link.bytes_per_s
+    exchange = 2 * steps * (devices - 1) * (link.latency_s + share)
+    halos = steps * _halos_s(question, grid, link) if devices > 1 else 0.0
+    memory = 2 * size * (question.batch * question.activations / devices + question.weights)
+    words = "halos" if halos > exchange else "gradient exchange"
+    return _forecast("spatial", devices, compute, exchange + halos, memory, most, words)
+
+
+def data_spatial(question: Question, devices: int) -> Forecast:
+    """Nodes share the samples of a batch, the devices of a node the rows and columns of images.
+
+    Layers behind the images are done whole by all devices of a node, which gather the last images
+    and their gradient.
+    """
+    inside = question.filter_devices
+    if devices % inside:
+        raise UserError(f"data+spatial needs a multiple of {inside} devices, not {devices}")
+    nodes = devices // inside
+    _, grid = _grid("data+spatial", question, inside)
+    platform, samples = question.platform, question.platform.samples
+    size, near, far = platform.bytes_per_element, platform.link(inside), platform.link(devices)
+    batch = question.batch * nodes
+    steps = math.ceil(samples / batch)
+    split = sum(each.forward_s + each.backward_s for each in question.layers if each.image)
+    sample_s = split / inside + question.sample_s - split
+    compute = math.ceil(samples / nodes) * sample_s + steps * question.update_s
+    last = [each for each in question.layers if each.image][-1].output_elements
+    piece = question.batch * last / inside * size / near.bytes_per_s
+    gathers = 2 * (inside - 1) * (near.latency_s + piece)
+    halos = _halos_s(question, grid, near) if inside > 1 else 0.0
+    rate = far.bytes_per_s / (2 * inside if platform.shared_uplink else 1)
+    sums = 0.0
+    for count, each, bytes_per_s in ((inside, near, near.bytes_per_s), (nodes, far, rate)):
+        share = question.weights / count * size / bytes_per_s
+        sums += 2 * (count - 1) * (each.latency_s + share)
+    images = question.batch * question.activations / inside
+    memory = 2 * size * (images + question.weights)
+    words = "halos and gathers" if halos + gathers > sums else "gradient exchange"
+    moved = steps * (gathers + halos + sums)
+    return _forecast("data+spatial", devices, compute, moved, memory, None, words)
+
+
+def _halos_s(question: Question, grid: tuple[int, int], link: PlatformLink) -> float:
+    """Seconds of the halos of all images, forward and backward, for one batch of a node."""
+    rate = link.bytes_per_s / question.platform.bytes_per_element
+    return 2 * sum(
+        2 * link.latency_s + question.batch * each.image.halo(grid) / rate
+        for each in question.layers
+        if each.image
     )
+
+
+def _grid(name: str, question: Question, devices: int) -> tuple[int, tuple[int, int]]:
+    """Most devices that can cut the images, and parts of rows and columns for some of them."""
+    images = [each.image.written for each in question.layers if each.image]
+    if not images:
+        raise UserError(f"{name} needs rows and columns of images, which the layers have not")
+    rows, columns = (min(each[axis] for each in images) for axis in (1, 2))
+    grids = [
+        (height, devices // height)
+        for height in range(1, min(devices, rows) + 1)
+        if devices % height == 0 and devices // height <= columns
+    ]
+    if not grids:
+        raise UserError(
+            f"{name}: {devices} devices make no grid of at most {rows} rows by {columns} columns, "
+            "the smallest image"
+        )
+    return rows * columns, min(grids, key=lambda each: abs(each[0] - each[1]))
 
 
 STRATEGIES: dict[str, Callable[[Question, int], Forecast]] = {
     "serial": serial,
     "data": data,
-    "spatial": _needs_shapes,
+    "spatial": spatial,
     "pipeline": pipeline,
     "filter": filters,
     "channel": lambda question, devices: filters(question, devices, "channel"),
     "data+filter": data_filter,
-    "data+spatial": _needs_shapes,
+    "data+spatial": data_spatial,
 }
 """Strategies by their names."""
-
-
-def _within(name: str, devices: int, most: int, what: str) -> None:
-    if devices > most:
-        raise UserError(f"{name} has at most {most} devices, one for each of its {what}")
 
 
 def _forecast(
@@ -293,9 +372,7 @@ def _forecast(
     moves: str,
 ) -> Forecast:
     """A forecast that says whether computing or moving data takes longer."""
-    whole = compute_s + communication_s
-    share = communication_s / whole if whole else 0.0
-    limiter = f"{moves}: {share:.1%} of the time" if share >= 0.05 else "number of devices"
+    limiter = limiter_of([Loss(moves, communication_s)], compute_s + communication_s)
     return Forecast(name, devices, compute_s, communication_s, memory_bytes, max_devices, limiter)
 
 

@@ -9,13 +9,16 @@ import pytest
 from fpgapipe.errors import FileError, UserError
 from fpgapipe.host.cli.options.platform_file import read_platform
 from fpgapipe.partition.oracle.paradl import (
+    Image,
     LayerRow,
     Question,
     data,
     data_filter,
+    data_spatial,
     filters,
     pipeline,
     serial,
+    spatial,
 )
 from fpgapipe.partition.oracle.platform import Platform
 
@@ -77,6 +80,45 @@ def test_formulas_by_hand():
     assert found.memory_bytes == 8 * (10 * 120 + 160 / 4)
 
 
+def image_rows():
+    image = Image(read=(3, 8, 8), written=(4, 8, 8), kernel=(3, 3))
+    first = LayerRow("conv", 192, 256, 108, 1e-3, 2e-3, update_s=1e-4, image=image)
+    return [first, LayerRow("linear", 256, 10, 2560, 1e-3, 1e-3)]
+
+
+def test_formulas_of_images_by_hand():
+    question = Question(image_rows(), PLATFORM, batch=10)
+    # Halves of the columns: a column of 8 pixels of 3 channels, and of the gradient's 4 channels.
+    found = spatial(question, 2)
+    halos = 2 * (2e-6 + 10 * (8 * 3 + 8 * 4) * 4 / 1e9)
+    exchange = 2 * (1e-6 + 2668 / 2 * 4 / 1e9)
+    assert found.compute_s == pytest.approx(1000 / 2 * 5e-3 + 100 * 1e-4)
+    assert found.communication_s == pytest.approx(100 * (halos + exchange))
+    assert found.memory_bytes == 8 * (10 * (192 + 256 + 256 + 10) / 2 + 2668)
+    assert found.max_devices == 64
+    # Quarters have half a row and half a column each; the middle of three strips has two sides.
+    assert image_rows()[0].image.halo((2, 2)) == 4 * 7 + 4 * 7
+    assert image_rows()[0].image.halo((3, 1)) == 2 * 8 * 7
+    # Two nodes of four devices: quarters in the node, sums in it and between nodes.
+    found = data_spatial(question, 8)
+    halos = 2 * (2e-6 + 10 * 56 * 4 / 1e9)
+    gathers = 2 * 3 * (1e-6 + 10 * 256 / 4 * 4 / 1e9)
+    inside = 2 * 3 * (1e-6 + 2668 / 4 * 4 / 1e9)
+    between = 2 * (1e-5 + 2668 / 2 * 4 / (1e8 / 8))
+    assert found.compute_s == pytest.approx(500 * (3e-3 / 4 + 2e-3) + 50 * 1e-4)
+    assert found.communication_s == pytest.approx(50 * (halos + gathers + inside + between))
+    assert found.memory_bytes == 8 * (10 * 714 / 4 + 2668)
+
+
+def test_what_images_cannot_be_cut_into():
+    with pytest.raises(UserError, match="spatial: 22 devices make no grid of at most 8 rows by 8"):
+        spatial(Question(image_rows(), PLATFORM, batch=10), 22)
+    with pytest.raises(UserError, match="data\\+spatial needs a multiple of 4 devices, not 6"):
+        data_spatial(Question(image_rows(), PLATFORM, batch=10), 6)
+    with pytest.raises(UserError, match="needs rows and columns of images"):
+        spatial(Question(rows(), PLATFORM, batch=10), 2)
+
+
 def test_one_device_moves_nothing():
     question = Question(rows(), PLATFORM, batch=10)
     for ask in (data, filters):
@@ -126,6 +168,12 @@ def test_command(cli, files):
         "memory_bytes",
         "max_devices",
         "limiter",
+        "batch",
+        "level",
+        "minibatch_s",
+        "epoch_s",
+        "efficiency",
+        "sentence",
     }
     assert (first["name"], first["devices"]) == ("data", 2)
     assert first["compute_s"] == pytest.approx(6400 / 2 * 10e-3)
@@ -156,11 +204,11 @@ def test_a_network_on_a_board(cli):
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["resnet50"], "no prices of the machine yet"),
+        (["resnet50"], "need a network and a --board"),
         (["resnet50", "--model", "paradl"], "a network needs a --board"),
         (["--model", "paradl"], "name a network and a --board, or give --profile"),
         (["--strategies", "date"], "there is no strategy 'date'"),
-        (["--strategies", "spatial"], "need rows and columns of images"),
+        (["--strategies", "spatial"], "needs rows and columns of images"),
         (["--devices", "2,x"], "must be numbers such as 2,4,8"),
         (["--devices", "0"], "must be in 1..65,536, not 0"),
     ],
