@@ -6,6 +6,8 @@ from abc import ABC, abstractmethod
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar, Self
 
+from fpgapipe.lowering.schedule.schedule import TaskKind
+
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
     from types import TracebackType
@@ -50,6 +52,8 @@ class StepRunner(ABC):
         Network for the samples of one micro-batch.
     num_microbatches : int
         Number of micro-batches in a mini-batch.
+    num_updates : int
+        Updates of the weights in a mini-batch: one, or one after each micro-batch.
     memories : list of uint8 arrays
         Memories with all that a step leaves behind; the next step uses what is written there.
     """
@@ -57,6 +61,7 @@ class StepRunner(ABC):
     name: ClassVar[str]
     graph: Graph
     num_microbatches: int
+    num_updates: int = 1
     memories: list[NDArray[np.uint8]]
 
     def __enter__(self) -> Self:
@@ -150,7 +155,9 @@ class Backend(StepRunner):
     def __init__(self, pipeline: PipelineProgram) -> None:
         self.pipeline = pipeline
         self.graph = pipeline.graph
-        self.num_microbatches = pipeline.parts[0].all_microbatches
+        self.num_microbatches = pipeline.num_microbatches
+        tasks = pipeline.parts[0].tasks
+        self.num_updates = max(sum(task.kind is TaskKind.U for task in tasks), 1)
 
     def step(
         self,

@@ -10,6 +10,7 @@ import numpy as np
 
 from fpgapipe.errors import UserError
 from fpgapipe.host.backends.base import StepResult, StepRunner
+from fpgapipe.host.backends.torch_late import WeightHistory
 from fpgapipe.host.backends.torch_reference import cuda_fault, forward, gradients_of
 from fpgapipe.lowering.kernels.optimiser import CLIP_EPSILON, Adam
 from fpgapipe.lowering.units.network_units import check_network, drop_factors_of
@@ -17,12 +18,13 @@ from fpgapipe.lowering.units.step_options import SUFFIXES, Scalar, StepOptions
 from fpgapipe.optional import require
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Sequence
+    from collections.abc import Callable, Iterator, Mapping, Sequence
 
     import torch
     from numpy.typing import NDArray
 
     from fpgapipe.host.backends.base import Values
+    from fpgapipe.lowering.schedule.weight_versions import LateWeights
     from fpgapipe.network.graph import Graph
 
 Precision = Literal["fp32", "bf16", "mxint8"]
@@ -36,8 +38,9 @@ class TorchBackend(StepRunner):
 
     The micro-batches go through the network one after the other, so that batch normalisation uses
     the statistics of a micro-batch. The loss is the mean over the mini-batch, gradients are summed
-    over the micro-batches, and there is one update, by SGD with momentum or Adam, in FP32. The
-    scalars and the random numbers of dropout are those of the devices.
+    over the micro-batches, and there is one update, by SGD with momentum or Adam, in FP32; or each
+    micro-batch has an update, and passes see late weights. The scalars and the random numbers of
+    dropout are those of the devices.
 
     The precision selects the number formats of the passes:
 
@@ -66,8 +69,12 @@ class TorchBackend(StepRunner):
         ``fp32``, ``bf16`` or ``mxint8``.
     device : str
         ``cpu``, ``cuda``, ``cuda:1``, or ``auto``, which is a GPU if PyTorch sees one.
+    late : LateWeights, optional
+        Updates before each pass, if the weights are updated after each micro-batch.
     threads : int
         Number of threads on a processor; small networks gain nothing from more than one.
+    parts : mapping of str to (int, tuple of int), optional
+        For ``mxint8``, products that are cut over devices; see `torch_core.CoreNumbers`.
 
     Attributes
     ----------
@@ -94,7 +101,9 @@ class TorchBackend(StepRunner):
         options: StepOptions | None = None,
         precision: Precision = "fp32",
         device: str = "auto",
+        late: LateWeights | None = None,
         threads: int = 1,
+        parts: Mapping[str, tuple[int, tuple[int, ...]]] | None = None,
     ) -> None:
         require("torch", "the PyTorch backend")
         if precision not in PRECISIONS:
@@ -116,10 +125,12 @@ class TorchBackend(StepRunner):
         )
         for name in self._trains:
             self._set(name, parameters)
+        self._history = WeightHistory(graph, late, self._learned) if late else None
+        self.num_updates = num_microbatches if late else 1
         if precision == "mxint8":
             from fpgapipe.host.backends.torch_core import CoreNumbers
 
-            self._core = CoreNumbers(graph, self._options.activations)
+            self._core = CoreNumbers(graph, self._options.activations, parts)
 
     def _places(self, shapes: dict[str, tuple[int, ...]]) -> dict[str, NDArray[np.float32]]:
         """Allocate the memory; return its parts by name."""
@@ -166,16 +177,31 @@ class TorchBackend(StepRunner):
         weights = {name: state[name] for name in self._trains}
         sums = {name: state[name + GRADIENT].zero_() for name in self._learned}
         losses, correct = [], 0
+        if self._history:
+            self._history.begin(state)
         with _repeatable(self.device, self._threads):
             for index in range(self.num_microbatches):
                 part = {name: parts[index] for name, parts in given.items()}
-                found = self._passes(weights, part, classes[index], self._factors(scalars, index))
+                late = None
+                if self._history:
+                    weights = {**weights, **self._history.forward(index)}
+                    late = self._history.backward(index)
+                factors = self._factors(scalars, index)
+                found = self._passes(weights, part, classes[index], factors, late)
                 losses.append(found[0])
                 correct += found[1]
                 for name, gradient in found[2].items():
-                    sums[name].add_(gradient)
-            with torch.no_grad():
-                self._update(state, sums, scalars)
+                    if self._history:
+                        sums[name].copy_(gradient)
+                    else:
+                        sums[name].add_(gradient)
+                if self._history:
+                    with torch.no_grad():
+                        self._update(state, sums, scalars)
+                    self._history.add(state)
+            if not self._history:
+                with torch.no_grad():
+                    self._update(state, sums, scalars)
         self._keep(state)
         return StepResult(sum(losses) / len(losses), correct, None)
 
@@ -280,8 +306,12 @@ class TorchBackend(StepRunner):
         inputs: dict[str, torch.Tensor],
         classes: torch.Tensor,
         factors: dict[str, torch.Tensor],
+        late: dict[str, torch.Tensor] | None = None,
     ) -> tuple[float, int, dict[str, torch.Tensor]]:
-        """Forward and backward pass of a micro-batch: loss, right samples, gradients."""
+        """Forward and backward pass of a micro-batch: loss, right samples, gradients.
+
+        The backward pass uses the parameters `late` where they are given.
+        """
         import torch
 
         outcome: list[tuple[float, int]] = []
@@ -293,11 +323,12 @@ class TorchBackend(StepRunner):
             return loss / self.num_microbatches
 
         if self.precision == "mxint8":
-            gradients = self._core.train(weights, inputs, factors, loss_of)
+            gradients = self._core.train(weights, inputs, factors, loss_of, late)
         else:
             gradients = gradients_of(
-                self.graph, weights, inputs, factors, loss_of, autocast=self._autocast()
-            )
+                self.graph, weights, inputs, factors, loss_of,
+                autocast=self._autocast(), backward=late,
+            )  # fmt: skip
         return *outcome[0], gradients
 
     def _autocast(self) -> Any:

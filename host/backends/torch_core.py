@@ -9,16 +9,20 @@ are added up in PyTorch's order.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import reduce
 from typing import TYPE_CHECKING, Any
 
 import torch
 
 from fpgapipe.host.backends.torch_mx import Product
-from fpgapipe.host.backends.torch_reference import run_layer
+from fpgapipe.host.backends.torch_reference import run_layer_late, with_gradients_of
 from fpgapipe.hw.hls_models.numerics.element_format import BF16, ElementFormat
-from fpgapipe.lowering.units.layouts import Layout
+from fpgapipe.lowering.products.conv import ConvSpec
+from fpgapipe.lowering.shards.cuts import sizes_of
+from fpgapipe.lowering.units.depthwise_unit import DepthwiseUnit
+from fpgapipe.lowering.units.layouts import PLAIN, Layout
 from fpgapipe.lowering.units.network_units import layouts_of, units_of
 from fpgapipe.lowering.units.step_units import DropoutUnit, conv_of
 from fpgapipe.lowering.units.unit import Unit
@@ -58,6 +62,10 @@ class CoreNumbers:
     graph : Graph
     activations : ElementFormat
         Format of activations and their gradients in memory, BF16 or FP32.
+    parts : mapping of str to (int, tuple of int), optional
+        Products that are cut over devices, by layers' names: the axis of the weight, 0 for output
+        and 1 for input channels, and the sizes of the parts. Each device rounds its summand of the
+        result, or of the input's gradient.
 
     Raises
     ------
@@ -65,7 +73,13 @@ class CoreNumbers:
         If the core does not run a layer.
     """
 
-    def __init__(self, graph: Graph, activations: ElementFormat) -> None:
+    def __init__(
+        self,
+        graph: Graph,
+        activations: ElementFormat,
+        parts: Mapping[str, tuple[int, tuple[int, ...]]] | None = None,
+    ) -> None:
+        self._parts = parts or {}
         self._graph = graph
         self._units = units_of(graph)
         self._layouts = layouts_of(graph, self._units)
@@ -77,7 +91,12 @@ class CoreNumbers:
         return {name: values[name] for name in self._graph.outputs}
 
     def train(
-        self, weights: Tensors, inputs: Tensors, factors: Tensors, loss_of: Any
+        self,
+        weights: Tensors,
+        inputs: Tensors,
+        factors: Tensors,
+        loss_of: Any,
+        backward: Tensors | None = None,
     ) -> dict[str, torch.Tensor]:
         """Compute the gradients of the learned parameters; running averages are updated in place.
 
@@ -87,8 +106,11 @@ class CoreNumbers:
             Parameters; inputs of the network; factors by which the dropout layers multiply.
         loss_of : callable
             Function from the logits to the loss.
+        backward : mapping of str to tensor, optional
+            Learned parameters that the backward pass uses in the place of those of the forward
+            pass.
         """
-        values, ran = self._forward(weights, inputs, factors, training=True)
+        values, ran = self._forward(weights, inputs, factors, training=True, backward=backward)
         (output,) = self._graph.outputs
         logits = values[output].requires_grad_()
         (dlogits,) = torch.autograd.grad(loss_of(logits), logits)
@@ -101,12 +123,18 @@ class CoreNumbers:
     # ------------------------------------------------------------------ forward
 
     def _forward(
-        self, weights: Tensors, inputs: Tensors, factors: Tensors, *, training: bool
+        self,
+        weights: Tensors,
+        inputs: Tensors,
+        factors: Tensors,
+        *,
+        training: bool,
+        backward: Tensors | None = None,
     ) -> tuple[dict[str, torch.Tensor], list[_Ran]]:
         values = {name: self._feature(value) for name, value in inputs.items()}
         ran = []
         for unit in self._units:
-            each = self._run(unit, weights, values, factors, training=training)
+            each = self._run(unit, weights, values, factors, training=training, backward=backward)
             result = each.result.detach()
             values[unit.name] = (
                 result if unit.name in self._graph.outputs else self._feature(result)
@@ -122,6 +150,7 @@ class CoreNumbers:
         factors: Tensors,
         *,
         training: bool,
+        backward: Tensors | None = None,
     ) -> _Ran:
         """Run the forward pass of a unit."""
         own: dict[str, torch.Tensor] = {}
@@ -139,15 +168,30 @@ class CoreNumbers:
                         args.append(value)
                     else:
                         args.append(own[name])
-                roles = {}
+                roles: dict[str, torch.Tensor] = {}
+                late: dict[str, torch.Tensor | None] = {}
                 for parameter in layer.parameters:
                     value = weights[parameter.name].detach()
+                    late[parameter.spec.role] = None
                     if training and parameter.spec.trainable:
-                        parameters[parameter.name] = value.requires_grad_()
+                        if backward is None:
+                            leaf = value
+                        else:
+                            leaf = backward[parameter.name].detach()
+                            late[parameter.spec.role] = leaf
+                        parameters[parameter.name] = leaf.requires_grad_()
                     roles[parameter.spec.role] = value
-                if isinstance(layer.operator, ops.Conv | ops.Linear):
+                is_product = isinstance(layer.operator, ops.Conv | ops.Linear)
+                if is_product and not isinstance(unit, DepthwiseUnit):
                     layout = self._layouts.wanted[unit.name][layer.inputs[0]]
-                    result = _product(layer, args[0], roles, layout)
+                    parts = self._parts.get(layer.name)
+                    result = _product(layer, args[0], roles, layout, parts, self._feature)
+                    if any(each is not None for each in late.values()):
+                        others = roles | {role: x for role, x in late.items() if x is not None}
+                        other = _product(layer, args[0], others, layout, parts, self._feature)
+                        result = with_gradients_of(result, other)
+                elif isinstance(layer.operator, ops.MatMul):
+                    result = _matrices(*args)
                 elif isinstance(unit, DropoutUnit) and layer.name in factors:
                     result = args[0] * factors[layer.name]
                 else:
@@ -155,7 +199,7 @@ class CoreNumbers:
                         # The gradient of an activation function is rounded, since a device
                         # writes it to memory before it is used further.
                         args = [_RoundedGradient.apply(args[0], self._feature)]
-                    result = run_layer(layer, roles, args, training=training)
+                    result = run_layer_late(layer, roles, late, args, training=training)
                 own[layer.name] = result
         return _Ran(unit, inputs, parameters, result)
 
@@ -196,27 +240,108 @@ class _RoundedGradient(torch.autograd.Function):  # type: ignore[misc]
         return ctx.rounding(dy), None
 
 
+class _Rounded(torch.autograd.Function):  # type: ignore[misc]
+    """Rounding, through which gradients go as they are."""
+
+    @staticmethod
+    def forward(ctx: Any, x: torch.Tensor, rounding: Any) -> torch.Tensor:
+        return rounding(x)
+
+    @staticmethod
+    def backward(ctx: Any, dy: torch.Tensor) -> tuple[torch.Tensor, None]:
+        return dy, None
+
+
 def _to_bf16(x: torch.Tensor) -> torch.Tensor:
     """Round to the nearest BF16, ties to even."""
     return x.to(torch.bfloat16).to(x.dtype)
 
 
-def _product(layer: Layer, x: torch.Tensor, roles: Tensors, layout: Layout) -> torch.Tensor:
+def _product(
+    layer: Layer,
+    x: torch.Tensor,
+    roles: Tensors,
+    layout: Layout,
+    parts: tuple[int, tuple[int, ...]] | None,
+    rounding: Callable[[torch.Tensor], torch.Tensor],
+) -> torch.Tensor:
     """Compute a convolution or linear layer with its bias."""
     weight, bias = roles["weight"], roles.get("bias")
-    conv = conv_of(layer)
-    if isinstance(layer.operator, ops.Conv):
-        # A one-dimensional convolution is computed on images of one row.
-        rows = x.unsqueeze(2) if x.ndim == 3 else x
-        y = Product.apply(rows, weight.unsqueeze(2) if x.ndim == 3 else weight, conv)
-        y = y if bias is None else y + bias[:, None, None]
-        return y.reshape(layer.output.shape)
+    one = _convolved if isinstance(layer.operator, ops.Conv) else _multiplied
+    if parts is None:
+        y = one(layer, x, weight, layout)
+    elif parts[0] == 0:
+        # Each part gives a summand of the input's gradient.
+        y = torch.cat(
+            [
+                one(layer, _RoundedGradient.apply(x, rounding), some, layout)
+                for some in weight.split(parts[1], 0)
+            ],
+            1,
+        )
+    else:
+        summands = [
+            _Rounded.apply(one(layer, *some, layout), rounding)
+            for some in zip(x.split(parts[1], 1), weight.split(parts[1], 1), strict=True)
+        ]
+        y = torch.cat(list(_scattered(summands, rounding)), 1)
+    if bias is not None:
+        y = y + bias.reshape(-1, *(1,) * (y.ndim - 2 if one is _convolved else 0))
+    return y
+
+
+def _scattered(
+    summands: Sequence[torch.Tensor], rounding: Callable[[torch.Tensor], torch.Tensor]
+) -> Iterator[torch.Tensor]:
+    """Sums over devices, a part of the channels on each, in the order of `collectives`."""
+
+    def added(one: torch.Tensor, other: torch.Tensor) -> torch.Tensor:
+        return _Rounded.apply(one + other, rounding)
+
+    sizes = sizes_of(summands[0].shape[1], len(summands))
+    pieces = [each.split(sizes, 1) for each in summands]
+    for number in range(len(summands)):
+        piece = [each[number] for each in pieces]
+        total = reduce(added, piece[: number + 1])
+        if behind := piece[:number:-1]:
+            total = added(total, reduce(added, behind))
+        yield total
+
+
+def _matrices(one: torch.Tensor, other: torch.Tensor) -> torch.Tensor:
+    """Products of matrices, each a linear layer whose weight is the second operand."""
+    conv = ConvSpec.linear(one.shape[-2], other.shape[-1], one.shape[-1])
+    turned = other.transpose(-1, -2)
+    found = [
+        Product.apply(a[..., None, None], b[..., None, None], conv)
+        for a, b in zip(one.flatten(0, -3), turned.flatten(0, -3), strict=True)
+    ]
+    return torch.stack(found).reshape(*one.shape[:-1], other.shape[-1])
+
+
+def _convolved(layer: Layer, x: torch.Tensor, weight: torch.Tensor, _: Layout) -> torch.Tensor:
+    """A convolution with all channels or some of them."""
+    conv = replace(conv_of(layer), cin=x.shape[1], cout=weight.shape[0])
+    # A one-dimensional convolution is computed on images of one row.
+    rows = x.unsqueeze(2) if x.ndim == 3 else x
+    y = Product.apply(rows, weight.unsqueeze(2) if x.ndim == 3 else weight, conv)
+    shape = layer.output.shape
+    return y.reshape(shape[0], conv.cout, *shape[2:])
+
+
+def _multiplied(
+    layer: Layer, x: torch.Tensor, weight: torch.Tensor, layout: Layout
+) -> torch.Tensor:
+    """A linear layer with all features or some of them."""
+    width = x.shape[-1]
+    conv = replace(conv_of(layer), cin=width, cout=weight.shape[0])
     # Features are reordered to their layout in memory, along which the blocks lie.
-    sizes, order = layout.split(x.shape[-1])
-    rows, weight = (
+    if width < layer.input_tensors[0].shape[-1] and layout != PLAIN:
+        layout = Layout(width // layout.positions, layout.positions)
+    sizes, order = layout.split(width)
+    rows, columns = (
         each.reshape(-1, *sizes).permute(0, *(1 + axis for axis in order)).flatten(1)
         for each in (x, weight)
     )
-    y = Product.apply(rows[..., None, None], weight[..., None, None], conv)
-    y = y.reshape(layer.output.shape)
-    return y if bias is None else y + bias
+    y = Product.apply(rows[..., None, None], columns[..., None, None], conv)
+    return y.reshape(*layer.output.shape[:-1], conv.cout)

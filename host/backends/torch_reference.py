@@ -55,6 +55,7 @@ def forward(
     *,
     training: bool = False,
     factors: Mapping[str, torch.Tensor] | None = None,
+    backward: Weights | None = None,
 ) -> dict[str, torch.Tensor]:
     """Run the forward pass.
 
@@ -69,6 +70,8 @@ def forward(
         Whether batch normalisation uses the batch's statistics and dropout drops.
     factors : mapping, optional
         Factors by which the dropout layers multiply, by layer, instead of PyTorch's random ones.
+    backward : mapping, optional
+        Learned parameters that the backward pass uses in the place of those of the forward pass.
 
     Returns
     -------
@@ -82,7 +85,8 @@ def forward(
         if factors and layer.name in factors:
             results[layer.name] = args[0] * factors[layer.name]
         else:
-            results[layer.name] = run_layer(layer, own, args, training=training)
+            late = {p.spec.role: (backward or {}).get(p.name) for p in layer.parameters}
+            results[layer.name] = run_layer_late(layer, own, late, args, training=training)
     return {name: results[name] for name in graph.layers}
 
 
@@ -94,6 +98,7 @@ def gradients_of(
     loss_of: Callable[[torch.Tensor], torch.Tensor],
     *,
     autocast: AbstractContextManager[Any] | None = None,
+    backward: Weights | None = None,
 ) -> dict[str, torch.Tensor]:
     """Compute the gradients of the learned parameters; running averages are updated in place.
 
@@ -105,17 +110,20 @@ def gradients_of(
         Function from the logits to the loss.
     autocast : context manager, optional
         Context in which the forward pass runs.
+    backward : mapping, optional
+        Argument of `forward`.
     """
     import torch
 
     leaves = {
-        p.name: weights[p.name].detach().requires_grad_()
+        p.name: (backward or weights)[p.name].detach().requires_grad_()
         for layer in graph.layers.values()
         for p in layer.parameters
         if p.spec.trainable
     }
     with autocast or nullcontext():
-        values = forward(graph, {**weights, **leaves}, inputs, training=True, factors=factors)
+        own, late = ({**weights, **leaves}, None) if backward is None else (weights, leaves)
+        values = forward(graph, own, inputs, training=True, factors=factors, backward=late)
     (output,) = graph.outputs
     found = torch.autograd.grad(loss_of(values[output]), list(leaves.values()))
     return dict(zip(leaves, found, strict=True))
@@ -139,6 +147,37 @@ def run_layer(layer: Layer, own: Weights, args: list[torch.Tensor], *, training:
     if run is None:
         raise NotImplementedError(f"layer {layer.name!r}: the PyTorch reference has no {layer.op}")
     return run(operator, own, args, training)
+
+
+def run_layer_late(
+    layer: Layer,
+    own: Weights,
+    late: Mapping[str, torch.Tensor | None],
+    args: list[torch.Tensor],
+    *,
+    training: bool,
+) -> Any:
+    """Compute a layer's result with some parameters, and its gradients with others.
+
+    Parameters
+    ----------
+    layer, own, args, training
+        As for `run_layer`.
+    late : mapping of str to tensor or None
+        Parameters that the backward pass uses, by role; None for those of `own`.
+    """
+    result = run_layer(layer, own, args, training=training)
+    if all(value is None for value in late.values()):
+        return result
+    # What was computed with the other parameters counts for the gradients only. Its running
+    # averages are lost.
+    others = {role: own[role].clone() if late[role] is None else late[role] for role in own}
+    return with_gradients_of(result, run_layer(layer, others, args, training=training))
+
+
+def with_gradients_of(result: torch.Tensor, other: torch.Tensor) -> torch.Tensor:
+    """A tensor with the values of one result and the gradients of another."""
+    return result.detach() + (other - other.detach())
 
 
 def _padded(x: torch.Tensor, padding: Padding, value: float = 0.0) -> torch.Tensor:

@@ -50,6 +50,7 @@ from fpgapipe.host.build.build_parts import (
     needed,
 )
 from fpgapipe.host.build.device_file import read_device
+from fpgapipe.lowering.memory.memory_map import joined
 from fpgapipe.lowering.program.pipeline import PipelineProgram
 from fpgapipe.host.build.wires import wire_specs
 from fpgapipe.partition.pricing.machine import lower_plan, price_plan
@@ -132,7 +133,7 @@ class Build:
     @functools.cached_property
     def parameters(self) -> dict[str, NDArray[np.float32]]:
         """Initial values of all parameters, in the shapes that they have in the network."""
-        return {name: value for _, own in self._devices for name, value in own.items()}
+        return joined(self._devices)
 
     @functools.cached_property
     def cores(self) -> list[CoreSpec]:

@@ -208,7 +208,9 @@ def _take(
         drawn = dict(device_files(part, parameters, ""))
         limit_bytes = 2 * len(drawn[DEVICE][0]) + SLACK_BYTES
         found = read_values(folder / DEVICES / str(part.index), part, limit_bytes)
-        parameters |= {name: value for name, value in found.items() if name in own}
+        for name in own & found.keys():
+            parameters[name] = parameters[name].copy()
+            part.stored[name].put(parameters[name], found[name])
 
 
 def _refuse_memory(pipeline: PipelineProgram, folder: Path) -> None:

@@ -30,6 +30,7 @@ from fpgapipe.host.cli.commands.new import new
 from fpgapipe.host.cli.commands.oracle import oracle
 from fpgapipe.host.cli.commands.plan import plan
 from fpgapipe.host.cli.commands.report import report
+from fpgapipe.host.cli.commands.ring import ring
 from fpgapipe.host.cli.commands.run import run
 from fpgapipe.host.cli.commands.schedule import schedule
 from fpgapipe.host.cli.options.completion import completion
@@ -82,6 +83,7 @@ for command in (
     oracle,
     plan,
     report,
+    ring,
     run,
     schedule,
 ):

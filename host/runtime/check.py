@@ -8,7 +8,9 @@ micro-batch is reported, since memory has its values.
 
 PyTorch with the core's number formats (`NumericCheck`) adds in another order, so that now and then
 a value is rounded to another neighbour. Loss and gradients are compared within a tolerance, and
-each step begins with the same state in both backends.
+each step begins with the same state in both backends. Where weights are updated after each
+micro-batch, memory has only the last one's gradients, so what the step has added to the momentum is
+compared as well: the sum of the gradients of all micro-batches, the earlier ones discounted.
 
 Such differences are smaller than the error that MXINT8 rounding itself causes in a product. An
 element of a block with largest magnitude ``m`` is rounded to a multiple of at most ``m / 64``,
@@ -35,7 +37,7 @@ from fpgapipe.hw.hls_models.numerics.mx import MX_BLOCK
 from fpgapipe.lowering.memory.memory_map import LASTING, LOSS
 from fpgapipe.lowering.program.hazards import WRITES
 from fpgapipe.lowering.schedule.schedule import Task, TaskKind
-from fpgapipe.lowering.units.step_options import SUFFIXES
+from fpgapipe.lowering.units.step_options import SUFFIXES, Scalar
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -238,22 +240,31 @@ class NumericCheck(Check):
         """See `Check`."""
         self.backend.set_state(before)
         other = self.backend.step(inputs, labels, scalars)
-        one_by_one = _gradients(first, self.backend)
         limit = LOSS_NOISE * max(1.0, abs(other.loss))
         if self._exceeds(LOSS, abs(result.loss - other.loss) / limit):
             losses = f"{result.loss:.9g}", f"{other.loss:.9g}"
             return self._difference(step, first, None, "", LOSS, (0,), losses, 1)
-        sizes = [float(np.linalg.norm(each.astype(np.float64))) for each in one_by_one[1].values()]
+        found = self._of_layers(step, first, "gradient", _gradients(first, self.backend), before)
+        if found is None and first.num_updates > 1:
+            added = _added_momentum(first, self.backend, before, scalars)
+            found = self._of_layers(step, first, "momentum", added, before)
+        return found
+
+    def _of_layers(
+        self, step: int, first: StepRunner, what: str, pair: tuple[Values, Values], before: Values
+    ) -> Difference | None:
+        """The first difference of values that belong to parameters, the last layer's first."""
+        sizes = [float(np.linalg.norm(each.astype(np.float64))) for each in pair[1].values()]
         remainder = REMAINDER * max(sizes, default=0.0)
         for layer in reversed(list(first.graph.layers.values())):  # the order of the backward pass
             for parameter in layer.parameters:
                 name = parameter.name
-                if name not in one_by_one[0]:
+                if name not in pair[0]:
                     continue
-                found, expected = (each[name] for each in one_by_one)
+                found, expected = (each[name] for each in pair)
                 fades = FADES * float(np.linalg.norm(before[name].astype(np.float64)))
                 least = max(fades, remainder)
-                tensor = f"{name}.gradient"
+                tensor = f"{name}.{what}"
                 at = self._beyond(tensor, found, expected, least)
                 if at is not None:
                     values = f"{found[at]:.9g}", f"{expected[at]:.9g}"
@@ -342,6 +353,21 @@ def _gradients(one: StepRunner, other: StepRunner) -> tuple[Values, Values]:
             expected[name] = found[name] + (second - first)
         else:
             found[name], expected[name] = first, second
+    return found, expected
+
+
+def _added_momentum(
+    one: StepRunner, other: StepRunner, before: Values, scalars: Sequence[int]
+) -> tuple[Values, Values]:
+    """What the updates of a step have added to the momentum, in both backends."""
+    kept = float(np.uint32(scalars[Scalar.MOMENTUM]).view(np.float32)) ** one.num_updates
+    found, expected = (
+        {
+            name: value - np.float32(kept) * before[f"{name}.momentum"]
+            for name, value in each.parameters(".momentum").items()
+        }
+        for each in (one, other)
+    )
     return found, expected
 
 

@@ -485,12 +485,12 @@ def measure_build(
     Raises
     ------
     UserError
-        If the build is data-parallel.
+        If each device has all layers, or devices have parts of layers.
     """
-    if build.plan.is_data_parallel:
+    if build.plan.has_shards or build.plan.is_hybrid:
         raise UserError(
-            "the tasks of a data-parallel build are not measured; 'fpgapipe run' gives the cycles "
-            "of its mini-batches"
+            f"a {build.plan.kind} build has no measured tasks; 'fpgapipe run' gives the "
+            "cycles of its mini-batches"
         )
     path = build.run_folder / _MEASURED
     build.check_verilog()

@@ -27,8 +27,12 @@ from fpgapipe.host.runtime.run_log import RunLog
 from fpgapipe.host.runtime.training import CHECKPOINT_EVERY, Trainer, Watcher
 from fpgapipe.host.terminal.interrupts import Interrupts
 from fpgapipe.lowering.memory.memory_map import LASTING
+from fpgapipe.lowering.schedule.weight_versions import LateWeights
+from fpgapipe.lowering.shards.hybrid import shares_of_stages
+from fpgapipe.lowering.shards.local_network import local_network
 from fpgapipe.lowering.units.step_options import scalar_bits
-from fpgapipe.network.operators import Pass
+from fpgapipe.network.operators import Conv, Linear, Pass
+from fpgapipe.partition.schedule.schedule_kinds import make_schedule
 from fpgapipe.stopwatch import phase
 
 if TYPE_CHECKING:
@@ -44,6 +48,7 @@ if TYPE_CHECKING:
     from fpgapipe.host.runtime.check import Difference
     from fpgapipe.host.runtime.settings import Settings
     from fpgapipe.network.graph import Graph
+    from fpgapipe.partition.plan import Plan
 
 BackendName = Literal["sim", "model", "torch"]
 
@@ -197,6 +202,8 @@ def open_backend(
             options=build.options,
             precision=precision or options.precision,
             device=options.device,
+            late=late_weights(build.plan),
+            parts=product_parts(build.plan, build.graph),
         )
     if name == "sim":
         from fpgapipe.cache import cache_dir
@@ -208,6 +215,35 @@ def open_backend(
             build.pipeline, parameters, build.memories, build.wires, threads=options.threads
         )
     return ModelBackend(build.pipeline, parameters)
+
+
+def product_parts(plan: Plan, graph: Graph) -> dict[str, tuple[int, tuple[int, ...]]]:
+    """Axis and sizes of the parts of the weights that are cut over devices, by layers' names."""
+    if plan.degrees is None:
+        return {}
+    if plan.is_hybrid:
+        shares = shares_of_stages(graph, plan.stage_layers, plan.stage_sizes, plan.layer_degrees)
+    else:
+        shares = [local_network(graph, plan.layer_degrees, 0, len(plan.stages))[1]]
+    return {
+        layer.name: (share.axes.get(parameter.name, 0), share.parts[parameter.name])
+        for share in shares
+        for layer in graph.layers.values()
+        for parameter in layer.parameters
+        if parameter.spec.role == "weight"
+        and parameter.name in share.parts
+        and isinstance(layer.operator, Conv | Linear)
+    }
+
+
+def late_weights(plan: Plan) -> LateWeights | None:
+    """Updates before the passes of a plan, if it updates the weights after each micro-batch."""
+    if plan.has_shards or plan.is_hybrid or not plan.trains:
+        return None
+    schedule = make_schedule(plan.schedule, len(plan.stages), plan.num_microbatches)
+    if schedule.synchronous:
+        return None
+    return LateWeights.of(schedule, [stage.layers for stage in plan.stages])
 
 
 def open_check(build: Build, options: RunOptions) -> Check | None:

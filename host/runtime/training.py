@@ -429,7 +429,8 @@ class Trainer:
         scalars = scalar_bits(
             learning_rate=rate,
             momentum=self.settings.momentum,
-            weight_decay=self.settings.weight_decay,
+            # Updates after each micro-batch decay the weights together as much as a single one.
+            weight_decay=self.settings.weight_decay / self._backend.num_updates,
             seed=self.settings.seed,
             step=self.step,
         )

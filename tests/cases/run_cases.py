@@ -85,7 +85,7 @@ def counting(folder, settings=None, **options):
     return Trainer(CountingBackend(), samples, settings or Settings(steps=15), folder, **options)
 
 
-def small_build(folder, monkeypatch, *, train=True):
+def small_build(folder, monkeypatch, *, train=True, schedule="1f1b-as"):
     """A build of it for two devices, its Verilog left out."""
     monkeypatch.setattr(
         "fpgapipe.sim_tb.native.core_device.device_verilog", lambda core: "module top; endmodule"
@@ -96,7 +96,7 @@ def small_build(folder, monkeypatch, *, train=True):
         microbatches=COUNT,
         array=(8, 8),
         scratchpad_bytes=1 << 17,
-        schedules=("1f1b-as" if train else "gpipe",),
+        schedules=(schedule if train else "gpipe",),
         train=train,
     )
     return write_build(plan, graph, cluster, folder)

@@ -41,7 +41,7 @@ def test_version(cli):
     assert cli("--version") == (0, f"fpgapipe, version {__version__}\n", "")
 
 
-LONG_COMMANDS = {"bench", "compare", "report"}
+LONG_COMMANDS = {"bench", "compare", "oracle", "plan", "report", "ring"}
 
 
 @pytest.mark.parametrize(

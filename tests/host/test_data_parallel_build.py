@@ -16,7 +16,8 @@ from fpgapipe.lowering.units.step_options import scalar_bits
 from fpgapipe.network.initial_values import random_batch
 from fpgapipe.partition.explore.explorer import core_choices
 from fpgapipe.partition.plan import Plan
-from fpgapipe.partition.pricing.machine import lower_plan
+from fpgapipe.partition.pricing import all_reduce_cycles
+from fpgapipe.partition.pricing.machine import lower_plan, price_plan
 from fpgapipe.partition.pricing.plan_cores import core_specs, memory_specs, wire_timings
 from fpgapipe.partition.search.problem import PlanError
 from fpgapipe.partition.strategies import data_parallel
@@ -57,6 +58,38 @@ def test_memory_of_many_micro_batches_is_that_of_the_program():
     ]
 
 
+def test_equal_devices_are_lowered_once_for_their_memory():
+    plan, _, request = planned(5, batch=10, microbatches=10)
+    pipeline = lower_plan(plan, tiny(1), request.cluster)
+    assert [stage.memory_bytes for stage in plan.stages] == [
+        part.memory_bytes for part in pipeline.parts
+    ]
+    again, _ = price_plan(plan, tiny(1), request.cluster, pipeline)
+    assert again.predicted == plan.predicted
+
+
+def test_many_devices_take_as_long_as_some_and_the_way_over_the_others(monkeypatch):
+    plan, _, request = planned(4, batch=4, microbatches=4)
+    cores, memories = 20 * core_specs(plan)[1:2], 20 * memory_specs(plan)[:1]
+    wires = 19 * wire_timings(plan, request.cluster)[:1]
+    some = all_reduce_cycles.all_reduce_cycles(20_000, cores, memories, wires)
+    monkeypatch.setattr(all_reduce_cycles, "MANY_DEVICES", 20)
+    whole = all_reduce_cycles.all_reduce_cycles(20_000, cores, memories, wires)
+    assert some != whole
+    assert some == pytest.approx(whole, rel=0.01)
+
+
+def test_many_chunks_take_as_long_as_some_in_proportion(monkeypatch):
+    plan, _, request = planned(4, batch=4, microbatches=4)
+    cores, memories = core_specs(plan), memory_specs(plan)
+    wires = wire_timings(plan, request.cluster)
+    whole = all_reduce_cycles.all_reduce_cycles(260_000, cores, memories, wires)
+    monkeypatch.setattr(all_reduce_cycles, "MANY_CHUNKS", 64)
+    some = all_reduce_cycles.all_reduce_cycles(260_000, cores, memories, wires)
+    assert some != whole
+    assert some == pytest.approx(whole, rel=0.02)
+
+
 def test_a_build_trains_as_one_device(tmp_path):
     plan, _, request = planned(2, batch=4, microbatches=2)
     write_build(plan, tiny(2), request.cluster, tmp_path / "two", seed=3)
@@ -74,7 +107,7 @@ def test_a_build_trains_as_one_device(tmp_path):
     for name, value in left[1][2].items():
         if ".running_" not in name:
             np.testing.assert_array_equal(left[0][2][name], value, err_msg=name)
-    with pytest.raises(UserError, match="data-parallel build are not measured"):
+    with pytest.raises(UserError, match="data-parallel build has no measured tasks"):
         measure_build(build)
 
 

@@ -8,9 +8,10 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from run_cases import counting, small_build, small_network
+from run_cases import CountingBackend, counting, small_build, small_network
 
 from fpgapipe.errors import UserError
+from fpgapipe.host.backends.base import StepResult
 from fpgapipe.host.cli.commands.run import _settings
 from fpgapipe.host.cli.main import cli as fpgapipe
 from fpgapipe.host.runtime.checkpoint import CheckpointFolder
@@ -143,3 +144,17 @@ def test_the_command_says_its_rate_and_keeps_it(tmp_path, monkeypatch, cli):
     assert (code, "1e+39 is not in the range" in err) == (2, True)
     code, _, err = cli(*run, "--steps", 1, "--more", 1)
     assert (code, "--steps and --more exclude each other: each says how long" in err) == (2, True)
+
+
+@pytest.mark.parametrize("updates", [1, 4])
+def test_weight_decay_is_shared_by_the_updates_of_a_mini_batch(tmp_path, monkeypatch, updates):
+    seen = []
+
+    def step(self, inputs, labels, scalars, *, progress=None):
+        seen.append(np.array(scalars[:3], np.uint32).view(np.float32).tolist())
+        return StepResult(1.0, 0, None)
+
+    monkeypatch.setattr(CountingBackend, "step", step)
+    monkeypatch.setattr(CountingBackend, "num_updates", updates)
+    counting(tmp_path, Settings(steps=1, learning_rate=0.5, weight_decay=0.5)).run()
+    assert [decay for _, _, decay in seen] == [0.5 / updates]

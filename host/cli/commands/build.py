@@ -58,10 +58,15 @@ if TYPE_CHECKING:
 )
 @click.option(
     "--strategy",
-    type=click.Choice(["pipeline", "data"]),
+    metavar="NAME|FILE",
     default="pipeline",
     show_default=True,
-    help="Stages of the network in a pipeline, or all of it on each device (data parallelism).",
+    help="Stages of the network in a pipeline (pipeline), such as merging of layers makes (merge), "
+    "all of it on each device (data), all layers cut by output channels (filter), input channels "
+    "(channel) or rows (spatial), the same in groups of devices that share the samples "
+    "(data+filter, data+channel, data+spatial), each layer cut as is fastest (layerwise), a "
+    "pipeline of groups of devices (hybrid), the fastest of pipeline, data, layerwise and hybrid "
+    "(auto), or a file that says how each layer is cut.",
 )
 @click.option(
     "--schedule",
@@ -121,11 +126,13 @@ def build(
     from fpgapipe.host.build.build import check_folder
     from fpgapipe.host.build.verilog_ahead import LARGE_MACS, Begun
     from fpgapipe.host.cli.options.planning import (
+        PIPELINES,
         check_strategy,
         loader,
         parse_array,
-        plan_shared_batch,
+        plan_shards,
     )
+    from fpgapipe.host.cli.options.verify import verify_network
     from fpgapipe.hw.hls_models.spec.core_spec import NoRoom
     from fpgapipe.partition.explore.explorer import AUTO_SCHEDULES, Request
     from fpgapipe.partition.explore.planned import as_plan, one_link_each
@@ -148,14 +155,19 @@ def build(
         array=parse_array(array),
         train=mode == "train",
         all_devices=True,
+        merges=strategy == "merge",
     )
     _refuse_layers(request)
     if verify:
-        _verify(request)
-    if strategy == "data":
-        plan, _ = plan_shared_batch(request, network)
-        graph = load(plan.microbatch)
-        _tell(_written(plan, request, Path(folder or f"out/{graph.name}"), seed), request)
+        verify_network(request.load, batch, micro_batches, train=request.train)
+    shards: Plan | None = None
+    if strategy == "auto":
+        shards = _faster_shards(request, network)
+    elif strategy not in PIPELINES:
+        shards, _, _ = plan_shards(request, network, strategy)
+    if shards is not None:
+        output = Path(folder or f"out/{load(shards.microbatch).name}")
+        _tell(_written(shards, request, output, seed), request)
         return
 
     def planned(best: Candidate) -> Plan:
@@ -210,30 +222,34 @@ def _refuse_layers(request: Request) -> None:
         check_network(request.load(request.batch // count), train=request.train)
 
 
-def _verify(request: Request) -> None:
-    """Refuse a network that differs from its source; print what was compared.
-
-    A batch of two samples is enough, unless the network has a fixed batch.
-    """
-    import importlib.util
-
+def _faster_shards(request: Request, network: str) -> Plan | None:
+    """The best plan with shards, if it is faster than the best pipeline."""
     from fpgapipe.errors import UserError
+    from fpgapipe.host.cli.options.planning import fastest_shards, rank
+    from fpgapipe.partition.explore.planned import as_plan
+    from fpgapipe.partition.pricing.machine import price_plan
+    from fpgapipe.partition.pricing.machine_search import THOROUGH
 
+    if len(request.cluster.devices) < 2:
+        return None
+    found, _ = fastest_shards(request, network)
+    best = min((plan for plan, _, _ in found), key=rank, default=None)
+    if best is None:
+        return None
     try:
-        graph = request.load(min(2, request.batch))
+        pipeline = _explored(request, lambda best: None, THOROUGH)
+        assert pipeline.microbatch is not None
+        graph = request.load(pipeline.microbatch)
+        plan = as_plan(
+            pipeline, graph, network, request.batch, request.cluster, train=request.train
+        )
+        plan, _ = price_plan(plan, graph, request.cluster)
     except UserError:
-        graph = request.load(request.batch // (request.num_microbatches or 1))
-    if graph.source is None:
-        return
-    if importlib.util.find_spec("torch") is None:
-        print("not verified: that needs torch (pip install 'fpgapipe[torch]')")
-        return
-    from fpgapipe.host.backends.verification import verified
-
-    print(verified(graph, train=request.train))
+        return best
+    return best if rank(best) < rank(plan) else None
 
 
-def _explored(request: Request, on_first: Callable[[Candidate], None]) -> Candidate:
+def _explored(request: Request, on_first: Callable[[Candidate], None], looks: int = 1) -> Candidate:
     """The best candidate; `on_first` is told of the one that is best before programs are priced."""
     from fpgapipe.host.terminal.console import progress
     from fpgapipe.partition.explore.smallest import explore_smallest
@@ -251,7 +267,7 @@ def _explored(request: Request, on_first: Callable[[Candidate], None]) -> Candid
             on_first(found.best)
             return found
 
-        return explore_remembered(request, first, "smallest", looks=1).best
+        return explore_remembered(request, first, "smallest", looks).best
 
 
 def _with_larger_scratchpads(best: Candidate, request: Request) -> Candidate | None:

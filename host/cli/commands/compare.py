@@ -27,15 +27,15 @@ if TYPE_CHECKING:
 def compare(network: str, cluster: Cluster, batch: int, as_json: bool) -> None:
     """Compare one device, data parallel, an even split and pipeline schedules for NETWORK.
 
-    The times of layers are those of programs, or estimates where the core does not run a layer; the
-    table says which. The schedules of BaPipe (1f1b-sno, 1f1b-so, 1f1b-as, fbp-as) are a
+    The times of layers are those of the program of the whole network, or estimates where the core
+    does not run a layer; the table says which, and has no ratio of one to the other. 'plan' times
+    the programs of all devices. The schedules of BaPipe (1f1b-sno, 1f1b-so, 1f1b-as, fbp-as) are a
     re-implementation from its abstract.
     """
     import dataclasses
 
     from fpgapipe.host.cli.options.planning import loader
     from fpgapipe.host.terminal.console import Column, print_json, print_table, progress, scaled
-    from fpgapipe.partition.explore import comparison
     from fpgapipe.partition.pricing.machine_comparison import compare_on_machine
 
     with progress() as display:
@@ -48,15 +48,12 @@ def compare(network: str, cluster: Cluster, batch: int, as_json: bool) -> None:
         )
     parallel, alone = found.find("data parallel"), found.find("one device")
 
-    def ratio(base: comparison.Entry | None, seconds: float) -> float | None:
-        return base.minibatch_s / seconds if base else None
-
     if as_json:
         entries = [
             {
                 **dataclasses.asdict(entry),
-                "over_data_parallel": ratio(parallel, entry.minibatch_s),
-                "over_one_device": ratio(alone, entry.minibatch_s),
+                "over_data_parallel": entry.over(parallel),
+                "over_one_device": entry.over(alone),
             }
             for entry in found.entries
         ]
@@ -71,7 +68,7 @@ def compare(network: str, cluster: Cluster, batch: int, as_json: bool) -> None:
         )
         return
     headings = ["devices", "micro-batches", "mini-batch", "over data parallel"]
-    headings += ["over one device", "bubble", "peak memory", "link load"]
+    headings += ["over one device", "bubble", "memory by formula", "link load"]
     print_table(
         [Column("way"), *(Column(text, True) for text in headings), Column("prices")],
         [
@@ -80,8 +77,8 @@ def compare(network: str, cluster: Cluster, batch: int, as_json: bool) -> None:
                 entry.num_devices,
                 entry.num_microbatches,
                 scaled(entry.minibatch_s, "s"),
-                _times(ratio(parallel, entry.minibatch_s)),
-                _times(ratio(alone, entry.minibatch_s)),
+                _times(entry.over(parallel)),
+                _times(entry.over(alone)),
                 f"{entry.bubble_rate:.1%}",
                 scaled(entry.memory_bytes, "B", 1024),
                 f"{entry.link_load:.1%}",

@@ -10,8 +10,7 @@ from fpgapipe.host.cli.options import ranges
 from fpgapipe.host.cli.options.options import command
 
 if TYPE_CHECKING:
-    from fpgapipe.partition.oracle.paradl import LayerRow
-    from fpgapipe.partition.oracle.platform import Platform
+    from fpgapipe.host.cli.options.oracle_answers import Answers
 
 MOST_DEVICES = 65_536
 """Most devices that may be asked for."""
@@ -19,16 +18,15 @@ MOST_DEVICES = 65_536
 
 @command(
     "oracle",
-    example="fpgapipe oracle vgg16 --board u280 --model paradl --devices 2,4,8",
+    example="fpgapipe oracle digits-cnn --board u280 --array 8x8 --devices 1,2,4 --plot speed.svg",
+    lowers=True,
 )
 @click.argument("network", required=False)
 @click.option("--board", metavar="NAME", help="Board whose core and links a network has.")
 @click.option(
     "--samples",
     type=ranges.SAMPLES,
-    default=50_000,
-    show_default=True,
-    help="Samples of an epoch, for a network.",
+    help="Samples of an epoch, for a network; seconds are then those of an epoch.",
 )
 @click.option("--profile", metavar="FILE", help="Measured times and bytes of a sample, as CSV.")
 @click.option(
@@ -42,10 +40,12 @@ MOST_DEVICES = 65_536
 @click.option(
     "--batch-per-device",
     type=ranges.SAMPLES,
-    default=64,
-    show_default=True,
-    help="Samples of a batch for each device of the data axis.",
+    help="Samples of a mini-batch for each device of the data axis [default: 64].",
 )
+@click.option(
+    "--batch", type=ranges.SAMPLES, help="Samples of a mini-batch, of all devices together."
+)
+@click.option("--array", metavar="RxC", help="Rows and columns of each device's array of cells.")
 @click.option(
     "--devices",
     metavar="N,N,..",
@@ -56,127 +56,102 @@ MOST_DEVICES = 65_536
 @click.option(
     "--filter-devices",
     type=ranges.MICROBATCHES,
-    default=4,
-    show_default=True,
-    help="Devices that share the filters of a layer in data+filter.",
+    help="Devices that share the filters, or an image, in data+filter and data+spatial [default: "
+    "the fastest of several; of formulas, 4].",
 )
 @click.option(
     "--micro-batches",
     type=ranges.MICROBATCHES,
-    default=4,
-    show_default=True,
-    help="Micro-batches of a pipeline.",
+    help="Micro-batches of a mini-batch [default: the best of several; of formulas, 4].",
 )
 @click.option(
     "--strategies",
     metavar="NAME,..",
     help="Names of the strategies that are asked about [default: all].",
 )
+@click.option(
+    "--plot",
+    multiple=True,
+    metavar="FILE",
+    help="Draw speed over the number of devices, as .svg or .html.",
+)
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
 def oracle(network: str | None, **options: Any) -> None:
     """Foretell time, memory and limits of parallel strategies over numbers of devices.
 
-    Seconds are those of an epoch. NETWORK is as for 'inspect', with times of layers by formulas for
-    the core of a --board. A --profile has the columns of 'plan --profile', per sample.
+    NETWORK is as for 'inspect', on boards of one kind in a chain: data parallelism and pipelines
+    take what their plans take, shards of layers are priced by programs. Seconds are those of a
+    mini-batch, or of an epoch of --samples. --model paradl takes the formulas of the paper, with
+    times of layers by formulas for the core of a --board, or of a --profile with the columns of
+    'plan --profile', per sample.
     """
-    from fpgapipe.errors import UserError, nearest
-    from fpgapipe.host.terminal.console import Column, print_json, print_table, scaled
-    from fpgapipe.partition.oracle.paradl import STRATEGIES, Question
+    from fpgapipe.errors import UserError
+    from fpgapipe.host.cli.options.oracle_answers import ask_formulas, ask_machine
+    from fpgapipe.host.report.pages.oracle_plot import write_plots
+    from fpgapipe.host.terminal.console import print_json
+    from fpgapipe.host.terminal.outputs import check_outputs
 
-    if options["model"] == "machine":
-        raise UserError(
-            "the oracle has no prices of the machine yet: take --model paradl; 'fpgapipe compare' "
-            "times strategies on boards"
-        )
-    names = list(STRATEGIES)[1:]
-    if options["strategies"]:
-        names = options["strategies"].split(",")
-    for name in names:
-        if name not in STRATEGIES:
-            raise UserError(f"there is no strategy {name!r}{nearest(name, tuple(STRATEGIES))}")
-    rows, platform = _asked(network, options)
-    question = Question(
-        rows,
-        platform,
-        options["batch_per_device"],
-        options["filter_devices"],
-        options["micro_batches"],
-    )
-    found, refused = [], []
-    for name in names:
-        for devices in _numbers(options["devices"]):
-            try:
-                found.append(STRATEGIES[name](question, devices))
-            except (UserError, NotImplementedError) as error:
-                refused.append(f"{name} on {devices}: {error}")
-    if not found:
-        raise UserError("\n".join(dict.fromkeys(refused)))
+    numbers = _numbers(options["devices"])
+    plots = {f"--plot ({number})": name for number, name in enumerate(options["plot"])}
+    check_outputs(plots, (network, options["profile"], options["platform"]))
+    for name in options["plot"]:
+        if not name.endswith((".svg", ".html")):
+            raise UserError(f"--plot must name an .svg or .html file, not {name}")
+    ask = ask_machine if options["model"] == "machine" else ask_formulas
+    answers = ask(network, options, numbers)  # type: ignore[arg-type]
+    if not answers.found:
+        raise UserError("\n".join(answers.reasons))
+    write_plots(options["plot"], answers.found, answers.title)
     if options["as_json"]:
-        print_json({"strategies": [vars(each) for each in found], "refused": refused})
+        print_json(
+            {
+                "per": "epoch" if answers.per_epoch else "mini-batch",
+                "strategies": [{**vars(each), "sentence": each.sentence} for each in answers.found],
+                "refused": answers.reasons,
+            }
+        )
         return
+    _print(answers)
+
+
+def _print(answers: Answers) -> None:
+    """Print a table, and a sentence for each strategy on the most devices."""
+    from fpgapipe.host.terminal.console import Column, print_table, scaled
+
     print_table(
         [
             Column("strategy"),
-            *(Column(text, True) for text in ("devices", "compute", "communication", "memory")),
-            Column("at most", True),
-            Column("limited by"),
+            *(
+                Column(text, True)
+                for text in ("devices", "batch", "compute", "communication", "mini-batch")
+            ),
+            *([Column("epoch", True)] if answers.per_epoch else []),
+            *(Column(text, True) for text in ("memory", "at most")),
+            Column("by"),
         ],
         [
             (
                 each.name,
                 each.devices,
+                each.batch,
                 scaled(each.compute_s, "s"),
                 scaled(each.communication_s, "s"),
+                scaled(each.minibatch_s or 0.0, "s"),
+                *([scaled(each.epoch_s or 0.0, "s")] if answers.per_epoch else []),
                 scaled(each.memory_bytes, "B", 1024),
                 "-" if each.max_devices is None else each.max_devices,
-                each.limiter,
+                each.level,
             )
-            for each in found
+            for each in answers.found
         ],
-        f"an epoch of {platform.samples:,} samples, by the formulas of ParaDL",
+        answers.title,
     )
-    for reason in dict.fromkeys(refused):
+    print()
+    last = {each.name: each for each in answers.found}
+    for each in last.values():
+        print(each.sentence)
+    for reason in answers.reasons:
         print(f"left out: {reason}")
-
-
-def _asked(network: str | None, options: dict[str, Any]) -> tuple[list[LayerRow], Platform]:
-    """The layers and the platform, of a network on a board or from files."""
-    from pathlib import Path
-
-    from fpgapipe.boards.cluster import chain_of
-    from fpgapipe.boards.library import load_board
-    from fpgapipe.errors import UserError
-    from fpgapipe.host.cli.options.planning import loader
-    from fpgapipe.host.cli.options.platform_file import read_platform
-    from fpgapipe.network.load import load_file
-    from fpgapipe.partition.oracle.measured_rows import rows_of
-    from fpgapipe.partition.oracle.network_rows import rows_of_network
-    from fpgapipe.partition.oracle.platform import Platform, PlatformLink
-
-    if network is not None:
-        if options["board"] is None or options["profile"] is not None:
-            raise UserError("a network needs a --board, whose core gives the times of its layers")
-        graph = loader(network)(options["batch_per_device"])
-        cluster = chain_of(load_board(options["board"]), 2).spec
-        try:
-            rows = rows_of_network(graph, cluster.devices[0])
-        except ValueError as error:
-            raise UserError(str(error)) from None
-        if options["platform"] is not None:
-            return rows, read_platform(Path(options["platform"]))
-        link = cluster.links[0]
-        return rows, Platform(
-            bytes_per_element=4,
-            samples=options["samples"],
-            links=(PlatformLink(bytes_per_s=link.payload_bytes_per_s, latency_s=link.latency_s),),
-            shared_uplink=False,
-        )
-    for name in ("profile", "platform"):
-        if options[name] is None:
-            raise UserError(f"name a network and a --board, or give --{name}")
-    platform = read_platform(Path(options["platform"]))
-    profile = load_file(Path(options["profile"]))
-    return rows_of(profile, platform.bytes_per_element, platform.input_elements), platform
 
 
 def _numbers(text: str) -> list[int]:

@@ -14,8 +14,9 @@ if TYPE_CHECKING:
     from fpgapipe.hw.hls_models.spec.device import ClusterSpec
     from fpgapipe.network.graph import Graph
     from fpgapipe.partition.explore.candidate import Candidate
-    from fpgapipe.partition.explore.explorer import Exploration, Request
+    from fpgapipe.partition.explore.explorer import Exploration
     from fpgapipe.partition.plan import Plan
+    from fpgapipe.partition.strategies.layerwise import LayerwisePlan
     from fpgapipe.partition.timeline.timeline import Timeline
 
 
@@ -60,11 +61,15 @@ if TYPE_CHECKING:
 )
 @click.option(
     "--strategy",
-    type=click.Choice(["pipeline", "data", "layerwise"]),
+    metavar="NAME|FILE",
     default="pipeline",
     show_default=True,
-    help="Stages of the network in a pipeline, all of it on each device (data parallelism), or "
-    "each layer cut by samples, channels, rows and columns (layerwise).",
+    help="Stages of the network in a pipeline (pipeline), such as merging of layers makes (merge), "
+    "all of it on each device (data), all layers cut by output channels (filter), input channels "
+    "(channel) or rows (spatial), the same in groups of devices that share the samples "
+    "(data+filter, data+channel, data+spatial), each layer cut as is fastest (layerwise), a "
+    "pipeline of groups of devices (hybrid), the fastest of pipeline, data, layerwise and hybrid "
+    "(auto), or a file that says how each layer is cut.",
 )
 @click.option(
     "--array",
@@ -136,20 +141,25 @@ def plan(network: str | None, profile: str | None, **options: Any) -> None:
 def _plan_network(network: str, options: dict[str, Any]) -> None:
     from fpgapipe.errors import UserError
     from fpgapipe.host.cli.commands.schedule import picture_files, write_pictures
+    from fpgapipe.host.cli.options.any_degrees import print_any_degrees
     from fpgapipe.host.cli.options.cluster_options import chosen_cluster
     from fpgapipe.host.cli.options.csv_schedule import read_plain_schedule
     from fpgapipe.host.cli.options.explained import explained_json, print_explained
     from fpgapipe.host.cli.options.planning import (
+        PIPELINES,
+        fastest_shards,
         loader,
         parse_array,
-        plan_shared_batch,
+        plan_shards,
         print_plan,
+        rank,
         run_exploration,
         why_not_built,
     )
-    from fpgapipe.host.terminal.console import print_json
+    from fpgapipe.host.terminal.console import print_json, scaled
     from fpgapipe.host.terminal.outputs import check_outputs, write_output
     from fpgapipe.lowering.schedule.schedule import TaskKind
+    from fpgapipe.lowering.units.network_units import refusals_of
     from fpgapipe.partition.explore.explorer import AUTO_SCHEDULES, Request
     from fpgapipe.partition.explore.planned import as_plan
     from fpgapipe.partition.pricing.machine import explain_plan
@@ -177,18 +187,25 @@ def _plan_network(network: str, options: dict[str, Any]) -> None:
         options["free_order"],
         all_devices=order is not None,
         order=order,
+        merges=options["strategy"] == "merge",
     )
     if options["strategy"] == "layerwise":
-        _plan_layerwise(request, options)
-        return
+        samples = request.batch // (request.num_microbatches or 1)
+        if refusals := refusals_of(load(samples), train=True):
+            print_any_degrees(request, options, "; ".join(map(str, refusals[:3])))
+            return
     found: Exploration | None = None
+    search: LayerwisePlan | None = None
     sent: dict[tuple[TaskKind, int], float] = {}
-    if options["strategy"] == "data":
-        made, timeline = plan_shared_batch(request, network)
+    compared: dict[str, Plan] = {}
+    refused: list[str] = []
+    strategy = options["strategy"]
+    if strategy not in (*PIPELINES, "auto"):
+        made, timeline, search = plan_shards(request, network, strategy)
         graph = load(made.microbatch)
         built = why_not_built(made, graph, cluster)
     else:
-        found = run_exploration(request)
+        found = run_exploration(request, thorough=strategy == "auto")
         best = found.best
         assert best.microbatch is not None
         graph = load(best.microbatch)
@@ -199,6 +216,15 @@ def _plan_network(network: str, options: dict[str, Any]) -> None:
             made, timeline = _priced(made, graph, cluster, timeline, built)
         sent = {(TaskKind.SF, i): stage.sends_bytes for i, stage in enumerate(best.stages)}
         sent |= {(TaskKind.SB, i + 1): stage.returns_bytes for i, stage in enumerate(best.stages)}
+        compared[made.kind] = made
+    if strategy == "auto" and len(cluster.devices) > 1:
+        shards, refused = fastest_shards(request, network)
+        for each in shards:
+            compared[each[0].kind] = each[0]
+            if rank(each[0]) < rank(made):
+                made, timeline, search = each
+                graph, found, sent = load(made.microbatch), None, {}
+                built = why_not_built(made, graph, cluster)
     explained = None
     if options["explain"]:
         if not built["possible"]:
@@ -210,7 +236,7 @@ def _plan_network(network: str, options: dict[str, Any]) -> None:
     write_pictures(
         timeline,
         options,
-        names=[stage.device for stage in made.stages],
+        names=made.stage_devices if made.is_hybrid else [stage.device for stage in made.stages],
         transfer_bytes=sent,
         title=f"{made.network} on {made.cluster}, {made.schedule}",
     )
@@ -224,13 +250,27 @@ def _plan_network(network: str, options: dict[str, Any]) -> None:
             }
             for each in (found.tried if found else ())
         ]
-        value["refused"] = list(found.refused) if found else []
+        value["refused"] = [*(found.refused if found else ()), *refused]
+        value["compared"] = {
+            name: {"minibatch_s": each.predicted.minibatch_s, "level": each.predicted.level}
+            for name, each in compared.items()
+        }
+        if search:
+            value["search"] = search.to_dict()
+            value |= {"num_left": search.num_left, "search_s": search.search_s}
         value["build"] = built
         if explained:
             value["explained"] = explained_json(made, *explained)
         print_json(value)
         return
     print_plan(made, cluster)
+    if search:
+        print(
+            f"degrees: by formulas {scaled(search.step_s, 's')} a mini-batch; {search.num_left} "
+            f"nodes left of {len(search.groups)}, searched in {scaled(search.search_s, 's')}"
+        )
+    if len(compared) > 1 or refused:
+        _print_compared(compared, refused)
     if found:
         _print_tried(found)
     if explained:
@@ -239,57 +279,27 @@ def _plan_network(network: str, options: dict[str, Any]) -> None:
         print(f"\nnote: 'fpgapipe build' cannot make this plan: {built['reason']}")
 
 
-def _plan_layerwise(request: Request, options: dict[str, Any]) -> None:
-    """Plan degrees of all layers; print them."""
-    import json
+def _print_compared(compared: dict[str, Plan], refused: list[str]) -> None:
+    """Print what the strategies take that were compared."""
+    from fpgapipe.host.terminal.console import Column, print_table, scaled
 
-    from fpgapipe.errors import UserError
-    from fpgapipe.host.terminal.console import Column, print_json, print_table, progress, scaled
-    from fpgapipe.host.terminal.outputs import write_output
-    from fpgapipe.partition.strategies.plan_layerwise import plan_layerwise
-
-    for name in ("explain", "html", "svg", "trace"):
-        if options[name]:
-            raise UserError(f"--{name} needs programs, which layer-wise plans do not have yet")
-    with progress() as display:
-        display.add_task("pricing layers")
-        found = plan_layerwise(
-            request, lambda done, total: display.update(completed=done, total=total)
-        )
-    if options["output"]:
-        write_output(options["output"], json.dumps(found.to_dict(), indent=2) + "\n")
-    if options["as_json"]:
-        print_json(found.to_dict())
-        return
+    print()
+    ordered = sorted(compared.items(), key=lambda each: each[1].predicted.minibatch_s)
     print_table(
-        [
-            Column("layers"),
-            Column("degrees"),
-            *(Column(text, True) for text in ("devices", "compute", "gradient sum", "memory")),
-        ],
+        [Column("strategy"), *(Column(text, True) for text in ("micro-batches", "mini-batch")),
+         Column("by")],
         [
             (
-                group.layers[0]
-                if len(group.layers) == 1
-                else f"{group.layers[0]} + {len(group.layers) - 1}",
-                str(group.degrees),
-                group.degrees.num_devices,
-                scaled(group.compute_s, "s"),
-                scaled(group.sum_s, "s"),
-                scaled(group.memory_bytes, "B", 1024),
+                name,
+                each.num_microbatches,
+                scaled(each.predicted.minibatch_s, "s"),
+                "programs" if each.predicted.level == "machine" else "formulas",
             )
-            for group in found.groups
+            for name, each in ordered
         ],
-        f"{found.network}, batch {found.batch}, layer-wise on {found.num_devices} devices",
-    )
-    print(
-        f"estimated: {scaled(found.step_s, 's')} a mini-batch, {scaled(found.moves_s, 's')} of it "
-        f"moves activations; {scaled(found.data_parallel_s, 's')} if all layers cut the batch, "
-        f"{scaled(found.serial_s, 's')} on one device"
-    )
-    proof = "optimal by these prices" if found.is_optimal else "the best found in these memories"
-    print(f"{proof}; {found.num_left} nodes left, searched in {scaled(found.search_s, 's')}")
-    print("\nnote: 'fpgapipe build' cannot make this plan: layers are not split over devices yet")
+    )  # fmt: skip
+    for reason in refused:
+        print(f"not possible, {reason}")
 
 
 def _priced(

@@ -100,9 +100,9 @@ if TYPE_CHECKING:
 def schedule(kind: str | None, as_json: bool, **options: Any) -> None:
     """Draw the timetable of KIND, or of a file, for equal stages, and print what it comes to.
 
-    KIND is gpipe, 1f1b, 1f1b-as, fbp-as, 1f1b-sno, 1f1b-so, pipedream, interleaved, zb-h1, zb-h2,
-    zb-auto, chimera or data-parallel. Times are those of one micro-batch on one stage; a backward
-    pass that is whole takes --tb and --tw together.
+    KIND is gpipe, 1f1b, 1f1b-as, fbp-as, 1f1b-sno, 1f1b-so, pipedream, pipedream-newest,
+    interleaved, zb-h1, zb-h2, zb-auto, chimera or data-parallel. Times are those of one micro-batch
+    on one stage; a backward pass that is whole takes --tb and --tw together.
     """
     from fpgapipe.host.terminal.console import print_json
     from fpgapipe.host.terminal.outputs import check_outputs, write_output

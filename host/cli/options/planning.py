@@ -10,7 +10,29 @@ if TYPE_CHECKING:
     from fpgapipe.network.graph import Graph
     from fpgapipe.partition.explore.explorer import Exploration, Request
     from fpgapipe.partition.plan import Plan
+    from fpgapipe.partition.strategies.layerwise import LayerwisePlan
     from fpgapipe.partition.timeline.timeline import Timeline
+
+    Searched = LayerwisePlan | None
+
+STRATEGIES = (
+    "pipeline",
+    "merge",
+    "data",
+    "filter",
+    "channel",
+    "spatial",
+    "data+filter",
+    "data+channel",
+    "data+spatial",
+    "layerwise",
+    "hybrid",
+    "auto",
+)
+"""Strategies by name; any other is the path of a file."""
+
+PIPELINES = ("pipeline", "merge")
+"""Strategies whose plans are pipelines, which have a schedule."""
 
 
 def loader(network: str) -> Callable[[int], Graph]:
@@ -63,11 +85,19 @@ def parse_array(text: str | None) -> tuple[int, int] | None:
     raise UserError(f"--array must be ROWSxCOLS, each 1..1024, such as 8x8, not {shown(text)}")
 
 
-def run_exploration(request: Request) -> Exploration:
-    """Explore by formulas, then by prices of the machine, with a progress bar."""
+def run_exploration(request: Request, *, thorough: bool = False) -> Exploration:
+    """Explore by formulas, then by prices of the machine, with a progress bar.
+
+    Parameters
+    ----------
+    request : Request
+    thorough : bool
+        Whether to price more combinations of cores and micro-batches, for which formulas are often
+        10 % off and sometimes 60 %.
+    """
     from fpgapipe.host.terminal.console import progress
     from fpgapipe.partition.explore.explorer import explore
-    from fpgapipe.partition.pricing.machine_search import explore_remembered
+    from fpgapipe.partition.pricing.machine_search import LOOKS, THOROUGH, explore_remembered
     from fpgapipe.stopwatch import phase
 
     with progress() as display, phase("planning"):
@@ -80,16 +110,16 @@ def run_exploration(request: Request) -> Exploration:
             display.update(description="pricing")
             return found
 
-        return explore_remembered(request, first, "explore")
+        return explore_remembered(request, first, "explore", THOROUGH if thorough else LOOKS)
 
 
 def check_strategy(strategy: str, schedule: str, free: tuple[str, ...]) -> None:
-    """Refuse a schedule that does not go with a strategy.
+    """Refuse a strategy that there is not, and a schedule that does not go with it.
 
     Parameters
     ----------
     strategy : str
-        ``pipeline``, or another, whose order of tasks is always the same.
+        ``pipeline``, another name, or the path of a file.
     schedule : str
         Name of the schedule that was asked for.
     free : tuple of str
@@ -98,31 +128,102 @@ def check_strategy(strategy: str, schedule: str, free: tuple[str, ...]) -> None:
     Raises
     ------
     UserError
-        If they contradict each other.
+        If there is no such strategy, or they contradict each other.
     """
-    from fpgapipe.errors import UserError
-    from fpgapipe.partition.plan import DATA_PARALLEL
+    from pathlib import Path
 
-    if strategy != "pipeline" and schedule not in free:
+    from fpgapipe.errors import UserError, nearest, shown
+    from fpgapipe.partition.plan import DATA_PARALLEL, LAYERWISE
+
+    if strategy not in STRATEGIES and not Path(strategy).exists():
         raise UserError(
-            f"--strategy {strategy} has no pipeline: leave out --schedule {schedule}, or take "
-            "--strategy pipeline"
+            f"--strategy must be {', '.join(STRATEGIES[:-1])}, {STRATEGIES[-1]}, or a file, not "
+            f"{shown(strategy)}{nearest(strategy, STRATEGIES)}"
         )
-    if strategy == "pipeline" and schedule == DATA_PARALLEL:
-        raise UserError(f"{DATA_PARALLEL} is no order of a pipeline: take --strategy data")
+    if strategy not in PIPELINES and schedule not in free:
+        raise UserError(
+            f"--strategy {strategy} has no order of its own: leave out --schedule {schedule}, or "
+            "take --strategy pipeline"
+        )
+    if strategy in PIPELINES and schedule in (DATA_PARALLEL, LAYERWISE):
+        name = "data" if schedule == DATA_PARALLEL else "layerwise"
+        raise UserError(f"{schedule} is no order of a pipeline: take --strategy {name}")
 
 
-def plan_shared_batch(request: Request, network: str) -> tuple[Plan, Timeline]:
-    """Find the fastest data-parallel plan, with a progress bar."""
+def plan_shards(request: Request, network: str, strategy: str) -> tuple[Plan, Timeline, Searched]:
+    """Find the fastest plan in which each device has all layers or parts of them.
+
+    Parameters
+    ----------
+    request : Request
+    network : str
+        The name under which the network was loaded.
+    strategy : str
+        ``data``, ``layerwise``, ``hybrid``, a name of `ONE_AXIS`, or the path of a file with
+        degrees or stages.
+
+    Returns
+    -------
+    plan : Plan
+    timeline : Timeline
+    search : LayerwisePlan or None
+        How degrees were found.
+    """
+    from pathlib import Path
+
     from fpgapipe.host.terminal.console import progress
     from fpgapipe.partition.strategies.data_parallel import plan_data_parallel
+    from fpgapipe.partition.strategies.one_axis import ONE_AXIS, plan_one_axis
+    from fpgapipe.partition.strategies.plan_hybrid import plan_given_stages, plan_hybrid
+    from fpgapipe.partition.strategies.plan_layerwise import plan_given_degrees, plan_layerwise
+    from fpgapipe.partition.strategies.strategy_file import StrategyFile
     from fpgapipe.stopwatch import phase
 
+    given = None if strategy in STRATEGIES else StrategyFile.read(Path(strategy))
     with progress() as display, phase("planning"):
         display.add_task("planning")
-        return plan_data_parallel(
-            request, network, lambda done, total: display.update(completed=done, total=total)
-        )
+
+        def on_step(done: int, total: int) -> None:
+            display.update(completed=done, total=total)
+
+        if given is not None:
+            plan_given = plan_given_degrees if given.stages is None else plan_given_stages
+            return *plan_given(request, network, given, on_step), None
+        if strategy == "hybrid":
+            return *plan_hybrid(request, network, on_step), None
+        if strategy == "data":
+            return *plan_data_parallel(request, network, on_step), None
+        if strategy in ONE_AXIS:
+            return *plan_one_axis(request, network, strategy, on_step), None
+        return plan_layerwise(request, network, on_step)
+
+
+def fastest_shards(
+    request: Request, network: str
+) -> tuple[list[tuple[Plan, Timeline, Searched]], list[str]]:
+    """The fastest data-parallel, layer-wise and hybrid plans, and why one of them is impossible.
+
+    Parameters
+    ----------
+    request, network
+        As for `plan_shards`.
+    """
+    from fpgapipe.errors import UserError
+
+    found: list[tuple[Plan, Timeline, Searched]] = []
+    refused = []
+    several = ("hybrid",) if len(request.cluster.devices) > 2 else ()
+    for strategy in ("data", "layerwise", *several):
+        try:
+            found.append(plan_shards(request, network, strategy))
+        except UserError as error:
+            refused.append(f"{strategy}: {error}")
+    return found, refused
+
+
+def rank(plan: Plan) -> tuple[bool, float]:
+    """Key by which plans are compared: those with prices of the machine come first."""
+    return plan.predicted.level != "machine", plan.predicted.minibatch_s
 
 
 def why_not_built(plan: Plan, graph: Graph, cluster: ClusterSpec) -> dict[str, Any]:
@@ -148,7 +249,7 @@ def why_not_built(plan: Plan, graph: Graph, cluster: ClusterSpec) -> dict[str, A
     except UserError as error:
         reasons.append(str(error))
     try:
-        if not plan.is_data_parallel:
+        if not plan.has_shards:
             check_schedule_kind(plan.schedule)
     except UserError as error:
         reasons.append(str(error))
@@ -202,5 +303,23 @@ def print_plan(plan: Plan, cluster: ClusterSpec) -> None:
     speed = f"{scaled(told.minibatch_s, 's')} a mini-batch, {told.samples_per_s:,.1f} samples/s"
     word = "predicted" if told.level == "machine" else "estimated"
     print(f"{word}: {speed}, bubble {told.bubble_rate:.1%}")
-    if not plan.is_data_parallel:
+    if plan.degrees is not None:
+        print_degrees(plan)
+    if not plan.has_shards and not plan.is_hybrid:
         print(f"cut: {'optimal' if plan.optimal else 'not proved optimal'} ({plan.reason})")
+
+
+def print_degrees(plan: Plan) -> None:
+    """Print the degrees of a plan, layers of equal degrees that follow together."""
+    from itertools import groupby
+
+    from fpgapipe.host.terminal.console import Column, print_table
+
+    print()
+    rows = []
+    for degrees, each in groupby(plan.layer_degrees.items(), key=lambda item: item[1]):
+        names = [name for name, _ in each]
+        whole = degrees.num_devices == 1
+        rows.append((names[0], names[-1], len(names), "whole" if whole else str(degrees)))
+    columns = [Column("from"), Column("to"), Column("layers", True), Column("cut into parts by")]
+    print_table(columns, rows)

@@ -17,7 +17,9 @@ def head(subject: Subject) -> str:
     """Write title, what the runs show, what was built, and the figures."""
     plan = subject.plan
     what = "Training" if plan.trains else "Inference"
-    shared = ", each with the whole network" if plan.is_data_parallel else " in a pipeline"
+    shared = ", each with the whole network" if plan.has_shards else " in a pipeline"
+    if plan.degrees is not None:
+        shared = ", each with parts of all layers"
     sentence = (
         f"{what} of <b>{text(plan.network)}</b> on <b>{text(plan.cluster)}</b>, "
         f"{counted(len(plan.stages), 'device')}{shared}. "

@@ -1,0 +1,153 @@
+"""Simulated devices joined by cables: their links, registers and runs of their programs."""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import TYPE_CHECKING
+
+from fpgapipe.hw.hls_models.model.registers import RegisterMap
+from fpgapipe.hw.hls_models.spec.link import LinkState
+from fpgapipe.sim_tb.cluster.cluster import Cluster
+from fpgapipe.sim_tb.cluster.cluster_nodes import Node, cable
+from fpgapipe.sim_tb.native.core_device import build_device, check_program, prepare_program
+from fpgapipe.sim_tb.native.native import DeviceError, NativeDevice
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Sequence
+
+    import numpy as np
+    from numpy.typing import NDArray
+
+    from fpgapipe.hw.hls_models.cycles.core_cycles import MemorySpec
+    from fpgapipe.hw.hls_models.spec.core_spec import CoreSpec
+    from fpgapipe.sim_tb.native.phy import WireSpec
+
+    End = tuple[int, int]
+
+LINK_UP_CYCLES = 20_000
+"""Cycles in which the two ends of each link must have established the link."""
+
+
+class SimulatedDevices:
+    """Devices simulated in lock-step; equal cores share one compiled simulator.
+
+    Parameters
+    ----------
+    cores : sequence of CoreSpec
+        Core of each device.
+    images : iterable of uint8 array
+        Initial memory of each device.
+    memories : sequence of MemorySpec
+        Speed of each device's memory.
+    wiring : sequence of pairs of (device, link)
+        Pairs of link ends that are connected.
+    wires : sequence of WireSpec
+        Cable of each pair.
+    threads : int, optional
+        Number of threads, as for `Cluster`.
+
+    Attributes
+    ----------
+    memories : list of uint8 arrays
+    cluster : Cluster
+    """
+
+    def __init__(
+        self,
+        cores: Sequence[CoreSpec],
+        images: Iterable[NDArray[np.uint8]],
+        memories: Sequence[MemorySpec],
+        wiring: Sequence[tuple[End, End]],
+        wires: Sequence[WireSpec],
+        *,
+        threads: int | None = None,
+    ) -> None:
+        self._registers = [RegisterMap(core) for core in cores]
+        self.memories: list[NDArray[np.uint8]] = []
+        nodes = []
+        for number, (core, image, behind) in enumerate(zip(cores, images, memories, strict=True)):
+            library, _, _ = build_device(core)
+            device = NativeDevice(
+                library,
+                memory_bytes=image.size,
+                bytes_per_cycle=behind.bytes_per_cycle,  # type: ignore[arg-type]
+                latency_cycles=behind.latency_cycles,
+            )
+            device.memory[:] = image
+            self.memories.append(device.memory)
+            nodes.append(Node(f"device {number}", device, self._registers[number]))
+        cables = [
+            connection
+            for (one, other), wire in zip(wiring, wires, strict=True)
+            for connection in cable(one, other, wire)
+        ]
+        self.cluster = Cluster(nodes, cables, threads=threads)
+        self._links_up([end for pair in wiring for end in pair])
+
+    def _write(self, number: int, name: str, value: int) -> None:
+        self.cluster.write_register(number, self._registers[number].offset(name), value)
+
+    def _read(self, number: int, name: str) -> int:
+        return self.cluster.read_register(number, self._registers[number].offset(name))
+
+    def counters(self) -> list[dict[str, int]]:
+        """Values of all counters of each device; they are not reset between runs."""
+        return [
+            {
+                name: self._read(number, f"{name}_LO") | self._read(number, f"{name}_HI") << 32
+                for name in registers.counters
+            }
+            for number, registers in enumerate(self._registers)
+        ]
+
+    def _links_up(self, ends: Sequence[End]) -> None:
+        """Enable both ends of all links, and wait until the links are up."""
+        for number, link in ends:
+            self._write(number, f"LINK{link}_SEED", 1 + 4 * number + link)
+            self._write(number, f"LINK{link}_ENABLE", 1)
+        last = self.cluster.cycle + LINK_UP_CYCLES
+        for number, link in ends:
+            field = self._registers[number][f"LINK{link}_STATUS"].field("state")
+            while (state := field.of(self._read(number, f"LINK{link}_STATUS"))) != LinkState.UP:
+                if self.cluster.cycle > last or state == LinkState.MISMATCH:
+                    raise DeviceError(
+                        f"link {link} of device {number} does not come up: it is "
+                        f"{LinkState(state).name}; both ends must have the same frames and slots, "
+                        "and a wire between them"
+                    )
+
+    def run(
+        self,
+        entries: Sequence[int],
+        scalars: Sequence[Sequence[int]],
+        progress: Callable[[int], object] | None = None,
+    ) -> int:
+        """Run a program on each device; return the cycles until the last one has ended.
+
+        Parameters
+        ----------
+        entries : sequence of int
+            Address of each device's program.
+        scalars : sequence of sequence of int
+            Contents of the scalar registers of each device.
+        progress : callable, optional
+            Function that is called now and then with the cycles so far.
+        """
+        for number, (entry, values) in enumerate(zip(entries, scalars, strict=True)):
+            for index, bits in enumerate(values):
+                self._write(number, f"SCALAR{index}", bits)
+            write = partial(self.cluster.write_register, number)
+            size = self.memories[number].size
+            prepare_program(write, self._registers[number], entry, size)
+        begin = self.cluster.cycle
+        for number, registers in enumerate(self._registers):
+            self._write(number, "CONTROL", registers["CONTROL"].field("start").mask)
+        self.cluster.run(progress=progress and (lambda now: progress(now.cycle - begin)))
+        for number, registers in enumerate(self._registers):
+            check_program(partial(self.cluster.read_register, number), registers)
+        ends = [node.device.statistics.irq_cycle for node in self.cluster.nodes]
+        return max(end for end in ends if end is not None) - begin
+
+    def close(self) -> None:
+        """End the simulation; the memories can still be read."""
+        self.cluster.close()

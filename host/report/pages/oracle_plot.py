@@ -1,0 +1,253 @@
+"""Speed of parallel strategies over the number of devices, as a picture or a page."""
+
+from __future__ import annotations
+
+import math
+from itertools import groupby
+from typing import TYPE_CHECKING
+
+from fpgapipe.host.report.drawing.elements import NOTHING, Cell, Heading, share, table, text, whole
+from fpgapipe.host.report.drawing.theme import LIGHT, asset, page_begins, themed
+from fpgapipe.host.report.drawing.timetable import number
+from fpgapipe.host.terminal.console import scaled
+from fpgapipe.host.terminal.outputs import write_output
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+
+    from fpgapipe.partition.oracle.forecast import Forecast
+
+WIDTH, HEIGHT = 760, 640
+LEFT, RIGHT = 74, 590
+SPEED, SHARE = (56, 380), (440, 580)
+"""First and last row of the two diagrams."""
+
+STYLES = {
+    "serial": ("ink", "", "square"),
+    "data": ("s1", "", "circle"),
+    "pipeline": ("s2", "", "square"),
+    "filter": ("s3", "", "triangle"),
+    "channel": ("s4", "", "diamond"),
+    "spatial": ("ink", "", "circle"),
+    "data+filter": ("s3", "6 4", "triangle"),
+    "data+spatial": ("ink", "6 4", "circle"),
+}
+"""Colour, dashes and mark of each strategy: mixtures with data parallelism are dashed."""
+
+MARKS = {
+    "circle": "M-4 0a4 4 0 1 0 8 0a4 4 0 1 0-8 0z",
+    "square": "M-3.6-3.6h7.2v7.2h-7.2z",
+    "triangle": "M0-4.6L4.6 3.6H-4.6z",
+    "diamond": "M0-5L5 0L0 5L-5 0z",
+}
+
+CSS = """
+.oracle text { font: 12px system-ui, sans-serif; fill: var(--ink); }
+.oracle .soft { fill: var(--soft); }
+.oracle .head { font-size: 15px; font-weight: 600; }
+.oracle .grid { stroke: var(--grid); }
+.oracle .ideal { stroke: var(--soft); stroke-dasharray: 2 4; fill: none; }
+.oracle .end { text-anchor: end; } .oracle .mid { text-anchor: middle; }
+"""
+
+
+def write_plots(names: Sequence[str], found: Sequence[Forecast], title: str) -> None:
+    """Write the pictures and pages that are asked for.
+
+    Parameters
+    ----------
+    names : sequence of str
+        Files that end in ``.svg`` or ``.html``.
+    found : sequence of Forecast
+    title : str
+    """
+    for name in names:
+        svg = draw_svg(found, title, alone=name.endswith(".svg"))
+        write_output(name, svg if name.endswith(".svg") else _page(svg, found, title))
+
+
+def draw_svg(found: Sequence[Forecast], title: str, *, alone: bool = True) -> str:
+    """Draw samples per second, and the share of communication, over the number of devices.
+
+    Parameters
+    ----------
+    found : sequence of Forecast
+    title : str
+    alone : bool
+        Whether the picture has its own colours, or those of the page around it.
+    """
+    return "".join(_Picture(found).draw(title, alone))
+
+
+class _Picture:
+    def __init__(self, found: Sequence[Forecast]) -> None:
+        self.lines = {
+            name: sorted(each, key=lambda one: one.devices)
+            for name, each in groupby(
+                sorted(found, key=lambda one: one.name), key=lambda one: one.name
+            )
+        }
+        self.lines = {name: self.lines[name] for name in STYLES if name in self.lines}
+        self.devices = sorted({each.devices for each in found})
+        speeds = [max(each.samples_per_s, 1e-12) for each in found]
+        self.low = 10 ** math.floor(math.log10(min(speeds)) + 1e-9)
+        self.high = 10 ** math.ceil(math.log10(max(speeds)) - 1e-9)
+        if self.high == self.low:
+            self.high *= 10
+
+    def x(self, devices: int) -> float:
+        first, last = math.log2(self.devices[0]), math.log2(self.devices[-1])
+        part = (math.log2(devices) - first) / (last - first) if last > first else 0.5
+        return LEFT + 16 + part * (RIGHT - LEFT - 32)
+
+    def y(self, speed: float) -> float:
+        part = math.log10(max(speed, 1e-12) / self.low) / math.log10(self.high / self.low)
+        return SPEED[1] - part * (SPEED[1] - SPEED[0])
+
+    def y_share(self, value: float) -> float:
+        return SHARE[1] - value * (SHARE[1] - SHARE[0])
+
+    def draw(self, title: str, alone: bool) -> Iterator[str]:
+        names = {"paper", "ink", "soft", "grid", "s1", "s2", "s3", "s4"} & LIGHT.keys()
+        style = f"<style>{themed('.oracle', names) if alone else ''}{CSS}</style>"
+        yield (
+            f'<svg xmlns="http://www.w3.org/2000/svg" class="oracle" '
+            f'viewBox="0 0 {WIDTH} {HEIGHT}" width="100%" role="img" aria-label="{text(title)}">'
+            f"{style}"
+            f'<rect width="{WIDTH}" height="{HEIGHT}" fill="var(--paper)"/>'
+            f'<text class="head" x="16" y="28">{text(title)}</text>'
+        )
+        yield from self.axes()
+        yield from self.ideal()
+        for index, name in enumerate(self.lines):
+            yield from self.line(name, index)
+        yield "</svg>\n"
+
+    def axes(self) -> Iterator[str]:
+        decade = self.low
+        while decade <= self.high * 1.001:
+            at = f"{self.y(decade):.1f}"
+            yield f'<line class="grid" x1="{LEFT}" x2="{RIGHT}" y1="{at}" y2="{at}"/>'
+            shown = number(decade, 1)
+            yield f'<text class="soft end" x="{LEFT - 8}" y="{at}" dy="4">{shown}</text>'
+            decade *= 10
+        for value in (0.0, 0.5, 1.0):
+            at = f"{self.y_share(value):.1f}"
+            yield f'<line class="grid" x1="{LEFT}" x2="{RIGHT}" y1="{at}" y2="{at}"/>'
+            yield f'<text class="soft end" x="{LEFT - 8}" y="{at}" dy="4">{value:.0%}</text>'
+        free = -math.inf
+        for devices in self.devices:
+            across = self.x(devices)
+            for bottom in (SPEED[1], SHARE[1]):
+                yield (
+                    f'<line class="grid" x1="{across:.1f}" x2="{across:.1f}" y1="{bottom}" '
+                    f'y2="{bottom + 5}"/>'
+                )
+                if across - free >= 34:
+                    below = f'x="{across:.1f}" y="{bottom + 18}"'
+                    yield f'<text class="soft mid" {below}>{devices:,}</text>'
+            if across - free >= 34:
+                free = across
+        middle = (LEFT + RIGHT) / 2
+        yield f'<text class="mid" x="{middle}" y="{HEIGHT - 16}">devices</text>'
+        for (top, bottom), words in ((SPEED, "samples/s"), (SHARE, "communication")):
+            yield (
+                f'<text class="mid" transform="translate(18 {(top + bottom) / 2}) rotate(-90)">'
+                f"{words}</text>"
+            )
+
+    def ideal(self) -> Iterator[str]:
+        """The speed of as many devices as of the best strategy on the fewest, without losses."""
+        fewest = self.devices[0]
+        best = max(
+            (line[0].samples_per_s for line in self.lines.values() if line[0].devices == fewest),
+            default=0.0,
+        )
+        points = [
+            (self.x(each), self.y(best * each / fewest))
+            for each in self.devices
+            if best and best * each / fewest <= self.high
+        ]
+        if len(points) > 1:
+            path = "L".join(f"{x:.1f} {y:.1f}" for x, y in points)
+            yield f'<path class="ideal" d="M{path}"><title>without losses</title></path>'
+
+    def line(self, name: str, index: int) -> Iterator[str]:
+        colour, dashes, mark = STYLES[name]
+        y = SPEED[0] + 10 + 24 * index
+        stroke = f'stroke="var(--{colour})" stroke-width="2" fill="none"'
+        if dashes:
+            stroke += f' stroke-dasharray="{dashes}"'
+        fill = f'fill="var(--{colour})"'
+        yield f'<path d="M{RIGHT + 16} {y}h28" {stroke}/>'
+        yield f'<path transform="translate({RIGHT + 30} {y})" d="{MARKS[mark]}" {fill}/>'
+        yield f'<text x="{RIGHT + 52}" y="{y + 4}">{text(name)}</text>'
+        of_name = self.lines[name]
+        for places in (
+            [self.y(each.samples_per_s) for each in of_name],
+            [self.y_share(_moved(each)) for each in of_name],
+        ):
+            points = [
+                (self.x(each.devices), at, each) for each, at in zip(of_name, places, strict=True)
+            ]
+            path = "L".join(f"{x:.1f} {at:.1f}" for x, at, _ in points)
+            yield f'<path d="M{path}" {stroke}/>'
+            for x, at, each in points:
+                words = (
+                    f"{name}, {each.devices:,} devices: {number(each.samples_per_s, 4)} samples/s, "
+                    f"{_moved(each):.0%} communication"
+                )
+                yield (
+                    f'<path transform="translate({x:.1f} {at:.1f})" d="{MARKS[mark]}" {fill}>'
+                    f"<title>{text(words)}</title></path>"
+                )
+
+
+def _moved(each: Forecast) -> float:
+    """Share of communication."""
+    total = each.compute_s + each.communication_s
+    return each.communication_s / total if total else 0.0
+
+
+def _page(svg: str, found: Sequence[Forecast], title: str) -> str:
+    headings = [
+        Heading("Strategy", number=False),
+        *(
+            Heading(words)
+            for words in (
+                "Devices", "Samples", "Mini-batch", "Samples/s", "Communication", "Efficiency",
+                "Memory", "At most",
+            )
+        ),
+        Heading("By", number=False),
+        Heading("Limited by", number=False),
+    ]  # fmt: skip
+    rows = [
+        [
+            Cell(text(each.name)),
+            whole(each.devices),
+            whole(each.batch),
+            Cell(scaled(each.minibatch_s or 0.0, "s"), each.minibatch_s),
+            whole(each.samples_per_s),
+            share(_moved(each)),
+            NOTHING if each.efficiency is None else share(each.efficiency),
+            Cell(scaled(each.memory_bytes, "B", 1024), each.memory_bytes),
+            whole(each.max_devices),
+            Cell(text(each.level)),
+            Cell(text(each.limiter)),
+        ]
+        for each in found
+    ]
+    last = {each.name: each for each in found}
+    sentences = "".join(f"<li>{text(each.sentence)}</li>" for each in last.values())
+    return f"""{page_begins(text(title), asset("report.css"))}<body>
+<main>
+<h1>{text(title)}</h1>
+<section>{svg}</section>
+<ul>{sentences}</ul>
+{table("Strategies over numbers of devices", headings, rows)}
+</main>
+<script>{asset("report.js")}</script>
+</body>
+</html>
+"""

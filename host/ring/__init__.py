@@ -1,0 +1,1 @@
+"""Training of several models that travel around a ring of devices."""

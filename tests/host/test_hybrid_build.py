@@ -1,0 +1,179 @@
+"""Hybrid plans and builds: from the command line or a file to the weights."""
+
+import json
+
+import pytest
+from build_cases import cluster_of, request_for, tiny
+
+from fpgapipe.errors import UserError
+from fpgapipe.host.build.build import open_build, write_build
+from fpgapipe.host.cli.options.planning import loader
+from fpgapipe.host.runtime.measure import measure_build
+from fpgapipe.host.runtime.runtime import RunOptions, open_backend, open_check
+from fpgapipe.hw.hls_models.cycles.cluster_cycles import predict_cluster
+from fpgapipe.lowering.units.step_options import scalar_bits
+from fpgapipe.network.initial_values import random_batch
+from fpgapipe.partition.explore.explorer import Request
+from fpgapipe.partition.plan import Plan
+from fpgapipe.partition.pricing.machine import lower_plan, price_plan
+from fpgapipe.partition.pricing.plan_cores import core_specs, memory_specs, wire_timings
+from fpgapipe.partition.strategies.plan_hybrid import plan_given_stages, plan_hybrid
+from fpgapipe.partition.strategies.strategy_file import StageFile, StrategyFile
+
+NAMES = list(tiny(1).layers)
+
+
+def stages(*given):
+    """Stages of (number of devices, axis by which its layers are cut, names of layers)."""
+    return [
+        StageFile(devices=size, degrees={name: {axis: size} if axis else {} for name in names})
+        for size, axis, names in given
+    ]
+
+
+REPLICATED = stages((2, "sample", NAMES[:2]), (1, None, ["*"]))
+
+
+def given(found, devices=3, batch=16, microbatches=4, **fields):
+    request = request_for(cluster_of(devices), tiny, batch, microbatches)
+    plan, timeline = plan_given_stages(request, "tiny", StrategyFile(stages=found, **fields))
+    return plan, timeline, request
+
+
+@pytest.mark.parametrize("microbatches", [1, 4, 16])
+def test_plan_and_programs_agree(microbatches):
+    """Of 16 micro-batches, the programs of 6 are timed."""
+    plan, timeline, request = given(REPLICATED, batch=32, microbatches=microbatches)
+    assert plan.is_hybrid
+    assert (plan.kind, plan.stage_sizes, plan.predicted.level) == ("hybrid", (2, 1), "machine")
+    pipeline = lower_plan(plan, tiny(plan.microbatch), request.cluster)
+    assert pipeline.num_microbatches == microbatches
+    assert [stage.memory_bytes for stage in plan.stages] == [
+        part.memory_bytes for part in pipeline.parts
+    ]
+    found = predict_cluster(
+        [part.instructions for part in pipeline.parts],
+        core_specs(plan),
+        pipeline.wiring,
+        memories=memory_specs(plan),
+        wires=wire_timings(plan, request.cluster),
+    )
+    cycles = plan.predicted.minibatch_s * plan.stages[0].core.clk_hz
+    assert cycles == pytest.approx(found.cycles, rel=0.01)
+    if microbatches > 1:  # of one, a gradient is sent before the weights' gradients are done
+        assert timeline.makespan_s == pytest.approx(plan.predicted.minibatch_s, rel=0.25)
+    assert Plan.model_validate_json(plan.to_json()) == plan
+    again, _ = price_plan(plan, tiny(plan.microbatch), request.cluster, pipeline)
+    assert again == plan
+
+
+def test_plans_that_are_none_are_refused():
+    plan, _, _ = given(REPLICATED)
+    value = json.loads(plan.to_json())
+    del value["degrees"][NAMES[0]]
+    with pytest.raises(ValueError, match="a hybrid plan must have degrees of each layer"):
+        Plan.model_validate_json(json.dumps(value))
+    value = json.loads(plan.to_json())
+    value["stages"] = [value["stages"][0], value["stages"][2], value["stages"][1]]
+    with pytest.raises(ValueError, match="layers in two stages"):
+        Plan.model_validate_json(json.dumps(value))
+
+
+@pytest.mark.parametrize(
+    ("found", "fields", "message"),
+    [
+        (REPLICATED, {"devices": 4}, "has stages for 3 devices, and there are 4"),
+        (REPLICATED, {"microbatches": 16}, "cannot share the 1 samples of a micro-batch equally"),
+        (REPLICATED, {"schedule": "fbp-as"}, "no programs are made for schedule fbp-as with"),
+        (REPLICATED, {"schedule": "gpip"}, "gpip"),
+        (stages((3, "sample", ["*"]), (1, None, ["linear*"])), {}, "needs them"),
+        (stages((3, "sample", NAMES[:1])), {}, "says nothing about layer"),
+    ],
+)
+def test_stages_that_do_not_fit(found, fields, message):
+    with pytest.raises(UserError, match=message):
+        given(found, **fields)
+
+
+def test_a_build_trains_as_pytorch(tmp_path):
+    """PyTorch rounds the summands of products that are cut by input channels, as devices do."""
+    cut = [NAMES[0], NAMES[1], *NAMES[3:6]]
+    found = stages((2, "channel", cut), (2, "sample", ["*"]))
+    found[0].degrees[NAMES[2]] = {"input": 2}
+    plan, _, request = given(found, devices=4)
+    write_build(plan, tiny(plan.microbatch), request.cluster, tmp_path / "some", seed=3)
+    build = open_build(tmp_path / "some")
+    assert build.plan == plan
+    options = RunOptions(backend="model", check="torch")
+    check = open_check(build, options)
+    samples = random_batch(build.graph, 0, plan.num_microbatches)
+    scalars = scalar_bits(learning_rate=0.05)
+    with open_backend(build, "model", options) as backend, check.backend:
+        for step in range(2):
+            before = backend.state()
+            result = backend.step(*samples, scalars)
+            assert check.after(step, backend, result, before, *samples, scalars) is None
+    assert check.worst["loss"] < 1
+    with pytest.raises(UserError, match="a hybrid build has no measured tasks"):
+        measure_build(build)
+
+
+def test_the_search_finds_stages():
+    request = request_for(cluster_of(3), tiny, 16, None)
+    plan, _ = plan_hybrid(request, "tiny")
+    assert plan.is_hybrid
+    assert sum(plan.stage_sizes) == 3
+    assert 1 < len(plan.stage_sizes) < 3
+    assert plan.predicted.level == "machine"
+
+
+def test_two_devices_make_no_hybrid_plan():
+    request = request_for(cluster_of(2), tiny, 16, None)
+    with pytest.raises(UserError, match="needs 3 devices or more"):
+        plan_hybrid(request, "tiny")
+
+
+def test_networks_that_are_not_built_have_estimates():
+    request = Request(loader("gnmt8"), 32, cluster_of(3), all_devices=True)
+    plan, _ = plan_hybrid(request, "gnmt8")
+    assert plan.predicted.level == "estimate"
+    assert plan.is_hybrid
+
+
+def test_command_line(cli, tmp_path):
+    boards = ("--board", "u280", "--devices", 3, "--array", "4x4", "--batch", 8)
+    path = tmp_path / "mine.json"
+    value = {
+        "stages": [
+            json.loads(each.model_dump_json())
+            for each in stages(
+                (2, "sample", ["conv*", "relu1", "relu2", "pool*"]), (1, None, ["*"])
+            )
+        ]
+    }
+    path.write_text(json.dumps(value | {"micro_batches": 2, "schedule": "gpipe"}))
+    _, found, _ = cli("plan", "digits-cnn", *boards, "--strategy", path, "--json")
+    value = json.loads(found)
+    assert (value["schedule"], value["num_microbatches"]) == ("gpipe", 2)
+    assert value["build"]["possible"]
+    assert value["degrees"]["conv1"] == {"sample": 2}
+    _, shown, _ = cli(
+        "plan",
+        "digits-cnn",
+        *boards,
+        "--micro-batches",
+        2,
+        "--strategy",
+        "auto",
+        "--svg",
+        tmp_path / "t.svg",
+    )
+    assert "hybrid" in shown
+    _, shown, _ = cli(
+        "plan", "digits-cnn", *boards, "--strategy", "hybrid", "--svg", tmp_path / "t.svg"
+    )
+    assert "cut into parts by" in shown
+    assert (
+        "u280-0, u280-1" in (tmp_path / "t.svg").read_text()
+        or "u280-1, u280-2" in (tmp_path / "t.svg").read_text()
+    )
