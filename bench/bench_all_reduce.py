@@ -25,7 +25,7 @@ from fpgapipe.hw.hls_models.model.registers import RegisterMap
 from fpgapipe.hw.hls_models.spec.core_spec import CoreSpec, ScratchpadSpec, VectorSpec
 from fpgapipe.hw.hls_models.spec.link import LinkEngineSpec, LinkState
 from fpgapipe.lowering.memory.placed import Placed, page
-from fpgapipe.lowering.program.all_reduce import Member, all_reduce, chunks_of, coming_chunks
+from fpgapipe.lowering.program.all_reduce import Member, all_reduce, buffers_of, chunks_of
 from fpgapipe.lowering.program.assemble import assemble
 from fpgapipe.lowering.program.pipeline import link_after
 from fpgapipe.lowering.tiling.kernel import Region
@@ -52,7 +52,7 @@ NAME = "values"
 def program_of(member: Member, elements: int) -> tuple[list[Instruction], int]:
     """The program of a device, and the address of its first instruction; its values lie at 0."""
     chunks = chunks_of(NAME, elements)
-    coming = coming_chunks(NAME, chunks)
+    coming = buffers_of(NAME + ".coming", chunks)
     region = Region(0, CORE.scratchpad.size_bytes, CORE.scratchpad.bank_bytes)
     kernels = list(all_reduce(NAME, member, chunks, coming, region))
     places = {}

@@ -13,7 +13,7 @@ from fpgapipe.boards.cluster import chain_of
 from fpgapipe.boards.library import load_board
 from fpgapipe.network.load import load_network
 from fpgapipe.partition.explore.explorer import Request
-from fpgapipe.partition.strategies.plan_layerwise import plan_layerwise
+from fpgapipe.partition.strategies.plan_layerwise import plan_any_degrees
 
 NETWORKS = ("alexnet", "vgg16", "inception-v3", "resnet18", "resnet50")
 MOST_SEARCH_S = 1.0
@@ -31,7 +31,7 @@ def main() -> None:
     for name in NETWORKS:
         request = Request(lambda batch, name=name: load_network(name, batch), given.batch, cluster)
         begin = time.perf_counter()
-        plan = plan_layerwise(request)
+        plan = plan_any_degrees(request)
         found[name] = {
             "nodes_left": plan.num_left,
             "search_s": plan.search_s,

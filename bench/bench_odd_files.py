@@ -111,6 +111,7 @@ class Kind:
 
 PLAN = "--board u280 --array 8x8 --schedule gpipe --batch 1"
 RUN = "run {build} --backend model --data random --steps 1 --no-validation"
+RING = "--board u280 --array 4x4 --batch 8 --plan"
 SCHEDULE = "schedule gpipe --stages 2 --microbatches 2"
 
 
@@ -181,12 +182,20 @@ KINDS = (
     Kind("schedule of plan", "plan lenet5 --board u280 --devices 2 --batch 2 --from-csv {}",
          "odd.csv"),
     Kind("schedule of schedule", "schedule --from-csv {}", "odd.csv"),
+    Kind("strategy of plan", "plan lenet5 --board u280 --devices 2 --batch 2 --strategy {}",
+         "odd.json"),
+    Kind("strategy of build", "build --board u280 --devices 2 --strategy {} -o {home}/new",
+         "odd.json"),
     Kind("network of oracle", "oracle {} --board u280 --model paradl", "odd.onnx"),
     Kind("board of oracle", "oracle lenet5 --board {} --model paradl", "odd.yaml"),
     Kind("platform of oracle", "oracle lenet5 --board u280 --model paradl --platform {}",
          "odd.yaml"),
     Kind("profile of oracle", "oracle --model paradl --platform {home}/p.yaml --profile {}",
          "odd.csv", prepare=_platform),
+    Kind("network of ring", f"ring lenet5 {{}} {RING}", "odd.onnx"),
+    Kind("board of ring", "ring digits-cnn digits-cnn --board {} --plan", "odd.yaml"),
+    Kind("cluster of ring", "ring digits-cnn digits-cnn --cluster {} --plan", "odd.yaml"),
+    Kind("data of ring", f"ring digits-cnn digits-cnn {RING} --data {{}}", "odd.npz"),
     Kind("module", "inspect odd:network", "odd.py"),
     Kind("package", "inspect odd:network", "odd/__init__.py"),
     Kind("external data", "inspect {home}/net.onnx", "odd.bin", prepare=_external, takes="binary"),
@@ -225,9 +234,13 @@ KINDS = (
       for name in ("output", "html", "svg", "trace")),
     Kind("output of report", "report {build} -o {}", "out", optional=True),
     Kind("output of bench", "bench cluster --rows 5 --trace {}", "out"),
+    *(Kind(f"output of oracle {end}", "oracle lenet5 --board u280 --model paradl --plot {}",
+           f"out{end}", optional=True)
+      for end in (".svg", ".html")),
+    Kind("output of ring", "ring bert_base bert_base --board u280 -o {}", "out"),
     Kind("output of build", "build --network bert_base --board u280 -o {}", "out"),
 )  # fmt: skip
-"""All kinds; the arguments of ``bench cluster`` and the last ``build`` are refused afterwards."""
+"""All kinds; those of ``bench cluster``, ``ring`` and the last ``build`` are refused afterwards."""
 
 # ---------------------------------------------------------------------- a case
 

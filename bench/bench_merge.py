@@ -1,0 +1,95 @@
+"""Stages of merged layers against the fastest ones, for all built-in networks.
+
+Prints one JSON object: for each network on a chain of U280 with equal cores, for merging and for
+the exact search, the time of a mini-batch, the bytes that all links carry in it, the most memory of
+a device, and the seconds of the search. Times and memory are those of the programs where the core
+runs the network and they are soon timed, and estimates elsewhere. Progress goes to standard error.
+"""
+
+import argparse
+import json
+import sys
+import time
+from dataclasses import replace
+from typing import Any
+
+from fpgapipe.boards.cluster import chain_of
+from fpgapipe.boards.library import load_board
+from fpgapipe.errors import UserError
+from fpgapipe.lowering.units.network_units import check_network
+from fpgapipe.network.load import load_network
+from fpgapipe.network.zoo import NETWORKS
+from fpgapipe.partition.explore.explorer import Request, explore
+from fpgapipe.partition.explore.planned import as_plan
+from fpgapipe.partition.pricing.machine import is_soon_priced, price_plan
+from fpgapipe.partition.pricing.machine_search import explore_on_machine
+
+
+def measure(request: Request, name: str) -> dict[str, Any]:
+    """Plan a network one way."""
+    begin = time.perf_counter()
+    best = explore_on_machine(request, explore(request)).best
+    search_s = time.perf_counter() - begin
+    assert best.microbatch is not None
+    graph = request.load(best.microbatch)
+    plan = as_plan(best, graph, name, request.batch, request.cluster)
+    try:
+        check_network(graph, train=True)
+        if is_soon_priced(plan):
+            plan, _ = price_plan(plan, graph, request.cluster)
+    except UserError:
+        pass  # the core does not run it: the estimates stay
+    return {
+        "level": plan.predicted.level,
+        "minibatch_s": plan.predicted.minibatch_s,
+        "link_bytes": plan.num_microbatches
+        * sum(stage.sends_bytes + stage.returns_bytes for stage in plan.stages),
+        "most_memory_bytes": max(stage.memory_bytes for stage in plan.stages),
+        "memory_bytes": [stage.memory_bytes for stage in plan.stages],
+        "begins": [stage.layers[0] for stage in plan.stages],
+        "search_s": search_s,
+        "reason": plan.reason,
+    }
+
+
+def main() -> None:
+    """Print the figures."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--network", choices=NETWORKS, action="append")
+    parser.add_argument("--devices", type=int, default=4)
+    parser.add_argument("--batch", type=int, default=32)
+    parser.add_argument("--micro-batches", type=int, default=8)
+    parser.add_argument("--schedule", default="1f1b-as")
+    given = parser.parse_args()
+    cluster = chain_of(load_board("u280"), given.devices).spec
+    found: dict[str, Any] = {}
+    for name in given.network or NETWORKS:
+        request = Request(
+            lambda samples, name=name: load_network(name, samples),
+            given.batch,
+            cluster,
+            (given.schedule,),
+            given.micro_batches,
+            array=(32, 32),
+            all_devices=True,
+        )
+        exact = measure(request, name)
+        merged = measure(replace(request, merges=True), name)
+        found[name] = {
+            "exact": exact,
+            "merge": merged,
+            "time": merged["minibatch_s"] / exact["minibatch_s"],
+            "bytes": merged["link_bytes"] / exact["link_bytes"],
+            "memory": merged["most_memory_bytes"] / exact["most_memory_bytes"],
+        }
+        print(
+            f"{name} ({exact['level']}, {merged['level']}): time {found[name]['time']:.3f}, "
+            f"bytes {found[name]['bytes']:.3f}, memory {found[name]['memory']:.3f}",
+            file=sys.stderr,
+            flush=True,
+        )
+    print(json.dumps({"devices": given.devices, "batch": given.batch, "networks": found}, indent=1))
+
+
+if __name__ == "__main__":
+    main()
