@@ -21,6 +21,8 @@ VENV = ROOT / ".venv"
 STAMP = VENV / "fpgapipe-setup.json"
 LOG = VENV / "setup.log"
 LOCK = ROOT / "requirements.lock"
+# Those of pyproject.toml's package-dir.
+FOLDERS = ("boards", "host", "hw", "lowering", "network", "partition", "sim_tb")
 PIP = ROOT / "tools" / "pip-26.3-py3-none-any.whl"
 PIP_SHA256 = "f3b60b20ffaadd4415ed7957212a38ac63fa4c5fa375bd0f4a797777940fad13"
 MINIMUM_PYTHON = (3, 11)
@@ -75,7 +77,7 @@ def fingerprint():
     digest.update(f"{ROOT} {sys.version}\0".encode())
     for path in (ROOT / "pyproject.toml", LOCK, Path(__file__)):
         digest.update(path.read_bytes())
-    for folder in ("hw", "host", "partition", "boards", "sim_tb"):
+    for folder in FOLDERS:
         for path in sorted((ROOT / folder).rglob("*")):
             inner = path.relative_to(ROOT)
             passing = any(part == "__pycache__" or part.startswith(".") for part in inner.parts)

@@ -7,11 +7,13 @@ import shutil
 import signal
 import subprocess
 import sys
+import tomllib
 from pathlib import Path
 
 import pytest
 
-SCRIPT = Path(__file__).parents[2] / "tools" / "bootstrap.py"
+ROOT = Path(__file__).parents[2]
+SCRIPT = ROOT / "tools" / "bootstrap.py"
 
 
 @pytest.mark.usefixtures("interruptible")
@@ -47,6 +49,16 @@ def fingerprint(tmp_path):
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
     return module.fingerprint, tmp_path
+
+
+def test_every_folder_of_the_package_counts():
+    """A file that is added anywhere renews the links."""
+    given = tomllib.loads((ROOT / "pyproject.toml").read_text())
+    folders = given["tool"]["setuptools"]["package-dir"].values()
+    spec = importlib.util.spec_from_file_location("bootstrap", SCRIPT)
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    assert sorted(module.FOLDERS) == sorted({folder.split("/")[0] for folder in folders})
 
 
 @pytest.mark.parametrize("name", ["a.py", "a.css", "a.js", "a.cpp", "a.hpp", "a.yaml", "py.typed"])
