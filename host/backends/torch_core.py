@@ -21,10 +21,11 @@ from fpgapipe.host.backends.torch_reference import run_layer_late, with_gradient
 from fpgapipe.hw.hls_models.numerics.element_format import BF16, ElementFormat
 from fpgapipe.lowering.products.conv import ConvSpec
 from fpgapipe.lowering.shards.cuts import sizes_of
+from fpgapipe.lowering.units.conv_of_layer import conv_of
 from fpgapipe.lowering.units.depthwise_unit import DepthwiseUnit
+from fpgapipe.lowering.units.dropout_unit import DropoutUnit
 from fpgapipe.lowering.units.layouts import PLAIN, Layout
 from fpgapipe.lowering.units.network_units import layouts_of, units_of
-from fpgapipe.lowering.units.step_units import DropoutUnit, conv_of
 from fpgapipe.lowering.units.unit import Unit
 from fpgapipe.network import operators as ops
 
@@ -267,8 +268,13 @@ def _product(
 ) -> torch.Tensor:
     """Compute a convolution or linear layer with its bias."""
     weight, bias = roles["weight"], roles.get("bias")
-    one = _convolved if isinstance(layer.operator, ops.Conv) else _multiplied
-    if parts is None:
+    operator = layer.operator
+    one = _convolved if isinstance(operator, ops.Conv) else _multiplied
+    if isinstance(operator, ops.Conv) and operator.groups > 1:
+        groups = operator.groups
+        pairs = zip(x.chunk(groups, 1), weight.chunk(groups, 0), strict=True)
+        y = torch.cat([one(layer, *some, layout) for some in pairs], 1)
+    elif parts is None:
         y = one(layer, x, weight, layout)
     elif parts[0] == 0:
         # Each part gives a summand of the input's gradient.

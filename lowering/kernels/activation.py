@@ -1,23 +1,16 @@
-"""Bias, activation, residual sums and dropout, forward and backward."""
+"""Bias, activation and residual sums, forward and backward."""
 
-from collections.abc import Sequence
 from typing import Any
 
-import numpy as np
-from numpy.typing import NDArray
-
 from fpgapipe.hw.hls_models.isa.vector_op import (
-    LANES,
     Addend,
     Choice,
     Constant,
     Factor,
     Left,
     Outcome,
-    Random,
     Right,
 )
-from fpgapipe.hw.hls_models.numerics.threefry import lane_bits
 from fpgapipe.lowering.tiling.channels import EachStep, SumStep, channel_kernel
 from fpgapipe.lowering.tiling.elementwise import FlatStep, flat_kernel
 from fpgapipe.lowering.tiling.kernel import Region, Tensor, VectorKernel
@@ -117,73 +110,3 @@ def add(
     """Compute ``y = a + b``, a residual sum or the sum of the gradients of branches."""
     step = FlatStep("a", "y", "b", {"addend": Addend.Y, "relu": relu})
     return flat_kernel(name, {"a": a, "b": b}, {"y": y}, [step], region)
-
-
-def drop(
-    name: str,
-    x: Tensor,
-    y: Tensor,
-    region: Region,
-    *,
-    rate: float,
-    stream: int,
-    key: int,
-    first: int = 0,
-) -> VectorKernel:
-    """Apply dropout: keep an element with probability ``1 - rate``, and divide it by that.
-
-    The gradient is the same operation on `dy`.
-
-    Parameters
-    ----------
-    rate : float
-        Share of dropped elements, rounded to a multiple of 1/65,536.
-    stream : int
-        Number of the sequence of random numbers; each layer has its own.
-    key : int
-        Number of the first of the two scalar registers that hold seed and step.
-    first : int
-        Number of vectors of 16 random numbers to skip at the beginning of the sequence.
-    """
-    kept = kept_of(rate)
-    settings = {
-        "factor": Factor.CONSTANT,
-        "constants": (_NONE, Constant((1 << 16) / kept)),
-        "test": Random(kept, (stream << 36) + first, key),
-        "then": Choice.S,
-        "otherwise": Choice.ZERO,
-    }
-    return flat_kernel(name, {"x": x}, {"y": y}, [FlatStep("x", "y", None, settings)], region)
-
-
-def drop_factors(
-    elements: int, rate: float, stream: int, key: Sequence[int], *, first: int = 0
-) -> NDArray[np.float32]:
-    """Compute the factor by which `drop` multiplies each element.
-
-    Parameters
-    ----------
-    elements : int
-    rate, stream, first
-        See `drop`.
-    key : sequence of int
-        Contents of the two scalar registers.
-    """
-    kept = kept_of(rate)
-    bits = lane_bits((key[0], key[1]), (stream << 36) + first, -(-elements // LANES)).reshape(-1)
-    factors = np.where(bits[:elements] < kept, np.float32((1 << 16) / kept), np.float32(0))
-    return factors.astype(np.float32)
-
-
-def kept_of(rate: float) -> int:
-    """Number of elements, out of 65,536, that are kept.
-
-    Raises
-    ------
-    ValueError
-        If none or all of them are kept.
-    """
-    kept = round((1 - rate) * (1 << 16))
-    if not 0 < kept < 1 << 16:
-        raise ValueError(f"dropout rate must be above 0 and below 1, not {rate}")
-    return kept

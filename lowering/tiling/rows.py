@@ -153,6 +153,15 @@ class Rows:
         )
         return Step(op, x, target, y, table)
 
+    def spread(self, numbers: str, target: str) -> Step:
+        """Write the number of each row to all of its elements."""
+        op = VectorOp(
+            counts=(self.count, 1, 1, 1, 1, self._groups),
+            x=Source(self.shifts.get(numbers, 0), (4,), broadcast=True),
+            target=Target(**self._along(target, stored=True)),
+        )
+        return Step(op, numbers, target)
+
     def both(self, x: str, target: str, y: str, **settings: Any) -> Step:
         """Process all elements of two matrices."""
         op = VectorOp(

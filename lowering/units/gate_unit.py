@@ -27,11 +27,11 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class GateUnit(Unit):
-    """A function of images and of one number for each image and channel, or of each first index.
+    """A function of images and of numbers: of images' channels, or of a tensor that is repeated.
 
     In the second case, the numbers are a tensor that is repeated along the first axes of the other
     one. That is then treated as one image whose rows are these axes, and whose channels are all
-    others.
+    others. Numbers of channels that all images share are treated alike.
 
     Attributes
     ----------
@@ -41,11 +41,14 @@ class GateUnit(Unit):
         Place of the images among the inputs.
     repeated : int
         How often the numbers are repeated along the first axes; 0 if they belong to channels.
+    shared : bool
+        Whether all images have the same numbers of channels.
     """
 
     function: str
     place: int
     repeated: int = 0
+    shared: bool = False
 
     @property
     def _sources(self) -> tuple[str, str]:
@@ -67,7 +70,10 @@ class GateUnit(Unit):
         if self.repeated:
             return replace(x, shape=(1, self.repeated, 1, x.elements // self.repeated))
         samples, channels, *sizes = self.out_shape
-        return replace(x, shape=(samples, prod(sizes[:-1]), sizes[-1], channels))
+        rows = prod(sizes[:-1])
+        if self.shared:
+            samples, rows = 1, samples * rows
+        return replace(x, shape=(samples, rows, sizes[-1], channels))
 
     def forward(self, step: MicroBatch) -> Tensor:
         """See `Unit`."""
@@ -83,7 +89,7 @@ class GateUnit(Unit):
     def _operands(self, step: MicroBatch) -> tuple[Tensor, Tensor]:
         """The images, and the numbers as a matrix of images by channels."""
         x, numbers = (step.take(self, name) for name in self._sources)
-        rows = 1 if self.repeated else self.out_shape[0]
+        rows = 1 if self.repeated or self.shared else self.out_shape[0]
         return x, replace(numbers, shape=(rows, numbers.elements // rows))
 
     def backward(self, step: MicroBatch, dy: Tensor) -> None:
@@ -121,6 +127,9 @@ def gate_of(layer: Layer) -> GateUnit | None:
             continue
         if len(image) > 2 and numbers == (*image[:2], *(1 for _ in image[2:])):
             return GateUnit((layer,), layer.op, place)
+        aligned = (*(1 for _ in image[len(numbers) :]), *numbers)
+        if len(image) > 2 and aligned == (1, image[1], *(1 for _ in image[2:])):
+            return GateUnit((layer,), layer.op, place, shared=True)
         if repeats(numbers, image):
             return GateUnit((layer,), layer.op, place, prod(image) // max(prod(numbers), 1))
     return None

@@ -6,11 +6,9 @@ from dataclasses import dataclass
 from math import prod
 from typing import TYPE_CHECKING
 
-from fpgapipe.hw.hls_models.isa.instructions import WORD_BYTES
-from fpgapipe.lowering.kernels.parts import Rows, copy_rows
-from fpgapipe.lowering.kernels.products import OPERANDS, product_kernel
 from fpgapipe.lowering.products.conv import ConvSpec
 from fpgapipe.lowering.units.layouts import PLAIN, Layout
+from fpgapipe.lowering.units.matrix_parts import Part, multiply_parts
 from fpgapipe.lowering.units.registry import Surroundings, runs
 from fpgapipe.lowering.units.transpose_unit import TransposeUnit
 from fpgapipe.lowering.units.unit import Unit
@@ -111,56 +109,10 @@ class MatMulUnit(Unit):
     def _multiply(
         self, step: MicroBatch, name: str, which: Pass, tensors: tuple[Tensor, Tensor, Tensor]
     ) -> None:
-        """Add the kernels of a pass of all products.
-
-        Matrices that do not begin at a whole word of memory are copied.
-        """
-        sizes = [tensor.elements // self.count for tensor in tensors]
-        whole = [
-            size * tensor.element_bytes % WORD_BYTES == 0
-            for size, tensor in zip(sizes, tensors, strict=True)
-        ]
+        """Add the kernels of a pass of all products."""
         for number in range(self.count):
-            own, used, offsets = f"{name}.{number}", [], []
-            for role, tensor, size, fits in zip(
-                OPERANDS[which], tensors, sizes, whole, strict=True
-            ):
-                if fits or self.count == 1:
-                    used.append(tensor)
-                    offsets.append(number * size * tensor.element_bytes)
-                    continue
-                part = step.tensor(f"{own}.{role}", (size,), tensor.format)
-                if role != OPERANDS[which][2]:
-                    place = Rows(number * size, size)
-                    step.add(
-                        copy_rows(
-                            f"{own}.{role}", tensor, part, (1, size), place, Rows(0, size),
-                            step.region,
-                        )
-                    )  # fmt: skip
-                used.append(part)
-                offsets.append(0)
-            first, second, result = used
-            step.add(
-                product_kernel(
-                    own,
-                    self.conv,
-                    which,
-                    (first, second, result),
-                    step.product_core,
-                    step.memory,
-                    step.product_region,
-                    offsets=tuple(offsets),
-                )
-            )
-            if result is not tensors[2]:
-                size = sizes[2]
-                step.add(
-                    copy_rows(
-                        f"{own}.result", result, tensors[2], (1, size), Rows(0, size),
-                        Rows(number * size, size), step.region,
-                    )
-                )  # fmt: skip
+            one, other, result = (Part.of(tensor, number, self.count) for tensor in tensors)
+            multiply_parts(step, f"{name}.{number}", self.conv, which, (one, other, result))
 
 
 @runs("matmul")

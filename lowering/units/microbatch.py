@@ -361,9 +361,10 @@ class MicroBatch:
         self.lowered.append(LoweredKernel(kernel, is_weight, self.layer, self._begins_phase))
         self._begins_phase = False
         for total, part in [each for each in self._parts if each[1].name in kernel.writes]:
-            self._parts.remove((total, part))
+            # Several kernels of a layer may write a summand: it is added behind the last one.
             summed = optimiser.accumulate(f"{total.name}.sum", total, part, self.region)
-            self.lowered.append(LoweredKernel(summed, is_weight, self.layer))
+            last = LoweredKernel(summed, is_weight, self.layer)
+            self.lowered = [each for each in self.lowered if each != last] + [last]
 
     def begin_phase(self) -> None:
         """Let a new phase begin with the next kernel.
@@ -461,7 +462,8 @@ class MicroBatch:
         total, part = self._builder.gradient_places(parameter)
         if part is None:
             return total
-        self._parts.append((total, part))
+        if (total, part) not in self._parts:
+            self._parts.append((total, part))
         return part
 
     # ------------------------------------------------------------------ gradients of activations

@@ -11,7 +11,7 @@ import numpy as np
 
 from fpgapipe.errors import UserError
 from fpgapipe.hw.hls_models.isa.vector_op import LANES
-from fpgapipe.lowering.kernels.activation import drop_factors
+from fpgapipe.lowering.kernels.dropout import drop_factors
 from fpgapipe.lowering.kernels.loss import check_classes
 from fpgapipe.lowering.units import (  # noqa: F401, register units
     constant_units,
@@ -20,10 +20,11 @@ from fpgapipe.lowering.units import (  # noqa: F401, register units
     matmul_unit,
     part_units,
     reduction_units,
+    step_units,
 )
+from fpgapipe.lowering.units.dropout_unit import DropoutUnit
 from fpgapipe.lowering.units.layouts import Layout, Layouts, host_layout
 from fpgapipe.lowering.units.registry import Surroundings, unit_of
-from fpgapipe.lowering.units.step_units import DropoutUnit
 from fpgapipe.lowering.units.unit import Unit
 
 if TYPE_CHECKING:
@@ -250,6 +251,8 @@ def drop_factors_of(
 ) -> dict[str, NDArray[np.float32]]:
     """Factors by which dropout multiplies a micro-batch in training, in the network's order.
 
+    Axes that are dropped together have one factor.
+
     Parameters
     ----------
     graph : Graph
@@ -264,12 +267,15 @@ def drop_factors_of(
     found = {}
     for unit in units:
         if isinstance(unit, DropoutUnit):
-            shape = unit.out_shape
+            shape = unit.drawn_shape
             elements = math.prod(shape)
             if unit.rate:
                 first = microbatch * math.ceil(elements / LANES)
                 drawn = drop_factors(elements, unit.rate, unit.stream, key, first=first)
             else:
                 drawn = np.ones(elements, np.float32)
-            found[unit.name] = layouts.values[unit.name].from_memory(drawn, shape)
+            if shape == unit.out_shape:
+                found[unit.name] = layouts.values[unit.name].from_memory(drawn, shape)
+            else:
+                found[unit.name] = drawn.reshape(shape)
     return found

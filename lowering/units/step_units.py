@@ -1,18 +1,18 @@
-"""Units of products, normalisation, sums, activations, dropout and views, with their passes."""
+"""Units of products, normalisation, sums, activations and views, with their passes."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from math import prod
 from typing import TYPE_CHECKING
 
 from fpgapipe.hw.hls_models.numerics.element_format import FP32
 from fpgapipe.lowering.kernels import activation, normalisation
 from fpgapipe.lowering.kernels.products import product_kernel
-from fpgapipe.lowering.products.conv import ConvSpec
 from fpgapipe.lowering.tiling.kernel import Tensor
+from fpgapipe.lowering.units.conv_of_layer import conv_of
 from fpgapipe.lowering.units.depthwise_unit import DepthwiseUnit, is_depthwise
 from fpgapipe.lowering.units.gate_unit import gate_of
+from fpgapipe.lowering.units.grouped_unit import GroupedUnit
 from fpgapipe.lowering.units.late_gradients import add_late_gradient, is_late
 from fpgapipe.lowering.units.layouts import PLAIN, Layout, channels_last, with_channels_last
 from fpgapipe.lowering.units.registry import Surroundings, runs
@@ -23,48 +23,9 @@ from fpgapipe.network import operators as ops
 if TYPE_CHECKING:
     from collections.abc import Collection, Mapping
 
+    from fpgapipe.lowering.products.conv import ConvSpec
     from fpgapipe.lowering.units.microbatch import MicroBatch
     from fpgapipe.network.graph import Layer, Parameter
-
-
-def conv_of(layer: Layer) -> ConvSpec:
-    """Return the convolution that a convolution or linear layer computes.
-
-    Raises
-    ------
-    NotImplementedError
-        If the core does not run it.
-    """
-    operator = layer.operator
-    shape = layer.input_tensors[0].shape
-    if isinstance(operator, ops.Linear):
-        return ConvSpec.linear(prod(shape[:-1]), operator.out_features, shape[-1])
-    assert isinstance(operator, ops.Conv)
-    if len(operator.kernel) > 2:
-        raise NotImplementedError(
-            f"convolutions must have one axis or two, not {len(operator.kernel)}"
-        )
-    if operator.groups != 1:
-        raise NotImplementedError(
-            "convolutions must have one group, or one for each channel with one output, not "
-            f"{operator.groups}"
-        )
-    # With one axis, images have one row.
-    none: tuple[int, ...] = (1,) * (2 - len(operator.kernel))
-    (top, bottom), (left, right) = ((0, 0),) * len(none) + operator.padding
-    height, width = none + shape[2:]
-    down, across = none + operator.kernel
-    return ConvSpec(
-        cin=shape[1],
-        cout=operator.out_channels,
-        kernel=(down, across),
-        stride=_pair(none + operator.stride),
-        pad=(top, left, bottom, right),
-        h=height,
-        w=width,
-        batch=shape[0],
-        dilation=_pair(none + operator.dilation),
-    )
 
 
 def check_slope(slope: float | None) -> None:
@@ -73,11 +34,6 @@ def check_slope(slope: float | None) -> None:
         raise NotImplementedError(
             f"a leaky ReLU that trains must have a slope of at least 0, not {slope:g}"
         )
-
-
-def _pair(numbers: tuple[int, ...]) -> tuple[int, int]:
-    first, second = numbers
-    return first, second
 
 
 def matrix(tensor: Tensor, channels: int) -> Tensor:
@@ -350,51 +306,6 @@ class ActivationUnit(Unit):
 
 
 @dataclass(frozen=True)
-class DropoutUnit(Unit):
-    """Dropout; each layer has its own random numbers, which are drawn in the order of memory."""
-
-    stream: int = 0
-
-    def passes_gradient(self, name: str) -> bool:
-        """See `Unit`."""
-        return not self.rate
-
-    @property
-    def rate(self) -> float:
-        """Share of the elements that are dropped."""
-        operator = self.layers[0].operator
-        assert isinstance(operator, ops.Dropout)
-        return operator.rate
-
-    def check(self, *, train: bool) -> None:
-        """See `Unit`."""
-        if train and self.rate:
-            activation.kept_of(self.rate)
-
-    def _drop(self, step: MicroBatch, name: str, x: Tensor, y: Tensor) -> None:
-        first = step.random_vectors(x.elements)
-        step.add(activation.drop(name, x, y, step.region, rate=self.rate, stream=self.stream,
-                                 first=first, key=step.random_key))  # fmt: skip
-
-    def forward(self, step: MicroBatch) -> Tensor:
-        """See `Unit`."""
-        x = step.take(self, self.inputs[0])
-        if not (step.options.train and self.rate):
-            return x
-        y = step.activation(self.name, x.shape)
-        self._drop(step, self.name, x, y)
-        return y
-
-    def backward(self, step: MicroBatch, dy: Tensor) -> None:
-        """See `Unit`."""
-        if self.rate:
-            dx = step.activation(f"{self.name}.dx", dy.shape)
-            self._drop(step, f"{self.name}.gradient", dy, dx)
-            dy = dx
-        step.give_gradient(self, self.inputs[0], dy)
-
-
-@dataclass(frozen=True)
 class ViewUnit(Unit):
     """The same elements with another shape: nothing moves, so the layout stays."""
 
@@ -418,6 +329,8 @@ class ViewUnit(Unit):
 def _product(layer: Layer, around: Surroundings) -> Unit:
     if is_depthwise(layer.operator, layer.input_tensors[0].shape):
         return DepthwiseUnit((layer,))
+    if isinstance(layer.operator, ops.Conv) and layer.operator.groups > 1:
+        return GroupedUnit((layer,))
     follower = around.only_reader(layer.name)
     slope = _slope(follower) if follower is not None else None
     if follower is None or slope is None:
@@ -461,17 +374,6 @@ def _sum(layer: Layer, around: Surroundings) -> Unit:
 @runs("relu", "leaky_relu")
 def _activation(layer: Layer, around: Surroundings) -> Unit:
     return ActivationUnit((layer,), _slope(layer) or 0)
-
-
-@runs("dropout")
-def _dropout(layer: Layer, around: Surroundings) -> Unit:
-    operator = layer.operator
-    assert isinstance(operator, ops.Dropout)
-    if operator.together:
-        raise NotImplementedError(
-            f"the core drops single elements, not all along axes {list(operator.together)}"
-        )
-    return DropoutUnit((layer,), around.number(layer))
 
 
 @runs("flatten", "reshape")

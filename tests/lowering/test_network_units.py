@@ -20,27 +20,31 @@ from fpgapipe.network.zoo.layers import Network
 
 def many_faults():
     net = Network("faulty", 4)
-    x = net.conv(net.image(6, 40, 40), 6, 3, groups=3, name="grouped")
+    far = ops.Conv(6, (3, 3), (1, 1), ((1, 1),) * 2, (2, 2), groups=6)
+    x = net.add("far", far, net.image(6, 40, 40))
     x = net.add("norm", ops.BatchNorm(affine=False), net.activation(x, "prelu", name="prelu"))
     x = net.add("dilated", ops.Pool("max", (2, 2), (1, 1), ((0, 0),) * 2, (2, 2)), x)
     x = net.max_pool(x, 30, stride=1, name="large")
     x = net.activation(x, "leaky_relu", alpha=-0.1, name="steep")
     net.add("one", ops.Reduce("mean", (2,)), x)
-    y = net.conv(x, 6, 1, groups=2, name="halves")
+    y = net.add("halves", ops.Dropout(0.5, (2,)), x)
     net.add("shares", ops.Softmax(1), net.flatten(y))
     return net.build(["shares"])
 
 
-GROUPS = "convolutions must have one group, or one for each channel with one output, not"
 FAULTS = {
-    "grouped": ("conv", f"{GROUPS} 3"),
+    "far": ("conv", "depthwise convolutions must have no dilation, not [2, 2]"),
     "prelu": ("prelu", "the core has no prelu"),
     "norm": ("batch_norm", "batch normalisation must have a scale and a bias"),
     "dilated": ("max_pool", "pooling must have one axis or two, and no dilation"),
     "large": ("max_pool", "max pool window must have at most 256 pixels, not 900"),
     "steep": ("leaky_relu", "a leaky ReLU that trains must have a slope of at least 0, not -0.1"),
     "one": ("reduce_mean", "means must be over all axes behind the channels, not [2]"),
-    "halves": ("conv", f"{GROUPS} 2"),
+    "halves": (
+        "dropout",
+        "dropout must drop single elements, channels or samples, not all along axes [2] of "
+        "[4, 6, 7, 7]",
+    ),
     "shares": (
         "softmax",
         "a network that trains must not end in a softmax; leave it out, since the loss has a "

@@ -216,7 +216,6 @@ def test_steps_are_those_of_the_quantiser():
 @pytest.mark.parametrize(
     ("make", "message"),
     [
-        (lambda net, x: net.conv(x, 6, 3, groups=3), "with one output, not 3"),
         (lambda net, x: net.activation(x, "prelu"), "the core has no"),
         (lambda net, x: net.add("near", LocalResponseNorm(3), x), "the core has no local_resp"),
     ],

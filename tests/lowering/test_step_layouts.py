@@ -16,7 +16,7 @@ from fpgapipe.host.bench.step_bench import relative_error
 from fpgapipe.host.bench.step_check import product_errors
 from fpgapipe.hw.hls_models.model.core import CoreModel
 from fpgapipe.hw.hls_models.numerics.element_format import BF16, FP32
-from fpgapipe.lowering.kernels.activation import drop_factors
+from fpgapipe.lowering.kernels.dropout import drop_factors
 from fpgapipe.lowering.program.pipeline import build_pipeline
 from fpgapipe.lowering.program.step import build_step
 from fpgapipe.lowering.units.network_units import drop_factors_of, units_of

@@ -1,0 +1,52 @@
+"""The convolution that a layer computes on the array."""
+
+from __future__ import annotations
+
+from math import prod
+from typing import TYPE_CHECKING
+
+from fpgapipe.lowering.products.conv import ConvSpec
+from fpgapipe.network import operators as ops
+
+if TYPE_CHECKING:
+    from fpgapipe.network.graph import Layer
+
+
+def conv_of(layer: Layer) -> ConvSpec:
+    """Return the convolution that a convolution or linear layer computes, or one of its groups.
+
+    Raises
+    ------
+    NotImplementedError
+        If the core does not run it.
+    """
+    operator = layer.operator
+    shape = layer.input_tensors[0].shape
+    if isinstance(operator, ops.Linear):
+        return ConvSpec.linear(prod(shape[:-1]), operator.out_features, shape[-1])
+    assert isinstance(operator, ops.Conv)
+    if len(operator.kernel) > 2:
+        raise NotImplementedError(
+            f"convolutions must have one axis or two, not {len(operator.kernel)}"
+        )
+    # With one axis, images have one row.
+    none: tuple[int, ...] = (1,) * (2 - len(operator.kernel))
+    (top, bottom), (left, right) = ((0, 0),) * len(none) + operator.padding
+    height, width = none + shape[2:]
+    down, across = none + operator.kernel
+    return ConvSpec(
+        cin=shape[1] // operator.groups,
+        cout=operator.out_channels // operator.groups,
+        kernel=(down, across),
+        stride=_pair(none + operator.stride),
+        pad=(top, left, bottom, right),
+        h=height,
+        w=width,
+        batch=shape[0],
+        dilation=_pair(none + operator.dilation),
+    )
+
+
+def _pair(numbers: tuple[int, ...]) -> tuple[int, int]:
+    first, second = numbers
+    return first, second

@@ -1,0 +1,136 @@
+"""The unit of dropout of elements, of channels, and of samples."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from math import prod
+from typing import TYPE_CHECKING
+
+from fpgapipe.hw.hls_models.isa.vector_op import LANES
+from fpgapipe.hw.hls_models.numerics.element_format import FP32
+from fpgapipe.lowering.kernels.dropout import draw_factors, drop, kept_of, spread
+from fpgapipe.lowering.kernels.gate import gated
+from fpgapipe.lowering.units.layouts import Layout, channels_last
+from fpgapipe.lowering.units.registry import Surroundings, runs
+from fpgapipe.lowering.units.unit import Unit
+from fpgapipe.network import operators as ops
+
+if TYPE_CHECKING:
+    from collections.abc import Collection, Mapping
+
+    from fpgapipe.lowering.tiling.kernel import Tensor
+    from fpgapipe.lowering.units.microbatch import MicroBatch
+    from fpgapipe.network.graph import Layer
+
+WIDEST = 256
+"""Most channels as which the elements of a sample are viewed to be multiplied by one factor."""
+
+
+@dataclass(frozen=True)
+class DropoutUnit(Unit):
+    """Dropout; each layer has its own random numbers.
+
+    Those of single elements are drawn in the order of memory; those of channels and samples in the
+    order of the network. Stochastic depth drops samples.
+    """
+
+    stream: int = 0
+
+    def passes_gradient(self, name: str) -> bool:
+        """See `Unit`."""
+        return not self.rate
+
+    @property
+    def _operator(self) -> ops.Dropout:
+        operator = self.layers[0].operator
+        assert isinstance(operator, ops.Dropout)
+        return operator
+
+    @property
+    def rate(self) -> float:
+        """Share of the elements that are dropped."""
+        return self._operator.rate
+
+    @property
+    def drawn_shape(self) -> tuple[int, ...]:
+        """Shape of the random numbers: axes that are dropped together have one element."""
+        rank = len(self.out_shape)
+        together = {axis % rank for axis in self._operator.together}
+        return tuple(1 if axis in together else n for axis, n in enumerate(self.out_shape))
+
+    @property
+    def axes(self) -> int:
+        """Number of first axes whose elements have random numbers of their own."""
+        rank = len(self.out_shape)
+        return rank - len({axis % rank for axis in self._operator.together})
+
+    def check(self, *, train: bool) -> None:
+        """See `Unit`."""
+        if not (train and self.rate):
+            return
+        kept_of(self.rate)
+        rank = len(self.out_shape)
+        together = sorted({axis % rank for axis in self._operator.together})
+        if together and (self.axes not in (1, 2) or together != [*range(self.axes, rank)]):
+            raise NotImplementedError(
+                "dropout must drop single elements, channels or samples, not all along axes "
+                f"{together} of {list(self.out_shape)}"
+            )
+
+    def wants(self, given: Mapping[str, Layout], rigid: Collection[str]) -> dict[str, Layout]:
+        """See `Unit`."""
+        if self._operator.together and self.rate and self.axes == 2:
+            return {self.inputs[0]: channels_last(self.out_shape)}
+        return super().wants(given, rigid)
+
+    def _drop(self, step: MicroBatch, name: str, x: Tensor, y: Tensor) -> None:
+        if not self._operator.together:
+            first = step.random_vectors(x.elements)
+            step.add(drop(name, x, y, step.region, rate=self.rate, stream=self.stream,
+                          first=first, key=step.random_key))  # fmt: skip
+            return
+        count = prod(self.out_shape[: self.axes])
+        factors = step.tensor(f"{name}.factors", (count,), FP32)
+        step.add(draw_factors(f"{name}.draw", x, factors, step.region, rate=self.rate,
+                              stream=self.stream, first=step.random_vectors(count),
+                              key=step.random_key))  # fmt: skip
+        samples = self.out_shape[0]
+        own = x.elements // samples
+        if self.axes == 2:
+            channels = self.out_shape[1]
+        else:
+            channels = _width(own)
+            drawn, factors = factors, step.tensor(f"{name}.spread", (samples, channels), FP32)
+            step.add(spread(f"{name}.copies", drawn, factors, step.region))
+        images = samples, own // channels, 1, channels
+        step.add(gated(name, "mul", replace(x, shape=images),
+                       replace(factors, shape=(samples, channels)), replace(y, shape=images),
+                       step.region))  # fmt: skip
+
+    def forward(self, step: MicroBatch) -> Tensor:
+        """See `Unit`."""
+        x = step.take(self, self.inputs[0])
+        if not (step.options.train and self.rate):
+            return x
+        y = step.activation(self.name, x.shape)
+        self._drop(step, self.name, x, y)
+        return y
+
+    def backward(self, step: MicroBatch, dy: Tensor) -> None:
+        """See `Unit`."""
+        if self.rate:
+            dx = step.activation(f"{self.name}.dx", dy.shape)
+            self._drop(step, f"{self.name}.gradient", dy, dx)
+            dy = dx
+        step.give_gradient(self, self.inputs[0], dy)
+
+
+def _width(elements: int) -> int:
+    """Number of channels as which a sample's elements are viewed: whole vectors, if possible."""
+    able = [n for n in range(1, min(elements, WIDEST) + 1) if elements % n == 0]
+    return max(able, key=lambda n: (n % LANES == 0, n))
+
+
+@runs("dropout")
+def _dropout(layer: Layer, around: Surroundings) -> Unit:
+    return DropoutUnit((layer,), around.number(layer))
