@@ -58,7 +58,7 @@ def test_all_faults_are_named_at_once():
     found = {each.layer: (each.op, each.reason) for each in refusals_of(graph, train=True)}
     assert found == FAULTS
     inference = {each.layer for each in refusals_of(graph, train=False)}
-    assert inference == FAULTS.keys() - {"steep", "shares"}
+    assert inference == FAULTS.keys() - {"steep", "shares", "halves"}
     with pytest.raises(RefusedNetwork) as caught:
         check_network(graph, train=True)
     first, *lines = str(caught.value).splitlines()
