@@ -15,10 +15,10 @@ from typing import Any
 
 from fpgapipe.boards.cluster import chain_of
 from fpgapipe.boards.library import load_board
-from fpgapipe.lowering.units.conv_of_layer import conv_of
+from fpgapipe.lowering.units.layers.conv_of_layer import conv_of
+from fpgapipe.lowering.units.layers.step_units import ProductUnit
 from fpgapipe.lowering.units.network_units import units_of
 from fpgapipe.lowering.units.step_options import StepOptions
-from fpgapipe.lowering.units.step_units import ProductUnit
 from fpgapipe.network.graph import Graph
 from fpgapipe.network.load import load_network
 from fpgapipe.partition.explore.explorer import Request, explore

@@ -21,9 +21,9 @@ from fpgapipe.host.backends.torch_reference import run_layer_late, with_gradient
 from fpgapipe.hw.hls_models.numerics.element_format import BF16, ElementFormat
 from fpgapipe.lowering.products.conv import ConvSpec
 from fpgapipe.lowering.shards.cuts import sizes_of
-from fpgapipe.lowering.units.conv_of_layer import conv_of
-from fpgapipe.lowering.units.depthwise_unit import DepthwiseUnit
-from fpgapipe.lowering.units.dropout_unit import DropoutUnit
+from fpgapipe.lowering.units.layers.conv_of_layer import conv_of
+from fpgapipe.lowering.units.layers.depthwise_unit import DepthwiseUnit
+from fpgapipe.lowering.units.layers.dropout_unit import DropoutUnit
 from fpgapipe.lowering.units.layouts import PLAIN, Layout
 from fpgapipe.lowering.units.network_units import layouts_of, units_of
 from fpgapipe.lowering.units.unit import Unit

@@ -22,9 +22,9 @@ import numpy as np
 
 from fpgapipe.hw.hls_models.numerics.mx import MX_BLOCK
 from fpgapipe.lowering.products.conv_parts import is_packed
-from fpgapipe.lowering.units.conv_of_layer import conv_of
+from fpgapipe.lowering.units.layers.conv_of_layer import conv_of
+from fpgapipe.lowering.units.layers.step_units import ProductUnit
 from fpgapipe.lowering.units.network_units import units_of
-from fpgapipe.lowering.units.step_units import ProductUnit
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from fpgapipe.lowering.memory.memory_map import Stored
 from fpgapipe.lowering.tiling.kernel import Tensor
-from fpgapipe.lowering.units.depthwise_unit import is_depthwise
+from fpgapipe.lowering.units.layers.depthwise_unit import is_depthwise
 from fpgapipe.network.operators import Conv
 
 if TYPE_CHECKING:

@@ -10,8 +10,8 @@ from fpgapipe.lowering.kernels import normalisation
 from fpgapipe.lowering.shards.collectives import Chain, all_sum
 from fpgapipe.lowering.shards.exchange import SharedBatchNorm
 from fpgapipe.lowering.tiling.channels import small
+from fpgapipe.lowering.units.layers.step_units import NormUnit, norm_unit
 from fpgapipe.lowering.units.registry import Surroundings, runs
-from fpgapipe.lowering.units.step_units import NormUnit, norm_unit
 
 if TYPE_CHECKING:
     from fpgapipe.lowering.kernels.normalisation import BatchNorm

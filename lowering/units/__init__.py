@@ -1,1 +1,1 @@
-"""Units: layers that run together, and the kernels of their passes."""
+"""Units: how layers become kernels, their layouts, and the tensors of a micro-batch."""

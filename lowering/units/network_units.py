@@ -13,7 +13,7 @@ from fpgapipe.errors import UserError
 from fpgapipe.hw.hls_models.isa.vector_op import LANES
 from fpgapipe.lowering.kernels.dropout import drop_factors
 from fpgapipe.lowering.kernels.loss import check_classes
-from fpgapipe.lowering.units import (  # noqa: F401, register units
+from fpgapipe.lowering.units.layers import (  # noqa: F401, register units
     constant_units,
     function_units,
     layer_norm_unit,
@@ -22,7 +22,7 @@ from fpgapipe.lowering.units import (  # noqa: F401, register units
     reduction_units,
     step_units,
 )
-from fpgapipe.lowering.units.dropout_unit import DropoutUnit
+from fpgapipe.lowering.units.layers.dropout_unit import DropoutUnit
 from fpgapipe.lowering.units.layouts import Layout, Layouts, host_layout
 from fpgapipe.lowering.units.registry import Surroundings, unit_of
 from fpgapipe.lowering.units.unit import Unit

@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 
 from fpgapipe.hw.hls_models.cycles.gemm import ProductSpec
 from fpgapipe.lowering.kernels.functions import FUNCTIONS, lane_operations
-from fpgapipe.lowering.units.depthwise_unit import is_depthwise
+from fpgapipe.lowering.units.layers.depthwise_unit import is_depthwise
 from fpgapipe.lowering.units.network_units import layers_together
 from fpgapipe.network.graph import Graph, Layer
 from fpgapipe.network.operators import Conv, Linear, Lstm, Pass, Pool, Slice

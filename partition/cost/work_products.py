@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from fpgapipe.hw.hls_models.cycles.gemm import Axis, ProductSpec
 from fpgapipe.hw.hls_models.numerics.element_format import BF16, FP32, MXINT8, ElementFormat
-from fpgapipe.lowering.units.depthwise_unit import is_depthwise
+from fpgapipe.lowering.units.layers.depthwise_unit import is_depthwise
 from fpgapipe.network.graph import Graph, Layer
 from fpgapipe.network.operators import Conv, Gemm, Pass
 from fpgapipe.network.operators.tensors import Tensor

@@ -8,7 +8,7 @@ from unit_steps import assert_hardware_equals_the_model, assert_step_is_that_of_
 from fpgapipe.errors import UserError
 from fpgapipe.hw.hls_models.numerics.element_format import BF16, FP32
 from fpgapipe.lowering.program.step import build_step
-from fpgapipe.lowering.units.constant_units import repeats
+from fpgapipe.lowering.units.layers.constant_units import repeats
 from fpgapipe.lowering.units.network_units import check_network
 from fpgapipe.lowering.units.step_options import StepOptions
 from fpgapipe.network import operators as ops

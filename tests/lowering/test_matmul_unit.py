@@ -7,7 +7,7 @@ import pytest
 from unit_steps import assert_hardware_equals_the_model, assert_step_is_that_of_pytorch
 
 from fpgapipe.hw.hls_models.numerics.element_format import BF16, FP32
-from fpgapipe.lowering.units.transpose_unit import merged
+from fpgapipe.lowering.units.layers.transpose_unit import merged
 from fpgapipe.network import operators as ops
 from fpgapipe.network.zoo.layers import Network
 

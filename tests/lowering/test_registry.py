@@ -4,9 +4,9 @@ import pytest
 
 from fpgapipe.lowering.program.boundary import stages_of
 from fpgapipe.lowering.units import registry
+from fpgapipe.lowering.units.layers.step_units import ActivationUnit
 from fpgapipe.lowering.units.network_units import layers_together, refusals_of, units_of
 from fpgapipe.lowering.units.registry import runs
-from fpgapipe.lowering.units.step_units import ActivationUnit
 from fpgapipe.network.zoo import built_in
 from fpgapipe.network.zoo.layers import Network
 from fpgapipe.partition.cost.work import fused_layers

@@ -19,9 +19,9 @@ from fpgapipe.hw.hls_models.spec.core_spec import CoreSpec, ScratchpadSpec
 from fpgapipe.lowering.memory.memory_map import LOSS
 from fpgapipe.lowering.products.conv import ConvSpec
 from fpgapipe.lowering.program.step import build_step
+from fpgapipe.lowering.units.layers.step_units import AddUnit, NormUnit, ProductUnit
 from fpgapipe.lowering.units.network_units import units_of
 from fpgapipe.lowering.units.step_options import NORM, StepOptions, scalar_bits
-from fpgapipe.lowering.units.step_units import AddUnit, NormUnit, ProductUnit
 from fpgapipe.network.initial_values import initial_parameters, random_batch
 from fpgapipe.network.load import load_network
 from fpgapipe.network.operators import Flatten, LocalResponseNorm, Reshape

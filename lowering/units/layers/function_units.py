@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from fpgapipe.lowering.kernels.functions import FUNCTIONS, affine, apply, gradient
 from fpgapipe.lowering.kernels.pointwise import binary, unary
-from fpgapipe.lowering.units.gate_unit import gate_of
+from fpgapipe.lowering.units.layers.gate_unit import gate_of
 from fpgapipe.lowering.units.layouts import Layout, channels_last
 from fpgapipe.lowering.units.registry import Surroundings, runs
 from fpgapipe.lowering.units.unit import Unit

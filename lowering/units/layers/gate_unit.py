@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from fpgapipe.lowering.kernels.gate import GATED, gate_gradient, gated
 from fpgapipe.lowering.kernels.pointwise import unary
-from fpgapipe.lowering.units.constant_units import repeats
+from fpgapipe.lowering.units.layers.constant_units import repeats
 from fpgapipe.lowering.units.layouts import (
     PLAIN,
     Layout,

@@ -7,9 +7,9 @@ from typing import TYPE_CHECKING
 
 from fpgapipe.hw.hls_models.numerics.element_format import FP32
 from fpgapipe.lowering.kernels import activation
-from fpgapipe.lowering.units.conv_of_layer import conv_of
+from fpgapipe.lowering.units.layers.conv_of_layer import conv_of
+from fpgapipe.lowering.units.layers.matrix_parts import Part, multiply_parts
 from fpgapipe.lowering.units.layouts import Layout, channels_last, with_channels_last
-from fpgapipe.lowering.units.matrix_parts import Part, multiply_parts
 from fpgapipe.lowering.units.unit import Unit
 from fpgapipe.network import operators as ops
 

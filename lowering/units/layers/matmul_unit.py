@@ -7,10 +7,10 @@ from math import prod
 from typing import TYPE_CHECKING
 
 from fpgapipe.lowering.products.conv import ConvSpec
+from fpgapipe.lowering.units.layers.matrix_parts import Part, multiply_parts
+from fpgapipe.lowering.units.layers.transpose_unit import TransposeUnit
 from fpgapipe.lowering.units.layouts import PLAIN, Layout
-from fpgapipe.lowering.units.matrix_parts import Part, multiply_parts
 from fpgapipe.lowering.units.registry import Surroundings, runs
-from fpgapipe.lowering.units.transpose_unit import TransposeUnit
 from fpgapipe.lowering.units.unit import Unit
 from fpgapipe.network import operators as ops
 

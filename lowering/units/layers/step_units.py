@@ -9,11 +9,11 @@ from fpgapipe.hw.hls_models.numerics.element_format import FP32
 from fpgapipe.lowering.kernels import activation, normalisation
 from fpgapipe.lowering.kernels.products import product_kernel
 from fpgapipe.lowering.tiling.kernel import Tensor
-from fpgapipe.lowering.units.conv_of_layer import conv_of
-from fpgapipe.lowering.units.depthwise_unit import DepthwiseUnit, is_depthwise
-from fpgapipe.lowering.units.gate_unit import gate_of
-from fpgapipe.lowering.units.grouped_unit import GroupedUnit
 from fpgapipe.lowering.units.late_gradients import add_late_gradient, is_late
+from fpgapipe.lowering.units.layers.conv_of_layer import conv_of
+from fpgapipe.lowering.units.layers.depthwise_unit import DepthwiseUnit, is_depthwise
+from fpgapipe.lowering.units.layers.gate_unit import gate_of
+from fpgapipe.lowering.units.layers.grouped_unit import GroupedUnit
 from fpgapipe.lowering.units.layouts import PLAIN, Layout, channels_last, with_channels_last
 from fpgapipe.lowering.units.registry import Surroundings, runs
 from fpgapipe.lowering.units.rounded_weights import product_of_weight

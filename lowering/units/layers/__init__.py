@@ -1,0 +1,1 @@
+"""Units of the operators: which layers run together, and the kernels of their passes."""
