@@ -101,7 +101,7 @@ def refusals_of(graph: Graph, *, train: bool, has_loss: bool = True) -> list[Ref
         Whether the loss must be computed from what the network gives.
     """
     found = list(_of_inputs(graph))
-    for each in _grouped(graph):
+    for each in grouped(graph):
         if isinstance(each, Refusal):
             found.append(each)
         else:
@@ -189,7 +189,7 @@ def units_of(graph: Graph) -> list[Unit]:
         If the core cannot run a layer, not even in inference.
     """
     check_network(graph, train=False)
-    return [each for each in _grouped(graph) if isinstance(each, Unit)]
+    return [each for each in grouped(graph) if isinstance(each, Unit)]
 
 
 def layers_together(graph: Graph) -> list[tuple[str, ...]]:
@@ -199,11 +199,11 @@ def layers_together(graph: Graph) -> list[tuple[str, ...]]:
     """
     return [
         (each.layer,) if isinstance(each, Refusal) else tuple(layer.name for layer in each.layers)
-        for each in _grouped(graph)
+        for each in grouped(graph)
     ]
 
 
-def _grouped(graph: Graph) -> Iterator[Unit | Refusal]:
+def grouped(graph: Graph) -> Iterator[Unit | Refusal]:
     """Yield the units in the order of the network, and a refusal for each layer without a unit."""
     around = Surroundings.of(graph)
     taken: set[str] = set()

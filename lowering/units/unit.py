@@ -5,7 +5,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, ClassVar, Literal
 
 from fpgapipe.hw.hls_models.spec.core_spec import NoRoom
 
@@ -29,6 +29,9 @@ class Unit(ABC):
     """
 
     layers: tuple[Layer, ...]
+
+    engine: ClassVar[Literal["array", "vector", "none"]] = "vector"
+    """What most of the unit's work runs on; ``none`` if nothing is computed or moved."""
 
     @property
     def name(self) -> str:

@@ -26,8 +26,15 @@ if TYPE_CHECKING:
     is_flag=True,
     help="Compare it with what it was imported from, the module or the ONNX model.",
 )
+@click.option(
+    "--hardware",
+    is_flag=True,
+    help="List what a core runs of each layer, forward and backward, and every reason against.",
+)
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object instead of a table.")
-def inspect(network: str, batch: int | None, verify: bool, as_json: bool) -> int | None:
+def inspect(
+    network: str, batch: int | None, verify: bool, hardware: bool, as_json: bool
+) -> int | None:
     """Print the layers of NETWORK: shapes, MACs, parameters, features, totals.
 
     NETWORK is a built-in name (digits-cnn, resnet-mini, vgg-mini, lenet5, alexnet, vgg16, resnet18,
@@ -41,11 +48,20 @@ def inspect(network: str, batch: int | None, verify: bool, as_json: bool) -> int
 
     --verify runs the network and its source on random inputs, and prints the largest differences of
     results, gradients and statistics instead; the exit code is 1 if they are not the same.
+
+    --hardware lists which engine of a core runs each layer (the systolic array, the vector engine,
+    or none where nothing has to be computed), in inference and training, with all reasons why not.
     """
+    from fpgapipe.errors import UserError
     from fpgapipe.host.terminal.console import Column, count, print_json, print_table
     from fpgapipe.network.load import load_network
 
+    if verify and hardware:
+        raise UserError("--verify and --hardware print different things; give one of them")
     graph = load_network(network, batch)
+    if hardware:
+        _print_coverage(graph, as_json)
+        return None
     if verify:
         return _verify(graph, as_json)
     if as_json:
@@ -91,6 +107,43 @@ def inspect(network: str, batch: int | None, verify: bool, as_json: bool) -> int
     title = f"{graph.name}, batch {batch_text}, {len(graph.layers)} layers"
     print_table(columns, rows, title)
     return None
+
+
+def _print_coverage(graph: Graph, as_json: bool) -> None:
+    """Print what a core runs of a network."""
+    from fpgapipe.host.terminal.console import Column, print_json, print_table
+    from fpgapipe.lowering.units.coverage import coverage_of
+
+    found = coverage_of(graph)
+    if as_json:
+        print_json({"network": graph.name, "batch": graph.batch, **found.to_dict()})
+        return
+    columns = [Column(title) for title in ("layer", "op", "with", "engine", "forward", "backward")]
+    rows = [
+        (
+            each.layer,
+            each.op,
+            each.unit if each.unit != each.layer else "",
+            each.engine if each.unit else "",
+            "yes" if each.forward else "no",
+            "yes" if each.backward else "no",
+        )
+        for each in found.layers
+    ]
+    print_table(columns, rows, f"{graph.name}, batch {graph.batch}, on a core")
+    alike: dict[str, list[str]] = {}
+    for each in found.layers:
+        for reason in each.reasons:
+            alike.setdefault(reason, []).append(each.layer)
+    for reason, names in alike.items():
+        print(f"{', '.join(names)}: {reason}")
+    for reason in found.whole:
+        print(f"{graph.name}: {reason}")
+    if found.trains:
+        print(f"A core of enough room runs and trains {graph.name}.")
+    else:
+        runs = "runs but does not train" if found.infers else "does not run"
+        print(f"The core {runs} {graph.name} (docs/limits.md).")
 
 
 def _verify(graph: Graph, as_json: bool) -> int:

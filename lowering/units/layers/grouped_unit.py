@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, ClassVar
 
 from fpgapipe.hw.hls_models.numerics.element_format import FP32
 from fpgapipe.lowering.kernels import activation
@@ -27,6 +27,8 @@ class GroupedUnit(Unit):
     The array computes one group after the other. The channels of a group are copied from the
     images, and its results are copied to the images' channels.
     """
+
+    engine: ClassVar = "array"
 
     @property
     def _groups(self) -> int:

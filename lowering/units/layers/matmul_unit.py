@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from math import prod
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, ClassVar
 
 from fpgapipe.lowering.products.conv import ConvSpec
 from fpgapipe.lowering.units.layers.matrix_parts import Part, multiply_parts
@@ -32,6 +32,8 @@ class MatMulUnit(Unit):
     operands are quantised along the axis of the reduction, in all three passes: as a linear layer's
     whose weight is the second operand.
     """
+
+    engine: ClassVar = "array"
 
     @property
     def product(self) -> Layer:

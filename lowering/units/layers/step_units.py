@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, ClassVar
 
 from fpgapipe.hw.hls_models.numerics.element_format import FP32
 from fpgapipe.lowering.kernels import activation, normalisation
@@ -44,6 +44,8 @@ def matrix(tensor: Tensor, channels: int) -> Tensor:
 @dataclass(frozen=True)
 class ProductUnit(Unit):
     """A convolution or linear layer, its bias, and the activation that follows."""
+
+    engine: ClassVar = "array"
 
     slope: float | None = None
 
@@ -308,6 +310,8 @@ class ActivationUnit(Unit):
 @dataclass(frozen=True)
 class ViewUnit(Unit):
     """The same elements with another shape: nothing moves, so the layout stays."""
+
+    engine: ClassVar = "none"
 
     def passes_gradient(self, name: str) -> bool:
         """See `Unit`."""
