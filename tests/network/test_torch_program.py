@@ -118,10 +118,51 @@ def test_single_modules(module):
         (lambda x: (x * 2).flatten(1).relu_(), [(2, 3, 4)]),
         (lambda x: torch.cat([each.relu_() for each in (x * 2).chunk(2, 1)]), [(2, 4)]),
         (lambda x: functional.log_softmax(x.chunk(2, -1)[1], -1), [(2, 3, 5)]),
+        (lambda x: torch.roll(x * 1, (1, -2), (1, -1)) + torch.roll(x, 9, 1), [(2, 3, 5)]),
+        (lambda x: torch.roll(x * 1, 3) + torch.roll(x, (3, -2), (1, 2)), [(2, 3, 5)]),
+        (lambda x: x.swapaxes(1, -1).swapdims(0, 1) * 2, [(2, 3, 4)]),
+        (
+            lambda x, y: (x * 2).expand_as(y) + (y * 2).reshape_as(y.flatten(1)).view_as(y),
+            [(2, 1, 4), (2, 3, 4)],
+        ),
+        (lambda x, y: torch.einsum("bghid,bghjd->bghij", x, y), [(2, 3, 2, 4, 5), (2, 3, 2, 6, 5)]),
+        (lambda x, y: torch.einsum("ij b, b j k -> k b i", x, y), [(2, 3, 4), (4, 3, 5)]),
+        (
+            lambda x, y: torch.einsum("bi,bj", x, y) + torch.einsum("bi,bi->b", x, x).sum(),
+            [(2, 3), (2, 4)],
+        ),
+        (lambda x, y: torch.einsum("bij,bjk->bik", x, y), [(2, 3, 4), (2, 4, 5)]),
     ],
 )
 def test_functions(function, shapes):
     agrees(Function(function), *(torch.randn(shape) for shape in shapes))
+
+
+@pytest.mark.parametrize(
+    ("equation", "shapes", "message"),
+    [
+        ("bii->bi", [(2, 3, 3)], "only of two tensors, each axis once"),
+        ("bi,bj,bk->bijk", [(2, 3)] * 3, "only of two tensors, each axis once"),
+        ("bij,bk->bk", [(2, 3, 4), (2, 5)], "sums over axes of one tensor alone"),
+        ("b...,b...->b", [(2, 3), (2, 3)], "only axes with names"),
+    ],
+)
+def test_other_sums_of_products_are_refused(equation, shapes, message):
+    tensors = tuple(torch.randn(shape) for shape in shapes)
+    module = Function(lambda *xs: torch.einsum(equation, *xs))
+    with pytest.raises(NetworkError, match=message):
+        from_torch((module, tensors), name="net")
+
+
+def test_tensors_that_ask_for_a_shape_alone():
+    """Zeros and ones of a tensor's shape or type are constants, whatever the tensor is."""
+
+    def function(x):
+        mask = (x.new_zeros((4, 4)) + torch.arange(4.0)).masked_fill(x.new_ones(4) != 1, 5.0)
+        mask = mask.masked_fill(mask == 2, -100.0)
+        return x + mask + torch.ones_like(x[0]) * torch.full_like(x, 2.0)
+
+    agrees(Function(function), torch.randn(3, 4, 4))
 
 
 def test_an_overwritten_tensor_is_seen_overwritten():

@@ -12,6 +12,7 @@ from fpgapipe.network.operators import (
     Detach,
     Expand,
     Flatten,
+    MatMul,
     Pad,
     Reshape,
     Slice,
@@ -94,10 +95,11 @@ def _squeeze(t: Translation, node: Node) -> None:
     t.simple(node, Reshape(tuple(s for i, s in enumerate(shape) if i not in gone or s != 1)))
 
 
-@handles("transpose.int")
+@handles("transpose.int", "swapaxes.default", "swapdims.default")
 def _transpose(t: Translation, node: Node) -> None:
     order = list(range(len(t.tensor(node["self"]).shape)))
-    a, b = (normalise_axis(node[each], len(order)) for each in ("dim0", "dim1"))
+    names = ("axis0", "axis1") if "axis0" in node.arguments else ("dim0", "dim1")
+    a, b = (normalise_axis(node[each], len(order)) for each in names)
     order[a], order[b] = order[b], order[a]
     t.simple(node, Transpose(tuple(order)))
 
@@ -194,6 +196,95 @@ def _expand(t: Translation, node: Node) -> None:
         t.give(node, t.layer(node["self"]))
     else:
         t.simple(node, Expand(tuple(sizes)))
+
+
+@handles("expand_as.default")
+def _expand_as(t: Translation, node: Node) -> None:
+    shape, wanted = (t.tensor(node[each]).shape for each in ("self", "other"))
+    if shape == wanted:
+        t.give(node, t.layer(node["self"]))
+    else:
+        t.simple(node, Expand(wanted))
+
+
+@handles("view_as.default", "reshape_as.default")
+def _reshape_as(t: Translation, node: Node) -> None:
+    t.simple(node, Reshape(t.tensor(node["other"]).shape))
+
+
+@handles("roll.default")
+def _roll(t: Translation, node: Node) -> None:
+    """Each axis is cut in two, and the parts change places."""
+    shape, layer = t.tensor(node["self"]).shape, t.layer(node["self"])
+    axes = node.arguments.get("dims") or ()
+    shifts = node["shifts"]
+    if not axes:  # all elements as one row
+        layer = t.add(f"{node.name}.row", Reshape((math.prod(shape),)), layer)
+    sizes = shape if axes else (math.prod(shape),)
+    for number, (axis, shift) in enumerate(zip(axes or (0,), shifts, strict=True)):
+        along = normalise_axis(axis, len(sizes))
+        cut = sizes[along] - shift % sizes[along] if sizes[along] else 0
+        if cut in (0, sizes[along]):
+            continue
+        name = f"{node.name}.{number}"
+        last = t.add(f"{name}.last", Slice(along, cut, sizes[along]), layer)
+        first = t.add(f"{name}.first", Slice(along, 0, cut), layer)
+        layer = t.add(name, Concat(along), last, first)
+    t.give(node, layer if axes else t.add(node.name, Reshape(shape), layer))
+
+
+@handles("einsum.default")
+def _einsum(t: Translation, node: Node) -> None:
+    """A sum of products of two tensors: a product of matrices between transpositions."""
+    tensors, (terms, result) = node["tensors"], _terms(node["equation"])
+    repeated = any(len(set(each)) < len(each) for each in (*terms, result))
+    if len(tensors) != 2 or len(terms) != 2 or repeated:
+        raise Unsupported(f"only of two tensors, each axis once, not {node['equation']!r}")
+    one, other = terms
+    batch = [each for each in result if each in one and each in other]
+    summed = [each for each in one if each in other and each not in result]
+    left = [each for each in result if each in one and each not in other]
+    right = [each for each in result if each in other and each not in one]
+    lost = set(one + other) - {*batch, *summed, *left, *right}
+    if lost or set(result) - set(one + other):
+        raise Unsupported(f"sums over axes of one tensor alone: {node['equation']!r}")
+    sizes: dict[str, int] = {}
+    for tensor, term in zip(tensors, terms, strict=True):
+        for axis, size in zip(term, t.tensor(tensor).shape, strict=True):
+            if sizes.setdefault(axis, size) != size:
+                raise Unsupported(f"axis {axis!r} has {sizes[axis]} and {size} elements")
+
+    def size_of(axes: list[str]) -> int:
+        return math.prod(sizes[axis] for axis in axes)
+
+    leading = tuple(sizes[axis] for axis in batch)
+    matrices = []
+    for number, (tensor, term, rows, columns) in enumerate(
+        ((tensors[0], one, left, summed), (tensors[1], other, summed, right))
+    ):
+        name = f"{node.name}.{number}"
+        order = tuple(term.index(axis) for axis in (*batch, *rows, *columns))
+        layer = _ordered(t, f"{name}.order", order, t.layer(tensor))
+        shape = (*leading, size_of(rows), size_of(columns))
+        matrices.append(t.add(f"{name}.matrices", Reshape(shape), layer))
+    layer = t.add(f"{node.name}.products", MatMul(), *matrices)
+    found = [*batch, *left, *right]
+    layer = t.add(f"{node.name}.axes", Reshape(tuple(sizes[axis] for axis in found)), layer)
+    t.give(node, _ordered(t, node.name, tuple(found.index(axis) for axis in result), layer))
+
+
+def _terms(equation: str) -> tuple[list[str], str]:
+    """Axes of the tensors and of the result; without an arrow, the result has those read once."""
+    given, arrow, result = equation.replace(" ", "").partition("->")
+    if "." in given:
+        raise Unsupported(f"only axes with names, not {equation!r}")
+    if not arrow:
+        result = "".join(sorted(each for each in set(given) - {","} if given.count(each) == 1))
+    return given.split(","), result
+
+
+def _ordered(t: Translation, name: str, order: tuple[int, ...], layer: str) -> str:
+    return layer if order == tuple(sorted(order)) else t.add(name, Transpose(order), layer)
 
 
 @handles("pad.default", "constant_pad_nd.default")

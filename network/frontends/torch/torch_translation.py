@@ -12,6 +12,7 @@ from fpgapipe.network.frontends.torch.torch_values import (
     Noise,
     Reference,
     array,
+    only_asks,
     order_of,
     rank,
     tensor_of,
@@ -218,7 +219,7 @@ class Translation:
                 continue
             if node.op == "call_function" and not self._counts(node):
                 continue
-            if known.issuperset(node.all_input_nodes) and self._is_fixed(node):
+            if (known.issuperset(node.all_input_nodes) and self._is_fixed(node)) or only_asks(node):
                 known.add(node)  # it will be evaluated, so it needs no translation
             elif str(node.target) not in HANDLERS and node.target is not python_operator.getitem:
                 by_target.setdefault(str(node.target), []).append(node.name)
@@ -262,6 +263,7 @@ class Translation:
         inputs = node.all_input_nodes
         learned = frozenset[str]().union(*(self._learned.get(each, ()) for each in inputs))
         known = all(self._is_known(each) for each in inputs) and self._is_fixed(node)
+        known = known or only_asks(node)
         if known and not (learned and node in self._aliases.writes):
             result = self._evaluate(node)
             self._results[node] = result
@@ -301,12 +303,15 @@ class Translation:
     def _evaluate(self, node: Any) -> Any:
         """Run a node on copies of its known inputs, so that weights do not change."""
         torch = self.torch
-        copies = {
-            each: self._results[each].clone()
-            if isinstance(self._results[each], torch.Tensor)
-            else self._results[each]
-            for each in node.all_input_nodes
-        }
+
+        def copy(each: Any) -> Any:
+            if not self._is_known(each):  # only its shape and type matter
+                value = each.meta["val"]
+                return torch.zeros(tuple(value.shape), dtype=value.dtype)
+            result = self._results[each]
+            return result.clone() if isinstance(result, torch.Tensor) else result
+
+        copies = {each: copy(each) for each in node.all_input_nodes}
         args = torch.fx.node.map_arg(node.args, copies.__getitem__)
         kwargs = torch.fx.node.map_arg(node.kwargs, copies.__getitem__)
         try:

@@ -69,6 +69,18 @@ def order_of(node: Any) -> tuple[int, ...] | None:
 _ORDERS = ("aten.permute.default", "aten.transpose.int", "aten.t.default", "aten.mT.default")
 
 
+def only_asks(node: Any) -> bool:
+    """Whether a node reads only the shape and the element type of its single input."""
+    if node.op != "call_function" or str(node.target) not in _FILLED:
+        return False
+    return bool(node.all_input_nodes == [node.args[0]])
+
+
+_FILLED = {f"aten.{name}.default" for name in (
+    "new_zeros", "new_ones", "new_full", "zeros_like", "ones_like", "full_like"
+)}  # fmt: skip
+
+
 def rank(node: Any) -> int:
     """Number of axes of a node's result; 0 if it is no tensor."""
     return len(getattr(node.meta.get("val"), "shape", ()))
