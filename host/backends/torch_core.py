@@ -320,7 +320,9 @@ def _matrices(one: torch.Tensor, other: torch.Tensor) -> torch.Tensor:
     turned = other.transpose(-1, -2)
     found = [
         Product.apply(a[..., None, None], b[..., None, None], conv)
-        for a, b in zip(one.flatten(0, -3), turned.flatten(0, -3), strict=True)
+        for a, b in zip(
+            one.reshape(-1, *one.shape[-2:]), turned.reshape(-1, *turned.shape[-2:]), strict=True
+        )
     ]
     return torch.stack(found).reshape(*one.shape[:-1], other.shape[-1])
 
