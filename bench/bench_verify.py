@@ -10,10 +10,7 @@ models with the word in their names. Needs torchvision.
 """
 
 import argparse
-import importlib
-import inspect
 import json
-import re
 import sys
 import time
 import traceback
@@ -22,6 +19,7 @@ from collections import Counter
 from typing import Any
 
 import torch
+from architectures import torchvision_models, torchvision_options
 
 from fpgapipe.errors import UserError
 from fpgapipe.host.backends.verification import TOLERANCES, verify
@@ -35,37 +33,11 @@ MOST_WIDE = 200_000_000
 """Most parameters of a model that is verified in FP64; larger ones take FP32 to save memory."""
 
 
-def torchvision_models() -> Any:
-    """Import torchvision, even if its compiled operators do not fit the installed torch."""
-    library = torch.library.Library("torchvision", "FRAGMENT")
-    KEPT.append(library)
-    while True:
-        try:
-            return importlib.import_module("torchvision").models
-        except RuntimeError as error:
-            missing = re.search(r"operator torchvision::(\w+) does not exist", str(error))
-            if missing is None:
-                raise
-            # Classification models use none of these operators; they only have to be defined.
-            library.define(f"{missing[1]}(Tensor dets, Tensor scores, float threshold) -> Tensor")
-            for name in [name for name in sys.modules if name.startswith("torchvision")]:
-                del sys.modules[name]
-
-
-KEPT: list[Any] = []
-"""Libraries of operators, kept since the definitions vanish with them."""
-
-
 def options_of(builder: Any, size: int) -> dict[str, Any]:
     """Arguments of a model's builder: no second head, and the size of the images."""
-    wanted = set(inspect.signature(builder).parameters)
-    options: dict[str, Any] = {"weights": None}
-    name = builder.__name__
-    if name in ("googlenet", "inception_v3"):
-        options |= {"aux_logits": False, "init_weights": False}
-    if name.startswith("vit"):
+    options = torchvision_options(builder)
+    if builder.__name__.startswith("vit"):
         options["image_size"] = size
-    assert "weights" in wanted
     return options
 
 

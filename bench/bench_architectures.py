@@ -1,0 +1,88 @@
+"""Which public networks lower for training: torchvision's, timm's, and those of transformers.
+
+Each network is made with random weights at its full size, traced, imported, and lowered to the
+program of a training step on one device with a 32x32 core. What is refused has its reasons.
+
+Prints one JSON object: for each network the verdict, the seconds of import and of lowering and the
+number of instructions, or the reasons. ``--family NAME`` takes one of the families, ``--only WORD``
+the networks with the word in their names, ``--check`` only asks for what is refused. Needs the
+packages of the families: torchvision, timm, transformers.
+"""
+
+import argparse
+import json
+import sys
+import time
+import traceback
+import warnings
+from collections import Counter
+from typing import Any
+
+from architectures import FAMILIES, Example
+
+from fpgapipe.errors import UserError
+from fpgapipe.hw.hls_models.spec.core_spec import CoreSpec, ScratchpadSpec, VectorSpec
+from fpgapipe.lowering.program.step import build_step
+from fpgapipe.lowering.schedule.tasks import single_device
+from fpgapipe.lowering.units.network_units import refusals_of
+from fpgapipe.network.frontends.torch.torch_program import from_torch
+
+
+def judge(example: Example, *, lowers: bool) -> dict[str, Any]:
+    """Import and lower a network."""
+    begin = time.perf_counter()
+    found: dict[str, Any] = {"model": example.name, "family": example.family}
+    try:
+        module, inputs = example.make()
+        graph = from_torch((module, *inputs), name=example.name)
+        found["import_s"] = time.perf_counter() - begin
+        found["parameters"] = graph.totals.parameters
+        reasons = [str(each) for each in refusals_of(graph, train=True)]
+        if reasons:
+            raise UserError("\n".join(reasons))
+        if lowers:
+            lowering = time.perf_counter()
+            program = build_step(graph, CORE, tasks=single_device(1, train=True))
+            found["lower_s"] = time.perf_counter() - lowering
+            found["instructions"] = len(program.instructions)
+        found["verdict"] = "lowers"
+    except (UserError, NotImplementedError) as error:
+        lines = [line for line in str(error).splitlines() if ": supported are " not in line]
+        found |= {"verdict": "refused", "reasons": lines}
+    except Exception:  # any error but a refusal is a defect
+        found |= {"verdict": "TRACEBACK", "reasons": [traceback.format_exc(limit=-3)]}
+    found["wall_s"] = time.perf_counter() - begin
+    return found
+
+
+CORE = CoreSpec(32, 32, scratchpad=ScratchpadSpec(8, 1 << 18), vector=VectorSpec(16))
+
+
+def main() -> int:
+    """Print the verdicts."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--family", choices=[*FAMILIES], help="take one of the families")
+    parser.add_argument("--only", default="", help="take the networks with this in their names")
+    parser.add_argument("--check", action="store_true", help="ask for refusals only")
+    given = parser.parse_args()
+    warnings.simplefilter("ignore")
+    found = []
+    for family in [given.family] if given.family else FAMILIES:
+        for example in FAMILIES[family]():
+            if given.only not in example.name:
+                continue
+            each = judge(example, lowers=not given.check)
+            found.append(each)
+            reason = " ".join(" ".join(each.get("reasons", ())).split())[:200]
+            line = f"{each['verdict']:9} {example.name:30} {each['wall_s']:6.1f} s {reason}"
+            print(line, file=sys.stderr, flush=True)
+    verdicts = {
+        family: Counter(each["verdict"] for each in found if each["family"] == family)
+        for family in {each["family"] for each in found}
+    }
+    print(json.dumps({"verdicts": verdicts, "each": found}, indent=2))
+    return 1 if any(counts["TRACEBACK"] for counts in verdicts.values()) else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
