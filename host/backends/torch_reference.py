@@ -244,6 +244,13 @@ def _global_pool(o: ops.GlobalPool, own: Weights, args: list[Any], training: boo
     return args[0].flatten(2).max(-1).values.reshape(*args[0].shape[:2], *(1 for _ in axes))
 
 
+def _upsample(o: ops.Upsample, own: Weights, args: list[Any], training: bool) -> Any:
+    x = args[0]
+    for axis, factor in enumerate(o.factors, 2):
+        x = x.repeat_interleave(factor, axis)
+    return x
+
+
 def _lstm(o: ops.Lstm, own: Weights, args: list[Any], training: bool) -> Any:
     import torch
 
@@ -402,4 +409,5 @@ _RUNS: dict[type[ops.Operator], Callable[..., Any]] = {
     ops.Split: _slice,
     ops.Transpose: lambda o, own, args, training: args[0].permute(o.order),
     ops.Unary: _function,
+    ops.Upsample: _upsample,
 }

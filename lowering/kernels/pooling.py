@@ -224,6 +224,32 @@ def average_pool_gradient(
     )
 
 
+@made_once
+def sum_pool(name: str, pool: Pool, x: Tensor, y: Tensor, region: Region) -> VectorKernel:
+    """Add up each window.
+
+    Errors are those of `average_pool`.
+    """
+    pool.check(x, y)
+
+    def steps(spatial_tile: SpatialTile, views: Mapping[str, View]) -> Iterator[Step]:
+        yield from _windows(pool, spatial_tile, views, "y")
+
+    reads = {"x": lambda rows: rows_of(pool, rows, x)}
+    return spatial_kernel(name, region, "y", {"x": x}, {"y": y}, reads, steps)
+
+
+@made_once
+def sum_pool_gradient(
+    name: str, pool: Pool, dy: Tensor, dx: Tensor, region: Region
+) -> VectorKernel:
+    """Compute `dx`: each pixel gets `dy` of all windows that contain it.
+
+    Errors are those of `average_pool`.
+    """
+    return _gradient(name, pool, {"dy": dy}, dx, region, None, {})
+
+
 def rows_of(pool: Pool, rows: Range, x: Tensor) -> Range:
     """Rows of `x` that rows of windows contain."""
     first = rows[0] * pool.stride[0] - pool.pad[0]

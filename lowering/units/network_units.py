@@ -21,6 +21,7 @@ from fpgapipe.lowering.units.layers import (  # noqa: F401, register units
     part_units,
     reduction_units,
     step_units,
+    upsample_unit,
 )
 from fpgapipe.lowering.units.layers.dropout_unit import DropoutUnit
 from fpgapipe.lowering.units.layouts import Layout, Layouts, host_layout

@@ -13,6 +13,7 @@ from fpgapipe.network.operators.layout import (
     Split,
     Transpose,
     Unlisted,
+    Upsample,
 )
 from fpgapipe.network.operators.measured import Measured
 from fpgapipe.network.operators.pointwise import (
@@ -73,4 +74,5 @@ __all__ = [
     "Transpose",
     "Unary",
     "Unlisted",
+    "Upsample",
 ]

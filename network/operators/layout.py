@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import ClassVar
 
-from fpgapipe.network.operators.base import Operator, require_rank
+from fpgapipe.network.operators.base import Operator, require_positive, require_rank
 from fpgapipe.network.operators.tensors import DType, ShapeError, Tensor, broadcast, normalise_axis
 
 
@@ -219,3 +219,28 @@ class Unlisted(Operator):
     def output(self, inputs: Sequence[Tensor]) -> Tensor:
         """The shape of the next layer's input."""
         return inputs[0].with_shape(self.shape)
+
+
+@dataclass(frozen=True)
+class Upsample(Operator):
+    """Each element repeated along the spatial axes: the nearest one of a larger image.
+
+    Parameters
+    ----------
+    factors : tuple of int
+        How often an element comes along each spatial axis.
+    """
+
+    kind: ClassVar[str] = "upsample"
+
+    factors: tuple[int, ...]
+
+    def __post_init__(self) -> None:
+        require_positive(self.kind, factors=self.factors)
+
+    def output(self, inputs: Sequence[Tensor]) -> Tensor:
+        """``N, C, spatial...`` with each spatial size times its factor."""
+        (x,) = inputs
+        require_rank(self.kind, x, len(self.factors) + 2, len(self.factors) + 2)
+        sizes = (size * f for size, f in zip(x.shape[2:], self.factors, strict=True))
+        return x.with_shape((*x.shape[:2], *sizes))

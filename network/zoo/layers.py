@@ -26,6 +26,7 @@ from fpgapipe.network.operators import (
     Split,
     Transpose,
     Unary,
+    Upsample,
 )
 from fpgapipe.network.operators.tensors import DType, Tensor
 from fpgapipe.network.operators.windows import per_axis
@@ -88,6 +89,10 @@ class Network(GraphBuilder):
     def global_average_pool(self, x: str, name: str | None = None) -> str:
         """Average over all positions."""
         return self._add(GlobalPool("average"), x, name=name)
+
+    def upsample(self, x: str, *factors: int, name: str | None = None) -> str:
+        """Repetition of each element along the spatial axes."""
+        return self._add(Upsample(factors), x, name=name)
 
     def linear(
         self,

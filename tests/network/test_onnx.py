@@ -536,3 +536,37 @@ def test_dynamo_export_with_dynamic_batch(tmp_path):
     norms = [each for each in model.modules() if isinstance(each, torch.nn.BatchNorm2d)]
     folded = sum(p.numel() for norm in norms for p in norm.parameters())
     assert graph.totals.parameters == sum(p.numel() for p in model.parameters()) - folded
+
+
+@pytest.mark.parametrize(
+    ("settings", "opset"),
+    [
+        ({"coordinate_transformation_mode": "asymmetric", "nearest_mode": "floor"}, 13),
+        ({}, 13),
+        ({"nearest_mode": "round_prefer_ceil"}, 19),
+        ({"mode": "nearest"}, 9),
+    ],
+)
+def test_pixels_are_repeated(tmp_path, settings, opset):
+    op, inputs = ("Upsample", ["x", "s"]) if opset == 9 else ("Resize", ["x", "", "s"])
+    scales = {"s": np.float32([1, 1, 2, 3])}
+    nodes = [node(op, inputs, ["y"], **settings)]
+    save(tmp_path / "n.onnx", nodes, {"x": [2, 3, 4, 5]}, weights=scales, opset=opset)
+    agrees_with_onnx(str(tmp_path / "n.onnx"), x=random(2, 3, 4, 5))
+
+
+@pytest.mark.parametrize(
+    ("settings", "scales", "message"),
+    [
+        ({"nearest_mode": "ceil"}, [1, 1, 2, 2], "not mode nearest with half_pixel and ceil"),
+        ({"mode": "linear"}, [1, 1, 2, 2], "not mode linear"),
+        ({}, [1, 1, 1.5, 2], r"not \[1.0, 1.0, 1.5, 2.0\] of \[2, 3, 4, 5\]"),
+        ({}, [1, 2, 2, 2], "only whole factors of the spatial axes"),
+    ],
+)
+def test_other_ways_to_resize_are_refused(tmp_path, settings, scales, message):
+    nodes = [node("Resize", ["x", "", "s"], ["y"], **settings)]
+    weights = {"s": np.float32(scales)}
+    save(tmp_path / "n.onnx", nodes, {"x": [2, 3, 4, 5]}, weights=weights)
+    with pytest.raises(FileError, match=message):
+        load_network(str(tmp_path / "n.onnx"))

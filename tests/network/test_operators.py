@@ -27,6 +27,7 @@ from fpgapipe.network.operators import (
     Slice,
     Softmax,
     Transpose,
+    Upsample,
 )
 from fpgapipe.network.operators.tensors import DType, ShapeError, Tensor, broadcast
 from fpgapipe.network.operators.windows import same_padding, window_counts
@@ -171,6 +172,7 @@ def test_matmul_follows_numpy(a, b, shape, macs):
         (Pad(((0, 0), (1, 2))), (2, 3), (2, 6)),
         (Reduce("mean", (-1, 1)), (2, 3, 4, 5), (2, 4)),
         (Reduce("max", (1,), keep_axes=True), (2, 3), (2, 1)),
+        (Upsample((2, 3)), (2, 3, 4, 5), (2, 3, 8, 15)),
         (GlobalPool("average"), (2, 3, 4, 5, 6), (2, 3, 1, 1, 1)),
         (Softmax(-1), (2, 3), (2, 3)),
         (Dropout(0.0), (4,), (4,)),

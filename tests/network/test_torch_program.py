@@ -84,6 +84,9 @@ def test_a_residual_network_computes_the_same():
         nn.PReLU(1),
         nn.Sequential(*[nn.ReLU6(), nn.LeakyReLU(0.2), nn.ELU(0.5), nn.GELU(), nn.SiLU()]),
         nn.Sequential(*[nn.Hardswish(), nn.Hardsigmoid(), nn.GELU("tanh"), nn.Tanh()]),
+        nn.Upsample(scale_factor=2),
+        nn.Upsample((36, 24)),
+        nn.Upsample(scale_factor=(1.0, 3.0), mode="nearest-exact"),
         nn.LayerNorm([12, 12], elementwise_affine=False),
         nn.Softmax(1),
     ],
@@ -397,3 +400,17 @@ def test_modules_that_are_not_there(monkeypatch, tmp_path):
         load_network("nowhere:net")
     with pytest.raises(NetworkError, match=r"^'no where:x' is no module:function$"):
         load_network("no where:x")
+
+
+@pytest.mark.parametrize(
+    ("module", "message"),
+    [
+        (nn.Upsample(scale_factor=1.5), r"only whole factors, not from \[12, 12\] to \[18, 18\]"),
+        (nn.Upsample((6, 12)), r"only whole factors, not from \[12, 12\] to \[6, 12\]"),
+        (nn.Upsample(scale_factor=2, mode="bilinear"), "upsample_bilinear2d"),
+    ],
+    ids=["one and a half", "smaller", "bilinear"],
+)
+def test_resizing_that_does_not_repeat_pixels_is_refused(module, message):
+    with pytest.raises(NetworkError, match=message):
+        from_torch((module, (torch.zeros(2, 4, 12, 12),)), name="net")
