@@ -45,7 +45,26 @@ def triangles(batch):
     return net.build()
 
 
-NETWORKS = [rows, images, triangles]
+def groups(batch):
+    """Groups of channels, and single channels, normalised over all positions."""
+    net = Network("groups", batch)
+    x = net.conv(net.image(3, 7, 6), 12, 3, padding=1)
+    for number, channels in enumerate((4, 1)):
+        name = f"groups{number}"
+        shape = net.tensor(x).shape
+        y = net.reshape(x, batch, 12 // channels, -1)
+        y = net.add(f"{name}.norm", ops.LayerNorm(affine=False), y)
+        y = net.reshape(y, *shape)
+        for function in ("mul", "add"):
+            number = net.add(f"{name}.{function}.values", ops.Constant((12,), trainable=True))
+            number = net.reshape(number, 12, 1, 1)
+            y = net.add(f"{name}.{function}", ops.Binary(function), y, number)
+        x = net.conv(net.relu(y), 12, 3, bias=False)
+    net.linear(net.flatten(x), 5)
+    return net.build()
+
+
+NETWORKS = [rows, images, triangles, groups]
 
 
 @pytest.mark.parametrize("activations", [FP32, BF16], ids=str)

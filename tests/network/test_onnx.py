@@ -570,3 +570,28 @@ def test_other_ways_to_resize_are_refused(tmp_path, settings, scales, message):
     save(tmp_path / "n.onnx", nodes, {"x": [2, 3, 4, 5]}, weights=weights)
     with pytest.raises(FileError, match=message):
         load_network(str(tmp_path / "n.onnx"))
+
+
+@pytest.mark.parametrize(
+    ("op", "settings"),
+    [
+        ("GroupNormalization", {"num_groups": 2, "epsilon": 0.01}),
+        ("InstanceNormalization", {}),
+    ],
+)
+def test_normalisations_of_groups(tmp_path, op, settings):
+    nodes = [node(op, ["x", "w", "b"], ["y"], **settings)]
+    weights = {"w": random(6, seed=1), "b": random(6, seed=2)}
+    path = tmp_path / "n.onnx"
+    save(path, nodes, {"x": [2, 6, 4, 5]}, weights=weights, opset=21)
+    graph = agrees_with_onnx(str(path), x=random(2, 6, 4, 5))
+    assert graph.totals.parameters == 12
+
+
+def test_scales_of_groups_are_refused(tmp_path):
+    """Until opset 21, a scale belonged to a group, not to a channel."""
+    nodes = [node("GroupNormalization", ["x", "w", "b"], ["y"], num_groups=2)]
+    weights = {"w": random(2), "b": random(2)}
+    save(tmp_path / "n.onnx", nodes, {"x": [2, 6, 4, 5]}, weights=weights, opset=18)
+    with pytest.raises(FileError, match="GroupNormalization"):
+        load_network(str(tmp_path / "n.onnx"))

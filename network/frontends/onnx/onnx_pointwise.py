@@ -194,6 +194,26 @@ def _layer_norm(t: Translation, node: Any) -> None:
     t.first(node, LayerNorm(axes, epsilon, True, "bias" in values), **values)
 
 
+@handles("GroupNormalization", "InstanceNormalization")
+def _group_norm(t: Translation, node: Any) -> None:
+    """Normalisation of rows, then scales and shifts of channels."""
+    attributes = t.attributes(node)
+    samples, channels, *sizes = t.tensor(node.input[0]).shape
+    groups = channels
+    if node.op_type.startswith("Group"):
+        groups = attributes["num_groups"]
+    name = node_name(node)
+    epsilon = attributes.get("epsilon", 1e-5)
+    rows = t.add(f"{name}.rows", Reshape((samples, groups, -1)), t.layer(node.input[0]))
+    normal = t.add(f"{name}.norm", LayerNorm(1, epsilon, affine=False), rows)
+    layer = t.add(f"{name}.images", Reshape((samples, channels, *sizes)), normal)
+    for place, function in ((1, "mul"), (2, "add")):
+        shape = (channels, *(1 for _ in sizes))
+        number = t.add(f"{name}.{place}", Reshape(shape), t.layer(node.input[place]))
+        layer = t.add(f"{name}.{function}", Binary(function), layer, number)
+    t.give(node, layer)
+
+
 @handles("LRN")
 def _local_response_norm(t: Translation, node: Any) -> None:
     attributes = t.attributes(node)

@@ -26,6 +26,7 @@ from fpgapipe.network.operators import (
     MatMul,
     Pool,
     Reduce,
+    Reshape,
     Softmax,
     Transpose,
     Unary,
@@ -444,6 +445,34 @@ def _layer_norm(t: Translation, node: Node) -> None:
     )
     name = t.name_of(node, node["weight"])
     t.give(node, t.add(name, operator, t.layer(node["input"]), values=values))
+
+
+@handles("group_norm.default", "instance_norm.default")
+def _group_norm(t: Translation, node: Node) -> None:
+    """Normalisation over the channels of a group and all positions; an instance's is of a channel.
+
+    It becomes a normalisation of rows, and scales and shifts of channels.
+    """
+    samples, channels, *sizes = t.tensor(node["input"]).shape
+    if node.target.startswith("aten.instance"):
+        if not node["use_input_stats"]:
+            raise Unsupported("only with the statistics of its input, not running ones")
+        groups = channels
+        if node["running_mean"] is not None:
+            raise Unsupported("only without running statistics (track_running_stats=False)")
+    else:
+        groups = node["num_groups"]
+    rows = t.add(f"{node.name}.rows", Reshape((samples, groups, -1)), t.layer(node["input"]))
+    normal = t.add(f"{node.name}.norm", LayerNorm(1, node["eps"], affine=False), rows)
+    layer = t.add(f"{node.name}.images", Reshape((samples, channels, *sizes)), normal)
+    for function, role in (("mul", "weight"), ("add", "bias")):
+        if node[role] is not None:
+            number = t.layer(node[role])
+            if sizes:
+                shape = (channels, *(1 for _ in sizes))
+                number = t.add(f"{node.name}.{role}", Reshape(shape), number)
+            layer = t.add(f"{node.name}.{function}", Binary(function), layer, number)
+    t.give(node, layer)
 
 
 @handles("softmax.int", "log_softmax.int")
