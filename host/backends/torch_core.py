@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from fpgapipe.host.backends.torch_mx import Product
+from fpgapipe.host.backends.torch_mx import Product, TransposedProduct
 from fpgapipe.host.backends.torch_reference import run_layer_late, with_gradients_of
 from fpgapipe.hw.hls_models.numerics.element_format import BF16, ElementFormat
 from fpgapipe.lowering.products.conv import ConvSpec
@@ -191,6 +191,8 @@ class CoreNumbers:
                         others = roles | {role: x for role, x in late.items() if x is not None}
                         other = _product(layer, args[0], others, layout, parts, self._feature)
                         result = with_gradients_of(result, other)
+                elif isinstance(layer.operator, ops.ConvTranspose):
+                    result = _transposed(layer, args[0], roles, late)
                 elif isinstance(layer.operator, ops.MatMul):
                     result = _matrices(*args)
                 elif isinstance(unit, DropoutUnit) and layer.name in factors:
@@ -294,6 +296,23 @@ def _product(
     if bias is not None:
         y = y + bias.reshape(-1, *(1,) * (y.ndim - 2 if one is _convolved else 0))
     return y
+
+
+def _transposed(
+    layer: Layer, x: torch.Tensor, roles: Tensors, late: Mapping[str, torch.Tensor | None]
+) -> torch.Tensor:
+    """Compute a transposed convolution with its bias; `late` are the weights of its gradients."""
+
+    def with_weights(own: Tensors) -> torch.Tensor:
+        weight, images = own["weight"], x
+        if x.ndim == 3:  # signals are images of one row
+            weight, images = weight.unsqueeze(2), x.unsqueeze(2)
+        y = TransposedProduct.apply(images, weight, conv_of(layer)).reshape(layer.output.shape)
+        return y if "bias" not in own else y + own["bias"].reshape(-1, *(1,) * (x.ndim - 2))
+
+    others = {role: each for role, each in late.items() if each is not None}
+    result = with_weights(roles)
+    return with_gradients_of(result, with_weights({**roles, **others})) if others else result
 
 
 def _scattered(

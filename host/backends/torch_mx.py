@@ -77,25 +77,61 @@ class Product(torch.autograd.Function):  # type: ignore[misc]
         """Return y, of shape (batch, cout, oh, ow)."""
         ctx.conv = conv
         ctx.save_for_backward(x, weight)
-        depth = conv.kernel[1] * conv.cin if is_packed(conv) else conv.cin
-        seen = rounded(unfolded(x, conv).unflatten(1, (-1, depth)))
-        taps = rounded(weight.permute(0, 2, 3, 1).reshape(conv.cout, -1, depth))
-        return _as_images(seen.flatten(1) @ taps.flatten(1).T, conv)
+        return _forward(x, weight, conv)
 
     @staticmethod
     def backward(ctx: Any, dy: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
         """Return the gradients of both operands."""
         conv: ConvSpec = ctx.conv
         x, weight = ctx.saved_tensors
-        outputs = dy.permute(0, 2, 3, 1).reshape(-1, conv.cout)
-        dx = dw = None
-        if ctx.needs_input_grad[0]:
-            taps = rounded(weight.permute(2, 3, 1, 0).reshape(-1, conv.cout))
-            dx = folded(rounded(outputs) @ taps.T, conv)
-        if ctx.needs_input_grad[1]:
-            dw = rounded(outputs.T) @ rounded(unfolded(x, conv).T).T
-            dw = dw.unflatten(1, (*conv.kernel, conv.cin)).permute(0, 3, 1, 2)
+        dx = _input_gradient(dy, weight, conv) if ctx.needs_input_grad[0] else None
+        dw = _weight_gradient(x, dy, conv) if ctx.needs_input_grad[1] else None
         return dx, dw, None
+
+
+class TransposedProduct(torch.autograd.Function):  # type: ignore[misc]
+    """The three passes of a transposed convolution, without its bias.
+
+    Called as ``TransposedProduct.apply(x, weight, conv)``, where `conv` is the convolution of which
+    this is the input gradient: `x` is of shape (batch, cout, oh, ow).
+    """
+
+    @staticmethod
+    def forward(ctx: Any, x: torch.Tensor, weight: torch.Tensor, conv: ConvSpec) -> torch.Tensor:
+        """Return y, of shape (batch, cin, h, w)."""
+        ctx.conv = conv
+        ctx.save_for_backward(x, weight)
+        return _input_gradient(x, weight, conv)
+
+    @staticmethod
+    def backward(ctx: Any, dy: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
+        """Return the gradients of both operands."""
+        x, weight = ctx.saved_tensors
+        dx = _forward(dy, weight, ctx.conv) if ctx.needs_input_grad[0] else None
+        dw = _weight_gradient(dy, x, ctx.conv) if ctx.needs_input_grad[1] else None
+        return dx, dw, None
+
+
+def _forward(x: torch.Tensor, weight: torch.Tensor, conv: ConvSpec) -> torch.Tensor:
+    """Result of a convolution, with both operands rounded along the input channels."""
+    depth = conv.kernel[1] * conv.cin if is_packed(conv) else conv.cin
+    seen = rounded(unfolded(x, conv).unflatten(1, (-1, depth)))
+    taps = rounded(weight.permute(0, 2, 3, 1).reshape(conv.cout, -1, depth))
+    return _as_images(seen.flatten(1) @ taps.flatten(1).T, conv)
+
+
+def _input_gradient(dy: torch.Tensor, weight: torch.Tensor, conv: ConvSpec) -> torch.Tensor:
+    """Gradient of the input, with both operands rounded along the output channels."""
+    outputs = dy.permute(0, 2, 3, 1).reshape(-1, conv.cout)
+    taps = rounded(weight.permute(2, 3, 1, 0).reshape(-1, conv.cout))
+    return folded(rounded(outputs) @ taps.T, conv)
+
+
+def _weight_gradient(x: torch.Tensor, dy: torch.Tensor, conv: ConvSpec) -> torch.Tensor:
+    """Gradient of the weight, with both operands rounded along the positions."""
+    outputs = dy.permute(0, 2, 3, 1).reshape(-1, conv.cout)
+    dw = rounded(outputs.T) @ rounded(unfolded(x, conv).T).T
+    return dw.unflatten(1, (*conv.kernel, conv.cin)).permute(0, 3, 1, 2)
 
 
 def unfolded(x: torch.Tensor, conv: ConvSpec) -> torch.Tensor:

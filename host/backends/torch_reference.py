@@ -196,6 +196,28 @@ def _conv(o: ops.Conv, own: Weights, args: list[torch.Tensor], training: bool) -
     return result
 
 
+def _conv_transpose(
+    o: ops.ConvTranspose, own: Weights, args: list[torch.Tensor], training: bool
+) -> torch.Tensor:
+    """The whole result of all windows, of which the padding is then cut off."""
+    import torch
+    from torch.nn import functional
+
+    rank = len(o.kernel)
+    run: Any = (
+        torch.conv_transpose1d,
+        torch.conv_transpose2d,
+        torch.conv_transpose3d,
+    )[rank - 1]
+    whole = run(args[0], own["weight"], None, o.stride, 0, 0, o.groups, o.dilation)
+    cut = [
+        (-before, more - after)
+        for (before, after), more in zip(o.padding, o.output_padding, strict=True)
+    ]
+    result = functional.pad(whole, [side for pair in reversed(cut) for side in pair])
+    return result if "bias" not in own else result + own["bias"].reshape(-1, *(1,) * rank)
+
+
 def _pool(o: ops.Pool, own: Weights, args: list[torch.Tensor], training: bool) -> torch.Tensor:
     """Pooling over windows that are gathered here, since PyTorch's has no one-sided padding."""
     import torch
@@ -388,6 +410,7 @@ _RUNS: dict[type[ops.Operator], Callable[..., Any]] = {
     ops.Concat: _concat,
     ops.Constant: lambda o, own, args, training: own["value"],
     ops.Conv: _conv,
+    ops.ConvTranspose: _conv_transpose,
     ops.CrossEntropy: _functional("cross_entropy"),
     ops.Detach: lambda o, own, args, training: args[0].detach(),
     ops.Dropout: _dropout,

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from fpgapipe.lowering.memory.memory_map import Stored
 from fpgapipe.lowering.tiling.kernel import Tensor
 from fpgapipe.lowering.units.layers.depthwise_unit import is_depthwise
-from fpgapipe.network.operators import Conv
+from fpgapipe.network.operators import Conv, ConvTranspose
 
 if TYPE_CHECKING:
     from fpgapipe.lowering.units.layouts import Layout
@@ -26,6 +26,8 @@ class Order(Enum):
 
 def order_of_weight(layer: Layer) -> Order | None:
     """Order of the weight of a convolution; None for other layers."""
+    if isinstance(layer.operator, ConvTranspose):
+        return Order.INPUTS_LAST  # of the convolution of which it is the input gradient
     if not isinstance(layer.operator, Conv):
         return None
     depthwise = is_depthwise(layer.operator, layer.input_tensors[0].shape)

@@ -21,6 +21,7 @@ from fpgapipe.lowering.units.layers import (  # noqa: F401, register units
     part_units,
     reduction_units,
     step_units,
+    transposed_unit,
     upsample_unit,
 )
 from fpgapipe.lowering.units.layers.dropout_unit import DropoutUnit

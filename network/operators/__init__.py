@@ -25,7 +25,14 @@ from fpgapipe.network.operators.pointwise import (
     Dropout,
     Unary,
 )
-from fpgapipe.network.operators.products import Conv, Embedding, Linear, Lstm, MatMul
+from fpgapipe.network.operators.products import (
+    Conv,
+    ConvTranspose,
+    Embedding,
+    Linear,
+    Lstm,
+    MatMul,
+)
 from fpgapipe.network.operators.reductions import (
     BatchNorm,
     CrossEntropy,
@@ -47,6 +54,7 @@ __all__ = [
     "Concat",
     "Constant",
     "Conv",
+    "ConvTranspose",
     "CrossEntropy",
     "Detach",
     "Dropout",

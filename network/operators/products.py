@@ -99,6 +99,112 @@ class Conv(Operator):
 
 
 @dataclass(frozen=True)
+class ConvTranspose(Operator):
+    """Transposed convolution: what the input gradient of a convolution computes.
+
+    Each element of the input adds its products with the weight's taps to the window that it has in
+    the output. The weight has the shape ``C_in, C_out / groups, *kernel``.
+
+    Parameters
+    ----------
+    out_channels : int
+        Channels of the output.
+    kernel, stride, dilation : tuple of int
+        Size of the window, distance between windows in the output, and between their taps; one
+        number for each spatial axis.
+    padding : tuple of (int, int)
+        Numbers of elements that are cut off before and after, for each spatial axis.
+    output_padding : tuple of int
+        Numbers of elements added at the end of each spatial axis; fewer than the stride.
+    groups : int
+        Number of groups; it must divide the channels of input and output.
+    bias : bool
+        Whether the operator has a bias.
+    """
+
+    kind: ClassVar[str] = "conv_transpose"
+
+    out_channels: int
+    kernel: tuple[int, ...]
+    stride: tuple[int, ...]
+    padding: Padding
+    output_padding: tuple[int, ...]
+    dilation: tuple[int, ...]
+    groups: int = 1
+    bias: bool = True
+
+    def __post_init__(self) -> None:
+        require_positive(
+            self.kind,
+            out_channels=self.out_channels,
+            kernel=self.kernel,
+            stride=self.stride,
+            dilation=self.dilation,
+            groups=self.groups,
+        )
+        each = (self.kernel, self.stride, self.padding, self.output_padding, self.dilation)
+        if len({len(numbers) for numbers in each}) != 1 or len(self.kernel) > 3:
+            raise ShapeError(
+                "conv_transpose kernel, stride, padding, output_padding and dilation must have one "
+                "entry for each of 1..3 axes"
+            )
+        if any(side < 0 for pair in self.padding for side in pair):
+            raise ShapeError(f"conv_transpose padding must not be negative: {self.padding}")
+        if any(
+            not 0 <= more < stride
+            for more, stride in zip(self.output_padding, self.stride, strict=True)
+        ):
+            raise ShapeError(
+                f"conv_transpose output_padding must be at least 0 and less than the stride "
+                f"{list(self.stride)}, not {list(self.output_padding)}"
+            )
+        if self.out_channels % self.groups:
+            raise ShapeError(
+                f"conv_transpose out_channels must be a multiple of groups={self.groups}, not "
+                f"{self.out_channels}"
+            )
+
+    def output(self, inputs: Sequence[Tensor]) -> Tensor:
+        """``N, C_in, spatial...`` to ``N, C_out, spatial...``."""
+        (x,) = inputs
+        rank = len(self.kernel) + 2
+        require_rank(self.kind, x, rank, rank)
+        require_float(self.kind, x)
+        if x.shape[1] % self.groups:
+            raise ShapeError(
+                f"conv_transpose input channels must be a multiple of groups={self.groups}, not "
+                f"{x.shape[1]}"
+            )
+        sizes = tuple(
+            (size - 1) * stride + (kernel - 1) * dilation + 1 + more - before - after
+            for size, stride, kernel, dilation, more, (before, after) in zip(
+                x.shape[2:],
+                self.stride,
+                self.kernel,
+                self.dilation,
+                self.output_padding,
+                self.padding,
+                strict=True,
+            )
+        )
+        if min(sizes) < 1:
+            raise ShapeError(f"conv_transpose cuts off all elements: {list(sizes)} are left")
+        return x.with_shape((x.shape[0], self.out_channels, *sizes))
+
+    def parameters(self, inputs: Sequence[Tensor]) -> tuple[ParameterSpec, ...]:
+        """Weight and, if asked for, bias."""
+        weight = (inputs[0].shape[1], self.out_channels // self.groups, *self.kernel)
+        return _weight_and_bias(weight, self.out_channels if self.bias else None)
+
+    def gemms(self, inputs: Sequence[Tensor], output: Tensor) -> tuple[Gemm, ...]:
+        """One product per group; m, k and n are positions, input channels, taps times outputs."""
+        x = inputs[0]
+        positions = x.elements // x.shape[1]
+        outputs = self.out_channels // self.groups * math.prod(self.kernel)
+        return (Gemm(positions, x.shape[1] // self.groups, outputs, count=self.groups),)
+
+
+@dataclass(frozen=True)
 class Linear(Operator):
     """Product of the last axis with a weight of ``out_features, in_features``."""
 

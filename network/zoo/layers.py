@@ -10,6 +10,7 @@ from fpgapipe.network.operators import (
     Binary,
     Concat,
     Conv,
+    ConvTranspose,
     Dropout,
     Embedding,
     Flatten,
@@ -71,6 +72,31 @@ class Network(GraphBuilder):
             per_axis(1, rank, "dilation"),
             groups,
             bias,
+        )
+        return self._add(operator, x, name=name)
+
+    def conv_transpose(
+        self,
+        x: str,
+        channels: int,
+        kernel: Size,
+        *,
+        stride: Size = 1,
+        padding: Size | Sequence[tuple[int, int]] = 0,
+        output_padding: Size = 0,
+        bias: bool = True,
+        name: str | None = None,
+    ) -> str:
+        """Transposed convolution over as many axes as the input has beyond batch and channels."""
+        rank = len(self.tensor(x).shape) - 2
+        operator = ConvTranspose(
+            channels,
+            per_axis(kernel, rank, "kernel"),
+            per_axis(stride, rank, "stride"),
+            _both_sides(padding, rank),
+            per_axis(output_padding, rank, "output_padding"),
+            per_axis(1, rank, "dilation"),
+            bias=bias,
         )
         return self._add(operator, x, name=name)
 

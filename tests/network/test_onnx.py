@@ -595,3 +595,40 @@ def test_scales_of_groups_are_refused(tmp_path):
     save(tmp_path / "n.onnx", nodes, {"x": [2, 6, 4, 5]}, weights=weights, opset=18)
     with pytest.raises(FileError, match="GroupNormalization"):
         load_network(str(tmp_path / "n.onnx"))
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {},
+        {"strides": [2, 3], "pads": [0, 1, 1, 0], "output_padding": [1, 2]},
+        {"group": 2, "dilations": [2, 1]},
+    ],
+)
+def test_transposed_convolutions(tmp_path, settings):
+    groups = settings.get("group", 1)
+    weights = {"w": random(4, 6 // groups, 3, 2), "b": random(6, seed=1)}
+    path = tmp_path / "n.onnx"
+    save(path, [node("ConvTranspose", ["x", "w", "b"], ["y"], **settings)], {"x": [2, 4, 4, 5]},
+         weights=weights)  # fmt: skip
+    if groups == 1:
+        agrees_with_onnx(str(path), x=random(2, 4, 4, 5))
+    else:  # ONNX's reference does not compute groups
+        assert load_network(str(path)).layers["y"].output.shape == (2, 6, 8, 6)
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"auto_pad": "SAME_UPPER"}, "not by auto_pad"),
+        ({"output_shape": [9, 9]}, "not by output_shape"),
+        ({"kernel_shape": [2, 2]}, r"kernel_shape \[2, 2\] contradicts"),
+        ({"output_padding": [1, 0]}, "less than the stride"),
+    ],
+)
+def test_other_transposed_convolutions_are_refused(tmp_path, settings, message):
+    nodes = [node("ConvTranspose", ["x", "w"], ["y"], **settings)]
+    weights = {"w": random(4, 6, 3, 2)}
+    save(tmp_path / "n.onnx", nodes, {"x": [2, 4, 4, 5]}, weights=weights)
+    with pytest.raises(FileError, match=message):
+        load_network(str(tmp_path / "n.onnx"))

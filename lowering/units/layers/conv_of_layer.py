@@ -15,6 +15,8 @@ if TYPE_CHECKING:
 def conv_of(layer: Layer) -> ConvSpec:
     """Return the convolution that a convolution or linear layer computes, or one of its groups.
 
+    For a transposed convolution it is the convolution whose input gradient that computes.
+
     Raises
     ------
     NotImplementedError
@@ -24,6 +26,8 @@ def conv_of(layer: Layer) -> ConvSpec:
     shape = layer.input_tensors[0].shape
     if isinstance(operator, ops.Linear):
         return ConvSpec.linear(prod(shape[:-1]), operator.out_features, shape[-1])
+    if isinstance(operator, ops.ConvTranspose):
+        return _conv_behind(operator, shape, layer.output.shape)
     assert isinstance(operator, ops.Conv)
     if len(operator.kernel) > 2:
         raise NotImplementedError(
@@ -38,6 +42,34 @@ def conv_of(layer: Layer) -> ConvSpec:
         cin=shape[1] // operator.groups,
         cout=operator.out_channels // operator.groups,
         kernel=(down, across),
+        stride=_pair(none + operator.stride),
+        pad=(top, left, bottom, right),
+        h=height,
+        w=width,
+        batch=shape[0],
+        dilation=_pair(none + operator.dilation),
+    )
+
+
+def _conv_behind(
+    operator: ops.ConvTranspose, shape: tuple[int, ...], output: tuple[int, ...]
+) -> ConvSpec:
+    """The convolution of which a transposed one is the input gradient."""
+    if len(operator.kernel) > 2:
+        raise NotImplementedError(
+            f"transposed convolutions must have one axis or two, not {len(operator.kernel)}"
+        )
+    if operator.groups > 1:
+        raise NotImplementedError(
+            f"transposed convolutions must have one group, not {operator.groups}"
+        )
+    none: tuple[int, ...] = (1,) * (2 - len(operator.kernel))
+    (top, bottom), (left, right) = ((0, 0),) * len(none) + operator.padding
+    height, width = none + output[2:]
+    return ConvSpec(
+        cin=output[1],
+        cout=shape[1],
+        kernel=_pair(none + operator.kernel),
         stride=_pair(none + operator.stride),
         pad=(top, left, bottom, right),
         h=height,

@@ -18,6 +18,7 @@ from fpgapipe.network.operators import (
     Affine,
     Binary,
     Conv,
+    ConvTranspose,
     Embedding,
     GlobalPool,
     Linear,
@@ -88,6 +89,41 @@ def _conv(t: Translation, node: Any) -> None:
     values = {"weight": (node.input[1], weight)}
     if bias is not None:
         values["bias"] = (node.input[2], bias)
+    t.first(node, operator, **values)
+
+
+@handles("ConvTranspose")
+def _conv_transpose(t: Translation, node: Any) -> None:
+    attributes = t.attributes(node)
+    weight = t.weight(node, 1, "weight")
+    kernel = tuple(int(size) for size in weight.shape[2:])
+    ones = (1,) * len(kernel)
+    if attributes.get("auto_pad", b"NOTSET") not in (b"NOTSET", b"VALID"):
+        raise Unsupported("only with padding given as numbers, not by auto_pad")
+    if "output_shape" in attributes:
+        raise Unsupported("only with padding given as numbers, not by output_shape")
+    if tuple(attributes.get("kernel_shape", kernel)) != kernel:
+        raise Unsupported(
+            f"kernel_shape {list(attributes['kernel_shape'])} contradicts its weight, whose kernel "
+            f"is {list(kernel)}"
+        )
+    sizes = t.tensor(node.input[0]).shape[2:]
+    if len(sizes) != len(kernel):
+        raise Unsupported(f"weight of shape {list(weight.shape)} does not fit its input")
+    groups = attributes.get("group", 1)
+    values = {"weight": (node.input[1], weight)}
+    if t.operand(node, 2):
+        values["bias"] = (node.input[2], t.weight(node, 2, "bias"))
+    operator = ConvTranspose(
+        int(weight.shape[1]) * groups,
+        kernel,
+        tuple(attributes.get("strides", ones)),
+        _padding(attributes, sizes, kernel, ones, ones),
+        tuple(attributes.get("output_padding", (0,) * len(kernel))),
+        tuple(attributes.get("dilations", ones)),
+        groups,
+        "bias" in values,
+    )
     t.first(node, operator, **values)
 
 

@@ -16,6 +16,7 @@ from fpgapipe.network.operators import (
     Binary,
     Concat,
     Conv,
+    ConvTranspose,
     CrossEntropy,
     Dropout,
     Embedding,
@@ -54,6 +55,25 @@ def _conv(t: Translation, node: Node) -> None:
         padding = tuple((side, side) for side in _spread(sides, rank))
     operator = Conv(
         weight.shape[0], kernel, stride, padding, dilation, node["groups"], "bias" in values
+    )
+    name = t.name_of(node, node["weight"])
+    t.give(node, t.add(name, operator, t.layer(node["input"]), values=values))
+
+
+@handles("conv_transpose1d.default", "conv_transpose2d.input", "conv_transpose3d.input")
+def _conv_transpose(t: Translation, node: Node) -> None:
+    values = t.weights(node, weight="weight", bias="bias")
+    weight = values["weight"][1]
+    rank = weight.ndim - 2
+    operator = ConvTranspose(
+        weight.shape[1] * node["groups"],
+        weight.shape[2:],
+        _spread(node["stride"], rank),
+        tuple((side, side) for side in _spread(node["padding"], rank)),
+        _spread(node["output_padding"], rank),
+        _spread(node["dilation"], rank),
+        node["groups"],
+        "bias" in values,
     )
     name = t.name_of(node, node["weight"])
     t.give(node, t.add(name, operator, t.layer(node["input"]), values=values))
