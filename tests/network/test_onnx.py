@@ -13,6 +13,7 @@ from fpgapipe.network.operators import Lstm
 
 onnx = pytest.importorskip("onnx", reason="needs the onnx extra")
 from onnx import TensorProto, helper, numpy_helper  # noqa: E402
+from onnx_models import agrees_with_onnx, node, random, save  # noqa: E402
 
 LIGHT = Path(onnx.__file__).parent / "backend" / "test" / "data" / "light"
 
@@ -38,18 +39,18 @@ def weights_of(model) -> int:
         if each.name.endswith("__SHAPE")
     }
     sizes = {each.name: int(np.prod(each.dims)) for each in model.graph.initializer}
-    for node in model.graph.node:
-        if node.op_type == "ConstantOfShape":
-            sizes[node.output[0]] = int(np.prod(shapes[node.input[0]]))
-    for node in model.graph.node:
-        if node.op_type in ("Unsqueeze", "Reshape") and node.input[0] in sizes:
-            sizes[node.output[0]] = sizes[node.input[0]]
+    for each in model.graph.node:
+        if each.op_type == "ConstantOfShape":
+            sizes[each.output[0]] = int(np.prod(shapes[each.input[0]]))
+    for each in model.graph.node:
+        if each.op_type in ("Unsqueeze", "Reshape") and each.input[0] in sizes:
+            sizes[each.output[0]] = sizes[each.input[0]]
     total = 0
     counted = set()
-    for node in model.graph.node:
-        roles = node.input[1:3] if node.op_type in ("BatchNormalization", "Conv", "Gemm") else ()
-        if node.op_type in ("Mul", "Add"):
-            roles = [name for name in node.input if name in sizes]
+    for each in model.graph.node:
+        roles = each.input[1:3] if each.op_type in ("BatchNormalization", "Conv", "Gemm") else ()
+        if each.op_type in ("Mul", "Add"):
+            roles = [name for name in each.input if name in sizes]
         for name in roles:
             if name not in counted:
                 total += sizes[name]
@@ -73,54 +74,6 @@ def test_all_structure_only_networks_are_tried():
 
 
 # Models made by hand ---------------------------------------------------------------------------
-
-
-def save(path, nodes, inputs, outputs=("y",), weights=None, opset=17, **extra):
-    """Write a model; inputs are name to shape (or (shape, type)), weights name to array."""
-    infos = []
-    for name, shape in inputs.items():
-        kind = TensorProto.FLOAT
-        if isinstance(shape, tuple):
-            shape, kind = shape
-        infos.append(helper.make_tensor_value_info(name, kind, shape))
-    graph = helper.make_graph(
-        nodes,
-        "g",
-        infos,
-        [helper.make_tensor_value_info(name, TensorProto.FLOAT, [None]) for name in outputs],
-        [numpy_helper.from_array(np.asarray(v), k) for k, v in (weights or {}).items()],
-    )
-    imports = [helper.make_opsetid("", opset), *extra.pop("imports", [])]
-    model = helper.make_model(graph, opset_imports=imports, ir_version=8, **extra)
-    onnx.save(model, path)
-    return str(path)
-
-
-def random(*shape, seed=0):
-    return np.random.default_rng(seed).standard_normal(shape).astype(np.float32)
-
-
-def agrees_with_onnx(path, *, atol=1e-4, **inputs):
-    """The imported graph, run by the PyTorch reference, equals ONNX's own evaluation."""
-    torch = pytest.importorskip("torch", reason="needs the torch extra")
-    from onnx.reference import ReferenceEvaluator
-
-    from fpgapipe.host.backends.torch_reference import forward, initial_weights
-
-    batch = next(iter(inputs.values())).shape[0]
-    graph = load_network(path, None if "--fixed" in path else batch)
-    tensors = {k: torch.from_numpy(v) for k, v in inputs.items() if k in graph.inputs}
-    results = forward(graph, initial_weights(graph), tensors)
-    expected = ReferenceEvaluator(path).run(None, inputs)
-    assert len(graph.outputs) == len(expected)
-    for name, want in zip(graph.outputs, expected, strict=True):
-        np.testing.assert_allclose(results[name].numpy(), want, rtol=1e-4, atol=atol)
-        assert graph.layers[name].output.shape == want.shape
-    return graph
-
-
-def node(op, inputs, outputs, **attributes):
-    return helper.make_node(op, inputs, outputs, **attributes)
 
 
 @pytest.mark.parametrize("transposed", [False, True])
@@ -536,99 +489,3 @@ def test_dynamo_export_with_dynamic_batch(tmp_path):
     norms = [each for each in model.modules() if isinstance(each, torch.nn.BatchNorm2d)]
     folded = sum(p.numel() for norm in norms for p in norm.parameters())
     assert graph.totals.parameters == sum(p.numel() for p in model.parameters()) - folded
-
-
-@pytest.mark.parametrize(
-    ("settings", "opset"),
-    [
-        ({"coordinate_transformation_mode": "asymmetric", "nearest_mode": "floor"}, 13),
-        ({}, 13),
-        ({"nearest_mode": "round_prefer_ceil"}, 19),
-        ({"mode": "nearest"}, 9),
-    ],
-)
-def test_pixels_are_repeated(tmp_path, settings, opset):
-    op, inputs = ("Upsample", ["x", "s"]) if opset == 9 else ("Resize", ["x", "", "s"])
-    scales = {"s": np.float32([1, 1, 2, 3])}
-    nodes = [node(op, inputs, ["y"], **settings)]
-    save(tmp_path / "n.onnx", nodes, {"x": [2, 3, 4, 5]}, weights=scales, opset=opset)
-    agrees_with_onnx(str(tmp_path / "n.onnx"), x=random(2, 3, 4, 5))
-
-
-@pytest.mark.parametrize(
-    ("settings", "scales", "message"),
-    [
-        ({"nearest_mode": "ceil"}, [1, 1, 2, 2], "not mode nearest with half_pixel and ceil"),
-        ({"mode": "linear"}, [1, 1, 2, 2], "not mode linear"),
-        ({}, [1, 1, 1.5, 2], r"not \[1.0, 1.0, 1.5, 2.0\] of \[2, 3, 4, 5\]"),
-        ({}, [1, 2, 2, 2], "only whole factors of the spatial axes"),
-    ],
-)
-def test_other_ways_to_resize_are_refused(tmp_path, settings, scales, message):
-    nodes = [node("Resize", ["x", "", "s"], ["y"], **settings)]
-    weights = {"s": np.float32(scales)}
-    save(tmp_path / "n.onnx", nodes, {"x": [2, 3, 4, 5]}, weights=weights)
-    with pytest.raises(FileError, match=message):
-        load_network(str(tmp_path / "n.onnx"))
-
-
-@pytest.mark.parametrize(
-    ("op", "settings"),
-    [
-        ("GroupNormalization", {"num_groups": 2, "epsilon": 0.01}),
-        ("InstanceNormalization", {}),
-    ],
-)
-def test_normalisations_of_groups(tmp_path, op, settings):
-    nodes = [node(op, ["x", "w", "b"], ["y"], **settings)]
-    weights = {"w": random(6, seed=1), "b": random(6, seed=2)}
-    path = tmp_path / "n.onnx"
-    save(path, nodes, {"x": [2, 6, 4, 5]}, weights=weights, opset=21)
-    graph = agrees_with_onnx(str(path), x=random(2, 6, 4, 5))
-    assert graph.totals.parameters == 12
-
-
-def test_scales_of_groups_are_refused(tmp_path):
-    """Until opset 21, a scale belonged to a group, not to a channel."""
-    nodes = [node("GroupNormalization", ["x", "w", "b"], ["y"], num_groups=2)]
-    weights = {"w": random(2), "b": random(2)}
-    save(tmp_path / "n.onnx", nodes, {"x": [2, 6, 4, 5]}, weights=weights, opset=18)
-    with pytest.raises(FileError, match="GroupNormalization"):
-        load_network(str(tmp_path / "n.onnx"))
-
-
-@pytest.mark.parametrize(
-    "settings",
-    [
-        {},
-        {"strides": [2, 3], "pads": [0, 1, 1, 0], "output_padding": [1, 2]},
-        {"group": 2, "dilations": [2, 1]},
-    ],
-)
-def test_transposed_convolutions(tmp_path, settings):
-    groups = settings.get("group", 1)
-    weights = {"w": random(4, 6 // groups, 3, 2), "b": random(6, seed=1)}
-    path = tmp_path / "n.onnx"
-    save(path, [node("ConvTranspose", ["x", "w", "b"], ["y"], **settings)], {"x": [2, 4, 4, 5]},
-         weights=weights)  # fmt: skip
-    if groups == 1:
-        agrees_with_onnx(str(path), x=random(2, 4, 4, 5))
-    else:  # ONNX's reference does not compute groups
-        assert load_network(str(path)).layers["y"].output.shape == (2, 6, 8, 6)
-
-
-@pytest.mark.parametrize(
-    ("settings", "message"),
-    [
-        ({"auto_pad": "SAME_UPPER"}, "not by auto_pad"),
-        ({"output_shape": [9, 9]}, "not by output_shape"),
-        ({"kernel_shape": [2, 2]}, r"kernel_shape \[2, 2\] contradicts"),
-        ({"output_padding": [1, 0]}, "less than the stride"),
-    ],
-)
-def test_other_transposed_convolutions_are_refused(tmp_path, settings, message):
-    nodes = [node("ConvTranspose", ["x", "w"], ["y"], **settings)]
-    weights = {"w": random(4, 6, 3, 2)}
-    save(tmp_path / "n.onnx", nodes, {"x": [2, 4, 4, 5]}, weights=weights)
-    with pytest.raises(FileError, match=message):
-        load_network(str(tmp_path / "n.onnx"))

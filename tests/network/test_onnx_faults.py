@@ -2,7 +2,7 @@
 
 import numpy as np
 import pytest
-from test_onnx import agrees_with_onnx, node, random, save
+from onnx_models import agrees_with_onnx, node, random, save
 
 from fpgapipe.errors import FileError
 from fpgapipe.network.load import load_network
