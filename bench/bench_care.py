@@ -36,6 +36,7 @@ from fpgapipe.lowering.program.pipeline import build_pipeline
 from fpgapipe.lowering.units.step_options import StepOptions, scalar_bits
 from fpgapipe.network.frontends.torch.torch_program import from_torch
 from fpgapipe.network.graph import Graph
+from fpgapipe.network.logits import Logits
 from fpgapipe.partition.schedule.schedule_kinds import make_schedule
 
 CASES: dict[str, Case] = {
@@ -245,8 +246,8 @@ def check_step(case: Case, source: Source, graph: Graph) -> float:
     values = {name: each.numpy() for name, each in initial_weights(graph).items()}
     inputs = batches(case)[0]
     given = {name: each.numpy() for name, each in given_to(graph, inputs).items()}
-    classes = graph.layers[graph.outputs[0]].output.shape[-1]
-    labels = np.random.default_rng(5).integers(0, classes, graph.batch)
+    logits = Logits.of(graph)
+    labels = np.random.default_rng(5).integers(0, logits.classes, logits.label_shape)
     scalars = scalar_bits(learning_rate=0.05)
     with ModelBackend(pipeline, values) as backend:
         before = backend.state()
@@ -261,7 +262,10 @@ def check_step(case: Case, source: Source, graph: Graph) -> float:
     if case.random:
         return 0.0
     loss, expected, buffers = source.gradients(
-        inputs, lambda each: torch.nn.functional.cross_entropy(each[0], torch.tensor(labels))
+        inputs,
+        lambda each: torch.nn.functional.cross_entropy(
+            logits.classes_second(each[0]), torch.tensor(labels)
+        ),
     )
     if not abs(loss - result.loss) <= LOSS * max(1.0, abs(loss)):
         raise WrongError(f"step: loss {result.loss:.4f} for {loss:.4f}")

@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import math
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
+
+from fpgapipe.network.logits import Logits
+from fpgapipe.network.operators import Embedding
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -18,8 +21,8 @@ def initial_parameters(graph: Graph, seed: int) -> dict[str, NDArray[np.float32]
 
     The weights of a layer whose result only ReLUs read are larger by a factor of sqrt(6). With
     that, the activations keep their variance from layer to layer, and even a short training leaves
-    the first plateau. Batch normalisation begins with a scale and variance of 1 and a shift and
-    mean of 0.
+    the first plateau. Normalisations begin with a scale and variance of 1, and a shift and mean of
+    0.
 
     Source: K. He et al., "Delving Deep into Rectifiers", ICCV 2015.
     """
@@ -32,7 +35,7 @@ def initial_parameters(graph: Graph, seed: int) -> dict[str, NDArray[np.float32]
             role, shape = parameter.spec.role, parameter.spec.shape
             if len(shape) > 1:
                 fan_in = math.prod(shape[1:])
-            if layer.op == "batch_norm":
+            if layer.op in ("batch_norm", "layer_norm"):
                 start = 1.0 if role in ("weight", "running_var") else 0.0
                 found[parameter.name] = np.full(shape, start, np.float32)
             else:
@@ -51,14 +54,34 @@ def _rectified(graph: Graph) -> set[str]:
     return {name for name, operators in readers.items() if operators == {"relu"}}
 
 
+def num_indices(graph: Graph) -> dict[str, int]:
+    """For each integer input that embeddings read, the number of its values, which begin at 0."""
+    found: dict[str, int] = {}
+    for layer in graph.layers.values():
+        for name in layer.inputs:
+            if isinstance(layer.operator, Embedding) and name in graph.inputs:
+                rows = layer.operator.num_embeddings
+                found[name] = min(found.get(name, rows), rows)
+    return found
+
+
 def random_batch(
     graph: Graph, seed: int, count: int = 1
-) -> tuple[dict[str, NDArray[np.float32]], NDArray[np.int64]]:
-    """Normally distributed inputs and random class numbers for `count` micro-batches."""
+) -> tuple[dict[str, NDArray[Any]], NDArray[np.int64]]:
+    """Random samples and labels for `count` micro-batches.
+
+    Inputs of floating-point numbers are normally distributed; indices of embeddings and labels are
+    equally distributed over all that there are.
+    """
     rng = np.random.default_rng(seed)
-    inputs = {
-        name: rng.standard_normal((tensor.shape[0] * count, *tensor.shape[1:]), np.float32)
-        for name, tensor in graph.inputs.items()
-    }
-    logits = graph.layers[graph.outputs[0]].output.shape
-    return inputs, rng.integers(0, logits[-1], logits[0] * count)
+    indices = num_indices(graph)
+    inputs: dict[str, NDArray[Any]] = {}
+    for name, tensor in graph.inputs.items():
+        shape = (tensor.shape[0] * count, *tensor.shape[1:])
+        if name in indices:
+            inputs[name] = rng.integers(0, indices[name], shape)
+        else:
+            inputs[name] = rng.standard_normal(shape, np.float32)
+    logits = Logits.of(graph)
+    samples, *rest = logits.label_shape
+    return inputs, rng.integers(0, logits.classes, (samples * count, *rest))

@@ -15,6 +15,7 @@ from fpgapipe.host.backends.torch_reference import cuda_fault, forward, gradient
 from fpgapipe.lowering.kernels.optimiser import CLIP_EPSILON, Adam
 from fpgapipe.lowering.units.network_units import check_network, drop_factors_of
 from fpgapipe.lowering.units.step_options import SUFFIXES, Scalar, StepOptions
+from fpgapipe.network.logits import Logits
 from fpgapipe.optional import require
 
 if TYPE_CHECKING:
@@ -237,10 +238,11 @@ class TorchBackend(StepRunner):
         return {name: np.concatenate(parts)[:samples] for name, parts in found.items()}
 
     def evaluate(self, inputs: Values, labels: NDArray[np.integer]) -> StepResult:
-        """Infer any number of samples; return their mean loss and how many are right."""
+        """Infer any number of samples; return their mean loss and how many labels are right."""
         import torch
 
-        (logits,) = (torch.from_numpy(each) for each in self.results(inputs).values())
+        (values,) = (torch.from_numpy(each) for each in self.results(inputs).values())
+        logits = Logits.of(self.graph).classes_second(values)
         classes = torch.as_tensor(np.asarray(labels, np.int64))
         loss = torch.nn.functional.cross_entropy(logits, classes)
         return StepResult(float(loss), _num_correct(logits, classes), None)
@@ -287,9 +289,11 @@ class TorchBackend(StepRunner):
                 came = inputs[name].shape if name in inputs else "nothing"
                 raise ValueError(f"input {name} must have shape {shape}, not {came}")
             given[name] = self._tensor(inputs[name]).chunk(count)
-        logits = self.graph.layers[self.graph.outputs[0]].output.shape
-        if labels.shape != (logits[0] * count,):
-            raise ValueError(f"labels must have shape {(logits[0] * count,)}, not {labels.shape}")
+        samples, *rest = Logits.of(self.graph).label_shape
+        if labels.shape != (samples * count, *rest):
+            raise ValueError(
+                f"labels must have shape {(samples * count, *rest)}, not {labels.shape}"
+            )
         return given, self._tensor(np.asarray(labels, np.int64)).chunk(count)
 
     def _factors(self, scalars: Sequence[int], index: int) -> dict[str, torch.Tensor]:
@@ -308,7 +312,7 @@ class TorchBackend(StepRunner):
         factors: dict[str, torch.Tensor],
         late: dict[str, torch.Tensor] | None = None,
     ) -> tuple[float, int, dict[str, torch.Tensor]]:
-        """Forward and backward pass of a micro-batch: loss, right samples, gradients.
+        """Forward and backward pass of a micro-batch: loss, right labels, gradients.
 
         The backward pass uses the parameters `late` where they are given.
         """
@@ -317,7 +321,7 @@ class TorchBackend(StepRunner):
         outcome: list[tuple[float, int]] = []
 
         def loss_of(logits: torch.Tensor) -> torch.Tensor:
-            logits = logits.float()
+            logits = Logits.of(self.graph).classes_second(logits.float())
             loss = torch.nn.functional.cross_entropy(logits, classes)
             outcome.append((float(loss.detach()), _num_correct(logits.detach(), classes)))
             return loss / self.num_microbatches
@@ -438,6 +442,9 @@ def _repeatable(device: torch.device, threads: int) -> Iterator[None]:
 
 
 def _num_correct(logits: torch.Tensor, classes: torch.Tensor) -> int:
-    """Number of rows in which no logit is larger than that of the label, as the devices count."""
-    own = logits.gather(1, classes[:, None]).squeeze(1)
+    """Number of labels of which no class has a larger logit, as the devices count.
+
+    The classes are along axis 1 of the logits.
+    """
+    own = logits.gather(1, classes.unsqueeze(1)).squeeze(1)
     return int((own == logits.amax(1)).sum())

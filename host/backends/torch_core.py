@@ -15,6 +15,7 @@ from functools import reduce
 from typing import TYPE_CHECKING, Any
 
 import torch
+from torch.nn import functional
 
 from fpgapipe.host.backends.torch_mx import Product, TransposedProduct
 from fpgapipe.host.backends.torch_reference import run_layer_late, with_gradients_of
@@ -132,7 +133,10 @@ class CoreNumbers:
         training: bool,
         backward: Tensors | None = None,
     ) -> tuple[dict[str, torch.Tensor], list[_Ran]]:
-        values = {name: self._feature(value) for name, value in inputs.items()}
+        values = {
+            name: self._feature(value) if value.is_floating_point() else value
+            for name, value in inputs.items()
+        }
         ran = []
         for unit in self._units:
             each = self._run(unit, weights, values, factors, training=training, backward=backward)
@@ -193,6 +197,8 @@ class CoreNumbers:
                         result = with_gradients_of(result, other)
                 elif isinstance(layer.operator, ops.ConvTranspose):
                     result = _transposed(layer, args[0], roles, late)
+                elif isinstance(layer.operator, ops.Embedding):
+                    result = _embedded(layer, args[0], roles, late)
                 elif isinstance(layer.operator, ops.MatMul):
                     result = _matrices(*args)
                 elif isinstance(unit, DropoutUnit) and layer.name in factors:
@@ -313,6 +319,30 @@ def _transposed(
     others = {role: each for role, each in late.items() if each is not None}
     result = with_weights(roles)
     return with_gradients_of(result, with_weights({**roles, **others})) if others else result
+
+
+def _embedded(
+    layer: Layer, indices: torch.Tensor, roles: Tensors, late: Mapping[str, torch.Tensor | None]
+) -> torch.Tensor:
+    """Rows of a table as a product with rows that have a single one; `late` is as above."""
+    operator = layer.operator
+    assert isinstance(operator, ops.Embedding)
+    flat = indices.long().flatten()
+    rows = functional.one_hot(flat, operator.num_embeddings).float()
+    table = roles["weight"] if late["weight"] is None else late["weight"]
+    result = _selected(rows, roles["weight"], layer)
+    if table.requires_grad:
+        learned = rows
+        if operator.padding is not None:
+            learned = rows * (flat != operator.padding).unsqueeze(1)
+        result = with_gradients_of(result, _selected(learned, table, layer))
+    return result.reshape(layer.output.shape)
+
+
+def _selected(rows: torch.Tensor, table: torch.Tensor, layer: Layer) -> torch.Tensor:
+    """The product of rows with a single one and a table."""
+    product = TransposedProduct.apply(rows[..., None, None], table[..., None, None], conv_of(layer))
+    return product.flatten(1)
 
 
 def _scattered(

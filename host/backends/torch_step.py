@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from fpgapipe.host.backends.torch_reference import gradients_of
+from fpgapipe.network.logits import Logits
 from fpgapipe.optional import require
 
 if TYPE_CHECKING:
@@ -61,7 +62,8 @@ def torch_step(
     seen: list[torch.Tensor] = []
 
     def loss_of(logits: torch.Tensor) -> torch.Tensor:
-        loss = torch.nn.functional.cross_entropy(logits, torch.as_tensor(labels))
+        rows = Logits.of(graph).classes_second(logits)
+        loss = torch.nn.functional.cross_entropy(rows, torch.as_tensor(labels))
         seen.extend((loss.detach(), logits.detach()))
         return loss
 

@@ -47,8 +47,14 @@ def load_data(name: str, graph: Graph) -> Dataset:
         own, to which noise is added.
 
         ``FILE.npz``: arrays `images`, of shape (n, c, h, w), (n, h, w) or (n, h, w, c), and
-        `labels`, whole numbers from 0; optionally `validation_images` and `validation_labels`.
-        Whole numbers of 8 bits are divided by 255, floating-point numbers are not changed.
+        `labels`, whole numbers from 0: one a sample, or (n, h, w) for each pixel; optionally
+        `validation_images` and `validation_labels`. Whole numbers of 8 bits are divided by 255,
+        floating-point numbers are not changed. For a network that reads tokens the arrays are
+        `tokens`, of shape (n, tokens), and `labels`; where it predicts the token behind each, a
+        single long row `tokens` is enough.
+
+        ``FILE.txt``: a text in UTF-8 for a network that predicts the token behind each. A
+        character's token is its number in Unicode. The last fifth is for validation.
 
         ``FOLDER``: a folder with one folder of images for each class. Classes are numbered in the
         order of the folders' names, or of their numbers if all names are numbers. A folder with
@@ -77,15 +83,19 @@ def load_data(name: str, graph: Graph) -> Dataset:
         from fpgapipe.host.data.data_folder import read_folder
 
         return read_folder(path, wanted)
+    if path.suffix.lower() == ".txt":
+        from fpgapipe.host.data.data_tokens import read_characters
+
+        return read_characters(path, wanted)
     if path.suffix.lower() == ".npz":
         from fpgapipe.host.data.data_npz import read_npz
 
         return read_npz(path, wanted)
     if os.path.lexists(path):
-        raise FileError(name, ["data must be a .npz file or a folder of images by class"])
+        raise FileError(name, ["data must be a .npz or .txt file, or a folder of images by class"])
     raise UserError(
         f"no data {name!r}{nearest(name, SOURCES)} (there are {', '.join(SOURCES)}; else it must "
-        "be a .npz file or a folder of images by class)"
+        "be a .npz or .txt file, or a folder of images by class)"
     )
 
 
@@ -98,11 +108,13 @@ def _digits(wanted: Wanted) -> Dataset:
     require("sklearn", "the digits set")
     from sklearn.datasets import load_digits
 
-    if wanted.shape != (1, 8, 8) or wanted.classes < 10:
+    if wanted.shape != (1, 8, 8) or wanted.classes < 10 or wanted.label_shape or wanted.indices:
+        what = "tokens" if wanted.indices else "images"
+        each = f"labels of {shape_text(wanted.label_shape)} in " if wanted.label_shape else ""
         raise UserError(
-            f"the digits set has images of 1x8x8 and 10 classes, but {wanted.network} takes "
-            f"{shape_text(wanted.shape)} and {wanted.classes} classes; use other data (random fits "
-            "every network)"
+            f"the digits set has images of 1x8x8 and 10 classes, but {wanted.network} takes {what} "
+            f"of {shape_text(wanted.shape)} and {each}{wanted.classes} classes; use other data "
+            "(random fits every network)"
         )
     found = load_digits()
     order = np.random.default_rng(0).permutation(len(found.target))
@@ -113,13 +125,54 @@ def _digits(wanted: Wanted) -> Dataset:
 
 
 def _random(wanted: Wanted) -> Dataset:
-    """Draw random samples: a prototype for each class, to which noise is added."""
+    """Draw random samples, in which the labels can be learned."""
     rng = np.random.default_rng(0)
-    prototypes = rng.standard_normal((wanted.classes, *wanted.shape), np.float32)
-    labels = rng.permutation(np.arange(NUM_RANDOM) % wanted.classes).astype(np.int64)
-    images = rng.standard_normal((NUM_RANDOM, *wanted.shape), np.float32)
-    images *= np.float32(NOISE)
-    images += prototypes[labels]
-    samples = Samples(images, labels)
+    draw = _random_images if wanted.indices is None else _random_tokens
+    wanted.check_size(Path("random"), "random samples", NUM_RANDOM)
+    samples = draw(wanted, rng)
     first = round(NUM_RANDOM * TRAINING_PART)
     return Dataset(samples.some(slice(first)), samples.some(slice(first, None)))
+
+
+def _random_images(wanted: Wanted, rng: np.random.Generator) -> Samples:
+    """Images of a prototype for each class, or pixels of a colour for each, with noise.
+
+    Where a sample has labels for other positions than its own, they are only random.
+    """
+    of_pixels = len(wanted.shape) == 3 and wanted.shape[1:] == wanted.label_shape
+    shape = wanted.shape[:1] if of_pixels else wanted.shape
+    prototypes = rng.standard_normal((wanted.classes, *shape), np.float32)
+    if wanted.label_shape:
+        labels = rng.integers(0, wanted.classes, (NUM_RANDOM, *wanted.label_shape))
+    else:
+        labels = rng.permutation(np.arange(NUM_RANDOM) % wanted.classes).astype(np.int64)
+    images = rng.standard_normal((NUM_RANDOM, *wanted.shape), np.float32)
+    images *= np.float32(NOISE)
+    if of_pixels:
+        images += np.moveaxis(prototypes[labels], -1, 1)
+    elif not wanted.label_shape:
+        images += prototypes[labels]
+    return Samples(images, labels)
+
+
+def _random_tokens(wanted: Wanted, rng: np.random.Generator) -> Samples:
+    """Rows in which each token has a successor, or rows of a prototype for each class.
+
+    Of a prototype's tokens, `NOISE` are replaced.
+    """
+    assert wanted.indices is not None
+    shape = (NUM_RANDOM, *wanted.shape)
+    if wanted.predicts_tokens:
+        behind = rng.permutation(wanted.indices)
+        rows = [rng.integers(0, wanted.indices, NUM_RANDOM)]
+        for _ in range(wanted.shape[0]):
+            rows.append(behind[rows[-1]])
+        found = np.stack(rows, 1)
+        return Samples(found[:, :-1], found[:, 1:])
+    if wanted.label_shape:
+        tokens = rng.integers(0, wanted.indices, shape)
+        return Samples(tokens, rng.integers(0, wanted.classes, (NUM_RANDOM, *wanted.label_shape)))
+    prototypes = rng.integers(0, wanted.indices, (wanted.classes, *wanted.shape))
+    labels = rng.permutation(np.arange(NUM_RANDOM) % wanted.classes).astype(np.int64)
+    drawn = rng.integers(0, wanted.indices, shape)
+    return Samples(np.where(rng.random(shape) < NOISE, drawn, prototypes[labels]), labels)

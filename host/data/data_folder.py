@@ -53,12 +53,20 @@ def read_folder(path: Path, wanted: Wanted) -> Dataset:
         If Pillow is not installed, a file is damaged, or images or classes do not fit the network.
     """
     require("PIL", "a folder of images")
-    if len(wanted.shape) != 3 or wanted.shape[0] not in MODES:
+    if len(wanted.shape) != 3 or wanted.shape[0] not in MODES or wanted.indices is not None:
         raise FileError(
             path,
             [
                 f"images have 1 or 3 channels, but {wanted.network} takes "
                 f"{shape_text(wanted.shape)}; use a .npz file"
+            ],
+        )
+    if wanted.label_shape:
+        raise FileError(
+            path,
+            [
+                f"images in folders have one label each, but {wanted.network} takes "
+                f"{shape_text(wanted.label_shape)}; use a .npz file"
             ],
         )
     folders = _folders(path)

@@ -1,14 +1,16 @@
-"""Samples for training and validation: inputs and their classes."""
+"""Samples for training and validation: inputs and their labels."""
 
 from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from fpgapipe.errors import FileError, UserError
+from fpgapipe.network.initial_values import num_indices
+from fpgapipe.network.logits import Logits
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -19,7 +21,7 @@ if TYPE_CHECKING:
     from fpgapipe.network.graph import Graph
 
 MOST_BYTES = 4 << 30
-"""Most bytes that all images of a source may have in FP32."""
+"""Most bytes that all inputs of a source may have in FP32."""
 
 TRAINING_PART = 0.8
 """Share of samples that is for training if the source has none for validation."""
@@ -27,17 +29,18 @@ TRAINING_PART = 0.8
 
 @dataclass(frozen=True)
 class Samples:
-    """Inputs of a network, one row for each sample, and their classes.
+    """Inputs of a network, one row for each sample, and their labels.
 
     Attributes
     ----------
     images : float32 array, shape (samples, channels, height, width)
-        Inputs. The axes after the first are those of the network's input, which may be others.
-    labels : int64 array, shape (samples,)
-        Number of the class of each sample.
+        Inputs. The axes after the first are those of the network's input, which may be others;
+        tokens are an int64 array.
+    labels : int64 array, shape (samples,), (samples, tokens) or (samples, height, width)
+        Number of the class of each sample, of each token or of each pixel.
     """
 
-    images: NDArray[np.float32]
+    images: NDArray[Any]
     labels: NDArray[np.int64]
 
     def batches(self, size: int, seed: int | None = None, epoch: int = 0) -> Iterator[Samples]:
@@ -81,11 +84,23 @@ class Wanted:
         Shape of one sample.
     classes : int
         Number of classes.
+    label_shape : tuple of int
+        Shape of the labels of one sample; empty if it has one.
+    indices : int or None
+        Number of tokens that there are, if a sample consists of tokens.
     """
 
     network: str
     shape: tuple[int, ...]
     classes: int
+    label_shape: tuple[int, ...] = ()
+    indices: int | None = None
+
+    @property
+    def predicts_tokens(self) -> bool:
+        """Whether the network predicts a token for each token of its input, a row of them."""
+        tokens = self.indices is not None and len(self.shape) == 1
+        return tokens and self.shape == self.label_shape and self.indices == self.classes
 
     @classmethod
     def of(cls, graph: Graph) -> Wanted:
@@ -94,23 +109,28 @@ class Wanted:
         Raises
         ------
         UserError
-            Unless the graph has one input, of floating-point numbers, and one output, with a row of
-            logits for each sample.
+            Unless the graph has one input, of floating-point numbers or of indices of embeddings,
+            and one output, logits with samples first.
         """
         if len(graph.inputs) != 1 or len(graph.outputs) != 1:
             raise UserError(
                 f"{graph.name} must have one input and one output to be trained with samples, not "
                 f"{len(graph.inputs)} and {len(graph.outputs)}"
             )
-        (tensor,) = graph.inputs.values()
-        logits = graph.layers[graph.outputs[0]].output.shape
-        if not tensor.dtype.is_float or len(tensor.shape) < 2 or len(logits) != 2:
+        ((name, tensor),) = graph.inputs.items()
+        indices = num_indices(graph).get(name)
+        if len(tensor.shape) < 2 or not (tensor.dtype.is_float or indices):
             raise UserError(
-                f"{graph.name} must have an input of floating-point numbers and a row of logits a "
-                f"sample to be trained with samples, not {tensor.dtype} {list(tensor.shape)} and "
-                f"{list(logits)}"
+                f"{graph.name} must have an input of floating-point numbers, or of indices of "
+                f"embeddings, of samples by their values to be trained with samples, not "
+                f"{tensor.dtype} {list(tensor.shape)}"
             )
-        return cls(graph.name, tensor.shape[1:], logits[1])
+        try:
+            logits = Logits.of(graph)
+        except ValueError as error:
+            raise UserError(f"{graph.name} cannot be trained with samples: {error}") from None
+        rest = logits.labels_of_sample
+        return cls(graph.name, tensor.shape[1:], logits.classes, rest, indices)
 
     def check_size(self, path: Path, what: str, samples: int) -> None:
         """Refuse samples that take more than `MOST_BYTES`."""

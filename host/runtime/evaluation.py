@@ -9,6 +9,7 @@ import numpy as np
 from fpgapipe.hw.hls_models.model.core import CoreModel
 from fpgapipe.lowering.program.step import build_step
 from fpgapipe.lowering.units.step_options import StepOptions, scalar_bits
+from fpgapipe.network.logits import Logits
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -32,14 +33,15 @@ def filled_batches(samples: Samples, size: int) -> Iterator[tuple[Samples, int]]
         yield samples.some(order), min(size, count - first)
 
 
-def num_right(logits: NDArray[np.float32], labels: NDArray[np.integer], count: int) -> int:
-    """How many of the first `count` samples have the largest logit at their class."""
-    found = logits.reshape(len(labels), -1).argmax(axis=1)
-    return int((found == labels)[:count].sum())
+def num_right(
+    logits: NDArray[np.float32], labels: NDArray[np.integer], count: int, graph: Graph
+) -> int:
+    """How many labels of the first `count` samples have the largest logit at their class."""
+    return int((Logits.of(graph).predicted(logits) == labels)[:count].sum())
 
 
 class Inference:
-    """Counts the samples that a network classifies right, on one device of the bit-exact model.
+    """Counts the labels that a network finds right, on one device of the bit-exact model.
 
     Batch normalisation uses the running statistics, so the samples of a batch do not influence each
     other.
@@ -65,7 +67,7 @@ class Inference:
         (self._input,), (self._output,) = graph.inputs, graph.outputs
 
     def __call__(self, parameters: Values) -> tuple[int, int]:
-        """Return the number of samples that are classified right, and of all samples."""
+        """Return the number of labels that are found right, and of all labels."""
         program = self._program
         model = CoreModel(program.core, program.image(parameters), repeats=True)
         model.scalars[:] = scalar_bits()
@@ -74,5 +76,6 @@ class Inference:
         for batch, count in filled_batches(self._samples, program.graph.batch):
             program.set_batch(model.memory, {self._input: batch.images})
             model.run(program.instructions)
-            right += num_right(program.results(model.memory)[self._output], batch.labels, count)
-        return right, len(self._samples.labels)
+            logits = program.results(model.memory)[self._output]
+            right += num_right(logits, batch.labels, count, program.graph)
+        return right, self._samples.labels.size

@@ -460,7 +460,7 @@ def _evaluation(
 
     def evaluate(parameters: Values) -> tuple[int, int]:
         result = backend.evaluate({name: samples.images}, samples.labels)
-        return result.correct, len(samples.labels)
+        return result.correct, samples.labels.size
 
     return evaluate
 
@@ -502,26 +502,28 @@ def _infer(
             if difference:
                 break
             logits = results[output]
-            correct = num_right(logits, batch.labels, count)
+            correct = num_right(logits, batch.labels, count, build.graph)
             found.append(logits[:count])
             right += correct
             wall_s += took_s
             line = {
                 "step": step, "epoch": 0, "samples": count, "loss": None, "correct": correct,
-                "cycles": cycles, "wall_s": round(took_s, 6), "backend": backend.name,
+                "labels": batch.labels[:count].size, "cycles": cycles,
+                "wall_s": round(took_s, 6), "backend": backend.name,
             }  # fmt: skip
             log.write(line)
             watcher.step(line, step + 1, len(batches))
     logits = np.concatenate(found) if found else np.zeros((0, 0), np.float32)
+    labels = samples.labels[: len(logits)]
     file = io.BytesIO()
-    np.savez(file, logits=logits, labels=samples.labels[: len(logits)])
+    np.savez(file, logits=logits, labels=labels)
     write_whole(folder / LOGITS, [file.getvalue()])
     drop_oldest(folder)
     return {
         "steps": len(found),
         "ran": len(found),
         "loss": None,
-        "accuracy": right / len(logits) if len(logits) else None,
+        "accuracy": right / labels.size if labels.size else None,
         "cycles": line.get("cycles"),
         "wall_s": wall_s,
         "difference": difference,

@@ -86,9 +86,20 @@ def check_samples(samples: Samples, graph: Graph) -> None:
             f"{graph.name} takes samples of {shape_text(wanted.shape)}, not "
             f"{shape_text(samples.images.shape[1:])}"
         )
-    labels = samples.labels
-    if labels.shape != samples.images.shape[:1]:
-        raise UserError(f"{len(samples.images)} samples need as many labels, not {labels.shape}")
+    if wanted.indices is not None:
+        indices = samples.images
+        bad = indices[(indices < 0) | (indices >= wanted.indices)]
+        if bad.size or indices.dtype.kind not in "iu":
+            what = bad[0] if bad.size else indices.dtype
+            raise UserError(
+                f"tokens must be whole numbers in 0..{wanted.indices - 1}, those of {graph.name}, "
+                f"not {what}"
+            )
+    labels, shape = samples.labels, (len(samples.images), *wanted.label_shape)
+    if labels.shape != shape:
+        raise UserError(
+            f"{len(samples.images)} samples need labels of shape {shape}, not {labels.shape}"
+        )
     bad = labels[(labels < 0) | (labels >= wanted.classes)]
     if bad.size:
         raise UserError(
@@ -150,7 +161,7 @@ class Trainer:
     build : str
         Digest of the build; a checkpoint of another build is refused.
     evaluate : callable, optional
-        Function from parameters to the number of samples that are classified right and the number
+        Function from parameters to the number of labels that are found right and the number
         of all samples. It is called after every epoch and at the end.
     check : Check, optional
         Check that runs the same steps on a second backend.
@@ -410,13 +421,13 @@ class Trainer:
     def _validate(self) -> dict[str, Any]:
         assert self._evaluate is not None, "a validation is due only if there is one"
         with phase("validation"):
-            found, samples = self._evaluate(self._state)
+            found, labels = self._evaluate(self._state)
         return {
             "validation": {
                 "epoch": (self.step - 1) // self.steps_per_epoch,
                 "step": self.step,
-                "accuracy": found / samples if samples else None,
-                "samples": samples,
+                "accuracy": found / labels if labels else None,
+                "samples": labels,
             },
             "backend": self._backend.name,
         }
@@ -461,6 +472,7 @@ class Trainer:
             "samples": self.batch,
             "loss": result.loss,
             "correct": result.correct,
+            "labels": batch.labels.size,
             "cycles": result.cycles,
             "wall_s": round(wall_s, 6),
             "backend": self._backend.name,

@@ -1,8 +1,9 @@
 """Softmax with cross-entropy: value and gradient.
 
-A tensor of class numbers is compared with the labels to find the element of each sample's class.
-The losses of the samples are kept on chip and added up at the end, so that the division of the
-batch into pieces changes no bit of a result.
+Each row of logits has a label: that of a sample, of a token or of a pixel. A tensor of class
+numbers is compared with the labels to find the element of each row's class. The losses of the rows
+are kept on chip and added up at the end, so that the division of the batch into pieces changes no
+bit of a result.
 """
 
 from collections.abc import Iterator
@@ -56,10 +57,11 @@ def class_numbers_content(classes: int) -> NDArray[np.float32]:
     return np.arange(padded(classes), dtype=np.float32).reshape(1, -1)
 
 
-def check_classes(classes: int) -> None:
-    """Refuse too many classes."""
-    if not 1 <= classes <= MOST_CLASSES:
-        raise ValueError(f"cross-entropy must have 1..{MOST_CLASSES} classes, not {classes}")
+def check_classes(classes: int, rows: int = 1) -> None:
+    """Refuse too many classes, or too many rows of logits in a micro-batch."""
+    for count, what in ((classes, "classes"), (rows, "labels in a micro-batch")):
+        if not 1 <= count <= MOST_CLASSES:
+            raise ValueError(f"cross-entropy must have 1..{MOST_CLASSES} {what}, not {count}")
 
 
 def cross_entropy(
@@ -83,9 +85,9 @@ def cross_entropy(
     ----------
     name : str
     logits : Tensor
-        Tensor of ``batch x classes``.
+        Tensor of ``batch x classes``; the rows of the batch may be tokens or pixels.
     labels : Tensor
-        Class numbers, FP32, shape ``(batch,)``.
+        Class numbers, FP32, one for each row.
     loss : Tensor
         FP32 tensor for one number.
     region : Region
@@ -99,10 +101,10 @@ def cross_entropy(
     Raises
     ------
     ValueError
-        If there are more than `MOST_CLASSES` classes, or the region is too small for a row.
+        If there are more than `MOST_CLASSES` classes or rows, or the region is too small for a row.
     """
     batch, classes = logits.shape
-    check_classes(classes)
+    check_classes(classes, batch)
     for tensor in (labels, loss, *([correct] if correct else [])):
         if tensor.format is not FP32:
             raise ValueError(

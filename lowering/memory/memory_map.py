@@ -225,7 +225,7 @@ class MemoryMap:
         inputs: Mapping[str, NDArray[np.float32]],
         labels: NDArray[np.integer] | None = None,
     ) -> None:
-        """Write a mini-batch: inputs in the network's shapes, and class numbers.
+        """Write a mini-batch: inputs in the network's shapes, and a class number for each label.
 
         The samples of the first micro-batch come first, then those of the second, and so on. Inputs
         that this part of the network does not need are ignored, and so are micro-batches of other
@@ -241,7 +241,10 @@ class MemoryMap:
             for index in self.microbatches:
                 self.write(memory, self.of_microbatch(name, index), parts[index])
         if labels is not None and self.has_loss:
-            parts = np.split(np.asarray(labels, np.float32), count)
+            own = self.tensors[self.of_microbatch(LABELS, self.microbatches[0])].elements
+            if labels.size != own * count:
+                raise ValueError(f"labels must be {own * count} numbers, not {labels.size}")
+            parts = np.split(np.asarray(labels, np.float32).reshape(-1), count)
             for index in self.microbatches:
                 self.write(memory, self.of_microbatch(LABELS, index), parts[index])
 

@@ -10,9 +10,8 @@ from fpgapipe.garbage import rare_collections
 from fpgapipe.hw.hls_models.cycles.core_cycles import MemorySpec
 from fpgapipe.hw.hls_models.numerics.element_format import FP32
 from fpgapipe.hw.hls_models.spec.core_spec import CoreSpec
-from fpgapipe.lowering.kernels import loss
 from fpgapipe.lowering.memory.layout import Demand, Own, lay_out
-from fpgapipe.lowering.memory.memory_map import CORRECT, LABELS, LOSS, Stored
+from fpgapipe.lowering.memory.memory_map import Stored
 from fpgapipe.lowering.memory.placed import Placed, page
 from fpgapipe.lowering.memory.sharing import Category, KernelUse, Shareable
 from fpgapipe.lowering.program.arenas import Arenas
@@ -28,6 +27,7 @@ from fpgapipe.lowering.schedule.schedule import Task, TaskKind
 from fpgapipe.lowering.schedule.tasks import single_device, slots_of
 from fpgapipe.lowering.tiling.kernel import Kernel, Region, Tensor, words_of
 from fpgapipe.lowering.units.layouts import PLAIN, Value, with_channels_last
+from fpgapipe.lowering.units.loss_of_batch import add_loss
 from fpgapipe.lowering.units.microbatch import LoweredKernel, MicroBatch, phases_of
 from fpgapipe.lowering.units.network_units import check_network, layouts_of, units_of
 from fpgapipe.lowering.units.step_options import GRADIENTS, UPDATE, Scalar, StepOptions
@@ -210,8 +210,12 @@ class StepBuilder:
             return
         self.declare(copy)
         for tensor, values in constants.items():
-            self._fixed[self.declare(tensor).name] = values
+            self.fix(tensor, values)
         self._copies.append(LoweredKernel(kernel, layer=layer))
+
+    def fix(self, tensor: Tensor, values: NDArray[np.float32]) -> None:
+        """See `Builder`."""
+        self._fixed[self.declare(tensor).name] = values
 
     def _add_late(self) -> None:
         """Add the kernels that come after the backward passes of all micro-batches."""
@@ -319,7 +323,8 @@ class StepBuilder:
             if len(shape) == 4:
                 shape = with_channels_last(shape)
             own = self.of_microbatch(name, index)
-            lies = self.declare(Tensor(own, shape, self.options.activations))
+            element = self.options.activations if tensor.dtype.is_float else FP32
+            lies = self.declare(Tensor(own, shape, element))
             batch.values[name] = Value(lies, self.layouts.values[name])
         part = self._part
         for boundary in part.stage.before:
@@ -342,7 +347,7 @@ class StepBuilder:
                 batch.add(part.sends(boundary, batch.values[part.name(boundary)].tensor, index))
         if self.options.train and part.stage.is_last:
             batch.layer = "loss"
-            self._loss(batch)
+            add_loss(batch, self._all_microbatches)
         self._take(self._copied(batch.lowered))
         batch.lowered = []
         return batch
@@ -354,30 +359,6 @@ class StepBuilder:
             return copies + lowered
         self.lowered[:0], self._task_of[:0] = copies, [0] * len(copies)
         return lowered
-
-    def _loss(self, batch: MicroBatch) -> None:
-        (output,) = self.graph.outputs
-        rows, classes = shape = self.graph.layers[output].output.shape
-        logits = replace(batch.taken(output, PLAIN), shape=shape)
-        dlogits = batch.tensor(f"{output}.dlogits", shape, FP32)
-        labels, result, correct = (
-            self.declare(Tensor(self.of_microbatch(name, batch.index), shape, FP32))
-            for name, shape in ((LABELS, (rows,)), (LOSS, (1,)), (CORRECT, (1,)))
-        )
-        self.declare(loss.class_numbers(classes))
-        batch.add(
-            loss.cross_entropy(
-                "loss",
-                logits,
-                labels,
-                result,
-                self.region,
-                gradient=dlogits,
-                correct=correct,
-                scale=1 / (rows * self._all_microbatches),
-            )
-        )
-        batch.give(output, dlogits, PLAIN)
 
     def _backward(self, batch: MicroBatch) -> list[LoweredKernel]:
         """Lower the backward pass of a micro-batch and return its kernels."""
@@ -451,15 +432,6 @@ class StepBuilder:
     def _all_microbatches(self) -> int:
         """Number of micro-batches of the mini-batch, on all devices."""
         return len(self._slots) * self._share.sharers
-
-    def _constants(self) -> dict[str, NDArray[np.float32]]:
-        """Contents of tensors that never change."""
-        if not (self.options.train and self._part.stage.is_last):
-            return self._fixed
-        (output,) = self.graph.outputs
-        classes = self.graph.layers[output].output.shape[-1]
-        numbers = loss.class_numbers(classes).name
-        return {numbers: loss.class_numbers_content(classes)} | self._fixed
 
     @property
     def _arenas(self) -> Arenas:
@@ -555,7 +527,7 @@ class StepBuilder:
                 for each, task in zip(self.lowered, self._task_of, strict=True)
             ],
             tasks=self._tasks,
-            constants=self._constants(),
+            constants=self._fixed,
             graph=self.graph,
             options=self.options,
             stage=self._part.stage,

@@ -153,14 +153,16 @@ class Rows:
         )
         return Step(op, x, target, y, table)
 
-    def spread(self, numbers: str, target: str) -> Step:
-        """Write the number of each row to all of its elements."""
+    def spread(self, numbers: str, target: str, table: str | None = None, **settings: Any) -> Step:
+        """Process, for each element, the number of its row; k0..k3 are a row of `table`."""
         op = VectorOp(
             counts=(self.count, 1, 1, 1, 1, self._groups),
             x=Source(self.shifts.get(numbers, 0), (4,), broadcast=True),
             target=Target(**self._along(target, stored=True)),
+            coefficients=Coefficients(0, 0, VECTOR_BYTES, 4) if table else Coefficients(),
+            **settings,
         )
-        return Step(op, numbers, target)
+        return Step(op, numbers, target, None, table)
 
     def both(self, x: str, target: str, y: str, **settings: Any) -> Step:
         """Process all elements of two matrices."""

@@ -133,6 +133,9 @@ class Builder(Protocol):
     ) -> None:
         """Let a kernel make a copy at the beginning of the present task, unless it is there."""
 
+    def fix(self, tensor: Tensor, values: NDArray[np.float32]) -> None:
+        """Register a tensor that never changes, with its contents."""
+
     def keeps_gradient(self, parameter: Tensor) -> bool:
         """Whether the whole gradient of a parameter must be there before the update."""
 
@@ -266,6 +269,15 @@ class MicroBatch:
         assert tensor.name not in self.declared, f"tensor {tensor.name} is there already"
         self.declared[tensor.name] = None
         return self._builder.declare(tensor)
+
+    def fix(self, tensor: Tensor, values: NDArray[np.float32]) -> None:
+        """Register a tensor that never changes, with its contents; all layers share it."""
+        self._builder.fix(tensor, values)
+
+    def of_host(self, name: str, count: int) -> Tensor:
+        """Declare FP32 numbers of the micro-batch that the host writes or reads."""
+        own = self._builder.of_microbatch(name, self.index)
+        return self._builder.declare(Tensor(own, (count,), FP32))
 
     def from_earlier_pass(self, name: str) -> Tensor:
         """Return a tensor of this slot that an earlier pass has declared."""

@@ -15,6 +15,7 @@ from fpgapipe.lowering.kernels.dropout import drop_factors
 from fpgapipe.lowering.kernels.loss import check_classes
 from fpgapipe.lowering.units.layers import (  # noqa: F401, register units
     constant_units,
+    embedding_unit,
     function_units,
     layer_norm_unit,
     matmul_unit,
@@ -28,6 +29,8 @@ from fpgapipe.lowering.units.layers.dropout_unit import DropoutUnit
 from fpgapipe.lowering.units.layouts import Layout, Layouts, host_layout
 from fpgapipe.lowering.units.registry import Surroundings, unit_of
 from fpgapipe.lowering.units.unit import Unit
+from fpgapipe.network import operators as ops
+from fpgapipe.network.logits import Logits
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -36,6 +39,8 @@ if TYPE_CHECKING:
 
     from fpgapipe.network.graph import Graph, Layer
 
+MOST_INDEX_AXES = 3
+"""Most axes of an input of indices; with four, it would lie in memory as images do."""
 
 # ---------------------------------------------------------------------- what is refused
 
@@ -144,10 +149,22 @@ def check_network(graph: Graph, *, train: bool, has_loss: bool = True) -> None:
 
 
 def _of_inputs(graph: Graph) -> Iterator[Refusal]:
-    read = {name for layer in graph.layers.values() for name in layer.inputs}
+    readers: dict[str, list[Layer]] = {}
+    for layer in graph.layers.values():
+        for name in layer.inputs:
+            readers.setdefault(name, []).append(layer)
     for name, tensor in graph.inputs.items():
-        if name in read and not tensor.dtype.is_float:
-            yield Refusal(name, "input", f"must have floating-point numbers, not {tensor.dtype}")
+        if tensor.dtype.is_float or name not in readers:
+            continue
+        others = [each for each in readers[name] if not isinstance(each.operator, ops.Embedding)]
+        if others:
+            reason = (
+                f"must have floating-point numbers for layer {others[0].name!r}, not {tensor.dtype}"
+            )
+            yield Refusal(name, "input", reason)
+        elif len(tensor.shape) > MOST_INDEX_AXES:
+            reason = f"must have at most {MOST_INDEX_AXES} axes of indices, not {len(tensor.shape)}"
+            yield Refusal(name, "input", reason)
 
 
 def _of_shared(graph: Graph) -> Iterator[Refusal]:
@@ -168,15 +185,11 @@ def _of_shared(graph: Graph) -> Iterator[Refusal]:
 
 def _of_loss(graph: Graph) -> Iterator[Refusal]:
     logits = graph.layers[graph.outputs[0]]
-    shape = logits.output.shape
-    if len(shape) != 2 or shape[0] != graph.batch:
-        yield Refusal(
-            logits.name,
-            logits.op,
-            f"the loss needs logits of {graph.batch} samples by classes, not {list(shape)}",
-        )
-    else:
-        yield from _refused(logits, partial(check_classes, shape[1]))
+    try:
+        found = Logits.of(graph)
+        check_classes(found.classes, found.labels)
+    except ValueError as error:
+        yield Refusal(logits.name, logits.op, str(error))
 
 
 # ---------------------------------------------------------------------- layers that go together

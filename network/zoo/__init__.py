@@ -23,6 +23,7 @@ NETWORKS = {
     "cosmoflow": "classic.cosmoflow",
     "bert_base": "transformer.bert_base",
     "gpt2_small": "transformer.gpt2_small",
+    "char-gpt": "transformer.char_gpt",
 }
 """Module and function of each network; a function takes a batch size and returns a `Graph`."""
 

@@ -1,14 +1,21 @@
-"""BERT-base and GPT-2 small, with attention written as products, scaling and softmax."""
+"""BERT-base and GPTs, with attention written as products, scaling and softmax."""
 
 import math
+from dataclasses import dataclass
 
 from fpgapipe.network.graph import Graph
 from fpgapipe.network.operators import Constant, Slice
 from fpgapipe.network.zoo.layers import Network
 
-FEATURES = 768
-HEADS = 12
-BLOCKS = 12
+
+@dataclass(frozen=True)
+class Sizes:
+    """Sizes of a transformer; the default ones are those of BERT-base and of GPT-2 small."""
+
+    features: int = 768
+    heads: int = 12
+    blocks: int = 12
+    dropout: float = 0.1
 
 
 def bert_base(batch: int) -> Graph:
@@ -17,25 +24,28 @@ def bert_base(batch: int) -> Graph:
     Source: J. Devlin et al., "BERT: Pre-training of Deep Bidirectional Transformers for Language
     Understanding", NAACL 2019.
     """
-    positions, epsilon = 128, 1e-12
+    positions, epsilon, sizes = 128, 1e-12, Sizes()
+    features = sizes.features
     net = Network("bert_base", batch)
-    x = net.embedding(net.tokens("tokens", positions), 30522, FEATURES, "embeddings.word")
+    x = net.embedding(net.tokens("tokens", positions), 30522, features, "embeddings.word")
     segments = net.tokens("segments", positions)
-    x = net.plus(x, net.embedding(segments, 2, FEATURES, "embeddings.segment"), "embeddings.sum1")
-    x = net.plus(x, _positions(net, "embeddings.position", 512, positions), "embeddings.sum2")
+    x = net.plus(x, net.embedding(segments, 2, features, "embeddings.segment"), "embeddings.sum1")
+    position = _positions(net, "embeddings.position", 512, positions, features)
+    x = net.plus(x, position, "embeddings.sum2")
     x = net.layer_norm(x, epsilon=epsilon, name="embeddings.norm")
-    x = net.dropout(x, 0.1, "embeddings.dropout")
-    for i in range(BLOCKS):
+    x = _dropped(net, x, sizes, "embeddings.dropout")
+    for i in range(sizes.blocks):
         name = f"block{i}"
-        q, k, v = (net.linear(x, FEATURES, name=f"{name}.{part}") for part in ("q", "k", "v"))
-        y = _attend(net, name, q, k, v, causal=False)
-        y = net.dropout(net.linear(y, FEATURES, name=f"{name}.project"), 0.1, f"{name}.dropout1")
+        q, k, v = (net.linear(x, features, name=f"{name}.{part}") for part in ("q", "k", "v"))
+        y = _attend(net, name, q, k, v, sizes, causal=False)
+        y = net.linear(y, features, name=f"{name}.project")
+        y = _dropped(net, y, sizes, f"{name}.dropout1")
         x = net.layer_norm(net.plus(x, y, f"{name}.add1"), epsilon=epsilon, name=f"{name}.norm1")
-        y = net.dropout(_feed_forward(net, x, name), 0.1, f"{name}.dropout2")
+        y = _dropped(net, _feed_forward(net, x, name, features), sizes, f"{name}.dropout2")
         x = net.layer_norm(net.plus(x, y, f"{name}.add2"), epsilon=epsilon, name=f"{name}.norm2")
     first = net.add("pooler.first", Slice(1, 0, 1), x)
     first = net.flatten(first, "pooler.flatten")
-    pooled = net.activation(net.linear(first, FEATURES, name="pooler"), "tanh", name="pooler.tanh")
+    pooled = net.activation(net.linear(first, features, name="pooler"), "tanh", name="pooler.tanh")
     return net.build([x, pooled])
 
 
@@ -44,50 +54,70 @@ def gpt2_small(batch: int) -> Graph:
 
     Source: A. Radford et al., "Language Models are Unsupervised Multitask Learners", OpenAI 2019.
     """
-    positions = 1024
-    net = Network("gpt2_small", batch)
-    x = net.embedding(net.tokens("tokens", positions), 50257, FEATURES, "wte")
-    x = net.plus(x, _positions(net, "wpe", positions, positions), "embeddings.sum")
-    x = net.dropout(x, 0.1, "embeddings.dropout")
-    for i in range(BLOCKS):
-        name = f"block{i}"
-        y = net.linear(net.layer_norm(x, name=f"{name}.norm1"), 3 * FEATURES, name=f"{name}.qkv")
-        q, k, v = net.split(y, 3, axis=2, name=f"{name}.split")
-        y = _attend(net, name, q, k, v, causal=True)
-        y = net.dropout(net.linear(y, FEATURES, name=f"{name}.project"), 0.1, f"{name}.dropout1")
-        x = net.plus(x, y, f"{name}.add1")
-        y = _feed_forward(net, net.layer_norm(x, name=f"{name}.norm2"), name)
-        x = net.plus(x, net.dropout(y, 0.1, f"{name}.dropout2"), f"{name}.add2")
+    return _gpt("gpt2_small", batch, Sizes(), vocabulary=50257, positions=1024)
+
+
+def char_gpt(batch: int) -> Graph:
+    """A small GPT over the 128 characters of ASCII, without dropout, 128 positions.
+
+    It has GPT-2's blocks, of which four with 128 features and 4 heads are enough for spelling and
+    the words of a text.
+    """
+    sizes = Sizes(features=128, heads=4, blocks=4, dropout=0)
+    return _gpt("char-gpt", batch, sizes, vocabulary=128, positions=128)
+
+
+def _gpt(name: str, batch: int, sizes: Sizes, *, vocabulary: int, positions: int) -> Graph:
+    """Blocks of GPT-2 between an embedding and a head with the same weight."""
+    net = Network(name, batch)
+    features = sizes.features
+    x = net.embedding(net.tokens("tokens", positions), vocabulary, features, "wte")
+    x = net.plus(x, _positions(net, "wpe", positions, positions, features), "embeddings.sum")
+    x = _dropped(net, x, sizes, "embeddings.dropout")
+    for i in range(sizes.blocks):
+        block = f"block{i}"
+        y = net.linear(net.layer_norm(x, name=f"{block}.norm1"), 3 * features, name=f"{block}.qkv")
+        q, k, v = net.split(y, 3, axis=2, name=f"{block}.split")
+        y = net.linear(_attend(net, block, q, k, v, sizes, causal=True), features,
+                       name=f"{block}.project")  # fmt: skip
+        x = net.plus(x, _dropped(net, y, sizes, f"{block}.dropout1"), f"{block}.add1")
+        y = _feed_forward(net, net.layer_norm(x, name=f"{block}.norm2"), block, features)
+        x = net.plus(x, _dropped(net, y, sizes, f"{block}.dropout2"), f"{block}.add2")
     x = net.layer_norm(x, name="norm")
-    net.linear(x, 50257, bias=False, name="head", weight="wte.weight")
+    net.linear(x, vocabulary, bias=False, name="head", weight="wte.weight")
     return net.build()
 
 
-def _positions(net: Network, name: str, most: int, used: int) -> str:
+def _dropped(net: Network, x: str, sizes: Sizes, name: str) -> str:
+    """The value after dropout, if there is any."""
+    return net.dropout(x, sizes.dropout, name) if sizes.dropout else x
+
+
+def _positions(net: Network, name: str, most: int, used: int, features: int) -> str:
     """A learned vector for each of the first `used` positions."""
-    table = net.add(name, Constant((most, FEATURES), trainable=True))
+    table = net.add(name, Constant((most, features), trainable=True))
     return table if used == most else net.add(f"{name}.used", Slice(0, 0, used), table)
 
 
-def _attend(net: Network, name: str, q: str, k: str, v: str, *, causal: bool) -> str:
+def _attend(net: Network, name: str, q: str, k: str, v: str, sizes: Sizes, *, causal: bool) -> str:
     """Scaled dot-product attention of all heads."""
     batch, positions, features = net.tensor(q).shape
-    width = features // HEADS
+    width = features // sizes.heads
 
     def heads(x: str, part: str, *order: int) -> str:
-        x = net.reshape(x, batch, positions, HEADS, width, name=f"{name}.{part}_heads")
+        x = net.reshape(x, batch, positions, sizes.heads, width, name=f"{name}.{part}_heads")
         return net.transpose(x, *order, name=f"{name}.{part}_transpose")
 
     scores = net.matmul(heads(q, "q", 0, 2, 1, 3), heads(k, "k", 0, 2, 3, 1), name=f"{name}.scores")
     scores = net.scale(scores, 1 / math.sqrt(width), name=f"{name}.scale")
     share = net.softmax(scores, causal=causal, name=f"{name}.softmax")
-    share = net.dropout(share, 0.1, f"{name}.dropout0")
+    share = _dropped(net, share, sizes, f"{name}.dropout0")
     y = net.matmul(share, heads(v, "v", 0, 2, 1, 3), name=f"{name}.values")
     y = net.transpose(y, 0, 2, 1, 3, name=f"{name}.merge")
     return net.reshape(y, batch, positions, features, name=f"{name}.attention")
 
 
-def _feed_forward(net: Network, x: str, name: str) -> str:
+def _feed_forward(net: Network, x: str, name: str, features: int) -> str:
     """Two linear layers with a GELU between them."""
-    x = net.linear(x, 4 * FEATURES, name=f"{name}.fc1")
-    return net.linear(net.activation(x, "gelu", name=f"{name}.gelu"), FEATURES, name=f"{name}.fc2")
+    x = net.linear(x, 4 * features, name=f"{name}.fc1")
+    return net.linear(net.activation(x, "gelu", name=f"{name}.gelu"), features, name=f"{name}.fc2")

@@ -582,5 +582,6 @@ def test_a_layer_that_does_not_fit_gets_a_larger_scratchpad(fits, why, cli, monk
     if fits:
         assert (code, len(sizes)) == (0, 2)
     else:
-        assert (code, err) == (2, "error: layer 'conv9' is too large\n")
+        # On a busy machine there are lines of progress before.
+        assert (code, err.splitlines()[-1]) == (2, "error: layer 'conv9' is too large")
         assert 2 < len(sizes) < 8 if isinstance(why, NoRoom) else len(sizes) == 1

@@ -76,8 +76,8 @@ def test_digits():
     assert not found.note
     with pytest.raises(
         UserError,
-        match=r"^the digits set has images of 1x8x8 and 10 classes, but tiny takes 3x4x6 and 4 "
-        r"classes; use other data \(random fits every network\)$",
+        match=r"^the digits set has images of 1x8x8 and 10 classes, but tiny takes images of "
+        r"3x4x6 and 4 classes; use other data \(random fits every network\)$",
     ):
         load_data("digits", COLOUR)
 
@@ -167,11 +167,11 @@ WRONG_FILES = {
                 r"sample, its class, not int64 of shape \(10, 10\)"),
     "real labels": (changed(labels=np.zeros(10)), r"array labels must hold one whole number a "
                     r"sample, its class, not float64 of shape \(10,\)"),
-    "fewer labels": (changed(labels=np.zeros(9, int)), r"array labels must have as many numbers as "
-                     r"images has samples, at least one: 10 samples, 9 labels"),
+    "fewer labels": (changed(labels=np.zeros(9, int)), r"array labels must have as many rows as "
+                     r"images has samples, at least one: 10 samples, 9 rows of labels"),
     "nothing": ({"images": np.zeros((0, 3, 4, 6)), "labels": np.zeros(0, int)}, r"array labels "
-                r"must have as many numbers as images has samples, at least one: 0 samples, 0 "
-                r"labels"),
+                r"must have as many rows as images has samples, at least one: 0 samples, 0 "
+                r"rows of labels"),
     "one sample": ({"images": np.zeros((1, 3, 4, 6)), "labels": np.zeros(1, int)},
                    r"array images must have at least 2 samples, not 1"),
     "other size": (arrays((10, 3, 6, 4)), r"array images must have images of 3x4x6 for tiny, that "
@@ -180,7 +180,7 @@ WRONG_FILES = {
     "grey": (arrays((10, 4, 6)), r"array images must have images of 3x4x6 for tiny, .*, not "
              r"\(10, 4, 6\); .*"),
     "a number": ({"images": np.float32(1), "labels": np.zeros(1, int)}, r"array labels must have "
-                 r"as many numbers as images has samples, at least one: 0 samples, 1 labels"),
+                 r"as many rows as images has samples, at least one: 0 samples, 1 rows of labels"),
     "not finite": (changed(images=NOT_FINITE), r"array images must have finite numbers, but sample "
                    r"7 has nan in it"),
     "beyond FP32": (changed(images=np.full((10, 3, 4, 6), 1e300)), r"array images must have finite "
@@ -281,7 +281,14 @@ def test_data_that_is_not_there(tmp_path):
         load_data("digit", COLOUR)
     assert refused(tmp_path / "a.npz") == "there is no such file"
     (tmp_path / "a.txt").write_text("x")
-    assert refused(tmp_path / "a.txt") == "data must be a .npz file or a folder of images by class"
+    assert refused(tmp_path / "a.txt") == (
+        "a row of tokens is for a network that predicts the token behind each of its input, which "
+        "tiny does not; use a .npz file with labels"
+    )
+    (tmp_path / "a.txt").rename(tmp_path / "a.csv")
+    assert refused(tmp_path / "a.csv") == (
+        "data must be a .npz or .txt file, or a folder of images by class"
+    )
 
 
 def test_networks_that_do_not_take_samples():

@@ -54,12 +54,12 @@ def test_the_command():
     text = run(cli, ["inspect", "digits-cnn", "--hardware"])
     assert text.exit_code == 0, text.output
     assert "A core of enough room runs and trains digits-cnn." in text.output
-    found = run(cli, ["inspect", "gpt2_small", "--hardware", "--json"])
+    found = run(cli, ["inspect", "gnmt8", "--hardware", "--json"])
     data = json.loads(found.output)
     assert not data["trains"]
     reasons = {reason for each in data["layers"] for reason in each["reasons"]}
-    assert "the core has no embedding" in reasons
-    assert data["layers"][0]["op"] == "input"
+    assert "the core has no lstm" in reasons
+    assert data["layers"][0]["op"] == "embedding"
     both = run(cli, ["inspect", "digits-cnn", "--hardware", "--verify"])
     assert both.exit_code != 0
 

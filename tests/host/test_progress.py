@@ -77,7 +77,7 @@ def test_within_a_simulated_step(clock):
     assert display.line() == (
         "step 0: 2,000 of about 5,000 cycles at 500 cycles/s, its end in 6 s, 2 s so far"
     )
-    line = {"loss": 0.5, "correct": 1, "samples": 2, "cycles": 4000}
+    line = {"loss": 0.5, "correct": 1, "labels": 2, "samples": 2, "cycles": 4000}
     watcher.step(line, 1, 10)
     watcher.cycles(1, 100)
     clock[0] += 1

@@ -73,7 +73,7 @@ def test_what_a_run_leaves_behind(data, pipeline, tmp_path):
     steps = [line for line in log if "step" in line]
     validations = [line["validation"] for line in log if "validation" in line]
     assert [list(line) for line in steps] == [
-        ["step", "epoch", "samples", "loss", "correct", "cycles", "wall_s", "backend"]
+        ["step", "epoch", "samples", "loss", "correct", "labels", "cycles", "wall_s", "backend"]
     ] * 3
     assert [(line["step"], line["epoch"], line["samples"]) for line in steps] == [
         (0, 0, 8), (1, 0, 8), (2, 1, 8),
@@ -124,7 +124,7 @@ def test_inference_counts_every_sample_once(data):
     ("images", "labels", "message"),
     [
         ((9, 1, 8, 9), range(9), "^small takes samples of 1x8x8, not 1x8x9$"),
-        ((9, 1, 8, 8), range(8), r"^9 samples need as many labels, not \(8,\)$"),
+        ((9, 1, 8, 8), range(8), r"^9 samples need labels of shape \(9,\), not \(8,\)$"),
         ((9, 1, 8, 8), range(2, 11), r"^labels must be 0\.\.9, the classes of small, not 10$"),
         ((9, 1, 8, 8), range(-1, 8), r"^labels must be 0\.\.9, the classes of small, not -1$"),
         ((7, 1, 8, 8), range(7), "^a mini-batch has 8 samples; 7 fill none$"),

@@ -15,6 +15,7 @@ from fpgapipe.lowering.units.network_units import (
 )
 from fpgapipe.lowering.units.step_options import StepOptions
 from fpgapipe.network import operators as ops
+from fpgapipe.network.operators.tensors import DType, Tensor
 from fpgapipe.network.zoo.layers import Network
 
 
@@ -82,22 +83,43 @@ def test_what_passes_has_no_faults():
 def test_inputs_of_integers_are_refused():
     net = Network("tokens", 4)
     x = net.tokens("tokens", 3)
-    net.linear(net.embedding(x, 7, 3), 5)
+    net.plus(net.add("numbers", ops.Cast(DType.FLOAT32), x), x, "sum")
     found = [str(each) for each in refusals_of(net.build(), train=False)]
-    assert found[0] == "input 'tokens': must have floating-point numbers, not int64"
+    assert found[0] == (
+        "input 'tokens': must have floating-point numbers for layer 'numbers', not int64"
+    )
+
+
+def test_indices_that_are_refused():
+    net = Network("indices", 4)
+    tokens = net.input("images", Tensor((4, 2, 3, 5), DType.INT64))
+    net.embedding(tokens, 7, 3)
+    x = net.add("computed", ops.Slice(1, 0, 1), net.tokens("more", 3))
+    net.embedding(x, 7, 3, "late")
+    net.embedding(net.tokens("others", 2), (1 << 16) + 1, 3, "table")
+    found = [str(each) for each in refusals_of(net.build(), train=False)]
+    assert found == [
+        "input 'images': must have at most 3 axes of indices, not 4",
+        "input 'more': must have floating-point numbers for layer 'computed', not int64",
+        "layer 'late': the indices of an embedding must be an input of the network, and "
+        "'computed' is computed",
+        "layer 'table': an embedding must have a table of 1..65536 rows, not 65537",
+    ]
 
 
 @pytest.mark.parametrize(
     ("make", "message"),
     [
-        (lambda net: net.conv(net.image(3, 8, 8), 5, 3, name="conv"),
-         r"^layer 'conv': the loss needs logits of 4 samples by classes, not \[4, 5, 6, 6\] \("),
-        (lambda net: net.linear(net.image(3, 8), 5, name="fc"),
-         r"^layer 'fc': the loss needs logits of 4 samples by classes, not \[4, 3, 5\] \(docs"),
+        (lambda net: net.conv(net.image(3, 8), 5, 3, name="conv"),
+         r"^layer 'conv': the loss takes the classes of tokens from the last axis, and a "
+         r"convolution has them in the middle one of \[4, 5, 6\]: transpose its result \("),
         (lambda net: net.add("rows", ops.Reshape((8, 6)), net.image(3, 4)),
-         r"^layer 'rows': the loss needs logits of 4 samples by classes, not \[8, 6\] \(docs"),
-        (lambda net: net.plus(net.linear(net.image(3, 8), 5), net.linear("input", 5), name="sum"),
-         r"^layer 'sum': the loss needs logits of 4 samples by classes, not \[4, 3, 5\] \("),
+         r"^layer 'rows': the loss needs logits of samples x classes, samples x tokens x classes, "
+         r"or samples x classes x height x width, with 4 samples, not \[8, 6\] \(docs"),
+        (lambda net: net.linear(net.image(2, 2, 2, 3), 5, name="fc"),
+         r"^layer 'fc': the loss needs logits of .* with 4 samples, not \[4, 2, 2, 2, 5\] \(docs"),
+        (lambda net: net.linear(net.image(1 << 14 | 1, 1), 2, name="many"),
+         r"^layer 'many': cross-entropy must have 1..65536 labels in a micro-batch, not 65540 \("),
     ],
 )  # fmt: skip
 def test_logits_that_no_loss_takes(make, message):

@@ -118,7 +118,10 @@ class Measured(_Part):
 
 
 class StepLine(BaseModel):
-    """A line of a run's log about one step; its loss is None if it is not a number."""
+    """A line of a run's log about one step; its loss is None if it is not a number.
+
+    Where it does not say how many labels it had, it had one for each sample.
+    """
 
     model_config = ConfigDict(extra="ignore", frozen=True)
 
@@ -127,6 +130,7 @@ class StepLine(BaseModel):
     samples: Annotated[Count, Field(ge=1)]
     loss: float | None
     correct: Count
+    labels: Annotated[Count, Field(ge=1)] | None = None
     cycles: Count | None = None
     wall_s: Annotated[float, Field(ge=0, le=1e9)] | None = None
 

@@ -138,14 +138,14 @@ def _losses(run: Run) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
 
 
 def _training_accuracy(run: Run) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
-    """Return epochs, and the share of their samples whose class was right in training."""
+    """Return epochs, and the share of their labels that were right in training."""
     correct: dict[int, int] = {}
-    samples: dict[int, int] = {}
+    labels: dict[int, int] = {}
     for each in run.steps:
         correct[each.epoch] = correct.get(each.epoch, 0) + each.correct
-        samples[each.epoch] = samples.get(each.epoch, 0) + each.samples
-    epochs = sorted(samples)
-    shares = [correct[epoch] / samples[epoch] for epoch in epochs]
+        labels[each.epoch] = labels.get(each.epoch, 0) + (each.labels or each.samples)
+    epochs = sorted(labels)
+    shares = [correct[epoch] / labels[epoch] for epoch in epochs]
     return np.array(epochs, np.float64), np.array(shares, np.float64)
 
 

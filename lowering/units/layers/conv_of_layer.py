@@ -15,7 +15,8 @@ if TYPE_CHECKING:
 def conv_of(layer: Layer) -> ConvSpec:
     """Return the convolution that a convolution or linear layer computes, or one of its groups.
 
-    For a transposed convolution it is the convolution whose input gradient that computes.
+    For a transposed convolution it is the convolution whose input gradient that computes, for an
+    embedding the linear layer whose input gradient it is for rows with a single one.
 
     Raises
     ------
@@ -26,6 +27,8 @@ def conv_of(layer: Layer) -> ConvSpec:
     shape = layer.input_tensors[0].shape
     if isinstance(operator, ops.Linear):
         return ConvSpec.linear(prod(shape[:-1]), operator.out_features, shape[-1])
+    if isinstance(operator, ops.Embedding):
+        return ConvSpec.linear(prod(shape), operator.num_embeddings, operator.features)
     if isinstance(operator, ops.ConvTranspose):
         return _conv_behind(operator, shape, layer.output.shape)
     assert isinstance(operator, ops.Conv)

@@ -1,0 +1,108 @@
+"""Reads samples of tokens: the characters of a text, or a long row of numbers."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from fpgapipe.errors import FileError
+from fpgapipe.files import read_text
+from fpgapipe.host.data.samples import TRAINING_PART, Dataset, Samples, Wanted, shape_text
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from numpy.typing import NDArray
+
+MAX_BYTES = 1 << 28
+"""Most bytes of a text; a larger one is not opened."""
+
+
+def read_characters(path: Path, wanted: Wanted) -> Dataset:
+    """Read a text, whose characters are tokens; see `fpgapipe.host.data.data.load_data`.
+
+    Raises
+    ------
+    FileError
+        If the file is no text in UTF-8, is too short, or has characters that are no tokens of the
+        network; or the network does not predict tokens.
+    """
+    check_predicts(path, wanted)
+    assert wanted.indices is not None, "a network that predicts tokens has them as input"
+    text = read_text(path, MAX_BYTES)
+    codes = np.frombuffer(text.encode("utf-32-le"), np.uint32).astype(np.int64)
+    beyond = np.flatnonzero(codes >= wanted.indices)
+    if len(beyond):
+        at = int(beyond[0])
+        line = text.count("\n", 0, at) + 1
+        raise FileError(
+            path,
+            [
+                f"line {line}: a character's number in Unicode is its token, which must be in "
+                f"0..{wanted.indices - 1} for {wanted.network}, but {text[at]!r} is {codes[at]}; "
+                "replace it, or take a network with a larger table"
+            ],
+        )
+    return following(path, "characters", codes, wanted)
+
+
+def check_predicts(path: Path, wanted: Wanted) -> None:
+    """Refuse a network that does not predict a token behind each token.
+
+    Raises
+    ------
+    FileError
+        If it does not.
+    """
+    if not wanted.predicts_tokens:
+        raise FileError(
+            path,
+            [
+                f"a row of tokens is for a network that predicts the token behind each of its "
+                f"input, which {wanted.network} does not; use a .npz file with labels"
+            ],
+        )
+
+
+def following(path: Path, what: str, tokens: NDArray[np.int64], wanted: Wanted) -> Dataset:
+    """Cut a long row of tokens into samples; a label is the token behind.
+
+    The last fifth of the samples is for validation.
+
+    Parameters
+    ----------
+    path : Path
+    what : str
+        What the tokens are, for errors.
+    tokens : int64 array, shape (tokens,)
+    wanted : Wanted
+        Samples of a network that predicts tokens.
+
+    Raises
+    ------
+    FileError
+        If there are not enough tokens for two samples, or they take too much memory.
+    """
+    (length,) = wanted.shape
+    count = (len(tokens) - 1) // length
+    if count < 2:
+        raise FileError(
+            path,
+            [
+                f"must have at least {2 * length + 1} {what}, for two samples of "
+                f"{shape_text(wanted.shape)} and the token behind, not {len(tokens)}"
+            ],
+        )
+    wanted.check_size(path, f"the {what}", count)
+    inputs, labels = (
+        np.ascontiguousarray(tokens[first : first + count * length]).reshape(count, length)
+        for first in (0, 1)
+    )
+    samples = Samples(inputs, labels)
+    held_out = max(round(count * (1 - TRAINING_PART)), 1)
+    return Dataset(
+        samples.some(slice(count - held_out)),
+        samples.some(slice(count - held_out, None)),
+        f"the last {held_out:,} of {count:,} samples are for validation",
+    )
