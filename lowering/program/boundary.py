@@ -15,6 +15,7 @@ from fpgapipe.lowering.units.network_units import units_of
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
+    from fpgapipe.lowering.program.tied_weights import Tie
     from fpgapipe.lowering.tiling.kernel import Tensor
     from fpgapipe.lowering.units.layouts import Value
     from fpgapipe.lowering.units.unit import Unit
@@ -98,6 +99,8 @@ class Part:
         own, that many for one of the pipeline.
     names : mapping of str to str
         Names of values in the device's own network, where these are others.
+    ties : tuple of Tie
+        Weights that several stages have.
     """
 
     stage: Stage
@@ -111,6 +114,7 @@ class Part:
     group_size: int = 1
     sharers: int = 1
     names: Mapping[str, str] = field(default_factory=dict)
+    ties: tuple[Tie, ...] = ()
 
     @property
     def is_first_lane(self) -> bool:

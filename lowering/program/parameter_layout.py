@@ -2,36 +2,15 @@
 
 from __future__ import annotations
 
-from enum import Enum
 from typing import TYPE_CHECKING
 
 from fpgapipe.lowering.memory.memory_map import Stored
 from fpgapipe.lowering.tiling.kernel import Tensor
-from fpgapipe.lowering.units.layers.depthwise_unit import is_depthwise
-from fpgapipe.network.operators import Conv, ConvTranspose
+from fpgapipe.lowering.units.weight_order import Order
 
 if TYPE_CHECKING:
     from fpgapipe.lowering.units.layouts import Layout
-    from fpgapipe.network.graph import Layer, Parameter
-
-
-class Order(Enum):
-    """Orders of the weights of convolutions, of ``outputs x inputs x taps`` in the network."""
-
-    INPUTS_LAST = "inputs last"
-    """``outputs x taps x inputs``."""
-    CHANNELS_LAST = "channels last"
-    """``inputs x taps x outputs``, where each channel has a window of its own."""
-
-
-def order_of_weight(layer: Layer) -> Order | None:
-    """Order of the weight of a convolution; None for other layers."""
-    if isinstance(layer.operator, ConvTranspose):
-        return Order.INPUTS_LAST  # of the convolution of which it is the input gradient
-    if not isinstance(layer.operator, Conv):
-        return None
-    depthwise = is_depthwise(layer.operator, layer.input_tensors[0].shape)
-    return Order.CHANNELS_LAST if depthwise else Order.INPUTS_LAST
+    from fpgapipe.network.graph import Parameter
 
 
 def stored_as(

@@ -11,6 +11,7 @@ from fpgapipe.lowering.memory.memory_map import all_results, joined, mean_outcom
 from fpgapipe.lowering.program.boundary import Part, gradient_formats, stages_of
 from fpgapipe.lowering.program.late_updates import LateStepBuilder, late_options
 from fpgapipe.lowering.program.step import StepBuilder
+from fpgapipe.lowering.program.tied_weights import check_untied, ties_of
 from fpgapipe.lowering.schedule.schedule import TaskKind
 from fpgapipe.lowering.schedule.tasks import common_steps
 from fpgapipe.lowering.schedule.weight_versions import WeightCopies
@@ -154,6 +155,11 @@ def build_pipeline(
     if is_late:
         options = late_options(options)
     stages = stages_of(graph, layers, train=options.train)
+    ties = ties_of(graph, stages) if options.train else ()
+    if is_late:
+        check_untied(
+            ties, "where weights are updated after each micro-batch; take schedule 1f1b-as"
+        )
     splits = schedule.splits_engines and options.train
     steps = common_steps(schedule) if splits else {}
     lanes = tasks_of_stages(schedule, len(stages), steps, train=options.train)
@@ -180,6 +186,7 @@ def build_pipeline(
             before=0,
             after=link_after(stage.index),
             device=stage.index,
+            ties=ties,
         )
         concurrent = [steps[task] for task in tasks] if splits else None
         own = tasks_of(tasks) if tasks_of else tasks

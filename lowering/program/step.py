@@ -14,15 +14,17 @@ from fpgapipe.lowering.memory.layout import Demand, Own, lay_out
 from fpgapipe.lowering.memory.memory_map import Stored
 from fpgapipe.lowering.memory.placed import Placed, page
 from fpgapipe.lowering.memory.sharing import Category, KernelUse, Shareable
+from fpgapipe.lowering.program.all_reduce import Member
 from fpgapipe.lowering.program.arenas import Arenas
 from fpgapipe.lowering.program.assemble import assemble
 from fpgapipe.lowering.program.boundary import Part, Stage
 from fpgapipe.lowering.program.device_program import SUM, KernelOrigin
 from fpgapipe.lowering.program.gradient_sum import GradientSum
 from fpgapipe.lowering.program.lanes import EngineLane, balance_lanes, lanes_of, product_cycles
-from fpgapipe.lowering.program.parameter_layout import Order, order_of_weight, stored_as
+from fpgapipe.lowering.program.parameter_layout import stored_as
 from fpgapipe.lowering.program.share import Share
 from fpgapipe.lowering.program.step_program import StepProgram
+from fpgapipe.lowering.program.tied_weights import tied_sums
 from fpgapipe.lowering.schedule.schedule import Task, TaskKind
 from fpgapipe.lowering.schedule.tasks import single_device, slots_of
 from fpgapipe.lowering.tiling.kernel import Kernel, Region, Tensor, words_of
@@ -33,6 +35,7 @@ from fpgapipe.lowering.units.network_units import check_network, layouts_of, uni
 from fpgapipe.lowering.units.step_options import GRADIENTS, UPDATE, Scalar, StepOptions
 from fpgapipe.lowering.units.unit import naming
 from fpgapipe.lowering.units.update import update_kernels
+from fpgapipe.lowering.units.weight_order import Order, order_of_weight
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -183,7 +186,8 @@ class StepBuilder:
 
     def keeps_gradient(self, parameter: Tensor) -> bool:
         """See `Builder`."""
-        return self.options.clips or self._share.is_summed(parameter.name)
+        tied = any(tie.parameter == parameter.name for tie in self._part.ties)
+        return self.options.clips or tied or self._share.is_summed(parameter.name)
 
     def view(self, whole: Tensor, first: int, shape: tuple[int, ...]) -> Tensor:
         """See `Builder`."""
@@ -400,6 +404,7 @@ class StepBuilder:
 
     def _update(self) -> None:
         """Add the optimiser's update, if there are trainable parameters."""
+        self._sum_tied()
         if not any(each.trainable for each in self.stored.values()):
             return
         if self.options.clips and (self._part.stage.num_stages > 1 or self._share.has_parts):
@@ -412,6 +417,17 @@ class StepBuilder:
         elements = self._arenas.elements(GRADIENTS)
         kernels = update_kernels(self.options, elements, self.region, self.declare)
         self._take(LoweredKernel(kernel, layer=UPDATE) for kernel in kernels)
+
+    def _sum_tied(self) -> None:
+        """Add up the gradients of weights that several stages have."""
+        stage, part = self._part.stage, self._part
+        member = Member(stage.index, stage.num_stages, part.before, part.after)
+        for tie in part.ties:
+            if self._ordered_from is None:
+                self._ordered_from = len(self.lowered)
+            kernels, received = tied_sums(tie, member, self.region, self.view)
+            self._parts |= {self.declare(each).name for each in received}
+            self._take(LoweredKernel(kernel, layer=SUM) for kernel in kernels)
 
     def _sum_over_devices(self) -> None:
         """Add up the gradients that devices have of different samples."""

@@ -19,6 +19,7 @@ from fpgapipe.hw.hls_models.cycles.core_cycles import MemorySpec
 from fpgapipe.lowering.program.boundary import Part, gradient_formats, stages_of
 from fpgapipe.lowering.program.pipeline import PipelineProgram, link_after, tasks_of_stages
 from fpgapipe.lowering.program.step import StepBuilder
+from fpgapipe.lowering.program.tied_weights import check_untied, ties_of
 from fpgapipe.lowering.schedule.schedule import TaskKind
 from fpgapipe.lowering.shards import exchange_units, halo_unit, norm_unit  # noqa: F401, register units
 from fpgapipe.lowering.shards.degrees import sharers_of
@@ -92,6 +93,12 @@ def build_hybrid(
         raise NotImplementedError(
             f"no programs are made for schedule {schedule.kind} with stages of several devices; "
             "take 1f1b-as"
+        )
+    if options.train:
+        check_untied(
+            ties_of(graph, stages),
+            "between stages of several devices; put these layers in one stage, or take stages of "
+            "one device",
         )
     lanes = tasks_of_stages(schedule, len(stages), train=options.train)
     parts: list[StepProgram] = []

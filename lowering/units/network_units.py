@@ -29,6 +29,7 @@ from fpgapipe.lowering.units.layers.dropout_unit import DropoutUnit
 from fpgapipe.lowering.units.layouts import Layout, Layouts, host_layout
 from fpgapipe.lowering.units.registry import Surroundings, unit_of
 from fpgapipe.lowering.units.unit import Unit
+from fpgapipe.lowering.units.weight_order import order_of_weight
 from fpgapipe.network import operators as ops
 from fpgapipe.network.logits import Logits
 
@@ -168,18 +169,31 @@ def _of_inputs(graph: Graph) -> Iterator[Refusal]:
 
 
 def _of_shared(graph: Graph) -> Iterator[Refusal]:
-    """Refuse layers that share a parameter but expect it in different shapes."""
-    first: dict[str, tuple[str, tuple[int, ...]]] = {}
+    """Refuse layers that share a parameter but expect it in different shapes or orders."""
+    first: dict[str, tuple[Layer, tuple[int, ...]]] = {}
     for layer in graph.layers.values():
         for parameter in layer.parameters:
             shape = parameter.spec.shape
-            owner, expected = first.setdefault(parameter.name, (layer.name, shape))
+            owner, expected = first.setdefault(parameter.name, (layer, shape))
             if shape != expected:
                 yield Refusal(
                     layer.name,
                     layer.op,
                     f"parameter {parameter.name!r} must have one shape in all layers that share "
-                    f"it, not {list(shape)} here and {list(expected)} in {owner!r}",
+                    f"it, not {list(shape)} here and {list(expected)} in {owner.name!r}",
+                )
+                continue
+            own, other = (
+                order_of_weight(each) if parameter.spec.role == "weight" else None
+                for each in (layer, owner)
+            )
+            if own is not other:
+                one, two = (each.value if each else "as it is" for each in (other, own))
+                yield Refusal(
+                    layer.name,
+                    layer.op,
+                    f"parameter {parameter.name!r} must lie in one order for all layers that share "
+                    f"it, and {owner.name!r} reads it with its {one}, not with its {two}",
                 )
 
 

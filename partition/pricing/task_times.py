@@ -42,6 +42,7 @@ from fpgapipe.hw.hls_models.cycles.link_cycles import (
 from fpgapipe.hw.hls_models.isa.instructions import Instruction, Opcode
 from fpgapipe.hw.hls_models.model.link_dma import words_of_packet
 from fpgapipe.hw.hls_models.model.sequencer import SequencerSpec
+from fpgapipe.lowering.schedule.schedule import TaskKind
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -270,13 +271,19 @@ class TaskTimes:
     def _packets(
         self, opcode: Opcode, link: int, channel: int
     ) -> list[tuple[int, int, Mapping[str, Any]]]:
-        """Number, task and body of a link's SENDs or RECEIVEs on a channel."""
+        """Number, task and body of a link's SENDs or RECEIVEs on a channel, for passes.
+
+        What devices exchange after the last pass, to add up gradients, is in the update's time.
+        """
+        tasks = self.program.tasks
         return [
             (index, int(task), each.body)
             for index, (each, task) in enumerate(
                 zip(self.program.instructions, self.task_of, strict=False)
             )
-            if (each.opcode, each.engine) == (opcode, link) and each.body["channel"] == channel
+            if (each.opcode, each.engine) == (opcode, link)
+            and each.body["channel"] == channel
+            and tasks[task].kind is not TaskKind.U
         ]
 
     @cached_property

@@ -1,0 +1,161 @@
+"""Weights that layers of several stages share: one gradient, equal copies, or refused."""
+
+from itertools import pairwise
+
+import numpy as np
+import pytest
+from pipeline_cases import run_devices
+from test_embedding_unit import language
+from test_hybrid import built
+from test_pipeline import CORE, COUNT, ORDERS, SAMPLES, SCALARS, batch_of, cut, on_one, on_several
+from unit_steps import assert_hardware_equals_the_model
+
+from fpgapipe.lowering.program import pipeline as pipeline_module
+from fpgapipe.lowering.program.pipeline import build_pipeline
+from fpgapipe.lowering.units.network_units import refusals_of
+from fpgapipe.lowering.units.step_options import StepOptions
+from fpgapipe.network.initial_values import initial_parameters
+from fpgapipe.network.operators import Conv
+from fpgapipe.network.zoo.layers import Network
+from fpgapipe.partition.schedule.schedule_kinds import make_schedule
+
+NEAR = 1e-6
+"""Share of a gradient by which sums in another order differ."""
+
+
+def thrice(batch):
+    """A weight that three layers share, and another that two share."""
+    net = Network("thrice", batch)
+    x = net.linear(net.image(20), 20, name="first")
+    y = net.linear(net.relu(x), 20, bias=False, name="one")
+    y = net.linear(net.relu(y), 20, weight="first.weight", name="second")
+    y = net.linear(net.relu(net.plus(x, y)), 20, weight="one.weight", bias=False, name="two")
+    net.linear(net.relu(y), 20, weight="first.weight", name="third")
+    return net.build()
+
+
+def differences(graph, layers, kind="1f1b-as", order="any"):
+    """Of gradients and weights between a pipeline and one device, as shares of the gradients."""
+    expected = on_one(graph)
+    pipeline, left, found = on_several(graph, layers, kind, ORDERS[order])
+    assert left == [0] * len(layers)
+    loss, right = found["outcome"]
+    assert (loss, right) == expected["outcome"]
+    size = {name: np.linalg.norm(value) for name, value in expected.items() if name != "outcome"}
+    assert found.keys() == expected.keys()
+    return pipeline, {
+        name: np.linalg.norm(found[name] - expected[name])
+        / size[f"{name.removesuffix('.gradient').removesuffix('.momentum')}.gradient"]
+        for name in size
+        if not name.endswith((".running_mean", ".running_var"))
+    }
+
+
+@pytest.mark.parametrize(
+    ("network", "num_stages", "kind", "order"),
+    [
+        (language, 2, "1f1b-as", "any"),
+        (language, 4, "gpipe", "first"),
+        (language, 5, "1f1b-as", "transfers late"),
+        (thrice, 2, "gpipe", "transfers early"),
+        (thrice, 4, "zb-h1", "last"),
+        (thrice, 5, "1f1b-as", "any"),
+    ],
+)
+def test_gradients_are_those_of_one_device(network, num_stages, kind, order):
+    graph = network(SAMPLES)
+    _, found = differences(graph, cut(graph, num_stages), kind, order)
+    assert max(found.values()) < NEAR, found
+
+
+def test_without_the_sum_gradients_differ(monkeypatch):
+    monkeypatch.setattr(pipeline_module, "ties_of", lambda graph, stages: ())
+    graph = language(SAMPLES)
+    _, found = differences(graph, cut(graph, 2))
+    assert found["table.weight.gradient"] > 0.1
+    assert found["places.value.gradient"] < NEAR
+
+
+@pytest.mark.parametrize("network", [language, thrice])
+def test_all_copies_stay_equal(network):
+    """Also through stages between, and where those are of sizes that no chunk divides."""
+    graph = network(SAMPLES)
+    layers = cut(graph, 4)
+    schedule = make_schedule("1f1b-as", 4, COUNT)
+    pipeline = build_pipeline(graph, [CORE] * 4, layers, schedule)
+    memories = pipeline.images(initial_parameters(graph, 0))
+    pipeline.set_batch(memories, *batch_of(graph))
+    programs = [part.instructions for part in pipeline.parts]
+    run_devices([CORE] * 4, memories, programs, SCALARS, ORDERS["any"])
+    seen = {}
+    shared = set()
+    for part, memory in zip(pipeline.parts, memories, strict=True):
+        for name, value in part.state(memory).items():
+            if name in seen:
+                shared.add(name)
+                np.testing.assert_array_equal(value, seen[name], err_msg=name)
+            seen[name] = value
+    expected = ["table.weight"] if network is language else ["first.weight", "one.weight"]
+    assert sorted(shared) == [
+        f"{name}{suffix}" for name in expected for suffix in ("", ".momentum")
+    ]
+
+
+def test_late_updates_are_refused():
+    graph = language(SAMPLES)
+    schedule = make_schedule("pipedream", 2, COUNT)
+    with pytest.raises(
+        NotImplementedError,
+        match=r"^layer 'table' of stage 0 and layer 'head' of stage 1 share parameter "
+        r"'table.weight', and no programs add up gradients where weights are updated after each "
+        r"micro-batch; take schedule 1f1b-as$",
+    ):
+        build_pipeline(graph, [CORE] * 2, cut(graph, 2), schedule)
+    build_pipeline(graph, [CORE] * 2, cut(graph, 2), schedule, options=StepOptions(train=False))
+
+
+def test_stages_of_several_devices_are_refused():
+    graph = thrice(4)
+    with pytest.raises(NotImplementedError, match=r"^layer 'first' of stage 0 and layer 'second' "):
+        built(graph, [(2, "ccc"), (1, "wwww")], 2)
+
+
+def test_shared_averages_are_refused():
+    net = Network("averages", 4)
+    x = net.batch_norm(net.linear(net.image(8), 6), name="one")
+    x = net.linear(net.relu(x), 6)
+    norm = net.build().layers["one"]
+    shared = {each.spec.role: each.name for each in norm.parameters}
+    x = net.add("two", norm.operator, x, shared=shared)
+    net.linear(x, 3)
+    graph = net.build()
+    with pytest.raises(NotImplementedError, match=r"^layer 'one' of stage 0 and layer 'two' of "):
+        build_pipeline(graph, [CORE] * 2, cut(graph, 2), make_schedule("gpipe", 2, 2))
+
+
+def test_one_weight_in_two_orders_is_refused():
+    """Of images a depthwise weight has its channels last, and another convolution's first."""
+    net = Network("orders", 2)
+    x = net.conv(net.image(1, 6, 6), 8, 3, padding=1, bias=False, name="many")
+    each = Conv(8, (3, 3), (1, 1), ((1, 1),) * 2, (1, 1), groups=8, bias=False)
+    x = net.add("each", each, x, shared={"weight": "many.weight"})
+    net.linear(net.flatten(x), 3)
+    (found,) = refusals_of(net.build(), train=True)
+    assert str(found) == (
+        "layer 'each': parameter 'many.weight' must lie in one order for all layers that share it, "
+        "and 'many' reads it with its inputs last, not with its channels last"
+    )
+
+
+def test_cuts_have_layers_of_all_kinds():
+    """The cases above have a stage without any layer that shares its weight."""
+    names = cut(thrice(2), 5)
+    assert all(one != other for one, other in pairwise(names))
+    assert any(not {"first", "second", "third"} & set(stage) for stage in names)
+
+
+@pytest.mark.sim
+@pytest.mark.slow  # a core with vector engine and two links
+@pytest.mark.parametrize("network", [language, thrice])
+def test_hardware_equals_the_model(network):
+    assert_hardware_equals_the_model(network)
