@@ -213,6 +213,7 @@ KINDS = (
     Kind("parameters .npz", f"{RUN} --parameters {{}}", "odd.npz"),
     Kind("parameters .ckpt", f"{RUN} --parameters {{}}", "odd.ckpt"),
     Kind("data .npz", "run {build} --backend model --data {}", "odd.npz"),
+    Kind("data .txt", "run {build} --backend model --data {}", "odd.txt"),
     Kind("data folder", "run {build} --backend model --data {}", "odd"),
     Kind("class of images", "run {build} --backend model --data {home}/data", "data/10",
          prepare=_images, optional=True),

@@ -105,7 +105,7 @@ class Task:
     make: Callable[[int], Graph]
     data: Callable[[Graph], Dataset]
     devices: int = 2
-    epochs: int = 12
+    epochs: int = 4
     validation: int = 360
 
 
