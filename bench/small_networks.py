@@ -110,7 +110,7 @@ class Task:
 
 
 TASKS = {
-    "mobilenet": Task(mobilenet, digits),
+    "mobilenet": Task(mobilenet, digits, epochs=12),
     "unet-resize": Task(lambda batch: unet(batch, transposed=False), pixels_of_digits),
     "unet-transposed": Task(lambda batch: unet(batch, transposed=True), pixels_of_digits),
     "char-gpt": Task(lambda batch: built_in("char-gpt", batch), text, 4, 1, 96),

@@ -188,6 +188,11 @@ class LayerwiseProblem:
         self.memory: list[NDArray[np.float64]] = []
         for number, (names, each) in enumerate(zip(self.groups, self.choices, strict=True)):
             on_step(number, len(self.groups))
+            if not each:
+                raise PlanError(
+                    f"layer {names[0]!r} can neither be cut over {self.num_devices} devices that "
+                    "share the samples so, nor be the same on all of them"
+                )
             rows = np.array([self._priced(names, degrees) for degrees in each])
             self.compute_s.append(rows[:, 0])
             self.sum_s.append(rows[:, 1])

@@ -5,16 +5,20 @@ from itertools import pairwise
 import numpy as np
 import pytest
 from pipeline_cases import run_devices
+from test_data_parallel import on_one as on_one_device
 from test_embedding_unit import language
 from test_hybrid import built
 from test_pipeline import CORE, COUNT, ORDERS, SAMPLES, SCALARS, batch_of, cut, on_one, on_several
+from test_sharded import close, degrees_of
+from test_sharded import run as run_sharded
 from unit_steps import assert_hardware_equals_the_model
 
+from fpgapipe.hw.hls_models.numerics.element_format import FP32
 from fpgapipe.lowering.program import pipeline as pipeline_module
 from fpgapipe.lowering.program.pipeline import build_pipeline
 from fpgapipe.lowering.units.network_units import refusals_of
 from fpgapipe.lowering.units.step_options import StepOptions
-from fpgapipe.network.initial_values import initial_parameters
+from fpgapipe.network.initial_values import initial_parameters, random_batch
 from fpgapipe.network.operators import Conv
 from fpgapipe.network.zoo.layers import Network
 from fpgapipe.partition.schedule.schedule_kinds import make_schedule
@@ -99,6 +103,22 @@ def test_all_copies_stay_equal(network):
     assert sorted(shared) == [
         f"{name}{suffix}" for name in expected for suffix in ("", ".momentum")
     ]
+
+
+@pytest.mark.parametrize("letters", ["s", "w"])
+@pytest.mark.parametrize("network", [language, thrice])
+def test_devices_that_have_the_whole_network(network, letters):
+    """Of whole layers each device has all samples; else each has its own, and gradients are sums.
+
+    The devices of such a stage have all layers that share a weight.
+    """
+    graph = network(SAMPLES)
+    options = StepOptions(activations=FP32)
+    inputs, labels = random_batch(graph, 0, 2)
+    expected = on_one_device(graph, inputs, labels, options)
+    degrees = degrees_of(graph, 2, letters)
+    _, _, found = run_sharded(graph, 2, degrees, 2, options)
+    close(found, expected, NEAR)
 
 
 def test_late_updates_are_refused():

@@ -38,11 +38,12 @@ def small(batch=4):
     return net.build()
 
 
-def problem_of(graph, devices, chain=None):
+def problem_of(graph, devices, chain=None, choices=None):
     cluster = chain_of(load_board("u280"), devices).spec
     choice = next(iter(core_choices(Request(lambda _: graph, 4, cluster), CostModel(graph), 1)))
     cores = {device: core for device, (core, _) in choice.items()}
-    return LayerwiseProblem(graph, cluster, chain or device_chain(cluster), cores)
+    chain = chain or device_chain(cluster)
+    return LayerwiseProblem(graph, cluster, chain, cores, choices=choices)
 
 
 def test_degrees():
@@ -168,6 +169,11 @@ def test_slow_links_make_one_device_best():
     assert found.moves_s == 0
     with pytest.raises(PlanError, match="no link for shards"):
         problem_of(graph, 2, DeviceChain((0, 1), (0.0,), (0.0,)))
+
+
+def test_a_layer_that_no_degrees_fit_is_named():
+    with pytest.raises(PlanError, match=r"^layer '\w+' can neither be cut over 2 devices that "):
+        problem_of(small(), 2, choices=lambda names: [])
 
 
 def test_memory_is_a_limit(monkeypatch):
