@@ -77,15 +77,15 @@ class Product(torch.autograd.Function):  # type: ignore[misc]
         """Return y, of shape (batch, cout, oh, ow)."""
         ctx.conv = conv
         ctx.save_for_backward(x, weight)
-        return _forward(x, weight, conv)
+        return convolved(x, weight, conv)
 
     @staticmethod
     def backward(ctx: Any, dy: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
         """Return the gradients of both operands."""
         conv: ConvSpec = ctx.conv
         x, weight = ctx.saved_tensors
-        dx = _input_gradient(dy, weight, conv) if ctx.needs_input_grad[0] else None
-        dw = _weight_gradient(x, dy, conv) if ctx.needs_input_grad[1] else None
+        dx = input_gradient(dy, weight, conv) if ctx.needs_input_grad[0] else None
+        dw = weight_gradient(x, dy, conv) if ctx.needs_input_grad[1] else None
         return dx, dw, None
 
 
@@ -101,18 +101,18 @@ class TransposedProduct(torch.autograd.Function):  # type: ignore[misc]
         """Return y, of shape (batch, cin, h, w)."""
         ctx.conv = conv
         ctx.save_for_backward(x, weight)
-        return _input_gradient(x, weight, conv)
+        return input_gradient(x, weight, conv)
 
     @staticmethod
     def backward(ctx: Any, dy: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
         """Return the gradients of both operands."""
         x, weight = ctx.saved_tensors
-        dx = _forward(dy, weight, ctx.conv) if ctx.needs_input_grad[0] else None
-        dw = _weight_gradient(dy, x, ctx.conv) if ctx.needs_input_grad[1] else None
+        dx = convolved(dy, weight, ctx.conv) if ctx.needs_input_grad[0] else None
+        dw = weight_gradient(dy, x, ctx.conv) if ctx.needs_input_grad[1] else None
         return dx, dw, None
 
 
-def _forward(x: torch.Tensor, weight: torch.Tensor, conv: ConvSpec) -> torch.Tensor:
+def convolved(x: torch.Tensor, weight: torch.Tensor, conv: ConvSpec) -> torch.Tensor:
     """Result of a convolution, with both operands rounded along the input channels."""
     depth = conv.kernel[1] * conv.cin if is_packed(conv) else conv.cin
     seen = rounded(unfolded(x, conv).unflatten(1, (-1, depth)))
@@ -120,14 +120,14 @@ def _forward(x: torch.Tensor, weight: torch.Tensor, conv: ConvSpec) -> torch.Ten
     return _as_images(seen.flatten(1) @ taps.flatten(1).T, conv)
 
 
-def _input_gradient(dy: torch.Tensor, weight: torch.Tensor, conv: ConvSpec) -> torch.Tensor:
+def input_gradient(dy: torch.Tensor, weight: torch.Tensor, conv: ConvSpec) -> torch.Tensor:
     """Gradient of the input, with both operands rounded along the output channels."""
     outputs = dy.permute(0, 2, 3, 1).reshape(-1, conv.cout)
     taps = rounded(weight.permute(2, 3, 1, 0).reshape(-1, conv.cout))
     return folded(rounded(outputs) @ taps.T, conv)
 
 
-def _weight_gradient(x: torch.Tensor, dy: torch.Tensor, conv: ConvSpec) -> torch.Tensor:
+def weight_gradient(x: torch.Tensor, dy: torch.Tensor, conv: ConvSpec) -> torch.Tensor:
     """Gradient of the weight, with both operands rounded along the positions."""
     outputs = dy.permute(0, 2, 3, 1).reshape(-1, conv.cout)
     dw = rounded(outputs.T) @ rounded(unfolded(x, conv).T).T

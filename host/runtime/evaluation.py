@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from fpgapipe.host.runtime.training import check_samples
 from fpgapipe.hw.hls_models.model.core import CoreModel
 from fpgapipe.lowering.program.step import build_step
 from fpgapipe.lowering.units.step_options import StepOptions, scalar_bits
@@ -54,11 +55,17 @@ class Inference:
     samples : Samples
     options : StepOptions
         Options with which the network was trained.
+
+    Raises
+    ------
+    UserError
+        If the samples do not fit the network.
     """
 
     def __init__(
         self, graph: Graph, core: CoreSpec, samples: Samples, options: StepOptions | None = None
     ) -> None:
+        check_samples(samples, graph)
         activations = (options or StepOptions()).activations
         self._program = build_step(
             graph, core, options=StepOptions(activations=activations, train=False)

@@ -16,6 +16,7 @@ from fpgapipe.lowering.schedule.schedule import TaskKind
 from fpgapipe.lowering.schedule.tasks import common_steps
 from fpgapipe.lowering.schedule.weight_versions import WeightCopies
 from fpgapipe.lowering.units.step_options import StepOptions
+from fpgapipe.network.initial_values import num_indices
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
@@ -76,7 +77,18 @@ class PipelineProgram:
     def set_batch(
         self, memories: Memories, inputs: Values, labels: NDArray[np.integer] | None = None
     ) -> None:
-        """Write a mini-batch; see `StepProgram.set_batch`."""
+        """Write a mini-batch; see `StepProgram.set_batch`.
+
+        Raises
+        ------
+        ValueError
+            If a tensor has another shape, or an index is no row of its embedding's table.
+        """
+        for name, rows in num_indices(self.graph).items():
+            given = inputs.get(name)
+            if given is not None and given.size and not 0 <= given.min() <= given.max() < rows:
+                wrong = given.min() if given.min() < 0 else given.max()
+                raise ValueError(f"input {name} must be in 0..{rows - 1}, not {wrong}")
         for part, memory in zip(self.parts, memories, strict=True):
             part.set_batch(memory, inputs, labels)
 

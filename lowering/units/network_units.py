@@ -18,6 +18,7 @@ from fpgapipe.lowering.units.layers import (  # noqa: F401, register units
     embedding_unit,
     function_units,
     layer_norm_unit,
+    lstm_unit,
     matmul_unit,
     part_units,
     reduction_units,

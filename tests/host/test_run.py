@@ -120,6 +120,12 @@ def test_inference_counts_every_sample_once(data):
     assert right < 25
 
 
+def test_samples_of_validation_are_checked():
+    samples = Samples(np.zeros((9, 1, 8, 8), np.float32), np.arange(2, 11))
+    with pytest.raises(UserError, match=r"^labels must be 0\.\.9, the classes of small, not 10$"):
+        Inference(small_network(20), CORE, samples)
+
+
 @pytest.mark.parametrize(
     ("images", "labels", "message"),
     [

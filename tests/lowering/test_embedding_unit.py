@@ -106,6 +106,19 @@ def test_labels_of_another_shape_are_refused():
         model.step(inputs, np.zeros(4, np.int64), scalar_bits())
 
 
+@pytest.mark.parametrize("wrong", [-1, 40])
+def test_indices_beyond_the_table_are_refused(wrong):
+    graph = language(4)
+    program = PipelineProgram(graph, (build_step(graph, CORE),))
+    inputs, labels = random_batch(graph, 1)
+    inputs["tokens"][1, 2] = wrong
+    with (
+        ModelBackend(program, initial_parameters(graph, 1)) as model,
+        pytest.raises(ValueError, match=rf"^input tokens must be in 0\.\.39, not {wrong}$"),
+    ):
+        model.step(inputs, labels, scalar_bits())
+
+
 @pytest.mark.sim
 @pytest.mark.slow  # a core with vector engine and two links
 @pytest.mark.parametrize("network", [untied, classes, pixels])
