@@ -65,6 +65,11 @@ class Stage:
     after: tuple[BoundaryTensor, ...] = ()
 
     @property
+    def layers(self) -> list[str]:
+        """Names of its layers."""
+        return [layer.name for unit in self.units for layer in unit.layers]
+
+    @property
     def is_last(self) -> bool:
         """Whether this is the last stage, which computes the network's outputs."""
         return self.index == self.num_stages - 1

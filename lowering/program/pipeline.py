@@ -167,7 +167,7 @@ def build_pipeline(
     if is_late:
         options = late_options(options)
     stages = stages_of(graph, layers, train=options.train)
-    ties = ties_of(graph, stages) if options.train else ()
+    ties = ties_of(graph, [stage.layers for stage in stages]) if options.train else ()
     if is_late:
         check_untied(
             ties, "where weights are updated after each micro-batch; take schedule 1f1b-as"

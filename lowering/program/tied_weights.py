@@ -14,9 +14,8 @@ from fpgapipe.lowering.program.all_reduce import Member, Team, all_reduce, buffe
 from fpgapipe.lowering.tiling.kernel import Tensor
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Sequence
+    from collections.abc import Callable, Collection, Iterator, Sequence
 
-    from fpgapipe.lowering.program.boundary import Stage
     from fpgapipe.lowering.tiling.kernel import Kernel, Region
     from fpgapipe.network.graph import Graph, Layer, Parameter
 
@@ -52,17 +51,21 @@ class Tie:
         return f"{names} share parameter {self.parameter!r}"
 
 
-def ties_of(graph: Graph, stages: Sequence[Stage]) -> tuple[Tie, ...]:
+def ties_of(graph: Graph, stages: Sequence[Collection[str]]) -> tuple[Tie, ...]:
     """The learned weights that layers of several stages share.
+
+    Parameters
+    ----------
+    graph : Graph
+    stages : sequence of collection of str
+        Names of the layers of each stage.
 
     Raises
     ------
     NotImplementedError
         If layers of several stages share running averages, each of which would have its own.
     """
-    stage_of = {
-        layer.name: stage.index for stage in stages for unit in stage.units for layer in unit.layers
-    }
+    stage_of = {name: number for number, names in enumerate(stages) for name in names}
     readers: dict[str, tuple[Parameter, dict[int, Layer]]] = {}
     for layer in graph.layers.values():
         for parameter in layer.parameters:

@@ -96,7 +96,7 @@ def build_hybrid(
         )
     if options.train:
         check_untied(
-            ties_of(graph, stages),
+            ties_of(graph, [stage.layers for stage in stages]),
             "between stages of several devices; put these layers in one stage, or take stages of "
             "one device",
         )
@@ -104,7 +104,7 @@ def build_hybrid(
     parts: list[StepProgram] = []
     values: dict[str, Value] = {}
     for stage, size, first in zip(stages, sizes, accumulate(sizes, initial=0), strict=False):
-        names = [each.name for unit in stage.units for each in unit.layers]
+        names = stage.layers
         sharers = _sharers(names, degrees, size)
         network = rebatched(graph, _samples(graph, sharers, stage.index))
         returned, formats = (
