@@ -201,7 +201,7 @@ def test_a_run_on_the_command_line(cli, tmp_path, monkeypatch):
         ((*RING, "--devices", "1"), "a ring needs at least 2 devices"),
         ((*RING, "--devices", "180"), "each of 180 devices has only 7 of the 1437"),
         ((*RING, "--learning-rate", "1", *3 * ("--learning-rate", "2")), "once for each of 2"),
-        (("ring", "digits-cnn", "bert_base", "--board", "u280"), "the core does not run"),
+        (("ring", "digits-cnn", "bert_base", "--board", "u280"), "a network with one output"),
         (("ring", "digits-cnn", "vgg-mini", "--board", "u280"), "vgg-mini takes samples of"),
         (("ring", "digits-cnn", "absent.onnx", "--board", "u280"), "there is no such file"),
         (("ring", "digits-cnn", "digit", "--board", "u280"), "no network 'digit'"),
