@@ -268,5 +268,5 @@ def test_networks_that_are_not_built_have_estimates():
     other, _, search = plan_layerwise(request, "gnmt8")
     assert (other.predicted.level, other.predicted.minibatch_s) == ("estimate", search.step_s)
     everything = StrategyFile(degrees={"*": {"sample": 2}})
-    with pytest.raises(UserError, match="^layer 'attention.sum': sums must be"):
+    with pytest.raises(UserError, match=r"^layer 'attention\.sum': sums must be"):
         plan_given_degrees(request, "gnmt8", everything)
