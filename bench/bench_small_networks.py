@@ -2,7 +2,8 @@
 
 Before, a step is simulated on several devices, and every byte of their memories is compared with
 the model. Prints one JSON object; exits with 1 if a byte differs, or if what the model has learned
-is more than a percentage point of accuracy, or a per cent of the loss, worse than in FP32.
+is more than a percentage point of accuracy, or a per cent of a language model's loss, worse than in
+FP32.
 """
 
 import argparse
@@ -175,9 +176,9 @@ def main() -> int:
                 missed.append(f"{name}: {each['bytes_that_differ']} bytes differ")
         if given.part != "simulate":
             found[name]["trained"] = each = compared(task)
-            if each["below"] > MOST_BELOW and each["of_loss"] > MOST_LOSS:
+            if each["below"] > MOST_BELOW:
                 missed.append(f"{name}: accuracy {each['below']:.4f} below FP32")
-            elif name == "char-gpt" and each["of_loss"] > MOST_LOSS:
+            if name == "char-gpt" and each["of_loss"] > MOST_LOSS:
                 missed.append(f"{name}: loss {each['of_loss']:.4f} of that in FP32")
     print(json.dumps({"networks": found, "missed": missed}, indent=1))
     return bool(missed)

@@ -158,7 +158,7 @@ def _random_images(wanted: Wanted, rng: np.random.Generator) -> Samples:
 def _random_tokens(wanted: Wanted, rng: np.random.Generator) -> Samples:
     """Rows in which each token has a successor, or rows of a prototype for each class.
 
-    Of a prototype's tokens, `NOISE` are replaced.
+    A share of `NOISE` of a prototype's tokens is replaced by random ones.
     """
     assert wanted.indices is not None
     shape = (NUM_RANDOM, *wanted.shape)
