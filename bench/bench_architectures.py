@@ -4,18 +4,29 @@ Each network is made with random weights at its full size, traced, imported, and
 program of a training step on one device with a 32x32 core. What is refused has its reasons.
 
 Prints one JSON object: for each network the verdict, the seconds of import and of lowering and the
-number of instructions, or the reasons. ``--family NAME`` takes one of the families, ``--only WORD``
-the networks with the word in their names, ``--check`` only asks for what is refused. Needs the
-packages of the families: torchvision, timm, transformers.
+number of instructions, or the reasons; and each reason with the networks that have it, the most
+frequent ones first. ``--family NAME`` takes one of the families, ``--only WORD`` the networks with
+the word in their names, ``--check`` only asks for what is refused. With ``--log FILE`` each verdict
+is a line of the file as soon as it is known, and networks with a line there are not asked again.
+
+Needs the packages of the families, torchvision, timm and transformers, which are no requirements of
+fpgapipe. An environment of their own keeps them away from its pins::
+
+    python3 -m venv arch
+    arch/bin/pip install -e '.[onnx,torch,fast]' torchvision timm transformers
 """
 
 import argparse
+import gc
 import json
+import re
 import sys
 import time
 import traceback
 import warnings
-from collections import Counter
+from collections import Counter, defaultdict
+from collections.abc import Iterable, Mapping
+from pathlib import Path
 from typing import Any
 
 from architectures import FAMILIES, Example
@@ -58,21 +69,49 @@ def judge(example: Example, *, lowers: bool) -> dict[str, Any]:
 CORE = CoreSpec(32, 32, scratchpad=ScratchpadSpec(8, 1 << 18), vector=VectorSpec(16))
 
 
+def reasons_of(found: Iterable[Mapping[str, Any]]) -> dict[str, list[str]]:
+    """Networks by each reason against them, without the names and numbers that differ."""
+    networks: dict[str, list[str]] = defaultdict(list)
+    for each in found:
+        alike = {re.sub(r"\d[\d,]*", "N", _plain(reason)) for reason in each.get("reasons", ())}
+        for reason in sorted(alike):
+            networks[reason].append(each["model"])
+    return dict(sorted(networks.items(), key=lambda pair: (-len(pair[1]), pair[0])))
+
+
+def _plain(reason: str) -> str:
+    """A reason without the names of its network, layer and nodes."""
+    reason = re.sub(r"^[\w.-]+: ", "", " ".join(reason.split()))
+    reason = re.sub(r" \(nodes .*\)$", "", reason)
+    return re.sub(r"(layer|input|node|parameter) '[^']*'", r"\1", reason)
+
+
 def main() -> int:
     """Print the verdicts."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--family", choices=[*FAMILIES], help="take one of the families")
     parser.add_argument("--only", default="", help="take the networks with this in their names")
     parser.add_argument("--check", action="store_true", help="ask for refusals only")
+    parser.add_argument("--log", type=Path, help="file of verdicts, which is continued")
     given = parser.parse_args()
     warnings.simplefilter("ignore")
+    log = given.log
+    lines = log.read_text().splitlines() if log and log.exists() else []
+    known = {(each["family"], each["model"]): each for each in map(json.loads, lines)}
     found = []
     for family in [given.family] if given.family else FAMILIES:
         for example in FAMILIES[family]():
             if given.only not in example.name:
                 continue
+            if (family, example.name) in known:
+                found.append(known[family, example.name])
+                continue
             each = judge(example, lowers=not given.check)
+            gc.collect()
             found.append(each)
+            if log:
+                with log.open("a") as file:
+                    print(json.dumps(each), file=file)
             reason = " ".join(" ".join(each.get("reasons", ())).split())[:200]
             line = f"{each['verdict']:9} {example.name:30} {each['wall_s']:6.1f} s {reason}"
             print(line, file=sys.stderr, flush=True)
@@ -80,7 +119,7 @@ def main() -> int:
         family: Counter(each["verdict"] for each in found if each["family"] == family)
         for family in {each["family"] for each in found}
     }
-    print(json.dumps({"verdicts": verdicts, "each": found}, indent=2))
+    print(json.dumps({"verdicts": verdicts, "reasons": reasons_of(found), "each": found}, indent=2))
     return 1 if any(counts["TRACEBACK"] for counts in verdicts.values()) else 0
 
 

@@ -202,6 +202,8 @@ class CoreNumbers:
                     result = lstm(layer, args[0], roles, late, self._feature)
                 elif isinstance(layer.operator, ops.Embedding):
                     result = _embedded(layer, args[0], roles, late)
+                elif isinstance(layer.operator, ops.Select):
+                    result = _selected_entries(layer, args[0])
                 elif isinstance(layer.operator, ops.MatMul):
                     result = _matrices(*args)
                 elif isinstance(unit, DropoutUnit) and layer.name in factors:
@@ -340,6 +342,15 @@ def _embedded(
             learned = rows * (flat != operator.padding).unsqueeze(1)
         result = with_gradients_of(result, _selected(learned, table, layer))
     return result.reshape(layer.output.shape)
+
+
+def _selected_entries(layer: Layer, x: torch.Tensor) -> torch.Tensor:
+    """Entries of a tensor as a product with rows that have a single one."""
+    operator = layer.operator
+    assert isinstance(operator, ops.Select)
+    indices = torch.tensor(operator.indices, device=x.device)
+    rows = functional.one_hot(indices, x.shape[0]).float()
+    return _selected(rows, x.reshape(x.shape[0], -1), layer).reshape(layer.output.shape)
 
 
 def _selected(rows: torch.Tensor, table: torch.Tensor, layer: Layer) -> torch.Tensor:

@@ -395,6 +395,12 @@ def _embedding(o: ops.Embedding, own: Weights, args: list[Any], training: bool) 
     return functional.embedding(args[0].long(), own["weight"], o.padding)
 
 
+def _select(o: ops.Select, own: Weights, args: list[Any], training: bool) -> Any:
+    import torch
+
+    return args[0].index_select(0, torch.tensor(o.indices, device=args[0].device))
+
+
 def _concat(o: ops.Concat, own: Weights, args: list[Any], training: bool) -> Any:
     import torch
 
@@ -417,6 +423,7 @@ _RUNS: dict[type[ops.Operator], Callable[..., Any]] = {
     ops.Embedding: _embedding,
     ops.Expand: lambda o, own, args, training: args[0].expand(o.output([_tensor(args[0])]).shape),
     ops.Flatten: lambda o, own, args, training: args[0].reshape(o.output([_tensor(args[0])]).shape),
+    ops.Select: _select,
     ops.GlobalPool: _global_pool,
     ops.LayerNorm: _layer_norm,
     ops.Linear: _linear,

@@ -48,10 +48,10 @@ def row_numbers_content(rows: int, left_out: int | None = None) -> NDArray[np.fl
     return found
 
 
-def check_rows(rows: int) -> None:
+def check_rows(rows: int, what: str = "an embedding") -> None:
     """Refuse a table with too many rows."""
     if not 1 <= rows <= MOST_ROWS:
-        raise ValueError(f"an embedding must have a table of 1..{MOST_ROWS} rows, not {rows}")
+        raise ValueError(f"{what} must have a table of 1..{MOST_ROWS} rows, not {rows}")
 
 
 @made_once

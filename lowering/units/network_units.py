@@ -22,6 +22,7 @@ from fpgapipe.lowering.units.layers import (  # noqa: F401, register units
     matmul_unit,
     part_units,
     reduction_units,
+    select_unit,
     step_units,
     transposed_unit,
     upsample_unit,

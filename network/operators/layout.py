@@ -139,6 +139,33 @@ class Split(Slice):
 
 
 @dataclass(frozen=True)
+class Select(Operator):
+    """Entries along the first axis at fixed places, which may repeat.
+
+    Parameters
+    ----------
+    indices : tuple of int
+        Place of each entry of the result.
+    """
+
+    kind: ClassVar[str] = "select"
+
+    indices: tuple[int, ...]
+
+    def output(self, inputs: Sequence[Tensor]) -> Tensor:
+        """The input's shape, with an entry for each index."""
+        (x,) = inputs
+        require_rank("select", x, 1)
+        if not self.indices or not 0 <= min(self.indices) <= max(self.indices) < x.shape[0]:
+            low, high = min(self.indices, default=0), max(self.indices, default=0)
+            raise ShapeError(
+                f"select needs indices in 0..{x.shape[0] - 1}, not {len(self.indices)} in "
+                f"{low}..{high}"
+            )
+        return x.with_shape((len(self.indices), *x.shape[1:]))
+
+
+@dataclass(frozen=True)
 class Pad(Operator):
     """The input with a constant added before and after it on each axis."""
 

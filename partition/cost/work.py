@@ -102,6 +102,9 @@ POINTWISE_OPERATIONS = {
 RELU_LIKE = ("relu", "relu6", "leaky_relu")
 """Activation functions whose gradient follows from the result."""
 
+SELECTIONS = ("embedding", "select")
+"""Layers that read entries of a table."""
+
 FREE = ("reshape", "flatten", "slice", "split", "concat", "constant", "unlisted")
 """Layers that move no data: their producers and consumers only use other addresses."""
 
@@ -316,7 +319,7 @@ def _forward(layer: Layer, formats: Formats) -> VectorWork:
     if isinstance(layer.operator, Pool):
         taps = math.prod(layer.operator.kernel)
         return VectorWork(out * taps, reads, writes + _index_bytes(layer, formats))
-    if op == "embedding":
+    if op in SELECTIONS:
         return VectorWork(out, out * formats.state_bytes, writes)
     if op == "cross_entropy":
         return VectorWork(5 * x.elements, reads, formats.tensor_bytes(x))
@@ -353,7 +356,7 @@ def _backward(layer: Layer, formats: Formats, wants_input: bool) -> VectorWork:
             # A window's gradient goes to one input element, but all elements are written.
             return VectorWork(x.elements + out, given + _index_bytes(layer, formats), reads)
         return VectorWork(out * math.prod(layer.operator.kernel), given, reads)
-    if op == "embedding":
+    if op in SELECTIONS:
         # Rows of the table's gradient are read, added to and written back to memory.
         return VectorWork(out, given + out * formats.state_bytes, out * formats.state_bytes)
     if op == "cross_entropy":

@@ -15,8 +15,9 @@ if TYPE_CHECKING:
 def conv_of(layer: Layer) -> ConvSpec:
     """Return the convolution that a convolution or linear layer computes, or one of its groups.
 
-    For a transposed convolution it is the convolution whose input gradient that computes, for an
-    embedding the linear layer whose input gradient it is for rows with a single one.
+    For a transposed convolution it is the convolution whose input gradient that computes; for an
+    embedding or a selection it is the linear layer whose input gradient that is, for rows with a
+    single one.
 
     Raises
     ------
@@ -29,6 +30,8 @@ def conv_of(layer: Layer) -> ConvSpec:
         return ConvSpec.linear(prod(shape[:-1]), operator.out_features, shape[-1])
     if isinstance(operator, ops.Embedding):
         return ConvSpec.linear(prod(shape), operator.num_embeddings, operator.features)
+    if isinstance(operator, ops.Select):
+        return ConvSpec.linear(len(operator.indices), shape[0], prod(shape[1:]))
     if isinstance(operator, ops.ConvTranspose):
         return _conv_behind(operator, shape, layer.output.shape)
     assert isinstance(operator, ops.Conv)

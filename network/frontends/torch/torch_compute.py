@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from fpgapipe.network.frontends.builder import Unsupported
+from fpgapipe.network.frontends.torch.torch_selection import shared_by_all
 from fpgapipe.network.frontends.torch.torch_translation import Node, Translation, handles
 from fpgapipe.network.frontends.torch.torch_values import Noise
 from fpgapipe.network.operators import (
@@ -19,7 +20,6 @@ from fpgapipe.network.operators import (
     ConvTranspose,
     CrossEntropy,
     Dropout,
-    Embedding,
     GlobalPool,
     LayerNorm,
     Linear,
@@ -28,7 +28,6 @@ from fpgapipe.network.operators import (
     Pool,
     Reduce,
     Reshape,
-    Softmax,
     Transpose,
     Unary,
 )
@@ -135,18 +134,6 @@ def _addmm(t: Translation, node: Node) -> None:
     t.give(node, t.add(node.name, operator, t.layer(node["mat1"]), values=values))
 
 
-@handles("embedding.default")
-def _embedding(t: Translation, node: Node) -> None:
-    if node["scale_grad_by_freq"]:
-        raise Unsupported("only gradients that are not scaled by how often a row is read")
-    values = t.weights(node, weight="weight")
-    rows, features = values["weight"][1].shape
-    padding = node["padding_idx"] if node["padding_idx"] >= 0 else None
-    name = t.name_of(node, node["weight"])
-    layer = t.add(name, Embedding(rows, features, padding), t.layer(node["indices"]), values=values)
-    t.give(node, layer)
-
-
 @handles("lstm.input")
 def _lstm(t: Translation, node: Node) -> None:
     if any(t.known(state) is None or t.known(state).any() for state in node["hx"]):  # type: ignore[union-attr]
@@ -182,30 +169,6 @@ def _lstm(t: Translation, node: Node) -> None:
     if len(states) > 1:
         states = [t.add(f"{node.name}.states", Concat(0), *states)]
     t.give(node, [x, states[0] if states else None, None])
-
-
-@handles("scaled_dot_product_attention.default")
-def _attention(t: Translation, node: Node) -> None:
-    q, k, v = (t.layer(node[each]) for each in ("query", "key", "value"))
-    shape = t.builder.tensor(k).shape
-    if node["enable_gqa"]:
-        raise Unsupported("only as many key heads as query heads")
-    order = (*range(len(shape) - 2), len(shape) - 1, len(shape) - 2)
-    name = node.name
-    k = t.add(f"{name}.transpose", Transpose(order), k)
-    x = t.add(f"{name}.scores", MatMul(), q, k)
-    scale = node["scale"] if node["scale"] is not None else 1 / math.sqrt(shape[-1])
-    x = t.add(f"{name}.scale", Affine(scale=scale), x)
-    if node["attn_mask"] is not None:
-        if not t.tensor(node["attn_mask"]).dtype.is_float:
-            raise Unsupported("only a mask that is added, not one of booleans")
-        x = t.add(f"{name}.mask", Binary("add"), x, t.layer(node["attn_mask"]))
-    x = t.add(f"{name}.softmax", Softmax(-1, causal=node["is_causal"]), x)
-    if node["dropout_p"] and not t.training:
-        raise Unsupported("drops in evaluation, too; give it the module's mode (self.training)")
-    if node["dropout_p"]:
-        x = t.add(f"{name}.dropout", Dropout(node["dropout_p"]), x)
-    t.give(node, t.add(name, MatMul(), x, v))
 
 
 # Windows
@@ -347,10 +310,20 @@ def _binary(t: Translation, node: Node) -> None:
             raise Unsupported("a division by zero")
         t.simple(node, Affine(float(scale), float(offset)))
         return
-    right = t.layer(other)
+    left, right = (_operand(t, each) for each in (node["self"], other))
     if alpha != 1:
         right = t.add(f"{node.name}.alpha", Affine(scale=float(alpha)), right)
-    t.give(node, t.add(node.name, Binary(function), t.layer(node["self"]), right))
+    t.give(node, t.add(node.name, Binary(function), left, right))
+
+
+def _operand(t: Translation, node: Any) -> str:
+    """The layer of an operand; a fixed tensor is stored without what its first axes repeat."""
+    known = t.known(node)
+    if known is not None and known.dtype.is_floating_point:
+        once = shared_by_all(known)
+        if once.shape != known.shape:
+            return t.fixed(node.name, once)
+    return t.layer(node)
 
 
 @handles("rsub.Scalar")
@@ -493,11 +466,6 @@ def _group_norm(t: Translation, node: Node) -> None:
                 number = t.add(f"{node.name}.{role}", Reshape(shape), number)
             layer = t.add(f"{node.name}.{function}", Binary(function), layer, number)
     t.give(node, layer)
-
-
-@handles("softmax.int", "log_softmax.int")
-def _softmax(t: Translation, node: Node) -> None:
-    t.simple(node, Softmax(node["dim"], log="log" in node.target))
 
 
 @handles("mean.dim", "sum.dim_IntList", "mean.default", "sum.default", "amax.default")

@@ -1,7 +1,7 @@
 """Reading of PyTorch modules with example inputs, and of programs that torch.export made.
 
-`torch_translation` is the machinery; `torch_compute` and `torch_layout` have a translation for each
-ATen operator.
+`torch_translation` is the machinery; `torch_attention`, `torch_compute`, `torch_layout` and
+`torch_selection` have a translation for each ATen operator.
 """
 
 from __future__ import annotations
@@ -13,7 +13,12 @@ from typing import Any
 
 from fpgapipe.errors import FileError
 from fpgapipe.network.frontends.source import TorchSource
-from fpgapipe.network.frontends.torch import torch_compute, torch_layout  # noqa: F401 (they register)
+from fpgapipe.network.frontends.torch import (  # noqa: F401, register translations
+    torch_attention,
+    torch_compute,
+    torch_layout,
+    torch_selection,
+)
 from fpgapipe.network.frontends.torch.torch_modes import check_modes, training_modes
 from fpgapipe.network.frontends.torch.torch_translation import translate
 from fpgapipe.network.graph import Graph, NetworkError

@@ -122,8 +122,7 @@ class Translation:
         for node in inputs:
             self._results[node] = self.builder.input(node.name, tensor_of(node.meta["val"]))
         self._skipped: set[Any] = set()
-        self._constants: dict[str, Any] = {}  # constant layer to the node whose value it has
-        self._tensors = dict(self._results)  # weights by node, kept when nodes become layers
+        self._constants: dict[Any, tuple[Any, str]] = {}  # known node to its value and its layer
 
     def run(self) -> Graph:
         """Translate all nodes.
@@ -355,20 +354,27 @@ class Translation:
             computed = self._results[node]
             assert isinstance(computed, str)
             return computed
-        tensor = tensor_of(result)
+        value, layer = self._constants.get(node, (None, ""))
+        if value is result:  # the node's value was not overwritten since
+            return layer
         source = self._source(node)
         if source in self.orders:
             raise Unsupported(f"{source!r} is also used with its axes in another order")
-        constant = Constant(tensor.shape, tensor.dtype, trainable=bool(learned))
-        layer = self.builder.add_with_values(
-            self._weights.get(node, node.name),
-            constant,
-            values={"value": (source, array(self.torch, result))},
-        )
-        self._results[node] = layer
-        self._tensors[node] = result
-        self._constants[layer] = node
+        layer = self._constant(self._weights.get(node, node.name), source, result, bool(learned))
+        self._constants[node] = result, layer
         return layer
+
+    def _constant(self, name: str, source: str, value: Any, learned: bool) -> str:
+        tensor = tensor_of(value)
+        operator = Constant(tensor.shape, tensor.dtype, trainable=learned)
+        values = {"value": (source, array(self.torch, value))}
+        return self.builder.add_with_values(name, operator, values=values)
+
+    def fixed(self, name: str, value: Any) -> str:
+        """Add a layer that gives a ``torch.Tensor`` of fixed numbers."""
+        name = name if self.builder.is_free(name) else self.builder.fresh_name(f"{name}_")
+        self.builder.frozen.add(f"%{name}")
+        return self._constant(name, f"%{name}", value, learned=False)
 
     def tensor(self, node: Any) -> Tensor:
         """Shape and element type of a node's result."""
@@ -408,9 +414,6 @@ class Translation:
             order = inner if order is None else tuple(inner[axis] for axis in order)
             source = source.args[0]
         result = self._results.get(source)
-        if isinstance(result, str) and result in self._constants:
-            source = self._constants[result]
-            result = self._tensors[source]
         if not isinstance(result, self.torch.Tensor):
             return None
         order = tuple(range(result.ndim)) if order is None else order

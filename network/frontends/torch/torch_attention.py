@@ -1,0 +1,113 @@
+"""Translations of attention and softmax, and of the masks in front of it."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+from fpgapipe.network.frontends.builder import Unsupported
+from fpgapipe.network.frontends.torch.torch_selection import shared_by_all
+from fpgapipe.network.frontends.torch.torch_translation import Node, Translation, handles
+from fpgapipe.network.operators import (
+    Affine,
+    Binary,
+    Dropout,
+    Expand,
+    MatMul,
+    Reshape,
+    Softmax,
+    Transpose,
+)
+
+HIDDEN = -1e30
+"""Largest summand that makes an element's share of a softmax zero, whatever the element is."""
+
+
+@handles("scaled_dot_product_attention.default")
+def _attention(t: Translation, node: Node) -> None:
+    q, k, v = (t.layer(node[each]) for each in ("query", "key", "value"))
+    name = node.name
+    if node["enable_gqa"]:
+        heads = t.builder.tensor(q).shape[-3]
+        k, v = (_repeated(t, f"{name}.{at}", each, heads) for at, each in (("k", k), ("v", v)))
+    shape = t.builder.tensor(k).shape
+    order = (*range(len(shape) - 2), len(shape) - 1, len(shape) - 2)
+    k = t.add(f"{name}.transpose", Transpose(order), k)
+    x = t.add(f"{name}.scores", MatMul(), q, k)
+    scale = node["scale"] if node["scale"] is not None else 1 / math.sqrt(shape[-1])
+    x = t.add(f"{name}.scale", Affine(scale=scale), x)
+    causal = bool(node["is_causal"])
+    if node["attn_mask"] is not None:
+        x, causal = _masked(t, name, x, node["attn_mask"])
+    x = t.add(f"{name}.softmax", Softmax(-1, causal=causal), x)
+    if node["dropout_p"] and not t.training:
+        raise Unsupported("drops in evaluation, too; give it the module's mode (self.training)")
+    if node["dropout_p"]:
+        x = t.add(f"{name}.dropout", Dropout(node["dropout_p"]), x)
+    t.give(node, t.add(name, MatMul(), x, v))
+
+
+def _repeated(t: Translation, name: str, layer: str, heads: int) -> str:
+    """Repeat each of the heads, of which several heads of queries share one."""
+    *batch, own, positions, features = t.builder.tensor(layer).shape
+    if own == heads:
+        return layer
+    layer = t.add(f"{name}.one", Reshape((*batch, own, 1, positions, features)), layer)
+    shape = (*batch, own, heads // own, positions, features)
+    layer = t.add(f"{name}.each", Expand(shape), layer)
+    return t.add(f"{name}.heads", Reshape((*batch, heads, positions, features)), layer)
+
+
+def _masked(t: Translation, name: str, scores: str, mask: Any) -> tuple[str, bool]:
+    """Add a mask to scores; return the layer, and whether the softmax must be causal instead."""
+    known = t.known(mask)
+    if known is None:
+        if not t.tensor(mask).dtype.is_float:
+            raise Unsupported("only a mask that is added or fixed, not booleans that are computed")
+        return t.add(f"{name}.mask", Binary("add"), scores, t.layer(mask)), False
+    if known.dtype is t.torch.bool:
+        known = t.torch.zeros(known.shape).masked_fill(~known, -math.inf)
+    if not known.any():
+        return scores, False
+    if is_causal(known, t.builder.tensor(scores).shape):
+        return scores, True
+    numbers = t.fixed(f"{name}.hidden", shared_by_all(known))
+    return t.add(f"{name}.mask", Binary("add"), scores, numbers), False
+
+
+def is_causal(mask: Any, shape: tuple[int, ...]) -> bool:
+    """Whether a fixed mask, added to scores, leaves row `i` the columns ``0..i`` and no others."""
+    mask = shared_by_all(mask)
+    rows, columns = shape[-2:]
+    if mask.ndim < 2 or mask.shape[-2:] != (rows, columns) or mask.numel() != rows * columns:
+        return False
+    mask = mask.reshape(rows, columns)
+    future = mask.new_ones(rows, columns).triu(1).bool()
+    return rows <= columns and not mask[~future].any() and bool((mask[future] <= HIDDEN).all())
+
+
+@handles("softmax.int", "log_softmax.int")
+def _softmax(t: Translation, node: Node) -> None:
+    log = "log" in node.target
+    scores, rank = node["self"], len(t.tensor(node["self"]).shape)
+    if not log and node["dim"] in (-1, rank - 1):
+        inner = _without_future(t, scores)
+        if inner is not None:
+            t.give(node, t.add(node.name, Softmax(node["dim"], causal=True), t.layer(inner)))
+            return
+    t.simple(node, Softmax(node["dim"], log=log))
+
+
+def _without_future(t: Translation, scores: Any) -> Any | None:
+    """The scores to which a causal mask is added; None if they are anything else."""
+    if str(scores.target) not in ("aten.add.Tensor", "aten.add_.Tensor"):
+        return None
+    one, other = Node(scores)["self"], Node(scores)["other"]
+    shape = t.tensor(scores).shape
+    for inner, mask in ((one, other), (other, one)):
+        known = t.known(mask) if not isinstance(mask, int | float) else None
+        if known is None or known.ndim < 2 or isinstance(inner, int | float):
+            continue
+        if t.known(inner) is None and t.tensor(inner).shape == shape and is_causal(known, shape):
+            return inner
+    return None
