@@ -16,15 +16,13 @@ from fpgapipe.hw.hls_models.isa.vector_op import (
 )
 from fpgapipe.hw.hls_models.numerics.threefry import lane_bits
 from fpgapipe.lowering.tiling.elementwise import FlatStep, flat_kernel
-from fpgapipe.lowering.tiling.row_kernel import row_kernel
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Sequence
 
     from numpy.typing import NDArray
 
-    from fpgapipe.lowering.tiling.kernel import Region, Step, Tensor, VectorKernel
-    from fpgapipe.lowering.tiling.rows import Rows
+    from fpgapipe.lowering.tiling.kernel import Region, Tensor, VectorKernel
 
 _NONE = Constant(0.0)
 
@@ -100,30 +98,6 @@ def draw_factors(
     read = replace(x, shape=factors.shape)
     step = FlatStep("x", "factors", None, settings)
     return flat_kernel(name, {"x": read}, {"factors": factors}, [step], region)
-
-
-def spread(name: str, numbers: Tensor, rows: Tensor, region: Region) -> VectorKernel:
-    """Write each of some numbers to all elements of a row.
-
-    Parameters
-    ----------
-    name : str
-    numbers : Tensor
-        FP32.
-    rows : Tensor
-        Matrix of as many rows as there are numbers.
-    region : Region
-
-    Raises
-    ------
-    ValueError
-        If the region is too small for a row.
-    """
-
-    def steps(piece: Rows) -> Iterator[Step]:
-        yield piece.spread("numbers", "rows")
-
-    return row_kernel(name, region, {}, {"rows": rows}, steps, number_sources={"numbers": numbers})
 
 
 def drop_factors(

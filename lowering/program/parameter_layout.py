@@ -32,7 +32,7 @@ def stored_as(
         split = shape
         order = (0, *taps, 1) if layout is Order.INPUTS_LAST else (1, *taps, 0)
     else:
-        *rest, width = shape
+        *rest, width = shape or (1,)  # a number is a row of one element
         sizes, moved = layout.split(width)
         split = (*rest, *sizes)
         order = (*range(len(rest)), *(len(rest) + axis for axis in moved))

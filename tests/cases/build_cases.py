@@ -19,6 +19,15 @@ def tiny(batch):
     return net.build()
 
 
+def unbuilt(batch):
+    """The same with a function that no core has."""
+    net = Network("unbuilt", batch)
+    x = net.relu(net.conv(net.image(2, 6, 6), 4, 3, padding=1))
+    x = net.unary(x, "abs", name="sizes")
+    net.linear(net.relu(net.linear(net.flatten(x), 8)), 3)
+    return net.build()
+
+
 def cluster_of(devices=2, board="u280"):
     return chain_of(load_board(board), devices).spec
 

@@ -3,11 +3,10 @@
 import json
 
 import pytest
-from build_cases import cluster_of, request_for, tiny
+from build_cases import cluster_of, request_for, tiny, unbuilt
 
 from fpgapipe.errors import UserError
 from fpgapipe.host.build.build import open_build, write_build
-from fpgapipe.host.cli.options.planning import loader
 from fpgapipe.host.runtime.measure import measure_build
 from fpgapipe.host.runtime.runtime import RunOptions, open_backend, open_check
 from fpgapipe.hw.hls_models.cycles.cluster_cycles import predict_cluster
@@ -134,8 +133,8 @@ def test_two_devices_make_no_hybrid_plan():
 
 
 def test_networks_that_are_not_built_have_estimates():
-    request = Request(loader("gnmt8"), 32, cluster_of(3), all_devices=True)
-    plan, _ = plan_hybrid(request, "gnmt8")
+    request = Request(unbuilt, 32, cluster_of(3), all_devices=True)
+    plan, _ = plan_hybrid(request, "unbuilt")
     assert plan.predicted.level == "estimate"
     assert plan.is_hybrid
 

@@ -56,9 +56,8 @@ def test_the_command():
     assert "A core of enough room runs and trains digits-cnn." in text.output
     found = run(cli, ["inspect", "gnmt8", "--hardware", "--json"])
     data = json.loads(found.output)
-    assert not data["trains"]
-    reasons = {reason for each in data["layers"] for reason in each["reasons"]}
-    assert any(reason.startswith("sums must be of two tensors") for reason in reasons)
+    assert data["trains"]
+    assert not any(each["reasons"] for each in data["layers"])
     assert data["layers"][0]["op"] == "embedding"
     both = run(cli, ["inspect", "digits-cnn", "--hardware", "--verify"])
     assert both.exit_code != 0

@@ -5,13 +5,12 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from build_cases import cluster_of, request_for, tiny
+from build_cases import cluster_of, request_for, tiny, unbuilt
 
 from fpgapipe.errors import FileError, UserError
 from fpgapipe.host.backends.model import ModelBackend
 from fpgapipe.host.build import build_check
 from fpgapipe.host.build.build import open_build, write_build
-from fpgapipe.host.cli.options.planning import loader
 from fpgapipe.host.runtime.measure import measure_build
 from fpgapipe.host.runtime.runtime import RunOptions, open_backend, open_check
 from fpgapipe.hw.hls_models.cycles.cluster_cycles import predict_cluster
@@ -262,11 +261,11 @@ def test_options_that_contradict_each_other(cli, arguments, message):
 
 
 def test_networks_that_are_not_built_have_estimates():
-    request = Request(loader("gnmt8"), 32, cluster_of(2), all_devices=True)
-    plan, _ = plan_data_parallel(request, "gnmt8")
+    request = Request(unbuilt, 32, cluster_of(2), all_devices=True)
+    plan, _ = plan_data_parallel(request, "unbuilt")
     assert plan.predicted.level == "estimate"
-    other, _, search = plan_layerwise(request, "gnmt8")
+    other, _, search = plan_layerwise(request, "unbuilt")
     assert (other.predicted.level, other.predicted.minibatch_s) == ("estimate", search.step_s)
     everything = StrategyFile(degrees={"*": {"sample": 2}})
-    with pytest.raises(UserError, match=r"^layer 'attention\.sum': sums must be"):
-        plan_given_degrees(request, "gnmt8", everything)
+    with pytest.raises(UserError, match=r"^layer 'sizes': the core has no abs"):
+        plan_given_degrees(request, "unbuilt", everything)

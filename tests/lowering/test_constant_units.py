@@ -5,11 +5,8 @@ import pytest
 from test_pipeline import CORE
 from unit_steps import assert_hardware_equals_the_model, assert_step_is_that_of_pytorch
 
-from fpgapipe.errors import UserError
 from fpgapipe.hw.hls_models.numerics.element_format import BF16, FP32
 from fpgapipe.lowering.program.step import build_step
-from fpgapipe.lowering.units.layers.constant_units import repeats
-from fpgapipe.lowering.units.network_units import check_network
 from fpgapipe.lowering.units.step_options import StepOptions
 from fpgapipe.network import operators as ops
 from fpgapipe.network.graph import GraphBuilder
@@ -77,22 +74,6 @@ def test_a_step_is_that_of_pytorch(network, activations):
     assert_step_is_that_of_pytorch(network(4), activations, near=3e-2, cancelled=2e-6)
 
 
-@pytest.mark.parametrize(
-    ("shape", "whole", "expected"),
-    [
-        ((), (3, 4), True),
-        ((4,), (3, 4), True),
-        ((1, 4), (3, 4), True),
-        ((1, 1), (3, 4), True),
-        ((3, 1), (3, 4), False),
-        ((1, 3, 1), (2, 3, 4), False),
-        ((1, 3, 1, 4), (2, 3, 5, 4), False),
-    ],
-)
-def test_repetitions_along_the_first_axes(shape, whole, expected):
-    assert repeats(shape, whole) is expected
-
-
 def test_a_parameter_may_have_the_name_of_its_layer():
     """As in networks that are imported from PyTorch, also in inference."""
     builder = GraphBuilder("named", 2)
@@ -106,14 +87,6 @@ def test_a_parameter_may_have_the_name_of_its_layer():
         parameters = initial_parameters(graph, 0)
         image = program.image(parameters)
         np.testing.assert_array_equal(program.parameters(image)["row"], parameters["row"])
-
-
-def test_other_repetitions_are_refused():
-    net = Network("other", 2)
-    x = net.linear(net.image(3, 8), 1)
-    net.linear(net.flatten(net.add("wide", ops.Expand((2, 3, 4)), x)), 5)
-    with pytest.raises(UserError, match=r"along their first axes, not from \[2, 3, 1\] to \[2, 3"):
-        check_network(net.build(), train=True)
 
 
 @pytest.mark.sim

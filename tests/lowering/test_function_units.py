@@ -1,14 +1,10 @@
 """Networks with activation functions other than ReLU: a step on the model against PyTorch."""
 
 import pytest
-from test_pipeline import CORE
 from unit_steps import assert_hardware_equals_the_model, assert_step_is_that_of_pytorch
 
-from fpgapipe.errors import UserError
 from fpgapipe.hw.hls_models.numerics.element_format import BF16, FP32
 from fpgapipe.lowering.kernels.functions import FUNCTIONS
-from fpgapipe.lowering.program.step import build_step
-from fpgapipe.lowering.units.step_options import StepOptions
 from fpgapipe.network import operators as ops
 from fpgapipe.network.zoo.layers import Network
 
@@ -46,16 +42,6 @@ def test_a_step_is_that_of_pytorch(function, activations):
     """PyTorch rounds products and features as the core does, and has functions of its own."""
     graph = arithmetic(4) if function == "arithmetic" else network(4, (function,))
     assert_step_is_that_of_pytorch(graph, activations, near=2e-3)
-
-
-@pytest.mark.parametrize("function", ["sub", "mul"])
-def test_two_shapes_say_so(function):
-    net = Network("two", 2)
-    x = net.linear(net.image(3, 8), 5)
-    y = net.add("first", ops.Slice(1, 0, 1), x)
-    net.add("both", ops.Binary(function), x, y)
-    with pytest.raises(UserError, match=r"over the positions of images, not \[2, 3, 5\] and \["):
-        build_step(net.build(), CORE, options=StepOptions(train=False))
 
 
 @pytest.mark.sim

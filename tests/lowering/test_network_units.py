@@ -131,17 +131,6 @@ def test_logits_that_no_loss_takes(make, message):
     build_step(graph, SMALL_CORE, options=StepOptions(train=False))
 
 
-def test_sums_of_two_shapes_say_so():
-    net = Network("sums", 4)
-    x = net.image(3, 8)
-    net.plus(net.linear(x, 5), net.linear(net.add("first", ops.Slice(1, 0, 1), x), 5), "sum")
-    (found,) = refusals_of(net.build(), train=False)
-    assert str(found) == (
-        "layer 'sum': sums must be of two tensors of one shape, or one must be repeated along the "
-        "first axes or over the positions of images, not [4, 3, 5] and [4, 1, 5]"
-    )
-
-
 def plan(cli, network, *more):
     arguments = (network, "--board", "u280", "--devices", "2", "--batch", "4", "--array", "8x8")
     code, out, _ = cli("plan", *arguments, "--micro-batches", "2", *more)

@@ -67,8 +67,7 @@ def test_planner_and_lowering_group_alike(name):
     assert sorted(each for names in groups for each in names) == sorted(graph.layers)
     fused = fused_layers(graph)
     assert fused == {each: names[0] for names in groups for each in names[1:]}
-    if name != "gnmt8":
-        assert groups == [tuple(each.name for each in unit.layers) for unit in units_of(graph)]
+    assert groups == [tuple(each.name for each in unit.layers) for unit in units_of(graph)]
 
 
 def test_every_cut_between_units_can_be_lowered():

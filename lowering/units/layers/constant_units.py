@@ -1,12 +1,10 @@
-"""Units of tensors that do not depend on the network's inputs, and of repetitions of tensors."""
+"""Units of tensors that do not depend on the network's inputs."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
-from math import prod
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from fpgapipe.lowering.kernels.gate import gate_gradient
 from fpgapipe.lowering.kernels.parts import Rows, copy_rows
 from fpgapipe.lowering.units.layouts import PLAIN, Layout
 from fpgapipe.lowering.units.registry import Surroundings, runs
@@ -14,7 +12,7 @@ from fpgapipe.lowering.units.unit import Unit
 from fpgapipe.network import operators as ops
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Mapping
+    from collections.abc import Mapping
 
     from fpgapipe.lowering.tiling.kernel import Tensor
     from fpgapipe.lowering.units.microbatch import MicroBatch
@@ -68,52 +66,6 @@ class ConstantUnit(Unit):
             step.add(kernel, is_weight=True)
 
 
-@dataclass(frozen=True)
-class ExpandUnit(Unit):
-    """A tensor that is repeated along its first axes."""
-
-    @property
-    def _count(self) -> int:
-        return prod(self.out_shape) // prod(self.in_shape)
-
-    def check(self, *, train: bool) -> None:
-        """See `Unit`."""
-        if not repeats(self.in_shape, self.out_shape):
-            raise NotImplementedError(
-                "tensors must be repeated along their first axes, not from "
-                f"{list(self.in_shape)} to {list(self.out_shape)}"
-            )
-
-    def wants(self, given: Mapping[str, Layout], rigid: Collection[str]) -> dict[str, Layout]:
-        """See `Unit`."""
-        return {self.inputs[0]: PLAIN}
-
-    def forward(self, step: MicroBatch) -> Tensor:
-        """See `Unit`."""
-        x = step.take(self, self.inputs[0])
-        y = step.activation(self.name, self.out_shape)
-        size = x.elements
-        for number in range(self._count):
-            read, written = Rows(0, size), Rows(number * size, size)
-            name = f"{self.name}.{number}"
-            step.add(copy_rows(name, x, y, (1, size), read, written, step.region))
-        return y
-
-    def backward(self, step: MicroBatch, dy: Tensor) -> None:
-        """See `Unit`."""
-        dx = step.activation(f"{self.name}.dx", self.in_shape)
-        given = replace(dy, shape=(1, self._count, 1, dx.elements))
-        total = replace(dx, shape=(1, dx.elements))
-        step.add(gate_gradient(f"{self.name}.gradient", given, None, total, step.region))
-        step.give_gradient(self, self.inputs[0], dx)
-
-
-def repeats(shape: tuple[int, ...], whole: tuple[int, ...]) -> bool:
-    """Whether a shape becomes another one by repeating its elements along the first axes only."""
-    inner = tuple(shape[next((i for i, n in enumerate(shape) if n > 1), len(shape)) :])
-    return not inner or whole[len(whole) - len(inner) :] == inner
-
-
 @runs("constant")
 def _constant(layer: Layer, around: Surroundings) -> Unit:
     operator = layer.operator
@@ -123,8 +75,3 @@ def _constant(layer: Layer, around: Surroundings) -> Unit:
             f"fixed tensors must have floating-point numbers, not {operator.dtype.value}"
         )
     return ConstantUnit((layer,), layer.name in around.graph.outputs)
-
-
-@runs("expand")
-def _expand(layer: Layer, around: Surroundings) -> Unit:
-    return ExpandUnit((layer,))

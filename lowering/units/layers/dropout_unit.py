@@ -6,10 +6,9 @@ from dataclasses import dataclass, replace
 from math import prod
 from typing import TYPE_CHECKING
 
-from fpgapipe.hw.hls_models.isa.vector_op import LANES
 from fpgapipe.hw.hls_models.numerics.element_format import FP32
-from fpgapipe.lowering.kernels.dropout import draw_factors, drop, kept_of, spread
-from fpgapipe.lowering.kernels.gate import gated
+from fpgapipe.lowering.kernels.broadcast import broadcast
+from fpgapipe.lowering.kernels.dropout import draw_factors, drop, kept_of
 from fpgapipe.lowering.units.layouts import Layout, channels_last
 from fpgapipe.lowering.units.registry import Surroundings, runs
 from fpgapipe.lowering.units.unit import Unit
@@ -21,9 +20,6 @@ if TYPE_CHECKING:
     from fpgapipe.lowering.tiling.kernel import Tensor
     from fpgapipe.lowering.units.microbatch import MicroBatch
     from fpgapipe.network.graph import Layer
-
-WIDEST = 256
-"""Most channels as which the elements of a sample are viewed to be multiplied by one factor."""
 
 
 @dataclass(frozen=True)
@@ -94,18 +90,12 @@ class DropoutUnit(Unit):
         step.add(draw_factors(f"{name}.draw", x, factors, step.region, rate=self.rate,
                               stream=self.stream, first=step.random_vectors(count),
                               key=step.random_key))  # fmt: skip
-        samples = self.out_shape[0]
-        own = x.elements // samples
-        if self.axes == 2:
-            channels = self.out_shape[1]
-        else:
-            channels = _width(own)
-            drawn, factors = factors, step.tensor(f"{name}.spread", (samples, channels), FP32)
-            step.add(spread(f"{name}.copies", drawn, factors, step.region))
-        images = samples, own // channels, 1, channels
-        step.add(gated(name, "mul", replace(x, shape=images),
-                       replace(factors, shape=(samples, channels)), replace(y, shape=images),
-                       step.region))  # fmt: skip
+        samples, own = self.out_shape[0], x.elements // self.out_shape[0]
+        channels = self.out_shape[1] if self.axes == 2 else 1
+        rows = replace(factors, shape=(samples, 1, channels))
+        shape = (samples, own // channels, channels)
+        step.add(broadcast(name, "mul", replace(x, shape=shape), rows, replace(y, shape=shape),
+                           step.region))  # fmt: skip
 
     def forward(self, step: MicroBatch) -> Tensor:
         """See `Unit`."""
@@ -123,12 +113,6 @@ class DropoutUnit(Unit):
             self._drop(step, f"{self.name}.gradient", dy, dx)
             dy = dx
         step.give_gradient(self, self.inputs[0], dy)
-
-
-def _width(elements: int) -> int:
-    """Number of channels as which a sample's elements are viewed: whole vectors, if possible."""
-    able = [n for n in range(1, min(elements, WIDEST) + 1) if elements % n == 0]
-    return max(able, key=lambda n: (n % LANES == 0, n))
 
 
 @runs("dropout")

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from fpgapipe.lowering.kernels.functions import FUNCTIONS, affine, apply, gradient
 from fpgapipe.lowering.kernels.pointwise import binary, unary
-from fpgapipe.lowering.units.layers.gate_unit import gate_of
+from fpgapipe.lowering.units.layers.broadcast_unit import BroadcastUnit
 from fpgapipe.lowering.units.layouts import Layout, channels_last
 from fpgapipe.lowering.units.registry import Surroundings, runs
 from fpgapipe.lowering.units.unit import Unit
@@ -131,14 +131,7 @@ def _affine(layer: Layer, around: Surroundings) -> Unit:
 @runs("sub", "mul")
 def _binary(layer: Layer, around: Surroundings) -> Unit:
     if len({tensor.shape for tensor in layer.input_tensors}) > 1:
-        if gate := gate_of(layer):
-            return gate
-        shapes = " and ".join(str(list(tensor.shape)) for tensor in layer.input_tensors)
-        what = "differences" if layer.op == "sub" else "products"
-        raise NotImplementedError(
-            f"{what} must be of two tensors of one shape, or one must be repeated along the "
-            f"first axes or over the positions of images, not {shapes}"
-        )
+        return BroadcastUnit((layer,))
     return BinaryUnit((layer,))
 
 

@@ -10,9 +10,9 @@ from fpgapipe.lowering.kernels import activation, normalisation
 from fpgapipe.lowering.kernels.products import product_kernel
 from fpgapipe.lowering.tiling.kernel import Tensor
 from fpgapipe.lowering.units.late_gradients import add_late_gradient, is_late
+from fpgapipe.lowering.units.layers.broadcast_unit import BroadcastUnit
 from fpgapipe.lowering.units.layers.conv_of_layer import conv_of
 from fpgapipe.lowering.units.layers.depthwise_unit import DepthwiseUnit, is_depthwise
-from fpgapipe.lowering.units.layers.gate_unit import gate_of
 from fpgapipe.lowering.units.layers.grouped_unit import GroupedUnit
 from fpgapipe.lowering.units.layouts import PLAIN, Layout, channels_last, with_channels_last
 from fpgapipe.lowering.units.registry import Surroundings, runs
@@ -364,13 +364,7 @@ def norm_unit(layer: Layer, around: Surroundings) -> NormUnit:
 @runs("add")
 def _sum(layer: Layer, around: Surroundings) -> Unit:
     if not _is_sum(layer):
-        if gate := gate_of(layer):
-            return gate
-        shapes = " and ".join(str(list(tensor.shape)) for tensor in layer.input_tensors)
-        raise NotImplementedError(
-            "sums must be of two tensors of one shape, or one must be repeated along the "
-            f"first axes or over the positions of images, not {shapes}"
-        )
+        return BroadcastUnit((layer,))
     relu = _relu_behind(layer, around)
     return AddUnit((layer, *relu), bool(relu))
 
