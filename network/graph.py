@@ -182,6 +182,11 @@ class Graph:
             i for i in range(len(layer.inputs)) if self._flows(layer, i, self._carries_gradient)
         )
 
+    def reads_exactly(self, name: str) -> bool:
+        """Whether a layer must read a value as it is, with all bits of FP32."""
+        readers = (each for each in self.layers.values() if name in each.inputs)
+        return any(each.operator.reads_exactly for each in readers)
+
     def passes(self, name: str) -> dict[Pass, tuple[Gemm, ...]]:
         """The passes that a layer has in training, with the matrix products of each.
 

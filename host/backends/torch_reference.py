@@ -11,6 +11,7 @@ from contextlib import AbstractContextManager, nullcontext
 from typing import TYPE_CHECKING, Any
 
 from fpgapipe.errors import UserError
+from fpgapipe.host.backends.torch_integers import INTEGER_RUNS
 from fpgapipe.network import operators as ops
 from fpgapipe.network.graph import Graph, Layer
 from fpgapipe.network.operators.tensors import Tensor
@@ -408,6 +409,7 @@ def _concat(o: ops.Concat, own: Weights, args: list[Any], training: bool) -> Any
 
 
 _RUNS: dict[type[ops.Operator], Callable[..., Any]] = {
+    **INTEGER_RUNS,
     ops.Activation: _activation,
     ops.Affine: lambda o, own, args, training: args[0] * o.scale + o.offset,
     ops.BatchNorm: _batch_norm,

@@ -327,7 +327,8 @@ class StepBuilder:
             if len(shape) == 4:
                 shape = with_channels_last(shape)
             own = self.of_microbatch(name, index)
-            element = self.options.activations if tensor.dtype.is_float else FP32
+            exact = not tensor.dtype.is_float or self.graph.reads_exactly(name)
+            element = FP32 if exact else self.options.activations
             lies = self.declare(Tensor(own, shape, element))
             batch.values[name] = Value(lies, self.layouts.values[name])
         part = self._part

@@ -1,6 +1,13 @@
 """Operators: frozen descriptions that know their shapes, parameters and matrix products."""
 
 from fpgapipe.network.operators.base import Gemm, Operator, ParameterSpec, Pass
+from fpgapipe.network.operators.integers import (
+    Dequantise,
+    IntegerAdd,
+    Quantise,
+    Rescale,
+    WindowSum,
+)
 from fpgapipe.network.operators.layout import (
     Cast,
     Concat,
@@ -57,6 +64,7 @@ __all__ = [
     "Conv",
     "ConvTranspose",
     "CrossEntropy",
+    "Dequantise",
     "Detach",
     "Dropout",
     "Embedding",
@@ -64,6 +72,7 @@ __all__ = [
     "Flatten",
     "Gemm",
     "GlobalPool",
+    "IntegerAdd",
     "LayerNorm",
     "Linear",
     "LocalResponseNorm",
@@ -75,7 +84,9 @@ __all__ = [
     "ParameterSpec",
     "Pass",
     "Pool",
+    "Quantise",
     "Reduce",
+    "Rescale",
     "Reshape",
     "Select",
     "Slice",
@@ -85,4 +96,5 @@ __all__ = [
     "Unary",
     "Unlisted",
     "Upsample",
+    "WindowSum",
 ]

@@ -109,6 +109,9 @@ class Operator(abc.ABC):
     arity: ClassVar[tuple[int, int | None]] = (1, 1)
     """Fewest and most inputs; None as the second number means that there is no limit."""
 
+    reads_exactly: ClassVar[bool] = False
+    """Whether inputs must not be rounded to less than FP32 before the operator reads them."""
+
     @abc.abstractmethod
     def output(self, inputs: Sequence[Tensor]) -> Tensor:
         """Shape and type of the result; raises `ShapeError` if the inputs do not fit."""

@@ -97,6 +97,11 @@ POINTWISE_OPERATIONS = {
     # Mean and variance in one pass over rows that stay on chip; then normalisation and scaling.
     "layer_norm": (4, 8),
     "local_response_norm": (6, 10),
+    # Clipping, and a quotient that is rounded as a division would be.
+    "quantise": (13, 0),
+    "integer_add": (14, 0),
+    "dequantise": (1, 0),
+    "rescale": (2, 0),
 }
 
 RELU_LIKE = ("relu", "relu6", "leaky_relu")

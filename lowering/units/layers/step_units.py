@@ -12,8 +12,6 @@ from fpgapipe.lowering.tiling.kernel import Tensor
 from fpgapipe.lowering.units.late_gradients import add_late_gradient, is_late
 from fpgapipe.lowering.units.layers.broadcast_unit import BroadcastUnit
 from fpgapipe.lowering.units.layers.conv_of_layer import conv_of
-from fpgapipe.lowering.units.layers.depthwise_unit import DepthwiseUnit, is_depthwise
-from fpgapipe.lowering.units.layers.grouped_unit import GroupedUnit
 from fpgapipe.lowering.units.layouts import PLAIN, Layout, channels_last, with_channels_last
 from fpgapipe.lowering.units.registry import Surroundings, runs
 from fpgapipe.lowering.units.rounded_weights import product_of_weight
@@ -28,7 +26,7 @@ if TYPE_CHECKING:
     from fpgapipe.network.graph import Layer, Parameter
 
 
-def check_slope(slope: float | None) -> None:
+def checkslope_of(slope: float | None) -> None:
     """Refuse a slope with which the sign of an activation's result is not that of its argument."""
     if slope is not None and not slope >= 0:
         raise NotImplementedError(
@@ -62,7 +60,7 @@ class ProductUnit(Unit):
         """See `Unit`."""
         conv_of(self.layers[0])
         if train:
-            check_slope(self.slope)
+            checkslope_of(self.slope)
 
     def wants(self, given: Mapping[str, Layout], rigid: Collection[str]) -> dict[str, Layout]:
         """See `Unit`; a linear layer's weight takes the layout of its input if no run is split."""
@@ -289,7 +287,7 @@ class ActivationUnit(Unit):
     def check(self, *, train: bool) -> None:
         """See `Unit`."""
         if train:
-            check_slope(self.slope)
+            checkslope_of(self.slope)
 
     def forward(self, step: MicroBatch) -> Tensor:
         """See `Unit`."""
@@ -329,19 +327,6 @@ class ViewUnit(Unit):
 # ---------------------------------------------------------------------- which layers go together
 
 
-@runs("conv", "linear")
-def _product(layer: Layer, around: Surroundings) -> Unit:
-    if is_depthwise(layer.operator, layer.input_tensors[0].shape):
-        return DepthwiseUnit((layer,))
-    if isinstance(layer.operator, ops.Conv) and layer.operator.groups > 1:
-        return GroupedUnit((layer,))
-    follower = around.only_reader(layer.name)
-    slope = _slope(follower) if follower is not None else None
-    if follower is None or slope is None:
-        return ProductUnit((layer,))
-    return ProductUnit((layer, follower), slope)
-
-
 @runs("batch_norm")
 def _norm(layer: Layer, around: Surroundings) -> Unit:
     return norm_unit(layer, around)
@@ -371,7 +356,7 @@ def _sum(layer: Layer, around: Surroundings) -> Unit:
 
 @runs("relu", "leaky_relu")
 def _activation(layer: Layer, around: Surroundings) -> Unit:
-    return ActivationUnit((layer,), _slope(layer) or 0)
+    return ActivationUnit((layer,), slope_of(layer) or 0)
 
 
 @runs("flatten", "reshape")
@@ -382,7 +367,7 @@ def _view(layer: Layer, around: Surroundings) -> Unit:
 def _relu_behind(layer: Layer, around: Surroundings) -> tuple[Layer, ...]:
     """The ReLU that alone reads a layer's result, if there is one."""
     follower = around.only_reader(layer.name)
-    return (follower,) if follower is not None and _slope(follower) == 0 else ()
+    return (follower,) if follower is not None and slope_of(follower) == 0 else ()
 
 
 def _is_sum(layer: Layer) -> bool:
@@ -391,7 +376,7 @@ def _is_sum(layer: Layer) -> bool:
     return isinstance(operator, ops.Binary) and operator.function == "add" and same
 
 
-def _slope(layer: Layer) -> float | None:
+def slope_of(layer: Layer) -> float | None:
     """Slope of a layer for negative values; None if the layer is not a ReLU."""
     operator = layer.operator
     if isinstance(operator, ops.Activation):
