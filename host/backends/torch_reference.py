@@ -311,6 +311,16 @@ def _function(o: ops.Unary | ops.Binary, own: Weights, args: list[Any], training
     return run(*args)
 
 
+def _clamp(o: ops.Clamp, own: Weights, args: list[Any], training: bool) -> Any:
+    from torch.nn import functional
+
+    if not o.strict:
+        return args[0].clamp(o.low, o.high)
+    most = float("inf")
+    low, high = -most if o.low is None else o.low, most if o.high is None else o.high
+    return functional.hardtanh(args[0], low, high)
+
+
 def _reduce(o: ops.Reduce, own: Weights, args: list[Any], training: bool) -> Any:
     names = {"mean": "mean", "sum": "sum", "max": "amax", "min": "amin"}
     return getattr(args[0], names[o.function])(o.axes, o.keep_axes)
@@ -415,6 +425,7 @@ _RUNS: dict[type[ops.Operator], Callable[..., Any]] = {
     ops.BatchNorm: _batch_norm,
     ops.Binary: _function,
     ops.Cast: _cast,
+    ops.Clamp: _clamp,
     ops.Concat: _concat,
     ops.Constant: lambda o, own, args, training: own["value"],
     ops.Conv: _conv,
@@ -434,6 +445,7 @@ _RUNS: dict[type[ops.Operator], Callable[..., Any]] = {
     ops.MatMul: lambda o, own, args, training: args[0] @ args[1],
     ops.Pad: lambda o, own, args, training: _padded(args[0], o.padding, o.value),
     ops.Pool: _pool,
+    ops.Power: lambda o, own, args, training: args[0] ** o.exponent,
     ops.Reduce: _reduce,
     ops.Reshape: lambda o, own, args, training: args[0].reshape(o.shape),
     ops.Slice: _slice,

@@ -26,11 +26,14 @@ from fpgapipe.network.operators.layout import (
 from fpgapipe.network.operators.measured import Measured
 from fpgapipe.network.operators.pointwise import (
     ACTIVATIONS,
+    UNARIES,
     Activation,
     Affine,
     Binary,
+    Clamp,
     Constant,
     Dropout,
+    Power,
     Unary,
 )
 from fpgapipe.network.operators.products import (
@@ -54,11 +57,13 @@ from fpgapipe.network.operators.reductions import (
 
 __all__ = [
     "ACTIVATIONS",
+    "UNARIES",
     "Activation",
     "Affine",
     "BatchNorm",
     "Binary",
     "Cast",
+    "Clamp",
     "Concat",
     "Constant",
     "Conv",
@@ -84,6 +89,7 @@ __all__ = [
     "ParameterSpec",
     "Pass",
     "Pool",
+    "Power",
     "Quantise",
     "Reduce",
     "Rescale",

@@ -1,5 +1,6 @@
 """Element-wise operators and sources of constants."""
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import ClassVar
@@ -24,13 +25,15 @@ ACTIVATIONS = (
     "gelu",
     "gelu_tanh",
     "silu",
+    "softplus",
+    "mish",
 )
 """Activation functions, which have one argument."""
 
-BINARIES = ("add", "sub", "mul", "div", "pow")
+BINARIES = ("add", "sub", "mul", "div", "pow", "max", "min")
 """Element-wise functions of two arguments."""
 
-UNARIES = ("neg", "abs", "exp", "log", "sqrt", "reciprocal", "erf")
+UNARIES = ("neg", "abs", "exp", "log", "sqrt", "rsqrt", "reciprocal", "erf")
 """Further element-wise functions of one argument. Exporters decompose other functions into them."""
 
 
@@ -125,6 +128,51 @@ class Affine(Operator):
 
     def output(self, inputs: Sequence[Tensor]) -> Tensor:
         """The input's shape."""
+        return inputs[0]
+
+
+@dataclass(frozen=True)
+class Clamp(Operator):
+    """The nearest number that is within bounds, which are fixed.
+
+    Parameters
+    ----------
+    low, high : float or None
+        The bounds; None for none.
+    strict : bool
+        Whether an element that equals a bound has the gradient 0, as in PyTorch's hardtanh. It has
+        that of an element inside otherwise.
+    """
+
+    kind: ClassVar[str] = "clamp"
+
+    low: float | None = None
+    high: float | None = None
+    strict: bool = False
+
+    def __post_init__(self) -> None:
+        low = -math.inf if self.low is None else self.low
+        high = math.inf if self.high is None else self.high
+        if not low <= high:
+            raise ShapeError(f"clamp must have a low bound of at most {high}, not {low}")
+
+    def output(self, inputs: Sequence[Tensor]) -> Tensor:
+        """The input's shape."""
+        require_float(self.kind, inputs[0])
+        return inputs[0]
+
+
+@dataclass(frozen=True)
+class Power(Operator):
+    """``x ** exponent`` with a fixed exponent."""
+
+    kind: ClassVar[str] = "power"
+
+    exponent: float
+
+    def output(self, inputs: Sequence[Tensor]) -> Tensor:
+        """The input's shape."""
+        require_float(self.kind, inputs[0])
         return inputs[0]
 
 

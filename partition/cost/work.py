@@ -11,7 +11,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from fpgapipe.hw.hls_models.cycles.gemm import ProductSpec
-from fpgapipe.lowering.kernels.functions import FUNCTIONS, lane_operations
+from fpgapipe.lowering.kernels.elements.elementary import ELEMENTARY, elementary
+from fpgapipe.lowering.kernels.elements.functions import FUNCTIONS, formula_of
 from fpgapipe.lowering.units.layers.depthwise_unit import is_depthwise
 from fpgapipe.lowering.units.network_units import layers_together
 from fpgapipe.network.graph import Graph, Layer
@@ -70,22 +71,21 @@ class PassWork:
 # Lane operations per element of the output in the forward and in the backward pass, counted from
 # the formulas. A function from a table (exp, tanh, sigmoid, reciprocal, logarithm) counts as one.
 POINTWISE_OPERATIONS = {
-    **{function: lane_operations(function) for function in FUNCTIONS},
+    **{function: formula_of(function).lane_operations for function in FUNCTIONS},
+    **{function: elementary(function).lane_operations for function in ELEMENTARY},
     "relu": (1, 1),
     "leaky_relu": (1, 1),
     "prelu": (1, 3),
     "add": (1, 0),
     "sub": (1, 1),
     "mul": (1, 2),
-    "div": (2, 4),
+    "div": (2, 5),
+    "max": (2, 5),
+    "min": (2, 5),
     "pow": (3, 5),
-    "neg": (1, 1),
-    "abs": (1, 1),
-    "exp": (1, 1),
-    "log": (1, 2),
-    "sqrt": (1, 2),
-    "reciprocal": (1, 2),
-    "erf": (2, 3),
+    "clamp": (2, 2),
+    # A square; other powers take a product more for each bit of the exponent.
+    "power": (1, 3),
     "affine": (1, 1),
     "dropout": (1, 1),
     "cast": (1, 1),
@@ -114,12 +114,14 @@ FREE = ("reshape", "flatten", "slice", "split", "concat", "constant", "unlisted"
 """Layers that move no data: their producers and consumers only use other addresses."""
 
 _KEEP_OUTPUT = (
-    *RELU_LIKE, "softmax", "log_softmax", "exp", "sqrt", "reciprocal",
-)  # fmt: skip
+    *RELU_LIKE,
+    "softmax",
+    "log_softmax",
+)
 _KEEP_INPUTS = (
-    "prelu", "elu", "hardsigmoid", "hardswish", "sigmoid", "tanh", "gelu", "gelu_tanh", "silu",
-    "log", "erf", "abs", "mul", "div", "pow", "layer_norm", "local_response_norm", "batch_norm",
-    "linear", "conv", "lstm", "matmul", "embedding",
+    *(function for function in (*FUNCTIONS, *ELEMENTARY) if function not in ("relu6", "neg")),
+    "prelu", "mul", "div", "max", "min", "pow", "clamp", "power", "layer_norm",
+    "local_response_norm", "batch_norm", "linear", "conv", "lstm", "matmul", "embedding",
 )  # fmt: skip
 
 

@@ -20,10 +20,10 @@ def tiny(batch):
 
 
 def unbuilt(batch):
-    """The same with a function that no core has."""
+    """The same with a normalisation that no core has."""
     net = Network("unbuilt", batch)
     x = net.relu(net.conv(net.image(2, 6, 6), 4, 3, padding=1))
-    x = net.unary(x, "abs", name="sizes")
+    x = net.local_response_norm(x, 3, name="sizes")
     net.linear(net.relu(net.linear(net.flatten(x), 8)), 3)
     return net.build()
 

@@ -2,7 +2,7 @@
 
 A case is a model of one node with inputs and expected outputs. Most go the whole way: the model is
 imported, made a program by `build_step`, and run. What a network has no layer for (optimisers,
-statistics of a batch, functions of single elements) is run as kernels.
+statistics of a batch) is run as kernels.
 """
 
 import warnings
@@ -294,19 +294,6 @@ def run_gemm(case, machine, path):
     values = {"a": a, "b": weight, "c": np.broadcast_to(bias, shape)}
     found = machine.run_kernels([product, addition], [*tensors, sums, added, result], values)
     return Result([found["y"]], bound + 2**-22 * np.abs(case.outputs[0]))
-
-
-def run_unary(function, *, exact=False):
-    """Runner of a function of one tensor."""
-
-    def run(case, machine, path):
-        (x,) = case.inputs
-        tensors = [Tensor("x", x.shape), Tensor("y", x.shape)]
-        kernel = pointwise.unary("unary", function, *tensors, machine.region)
-        found = machine.run_kernels([kernel], tensors, {"x": x})
-        return Result([found["y"]], 0 if exact else None)
-
-    return run
 
 
 def run_binary(function, *, exact=False):

@@ -26,15 +26,15 @@ def test_reasons_of_all_layers_at_once():
     """A layer that runs forward alone, one that does not run, and a second output."""
     net = Network("faulty", 4)
     x = net.activation(net.image(3, 8, 8), "leaky_relu", alpha=-0.1, name="steep")
-    x = net.activation(x, "prelu", name="prelu")
+    x = net.local_response_norm(x, 3, name="local")
     y = net.linear(net.flatten(x), 3)
     found = coverage_of(net.build([y, x]))
     layers = {each.layer: each for each in found.layers}
     assert (layers["steep"].forward, layers["steep"].backward) == (True, False)
     assert "slope of at least 0" in layers["steep"].reasons[0]
-    assert (layers["prelu"].forward, layers["prelu"].backward) == (False, False)
-    assert layers["prelu"].reasons == ("the core has no prelu",)
-    assert layers["prelu"].unit == ""
+    assert (layers["local"].forward, layers["local"].backward) == (False, False)
+    assert layers["local"].reasons == ("the core has no local_response_norm",)
+    assert layers["local"].unit == ""
     assert not found.infers
     assert not found.trains
     assert found.whole == ("training needs one output, the logits, not 2",)

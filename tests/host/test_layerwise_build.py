@@ -267,5 +267,5 @@ def test_networks_that_are_not_built_have_estimates():
     other, _, search = plan_layerwise(request, "unbuilt")
     assert (other.predicted.level, other.predicted.minibatch_s) == ("estimate", search.step_s)
     everything = StrategyFile(degrees={"*": {"sample": 2}})
-    with pytest.raises(UserError, match=r"^layer 'sizes': the core has no abs"):
+    with pytest.raises(UserError, match=r"^layer 'sizes': the core has no local_response_norm"):
         plan_given_degrees(request, "unbuilt", everything)

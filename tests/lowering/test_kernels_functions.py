@@ -7,7 +7,9 @@ from kernel_cases import REGION, drawn, error, execute
 from torch.nn import functional
 
 from fpgapipe.hw.hls_models.numerics.element_format import BF16, FP32
-from fpgapipe.lowering.kernels.functions import FUNCTIONS, apply, gradient
+from fpgapipe.lowering.kernels.elements.elementary import ELEMENTARY, clamp, elementary, power
+from fpgapipe.lowering.kernels.elements.formula import applied, derived
+from fpgapipe.lowering.kernels.elements.functions import FUNCTIONS, formula_of
 from fpgapipe.lowering.tiling.kernel import Tensor
 from fpgapipe.network.operators.pointwise import ACTIVATIONS
 
@@ -15,6 +17,10 @@ SHAPES = [(1,), (2, 3, 5, 3), (70, 16), (3, 7, 9, 33), (40_000,)]
 
 
 def reference(function, x, alpha=1.0):
+    if not isinstance(function, str):
+        return function(x)
+    if function in ELEMENTARY:
+        return getattr(torch, function)(x)
     if function == "gelu_tanh":
         return functional.gelu(x, approximate="tanh")
     if function == "elu":
@@ -22,15 +28,21 @@ def reference(function, x, alpha=1.0):
     return getattr(functional, function)(x)
 
 
-def both_ways(function, x, dy, element_format=FP32, alpha=1.0):
-    """Result and gradient of the core and, in FP64, of PyTorch, for the same x and kept values."""
+def both_ways(function, x, dy, element_format=FP32, alpha=1.0, formula=None):
+    """Result and gradient of the core and, in FP64, of PyTorch, for the same x and kept values.
+
+    A function is a name, or one of PyTorch that goes with the formula.
+    """
+    formula = formula or (
+        elementary(function) if function in ELEMENTARY else formula_of(function, alpha)
+    )
     shape = x.shape
     names = ("x", "y", "dy", "dx")
     tensors = [Tensor(name, shape, element_format) for name in names]
     by_name = dict(zip(names, tensors, strict=True))
     kernels = [
-        apply("f", function, by_name["x"], by_name["y"], REGION, alpha=alpha),
-        gradient("g", function, by_name["dy"], by_name["x"], by_name["dx"], REGION, alpha=alpha),
+        applied("f", formula, by_name["x"], by_name["y"], REGION),
+        derived("g", formula, by_name["dy"], by_name["x"], by_name["dx"], REGION),
     ]
     found = execute(kernels, tensors, {"x": x, "dy": dy})
     leaf = torch.tensor(found["x"].astype(np.float64), requires_grad=True)
@@ -39,10 +51,15 @@ def both_ways(function, x, dy, element_format=FP32, alpha=1.0):
     return found, result.detach().numpy(), leaf.grad.numpy()
 
 
+def within(function, x):
+    """Arguments of which the function is defined, and whose results have no 0 beside them."""
+    return np.abs(x) + 0.01 if function in ("log", "sqrt", "rsqrt") else x
+
+
 @pytest.mark.parametrize("shape", SHAPES, ids=str)
-@pytest.mark.parametrize("function", FUNCTIONS)
+@pytest.mark.parametrize("function", [*FUNCTIONS, *ELEMENTARY])
 def test_function_and_gradient(function, shape):
-    found, y, dx = both_ways(function, 3 * drawn(shape), drawn(shape, 1))
+    found, y, dx = both_ways(function, within(function, 3 * drawn(shape)), drawn(shape, 1))
     assert error(found["y"], y) < 1e-6
     assert error(found["dx"], dx) < 1e-6
 
@@ -59,9 +76,65 @@ def test_every_element_is_near(function):
     assert (np.abs(found["dx"] - dx) <= 2e-6)[~kinks].all()
 
 
-@pytest.mark.parametrize("function", FUNCTIONS)
+@pytest.mark.parametrize("exponent", [3, 1, -2, 7, 0.5, 1.5, -0.25, 0.75, -1.75, 8, -8])
+def test_powers(exponent):
+    """Of negative numbers as well, if the exponent is whole."""
+    shape = (50, 9)
+    x = drawn(shape)
+    x = 0.1 + np.abs(x) if exponent % 1 else np.copysign(0.1 + np.abs(x), x)
+    formula = power(exponent)
+    found, y, dx = both_ways(lambda x: x**exponent, x, drawn(shape, 1), formula=formula)
+    for name, expected in (("y", y), ("dx", dx)):
+        np.testing.assert_allclose(found[name], expected, rtol=2e-6, atol=0)
+
+
+@pytest.mark.parametrize("exponent", [0.3, 9, float("nan"), float("inf")])
+def test_other_powers_are_refused(exponent):
+    with pytest.raises(NotImplementedError, match="a multiple of 1/4 from -8 to 8, not"):
+        power(exponent)
+
+
+@pytest.mark.parametrize(
+    ("bounds", "strict"),
+    [
+        *(
+            (bounds, strict)
+            for bounds in ((-1, 2.5), (None, 0.5), (0.25, None), (None, None))
+            for strict in (False, True)
+        ),
+        ((1, 1), False),
+    ],
+)
+def test_bounds(bounds, strict):
+    """A gradient stops at a bound if it is strict, as that of hardtanh, and behind it otherwise."""
+    low, high = bounds
+    x = np.float32([*np.linspace(-4, 4, 33), -0.0])
+
+    def expected(x):
+        if bounds == (None, None):
+            return x * 1
+        if strict:
+            ends = [sign * np.inf if b is None else b for b, sign in ((low, -1), (high, 1))]
+            return functional.hardtanh(x, *ends)
+        return x.clamp(low, high)
+
+    formula = clamp(low, high, strict=strict)
+    found, y, dx = both_ways(expected, x, 1 + np.arange(x.size), formula=formula)
+    np.testing.assert_array_equal(found["y"], y)
+    np.testing.assert_array_equal(found["dx"], dx)
+
+
+def test_small_results_of_softplus_are_exact_as_well():
+    x = np.linspace(-80, 30, 2_001).astype(np.float32)
+    found, y, dx = both_ways("softplus", x, np.ones_like(x))
+    np.testing.assert_allclose(found["y"], y, rtol=1e-6)
+    np.testing.assert_allclose(found["dx"], dx, rtol=1e-6)
+
+
+@pytest.mark.parametrize("function", [*FUNCTIONS, *ELEMENTARY])
 def test_features_in_bf16(function):
-    found, y, dx = both_ways(function, drawn((300, 7)), drawn((300, 7), 1), BF16)
+    x = within(function, drawn((300, 7)) + (2 if function == "reciprocal" else 0))
+    found, y, dx = both_ways(function, x, drawn((300, 7), 1), BF16)
     assert error(found["y"], y) < 4e-3
     assert error(found["dx"], dx) < 8e-3
 
@@ -81,7 +154,7 @@ def test_kinks_have_the_derivatives_of_pytorch(function):
     np.testing.assert_allclose(found["dx"], dx, rtol=1e-6, atol=1e-7)
 
 
-@pytest.mark.parametrize("function", FUNCTIONS)
+@pytest.mark.parametrize("function", [*FUNCTIONS, *ELEMENTARY])
 def test_what_is_no_number_stays_none(function):
     x = np.full(20, np.nan, np.float32)
     found, _, _ = both_ways(function, x, np.ones_like(x))

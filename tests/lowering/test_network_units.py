@@ -23,7 +23,7 @@ def many_faults():
     net = Network("faulty", 4)
     far = ops.Conv(6, (3, 3), (1, 1), ((1, 1),) * 2, (2, 2), groups=6)
     x = net.add("far", far, net.image(6, 40, 40))
-    x = net.add("norm", ops.BatchNorm(affine=False), net.activation(x, "prelu", name="prelu"))
+    x = net.add("norm", ops.BatchNorm(affine=False), net.local_response_norm(x, 3, name="local"))
     x = net.add("dilated", ops.Pool("max", (2, 2), (1, 1), ((0, 0),) * 2, (2, 2)), x)
     x = net.max_pool(x, 30, stride=1, name="large")
     x = net.activation(x, "leaky_relu", alpha=-0.1, name="steep")
@@ -35,7 +35,7 @@ def many_faults():
 
 FAULTS = {
     "far": ("conv", "depthwise convolutions must have no dilation, not [2, 2]"),
-    "prelu": ("prelu", "the core has no prelu"),
+    "local": ("local_response_norm", "the core has no local_response_norm"),
     "norm": ("batch_norm", "batch normalisation must have a scale and a bias"),
     "dilated": ("max_pool", "pooling must have one axis or two, and no dilation"),
     "large": ("max_pool", "max pool window must have at most 256 pixels, not 900"),

@@ -1,5 +1,8 @@
 """The registry of units, and that all who ask about layers that run together ask it."""
 
+from dataclasses import dataclass
+from typing import ClassVar
+
 import pytest
 
 from fpgapipe.lowering.program.boundary import stages_of
@@ -7,6 +10,7 @@ from fpgapipe.lowering.units import registry
 from fpgapipe.lowering.units.layers.step_units import ActivationUnit
 from fpgapipe.lowering.units.network_units import layers_together, refusals_of, units_of
 from fpgapipe.lowering.units.registry import runs
+from fpgapipe.network.operators import Operator
 from fpgapipe.network.zoo import built_in
 from fpgapipe.network.zoo.layers import Network
 from fpgapipe.partition.cost.work import fused_layers
@@ -17,9 +21,19 @@ def own_registry(monkeypatch):
     monkeypatch.setattr(registry, "_MAKERS", dict(registry._MAKERS))
 
 
+@dataclass(frozen=True)
+class Odd(Operator):
+    """An operator that no unit runs."""
+
+    kind: ClassVar[str] = "odd"
+
+    def output(self, inputs):
+        return inputs[0]
+
+
 def clipped():
     net = Network("clipped", 2)
-    x = net.unary(net.linear(net.image(3), 5, name="fc"), "abs", name="clip")
+    x = net.add("clip", Odd(), net.linear(net.image(3), 5, name="fc"))
     net.linear(x, 4, name="logits")
     return net.build()
 
@@ -27,12 +41,12 @@ def clipped():
 def test_an_operator_gets_a_unit():
     graph = clipped()
     assert [str(each) for each in refusals_of(graph, train=False)] == [
-        "layer 'clip': the core has no abs"
+        "layer 'clip': the core has no odd"
     ]
     assert layers_together(graph) == [("fc",), ("clip",), ("logits",)]
     asked = []
 
-    @runs("abs")
+    @runs("odd")
     def absolute(layer, around):
         asked.append((layer.name, around.only_reader(layer.name).name, around.number(layer)))
         return ActivationUnit((layer,))
@@ -43,13 +57,13 @@ def test_an_operator_gets_a_unit():
 
 def test_an_operator_has_one_unit():
     with pytest.raises(ValueError, match=r"^operator 'conv' has a unit already$"):
-        runs("erf", "conv")(lambda layer, around: None)
+        runs("odd", "conv")(lambda layer, around: None)
 
 
 def test_other_packages_register_units(monkeypatch):
     class Entry:
         def load(self):
-            runs("abs")(lambda layer, around: ActivationUnit((layer,)))
+            runs("odd")(lambda layer, around: ActivationUnit((layer,)))
 
     monkeypatch.setattr(
         registry, "entry_points", lambda group: [Entry()] * (group == "fpgapipe.units")

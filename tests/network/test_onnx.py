@@ -402,17 +402,17 @@ def test_all_unsupported_operators_are_named_at_once(tmp_path):
 
 def test_faults_of_attributes_are_gathered(tmp_path):
     nodes = [
-        node("Clip", ["x", "low", "high"], ["a"]),
+        node("LSTM", ["x", "w", "w"], ["a"], hidden_size=1, layout=1),
         node("Relu", ["a"], ["b"]),
         node("MaxPool", ["x"], ["c", "indices"], kernel_shape=[2]),
         node("Cast", ["indices"], ["y"], to=TensorProto.FLOAT),
     ]
-    weights = {"low": np.float32(-1), "high": np.float32(1)}
+    weights = {"w": np.zeros((1, 4, 1), np.float32)}
     path = save(tmp_path / "m.onnx", nodes, {"x": [2, 3, 4]}, ("y", "b"), weights)
     with pytest.raises(FileError) as error:
         load_network(path)
     assert error.value.faults == (
-        "node 'a' (Clip): only bounds 0 and 6 (ReLU6) or 0 and none (ReLU), not -1.0 and 1.0",
+        "node 'a' (LSTM): only direction forward or bidirectional, layout 0, without clip",
         "node 'c' (MaxPool): its further output 'indices' is read",
     )
 

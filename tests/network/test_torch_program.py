@@ -125,6 +125,15 @@ def test_single_modules(module):
         (lambda x: torch.relu_(x + 1) + torch.arange(4), [(2, 3, 4)]),
         (lambda x: torch.stack(x.unbind(1)[::-1], -1), [(2, 3, 4)]),
         (lambda x: x.clamp(min=0) + (9 * x).clamp(0, 6) + x.clamp_min(0), [(2, 3, 4)]),
+        (lambda x: x.clamp(-1, 0.5) + x.clamp_max(0.25) + x.clamp(2, 1), [(2, 3, 4)]),
+        (lambda x: functional.hardtanh(x) * functional.hardtanh(x, -0.5, 2), [(2, 3, 4)]),
+        (lambda x: functional.softplus(x, 2, 30) + functional.mish(x).square(), [(2, 3, 4)]),
+        (lambda x: functional.selu(x) + functional.celu(x, 0.7), [(2, 3, 4)]),
+        (lambda x: functional.logsigmoid(x) - functional.softsign(x), [(2, 3, 4)]),
+        (lambda x: functional.glu(x, 1) + functional.tanhshrink(x)[:, :2], [(2, 4, 5)]),
+        (lambda x: x**3 + (x.abs() + 1) ** -0.5 + (x * x + 1) ** 1.75, [(2, 3, 4)]),
+        (lambda x: (x.exp2() + 1).log2() + x.abs().log1p() + x.exp().log10(), [(2, 3, 4)]),
+        (lambda x, y: torch.maximum(x, y) / torch.minimum(x, y - 9), [(2, 3, 4), (2, 3, 4)]),
         (lambda x: (x * 2).flatten(1).relu_(), [(2, 3, 4)]),
         (lambda x: torch.cat([each.relu_() for each in (x * 2).chunk(2, 1)]), [(2, 4)]),
         (lambda x: functional.log_softmax(x.chunk(2, -1)[1], -1), [(2, 3, 5)]),
@@ -301,12 +310,11 @@ def test_all_unsupported_operators_are_named_at_once():
             "from [7, 7] to [3, 3] needs windows of unequal size, which are not supported",
         ),
         (
-            (Function(lambda x: functional.hardtanh(x)), torch.zeros(1)),
-            "net: node 'hardtanh' (aten.hardtanh.default): only bounds 0 and 6 (ReLU6) or 0 and "
-            "none (ReLU), not -1.0 and 1.0",
+            (Function(lambda x: functional.softplus(x, threshold=3)), torch.zeros(1)),
+            "net: node 'softplus' (aten.softplus.default): only a threshold of at least 20, not 3",
         ),
     ],
-    ids=["module", "int", "shapes", "inputs", "meta", "adaptive", "hardtanh"],
+    ids=["module", "int", "shapes", "inputs", "meta", "adaptive", "threshold"],
 )
 def test_refusals(source, message):
     with pytest.raises(NetworkError) as error:

@@ -188,14 +188,14 @@ def net(batch=2):
 
 def test_a_build_refuses_what_is_another_network(capsys, monkeypatch, tmp_path):
     from fpgapipe.host.cli.main import main
-    from fpgapipe.network.frontends.torch import torch_compute
+    from fpgapipe.network.frontends.torch import torch_pointwise
     from fpgapipe.network.frontends.torch.torch_translation import HANDLERS
 
     monkeypatch.chdir(tmp_path)
     (tmp_path / "loses_its_relu.py").write_text(LOSES)
     command = ["build", "--network", "loses_its_relu:net", "--board", "u280", "--batch", "4"]
     right = HANDLERS["aten.relu.default"]
-    assert right is torch_compute._activation
+    assert right is torch_pointwise._activation
     monkeypatch.setitem(
         HANDLERS, "aten.relu.default", lambda t, node: t.give(node, t.layer(node["self"]))
     )

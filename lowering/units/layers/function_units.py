@@ -1,12 +1,31 @@
-"""Units of activation functions other than ReLU, and of functions of two tensors."""
+"""Units of functions of elements, of one tensor or of two."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
-from fpgapipe.lowering.kernels.functions import FUNCTIONS, affine, apply, gradient
+from fpgapipe.hw.hls_models.numerics.element_format import FP32
+from fpgapipe.lowering.kernels.elements.elementary import (
+    ELEMENTARY,
+    clamp,
+    elementary,
+    extreme_gradient,
+    power,
+    quotient_gradient,
+)
+from fpgapipe.lowering.kernels.elements.formula import Formula, applied, derived
+from fpgapipe.lowering.kernels.elements.functions import FUNCTIONS, affine, formula_of
+from fpgapipe.lowering.kernels.elements.prelu import (
+    ROWS,
+    prelu,
+    prelu_gradient,
+    spread_slopes,
+    total,
+)
 from fpgapipe.lowering.kernels.pointwise import binary, unary
+from fpgapipe.lowering.tiling.channels import padded
+from fpgapipe.lowering.tiling.nest import largest_divisor
 from fpgapipe.lowering.units.layers.broadcast_unit import BroadcastUnit
 from fpgapipe.lowering.units.layouts import Layout, channels_last
 from fpgapipe.lowering.units.registry import Surroundings, runs
@@ -21,40 +40,42 @@ if TYPE_CHECKING:
     from fpgapipe.network.graph import Layer
 
 
+WIDTH = 512
+"""Most columns of the matrix as which a value is seen that has one slope for all channels."""
+
+
 @dataclass(frozen=True)
 class FunctionUnit(Unit):
-    """An activation function of `FUNCTIONS`."""
+    """A function of each element that is a short program; its gradient is one as well."""
 
     @property
-    def _operator(self) -> ops.Activation:
+    def _formula(self) -> Formula:
         operator = self.layers[0].operator
-        assert isinstance(operator, ops.Activation)
-        return operator
+        if isinstance(operator, ops.Activation):
+            return formula_of(operator.function, operator.alpha)
+        if isinstance(operator, ops.Clamp):
+            return clamp(operator.low, operator.high, strict=operator.strict)
+        if isinstance(operator, ops.Power):
+            return power(operator.exponent)
+        assert isinstance(operator, ops.Unary)
+        return elementary(operator.function)
+
+    def check(self, *, train: bool) -> None:
+        """See `Unit`."""
+        _ = self._formula
 
     def forward(self, step: MicroBatch) -> Tensor:
         """See `Unit`."""
         x = step.take(self, self.inputs[0])
         y = step.activation(self.name, x.shape)
-        operator = self._operator
-        step.add(apply(self.name, operator.function, x, y, step.region, alpha=operator.alpha))
+        step.add(applied(self.name, self._formula, x, y, step.region))
         return y
 
     def backward(self, step: MicroBatch, dy: Tensor) -> None:
         """See `Unit`."""
-        operator = self._operator
         x = step.take(self, self.inputs[0])
         dx = step.activation(f"{self.name}.dx", dy.shape)
-        step.add(
-            gradient(
-                f"{self.name}.gradient",
-                operator.function,
-                dy,
-                x,
-                dx,
-                step.region,
-                alpha=operator.alpha,
-            )
-        )
+        step.add(derived(f"{self.name}.gradient", self._formula, dy, x, dx, step.region))
         step.give_gradient(self, self.inputs[0], dx)
 
 
@@ -123,6 +144,80 @@ class BinaryUnit(Unit):
             step.give_gradient(self, own, dx)
 
 
+@dataclass(frozen=True)
+class PairUnit(BinaryUnit):
+    """The quotient, the larger or the smaller of two values of one shape."""
+
+    def backward(self, step: MicroBatch, dy: Tensor) -> None:
+        """See `Unit`."""
+        a, b = (step.take(self, name) for name in self.inputs)
+        da, db = (step.activation(f"{self.name}.dx{number}", dy.shape) for number in (0, 1))
+        name, function = f"{self.name}.gradient", self._function
+        if function == "div":
+            step.add(quotient_gradient(name, dy, a, b, da, db, step.region))
+        else:
+            step.add(extreme_gradient(name, function, dy, a, b, da, db, step.region))
+        for own, gradient in zip(self.inputs, (da, db), strict=True):
+            step.give_gradient(self, own, gradient)
+
+
+@dataclass(frozen=True)
+class PreluUnit(Unit):
+    """The parametric ReLU, whose slopes are learned."""
+
+    @property
+    def _is_one(self) -> bool:
+        """Whether there is one slope for all channels."""
+        (slope,) = self.layers[0].parameters
+        return slope.spec.elements == 1
+
+    def wants(self, given: Mapping[str, Layout], rigid: Collection[str]) -> dict[str, Layout]:
+        """See `Unit`; with one slope the order of the elements makes no difference."""
+        (name,) = self.inputs
+        return {name: given[name] if self._is_one else channels_last(self.in_shape)}
+
+    def _matrix(self, x: Tensor) -> Tensor:
+        """View a value as a matrix whose columns have a slope each."""
+        width = largest_divisor(x.elements, WIDTH) if self._is_one else self.in_shape[1]
+        return replace(x, shape=(x.elements // width, width))
+
+    def _rows(self, step: MicroBatch, width: int) -> Tensor:
+        """The array of slopes."""
+        return step.tensor(f"{self.name}.slopes", (ROWS, padded(width)), FP32)
+
+    def forward(self, step: MicroBatch) -> Tensor:
+        """See `Unit`."""
+        x = step.take(self, self.inputs[0])
+        y = step.activation(self.name, x.shape)
+        slopes = step.parameter(self.layers[0], "weight")
+        assert slopes is not None
+        matrix = self._matrix(x)
+        rows = self._rows(step, matrix.shape[1])
+        step.add(spread_slopes(f"{self.name}.spread", slopes, rows, step.region))
+        step.add(prelu(self.name, matrix, rows, self._matrix(y), step.region))
+        return y
+
+    def backward(self, step: MicroBatch, dy: Tensor) -> None:
+        """See `Unit`."""
+        x = self._matrix(step.take(self, self.inputs[0]))
+        dx = step.activation(f"{self.name}.dx", dy.shape)
+        slopes = step.parameter(self.layers[0], "weight")
+        assert slopes is not None
+        gradient, sums = step.gradient_of(slopes), None
+        if gradient is not None:
+            sums = gradient
+            if self._is_one:
+                sums = step.tensor(f"{self.name}.sums", (x.shape[1],), FP32)
+        rows = step.from_earlier_pass(f"{self.name}.slopes")
+        given, own = self._matrix(dy), self._matrix(dx)
+        name = f"{self.name}.gradient"
+        step.add(prelu_gradient(name, given, x, rows, own, step.region, slopes=sums))
+        if gradient is not None and sums is not gradient:
+            assert sums is not None
+            step.add(total(f"{name}.slope", sums, gradient, step.region), is_weight=True)
+        step.give_gradient(self, self.inputs[0], dx)
+
+
 @runs("affine")
 def _affine(layer: Layer, around: Surroundings) -> Unit:
     return AffineUnit((layer,))
@@ -135,6 +230,20 @@ def _binary(layer: Layer, around: Surroundings) -> Unit:
     return BinaryUnit((layer,))
 
 
-@runs(*FUNCTIONS)
+@runs("div", "max", "min")
+def _pair(layer: Layer, around: Surroundings) -> Unit:
+    if len({tensor.shape for tensor in layer.input_tensors}) > 1:
+        shapes = " and ".join(str(list(tensor.shape)) for tensor in layer.input_tensors)
+        what = {"div": "quotients", "max": "maxima", "min": "minima"}[layer.op]
+        raise NotImplementedError(f"{what} must be of two tensors of one shape, not {shapes}")
+    return PairUnit((layer,))
+
+
+@runs(*FUNCTIONS, *ELEMENTARY, "clamp", "power")
 def _function(layer: Layer, around: Surroundings) -> Unit:
     return FunctionUnit((layer,))
+
+
+@runs("prelu")
+def _prelu(layer: Layer, around: Surroundings) -> Unit:
+    return PreluUnit((layer,))

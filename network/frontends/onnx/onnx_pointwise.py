@@ -16,11 +16,13 @@ from fpgapipe.network.operators import (
     Affine,
     BatchNorm,
     Binary,
+    Clamp,
     CrossEntropy,
     Dropout,
     Flatten,
     LayerNorm,
     LocalResponseNorm,
+    Power,
     Reduce,
     Reshape,
     Softmax,
@@ -34,6 +36,8 @@ _ACTIVATIONS = {
     "HardSwish": "hardswish",
     "Sigmoid": "sigmoid",
     "Tanh": "tanh",
+    "Softplus": "softplus",
+    "Mish": "mish",
 }
 _UNARIES = {
     "Neg": "neg",
@@ -55,16 +59,32 @@ def _binary(t: Translation, node: Any) -> None:
         if value is None or value.size != 1 or value.ndim > len(other.shape):
             continue
         number = float(value.reshape(()))
+        x = node.input[1 - side]
+        if function == "pow" and side == 1 and number == 2:
+            t.give(node, t.add(node_name(node), Binary("mul"), t.layer(x), t.layer(x)))
+            return
+        if function == "div" and side == 0:
+            layer = t.add(f"{node_name(node)}.reciprocal", Unary("reciprocal"), t.layer(x))
+            t.give(node, t.add(node_name(node), Affine(number), layer))
+            return
         operator = _with_number(function, number, number_is_left=side == 0)
         if operator is not None:
-            layer = t.layer(node.input[1 - side])
-            t.give(node, t.add(node_name(node), operator, layer))
+            t.give(node, t.add(node_name(node), operator, t.layer(x)))
             return
+    shapes = {t.tensor(name).shape for name in node.input}
+    if function == "div" and len(shapes) > 1:
+        # A product with the reciprocal may repeat either tensor.
+        one, divisor = t.layers(node)
+        factor = t.add(f"{node_name(node)}.reciprocal", Unary("reciprocal"), divisor)
+        t.give(node, t.add(node_name(node), Binary("mul"), one, factor))
+        return
     t.simple(node, Binary(function))
 
 
-def _with_number(function: str, number: float, *, number_is_left: bool) -> Affine | None:
-    """The `Affine` operator of a function with a fixed number; None if it is not affine."""
+def _with_number(function: str, number: float, *, number_is_left: bool) -> Affine | Power | None:
+    """The operator of a function with a fixed number; None if there is none."""
+    if function == "pow" and not number_is_left:
+        return Power(number)
     if function == "add":
         return Affine(offset=number)
     if function == "mul":
@@ -91,6 +111,53 @@ def _activation(t: Translation, node: Any) -> None:
     t.first(node, Activation(_ACTIVATIONS[node.op_type]))
 
 
+@handles("Max", "Min")
+def _extreme(t: Translation, node: Any) -> None:
+    """Of several tensors, one after the other; a fixed number is a bound."""
+    function = node.op_type.lower()
+    numbers, layers = [], []
+    for place, name in enumerate(node.input):
+        value = t.value(node, place)
+        if value is not None and value.size == 1 and value.ndim <= 1:
+            numbers.append(float(value.reshape(())))
+        else:
+            layers.append(t.layer(name))
+    name = node_name(node)
+    if not layers:
+        raise Unsupported("only where a tensor depends on the inputs")
+    result, bound = layers[0], (max if function == "max" else min)(numbers, default=None)
+    for number, other in enumerate(layers[1:], 1):
+        last = number == len(layers) - 1 and bound is None
+        result = t.add(name if last else f"{name}.{number}", Binary(function), result, other)
+    if bound is not None:
+        operator = Clamp(low=bound) if function == "max" else Clamp(high=bound)
+        result = t.add(name, operator, result)
+    t.give(node, result)
+
+
+@handles("Selu", "Celu")
+def _selu(t: Translation, node: Any) -> None:
+    """Stretched forms of elu."""
+    attributes, name = t.attributes(node), node_name(node)
+    layer = t.layer(node.input[0])
+    if node.op_type == "Selu":
+        alpha, scale = attributes.get("alpha", 1.6732632), attributes.get("gamma", 1.050701)
+    else:
+        alpha, scale = 1.0, attributes.get("alpha", 1.0)
+        layer = t.add(f"{name}.inner", Affine(1 / scale), layer)
+    layer = t.add(f"{name}.elu", Activation("elu", alpha), layer)
+    t.give(node, t.add(name, Affine(scale), layer))
+
+
+@handles("Softsign")
+def _softsign(t: Translation, node: Any) -> None:
+    """``x / (1 + |x|)``."""
+    x, name = t.layer(node.input[0]), node_name(node)
+    layer = t.add(f"{name}.abs", Unary("abs"), x)
+    layer = t.add(f"{name}.plus", Affine(1.0, 1.0), layer)
+    t.give(node, t.add(name, Binary("div"), x, layer))
+
+
 @handles("Elu")
 def _elu(t: Translation, node: Any) -> None:
     t.first(node, Activation("elu", t.attributes(node).get("alpha", 1.0)))
@@ -106,9 +173,11 @@ def _gelu(t: Translation, node: Any) -> None:
 def _hard_sigmoid(t: Translation, node: Any) -> None:
     attributes = t.attributes(node)
     alpha, beta = attributes.get("alpha", 0.2), attributes.get("beta", 0.5)
-    if not math.isclose(alpha, 1 / 6, rel_tol=1e-6) or beta != 0.5:
-        raise Unsupported(f"only alpha 1/6 and beta 0.5, not {alpha:g} and {beta:g}")
-    t.first(node, Activation("hardsigmoid"))
+    if math.isclose(alpha, 1 / 6, rel_tol=1e-6) and beta == 0.5:
+        t.first(node, Activation("hardsigmoid"))
+        return
+    layer = t.add(f"{node_name(node)}.line", Affine(alpha, beta), t.layer(node.input[0]))
+    t.give(node, t.add(node_name(node), Clamp(0.0, 1.0), layer))
 
 
 @handles("Swish")
@@ -149,7 +218,10 @@ def _clip(t: Translation, node: Any) -> None:
     elif low == 0 and (high is None or high >= 3.4e38):
         t.first(node, Activation("relu"))
     else:
-        raise Unsupported(f"only bounds 0 and 6 (ReLU6) or 0 and none (ReLU), not {low} and {high}")
+        # Numbers from the largest of FP32 on are no bounds.
+        low, high = (None if each is None or abs(each) >= 3.4e38 else each for each in bounds)
+        crossed = low is not None and high is not None and low > high
+        t.first(node, Clamp(high if crossed else low, high))
 
 
 @handles(*_UNARIES)

@@ -2,17 +2,13 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from typing import Any
 
 from fpgapipe.network.frontends.builder import Unsupported
-from fpgapipe.network.frontends.torch.torch_selection import shared_by_all
 from fpgapipe.network.frontends.torch.torch_translation import Node, Translation, handles
 from fpgapipe.network.frontends.torch.torch_values import Noise
 from fpgapipe.network.operators import (
-    Activation,
-    Affine,
     BatchNorm,
     Binary,
     Concat,
@@ -29,7 +25,6 @@ from fpgapipe.network.operators import (
     Reduce,
     Reshape,
     Transpose,
-    Unary,
 )
 from fpgapipe.network.operators.reductions import adaptive_kernel, is_global
 from fpgapipe.network.operators.windows import Padding, per_axis, same_padding
@@ -226,124 +221,7 @@ def _spread(value: int | Sequence[int], rank: int) -> tuple[int, ...]:
     return per_axis(value, rank, "the setting")
 
 
-# Functions
-# -----------------------------------------------------------------------------------------
-
-_PLAIN = ("relu", "relu6", "hardsigmoid", "hardswish", "sigmoid", "tanh", "silu")
-_UNARIES = ("neg", "abs", "exp", "log", "sqrt", "reciprocal", "erf")
-
-
-@handles(*(f"{name}{suffix}.default" for name in _PLAIN for suffix in ("", "_")))
-def _activation(t: Translation, node: Node) -> None:
-    t.simple(node, Activation(node.target.split(".")[1].removesuffix("_")))
-
-
-@handles("gelu.default")
-def _gelu(t: Translation, node: Node) -> None:
-    t.simple(node, Activation("gelu_tanh" if node["approximate"] == "tanh" else "gelu"))
-
-
-@handles("leaky_relu.default", "leaky_relu_.default")
-def _leaky_relu(t: Translation, node: Node) -> None:
-    t.simple(node, Activation("leaky_relu", node["negative_slope"]))
-
-
-@handles("elu.default", "elu_.default")
-def _elu(t: Translation, node: Node) -> None:
-    if node["scale"] != 1 or node["input_scale"] != 1:
-        raise Unsupported("only scales of 1")
-    t.simple(node, Activation("elu", node["alpha"]))
-
-
-@handles("prelu.default")
-def _prelu(t: Translation, node: Node) -> None:
-    values = t.weights(node, weight="weight")
-    shape = t.tensor(node["self"]).shape
-    alike = len(shape) > 1 and values["weight"][1].size == 1
-    name = t.name_of(node, node["weight"])
-    operator = Activation("prelu", one_slope=alike)
-    t.give(node, t.add(name, operator, t.layer(node["self"]), values=values))
-
-
-@handles(
-    *(f"{name}{suffix}.default" for name in ("hardtanh", "clamp") for suffix in ("", "_")),
-    *(f"clamp_min{suffix}.default" for suffix in ("", "_")),
-)
-def _clamp(t: Translation, node: Node) -> None:
-    hard = "hardtanh" in node.target
-    low = node["min_val" if hard else "min"]
-    high = node.arguments.get("max_val" if hard else "max")
-    if low != 0 or high not in (6, None):
-        raise Unsupported(f"only bounds 0 and 6 (ReLU6) or 0 and none (ReLU), not {low} and {high}")
-    t.simple(node, Activation("relu" if high is None else "relu6"))
-
-
-@handles(*(f"{name}.default" for name in _UNARIES))
-def _unary(t: Translation, node: Node) -> None:
-    t.simple(node, Unary(node.target.split(".")[1]))
-
-
-@handles("rsqrt.default")
-def _rsqrt(t: Translation, node: Node) -> None:
-    root = t.add(f"{node.name}.sqrt", Unary("sqrt"), t.layer(node["self"]))
-    t.give(node, t.add(node.name, Unary("reciprocal"), root))
-
-
-@handles(
-    *(f"{name}{suffix}.Tensor" for name in ("add", "sub", "mul", "div") for suffix in ("", "_")),
-    "pow.Tensor_Tensor",
-)
-def _binary(t: Translation, node: Node) -> None:
-    if _of_noise(t, node):
-        return
-    function = node.target.split(".")[1].removesuffix("_")
-    other = node["other"] if "other" in node.arguments else node["exponent"]
-    alpha = node.arguments.get("alpha", 1)
-    if isinstance(other, int | float):
-        scale, offset = {
-            "add": (1.0, other * alpha),
-            "sub": (1.0, -other * alpha),
-            "mul": (other, 0.0),
-            "div": (1 / other if other else math.inf, 0.0),
-        }[function]
-        if math.isinf(scale):
-            raise Unsupported("a division by zero")
-        t.simple(node, Affine(float(scale), float(offset)))
-        return
-    left, right = (_operand(t, each) for each in (node["self"], other))
-    if alpha != 1:
-        right = t.add(f"{node.name}.alpha", Affine(scale=float(alpha)), right)
-    t.give(node, t.add(node.name, Binary(function), left, right))
-
-
-def _operand(t: Translation, node: Any) -> str:
-    """The layer of an operand; a fixed tensor is stored without what its first axes repeat."""
-    known = t.known(node)
-    if known is not None and known.dtype.is_floating_point:
-        once = shared_by_all(known)
-        if once.shape != known.shape:
-            return t.fixed(node.name, once)
-    return t.layer(node)
-
-
-@handles("rsub.Scalar")
-def _rsub(t: Translation, node: Node) -> None:
-    t.simple(node, Affine(-float(node["alpha"]), float(node["other"])))
-
-
-@handles("pow.Tensor_Scalar")
-def _power(t: Translation, node: Node) -> None:
-    exponent = node["exponent"]
-    x = t.layer(node["self"])
-    if exponent == 2:
-        t.give(node, t.add(node.name, Binary("mul"), x, x))
-    elif exponent in (0.5, -1):
-        t.give(node, t.add(node.name, Unary("sqrt" if exponent == 0.5 else "reciprocal"), x))
-    else:
-        raise Unsupported(f"only exponents 2, 0.5 and -1, not {exponent}")
-
-
-def _of_noise(t: Translation, node: Node) -> bool:
+def of_noise(t: Translation, node: Node) -> bool:
     """Translate a node that scales random numbers or multiplies by them; return whether it does."""
     drawn, other = t.noise(node["self"]), node.arguments.get("other")
     if drawn and node.target.startswith("aten.div") and isinstance(other, int | float) and other:

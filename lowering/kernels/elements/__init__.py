@@ -1,0 +1,1 @@
+"""Functions of elements as short programs of the vector engine, forward and backward."""
