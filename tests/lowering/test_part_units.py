@@ -4,7 +4,11 @@ import numpy as np
 import pytest
 from kernel_cases import REGION, SMALL_REGION, drawn, execute, same_bits
 from test_pipeline import CORE
-from unit_steps import assert_hardware_equals_the_model, assert_step_is_that_of_pytorch
+from unit_steps import (
+    assert_gradients_are_near_those_in_fp32,
+    assert_hardware_equals_the_model,
+    assert_step_is_that_of_pytorch,
+)
 
 from fpgapipe.errors import UserError
 from fpgapipe.hw.hls_models.numerics.element_format import BF16, FP32
@@ -63,7 +67,34 @@ def plain(batch):
     return net.build()
 
 
-NETWORKS = [dense, rows, pieces, plain]
+def steps(batch):
+    """Slices with steps: of rows and columns, that divide them or not, of channels and features."""
+    net = Network("steps", batch)
+    x = net.relu(net.conv(net.image(3, 8, 7), 6, 3, padding=1))
+    x = net.add("lines", ops.Slice(2, 1, 8, 2), x)
+    x = net.add("columns", ops.Slice(3, 1, 7, 3), x)
+    y = net.add("channels", ops.Slice(1, 0, 6, 2), net.conv(x, 6, 1))
+    x = net.concat([y, net.add("more", ops.Slice(1, 2, 5, 1), x)])
+    x = net.linear(net.flatten(x), 14)
+    odd = net.add("odd", ops.Slice(1, 1, 14, 4), x)
+    net.linear(net.relu(net.concat([odd, net.add("last", ops.Slice(1, 13, 14, 5), x)])), 5)
+    return net.build()
+
+
+def padded(batch):
+    """Zeros around images, around channels, and around rows of features; and none at all."""
+    net = Network("padded", batch)
+    x = net.relu(net.conv(net.image(3, 4, 5), 3, 3, padding=1))
+    x = net.add("around", ops.Pad(((0, 0), (0, 0), (1, 0), (2, 1))), x)
+    x = net.add("channels", ops.Pad(((0, 0), (2, 0), (0, 1), (0, 0))), net.conv(x, 2, 3))
+    x = net.reshape(net.linear(net.flatten(net.relu(x)), 6), batch, 2, 3)
+    x = net.add("nothing", ops.Pad(((0, 0), (0, 0), (0, 0))), x)
+    x = net.add("features", ops.Pad(((0, 0), (1, 2), (0, 4))), x)
+    net.linear(net.flatten(x), 5)
+    return net.build()
+
+
+NETWORKS = [dense, rows, pieces, plain, steps, padded]
 
 
 @pytest.mark.parametrize("activations", [FP32, BF16], ids=str)
@@ -72,11 +103,16 @@ def test_a_step_is_that_of_pytorch(network, activations):
     assert_step_is_that_of_pytorch(network(4), activations, near=5e-3)
 
 
-def test_slices_with_a_step_are_refused():
-    net = Network("steps", 2)
-    x = net.add("odd", ops.Slice(1, 1, 7, 2), net.linear(net.image(3), 8))
+@pytest.mark.parametrize("network", [steps, padded])
+def test_gradients_are_near_those_in_fp32(network):
+    assert_gradients_are_near_those_in_fp32(network(16))
+
+
+def test_other_numbers_than_zeros_are_refused():
+    net = Network("ones", 2)
+    x = net.add("ones", ops.Pad(((0, 0), (1, 0)), 1.0), net.linear(net.image(3), 8))
     net.linear(x, 3)
-    with pytest.raises(UserError, match="follow one another, not each 2"):
+    with pytest.raises(UserError, match=r"tensors must be padded by zeros, not 1\.0"):
         build_step(net.build(), CORE)
 
 

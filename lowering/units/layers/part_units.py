@@ -1,4 +1,4 @@
-"""Units of concatenations and slices."""
+"""Units of concatenations, slices and padding."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from fpgapipe.network import operators as ops
 from fpgapipe.network.operators.tensors import normalise_axis
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Mapping, Sequence
+    from collections.abc import Collection, Iterator, Mapping, Sequence
 
     from fpgapipe.lowering.tiling.kernel import Tensor
     from fpgapipe.lowering.units.microbatch import MicroBatch
@@ -50,6 +50,39 @@ class _Axis:
     def part(self, first: int) -> Rows:
         """Where rows of a part lie that begins at an index of the axis."""
         return Rows(first * self.inner, self.size * self.inner)
+
+    def every(self, first: int, step: int, count: int) -> Iterator[_Copy]:
+        """Copies of the elements at every `step`-th index, of which there are `count`."""
+        rows, size, inner = self.rows, self.size, self.inner
+        if step == 1:
+            yield _Copy((rows, count * inner), self.part(first), Rows(0, count * inner))
+        elif count * step == size:  # the steps go on across the rows
+            yield _Copy((rows * count, inner), Rows(first * inner, step * inner), Rows(0, inner))
+        elif rows < count:
+            for row in range(rows):
+                read = Rows((row * size + first) * inner, step * inner)
+                yield _Copy((count, inner), read, Rows(row * count * inner, inner))
+        else:
+            for index in range(count):
+                read = self.part(first + index * step)
+                yield _Copy((rows, inner), read, Rows(index * inner, count * inner))
+
+
+@dataclass(frozen=True)
+class _Copy:
+    """A copy of rows between a tensor and a part of it.
+
+    Attributes
+    ----------
+    size : (int, int)
+        Number of rows, and elements of each.
+    whole, part : Rows
+        Where they lie in the tensor, and in the part.
+    """
+
+    size: tuple[int, int]
+    whole: Rows
+    part: Rows
 
 
 def _is_last(shapes: Mapping[str, tuple[int, ...]], layouts: Mapping[str, Layout]) -> bool:
@@ -146,13 +179,6 @@ class SliceUnit(PartUnit):
         assert isinstance(operator, ops.Slice)
         return operator
 
-    def check(self, *, train: bool) -> None:
-        """See `Unit`."""
-        if self._operator.step != 1:
-            raise NotImplementedError(
-                f"slices must have elements that follow one another, not each {self._operator.step}"
-            )
-
     def _axes(self, step: MicroBatch) -> tuple[_Axis, _Axis, bool]:
         """The axis of the input and of the result, and whether channels lie last."""
         last = self.lies_last(step)
@@ -165,13 +191,17 @@ class SliceUnit(PartUnit):
 
     def forward(self, step: MicroBatch) -> Tensor:
         """See `Unit`."""
-        whole, part, last = self._axes(step)
+        _, _, last = self._axes(step)
         x = step.take(self, self.inputs[0])
         y = step.activation(self.name, self.memory_shape(self.out_shape, last=last))
-        size = part.rows, part.size * part.inner
-        read = whole.part(self._operator.start)
-        step.add(copy_rows(self.name, x, y, size, read, part.part(0), step.region))
+        for each in self._copies(step):
+            step.add(copy_rows(self.name, x, y, each.size, each.whole, each.part, step.region))
         return y
+
+    def _copies(self, step: MicroBatch) -> list[_Copy]:
+        """Copies that take the slice out of the tensor."""
+        whole, part, _ = self._axes(step)
+        return list(whole.every(self._operator.start, self._operator.step, part.size))
 
     def backward(self, step: MicroBatch, dy: Tensor) -> None:
         """See `Unit`."""
@@ -179,13 +209,77 @@ class SliceUnit(PartUnit):
         dx = step.activation(f"{self.name}.dx", step.take(self, self.inputs[0]).shape)
         start, stop = self._operator.start, self._operator.start + part.size
         name = f"{self.name}.gradient"
-        for first, end in ((0, start), (stop, whole.size)):
+        # Of a slice with a step, the elements between its own are zeros at first, too.
+        gaps = ((0, start), (stop, whole.size)) if self._operator.step == 1 else ((0, whole.size),)
+        for first, end in gaps:
             if first < end:
                 size = whole.rows, (end - first) * whole.inner
                 step.add(zero_rows(f"{name}.zeros", dx, size, whole.part(first), step.region))
-        size = part.rows, part.size * part.inner
-        step.add(copy_rows(name, dy, dx, size, part.part(0), whole.part(start), step.region))
+        for each in self._copies(step):
+            step.add(copy_rows(name, dy, dx, each.size, each.part, each.whole, step.region))
         step.give_gradient(self, self.inputs[0], dx)
+
+
+@dataclass(frozen=True)
+class PadUnit(PartUnit):
+    """Zeros around a tensor, one axis after the other; backward, the gradient within them."""
+
+    @property
+    def _operator(self) -> ops.Pad:
+        operator = self.layers[0].operator
+        assert isinstance(operator, ops.Pad)
+        return operator
+
+    def check(self, *, train: bool) -> None:
+        """See `Unit`."""
+        if self._operator.value:
+            raise NotImplementedError(
+                f"tensors must be padded by zeros, not {self._operator.value}"
+            )
+
+    def _stages(self) -> list[tuple[int, int, int, tuple[int, ...], tuple[int, ...]]]:
+        """Each axis that is padded, its zeros before and after, and the shapes before and after."""
+        found = []
+        shape = self.in_shape
+        for axis, (before, after) in enumerate(self._operator.padding):
+            if before or after:
+                wide = (*shape[:axis], shape[axis] + before + after, *shape[axis + 1 :])
+                found.append((axis, before, after, shape, wide))
+                shape = wide
+        return found
+
+    def forward(self, step: MicroBatch) -> Tensor:
+        """See `Unit`."""
+        last, stages = self.lies_last(step), self._stages()
+        x = step.take(self, self.inputs[0])
+        if not stages:
+            y, whole = step.activation(self.name, x.shape), Rows(0, x.elements)
+            step.add(copy_rows(self.name, x, y, (1, x.elements), whole, whole, step.region))
+            return y
+        for number, (axis, before, after, narrow, wide) in enumerate(stages):
+            name = self.name if number == len(stages) - 1 else f"{self.name}.axis{axis}"
+            y = step.activation(name, self.memory_shape(wide, last=last))
+            inner, outer = (_Axis.of(shape, axis, last=last) for shape in (narrow, wide))
+            for first, count in ((0, before), (before + inner.size, after)):
+                if count:
+                    size = outer.rows, count * outer.inner
+                    step.add(zero_rows(f"{name}.zeros", y, size, outer.part(first), step.region))
+            size = inner.rows, inner.size * inner.inner
+            step.add(copy_rows(name, x, y, size, inner.part(0), outer.part(before), step.region))
+            x = y
+        return x
+
+    def backward(self, step: MicroBatch, dy: Tensor) -> None:
+        """See `Unit`."""
+        last = self.lies_last(step)
+        for axis, before, _, narrow, wide in reversed(self._stages()):
+            name = f"{self.name}.gradient{axis}"
+            dx = step.activation(name, self.memory_shape(narrow, last=last))
+            inner, outer = (_Axis.of(shape, axis, last=last) for shape in (narrow, wide))
+            size = inner.rows, inner.size * inner.inner
+            step.add(copy_rows(name, dy, dx, size, outer.part(before), inner.part(0), step.region))
+            dy = dx
+        step.give_gradient(self, self.inputs[0], dy)
 
 
 @runs("concat")
@@ -196,3 +290,8 @@ def _concat(layer: Layer, around: Surroundings) -> Unit:
 @runs("slice", "split")
 def _slice(layer: Layer, around: Surroundings) -> Unit:
     return SliceUnit((layer,))
+
+
+@runs("pad")
+def _pad(layer: Layer, around: Surroundings) -> Unit:
+    return PadUnit((layer,))
