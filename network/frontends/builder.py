@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping, Sequence
 from typing import TYPE_CHECKING
 
-from fpgapipe.network.graph import Graph, GraphBuilder
+from fpgapipe.network.graph import Graph, GraphBuilder, Layer
 from fpgapipe.network.operators import Concat, Constant, Lstm, Operator, Reshape, Slice
 
 if TYPE_CHECKING:
@@ -75,6 +75,17 @@ class FrontendBuilder(GraphBuilder):
                 self.set_value(names[role], value)
                 _refuse_no_numbers(source, value, fixed=source in self.frozen)
         return name
+
+    def layer(self, name: str) -> Layer | None:
+        """The layer of a name; None if it is an input of the network."""
+        return self._layers.get(name)
+
+    def fixed_value(self, name: str) -> NDArray[np.generic] | None:
+        """Numbers that a layer gives and that are never trained; None for any other value."""
+        layer = self._layers.get(name)
+        if layer is None or not isinstance(layer.operator, Constant) or layer.operator.trainable:
+            return None
+        return self._values.get(layer.parameters[0].name)
 
     def build(self, outputs: Sequence[str] | None = None, *, prune: bool = False) -> Graph:
         """Finish the network; see `GraphBuilder.build`.

@@ -89,25 +89,31 @@ def is_causal(mask: Any, shape: tuple[int, ...]) -> bool:
 @handles("softmax.int", "log_softmax.int")
 def _softmax(t: Translation, node: Node) -> None:
     log = "log" in node.target
-    scores, rank = node["self"], len(t.tensor(node["self"]).shape)
-    if not log and node["dim"] in (-1, rank - 1):
-        inner = _without_future(t, scores)
-        if inner is not None:
-            t.give(node, t.add(node.name, Softmax(node["dim"], causal=True), t.layer(inner)))
-            return
-    t.simple(node, Softmax(node["dim"], log=log))
+    scores, rank = t.layer(node["self"]), len(t.tensor(node["self"]).shape)
+    axis = node["dim"] % rank if rank else 0
+    if not log and axis == rank - 1 and (inner := _without_future(t, scores)):
+        t.give(node, t.add(node.name, Softmax(node["dim"], causal=True), inner))
+        return
+    if axis in (1, rank - 1) or not rank:
+        t.simple(node, Softmax(node["dim"], log=log))
+        return
+    # A core computes a softmax along the channels or the last axis.
+    order = list(range(rank))
+    order[axis], order[-1] = order[-1], order[axis]
+    layer = t.add(f"{node.name}.last", Transpose(tuple(order)), scores)
+    layer = t.add(f"{node.name}.softmax", Softmax(-1, log=log), layer)
+    t.give(node, t.add(node.name, Transpose(tuple(order)), layer))
 
 
-def _without_future(t: Translation, scores: Any) -> Any | None:
+def _without_future(t: Translation, scores: str) -> str | None:
     """The scores to which a causal mask is added; None if they are anything else."""
-    if str(scores.target) not in ("aten.add.Tensor", "aten.add_.Tensor"):
+    layer = t.builder.layer(scores)
+    if layer is None or not isinstance(layer.operator, Binary) or layer.op != "add":
         return None
-    one, other = Node(scores)["self"], Node(scores)["other"]
-    shape = t.tensor(scores).shape
-    for inner, mask in ((one, other), (other, one)):
-        known = t.known(mask) if not isinstance(mask, int | float) else None
-        if known is None or known.ndim < 2 or isinstance(inner, int | float):
+    for inner, mask in (layer.inputs, layer.inputs[::-1]):
+        value = t.builder.fixed_value(mask)
+        if value is None or t.builder.tensor(inner).shape != layer.output.shape:
             continue
-        if t.known(inner) is None and t.tensor(inner).shape == shape and is_causal(known, shape):
+        if is_causal(t.torch.from_numpy(value), layer.output.shape):
             return inner
     return None

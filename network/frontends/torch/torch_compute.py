@@ -16,17 +16,20 @@ from fpgapipe.network.operators import (
     ConvTranspose,
     CrossEntropy,
     Dropout,
+    Expand,
     GlobalPool,
     LayerNorm,
     Linear,
     Lstm,
     MatMul,
+    Pad,
     Pool,
     Reduce,
     Reshape,
     Transpose,
 )
 from fpgapipe.network.operators.reductions import adaptive_kernel, is_global
+from fpgapipe.network.operators.tensors import broadcast
 from fpgapipe.network.operators.windows import Padding, per_axis, same_padding
 
 
@@ -47,11 +50,35 @@ def _conv(t: Translation, node: Node) -> None:
     else:
         sides = 0 if node["padding"] == "valid" else node["padding"]
         padding = tuple((side, side) for side in _spread(sides, rank))
+    x, padding = _padded_in_front(t, t.layer(node["input"]), padding, 0.0)
     operator = Conv(
         weight.shape[0], kernel, stride, padding, dilation, node["groups"], "bias" in values
     )
     name = t.name_of(node, node["weight"])
-    t.give(node, t.add(name, operator, t.layer(node["input"]), values=values))
+    t.give(node, t.add(name, operator, x, values=values))
+
+
+def _padded_in_front(t: Translation, x: str, padding: Padding, value: float) -> tuple[str, Padding]:
+    """What windows read, and their padding, if a layer that pads images is taken into them.
+
+    Parameters
+    ----------
+    t : Translation
+    x : str
+        Layer that the windows would read.
+    padding : tuple of (int, int)
+        Padding of the windows.
+    value : float
+        What the windows are padded with.
+    """
+    layer = t.builder.layer(x)
+    if layer is None or not isinstance(layer.operator, Pad) or layer.operator.value != value:
+        return x, padding
+    before = layer.operator.padding
+    if any(before[0]) or any(before[1]):
+        return x, padding
+    sides = zip(padding, before[2:], strict=True)
+    return layer.inputs[0], tuple((a + c, b + d) for (a, b), (c, d) in sides)
 
 
 @handles("conv_transpose1d.default", "conv_transpose2d.input", "conv_transpose3d.input")
@@ -91,10 +118,33 @@ def _linear(t: Translation, node: Node) -> None:
 
 def _product(t: Translation, node: Node, left: Any, right: str, bias: Any) -> None:
     """Translate a product with a matrix that the network computes, and perhaps a bias."""
-    layer = t.add(node.name, MatMul(), t.layer(left), right)
+    layer = matrix_product(t, node.name, t.layer(left), right)
     if bias is not None:
         layer = t.add(f"{node.name}.bias", Binary("add"), layer, t.layer(bias))
     t.give(node, layer)
+
+
+def matrix_product(t: Translation, name: str, one: str, other: str) -> str:
+    """Add a product of matrices, whose operands are repeated along the axes before the last two.
+
+    If the second operand is one matrix, the rows of all matrices of the first one are multiplied
+    together.
+    """
+    shapes = [t.builder.tensor(each).shape for each in (one, other)]
+    if min(map(len, shapes)) < 2 or shapes[0][:-2] == shapes[1][:-2]:
+        return t.add(name, MatMul(), one, other)
+    if len(shapes[1]) == 2:
+        rows = t.add(f"{name}.rows", Reshape((-1, shapes[0][-1])), one)
+        found = t.add(f"{name}.product", MatMul(), rows, other)
+        return t.add(name, Reshape((*shapes[0][:-1], shapes[1][-1])), found)
+    batch = broadcast([shape[:-2] for shape in shapes])
+    operands = [
+        layer
+        if shape[:-2] == batch
+        else t.add(f"{name}.operand{number}", Expand((*batch, *shape[-2:])), layer)
+        for number, (layer, shape) in enumerate(zip((one, other), shapes, strict=True))
+    ]
+    return t.add(name, MatMul(), *operands)
 
 
 @handles("matmul.default", "mm.default", "bmm.default")
@@ -179,16 +229,21 @@ def _pool(t: Translation, node: Node) -> None:
     kernel = _spread(node["kernel_size"], rank)
     if node.arguments.get("divisor_override") is not None:
         raise Unsupported("only the window's own size as divisor")
+    function = "max" if "max" in node.target else "average"
+    padding: Padding = tuple((side, side) for side in _spread(node["padding"], rank))
+    x = t.layer(node["self"])
+    if function == "max" and not node["ceil_mode"]:
+        x, padding = _padded_in_front(t, x, padding, -math.inf)
     operator = Pool(
-        "max" if "max" in node.target else "average",
+        function,
         kernel,
         _spread(node["stride"], rank) if node["stride"] else kernel,
-        tuple((side, side) for side in _spread(node["padding"], rank)),
+        padding,
         _spread(node.arguments.get("dilation", 1), rank),
         bool(node["ceil_mode"]),
         bool(node.arguments.get("count_include_pad", True)),
     )
-    t.simple(node, operator)
+    t.give(node, t.add(node.name, operator, x))
 
 
 @handles(

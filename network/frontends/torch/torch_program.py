@@ -1,7 +1,7 @@
 """Reading of PyTorch modules with example inputs, and of programs that torch.export made.
 
-`torch_translation` is the machinery; `torch_attention`, `torch_compute`, `torch_layout`,
-`torch_pointwise` and `torch_selection` have a translation for each ATen operator.
+`torch_translation` is the machinery; `torch_attention`, `torch_composed`, `torch_compute`,
+`torch_layout`, `torch_pointwise` and `torch_selection` have a translation for each ATen operator.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ from fpgapipe.errors import FileError
 from fpgapipe.network.frontends.source import TorchSource
 from fpgapipe.network.frontends.torch import (  # noqa: F401, register translations
     torch_attention,
+    torch_composed,
     torch_compute,
     torch_layout,
     torch_pointwise,

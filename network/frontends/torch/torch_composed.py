@@ -1,0 +1,188 @@
+"""Translations of ATen operators that several layers compute together."""
+
+from __future__ import annotations
+
+import math
+
+from fpgapipe.network.frontends.builder import Unsupported
+from fpgapipe.network.frontends.torch.torch_translation import Node, Translation, handles
+from fpgapipe.network.operators import (
+    Activation,
+    Affine,
+    Binary,
+    Expand,
+    Reduce,
+    Reshape,
+    Slice,
+    Split,
+    Transpose,
+    Unary,
+)
+from fpgapipe.network.operators.tensors import normalise_axis
+
+
+@handles("addcmul.default", "addcmul_.default")
+def _addcmul(t: Translation, node: Node) -> None:
+    factors = (t.layer(node[each]) for each in ("tensor1", "tensor2"))
+    layer = t.add(f"{node.name}.product", Binary("mul"), *factors)
+    if node["value"] != 1:
+        layer = t.add(f"{node.name}.scale", Affine(scale=float(node["value"])), layer)
+    t.give(node, t.add(node.name, Binary("add"), t.layer(node["self"]), layer))
+
+
+@handles("glu.default")
+def _glu(t: Translation, node: Node) -> None:
+    shape, x = t.tensor(node["self"]).shape, t.layer(node["self"])
+    axis = normalise_axis(node["dim"], len(shape))
+    half = shape[axis] // 2
+    value = t.add(f"{node.name}.value", Split(axis, 0, half), x)
+    gate = t.add(f"{node.name}.gate", Split(axis, half, 2 * half), x)
+    gate = t.add(f"{node.name}.sigmoid", Activation("sigmoid"), gate)
+    t.give(node, t.add(node.name, Binary("mul"), value, gate))
+
+
+@handles("square.default")
+def _square(t: Translation, node: Node) -> None:
+    x = t.layer(node["self"])
+    t.give(node, t.add(node.name, Binary("mul"), x, x))
+
+
+# Norms
+# -------------------------------------------------------------------------------------------
+
+
+@handles("rms_norm.default")
+def _rms_norm(t: Translation, node: Node) -> None:
+    """Divide by the root of the mean of squares over the last axes, and scale."""
+    x = t.layer(node["input"])
+    axes = tuple(range(-len(node["normalized_shape"]), 0))
+    epsilon = node["eps"]
+    if epsilon is None:
+        epsilon = t.torch.finfo(getattr(t.torch, t.builder.tensor(x).dtype.value)).eps
+    name = node.name
+    layer = t.add(f"{name}.squares", Binary("mul"), x, x)
+    layer = t.add(f"{name}.mean", Reduce("mean", axes, keep_axes=True), layer)
+    layer = t.add(f"{name}.epsilon", Affine(offset=float(epsilon)), layer)
+    layer = t.add(f"{name}.root", Unary("sqrt"), layer)
+    layer = t.add(f"{name}.inverse", Unary("reciprocal"), layer)
+    layer = t.add(f"{name}.norm", Binary("mul"), x, layer)
+    if node["weight"] is not None:
+        layer = t.add(name, Binary("mul"), layer, t.layer(node["weight"]))
+    t.give(node, layer)
+
+
+@handles("linalg_vector_norm.default", "norm.ScalarOpt_dim")
+def _vector_norm(t: Translation, node: Node) -> None:
+    order = node.arguments.get("ord", node.arguments.get("p"))
+    if order not in (2, None):
+        raise Unsupported(f"only the root of the sum of squares, not of order {order}")
+    shape, x = t.tensor(node["self"]).shape, t.layer(node["self"])
+    axes = node["dim"]
+    axes = [axes] if isinstance(axes, int) else axes or range(len(shape))
+    layer = t.add(f"{node.name}.squares", Binary("mul"), x, x)
+    reduce = Reduce("sum", tuple(axes), bool(node["keepdim"]))
+    layer = t.add(f"{node.name}.sum", reduce, layer)
+    t.give(node, t.add(node.name, Unary("sqrt"), layer))
+
+
+# Repetitions and orders of elements
+# -------------------------------------------------------------------------------------------
+
+
+@handles("repeat.default", "tile.default")
+def _repeat(t: Translation, node: Node) -> None:
+    """Each axis comes several times, one time after the other."""
+    counts = [*(node["repeats"] if "repeats" in node.arguments else node["dims"])]
+    shape = t.tensor(node["self"]).shape
+    rank = max(len(counts), len(shape))
+    counts = [*(1 for _ in range(rank - len(counts))), *counts]
+    shape = (*(1 for _ in range(rank - len(shape))), *shape)
+    _repeated(t, node, shape, [(count, size) for count, size in zip(counts, shape, strict=True)], 0)
+
+
+@handles("repeat_interleave.self_int")
+def _repeat_interleave(t: Translation, node: Node) -> None:
+    """Each element along an axis comes several times, one time after the other."""
+    shape, axis = t.tensor(node["self"]).shape, node["dim"]
+    if axis is None:
+        shape, axis = (math.prod(shape),), 0
+    axis = normalise_axis(axis, len(shape))
+    counts = [(node["repeats"] if each == axis else 1, size) for each, size in enumerate(shape)]
+    _repeated(t, node, shape, counts, 1)
+
+
+def _repeated(
+    t: Translation, node: Node, shape: tuple[int, ...], axes: list[tuple[int, int]], place: int
+) -> None:
+    """Repeat along axes; `place` says on which side of an axis its repetitions lie, 0 or 1."""
+    if any(count < 1 for count, _ in axes):
+        raise Unsupported("repeats nothing")
+    layer = t.layer(node["self"])
+    one: list[int] = []
+    all_: list[int] = []
+    for count, size in axes:
+        pair, whole = ([size, 1], [size, count]) if place else ([1, size], [count, size])
+        one += pair if count > 1 else [size]
+        all_ += whole if count > 1 else [size]
+    if one != all_:
+        layer = t.add(f"{node.name}.one", Reshape(tuple(one)), layer)
+        layer = t.add(f"{node.name}.each", Expand(tuple(all_)), layer)
+    wanted = tuple(count * size for count, size in axes)
+    if t.builder.tensor(layer).shape != wanted:
+        layer = t.add(node.name, Reshape(wanted), layer)
+    t.give(node, layer)
+
+
+@handles("movedim.int", "movedim.intlist", "moveaxis.int", "moveaxis.intlist")
+def _movedim(t: Translation, node: Node) -> None:
+    rank = len(t.tensor(node["self"]).shape)
+    source, target = (
+        [normalise_axis(axis, rank) for axis in ([given] if isinstance(given, int) else given)]
+        for given in (node["source"], node["destination"])
+    )
+    order = [axis for axis in range(rank) if axis not in source]
+    for place, axis in sorted(zip(target, source, strict=True)):
+        order.insert(place, axis)
+    t.simple(node, Transpose(tuple(order)))
+
+
+@handles("narrow.default")
+def _narrow(t: Translation, node: Node) -> None:
+    shape = t.tensor(node["self"]).shape
+    axis = normalise_axis(node["dim"], len(shape))
+    start = normalise_axis(node["start"], shape[axis])
+    t.simple(node, Slice(axis, start, start + node["length"]))
+
+
+@handles("pixel_shuffle.default", "pixel_unshuffle.default")
+def _pixel_shuffle(t: Translation, node: Node) -> None:
+    """Channels become pixels of a larger image, or the other way round."""
+    *batch, channels, height, width = t.tensor(node["self"]).shape
+    rank = len(batch)
+    apart = "unshuffle" in node.target
+    factor = node["downscale_factor" if apart else "upscale_factor"]
+    axes = range(rank)
+    if apart:
+        height, width = height // factor, width // factor
+        split = (*batch, channels, height, factor, width, factor)
+        order = (*axes, rank, rank + 2, rank + 4, rank + 1, rank + 3)
+        whole = (*batch, channels * factor**2, height, width)
+    else:
+        channels //= factor**2
+        split = (*batch, channels, factor, factor, height, width)
+        order = (*axes, rank, rank + 3, rank + 1, rank + 4, rank + 2)
+        whole = (*batch, channels, height * factor, width * factor)
+    layer = t.add(f"{node.name}.split", Reshape(split), t.layer(node["self"]))
+    layer = t.add(f"{node.name}.order", Transpose(order), layer)
+    t.give(node, t.add(node.name, Reshape(whole), layer))
+
+
+@handles("channel_shuffle.default")
+def _channel_shuffle(t: Translation, node: Node) -> None:
+    samples, channels, *sizes = shape = t.tensor(node["self"]).shape
+    groups = node["groups"]
+    split = Reshape((samples, groups, channels // groups, *sizes))
+    layer = t.add(f"{node.name}.split", split, t.layer(node["self"]))
+    order = (0, 2, 1, *range(3, 3 + len(sizes)))
+    layer = t.add(f"{node.name}.order", Transpose(order), layer)
+    t.give(node, t.add(node.name, Reshape(tuple(shape)), layer))
