@@ -23,6 +23,7 @@ from fpgapipe.lowering.units.layers import (  # noqa: F401, register units
     lstm_unit,
     matmul_unit,
     part_units,
+    reduce_unit,
     reduction_units,
     select_unit,
     step_units,

@@ -27,7 +27,7 @@ def many_faults():
     x = net.add("dilated", ops.Pool("max", (2, 2), (1, 1), ((0, 0),) * 2, (2, 2)), x)
     x = net.max_pool(x, 30, stride=1, name="large")
     x = net.activation(x, "leaky_relu", alpha=-0.1, name="steep")
-    net.add("one", ops.Reduce("mean", (2,)), x)
+    net.add("one", ops.Reduce("min", (2,)), x)
     y = net.add("halves", ops.Dropout(0.5, (2,)), x)
     net.add("shares", ops.Softmax(1), net.flatten(y))
     return net.build(["shares"])
@@ -40,7 +40,7 @@ FAULTS = {
     "dilated": ("max_pool", "pooling must have one axis or two, and no dilation"),
     "large": ("max_pool", "max pool window must have at most 256 pixels, not 900"),
     "steep": ("leaky_relu", "a leaky ReLU that trains must have a slope of at least 0, not -0.1"),
-    "one": ("reduce_mean", "means must be over all axes behind the channels, not [2]"),
+    "one": ("reduce_min", "the core has no reduce_min"),
     "halves": (
         "dropout",
         "dropout must drop single elements, channels or samples, not all along axes [2] of "

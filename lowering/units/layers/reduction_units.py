@@ -206,20 +206,6 @@ def _pooling(layer: Layer, around: Surroundings) -> Unit:
     return PoolUnit((layer,))
 
 
-@runs("reduce_mean")
-def _mean(layer: Layer, around: Surroundings) -> Unit:
-    """A mean over all spatial axes is global pooling; exporters write it so."""
-    operator = layer.operator
-    assert isinstance(operator, ops.Reduce)
-    rank = len(layer.input_tensors[0].shape)
-    axes = sorted(normalise_axis(axis, rank) for axis in operator.axes)
-    if rank <= 2 or axes != list(range(2, rank)):
-        raise NotImplementedError(
-            f"means must be over all axes behind the channels, not {list(operator.axes)}"
-        )
-    return PoolUnit((layer,))
-
-
 @runs("softmax", "log_softmax")
 def _softmax(layer: Layer, around: Surroundings) -> Unit:
     return SoftmaxUnit((layer,), layer.name in around.graph.outputs)
