@@ -39,9 +39,6 @@ def scores_overwritten(s, x):
     [
         (lambda s, x: torch.addcmul(s.fc(x), s.w, x, value=0.5), {"w": weight(6)}),
         (lambda s, x: torch.addcmul(s.w, s.fc(x), x), {"w": weight(6)}),
-        (lambda s, x: F.glu(s.fc(x)), {}),
-        (lambda s, x: F.glu(s.fc(x), 0), {}),
-        (lambda s, x: s.fc(x).square(), {}),
         (lambda s, x: F.rms_norm(s.fc(x), (6,), s.w, 1e-3), {"w": weight(6)}),
         (lambda s, x: F.rms_norm(s.fc(x).reshape(4, 2, 3), (2, 3), None, 1e-3), {}),
         (lambda s, x: s.fc(x) * torch.linalg.vector_norm(s.fc(x), dim=1, keepdim=True), {}),

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from fpgapipe.hw.hls_models.numerics.element_format import FP32
 from fpgapipe.lowering.kernels.broadcast import expand, sum_of_repeated
-from fpgapipe.lowering.kernels.functions import affine
+from fpgapipe.lowering.kernels.elements.functions import affine
 from fpgapipe.lowering.units.layers.reduction_units import PoolUnit
 from fpgapipe.lowering.units.layouts import PLAIN, Layout, channels_last, with_channels_last
 from fpgapipe.lowering.units.registry import Surroundings, runs

@@ -7,14 +7,12 @@ import math
 from fpgapipe.network.frontends.builder import Unsupported
 from fpgapipe.network.frontends.torch.torch_translation import Node, Translation, handles
 from fpgapipe.network.operators import (
-    Activation,
     Affine,
     Binary,
     Expand,
     Reduce,
     Reshape,
     Slice,
-    Split,
     Transpose,
     Unary,
 )
@@ -28,23 +26,6 @@ def _addcmul(t: Translation, node: Node) -> None:
     if node["value"] != 1:
         layer = t.add(f"{node.name}.scale", Affine(scale=float(node["value"])), layer)
     t.give(node, t.add(node.name, Binary("add"), t.layer(node["self"]), layer))
-
-
-@handles("glu.default")
-def _glu(t: Translation, node: Node) -> None:
-    shape, x = t.tensor(node["self"]).shape, t.layer(node["self"])
-    axis = normalise_axis(node["dim"], len(shape))
-    half = shape[axis] // 2
-    value = t.add(f"{node.name}.value", Split(axis, 0, half), x)
-    gate = t.add(f"{node.name}.gate", Split(axis, half, 2 * half), x)
-    gate = t.add(f"{node.name}.sigmoid", Activation("sigmoid"), gate)
-    t.give(node, t.add(node.name, Binary("mul"), value, gate))
-
-
-@handles("square.default")
-def _square(t: Translation, node: Node) -> None:
-    x = t.layer(node["self"])
-    t.give(node, t.add(node.name, Binary("mul"), x, x))
 
 
 # Norms
@@ -63,8 +44,7 @@ def _rms_norm(t: Translation, node: Node) -> None:
     layer = t.add(f"{name}.squares", Binary("mul"), x, x)
     layer = t.add(f"{name}.mean", Reduce("mean", axes, keep_axes=True), layer)
     layer = t.add(f"{name}.epsilon", Affine(offset=float(epsilon)), layer)
-    layer = t.add(f"{name}.root", Unary("sqrt"), layer)
-    layer = t.add(f"{name}.inverse", Unary("reciprocal"), layer)
+    layer = t.add(f"{name}.inverse", Unary("rsqrt"), layer)
     layer = t.add(f"{name}.norm", Binary("mul"), x, layer)
     if node["weight"] is not None:
         layer = t.add(name, Binary("mul"), layer, t.layer(node["weight"]))
