@@ -64,9 +64,8 @@ def pipeline(graph: Graph, devices: int, *, train: bool = True) -> PipelineProgr
 def simulated(task: Task) -> dict[str, Any]:
     """A step on simulated devices, and how many bytes differ from those of the model."""
     graph = task.make(SIMULATED_SAMPLES)
-    (name,) = graph.inputs
     batch = next(task.data(graph).train.batches(SIMULATED_SAMPLES * MICROBATCHES, 0))
-    step = {name: batch.images}, batch.labels, scalar_bits(learning_rate=LEARNING_RATE)
+    step = batch.inputs(graph), batch.labels, scalar_bits(learning_rate=LEARNING_RATE)
     programs, parameters = pipeline(graph, task.devices), initial_parameters(graph, 0)
     wires = [WIRE] * (task.devices - 1)
     begin = time.perf_counter()
@@ -93,14 +92,13 @@ def rate(step: int, steps: int) -> float:
 
 def trained(backend: StepRunner, graph: Graph, data: Dataset, epochs: int) -> list[float]:
     """Train; returns the loss of each step."""
-    (name,) = graph.inputs
     size = MICROBATCHES * SAMPLES
     steps = epochs * (len(data.train.labels) // size)
     losses: list[float] = []
     for epoch in range(epochs):
         for batch in data.train.batches(size, 0, epoch):
             scalars = scalar_bits(learning_rate=rate(len(losses), steps), step=len(losses))
-            losses.append(backend.step({name: batch.images}, batch.labels, scalars).loss)
+            losses.append(backend.step(batch.inputs(graph), batch.labels, scalars).loss)
             if len(losses) % 20 == 0:
                 print(f"{graph.name} {backend.name} {len(losses)} of {steps} steps, loss "
                       f"{np.mean(losses[-20:]):.4f}", file=sys.stderr)  # fmt: skip
@@ -111,7 +109,7 @@ def validated(task: Task, parameters: Any, samples: Samples, name: str) -> dict[
     """Loss and accuracy of inference, in the model or in PyTorch."""
     size = SAMPLES * MICROBATCHES
     graph = task.make(size)
-    (read,), logits = graph.inputs, Logits.of(graph)
+    logits = Logits.of(graph)
     losses, right = [], 0
     backend: Any
     if name == "torch":
@@ -121,7 +119,7 @@ def validated(task: Task, parameters: Any, samples: Samples, name: str) -> dict[
     used = samples.some(slice(task.validation // size * size))
     with backend:
         for batch in used.batches(size):
-            results, _ = backend.infer({read: batch.images}, scalar_bits())
+            results, _ = backend.infer(batch.inputs(graph), scalar_bits())
             values = np.moveaxis(results[graph.outputs[0]].astype(np.float64), logits.axis, -1)
             own = np.take_along_axis(values, batch.labels[..., None], -1)[..., 0]
             losses.append(float(np.mean(np.logaddexp.reduce(values, -1) - own)))
@@ -178,7 +176,7 @@ def main() -> int:
             found[name]["trained"] = each = compared(task)
             if each["below"] > MOST_BELOW:
                 missed.append(f"{name}: accuracy {each['below']:.4f} below FP32")
-            if name == "char-gpt" and each["of_loss"] > MOST_LOSS:
+            if name in ("char-gpt", "gnmt-mini") and each["of_loss"] > MOST_LOSS:
                 missed.append(f"{name}: loss {each['of_loss']:.4f} of that in FP32")
     print(json.dumps({"networks": found, "missed": missed}, indent=1))
     return bool(missed)

@@ -9,10 +9,11 @@ import numpy as np
 
 from fpgapipe.host.data.data import load_data
 from fpgapipe.host.data.data_tokens import following
-from fpgapipe.host.data.samples import Dataset, Samples, Wanted
+from fpgapipe.host.data.samples import Dataset, Samples, Wanted, split
 from fpgapipe.network.graph import Graph
 from fpgapipe.network.operators import Binary
 from fpgapipe.network.zoo import built_in
+from fpgapipe.network.zoo.gnmt import Sizes, gnmt
 from fpgapipe.network.zoo.layers import Network
 
 CLASSES = 11
@@ -85,6 +86,64 @@ def text(graph: Graph) -> Dataset:
     return following(Path("pydoc_data"), "characters", codes, Wanted.of(graph))
 
 
+ONES = [
+    "zero",
+    "one",
+    "two",
+    "three",
+    "four",
+    "five",
+    "six",
+    "seven",
+    "eight",
+    "nine",
+    "ten",
+    "eleven",
+    "twelve",
+    "thirteen",
+    "fourteen",
+    "fifteen",
+    "sixteen",
+    "seventeen",
+    "eighteen",
+    "nineteen",
+]
+TENS = ["twenty", "thirty", "forty", "fifty", "sixty", "seventy", "eighty", "ninety"]
+WORDS = ("", "<", *ONES, *TENS, "hundred", "thousand")
+"""Words of numbers; the first one fills sentences up, the second one begins them."""
+
+DIGITS, NUM_WORDS = 6, 12
+NUMBERS = 6400
+
+
+def translator(batch: int) -> Graph:
+    """GNMT with two layers each for encoder and decoder and 64 features: numbers to words."""
+    return gnmt("gnmt-mini", batch, Sizes(2, 10, len(WORDS), 64, DIGITS, NUM_WORDS, 0))
+
+
+def in_words(number: int) -> list[str]:
+    """A number below a million in English."""
+    if number < 20:
+        return [ONES[number]]
+    if number < 100:
+        return [TENS[number // 10 - 2], *(in_words(number % 10) if number % 10 else [])]
+    size, name = (100, "hundred") if number < 1000 else (1000, "thousand")
+    rest = in_words(number % size) if number % size else []
+    return [*in_words(number // size), name, *rest]
+
+
+def numbers(graph: Graph) -> Dataset:
+    """Numbers as digits, and as words; the decoder reads the words so far."""
+    drawn = np.random.default_rng(0).choice(10**DIGITS, NUMBERS, replace=False)
+    source = drawn[:, None] // 10 ** np.arange(DIGITS - 1, -1, -1) % 10
+    words = np.zeros((NUMBERS, NUM_WORDS + 1), np.int64)
+    words[:, 0] = WORDS.index("<")
+    for row, number in zip(words, drawn, strict=True):
+        found = [WORDS.index(word) for word in in_words(int(number))]
+        row[1 : 1 + len(found)] = found
+    return split(Samples(source, words[:, 1:], (words[:, :-1],)))
+
+
 @dataclass(frozen=True)
 class Task:
     """A network with its samples, and how it is trained.
@@ -114,4 +173,5 @@ TASKS = {
     "unet-resize": Task(lambda batch: unet(batch, transposed=False), pixels_of_digits),
     "unet-transposed": Task(lambda batch: unet(batch, transposed=True), pixels_of_digits),
     "char-gpt": Task(lambda batch: built_in("char-gpt", batch), text, 4, 1, 96),
+    "gnmt-mini": Task(translator, numbers, 4, 1),
 }

@@ -7,6 +7,7 @@ depends only on a seed and on the number of the epoch.
 from __future__ import annotations
 
 import os
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -51,7 +52,8 @@ def load_data(name: str, graph: Graph) -> Dataset:
         `validation_images` and `validation_labels`. Whole numbers of 8 bits are divided by 255,
         floating-point numbers are not changed. For a network that reads tokens the arrays are
         `tokens`, of shape (n, tokens), and `labels`; where it predicts the token behind each, a
-        single long row `tokens` is enough.
+        single long row `tokens` is enough. For a network with several inputs there is an array for
+        each, called by the input's name.
 
         ``FILE.txt``: a text in UTF-8 for a network that predicts the token behind each. A
         character's token is its number in Unicode. The last fifth is for validation.
@@ -74,6 +76,12 @@ def load_data(name: str, graph: Graph) -> Dataset:
         network.
     """
     wanted = Wanted.of(graph)
+    if wanted.several and name != "random" and Path(name).suffix.lower() != ".npz":
+        names = ", ".join(each.name for each in wanted.several)
+        raise UserError(
+            f"{wanted.network} has {len(wanted.several)} inputs ({names}): its data must be random "
+            f"or a .npz file with an array for each and labels, not {name!r}"
+        )
     if name == "digits":
         return _digits(wanted)
     if name == "random":
@@ -125,13 +133,29 @@ def _digits(wanted: Wanted) -> Dataset:
 
 
 def _random(wanted: Wanted) -> Dataset:
-    """Draw random samples, in which the labels can be learned."""
+    """Draw random samples, in which the labels can be learned.
+
+    Of several inputs, the labels follow from the first one.
+    """
     rng = np.random.default_rng(0)
-    draw = _random_images if wanted.indices is None else _random_tokens
     wanted.check_size(Path("random"), "random samples", NUM_RANDOM)
-    samples = draw(wanted, rng)
+    parts = []
+    for number, each in enumerate(wanted.inputs):
+        single = replace(wanted, shape=each.shape, indices=each.indices, several=())
+        if wanted.several and each.indices and each.shape == wanted.label_shape and not number:
+            parts.append(_random_pairs(single, rng))
+        else:
+            parts.append((_random_images if each.indices is None else _random_tokens)(single, rng))
+    samples = replace(parts[0], others=tuple(each.images for each in parts[1:]))
     first = round(NUM_RANDOM * TRAINING_PART)
     return Dataset(samples.some(slice(first)), samples.some(slice(first, None)))
+
+
+def _random_pairs(wanted: Wanted, rng: np.random.Generator) -> Samples:
+    """Rows of tokens, each of which has a class."""
+    assert wanted.indices is not None
+    tokens = rng.integers(0, wanted.indices, (NUM_RANDOM, *wanted.shape))
+    return Samples(tokens, rng.permutation(wanted.indices)[tokens] % wanted.classes)
 
 
 def _random_images(wanted: Wanted, rng: np.random.Generator) -> Samples:

@@ -9,9 +9,10 @@ import numpy as np
 from fpgapipe.errors import FileError
 from fpgapipe.host.data.data_tokens import following
 from fpgapipe.host.data.npz_file import NpzFile
-from fpgapipe.host.data.samples import Dataset, Samples, Wanted, shape_text, split
+from fpgapipe.host.data.samples import Dataset, Samples, Wanted, WantedInput, shape_text, split
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
     from pathlib import Path
 
     from numpy.typing import NDArray
@@ -25,28 +26,41 @@ def read_npz(path: Path, wanted: Wanted) -> Dataset:
     FileError
         If the file is damaged, lacks an array, or one does not fit the network.
     """
-    what = "images" if wanted.indices is None else "tokens"
-    pairs = ((what, "labels"), (f"validation_{what}", "validation_labels"))
+    inputs = wanted.inputs
+    names = [*(each.name for each in inputs), "labels"]
+    validation = [f"validation_{name}" for name in names]
     with NpzFile(path) as archive:
-        names = archive.names
-        if what in names and "labels" not in names and wanted.predicts_tokens:
-            return _long_row(archive, what, wanted)
-        for name in pairs[0]:
-            if name not in names:
-                raise FileError(
-                    path, [f"must have arrays {what} and labels; it has {_listed(names)}"]
-                )
-        samples = _samples(archive, pairs[0], wanted)
-        found = [name for name in pairs[1] if name in names]
-        if len(found) == 1:
+        present = archive.names
+        if wanted.predicts_tokens and names[0] in present and "labels" not in present:
+            return _long_row(archive, names[0], wanted)
+        missing = [name for name in names if name not in present]
+        if missing:
+            wants = f"must have arrays {_in_words(names)}"
+            if wanted.several:
+                wants += f" for {wanted.network}, and has no {_in_words(missing)}"
+            raise FileError(path, [f"{wants}; it has {_listed(present)}"])
+        strange = sorted(present - {*names, *validation})
+        if wanted.several and strange:
+            what = f"has array {strange[0]}, which is no input of {wanted.network}"
+            raise FileError(path, [f"{what}; its arrays are {_in_words(names)}"])
+        samples = _samples(archive, names, wanted)
+        found = [name for name in validation if name in present]
+        if found and len(found) < len(validation):
+            both = "both" if len(validation) == 2 else "all"
             raise FileError(
-                path, [f"has {found[0]} only; it must have both of {_listed(pairs[1])}"]
+                path, [f"has {_listed(found)} only; it must have {both} of {_listed(validation)}"]
             )
         if found:
-            return Dataset(samples, _samples(archive, pairs[1], wanted))
+            return Dataset(samples, _samples(archive, validation, wanted))
     if len(samples.labels) < 2:
-        raise FileError(path, [f"array {what} must have at least 2 samples, not 1"])
+        raise FileError(path, [f"array {names[0]} must have at least 2 samples, not 1"])
     return split(samples)
+
+
+def _in_words(names: Sequence[str]) -> str:
+    """Write names as ``a, b and c``."""
+    *others, last = names
+    return f"{', '.join(others)} and {last}" if others else last
 
 
 def _listed(names: Any) -> str:
@@ -88,67 +102,99 @@ def _check_range(
         )
 
 
-def _samples(archive: NpzFile, names: tuple[str, str], wanted: Wanted) -> Samples:
-    """Read a pair of arrays: images or tokens, and labels."""
-    path = archive.path
-
-    def fault(name: str, text: str) -> FileError:
-        return FileError(path, [f"array {name} {text}"])
-
-    inputs_name, labels_name = names
-    (shape, dtype), (label_shape, label_dtype) = map(archive.header, names)
-    if wanted.indices is not None and dtype.kind not in "iu":
-        raise fault(inputs_name, f"must hold whole numbers, not {dtype}")
-    if wanted.indices is None and dtype != np.uint8 and dtype.kind != "f":
-        raise fault(
-            inputs_name,
-            f"must hold floating-point numbers, or whole ones of 8 bits (divided by 255), not "
-            f"{dtype}; save it with astype('float32')",
-        )
-    if label_dtype.kind not in "iu" or label_shape[1:] != wanted.label_shape or not label_shape:
+def _samples(archive: NpzFile, names: Sequence[str], wanted: Wanted) -> Samples:
+    """Read the arrays of all inputs, and at last the labels."""
+    path, labels_name = archive.path, names[-1]
+    shape, dtype = archive.header(labels_name)
+    if dtype.kind not in "iu" or shape[1:] != wanted.label_shape or not shape:
         sizes = shape_text(wanted.label_shape)
         each = (
             f"{sizes} whole numbers a sample, classes"
             if sizes
             else ("one whole number a sample, its class")
         )
-        raise fault(labels_name, f"must hold {each}, not {label_dtype} of shape {label_shape}")
-    if not shape or shape[0] != label_shape[0] or not shape[0]:
-        raise fault(
-            labels_name,
-            f"must have as many rows as {inputs_name} has samples, at least one: "
-            f"{shape[0] if shape else 0} samples, {label_shape[0]} rows of labels",
+        raise FileError(
+            path, [f"array {labels_name} must hold {each}, not {dtype} of shape {shape}"]
         )
-    layout = _layout(shape, wanted)
-    if layout is None:
-        what = "images" if wanted.indices is None else "tokens"
-        raise fault(
-            inputs_name,
-            f"must have {what} of {shape_text(wanted.shape)} for {wanted.network}, that is shape "
-            f"{_expected(shape[0], wanted)}, not {shape}; resize them, or take a network for them",
-        )
-    wanted.check_size(path, f"array {inputs_name}", shape[0])
-    inputs = archive.array(inputs_name)
+    # All headers are looked at before anything is read.
+    layouts = [
+        _layout_of(archive, name, each, wanted, (labels_name, shape[0]))
+        for name, each in zip(names[:-1], wanted.inputs, strict=True)
+    ]
+    wanted.check_size(path, _arrays(names[:-1]), shape[0])
+    first, *others = (
+        _input(archive, name, each, wanted.network, layout)
+        for name, each, layout in zip(names[:-1], wanted.inputs, layouts, strict=True)
+    )
     labels = archive.array(labels_name)
-    if wanted.indices is None:
-        inputs = _images(path, inputs_name, inputs, layout, wanted)
-    else:
-        what = f"the tokens of {wanted.network}"
-        _check_range(path, inputs_name, inputs, wanted.indices, what, "sample")
-        inputs = inputs.astype(np.int64)
-    what = f"the classes of {wanted.network}"
-    _check_range(path, labels_name, labels, wanted.classes, what, "sample")
-    return Samples(inputs, labels.astype(np.int64))
+    _check_range(
+        path, labels_name, labels, wanted.classes, f"the classes of {wanted.network}", "sample"
+    )
+    return Samples(first, labels.astype(np.int64), tuple(others))
+
+
+def _arrays(names: Sequence[str]) -> str:
+    return f"array{'s' if len(names) > 1 else ''} {_in_words(names)}"
+
+
+def _layout_of(
+    archive: NpzFile, name: str, each: WantedInput, wanted: Wanted, labels: tuple[str, int]
+) -> str:
+    """Check shape and type of the array of an input, and say how its samples lie.
+
+    `labels` are the name and the number of rows of the array of labels.
+    """
+    shape, dtype = archive.header(name)
+
+    def fault(about: str, text: str) -> FileError:
+        return FileError(archive.path, [f"array {about} {text}"])
+
+    if each.indices is not None and dtype.kind not in "iu":
+        raise fault(name, f"must hold whole numbers, not {dtype}")
+    if each.indices is None and dtype != np.uint8 and dtype.kind != "f":
+        raise fault(
+            name,
+            f"must hold floating-point numbers, or whole ones of 8 bits (divided by 255), not "
+            f"{dtype}; save it with astype('float32')",
+        )
+    if not shape or shape[0] != labels[1] or not shape[0]:
+        raise fault(
+            labels[0],
+            f"must have as many rows as {name} has samples, at least one: "
+            f"{shape[0] if shape else 0} samples, {labels[1]} rows of labels",
+        )
+    layout = _layout(shape, each.shape)
+    if layout is None:
+        what = "images" if each.indices is None else "tokens"
+        raise fault(
+            name,
+            f"must have {what} of {shape_text(each.shape)} for {wanted.network}, that is shape "
+            f"{_expected(shape[0], each.shape)}, not {shape}; resize them, or take a network for "
+            "them",
+        )
+    return layout
+
+
+def _input(
+    archive: NpzFile, name: str, each: WantedInput, network: str, layout: str
+) -> NDArray[Any]:
+    """Read the array of an input."""
+    values = archive.array(name)
+    if each.indices is None:
+        return _images(archive.path, name, values, layout, each.shape)
+    what = f"the tokens of {network}"
+    _check_range(archive.path, name, values, each.indices, what, "sample")
+    return values.astype(np.int64)
 
 
 def _images(
-    path: Path, name: str, images: NDArray[Any], layout: str, wanted: Wanted
+    path: Path, name: str, images: NDArray[Any], layout: str, size: tuple[int, ...]
 ) -> NDArray[np.float32]:
     """Images with their channels first, as finite numbers in FP32."""
     scale = np.float32(255) if images.dtype == np.uint8 else np.float32(1)
     if layout == "channels last":
         images = np.moveaxis(images, -1, 1)
-    images = images.reshape(len(images), *wanted.shape)
+    images = images.reshape(len(images), *size)
     with np.errstate(over="ignore"):  # values too large for FP32 become infinite and are refused
         numbers: NDArray[np.float32] = np.ascontiguousarray(images, np.float32) / scale
     bad = np.argwhere(~np.isfinite(numbers))
@@ -161,23 +207,22 @@ def _images(
     return numbers
 
 
-def _expected(samples: int, wanted: Wanted) -> str:
+def _expected(samples: int, size: tuple[int, ...]) -> str:
     """The shapes that an array of images may have, as text."""
-    shapes = [(samples, *wanted.shape)]
-    if len(wanted.shape) == 3:
-        channels, height, width = wanted.shape
+    shapes = [(samples, *size)]
+    if len(size) == 3:
+        channels, height, width = size
         shapes.append((samples, height, width, channels))
         if channels == 1:
             shapes.append((samples, height, width))
     return " or ".join(map(str, shapes))
 
 
-def _layout(shape: tuple[int, ...], wanted: Wanted) -> str | None:
+def _layout(shape: tuple[int, ...], size: tuple[int, ...]) -> str | None:
     """Whether channels come first or last; None if the shape does not fit.
 
     Where both would fit, channels come first.
     """
-    size = wanted.shape
     if shape[1:] == size or (len(size) == 3 and size[0] == 1 and shape[1:] == size[1:]):
         return "channels first"
     if len(size) == 3 and shape[1:] == (*size[1:], size[0]):

@@ -38,10 +38,17 @@ class Samples:
         tokens are an int64 array.
     labels : int64 array, shape (samples,), (samples, tokens) or (samples, height, width)
         Number of the class of each sample, of each token or of each pixel.
+    others : tuple of array
+        Arrays of the network's further inputs, in their order.
     """
 
     images: NDArray[Any]
     labels: NDArray[np.int64]
+    others: tuple[NDArray[Any], ...] = ()
+
+    def inputs(self, graph: Graph) -> dict[str, NDArray[Any]]:
+        """The arrays by the names of a network's inputs."""
+        return dict(zip(graph.inputs, (self.images, *self.others), strict=True))
 
     def batches(self, size: int, seed: int | None = None, epoch: int = 0) -> Iterator[Samples]:
         """Batches, shuffled if there is a seed; samples that do not fill a batch are left out."""
@@ -53,7 +60,8 @@ class Samples:
 
     def some(self, which: NDArray[np.integer] | slice) -> Samples:
         """The samples with these indices, in this order."""
-        return Samples(self.images[which], self.labels[which])
+        others = tuple(each[which] for each in self.others)
+        return Samples(self.images[which], self.labels[which], others)
 
 
 @dataclass(frozen=True)
@@ -73,6 +81,24 @@ class Dataset:
 
 
 @dataclass(frozen=True)
+class WantedInput:
+    """One of the inputs that a network takes.
+
+    Attributes
+    ----------
+    name : str
+    shape : tuple of int
+        Shape of one sample.
+    indices : int or None
+        Number of tokens that there are, if a sample consists of tokens.
+    """
+
+    name: str
+    shape: tuple[int, ...]
+    indices: int | None = None
+
+
+@dataclass(frozen=True)
 class Wanted:
     """The samples that a network takes.
 
@@ -81,13 +107,15 @@ class Wanted:
     network : str
         Name of the network.
     shape : tuple of int
-        Shape of one sample.
+        Shape of one sample of the first input.
     classes : int
         Number of classes.
     label_shape : tuple of int
         Shape of the labels of one sample; empty if it has one.
     indices : int or None
-        Number of tokens that there are, if a sample consists of tokens.
+        Number of tokens that there are, if a sample of the first input consists of tokens.
+    several : tuple of WantedInput
+        All inputs, if there are several.
     """
 
     network: str
@@ -95,11 +123,18 @@ class Wanted:
     classes: int
     label_shape: tuple[int, ...] = ()
     indices: int | None = None
+    several: tuple[WantedInput, ...] = ()
+
+    @property
+    def inputs(self) -> tuple[WantedInput, ...]:
+        """All inputs; an only one is called by what it consists of, as arrays of samples are."""
+        what = "images" if self.indices is None else "tokens"
+        return self.several or (WantedInput(what, self.shape, self.indices),)
 
     @property
     def predicts_tokens(self) -> bool:
         """Whether the network predicts a token for each token of its input, a row of them."""
-        tokens = self.indices is not None and len(self.shape) == 1
+        tokens = self.indices is not None and len(self.shape) == 1 and not self.several
         return tokens and self.shape == self.label_shape and self.indices == self.classes
 
     @classmethod
@@ -109,38 +144,47 @@ class Wanted:
         Raises
         ------
         UserError
-            Unless the graph has one input, of floating-point numbers or of indices of embeddings,
-            and one output, logits with samples first.
+            Unless the graph has inputs of floating-point numbers or of indices of embeddings, and
+            one output, logits with samples first.
         """
-        if len(graph.inputs) != 1 or len(graph.outputs) != 1:
+        if not graph.inputs or len(graph.outputs) != 1:
             raise UserError(
-                f"{graph.name} must have one input and one output to be trained with samples, not "
-                f"{len(graph.inputs)} and {len(graph.outputs)}"
+                f"{graph.name} must have one input or several and one output to be trained with "
+                f"samples, not {len(graph.inputs)} and {len(graph.outputs)}"
             )
-        ((name, tensor),) = graph.inputs.items()
-        indices = num_indices(graph).get(name)
-        if len(tensor.shape) < 2 or not (tensor.dtype.is_float or indices):
-            raise UserError(
-                f"{graph.name} must have an input of floating-point numbers, or of indices of "
-                f"embeddings, of samples by their values to be trained with samples, not "
-                f"{tensor.dtype} {list(tensor.shape)}"
-            )
+        indices = num_indices(graph)
+        found = []
+        for name, tensor in graph.inputs.items():
+            if len(tensor.shape) < 2 or not (tensor.dtype.is_float or name in indices):
+                raise UserError(
+                    f"{graph.name} must have an input of floating-point numbers, or of indices of "
+                    f"embeddings, of samples by their values to be trained with samples, not "
+                    f"{tensor.dtype} {list(tensor.shape)} ({name})"
+                )
+            if graph.batch is not None and tensor.shape[0] != graph.batch:
+                raise UserError(
+                    f"input {name!r} of {graph.name} must have a row for each of {graph.batch} "
+                    f"samples, not {tensor.shape[0]}"
+                )
+            found.append(WantedInput(name, tensor.shape[1:], indices.get(name)))
         try:
             logits = Logits.of(graph)
         except ValueError as error:
             raise UserError(f"{graph.name} cannot be trained with samples: {error}") from None
-        rest = logits.labels_of_sample
-        return cls(graph.name, tensor.shape[1:], logits.classes, rest, indices)
+        rest, first = logits.labels_of_sample, found[0]
+        several = tuple(found) if len(found) > 1 else ()
+        return cls(graph.name, first.shape, logits.classes, rest, first.indices, several)
 
     def check_size(self, path: Path, what: str, samples: int) -> None:
         """Refuse samples that take more than `MOST_BYTES`."""
-        size = 4 * samples * math.prod(self.shape)
+        size = 4 * samples * sum(math.prod(each.shape) for each in self.inputs)
         if size > MOST_BYTES:
             raise FileError(
                 path,
                 [
                     f"{what} must be at most {MOST_BYTES >> 30} GiB as FP32, not "
-                    f"{size / (1 << 30):.3g} GiB: {samples:,} samples of {shape_text(self.shape)}"
+                    f"{size / (1 << 30):.3g} GiB: {samples:,} samples of "
+                    + " and ".join(shape_text(each.shape) for each in self.inputs)
                 ],
             )
 

@@ -264,7 +264,7 @@ class RingTrainer:
                 number = members[model]
                 own = self.settings[number]
                 scalars[device] = scalars_of(own, number, at, self.steps_per_epoch)
-                inputs = {next(iter(build.graphs[number].inputs)): batch.images}
+                inputs = batch.inputs(build.graphs[number])
                 for each in devices:
                     ring.models[model].set_batch(each.memories[device], inputs, batch.labels)
             with phase("the visits"):
@@ -388,9 +388,8 @@ def train_alone(
     """
     program, graph = build.programs[model], build.graphs[model]
     core = CoreModel(program.core, program.image(build.parameters[model]), repeats=True)
-    (name,) = graph.inputs
     for step, batch in enumerate(batches):
-        program.set_batch(core.memory, {name: batch.images}, batch.labels)
+        program.set_batch(core.memory, batch.inputs(graph), batch.labels)
         core.scalars[:] = scalars_of(settings, model, step, steps_per_epoch)
         core.run(program.instructions)
     return program.state(core.memory)

@@ -71,7 +71,7 @@ class Inference:
             graph, core, options=StepOptions(activations=activations, train=False)
         )
         self._samples = samples
-        (self._input,), (self._output,) = graph.inputs, graph.outputs
+        (self._output,) = graph.outputs
 
     def __call__(self, parameters: Values) -> tuple[int, int]:
         """Return the number of labels that are found right, and of all labels."""
@@ -81,7 +81,7 @@ class Inference:
         assert program.graph.batch is not None
         right = 0
         for batch, count in filled_batches(self._samples, program.graph.batch):
-            program.set_batch(model.memory, {self._input: batch.images})
+            program.set_batch(model.memory, batch.inputs(program.graph))
             model.run(program.instructions)
             logits = program.results(model.memory)[self._output]
             right += num_right(logits, batch.labels, count, program.graph)

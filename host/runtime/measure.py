@@ -33,6 +33,7 @@ from fpgapipe.lowering.program.lanes import is_concurrent
 from fpgapipe.lowering.program.pipeline import link_after
 from fpgapipe.lowering.schedule.schedule import TaskKind
 from fpgapipe.lowering.units.step_options import UPDATE, scalar_bits
+from fpgapipe.network.initial_values import random_batch
 from fpgapipe.partition.pricing.cycle_account import accounts
 from fpgapipe.partition.pricing.prediction import PipelineTiming
 from fpgapipe.stopwatch import phase
@@ -462,16 +463,9 @@ def measure(
 
 def random_samples(
     pipeline: PipelineProgram,
-) -> tuple[dict[str, NDArray[np.float32]], NDArray[np.int64]]:
+) -> tuple[dict[str, NDArray[Any]], NDArray[np.int64]]:
     """A random mini-batch; the number of cycles does not depend on its values."""
-    graph, count = pipeline.graph, pipeline.parts[0].all_microbatches
-    rng = np.random.default_rng(0)
-    inputs = {
-        name: rng.standard_normal((tensor.shape[0] * count, *tensor.shape[1:]), np.float32)
-        for name, tensor in graph.inputs.items()
-    }
-    rows, classes = graph.layers[graph.outputs[0]].output.shape
-    return inputs, rng.integers(0, classes, rows * count)
+    return random_batch(pipeline.graph, 0, pipeline.parts[0].all_microbatches)
 
 
 def measure_build(

@@ -456,10 +456,9 @@ def _evaluation(
 
     if not isinstance(backend, TorchBackend):
         return Inference(build.graph, build.cores[0], samples, build.options)
-    (name,) = build.graph.inputs
 
     def evaluate(parameters: Values) -> tuple[int, int]:
-        result = backend.evaluate({name: samples.images}, samples.labels)
+        result = backend.evaluate(samples.inputs(build.graph), samples.labels)
         return result.correct, samples.labels.size
 
     return evaluate
@@ -479,7 +478,7 @@ def _infer(
         raise UserError("inference has no checkpoints to resume from; it begins anew each time")
     watcher = watcher or Watcher()
     samples = data.validation
-    (name,), (output,) = build.graph.inputs, build.graph.outputs
+    (output,) = build.graph.outputs
     batches = list(islice(filled_batches(samples, build.plan.batch), settings.steps))
     found = []
     line: dict[str, Any] = {}
@@ -489,7 +488,7 @@ def _infer(
     with RunLog(folder / LOG) as log, Interrupts() as interrupts:
         for step, (batch, count) in enumerate(batches):
             with interrupts.allowed():
-                inputs, scalars = {name: batch.images}, scalar_bits()
+                inputs, scalars = batch.inputs(build.graph), scalar_bits()
                 begin = time.perf_counter()
                 results, cycles = backend.infer(
                     inputs,

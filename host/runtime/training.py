@@ -81,20 +81,29 @@ def check_samples(samples: Samples, graph: Graph) -> None:
         If shapes or labels do not fit the network.
     """
     wanted = Wanted.of(graph)
-    if samples.images.shape[1:] != wanted.shape:
-        raise UserError(
-            f"{graph.name} takes samples of {shape_text(wanted.shape)}, not "
-            f"{shape_text(samples.images.shape[1:])}"
-        )
-    if wanted.indices is not None:
-        indices = samples.images
-        bad = indices[(indices < 0) | (indices >= wanted.indices)]
-        if bad.size or indices.dtype.kind not in "iu":
-            what = bad[0] if bad.size else indices.dtype
+    given = (samples.images, *samples.others)
+    if len(given) != len(wanted.inputs):
+        raise UserError(f"{graph.name} takes {len(wanted.inputs)} inputs, not {len(given)}")
+    for values, each in zip(given, wanted.inputs, strict=True):
+        if values.shape[1:] != each.shape:
+            named = f" as {each.name}" if wanted.several else ""
             raise UserError(
-                f"tokens must be whole numbers in 0..{wanted.indices - 1}, those of {graph.name}, "
-                f"not {what}"
+                f"{graph.name} takes samples of {shape_text(each.shape)}{named}, not "
+                f"{shape_text(values.shape[1:])}"
             )
+        if len(values) != len(samples.images):
+            raise UserError(
+                f"{graph.name} takes as many samples of each input, not {len(samples.images)} and "
+                f"{len(values)}"
+            )
+        if each.indices is not None:
+            bad = values[(values < 0) | (values >= each.indices)]
+            if bad.size or values.dtype.kind not in "iu":
+                what = bad[0] if bad.size else values.dtype
+                raise UserError(
+                    f"tokens must be whole numbers in 0..{each.indices - 1}, those of "
+                    f"{graph.name}, not {what}"
+                )
     labels, shape = samples.labels, (len(samples.images), *wanted.label_shape)
     if labels.shape != shape:
         raise UserError(
@@ -199,7 +208,6 @@ class Trainer:
     ) -> None:
         graph = backend.graph
         check_samples(train, graph)
-        (self._input,) = graph.inputs
         assert graph.batch is not None, "a network to train has a batch"
         self.batch = graph.batch * backend.num_microbatches
         self.steps_per_epoch = len(train.labels) // self.batch
@@ -445,7 +453,7 @@ class Trainer:
             seed=self.settings.seed,
             step=self.step,
         )
-        inputs = {self._input: batch.images}
+        inputs = batch.inputs(self._backend.graph)
         begin = said = time.perf_counter()
 
         def tell(cycles: int) -> None:

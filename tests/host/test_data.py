@@ -293,10 +293,8 @@ def test_data_that_is_not_there(tmp_path):
 
 def test_networks_that_do_not_take_samples():
     tokens = built_in("bert_base")
-    with pytest.raises(UserError, match=r"^bert_base must have one input and one output to be "):
+    with pytest.raises(UserError, match=r"^bert_base must have one input or several and one outp"):
         load_data("random", tokens)
-    with pytest.raises(UserError, match=r"^gnmt8 must have "):
-        load_data("random", built_in("gnmt8"))
 
 
 # ---------------------------------------------------------------------- folders
