@@ -76,6 +76,7 @@ def _window_sum(o: ops.WindowSum, own: Any, args: list[torch.Tensor], training: 
 
 
 INTEGER_RUNS: dict[type[ops.Operator], Callable[..., Any]] = {
+    ops.Centre: lambda o, own, args, training: args[0].float() - o.zero,
     ops.Dequantise: _dequantise,
     ops.IntegerAdd: _integer_add,
     ops.Quantise: _quantise,

@@ -50,6 +50,12 @@ COARSE = 4
 _NONE = Constant()
 
 
+def centre(name: str, x: Tensor, y: Tensor, zero: int, region: Region) -> VectorKernel:
+    """``y = x - zero``."""
+    step = {"addend": Addend.CONSTANT, "constants": (Constant(-float(zero)),)}
+    return flat_kernel(name, {"x": x}, {"y": y}, [FlatStep("x", "y", None, step)], region)
+
+
 def split(name: str, x: Tensor, coarse: Tensor, fine: Tensor, region: Region) -> VectorKernel:
     """Split integers of up to 256 into multiples of `COARSE` and what is left, -2..2.
 

@@ -229,6 +229,20 @@ class WindowSumUnit(InferenceUnit):
 
 
 @dataclass(frozen=True)
+class CentreUnit(InferenceUnit):
+    """Integers less their zero point."""
+
+    def forward(self, step: MicroBatch) -> Tensor:
+        """See `Unit`."""
+        operator = self.layers[0].operator
+        assert isinstance(operator, ops.Centre)
+        x = step.take(self, self.inputs[0])
+        y = step.activation(self.name, x.shape)
+        step.add(int8.centre(self.name, x, y, operator.zero, step.region))
+        return y
+
+
+@dataclass(frozen=True)
 class QuantiseUnit(InferenceUnit):
     """Quantising of real numbers."""
 
@@ -327,6 +341,11 @@ class IntegerAddUnit(InferenceUnit):
         step.add(int8.integer_add(self.name, a, b, y, self._operator.scales, self._constants,
                                   step.region))  # fmt: skip
         return y
+
+
+@runs("centre")
+def _centre(layer: Layer, around: Surroundings) -> Unit:
+    return CentreUnit((layer,))
 
 
 @runs("quantise")

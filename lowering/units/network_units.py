@@ -162,13 +162,14 @@ def _of_inputs(graph: Graph) -> Iterator[Refusal]:
     for name, tensor in graph.inputs.items():
         if tensor.dtype.is_float or name not in readers:
             continue
-        others = [each for each in readers[name] if not isinstance(each.operator, ops.Embedding)]
+        others = [each for each in readers[name] if not each.operator.reads_integers]
+        is_index = any(isinstance(each.operator, ops.Embedding) for each in readers[name])
         if others:
             reason = (
                 f"must have floating-point numbers for layer {others[0].name!r}, not {tensor.dtype}"
             )
             yield Refusal(name, "input", reason)
-        elif len(tensor.shape) > MOST_INDEX_AXES:
+        elif is_index and len(tensor.shape) > MOST_INDEX_AXES:
             reason = f"must have at most {MOST_INDEX_AXES} axes of indices, not {len(tensor.shape)}"
             yield Refusal(name, "input", reason)
 

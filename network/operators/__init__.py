@@ -2,6 +2,7 @@
 
 from fpgapipe.network.operators.base import Gemm, Operator, ParameterSpec, Pass
 from fpgapipe.network.operators.integers import (
+    Centre,
     Dequantise,
     IntegerAdd,
     Quantise,
@@ -63,6 +64,7 @@ __all__ = [
     "BatchNorm",
     "Binary",
     "Cast",
+    "Centre",
     "Clamp",
     "Concat",
     "Constant",

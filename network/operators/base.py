@@ -112,6 +112,9 @@ class Operator(abc.ABC):
     reads_exactly: ClassVar[bool] = False
     """Whether inputs must not be rounded to less than FP32 before the operator reads them."""
 
+    reads_integers: ClassVar[bool] = False
+    """Whether an input of the network that the operator reads may hold integers."""
+
     @abc.abstractmethod
     def output(self, inputs: Sequence[Tensor]) -> Tensor:
         """Shape and type of the result; raises `ShapeError` if the inputs do not fit."""

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import ClassVar, Literal
 
 from fpgapipe.network.operators.base import Operator, require_float, require_positive, require_rank
-from fpgapipe.network.operators.tensors import ShapeError, Tensor, normalise_axis
+from fpgapipe.network.operators.tensors import DType, ShapeError, Tensor, normalise_axis
 from fpgapipe.network.operators.windows import Padding, window_counts
 
 Range = tuple[int, int]
@@ -39,6 +39,27 @@ def require_scale(kind: str, scale: float) -> None:
     """Raise `ShapeError` for a scale that is not positive and finite."""
     if not 0 < scale < float("inf"):
         raise ShapeError(f"{kind} scale must be positive and finite, not {scale}")
+
+
+@dataclass(frozen=True)
+class Centre(Operator):
+    """Integers of eight bits to centred integers: ``q - zero``.
+
+    Parameters
+    ----------
+    zero : int
+    """
+
+    kind: ClassVar[str] = "centre"
+    reads_integers: ClassVar[bool] = True
+
+    zero: int
+
+    def output(self, inputs: Sequence[Tensor]) -> Tensor:
+        """The input's shape, as floating-point numbers."""
+        if inputs[0].dtype not in (DType.INT8, DType.UINT8):
+            raise ShapeError(f"centre needs integers of eight bits, not {inputs[0].dtype}")
+        return Tensor(inputs[0].shape)
 
 
 @dataclass(frozen=True)

@@ -278,6 +278,7 @@ class Embedding(Operator):
     """
 
     kind: ClassVar[str] = "embedding"
+    reads_integers: ClassVar[bool] = True
 
     num_embeddings: int
     features: int

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from fpgapipe.network.graph import Layer, Parameter
 
 
-def checkslope_of(slope: float | None) -> None:
+def check_slope(slope: float | None) -> None:
     """Refuse a slope with which the sign of an activation's result is not that of its argument."""
     if slope is not None and not slope >= 0:
         raise NotImplementedError(
@@ -60,7 +60,7 @@ class ProductUnit(Unit):
         """See `Unit`."""
         conv_of(self.layers[0])
         if train:
-            checkslope_of(self.slope)
+            check_slope(self.slope)
 
     def wants(self, given: Mapping[str, Layout], rigid: Collection[str]) -> dict[str, Layout]:
         """See `Unit`; a linear layer's weight takes the layout of its input if no run is split."""
@@ -287,7 +287,7 @@ class ActivationUnit(Unit):
     def check(self, *, train: bool) -> None:
         """See `Unit`."""
         if train:
-            checkslope_of(self.slope)
+            check_slope(self.slope)
 
     def forward(self, step: MicroBatch) -> Tensor:
         """See `Unit`."""

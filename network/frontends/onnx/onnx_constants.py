@@ -25,11 +25,11 @@ MAX_FOLDED_ELEMENTS = 2**27
 # fmt: off
 FOLDED_OPS = frozenset((
     "Abs", "Add", "And", "Cast", "CastLike", "Ceil", "Concat", "Constant", "ConstantOfShape",
-    "Div", "Equal", "Expand", "Flatten", "Floor", "Gather", "Greater", "GreaterOrEqual",
-    "Identity", "Less", "LessOrEqual", "Max", "Min", "Mod", "Mul", "Neg", "Not", "Or", "Pow",
-    "Range", "Reciprocal", "ReduceMax", "ReduceMin", "ReduceProd", "ReduceSum", "Reshape",
-    "Shape", "Size", "Slice", "Split", "Sqrt", "Squeeze", "Sub", "Sum", "Tile", "Transpose",
-    "Trilu", "Unsqueeze", "Where",
+    "DequantizeLinear", "Div", "Equal", "Expand", "Flatten", "Floor", "Gather", "Greater",
+    "GreaterOrEqual", "Identity", "Less", "LessOrEqual", "Max", "Min", "Mod", "Mul", "Neg", "Not",
+    "Or", "Pow", "QuantizeLinear", "Range", "Reciprocal", "ReduceMax", "ReduceMin", "ReduceProd",
+    "ReduceSum", "Reshape", "Shape", "Size", "Slice", "Split", "Sqrt", "Squeeze", "Sub", "Sum",
+    "Tile", "Transpose", "Trilu", "Unsqueeze", "Where",
 ))
 # fmt: on
 """Operators with which exporters compute shapes and constants. Other operators are translated even
@@ -90,6 +90,11 @@ class Constants:
             except Exception as error:  # numpy has various errors if the type contradicts the data
                 raise ShapeError(f"initializer {name!r} cannot be read: {error}") from None
         return self._values.get(name)
+
+    def put(self, name: str, value: NDArray[np.generic]) -> None:
+        """Record the values of a tensor that were computed elsewhere."""
+        self._values[name] = value
+        self._known.add(name)
 
     def fold(self, node: Any, static_shape: Callable[[str], tuple[int, ...]]) -> bool:
         """Evaluate a node if it `folds`; return whether it does.

@@ -16,9 +16,11 @@ from fpgapipe.errors import FileError
 from fpgapipe.files import read_bytes
 from fpgapipe.network.frontends.builder import Unsupported
 from fpgapipe.network.frontends.onnx import (  # noqa: F401 (they register their translations)
+    onnx_integers,
     onnx_layout,
     onnx_pointwise,
     onnx_products,
+    onnx_qonnx,
 )
 from fpgapipe.network.frontends.onnx.onnx_constants import Constants
 from fpgapipe.network.frontends.onnx.onnx_external import MAX_BYTES, read_external
@@ -137,7 +139,9 @@ def _refuse_unsupported(path: Path, graph: Any, constants: Constants) -> None:
 
 
 def _is_known(node: Any) -> bool:
-    return node.domain in ("", "ai.onnx") and node.op_type in HANDLERS
+    domains = ("qonnx.custom_op.general", "finn.custom_op.general", "onnx.brevitas")
+    own = ("",) if node.op_type != "Quant" else domains
+    return node.domain in (*own, "ai.onnx") and node.op_type in HANDLERS
 
 
 def _bind_inputs(

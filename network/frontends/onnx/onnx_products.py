@@ -59,10 +59,9 @@ def _padding(
     return tuple(zip(pads[: len(kernel)], pads[len(kernel) :], strict=True))
 
 
-@handles("Conv")
-def _conv(t: Translation, node: Any) -> None:
+def convolution(t: Translation, node: Any, weight: NDArray[np.generic], *, bias: bool) -> Conv:
+    """The convolution of a node with the attributes of Conv, whose input comes first."""
     attributes = t.attributes(node)
-    weight = t.weight(node, 1, "weight")
     kernel = tuple(int(size) for size in weight.shape[2:])
     said = attributes.get("kernel_shape")
     if said is not None and tuple(said) != kernel:
@@ -76,16 +75,16 @@ def _conv(t: Translation, node: Any) -> None:
     if len(sizes) != len(kernel):
         raise Unsupported(f"weight of shape {list(weight.shape)} does not fit its input")
     padding = _padding(attributes, sizes, kernel, stride, dilation)
-    bias = t.weight(node, 2, "bias") if t.operand(node, 2) else None
-    operator = Conv(
-        int(weight.shape[0]),
-        kernel,
-        stride,
-        padding,
-        dilation,
-        attributes.get("group", 1),
-        bias is not None,
+    return Conv(
+        int(weight.shape[0]), kernel, stride, padding, dilation, attributes.get("group", 1), bias
     )
+
+
+@handles("Conv")
+def _conv(t: Translation, node: Any) -> None:
+    weight = t.weight(node, 1, "weight")
+    bias = t.weight(node, 2, "bias") if t.operand(node, 2) else None
+    operator = convolution(t, node, weight, bias=bias is not None)
     values = {"weight": (node.input[1], weight)}
     if bias is not None:
         values["bias"] = (node.input[2], bias)
@@ -127,9 +126,8 @@ def _conv_transpose(t: Translation, node: Any) -> None:
     t.first(node, operator, **values)
 
 
-@handles("MaxPool", "AveragePool")
-def _pool(t: Translation, node: Any) -> None:
-    t.refuse_outputs(node)
+def pooling(t: Translation, node: Any) -> Pool:
+    """The pooling of a node."""
     attributes = t.attributes(node)
     kernel = tuple(attributes["kernel_shape"])
     ones = (1,) * len(kernel)
@@ -138,7 +136,7 @@ def _pool(t: Translation, node: Any) -> None:
     sizes = t.tensor(node.input[0]).shape[2:]
     if len(sizes) != len(kernel):
         raise Unsupported(f"kernel_shape {list(kernel)} does not fit its input")
-    operator = Pool(
+    return Pool(
         "max" if node.op_type == "MaxPool" else "average",
         kernel,
         stride,
@@ -147,7 +145,12 @@ def _pool(t: Translation, node: Any) -> None:
         bool(attributes.get("ceil_mode", 0)),
         bool(attributes.get("count_include_pad", 0)),
     )
-    t.first(node, operator)
+
+
+@handles("MaxPool", "AveragePool")
+def _pool(t: Translation, node: Any) -> None:
+    t.refuse_outputs(node)
+    t.first(node, pooling(t, node))
 
 
 @handles("GlobalAveragePool", "GlobalMaxPool")

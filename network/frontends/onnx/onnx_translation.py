@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 from fpgapipe.network.frontends.builder import FrontendBuilder, Unsupported
 from fpgapipe.network.frontends.onnx.onnx_constants import Constants
@@ -49,6 +49,31 @@ def handles(*op_types: str) -> Callable[[Handler], Handler]:
     return register
 
 
+Attempt = Callable[["Translation", Any], bool]
+ATTEMPTS: dict[str, Attempt] = {}
+"""Functions that translate an operator of integers, and return whether they did."""
+
+
+def attempts(*op_types: str) -> Callable[[Attempt], Attempt]:
+    """Register a function that is asked before the translation of the given operators."""
+
+    def register(function: Attempt) -> Attempt:
+        ATTEMPTS.update(dict.fromkeys(op_types, function))
+        return function
+
+    return register
+
+
+class Pending(Protocol):
+    """A tensor whose layers depend on what reads it."""
+
+    def layer(self, t: Translation, name: str) -> str:
+        """Add the layers that give the tensor itself; the last one is returned."""
+
+    def tensor(self, t: Translation) -> Tensor:
+        """Shape of the tensor."""
+
+
 class Translation:
     """A graph that is being built, and the layer that stands for each ONNX tensor.
 
@@ -83,6 +108,12 @@ class Translation:
         self._layers: dict[str, str] = {}
         self._done: set[int] = set()
         self._readers: dict[str, list[Any]] = {}
+        self.pending: dict[str, Pending] = {}
+        """Tensors whose layers are not there yet."""
+        self.quantised_weights: dict[str, Any] = {}
+        """Integers of weights that the translation has quantised."""
+        self.makers = {name: node for node in graph.node for name in node.output if name}
+        """The node that gives each tensor."""
         for node in graph.node:
             for each in set(node.input):
                 self._readers.setdefault(each, []).append(node)
@@ -95,7 +126,9 @@ class Translation:
         """Add a node's layers, unless it was translated together with another node."""
         if id(node) not in self._done:
             try:
-                HANDLERS[node.op_type](self, node)
+                attempt = ATTEMPTS.get(node.op_type)
+                if attempt is None or not attempt(self, node):
+                    HANDLERS[node.op_type](self, node)
             except NetworkError as error:
                 raise Unsupported(str(error)) from None
             except ShapeError:
@@ -114,7 +147,8 @@ class Translation:
         """
         outputs: list[str] = []
         for each in self._graph.output:
-            name = self._layers.get(each.name, "")
+            known = each.name in self._layers or each.name in self.pending
+            name = self.layer(each.name) if known else ""
             fault = ""
             if not name:
                 fault = "is a constant"
@@ -174,10 +208,14 @@ class Translation:
         value = self.constants.get(name)
         if value is not None:
             return Tensor(value.shape, dtype_of(value))
+        if name not in self._layers and name in self.pending:
+            return self.pending[name].tensor(self)
         return self.builder.tensor(self._layers[name])
 
     def static_shape(self, name: str) -> tuple[int, ...]:
         """Shape of a tensor that is not constant."""
+        if name not in self._layers and name in self.pending:
+            return self.pending[name].tensor(self).shape
         return self.builder.tensor(self._layers[name]).shape
 
     def sole_reader(self, name: str) -> Any | None:
@@ -189,6 +227,8 @@ class Translation:
 
     def layer(self, name: str) -> str:
         """The layer or network input that gives a tensor; a constant becomes a layer of its own."""
+        if name not in self._layers and name in self.pending:
+            self._layers[name] = self.pending[name].layer(self, name)
         if name not in self._layers:
             value = self.constants.get(name)
             if value is None:
@@ -238,6 +278,19 @@ class Translation:
         for name in node.output[kept:]:
             if name and self.consumers[name]:
                 raise Unsupported(f"its further output {name!r} is read")
+
+    def stands_for(self, name: str, layer: str, run: Callable[[], None]) -> None:
+        """Let a layer stand for a tensor while a function runs."""
+        before = self._layers.pop(name, None)
+        self._layers[name] = layer
+        run()
+        del self._layers[name]
+        if before is not None:
+            self._layers[name] = before
+
+    def taken(self, name: str) -> str:
+        """Take back the layer that was given for a tensor."""
+        return self._layers.pop(name)
 
     def skip(self, node: Any) -> None:
         """Mark a node as translated together with another."""
