@@ -12,6 +12,7 @@ from fpgapipe.network.operators import (
     Activation,
     Affine,
     Binary,
+    Clamp,
     Constant,
     Conv,
     Expand,
@@ -19,10 +20,12 @@ from fpgapipe.network.operators import (
     Operator,
     Pad,
     Pool,
+    Power,
     Reduce,
     Select,
     Slice,
     Softmax,
+    Unary,
 )
 from fpgapipe.network.operators.tensors import Tensor
 from fpgapipe.network.zoo.layers import Network
@@ -103,10 +106,21 @@ def pool(function: str, kernel: int, stride: int, padding: int, **more: bool) ->
                     **more))  # fmt: skip
 
 
+def positive(function: Operator) -> Body:
+    """Add a function of numbers of at least 1/2, which has no pole there."""
+
+    def body(net: Network, xs: list[str]) -> str:
+        *others, x = xs
+        sizes = net.add("sizes", Affine(1.0, 0.5), net.unary(x, "abs"))
+        return net.add("operator", function, *others, sizes)
+
+    return body
+
+
 def _cases() -> Sequence[Case]:
     functions = (
         "relu", "relu6", "leaky_relu", "elu", "hardsigmoid", "hardswish", "sigmoid", "tanh", "gelu",
-        "gelu_tanh", "silu",
+        "gelu_tanh", "silu", "softplus", "mish", "prelu",
     )  # fmt: skip
     gates = (3, 5, 1, 1)
     return (
@@ -116,6 +130,18 @@ def _cases() -> Sequence[Case]:
         Case("mul", (IMAGE, IMAGE), one(Binary("mul"))),
         Case("mul, gates of channels", (IMAGE, gates), one(Binary("mul"))),
         Case("add, repeated along the first axes", (ROWS, (7, 10)), one(Binary("add"))),
+        Case("max", (IMAGE, IMAGE), one(Binary("max"))),
+        Case("min", (IMAGE, IMAGE), one(Binary("min"))),
+        Case("div", (IMAGE, IMAGE), positive(Binary("div"))),
+        Case("add, both repeated", ((3, 7, 1, 10), (3, 1, 6, 10)), one(Binary("add"))),
+        Case("mul, both repeated", ((3, 7, 1, 10), (1, 6, 1)), one(Binary("mul"))),
+        *(Case(name, (IMAGE,), one(Unary(name))) for name in ("neg", "abs", "exp", "erf")),
+        *(
+            Case(name, (IMAGE,), positive(Unary(name)))
+            for name in ("log", "sqrt", "rsqrt", "reciprocal")
+        ),
+        *(Case(f"power {n}", (IMAGE,), positive(Power(n))) for n in (2.0, 3.0, -2.0, 0.75)),
+        Case("clamp", (IMAGE,), one(Clamp(-0.7, 1.1))),
         Case("affine", (IMAGE,), one(Affine(-1.5, 0.25))),
         Case("expand", (IMAGE, (1, 1, 7, 6)),
              lambda net, xs: net.plus(xs[0], net.add("operator", Expand(IMAGE), xs[1]))),
@@ -149,8 +175,8 @@ def _cases() -> Sequence[Case]:
         Case("conv_transpose", (IMAGE,),
              lambda net, xs: net.conv_transpose(xs[0], 4, 3, stride=2, padding=1), 1),
         Case("matmul", ((3, 7, 40), (3, 40, 9)), lambda net, xs: net.matmul(*xs), 1),
+        Case("select", ((5, 20),), one(Select((4, 0, 4, 2, 4))), 1),
         Case("embedding", (), lambda net, xs: net.embedding(xs[0], 12, 20), 1, of_tokens=7),
-        Case("select", (ROWS,), one(Select((2, 0, 2, 2, 1))), 1),
         Case("lstm, one position", ((3, 1, 10),), lambda net, xs: net.lstm(xs[0], 6), 2),
         Case("lstm, both directions", ((3, 5, 10),),
              lambda net, xs: net.lstm(xs[0], 6, bidirectional=True), 6),
