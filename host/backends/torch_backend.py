@@ -12,7 +12,7 @@ from fpgapipe.errors import UserError
 from fpgapipe.host.backends.base import StepResult, StepRunner
 from fpgapipe.host.backends.torch_late import WeightHistory
 from fpgapipe.host.backends.torch_reference import cuda_fault, forward, gradients_of
-from fpgapipe.lowering.kernels.optimiser import CLIP_EPSILON, Adam
+from fpgapipe.lowering.kernels.clipping import CLIP_EPSILON
 from fpgapipe.lowering.units.network_units import check_network, drop_factors_of
 from fpgapipe.lowering.units.step_options import SUFFIXES, Scalar, StepOptions
 from fpgapipe.network.logits import Logits
@@ -39,9 +39,9 @@ class TorchBackend(StepRunner):
 
     The micro-batches go through the network one after the other, so that batch normalisation uses
     the statistics of a micro-batch. The loss is the mean over the mini-batch, gradients are summed
-    over the micro-batches, and there is one update, by SGD with momentum or Adam, in FP32; or each
-    micro-batch has an update, and passes see late weights. The scalars and the random numbers of
-    dropout are those of the devices.
+    over the micro-batches, and there is one update, by SGD with momentum, Adam or AdamW, in FP32;
+    or each micro-batch has an update, and passes see late weights. The scalars and the random
+    numbers of dropout are those of the devices.
 
     The precision selects the number formats of the passes:
 
@@ -136,7 +136,7 @@ class TorchBackend(StepRunner):
     def _places(self, shapes: dict[str, tuple[int, ...]]) -> dict[str, NDArray[np.float32]]:
         """Allocate the memory; return its parts by name."""
         suffixes = [GRADIENT, MOMENTUM]
-        if self._options.optimiser == "adam":
+        if self._options.has_second_moment:
             suffixes.append(SQUARE)
         parts = [
             (name + suffix, shape)
@@ -356,15 +356,20 @@ class TorchBackend(StepRunner):
             clip = float((float(numbers[Scalar.MAX_NORM]) / (norm + CLIP_EPSILON)).clamp(max=1))
         for name, gradient in sums.items():
             weight, first = state[name], state[name + MOMENTUM]
-            change = gradient * clip + weight * decay
+            change = gradient * clip
+            if self._options.optimiser == "adamw":
+                weight.mul_(float(numbers[Scalar.KEPT_SHARE]))
+            else:
+                change += weight * decay
             if self._options.optimiser == "sgd":
                 first.copy_(change + first * float(numbers[Scalar.MOMENTUM]))
                 weight.sub_(first * float(numbers[Scalar.LEARNING_RATE]))
                 continue
-            second, (one, two) = state[name + SQUARE], Adam.betas
+            second, (one, two) = state[name + SQUARE], self._options.betas
             first.copy_(change * (1 - one) + first * one)
             second.add_((change * change - second) * (1 - two))
-            inverse = 1 / (second.sqrt() * float(numbers[Scalar.INVERSE_CORRECTION]) + Adam.epsilon)
+            root = second.sqrt() * float(numbers[Scalar.INVERSE_CORRECTION])
+            inverse = 1 / (root + self._options.epsilon)
             weight.sub_(first * inverse * float(numbers[Scalar.STEP_SIZE]))
 
     # ------------------------------------------------------------------ memory

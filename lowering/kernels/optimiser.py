@@ -1,4 +1,4 @@
-"""Optimisers, gradient accumulation and clipping.
+"""Optimisers and gradient accumulation.
 
 Numbers that change from step to step are read from scalar registers, so that one program serves all
 steps. Numbers that do not change may be constant values. All formulas are those of PyTorch.
@@ -9,44 +9,21 @@ from dataclasses import dataclass
 from math import sqrt
 from typing import Any
 
-from fpgapipe.hw.hls_models.isa.vector_fields import Format
 from fpgapipe.hw.hls_models.isa.vector_op import (
-    LANES,
-    VECTOR_BYTES,
     Addend,
-    Choice,
     Constant,
     Factor,
     Initial,
-    Left,
-    Outcome,
-    Right,
     Second,
-    Source,
-    Target,
 )
-from fpgapipe.hw.hls_models.numerics.element_format import FP32, ElementFormat
+from fpgapipe.hw.hls_models.numerics.element_format import FP32
 from fpgapipe.hw.hls_models.numerics.function import Function
-from fpgapipe.lowering.tiling.elementwise import FlatStep, flat_kernel, flat_tile
+from fpgapipe.lowering.tiling.elementwise import FlatStep, flat_kernel
 from fpgapipe.lowering.tiling.kernel import (
-    Buffer,
-    Move,
-    Piece,
     Region,
-    Step,
     Tensor,
     VectorKernel,
 )
-from fpgapipe.lowering.tiling.nest import VectorLoop, nest
-
-PIECE_ELEMENTS = 1 << 14
-"""Number of elements of a piece of a norm, fixed because the norm's last bits depend on it."""
-
-SLICES = 8
-"""Number of concurrent sums of squares, which hide the latency of an adder."""
-
-CLIP_EPSILON = 1e-6
-"""Number that is added to a norm before the division, as in PyTorch."""
 
 _ONE = Constant(1.0)
 _ZERO = Constant(0.0)
@@ -171,7 +148,7 @@ def sgd(
     velocity : Tensor, optional
         Velocity of the momentum; it must be zero before the first step.
     clip : Tensor, optional
-        Result of `clip_coefficient`, by which the gradients are multiplied instead of `scale`.
+        Factor of the gradients instead of `scale`, from `lowering.kernels.clipping`.
     updated : Tensor, optional
         Where the updated weights go, if not in the place of `weights`.
 
@@ -294,67 +271,6 @@ def accumulate(name: str, total: Tensor, gradient: Tensor, region: Region) -> Ve
     return flat_kernel(name, sources, {"sum": total}, [step], region)
 
 
-def clip_coefficient(
-    name: str,
-    gradients: Sequence[Tensor],
-    coefficient: Tensor,
-    region: Region,
-    *,
-    max_norm: Constant,
-    scale: Constant = _ONE,
-    norm: Tensor | None = None,
-) -> VectorKernel:
-    """Compute the factor of the gradients with which their total norm is at most `max_norm`.
-
-    It is ``max_norm / (norm + 1e-6)``, but at most 1, times `scale`. Its last bits depend only on
-    the order of the tensors.
-
-    Parameters
-    ----------
-    name : str
-    gradients : sequence of Tensor
-    coefficient : Tensor
-        FP32 tensor for 16 copies of the factor.
-    region : Region
-    max_norm : Constant
-    scale : Constant
-        Factor by which gradients are multiplied in any case; the norm is that of the products.
-    norm : Tensor, optional
-        FP32 tensor for 16 copies of the norm.
-
-    Raises
-    ------
-    ValueError
-        If the region is too small, or there is no gradient.
-    """
-    if not gradients:
-        raise ValueError("a norm must be of one tensor at least, not of none")
-    pieces: list[Piece] = []
-    for tensor in gradients:
-        for first in range(0, tensor.elements, PIECE_ELEMENTS):
-            count = min(PIECE_ELEMENTS, tensor.elements - first)
-            tile = flat_tile(tensor, first, count)
-            steps = [_squares(count, tensor.format, "part" if pieces else "sums")]
-            if pieces:
-                vector = (VECTOR_BYTES, 0, 0)
-                vectors = VectorLoop(SLICES, vector, vector, (VECTOR_BYTES, 0))
-                op = nest([vectors], [], Source(0), Target(0), Source(0), addend=Addend.Y)
-                steps.append(Step(op, "sums", "sums", "part"))
-            pieces.append(Piece(tuple(steps), (Move(tile, "gradient"),)))
-    results = {"coefficient": coefficient} | ({"norm": norm} if norm else {})
-    pieces[-1] = Piece(
-        pieces[-1].steps + tuple(_clipped(max_norm, scale)),
-        pieces[-1].loads,
-        tuple(Move(flat_tile(tensor, 0, LANES), each) for each, tensor in results.items()),
-    )
-    size = max(tensor.element_bytes for tensor in gradients)
-    most = max(tensor.elements for tensor in gradients)
-    buffers = {"gradient": Buffer(min(most, PIECE_ELEMENTS) * size)}
-    for each, number in (("sums", SLICES), ("part", SLICES), ("norm", 1), ("coefficient", 1)):
-        buffers[each] = Buffer(number * VECTOR_BYTES, kept=True)
-    return VectorKernel(name, buffers, tuple(pieces), region)
-
-
 def _prepared(
     scale: Constant, weight_decay: Constant | None, clip: Tensor | None
 ) -> tuple[list[FlatStep], str]:
@@ -415,53 +331,3 @@ def _update(
         temporaries={each: FP32 for each in ("work", "rate") if each in used},
         coefficients={"clip": clip} if clip else {},
     )
-
-
-def _squares(count: int, element: ElementFormat, target: str) -> Step:
-    """Add up squares in slices, each over every eighth vector."""
-    vector = LANES * element.element_bytes
-    op = nest(
-        [VectorLoop(SLICES, (vector, 0, LANES), target=(VECTOR_BYTES, 0))],
-        [VectorLoop(-(-count // (LANES * SLICES)), (SLICES * vector, 0, SLICES * LANES))],
-        Source(0, u_limit=count, format=Format.of(element)),
-        Target(0),
-        factor=Factor.SELF,
-    )
-    return Step(op, "gradient", target)
-
-
-def _clipped(max_norm: Constant, scale: Constant) -> list[Step]:
-    """Instructions that compute the norm and the coefficient from the sums of squares."""
-
-    def step(x: str, target: str, **settings: Any) -> Step:
-        return Step(nest([], [], Source(0), Target(0), **settings), x, target)
-
-    slices = nest([], [VectorLoop(SLICES, (VECTOR_BYTES, 0, 0))], Source(0), Target(0))
-    lanes = nest(
-        [],
-        [VectorLoop(LANES, (4, 0, 0))],
-        Source(0, broadcast=True),
-        Target(0),
-        function=Function.SQRT,
-    )
-    return [
-        Step(slices, "sums", "part"),
-        Step(lanes, "part", "norm"),
-        step("norm", "norm", factor=Factor.CONSTANT, constants=(_ZERO, scale)),
-        step(
-            "norm",
-            "coefficient",
-            addend=Addend.CONSTANT,
-            constants=(Constant(CLIP_EPSILON),),
-            function=Function.RECIPROCAL,
-        ),
-        step(
-            "coefficient",
-            "coefficient",
-            factor=Factor.CONSTANT,
-            constants=(_ZERO, max_norm, _ZERO, _ONE),
-            test=(Left.S, Outcome.GREATER, Right.CONSTANT),
-            then=Choice.CONSTANT,
-        ),
-        step("coefficient", "coefficient", factor=Factor.CONSTANT, constants=(_ZERO, scale)),
-    ]

@@ -200,13 +200,13 @@ def _gathered(
     total = own
     if team.receives(index):
         came = _buffer(coming, number, own)
-        yield _transfer(name, Opcode.RECEIVE, member, member.before, came, number)
+        yield transfer(name, Opcode.RECEIVE, member, member.before, came, number)
         if index in team.adders:
             yield accumulate(f"{name}.add", own, came, region)
         else:
             total = came
     if team.adders[0] <= index < team.adders[-1]:
-        yield _transfer(name, Opcode.SEND, member, member.after, total, number)
+        yield transfer(name, Opcode.SEND, member, member.after, total, number)
 
 
 def passed_on(
@@ -231,14 +231,28 @@ def passed_on(
     if target < source:
         comes, goes = goes, comes
     if member.index != source:
-        yield _transfer(name, Opcode.RECEIVE, member, comes, tensor, number)
+        yield transfer(name, Opcode.RECEIVE, member, comes, tensor, number)
     if member.index != target:
-        yield _transfer(name, Opcode.SEND, member, goes, tensor, number)
+        yield transfer(name, Opcode.SEND, member, goes, tensor, number)
 
 
-def _transfer(
+def transfer(
     name: str, opcode: Opcode, member: Member, link: int, tensor: Tensor, number: int
 ) -> TransferKernel:
+    """Kernel that sends a tensor to a neighbour or receives it, in one part.
+
+    Parameters
+    ----------
+    name : str
+    opcode : Opcode
+        SEND or RECEIVE.
+    member : Member
+    link : int
+        Number of the link.
+    tensor : Tensor
+    number : int
+        See `passed_on`.
+    """
     to_next = (opcode is Opcode.SEND) == (link == member.after)
     channel = Channel.ACTIVATIONS if to_next else Channel.GRADIENTS
     return TransferKernel(f"{name}.{opcode.name.lower()}", opcode, link, channel, tensor, number, 1)

@@ -71,8 +71,7 @@ class Arenas:
     def _names(options: StepOptions) -> list[str]:
         if not options.train:
             return [PARAMETERS]
-        adam = options.optimiser == "adam"
-        return [arena for arena in SUFFIXES if adam or arena != SECOND_MOMENT]
+        return [arena for arena in SUFFIXES if options.has_second_moment or arena != SECOND_MOMENT]
 
     def elements(self, arena: str) -> int:
         """Number of elements of an arena, in which each parameter begins at a whole word."""

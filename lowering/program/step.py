@@ -19,6 +19,7 @@ from fpgapipe.lowering.program.arenas import Arenas
 from fpgapipe.lowering.program.assemble import assemble
 from fpgapipe.lowering.program.boundary import Part, Stage
 from fpgapipe.lowering.program.device_program import SUM, KernelOrigin
+from fpgapipe.lowering.program.global_norm import GlobalNorm, gradients_of
 from fpgapipe.lowering.program.gradient_sum import GradientSum
 from fpgapipe.lowering.program.lanes import EngineLane, balance_lanes, lanes_of, product_cycles
 from fpgapipe.lowering.program.parameter_layout import stored_as
@@ -32,9 +33,15 @@ from fpgapipe.lowering.units.layouts import PLAIN, Value, with_channels_last
 from fpgapipe.lowering.units.loss_of_batch import add_loss
 from fpgapipe.lowering.units.microbatch import LoweredKernel, MicroBatch, phases_of
 from fpgapipe.lowering.units.network_units import check_network, layouts_of, units_of
-from fpgapipe.lowering.units.step_options import GRADIENTS, UPDATE, Scalar, StepOptions
+from fpgapipe.lowering.units.step_options import (
+    GRADIENTS,
+    SUFFIXES,
+    UPDATE,
+    Scalar,
+    StepOptions,
+)
 from fpgapipe.lowering.units.unit import naming
-from fpgapipe.lowering.units.update import update_kernels
+from fpgapipe.lowering.units.update import update_kernel
 from fpgapipe.lowering.units.weight_order import Order, order_of_weight
 
 if TYPE_CHECKING:
@@ -406,18 +413,34 @@ class StepBuilder:
     def _update(self) -> None:
         """Add the optimiser's update, if there are trainable parameters."""
         self._sum_tied()
-        if not any(each.trainable for each in self.stored.values()):
-            return
-        if self.options.clips and (self._part.stage.num_stages > 1 or self._share.has_parts):
-            raise NotImplementedError(
-                "gradients are clipped by the norm of all, which no device of several has; "
-                "train without clipping, or on one device"
-            )
-        if self._share.member.num_devices > 1:
+        learns = any(each.trainable for each in self.stored.values())
+        if learns and self._share.member.num_devices > 1:
             self._sum_over_devices()
-        elements = self._arenas.elements(GRADIENTS)
-        kernels = update_kernels(self.options, elements, self.region, self.declare)
-        self._take(LoweredKernel(kernel, layer=UPDATE) for kernel in kernels)
+        clip = self._clip(learns=learns) if self.options.clips else None
+        if learns and (elements := self._arenas.elements(GRADIENTS)):
+            tensors = tuple(Tensor(name, (elements,)) for name in SUFFIXES)
+            kernel = update_kernel(self.options, tensors, self.region, clip)
+            self._take([LoweredKernel(kernel, layer=UPDATE)])
+
+    def _clip(self, *, learns: bool) -> Tensor | None:
+        """Add what computes the factor of all gradients; None if nothing is learned anywhere."""
+        stage, part = self._part.stage, self._part
+        if part.group_size > 1 or self._share.has_parts:
+            raise NotImplementedError(
+                "gradients are clipped by the norm of all, which no device has if layers are cut "
+                "by channels or are whole, or if a stage has several devices; train without "
+                "clipping"
+            )
+        if not learns and stage.num_stages == 1:
+            return None
+        elsewhere = {tie.parameter for tie in part.ties if tie.stages[0] != stage.index}
+        gradients = gradients_of(self.graph, self.stored, elsewhere)
+        member = Member(stage.index, stage.num_stages, part.before, part.after)
+        norm = GlobalNorm(member, gradients, self.region, self.declare, self.fix, self.view)
+        if stage.num_stages > 1 and self._ordered_from is None:
+            self._ordered_from = len(self.lowered)
+        self._take(LoweredKernel(kernel, layer=UPDATE) for kernel in norm.kernels())
+        return norm.factor
 
     def _sum_tied(self) -> None:
         """Add up the gradients of weights that several stages have."""

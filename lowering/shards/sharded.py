@@ -91,11 +91,6 @@ def builder_of_device(
     if len(core.links) < needed:
         raise UserError(f"the core of device {index} needs {needed} links, not {len(core.links)}")
     network, share = local_network(graph, degrees, index, count)
-    if options.clips and share.has_parts:
-        raise NotImplementedError(
-            "gradients are clipped by the norm of all, which no device has if layers are cut by "
-            "channels or are whole; train without clipping"
-        )
     tasks = tasks_of_device(index, count, share.sharers, num_microbatches, train=options.train)
     return StepBuilder(
         network,

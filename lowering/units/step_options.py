@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from enum import IntEnum
-from typing import Literal
+from typing import Literal, get_args
 
 import numpy as np
 
@@ -25,7 +25,16 @@ UPDATE = "update"
 """Layer of the update's kernels."""
 
 NORM = "gradient norm"
-"""Tensor of the norm of the gradients, 16 copies of it, if a step clips gradients."""
+"""Tensor of the norm of the gradients, 16 copies of it, if a step clips gradients; of stages, the
+first has it."""
+
+
+Optimiser = Literal["sgd", "adam", "adamw"]
+
+OPTIMISERS: tuple[Optimiser, ...] = get_args(Optimiser)
+
+MAX_EPSILON, MAX_NORM = 1.0, 1e30
+"""Largest epsilon of Adam, and largest norm to which gradients are clipped."""
 
 
 class Scalar(IntEnum):
@@ -37,6 +46,7 @@ class Scalar(IntEnum):
     MAX_NORM = 3
     STEP_SIZE = 4
     INVERSE_CORRECTION = 5
+    KEPT_SHARE = 6
     RANDOM_SEED = 14
     RANDOM_STEP = 15
 
@@ -47,6 +57,7 @@ def scalar_bits(
     momentum: float = 0.9,
     weight_decay: float = 0.0,
     max_norm: float = 1.0,
+    betas: tuple[float, float] = (0.9, 0.999),
     seed: int = 0,
     step: int = 0,
 ) -> list[int]:
@@ -56,13 +67,15 @@ def scalar_bits(
     ----------
     learning_rate, momentum, weight_decay, max_norm : float
         Hyperparameters; the momentum is that of SGD, and `max_norm` matters only if the step clips.
+    betas : (float, float)
+        Those of Adam and AdamW, which must be those of the programs (`StepOptions.betas`).
     seed : int
         Seed of the random numbers.
     step : int
         Number of the step, from 0; random numbers and Adam's bias corrections depend on it.
     """
     bits = [0] * NUM_SCALARS
-    step_size, correction, _ = adam_numbers(step + 1, learning_rate)
+    step_size, correction, kept = adam_numbers(step + 1, learning_rate, betas, weight_decay)
     for register, value in (
         (Scalar.LEARNING_RATE, learning_rate),
         (Scalar.MOMENTUM, momentum),
@@ -70,6 +83,7 @@ def scalar_bits(
         (Scalar.MAX_NORM, max_norm),
         (Scalar.STEP_SIZE, step_size),
         (Scalar.INVERSE_CORRECTION, correction),
+        (Scalar.KEPT_SHARE, kept),
     ):
         bits[register] = int(np.float32(value).view(np.uint32))
     bits[Scalar.RANDOM_SEED] = seed & 0xFFFFFFFF
@@ -89,9 +103,15 @@ class StepOptions:
         Whether the step has a loss, a backward pass and an update. Otherwise it is only the forward
         pass of inference.
     optimiser : str
-        ``sgd``, which has momentum, or ``adam``.
-    clips : bool
-        Whether all gradients together are scaled down to a largest norm.
+        ``sgd``, which has momentum, ``adam``, or ``adamw``, whose weight decay does not go through
+        the moments.
+    betas : (float, float)
+        Shares of their last values that the moments of Adam and AdamW keep in a step.
+    epsilon : float
+        Number that Adam and AdamW add to the root of the second moment.
+    clip_norm : float or None
+        Largest norm of all gradients together, to which they are scaled down; None for any. The
+        programs read it from a register, so that a host may set another one.
     late_gradients : bool
         Whether weight gradients may be computed once for all micro-batches, where this takes less
         time (`lowering.units.late_gradients`). The results are the same.
@@ -105,8 +125,10 @@ class StepOptions:
 
     activations: ElementFormat = BF16
     train: bool = True
-    optimiser: Literal["sgd", "adam"] = "sgd"
-    clips: bool = False
+    optimiser: Optimiser = "sgd"
+    betas: tuple[float, float] = (0.9, 0.999)
+    epsilon: float = 1e-8
+    clip_norm: float | None = None
     late_gradients: bool = True
     apart: bool = False
     rounded_weights: bool = True
@@ -114,5 +136,21 @@ class StepOptions:
     def __post_init__(self) -> None:
         if self.activations not in (BF16, FP32):
             raise ValueError(f"step activations must be BF16 or FP32, not {self.activations!r}")
-        if self.optimiser not in ("sgd", "adam"):
-            raise ValueError(f"step optimiser must be sgd or adam, not {self.optimiser!r}")
+        if self.optimiser not in OPTIMISERS:
+            raise ValueError(f"step optimiser must be sgd, adam or adamw, not {self.optimiser!r}")
+        if not all(0 <= beta < 1 for beta in self.betas):
+            raise ValueError(f"step betas must be at least 0 and below 1, not {self.betas!r}")
+        if not 0 < self.epsilon <= MAX_EPSILON:
+            raise ValueError(f"step epsilon must be in (0, {MAX_EPSILON:g}], not {self.epsilon!r}")
+        if self.clip_norm is not None and not 0 < self.clip_norm <= MAX_NORM:
+            raise ValueError(f"step clip_norm must be in (0, {MAX_NORM:g}], not {self.clip_norm!r}")
+
+    @property
+    def clips(self) -> bool:
+        """Whether all gradients together are scaled down to a largest norm."""
+        return self.clip_norm is not None
+
+    @property
+    def has_second_moment(self) -> bool:
+        """Whether the optimiser keeps a second moment of each weight."""
+        return self.optimiser != "sgd"

@@ -4,53 +4,18 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from fpgapipe.hw.hls_models.isa.vector_op import LANES, Constant
+from fpgapipe.hw.hls_models.isa.vector_op import Constant
 from fpgapipe.lowering.kernels import optimiser
 from fpgapipe.lowering.tiling.kernel import Tensor
 from fpgapipe.lowering.units.step_options import (
-    GRADIENTS,
-    NORM,
-    SUFFIXES,
     Scalar,
     StepOptions,
 )
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Sequence
 
     from fpgapipe.lowering.tiling.kernel import Kernel, Region
-
-
-def update_kernels(
-    options: StepOptions, elements: int, region: Region, declare: Callable[[Tensor], Tensor]
-) -> list[Kernel]:
-    """Kernels that update all weights whose gradients are kept.
-
-    Parameters
-    ----------
-    options : StepOptions
-    elements : int
-        Elements of all these gradients together.
-    region : Region
-        Part of the scratchpad that they may use.
-    declare : callable
-        Called with each further tensor that needs a place in memory; returns it.
-    """
-    size = (elements,)
-    tensors = tuple(Tensor(name, size) for name in SUFFIXES)
-    found: list[Kernel] = []
-    clip = None
-    if options.clips:
-        clip, norm = (declare(Tensor(name, (LANES,))) for name in ("clip", NORM))
-        limit = Constant(register=Scalar.MAX_NORM)
-        found.append(
-            optimiser.clip_coefficient(
-                "clip", [Tensor(GRADIENTS, size)], clip, region, max_norm=limit, norm=norm
-            )
-        )
-    if elements:
-        found.append(update_kernel(options, tensors, region, clip))
-    return found
 
 
 def update_kernel(
@@ -67,7 +32,7 @@ def update_kernel(
     options : StepOptions
     tensors : sequence of Tensor
         The weights, their gradients, momentum and second moments, in the order of `SUFFIXES`, all
-        of one size; the second moments matter for Adam only.
+        of one size; the second moments matter for Adam and AdamW only.
     region : Region
     clip : Tensor, optional
         Factor of the gradients, 16 copies of it.
@@ -76,11 +41,15 @@ def update_kernel(
     """
     weights, gradient, momentum, second = tensors
     decay = Constant(register=Scalar.WEIGHT_DECAY)
-    if options.optimiser == "adam":
+    if options.has_second_moment:
+        decoupled = options.optimiser == "adamw"
         adam = optimiser.Adam(
             Constant(register=Scalar.STEP_SIZE),
             Constant(register=Scalar.INVERSE_CORRECTION),
-            weight_decay=decay,
+            Constant(register=Scalar.KEPT_SHARE) if decoupled else Constant(1.0),
+            options.betas,
+            options.epsilon,
+            None if decoupled else decay,
         )
         moments = (momentum, second)
         return optimiser.adam("update", adam, weights, gradient, moments, region, clip=clip)

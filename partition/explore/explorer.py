@@ -20,6 +20,7 @@ import numpy as np
 
 from fpgapipe.hw.hls_models.spec.device import ClusterSpec, DeviceSpec
 from fpgapipe.lowering.schedule.schedule import Schedule, ScheduleError
+from fpgapipe.lowering.units.step_options import StepOptions
 from fpgapipe.network.graph import Graph
 from fpgapipe.partition.cost.cost import (
     CoreConfig,
@@ -99,6 +100,8 @@ class Request:
         `schedules` has its kind, and `all_devices` is set.
     merges : bool
         Whether the stages are those of `fpgapipe.partition.search.merge`, not the fastest ones.
+    options : StepOptions, optional
+        Options of the programs, of which the prices are; those of `train` if not given.
     """
 
     load: Callable[[int], Graph]
@@ -114,6 +117,12 @@ class Request:
     scratchpad_bytes: int | None = None
     order: Schedule | None = None
     merges: bool = False
+    options: StepOptions | None = None
+
+    @property
+    def step_options(self) -> StepOptions:
+        """Options of the programs."""
+        return self.options or StepOptions(train=self.train)
 
 
 @dataclass(frozen=True)

@@ -17,10 +17,17 @@ import numpy as np
 from fpgapipe.hw.hls_models.cycles.link_cycles import transfer_cycles
 from fpgapipe.hw.hls_models.spec.link import Channel
 from fpgapipe.lowering.schedule.schedule import Lane, Schedule, TaskKind
+from fpgapipe.partition.pricing.clip_waits import with_clip_waits
 from fpgapipe.partition.pricing.few_tasks import like
-from fpgapipe.partition.pricing.prediction import link_ends
 from fpgapipe.partition.pricing.slot_waits import SlotChannel, with_slot_waits
-from fpgapipe.partition.pricing.task_times import Lag, Needed, Sent, TaskTimes, lags
+from fpgapipe.partition.pricing.task_times import (
+    Lag,
+    Needed,
+    Sent,
+    TaskTimes,
+    lags,
+    link_ends,
+)
 from fpgapipe.partition.timeline.timeline import StageTimes, Timeline, simulate
 
 if TYPE_CHECKING:
@@ -112,8 +119,9 @@ class FewTiming:
             max((wire.latency_cycles for wire in self.wires), default=0),
             *(each for both in zip(activations[1:], gradients[1:], strict=True) for each in both),
         )
-        times, _ = with_slot_waits(schedule_of(self.lanes), times, [], channels)
-        return times
+        schedule = schedule_of(self.lanes)
+        times, _ = with_slot_waits(schedule, times, [], channels)
+        return with_clip_waits(schedule, times, self.tasks, self.memories, self.wires, [])
 
     def _sent(
         self, channel: Channel, channels: list[SlotChannel]

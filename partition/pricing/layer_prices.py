@@ -47,12 +47,19 @@ class LayerPrices:
     accumulates : bool
         Whether there are several micro-batches, all but the first of which add their weight
         gradients to a sum.
+    options : StepOptions, optional
+        Options of the program; those of `train` if not given.
     """
 
     graph: Graph
     train: bool
     accumulates: bool
+    options: StepOptions | None = None
     _known: dict[tuple[CoreSpec, MemorySpec], Cycles] = field(default_factory=dict)
+
+    @property
+    def _options(self) -> StepOptions:
+        return self.options or StepOptions(train=self.train)
 
     @property
     def num_microbatches(self) -> int:
@@ -93,6 +100,7 @@ class LayerPrices:
             "memory": asdict(memory),
             "train": self.train,
             "micro-batches": self.num_microbatches,
+            "options": repr(self._options),
         }
 
         def find() -> list[tuple[str, int, float]]:
@@ -105,9 +113,8 @@ class LayerPrices:
     def _cycles(self, core: CoreSpec, memory: MemorySpec) -> Cycles:
         """Cycles of each unit by pass, under the name of its first layer."""
         count = self.num_microbatches
-        options = StepOptions(train=self.train)
         tasks = single_device(count, train=self.train)
-        program = build_step(self.graph, core, memory, options, tasks)
+        program = build_step(self.graph, core, memory, self._options, tasks)
         ends = predict(program.instructions, core, memory).ends
         first = {unit.name: unit.layers[0].name for unit in units_of(self.graph)}
         found: Cycles = {}

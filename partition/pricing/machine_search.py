@@ -37,6 +37,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping
 
     from fpgapipe.hw.hls_models.spec.device import DeviceSpec
+    from fpgapipe.lowering.units.step_options import StepOptions
     from fpgapipe.network.graph import Graph
     from fpgapipe.partition.explore.candidate import Candidate
     from fpgapipe.partition.explore.explorer import Request
@@ -201,6 +202,7 @@ def priced_choice(
     train: bool,
     accumulates: bool,
     scratchpad_bytes: int | None = None,
+    options: StepOptions | None = None,
 ) -> Choice | None:
     """Costs of all layers by the programs of some cores; None if these cannot be made soon.
 
@@ -216,9 +218,11 @@ def priced_choice(
         As for `LayerPrices`.
     scratchpad_bytes : int, optional
         Upper limit of a core's scratchpad.
+    options : StepOptions, optional
+        As for `LayerPrices`.
     """
     model = CostModel(graph)
-    prices = LayerPrices(graph, train, accumulates)
+    prices = LayerPrices(graph, train, accumulates, options)
     choice: Choice = {}
     try:
         for device, core in cores.items():
@@ -249,6 +253,7 @@ def _cut_again(
         train=request.train,
         accumulates=count > 1,
         scratchpad_bytes=request.scratchpad_bytes,
+        options=request.step_options,
     )
     if choice is None:
         return

@@ -24,12 +24,19 @@ from fpgapipe.hw.hls_models.cycles.engine_cycles import SIGNAL_CYCLES
 from fpgapipe.hw.hls_models.cycles.link_cycles import WireTiming, transfer_cycles
 from fpgapipe.hw.hls_models.spec.link import Channel
 from fpgapipe.lowering.program.lanes import is_concurrent
-from fpgapipe.lowering.program.pipeline import link_after
 from fpgapipe.lowering.schedule.schedule import Lane, Schedule, Task, TaskKind
 from fpgapipe.lowering.schedule.tasks import common_steps, slots_of
 from fpgapipe.partition.pricing import closed_form
+from fpgapipe.partition.pricing.clip_waits import with_clip_waits
 from fpgapipe.partition.pricing.slot_waits import SlotChannel, Waits, with_slot_waits
-from fpgapipe.partition.pricing.task_times import Lag, Needed, Sent, TaskTimes, lags
+from fpgapipe.partition.pricing.task_times import (
+    Lag,
+    Needed,
+    Sent,
+    TaskTimes,
+    lags,
+    link_ends,
+)
 from fpgapipe.partition.timeline.timeline import StageTimes, Timeline, simulate
 
 if TYPE_CHECKING:
@@ -143,7 +150,11 @@ class PipelineTiming:
                 channels += SlotChannel.of(
                     channel, link, stages, self.tasks, self.memories, wire, packets
                 )
-        return with_slot_waits(self.schedule, self._free_times, self._free_waits, channels)
+        times, waits = with_slot_waits(self.schedule, self._free_times, self._free_waits, channels)
+        return (
+            with_clip_waits(self.schedule, times, self.tasks, self.memories, self.wires, waits),
+            waits,
+        )
 
     @cached_property
     def _free_times(self) -> StageTimes:
@@ -301,13 +312,6 @@ class PipelineTiming:
         if kind not in closed_form.KINDS:
             return None
         return closed_form.minibatch_cycles(kind, self.schedule.num_microbatches, times)
-
-
-def link_ends(maker: int, user: int) -> tuple[Channel, int, int]:
-    """Channel, number of the sending link and number of the receiving link of two neighbours."""
-    if maker < user:
-        return Channel.ACTIVATIONS, link_after(maker), 0
-    return Channel.GRADIENTS, 0, link_after(user)
 
 
 def _lane(device: int, engine: str, tasks: Sequence[Task]) -> Lane:

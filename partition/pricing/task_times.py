@@ -42,6 +42,8 @@ from fpgapipe.hw.hls_models.cycles.link_cycles import (
 from fpgapipe.hw.hls_models.isa.instructions import Instruction, Opcode
 from fpgapipe.hw.hls_models.model.link_dma import words_of_packet
 from fpgapipe.hw.hls_models.model.sequencer import SequencerSpec
+from fpgapipe.hw.hls_models.spec.link import Channel
+from fpgapipe.lowering.program.pipeline import link_after
 from fpgapipe.lowering.schedule.schedule import TaskKind
 
 if TYPE_CHECKING:
@@ -199,8 +201,8 @@ class TaskTimes:
                 found[task] += found[before]
         return found
 
-    def sent(self, link: int, channel: int) -> list[Sent]:
-        """Parts that a link sends on a channel, in order."""
+    def sent(self, link: int, channel: int, *, updating: bool = False) -> list[Sent]:
+        """Parts that a link sends on a channel in passes, or in the update, in order."""
         run = self._steady
         ends = self.ends_of(run.ends)
         return [
@@ -210,18 +212,18 @@ class TaskTimes:
                 float(run.ends[index] - ends[task]),
                 words_of_packet(body),
             )
-            for index, task, body in self._packets(Opcode.SEND, link, channel)
+            for index, task, body in self._packets(Opcode.SEND, link, channel, updating)
         ]
 
-    def needed(self, link: int, channel: int) -> list[Needed]:
-        """Parts that a link receives on a channel, in order."""
+    def needed(self, link: int, channel: int, *, updating: bool = False) -> list[Needed]:
+        """Parts that a link receives on a channel in passes, or in the update, in order."""
         run = self._pausing
         ends = self.ends_of(run.ends)
         firsts: dict[int, int] = {}
         for task in self.order:
             firsts.setdefault(self.step_of[task], task)
         found = []
-        packets = self._packets(Opcode.RECEIVE, link, channel)
+        packets = self._packets(Opcode.RECEIVE, link, channel, updating)
         gates = self._gates([index for index, _, _ in packets])
         for (index, task, _), gate in zip(packets, gates, strict=True):
             first = firsts[self.step_of[task]]
@@ -269,11 +271,11 @@ class TaskTimes:
         return found
 
     def _packets(
-        self, opcode: Opcode, link: int, channel: int
+        self, opcode: Opcode, link: int, channel: int, updating: bool
     ) -> list[tuple[int, int, Mapping[str, Any]]]:
-        """Number, task and body of a link's SENDs or RECEIVEs on a channel, for passes.
+        """Number, task and body of a link's SENDs or RECEIVEs on a channel.
 
-        What devices exchange after the last pass, to add up gradients, is in the update's time.
+        They are those of passes, or what devices exchange in the update, after the last pass.
         """
         tasks = self.program.tasks
         return [
@@ -283,7 +285,7 @@ class TaskTimes:
             )
             if (each.opcode, each.engine) == (opcode, link)
             and each.body["channel"] == channel
-            and tasks[task].kind is not TaskKind.U
+            and (tasks[task].kind is TaskKind.U) == updating
         ]
 
     @cached_property
@@ -391,6 +393,13 @@ class _Held(Mover):
     def moved(self, index: int, now: float) -> None:
         """See `Mover`: nothing goes over the bus."""
         raise AssertionError("what comes at once does not move")
+
+
+def link_ends(maker: int, user: int) -> tuple[Channel, int, int]:
+    """Channel, number of the sending link and number of the receiving link of two neighbours."""
+    if maker < user:
+        return Channel.ACTIVATIONS, link_after(maker), 0
+    return Channel.GRADIENTS, 0, link_after(user)
 
 
 def lags(

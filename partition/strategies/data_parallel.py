@@ -195,7 +195,7 @@ def priced_best(
         priced: tuple[Plan, Timeline] | None = None
         while priced is None:
             try:
-                priced = price_plan(plan, graph, request.cluster)
+                priced = price_plan(plan, graph, request.cluster, options=request.step_options)
             except UserError as error:
                 larger = None
                 if isinstance(error.__cause__, NoRoom):

@@ -193,7 +193,7 @@ def _link_ends(cluster: ClusterSpec, core: CorePlan) -> tuple[LinkPlan, ...]:
 def state_bytes(graph: Graph, options: StepOptions | None = None) -> int:
     """Bytes of all that lasts from step to step: weights, statistics, the optimiser's values."""
     options = options or StepOptions()
-    copies = 3 if options.optimiser == "adam" else 2
+    copies = 3 if options.has_second_moment else 2
     return sum(
         4 * (copies if each.spec.trainable else 1) * each.spec.elements
         for layer in graph.layers.values()

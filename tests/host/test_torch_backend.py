@@ -112,15 +112,16 @@ def worst(found, expected):
 OPTIONS = {
     "sgd": (StepOptions(), {"weight_decay": 0.01}),
     "adam": (StepOptions(optimiser="adam"), {"learning_rate": 0.002, "weight_decay": 0.01}),
+    "adamw": (StepOptions(optimiser="adamw"), {"learning_rate": 0.002, "weight_decay": 0.1}),
     "fp32 features": (StepOptions(activations=FP32), {}),
-    "clipped": (StepOptions(clips=True), {"max_norm": 0.5}),
+    "clipped": (StepOptions(clip_norm=1.0), {"max_norm": 0.5}),
 }
 
 
 @pytest.mark.parametrize(
     "name",
     # Other features are another lowering of the whole network.
-    ["sgd", "adam", pytest.param("fp32 features", marks=pytest.mark.slow), "clipped"],
+    ["sgd", "adam", "adamw", pytest.param("fp32 features", marks=pytest.mark.slow), "clipped"],
 )
 def test_emulation_is_the_model_but_for_the_order_of_sums(name):
     """Two micro-batches' gradients, batch statistics, dropout and update, of every operator."""
@@ -226,7 +227,7 @@ def plain_torch(graph, count, steps, optimiser, scalars, max_norm=None):
     return losses, {name: value.detach().numpy() for name, value in weights.items()}
 
 
-@pytest.mark.parametrize("name", ["sgd", "adam", "clipped"])
+@pytest.mark.parametrize("name", ["sgd", "adam", "adamw", "clipped"])
 def test_fp32_is_pytorchs_own_training(name):
     net = Network("normalised", SAMPLES)
     x = net.relu(net.batch_norm(net.conv(net.image(3, 6, 6), 8, 3, bias=False)))
@@ -238,8 +239,14 @@ def test_fp32_is_pytorchs_own_training(name):
 
         def optimiser(parameters):
             return torch.optim.Adam(parameters, 0.01, weight_decay=0.05)
+    elif name == "adamw":
+        options = StepOptions(optimiser="adamw", betas=(0.8, 0.95), epsilon=1e-6)
+        scalars = {"learning_rate": 0.01, "weight_decay": 0.5, "betas": (0.8, 0.95)}
+
+        def optimiser(parameters):
+            return torch.optim.AdamW(parameters, 0.01, (0.8, 0.95), 1e-6, weight_decay=0.5)
     else:
-        options = StepOptions(clips=name == "clipped")
+        options = StepOptions(clip_norm=0.7 if name == "clipped" else None)
         scalars = {"learning_rate": 0.05, "weight_decay": 0.05, "max_norm": 0.7}
 
         def optimiser(parameters):

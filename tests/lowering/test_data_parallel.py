@@ -140,7 +140,7 @@ def test_inference_shares_the_samples():
 def test_clipping_has_the_norm_of_all_gradients():
     graph = every_operator(SAMPLES)
     inputs, labels = random_batch(graph, 0, 2)
-    options = StepOptions(clips=True)
+    options = StepOptions(clip_norm=1.0)
     expected = on_one(graph, inputs, labels, options)
     _, _, found = on_several(graph, 2, inputs, labels, options=options)
     for name, value in expected.items():

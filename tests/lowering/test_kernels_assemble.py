@@ -23,6 +23,7 @@ from fpgapipe.hw.hls_models.isa.vector_op import Constant, Source, Target, Vecto
 from fpgapipe.hw.hls_models.numerics.element_format import BF16, FP32
 from fpgapipe.hw.hls_models.spec.core_spec import CoreSpec, ScratchpadSpec, VectorSpec
 from fpgapipe.lowering.kernels.activation import activate, activation_gradient, add, add_bias
+from fpgapipe.lowering.kernels.clipping import clip_coefficient, square_sums, sums_of
 from fpgapipe.lowering.kernels.global_pooling import global_average
 from fpgapipe.lowering.kernels.loss import (
     class_numbers,
@@ -30,7 +31,7 @@ from fpgapipe.lowering.kernels.loss import (
     cross_entropy,
 )
 from fpgapipe.lowering.kernels.normalisation import BatchNorm, backward, forward
-from fpgapipe.lowering.kernels.optimiser import Sgd, clip_coefficient, sgd
+from fpgapipe.lowering.kernels.optimiser import Sgd, sgd
 from fpgapipe.lowering.kernels.pooling import Pool, max_pool, max_pool_gradient
 from fpgapipe.lowering.kernels.products import product_kernel
 from fpgapipe.lowering.memory.placed import Placed, page
@@ -56,6 +57,7 @@ def network():
     t |= {name: Tensor(name, pooled) for name in ("p", "index", "dp")}
     t |= {name: Tensor(name, (12, 40)) for name in ("logits", "dlogits")}
     t |= {name: Tensor(name, (size,)) for name, size in (("labels", 12), ("loss", 1), ("clip", 16))}
+    t["squares"] = sums_of(2, "squares")
     table = class_numbers(40)
     norm = BatchNorm("bn", t["x"], t["g"], t["b"], t["rm"], t["rv"])
     t |= {tensor.name: tensor for tensor in (table, *norm.kept)}
@@ -76,7 +78,8 @@ def network():
             norm, t["dy"], t["dx"], (t["dg"], t["db"]), SMALL, activated=t["y"], masked=t["dr"]
         ),
         add("sum", t["dx"], t["dr"], t["sum"], SMALL),
-        clip_coefficient("clip", [t["dg"], t["sum"]], t["clip"], SMALL, max_norm=Constant(1.0)),
+        *square_sums("squares", [t["dg"], t["sum"]], t["squares"], SMALL),
+        clip_coefficient("clip", t["squares"], t["clip"], SMALL, max_norm=Constant(1.0)),
         sgd(
             "sgd",
             Sgd(Constant(0.1), Constant(0.9)),

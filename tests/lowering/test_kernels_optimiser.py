@@ -15,13 +15,12 @@ from fpgapipe.lowering.kernels.optimiser import (
     adagrad,
     adam,
     adam_numbers,
-    clip_coefficient,
     sgd,
 )
 from fpgapipe.lowering.tiling.kernel import Region, Tensor
 
 LENGTHS = [1, 15, 16, 17, 1000, 70_001]
-RATE, MOMENTUM, DECAY, SCALE, STEP_SIZE, CORRECTION, KEEP, NORM = range(2, 10)
+RATE, MOMENTUM, DECAY, SCALE, STEP_SIZE, CORRECTION, KEEP = range(2, 9)
 
 
 def register(number):
@@ -203,49 +202,6 @@ def test_accumulation_is_exact(length):
     values = {"total": drawn(length), "g": drawn(length, 1)}
     found = execute([kernel], [total, gradient], values)
     assert same_bits(found["total"], values["total"] + found["g"])
-
-
-@pytest.mark.parametrize("lengths", [(1,), (17, 3), (70_001, 1, 16_384, 5000)], ids=str)
-@pytest.mark.parametrize("max_norm", [0.01, 1e4])
-def test_clipping(lengths, max_norm):
-    gradients = [Tensor(f"g{i}", (length,)) for i, length in enumerate(lengths)]
-    results = [Tensor("c", (16,)), Tensor("norm", (16,))]
-    kernel = clip_coefficient(
-        "clip",
-        gradients,
-        results[0],
-        REGION,
-        max_norm=register(NORM),
-        scale=Constant(0.5),
-        norm=results[1],
-    )
-    assert len(kernel.pieces) == sum(-(-length // 16_384) for length in lengths)
-    values = {tensor.name: drawn(tensor.shape, i) for i, tensor in enumerate(gradients)}
-    found = execute([kernel], gradients + results, values, {NORM: max_norm})
-    parameters = [torch.zeros(length, requires_grad=True) for length in lengths]
-    for i, parameter in enumerate(parameters):
-        parameter.grad = torch.tensor(values[f"g{i}"]) * 0.5
-    norm = torch.nn.utils.clip_grad_norm_(parameters, max_norm, foreach=False)
-    assert error(found["norm"], np.full(16, norm.item())) < 1e-6
-    clipped = [values[tensor.name] * found["c"][0] for tensor in gradients]
-    for mine, theirs in zip(clipped, parameters, strict=True):
-        assert error(mine, theirs.grad.numpy()) < 1e-6
-    assert len(set(found["c"].tolist())) == 1
-    if max_norm == 1e4:
-        assert found["c"][0] == 0.5
-
-
-@pytest.mark.parametrize(("value", "expected"), [(np.inf, 0.0), (np.nan, np.nan), (0.0, 1.0)])
-def test_clipping_of_special_values(value, expected):
-    tensors = [Tensor("g", (33,)), Tensor("c", (16,))]
-    kernel = clip_coefficient("clip", tensors[:1], tensors[1], REGION, max_norm=Constant(1.0))
-    found = execute([kernel], tensors, {"g": np.full(33, value, np.float32)})
-    np.testing.assert_array_equal(found["c"], np.full(16, expected, np.float32))
-
-
-def test_a_norm_needs_a_tensor():
-    with pytest.raises(ValueError, match=r"^a norm must be of one tensor at least, not of none$"):
-        clip_coefficient("clip", [], Tensor("c", (16,)), REGION, max_norm=Constant(1.0))
 
 
 def test_bits_do_not_depend_on_the_region():

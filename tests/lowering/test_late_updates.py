@@ -270,7 +270,7 @@ def test_memory_of_many_micro_batches_is_foretold_from_few():
 
 
 def test_only_sgd():
-    for options in (StepOptions(optimiser="adam"), StepOptions(clips=True)):
+    for options in (StepOptions(optimiser="adam"), StepOptions(clip_norm=1.0)):
         with pytest.raises(NotImplementedError) as error:
             programs(plain(), "pipedream", 2, options=options)
         assert str(error.value) == (

@@ -127,7 +127,7 @@ def test_the_update_is_sgd():
 def test_adam_with_clipped_gradients_is_pytorchs():
     import torch
 
-    options = StepOptions(BF16, optimiser="adam", clips=True)
+    options = StepOptions(BF16, optimiser="adam", clip_norm=1.0)
     program, memory, before, _ = run_in_model(every_operator(2), options)
     after, gradients = program.parameters(memory), program.parameters(memory, ".gradient")
     weights = {name: torch.tensor(before[name], requires_grad=True) for name in gradients}
@@ -246,14 +246,23 @@ def test_training_needs_a_vector_engine_and_one_output():
 def test_options_are_checked():
     with pytest.raises(ValueError, match=r"^step activations must be BF16 or FP32, not 3$"):
         StepOptions(3)
-    with pytest.raises(ValueError, match=r"^step optimiser must be sgd or adam, not 'sgdd'$"):
+    with pytest.raises(
+        ValueError, match=r"^step optimiser must be sgd, adam or adamw, not 'sgdd'$"
+    ):
         StepOptions(optimiser="sgdd")
+    for changed, what in (
+        ({"betas": (0.9, 1.0)}, r"betas must be at least 0 and below 1, not \(0.9, 1.0\)"),
+        ({"epsilon": 0.0}, r"epsilon must be in \(0, 1\], not 0.0"),
+        ({"clip_norm": 0.0}, r"clip_norm must be in \(0, 1e\+30\], not 0.0"),
+    ):
+        with pytest.raises(ValueError, match=f"^step {what}$"):
+            StepOptions(optimiser="adamw", **changed)
 
 
 @pytest.mark.sim
 @pytest.mark.parametrize(
     "options",
-    [StepOptions(BF16), StepOptions(FP32, optimiser="adam", clips=True)],
+    [StepOptions(BF16), StepOptions(FP32, optimiser="adam", clip_norm=1.0)],
     ids=["sgd bf16", "adam fp32 clipped"],
 )
 def test_a_step_with_every_operator_in_hardware(options):

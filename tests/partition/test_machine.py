@@ -82,6 +82,27 @@ def test_a_few_microbatches_are_lowered_with_the_options_of_all(monkeypatch):
     assert default.stages[0].sends_bytes < few.stages[0].sends_bytes
 
 
+@pytest.mark.parametrize(
+    ("devices", "kind"), [(2, "1f1b-as"), (4, "1f1b-as"), (3, "gpipe"), (2, "zb-h1")]
+)
+def test_updates_that_wait_for_the_norm_are_priced(devices, kind):
+    """The total goes to the first stage, and the factor comes back."""
+    plan, graph, cluster = planned(devices=devices, count=6, kind=kind)
+    clk_hz = plan.stages[0].core.clk_hz
+    cycles = {}
+    for clip_norm in (None, 1.0):
+        options = StepOptions(optimiser="adamw", clip_norm=clip_norm)
+        pipeline = lower_plan(plan, graph, cluster, options)
+        priced, _ = price_plan(plan, graph, cluster, pipeline, options)
+        timing = PipelineTiming.of(pipeline, memory_specs(plan), wire_timings(plan, cluster))
+        found = priced.predicted.minibatch_s * clk_hz
+        assert found == pytest.approx(timing.event_cycles)
+        cycles[clip_norm] = found, timing.cluster.cycles
+    (plain, plain_true), (clipped, true) = cycles.values()
+    assert clipped > plain
+    assert clipped - plain == pytest.approx(true - plain_true, rel=0.02)
+
+
 def test_layers_take_what_the_program_takes():
     plan, graph, cluster = planned(devices=1, count=1)
     request = Request(lambda samples: graph, graph.batch, cluster, ("1f1b-as",), 1, (8, 8))
