@@ -226,7 +226,7 @@ def write_build(
 ) -> Build:
     """Generate the programs and hardware of a plan and write the folder, whole or not at all.
 
-    A plan whose times are estimates gets those of its programs.
+    A plan gets the times of its programs, unless it has those of programs with default options.
 
     Parameters
     ----------
@@ -268,7 +268,7 @@ def write_build(
         on_part("programs")
         with phase("programs"):
             pipeline = lower_plan(plan, graph, cluster, options)
-        if plan.predicted.level == "estimate":
+        if plan.predicted.level == "estimate" or options != StepOptions(train=plan.trains):
             on_part("times")
             with phase("times of the programs"):
                 plan, _ = price_plan(plan, graph, cluster, pipeline, options)

@@ -400,7 +400,7 @@ def scalars_of(settings: Settings, model: int, step: int, steps_per_epoch: int) 
     return scalar_bits(
         learning_rate=settings.rate(step, steps_per_epoch),
         momentum=settings.momentum,
-        weight_decay=settings.weight_decay,
+        weight_decay=settings.weight_decay or 0.0,
         seed=settings.seed + model,
         step=step,
     )

@@ -223,9 +223,10 @@ class NumericCheck(Check):
         Largest error so far of the loss and of each gradient, as a share of its tolerance.
     """
 
-    def __init__(self, backend: StepRunner) -> None:
+    def __init__(self, backend: StepRunner, gain: float = 1.0) -> None:
         super().__init__(backend)
         self.worst: dict[str, float] = {}
+        self._gain = gain
 
     def after(
         self,
@@ -244,7 +245,8 @@ class NumericCheck(Check):
         if self._exceeds(LOSS, abs(result.loss - other.loss) / limit):
             losses = f"{result.loss:.9g}", f"{other.loss:.9g}"
             return self._difference(step, first, None, "", LOSS, (0,), losses, 1)
-        found = self._of_layers(step, first, "gradient", _gradients(first, self.backend), before)
+        pair = _gradients(first, self.backend, self._gain)
+        found = self._of_layers(step, first, "gradient", pair, before)
         if found is None and first.num_updates > 1:
             added = _added_momentum(first, self.backend, before, scalars)
             found = self._of_layers(step, first, "momentum", added, before)
@@ -334,13 +336,14 @@ class NumericCheck(Check):
         return not share <= 1  # NaN exceeds the tolerance, too
 
 
-def _gradients(one: StepRunner, other: StepRunner) -> tuple[Values, Values]:
+def _gradients(one: StepRunner, other: StepRunner, gain: float) -> tuple[Values, Values]:
     """Gradients of a step that both backends have done from one state.
 
     Where one of them does not keep a gradient, its momentum says how far it is from that of the
-    other: the momentum of both was equal before, and the gradient is added to it. Where none keeps
-    it, the momentum is compared.
+    other: the momentum of both was equal before, and `gain` times the gradient is added to it.
+    Where none keeps it, the momentum is compared.
     """
+    inverse = np.float32(1 / gain)
     found, expected = one.parameters(".gradient"), other.parameters(".gradient")
     moments = one.parameters(".momentum"), other.parameters(".momentum")
     for name in moments[0]:
@@ -348,9 +351,9 @@ def _gradients(one: StepRunner, other: StepRunner) -> tuple[Values, Values]:
             continue
         first, second = (each[name] for each in moments)
         if name in expected:
-            found[name] = expected[name] + (first - second)
+            found[name] = expected[name] + (first - second) * inverse
         elif name in found:
-            expected[name] = found[name] + (second - first)
+            expected[name] = found[name] + (second - first) * inverse
         else:
             found[name], expected[name] = first, second
     return found, expected

@@ -266,7 +266,8 @@ def open_check(build: Build, options: RunOptions) -> Check | None:
             f"devices compute with MXINT8, which {options.precision} differs from; check torch "
             "with --precision mxint8"
         )
-    return NumericCheck(open_backend(build, options.check, options, precision="mxint8"))
+    gain = 1 - build.options.betas[0] if build.options.has_second_moment else 1.0
+    return NumericCheck(open_backend(build, options.check, options, precision="mxint8"), gain)
 
 
 def read_parameters(path: Path, graph: Graph) -> dict[str, NDArray[np.float32]]:

@@ -57,7 +57,18 @@ COMPUTES = {"sim": "simulation", "model": "training in the model", "torch": "PyT
 CHECKPOINT_EVERY = 20
 """Default number of steps from checkpoint to checkpoint."""
 
-COURSE = ("epochs", "learning_rate", "warm_up", "momentum", "weight_decay")
+COURSE = (
+    "epochs",
+    "steps",
+    "learning_rate",
+    "warm_up",
+    "rate_schedule",
+    "rate_every",
+    "rate_factor",
+    "momentum",
+    "weight_decay",
+    "clip_norm",
+)
 """Settings that may be changed when a training that has reached its end is continued."""
 
 logger = logging.getLogger(__name__)
@@ -304,12 +315,10 @@ class Trainer:
             raise
 
     def _refuse_changes(self, path: Path, checkpoint: Checkpoint) -> None:
-        then_epochs = checkpoint.settings.get("epochs")
-        is_finished = (
-            isinstance(then_epochs, int)
-            and checkpoint.step == then_epochs * self.steps_per_epoch
-            and self.settings.epochs is None
-        )
+        then_epochs, then_steps = (checkpoint.settings.get(each) for each in ("epochs", "steps"))
+        end = then_epochs * self.steps_per_epoch if isinstance(then_epochs, int) else then_steps
+        falls = self._decisive["rate_schedule"] == "cosine"
+        is_finished = checkpoint.step == end and self.settings.epochs is None and not falls
         changed = [
             f"{name.replace('_', ' ')} (then {shown(then)}, now {now})".lower()
             if name != "data"
@@ -449,7 +458,9 @@ class Trainer:
             learning_rate=rate,
             momentum=self.settings.momentum,
             # Updates after each micro-batch decay the weights together as much as a single one.
-            weight_decay=self.settings.weight_decay / self._backend.num_updates,
+            weight_decay=(self.settings.weight_decay or 0.0) / self._backend.num_updates,
+            max_norm=1.0 if self.settings.clip_norm is None else self.settings.clip_norm,
+            betas=self.settings.betas,
             seed=self.settings.seed,
             step=self.step,
         )

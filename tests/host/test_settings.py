@@ -17,6 +17,7 @@ from fpgapipe.host.cli.main import cli as fpgapipe
 from fpgapipe.host.runtime.checkpoint import CheckpointFolder
 from fpgapipe.host.runtime.run_log import read_log
 from fpgapipe.host.runtime.settings import Settings, default_rate
+from fpgapipe.lowering.units.step_options import StepOptions
 from fpgapipe.network.initial_values import initial_parameters
 from fpgapipe.network.load import load_network
 
@@ -118,7 +119,8 @@ def test_what_make_run_does_is_understood():
     for name, *arguments in lines:
         context = fpgapipe.commands[name].make_context(name, arguments)
         if name == "run":
-            found = _settings({"warm_up": 0, **context.params}, infers=False)
+            with context:
+                found = _settings(context.params, StepOptions())
             assert (found.epochs, found.more) in ((4, None), (None, 4))
 
 

@@ -166,7 +166,7 @@ def test_options_in_sentences_exist(path):
     known = all_options(cli) | FOREIGN
     if path.name == "CONTRIBUTING.md":
         return
-    named = set(re.findall(r"`(--[a-z-]+)[ =\]|A-Z0-9]*[^`]*`", prose(path.read_text())))
+    named = set(re.findall(r"`(--[a-z0-9-]+)[ =\]|A-Z0-9]*[^`]*`", prose(path.read_text())))
     assert not named - known, f"{path.name}: no command has {', '.join(sorted(named - known))}"
 
 

@@ -11,6 +11,7 @@ from fpgapipe.host.cli.options import ranges
 from fpgapipe.host.cli.options.cluster_options import cluster_options
 from fpgapipe.host.cli.options.completion import networks_that_begin
 from fpgapipe.host.cli.options.options import command
+from fpgapipe.host.cli.options.training_options import check_training, training_options
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -19,6 +20,7 @@ if TYPE_CHECKING:
     from fpgapipe.boards.cluster import Cluster
     from fpgapipe.host.build.build import Build
     from fpgapipe.host.build.verilog_ahead import Begun
+    from fpgapipe.lowering.units.step_options import StepOptions
     from fpgapipe.partition.explore.candidate import Candidate
     from fpgapipe.partition.explore.explorer import Exploration, Request
     from fpgapipe.partition.plan import Plan
@@ -30,6 +32,7 @@ if TYPE_CHECKING:
     lowers=True,
 )
 @partial(cluster_options, default_devices=2)
+@training_options
 @click.option(
     "--network",
     shell_complete=networks_that_begin,
@@ -112,6 +115,7 @@ def build(
     seed: int,
     verify: bool,
     folder: str | None,
+    step_options: StepOptions,
 ) -> None:
     """Plan a network for the boards and make their hardware and programs.
 
@@ -144,6 +148,7 @@ def build(
     check_strategy(strategy, schedule, ("auto", "1f1b-as"))
     if schedule != "auto":
         check_schedule_kind(schedule)
+    check_training(step_options, strategy, schedule)
     load = loader(network)
     spec = one_link_each(cluster.spec)
     request = Request(
@@ -156,6 +161,7 @@ def build(
         train=mode == "train",
         all_devices=True,
         merges=strategy == "merge",
+        options=step_options,
     )
     _refuse_layers(request)
     if verify:
@@ -243,7 +249,7 @@ def _faster_shards(request: Request, network: str) -> Plan | None:
         plan = as_plan(
             pipeline, graph, network, request.batch, request.cluster, train=request.train
         )
-        plan, _ = price_plan(plan, graph, request.cluster)
+        plan, _ = price_plan(plan, graph, request.cluster, options=request.step_options)
     except UserError:
         return best
     return best if rank(best) < rank(plan) else None
@@ -315,6 +321,7 @@ def _written(
             request.cluster,
             folder,
             seed=seed,
+            options=request.step_options,
             on_part=lambda what: display.update(description=f"making {what}"),
             begun=begun,
         )

@@ -14,11 +14,13 @@ if TYPE_CHECKING:
 
     from fpgapipe.host.runtime.runtime import RunOptions, RunSummary
     from fpgapipe.host.runtime.settings import Settings
+    from fpgapipe.lowering.units.step_options import StepOptions
 
 RANDOM = "random"
 BACKENDS = ("sim", "model", "torch")
 COURSES = ("epochs", "steps", "more")
-WHOLE = ("seed", "epochs", "steps")
+WHOLE = ("seed", "epochs", "steps", "warm_up", "rate_every")
+RATE_SCHEDULES = ("constant", "cosine", "step")
 
 
 @command("run", example="fpgapipe run out/digits-cnn --backend model --steps 2")
@@ -30,18 +32,12 @@ WHOLE = ("seed", "epochs", "steps")
     show_default=True,
     help="What runs: simulated devices, their bit-exact model, or PyTorch.",
 )
-@click.option(
-    "--steps", type=ranges.STEPS, help="Mini-batches in all, at a constant learning rate."
-)
-@click.option(
-    "--epochs",
-    type=ranges.EPOCHS,
-    help="Passes through all samples; the learning rate falls along half a cosine [default: 1].",
-)
+@click.option("--steps", type=ranges.STEPS, help="Mini-batches in all.")
+@click.option("--epochs", type=ranges.EPOCHS, help="Passes through all samples [default: 1].")
 @click.option(
     "--more",
     type=ranges.STEPS,
-    help="Mini-batches beyond the checkpoint that --resume or --from names, at a constant rate.",
+    help="Mini-batches beyond the checkpoint that --resume or --from names.",
 )
 @click.option(
     "--data",
@@ -86,8 +82,35 @@ WHOLE = ("seed", "epochs", "steps")
 @click.option(
     "--learning-rate",
     type=ranges.LEARNING_RATE,
-    help="Learning rate of SGD, used as it is from the first mini-batch on [default: 0.01 for a "
-    "batch of 8, growing with the square root of the batch, and reached in a warm-up].",
+    help="Learning rate, used as it is from the first mini-batch on unless --warm-up is given "
+    "[default: for a batch of 8, 0.01, or 0.001 of Adam, growing with the square root of the "
+    "batch, and reached in a warm-up].",
+)
+@click.option(
+    "--rate-schedule",
+    type=click.Choice(RATE_SCHEDULES),
+    help="Course of the learning rate after its warm-up: constant, half a cosine down to 0 at the "
+    "end, or multiplied by --rate-factor every --rate-every epochs [default: cosine with "
+    "--epochs, else constant].",
+)
+@click.option(
+    "--warm-up",
+    type=ranges.WARM_UP,
+    help="Mini-batches in which the learning rate rises to its full value, in equal steps.",
+)
+@click.option(
+    "--rate-every",
+    type=ranges.EPOCHS,
+    default=1,
+    show_default=True,
+    help="Epochs from one step of --rate-schedule step to the next.",
+)
+@click.option(
+    "--rate-factor",
+    type=ranges.SHARE,
+    default=0.1,
+    show_default=True,
+    help="Factor of the learning rate at each such step.",
 )
 @click.option(
     "--momentum",
@@ -99,9 +122,13 @@ WHOLE = ("seed", "epochs", "steps")
 @click.option(
     "--weight-decay",
     type=ranges.WEIGHT_DECAY,
-    default=1e-4,
-    show_default=True,
-    help="Share of each weight that is added to its gradient.",
+    help="Share of each weight that is added to its gradient; of AdamW, that the weight loses "
+    "times the learning rate [default: 1e-4 of SGD, 0 of Adam, 0.01 of AdamW].",
+)
+@click.option(
+    "--clip-norm",
+    type=ranges.NORM,
+    help="Another largest norm of all gradients, if the build clips them [default: the build's].",
 )
 @click.option(
     "--seed",
@@ -150,7 +177,7 @@ def run(folder: str, as_json: bool, **options: Any) -> int:
         source = _source(options, Path(folder))
         if source:
             _take_over(options, source)
-        settings = _settings(options, infers=not build.plan.trains)
+        settings = _settings(options, build.options)
         data = load_data(options["data"], build.graph)
         if data.note:
             logging.getLogger("fpgapipe").info("%s: %s", options["data"], data.note)
@@ -207,14 +234,17 @@ def _take_over(options: dict[str, Any], source: Path) -> None:
     if not isinstance(known, dict):
         return
     given = click.get_current_context().get_parameter_source
-    names = ["data", "seed", "learning_rate", "momentum", "weight_decay"]
+    names = ["data", "seed", "learning_rate", "momentum", "weight_decay", "clip_norm"]
+    names += ["rate_every", "rate_factor"]
     if known.get("precision"):
         names.append("precision")
-    if given("learning_rate") is ParameterSource.DEFAULT and isinstance(known.get("warm_up"), int):
-        options["warm_up"] = known["warm_up"]
+    if given("learning_rate") is ParameterSource.DEFAULT:
+        names.append("warm_up")
+    if not (options["more"] and known.get("rate_schedule") == "cosine"):
+        names.append("rate_schedule")
     if not any(options[name] for name in COURSES):
         names += ["epochs", "steps"]
-    kinds = dict.fromkeys(("data", "precision"), str) | dict.fromkeys(WHOLE, int)
+    kinds = dict.fromkeys(("data", "precision", "rate_schedule"), str) | dict.fromkeys(WHOLE, int)
     ranges_of = {each.name: each.type for each in click.get_current_context().command.params}
     for name in names:
         value = known.get(name)
@@ -225,7 +255,16 @@ def _take_over(options: dict[str, Any], source: Path) -> None:
                 options[name] = ranges_of[name].convert(value, None, None)
 
 
-def _settings(options: dict[str, Any], *, infers: bool) -> Settings:
+def _settings(options: dict[str, Any], programs: StepOptions) -> Settings:
+    """Settings of a training, of which the build's programs decide some.
+
+    Raises
+    ------
+    UserError
+        If they contradict each other, or the programs.
+    """
+    from click.core import ParameterSource
+
     from fpgapipe.errors import UserError
     from fpgapipe.host.runtime.settings import Settings
 
@@ -235,15 +274,32 @@ def _settings(options: dict[str, Any], *, infers: bool) -> Settings:
             f"{' and '.join(f'--{name}' for name in given)} exclude each other: each says how long"
         )
     epochs, steps, more = (options[name] for name in COURSES)
-    if infers and (epochs or more):
+    if not programs.train and (epochs or more):
         raise UserError("inference has no epochs; --steps limits its mini-batches")
+    source = click.get_current_context().get_parameter_source
+    if programs.has_second_moment and source("momentum") is not ParameterSource.DEFAULT:
+        raise UserError(
+            f"the build updates its weights by {programs.optimiser}, which has betas instead of "
+            "--momentum; they are options of 'fpgapipe build'"
+        )
+    if options["clip_norm"] is not None and not programs.clips:
+        raise UserError(
+            "the build does not clip gradients, so --clip-norm has no effect; build it again with "
+            "--clip-norm"
+        )
     return Settings(
         epochs=None if steps or more else epochs or 1,
         steps=steps,
         more=more,
         seed=options["seed"],
         learning_rate=options["learning_rate"],
-        warm_up=options.get("warm_up", 0),
+        warm_up=options["warm_up"],
+        rate_schedule=options["rate_schedule"],
+        rate_every=options["rate_every"],
+        rate_factor=options["rate_factor"],
+        optimiser=programs.optimiser,
+        betas=programs.betas,
+        clip_norm=programs.clip_norm if options["clip_norm"] is None else options["clip_norm"],
         momentum=options["momentum"],
         weight_decay=options["weight_decay"],
         data=options["data"],

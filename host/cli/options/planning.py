@@ -213,7 +213,8 @@ def fastest_shards(
     found: list[tuple[Plan, Timeline, Searched]] = []
     refused = []
     several = ("hybrid",) if len(request.cluster.devices) > 2 else ()
-    for strategy in ("data", "layerwise", *several):
+    cut = () if request.step_options.clips else ("layerwise", *several)
+    for strategy in ("data", *cut):
         try:
             found.append(plan_shards(request, network, strategy))
         except UserError as error:

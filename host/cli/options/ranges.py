@@ -69,9 +69,18 @@ SECONDS = Real(0, 1e9)
 BYTES_PER_S = Real(0, 1e15)
 STEPS = Whole(1, 10**9)
 EPOCHS = Whole(1, 10**6)
+WARM_UP = Whole(0, 10**9)
 SEED = Whole(0, (1 << 63) - 1)
 LEARNING_RATE = Real(0, 1e6)
 MOMENTUM = Real(0, 1)
 WEIGHT_DECAY = Real(0, 1e3)
+BETA = Real(0, 1, below=True)
+EPSILON = Real(1e-12, 1)
+"""Number that keeps a division from one by 0."""
+
+NORM = Real(1e-12, 1e12)
+"""Largest norm of all gradients."""
+
+SHARE = Real(0, 1)
 THREADS = Whole(1, 256)
 ERROR_RATE = Real(0, 1, below=True)

@@ -41,8 +41,10 @@ ALIKE = (
     "batch",
     "learning_rate",
     "warm_up",
+    "optimiser",
     "momentum",
     "weight_decay",
+    "clip_norm",
     "schedule",
     "epochs",
     "steps",
@@ -54,8 +56,12 @@ SHOWN_SETTINGS = (
     "seed",
     "precision",
     "learning_rate",
+    "warm_up",
+    "schedule",
+    "optimiser",
     "momentum",
     "weight_decay",
+    "clip_norm",
 )
 
 
@@ -150,7 +156,8 @@ def _training_accuracy(run: Run) -> tuple[NDArray[np.float64], NDArray[np.float6
 
 
 def _run_table(runs: Sequence[Run]) -> str:
-    settings = [key for key in SHOWN_SETTINGS if any(key in run.settings for run in runs)]
+    given = {key for run in runs for key, value in run.settings.items() if value is not None}
+    settings = [key for key in SHOWN_SETTINGS if key in given]
     headings = [
         Heading("Run", False),
         Heading("Steps"),
@@ -179,7 +186,7 @@ def _run_table(runs: Sequence[Run]) -> str:
                 whole(sum(cycles) / len(cycles) if cycles else None),
                 Cell(duration(wall_s), wall_s) if wall_s else NOTHING,
                 *(
-                    Cell(text(run.settings[key])) if key in run.settings else NOTHING
+                    Cell(text(run.settings[key])) if run.settings.get(key) is not None else NOTHING
                     for key in settings
                 ),
             ]

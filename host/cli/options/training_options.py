@@ -1,0 +1,133 @@
+"""The options of ``build`` that say how the programs train."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from fpgapipe.host.cli.options import ranges
+
+if TYPE_CHECKING:
+    from fpgapipe.lowering.units.step_options import StepOptions
+
+OPTIMISERS = ("sgd", "adam", "adamw")
+
+
+def training_options(function: Callable[..., Any]) -> Callable[..., Any]:
+    """Give ``build`` the options of its programs; use it below ``@command``.
+
+    The function gets the :class:`~fpgapipe.lowering.units.step_options.StepOptions` that they
+    select as its argument ``step_options``.
+    """
+
+    @functools.wraps(function)
+    def run(
+        *args: Any,
+        optimiser: str,
+        beta1: float | None,
+        beta2: float | None,
+        epsilon: float | None,
+        clip_norm: float | None,
+        mode: str,
+        **kwargs: Any,
+    ) -> Any:
+        options = chosen_options(optimiser, beta1, beta2, epsilon, clip_norm, mode)
+        return function(*args, mode=mode, step_options=options, **kwargs)
+
+    for option in (
+        click.option(
+            "--clip-norm",
+            type=ranges.NORM,
+            help="Scale all gradients down together where their norm is larger than this.",
+        ),
+        click.option(
+            "--epsilon",
+            type=ranges.EPSILON,
+            help="Number that Adam adds to the root of the second moment [default: 1e-8].",
+        ),
+        click.option(
+            "--beta2",
+            type=ranges.BETA,
+            help="Share of its last value that Adam's second moment keeps [default: 0.999].",
+        ),
+        click.option(
+            "--beta1",
+            type=ranges.BETA,
+            help="Share of its last value that Adam's first moment keeps [default: 0.9].",
+        ),
+        click.option(
+            "--optimiser",
+            type=click.Choice(OPTIMISERS),
+            default="sgd",
+            show_default=True,
+            help="What updates the weights: SGD with momentum, Adam, or AdamW.",
+        ),
+    ):
+        run = option(run)
+    return run
+
+
+def chosen_options(
+    optimiser: str,
+    beta1: float | None,
+    beta2: float | None,
+    epsilon: float | None,
+    clip_norm: float | None,
+    mode: str,
+) -> StepOptions:
+    """The options of programs that a command line selects.
+
+    Raises
+    ------
+    UserError
+        If it has options that do not go together.
+    """
+    from fpgapipe.errors import UserError
+    from fpgapipe.lowering.units.step_options import StepOptions
+
+    numbers = {"--beta1": beta1, "--beta2": beta2, "--epsilon": epsilon}
+    given = [name for name, value in numbers.items() if value is not None]
+    if mode == "infer" and (given or optimiser != "sgd" or clip_norm is not None):
+        raise UserError("inference has no optimiser: leave its options out, or take --mode train")
+    if given and optimiser == "sgd":
+        raise UserError(f"{given[0]} is a number of Adam: take --optimiser adam or adamw")
+    if mode == "infer":
+        return StepOptions(train=False)
+    default = StepOptions()
+    return StepOptions(
+        optimiser=optimiser,  # type: ignore[arg-type]
+        betas=(
+            default.betas[0] if beta1 is None else beta1,
+            default.betas[1] if beta2 is None else beta2,
+        ),
+        epsilon=default.epsilon if epsilon is None else epsilon,
+        clip_norm=clip_norm,
+    )
+
+
+def check_training(options: StepOptions, strategy: str, schedule: str) -> None:
+    """Refuse options of programs that a strategy or a schedule does not have.
+
+    Raises
+    ------
+    UserError
+        If they do not go together.
+    """
+    from fpgapipe.errors import UserError
+    from fpgapipe.host.cli.options.planning import PIPELINES, STRATEGIES
+    from fpgapipe.lowering.program.late_updates import late_options
+    from fpgapipe.partition.schedule.schedule_kinds import make_schedule
+
+    if options.clips and strategy in set(STRATEGIES) - {*PIPELINES, "data", "auto"}:
+        raise UserError(
+            "--clip-norm needs the norm of all gradients, which no device has where layers are cut "
+            f"(--strategy {strategy}): take --strategy pipeline or data"
+        )
+    if options.train and schedule != "auto" and not make_schedule(schedule, 2, 2).synchronous:
+        try:
+            late_options(options)
+        except NotImplementedError as error:
+            raise UserError(str(error)) from error
