@@ -8,6 +8,7 @@ bit of a result.
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -19,9 +20,11 @@ from fpgapipe.hw.hls_models.isa.vector_op import (
     Choice,
     Constant,
     Factor,
+    Initial,
     Left,
     Outcome,
     Right,
+    Second,
     Source,
     Target,
 )
@@ -64,6 +67,24 @@ def check_classes(classes: int, rows: int = 1) -> None:
             raise ValueError(f"cross-entropy must have 1..{MOST_CLASSES} {what}, not {count}")
 
 
+@dataclass(frozen=True)
+class Counting:
+    """How many labels of a mini-batch count, where rows with a label below 0 are ignored.
+
+    Attributes
+    ----------
+    labels, minus_share : Constant
+        Registers with the number of labels that count, and with the reciprocal of its negative.
+    microbatches : int
+        Number of micro-batches of the mini-batch. The loss of each is so many times its part of the
+        loss of the mini-batch, which is then the mean over the micro-batches.
+    """
+
+    labels: Constant
+    minus_share: Constant
+    microbatches: int
+
+
 def cross_entropy(
     name: str,
     logits: Tensor,
@@ -74,12 +95,17 @@ def cross_entropy(
     gradient: Tensor | None = None,
     correct: Tensor | None = None,
     scale: float | None = None,
+    smoothing: float = 0.0,
+    counting: Counting | None = None,
 ) -> VectorKernel:
     """Compute the mean loss of a batch, and its gradient.
 
     ``loss = mean(log(sum(exp(logits))) - logits[label])``, and
     ``gradient = (softmax(logits) - (1 for the label, else 0)) * scale``. Logits of -infinity have
     probability 0. As in PyTorch, a logit of +infinity or NaN makes the results of its row NaN.
+
+    With label smoothing the label stands for ``1 - smoothing``, and every class for a further
+    ``smoothing / classes``.
 
     Parameters
     ----------
@@ -97,6 +123,11 @@ def cross_entropy(
         FP32 tensor for the number of rows in which no logit is larger than the label's.
     scale : float, optional
         Factor of the gradient, ``1 / batch`` if left out.
+    smoothing : float
+        Share of a label that all classes have in equal parts.
+    counting : Counting, optional
+        Registers of the number of labels, if rows with a label below 0 are ignored. They decide
+        about the mean instead of `batch` and `scale`.
 
     Raises
     ------
@@ -123,7 +154,7 @@ def cross_entropy(
         }
         if not in_place:
             found["work"] = Buffer(4 * rows * classes, kept=True)
-        for each in ("maximum", "sum", "own", "share"):
+        for each in ("maximum", "sum", "own", "share", *more):
             found[each] = Buffer(4 * rows, kept=True)
         return found | {
             "table": Buffer(table.size_bytes, kept=True),
@@ -134,7 +165,9 @@ def cross_entropy(
             "count": Buffer(64, kept=True),
         }
 
+    more = ["all"] * bool(smoothing) + ["weight"] * bool(smoothing and counting)
     rows = piece_rows(batch, classes, buffers, region)
+    scale = 1 / batch if scale is None else scale
 
     pieces = []
     for first in range(0, batch, rows):
@@ -152,19 +185,25 @@ def cross_entropy(
             {each: tensor.format for each, tensor in (sources | targets).items()},
             first=first,
             work="gradient" if in_place else "work",
+            smoothing=smoothing,
+            counting=counting,
         )
         steps = [*view.losses(counts=correct is not None)]
         if gradient:
-            steps += view.gradient(1 / batch if scale is None else scale)
+            steps += view.gradient(scale)
         loads = [Move(tiles[each], each) for each in sources]
         stores = [Move(tiles[each], each) for each in targets]
         if first == 0:
             loads.append(Move(flat_tile(table, 0, table.elements), "table"))
         if first + count == batch:
-            steps += _total("losses", "result", batch, 1 / batch)
+            if counting:
+                steps += _total("losses", "result", batch, counting.minus_share)
+                steps.append(_times("result", -counting.microbatches))
+            else:
+                steps += _total("losses", "result", batch, Constant(1 / batch))
             stores.append(Move(flat_tile(loss, 0, 1), "result"))
             if correct:
-                steps += _total("hits", "count", batch, 1.0)
+                steps += _total("hits", "count", batch, Constant(1.0))
                 stores.append(Move(flat_tile(correct, 0, 1), "count"))
         pieces.append(Piece(tuple(steps), tuple(loads), tuple(stores)))
     return VectorKernel(name, buffers(rows), tuple(pieces), region)
@@ -180,18 +219,28 @@ class _Samples(Rows):
         Number of the first sample in the batch.
     work : str
         Name of the FP32 buffer of exponentials.
+    smoothing, counting
+        As for `cross_entropy`.
     """
 
     first: int = 0
     work: str = "work"
+    smoothing: float = 0.0
+    counting: Counting | None = None
 
     def losses(self, *, counts: bool) -> Iterator[Step]:
         """Instructions that compute the losses of the rows and leave the exponentials in `work`."""
         own = {"test": (Left.Y, Outcome.EQUAL, Right.COEFFICIENT), "then": Choice.X}
         yield self.each("logits", self.work, "labels", "table", otherwise=Choice.ZERO, **own)
         yield from self.reduce(self.work, "own")
+        if self.smoothing:
+            yield from self.reduce("logits", "all")
         yield from self.exponentials("logits", self.work)
-        yield self.row("maximum", "own", "share", **MINUS_Y)
+        if self.smoothing:
+            yield self.row("maximum", "own", "share", **_minus(1 - self.smoothing))
+            yield self.row("share", "all", "share", **_minus(self.smoothing / self.width))
+        else:
+            yield self.row("maximum", "own", "share", **MINUS_Y)
         at = 4 * self.first
         yield self.row("sum", None, "losses", at, function=Function.LOG)
         yield self.row("losses", "share", "losses", at, at, addend=Addend.Y)
@@ -206,24 +255,90 @@ class _Samples(Rows):
                 otherwise=Choice.ZERO,
                 constants=(_NONE, _NONE, _NONE, Constant(1.0)),
             )
+        if self.counting:
+            for each in ("losses", "hits") if counts else ("losses",):
+                yield self._counted(each, at)
 
-    def gradient(self, scale: float) -> Iterator[Step]:
-        """Instructions that compute the gradient from the exponentials."""
-        yield from self.shares(self.work, self.work, scale)
-        yield self.each(
-            self.work,
-            "gradient",
+    def _counted(self, numbers: str, at: int = 0) -> Step:
+        """Set numbers of the rows that are ignored to 0."""
+        return self.row(
+            numbers,
             "labels",
-            "table",
-            addend=Addend.CONSTANT,
-            constants=(Constant(-scale),),
-            test=(Left.Y, Outcome.EQUAL, Right.COEFFICIENT),
-            then=Choice.S,
+            numbers,
+            at,
+            at,
+            test=(Left.Y, Outcome.LESS, Right.CONSTANT),
+            then=Choice.ZERO,
             otherwise=Choice.X,
         )
 
+    def gradient(self, scale: float) -> Iterator[Step]:
+        """Instructions that compute the gradient from the exponentials."""
+        counting = self.counting
+        if counting and self.smoothing:
+            # All rows are first computed as one label would have it, then times their weights.
+            yield from self.shares(self.work, self.work)
+            least = -self.smoothing / self.width
+            yield self._without_label(self.work, Constant(self.smoothing - 1), least)
+            yield self.row(
+                "labels",
+                None,
+                "weight",
+                factor=Factor.CONSTANT,
+                initial=Initial.CONSTANT,
+                constants=(_NONE, _NONE, _NONE, _NONE, counting.minus_share),
+            )
+            yield self._counted("weight")
+            yield self.each(self.work, "gradient", "weight", factor=Factor.Y, negate_x=True)
+            return
+        if counting:
+            yield self.row(
+                "sum",
+                None,
+                "share",
+                factor=Factor.CONSTANT,
+                constants=(_NONE, counting.labels),
+                function=Function.RECIPROCAL,
+            )
+            yield self._counted("share")
+            yield self.each(self.work, self.work, "share", factor=Factor.Y)
+            yield self._without_label("gradient", counting.minus_share)
+            return
+        yield from self.shares(self.work, self.work, scale)
+        least = -scale * self.smoothing / self.width
+        yield self._without_label("gradient", Constant(-scale * (1 - self.smoothing)), least)
 
-def _total(x: str, target: str, number: int, factor: float) -> Iterator[Step]:
+    def _without_label(self, target: str, added: Constant, least: float = 0.0) -> Step:
+        """Add a number to the element of each row's class, and `least` to all."""
+        more: dict[str, Any] = {"initial": Initial.CONSTANT} if least else {}
+        return self.each(
+            self.work,
+            target,
+            "labels",
+            "table",
+            addend=Addend.CONSTANT,
+            constants=(added, _NONE, _NONE, _NONE, Constant(least)) if least else (added,),
+            test=(Left.Y, Outcome.EQUAL, Right.COEFFICIENT),
+            then=Choice.S,
+            otherwise=Choice.X,
+            **more,
+        )
+
+
+def _minus(times: float) -> dict[str, Any]:
+    """Settings for ``X - Y * times``."""
+    constants = (_NONE, _NONE, Constant(times))
+    return {"second": Second.CONSTANT, "negate_second": True, "constants": constants}
+
+
+def _times(x: str, factor: float) -> Step:
+    """Multiply a single number."""
+    constants = (_NONE, Constant(factor))
+    op = nest([], [], Source(0), Target(0, u_limit=1), factor=Factor.CONSTANT, constants=constants)
+    return Step(op, x, x)
+
+
+def _total(x: str, target: str, number: int, factor: Constant) -> Iterator[Step]:
     """Add up contiguous numbers, and multiply the sum by `factor`."""
     op = nest(
         [],
@@ -238,6 +353,6 @@ def _total(x: str, target: str, number: int, factor: float) -> Iterator[Step]:
         Source(0, broadcast=True),
         Target(0, u_limit=1),
         factor=Factor.CONSTANT,
-        constants=(_NONE, Constant(factor)),
+        constants=(_NONE, factor),
     )
     yield Step(op, "lanes", target)

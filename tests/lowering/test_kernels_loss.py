@@ -5,8 +5,10 @@ import pytest
 import torch
 from kernel_cases import REGION, drawn, error, execute, same_bits
 
+from fpgapipe.hw.hls_models.isa.vector_op import Constant
 from fpgapipe.hw.hls_models.numerics.element_format import BF16, FP32
 from fpgapipe.lowering.kernels.loss import (
+    Counting,
     class_numbers,
     class_numbers_content,
     cross_entropy,
@@ -14,7 +16,17 @@ from fpgapipe.lowering.kernels.loss import (
 from fpgapipe.lowering.tiling.kernel import Region, Tensor
 
 
-def run(logits, labels, region=REGION, element_format=FP32, gradient_format=FP32, scale=None):
+def run(
+    logits,
+    labels,
+    region=REGION,
+    element_format=FP32,
+    gradient_format=FP32,
+    scale=None,
+    smoothing=0.0,
+    counted=None,
+    microbatches=1,
+):
     batch, classes = logits.shape
     tensors = [
         Tensor("logits", logits.shape, element_format),
@@ -24,12 +36,23 @@ def run(logits, labels, region=REGION, element_format=FP32, gradient_format=FP32
         Tensor("correct", (1,)),
         class_numbers(classes),
     ]
+    counting = counted and Counting(
+        Constant(register=4), Constant(register=5), microbatches=microbatches
+    )
     kernel = cross_entropy(
-        "loss", *tensors[:3], region, gradient=tensors[3], correct=tensors[4], scale=scale
+        "loss",
+        *tensors[:3],
+        region,
+        gradient=tensors[3],
+        correct=tensors[4],
+        scale=scale,
+        smoothing=smoothing,
+        counting=counting,
     )
     values = {"logits": logits, "labels": labels}
     values[tensors[5].name] = class_numbers_content(classes)
-    found = execute([kernel], tensors, values)
+    scalars = {4: float(counted), 5: -1 / counted} if counted else None
+    found = execute([kernel], tensors, values, scalars)
     return float(found["loss"][0]), found["gradient"], int(found["correct"][0]), found["logits"]
 
 
@@ -169,3 +192,69 @@ def test_refuses():
         cross_entropy(
             "loss", Tensor("x", (2, 7)), Tensor("labels", (2,), BF16), Tensor("l", (1,)), REGION
         )
+
+
+@pytest.mark.parametrize(("batch", "classes"), [(1, 3), (37, 10), (70, 17), (9, 1025)])
+@pytest.mark.parametrize("smoothing", [0.0, 0.1])
+@pytest.mark.parametrize("ignores", [False, True])
+def test_smoothed_and_ignored_labels(batch, classes, smoothing, ignores):
+    logits, labels = drawn((batch, classes), scale=3), random_labels(batch, classes)
+    if ignores and batch > 1:
+        labels[::3] = -100
+        labels[1] = -1
+    counted = int((labels >= 0).sum())
+    # The batch is a third of the mini-batch, of which the other labels count, too.
+    whole = counted + 5
+    loss, gradient, correct, _ = run(
+        logits,
+        labels,
+        smoothing=smoothing,
+        counted=whole if ignores else None,
+        microbatches=3,
+    )
+    x = torch.tensor(logits, dtype=torch.float64, requires_grad=True)
+    expected = torch.nn.functional.cross_entropy(
+        x,
+        torch.tensor(np.where(labels < 0, -100, labels)).long(),
+        label_smoothing=smoothing,
+        reduction="sum",
+    ) / (whole if ignores else batch)
+    expected.backward()
+    expected = expected.item() * (3 if ignores else 1)
+    assert abs(loss - expected) <= 2e-6 * max(abs(expected), 1)
+    assert error(gradient, x.grad.numpy()) < 1e-6
+    assert correct == (logits.argmax(axis=1) == labels).sum()
+    ignored = labels < 0
+    assert not gradient[ignored].any()
+
+
+def test_all_labels_count_as_if_none_could_be_ignored():
+    logits, labels = drawn((37, 10), scale=3), random_labels(37, 10)
+    _, gradient, correct, _ = run(logits, labels, scale=1 / 64)
+    _, again, also, _ = run(logits, labels, counted=64)
+    assert same_bits(again, gradient)
+    assert also == correct
+
+
+@pytest.mark.parametrize("gradient_format", [BF16, FP32])
+def test_weights_of_rows_are_not_rounded(gradient_format):
+    logits, labels = drawn((37, 45), scale=3), random_labels(37, 45)
+    labels[5] = -1
+    _, gradient, _, _ = run(
+        logits, labels, gradient_format=gradient_format, smoothing=0.2, counted=36
+    )
+    x = torch.tensor(logits, dtype=torch.float64, requires_grad=True)
+    torch.nn.functional.cross_entropy(
+        x, torch.tensor(labels).long(), label_smoothing=0.2, ignore_index=-1
+    ).backward()
+    assert error(gradient, x.grad.numpy()) < (1e-6 if gradient_format is FP32 else 2**-8)
+
+
+def test_many_pieces_change_no_bit_of_a_smoothed_loss():
+    logits, labels = drawn((70, 33), scale=3), random_labels(70, 33)
+    labels[::7] = -100
+    settings = {"smoothing": 0.1, "counted": 60}
+    small = run(logits, labels, region=Region(0, 24 << 10), **settings)
+    large = run(logits, labels, **settings)
+    assert small[0] == large[0]
+    assert same_bits(small[1], large[1])
