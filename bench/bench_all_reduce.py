@@ -25,9 +25,9 @@ from fpgapipe.hw.hls_models.model.registers import RegisterMap
 from fpgapipe.hw.hls_models.spec.core_spec import CoreSpec, ScratchpadSpec, VectorSpec
 from fpgapipe.hw.hls_models.spec.link import LinkEngineSpec, LinkState
 from fpgapipe.lowering.memory.placed import Placed, page
-from fpgapipe.lowering.program.all_reduce import Member, all_reduce, buffers_of, chunks_of
 from fpgapipe.lowering.program.assemble import assemble
 from fpgapipe.lowering.program.pipeline import link_after
+from fpgapipe.lowering.sums.all_reduce import Member, all_reduce, buffers_of, chunks_of
 from fpgapipe.lowering.tiling.kernel import Region
 from fpgapipe.sim_tb.cluster.cluster import Cluster
 from fpgapipe.sim_tb.cluster.cluster_nodes import Node, cable

@@ -9,13 +9,13 @@ from fpgapipe.errors import UserError
 from fpgapipe.hw.hls_models.isa.instructions import Opcode
 from fpgapipe.hw.hls_models.numerics.element_format import FP32, ElementFormat
 from fpgapipe.hw.hls_models.spec.link import Channel
-from fpgapipe.lowering.kernels.transfers import TransferKernel
+from fpgapipe.lowering.sums.transfers import TransferKernel
 from fpgapipe.lowering.units.network_units import units_of
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-    from fpgapipe.lowering.program.tied_weights import Tie
+    from fpgapipe.lowering.sums.tied_weights import Tie
     from fpgapipe.lowering.tiling.kernel import Tensor
     from fpgapipe.lowering.units.layouts import Value
     from fpgapipe.lowering.units.unit import Unit

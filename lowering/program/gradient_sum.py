@@ -5,7 +5,9 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from fpgapipe.lowering.memory.placed import Placed
-from fpgapipe.lowering.program.all_reduce import (
+from fpgapipe.lowering.program.device_program import SUM
+from fpgapipe.lowering.program.share import Summed
+from fpgapipe.lowering.sums.all_reduce import (
     BUFFERS,
     Team,
     all_reduce,
@@ -13,8 +15,6 @@ from fpgapipe.lowering.program.all_reduce import (
     chunks_of,
     passed_on,
 )
-from fpgapipe.lowering.program.device_program import SUM
-from fpgapipe.lowering.program.share import Summed
 from fpgapipe.lowering.units.step_options import GRADIENTS
 
 if TYPE_CHECKING:

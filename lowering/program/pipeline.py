@@ -11,10 +11,10 @@ from fpgapipe.lowering.memory.memory_map import all_results, joined, mean_outcom
 from fpgapipe.lowering.program.boundary import Part, gradient_formats, stages_of
 from fpgapipe.lowering.program.late_updates import LateStepBuilder, late_options
 from fpgapipe.lowering.program.step import StepBuilder
-from fpgapipe.lowering.program.tied_weights import check_untied, ties_of
 from fpgapipe.lowering.schedule.schedule import TaskKind
 from fpgapipe.lowering.schedule.tasks import common_steps
 from fpgapipe.lowering.schedule.weight_versions import WeightCopies
+from fpgapipe.lowering.sums.tied_weights import check_untied, ties_of
 from fpgapipe.lowering.units.step_options import StepOptions
 from fpgapipe.network.initial_values import num_indices
 

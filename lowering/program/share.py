@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from enum import IntEnum
 from typing import TYPE_CHECKING
 
-from fpgapipe.lowering.program.all_reduce import Member, Team
+from fpgapipe.lowering.sums.all_reduce import Member, Team
 from fpgapipe.lowering.tiling.kernel import Tensor
 
 if TYPE_CHECKING:

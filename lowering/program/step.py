@@ -14,20 +14,20 @@ from fpgapipe.lowering.memory.layout import Demand, Own, lay_out
 from fpgapipe.lowering.memory.memory_map import Stored
 from fpgapipe.lowering.memory.placed import Placed, page
 from fpgapipe.lowering.memory.sharing import Category, KernelUse, Shareable
-from fpgapipe.lowering.program.all_reduce import Member
 from fpgapipe.lowering.program.arenas import Arenas
 from fpgapipe.lowering.program.assemble import assemble
 from fpgapipe.lowering.program.boundary import Part, Stage
 from fpgapipe.lowering.program.device_program import SUM, KernelOrigin
-from fpgapipe.lowering.program.global_norm import GlobalNorm, gradients_of
 from fpgapipe.lowering.program.gradient_sum import GradientSum
 from fpgapipe.lowering.program.lanes import EngineLane, balance_lanes, lanes_of, product_cycles
 from fpgapipe.lowering.program.parameter_layout import stored_as
 from fpgapipe.lowering.program.share import Share
 from fpgapipe.lowering.program.step_program import StepProgram
-from fpgapipe.lowering.program.tied_weights import tied_sums
 from fpgapipe.lowering.schedule.schedule import Task, TaskKind
 from fpgapipe.lowering.schedule.tasks import single_device, slots_of
+from fpgapipe.lowering.sums.all_reduce import Member
+from fpgapipe.lowering.sums.global_norm import GlobalNorm, gradients_of
+from fpgapipe.lowering.sums.tied_weights import tied_sums
 from fpgapipe.lowering.tiling.kernel import Kernel, Region, Tensor, words_of
 from fpgapipe.lowering.units.layouts import PLAIN, Value, with_channels_last
 from fpgapipe.lowering.units.loss_of_batch import add_loss

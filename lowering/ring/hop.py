@@ -12,11 +12,11 @@ from typing import TYPE_CHECKING
 
 from fpgapipe.hw.hls_models.isa.instructions import Opcode
 from fpgapipe.hw.hls_models.spec.link import Channel
-from fpgapipe.lowering.kernels.transfers import TransferKernel
 from fpgapipe.lowering.memory.placed import Placed
-from fpgapipe.lowering.program.all_reduce import Member
 from fpgapipe.lowering.program.assemble import assemble
 from fpgapipe.lowering.program.pipeline import link_after
+from fpgapipe.lowering.sums.all_reduce import Member
+from fpgapipe.lowering.sums.transfers import TransferKernel
 from fpgapipe.lowering.tiling.kernel import Tensor
 
 if TYPE_CHECKING:

@@ -30,12 +30,12 @@ from fpgapipe.hw.hls_models.isa.instructions import Opcode
 from fpgapipe.hw.hls_models.spec.link import Channel
 from fpgapipe.lowering.kernels import activation
 from fpgapipe.lowering.kernels.optimiser import accumulate
-from fpgapipe.lowering.kernels.transfers import TransferKernel
+from fpgapipe.lowering.sums.transfers import TransferKernel
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from fpgapipe.lowering.program.all_reduce import Member
+    from fpgapipe.lowering.sums.all_reduce import Member
     from fpgapipe.lowering.tiling.kernel import Tensor
     from fpgapipe.lowering.units.microbatch import MicroBatch
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, ClassVar
 
-from fpgapipe.lowering.program.all_reduce import Member
+from fpgapipe.lowering.sums.all_reduce import Member
 from fpgapipe.network.operators import BatchNorm
 from fpgapipe.network.operators.base import Operator, ParameterSpec
 from fpgapipe.network.operators.tensors import ShapeError

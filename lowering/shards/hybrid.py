@@ -19,12 +19,12 @@ from fpgapipe.hw.hls_models.cycles.core_cycles import MemorySpec
 from fpgapipe.lowering.program.boundary import Part, gradient_formats, stages_of
 from fpgapipe.lowering.program.pipeline import PipelineProgram, link_after, tasks_of_stages
 from fpgapipe.lowering.program.step import StepBuilder
-from fpgapipe.lowering.program.tied_weights import check_untied, ties_of
 from fpgapipe.lowering.schedule.schedule import TaskKind
 from fpgapipe.lowering.shards import exchange_units, halo_unit, norm_unit  # noqa: F401, register units
 from fpgapipe.lowering.shards.degrees import sharers_of
 from fpgapipe.lowering.shards.local_network import stage_network
 from fpgapipe.lowering.shards.rebatched import rebatched
+from fpgapipe.lowering.sums.tied_weights import check_untied, ties_of
 from fpgapipe.lowering.units.network_units import units_of
 from fpgapipe.lowering.units.step_options import StepOptions
 

@@ -12,7 +12,6 @@ from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
 from fpgapipe.errors import UserError
-from fpgapipe.lowering.program.all_reduce import Member
 from fpgapipe.lowering.program.pipeline import link_after
 from fpgapipe.lowering.program.share import Share
 from fpgapipe.lowering.shards.cuts import (
@@ -35,6 +34,7 @@ from fpgapipe.lowering.shards.exchange import (
 )
 from fpgapipe.lowering.shards.rebatched import with_samples
 from fpgapipe.lowering.shards.windows import needed_rows, with_rows
+from fpgapipe.lowering.sums.all_reduce import Member
 from fpgapipe.lowering.units.network_units import layers_together
 from fpgapipe.network.graph import GraphBuilder
 from fpgapipe.network.operators import BatchNorm, Conv, Linear

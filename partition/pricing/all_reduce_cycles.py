@@ -8,10 +8,10 @@ from typing import TYPE_CHECKING
 from fpgapipe.hw.hls_models.cycles.cluster_cycles import predict_cluster
 from fpgapipe.hw.hls_models.spec.core_spec import CoreSpec
 from fpgapipe.lowering.memory.placed import Placed, page
-from fpgapipe.lowering.program.all_reduce import Member, all_reduce, buffers_of, chunks_of
 from fpgapipe.lowering.program.assemble import assemble
 from fpgapipe.lowering.program.lanes import lanes_of
 from fpgapipe.lowering.program.pipeline import link_after, wiring_of
+from fpgapipe.lowering.sums.all_reduce import Member, all_reduce, buffers_of, chunks_of
 from fpgapipe.lowering.tiling.kernel import Tensor
 from fpgapipe.partition.pricing.plan_cores import core_specs, memory_specs, wire_timings
 from fpgapipe.partition.pricing.price_cache import remembered

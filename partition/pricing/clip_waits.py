@@ -1,7 +1,7 @@
 """How long the updates of a pipeline's stages wait for each other where gradients are clipped.
 
 A total of the squares of all gradients goes from the last stage to the first, and the factor that
-follows from it comes back (:mod:`fpgapipe.lowering.program.global_norm`). The cycle model of each
+follows from it comes back (:mod:`fpgapipe.lowering.sums.global_norm`). The cycle model of each
 device alone says when these packets leave and what follows their arrival.
 """
 
@@ -14,8 +14,8 @@ import numpy as np
 
 from fpgapipe.hw.hls_models.cycles.link_cycles import PacketTimes
 from fpgapipe.hw.hls_models.spec.link import Channel
-from fpgapipe.lowering.program.global_norm import NAME
 from fpgapipe.lowering.program.pipeline import link_after
+from fpgapipe.lowering.sums.global_norm import NAME
 from fpgapipe.partition.pricing.task_times import link_ends
 from fpgapipe.partition.timeline.timeline import simulate
 

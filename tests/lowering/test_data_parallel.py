@@ -16,12 +16,12 @@ from fpgapipe.hw.hls_models.cycles.core_cycles import MemorySpec
 from fpgapipe.hw.hls_models.model.core import CoreModel
 from fpgapipe.lowering.memory.layout import memory_bytes
 from fpgapipe.lowering.memory.memory_map import from_json, to_json
-from fpgapipe.lowering.program import all_reduce
 from fpgapipe.lowering.program.device_program import SUM
 from fpgapipe.lowering.program.step import build_step
 from fpgapipe.lowering.schedule.tasks import single_device
 from fpgapipe.lowering.shards.degrees import Degrees
 from fpgapipe.lowering.shards.sharded import build_sharded, builder_of_device
+from fpgapipe.lowering.sums import all_reduce
 from fpgapipe.lowering.units.step_options import StepOptions
 from fpgapipe.network.initial_values import initial_parameters, random_batch
 from fpgapipe.network.zoo.layers import Network

@@ -14,8 +14,8 @@ from test_tied_weights import NEAR, thrice
 from fpgapipe.host.backends.model import ModelBackend
 from fpgapipe.host.backends.simulator import SimulatorBackend
 from fpgapipe.hw.hls_models.cycles.core_cycles import MemorySpec
-from fpgapipe.lowering.program import global_norm
 from fpgapipe.lowering.program.pipeline import build_pipeline
+from fpgapipe.lowering.sums import global_norm
 from fpgapipe.lowering.units.step_options import NORM, StepOptions, scalar_bits
 from fpgapipe.network.initial_values import initial_parameters
 from fpgapipe.network.zoo.layers import Network

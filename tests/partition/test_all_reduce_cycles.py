@@ -6,7 +6,7 @@ from fpgapipe.hw.hls_models.cycles.core_cycles import MemorySpec
 from fpgapipe.hw.hls_models.cycles.link_cycles import WireTiming
 from fpgapipe.hw.hls_models.spec.core_spec import CoreSpec, ScratchpadSpec, VectorSpec
 from fpgapipe.hw.hls_models.spec.link import LinkEngineSpec
-from fpgapipe.lowering.program.all_reduce import CHUNK_BYTES
+from fpgapipe.lowering.sums.all_reduce import CHUNK_BYTES
 from fpgapipe.partition.pricing import all_reduce_cycles as pricing
 
 ELEMENTS = 96 * CHUNK_BYTES[1] // 4
@@ -16,7 +16,7 @@ ELEMENTS = 96 * CHUNK_BYTES[1] // 4
 @pytest.fixture(autouse=True)
 def _large_chunks(monkeypatch):
     """Chunks of the most bytes, as those of a large tensor."""
-    monkeypatch.setattr("fpgapipe.lowering.program.all_reduce.MANY_CHUNKS", 64)
+    monkeypatch.setattr("fpgapipe.lowering.sums.all_reduce.MANY_CHUNKS", 64)
 
 
 def cycles(num_devices, rate, elements=ELEMENTS, phy_bytes=16):

@@ -10,7 +10,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from fpgapipe.lowering.program.all_reduce import Member, Team, all_reduce, buffers_of, chunks_of
+from fpgapipe.lowering.sums.all_reduce import Member, Team, all_reduce, buffers_of, chunks_of
 from fpgapipe.lowering.tiling.kernel import Tensor
 
 if TYPE_CHECKING:

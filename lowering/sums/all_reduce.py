@@ -23,8 +23,8 @@ from typing import TYPE_CHECKING
 from fpgapipe.hw.hls_models.isa.instructions import WORD_BYTES, Opcode
 from fpgapipe.hw.hls_models.spec.link import Channel
 from fpgapipe.lowering.kernels.optimiser import accumulate
-from fpgapipe.lowering.kernels.transfers import TransferKernel
 from fpgapipe.lowering.memory.placed import page
+from fpgapipe.lowering.sums.transfers import TransferKernel
 from fpgapipe.lowering.tiling.kernel import Tensor
 
 if TYPE_CHECKING:

@@ -21,7 +21,7 @@ from fpgapipe.lowering.kernels.clipping import (
     sums_of,
     total_of_sums,
 )
-from fpgapipe.lowering.program.all_reduce import passed_on, transfer
+from fpgapipe.lowering.sums.all_reduce import passed_on, transfer
 from fpgapipe.lowering.tiling.kernel import Tensor
 from fpgapipe.lowering.units.step_options import NORM, Scalar
 
@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from fpgapipe.lowering.memory.memory_map import Stored
-    from fpgapipe.lowering.program.all_reduce import Member
+    from fpgapipe.lowering.sums.all_reduce import Member
     from fpgapipe.lowering.tiling.kernel import Kernel, Region
     from fpgapipe.network.graph import Graph
 

@@ -1,0 +1,1 @@
+"""Sums over devices: transfers, all-reduce, weights of several stages, the norm of gradients."""
