@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
+from fpgapipe.errors import UserError
 from fpgapipe.hw.hls_models.isa.instructions import Instruction, Opcode
 from fpgapipe.hw.hls_models.spec.core_spec import ScratchpadSpec
 from fpgapipe.lowering.kernels.products import ProductKernel
@@ -13,6 +14,7 @@ from fpgapipe.lowering.tiling.kernel import Region, VectorKernel
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    from fpgapipe.hw.hls_models.spec.core_spec import CoreSpec
     from fpgapipe.lowering.tiling.kernel import Kernel
     from fpgapipe.lowering.units.microbatch import LoweredKernel
 
@@ -39,6 +41,23 @@ class EngineLane:
             return replace(kernel, region=self.products)
         assert isinstance(kernel, VectorKernel), f"{kernel.name} has no lane"
         return replace(kernel, region=self.vectors)
+
+
+def core_lanes(core: CoreSpec, count: int) -> tuple[EngineLane, ...]:
+    """The lanes of a core's programs; see `lanes_of`.
+
+    Raises
+    ------
+    UserError
+        If the core has no vector engine, or too few banks.
+    """
+    if core.vector is None:
+        raise UserError("a training step needs a core with a vector engine")
+    if core.scratchpad.banks < 2:
+        raise UserError(
+            f"a training step needs at least 2 banks of scratchpad, not {core.scratchpad.banks}"
+        )
+    return lanes_of(core.scratchpad, count)
 
 
 def lanes_of(whole: ScratchpadSpec, number: int) -> tuple[EngineLane, ...]:

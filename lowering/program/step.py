@@ -5,7 +5,6 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from fpgapipe.errors import UserError
 from fpgapipe.garbage import rare_collections
 from fpgapipe.hw.hls_models.cycles.core_cycles import MemorySpec
 from fpgapipe.hw.hls_models.numerics.element_format import FP32
@@ -19,27 +18,21 @@ from fpgapipe.lowering.program.assemble import assemble
 from fpgapipe.lowering.program.boundary import Part, Stage
 from fpgapipe.lowering.program.device_program import SUM, KernelOrigin
 from fpgapipe.lowering.program.gradient_sum import GradientSum
-from fpgapipe.lowering.program.lanes import EngineLane, balance_lanes, lanes_of, product_cycles
+from fpgapipe.lowering.program.lanes import EngineLane, balance_lanes, core_lanes, product_cycles
 from fpgapipe.lowering.program.parameter_layout import stored_as
 from fpgapipe.lowering.program.share import Share
 from fpgapipe.lowering.program.step_program import StepProgram
 from fpgapipe.lowering.schedule.schedule import Task, TaskKind
 from fpgapipe.lowering.schedule.tasks import single_device, slots_of
 from fpgapipe.lowering.sums.all_reduce import Member
-from fpgapipe.lowering.sums.global_norm import GlobalNorm, gradients_of
+from fpgapipe.lowering.sums.global_norm import GlobalNorm, check_clips, gradients_of
 from fpgapipe.lowering.sums.tied_weights import tied_sums
 from fpgapipe.lowering.tiling.kernel import Kernel, Region, Tensor, words_of
 from fpgapipe.lowering.units.layouts import PLAIN, Value, with_channels_last
 from fpgapipe.lowering.units.loss_of_batch import add_loss
 from fpgapipe.lowering.units.microbatch import LoweredKernel, MicroBatch, phases_of
 from fpgapipe.lowering.units.network_units import check_network, layouts_of, units_of
-from fpgapipe.lowering.units.step_options import (
-    GRADIENTS,
-    SUFFIXES,
-    UPDATE,
-    Scalar,
-    StepOptions,
-)
+from fpgapipe.lowering.units.step_options import GRADIENTS, SUFFIXES, UPDATE, Scalar, StepOptions
 from fpgapipe.lowering.units.unit import naming
 from fpgapipe.lowering.units.update import update_kernel
 from fpgapipe.lowering.units.weight_order import Order, order_of_weight
@@ -104,17 +97,11 @@ class StepBuilder:
         num_microbatches: int | None = None,
         share: Share | None = None,
     ) -> None:
-        if core.vector is None:
-            raise UserError("a training step needs a core with a vector engine")
-        if core.scratchpad.banks < 2:
-            raise UserError(
-                f"a training step needs at least 2 banks of scratchpad, not {core.scratchpad.banks}"
-            )
         self.graph = graph
         self.core = core
         self.memory = memory
         self.options = options
-        self._lanes = lanes_of(core.scratchpad, 1 if steps is None else 2)
+        self._lanes = core_lanes(core, 1 if steps is None else 2)
         self.random_key = int(Scalar.RANDOM_SEED)
         self.lowered: list[LoweredKernel] = []
         self._task_of: list[int] = []
@@ -425,31 +412,22 @@ class StepBuilder:
     def _clip(self, *, learns: bool) -> Tensor | None:
         """Add what computes the factor of all gradients; None if nothing is learned anywhere."""
         stage, part = self._part.stage, self._part
-        if part.group_size > 1 or self._share.has_parts:
-            raise NotImplementedError(
-                "gradients are clipped by the norm of all, which no device has if layers are cut "
-                "by channels or are whole, or if a stage has several devices; train without "
-                "clipping"
-            )
+        check_clips(has_parts=self._share.has_parts or part.group_size > 1)
         if not learns and stage.num_stages == 1:
             return None
         elsewhere = {tie.parameter for tie in part.ties if tie.stages[0] != stage.index}
         gradients = gradients_of(self.graph, self.stored, elsewhere)
-        member = Member(stage.index, stage.num_stages, part.before, part.after)
-        norm = GlobalNorm(member, gradients, self.region, self.declare, self.fix, self.view)
-        if stage.num_stages > 1 and self._ordered_from is None:
-            self._ordered_from = len(self.lowered)
+        norm = GlobalNorm(self._member, gradients, self.region, self.declare, self.fix, self.view)
+        if stage.num_stages > 1:
+            self._keep_order()
         self._take(LoweredKernel(kernel, layer=UPDATE) for kernel in norm.kernels())
         return norm.factor
 
     def _sum_tied(self) -> None:
         """Add up the gradients of weights that several stages have."""
-        stage, part = self._part.stage, self._part
-        member = Member(stage.index, stage.num_stages, part.before, part.after)
-        for tie in part.ties:
-            if self._ordered_from is None:
-                self._ordered_from = len(self.lowered)
-            kernels, received = tied_sums(tie, member, self.region, self.view)
+        for tie in self._part.ties:
+            self._keep_order()
+            kernels, received = tied_sums(tie, self._member, self.region, self.view)
             self._parts |= {self.declare(each).name for each in received}
             self._take(LoweredKernel(kernel, layer=SUM) for kernel in kernels)
 
@@ -464,9 +442,19 @@ class StepBuilder:
         ]
         received = [*self._sum.received, *self._sum.foreign(averages)]
         self._parts |= {self.declare(each).name for each in received}
-        self._ordered_from = len(self.lowered)
+        self._keep_order()
         kernels, self._more = self._sum.kernels(averages, self.region, few=self._more is not None)
         self._take(LoweredKernel(kernel, layer=SUM) for kernel in kernels)
+
+    def _keep_order(self) -> None:
+        """Let all kernels from here on keep their order, since other devices wait for them."""
+        if self._ordered_from is None:
+            self._ordered_from = len(self.lowered)
+
+    @property
+    def _member(self) -> Member:
+        stage, part = self._part.stage, self._part
+        return Member(stage.index, stage.num_stages, part.before, part.after)
 
     @property
     def _all_microbatches(self) -> int:

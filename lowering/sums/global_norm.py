@@ -45,6 +45,21 @@ TOTAL = "total of squares"
 """Tensor of the total that a stage sends on."""
 
 
+def check_clips(*, has_parts: bool) -> None:
+    """Refuse a device that has parts of the gradients which other devices have, too.
+
+    Raises
+    ------
+    NotImplementedError
+        If it has parts.
+    """
+    if has_parts:
+        raise NotImplementedError(
+            "gradients are clipped by the norm of all, which no device has if layers are cut by "
+            "channels or are whole, or if a stage has several devices; train without clipping"
+        )
+
+
 def gradients_of(
     graph: Graph, stored: Mapping[str, Stored], elsewhere: Collection[str]
 ) -> list[Tensor]:
