@@ -11,6 +11,7 @@ from fpgapipe.network.graph import Graph
 from fpgapipe.network.operators import (
     Activation,
     Affine,
+    AxisMap,
     Binary,
     Clamp,
     Constant,
@@ -27,6 +28,7 @@ from fpgapipe.network.operators import (
     Softmax,
     Unary,
 )
+from fpgapipe.network.operators.axis_map import averages, cubic, interpolation, selection
 from fpgapipe.network.operators.tensors import Tensor
 from fpgapipe.network.zoo.layers import Network
 
@@ -122,6 +124,7 @@ def _cases() -> Sequence[Case]:
         "relu", "relu6", "leaky_relu", "elu", "hardsigmoid", "hardswish", "sigmoid", "tanh", "gelu",
         "gelu_tanh", "silu", "softplus", "mish", "prelu",
     )  # fmt: skip
+    half = [0.5 * place - 0.25 for place in range(14)]
     gates = (3, 5, 1, 1)
     return (
         *(Case(name, (IMAGE,), one(Activation(name))) for name in functions),
@@ -142,6 +145,12 @@ def _cases() -> Sequence[Case]:
         ),
         *(Case(f"power {n}", (IMAGE,), positive(Power(n))) for n in (2.0, 3.0, -2.0, 0.75)),
         Case("clamp", (IMAGE,), one(Clamp(-0.7, 1.1))),
+        Case("prelu, one slope", (IMAGE,), one(Activation("prelu", one_slope=True))),
+        Case("interpolation", (IMAGE,), one(AxisMap(2, interpolation(half, 7)))),
+        Case("interpolation, cubic", (IMAGE,), one(AxisMap(3, cubic(half[:11], 6, -0.75)))),
+        Case("adaptive averages", (IMAGE,), one(AxisMap(3, averages(6, 4)))),
+        Case("mirrored", (ROWS,), one(AxisMap(-1, selection([2, 1, 0, *range(10), 8])))),
+        Case("pad", (IMAGE,), one(Pad(((0, 0), (1, 0), (2, 1), (0, 3)), 0.5))),
         Case("affine", (IMAGE,), one(Affine(-1.5, 0.25))),
         Case("expand", (IMAGE, (1, 1, 7, 6)),
              lambda net, xs: net.plus(xs[0], net.add("operator", Expand(IMAGE), xs[1]))),

@@ -267,6 +267,20 @@ def _global_pool(o: ops.GlobalPool, own: Weights, args: list[Any], training: boo
     return args[0].flatten(2).max(-1).values.reshape(*args[0].shape[:2], *(1 for _ in axes))
 
 
+def _axis_map(o: ops.AxisMap, own: Weights, args: list[Any], training: bool) -> Any:
+    x = args[0]
+    if all(len(taps) == 1 and taps[0][1] == 1 for taps in o.taps):
+        import torch
+
+        index = torch.tensor([taps[0][0] for taps in o.taps], device=x.device)
+        return x.index_select(o.axis, index)
+    factors = x.new_zeros(len(o.taps), x.shape[o.axis])
+    for row, taps in enumerate(o.taps):
+        for index, factor in taps:
+            factors[row, index] = factor
+    return (x.movedim(o.axis, -1) @ factors.T).movedim(-1, o.axis)
+
+
 def _upsample(o: ops.Upsample, own: Weights, args: list[Any], training: bool) -> Any:
     x = args[0]
     for axis, factor in enumerate(o.factors, 2):
@@ -422,6 +436,7 @@ _RUNS: dict[type[ops.Operator], Callable[..., Any]] = {
     **INTEGER_RUNS,
     ops.Activation: _activation,
     ops.Affine: lambda o, own, args, training: args[0] * o.scale + o.offset,
+    ops.AxisMap: _axis_map,
     ops.BatchNorm: _batch_norm,
     ops.Binary: _function,
     ops.Cast: _cast,

@@ -14,6 +14,7 @@ from fpgapipe.hw.hls_models.isa.vector_op import LANES
 from fpgapipe.lowering.kernels.dropout import drop_factors
 from fpgapipe.lowering.kernels.loss import check_classes
 from fpgapipe.lowering.units import integer_units, product_units  # noqa: F401, register units
+from fpgapipe.lowering.units.images import map_unit  # noqa: F401, register units
 from fpgapipe.lowering.units.layers import (  # noqa: F401, register units
     broadcast_unit,
     constant_units,

@@ -1,5 +1,6 @@
 """Operators: frozen descriptions that know their shapes, parameters and matrix products."""
 
+from fpgapipe.network.operators.axis_map import AxisMap
 from fpgapipe.network.operators.base import Gemm, Operator, ParameterSpec, Pass
 from fpgapipe.network.operators.integers import (
     Centre,
@@ -61,6 +62,7 @@ __all__ = [
     "UNARIES",
     "Activation",
     "Affine",
+    "AxisMap",
     "BatchNorm",
     "Binary",
     "Cast",

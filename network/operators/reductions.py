@@ -274,22 +274,6 @@ class CrossEntropy(Operator):
         return index == 0
 
 
-def adaptive_kernel(sizes: Sequence[int], wanted: Sequence[int]) -> tuple[int, ...]:
-    """Kernel (and stride) with which equal windows give `wanted` outputs on each axis.
-
-    Raises
-    ------
-    ShapeError
-        If the windows would not all have the same size.
-    """
-    if any(size % want for size, want in zip(sizes, wanted, strict=True)):
-        raise ShapeError(
-            f"adaptive pooling from {list(sizes)} to {list(wanted)} needs windows of unequal size, "
-            "which are not supported"
-        )
-    return tuple(size // want for size, want in zip(sizes, wanted, strict=True))
-
-
 def is_global(sizes: Sequence[int], kernel: Sequence[int]) -> bool:
     """Whether one window covers the whole input."""
     return math.prod(sizes) == math.prod(kernel)

@@ -16,7 +16,7 @@ from fpgapipe.lowering.kernels.elements.functions import FUNCTIONS, formula_of
 from fpgapipe.lowering.units.layers.depthwise_unit import is_depthwise
 from fpgapipe.lowering.units.network_units import layers_together
 from fpgapipe.network.graph import Graph, Layer
-from fpgapipe.network.operators import Conv, Linear, Lstm, Pass, Pool, Slice
+from fpgapipe.network.operators import AxisMap, Conv, Linear, Lstm, Pass, Pool, Slice
 from fpgapipe.partition.cost.work_products import Formats, products, untouched_inputs
 
 
@@ -323,6 +323,8 @@ def _forward(layer: Layer, formats: Formats) -> VectorWork:
     if op == "batch_norm":
         # Mean, variance and result take a pass each; the variance is of differences to the mean.
         return VectorWork(4 * x.elements, 3 * reads, writes)
+    if isinstance(layer.operator, AxisMap):
+        return VectorWork(_products(layer), reads, writes)
     if isinstance(layer.operator, Pool):
         taps = math.prod(layer.operator.kernel)
         return VectorWork(out * taps, reads, writes + _index_bytes(layer, formats))
@@ -358,6 +360,8 @@ def _backward(layer: Layer, formats: Formats, wants_input: bool) -> VectorWork:
         first = VectorWork(3 * x.elements, reads + given)
         second = VectorWork(2 * x.elements, reads + given, reads)
         return first + second if wants_input else first
+    if isinstance(layer.operator, AxisMap):
+        return VectorWork(_products(layer), given, reads)
     if isinstance(layer.operator, Pool):
         if layer.operator.function == "max":
             # A window's gradient goes to one input element, but all elements are written.
@@ -373,6 +377,13 @@ def _backward(layer: Layer, formats: Formats, wants_input: bool) -> VectorWork:
         written = sum(formats.tensor_bytes(t) for t in layer.input_tensors if t.dtype.is_float)
         return VectorWork(POINTWISE_OPERATIONS[op][1] * out, given + kept, written)
     return VectorWork(x.elements, given, reads)
+
+
+def _products(layer: Layer) -> int:
+    """Multiply-adds of a map of an axis."""
+    operator = layer.operator
+    assert isinstance(operator, AxisMap)
+    return layer.output.elements // len(operator.taps) * operator.products
 
 
 def _kept(layer: Layer, readers: Sequence[Layer], formats: Formats) -> tuple[tuple[str, int], ...]:

@@ -3,17 +3,14 @@
 import numpy as np
 import pytest
 from kernel_cases import REGION, SMALL_REGION, drawn, execute, same_bits
-from test_pipeline import CORE
 from unit_steps import (
     assert_gradients_are_near_those_in_fp32,
     assert_hardware_equals_the_model,
     assert_step_is_that_of_pytorch,
 )
 
-from fpgapipe.errors import UserError
 from fpgapipe.hw.hls_models.numerics.element_format import BF16, FP32
 from fpgapipe.lowering.kernels.parts import Rows, zero_rows
-from fpgapipe.lowering.program.step import build_step
 from fpgapipe.lowering.tiling.kernel import Tensor
 from fpgapipe.network import operators as ops
 from fpgapipe.network.zoo.layers import Network
@@ -106,14 +103,6 @@ def test_a_step_is_that_of_pytorch(network, activations):
 @pytest.mark.parametrize("network", [steps, padded])
 def test_gradients_are_near_those_in_fp32(network):
     assert_gradients_are_near_those_in_fp32(network(16))
-
-
-def test_other_numbers_than_zeros_are_refused():
-    net = Network("ones", 2)
-    x = net.add("ones", ops.Pad(((0, 0), (1, 0)), 1.0), net.linear(net.image(3), 8))
-    net.linear(x, 3)
-    with pytest.raises(UserError, match=r"tensors must be padded by zeros, not 1\.0"):
-        build_step(net.build(), CORE)
 
 
 @pytest.mark.parametrize("element_format", [BF16, FP32], ids=str)

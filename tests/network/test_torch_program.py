@@ -94,6 +94,21 @@ def test_a_residual_network_computes_the_same():
         nn.Upsample(scale_factor=2),
         nn.Upsample((36, 24)),
         nn.Upsample(scale_factor=(1.0, 3.0), mode="nearest-exact"),
+        nn.Upsample((17, 5)),
+        nn.Upsample((17, 5), mode="nearest-exact"),
+        nn.Upsample(scale_factor=1.7, mode="bilinear"),
+        nn.Upsample((7, 30), mode="bilinear", align_corners=True),
+        nn.Upsample((24, 12), mode="bilinear"),
+        nn.Upsample((1, 5), mode="bilinear", align_corners=True),
+        nn.Upsample((9, 20), mode="bicubic"),
+        nn.AdaptiveAvgPool2d((5, 7)),
+        nn.AdaptiveAvgPool2d((5, 3)),
+        nn.AdaptiveMaxPool2d((5, 4)),
+        nn.AdaptiveMaxPool2d((7, 12)),
+        nn.ReflectionPad2d((1, 2, 3, 0)),
+        nn.ReplicationPad2d((4, 0, 1, 13)),
+        nn.CircularPad2d((1, 2, 3, 0)),
+        nn.ConstantPad2d((-1, 2, 0, -3), 2.5),
         nn.LayerNorm([12, 12], elementwise_affine=False),
         nn.Softmax(1),
     ],
@@ -124,6 +139,12 @@ def test_single_modules(module):
         ),
         (lambda x: torch.relu_(x + 1) + torch.arange(4), [(2, 3, 4)]),
         (lambda x: torch.stack(x.unbind(1)[::-1], -1), [(2, 3, 4)]),
+        (lambda x: x.flip(0, 2)[:, ::2] * 2 - x[:, 1::2], [(2, 4, 5)]),
+        (lambda x: functional.interpolate(x, 7, mode="linear"), [(2, 3, 4)]),
+        (
+            lambda x: functional.interpolate(x, scale_factor=2, mode="trilinear"),
+            [(2, 3, 4, 5, 6)],
+        ),
         (lambda x: x.clamp(min=0) + (9 * x).clamp(0, 6) + x.clamp_min(0), [(2, 3, 4)]),
         (lambda x: x.clamp(-1, 0.5) + x.clamp_max(0.25) + x.clamp(2, 1), [(2, 3, 4)]),
         (lambda x: functional.hardtanh(x) * functional.hardtanh(x, -0.5, 2), [(2, 3, 4)]),
@@ -305,16 +326,11 @@ def test_all_unsupported_operators_are_named_at_once():
             "net: node 'linear' (aten.linear.default): a weight of it has no values that can be ",
         ),
         (
-            (Function(lambda x: functional.adaptive_avg_pool2d(x, 3)), torch.zeros(1, 1, 7, 7)),
-            "net: node 'adaptive_avg_pool2d' (aten.adaptive_avg_pool2d.default): adaptive pooling "
-            "from [7, 7] to [3, 3] needs windows of unequal size, which are not supported",
-        ),
-        (
             (Function(lambda x: functional.softplus(x, threshold=3)), torch.zeros(1)),
             "net: node 'softplus' (aten.softplus.default): only a threshold of at least 20, not 3",
         ),
     ],
-    ids=["module", "int", "shapes", "inputs", "meta", "adaptive", "threshold"],
+    ids=["module", "int", "shapes", "inputs", "meta", "threshold"],
 )
 def test_refusals(source, message):
     with pytest.raises(NetworkError) as error:
@@ -415,17 +431,3 @@ def test_modules_that_are_not_there(monkeypatch, tmp_path):
         load_network("nowhere:net")
     with pytest.raises(NetworkError, match=r"^'no where:x' is no module:function$"):
         load_network("no where:x")
-
-
-@pytest.mark.parametrize(
-    ("module", "message"),
-    [
-        (nn.Upsample(scale_factor=1.5), r"only whole factors, not from \[12, 12\] to \[18, 18\]"),
-        (nn.Upsample((6, 12)), r"only whole factors, not from \[12, 12\] to \[6, 12\]"),
-        (nn.Upsample(scale_factor=2, mode="bilinear"), "upsample_bilinear2d"),
-    ],
-    ids=["one and a half", "smaller", "bilinear"],
-)
-def test_resizing_that_does_not_repeat_pixels_is_refused(module, message):
-    with pytest.raises(NetworkError, match=message):
-        from_torch((module, (torch.zeros(2, 4, 12, 12),)), name="net")

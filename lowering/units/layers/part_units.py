@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True)
-class _Axis:
+class Axis:
     """An axis of a tensor in memory.
 
     Attributes
@@ -39,7 +39,7 @@ class _Axis:
     inner: int
 
     @classmethod
-    def of(cls, shape: Sequence[int], axis: int, *, last: bool) -> _Axis:
+    def of(cls, shape: Sequence[int], axis: int, *, last: bool) -> Axis:
         """The axis of a value of some shape, whose channels may lie last."""
         place = axis
         if last and axis > 0:
@@ -135,13 +135,13 @@ class ConcatUnit(PartUnit):
         assert isinstance(operator, ops.Concat)
         return normalise_axis(operator.axis, len(self.out_shape))
 
-    def _places(self, *, last: bool) -> list[tuple[str, _Axis, Rows]]:
+    def _places(self, *, last: bool) -> list[tuple[str, Axis, Rows]]:
         """For each input in turn, its axis, and where its rows lie in the result."""
-        whole = _Axis.of(self.out_shape, self._axis, last=last)
+        whole = Axis.of(self.out_shape, self._axis, last=last)
         found, first = [], 0
         layer = self.layers[0]
         for name, tensor in zip(layer.inputs, layer.input_tensors, strict=True):
-            axis = _Axis.of(tensor.shape, self._axis, last=last)
+            axis = Axis.of(tensor.shape, self._axis, last=last)
             found.append((name, axis, whole.part(first)))
             first += axis.size
         return found
@@ -179,13 +179,13 @@ class SliceUnit(PartUnit):
         assert isinstance(operator, ops.Slice)
         return operator
 
-    def _axes(self, step: MicroBatch) -> tuple[_Axis, _Axis, bool]:
+    def _axes(self, step: MicroBatch) -> tuple[Axis, Axis, bool]:
         """The axis of the input and of the result, and whether channels lie last."""
         last = self.lies_last(step)
         axis = normalise_axis(self._operator.axis, len(self.in_shape))
         return (
-            _Axis.of(self.in_shape, axis, last=last),
-            _Axis.of(self.out_shape, axis, last=last),
+            Axis.of(self.in_shape, axis, last=last),
+            Axis.of(self.out_shape, axis, last=last),
             last,
         )
 
@@ -220,68 +220,6 @@ class SliceUnit(PartUnit):
         step.give_gradient(self, self.inputs[0], dx)
 
 
-@dataclass(frozen=True)
-class PadUnit(PartUnit):
-    """Zeros around a tensor, one axis after the other; backward, the gradient within them."""
-
-    @property
-    def _operator(self) -> ops.Pad:
-        operator = self.layers[0].operator
-        assert isinstance(operator, ops.Pad)
-        return operator
-
-    def check(self, *, train: bool) -> None:
-        """See `Unit`."""
-        if self._operator.value:
-            raise NotImplementedError(
-                f"tensors must be padded by zeros, not {self._operator.value}"
-            )
-
-    def _stages(self) -> list[tuple[int, int, int, tuple[int, ...], tuple[int, ...]]]:
-        """Each axis that is padded, its zeros before and after, and the shapes before and after."""
-        found = []
-        shape = self.in_shape
-        for axis, (before, after) in enumerate(self._operator.padding):
-            if before or after:
-                wide = (*shape[:axis], shape[axis] + before + after, *shape[axis + 1 :])
-                found.append((axis, before, after, shape, wide))
-                shape = wide
-        return found
-
-    def forward(self, step: MicroBatch) -> Tensor:
-        """See `Unit`."""
-        last, stages = self.lies_last(step), self._stages()
-        x = step.take(self, self.inputs[0])
-        if not stages:
-            y, whole = step.activation(self.name, x.shape), Rows(0, x.elements)
-            step.add(copy_rows(self.name, x, y, (1, x.elements), whole, whole, step.region))
-            return y
-        for number, (axis, before, after, narrow, wide) in enumerate(stages):
-            name = self.name if number == len(stages) - 1 else f"{self.name}.axis{axis}"
-            y = step.activation(name, self.memory_shape(wide, last=last))
-            inner, outer = (_Axis.of(shape, axis, last=last) for shape in (narrow, wide))
-            for first, count in ((0, before), (before + inner.size, after)):
-                if count:
-                    size = outer.rows, count * outer.inner
-                    step.add(zero_rows(f"{name}.zeros", y, size, outer.part(first), step.region))
-            size = inner.rows, inner.size * inner.inner
-            step.add(copy_rows(name, x, y, size, inner.part(0), outer.part(before), step.region))
-            x = y
-        return x
-
-    def backward(self, step: MicroBatch, dy: Tensor) -> None:
-        """See `Unit`."""
-        last = self.lies_last(step)
-        for axis, before, _, narrow, wide in reversed(self._stages()):
-            name = f"{self.name}.gradient{axis}"
-            dx = step.activation(name, self.memory_shape(narrow, last=last))
-            inner, outer = (_Axis.of(shape, axis, last=last) for shape in (narrow, wide))
-            size = inner.rows, inner.size * inner.inner
-            step.add(copy_rows(name, dy, dx, size, outer.part(before), inner.part(0), step.region))
-            dy = dx
-        step.give_gradient(self, self.inputs[0], dy)
-
-
 @runs("concat")
 def _concat(layer: Layer, around: Surroundings) -> Unit:
     return ConcatUnit((layer,))
@@ -290,8 +228,3 @@ def _concat(layer: Layer, around: Surroundings) -> Unit:
 @runs("slice", "split")
 def _slice(layer: Layer, around: Surroundings) -> Unit:
     return SliceUnit((layer,))
-
-
-@runs("pad")
-def _pad(layer: Layer, around: Surroundings) -> Unit:
-    return PadUnit((layer,))

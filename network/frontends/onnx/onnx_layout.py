@@ -13,17 +13,17 @@ from fpgapipe.network.frontends.onnx.onnx_translation import (
     node_name,
 )
 from fpgapipe.network.operators import (
+    AxisMap,
     Cast,
     Concat,
     Expand,
     Flatten,
-    Pad,
     Reshape,
     Slice,
     Split,
     Transpose,
-    Upsample,
 )
+from fpgapipe.network.operators.axis_map import selection
 from fpgapipe.network.operators.tensors import ShapeError, normalise_axis
 
 
@@ -132,7 +132,10 @@ def _slice(t: Translation, node: Any) -> None:
         axis = normalise_axis(axis, len(shape))
         step = steps[i] if steps else 1
         if step < 1:
-            raise Unsupported(f"only positive steps, not {step}")
+            places = range(*slice(start, end, step).indices(shape[axis]))
+            name = f"{node_name(node)}.{i}"
+            layer = t.add(name, AxisMap(axis, selection(places)), layer)
+            continue
         first, last, _ = slice(start, end).indices(shape[axis])
         if (first, last, step) != (0, shape[axis], 1):
             name = node_name(node) if len(axes) == 1 else f"{node_name(node)}.{i}"
@@ -140,58 +143,6 @@ def _slice(t: Translation, node: Any) -> None:
     t.give(node, layer)
 
 
-@handles("Pad")
-def _pad(t: Translation, node: Any) -> None:
-    attributes = t.attributes(node)
-    if attributes.get("mode", b"constant") != b"constant":
-        raise Unsupported(f"only mode constant, not {attributes['mode'].decode()}")
-    pads = list(attributes["pads"]) if t.opset < 11 else t.integers(node, 1, "pads") or []
-    value = t.number(node, 2, "value") if t.operand(node, 2) else attributes.get("value", 0.0)
-    rank = len(t.tensor(node.input[0]).shape)
-    axes = [normalise_axis(axis, rank) for axis in t.integers(node, 3, "axes") or range(rank)]
-    padding = [(0, 0)] * rank
-    for i, axis in enumerate(axes):
-        padding[axis] = (pads[i], pads[i + len(axes)])
-    t.first(node, Pad(tuple(padding), value))
-
-
 @handles("Expand")
 def _expand(t: Translation, node: Any) -> None:
     t.first(node, Expand(tuple(t.integers(node, 1, "shape") or ())))
-
-
-@handles("Resize", "Upsample")
-def _resize(t: Translation, node: Any) -> None:
-    """Enlarge to the nearest pixel, where every pixel comes equally often."""
-    attributes: dict[str, Any] = {
-        name: value.decode() if isinstance(value, bytes) else value
-        for name, value in t.attributes(node).items()
-    }
-    before = node.op_type == "Upsample" or t.opset < 11
-    mode = attributes.get("mode", "nearest")
-    where = attributes.get("coordinate_transformation_mode", "half_pixel")
-    rounding = attributes.get("nearest_mode", "round_prefer_floor")
-    if before:
-        where, rounding = "asymmetric", "floor"
-    repeats = (where, rounding) == ("asymmetric", "floor") or (
-        where in ("half_pixel", "half_pixel_symmetric") and rounding.startswith("round")
-    )
-    if mode != "nearest" or not repeats:
-        raise Unsupported(f"only nearest pixels, not mode {mode} with {where} and {rounding}")
-    if "axes" in attributes or attributes.get("keep_aspect_ratio_policy", "stretch") != "stretch":
-        raise Unsupported("only scales or sizes of all axes")
-    shape = t.tensor(node.input[0]).shape
-    place = 1 if before else 2
-    if t.operand(node, place):
-        scales = [float(each) for each in t.weight(node, place, "scales").reshape(-1)[:9]]
-    elif "scales" in attributes:
-        scales = list(attributes["scales"])
-    else:
-        sizes = t.integers(node, 3, "sizes") or []
-        scales = [want / size for want, size in zip(sizes, shape, strict=False)]
-    whole = len(scales) == len(shape) and all(each >= 1 and each == int(each) for each in scales)
-    if not whole or len(shape) < 3 or any(each != 1 for each in scales[:2]):
-        raise Unsupported(
-            f"only whole factors of the spatial axes, not {scales} of {list(shape)} elements"
-        )
-    t.first(node, Upsample(tuple(int(each) for each in scales[2:])))

@@ -1,7 +1,7 @@
 """Reading of ONNX models, which are checked and then translated node by node.
 
 `onnx_constants` folds constants, `onnx_translation` is the machinery of the translation, and
-`onnx_products`, `onnx_pointwise` and `onnx_layout` have a translation for each operator.
+`onnx_products`, `onnx_pointwise`, `onnx_layout` and `onnx_resize` have one for each operator.
 """
 
 from __future__ import annotations
@@ -21,6 +21,7 @@ from fpgapipe.network.frontends.onnx import (  # noqa: F401 (they register their
     onnx_pointwise,
     onnx_products,
     onnx_qonnx,
+    onnx_resize,
 )
 from fpgapipe.network.frontends.onnx.onnx_constants import Constants
 from fpgapipe.network.frontends.onnx.onnx_external import MAX_BYTES, read_external

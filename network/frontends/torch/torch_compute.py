@@ -18,7 +18,6 @@ from fpgapipe.network.operators import (
     CrossEntropy,
     Dropout,
     Expand,
-    GlobalPool,
     LayerNorm,
     Linear,
     Lstm,
@@ -29,7 +28,6 @@ from fpgapipe.network.operators import (
     Reshape,
     Transpose,
 )
-from fpgapipe.network.operators.reductions import adaptive_kernel, is_global
 from fpgapipe.network.operators.tensors import broadcast
 from fpgapipe.network.operators.windows import Padding, per_axis, same_padding
 
@@ -245,29 +243,6 @@ def _pool(t: Translation, node: Node) -> None:
         bool(node.arguments.get("count_include_pad", True)),
     )
     t.give(node, t.add(node.name, operator, x))
-
-
-@handles(
-    *(f"adaptive_avg_pool{rank}d.default" for rank in (1, 2, 3)),
-    *(f"adaptive_max_pool{rank}d.default" for rank in (1, 2, 3)),
-)
-def _adaptive_pool(t: Translation, node: Node) -> None:
-    function = "max" if "max" in node.target else "average"
-    sizes = t.tensor(node["self"]).shape[2:]
-    wanted = [
-        size if want is None else want
-        for size, want in zip(sizes, node["output_size"], strict=True)
-    ]
-    kernel = adaptive_kernel(sizes, wanted)
-    if all(k == 1 for k in kernel):
-        result = t.layer(node["self"])
-    elif is_global(sizes, kernel):
-        result = t.add(node.name, GlobalPool(function), t.layer(node["self"]))
-    else:
-        none: Padding = ((0, 0),) * len(kernel)
-        operator = Pool(function, kernel, kernel, none, (1,) * len(kernel))
-        result = t.add(node.name, operator, t.layer(node["self"]))
-    t.give(node, [result, None] if function == "max" else result)
 
 
 def _spread(value: int | Sequence[int], rank: int) -> tuple[int, ...]:

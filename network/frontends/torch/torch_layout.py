@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import math
 
-import numpy as np
-
 from fpgapipe.network.frontends.builder import Unsupported
 from fpgapipe.network.frontends.torch.torch_translation import Node, Translation, handles
 from fpgapipe.network.operators import (
@@ -15,12 +13,10 @@ from fpgapipe.network.operators import (
     Expand,
     Flatten,
     MatMul,
-    Pad,
     Reshape,
     Slice,
     Split,
     Transpose,
-    Upsample,
 )
 from fpgapipe.network.operators.tensors import DType, normalise_axis
 
@@ -288,54 +284,3 @@ def _terms(equation: str) -> tuple[list[str], str]:
 
 def _ordered(t: Translation, name: str, order: tuple[int, ...], layer: str) -> str:
     return layer if order == tuple(sorted(order)) else t.add(name, Transpose(order), layer)
-
-
-@handles("pad.default", "constant_pad_nd.default")
-def _pad(t: Translation, node: Node) -> None:
-    if node.arguments.get("mode", "constant") != "constant":
-        raise Unsupported(f"only mode constant, not {node['mode']}")
-    rank = len(t.tensor(node["self"]).shape)
-    padding = [(0, 0)] * rank
-    for i in range(len(node["pad"]) // 2):  # the last axis comes first
-        padding[rank - 1 - i] = (node["pad"][2 * i], node["pad"][2 * i + 1])
-    t.simple(node, Pad(tuple(padding), float(node["value"] or 0)))
-
-
-@handles(
-    *(
-        f"{name}{rank}d.{overload}"
-        for name in ("upsample_nearest", "_upsample_nearest_exact")
-        for rank in (1, 2, 3)
-        for overload in ("vec", "default")
-    )
-)
-def _upsample(t: Translation, node: Node) -> None:
-    """Enlarge to the nearest pixel, where every pixel comes equally often."""
-    x = node.arguments["input" if node.target.endswith("vec") else "self"]
-    sizes = t.tensor(x).shape[2:]
-    rank = len(sizes)
-    if node.target.endswith("vec"):
-        scales = node.arguments.get("scale_factors") or [None] * rank
-    else:
-        names = ("scales",) if rank == 1 else ("scales_d", "scales_h", "scales_w")[-rank:]
-        scales = [node.arguments.get(name) for name in names]
-    wanted = node.arguments.get("output_size") or [
-        math.floor(size * scale) for size, scale in zip(sizes, scales, strict=True)
-    ]
-    for size, want, scale in zip(sizes, wanted, scales, strict=True):
-        if not _is_repeated(size, want, scale, 0.5 if "exact" in node.target else 0.0):
-            raise Unsupported(
-                f"only whole factors, not from {list(sizes)} to {list(wanted)} elements"
-            )
-    factors = tuple(want // size for size, want in zip(sizes, wanted, strict=True))
-    t.give(node, t.add(node.name, Upsample(factors), t.layer(x)))
-
-
-def _is_repeated(size: int, want: int, scale: float | None, middle: float) -> bool:
-    """Whether PyTorch's FP32 positions repeat every element equally often."""
-    if want % size:
-        return False
-    step = np.float32(1 / scale if scale else size / want)
-    positions = (np.arange(want, dtype=np.float32) + np.float32(middle)) * step
-    nearest = np.minimum(positions.astype(np.int64), size - 1)
-    return bool((nearest == np.arange(want) // (want // size)).all())

@@ -1,0 +1,1 @@
+"""Kernels of images: fixed maps of axes, and volumes."""

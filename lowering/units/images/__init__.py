@@ -1,0 +1,1 @@
+"""Units of images: fixed maps of axes, and volumes."""
