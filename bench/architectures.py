@@ -130,6 +130,19 @@ class Logits(torch.nn.Module):
         return found
 
 
+class Pairs(torch.nn.Module):
+    """An encoder and a decoder of transformers, which read the same tokens."""
+
+    def __init__(self, inner: Any) -> None:
+        super().__init__()
+        self.inner = inner
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """Logits of the decoder."""
+        found: torch.Tensor = self.inner(input_ids=x, decoder_input_ids=x).logits
+        return found
+
+
 def transformers_examples() -> Iterator[Example]:
     """Networks of transformers by their configurations, without pretrained weights."""
     torchvision_models()
@@ -176,6 +189,12 @@ def transformers_examples() -> Iterator[Example]:
         return Logits(module, result), tokens(128, module.config.vocab_size)
 
     yield Example("transformers", "t5-encoder", t5)
+
+    def t5_of_pairs() -> Any:
+        module, _ = of("T5ForConditionalGeneration", "T5Config", use_cache=False)
+        return Pairs(module), tokens(64, module.config.vocab_size)
+
+    yield Example("transformers", "t5", t5_of_pairs)
 
     def whisper() -> Any:
         made = hub.WhisperConfig(**plain)

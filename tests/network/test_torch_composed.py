@@ -99,6 +99,11 @@ def test_padding_is_taken_into_the_windows(run, padding):
         assert windows.operator.padding == padding
 
 
+def test_a_view_of_the_same_shape_is_no_layer():
+    _, graph = imported(lambda s, x: s.fc(x.view(-1, 6).reshape(4, 6)))
+    assert [layer.op for layer in graph.layers.values()] == ["linear"]
+
+
 @pytest.mark.parametrize(
     ("run", "reason"),
     [

@@ -56,7 +56,11 @@ def _to(t: Translation, node: Node) -> None:
 @handles("view.default", "reshape.default", "_unsafe_view.default")
 def _reshape(t: Translation, node: Node) -> None:
     shape = node["size"] if "size" in node.arguments else node["shape"]
-    t.simple(node, Reshape(tuple(shape)))
+    x, operator = t.tensor(node["self"]), Reshape(tuple(shape))
+    if operator.output([x]).shape == x.shape:
+        t.give(node, t.layer(node["self"]))
+    else:
+        t.simple(node, operator)
 
 
 @handles("flatten.using_ints")
