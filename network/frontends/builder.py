@@ -3,10 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from fpgapipe.network.graph import Graph, GraphBuilder, Layer
-from fpgapipe.network.operators import Concat, Constant, Lstm, Operator, Reshape, Slice
+from fpgapipe.network.operators import (
+    Concat,
+    Constant,
+    Expand,
+    Lstm,
+    Operator,
+    Reshape,
+    Select,
+    Slice,
+    Transpose,
+)
 
 if TYPE_CHECKING:
     import numpy as np
@@ -106,6 +116,56 @@ class FrontendBuilder(GraphBuilder):
             kept = {p.name for layer in self._layers.values() for p in layer.parameters}
             self._values = {name: value for name, value in self._values.items() if name in kept}
         return super().build(outputs)
+
+    def entries(self, name: str, layer: str, indices: NDArray[Any], axis: int = 0) -> str:
+        """Add layers that give the entries of a tensor along an axis at fixed indices.
+
+        Parameters
+        ----------
+        name, layer : str
+            Name of the result, and of the tensor.
+        indices : array of int
+            Places along the axis, of any shape; the axes of that shape take the axis's place.
+        axis : int
+        """
+        shape = self.tensor(layer).shape
+        if not axis:
+            return self._first_entries(name, layer, indices)
+        # The axis goes to the front, and what takes its place goes back.
+        order = (axis, *range(axis), *range(axis + 1, len(shape)))
+        layer = self.add_with_values(f"{name}.front", Transpose(order), layer, values={})
+        layer = self._first_entries(f"{name}.entries", layer, indices)
+        places, middle = indices.ndim, indices.ndim + axis
+        back = (
+            *range(places, middle), *range(places), *range(middle, places + len(shape) - 1)
+        )  # fmt: skip
+        return self.add_with_values(name, Transpose(back), layer, values={})
+
+    def _first_entries(self, name: str, layer: str, indices: NDArray[Any]) -> str:
+        shape = self.tensor(layer).shape
+        wanted = (*indices.shape, *shape[1:])
+        copies = 1
+        while indices.ndim > 1 and (indices == indices[:1]).all():  # samples have the same indices
+            copies *= indices.shape[0]
+            indices = indices[0]
+        places = [int(each) % shape[0] for each in indices.flatten()]
+        if not places:
+            raise Unsupported("selects nothing")
+        first, count = places[0], len(places)
+        if len(set(places)) == 1:
+            copies, count = copies * count, 1
+
+        def then(suffix: str, operator: Operator) -> str:
+            return self.add_with_values(f"{name}{suffix}", operator, layer, values={})
+
+        if places[:count] != list(range(first, first + count)):
+            layer = then(".select", Select(tuple(places)))
+        elif count < shape[0]:
+            layer = then(".slice", Slice(0, first, first + count))
+        if copies > 1:
+            layer = then(".one", Reshape((1, count, *shape[1:])))
+            layer = then(".expand", Expand((copies, count, *shape[1:])))
+        return layer if self.tensor(layer).shape == wanted else then("", Reshape(wanted))
 
     def last_states(self, name: str, lstm: str) -> str:
         """Add layers that give the final hidden state of each direction of an LSTM layer.

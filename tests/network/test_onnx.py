@@ -244,6 +244,23 @@ def test_layout(tmp_path):
     agrees_with_onnx(str(fixed), x=random(2, 4, 5))
 
 
+def test_entries_at_fixed_indices(tmp_path):
+    """Of the first axis and others, in any order, those that follow one another among them."""
+    nodes = [
+        node("Gather", ["x", "places"], ["a"], axis=2),
+        node("Gather", ["a", "rows"], ["b"]),
+        node("Gather", ["b", "same"], ["c"], axis=-1),
+        node("Gather", ["c", "next"], ["y"], axis=1),
+    ]
+    ints = {"places": [[-1, 0], [2, 2]], "rows": [1, 0, 1], "same": [1, 1, 1], "next": [1, 2]}
+    weights = {name: np.array(value, np.int64) for name, value in ints.items()}
+    path = save(tmp_path / "m.onnx", nodes, {"x": [2, 4, 3]}, weights=weights)
+    graph = agrees_with_onnx(path, x=random(2, 4, 3))
+    kinds = [layer.op for layer in graph.layers.values()]
+    assert kinds.count("select") == 2  # of the columns and rows; others follow or repeat
+    assert {"slice", "expand"} <= set(kinds)
+
+
 def test_shapes_computed_by_little_programs(tmp_path):
     nodes = [
         node("Shape", ["x"], ["s"]),

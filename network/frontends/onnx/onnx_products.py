@@ -291,10 +291,14 @@ def _gather(t: Translation, node: Any) -> None:
         values = {"weight": (node.input[0], table)}
         t.give(node, t.add(node_name(node), operator, t.layer(node.input[1]), values=values))
         return
-    if index is None or index.size != 1:
-        raise Unsupported("only an embedding, or a single constant index")
+    if index is None:
+        raise Unsupported("only an embedding, or indices that are constant")
     shape = t.tensor(node.input[0]).shape
     axis = normalise_axis(axis, len(shape))
+    if index.size != 1:
+        name, layer = node_name(node), t.layer(node.input[0])
+        t.give(node, t.builder.entries(name, layer, index.astype("int64"), axis))
+        return
     start = int(index.reshape(-1)[0]) % shape[axis]
     layer = t.add(f"{node_name(node)}.slice", Slice(axis, start, start + 1), t.layer(node.input[0]))
     result = (*shape[:axis], *index.shape, *shape[axis + 1 :])

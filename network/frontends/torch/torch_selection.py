@@ -7,14 +7,11 @@ from typing import Any
 
 from fpgapipe.network.frontends.builder import Unsupported
 from fpgapipe.network.frontends.torch.torch_translation import Node, Translation, handles
+from fpgapipe.network.frontends.torch.torch_values import array
 from fpgapipe.network.operators import (
     Binary,
     Embedding,
-    Expand,
     Reshape,
-    Select,
-    Slice,
-    Transpose,
 )
 from fpgapipe.network.operators.tensors import normalise_axis
 
@@ -28,49 +25,14 @@ def _embedding(t: Translation, node: Node) -> None:
     if indices is not None:
         if padding is not None and (indices == padding).any():
             raise Unsupported("fixed indices must not select the row that is padding")
-        t.give(node, entries(t, node.name, t.layer(node["weight"]), indices))
+        layer = t.layer(node["weight"])
+        t.give(node, t.builder.entries(node.name, layer, array(t.torch, indices)))
         return
     values = t.weights(node, weight="weight")
     rows, features = values["weight"][1].shape
     name = t.name_of(node, node["weight"])
     layer = t.add(name, Embedding(rows, features, padding), t.layer(node["indices"]), values=values)
     t.give(node, layer)
-
-
-def entries(t: Translation, name: str, layer: str, indices: Any) -> str:
-    """Add layers that give the entries of a tensor along its first axis at fixed indices.
-
-    Parameters
-    ----------
-    t : Translation
-    name, layer : str
-        Name of the result, and of the tensor.
-    indices : torch.Tensor
-        Whole numbers, of any shape, whose axes are the first axes of the result.
-    """
-    shape = t.builder.tensor(layer).shape
-    wanted = (*indices.shape, *shape[1:])
-    copies = 1
-    while indices.ndim > 1 and (indices == indices[:1]).all():  # samples have the same indices
-        copies *= indices.shape[0]
-        indices = indices[0]
-    places = [int(each) % shape[0] for each in indices.flatten().tolist()]
-    if not places:
-        raise Unsupported("selects nothing")
-    first, count = places[0], len(places)
-    if len(set(places)) == 1:
-        copies, count = copies * count, 1
-    if places[:count] == list(range(first, first + count)):
-        if count < shape[0]:
-            layer = t.add(f"{name}.slice", Slice(0, first, first + count), layer)
-    else:
-        layer = t.add(f"{name}.select", Select(tuple(places)), layer)
-    if copies > 1:
-        layer = t.add(f"{name}.one", Reshape((1, count, *shape[1:])), layer)
-        layer = t.add(f"{name}.expand", Expand((copies, count, *shape[1:])), layer)
-    if t.builder.tensor(layer).shape != wanted:
-        layer = t.add(name, Reshape(wanted), layer)
-    return layer
 
 
 @handles("index_select.default")
@@ -104,17 +66,7 @@ def _select(t: Translation, node: Node, indices: list[Any]) -> None:
     size = math.prod(shape[first : last + 1])
     if len(axes) > 1:
         layer = t.add(f"{name}.joined", Reshape((*before, size, *behind)), layer)
-    if not before:
-        t.give(node, entries(t, name, layer, flat))
-        return
-    # The axis of the indices goes to the front, and what takes its place goes back.
-    rank, places = len(before) + 1 + len(behind), flat.ndim
-    order = (first, *range(first), *range(first + 1, rank))
-    layer = t.add(f"{name}.front", Transpose(order), layer)
-    layer = entries(t, f"{name}.entries", layer, flat)
-    middle = places + first
-    back = (*range(places, middle), *range(places), *range(middle, places + rank - 1))
-    t.give(node, t.add(name, Transpose(back), layer))
+    t.give(node, t.builder.entries(name, layer, array(t.torch, flat), first))
 
 
 # Masks
