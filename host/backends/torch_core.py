@@ -25,7 +25,6 @@ from fpgapipe.lowering.products.conv import ConvSpec
 from fpgapipe.lowering.shards.cuts import sizes_of
 from fpgapipe.lowering.units.layers.conv_of_layer import conv_of
 from fpgapipe.lowering.units.layers.depthwise_unit import DepthwiseUnit
-from fpgapipe.lowering.units.layers.dropout_unit import DropoutUnit
 from fpgapipe.lowering.units.layouts import PLAIN, Layout
 from fpgapipe.lowering.units.network_units import layouts_of, units_of
 from fpgapipe.lowering.units.unit import Unit
@@ -206,7 +205,7 @@ class CoreNumbers:
                     result = _selected_entries(layer, args[0])
                 elif isinstance(layer.operator, ops.MatMul):
                     result = _matrices(*args)
-                elif isinstance(unit, DropoutUnit) and layer.name in factors:
+                elif isinstance(layer.operator, ops.Dropout) and layer.name in factors:
                     result = args[0] * factors[layer.name]
                 else:
                     if isinstance(layer.operator, ops.Activation) and len(unit.layers) > 1:

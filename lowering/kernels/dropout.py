@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-from typing import TYPE_CHECKING
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -27,22 +27,11 @@ if TYPE_CHECKING:
 _NONE = Constant(0.0)
 
 
-def drop(
-    name: str,
-    x: Tensor,
-    y: Tensor,
-    region: Region,
-    *,
-    rate: float,
-    stream: int,
-    key: int,
-    first: int = 0,
-) -> VectorKernel:
-    """Apply dropout: keep an element with probability ``1 - rate``, and divide it by that.
+@dataclass(frozen=True)
+class Draw:
+    """Random numbers that drop elements.
 
-    The gradient is the same operation on `dy`.
-
-    Parameters
+    Attributes
     ----------
     rate : float
         Share of dropped elements, rounded to a multiple of 1/65,536.
@@ -53,13 +42,42 @@ def drop(
     first : int
         Number of vectors of 16 random numbers to skip at the beginning of the sequence.
     """
-    kept = kept_of(rate)
+
+    rate: float
+    stream: int
+    key: int
+    first: int = 0
+
+    @property
+    def factor(self) -> float:
+        """Factor of the elements that are kept."""
+        return (1 << 16) / kept_of(self.rate)
+
+    def settings(self, vector: int = 0) -> dict[str, Any]:
+        """Settings of an instruction that keeps its result or gives 0, from a vector on."""
+        first = (self.stream << 36) + self.first + vector
+        return {
+            "test": Random(kept_of(self.rate), first, self.key),
+            "then": Choice.S,
+            "otherwise": Choice.ZERO,
+        }
+
+
+def drop(
+    name: str,
+    x: Tensor,
+    y: Tensor,
+    region: Region,
+    draw: Draw,
+) -> VectorKernel:
+    """Apply dropout: keep an element with probability ``1 - rate``, and divide it by that.
+
+    The gradient is the same operation on `dy`.
+    """
     settings = {
         "factor": Factor.CONSTANT,
-        "constants": (_NONE, Constant((1 << 16) / kept)),
-        "test": Random(kept, (stream << 36) + first, key),
-        "then": Choice.S,
-        "otherwise": Choice.ZERO,
+        "constants": (_NONE, Constant(draw.factor)),
+        **draw.settings(),
     }
     return flat_kernel(name, {"x": x}, {"y": y}, [FlatStep("x", "y", None, settings)], region)
 
@@ -69,11 +87,7 @@ def draw_factors(
     x: Tensor,
     factors: Tensor,
     region: Region,
-    *,
-    rate: float,
-    stream: int,
-    key: int,
-    first: int = 0,
+    draw: Draw,
 ) -> VectorKernel:
     """Draw factors as those by which `drop` multiplies.
 
@@ -85,15 +99,12 @@ def draw_factors(
     factors : Tensor
         FP32.
     region : Region
-    rate, stream, key, first
-        See `drop`.
+    draw : Draw
     """
-    kept = kept_of(rate)
     settings = {
-        "constants": (_NONE, _NONE, _NONE, Constant((1 << 16) / kept)),
-        "test": Random(kept, (stream << 36) + first, key),
+        **draw.settings(),
+        "constants": (_NONE, _NONE, _NONE, Constant(draw.factor)),
         "then": Choice.CONSTANT,
-        "otherwise": Choice.ZERO,
     }
     read = replace(x, shape=factors.shape)
     step = FlatStep("x", "factors", None, settings)
@@ -109,7 +120,7 @@ def drop_factors(
     ----------
     elements : int
     rate, stream, first
-        See `drop`.
+        See `Draw`.
     key : sequence of int
         Contents of the two scalar registers.
     """

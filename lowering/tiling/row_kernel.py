@@ -5,10 +5,12 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from fpgapipe.hw.hls_models.isa.instructions import WORD_BYTES
+from fpgapipe.hw.hls_models.isa.vector_op import VECTOR_BYTES
 from fpgapipe.lowering.tiling.channels import padded
 from fpgapipe.lowering.tiling.elementwise import flat_tile
 from fpgapipe.lowering.tiling.kernel import Buffer, Move, Piece, Region, Tensor, VectorKernel
-from fpgapipe.lowering.tiling.rows import Rows, piece_rows, reduction_buffers
+from fpgapipe.lowering.tiling.rows import Rows, piece_rows, reduction_buffers, seen_columns
+from fpgapipe.lowering.tiling.tile import tile_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterable, Mapping
@@ -28,7 +30,9 @@ def row_kernel(
     number_sources: Mapping[str, Tensor] | None = None,
     number_targets: Mapping[str, Tensor] | None = None,
     tables: Mapping[str, Tensor] | None = None,
+    vectors: Collection[str] = (),
     causal: bool = False,
+    partial: Collection[str] = (),
 ) -> VectorKernel:
     """Build a kernel whose instructions process whole rows.
 
@@ -48,9 +52,14 @@ def row_kernel(
         FP32 tensors of one number for each row.
     tables : mapping of str to Tensor
         FP32 tensors of one row, which stay on chip.
+    vectors : collection of str
+        Names of arrays of one vector for each row of a piece.
     causal : bool
         Whether row `i` of the last two axes ends with column `i`; there are no more rows than
         columns then.
+    partial : collection of str
+        Names of causal tensors of which only those columns of a piece are loaded or stored that its
+        rows have elements in, if these are whole words of memory.
 
     Raises
     ------
@@ -72,6 +81,7 @@ def row_kernel(
         found |= {each: Buffer(4 * padded(rows) + WORD_BYTES) for each in columns}
         found |= {each: Buffer(4 * rows * width, kept=True) for each in work}
         found |= {each: Buffer(4 * padded(rows), kept=True) for each in numbers}
+        found |= {each: Buffer(VECTOR_BYTES * rows, kept=True) for each in vectors}
         found |= {each: Buffer(4 * padded(width), kept=True) for each in tables}
         return found | reduction_buffers(rows, width)
 
@@ -87,17 +97,28 @@ def row_kernel(
         )
     ]
     for first, count in firsts:
-        tiles = {
-            each: flat_tile(tensor, first * width, count * width)
-            for each, tensor in tensors.items()
-        }
+        diagonal = first % high if causal else None
+        seen = seen_columns(width, count, diagonal)
+        tiles, pitches = {}, dict.fromkeys(work, 4 * seen)
+        for each, tensor in tensors.items():
+            size = tensor.element_bytes
+            if each in partial and seen < width and width * size % WORD_BYTES == 0:
+                tiles[each] = tile_of(
+                    tensor.name, first * width * size, seen * size, [(count, width * size)],
+                    stored=each in targets,
+                )  # fmt: skip
+                pitches[each] = tiles[each].pitches[0]
+            else:
+                tiles[each] = flat_tile(tensor, first * width, count * width)
         tiles |= {each: flat_tile(tensor, first, count) for each, tensor in columns.items()}
         view = Rows(
             count,
             width,
             {each: tile.shift for each, tile in tiles.items()},
             {each: tensor.format for each, tensor in tensors.items()},
-            first % high if causal else None,
+            diagonal,
+            pitches,
+            first,
         )
         loads = [Move(tiles[each], each) for each in (*sources, *(number_sources or ()))]
         if first == 0:

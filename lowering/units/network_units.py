@@ -27,11 +27,13 @@ from fpgapipe.lowering.units.layers import (  # noqa: F401, register units
     reduce_unit,
     reduction_units,
     select_unit,
+    softmax_unit,
     step_units,
     transposed_unit,
     upsample_unit,
 )
 from fpgapipe.lowering.units.layers.dropout_unit import DropoutUnit
+from fpgapipe.lowering.units.layers.softmax_unit import SoftmaxUnit
 from fpgapipe.lowering.units.layouts import Layout, Layouts, host_layout
 from fpgapipe.lowering.units.registry import Surroundings, unit_of
 from fpgapipe.lowering.units.unit import Unit
@@ -301,7 +303,8 @@ def drop_factors_of(
     units = units_of(graph)
     layouts = layouts_of(graph, units)
     found = {}
-    for unit in units:
+    for each in units:
+        unit = each.dropout if isinstance(each, SoftmaxUnit) else each
         if isinstance(unit, DropoutUnit):
             shape = unit.drawn_shape
             elements = math.prod(shape)

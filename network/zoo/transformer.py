@@ -10,12 +10,20 @@ from fpgapipe.network.zoo.layers import Network
 
 @dataclass(frozen=True)
 class Sizes:
-    """Sizes of a transformer; the default ones are those of BERT-base and of GPT-2 small."""
+    """Sizes of a transformer, and its activation function; the default ones are BERT-base's.
+
+    GPT-2 small has the same sizes.
+    """
 
     features: int = 768
     heads: int = 12
     blocks: int = 12
     dropout: float = 0.1
+    activation: str = "gelu"
+
+
+GPT2 = Sizes(activation="gelu_tanh")
+"""Sizes of GPT-2 small."""
 
 
 def bert_base(batch: int) -> Graph:
@@ -41,7 +49,7 @@ def bert_base(batch: int) -> Graph:
         y = net.linear(y, features, name=f"{name}.project")
         y = _dropped(net, y, sizes, f"{name}.dropout1")
         x = net.layer_norm(net.plus(x, y, f"{name}.add1"), epsilon=epsilon, name=f"{name}.norm1")
-        y = _dropped(net, _feed_forward(net, x, name, features), sizes, f"{name}.dropout2")
+        y = _dropped(net, _feed_forward(net, x, name, sizes), sizes, f"{name}.dropout2")
         x = net.layer_norm(net.plus(x, y, f"{name}.add2"), epsilon=epsilon, name=f"{name}.norm2")
     first = net.add("pooler.first", Slice(1, 0, 1), x)
     first = net.flatten(first, "pooler.flatten")
@@ -52,9 +60,11 @@ def bert_base(batch: int) -> Graph:
 def gpt2_small(batch: int) -> Graph:
     """GPT-2 small with its language-model head (tied to the embedding), 1,024 positions.
 
+    Its activation function is the tanh form of GELU.
+
     Source: A. Radford et al., "Language Models are Unsupervised Multitask Learners", OpenAI 2019.
     """
-    return _gpt("gpt2_small", batch, Sizes(), vocabulary=50257, positions=1024)
+    return gpt("gpt2_small", batch, GPT2, vocabulary=50257, positions=1024)
 
 
 def char_gpt(batch: int) -> Graph:
@@ -64,10 +74,10 @@ def char_gpt(batch: int) -> Graph:
     the words of a text.
     """
     sizes = Sizes(features=128, heads=4, blocks=4, dropout=0)
-    return _gpt("char-gpt", batch, sizes, vocabulary=128, positions=128)
+    return gpt("char-gpt", batch, sizes, vocabulary=128, positions=128)
 
 
-def _gpt(name: str, batch: int, sizes: Sizes, *, vocabulary: int, positions: int) -> Graph:
+def gpt(name: str, batch: int, sizes: Sizes, *, vocabulary: int, positions: int) -> Graph:
     """Blocks of GPT-2 between an embedding and a head with the same weight."""
     net = Network(name, batch)
     features = sizes.features
@@ -81,7 +91,7 @@ def _gpt(name: str, batch: int, sizes: Sizes, *, vocabulary: int, positions: int
         y = net.linear(_attend(net, block, q, k, v, sizes, causal=True), features,
                        name=f"{block}.project")  # fmt: skip
         x = net.plus(x, _dropped(net, y, sizes, f"{block}.dropout1"), f"{block}.add1")
-        y = _feed_forward(net, net.layer_norm(x, name=f"{block}.norm2"), block, features)
+        y = _feed_forward(net, net.layer_norm(x, name=f"{block}.norm2"), block, sizes)
         x = net.plus(x, _dropped(net, y, sizes, f"{block}.dropout2"), f"{block}.add2")
     x = net.layer_norm(x, name="norm")
     net.linear(x, vocabulary, bias=False, name="head", weight="wte.weight")
@@ -117,7 +127,8 @@ def _attend(net: Network, name: str, q: str, k: str, v: str, sizes: Sizes, *, ca
     return net.reshape(y, batch, positions, features, name=f"{name}.attention")
 
 
-def _feed_forward(net: Network, x: str, name: str, features: int) -> str:
-    """Two linear layers with a GELU between them."""
-    x = net.linear(x, 4 * features, name=f"{name}.fc1")
-    return net.linear(net.activation(x, "gelu", name=f"{name}.gelu"), features, name=f"{name}.fc2")
+def _feed_forward(net: Network, x: str, name: str, sizes: Sizes) -> str:
+    """Two linear layers with an activation function between them."""
+    x = net.linear(x, 4 * sizes.features, name=f"{name}.fc1")
+    x = net.activation(x, sizes.activation, name=f"{name}.gelu")
+    return net.linear(x, sizes.features, name=f"{name}.fc2")

@@ -13,7 +13,7 @@ from fpgapipe.lowering.kernels.activation import (
     add_bias,
     bias_gradient,
 )
-from fpgapipe.lowering.kernels.dropout import drop
+from fpgapipe.lowering.kernels.dropout import Draw, drop
 from fpgapipe.lowering.tiling.kernel import Tensor
 
 SHAPES = [(1, 1, 1, 1), (2, 3, 5, 3), (1, 4, 4, 17), (3, 7, 9, 33), (70, 16), (1000, 40), (5, 2048)]
@@ -115,11 +115,8 @@ def run_dropout(shape, rate, seed=(7, 1), stream=3, region=REGION):
     """Kept elements of ones, and of a gradient, with their values."""
     tensors = [Tensor(name, shape) for name in ("x", "y", "dy", "dx")]
     x, y, dy, dx = tensors
-    settings = {"rate": rate, "stream": stream, "key": 4}
-    kernels = [
-        drop("drop", x, y, region, **settings),
-        drop("drop.dx", dy, dx, region, **settings),
-    ]
+    draw = Draw(rate, stream, key=4)
+    kernels = [drop("drop", x, y, region, draw), drop("drop.dx", dy, dx, region, draw)]
     values = {"x": np.ones(shape), "dy": drawn(shape)}
     found = execute(kernels, tensors, values, {4: seed[0], 5: seed[1]}, checked=False)
     return found["y"], found["dx"], values["dy"]
@@ -162,7 +159,7 @@ def test_dropout_refuses(rate):
     with pytest.raises(
         ValueError, match=rf"^dropout rate must be above 0 and below 1, not {rate}$"
     ):
-        drop("drop", *[Tensor("x", (1,))] * 2, REGION, rate=rate, stream=0, key=0)
+        drop("drop", *[Tensor("x", (1,))] * 2, REGION, Draw(rate, stream=0, key=0))
 
 
 def test_one_pass():

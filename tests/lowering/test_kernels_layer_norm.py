@@ -6,6 +6,7 @@ import torch
 from kernel_cases import REGION, drawn, error, execute, same_bits
 
 from fpgapipe.hw.hls_models.numerics.element_format import BF16, FP32
+from fpgapipe.lowering.kernels.dropout import Draw, drop_factors
 from fpgapipe.lowering.kernels.layer_norm import (
     layer_norm,
     layer_norm_gradient,
@@ -85,17 +86,63 @@ def test_layer_norm_does_not_depend_on_the_region():
         assert same_bits(results[0][name], results[1][name])
 
 
-def softmaxes(shape, formats, *, log=False, causal=False, region=REGION):
+def softmaxes(shape, formats, *, log=False, causal=False, scale=1, draw=None, region=REGION):
     x, y, dy, dx = (
         Tensor(name, shape, each)
         for name, each in zip(("x", "y", "dy", "dx"), formats * 2, strict=True)
     )
+    settings = {"log": log, "causal": causal, "scale": scale, "draw": draw}
+    tensors = [x, y, dy, dx]
+    dropped = None if draw is None else Tensor("dropped", shape, y.format)
     kernels = [
-        softmax("softmax", x, y, region, log=log, causal=causal),
-        softmax_gradient("gradient", dy, y, dx, region, log=log),
+        softmax("softmax", x, y, region, dropped=dropped, **settings),
+        softmax_gradient("gradient", dy, y, dx, region, **settings),
     ]
     given = {"x": drawn(shape, scale=3, offset=10), "dy": drawn(shape, 1)}
-    return execute(kernels, [x, y, dy, dx], given)
+    if draw is None:
+        return execute(kernels, tensors, given)
+    # Random numbers are not those of the program's check of kernels.
+    registers = {draw.key: 5, draw.key + 1: 6}
+    return execute(kernels, [*tensors, dropped], given, registers, checked=False)
+
+
+@pytest.mark.parametrize("formats", [(FP32, FP32), (BF16, BF16), (FP32, BF16)], ids=str)
+@pytest.mark.parametrize("causal", [False, True])
+@pytest.mark.parametrize("rate", [0, 0.2])
+@pytest.mark.parametrize("shape", [(16, 16), (2, 3, 48), (3, 70, 96), (2, 9, 1104), (1, 130, 160)])
+def test_softmax_with_scale_and_dropout(shape, causal, rate, formats):
+    """Scale, softmax and dropout in one kernel, both ways, against PyTorch."""
+    draw, scale = (Draw(rate, 3, 4, first=7) if rate else None), 0.25
+    found = softmaxes(shape, formats, causal=causal, scale=scale, draw=draw)
+    x = torch.tensor(found["x"].astype(np.float64), requires_grad=True)
+    future = torch.triu(torch.ones(shape[-2:], dtype=torch.bool), 1)
+    seen = (x * scale).masked_fill(future, -torch.inf) if causal else x * scale
+    shares = torch.softmax(seen, -1)
+    factors = np.ones(shape)
+    if rate:
+        factors = drop_factors(shares.numel(), rate, 3, (5, 6), first=7).reshape(shape)
+        assert 0.05 < (factors == 0).mean() < 0.5
+    y = shares * torch.tensor(factors.astype(np.float64))
+    y.backward(torch.tensor(found["dy"].astype(np.float64)))
+    near = 1e-6 if formats[1] is FP32 else 5e-3
+    assert error(found["dropped" if rate else "y"], y.detach().numpy()) < near
+    assert error(found["dx"], x.grad.numpy()) < 3 * near
+    if causal:
+        for name in ("dx", "dropped" if rate else "y"):
+            assert not found[name][..., future.numpy()].any()
+
+
+@pytest.mark.parametrize("scale", [0.0, -1.0, np.inf, np.nan])
+def test_softmax_refuses_scales(scale):
+    x, y = Tensor("x", (4, 4)), Tensor("y", (4, 4))
+    with pytest.raises(ValueError, match=r"^the scale of a softmax must be above 0 and finite"):
+        softmax("softmax", x, y, REGION, scale=scale)
+
+
+def test_softmax_with_dropout_refuses_parts_of_vectors():
+    x, y = Tensor("x", (4, 20)), Tensor("y", (4, 20))
+    with pytest.raises(ValueError, match=r"have rows of a multiple of 16 elements, not 20$"):
+        softmax("softmax", x, y, REGION, dropped=y, draw=Draw(0.1, 0, 0))
 
 
 @pytest.mark.parametrize("formats", [(FP32, FP32), (BF16, BF16)], ids=str)
@@ -129,7 +176,20 @@ def test_causal_softmax_does_not_depend_on_the_region():
         softmaxes((3, 70, 70), (FP32, FP32), causal=True, region=Region(1 << 16, size))
         for size in (1 << 20, 20 << 10)
     ]
-    assert same_bits(found[0]["y"], found[1]["y"])
+    for name in ("y", "dx"):
+        assert same_bits(found[0][name], found[1][name])
+
+
+def test_dropped_rows_do_not_depend_on_the_region():
+    found = [
+        softmaxes(
+            (3, 70, 96), (BF16, BF16), causal=True, scale=0.3, draw=Draw(0.3, 1, 2),
+            region=Region(1 << 16, size),
+        )
+        for size in (1 << 20, 24 << 10)
+    ]  # fmt: skip
+    for name in ("dropped", "dx"):
+        assert same_bits(found[0][name], found[1][name])
 
 
 @pytest.mark.parametrize(("shape", "log"), [((4, 3), False), ((3, 3), True)])

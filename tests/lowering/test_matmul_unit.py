@@ -12,7 +12,7 @@ from fpgapipe.network import operators as ops
 from fpgapipe.network.zoo.layers import Network
 
 
-def attention(batch, *, rows=8, heads=2, width=16, causal=True):
+def attention(batch, *, rows=8, heads=2, width=16, causal=True, rate=0.0):
     """Self-attention of several heads behind a linear layer."""
     net = Network("attention", batch)
     x = net.linear(net.image(rows, 8), heads * width)
@@ -25,10 +25,16 @@ def attention(batch, *, rows=8, heads=2, width=16, causal=True):
     k = net.add("keys", ops.Transpose((0, 1, 3, 2)), k)
     x = net.add("scaled", ops.Affine(width**-0.5), net.add("scores", ops.MatMul(), q, k))
     x = net.add("shares", ops.Softmax(causal=causal), x)
+    x = net.dropout(x, rate, "dropped") if rate else x
     x = net.add("back", ops.Transpose((0, 2, 1, 3)), net.add("heads", ops.MatMul(), x, v))
     x = net.linear(net.reshape(x, batch, rows, heads * width), 8)
     net.linear(net.flatten(x), 5)
     return net.build()
+
+
+def dropped(batch):
+    """Attention whose shares are dropped, by the kernel of the softmax."""
+    return attention(batch, rows=16, width=32, rate=0.2)
 
 
 def odd(batch):
@@ -63,7 +69,7 @@ def turned(batch):
     return net.build()
 
 
-NETWORKS = [attention, odd, products, turned]
+NETWORKS = [attention, dropped, odd, products, turned]
 
 
 @pytest.mark.parametrize("activations", [FP32, BF16], ids=str)

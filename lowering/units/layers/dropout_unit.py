@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from fpgapipe.hw.hls_models.numerics.element_format import FP32
 from fpgapipe.lowering.kernels.broadcast import broadcast
-from fpgapipe.lowering.kernels.dropout import draw_factors, drop, kept_of
+from fpgapipe.lowering.kernels.dropout import Draw, draw_factors, drop, kept_of
 from fpgapipe.lowering.units.layouts import Layout, channels_last
 from fpgapipe.lowering.units.registry import Surroundings, runs
 from fpgapipe.lowering.units.unit import Unit
@@ -79,17 +79,17 @@ class DropoutUnit(Unit):
             return {self.inputs[0]: channels_last(self.out_shape)}
         return super().wants(given, rigid)
 
+    def draw(self, step: MicroBatch, count: int) -> Draw:
+        """Random numbers of a micro-batch, for as many elements."""
+        return Draw(self.rate, self.stream, step.random_key, step.random_vectors(count))
+
     def _drop(self, step: MicroBatch, name: str, x: Tensor, y: Tensor) -> None:
         if not self._operator.together:
-            first = step.random_vectors(x.elements)
-            step.add(drop(name, x, y, step.region, rate=self.rate, stream=self.stream,
-                          first=first, key=step.random_key))  # fmt: skip
+            step.add(drop(name, x, y, step.region, self.draw(step, x.elements)))
             return
         count = prod(self.out_shape[: self.axes])
         factors = step.tensor(f"{name}.factors", (count,), FP32)
-        step.add(draw_factors(f"{name}.draw", x, factors, step.region, rate=self.rate,
-                              stream=self.stream, first=step.random_vectors(count),
-                              key=step.random_key))  # fmt: skip
+        step.add(draw_factors(f"{name}.draw", x, factors, step.region, self.draw(step, count)))
         samples, own = self.out_shape[0], x.elements // self.out_shape[0]
         channels = self.out_shape[1] if self.axes == 2 else 1
         rows = replace(factors, shape=(samples, 1, channels))

@@ -218,11 +218,6 @@ class PreluUnit(Unit):
         step.give_gradient(self, self.inputs[0], dx)
 
 
-@runs("affine")
-def _affine(layer: Layer, around: Surroundings) -> Unit:
-    return AffineUnit((layer,))
-
-
 @runs("sub", "mul")
 def _binary(layer: Layer, around: Surroundings) -> Unit:
     if len({tensor.shape for tensor in layer.input_tensors}) > 1:

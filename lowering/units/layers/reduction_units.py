@@ -1,4 +1,4 @@
-"""Units that reduce: pooling and softmax."""
+"""Units of pooling."""
 
 from __future__ import annotations
 
@@ -8,12 +8,10 @@ from typing import TYPE_CHECKING
 
 from fpgapipe.hw.hls_models.numerics.element_format import BF16
 from fpgapipe.lowering.kernels import global_pooling, pooling
-from fpgapipe.lowering.kernels.softmax import check_softmax, softmax, softmax_gradient
-from fpgapipe.lowering.units.layouts import PLAIN, Layout, channels_last, with_channels_last
+from fpgapipe.lowering.units.layouts import Layout, channels_last, with_channels_last
 from fpgapipe.lowering.units.registry import Surroundings, runs
 from fpgapipe.lowering.units.unit import Unit
 from fpgapipe.network import operators as ops
-from fpgapipe.network.operators.tensors import normalise_axis
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Mapping
@@ -119,93 +117,6 @@ class PoolUnit(Unit):
         step.give_gradient(self, self.inputs[0], gradient)
 
 
-@dataclass(frozen=True)
-class SoftmaxUnit(Unit):
-    """Softmax or its logarithm.
-
-    Attributes
-    ----------
-    is_last : bool
-        Whether it gives a result of the network.
-    """
-
-    is_last: bool = False
-
-    @property
-    def _operator(self) -> ops.Softmax:
-        operator = self.layers[0].operator
-        assert isinstance(operator, ops.Softmax)
-        return operator
-
-    @property
-    def _axis(self) -> int:
-        return normalise_axis(self._operator.axis, len(self.in_shape))
-
-    def check(self, *, train: bool) -> None:
-        """See `Unit`."""
-        if train and self.is_last:
-            raise NotImplementedError(
-                f"a network that trains must not end in a {self._operator.kind}; leave it out, "
-                "since the loss has a softmax of its own"
-            )
-        if self._axis != len(self.in_shape) - 1 and self._axis != 1:
-            raise NotImplementedError(
-                f"{self._operator.kind} must be along the channels or the last axis, not axis "
-                f"{self._axis} of {len(self.in_shape)}"
-            )
-        last = self._axis == len(self.in_shape) - 1
-        if self._operator.causal and not last:
-            raise NotImplementedError("a causal softmax must be along the last axis")
-        check_softmax(
-            (*self.in_shape[-2:-1], self.in_shape[self._axis]),
-            log=self._operator.log,
-            causal=self._operator.causal,
-        )
-
-    def wants(self, given: Mapping[str, Layout], rigid: Collection[str]) -> dict[str, Layout]:
-        """See `Unit`; the axis of the softmax must lie last in memory."""
-        last = self._axis == len(self.in_shape) - 1
-        return {self.inputs[0]: PLAIN if last else channels_last(self.in_shape)}
-
-    def forward(self, step: MicroBatch) -> Tensor:
-        """See `Unit`."""
-        x = step.take(self, self.inputs[0])
-        result = step.activation(self.name, x.shape)
-        step.add(
-            softmax(
-                self.name,
-                self._rows(x),
-                self._rows(result),
-                step.region,
-                log=self._operator.log,
-                causal=self._operator.causal,
-            )
-        )
-        return result
-
-    def _rows(self, x: Tensor) -> Tensor:
-        """View a value as a matrix, or as matrices, whose rows are along the axis."""
-        if self._operator.causal:
-            return replace(x, shape=self.in_shape)
-        width = self.in_shape[self._axis]
-        return replace(x, shape=(x.elements // width, width))
-
-    def backward(self, step: MicroBatch, dy: Tensor) -> None:
-        """See `Unit`."""
-        result = step.values[self.name].tensor
-        dx = step.activation(f"{self.name}.dx", dy.shape)
-        log = self._operator.log
-        dy, y, gradient = (self._rows(each) for each in (dy, result, dx))
-        name = f"{self.name}.gradient"
-        step.add(softmax_gradient(name, dy, y, gradient, step.region, log=log))
-        step.give_gradient(self, self.inputs[0], dx)
-
-
 @runs("max_pool", "average_pool", "global_max_pool", "global_average_pool")
 def _pooling(layer: Layer, around: Surroundings) -> Unit:
     return PoolUnit((layer,))
-
-
-@runs("softmax", "log_softmax")
-def _softmax(layer: Layer, around: Surroundings) -> Unit:
-    return SoftmaxUnit((layer,), layer.name in around.graph.outputs)
