@@ -29,6 +29,8 @@ from fpgapipe.hw.hls_models.spec.core_spec import CoreSpec
 from fpgapipe.hw.hls_models.spec.link import LinkEngineSpec
 from fpgapipe.lowering.program.pipeline import build_pipeline
 from fpgapipe.lowering.schedule.schedule import TaskKind
+from fpgapipe.lowering.units.layers.matmul_unit import MatMulUnit
+from fpgapipe.lowering.units.network_units import units_of
 from fpgapipe.network.graph import Graph
 from fpgapipe.network.zoo.transformer import GPT2, Sizes, gpt
 from fpgapipe.partition.cost.cores import core_of
@@ -94,9 +96,10 @@ def measure(which: str, graph: Graph, core: CoreSpec, memory: MemorySpec) -> dic
     kinds = [task.kind.token for task in part.tasks if task.kind is not TaskKind.U]
     spent = [each for each in account.spent() if each.direction in kinds]
     layers = cut[1]
-    attention = [name for name in layers if graph.layers[name].op == "matmul"]
-    busy = sum(each.cycles for each in spent if each.layer in attention and each.cause in PRODUCTS)
-    total, own = macs_of(graph, layers), macs_of(graph, attention)
+    products = [unit for unit in units_of(graph) if isinstance(unit, MatMulUnit)]
+    names = {unit.name for unit in products}
+    busy = sum(each.cycles for each in spent if each.layer in names and each.cause in PRODUCTS)
+    total, own = macs_of(graph, layers), macs_of(graph, [unit.product.name for unit in products])
     return {
         "cycles": round(cycles),
         "macs": total,

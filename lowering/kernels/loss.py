@@ -215,22 +215,19 @@ class _Samples(Rows):
 
     Attributes
     ----------
-    first : int
-        Number of the first sample in the batch.
     work : str
         Name of the FP32 buffer of exponentials.
     smoothing, counting
         As for `cross_entropy`.
     """
 
-    first: int = 0
     work: str = "work"
     smoothing: float = 0.0
     counting: Counting | None = None
 
     def losses(self, *, counts: bool) -> Iterator[Step]:
         """Instructions that compute the losses of the rows and leave the exponentials in `work`."""
-        own = {"test": (Left.Y, Outcome.EQUAL, Right.COEFFICIENT), "then": Choice.X}
+        own: dict[str, Any] = {"test": (Left.Y, Outcome.EQUAL, Right.COEFFICIENT), "then": Choice.X}
         yield self.each("logits", self.work, "labels", "table", otherwise=Choice.ZERO, **own)
         yield from self.reduce(self.work, "own")
         if self.smoothing:

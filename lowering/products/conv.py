@@ -35,9 +35,10 @@ class ConvSpec:
         Number of equal parts of the batch that share no block in the weight gradient, whose sums
         are then added up one part after the other. More than one are possible for kernels of one
         tap without stride and padding, if the positions of a part fit in a block.
-    cout_in_memory : int, optional
-        Number of output channels in memory, of which a weight gradient computes `cout`; as many as
-        these if it is left out.
+    x_pitch, w_pitch, y_pitch : int, optional
+        Elements from one pixel of x, output channel of w, or pixel of y in memory to the next, if
+        these are parts of larger tensors; the same for gradients. Output channels of w can be apart
+        if the kernel has one tap.
 
     Raises
     ------
@@ -55,7 +56,9 @@ class ConvSpec:
     batch: int = 1
     dilation: tuple[int, int] = (1, 1)
     segments: int = 1
-    cout_in_memory: int | None = None
+    x_pitch: int | None = None
+    w_pitch: int | None = None
+    y_pitch: int | None = None
 
     def __post_init__(self) -> None:
         for name in ("cin", "cout", "h", "w", "batch"):
@@ -64,10 +67,13 @@ class ConvSpec:
         for name in ("kernel", "stride", "dilation"):
             if min(getattr(self, name)) < 1:
                 raise ValueError(f"conv {name} must be at least 1, not {getattr(self, name)}")
-        if self.cout_in_memory is not None and self.cout_in_memory < self.cout:
-            raise ValueError(
-                f"conv cout_in_memory must be at least cout={self.cout}, not {self.cout_in_memory}"
-            )
+        least = {"x_pitch": self.cin, "w_pitch": self.taps * self.cin, "y_pitch": self.cout}
+        for name, size in least.items():
+            pitch = getattr(self, name)
+            if pitch is not None and pitch < size:
+                raise ValueError(f"conv {name} must be at least {size}, not {pitch}")
+        if self.taps > 1 and self.w_pitch not in (None, self.taps * self.cin):
+            raise ValueError(f"conv w_pitch must be of a kernel of one tap, not {self.taps}")
         if min(self.pad) < 0:
             raise ValueError(f"conv pad must be at least 0, not {self.pad}")
         if self.segments > 1 and not self._has_segments:
@@ -85,6 +91,21 @@ class ConvSpec:
     def linear(cls, m: int, n: int, k: int) -> "ConvSpec":
         """A linear layer for `m` vectors, with `k` input features and `n` output features."""
         return cls(cin=k, cout=n, batch=m)
+
+    @property
+    def x_channels(self) -> int:
+        """Elements from one pixel of x to the next."""
+        return self.x_pitch or self.cin
+
+    @property
+    def w_channel(self) -> int:
+        """Elements from one output channel of w to the next."""
+        return self.w_pitch or self.taps * self.cin
+
+    @property
+    def y_channels(self) -> int:
+        """Elements from one pixel of y to the next."""
+        return self.y_pitch or self.cout
 
     @property
     def _has_segments(self) -> bool:

@@ -66,7 +66,7 @@ class _Forward(Product[PositionTile, Range]):
         self.conv = conv
         self.formats = formats
         self.packed = is_packed(conv)
-        self.source = Image("x", conv.h, conv.w, conv.cin, formats.x, self.packed)
+        self.source = Image("x", conv.h, conv.w, conv.x_channels, formats.x, self.packed)
         self.vertical = Taps(conv.stride[0], conv.dilation[0], -conv.pad[0], conv.kernel[0])
         self.horizontal = Taps(conv.stride[1], conv.dilation[1], -conv.pad[1], conv.kernel[1])
 
@@ -99,15 +99,15 @@ class _Forward(Product[PositionTile, Range]):
         row_bytes = conv.cin * element
         return tile_of(
             "w",
-            (c0 * conv.taps * conv.cin + s0) * element,
+            (c0 * conv.w_channel + s0) * element,
             (s1 - s0) * element,
-            [(conv.taps, row_bytes), (c1 - c0, conv.taps * row_bytes)],
+            [(conv.taps, row_bytes), (c1 - c0, conv.w_channel * element)],
         )
 
     def result(self, row: PositionTile, column: Range) -> Tile:
         conv = self.conv
         return _result(
-            "y", conv.oh, conv.ow, conv.cout, self.formats.y, row, (1, 0), (1, 0), column
+            "y", conv.oh, conv.ow, conv.y_channels, self.formats.y, row, (1, 0), (1, 0), column
         )
 
     def streamed_pattern(self, row: PositionTile, array_tiles: int, part: Range) -> OperandPattern:
@@ -158,7 +158,7 @@ class _InputGradient(Product[PositionTile, Range]):
         self.conv = conv
         self.formats = formats
         self.phase = phase
-        self.source = Image("dy", conv.oh, conv.ow, conv.cout, formats.y)
+        self.source = Image("dy", conv.oh, conv.ow, conv.y_channels, formats.y)
         self.vertical, self.horizontal = (_phase_taps(conv, axis, phase[axis]) for axis in (0, 1))
 
     def rows(self, tiling: Tiling) -> list[PositionTile]:
@@ -193,15 +193,15 @@ class _InputGradient(Product[PositionTile, Range]):
         row_bytes = conv.cin * element
         return tile_of(
             "w",
-            (s0 * conv.taps * conv.cin + c0) * element,
+            (s0 * conv.w_channel + c0) * element,
             (c1 - c0) * element,
-            [(conv.taps, row_bytes), (s1 - s0, conv.taps * row_bytes)],
+            [(conv.taps, row_bytes), (s1 - s0, conv.w_channel * element)],
         )
 
     def result(self, row: PositionTile, column: Range) -> Tile:
         conv, phase = self.conv, self.phase
         return _result(
-            "dx", conv.h, conv.w, conv.cin, self.formats.x, row,
+            "dx", conv.h, conv.w, conv.x_channels, self.formats.x, row,
             (conv.stride[0], phase[0]), (conv.stride[1], phase[1]), column,
         )  # fmt: skip
 

@@ -45,10 +45,9 @@ class WeightGradient(Product[Range, Group]):
         self.formats = formats
         self.own_window = own_window
         self.packed = is_packed(conv)
-        channels = conv.cout_in_memory or conv.cout
-        self.gradient = Image("dy", conv.oh, conv.ow, channels, formats.y)
+        self.gradient = Image("dy", conv.oh, conv.ow, conv.y_channels, formats.y)
         begins = self.packed or core.cols != BLOCK
-        self.source = Image("x", conv.h, conv.w, conv.cin, formats.x, begins)
+        self.source = Image("x", conv.h, conv.w, conv.x_channels, formats.x, begins)
         self.taps = (
             Taps(conv.stride[0], conv.dilation[0], -conv.pad[0], conv.kernel[0]),
             Taps(conv.stride[1], conv.dilation[1], -conv.pad[1], conv.kernel[1]),
@@ -117,11 +116,12 @@ class WeightGradient(Product[Range, Group]):
         (t0, t1), (u0, u1), (c0, c1) = column
         conv, element = self.conv, self.formats.dw.element_bytes
         tap = conv.cin * element
-        first = ((row[0] * conv.kernel[0] + t0) * conv.kernel[1] + u0) * tap + c0 * element
+        first = row[0] * conv.w_channel * element
+        first += (t0 * conv.kernel[1] + u0) * tap + c0 * element
         dims = [
             (u1 - u0, tap),
             (t1 - t0, conv.kernel[1] * tap),
-            (row[1] - row[0], conv.taps * tap),
+            (row[1] - row[0], conv.w_channel * element),
         ]
         return tile_of("dw", first, (c1 - c0) * element, dims, stored=True)
 

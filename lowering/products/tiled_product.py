@@ -1,5 +1,6 @@
 """Finds the tiling with which a pass of a convolution runs fastest, using the cycle model."""
 
+import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property, lru_cache
@@ -13,7 +14,7 @@ from fpgapipe.lowering.products.conv import ConvSpec, Pass
 from fpgapipe.lowering.products.conv_parts import Formats, Op, Tiling
 from fpgapipe.lowering.products.conv_passes import operations
 from fpgapipe.lowering.products.emit import Rings, may_fit, template
-from fpgapipe.lowering.products.tiling_search import Sketch, TilingSearch
+from fpgapipe.lowering.products.tiling_search import Estimate, Sketch, TilingSearch
 from fpgapipe.lowering.tiling.template import Template
 
 FEW_OPERATIONS = 128
@@ -83,7 +84,7 @@ def tile_product(
         numbered = [(_number(conv, which, core, c), c) for c in _tilings(conv, which, core, finer)]
         if finer > 1:
             numbered.sort(key=lambda each: each[0])
-        choices: list[tuple[float, Sketch, Rings]] = []
+        choices: list[tuple[Estimate, Sketch, Rings]] = []
         made = 0  # number of operations
         for number, tiling in numbered:
             if number > limit or (finer > 1 and choices and made > ENOUGH_OPERATIONS):
@@ -98,7 +99,7 @@ def tile_product(
             for rings in search.rings(sketch, least_slots=1 if finer > 64 else 2):
                 choices.append((search.estimate(sketch, rings), sketch, rings))
         if choices:
-            choices.sort(key=lambda choice: choice[0])
+            choices.sort(key=lambda choice: sum(choice[0]))
             found = _best(choices, conv, which, core, formats, memory)
             if found is not None:
                 return found
@@ -111,22 +112,26 @@ def tile_product(
 
 
 def _best(
-    choices: Sequence[tuple[float, Sketch, Rings]],
+    choices: Sequence[tuple[Estimate, Sketch, Rings]],
     conv: ConvSpec,
     which: Pass,
     core: CoreSpec,
     formats: Formats,
     memory: MemorySpec,
 ) -> TiledProduct | None:
-    """The fastest of the first choices by the cycle model; None if the core can run no choice."""
+    """The fastest of the first choices by the cycle model; None if the core can run no choice.
+
+    What it is estimated to cost other kernels is added to its cycles.
+    """
     most = max(sketch.num_ops for _, sketch, _ in choices)
     left = min(CLOSE_LOOKS, 1 + ENOUGH_OPERATIONS // most)
     tensors = dict.fromkeys(("x", "w", "y", "dx", "dy", "dw"), 0)
     made: dict[Tiling, tuple[Op, ...] | None] = {}
     timed: dict[tuple[Tiling, int, int, int], Prediction] = {}
     best: TiledProduct | None = None
+    least = math.inf
     alone = replace(core, links=())  # the product uses no links
-    for _, sketch, rings in choices:
+    for estimate, sketch, rings in choices:
         tiling = sketch.tiling
         if tiling not in made:
             try:
@@ -141,7 +146,9 @@ def _best(
         if key not in timed:
             program = template(ops, rings)
             timed[key] = predict(program.placed(tensors), alone, memory)
-            if best is None or timed[key].cycles < best.prediction.cycles:
+            cycles = timed[key].cycles + estimate.crowding
+            if cycles < least:
+                least = cycles
                 best = TiledProduct(tiling, ops, rings, timed[key])
                 vars(best)["_template"] = program  # it is there already
         left -= 1

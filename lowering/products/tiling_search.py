@@ -8,7 +8,7 @@ how often each tile is loaded, and the work of the array.
 from collections.abc import Hashable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -57,6 +57,28 @@ class Sketch:
     results: Numbers
     first_sizes: tuple[int, int, int]
     last_bytes: int
+
+
+LONG_WORK = 1 << 18
+"""Cycles from which a product's traffic counts for other kernels, which run meanwhile."""
+
+FREE_SHARE, CROWDING = 0.4, 0.01
+"""Share of a product's cycles in which it may use the memory, and what others lose by more."""
+
+
+class Estimate(NamedTuple):
+    """Estimate of a tiled product.
+
+    Attributes
+    ----------
+    cycles : float
+    crowding : float
+        Cycles that kernels of the vector engine are thought to lose, since the product moves more
+        than a share of what the memory does.
+    """
+
+    cycles: float
+    crowding: float
 
 
 class TilingSearch:
@@ -114,20 +136,22 @@ class TilingSearch:
         distinct = [len(each) for each in sequences]
         return rings_for(largest, distinct, self.core.scratchpad, least_slots)
 
-    def estimate(self, sketch: Sketch, rings: Rings) -> float:
+    def estimate(self, sketch: Sketch, rings: Rings) -> Estimate:
         """Estimate the cycles: work or traffic, first loads, last store, and a few per product.
 
         With a ring of one slot, work and traffic do not overlap.
         """
         per_cycle = min(self.memory.bytes_per_cycle, self.core.bus_bytes)
-        traffic = sum(
-            self._moves[number]
-            for numbers in (
-                self.loaded(sketch.streamed, rings.a.slots),
-                self.loaded(sketch.stationary, rings.b.slots),
-                sketch.results.tolist(),
+        traffic = float(
+            sum(
+                self._moves[number]
+                for numbers in (
+                    self.loaded(sketch.streamed, rings.a.slots),
+                    self.loaded(sketch.stationary, rings.b.slots),
+                    sketch.results.tolist(),
+                )
+                for number in numbers
             )
-            for number in numbers
         )
         traffic += sketch.num_ops * words_of(Opcode.GEMM) * WORD_BYTES / per_cycle
         ends = sketch.first_sizes[0] + sketch.first_sizes[1] + sketch.last_bytes
@@ -140,7 +164,10 @@ class TilingSearch:
             )
         )
         together = sketch.work + traffic if alone else max(sketch.work, traffic)
-        return together + ends / per_cycle + 2 * sketch.num_ops
+        crowding = 0.0
+        if sketch.work >= LONG_WORK:
+            crowding = max(traffic - FREE_SHARE * sketch.work, 0) * CROWDING
+        return Estimate(together + ends / per_cycle + 2 * sketch.num_ops, crowding)
 
     def tile(self, number: int) -> Tile:
         """Return the tile that has a number."""

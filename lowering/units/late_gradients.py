@@ -97,7 +97,7 @@ def add_late_gradient(
             largest = step.gradient_buffer(weight, number % 2, (size, own))
             part = replace(largest, shape=(count, own))
             dy_part = step.view(gathered[1], first, (gathered[1].shape[0], count))
-            spec = replace(together, cout=count, cout_in_memory=conv.cout)
+            spec = replace(together, cout=count, y_pitch=conv.cout)
             step.add(
                 product_kernel(
                     f"{name}.weight", spec, "weight", (gathered[0], dy_part, part),

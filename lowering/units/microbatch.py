@@ -12,6 +12,7 @@ from fpgapipe.lowering.kernels import activation, optimiser
 from fpgapipe.lowering.kernels.cast import cast
 from fpgapipe.lowering.kernels.layout import transpose
 from fpgapipe.lowering.tiling.kernel import Kernel, Region, Tensor
+from fpgapipe.lowering.units.gradient_parts import GradientOfParts
 from fpgapipe.lowering.units.layouts import PLAIN, Layout, host_layout, with_channels_last
 from fpgapipe.lowering.units.step_options import (
     MOMENTUM,
@@ -31,6 +32,7 @@ if TYPE_CHECKING:
     from fpgapipe.hw.hls_models.cycles.core_cycles import MemorySpec
     from fpgapipe.hw.hls_models.spec.core_spec import CoreSpec
     from fpgapipe.lowering.memory.memory_map import Stored
+    from fpgapipe.lowering.units.gradient_parts import Stretch
     from fpgapipe.lowering.units.layouts import Layouts, Value
     from fpgapipe.lowering.units.step_options import StepOptions
     from fpgapipe.network.graph import Graph, Layer
@@ -198,9 +200,10 @@ class MicroBatch:
         self.lowered: list[LoweredKernel] = []
         self.layer = ""
         self.operands: dict[tuple[str, str], str] = {}
-        self._given: dict[str, list[Tensor]] = {}
+        self._given: dict[str, list[Tensor | GradientOfParts]] = {}
         self._moved: dict[tuple[str, Layout], Tensor] = {}
         self._num_moved = 0
+        self._num_parts = 0
         self._parts: list[tuple[Tensor, Tensor]] = []
         self._begins_phase = False
         self.declared: dict[str, None] = {}
@@ -486,22 +489,51 @@ class MicroBatch:
 
     def give(self, name: str, gradient: Tensor, layout: Layout) -> None:
         """Accept a gradient of a value and copy it into the value's own layout if necessary."""
-        if name not in self.graph.layers:
-            return
+        if name in self.graph.layers:
+            lies = self._in_own_layout(name, gradient, layout)
+            self._given.setdefault(name, []).append(lies)
+
+    def _in_own_layout(self, name: str, gradient: Tensor, layout: Layout) -> Tensor:
         own = self.values[name].layout
-        if layout != own:
-            moved = f"{name}.gradient.moved"
-            plain = self._move(moved, gradient, layout, PLAIN)
-            gradient = self._move(moved, plain, PLAIN, own)
-        self._given.setdefault(name, []).append(gradient)
+        if layout == own:
+            return gradient
+        moved = f"{name}.gradient.moved"
+        plain = self._move(moved, gradient, layout, PLAIN)
+        return self._move(moved, plain, PLAIN, own)
+
+    def part_of_gradient(self, unit: Named, name: str, part: Stretch) -> Tensor:
+        """Return a tensor for the gradient of a unit's input, of which the unit writes a part.
+
+        The tensor lies as the unit has read the input. Other units write other parts of it.
+        """
+        layout = self._builder.layouts.wanted[unit.name][name]
+        given = self._given.setdefault(name, [])
+        for each in given:
+            if isinstance(each, GradientOfParts) and each.takes(part, layout):
+                each.parts.append(part)
+                return each.tensor
+        self._num_parts += 1
+        shape = self.taken(name, layout).shape
+        tensor = self.activation(f"{name}.gradient of parts{self._num_parts}", shape)
+        given.append(GradientOfParts(tensor, layout, [part]))
+        return tensor
+
+    def _completed(self, name: str, given: Tensor | GradientOfParts) -> Tensor:
+        """A gradient, with zeros in the parts that no unit has written."""
+        if not isinstance(given, GradientOfParts):
+            return given
+        for kernel in given.zeros(self.region):
+            self.add(kernel)
+        return self._in_own_layout(name, given.tensor, given.layout)
 
     def gradient(self, name: str) -> Tensor | None:
         """Return a value's gradient, summed over its readers, or None if no reader gave one."""
         given = self._given.pop(name, [])
         if not given:
             return None
-        total = given[0]
-        for number, other in enumerate(given[1:]):
+        total = self._completed(name, given[0])
+        for number, part in enumerate(given[1:]):
+            other = self._completed(name, part)
             last = self.activation(f"{name}.gradient{number}", total.shape)
             self.add(activation.add(last.name, total, other, last, self.region))
             total = last

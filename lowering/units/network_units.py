@@ -242,19 +242,31 @@ def layers_together(graph: Graph) -> list[tuple[str, ...]]:
 
 
 def grouped(graph: Graph) -> Iterator[Unit | Refusal]:
-    """Yield the units in the order of the network, and a refusal for each layer without a unit."""
+    """Yield the units in the order of the network, and a refusal for each layer without a unit.
+
+    A unit that reads what a later layer computes comes as soon as that is there.
+    """
     around = Surroundings.of(graph)
     taken: set[str] = set()
+    known = set(graph.inputs)
+    waiting: list[Unit] = []
     for layer in graph.layers.values():
         if layer.name in taken:
             continue
         try:
             unit = unit_of(layer, around)
         except NotImplementedError as error:
+            known.add(layer.name)
             yield Refusal(layer.name, layer.op, str(error))
-            continue
-        taken |= {each.name for each in unit.layers}
-        yield unit
+            unit = None
+        if unit is not None:
+            taken |= {each.name for each in unit.layers}
+            waiting.append(unit)
+        while ready := next((each for each in waiting if known.issuperset(each.inputs)), None):
+            waiting.remove(ready)
+            known.add(ready.name)
+            yield ready
+    assert not waiting, "units must not wait for each other"
 
 
 # ---------------------------------------------------------------------- layouts of values

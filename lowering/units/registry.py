@@ -18,12 +18,16 @@ if TYPE_CHECKING:
     from fpgapipe.network.graph import Graph, Layer
 
     Maker = Callable[[Layer, "Surroundings"], Unit]
+    Taker = Callable[[Layer, "Surroundings"], Unit | None]
 
 ENTRY_POINTS = "fpgapipe.units"
 """Group of the entry points of modules that register further units."""
 
 _MAKERS: dict[str, Maker] = {}
 """Makers of units by the name of the operator that a unit begins with."""
+
+_TAKERS: dict[str, list[Taker]] = {}
+"""Functions that are asked before the maker, by the same name."""
 
 
 @dataclass(frozen=True)
@@ -95,6 +99,25 @@ def runs(*kinds: str) -> Callable[[Maker], Maker]:
     return register
 
 
+def takes(*kinds: str) -> Callable[[Taker], Taker]:
+    """Register the decorated function, which is asked before the maker of some operators.
+
+    It returns a unit of another kind that begins with the layer, or None.
+
+    Parameters
+    ----------
+    *kinds : str
+        Names of the operators (`Operator.kind`).
+    """
+
+    def register(taker: Taker) -> Taker:
+        for kind in kinds:
+            _TAKERS.setdefault(kind, []).append(taker)
+        return taker
+
+    return register
+
+
 def unit_of(layer: Layer, around: Surroundings) -> Unit:
     """Make the unit that begins with a layer.
 
@@ -104,6 +127,9 @@ def unit_of(layer: Layer, around: Surroundings) -> Unit:
         If the core does not run the layer; the message is the reason.
     """
     _load_others()
+    for taker in _TAKERS.get(layer.op, ()):
+        if (unit := taker(layer, around)) is not None:
+            return unit
     maker = _MAKERS.get(layer.op)
     if maker is None:
         raise NotImplementedError(f"the core has no {layer.op}")

@@ -117,5 +117,5 @@ def test_gradients_that_devices_add_up_are_kept(monkeypatch):
 
 
 def test_channels_in_memory_are_checked():
-    with pytest.raises(ValueError, match="cout_in_memory must be at least cout=8, not 4"):
-        replace(ConvSpec.linear(1, 8, 8), cout_in_memory=4)
+    with pytest.raises(ValueError, match="conv y_pitch must be at least 8, not 4"):
+        replace(ConvSpec.linear(1, 8, 8), y_pitch=4)

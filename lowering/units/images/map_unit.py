@@ -7,7 +7,8 @@ from typing import TYPE_CHECKING
 
 from fpgapipe.hw.hls_models.numerics.element_format import FP32
 from fpgapipe.lowering.kernels.images.axis_map import RowMap, map_rows
-from fpgapipe.lowering.units.layers.part_units import Axis, PartUnit
+from fpgapipe.lowering.units.gradient_parts import Axis
+from fpgapipe.lowering.units.layers.part_units import PartUnit
 from fpgapipe.lowering.units.registry import Surroundings, runs
 from fpgapipe.network import operators as ops
 from fpgapipe.network.operators.axis_map import selection

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any
 
 from fpgapipe.hw.hls_models.isa.instructions import WORD_BYTES
 from fpgapipe.lowering.kernels.parts import Rows, copy_rows
@@ -50,8 +50,15 @@ class Part:
         """Bytes in front of the matrix, if a product can have it where it is; else None."""
         rows, width = self.size
         offset = self.place.first * self.tensor.element_bytes
-        whole = rows == 1 or self.place.pitch == width
+        pitch = self.place.pitch * self.tensor.element_bytes
+        whole = rows == 1 or self.place.pitch == width or pitch % WORD_BYTES == 0
         return offset if whole and offset % WORD_BYTES == 0 else None
+
+    @property
+    def pitch(self) -> int | None:
+        """Elements from one row to the next, if rows are apart; else None."""
+        rows, width = self.size
+        return None if rows == 1 or self.place.pitch == width else self.place.pitch
 
 
 def multiply_parts(
@@ -65,7 +72,7 @@ def multiply_parts(
 ) -> None:
     """Add the kernels of a pass of a convolution whose tensors are parts of others.
 
-    What is not contiguous, or does not begin at a whole word of memory, is copied.
+    What does not begin at a whole word of memory, or has rows that are apart and do not, is copied.
 
     Parameters
     ----------
@@ -79,12 +86,15 @@ def multiply_parts(
         Whether the result is a gradient of a parameter.
     """
     tensors, offsets = [], []
+    pitches: dict[str, Any] = {}
     roles = OPERANDS[which]
     for role, part in zip(roles, parts, strict=True):
         offset = part.offset_bytes
         offsets.append(offset or 0)
         if offset is not None:
             tensors.append(part.tensor)
+            if part.pitch is not None:
+                pitches[f"{role[-1]}_pitch"] = part.pitch
             continue
         rows, width = part.size
         own = step.tensor(f"{name}.{role}", (rows * width,), part.tensor.format)
@@ -97,7 +107,7 @@ def multiply_parts(
             step.add(kernel, is_weight=is_weight)
     one, other, result = tensors
     product = product_kernel(
-        name, conv, which, (one, other, result), step.product_core, step.memory,
+        name, replace(conv, **pitches), which, (one, other, result), step.product_core, step.memory,
         step.product_region, offsets=tuple(offsets),
     )  # fmt: skip
     step.add(product, is_weight=is_weight)

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from math import prod
 from typing import TYPE_CHECKING
 
-from fpgapipe.lowering.kernels.parts import Rows, copy_rows, zero_rows
+from fpgapipe.lowering.kernels.parts import Rows, copy_rows
+from fpgapipe.lowering.units.gradient_parts import Axis, Stretch
 from fpgapipe.lowering.units.layouts import PLAIN, Layout, channels_last, with_channels_last
 from fpgapipe.lowering.units.registry import Surroundings, runs
 from fpgapipe.lowering.units.unit import Unit
@@ -14,58 +14,11 @@ from fpgapipe.network import operators as ops
 from fpgapipe.network.operators.tensors import normalise_axis
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Iterator, Mapping, Sequence
+    from collections.abc import Collection, Iterator, Mapping
 
     from fpgapipe.lowering.tiling.kernel import Tensor
     from fpgapipe.lowering.units.microbatch import MicroBatch
     from fpgapipe.network.graph import Layer
-
-
-@dataclass(frozen=True)
-class Axis:
-    """An axis of a tensor in memory.
-
-    Attributes
-    ----------
-    rows : int
-        Product of the sizes of the axes outside it.
-    size : int
-    inner : int
-        Product of the sizes of the axes inside it.
-    """
-
-    rows: int
-    size: int
-    inner: int
-
-    @classmethod
-    def of(cls, shape: Sequence[int], axis: int, *, last: bool) -> Axis:
-        """The axis of a value of some shape, whose channels may lie last."""
-        place = axis
-        if last and axis > 0:
-            place = len(shape) - 1 if axis == 1 else axis - 1
-            shape = with_channels_last(tuple(shape))
-        return cls(prod(shape[:place]), shape[place], prod(shape[place + 1 :]))
-
-    def part(self, first: int) -> Rows:
-        """Where rows of a part lie that begins at an index of the axis."""
-        return Rows(first * self.inner, self.size * self.inner)
-
-    def every(self, first: int, step: int, count: int) -> Iterator[_Copy]:
-        """Copies of the elements at every `step`-th index, of which there are `count`."""
-        rows, size, inner = self.rows, self.size, self.inner
-        if step == 1:
-            yield _Copy((rows, count * inner), self.part(first), Rows(0, count * inner))
-        elif count * step == size:  # the steps go on across the rows
-            yield _Copy((rows * count, inner), Rows(first * inner, step * inner), Rows(0, inner))
-        elif rows < count:
-            for row in range(rows):
-                read = Rows((row * size + first) * inner, step * inner)
-                yield _Copy((count, inner), read, Rows(row * count * inner, inner))
-        else:
-            for index in range(count):
-                read = self.part(first + index * step)
-                yield _Copy((rows, inner), read, Rows(index * inner, count * inner))
 
 
 @dataclass(frozen=True)
@@ -83,6 +36,23 @@ class _Copy:
     size: tuple[int, int]
     whole: Rows
     part: Rows
+
+
+def _every(axis: Axis, first: int, step: int, count: int) -> Iterator[_Copy]:
+    """Copies of the elements at every `step`-th index of an axis, of which there are `count`."""
+    rows, size, inner = axis.rows, axis.size, axis.inner
+    if step == 1:
+        yield _Copy((rows, count * inner), axis.part(first), Rows(0, count * inner))
+    elif count * step == size:  # the steps go on across the rows
+        yield _Copy((rows * count, inner), Rows(first * inner, step * inner), Rows(0, inner))
+    elif rows < count:
+        for row in range(rows):
+            read = Rows((row * size + first) * inner, step * inner)
+            yield _Copy((count, inner), read, Rows(row * count * inner, inner))
+    else:
+        for index in range(count):
+            read = axis.part(first + index * step)
+            yield _Copy((rows, inner), read, Rows(index * inner, count * inner))
 
 
 def _is_last(shapes: Mapping[str, tuple[int, ...]], layouts: Mapping[str, Layout]) -> bool:
@@ -201,23 +171,25 @@ class SliceUnit(PartUnit):
     def _copies(self, step: MicroBatch) -> list[_Copy]:
         """Copies that take the slice out of the tensor."""
         whole, part, _ = self._axes(step)
-        return list(whole.every(self._operator.start, self._operator.step, part.size))
+        return list(_every(whole, self._operator.start, self._operator.step, part.size))
 
     def backward(self, step: MicroBatch, dy: Tensor) -> None:
         """See `Unit`."""
         whole, part, _ = self._axes(step)
-        dx = step.activation(f"{self.name}.dx", step.take(self, self.inputs[0]).shape)
-        start, stop = self._operator.start, self._operator.start + part.size
-        name = f"{self.name}.gradient"
-        # Of a slice with a step, the elements between its own are zeros at first, too.
-        gaps = ((0, start), (stop, whole.size)) if self._operator.step == 1 else ((0, whole.size),)
-        for first, end in gaps:
-            if first < end:
-                size = whole.rows, (end - first) * whole.inner
-                step.add(zero_rows(f"{name}.zeros", dx, size, whole.part(first), step.region))
+        start, name = self._operator.start, f"{self.name}.gradient"
+        alone = self._operator.step > 1
+        if alone:
+            # The elements between its own are zeros at first, too.
+            dx = step.activation(f"{self.name}.dx", step.take(self, self.inputs[0]).shape)
+            all_rows = Rows(0, dx.elements)
+            step.add(zero_rows(f"{name}.zeros", dx, (1, dx.elements), all_rows, step.region))
+        else:
+            read = Stretch(whole, start, start + part.size)
+            dx = step.part_of_gradient(self, self.inputs[0], read)
         for each in self._copies(step):
             step.add(copy_rows(name, dy, dx, each.size, each.part, each.whole, step.region))
-        step.give_gradient(self, self.inputs[0], dx)
+        if alone:
+            step.give_gradient(self, self.inputs[0], dx)
 
 
 @runs("concat")
