@@ -228,7 +228,7 @@ def stages_of(graph: Graph, layers: Sequence[Sequence[str]], *, train: bool) -> 
     """Divide a network into stages.
 
     Layers of one unit (for example a convolution, its bias and its activation) stay together, in
-    the stage of the unit's first layer.
+    the stage of the unit's first layer, or where the last of what the unit reads is computed.
 
     Parameters
     ----------
@@ -257,6 +257,8 @@ def stages_of(graph: Graph, layers: Sequence[Sequence[str]], *, train: bool) -> 
     home: dict[str, int] = {}
     for unit in units:
         index = stage_of[unit.layers[0].name]
+        if len(unit.layers) > 1:
+            index = max([index, *(home.get(name, 0) for name in unit.inputs)])
         for name in unit.inputs:
             if home.get(name, 0) > index:
                 raise UserError(
