@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from fpgapipe.lowering.kernels.parts import Rows, copy_rows
+from fpgapipe.lowering.kernels.parts import Rows, copy_rows, zero_rows
 from fpgapipe.lowering.units.gradient_parts import Axis, Stretch
 from fpgapipe.lowering.units.layouts import PLAIN, Layout, channels_last, with_channels_last
 from fpgapipe.lowering.units.registry import Surroundings, runs
