@@ -1,4 +1,4 @@
-"""Units of concatenations, slices and padding."""
+"""Units of concatenations and slices."""
 
 from __future__ import annotations
 
