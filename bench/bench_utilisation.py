@@ -29,7 +29,7 @@ from fpgapipe.hw.hls_models.spec.core_spec import CoreSpec
 from fpgapipe.hw.hls_models.spec.link import LinkEngineSpec
 from fpgapipe.lowering.program.pipeline import build_pipeline
 from fpgapipe.lowering.schedule.schedule import TaskKind
-from fpgapipe.lowering.units.layers.matmul_unit import MatMulUnit
+from fpgapipe.lowering.units.attention.matmul_unit import MatMulUnit
 from fpgapipe.lowering.units.network_units import units_of
 from fpgapipe.network.graph import Graph
 from fpgapipe.network.zoo.transformer import GPT2, Sizes, gpt

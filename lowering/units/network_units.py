@@ -14,6 +14,8 @@ from fpgapipe.hw.hls_models.isa.vector_op import LANES
 from fpgapipe.lowering.kernels.dropout import drop_factors
 from fpgapipe.lowering.kernels.loss import check_classes
 from fpgapipe.lowering.units import integer_units, product_units  # noqa: F401, register units
+from fpgapipe.lowering.units.attention import matmul_unit  # noqa: F401, registers units
+from fpgapipe.lowering.units.attention.softmax_unit import SoftmaxUnit
 from fpgapipe.lowering.units.images import map_unit  # noqa: F401, register units
 from fpgapipe.lowering.units.layers import (  # noqa: F401, register units
     broadcast_unit,
@@ -22,18 +24,15 @@ from fpgapipe.lowering.units.layers import (  # noqa: F401, register units
     function_units,
     layer_norm_unit,
     lstm_unit,
-    matmul_unit,
     part_units,
     reduce_unit,
     reduction_units,
     select_unit,
-    softmax_unit,
     step_units,
     transposed_unit,
     upsample_unit,
 )
 from fpgapipe.lowering.units.layers.dropout_unit import DropoutUnit
-from fpgapipe.lowering.units.layers.softmax_unit import SoftmaxUnit
 from fpgapipe.lowering.units.layouts import Layout, Layouts, host_layout
 from fpgapipe.lowering.units.registry import Surroundings, unit_of
 from fpgapipe.lowering.units.unit import Unit

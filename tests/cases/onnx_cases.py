@@ -37,8 +37,8 @@ from fpgapipe.lowering.program.assemble import assemble
 from fpgapipe.lowering.program.step import build_step
 from fpgapipe.lowering.tiling.channels import small
 from fpgapipe.lowering.tiling.kernel import Region, Tensor
+from fpgapipe.lowering.units.attention.matmul_unit import MatMulUnit
 from fpgapipe.lowering.units.layers.conv_of_layer import conv_of
-from fpgapipe.lowering.units.layers.matmul_unit import MatMulUnit
 from fpgapipe.lowering.units.layers.step_units import ProductUnit
 from fpgapipe.lowering.units.network_units import units_of
 from fpgapipe.lowering.units.step_options import StepOptions

@@ -11,9 +11,9 @@ from unit_steps import (
 )
 
 from fpgapipe.hw.hls_models.numerics.element_format import BF16, FP32
-from fpgapipe.lowering.units.layers.matmul_unit import MatMulUnit
+from fpgapipe.lowering.units.attention.matmul_unit import MatMulUnit
+from fpgapipe.lowering.units.attention.views import View
 from fpgapipe.lowering.units.layers.transpose_unit import merged
-from fpgapipe.lowering.units.layers.views import View
 from fpgapipe.lowering.units.network_units import units_of
 from fpgapipe.network import operators as ops
 from fpgapipe.network.zoo.layers import Network

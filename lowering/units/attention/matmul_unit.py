@@ -14,10 +14,10 @@ from typing import TYPE_CHECKING, ClassVar
 from fpgapipe.lowering.kernels.parts import Rows
 from fpgapipe.lowering.products.conv import ConvSpec
 from fpgapipe.lowering.tiling.rows import WORD_ELEMENTS
+from fpgapipe.lowering.units.attention.views import MOVERS, View, view_of
 from fpgapipe.lowering.units.gradient_parts import Stretch
 from fpgapipe.lowering.units.layers.matrix_parts import Part, multiply_parts
 from fpgapipe.lowering.units.layers.transpose_unit import TransposeUnit
-from fpgapipe.lowering.units.layers.views import MOVERS, View, view_of
 from fpgapipe.lowering.units.layouts import PLAIN, Layout
 from fpgapipe.lowering.units.registry import Surroundings, runs, takes
 from fpgapipe.lowering.units.unit import Unit
