@@ -18,10 +18,12 @@ NETWORKS = {
     "resnet50": "resnet.resnet50",
     "resnet152": "resnet.resnet152",
     "inception_v3": "inception.inception_v3",
+    "mobilenet_v2": "mobilenet.mobilenet_v2",
     "gnmt8": "gnmt.gnmt8",
     "gnmt16": "gnmt.gnmt16",
     "cosmoflow": "classic.cosmoflow",
     "bert_base": "transformer.bert_base",
+    "vit_b": "transformer.vit_b",
     "gpt2_small": "transformer.gpt2_small",
     "char-gpt": "transformer.char_gpt",
 }

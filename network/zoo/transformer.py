@@ -1,10 +1,10 @@
-"""BERT-base and GPTs, with attention written as products, scaling and softmax."""
+"""BERT-base, GPTs and ViT-B, with attention written as products, scaling and softmax."""
 
 import math
 from dataclasses import dataclass
 
 from fpgapipe.network.graph import Graph
-from fpgapipe.network.operators import Constant, Slice
+from fpgapipe.network.operators import Constant, Expand, Slice
 from fpgapipe.network.zoo.layers import Network
 
 
@@ -32,9 +32,22 @@ def bert_base(batch: int) -> Graph:
     Source: J. Devlin et al., "BERT: Pre-training of Deep Bidirectional Transformers for Language
     Understanding", NAACL 2019.
     """
+    net = Network("bert_base", batch)
+    return net.build(_bert(net))
+
+
+def bert_classifier(batch: int) -> Graph:
+    """BERT-base that tells two classes of texts apart, as for its fine-tuning."""
+    net = Network("bert_classifier", batch)
+    _, pooled = _bert(net)
+    net.linear(net.dropout(pooled, Sizes.dropout, "dropout"), 2, name="classes")
+    return net.build(["classes"])
+
+
+def _bert(net: Network) -> list[str]:
+    """BERT-base: the features of all positions, and the pooled ones of the first."""
     positions, epsilon, sizes = 128, 1e-12, Sizes()
     features = sizes.features
-    net = Network("bert_base", batch)
     x = net.embedding(net.tokens("tokens", positions), 30522, features, "embeddings.word")
     segments = net.tokens("segments", positions)
     x = net.plus(x, net.embedding(segments, 2, features, "embeddings.segment"), "embeddings.sum1")
@@ -54,7 +67,7 @@ def bert_base(batch: int) -> Graph:
     first = net.add("pooler.first", Slice(1, 0, 1), x)
     first = net.flatten(first, "pooler.flatten")
     pooled = net.activation(net.linear(first, features, name="pooler"), "tanh", name="pooler.tanh")
-    return net.build([x, pooled])
+    return [x, pooled]
 
 
 def gpt2_small(batch: int) -> Graph:
@@ -75,6 +88,37 @@ def char_gpt(batch: int) -> Graph:
     """
     sizes = Sizes(features=128, heads=4, blocks=4, dropout=0)
     return gpt("char-gpt", batch, sizes, vocabulary=128, positions=128)
+
+
+def vit_b(batch: int) -> Graph:
+    """ViT-B/16 for images of 224 x 224, without dropout.
+
+    Source: A. Dosovitskiy et al., "An Image is Worth 16x16 Words: Transformers for Image
+    Recognition at Scale", ICLR 2021.
+    """
+    epsilon, sizes, patch = 1e-6, Sizes(dropout=0), 16
+    features, side = sizes.features, 224 // patch
+    net = Network("vit_b", batch)
+    x = net.conv(net.image(3, 224, 224), features, patch, stride=patch, name="patches")
+    x = net.reshape(x, batch, features, side * side, name="patches.rows")
+    x = net.transpose(x, 0, 2, 1, name="patches.tokens")
+    first = net.add("class_token", Constant((1, 1, features), trainable=True))
+    first = net.add("class_token.repeated", Expand((batch, 1, features)), first)
+    x = net.concat((first, x), 1, "tokens")
+    places = net.add("positions", Constant((1, side * side + 1, features), trainable=True))
+    x = net.plus(x, places, "embeddings")
+    for i in range(sizes.blocks):
+        name = f"block{i}"
+        y = net.layer_norm(x, epsilon=epsilon, name=f"{name}.norm1")
+        q, k, v = (net.linear(y, features, name=f"{name}.{part}") for part in ("q", "k", "v"))
+        y = _attend(net, name, q, k, v, sizes, causal=False)
+        x = net.plus(x, net.linear(y, features, name=f"{name}.project"), f"{name}.add1")
+        y = net.layer_norm(x, epsilon=epsilon, name=f"{name}.norm2")
+        x = net.plus(x, _feed_forward(net, y, name, sizes), f"{name}.add2")
+    x = net.layer_norm(x, epsilon=epsilon, name="norm")
+    x = net.flatten(net.add("class", Slice(1, 0, 1), x), "features")
+    net.linear(x, 1000, name="head")
+    return net.build()
 
 
 def gpt(name: str, batch: int, sizes: Sizes, *, vocabulary: int, positions: int) -> Graph:

@@ -39,6 +39,8 @@ PARAMETERS = {
     "resnet50": 25_557_032,
     "resnet152": 60_192_808,
     "inception_v3": 23_834_568,
+    "mobilenet_v2": 3_504_872,
+    "vit_b": 86_567_656,
     "gnmt8": 775_063_808 // 4,
     "bert_base": 109_482_240,
     "gpt2_small": 124_439_808,

@@ -38,9 +38,9 @@ def inspect(
     """Print the layers of NETWORK: shapes, MACs, parameters, features, totals.
 
     NETWORK is a built-in name (digits-cnn, resnet-mini, vgg-mini, lenet5, alexnet, vgg16, resnet18,
-    resnet50, resnet152, inception_v3, gnmt8, gnmt16, cosmoflow, bert_base, gpt2_small), a file
-    (.onnx, SCALE-Sim or per-layer times .csv, PipeDream .txt), or module:function, which gives a
-    torch module or torch.export program.
+    resnet50, resnet152, inception_v3, mobilenet_v2, gnmt8, gnmt16, cosmoflow, bert_base, vit_b,
+    gpt2_small), a file (.onnx, SCALE-Sim or per-layer times .csv, PipeDream .txt), or
+    module:function, which gives a torch module or torch.export program.
 
     MACs are those of the forward pass over the whole batch; features are the elements of a layer's
     output; passes are what it computes in training (F forward, dX input gradient, dW weight
