@@ -18,6 +18,7 @@ from pathlib import Path
 
 import numpy as np
 
+from fpgapipe.errors import UserError
 from fpgapipe.hw.hls_models.model.core import CoreModel
 from fpgapipe.hw.hls_models.numerics.int8 import Rounding, Scale, rescaled
 from fpgapipe.hw.hls_models.spec.core_spec import CoreSpec, ScratchpadSpec, VectorSpec
@@ -245,11 +246,54 @@ def onnx_cases():
     return found
 
 
+def accuracy(seed, epochs=8):
+    """Right labels of digits-cnn, trained in FP32, in FP32, in MXINT8 and in INT8."""
+    import torch
+
+    from fpgapipe.host.backends.calibration import calibrated
+    from fpgapipe.host.backends.torch_reference import forward
+    from fpgapipe.host.data.data import load_data
+    from fpgapipe.host.runtime.evaluation import Inference
+    from fpgapipe.network.initial_values import initial_parameters
+    from fpgapipe.network.zoo import built_in
+
+    def load(count):
+        return built_in("digits-cnn", count)
+
+    graph = load(32)
+    data = load_data("digits", graph)
+    first = initial_parameters(graph, seed)
+    weights = {name: torch.from_numpy(value).requires_grad_() for name, value in first.items()}
+    optimiser = torch.optim.SGD(weights.values(), lr=0.02, momentum=0.9)
+    (output,) = graph.outputs
+    for epoch in range(epochs):
+        for batch in data.train.batches(32, seed=seed, epoch=epoch):
+            images = {"input": torch.from_numpy(batch.images)}
+            logits = forward(graph, weights, images, training=True)[output]
+            loss = torch.nn.functional.cross_entropy(logits, torch.from_numpy(batch.labels))
+            optimiser.zero_grad()
+            loss.backward()
+            optimiser.step()
+    trained = {name: value.detach() for name, value in weights.items()}
+    samples = data.validation
+    images = {"input": torch.from_numpy(samples.images)}
+    logits = forward(load(len(samples.labels)), trained, images)[output]
+    right = {"fp32": int((logits.argmax(1).numpy() == samples.labels).sum())}
+    values = {name: value.numpy() for name, value in trained.items()}
+    right["mxint8"] = Inference(load(60), CORE, samples)(values)[0]
+    integers = calibrated(load, values, data.train)(60)
+    right["int8"] = Inference(integers, CORE, samples)(integers.values)[0]
+    return {"seed": seed, "samples": len(samples.labels), "right": right}
+
+
 def main():
     """Run the cases and print what was found."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--cases", type=int, default=1000, help="Random cases [default: 1000].")
     parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument(
+        "--accuracy", type=int, default=0, help="Seeds of trained networks [default: none]."
+    )
     options = parser.parse_args()
     rng = np.random.default_rng(options.seed)
     tosa = Tosa() if HAS_TOSA else None
@@ -257,12 +301,14 @@ def main():
     integers = equal = wrong = refused = 0
     kinds, reasons = {}, {}
     most = 0
-    for _ in range(options.cases):
+    for number in range(options.cases):
         case = drawn(rng)
+        if number % 100 == 0:
+            print(f"case {number}", file=sys.stderr)
         expected = tosa.convolution(case) if tosa else by_formula(case)
         try:
             found, kind = on_core(case)
-        except NotImplementedError as error:
+        except (NotImplementedError, UserError) as error:
             refused += 1
             reasons[str(error)] = reasons.get(str(error), 0) + 1
             continue
@@ -285,6 +331,7 @@ def main():
                 "constants": kinds,
                 "rescale_of_32_bits": rescaling(rng, tosa, options.cases) if tosa else None,
                 "onnx": onnx_cases(),
+                "digits_cnn": [accuracy(seed) for seed in range(options.accuracy)],
                 "seconds": round(time.perf_counter() - begin, 1),
             },
             indent=1,

@@ -42,8 +42,12 @@ def quantise(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     scaled = torch.round(x.double() * _power_of_two(ELEMENT_STEPS - codes))
     # Subnormal numbers count as zeros. All elements of a block that has an infinity or NaN are 0.
     scaled = scaled.masked_fill((exponents == 0) | (codes == CODE_NAN), 0)
-    scaled = scaled.clamp(-ELEMENT_LIMIT, ELEMENT_LIMIT)
-    return scaled.to(torch.int8), codes.squeeze(-1).to(torch.uint8)
+    return saturated(scaled).to(torch.int8), codes.squeeze(-1).to(torch.uint8)
+
+
+def saturated(scaled: torch.Tensor) -> torch.Tensor:
+    """Saturate rounded elements; -128 is not used."""
+    return scaled.clamp(-ELEMENT_LIMIT, ELEMENT_LIMIT)
 
 
 def dequantise(elements: torch.Tensor, codes: torch.Tensor) -> torch.Tensor:

@@ -304,26 +304,27 @@ def _direct(steps: Steps) -> DirectConstants | None:
 
 
 def _checked(steps: Steps) -> CheckedConstants | None:
-    """Split the inverse of the scale; try neighbours of its second part."""
+    """Split the inverse of the scale; try neighbours of its second part, with a few offsets."""
     inverse = 1 / steps.factors
     plain = steps.factors.astype(np.float32)
-    offsets = steps.bias.astype(np.float32)
     nears = (steps.bias + np.rint(inverse / 4)).astype(np.float32)
     unit = 2.0 ** (np.floor(np.log2(inverse)) - _LEADING_BITS + 1)
     leading = (np.floor(inverse / unit) * unit).astype(np.float32)
     remainder = inverse - leading
     # The rest has so few bits that its product with an integer and a half is exact, too.
     fine = unit * 2.0 ** (1 - _LEADING_BITS)
-    rest = np.zeros_like(leading)
+    offsets, rest = np.zeros_like(leading), np.zeros_like(leading)
     open_ = np.ones(len(plain), bool)
-    for move in (0, 1, -1, 2, -2, 3, -3, 5, -5, 8, -8):
-        tried = ((np.rint(remainder / fine) + move) * fine).astype(np.float32)
-        found = CheckedConstants(offsets, nears, plain, leading, tried)
-        passed = _checks_edges(found, steps) & open_
-        rest[passed] = tried[passed]
-        open_ &= ~passed
-        if not open_.any():
-            return CheckedConstants(offsets, nears, plain, leading, rest)
+    for shift in (0.0, 0.25, -0.25, 0.5, -0.5):
+        offset = (steps.bias + shift).astype(np.float32)
+        for move in (0, 1, -1, 2, -2, 3, -3, 5, -5, 8, -8):
+            tried = ((np.rint(remainder / fine) + move) * fine).astype(np.float32)
+            found = CheckedConstants(offset, nears, plain, leading, tried)
+            passed = _checks_edges(found, steps) & open_
+            offsets[passed], rest[passed] = offset[passed], tried[passed]
+            open_ &= ~passed
+            if not open_.any():
+                return CheckedConstants(offsets, nears, plain, leading, rest)
     return None
 
 

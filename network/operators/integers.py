@@ -25,6 +25,13 @@ MAX_CENTRED = 255
 """Largest magnitude of a centred integer of eight bits."""
 
 
+def exact_factor(factor: float) -> tuple[int, int]:
+    """Multiplier and shift of a positive number, exactly: ``multiplier * 2**-shift``."""
+    numerator, denominator = factor.as_integer_ratio()
+    twos = (numerator & -numerator).bit_length() - 1
+    return numerator >> twos, denominator.bit_length() - 1 - twos
+
+
 def require_range(kind: str, name: str, given: Range) -> None:
     """Raise `ShapeError` for a range that centred integers of eight bits cannot have."""
     low, high = given

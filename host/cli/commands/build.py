@@ -48,6 +48,17 @@ if TYPE_CHECKING:
     help="Training steps, or forward passes only.",
 )
 @click.option(
+    "--parameters",
+    type=click.Path(dir_okay=False),
+    help="Begin with the parameters of a .npz file or a checkpoint instead of random ones.",
+)
+@click.option(
+    "--int8",
+    metavar="DATA",
+    help="Quantise the trained network to INT8, with scales from these samples (as for 'run "
+    "--data'); for --mode infer.",
+)
+@click.option(
     "--batch",
     type=ranges.SAMPLES,
     default=32,
@@ -107,6 +118,8 @@ def build(
     cluster: Cluster,
     network: str,
     mode: str,
+    parameters: str | None,
+    int8: str | None,
     batch: int,
     micro_batches: int | None,
     strategy: str,
@@ -136,6 +149,7 @@ def build(
         parse_array,
         plan_shards,
     )
+    from fpgapipe.host.cli.options.quantised import with_integers, with_parameters
     from fpgapipe.host.cli.options.verify import verify_network
     from fpgapipe.hw.hls_models.spec.core_spec import NoRoom
     from fpgapipe.partition.explore.explorer import AUTO_SCHEDULES, Request
@@ -149,7 +163,10 @@ def build(
     if schedule != "auto":
         check_schedule_kind(schedule)
     check_training(step_options, strategy, schedule)
-    load = loader(network)
+    if int8 is not None and mode != "infer":
+        raise UserError("--int8 builds networks for inference: it needs --mode infer")
+    source = loader(network)
+    load = with_integers(with_parameters(source, parameters, batch), int8, batch)
     spec = one_link_each(cluster.spec)
     request = Request(
         load,
@@ -165,7 +182,7 @@ def build(
     )
     _refuse_layers(request)
     if verify:
-        verify_network(request.load, batch, micro_batches, train=request.train)
+        verify_network(source, batch, micro_batches, train=request.train)
     shards: Plan | None = None
     if strategy == "auto":
         shards = _faster_shards(request, network)

@@ -22,6 +22,7 @@ from fpgapipe.network.operators import (
     Rescale,
     WindowSum,
 )
+from fpgapipe.network.operators.integers import exact_factor
 from fpgapipe.network.operators.tensors import Tensor
 
 if TYPE_CHECKING:
@@ -201,9 +202,7 @@ def positive(t: Translation, name: str, layer: str, is_positive: bool) -> str:
 
 
 def exact(factor: float) -> tuple[int, int]:
-    """Multiplier and shift of a number, exactly."""
+    """Multiplier and shift of a factor; see `exact_factor`."""
     if not 0 < factor < math.inf:
         raise Unsupported(f"its scales give a factor of {factor}, which must be positive")
-    numerator, denominator = factor.as_integer_ratio()
-    twos = (numerator & -numerator).bit_length() - 1
-    return numerator >> twos, denominator.bit_length() - 1 - twos
+    return exact_factor(factor)

@@ -1,0 +1,62 @@
+"""A trained network is quantised with samples when it is built."""
+
+import numpy as np
+import pytest
+
+pytest.importorskip("torch", reason="needs the torch extra")
+pytest.importorskip("sklearn", reason="needs the data extra")
+
+from fpgapipe.errors import UserError
+from fpgapipe.host.build.build import open_build
+from fpgapipe.host.cli.main import main
+from fpgapipe.host.cli.options.quantised import with_integers, with_parameters
+from fpgapipe.host.data.data import load_data
+from fpgapipe.host.runtime.evaluation import Inference
+from fpgapipe.hw.hls_models.spec.core_spec import CoreSpec, ScratchpadSpec, VectorSpec
+from fpgapipe.network.initial_values import initial_parameters
+from fpgapipe.network.zoo import built_in
+
+CORE = CoreSpec(16, 16, scratchpad=ScratchpadSpec(4, 1 << 17), vector=VectorSpec())
+
+
+def digits(batch):
+    return built_in("digits-cnn", batch)
+
+
+def saved(tmp_path, seed=0):
+    """A file of parameters, which need not be trained to be compared."""
+    path = tmp_path / "parameters.npz"
+    np.savez(path, **initial_parameters(digits(1), seed))
+    return str(path)
+
+
+def test_int8_network_predicts_as_the_other(tmp_path):
+    load = with_parameters(digits, saved(tmp_path), 36)
+    graph = with_integers(load, "digits", 36)(36)
+    samples = load_data("digits", graph).validation.some(slice(0, 72))
+    exact = load(36)
+    predicted = samples.labels
+    right, count = Inference(graph, CORE, samples)(graph.values)
+    assert count == len(predicted)
+    # Without training, both networks find the same labels, by chance or not.
+    other, _ = Inference(exact, CORE, samples)(exact.values)
+    assert abs(right - other) <= 3
+    assert {layer.op for layer in graph.layers.values()} >= {"quantise", "rescale", "dequantise"}
+
+
+def test_what_is_refused(tmp_path, capsys):
+    assert main(["build", "--board", "u280", "--int8", "digits", "-o", str(tmp_path / "b")]) == 2
+    assert "--int8 builds networks for inference: it needs --mode infer" in capsys.readouterr().err
+    with pytest.raises(UserError, match=r"^digits-cnn must be trained before it is quantised"):
+        with_integers(digits, "digits", 4)
+
+
+@pytest.mark.slow
+def test_build_and_run(tmp_path):
+    """A pipeline of two devices, built, opened again and run in the model."""
+    folder = tmp_path / "build"
+    words = ["build", "--board", "u280", "--devices", "2", "--array", "8x8", "--batch", "8"]
+    words += ["--mode", "infer", "--parameters", saved(tmp_path), "--int8", "digits"]
+    assert main([*words, "-o", str(folder)]) == 0
+    assert open_build(folder).graph.name == "digits-cnn-int8"
+    assert main(["run", str(folder), "--backend", "model", "--steps", "2"]) == 0
