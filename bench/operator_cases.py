@@ -16,6 +16,7 @@ from fpgapipe.network.operators import (
     Clamp,
     Constant,
     Conv,
+    ConvTranspose,
     Expand,
     GlobalPool,
     Operator,
@@ -32,8 +33,8 @@ from fpgapipe.network.operators.axis_map import averages, cubic, interpolation, 
 from fpgapipe.network.operators.tensors import Tensor
 from fpgapipe.network.zoo.layers import Network
 
-IMAGE, ROWS = (3, 5, 7, 6), (3, 7, 10)
-"""Shapes of images and of rows of features, whose first axis is that of samples."""
+IMAGE, ROWS, VOLUME = (3, 5, 7, 6), (3, 7, 10), (3, 4, 5, 4, 6)
+"""Shapes of images, rows of features, and volumes, whose first axis is that of samples."""
 
 Body = Callable[[Network, list[str]], str]
 
@@ -180,6 +181,20 @@ def _cases() -> Sequence[Case]:
         Case("conv 3x3, stride 2", (IMAGE,), conv(9, 3, stride=2, padding=1), 1),
         Case("conv 3x3, dilated", (IMAGE,), conv(4, 3, padding=2, dilation=2), 1),
         Case("conv, groups", ((3, 6, 7, 6),), conv(4, 3, padding=1, groups=2), 1),
+        Case("max_pool, dilated", (IMAGE,),
+             one(Pool("max", (2, 3), (1, 2), ((1, 1),) * 2, (2, 2)))),
+        Case("max_pool, volumes", (VOLUME,),
+             one(Pool("max", (2,) * 3, (2, 1, 2), ((1, 0),) * 3, (1, 2, 1)))),
+        Case("average_pool, volumes", (VOLUME,),
+             one(Pool("average", (2,) * 3, (2, 1, 2), ((1, 1),) * 3, (1,) * 3, True, False))),
+        Case("upsample, volumes", (VOLUME,), lambda net, xs: net.upsample(xs[0], 2, 1, 3)),
+        Case("conv, depthwise and dilated", (IMAGE,), conv(5, 3, padding=2, dilation=2, groups=5)),
+        Case("conv, volumes", (VOLUME,), conv(6, 2, padding=1, stride=2, axes=3), 1),
+        Case("conv, groups of volumes", (VOLUME,), conv(6, 2, dilation=2, groups=2, axes=3), 1),
+        Case("conv_transpose, volumes", (VOLUME,),
+             lambda net, xs: net.conv_transpose(xs[0], 3, 3, stride=2, padding=1), 1),
+        Case("conv_transpose, groups", ((3, 6, 5, 4),),
+             one(ConvTranspose(4, (3, 2), (2, 1), ((1, 1),) * 2, (1, 0), (1, 2), 2)), 1),
         Case("conv, one axis", (ROWS,), conv(6, 3, padding=1, axes=1), 1),
         Case("conv_transpose", (IMAGE,),
              lambda net, xs: net.conv_transpose(xs[0], 4, 3, stride=2, padding=1), 1),

@@ -20,6 +20,7 @@ from torch.nn import functional
 from fpgapipe.host.backends.torch_lstm import lstm
 from fpgapipe.host.backends.torch_mx import Product, TransposedProduct
 from fpgapipe.host.backends.torch_reference import run_layer_late, with_gradients_of
+from fpgapipe.host.backends.torch_volumes import convolved_volumes, transposed_volumes
 from fpgapipe.hw.hls_models.numerics.element_format import BF16, ElementFormat
 from fpgapipe.lowering.products.conv import ConvSpec
 from fpgapipe.lowering.shards.cuts import sizes_of
@@ -314,11 +315,21 @@ def _transposed(
     """Compute a transposed convolution with its bias; `late` are the weights of its gradients."""
 
     def with_weights(own: Tensors) -> torch.Tensor:
-        weight, images = own["weight"], x
-        if x.ndim == 3:  # signals are images of one row
-            weight, images = weight.unsqueeze(2), x.unsqueeze(2)
-        y = TransposedProduct.apply(images, weight, conv_of(layer)).reshape(layer.output.shape)
+        operator = layer.operator
+        assert isinstance(operator, ops.ConvTranspose)
+        groups = zip(
+            x.chunk(operator.groups, 1), own["weight"].chunk(operator.groups, 0), strict=True
+        )
+        y = torch.cat([of_group(*some) for some in groups], 1)
         return y if "bias" not in own else y + own["bias"].reshape(-1, *(1,) * (x.ndim - 2))
+
+    def of_group(images: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
+        if x.ndim > 4:
+            return transposed_volumes(layer, images, weight)
+        if x.ndim == 3:  # signals are images of one row
+            weight, images = weight.unsqueeze(2), images.unsqueeze(2)
+        y = TransposedProduct.apply(images, weight, conv_of(layer))
+        return y.reshape(len(y), y.shape[1], *layer.output.shape[2:])
 
     others = {role: each for role, each in late.items() if each is not None}
     result = with_weights(roles)
@@ -391,6 +402,8 @@ def _matrices(one: torch.Tensor, other: torch.Tensor) -> torch.Tensor:
 
 def _convolved(layer: Layer, x: torch.Tensor, weight: torch.Tensor, _: Layout) -> torch.Tensor:
     """A convolution with all channels or some of them."""
+    if x.ndim > 4:
+        return convolved_volumes(layer, x, weight)
     conv = replace(conv_of(layer), cin=x.shape[1], cout=weight.shape[0])
     # A one-dimensional convolution is computed on images of one row.
     rows = x.unsqueeze(2) if x.ndim == 3 else x

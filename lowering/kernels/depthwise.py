@@ -62,9 +62,10 @@ def depthwise(
             loop_of(tile.groups, image, by_channel, out, by_channel, taps, by_channel),
         ]
         reduced = [
-            loop_of(count, image, delta, y=taps, moved_y=delta)
-            for count, delta in zip(
-                window.kernel[::-1], (Delta(columns=1), Delta(rows=1)), strict=True
+            loop_of(count, image, moved, y=taps, moved_y=delta)
+            for count, moved, delta in (
+                (window.kernel[1], Delta(columns=window.dilation[1]), Delta(columns=1)),
+                (window.kernel[0], Delta(rows=window.dilation[0]), Delta(rows=1)),
             )
         ]
         row = tile.rows[0]
@@ -141,8 +142,8 @@ def _pixels(
     reduced = [
         loop_of(max(phase.taps, 1), dy, moved, y=taps, moved_y=back)
         for phase, moved, back in (
-            (horizontal, Delta(columns=1), Delta(columns=-across)),
-            (vertical, Delta(rows=1), Delta(rows=-down)),
+            (horizontal, Delta(columns=horizontal.ahead), Delta(columns=-horizontal.every)),
+            (vertical, Delta(rows=vertical.ahead), Delta(rows=-vertical.every)),
         )
     ]
     nobody = horizontal.taps == 0 or vertical.taps == 0
@@ -181,8 +182,8 @@ def depthwise_weight(
         taps = views["dw"]
         by_channel = Delta(channels=LANES)
         positions = [
-            loop_of(wide, image, Delta(columns=1), taps, Delta(columns=1)),
-            loop_of(high, image, Delta(rows=1), taps, Delta(rows=1)),
+            loop_of(wide, image, Delta(columns=window.dilation[1]), taps, Delta(columns=1)),
+            loop_of(high, image, Delta(rows=window.dilation[0]), taps, Delta(rows=1)),
             loop_of(tile.groups, image, by_channel, taps, by_channel, given, by_channel),
         ]
         reduced = [

@@ -9,6 +9,7 @@ Therefore the division of tensors into pieces changes no bit of a result.
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from itertools import product
+from math import gcd
 from typing import Any
 
 from fpgapipe.hw.hls_models.isa.vector_op import (
@@ -57,6 +58,8 @@ class Pool:
         Padding that counts in the number of pixels by which an average divides; all padding if left
         out. With PyTorch's ``ceil_mode``, windows reach further down and to the right than they
         count; without ``count_include_pad``, no padding counts.
+    dilation : (int, int)
+        Rows and columns from one tap to the next.
 
     Raises
     ------
@@ -68,11 +71,13 @@ class Pool:
     stride: tuple[int, int]
     pad: tuple[int, int, int, int] = (0, 0, 0, 0)
     counted: tuple[int, int, int, int] | None = None
+    dilation: tuple[int, int] = (1, 1)
 
     def __post_init__(self) -> None:
-        if min(*self.kernel, *self.stride) < 1:
+        if min(*self.kernel, *self.stride, *self.dilation) < 1:
             raise ValueError(
-                f"pool kernel and stride must be at least 1, not {self.kernel} and {self.stride}"
+                "pool kernel, stride and dilation must be at least 1, not "
+                f"{self.kernel}, {self.stride} and {self.dilation}"
             )
         if min(self.pad) < 0:
             raise ValueError(f"pool pad must be at least 0, not {self.pad}")
@@ -82,12 +87,21 @@ class Pool:
         """Number of pixels of a window."""
         return self.kernel[0] * self.kernel[1]
 
+    @property
+    def reach(self) -> tuple[int, int]:
+        """Rows and columns from the first pixel of a window to the last."""
+        down, across = (
+            (taps - 1) * distance + 1
+            for taps, distance in zip(self.kernel, self.dilation, strict=True)
+        )
+        return down, across
+
     def output(self, rows: int, columns: int) -> tuple[int, int]:
         """Number of rows and columns of the result."""
         top, left, bottom, right = self.pad
         return (
-            (rows + top + bottom - self.kernel[0]) // self.stride[0] + 1,
-            (columns + left + right - self.kernel[1]) // self.stride[1] + 1,
+            (rows + top + bottom - self.reach[0]) // self.stride[0] + 1,
+            (columns + left + right - self.reach[1]) // self.stride[1] + 1,
         )
 
     def check(self, x: Tensor, y: Tensor) -> None:
@@ -253,13 +267,13 @@ def sum_pool_gradient(
 def rows_of(pool: Pool, rows: Range, x: Tensor) -> Range:
     """Rows of `x` that rows of windows contain."""
     first = rows[0] * pool.stride[0] - pool.pad[0]
-    end = (rows[1] - 1) * pool.stride[0] - pool.pad[0] + pool.kernel[0]
+    end = (rows[1] - 1) * pool.stride[0] - pool.pad[0] + pool.reach[0]
     return _within(first, end, x.shape[1])
 
 
 def rows_of_windows(pool: Pool, rows: Range, dy: Tensor) -> Range:
     """Rows of windows that contain rows of pixels."""
-    first = -((pool.kernel[0] - 1 - rows[0] - pool.pad[0]) // pool.stride[0])
+    first = -((pool.reach[0] - 1 - rows[0] - pool.pad[0]) // pool.stride[0])
     end = (rows[1] - 1 + pool.pad[0]) // pool.stride[0] + 1
     return _within(first, end, dy.shape[1])
 
@@ -293,8 +307,8 @@ def _windows(
         for count, (moved, result) in zip(counts, deltas, strict=True)
     ]
     taps = [
-        loop_of(pool.kernel[1], x, Delta(columns=1), counter=1),
-        loop_of(pool.kernel[0], x, Delta(rows=1), counter=pool.kernel[1]),
+        loop_of(pool.kernel[1], x, Delta(columns=pool.dilation[1]), counter=1),
+        loop_of(pool.kernel[0], x, Delta(rows=pool.dilation[0]), counter=pool.kernel[1]),
     ]
     row = spatial_tile.rows[0]
     for begin, end in spans(counts[0]):
@@ -354,7 +368,7 @@ def _gradient(
 class Phase:
     """Pixels along an axis that are a stride apart, and the windows that contain them.
 
-    Pixel ``i`` is tap ``t`` of window ``o`` if ``i + pad = stride * o + t``.
+    Pixel ``i`` is tap ``t`` of window ``o`` if ``i + pad = stride * o + dilation * t``.
 
     Attributes
     ----------
@@ -364,6 +378,8 @@ class Phase:
         Number of windows that contain each pixel.
     window, tap : int
         The first window that contains the first pixel, and which of its taps that pixel is.
+    ahead, every : int
+        Distance of the next window that contains a pixel, and by how much its tap is lower.
     together : int
         Number of phases that this one stands for; the tap of each is one more than of the last.
     """
@@ -373,22 +389,29 @@ class Phase:
     taps: int
     window: int
     tap: int
+    ahead: int
+    every: int
     together: int = 1
 
 
 def phases_of(pool: Pool, axis: int, pixels: Range, *, apart: bool = False) -> list[Phase]:
     """Group pixels along an axis by the taps that they are in their windows."""
     kernel, stride, pad = pool.kernel[axis], pool.stride[axis], pool.pad[axis]
+    dilation = pool.dilation[axis]
+    every = stride // gcd(stride, dilation)
+    ahead = every * dilation // stride
     begin, end = pixels
-    aligned = (begin + pad) % stride == 0 and (end - begin) % stride == 0
+    aligned = dilation == 1 and (begin + pad) % stride == 0 and (end - begin) % stride == 0
     if kernel == stride and aligned and not apart:
-        return [Phase(begin, (end - begin) // stride, 1, (begin + pad) // stride, 0, stride)]
+        count, window = (end - begin) // stride, (begin + pad) // stride
+        return [Phase(begin, count, 1, window, 0, ahead, every, stride)]
     found = []
     for first in range(begin, min(begin + stride, end)):
-        taps = range((first + pad) % stride, kernel, stride)
+        taps = [tap for tap in range(kernel) if (first + pad - tap * dilation) % stride == 0]
         last = taps[-1] if taps else 0
-        window = (first + pad - last) // stride
-        found.append(Phase(first, -(-(end - first) // stride), len(taps), window, last))
+        window = (first + pad - last * dilation) // stride
+        count = -(-(end - first) // stride)
+        found.append(Phase(first, count, len(taps), window, last, ahead, every))
     return found
 
 
@@ -418,8 +441,8 @@ def _pixels(
     ]
     # Windows are added in their order, in which the numbers of taps decrease.
     taps = [
-        loop(max(horizontal.taps, 1), Delta(columns=1), counter=-across),
-        loop(max(vertical.taps, 1), Delta(rows=1), counter=-down * pitch),
+        loop(max(horizontal.taps, 1), Delta(columns=horizontal.ahead), counter=-horizontal.every),
+        loop(max(vertical.taps, 1), Delta(rows=vertical.ahead), counter=-vertical.every * pitch),
     ]
     reduced = [] if horizontal.together > 1 else taps
     nobody = horizontal.taps == 0 or vertical.taps == 0
@@ -462,7 +485,7 @@ class _Table:
         ends = (
             (number - 1) * stride + kernel - pad
             for number, stride, kernel, pad in zip(
-                outputs, pool.stride, pool.kernel, pool.pad, strict=False
+                outputs, pool.stride, pool.reach, pool.pad, strict=False
             )
         )
         inside = all(
@@ -505,8 +528,8 @@ class _Table:
                     VectorLoop(self.outputs[0], (0, down, 0), target=(4 * self.outputs[1], 0)),
                 ],
                 [
-                    VectorLoop(self.pool.kernel[1], (0, 0, LANES)),
-                    VectorLoop(self.pool.kernel[0], (0, 1, 0)),
+                    VectorLoop(self.pool.kernel[1], (0, 0, LANES * self.pool.dilation[1])),
+                    VectorLoop(self.pool.kernel[0], (0, self.pool.dilation[0], 0)),
                 ],
                 x,
                 Target(4 * begin, u_limit=1),

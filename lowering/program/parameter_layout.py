@@ -30,7 +30,11 @@ def stored_as(
     if isinstance(layout, Order):
         taps = range(2, len(shape))
         split = shape
-        order = (0, *taps, 1) if layout is Order.INPUTS_LAST else (1, *taps, 0)
+        order = {
+            Order.INPUTS_LAST: (0, *taps, 1),
+            Order.PLANES_AND_INPUTS_LAST: (0, *taps[1:], 2, 1),
+            Order.CHANNELS_LAST: (1, *taps, 0),
+        }[layout]
     else:
         *rest, width = shape or (1,)  # a number is a row of one element
         sizes, moved = layout.split(width)

@@ -179,6 +179,8 @@ def check_cut(graph: Graph, layer: Layer, cut: Cut, num_devices: int, sharers: i
         _check_rows(layer, num_devices)
     if not by_channels:
         return
+    if any(len(each.shape) > 4 for each in (*layer.input_tensors, layer.output)):
+        raise NotImplementedError(f"layer {layer.name!r} has volumes: they have no cut by channels")
     if cut is Cut.INPUTS:
         _check_inputs(layer, num_devices)
     known = (*CHANNELWISE, Conv, Linear)

@@ -16,7 +16,10 @@ from fpgapipe.lowering.kernels.loss import check_classes
 from fpgapipe.lowering.units import integer_units, product_units  # noqa: F401, register units
 from fpgapipe.lowering.units.attention import matmul_unit  # noqa: F401, registers units
 from fpgapipe.lowering.units.attention.softmax_unit import SoftmaxUnit
-from fpgapipe.lowering.units.images import map_unit  # noqa: F401, register units
+from fpgapipe.lowering.units.images import (  # noqa: F401, register units
+    map_unit,
+    pool_unit,
+)
 from fpgapipe.lowering.units.layers import (  # noqa: F401, register units
     broadcast_unit,
     constant_units,
@@ -30,7 +33,6 @@ from fpgapipe.lowering.units.layers import (  # noqa: F401, register units
     select_unit,
     step_units,
     transposed_unit,
-    upsample_unit,
 )
 from fpgapipe.lowering.units.layers.dropout_unit import DropoutUnit
 from fpgapipe.lowering.units.layouts import Layout, Layouts, host_layout

@@ -17,15 +17,19 @@ class Order(Enum):
 
     INPUTS_LAST = "inputs last"
     """``outputs x taps x inputs``."""
+    PLANES_AND_INPUTS_LAST = "planes and inputs last"
+    """``outputs x rows x columns x planes x inputs``, of weights with three axes."""
     CHANNELS_LAST = "channels last"
     """``inputs x taps x outputs``, where each channel has a window of its own."""
 
 
 def order_of_weight(layer: Layer) -> Order | None:
     """Order of the weight of a convolution; None for other layers."""
+    if not isinstance(layer.operator, Conv | ConvTranspose):
+        return None
+    if len(layer.operator.kernel) > 2:
+        return Order.PLANES_AND_INPUTS_LAST
     if isinstance(layer.operator, ConvTranspose):
         return Order.INPUTS_LAST  # of the convolution of which it is the input gradient
-    if not isinstance(layer.operator, Conv):
-        return None
     depthwise = is_depthwise(layer.operator, layer.input_tensors[0].shape)
     return Order.CHANNELS_LAST if depthwise else Order.INPUTS_LAST

@@ -13,10 +13,12 @@ from dataclasses import dataclass, replace
 from fpgapipe.hw.hls_models.cycles.gemm import ProductSpec
 from fpgapipe.lowering.kernels.elements.elementary import ELEMENTARY, elementary
 from fpgapipe.lowering.kernels.elements.functions import FUNCTIONS, formula_of
+from fpgapipe.lowering.tiling.channels import padded
+from fpgapipe.lowering.units.images.volume_unit import depth_of
 from fpgapipe.lowering.units.layers.depthwise_unit import is_depthwise
 from fpgapipe.lowering.units.network_units import layers_together
 from fpgapipe.network.graph import Graph, Layer
-from fpgapipe.network.operators import AxisMap, Conv, Linear, Lstm, Pass, Pool, Slice
+from fpgapipe.network.operators import AxisMap, Conv, ConvTranspose, Linear, Lstm, Pass, Pool, Slice
 from fpgapipe.partition.cost.work_products import Formats, products, untouched_inputs
 
 
@@ -306,6 +308,16 @@ def _windows_by_channel(layer: Layer) -> int:
     return math.prod(layer.operator.kernel)
 
 
+def _copied(layer: Layer) -> int:
+    """Elements, in whole vectors, of the images of a convolution with three axes; 0 for others."""
+    operator = layer.operator
+    if not isinstance(operator, Conv | ConvTranspose) or len(operator.kernel) < 3:
+        return 0
+    depth = depth_of(layer)
+    pixels = depth.batch * depth.results * depth.positions
+    return pixels * depth.taps * depth.groups * padded(depth.own)
+
+
 def _forward(layer: Layer, formats: Formats) -> VectorWork:
     x = layer.input_tensors[0] if layer.input_tensors else layer.output
     reads = sum(map(formats.tensor_bytes, layer.input_tensors))
@@ -314,6 +326,8 @@ def _forward(layer: Layer, formats: Formats) -> VectorWork:
     op = layer.op
     if windows := _windows_by_channel(layer):
         return VectorWork(windows * out, reads, writes)
+    if copied := _copied(layer):
+        return VectorWork(copied, reads, copied * formats.activation_bytes)
     if op in FREE or (layer.gemms and not isinstance(layer.operator, Lstm)):
         return NO_WORK
     if isinstance(layer.operator, Lstm):
@@ -348,6 +362,8 @@ def _backward(layer: Layer, formats: Formats, wants_input: bool) -> VectorWork:
         own = VectorWork(windows * out, given + reads, 0)
         back = VectorWork(windows * x.elements, given, reads)
         return own + back if wants_input else own
+    if copied := _copied(layer):
+        return VectorWork(copied, copied * formats.state_bytes, reads)
     if op in (*FREE, "add") or (layer.gemms and not isinstance(layer.operator, Lstm)):
         return NO_WORK
     if isinstance(layer.operator, Lstm):

@@ -515,11 +515,6 @@ def test_arrays_that_no_core_can_have(cli, array):
             "searches one for given times (those that can be built: gpipe, ",
         ),
         (("--schedule", "1f1b-az"), "no schedule '1f1b-az'; did you mean '1f1b-as'? (those that "),
-        (
-            ("--network", "cosmoflow"),
-            "error: the core does not run 10 layers of cosmoflow (docs/limits.md):\n"
-            "  conv 'conv1', 'conv2', 'conv3', 'conv4', 'conv5': convolutions must have one axis ",
-        ),
     ],
 )
 def test_refused_before_there_is_a_plan(arguments, message, cli, monkeypatch, tmp_path):

@@ -1,13 +1,9 @@
 """Networks with depthwise convolutions: a step on the model against PyTorch, and in hardware."""
 
 import pytest
-from test_pipeline import CORE
 from unit_steps import assert_hardware_equals_the_model, assert_step_is_that_of_pytorch
 
-from fpgapipe.errors import UserError
 from fpgapipe.hw.hls_models.numerics.element_format import BF16, FP32
-from fpgapipe.lowering.program.step import build_step
-from fpgapipe.network import operators as ops
 from fpgapipe.network.zoo.layers import Network
 
 
@@ -41,15 +37,6 @@ def odd(batch):
 @pytest.mark.parametrize("network", [mobile, odd])
 def test_a_step_is_that_of_pytorch(network, activations):
     assert_step_is_that_of_pytorch(network(4), activations, near=4e-2, loss=1e-4, cancelled=2e-6)
-
-
-def test_dilation_is_refused():
-    net = Network("far", 2)
-    far = ops.Conv(6, (3, 3), (1, 1), ((0, 0),) * 2, (2, 2), groups=6)
-    net.linear(net.flatten(net.add("far", far, net.image(6, 8, 8))), 3)
-    message = r"depthwise convolutions must have no dilation, not \[2, 2\]"
-    with pytest.raises(UserError, match=message):
-        build_step(net.build(), CORE)
 
 
 @pytest.mark.sim

@@ -3,9 +3,7 @@
 import pytest
 from unit_steps import assert_hardware_equals_the_model, assert_step_is_that_of_pytorch
 
-from fpgapipe.errors import UserError
 from fpgapipe.hw.hls_models.numerics.element_format import BF16, FP32
-from fpgapipe.lowering.units.network_units import check_network
 from fpgapipe.network import operators as ops
 from fpgapipe.network.zoo.layers import Network
 
@@ -43,25 +41,6 @@ def odd(batch):
 @pytest.mark.parametrize("network", [unet, odd])
 def test_a_step_is_that_of_pytorch(network, activations):
     assert_step_is_that_of_pytorch(network(4), activations, near=4e-2, loss=1e-4, cancelled=2e-6)
-
-
-@pytest.mark.parametrize(
-    ("rank", "groups", "message"),
-    [
-        (3, 1, "transposed convolutions must have one axis or two, not 3"),
-        (2, 3, "transposed convolutions must have one group, not 3"),
-    ],
-)
-def test_refused(rank, groups, message):
-    net = Network("refused", 2)
-    none = ((0, 0),) * rank
-    operator = ops.ConvTranspose(
-        6, (2,) * rank, (2,) * rank, none, (0,) * rank, (1,) * rank, groups
-    )
-    x = net.add("up", operator, net.image(6, *(3,) * rank))
-    net.linear(net.flatten(x), 4)
-    with pytest.raises(UserError, match=rf"^layer 'up': {message}"):
-        check_network(net.build(), train=True)
 
 
 @pytest.mark.sim

@@ -6,11 +6,9 @@ import torch
 from kernel_cases import REGION, SMALL_REGION, drawn, execute, same_bits
 from unit_steps import assert_hardware_equals_the_model, assert_step_is_that_of_pytorch
 
-from fpgapipe.errors import UserError
 from fpgapipe.hw.hls_models.numerics.element_format import BF16, FP32
 from fpgapipe.lowering.kernels.pooling import Pool, sum_pool, sum_pool_gradient
 from fpgapipe.lowering.tiling.kernel import Tensor
-from fpgapipe.lowering.units.network_units import check_network
 from fpgapipe.network.zoo.layers import Network
 
 
@@ -56,13 +54,6 @@ def test_kernels(shape, factors, region):
 @pytest.mark.parametrize("activations", [FP32, BF16], ids=str)
 def test_a_step_is_that_of_pytorch(activations):
     assert_step_is_that_of_pytorch(unet(4), activations, near=4e-2, loss=1e-4, cancelled=2e-6)
-
-
-def test_three_axes_are_refused():
-    net = Network("volume", 2)
-    net.linear(net.flatten(net.upsample(net.image(2, 3, 3, 3), 2, 2, 2, name="up")), 4)
-    with pytest.raises(UserError, match=r"^layer 'up': upsampling must have one axis or two"):
-        check_network(net.build(), train=True)
 
 
 def test_factors_are_those_of_pytorch():

@@ -9,6 +9,7 @@ from fpgapipe.hw.hls_models.numerics.element_format import FP32
 from fpgapipe.lowering.kernels.images.axis_map import RowMap, map_rows
 from fpgapipe.lowering.units.gradient_parts import Axis
 from fpgapipe.lowering.units.layers.part_units import PartUnit
+from fpgapipe.lowering.units.layers.upsample_unit import UpsampleUnit
 from fpgapipe.lowering.units.registry import Surroundings, runs
 from fpgapipe.network import operators as ops
 from fpgapipe.network.operators.axis_map import selection
@@ -26,6 +27,14 @@ def maps_of(operator: ops.Operator, shape: tuple[int, ...]) -> list[tuple[int, R
     if isinstance(operator, ops.AxisMap):
         axis = normalise_axis(operator.axis, len(shape))
         return [(axis, RowMap(shape[axis], operator.taps))]
+    if isinstance(operator, ops.Upsample):
+        return [
+            (
+                axis,
+                RowMap(shape[axis], selection(at // factor for at in range(shape[axis] * factor))),
+            )
+            for axis, factor in enumerate(operator.factors, 2)
+        ]
     assert isinstance(operator, ops.Pad)
     found = []
     for axis, ((before, after), size) in enumerate(zip(operator.padding, shape, strict=True)):
@@ -104,3 +113,10 @@ def _rows(tensor: Tensor, shape: tuple[int, ...], axis: int, *, last: bool) -> T
 @runs("axis_map", "pad")
 def _map(layer: Layer, around: Surroundings) -> Unit:
     return MapUnit((layer,))
+
+
+@runs("upsample")
+def _upsample(layer: Layer, around: Surroundings) -> Unit:
+    operator = layer.operator
+    assert isinstance(operator, ops.Upsample)
+    return MapUnit((layer,)) if len(operator.factors) > 2 else UpsampleUnit((layer,))

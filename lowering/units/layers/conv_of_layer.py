@@ -33,58 +33,34 @@ def conv_of(layer: Layer) -> ConvSpec:
     if isinstance(operator, ops.Select):
         return ConvSpec.linear(len(operator.indices), shape[0], prod(shape[1:]))
     if isinstance(operator, ops.ConvTranspose):
-        return _conv_behind(operator, shape, layer.output.shape)
+        return _conv(operator, layer.output.shape, shape)
     assert isinstance(operator, ops.Conv)
-    if len(operator.kernel) > 2:
-        raise NotImplementedError(
-            f"convolutions must have one axis or two, not {len(operator.kernel)}"
-        )
-    # With one axis, images have one row.
-    none: tuple[int, ...] = (1,) * (2 - len(operator.kernel))
-    (top, bottom), (left, right) = ((0, 0),) * len(none) + operator.padding
-    height, width = none + shape[2:]
-    down, across = none + operator.kernel
-    return ConvSpec(
-        cin=shape[1] // operator.groups,
-        cout=operator.out_channels // operator.groups,
-        kernel=(down, across),
-        stride=_pair(none + operator.stride),
-        pad=(top, left, bottom, right),
-        h=height,
-        w=width,
-        batch=shape[0],
-        dilation=_pair(none + operator.dilation),
-    )
+    return _conv(operator, shape, layer.output.shape)
 
 
-def _conv_behind(
-    operator: ops.ConvTranspose, shape: tuple[int, ...], output: tuple[int, ...]
+def _conv(
+    operator: ops.Conv | ops.ConvTranspose, images: tuple[int, ...], results: tuple[int, ...]
 ) -> ConvSpec:
-    """The convolution of which a transposed one is the input gradient."""
-    if len(operator.kernel) > 2:
-        raise NotImplementedError(
-            f"transposed convolutions must have one axis or two, not {len(operator.kernel)}"
-        )
-    if operator.groups > 1:
-        raise NotImplementedError(
-            f"transposed convolutions must have one group, not {operator.groups}"
-        )
+    """The convolution of a group, whose inputs and results have these shapes.
+
+    With one axis, images have one row. With three axes, there is an image for each plane of the
+    result, which has the channels of all planes that the taps read.
+    """
     none: tuple[int, ...] = (1,) * (2 - len(operator.kernel))
-    (top, bottom), (left, right) = ((0, 0),) * len(none) + operator.padding
-    height, width = none + output[2:]
+    kernel, stride, dilation = (
+        none + numbers for numbers in (operator.kernel, operator.stride, operator.dilation)
+    )
+    *_, (top, bottom), (left, right) = ((0, 0),) * len(none) + operator.padding
+    height, width = (none + images[2:])[-2:]
+    volumes = len(kernel) > 2
     return ConvSpec(
-        cin=output[1],
-        cout=shape[1],
-        kernel=_pair(none + operator.kernel),
-        stride=_pair(none + operator.stride),
+        cin=images[1] // operator.groups * (kernel[0] if volumes else 1),
+        cout=results[1] // operator.groups,
+        kernel=(kernel[-2], kernel[-1]),
+        stride=(stride[-2], stride[-1]),
         pad=(top, left, bottom, right),
         h=height,
         w=width,
-        batch=shape[0],
-        dilation=_pair(none + operator.dilation),
+        batch=images[0] * (results[2] if volumes else 1),
+        dilation=(dilation[-2], dilation[-1]),
     )
-
-
-def _pair(numbers: tuple[int, ...]) -> tuple[int, int]:
-    first, second = numbers
-    return first, second

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 
 def is_depthwise(operator: ops.Operator, shape: tuple[int, ...]) -> bool:
-    """Whether an operator is a convolution with one window for each of several channels.
+    """Whether an operator has one window for each of several channels, of one axis or two.
 
     Parameters
     ----------
@@ -29,7 +29,7 @@ def is_depthwise(operator: ops.Operator, shape: tuple[int, ...]) -> bool:
     shape : tuple of int
         Shape of its first input.
     """
-    if not isinstance(operator, ops.Conv) or operator.groups == 1:
+    if not isinstance(operator, ops.Conv) or operator.groups == 1 or len(operator.kernel) > 2:
         return False
     return operator.groups == shape[1] == operator.out_channels
 
@@ -47,18 +47,6 @@ class DepthwiseUnit(Unit):
         assert isinstance(operator, ops.Conv)
         return operator
 
-    def check(self, *, train: bool) -> None:
-        """See `Unit`."""
-        operator = self._operator
-        if len(operator.kernel) > 2:
-            raise NotImplementedError(
-                f"convolutions must have one axis or two, not {len(operator.kernel)}"
-            )
-        if set(operator.dilation) != {1}:
-            raise NotImplementedError(
-                f"depthwise convolutions must have no dilation, not {list(operator.dilation)}"
-            )
-
     def wants(self, given: Mapping[str, Layout], rigid: Collection[str]) -> dict[str, Layout]:
         """See `Unit`."""
         return {self.inputs[0]: channels_last(self.in_shape)}
@@ -75,7 +63,13 @@ class DepthwiseUnit(Unit):
         (top, bottom), (left, right) = ((0, 0),) * len(one) + operator.padding
         high, wide = one + operator.kernel
         down, across = one + operator.stride
-        return Pool((high, wide), (down, across), (top, left, bottom, right))
+        apart = (one + operator.dilation)[-2:]
+        return Pool(
+            (high, wide),
+            (down, across),
+            (top, left, bottom, right),
+            dilation=(apart[0], apart[1]),
+        )
 
     def _images(self, x: Tensor, shape: tuple[int, ...]) -> Tensor:
         """View a value of a shape in the network as images with two spatial axes."""

@@ -1,4 +1,4 @@
-"""The unit of a convolution with several groups of channels, and its bias."""
+"""The unit of a convolution with groups of channels, and its bias."""
 
 from __future__ import annotations
 
@@ -48,11 +48,26 @@ class GroupedUnit(Unit):
         """See `Unit`."""
         return channels_last(self.out_shape)
 
+    def read(self, step: MicroBatch, x: Tensor) -> Tensor:
+        """The input as the matrix of positions by channels that the products read."""
+        return _matrix(x, self.in_shape[1])
+
+    def read_again(self, step: MicroBatch, x: Tensor) -> Tensor:
+        """The same in the backward pass."""
+        return self.read(step, x)
+
+    def target(self, step: MicroBatch, dx: Tensor) -> Tensor:
+        """The matrix to which the products write the gradient of the input."""
+        return _matrix(dx, self.in_shape[1])
+
+    def reached(self, step: MicroBatch, images: Tensor, dx: Tensor) -> None:
+        """Add the kernels that make the gradient of the input from the matrix, if it is another."""
+
     def forward(self, step: MicroBatch) -> Tensor:
         """See `Unit`."""
         layer, groups = self.layers[0], self._groups
         conv = conv_of(layer)
-        x = _matrix(step.take(self, layer.inputs[0]), self.in_shape[1])
+        x = self.read(step, step.take(self, layer.inputs[0]))
         weight, bias = step.weight(layer), step.parameter(layer, "bias")
         shape = with_channels_last(self.out_shape)
         y = step.activation(self.name, shape)
@@ -74,7 +89,7 @@ class GroupedUnit(Unit):
         layer, groups = self.layers[0], self._groups
         conv, name = conv_of(layer), layer.name
         taken = step.take(self, layer.inputs[0])
-        x, dy = _matrix(taken, self.in_shape[1]), _matrix(dy, self.out_shape[1])
+        x, dy = self.read_again(step, taken), _matrix(dy, self.out_shape[1])
         bias = step.parameter(layer, "bias")
         db = step.gradient_of(bias) if bias is not None else None
         if db is not None:
@@ -82,7 +97,7 @@ class GroupedUnit(Unit):
         weight = step.weight(layer)
         if 0 in step.graph.input_gradients(name):
             dx = step.activation(f"{name}.dx", taken.shape)
-            images = _matrix(dx, self.in_shape[1])
+            images = self.target(step, dx)
             for group in range(groups):
                 parts = (
                     Part.of_columns(dy, group, groups),
@@ -90,6 +105,7 @@ class GroupedUnit(Unit):
                     Part.of_columns(images, group, groups),
                 )
                 multiply_parts(step, f"{name}.input.{group}", conv, "input", parts)
+            self.reached(step, images, dx)
             step.give_gradient(self, layer.inputs[0], dx)
         dw = step.gradient_of(weight)
         if dw is None:

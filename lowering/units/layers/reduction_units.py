@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING
 from fpgapipe.hw.hls_models.numerics.element_format import BF16
 from fpgapipe.lowering.kernels import global_pooling, pooling
 from fpgapipe.lowering.units.layouts import Layout, channels_last, with_channels_last
-from fpgapipe.lowering.units.registry import Surroundings, runs
 from fpgapipe.lowering.units.unit import Unit
 from fpgapipe.network import operators as ops
 
@@ -18,7 +17,6 @@ if TYPE_CHECKING:
 
     from fpgapipe.lowering.tiling.kernel import Tensor
     from fpgapipe.lowering.units.microbatch import MicroBatch
-    from fpgapipe.network.graph import Layer
 
 
 @dataclass(frozen=True)
@@ -44,20 +42,17 @@ class PoolUnit(Unit):
         plane = self._plane
         if not isinstance(operator, ops.Pool):
             return None if self._function == "average" else pooling.Pool(plane, plane)
-        if len(operator.kernel) > 2 or set(operator.dilation) != {1}:
-            raise NotImplementedError("pooling must have one axis or two, and no dilation")
         # With one axis, images have one row.
         one: tuple[int, ...] = (1,) * (2 - len(operator.kernel))
-        (height, width), (rows, columns) = plane, one + self.out_shape[2:]
-        kernel, stride = one + operator.kernel, one + operator.stride
-        (top, bottom), (left, right) = ((0, 0),) * len(one) + operator.padding
-        # A window at the end may reach beyond the padding where the number of windows is rounded
-        # up.
-        down = (rows - 1) * stride[0] + kernel[0] - height - top
-        across = (columns - 1) * stride[1] + kernel[1] - width - left
-        counted = (top, left, bottom, right) if operator.count_include_pad else (0, 0, 0, 0)
-        pad = (top, left, max(bottom, down), max(right, across))
-        return pooling.Pool((kernel[0], kernel[1]), (stride[0], stride[1]), pad, counted)
+        sides: tuple[tuple[int, int], ...] = ((0, 0),) * len(one)
+        windows = replace(
+            operator,
+            kernel=one + operator.kernel,
+            stride=one + operator.stride,
+            padding=sides + operator.padding,
+            dilation=one + operator.dilation,
+        )
+        return windows_of(windows, plane, one + self.out_shape[2:])
 
     def check(self, *, train: bool) -> None:
         """See `Unit`."""
@@ -117,6 +112,19 @@ class PoolUnit(Unit):
         step.give_gradient(self, self.inputs[0], gradient)
 
 
-@runs("max_pool", "average_pool", "global_max_pool", "global_average_pool")
-def _pooling(layer: Layer, around: Surroundings) -> Unit:
-    return PoolUnit((layer,))
+def windows_of(
+    operator: ops.Pool, sizes: tuple[int, ...], results: tuple[int, ...]
+) -> pooling.Pool:
+    """The windows of a pooling along two axes, given their sizes before and behind it."""
+    kernel, stride, dilation = operator.kernel, operator.stride, operator.dilation
+    (top, bottom), (left, right) = operator.padding
+    # A window at the end may reach beyond the padding where the number of windows is rounded up.
+    down, across = (
+        (results[axis] - 1) * stride[axis] + (kernel[axis] - 1) * dilation[axis] + 1 - sizes[axis]
+        for axis in (0, 1)
+    )
+    counted = (top, left, bottom, right) if operator.count_include_pad else (0, 0, 0, 0)
+    pad = (top, left, max(bottom, down - top), max(right, across - left))
+    return pooling.Pool(
+        (kernel[0], kernel[1]), (stride[0], stride[1]), pad, counted, (dilation[0], dilation[1])
+    )

@@ -7,11 +7,11 @@ from typing import TYPE_CHECKING, ClassVar
 
 from fpgapipe.hw.hls_models.numerics.element_format import FP32
 from fpgapipe.lowering.kernels import activation
-from fpgapipe.lowering.kernels.products import product_kernel
 from fpgapipe.lowering.units.layers.conv_of_layer import conv_of
+from fpgapipe.lowering.units.layers.matrix_parts import Part, multiply_parts
 from fpgapipe.lowering.units.layouts import Layout, channels_last, with_channels_last
-from fpgapipe.lowering.units.registry import Surroundings, runs
 from fpgapipe.lowering.units.unit import Unit
+from fpgapipe.network import operators as ops
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Mapping
@@ -19,7 +19,6 @@ if TYPE_CHECKING:
     from fpgapipe.lowering.products.conv import Pass
     from fpgapipe.lowering.tiling.kernel import Tensor
     from fpgapipe.lowering.units.microbatch import MicroBatch
-    from fpgapipe.network.graph import Layer
 
 
 @dataclass(frozen=True)
@@ -44,61 +43,83 @@ class TransposedUnit(Unit):
         """See `Unit`."""
         return channels_last(self.out_shape)
 
+    @property
+    def _groups(self) -> int:
+        operator = self.layers[0].operator
+        assert isinstance(operator, ops.ConvTranspose)
+        return operator.groups
+
+    def target(self, step: MicroBatch, y: Tensor) -> Tensor:
+        """The matrix of positions by channels to which the products write the result."""
+        return _matrix(y, self.out_shape[1])
+
+    def reached(self, step: MicroBatch, images: Tensor, y: Tensor) -> None:
+        """Add the kernels that make the result from the matrix, if it is another."""
+
+    def read(self, step: MicroBatch, dy: Tensor) -> Tensor:
+        """The gradient of the result as the matrix that the products read."""
+        return _matrix(dy, self.out_shape[1])
+
     def _add(
         self,
         step: MicroBatch,
-        name: str,
         which: Pass,
         tensors: tuple[Tensor, Tensor, Tensor],
+        weight: int,
         *,
         is_weight: bool = False,
     ) -> None:
-        """Add a pass of the convolution behind."""
-        layer = self.layers[0]
-        kernel = product_kernel(
-            f"{layer.name}.{name}",
-            conv_of(layer),
-            which,
-            tensors,
-            step.product_core,
-            step.memory,
-            step.product_region,
-        )
-        step.add(kernel, is_weight=is_weight)
+        """Add a pass of the convolution behind, group by group; `weight` is the weight's place."""
+        layer, groups = self.layers[0], self._groups
+        conv = conv_of(layer)
+        for group in range(groups):
+            one, other, result = (
+                Part.of(tensor, group, groups)
+                if place == weight
+                else Part.of_columns(tensor, group, groups)
+                for place, tensor in enumerate(tensors)
+            )
+            name = f"{layer.name}.{which}.{group}"
+            multiply_parts(step, name, conv, which, (one, other, result), is_weight=is_weight)
 
     def forward(self, step: MicroBatch) -> Tensor:
         """See `Unit`."""
         layer = self.layers[0]
-        x = step.take(self, layer.inputs[0])
+        x = _matrix(step.take(self, layer.inputs[0]), self.in_shape[1])
         bias = step.parameter(layer, "bias")
         shape = with_channels_last(self.out_shape)
         y = step.activation(self.name, shape)
         z = y if bias is None else step.tensor(f"{layer.name}.sums", shape, FP32)
-        self._add(step, "forward", "input", (x, step.weight(layer), z))
+        images = self.target(step, z)
+        self._add(step, "input", (x, step.weight(layer), images), 1)
+        self.reached(step, images, z)
         if bias is not None:
-            rows = replace(z, shape=(z.elements // shape[-1], shape[-1]))
+            rows = _matrix(z, shape[-1])
             step.add(activation.add_bias(f"{layer.name}.bias", rows, bias, y, step.region))
         return y
 
     def backward(self, step: MicroBatch, dy: Tensor) -> None:
         """See `Unit`."""
         layer = self.layers[0]
-        x = step.take(self, layer.inputs[0])
+        taken = step.take(self, layer.inputs[0])
+        x = _matrix(taken, self.in_shape[1])
         bias = step.parameter(layer, "bias")
         db = step.gradient_of(bias) if bias is not None else None
         if db is not None:
-            kernel = activation.bias_gradient(f"{layer.name}.db", dy, db, step.region)
+            rows = _matrix(dy, self.out_shape[1])
+            kernel = activation.bias_gradient(f"{layer.name}.db", rows, db, step.region)
             step.add(kernel, is_weight=True)
         weight = step.weight(layer)
+        given = self.read(step, dy)
         if 0 in step.graph.input_gradients(layer.name):
-            dx = step.activation(f"{layer.name}.dx", x.shape)
-            self._add(step, "input", "forward", (dy, weight, dx))
+            dx = step.activation(f"{layer.name}.dx", taken.shape)
+            self._add(step, "forward", (given, weight, _matrix(dx, self.in_shape[1])), 1)
             step.give_gradient(self, layer.inputs[0], dx)
         dw = step.gradient_of(weight)
         if dw is not None:
-            self._add(step, "weight", "weight", (dy, x, dw), is_weight=True)
+            self._add(step, "weight", (given, x, dw), 2, is_weight=True)
 
 
-@runs("conv_transpose")
-def _transposed(layer: Layer, around: Surroundings) -> Unit:
-    return TransposedUnit((layer,))
+def _matrix(x: Tensor, channels: int) -> Tensor:
+    """View images as a matrix of positions by channels."""
+    return replace(x, shape=(x.elements // channels, channels))

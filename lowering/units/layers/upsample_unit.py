@@ -7,7 +7,6 @@ from typing import TYPE_CHECKING
 
 from fpgapipe.lowering.kernels.pooling import Pool, sum_pool, sum_pool_gradient
 from fpgapipe.lowering.units.layouts import Layout, channels_last, with_channels_last
-from fpgapipe.lowering.units.registry import Surroundings, runs
 from fpgapipe.lowering.units.unit import Unit
 from fpgapipe.network import operators as ops
 
@@ -16,7 +15,6 @@ if TYPE_CHECKING:
 
     from fpgapipe.lowering.tiling.kernel import Tensor
     from fpgapipe.lowering.units.microbatch import MicroBatch
-    from fpgapipe.network.graph import Layer
 
 
 @dataclass(frozen=True)
@@ -33,11 +31,6 @@ class UpsampleUnit(Unit):
         assert isinstance(operator, ops.Upsample)
         down, across = (1, *operator.factors)[-2:]
         return Pool((down, across), (down, across))
-
-    def check(self, *, train: bool) -> None:
-        """See `Unit`."""
-        if len(self.in_shape) > 4:
-            raise NotImplementedError("upsampling must have one axis or two")
 
     def wants(self, given: Mapping[str, Layout], rigid: Collection[str]) -> dict[str, Layout]:
         """See `Unit`."""
@@ -67,8 +60,3 @@ class UpsampleUnit(Unit):
         dy = self._images(dy, self.out_shape)
         step.add(sum_pool(f"{self.name}.gradient", self._window, dy, dx, step.region))
         step.give_gradient(self, self.inputs[0], gradient)
-
-
-@runs("upsample")
-def _upsample(layer: Layer, around: Surroundings) -> Unit:
-    return UpsampleUnit((layer,))
