@@ -8,12 +8,14 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from fpgapipe.network.logits import Logits
+from fpgapipe.network.losses import target_shape
 from fpgapipe.network.operators import Embedding
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from fpgapipe.network.graph import Graph
+    from fpgapipe.network.losses import Loss
 
 
 def initial_parameters(graph: Graph, seed: int) -> dict[str, NDArray[np.float32]]:
@@ -66,12 +68,12 @@ def num_indices(graph: Graph) -> dict[str, int]:
 
 
 def random_batch(
-    graph: Graph, seed: int, count: int = 1
-) -> tuple[dict[str, NDArray[Any]], NDArray[np.int64]]:
+    graph: Graph, seed: int, count: int = 1, loss: Loss | None = None
+) -> tuple[dict[str, NDArray[Any]], NDArray[Any]]:
     """Random samples and labels for `count` micro-batches.
 
     Inputs of floating-point numbers are normally distributed; indices of embeddings and labels are
-    equally distributed over all that there are.
+    equally distributed over all that there are, and targets over 0..1.
     """
     rng = np.random.default_rng(seed)
     indices = num_indices(graph)
@@ -82,6 +84,9 @@ def random_batch(
             inputs[name] = rng.integers(0, indices[name], shape)
         else:
             inputs[name] = rng.standard_normal(shape, np.float32)
+    if loss is not None and not loss.has_classes:
+        samples, *rest = target_shape(graph)
+        return inputs, rng.random((samples * count, *rest), np.float32)
     logits = Logits.of(graph)
     samples, *rest = logits.label_shape
     return inputs, rng.integers(0, logits.classes, (samples * count, *rest))

@@ -61,18 +61,9 @@ class Loss:
         """Whether the host gives the number of a class for each label, not a target."""
         return self.kind == "cross-entropy"
 
-    def counted(self, labels: NDArray[Any]) -> int:
-        """Labels of a mini-batch over which the mean is; elements of targets.
 
-        Raises
-        ------
-        ValueError
-            If none counts.
-        """
-        found = int((labels >= 0).sum()) if self.ignores else labels.size
-        if not found:
-            raise ValueError("a mini-batch must have a label that is not ignored")
-        return found
+CROSS_ENTROPY = Loss()
+"""Softmax with cross-entropy, in which every label counts."""
 
 
 def target_shape(graph: Graph) -> tuple[int, ...]:

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar, Self
 
 from fpgapipe.lowering.schedule.schedule import TaskKind
+from fpgapipe.lowering.units.step_options import counting_labels
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
@@ -94,8 +95,8 @@ class StepRunner(ABC):
         ----------
         inputs : mapping of str to array
             Inputs of the network, for all samples of the mini-batch.
-        labels : integer array
-            Class numbers.
+        labels : integer array, or float32 array
+            Class numbers, or targets.
         scalars : sequence of int
             Contents of the scalar registers
             (`fpgapipe.lowering.units.step_options.scalar_bits`).
@@ -169,7 +170,7 @@ class Backend(StepRunner):
     ) -> StepResult:
         """See `StepRunner`."""
         self.pipeline.set_batch(self.memories, inputs, labels)
-        cycles = self._run(scalars, progress)
+        cycles = self._run(counting_labels(scalars, labels), progress)
         loss, correct = self.pipeline.outcome(self.memories)
         return StepResult(loss, correct, cycles)
 

@@ -11,11 +11,13 @@ import numpy as np
 from fpgapipe.errors import UserError
 from fpgapipe.host.backends.base import StepResult, StepRunner
 from fpgapipe.host.backends.torch_late import WeightHistory
+from fpgapipe.host.backends.torch_loss import loss_of, num_correct
 from fpgapipe.host.backends.torch_reference import cuda_fault, forward, gradients_of
 from fpgapipe.lowering.kernels.clipping import CLIP_EPSILON
 from fpgapipe.lowering.units.network_units import check_network, drop_factors_of
 from fpgapipe.lowering.units.step_options import SUFFIXES, Scalar, StepOptions
 from fpgapipe.network.logits import Logits
+from fpgapipe.network.losses import count_of, target_shape
 from fpgapipe.optional import require
 
 if TYPE_CHECKING:
@@ -111,11 +113,12 @@ class TorchBackend(StepRunner):
             raise ValueError(f"precision must be one of {', '.join(PRECISIONS)}, not {precision!r}")
         if num_microbatches < 1:
             raise ValueError(f"num_microbatches must be at least 1, not {num_microbatches}")
-        check_network(graph, train=options is None or options.train)
+        options = options or StepOptions()
+        check_network(graph, train=options.train, loss=options.loss)
         self.graph = graph
         self.precision = precision
         self.device = choose_device(device)
-        self._options = options or StepOptions()
+        self._options = options
         self.num_microbatches = num_microbatches
         self._threads = threads
         self._trains = {
@@ -174,6 +177,7 @@ class TorchBackend(StepRunner):
         import torch
 
         given, classes = self._batch(inputs, labels)
+        counted = count_of(labels) / self.num_microbatches
         state = self._tensors()
         weights = {name: state[name] for name in self._trains}
         sums = {name: state[name + GRADIENT].zero_() for name in self._learned}
@@ -188,7 +192,7 @@ class TorchBackend(StepRunner):
                     weights = {**weights, **self._history.forward(index)}
                     late = self._history.backward(index)
                 factors = self._factors(scalars, index)
-                found = self._passes(weights, part, classes[index], factors, late)
+                found = self._passes(weights, part, classes[index], factors, counted, late)
                 losses.append(found[0])
                 correct += found[1]
                 for name, gradient in found[2].items():
@@ -242,10 +246,9 @@ class TorchBackend(StepRunner):
         import torch
 
         (values,) = (torch.from_numpy(each) for each in self.results(inputs).values())
-        logits = Logits.of(self.graph).classes_second(values)
-        classes = torch.as_tensor(np.asarray(labels, np.int64))
-        loss = torch.nn.functional.cross_entropy(logits, classes)
-        return StepResult(float(loss), _num_correct(logits, classes), None)
+        own = torch.from_numpy(self._labels(labels))
+        loss = self._options.loss
+        return StepResult(float(loss_of(loss, values, own)), num_correct(loss, values, own), None)
 
     def parameters(self, suffix: str = "") -> dict[str, NDArray[np.float32]]:
         """See `StepRunner`; with a suffix, ``.gradient``, ``.momentum`` or ``.square``."""
@@ -289,12 +292,19 @@ class TorchBackend(StepRunner):
                 came = inputs[name].shape if name in inputs else "nothing"
                 raise ValueError(f"input {name} must have shape {shape}, not {came}")
             given[name] = self._tensor(inputs[name]).chunk(count)
-        samples, *rest = Logits.of(self.graph).label_shape
+        has_classes = self._options.loss.has_classes
+        samples, *rest = (
+            Logits.of(self.graph).label_shape if has_classes else target_shape(self.graph)
+        )
         if labels.shape != (samples * count, *rest):
             raise ValueError(
                 f"labels must have shape {(samples * count, *rest)}, not {labels.shape}"
             )
-        return given, self._tensor(np.asarray(labels, np.int64)).chunk(count)
+        return given, self._tensor(self._labels(labels)).chunk(count)
+
+    def _labels(self, labels: NDArray[Any]) -> NDArray[Any]:
+        """Class numbers or targets, in the type that PyTorch's losses take."""
+        return labels.astype(np.int64 if self._options.loss.has_classes else np.float32)
 
     def _factors(self, scalars: Sequence[int], index: int) -> dict[str, torch.Tensor]:
         """Factors by which the dropout layers multiply a micro-batch, by layer."""
@@ -310,27 +320,27 @@ class TorchBackend(StepRunner):
         inputs: dict[str, torch.Tensor],
         classes: torch.Tensor,
         factors: dict[str, torch.Tensor],
+        counted: float,
         late: dict[str, torch.Tensor] | None = None,
     ) -> tuple[float, int, dict[str, torch.Tensor]]:
         """Forward and backward pass of a micro-batch: loss, right labels, gradients.
 
-        The backward pass uses the parameters `late` where they are given.
+        So many labels of a micro-batch count, in the mean over the mini-batch. The backward pass
+        uses the parameters `late` where they are given.
         """
-        import torch
-
         outcome: list[tuple[float, int]] = []
 
-        def loss_of(logits: torch.Tensor) -> torch.Tensor:
-            logits = Logits.of(self.graph).classes_second(logits.float())
-            loss = torch.nn.functional.cross_entropy(logits, classes)
-            outcome.append((float(loss.detach()), _num_correct(logits.detach(), classes)))
+        def value_of(logits: torch.Tensor) -> torch.Tensor:
+            loss = loss_of(self._options.loss, logits, classes, counted)
+            right = num_correct(self._options.loss, logits.detach().float(), classes)
+            outcome.append((float(loss.detach()), right))
             return loss / self.num_microbatches
 
         if self.precision == "mxint8":
-            gradients = self._core.train(weights, inputs, factors, loss_of, late)
+            gradients = self._core.train(weights, inputs, factors, value_of, late)
         else:
             gradients = gradients_of(
-                self.graph, weights, inputs, factors, loss_of,
+                self.graph, weights, inputs, factors, value_of,
                 autocast=self._autocast(), backward=late,
             )  # fmt: skip
         return *outcome[0], gradients
@@ -444,12 +454,3 @@ def _repeatable(device: torch.device, threads: int) -> Iterator[None]:
         torch.set_num_threads(num_threads)
         torch.set_float32_matmul_precision(precision)
         torch.use_deterministic_algorithms(before, warn_only=warns)
-
-
-def _num_correct(logits: torch.Tensor, classes: torch.Tensor) -> int:
-    """Number of labels of which no class has a larger logit, as the devices count.
-
-    The classes are along axis 1 of the logits.
-    """
-    own = logits.gather(1, classes.unsqueeze(1)).squeeze(1)
-    return int((own == logits.amax(1)).sum())

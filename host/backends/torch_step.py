@@ -5,8 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from fpgapipe.host.backends.torch_loss import loss_of
 from fpgapipe.host.backends.torch_reference import gradients_of
-from fpgapipe.network.logits import Logits
+from fpgapipe.network.losses import Loss
 from fpgapipe.optional import require
 
 if TYPE_CHECKING:
@@ -44,6 +45,7 @@ def torch_step(
     inputs: Values,
     labels: Any,
     factors: Values | None = None,
+    loss: Loss | None = None,
 ) -> Reference:
     """Compute forward and backward pass of a step in PyTorch.
 
@@ -52,6 +54,8 @@ def torch_step(
     graph, parameters, inputs, labels
     factors : mapping, optional
         Factors by which the dropout layers multiply their inputs, by layer.
+    loss : Loss, optional
+        Softmax with cross-entropy if not given.
     """
     require("torch", "comparing with PyTorch")
     import torch
@@ -61,14 +65,13 @@ def torch_step(
     drops = {name: torch.tensor(value) for name, value in (factors or {}).items()}
     seen: list[torch.Tensor] = []
 
-    def loss_of(logits: torch.Tensor) -> torch.Tensor:
-        rows = Logits(tuple(logits.shape)).classes_second(logits)
-        loss = torch.nn.functional.cross_entropy(rows, torch.as_tensor(labels))
-        seen.extend((loss.detach(), logits.detach()))
-        return loss
+    def value_of(logits: torch.Tensor) -> torch.Tensor:
+        value = loss_of(loss or Loss(), logits, torch.as_tensor(labels))
+        seen.extend((value.detach(), logits.detach()))
+        return value
 
-    found = gradients_of(graph, weights, given, drops, loss_of)
-    loss, logits = seen
+    found = gradients_of(graph, weights, given, drops, value_of)
+    value, logits = seen
     return Reference(
-        float(loss), logits.numpy(), {name: value.numpy() for name, value in found.items()}
+        float(value), logits.numpy(), {name: value.numpy() for name, value in found.items()}
     )

@@ -16,6 +16,7 @@ import numpy as np
 from fpgapipe.errors import FileError, UserError, nearest
 from fpgapipe.files import is_folder
 from fpgapipe.host.data.samples import TRAINING_PART, Dataset, Samples, Wanted, shape_text
+from fpgapipe.network.losses import CROSS_ENTROPY, Loss
 from fpgapipe.optional import require
 
 if TYPE_CHECKING:
@@ -34,7 +35,7 @@ NOISE = 0.5
 """Standard deviation of the noise of a random sample; that of the prototypes of classes is 1."""
 
 
-def load_data(name: str, graph: Graph) -> Dataset:
+def load_data(name: str, graph: Graph, loss: Loss = CROSS_ENTROPY) -> Dataset:
     """Read samples for a network.
 
     Parameters
@@ -63,6 +64,10 @@ def load_data(name: str, graph: Graph) -> Dataset:
         `train` and `val` has such folders in either. Values are divided by 255.
     graph : Graph
         Network that the samples must fit.
+    loss : Loss
+        What the network is trained for. With a loss of targets, a `.npz` file has them as `targets`
+        instead of `labels`, in the shape of the network's output. Where labels are ignored, these
+        are below 0.
 
     Returns
     -------
@@ -75,7 +80,12 @@ def load_data(name: str, graph: Graph) -> Dataset:
         If a library is missing, or the source does not exist, is damaged or does not fit the
         network.
     """
-    wanted = Wanted.of(graph)
+    wanted = Wanted.of(graph, loss)
+    if not loss.has_classes and Path(name).suffix.lower() != ".npz":
+        raise UserError(
+            f"data {name} have classes, and {graph.name} is trained for targets (loss "
+            f"{loss.kind}): take a .npz file with targets"
+        )
     if wanted.several and name != "random" and Path(name).suffix.lower() != ".npz":
         names = ", ".join(each.name for each in wanted.several)
         raise UserError(

@@ -27,7 +27,7 @@ def read_npz(path: Path, wanted: Wanted) -> Dataset:
         If the file is damaged, lacks an array, or one does not fit the network.
     """
     inputs = wanted.inputs
-    names = [*(each.name for each in inputs), "labels"]
+    names = [*(each.name for each in inputs), wanted.labels]
     validation = [f"validation_{name}" for name in names]
     with NpzFile(path) as archive:
         present = archive.names
@@ -106,7 +106,13 @@ def _samples(archive: NpzFile, names: Sequence[str], wanted: Wanted) -> Samples:
     """Read the arrays of all inputs, and at last the labels."""
     path, labels_name = archive.path, names[-1]
     shape, dtype = archive.header(labels_name)
-    if dtype.kind not in "iu" or shape[1:] != wanted.label_shape or not shape:
+    if not wanted.loss.has_classes:
+        if dtype.kind != "f" or shape[1:] != wanted.label_shape or not shape:
+            each = f"floating-point numbers of {shape_text(wanted.label_shape)} a sample"
+            raise FileError(
+                path, [f"array {labels_name} must hold {each}, not {dtype} of shape {shape}"]
+            )
+    elif dtype.kind not in "iu" or shape[1:] != wanted.label_shape or not shape:
         sizes = shape_text(wanted.label_shape)
         each = (
             f"{sizes} whole numbers a sample, classes"
@@ -127,10 +133,32 @@ def _samples(archive: NpzFile, names: Sequence[str], wanted: Wanted) -> Samples:
         for name, each, layout in zip(names[:-1], wanted.inputs, layouts, strict=True)
     )
     labels = archive.array(labels_name)
+    if not wanted.loss.has_classes:
+        with np.errstate(over="ignore"):  # values too large for FP32 are refused
+            targets = labels.astype(np.float32)
+        _refuse_targets(path, labels_name, targets, wanted)
+        return Samples(first, targets, tuple(others))
+    counted = labels
+    if wanted.loss.ignores:
+        counted = np.maximum(labels, 0) if labels.dtype.kind == "i" else labels
     _check_range(
-        path, labels_name, labels, wanted.classes, f"the classes of {wanted.network}", "sample"
+        path, labels_name, counted, wanted.classes, f"the classes of {wanted.network}", "sample"
     )
     return Samples(first, labels.astype(np.int64), tuple(others))
+
+
+def _refuse_targets(path: Path, name: str, targets: NDArray[np.float32], wanted: Wanted) -> None:
+    """Refuse targets that are not finite, or no probabilities where these are needed."""
+    wrong = ~np.isfinite(targets)
+    must = "finite numbers"
+    if wanted.loss.kind == "bce":
+        must = "probabilities, in 0..1"
+        wrong |= (targets < 0) | (targets > 1)
+    found = np.argwhere(wrong)
+    if len(found):
+        at = tuple(map(int, found[0]))
+        text = f"array {name} must have {must}, but sample {at[0]} has {targets[at]} in it"
+        raise FileError(path, [text])
 
 
 def _arrays(names: Sequence[str]) -> str:

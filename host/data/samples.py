@@ -11,6 +11,7 @@ import numpy as np
 from fpgapipe.errors import FileError, UserError
 from fpgapipe.network.initial_values import num_indices
 from fpgapipe.network.logits import Logits
+from fpgapipe.network.losses import CROSS_ENTROPY, Loss, target_shape
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -37,13 +38,14 @@ class Samples:
         Inputs. The axes after the first are those of the network's input, which may be others;
         tokens are an int64 array.
     labels : int64 array, shape (samples,), (samples, tokens) or (samples, height, width)
-        Number of the class of each sample, of each token or of each pixel.
+        Number of the class of each sample, of each token or of each pixel; or targets, a float32
+        array in the shape of the network's output.
     others : tuple of array
         Arrays of the network's further inputs, in their order.
     """
 
     images: NDArray[Any]
-    labels: NDArray[np.int64]
+    labels: NDArray[Any]
     others: tuple[NDArray[Any], ...] = ()
 
     def inputs(self, graph: Graph) -> dict[str, NDArray[Any]]:
@@ -116,6 +118,8 @@ class Wanted:
         Number of tokens that there are, if a sample of the first input consists of tokens.
     several : tuple of WantedInput
         All inputs, if there are several.
+    loss : Loss
+        The loss, which decides what labels are: class numbers, or targets.
     """
 
     network: str
@@ -124,6 +128,12 @@ class Wanted:
     label_shape: tuple[int, ...] = ()
     indices: int | None = None
     several: tuple[WantedInput, ...] = ()
+    loss: Loss = CROSS_ENTROPY
+
+    @property
+    def labels(self) -> str:
+        """What the labels are called, in files."""
+        return "labels" if self.loss.has_classes else "targets"
 
     @property
     def inputs(self) -> tuple[WantedInput, ...]:
@@ -135,11 +145,12 @@ class Wanted:
     def predicts_tokens(self) -> bool:
         """Whether the network predicts a token for each token of its input, a row of them."""
         tokens = self.indices is not None and len(self.shape) == 1 and not self.several
-        return tokens and self.shape == self.label_shape and self.indices == self.classes
+        alike = self.shape == self.label_shape and self.indices == self.classes
+        return tokens and alike and self.loss.has_classes
 
     @classmethod
-    def of(cls, graph: Graph) -> Wanted:
-        """Find the samples that a graph takes.
+    def of(cls, graph: Graph, loss: Loss = CROSS_ENTROPY) -> Wanted:
+        """Find the samples that a graph takes to be trained with a loss.
 
         Raises
         ------
@@ -168,12 +179,16 @@ class Wanted:
                 )
             found.append(WantedInput(name, tensor.shape[1:], indices.get(name)))
         try:
-            logits = Logits.of(graph)
+            if loss.has_classes:
+                logits = Logits.of(graph)
+                classes, rest = logits.classes, logits.labels_of_sample
+            else:
+                classes, rest = 0, target_shape(graph)[1:]
         except ValueError as error:
             raise UserError(f"{graph.name} cannot be trained with samples: {error}") from None
-        rest, first = logits.labels_of_sample, found[0]
+        first = found[0]
         several = tuple(found) if len(found) > 1 else ()
-        return cls(graph.name, first.shape, logits.classes, rest, first.indices, several)
+        return cls(graph.name, first.shape, classes, rest, first.indices, several, loss)
 
     def check_size(self, path: Path, what: str, samples: int) -> None:
         """Refuse samples that take more than `MOST_BYTES`."""

@@ -11,6 +11,7 @@ from fpgapipe.hw.hls_models.model.core import CoreModel
 from fpgapipe.lowering.program.step import build_step
 from fpgapipe.lowering.units.step_options import StepOptions, scalar_bits
 from fpgapipe.network.logits import Logits
+from fpgapipe.network.losses import count_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -65,8 +66,9 @@ class Inference:
     def __init__(
         self, graph: Graph, core: CoreSpec, samples: Samples, options: StepOptions | None = None
     ) -> None:
-        check_samples(samples, graph)
-        activations = (options or StepOptions()).activations
+        options = options or StepOptions()
+        check_samples(samples, graph, options.loss)
+        activations = options.activations
         self._program = build_step(
             graph, core, options=StepOptions(activations=activations, train=False)
         )
@@ -85,4 +87,4 @@ class Inference:
             model.run(program.instructions)
             logits = program.results(model.memory)[self._output]
             right += num_right(logits, batch.labels, count, program.graph)
-        return right, self._samples.labels.size
+        return right, count_of(self._samples.labels)

@@ -29,11 +29,13 @@ from fpgapipe.hw.hls_models.isa.instructions import WORD_BYTES, Opcode
 from fpgapipe.hw.hls_models.model.link_dma import words_of_packet
 from fpgapipe.hw.hls_models.model.sequencer import SequencerSpec
 from fpgapipe.hw.hls_models.spec.link import TRAILER_BYTES, Channel
+from fpgapipe.lowering.memory.memory_map import CORRECT
 from fpgapipe.lowering.program.lanes import is_concurrent
 from fpgapipe.lowering.program.pipeline import link_after
 from fpgapipe.lowering.schedule.schedule import TaskKind
 from fpgapipe.lowering.units.step_options import UPDATE, scalar_bits
 from fpgapipe.network.initial_values import random_batch
+from fpgapipe.network.losses import Loss
 from fpgapipe.partition.pricing.cycle_account import accounts
 from fpgapipe.partition.pricing.prediction import PipelineTiming
 from fpgapipe.stopwatch import phase
@@ -463,9 +465,12 @@ def measure(
 
 def random_samples(
     pipeline: PipelineProgram,
-) -> tuple[dict[str, NDArray[Any]], NDArray[np.int64]]:
+) -> tuple[dict[str, NDArray[Any]], NDArray[Any]]:
     """A random mini-batch; the number of cycles does not depend on its values."""
-    return random_batch(pipeline.graph, 0, pipeline.parts[0].all_microbatches)
+    with_loss = [part for part in pipeline.parts if part.has_loss]
+    counts = any(name.startswith(CORRECT) for part in with_loss for name in part.tensors)
+    loss = Loss("mse") if with_loss and not counts else None
+    return random_batch(pipeline.graph, 0, pipeline.parts[0].all_microbatches, loss)
 
 
 def measure_build(

@@ -58,7 +58,8 @@ class RunDisplay(Watcher):
     def step(self, line: Mapping[str, Any], done: int, total: int) -> None:
         """See `Watcher`."""
         parts = [] if line["loss"] is None else [f"loss {line['loss']:.4f}"]
-        parts.append(f"{line['correct'] / line['labels']:.0%} right")
+        if line["labels"]:
+            parts.append(f"{line['correct'] / line['labels']:.0%} right")
         if line["cycles"]:
             self._expected = line["cycles"]
             parts.append(f"{count(line['cycles'])} cycles")

@@ -31,6 +31,7 @@ from fpgapipe.lowering.schedule.weight_versions import LateWeights
 from fpgapipe.lowering.shards.hybrid import shares_of_stages
 from fpgapipe.lowering.shards.local_network import local_network
 from fpgapipe.lowering.units.step_options import scalar_bits
+from fpgapipe.network.losses import count_of
 from fpgapipe.network.operators import Conv, Linear, Pass
 from fpgapipe.partition.schedule.schedule_kinds import make_schedule
 from fpgapipe.stopwatch import phase
@@ -419,16 +420,19 @@ def _train(
     folder: Path,
     watcher: Watcher | None,
 ) -> dict[str, Any]:
+    # Of targets there is no share that is right.
+    validates = options.validates and build.options.loss.has_classes
     trainer = Trainer(
         backend,
         data.train,
         settings,
         folder,
         build=build_digest(build),
-        evaluate=_evaluation(build, backend, data.validation) if options.validates else None,
+        evaluate=_evaluation(build, backend, data.validation) if validates else None,
         check=check,
         checkpoint_every=options.checkpoint_every,
         watcher=watcher,
+        loss=build.options.loss,
     )
     if options.source:
         trainer.resume(options.source)
@@ -460,7 +464,7 @@ def _evaluation(
 
     def evaluate(parameters: Values) -> tuple[int, int]:
         result = backend.evaluate(samples.inputs(build.graph), samples.labels)
-        return result.correct, samples.labels.size
+        return result.correct, count_of(samples.labels)
 
     return evaluate
 

@@ -38,6 +38,7 @@ from fpgapipe.host.runtime.run_log import RunLog, read_log
 from fpgapipe.host.runtime.settings import Settings
 from fpgapipe.host.terminal.interrupts import Interrupts
 from fpgapipe.lowering.units.step_options import scalar_bits
+from fpgapipe.network.losses import CROSS_ENTROPY, Loss, count_of
 from fpgapipe.stopwatch import phase
 
 if TYPE_CHECKING:
@@ -83,15 +84,15 @@ def digest_of(samples: Samples) -> str:
     return digest.hexdigest()
 
 
-def check_samples(samples: Samples, graph: Graph) -> None:
-    """Refuse samples that do not fit a network.
+def check_samples(samples: Samples, graph: Graph, loss: Loss = CROSS_ENTROPY) -> None:
+    """Refuse samples that do not fit a network and its loss.
 
     Raises
     ------
     UserError
         If shapes or labels do not fit the network.
     """
-    wanted = Wanted.of(graph)
+    wanted = Wanted.of(graph, loss)
     given = (samples.images, *samples.others)
     if len(given) != len(wanted.inputs):
         raise UserError(f"{graph.name} takes {len(wanted.inputs)} inputs, not {len(given)}")
@@ -118,9 +119,14 @@ def check_samples(samples: Samples, graph: Graph) -> None:
     labels, shape = samples.labels, (len(samples.images), *wanted.label_shape)
     if labels.shape != shape:
         raise UserError(
-            f"{len(samples.images)} samples need labels of shape {shape}, not {labels.shape}"
+            f"{len(samples.images)} samples need {wanted.labels} of shape {shape}, not "
+            f"{labels.shape}"
         )
-    bad = labels[(labels < 0) | (labels >= wanted.classes)]
+    if not loss.has_classes:
+        if labels.dtype.kind != "f" or not np.isfinite(labels).all():
+            raise UserError("targets must be finite floating-point numbers")
+        return
+    bad = labels[((labels < 0) & (not loss.ignores)) | (labels >= wanted.classes)]
     if bad.size:
         raise UserError(
             f"labels must be 0..{wanted.classes - 1}, the classes of {graph.name}, not {bad[0]}"
@@ -188,6 +194,8 @@ class Trainer:
     checkpoint_every : int
         Steps from checkpoint to checkpoint.
     watcher : Watcher, optional
+    loss : Loss
+        The loss of the backend's steps.
 
     Attributes
     ----------
@@ -216,9 +224,10 @@ class Trainer:
         check: Check | None = None,
         checkpoint_every: int = CHECKPOINT_EVERY,
         watcher: Watcher | None = None,
+        loss: Loss = CROSS_ENTROPY,
     ) -> None:
         graph = backend.graph
-        check_samples(train, graph)
+        check_samples(train, graph, loss)
         assert graph.batch is not None, "a network to train has a batch"
         self.batch = graph.batch * backend.num_microbatches
         self.steps_per_epoch = len(train.labels) // self.batch
@@ -226,6 +235,7 @@ class Trainer:
             raise UserError(f"a mini-batch has {self.batch} samples; {len(train.labels)} fill none")
         if checkpoint_every < 1:
             raise UserError(f"checkpoints need a step or more between, not {checkpoint_every}")
+        self._loss = loss
         self._chooses_rate = settings.learning_rate is None
         settings = settings.for_batch(self.batch, self.steps_per_epoch)
         self.num_steps = settings.num_steps(self.steps_per_epoch)
@@ -491,7 +501,7 @@ class Trainer:
             "samples": self.batch,
             "loss": result.loss,
             "correct": result.correct,
-            "labels": batch.labels.size,
+            "labels": count_of(batch.labels) if self._loss.has_classes else 0,
             "cycles": result.cycles,
             "wall_s": round(wall_s, 6),
             "backend": self._backend.name,

@@ -24,7 +24,7 @@ from fpgapipe.hw.hls_models.isa.vector_op import (
     Source,
     Target,
 )
-from fpgapipe.hw.hls_models.numerics.element_format import FP32
+from fpgapipe.hw.hls_models.numerics.element_format import FP32, ElementFormat
 from fpgapipe.hw.hls_models.numerics.function import Function
 from fpgapipe.lowering.tiling.elementwise import flat_tile
 from fpgapipe.lowering.tiling.kernel import (
@@ -73,8 +73,10 @@ def mean_squared_error(
     Parameters
     ----------
     name : str
-    x, target : Tensor
-        Results of the network, and what they should be, FP32, with their elements in one order.
+    x : Tensor
+        Results of the network.
+    target : Tensor
+        What they should be, FP32, with their elements in the same order.
     loss : Tensor
         FP32 tensor for one number.
     region : Region
@@ -161,18 +163,29 @@ class _Elements:
         Number of elements.
     shifts : mapping of str to int
         Byte at which each tensor begins in its buffer.
+    element : ElementFormat
+        Format of `x`; all else is FP32.
     """
 
-    def __init__(self, count: int, shifts: Mapping[str, int]) -> None:
+    def __init__(self, count: int, shifts: Mapping[str, int], element: ElementFormat) -> None:
         self._count = count
         self._shifts = shifts
+        self._element = element
+
+    def _format(self, name: str) -> ElementFormat:
+        return self._element if name == "x" else FP32
+
+    def _along(self, name: str | None, vectors: int) -> tuple[int, int, int]:
+        """Movement of a source by some vectors."""
+        size = LANES * self._format(name or "").element_bytes
+        return vectors * size, 0, vectors * LANES
 
     def step(self, x: str, target: str, y: str | None = None, **settings: Any) -> Step:
         """Process all elements."""
         vectors = VectorLoop(
             -(-self._count // LANES),
-            (VECTOR_BYTES, 0, LANES),
-            (VECTOR_BYTES, 0, LANES),
+            self._along(x, 1),
+            self._along(y, 1),
             (VECTOR_BYTES, LANES),
         )
         op = nest(
@@ -187,11 +200,10 @@ class _Elements:
 
     def sum(self, x: str, y: str | None = None, **settings: Any) -> Step:
         """Add up a term of each element, in eight concurrent sums."""
-        along = (VECTOR_BYTES, 0, LANES)
-        further = (SLICES * VECTOR_BYTES, 0, SLICES * LANES)
+        count = -(-self._count // (LANES * SLICES))
         op = nest(
-            [VectorLoop(SLICES, along, along, (VECTOR_BYTES, 0))],
-            [VectorLoop(-(-self._count // (LANES * SLICES)), further, further)],
+            [VectorLoop(SLICES, self._along(x, 1), self._along(y, 1), (VECTOR_BYTES, 0))],
+            [VectorLoop(count, self._along(x, SLICES), self._along(y, SLICES))],
             self._source(x),
             Target(0),
             self._source(y) if y else None,
@@ -200,7 +212,8 @@ class _Elements:
         return Step(op, x, "part", y)
 
     def _source(self, name: str) -> Source:
-        return Source(self._shifts.get(name, 0), u_limit=self._count, format=Format.of(FP32))
+        element = Format.of(self._format(name))
+        return Source(self._shifts.get(name, 0), u_limit=self._count, format=element)
 
 
 def _kernel(
@@ -214,7 +227,7 @@ def _kernel(
     steps: Callable[[_Elements], Iterator[Step]],
 ) -> VectorKernel:
     """A kernel that computes a gradient and the mean of some term over all elements."""
-    for tensor in (x, target, loss, gradient):
+    for tensor in (target, loss, gradient):
         if tensor.format is not FP32:
             raise ValueError(f"loss tensor {tensor.name} must be FP32, not {tensor.format.value}")
     for tensor in (target, gradient):
@@ -239,7 +252,8 @@ def _kernel(
         count = min(elements, total - first)
         tiles = {each: flat_tile(tensor, first, count) for each, tensor in sources.items()}
         tiles["gradient"] = flat_tile(gradient, first, count)
-        own = list(steps(_Elements(count, {each: tile.shift for each, tile in tiles.items()})))
+        shifts = {each: tile.shift for each, tile in tiles.items()}
+        own = list(steps(_Elements(count, shifts, x.format)))
         own.append(_added_slices(is_first=first == 0))
         loads = tuple(Move(tiles[each], each) for each in sources)
         pieces.append(Piece(tuple(own), loads, (Move(tiles["gradient"], "gradient"),)))

@@ -225,7 +225,7 @@ class MemoryMap:
         inputs: Mapping[str, NDArray[np.float32]],
         labels: NDArray[np.integer] | None = None,
     ) -> None:
-        """Write a mini-batch: inputs in the network's shapes, and a class number for each label.
+        """Write a mini-batch: inputs in the network's shapes, and class numbers or targets.
 
         The samples of the first micro-batch come first, then those of the second, and so on. Inputs
         that this part of the network does not need are ignored, and so are micro-batches of other
@@ -244,19 +244,21 @@ class MemoryMap:
             own = self.tensors[self.of_microbatch(LABELS, self.microbatches[0])].elements
             if labels.size != own * count:
                 raise ValueError(f"labels must be {own * count} numbers, not {labels.size}")
-            parts = np.split(np.asarray(labels, np.float32).reshape(-1), count)
+            parts = np.split(channels_last(np.asarray(labels, np.float32)).reshape(-1), count)
             for index in self.microbatches:
                 self.write(memory, self.of_microbatch(LABELS, index), parts[index])
 
     def outcomes(self, memory: NDArray[np.uint8]) -> dict[int, tuple[float, float]]:
-        """Read the mean loss and the number of correct samples of each micro-batch, by number."""
-        return {
-            index: (
-                float(self.read(memory, self.of_microbatch(LOSS, index))[0]),
-                float(self.read(memory, self.of_microbatch(CORRECT, index))[0]),
-            )
-            for index in self.microbatches
-        }
+        """Read the mean loss and the number of correct samples of each micro-batch, by number.
+
+        Where samples have targets instead of classes, none is correct.
+        """
+        found = {}
+        for index in self.microbatches:
+            loss, correct = (self.of_microbatch(name, index) for name in (LOSS, CORRECT))
+            right = float(self.read(memory, correct)[0]) if correct in self.places else 0.0
+            found[index] = float(self.read(memory, loss)[0]), right
+        return found
 
     def outcome(self, memory: NDArray[np.uint8]) -> tuple[float, int]:
         """Read the mean loss of the device's micro-batches and the number of correct samples."""

@@ -117,7 +117,8 @@ class StepBuilder:
         self._more: list[tuple[Kernel, int]] | None = None  # of a sum, if not all are made
         self._ordered_from: int | None = None  # first kernel that keeps its place
         self._batches: dict[int, MicroBatch] = {}
-        check_network(graph, train=options.train, has_loss=part is None or part.stage.is_last)
+        has_loss = part is None or part.stage.is_last
+        check_network(graph, train=options.train, has_loss=has_loss, loss=options.loss)
         units = units_of(graph)
         self.layouts = layouts_of(graph, units)
         self._part = part or Part(Stage(0, 1, tuple(units)))

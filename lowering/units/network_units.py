@@ -41,6 +41,7 @@ from fpgapipe.lowering.units.unit import Unit
 from fpgapipe.lowering.units.weight_order import order_of_weight
 from fpgapipe.network import operators as ops
 from fpgapipe.network.logits import Logits
+from fpgapipe.network.losses import Loss, target_shape
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -104,7 +105,9 @@ class RefusedNetwork(UserError):
         super().__init__("\n".join([head, *lines]))
 
 
-def refusals_of(graph: Graph, *, train: bool, has_loss: bool = True) -> list[Refusal]:
+def refusals_of(
+    graph: Graph, *, train: bool, has_loss: bool = True, loss: Loss | None = None
+) -> list[Refusal]:
     """List the reasons why a core of any size, with any memory, cannot run a network.
 
     The units themselves are asked. What passes here can be refused later only for lack of room.
@@ -116,6 +119,8 @@ def refusals_of(graph: Graph, *, train: bool, has_loss: bool = True) -> list[Ref
         Whether the network is to be trained.
     has_loss : bool
         Whether the loss must be computed from what the network gives.
+    loss : Loss, optional
+        The loss; softmax with cross-entropy if not given.
     """
     found = list(_of_inputs(graph))
     for each in grouped(graph):
@@ -126,7 +131,7 @@ def refusals_of(graph: Graph, *, train: bool, has_loss: bool = True) -> list[Ref
     found += _of_shared(graph)
     refused = {each.layer for each in found}
     if train and has_loss and len(graph.outputs) == 1 and graph.outputs[0] not in refused:
-        found += _of_loss(graph)
+        found += _of_loss(graph, loss or Loss())
     return found
 
 
@@ -139,7 +144,9 @@ def _refused(layer: Layer, check: Callable[[], None]) -> list[Refusal]:
     return []
 
 
-def check_network(graph: Graph, *, train: bool, has_loss: bool = True) -> None:
+def check_network(
+    graph: Graph, *, train: bool, has_loss: bool = True, loss: Loss | None = None
+) -> None:
     """Raise if the core cannot run a network; see `refusals_of`.
 
     Raises
@@ -149,7 +156,7 @@ def check_network(graph: Graph, *, train: bool, has_loss: bool = True) -> None:
     UserError
         If the network is to be trained and does not have exactly one output.
     """
-    found = refusals_of(graph, train=train, has_loss=has_loss)
+    found = refusals_of(graph, train=train, has_loss=has_loss, loss=loss)
     if found:
         raise RefusedNetwork(graph, found)
     if train and len(graph.outputs) != 1:
@@ -207,9 +214,12 @@ def _of_shared(graph: Graph) -> Iterator[Refusal]:
                 )
 
 
-def _of_loss(graph: Graph) -> Iterator[Refusal]:
+def _of_loss(graph: Graph, loss: Loss) -> Iterator[Refusal]:
     logits = graph.layers[graph.outputs[0]]
     try:
+        if not loss.has_classes:
+            target_shape(graph)
+            return
         found = Logits.of(graph)
         check_classes(found.classes, found.labels)
     except ValueError as error:

@@ -4,13 +4,19 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from enum import IntEnum
-from typing import Literal, get_args
+from typing import TYPE_CHECKING, Any, Literal, get_args
 
 import numpy as np
 
 from fpgapipe.hw.hls_models.isa.vector_op import NUM_SCALARS
 from fpgapipe.hw.hls_models.numerics.element_format import BF16, FP32, ElementFormat
 from fpgapipe.lowering.kernels.optimiser import adam_numbers
+from fpgapipe.network.losses import CROSS_ENTROPY, Loss, count_of
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from numpy.typing import NDArray
 
 PARAMETERS, GRADIENTS, MOMENTUM, SECOND_MOMENT = "parameters", "gradients", "momenta", "squares"
 """Tensors that hold these values of all layers together, so that one kernel updates them all.
@@ -47,6 +53,8 @@ class Scalar(IntEnum):
     STEP_SIZE = 4
     INVERSE_CORRECTION = 5
     KEPT_SHARE = 6
+    LABELS = 7
+    MINUS_LABEL_SHARE = 8
     RANDOM_SEED = 14
     RANDOM_STEP = 15
 
@@ -58,6 +66,7 @@ def scalar_bits(
     weight_decay: float = 0.0,
     max_norm: float = 1.0,
     betas: tuple[float, float] = (0.9, 0.999),
+    labels: int = 1,
     seed: int = 0,
     step: int = 0,
 ) -> list[int]:
@@ -69,6 +78,8 @@ def scalar_bits(
         Hyperparameters; the momentum is that of SGD, and `max_norm` matters only if the step clips.
     betas : (float, float)
         Those of Adam and AdamW, which must be those of the programs (`StepOptions.betas`).
+    labels : int
+        Labels of the mini-batch that count, if the step ignores some; backends set it anew.
     seed : int
         Seed of the random numbers.
     step : int
@@ -84,11 +95,30 @@ def scalar_bits(
         (Scalar.STEP_SIZE, step_size),
         (Scalar.INVERSE_CORRECTION, correction),
         (Scalar.KEPT_SHARE, kept),
+        (Scalar.LABELS, labels),
+        (Scalar.MINUS_LABEL_SHARE, -1 / labels),
     ):
         bits[register] = int(np.float32(value).view(np.uint32))
     bits[Scalar.RANDOM_SEED] = seed & 0xFFFFFFFF
     bits[Scalar.RANDOM_STEP] = step & 0xFFFFFFFF
     return bits
+
+
+def counting_labels(scalars: Sequence[int], labels: NDArray[Any]) -> list[int]:
+    """Contents of the scalar registers for the labels of a mini-batch, some of which are ignored.
+
+    Raises
+    ------
+    ValueError
+        If no label counts.
+    """
+    count = count_of(labels)
+    if not count:
+        raise ValueError("a mini-batch must have a label that is not ignored")
+    found = list(scalars)
+    for register, value in ((Scalar.LABELS, count), (Scalar.MINUS_LABEL_SHARE, -1 / count)):
+        found[register] = int(np.float32(value).view(np.uint32))
+    return found
 
 
 @dataclass(frozen=True)
@@ -102,6 +132,8 @@ class StepOptions:
     train : bool
         Whether the step has a loss, a backward pass and an update. Otherwise it is only the forward
         pass of inference.
+    loss : Loss
+        What the network is trained for.
     optimiser : str
         ``sgd``, which has momentum, ``adam``, or ``adamw``, whose weight decay does not go through
         the moments.
@@ -125,6 +157,7 @@ class StepOptions:
 
     activations: ElementFormat = BF16
     train: bool = True
+    loss: Loss = CROSS_ENTROPY
     optimiser: Optimiser = "sgd"
     betas: tuple[float, float] = (0.9, 0.999)
     epsilon: float = 1e-8

@@ -99,7 +99,7 @@ def plan_one_axis(
     """
     axis = name.removeprefix(SHARED)
     count = len(request.cluster.devices)
-    check_network(request.load(1), train=request.train)
+    check_network(request.load(1), train=request.train, loss=request.step_options.loss)
     groups = [1]
     if name != axis:
         groups = [number for number in range(2, count) if count % number == 0]

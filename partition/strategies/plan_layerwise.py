@@ -172,7 +172,7 @@ def plan_given_degrees(
     count = len(request.cluster.devices)
     number = strategy.micro_batches or request.num_microbatches
     graph = request.load(request.batch // (number or 1))
-    check_network(graph, train=request.train)
+    check_network(graph, train=request.train, loss=request.step_options.loss)
     degrees = strategy.of(graph)
     if all(each.num_devices == 1 for each in degrees.values()) and count > 1:
         raise PlanError("a strategy in which all layers are whole uses one device: name one")

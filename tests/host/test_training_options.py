@@ -13,6 +13,7 @@ from fpgapipe.host.runtime.checkpoint import Checkpoint
 from fpgapipe.host.runtime.run_log import read_log
 from fpgapipe.host.runtime.settings import Settings, default_rate
 from fpgapipe.lowering.units.step_options import StepOptions
+from fpgapipe.network.losses import Loss
 
 MODEL = ("--backend", "model", "--data", "random", "--no-validation")
 
@@ -212,3 +213,73 @@ def test_a_cosine_over_steps_ends_with_them(build, cli):
     code, out, err = cli("run", "b", *MODEL, "--resume", "--more", 1)
     assert code == 0, err
     assert "0.1, constant" in out
+
+
+def some_data(path, **arrays):
+    """A file of samples of the small network, with labels or targets."""
+    rng = np.random.default_rng(0)
+    shape = small_network().inputs["input"].shape[1:]
+    count = len(next(iter(arrays.values())))
+    np.savez(path, images=rng.standard_normal((count, *shape), np.float32), **arrays)
+    return path
+
+
+CLASSES = small_network().layers[small_network().outputs[0]].output.shape[1]
+
+
+@pytest.mark.parametrize("loss", ["mse", "bce"])
+def test_targets(build, cli, tmp_path, loss):
+    code, _, err, folder = build("--loss", loss)
+    assert code == 0, err
+    targets = np.random.default_rng(1).random((40, CLASSES), np.float32)
+    data = ("--backend", "model", "--data", some_data(tmp_path / "a.npz", targets=targets))
+    code, out, err = cli("run", "b", *data, "--steps", 3, "--check")
+    assert code == 0, err
+    assert "loss and gradients within" in out
+    assert "accuracy" not in out
+    log = read_log(folder / "run/model/log.jsonl")
+    assert [line["labels"] for line in log] == [0, 0, 0]
+    code, _, err = cli("report", "b")
+    assert code == 0, err
+    code, _, err = cli("run", "b", *MODEL, "--steps", 1)
+    assert (code, "take a .npz file with targets" in err) == (2, True)
+    wrong = some_data(tmp_path / "b.npz", targets=targets[:, 1:])
+    code, _, err = cli("run", "b", *data[:2], "--data", wrong)
+    assert (code, f"must hold floating-point numbers of {CLASSES} a sample" in err) == (2, True)
+    beyond = some_data(tmp_path / "c.npz", targets=targets * 2)
+    code, _, err = cli("run", "b", *data[:2], "--data", beyond, "--steps", 1)
+    assert (code == 2) == ("must have probabilities, in 0..1" in err) == (loss == "bce")
+
+
+def test_labels_are_smoothed_and_ignored(build, cli, tmp_path):
+    code, _, err, folder = build("--label-smoothing", 0.1, "--ignore-labels")
+    assert code == 0, err
+    assert open_build(folder).options.loss == Loss(smoothing=0.1, ignores=True)
+    labels = np.random.default_rng(1).integers(0, CLASSES, 40)
+    labels[::3] = -100
+    data = ("--backend", "model", "--data", some_data(tmp_path / "a.npz", labels=labels))
+    code, out, err = cli("run", "b", *data, "--steps", 4, "--check")
+    assert code == 0, err
+    assert "loss and gradients within" in out
+    log = read_log(folder / "run/model/log.jsonl")
+    steps = [line for line in log if "validation" not in line]
+    assert all(line["labels"] <= 8 for line in steps)
+    assert any(line["labels"] < 8 for line in steps)
+    (checked,) = (line["validation"] for line in log if "validation" in line)
+    assert checked["samples"] < 8
+    _, _, _, folder = build(devices=1)
+    folder.rename(tmp_path / "plain")
+    code, _, err = cli("run", "plain", *data, "--steps", 1)
+    assert (code, "must be in 0.." in err) == (2, True)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (("--loss", "mse", "--label-smoothing", 0.1), "loss mse has targets, no labels to smooth"),
+        (("--mode", "infer", "--ignore-labels"), "inference has no loss"),
+    ],
+)
+def test_losses_that_make_no_sense_are_refused(build, options, message):
+    code, _, err, folder = build(*options)
+    assert (code, message in err, folder.exists()) == (2, True, False)

@@ -5,7 +5,7 @@ import pytest
 import torch
 from kernel_cases import REGION, drawn, error, execute, same_bits
 
-from fpgapipe.hw.hls_models.numerics.element_format import BF16
+from fpgapipe.hw.hls_models.numerics.element_format import BF16, FP32
 from fpgapipe.lowering.kernels.target_loss import binary_cross_entropy, mean_squared_error
 from fpgapipe.lowering.tiling.kernel import Region, Tensor
 
@@ -15,12 +15,17 @@ LOSSES = {
 }
 
 
-def run(kind, x, target, region=REGION, scale=None):
+def run(kind, x, target, region=REGION, scale=None, element=FP32):
     shape = x.shape
-    tensors = [Tensor("x", shape), Tensor("t", shape), Tensor("loss", (1,)), Tensor("g", shape)]
+    tensors = [
+        Tensor("x", shape, element),
+        Tensor("t", shape),
+        Tensor("loss", (1,)),
+        Tensor("g", shape),
+    ]
     kernel = LOSSES[kind][0]("loss", *tensors[:3], region, gradient=tensors[3], scale=scale)
     found = execute([kernel], tensors, {"x": x, "t": target})
-    return float(found["loss"][0]), found["g"]
+    return float(found["loss"][0]), found["g"], found["x"]
 
 
 def reference(kind, x, target, dtype=torch.float64):
@@ -39,7 +44,7 @@ def targets(kind, shape):
 @pytest.mark.parametrize("shape", [(1, 1), (3, 5), (2, 16), (7, 33), (64, 64), (3, 4099)])
 def test_loss_and_gradient(kind, shape):
     x, target = drawn(shape, scale=3), targets(kind, shape)
-    loss, gradient = run(kind, x, target)
+    loss, gradient, _ = run(kind, x, target)
     expected, expected_gradient = reference(kind, x, target)
     assert abs(loss - expected) <= 1e-6 * max(abs(expected), 1)
     assert error(gradient, expected_gradient) < 1e-6
@@ -50,15 +55,25 @@ def test_loss_and_gradient(kind, shape):
 @pytest.mark.parametrize("kind", LOSSES)
 def test_scale(kind):
     x, target = drawn((9, 20)), targets(kind, (9, 20))
-    _, gradient = run(kind, x, target, scale=1.0)
+    _, gradient, _ = run(kind, x, target, scale=1.0)
     assert error(gradient, reference(kind, x, target)[1] * 180) < 1e-6
+
+
+@pytest.mark.parametrize("kind", LOSSES)
+@pytest.mark.parametrize("shape", [(3, 5), (3, 4099)])
+def test_results_may_be_bf16(kind, shape):
+    x, target = drawn(shape, scale=3), targets(kind, shape)
+    loss, gradient, rounded = run(kind, x, target, element=BF16)
+    expected, expected_gradient = reference(kind, rounded, target)
+    assert abs(loss - expected) <= 1e-6 * max(abs(expected), 1)
+    assert error(gradient, expected_gradient) < 1e-6
 
 
 def test_large_logits():
     """Where exponentials would overflow, and at 0."""
     x = np.float32([[0, -0.0, 100, -100, 1e4, -1e4, 3e38, -3e38]])
     target = np.float32([[0.5, 1, 1, 0, 0, 1, 1, 0]])
-    loss, gradient = run("bce", x, target)
+    loss, gradient, _ = run("bce", x, target)
     expected, expected_gradient = reference("bce", x, target)
     assert abs(loss - expected) < 1e-6 * expected
     np.testing.assert_allclose(gradient, expected_gradient, atol=1e-8)

@@ -242,7 +242,8 @@ def _refuse_layers(request: Request) -> None:
 
     count = request.num_microbatches or 1
     if request.batch % count == 0:  # otherwise the planner refuses the number of micro-batches
-        check_network(request.load(request.batch // count), train=request.train)
+        graph = request.load(request.batch // count)
+        check_network(graph, train=request.train, loss=request.step_options.loss)
 
 
 def _faster_shards(request: Request, network: str) -> Plan | None:

@@ -178,7 +178,7 @@ def run(folder: str, as_json: bool, **options: Any) -> int:
         if source:
             _take_over(options, source)
         settings = _settings(options, build.options)
-        data = load_data(options["data"], build.graph)
+        data = load_data(options["data"], build.graph, build.options.loss)
         if data.note:
             logging.getLogger("fpgapipe").info("%s: %s", options["data"], data.note)
         file = options["parameters"]

@@ -82,5 +82,6 @@ NORM = Real(1e-12, 1e12)
 """Largest norm of all gradients."""
 
 SHARE = Real(0, 1)
+SMOOTHING = Real(0, 1, below=True)
 THREADS = Whole(1, 256)
 ERROR_RATE = Real(0, 1, below=True)

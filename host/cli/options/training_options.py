@@ -12,8 +12,10 @@ from fpgapipe.host.cli.options import ranges
 
 if TYPE_CHECKING:
     from fpgapipe.lowering.units.step_options import StepOptions
+    from fpgapipe.network.losses import Loss
 
 OPTIMISERS = ("sgd", "adam", "adamw")
+LOSSES = ("cross-entropy", "mse", "bce")
 
 
 def training_options(function: Callable[..., Any]) -> Callable[..., Any]:
@@ -31,13 +33,37 @@ def training_options(function: Callable[..., Any]) -> Callable[..., Any]:
         beta2: float | None,
         epsilon: float | None,
         clip_norm: float | None,
+        loss: str,
+        label_smoothing: float,
+        ignore_labels: bool,
         mode: str,
         **kwargs: Any,
     ) -> Any:
-        options = chosen_options(optimiser, beta1, beta2, epsilon, clip_norm, mode)
+        chosen = chosen_loss(loss, label_smoothing, ignores=ignore_labels, mode=mode)
+        options = chosen_options(optimiser, beta1, beta2, epsilon, clip_norm, mode, chosen)
         return function(*args, mode=mode, step_options=options, **kwargs)
 
     for option in (
+        click.option(
+            "--ignore-labels",
+            is_flag=True,
+            help="Ignore labels below 0; the loss is the mean over the others of a mini-batch.",
+        ),
+        click.option(
+            "--label-smoothing",
+            type=ranges.SMOOTHING,
+            default=0,
+            show_default=True,
+            help="Share of a label that all classes have in equal parts.",
+        ),
+        click.option(
+            "--loss",
+            type=click.Choice(LOSSES),
+            default="cross-entropy",
+            show_default=True,
+            help="What the network is trained for: classes by softmax with cross-entropy, or "
+            "targets by the mean squared error or by binary cross-entropy from logits.",
+        ),
         click.option(
             "--clip-norm",
             type=ranges.NORM,
@@ -77,6 +103,7 @@ def chosen_options(
     epsilon: float | None,
     clip_norm: float | None,
     mode: str,
+    loss: Loss | None = None,
 ) -> StepOptions:
     """The options of programs that a command line selects.
 
@@ -98,6 +125,7 @@ def chosen_options(
         return StepOptions(train=False)
     default = StepOptions()
     return StepOptions(
+        loss=loss or default.loss,
         optimiser=optimiser,  # type: ignore[arg-type]
         betas=(
             default.betas[0] if beta1 is None else beta1,
@@ -106,6 +134,26 @@ def chosen_options(
         epsilon=default.epsilon if epsilon is None else epsilon,
         clip_norm=clip_norm,
     )
+
+
+def chosen_loss(kind: str, smoothing: float, *, ignores: bool, mode: str) -> Loss:
+    """The loss that a command line selects.
+
+    Raises
+    ------
+    UserError
+        If it has options that do not go together.
+    """
+    from fpgapipe.errors import UserError
+    from fpgapipe.network.losses import Loss
+
+    try:
+        found = Loss(kind, float(smoothing), ignores)  # type: ignore[arg-type]
+    except ValueError as error:
+        raise UserError(str(error)) from None
+    if mode == "infer" and found != Loss():
+        raise UserError("inference has no loss: leave its options out, or take --mode train")
+    return found
 
 
 def check_training(options: StepOptions, strategy: str, schedule: str) -> None:

@@ -130,7 +130,7 @@ class StepLine(BaseModel):
     samples: Annotated[Count, Field(ge=1)]
     loss: float | None
     correct: Count
-    labels: Annotated[Count, Field(ge=1)] | None = None
+    labels: Count | None = None
     cycles: Count | None = None
     wall_s: Annotated[float, Field(ge=0, le=1e9)] | None = None
 

@@ -149,8 +149,9 @@ def _training_accuracy(run: Run) -> tuple[NDArray[np.float64], NDArray[np.float6
     labels: dict[int, int] = {}
     for each in run.steps:
         correct[each.epoch] = correct.get(each.epoch, 0) + each.correct
-        labels[each.epoch] = labels.get(each.epoch, 0) + (each.labels or each.samples)
-    epochs = sorted(labels)
+        own = each.samples if each.labels is None else each.labels
+        labels[each.epoch] = labels.get(each.epoch, 0) + own
+    epochs = sorted(epoch for epoch, count in labels.items() if count)  # targets are no labels
     shares = [correct[epoch] / labels[epoch] for epoch in epochs]
     return np.array(epochs, np.float64), np.array(shares, np.float64)
 
