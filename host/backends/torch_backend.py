@@ -119,6 +119,7 @@ class TorchBackend(StepRunner):
         self.precision = precision
         self.device = choose_device(device)
         self._options = options
+        self._undecayed = options.without_decay(graph)
         self.num_microbatches = num_microbatches
         self._threads = threads
         self._trains = {
@@ -359,7 +360,6 @@ class TorchBackend(StepRunner):
         import torch
 
         numbers = np.array(scalars, np.uint32).view(np.float32)
-        decay = float(numbers[Scalar.WEIGHT_DECAY])
         clip = 1.0
         if self._options.clips:
             norm = torch.stack([gradient.square().sum() for gradient in sums.values()]).sum().sqrt()
@@ -367,10 +367,11 @@ class TorchBackend(StepRunner):
         for name, gradient in sums.items():
             weight, first = state[name], state[name + MOMENTUM]
             change = gradient * clip
-            if self._options.optimiser == "adamw":
+            decays = name not in self._undecayed
+            if decays and self._options.optimiser == "adamw":
                 weight.mul_(float(numbers[Scalar.KEPT_SHARE]))
-            else:
-                change += weight * decay
+            elif decays:
+                change += weight * float(numbers[Scalar.WEIGHT_DECAY])
             if self._options.optimiser == "sgd":
                 first.copy_(change + first * float(numbers[Scalar.MOMENTUM]))
                 weight.sub_(first * float(numbers[Scalar.LEARNING_RATE]))

@@ -51,6 +51,9 @@ class Arenas:
         Names of the parameters whose gradients are not kept.
     summed : callable
         Says which devices add up their gradients of a parameter.
+    undecayed : collection of str
+        Names of the parameters that the weight decay does not apply to; of those that are added up
+        over the same devices, they come last.
     """
 
     def __init__(
@@ -59,9 +62,11 @@ class Arenas:
         options: StepOptions,
         without_gradient: Collection[str],
         summed: Callable[[str], Summed],
+        undecayed: Collection[str] = (),
     ) -> None:
+        self._undecayed = undecayed
         learned = [each.tensor for each in parameters if each.trainable]
-        learned.sort(key=lambda each: summed(each.name))
+        learned.sort(key=lambda each: (summed(each.name), each.name in undecayed))
         whole = [each for each in learned if each.name not in without_gradient]
         self._kind_of = {each.name: summed(each.name) for each in whole}
         ordered = whole + [each for each in learned if each.name in without_gradient]
@@ -81,6 +86,23 @@ class Arenas:
     def elements_of(tensors: Iterable[Tensor]) -> int:
         """Number of elements of tensors that follow one another, each from a whole word on."""
         return sum(_ceil_word(each.size_bytes) for each in tensors) // 4
+
+    def groups(self) -> list[tuple[int, int, bool]]:
+        """Parts of the gradients' arena in which all or none of the parameters decay.
+
+        Each is given by its first element, its number of elements, and whether they decay.
+        """
+        found: list[tuple[int, int, bool]] = []
+        at = 0
+        for each in self._of[GRADIENTS]:
+            decays, size = each.name not in self._undecayed, _ceil_word(each.size_bytes) // 4
+            if found and found[-1][2] == decays:
+                first, count, _ = found.pop()
+                found.append((first, count + size, decays))
+            else:
+                found.append((at, size, decays))
+            at += size
+        return found
 
     def summed(self, kind: Summed) -> list[Tensor]:
         """The parameters whose gradients certain devices add up."""

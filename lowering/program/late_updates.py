@@ -52,10 +52,10 @@ def late_options(options: StepOptions) -> StepOptions:
     NotImplementedError
         If the options ask for an optimiser that no such step has.
     """
-    if options.optimiser != "sgd" or options.clips:
+    if options.optimiser != "sgd" or options.clips or options.decays != "all" or options.undecayed:
         raise NotImplementedError(
-            "weights that are updated after each micro-batch are updated by SGD without clipping; "
-            "take another schedule, such as 1f1b-as"
+            "weights that are updated after each micro-batch are updated by SGD without clipping, "
+            "and all of them decay; take another schedule, such as 1f1b-as"
         )
     return replace(options, late_gradients=False, rounded_weights=False)
 

@@ -103,6 +103,7 @@ class StepBuilder:
         self.options = options
         self._lanes = core_lanes(core, 1 if steps is None else 2)
         self.random_key = int(Scalar.RANDOM_SEED)
+        self.undecayed = options.without_decay(graph)
         self.lowered: list[LoweredKernel] = []
         self._task_of: list[int] = []
         self.tensors: dict[str, Tensor] = {}
@@ -318,13 +319,10 @@ class StepBuilder:
         for name, tensor in self.graph.inputs.items():
             if name not in used:
                 continue
-            shape = tensor.shape
-            if len(shape) == 4:
-                shape = with_channels_last(shape)
-            own = self.of_microbatch(name, index)
+            shape = tensor.shape if len(tensor.shape) != 4 else with_channels_last(tensor.shape)
             exact = not tensor.dtype.is_float or self.graph.reads_exactly(name)
             element = FP32 if exact else self.options.activations
-            lies = self.declare(Tensor(own, shape, element))
+            lies = self.declare(Tensor(self.of_microbatch(name, index), shape, element))
             batch.values[name] = Value(lies, self.layouts.values[name])
         part = self._part
         for boundary in part.stage.before:
@@ -405,9 +403,10 @@ class StepBuilder:
         if learns and self._share.member.num_devices > 1:
             self._sum_over_devices()
         clip = self._clip(learns=learns) if self.options.clips else None
-        if learns and (elements := self._arenas.elements(GRADIENTS)):
-            tensors = tuple(Tensor(name, (elements,)) for name in SUFFIXES)
-            kernel = update_kernel(self.options, tensors, self.region, clip)
+        for first, count, decays in self._arenas.groups():
+            wholes = (Tensor(name, (first + count,)) for name in SUFFIXES)
+            parts = [self.view(each, first, (count,)) if first else each for each in wholes]
+            kernel = update_kernel(self.options, parts, self.region, clip, decays=decays)
             self._take([LoweredKernel(kernel, layer=UPDATE)])
 
     def _clip(self, *, learns: bool) -> Tensor | None:
@@ -464,7 +463,9 @@ class StepBuilder:
 
     @property
     def _arenas(self) -> Arenas:
-        return Arenas(self.stored.values(), self.options, self._unkept, self._share.summed)
+        return Arenas(
+            self.stored.values(), self.options, self._unkept, self._share.summed, self.undecayed
+        )
 
     def _demand(self) -> Demand:
         """What the program needs of its memory, but for the words of its kernels."""

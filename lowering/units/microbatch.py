@@ -97,6 +97,7 @@ class Builder(Protocol):
     tensors: dict[str, Tensor]
     stored: dict[str, Stored]
     random_key: int
+    undecayed: set[str]
     num_microbatches: int
 
     @property
@@ -462,7 +463,10 @@ class MicroBatch:
             self.view(Tensor(f"{weight.name}{SUFFIXES[arena]}", weight.shape), first, count)
             for arena in (PARAMETERS, MOMENTUM, SECOND_MOMENT)
         )
-        kernel = update_kernel(self.options, (weights, flat, momentum, second), self.region)
+        kernel = update_kernel(
+            self.options, (weights, flat, momentum, second), self.region,
+            decays=weight.name not in self._builder.undecayed,
+        )  # fmt: skip
         self.lowered.append(LoweredKernel(kernel, is_weight=True, layer=UPDATE))
 
     def gradient_of(self, parameter: Tensor) -> Tensor | None:

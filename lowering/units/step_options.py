@@ -12,11 +12,14 @@ from fpgapipe.hw.hls_models.isa.vector_op import NUM_SCALARS
 from fpgapipe.hw.hls_models.numerics.element_format import BF16, FP32, ElementFormat
 from fpgapipe.lowering.kernels.optimiser import adam_numbers
 from fpgapipe.network.losses import CROSS_ENTROPY, Loss, count_of
+from fpgapipe.network.parameter_groups import matching, small_parameters
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from numpy.typing import NDArray
+
+    from fpgapipe.network.graph import Graph
 
 PARAMETERS, GRADIENTS, MOMENTUM, SECOND_MOMENT = "parameters", "gradients", "momenta", "squares"
 """Tensors that hold these values of all layers together, so that one kernel updates them all.
@@ -144,6 +147,11 @@ class StepOptions:
     clip_norm : float or None
         Largest norm of all gradients together, to which they are scaled down; None for any. The
         programs read it from a register, so that a host may set another one.
+    decays : str
+        What the weight decay applies to: ``all`` parameters, or ``weights`` alone, without biases,
+        normalisations and embeddings (`fpgapipe.network.parameter_groups.small_parameters`).
+    undecayed : tuple of str
+        Patterns of names of further parameters that it does not apply to.
     late_gradients : bool
         Whether weight gradients may be computed once for all micro-batches, where this takes less
         time (`lowering.units.late_gradients`). The results are the same.
@@ -162,6 +170,8 @@ class StepOptions:
     betas: tuple[float, float] = (0.9, 0.999)
     epsilon: float = 1e-8
     clip_norm: float | None = None
+    decays: Literal["all", "weights"] = "all"
+    undecayed: tuple[str, ...] = ()
     late_gradients: bool = True
     apart: bool = False
     rounded_weights: bool = True
@@ -171,6 +181,8 @@ class StepOptions:
             raise ValueError(f"step activations must be BF16 or FP32, not {self.activations!r}")
         if self.optimiser not in OPTIMISERS:
             raise ValueError(f"step optimiser must be sgd, adam or adamw, not {self.optimiser!r}")
+        if self.decays not in ("all", "weights"):
+            raise ValueError(f"step decays must be all or weights, not {self.decays!r}")
         if not all(0 <= beta < 1 for beta in self.betas):
             raise ValueError(f"step betas must be at least 0 and below 1, not {self.betas!r}")
         if not 0 < self.epsilon <= MAX_EPSILON:
@@ -182,6 +194,17 @@ class StepOptions:
     def clips(self) -> bool:
         """Whether all gradients together are scaled down to a largest norm."""
         return self.clip_norm is not None
+
+    def without_decay(self, graph: Graph) -> set[str]:
+        """Names of a network's parameters that the weight decay does not apply to.
+
+        Raises
+        ------
+        NetworkError
+            If a pattern matches no learned parameter.
+        """
+        small = small_parameters(graph) if self.decays == "weights" else set()
+        return small | matching(graph, self.undecayed)
 
     @property
     def has_second_moment(self) -> bool:

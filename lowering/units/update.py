@@ -24,6 +24,8 @@ def update_kernel(
     region: Region,
     clip: Tensor | None = None,
     updated: Tensor | None = None,
+    *,
+    decays: bool = True,
 ) -> Kernel:
     """Kernel that updates some weights.
 
@@ -38,15 +40,17 @@ def update_kernel(
         Factor of the gradients, 16 copies of it.
     updated : Tensor, optional
         Where the updated weights go, if not in the place of the weights; for SGD only.
+    decays : bool
+        Whether the weight decay applies to them.
     """
     weights, gradient, momentum, second = tensors
-    decay = Constant(register=Scalar.WEIGHT_DECAY)
+    decay = Constant(register=Scalar.WEIGHT_DECAY) if decays else None
     if options.has_second_moment:
         decoupled = options.optimiser == "adamw"
         adam = optimiser.Adam(
             Constant(register=Scalar.STEP_SIZE),
             Constant(register=Scalar.INVERSE_CORRECTION),
-            Constant(register=Scalar.KEPT_SHARE) if decoupled else Constant(1.0),
+            Constant(register=Scalar.KEPT_SHARE) if decoupled and decays else Constant(1.0),
             options.betas,
             options.epsilon,
             None if decoupled else decay,

@@ -46,7 +46,7 @@ def test_optimiser_and_clipping_are_in_the_build(build, cli):
     assert code == 0, err
     opened = open_build(folder)
     assert opened.options == StepOptions(
-        optimiser="adamw", betas=(0.8, 0.999), epsilon=1e-6, clip_norm=0.5
+        optimiser="adamw", betas=(0.8, 0.999), epsilon=1e-6, clip_norm=0.5, decays="weights"
     )
     code, out, err = cli("run", "b", *MODEL, "--steps", 4, "--json")
     assert code == 0, err
@@ -267,6 +267,7 @@ def test_labels_are_smoothed_and_ignored(build, cli, tmp_path):
     assert any(line["labels"] < 8 for line in steps)
     (checked,) = (line["validation"] for line in log if "validation" in line)
     assert checked["samples"] < 8
+    folder.rename(tmp_path / "ignoring")
     _, _, _, folder = build(devices=1)
     folder.rename(tmp_path / "plain")
     code, _, err = cli("run", "plain", *data, "--steps", 1)
@@ -283,3 +284,27 @@ def test_labels_are_smoothed_and_ignored(build, cli, tmp_path):
 def test_losses_that_make_no_sense_are_refused(build, options, message):
     code, _, err, folder = build(*options)
     assert (code, message in err, folder.exists()) == (2, True, False)
+
+
+def test_decay_and_frozen_parameters(build, cli):
+    code, _, err, folder = build(
+        "--optimiser", "adamw", "--freeze", "conv1.*", "--no-decay", "linear1*"
+    )
+    assert code == 0, err
+    opened = open_build(folder)
+    assert (opened.options.decays, opened.options.undecayed) == ("weights", ("linear1*",))
+    before = {name: value.copy() for name, value in opened.parameters.items()}
+    run = ("run", "b", *MODEL, "--steps", 2, "--weight-decay", 0.5, "--learning-rate", 0.01)
+    code, _, err = cli(*run, "--check")
+    assert code == 0, err
+    state = Checkpoint.read(newest(folder / "run/model")).state
+    np.testing.assert_array_equal(state["conv1.weight"], before["conv1.weight"])
+    assert "conv1.weight.momentum" not in state
+    assert (state["linear1.weight"] != before["linear1.weight"]).any()
+    for options, message in (
+        (("--freeze", "conv9.*"), "no learned parameter of small matches 'conv9.*'"),
+        (("--freeze", "*"), "* matches all learned parameters of small"),
+        (("--no-decay", "x"), "no learned parameter of small matches 'x'"),
+    ):
+        code, _, err, _ = build(*options, devices=1)
+        assert (code, message in err) == (2, True), err

@@ -274,8 +274,8 @@ def test_only_sgd():
         with pytest.raises(NotImplementedError) as error:
             programs(plain(), "pipedream", 2, options=options)
         assert str(error.value) == (
-            "weights that are updated after each micro-batch are updated by SGD without clipping; "
-            "take another schedule, such as 1f1b-as"
+            "weights that are updated after each micro-batch are updated by SGD without clipping, "
+            "and all of them decay; take another schedule, such as 1f1b-as"
         )
 
 

@@ -11,7 +11,11 @@ from fpgapipe.host.cli.options import ranges
 from fpgapipe.host.cli.options.cluster_options import cluster_options
 from fpgapipe.host.cli.options.completion import networks_that_begin
 from fpgapipe.host.cli.options.options import command
-from fpgapipe.host.cli.options.training_options import check_training, training_options
+from fpgapipe.host.cli.options.training_options import (
+    check_training,
+    frozen_loader,
+    training_options,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -102,6 +106,12 @@ if TYPE_CHECKING:
     help="Number that decides the random parameters to begin with.",
 )
 @click.option(
+    "--freeze",
+    multiple=True,
+    metavar="PATTERN",
+    help="Parameters, such as 'conv1.*', that training leaves unchanged; may be repeated.",
+)
+@click.option(
     "--verify/--no-verify",
     default=True,
     show_default=True,
@@ -128,6 +138,7 @@ def build(
     seed: int,
     verify: bool,
     folder: str | None,
+    freeze: tuple[str, ...],
     step_options: StepOptions,
 ) -> None:
     """Plan a network for the boards and make their hardware and programs.
@@ -167,6 +178,8 @@ def build(
         raise UserError("--int8 builds networks for inference: it needs --mode infer")
     source = loader(network)
     load = with_integers(with_parameters(source, parameters, batch), int8, batch)
+    if freeze:
+        load = frozen_loader(load, freeze)
     spec = one_link_each(cluster.spec)
     request = Request(
         load,

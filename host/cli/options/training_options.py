@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any, Literal
 
 import click
 
@@ -12,9 +13,11 @@ from fpgapipe.host.cli.options import ranges
 
 if TYPE_CHECKING:
     from fpgapipe.lowering.units.step_options import StepOptions
+    from fpgapipe.network.graph import Graph
     from fpgapipe.network.losses import Loss
 
 OPTIMISERS = ("sgd", "adam", "adamw")
+DECAYS = ("all", "weights")
 LOSSES = ("cross-entropy", "mse", "bce")
 
 
@@ -36,14 +39,33 @@ def training_options(function: Callable[..., Any]) -> Callable[..., Any]:
         loss: str,
         label_smoothing: float,
         ignore_labels: bool,
+        decay: Literal["all", "weights"] | None,
+        no_decay: tuple[str, ...],
         mode: str,
         **kwargs: Any,
     ) -> Any:
         chosen = chosen_loss(loss, label_smoothing, ignores=ignore_labels, mode=mode)
         options = chosen_options(optimiser, beta1, beta2, epsilon, clip_norm, mode, chosen)
+        if mode == "infer" and (decay or no_decay):
+            raise click.UsageError("inference has no weight decay; leave its options out")
+        default: Literal["all", "weights"] = "weights" if optimiser == "adamw" else "all"
+        if mode == "train":
+            options = replace(options, decays=decay or default, undecayed=no_decay)
         return function(*args, mode=mode, step_options=options, **kwargs)
 
     for option in (
+        click.option(
+            "--no-decay",
+            multiple=True,
+            metavar="PATTERN",
+            help="Parameters, such as 'layer1.*', to which no weight decay applies; repeatable.",
+        ),
+        click.option(
+            "--decay",
+            type=click.Choice(DECAYS),
+            help="What the weight decay applies to: all parameters, or weights alone, without "
+            "biases, normalisations and embeddings [default: weights with adamw, else all].",
+        ),
         click.option(
             "--ignore-labels",
             is_flag=True,
@@ -179,3 +201,24 @@ def check_training(options: StepOptions, strategy: str, schedule: str) -> None:
             late_options(options)
         except NotImplementedError as error:
             raise UserError(str(error)) from error
+
+
+def frozen_loader(
+    load: Callable[[int], Graph], patterns: tuple[str, ...]
+) -> Callable[[int], Graph]:
+    """A function that loads a network as another does, with some of its parameters frozen.
+
+    It raises a UserError if a pattern matches none, or if nothing is left to learn.
+    """
+    from fpgapipe.errors import UserError
+    from fpgapipe.network.graph import NetworkError
+    from fpgapipe.network.parameter_groups import freeze
+
+    @functools.cache
+    def frozen(samples: int) -> Graph:
+        try:
+            return freeze(load(samples), patterns)
+        except NetworkError as error:
+            raise UserError(str(error)) from None
+
+    return frozen
