@@ -6,12 +6,14 @@ from pathlib import Path
 from pydoc_data.topics import topics
 
 import numpy as np
+from numpy.typing import NDArray
 
 from fpgapipe.host.data.data import load_data
 from fpgapipe.host.data.data_tokens import following
 from fpgapipe.host.data.samples import Dataset, Samples, Wanted, split
 from fpgapipe.network.graph import Graph
-from fpgapipe.network.operators import Binary
+from fpgapipe.network.initial_values import initial_parameters
+from fpgapipe.network.operators import Binary, Embedding
 from fpgapipe.network.zoo import built_in
 from fpgapipe.network.zoo.gnmt import Sizes, gnmt
 from fpgapipe.network.zoo.layers import Network
@@ -86,62 +88,31 @@ def text(graph: Graph) -> Dataset:
     return following(Path("pydoc_data"), "characters", codes, Wanted.of(graph))
 
 
-ONES = [
-    "zero",
-    "one",
-    "two",
-    "three",
-    "four",
-    "five",
-    "six",
-    "seven",
-    "eight",
-    "nine",
-    "ten",
-    "eleven",
-    "twelve",
-    "thirteen",
-    "fourteen",
-    "fifteen",
-    "sixteen",
-    "seventeen",
-    "eighteen",
-    "nineteen",
-]
-TENS = ["twenty", "thirty", "forty", "fifty", "sixty", "seventy", "eighty", "ninety"]
-WORDS = ("", "<", *ONES, *TENS, "hundred", "thousand")
-"""Words of numbers; the first one fills sentences up, the second one begins them."""
+WORDS = (
+    *("zero", "one", "two", "three", "four", "five", "six", "seven", "eight", "nine"),
+    *("null", "eins", "zwei", "drei", "vier", "fünf", "sechs", "sieben", "acht", "neun"),
+    "<",
+)
+"""Digits in English and in German, and the word with which sentences begin."""
 
-DIGITS, NUM_WORDS = 6, 12
-NUMBERS = 6400
+NUMBERS, DIGITS = 9600, 12
 
 
 def translator(batch: int) -> Graph:
-    """GNMT with two layers each for encoder and decoder and 64 features: numbers to words."""
-    return gnmt("gnmt-mini", batch, Sizes(2, 10, len(WORDS), 64, DIGITS, NUM_WORDS, 0))
-
-
-def in_words(number: int) -> list[str]:
-    """A number below a million in English."""
-    if number < 20:
-        return [ONES[number]]
-    if number < 100:
-        return [TENS[number // 10 - 2], *(in_words(number % 10) if number % 10 else [])]
-    size, name = (100, "hundred") if number < 1000 else (1000, "thousand")
-    rest = in_words(number % size) if number % size else []
-    return [*in_words(number // size), name, *rest]
+    """GNMT with two layers each for encoder and decoder and 64 features: digits to words."""
+    return gnmt("gnmt-mini", batch, Sizes(2, 10, len(WORDS), 64, DIGITS, DIGITS, 0))
 
 
 def numbers(graph: Graph) -> Dataset:
-    """Numbers as digits, and as words; the decoder reads the words so far."""
-    drawn = np.random.default_rng(0).choice(10**DIGITS, NUMBERS, replace=False)
-    source = drawn[:, None] // 10 ** np.arange(DIGITS - 1, -1, -1) % 10
-    words = np.zeros((NUMBERS, NUM_WORDS + 1), np.int64)
-    words[:, 0] = WORDS.index("<")
-    for row, number in zip(words, drawn, strict=True):
-        found = [WORDS.index(word) for word in in_words(int(number))]
-        row[1 : 1 + len(found)] = found
-    return split(Samples(source, words[:, 1:], (words[:, :-1],)))
+    """Numbers as digits, and as words of two languages; the decoder reads the words so far.
+
+    The language of each word is drawn, so no network has a loss below log(2).
+    """
+    rng = np.random.default_rng(0)
+    digits = rng.integers(0, 10, (NUMBERS, DIGITS))
+    words = digits + 10 * rng.integers(0, 2, digits.shape)
+    begin = np.full((NUMBERS, 1), WORDS.index("<"))
+    return split(Samples(digits, words, (np.concatenate([begin, words[:, :-1]], 1),)))
 
 
 @dataclass(frozen=True)
@@ -159,6 +130,14 @@ class Task:
     epochs : int
     validation : int
         Samples that validate.
+    learning_rate : float
+        The highest one.
+    by_loss : bool
+        Whether the loss says what was learned, and not the share of right labels.
+    micro_batches, samples : int
+        Micro-batches of a step of the training, and samples of each.
+    embeddings : float
+        Factor of the initial tables of embeddings.
     """
 
     make: Callable[[int], Graph]
@@ -166,12 +145,30 @@ class Task:
     devices: int = 2
     epochs: int = 4
     validation: int = 360
+    learning_rate: float = 3e-3
+    by_loss: bool = False
+    micro_batches: int = 4
+    samples: int = 4
+    embeddings: float = 1.0
+
+    def initial(self, graph: Graph) -> dict[str, NDArray[np.float32]]:
+        """The initial parameters."""
+        tables = {
+            each.name
+            for layer in graph.layers.values()
+            if isinstance(layer.operator, Embedding)
+            for each in layer.parameters
+        }
+        return {
+            name: value * np.float32(self.embeddings) if name in tables else value
+            for name, value in initial_parameters(graph, 0).items()
+        }
 
 
 TASKS = {
     "mobilenet": Task(mobilenet, digits, epochs=12),
     "unet-resize": Task(lambda batch: unet(batch, transposed=False), pixels_of_digits),
     "unet-transposed": Task(lambda batch: unet(batch, transposed=True), pixels_of_digits),
-    "char-gpt": Task(lambda batch: built_in("char-gpt", batch), text, 4, 1, 96),
-    "gnmt-mini": Task(translator, numbers, 4, 1),
+    "char-gpt": Task(lambda batch: built_in("char-gpt", batch), text, 4, 1, 96, by_loss=True),
+    "gnmt-mini": Task(translator, numbers, 2, 1, 1280, 1e-2, True, 1, 32, 8.0),
 }
