@@ -369,7 +369,7 @@ def _add_layer(local: _Local, layer: Layer, cut: Cut) -> None:
             operator = replace(shared, number=local.next_number(SharedBatchNorm.SUMS))
     elif cut is Cut.WHOLE and local.sharers > 1:
         batch = local.graph.batch or 1
-        operator = with_samples(operator, batch, batch * count)
+        operator = with_samples(layer, batch, batch * count)
     names = {each.spec.role: each.name for each in layer.parameters}
     local.builder.add(layer.name, operator, *inputs, shared=names, frozen=layer.frozen)
     local.spreads[layer.name] = spread

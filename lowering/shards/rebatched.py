@@ -6,16 +6,21 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from fpgapipe.network.graph import GraphBuilder
-from fpgapipe.network.operators import Reshape
+from fpgapipe.network.operators import Expand, Reshape
 
 if TYPE_CHECKING:
-    from fpgapipe.network.graph import Graph
+    from fpgapipe.network.graph import Graph, Layer
     from fpgapipe.network.operators import Operator
 
 
-def with_samples(operator: Operator, batch: int | None, other: int) -> Operator:
-    """An operator that names the number of samples, `batch`, for `other` samples."""
-    if isinstance(operator, Reshape) and operator.shape[0] == batch:
+def with_samples(layer: Layer, batch: int | None, other: int) -> Operator:
+    """The operator of a layer, which may name the number of samples, `batch`, for `other` ones."""
+    operator = layer.operator
+    named = isinstance(operator, Reshape)
+    if isinstance(operator, Expand):
+        # With more axes than the input has, the first one is not that of the samples.
+        named = len(operator.shape) == len(layer.input_tensors[0].shape)
+    if isinstance(operator, Reshape | Expand) and named and operator.shape[0] == batch:
         return replace(operator, shape=(other, *operator.shape[1:]))
     return operator
 
@@ -42,8 +47,8 @@ def rebatched(graph: Graph, batch: int) -> Graph:
             raise NotImplementedError(f"input {name!r} has no samples that could be shared")
         builder.input(name, tensor.with_shape((batch, *tensor.shape[1:])))
     for layer in graph.layers.values():
-        operator, shape = layer.operator, layer.output.shape
-        operator = with_samples(operator, graph.batch, batch)
+        shape = layer.output.shape
+        operator = with_samples(layer, graph.batch, batch)
         names = {each.spec.role: each.name for each in layer.parameters}
         builder.add(layer.name, operator, *layer.inputs, shared=names, frozen=layer.frozen)
         if builder.tensor(layer.name).shape != (batch, *shape[1:]):

@@ -364,6 +364,15 @@ def _backward(layer: Layer, formats: Formats, wants_input: bool) -> VectorWork:
         return own + back if wants_input else own
     if copied := _copied(layer):
         return VectorWork(copied, copied * formats.state_bytes, reads)
+    shorter = [each for each in layer.input_tensors if each.elements < out]
+    if op in ("add", "sub", "mul") and shorter:
+        # Each is a sum of the result's gradient over the axes along which it was repeated.
+        factors = reads if op == "mul" else 0
+        written = sum(map(formats.tensor_bytes, shorter))
+        work = VectorWork(out * len(shorter), given * len(shorter) + factors, written)
+        if op == "mul" and len(shorter) == 1:
+            work += VectorWork(out, given, given)
+        return work
     if op in (*FREE, "add") or (layer.gemms and not isinstance(layer.operator, Lstm)):
         return NO_WORK
     if isinstance(layer.operator, Lstm):

@@ -44,7 +44,7 @@ def shard(graph: Graph, names: Sequence[str], degrees: Degrees) -> Graph:
                 continue
             reader = first if source in first.inputs else layer
             builder.input(source, _cut(graph, tensor, reader.operator, degrees))
-        operator = with_samples(layer.operator, graph.batch or 1, batch)
+        operator = with_samples(layer, graph.batch or 1, batch)
         builder.add(name, _operator(operator, degrees), *layer.inputs)
     return builder.build()
 

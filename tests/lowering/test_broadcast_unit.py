@@ -4,6 +4,7 @@ import pytest
 from unit_steps import assert_hardware_equals_the_model, assert_step_is_that_of_pytorch
 
 from fpgapipe.hw.hls_models.numerics.element_format import BF16, FP32
+from fpgapipe.lowering.shards.rebatched import rebatched
 from fpgapipe.network import operators as ops
 from fpgapipe.network.zoo.layers import Network
 
@@ -74,6 +75,18 @@ def planes(batch):
     return net.build()
 
 
+def repeated(batch, *whole):
+    """Rows that are repeated along further positions, and along an axis of their own."""
+    net = Network("repeated", batch)
+    x = net.reshape(net.linear(net.image(7), 7), batch, 1, 7)
+    x = net.add("rows", ops.Expand((batch, 3, 7)), x)
+    if whole:
+        x = net.add("whole", ops.Expand((*whole, batch, 3, 7)), x)
+        x = net.add("back", ops.Transpose((1, 0, 2, 3)), x)
+    net.linear(net.flatten(x), 3)
+    return net.build()
+
+
 NETWORKS = [squeezed, moved, attending, planes]
 
 
@@ -81,6 +94,14 @@ NETWORKS = [squeezed, moved, attending, planes]
 @pytest.mark.parametrize("network", NETWORKS)
 def test_a_step_is_that_of_pytorch(network, activations):
     assert_step_is_that_of_pytorch(network(4), activations, near=2e-2, cancelled=2e-6)
+
+
+def test_repetitions_name_the_samples_of_a_device():
+    """As reshapes do, where devices share the samples."""
+    assert rebatched(repeated(4), 2).layers["rows"].output.shape == (2, 3, 7)
+    for samples in (2, 4):
+        with pytest.raises(NotImplementedError, match="layer 'whole' has no samples that could"):
+            rebatched(repeated(samples, samples), 1)
 
 
 @pytest.mark.sim

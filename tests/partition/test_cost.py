@@ -22,6 +22,7 @@ from fpgapipe.network.operators import (
     Linear,
     Pass,
     Pool,
+    Reshape,
 )
 from fpgapipe.network.operators.tensors import DType, Tensor
 from fpgapipe.network.zoo import NETWORKS, built_in
@@ -201,6 +202,21 @@ def test_relu_is_apart_where_others_read_its_input():
     assert costs["relu"].forward.vector_cycles == 64 // 16
     # The gradients of both readers are added where the layer's own gradients begin.
     assert costs["fc"].weight_gradient.vector_cycles == (64 + 64) // 16
+
+
+@pytest.mark.parametrize(("function", "sums"), [("add", 2), ("mul", 2)])
+def test_gradients_of_repeated_tensors_are_sums(function, sums):
+    builder = GraphBuilder("net", 1)
+    x = builder.add("fc", Linear(64), builder.input("x", Tensor((4, 64))))
+    rows = builder.add("rows", Reshape((4, 1, 64)), x)
+    columns = builder.add("columns", Reshape((1, 4, 64)), x)
+    builder.add("pairs", Binary(function), rows, columns)
+    costs = {each.name: each for each in layer_costs(builder.build(), device(), core())}
+    assert costs["pairs"].forward.vector_cycles == 16 * 64 // 16
+    back = costs["pairs"].input_gradient
+    assert back.vector_cycles == sums * 16 * 64 // 16
+    reads = 2 * (sums * 16 * 64 + (2 * 4 * 64 if function == "mul" else 0))
+    assert back.memory_bytes == reads + 2 * 2 * 4 * 64
 
 
 def test_features_in_fp32():
