@@ -12,6 +12,7 @@ from fpgapipe.lowering.shards.degrees import SERIAL, Degrees, degrees_of, part
 from fpgapipe.lowering.shards.windows import needed_rows
 from fpgapipe.lowering.units.network_units import layers_together
 from fpgapipe.network.load import load_network
+from fpgapipe.network.zoo.gnmt import Sizes, gnmt
 from fpgapipe.network.zoo.layers import Network
 from fpgapipe.partition.cost.cost import CostModel
 from fpgapipe.partition.explore.candidate import DeviceChain, device_chain
@@ -23,7 +24,7 @@ from fpgapipe.partition.strategies.movement import (
     needed_boxes,
     written_boxes,
 )
-from fpgapipe.partition.strategies.plan_layerwise import plan_any_degrees
+from fpgapipe.partition.strategies.plan_layerwise import plan_any_degrees, plan_layerwise
 from fpgapipe.partition.strategies.shards import shard
 
 
@@ -194,14 +195,18 @@ def test_memory_is_a_limit(monkeypatch):
         problem.solve()
 
 
-def test_estimate_of_a_recurrent_network(cli):
+def test_a_recurrent_network():
     """Reshapes that name the samples are those of the devices' samples."""
-    options = ("--board", "u280", "--devices", 2, "--batch", 4, "--strategy", "layerwise")
-    code, out, _ = cli("plan", "gnmt8", *options, "--json")
-    assert code == 0
-    value = json.loads(out)
-    assert value["num_left"] == 13
-    assert 0 < value["step_s"] < value["data_parallel_s"]
+
+    def translator(batch):
+        return gnmt("translator", batch, Sizes(4, 500, 500, 64, 4, 4))
+
+    cluster = chain_of(load_board("u280"), 2).spec
+    request = Request(translator, 4, cluster, all_devices=True, array=(8, 8))
+    plan, _, search = plan_layerwise(request, "translator")
+    assert plan.predicted.level == "machine"
+    assert search.num_left == 13
+    assert 0 < search.step_s <= search.data_parallel_s
 
 
 def test_command_line(cli, tmp_path):
