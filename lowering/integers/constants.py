@@ -311,13 +311,14 @@ def _checked(steps: Steps) -> CheckedConstants | None:
     unit = 2.0 ** (np.floor(np.log2(inverse)) - _LEADING_BITS + 1)
     leading = (np.floor(inverse / unit) * unit).astype(np.float32)
     remainder = inverse - leading
-    # The rest has so few bits that its product with an integer and a half is exact, too.
+    # With as few bits, the product of the rest with an integer and a half is exact, too; more bits
+    # are tried as well, since each edge is.
     fine = unit * 2.0 ** (1 - _LEADING_BITS)
     offsets, rest = np.zeros_like(leading), np.zeros_like(leading)
     open_ = np.ones(len(plain), bool)
     for shift in (0.0, 0.25, -0.25, 0.5, -0.5):
         offset = (steps.bias + shift).astype(np.float32)
-        for move in (0, 1, -1, 2, -2, 3, -3, 5, -5, 8, -8):
+        for move in (0, 1, -1, 0.5, -0.5, 0.25, -0.25, 0.125, -0.125, 2, -2, 3, -3, 5, -5, 8, -8):
             tried = ((np.rint(remainder / fine) + move) * fine).astype(np.float32)
             found = CheckedConstants(offset, nears, plain, leading, tried)
             passed = _checks_edges(found, steps) & open_

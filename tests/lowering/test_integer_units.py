@@ -278,6 +278,17 @@ def test_constants_are_exact_everywhere():
     assert kinds == {DirectConstants, CheckedConstants}
 
 
+def test_constants_with_more_bits():
+    """A scale whose inverse needs more bits in its second part than make a product exact."""
+    scale = Scale(2104747019, 44)
+    steps = Steps.of([scale], [-18344], Rounding.UP, -209, 46, most=3851944)
+    found = search(steps)
+    sums = np.unique(np.concatenate([steps.edges[0], steps.edges[0] - 1])) + 18344
+    sums = sums[np.abs(sums) <= steps.most]
+    expected = [rescale(int(each) - 18344, scale, Rounding.UP, -209, 46) for each in sums]
+    np.testing.assert_array_equal(found.run(sums[None], -209, 46)[0], expected)
+
+
 def test_a_wrong_constant_is_seen():
     """The next factor has other edges: the search would not have taken it."""
     scale = Scale.of(np.float32(0.3))
