@@ -1,5 +1,7 @@
 """Gateware of a GEMM engine's datapath, :mod:`fpgapipe.hw.hls_models.model.datapath`."""
 
+from dataclasses import dataclass
+
 from amaranth.hdl import Cat, Module, Mux, Signal, signed
 from amaranth.lib import data, stream, wiring
 from amaranth.lib.wiring import In, Out
@@ -78,6 +80,73 @@ class AccumulatorColumn(wiring.Component):
             adder.b.eq(converter.o),
             self.total.eq(adder.o),
         ]
+        return m
+
+
+@dataclass(frozen=True)
+class AccumulatorsSpec:
+    """Size of `AccumulatorColumns`.
+
+    Parameters
+    ----------
+    cols : int
+        Columns of the array.
+    sums : SumSpec
+        Sums of the array.
+    """
+
+    cols: int
+    sums: SumSpec
+
+
+class AccumulatorColumns(wiring.Component):
+    """The logic below all columns of the array, one `AccumulatorColumn` each.
+
+    It is a module of its own, which a simulator may replace by a faster model of all columns.
+
+    Members
+    -------
+    advance : In(1)
+        Clock enable.
+    code_a, nan_a : In(8), In(1)
+        Code of the vector, one cycle before its sums, and whether it is that of NaN.
+    codes_b, nans_b : In(8 * cols), In(cols)
+        The same of the columns.
+    sums : In(ArrayLayout(signed(acc_bits), cols))
+        Sums of the array.
+    old, totals : In(32 * cols), Out(32 * cols)
+        Values of the accumulators; see `AccumulatorColumn`.
+    """
+
+    def __init__(self, spec: AccumulatorsSpec) -> None:
+        self.spec = spec
+        super().__init__(
+            {
+                "advance": In(1),
+                "code_a": In(8),
+                "nan_a": In(1),
+                "codes_b": In(8 * spec.cols),
+                "nans_b": In(spec.cols),
+                "sums": In(data.ArrayLayout(signed(spec.sums.acc_bits), spec.cols)),
+                "old": In(32 * spec.cols),
+                "totals": Out(32 * spec.cols),
+            }
+        )
+
+    def elaborate(self, platform):  # noqa: D102
+        m = Module()
+        for col in range(self.spec.cols):
+            m.submodules[f"column{col}"] = column = AccumulatorColumn(self.spec.sums)
+            m.d.comb += [
+                column.advance.eq(self.advance),
+                column.code_a.eq(self.code_a),
+                column.code_b.eq(self.codes_b.word_select(col, 8)),
+                column.nan_a.eq(self.nan_a),
+                column.nan_b.eq(self.nans_b[col]),
+                column.sum.eq(self.sums[col]),
+                column.old.eq(self.old.word_select(col, 32)),
+                self.totals.word_select(col, 32).eq(column.total),
+            ]
         return m
 
 
@@ -349,22 +418,18 @@ class GemmDatapath(wiring.Component):
         with m.If(advance):
             m.d.sync += old.eq(Mux(was_read.reads, memory.read_data, 0))
 
-        nan_a = Signal()
-        m.d.comb += nan_a.eq(early.code_a == CODE_NAN)
-        totals = []
-        for col in range(spec.cols):
-            m.submodules[f"column{col}"] = column = AccumulatorColumn(SumSpec(spec.array.acc_bits))
-            m.d.comb += [
-                column.advance.eq(advance),
-                column.code_a.eq(early.code_a),
-                column.code_b.eq(codes.word_select(col, 8)),
-                column.nan_a.eq(nan_a),
-                column.nan_b.eq(nans[col]),
-                column.sum.eq(cells.sums[col]),
-                column.old.eq(old.word_select(col, 32)),
-            ]
-            totals.append(column.total)
-        m.d.comb += values.eq(Cat(totals))
+        columns = AccumulatorColumns(AccumulatorsSpec(spec.cols, SumSpec(spec.array.acc_bits)))
+        m.submodules.columns = own_module(columns, "accumulator_columns")
+        m.d.comb += [
+            columns.advance.eq(advance),
+            columns.code_a.eq(early.code_a),
+            columns.nan_a.eq(early.code_a == CODE_NAN),
+            columns.codes_b.eq(codes),
+            columns.nans_b.eq(nans),
+            columns.sums.eq(cells.sums),
+            columns.old.eq(old),
+            values.eq(columns.totals),
+        ]
 
         # A result that is not taken in its cycle goes to the skid buffer, and the pipeline stops.
         skid = Signal(32 * spec.cols, reset_less=True)
