@@ -1,5 +1,7 @@
 """Gateware of one lane of the vector engine."""
 
+from dataclasses import dataclass
+
 from amaranth.hdl import Cat, Const, Module, Mux, Signal
 from amaranth.lib import data, wiring
 from amaranth.lib.wiring import In, Out
@@ -7,6 +9,7 @@ from amaranth.lib.wiring import In, Out
 from fpgapipe.hw.hls_models.isa.vector_fields import COUNTER_BITS, NUM_CONSTANTS
 from fpgapipe.hw.hls_models.numerics.fp32 import CODE_BIAS, NAN_BITS
 from fpgapipe.hw.rtl.arith.fp32 import INFINITY_BITS, Fp32Adder, Fp32Multiplier, Pipeline
+from fpgapipe.hw.rtl.lib.modules import own_module
 
 LANE_CONFIG = data.StructLayout(
     {
@@ -244,6 +247,75 @@ class VectorLane(wiring.Component):
         ]
         with m.If(self.advance & self.finish):
             m.d.sync += result.eq(Mux(config.relu & value[31], 0, value))
+
+
+@dataclass(frozen=True)
+class LaneArraySpec:
+    """Number of lanes of a `VectorLaneArray`."""
+
+    lanes: int
+
+
+class VectorLaneArray(wiring.Component):
+    """All lanes of a vector engine, one `VectorLane` each.
+
+    It is a module of its own, which a simulator may replace by a faster model of all lanes.
+
+    Members
+    -------
+    advance, lane_config, first, counter, index, finish : In
+        Inputs that all lanes share; `lane_config` is the lane's ``config``.
+    x, y, k0, factor_y, k1, k2, choice_x, choice_y, k3, initials : In(32 * lanes)
+    bits : In(16 * lanes)
+    there : In(lanes)
+    previous : In(TOTAL.size * lanes)
+    totals : Out(TOTAL.size * lanes)
+    results : Out(32 * lanes)
+        Inputs and outputs of the lanes, side by side.
+    """
+
+    def __init__(self, spec: LaneArraySpec) -> None:
+        self.spec = spec
+        lanes = spec.lanes
+        words = ("x", "y", "k0", "factor_y", "k1", "k2", "choice_x", "choice_y", "k3")
+        inputs = {
+            **{"advance": 1, "lane_config": LANE_CONFIG, "first": 1, "counter": 32},
+            **{"index": COUNTER_BITS, "finish": 1, "bits": 16 * lanes, "there": lanes},
+            **{
+                "previous": TOTAL.size * lanes,
+                "initials": 32 * lanes,
+                **dict.fromkeys(words, 32 * lanes),
+            },
+        }
+        super().__init__(
+            {
+                **{name: In(shape) for name, shape in inputs.items()},
+                "totals": Out(TOTAL.size * lanes),
+                "results": Out(32 * lanes),
+            }
+        )
+
+    def elaborate(self, platform):  # noqa: D102
+        m = Module()
+        shared = ("advance", "first", "counter", "index", "finish")
+        words = ("x", "y", "k0", "factor_y", "k1", "k2", "choice_x", "choice_y", "k3")
+        for lane in range(self.spec.lanes):
+            m.submodules[f"lane{lane}"] = each = own_module(VectorLane(), "vector_lane")
+            m.d.comb += [
+                *(getattr(each, name).eq(getattr(self, name)) for name in shared),
+                *(
+                    getattr(each, name).eq(getattr(self, name).word_select(lane, 32))
+                    for name in words
+                ),
+                each.initial.eq(self.initials.word_select(lane, 32)),
+                each.config.eq(self.lane_config),
+                each.bits.eq(self.bits.word_select(lane, 16)),
+                each.there.eq(self.there[lane]),
+                each.previous.eq(self.previous.word_select(lane, TOTAL.size)),
+                self.totals.word_select(lane, TOTAL.size).eq(each.total),
+                self.results.word_select(lane, 32).eq(each.result),
+            ]
+        return m
 
 
 def whole_number(m, value, name):

@@ -25,7 +25,13 @@ from fpgapipe.hw.rtl.arith.function import FunctionUnit
 from fpgapipe.hw.rtl.arith.threefry import Threefry
 from fpgapipe.hw.rtl.lib.memory import BlockMemory, BlockMemorySpec
 from fpgapipe.hw.rtl.lib.modules import own_module
-from fpgapipe.hw.rtl.vector.vector_lane import LANE_CONFIG, TOTAL, VectorLane, whole_number
+from fpgapipe.hw.rtl.vector.vector_lane import (
+    LANE_CONFIG,
+    TOTAL,
+    LaneArraySpec,
+    VectorLaneArray,
+    whole_number,
+)
 
 LANES_CONFIG = data.StructLayout(
     {
@@ -309,37 +315,35 @@ class VectorLanes(wiring.Component):
             m.d.sync += has_result.eq(finish)
 
         there = late(ELEMENT_STAGE - 1)
-        results = []
-        for lane in range(self.spec.lanes):
-            m.submodules[f"lane{lane}"] = each = own_module(VectorLane(), "vector_lane")
-            k0, k1, k2, k3, initial = (word.word_select(lane, 32) for word in coefficients)
-            m.d.comb += [
-                each.advance.eq(advance),
-                each.config.eq(config.lane),
-                each.x.eq(xs.word_select(lane, 32)),
-                each.y.eq(ys.word_select(lane, 32)),
-                each.k0.eq(k0),
-                each.factor_y.eq(factor_ys.word_select(lane, 32)),
-                each.k1.eq(k1),
-                each.k2.eq(k2),
-                each.choice_x.eq(operands[:bits].word_select(lane, 32)),
-                each.choice_y.eq(operands[bits:].word_select(lane, 32)),
-                each.k3.eq(k3),
-                each.counter.eq(counter),
-                each.bits.eq(drawn.word_select(lane, 16)),
-                each.there.eq(there.there[lane]),
-                each.first.eq(there.first),
-                each.initial.eq(initial),
-                each.previous.eq(sums.read_data.word_select(lane, TOTAL.size)),
-                each.index.eq(late(ELEMENT_STAGE + 1).counter),
-                each.finish.eq(finish),
-                totals.word_select(lane, TOTAL.size).eq(each.total),
-            ]
-            results.append(each.result)
+        k0, k1, k2, k3, initial = coefficients
+        array = VectorLaneArray(LaneArraySpec(self.spec.lanes))
+        m.submodules.array = array = own_module(array, "vector_lane_array")
+        m.d.comb += [
+            array.advance.eq(advance),
+            array.lane_config.eq(config.lane),
+            array.x.eq(xs),
+            array.y.eq(ys),
+            array.k0.eq(k0),
+            array.factor_y.eq(factor_ys),
+            array.k1.eq(k1),
+            array.k2.eq(k2),
+            array.choice_x.eq(operands[:bits]),
+            array.choice_y.eq(operands[bits:]),
+            array.k3.eq(k3),
+            array.counter.eq(counter),
+            array.bits.eq(drawn),
+            array.there.eq(there.there),
+            array.first.eq(there.first),
+            array.initials.eq(initial),
+            array.previous.eq(sums.read_data),
+            array.index.eq(late(ELEMENT_STAGE + 1).counter),
+            array.finish.eq(finish),
+            totals.eq(array.totals),
+        ]
 
         m.submodules.functions = functions = FunctionLanes(self.spec)
         wiring.connect(m, functions.o, wiring.flipped(self.o))
-        keep, has_skid = _put_in_skid(m, advance & has_result, Cat(results), functions.i)
+        keep, has_skid = _put_in_skid(m, advance & has_result, array.results, functions.i)
         m.d.comb += [
             functions.function.eq(config.function),
             functions.soon.eq(advance & finish),
