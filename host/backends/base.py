@@ -57,12 +57,15 @@ class StepRunner(ABC):
         Updates of the weights in a mini-batch: one, or one after each micro-batch.
     memories : list of uint8 arrays
         Memories with all that a step leaves behind; the next step uses what is written there.
+    simulation : str or None
+        Which blocks are simulated in C++, in words; None if nothing is simulated.
     """
 
     name: ClassVar[str]
     graph: Graph
     num_microbatches: int
     num_updates: int = 1
+    simulation: str | None = None
     memories: list[NDArray[np.uint8]]
 
     def __enter__(self) -> Self:

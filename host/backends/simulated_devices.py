@@ -9,7 +9,12 @@ from fpgapipe.hw.hls_models.model.registers import RegisterMap
 from fpgapipe.hw.hls_models.spec.link import LinkState
 from fpgapipe.sim_tb.cluster.cluster import Cluster
 from fpgapipe.sim_tb.cluster.cluster_nodes import Node, cable
-from fpgapipe.sim_tb.native.core_device import build_device, check_program, prepare_program
+from fpgapipe.sim_tb.native.core_device import (
+    build_device,
+    check_program,
+    device_blocks,
+    prepare_program,
+)
 from fpgapipe.sim_tb.native.native import DeviceError, NativeDevice
 
 if TYPE_CHECKING:
@@ -21,6 +26,7 @@ if TYPE_CHECKING:
     from fpgapipe.hw.hls_models.cycles.core_cycles import MemorySpec
     from fpgapipe.hw.hls_models.spec.core_spec import CoreSpec
     from fpgapipe.sim_tb.native.phy import WireSpec
+    from fpgapipe.sim_tb.substitutes.simulation import Simulation
 
     End = tuple[int, int]
 
@@ -45,9 +51,13 @@ class SimulatedDevices:
         Cable of each pair.
     threads : int, optional
         Number of threads, as for `Cluster`.
+    simulation : Simulation, optional
+        Whether blocks are simulated in C++, as for `chosen_simulation`.
 
     Attributes
     ----------
+    blocks : Blocks
+        How the blocks of the first device are simulated.
     memories : list of uint8 arrays
     cluster : Cluster
     """
@@ -61,12 +71,14 @@ class SimulatedDevices:
         wires: Sequence[WireSpec],
         *,
         threads: int | None = None,
+        simulation: Simulation | None = None,
     ) -> None:
         self._registers = [RegisterMap(core) for core in cores]
+        self.blocks = device_blocks(cores[0], simulation)
         self.memories: list[NDArray[np.uint8]] = []
         nodes = []
         for number, (core, image, behind) in enumerate(zip(cores, images, memories, strict=True)):
-            library, _, _ = build_device(core)
+            library, _, _ = build_device(core, simulation)
             device = NativeDevice(
                 library,
                 memory_bytes=image.size,

@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from fpgapipe.host.backends.base import Values
     from fpgapipe.lowering.program.pipeline import PipelineProgram
     from fpgapipe.sim_tb.native.phy import WireSpec
+    from fpgapipe.sim_tb.substitutes.simulation import Simulation
 
 
 class SimulatorBackend(Backend):
@@ -33,6 +34,8 @@ class SimulatorBackend(Backend):
         Cables: for each stage but the last, the one to the next stage.
     threads : int, optional
         Number of threads, as for `Cluster`.
+    simulation : Simulation, optional
+        Whether blocks are simulated in C++, as for `chosen_simulation`.
     """
 
     name = "sim"
@@ -45,6 +48,7 @@ class SimulatorBackend(Backend):
         wires: Sequence[WireSpec],
         *,
         threads: int | None = None,
+        simulation: Simulation | None = None,
     ) -> None:
         super().__init__(pipeline)
         parts = pipeline.parts
@@ -55,7 +59,9 @@ class SimulatorBackend(Backend):
             pipeline.wiring,
             wires,
             threads=threads,
+            simulation=simulation,
         )
+        self.simulation = str(self._devices.blocks)
         self.memories, self.cluster = self._devices.memories, self._devices.cluster
 
     def close(self) -> None:

@@ -14,6 +14,8 @@ if TYPE_CHECKING:
     from pathlib import Path
     from types import TracebackType
 
+    from fpgapipe.host.backends.base import StepRunner
+
 
 MAX_BYTES = 1 << 27
 """Most bytes of a log that is read, which suffice for half a million steps."""
@@ -75,6 +77,11 @@ def _encoded(line: Mapping[str, Any]) -> bytes:
     return json.dumps(line, allow_nan=False).encode() + b"\n"
 
 
+def simulated(backend: StepRunner) -> dict[str, str]:
+    """What a line or a file says about the simulation; nothing if the backend simulates nothing."""
+    return {"simulation": backend.simulation} if backend.simulation else {}
+
+
 def read_log(path: Path, steps: int | None = None) -> list[dict[str, Any]]:
     """Read the lines of a log; the result is empty if there is no such file.
 
@@ -113,7 +120,7 @@ def _line(data: bytes) -> dict[str, Any] | None:
 
 
 def _is_figure(name: str, value: object) -> bool:
-    """Whether a value may stand in a log: a number or None; for ``backend``, a string or None."""
-    if value is None or name == "backend":
+    """Whether a value may stand in a log: a number, None, or one of the two names."""
+    if value is None or name in ("backend", "simulation"):
         return value is None or isinstance(value, str)
     return isinstance(value, int | float) and abs(value) < MAX_FIGURE

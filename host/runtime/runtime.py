@@ -23,7 +23,7 @@ from fpgapipe.host.runtime.check import Check, ExactCheck, NumericCheck
 from fpgapipe.host.runtime.checkpoint import Checkpoint
 from fpgapipe.host.runtime.evaluation import Inference, filled_batches, num_right
 from fpgapipe.host.runtime.run_folder import LOG, drop_oldest, keep_earlier
-from fpgapipe.host.runtime.run_log import RunLog
+from fpgapipe.host.runtime.run_log import RunLog, simulated
 from fpgapipe.host.runtime.training import CHECKPOINT_EVERY, Trainer, Watcher
 from fpgapipe.host.terminal.interrupts import Interrupts
 from fpgapipe.lowering.memory.memory_map import LASTING
@@ -50,6 +50,7 @@ if TYPE_CHECKING:
     from fpgapipe.host.runtime.settings import Settings
     from fpgapipe.network.graph import Graph
     from fpgapipe.partition.plan import Plan
+    from fpgapipe.sim_tb.substitutes.simulation import Simulation
 
 BackendName = Literal["sim", "model", "torch"]
 
@@ -82,6 +83,8 @@ class RunOptions:
         Whether training is validated.
     threads : int or None
         Threads of the simulator.
+    simulation : Simulation or None
+        Whether blocks are simulated in C++, as for `chosen_simulation`.
     precision, device : str
         Precision and device of PyTorch.
     """
@@ -93,6 +96,7 @@ class RunOptions:
     checkpoint_every: int = CHECKPOINT_EVERY
     validates: bool = True
     threads: int | None = None
+    simulation: Simulation | None = None
     precision: Precision = "fp32"
     device: str = "auto"
 
@@ -135,6 +139,8 @@ class RunSummary:
         inference.
     rate_schedule : str or None
         Course of the learning rate, in words.
+    simulation : str or None
+        Which blocks were simulated in C++, in words; None if nothing was simulated.
     """
 
     network: str
@@ -157,6 +163,7 @@ class RunSummary:
     folder: Path
     learning_rate: float | None
     rate_schedule: str | None
+    simulation: str | None
 
     @property
     def samples_per_s(self) -> float | None:
@@ -175,7 +182,7 @@ class RunSummary:
             for name in (
                 "network", "mode", "backend", "check", "devices", "schedule", "batch", "clk_hz",
                 "steps", "ran", "loss", "accuracy", "cycles", "samples_per_s", "macs", "wall_s",
-                "macs_per_s", "learning_rate", "rate_schedule",
+                "macs_per_s", "learning_rate", "rate_schedule", "simulation",
             )
         }  # fmt: skip
         return found | {
@@ -213,7 +220,12 @@ def open_backend(
         cache_dir()  # an unusable cache is refused before the Verilog is compared
         build.check_verilog()
         return SimulatorBackend(
-            build.pipeline, parameters, build.memories, build.wires, threads=options.threads
+            build.pipeline,
+            parameters,
+            build.memories,
+            build.wires,
+            threads=options.threads,
+            simulation=options.simulation,
         )
     return ModelBackend(build.pipeline, parameters)
 
@@ -401,6 +413,7 @@ def run_build(
         macs=plan.num_microbatches * macs_of(build.graph, train=plan.trains),
         worst=check.worst if isinstance(check, NumericCheck) else {},
         folder=folder,
+        simulation=backend.simulation or (check.backend.simulation if check else None),
         **figures,
     )
 
@@ -513,7 +526,7 @@ def _infer(
             line = {
                 "step": step, "epoch": 0, "samples": count, "loss": None, "correct": correct,
                 "labels": batch.labels[:count].size, "cycles": cycles,
-                "wall_s": round(took_s, 6), "backend": backend.name,
+                "wall_s": round(took_s, 6), "backend": backend.name, **simulated(backend),
             }  # fmt: skip
             log.write(line)
             watcher.step(line, step + 1, len(batches))

@@ -34,7 +34,7 @@ from fpgapipe.host.runtime.run_folder import (
     earlier_runs,
     keep_earlier,
 )
-from fpgapipe.host.runtime.run_log import RunLog, read_log
+from fpgapipe.host.runtime.run_log import RunLog, read_log, simulated
 from fpgapipe.host.runtime.settings import Settings
 from fpgapipe.host.terminal.interrupts import Interrupts
 from fpgapipe.lowering.units.step_options import scalar_bits
@@ -368,6 +368,7 @@ class Trainer:
             "batch": self.batch,
             "schedule": self.settings.course,
             "data_sha256": self._decisive["data"],
+            **simulated(self._backend),
         }
         write_whole(self._folder / SETTINGS, [json.dumps(described, indent=2).encode() + b"\n"])
         if self._chooses_rate:
@@ -505,6 +506,7 @@ class Trainer:
             "cycles": result.cycles,
             "wall_s": round(wall_s, 6),
             "backend": self._backend.name,
+            **simulated(self._backend),
         }
         return line, difference
 

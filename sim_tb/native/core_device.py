@@ -17,6 +17,8 @@ from fpgapipe.hw.hls_models.spec.core_spec import CoreSpec
 from fpgapipe.hw.rtl.device import Device
 from fpgapipe.sim_tb.native.native import NativeDevice, build_native
 from fpgapipe.sim_tb.native.verilate import verilog_of
+from fpgapipe.sim_tb.substitutes.simulation import Blocks, Simulation, chosen_simulation
+from fpgapipe.sim_tb.substitutes.substitution import substitute
 from fpgapipe.stopwatch import phase
 
 
@@ -125,11 +127,19 @@ def device_verilog(core: CoreSpec) -> str:
     return found
 
 
-def build_device(core: CoreSpec) -> tuple[Path, float, float]:
-    """Return the simulator of a core, the seconds for its Verilog and those for compiling it."""
+def device_blocks(core: CoreSpec, simulation: Simulation | None = None) -> Blocks:
+    """How the blocks of a core are simulated, given what `build_device` is given."""
+    return substitute(device_verilog(core), "top", chosen_simulation(simulation)).blocks
+
+
+def build_device(core: CoreSpec, simulation: Simulation | None = None) -> tuple[Path, float, float]:
+    """Return the simulator of a core, the seconds for its Verilog and those for compiling it.
+
+    `simulation` is that of `chosen_simulation`.
+    """
     cache_dir()  # an unusable cache raises here, before the Verilog is generated
     begin = time.perf_counter()
     verilog = device_verilog(core)
     generated = time.perf_counter()
-    library = build_native(verilog)
+    library = build_native(verilog, simulation=chosen_simulation(simulation))
     return library, generated - begin, time.perf_counter() - generated

@@ -76,6 +76,8 @@ class Device {
 
     ~Device() {
         guarded([&] { top_->final(); });
+        // The model unregisters its scopes from the context that this thread used last.
+        Verilated::threadContextp(context_.get());
     }
 
     void reset(uint64_t cycles) {

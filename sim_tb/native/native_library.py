@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from fpgapipe.errors import UserError
+from fpgapipe.sim_tb import substitutes
 from fpgapipe.sim_tb.native.clock_enable import clock_enable
 from fpgapipe.sim_tb.native.phy import MAX_PHY_BYTES, WireCounts, WireSpec, threshold_of
 from fpgapipe.sim_tb.native.verilate import (
@@ -23,6 +24,8 @@ from fpgapipe.sim_tb.native.verilate import (
     cached_simulator,
     compile_model,
 )
+from fpgapipe.sim_tb.substitutes.simulation import Simulation
+from fpgapipe.sim_tb.substitutes.substitution import substitute
 
 # Only the functions for Python are visible, so calls within the library are direct. The code is not
 # specific to this machine's processor, because several machines may share the cache.
@@ -189,7 +192,12 @@ class RawStatistics(ctypes.Structure):
 
 
 def build_native(
-    verilog: str, top: str = "top", *, waves: bool = False, flags: Sequence[str] = ()
+    verilog: str,
+    top: str = "top",
+    *,
+    waves: bool = False,
+    flags: Sequence[str] = (),
+    simulation: Simulation = Simulation.VERILOG,
 ) -> Path:
     """Compile a design to a library for `NativeDevice`, or return the cached one.
 
@@ -205,6 +213,8 @@ def build_native(
         without the rewriting.
     flags : sequence of str
         Further options for Verilator, such as ``-Wno-UNOPTFLAT``.
+    simulation : Simulation
+        Whether blocks are substituted by models in C++. A library with waves has none of these.
 
     Returns
     -------
@@ -220,6 +230,9 @@ def build_native(
     """
     files = resources.files(__package__)
     harness = {name: files.joinpath(name).read_text() for name in _HARNESS}
+    design = substitute(verilog, top, Simulation.VERILOG if waves else simulation)
+    models = resources.files(substitutes)
+    harness |= {name: models.joinpath(name).read_text() for name in design.sources}
     arguments = [
         *VERILATOR_FLAGS,
         *(["--trace-vcd"] if waves else []),
@@ -228,9 +241,10 @@ def build_native(
         *("-CFLAGS", _CXX_FLAGS),
         *("-LDFLAGS", _LINK_FLAGS),
         "native.cpp",
+        *(name for name in design.sources if name.endswith(".cpp")),
         f"{top}.v",
     ]
-    texts = {f"{top}.v": verilog, **harness}
+    texts = {f"{top}.v": design.verilog, **harness}
     made_of = texts if waves else {**texts, _REWRITES: files.joinpath(_REWRITES).read_text()}
     ingredients = {
         "native": arguments,
@@ -240,7 +254,8 @@ def build_native(
 
     def compile_(folder: Path, cache: Path, log: Path) -> None:
         if not waves:
-            (folder / f"{top}.v").write_text(clock_enable(verilog))
+            rewritten = substitute(clock_enable(verilog), top, simulation).verilog
+            (folder / f"{top}.v").write_text(rewritten)
         compile_model(folder, arguments, MAKE_VARIABLES, cache, log)
 
     return cached_simulator(top, texts, ingredients, compile_)

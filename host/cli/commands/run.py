@@ -156,6 +156,12 @@ RATE_SCHEDULES = ("constant", "cosine", "step")
     type=ranges.THREADS,
     help="Threads for the simulation [default: one for each processor].",
 )
+@click.option(
+    "--simulate",
+    type=click.Choice(["fast", "verilog", "verified"]),
+    help="Blocks that are simulated in C++: all that have a model, none, or both it and the "
+    "Verilog, compared in every cycle [default: FPGAPIPE_SIMULATE, else verilog].",
+)
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
 def run(folder: str, as_json: bool, **options: Any) -> int:
     """Train on the build in DIR, or run its inference, and keep what comes of it in DIR/run.
@@ -310,9 +316,11 @@ def _settings(options: dict[str, Any], programs: StepOptions) -> Settings:
 def _how(options: dict[str, Any], source: Path | None, parameters: Any) -> RunOptions:
     from fpgapipe.errors import UserError
     from fpgapipe.host.runtime.runtime import COUNTERPART, RunOptions
+    from fpgapipe.sim_tb.substitutes.simulation import Simulation
 
     if source and parameters is not None:
         raise UserError("a checkpoint has parameters of its own; leave --parameters out")
+    simulation = Simulation(options["simulate"]) if options["simulate"] else None
     beside = {"none": None, "auto": COUNTERPART[options["backend"]]}
     check = options["check"]
     return RunOptions(
@@ -323,6 +331,7 @@ def _how(options: dict[str, Any], source: Path | None, parameters: Any) -> RunOp
         checkpoint_every=options["checkpoint_every"],
         validates=not options["no_validation"],
         threads=options["threads"],
+        simulation=simulation,
         precision=options["precision"],
         device=options["device"],
     )
@@ -348,6 +357,8 @@ def _print(summary: RunSummary, *, says_accuracy: bool) -> None:
     rows.append(("wall time", scaled(summary.wall_s, "s")))
     speed = "simulated" if summary.backend == "sim" else "computed"
     rows.append((speed, scaled(summary.macs_per_s, "MAC/s")))
+    if summary.simulation:
+        rows.append(("simulation", summary.simulation))
     rows.append(("kept in", str(summary.folder)))
     devices = f"{summary.devices} device{'s' * (summary.devices != 1)}"
     title = f"{summary.network}, {summary.mode}, {summary.backend}: {devices}, {summary.schedule}"

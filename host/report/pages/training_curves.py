@@ -62,6 +62,7 @@ SHOWN_SETTINGS = (
     "momentum",
     "weight_decay",
     "clip_norm",
+    "simulation",
 )
 
 

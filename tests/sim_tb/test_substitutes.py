@@ -1,0 +1,148 @@
+"""Tests of the blocks that the native simulator runs as C++."""
+
+import os
+import threading
+
+import pytest
+
+from fpgapipe.errors import UserError
+from fpgapipe.hw.hls_models.model.datapath import DatapathSpec
+from fpgapipe.hw.hls_models.spec.core_spec import ScratchpadSpec, VectorSpec
+from fpgapipe.hw.rtl.arith.mx import BlockQuantiser
+from fpgapipe.hw.rtl.dma.scratchpad import Scratchpad, ScratchpadPorts
+from fpgapipe.hw.rtl.gemm.datapath import GemmDatapath
+from fpgapipe.hw.rtl.vector.vector_lanes import VectorLanes
+from fpgapipe.sim_tb.native.native import DeviceError, NativeDevice, build_native
+from fpgapipe.sim_tb.native.verilate import verilog_of
+from fpgapipe.sim_tb.substitutes.lockstep import Driven, lockstep_top
+from fpgapipe.sim_tb.substitutes.simulation import Simulation, chosen_simulation
+from fpgapipe.sim_tb.substitutes.substitution import BLOCKS, substitute
+from fpgapipe.sim_tb.substitutes.verilog_module import split_modules
+
+pytestmark = pytest.mark.sim
+
+SIMD = ("plain", "avx2", "avx512")
+SEED = int(os.environ.get("COCOTB_RANDOM_SEED", "0"))
+ARRAY = Driven(
+    "systolic_cells",
+    {"rst": 0.002, "i_weights__valid": 0.8, "i_activations__valid": 0.9, "advance": 0.9},
+    counted="swap",
+)
+DRIVEN = (
+    ARRAY,
+    Driven("accumulator_columns"),
+    Driven("block_quantiser"),
+    Driven("scratchpad", counted="reads__0__valid"),
+    Driven("vector_lane_array", {"advance": 0.8}),
+)
+PORTS = ScratchpadPorts(ScratchpadSpec(2, 512), 3, 3, frozenset({1}), frozenset({2}))
+FAULTS = ("-CFLAGS", "-DFPGAPIPE_FAULTS")
+
+
+def blocks_of(rows, cols):
+    """Verilog of all blocks: an engine's datapath, a quantiser, a scratchpad and lanes."""
+    texts = split_modules(verilog_of(GemmDatapath(DatapathSpec(rows, cols, 64)), "datapath"))
+    for name, block in (
+        ("quantiser", BlockQuantiser()),
+        ("scratchpad", Scratchpad(PORTS)),
+        ("lanes", VectorLanes(VectorSpec(4))),
+    ):
+        others = split_modules(verilog_of(block, name))
+        del others[""]
+        texts |= others
+    return "".join(texts.values())
+
+
+def lockstep_library(rows, cols, number, flags=()):
+    """Library of a design that compares all blocks with their substitutes."""
+    top = lockstep_top(blocks_of(rows, cols), DRIVEN, number, SEED)
+    return build_native(top, "lockstep", simulation=Simulation.VERIFIED, flags=flags)
+
+
+@pytest.fixture(scope="module")
+def small():
+    """Blocks of odd sizes, more columns than rows, whose substitutes may have a fault."""
+    return lockstep_library(3, 5, 2000, FAULTS)
+
+
+@pytest.mark.parametrize("simd", SIMD)
+def test_substitutes_equal_their_verilog(small, simd, monkeypatch):
+    """No output differs in any cycle, over random inputs, pauses and resets."""
+    monkeypatch.setenv("FPGAPIPE_SIMD", simd)
+    with NativeDevice(small) as device:
+        assert device.run(stall_cycles=None) > 2000
+
+
+@pytest.mark.parametrize("block", [block.name for block in BLOCKS])
+def test_comparison_sees_a_fault(small, block, monkeypatch):
+    monkeypatch.setenv("FPGAPIPE_FAULT", block)
+    index = [block.name for block in BLOCKS].index(block)
+    with (
+        NativeDevice(small) as device,
+        pytest.raises(
+            DeviceError,
+            match=rf"^cycle \d+: the model stopped: the substitute of lockstep\.block{index} "
+            r"differs from its Verilog in signal (sums|totals|o__31|reads__\d__data)$",
+        ),
+    ):
+        device.run(stall_cycles=None)
+
+
+def test_instances_have_their_own_state(small):
+    """Two devices in two threads, one of them reset in between, run as one alone does."""
+    with NativeDevice(small) as one, NativeDevice(small) as other:
+        other.run(777, until_irq=False)
+        other.reset()
+        found = {}
+        threads = [
+            threading.Thread(target=lambda d=d, n=n: found.update({n: d.run(stall_cycles=None)}))
+            for n, d in enumerate((one, other))
+        ]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+    assert found.keys() == {0, 1}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("shape", [(32, 32), (16, 8), (4, 20), (1, 1), (33, 17)], ids=str)
+def test_ten_thousand_tiles(shape, monkeypatch):
+    library = lockstep_library(*shape, 10_000)
+    for simd in SIMD:
+        monkeypatch.setenv("FPGAPIPE_SIMD", simd)
+        with NativeDevice(library) as device:
+            device.run(stall_cycles=None)
+
+
+def test_only_covered_modules_are_substituted():
+    verilog = blocks_of(2, 2)
+    top = lockstep_top(verilog, DRIVEN, 1)
+    fast = substitute(top, "lockstep", Simulation.FAST)
+    assert fast.blocks.substituted == tuple(block.name for block in BLOCKS)
+    assert not fast.blocks.left
+    assert str(fast.blocks) == "fast (array, accumulators, quantiser, scratchpad, lanes in C++)"
+    assert "systolic_row" not in fast.verilog
+
+    other = top.replace("  input [16:0] i_activations__payload;", "  input [16:0] other;")
+    assert other != top
+    found = substitute(other, "lockstep", Simulation.FAST)
+    assert found.blocks.left == ("systolic_cells",)
+    assert str(found.blocks) == (
+        "fast (accumulators, quantiser, scratchpad, lanes in C++; "
+        "systolic_cells not covered, in Verilog)"
+    )
+    assert "systolic_row" in found.verilog
+    assert substitute(top, "lockstep", Simulation.VERILOG).verilog == top
+
+
+def test_simulation_is_chosen(monkeypatch):
+    monkeypatch.setenv("FPGAPIPE_SIMULATE", "verified")
+    assert chosen_simulation() is Simulation.VERIFIED
+    assert chosen_simulation(Simulation.VERILOG) is Simulation.VERILOG
+    monkeypatch.setenv("FPGAPIPE_SIMULATE", "quick")
+    with pytest.raises(UserError) as caught:
+        chosen_simulation()
+    assert str(caught.value) == (
+        "FPGAPIPE_SIMULATE must be one of fast, verilog, verified, not 'quick'"
+    )
