@@ -89,6 +89,45 @@ def test_a_mask_that_samples_share_is_stored_once():
     assert mask.output.shape == (1, 1, 3, 3)
 
 
+def windows(s, x):
+    """Regions of an image by numbers that are written to them, as Swin masks its attention."""
+    y = s.fc(x)
+    regions = y.new_zeros(4, 6)
+    for number, part in enumerate((slice(0, 2), slice(2, -1), slice(-1, None))):
+        regions[part, 1:4] = number
+        regions[part].select(1, 5).fill_(2 * number)
+    mask = regions.view(2, 12).unsqueeze(1) - regions.view(2, 12).unsqueeze(2)
+    mask = mask.masked_fill(mask != 0, -100.0).masked_fill(mask == 0, 0.0)
+    return (y.reshape(2, 12, 1) * y.reshape(2, 1, 12) + mask).softmax(-1)
+
+
+def without_keys(s, x):
+    """A part of a learned bias is never used, as in Swin's second version."""
+    bias = s.fc.bias.clone()
+    view = bias.view(2, 3)
+    bias[2:4].zero_()
+    bias[5] = 7.0
+    return F.linear(x, s.fc.weight, bias) + view.sum()
+
+
+def parts_of_results(s, x):
+    """What the network computes is overwritten in parts, and its views are read afterwards."""
+    y = s.fc(x)
+    left, right = y[:, :3], y[:, 3:]
+    row = y[1]
+    before = y * 2
+    left[:, 1:].fill_(3.0)
+    right[2].zero_()
+    return y * before + row + left.sum() * right.sum()
+
+
+@pytest.mark.parametrize("run", [windows, without_keys, parts_of_results])
+def test_parts_are_overwritten_with_fixed_numbers(run):
+    _, graph = imported(run)
+    found = verify(graph, batches=1)
+    assert found.verified, found
+
+
 @pytest.mark.parametrize(
     ("run", "parts", "reason"),
     [

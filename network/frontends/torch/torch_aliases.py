@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import operator as python_operator
+from collections.abc import Mapping
 from typing import Any
 
 from fpgapipe.network.frontends.builder import Unsupported
@@ -118,6 +119,58 @@ class Aliases:
     def owner(self, node: Any) -> Any:
         """The node that owns the memory of a node."""
         return self._top(node)
+
+    def is_part(self, writer: Any) -> bool:
+        """Whether an in-place operator overwrites a view of another tensor."""
+        return any(each not in self._same for each in self._path(self.writes[writer])[:-1])
+
+    def view(self, writer: Any, whole: Any, results: Mapping[Any, Any]) -> Any:
+        """The view that an in-place operator overwrites, of a tensor in the place of its owner's.
+
+        Parameters
+        ----------
+        writer : Node
+        whole : torch.Tensor
+        results : mapping of Node to Any
+            Known results of other nodes.
+
+        Raises
+        ------
+        Unsupported
+            If it is not a view in fact, but a copy.
+        """
+        owner, *path = self._path(self.writes[writer])[::-1]
+        values = {owner: whole}
+        for each in path:
+            values[each] = values[self._base[each]]
+            if each not in self._same:
+                values[each] = self._run(each, {**results, **values})
+        found = values[self.writes[writer]]
+        if found.untyped_storage().data_ptr() != whole.untyped_storage().data_ptr():
+            raise Unsupported("overwrites a view of another tensor; use the form that does not")
+        return found
+
+    def write(self, writer: Any, whole: Any, results: Mapping[Any, Any]) -> None:
+        """Let an in-place operator overwrite its view of a tensor; see `view`."""
+        view = self.view(writer, whole, results)
+        with self._torch.no_grad():
+            self._run(writer, {**results, self.writes[writer]: view})
+
+    def _run(self, node: Any, values: Mapping[Any, Any]) -> Any:
+        args, kwargs = (
+            self._torch.fx.node.map_arg(each, values.__getitem__)
+            for each in (node.args, node.kwargs)
+        )
+        return node.target(*args, **kwargs)
+
+    def views(self, owner: Any, *, before: Any) -> list[Any]:
+        """All names and views of an owner's memory before an operator, in their order."""
+        place = self._place[before]
+        return [
+            node
+            for node in self._place
+            if node is not owner and self._place[node] < place and self._top(node) is owner
+        ]
 
     def _path(self, node: Any) -> list[Any]:
         """A node, the node of which it is a view, and so on up to the owner of the memory."""

@@ -18,7 +18,7 @@ from fpgapipe.network.frontends.torch.torch_values import (
     tensor_of,
 )
 from fpgapipe.network.graph import Graph, NetworkError
-from fpgapipe.network.operators import Constant, Operator
+from fpgapipe.network.operators import Binary, Constant, Operator
 from fpgapipe.network.operators.tensors import ShapeError, Tensor
 
 if TYPE_CHECKING:
@@ -28,6 +28,9 @@ if TYPE_CHECKING:
 Handler = Callable[["Translation", "Node"], None]
 HANDLERS: dict[str, Handler] = {}
 """The function that translates each ATen operator (``aten.conv2d.default``)."""
+
+_FILLS = ("aten.zero_.default", "aten.fill_.Scalar", "aten.fill_.Tensor", "aten.copy_.default")
+"""Operators whose result does not depend on what they overwrite."""
 
 MAX_SHOWN = 50
 """Most nodes that an error lists; the others are only counted."""
@@ -220,7 +223,7 @@ class Translation:
                 continue
             if (known.issuperset(node.all_input_nodes) and self._is_fixed(node)) or only_asks(node):
                 known.add(node)  # it will be evaluated, so it needs no translation
-            elif str(node.target) not in HANDLERS and node.target is not python_operator.getitem:
+            elif not self._has_translation(node):
                 by_target.setdefault(str(node.target), []).append(node.name)
         if by_target:
             faults = []
@@ -233,6 +236,10 @@ class Translation:
                 faults.append("random numbers are drawn anew in each run; only dropout may")
             faults.append(f"supported are {', '.join(sorted(HANDLERS))}")
             self._refuse(faults)
+
+    def _has_translation(self, node: Any) -> bool:
+        target = str(node.target)
+        return target in HANDLERS or target in _FILLS or node.target is python_operator.getitem
 
     def _refuse(self, faults: list[str]) -> None:
         raise NetworkError("\n".join(f"{self.builder.name}: {fault}" for fault in faults))
@@ -259,6 +266,9 @@ class Translation:
         A node that depends on learned parameters is evaluated as well, for nodes that need only its
         shape. Where its values are read, it becomes layers.
         """
+        if self._fills_part(node):
+            self._fill_part(node)
+            return
         inputs = node.all_input_nodes
         learned = frozenset[str]().union(*(self._learned.get(each, ()) for each in inputs))
         known = all(self._is_known(each) for each in inputs) and self._is_fixed(node)
@@ -294,6 +304,49 @@ class Translation:
                 self._results[each] = self._results[self._aliases.base(each)]
             else:
                 self._step(each)
+
+    def _fills_part(self, node: Any) -> bool:
+        """Whether a node overwrites a view of a tensor with fixed numbers."""
+        if node not in self._aliases.writes or not self._aliases.is_part(node):
+            return False
+        fixed = self._is_fixed(node) and all(
+            self._is_known(each) and not self._learned.get(each) for each in node.all_input_nodes
+        )
+        if fixed and self._is_known(self._aliases.owner(node)):
+            return True
+        others = [each for each in node.all_input_nodes if each is not self._aliases.writes[node]]
+        known = all(self._is_known(each) and not self._learned.get(each) for each in others)
+        return known and str(node.target) in _FILLS
+
+    def _fill_part(self, node: Any) -> None:
+        """Overwrite a view of a tensor with fixed numbers, and find all its views anew.
+
+        A fixed tensor is overwritten as PyTorch does it. Of any other one, what is overwritten is
+        multiplied by 0, and the numbers are added.
+        """
+        torch, aliases, owner = self.torch, self._aliases, self._aliases.owner(node)
+        if self._is_known(owner) and not self._learned.get(owner):
+            whole = self._results[owner].clone()
+            aliases.write(node, whole, self._results)
+            self._results[owner] = whole
+        else:
+            value = owner.meta["val"]
+            kept, filled = (torch.full(tuple(value.shape), x, dtype=value.dtype) for x in (1, 0))
+            aliases.view(node, kept, self._results).zero_()
+            aliases.write(node, filled, self._results)
+            layer, name = self.layer(owner), node.name
+            layer = self.add(f"{name}.kept", Binary("mul"), layer, self.fixed(f"{name}.mask", kept))
+            if filled.any():
+                numbers = self.fixed(f"{name}.numbers", filled)
+                layer = self.add(f"{name}.filled", Binary("add"), layer, numbers)
+            self._results[owner] = layer
+            self._learned.pop(owner, None)
+        for each in aliases.views(owner, before=node):
+            if aliases.is_same(each):
+                self._results[each] = self._results[aliases.base(each)]
+            else:
+                self._step(each)
+        self._results[node] = self._results[aliases.base(node)]
 
     def _is_known(self, node: Any) -> bool:
         result = self._results.get(node)
