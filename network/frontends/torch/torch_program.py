@@ -23,8 +23,9 @@ from fpgapipe.network.frontends.torch import (  # noqa: F401, register translati
     torch_selection,
 )
 from fpgapipe.network.frontends.torch.torch_modes import check_modes, training_modes
-from fpgapipe.network.frontends.torch.torch_translation import translate
+from fpgapipe.network.frontends.torch.torch_translation import Translation
 from fpgapipe.network.graph import Graph, NetworkError
+from fpgapipe.network.operators.tensors import ShapeError
 from fpgapipe.optional import require
 
 
@@ -68,7 +69,7 @@ def from_torch(source: Any, *, name: str) -> Graph:
     torch = require("torch", f"reading {name}")
     if isinstance(source, torch.export.ExportedProgram):
         training = _trains(source)
-        graph, orders = translate(torch, source, name, training=training)
+        graph, orders = _translated(torch, source, name, training=training)
         inputs = tuple(source.example_inputs[0]) if source.example_inputs else ()
         module = source.module(check_guards=False)
         kept = TorchSource(module, inputs, training, graph.outputs, orders)
@@ -91,17 +92,36 @@ def from_torch(source: Any, *, name: str) -> Graph:
     )
 
 
+def _translated(
+    torch: Any, program: Any, name: str, *, training: bool
+) -> tuple[Graph, dict[str, tuple[int, ...]]]:
+    """Translate an exported program; see `Translation`.
+
+    Returns
+    -------
+    graph : Graph
+    orders : dict
+        Parameters whose axes have another order; see the attribute of the same name of
+        `fpgapipe.network.frontends.source.TorchSource`.
+    """
+    try:
+        translation = Translation(torch, program, name, training)
+        return translation.run(), translation.orders
+    except ShapeError as error:
+        raise NetworkError(f"{name}: {error}") from None
+
+
 def _of_module(torch: Any, module: Any, inputs: tuple[Any, ...], name: str) -> Graph:
     """Translate a module in both modes, and check that one network represents both."""
     modes = {each: each.training for each in module.modules()}
     try:
         training_modes(module, modes)
-        graph, orders = translate(
+        graph, orders = _translated(
             torch, _exported(torch, module, inputs, name), name, training=True
         )
         module.eval()
         program = _exported(torch, module, inputs, name)
-        check_modes(graph, translate(torch, program, name, training=False)[0])
+        check_modes(graph, _translated(torch, program, name, training=False)[0])
     finally:
         for each, training in modes.items():
             each.training = training

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 from fpgapipe.network.frontends.builder import FrontendBuilder, Unsupported
 from fpgapipe.network.frontends.torch.torch_aliases import Aliases
 from fpgapipe.network.frontends.torch.torch_values import (
+    FILLS,
     Noise,
     Reference,
     array,
@@ -28,9 +29,6 @@ if TYPE_CHECKING:
 Handler = Callable[["Translation", "Node"], None]
 HANDLERS: dict[str, Handler] = {}
 """The function that translates each ATen operator (``aten.conv2d.default``)."""
-
-_FILLS = ("aten.zero_.default", "aten.fill_.Scalar", "aten.fill_.Tensor", "aten.copy_.default")
-"""Operators whose result does not depend on what they overwrite."""
 
 MAX_SHOWN = 50
 """Most nodes that an error lists; the others are only counted."""
@@ -238,8 +236,7 @@ class Translation:
             self._refuse(faults)
 
     def _has_translation(self, node: Any) -> bool:
-        target = str(node.target)
-        return target in HANDLERS or target in _FILLS or node.target is python_operator.getitem
+        return str(node.target) in {*HANDLERS, *FILLS} or node.target is python_operator.getitem
 
     def _refuse(self, faults: list[str]) -> None:
         raise NetworkError("\n".join(f"{self.builder.name}: {fault}" for fault in faults))
@@ -316,7 +313,7 @@ class Translation:
             return True
         others = [each for each in node.all_input_nodes if each is not self._aliases.writes[node]]
         known = all(self._is_known(each) and not self._learned.get(each) for each in others)
-        return known and str(node.target) in _FILLS
+        return known and str(node.target) in FILLS
 
     def _fill_part(self, node: Any) -> None:
         """Overwrite a view of a tensor with fixed numbers, and find all its views anew.
@@ -601,22 +598,3 @@ class Translation:
         """Translate a node to one layer; `arguments` name its inputs."""
         inputs = [self.layer(node[each]) for each in arguments or ("self",)]
         self.give(node, self.add(node.name, operator, *inputs))
-
-
-def translate(
-    torch: Any, program: Any, name: str, *, training: bool
-) -> tuple[Graph, dict[str, tuple[int, ...]]]:
-    """Translate an exported program; see `Translation`.
-
-    Returns
-    -------
-    graph : Graph
-    orders : dict
-        Parameters whose axes have another order; see the attribute of the same name of
-        `fpgapipe.network.frontends.source.TorchSource`.
-    """
-    try:
-        translation = Translation(torch, program, name, training)
-        return translation.run(), translation.orders
-    except ShapeError as error:
-        raise NetworkError(f"{name}: {error}") from None

@@ -81,6 +81,10 @@ _FILLED = {f"aten.{name}.default" for name in (
 )}  # fmt: skip
 
 
+FILLS = ("aten.zero_.default", "aten.fill_.Scalar", "aten.fill_.Tensor", "aten.copy_.default")
+"""Operators whose result does not depend on what they overwrite."""
+
+
 def rank(node: Any) -> int:
     """Number of axes of a node's result; 0 if it is no tensor."""
     return len(getattr(node.meta.get("val"), "shape", ()))
