@@ -209,24 +209,38 @@ def test_a_recurrent_network():
     assert 0 < search.step_s <= search.data_parallel_s
 
 
-def test_command_line(cli, tmp_path):
+LOCAL = """
+from fpgapipe.network.zoo.layers import Network
+def net(batch=4):
+    net = Network("local", batch)
+    x = net.relu(net.conv(net.image(3, 16, 16), 16, 3, padding=1))
+    x = net.local_response_norm(x, 3)
+    net.linear(net.flatten(x), 5)
+    return net.build()
+"""
+"""A network that no core runs."""
+
+
+def test_command_line(cli, monkeypatch, tmp_path):
     """A network that is not built is planned by formulas."""
+    (tmp_path / "local_norm.py").write_text(LOCAL)
+    monkeypatch.chdir(tmp_path)
     path = tmp_path / "plan.json"
     options = ("--board", "u280", "--devices", 2, "--batch", 4, "--strategy", "layerwise")
-    code, out, _ = cli("plan", "cosmoflow", *options, "--json", "-o", path)
+    code, out, _ = cli("plan", "local_norm:net", *options, "--json", "-o", path)
     assert code == 0
     value = json.loads(out)
     assert json.loads(path.read_text()) == value
     assert value["num_left"] == 2
     assert [name for group in value["groups"] for name in group["layers"]] == list(
-        load_network("cosmoflow", 4).layers
+        load_network("local_norm:net", 4).layers
     )
-    code, out, _ = cli("plan", "cosmoflow", *options)
+    code, out, _ = cli("plan", "local_norm:net", *options)
     assert "2 nodes left" in out
     assert "cannot make this plan: layer" in out
-    code, _, fault = cli("plan", "cosmoflow", *options, "--micro-batches", 2)
+    code, _, fault = cli("plan", "local_norm:net", *options, "--micro-batches", 2)
     assert code == 2
     assert "leave out --micro-batches" in fault
-    code, _, fault = cli("plan", "cosmoflow", *options, "--svg", tmp_path / "x.svg")
+    code, _, fault = cli("plan", "local_norm:net", *options, "--svg", tmp_path / "x.svg")
     assert code == 2
     assert "--svg needs programs" in fault
