@@ -170,5 +170,16 @@ TASKS = {
     "unet-resize": Task(lambda batch: unet(batch, transposed=False), pixels_of_digits),
     "unet-transposed": Task(lambda batch: unet(batch, transposed=True), pixels_of_digits),
     "char-gpt": Task(lambda batch: built_in("char-gpt", batch), text, 4, 1, 96, by_loss=True),
+    "char-lstm": Task(
+        lambda batch: built_in("char-lstm", batch),
+        text,
+        2,
+        1,
+        96,
+        by_loss=True,
+        micro_batches=1,
+        samples=16,
+        embeddings=384**0.5,
+    ),
     "gnmt-mini": Task(translator, numbers, 2, 1, 1280, 1e-2, True, 1, 32, 8.0),
 }

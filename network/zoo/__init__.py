@@ -26,6 +26,7 @@ NETWORKS = {
     "vit_b": "transformer.vit_b",
     "gpt2_small": "transformer.gpt2_small",
     "char-gpt": "transformer.char_gpt",
+    "char-lstm": "recurrent.char_lstm",
 }
 """Module and function of each network; a function takes a batch size and returns a `Graph`."""
 

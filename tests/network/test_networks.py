@@ -135,3 +135,10 @@ def test_unknown_name_suggests_the_nearest():
 def test_batch_must_be_positive(batch):
     with pytest.raises(NetworkError, match=f"^alexnet: batch must be at least 1, not {batch}$"):
         built_in("alexnet", batch)
+
+
+def test_char_lstm_by_hand():
+    graph = built_in("char-lstm", 2)
+    layers = 2 * (4 * 128 * (128 + 128) + 2 * 4 * 128)
+    assert graph.totals.parameters == 128 * 128 + layers + 128 * 128 + 128
+    assert graph.totals.macs == 2 * 64 * (2 * 4 * 128 * (128 + 128) + 128 * 128)
