@@ -204,6 +204,13 @@ def _cases() -> Sequence[Case]:
         Case("lstm, one position", ((3, 1, 10),), lambda net, xs: net.lstm(xs[0], 6), 2),
         Case("lstm, both directions", ((3, 5, 10),),
              lambda net, xs: net.lstm(xs[0], 6, bidirectional=True), 6),
+        Case("lstm, with states", ((3, 3, 10), (3, 12), (3, 12)),
+             lambda net, xs: net.lstm(xs[0], 6, *xs[1:], bidirectional=True, final_cell=True), 5),
+        Case("gru, one position", ((3, 1, 10),), lambda net, xs: net.gru(xs[0], 6), 2),
+        Case("gru, both directions", ((3, 5, 10),),
+             lambda net, xs: net.gru(xs[0], 6, bidirectional=True), 6),
+        Case("gru, with a state", ((3, 3, 10), (3, 6)), lambda net, xs: net.gru(xs[0], 6, xs[1]),
+             5),
     )  # fmt: skip
 
 

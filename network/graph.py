@@ -79,8 +79,9 @@ class Layer:
     def macs(self) -> int:
         """Multiply-accumulates of the forward pass over the whole batch.
 
-        They are those of convolutions, linear layers, matrix products and LSTMs, including products
-        with padding zeros. Additions of a bias, pooling and element-wise work do not count.
+        They are those of convolutions, linear layers, matrix products and recurrent layers,
+        products with padding zeros included. Additions of a bias, pooling and element-wise work do
+        not count.
         """
         return sum(gemm.macs for gemm in self.gemms)
 
@@ -196,17 +197,17 @@ class Graph:
         layer = self.layers[name]
         result: dict[Pass, tuple[Gemm, ...]] = {Pass.FORWARD: layer.gemms}
         wanted = self.input_gradients(name)
-        if wanted:
-            products = [gemm.input_gradients() for gemm in layer.gemms]
-            if len(layer.inputs) > 1:  # both factors are activations: one product per wanted factor
-                products = [tuple(each[i] for i in wanted if i < len(each)) for each in products]
-            result[Pass.INPUT_GRADIENT] = tuple(gemm for each in products for gemm in each)
-        elif any(gemm.steps > 1 for gemm in layer.gemms):
-            # In backpropagation through time, the hidden state's gradient is needed even in the
-            # first layer.
-            result[Pass.INPUT_GRADIENT] = tuple(
-                each for gemm in layer.gemms if gemm.steps > 1 for each in gemm.input_gradients()
-            )
+        # In backpropagation through time, the hidden state's gradient is needed even in the first
+        # layer.
+        if wanted or any(gemm.steps > 1 for gemm in layer.gemms):
+            products: list[Gemm] = []
+            for gemm in layer.gemms:
+                each = gemm.input_gradients()
+                if gemm.steps > 1:
+                    products += each
+                else:  # if both factors are activations, one product per wanted factor
+                    products += (each[i] for i in wanted if i < len(each))
+            result[Pass.INPUT_GRADIENT] = tuple(products)
         if any(p.spec.trainable for p in layer.parameters):
             result[Pass.WEIGHT_GRADIENT] = tuple(
                 each for gemm in layer.gemms for each in gemm.weight_gradients()

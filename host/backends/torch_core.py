@@ -17,8 +17,8 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch.nn import functional
 
-from fpgapipe.host.backends.torch_lstm import lstm
 from fpgapipe.host.backends.torch_mx import Product, TransposedProduct
+from fpgapipe.host.backends.torch_recurrent import recurrent
 from fpgapipe.host.backends.torch_reference import run_layer_late, with_gradients_of
 from fpgapipe.host.backends.torch_volumes import convolved_volumes, transposed_volumes
 from fpgapipe.hw.hls_models.numerics.element_format import BF16, ElementFormat
@@ -198,8 +198,8 @@ class CoreNumbers:
                         result = with_gradients_of(result, other)
                 elif isinstance(layer.operator, ops.ConvTranspose):
                     result = _transposed(layer, args[0], roles, late)
-                elif isinstance(layer.operator, ops.Lstm):
-                    result = lstm(layer, args[0], roles, late, self._feature)
+                elif isinstance(layer.operator, ops.Recurrent):
+                    result = recurrent(layer, args, roles, late, self._feature)
                 elif isinstance(layer.operator, ops.Embedding):
                     result = _embedded(layer, args[0], roles, late)
                 elif isinstance(layer.operator, ops.Select):

@@ -288,18 +288,26 @@ def _upsample(o: ops.Upsample, own: Weights, args: list[Any], training: bool) ->
     return x
 
 
-def _lstm(o: ops.Lstm, own: Weights, args: list[Any], training: bool) -> Any:
+def _recurrent(o: ops.Recurrent, own: Weights, args: list[Any], training: bool) -> Any:
     import torch
 
-    x = args[0]
-    state = x.new_zeros(o.num_directions, x.shape[0], o.hidden)
+    x, *given = args
+    shape = (o.num_directions, x.shape[0], o.hidden)
+    states = [each.unflatten(1, (o.num_directions, o.hidden)).transpose(0, 1) for each in given]
+    states = states or [x.new_zeros(shape) for _ in o.states]
     roles = ("weight_ih", "weight_hh", "bias_ih", "bias_hh")[: 4 if o.bias else 2]
     suffixes = ("", "_reverse")[: o.num_directions]
     params = [own[role + suffix] for suffix in suffixes for role in roles]
-    result, _, _ = torch.lstm(
-        x, (state, state), params, o.bias, 1, 0.0, training, o.bidirectional, True
-    )
-    return result
+    settings = (params, o.bias, 1, 0.0, training, o.bidirectional, True)
+    if isinstance(o, ops.Gru):
+        return torch.gru(x, states[0], *settings)[0]
+    assert isinstance(o, ops.Lstm)
+    y, _, cell = torch.lstm(x, states, *settings)
+    if not o.final_cell:
+        return y
+    # Positions lie first in memory, as in PyTorch's own results: dropout draws in that order.
+    cells = cell.transpose(0, 1).flatten(1)
+    return torch.cat((y.transpose(0, 1), cells[None])).transpose(0, 1)
 
 
 def _activation(o: ops.Activation, own: Weights, args: list[Any], training: bool) -> Any:
@@ -456,7 +464,8 @@ _RUNS: dict[type[ops.Operator], Callable[..., Any]] = {
     ops.LayerNorm: _layer_norm,
     ops.Linear: _linear,
     ops.LocalResponseNorm: _functional("local_response_norm", "size", "alpha", "beta", "bias"),
-    ops.Lstm: _lstm,
+    ops.Lstm: _recurrent,
+    ops.Gru: _recurrent,
     ops.MatMul: lambda o, own, args, training: args[0] @ args[1],
     ops.Pad: lambda o, own, args, training: _padded(args[0], o.padding, o.value),
     ops.Pool: _pool,

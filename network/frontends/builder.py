@@ -7,10 +7,8 @@ from typing import TYPE_CHECKING, Any
 
 from fpgapipe.network.graph import Graph, GraphBuilder, Layer
 from fpgapipe.network.operators import (
-    Concat,
     Constant,
     Expand,
-    Lstm,
     Operator,
     Reshape,
     Select,
@@ -166,35 +164,6 @@ class FrontendBuilder(GraphBuilder):
             layer = then(".one", Reshape((1, count, *shape[1:])))
             layer = then(".expand", Expand((copies, count, *shape[1:])))
         return layer if self.tensor(layer).shape == wanted else then("", Reshape(wanted))
-
-    def last_states(self, name: str, lstm: str) -> str:
-        """Add layers that give the final hidden state of each direction of an LSTM layer.
-
-        Parameters
-        ----------
-        name : str
-            Name of the result, whose shape is ``directions, N, hidden``.
-        lstm : str
-            Name of the LSTM layer.
-        """
-        operator = self._layers[lstm].operator
-        assert isinstance(operator, Lstm)
-        batch, positions, _ = self.tensor(lstm).shape
-        states = []
-        for d, suffix in enumerate(("", "_reverse")[: operator.num_directions]):
-            last = 0 if d else positions - 1  # the reverse direction ends at the first position
-            state = self.add_with_values(
-                f"{lstm}.last{suffix}", Slice(1, last, last + 1), lstm, values={}
-            )
-            if operator.bidirectional:
-                half = Slice(2, d * operator.hidden, (d + 1) * operator.hidden)
-                state = self.add_with_values(f"{state}.half", half, state, values={})
-            shape = Reshape((1, batch, operator.hidden))
-            own = f"{state}.state" if operator.bidirectional else name
-            states.append(self.add_with_values(own, shape, state, values={}))
-        if len(states) == 1:
-            return states[0]
-        return self.add_with_values(name, Concat(0), *states, values={})
 
 
 def _refuse_no_numbers(source: str, value: NDArray[np.generic], *, fixed: bool) -> None:

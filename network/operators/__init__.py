@@ -43,9 +43,9 @@ from fpgapipe.network.operators.products import (
     ConvTranspose,
     Embedding,
     Linear,
-    Lstm,
     MatMul,
 )
+from fpgapipe.network.operators.recurrent import Gru, Lstm, Recurrent
 from fpgapipe.network.operators.reductions import (
     BatchNorm,
     CrossEntropy,
@@ -81,6 +81,7 @@ __all__ = [
     "Flatten",
     "Gemm",
     "GlobalPool",
+    "Gru",
     "IntegerAdd",
     "LayerNorm",
     "Linear",
@@ -95,6 +96,7 @@ __all__ = [
     "Pool",
     "Power",
     "Quantise",
+    "Recurrent",
     "Reduce",
     "Rescale",
     "Reshape",

@@ -1,4 +1,4 @@
-"""Operators that multiply matrices (convolution, linear, matmul, LSTM), and the embedding."""
+"""Operators that multiply matrices (convolution, linear, matmul), and the embedding."""
 
 import math
 from collections.abc import Sequence
@@ -301,69 +301,6 @@ class Embedding(Operator):
     def is_differentiable(self, index: int) -> bool:
         """No gradient flows to indices."""
         return False
-
-
-@dataclass(frozen=True)
-class Lstm(Operator):
-    """One layer of long short-term memory over ``N, positions, features``.
-
-    The result is the hidden state at every position. If there are two directions, their states are
-    concatenated. Deeper networks stack layers. The gates are in PyTorch's order (input, forget,
-    cell, output).
-
-    Parameters
-    ----------
-    hidden : int
-        Features of the hidden state.
-    bidirectional : bool
-        Whether there is a second direction, from the last position to the first.
-    bias : bool
-        Whether each direction has two bias vectors of ``4 * hidden``, as in cuDNN, PyTorch and
-        ONNX.
-    """
-
-    kind: ClassVar[str] = "lstm"
-
-    hidden: int
-    bidirectional: bool = False
-    bias: bool = True
-
-    def __post_init__(self) -> None:
-        require_positive("lstm", hidden=self.hidden)
-
-    @property
-    def num_directions(self) -> int:
-        """1, or 2 if bidirectional."""
-        return 2 if self.bidirectional else 1
-
-    def output(self, inputs: Sequence[Tensor]) -> Tensor:
-        """``N, positions, features`` to ``N, positions, directions * hidden``."""
-        (x,) = inputs
-        require_rank("lstm", x, 3, 3)
-        require_float("lstm", x)
-        return x.with_shape((*x.shape[:2], self.num_directions * self.hidden))
-
-    def parameters(self, inputs: Sequence[Tensor]) -> tuple[ParameterSpec, ...]:
-        """Input and recurrent weights and biases, for each direction."""
-        gates = 4 * self.hidden
-        specs = []
-        for suffix in ("", "_reverse")[: self.num_directions]:
-            specs.append(ParameterSpec(f"weight_ih{suffix}", (gates, inputs[0].shape[2])))
-            specs.append(ParameterSpec(f"weight_hh{suffix}", (gates, self.hidden)))
-            if self.bias:
-                specs.append(ParameterSpec(f"bias_ih{suffix}", (gates,)))
-                specs.append(ParameterSpec(f"bias_hh{suffix}", (gates,)))
-        return tuple(specs)
-
-    def gemms(self, inputs: Sequence[Tensor], output: Tensor) -> tuple[Gemm, ...]:
-        """One product for the inputs of all positions, then one per position for hidden states."""
-        batch, positions, features = inputs[0].shape
-        gates = 4 * self.hidden
-        directions = self.num_directions
-        return (
-            Gemm(batch * positions, features, gates, count=directions),
-            Gemm(batch, self.hidden, gates, count=directions, steps=positions),
-        )
 
 
 def _weight_and_bias(weight: tuple[int, ...], bias: int | None) -> tuple[ParameterSpec, ...]:

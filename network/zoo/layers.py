@@ -15,6 +15,7 @@ from fpgapipe.network.operators import (
     Embedding,
     Flatten,
     GlobalPool,
+    Gru,
     LayerNorm,
     Linear,
     LocalResponseNorm,
@@ -208,10 +209,28 @@ class Network(GraphBuilder):
         return self._add(Embedding(num_embeddings, features), x, name=name)
 
     def lstm(
-        self, x: str, hidden: int, *, bidirectional: bool = False, name: str | None = None
+        self,
+        x: str,
+        hidden: int,
+        *states: str,
+        bidirectional: bool = False,
+        final_cell: bool = False,
+        name: str | None = None,
     ) -> str:
-        """One LSTM layer."""
-        return self._add(Lstm(hidden, bidirectional), x, name=name)
+        """One LSTM layer; `states` are the initial hidden state and cell state, if not zeros."""
+        operator = Lstm(hidden, bidirectional, final_cell=final_cell)
+        return self._add(operator, x, *states, name=name)
+
+    def gru(
+        self,
+        x: str,
+        hidden: int,
+        *states: str,
+        bidirectional: bool = False,
+        name: str | None = None,
+    ) -> str:
+        """One layer of gated recurrent units; `states` is the initial one, if it is not zeros."""
+        return self._add(Gru(hidden, bidirectional), x, *states, name=name)
 
     @property
     def _samples(self) -> int:

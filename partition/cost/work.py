@@ -18,7 +18,16 @@ from fpgapipe.lowering.units.images.volume_unit import depth_of
 from fpgapipe.lowering.units.layers.depthwise_unit import is_depthwise
 from fpgapipe.lowering.units.network_units import layers_together
 from fpgapipe.network.graph import Graph, Layer
-from fpgapipe.network.operators import AxisMap, Conv, ConvTranspose, Linear, Lstm, Pass, Pool, Slice
+from fpgapipe.network.operators import (
+    AxisMap,
+    Conv,
+    ConvTranspose,
+    Linear,
+    Pass,
+    Pool,
+    Recurrent,
+    Slice,
+)
 from fpgapipe.partition.cost.work_products import Formats, products, untouched_inputs
 
 
@@ -123,7 +132,7 @@ _KEEP_OUTPUT = (
 _KEEP_INPUTS = (
     *(function for function in (*FUNCTIONS, *ELEMENTARY) if function not in ("relu6", "neg")),
     "prelu", "mul", "div", "max", "min", "pow", "clamp", "power", "layer_norm",
-    "local_response_norm", "batch_norm", "linear", "conv", "lstm", "matmul", "embedding",
+    "local_response_norm", "batch_norm", "linear", "conv", "lstm", "gru", "matmul", "embedding",
 )  # fmt: skip
 
 
@@ -196,7 +205,7 @@ def network_work(graph: Graph, formats: Formats) -> tuple[LayerWork, ...]:
             matrix[Pass.FORWARD] = _exact_results(matrix[Pass.FORWARD], formats)
             vector[Pass.FORWARD] += _after_product(layer, formats)
         _add_gradient(vector, _gradient_sum(graph, layer, readers[layer.name], formats))
-        concurrent = not isinstance(layer.operator, Lstm) and not _is_followed(layer, behind)
+        concurrent = not isinstance(layer.operator, Recurrent) and not _is_followed(layer, behind)
         operands = weight_elements(layer)
         result.append(
             LayerWork(
@@ -328,11 +337,11 @@ def _forward(layer: Layer, formats: Formats) -> VectorWork:
         return VectorWork(windows * out, reads, writes)
     if copied := _copied(layer):
         return VectorWork(copied, reads, copied * formats.activation_bytes)
-    if op in FREE or (layer.gemms and not isinstance(layer.operator, Lstm)):
+    if op in FREE or (layer.gemms and not isinstance(layer.operator, Recurrent)):
         return NO_WORK
-    if isinstance(layer.operator, Lstm):
-        # There are four gate functions, two multiply-adds for the cell, its tanh and the output
-        # gate. The gates and the cell are written for the backward pass.
+    if isinstance(layer.operator, Recurrent):
+        # The gates' functions and what becomes of them are nine instructions. Four numbers and the
+        # cell are written for the backward pass.
         return VectorWork(9 * out, 0, 5 * out * formats.activation_bytes)
     if op == "batch_norm":
         # Mean, variance and result take a pass each; the variance is of differences to the mean.
@@ -373,11 +382,13 @@ def _backward(layer: Layer, formats: Formats, wants_input: bool) -> VectorWork:
         if op == "mul" and len(shorter) == 1:
             work += VectorWork(out, given, given)
         return work
-    if op in (*FREE, "add") or (layer.gemms and not isinstance(layer.operator, Lstm)):
+    if op in (*FREE, "add") or (layer.gemms and not isinstance(layer.operator, Recurrent)):
         return NO_WORK
-    if isinstance(layer.operator, Lstm):
+    if isinstance(layer.operator, Recurrent):
+        # Gradients of both products are written unless they are the same.
+        written = 4 if op == "lstm" else 6
         return VectorWork(
-            18 * out, 6 * out * formats.activation_bytes, 4 * out * formats.activation_bytes
+            18 * out, 6 * out * formats.activation_bytes, written * out * formats.activation_bytes
         )
     if op == "batch_norm":
         # The first pass sums dY and dY times the normalised input; the second computes dX from
@@ -434,7 +445,7 @@ def kept_tensors(layer: Layer, formats: Formats) -> tuple[tuple[str, int], ...]:
         return ((f"{layer.name}.indices", _index_bytes(layer, formats)),)
     if op == "cross_entropy":
         return ((f"{layer.name}.softmax", formats.tensor_bytes(layer.input_tensors[0])), inputs[1])
-    if isinstance(layer.operator, Lstm):
+    if isinstance(layer.operator, Recurrent):
         gates = 5 * layer.output.elements * formats.activation_bytes
         return (
             *inputs,

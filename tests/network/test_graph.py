@@ -61,6 +61,21 @@ def test_a_first_recurrent_layer_still_goes_back_through_time():
     assert net.build().passes("y")[Pass.INPUT_GRADIENT] == (Gemm(m=1, k=12, n=3, steps=5),)
 
 
+def test_gradients_of_a_recurrent_layer_and_its_states():
+    net = GraphBuilder("net", 2)
+    state = net.add("h", Constant((2, 3), trainable=True))
+    net.add("y", Lstm(3), net.input("x", Tensor((2, 5, 4))), state, state)
+    graph = net.build()
+    assert graph.input_gradients("y") == (1, 2)
+    back = Gemm(m=2, k=12, n=3, steps=5)
+    assert graph.passes("y")[Pass.INPUT_GRADIENT] == (back,)
+    net = GraphBuilder("net", 2)
+    x = net.add("x", Constant((2, 5, 4), trainable=True))
+    net.add("y", Lstm(3), x)
+    passes = net.build().passes("y")
+    assert passes[Pass.INPUT_GRADIENT] == (Gemm(m=10, k=12, n=4), back)
+
+
 def test_no_gradient_to_indices_and_labels():
     net = GraphBuilder("net", 2)
     tokens = net.input("tokens", Tensor((2,), DType.INT64))

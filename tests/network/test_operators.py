@@ -15,6 +15,7 @@ from fpgapipe.network.operators import (
     Flatten,
     Gemm,
     GlobalPool,
+    Gru,
     LayerNorm,
     Linear,
     Lstm,
@@ -134,6 +135,34 @@ def test_lstm_by_hand():
     # All steps' weight gradients are one product, since none waits for another.
     assert across.weight_gradients() == (Gemm(m=3, k=14, n=12, count=2),)
     assert across.input_gradients() == (Gemm(m=2, k=12, n=3, count=2, steps=7),)
+
+
+def test_gru_by_hand():
+    x = Tensor((2, 7, 5))
+    operator = Gru(hidden=3)
+    assert operator.output([x]).shape == (2, 7, 3)
+    assert sum(p.elements for p in operator.parameters([x])) == 3 * 3 * (5 + 3 + 2)
+    along, across = operator.gemms([x], operator.output([x]))
+    assert along == Gemm(m=14, k=5, n=9)
+    assert across == Gemm(m=2, k=3, n=9, steps=7)
+
+
+def test_last_cell_states_are_a_further_position():
+    x = Tensor((2, 7, 5))
+    assert Lstm(3, bidirectional=True, final_cell=True).output([x]).shape == (2, 8, 6)
+
+
+def test_initial_states_must_fit():
+    x, state = Tensor((2, 7, 5)), Tensor((2, 6))
+    assert Gru(3, bidirectional=True).output([x, state]).shape == (2, 7, 6)
+    message = r"^lstm must have an initial cell state of shape \[2, 3\], not \[2, 6\]$"
+    with pytest.raises(ShapeError, match=message):
+        Lstm(3).output([x, Tensor((2, 3)), state])
+    message = r"^lstm takes 1 or 3 inputs \(with the initial hidden state and cell state\), not 2$"
+    with pytest.raises(ShapeError, match=message):
+        Lstm(3).check_arity(2)
+    with pytest.raises(ShapeError, match=r"^gru takes 1 or 2 inputs"):
+        Gru(3).check_arity(3)
 
 
 def test_linear_takes_all_leading_axes_together():

@@ -22,7 +22,6 @@ from fpgapipe.network.operators import (
     Embedding,
     GlobalPool,
     Linear,
-    Lstm,
     MatMul,
     Pool,
     Reshape,
@@ -228,55 +227,6 @@ def _matmul(t: Translation, node: Any) -> None:
             t.skip(addition)
             return
     t.first(node, Linear(int(weight.shape[1]), bias=False), **values)
-
-
-@handles("LSTM")
-def _lstm(t: Translation, node: Any) -> None:
-    attributes = t.attributes(node)
-    direction = attributes.get("direction", b"forward").decode()
-    if direction == "reverse" or attributes.get("layout", 0) or "clip" in attributes:
-        raise Unsupported("only direction forward or bidirectional, layout 0, without clip")
-    if attributes.get("input_forget", 0) or "activations" in attributes:
-        default = [b"Sigmoid", b"Tanh", b"Tanh"]
-        if attributes.get("input_forget", 0) or list(attributes["activations"])[:3] != default:
-            raise Unsupported("only the standard gates and activations")
-    for index, what in ((5, "initial_h"), (6, "initial_c"), (7, "peepholes")):
-        if t.operand(node, index) and t.weight(node, index, what).any():
-            raise Unsupported(f"only {what} of zeros")
-    hidden = int(attributes["hidden_size"])
-    both = direction == "bidirectional"
-    if t.weight(node, 1, "weight").size > MAX_FOLDED_ELEMENTS:
-        raise Unsupported("its weight is too large to be reordered")
-    t.refuse_outputs(node, kept=2)
-    name = node_name(node)
-    x = t.add(f"{name}.batch_first", Transpose((1, 0, 2)), t.layer(node.input[0]))
-    bias = t.value(node, 3)
-    values = {}
-    for d, suffix in enumerate(("", "_reverse")[: 2 if both else 1]):
-        pairs = [("weight_ih", 1, t.weight(node, 1, "weight")[d])]
-        pairs.append(("weight_hh", 2, t.weight(node, 2, "recurrent weight")[d]))
-        if bias is not None:
-            pairs.append(("bias_ih", 3, bias[d][: 4 * hidden]))
-            pairs.append(("bias_hh", 3, bias[d][4 * hidden :]))
-        for role, index, value in pairs:
-            source = f"{node.input[index]}[{d}]{role}"
-            values[role + suffix] = (source, _pytorch_gates(value, hidden))
-    layer = t.add(name, Lstm(hidden, both, bias is not None), x, values=values)
-    batch, positions, _ = t.builder.tensor(layer).shape
-    if t.consumers[node.output[0]]:
-        split = Reshape((batch, positions, 2 if both else 1, hidden))
-        rows = t.add(f"{name}.directions", split, layer)
-        t.give(node, t.add(f"{name}.y", Transpose((1, 2, 0, 3)), rows))
-    if len(node.output) > 1 and node.output[1] and t.consumers[node.output[1]]:
-        t.give(node, t.builder.last_states(f"{name}.y_h", layer), output=1)
-
-
-def _pytorch_gates(value: NDArray[np.generic], hidden: int) -> NDArray[np.generic]:
-    """Reorder gates from ONNX's order (input, output, forget, cell) to PyTorch's."""
-    import numpy as np
-
-    i, o, f, c = (value[gate * hidden : (gate + 1) * hidden] for gate in range(4))
-    return np.concatenate([i, f, c, o])
 
 
 @handles("Gather")

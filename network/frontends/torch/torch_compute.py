@@ -12,7 +12,6 @@ from fpgapipe.network.frontends.torch.torch_values import Noise
 from fpgapipe.network.operators import (
     BatchNorm,
     Binary,
-    Concat,
     Conv,
     ConvTranspose,
     CrossEntropy,
@@ -20,7 +19,6 @@ from fpgapipe.network.operators import (
     Expand,
     LayerNorm,
     Linear,
-    Lstm,
     MatMul,
     Pad,
     Pool,
@@ -176,43 +174,6 @@ def _addmm(t: Translation, node: Node) -> None:
     if values["bias"][1].shape != (values["weight"][1].shape[0],):
         raise Unsupported("only a bias for each output feature")
     t.give(node, t.add(node.name, operator, t.layer(node["mat1"]), values=values))
-
-
-@handles("lstm.input")
-def _lstm(t: Translation, node: Node) -> None:
-    if any(t.known(state) is None or t.known(state).any() for state in node["hx"]):  # type: ignore[union-attr]
-        raise Unsupported("only an initial state of zeros")
-    directions = 2 if node["bidirectional"] else 1
-    with_bias = bool(node["has_biases"])
-    each = 4 if with_bias else 2
-    params = node["params"]
-    if len(params) != node["num_layers"] * directions * each:
-        raise Unsupported("projections are not supported")
-    hidden = t.tensor(params[1]).shape[1]
-    x = t.layer(node["input"])
-    if not node["batch_first"]:
-        x = t.add(f"{node.name}.batch_first", Transpose((1, 0, 2)), x)
-    stem = t.name_of(node, params[0])
-    roles = ("weight_ih", "weight_hh", "bias_ih", "bias_hh")[:each]
-    states: list[str] = []  # final hidden states of all layers
-    for depth in range(node["num_layers"]):
-        if depth and node["dropout"] and node["train"]:
-            x = t.add(f"{stem}.dropout{depth}", Dropout(node["dropout"]), x)
-        values = {}
-        for d in range(directions):
-            first = (depth * directions + d) * each
-            for i, role in enumerate(roles):
-                suffix = "_reverse" if d else ""
-                values[role + suffix] = t.weight(params[first + i], role)
-        name = f"{stem}.{depth}" if node["num_layers"] > 1 else stem
-        x = t.add(name, Lstm(hidden, directions == 2, with_bias), x, values=values)
-        if t.reads_result(node, 1):
-            states.append(t.builder.last_states(f"{name}.state", x))
-    if not node["batch_first"]:
-        x = t.add(f"{node.name}.batch_second", Transpose((1, 0, 2)), x)
-    if len(states) > 1:
-        states = [t.add(f"{node.name}.states", Concat(0), *states)]
-    t.give(node, [x, states[0] if states else None, None])
 
 
 # Windows
