@@ -47,10 +47,9 @@ class VolumePoolUnit(PoolUnit):
             padding=(operator.padding[0], (0, 0)),
             dilation=(operator.dilation[0], 1),
         )
-        size = prod(self.out_shape[3:])
         return (
             windows_of(planes, self.in_shape[3:], self.out_shape[3:]),
-            windows_of(along, (self.in_shape[2], size), (self.out_shape[2], size)),
+            windows_of(along, (self.in_shape[2], 1), (self.out_shape[2], 1)),
         )
 
     def check(self, *, train: bool) -> None:
@@ -70,9 +69,9 @@ class VolumePoolUnit(PoolUnit):
         )
 
     def _stacked(self, x: Tensor, planes: int) -> Tensor:
-        """View volumes as images whose rows are planes and whose columns are positions."""
+        """View volumes as images whose rows are planes, with the channels of all positions."""
         samples, channels = self.out_shape[:2]
-        return replace(x, shape=(samples, planes, prod(self.out_shape[3:]), channels))
+        return replace(x, shape=(samples, planes, 1, prod(self.out_shape[3:]) * channels))
 
     def forward(self, step: MicroBatch) -> Tensor:
         """See `Unit`."""
