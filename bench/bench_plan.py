@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any
 
 import odd_networks
+from small_networks import SHORT
 
 from fpgapipe.boards.cluster import chain_of
 from fpgapipe.boards.library import load_board
@@ -34,7 +35,7 @@ from fpgapipe.partition.explore.planned import as_plan
 from fpgapipe.partition.pricing.machine_search import explore_on_machine
 from fpgapipe.partition.pricing.prediction import PipelineTiming
 
-NETWORKS = ("digits-cnn", "mlp", "vgg-mini", "resnet-mini", *odd_networks.MODELS)
+NETWORKS = ("digits-cnn", "mlp", "vgg-mini", "resnet-mini", *odd_networks.MODELS, *SHORT)
 SCHEDULES = ("gpipe", "1f1b-as", "zb-h1", "fbp-as")
 MOST_MEAN_ERROR, MOST_ERROR = 0.015, 0.03
 """Largest mean and largest single error that are wanted."""
@@ -54,6 +55,8 @@ def load(name: str, samples: int) -> Graph:
     """A network for a number of samples."""
     if name == "mlp":
         return mlp(samples)
+    if name in SHORT:
+        return SHORT[name](samples)
     if name in odd_networks.MODELS:
         with tempfile.TemporaryDirectory() as folder:
             path = Path(folder) / f"{name}.onnx"

@@ -14,9 +14,10 @@ from fpgapipe.host.data.samples import Dataset, Samples, Wanted, split
 from fpgapipe.network.graph import Graph
 from fpgapipe.network.initial_values import initial_parameters
 from fpgapipe.network.operators import Binary, Embedding
-from fpgapipe.network.zoo import built_in
+from fpgapipe.network.zoo import built_in, transformer
 from fpgapipe.network.zoo.gnmt import Sizes, gnmt
 from fpgapipe.network.zoo.layers import Network
+from fpgapipe.network.zoo.recurrent import lstm_language_model
 
 CLASSES = 11
 """Classes of a pixel of a digit: ten digits, and the background."""
@@ -183,3 +184,33 @@ TASKS = {
     ),
     "gnmt-mini": Task(translator, numbers, 2, 1, 1280, 1e-2, True, 1, 32, 8.0),
 }
+
+
+def _short_gpt(batch: int) -> Graph:
+    sizes = transformer.Sizes(features=64, heads=2, blocks=2, dropout=0.1)
+    return transformer.gpt("gpt-short", batch, sizes, vocabulary=32, positions=32)
+
+
+def _short_lstm(batch: int) -> Graph:
+    return lstm_language_model("lstm-short", batch, characters=32, features=32, positions=8)
+
+
+def _small_vit(batch: int) -> Graph:
+    sizes = transformer.Sizes(features=32, heads=2, blocks=2, dropout=0)
+    return transformer.vit("vit-small", batch, sizes, image=(1, 8, 8), patch=2, classes=10)
+
+
+def _short_translator(batch: int) -> Graph:
+    return gnmt("gnmt-short", batch, Sizes(2, 10, 12, 32, 4, 4, 0))
+
+
+SHORT: dict[str, Callable[[int], Graph]] = {
+    "mobilenet": mobilenet,
+    "unet-resize": lambda batch: unet(batch, transposed=False),
+    "unet-transposed": lambda batch: unet(batch, transposed=True),
+    "gpt-short": _short_gpt,
+    "vit-small": _small_vit,
+    "lstm-short": _short_lstm,
+    "gnmt-short": _short_translator,
+}
+"""Networks whose step is simulated within minutes on a small core, to time them."""

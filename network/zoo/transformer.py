@@ -96,28 +96,35 @@ def vit_b(batch: int) -> Graph:
     Source: A. Dosovitskiy et al., "An Image is Worth 16x16 Words: Transformers for Image
     Recognition at Scale", ICLR 2021.
     """
-    epsilon, sizes, patch = 1e-6, Sizes(dropout=0), 16
-    features, side = sizes.features, 224 // patch
-    net = Network("vit_b", batch)
-    x = net.conv(net.image(3, 224, 224), features, patch, stride=patch, name="patches")
-    x = net.reshape(x, batch, features, side * side, name="patches.rows")
+    return vit("vit_b", batch, Sizes(dropout=0), image=(3, 224, 224), patch=16, classes=1000)
+
+
+def vit(
+    name: str, batch: int, sizes: Sizes, *, image: tuple[int, int, int], patch: int, classes: int
+) -> Graph:
+    """A vision transformer over the square patches of images of ``channels, height, width``."""
+    epsilon, features = 1e-6, sizes.features
+    tokens = image[1] // patch * (image[2] // patch)
+    net = Network(name, batch)
+    x = net.conv(net.image(*image), features, patch, stride=patch, name="patches")
+    x = net.reshape(x, batch, features, tokens, name="patches.rows")
     x = net.transpose(x, 0, 2, 1, name="patches.tokens")
     first = net.add("class_token", Constant((1, 1, features), trainable=True))
     first = net.add("class_token.repeated", Expand((batch, 1, features)), first)
     x = net.concat((first, x), 1, "tokens")
-    places = net.add("positions", Constant((1, side * side + 1, features), trainable=True))
+    places = net.add("positions", Constant((1, tokens + 1, features), trainable=True))
     x = net.plus(x, places, "embeddings")
     for i in range(sizes.blocks):
-        name = f"block{i}"
-        y = net.layer_norm(x, epsilon=epsilon, name=f"{name}.norm1")
-        q, k, v = (net.linear(y, features, name=f"{name}.{part}") for part in ("q", "k", "v"))
-        y = _attend(net, name, q, k, v, sizes, causal=False)
-        x = net.plus(x, net.linear(y, features, name=f"{name}.project"), f"{name}.add1")
-        y = net.layer_norm(x, epsilon=epsilon, name=f"{name}.norm2")
-        x = net.plus(x, _feed_forward(net, y, name, sizes), f"{name}.add2")
+        block = f"block{i}"
+        y = net.layer_norm(x, epsilon=epsilon, name=f"{block}.norm1")
+        q, k, v = (net.linear(y, features, name=f"{block}.{part}") for part in ("q", "k", "v"))
+        y = _attend(net, block, q, k, v, sizes, causal=False)
+        x = net.plus(x, net.linear(y, features, name=f"{block}.project"), f"{block}.add1")
+        y = net.layer_norm(x, epsilon=epsilon, name=f"{block}.norm2")
+        x = net.plus(x, _feed_forward(net, y, block, sizes), f"{block}.add2")
     x = net.layer_norm(x, epsilon=epsilon, name="norm")
     x = net.flatten(net.add("class", Slice(1, 0, 1), x), "features")
-    net.linear(x, 1000, name="head")
+    net.linear(x, classes, name="head")
     return net.build()
 
 
