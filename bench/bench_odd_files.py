@@ -111,6 +111,7 @@ class Kind:
 
 PLAN = "--board u280 --array 8x8 --schedule gpipe --batch 1"
 RUN = "run {build} --backend model --data random --steps 1 --no-validation"
+INT8 = "build --board u280 --array 8x8 --batch 1 --mode infer -o {home}/new --int8"
 RING = "--board u280 --array 4x4 --batch 8 --plan"
 SCHEDULE = "schedule gpipe --stages 2 --microbatches 2"
 
@@ -210,6 +211,9 @@ KINDS = (
     Kind("cluster of plan", "plan lenet5 --cluster {}", "odd.yaml"),
     Kind("cluster of build", "build --cluster {} -o {home}/new", "odd.yaml"),
     Kind("cluster of compare", "compare lenet5 --cluster {}", "odd.yaml"),
+    Kind("parameters of build", f"{INT8} digits --parameters {{}}", "odd.npz"),
+    Kind("checkpoint of build", f"{INT8} digits --parameters {{}}", "odd.ckpt"),
+    Kind("data of build", f"{INT8} {{}}", "odd.npz"),
     Kind("parameters .npz", f"{RUN} --parameters {{}}", "odd.npz"),
     Kind("parameters .ckpt", f"{RUN} --parameters {{}}", "odd.ckpt"),
     Kind("data .npz", "run {build} --backend model --data {}", "odd.npz"),

@@ -32,7 +32,7 @@ RATE_SCHEDULES = ("constant", "cosine", "step")
     show_default=True,
     help="What runs: simulated devices, their bit-exact model, or PyTorch.",
 )
-@click.option("--steps", type=ranges.STEPS, help="Mini-batches in all.")
+@click.option("--steps", type=ranges.STEPS, help="Number of mini-batches in all.")
 @click.option("--epochs", type=ranges.EPOCHS, help="Passes through all samples [default: 1].")
 @click.option(
     "--more",
