@@ -134,7 +134,10 @@ def _groups(number: int, kernel: Kernel, addresses: Mapping[str, int]) -> Iterat
     """Split a kernel into groups where a new load or computation begins; a transfer, into parts."""
     group = Group(number, kernel.track, first=True)
     moves = (Opcode.LOAD, Opcode.STORE)
+    has_loaded = False
     for instruction in kernel.instructions(addresses):
+        has_loaded = has_loaded or instruction.opcode is Opcode.LOAD
+        assert kernel.track.is_link or has_loaded, "a kernel must begin with a load"
         before = group.instructions[-1].opcode if group.instructions else None
         begins = {
             Opcode.LOAD: before not in (None, Opcode.LOAD),

@@ -323,15 +323,16 @@ class VectorKernel:
                 program.append(instruction)
                 tensors.append(tensor)
 
-        has_loads = [bool(piece.loads) for piece in self.pieces]
+        loads = [self._first_loads(), *(piece.loads for piece in self.pieces[1:])]
+        has_loads = [bool(each) for each in loads]
         has_stores = [bool(piece.stores) for piece in self.pieces]
         for index, piece in enumerate(self.pieces):
             place = places[index % buffer_count]
             # An earlier piece frees its buffers when it has been computed or, for targets, stored.
             again = index >= buffer_count
-            if piece.loads:
+            if loads[index]:
                 waits = (free,) if again else ()
-                move(Opcode.LOAD, piece.loads, waits, (int(Semaphore.LOADED),))
+                move(Opcode.LOAD, loads[index], waits, (int(Semaphore.LOADED),))
             for number, step in enumerate(piece.steps):
                 wait, signal = [], []
                 if number == 0:
@@ -352,6 +353,26 @@ class VectorKernel:
             for which in ("loads", "stores")
         )
         return _VectorTemplate(Template(program, tensors), reads, writes)
+
+    def _first_loads(self) -> tuple[Move, ...]:
+        """Loads of the first piece, of which there is one at least.
+
+        A kernel waits with its first load for the kernels before it. One that begins without
+        operands, because it writes zeros, loads the first word of what it is about to overwrite.
+        """
+        first = self.pieces[0]
+        if first.loads:
+            return first.loads
+        assert first.stores, "a piece must load or store"
+        tile, buffer = first.stores[0].tile, first.stores[0].buffer
+        word = replace(
+            tile,
+            run_bytes=min(tile.run_bytes, WORD_BYTES),
+            counts=(),
+            memory_pitches=(),
+            pitches=(),
+        )
+        return (Move(word, buffer),)
 
     def _places(self, copy: int) -> dict[str, int]:
         """Byte addresses of one copy of the buffers."""

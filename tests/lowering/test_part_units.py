@@ -9,9 +9,10 @@ from unit_steps import (
     assert_step_is_that_of_pytorch,
 )
 
+from fpgapipe.hw.hls_models.isa.instructions import Opcode
 from fpgapipe.hw.hls_models.numerics.element_format import BF16, FP32
 from fpgapipe.lowering.kernels.parts import Rows, zero_rows
-from fpgapipe.lowering.tiling.kernel import Tensor
+from fpgapipe.lowering.tiling.kernel import Region, Tensor
 from fpgapipe.network import operators as ops
 from fpgapipe.network.zoo.layers import Network
 
@@ -120,6 +121,17 @@ def test_zeros_of_rows_and_nothing_else(size, written, region, element_format):
     inside = (written[0] + written[1] * np.arange(size[0])[:, None] + np.arange(size[1])).ravel()
     expected[inside] = 0
     assert same_bits(found, expected)
+
+
+def test_zeros_begin_with_a_load():
+    """What is overwritten may be read by others: a kernel waits for them with its first load."""
+    y, region = Tensor("y", (40,)), Region(0, 1 << 14)
+    kernel = zero_rows("z", y, (1, 40), Rows(0, 40), region)
+    first, *others = kernel.instructions({"y": 256})
+    assert first.opcode is Opcode.LOAD
+    assert first.body["memory"] == 256
+    assert [each.opcode for each in others] == [Opcode.VECTOR, Opcode.STORE]
+    assert kernel.reads == frozenset()
 
 
 @pytest.mark.sim
