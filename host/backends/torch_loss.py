@@ -47,7 +47,7 @@ def loss_of(
 def num_correct(loss: Loss, output: torch.Tensor, labels: torch.Tensor) -> int:
     """Number of labels of which no class has a larger logit, as the devices count.
 
-    Of targets it is 0.
+    It is 0 where targets are given instead of labels.
     """
     if not loss.has_classes:
         return 0

@@ -145,7 +145,7 @@ def _digits(wanted: Wanted) -> Dataset:
 def _random(wanted: Wanted) -> Dataset:
     """Draw random samples, in which the labels can be learned.
 
-    Of several inputs, the labels follow from the first one.
+    The labels follow from the first input if there are several.
     """
     rng = np.random.default_rng(0)
     wanted.check_size(Path("random"), "random samples", NUM_RANDOM)

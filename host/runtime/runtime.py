@@ -433,7 +433,7 @@ def _train(
     folder: Path,
     watcher: Watcher | None,
 ) -> dict[str, Any]:
-    # Of targets there is no share that is right.
+    # Targets have no accuracy, so a loss of targets is not validated.
     validates = options.validates and build.options.loss.has_classes
     trainer = Trainer(
         backend,

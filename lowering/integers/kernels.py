@@ -59,7 +59,7 @@ def centre(name: str, x: Tensor, y: Tensor, zero: int, region: Region) -> Vector
 def split(name: str, x: Tensor, coarse: Tensor, fine: Tensor, region: Region) -> VectorKernel:
     """Split integers of up to 256 into multiples of `COARSE` and what is left, -2..2.
 
-    Of each part, MXINT8 holds every block exactly.
+    MXINT8 holds every block of either part exactly.
     """
     rounds = COARSE * TO_INTEGER
     steps = [

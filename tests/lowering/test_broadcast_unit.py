@@ -97,7 +97,7 @@ def test_a_step_is_that_of_pytorch(network, activations):
 
 
 def test_repetitions_name_the_samples_of_a_device():
-    """As reshapes do, where devices share the samples."""
+    """Repetitions follow the samples that each device has, as reshapes do."""
     assert rebatched(repeated(4), 2).layers["rows"].output.shape == (2, 3, 7)
     for samples in (2, 4):
         with pytest.raises(NotImplementedError, match="layer 'whole' has no samples that could"):

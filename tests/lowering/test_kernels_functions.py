@@ -78,7 +78,7 @@ def test_every_element_is_near(function):
 
 @pytest.mark.parametrize("exponent", [3, 1, -2, 7, 0.5, 1.5, -0.25, 0.75, -1.75, 8, -8])
 def test_powers(exponent):
-    """Of negative numbers as well, if the exponent is whole."""
+    """Powers of negative numbers are right as well, if the exponent is whole."""
     shape = (50, 9)
     x = drawn(shape)
     x = 0.1 + np.abs(x) if exponent % 1 else np.copysign(0.1 + np.abs(x), x)

@@ -245,7 +245,7 @@ def test_layout(tmp_path):
 
 
 def test_entries_at_fixed_indices(tmp_path):
-    """Of the first axis and others, in any order, those that follow one another among them."""
+    """Gathers along any axis; indices that follow one another become slices."""
     nodes = [
         node("Gather", ["x", "places"], ["a"], axis=2),
         node("Gather", ["a", "rows"], ["b"]),

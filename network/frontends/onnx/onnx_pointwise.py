@@ -113,7 +113,7 @@ def _activation(t: Translation, node: Any) -> None:
 
 @handles("Max", "Min")
 def _extreme(t: Translation, node: Any) -> None:
-    """Of several tensors, one after the other; a fixed number is a bound."""
+    """Compare several tensors one after the other; a fixed number is a bound."""
     function = node.op_type.lower()
     numbers, layers = [], []
     for place, name in enumerate(node.input):
