@@ -1,0 +1,1 @@
+"""Packages of a build for the vendors' tools, and C functions over XRT."""

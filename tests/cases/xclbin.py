@@ -1,0 +1,59 @@
+"""A small xclbin, as XRT reads it: one kernel that is connected to one memory.
+
+Source: XRT's xclbin.h (struct axlf and the sections), release 202210.2.13.
+"""
+
+import struct
+
+EMBEDDED_METADATA, MEM_TOPOLOGY, CONNECTIVITY, IP_LAYOUT = 2, 6, 7, 8
+IP_KERNEL, DDR4 = 1, 1
+UUID = bytes(range(1, 17))
+
+
+def xclbin(kernel="fpgapipe_core", *, connected=True):
+    """Bytes of an xclbin without a bitstream."""
+    instance = f"{kernel}:{kernel}_0"
+    xml = f"""<?xml version="1.0" encoding="UTF-8"?>
+<project name="fpgapipe"><platform vendor="x" boardid="x" name="x" featureRomTime="0">
+<device name="fpga0"><core name="OCL_REGION_0" target="bitstream" type="clc_region">
+<kernel name="{kernel}" language="ip" vlnv="fpgapipe:fpgapipe:{kernel}:1.0" attributes=""
+ preferredWorkGroupSizeMultiple="0" workGroupSize="1" hwControlProtocol="user_managed"
+ interrupt="true">
+<port name="S_AXI_CONTROL" mode="slave" range="0x1000" dataWidth="32" portType="addressable"
+ base="0x0"/>
+<port name="m_axi" mode="master" range="0xFFFFFFFFFFFFFFFF" dataWidth="512"
+ portType="addressable" base="0x0"/>
+<arg name="MEMORY_BASE" addressQualifier="1" id="0" port="m_axi" size="0x8" offset="0x68"
+ hostOffset="0x0" hostSize="0x8" type="void*"/>
+<instance name="{kernel}_0"><addrRemap base="0x1800000" range="0x1000" port="S_AXI_CONTROL"/>
+</instance></kernel></core></device></platform></project>"""
+    layout = struct.pack("<i4xIIQ64s", 1, IP_KERNEL, 0x1, 0x1800000, instance.encode())
+    memory = struct.pack("<i4xBB6xQQ16s", 1, DDR4, 1, 1 << 20, 0, b"bank0")
+    links = struct.pack("<iiii", 1, 0, 0, 0) if connected else struct.pack("<i", 0)
+    return _axlf(
+        {
+            EMBEDDED_METADATA: xml.encode(),
+            MEM_TOPOLOGY: memory,
+            CONNECTIVITY: links,
+            IP_LAYOUT: layout,
+        }
+    )
+
+
+def _axlf(sections):
+    head = 456 + 40 * len(sections)
+    table, data = b"", b""
+    for kind, text in sections.items():
+        data += bytes(-(head + len(data)) % 8)
+        table += struct.pack("<I16s4xQQ", kind, b"", head + len(data), len(text))
+        data += text
+    header = struct.pack(
+        "<QQQHBBHH16s64s16s16sI4x",
+        head + len(data), 1, 0, 0, 2, 1, 0, 0, bytes(16), b"", UUID, b"", len(sections),
+    )  # fmt: skip
+    return (
+        b"xclbin2\0"
+        + struct.pack("<i28s256sQ", -1, b"\xff" * 28, bytes(256), 1)
+        + header
+        + (table + data)
+    )
