@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import hashlib
 import json
 from typing import TYPE_CHECKING, Any
 
@@ -32,9 +31,7 @@ BASIS = (
 
 def core_name(core: CoreSpec) -> str:
     """Name of a core's files: the size of its array, and a digest of all its parameters."""
-    text = json.dumps(dataclasses.asdict(core), sort_keys=True)
-    digest = hashlib.sha256(text.encode()).hexdigest()[:8]
-    return f"core_{core.rows}x{core.cols}_{digest}"
+    return f"core_{core.rows}x{core.cols}_{core.digest}"
 
 
 def resources_json(core: CoreSpec, devices: Iterable[DeviceSpec]) -> str:

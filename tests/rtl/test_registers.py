@@ -70,7 +70,14 @@ def test_a_core_says_what_it_is():
         "BANK_BYTES": 1024,
         "BUS_BYTES": 8,
         "VECTOR_LANES": 8,
+        "CONFIGURATION": int(SPEC.digest, 16),
     }
+
+
+def test_cores_that_differ_anywhere_have_other_digests():
+    links = (dataclasses.replace(LINKED.links[0], frame_words=8), *LINKED.links[1:])
+    others = [dataclasses.replace(SPEC, outstanding=32), dataclasses.replace(LINKED, links=links)]
+    assert len({core.digest for core in (SPEC, LINKED, *others)}) == 4
 
 
 def test_links_say_what_they_are():

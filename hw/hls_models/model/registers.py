@@ -276,6 +276,13 @@ def _constants(spec: CoreSpec) -> Iterator[Register]:
         values.append(("LINKS", len(spec.links), "To other devices."))
     for index, (name, value, meaning) in enumerate(values):
         yield Register(name, 4 * index, Kind.CONSTANT, meaning, reset=value)
+    yield Register(
+        "CONFIGURATION",
+        0x02C,
+        Kind.CONSTANT,
+        "Digest of all parameters of the core, `CoreSpec.digest`, which its files have in their names.",
+        reset=int(spec.digest, 16),
+    )
 
 
 def _controls(spec: CoreSpec) -> Iterator[Register]:

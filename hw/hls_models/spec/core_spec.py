@@ -1,12 +1,14 @@
 """Parameters of a training core, shared by its gateware, its models and the code generator."""
 
-from dataclasses import dataclass
+import hashlib
+import json
+from dataclasses import asdict, dataclass
 
 from fpgapipe.hw.hls_models.isa.instructions import MAX_LINKS, WORD_BYTES
 from fpgapipe.hw.hls_models.spec.link import LinkEngineSpec
 from fpgapipe.hw.hls_models.spec.systolic import SystolicSpec
 
-VERSION = 2
+VERSION = 3
 """Version of the instructions and registers; a core reports it in a register."""
 
 
@@ -154,3 +156,9 @@ class CoreSpec:
     def array(self) -> SystolicSpec:
         """The array of one engine."""
         return SystolicSpec(self.rows, self.cols)
+
+    @property
+    def digest(self) -> str:
+        """First eight hexadecimal digits of the SHA-256 of all parameters."""
+        text = json.dumps(asdict(self), sort_keys=True)
+        return hashlib.sha256(text.encode()).hexdigest()[:8]
