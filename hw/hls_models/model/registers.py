@@ -280,7 +280,7 @@ def _constants(spec: CoreSpec) -> Iterator[Register]:
         "CONFIGURATION",
         0x02C,
         Kind.CONSTANT,
-        "Digest of all parameters of the core, `CoreSpec.digest`, which its files have in their names.",
+        "Digest of all parameters of the core, as its files have it in their names.",
         reset=int(spec.digest, 16),
     )
 
