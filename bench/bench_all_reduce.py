@@ -21,6 +21,7 @@ import numpy as np
 from fpgapipe.hw.hls_models.cycles.cluster_cycles import predict_cluster
 from fpgapipe.hw.hls_models.cycles.core_cycles import MemorySpec
 from fpgapipe.hw.hls_models.isa.instructions import Instruction, encode
+from fpgapipe.hw.hls_models.model.core_protocol import check_program, prepare_program
 from fpgapipe.hw.hls_models.model.registers import RegisterMap
 from fpgapipe.hw.hls_models.spec.core_spec import CoreSpec, ScratchpadSpec, VectorSpec
 from fpgapipe.hw.hls_models.spec.link import LinkEngineSpec, LinkState
@@ -31,7 +32,7 @@ from fpgapipe.lowering.sums.all_reduce import Member, all_reduce, buffers_of, ch
 from fpgapipe.lowering.tiling.kernel import Region
 from fpgapipe.sim_tb.cluster.cluster import Cluster
 from fpgapipe.sim_tb.cluster.cluster_nodes import Node, cable
-from fpgapipe.sim_tb.native.core_device import build_device, check_program, prepare_program
+from fpgapipe.sim_tb.native.core_device import build_device
 from fpgapipe.sim_tb.native.native import NativeDevice
 from fpgapipe.sim_tb.native.phy import WireSpec
 

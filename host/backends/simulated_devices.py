@@ -5,16 +5,12 @@ from __future__ import annotations
 from functools import partial
 from typing import TYPE_CHECKING
 
+from fpgapipe.hw.hls_models.model.core_protocol import check_program, prepare_program
 from fpgapipe.hw.hls_models.model.registers import RegisterMap
 from fpgapipe.hw.hls_models.spec.link import LinkState
 from fpgapipe.sim_tb.cluster.cluster import Cluster
 from fpgapipe.sim_tb.cluster.cluster_nodes import Node, cable
-from fpgapipe.sim_tb.native.core_device import (
-    build_device,
-    check_program,
-    device_blocks,
-    prepare_program,
-)
+from fpgapipe.sim_tb.native.core_device import build_device, device_blocks
 from fpgapipe.sim_tb.native.native import DeviceError, NativeDevice
 
 if TYPE_CHECKING:

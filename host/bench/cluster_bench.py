@@ -19,6 +19,7 @@ from fpgapipe.hw.hls_models.cycles.core_cycles import MemorySpec
 from fpgapipe.hw.hls_models.isa.instructions import Instruction, Opcode, encode
 from fpgapipe.hw.hls_models.model.cluster import run_cluster
 from fpgapipe.hw.hls_models.model.core import CoreModel
+from fpgapipe.hw.hls_models.model.core_protocol import check_program, prepare_program
 from fpgapipe.hw.hls_models.model.link_dma import packet
 from fpgapipe.hw.hls_models.model.registers import SEED_BITS, RegisterMap
 from fpgapipe.hw.hls_models.spec.core_spec import CoreSpec
@@ -27,7 +28,7 @@ from fpgapipe.lowering.memory.placed import page
 from fpgapipe.lowering.products.conv import ConvSpec
 from fpgapipe.lowering.products.emit import Semaphore
 from fpgapipe.lowering.program.layer_program import LayerProgram, lower_layer, random_operands
-from fpgapipe.sim_tb.native.core_device import build_device, check_program, prepare_program
+from fpgapipe.sim_tb.native.core_device import build_device
 from fpgapipe.sim_tb.native.phy import WireSpec
 
 if TYPE_CHECKING:

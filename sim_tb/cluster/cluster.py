@@ -19,6 +19,7 @@ from typing import Self
 import numpy as np
 from numpy.typing import NDArray
 
+from fpgapipe.hw.hls_models.model.core_protocol import progress_counters
 from fpgapipe.sim_tb.cluster.cluster_library import Member, Reason, Route, cluster_library
 from fpgapipe.sim_tb.cluster.cluster_nodes import Connection, Node
 from fpgapipe.sim_tb.cluster.sampling import (
@@ -26,7 +27,6 @@ from fpgapipe.sim_tb.cluster.sampling import (
     Sampler,
     Watcher,
     low_halves,
-    progress_counters,
 )
 from fpgapipe.sim_tb.cluster.stall import explain
 from fpgapipe.sim_tb.native.native import (

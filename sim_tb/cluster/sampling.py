@@ -10,8 +10,6 @@ from numpy.typing import NDArray
 
 from fpgapipe.hw.hls_models.model.registers import DATA_BITS, RegisterMap
 
-_PROGRESS = ("INSTRUCTIONS", "_BYTES", "_VECTORS", "X_WORDS")
-
 
 class Sample(NamedTuple):
     """Values of some of a node's counters.
@@ -30,11 +28,6 @@ class Sample(NamedTuple):
     cycle: int
     node: int
     counters: Mapping[str, int]
-
-
-def progress_counters(registers: RegisterMap) -> tuple[str, ...]:
-    """Names of the counters that rise only while a core makes progress."""
-    return tuple(name for name in registers.counters if name.endswith(_PROGRESS))
 
 
 def low_halves(registers: RegisterMap, names: Sequence[str]) -> list[int]:

@@ -10,8 +10,7 @@ from typing import Any
 
 from fpgapipe.answers import remembered
 from fpgapipe.cache import cache_dir
-from fpgapipe.errors import UserError
-from fpgapipe.hw.hls_models.isa.instructions import ErrorCode
+from fpgapipe.hw.hls_models.model.core_protocol import check_program, prepare_program
 from fpgapipe.hw.hls_models.model.registers import RegisterMap
 from fpgapipe.hw.hls_models.spec.core_spec import CoreSpec
 from fpgapipe.hw.rtl.device import Device
@@ -20,46 +19,6 @@ from fpgapipe.sim_tb.native.verilate import verilog_of
 from fpgapipe.sim_tb.substitutes.simulation import Blocks, Simulation, chosen_simulation
 from fpgapipe.sim_tb.substitutes.substitution import substitute
 from fpgapipe.stopwatch import phase
-
-
-class DeviceStopped(UserError):
-    """A simulated core stopped with an error."""
-
-
-def prepare_program(
-    write: Callable[[int, int], object], registers: RegisterMap, entry: int, limit: int
-) -> None:
-    """Write the registers of a core before its program starts; its interrupt is low afterwards.
-
-    Parameters
-    ----------
-    write : callable
-        Function that writes a register, given its offset and the value.
-    registers, entry, limit
-        See `run_program`.
-    """
-    for name, value in (("PROGRAM", entry), ("MEMORY_BASE", 0), ("MEMORY_LIMIT", limit)):
-        write(registers.offset(f"{name}_LO"), value & 0xFFFFFFFF)
-        write(registers.offset(f"{name}_HI"), value >> 32)
-    write(registers.offset("IRQ_ENABLE"), sum(f.mask for f in registers["IRQ_ENABLE"].fields))
-    # Otherwise the interrupt of an earlier program would be taken for the end of this one.
-    control = registers["CONTROL"]
-    write(control.offset, control.field("clear_status").mask)
-
-
-def check_program(read: Callable[[int], int], registers: RegisterMap) -> None:
-    """Check that a program which has ended did so without an error.
-
-    Raises
-    ------
-    DeviceStopped
-        If the program ended in an error.
-    """
-    status = read(registers.offset("STATUS"))
-    if status & registers["STATUS"].field("error").mask:
-        code = registers["ERROR"].field("code").of(read(registers.offset("ERROR")))
-        index = read(registers.offset("ERROR_INDEX"))
-        raise DeviceStopped(f"the core stopped at instruction {index}: {ErrorCode(code).name}")
 
 
 def run_program(
