@@ -107,6 +107,13 @@ class StepRunner(ABC):
             Function that is called now and then with the cycles so far, if they are counted.
         """
 
+    def shares_done(self) -> list[float]:
+        """Share of its program that each device has begun in the present step, 0 to 1.
+
+        The list is empty if the backend does not know. Calling it changes nothing.
+        """
+        return []
+
     @abstractmethod
     def infer(
         self,

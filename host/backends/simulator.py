@@ -63,6 +63,7 @@ class SimulatorBackend(Backend):
         )
         self.simulation = str(self._devices.blocks)
         self.memories, self.cluster = self._devices.memories, self._devices.cluster
+        self._runs = 0
 
     def close(self) -> None:
         """See `Backend`."""
@@ -71,6 +72,17 @@ class SimulatorBackend(Backend):
     def counters(self) -> list[dict[str, int]]:
         """Values of all counters of each device; they are not reset between steps."""
         return self._devices.counters()
+
+    def shares_done(self) -> list[float]:
+        """See `StepRunner`."""
+        found = []
+        for number, part in enumerate(self.pipeline.parts):
+            # The counter goes on from run to run, modulo 2^32; the instruction END is not counted.
+            total = max(len(part.instructions) - 1, 1)
+            counted = self.cluster.progress_of(number)["INSTRUCTIONS"] - self._runs * total
+            done = (counted + (1 << 31)) % (1 << 32) - (1 << 31)
+            found.append(min(max(done / total, 0.0), 1.0))
+        return found
 
     def cycles_of(
         self,
@@ -86,4 +98,7 @@ class SimulatorBackend(Backend):
 
     def _run(self, scalars: Sequence[int], progress: Callable[[int], object] | None) -> int:
         parts = self.pipeline.parts
-        return self._devices.run([part.entry for part in parts], [scalars] * len(parts), progress)
+        entries = [part.entry for part in parts]
+        cycles = self._devices.run(entries, [scalars] * len(parts), progress)
+        self._runs += 1
+        return cycles

@@ -11,7 +11,7 @@ from fpgapipe.host.terminal.console import count, scaled
 from fpgapipe.host.terminal.progress import span
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Mapping, Sequence
 
     from fpgapipe.host.terminal.progress import Display
 
@@ -41,22 +41,49 @@ class RunDisplay(Watcher):
         display.add_task("preparing the run", unit="mini-batches")
         self._text = ""
         self._validated = ""
+        self._done = self._total = 0
 
-    def cycles(self, step: int, cycles: int) -> None:
+    def begin(self, done: int, total: int) -> None:
+        """See `Watcher`."""
+        self._done, self._total = done, total
+
+    def cycles(self, step: int, cycles: int, shares: Sequence[float] = ()) -> None:
         """See `Watcher`."""
         now = time.monotonic()
         if self._of_step != step:
             self._of_step, self._begin = step, (cycles, now)
-        text = f"step {step}: {count(cycles)} of about {count(max(self._expected, cycles))} cycles"
+        expected = max(self._expected, cycles)
+        text = f"step {step}: {count(cycles)} of about {count(expected)} cycles"
         rate = (cycles - self._begin[0]) / max(now - self._begin[1], 1e-9)
+        left_s = run_s = None
         if rate > 0:
             text += f" at {scaled(rate, 'cycles/s')}"
-            if cycles < self._expected:
-                text += f", its end in {span((self._expected - cycles) / rate)}"
+            left_s = (expected - cycles) / rate
+            run_s = left_s + max(self._total - self._done - 1, 0) * expected / rate
+            if cycles < expected:
+                text += f", its end in {span(left_s)}"
+            if self._total > self._done + 1:
+                text += f", that of the run in {span(run_s)}"
+        if shares:
+            text += f", devices at {' '.join(f'{share:.0%}' for share in shares)}"
+        self._display.figures(
+            {
+                "step": step,
+                "steps": self._total or None,
+                "cycles": cycles,
+                "expected_cycles": round(expected),
+                "cycles_per_s": rate and round(rate, 1),
+                "step_left_s": left_s and round(left_s, 1),
+                "run_left_s": run_s and round(run_s, 1),
+                "devices": [round(share, 4) for share in shares],
+            }
+        )
         self._display.update(description="  ".join(filter(None, [text, self._text])))
 
     def step(self, line: Mapping[str, Any], done: int, total: int) -> None:
         """See `Watcher`."""
+        self._done, self._total = done, total
+        self._display.figures({})
         parts = [] if line["loss"] is None else [f"loss {line['loss']:.4f}"]
         if line["labels"]:
             parts.append(f"{line['correct'] / line['labels']:.0%} right")

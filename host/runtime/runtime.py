@@ -8,7 +8,6 @@ import io
 import math
 import time
 from dataclasses import dataclass, field
-from functools import partial
 from itertools import islice
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -503,6 +502,7 @@ def _infer(
     right, wall_s = 0, 0.0
     difference = None
     keep_earlier(folder)
+    watcher.begin(0, len(batches))
     with RunLog(folder / LOG) as log, Interrupts() as interrupts:
         for step, (batch, count) in enumerate(batches):
             with interrupts.allowed():
@@ -511,7 +511,9 @@ def _infer(
                 results, cycles = backend.infer(
                     inputs,
                     scalars,
-                    progress=partial(watcher.cycles, step),
+                    progress=lambda cycles, step=step: watcher.cycles(
+                        step, cycles, backend.shares_done()
+                    ),
                 )
                 took_s = time.perf_counter() - begin
                 if check:

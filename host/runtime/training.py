@@ -42,7 +42,7 @@ from fpgapipe.network.losses import CROSS_ENTROPY, Loss, count_of
 from fpgapipe.stopwatch import phase
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Mapping
+    from collections.abc import Callable, Iterator, Mapping, Sequence
 
     from fpgapipe.host.backends.base import StepRunner, Values
     from fpgapipe.host.data.samples import Samples
@@ -136,8 +136,14 @@ def check_samples(samples: Samples, graph: Graph, loss: Loss = CROSS_ENTROPY) ->
 class Watcher:
     """Receiver of a training's progress; this base class ignores it."""
 
-    def cycles(self, step: int, cycles: int) -> None:
-        """Receive the number of cycles that a step has been simulated so far."""
+    def begin(self, done: int, total: int) -> None:
+        """Receive the steps that are done before the first one runs, and the steps in all."""
+
+    def cycles(self, step: int, cycles: int, shares: Sequence[float] = ()) -> None:
+        """Receive the number of cycles that a step has been simulated so far.
+
+        `shares` has the share of its program that each device has begun, if that is known.
+        """
 
     def step(self, line: Mapping[str, Any], done: int, total: int) -> None:
         """Receive the log's line of a finished step, the steps done, and the steps in all."""
@@ -379,6 +385,7 @@ class Trainer:
                 self.settings.schedule(),
             )
         self._state = self._backend.state()
+        self._watcher.begin(self.step, self.num_steps)
         with Interrupts() as interrupts:
             try:
                 with RunLog(self._folder / LOG, self._lines) as log:
@@ -480,12 +487,15 @@ class Trainer:
 
         def tell(cycles: int) -> None:
             nonlocal said
-            self._watcher.cycles(self.step, cycles)
+            shares = self._backend.shares_done()
+            self._watcher.cycles(self.step, cycles, shares)
             now = time.perf_counter()
             if now - said >= PROGRESS_EVERY_S:
                 said = now
                 wall_s = round(now - begin, 3)
-                log.write({"progress": {"step": self.step, "cycles": cycles, "wall_s": wall_s}})
+                devices = [round(share, 4) for share in shares]
+                figures = {"step": self.step, "cycles": cycles, "wall_s": wall_s}
+                log.write({"progress": figures | {"devices": devices}})
 
         with phase(COMPUTES.get(self._backend.name, self._backend.name)):
             result = self._backend.step(inputs, batch.labels, scalars, progress=tell)

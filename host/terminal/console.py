@@ -101,18 +101,26 @@ def json_alone() -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def progress() -> Iterator[Display]:
-    """Show progress on standard error: a bar on a terminal, else a line now and then."""
+def progress(kind: str = "auto") -> Iterator[Display]:
+    """Show progress on standard error.
+
+    Parameters
+    ----------
+    kind : str
+        ``auto`` for a bar on a terminal and else a line now and then, ``lines`` for such lines on a
+        terminal as well, ``json`` for lines of JSON, or ``none``.
+    """
     from rich.console import Console
 
     from fpgapipe.host.terminal.progress import Display, lines_of
 
     console = Console(stderr=True)
-    if logging.getLogger("fpgapipe").getEffectiveLevel() > logging.INFO:
+    is_quiet = logging.getLogger("fpgapipe").getEffectiveLevel() > logging.INFO
+    if kind == "none" or (is_quiet and kind != "json"):
         yield Display()
-    elif not console.is_terminal:
+    elif kind != "auto" or not console.is_terminal:
         display = Display()
-        with lines_of(display):
+        with lines_of(display, as_json=kind == "json"):
             yield display
     else:
         from rich.progress import (

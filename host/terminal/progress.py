@@ -3,17 +3,19 @@
 from __future__ import annotations
 
 import contextlib
+import json
 import logging
+import sys
 import threading
 import time
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterator, Mapping
 
     from rich.progress import Progress
 
-FIRST_S, EVERY_S = 5.0, 20.0
+FIRST_S, EVERY_S = 5.0, 60.0
 """Seconds until the first line, and from line to line."""
 
 logger = logging.getLogger(__name__)
@@ -47,6 +49,7 @@ class Display:
         self._total: float | None = None
         self._begin_s = self._mark_s = time.monotonic()
         self._mark = 0.0
+        self._figures: Mapping[str, Any] = {}
 
     def add_task(self, description: str, *, total: float | None = None, unit: str = "") -> None:
         """Begin a task: its description, the number of its parts, and the name of the parts."""
@@ -77,6 +80,21 @@ class Display:
                 self._task, description=self._what, completed=self._done, total=self._total
             )
 
+    def figures(self, figures: Mapping[str, Any]) -> None:
+        """Set what the command knows in numbers, which `record` adds to what is shown as text."""
+        self._figures = figures
+
+    def record(self) -> str:
+        """The progress as a line of JSON."""
+        shown = {
+            "what": self._what,
+            "done": self._done,
+            "total": self._total,
+            "unit": self._unit or None,
+            "wall_s": round(time.monotonic() - self._begin_s, 3),
+        }
+        return json.dumps({"progress": {**shown, **self._figures}})
+
     def line(self) -> str:
         """The progress as text: description, parts done, rate, time left and time so far."""
         now = time.monotonic()
@@ -94,14 +112,20 @@ class Display:
 
 
 @contextlib.contextmanager
-def lines_of(display: Display) -> Iterator[None]:
-    """Log a line now and then from a separate thread, even if no progress is reported."""
+def lines_of(display: Display, *, as_json: bool = False) -> Iterator[None]:
+    """Log a line now and then from a separate thread, even if no progress is reported.
+
+    With `as_json`, each line is a JSON object, which goes to standard error whatever is logged.
+    """
     over = threading.Event()
 
     def say() -> None:
         wait_s = FIRST_S
         while not over.wait(wait_s):
-            logger.info("%s", display.line())
+            if as_json:
+                print(display.record(), file=sys.stderr, flush=True)
+            else:
+                logger.info("%s", display.line())
             wait_s = EVERY_S
 
     thread = threading.Thread(target=say, name="progress", daemon=True)

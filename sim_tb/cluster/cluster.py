@@ -414,6 +414,17 @@ class Cluster:
         raw = (ctypes.c_uint32 * len(addresses))(*addresses)
         self._library.fpgapipe_cluster_poll(self._open(), number, raw, len(addresses), keeps)
 
+    def progress_of(self, number: int) -> dict[str, int]:
+        """Lower halves of a node's progress counters, by name, without running a cycle.
+
+        They are those that were read last for the detection of stalls, thus up to a quarter of
+        `stall_cycles` old; 0 before the first reading, and none for a node without registers.
+        """
+        registers = self.nodes[number].registers
+        names = progress_counters(registers) if registers else ()
+        values = self._library.fpgapipe_cluster_watched(self._open(), number)
+        return {name: values[index] for index, name in enumerate(names)}
+
     @property
     def samples(self) -> list[Sample]:
         """All samples since the reset, ordered by cycle and node."""

@@ -89,6 +89,7 @@ def cluster_library() -> ctypes.CDLL:
         "poll": (None, [handle, u64, ctypes.POINTER(u32), u64, u64]),
         "sample": (None, [handle, u64]),
         "readings": (ctypes.POINTER(Reading), [handle, u64, ctypes.POINTER(u64)]),
+        "watched": (ctypes.POINTER(u32), [handle, u64]),
         "forget": (None, [handle, u64]),
         "begin": (None, [handle, u64]),
         "run": (u64, [handle, u64, integer, ctypes.c_double]),

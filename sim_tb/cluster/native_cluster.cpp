@@ -183,6 +183,9 @@ class Cluster {
 
     std::vector<Reading>& readings(uint64_t device) { return sample_[device].readings; }
 
+    // The values of a device's watched registers when they were read last.
+    const std::vector<uint32_t>& watched(uint64_t device) const { return watch_[device].last; }
+
     void reset() {
         cycle_ = 0;
         for (auto* polls : {&watch_, &sample_}) {
@@ -387,6 +390,9 @@ EXPORT const Reading* fpgapipe_cluster_readings(Cluster* cluster, uint64_t devic
                                                 uint64_t* count) {
     *count = cluster->readings(device).size();
     return cluster->readings(device).data();
+}
+EXPORT const uint32_t* fpgapipe_cluster_watched(const Cluster* cluster, uint64_t device) {
+    return cluster->watched(device).data();
 }
 EXPORT void fpgapipe_cluster_forget(Cluster* cluster, uint64_t device) {
     cluster->readings(device).clear();

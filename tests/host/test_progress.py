@@ -1,6 +1,7 @@
 """What a long command says meanwhile, where its time went, and the texts of its options."""
 
 import json
+import logging
 import re
 import threading
 import time
@@ -68,6 +69,21 @@ def test_without_a_terminal_there_is_a_line_now_and_then(monkeypatch, caplog):
     assert not [each for each in threading.enumerate() if each.name == "progress"]
 
 
+def test_lines_of_json_on_request(monkeypatch, capsys):
+    """Also if nothing else is to be said."""
+    monkeypatch.setattr(progress_module, "FIRST_S", 0.01)
+    monkeypatch.setattr(progress_module, "EVERY_S", 0.01)
+    monkeypatch.setattr(logging.getLogger("fpgapipe"), "level", logging.ERROR)
+    said = threading.Event()
+    with progress("json") as display:
+        display.add_task("making programs", total=4, unit="programs")
+        really = display.record
+        monkeypatch.setattr(display, "record", lambda: (said.set(), really())[1])
+        assert said.wait(30)
+    for line in capsys.readouterr().err.splitlines():
+        assert json.loads(line)["progress"]["what"] == "making programs"
+
+
 def test_within_a_simulated_step(clock):
     display = Display()
     watcher = RunDisplay(display, clk_hz=1e8, expected_cycles=5000)
@@ -77,6 +93,18 @@ def test_within_a_simulated_step(clock):
     assert display.line() == (
         "step 0: 2,000 of about 5,000 cycles at 500 cycles/s, its end in 6 s, 2 s so far"
     )
+    watcher.begin(0, 10)
+    watcher.cycles(0, 3000, [0.25, 1.0])
+    assert display.line() == (
+        "step 0: 3,000 of about 5,000 cycles at 1 kcycles/s, its end in 2 s, that of the run in "
+        "47 s, devices at 25% 100%, 2 s so far"
+    )
+    assert json.loads(display.record())["progress"] == {
+        "what": display.line().removesuffix(", 2 s so far"),
+        "done": None, "total": None, "unit": "mini-batches", "wall_s": 2.0,
+        "step": 0, "steps": 10, "cycles": 3000, "expected_cycles": 5000, "cycles_per_s": 1000.0,
+        "step_left_s": 2.0, "run_left_s": 47.0, "devices": [0.25, 1.0],
+    }  # fmt: skip
     line = {"loss": 0.5, "correct": 1, "labels": 2, "samples": 2, "cycles": 4000}
     watcher.step(line, 1, 10)
     watcher.cycles(1, 100)
@@ -93,7 +121,7 @@ def test_a_long_step_is_in_the_log(tmp_path, monkeypatch):
     text = (tmp_path / "run/model/log.jsonl").read_text()
     lines = [json.loads(line) for line in text.splitlines()]
     assert [next(iter(line)) for line in lines] == ["progress", "step", "progress", "step"]
-    assert lines[2]["progress"].keys() == {"step", "cycles", "wall_s"}
+    assert lines[2]["progress"].keys() == {"step", "cycles", "wall_s", "devices"}
     assert len(read_log(tmp_path / "run/model/log.jsonl")) == 2
     (found,) = read_runs(tmp_path / "run")
     assert (len(found.steps), found.faults) == (2, ())

@@ -157,7 +157,7 @@ class PressesKey(Watcher):
         self.has_pressed = True
         os.kill(os.getpid(), signal.SIGINT)
 
-    def cycles(self, step, cycles):
+    def cycles(self, step, cycles, shares=()):
         if self.inside and step == self.at:
             self.press()
 
@@ -480,8 +480,8 @@ def test_simulated_devices_beside_the_model(data, pipeline, tmp_path):
     told = []
 
     class Cosmic(Watcher):
-        def cycles(self, step, cycles):
-            told.append((step, cycles))
+        def cycles(self, step, cycles, shares=()):
+            told.append((step, cycles, shares))
 
         def step(self, line, done, total):
             if done == 3:
@@ -499,7 +499,12 @@ def test_simulated_devices_beside_the_model(data, pipeline, tmp_path):
         result = trainer.run()
     assert result.last["cycles"] > 1000
     assert told
-    assert all(cycles > 0 for _, cycles in told)
+    assert all(cycles > 0 for _, cycles, _ in told)
+    # The share of its program that a device has begun never exceeds all and rises within a step.
+    for step in range(4):
+        shares = [each for at, _, each in told if at == step]
+        assert all(len(each) == 2 and 0 <= min(each) <= max(each) <= 1 for each in shares)
+        assert all(np.all(np.diff(shares, axis=0) >= 0))
     found = result.difference
     assert (found.step, found.device, found.layer) == (3, 0, "conv1")
     assert found.tensor.startswith("conv1")

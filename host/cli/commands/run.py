@@ -162,6 +162,14 @@ RATE_SCHEDULES = ("constant", "cosine", "step")
     help="Blocks that are simulated in C++: all that have a model, none, or both it and the "
     "Verilog, compared in every cycle [default: FPGAPIPE_SIMULATE, else verilog].",
 )
+@click.option(
+    "--progress",
+    type=click.Choice(["auto", "lines", "json", "none"]),
+    default="auto",
+    show_default=True,
+    help="Progress on standard error: a bar on a terminal and else a line a minute, such lines in "
+    "any case, lines of JSON, or nothing.",
+)
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
 def run(folder: str, as_json: bool, **options: Any) -> int:
     """Train on the build in DIR, or run its inference, and keep what comes of it in DIR/run.
@@ -191,7 +199,7 @@ def run(folder: str, as_json: bool, **options: Any) -> int:
         parameters = read_parameters(Path(file), build.graph) if file else None
         how = _how(options, source, parameters)
         clock = clk_hz(build)
-        with progress() as display:
+        with progress(options["progress"]) as display:
             summary = run_build(
                 build,
                 data,
