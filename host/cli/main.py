@@ -94,7 +94,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Run the command line; return its exit code.
 
     The codes are 0 for success, 1 if a check has found a fault (as ``doctor`` does), 2 for an error
-    that the user can mend, 70 for a defect of fpgapipe, 130 if interrupted, 143 if ended by
+    that the user can mend, 70 for a defect of fpgapipe, 75 if a run has stopped at the end of its
+    time (``run --time-budget``), 130 if interrupted, 143 if ended by
     SIGTERM, and 129 if ended by SIGHUP.
     """
     _prepare_streams()

@@ -78,6 +78,8 @@ class RunOptions:
         Initial parameters, instead of the build's.
     checkpoint_every : int
         Steps from checkpoint to checkpoint.
+    ends_s : float or None
+        Time of `time.monotonic` at which a training stops at a checkpoint.
     validates : bool
         Whether training is validated.
     threads : int or None
@@ -93,6 +95,7 @@ class RunOptions:
     source: Path | None = None
     parameters: Values | None = field(default=None, repr=False)
     checkpoint_every: int = CHECKPOINT_EVERY
+    ends_s: float | None = None
     validates: bool = True
     threads: int | None = None
     simulation: Simulation | None = None
@@ -140,6 +143,10 @@ class RunSummary:
         Course of the learning rate, in words.
     simulation : str or None
         Which blocks were simulated in C++, in words; None if nothing was simulated.
+    stopped : bool
+        Whether the run has stopped at the end of its time, before its end.
+    steps_asked : int
+        Number of steps after which the run is at its end.
     """
 
     network: str
@@ -163,6 +170,8 @@ class RunSummary:
     learning_rate: float | None
     rate_schedule: str | None
     simulation: str | None
+    stopped: bool
+    steps_asked: int
 
     @property
     def samples_per_s(self) -> float | None:
@@ -181,7 +190,8 @@ class RunSummary:
             for name in (
                 "network", "mode", "backend", "check", "devices", "schedule", "batch", "clk_hz",
                 "steps", "ran", "loss", "accuracy", "cycles", "samples_per_s", "macs", "wall_s",
-                "macs_per_s", "learning_rate", "rate_schedule", "simulation",
+                "macs_per_s", "learning_rate", "rate_schedule", "simulation", "stopped",
+                "steps_asked",
             )
         }  # fmt: skip
         return found | {
@@ -445,6 +455,7 @@ def _train(
         checkpoint_every=options.checkpoint_every,
         watcher=watcher,
         loss=build.options.loss,
+        ends_s=options.ends_s,
     )
     if options.source:
         trainer.resume(options.source)
@@ -459,6 +470,8 @@ def _train(
         "difference": result.difference,
         "learning_rate": trainer.settings.learning_rate,
         "rate_schedule": trainer.settings.schedule(),
+        "stopped": result.stopped,
+        "steps_asked": trainer.num_steps,
     }
 
 
@@ -493,6 +506,10 @@ def _infer(
 ) -> dict[str, Any]:
     if options.source:
         raise UserError("inference has no checkpoints to resume from; it begins anew each time")
+    if options.ends_s is not None:
+        raise UserError(
+            "inference begins anew each time, so it has no --time-budget; --steps limits it"
+        )
     watcher = watcher or Watcher()
     samples = data.validation
     (output,) = build.graph.outputs
@@ -548,4 +565,6 @@ def _infer(
         "difference": difference,
         "learning_rate": None,
         "rate_schedule": None,
+        "stopped": False,
+        "steps_asked": len(batches),
     }

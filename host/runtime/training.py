@@ -170,6 +170,8 @@ class TrainingResult:
         Wall time of the steps that ran in this process, seconds.
     difference : Difference or None
         Difference at which a check ended the run.
+    stopped : bool
+        Whether the run has stopped at the end of its time, before its last step.
     """
 
     steps: int
@@ -178,6 +180,11 @@ class TrainingResult:
     validation: Mapping[str, Any]
     wall_s: float
     difference: Difference | None
+    stopped: bool = False
+
+
+class TimeIsOver(Exception):
+    """The time of a run is over in the middle of a step."""
 
 
 class Trainer:
@@ -202,6 +209,8 @@ class Trainer:
     watcher : Watcher, optional
     loss : Loss
         The loss of the backend's steps.
+    ends_s : float, optional
+        Time of `time.monotonic` at which the run stops at a checkpoint.
 
     Attributes
     ----------
@@ -231,6 +240,7 @@ class Trainer:
         checkpoint_every: int = CHECKPOINT_EVERY,
         watcher: Watcher | None = None,
         loss: Loss = CROSS_ENTROPY,
+        ends_s: float | None = None,
     ) -> None:
         graph = backend.graph
         check_samples(train, graph, loss)
@@ -254,6 +264,7 @@ class Trainer:
         self._evaluate = evaluate
         self._check = check
         self._every = checkpoint_every
+        self._ends_s = math.inf if ends_s is None else ends_s
         self._watcher = watcher or Watcher()
         self._checkpoints = CheckpointFolder(folder / CHECKPOINTS)
         self._decisive = settings.decisive() | {"data": digest_of(train)}
@@ -360,7 +371,8 @@ class Trainer:
         """Train to the end, or to the first difference that a check finds.
 
         On Ctrl-C, the present step is abandoned, a checkpoint of the state before it is written,
-        and then `KeyboardInterrupt` is raised. Other exceptions in a step are handled alike, except
+        and then `KeyboardInterrupt` is raised. At the end of the time the same happens, but the
+        run ends with a result. Other exceptions in a step are handled alike, except
         that no checkpoint is written when writing has failed or the training has diverged.
         """
         if self.settings.more is not None:
@@ -390,6 +402,9 @@ class Trainer:
             try:
                 with RunLog(self._folder / LOG, self._lines) as log:
                     difference = self._loop(log, interrupts)
+            except TimeIsOver:
+                difference = None
+                self._save()
             except BaseException as error:
                 # After an OSError nothing more can be written; a diverged state is not worth it.
                 if not isinstance(error, (OSError, Diverged)):
@@ -407,6 +422,7 @@ class Trainer:
             checked[-1] if checked else {},
             self._wall_s,
             difference,
+            self.step < self.num_steps and not difference,
         )
 
     def _loop(self, log: RunLog, interrupts: Interrupts) -> Difference | None:
@@ -421,6 +437,7 @@ class Trainer:
                 self._save()
             if self.step == self.num_steps:
                 return None
+            self._stop_in_time()
             with interrupts.allowed():
                 line, difference = self._advance(log)
             if difference:
@@ -432,6 +449,10 @@ class Trainer:
             self._ran += 1
             self._wall_s += line["wall_s"]
             self._watcher.step(line, self.step, self.num_steps)
+
+    def _stop_in_time(self) -> None:
+        if time.monotonic() >= self._ends_s:
+            raise TimeIsOver
 
     def _keep(self, log: RunLog, line: dict[str, Any]) -> None:
         log.write(line)
@@ -496,6 +517,7 @@ class Trainer:
                 devices = [round(share, 4) for share in shares]
                 figures = {"step": self.step, "cycles": cycles, "wall_s": wall_s}
                 log.write({"progress": figures | {"devices": devices}})
+            self._stop_in_time()
 
         with phase(COMPUTES.get(self._backend.name, self._backend.name)):
             result = self._backend.step(inputs, batch.labels, scalars, progress=tell)

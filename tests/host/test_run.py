@@ -1,6 +1,7 @@
 """The training loop: what it logs, what Ctrl-C does, and the check that names a difference."""
 
 import importlib.util
+import math
 import os
 import signal
 import sys
@@ -192,6 +193,37 @@ def test_ctrl_c_loses_no_step(step, inside, tmp_path, interruptible, monkeypatch
     resumed.resume()
     assert resumed.step == done
     resumed.run()
+    for name, value in whole._backend.state().items():
+        np.testing.assert_array_equal(resumed._backend.state()[name], value)
+
+
+class TakesLong(Watcher):
+    """Lets the time be over in the middle of a step, or behind it."""
+
+    def __init__(self, step, *, inside):
+        self.at, self.inside, self.trainer = step, inside, None
+
+    def cycles(self, step, cycles, shares=()):
+        if self.inside and step == self.at:
+            self.trainer._ends_s = 0.0
+
+    def step(self, line, done, total):
+        if not self.inside and line["step"] == self.at:
+            self.trainer._ends_s = 0.0
+
+
+@pytest.mark.parametrize(("step", "inside", "done"), [(3, True, 3), (3, False, 4), (14, False, 15)])
+def test_the_end_of_the_time_loses_no_step(step, inside, done, tmp_path):
+    whole = counting(tmp_path / "whole")
+    whole.run()
+    watcher = TakesLong(step, inside=inside)
+    trainer = watcher.trainer = counting(tmp_path / "run", watcher=watcher, ends_s=math.inf)
+    result = trainer.run()
+    assert (result.steps, result.stopped) == (done, done < 15)
+    assert next(iter(trainer._checkpoints)).name == f"step-{done:08d}.ckpt"
+    resumed = counting(tmp_path / "run")
+    resumed.resume()
+    assert not resumed.run().stopped
     for name, value in whole._backend.state().items():
         np.testing.assert_array_equal(resumed._backend.state()[name], value)
 

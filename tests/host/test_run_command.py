@@ -157,6 +157,20 @@ def test_ctrl_c_sigterm_and_sighup_keep_the_last_step(
     assert (code, json.loads(out)["ran"]) == (0, 2)
 
 
+def test_a_budget_of_time_ends_with_75(folder, cli):
+    code, out, err = cli("run", "b", *MODEL, "--steps", 2, "--time-budget", "0s", "--json")
+    assert (code, json.loads(out)["stopped"], json.loads(out)["ran"]) == (75, True, 0)
+    assert err.endswith(
+        "the time is over after 0 of 2 mini-batches: 'fpgapipe run b --backend model --resume' "
+        "goes on\n"
+    )
+    assert newest(folder / "run/model").name == "step-00000000.ckpt"
+    code, out, _ = cli("run", "b", *MODEL[:2], "--resume", "--time-budget", "1.5h", "--json")
+    assert (code, json.loads(out)["stopped"], json.loads(out)["ran"]) == (0, False, 2)
+    code, _, err = cli("run", "b", *MODEL, "--time-budget", "10 days")
+    assert (code, "'10 days' is not a valid" in err) == (2, True)
+
+
 @pytest.mark.parametrize(
     "text",
     [

@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from fpgapipe.lowering.units.step_options import StepOptions
 
 RANDOM = "random"
+EXIT_TIME = 75  # EX_TEMPFAIL of sysexits.h: the same command with --resume goes on
 BACKENDS = ("sim", "model", "torch")
 COURSES = ("epochs", "steps", "more")
 WHOLE = ("seed", "epochs", "steps", "warm_up", "rate_every")
@@ -73,6 +74,13 @@ RATE_SCHEDULES = ("constant", "cosine", "step")
     default=20,
     show_default=True,
     help="Mini-batches from checkpoint to checkpoint.",
+)
+@click.option(
+    "--time-budget",
+    type=ranges.BUDGET,
+    metavar="TIME",
+    help="Wall time (90s, 10m, 1.5h) after which the run stops at a checkpoint, with exit code 75 "
+    "if it has not come to its end.",
 )
 @click.option(
     "--parameters",
@@ -178,8 +186,10 @@ def run(folder: str, as_json: bool, **options: Any) -> int:
     in their model, however many there are. Ctrl-C writes a checkpoint.
     """
     import logging
+    import time
     from pathlib import Path
 
+    begin_s = time.monotonic()
     from fpgapipe.host.build.build import holding, open_build
     from fpgapipe.host.data.data import load_data
     from fpgapipe.host.runtime.run_display import RunDisplay
@@ -197,7 +207,7 @@ def run(folder: str, as_json: bool, **options: Any) -> int:
             logging.getLogger("fpgapipe").info("%s: %s", options["data"], data.note)
         file = options["parameters"]
         parameters = read_parameters(Path(file), build.graph) if file else None
-        how = _how(options, source, parameters)
+        how = _how(options, source, parameters, begin_s)
         clock = clk_hz(build)
         with progress(options["progress"]) as display:
             summary = run_build(
@@ -211,7 +221,17 @@ def run(folder: str, as_json: bool, **options: Any) -> int:
         print_json(summary.to_dict())
     else:
         _print(summary, says_accuracy=options["data"] != RANDOM)
-    return 1 if summary.difference else 0
+    if summary.difference:
+        return 1
+    if not summary.stopped:
+        return 0
+    backend = "" if options["backend"] == "sim" else f" --backend {options['backend']}"
+    click.echo(
+        f"the time is over after {summary.steps:,} of {summary.steps_asked:,} mini-batches: "
+        f"'fpgapipe run {folder}{backend} --resume' goes on",
+        err=True,
+    )
+    return EXIT_TIME
 
 
 def _source(options: dict[str, Any], folder: Path) -> Path | None:
@@ -321,7 +341,9 @@ def _settings(options: dict[str, Any], programs: StepOptions) -> Settings:
     )
 
 
-def _how(options: dict[str, Any], source: Path | None, parameters: Any) -> RunOptions:
+def _how(
+    options: dict[str, Any], source: Path | None, parameters: Any, begin_s: float
+) -> RunOptions:
     from fpgapipe.errors import UserError
     from fpgapipe.host.runtime.runtime import COUNTERPART, RunOptions
     from fpgapipe.sim_tb.substitutes.simulation import Simulation
@@ -337,6 +359,7 @@ def _how(options: dict[str, Any], source: Path | None, parameters: Any) -> RunOp
         source=source,
         parameters=parameters,
         checkpoint_every=options["checkpoint_every"],
+        ends_s=None if options["time_budget"] is None else begin_s + options["time_budget"],
         validates=not options["no_validation"],
         threads=options["threads"],
         simulation=simulation,

@@ -7,7 +7,7 @@ tests/host/test_ranges.py tries the limits of all options.
 from __future__ import annotations
 
 import math
-from typing import Any
+from typing import Any, ClassVar
 
 import click
 
@@ -44,6 +44,23 @@ class Real(click.FloatRange):
         return number
 
 
+class Duration(Real):
+    """Durations in seconds, minutes or hours: ``90``, ``90s``, ``10m``, ``1.5h``; gives seconds."""
+
+    name = "duration"
+    _units: ClassVar = {"s": 1.0, "m": 60.0, "h": 3600.0}
+
+    def convert(
+        self, value: Any, param: click.Parameter | None, ctx: click.Context | None
+    ) -> float:
+        """Read a number with a unit, or one of seconds."""
+        unit = value[-1:] if isinstance(value, str) else ""
+        if unit not in self._units or not value[:-1].rstrip()[-1:].isdigit():
+            return super().convert(value, param, ctx)
+        number = super().convert(value[:-1].rstrip(), param, ctx)
+        return super().convert(number * self._units[unit], param, ctx)
+
+
 MOST_CHARACTERS = 400
 """Most characters of a number in an option; no number within its range needs more."""
 
@@ -66,6 +83,9 @@ KEPT = Whole(1, 1 << 24)
 """Micro-batches whose activations a device keeps, or results that a link holds."""
 
 SECONDS = Real(0, 1e9)
+BUDGET = Duration(0, 1e8)
+"""Wall time after which a run stops."""
+
 BYTES_PER_S = Real(0, 1e15)
 STEPS = Whole(1, 10**9)
 EPOCHS = Whole(1, 10**6)
