@@ -8,6 +8,7 @@ import io
 import math
 import time
 from dataclasses import dataclass, field
+from functools import partial
 from itertools import islice
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -494,6 +495,10 @@ def _evaluation(
     return evaluate
 
 
+def _tell(watcher: Watcher, backend: StepRunner, step: int, cycles: int) -> None:
+    watcher.cycles(step, cycles, backend.shares_done())
+
+
 def _infer(
     build: Build,
     backend: StepRunner,
@@ -528,9 +533,7 @@ def _infer(
                 results, cycles = backend.infer(
                     inputs,
                     scalars,
-                    progress=lambda cycles, step=step: watcher.cycles(
-                        step, cycles, backend.shares_done()
-                    ),
+                    progress=partial(_tell, watcher, backend, step),
                 )
                 took_s = time.perf_counter() - begin
                 if check:
