@@ -1,0 +1,1 @@
+"""The driver of devices: one for all ways to reach them, simulated ones included."""

@@ -1,0 +1,309 @@
+"""The driver of one device: what it is, whether it works, its program, its end, its state."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from fpgapipe.errors import UserError
+from fpgapipe.host.driver.device_memory import DeviceMemory
+from fpgapipe.hw.hls_models.model.core_protocol import (
+    DeviceStopped,
+    check_program,
+    prepare_program,
+    progress_counters,
+)
+from fpgapipe.hw.hls_models.model.core_state import CoreState
+from fpgapipe.hw.hls_models.model.registers import DATA_BITS, Kind, RegisterMap
+from fpgapipe.hw.hls_models.spec.link import LinkState
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    from numpy.typing import NDArray
+
+    from fpgapipe.host.driver.transport import Transport
+    from fpgapipe.hw.hls_models.isa.instructions import Instruction
+    from fpgapipe.hw.hls_models.spec.core_spec import CoreSpec
+
+ALL_ONES = (1 << DATA_BITS) - 1
+"""What a bus answers where no device does."""
+
+SCRATCH = ("PROGRAM_LO", "PROGRAM_HI", "MEMORY_LIMIT_LO", "MEMORY_LIMIT_HI")
+"""Registers whose contents mean nothing before a program starts."""
+
+
+class DeviceFault(UserError):
+    """A device is not what it should be, does not do what it should, or does not answer."""
+
+
+class CoreDriver:
+    """Drives the core of one device, whatever it is reached by.
+
+    Parameters
+    ----------
+    name : str
+        Name of the device in messages.
+    core : CoreSpec
+        Core that the device is expected to have.
+    transport : Transport
+
+    Attributes
+    ----------
+    name, core, transport
+    registers : RegisterMap
+    memory : DeviceMemory or None
+        Memory of the loaded program; None before `load`.
+    """
+
+    def __init__(self, name: str, core: CoreSpec, transport: Transport) -> None:
+        self.name, self.core, self.transport = name, core, transport
+        self.registers = RegisterMap(core)
+        self.memory: DeviceMemory | None = None
+
+    # ------------------------------------------------------------------ registers
+
+    def read(self, name: str) -> int:
+        """Read the register of a name."""
+        return self.transport.read_register(self.registers.offset(name))
+
+    def write(self, name: str, value: int) -> None:
+        """Write the register of a name."""
+        self.transport.write_register(self.registers.offset(name), value)
+
+    def read_pair(self, name: str) -> int:
+        """Read a number of 64 bits from the registers ``name_LO`` and ``name_HI``."""
+        low = self.read(f"{name}_LO")
+        return self.read(f"{name}_HI") << DATA_BITS | low
+
+    def write_pair(self, name: str, value: int) -> None:
+        """Write a number of 64 bits to the registers ``name_LO`` and ``name_HI``."""
+        self.write(f"{name}_LO", value & ALL_ONES)
+        self.write(f"{name}_HI", value >> DATA_BITS)
+
+    def command(self, register: str, *commands: str) -> None:
+        """Give commands of a register, such as ``start`` of CONTROL."""
+        self.write(register, sum(self.registers[register].field(name).mask for name in commands))
+
+    def counters(self) -> dict[str, int]:
+        """Values of all counters, which go on from program to program."""
+        return {name: self.read_pair(name) for name in self.registers.counters}
+
+    def fault(self, what: str) -> DeviceFault:
+        """An error of this device."""
+        return DeviceFault(f"{self.name}: {what}")
+
+    # ------------------------------------------------------------------ is it there, does it work
+
+    def check_identity(self) -> None:
+        """Check that the device has the core that is expected.
+
+        Raises
+        ------
+        DeviceFault
+            If nothing answers, if something else does, or if it is another core.
+        """
+        first = self.read("ID")
+        if first in (0, ALL_ONES):
+            raise self.fault(
+                f"its registers read as {first:#010x}, so no core answers there; load the build's "
+                "bitstream, and look at the address of the registers and at the core's reset"
+            )
+        expected = self.registers["ID"].reset
+        if first != expected:
+            raise self.fault(
+                f"register ID reads as {first:#010x}, not {expected:#010x}: another design is "
+                "loaded, or the registers lie at another address"
+            )
+        version, known = self.read("VERSION"), self.registers["VERSION"].reset
+        if version != known:
+            raise self.fault(
+                f"its core has version {version} of the registers and instructions, and this "
+                f"fpgapipe drives version {known}; build it again and load the new bitstream"
+            )
+        wrong = [
+            f"{register.name} {found}, not {register.reset}"
+            for register in self.registers
+            if register.kind is Kind.CONSTANT and register.name != "CONFIGURATION"
+            if (found := self.read(register.name)) != register.reset
+        ]
+        digest = self.read("CONFIGURATION")
+        if wrong or digest != self.registers["CONFIGURATION"].reset:
+            raise self.fault(
+                f"the bitstream of another core is loaded, with configuration {digest:08x} where "
+                f"the build has {self.core.digest}"
+                f"{' (' + '; '.join(wrong[:6]) + ')' if wrong else ''}; load this build's"
+            )
+
+    def check_registers(self) -> None:
+        """Write patterns to registers and read them back; no program may run.
+
+        Raises
+        ------
+        DeviceFault
+            If one reads as something else than what was written.
+        """
+        patterns = [0, ALL_ONES, 0x55555555, 0xAAAAAAAA, *(1 << bit for bit in range(DATA_BITS))]
+        for pattern in patterns:
+            written = {}
+            for number, name in enumerate(SCRATCH):
+                value = (pattern ^ number * 0x01010101) & ALL_ONES
+                self.write(name, value)
+                written[name] = value & self.registers[name].writable
+            for name, value in written.items():
+                if (found := self.read(name)) != value:
+                    raise self.fault(
+                        f"register {name} reads as {found:#010x} after {value:#010x} was written; "
+                        "the path to its registers loses or changes data"
+                    )
+        for name in SCRATCH:
+            self.write(name, 0)
+
+    def check_memory(self, memory: DeviceMemory) -> int:
+        """Write and read back a word at each distance that one address line makes.
+
+        What the memory holds there is lost.
+
+        Returns
+        -------
+        int
+            Number of words that were tried.
+
+        Raises
+        ------
+        DeviceFault
+            If a word reads as something else than what was written; the error says whether it is
+            what was written elsewhere.
+        """
+        places = [0, *(1 << bit for bit in range(6, memory.size.bit_length())), memory.size - 64]
+        places = sorted({place for place in places if 0 <= place <= memory.size - 64})
+        words = {place: _word_for(memory.base + place) for place in places}
+        for place, word in words.items():
+            memory[place : place + 64] = word
+        for place, word in words.items():
+            found = memory[place : place + 64]
+            if np.array_equal(found, word):
+                continue
+            same = next((at for at, other in words.items() if np.array_equal(found, other)), None)
+            where = f"memory at {memory.base + place:#x}"
+            if same is not None:
+                raise self.fault(
+                    f"{where} reads as what was written to {memory.base + same:#x}: an address "
+                    "line does nothing, or the memory is smaller than its map"
+                )
+            raise self.fault(f"{where} reads as something else than what was written")
+        return len(places)
+
+    # ------------------------------------------------------------------ links
+
+    def enable_link(self, link: int, seed: int) -> None:
+        """Turn a link on, with a seed that no other end of the cluster has."""
+        self.write(f"LINK{link}_SEED", seed)
+        self.write(f"LINK{link}_ENABLE", 1)
+
+    def link_state(self, link: int) -> LinkState:
+        """State of a link.
+
+        Raises
+        ------
+        DeviceFault
+            If the register has no state.
+        """
+        found = (
+            self.registers[f"LINK{link}_STATUS"].field("state").of(self._sane(f"LINK{link}_STATUS"))
+        )
+        try:
+            return LinkState(found)
+        except ValueError:
+            raise self.fault(f"link {link} has the state {found}, which there is not") from None
+
+    def link_counters(self, link: int, names: Sequence[str]) -> Mapping[str, int]:
+        """Counters of a link, by name."""
+        return {name: self.read_pair(f"LINK{link}_{name}") for name in names}
+
+    # ------------------------------------------------------------------ programs
+
+    def load(self, image: NDArray[np.uint8], entry: int, program: Sequence[Instruction]) -> None:
+        """Reserve memory, and write the image with its program; see `DeviceMemory.load`."""
+        if self.memory is None or self.memory.size != image.size:
+            base = self.transport.allocate(image.size)
+            if base % 4096:
+                raise self.fault(f"memory must begin at a multiple of 4096, not at {base:#x}")
+            self.memory = DeviceMemory(self.transport, base, image.size)
+        self.memory.load(image, entry, program)
+
+    def prepare(self, entry: int, scalars: Sequence[int]) -> None:
+        """Write all registers that a program needs before it starts; its interrupt is then low."""
+        assert self.memory is not None, "a program was loaded"
+        base = self.memory.base
+        for index, bits in enumerate(scalars):
+            self.write(f"SCALAR{index}", bits)
+        prepare_program(
+            self.transport.write_register,
+            self.registers,
+            base + entry,
+            base + self.memory.size,
+            base,
+        )
+
+    def start(self) -> None:
+        """Start the program that was prepared."""
+        self.command("CONTROL", "start")
+
+    def has_ended(self) -> bool:
+        """Whether the program has ended, well or not."""
+        status = self._sane("STATUS")
+        return not status & self.registers["STATUS"].field("running").mask
+
+    def check_end(self) -> None:
+        """Check that the program has ended, and ended well.
+
+        Raises
+        ------
+        DeviceFault
+            If it ended in an error, was aborted, or never started.
+        """
+        try:
+            check_program(self.transport.read_register, self.registers)
+        except DeviceStopped as error:
+            raise self.fault(str(error)) from None
+        if not self._sane("STATUS") & self.registers["STATUS"].field("done").mask:
+            raise self.fault(
+                "no program runs and none has ended: it was aborted, the core was reset, or the "
+                "command to start did not arrive"
+            )
+
+    def abort(self) -> None:
+        """End the program at once; what it has written stays."""
+        self.command("CONTROL", "abort")
+
+    def progress(self) -> tuple[int, ...]:
+        """Lower halves of the counters that rise only while the core makes progress."""
+        return tuple(self.read(f"{name}_LO") for name in progress_counters(self.registers))
+
+    def state(self) -> list[str]:
+        """What the core does at this moment, in words; see `CoreState`."""
+        at, program = self.memory.program if self.memory else (0, b"")
+        state = CoreState(
+            self.registers,
+            self.transport.read_register,
+            lambda entry: program if entry == at else b"",
+        )
+        return list(state.lines())
+
+    def _sane(self, register: str) -> int:
+        """Read a register with fields, whose other bits are 0 unless the device is gone."""
+        value = self.read(register)
+        if value & ~sum(field.mask for field in self.registers[register].fields):
+            raise self.fault(
+                f"register {register} reads as {value:#010x}, which no core answers: the device is "
+                "gone from its bus, or its bitstream was replaced"
+            )
+        return value
+
+
+def _word_for(address: int) -> NDArray[np.uint8]:
+    """64 bytes that differ from those of any other address."""
+    random = np.random.default_rng(address)
+    return random.integers(0, 256, 64, dtype=np.uint8)

@@ -1,0 +1,192 @@
+"""Several devices and the links between them: bring them up, run a program on each, recover."""
+
+from __future__ import annotations
+
+import time
+from typing import TYPE_CHECKING
+
+from fpgapipe.host.driver.core_driver import DeviceFault
+from fpgapipe.hw.hls_models.spec.link import LinkState
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    from fpgapipe.host.driver.core_driver import CoreDriver
+
+    End = tuple[int, int]
+
+LINK_LIMIT_S = 10.0
+"""Seconds in which both ends of a link must find each other."""
+
+STALL_LIMIT_S = 10.0
+"""Seconds without progress of any device after which a run has stalled."""
+
+SLICE_S = 0.25
+"""Seconds from one look at the progress to the next."""
+
+HINTS = {
+    LinkState.OFF: "it was not turned on",
+    LinkState.HELLO: "it hears nothing from the other end: look at the cable, at the reference "
+    "clock of the transceivers, and at whether the other device is programmed",
+    LinkState.PEER_RESET: "the other end was reset; reset both",
+    LinkState.MISMATCH: "both ends must have the same frames and slots, so load bitstreams of one "
+    "build",
+}
+"""What a state of a link means that does not come up."""
+
+
+class Devices:
+    """Devices joined by links, whatever each is reached by.
+
+    Parameters
+    ----------
+    drivers : sequence of CoreDriver
+    wiring : sequence of pairs of (device, link)
+        Pairs of link ends that are joined.
+    stall_s : float
+        Seconds without progress after which a run has stalled.
+    """
+
+    def __init__(
+        self,
+        drivers: Sequence[CoreDriver],
+        wiring: Sequence[tuple[End, End]],
+        *,
+        stall_s: float = STALL_LIMIT_S,
+    ) -> None:
+        self.drivers, self.wiring, self._stall_s = tuple(drivers), tuple(wiring), stall_s
+
+    def close(self) -> None:
+        """Release all devices."""
+        for driver in self.drivers:
+            driver.transport.close()
+
+    @property
+    def ends(self) -> list[End]:
+        """All ends of links that are joined."""
+        return [end for pair in self.wiring for end in pair]
+
+    def links_up(self, limit_s: float = LINK_LIMIT_S) -> None:
+        """Enable both ends of all links, and wait until the links are up.
+
+        Raises
+        ------
+        DeviceFault
+            If one does not come up in time; the error says how far it came at both ends.
+        """
+        for number, link in self.ends:
+            self.drivers[number].enable_link(link, 1 + 4 * number + link)
+        last_s = time.monotonic() + limit_s
+        for pair in self.wiring:
+            while True:
+                states = [self.drivers[number].link_state(link) for number, link in pair]
+                if states == [LinkState.UP, LinkState.UP]:
+                    break
+                if LinkState.MISMATCH in states or time.monotonic() > last_s:
+                    raise self._down(pair, states, limit_s)
+                time.sleep(0.001)
+
+    def _down(
+        self, pair: Sequence[End], states: Sequence[LinkState], limit_s: float
+    ) -> DeviceFault:
+        lines = [
+            f"link {link} of {self.drivers[number].name} is {state.name}"
+            + (f": {HINTS[state]}" if state in HINTS else "")
+            for (number, link), state in zip(pair, states, strict=True)
+        ]
+        first, second = (self.drivers[number].name for number, _ in pair)
+        return DeviceFault(
+            f"the link between {first} and {second} did not come up in {limit_s:g} s\n"
+            + "\n".join(lines)
+        )
+
+    def run(
+        self,
+        entries: Sequence[int],
+        scalars: Sequence[Sequence[int]],
+        progress: Callable[[int], object] | None = None,
+    ) -> int:
+        """Run a program on each device; return the most cycles that one of them took.
+
+        Parameters
+        ----------
+        entries : sequence of int
+            Place of each device's program in its memory.
+        scalars : sequence of sequence of int
+            Contents of the scalar registers of each device.
+        progress : callable, optional
+            Function that is called now and then with the cycles so far.
+
+        Raises
+        ------
+        DeviceFault
+            If a device stops with an error, or no device makes progress for `stall_s`. The error
+            says what each device does; all programs are aborted.
+        """
+        for driver, entry, values in zip(self.drivers, entries, scalars, strict=True):
+            driver.prepare(entry, values)
+        before = [driver.read_pair("CYCLES") for driver in self.drivers]
+        try:
+            for driver in self.drivers:
+                driver.start()
+            self._wait(lambda: progress and progress(self._cycles(before)))
+            return self._cycles(before)
+        except DeviceFault as fault:
+            states = self.states()
+            self.abort()
+            raise DeviceFault(f"{fault}\n{states}") from None
+        except BaseException:
+            self.abort()
+            raise
+
+    def _cycles(self, before: Sequence[int]) -> int:
+        pairs = zip(self.drivers, before, strict=True)
+        return max(driver.read_pair("CYCLES") - begin for driver, begin in pairs)
+
+    def _wait(self, on_slice: Callable[[], object]) -> None:
+        """Wait until all programs have ended, as long as there is progress."""
+        seen: list[tuple[int, ...]] = []
+        moved_s = time.monotonic()
+        slice_s = min(SLICE_S, self._stall_s)
+        while not self.drivers[0].transport.wait(self._over, slice_s):
+            on_slice()
+            now = [driver.progress() for driver in self.drivers]
+            if now != seen:
+                seen, moved_s = now, time.monotonic()
+            elif time.monotonic() - moved_s >= self._stall_s:
+                raise DeviceFault(f"no device has made progress for {self._stall_s:g} s")
+
+    def _over(self) -> bool:
+        """Whether all programs have ended; raises as soon as one has not ended well."""
+        ended = [driver.has_ended() for driver in self.drivers]
+        for driver, is_over in zip(self.drivers, ended, strict=True):
+            if is_over:
+                driver.check_end()
+        return all(ended)
+
+    def states(self) -> str:
+        """What each device does at this moment, in words."""
+        lines = []
+        for driver in self.drivers:
+            lines.append(f"{driver.name}:")
+            try:
+                lines += [f"  {line}" for line in driver.state()]
+            except Exception as error:  # one device that is gone must not hide the others
+                lines.append(f"  cannot be read: {error}")
+        return "\n".join(lines)
+
+    def abort(self) -> None:
+        """End all programs, and begin new sessions of all links, which may hold parts of packets.
+
+        Devices that cannot be reached are left as they are.
+        """
+        for driver in self.drivers:
+            try:
+                driver.abort()
+            except Exception:  # the error that led here is the one to report
+                continue
+        for number, link in self.ends:
+            try:
+                self.drivers[number].command(f"LINK{link}_CONTROL", "reset")
+            except Exception:
+                continue

@@ -1,0 +1,127 @@
+"""The way to reach one device: its registers, its memory, and its interrupt."""
+
+from __future__ import annotations
+
+import time
+from abc import ABC, abstractmethod
+from typing import TYPE_CHECKING, ClassVar, Self
+
+from fpgapipe.errors import UserError
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from types import TracebackType
+
+    import numpy as np
+    from numpy.typing import NDArray
+
+FIRST_PAUSE_S, LONGEST_PAUSE_S = 50e-6, 10e-3
+"""Pauses between two looks at a device that has not ended: the first one, and the longest."""
+
+
+class TransportError(UserError):
+    """A device could not be reached, or an access to it failed."""
+
+
+class Transport(ABC):
+    """Access to one device; a context manager, which closes it.
+
+    Everything that a device does is asked of it through these functions, so that the driver is the
+    same for all boards and for the simulator.
+
+    Attributes
+    ----------
+    name : str
+        Name of the kind of transport in the command line.
+    """
+
+    name: ClassVar[str]
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        self.close()
+
+    @abstractmethod
+    def close(self) -> None:
+        """Release the device and its memory."""
+
+    @abstractmethod
+    def read_register(self, offset: int) -> int:
+        """Read the register of 32 bits at a byte offset.
+
+        Raises
+        ------
+        TransportError
+            If the access fails. A device that is gone may also answer with all bits set.
+        """
+
+    @abstractmethod
+    def write_register(self, offset: int, value: int) -> None:
+        """Write 32 bits to the register at a byte offset; raises as `read_register` does."""
+
+    @abstractmethod
+    def allocate(self, size_bytes: int) -> int:
+        """Reserve memory of the device that is contiguous for its core.
+
+        Parameters
+        ----------
+        size_bytes : int
+            Number of bytes, at least 1.
+
+        Returns
+        -------
+        int
+            Address of the first byte on the core's bus, a multiple of 4096.
+
+        Raises
+        ------
+        TransportError
+            If the device has not as much.
+        """
+
+    @abstractmethod
+    def write(self, address: int, data: NDArray[np.uint8]) -> None:
+        """Write bytes to memory that was reserved; when this returns, the core reads them."""
+
+    @abstractmethod
+    def read(self, address: int, size_bytes: int) -> NDArray[np.uint8]:
+        """Read bytes of memory that was reserved; the array belongs to the caller."""
+
+    def wait(self, ended: Callable[[], bool], limit_s: float) -> bool:
+        """Wait until the device's program has ended.
+
+        Transports with an interrupt sleep until it comes, and look now and then all the same, since
+        an interrupt may be lost.
+
+        Parameters
+        ----------
+        ended : callable
+            Function that reads a register and returns whether the program has ended.
+        limit_s : float
+            Seconds after which to give up.
+
+        Returns
+        -------
+        bool
+            Whether the program has ended.
+        """
+        last_s = time.monotonic() + limit_s
+        pause_s = FIRST_PAUSE_S
+        while not ended():
+            left_s = last_s - time.monotonic()
+            if left_s <= 0:
+                return ended()
+            self._pause(min(pause_s, left_s))
+            pause_s = min(2 * pause_s, LONGEST_PAUSE_S)
+        return True
+
+    def _pause(self, pause_s: float) -> None:
+        """Let time pass, or wait for an interrupt as long; a transport may do better than sleep."""
+        time.sleep(pause_s)

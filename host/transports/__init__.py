@@ -1,0 +1,1 @@
+"""Ways to reach devices: simulated ones, their models, and boards."""

@@ -1,0 +1,137 @@
+"""The transport to simulated devices, which share one clock."""
+
+from __future__ import annotations
+
+import contextlib
+import time
+from typing import TYPE_CHECKING
+
+from fpgapipe.host.driver.allocation import Allocation
+from fpgapipe.host.driver.transport import Transport
+from fpgapipe.hw.hls_models.model.registers import RegisterMap
+from fpgapipe.sim_tb.cluster.cluster import Cluster
+from fpgapipe.sim_tb.cluster.cluster_nodes import Node, cable
+from fpgapipe.sim_tb.native.core_device import build_device
+from fpgapipe.sim_tb.native.native import NativeDevice, StallError
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    import numpy as np
+    from numpy.typing import NDArray
+
+    from fpgapipe.hw.hls_models.cycles.core_cycles import MemorySpec
+    from fpgapipe.hw.hls_models.spec.core_spec import CoreSpec
+    from fpgapipe.sim_tb.native.phy import WireSpec
+    from fpgapipe.sim_tb.substitutes.simulation import Simulation
+
+    End = tuple[int, int]
+
+
+class _SliceIsOver(Exception):
+    """The time of a wait is over; the devices stand between two rounds and can go on."""
+
+
+def simulated_cluster(
+    cores: Sequence[CoreSpec],
+    memory_bytes: Sequence[int],
+    memories: Sequence[MemorySpec],
+    wiring: Sequence[tuple[End, End]],
+    wires: Sequence[WireSpec],
+    *,
+    threads: int | None = None,
+    simulation: Simulation | None = None,
+) -> Cluster:
+    """Make simulated devices; equal cores share one compiled simulator.
+
+    Parameters
+    ----------
+    cores : sequence of CoreSpec
+        Core of each device.
+    memory_bytes : sequence of int
+        Size of each device's memory, a multiple of 4096.
+    memories : sequence of MemorySpec
+        Speed of each device's memory.
+    wiring : sequence of pairs of (device, link)
+        Pairs of link ends that are connected.
+    wires : sequence of WireSpec
+        Cable of each pair.
+    threads : int, optional
+        Number of threads, as for `Cluster`.
+    simulation : Simulation, optional
+        Whether blocks are simulated in C++, as for `chosen_simulation`.
+    """
+    nodes = []
+    for number, (core, size, behind) in enumerate(zip(cores, memory_bytes, memories, strict=True)):
+        library, _, _ = build_device(core, simulation)
+        device = NativeDevice(
+            library,
+            memory_bytes=size,
+            bytes_per_cycle=behind.bytes_per_cycle,  # type: ignore[arg-type]
+            latency_cycles=behind.latency_cycles,
+        )
+        nodes.append(Node(f"device {number}", device, RegisterMap(core)))
+    cables = [
+        connection
+        for (one, other), wire in zip(wiring, wires, strict=True)
+        for connection in cable(one, other, wire)
+    ]
+    return Cluster(nodes, cables, threads=threads)
+
+
+class SimulatedTransport(Transport):
+    """Access to one device of a simulated cluster; the last one that is closed ends the simulation.
+
+    Parameters
+    ----------
+    cluster : Cluster
+        Cluster, all of whose devices run whenever one of them is accessed or waited for.
+    number : int
+        Number of the device.
+    base : int
+        Address at which memory is given out, a multiple of 4096.
+    """
+
+    name = "sim"
+
+    def __init__(self, cluster: Cluster, number: int, base: int = 0) -> None:
+        self._cluster, self._number = cluster, number
+        self._memory = cluster.nodes[number].device.memory
+        self._free = Allocation(base, self._memory.size)
+
+    def close(self) -> None:
+        """End the simulation of the whole cluster."""
+        self._cluster.close()
+
+    def read_register(self, offset: int) -> int:
+        """See `Transport`."""
+        return self._cluster.read_register(self._number, offset)
+
+    def write_register(self, offset: int, value: int) -> None:
+        """See `Transport`."""
+        self._cluster.write_register(self._number, offset, value)
+
+    def allocate(self, size_bytes: int) -> int:
+        """See `Transport`."""
+        return self._free.take(size_bytes)
+
+    def write(self, address: int, data: NDArray[np.uint8]) -> None:
+        """See `Transport`."""
+        self._memory[address : address + data.size] = data
+
+    def read(self, address: int, size_bytes: int) -> NDArray[np.uint8]:
+        """See `Transport`."""
+        return self._memory[address : address + size_bytes].copy()
+
+    def wait(self, ended: Callable[[], bool], limit_s: float) -> bool:
+        """Run all devices until their interrupts are high; see `Transport`."""
+        last_s = time.monotonic() + limit_s
+
+        def look(_: object) -> None:
+            if time.monotonic() > last_s:
+                raise _SliceIsOver
+
+        # After a stall, the driver finds out from the counters that there is no progress.
+        with contextlib.suppress(StallError, _SliceIsOver):
+            self._cluster.run(progress=look)
+        return ended()

@@ -1,0 +1,103 @@
+"""One conformance suite over all transports: the same training leaves the same bits."""
+
+from fractions import Fraction
+
+import numpy as np
+import pytest
+from step_cases import every_operator
+from test_backends import check, pipeline_of, trained
+from test_pipeline import SAMPLES
+from transport_cases import XdmaFiles
+
+from fpgapipe.host.backends.devices import DeviceBackend
+from fpgapipe.host.backends.model import ModelBackend
+from fpgapipe.host.transports.modelled import ModelledCluster, ModelledTransport
+from fpgapipe.host.transports.simulated import SimulatedTransport, simulated_cluster
+from fpgapipe.host.transports.xdma import XdmaTransport
+from fpgapipe.hw.hls_models.cycles.core_cycles import MemorySpec
+from fpgapipe.network.initial_values import initial_parameters
+from fpgapipe.sim_tb.native.phy import WireSpec
+
+DEVICES = 2
+BASES = (0x10000, 0x345000)
+"""Places of the memories of the two devices, as a board's allocator may choose them."""
+
+
+@pytest.fixture(scope="module")
+def pipeline():
+    return pipeline_of(every_operator(SAMPLES), DEVICES, "gpipe")
+
+
+@pytest.fixture(scope="module")
+def expected(pipeline):
+    parameters = initial_parameters(pipeline.graph, 0)
+    with ModelBackend(pipeline, parameters) as backend:
+        results, left = trained(backend, pipeline.graph)
+        return results, left, [memory.copy() for memory in backend.memories]
+
+
+def modelled(pipeline, bases):
+    cores = [part.core for part in pipeline.parts]
+    sizes = [part.memory_bytes + base for part, base in zip(pipeline.parts, bases, strict=True)]
+    cluster = ModelledCluster(cores, sizes, pipeline.wiring)
+    return [ModelledTransport(cluster, number, base) for number, base in enumerate(bases)]
+
+
+def over_xdma(pipeline, bases):
+    """Files of the XDMA driver that move at most 100,000 bytes at once, before the models."""
+    return [
+        XdmaTransport(
+            0,
+            registers=0x2000,
+            memory=base,
+            memory_bytes=part.memory_bytes,
+            files=XdmaFiles(inner, 0x2000, 100_000),
+        )
+        for inner, base, part in zip(modelled(pipeline, bases), bases, pipeline.parts, strict=True)
+    ]
+
+
+def simulated(pipeline, bases):
+    sizes = [
+        -(-(part.memory_bytes + base) // 4096) * 4096
+        for part, base in zip(pipeline.parts, bases, strict=True)
+    ]
+    wire = WireSpec(phy_bytes=16, bytes_per_cycle=Fraction(16), latency_cycles=128)
+    cores = [part.core for part in pipeline.parts]
+    memories, wires = [MemorySpec()] * DEVICES, [wire] * (DEVICES - 1)
+    cluster = simulated_cluster(cores, sizes, memories, pipeline.wiring, wires)
+    return [SimulatedTransport(cluster, number, base) for number, base in enumerate(bases)]
+
+
+@pytest.mark.parametrize("bases", [(0, 0), BASES], ids=["at 0", "elsewhere"])
+@pytest.mark.parametrize(
+    "transports",
+    [
+        modelled,
+        over_xdma,
+        pytest.param(simulated, marks=[pytest.mark.sim, pytest.mark.slow]),
+    ],
+)
+def test_the_same_bits_over_every_transport(transports, bases, pipeline, expected):
+    parameters = initial_parameters(pipeline.graph, 0)
+    with DeviceBackend(pipeline, parameters, transports(pipeline, bases)) as backend:
+        found = trained(backend, pipeline.graph)
+        memories = [np.asarray(memory) for memory in backend.memories]
+        counters = backend.counters()
+    check(found, expected[:2])
+    for one, other in zip(memories, expected[2], strict=True):
+        np.testing.assert_array_equal(one, other)
+    if transports is simulated:
+        assert all(each.cycles for each in found[0])
+        assert all(each["LOAD_BYTES"] for each in counters)
+
+
+def test_a_state_goes_from_transport_to_transport(pipeline):
+    parameters = initial_parameters(pipeline.graph, 0)
+    with ModelBackend(pipeline, parameters) as one:
+        trained(one, pipeline.graph)
+        state = one.state()
+        after = trained(one, pipeline.graph)
+    with DeviceBackend(pipeline, parameters, over_xdma(pipeline, BASES)) as other:
+        other.set_state(state)
+        check(trained(other, pipeline.graph), after)
