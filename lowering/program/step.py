@@ -10,32 +10,30 @@ from fpgapipe.hw.hls_models.cycles.core_cycles import MemorySpec
 from fpgapipe.hw.hls_models.numerics.element_format import FP32
 from fpgapipe.hw.hls_models.spec.core_spec import CoreSpec
 from fpgapipe.lowering.memory.layout import Demand, Own, lay_out
-from fpgapipe.lowering.memory.memory_map import Stored
 from fpgapipe.lowering.memory.placed import Placed, page
 from fpgapipe.lowering.memory.sharing import Category, KernelUse, Shareable
 from fpgapipe.lowering.program.arenas import Arenas
 from fpgapipe.lowering.program.assemble import assemble
-from fpgapipe.lowering.program.boundary import Part, Stage
+from fpgapipe.lowering.program.boundary import Part
 from fpgapipe.lowering.program.device_program import SUM, KernelOrigin
 from fpgapipe.lowering.program.gradient_sum import GradientSum
 from fpgapipe.lowering.program.lanes import EngineLane, balance_lanes, core_lanes, product_cycles
-from fpgapipe.lowering.program.parameter_layout import stored_as
 from fpgapipe.lowering.program.share import Share
 from fpgapipe.lowering.program.step_program import StepProgram
+from fpgapipe.lowering.program.step_tensors import StepTensors
 from fpgapipe.lowering.schedule.schedule import Task, TaskKind
 from fpgapipe.lowering.schedule.tasks import single_device, slots_of
 from fpgapipe.lowering.sums.all_reduce import Member
 from fpgapipe.lowering.sums.global_norm import GlobalNorm, check_clips, gradients_of
 from fpgapipe.lowering.sums.tied_weights import tied_sums
 from fpgapipe.lowering.tiling.kernel import Kernel, Region, Tensor, words_of
-from fpgapipe.lowering.units.layouts import PLAIN, Value, with_channels_last
+from fpgapipe.lowering.units.layouts import Value, with_channels_last
 from fpgapipe.lowering.units.loss_of_batch import add_loss
 from fpgapipe.lowering.units.microbatch import LoweredKernel, MicroBatch, phases_of
-from fpgapipe.lowering.units.network_units import check_network, layouts_of, units_of
+from fpgapipe.lowering.units.network_units import check_network, units_of
 from fpgapipe.lowering.units.step_options import GRADIENTS, SUFFIXES, UPDATE, Scalar, StepOptions
 from fpgapipe.lowering.units.unit import naming
 from fpgapipe.lowering.units.update import update_kernel
-from fpgapipe.lowering.units.weight_order import Order, order_of_weight
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -43,10 +41,10 @@ if TYPE_CHECKING:
     import numpy as np
     from numpy.typing import NDArray
 
-    from fpgapipe.network.graph import Graph, Layer, Parameter
+    from fpgapipe.network.graph import Graph
 
 
-class StepBuilder:
+class StepBuilder(StepTensors):
     """Builds the program of a step from its kernels and tensors.
 
     Parameters
@@ -73,14 +71,9 @@ class StepBuilder:
 
     Attributes
     ----------
-    graph, core, memory, options
-    layouts : Layouts
-        Layouts of all values of the network.
-    num_microbatches : int
-        Number of micro-batches of the step.
+    core, memory
     lowered : list of LoweredKernel
         All kernels so far.
-    tensors : dict of str to Tensor
     random_key : int
         Number of the first of the two scalar registers that seed the random numbers.
     """
@@ -97,43 +90,29 @@ class StepBuilder:
         num_microbatches: int | None = None,
         share: Share | None = None,
     ) -> None:
-        self.graph = graph
         self.core = core
         self.memory = memory
-        self.options = options
         self._lanes = core_lanes(core, 1 if steps is None else 2)
         self.random_key = int(Scalar.RANDOM_SEED)
         self.undecayed = options.without_decay(graph)
         self.lowered: list[LoweredKernel] = []
         self._task_of: list[int] = []
-        self.tensors: dict[str, Tensor] = {}
-        self.stored: dict[str, Stored] = {}
         self._tasks = tuple(tasks)
         self._steps = tuple(range(len(self._tasks)) if steps is None else steps)
-        self._slots = slots_of(self._tasks)
-        self.num_microbatches = num_microbatches or len(self._slots)
-        self._num_slots = max(self._slots.values()) + 1
-        self._share = share or Share()
         self._sum: GradientSum | None = None
         self._more: list[tuple[Kernel, int]] | None = None  # of a sum, if not all are made
         self._ordered_from: int | None = None  # first kernel that keeps its place
         self._batches: dict[int, MicroBatch] = {}
         has_loss = part is None or part.stage.is_last
         check_network(graph, train=options.train, has_loss=has_loss, loss=options.loss)
-        units = units_of(graph)
-        self.layouts = layouts_of(graph, units)
-        self._part = part or Part(Stage(0, 1, tuple(units)))
+        slots = slots_of(self._tasks)
+        super().__init__(
+            graph, options, units_of(graph), slots, num_microbatches or len(slots), part, share
+        )
         self._task = 0
         self._waiting: dict[int, list[LoweredKernel]] = {}  # weight gradients for a later task
         self._late: dict[str, tuple[str, MicroBatch, Callable[[], None]]] = {}
         self._copies: list[LoweredKernel] = []  # for the beginning of the present task
-        self._fixed: dict[str, NDArray[np.float32]] = {}  # contents of constants
-        self._written: set[str] = set()  # parameters that already have a gradient
-        self._repeated: set[str] = set()  # tensors of which each micro-batch has its own
-        self._parts: set[str] = set()  # tensors of summands of gradients
-        self._gathered: set[str] = set()  # tensors of all micro-batches
-        self._unkept: set[str] = set()  # parameters whose gradients are not kept
-        self._views: dict[str, tuple[str, int]] = {}  # parts of tensors, and their first bytes
 
     # ------------------------------------------------------------------ lane of the present task
 
@@ -157,46 +136,11 @@ class StepBuilder:
         """The part of the scratchpad that is reserved for the vector engine."""
         return self._lane.vectors
 
-    # ------------------------------------------------------------------ tensors
-
-    def in_slot(self, name: str, slot: int) -> str:
-        """Name of a tensor in a slot."""
-        return name if self._num_slots == 1 else f"{name}#{slot}"
-
-    def of_microbatch(self, name: str, index: int) -> str:
-        """Name of a tensor that exists once per micro-batch."""
-        own = name if len(self._slots) == 1 else f"{name}@{index}"
-        self._repeated.add(own)
-        return own
-
-    def for_all(self, name: str, part: Tensor) -> Tensor:
-        """Declare the tensor that holds such a tensor of every micro-batch, one after the other."""
-        shape = (self.num_microbatches * part.shape[0], *part.shape[1:])
-        whole = self.declare(Tensor(f"{name} of all", shape, part.format))
-        self._gathered.add(whole.name)
-        return whole
+    # ------------------------------------------------------------------ kernels for later
 
     def add_late(self, name: str, layer: str, batch: MicroBatch, add: Callable[[], None]) -> None:
         """See `Builder`."""
         self._late[name] = layer, batch, add
-
-    def keeps_gradient(self, parameter: Tensor) -> bool:
-        """See `Builder`."""
-        tied = any(tie.parameter == parameter.name for tie in self._part.ties)
-        return self.options.clips or tied or self._share.is_summed(parameter.name)
-
-    def view(self, whole: Tensor, first: int, shape: tuple[int, ...]) -> Tensor:
-        """See `Builder`."""
-        name = f"{whole.name}[{first}:]"
-        self._views[name] = whole.name, first * whole.element_bytes
-        return Tensor(name, shape, whole.format)
-
-    def gradient_buffer(self, parameter: Tensor, number: int, shape: tuple[int, ...]) -> Tensor:
-        """See `Builder`."""
-        self._unkept.add(parameter.name)
-        whole = Tensor(f"{parameter.name}.gradient{number}", shape)
-        self._parts.add(self.tensors.setdefault(whole.name, whole).name)
-        return whole
 
     def add_copy(
         self,
@@ -213,10 +157,6 @@ class StepBuilder:
             self.fix(tensor, values)
         self._copies.append(LoweredKernel(kernel, layer=layer))
 
-    def fix(self, tensor: Tensor, values: NDArray[np.float32]) -> None:
-        """See `Builder`."""
-        self._fixed[self.declare(tensor).name] = values
-
     def _add_late(self) -> None:
         """Add the kernels that come after the backward passes of all micro-batches."""
         for layer, batch, add in self._late.values():
@@ -225,48 +165,6 @@ class StepBuilder:
             self._take(batch.lowered)
             batch.lowered = []
         self._late = {}
-
-    def declare(self, tensor: Tensor) -> Tensor:
-        """Register a tensor that needs a place in memory; tensors of one name must be equal."""
-        found = self.tensors.setdefault(tensor.name, tensor)
-        assert tensor.name not in self.stored, f"tensor {tensor.name} is a parameter"
-        assert found == tensor, f"tensor {tensor.name} is there already, and is another"
-        return tensor
-
-    def gradient_places(self, parameter: Tensor) -> tuple[Tensor, Tensor | None]:
-        """Tensor of a parameter's gradient sum, and tensor of the next summand.
-
-        The second is None for the first gradient, which is written directly to the sum.
-        """
-        total = Tensor(f"{parameter.name}.gradient", parameter.shape, FP32)
-        if parameter.name not in self._written:
-            self._written.add(parameter.name)
-            return total, None
-        part = self.declare(Tensor(f"{parameter.name}.part", parameter.shape, FP32))
-        self._parts.add(part.name)
-        return total, part
-
-    # ------------------------------------------------------------------ parameters
-
-    def parameter(self, layer: Layer, role: str) -> Tensor | None:
-        """A layer's parameter, or None if the layer has none of that role."""
-        for parameter in layer.parameters:
-            if parameter.spec.role == role:
-                return self._store(parameter)
-        return None
-
-    def weight(self, layer: Layer) -> Tensor:
-        """The weight of a product, with the input channels last; of many windows, all channels."""
-        (parameter,) = (each for each in layer.parameters if each.spec.role == "weight")
-        return self._store(parameter, order_of_weight(layer))
-
-    def _store(self, parameter: Parameter, order: Order | None = None) -> Tensor:
-        # The last axis has the layout of the unit's input.
-        layout = order or self.layouts.parameters.get(parameter.name, PLAIN)
-        stored = stored_as(parameter, layout, self._share.part(parameter.name))
-        found = self.stored.setdefault(parameter.name, stored)
-        assert found == stored, f"parameter {parameter.name} lies in two orders"
-        return found.tensor
 
     # ------------------------------------------------------------------ the whole program
 
