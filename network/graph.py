@@ -133,6 +133,8 @@ class Graph:
         Layers in an order in which each comes after its inputs.
     outputs : tuple of str
         Layers whose results leave the network.
+    auxiliary : tuple of str
+        Outputs that there are only in training, such as those of auxiliary classifiers.
     values : mapping of str to array
         Initial values by parameter name, where the source had them.
     source : object or None
@@ -147,6 +149,27 @@ class Graph:
     outputs: tuple[str, ...]
     values: Mapping[str, NDArray[np.generic]] = field(default_factory=dict)
     source: object = field(default=None, compare=False, repr=False)
+    auxiliary: tuple[str, ...] = ()
+
+    @cached_property
+    def evaluated(self) -> Graph:
+        """The network without what only training computes, its auxiliary outputs."""
+        if not self.auxiliary:
+            return self
+        kept = tuple(name for name in self.outputs if name not in self.auxiliary)
+        needed = set(kept)
+        for layer in reversed(list(self.layers.values())):
+            if layer.name in needed:
+                needed.update(layer.inputs)
+        layers = {name: each for name, each in self.layers.items() if name in needed}
+        names = {p.name for layer in layers.values() for p in layer.parameters}
+        return dataclasses.replace(
+            self,
+            layers=layers,
+            outputs=kept,
+            auxiliary=(),
+            values={name: value for name, value in self.values.items() if name in names},
+        )
 
     @cached_property
     def totals(self) -> Totals:
@@ -242,6 +265,7 @@ class Graph:
                 for name, tensor in self.inputs.items()
             ],
             "outputs": list(self.outputs),
+            "auxiliary": list(self.auxiliary),
             "layers": [self._layer_dict(layer) for layer in self.layers.values()],
         }
 
@@ -389,7 +413,7 @@ class GraphBuilder:
             )
         self._values[parameter] = value
 
-    def build(self, outputs: Sequence[str] | None = None) -> Graph:
+    def build(self, outputs: Sequence[str] | None = None, auxiliary: Sequence[str] = ()) -> Graph:
         """Finish the network.
 
         Parameters
@@ -397,6 +421,8 @@ class GraphBuilder:
         outputs : sequence of str, optional
             Layers whose results leave the network. The default is all layers that no other layer
             reads.
+        auxiliary : sequence of str
+            Outputs that there are only in training.
 
         Raises
         ------
@@ -411,8 +437,16 @@ class GraphBuilder:
         for name in outputs:
             if name not in self._layers:
                 raise NetworkError(f"{self.name}: output {name!r} is no layer of the network")
+        if not set(auxiliary) < set(outputs) and auxiliary:
+            raise NetworkError(f"{self.name}: some of its outputs must be there in evaluation, too")
         return Graph(
-            self.name, self.batch, self._inputs, self._layers, tuple(outputs), self._values
+            self.name,
+            self.batch,
+            self._inputs,
+            self._layers,
+            tuple(outputs),
+            self._values,
+            auxiliary=tuple(auxiliary),
         )
 
     def fresh_name(self, stem: str) -> str:

@@ -42,6 +42,7 @@ class _Network(_Part):
     inputs: dict[str, Tensor] = Field(strict=False)
     layers: tuple[_Layer, ...] = Field(strict=False)
     outputs: tuple[str, ...] = Field(strict=False)
+    auxiliary: tuple[str, ...] = Field((), strict=False)
 
 
 def to_json(graph: Graph) -> str:
@@ -66,6 +67,7 @@ def to_json(graph: Graph) -> str:
         inputs=dict(graph.inputs),
         layers=tuple(layers),
         outputs=graph.outputs,
+        auxiliary=graph.auxiliary,
     )
     return network.model_dump_json(indent=1) + "\n"
 
@@ -97,7 +99,7 @@ def from_json(text: str) -> Graph:
             shared=layer.parameters,
             frozen=layer.frozen,
         )
-    return builder.build(network.outputs)
+    return builder.build(network.outputs, network.auxiliary)
 
 
 def _operator(layer: _Layer) -> Operator:

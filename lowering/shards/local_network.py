@@ -212,7 +212,7 @@ def stage_network(
             _check_no_statistics(graph, names)
     whole = Member(index, num_devices, before=0, after=link_after(first + index))
     local = _local(graph, cuts, whole, layers)
-    network = local.builder.build(graph.outputs)
+    network = local.builder.build(graph.outputs, graph.auxiliary)
     given = {
         name: found
         for (name, cut, sums), found in local.exchanged.items()
@@ -268,7 +268,7 @@ def local_network(
     share = Share(
         whole, num_groups, num_groups * sharers, frozenset(local.same), local.parts, local.axes
     )
-    return local.builder.build(graph.outputs), share
+    return local.builder.build(graph.outputs, graph.auxiliary), share
 
 
 def _local(

@@ -53,4 +53,4 @@ def rebatched(graph: Graph, batch: int) -> Graph:
         builder.add(layer.name, operator, *layer.inputs, shared=names, frozen=layer.frozen)
         if builder.tensor(layer.name).shape != (batch, *shape[1:]):
             raise NotImplementedError(f"layer {layer.name!r} has no samples that could be shared")
-    return builder.build(graph.outputs)
+    return builder.build(graph.outputs, graph.auxiliary)

@@ -95,13 +95,19 @@ class FrontendBuilder(GraphBuilder):
             return None
         return self._values.get(layer.parameters[0].name)
 
-    def build(self, outputs: Sequence[str] | None = None, *, prune: bool = False) -> Graph:
+    def build(
+        self,
+        outputs: Sequence[str] | None = None,
+        auxiliary: Sequence[str] = (),
+        *,
+        prune: bool = False,
+    ) -> Graph:
         """Finish the network; see `GraphBuilder.build`.
 
         Parameters
         ----------
-        outputs : sequence of str, optional
-            Layers whose results leave the network.
+        outputs, auxiliary
+            As for `GraphBuilder.build`.
         prune : bool
             Whether to leave out layers that no output needs.
         """
@@ -113,7 +119,7 @@ class FrontendBuilder(GraphBuilder):
             self._layers = {name: each for name, each in self._layers.items() if name in needed}
             kept = {p.name for layer in self._layers.values() for p in layer.parameters}
             self._values = {name: value for name, value in self._values.items() if name in kept}
-        return super().build(outputs)
+        return super().build(outputs, auxiliary)
 
     def entries(self, name: str, layer: str, indices: NDArray[Any], axis: int = 0) -> str:
         """Add layers that give the entries of a tensor along an axis at fixed indices.

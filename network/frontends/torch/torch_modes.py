@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+import dataclasses
+import itertools
 from collections.abc import Mapping
 from typing import Any
 
 from fpgapipe.network.graph import Graph, Layer, NetworkError
 from fpgapipe.network.operators import Dropout
+
+MOST_OUTPUTS = 8
+"""Most outputs in training of which evaluation may have fewer; which ones, is found by trying."""
 
 
 def training_modes(module: Any, given: Mapping[Any, bool]) -> None:
@@ -28,10 +33,11 @@ def training_modes(module: Any, given: Mapping[Any, bool]) -> None:
         module.train()
 
 
-def check_modes(training: Graph, evaluation: Graph) -> None:
-    """Refuse a module that computes something else in evaluation than in training.
+def auxiliary_outputs(training: Graph, evaluation: Graph) -> tuple[str, ...]:
+    """Find the outputs that a module has in training alone, such as auxiliary classifiers.
 
     One graph represents both modes, since batch normalisation and dropout know what to do in each.
+    Without those outputs it must be the graph of the evaluation.
 
     Parameters
     ----------
@@ -41,8 +47,29 @@ def check_modes(training: Graph, evaluation: Graph) -> None:
     Raises
     ------
     NetworkError
-        If the graphs differ in more than dropout. The message names the first layer that differs.
+        If the graphs differ in more than dropout and such outputs. The message names the first
+        layer that differs.
     """
+    surplus = len(training.outputs) - len(evaluation.outputs)
+    if surplus <= 0 or len(training.outputs) > MOST_OUTPUTS:
+        _check_alike(training, evaluation)
+        return ()
+    first: NetworkError | None = None
+    # The outputs of the evaluation mostly come first, and the others behind them.
+    for kept in itertools.combinations(training.outputs, len(evaluation.outputs)):
+        others = tuple(name for name in training.outputs if name not in kept)
+        try:
+            _check_alike(dataclasses.replace(training, auxiliary=others).evaluated, evaluation)
+        except NetworkError as error:
+            first = first or error
+        else:
+            return others
+    assert first is not None, "there is a combination, which failed"
+    raise first
+
+
+def _check_alike(training: Graph, evaluation: Graph) -> None:
+    """Refuse graphs that differ in more than dropout."""
     # Names of layers and inputs of `training`, and what they are called in `evaluation`.
     names: dict[str, str] = {name: name for name in training.inputs}
     left = iter(evaluation.layers.values())

@@ -24,7 +24,7 @@ from fpgapipe.network.frontends.torch import (  # noqa: F401, register translati
     torch_resize,
     torch_selection,
 )
-from fpgapipe.network.frontends.torch.torch_modes import check_modes, training_modes
+from fpgapipe.network.frontends.torch.torch_modes import auxiliary_outputs, training_modes
 from fpgapipe.network.frontends.torch.torch_translation import Translation
 from fpgapipe.network.graph import Graph, NetworkError
 from fpgapipe.network.operators.tensors import ShapeError
@@ -123,12 +123,15 @@ def _of_module(torch: Any, module: Any, inputs: tuple[Any, ...], name: str) -> G
         )
         module.eval()
         program = _exported(torch, module, inputs, name)
-        check_modes(graph, _translated(torch, program, name, training=False)[0])
+        evaluation, _ = _translated(torch, program, name, training=False)
+        auxiliary = auxiliary_outputs(graph, evaluation)
     finally:
         for each, training in modes.items():
             each.training = training
     return dataclasses.replace(
-        graph, source=TorchSource(module, inputs, None, graph.outputs, orders)
+        graph,
+        auxiliary=auxiliary,
+        source=TorchSource(module, inputs, None, graph.outputs, orders),
     )
 
 
