@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from fpgapipe.network.logits import Logits
-from fpgapipe.network.losses import target_shape
+from fpgapipe.network.losses import CROSS_ENTROPY, target_shape
 from fpgapipe.network.operators import Embedding
 
 if TYPE_CHECKING:
@@ -69,11 +69,12 @@ def num_indices(graph: Graph) -> dict[str, int]:
 
 def random_batch(
     graph: Graph, seed: int, count: int = 1, loss: Loss | None = None
-) -> tuple[dict[str, NDArray[Any]], NDArray[Any]]:
+) -> tuple[dict[str, NDArray[Any]], Any]:
     """Random samples and labels for `count` micro-batches.
 
     Inputs of floating-point numbers are normally distributed; indices of embeddings and labels are
-    equally distributed over all that there are, and targets over 0..1.
+    equally distributed over all that there are, and targets over 0..1. Of a network with several
+    outputs, the labels are a dictionary with an array for each.
     """
     rng = np.random.default_rng(seed)
     indices = num_indices(graph)
@@ -84,9 +85,20 @@ def random_batch(
             inputs[name] = rng.integers(0, indices[name], shape)
         else:
             inputs[name] = rng.standard_normal(shape, np.float32)
-    if loss is not None and not loss.has_classes:
-        samples, *rest = target_shape(graph)
-        return inputs, rng.random((samples * count, *rest), np.float32)
-    logits = Logits.of(graph)
+    labels = {
+        output: _random_labels(graph, output, rng, count, has_classes=own.has_classes)
+        for output, own in (loss or CROSS_ENTROPY).of_each(graph).items()
+    }
+    return inputs, labels if len(labels) > 1 else labels[graph.outputs[0]]
+
+
+def _random_labels(
+    graph: Graph, output: str, rng: np.random.Generator, count: int, *, has_classes: bool
+) -> NDArray[Any]:
+    """Random labels or targets of an output."""
+    if not has_classes:
+        samples, *rest = target_shape(graph, output)
+        return rng.random((samples * count, *rest), np.float32)
+    logits = Logits.of(graph, output)
     samples, *rest = logits.label_shape
-    return inputs, rng.integers(0, logits.classes, (samples * count, *rest))
+    return rng.integers(0, logits.classes, (samples * count, *rest))

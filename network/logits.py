@@ -32,15 +32,15 @@ class Logits:
     shape: tuple[int, ...]
 
     @classmethod
-    def of(cls, graph: Graph) -> Logits:
-        """The logits of a network with one output.
+    def of(cls, graph: Graph, output: str | None = None) -> Logits:
+        """The logits that an output of a network gives, the first if none is named.
 
         Raises
         ------
         ValueError
             If the output has another shape, or other samples than the inputs.
         """
-        layer = graph.layers[graph.outputs[0]]
+        layer = graph.layers[output or graph.outputs[0]]
         shape = layer.output.shape
         if len(shape) == 3 and isinstance(layer.operator, Conv | ConvTranspose):
             raise ValueError(

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Literal, get_args
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any, Literal, get_args
 
 import numpy as np
 
 if TYPE_CHECKING:
-    from typing import Any
-
     from numpy.typing import NDArray
 
     from fpgapipe.network.graph import Graph
@@ -17,6 +16,12 @@ if TYPE_CHECKING:
 LossKind = Literal["cross-entropy", "mse", "bce"]
 
 LOSS_KINDS: tuple[LossKind, ...] = get_args(LossKind)
+
+LEAST_WEIGHT, MOST_WEIGHT = 1e-6, 1e6
+"""Limits of a loss's weight."""
+
+MOST_COUNTERS = 3
+"""Most outputs of a network whose labels may be ignored."""
 
 IGNORED = -100
 """Label that is ignored, as in PyTorch; so is every other label below 0."""
@@ -35,6 +40,11 @@ class Loss:
         For cross-entropy, the share of each label that all classes have in equal parts.
     ignores : bool
         For cross-entropy, whether labels below 0 are ignored. The mean is over the others then.
+    weight : float
+        Factor with which the loss counts; a network is trained for the sum over all its outputs.
+    others : tuple of (str, Loss)
+        Losses of the outputs that have one of their own, with the output's name. Every other output
+        has this one.
 
     Raises
     ------
@@ -45,6 +55,8 @@ class Loss:
     kind: LossKind = "cross-entropy"
     smoothing: float = 0.0
     ignores: bool = False
+    weight: float = 1.0
+    others: tuple[tuple[str, Loss], ...] = ()
 
     def __post_init__(self) -> None:
         if self.kind not in LOSS_KINDS:
@@ -55,6 +67,46 @@ class Loss:
             )
         if not self.has_classes and (self.smoothing or self.ignores):
             raise ValueError(f"loss {self.kind} has targets, no labels to smooth or to ignore")
+        if not LEAST_WEIGHT <= self.weight <= MOST_WEIGHT:
+            raise ValueError(
+                f"the weight of a loss must be in {LEAST_WEIGHT:g}..{MOST_WEIGHT:g}, not "
+                f"{self.weight:g}"
+            )
+        names = [name for name, _ in self.others]
+        twice = next((name for name in names if names.count(name) > 1), None)
+        if twice is not None:
+            raise ValueError(f"output {twice!r} must have one loss, not several")
+        if any(loss.others for _, loss in self.others):
+            raise ValueError("the loss of an output has no losses of other outputs")
+
+    def of(self, output: str) -> Loss:
+        """The loss of an output."""
+        own = dict(self.others).get(output)
+        return replace(self, others=()) if own is None else own
+
+    def of_each(self, graph: Graph) -> dict[str, Loss]:
+        """The loss of each output of a network, in their order.
+
+        Raises
+        ------
+        ValueError
+            If there is a loss of something that is no output, or more losses ignore labels than
+            there are registers for.
+        """
+        for name, _ in self.others:
+            if name not in graph.outputs:
+                raise ValueError(
+                    f"{name!r} has a loss and is no output of {graph.name}; its outputs are "
+                    f"{', '.join(graph.outputs)}"
+                )
+        found = {output: self.of(output) for output in graph.outputs}
+        counting = sum(loss.ignores for loss in found.values())
+        if counting > MOST_COUNTERS:
+            raise ValueError(
+                f"labels can be ignored for {MOST_COUNTERS} outputs, not for {counting}: their "
+                "numbers are in registers"
+            )
+        return found
 
     @property
     def has_classes(self) -> bool:
@@ -66,15 +118,15 @@ CROSS_ENTROPY = Loss()
 """Softmax with cross-entropy, in which every label counts."""
 
 
-def target_shape(graph: Graph) -> tuple[int, ...]:
-    """Shape of the targets of a network with one output, which is that of the output.
+def target_shape(graph: Graph, output: str | None = None) -> tuple[int, ...]:
+    """Shape of the targets of an output, the first if none is named, which is the output's.
 
     Raises
     ------
     ValueError
         If the output does not have the samples first.
     """
-    shape = graph.layers[graph.outputs[0]].output.shape
+    shape = graph.layers[output or graph.outputs[0]].output.shape
     if len(shape) < 2 or shape[0] != graph.batch:
         raise ValueError(
             f"the loss needs an output of {graph.batch} samples by their values, not {list(shape)}"
@@ -85,3 +137,24 @@ def target_shape(graph: Graph) -> tuple[int, ...]:
 def count_of(labels: NDArray[Any]) -> int:
     """Labels that are not ignored; all elements of targets."""
     return int((labels >= 0).sum()) if np.issubdtype(labels.dtype, np.integer) else labels.size
+
+
+def labels_of(labels: Any, output: str) -> Any:
+    """The labels or targets of an output.
+
+    Parameters
+    ----------
+    labels : array, or mapping of str to array
+        Labels that all outputs share, or those of each output by its name.
+    output : str
+
+    Raises
+    ------
+    ValueError
+        If the output has none.
+    """
+    if not isinstance(labels, Mapping):
+        return labels
+    if output not in labels:
+        raise ValueError(f"there must be labels or targets for output {output!r}")
+    return labels[output]

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, ClassVar, Self
 
+from fpgapipe.lowering.memory.memory_map import whole_outcome
 from fpgapipe.lowering.schedule.schedule import TaskKind
-from fpgapipe.lowering.units.step_options import counting_labels
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     import numpy as np
     from numpy.typing import NDArray
 
+    from fpgapipe.lowering.memory.memory_map import Labels
     from fpgapipe.lowering.program.pipeline import PipelineProgram
     from fpgapipe.network.graph import Graph
 
@@ -29,17 +30,21 @@ class StepResult:
     Attributes
     ----------
     loss : float
-        Mean loss of the mini-batch.
+        Mean loss of the mini-batch; of several outputs, the sum of their losses times the weights.
     correct : int
-        Number of samples that are classified right.
+        Number of labels that are found right, by the first output that has classes.
     cycles : int or None
         Cycles from the start of the first device to the end of the last; None if the backend counts
         no cycles.
+    outputs : mapping of str to (float, int)
+        If the network has several outputs, mean loss (without its weight) and number of labels that
+        are found right of each.
     """
 
     loss: float
     correct: int
     cycles: int | None
+    outputs: Mapping[str, tuple[float, int]] = field(default_factory=dict)
 
 
 class StepRunner(ABC):
@@ -87,7 +92,7 @@ class StepRunner(ABC):
     def step(
         self,
         inputs: Values,
-        labels: NDArray[np.integer],
+        labels: Labels,
         scalars: Sequence[int],
         *,
         progress: Callable[[int], object] | None = None,
@@ -98,8 +103,8 @@ class StepRunner(ABC):
         ----------
         inputs : mapping of str to array
             Inputs of the network, for all samples of the mini-batch.
-        labels : integer array, or float32 array
-            Class numbers, or targets.
+        labels : integer array, float32 array, or mapping of str to array
+            Class numbers, or targets, for all outputs or for each by its name.
         scalars : sequence of int
             Contents of the scalar registers
             (`fpgapipe.lowering.units.step_options.scalar_bits`).
@@ -173,16 +178,17 @@ class Backend(StepRunner):
     def step(
         self,
         inputs: Values,
-        labels: NDArray[np.integer],
+        labels: Labels,
         scalars: Sequence[int],
         *,
         progress: Callable[[int], object] | None = None,
     ) -> StepResult:
         """See `StepRunner`."""
         self.pipeline.set_batch(self.memories, inputs, labels)
-        cycles = self._run(counting_labels(scalars, labels), progress)
-        loss, correct = self.pipeline.outcome(self.memories)
-        return StepResult(loss, correct, cycles)
+        cycles = self._run(self.pipeline.counting(scalars, labels), progress)
+        outcomes = self.pipeline.outcomes(self.memories)
+        loss, correct = whole_outcome(self.pipeline.losses, outcomes)
+        return StepResult(loss, correct, cycles, outcomes if len(outcomes) > 1 else {})
 
     def infer(
         self,

@@ -11,10 +11,8 @@ from fpgapipe.hw.hls_models.cycles.core_cycles import MemorySpec
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-    import numpy as np
-    from numpy.typing import NDArray
-
     from fpgapipe.host.backends.base import Values
+    from fpgapipe.lowering.memory.memory_map import Labels
     from fpgapipe.lowering.program.pipeline import PipelineProgram
     from fpgapipe.sim_tb.native.phy import WireSpec
     from fpgapipe.sim_tb.substitutes.simulation import Simulation
@@ -87,7 +85,7 @@ class SimulatorBackend(Backend):
     def cycles_of(
         self,
         inputs: Values,
-        labels: NDArray[np.integer],
+        labels: Labels,
         scalars: Sequence[int],
         *,
         progress: Callable[[int], object] | None = None,

@@ -17,7 +17,7 @@ from fpgapipe.lowering.kernels.clipping import CLIP_EPSILON
 from fpgapipe.lowering.units.network_units import check_network, drop_factors_of
 from fpgapipe.lowering.units.step_options import SUFFIXES, Scalar, StepOptions
 from fpgapipe.network.logits import Logits
-from fpgapipe.network.losses import count_of, target_shape
+from fpgapipe.network.losses import count_of, labels_of, target_shape
 from fpgapipe.optional import require
 
 if TYPE_CHECKING:
@@ -27,8 +27,10 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from fpgapipe.host.backends.base import Values
+    from fpgapipe.lowering.memory.memory_map import Labels
     from fpgapipe.lowering.schedule.weight_versions import LateWeights
     from fpgapipe.network.graph import Graph
+    from fpgapipe.network.losses import Loss
 
 Precision = Literal["fp32", "bf16", "mxint8"]
 PRECISIONS: tuple[Precision, ...] = get_args(Precision)
@@ -88,7 +90,7 @@ class TorchBackend(StepRunner):
     ------
     UserError
         If PyTorch is not installed or does not see the GPU, or if the network has a layer that the
-        core does not run, or not exactly one output.
+        core does not run.
     ValueError
         If a parameter is missing or has another shape, or there is no such precision.
     """
@@ -119,6 +121,7 @@ class TorchBackend(StepRunner):
         self.precision = precision
         self.device = choose_device(device)
         self._options = options
+        self._losses = options.loss.of_each(graph)
         self._undecayed = options.without_decay(graph)
         self.num_microbatches = num_microbatches
         self._threads = threads
@@ -163,7 +166,7 @@ class TorchBackend(StepRunner):
     def step(
         self,
         inputs: Values,
-        labels: NDArray[np.integer],
+        labels: Labels,
         scalars: Sequence[int],
         *,
         progress: Callable[[int], object] | None = None,
@@ -178,11 +181,13 @@ class TorchBackend(StepRunner):
         import torch
 
         given, classes = self._batch(inputs, labels)
-        counted = count_of(labels) / self.num_microbatches
+        counted = [
+            count_of(labels_of(labels, name)) / self.num_microbatches for name in self._losses
+        ]
         state = self._tensors()
         weights = {name: state[name] for name in self._trains}
         sums = {name: state[name + GRADIENT].zero_() for name in self._learned}
-        losses, correct = [], 0
+        outcomes: list[list[tuple[float, int]]] = []
         if self._history:
             self._history.begin(state)
         with _repeatable(self.device, self._threads):
@@ -193,10 +198,10 @@ class TorchBackend(StepRunner):
                     weights = {**weights, **self._history.forward(index)}
                     late = self._history.backward(index)
                 factors = self._factors(scalars, index)
-                found = self._passes(weights, part, classes[index], factors, counted, late)
-                losses.append(found[0])
-                correct += found[1]
-                for name, gradient in found[2].items():
+                own = [each[index] for each in classes]
+                found, gradients = self._passes(weights, part, own, factors, counted, late)
+                outcomes.append(found)
+                for name, gradient in gradients.items():
                     if self._history:
                         sums[name].copy_(gradient)
                     else:
@@ -209,7 +214,29 @@ class TorchBackend(StepRunner):
                 with torch.no_grad():
                     self._update(state, sums, scalars)
         self._keep(state)
-        return StepResult(sum(losses) / len(losses), correct, None)
+        return self._result(
+            [
+                (sum(loss for loss, _ in each) / len(each), sum(right for _, right in each))
+                for each in zip(*outcomes, strict=True)
+            ]
+        )
+
+    def _result(self, outcomes: Sequence[tuple[float, int]]) -> StepResult:
+        """The result of a step, from loss and right labels of each output."""
+        loss = sum(
+            own.weight * value
+            for own, (value, _) in zip(self._losses.values(), outcomes, strict=True)
+        )
+        right = next(
+            (
+                correct
+                for own, (_, correct) in zip(self._losses.values(), outcomes, strict=True)
+                if own.has_classes
+            ),
+            0,
+        )
+        several = dict(zip(self._losses, outcomes, strict=True)) if len(outcomes) > 1 else {}
+        return StepResult(loss, right, None, several)
 
     def infer(
         self,
@@ -242,14 +269,20 @@ class TorchBackend(StepRunner):
                 results.append(values[name].float().cpu().numpy())
         return {name: np.concatenate(parts)[:samples] for name, parts in found.items()}
 
-    def evaluate(self, inputs: Values, labels: NDArray[np.integer]) -> StepResult:
-        """Infer any number of samples; return their mean loss and how many labels are right."""
+    def evaluate(self, inputs: Values, labels: Labels) -> StepResult:
+        """Infer any number of samples; return their mean loss and how many labels are right.
+
+        Auxiliary outputs count as others do.
+        """
         import torch
 
-        (values,) = (torch.from_numpy(each) for each in self.results(inputs).values())
-        own = torch.from_numpy(self._labels(labels))
-        loss = self._options.loss
-        return StepResult(float(loss_of(loss, values, own)), num_correct(loss, values, own), None)
+        results = self.results(inputs)
+        outcomes = []
+        for name, loss in self._losses.items():
+            values = torch.from_numpy(results[name])
+            own = torch.from_numpy(_typed(labels_of(labels, name), loss))
+            outcomes.append((float(loss_of(loss, values, own)), num_correct(loss, values, own)))
+        return self._result(outcomes)
 
     def parameters(self, suffix: str = "") -> dict[str, NDArray[np.float32]]:
         """See `StepRunner`; with a suffix, ``.gradient``, ``.momentum`` or ``.square``."""
@@ -282,9 +315,9 @@ class TorchBackend(StepRunner):
         return [name for name, trains in self._trains.items() if trains]
 
     def _batch(
-        self, inputs: Values, labels: NDArray[np.integer]
-    ) -> tuple[dict[str, tuple[torch.Tensor, ...]], tuple[torch.Tensor, ...]]:
-        """Inputs and labels of each micro-batch."""
+        self, inputs: Values, labels: Labels
+    ) -> tuple[dict[str, tuple[torch.Tensor, ...]], list[tuple[torch.Tensor, ...]]]:
+        """Inputs of each micro-batch, and its labels for each output."""
         count = self.num_microbatches
         given = {}
         for name, tensor in self.graph.inputs.items():
@@ -293,19 +326,20 @@ class TorchBackend(StepRunner):
                 came = inputs[name].shape if name in inputs else "nothing"
                 raise ValueError(f"input {name} must have shape {shape}, not {came}")
             given[name] = self._tensor(inputs[name]).chunk(count)
-        has_classes = self._options.loss.has_classes
-        samples, *rest = (
-            Logits.of(self.graph).label_shape if has_classes else target_shape(self.graph)
-        )
-        if labels.shape != (samples * count, *rest):
-            raise ValueError(
-                f"labels must have shape {(samples * count, *rest)}, not {labels.shape}"
+        classes = []
+        for output, loss in self._losses.items():
+            own = labels_of(labels, output)
+            samples, *rest = (
+                Logits.of(self.graph, output).label_shape
+                if loss.has_classes
+                else target_shape(self.graph, output)
             )
-        return given, self._tensor(self._labels(labels)).chunk(count)
-
-    def _labels(self, labels: NDArray[Any]) -> NDArray[Any]:
-        """Class numbers or targets, in the type that PyTorch's losses take."""
-        return labels.astype(np.int64 if self._options.loss.has_classes else np.float32)
+            if own.shape != (samples * count, *rest):
+                raise ValueError(
+                    f"labels must have shape {(samples * count, *rest)}, not {own.shape}"
+                )
+            classes.append(self._tensor(_typed(own, loss)).chunk(count))
+        return given, classes
 
     def _factors(self, scalars: Sequence[int], index: int) -> dict[str, torch.Tensor]:
         """Factors by which the dropout layers multiply a micro-batch, by layer."""
@@ -319,23 +353,28 @@ class TorchBackend(StepRunner):
         self,
         weights: dict[str, torch.Tensor],
         inputs: dict[str, torch.Tensor],
-        classes: torch.Tensor,
+        classes: Sequence[torch.Tensor],
         factors: dict[str, torch.Tensor],
-        counted: float,
+        counted: Sequence[float],
         late: dict[str, torch.Tensor] | None = None,
-    ) -> tuple[float, int, dict[str, torch.Tensor]]:
-        """Forward and backward pass of a micro-batch: loss, right labels, gradients.
+    ) -> tuple[list[tuple[float, int]], dict[str, torch.Tensor]]:
+        """Forward and backward pass of a micro-batch: loss and right labels of outputs, gradients.
 
         So many labels of a micro-batch count, in the mean over the mini-batch. The backward pass
         uses the parameters `late` where they are given.
         """
         outcome: list[tuple[float, int]] = []
 
-        def value_of(logits: torch.Tensor) -> torch.Tensor:
-            loss = loss_of(self._options.loss, logits, classes, counted)
-            right = num_correct(self._options.loss, logits.detach().float(), classes)
-            outcome.append((float(loss.detach()), right))
-            return loss / self.num_microbatches
+        def value_of(*outputs: torch.Tensor) -> torch.Tensor:
+            parts = []
+            for loss, output, own, count in zip(
+                self._losses.values(), outputs, classes, counted, strict=True
+            ):
+                value = loss_of(loss, output, own, count)
+                right = num_correct(loss, output.detach().float(), own)
+                outcome.append((float(value.detach()), right))
+                parts.append(value * (loss.weight / self.num_microbatches))
+            return sum(parts[1:], parts[0])
 
         if self.precision == "mxint8":
             gradients = self._core.train(weights, inputs, factors, value_of, late)
@@ -344,7 +383,7 @@ class TorchBackend(StepRunner):
                 self.graph, weights, inputs, factors, value_of,
                 autocast=self._autocast(), backward=late,
             )  # fmt: skip
-        return *outcome[0], gradients
+        return outcome, gradients
 
     def _autocast(self) -> Any:
         import torch
@@ -404,6 +443,11 @@ class TorchBackend(StepRunner):
         if self.device.type != "cpu":
             for name, value in self._state.items():
                 value[...] = state[name].cpu().numpy()
+
+
+def _typed(labels: NDArray[Any], loss: Loss) -> NDArray[Any]:
+    """Class numbers or targets, in the type that PyTorch's losses take."""
+    return labels.astype(np.int64 if loss.has_classes else np.float32)
 
 
 def choose_device(name: str) -> torch.device:

@@ -108,16 +108,17 @@ class CoreNumbers:
         weights, inputs, factors : mapping of str to tensor
             Parameters; inputs of the network; factors by which the dropout layers multiply.
         loss_of : callable
-            Function from the logits to the loss.
+            Function from all outputs of the network, in their order, to the loss.
         backward : mapping of str to tensor, optional
             Learned parameters that the backward pass uses in the place of those of the forward
             pass.
         """
         values, ran = self._forward(weights, inputs, factors, training=True, backward=backward)
-        (output,) = self._graph.outputs
-        logits = values[output].requires_grad_()
-        (dlogits,) = torch.autograd.grad(loss_of(logits), logits)
-        return self._backward(ran, {output: [dlogits]})
+        outputs = {name: values[name].requires_grad_() for name in self._graph.outputs}
+        given = torch.autograd.grad(loss_of(*outputs.values()), list(outputs.values()))
+        return self._backward(
+            ran, {name: [each] for name, each in zip(outputs, given, strict=True)}
+        )
 
     def _feature(self, x: torch.Tensor) -> torch.Tensor:
         """Round to the format that activations and their gradients have in memory."""
@@ -227,6 +228,8 @@ class CoreNumbers:
             if each.unit.name not in given or not each.result.requires_grad:
                 continue
             dy, *others = given[each.unit.name]
+            if others and each.unit.name in self._graph.outputs:
+                dy, *others = *others, dy  # the loss's gradient is added last
             for other in others:
                 dy = self._feature(dy + other)
             wanted = [(name, x) for name, x in each.inputs if x.requires_grad]

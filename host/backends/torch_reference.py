@@ -96,7 +96,7 @@ def gradients_of(
     weights: Weights,
     inputs: Mapping[str, torch.Tensor],
     factors: Mapping[str, torch.Tensor],
-    loss_of: Callable[[torch.Tensor], torch.Tensor],
+    loss_of: Callable[..., torch.Tensor],
     *,
     autocast: AbstractContextManager[Any] | None = None,
     backward: Weights | None = None,
@@ -108,7 +108,7 @@ def gradients_of(
     graph, weights, inputs, factors
         Arguments of `forward`.
     loss_of : callable
-        Function from the logits to the loss.
+        Function from all outputs of the network, in their order, to the loss.
     autocast : context manager, optional
         Context in which the forward pass runs.
     backward : mapping, optional
@@ -125,8 +125,8 @@ def gradients_of(
     with autocast or nullcontext():
         own, late = ({**weights, **leaves}, None) if backward is None else (weights, leaves)
         values = forward(graph, own, inputs, training=True, factors=factors, backward=late)
-    (output,) = graph.outputs
-    found = torch.autograd.grad(loss_of(values[output]), list(leaves.values()))
+    loss = loss_of(*(values[output] for output in graph.outputs))
+    found = torch.autograd.grad(loss, list(leaves.values()))
     return dict(zip(leaves, found, strict=True))
 
 

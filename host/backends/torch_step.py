@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from fpgapipe.host.backends.torch_loss import loss_of
 from fpgapipe.host.backends.torch_reference import gradients_of
-from fpgapipe.network.losses import Loss
+from fpgapipe.network.losses import Loss, labels_of
 from fpgapipe.optional import require
 
 if TYPE_CHECKING:
@@ -30,6 +30,7 @@ class Reference:
     ----------
     loss : float
     logits : array
+        What the first output gives.
     gradients : dict of str to array
         Gradient of each parameter.
     """
@@ -43,7 +44,7 @@ def torch_step(
     graph: Graph,
     parameters: Values,
     inputs: Values,
-    labels: Any,
+    labels: Any,  # an array, or one for each output by its name
     factors: Values | None = None,
     loss: Loss | None = None,
 ) -> Reference:
@@ -65,9 +66,14 @@ def torch_step(
     drops = {name: torch.tensor(value) for name, value in (factors or {}).items()}
     seen: list[torch.Tensor] = []
 
-    def value_of(logits: torch.Tensor) -> torch.Tensor:
-        value = loss_of(loss or Loss(), logits, torch.as_tensor(labels))
-        seen.extend((value.detach(), logits.detach()))
+    def value_of(*outputs: torch.Tensor) -> torch.Tensor:
+        value = torch.zeros(())
+        losses = (loss or Loss()).of_each(graph)
+        for (name, own), result in zip(losses.items(), outputs, strict=True):
+            value = value + own.weight * loss_of(
+                own, result, torch.as_tensor(labels_of(labels, name))
+            )
+        seen.extend((value.detach(), outputs[0].detach()))
         return value
 
     found = gradients_of(graph, weights, given, drops, value_of)

@@ -9,7 +9,7 @@ from __future__ import annotations
 import os
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -20,6 +20,8 @@ from fpgapipe.network.losses import CROSS_ENTROPY, Loss
 from fpgapipe.optional import require
 
 if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
     from fpgapipe.network.graph import Graph
 
 SOURCES = ("digits", "random")
@@ -54,7 +56,8 @@ def load_data(name: str, graph: Graph, loss: Loss = CROSS_ENTROPY) -> Dataset:
         floating-point numbers are not changed. For a network that reads tokens the arrays are
         `tokens`, of shape (n, tokens), and `labels`; where it predicts the token behind each, a
         single long row `tokens` is enough. For a network with several inputs there is an array for
-        each, called by the input's name.
+        each, called by the input's name. An output of several has labels of its own in an array
+        `labels.NAME`, or targets in `targets.NAME`; all without share `labels` or `targets`.
 
         ``FILE.txt``: a text in UTF-8 for a network that predicts the token behind each. A
         character's token is its number in Unicode. The last fifth is for validation.
@@ -81,12 +84,28 @@ def load_data(name: str, graph: Graph, loss: Loss = CROSS_ENTROPY) -> Dataset:
         network.
     """
     wanted = Wanted.of(graph, loss)
-    if not loss.has_classes and Path(name).suffix.lower() != ".npz":
-        raise UserError(
-            f"data {name} have classes, and {graph.name} is trained for targets (loss "
-            f"{loss.kind}): take a .npz file with targets"
-        )
-    if wanted.several and name != "random" and Path(name).suffix.lower() != ".npz":
+    path = Path(name)
+    if path.suffix.lower() == ".npz" and not is_folder(path):
+        from fpgapipe.host.data.data_npz import read_npz
+
+        return read_npz(path, wanted)
+    for each in wanted.labels:
+        if not each.loss.has_classes:
+            raise UserError(
+                f"data {name} have classes, and {graph.name} is trained for targets (loss "
+                f"{each.loss.kind}): take a .npz file with targets"
+            )
+    if name == "random":
+        return _random(wanted)
+    found = _with_classes(name, path, wanted.sharing())
+    return replace(
+        found, train=wanted.shared(found.train), validation=wanted.shared(found.validation)
+    )
+
+
+def _with_classes(name: str, path: Path, wanted: Wanted) -> Dataset:
+    """Read samples from sources that have a label for each sample, token or pixel."""
+    if wanted.several:
         names = ", ".join(each.name for each in wanted.several)
         raise UserError(
             f"{wanted.network} has {len(wanted.several)} inputs ({names}): its data must be random "
@@ -94,9 +113,6 @@ def load_data(name: str, graph: Graph, loss: Loss = CROSS_ENTROPY) -> Dataset:
         )
     if name == "digits":
         return _digits(wanted)
-    if name == "random":
-        return _random(wanted)
-    path = Path(name)
     if is_folder(path):
         from fpgapipe.host.data.data_folder import read_folder
 
@@ -105,10 +121,6 @@ def load_data(name: str, graph: Graph, loss: Loss = CROSS_ENTROPY) -> Dataset:
         from fpgapipe.host.data.data_tokens import read_characters
 
         return read_characters(path, wanted)
-    if path.suffix.lower() == ".npz":
-        from fpgapipe.host.data.data_npz import read_npz
-
-        return read_npz(path, wanted)
     if os.path.lexists(path):
         raise FileError(name, ["data must be a .npz or .txt file, or a folder of images by class"])
     raise UserError(
@@ -157,8 +169,23 @@ def _random(wanted: Wanted) -> Dataset:
         else:
             parts.append((_random_images if each.indices is None else _random_tokens)(single, rng))
     samples = replace(parts[0], others=tuple(each.images for each in parts[1:]))
+    if wanted.outputs:
+        samples = replace(samples, of_outputs=_random_labels(wanted, samples.labels, rng))
     first = round(NUM_RANDOM * TRAINING_PART)
     return Dataset(samples.some(slice(first)), samples.some(slice(first, None)))
+
+
+def _random_labels(
+    wanted: Wanted, labels: NDArray[Any], rng: np.random.Generator
+) -> dict[str, NDArray[Any]]:
+    """Labels of all outputs, which follow from those of the first where they have their shape."""
+    found = {}
+    for each in wanted.outputs:
+        if each.shape == wanted.label_shape:
+            found[each.output] = labels % each.classes
+        else:
+            found[each.output] = rng.integers(0, each.classes, (NUM_RANDOM, *each.shape))
+    return found
 
 
 def _random_pairs(wanted: Wanted, rng: np.random.Generator) -> Samples:

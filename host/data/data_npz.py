@@ -9,13 +9,23 @@ import numpy as np
 from fpgapipe.errors import FileError
 from fpgapipe.host.data.data_tokens import following
 from fpgapipe.host.data.npz_file import NpzFile
-from fpgapipe.host.data.samples import Dataset, Samples, Wanted, WantedInput, shape_text, split
+from fpgapipe.host.data.samples import (
+    Dataset,
+    Samples,
+    Wanted,
+    WantedInput,
+    WantedLabels,
+    shape_text,
+    split,
+)
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Collection, Sequence
     from pathlib import Path
 
     from numpy.typing import NDArray
+
+    from fpgapipe.network.losses import Loss
 
 
 def read_npz(path: Path, wanted: Wanted) -> Dataset:
@@ -26,13 +36,14 @@ def read_npz(path: Path, wanted: Wanted) -> Dataset:
     FileError
         If the file is damaged, lacks an array, or one does not fit the network.
     """
-    inputs = wanted.inputs
-    names = [*(each.name for each in inputs), wanted.labels]
-    validation = [f"validation_{name}" for name in names]
+    inputs = [each.name for each in wanted.inputs]
     with NpzFile(path) as archive:
         present = archive.names
-        if wanted.predicts_tokens and names[0] in present and "labels" not in present:
-            return _long_row(archive, names[0], wanted)
+        if wanted.predicts_tokens and inputs[0] in present and "labels" not in present:
+            return _long_row(archive, inputs[0], wanted)
+        labels = [_array_of(each, present) for each in wanted.labels]
+        names = list(dict.fromkeys([*inputs, *labels]))
+        validation = [f"validation_{name}" for name in names]
         missing = [name for name in names if name not in present]
         if missing:
             wants = f"must have arrays {_in_words(names)}"
@@ -40,10 +51,12 @@ def read_npz(path: Path, wanted: Wanted) -> Dataset:
                 wants += f" for {wanted.network}, and has no {_in_words(missing)}"
             raise FileError(path, [f"{wants}; it has {_listed(present)}"])
         strange = sorted(present - {*names, *validation})
-        if wanted.several and strange:
+        if (wanted.several or wanted.outputs) and strange:
             what = f"has array {strange[0]}, which is no input of {wanted.network}"
+            if wanted.outputs:
+                what += ", and no labels or targets of one of its outputs"
             raise FileError(path, [f"{what}; its arrays are {_in_words(names)}"])
-        samples = _samples(archive, names, wanted)
+        samples = _samples(archive, inputs, labels, wanted)
         found = [name for name in validation if name in present]
         if found and len(found) < len(validation):
             both = "both" if len(validation) == 2 else "all"
@@ -51,10 +64,17 @@ def read_npz(path: Path, wanted: Wanted) -> Dataset:
                 path, [f"has {_listed(found)} only; it must have {both} of {_listed(validation)}"]
             )
         if found:
-            return Dataset(samples, _samples(archive, validation, wanted))
+            theirs, own = ([f"validation_{name}" for name in each] for each in (inputs, labels))
+            return Dataset(samples, _samples(archive, theirs, own, wanted))
     if len(samples.labels) < 2:
         raise FileError(path, [f"array {names[0]} must have at least 2 samples, not 1"])
     return split(samples)
+
+
+def _array_of(labels: WantedLabels, present: Collection[str]) -> str:
+    """Name of the array of an output's labels: its own if it is there, else the shared one."""
+    own = f"{labels.array}.{labels.output}"
+    return own if labels.output and own in present else labels.array
 
 
 def _in_words(names: Sequence[str]) -> str:
@@ -102,56 +122,73 @@ def _check_range(
         )
 
 
-def _samples(archive: NpzFile, names: Sequence[str], wanted: Wanted) -> Samples:
-    """Read the arrays of all inputs, and at last the labels."""
-    path, labels_name = archive.path, names[-1]
-    shape, dtype = archive.header(labels_name)
-    if not wanted.loss.has_classes:
-        if dtype.kind != "f" or shape[1:] != wanted.label_shape or not shape:
-            each = f"floating-point numbers of {shape_text(wanted.label_shape)} a sample"
-            raise FileError(
-                path, [f"array {labels_name} must hold {each}, not {dtype} of shape {shape}"]
-            )
-    elif dtype.kind not in "iu" or shape[1:] != wanted.label_shape or not shape:
-        sizes = shape_text(wanted.label_shape)
-        each = (
-            f"{sizes} whole numbers a sample, classes"
-            if sizes
-            else ("one whole number a sample, its class")
-        )
-        raise FileError(
-            path, [f"array {labels_name} must hold {each}, not {dtype} of shape {shape}"]
-        )
+def _samples(
+    archive: NpzFile, inputs: Sequence[str], labels: Sequence[str], wanted: Wanted
+) -> Samples:
+    """Read the arrays of all inputs, and the labels of all outputs."""
     # All headers are looked at before anything is read.
-    layouts = [
-        _layout_of(archive, name, each, wanted, (labels_name, shape[0]))
-        for name, each in zip(names[:-1], wanted.inputs, strict=True)
+    rows = [
+        _rows_of_labels(archive, name, each)
+        for name, each in zip(labels, wanted.labels, strict=True)
     ]
-    wanted.check_size(path, _arrays(names[:-1]), shape[0])
+    layouts = [
+        _layout_of(archive, name, each, wanted, (own, count))
+        for own, count in dict(zip(labels, rows, strict=True)).items()
+        for name, each in zip(inputs, wanted.inputs, strict=True)
+    ]
+    wanted.check_size(archive.path, _arrays(inputs), rows[0])
     first, *others = (
         _input(archive, name, each, wanted.network, layout)
-        for name, each, layout in zip(names[:-1], wanted.inputs, layouts, strict=True)
+        for name, each, layout in zip(inputs, wanted.inputs, layouts, strict=False)
     )
-    labels = archive.array(labels_name)
+    read = [
+        _labels(archive, name, each, wanted.network)
+        for name, each in zip(labels, wanted.labels, strict=True)
+    ]
+    of_outputs = {
+        each.output: own for each, own in zip(wanted.outputs, read, strict=bool(wanted.outputs))
+    }
+    return Samples(first, read[0], tuple(others), of_outputs)
+
+
+def _rows_of_labels(archive: NpzFile, name: str, wanted: WantedLabels) -> int:
+    """Check shape and type of an array of labels or targets, and return its rows."""
+    shape, dtype = archive.header(name)
+    fits = bool(shape) and shape[1:] == wanted.shape
+    sizes = shape_text(wanted.shape)
+    if not wanted.loss.has_classes:
+        each = f"floating-point numbers of {sizes} a sample"
+    elif sizes:
+        each = f"{sizes} whole numbers a sample, classes"
+    else:
+        each = "one whole number a sample, its class"
+    if not fits or dtype.kind not in ("iu" if wanted.loss.has_classes else "f"):
+        raise FileError(
+            archive.path, [f"array {name} must hold {each}, not {dtype} of shape {shape}"]
+        )
+    return shape[0]
+
+
+def _labels(archive: NpzFile, name: str, wanted: WantedLabels, network: str) -> NDArray[Any]:
+    """Read the labels or targets of an output."""
+    path, labels = archive.path, archive.array(name)
     if not wanted.loss.has_classes:
         with np.errstate(over="ignore"):  # values too large for FP32 are refused
             targets = labels.astype(np.float32)
-        _refuse_targets(path, labels_name, targets, wanted)
-        return Samples(first, targets, tuple(others))
+        _refuse_targets(path, name, targets, wanted.loss)
+        return targets
     counted = labels
     if wanted.loss.ignores:
         counted = np.maximum(labels, 0) if labels.dtype.kind == "i" else labels
-    _check_range(
-        path, labels_name, counted, wanted.classes, f"the classes of {wanted.network}", "sample"
-    )
-    return Samples(first, labels.astype(np.int64), tuple(others))
+    _check_range(path, name, counted, wanted.classes, f"the classes of {network}", "sample")
+    return labels.astype(np.int64)
 
 
-def _refuse_targets(path: Path, name: str, targets: NDArray[np.float32], wanted: Wanted) -> None:
+def _refuse_targets(path: Path, name: str, targets: NDArray[np.float32], loss: Loss) -> None:
     """Refuse targets that are not finite, or no probabilities where these are needed."""
     wrong = ~np.isfinite(targets)
     must = "finite numbers"
-    if wanted.loss.kind == "bce":
+    if loss.kind == "bce":
         must = "probabilities, in 0..1"
         wrong |= (targets < 0) | (targets > 1)
     found = np.argwhere(wrong)

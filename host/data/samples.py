@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -14,11 +14,12 @@ from fpgapipe.network.logits import Logits
 from fpgapipe.network.losses import CROSS_ENTROPY, Loss, target_shape
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterator, Mapping
     from pathlib import Path
 
     from numpy.typing import NDArray
 
+    from fpgapipe.lowering.memory.memory_map import Labels
     from fpgapipe.network.graph import Graph
 
 MOST_BYTES = 4 << 30
@@ -42,11 +43,19 @@ class Samples:
         array in the shape of the network's output.
     others : tuple of array
         Arrays of the network's further inputs, in their order.
+    of_outputs : mapping of str to array
+        If the network has several outputs, labels or targets of each; `labels` are the first.
     """
 
     images: NDArray[Any]
     labels: NDArray[Any]
     others: tuple[NDArray[Any], ...] = ()
+    of_outputs: Mapping[str, NDArray[Any]] = field(default_factory=dict)
+
+    @property
+    def targets(self) -> Labels:
+        """The labels or targets, as steps take them."""
+        return self.of_outputs or self.labels
 
     def inputs(self, graph: Graph) -> dict[str, NDArray[Any]]:
         """The arrays by the names of a network's inputs."""
@@ -63,7 +72,8 @@ class Samples:
     def some(self, which: NDArray[np.integer] | slice) -> Samples:
         """The samples with these indices, in this order."""
         others = tuple(each[which] for each in self.others)
-        return Samples(self.images[which], self.labels[which], others)
+        of_outputs = {name: each[which] for name, each in self.of_outputs.items()}
+        return Samples(self.images[which], self.labels[which], others, of_outputs)
 
 
 @dataclass(frozen=True)
@@ -101,6 +111,56 @@ class WantedInput:
 
 
 @dataclass(frozen=True)
+class WantedLabels:
+    """The labels or targets that an output of a network takes.
+
+    Attributes
+    ----------
+    output : str
+        Name of the output.
+    classes : int
+        Number of classes; 0 for targets.
+    shape : tuple of int
+        Shape for one sample; empty if a sample has one label.
+    loss : Loss
+        The output's loss.
+    """
+
+    output: str
+    classes: int
+    shape: tuple[int, ...]
+    loss: Loss
+
+    @property
+    def array(self) -> str:
+        """What the labels are called, in files."""
+        return "labels" if self.loss.has_classes else "targets"
+
+    def check(self, labels: NDArray[Any], network: str, samples: int) -> None:
+        """Refuse labels or targets that do not fit the output.
+
+        Raises
+        ------
+        UserError
+            If their shape or values do not fit.
+        """
+        if labels.shape != (samples, *self.shape):
+            raise UserError(
+                f"{samples} samples need {self.array} of shape {(samples, *self.shape)}, not "
+                f"{labels.shape}"
+            )
+        if not self.loss.has_classes:
+            if labels.dtype.kind != "f" or not np.isfinite(labels).all():
+                raise UserError("targets must be finite floating-point numbers")
+            return
+        bad = labels[((labels < 0) & (not self.loss.ignores)) | (labels >= self.classes)]
+        if bad.size:
+            raise UserError(
+                f"labels must be 0..{self.classes - 1}, the classes of {network}, not {bad[0]}"
+            )
+
+
+@dataclass(frozen=True)
 class Wanted:
     """The samples that a network takes.
 
@@ -111,15 +171,17 @@ class Wanted:
     shape : tuple of int
         Shape of one sample of the first input.
     classes : int
-        Number of classes.
+        Number of classes of the first output.
     label_shape : tuple of int
-        Shape of the labels of one sample; empty if it has one.
+        Shape of the labels of one sample for the first output; empty if it has one.
     indices : int or None
         Number of tokens that there are, if a sample of the first input consists of tokens.
     several : tuple of WantedInput
         All inputs, if there are several.
     loss : Loss
-        The loss, which decides what labels are: class numbers, or targets.
+        The first output's loss, which decides what labels are: class numbers, or targets.
+    outputs : tuple of WantedLabels
+        The labels of all outputs, if there are several.
     """
 
     network: str
@@ -129,11 +191,12 @@ class Wanted:
     indices: int | None = None
     several: tuple[WantedInput, ...] = ()
     loss: Loss = CROSS_ENTROPY
+    outputs: tuple[WantedLabels, ...] = ()
 
     @property
-    def labels(self) -> str:
-        """What the labels are called, in files."""
-        return "labels" if self.loss.has_classes else "targets"
+    def labels(self) -> tuple[WantedLabels, ...]:
+        """The labels or targets of all outputs; an only output has no name."""
+        return self.outputs or (WantedLabels("", self.classes, self.label_shape, self.loss),)
 
     @property
     def inputs(self) -> tuple[WantedInput, ...]:
@@ -156,13 +219,10 @@ class Wanted:
         ------
         UserError
             Unless the graph has inputs of floating-point numbers or of indices of embeddings, and
-            one output, logits with samples first.
+            its outputs have the samples first.
         """
-        if not graph.inputs or len(graph.outputs) != 1:
-            raise UserError(
-                f"{graph.name} must have one input or several and one output to be trained with "
-                f"samples, not {len(graph.inputs)} and {len(graph.outputs)}"
-            )
+        if not graph.inputs:
+            raise UserError(f"{graph.name} must have an input to be trained with samples")
         indices = num_indices(graph)
         found = []
         for name, tensor in graph.inputs.items():
@@ -179,16 +239,51 @@ class Wanted:
                 )
             found.append(WantedInput(name, tensor.shape[1:], indices.get(name)))
         try:
-            if loss.has_classes:
-                logits = Logits.of(graph)
-                classes, rest = logits.classes, logits.labels_of_sample
-            else:
-                classes, rest = 0, target_shape(graph)[1:]
+            labels = [
+                cls._labels_of(graph, output, own) for output, own in loss.of_each(graph).items()
+            ]
         except ValueError as error:
             raise UserError(f"{graph.name} cannot be trained with samples: {error}") from None
         first = found[0]
         several = tuple(found) if len(found) > 1 else ()
-        return cls(graph.name, first.shape, classes, rest, first.indices, several, loss)
+        main = labels[0]
+        return cls(
+            graph.name,
+            first.shape,
+            main.classes,
+            main.shape,
+            first.indices,
+            several,
+            main.loss,
+            tuple(labels) if len(labels) > 1 else (),
+        )
+
+    @staticmethod
+    def _labels_of(graph: Graph, output: str, loss: Loss) -> WantedLabels:
+        if not loss.has_classes:
+            return WantedLabels(output, 0, target_shape(graph, output)[1:], loss)
+        logits = Logits.of(graph, output)
+        return WantedLabels(output, logits.classes, logits.labels_of_sample, loss)
+
+    def sharing(self) -> Wanted:
+        """The samples, if all outputs are to take the same labels.
+
+        Raises
+        ------
+        UserError
+            If the outputs take different ones.
+        """
+        if len({each.shape for each in self.labels}) > 1:
+            raise UserError(
+                f"the outputs of {self.network} take labels of different shapes: take a .npz file "
+                f"with an array for each, such as 'labels.{self.labels[-1].output}'"
+            )
+        return replace(self, classes=min(each.classes for each in self.labels))
+
+    def shared(self, samples: Samples) -> Samples:
+        """Samples whose labels are those of all outputs."""
+        of_outputs = {each.output: samples.labels for each in self.outputs}
+        return replace(samples, of_outputs=of_outputs)
 
     def check_size(self, path: Path, what: str, samples: int) -> None:
         """Refuse samples that take more than `MOST_BYTES`."""

@@ -20,6 +20,7 @@ __all__ = [
     "Graph",
     "GraphBuilder",
     "LinkEngineSpec",
+    "Loss",
     "Measurement",
     "MemorySpec",
     "ModelBackend",
@@ -102,6 +103,7 @@ if TYPE_CHECKING:  # type checkers learn here what each name is
     from fpgapipe.network.graph import GraphBuilder as GraphBuilder
     from fpgapipe.network.initial_values import initial_parameters as initial_parameters
     from fpgapipe.network.load import load_network as load_network
+    from fpgapipe.network.losses import Loss as Loss
     from fpgapipe.partition.explore.explorer import Exploration as Exploration
     from fpgapipe.partition.explore.explorer import Request as Request
     from fpgapipe.partition.explore.explorer import explore as explore
@@ -139,6 +141,7 @@ else:
         "fpgapipe.network.graph": ("Graph", "GraphBuilder"),
         "fpgapipe.network.initial_values": ("initial_parameters",),
         "fpgapipe.network.load": ("load_network",),
+        "fpgapipe.network.losses": ("Loss",),
         "fpgapipe.partition.plan": ("Plan",),
         "fpgapipe.partition.explore.planned": ("as_plan", "one_link_each"),
         "fpgapipe.lowering.schedule.schedule": ("Schedule",),

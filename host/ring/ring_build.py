@@ -116,13 +116,19 @@ def make_ring_build(
     Raises
     ------
     UserError
-        If a layer does not fit the core, or all models together do not fit a device's memory.
+        If a layer does not fit the core, all models together do not fit a device's memory, or a
+        network has several outputs.
     """
     options = StepOptions()
     known: dict[str, tuple[Graph, DeviceProgram]] = {}
     for name, each, load in zip(plan.networks, plan.plans, loads, strict=True):
         if name not in known:
             graph = load(each.microbatch)
+            if len(graph.outputs) > 1:
+                raise UserError(
+                    f"models that travel have one output and one loss each, and {graph.name} has "
+                    f"{len(graph.outputs)} outputs: train it with 'fpgapipe build' and 'run'"
+                )
             known[name] = graph, lower_plan(each, graph, cluster, options).parts[0]
     found = [known[name] for name in plan.networks]
     count = len(cluster.devices)

@@ -19,7 +19,7 @@ from fpgapipe.host.runtime.checkpoint import Checkpoint, CheckpointFolder
 from fpgapipe.host.runtime.divergence import diverged, explosion
 from fpgapipe.host.runtime.evaluation import Inference
 from fpgapipe.host.runtime.run_log import RunLog, read_log
-from fpgapipe.host.runtime.training import check_samples, digest_of
+from fpgapipe.host.runtime.training import Found, check_samples, digest_of
 from fpgapipe.host.terminal.interrupts import Interrupts
 from fpgapipe.hw.hls_models.model.core import CoreModel
 from fpgapipe.lowering.units.step_options import scalar_bits
@@ -406,6 +406,7 @@ def scalars_of(settings: Settings, model: int, step: int, steps_per_epoch: int) 
     )
 
 
-def _share(counts: tuple[int, int]) -> float | None:
+def _share(counts: Found) -> float | None:
+    assert isinstance(counts, tuple), "a network with several outputs is refused"
     right, samples = counts
     return right / samples if samples else None

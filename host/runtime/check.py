@@ -45,7 +45,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from fpgapipe.host.backends.base import StepResult, StepRunner, Values
-    from fpgapipe.lowering.memory.memory_map import Stored
+    from fpgapipe.lowering.memory.memory_map import Labels, Stored
     from fpgapipe.lowering.program.device_program import DeviceProgram
     from fpgapipe.lowering.program.pipeline import PipelineProgram
 
@@ -144,7 +144,7 @@ class Check(ABC):
         result: StepResult,
         before: Values,
         inputs: Values,
-        labels: NDArray[np.integer],
+        labels: Labels,
         scalars: Sequence[int],
     ) -> Difference | None:
         """Repeat in the second backend the step that the first has done, and compare.
@@ -185,7 +185,7 @@ class ExactCheck(Check):
         result: StepResult,
         before: Values,
         inputs: Values,
-        labels: NDArray[np.integer],
+        labels: Labels,
         scalars: Sequence[int],
     ) -> Difference | None:
         """See `Check`."""
@@ -235,7 +235,7 @@ class NumericCheck(Check):
         result: StepResult,
         before: Values,
         inputs: Values,
-        labels: NDArray[np.integer],
+        labels: Labels,
         scalars: Sequence[int],
     ) -> Difference | None:
         """See `Check`."""

@@ -6,15 +6,15 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from fpgapipe.host.runtime.training import check_samples
+from fpgapipe.host.runtime.training import Found, check_samples
 from fpgapipe.hw.hls_models.model.core import CoreModel
 from fpgapipe.lowering.program.step import build_step
 from fpgapipe.lowering.units.step_options import StepOptions, scalar_bits
 from fpgapipe.network.logits import Logits
-from fpgapipe.network.losses import count_of
+from fpgapipe.network.losses import count_of, labels_of
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterator, Mapping
 
     from numpy.typing import NDArray
 
@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from fpgapipe.host.data.samples import Samples
     from fpgapipe.hw.hls_models.spec.core_spec import CoreSpec
     from fpgapipe.network.graph import Graph
+    from fpgapipe.network.losses import Loss
 
 
 def filled_batches(samples: Samples, size: int) -> Iterator[tuple[Samples, int]]:
@@ -36,10 +37,27 @@ def filled_batches(samples: Samples, size: int) -> Iterator[tuple[Samples, int]]
 
 
 def num_right(
-    logits: NDArray[np.float32], labels: NDArray[np.integer], count: int, graph: Graph
+    logits: NDArray[np.float32],
+    labels: NDArray[np.integer],
+    count: int,
+    graph: Graph,
+    output: str | None = None,
 ) -> int:
     """How many labels of the first `count` samples have the largest logit at their class."""
-    return int((Logits.of(graph).predicted(logits) == labels)[:count].sum())
+    return int((Logits.of(graph, output).predicted(logits) == labels)[:count].sum())
+
+
+def rated(graph: Graph, loss: Loss) -> tuple[str, ...]:
+    """Outputs that there are in evaluation and that have classes, which validation counts."""
+    return tuple(name for name in graph.evaluated.outputs if loss.of(name).has_classes)
+
+
+def found_of(right: Mapping[str, int], samples: Samples) -> Found:
+    """Labels that are found right and all labels, from those found right of each output."""
+    found = {
+        name: (count, count_of(labels_of(samples.targets, name))) for name, count in right.items()
+    }
+    return found if len(found) > 1 else next(iter(found.values()))
 
 
 class Inference:
@@ -51,7 +69,7 @@ class Inference:
     Parameters
     ----------
     graph : Graph
-        Network for a batch of any size.
+        Network for a batch of any size; what only training computes is left out.
     core : CoreSpec
     samples : Samples
     options : StepOptions
@@ -70,21 +88,26 @@ class Inference:
         check_samples(samples, graph, options.loss)
         activations = options.activations
         self._program = build_step(
-            graph, core, options=StepOptions(activations=activations, train=False)
+            graph.evaluated, core, options=StepOptions(activations=activations, train=False)
         )
         self._samples = samples
-        (self._output,) = graph.outputs
+        self._outputs = rated(graph, options.loss)
 
-    def __call__(self, parameters: Values) -> tuple[int, int]:
-        """Return the number of labels that are found right, and of all labels."""
+    def __call__(self, parameters: Values) -> Found:
+        """Return the number of labels that are found right, and of all labels.
+
+        A network with several outputs has both for each that has classes.
+        """
         program = self._program
         model = CoreModel(program.core, program.image(parameters), repeats=True)
         model.scalars[:] = scalar_bits()
         assert program.graph.batch is not None
-        right = 0
+        right = dict.fromkeys(self._outputs, 0)
         for batch, count in filled_batches(self._samples, program.graph.batch):
             program.set_batch(model.memory, batch.inputs(program.graph))
             model.run(program.instructions)
-            logits = program.results(model.memory)[self._output]
-            right += num_right(logits, batch.labels, count, program.graph)
-        return right, count_of(self._samples.labels)
+            results = program.results(model.memory)
+            for name in self._outputs:
+                labels = labels_of(batch.targets, name)
+                right[name] += num_right(results[name], labels, count, program.graph, name)
+        return found_of(right, self._samples)

@@ -29,7 +29,6 @@ from fpgapipe.hw.hls_models.isa.instructions import WORD_BYTES, Opcode
 from fpgapipe.hw.hls_models.model.link_dma import words_of_packet
 from fpgapipe.hw.hls_models.model.sequencer import SequencerSpec
 from fpgapipe.hw.hls_models.spec.link import TRAILER_BYTES, Channel
-from fpgapipe.lowering.memory.memory_map import CORRECT
 from fpgapipe.lowering.program.lanes import is_concurrent
 from fpgapipe.lowering.program.pipeline import link_after
 from fpgapipe.lowering.schedule.schedule import TaskKind
@@ -465,12 +464,14 @@ def measure(
 
 def random_samples(
     pipeline: PipelineProgram,
-) -> tuple[dict[str, NDArray[Any]], NDArray[Any]]:
+) -> tuple[dict[str, NDArray[Any]], Any]:
     """A random mini-batch; the number of cycles does not depend on its values."""
-    with_loss = [part for part in pipeline.parts if part.has_loss]
-    counts = any(name.startswith(CORRECT) for part in with_loss for name in part.tensors)
-    loss = Loss("mse") if with_loss and not counts else None
-    return random_batch(pipeline.graph, 0, pipeline.parts[0].all_microbatches, loss)
+    kinds = tuple(
+        (each.output, Loss("mse" if each.correct is None else "cross-entropy"))
+        for each in pipeline.losses
+    )
+    count = pipeline.parts[0].all_microbatches
+    return random_batch(pipeline.graph, 0, count, Loss(others=kinds))
 
 
 def measure_build(

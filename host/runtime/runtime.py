@@ -21,7 +21,7 @@ from fpgapipe.host.build.build import MANIFEST, MAX_MANIFEST_BYTES
 from fpgapipe.host.data.npz_file import NpzFile
 from fpgapipe.host.runtime.check import Check, ExactCheck, NumericCheck
 from fpgapipe.host.runtime.checkpoint import Checkpoint
-from fpgapipe.host.runtime.evaluation import Inference, filled_batches, num_right
+from fpgapipe.host.runtime.evaluation import Inference, filled_batches, found_of, num_right, rated
 from fpgapipe.host.runtime.run_folder import LOG, drop_oldest, keep_earlier
 from fpgapipe.host.runtime.run_log import RunLog, simulated
 from fpgapipe.host.runtime.training import CHECKPOINT_EVERY, Trainer, Watcher
@@ -31,7 +31,7 @@ from fpgapipe.lowering.schedule.weight_versions import LateWeights
 from fpgapipe.lowering.shards.hybrid import shares_of_stages
 from fpgapipe.lowering.shards.local_network import local_network
 from fpgapipe.lowering.units.step_options import scalar_bits
-from fpgapipe.network.losses import count_of
+from fpgapipe.network.losses import labels_of
 from fpgapipe.network.operators import Conv, Linear, Pass
 from fpgapipe.partition.schedule.schedule_kinds import make_schedule
 from fpgapipe.stopwatch import phase
@@ -48,6 +48,7 @@ if TYPE_CHECKING:
     from fpgapipe.host.data.samples import Dataset, Samples
     from fpgapipe.host.runtime.check import Difference
     from fpgapipe.host.runtime.settings import Settings
+    from fpgapipe.host.runtime.training import Found
     from fpgapipe.network.graph import Graph
     from fpgapipe.partition.plan import Plan
     from fpgapipe.sim_tb.substitutes.simulation import Simulation
@@ -148,6 +149,9 @@ class RunSummary:
         Whether the run has stopped at the end of its time, before its end.
     steps_asked : int
         Number of steps after which the run is at its end.
+    outputs : mapping of str to mapping of str to float
+        If the network has several outputs, ``loss`` of the last mini-batch (without its weight) and
+        ``accuracy`` of each, None where there is none.
     """
 
     network: str
@@ -173,6 +177,7 @@ class RunSummary:
     simulation: str | None
     stopped: bool
     steps_asked: int
+    outputs: Mapping[str, Mapping[str, float | None]] = field(default_factory=dict)
 
     @property
     def samples_per_s(self) -> float | None:
@@ -192,7 +197,7 @@ class RunSummary:
                 "network", "mode", "backend", "check", "devices", "schedule", "batch", "clk_hz",
                 "steps", "ran", "loss", "accuracy", "cycles", "samples_per_s", "macs", "wall_s",
                 "macs_per_s", "learning_rate", "rate_schedule", "simulation", "stopped",
-                "steps_asked",
+                "steps_asked", "outputs",
             )
         }  # fmt: skip
         return found | {
@@ -444,7 +449,7 @@ def _train(
     watcher: Watcher | None,
 ) -> dict[str, Any]:
     # Targets have no accuracy, so a loss of targets is not validated.
-    validates = options.validates and build.options.loss.has_classes
+    validates = options.validates and bool(rated(build.graph, build.options.loss))
     trainer = Trainer(
         backend,
         data.train,
@@ -473,12 +478,17 @@ def _train(
         "rate_schedule": trainer.settings.schedule(),
         "stopped": result.stopped,
         "steps_asked": trainer.num_steps,
+        "outputs": {
+            name: {
+                "loss": values["loss"],
+                "accuracy": result.validation.get("validation", {}).get("outputs", {}).get(name),
+            }
+            for name, values in result.last.get("outputs", {}).items()
+        },
     }
 
 
-def _evaluation(
-    build: Build, backend: StepRunner, samples: Samples
-) -> Callable[[Values], tuple[int, int]]:
+def _evaluation(build: Build, backend: StepRunner, samples: Samples) -> Callable[[Values], Found]:
     """Return the function that validates: it takes parameters and counts right and all samples.
 
     The PyTorch backend validates in PyTorch, all others in the bit-exact model.
@@ -488,9 +498,12 @@ def _evaluation(
     if not isinstance(backend, TorchBackend):
         return Inference(build.graph, build.cores[0], samples, build.options)
 
-    def evaluate(parameters: Values) -> tuple[int, int]:
-        result = backend.evaluate(samples.inputs(build.graph), samples.labels)
-        return result.correct, count_of(samples.labels)
+    names = rated(build.graph, build.options.loss)
+
+    def evaluate(parameters: Values) -> Found:
+        result = backend.evaluate(samples.inputs(build.graph), samples.targets)
+        right = {name: result.outputs.get(name, (0.0, result.correct))[1] for name in names}
+        return found_of(right, samples)
 
     return evaluate
 
@@ -517,11 +530,12 @@ def _infer(
         )
     watcher = watcher or Watcher()
     samples = data.validation
-    (output,) = build.graph.outputs
+    outputs = build.graph.outputs
     batches = list(islice(filled_batches(samples, build.plan.batch), settings.steps))
-    found = []
+    found: dict[str, list[NDArray[np.float32]]] = {name: [] for name in outputs}
     line: dict[str, Any] = {}
-    right, wall_s = 0, 0.0
+    right, wall_s = dict.fromkeys(outputs, 0), 0.0
+    before = 0
     difference = None
     keep_earlier(folder)
     watcher.begin(0, len(batches))
@@ -540,10 +554,11 @@ def _infer(
                     difference = check.after_inference(step, backend, results, inputs, scalars)
             if difference:
                 break
-            logits = results[output]
-            correct = num_right(logits, batch.labels, count, build.graph)
-            found.append(logits[:count])
-            right += correct
+            for name in outputs:
+                own = labels_of(batch.targets, name)
+                right[name] += num_right(results[name], own, count, build.graph, name)
+                found[name].append(results[name][:count])
+            correct, before = right[outputs[0]] - before, right[outputs[0]]
             wall_s += took_s
             line = {
                 "step": step, "epoch": 0, "samples": count, "loss": None, "correct": correct,
@@ -552,17 +567,23 @@ def _infer(
             }  # fmt: skip
             log.write(line)
             watcher.step(line, step + 1, len(batches))
-    logits = np.concatenate(found) if found else np.zeros((0, 0), np.float32)
-    labels = samples.labels[: len(logits)]
+    arrays: dict[str, NDArray[Any]] = {}
+    accuracy: dict[str, float | None] = {}
+    for name, own in found.items():
+        logits = np.concatenate(own) if own else np.zeros((0, 0), np.float32)
+        labels = labels_of(samples.targets, name)[: len(logits)]
+        suffix = f".{name}" if len(outputs) > 1 else ""
+        arrays |= {f"logits{suffix}": logits, f"labels{suffix}": labels}
+        accuracy[name] = right[name] / labels.size if labels.size else None
     file = io.BytesIO()
-    np.savez(file, logits=logits, labels=labels)
+    np.savez(file, **arrays)  # type: ignore[arg-type]
     write_whole(folder / LOGITS, [file.getvalue()])
     drop_oldest(folder)
     return {
-        "steps": len(found),
-        "ran": len(found),
+        "steps": len(found[outputs[0]]),
+        "ran": len(found[outputs[0]]),
         "loss": None,
-        "accuracy": right / labels.size if labels.size else None,
+        "accuracy": accuracy[outputs[0]],
         "cycles": line.get("cycles"),
         "wall_s": wall_s,
         "difference": difference,
@@ -570,4 +591,9 @@ def _infer(
         "rate_schedule": None,
         "stopped": False,
         "steps_asked": len(batches),
+        "outputs": {
+            name: {"loss": None, "accuracy": each}
+            for name, each in accuracy.items()
+            if len(accuracy) > 1
+        },
     }

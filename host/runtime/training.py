@@ -38,7 +38,7 @@ from fpgapipe.host.runtime.run_log import RunLog, read_log, simulated
 from fpgapipe.host.runtime.settings import Settings
 from fpgapipe.host.terminal.interrupts import Interrupts
 from fpgapipe.lowering.units.step_options import scalar_bits
-from fpgapipe.network.losses import CROSS_ENTROPY, Loss, count_of
+from fpgapipe.network.losses import CROSS_ENTROPY, Loss, count_of, labels_of
 from fpgapipe.stopwatch import phase
 
 if TYPE_CHECKING:
@@ -72,13 +72,17 @@ COURSE = (
 )
 """Settings that may be changed when a training that has reached its end is continued."""
 
+Found = tuple[int, int] | dict[str, tuple[int, int]]
+"""Labels that are found right, and all labels, of the only output or of each by its name."""
+
 logger = logging.getLogger(__name__)
 
 
 def digest_of(samples: Samples) -> str:
     """SHA-256 of images and labels, with their types and shapes."""
     digest = hashlib.sha256()
-    for values in (samples.images, samples.labels):
+    several = [each for name, each in sorted(samples.of_outputs.items())]
+    for values in (samples.images, *(several or [samples.labels])):
         digest.update(f"{values.dtype} {values.shape} ".encode())
         digest.update(np.ascontiguousarray(values).data)
     return digest.hexdigest()
@@ -116,21 +120,20 @@ def check_samples(samples: Samples, graph: Graph, loss: Loss = CROSS_ENTROPY) ->
                     f"tokens must be whole numbers in 0..{each.indices - 1}, those of "
                     f"{graph.name}, not {what}"
                 )
-    labels, shape = samples.labels, (len(samples.images), *wanted.label_shape)
-    if labels.shape != shape:
-        raise UserError(
-            f"{len(samples.images)} samples need {wanted.labels} of shape {shape}, not "
-            f"{labels.shape}"
-        )
-    if not loss.has_classes:
-        if labels.dtype.kind != "f" or not np.isfinite(labels).all():
-            raise UserError("targets must be finite floating-point numbers")
-        return
-    bad = labels[((labels < 0) & (not loss.ignores)) | (labels >= wanted.classes)]
-    if bad.size:
-        raise UserError(
-            f"labels must be 0..{wanted.classes - 1}, the classes of {graph.name}, not {bad[0]}"
-        )
+    for own in wanted.labels:
+        try:
+            labels = labels_of(samples.targets, own.output)
+        except ValueError as error:
+            raise UserError(f"{graph.name}: {error}") from None
+        own.check(labels, graph.name, len(samples.images))
+
+
+def labels_that_count(samples: Samples, graph: Graph, loss: Loss) -> dict[str, int]:
+    """Labels of each output that are not ignored; none where it has targets."""
+    return {
+        output: count_of(labels_of(samples.targets, output)) if own.has_classes else 0
+        for output, own in loss.of_each(graph).items()
+    }
 
 
 class Watcher:
@@ -201,7 +204,7 @@ class Trainer:
         Digest of the build; a checkpoint of another build is refused.
     evaluate : callable, optional
         Function from parameters to the number of labels that are found right and the number
-        of all samples. It is called after every epoch and at the end.
+        of all samples, or to both for each output. It is called after every epoch and at the end.
     check : Check, optional
         Check that runs the same steps on a second backend.
     checkpoint_every : int
@@ -235,7 +238,7 @@ class Trainer:
         folder: Path,
         *,
         build: str = "",
-        evaluate: Callable[[Values], tuple[int, int]] | None = None,
+        evaluate: Callable[[Values], Found] | None = None,
         check: Check | None = None,
         checkpoint_every: int = CHECKPOINT_EVERY,
         watcher: Watcher | None = None,
@@ -477,13 +480,19 @@ class Trainer:
     def _validate(self) -> dict[str, Any]:
         assert self._evaluate is not None, "a validation is due only if there is one"
         with phase("validation"):
-            found, labels = self._evaluate(self._state)
+            found = self._evaluate(self._state)
+        several = found if isinstance(found, dict) else {}
+        right, labels = next(iter(several.values())) if isinstance(found, dict) else found
+        outputs = {
+            name: right / labels if labels else None for name, (right, labels) in several.items()
+        }
         return {
             "validation": {
                 "epoch": (self.step - 1) // self.steps_per_epoch,
                 "step": self.step,
-                "accuracy": found / labels if labels else None,
+                "accuracy": right / labels if labels else None,
                 "samples": labels,
+                **({"outputs": outputs} if outputs else {}),
             },
             "backend": self._backend.name,
         }
@@ -520,26 +529,32 @@ class Trainer:
             self._stop_in_time()
 
         with phase(COMPUTES.get(self._backend.name, self._backend.name)):
-            result = self._backend.step(inputs, batch.labels, scalars, progress=tell)
+            result = self._backend.step(inputs, batch.targets, scalars, progress=tell)
         wall_s = time.perf_counter() - begin
         difference = None
         if self._check:
             with phase("the check beside it"):
                 difference = self._check.after(
-                    self.step, self._backend, result, self._state, inputs, batch.labels, scalars
+                    self.step, self._backend, result, self._state, inputs, batch.targets, scalars
                 )
-        line = {
+        counts = labels_that_count(batch, self._backend.graph, self._loss)
+        line: dict[str, Any] = {
             "step": self.step,
             "epoch": epoch,
             "samples": self.batch,
             "loss": result.loss,
             "correct": result.correct,
-            "labels": count_of(batch.labels) if self._loss.has_classes else 0,
+            "labels": next((count for count in counts.values() if count), 0),
             "cycles": result.cycles,
             "wall_s": round(wall_s, 6),
             "backend": self._backend.name,
             **simulated(self._backend),
         }
+        if result.outputs:
+            line["outputs"] = {
+                name: {"loss": loss, "correct": right, "labels": counts[name]}
+                for name, (loss, right) in result.outputs.items()
+            }
         return line, difference
 
     def _checked_state(self, loss: float) -> Values:

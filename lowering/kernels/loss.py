@@ -78,11 +78,14 @@ class Counting:
     microbatches : int
         Number of micro-batches of the mini-batch. The loss of each is so many times its part of the
         loss of the mini-batch, which is then the mean over the micro-batches.
+    weight : float
+        Weight of the loss, by which the number of labels in the registers is divided.
     """
 
     labels: Constant
     minus_share: Constant
     microbatches: int
+    weight: float = 1.0
 
 
 def cross_entropy(
@@ -198,7 +201,7 @@ def cross_entropy(
         if first + count == batch:
             if counting:
                 steps += _total("losses", "result", batch, counting.minus_share)
-                steps.append(_times("result", -counting.microbatches))
+                steps.append(_times("result", -counting.microbatches / counting.weight))
             else:
                 steps += _total("losses", "result", batch, Constant(1 / batch))
             stores.append(Move(flat_tile(loss, 0, 1), "result"))

@@ -16,6 +16,7 @@ from fpgapipe.hw.hls_models.numerics.element_format import FP32
 from fpgapipe.json_faults import faults_of
 from fpgapipe.lowering.memory.placed import Placed
 from fpgapipe.lowering.tiling.kernel import Tensor
+from fpgapipe.network.losses import labels_of
 
 LABELS = "labels"
 """Name of the tensor of the class numbers."""
@@ -25,6 +26,12 @@ LOSS = "loss"
 
 CORRECT = "correct"
 """Name of the tensor of the number of correctly classified samples."""
+
+Labels = NDArray[np.generic] | Mapping[str, NDArray[np.generic]]
+"""Labels or targets that all outputs share, or those of each output by its name."""
+
+Outcomes = Mapping[str, Mapping[int, tuple[float, float]]]
+"""Mean loss and number of correct labels of each output and micro-batch."""
 
 LASTING = ("", ".momentum", ".square")
 """Suffixes of a parameter's name for the tensors that last from step to step, unlike gradients."""
@@ -93,6 +100,32 @@ class Stored:
 
 
 @dataclass(frozen=True)
+class LossTensors:
+    """The tensors of the loss of an output.
+
+    Attributes
+    ----------
+    output : str
+        Name of the output.
+    weight : float
+        Factor with which the loss counts in the loss of the network.
+    labels, loss : str
+        Names of the tensors of labels or targets, and of the mean loss.
+    correct : str or None
+        Name of the tensor of the number of labels that are found right; None for a loss of targets.
+    counter : int or None
+        Number of the output among those whose labels may be ignored; None if none of its own may.
+    """
+
+    output: str
+    weight: float
+    labels: str
+    loss: str
+    correct: str | None
+    counter: int | None
+
+
+@dataclass(frozen=True)
 class MemoryMap:
     """The places of all tensors and of the program in the memory of one device.
 
@@ -111,8 +144,8 @@ class MemoryMap:
         network.
     outputs : tuple of str
         Outputs of the network that the device computes.
-    has_loss : bool
-        Whether the device computes the loss.
+    losses : tuple of LossTensors
+        Losses that the device computes, in the order of the network's outputs.
     places : dict of str to Placed
         Places of all tensors.
     tensors : dict of str to Tensor
@@ -132,12 +165,17 @@ class MemoryMap:
     all_microbatches: int
     inputs: dict[str, tuple[int, ...]]
     outputs: tuple[str, ...]
-    has_loss: bool
+    losses: tuple[LossTensors, ...]
     places: dict[str, Placed]
     tensors: dict[str, Tensor]
     stored: dict[str, Stored]
     shared: dict[str, int]
     account: dict[str, int]
+
+    @property
+    def has_loss(self) -> bool:
+        """Whether the device computes a loss."""
+        return bool(self.losses)
 
     @property
     def num_microbatches(self) -> int:
@@ -223,7 +261,7 @@ class MemoryMap:
         self,
         memory: NDArray[np.uint8],
         inputs: Mapping[str, NDArray[np.float32]],
-        labels: NDArray[np.integer] | None = None,
+        labels: Labels | None = None,
     ) -> None:
         """Write a mini-batch: inputs in the network's shapes, and class numbers or targets.
 
@@ -240,29 +278,35 @@ class MemoryMap:
             parts = np.split(channels_last(inputs[name]), count)
             for index in self.microbatches:
                 self.write(memory, self.of_microbatch(name, index), parts[index])
-        if labels is not None and self.has_loss:
-            own = self.tensors[self.of_microbatch(LABELS, self.microbatches[0])].elements
-            if labels.size != own * count:
-                raise ValueError(f"labels must be {own * count} numbers, not {labels.size}")
-            parts = np.split(channels_last(np.asarray(labels, np.float32)).reshape(-1), count)
+        for each in self.losses if labels is not None else ():
+            given = labels_of(labels, each.output)
+            own = self.tensors[self.of_microbatch(each.labels, self.microbatches[0])].elements
+            if given.size != own * count:
+                raise ValueError(f"{each.labels} must be {own * count} numbers, not {given.size}")
+            parts = np.split(channels_last(np.asarray(given, np.float32)).reshape(-1), count)
             for index in self.microbatches:
-                self.write(memory, self.of_microbatch(LABELS, index), parts[index])
+                self.write(memory, self.of_microbatch(each.labels, index), parts[index])
 
-    def outcomes(self, memory: NDArray[np.uint8]) -> dict[int, tuple[float, float]]:
-        """Read the mean loss and the number of correct samples of each micro-batch, by number.
+    def outcomes(self, memory: NDArray[np.uint8]) -> Outcomes:
+        """Read the mean loss and the number of correct labels of each output and micro-batch.
 
         Where samples have targets instead of classes, none is correct.
         """
-        found = {}
-        for index in self.microbatches:
-            loss, correct = (self.of_microbatch(name, index) for name in (LOSS, CORRECT))
-            right = float(self.read(memory, correct)[0]) if correct in self.places else 0.0
-            found[index] = float(self.read(memory, loss)[0]), right
-        return found
+
+        def number(name: str | None, index: int) -> float:
+            return float(self.read(memory, self.of_microbatch(name, index))[0]) if name else 0.0
+
+        return {
+            each.output: {
+                index: (number(each.loss, index), number(each.correct, index))
+                for index in self.microbatches
+            }
+            for each in self.losses
+        }
 
     def outcome(self, memory: NDArray[np.uint8]) -> tuple[float, int]:
-        """Read the mean loss of the device's micro-batches and the number of correct samples."""
-        return mean_outcome(self.outcomes(memory))
+        """Read the loss of the device's micro-batches, and the number of correct labels."""
+        return whole_outcome(self.losses, mean_outcomes([self.outcomes(memory)]))
 
     def results(self, memory: NDArray[np.uint8]) -> dict[str, NDArray[np.float32]]:
         """Read the network's results for the device's samples, in the network's shapes."""
@@ -359,10 +403,36 @@ def from_json(text: str) -> MemoryMap:
         raise ValueError(faults_of(error)[0]) from None
 
 
-def mean_outcome(outcomes: Mapping[int, tuple[float, float]]) -> tuple[float, int]:
-    """Mean loss and number of correct samples of micro-batches, in the order of their numbers."""
-    losses, correct = zip(*(outcomes[index] for index in sorted(outcomes)), strict=True)
-    return sum(losses) / len(losses), round(sum(correct))
+def mean_outcomes(parts: Iterable[Outcomes]) -> dict[str, tuple[float, int]]:
+    """Mean loss and number of correct labels of each output, from what several devices have.
+
+    The micro-batches count in the order of their numbers.
+    """
+    found: dict[str, dict[int, tuple[float, float]]] = {}
+    for part in parts:
+        for output, values in part.items():
+            found.setdefault(output, {}).update(values)
+    means = {}
+    for output, values in found.items():
+        losses, correct = zip(*(values[index] for index in sorted(values)), strict=True)
+        means[output] = sum(losses) / len(losses), round(sum(correct))
+    return means
+
+
+def whole_outcome(
+    losses: Iterable[LossTensors], means: Mapping[str, tuple[float, int]]
+) -> tuple[float, int]:
+    """The loss of a network, and the correct labels of the first output that has classes.
+
+    The loss is the sum of the outputs' losses times their weights.
+    """
+    total, right = 0.0, None
+    for each in losses:
+        value, correct = means[each.output]
+        total += each.weight * value
+        if right is None and each.correct is not None:
+            right = correct
+    return total, right or 0
 
 
 def all_results(

@@ -329,9 +329,9 @@ def gradient_formats(
     units = [unit for stage in stages for unit in stage.units]
 
     def of(name: str, behind: int) -> ElementFormat:
-        if name in graph.outputs:
-            return FP32
         readers = [unit for unit in units if name in unit.inputs and stage_of[unit.name] > behind]
+        if name in graph.outputs and stage_of[name] > behind:
+            return activations if readers else FP32
         if len(readers) == 1 and readers[0].passes_gradient(name):
             return of(readers[0].name, -1)
         return activations

@@ -7,7 +7,13 @@ from typing import TYPE_CHECKING
 
 from fpgapipe.errors import UserError
 from fpgapipe.hw.hls_models.cycles.core_cycles import MemorySpec
-from fpgapipe.lowering.memory.memory_map import all_results, joined, mean_outcome
+from fpgapipe.lowering.memory.memory_map import (
+    LossTensors,
+    all_results,
+    joined,
+    mean_outcomes,
+    whole_outcome,
+)
 from fpgapipe.lowering.program.boundary import Part, gradient_formats, stages_of
 from fpgapipe.lowering.program.late_updates import LateStepBuilder, late_options
 from fpgapipe.lowering.program.step import StepBuilder
@@ -15,8 +21,9 @@ from fpgapipe.lowering.schedule.schedule import TaskKind
 from fpgapipe.lowering.schedule.tasks import common_steps
 from fpgapipe.lowering.schedule.weight_versions import WeightCopies
 from fpgapipe.lowering.sums.tied_weights import check_untied, ties_of
-from fpgapipe.lowering.units.step_options import StepOptions
+from fpgapipe.lowering.units.step_options import StepOptions, counting_labels
 from fpgapipe.network.initial_values import num_indices
+from fpgapipe.network.losses import labels_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
@@ -25,6 +32,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from fpgapipe.hw.hls_models.spec.core_spec import CoreSpec
+    from fpgapipe.lowering.memory.memory_map import Labels
     from fpgapipe.lowering.program.device_program import DeviceProgram
     from fpgapipe.lowering.program.step_program import StepProgram
     from fpgapipe.lowering.schedule.schedule import Schedule, Task
@@ -74,9 +82,7 @@ class PipelineProgram:
         """Return the devices' memories before the first step."""
         return [part.image(parameters) for part in self.parts]
 
-    def set_batch(
-        self, memories: Memories, inputs: Values, labels: NDArray[np.integer] | None = None
-    ) -> None:
+    def set_batch(self, memories: Memories, inputs: Values, labels: Labels | None = None) -> None:
         """Write a mini-batch; see `StepProgram.set_batch`.
 
         Raises
@@ -113,13 +119,37 @@ class PipelineProgram:
             part.results_of_each(memory) for part, memory in zip(self.parts, memories, strict=True)
         )
 
+    @property
+    def losses(self) -> list[LossTensors]:
+        """The losses that devices compute, in the order of the network's outputs."""
+        by_output = {each.output: each for part in self.parts for each in part.losses}
+        return [by_output[name] for name in self.graph.outputs if name in by_output]
+
+    def outcomes(self, memories: Memories) -> dict[str, tuple[float, int]]:
+        """Read the mini-batch's mean loss and number of correct labels of each output."""
+        means = mean_outcomes(
+            part.outcomes(memory) for part, memory in zip(self.parts, memories, strict=True)
+        )
+        return {each.output: means[each.output] for each in self.losses}
+
     def outcome(self, memories: Memories) -> tuple[float, int]:
-        """Read the mini-batch's mean loss and the number of correctly classified samples."""
-        found: dict[int, tuple[float, float]] = {}
-        for part, memory in zip(self.parts, memories, strict=True):
-            if part.has_loss:
-                found |= part.outcomes(memory)
-        return mean_outcome(found)
+        """Read the mini-batch's loss, and the number of correct labels of the first output."""
+        return whole_outcome(self.losses, self.outcomes(memories))
+
+    def counting(self, scalars: Sequence[int], labels: Labels) -> list[int]:
+        """Contents of the scalar registers for labels of which some are ignored.
+
+        Raises
+        ------
+        ValueError
+            If no label of an output counts.
+        """
+        found = list(scalars)
+        for each in self.losses:
+            if each.counter is not None:
+                own = labels_of(labels, each.output)
+                found = counting_labels(found, own, each.counter, each.weight)
+        return found
 
 
 def build_pipeline(

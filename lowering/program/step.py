@@ -28,7 +28,7 @@ from fpgapipe.lowering.sums.global_norm import GlobalNorm, check_clips, gradient
 from fpgapipe.lowering.sums.tied_weights import tied_sums
 from fpgapipe.lowering.tiling.kernel import Kernel, Region, Tensor, words_of
 from fpgapipe.lowering.units.layouts import Value, with_channels_last
-from fpgapipe.lowering.units.loss_of_batch import add_loss
+from fpgapipe.lowering.units.loss_of_batch import add_loss, loss_tensors
 from fpgapipe.lowering.units.microbatch import LoweredKernel, MicroBatch, phases_of
 from fpgapipe.lowering.units.network_units import check_network, units_of
 from fpgapipe.lowering.units.step_options import GRADIENTS, SUFFIXES, UPDATE, Scalar, StepOptions
@@ -103,12 +103,14 @@ class StepBuilder(StepTensors):
         self._more: list[tuple[Kernel, int]] | None = None  # of a sum, if not all are made
         self._ordered_from: int | None = None  # first kernel that keeps its place
         self._batches: dict[int, MicroBatch] = {}
-        has_loss = part is None or part.stage.is_last
-        check_network(graph, train=options.train, has_loss=has_loss, loss=options.loss)
         slots = slots_of(self._tasks)
         super().__init__(
             graph, options, units_of(graph), slots, num_microbatches or len(slots), part, share
         )
+        units = {unit.name for unit in self._part.stage.units}
+        self._outputs = tuple(name for name in graph.outputs if name in units)
+        check_network(graph, train=options.train, loss=options.loss, outputs=self._outputs)
+        self._losses = loss_tensors(graph, options.loss, self._outputs) if options.train else ()
         self._task = 0
         self._waiting: dict[int, list[LoweredKernel]] = {}  # weight gradients for a later task
         self._late: dict[str, tuple[str, MicroBatch, Callable[[], None]]] = {}
@@ -241,9 +243,9 @@ class StepBuilder(StepTensors):
             while going and part.name(going[0]) in batch.values:  # in the order of the next stage
                 boundary = going.pop(0)
                 batch.add(part.sends(boundary, batch.values[part.name(boundary)].tensor, index))
-        if self.options.train and part.stage.is_last:
-            batch.layer = "loss"
-            add_loss(batch, self._all_microbatches)
+        for each in self._losses:
+            batch.layer = each.loss
+            add_loss(batch, each, self._all_microbatches)
         self._take(self._copied(batch.lowered))
         batch.lowered = []
         return batch
@@ -439,8 +441,8 @@ class StepBuilder(StepTensors):
             tuple(sorted(self._slots)),
             self._all_microbatches,
             inputs,
-            tuple(name for name in self.graph.outputs if self.of_microbatch(name, first) in places),
-            has_loss=self.options.train and self._part.stage.is_last,
+            tuple(name for name in self._outputs if self.of_microbatch(name, first) in places),
+            losses=self._losses,
             places=places,
             tensors=dict(self.tensors),
             stored=dict(self.stored),

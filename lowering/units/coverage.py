@@ -60,12 +60,9 @@ class Coverage:
     ----------
     layers : tuple of LayerCoverage
         Inputs that the core cannot read, then all layers.
-    whole : tuple of str
-        Reasons against training that belong to no layer.
     """
 
     layers: tuple[LayerCoverage, ...]
-    whole: tuple[str, ...]
 
     @property
     def infers(self) -> bool:
@@ -75,14 +72,13 @@ class Coverage:
     @property
     def trains(self) -> bool:
         """Whether the core trains the network."""
-        return all(each.backward for each in self.layers) and not self.whole
+        return all(each.backward for each in self.layers)
 
     def to_dict(self) -> dict[str, Any]:
         """The coverage as a dictionary for JSON."""
         return {
             "infers": self.infers,
             "trains": self.trains,
-            "reasons": list(self.whole),
             "layers": [each.to_dict() for each in self.layers],
         }
 
@@ -118,10 +114,7 @@ def coverage_of(graph: Graph) -> Coverage:
     inputs = [each.layer for each in forward if each.op == "input"]
     layers = [about(name, "input") for name in inputs]
     layers += [about(each.name, each.op) for each in graph.layers.values()]
-    whole = []
-    if len(graph.outputs) != 1:
-        whole.append(f"training needs one output, the logits, not {len(graph.outputs)}")
-    return Coverage(tuple(layers), tuple(whole))
+    return Coverage(tuple(layers))
 
 
 def _has(refusals: Sequence[Refusal], *names: str) -> bool:

@@ -1,4 +1,4 @@
-"""The loss of a micro-batch: cross-entropy of samples, tokens or pixels, or a loss of targets."""
+"""The losses of a micro-batch: cross-entropy of samples, tokens or pixels, or losses of targets."""
 
 from __future__ import annotations
 
@@ -8,31 +8,67 @@ from typing import TYPE_CHECKING
 from fpgapipe.hw.hls_models.isa.vector_op import Constant
 from fpgapipe.hw.hls_models.numerics.element_format import FP32
 from fpgapipe.lowering.kernels import loss, target_loss
-from fpgapipe.lowering.memory.memory_map import CORRECT, LABELS, LOSS
+from fpgapipe.lowering.memory.memory_map import CORRECT, LABELS, LOSS, LossTensors
 from fpgapipe.lowering.units.layouts import PLAIN, channels_last, host_layout
-from fpgapipe.lowering.units.step_options import Scalar
+from fpgapipe.lowering.units.step_options import COUNTER_REGISTERS, Scalar
 from fpgapipe.network.logits import Logits
 from fpgapipe.network.losses import target_shape
 
 if TYPE_CHECKING:
+    from collections.abc import Collection
+
     from fpgapipe.lowering.units.microbatch import MicroBatch
+    from fpgapipe.network.graph import Graph
+    from fpgapipe.network.losses import Loss
 
 
-def add_loss(step: MicroBatch, all_microbatches: int) -> None:
-    """Add the loss and its gradient, as the mean over all labels of the mini-batch.
+def loss_tensors(graph: Graph, loss: Loss, computed: Collection[str]) -> tuple[LossTensors, ...]:
+    """The tensors of the losses of those outputs that a device computes.
+
+    Where the network has a single output, the tensors have names without the output's.
+    """
+    found = []
+    counter = 0
+    for output, own in loss.of_each(graph).items():
+        if output in computed:
+            labels, value, correct = (
+                name if len(graph.outputs) == 1 else f"{name} of {output}"
+                for name in (LABELS, LOSS, CORRECT)
+            )
+            found.append(
+                LossTensors(
+                    output,
+                    own.weight,
+                    labels,
+                    value,
+                    correct if own.has_classes else None,
+                    counter if own.ignores else None,
+                )
+            )
+        counter += own.ignores
+    return tuple(found)
+
+
+def add_loss(step: MicroBatch, tensors: LossTensors, all_microbatches: int) -> None:
+    """Add the loss of an output and its gradient, as the mean over all labels of the mini-batch.
+
+    The gradient has the loss's weight, the value has not.
 
     Parameters
     ----------
     step : MicroBatch
         Micro-batch whose forward pass is there.
+    tensors : LossTensors
+        The output, and the tensors of its loss.
     all_microbatches : int
         Number of micro-batches of the mini-batch, on all devices.
     """
-    (output,) = step.graph.outputs
-    if not step.options.loss.has_classes:
-        _add_target_loss(step, output, all_microbatches)
+    output = tensors.output
+    own = step.options.loss.of(output)
+    if tensors.correct is None:
+        _add_target_loss(step, tensors, own, all_microbatches)
         return
-    found = Logits.of(step.graph)
+    found = Logits.of(step.graph, output)
     # The classes of a row lie one behind the other: those of pixels, too, are last in memory.
     layout = channels_last(found.shape) if len(found.shape) == 4 else PLAIN
     shape = found.labels, found.classes
@@ -40,55 +76,67 @@ def add_loss(step: MicroBatch, all_microbatches: int) -> None:
     dlogits = step.tensor(f"{output}.dlogits", shape, FP32)
     labels, result, correct = (
         step.of_host(name, count)
-        for name, count in ((LABELS, found.labels), (LOSS, 1), (CORRECT, 1))
+        for name, count in (
+            (tensors.labels, found.labels),
+            (tensors.loss, 1),
+            (tensors.correct, 1),
+        )
     )
     step.fix(loss.class_numbers(found.classes), loss.class_numbers_content(found.classes))
-    counting = loss.Counting(
-        Constant(register=Scalar.LABELS),
-        Constant(register=Scalar.MINUS_LABEL_SHARE),
-        all_microbatches,
-    )
+    counting = None
+    if tensors.counter is not None:
+        first = COUNTER_REGISTERS * tensors.counter
+        counting = loss.Counting(
+            Constant(register=Scalar.LABELS + first),
+            Constant(register=Scalar.MINUS_LABEL_SHARE + first),
+            all_microbatches,
+            own.weight,
+        )
     step.add(
         loss.cross_entropy(
-            "loss",
+            tensors.loss,
             logits,
             labels,
             result,
             step.region,
             gradient=dlogits,
             correct=correct,
-            scale=1 / (found.labels * all_microbatches),
-            smoothing=step.options.loss.smoothing,
-            counting=counting if step.options.loss.ignores else None,
+            scale=own.weight / (found.labels * all_microbatches),
+            smoothing=own.smoothing,
+            counting=counting,
         )
     )
     step.give(output, dlogits, layout)
 
 
-def _add_target_loss(step: MicroBatch, output: str, all_microbatches: int) -> None:
+def _add_target_loss(
+    step: MicroBatch, tensors: LossTensors, loss: Loss, all_microbatches: int
+) -> None:
     """Add a loss of targets, as the mean over all elements of the mini-batch."""
-    shape = target_shape(step.graph)
+    output = tensors.output
+    shape = target_shape(step.graph, output)
     layout = host_layout(shape)
     # The host writes targets as it reads results.
     own = step.taken(output, layout)
     x = replace(own, shape=(own.elements,))
     gradient = step.tensor(f"{output}.dloss", own.shape, FP32)
     targets, result = (
-        step.of_host(name, count) for name, count in ((LABELS, x.elements), (LOSS, 1))
+        step.of_host(name, count)
+        for name, count in ((tensors.labels, x.elements), (tensors.loss, 1))
     )
     kinds = {
         "mse": target_loss.mean_squared_error,
         "bce": target_loss.binary_cross_entropy,
     }
     step.add(
-        kinds[step.options.loss.kind](
-            "loss",
+        kinds[loss.kind](
+            tensors.loss,
             x,
             targets,
             result,
             step.region,
             gradient=gradient,
-            scale=1 / (x.elements * all_microbatches),
+            scale=loss.weight / (x.elements * all_microbatches),
         )
     )
     step.give(output, gradient, layout)

@@ -535,6 +535,10 @@ class MicroBatch:
         given = self._given.pop(name, [])
         if not given:
             return None
+        if name in self.graph.outputs and len(given) > 1:
+            # The loss's gradient, which is there first, comes last, so that those of all readers
+            # are added up in one order wherever the network is cut.
+            given = [*given[1:], given[0]]
         total = self._completed(name, given[0])
         for number, part in enumerate(given[1:]):
             other = self._completed(name, part)

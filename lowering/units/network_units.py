@@ -44,7 +44,7 @@ from fpgapipe.network.logits import Logits
 from fpgapipe.network.losses import Loss, target_shape
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Mapping, Sequence
+    from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 
     from numpy.typing import NDArray
 
@@ -106,7 +106,7 @@ class RefusedNetwork(UserError):
 
 
 def refusals_of(
-    graph: Graph, *, train: bool, has_loss: bool = True, loss: Loss | None = None
+    graph: Graph, *, train: bool, loss: Loss | None = None, outputs: Collection[str] | None = None
 ) -> list[Refusal]:
     """List the reasons why a core of any size, with any memory, cannot run a network.
 
@@ -117,10 +117,10 @@ def refusals_of(
     graph : Graph
     train : bool
         Whether the network is to be trained.
-    has_loss : bool
-        Whether the loss must be computed from what the network gives.
     loss : Loss, optional
         The loss; softmax with cross-entropy if not given.
+    outputs : collection of str, optional
+        Outputs whose losses must be computed; all if not given.
     """
     found = list(_of_inputs(graph))
     for each in grouped(graph):
@@ -130,8 +130,9 @@ def refusals_of(
             found += _refused(each.layers[0], partial(each.check, train=train))
     found += _of_shared(graph)
     refused = {each.layer for each in found}
-    if train and has_loss and len(graph.outputs) == 1 and graph.outputs[0] not in refused:
-        found += _of_loss(graph, loss or Loss())
+    for output in graph.outputs if train else ():
+        if output not in refused and (outputs is None or output in outputs):
+            found += _of_loss(graph, output, (loss or Loss()).of(output))
     return found
 
 
@@ -145,7 +146,7 @@ def _refused(layer: Layer, check: Callable[[], None]) -> list[Refusal]:
 
 
 def check_network(
-    graph: Graph, *, train: bool, has_loss: bool = True, loss: Loss | None = None
+    graph: Graph, *, train: bool, loss: Loss | None = None, outputs: Collection[str] | None = None
 ) -> None:
     """Raise if the core cannot run a network; see `refusals_of`.
 
@@ -154,15 +155,16 @@ def check_network(
     RefusedNetwork
         If there are layers that it cannot run; the error lists all of them.
     UserError
-        If the network is to be trained and does not have exactly one output.
+        If the network is to be trained, and a loss is that of no output.
     """
-    found = refusals_of(graph, train=train, has_loss=has_loss, loss=loss)
+    found = refusals_of(graph, train=train, loss=loss, outputs=outputs)
     if found:
         raise RefusedNetwork(graph, found)
-    if train and len(graph.outputs) != 1:
-        raise UserError(
-            f"training needs a network with one output, the logits, not {len(graph.outputs)}"
-        )
+    if train and loss is not None:
+        try:
+            loss.of_each(graph)
+        except ValueError as error:
+            raise UserError(str(error)) from None
 
 
 def _of_inputs(graph: Graph) -> Iterator[Refusal]:
@@ -214,13 +216,13 @@ def _of_shared(graph: Graph) -> Iterator[Refusal]:
                 )
 
 
-def _of_loss(graph: Graph, loss: Loss) -> Iterator[Refusal]:
-    logits = graph.layers[graph.outputs[0]]
+def _of_loss(graph: Graph, output: str, loss: Loss) -> Iterator[Refusal]:
+    logits = graph.layers[output]
     try:
         if not loss.has_classes:
-            target_shape(graph)
+            target_shape(graph, output)
             return
-        found = Logits.of(graph)
+        found = Logits.of(graph, output)
         check_classes(found.classes, found.labels)
     except ValueError as error:
         yield Refusal(logits.name, logits.op, str(error))

@@ -46,6 +46,10 @@ MAX_EPSILON, MAX_NORM = 1.0, 1e30
 """Largest epsilon of Adam, and largest norm to which gradients are clipped."""
 
 
+COUNTER_REGISTERS = 2
+"""Registers of each output whose labels may be ignored; the first are those of `Scalar.LABELS`."""
+
+
 class Scalar(IntEnum):
     """Scalar registers that a step's program reads; a host may set them anew for each step."""
 
@@ -58,6 +62,10 @@ class Scalar(IntEnum):
     KEPT_SHARE = 6
     LABELS = 7
     MINUS_LABEL_SHARE = 8
+    SECOND_LABELS = 9
+    SECOND_MINUS_LABEL_SHARE = 10
+    THIRD_LABELS = 11
+    THIRD_MINUS_LABEL_SHARE = 12
     RANDOM_SEED = 14
     RANDOM_STEP = 15
 
@@ -107,8 +115,19 @@ def scalar_bits(
     return bits
 
 
-def counting_labels(scalars: Sequence[int], labels: NDArray[Any]) -> list[int]:
+def counting_labels(
+    scalars: Sequence[int], labels: NDArray[Any], counter: int = 0, weight: float = 1.0
+) -> list[int]:
     """Contents of the scalar registers for the labels of a mini-batch, some of which are ignored.
+
+    Parameters
+    ----------
+    scalars : sequence of int
+    labels : array
+    counter : int
+        Number of the output among those whose labels may be ignored.
+    weight : float
+        Weight of the output's loss.
 
     Raises
     ------
@@ -119,7 +138,11 @@ def counting_labels(scalars: Sequence[int], labels: NDArray[Any]) -> list[int]:
     if not count:
         raise ValueError("a mini-batch must have a label that is not ignored")
     found = list(scalars)
-    for register, value in ((Scalar.LABELS, count), (Scalar.MINUS_LABEL_SHARE, -1 / count)):
+    for first, value in (
+        (Scalar.LABELS, count / weight),
+        (Scalar.MINUS_LABEL_SHARE, -weight / count),
+    ):
+        register = first + COUNTER_REGISTERS * counter
         found[register] = int(np.float32(value).view(np.uint32))
     return found
 

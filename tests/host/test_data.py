@@ -291,10 +291,15 @@ def test_data_that_is_not_there(tmp_path):
     )
 
 
-def test_networks_that_do_not_take_samples():
+def test_outputs_that_take_unlike_labels():
     tokens = built_in("bert_base")
-    with pytest.raises(UserError, match=r"^bert_base must have one input or several and one outp"):
-        load_data("random", tokens)
+    with pytest.raises(UserError, match=r"^the outputs of bert_base take labels of different sha"):
+        load_data("digits", tokens)
+    found = load_data("random", tokens).train
+    assert {name: each.shape[1:] for name, each in found.of_outputs.items()} == {
+        tokens.outputs[0]: (128,),
+        tokens.outputs[1]: (),
+    }
 
 
 # ---------------------------------------------------------------------- folders

@@ -15,7 +15,6 @@ def test_a_network_that_trains():
     found = coverage_of(load_network("digits-cnn", 4))
     assert found.infers
     assert found.trains
-    assert not found.whole
     by_op = {each.op: each for each in found.layers}
     assert by_op["conv"].engine == by_op["linear"].engine == "array"
     assert by_op["flatten"].engine == "none"
@@ -23,7 +22,7 @@ def test_a_network_that_trains():
 
 
 def test_reasons_of_all_layers_at_once():
-    """A layer that runs forward alone, one that does not run, and a second output."""
+    """A layer that runs forward alone, and one that does not run."""
     net = Network("faulty", 4)
     x = net.activation(net.image(3, 8, 8), "leaky_relu", alpha=-0.1, name="steep")
     x = net.local_response_norm(x, 3, name="local")
@@ -37,7 +36,6 @@ def test_reasons_of_all_layers_at_once():
     assert layers["local"].unit == ""
     assert not found.infers
     assert not found.trains
-    assert found.whole == ("training needs one output, the logits, not 2",)
 
 
 def test_a_unit_that_is_refused_refuses_its_layers():

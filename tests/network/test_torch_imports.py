@@ -250,10 +250,10 @@ def nan_weight():
             " in training) on; only batch normalisation and dropout may",
         ),
         (
-            lambda s, x: (s.fc(x), x * 2)[: 1 + s.training],
+            lambda s, x: (s.fc(x), x * 2)[: 2 - s.training],
             {},
             "net: computes something else in training than in evaluation, from layer 'mul' (affine,"
-            " in training) on",
+            " in evaluation) on",
         ),
         (
             lambda s, x: s.bn(s.fc(x)),

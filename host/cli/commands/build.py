@@ -177,7 +177,8 @@ def build(
     if int8 is not None and mode != "infer":
         raise UserError("--int8 builds networks for inference: it needs --mode infer")
     source = loader(network)
-    load = with_integers(with_parameters(source, parameters, batch), int8, batch)
+    evaluated = (lambda samples: source(samples).evaluated) if mode == "infer" else source
+    load = with_integers(with_parameters(evaluated, parameters, batch), int8, batch)
     if freeze:
         load = frozen_loader(load, freeze)
     spec = one_link_each(cluster.spec)

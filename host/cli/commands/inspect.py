@@ -106,6 +106,12 @@ def inspect(
     batch_text = "as measured" if graph.batch is None else graph.batch
     title = f"{graph.name}, batch {batch_text}, {len(graph.layers)} layers"
     print_table(columns, rows, title)
+    if len(graph.outputs) > 1:
+        names = [
+            f"{name} (only in training)" if name in graph.auxiliary else name
+            for name in graph.outputs
+        ]
+        print(f"outputs: {', '.join(names)}")
     return None
 
 
@@ -137,8 +143,6 @@ def _print_coverage(graph: Graph, as_json: bool) -> None:
             alike.setdefault(reason, []).append(each.layer)
     for reason, names in alike.items():
         print(f"{', '.join(names)}: {reason}")
-    for reason in found.whole:
-        print(f"{graph.name}: {reason}")
     if found.trains:
         print(f"A core of enough room runs and trains {graph.name}.")
     else:

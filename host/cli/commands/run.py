@@ -379,6 +379,12 @@ def _print(summary: RunSummary, *, says_accuracy: bool) -> None:
         rows.append(("loss of the last", f"{summary.loss:.4f}"))
     if summary.accuracy is not None and says_accuracy:
         rows.append(("validation accuracy", f"{summary.accuracy:.2%}"))
+    for name, values in summary.outputs.items():
+        loss, accuracy = values["loss"], values["accuracy"]
+        parts = [] if loss is None else [f"loss {loss:.4f}"]
+        if accuracy is not None and says_accuracy:
+            parts.append(f"accuracy {accuracy:.2%}")
+        rows.append((f"of {name}", ", ".join(parts)))
     if summary.cycles and summary.samples_per_s:
         rate = scaled(summary.samples_per_s, "samples/s")
         rows.append(("cycles of the last", count(summary.cycles)))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -39,12 +39,21 @@ def training_options(function: Callable[..., Any]) -> Callable[..., Any]:
         loss: str,
         label_smoothing: float,
         ignore_labels: bool,
+        output_loss: tuple[str, ...],
+        loss_weight: tuple[str, ...],
         decay: Literal["all", "weights"] | None,
         no_decay: tuple[str, ...],
         mode: str,
         **kwargs: Any,
     ) -> Any:
-        chosen = chosen_loss(loss, label_smoothing, ignores=ignore_labels, mode=mode)
+        chosen = chosen_loss(
+            loss,
+            label_smoothing,
+            ignores=ignore_labels,
+            mode=mode,
+            kinds=output_loss,
+            weights=loss_weight,
+        )
         options = chosen_options(optimiser, beta1, beta2, epsilon, clip_norm, mode, chosen)
         if mode == "infer" and (decay or no_decay):
             raise click.UsageError("inference has no weight decay; leave its options out")
@@ -77,6 +86,20 @@ def training_options(function: Callable[..., Any]) -> Callable[..., Any]:
             default=0,
             show_default=True,
             help="Share of a label that all classes have in equal parts.",
+        ),
+        click.option(
+            "--loss-weight",
+            multiple=True,
+            metavar="OUTPUT=NUMBER",
+            help="Factor with which the loss of an output counts, such as 'aux=0.3'; repeatable "
+            "[default: 1].",
+        ),
+        click.option(
+            "--output-loss",
+            multiple=True,
+            metavar="OUTPUT=LOSS",
+            help="Loss of an output that has another one than --loss; repeatable. 'fpgapipe "
+            "inspect' names the outputs.",
         ),
         click.option(
             "--loss",
@@ -158,8 +181,16 @@ def chosen_options(
     )
 
 
-def chosen_loss(kind: str, smoothing: float, *, ignores: bool, mode: str) -> Loss:
-    """The loss that a command line selects.
+def chosen_loss(
+    kind: str,
+    smoothing: float,
+    *,
+    ignores: bool,
+    mode: str,
+    kinds: Sequence[str] = (),
+    weights: Sequence[str] = (),
+) -> Loss:
+    """The loss that a command line selects, with those of outputs that have one of their own.
 
     Raises
     ------
@@ -169,13 +200,56 @@ def chosen_loss(kind: str, smoothing: float, *, ignores: bool, mode: str) -> Los
     from fpgapipe.errors import UserError
     from fpgapipe.network.losses import Loss
 
+    own = _by_output("--output-loss", kinds)
+    factors = {name: _number(name, text) for name, text in _by_output("--loss-weight", weights)}
+    has_classes = "cross-entropy" in (kind, *dict(own).values())
+
+    def loss_of(kind: str, weight: float) -> Loss:
+        labels = kind == "cross-entropy" or not has_classes
+        return Loss(
+            kind,  # type: ignore[arg-type]
+            float(smoothing) if labels else 0.0,
+            ignores and labels,
+            weight,
+        )
+
     try:
-        found = Loss(kind, float(smoothing), ignores)  # type: ignore[arg-type]
+        others = {name: loss_of(each, factors.get(name, 1.0)) for name, each in own}
+        others |= {
+            name: loss_of(kind, weight) for name, weight in factors.items() if name not in others
+        }
+        found = replace(loss_of(kind, 1.0), others=tuple(others.items()))
     except ValueError as error:
         raise UserError(str(error)) from None
     if mode == "infer" and found != Loss():
         raise UserError("inference has no loss: leave its options out, or take --mode train")
     return found
+
+
+def _by_output(option: str, texts: Sequence[str]) -> list[tuple[str, str]]:
+    """Split texts of the form ``OUTPUT=VALUE``; each output may occur once."""
+    from fpgapipe.errors import UserError
+
+    found: dict[str, str] = {}
+    for text in texts:
+        name, equals, value = text.rpartition("=")
+        if not (name and equals and value):
+            raise UserError(f"{option} must be an output, '=' and a value, not {text!r}")
+        if name in found:
+            raise UserError(f"{option} names output {name!r} twice")
+        found[name] = value
+    return list(found.items())
+
+
+def _number(name: str, text: str) -> float:
+    from fpgapipe.errors import UserError
+
+    try:
+        return float(text)
+    except ValueError:
+        raise UserError(
+            f"the weight of the loss of {name!r} must be a number, not {text!r}"
+        ) from None
 
 
 def check_training(options: StepOptions, strategy: str, schedule: str) -> None:
