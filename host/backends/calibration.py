@@ -39,7 +39,7 @@ def magnitudes(
         Inputs of the network.
     percentile : float
         Percentage of a batch's elements that are not above the magnitude, which is the largest over
-        the batches; 100 for the largest element.
+        the batches; 100 for the largest element, which also counts if nearly all others are 0.
 
     Raises
     ------
@@ -55,8 +55,8 @@ def magnitudes(
             found = {**given, **forward(graph, weights, given)}
         for name, tensor in found.items():
             sizes = np.abs(np.asarray(tensor, np.float32))
-            own = float(sizes.max() if percentile >= 100 else np.percentile(sizes, percentile))
-            largest[name] = max(largest.get(name, 0.0), own)
+            own = float(np.percentile(sizes, percentile)) if percentile < 100 else 0.0
+            largest[name] = max(largest.get(name, 0.0), own or float(sizes.max()))
     if not largest:
         raise UserError("calibration needs at least one batch of samples")
     return largest

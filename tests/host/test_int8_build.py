@@ -6,7 +6,10 @@ import pytest
 pytest.importorskip("torch", reason="needs the torch extra")
 pytest.importorskip("sklearn", reason="needs the data extra")
 
+import torch
+
 from fpgapipe.errors import UserError
+from fpgapipe.host.backends.torch_reference import forward
 from fpgapipe.host.build.build import open_build
 from fpgapipe.host.cli.main import main
 from fpgapipe.host.cli.options.quantised import with_integers, with_parameters
@@ -44,7 +47,33 @@ def test_int8_network_predicts_as_the_other(tmp_path):
     assert {layer.op for layer in graph.layers.values()} >= {"quantise", "rescale", "dequantise"}
 
 
+def test_scales_of_a_percentile(tmp_path):
+    """Nearly all elements are within the scales, whose integers are finer; others saturate."""
+    load = with_parameters(digits, saved(tmp_path), 36)
+    images = load_data("random", digits(36)).train.images[:504]
+    scales = []
+    for percentile in (100.0, 90.0):
+        graph = with_integers(load, "random", 36, percentile)(36)
+        (quantise,) = (each for each in graph.layers.values() if each.op == "quantise")
+        scale = np.float32(quantise.operator.scale)
+        scales.append(scale)
+        values = np.linspace(-9, 9, 36 * 64, dtype=np.float32).reshape(36, 1, 8, 8)
+        weights = {name: torch.from_numpy(np.asarray(each)) for name, each in graph.values.items()}
+        results = forward(graph, weights, {"input": torch.from_numpy(values)})
+        found = results[quantise.name].numpy()
+        least, most = quantise.operator.range
+        np.testing.assert_array_equal(found, np.clip(np.rint(values / scale), least, most))
+        assert (found == most).any()
+    assert scales[0] == pytest.approx(np.abs(images).max() / 127, rel=1e-6)
+    parts = [np.percentile(np.abs(images[first : first + 36]), 90) for first in range(0, 504, 36)]
+    assert scales[1] == pytest.approx(max(parts) / 127, rel=1e-6)
+    assert scales[1] < scales[0]
+
+
 def test_what_is_refused(tmp_path, capsys):
+    words = ["build", "--board", "u280", "--mode", "infer", "--int8-percentile", "99"]
+    assert main([*words, "-o", str(tmp_path / "b")]) == 2
+    assert "--int8-percentile is about the scales of --int8 DATA" in capsys.readouterr().err
     assert main(["build", "--board", "u280", "--int8", "digits", "-o", str(tmp_path / "b")]) == 2
     assert "--int8 builds networks for inference: it needs --mode infer" in capsys.readouterr().err
     with pytest.raises(UserError, match=r"^digits-cnn must be trained before it is quantised"):

@@ -97,7 +97,12 @@ def test_magnitudes():
     batch = [given.inputs(graph)]
     largest = magnitudes(graph, values, batch, 100)
     assert largest["input"] == np.abs(given.images).max()
-    assert magnitudes(graph, values, batch, 90)["input"] < largest["input"]
+    most = magnitudes(graph, values, batch, 90)["input"]
+    assert most == pytest.approx(np.quantile(np.abs(given.images), 0.9), rel=1e-6)
+    assert most < largest["input"]
+    rare = np.zeros_like(given.images)
+    rare[0, 0, 0, 0] = 8
+    assert magnitudes(graph, values, [{"input": rare}], 90)["input"] == 8
     with pytest.raises(UserError, match=r"^calibration needs at least one batch of samples$"):
         magnitudes(graph, values, [], 100)
 

@@ -63,6 +63,14 @@ if TYPE_CHECKING:
     "--data'); for --mode infer.",
 )
 @click.option(
+    "--int8-percentile",
+    type=ranges.PERCENTILE,
+    default=100,
+    show_default=True,
+    help="Percentage of the elements of each activation that INT8 represents without saturation; "
+    "rare large ones then cost the others no precision.",
+)
+@click.option(
     "--batch",
     type=ranges.SAMPLES,
     default=32,
@@ -130,6 +138,7 @@ def build(
     mode: str,
     parameters: str | None,
     int8: str | None,
+    int8_percentile: float,
     batch: int,
     micro_batches: int | None,
     strategy: str,
@@ -178,7 +187,12 @@ def build(
         raise UserError("--int8 builds networks for inference: it needs --mode infer")
     source = loader(network)
     evaluated = (lambda samples: source(samples).evaluated) if mode == "infer" else source
-    load = with_integers(with_parameters(evaluated, parameters, batch), int8, batch)
+    if int8 is None and int8_percentile != 100:
+        raise UserError(
+            "--int8-percentile is about the scales of --int8 DATA: name samples with it"
+        )
+    trained = with_parameters(evaluated, parameters, batch)
+    load = with_integers(trained, int8, batch, int8_percentile)
     if freeze:
         load = frozen_loader(load, freeze)
     spec = one_link_each(cluster.spec)

@@ -40,7 +40,7 @@ def with_parameters(
 
 
 def with_integers(
-    load: Callable[[int], Graph], data: str | None, batch: int
+    load: Callable[[int], Graph], data: str | None, batch: int, percentile: float = 100.0
 ) -> Callable[[int], Graph]:
     """A function that gives the INT8 network, if samples are named that its scales come from.
 
@@ -52,6 +52,8 @@ def with_integers(
         As for ``fpgapipe run --data``.
     batch : int
         Samples of a mini-batch.
+    percentile : float
+        Percentage of the elements of activations that are within the scale; others saturate.
 
     Raises
     ------
@@ -73,4 +75,5 @@ def with_integers(
             f"{', '.join(missing[:3])}: name a checkpoint, or a file, with --parameters"
         )
     samples = load_data(data, graph).train
-    return calibrated(load, {name: graph.values[name] for name in names}, samples)
+    values = {name: graph.values[name] for name in names}
+    return calibrated(load, values, samples, percentile=percentile)

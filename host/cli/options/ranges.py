@@ -103,5 +103,8 @@ NORM = Real(1e-12, 1e12)
 
 SHARE = Real(0, 1)
 SMOOTHING = Real(0, 1, below=True)
+PERCENTILE = Real(90, 100)
+"""Percentage of a tensor's elements that INT8 represents without saturation."""
+
 THREADS = Whole(1, 256)
 ERROR_RATE = Real(0, 1, below=True)
