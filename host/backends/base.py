@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     import numpy as np
     from numpy.typing import NDArray
 
+    from fpgapipe.host.backends.snapshot import Snapshot
     from fpgapipe.lowering.memory.memory_map import Labels
     from fpgapipe.lowering.program.pipeline import PipelineProgram
     from fpgapipe.network.graph import Graph
@@ -118,6 +119,20 @@ class StepRunner(ABC):
         The list is empty if the backend does not know. Calling it changes nothing.
         """
         return []
+
+    def snapshot(self) -> Snapshot | None:
+        """All of a step that has begun and not ended; None if there is none, or it cannot be kept.
+
+        It may be taken by a step's `progress`, and after that has raised `RunStopped`.
+        """
+        return None
+
+    def go_on_from(self, snapshot: Snapshot) -> bool:
+        """Let the next step go on from a snapshot of that step, to the same bits and cycles.
+
+        Returns whether the snapshot is of such a backend; if not, the step begins anew.
+        """
+        return False
 
     @abstractmethod
     def infer(

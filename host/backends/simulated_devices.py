@@ -5,6 +5,7 @@ from __future__ import annotations
 from functools import partial
 from typing import TYPE_CHECKING
 
+from fpgapipe.host.backends.snapshot import PAGE_BYTES, Pages, RunStopped, Snapshot
 from fpgapipe.hw.hls_models.model.core_protocol import check_program, prepare_program
 from fpgapipe.hw.hls_models.model.registers import RegisterMap
 from fpgapipe.hw.hls_models.spec.link import LinkState
@@ -56,6 +57,8 @@ class SimulatedDevices:
         How the blocks of the first device are simulated.
     memories : list of uint8 arrays
     cluster : Cluster
+    runs : int
+        Number of runs that have ended.
     """
 
     def __init__(
@@ -72,9 +75,12 @@ class SimulatedDevices:
         self._registers = [RegisterMap(core) for core in cores]
         self.blocks = device_blocks(cores[0], simulation)
         self.memories: list[NDArray[np.uint8]] = []
+        self._begin: int | None = None
+        designs = []
         nodes = []
         for number, (core, image, behind) in enumerate(zip(cores, images, memories, strict=True)):
             library, _, _ = build_device(core, simulation)
+            designs.append(library.parent.name)
             device = NativeDevice(
                 library,
                 memory_bytes=image.size,
@@ -84,6 +90,8 @@ class SimulatedDevices:
             device.memory[:] = image
             self.memories.append(device.memory)
             nodes.append(Node(f"device {number}", device, self._registers[number]))
+        self._designs = tuple(designs)
+        self.runs = 0
         cables = [
             connection
             for (one, other), wire in zip(wiring, wires, strict=True)
@@ -150,11 +158,54 @@ class SimulatedDevices:
         begin = self.cluster.cycle
         for number, registers in enumerate(self._registers):
             self._write(number, "CONTROL", registers["CONTROL"].field("start").mask)
-        self.cluster.run(progress=progress and (lambda now: progress(now.cycle - begin)))
+        return self._to_the_end(begin, progress)
+
+    def _to_the_end(self, begin: int, progress: Callable[[int], object] | None) -> int:
+        self._begin = begin
+        try:
+            self.cluster.run(progress=progress and (lambda now: progress(now.cycle - begin)))
+        except BaseException as error:
+            # After an interrupt the devices stand between two rounds and could go on.
+            if not isinstance(error, KeyboardInterrupt | RunStopped):
+                self._begin = None
+            raise
+        self._begin = None
         for number, registers in enumerate(self._registers):
             check_program(partial(self.cluster.read_register, number), registers)
         ends = [node.device.statistics.irq_cycle for node in self.cluster.nodes]
+        self.runs += 1
         return max(end for end in ends if end is not None) - begin
+
+    def snapshot(self) -> Snapshot | None:
+        """The simulation in the middle of a run, between two windows; None if no run is begun.
+
+        It may be taken by `progress`, or after `run` was ended by `KeyboardInterrupt` or
+        `RunStopped`.
+        """
+        if self._begin is None:
+            return None
+        return Snapshot(
+            self._designs,
+            self.cluster.cycle,
+            self._begin,
+            self.runs,
+            self.cluster.state(),
+            tuple(Pages.of(memory) for memory in self.memories),
+        )
+
+    def go_on(self, snapshot: Snapshot, progress: Callable[[int], object] | None = None) -> int:
+        """Go on with a run from a snapshot to its end; returns the cycles of the whole run."""
+        snapshot.put_memories(self.memories)
+        self.cluster.set_state(snapshot.states)
+        self.runs = snapshot.runs
+        return self._to_the_end(snapshot.begin, progress)
+
+    def fits(self, snapshot: Snapshot) -> bool:
+        """Whether a snapshot is of the same simulators, with memories of the same size."""
+        return snapshot.designs == self._designs and all(
+            not pages.numbers.size or pages.numbers[-1] < memory.size // PAGE_BYTES
+            for pages, memory in zip(snapshot.memories, self.memories, strict=True)
+        )
 
     def close(self) -> None:
         """End the simulation; the memories can still be read."""

@@ -12,6 +12,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
     from fpgapipe.host.backends.base import Values
+    from fpgapipe.host.backends.snapshot import Snapshot
     from fpgapipe.lowering.memory.memory_map import Labels
     from fpgapipe.lowering.program.pipeline import PipelineProgram
     from fpgapipe.sim_tb.native.phy import WireSpec
@@ -61,7 +62,7 @@ class SimulatorBackend(Backend):
         )
         self.simulation = str(self._devices.blocks)
         self.memories, self.cluster = self._devices.memories, self._devices.cluster
-        self._runs = 0
+        self._pending: Snapshot | None = None
 
     def close(self) -> None:
         """See `Backend`."""
@@ -77,10 +78,21 @@ class SimulatorBackend(Backend):
         for number, part in enumerate(self.pipeline.parts):
             # The counter goes on from run to run, modulo 2^32; the instruction END is not counted.
             total = max(len(part.instructions) - 1, 1)
-            counted = self.cluster.progress_of(number)["INSTRUCTIONS"] - self._runs * total
+            counted = self.cluster.progress_of(number)["INSTRUCTIONS"] - self._devices.runs * total
             done = (counted + (1 << 31)) % (1 << 32) - (1 << 31)
             found.append(min(max(done / total, 0.0), 1.0))
         return found
+
+    def snapshot(self) -> Snapshot | None:
+        """See `StepRunner`."""
+        return self._devices.snapshot()
+
+    def go_on_from(self, snapshot: Snapshot) -> bool:
+        """See `StepRunner`."""
+        if not self._devices.fits(snapshot):
+            return False
+        self._pending = snapshot
+        return True
 
     def cycles_of(
         self,
@@ -96,7 +108,7 @@ class SimulatorBackend(Backend):
 
     def _run(self, scalars: Sequence[int], progress: Callable[[int], object] | None) -> int:
         parts = self.pipeline.parts
-        entries = [part.entry for part in parts]
-        cycles = self._devices.run(entries, [scalars] * len(parts), progress)
-        self._runs += 1
-        return cycles
+        if snapshot := self._pending:
+            self._pending = None
+            return self._devices.go_on(snapshot, progress)
+        return self._devices.run([part.entry for part in parts], [scalars] * len(parts), progress)

@@ -82,6 +82,8 @@ class RunOptions:
         Steps from checkpoint to checkpoint.
     ends_s : float or None
         Time of `time.monotonic` at which a training stops at a checkpoint.
+    save_within_s : float or None
+        Seconds from snapshot to snapshot within a simulated step.
     validates : bool
         Whether training is validated.
     threads : int or None
@@ -98,6 +100,7 @@ class RunOptions:
     parameters: Values | None = field(default=None, repr=False)
     checkpoint_every: int = CHECKPOINT_EVERY
     ends_s: float | None = None
+    save_within_s: float | None = None
     validates: bool = True
     threads: int | None = None
     simulation: Simulation | None = None
@@ -462,6 +465,7 @@ def _train(
         watcher=watcher,
         loss=build.options.loss,
         ends_s=options.ends_s,
+        save_within_s=options.save_within_s,
     )
     if options.source:
         trainer.resume(options.source)

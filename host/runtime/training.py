@@ -22,6 +22,7 @@ import numpy as np
 
 from fpgapipe.errors import UserError, shown
 from fpgapipe.files import write_whole
+from fpgapipe.host.backends.snapshot import RunStopped
 from fpgapipe.host.data.samples import Wanted, shape_text
 from fpgapipe.host.runtime.checkpoint import Checkpoint, CheckpointError, CheckpointFolder
 from fpgapipe.host.runtime.divergence import Diverged, diverged, explosion
@@ -36,6 +37,7 @@ from fpgapipe.host.runtime.run_folder import (
 )
 from fpgapipe.host.runtime.run_log import RunLog, read_log, simulated
 from fpgapipe.host.runtime.settings import Settings
+from fpgapipe.host.runtime.step_snapshots import StepSnapshots
 from fpgapipe.host.terminal.interrupts import Interrupts
 from fpgapipe.lowering.units.step_options import scalar_bits
 from fpgapipe.network.losses import CROSS_ENTROPY, Loss, count_of, labels_of
@@ -186,8 +188,8 @@ class TrainingResult:
     stopped: bool = False
 
 
-class TimeIsOver(Exception):
-    """The time of a run is over in the middle of a step."""
+class TimeIsOver(RunStopped):
+    """The time of a run is over."""
 
 
 class Trainer:
@@ -214,6 +216,9 @@ class Trainer:
         The loss of the backend's steps.
     ends_s : float, optional
         Time of `time.monotonic` at which the run stops at a checkpoint.
+    save_within_s : float, optional
+        Seconds from snapshot to snapshot within a step; without it one is written only when the run
+        is stopped within a step.
 
     Attributes
     ----------
@@ -244,6 +249,7 @@ class Trainer:
         watcher: Watcher | None = None,
         loss: Loss = CROSS_ENTROPY,
         ends_s: float | None = None,
+        save_within_s: float | None = None,
     ) -> None:
         graph = backend.graph
         check_samples(train, graph, loss)
@@ -268,6 +274,8 @@ class Trainer:
         self._check = check
         self._every = checkpoint_every
         self._ends_s = math.inf if ends_s is None else ends_s
+        self._save_within_s = math.inf if save_within_s is None else save_within_s
+        self._snapshots = StepSnapshots(folder / CHECKPOINTS)
         self._watcher = watcher or Watcher()
         self._checkpoints = CheckpointFolder(folder / CHECKPOINTS)
         self._decisive = settings.decisive() | {"data": digest_of(train)}
@@ -319,6 +327,7 @@ class Trainer:
             bring_back(self._folder, folder)
             folder = self._folder
             path = folder / CHECKPOINTS / path.name
+        StepSnapshots(path.parent).resume(self._backend, self._identity())
         if folder.resolve() == self._folder.resolve():
             self._checkpoints.set_aside(self.step)
             self._saved = self.step
@@ -408,10 +417,13 @@ class Trainer:
             except TimeIsOver:
                 difference = None
                 self._save()
+                self._save_within()
             except BaseException as error:
                 # After an OSError nothing more can be written; a diverged state is not worth it.
                 if not isinstance(error, (OSError, Diverged)):
                     self._save()
+                    if isinstance(error, KeyboardInterrupt):
+                        self._save_within()
                     logger.info("step %d is kept; --resume goes on from there", self.step)
                 raise
             if difference:
@@ -464,9 +476,20 @@ class Trainer:
     def _save(self) -> None:
         if self._saved != self.step:
             self._checkpoints.save(Checkpoint(self.step, self._build, self._decisive, self._state))
+            self._snapshots.drop()  # it is of an earlier step
             self._saved = self.step
             if self.step:
                 drop_oldest(self._folder)
+
+    def _save_within(self) -> None:
+        """Keep the present step, if the backend has begun it and can; checkpoint it before."""
+        snapshot = self._backend.snapshot()
+        if snapshot is not None:
+            self._save()
+            self._snapshots.save(snapshot, self._identity())
+
+    def _identity(self) -> dict[str, Any]:
+        return {"step": self.step, "build": self._build, "settings": self._decisive}
 
     def _is_validation_due(self) -> bool:
         if not self._evaluate or not self.step:
@@ -513,10 +536,10 @@ class Trainer:
             step=self.step,
         )
         inputs = batch.inputs(self._backend.graph)
-        begin = said = time.perf_counter()
+        begin = said = kept = time.perf_counter()
 
         def tell(cycles: int) -> None:
-            nonlocal said
+            nonlocal said, kept
             shares = self._backend.shares_done()
             self._watcher.cycles(self.step, cycles, shares)
             now = time.perf_counter()
@@ -527,6 +550,9 @@ class Trainer:
                 figures = {"step": self.step, "cycles": cycles, "wall_s": wall_s}
                 log.write({"progress": figures | {"devices": devices}})
             self._stop_in_time()
+            if now - kept >= self._save_within_s:
+                self._save_within()
+                kept = time.perf_counter()
 
         with phase(COMPUTES.get(self._backend.name, self._backend.name)):
             result = self._backend.step(inputs, batch.targets, scalars, progress=tell)

@@ -340,6 +340,35 @@ class Cluster:
             raise self._stalled(f"not all interrupts came within {max_cycles} cycles")
         return self.cycle - begin
 
+    def state(self) -> tuple[bytes, ...]:
+        """State of all devices and wires between two runs, without the contents of memories.
+
+        `set_state` of a cluster of equal devices and wires continues from it, with any number of
+        threads and windows of any length. Samples so far are no part of it.
+        """
+        count = ctypes.c_uint64()
+        words = self._library.fpgapipe_cluster_save(self._open(), ctypes.byref(count))
+        own = ctypes.string_at(words, 8 * count.value)
+        return (own, *(node.device.state() for node in self.nodes))
+
+    def set_state(self, state: Sequence[bytes]) -> None:
+        """Continue from a state; the caller restores the memories. The bytes must be trusted.
+
+        Raises
+        ------
+        DeviceError
+            If the state is of another cluster, which must then be reset.
+        """
+        self._open()
+        own, *devices = state
+        if len(devices) != len(self.nodes):
+            raise DeviceError(f"the state is of {len(devices)} devices, not of {len(self.nodes)}")
+        for node, each in zip(self.nodes, devices, strict=True):
+            node.device.set_state(each)
+        if not self._library.fpgapipe_cluster_restore(self._handle, own, len(own) // 8):
+            raise DeviceError("the state is of a cluster whose other registers are read")
+        self._broken = ""
+
     def sample(self, period_cycles: int, counters: Mapping[int, Sequence[str]]) -> None:
         """Sample counters periodically during runs, from now on.
 

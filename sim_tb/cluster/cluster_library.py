@@ -91,6 +91,8 @@ def cluster_library() -> ctypes.CDLL:
         "readings": (ctypes.POINTER(Reading), [handle, u64, ctypes.POINTER(u64)]),
         "watched": (ctypes.POINTER(u32), [handle, u64]),
         "forget": (None, [handle, u64]),
+        "save": (ctypes.POINTER(u64), [handle, ctypes.POINTER(u64)]),
+        "restore": (integer, [handle, ctypes.c_char_p, u64]),
         "begin": (None, [handle, u64]),
         "run": (u64, [handle, u64, integer, ctypes.c_double]),
         "access": (integer, [handle, u64, u32, ctypes.POINTER(u32), integer, u64]),

@@ -201,6 +201,42 @@ class Cluster {
 
     uint64_t cycle() const { return cycle_; }
 
+    // The state between two runs, without that of the devices, as words. Registers that were being
+    // read when a run ended are read further when the next one begins.
+    const std::vector<uint64_t>& save() {
+        saved_ = {cycle_, sample_next_, sample_cycles_};
+        for (auto* polls : {&watch_, &sample_}) {
+            for (const Poll& poll : *polls) {
+                saved_.insert(saved_.end(), {poll.changed, poll.next, poll.begun, poll.open});
+                saved_.push_back(poll.last.size());
+                saved_.insert(saved_.end(), poll.last.begin(), poll.last.end());
+            }
+        }
+        return saved_;
+    }
+
+    // Continue from a state; returns whether it fits the registers that are read periodically.
+    bool restore(const uint64_t* words, uint64_t count) {
+        const uint64_t* end = words + count;
+        const auto next = [&] { return words < end ? *words++ : 0; };
+        cycle_ = next();
+        sample_next_ = next();
+        sample_cycles_ = next();
+        for (auto* polls : {&watch_, &sample_}) {
+            for (Poll& poll : *polls) {
+                poll.changed = next();
+                poll.next = next();
+                poll.begun = next();
+                poll.open = next();
+                if (next() != poll.last.size() || uint64_t(end - words) < poll.last.size())
+                    return false;
+                for (uint32_t& value : poll.last) value = next();
+                poll.readings.clear();
+            }
+        }
+        return words == end;
+    }
+
     // Begin a run: the cycles of a stall are counted from here.
     void begin(uint64_t stall_cycles) {
         stall_cycles_ = stall_cycles;
@@ -359,6 +395,7 @@ class Cluster {
     const uint64_t window_, round_;
     const unsigned threads_;
 
+    std::vector<uint64_t> saved_;
     uint64_t cycle_ = 0;  // cycle at which all devices are between two windows
     uint64_t target_ = 0, round_end_ = 0;
 
@@ -396,6 +433,13 @@ EXPORT const uint32_t* fpgapipe_cluster_watched(const Cluster* cluster, uint64_t
 }
 EXPORT void fpgapipe_cluster_forget(Cluster* cluster, uint64_t device) {
     cluster->readings(device).clear();
+}
+EXPORT const uint64_t* fpgapipe_cluster_save(Cluster* cluster, uint64_t* count) {
+    *count = cluster->save().size();
+    return cluster->save().data();
+}
+EXPORT int fpgapipe_cluster_restore(Cluster* cluster, const uint64_t* words, uint64_t count) {
+    return cluster->restore(words, count);
 }
 EXPORT void fpgapipe_cluster_begin(Cluster* cluster, uint64_t stall_cycles) {
     cluster->begin(stall_cycles);

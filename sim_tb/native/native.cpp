@@ -17,11 +17,14 @@
 #include <string>
 #include <type_traits>
 #include <utility>
+#include <vector>
 
 #include "Vtop.h"
+#include "native_archive.hpp"
 #include "native_channels.hpp"
 #include "native_link.hpp"
 #include "native_memory.hpp"
+#include "native_model_state.hpp"
 #include "verilated.h"
 #if VM_TRACE_VCD
 #include "verilated_vcd_c.h"
@@ -91,10 +94,52 @@ class Device {
         trace_.reset();  // its times cannot start again at 0
 #endif
         top_->rst = 1;
+        // The design makes its blocks in the first evaluation.
+        fpgapipe::Substitute::made = &blocks_;
         guarded([&] {
             for (uint64_t i = 0; i < cycles; ++i) edges([] {});
         });
+        fpgapipe::Substitute::made = nullptr;
         top_->rst = 0;
+    }
+
+    // The state between two cycles, without the bytes of the memory, the wires' specifications and
+    // waves. The bytes are valid until the next call.
+    const std::vector<uint8_t>& save() {
+        saved_.clear();
+        guarded([&] {
+            std::vector<uint8_t> model = fpgapipe::model_state(*top_);
+            Archive archive(saved_);
+            archive(model);
+            for (fpgapipe::Substitute* block : blocks_) {
+                auto address = reinterpret_cast<uintptr_t>(block);
+                archive(address);
+                block->archive(archive);
+            }
+            archive_surroundings(archive);
+        });
+        return saved_;
+    }
+
+    // Continue from a state that this library or a copy of it has saved.
+    void restore(const uint8_t* data, uint64_t size) {
+        status_ = {};
+        guarded([&] {
+            const std::vector<uint8_t> fresh = fpgapipe::model_state(*top_);
+            std::vector<uint8_t> model;
+            Archive archive(data, size);
+            archive(model);
+            if (model.size() != fresh.size()) throw std::runtime_error("the state is of another design");
+            for (fpgapipe::Substitute* block : blocks_) {
+                uintptr_t address = 0;
+                archive(address);
+                fpgapipe::move_handle(model, fresh, address, reinterpret_cast<uintptr_t>(block));
+                block->archive(archive);
+            }
+            archive_surroundings(archive);
+            if (!archive.at_end()) throw std::runtime_error("the state is too long");
+            fpgapipe::set_model_state(*top_, model);
+        });
     }
 
     // Run for `cycles` cycles, or until an error, or until irq is high if `until_irq` is set.
@@ -185,6 +230,14 @@ class Device {
     Channels<V>& channels() { return *channels_; }
 
   private:
+    void archive_surroundings(Archive& archive) {
+        archive(status_.cycle, status_.error, irq_cycle_, accessing_, answered_, aw_taken_,
+                w_taken_, ar_taken_, answer_, answer_code_);
+        if constexpr (HasMemory<V>::value) memory_->archive(archive);
+        links_->archive(archive);
+        channels_->archive(archive);
+    }
+
     bool irq() {
         if constexpr (HasIrq<V>::value) return top_->irq != 0;
         return false;
@@ -301,6 +354,8 @@ class Device {
     std::unique_ptr<Memory<V>> memory_;
     std::unique_ptr<Links<V>> links_;
     std::unique_ptr<Channels<V>> channels_;
+    std::vector<fpgapipe::Substitute*> blocks_;  // those in C++, which the design owns
+    std::vector<uint8_t> saved_;
     uint64_t irq_cycle_ = never;  // first cycle since which irq is high
 
     // The registers.
@@ -418,6 +473,14 @@ EXPORT int fpgapipe_waves(Handle* device, const char* path, uint64_t begin, uint
 EXPORT void fpgapipe_flush(Handle* device) { device->flush(); }
 EXPORT void fpgapipe_statistics(Handle* device, Statistics* statistics) {
     *statistics = device->statistics();
+}
+EXPORT const uint8_t* fpgapipe_save(Handle* device, uint64_t* size) {
+    const auto& saved = device->save();
+    *size = saved.size();
+    return saved.data();
+}
+EXPORT void fpgapipe_restore(Handle* device, const uint8_t* data, uint64_t size) {
+    device->restore(data, size);
 }
 EXPORT const char* fpgapipe_error(const Handle* device) { return device->error(); }
 EXPORT double fpgapipe_bare(uint64_t cycles) {

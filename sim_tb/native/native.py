@@ -428,6 +428,31 @@ class NativeDevice:
             raise ValueError(f"the design has no link {port} (ports m_axis_link{port}_*)")
         return self.link_bytes[port]
 
+    def state(self) -> bytes:
+        """State between two cycles, without the contents of the memory.
+
+        `set_state` continues from it to the same bits in the same cycles, in this process or in
+        another one.
+        """
+        size = ctypes.c_uint64()
+        raw = self._library.fpgapipe_save(self._open(), ctypes.byref(size))
+        self._check()
+        return ctypes.string_at(raw, size.value)
+
+    def set_state(self, state: bytes) -> None:
+        """Continue from a state that a device of the same library and configuration has saved.
+
+        The caller restores the contents of the memory. The bytes must be trusted: not every change
+        of them is noticed.
+
+        Raises
+        ------
+        DeviceError
+            If the state is of another design; the device must then be reset.
+        """
+        self._library.fpgapipe_restore(self._open(), state, len(state))
+        self._check()
+
     def save_waves(self, path: Path, begin: int = 0, end: int | None = None) -> None:
         """Record waves of cycles ``begin..end - 1`` to a VCD file of 10 ns per cycle.
 

@@ -90,6 +90,10 @@ class Channels {
         }
     }
 
+    void archive(Archive& archive) {
+        archive(config_, now_, sources_, random_, is_up_, clears_);
+    }
+
     void configure(const ChannelsConfig& config) { config_ = config; }
     void clear_link() { clears_ = true; }
 

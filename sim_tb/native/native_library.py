@@ -34,7 +34,14 @@ _CXX_FLAGS = (
     " -DVL_USER_FATAL -DVL_USER_STOP -DVL_USER_FINISH"
 )
 _LINK_FLAGS = "-shared -pthread -Wl,-Bsymbolic"
-_HARNESS = ("native.cpp", "native_channels.hpp", "native_link.hpp", "native_memory.hpp")
+_HARNESS = (
+    "native.cpp",
+    "native_archive.hpp",
+    "native_channels.hpp",
+    "native_link.hpp",
+    "native_memory.hpp",
+    "native_model_state.hpp",
+)
 _REWRITES = "clock_enable.py"
 
 MAX_LINKS = 4
@@ -235,6 +242,7 @@ def build_native(
     harness |= {name: models.joinpath(name).read_text() for name in design.sources}
     arguments = [
         *VERILATOR_FLAGS,
+        "--savable",
         *(["--trace-vcd"] if waves else []),
         *flags,
         *("--top-module", top),
@@ -292,6 +300,8 @@ def _loaded(path: str, inode: int) -> ctypes.CDLL:
         "heal": (None, [handle]),
         "waves": (integer, [handle, ctypes.c_char_p, u64, u64]),
         "flush": (None, [handle]),
+        "save": (ctypes.POINTER(ctypes.c_uint8), [handle, ctypes.POINTER(u64)]),
+        "restore": (None, [handle, ctypes.c_char_p, u64]),
         "statistics": (None, [handle, ctypes.POINTER(RawStatistics)]),
         "error": (ctypes.c_char_p, [handle]),
         "bare": (ctypes.c_double, [u64]),

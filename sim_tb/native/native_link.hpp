@@ -113,6 +113,12 @@ class Wire {
         }
     }
 
+    void archive(Archive& archive) {
+        archive(bit_errors_, drops_, duplicates_, resets_, down_, stalls_, errors_, bursts_,
+                frames_, pauses_, counts_, credit_, bits_, burst_left_, least_arrival_, in_frame_,
+                dropping_, repeating_, frame_, flying_);
+    }
+
     // Accepted beats that will arrive, in order; the caller that takes them clears the list.
     std::vector<LinkBeat>& flying() { return flying_; }
     const WireCounts& counts() const { return counts_; }
@@ -263,6 +269,11 @@ struct LinkPort {
     bool waits = false;
     uint64_t last_arrival = 0;
 
+    void archive(Archive& archive) {
+        if (wire) wire->archive(archive);
+        archive(arriving, waiting, waits, last_arrival);
+    }
+
     void clear() {
         if (source) wire = std::make_unique<Wire>(source->config);
         arriving.clear();
@@ -282,6 +293,10 @@ class Links {
             pins.tx_ready(top_) = 0;
             pins.rx_valid(top_) = 0;
         });
+    }
+
+    void archive(Archive& archive) {
+        for (LinkPort& port : ports_) port.archive(archive);
     }
 
     static unsigned bytes(unsigned port) {

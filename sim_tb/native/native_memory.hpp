@@ -15,7 +15,11 @@
 #include <utility>
 #include <vector>
 
+#include "native_archive.hpp"
+
 namespace {
+
+using fpgapipe::Archive;
 
 constexpr uint64_t never = UINT64_MAX;
 constexpr unsigned page_bytes = 4096;
@@ -95,6 +99,7 @@ class Queue {
     bool empty() const { return begin_ == end_; }
     size_t size() const { return end_ - begin_; }
     T& front() { return items_[begin_ & (items_.size() - 1)]; }
+    void archive(Archive& archive) { archive(items_, begin_, end_); }
     void push(const T& item) { items_[end_++ & (items_.size() - 1)] = item; }
     void pop() { ++begin_; }
 
@@ -168,6 +173,16 @@ class Memory {
     void heal() { faults_.clear(); }
 
     uint64_t active_cycle() const { return statistics_.active_cycle; }
+
+    // The bytes of the memory itself are not part of it.
+    void archive(Archive& archive) {
+        reads_.archive(archive);
+        writes_.archive(archive);
+        responses_.archive(archive);
+        archive(statistics_, faults_, bank_free_, read_request_, write_request_, credit_, random_,
+                read_shown_, response_shown_, read_turn_, data_waits_, waiting_last_,
+                waiting_strobes_, waiting_data_);
+    }
 
     Statistics statistics() const {
         Statistics copy = statistics_;

@@ -56,7 +56,7 @@ Kernel kernel() {
     }
 }
 
-class Accumulators {
+class Accumulators final : public fpgapipe::Substitute {
   public:
     Accumulators(unsigned cols, int acc_bits)
         : cols_(cols),
@@ -85,12 +85,19 @@ class Accumulators {
         }
     }
 
+    void archive(fpgapipe::Archive& archive) override {
+        exponents_.archive(archive);
+        nans_.archive(archive);
+        converted_.archive(archive);
+        totals_.archive(archive);
+    }
+
   private:
     const unsigned cols_;
     const int acc_bits_;
     const Kernel kernel_;
     const bool is_faulty_ = fpgapipe::faulty("accumulators");
-    fpgapipe::Aligned<int32_t> sums_, exponents_;
+    fpgapipe::Aligned<int32_t> sums_, exponents_;  // sums_ is used within a step only
     fpgapipe::Aligned<uint32_t> nans_;
     fpgapipe::Delay<uint32_t> converted_, totals_;
 };

@@ -106,7 +106,7 @@ Kernel kernel() {
     }
 }
 
-class Array {
+class Array final : public fpgapipe::Substitute {
   public:
     Array(unsigned rows, unsigned cols, unsigned acc_bits)
         : rows_(rows),
@@ -190,14 +190,23 @@ class Array {
         fpgapipe::pack(sums_.data() + size_t(oldest) * wide_, acc_bits_, cols_, words);
     }
 
+    void archive(fpgapipe::Archive& archive) override {
+        for (auto* words : {&vectors_, &spare_, &active_}) words->archive(archive);
+        sums_.archive(archive);
+        for (auto& history : loads_) archive(history);
+        archive(swaps_, now_, place_);
+    }
+
   private:
     struct Load {
         uint64_t tick;
         std::vector<int8_t> weights;
+        void archive(fpgapipe::Archive& archive) { archive(tick, weights); }
     };
     struct Swap {
         uint64_t tick;
         std::vector<int16_t> before;  // the weights that it replaced
+        void archive(fpgapipe::Archive& archive) { archive(tick, before); }
     };
 
     size_t matrix_size() const { return size_t(pairs_) * wide_ * 2; }

@@ -6,6 +6,8 @@
 #include <cstdint>
 #include <vector>
 
+#include "native_archive.hpp"
+
 namespace fpgapipe {
 
 // Unpack signed fields of up to 32 bits.
@@ -44,13 +46,17 @@ inline void pack(const int32_t* fields, unsigned bits, unsigned count, uint32_t*
 template <class T>
 class Aligned {
   public:
-    explicit Aligned(size_t size) : words_(size + 64 / sizeof(T)) {}
+    explicit Aligned(size_t size) : size_(size), words_(size + 64 / sizeof(T)) {}
     T* data() {
         const auto address = reinterpret_cast<uintptr_t>(words_.data());
         return words_.data() + ((64 - address % 64) % 64) / sizeof(T);
     }
 
+    // The place of the words in `words_` depends on its address, so it is no part of the state.
+    void archive(Archive& archive) { archive.raw(data(), size_ * sizeof(T)); }
+
   private:
+    const size_t size_;
     std::vector<T> words_;
 };
 
@@ -64,6 +70,10 @@ class Delay {
     // The word that entered the longest time ago, in whose place the next one will be put.
     T* oldest() { return words_.data() + place_ * size_; }
     void advance() { place_ = place_ + 1 == ticks_ ? 0 : place_ + 1; }
+    void archive(Archive& archive) {
+        words_.archive(archive);
+        archive(place_);
+    }
 
   private:
     const unsigned ticks_;

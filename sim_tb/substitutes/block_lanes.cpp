@@ -225,7 +225,7 @@ Kernel kernel() {
     }
 }
 
-class Lanes {
+class Lanes final : public fpgapipe::Substitute {
   public:
     explicit Lanes(unsigned lanes) : lanes_(lanes), kernel_(kernel()), state_() {}
 
@@ -238,6 +238,8 @@ class Lanes {
         for (unsigned i = 0; i < lanes_; ++i) indices[i] = uint8_t(state_.index23[i]);
         if (is_faulty_ && in.x[0] % 251 == 0) out.sums[lanes_ - 1] ^= 1;
     }
+
+    void archive(fpgapipe::Archive& archive) override { archive(state_); }
 
   private:
     const unsigned lanes_;

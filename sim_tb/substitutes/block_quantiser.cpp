@@ -68,7 +68,7 @@ Kernel kernel() {
     }
 }
 
-class Quantiser {
+class Quantiser final : public fpgapipe::Substitute {
   public:
     const Block& step(const uint16_t* values, uint32_t more) {
         kernel_(values, more, blocks_[place_]);
@@ -76,6 +76,8 @@ class Quantiser {
         place_ = place_ + 1 == latency_ticks ? 0 : place_ + 1;
         return blocks_[place_];
     }
+
+    void archive(fpgapipe::Archive& archive) override { archive(blocks_, place_); }
 
   private:
     const Kernel kernel_ = kernel();

@@ -9,12 +9,13 @@
 #include <vector>
 
 #include "block_simd.hpp"
+#include "native_archive.hpp"
 
 namespace {
 
 constexpr uint64_t word_bytes = 64, granule_bytes = 2;
 
-class Words {
+class Words final : public fpgapipe::Substitute {
   public:
     // One more word than there are: the last one is followed by the first one.
     explicit Words(uint64_t bytes) : bytes_(bytes), memory_(bytes + word_bytes) {}
@@ -41,6 +42,10 @@ class Words {
         if (address > bytes_ - word_bytes) {
             std::memcpy(first, behind, address - (bytes_ - word_bytes));
         }
+    }
+
+    void archive(fpgapipe::Archive& archive) override {
+        archive.raw(memory_.data(), memory_.size());
     }
 
   private:

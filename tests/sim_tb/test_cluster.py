@@ -140,6 +140,34 @@ def test_result_is_always_the_same(cluster):
     assert results(again) == expected
 
 
+@pytest.mark.parametrize("cycles", [80, 990, 2300])
+def test_a_saved_state_goes_on_to_the_same_cycle(cluster, cycles):
+    """With beats on bad wires, in another cluster, with another number of threads and windows."""
+
+    def begun(threads):
+        one = cluster(4, mesh(40, **BAD_WIRE), threads=threads)
+        for index in range(4):
+            for port in range(3):
+                one.write_register(index, STEP * port + SENDS, 600 + 100 * port + index)
+        return one
+
+    whole, one = begun(2), begun(1)
+    one.run(cycles, until_irq=False)
+    other = cluster(4, mesh(40, **BAD_WIRE), threads=4, window_cycles=7)
+    other.run(123, until_irq=False)
+    other.set_state(one.state())
+    assert other.cycle == one.cycle
+    other.run(5000 - cycles, until_irq=False)
+    whole.run(5000, until_irq=False)
+    assert other.state() == whole.state()
+    assert [node.device.statistics for node in other.nodes] == [
+        node.device.statistics for node in whole.nodes
+    ]
+    assert other.wire_counts(0) == whole.wire_counts(0)
+    with pytest.raises(DeviceError, match=r"^the state is of 4 devices, not of 2$"):
+        cluster(2, ring((5, 5))).set_state(one.state())
+
+
 def test_digest_is_that_of_the_python_wire(cluster):
     wires = mesh(40, **BAD_WIRE)
     one = cluster(4, wires)

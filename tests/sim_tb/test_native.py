@@ -384,6 +384,41 @@ def test_progress_is_reported(device):
     assert cycles == [500, 1000, 1050]
 
 
+@pytest.mark.parametrize("cycles", [1, 150, 333, 500])
+def test_a_saved_state_goes_on_to_the_same_bits(device, cycles):
+    """With pauses, bursts in flight, banks, and a burst that fails, in a device of its own."""
+    options = {"pause": 0.3, "outstanding": 3, "seed": 5, "banks": (4, 256, 20)}
+
+    def begun():
+        one = device(128, **options)
+        one.inject_error(TARGET + 512, TARGET + 528, "SLVERR")
+        program(one, bursts=10, beats=8)
+        one.write_register(designs.CONTROL, designs.START)
+        return one
+
+    whole, one, other = begun(), begun(), device(128, **options)
+    whole.run(100_000)
+    one.run(cycles, until_irq=False)
+    state = one.state()
+    other.run(77, until_irq=False)
+    other.set_state(state)
+    other.memory[:] = one.memory
+    assert other.state() == state
+    other.run(100_000)
+    assert other.statistics == whole.statistics
+    np.testing.assert_array_equal(other.memory, whole.memory)
+    assert other.read_register(designs.STATUS) == whole.read_register(designs.STATUS) == 2
+
+
+def test_a_state_of_another_design_is_refused(device):
+    state = device(128).state()
+    for wrong in (state[:-1], state + b"0", b"", device(32).state()):
+        with pytest.raises(
+            DeviceError, match=r"the state (is of another design|is too long|ends too early)$"
+        ):
+            device(128).set_state(wrong)
+
+
 def test_unchanged_design_is_not_compiled_again(libraries, monkeypatch):
     verilog = verilog_of(designs.CopyEngine(64))
     libraries(512)

@@ -88,6 +88,22 @@ def test_comparison_sees_a_fault(small, block, monkeypatch):
         device.run(stall_cycles=None)
 
 
+@pytest.mark.parametrize("cycles", [3, 777, 12_345])
+def test_a_saved_state_has_that_of_the_substitutes(small, cycles, monkeypatch):
+    """The Verilog of each block goes on with its substitute, whatever processor goes on."""
+    monkeypatch.setenv("FPGAPIPE_SIMD", "plain")
+    with NativeDevice(small) as whole, NativeDevice(small) as one:
+        last = whole.run(stall_cycles=None)
+        one.run(cycles, until_irq=False)
+        state = one.state()
+        one.run(500, until_irq=False)
+        monkeypatch.delenv("FPGAPIPE_SIMD")
+        with NativeDevice(small) as other:
+            other.run(99, until_irq=False)
+            other.set_state(state)
+            assert other.run(stall_cycles=None) + cycles == last
+
+
 def test_instances_have_their_own_state(small):
     """Two devices in two threads, one of them reset in between, run as one alone does."""
     with NativeDevice(small) as one, NativeDevice(small) as other:

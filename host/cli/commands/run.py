@@ -83,6 +83,13 @@ RATE_SCHEDULES = ("constant", "cosine", "step")
     "if it has not come to its end.",
 )
 @click.option(
+    "--save-within",
+    type=ranges.BUDGET,
+    metavar="TIME",
+    help="Wall time (90s, 10m, 1.5h) from snapshot to snapshot within a simulated mini-batch, "
+    "from which --resume goes on [default: only when the run is stopped].",
+)
+@click.option(
     "--parameters",
     type=click.Path(dir_okay=False),
     help="Begin with the parameters of a .npz file or a checkpoint instead of the build's.",
@@ -360,6 +367,7 @@ def _how(
         parameters=parameters,
         checkpoint_every=options["checkpoint_every"],
         ends_s=None if options["time_budget"] is None else begin_s + options["time_budget"],
+        save_within_s=options["save_within"],
         validates=not options["no_validation"],
         threads=options["threads"],
         simulation=simulation,
