@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from fpgapipe.host.backends.base import Backend
+from fpgapipe.host.backends.snapshot import Pages
 from fpgapipe.hw.hls_models.model.cluster import run_cluster
 from fpgapipe.hw.hls_models.model.core import CoreModel
 
@@ -12,6 +14,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
     from fpgapipe.host.backends.base import Values
+    from fpgapipe.host.backends.snapshot import Snapshot
     from fpgapipe.lowering.program.pipeline import PipelineProgram
 
 
@@ -34,6 +37,21 @@ class ModelBackend(Backend):
             CoreModel(part.core, memory)
             for part, memory in zip(pipeline.parts, self.memories, strict=True)
         ]
+
+    def keep(self, snapshot: Snapshot) -> Snapshot:
+        """Add to a snapshot what the model is between two steps."""
+        return replace(
+            snapshot,
+            model_states=tuple(model.remains() for model in self._models),
+            model_memories=tuple(Pages.of(memory) for memory in self.memories),
+        )
+
+    def take(self, snapshot: Snapshot) -> None:
+        """Be what `keep` has added to a snapshot."""
+        for model, remains in zip(self._models, snapshot.model_states, strict=True):
+            model.set_remains(remains)
+        for pages, memory in zip(snapshot.model_memories, self.memories, strict=True):
+            pages.put(memory)
 
     def close(self) -> None:
         """See `Backend`; there is nothing to release."""

@@ -64,6 +64,10 @@ class Snapshot:
     states : tuple of bytes
         States of the cluster and of each device (`Cluster.state`).
     memories : tuple of Pages
+    model_states : tuple of bytes
+    model_memories : tuple of Pages
+        State and memories before the step of the model that it is checked against
+        (`ModelBackend.keep`); empty if it is not checked.
     """
 
     designs: tuple[str, ...]
@@ -72,6 +76,8 @@ class Snapshot:
     runs: int
     states: tuple[bytes, ...] = field(repr=False)
     memories: tuple[Pages, ...] = field(repr=False)
+    model_states: tuple[bytes, ...] = field(default=(), repr=False)
+    model_memories: tuple[Pages, ...] = field(default=(), repr=False)
 
     def put_memories(self, memories: Sequence[NDArray[np.uint8]]) -> None:
         """Give memories the contents that they had."""

@@ -14,12 +14,13 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from fpgapipe.errors import UserError
+from fpgapipe.host.data.sample_checks import check_samples, digest_of
 from fpgapipe.host.ring.shards import shards_of
 from fpgapipe.host.runtime.checkpoint import Checkpoint, CheckpointFolder
 from fpgapipe.host.runtime.divergence import diverged, explosion
 from fpgapipe.host.runtime.evaluation import Inference
 from fpgapipe.host.runtime.run_log import RunLog, read_log
-from fpgapipe.host.runtime.training import Found, check_samples, digest_of
+from fpgapipe.host.runtime.training import Found
 from fpgapipe.host.terminal.interrupts import Interrupts
 from fpgapipe.hw.hls_models.model.core import CoreModel
 from fpgapipe.lowering.units.step_options import scalar_bits

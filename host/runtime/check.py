@@ -31,6 +31,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from fpgapipe.host.backends.base import Backend
+from fpgapipe.host.backends.model import ModelBackend
 from fpgapipe.hw.hls_models.isa.instructions import encode, span_of
 from fpgapipe.hw.hls_models.numerics.element_format import FP32
 from fpgapipe.hw.hls_models.numerics.mx import MX_BLOCK
@@ -45,6 +46,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from fpgapipe.host.backends.base import StepResult, StepRunner, Values
+    from fpgapipe.host.backends.snapshot import Snapshot
     from fpgapipe.lowering.memory.memory_map import Labels, Stored
     from fpgapipe.lowering.program.device_program import DeviceProgram
     from fpgapipe.lowering.program.pipeline import PipelineProgram
@@ -136,6 +138,18 @@ class Check(ABC):
     def __init__(self, backend: StepRunner) -> None:
         self.backend = backend
 
+    def keep(self, snapshot: Snapshot) -> Snapshot:
+        """Add to a snapshot of the first backend what the check needs to go on from it."""
+        return snapshot
+
+    def fits(self, snapshot: Snapshot) -> bool:
+        """Whether a snapshot has what the check needs to go on from it."""
+        return True
+
+    def take(self, snapshot: Snapshot) -> None:
+        """Go on from a snapshot that fits: the first backend does so in its next step."""
+        return
+
     @abstractmethod
     def after(
         self,
@@ -176,7 +190,24 @@ class Check(ABC):
 
 
 class ExactCheck(Check):
-    """Compares all bytes of all memories; each backend continues from its own memories."""
+    """Compares all bytes of all memories; each backend continues from its own memories.
+
+    Some bytes, such as those behind the last channel of a tensor, come from what earlier programs
+    have left in a core. So both backends must begin alike, and a snapshot keeps the model as well.
+    """
+
+    def keep(self, snapshot: Snapshot) -> Snapshot:
+        """See `Check`."""
+        return self.backend.keep(snapshot) if isinstance(self.backend, ModelBackend) else snapshot
+
+    def fits(self, snapshot: Snapshot) -> bool:
+        """See `Check`."""
+        return isinstance(self.backend, ModelBackend) and bool(snapshot.model_states)
+
+    def take(self, snapshot: Snapshot) -> None:
+        """See `Check`."""
+        assert isinstance(self.backend, ModelBackend), "the snapshot fits"
+        self.backend.take(snapshot)
 
     def after(
         self,

@@ -6,7 +6,8 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from fpgapipe.host.runtime.training import Found, check_samples
+from fpgapipe.host.data.sample_checks import check_samples
+from fpgapipe.host.runtime.training import Found
 from fpgapipe.hw.hls_models.model.core import CoreModel
 from fpgapipe.lowering.program.step import build_step
 from fpgapipe.lowering.units.step_options import StepOptions, scalar_bits

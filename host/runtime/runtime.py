@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import io
+import logging
 import math
 import time
 from dataclasses import dataclass, field
@@ -17,6 +18,7 @@ import numpy as np
 from fpgapipe.errors import FileError, UserError
 from fpgapipe.files import read_bytes, write_whole
 from fpgapipe.host.backends.model import ModelBackend
+from fpgapipe.host.backends.snapshot import Pages
 from fpgapipe.host.build.build import MANIFEST, MAX_MANIFEST_BYTES
 from fpgapipe.host.data.npz_file import NpzFile
 from fpgapipe.host.runtime.check import Check, ExactCheck, NumericCheck
@@ -59,6 +61,8 @@ COUNTERPART: dict[BackendName, BackendName] = {"sim": "model", "model": "torch",
 """For each backend, the one that it is checked against if no other is named."""
 
 LOGITS = "logits.npz"
+
+logger = logging.getLogger(__name__)
 
 MAX_FAULTS = 20
 """Most faults of a file of parameters that are listed; of the others only the number is given."""
@@ -152,6 +156,8 @@ class RunSummary:
         Whether the run has stopped at the end of its time, before its end.
     steps_asked : int
         Number of steps after which the run is at its end.
+    model_steps : int
+        Number of the first steps that the bit-exact model has done for a simulation.
     outputs : mapping of str to mapping of str to float
         If the network has several outputs, ``loss`` of the last mini-batch (without its weight) and
         ``accuracy`` of each, None where there is none.
@@ -180,6 +186,7 @@ class RunSummary:
     simulation: str | None
     stopped: bool
     steps_asked: int
+    model_steps: int
     outputs: Mapping[str, Mapping[str, float | None]] = field(default_factory=dict)
 
     @property
@@ -200,7 +207,7 @@ class RunSummary:
                 "network", "mode", "backend", "check", "devices", "schedule", "batch", "clk_hz",
                 "steps", "ran", "loss", "accuracy", "cycles", "samples_per_s", "macs", "wall_s",
                 "macs_per_s", "learning_rate", "rate_schedule", "simulation", "stopped",
-                "steps_asked", "outputs",
+                "steps_asked", "model_steps", "outputs",
             )
         }  # fmt: skip
         return found | {
@@ -453,23 +460,45 @@ def _train(
 ) -> dict[str, Any]:
     # Targets have no accuracy, so a loss of targets is not validated.
     validates = options.validates and bool(rated(build.graph, build.options.loss))
-    trainer = Trainer(
-        backend,
-        data.train,
-        settings,
-        folder,
+    trainer_of = partial(
+        Trainer,
+        train=data.train,
+        settings=settings,
+        folder=folder,
         build=build_digest(build),
         evaluate=_evaluation(build, backend, data.validation) if validates else None,
-        check=check,
         checkpoint_every=options.checkpoint_every,
         watcher=watcher,
         loss=build.options.loss,
         ends_s=options.ends_s,
-        save_within_s=options.save_within_s,
     )
-    if options.source:
-        trainer.resume(options.source)
-    result = trainer.run()
+    trainer = trainer_of(backend, check=check, save_within_s=options.save_within_s)
+    source = options.source
+    result = None
+    if settings.model_steps is not None:
+        if settings.model_steps >= trainer.num_steps:
+            raise UserError(
+                f"of {trainer.num_steps} mini-batches, {settings.model_steps} in the model leave "
+                "none to simulate; --steps says how many there are in all"
+            )
+        with open_backend(build, "model", options) as model:
+            before = trainer_of(model, until=settings.model_steps)
+            if source:
+                before.resume(source)
+            if before.step < settings.model_steps:
+                result = before.run()
+                source = folder
+            if result and not result.stopped:
+                trainer.resume(folder)
+                exact = [check.backend] if isinstance(check, ExactCheck) else []
+                for each in (backend, *exact):
+                    for mine, memory in zip(each.memories, model.memories, strict=True):
+                        Pages.of(memory).put(mine)
+                logger.info("from here on it is simulated, with the bytes of the model's memories")
+                source = result = None
+    if source and not result:
+        trainer.resume(source)
+    result = result or trainer.run()
     return {
         "steps": result.steps,
         "ran": result.ran,
@@ -482,6 +511,7 @@ def _train(
         "rate_schedule": trainer.settings.schedule(),
         "stopped": result.stopped,
         "steps_asked": trainer.num_steps,
+        "model_steps": min(settings.model_steps or 0, result.steps),
         "outputs": {
             name: {
                 "loss": values["loss"],
@@ -595,6 +625,7 @@ def _infer(
         "rate_schedule": None,
         "stopped": False,
         "steps_asked": len(batches),
+        "model_steps": 0,
         "outputs": {
             name: {"loss": None, "accuracy": each}
             for name, each in accuracy.items()

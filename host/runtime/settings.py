@@ -92,6 +92,8 @@ class Settings:
         epochs. None stands for a cosine with a number of epochs, else for a constant rate.
     rate_every : int
     rate_factor : float
+    model_steps : int or None
+        Number of first mini-batches that the bit-exact model does, before a simulation goes on.
     """
 
     epochs: int | None = None
@@ -110,6 +112,7 @@ class Settings:
     rate_schedule: RateSchedule | None = None
     rate_every: int = 1
     rate_factor: float = 0.1
+    model_steps: int | None = None
 
     def __post_init__(self) -> None:
         if (self.epochs, self.steps, self.more).count(None) != 2:

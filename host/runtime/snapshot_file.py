@@ -25,6 +25,7 @@ from fpgapipe.host.backends.snapshot import PAGE_BYTES, Pages, Snapshot
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
+    from io import BufferedReader
     from pathlib import Path
 
 MAGIC = b"fpgapipe-snapshot 1\n"
@@ -76,6 +77,8 @@ def write_snapshot(path: Path, snapshot: Snapshot, about: Mapping[str, Any]) -> 
         "runs": snapshot.runs,
         "states": [len(each) for each in snapshot.states],
         "pages": [len(each.numbers) for each in snapshot.memories],
+        "model_states": [len(each) for each in snapshot.model_states],
+        "model_pages": [len(each.numbers) for each in snapshot.model_memories],
     }
     line = json.dumps(head).encode() + b"\n"
     code = hmac.new(_key(), line, hashlib.sha256)
@@ -86,8 +89,8 @@ def write_snapshot(path: Path, snapshot: Snapshot, about: Mapping[str, Any]) -> 
 
 
 def _pieces(snapshot: Snapshot) -> Iterator[bytes]:
-    yield from snapshot.states
-    for pages in snapshot.memories:
+    yield from (*snapshot.states, *snapshot.model_states)
+    for pages in (*snapshot.memories, *snapshot.model_memories):
         yield pages.numbers.tobytes()
         yield pages.contents.tobytes()
 
@@ -113,12 +116,13 @@ def read_snapshot(path: Path) -> tuple[Snapshot, dict[str, Any]]:
             # From here on the contents are those that `write_snapshot` wrote.
             file.seek(begin)
             head = json.loads(file.readline())
-            states = tuple(file.read(size) for size in head["states"])
-            memories = []
-            for count in head["pages"]:
-                numbers = np.frombuffer(file.read(8 * count), np.int64)
-                contents = np.frombuffer(file.read(PAGE_BYTES * count), np.uint8)
-                memories.append(Pages(numbers, contents.reshape(count, PAGE_BYTES)))
+            states, model_states = (
+                tuple(file.read(size) for size in head[name]) for name in ("states", "model_states")
+            )
+            memories, model_memories = (
+                tuple(_read_pages(file, count) for count in head[name])
+                for name in ("pages", "model_pages")
+            )
     except FileError as error:
         raise SnapshotError(str(error)) from None
     except OSError as error:
@@ -129,6 +133,14 @@ def read_snapshot(path: Path) -> tuple[Snapshot, dict[str, Any]]:
         head["begin"],
         head["runs"],
         states,
-        tuple(memories),
+        memories,
+        model_states,
+        model_memories,
     )
     return snapshot, head["about"]
+
+
+def _read_pages(file: BufferedReader, count: int) -> Pages:
+    numbers = np.frombuffer(file.read(8 * count), np.int64)
+    contents = np.frombuffer(file.read(PAGE_BYTES * count), np.uint8)
+    return Pages(numbers, contents.reshape(count, PAGE_BYTES))

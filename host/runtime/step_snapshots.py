@@ -16,6 +16,7 @@ if TYPE_CHECKING:
 
     from fpgapipe.host.backends.base import StepRunner
     from fpgapipe.host.backends.snapshot import Snapshot
+    from fpgapipe.host.runtime.check import Check
 
 SNAPSHOT = "within-step.snap"
 """Name of the file."""
@@ -58,7 +59,9 @@ class StepSnapshots:
         """Remove the snapshot, if there is one."""
         self._path.unlink(missing_ok=True)
 
-    def resume(self, backend: StepRunner, identity: Mapping[str, Any]) -> None:
+    def resume(
+        self, backend: StepRunner, identity: Mapping[str, Any], check: Check | None = None
+    ) -> None:
         """Let the next step of a backend go on from the snapshot, if it is of that step.
 
         A line says why the step begins anew if there is one that cannot be used.
@@ -74,7 +77,15 @@ class StepSnapshots:
         done = f"{snapshot.cycle - snapshot.begin:,}"
         if about != json.loads(json.dumps(identity)):  # through JSON, as the file has been
             logger.info("%s is of another step, build or settings, and is not used", self._path)
+        elif check and not check.fits(snapshot):
+            logger.info(
+                "%s is of a run that was not checked against model; step %d begins anew",
+                self._path,
+                step,
+            )
         elif backend.go_on_from(snapshot):
+            if check:
+                check.take(snapshot)
             logger.info("going on within step %d, from its cycle %s", step, done)
         else:
             logger.info("%s is of another simulation; step %d begins anew", self._path, step)

@@ -8,7 +8,6 @@ ends with the same bits as an uninterrupted one.
 
 from __future__ import annotations
 
-import hashlib
 import itertools
 import json
 import logging
@@ -18,12 +17,10 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
-
 from fpgapipe.errors import UserError, shown
 from fpgapipe.files import write_whole
 from fpgapipe.host.backends.snapshot import RunStopped
-from fpgapipe.host.data.samples import Wanted, shape_text
+from fpgapipe.host.data.sample_checks import check_samples, digest_of, labels_that_count
 from fpgapipe.host.runtime.checkpoint import Checkpoint, CheckpointError, CheckpointFolder
 from fpgapipe.host.runtime.divergence import Diverged, diverged, explosion
 from fpgapipe.host.runtime.run_folder import (
@@ -40,7 +37,7 @@ from fpgapipe.host.runtime.settings import Settings
 from fpgapipe.host.runtime.step_snapshots import StepSnapshots
 from fpgapipe.host.terminal.interrupts import Interrupts
 from fpgapipe.lowering.units.step_options import scalar_bits
-from fpgapipe.network.losses import CROSS_ENTROPY, Loss, count_of, labels_of
+from fpgapipe.network.losses import CROSS_ENTROPY, Loss
 from fpgapipe.stopwatch import phase
 
 if TYPE_CHECKING:
@@ -49,7 +46,6 @@ if TYPE_CHECKING:
     from fpgapipe.host.backends.base import StepRunner, Values
     from fpgapipe.host.data.samples import Samples
     from fpgapipe.host.runtime.check import Check, Difference
-    from fpgapipe.network.graph import Graph
 
 PROGRESS_EVERY_S = 20.0
 """Seconds between lines of progress that a long step writes to the log."""
@@ -78,64 +74,6 @@ Found = tuple[int, int] | dict[str, tuple[int, int]]
 """Labels that are found right, and all labels, of the only output or of each by its name."""
 
 logger = logging.getLogger(__name__)
-
-
-def digest_of(samples: Samples) -> str:
-    """SHA-256 of images and labels, with their types and shapes."""
-    digest = hashlib.sha256()
-    several = [each for name, each in sorted(samples.of_outputs.items())]
-    for values in (samples.images, *(several or [samples.labels])):
-        digest.update(f"{values.dtype} {values.shape} ".encode())
-        digest.update(np.ascontiguousarray(values).data)
-    return digest.hexdigest()
-
-
-def check_samples(samples: Samples, graph: Graph, loss: Loss = CROSS_ENTROPY) -> None:
-    """Refuse samples that do not fit a network and its loss.
-
-    Raises
-    ------
-    UserError
-        If shapes or labels do not fit the network.
-    """
-    wanted = Wanted.of(graph, loss)
-    given = (samples.images, *samples.others)
-    if len(given) != len(wanted.inputs):
-        raise UserError(f"{graph.name} takes {len(wanted.inputs)} inputs, not {len(given)}")
-    for values, each in zip(given, wanted.inputs, strict=True):
-        if values.shape[1:] != each.shape:
-            named = f" as {each.name}" if wanted.several else ""
-            raise UserError(
-                f"{graph.name} takes samples of {shape_text(each.shape)}{named}, not "
-                f"{shape_text(values.shape[1:])}"
-            )
-        if len(values) != len(samples.images):
-            raise UserError(
-                f"{graph.name} takes as many samples of each input, not {len(samples.images)} and "
-                f"{len(values)}"
-            )
-        if each.indices is not None:
-            bad = values[(values < 0) | (values >= each.indices)]
-            if bad.size or values.dtype.kind not in "iu":
-                what = bad[0] if bad.size else values.dtype
-                raise UserError(
-                    f"tokens must be whole numbers in 0..{each.indices - 1}, those of "
-                    f"{graph.name}, not {what}"
-                )
-    for own in wanted.labels:
-        try:
-            labels = labels_of(samples.targets, own.output)
-        except ValueError as error:
-            raise UserError(f"{graph.name}: {error}") from None
-        own.check(labels, graph.name, len(samples.images))
-
-
-def labels_that_count(samples: Samples, graph: Graph, loss: Loss) -> dict[str, int]:
-    """Labels of each output that are not ignored; none where it has targets."""
-    return {
-        output: count_of(labels_of(samples.targets, output)) if own.has_classes else 0
-        for output, own in loss.of_each(graph).items()
-    }
 
 
 class Watcher:
@@ -219,6 +157,8 @@ class Trainer:
     save_within_s : float, optional
         Seconds from snapshot to snapshot within a step; without it one is written only when the run
         is stopped within a step.
+    until : int, optional
+        Number of steps after which `run` returns with a checkpoint, before the end of the training.
 
     Attributes
     ----------
@@ -250,6 +190,7 @@ class Trainer:
         loss: Loss = CROSS_ENTROPY,
         ends_s: float | None = None,
         save_within_s: float | None = None,
+        until: int | None = None,
     ) -> None:
         graph = backend.graph
         check_samples(train, graph, loss)
@@ -275,6 +216,7 @@ class Trainer:
         self._every = checkpoint_every
         self._ends_s = math.inf if ends_s is None else ends_s
         self._save_within_s = math.inf if save_within_s is None else save_within_s
+        self._until = until
         self._snapshots = StepSnapshots(folder / CHECKPOINTS)
         self._watcher = watcher or Watcher()
         self._checkpoints = CheckpointFolder(folder / CHECKPOINTS)
@@ -327,7 +269,7 @@ class Trainer:
             bring_back(self._folder, folder)
             folder = self._folder
             path = folder / CHECKPOINTS / path.name
-        StepSnapshots(path.parent).resume(self._backend, self._identity())
+        StepSnapshots(path.parent).resume(self._backend, self._identity(), self._check)
         if folder.resolve() == self._folder.resolve():
             self._checkpoints.set_aside(self.step)
             self._saved = self.step
@@ -393,7 +335,10 @@ class Trainer:
             keep_earlier(self._folder)
         self._folder.mkdir(parents=True, exist_ok=True)
         self._checkpoints.tidy()
-        described = asdict(self.settings) | {
+        described = asdict(self.settings)
+        if described["model_steps"] is None:
+            del described["model_steps"]
+        described |= {
             "backend": self._backend.name,
             "batch": self.batch,
             "schedule": self.settings.course,
@@ -437,7 +382,7 @@ class Trainer:
             checked[-1] if checked else {},
             self._wall_s,
             difference,
-            self.step < self.num_steps and not difference,
+            self.step not in (self.num_steps, self._until) and not difference,
         )
 
     def _loop(self, log: RunLog, interrupts: Interrupts) -> Difference | None:
@@ -450,7 +395,8 @@ class Trainer:
                 self._watcher.validation(line)
             if self.step and (self.step % self._every == 0 or self.step == self.num_steps):
                 self._save()
-            if self.step == self.num_steps:
+            if self.step in (self.num_steps, self._until):
+                self._save()
                 return None
             self._stop_in_time()
             with interrupts.allowed():
@@ -483,9 +429,10 @@ class Trainer:
 
     def _save_within(self) -> None:
         """Keep the present step, if the backend has begun it and can; checkpoint it before."""
-        snapshot = self._backend.snapshot()
-        if snapshot is not None:
+        if snapshot := self._backend.snapshot():
             self._save()
+            if self._check:
+                snapshot = self._check.keep(snapshot)
             self._snapshots.save(snapshot, self._identity())
 
     def _identity(self) -> dict[str, Any]:

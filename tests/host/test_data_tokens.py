@@ -5,8 +5,8 @@ import pytest
 
 from fpgapipe.errors import FileError, UserError
 from fpgapipe.host.data.data import load_data
+from fpgapipe.host.data.sample_checks import check_samples
 from fpgapipe.host.data.samples import Samples, Wanted
-from fpgapipe.host.runtime.training import check_samples
 from fpgapipe.network.zoo import built_in
 from fpgapipe.network.zoo.layers import Network
 

@@ -274,3 +274,68 @@ def test_a_second_run_waits_for_the_first(folder):
     other.join()
     assert codes == [0]
     assert (folder / "run/model/log.jsonl").exists()
+
+
+def test_the_model_does_the_first_steps(folder, cli, monkeypatch):
+    """What follows begins with its very bytes; lines and summary say which was which."""
+
+    class Simulated(ModelBackend):
+        name, simulation = "sim", "verilog"
+
+    begun = []
+
+    def opened(build, name, options, **others):
+        if name != "sim":
+            return good(build, name, options, **others)
+        found = Simulated(build.pipeline, build.parameters)
+        step = found.step
+
+        def first(*arguments, **named):
+            begun.append([memory.copy() for memory in found.memories])
+            return step(*arguments, **named)
+
+        monkeypatch.setattr(found, "step", first)
+        return found
+
+    good = runtime.open_backend
+    monkeypatch.setattr(runtime, "open_backend", opened)
+    whole = json.loads(cli("run", "b", *MODEL, "--steps", 5, "--json")[1])
+    sim = ("run", "b", "--data", "random", "--json")
+    code, out, err = cli(*sim, "--from", "model:4", "--check")
+    assert code == 0, out + err
+    found = json.loads(out)
+    assert (found["steps"], found["ran"], found["model_steps"]) == (5, 1, 4)
+    assert (found["loss"], found["difference"]) == (whole["loss"], None)
+    lines = [line for line in read_log(folder / "run/sim/log.jsonl") if "step" in line]
+    assert [line["backend"] for line in lines] == ["model"] * 4 + ["sim"]
+    assert ["simulation" in line for line in lines] == [False] * 4 + [True]
+    # All bytes are the model's, not only those of the state.
+    model = ModelBackend((build := open_build(folder)).pipeline, build.parameters)
+    data = load_data("random", build.graph)
+    run_build(build, data, Settings(steps=4), RunOptions("model", validates=False))
+    assert len(begun) == 1
+    assert any(memory.any() for memory in begun[0])
+    assert not all(
+        np.array_equal(mine, fresh) for mine, fresh in zip(begun[0], model.memories, strict=True)
+    )
+
+    # In two goes, the first of which ends in the model's steps.
+    code, out, _ = cli(*sim, "--from", "model:4", "--steps", 6, "--time-budget", 0)
+    assert (code, json.loads(out)["steps"], json.loads(out)["model_steps"]) == (75, 0, 0)
+    code, out, err = cli("run", "b", "--json", "--resume")
+    assert code == 0, err
+    assert {name: json.loads(out)[name] for name in ("steps", "ran", "model_steps")} == {
+        "steps": 6, "ran": 2, "model_steps": 4,
+    }  # fmt: skip
+    # Goes on behind the model's steps.
+    code, out, err = cli("run", "b", "--json", "--resume", "--steps", 7)
+    assert (code, json.loads(out)["ran"]) == (0, 1), err
+
+    for options, says in (
+        (("--from", "model:4", "--steps", 4), "of 4 mini-batches, 4 in the model leave none to"),
+        (("--from", "model:0"), "N must be 1 or more and --backend sim"),
+        (("--from", "model:2", "--backend", "model"), "N must be 1 or more and --backend sim"),
+    ):
+        code, _, err = cli(*sim, *options)
+        assert code == 2
+        assert says in err

@@ -10,14 +10,24 @@ import time
 import numpy as np
 import pytest
 from build_cases import plan_of
-from run_cases import COUNT, MICROBATCH, CountingBackend, counting, small_network
+from run_cases import (
+    COUNT,
+    MICROBATCH,
+    CountingBackend,
+    counting,
+    small_model,
+    small_network,
+)
 
 from fpgapipe.host.backends.snapshot import Pages, Snapshot
 from fpgapipe.host.build.build import write_build
+from fpgapipe.host.runtime.check import ExactCheck
 from fpgapipe.host.runtime.run_log import read_log
 from fpgapipe.host.runtime.snapshot_file import SnapshotError, read_snapshot, write_snapshot
 from fpgapipe.host.runtime.step_snapshots import SNAPSHOT
 from fpgapipe.host.runtime.training import Watcher
+from fpgapipe.lowering.units.step_options import scalar_bits
+from fpgapipe.network.initial_values import random_batch
 
 
 @pytest.fixture(autouse=True)
@@ -78,6 +88,26 @@ def test_only_files_of_this_user_are_read(tmp_path, monkeypatch):
     monkeypatch.setenv("FPGAPIPE_CACHE", str(tmp_path / "of-another-machine"))
     with pytest.raises(SnapshotError, match=r"was not written by you on this machine$"):
         read_snapshot(path)
+
+
+def test_the_model_goes_on_with_what_programs_left(tmp_path):
+    """Scratchpads and accumulators are part of it: some bytes of memory come from them."""
+    one, other = small_model(), small_model()
+    one.pipeline.set_batch(one.memories, *random_batch(one.graph, 0, COUNT))
+    one._run(scalar_bits(), None)
+    one.memories[0][-1] = 77
+    assert one._models[0].scratchpad.any()
+    write_snapshot(tmp_path / "a.snap", one.keep(a_snapshot(np.zeros(4096, np.uint8))), {})
+    found, _ = read_snapshot(tmp_path / "a.snap")
+    check = ExactCheck(other)
+    assert check.fits(found)
+    assert not check.fits(a_snapshot(np.zeros(4096, np.uint8)))
+    check.take(found)
+    for mine, its in zip(one._models, other._models, strict=True):
+        np.testing.assert_array_equal(mine.memory, its.memory)
+        np.testing.assert_array_equal(mine.scratchpad, its.scratchpad)
+        np.testing.assert_array_equal(mine.accumulators, its.accumulators)
+        assert mine.nan == its.nan
 
 
 class Halves(CountingBackend):
@@ -224,7 +254,8 @@ def test_killed_in_a_simulated_step(built, simulate):
 
     command = [sys.executable, "-m", "fpgapipe.host.cli.main", "run", str(built), *begin]
     path = built / "run/sim/checkpoints" / SNAPSHOT
-    with subprocess.Popen([*command, "--no-validation", "--save-within", "0"]) as process:
+    command += ["--no-validation", "--save-within", "0", "--check"]
+    with subprocess.Popen(command) as process:
         last_s = time.monotonic() + 500
         while not (path.exists() and read_snapshot(path)[1]["step"] == 1):
             assert process.poll() is None

@@ -153,11 +153,11 @@ def ring(networks: tuple[str, ...], cluster: Cluster, as_json: bool, **options: 
     from fpgapipe.host.cli.options.planning import loader, parse_array
     from fpgapipe.host.cli.options.verify import verify_network
     from fpgapipe.host.data.data import load_data
+    from fpgapipe.host.data.sample_checks import check_samples
     from fpgapipe.host.ring.ring_build import make_ring_build
     from fpgapipe.host.ring.ring_folder import RingFolder
     from fpgapipe.host.ring.ring_training import RingTrainer
     from fpgapipe.host.ring.shards import shard_size
-    from fpgapipe.host.runtime.training import check_samples
     from fpgapipe.host.terminal.console import print_json, progress
     from fpgapipe.lowering.units.network_units import check_network
     from fpgapipe.partition.explore.planned import one_link_each

@@ -65,8 +65,9 @@ RATE_SCHEDULES = ("constant", "cosine", "step")
 @click.option(
     "--from",
     "source",
-    metavar="BACKEND|PATH",
-    help="Go on from another backend's newest checkpoint, or from a file.",
+    metavar="BACKEND|PATH|model:N",
+    help="Go on from another backend's newest checkpoint, or from a file; model:N lets the "
+    "bit-exact model do the first N mini-batches, and simulates those behind, by default one.",
 )
 @click.option(
     "--checkpoint-every",
@@ -243,12 +244,22 @@ def run(folder: str, as_json: bool, **options: Any) -> int:
 
 def _source(options: dict[str, Any], folder: Path) -> Path | None:
     """The checkpoint, or the folder of a run, from which to continue; None to begin anew."""
+    import re
     from pathlib import Path
 
     from fpgapipe.errors import UserError
     from fpgapipe.host.build.build import RUN
 
     given = options["source"]
+    options["model_steps"] = None
+    if given and (warm := re.fullmatch(r"model:(\d{1,9})", given)):
+        options["model_steps"] = int(warm[1])
+        if options["backend"] != "sim" or not int(warm[1]):
+            raise UserError(
+                f"--from {given} lets the model do mini-batches before others are simulated: "
+                "N must be 1 or more and --backend sim"
+            )
+        given = None
     if given is None:
         return folder / RUN / options["backend"] if options["resume"] else None
     source: Path = folder / RUN / given if given in BACKENDS else Path(given)
@@ -285,6 +296,8 @@ def _take_over(options: dict[str, Any], source: Path) -> None:
         names.append("rate_schedule")
     if not any(options[name] for name in COURSES):
         names += ["epochs", "steps"]
+    if options["backend"] == "sim" and options["source"] is None:
+        options["model_steps"] = known.get("model_steps")
     kinds = dict.fromkeys(("data", "precision", "rate_schedule"), str) | dict.fromkeys(WHOLE, int)
     ranges_of = {each.name: each.type for each in click.get_current_context().command.params}
     for name in names:
@@ -315,6 +328,9 @@ def _settings(options: dict[str, Any], programs: StepOptions) -> Settings:
             f"{' and '.join(f'--{name}' for name in given)} exclude each other: each says how long"
         )
     epochs, steps, more = (options[name] for name in COURSES)
+    first = None if options["resume"] else options["model_steps"]
+    if first is not None and (more or not (epochs or steps)):
+        steps, more = first + (more or 1), None
     if not programs.train and (epochs or more):
         raise UserError("inference has no epochs; --steps limits its mini-batches")
     source = click.get_current_context().get_parameter_source
@@ -332,6 +348,7 @@ def _settings(options: dict[str, Any], programs: StepOptions) -> Settings:
         epochs=None if steps or more else epochs or 1,
         steps=steps,
         more=more,
+        model_steps=options["model_steps"],
         seed=options["seed"],
         learning_rate=options["learning_rate"],
         warm_up=options["warm_up"],
@@ -383,6 +400,9 @@ def _print(summary: RunSummary, *, says_accuracy: bool) -> None:
     from fpgapipe.host.terminal.console import Column, count, print_table, scaled
 
     rows: list[tuple[str, str]] = [("mini-batches", f"{summary.steps:,}, {summary.ran:,} just now")]
+    if summary.model_steps:
+        simulated = summary.steps - summary.model_steps
+        rows.append(("of these", f"{summary.model_steps:,} in the model, {simulated:,} simulated"))
     if summary.loss is not None:
         rows.append(("loss of the last", f"{summary.loss:.4f}"))
     if summary.accuracy is not None and says_accuracy:

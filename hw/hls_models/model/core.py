@@ -114,6 +114,25 @@ class CoreModel:
         self._datapath = DatapathSpec(spec.rows, spec.cols, spec.acc_depth)
         self._prepared: Prepared | None = None
 
+    def remains(self) -> bytes:
+        """All that a program leaves to the next one, but the memory: scratchpad and accumulators.
+
+        `set_remains` of a model of the same core takes it.
+        """
+        return b"".join(part.tobytes() for part in self._kept()) + bytes([self.nan])
+
+    def set_remains(self, remains: bytes) -> None:
+        """Take what an earlier program has left."""
+        at = 0
+        for part in self._kept():
+            values = np.frombuffer(remains, part.dtype, part.size, at)
+            part[:] = values.reshape(part.shape)
+            at += part.nbytes
+        self.nan = bool(remains[at])
+
+    def _kept(self) -> list[NDArray[Any]]:
+        return [self.scratchpad, *self.accumulators]
+
     def run(self, program: Sequence[Instruction], start: int = 0) -> int:
         """Run a program to its END, or to an instruction that needs a packet that has not arrived.
 
