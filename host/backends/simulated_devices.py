@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from fpgapipe.hw.hls_models.cycles.core_cycles import MemorySpec
     from fpgapipe.hw.hls_models.spec.core_spec import CoreSpec
     from fpgapipe.sim_tb.native.phy import WireSpec
+    from fpgapipe.sim_tb.native.waves import WaveWindow
     from fpgapipe.sim_tb.substitutes.simulation import Simulation
 
     End = tuple[int, int]
@@ -50,6 +51,8 @@ class SimulatedDevices:
         Number of threads, as for `Cluster`.
     simulation : Simulation, optional
         Whether blocks are simulated in C++, as for `chosen_simulation`.
+    waves : WaveWindow, optional
+        Waves to record in the first run.
 
     Attributes
     ----------
@@ -71,6 +74,7 @@ class SimulatedDevices:
         *,
         threads: int | None = None,
         simulation: Simulation | None = None,
+        waves: WaveWindow | None = None,
     ) -> None:
         self._registers = [RegisterMap(core) for core in cores]
         self.blocks = device_blocks(cores[0], simulation)
@@ -79,7 +83,8 @@ class SimulatedDevices:
         designs = []
         nodes = []
         for number, (core, image, behind) in enumerate(zip(cores, images, memories, strict=True)):
-            library, _, _ = build_device(core, simulation)
+            recorded = waves.format if waves and waves.device == number else None
+            library, _, _ = build_device(core, simulation, recorded)
             designs.append(library.parent.name)
             device = NativeDevice(
                 library,
@@ -92,6 +97,7 @@ class SimulatedDevices:
             nodes.append(Node(f"device {number}", device, self._registers[number]))
         self._designs = tuple(designs)
         self.runs = 0
+        self._waves = waves
         cables = [
             connection
             for (one, other), wire in zip(wiring, wires, strict=True)
@@ -156,6 +162,10 @@ class SimulatedDevices:
             size = self.memories[number].size
             prepare_program(write, self._registers[number], entry, size)
         begin = self.cluster.cycle
+        if waves := self._waves:
+            self._waves = None
+            begins, ends = begin + waves.begin, begin + waves.end
+            self.cluster.save_waves(waves.device, waves.path, begins, ends)
         for number, registers in enumerate(self._registers):
             self._write(number, "CONTROL", registers["CONTROL"].field("start").mask)
         return self._to_the_end(begin, progress)

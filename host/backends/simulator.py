@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from fpgapipe.lowering.memory.memory_map import Labels
     from fpgapipe.lowering.program.pipeline import PipelineProgram
     from fpgapipe.sim_tb.native.phy import WireSpec
+    from fpgapipe.sim_tb.native.waves import WaveWindow
     from fpgapipe.sim_tb.substitutes.simulation import Simulation
 
 
@@ -35,6 +36,8 @@ class SimulatorBackend(Backend):
         Number of threads, as for `Cluster`.
     simulation : Simulation, optional
         Whether blocks are simulated in C++, as for `chosen_simulation`.
+    waves : WaveWindow, optional
+        Waves to record in the first step.
     """
 
     name = "sim"
@@ -48,6 +51,7 @@ class SimulatorBackend(Backend):
         *,
         threads: int | None = None,
         simulation: Simulation | None = None,
+        waves: WaveWindow | None = None,
     ) -> None:
         super().__init__(pipeline)
         parts = pipeline.parts
@@ -59,6 +63,7 @@ class SimulatorBackend(Backend):
             wires,
             threads=threads,
             simulation=simulation,
+            waves=waves,
         )
         self.simulation = str(self._devices.blocks)
         self.memories, self.cluster = self._devices.memories, self._devices.cluster

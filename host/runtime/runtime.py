@@ -53,6 +53,7 @@ if TYPE_CHECKING:
     from fpgapipe.host.runtime.training import Found
     from fpgapipe.network.graph import Graph
     from fpgapipe.partition.plan import Plan
+    from fpgapipe.sim_tb.native.waves import WaveWindow
     from fpgapipe.sim_tb.substitutes.simulation import Simulation
 
 BackendName = Literal["sim", "model", "torch"]
@@ -88,6 +89,8 @@ class RunOptions:
         Time of `time.monotonic` at which a training stops at a checkpoint.
     save_within_s : float or None
         Seconds from snapshot to snapshot within a simulated step.
+    waves : WaveWindow or None
+        Waves to record of the first simulated mini-batch.
     validates : bool
         Whether training is validated.
     threads : int or None
@@ -105,6 +108,7 @@ class RunOptions:
     checkpoint_every: int = CHECKPOINT_EVERY
     ends_s: float | None = None
     save_within_s: float | None = None
+    waves: WaveWindow | None = None
     validates: bool = True
     threads: int | None = None
     simulation: Simulation | None = None
@@ -251,6 +255,7 @@ def open_backend(
             build.wires,
             threads=options.threads,
             simulation=options.simulation,
+            waves=options.waves,
         )
     return ModelBackend(build.pipeline, parameters)
 

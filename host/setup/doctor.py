@@ -35,6 +35,13 @@ PACKAGES = {
     "pacman": {"g++": "gcc", "make": "make", "perl": "perl"},
     "apk": {"g++": "g++", "make": "make", "perl": "perl"},
 }
+LIBRARIES = {
+    "apt": {"lz4": "liblz4-dev", "zlib": "zlib1g-dev"},
+    "dnf": {"lz4": "lz4-devel", "zlib": "zlib-devel"},
+    "zypper": {"lz4": "liblz4-devel", "zlib": "zlib-devel"},
+    "pacman": {"lz4": "lz4", "zlib": "zlib"},
+    "apk": {"lz4": "lz4-dev", "zlib": "zlib-dev"},
+}
 
 # GCC supports the language standard of Verilator's sources, -std=gnu++20, since version 10.
 MINIMUM_GXX = "10"
@@ -130,6 +137,7 @@ def examine(*, deep: bool = False) -> list[Finding]:
     return [
         *findings,
         *extras(),
+        fst(),
         gpu(deep=deep),
         xrt(),
         vivado(),
@@ -168,9 +176,10 @@ def program(
 
 
 def install_line(*names: str) -> str:
-    """The command that installs programs on this machine's distribution."""
+    """The command that installs programs or libraries on this machine's distribution."""
     manager = next((each for each in INSTALL if shutil.which(each)), "apt")
-    return " ".join([INSTALL[manager], *(PACKAGES[manager][name] for name in names)])
+    known = PACKAGES[manager] | LIBRARIES[manager]
+    return " ".join([INSTALL[manager], *(known[name] for name in names)])
 
 
 def packages() -> Iterator[Finding]:
@@ -293,6 +302,17 @@ def simulation() -> Finding:
         except UserError as error:
             return Finding(thing, purpose, True, "", "", "broken", "", str(error))
     return Finding(thing, purpose, True, f"{len(result.tests)} tests passed")
+
+
+def fst() -> Finding:
+    """Check whether simulators can write waves as FST; without it they are VCD."""
+    from fpgapipe.sim_tb.native.waves import fst_fault
+
+    thing, purpose = "lz4, zlib", "waves as FST instead of VCD"
+    if reason := fst_fault():
+        mend = install_line("lz4", "zlib")
+        return Finding(thing, purpose, False, "", "", "missing", mend, reason)
+    return Finding(thing, purpose, False, "headers and libraries")
 
 
 def gpu(*, deep: bool = False) -> Finding:

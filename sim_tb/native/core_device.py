@@ -16,6 +16,7 @@ from fpgapipe.hw.hls_models.spec.core_spec import CoreSpec
 from fpgapipe.hw.rtl.device import Device
 from fpgapipe.sim_tb.native.native import NativeDevice, build_native
 from fpgapipe.sim_tb.native.verilate import verilog_of
+from fpgapipe.sim_tb.native.waves import WaveFormat
 from fpgapipe.sim_tb.substitutes.simulation import Blocks, Simulation, chosen_simulation
 from fpgapipe.sim_tb.substitutes.substitution import substitute
 from fpgapipe.stopwatch import phase
@@ -91,14 +92,18 @@ def device_blocks(core: CoreSpec, simulation: Simulation | None = None) -> Block
     return substitute(device_verilog(core), "top", chosen_simulation(simulation)).blocks
 
 
-def build_device(core: CoreSpec, simulation: Simulation | None = None) -> tuple[Path, float, float]:
+def build_device(
+    core: CoreSpec, simulation: Simulation | None = None, waves: WaveFormat | None = None
+) -> tuple[Path, float, float]:
     """Return the simulator of a core, the seconds for its Verilog and those for compiling it.
 
-    `simulation` is that of `chosen_simulation`.
+    `simulation` is that of `chosen_simulation`. With `waves` it can record these, and simulates all
+    blocks in Verilog.
     """
     cache_dir()  # an unusable cache raises here, before the Verilog is generated
     begin = time.perf_counter()
     verilog = device_verilog(core)
     generated = time.perf_counter()
-    library = build_native(verilog, simulation=chosen_simulation(simulation))
+    how = chosen_simulation(simulation)
+    library = build_native(verilog, waves=waves or False, simulation=how)
     return library, generated - begin, time.perf_counter() - generated

@@ -26,8 +26,12 @@
 #include "native_memory.hpp"
 #include "native_model_state.hpp"
 #include "verilated.h"
-#if VM_TRACE_VCD
+#if VM_TRACE_FST
+#include "verilated_fst_c.h"
+using Trace = VerilatedFstC;
+#elif VM_TRACE_VCD
 #include "verilated_vcd_c.h"
+using Trace = VerilatedVcdC;
 #endif
 
 #define EXPORT extern "C" __attribute__((visibility("default")))
@@ -66,7 +70,7 @@ template <class V>
 class Device {
   public:
     explicit Device(const Config& config) : context_(std::make_unique<VerilatedContext>()) {
-#if VM_TRACE_VCD
+#if VM_TRACE
         context_->traceEverOn(true);
 #endif
         top_ = std::make_unique<V>(context_.get(), "");
@@ -90,7 +94,7 @@ class Device {
         channels_->clear();
         if constexpr (HasRegisters<V>::value) stop_asking();
         if constexpr (HasMemory<V>::value) memory_->clear();
-#if VM_TRACE_VCD
+#if VM_TRACE
         trace_.reset();  // its times cannot start again at 0
 #endif
         top_->rst = 1;
@@ -188,8 +192,8 @@ class Device {
     }
 
     bool waves(const char* path, uint64_t begin, uint64_t end) {
-#if VM_TRACE_VCD
-        trace_ = std::make_unique<VerilatedVcdC>();
+#if VM_TRACE
+        trace_ = std::make_unique<Trace>();
         trace_->set_time_unit("1ns");
         trace_->set_time_resolution("1ns");
         top_->trace(trace_.get(), 99);
@@ -204,7 +208,7 @@ class Device {
     }
 
     void flush() {
-#if VM_TRACE_VCD
+#if VM_TRACE
         if (trace_) trace_->flush();
 #endif
     }
@@ -290,7 +294,7 @@ class Device {
     }
 
     void dump(unsigned edge) {
-#if VM_TRACE_VCD
+#if VM_TRACE
         if (trace_ && status_.cycle >= trace_begin_ && status_.cycle < trace_end_)
             trace_->dump(10 * status_.cycle + 5 * edge);
 #else
@@ -364,8 +368,8 @@ class Device {
     uint32_t answer_ = 0;
     int answer_code_ = 0;
 
-#if VM_TRACE_VCD
-    std::unique_ptr<VerilatedVcdC> trace_;
+#if VM_TRACE
+    std::unique_ptr<Trace> trace_;
     uint64_t trace_begin_ = 0, trace_end_ = 0;
 #endif
 };
@@ -410,7 +414,7 @@ EXPORT uint32_t fpgapipe_features() {
     features |= HasMemory<Vtop>::value << 0;
     features |= HasRegisters<Vtop>::value << 1;
     features |= HasIrq<Vtop>::value << 2;
-#if VM_TRACE_VCD
+#if VM_TRACE
     features |= 1 << 3;
 #endif
     return features;

@@ -454,7 +454,9 @@ class NativeDevice:
         self._check()
 
     def save_waves(self, path: Path, begin: int = 0, end: int | None = None) -> None:
-        """Record waves of cycles ``begin..end - 1`` to a VCD file of 10 ns per cycle.
+        """Record waves of cycles ``begin..end - 1`` to a file of 10 ns per cycle.
+
+        Its format is that for which the library was built, VCD or FST.
 
         The recording ends at the next reset.
 

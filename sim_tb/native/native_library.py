@@ -24,6 +24,7 @@ from fpgapipe.sim_tb.native.verilate import (
     cached_simulator,
     compile_model,
 )
+from fpgapipe.sim_tb.native.waves import WaveFormat
 from fpgapipe.sim_tb.substitutes.simulation import Simulation
 from fpgapipe.sim_tb.substitutes.substitution import substitute
 
@@ -202,7 +203,7 @@ def build_native(
     verilog: str,
     top: str = "top",
     *,
-    waves: bool = False,
+    waves: bool | WaveFormat = False,
     flags: Sequence[str] = (),
     simulation: Simulation = Simulation.VERILOG,
 ) -> Path:
@@ -215,9 +216,9 @@ def build_native(
         is compiled.
     top : str
         Name of the top module.
-    waves : bool
-        Whether the library can write waves. Such a library is slower, and its design is compiled
-        without the rewriting.
+    waves : bool or WaveFormat
+        Whether the library can write waves, and in which format; True stands for VCD. Such a
+        library is slower, and its design is compiled without the rewriting.
     flags : sequence of str
         Further options for Verilator, such as ``-Wno-UNOPTFLAT``.
     simulation : Simulation
@@ -243,7 +244,7 @@ def build_native(
     arguments = [
         *VERILATOR_FLAGS,
         "--savable",
-        *(["--trace-vcd"] if waves else []),
+        *([f"--trace-{WaveFormat.VCD if waves is True else waves}"] if waves else []),
         *flags,
         *("--top-module", top),
         *("-CFLAGS", _CXX_FLAGS),

@@ -276,6 +276,19 @@ def test_a_second_run_waits_for_the_first(folder):
     assert (folder / "run/model/log.jsonl").exists()
 
 
+def test_waves_that_cannot_be_recorded(folder, cli):
+    sim = ("run", "b", "--data", "random", "--steps", 1, "--waves", "w.vcd")
+    for options, says in (
+        (("--backend", "model"), "--waves records a simulation"),
+        (("--waves-device", 2), "--waves-device must be 0..1, not 2"),
+        (("--waves-cycles", "7:7"), "--waves-cycles must be BEGIN:END with BEGIN less than END"),
+        (("--waves-cycles", "all"), "--waves-cycles must be BEGIN:END with BEGIN less than END"),
+    ):
+        code, _, err = cli(*sim, *options)
+        assert code == 2
+        assert says in err
+
+
 def test_the_model_does_the_first_steps(folder, cli, monkeypatch):
     """What follows begins with its very bytes; lines and summary say which was which."""
 

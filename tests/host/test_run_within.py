@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -271,3 +272,14 @@ def test_killed_in_a_simulated_step(built, simulate):
     found = read_log(built / "run/sim/log.jsonl")
     assert [line["cycles"] for line in found] == [line["cycles"] for line in log]
     assert [line["loss"] for line in found] == [line["loss"] for line in log]
+
+
+@pytest.mark.sim
+@pytest.mark.slow
+def test_waves_of_a_window_of_a_step(built):
+    path = built.with_name("waves.vcd")
+    cycles = ("--waves-device", "1", "--waves-cycles", "1000:1020")
+    whole, _ = run(built, "--data", "random", "--steps", "1", "--waves", path, *cycles, "--check")
+    assert whole["difference"] is None
+    times = [int(each) for each in re.findall(r"^#(\d+)$", path.read_text(), re.MULTILINE)]
+    assert times == [times[0] + 5 * each for each in range(40)]

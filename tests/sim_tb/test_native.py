@@ -2,6 +2,7 @@
 
 import _thread
 import re
+import struct
 import threading
 import time
 from fractions import Fraction
@@ -10,7 +11,7 @@ import native_designs as designs
 import numpy as np
 import pytest
 
-from fpgapipe.sim_tb.native import native_library
+from fpgapipe.sim_tb.native import native_library, waves
 from fpgapipe.sim_tb.native.native import (
     DeviceError,
     NativeDevice,
@@ -19,6 +20,7 @@ from fpgapipe.sim_tb.native.native import (
     native_speed,
 )
 from fpgapipe.sim_tb.native.verilate import verilog_of
+from fpgapipe.sim_tb.native.waves import WaveFormat, fst_fault, possible_format
 
 TARGET = 1 << 19
 STOPS = """\
@@ -435,6 +437,30 @@ def test_waves(tmp_path):
     text = (tmp_path / "waves.vcd").read_text()
     assert "count" in text
     assert re.findall(r"^#(\d+)$", text, re.MULTILINE) == ["100", "105", "110", "115", "120", "125"]
+
+
+@pytest.mark.skipif(bool(fst_fault()), reason=fst_fault())
+def test_waves_in_fst(tmp_path):
+    """The file has the cycles that were asked for: its header names the first and last time."""
+    library = build_native(STOPS.replace("$STOP", ""), waves=WaveFormat.FST)
+    with NativeDevice(library) as one:
+        one.save_waves(tmp_path / "waves.fst", 10, 13)
+        one.run(100, until_irq=False)
+    kind, length, begin, end = struct.unpack(">BQQQ", (tmp_path / "waves.fst").read_bytes()[:25])
+    assert (kind, length, begin, end) == (0, 329, 100, 125)
+
+
+def test_without_the_libraries_of_fst_waves_are_vcd(tmp_path, monkeypatch):
+    fst_fault.cache_clear()
+    monkeypatch.setattr(waves, "FST_HEADERS", ("lz4_that_is_missing.h", "zlib.h"))
+    path = tmp_path / "waves.fst"
+    fault = "lz4_that_is_missing.h cannot be used by g++"
+    assert possible_format(path) == (tmp_path / "waves.vcd", WaveFormat.VCD, fault)
+    assert possible_format(tmp_path / "a.vcd") == (tmp_path / "a.vcd", WaveFormat.VCD, "")
+    fst_fault.cache_clear()
+    monkeypatch.setenv("PATH", str(tmp_path))
+    assert possible_format(path)[2] == "g++ is missing"
+    fst_fault.cache_clear()
 
 
 def test_design_without_groups_of_ports(libraries):

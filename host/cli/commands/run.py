@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from fpgapipe.host.runtime.runtime import RunOptions, RunSummary
     from fpgapipe.host.runtime.settings import Settings
     from fpgapipe.lowering.units.step_options import StepOptions
+    from fpgapipe.sim_tb.native.waves import WaveWindow
 
 RANDOM = "random"
 EXIT_TIME = 75  # EX_TEMPFAIL of sysexits.h: the same command with --resume goes on
@@ -179,6 +180,27 @@ RATE_SCHEDULES = ("constant", "cosine", "step")
     "Verilog, compared in every cycle [default: FPGAPIPE_SIMULATE, else verilog].",
 )
 @click.option(
+    "--waves",
+    type=click.Path(dir_okay=False),
+    metavar="FILE",
+    help="Record waves of one device in the first simulated mini-batch, as FST, or as VCD if the "
+    "name ends in .vcd.",
+)
+@click.option(
+    "--waves-device",
+    type=ranges.DEVICE,
+    default=0,
+    show_default=True,
+    help="Number of the device whose waves are recorded.",
+)
+@click.option(
+    "--waves-cycles",
+    default="0:10000",
+    show_default=True,
+    metavar="BEGIN:END",
+    help="Cycles of the waves, counted from the start of the mini-batch; END is not recorded.",
+)
+@click.option(
     "--progress",
     type=click.Choice(["auto", "lines", "json", "none"]),
     default="auto",
@@ -215,7 +237,7 @@ def run(folder: str, as_json: bool, **options: Any) -> int:
             logging.getLogger("fpgapipe").info("%s: %s", options["data"], data.note)
         file = options["parameters"]
         parameters = read_parameters(Path(file), build.graph) if file else None
-        how = _how(options, source, parameters, begin_s)
+        how = _how(options, source, parameters, begin_s, len(build.plan.stages))
         clock = clk_hz(build)
         with progress(options["progress"]) as display:
             summary = run_build(
@@ -366,7 +388,7 @@ def _settings(options: dict[str, Any], programs: StepOptions) -> Settings:
 
 
 def _how(
-    options: dict[str, Any], source: Path | None, parameters: Any, begin_s: float
+    options: dict[str, Any], source: Path | None, parameters: Any, begin_s: float, devices: int
 ) -> RunOptions:
     from fpgapipe.errors import UserError
     from fpgapipe.host.runtime.runtime import COUNTERPART, RunOptions
@@ -375,6 +397,7 @@ def _how(
     if source and parameters is not None:
         raise UserError("a checkpoint has parameters of its own; leave --parameters out")
     simulation = Simulation(options["simulate"]) if options["simulate"] else None
+    waves = _waves(options, devices) if options["waves"] else None
     beside = {"none": None, "auto": COUNTERPART[options["backend"]]}
     check = options["check"]
     return RunOptions(
@@ -385,12 +408,45 @@ def _how(
         checkpoint_every=options["checkpoint_every"],
         ends_s=None if options["time_budget"] is None else begin_s + options["time_budget"],
         save_within_s=options["save_within"],
+        waves=waves,
         validates=not options["no_validation"],
         threads=options["threads"],
         simulation=simulation,
         precision=options["precision"],
         device=options["device"],
     )
+
+
+def _waves(options: dict[str, Any], devices: int) -> WaveWindow:
+    """The waves that are asked for; a line says if they cannot be FST."""
+    import logging
+    import re
+    from pathlib import Path
+
+    from fpgapipe.errors import UserError
+    from fpgapipe.files import check_output
+    from fpgapipe.sim_tb.native.waves import WaveWindow, possible_format
+
+    if options["backend"] != "sim":
+        raise UserError("--waves records a simulation; leave --backend out")
+    cycles = re.fullmatch(r"(\d{1,18}):(\d{1,18})", options["waves_cycles"])
+    if not cycles or int(cycles[1]) >= int(cycles[2]):
+        raise UserError(
+            f"--waves-cycles must be BEGIN:END with BEGIN less than END, not "
+            f"{options['waves_cycles']}"
+        )
+    device = options["waves_device"]
+    if device >= devices:
+        raise UserError(f"--waves-device must be 0..{devices - 1}, not {device}")
+    path, kind, fault = possible_format(Path(options["waves"]))
+    if fault:
+        logging.getLogger("fpgapipe").warning(
+            "waves are written as VCD to %s, since %s; 'fpgapipe doctor' says what FST needs",
+            path,
+            fault,
+        )
+    check_output(path)
+    return WaveWindow(path, kind, device, int(cycles[1]), int(cycles[2]))
 
 
 def _print(summary: RunSummary, *, says_accuracy: bool) -> None:

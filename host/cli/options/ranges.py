@@ -72,6 +72,9 @@ SAMPLES_SHOWN = Whole(1, 1 << 53)
 
 SAMPLES_SIMULATED = Whole(1, 1 << 16)
 MICROBATCHES = Whole(1, 1 << 16)
+DEVICE = Whole(0, 4095)
+"""Number of a device."""
+
 DEVICES = Whole(1, 4096)
 """Devices of a chain of equal boards; a cluster file may have at most as many."""
 
