@@ -6,7 +6,6 @@ import contextlib
 import hashlib
 import io
 import logging
-import math
 import time
 from dataclasses import dataclass, field
 from functools import partial
@@ -15,20 +14,17 @@ from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 
-from fpgapipe.errors import FileError, UserError
+from fpgapipe.errors import UserError
 from fpgapipe.files import read_bytes, write_whole
 from fpgapipe.host.backends.model import ModelBackend
 from fpgapipe.host.backends.snapshot import Pages
 from fpgapipe.host.build.build import MANIFEST, MAX_MANIFEST_BYTES
-from fpgapipe.host.data.npz_file import NpzFile
 from fpgapipe.host.runtime.check import Check, ExactCheck, NumericCheck
-from fpgapipe.host.runtime.checkpoint import Checkpoint
 from fpgapipe.host.runtime.evaluation import Inference, filled_batches, found_of, num_right, rated
 from fpgapipe.host.runtime.run_folder import LOG, drop_oldest, keep_earlier
 from fpgapipe.host.runtime.run_log import RunLog, simulated
 from fpgapipe.host.runtime.training import CHECKPOINT_EVERY, Trainer, Watcher
 from fpgapipe.host.terminal.interrupts import Interrupts
-from fpgapipe.lowering.memory.memory_map import LASTING
 from fpgapipe.lowering.schedule.weight_versions import LateWeights
 from fpgapipe.lowering.shards.hybrid import shares_of_stages
 from fpgapipe.lowering.shards.local_network import local_network
@@ -39,10 +35,8 @@ from fpgapipe.partition.schedule.schedule_kinds import make_schedule
 from fpgapipe.stopwatch import phase
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
+    from collections.abc import Callable
     from pathlib import Path
-
-    from numpy.typing import NDArray
 
     from fpgapipe.host.backends.base import StepRunner, Values
     from fpgapipe.host.backends.torch_backend import Precision
@@ -64,9 +58,6 @@ COUNTERPART: dict[BackendName, BackendName] = {"sim": "model", "model": "torch",
 LOGITS = "logits.npz"
 
 logger = logging.getLogger(__name__)
-
-MAX_FAULTS = 20
-"""Most faults of a file of parameters that are listed; of the others only the number is given."""
 
 
 @dataclass(frozen=True)
@@ -311,67 +302,6 @@ def open_check(build: Build, options: RunOptions) -> Check | None:
         )
     gain = 1 - build.options.betas[0] if build.options.has_second_moment else 1.0
     return NumericCheck(open_backend(build, options.check, options, precision="mxint8"), gain)
-
-
-def read_parameters(path: Path, graph: Graph) -> dict[str, NDArray[np.float32]]:
-    """Read parameters of a network from a checkpoint, or from a ``.npz`` with an array for each.
-
-    Raises
-    ------
-    UserError
-        If the file is neither, or a parameter is missing, has another shape or is not finite.
-    """
-    wanted = {
-        parameter.name: parameter.spec.shape
-        for layer in graph.layers.values()
-        for parameter in layer.parameters
-    }
-    if path.suffix.lower() == ".npz":
-        with NpzFile(path) as archive:
-            present = archive.names & wanted.keys()
-            _refuse_shapes(path, wanted, {name: archive.header(name) for name in present})
-            values = {name: archive.array(name) for name in wanted}
-    else:
-        state_bytes = 4 * len(LASTING) * sum(map(math.prod, wanted.values()))
-        values = dict(Checkpoint.read(path, state_bytes).state)
-        _refuse_shapes(path, wanted, {key: (it.shape, it.dtype) for key, it in values.items()})
-    with np.errstate(over="ignore"):  # values too large for FP32 become infinite and are refused
-        found = {name: values[name].astype(np.float32) for name in wanted}
-    _refuse(
-        path,
-        [
-            f"parameter {name} must be finite in FP32"
-            for name, value in found.items()
-            if not np.isfinite(value).all()
-        ],
-    )
-    return found
-
-
-def _refuse_shapes(
-    path: Path,
-    wanted: Mapping[str, tuple[int, ...]],
-    found: Mapping[str, tuple[tuple[int, ...], np.dtype[Any]]],
-) -> None:
-    """Refuse parameters of wrong shapes or types, before memory is allocated for them."""
-    faults = []
-    for name, shape in wanted.items():
-        numbers = f"floating-point numbers of shape {shape}"
-        if name not in found:
-            faults.append(f"lacks parameter {name}, {numbers}")
-            continue
-        came, dtype = found[name]
-        if came != shape or dtype.kind != "f":
-            faults.append(f"parameter {name} must be {numbers}, not {dtype} of shape {came}")
-    _refuse(path, faults)
-
-
-def _refuse(path: Path, faults: list[str]) -> None:
-    """Raise an error that lists the first `MAX_FAULTS` faults of the parameters, if any."""
-    if more := faults[MAX_FAULTS:]:
-        faults = [*faults[:MAX_FAULTS], f"and {len(more):,} faults more"]
-    if faults:
-        raise FileError(path, faults)
 
 
 def build_digest(build: Build) -> str:

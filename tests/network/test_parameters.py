@@ -9,7 +9,7 @@ from odd_files import ODD
 from run_cases import small_network
 
 from fpgapipe.errors import FileError
-from fpgapipe.host.runtime.runtime import read_parameters
+from fpgapipe.host.runtime.parameters_file import read_parameters
 from fpgapipe.network.initial_values import initial_parameters
 
 GRAPH = small_network()

@@ -222,8 +222,9 @@ def run(folder: str, as_json: bool, **options: Any) -> int:
     begin_s = time.monotonic()
     from fpgapipe.host.build.build import holding, open_build
     from fpgapipe.host.data.data import load_data
+    from fpgapipe.host.runtime.parameters_file import read_parameters
     from fpgapipe.host.runtime.run_display import RunDisplay
-    from fpgapipe.host.runtime.runtime import clk_hz, read_parameters, run_build
+    from fpgapipe.host.runtime.runtime import clk_hz, run_build
     from fpgapipe.host.terminal.console import print_json, progress
 
     with holding(Path(folder)):

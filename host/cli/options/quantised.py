@@ -29,7 +29,7 @@ def with_parameters(
         return load
     from dataclasses import replace
 
-    from fpgapipe.host.runtime.runtime import read_parameters
+    from fpgapipe.host.runtime.parameters_file import read_parameters
 
     values = read_parameters(Path(file), load(batch))
 
