@@ -35,8 +35,10 @@ from fpgapipe.partition.schedule.schedule_kinds import make_schedule
 from fpgapipe.stopwatch import phase
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Mapping
     from pathlib import Path
+
+    from numpy.typing import NDArray
 
     from fpgapipe.host.backends.base import StepRunner, Values
     from fpgapipe.host.backends.torch_backend import Precision
