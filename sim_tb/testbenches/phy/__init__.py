@@ -1,0 +1,1 @@
+"""Testbenches of what lies between links and transceivers."""
