@@ -8,7 +8,7 @@ import math
 import re
 from collections.abc import Callable
 from decimal import Decimal
-from typing import Any
+from typing import Annotated, Any
 
 from pydantic import BeforeValidator
 from pydantic_core import PydanticCustomError
@@ -181,3 +181,7 @@ def one_of(allowed: tuple[str, ...], what: str) -> BeforeValidator:
         return value
 
     return BeforeValidator(check)
+
+
+Source = Annotated[str, text("a key of 'sources', or 'estimate: reason'")]
+"""Source of a block of numbers."""

@@ -10,7 +10,8 @@ from typing import Annotated, Any
 from pydantic import Field
 
 from fpgapipe.boards.block import Block, duplicates
-from fpgapipe.boards.quantities import one_of, quantity, share, text, whole, word
+from fpgapipe.boards.packaging import Packaging
+from fpgapipe.boards.quantities import Source, one_of, quantity, share, text, whole, word
 from fpgapipe.boards.yaml_file import Fault, Loc
 from fpgapipe.errors import nearest, shown
 from fpgapipe.hw.hls_models.spec.device import DeviceSpec, DieResources, LinkPortSpec, MemorySpec
@@ -50,7 +51,6 @@ HOST_INTERFACES = (
     "usb-uart",
 )
 
-Source = Annotated[str, text("a key of 'sources', or 'estimate: reason'")]
 Lut = Annotated[int, whole(0, 20_000_000, "look-up tables")]
 FlipFlops = Annotated[int, whole(0, 40_000_000, "flip-flops")]
 Bram36 = Annotated[int, whole(0, 100_000, "36 kbit block RAMs")]
@@ -225,6 +225,7 @@ class Board(Block):
     memory: list[Memory] = Field(default_factory=list, max_length=64)
     links: list[LinkGroup] = Field(default_factory=list, max_length=64)
     host: Host
+    packaging: Packaging | None = None
     sources: dict[str, SourceEntry] = Field(min_length=1, max_length=MAX_SOURCES)
 
     def faults(self) -> Iterator[tuple[Loc, str]]:
@@ -259,6 +260,33 @@ class Board(Block):
         for key, named in (("memory", self.memory), ("links", self.links)):
             for index, name in duplicates([each.name for each in named]):
                 yield (key, index, "name"), f"must be unique, and {name!r} was there before"
+        if self.packaging:
+            yield from self._packaging_faults(self.packaging)
+
+    def _packaging_faults(self, packaging: Packaging) -> Iterator[tuple[Loc, str]]:
+        """Check that packaging names memories, dies and ports that the board has."""
+        memories = [memory.name for memory in self.memory]
+        if packaging.memory not in memories:
+            yield (
+                ("packaging", packaging.flow, "memory"),
+                f"must be one of {', '.join(memories)} (the memories), not "
+                f"{shown(packaging.memory)}{nearest(packaging.memory, memories)}",
+            )
+        dies = [die.name for die in self.fabric.dies]
+        if packaging.vitis and packaging.vitis.memory_die not in dies:
+            yield (
+                ("packaging", "vitis", "memory_die"),
+                f"must be one of {', '.join(dies)} (the dies), not "
+                f"{shown(packaging.vitis.memory_die)}",
+            )
+        counts = {group.name: group.count for group in self.links}
+        for index, each in enumerate(packaging.transceivers):
+            if each.port >= counts.get(each.link, 0):
+                ports = ", ".join(f"{count} of {name}" for name, count in counts.items())
+                yield (
+                    ("packaging", "transceivers", index, "port"),
+                    f"must be a port of the board ({ports}), not {each.name}",
+                )
 
     def shell_on(self, die: Die, resource: str) -> int:
         """Return how much of a die's resource the shell takes; ``bram`` counts 18 kbit blocks."""

@@ -10,6 +10,7 @@ from fpgapipe.host.cli.options.completion import boards_that_begin
 from fpgapipe.host.cli.options.options import command
 
 if TYPE_CHECKING:
+    from fpgapipe.boards.packaging import Packaging
     from fpgapipe.boards.schema import Board
 
 
@@ -188,8 +189,29 @@ def _print_board(board: Board) -> None:
             ],
         ],
     )
+    if board.packaging:
+        print()
+        print_table(
+            [Column("packaging"), Column(""), Column("source")], _packaging_rows(board.packaging)
+        )
     print("\nsources")
     for key, entry in board.sources.items():
         document = f", {entry.document}" if entry.document else ""
         note = f" ({entry.note})" if entry.note else ""
         print(f"  {key}: {entry.title}{document}{note}")
+
+
+def _packaging_rows(packaging: Packaging) -> list[list[str]]:
+    """What a vendor's flow knows of the board: the flow, the tools, and each port."""
+    flow = getattr(packaging, packaging.flow)
+    tools = packaging.tools
+    name = packaging.vitis.platform if packaging.vitis else flow.board_part
+    rows = [
+        [packaging.flow, name, flow.source],
+        ["tools", f"{tools.first or 'unknown'} to {tools.last or 'the newest'}", tools.source],
+    ]
+    for each in packaging.transceivers:
+        where = each.platform_lanes or f"quad {each.quad}"
+        clock = f"{each.reference_clock_hz / 1e6:.7g} MHz"
+        rows.append([each.name, f"{each.lanes} lanes, {where}, {clock}", each.source])
+    return rows
