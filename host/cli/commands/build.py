@@ -126,6 +126,12 @@ if TYPE_CHECKING:
     help="Compare an imported network with its source first; refuse one that differs.",
 )
 @click.option(
+    "--package",
+    "package",
+    type=click.Choice(["vitis", "vivado", "pynq", "litex"]),
+    help="Write for each device, into the folder's 'package', what the vendor's tools need.",
+)
+@click.option(
     "-o",
     "--output",
     "folder",
@@ -146,6 +152,7 @@ def build(
     array: str | None,
     seed: int,
     verify: bool,
+    package: str | None,
     folder: str | None,
     freeze: tuple[str, ...],
     step_options: StepOptions,
@@ -179,6 +186,10 @@ def build(
 
     if folder is not None:
         check_folder(Path(folder))
+    if package is not None:
+        from fpgapipe.host.package.target import check_boards
+
+        check_boards(cluster, package)
     check_strategy(strategy, schedule, ("auto", "1f1b-as"))
     if schedule != "auto":
         check_schedule_kind(schedule)
@@ -218,7 +229,7 @@ def build(
         shards, _, _ = plan_shards(request, network, strategy)
     if shards is not None:
         output = Path(folder or f"out/{load(shards.microbatch).name}")
-        _tell(_written(shards, request, output, seed), request)
+        _tell(_written(shards, request, output, seed), request, cluster, package)
         return
 
     def planned(best: Candidate) -> Plan:
@@ -248,11 +259,11 @@ def build(
                 if larger is None:
                     raise
                 best = larger
-    _tell(built, request)
+    _tell(built, request, cluster, package)
 
 
-def _tell(built: Build, request: Request) -> None:
-    """Print what was built."""
+def _tell(built: Build, request: Request, cluster: Cluster, package: str | None) -> None:
+    """Print what was built, and package it."""
     from fpgapipe.host.cli.options.planning import print_plan
 
     print_plan(built.plan, request.cluster)
@@ -262,6 +273,11 @@ def _tell(built: Build, request: Request) -> None:
     _print_memory(built)
     _hint(built.plan, request)
     print(f"written to {built.folder}; 'fpgapipe run {built.folder}' runs it")
+    if package is not None:
+        from fpgapipe.host.package.package import write_package
+
+        place = write_package(built, cluster, package)
+        print(f"packaged for {package} in {place}; each device's README.md says how to build it")
 
 
 def _refuse_layers(request: Request) -> None:

@@ -1,0 +1,80 @@
+"""Writes the package of a build: a folder for each device, with all that a vendor's tools need."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from fpgapipe.errors import UserError
+from fpgapipe.files import exchange, read_text, scratch_folder
+from fpgapipe.host.build.build_parts import MAX_BYTES
+from fpgapipe.host.package import pynq, vitis, vivado
+from fpgapipe.host.package.readme import device_readme
+from fpgapipe.host.package.target import targets
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
+
+    from fpgapipe.boards.cluster import Cluster
+    from fpgapipe.host.build.build import Build
+    from fpgapipe.host.package.target import Target
+
+PACKAGE = "package"
+"""Name of the folder of packages in a build."""
+
+_FILES = {"vitis": vitis.files, "vivado": vivado.files, "pynq": pynq.files}
+
+
+def package_files(target: Target, verilog: str) -> Iterator[tuple[str, str]]:
+    """Names and texts of all files of a device.
+
+    Parameters
+    ----------
+    target : Target
+    verilog : str
+        Verilog of its core.
+    """
+    yield from _FILES[target.packaging.flow](target, verilog)
+    yield "README.md", device_readme(target)
+
+
+def write_package(build: Build, cluster: Cluster, kind: str) -> Path:
+    """Write the packages of all devices of a build; an earlier package is replaced.
+
+    Parameters
+    ----------
+    build : Build
+    cluster : Cluster
+        The cluster that it was planned for, which `check_boards` has accepted.
+    kind : str
+        Flow, one of the keys of a board's ``packaging``.
+
+    Returns
+    -------
+    Path
+        The folder, in the build.
+
+    Raises
+    ------
+    UserError
+        If a device cannot be packaged or the folder cannot be written.
+    """
+    found = targets(build, cluster)
+    folder = build.folder / PACKAGE / kind
+    try:
+        folder.parent.mkdir(exist_ok=True)
+        with scratch_folder(folder) as scratch:
+            fresh = scratch / "new"
+            for target in found:
+                place = fresh / target.folder
+                place.mkdir(parents=True)
+                verilog = read_text(build.folder / target.core_file, MAX_BYTES[".v"])
+                for name, text in package_files(target, verilog):
+                    (place / name).write_text(text)
+            if folder.exists():
+                exchange(fresh, folder)
+            else:
+                fresh.replace(folder)
+    except OSError as error:
+        raise UserError(f"{folder} cannot be written: {error.strerror}") from None
+    return folder

@@ -1,0 +1,263 @@
+"""What is packaged: each device of a build with its board, its core and the ports of its links."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from fpgapipe.errors import UserError
+from fpgapipe.host.build.build_hardware import core_name
+from fpgapipe.host.build.build_parts import HARDWARE
+from fpgapipe.hw.hls_models.spec.aurora import AuroraSpec, user_clock_hz
+from fpgapipe.partition.pricing.plan_cores import devices_of
+
+if TYPE_CHECKING:
+    from fpgapipe.boards.cluster import Cluster
+    from fpgapipe.boards.packaging import Packaging, Transceiver
+    from fpgapipe.boards.schema import Board
+    from fpgapipe.host.build.build import Build
+    from fpgapipe.hw.hls_models.spec.core_spec import CoreSpec
+
+KINDS = ("vitis", "vivado", "pynq", "litex")
+"""What ``--package`` may say."""
+
+INIT_CLOCK_HZ = 100e6
+"""Frequency of Aurora's free-running clock in designs without a platform."""
+
+PHY_PROTOCOL = "aurora-64b66b"
+"""The one protocol of links that is packaged."""
+
+
+@dataclass(frozen=True)
+class LinkEnd:
+    """An end of a link, and the transceivers behind it.
+
+    Attributes
+    ----------
+    number : int
+        Number of the link in the core.
+    transceiver : Transceiver
+    line_rate_bits_per_s : float
+        Line rate of all lanes together.
+    bridge : AuroraSpec
+        Parameters of the gateware between the core's link and Aurora.
+    """
+
+    number: int
+    transceiver: Transceiver
+    line_rate_bits_per_s: float
+    bridge: AuroraSpec
+
+    @property
+    def lane_rate_gbits_per_s(self) -> float:
+        """Line rate of a lane, in Gb/s."""
+        return self.line_rate_bits_per_s / self.transceiver.lanes / 1e9
+
+    @property
+    def user_clock_hz(self) -> float:
+        """Frequency of Aurora's own clock."""
+        return user_clock_hz(self.line_rate_bits_per_s / self.transceiver.lanes)
+
+
+@dataclass(frozen=True)
+class Target:
+    """A device to package.
+
+    Attributes
+    ----------
+    index : int
+        Index of the stage.
+    device : str
+    board : Board
+    core : CoreSpec
+    clk_hz : float
+        Clock frequency that the core was planned for.
+    memory_bytes : int
+        Memory that its program uses.
+    links : tuple of LinkEnd
+    die : str or None
+        The die that holds the whole core, if one does.
+    """
+
+    index: int
+    device: str
+    board: Board
+    core: CoreSpec
+    clk_hz: float
+    memory_bytes: int
+    links: tuple[LinkEnd, ...]
+    die: str | None
+
+    @property
+    def packaging(self) -> Packaging:
+        """The board's values for the flow."""
+        assert self.board.packaging is not None, "checked by check_boards"
+        return self.board.packaging
+
+    @property
+    def folder(self) -> str:
+        """Name of the device's folder in a package."""
+        return f"{self.index}-{self.device}"
+
+    @property
+    def core_file(self) -> str:
+        """Path of the core's Verilog within the build."""
+        return f"{HARDWARE}/{core_name(self.core)}.v"
+
+    @property
+    def clock_mhz(self) -> str:
+        """Clock frequency in MHz, as tools take it."""
+        return f"{self.clk_hz / 1e6:g}"
+
+
+def check_boards(cluster: Cluster, kind: str) -> None:
+    """Check, before a build, whether the boards of a cluster can be packaged.
+
+    Raises
+    ------
+    UserError
+        If one cannot; the message says what is missing.
+    """
+    if kind == "litex":
+        raise UserError(
+            "--package litex is not there yet: fpgapipe makes no SoC with LiteX; packages are made "
+            "for vitis, vivado and pynq"
+        )
+    for name, board in zip(cluster.device_names, cluster.boards, strict=True):
+        if board.packaging is None:
+            raise UserError(
+                f"{name} cannot be packaged: the file of board {board.name} lacks the key "
+                f"'packaging' with 'tools' and '{kind}' (docs/boards.md)"
+            )
+        if board.packaging.flow != kind:
+            raise UserError(
+                f"{name} cannot be packaged for {kind}: board {board.name} is packaged for "
+                f"{board.packaging.flow}; use --package {board.packaging.flow}"
+            )
+    ends: list[set[str]] = [set() for _ in cluster.boards]
+    for link in cluster.links:
+        for place, port in (
+            (link.source, link.source_port),
+            (link.destination, link.destination_port),
+        ):
+            _transceiver(cluster.device_names[place], cluster.boards[place], port, link.protocol)
+            ends[place].add(port)
+    for name, board, ports in zip(cluster.device_names, cluster.boards, ends, strict=True):
+        _check_quads(name, board, ports)
+
+
+def _transceiver(device: str, board: Board, port: str, protocol: str) -> Transceiver:
+    if protocol != PHY_PROTOCOL:
+        raise UserError(
+            f"{device} cannot be packaged: its link at {port} is {protocol}, and only "
+            f"{PHY_PROTOCOL} has a PHY here; build for one device, or for other ports"
+        )
+    assert board.packaging is not None
+    for each in board.packaging.transceivers:
+        if each.name == port:
+            return each
+    raise UserError(
+        f"{device} cannot be packaged: 'packaging.transceivers' of board {board.name} does not "
+        f"have port {port} (docs/boards.md)"
+    )
+
+
+def _check_quads(device: str, board: Board, ports: set[str]) -> None:
+    """Refuse ports that share a quad, since each Aurora core has the PLL of its quad."""
+    assert board.packaging is not None
+    seen: dict[str, str] = {}
+    for each in board.packaging.transceivers:
+        if each.name in ports and each.quad:
+            if each.quad in seen:
+                raise UserError(
+                    f"{device} cannot be packaged: its links at {seen[each.quad]} and {each.name} "
+                    f"share the quad {each.quad} of transceivers, and an Aurora core needs a quad "
+                    "for itself; a chain may have such boards at its ends only"
+                )
+            seen[each.quad] = each.name
+
+
+def targets(build: Build, cluster: Cluster) -> list[Target]:
+    """Return the devices of a build.
+
+    Parameters
+    ----------
+    build : Build
+    cluster : Cluster
+        The cluster that it was planned for, which `check_boards` has accepted.
+
+    Raises
+    ------
+    UserError
+        If a device cannot be packaged.
+    """
+    boards = dict(zip(cluster.device_names, cluster.boards, strict=True))
+    places = devices_of(build.plan, build.cluster)
+    found = []
+    for index, stage in enumerate(build.plan.stages):
+        board = boards[stage.device]
+        core = build.cores[index]
+        neighbours = [each for each in (index - 1, index + 1) if 0 <= each < len(places)]
+        if len(core.links) != len(neighbours):
+            raise UserError(
+                f"{stage.device} cannot be packaged: its core has {len(core.links)} links and it "
+                f"has {len(neighbours)} neighbours in the chain"
+            )
+        links = tuple(
+            _link_end(build, stage.device, board, index, places[index], places[other], number)
+            for number, other in enumerate(neighbours)
+        )
+        resources = build.resources[index]
+        dies = [
+            each["die"]
+            for each in resources["dies"]
+            if all(resources["used"][name] <= each["limits"][name] for name in each["limits"])
+        ]
+        target = Target(
+            index,
+            stage.device,
+            board,
+            core,
+            stage.core.clk_hz,
+            sum(build.memory_use[index].values()),
+            links,
+            dies[0] if dies else None,
+        )
+        _check_memory(target)
+        found.append(target)
+    return found
+
+
+def _link_end(
+    build: Build, device: str, board: Board, index: int, place: int, other: int, number: int
+) -> LinkEnd:
+    links = build.cluster.links_between(place, other)
+    link = max(links, key=lambda each: each.payload_bytes_per_s)
+    port = link.source_port if link.source == place else link.destination_port
+    transceiver = _transceiver(device, board, port, link.protocol)
+    clk_hz = build.plan.stages[index].core.clk_hz
+    phy_bytes = build.cores[index].links[number].phy_bytes
+    vitis = board.packaging and board.packaging.vitis
+    initial_hz = vitis.init_clock_hz if vitis else INIT_CLOCK_HZ
+    if phy_bytes < 8 * transceiver.lanes or phy_bytes * clk_hz < link.payload_bytes_per_s:
+        raise UserError(
+            f"{device} cannot be packaged: link {number} takes {phy_bytes} bytes a cycle at "
+            f"{clk_hz / 1e6:g} MHz, and Aurora delivers {8 * transceiver.lanes} bytes at once and "
+            f"{link.payload_bytes_per_s / 1e9:.2f} GB/s"
+        )
+    bridge = AuroraSpec(phy_bytes, transceiver.lanes, reset_cycles=round(initial_hz))
+    return LinkEnd(number, transceiver, link.line_rate_bits_per_s, bridge)
+
+
+def _check_memory(target: Target) -> None:
+    packaging = target.packaging
+    memory = next(each for each in target.board.memory if each.name == packaging.memory)
+    channels = memory.count if packaging.vitis else 1
+    limit = channels * memory.size_bytes
+    if packaging.vivado:
+        limit = min(limit, 1 << packaging.vivado.memory_address_bits)
+    if target.memory_bytes > limit:
+        raise UserError(
+            f"{target.device} cannot be packaged: its program needs {target.memory_bytes:,} bytes "
+            f"of memory, and the core reaches {limit:,} bytes of {memory.name}"
+        )

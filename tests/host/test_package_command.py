@@ -1,0 +1,110 @@
+"""``fpgapipe build --package``: what is refused, and a whole build with its packages."""
+
+import dataclasses
+
+import pytest
+from cases.package_cases import target_of
+from cases.tcl_runs import run_tcl
+from cases.vendor_commands import COMMANDS
+
+from fpgapipe.boards.cluster import chain_of
+from fpgapipe.boards.library import load_board
+from fpgapipe.errors import UserError
+from fpgapipe.host.build.build import open_build
+from fpgapipe.host.cli.main import main
+from fpgapipe.host.package import target
+from fpgapipe.host.package.target import check_boards
+
+
+@pytest.mark.parametrize(
+    ("board", "devices", "kind", "message"),
+    [
+        (
+            "u280",
+            2,
+            "litex",
+            "--package litex is not there yet: fpgapipe makes no SoC with LiteX; packages are made "
+            "for vitis, vivado and pynq",
+        ),
+        (
+            "arty-a7-100t",
+            1,
+            "vivado",
+            "arty-a7-100t-0 cannot be packaged: the file of board arty-a7-100t lacks the key "
+            "'packaging' with 'tools' and 'vivado' (docs/boards.md)",
+        ),
+        (
+            "u280",
+            2,
+            "vivado",
+            "u280-0 cannot be packaged for vivado: board u280 is packaged for vitis; use --package "
+            "vitis",
+        ),
+        (
+            "pynq-z2",
+            2,
+            "pynq",
+            "pynq-z2-0 cannot be packaged: its link at pmod/0 is gpio, and only aurora-64b66b has "
+            "a PHY here; build for one device, or for other ports",
+        ),
+        (
+            "zcu102",
+            3,
+            "pynq",
+            "zcu102-1 cannot be packaged: its links at sfp/0 and sfp/1 share the quad X1Y3 of "
+            "transceivers, and an Aurora core needs a quad for itself; a chain may have such "
+            "boards at its ends only",
+        ),
+        (
+            "kv260",
+            2,
+            "pynq",
+            "kv260-0 cannot be packaged: 'packaging.transceivers' of board kv260 does not have "
+            "port sfp/0 (docs/boards.md)",
+        ),
+    ],
+)
+def test_refused_before_planning(board, devices, kind, message):
+    with pytest.raises(UserError) as failure:
+        check_boards(chain_of(load_board(board), devices), kind)
+    assert str(failure.value) == message
+
+
+def test_the_command_refuses_before_planning(capsys):
+    assert main(["build", "--board", "ulx3s", "--package", "vivado"]) == 2
+    assert "the file of board ulx3s lacks the key 'packaging'" in capsys.readouterr().err
+
+
+def test_memory_that_the_core_does_not_reach():
+    device = target_of("vcu118", ())
+    large = dataclasses.replace(device, memory_bytes=3 << 30)
+    with pytest.raises(UserError) as failure:
+        target._check_memory(large)
+    assert str(failure.value) == (
+        "vcu118-1 cannot be packaged: its program needs 3,221,225,472 bytes of memory, and the "
+        "core reaches 2,147,483,648 bytes of ddr4"
+    )
+
+
+def test_a_whole_build(tmp_path, capsys):
+    """A build for two boards with a package, which opens as any other build."""
+    folder = tmp_path / "built"
+    arguments = ["build", "--board", "zcu102", "--devices", "2", "--array", "2x2", "--batch", "4"]
+    assert main([*arguments, "--package", "pynq", "-o", str(folder)]) == 0
+    out = capsys.readouterr().out
+    assert f"packaged for pynq in {folder}/package/pynq" in out
+    built = open_build(folder)
+    places = sorted((folder / "package" / "pynq").iterdir())
+    assert [each.name for each in places] == ["0-zcu102-0", "1-zcu102-1"]
+    for index, place in enumerate(places):
+        script = (place / "build.tcl").read_text()
+        calls = run_tcl(script, COMMANDS)
+        (sources,) = (each for each in calls if each[0] == "add_files" and "hardware" in each[-1])
+        core = sources[-1].split()[0]
+        assert (place / core).resolve().is_file()
+        readme = (place / "README.md").read_text()
+        assert f"{sum(built.memory_use[index].values()):,} bytes of memory" in readme
+    before = (places[0] / "build.tcl").stat().st_mtime_ns
+    assert main([*arguments, "--package", "pynq", "-o", str(folder)]) == 0
+    assert (places[0] / "build.tcl").stat().st_mtime_ns > before
+    assert open_build(folder).plan == built.plan
