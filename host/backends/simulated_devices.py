@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from functools import partial
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from fpgapipe.host.backends.snapshot import PAGE_BYTES, Pages, RunStopped, Snapshot
 from fpgapipe.hw.hls_models.model.core_protocol import check_program, prepare_program
@@ -22,14 +22,42 @@ if TYPE_CHECKING:
 
     from fpgapipe.hw.hls_models.cycles.core_cycles import MemorySpec
     from fpgapipe.hw.hls_models.spec.core_spec import CoreSpec
+    from fpgapipe.sim_tb.cluster.cluster_nodes import Connection
     from fpgapipe.sim_tb.native.phy import WireSpec
-    from fpgapipe.sim_tb.native.waves import WaveWindow
+    from fpgapipe.sim_tb.native.waves import WaveFormat, WaveWindow
     from fpgapipe.sim_tb.substitutes.simulation import Simulation
 
     End = tuple[int, int]
 
 LINK_UP_CYCLES = 20_000
 """Cycles in which the two ends of each link must have established the link."""
+
+
+def device_of(
+    core: CoreSpec,
+    memory_bytes: int,
+    behind: MemorySpec,
+    simulation: Simulation | None = None,
+    waves: WaveFormat | None = None,
+) -> tuple[str, NativeDevice]:
+    """The identity of a core's simulator, and a device of it with its memory."""
+    library, _, _ = build_device(core, simulation, waves)
+    device = NativeDevice(
+        library,
+        memory_bytes=memory_bytes,
+        bytes_per_cycle=behind.bytes_per_cycle,  # type: ignore[arg-type]
+        latency_cycles=behind.latency_cycles,
+    )
+    return library.parent.name, device
+
+
+def cables_of(wiring: Sequence[tuple[End, End]], wires: Sequence[WireSpec]) -> list[Connection]:
+    """Both directions of all cables."""
+    return [
+        connection
+        for (one, other), wire in zip(wiring, wires, strict=True)
+        for connection in cable(one, other, wire)
+    ]
 
 
 class SimulatedDevices:
@@ -84,26 +112,16 @@ class SimulatedDevices:
         nodes = []
         for number, (core, image, behind) in enumerate(zip(cores, images, memories, strict=True)):
             recorded = waves.format if waves and waves.device == number else None
-            library, _, _ = build_device(core, simulation, recorded)
-            designs.append(library.parent.name)
-            device = NativeDevice(
-                library,
-                memory_bytes=image.size,
-                bytes_per_cycle=behind.bytes_per_cycle,  # type: ignore[arg-type]
-                latency_cycles=behind.latency_cycles,
-            )
+            design, device = device_of(core, image.size, behind, simulation, recorded)
+            designs.append(design)
             device.memory[:] = image
             self.memories.append(device.memory)
             nodes.append(Node(f"device {number}", device, self._registers[number]))
         self._designs = tuple(designs)
         self.runs = 0
         self._waves = waves
-        cables = [
-            connection
-            for (one, other), wire in zip(wiring, wires, strict=True)
-            for connection in cable(one, other, wire)
-        ]
-        self.cluster = Cluster(nodes, cables, threads=threads)
+        self._sizes = [memory.size for memory in self.memories]
+        self.cluster = Cluster(nodes, cables_of(wiring, wires), threads=threads)
         self._links_up([end for pair in wiring for end in pair])
 
     def _write(self, number: int, name: str, value: int) -> None:
@@ -159,8 +177,7 @@ class SimulatedDevices:
             for index, bits in enumerate(values):
                 self._write(number, f"SCALAR{index}", bits)
             write = partial(self.cluster.write_register, number)
-            size = self.memories[number].size
-            prepare_program(write, self._registers[number], entry, size)
+            prepare_program(write, self._registers[number], entry, self._sizes[number])
         begin = self.cluster.cycle
         if waves := self._waves:
             self._waves = None
@@ -173,7 +190,7 @@ class SimulatedDevices:
     def _to_the_end(self, begin: int, progress: Callable[[int], object] | None) -> int:
         self._begin = begin
         try:
-            self.cluster.run(progress=progress and (lambda now: progress(now.cycle - begin)))
+            self._run_cluster(progress and (lambda now: progress(now.cycle - begin)))
         except BaseException as error:
             # After an interrupt the devices stand between two rounds and could go on.
             if not isinstance(error, KeyboardInterrupt | RunStopped):
@@ -182,9 +199,12 @@ class SimulatedDevices:
         self._begin = None
         for number, registers in enumerate(self._registers):
             check_program(partial(self.cluster.read_register, number), registers)
-        ends = [node.device.statistics.irq_cycle for node in self.cluster.nodes]
+        ends = self.cluster.irq_cycles()
         self.runs += 1
         return max(end for end in ends if end is not None) - begin
+
+    def _run_cluster(self, progress: Callable[[Any], object] | None) -> None:
+        self.cluster.run(progress=progress)
 
     def snapshot(self) -> Snapshot | None:
         """The simulation in the middle of a run, between two windows; None if no run is begun.

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
+from fpgapipe.errors import UserError
 from fpgapipe.host.backends.base import Backend
 from fpgapipe.host.backends.simulated_devices import SimulatedDevices
+from fpgapipe.host.backends.snapshot import Pages
 from fpgapipe.hw.hls_models.cycles.core_cycles import MemorySpec
 
 if TYPE_CHECKING:
@@ -38,6 +40,8 @@ class SimulatorBackend(Backend):
         Whether blocks are simulated in C++, as for `chosen_simulation`.
     waves : WaveWindow, optional
         Waves to record in the first step.
+    comm : mpi4py.MPI.Comm, optional
+        Ranks that share the devices; this is rank 0 (`fpgapipe.host.backends.ranks`).
     """
 
     name = "sim"
@@ -52,19 +56,41 @@ class SimulatorBackend(Backend):
         threads: int | None = None,
         simulation: Simulation | None = None,
         waves: WaveWindow | None = None,
+        comm: Any = None,
     ) -> None:
         super().__init__(pipeline)
         parts = pipeline.parts
-        self._devices = SimulatedDevices(
-            [part.core for part in parts],
-            pipeline.images(parameters),
-            [memory] * len(parts) if isinstance(memory, MemorySpec) else memory,
-            pipeline.wiring,
-            wires,
-            threads=threads,
-            simulation=simulation,
-            waves=waves,
-        )
+        cores = [part.core for part in parts]
+        speeds = [memory] * len(parts) if isinstance(memory, MemorySpec) else list(memory)
+        if comm is None:
+            self._devices = SimulatedDevices(
+                cores,
+                pipeline.images(parameters),
+                speeds,
+                pipeline.wiring,
+                wires,
+                threads=threads,
+                simulation=simulation,
+                waves=waves,
+            )
+        else:
+            if waves:
+                raise UserError("waves are recorded by one process; leave mpirun out")
+            from fpgapipe.host.backends.ranked_devices import RankedDevices
+
+            images = list(pipeline.images(parameters))
+            self._devices = RankedDevices(
+                comm,
+                [image.size for image in images],
+                cores,
+                speeds,
+                pipeline.wiring,
+                wires,
+                threads=threads,
+                simulation=simulation,
+            )
+            for mine, image in zip(self._devices.memories, images, strict=True):
+                Pages.of(image).put(mine)
         self.simulation = str(self._devices.blocks)
         self.memories, self.cluster = self._devices.memories, self._devices.cluster
         self._pending: Snapshot | None = None
@@ -83,7 +109,8 @@ class SimulatorBackend(Backend):
         for number, part in enumerate(self.pipeline.parts):
             # The counter goes on from run to run, modulo 2^32; the instruction END is not counted.
             total = max(len(part.instructions) - 1, 1)
-            counted = self.cluster.progress_of(number)["INSTRUCTIONS"] - self._devices.runs * total
+            before = self._devices.runs * total
+            counted = self.cluster.progress_of(number).get("INSTRUCTIONS", before) - before
             done = (counted + (1 << 31)) % (1 << 32) - (1 << 31)
             found.append(min(max(done / total, 0.0), 1.0))
         return found

@@ -13,6 +13,7 @@ EXTRAS = {
     "numba": "fast",
     "sklearn": "data",
     "PIL": "data",
+    "mpi4py": "mpi",
 }
 """For each library, the extra of fpgapipe that installs it."""
 

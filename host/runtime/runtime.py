@@ -17,6 +17,7 @@ import numpy as np
 from fpgapipe.errors import UserError
 from fpgapipe.files import read_bytes, write_whole
 from fpgapipe.host.backends.model import ModelBackend
+from fpgapipe.host.backends.ranks import communicator
 from fpgapipe.host.backends.snapshot import Pages
 from fpgapipe.host.build.build import MANIFEST, MAX_MANIFEST_BYTES
 from fpgapipe.host.runtime.check import Check, ExactCheck, NumericCheck
@@ -249,6 +250,7 @@ def open_backend(
             threads=options.threads,
             simulation=options.simulation,
             waves=options.waves,
+            comm=communicator(),
         )
     return ModelBackend(build.pipeline, parameters)
 

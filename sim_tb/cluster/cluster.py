@@ -36,13 +36,14 @@ from fpgapipe.sim_tb.native.native import (
     check_value,
     refusal,
 )
-from fpgapipe.sim_tb.native.native_library import RawWire
-from fpgapipe.sim_tb.native.phy import WireCounts
+from fpgapipe.sim_tb.native.native_library import RawBeat, RawWire
+from fpgapipe.sim_tb.native.phy import WireCounts, WireSpec
 
-_MAX_WINDOW_CYCLES = 1024
+MAX_WINDOW_CYCLES = 1024
 _MIN_ROUND_CYCLES = 64
 _RESET_CYCLES = 4
 _MAX_CYCLES = 1 << 62
+_NO_LIMIT_S = 1e9
 
 
 @dataclass(frozen=True)
@@ -82,6 +83,9 @@ class Cluster:
     window_cycles : int, optional
         Cycles per window, at most the shortest delay of a wire and at most 1024; by default the
         largest possible number.
+    outside : sequence of ((int, int), WireSpec)
+        Ports, each given as the numbers of a node and a port, whose wires lead to another process;
+        the caller takes their beats (`take_raw`).
 
     Attributes
     ----------
@@ -103,6 +107,7 @@ class Cluster:
         *,
         threads: int | None = None,
         window_cycles: int | None = None,
+        outside: Sequence[tuple[tuple[int, int], WireSpec]] = (),
     ) -> None:
         self._handle: int | None = None
         self.nodes = tuple(nodes)
@@ -111,7 +116,7 @@ class Cluster:
             raise ValueError("a cluster must have nodes, each with a name of its own")
         self._check_connections()
         delays = [connection.wire.delay_cycles for connection in self.connections]
-        longest = min([*delays, _MAX_WINDOW_CYCLES])
+        longest = min([*delays, MAX_WINDOW_CYCLES])
         self.window_cycles = longest if window_cycles is None else window_cycles
         if not 1 <= self.window_cycles <= longest:
             raise ValueError(
@@ -128,6 +133,10 @@ class Cluster:
             handle, library = self._lent[connection.source[0]]
             raw = RawWire.of(connection.wire)
             library.fpgapipe_attach(handle, connection.source[1], ctypes.byref(raw))
+        for (number, port), wire in outside:
+            handle, library = self._lent[number]
+            raw = RawWire.of(wire)
+            library.fpgapipe_attach(handle, port, ctypes.byref(raw))
         members = [
             Member.of(handle, library, node.awaited and node.device.has_irq)
             for node, (handle, library) in zip(self.nodes, self._lent, strict=True)
@@ -328,7 +337,7 @@ class Cluster:
                 )
                 self._check()
                 if progress:
-                    progress(_progress(self.cycle, begin, begin_s, expected))
+                    progress(progress_of_run(self.cycle, begin, begin_s, expected))
         finally:
             for sampler in self._samplers:
                 sampler.collect(self._library, handle)
@@ -339,6 +348,62 @@ class Cluster:
         if until_irq and reason is Reason.CYCLES:
             raise self._stalled(f"not all interrupts came within {max_cycles} cycles")
         return self.cycle - begin
+
+    def begin(self, stall_cycles: int) -> None:
+        """Begin a run that `advance` goes through, and count the cycles of a stall from here."""
+        self._check()
+        self._library.fpgapipe_cluster_begin(self._open(), stall_cycles)
+
+    def advance(self, cycles: int) -> Reason:
+        """Run for a number of cycles, whatever interrupts say; returns the reason of the end.
+
+        It is `Reason.STALLED` when nothing has moved for the `stall_cycles` of `begin`; if they are
+        not less than a round, all `cycles` have run nevertheless.
+
+        Raises
+        ------
+        DeviceError
+            If a design breaks a rule of its buses.
+        """
+        reason = Reason(
+            self._library.fpgapipe_cluster_run(self._open(), cycles, False, _NO_LIMIT_S)
+        )
+        self._check()
+        return reason
+
+    def access_for(
+        self, number: int, address: int, value: int, write: bool, cycles: int
+    ) -> tuple[int, int]:
+        """Access a register for some cycles; returns the bus's response and the value.
+
+        The response is -2 if there is none yet; the next call then goes on with this access.
+        """
+        register = ctypes.c_uint32(value)
+        response = self._library.fpgapipe_cluster_access(
+            self._open(), number, address, ctypes.byref(register), write, cycles
+        )
+        self._check()
+        return response, register.value
+
+    def take_raw(self, number: int, port: int) -> bytes:
+        """Take the beats off the wire of a port, as bytes for `give_raw`."""
+        handle, library = self._lent[number]
+        count = ctypes.c_uint64()
+        raw = library.fpgapipe_flying(handle, port, ctypes.byref(count))
+        beats = ctypes.string_at(raw, count.value * ctypes.sizeof(RawBeat)) if count.value else b""
+        library.fpgapipe_taken(handle, port)
+        return beats
+
+    def give_raw(self, number: int, port: int, beats: bytes) -> None:
+        """Let beats that `take_raw` has taken in another process arrive at a port."""
+        handle, library = self._lent[number]
+        count = len(beats) // ctypes.sizeof(RawBeat)
+        library.fpgapipe_give(handle, port, (RawBeat * count).from_buffer_copy(beats), count)
+        self._check()
+
+    def irq_cycles(self) -> list[int | None]:
+        """First cycle since which each node's interrupt is high; None if it is low."""
+        return [node.device.statistics.irq_cycle for node in self.nodes]
 
     def state(self) -> tuple[bytes, ...]:
         """State of all devices and wires between two runs, without the contents of memories.
@@ -475,7 +540,8 @@ class Cluster:
         return self.nodes[number].device.wire_counts(port)
 
 
-def _progress(cycle: int, begin: int, begin_s: float, expected: int | None) -> Progress:
+def progress_of_run(cycle: int, begin: int, begin_s: float, expected: int | None) -> Progress:
+    """Progress of a run that began in cycle `begin` at the time `begin_s` (`perf_counter`)."""
     ran, elapsed_s = cycle - begin, time.perf_counter() - begin_s
     left_s = elapsed_s / ran * max(expected - ran, 0) if expected and ran else None
     return Progress(cycle, ran, elapsed_s, left_s)

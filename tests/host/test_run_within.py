@@ -3,10 +3,12 @@
 import json
 import os
 import re
+import shutil
 import signal
 import subprocess
 import sys
 import time
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -236,8 +238,8 @@ def built(tmp_path_factory):
     return folder
 
 
-def run(folder, *options, expected=0):
-    command = [sys.executable, "-m", "fpgapipe.host.cli.main", "run", folder, "--json"]
+def run(folder, *options, expected=0, launcher=()):
+    command = [*launcher, sys.executable, "-m", "fpgapipe.host.cli.main", "run", folder, "--json"]
     command += ["--no-validation", *options]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     assert done.returncode == expected, done.stderr
@@ -283,3 +285,29 @@ def test_waves_of_a_window_of_a_step(built):
     assert whole["difference"] is None
     times = [int(each) for each in re.findall(r"^#(\d+)$", path.read_text(), re.MULTILINE)]
     assert times == [times[0] + 5 * each for each in range(40)]
+
+
+@pytest.mark.sim
+@pytest.mark.slow
+def test_several_processes_leave_the_same_bits(built):
+    """The loss, the cycles and the last checkpoint are those of one process."""
+    pytest.importorskip("mpi4py", reason="mpi4py is not installed")
+    here = Path(sys.executable).parent
+    if not (launcher := shutil.which("mpiexec", path=here) or shutil.which("mpiexec")):
+        pytest.skip("no mpiexec")
+    begin = ("--data", "random", "--steps", "2")
+    path = built / "run/sim/checkpoints/step-00000002.ckpt"
+    whole, _ = run(built, *begin)
+    expected = path.read_bytes()
+    found, _ = run(built, *begin, "--check", launcher=(launcher, "-n", "2"))
+    assert found["difference"] is None
+    assert [found[name] for name in ("loss", "cycles")] == [
+        whole[name] for name in ("loss", "cycles")
+    ]
+    assert path.read_bytes() == expected
+    command = [launcher, "-n", "3", sys.executable, "-m", "fpgapipe.host.cli.main", "run", built]
+    done = subprocess.run(
+        [*command, *begin], capture_output=True, text=True, timeout=300, check=False
+    )
+    assert done.returncode
+    assert "error: 3 processes for 2 devices: each needs a device of its own" in done.stderr

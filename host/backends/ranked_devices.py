@@ -1,0 +1,195 @@
+"""Simulated devices that several MPI ranks share; rank 0 has copies of all memories."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import platform
+import signal
+import threading
+from typing import TYPE_CHECKING, Any, cast
+
+import numpy as np
+
+from fpgapipe.errors import UserError
+from fpgapipe.host.backends.simulated_devices import SimulatedDevices, cables_of, device_of
+from fpgapipe.host.backends.snapshot import Pages
+from fpgapipe.hw.hls_models.model.registers import RegisterMap
+from fpgapipe.sim_tb.cluster.cluster_nodes import Node
+from fpgapipe.sim_tb.cluster.ranks import LEAST_WINDOW_CYCLES, RankedCluster
+from fpgapipe.sim_tb.native.core_device import device_blocks
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator, Sequence
+
+    from numpy.typing import NDArray
+
+    from fpgapipe.host.backends.simulated_devices import End
+    from fpgapipe.host.backends.snapshot import Snapshot
+    from fpgapipe.hw.hls_models.cycles.core_cycles import MemorySpec
+    from fpgapipe.hw.hls_models.spec.core_spec import CoreSpec
+    from fpgapipe.sim_tb.cluster.cluster import Cluster
+    from fpgapipe.sim_tb.native.phy import WireSpec
+    from fpgapipe.sim_tb.substitutes.simulation import Simulation
+
+
+class RankedDevices(SimulatedDevices):
+    """Devices in lock-step, of which each rank has some; all ranks make the same calls.
+
+    Rank 0 calls for them: its calls reach the other ranks, which `serve` them
+    (`fpgapipe.host.backends.ranks`). Memories travel to their ranks before a run and back after it.
+
+    Parameters
+    ----------
+    comm : mpi4py.MPI.Comm
+    sizes : sequence of int
+        Size of each device's memory, bytes.
+    cores, memories, wiring, wires, threads, simulation
+        As for `SimulatedDevices`; the threads are those of each rank.
+
+    Raises
+    ------
+    UserError
+        On all ranks, if there are more ranks than devices, a wire is shorter than
+        `LEAST_WINDOW_CYCLES`, or a rank cannot make its devices.
+    """
+
+    def __init__(
+        self,
+        comm: Any,
+        sizes: Sequence[int],
+        cores: Sequence[CoreSpec],
+        memories: Sequence[MemorySpec],
+        wiring: Sequence[tuple[End, End]],
+        wires: Sequence[WireSpec],
+        *,
+        threads: int | None = None,
+        simulation: Simulation | None = None,
+    ) -> None:
+        if comm.size > len(cores):
+            raise UserError(
+                f"{comm.size} processes for {len(cores)} devices: each needs a device of its own"
+            )
+        shortest = min((wire.delay_cycles for wire in wires), default=LEAST_WINDOW_CYCLES)
+        if shortest < LEAST_WINDOW_CYCLES:
+            raise UserError(
+                f"several processes need links with a latency of {LEAST_WINDOW_CYCLES} cycles or "
+                f"more, not {shortest}; run without mpirun"
+            )
+        self._comm = comm
+        if not comm.rank:
+            values = {
+                "sizes": sizes,
+                "cores": cores,
+                "memories": memories,
+                "wiring": wiring,
+                "wires": wires,
+                "threads": threads,
+                "simulation": simulation,
+            }
+            comm.bcast(("create", values))
+        self._owners = [number * comm.size // len(cores) for number in range(len(cores))]
+        self._registers = [RegisterMap(core) for core in cores]
+        self._sizes = list(sizes)
+        self.memories: list[NDArray[np.uint8]] = []
+        self._begin = self._waves = None
+        self._designs = ()
+        self.runs = 0
+        with self._together():
+            nodes, fault = {}, ""
+            try:
+                self.blocks = device_blocks(cores[0], simulation)
+                for number, (core, size, behind) in enumerate(
+                    zip(cores, sizes, memories, strict=True)
+                ):
+                    if self._owners[number] == comm.rank:
+                        _, device = device_of(core, size, behind, simulation)
+                        self.memories.append(device.memory)
+                        name = f"device {number}"
+                        nodes[number] = Node(name, device, self._registers[number])
+                    else:
+                        # Only rank 0 has copies of the memories of others.
+                        self.memories.append(np.zeros(0 if comm.rank else size, np.uint8))
+            except UserError as error:
+                fault = f"process {comm.rank} on {platform.node()}: {error}"
+            if faults := [each for each in comm.allgather(fault) if each]:
+                raise UserError(faults[0])
+            if threads is None:
+                hosts = comm.allgather(platform.node())
+                here = hosts.count(platform.node())
+                threads = max(1, len(os.sched_getaffinity(0)) // here)
+            ranked = RankedCluster(
+                comm, self._owners, nodes, cables_of(wiring, wires), threads=threads
+            )
+            # It offers what this class uses of a cluster.
+            self.cluster = cast("Cluster", ranked)
+            self._ranked = ranked
+            self._links_up([end for pair in wiring for end in pair])
+
+    @contextlib.contextmanager
+    def _together(self) -> Iterator[None]:
+        """Keep Ctrl-C on rank 0 until the end of the context, so that no rank waits for ever."""
+        self._interrupted: list[int] = []
+        is_main = threading.current_thread() is threading.main_thread()
+        if self._comm.rank or not is_main:
+            yield
+            return
+        before = signal.getsignal(signal.SIGINT)
+        signal.signal(signal.SIGINT, lambda number, frame: self._interrupted.append(number))
+        try:
+            yield
+        finally:
+            signal.signal(signal.SIGINT, before)
+            if self._interrupted and callable(before):
+                before(signal.SIGINT, None)
+
+    def counters(self) -> list[dict[str, int]]:
+        """See `SimulatedDevices`."""
+        self._tell("counters")
+        with self._together():
+            return super().counters()
+
+    def run(
+        self,
+        entries: Sequence[int],
+        scalars: Sequence[Sequence[int]],
+        progress: Callable[[int], object] | None = None,
+    ) -> int:
+        """See `SimulatedDevices`."""
+        self._tell("run", list(entries), [list(each) for each in scalars])
+        with self._together():
+            self._move_memories(back=False)
+            cycles = super().run(entries, scalars, progress)
+            self._move_memories(back=True)
+        return cycles
+
+    def _run_cluster(self, progress: Callable[[Any], object] | None) -> None:
+        self._ranked.run(progress=progress, stops=lambda: self._interrupted)
+
+    def _tell(self, name: str, *arguments: Any) -> None:
+        if not self._comm.rank:
+            self._comm.bcast((name, arguments))
+
+    def _move_memories(self, *, back: bool) -> None:
+        """Send memories from rank 0 to the ranks that have the devices, or back."""
+        for number, (owner, memory) in enumerate(zip(self._owners, self.memories, strict=True)):
+            source, target = (owner, 0) if back else (0, owner)
+            if source == target:
+                continue
+            if self._comm.rank == source:
+                self._comm.send(Pages.of(memory), dest=target, tag=number)
+            elif self._comm.rank == target:
+                self._comm.recv(source=source, tag=number).put(memory)
+
+    def snapshot(self) -> Snapshot | None:
+        """None: a step of several ranks begins anew when it was stopped."""
+        return None
+
+    def fits(self, snapshot: Snapshot) -> bool:
+        """False, for the same reason."""
+        return False
+
+    def close(self) -> None:
+        """See `SimulatedDevices`."""
+        self._tell("close")
+        self._ranked.close()

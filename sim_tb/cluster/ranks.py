@@ -1,0 +1,298 @@
+"""A cluster whose devices belong to several processes, which run in lock-step over MPI.
+
+Each process, called a rank, has some of the devices and makes the same calls in the same order.
+After each window, of as many cycles as the shortest latency of a wire, all ranks exchange the beats
+on wires between them, and what decides whether the run goes on. So a run gives the same results,
+bit for bit and cycle by cycle, as `Cluster` does in one process, for any number of ranks.
+"""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING, Any, Protocol
+
+from fpgapipe.sim_tb.cluster.cluster import MAX_WINDOW_CYCLES, Cluster, Progress, progress_of_run
+from fpgapipe.sim_tb.cluster.cluster_library import Reason
+from fpgapipe.sim_tb.native.native import (
+    DeviceError,
+    StallError,
+    check_address,
+    check_value,
+    refusal,
+)
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping, Sequence
+
+    from fpgapipe.sim_tb.cluster.cluster_nodes import Connection, Node
+
+LEAST_WINDOW_CYCLES = 64
+"""Least latency of the wires: in shorter windows no counter could be read while devices run."""
+
+_TOLD_S = 1.0
+
+
+class Communicator(Protocol):
+    """What a rank needs of ``mpi4py.MPI.Comm``."""
+
+    rank: int
+    size: int
+
+    def allgather(self, sendobj: Any) -> list[Any]:
+        """Give an object to all ranks; returns those of all ranks, in their order."""
+
+    def bcast(self, obj: Any, root: int = 0) -> Any:
+        """Give an object of rank `root` to all ranks; returns it."""
+
+
+@dataclass(frozen=True)
+class _Window:
+    """What a rank tells all others after a window."""
+
+    beats: dict[int, bytes] = field(default_factory=dict)
+    error: str = ""
+    is_over: bool = False
+    is_stalled: bool = False
+    stops: bool = False
+    progress: dict[int, dict[str, int]] = field(default_factory=dict)
+
+
+class RankedCluster:
+    """Devices of several ranks in lock-step; offers what a run of programs needs of `Cluster`.
+
+    All ranks create it, and call its methods, in the same order and with equal arguments, but for
+    `progress` and `stops`, which only rank 0 has.
+
+    Parameters
+    ----------
+    comm : Communicator
+    owners : sequence of int
+        Rank that has each node.
+    nodes : mapping of int to Node
+        Nodes of this rank by number.
+    connections : sequence of Connection
+        All wires.
+    threads : int, optional
+        Number of threads of this rank.
+
+    Raises
+    ------
+    ValueError
+        If a rank has no node, a node of this rank is missing, or a wire has fewer than
+        `LEAST_WINDOW_CYCLES` cycles.
+    """
+
+    def __init__(
+        self,
+        comm: Communicator,
+        owners: Sequence[int],
+        nodes: Mapping[int, Node],
+        connections: Sequence[Connection],
+        *,
+        threads: int | None = None,
+    ) -> None:
+        if set(owners) != set(range(comm.size)):
+            raise ValueError(f"each of {comm.size} ranks must have a node of {len(owners)}")
+        self._comm = comm
+        self.owners = tuple(owners)
+        own = [number for number, owner in enumerate(owners) if owner == comm.rank]
+        if sorted(nodes) != own:
+            raise ValueError(f"rank {comm.rank} must have the nodes {own}, not {sorted(nodes)}")
+        self._places = {number: place for place, number in enumerate(own)}
+        delays = [connection.wire.delay_cycles for connection in connections]
+        self.window_cycles = min([*delays, MAX_WINDOW_CYCLES])
+        if self.window_cycles < LEAST_WINDOW_CYCLES:
+            raise ValueError(
+                f"wires of several ranks need {LEAST_WINDOW_CYCLES} cycles or more, not "
+                f"{self.window_cycles}"
+            )
+        within: list[Connection] = []
+        self._leaving: dict[int, tuple[int, int]] = {}
+        self._coming: dict[int, tuple[int, int]] = {}
+        for index, each in enumerate(connections):
+            for number, port in (each.source, each.target):
+                if number in nodes and nodes[number].device.link_bytes.get(port) != (
+                    each.wire.phy_bytes
+                ):
+                    raise ValueError(f"{nodes[number].name} has no link {port} for its wire")
+            source, target = (self._places.get(end[0]) for end in (each.source, each.target))
+            if source is not None and target is not None:
+                within.append(
+                    replace(each, source=(source, each.source[1]), target=(target, each.target[1]))
+                )
+            elif source is not None:
+                self._leaving[index] = (source, each.source[1])
+            elif target is not None:
+                self._coming[index] = (target, each.target[1])
+        outside = [(end, connections[index].wire) for index, end in self._leaving.items()]
+        self._local = Cluster(
+            [nodes[number] for number in own], within, threads=threads, outside=outside
+        )
+        self._awaits = [
+            node.device for node in self._local.nodes if node.awaited and node.device.has_irq
+        ]
+        self._told: dict[int, dict[str, int]] = {}
+
+    def close(self) -> None:
+        """End the simulation of this rank's devices; their memories stay valid."""
+        self._local.close()
+
+    @property
+    def cycle(self) -> int:
+        """Cycles since the devices were created, the same on all ranks."""
+        return self._local.cycle
+
+    def write_register(
+        self, number: int, address: int, value: int, *, max_cycles: int = 1000
+    ) -> None:
+        """Write 32 bits to a register of a node; all devices run until the node responds.
+
+        Raises
+        ------
+        DeviceError
+            On all ranks, if the node responds with an error or not within `max_cycles`, or if
+            another device fails.
+        """
+        check_value(value)
+        self._access(number, address, value, True, max_cycles)
+
+    def read_register(self, number: int, address: int, *, max_cycles: int = 1000) -> int:
+        """Read a register of 32 bits; runs and raises as `write_register` does."""
+        return self._access(number, address, 0, False, max_cycles)
+
+    def _access(self, number: int, address: int, value: int, write: bool, max_cycles: int) -> int:
+        check_address(address)
+        place, owner = self._places.get(number), self.owners[number]
+        response, left = -2, max_cycles
+        while response == -2 and left > 0:
+            before, error = self.cycle, ""
+            if place is not None:
+                most = min(self.window_cycles, left)
+                try:
+                    response, value = self._local.access_for(place, address, value, write, most)
+                except DeviceError as found:
+                    error = str(found)
+            ran = self.cycle - before
+            response, value, ran, error = self._comm.bcast(
+                (response, value, ran, error), root=owner
+            )
+            if place is None and ran:
+                error = error or self._advance(ran)[1]
+            self._exchange(_Window(self._take(), error))
+            left -= ran
+        if response == -2:
+            raise DeviceError(
+                f"node {number}: cycle {self.cycle}: the design did not answer a register access "
+                f"within {max_cycles} cycles"
+            )
+        if response:
+            raise DeviceError(f"node {number}: {refusal(address, write, response)}")
+        return value
+
+    def _advance(self, cycles: int) -> tuple[Reason, str]:
+        """Run this rank's devices; returns the reason of the end, and an error."""
+        try:
+            return self._local.advance(cycles), ""
+        except DeviceError as error:
+            return Reason.FAILED, str(error)
+
+    def _take(self) -> dict[int, bytes]:
+        """Take the beats off the wires to other ranks."""
+        found = {}
+        for index, (place, port) in self._leaving.items():
+            if beats := self._local.take_raw(place, port):
+                found[index] = beats
+        return found
+
+    def _exchange(self, own: _Window) -> list[_Window]:
+        """Tell all ranks about a window, and put the beats that come onto this rank's ports."""
+        heard: list[_Window] = self._comm.allgather(own)
+        error = next((each.error for each in heard if each.error), "")
+        if error:
+            raise DeviceError(error)
+        for each in heard:
+            for index, beats in each.beats.items():
+                if end := self._coming.get(index):
+                    self._local.give_raw(*end, beats)
+            self._told |= each.progress
+        return heard
+
+    def run(
+        self,
+        *,
+        stall_cycles: int = 200_000,
+        progress: Callable[[Progress], object] | None = None,
+        progress_s: float = 0.1,
+        stops: Callable[[], object] | None = None,
+    ) -> int:
+        """Run until all awaited interrupts are high.
+
+        If `progress` raises an exception on rank 0, or `stops` is true there, all ranks end the run
+        after the same window: rank 0 with that exception, all others with `Interrupted`.
+
+        Returns
+        -------
+        int
+            Number of cycles that ran.
+
+        Raises
+        ------
+        StallError
+            On all ranks, if no device has made progress for `stall_cycles`.
+        DeviceError
+            On all ranks, if a design breaks a rule of its buses.
+        """
+        begin, begin_s = self.cycle, time.perf_counter()
+        last_s = told_s = begin_s
+        stop: BaseException | None = None
+        self._local.begin(stall_cycles)
+        reason, error = Reason.CYCLES, ""
+        while True:
+            now = time.perf_counter()
+            tells = now - told_s >= _TOLD_S
+            told_s = now if tells else told_s
+            heard = self._exchange(
+                _Window(
+                    self._take(),
+                    error,
+                    all(each.statistics.irq_cycle is not None for each in self._awaits),
+                    reason is Reason.STALLED,
+                    stop is not None or bool(stops and stops()),
+                    {
+                        number: self._local.progress_of(place)
+                        for number, place in (self._places.items() if tells else ())
+                    },
+                )
+            )
+            if heard[0].stops:
+                raise stop or Interrupted
+            if all(each.is_over for each in heard):
+                return self.cycle - begin
+            if all(each.is_stalled for each in heard):
+                raise StallError(f"cycle {self.cycle}: nothing has moved for {stall_cycles} cycles")
+            reason, error = self._advance(self.window_cycles)
+            if progress and time.perf_counter() - last_s >= progress_s:
+                last_s = time.perf_counter()
+                try:
+                    progress(progress_of_run(self.cycle, begin, begin_s, None))
+                except BaseException as found:  # it is raised when all ranks know
+                    stop = found
+
+    def progress_of(self, number: int) -> dict[str, int]:
+        """Progress counters of a node, as `Cluster.progress_of`; those of others are older."""
+        place = self._places.get(number)
+        return self._told.get(number, {}) if place is None else self._local.progress_of(place)
+
+    def irq_cycles(self) -> list[int | None]:
+        """First cycle since which each node's interrupt is high; None if it is low."""
+        own = {
+            number: self._local.nodes[place].device.statistics.irq_cycle
+            for number, place in self._places.items()
+        }
+        found = {key: value for each in self._comm.allgather(own) for key, value in each.items()}
+        return [found[number] for number in range(len(self.owners))]
+
+
+class Interrupted(Exception):
+    """Rank 0 has stopped a run."""

@@ -1,0 +1,197 @@
+"""Clusters whose devices belong to several ranks: the same results for any number of them."""
+
+import json
+import shutil
+import subprocess
+import sys
+import threading
+from pathlib import Path
+
+import pytest
+from link_designs import DIGEST, FAULT, FAULTS, RECEIVED, SENDS, STEP, UNTIL, LinkDesign
+from test_cluster import BAD_WIRE, mesh
+
+from fpgapipe.sim_tb.cluster.cluster import Cluster
+from fpgapipe.sim_tb.cluster.cluster_nodes import Node
+from fpgapipe.sim_tb.cluster.ranks import Interrupted, RankedCluster
+from fpgapipe.sim_tb.native.native import DeviceError, NativeDevice, StallError, build_native
+from fpgapipe.sim_tb.native.verilate import verilog_of
+
+pytestmark = pytest.mark.sim
+
+LAUNCHER = shutil.which("mpiexec", path=Path(sys.executable).parent) or shutil.which("mpiexec")
+
+
+@pytest.fixture(scope="module")
+def library():
+    return build_native(verilog_of(LinkDesign()))
+
+
+class Threads:
+    """What a rank needs of MPI, for ranks that are threads of one process."""
+
+    def __init__(self, rank, size, shared):
+        self.rank, self.size, self._shared = rank, size, shared
+
+    def allgather(self, sendobj):
+        self._shared["values"][self.rank] = sendobj
+        self._shared["barrier"].wait(60)
+        found = list(self._shared["values"])
+        self._shared["barrier"].wait(60)
+        return found
+
+    def bcast(self, obj, root=0):
+        return self.allgather(obj)[root]
+
+
+def in_ranks(size, job):
+    """Results of a function that each rank calls with its communicator."""
+    shared = {"values": [None] * size, "barrier": threading.Barrier(size)}
+    found, errors = [None] * size, [None] * size
+
+    def run(rank):
+        try:
+            found[rank] = job(Threads(rank, size, shared))
+        except Exception as error:  # it is what the test looks at
+            errors[rank] = error
+
+    ranks = [threading.Thread(target=run, args=(rank,)) for rank in range(size)]
+    for each in ranks:
+        each.start()
+    for each in ranks:
+        each.join()
+    return found, errors
+
+
+def nodes_of(library, numbers):
+    return {n: Node(f"d{n}", NativeDevice(library), awaited=n == 0) for n in numbers}
+
+
+def results(one, run):
+    """Run loads on all links until node 0 has received enough; what becomes of it."""
+    for index in range(4):
+        for port in range(3):
+            one.write_register(index, STEP * port + SENDS, 600 + 100 * port + index)
+    one.write_register(0, UNTIL, 500)
+    found = [run(), one.cycle, one.irq_cycles()]
+    for index in range(4):
+        for port in range(3):
+            found += [one.read_register(index, STEP * port + at) for at in (DIGEST, RECEIVED)]
+    return [*found, one.cycle]
+
+
+def ranked(comm, library, owners, latency=80, **options):
+    own = [number for number, owner in enumerate(owners) if owner == comm.rank]
+    return RankedCluster(comm, owners, nodes_of(library, own), mesh(latency, **BAD_WIRE), **options)
+
+
+def alone(library, latency=80):
+    """What one process finds."""
+    with Cluster(list(nodes_of(library, range(4)).values()), mesh(latency, **BAD_WIRE)) as one:
+        return results(one, one.run)
+
+
+@pytest.mark.parametrize(
+    "owners", [(0,) * 4, (0, 0, 1, 1), (1, 0, 0, 1), (0, 1, 2, 2), (3, 2, 1, 0)]
+)
+def test_the_result_does_not_depend_on_the_ranks(library, owners):
+    """Digests of beats and their cycles, on wires with all kinds of errors."""
+
+    def job(comm):
+        one = ranked(comm, library, owners, threads=1 + comm.rank % 2)
+        found = results(one, one.run)
+        one.close()
+        return found
+
+    found, errors = in_ranks(max(owners) + 1, job)
+    assert errors == [None] * len(errors)
+    expected = alone(library)
+    assert expected[2][0] is not None
+    assert all(each == expected for each in found)
+
+
+def test_errors_are_those_of_all_ranks(library):
+    """A rule that a device of one rank breaks, and a cluster in which nothing moves."""
+
+    def broken(comm):
+        one = ranked(comm, library, (0, 1, 1, 1))
+        one.write_register(2, FAULT, 1 << FAULTS.index("data"))
+        return results(one, one.run)
+
+    _, errors = in_ranks(2, broken)
+    assert {str(each) for each in errors} == {str(errors[0])}
+    assert isinstance(errors[0], DeviceError)
+    assert "d2: cycle" in str(errors[0])
+    assert "m_axis_link0_tdata, tkeep or tlast changed" in str(errors[0])
+
+    def stalled(comm):
+        one = ranked(comm, library, (0, 1, 1, 1))
+        one.write_register(0, UNTIL, 500)
+        return one.run(stall_cycles=4000)
+
+    _, errors = in_ranks(2, stalled)
+    assert all(isinstance(each, StallError) for each in errors)
+    assert "nothing has moved for 4000 cycles" in str(errors[1])
+
+
+def test_rank_0_stops_all(library):
+    """They stand at the same cycle and go on to what an undisturbed run finds."""
+
+    def job(comm):
+        one = ranked(comm, library, (0, 0, 1, 1))
+
+        def run():
+            stops = iter((False, False, True))
+            with pytest.raises(Interrupted):
+                one.run(stops=lambda: comm.rank == 0 and next(stops))
+            return one.run() + 2 * one.window_cycles
+
+        return results(one, run)
+
+    found, errors = in_ranks(2, job)
+    assert errors == [None, None]
+    expected = alone(library)
+    # The run ends at a border of windows, which the stop has not moved.
+    assert found == [expected, expected]
+
+
+@pytest.mark.parametrize(
+    ("owners", "latency", "says"),
+    [
+        ((0, 0, 0, 0), 80, r"^each of 2 ranks must have a node of 4$"),
+        ((0, 0, 1, 1), 63, r"^wires of several ranks need 64 cycles or more, not 63$"),
+    ],
+)
+def test_refuses(library, owners, latency, says):
+    _, errors = in_ranks(2, lambda comm: ranked(comm, library, owners, latency))
+    for each in errors:
+        assert isinstance(each, ValueError)
+        with pytest.raises(ValueError, match=says):
+            raise each
+
+
+PROGRAM = """
+import json, sys
+sys.path[:0] = json.loads(sys.argv[2])
+from pathlib import Path
+from mpi4py import MPI
+import test_ranks
+comm = MPI.COMM_WORLD
+one = test_ranks.ranked(comm, Path(sys.argv[1]), tuple(n * comm.size // 4 for n in range(4)))
+found = test_ranks.results(one, one.run)
+if comm.rank == 0:
+    print(json.dumps(found))
+"""
+
+
+@pytest.mark.parametrize("size", [1, 2, 4])
+def test_over_mpi(library, size, tmp_path):
+    pytest.importorskip("mpi4py", reason="mpi4py is not installed")
+    if not LAUNCHER:
+        pytest.skip("no mpiexec")
+    (tmp_path / "program.py").write_text(PROGRAM)
+    command = [LAUNCHER, "-n", str(size), sys.executable, tmp_path / "program.py", library]
+    command.append(json.dumps([str(Path(__file__).parent), *sys.path[1:]]))
+    done = subprocess.run(command, capture_output=True, text=True, timeout=300, check=False)
+    assert done.returncode == 0, done.stderr
+    assert json.loads(done.stdout) == alone(library)
