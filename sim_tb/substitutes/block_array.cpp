@@ -130,7 +130,17 @@ class Array final : public fpgapipe::Substitute {
         place_ = place_ + 1 == latency_ ? 0 : place_ + 1;
         int16_t* here = vectors_.data() + size_t(place_) * 2 * pairs_;
         for (unsigned r = 0; r < rows_; ++r) here[r] = vector[r];
-        compute(place_, active_.data());
+        // An idle engine shows the same vector again, whose sums are those of the one before.
+        const unsigned last = place_ ? place_ - 1 : latency_ - 1;
+        const size_t vector_size = size_t(2) * pairs_ * sizeof *here;
+        if (is_settled_ && !std::memcmp(here, vectors_.data() + size_t(last) * 2 * pairs_,
+                                        vector_size)) {
+            std::memcpy(sums_.data() + size_t(place_) * wide_,
+                        sums_.data() + size_t(last) * wide_, wide_ * sizeof(int32_t));
+        } else {
+            compute(place_, active_.data());
+        }
+        is_settled_ = !swap || forgets_;
         if (swap) {
             const int16_t* before = active_.data();
             swaps_.push_back({now_, std::vector<int16_t>(before, before + matrix_size())});
@@ -147,6 +157,7 @@ class Array final : public fpgapipe::Substitute {
 
     // Drop the marks of loads and swaps that are under way.
     void reset() {
+        is_settled_ = false;
         for (unsigned c = 0; c < cols_; ++c) {
             auto& history = loads_[c];
             if (now_ - history.back().tick + 1 < rows_) {
@@ -194,7 +205,7 @@ class Array final : public fpgapipe::Substitute {
         for (auto* words : {&vectors_, &spare_, &active_}) words->archive(archive);
         sums_.archive(archive);
         for (auto& history : loads_) archive(history);
-        archive(swaps_, now_, place_);
+        archive(swaps_, now_, place_, is_settled_);
     }
 
   private:
@@ -230,6 +241,8 @@ class Array final : public fpgapipe::Substitute {
     std::deque<Swap> swaps_;               // those that may not have reached all cells
     uint64_t now_ = 0;                     // number of ticks
     unsigned place_ = 0;                   // place of the last vector in the rings
+    const bool forgets_ = fpgapipe::faulty("array that forgets a swap");
+    bool is_settled_ = true;  // whether the last sums are those of the active weights
 };
 
 }  // namespace

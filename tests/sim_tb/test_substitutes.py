@@ -104,6 +104,20 @@ def test_a_saved_state_has_that_of_the_substitutes(small, cycles, monkeypatch):
             assert other.run(stall_cycles=None) + cycles == last
 
 
+@pytest.mark.parametrize(
+    ("fault", "signal"),
+    [("array that forgets a swap", "sums"), ("quantiser that forgets bits", r"o__\d+")],
+)
+def test_comparison_sees_work_that_was_skipped_wrongly(small, fault, signal, monkeypatch):
+    """Equal inputs need no new computation, unless something else has changed meanwhile."""
+    monkeypatch.setenv("FPGAPIPE_FAULT", fault)
+    with (
+        NativeDevice(small) as device,
+        pytest.raises(DeviceError, match=rf"differs from its Verilog in signal {signal}$"),
+    ):
+        device.run(stall_cycles=None)
+
+
 def test_instances_have_their_own_state(small):
     """Two devices in two threads, one of them reset in between, run as one alone does."""
     with NativeDevice(small) as one, NativeDevice(small) as other:
