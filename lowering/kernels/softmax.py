@@ -15,7 +15,7 @@ from fpgapipe.lowering.tiling.rows import MINUS_Y, Rows, times
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from fpgapipe.lowering.kernels.dropout import Draw
+    from fpgapipe.lowering.tiling.draw import Draw
     from fpgapipe.lowering.tiling.kernel import Region, Step, Tensor, VectorKernel
 
 MOST_ELEMENTS = 1 << 16

@@ -241,6 +241,8 @@ class VectorKernel:
         Number of copies of each buffer that is not kept, 2 or 1.
     tensors : mapping of str to str
         Names of the tensors by those that the tiles have, where they differ; see `renamed`.
+    skipped : int
+        Number of random vectors that instructions skip besides those that they name.
 
     Raises
     ------
@@ -255,6 +257,7 @@ class VectorKernel:
     region: "Region"
     buffer_count: int = 2
     tensors: Mapping[str, str] = field(default_factory=dict)
+    skipped: int = 0
 
     def __post_init__(self) -> None:
         needed = room_of(self.buffers, self.buffer_count)
@@ -286,7 +289,7 @@ class VectorKernel:
         """Names of the tensors that the kernel stores."""
         return frozenset(self.tensors.get(each, each) for each in self._template.stored)
 
-    def renamed(self, name: str, tensors: Mapping[str, str]) -> "VectorKernel":
+    def renamed(self, name: str, tensors: Mapping[str, str], *, skipped: int = 0) -> "VectorKernel":
         """Return the same kernel for other tensors, which shares the instructions.
 
         Parameters
@@ -294,18 +297,25 @@ class VectorKernel:
         name : str
             Name of the kernel.
         tensors : mapping of str to str
-            Names of the other tensors by those that the tiles have.
+            Names of the other tensors by those that the kernel has.
+        skipped : int
+            Number of random vectors that it skips besides those that the kernel skips.
         """
-        _ = self._template  # made once for all
+        made = self._template  # made once for all
+        now = {each: self.tensors.get(each, each) for each in (*made.loaded, *made.stored)}
+        names = {each: tensors.get(known, known) for each, known in now.items()}
         found = object.__new__(VectorKernel)
-        found.__dict__.update(self.__dict__, name=name, tensors=tensors)
+        found.__dict__.update(
+            self.__dict__, name=name, tensors=names, skipped=self.skipped + skipped
+        )
         return found
 
     def instructions(self, addresses: Mapping[str, int]) -> list[Instruction]:
         """See `Kernel`."""
         found = self._template
         own = (*found.loaded, *found.stored)
-        return found.program.placed({each: addresses[self.tensors.get(each, each)] for each in own})
+        places = {each: addresses[self.tensors.get(each, each)] for each in own}
+        return found.program.placed(places, self.skipped)
 
     @cached_property
     def _template(self) -> "_VectorTemplate":

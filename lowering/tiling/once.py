@@ -1,13 +1,15 @@
 """Kernels of the vector engine that are made once for all micro-batches, layers and stages.
 
 Kernels that differ only in the names of their tensors have the same instructions, apart from
-addresses in memory. Thus a kernel is made once for each shape, and renamed.
+addresses in memory. Thus a kernel is made once for each shape, and renamed. Where random numbers
+are drawn, kernels also differ in how many of them are skipped, which is added in the same way.
 """
 
 from collections.abc import Callable, Mapping
 from functools import wraps
 from typing import Any, Concatenate, ParamSpec
 
+from fpgapipe.lowering.tiling.draw import Draw
 from fpgapipe.lowering.tiling.kernel import Tensor, VectorKernel
 
 MOST_KEPT = 512
@@ -23,13 +25,15 @@ def made_once(
 
     The first argument of the function is the kernel's name. Tensors are among the other arguments,
     or in mappings or sequences among them. All arguments have to be values whose `repr` says all
-    that they are; a function among them would be no such value.
+    that they are; a function among them would be no such value. At most one of them is a `Draw`.
     """
     known: dict[str, VectorKernel] = {}
 
     @wraps(make)
     def found(name: str, /, *args: _P.args, **kwargs: _P.kwargs) -> VectorKernel:
         numbers: dict[str, str] = {}
+        draws = [each for each in (*args, *kwargs.values()) if isinstance(each, Draw)]
+        assert len(draws) <= 1, "a kernel draws from one sequence of random numbers"
         like: Any = [_numbered(each, numbers) for each in args]
         named: Any = {key: _numbered(each, numbers) for key, each in kwargs.items()}
         question = repr((like, named))
@@ -43,13 +47,16 @@ def made_once(
             while len(known) >= MOST_KEPT:
                 del known[next(iter(known))]
             known[question] = kernel
-        return kernel.renamed(name, {number: tensor for tensor, number in numbers.items()})
+        names = {number: tensor for tensor, number in numbers.items()}
+        return kernel.renamed(name, names, skipped=sum(each.skipped for each in draws))
 
     return found
 
 
 def _numbered(value: Any, numbers: dict[str, str]) -> Any:
-    """The value with tensors called by numbers; tensors of one name have one number."""
+    """The value with tensors called by numbers, which those of one name share, and first draws."""
+    if isinstance(value, Draw):
+        return value.from_zero
     if isinstance(value, Tensor):
         number = numbers.setdefault(value.name, str(len(numbers)))
         return Tensor(number, value.shape, value.format)

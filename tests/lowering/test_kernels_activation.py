@@ -13,7 +13,8 @@ from fpgapipe.lowering.kernels.activation import (
     add_bias,
     bias_gradient,
 )
-from fpgapipe.lowering.kernels.dropout import Draw, drop
+from fpgapipe.lowering.kernels.dropout import drop
+from fpgapipe.lowering.tiling.draw import Draw
 from fpgapipe.lowering.tiling.kernel import Tensor
 
 SHAPES = [(1, 1, 1, 1), (2, 3, 5, 3), (1, 4, 4, 17), (3, 7, 9, 33), (70, 16), (1000, 40), (5, 2048)]

@@ -6,13 +6,14 @@ import torch
 from kernel_cases import REGION, drawn, error, execute, same_bits
 
 from fpgapipe.hw.hls_models.numerics.element_format import BF16, FP32
-from fpgapipe.lowering.kernels.dropout import Draw, drop_factors
+from fpgapipe.lowering.kernels.dropout import drop_factors
 from fpgapipe.lowering.kernels.layer_norm import (
     layer_norm,
     layer_norm_gradient,
     parameter_gradient,
 )
 from fpgapipe.lowering.kernels.softmax import softmax, softmax_gradient
+from fpgapipe.lowering.tiling.draw import Draw
 from fpgapipe.lowering.tiling.kernel import Region, Tensor
 
 SHAPES = [(1, 1), (3, 10), (70, 17), (2, 3, 45), (130, 16), (9, 1100), (40, 768), (1000, 5)]

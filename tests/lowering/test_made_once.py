@@ -5,7 +5,10 @@ import pytest
 from fpgapipe.hw.hls_models.isa.vector_op import Addend, Constant
 from fpgapipe.hw.hls_models.numerics.element_format import BF16
 from fpgapipe.lowering.kernels.activation import add
+from fpgapipe.lowering.kernels.dropout import draw_factors, drop
+from fpgapipe.lowering.kernels.softmax import softmax, softmax_gradient
 from fpgapipe.lowering.tiling.channels import EachStep, channel_kernel
+from fpgapipe.lowering.tiling.draw import Draw
 from fpgapipe.lowering.tiling.elementwise import FlatStep, flat_kernel
 from fpgapipe.lowering.tiling.kernel import Region, Tensor
 
@@ -51,6 +54,53 @@ def test_a_tensor_that_is_read_twice_or_written_in_place_has_one_address():
     assert kernel.instructions({"x": 64}) == added(tensor, tensor, tensor, once=False).instructions(
         {"x": 64}
     )
+
+
+@pytest.mark.parametrize("make", [drop, draw_factors, softmax, softmax_gradient])
+def test_random_numbers_are_those_of_the_layer_and_the_micro_batch(make):
+    """What a kernel skips is added to what its instructions skip, as addresses are."""
+
+    def drawing(made, draw):
+        names = ["x", "y"]
+        tensors = [Tensor(name, (3, 64, 96)) for name in ("x", "y", "z")]
+        options = {"draw": draw}
+        if make is softmax:
+            options |= {"causal": True, "dropped": tensors.pop()}
+        elif make is softmax_gradient:
+            options |= {"causal": True}
+        else:
+            tensors.pop()
+        kernel = made("kernel", *tensors, REGION, **options)
+        addresses = dict.fromkeys([*names, "z"], 0) | {"y": 1 << 20, "z": 1 << 21}
+        return [each.encode() for each in kernel.instructions(addresses)]
+
+    draws = [Draw(0.1, 0, 2), Draw(0.1, 3, 2), Draw(0.1, 3, 2, first=7), Draw(0.1, 0, 4, first=7)]
+    found = [drawing(make, draw) for draw in draws]
+    assert found == [drawing(make.__wrapped__, draw) for draw in draws]
+    assert len({tuple(each) for each in found}) == len(draws)
+
+
+def test_one_kernel_serves_all_draws():
+    """A softmax is not made again for each micro-batch, though its random numbers differ."""
+    kernels = [
+        softmax(f"{first}", x, y, REGION, dropped=z, draw=Draw(0.3, 5, 0, first=first))
+        for first in range(4)
+        for x, y, z in ([Tensor(name, (3, 80, 96)) for name in "xyz"],)
+    ]
+    made = {id(each.pieces) for each in kernels}
+    assert len(made) == 1
+    assert [each.skipped - (5 << 36) for each in kernels] == [0, 1, 2, 3]
+
+
+def test_a_kernel_that_was_renamed_is_renamed_again():
+    """Also if its own function makes it with another order of tensors."""
+    x, y = Tensor("x", (700, 48)), Tensor("y", (700, 48))
+    once = add("sum", x, y, y, REGION).renamed("other", {"x": "a", "y": "b"})
+    assert once.reads == {"a", "b"}
+    assert once.writes == {"b"}
+    again = once.renamed("third", {"a": "b", "b": "a"})
+    assert again.writes == {"a"}
+    assert again.instructions({"a": 0, "b": 64}) == once.instructions({"b": 0, "a": 64})
 
 
 def test_kernels_differ_with_all_that_their_arguments_say():

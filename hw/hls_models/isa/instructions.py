@@ -318,6 +318,14 @@ class Instruction:
         found.__dict__.update(self.__dict__, body=body)
         return found
 
+    def skipping(self, vectors: int) -> "Instruction":
+        """Return the VECTOR instruction, which draws, so that it skips more random vectors."""
+        found = object.__new__(Instruction)
+        random = self.body["random"]
+        body = {**self.body, "random": {**random, "first": random["first"] + vectors}}
+        found.__dict__.update(self.__dict__, body=body)
+        return found
+
     def with_semaphores(self, wait: int | None = None, signal: int | None = None) -> "Instruction":
         """Return the instruction with a further semaphore to wait for, or to signal."""
         found = object.__new__(Instruction)

@@ -19,7 +19,7 @@ from fpgapipe.network.operators.tensors import normalise_axis
 if TYPE_CHECKING:
     from collections.abc import Collection, Mapping
 
-    from fpgapipe.lowering.kernels.dropout import Draw
+    from fpgapipe.lowering.tiling.draw import Draw
     from fpgapipe.lowering.tiling.kernel import Tensor
     from fpgapipe.lowering.units.microbatch import MicroBatch
     from fpgapipe.network.graph import Layer

@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING
 
 from fpgapipe.hw.hls_models.numerics.element_format import FP32
 from fpgapipe.lowering.kernels.broadcast import broadcast
-from fpgapipe.lowering.kernels.dropout import Draw, draw_factors, drop, kept_of
+from fpgapipe.lowering.kernels.dropout import draw_factors, drop
+from fpgapipe.lowering.tiling.draw import Draw, kept_of
 from fpgapipe.lowering.units.layouts import Layout, channels_last
 from fpgapipe.lowering.units.registry import Surroundings, runs
 from fpgapipe.lowering.units.unit import Unit
