@@ -228,3 +228,17 @@ def test_links_are_counted():
     assert wide.lut - links((LinkEngineSpec(),), 64).lut == pytest.approx(8402 - 5088, rel=0.01)
     assert wide.ff - links((LinkEngineSpec(),), 64).ff == pytest.approx(7052 - 4654, rel=0.01)
     assert set(block_resources(linked)) - set(block_resources(spec)) == {"links"}
+
+
+def test_two_links_have_further_semaphores():
+    """A sequencer with a vector engine and two links, counted with 24 semaphores and with 32."""
+    spec = CoreSpec(8, 16, 1, 256, ScratchpadSpec(2, 1 << 14), 64)
+
+    def control(engines, links):
+        one = dataclasses.replace(spec, num_engines=engines, links=(LinkEngineSpec(),) * links)
+        return block_resources(one)["control"]
+
+    assert control(1, 2).lut - control(1, 1).lut == 6843 - 6260
+    assert control(1, 2).ff - control(1, 1).ff == 12071 - 11767
+    assert control(1, 1) == control(1, 0)
+    assert control(2, 2) == control(2, 1)  # of two engines there are 32 with two links anyway

@@ -24,8 +24,8 @@ MAX_LINKS = 4
 """Largest number of links of a core."""
 
 CORE_SEMAPHORES, LINK_SEMAPHORES, ENGINE_SEMAPHORES = 16, 4, 8
-"""Semaphores of a core with one GEMM engine and no links, further ones for each link, and further
-ones for each further engine."""
+"""Semaphores of a core with one GEMM engine and no links, further ones for a link, and further
+ones for each further engine. With several links a core has all that instructions can name."""
 
 MAX_SEMAPHORE = 255
 """Largest count of a semaphore; one more signal is an error."""
@@ -409,7 +409,13 @@ def span_of(instruction: Instruction) -> Span:
 
 
 def semaphores_of_core(num_links: int, num_engines: int) -> int:
-    """Number of semaphores of a core; its programs may not name others."""
+    """Number of semaphores of a core; its programs may not name others.
+
+    Kernels use 10 themselves. Between them there is one for each pair of engines of which one waits
+    for the other: at most 7 with one link, and 19 with two.
+    """
+    if num_links > 1:
+        return NUM_SEMAPHORES
     further = LINK_SEMAPHORES * num_links + ENGINE_SEMAPHORES * (num_engines - 1)
     return min(CORE_SEMAPHORES + further, NUM_SEMAPHORES)
 

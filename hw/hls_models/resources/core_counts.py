@@ -188,6 +188,11 @@ COEFFICIENTS = {
             "grants (7 LUT); two stages of the signals of each queue (10 FF)",
         ),
         Coefficient(
+            "link semaphores", "core of several links", 583, 304, 0, 0, "counted",
+            _COUNTED + "what the sequencer of one engine, a vector engine and two links grows by "
+            "from 24 semaphores to 32; one of several engines has as many anyway",
+        ),
+        Coefficient(
             "vector lane", "lane", 2416, 1735, 0, 4, "counted",
             _COUNTED + "three FP32 adders and two multipliers, of two DSPs each; comparisons and "
             "choices, maxima",
@@ -360,12 +365,17 @@ def transfers(bus_bytes: int) -> Resources:
     return found + COEFFICIENTS["arbiter"].resources + bus + waiting
 
 
-def control(num_engines: int) -> Resources:
-    """Resources of the sequencer, the registers, and each engine's queue and control."""
+def control(num_engines: int, num_links: int) -> Resources:
+    """Resources of the sequencer, the registers, and each engine's queue and control.
+
+    Links' own queues and registers are counted with the links.
+    """
     found = Resources()
     for block in ("sequencer", "registers"):
         found += COEFFICIENTS[block].resources
     found += COEFFICIENTS["engine control"].resources * num_engines
+    if num_engines == 1 and num_links > 1:
+        found += COEFFICIENTS["link semaphores"].resources
     return found + COEFFICIENTS["engine semaphores"].resources * (num_engines - 1)
 
 
@@ -416,7 +426,7 @@ def block_resources(spec: CoreSpec) -> dict[str, Resources]:
         "scratchpad": scratchpad_logic(pad.banks, engines + int(vector is not None))
         + scratchpad_memory(pad.banks, pad.bank_bytes),
         "transfers": transfers(spec.bus_bytes),
-        "control": control(engines),
+        "control": control(engines, len(spec.links)),
     }
     if spec.links:
         found["links"] = links(spec.links, spec.bus_bytes)

@@ -124,7 +124,7 @@ def fixed_blocks(shape: CoreShape) -> dict[str, Resources]:
     ends = [LinkEngineSpec(phy_bytes=width) for width in shape.link_widths]
     writer = COEFFICIENTS["result writer"].resources
     writer += COEFFICIENTS["result word"].resources * min(shape.cols, 16)
-    control = core_counts.control(engines)
+    control = core_counts.control(engines, len(shape.link_widths))
     if has_vector:
         control += COEFFICIENTS["vector control"].resources
     logic = {
