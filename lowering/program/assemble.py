@@ -132,26 +132,26 @@ def assemble(
 
 def _groups(number: int, kernel: Kernel, addresses: Mapping[str, int]) -> Iterator[Group]:
     """Split a kernel into groups where a new load or computation begins; a transfer, into parts."""
-    group = Group(number, kernel.track, first=True)
+    track = kernel.track
+    group = Group(number, track, first=True)
     moves = (Opcode.LOAD, Opcode.STORE)
-    has_loaded = False
+    before: Opcode | None = None
     for instruction in kernel.instructions(addresses):
-        has_loaded = has_loaded or instruction.opcode is Opcode.LOAD
-        assert kernel.track.is_link or has_loaded, "a kernel must begin with a load"
-        before = group.instructions[-1].opcode if group.instructions else None
-        begins = {
-            Opcode.LOAD: before not in (None, Opcode.LOAD),
-            Opcode.STORE: False,
-            Opcode.GEMM: before not in (None, Opcode.LOAD),
-            Opcode.VECTOR: before is Opcode.STORE,
-            Opcode.SEND: before is not None,
-            Opcode.RECEIVE: before is not None,
-        }[instruction.opcode]
-        if begins:
+        opcode = instruction.opcode
+        if before is None:
+            assert track.is_link or opcode is Opcode.LOAD, "a kernel must begin with a load"
+        elif opcode is Opcode.VECTOR:
+            begins = before is Opcode.STORE
+        elif opcode is Opcode.LOAD or opcode is Opcode.GEMM:
+            begins = before is not Opcode.LOAD
+        else:
+            begins = opcode is not Opcode.STORE
+        if before is not None and begins:
             yield group
-            group = Group(number, kernel.track, first=False)
+            group = Group(number, track, first=False)
         group.instructions.append(instruction)
-    if not kernel.track.is_link:
+        before = opcode
+    if not track.is_link:
         assert group.instructions[-1].opcode in moves, "a kernel must end with a store"
     yield group
 

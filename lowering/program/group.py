@@ -47,9 +47,11 @@ class Group:
         total = 0
         for instruction in self.instructions:
             if instruction.opcode in (Opcode.GEMM, Opcode.VECTOR):
-                body = instruction.body
+                # The time does not depend on how many random vectors are skipped.
+                origin = instruction.origin or instruction
+                body = origin.body
                 if id(body) not in known:
-                    known[id(body)] = _work(instruction, core)
+                    known[id(body)] = _work(origin, core)
                 total += known[id(body)]
             elif self.track.is_link:
                 begin, end = span_of(instruction)

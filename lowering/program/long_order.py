@@ -16,6 +16,7 @@ from fpgapipe.hw.hls_models.isa.instructions import (
     NUM_SEMAPHORES,
     Instruction,
     Opcode,
+    Span,
     span_of,
 )
 from fpgapipe.lowering.program.hazards import LOADS, READS, STORED, STORES, WRITES, Queue
@@ -53,11 +54,7 @@ class LongOrder:
         self._instructions = [each for group in groups for each in group.instructions]
         self._sizes = np.array([len(group.instructions) for group in groups], np.int64)
         self._kernel = np.array([group.kernel for group in groups], np.int64)
-        spans = [
-            span_of(each) if each.opcode in READS or each.opcode in WRITES else (-1, -1)
-            for each in self._instructions
-        ]
-        self._begin, self._end = np.array(spans, np.int64).T.copy()
+        self._begin, self._end = _spans(self._instructions)
         self._stores = np.array([each.opcode in WRITES for each in self._instructions])
 
     def merged(
@@ -162,7 +159,8 @@ class LongOrder:
         last_store = np.full(self._num_kernels, -1, np.int64)
         last_store[kernels[stores]] = at[stores]
         stores = stores[np.argsort(kernels[stores], kind="stable")]
-        own = max((max((*each.wait, *each.signal), default=0) for each in instructions), default=0)
+        named = {(each.wait, each.signal) for each in instructions}
+        own = max((number for both in named for each in both for number in each), default=0)
         waits = compiled_order.find_waits(
             transfers,
             reads,
@@ -187,6 +185,28 @@ class LongOrder:
 def is_long(groups: Sequence[Group]) -> bool:
     """Whether the order of a program is found as machine code."""
     return sum(len(group.instructions) for group in groups) >= MANY and has_compiler()
+
+
+def _spans(instructions: Sequence[Instruction]) -> tuple[Numbers, Numbers]:
+    """First byte of each instruction's memory span, and the byte after its last; -1 for none."""
+    begin, end = (np.full(len(instructions), -1, np.int64) for _ in range(2))
+    known: dict[int, Span] = {}  # of origins, which many instructions share
+    at, first, last = [], [], []
+    for index, each in enumerate(instructions):
+        if each.opcode not in READS and each.opcode not in WRITES:
+            continue
+        origin = each.origin
+        if origin is None:
+            span, distance = span_of(each), 0
+        else:
+            if id(origin) not in known:
+                known[id(origin)] = span_of(origin)
+            span, distance = known[id(origin)], each.body["memory"] - origin.body["memory"]
+        at.append(index)
+        first.append(span[0] + distance)
+        last.append(span[1] + distance)
+    begin[at], end[at] = first, last
+    return begin, end
 
 
 def _table(count: int, begin: Numbers, end: Numbers, asked: Numbers) -> Table:

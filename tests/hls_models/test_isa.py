@@ -86,6 +86,25 @@ def test_decodes_what_it_encodes():
     assert decode(code + bytes(100), num_engines=4) == program
 
 
+def test_what_differs_by_a_number_is_packed_once():
+    """An address, or random vectors that are skipped, are added to what the others share."""
+    rng = random.Random(5)
+    body = random_body(VECTOR, rng)
+    drawing = Instruction(Opcode.VECTOR, (1,), (), body={**body, "random": {
+        "threshold": 7, "first": 5, "key": 2}})  # fmt: skip
+    moved = [LOAD.moved(64), LOAD.moved(64).moved(-(1 << 32)), replace(LOAD, wait=()).moved(128)]
+    skipping = [drawing.skipping(1), drawing.skipping(1 << 40).with_semaphores(signal=4)]
+    program = [LOAD, *moved, drawing, *skipping, replace(moved[0], signal=()), END]
+    assert encode(program) == b"".join(each.encode() for each in program)
+    assert [each.body for each in decode(encode(program))] == [each.body for each in program]
+    for wrong, message in [
+        (LOAD.moved(-(1 << 40)), "instruction 0: transfer memory must be in 0.."),
+        (drawing.skipping(1 << 48), "instruction 0: random first must be in 0.."),
+    ]:
+        with pytest.raises(ProgramError, match=f"^{re.escape(message)}"):
+            encode([wrong, END])
+
+
 def test_holds_operand_patterns():
     pattern = OperandPattern(base=2, pos=LoopNest((Loop(4, 64), Loop(3, -128, 1, -5))))
     body = random_body(GEMM, random.Random(1)) | {"a": pattern.encoded()}

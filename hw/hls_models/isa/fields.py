@@ -41,6 +41,18 @@ class Group:
     def _names(self) -> frozenset[str]:
         return frozenset(member.name for member in self.fields)
 
+    def shift_of(self, name: str, *rest: str) -> int:
+        """Number of the first bit of a field, given the names of the groups around it and its own.
+
+        None of these groups is repeated.
+        """
+        shift = 0
+        for member in self.fields:
+            if member.name == name:
+                return shift if isinstance(member, Field) else shift + member.shift_of(*rest)
+            shift += member.bits
+        raise KeyError(name)
+
     def pack(self, values: Mapping[str, Any]) -> int:
         """Encode one of these groups.
 

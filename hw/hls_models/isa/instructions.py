@@ -9,10 +9,10 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from enum import IntEnum
 from functools import cache, lru_cache
-from typing import Any
+from typing import Any, ClassVar
 
 from fpgapipe.hw.hls_models.isa.fields import Field, Group
-from fpgapipe.hw.hls_models.isa.vector_fields import VECTOR
+from fpgapipe.hw.hls_models.isa.vector_fields import RANDOM_BITS, VECTOR
 
 WORD_BYTES = 64
 """Bytes of a program word, of a scratchpad word, and of a block of 32 BF16 elements."""
@@ -44,6 +44,8 @@ class Opcode(IntEnum):
     VECTOR = 5
     SEND = 6
     RECEIVE = 7
+
+    __hash__ = int.__hash__  # an enumeration hashes the name, in Python, which programs do often
 
 
 class ErrorCode(IntEnum):
@@ -275,7 +277,15 @@ class Instruction:
     ------
     ValueError
         If a semaphore does not exist or is named twice, or END signals.
+
+    Attributes
+    ----------
+    origin : Instruction or None
+        For an instruction that differs from another by its memory address or by the random vectors
+        that it skips, that other one.
     """
+
+    origin: ClassVar["Instruction | None"] = None
 
     opcode: Opcode
     wait: tuple[int, ...] = ()
@@ -315,7 +325,7 @@ class Instruction:
         found = object.__new__(Instruction)
         body = {**self.body, "memory": self.body["memory"] + distance}
         # All other fields have been checked already, so the checks are skipped.
-        found.__dict__.update(self.__dict__, body=body)
+        found.__dict__.update(self.__dict__, body=body, origin=self.origin or self)
         return found
 
     def skipping(self, vectors: int) -> "Instruction":
@@ -323,7 +333,7 @@ class Instruction:
         found = object.__new__(Instruction)
         random = self.body["random"]
         body = {**self.body, "random": {**random, "first": random["first"] + vectors}}
-        found.__dict__.update(self.__dict__, body=body)
+        found.__dict__.update(self.__dict__, body=body, origin=self.origin or self)
         return found
 
     def with_semaphores(self, wait: int | None = None, signal: int | None = None) -> "Instruction":
@@ -382,6 +392,26 @@ def _packed_header(
 def _packed_transfer(opcode: Opcode, fields: tuple[tuple[str, Any], ...]) -> int:
     """Body of a LOAD or STORE at address 0, of which a program has many."""
     return BODIES[opcode].pack({"memory": 0, **dict(fields)})
+
+
+_NUMBERS = {
+    Opcode.LOAD: (TRANSFER.shift_of("memory"), _MEMORY_BITS),
+    Opcode.STORE: (TRANSFER.shift_of("memory"), _MEMORY_BITS),
+    Opcode.VECTOR: (VECTOR.shift_of("random", "first"), RANDOM_BITS),
+}
+"""First bit and number of bits of what an instruction and its origin differ by."""
+
+
+def _number_of(body: Mapping[str, Any]) -> int:
+    """What an instruction and its origin differ by."""
+    number: int = body["memory"] if "memory" in body else body["random"]["first"]
+    return number
+
+
+def _packed_without_number(origin: Instruction) -> int:
+    body = origin.body
+    none = {"memory": 0} if "memory" in body else {"random": {**body["random"], "first": 0}}
+    return BODIES[origin.opcode].pack({**body, **none})
 
 
 def _flat(values: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, int]]:
@@ -444,11 +474,22 @@ def encode(instructions: Iterable[Instruction]) -> bytes:
         If a field is missing or unknown, or a number does not fit its field.
     """
     program = bytearray()
-    # Packed bodies of GEMM and VECTOR instructions, by the identity of the body.
+    # Packed bodies of GEMM and VECTOR instructions, by the identity of the body; and those of other
+    # instructions' origins, without the number by which these differ.
     packed: dict[int, tuple[Mapping[str, Any], int]] = {}
+    origins: dict[int, tuple[Instruction, int]] = {}
     for index, instruction in enumerate(instructions):
         body = instruction.body
         try:
+            origin = instruction.origin
+            if origin is not None and instruction.opcode in _NUMBERS:
+                shift, bits = _NUMBERS[instruction.opcode]
+                if id(origin) not in origins:
+                    origins[id(origin)] = origin, _packed_without_number(origin)
+                number = _number_of(body)
+                if 0 <= number < 1 << bits:
+                    program += instruction._encode(origins[id(origin)][1] | number << shift)
+                    continue
             if instruction.opcode not in (Opcode.GEMM, Opcode.VECTOR):
                 rest = tuple(item for item in body.items() if item[0] != "memory")
                 memory = body.get("memory", -1)

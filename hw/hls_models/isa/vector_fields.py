@@ -19,6 +19,9 @@ ADDRESS_BITS, Y_BITS, U_BITS = 32, 16, 24
 
 COUNTER_BITS = 8
 
+RANDOM_BITS = 48
+"""Width of the number of random vectors that an instruction skips."""
+
 
 class Format(IntEnum):
     """Code of the format of a vector's elements in the scratchpad.
@@ -103,7 +106,7 @@ VECTOR = Group(
         ),
         Group(
             "random",
-            (Field("threshold", 16), Field("first", 48), Field("key", 4)),
+            (Field("threshold", 16), Field("first", RANDOM_BITS), Field("key", 4)),
         ),
         Field("negate_x", 1),
         Field("negate_addend", 1),
