@@ -8,7 +8,7 @@ import cocotb
 from cocotb.triggers import ClockCycles
 
 from fpgapipe.hw.hls_models.isa.address import BLOCK, Loop, LoopNest, OperandPattern
-from fpgapipe.hw.hls_models.isa.instructions import OPERAND
+from fpgapipe.hw.hls_models.isa.gemm_fields import OPERAND
 from fpgapipe.hw.hls_models.spec.core_spec import CoreSpec, ScratchpadSpec
 from fpgapipe.hw.rtl.gemm.address import AddressGenerator
 from fpgapipe.sim_tb.drivers.stream import StreamDriver, StreamSink, parameters, reset, start

@@ -10,7 +10,10 @@ from cocotb.triggers import ClockCycles, FallingEdge, RisingEdge
 from numpy.typing import NDArray
 
 from fpgapipe.hw.hls_models.isa.address import Loop, LoopNest, ResultPattern
-from fpgapipe.hw.hls_models.isa.instructions import RESULT, ErrorCode
+from fpgapipe.hw.hls_models.isa.gemm_fields import RESULT
+from fpgapipe.hw.hls_models.isa.instructions import (
+    ErrorCode,
+)
 from fpgapipe.hw.hls_models.numerics.fp32 import to_bf16
 from fpgapipe.hw.hls_models.spec.core_spec import ScratchpadSpec
 from fpgapipe.hw.rtl.gemm.result import ResultWriter

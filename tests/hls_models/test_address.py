@@ -10,7 +10,7 @@ import pytest
 from core_cases import some_of
 
 from fpgapipe.hw.hls_models.isa.address import BLOCK, Loop, LoopNest, OperandPattern, ResultPattern
-from fpgapipe.hw.hls_models.isa.instructions import OPERAND, RESULT
+from fpgapipe.hw.hls_models.isa.gemm_fields import OPERAND, RESULT
 from fpgapipe.hw.hls_models.spec.core_spec import CoreSpec, ScratchpadSpec
 from fpgapipe.hw.rtl.gemm.address import AddressGenerator
 from fpgapipe.sim_tb.drivers.simulate import SimulationError, simulate, simulate_verilog

@@ -7,9 +7,9 @@ from dataclasses import replace
 import pytest
 
 from fpgapipe.hw.hls_models.isa.address import Loop, LoopNest, OperandPattern
+from fpgapipe.hw.hls_models.isa.gemm_fields import GEMM
 from fpgapipe.hw.hls_models.isa.instructions import (
     BODIES,
-    GEMM,
     LINK,
     LINK_OPCODES,
     WORD_BYTES,

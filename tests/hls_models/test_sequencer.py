@@ -6,8 +6,8 @@ import re
 import pytest
 from core_cases import some_of
 
+from fpgapipe.hw.hls_models.isa.gemm_fields import GEMM
 from fpgapipe.hw.hls_models.isa.instructions import (
-    GEMM,
     LINK,
     TRANSFER,
     Engine,

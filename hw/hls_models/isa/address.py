@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from fpgapipe.hw.hls_models.isa.instructions import NUM_LOOPS
+from fpgapipe.hw.hls_models.isa.gemm_fields import NUM_LOOPS
 from fpgapipe.hw.hls_models.numerics.mx import MX_BLOCK
 
 BLOCK = MX_BLOCK
@@ -456,7 +456,7 @@ class OperandPattern:
         return np.ascontiguousarray(squares[kept]), subs[kept]
 
     def encoded(self) -> dict[str, Any]:
-        """Fields of the instruction (`fpgapipe.hw.hls_models.isa.instructions.OPERAND`)."""
+        """Fields of the instruction (`fpgapipe.hw.hls_models.isa.gemm_fields.OPERAND`)."""
         return {
             "base": self.base,
             "y": self.y,
@@ -537,7 +537,7 @@ class ResultPattern:
         return (along >= 0) & (along < self.u_limit)
 
     def encoded(self) -> dict[str, Any]:
-        """Fields of the instruction (`fpgapipe.hw.hls_models.isa.instructions.RESULT`)."""
+        """Fields of the instruction (`fpgapipe.hw.hls_models.isa.gemm_fields.RESULT`)."""
         outer = [{k: v for k, v in loop.items() if k != "y"} for loop in self.outer.encoded()]
         pos = [{k: loop[k] for k in ("count", "address")} for loop in self.pos.encoded()]
         return {

@@ -4,9 +4,9 @@ from amaranth.hdl import C, Cat, Module, Mux, ResetInserter, Signal, unsigned
 from amaranth.lib import data, stream, wiring
 from amaranth.lib.wiring import In, Out
 
+from fpgapipe.hw.hls_models.isa.gemm_fields import GEMM
 from fpgapipe.hw.hls_models.isa.instructions import (
     BODIES,
-    GEMM,
     HEADER,
     LINK,
     TRANSFER,

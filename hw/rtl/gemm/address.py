@@ -6,7 +6,7 @@ from amaranth.lib.wiring import In, Out
 
 from fpgapipe.hw.hls_models.isa.address import BLOCK, COORDINATE_BITS
 from fpgapipe.hw.hls_models.isa.fields import Field
-from fpgapipe.hw.hls_models.isa.instructions import NUM_LOOPS, OPERAND
+from fpgapipe.hw.hls_models.isa.gemm_fields import NUM_LOOPS, OPERAND
 from fpgapipe.hw.hls_models.spec.core_spec import CoreSpec
 from fpgapipe.hw.rtl.lib.layouts import layout_of
 

@@ -6,7 +6,7 @@ from amaranth.hdl import Cat, Module, Mux, Signal, signed
 from amaranth.lib import data, stream, wiring
 from amaranth.lib.wiring import In, Out
 
-from fpgapipe.hw.hls_models.isa.instructions import SHAPE
+from fpgapipe.hw.hls_models.isa.gemm_fields import SHAPE
 from fpgapipe.hw.hls_models.model.datapath import ACC_CYCLES, ACC_READ_CYCLES, DatapathSpec
 from fpgapipe.hw.hls_models.numerics.fp32 import (
     CODE_BIAS,

@@ -6,7 +6,7 @@ from amaranth.hdl import Module, Signal
 from amaranth.lib import stream, wiring
 from amaranth.lib.wiring import In, Out
 
-from fpgapipe.hw.hls_models.isa.instructions import GEMM
+from fpgapipe.hw.hls_models.isa.gemm_fields import GEMM
 from fpgapipe.hw.hls_models.model.datapath import DatapathSpec
 from fpgapipe.hw.hls_models.spec.core_spec import CoreSpec
 from fpgapipe.hw.rtl.control.sequencer import Failure

@@ -5,7 +5,10 @@ from amaranth.lib import data, stream, wiring
 from amaranth.lib.wiring import In, Out
 
 from fpgapipe.hw.hls_models.isa.address import COORDINATE_BITS
-from fpgapipe.hw.hls_models.isa.instructions import NUM_LOOPS, RESULT, ErrorCode
+from fpgapipe.hw.hls_models.isa.gemm_fields import NUM_LOOPS, RESULT
+from fpgapipe.hw.hls_models.isa.instructions import (
+    ErrorCode,
+)
 from fpgapipe.hw.hls_models.spec.core_spec import CoreSpec
 from fpgapipe.hw.rtl.arith.fp32 import Bf16Rounder
 from fpgapipe.hw.rtl.dma.scratchpad import GRANULES, WritePort
