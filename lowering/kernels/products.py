@@ -19,6 +19,9 @@ OPERANDS: dict[Pass, tuple[str, str, str]] = {
 }
 """Names, in `TiledProduct`, of the two operands and of the result."""
 
+STATIONARY = "w"
+"""Name of the stationary operand of the passes that are repeated."""
+
 FIRST_SEMAPHORES = (0, 11)
 """First of the six semaphores that the products of each lane have."""
 
@@ -39,6 +42,9 @@ class ProductKernel:
         Part of the scratchpad for the product. Its lane is the number of the GEMM engine.
     offsets : mapping of str to int
         For names in `OPERANDS`, bytes from the beginning of the tensor to that of the matrix.
+    is_repeat : bool
+        Whether the kernel before it in its track has the same tiles of the same stationary operand,
+        which are still on chip.
     """
 
     name: str
@@ -47,11 +53,23 @@ class ProductKernel:
     result: str
     region: Region
     offsets: Mapping[str, int] = field(default_factory=dict)
+    is_repeat: bool = False
 
     @property
     def track(self) -> Track:
         """Track of the GEMM engine of the kernel's lane."""
         return Track(Track.GEMM + 2 * self.region.lane)
+
+    def follows(self, other: object) -> bool:
+        """Whether what another kernel leaves on chip is what this one, a repeat, finds there."""
+        if not isinstance(other, ProductKernel):
+            return False
+        return (
+            other.tiled_product is self.tiled_product
+            and other.region == self.region
+            and other.tensors.get(STATIONARY) == self.tensors[STATIONARY]
+            and other.offsets.get(STATIONARY, 0) == self.offsets.get(STATIONARY, 0)
+        )
 
     @property
     def reads(self) -> frozenset[str]:
@@ -69,7 +87,7 @@ class ProductKernel:
             role: addresses[tensor] + self.offsets.get(role, 0)
             for role, tensor in self.tensors.items()
         }
-        program = self.tiled_product.program(places)[:-1]
+        program = self.tiled_product.program(places, is_repeat=self.is_repeat)[:-1]
         if not self.region.lane and not self.region.base:
             return program
         return [_moved(each, self.region) for each in program]
@@ -101,6 +119,7 @@ def product_kernel(
     region: Region | None = None,
     *,
     offsets: tuple[int, ...] = (0, 0, 0),
+    is_repeated: bool = False,
 ) -> ProductKernel:
     """Tile a pass of a convolution for a core.
 
@@ -116,6 +135,8 @@ def product_kernel(
         0.
     offsets : tuple of int
         Bytes from the beginning of each tensor to that of its operand or result, multiples of 64.
+    is_repeated : bool
+        Whether the second operand is to stay on chip for kernels that follow.
 
     Raises
     ------
@@ -128,7 +149,9 @@ def product_kernel(
         for role, tensor in zip(roles, tensors, strict=True)
     }
     alone = replace(core, links=())  # cores that differ in their links share tilings
-    tiled_product = tile_product(conv, which, alone, replace(Formats(), **formats), memory)
+    tiled_product = tile_product(
+        conv, which, alone, replace(Formats(), **formats), memory, is_repeated=is_repeated
+    )
     names = {role: tensor.name for role, tensor in zip(roles, tensors, strict=True)}
     region = region or Region(0, core.scratchpad.size_bytes)
     places = {role: offset for role, offset in zip(roles, offsets, strict=True) if offset}

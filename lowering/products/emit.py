@@ -187,11 +187,29 @@ def emit(ops: Sequence[Op], rings: Rings, tensors: Mapping[str, int]) -> list[In
     return template(ops, rings).placed(tensors)
 
 
-def template(ops: Sequence[Op], rings: Rings) -> Template:
-    """Generate the program of some operations, including its END, for any tensor addresses."""
+def keeps_stationary(ops: Sequence[Op], rings: Rings) -> bool:
+    """Whether all tiles of the stationary operand are on chip when the program ends."""
+    return len({op.b for op in ops if op.b.run_bytes}) <= rings.b.slots
+
+
+def template(ops: Sequence[Op], rings: Rings, *, is_repeat: bool = False) -> Template:
+    """Generate the program of some operations, including its END, for any tensor addresses.
+
+    Parameters
+    ----------
+    ops : sequence of Op
+    rings : Rings
+    is_repeat : bool
+        Whether the program runs after one of the same operations and rings, with the same
+        stationary operand, whose tiles are all on chip and are not loaded.
+    """
+    stationary = _uses([op.b for op in ops], rings.b)
+    if is_repeat:
+        assert keeps_stationary(ops, rings), "the tiles have been replaced by others"
+        stationary = [use and replace(use, loads=False) for use in stationary]
     uses = {
         "a": _uses([op.a for op in ops], rings.a),
-        "b": _uses([op.b for op in ops], rings.b),
+        "b": stationary,
         "result": _uses([op.result if op.last else None for op in ops], rings.result),
     }
     program: list[Instruction] = []

@@ -13,7 +13,7 @@ from fpgapipe.hw.hls_models.spec.core_spec import CoreSpec, NoRoom
 from fpgapipe.lowering.products.conv import ConvSpec, Pass
 from fpgapipe.lowering.products.conv_parts import Formats, Op, Tiling
 from fpgapipe.lowering.products.conv_passes import operations
-from fpgapipe.lowering.products.emit import Rings, may_fit, template
+from fpgapipe.lowering.products.emit import Rings, keeps_stationary, may_fit, template
 from fpgapipe.lowering.products.tiling_search import Estimate, Sketch, TilingSearch
 from fpgapipe.lowering.tiling.template import Template
 
@@ -45,21 +45,32 @@ class TiledProduct:
     rings : Rings
         Division of the scratchpad.
     prediction : Prediction
-        Predicted run time of the program.
+        Predicted run time of the program or, of a tiling for repeated products, of one that finds
+        the stationary operand on chip.
+    loading_cycles : int
+        Predicted cycles of the program that loads both operands.
     """
 
     tiling: Tiling
     ops: tuple[Op, ...]
     rings: Rings
     prediction: Prediction
+    loading_cycles: int = 0
 
-    def program(self, tensors: Mapping[str, int]) -> list[Instruction]:
-        """Return the program for tensors at these byte addresses, which are multiples of 64."""
-        return self._template.placed(tensors)
+    def program(self, tensors: Mapping[str, int], *, is_repeat: bool = False) -> list[Instruction]:
+        """Return the program for tensors at these byte addresses, which are multiples of 64.
+
+        With `is_repeat` it runs after itself, and the same stationary operand is still on chip.
+        """
+        return (self._repeat_template if is_repeat else self._template).placed(tensors)
 
     @cached_property
     def _template(self) -> Template:
         return template(self.ops, self.rings)
+
+    @cached_property
+    def _repeat_template(self) -> Template:
+        return template(self.ops, self.rings, is_repeat=True)
 
 
 @lru_cache(maxsize=1 << 12)
@@ -69,17 +80,30 @@ def tile_product(
     core: CoreSpec,
     formats: Formats,
     memory: MemorySpec,
+    *,
+    is_repeated: bool = False,
 ) -> TiledProduct:
     """Find a fast tiling of a pass.
+
+    Parameters
+    ----------
+    conv, which, core, formats, memory
+        The pass, and what it runs on.
+    is_repeated : bool
+        Whether the pass is repeated with the same stationary operand, which is to stay on chip as
+        a whole; only tilings of few instructions are tried then.
 
     Raises
     ------
     NoRoom
         If no tiling fits the scratchpad and the accumulators.
     """
+    weight_bytes = conv.cout * conv.taps * conv.cin * formats.w.element_bytes
+    if is_repeated and weight_bytes > core.scratchpad.size_bytes:
+        raise NoRoom(f"the weight of {conv} does not fit on this core")
     search = TilingSearch(conv, which, core, formats, memory)
     limit = FEW_OPERATIONS
-    while limit <= 8 * MANY_OPERATIONS:
+    while limit <= (FEW_OPERATIONS if is_repeated else 8 * MANY_OPERATIONS):
         finer = limit // FEW_OPERATIONS
         numbered = [(_number(conv, which, core, c), c) for c in _tilings(conv, which, core, finer)]
         if finer > 1:
@@ -97,10 +121,13 @@ def tile_product(
                 continue
             made += sketch.num_ops
             for rings in search.rings(sketch, least_slots=1 if finer > 64 else 2):
-                choices.append((search.estimate(sketch, rings), sketch, rings))
+                if is_repeated and not search.keeps_stationary(sketch, rings):
+                    continue
+                estimate = search.estimate(sketch, rings, is_repeat=is_repeated)
+                choices.append((estimate, sketch, rings))
         if choices:
             choices.sort(key=lambda choice: sum(choice[0]))
-            found = _best(choices, conv, which, core, formats, memory)
+            found = _best(choices, conv, which, core, formats, memory, is_repeated=is_repeated)
             if found is not None:
                 return found
         limit *= 8
@@ -118,6 +145,8 @@ def _best(
     core: CoreSpec,
     formats: Formats,
     memory: MemorySpec,
+    *,
+    is_repeated: bool,
 ) -> TiledProduct | None:
     """The fastest of the first choices by the cycle model; None if the core can run no choice.
 
@@ -144,16 +173,24 @@ def _best(
         # The places of the rings do not affect the run time.
         key = tiling, rings.a.slots, rings.b.slots, rings.result.slots
         if key not in timed:
-            program = template(ops, rings)
+            if is_repeated and not keeps_stationary(ops, rings):
+                continue
+            program = template(ops, rings, is_repeat=is_repeated)
             timed[key] = predict(program.placed(tensors), alone, memory)
             cycles = timed[key].cycles + estimate.crowding
             if cycles < least:
                 least = cycles
-                best = TiledProduct(tiling, ops, rings, timed[key])
-                vars(best)["_template"] = program  # it is there already
+                best = TiledProduct(tiling, ops, rings, timed[key], timed[key].cycles)
+                # It is there already.
+                vars(best)["_repeat_template" if is_repeated else "_template"] = program
         left -= 1
         if not left:
             break
+    if best is not None and is_repeated:
+        loading = predict(best.program(tensors), alone, memory).cycles
+        found = replace(best, loading_cycles=loading)
+        vars(found)["_repeat_template"] = vars(best)["_repeat_template"]
+        return found
     return best
 
 

@@ -136,10 +136,16 @@ class TilingSearch:
         distinct = [len(each) for each in sequences]
         return rings_for(largest, distinct, self.core.scratchpad, least_slots)
 
-    def estimate(self, sketch: Sketch, rings: Rings) -> Estimate:
+    def keeps_stationary(self, sketch: Sketch, rings: Rings) -> bool:
+        """Whether all tiles of the stationary operand fit on chip together."""
+        loaded = [number for number in set(sketch.stationary.tolist()) if self._moves[number]]
+        return len(loaded) <= rings.b.slots
+
+    def estimate(self, sketch: Sketch, rings: Rings, *, is_repeat: bool = False) -> Estimate:
         """Estimate the cycles: work or traffic, first loads, last store, and a few per product.
 
-        With a ring of one slot, work and traffic do not overlap.
+        With a ring of one slot, work and traffic do not overlap. With `is_repeat`, the stationary
+        operand is on chip already.
         """
         per_cycle = min(self.memory.bytes_per_cycle, self.core.bus_bytes)
         traffic = float(
@@ -147,14 +153,15 @@ class TilingSearch:
                 self._moves[number]
                 for numbers in (
                     self.loaded(sketch.streamed, rings.a.slots),
-                    self.loaded(sketch.stationary, rings.b.slots),
+                    [] if is_repeat else self.loaded(sketch.stationary, rings.b.slots),
                     sketch.results.tolist(),
                 )
                 for number in numbers
             )
         )
         traffic += sketch.num_ops * words_of(Opcode.GEMM) * WORD_BYTES / per_cycle
-        ends = sketch.first_sizes[0] + sketch.first_sizes[1] + sketch.last_bytes
+        ends = sketch.first_sizes[0] + sketch.last_bytes
+        ends += 0 if is_repeat else sketch.first_sizes[1]
         alone = any(
             ring.slots == 1 and (numbers != numbers[0]).any()
             for ring, numbers in (

@@ -30,6 +30,7 @@ from fpgapipe.hw.hls_models.isa.instructions import (
 )
 from fpgapipe.hw.hls_models.model.sequencer import SequencerSpec
 from fpgapipe.hw.hls_models.spec.core_spec import CoreSpec
+from fpgapipe.lowering.kernels.products import ProductKernel
 from fpgapipe.lowering.memory.placed import Placed
 from fpgapipe.lowering.program.group import Group
 from fpgapipe.lowering.program.hazards import READS, WRITES, Hazards, TooManyPairs
@@ -273,7 +274,13 @@ def _kernels_before(kernels: Sequence[Kernel]) -> list[int | None]:
     """
     latest: dict[Track, dict[Region | None, int]] = {}
     found: list[int | None] = []
+    last: dict[Track, Kernel] = {}
     for number, kernel in enumerate(kernels):
+        if isinstance(kernel, ProductKernel) and kernel.is_repeat:
+            assert kernel.follows(last.get(kernel.track)), (
+                "another kernel took the place of a weight"
+            )
+        last[kernel.track] = kernel
         region = kernel.region if isinstance(kernel, VectorKernel) else None
         known = latest.setdefault(kernel.track, {})
         found.append(

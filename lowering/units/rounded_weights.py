@@ -10,11 +10,14 @@ channels, so each has a copy of its own. The array makes a copy, as a product wi
 the beginning of the step's first forward or backward pass. Copies so never outlive the weights that
 they were made from, whoever writes these. On devices that wait for their first input, the step
 begins with all copies.
+
+The products of a recurrent layer's hidden states follow one another with the same weight. Where the
+whole weight, or its copy, fits on chip, the first of them loads it and the others find it there.
 """
 
 from __future__ import annotations
 
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from math import prod
 from typing import TYPE_CHECKING
 
@@ -37,9 +40,9 @@ if TYPE_CHECKING:
 IDENTITY = Tensor("identity", (MX_BLOCK, MX_BLOCK), BF16)
 """The tensor of the identity by which weights are multiplied."""
 
-LEAST_MICROBATCHES = 3
-"""Number of micro-batches from which on a copy can pay: making one takes as long as it saves in
-two."""
+LEAST_PRODUCTS = 3
+"""Number of products of a step from which on a copy can pay: making one takes as long as it saves
+in two."""
 
 MOST_VECTORS = 2 * MX_BLOCK
 """Number of vectors from which on the array does not wait for FP32 weights."""
@@ -56,12 +59,39 @@ def identity() -> NDArray[np.float32]:
     return np.eye(MX_BLOCK, dtype=np.float32)
 
 
+@dataclass(frozen=True)
+class Repeats:
+    """Products with one weight, which follow one another in their track.
+
+    Attributes
+    ----------
+    count : int
+        Number of them in a micro-batch.
+    number : int
+        Number of one among them.
+    """
+
+    count: int = 1
+    number: int = 0
+
+
+@dataclass(frozen=True)
+class _Choice:
+    """A kernel of repeated products, and cycles of all of a micro-batch."""
+
+    kernel: ProductKernel
+    cycles: int
+
+
 def product_of_weight(
     step: MicroBatch,
     name: str,
     conv: ConvSpec,
     which: Pass,
     tensors: tuple[Tensor, Tensor, Tensor],
+    *,
+    repeats: Repeats = Repeats(),
+    offsets: tuple[int, ...] = (0, 0, 0),
 ) -> ProductKernel:
     """Kernel of a forward pass or an input gradient, which reads a rounded copy if that pays.
 
@@ -73,28 +103,60 @@ def product_of_weight(
         As for `product_kernel`.
     tensors : tuple of Tensor
         As for `product_kernel`; the weight is the second.
+    repeats : Repeats, optional
+        Its place among products with the same weight; a single one, if left out.
+    offsets : tuple of int
+        As for `product_kernel`.
     """
     x, weight, y = tensors
-    plain = _product(step, name, conv, which, tensors)
+
+    def best(operands: tuple[Tensor, Tensor, Tensor]) -> _Choice:
+        return _repeated(step, name, conv, which, operands, repeats, offsets)
+
+    plain = best(tensors)
     along = conv.cin if which == "forward" else conv.cout
     vectors = conv.batch * (conv.oh * conv.ow if which == "forward" else conv.h * conv.w)
-    may_pay = step.num_microbatches >= LEAST_MICROBATCHES and vectors < MOST_VECTORS
+    may_pay = step.num_microbatches * repeats.count >= LEAST_PRODUCTS and vectors < MOST_VECTORS
     if not (step.options.rounded_weights and may_pay) or along % MX_BLOCK:
-        return plain
+        return plain.kernel
     copy = Tensor(f"{weight.name}.{which}", weight.shape, BF16)
     if copy.size_bytes > MOST_COPY_BYTES:
-        return plain
+        return plain.kernel
     try:
-        less = _product(step, name, conv, which, (x, copy, y))
+        less = best((x, copy, y))
         making = _rounding(step, which, weight, copy)
     except NoRoom:
-        return plain  # a core that is too small to make the copy runs the product without it
-    saved = plain.tiled_product.prediction.cycles - less.tiled_product.prediction.cycles
+        return plain.kernel  # a core that is too small to make the copy goes without it
     cost = making.tiled_product.prediction.cycles + OVERHEAD_CYCLES
-    if step.num_microbatches * saved <= cost:
-        return plain
+    if step.num_microbatches * (plain.cycles - less.cycles) <= cost:
+        return plain.kernel
     step.add_copy(making, copy, {IDENTITY: identity()})
-    return less
+    return less.kernel
+
+
+def _repeated(
+    step: MicroBatch,
+    name: str,
+    conv: ConvSpec,
+    which: Pass,
+    tensors: tuple[Tensor, Tensor, Tensor],
+    repeats: Repeats,
+    offsets: tuple[int, ...],
+) -> _Choice:
+    """The kernel of one of repeated products, whose weight stays on chip if that is faster."""
+    each = _product(step, name, conv, which, tensors, offsets)
+    loading = _Choice(each, repeats.count * each.tiled_product.prediction.cycles)
+    if repeats.count == 1:
+        return loading
+    try:
+        kept = _product(step, name, conv, which, tensors, offsets, is_repeated=True)
+    except NoRoom:
+        return loading
+    found = kept.tiled_product
+    cycles = found.loading_cycles + (repeats.count - 1) * found.prediction.cycles
+    if cycles >= loading.cycles:
+        return loading
+    return _Choice(replace(kept, is_repeat=repeats.number > 0), cycles)
 
 
 def _rounding(step: MicroBatch, which: Pass, weight: Tensor, copy: Tensor) -> ProductKernel:
@@ -117,7 +179,11 @@ def _product(
     conv: ConvSpec,
     which: Pass,
     tensors: tuple[Tensor, Tensor, Tensor],
+    offsets: tuple[int, ...] = (0, 0, 0),
+    *,
+    is_repeated: bool = False,
 ) -> ProductKernel:
     return product_kernel(
-        name, conv, which, tensors, step.product_core, step.memory, step.product_region
-    )
+        name, conv, which, tensors, step.product_core, step.memory, step.product_region,
+        offsets=offsets, is_repeated=is_repeated,
+    )  # fmt: skip

@@ -8,11 +8,13 @@ from typing import TYPE_CHECKING, Any
 from fpgapipe.hw.hls_models.isa.instructions import WORD_BYTES
 from fpgapipe.lowering.kernels.parts import Rows, copy_rows
 from fpgapipe.lowering.kernels.products import OPERANDS, product_kernel
+from fpgapipe.lowering.units.rounded_weights import product_of_weight
 
 if TYPE_CHECKING:
     from fpgapipe.lowering.products.conv import ConvSpec, Pass
     from fpgapipe.lowering.tiling.kernel import Tensor
     from fpgapipe.lowering.units.microbatch import MicroBatch
+    from fpgapipe.lowering.units.rounded_weights import Repeats
 
 
 @dataclass(frozen=True)
@@ -69,6 +71,7 @@ def multiply_parts(
     parts: tuple[Part, Part, Part],
     *,
     is_weight: bool = False,
+    repeats: Repeats | None = None,
 ) -> None:
     """Add the kernels of a pass of a convolution whose tensors are parts of others.
 
@@ -84,6 +87,8 @@ def multiply_parts(
         Operands and result, in the order of `OPERANDS`.
     is_weight : bool
         Whether the result is a gradient of a parameter.
+    repeats : Repeats, optional
+        Place of the product among those with the same weight, which is the second operand.
     """
     tensors, offsets = [], []
     pitches: dict[str, Any] = {}
@@ -106,10 +111,17 @@ def multiply_parts(
             )  # fmt: skip
             step.add(kernel, is_weight=is_weight)
     one, other, result = tensors
-    product = product_kernel(
-        name, replace(conv, **pitches), which, (one, other, result), step.product_core, step.memory,
-        step.product_region, offsets=tuple(offsets),
-    )  # fmt: skip
+    placed = replace(conv, **pitches)
+    if repeats is None:
+        product = product_kernel(
+            name, placed, which, (one, other, result), step.product_core, step.memory,
+            step.product_region, offsets=tuple(offsets),
+        )  # fmt: skip
+    else:
+        product = product_of_weight(
+            step, name, placed, which, (one, other, result), repeats=repeats,
+            offsets=tuple(offsets),
+        )  # fmt: skip
     step.add(product, is_weight=is_weight)
     if result is not parts[2].tensor:
         place, size = parts[2].place, parts[2].size

@@ -18,7 +18,7 @@ from fpgapipe.lowering.units.layers.matrix_parts import Part, multiply_parts
 from fpgapipe.lowering.units.layers.transpose_unit import add_permutation
 from fpgapipe.lowering.units.layouts import PLAIN, Layout
 from fpgapipe.lowering.units.registry import Surroundings, runs
-from fpgapipe.lowering.units.rounded_weights import product_of_weight
+from fpgapipe.lowering.units.rounded_weights import Repeats, product_of_weight
 from fpgapipe.lowering.units.unit import Unit
 from fpgapipe.network import operators as ops
 
@@ -42,8 +42,9 @@ class RecurrentUnit(Unit):
 
     The inputs of all positions are multiplied by their weights in one product, and so are the
     gradients of all positions' gates for the gradients of both weights. The hidden states take a
-    product for each position, forward and backward. Positions come first in all tensors of the
-    unit, so the samples of a position are a matrix.
+    product for each position, forward and backward, among which their weight stays on chip if it
+    fits. Positions come first in all tensors of the unit, so the samples of a position are a
+    matrix.
     """
 
     engine: ClassVar = "array"
@@ -287,8 +288,9 @@ class _Direction:
         self._begin(step, sequence)
         order = self._order()
         sums = step.tensor(f"{name}.recurrent", (samples, self._wide), FP32)
-        for position in order:
-            is_zero = position is order[0] and len(self.unit.inputs) == 1
+        count = positions - (len(self.unit.inputs) == 1)
+        for number, position in enumerate(order, count - positions):
+            is_zero = number < 0
             if not is_zero:
                 parts = (
                     Part.of(sequence.hidden, position.before, positions + 1),
@@ -296,7 +298,8 @@ class _Direction:
                     Part.of(sums, 0, 1),
                 )
                 own = f"{name}.{position.at}.recurrent"
-                multiply_parts(step, own, self._of_states(1), "forward", parts)
+                repeats = Repeats(count, number)
+                multiply_parts(step, own, self._of_states(1), "forward", parts, repeats=repeats)
             kernel = self.unit.cell.forward(
                 f"{name}.{position.at}", sequence, position, step.region,
                 recurrent=None if is_zero else sums, bias=bias,
@@ -351,20 +354,22 @@ class _Direction:
             kernel = zero_rows(f"{name}.dcell", dcell, (1, whole), Rows(0, whole), step.region)
         step.add(kernel)
         order = self._order()[::-1]
-        for position in order:
+        count = positions - (1 not in states)
+        for number, position in enumerate(order):
             coming_back = None if position is order[0] else dhidden
             gradients = Gradients(coming, dsums, drecurrent, dcell, dbefore, coming_back)
             own = f"{name}.{position.at}.gradient"
             step.add(cell.backward(own, sequence, position, step.region, gradients))
             dcell, dbefore = dbefore, dcell
-            if position is not order[-1] or 1 in states:
+            if number < count:
                 parts = (
                     Part.of(drecurrent, position.at, positions),
                     Part.of(self.parameter(step, "weight_hh"), 0, 1),
                     Part.of(dhidden, 0, 1),
                 )
                 own = f"{name}.{position.at}.dhidden"
-                multiply_parts(step, own, self._of_states(1), "input", parts)
+                repeats = Repeats(count, number)
+                multiply_parts(step, own, self._of_states(1), "input", parts, repeats=repeats)
         self._give_states(step, states, dhidden, dcell, dbefore)
         return dsums, drecurrent
 
