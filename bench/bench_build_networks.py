@@ -20,9 +20,10 @@ from typing import Any
 
 from fpgapipe.boards.library import load_board
 from fpgapipe.host.build.build import open_build
+from fpgapipe.host.build.build_parts import DEVICES
 
 MOST_S = 300
-BOARD, DEVICES = "u280", 8
+BOARD, NUM_DEVICES = "u280", 8
 NETWORKS = {
     "gpt2_small": "gpt2_small",
     "bert_base": "fpgapipe.network.zoo.transformer:bert_classifier",
@@ -53,12 +54,17 @@ def run(*arguments: str) -> tuple[dict[str, Any], str]:
 
 def measure(network: str, folder: Path, options: list[str]) -> dict[str, Any]:
     """Figures of one network."""
-    common = ["--board", BOARD, "--devices", str(DEVICES), *options]
+    common = ["--board", BOARD, "--devices", str(NUM_DEVICES), *options]
     found, errors = run("build", "--network", network, *common, "-o", str(folder))
     if errors:
         return {"build": found, "refused": errors.strip().splitlines()[-1]}
     build = open_build(folder)
-    needed = [part.memory_bytes for part in build.pipeline.parts]
+    # Programs of millions of instructions are not decoded for it.
+    maps = [
+        json.loads((folder / DEVICES / str(stage) / "device.json").read_text())["map"]
+        for stage in range(len(build.plan.stages))
+    ]
+    needed = [each["memory_bytes"] for each in maps]
     room = load_board(BOARD).device_spec().memory_bytes
     fits = max(needed) <= room and all(
         each["used"][name] <= limit
@@ -70,7 +76,7 @@ def measure(network: str, folder: Path, options: list[str]) -> dict[str, Any]:
         "memory_bytes": needed,
         "room_bytes": room,
         "cores": [each["core"] for each in build.resources],
-        "micro_batches": build.pipeline.num_microbatches,
+        "micro_batches": maps[0]["all_microbatches"],
         "fits": fits,
     }
 
