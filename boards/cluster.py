@@ -2,13 +2,14 @@
 
 import re
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Annotated
 
 from pydantic import Field
 
+from fpgapipe.boards.address import Address
 from fpgapipe.boards.block import Block, duplicates, validated
 from fpgapipe.boards.library import is_path, load_board
 from fpgapipe.boards.quantities import one_of, text, whole, word
@@ -37,6 +38,12 @@ class DeviceEntry(Block):
     name: Annotated[str, word("the device's name")]
     board: Annotated[str, text("a board's name, or a path from the cluster file's folder")]
     count: Annotated[int, whole(1, MAX_DEVICES, "devices")] | None = None
+    address: Address | None = None
+
+    def faults(self) -> Iterator[tuple[Loc, str]]:
+        """Check that an address belongs to one device."""
+        if self.count is not None and self.address is not None:
+            yield ("address",), "must be left out where 'count' is: give each device an entry"
 
     def names(self) -> list[str]:
         """Return the names of the devices that this entry stands for."""
@@ -109,6 +116,8 @@ class Cluster:
         Links, with their ports and rates.
     notes : tuple of str
         Notes for the user about links that run slower than one of their ports could.
+    addresses : tuple of Address or None
+        Where a host reaches each device; empty if the file says nothing of it.
     """
 
     name: str
@@ -116,6 +125,7 @@ class Cluster:
     boards: tuple[Board, ...]
     links: tuple[LinkSpec, ...]
     notes: tuple[str, ...] = ()
+    addresses: tuple[Address | None, ...] = ()
 
     @cached_property
     def spec(self) -> ClusterSpec:
@@ -173,7 +183,8 @@ def load_cluster(path: str | Path) -> Cluster:
     else:
         document.faults += _wire(entries.links, wiring)
     document.raise_faults()
-    return _wired(entries.name, wiring)
+    addresses = [entry.address for entry in entries.devices for _ in range(entry.count or 1)]
+    return replace(_wired(entries.name, wiring), addresses=tuple(addresses))
 
 
 def chain_of(board: Board, num_devices: int) -> Cluster:

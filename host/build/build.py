@@ -77,7 +77,7 @@ if TYPE_CHECKING:
 
 MANIFEST = "manifest.json"
 RUN = "run"
-FORMAT_VERSION = 8
+FORMAT_VERSION = 9
 
 MAX_MANIFEST_BYTES = 1 << 20
 """A larger manifest is not read; a real one has a few hundred bytes for each device."""

@@ -21,6 +21,7 @@ from fpgapipe.errors import UserError, nearest
 from fpgapipe.garbage import end_after_command
 from fpgapipe.host.cli.commands.bench import bench
 from fpgapipe.host.cli.commands.boards import boards
+from fpgapipe.host.cli.commands.bringup import bringup
 from fpgapipe.host.cli.commands.build import build
 from fpgapipe.host.cli.commands.cluster import cluster
 from fpgapipe.host.cli.commands.compare import compare
@@ -73,6 +74,7 @@ def cli() -> None:
 for command in (
     bench,
     boards,
+    bringup,
     build,
     cluster,
     compare,

@@ -264,11 +264,12 @@ class CoreDriver:
         DeviceFault
             If it ended in an error, was aborted, or never started.
         """
+        status = self._sane("STATUS")
         try:
             check_program(self.transport.read_register, self.registers)
         except DeviceStopped as error:
             raise self.fault(str(error)) from None
-        if not self._sane("STATUS") & self.registers["STATUS"].field("done").mask:
+        if not status & self.registers["STATUS"].field("done").mask:
             raise self.fault(
                 "no program runs and none has ended: it was aborted, the core was reset, or the "
                 "command to start did not arrive"

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from fpgapipe.hw.hls_models.isa.instructions import Opcode, encode
+from fpgapipe.hw.hls_models.isa.instructions import Opcode, encode, program_bytes
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -25,8 +25,6 @@ ADDRESSED = frozenset({Opcode.LOAD, Opcode.STORE, Opcode.SEND, Opcode.RECEIVE})
 
 def relocated(program: Sequence[Instruction], distance: int) -> bytes:
     """Return the bytes of a program whose addresses in memory are moved by `distance` bytes."""
-    if not distance:
-        return encode(program)
     return encode(item.moved(distance) if item.opcode in ADDRESSED else item for item in program)
 
 
@@ -76,8 +74,10 @@ class DeviceMemory:
             Place of the program in the image.
         program : sequence of Instruction
         """
-        moved = np.frombuffer(relocated(program, self.base), np.uint8)
-        original = image[entry : entry + moved.size].copy()
+        original = image[entry : entry + program_bytes(program)].copy()
+        moved = original
+        if self.base:
+            moved = np.frombuffer(relocated(program, self.base), np.uint8)
         self._program = entry, original, moved
         self._write(0, image)
         self._write(entry, moved)

@@ -36,7 +36,7 @@ from fpgapipe.partition.schedule.schedule_kinds import make_schedule
 from fpgapipe.stopwatch import phase
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
+    from collections.abc import Callable, Mapping, Sequence
     from pathlib import Path
 
     from numpy.typing import NDArray
@@ -45,6 +45,7 @@ if TYPE_CHECKING:
     from fpgapipe.host.backends.torch_backend import Precision
     from fpgapipe.host.build.build import Build
     from fpgapipe.host.data.samples import Dataset, Samples
+    from fpgapipe.host.driver.transport import Transport
     from fpgapipe.host.runtime.check import Difference
     from fpgapipe.host.runtime.settings import Settings
     from fpgapipe.host.runtime.training import Found
@@ -53,9 +54,16 @@ if TYPE_CHECKING:
     from fpgapipe.sim_tb.native.waves import WaveWindow
     from fpgapipe.sim_tb.substitutes.simulation import Simulation
 
-BackendName = Literal["sim", "model", "torch"]
+BackendName = Literal["sim", "model", "torch", "pynq", "xdma", "xrt"]
 
-COUNTERPART: dict[BackendName, BackendName] = {"sim": "model", "model": "torch", "torch": "model"}
+COUNTERPART: dict[BackendName, BackendName] = {
+    "sim": "model",
+    "model": "torch",
+    "torch": "model",
+    "pynq": "model",
+    "xdma": "model",
+    "xrt": "model",
+}
 """For each backend, the one that it is checked against if no other is named."""
 
 LOGITS = "logits.npz"
@@ -93,6 +101,8 @@ class RunOptions:
         Whether blocks are simulated in C++, as for `chosen_simulation`.
     precision, device : str
         Precision and device of PyTorch.
+    transports : callable or None
+        Function that opens the way to each device of a plan, if the backend is one of boards.
     """
 
     backend: BackendName
@@ -108,6 +118,7 @@ class RunOptions:
     simulation: Simulation | None = None
     precision: Precision = "fp32"
     device: str = "auto"
+    transports: Callable[[Plan], Sequence[Transport]] | None = None
 
 
 @dataclass(frozen=True)
@@ -252,7 +263,14 @@ def open_backend(
             waves=options.waves,
             comm=communicator(),
         )
-    return ModelBackend(build.pipeline, parameters)
+    if name == "model":
+        return ModelBackend(build.pipeline, parameters)
+    from fpgapipe.host.backends.devices import DeviceBackend
+
+    assert options.transports is not None, "boards have addresses"
+    ways = options.transports(build.plan)
+    names = [stage.device for stage in build.plan.stages]
+    return DeviceBackend(build.pipeline, parameters, ways, names)
 
 
 def product_parts(plan: Plan, graph: Graph) -> dict[str, tuple[int, tuple[int, ...]]]:

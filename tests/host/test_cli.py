@@ -54,7 +54,7 @@ LONG_COMMANDS = {"bench", "compare", "oracle", "plan", "report", "ring"}
 def test_each_commands_help_has_an_example_that_works(name, cli, monkeypatch, tmp_path):
     monkeypatch.chdir(tmp_path)
     # A build is there for those that need one: the example of the command that makes it.
-    for step in ("build", name) if name in ("report", "run") else (name,):
+    for step in ("build", name) if name in ("bringup", "report", "run") else (name,):
         code, out, _ = cli(step, "--help")
         assert code == 0
         example = re.search(r"Example: fpgapipe (.*)", out)

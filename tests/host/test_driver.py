@@ -253,6 +253,16 @@ def test_a_program_that_is_damaged(pipeline):
     assert "back:" in lines
 
 
+def test_an_error_that_there_is_not(pipeline, registers):
+    backend = opened(pipeline)
+    driver = backend.devices.drivers[1]
+    driver.transport.write(driver.memory.program[0], np.zeros(64, np.uint8))
+    error = registers.offset("ERROR")
+    driver.transport.on_read = lambda at, value: ALL_ONES if at == error else value
+    with pytest.raises(DeviceFault, match="instruction 0: error 255, which is none, of RECEIVE 3"):
+        step(backend)
+
+
 @pytest.mark.parametrize("name", ["MEMORY_LIMIT_LO", "PROGRAM_LO"])
 def test_a_register_that_is_lost_before_the_start(name, pipeline, registers):
     with pytest.raises(DeviceFault, match=r"^back: the core stopped at instruction \d+: \w+ of"):

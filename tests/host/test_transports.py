@@ -4,16 +4,21 @@ from fractions import Fraction
 
 import numpy as np
 import pytest
+from pynq_cases import pynq_device
 from step_cases import every_operator
 from test_backends import check, pipeline_of, trained
 from test_pipeline import SAMPLES
 from transport_cases import XdmaFiles
+from xrt_cases import Card, compiled
 
 from fpgapipe.host.backends.devices import DeviceBackend
 from fpgapipe.host.backends.model import ModelBackend
+from fpgapipe.host.driver.transport import TransportError
 from fpgapipe.host.transports.modelled import ModelledCluster, ModelledTransport
+from fpgapipe.host.transports.pynq_board import PynqTransport
 from fpgapipe.host.transports.simulated import SimulatedTransport, simulated_cluster
 from fpgapipe.host.transports.xdma import XdmaTransport
+from fpgapipe.host.transports.xrt import XrtTransport
 from fpgapipe.hw.hls_models.cycles.core_cycles import MemorySpec
 from fpgapipe.network.initial_values import initial_parameters
 from fpgapipe.sim_tb.native.phy import WireSpec
@@ -36,14 +41,20 @@ def expected(pipeline):
         return results, left, [memory.copy() for memory in backend.memories]
 
 
-def modelled(pipeline, bases):
+@pytest.fixture(scope="module")
+def libraries(tmp_path_factory):
+    """XRT's shim of each device, a library of its own."""
+    return [compiled(tmp_path_factory.mktemp("shim")) for _ in range(DEVICES)]
+
+
+def modelled(pipeline, bases, libraries):
     cores = [part.core for part in pipeline.parts]
     sizes = [part.memory_bytes + base for part, base in zip(pipeline.parts, bases, strict=True)]
     cluster = ModelledCluster(cores, sizes, pipeline.wiring)
     return [ModelledTransport(cluster, number, base) for number, base in enumerate(bases)]
 
 
-def over_xdma(pipeline, bases):
+def over_xdma(pipeline, bases, libraries):
     """Files of the XDMA driver that move at most 100,000 bytes at once, before the models."""
     return [
         XdmaTransport(
@@ -53,11 +64,31 @@ def over_xdma(pipeline, bases):
             memory_bytes=part.memory_bytes,
             files=XdmaFiles(inner, 0x2000, 100_000),
         )
-        for inner, base, part in zip(modelled(pipeline, bases), bases, pipeline.parts, strict=True)
+        for inner, base, part in zip(
+            modelled(pipeline, bases, libraries), bases, pipeline.parts, strict=True
+        )
     ]
 
 
-def simulated(pipeline, bases):
+def over_xrt(pipeline, bases, libraries):
+    ways = []
+    for library, inner in zip(libraries, modelled(pipeline, bases, libraries), strict=True):
+        card = Card(library, inner, interrupts=not ways)
+        ways.append(XrtTransport(library, "0000:3b:00.1", library.with_name("a.xclbin"), "core"))
+        ways[-1].card = card  # which must live as long
+        assert card.opened == [("0000:3b:00.1", str(library.with_name("a.xclbin")), "core")]
+    return ways
+
+
+def over_pynq(pipeline, bases, libraries):
+    pytest.importorskip("pynq", reason="PYNQ is not installed")
+    return [
+        PynqTransport(0xA0000000, device=pynq_device(inner))
+        for inner in modelled(pipeline, bases, libraries)
+    ]
+
+
+def simulated(pipeline, bases, libraries):
     sizes = [
         -(-(part.memory_bytes + base) // 4096) * 4096
         for part, base in zip(pipeline.parts, bases, strict=True)
@@ -75,12 +106,14 @@ def simulated(pipeline, bases):
     [
         modelled,
         over_xdma,
+        over_xrt,
+        over_pynq,
         pytest.param(simulated, marks=[pytest.mark.sim, pytest.mark.slow]),
     ],
 )
-def test_the_same_bits_over_every_transport(transports, bases, pipeline, expected):
+def test_the_same_bits_over_every_transport(transports, bases, pipeline, expected, libraries):
     parameters = initial_parameters(pipeline.graph, 0)
-    with DeviceBackend(pipeline, parameters, transports(pipeline, bases)) as backend:
+    with DeviceBackend(pipeline, parameters, transports(pipeline, bases, libraries)) as backend:
         found = trained(backend, pipeline.graph)
         memories = [np.asarray(memory) for memory in backend.memories]
         counters = backend.counters()
@@ -92,12 +125,35 @@ def test_the_same_bits_over_every_transport(transports, bases, pipeline, expecte
         assert all(each["LOAD_BYTES"] for each in counters)
 
 
-def test_a_state_goes_from_transport_to_transport(pipeline):
+def test_a_state_goes_from_transport_to_transport(pipeline, libraries):
     parameters = initial_parameters(pipeline.graph, 0)
     with ModelBackend(pipeline, parameters) as one:
         trained(one, pipeline.graph)
         state = one.state()
         after = trained(one, pipeline.graph)
-    with DeviceBackend(pipeline, parameters, over_xdma(pipeline, BASES)) as other:
+    with DeviceBackend(pipeline, parameters, over_xdma(pipeline, BASES, libraries)) as other:
         other.set_state(state)
         check(trained(other, pipeline.graph), after)
+
+
+def test_the_shim_is_checked(tmp_path, pipeline, libraries):
+    with pytest.raises(TransportError, match=r"none.so cannot be used: .*; 'make' in the package"):
+        XrtTransport(tmp_path / "none.so", "0", tmp_path / "a.xclbin", "core")
+    library = compiled(tmp_path)
+    card = Card(library, modelled(pipeline, BASES, libraries)[0])
+    card.library.fake_version(7)
+    with pytest.raises(TransportError, match="has version 7 of its functions, not 1"):
+        XrtTransport(library, "0", tmp_path / "a.xclbin", "core")
+    card.library.fake_version(1)
+    with XrtTransport(library, "0", tmp_path / "a.xclbin", "core") as way:
+        address = way.allocate(8192)
+        with pytest.raises(TransportError, match="10 bytes at 0x11ffc are not in memory that was"):
+            way.read(address + 8188, 10)
+        with pytest.raises(
+            TransportError, match=r"XRT fails to allocate [\d,]+ bytes: the tes"
+        ):
+            way.allocate(1 << 40)
+        assert card.library.fake_num_open() == 1
+    assert card.library.fake_num_open() == 0
+    way.close()
+    assert card.library.fake_num_open() == 0

@@ -10,16 +10,20 @@ from fpgapipe.host.cli.options import ranges
 from fpgapipe.host.cli.options.options import build_folder, command
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
     from pathlib import Path
 
+    from fpgapipe.host.driver.transport import Transport
     from fpgapipe.host.runtime.runtime import RunOptions, RunSummary
     from fpgapipe.host.runtime.settings import Settings
     from fpgapipe.lowering.units.step_options import StepOptions
+    from fpgapipe.partition.plan import Plan
     from fpgapipe.sim_tb.native.waves import WaveWindow
 
 RANDOM = "random"
 EXIT_TIME = 75  # EX_TEMPFAIL of sysexits.h: the same command with --resume goes on
-BACKENDS = ("sim", "model", "torch")
+BOARDS = ("pynq", "xdma", "xrt")
+BACKENDS = ("sim", "model", "torch", *BOARDS)
 COURSES = ("epochs", "steps", "more")
 WHOLE = ("seed", "epochs", "steps", "warm_up", "rate_every")
 RATE_SCHEDULES = ("constant", "cosine", "step")
@@ -32,7 +36,15 @@ RATE_SCHEDULES = ("constant", "cosine", "step")
     type=click.Choice(BACKENDS),
     default="sim",
     show_default=True,
-    help="What runs: simulated devices, their bit-exact model, or PyTorch.",
+    help="What runs: simulated devices, their bit-exact model, PyTorch, or boards, reached "
+    "by PYNQ, by the files of the XDMA driver, or by XRT.",
+)
+@click.option(
+    "--cluster",
+    "cluster_file",
+    metavar="FILE",
+    type=click.Path(dir_okay=False),
+    help="File that says at which addresses boards are reached.",
 )
 @click.option("--steps", type=ranges.STEPS, help="Number of mini-batches in all.")
 @click.option("--epochs", type=ranges.EPOCHS, help="Passes through all samples [default: 1].")
@@ -422,6 +434,7 @@ def _how(
         simulation=simulation,
         precision=options["precision"],
         device=options["device"],
+        transports=transports_of(options["backend"], options["cluster_file"]),
     )
 
 
@@ -455,6 +468,36 @@ def _waves(options: dict[str, Any], devices: int) -> WaveWindow:
         )
     check_output(path)
     return WaveWindow(path, kind, device, int(cycles[1]), int(cycles[2]))
+
+
+def transports_of(
+    backend: str, cluster_file: str | None
+) -> Callable[[Plan], list[Transport]] | None:
+    """Function that opens the boards of a plan; None for backends without boards.
+
+    Raises
+    ------
+    UserError
+        If there is a cluster file without boards, or the other way round.
+    """
+    from pathlib import Path
+
+    from fpgapipe.boards.cluster import load_cluster
+    from fpgapipe.errors import UserError
+    from fpgapipe.host.transports.opening import open_transports
+
+    if backend not in BOARDS:
+        if cluster_file is not None:
+            raise UserError(f"--cluster has addresses of boards, and --backend {backend} has none")
+        return None
+    if cluster_file is None:
+        raise UserError(
+            f"--backend {backend} needs --cluster FILE, which says at which address each board is "
+            "reached (docs/boards.md)"
+        )
+    file = Path(cluster_file)
+    cluster = load_cluster(file)
+    return lambda plan: open_transports(backend, plan, cluster, file)
 
 
 def _print(summary: RunSummary, *, says_accuracy: bool) -> None:

@@ -111,3 +111,5 @@ PERCENTILE = Real(90, 100)
 
 THREADS = Whole(1, 256)
 ERROR_RATE = Real(0, 1, below=True)
+WATCH = Real(0, 3600)
+"""Seconds for which a link is watched."""

@@ -56,9 +56,8 @@ def check_program(read: Callable[[int], int], registers: RegisterMap) -> None:
         error, fields = read(registers.offset("ERROR")), registers["ERROR"]
         code, engine = fields.field("code").of(error), fields.field("engine").of(error)
         index = read(registers.offset("ERROR_INDEX"))
-        raise DeviceStopped(
-            f"the core stopped at instruction {index}: {ErrorCode(code).name} of {_named(engine)}"
-        )
+        what = ErrorCode(code).name if code in list(ErrorCode) else f"error {code}, which is none,"
+        raise DeviceStopped(f"the core stopped at instruction {index}: {what} of {_named(engine)}")
 
 
 def progress_counters(registers: RegisterMap) -> tuple[str, ...]:

@@ -1,0 +1,66 @@
+"""Where a host reaches a device that runs: the part of a cluster file that only a run needs."""
+
+import re
+from typing import Annotated, Any
+
+from pydantic import BeforeValidator
+
+from fpgapipe.boards.block import Block
+from fpgapipe.boards.quantities import quantity, sentence, text
+from fpgapipe.errors import shown
+
+MOST = (1 << 48) - 1
+"""Largest address; those of memory have 48 bits."""
+
+_HEXADECIMAL = re.compile(r"0x[0-9a-fA-F_]{1,20}", re.ASCII)
+
+
+def address(what: str) -> BeforeValidator:
+    """Return the rule for an address: a whole number, or hexadecimal digits after ``0x``."""
+
+    def check(value: Any) -> int:
+        number = value
+        if isinstance(value, str) and _HEXADECIMAL.fullmatch(value):
+            number = int(value.replace("_", ""), 16)
+        if type(number) is not int or not 0 <= number <= MOST:
+            raise sentence(f"must be 0..{MOST:#x} ({what}), not {shown(value)}")
+        return number
+
+    return BeforeValidator(check)
+
+
+def card(what: str) -> BeforeValidator:
+    """Return the rule for a card: its number, or text."""
+    rule = text(what, longest=64)
+
+    def check(value: Any) -> Any:
+        is_number = type(value) is int and 0 <= value < 1 << 16
+        return rule.func(str(value) if is_number else value)  # type: ignore[call-arg]
+
+    return BeforeValidator(check)
+
+
+class Address(Block):
+    """Where a device is.
+
+    Attributes
+    ----------
+    device : str
+        The card: its number, or its place on the bus, such as ``0000:3b:00.1``.
+    registers, memory : int
+        Addresses of the core's registers, and of the memory that it may use, on the bus of the
+        host's access.
+    memory_bytes : int or None
+        Size of that memory; None stands for what the board has.
+    bitstream : str or None
+        Path of the bitstream from the folder of the cluster file, where the transport loads it.
+    """
+
+    device: Annotated[str, card("number of the card, or its place on the bus")] = "0"
+    registers: Annotated[int, address("address of the registers")] = 0
+    memory: Annotated[int, address("address of the memory")] = 0
+    memory_bytes: (
+        Annotated[int, quantity("bytes", "4 KiB", "16 TiB", "size of the memory", is_whole=True)]
+        | None
+    ) = None
+    bitstream: Annotated[str, text("path of the bitstream")] | None = None

@@ -1,0 +1,108 @@
+"""``fpgapipe bringup``: checks boards step by step before anything runs on them."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import click
+
+from fpgapipe.host.cli.commands.run import BOARDS, transports_of
+from fpgapipe.host.cli.options import ranges
+from fpgapipe.host.cli.options.options import build_folder, command
+
+if TYPE_CHECKING:
+    from fpgapipe.host.build.build import Build
+    from fpgapipe.host.driver.bringup import Checked
+    from fpgapipe.host.driver.transport import Transport
+
+
+@command("bringup", example="fpgapipe bringup out/digits-cnn --backend model")
+@click.argument("folder", metavar="DIR", required=False, type=click.Path(), callback=build_folder)
+@click.option(
+    "--backend",
+    type=click.Choice(["sim", "model", *BOARDS]),
+    required=True,
+    help="How devices are reached: boards, or simulated devices or models to see what is checked.",
+)
+@click.option(
+    "--cluster",
+    "cluster_file",
+    metavar="FILE",
+    type=click.Path(dir_okay=False),
+    help="File that says at which addresses boards are reached.",
+)
+@click.option(
+    "--watch",
+    "watch_s",
+    type=ranges.WATCH,
+    default=1.0,
+    show_default=True,
+    help="Seconds for which each link is watched for errors.",
+)
+@click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
+def bringup(
+    folder: str, backend: str, cluster_file: str | None, watch_s: float, as_json: bool
+) -> int:
+    """Check the devices of the build in DIR, one step after the other.
+
+    The steps are: the loaded core is that of the build; registers keep what is written; so does
+    memory; the core reads and writes the memory that the host sees; each link comes up, carries a
+    packet each way, and has no errors. What fails is said with what to do about it, and the exit
+    code is 1. What the memory of the devices holds is lost.
+    """
+    from pathlib import Path
+
+    from fpgapipe.host.build.build import open_build
+    from fpgapipe.host.driver.bringup import Bringup
+    from fpgapipe.host.driver.core_driver import CoreDriver
+    from fpgapipe.host.driver.devices import Devices
+    from fpgapipe.host.terminal.console import print_json
+
+    opening = transports_of(backend, cluster_file)
+    build = open_build(Path(folder))
+    parts = build.pipeline.parts
+    ways = opening(build.plan) if opening else _without_boards(build, backend)
+    names = [stage.device for stage in build.plan.stages]
+    drivers = [
+        CoreDriver(name, part.core, way) for name, part, way in zip(names, parts, ways, strict=True)
+    ]
+    devices = Devices(drivers, build.pipeline.wiring)
+    found = []
+    try:
+        checks = Bringup(devices, [part.memory_bytes for part in parts], watch_s)
+        for checked in checks.run():
+            found.append(checked)
+            if not as_json:
+                _print(checked)
+    finally:
+        devices.close()
+    passed = all(checked.passed for checked in found)
+    if as_json:
+        print_json({"passed": passed, "checks": [vars(checked) for checked in found]})
+    return 0 if passed else 1
+
+
+def _without_boards(build: Build, backend: str) -> list[Transport]:
+    """Simulated devices, or models, with the memory that the checks need."""
+    from fpgapipe.host.driver.allocation import PAGE_BYTES
+    from fpgapipe.host.driver.bringup import TRIED_BYTES
+
+    cores, wiring = build.cores, build.pipeline.wiring
+    sizes = [
+        -(-max(part.memory_bytes, TRIED_BYTES) // PAGE_BYTES) * PAGE_BYTES
+        for part in build.pipeline.parts
+    ]
+    if backend == "model":
+        from fpgapipe.host.transports.modelled import ModelledCluster, ModelledTransport
+
+        models = ModelledCluster(cores, sizes, wiring)
+        return [ModelledTransport(models, number) for number in range(len(cores))]
+    from fpgapipe.host.transports.simulated import SimulatedTransport, simulated_cluster
+
+    cluster = simulated_cluster(cores, sizes, build.memories, wiring, build.wires)
+    return [SimulatedTransport(cluster, number) for number in range(len(cores))]
+
+
+def _print(checked: Checked) -> None:
+    word = "ok" if checked.passed else "FAILED"
+    print(f"{word:6}  {checked.check:16} {checked.device}: {checked.detail}", flush=True)

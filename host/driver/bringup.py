@@ -1,0 +1,197 @@
+"""Checks of devices before the first program, one after the other, the simplest first."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from fpgapipe.errors import UserError
+from fpgapipe.host.driver.device_memory import DeviceMemory
+from fpgapipe.host.driver.devices import Devices
+from fpgapipe.hw.hls_models.isa.instructions import Instruction, Opcode, encode
+from fpgapipe.hw.hls_models.model.dma import transfer
+from fpgapipe.hw.hls_models.model.link_dma import packet
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+    from numpy.typing import NDArray
+
+    from fpgapipe.host.driver.core_driver import CoreDriver
+
+TRIED_BYTES = 1 << 16
+"""Bytes of memory that programs of the checks use."""
+
+LINK_COUNTERS = ("CRC_ERRORS", "REPLAYS")
+"""Counters that rise if a link loses or damages frames."""
+
+
+@dataclass(frozen=True)
+class Checked:
+    """Result of a check.
+
+    Attributes
+    ----------
+    check : str
+        What was checked.
+    device : str
+        Name of the device, or of the two devices of a link.
+    passed : bool
+    detail : str
+        What was found, or what is wrong and what to do about it.
+    """
+
+    check: str
+    device: str
+    passed: bool
+    detail: str
+
+
+class Bringup:
+    """Checks devices step by step; a device that fails a check is left out of those that follow.
+
+    Parameters
+    ----------
+    devices : Devices
+    memory_bytes : sequence of int
+        Bytes of each device's memory that its program needs and that are tried.
+    watch_s : float
+        Seconds for which links are watched.
+    """
+
+    def __init__(self, devices: Devices, memory_bytes: list[int], watch_s: float = 1.0) -> None:
+        self._devices, self._watch_s = devices, watch_s
+        self._sizes = [max(size, TRIED_BYTES) for size in memory_bytes]
+        self._good = set(range(len(devices.drivers)))
+
+    def run(self) -> Iterator[Checked]:
+        """Run all checks and give each result as soon as it is known."""
+        for check, function in (
+            ("identity", self._identity),
+            ("registers", self._registers),
+            ("memory", self._memory),
+            ("core and memory", self._copy),
+        ):
+            for number in sorted(self._good):
+                yield self._checked(check, (number,), function, self._devices.drivers[number])
+        if self._devices.wiring and len(self._good) < len(self._devices.drivers):
+            yield Checked("links", "all devices", False, "not tried, since a device failed")
+            return
+        for pair in self._devices.wiring:
+            numbers = tuple(number for number, _ in pair)
+            yield self._checked("link", numbers, self._link, pair)
+
+    def _checked(
+        self,
+        check: str,
+        numbers: tuple[int, ...],
+        function: Callable[..., str],
+        subject: object,
+    ) -> Checked:
+        name = " and ".join(self._devices.drivers[number].name for number in numbers)
+        try:
+            return Checked(check, name, True, function(subject))
+        except UserError as error:
+            self._good -= set(numbers)
+            return Checked(check, name, False, str(error).removeprefix(f"{name}: "))
+
+    def _identity(self, driver: CoreDriver) -> str:
+        driver.check_identity()
+        core = driver.core
+        return f"a core of {core.rows} x {core.cols} cells, configuration {core.digest}"
+
+    def _registers(self, driver: CoreDriver) -> str:
+        driver.check_registers()
+        return "all patterns read as they were written"
+
+    def _memory(self, driver: CoreDriver) -> str:
+        size = self._sizes[self._devices.drivers.index(driver)]
+        base = driver.transport.allocate(size)
+        count = driver.check_memory(DeviceMemory(driver.transport, base, size))
+        driver.memory = DeviceMemory(driver.transport, base, TRIED_BYTES)
+        return f"{count} places of {size:,} bytes from {base:#x} on keep what is written"
+
+    def _copy(self, driver: CoreDriver) -> str:
+        """Let the core copy bytes, so that it and the host see the same memory."""
+        half = TRIED_BYTES // 2
+        size = min(half // 2, driver.core.scratchpad.size_bytes)
+        begin, end = half, half + half // 2
+        program = [
+            Instruction(Opcode.LOAD, signal=(0,), body=transfer(begin, 0, size)),
+            Instruction(Opcode.STORE, (0,), (1,), body=transfer(end, 0, size)),
+            Instruction(Opcode.END, (1,)),
+        ]
+        wanted = self._load(driver, program, begin, size)
+        Devices([driver], []).run([0], [[]])
+        assert driver.memory is not None, "memory was checked"
+        wrong = np.flatnonzero(driver.memory[end : end + size] != wanted)
+        if wrong.size:
+            raise driver.fault(
+                f"the core copied {size:,} bytes, of which {wrong.size:,} are wrong: "
+                "core and host do not see the same memory, so look at the addresses of its bus"
+            )
+        return f"the core copied {size:,} bytes"
+
+    def _link(self, pair: tuple[tuple[int, int], tuple[int, int]]) -> str:
+        """Bring a link up, send a packet each way, and watch its counters."""
+        drivers = [self._devices.drivers[number] for number, _ in pair]
+        joined = Devices(drivers, [((0, pair[0][1]), (1, pair[1][1]))])
+        joined.links_up()
+        half, size = TRIED_BYTES // 2, TRIED_BYTES // 4
+        sent, came = half, half + size
+        wanted = []
+        for driver, (_, link) in zip(drivers, pair, strict=True):
+            program = [
+                Instruction(Opcode.SEND, signal=(0,), body=packet(sent, size), engine=link),
+                Instruction(Opcode.RECEIVE, signal=(1,), body=packet(came, size), engine=link),
+                Instruction(Opcode.END, (0, 1)),
+            ]
+            wanted.append(self._load(driver, program, sent, size))
+        joined.run([0, 0], [[], []])
+        for driver, data in zip(drivers, reversed(wanted), strict=True):
+            assert driver.memory is not None, "memory was checked"
+            if not np.array_equal(driver.memory[came : came + size], data):
+                raise driver.fault(
+                    f"a packet of {size:,} bytes came with other bytes than were sent"
+                )
+        before = self._link_errors(pair)
+        self._pass_time(drivers)
+        after = self._link_errors(pair)
+        found = {name: after[name] - before[name] for name in after if after[name] != before[name]}
+        if found:
+            said = ", ".join(f"{count} {name}" for name, count in found.items())
+            raise UserError(
+                f"the link works, but in {self._watch_s:g} s there were {said}: look at the cable, "
+                "the modules, and the reference clock of the transceivers"
+            )
+        return f"up; {size:,} bytes went each way; no errors in {self._watch_s:g} s"
+
+    def _link_errors(self, pair: tuple[tuple[int, int], ...]) -> dict[str, int]:
+        return {
+            f"{name} at {driver.name}": value
+            for number, link in pair
+            for driver in (self._devices.drivers[number],)
+            for name, value in driver.link_counters(link, LINK_COUNTERS).items()
+        }
+
+    def _pass_time(self, drivers: list[CoreDriver]) -> None:
+        last_s = time.monotonic() + self._watch_s
+        while time.monotonic() < last_s:
+            for driver in drivers:
+                driver.read("STATUS")  # which lets the time of simulated devices pass, too
+            time.sleep(min(0.01, self._watch_s))
+
+    def _load(
+        self, driver: CoreDriver, program: list[Instruction], begin: int, size: int
+    ) -> NDArray[np.uint8]:
+        """Load a program and random bytes; returns the bytes."""
+        data = np.random.default_rng(begin).integers(0, 256, size, dtype=np.uint8)
+        image = np.zeros(TRIED_BYTES, np.uint8)
+        words = np.frombuffer(encode(program), np.uint8)
+        image[: words.size] = words
+        image[begin : begin + size] = data
+        driver.load(image, 0, program)
+        return data

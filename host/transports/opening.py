@@ -1,0 +1,110 @@
+"""Opens the way to each device of a cluster, as the addresses in the cluster file say."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from fpgapipe.errors import UserError
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+    from pathlib import Path
+
+    from fpgapipe.boards.address import Address
+    from fpgapipe.boards.cluster import Cluster
+    from fpgapipe.boards.schema import Board
+    from fpgapipe.host.driver.transport import Transport
+    from fpgapipe.partition.plan import Plan
+
+
+def _xdma(address: Address, board: Board, folder: Path) -> Transport:
+    from fpgapipe.host.transports.xdma import XdmaTransport
+
+    if not address.device.isdecimal():
+        raise UserError(f"the card must be a number, as in /dev/xdma0_user, not {address.device}")
+    return XdmaTransport(
+        int(address.device),
+        registers=address.registers,
+        memory=address.memory,
+        memory_bytes=address.memory_bytes or board.device_spec().memory_bytes,
+    )
+
+
+def _pynq(address: Address, board: Board, folder: Path) -> Transport:
+    from fpgapipe.host.transports.pynq_board import PynqTransport
+
+    bitstream = folder / address.bitstream if address.bitstream else None
+    return PynqTransport(address.registers, bitstream)
+
+
+def _xrt(address: Address, board: Board, folder: Path) -> Transport:
+    from fpgapipe.host.package.shim import SHIM_LIBRARY
+    from fpgapipe.host.transports.xrt import XrtTransport
+
+    if address.bitstream is None:
+        raise UserError("--backend xrt needs the key bitstream, the path of the .xclbin")
+    bitstream = folder / address.bitstream
+    library = bitstream.parent / SHIM_LIBRARY
+    return XrtTransport(library, address.device, bitstream, INSTANCE)
+
+
+INSTANCE = "fpgapipe_core:{fpgapipe_core_0}"
+"""Name of the kernel's instance in a package."""
+
+OPENED: dict[str, Callable[[Address, Board, Path], Transport]] = {
+    "pynq": _pynq,
+    "xdma": _xdma,
+    "xrt": _xrt,
+}
+"""For each transport to boards, the function that opens a device, given the file's folder."""
+
+TRANSPORTS = tuple(OPENED)
+
+
+def open_transports(kind: str, plan: Plan, cluster: Cluster, file: Path) -> list[Transport]:
+    """Open the devices of a plan, in the order of its stages.
+
+    Parameters
+    ----------
+    kind : str
+        One of `TRANSPORTS`.
+    plan : Plan
+    cluster : Cluster
+        Cluster with addresses. Its devices are those of the plan if they have the same names;
+        otherwise they are taken in their order.
+    file : Path
+        The cluster file.
+
+    Raises
+    ------
+    UserError
+        If devices or addresses are missing, or a device has another board than the plan.
+    """
+    wanted = [stage.device for stage in plan.stages]
+    known = {name: index for index, name in enumerate(cluster.device_names)}
+    places = [known[name] for name in wanted] if set(wanted) <= set(known) else range(len(known))
+    if len(places) < len(wanted):
+        raise UserError(f"{file} has {len(known)} devices, and the build needs {len(wanted)}")
+    ways: list[Transport] = []
+    try:
+        for stage, place in zip(plan.stages, places, strict=False):
+            name, board = cluster.device_names[place], cluster.boards[place]
+            if board.name != stage.board:
+                raise UserError(
+                    f"{file}: {name} is a {board.name}, and the build's stage {len(ways)} is for a "
+                    f"{stage.board}"
+                )
+            address = cluster.addresses[place] if cluster.addresses else None
+            if address is None:
+                raise UserError(f"{file}: {name} has no address, by which {kind} would reach it")
+            ways.append(OPENED[kind](address, board, file.parent))
+    except BaseException:
+        close_all(ways)
+        raise
+    return ways
+
+
+def close_all(ways: Sequence[Transport]) -> None:
+    """Close transports."""
+    for way in ways:
+        way.close()

@@ -1,0 +1,94 @@
+"""A library with the functions of XRT's shim in front of another transport."""
+
+import ctypes
+import importlib.resources
+import subprocess
+from pathlib import Path
+
+import numpy as np
+
+from fpgapipe.host.driver.transport import TransportError
+
+SOURCE = Path(__file__).with_name("fake_xrt_shim.cpp")
+U64 = ctypes.c_uint64
+U32P, U64P = ctypes.POINTER(ctypes.c_uint32), ctypes.POINTER(U64)
+
+
+def compiled(folder):
+    """Compile the library against the header of the real one; each copy has state of its own."""
+    library = folder / "libfpgapipe_xrt.so"
+    include = importlib.resources.files("fpgapipe.host.package")
+    command = ["g++", "-std=c++17", "-O1", "-Wall", "-Werror", "-fPIC", "-shared"]
+    subprocess.run([*command, f"-I{include}", SOURCE, "-o", library], check=True)
+    return library
+
+
+class Callbacks(ctypes.Structure):
+    _fields_ = [
+        ("open", ctypes.CFUNCTYPE(ctypes.c_int, *(ctypes.c_char_p,) * 3)),
+        ("read_register", ctypes.CFUNCTYPE(ctypes.c_int, ctypes.c_uint32, U32P)),
+        ("write_register", ctypes.CFUNCTYPE(ctypes.c_int, ctypes.c_uint32, ctypes.c_uint32)),
+        ("allocate", ctypes.CFUNCTYPE(ctypes.c_int, U64, U64P)),
+        *(
+            (
+                name,
+                ctypes.CFUNCTYPE(ctypes.c_int, ctypes.c_uint64, ctypes.c_void_p, ctypes.c_uint64),
+            )
+            for name in ("write", "read")
+        ),
+        ("wait", ctypes.CFUNCTYPE(ctypes.c_int, ctypes.c_uint32)),
+    ]
+
+
+class Card:
+    """What the library calls.
+
+    Parameters
+    ----------
+    library : Path
+        Compiled library, which is loaded once for each path.
+    inner : Transport
+        Device behind it.
+    interrupts : bool
+        Whether interrupts come.
+    """
+
+    def __init__(self, library, inner, *, interrupts=True):
+        self.inner, self.interrupts = inner, interrupts
+        self.opened = []
+        self.callbacks = Callbacks(
+            *(kind(getattr(self, f"_{name}")) for name, kind in Callbacks._fields_)
+        )
+        self.library = ctypes.CDLL(str(library))
+        self.library.fake_set(ctypes.byref(self.callbacks))
+
+    def _open(self, *names):
+        self.opened.append(tuple(name.decode() for name in names))
+        return 0
+
+    def _read_register(self, offset, value):
+        value[0] = self.inner.read_register(offset)
+        return 0
+
+    def _write_register(self, offset, value):
+        self.inner.write_register(offset, value)
+        return 0
+
+    def _allocate(self, size, address):
+        try:
+            address[0] = self.inner.allocate(size)
+        except TransportError:
+            return -1
+        return 0
+
+    def _write(self, address, data, size):
+        self.inner.write(address, np.frombuffer(ctypes.string_at(data, size), np.uint8))
+        return 0
+
+    def _read(self, address, data, size):
+        ctypes.memmove(data, self.inner.read(address, size).tobytes(), size)
+        return 0
+
+    def _wait(self, limit_ms):
+        self.inner.wait(lambda: True, 0)  # the device goes on meanwhile
+        return 0 if self.interrupts else 1

@@ -1,0 +1,111 @@
+"""The checks of devices one by one, on models and with faults."""
+
+import pytest
+from step_cases import every_operator
+from test_backends import pipeline_of
+from test_pipeline import SAMPLES
+from transport_cases import Faulty
+
+from fpgapipe.host.driver.bringup import TRIED_BYTES, Bringup
+from fpgapipe.host.driver.core_driver import CoreDriver
+from fpgapipe.host.driver.devices import Devices
+from fpgapipe.host.transports.modelled import ModelledCluster, ModelledTransport
+from fpgapipe.hw.hls_models.model.registers import RegisterMap
+
+
+@pytest.fixture(scope="module")
+def pipeline():
+    return pipeline_of(every_operator(SAMPLES), 2, "gpipe")
+
+
+def checked(pipeline, size=1 << 20, **faults):
+    """Results of all checks; the second device has the faults."""
+    cores = [part.core for part in pipeline.parts]
+    cluster = ModelledCluster(cores, [size + 8192] * 2, pipeline.wiring)
+    ways = [ModelledTransport(cluster, 0, 4096), Faulty(ModelledTransport(cluster, 1), **faults)]
+    drivers = [
+        CoreDriver(name, core, way)
+        for name, core, way in zip(("front", "back"), cores, ways, strict=True)
+    ]
+    devices = Devices(drivers, pipeline.wiring, stall_s=0.2)
+    return list(Bringup(devices, [size, size], 0.01).run())
+
+
+def test_good_devices_pass_all_checks(pipeline):
+    found = checked(pipeline)
+    assert [(each.check, each.device) for each in found] == [
+        *(
+            (check, device)
+            for check in ("identity", "registers", "memory", "core and memory")
+            for device in ("front", "back")
+        ),
+        ("link", "front and back"),
+    ]
+    assert all(each.passed for each in found), found
+    assert found[-1].detail == "up; 16,384 bytes went each way; no errors in 0.01 s"
+    assert "of 1,048,576 bytes from 0x1000 on keep what is written" in found[4].detail
+
+
+@pytest.mark.parametrize("size", [1, TRIED_BYTES - 1, TRIED_BYTES])
+def test_little_memory(size, pipeline):
+    assert all(each.passed for each in checked(pipeline, max(size, TRIED_BYTES)))
+
+
+def failing(pipeline, **faults):
+    found = checked(pipeline, **faults)
+    wrong = [each for each in found if not each.passed]
+    assert [each.device for each in found if each.check == "core and memory"][:1] == ["front"]
+    return wrong
+
+
+def test_a_device_that_fails_is_left_out_of_the_rest(pipeline):
+    first, last = failing(pipeline, read=lambda offset, value: 0)
+    assert (first.check, first.device) == ("identity", "back")
+    assert first.detail.startswith("its registers read as 0x00000000, so no core answers there")
+    assert (last.check, last.detail) == ("links", "not tried, since a device failed")
+
+
+def test_a_core_that_sees_other_memory_than_the_host(pipeline):
+    """The host's writes beyond 32 KiB go to another place, and so do its reads."""
+
+    class Shifted(Faulty):
+        def write(self, address, data):
+            self.inner.write(address ^ 0x10 * (address >= 1 << 15), data)
+
+        def read(self, address, size_bytes):
+            return self.inner.read(address ^ 0x10 * (address >= 1 << 15), size_bytes)
+
+    cores = [part.core for part in pipeline.parts]
+    cluster = ModelledCluster(cores, [1 << 20] * 2, pipeline.wiring)
+    way = Shifted(ModelledTransport(cluster, 0))
+    devices = Devices([CoreDriver("card", cores[0], way)], [])
+    found = list(Bringup(devices, [1 << 19]).run())
+    assert [each.check for each in found if not each.passed] == ["core and memory"]
+    assert "core and host do not see the same memory" in found[-1].detail
+
+
+def test_a_link_with_errors(pipeline):
+    registers = RegisterMap(pipeline.parts[1].core)
+    offset = registers.offset("LINK0_CRC_ERRORS_LO")
+    errors = iter(range(10, 1000, 3))
+    (wrong,) = failing(pipeline, read=lambda at, value: next(errors) if at == offset else value)
+    assert wrong.check == "link"
+    assert "in 0.01 s there were 3 CRC_ERRORS at back" in wrong.detail
+
+
+def test_a_link_that_loses_a_packet(pipeline):
+    """The second device never starts, so the first one waits for its packet."""
+    registers = RegisterMap(pipeline.parts[1].core)
+    start = registers["CONTROL"].field("start").mask
+    control = registers.offset("CONTROL")
+    starts = []
+
+    def loses(at, value):
+        if (at, value) == (control, start):
+            starts.append(at)
+            return value if len(starts) == 1 else None
+        return value
+
+    (wrong,) = failing(pipeline, write=loses)
+    assert (wrong.check, wrong.device) == ("link", "front and back")
+    assert "no program runs and none has ended" in wrong.detail
