@@ -149,9 +149,7 @@ def test_the_shim_is_checked(tmp_path, pipeline, libraries):
         address = way.allocate(8192)
         with pytest.raises(TransportError, match="10 bytes at 0x11ffc are not in memory that was"):
             way.read(address + 8188, 10)
-        with pytest.raises(
-            TransportError, match=r"XRT fails to allocate [\d,]+ bytes: the tes"
-        ):
+        with pytest.raises(TransportError, match=r"XRT fails to allocate [\d,]+ bytes: the tes"):
             way.allocate(1 << 40)
         assert card.library.fake_num_open() == 1
     assert card.library.fake_num_open() == 0
