@@ -39,17 +39,16 @@ def _pynq(address: Address, board: Board, folder: Path) -> Transport:
 
 def _xrt(address: Address, board: Board, folder: Path) -> Transport:
     from fpgapipe.host.package.shim import SHIM_LIBRARY
+    from fpgapipe.host.package.vitis import instance
+    from fpgapipe.host.package.wrapper import CORE
     from fpgapipe.host.transports.xrt import XrtTransport
 
     if address.bitstream is None:
         raise UserError("--backend xrt needs the key bitstream, the path of the .xclbin")
     bitstream = folder / address.bitstream
     library = bitstream.parent / SHIM_LIBRARY
-    return XrtTransport(library, address.device, bitstream, INSTANCE)
+    return XrtTransport(library, address.device, bitstream, f"{CORE}:{{{instance(CORE)}}}")
 
-
-INSTANCE = "fpgapipe_core:{fpgapipe_core_0}"
-"""Name of the kernel's instance in a package."""
 
 OPENED: dict[str, Callable[[Address, Board, Path], Transport]] = {
     "pynq": _pynq,
