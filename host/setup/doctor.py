@@ -62,6 +62,7 @@ PURPOSES = {
     "numba": "large schedules and models of cores, faster",
     "torch": "reading torch modules, reference results",
     "highspy": "exact solutions of the planner",
+    "mpi4py": "simulation over several processes",
 }
 
 
