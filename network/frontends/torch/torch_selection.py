@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 from typing import Any
 
@@ -10,8 +11,11 @@ from fpgapipe.network.frontends.torch.torch_translation import Node, Translation
 from fpgapipe.network.frontends.torch.torch_values import array
 from fpgapipe.network.operators import (
     Binary,
+    Concat,
     Embedding,
+    Reduce,
     Reshape,
+    Slice,
 )
 from fpgapipe.network.operators.tensors import normalise_axis
 
@@ -33,6 +37,70 @@ def _embedding(t: Translation, node: Node) -> None:
     name = t.name_of(node, node["weight"])
     layer = t.add(name, Embedding(rows, features, padding), t.layer(node["indices"]), values=values)
     t.give(node, layer)
+
+
+@handles("embedding_bag.default", "embedding_bag.padding_idx")
+def _embedding_bag(t: Translation, node: Node) -> None:
+    """Rows of an embedding that are added up, or averaged, over the bags of each sample."""
+    modes = ("sum", "mean", "max")
+    mode = modes[node["mode"]]
+    if mode == "max" or node["per_sample_weights"] is not None or node["scale_grad_by_freq"]:
+        raise Unsupported("only sums and means of bags, without weights of samples or frequencies")
+    padding = node.arguments.get("padding_idx")
+    if padding is not None and padding >= 0:
+        raise Unsupported("only without padding_idx, whose rows would not count in a bag")
+    for index in (1, 2, 3):
+        if t.reads_result(node, index):
+            raise Unsupported("only the bags are given, not where their rows come from")
+    source = node["indices"]
+    while str(source.target) in _FLATTENED:
+        source = source.args[0]
+    samples, *rest = tuple(source.meta["val"].shape)
+    if len(rest) != 1:
+        raise Unsupported("only indices of samples by their places")
+    lengths = _bags(t, node, samples, rest[0])
+    values = t.weights(node, weight="weight")
+    rows, features = values["weight"][1].shape
+    name = t.name_of(node, node["weight"])
+    layer = t.add(name, Embedding(rows, features), t.layer(source), values=values)
+    if len(lengths) == 1:
+        t.give(node, [t.add(node.name, Reduce(mode, (1,), False), layer), None, None, None])
+        return
+    bags = []
+    for number, (length, end) in enumerate(
+        zip(lengths, itertools.accumulate(lengths), strict=True)
+    ):
+        own = f"{node.name}.bag{number}"
+        part = t.add(f"{own}.rows", Slice(1, end - length, end), layer)
+        bags.append(t.add(own, Reduce(mode, (1,), True), part))
+    whole = t.add(f"{node.name}.bags", Concat(1), *bags)
+    shape = Reshape((samples * len(lengths), features))
+    t.give(node, [t.add(node.name, shape, whole), None, None, None])
+
+
+_FLATTENED = tuple(
+    f"aten.{name}" for name in ("reshape.default", "view.default", "flatten.using_ints")
+)
+"""Operators behind which the indices of all bags are one row."""
+
+
+def _bags(t: Translation, node: Node, samples: int, places: int) -> list[int]:
+    """Lengths of the bags of a sample, which are those of every sample."""
+    offsets = t.known(node["offsets"])
+    if offsets is None:
+        raise Unsupported("only bags that begin at fixed places, not at those of an input")
+    begins = [int(each) for each in offsets]
+    if node["include_last_offset"]:
+        begins = begins[:-1]
+    per_sample, left = divmod(len(begins), samples)
+    own = begins[:per_sample]
+    repeated = [sample * places + begin for sample in range(samples) for begin in own]
+    if left or not own or begins != repeated:
+        raise Unsupported("only bags within samples, which are the same in all of them")
+    lengths = [end - begin for begin, end in itertools.pairwise([*own, places])]
+    if own[0] or min(lengths) < 1:
+        raise Unsupported("only bags with at least one index")
+    return lengths
 
 
 @handles("index_select.default")
