@@ -178,7 +178,6 @@ def test_an_export_of_pytorch(tmp_path, kind, bidirectional):
 @pytest.mark.parametrize(
     ("op", "more", "reason"),
     [
-        ("GRU", {}, "only with linear_before_reset=1, as in PyTorch and cuDNN"),
         ("GRU", {"linear_before_reset": 1, "clip": 1.0}, "without clip"),
         ("GRU", {"linear_before_reset": 1, "activations": ["Relu", "Tanh"]}, "standard gates"),
         ("LSTM", {"input_forget": 1}, "standard gates"),

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 from fpgapipe.network.frontends.builder import Unsupported
 from fpgapipe.network.frontends.onnx.onnx_constants import MAX_FOLDED_ELEMENTS
+from fpgapipe.network.frontends.onnx.onnx_gru import reset_first
 from fpgapipe.network.frontends.onnx.onnx_translation import Translation, handles, node_name
 from fpgapipe.network.frontends.recurrent import (
     hidden_states,
@@ -48,19 +49,12 @@ def _recurrent(t: Translation, node: Any) -> None:
         raise Unsupported("its bias is not constant")
     settings = hidden, both, bias is not None
     operator = Lstm(*settings, final_cell=reads[2]) if is_lstm else Gru(*settings)
-    gates, half = GATES[node.op_type], operator.gates * hidden
-    values = {}
-    for d, suffix in enumerate(("", "_reverse")[: operator.num_directions]):
-        pairs = [("weight_ih", 1, t.weight(node, 1, "weight")[d])]
-        pairs.append(("weight_hh", 2, t.weight(node, 2, "recurrent weight")[d]))
-        if bias is not None:
-            pairs.append(("bias_ih", 3, bias[d][:half]))
-            pairs.append(("bias_hh", 3, bias[d][half:]))
-        for role, index, value in pairs:
-            source = f"{node.input[index]}[{d}]{role}"
-            values[role + suffix] = (source, _reordered(value, hidden, gates))
     batch, positions, _ = t.builder.tensor(x).shape
-    layer = t.add(name, operator, x, *_initial(t, node, operator, batch), values=values)
+    states = _initial(t, node, operator, batch)
+    if isinstance(operator, Gru) and not attributes.get("linear_before_reset", 0):
+        layer = reset_first(t, name, node, operator, x, states, bias)
+    else:
+        layer = _layer(t, node, operator, x, states, bias)
     if reads[2]:
         t.give(node, last_cells(t.builder, f"{name}.y_c", layer, operator), output=2)
         layer = hidden_states(t.builder, f"{name}.hidden", layer)
@@ -72,6 +66,29 @@ def _recurrent(t: Translation, node: Any) -> None:
         t.give(node, last_states(t.builder, f"{name}.y_h", layer, operator), output=1)
 
 
+def _layer(
+    t: Translation,
+    node: Any,
+    operator: Recurrent,
+    x: str,
+    states: list[str],
+    bias: NDArray[np.generic] | None,
+) -> str:
+    """Add the layer, with its parameters in PyTorch's order."""
+    hidden, values = operator.hidden, {}
+    gates, half = GATES[node.op_type], operator.gates * operator.hidden
+    for d, suffix in enumerate(("", "_reverse")[: operator.num_directions]):
+        pairs = [("weight_ih", 1, t.weight(node, 1, "weight")[d])]
+        pairs.append(("weight_hh", 2, t.weight(node, 2, "recurrent weight")[d]))
+        if bias is not None:
+            pairs.append(("bias_ih", 3, bias[d][:half]))
+            pairs.append(("bias_hh", 3, bias[d][half:]))
+        for role, index, value in pairs:
+            source = f"{node.input[index]}[{d}]{role}"
+            values[role + suffix] = (source, _reordered(value, hidden, gates))
+    return t.add(node_name(node), operator, x, *states, values=values)
+
+
 def _refuse(t: Translation, node: Any, attributes: dict[str, Any]) -> None:
     """Refuse what PyTorch's layers do not have."""
     direction = attributes.get("direction", b"forward")
@@ -80,11 +97,6 @@ def _refuse(t: Translation, node: Any, attributes: dict[str, Any]) -> None:
     default = FUNCTIONS[node.op_type] * (2 if direction == b"bidirectional" else 1)
     if attributes.get("input_forget", 0) or attributes.get("activations", default) != default:
         raise Unsupported("only the standard gates and activations")
-    if node.op_type == "GRU" and not attributes.get("linear_before_reset", 0):
-        raise Unsupported(
-            "only with linear_before_reset=1, as in PyTorch and cuDNN: the reset gate multiplies "
-            "the product of the hidden state, not the hidden state"
-        )
     if t.operand(node, 4):
         positions = t.static_shape(node.input[0])[0]
         if (t.weight(node, 4, "sequence_lens") != positions).any():
