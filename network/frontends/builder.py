@@ -13,6 +13,7 @@ from fpgapipe.network.operators import (
     Reshape,
     Select,
     Slice,
+    Softmax,
     Transpose,
 )
 
@@ -120,6 +121,23 @@ class FrontendBuilder(GraphBuilder):
             kept = {p.name for layer in self._layers.values() for p in layer.parameters}
             self._values = {name: value for name, value in self._values.items() if name in kept}
         return super().build(outputs, auxiliary)
+
+    def softmax(self, name: str, layer: str, axis: int, *, log: bool) -> str:
+        """Add a softmax, or its logarithm, along an axis.
+
+        A core computes it along the channels or the last axis; another axis is exchanged with the
+        last one before and after.
+        """
+        rank = len(self.tensor(layer).shape)
+        place = axis % rank if rank else 0
+        if place in (1, rank - 1) or not rank:
+            return self.add_with_values(name, Softmax(axis, log=log), layer, values={})
+        order = list(range(rank))
+        order[place], order[-1] = order[-1], order[place]
+        turn = Transpose(tuple(order))
+        layer = self.add_with_values(f"{name}.last", turn, layer, values={})
+        layer = self.add_with_values(f"{name}.softmax", Softmax(-1, log=log), layer, values={})
+        return self.add_with_values(name, turn, layer, values={})
 
     def entries(self, name: str, layer: str, indices: NDArray[Any], axis: int = 0) -> str:
         """Add layers that give the entries of a tensor along an axis at fixed indices.

@@ -304,7 +304,8 @@ def _softmax(t: Translation, node: Any) -> None:
     shape = t.tensor(node.input[0]).shape
     axis = normalise_axis(t.attributes(node).get("axis", 1 if t.opset < 13 else -1), len(shape))
     if t.opset >= 13 or math.prod(shape[axis + 1 :]) == 1:
-        t.first(node, Softmax(axis, log))
+        layer = t.builder.softmax(node_name(node), t.layer(node.input[0]), axis, log=log)
+        t.give(node, layer)
         return
     # Up to opset 12, softmax runs over all axes from `axis` on together.
     name = node_name(node)

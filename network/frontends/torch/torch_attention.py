@@ -94,15 +94,7 @@ def _softmax(t: Translation, node: Node) -> None:
     if not log and axis == rank - 1 and (inner := _without_future(t, scores)):
         t.give(node, t.add(node.name, Softmax(node["dim"], causal=True), inner))
         return
-    if axis in (1, rank - 1) or not rank:
-        t.simple(node, Softmax(node["dim"], log=log))
-        return
-    # A core computes a softmax along the channels or the last axis.
-    order = list(range(rank))
-    order[axis], order[-1] = order[-1], order[axis]
-    layer = t.add(f"{node.name}.last", Transpose(tuple(order)), scores)
-    layer = t.add(f"{node.name}.softmax", Softmax(-1, log=log), layer)
-    t.give(node, t.add(node.name, Transpose(tuple(order)), layer))
+    t.give(node, t.builder.softmax(node.name, scores, node["dim"], log=log))
 
 
 def _without_future(t: Translation, scores: str) -> str | None:
