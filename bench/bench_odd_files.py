@@ -243,7 +243,7 @@ KINDS = (
            f"out{end}", optional=True)
       for end in (".svg", ".html")),
     Kind("output of ring", "ring bert_base bert_base --board u280 -o {}", "out"),
-    Kind("output of build", "build --network bert_base --board u280 -o {}", "out"),
+    Kind("output of build", "build --output-loss no-output=mse --board u280 -o {}", "out"),
 )  # fmt: skip
 """All kinds; those of ``bench cluster``, ``ring`` and the last ``build`` are refused afterwards."""
 

@@ -96,6 +96,21 @@ class RingBuild:
         return digest.hexdigest()
 
 
+def check_one_output(graph: Graph) -> None:
+    """Refuse a network with several outputs: models that travel have one loss each.
+
+    Raises
+    ------
+    UserError
+        If the network has several.
+    """
+    if len(graph.outputs) > 1:
+        raise UserError(
+            f"each model of a ring must be a network with one output, and {graph.name} has "
+            f"{len(graph.outputs)}: train it with 'fpgapipe build' and 'fpgapipe run'"
+        )
+
+
 def make_ring_build(
     plan: RingPlan,
     loads: Sequence[Callable[[int], Graph]],
@@ -124,11 +139,7 @@ def make_ring_build(
     for name, each, load in zip(plan.networks, plan.plans, loads, strict=True):
         if name not in known:
             graph = load(each.microbatch)
-            if len(graph.outputs) > 1:
-                raise UserError(
-                    f"models that travel have one output and one loss each, and {graph.name} has "
-                    f"{len(graph.outputs)} outputs: train it with 'fpgapipe build' and 'run'"
-                )
+            check_one_output(graph)
             known[name] = graph, lower_plan(each, graph, cluster, options).parts[0]
     found = [known[name] for name in plan.networks]
     count = len(cluster.devices)

@@ -154,7 +154,7 @@ def ring(networks: tuple[str, ...], cluster: Cluster, as_json: bool, **options: 
     from fpgapipe.host.cli.options.verify import verify_network
     from fpgapipe.host.data.data import load_data
     from fpgapipe.host.data.sample_checks import check_samples
-    from fpgapipe.host.ring.ring_build import make_ring_build
+    from fpgapipe.host.ring.ring_build import check_one_output, make_ring_build
     from fpgapipe.host.ring.ring_folder import RingFolder
     from fpgapipe.host.ring.ring_training import RingTrainer
     from fpgapipe.host.ring.shards import shard_size
@@ -181,6 +181,7 @@ def ring(networks: tuple[str, ...], cluster: Cluster, as_json: bool, **options: 
     size = batch // (options["micro_batches"] or 1)
     for load in loads.values():
         check_network(load(size), train=True)
+        check_one_output(load(size))
         if options["verify"] and not options["plan_only"]:
             verify_network(load, batch, options["micro_batches"], train=True)
     data = None
