@@ -4,6 +4,7 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
+from test_fbp import SAMPLES, built, on_one_engine, ran
 from test_pipeline import CORE, SCALARS
 from unit_steps import (
     assert_gradients_are_near_those_in_fp32,
@@ -227,6 +228,21 @@ def test_weights_that_do_not_fit_are_loaded_at_each_position():
     assert not all(found[:5])
     assert len(found[5:]) == 10
     assert all(found[5:])
+
+
+def test_weights_stay_in_each_lane(monkeypatch):
+    """Under fbp-as, forward and backward passes run concurrently, each with weights of its own."""
+    monkeypatch.setattr(rounded_weights, "_repeated", all_keep)
+    graph = language(SAMPLES)
+    pipeline = built(graph, 2)
+    kept = [part for part in pipeline.parts if not all(reads_of(part, ".recurrent"))]
+    assert kept
+    found, left = ran(pipeline, "stores late")
+    assert left == [0, 0]
+    expected = on_one_engine(graph)
+    assert found.keys() == expected.keys()
+    for name, value in expected.items():
+        np.testing.assert_array_equal(found[name], value, err_msg=name)
 
 
 def test_another_product_between_repeats_is_an_error():
