@@ -25,7 +25,11 @@ class BlockDesign:
     """
 
     def __init__(self) -> None:
-        self.lines = [command("create_bd_design", DESIGN)]
+        # The hierarchy has to be known before a cell refers to a module.
+        self.lines = [
+            command("update_compile_order", "-fileset", "sources_1"),
+            command("create_bd_design", DESIGN),
+        ]
 
     def comment(self, text: str) -> None:
         """Begin a group of commands."""

@@ -98,7 +98,7 @@ BEFORE = {
     "ipx::check_integrity": {"ipx::update_checksums"},
     "ipx::save_core": {"ipx::update_checksums"},
     "package_xo": {"ipx::save_core"},
-    "create_bd_design": {"create_project", "add_files"},
+    "create_bd_design": {"create_project", "add_files", "update_compile_order"},
     "create_bd_cell": {"create_bd_design"},
     "assign_bd_address": {"connect_bd_intf_net"},
     "validate_bd_design": {"assign_bd_address"},

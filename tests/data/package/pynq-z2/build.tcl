@@ -4,6 +4,7 @@ create_project -force project build -part xc7z020clg400-1
 set_property board_part tul.com.tw:pynq-z2:part0:1.0 [current_project]
 add_files -norecurse [list ../../../hardware/core_2x2_DIGEST.v fpgapipe_core.v]
 
+update_compile_order -fileset sources_1
 create_bd_design system
 
 # The processing system: one clock, one master, one port to memory.

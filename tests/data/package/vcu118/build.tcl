@@ -51,6 +51,7 @@ set_property SCOPED_TO_REF fpgapipe_aurora_1 [get_files fpgapipe_aurora_1.xdc]
 set_property PROCESSING_ORDER LATE [get_files fpgapipe_aurora_1.xdc]
 add_files -fileset constrs_1 -norecurse board.xdc
 
+update_compile_order -fileset sources_1
 create_bd_design system
 
 # PCIe: memory by DMA, and the registers of the core behind the first BAR.
