@@ -237,6 +237,8 @@ KINDS = (
       for name in ("svg", "html", "trace", "csv")),
     *(Kind(f"output of plan --{name}", f"plan lenet5 {PLAN} --{name} {{}}", "out", optional=True)
       for name in ("output", "html", "svg", "trace")),
+    # The device that does not exist ends the command before anything is simulated.
+    Kind("output --waves", "run {build} --waves-device 9 --waves {}", "out.vcd"),
     Kind("output of report", "report {build} -o {}", "out", optional=True),
     Kind("output of bench", "bench cluster --rows 5 --trace {}", "out"),
     *(Kind(f"output of oracle {end}", "oracle lenet5 --board u280 --model paradl --plot {}",
