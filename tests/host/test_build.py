@@ -16,7 +16,7 @@ from build_cases import plan_of, request_for, tiny
 from fpgapipe.boards.cluster import load_cluster
 from fpgapipe.errors import FileError, UserError
 from fpgapipe.host.backends.model import ModelBackend
-from fpgapipe.host.build.build import holding, open_build, write_build
+from fpgapipe.host.build.build import FORMAT_VERSION, holding, open_build, write_build
 from fpgapipe.host.build.build_parts import initial_values
 from fpgapipe.host.build.device_file import DEVICE, IMAGE, PROGRAM, read_device
 from fpgapipe.hw.hls_models.isa.instructions import encode
@@ -271,7 +271,8 @@ def test_a_manifest_that_lacks_files(copy):
 @pytest.mark.parametrize(
     "text",
     ["", "[]", "{}", '{"format": 1}', '{"format": "fpgapipe-build"}', "\0", "[" * 10_000,
-     '{"format": "fpgapipe-build", "version": 8, "options": {"train": 3}, "seed": 0, "files": {}}'],
+     f'{{"format": "fpgapipe-build", "version": {FORMAT_VERSION}, "options": {{"train": 3}}, '
+     '"seed": 0, "files": {}}'],
 )  # fmt: skip
 def test_manifests_that_are_none(tmp_path, text):
     (tmp_path / "manifest.json").write_text(text)
@@ -285,7 +286,7 @@ def test_versions_and_missing_folders(copy, tmp_path):
     for version in (4, 99):
         manifest = json.loads((copy / "manifest.json").read_text()) | {"version": version}
         (copy / "manifest.json").write_text(json.dumps(manifest))
-        with pytest.raises(UserError, match=f"has format version {version}, not 8; build it again"):
+        with pytest.raises(UserError, match=f"version {version}, not {FORMAT_VERSION}; build"):
             open_build(copy)
 
 

@@ -370,7 +370,7 @@ def _settings(options: dict[str, Any], programs: StepOptions) -> Settings:
             f"{' and '.join(f'--{name}' for name in given)} exclude each other: each says how long"
         )
     epochs, steps, more = (options[name] for name in COURSES)
-    first = None if options["resume"] else options["model_steps"]
+    first = None if options["resume"] else options.get("model_steps")
     if first is not None and (more or not (epochs or steps)):
         steps, more = first + (more or 1), None
     if not programs.train and (epochs or more):
@@ -390,7 +390,7 @@ def _settings(options: dict[str, Any], programs: StepOptions) -> Settings:
         epochs=None if steps or more else epochs or 1,
         steps=steps,
         more=more,
-        model_steps=options["model_steps"],
+        model_steps=options.get("model_steps"),
         seed=options["seed"],
         learning_rate=options["learning_rate"],
         warm_up=options["warm_up"],
