@@ -6,13 +6,13 @@ import contextlib
 import time
 from typing import TYPE_CHECKING
 
+from fpgapipe.host.backends.simulated_devices import cables_of, device_of
 from fpgapipe.host.driver.allocation import Allocation
 from fpgapipe.host.driver.transport import Transport
 from fpgapipe.hw.hls_models.model.registers import RegisterMap
 from fpgapipe.sim_tb.cluster.cluster import Cluster
-from fpgapipe.sim_tb.cluster.cluster_nodes import Node, cable
-from fpgapipe.sim_tb.native.core_device import build_device
-from fpgapipe.sim_tb.native.native import NativeDevice, StallError
+from fpgapipe.sim_tb.cluster.cluster_nodes import Node
+from fpgapipe.sim_tb.native.native import StallError
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -61,22 +61,13 @@ def simulated_cluster(
     simulation : Simulation, optional
         Whether blocks are simulated in C++, as for `chosen_simulation`.
     """
-    nodes = []
-    for number, (core, size, behind) in enumerate(zip(cores, memory_bytes, memories, strict=True)):
-        library, _, _ = build_device(core, simulation)
-        device = NativeDevice(
-            library,
-            memory_bytes=size,
-            bytes_per_cycle=behind.bytes_per_cycle,  # type: ignore[arg-type]
-            latency_cycles=behind.latency_cycles,
+    nodes = [
+        Node(f"device {number}", device_of(core, size, behind, simulation)[1], RegisterMap(core))
+        for number, (core, size, behind) in enumerate(
+            zip(cores, memory_bytes, memories, strict=True)
         )
-        nodes.append(Node(f"device {number}", device, RegisterMap(core)))
-    cables = [
-        connection
-        for (one, other), wire in zip(wiring, wires, strict=True)
-        for connection in cable(one, other, wire)
     ]
-    return Cluster(nodes, cables, threads=threads)
+    return Cluster(nodes, cables_of(wiring, wires), threads=threads)
 
 
 class SimulatedTransport(Transport):
