@@ -30,6 +30,7 @@ NETWORKS = {
     "vit_b": "vit_b",
     "inception_v3": "inception_v3",
     "mobilenet_v2": "mobilenet_v2",
+    "gnmt8": "gnmt8",
 }
 
 

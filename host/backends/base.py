@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
+from abc import abstractmethod
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, ClassVar, Self
+from typing import TYPE_CHECKING, ClassVar
 
+from fpgapipe.closing import Closing
 from fpgapipe.lowering.memory.memory_map import whole_outcome
 from fpgapipe.lowering.schedule.schedule import TaskKind
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
-    from types import TracebackType
 
     import numpy as np
     from numpy.typing import NDArray
@@ -48,7 +48,7 @@ class StepResult:
     outputs: Mapping[str, tuple[float, int]] = field(default_factory=dict)
 
 
-class StepRunner(ABC):
+class StepRunner(Closing):
     """Runs the training steps of a network; a context manager.
 
     Attributes
@@ -73,17 +73,6 @@ class StepRunner(ABC):
     num_updates: int = 1
     simulation: str | None = None
     memories: list[NDArray[np.uint8]]
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
-        self.close()
 
     @abstractmethod
     def close(self) -> None:

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import time
-from abc import ABC, abstractmethod
-from typing import TYPE_CHECKING, ClassVar, Self
+from abc import abstractmethod
+from typing import TYPE_CHECKING, ClassVar
 
+from fpgapipe.closing import Closing
 from fpgapipe.errors import UserError
 
 if TYPE_CHECKING:
     from collections.abc import Callable
-    from types import TracebackType
 
     import numpy as np
     from numpy.typing import NDArray
@@ -23,7 +23,7 @@ class TransportError(UserError):
     """A device could not be reached, or an access to it failed."""
 
 
-class Transport(ABC):
+class Transport(Closing):
     """Access to one device; a context manager, which closes it.
 
     Everything that a device does is asked of it through these functions, so that the driver is the
@@ -36,17 +36,6 @@ class Transport(ABC):
     """
 
     name: ClassVar[str]
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
-        self.close()
 
     @abstractmethod
     def close(self) -> None:

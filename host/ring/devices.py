@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
-from typing import TYPE_CHECKING, ClassVar, Literal, Self
+from abc import abstractmethod
+from typing import TYPE_CHECKING, ClassVar, Literal
 
+from fpgapipe.closing import Closing
 from fpgapipe.hw.hls_models.model.cluster import run_cluster
 from fpgapipe.hw.hls_models.model.core import CoreModel
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
-    from types import TracebackType
 
     import numpy as np
     from numpy.typing import NDArray
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 RingBackend = Literal["model", "sim"]
 
 
-class RingDevices(ABC):
+class RingDevices(Closing):
     """Devices that run programs of a ring at the same time; a context manager.
 
     Attributes
@@ -37,17 +37,6 @@ class RingDevices(ABC):
 
     name: ClassVar[RingBackend]
     memories: list[NDArray[np.uint8]]
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
-        self.close()
 
     @abstractmethod
     def close(self) -> None:

@@ -71,7 +71,7 @@ def simulated_cluster(
 
 
 class SimulatedTransport(Transport):
-    """Access to one device of a simulated cluster; the last one that is closed ends the simulation.
+    """Access to one device of a simulated cluster, all of which ends when one is closed.
 
     Parameters
     ----------

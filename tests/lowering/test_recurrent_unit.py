@@ -222,7 +222,7 @@ def all_keep(step, name, conv, which, tensors, repeats, offsets):
 
 
 def test_weights_that_do_not_fit_are_loaded_at_each_position():
-    """Of the two layers, the second has no room forward, for either of its directions."""
+    """The second of the two layers has no room for its weights forward, in either direction."""
     program = build_step(whole_blocks(3), CORE, tasks=single_device(1, train=True))
     found = reads_of(program, ".recurrent")
     assert not all(found[:5])

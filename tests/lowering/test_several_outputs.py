@@ -203,7 +203,7 @@ def test_the_reference_is_autograd_on_the_whole_batch():
 
 
 def test_weights_scale_gradients_and_not_the_values_of_losses():
-    """Of one output, too; a power of two changes no bit of anything else."""
+    """This holds for a single output, too. A power of two changes no bit of anything else."""
     net = Network("one", 2)
     net.linear(net.flatten(net.image(1, 3, 3)), 4, name="logits")
     graph = net.build()

@@ -8,6 +8,7 @@ import click
 
 from fpgapipe.host.cli.options import ranges
 from fpgapipe.host.cli.options.options import build_folder, command
+from fpgapipe.host.transports.opening import TRANSPORTS
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -22,7 +23,7 @@ if TYPE_CHECKING:
 
 RANDOM = "random"
 EXIT_TIME = 75  # EX_TEMPFAIL of sysexits.h: the same command with --resume goes on
-BOARDS = ("pynq", "xdma", "xrt")
+BOARDS = TRANSPORTS
 BACKENDS = ("sim", "model", "torch", *BOARDS)
 COURSES = ("epochs", "steps", "more")
 WHOLE = ("seed", "epochs", "steps", "warm_up", "rate_every")
