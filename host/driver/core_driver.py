@@ -77,11 +77,6 @@ class CoreDriver:
         low = self.read(f"{name}_LO")
         return self.read(f"{name}_HI") << DATA_BITS | low
 
-    def write_pair(self, name: str, value: int) -> None:
-        """Write a number of 64 bits to the registers ``name_LO`` and ``name_HI``."""
-        self.write(f"{name}_LO", value & ALL_ONES)
-        self.write(f"{name}_HI", value >> DATA_BITS)
-
     def command(self, register: str, *commands: str) -> None:
         """Give commands of a register, such as ``start`` of CONTROL."""
         self.write(register, sum(self.registers[register].field(name).mask for name in commands))

@@ -52,7 +52,7 @@ def both_ways(batch):
 
 
 def bare(batch):
-    """Without biases; more positions than samples, and a reader besides."""
+    """A layer without biases has more positions than samples, and its input another reader."""
     net = Network("bare", batch)
     x = net.linear(net.image(9, 6), 6)
     y = net.add("lstm", ops.Lstm(6, bias=False), x)
@@ -150,7 +150,7 @@ def test_a_step_is_that_of_pytorch(network, samples, activations):
 
 @pytest.mark.parametrize("network", NETWORKS)
 def test_gradients_are_near_those_in_fp32(network):
-    """Of PyTorch's own layers."""
+    """The gradients are compared with those of PyTorch's own layers."""
     assert_gradients_are_near_those_in_fp32(network(4))
 
 

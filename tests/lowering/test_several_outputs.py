@@ -141,7 +141,7 @@ def test_several_devices_have_the_bits_of_one(on_one, num_stages, kind, order):
 
 
 def test_gradients_are_those_of_the_reference(on_one):
-    """With the core's numbers, in PyTorch."""
+    """PyTorch computes with the core's number formats here."""
     found, activations = on_one
     graph = heads(SAMPLES)
     backend = TorchBackend(

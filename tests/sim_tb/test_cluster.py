@@ -142,7 +142,7 @@ def test_result_is_always_the_same(cluster):
 
 @pytest.mark.parametrize("cycles", [80, 990, 2300])
 def test_a_saved_state_goes_on_to_the_same_cycle(cluster, cycles):
-    """With beats on bad wires, in another cluster, with another number of threads and windows."""
+    """Beats are on bad wires, and the other cluster has other threads and windows."""
 
     def begun(threads):
         one = cluster(4, mesh(40, **BAD_WIRE), threads=threads)

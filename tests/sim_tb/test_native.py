@@ -388,7 +388,7 @@ def test_progress_is_reported(device):
 
 @pytest.mark.parametrize("cycles", [1, 150, 333, 500])
 def test_a_saved_state_goes_on_to_the_same_bits(device, cycles):
-    """With pauses, bursts in flight, banks, and a burst that fails, in a device of its own."""
+    """The memory pauses, bursts are in flight, one fails, and another device goes on."""
     options = {"pause": 0.3, "outstanding": 3, "seed": 5, "banks": (4, 256, 20)}
 
     def begun():
