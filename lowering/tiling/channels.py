@@ -1,13 +1,15 @@
 """Kernels along the channels of a tensor, with one number per channel or sums per channel.
 
 A tensor is treated as a matrix of positions by channels. Small arrays have one or several rows of
-one FP32 number per channel, padded to whole vectors; they stay on chip for the whole kernel.
+one FP32 number per channel, padded to whole vectors; they stay on chip for the whole kernel. Where
+there are too many channels for that, a kernel goes over blocks of them, one after the other.
 """
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from typing import Any
 
+from fpgapipe.hw.hls_models.isa.instructions import WORD_BYTES
 from fpgapipe.hw.hls_models.isa.vector_fields import NUM_COEFFICIENTS, NUM_VECTOR_LOOPS, Format
 from fpgapipe.hw.hls_models.isa.vector_op import (
     LANES,
@@ -31,7 +33,7 @@ from fpgapipe.lowering.tiling.kernel import (
     room_of,
 )
 from fpgapipe.lowering.tiling.once import made_once
-from fpgapipe.lowering.tiling.tile import Tile
+from fpgapipe.lowering.tiling.tile import Tile, tile_of
 
 PIECE_ELEMENTS = 1 << 14
 """Approximate number of elements of a piece, if they fit.
@@ -48,6 +50,9 @@ They hide the latency of an adder.
 """
 
 MOST_POSITIONS = 1 << 14
+
+BLOCK_CHANNELS = 32
+"""Divisor of the channels of a block: whole words of BF16 and whole vectors."""
 
 
 def padded(channels: int) -> int:
@@ -150,62 +155,79 @@ def channel_kernel(
     positions, channels = shape
     targets, temporaries = targets or {}, temporaries or {}
     small_sources, small_targets = small_sources or {}, small_targets or {}
-    wide = padded(channels)
     formats = {name: t.format for name, t in (*sources.items(), *targets.items())}
     formats |= temporaries
-    sums = [step for step in steps if isinstance(step, SumStep)]
-    small_rows = dict(small_temporaries or {})
-    for each, tensor in (*small_sources.items(), *small_targets.items()):
-        small_rows[each] = -(-tensor.elements // wide)
+    num_sums = sum(isinstance(step, SumStep) for step in steps)
+    small_rows = dict(small_temporaries or {}) | _rows_of(channels, small_sources, small_targets)
 
-    def buffers_for(number: int) -> dict[str, Buffer]:
+    def piece_of(block: _Block, first: int, number: int) -> tuple[dict[str, Tile], _View]:
+        count = min(number, positions - first)
+        tiles = {
+            each: block.tile(tensor, first, count, stored=each in targets)
+            for each, tensor in (*sources.items(), *targets.items())
+        }
+        return tiles, _View(formats, tiles, small_rows, count, block.width)
+
+    def buffers_for(block: _Block, number: int) -> dict[str, Buffer]:
+        tiles, _ = piece_of(block, 0, number)
+        wide = padded(block.width)
         # A tensor's piece may begin anywhere within a word; a temporary begins at a whole word.
         found = {
-            name: Buffer(number * channels * each.element_bytes + 64 * (name not in temporaries))
+            name: Buffer(tiles[name].span_bytes + WORD_BYTES)
+            if name in tiles
+            else Buffer(number * block.width * each.element_bytes)
             for name, each in formats.items()
         }
-        for each, count in small_rows.items():
-            found[each] = Buffer(4 * wide * count, kept=True)
-        for index in range(len(sums)):
+        found |= {each: Buffer(4 * wide * count, kept=True) for each, count in small_rows.items()}
+        for index in range(num_sums):
             found[_parts(index)] = Buffer(4 * wide * SLICES, kept=True)
-        if sums and number < positions:
+        if num_sums and number < positions:
             found[_PART] = Buffer(4 * wide * SLICES, kept=True)
-        return found
+        return found | _second_copies(found, block, small_sources, small_targets)
 
-    number = min(piece_positions(channels), positions)
-    while room_of(buffers_for(number)) > region.size_bytes * region.lanes and number > SLICES:
-        number = -(-number // (2 * SLICES)) * SLICES
-    buffers = buffers_for(number)
-    buffer_count = 2 if region.lanes == 1 or room_of(buffers) <= region.size_bytes else 1
+    def number_for(block: _Block) -> int:
+        number = min(piece_positions(block.width), positions)
+        room = region.size_bytes * region.lanes
+        while room_of(buffers_for(block, number)) > room and number > SLICES:
+            number = -(-number // (2 * SLICES)) * SLICES
+        return number
+
+    def fits(block: _Block) -> bool:
+        buffers = buffers_for(block, number_for(block))
+        return _copies(buffers, region) is not None
+
+    blocks = _blocks(channels, fits)
+    number = number_for(blocks[0])
+    buffers = buffers_for(blocks[0], number)
     firsts = range(0, positions, number)
 
     pieces = []
-    for index, first in enumerate(firsts):
-        count = min(number, positions - first)
-        tiles = {
-            each: flat_tile(tensor, first * channels, count * channels)
-            for each, tensor in (*sources.items(), *targets.items())
-        }
-        view = _View(formats, tiles, small_rows, count, channels)
-        work: list[Step] = []
-        names = map(_parts, range(len(sums)))
-        for step in steps:
-            if isinstance(step, EachStep):
-                work.append(view.each(step))
-            elif index == 0:
-                work.append(view.partial(step, next(names)))
-            else:
-                work += [view.partial(step, _PART), _added(next(names), channels)]
-        loads = [Move(tiles[each], each) for each in sources]
-        stores = [Move(tiles[each], each) for each in targets]
-        if index == 0:
-            loads = [Move(_whole(t), each) for each, t in small_sources.items()] + loads
-        if index == len(firsts) - 1:
-            work += [_total(step, _parts(number), channels) for number, step in enumerate(sums)]
-            work += [row_step(step, channels) for step in rows]
-            stores += [Move(_whole(t), each) for each, t in small_targets.items()]
-        pieces.append(Piece(tuple(work), tuple(loads), tuple(stores)))
-    return VectorKernel(name, buffers, tuple(pieces), region, buffer_count)
+    for block in blocks:
+        width = block.width
+        for index, first in enumerate(firsts):
+            tiles, view = piece_of(block, first, number)
+            work: list[Step] = []
+            names = map(_parts, range(num_sums))
+            for step in steps:
+                if isinstance(step, EachStep):
+                    work.append(view.each(step))
+                elif index == 0:
+                    work.append(view.partial(step, next(names)))
+                else:
+                    work += [view.partial(step, _PART), _added(next(names), width)]
+            loads = [Move(tiles[each], each) for each in sources]
+            stores = [Move(tiles[each], each) for each in targets]
+            if index == 0:
+                loads = [Move(block.small(t), each) for each, t in small_sources.items()] + loads
+            if index == len(firsts) - 1:
+                sums = [step for step in steps if isinstance(step, SumStep)]
+                work += [_total(step, _parts(number), width) for number, step in enumerate(sums)]
+                work += [row_step(step, width) for step in rows]
+                stores += [Move(block.small(t), each) for each, t in small_targets.items()]
+            restarts = index == 0 and block.first > 0
+            piece = Piece(tuple(work), tuple(loads), tuple(stores), restarts)
+            pieces.append(_alternating(piece, block, small_sources, small_targets))
+    return VectorKernel(name, buffers, tuple(pieces), region, _copies(buffers, region) or 1)
 
 
 @made_once
@@ -220,17 +242,135 @@ def rows_kernel(
     temporaries: Mapping[str, int] | None = None,
 ) -> VectorKernel:
     """Build a kernel of steps on small arrays only; see `channel_kernel` for the arguments."""
+    counts = dict(temporaries or {}) | _rows_of(channels, sources, targets)
+
+    def buffers_for(block: _Block) -> dict[str, Buffer]:
+        wide = padded(block.width)
+        found = {each: Buffer(4 * wide * count, kept=True) for each, count in counts.items()}
+        return found | _second_copies(found, block, sources, targets)
+
+    blocks = _blocks(channels, lambda block: room_of(buffers_for(block)) <= region.size_bytes)
+    pieces = []
+    for block in blocks:
+        piece = Piece(
+            tuple(row_step(step, block.width) for step in rows),
+            tuple(Move(block.small(tensor), each) for each, tensor in sources.items()),
+            tuple(Move(block.small(tensor), each) for each, tensor in targets.items()),
+            block.first > 0,
+        )
+        pieces.append(_alternating(piece, block, sources, targets))
+    return VectorKernel(name, buffers_for(blocks[0]), tuple(pieces), region)
+
+
+@dataclass(frozen=True)
+class _Block:
+    """Neighbouring channels that a kernel processes before the others; usually all of them.
+
+    Attributes
+    ----------
+    first, width : int
+        First channel, and number of channels.
+    channels : int
+        Number of all channels.
+    index : int
+        Number of the block.
+    """
+
+    first: int
+    width: int
+    channels: int
+    index: int = 0
+
+    def tile(self, tensor: Tensor, first: int, count: int, *, stored: bool) -> Tile:
+        """The block's channels at some positions."""
+        size = tensor.element_bytes
+        pitch = self.channels * size
+        offset = first * pitch + self.first * size
+        return tile_of(tensor.name, offset, self.width * size, [(count, pitch)], stored=stored)
+
+    def small(self, tensor: Tensor) -> Tile:
+        """The block's part of a small array, whose rows lie one behind the other on chip."""
+        pitch, wide = 4 * padded(self.channels), padded(self.width)
+        if self.width == self.channels:
+            return flat_tile(tensor, 0, tensor.elements)
+        rows = -(-4 * tensor.elements // pitch)
+        run = 4 * (wide if 4 * tensor.elements == rows * pitch else self.width)
+        return tile_of(tensor.name, 4 * self.first, run, [(rows, pitch)], stored=True)
+
+
+def _blocks(channels: int, fits: Callable[[_Block], bool]) -> list[_Block]:
+    """As few blocks as possible of which the first and largest fits on chip, if any does.
+
+    Blocks begin at whole words. No sum depends on what other channels a kernel processes.
+    """
+    width = channels
+    while not fits(_Block(0, width, channels)) and width > BLOCK_CHANNELS:
+        number = -(-channels // width) + 1
+        width = min(-(-channels // number // BLOCK_CHANNELS) * BLOCK_CHANNELS, width - 1)
+        width = max(width // BLOCK_CHANNELS, 1) * BLOCK_CHANNELS
+    return [
+        _Block(first, min(width, channels - first), channels, index)
+        for index, first in enumerate(range(0, channels, width))
+    ]
+
+
+def _rows_of(channels: int, *tensors: Mapping[str, Tensor]) -> dict[str, int]:
+    """Number of rows of small arrays in memory."""
     wide = padded(channels)
-    counts = dict(temporaries or {})
-    for each, tensor in (*sources.items(), *targets.items()):
-        counts[each] = -(-tensor.elements // wide)
-    buffers = {each: Buffer(4 * wide * count, kept=True) for each, count in counts.items()}
-    piece = Piece(
-        tuple(row_step(step, channels) for step in rows),
-        tuple(Move(_whole(tensor), each) for each, tensor in sources.items()),
-        tuple(Move(_whole(tensor), each) for each, tensor in targets.items()),
+    return {name: -(-each.elements // wide) for some in tensors for name, each in some.items()}
+
+
+def _copies(buffers: Mapping[str, Buffer], region: Region) -> int | None:
+    """Number of copies of each buffer of a piece, or None if not even one has room."""
+    if room_of(buffers) <= region.size_bytes:
+        return 2
+    return 1 if region.lanes > 1 and room_of(buffers, 1) <= region.size_bytes else None
+
+
+def _second(name: str) -> str:
+    """Second buffer of a small array that every block loads and stores."""
+    return f"{name}, second"
+
+
+def _second_copies(
+    buffers: Mapping[str, Buffer],
+    block: _Block,
+    sources: Mapping[str, Tensor],
+    targets: Mapping[str, Tensor],
+) -> dict[str, Buffer]:
+    """Second buffers of the small arrays that are loaded and stored, if there are several blocks.
+
+    Otherwise the next block would load what a store may still read.
+    """
+    both = sources.keys() & targets.keys() if block.width < block.channels else ()
+    return {_second(each): buffers[each] for each in buffers if each in both}
+
+
+def _alternating(
+    piece: Piece, block: _Block, sources: Mapping[str, Tensor], targets: Mapping[str, Tensor]
+) -> Piece:
+    """The piece with second buffers in every other block; see `_second_copies`."""
+    if block.index % 2 == 0:
+        return piece
+    names = {each: _second(each) for each in sources.keys() & targets.keys()}
+
+    def named(name: str) -> str:
+        return names.get(name, name)
+
+    def moved(moves: Sequence[Move]) -> tuple[Move, ...]:
+        return tuple(replace(each, buffer=named(each.buffer)) for each in moves)
+
+    steps = tuple(
+        Step(
+            each.op,
+            named(each.x),
+            named(each.target),
+            each.y and named(each.y),
+            each.coefficients and named(each.coefficients),
+        )
+        for each in piece.steps
     )
-    return VectorKernel(name, buffers, (piece,), region)
+    return replace(piece, steps=steps, loads=moved(piece.loads), stores=moved(piece.stores))
 
 
 def piece_positions(channels: int) -> int:
@@ -269,10 +409,6 @@ _PART = "part"
 def _parts(index: int) -> str:
     """Name of the buffer for the partial sums of a sum, one row per slice."""
     return f"parts {index}"
-
-
-def _whole(tensor: Tensor) -> Tile:
-    return flat_tile(tensor, 0, tensor.elements)
 
 
 def _added(parts: str, channels: int) -> Step:
@@ -325,9 +461,10 @@ class _View:
     def _along(self, name: str, inner: tuple[int, int]) -> dict[str, Any]:
         """Base, steps and limits; `inner` has the two inner loops' movements, in positions."""
         size = self.formats[name].element_bytes
-        pitch = self.channels * size
+        tile = self.tiles.get(name)
+        pitch = tile.pitches[0] if tile else self.channels * size
         return {
-            "base": self.tiles[name].shift if name in self.tiles else 0,
+            "base": tile.shift if tile else 0,
             "steps": (inner[0] * pitch, inner[1] * pitch, 0, 0, 0, LANES * size),
             "u_steps": _by_group(LANES),
             "u_limit": self.channels,

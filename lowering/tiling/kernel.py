@@ -206,11 +206,21 @@ class Step:
 
 @dataclass(frozen=True)
 class Piece:
-    """A part of a kernel's work whose data are loaded, computed and stored together."""
+    """A part of a kernel's work whose data are loaded, computed and stored together.
+
+    Attributes
+    ----------
+    steps : tuple of Step
+    loads, stores : tuple of Move
+    restarts : bool
+        Whether what the pieces before have left on chip is used no more, so that buffers that are
+        kept may be loaded anew. The piece has loads, and the one before it has stores.
+    """
 
     steps: tuple[Step, ...]
     loads: tuple[Move, ...] = ()
     stores: tuple[Move, ...] = ()
+    restarts: bool = False
 
 
 @dataclass(frozen=True)
@@ -227,8 +237,10 @@ class VectorKernel:
     """A kernel of the vector engine.
 
     A buffer that is kept and loaded in one piece must not be loaded again in a later piece, and one
-    that is kept and stored is stored in the last piece. A buffer that is not kept is either loaded
-    or stored, but not both, since no load waits until a store has read the data that it overwrites.
+    that is kept and stored is stored in the last piece; both hold up to the next piece that
+    restarts. A buffer that is not kept is either loaded or stored, but not both, since no load
+    waits until a store has read the data that it overwrites. The same holds for one that is kept
+    and that pieces load on both sides of one that restarts.
 
     Parameters
     ----------
@@ -324,7 +336,6 @@ class VectorKernel:
         free, stored = _FREE[self.region.lane], _STORED[self.region.lane]
         program: list[Instruction] = []
         tensors: list[str | None] = []
-        last = len(self.pieces) - 1
 
         def move(
             opcode: Opcode, moves: Sequence[Move], wait: tuple[int, ...], signal: tuple[int, ...]
@@ -334,35 +345,47 @@ class VectorKernel:
                 tensors.append(tensor)
 
         loads = [self._first_loads(), *(piece.loads for piece in self.pieces[1:])]
-        has_loads = [bool(each) for each in loads]
-        has_stores = [bool(piece.stores) for piece in self.pieces]
-        for index, piece in enumerate(self.pieces):
-            place = places[index % buffer_count]
-            # An earlier piece frees its buffers when it has been computed or, for targets, stored.
-            again = index >= buffer_count
-            if loads[index]:
-                waits = (free,) if again else ()
-                move(Opcode.LOAD, loads[index], waits, (int(Semaphore.LOADED),))
-            for number, step in enumerate(piece.steps):
-                wait, signal = [], []
-                if number == 0:
-                    wait += [int(Semaphore.LOADED)] * has_loads[index]
-                    wait += [stored] * (again and has_stores[index - buffer_count])
-                if number == len(piece.steps) - 1:
-                    signal += [int(Semaphore.COMPUTED)] * has_stores[index]
-                    signal += [free] * (
-                        index + buffer_count <= last and has_loads[index + buffer_count]
-                    )
-                program.append(_vector(step, place, tuple(wait), tuple(signal)))
-                tensors.append(None)
-            if piece.stores:
-                signals = (stored,) if index + buffer_count <= last else ()
-                move(Opcode.STORE, piece.stores, (int(Semaphore.COMPUTED),), signals)
+        for begin, end in self._spans():
+            has_loads = [bool(each) for each in loads[begin:end]]
+            has_stores = [bool(piece.stores) for piece in self.pieces[begin:end]]
+            last, restarts, goes_on = end - begin - 1, begin > 0, end < len(self.pieces)
+            for index, piece in enumerate(self.pieces[begin:end]):
+                place = places[index % buffer_count]
+                # An earlier piece frees its buffers when it has been computed or, for targets,
+                # stored. The last one before a piece that restarts frees all of them.
+                again = index >= buffer_count
+                anew = restarts and index == 0
+                if has_loads[index]:
+                    waits = (free,) if again or anew else ()
+                    move(Opcode.LOAD, loads[begin + index], waits, (int(Semaphore.LOADED),))
+                ends = goes_on and index == last
+                for number, step in enumerate(piece.steps):
+                    wait, signal = [], []
+                    if number == 0:
+                        wait += [int(Semaphore.LOADED)] * has_loads[index]
+                        wait += [stored] * (anew or (again and has_stores[index - buffer_count]))
+                    if number == len(piece.steps) - 1:
+                        signal += [int(Semaphore.COMPUTED)] * has_stores[index]
+                        later = index + buffer_count
+                        signal += [free] * (ends or (later <= last and has_loads[later]))
+                    program.append(_vector(step, place, tuple(wait), tuple(signal)))
+                    tensors.append(None)
+                if piece.stores:
+                    signals = (stored,) if ends or index + buffer_count <= last else ()
+                    move(Opcode.STORE, piece.stores, (int(Semaphore.COMPUTED),), signals)
         reads, writes = (
             frozenset(move.tile.tensor for piece in self.pieces for move in getattr(piece, which))
             for which in ("loads", "stores")
         )
         return _VectorTemplate(Template(program, tensors), reads, writes)
+
+    def _spans(self) -> list[tuple[int, int]]:
+        """Numbers of the first piece and behind the last, from one that restarts to the next."""
+        begins = [at for at, piece in enumerate(self.pieces) if piece.restarts or at == 0]
+        for at in begins[1:]:
+            assert self.pieces[at].loads, "a piece that restarts must load"
+            assert self.pieces[at - 1].stores, "a piece before one that restarts must store"
+        return list(zip(begins, [*begins[1:], len(self.pieces)], strict=True))
 
     def _first_loads(self) -> tuple[Move, ...]:
         """Loads of the first piece, of which there is one at least.

@@ -54,6 +54,36 @@ def test_bias_gradient_of_many_positions():
     assert error(found["db"], found["dy"].astype(float).sum(axis=0)) < 1e-6
 
 
+@pytest.mark.parametrize("shape", [(5, 3301), (1, 9999), (7, 4096), (20, 3001)], ids=str)
+@pytest.mark.parametrize("element_format", [BF16, FP32])
+@pytest.mark.parametrize("lanes", [1, 2])
+@pytest.mark.parametrize("choose", [None, min, max], ids=str)
+def test_channels_that_do_not_fit_on_chip(shape, element_format, lanes, choose):
+    """A kernel goes over blocks of channels, whatever its engines do first."""
+    z, y = (Tensor(name, shape, element_format) for name in ("z", "y"))
+    bias, total, summed = (Tensor(name, shape[-1:]) for name in ("b", "total", "summed"))
+    tensors = [z, y, bias, total, summed]
+
+    def kernels(region):
+        return [
+            add_bias("bias", z, bias, y, region, relu=True),
+            bias_gradient("total", y, total, region),
+            activation_gradient("dz", y, y, z, region, slope=0.5, db=summed),
+        ]
+
+    values = {"z": drawn(shape), "b": drawn(shape[-1:], 1)}
+    small = kernels(Region(0, 48 << 10, lanes=lanes))
+    assert sum(piece.restarts for piece in small[1].pieces) >= 2
+    found = execute(small, tensors, values, choose=choose)
+    whole = execute(kernels(REGION), tensors, values)
+    np.testing.assert_array_equal(found["y"], whole["y"])
+    np.testing.assert_array_equal(found["z"], whole["z"])
+    for name in ("total", "summed"):
+        assert error(found[name], found["y"].astype(float).sum(axis=0)) < 1e-6
+        if shape[0] <= 8:  # the sums have one piece, and so one order
+            assert same_bits(found[name], whole[name])
+
+
 @pytest.mark.parametrize("shape", SHAPES, ids=str)
 @pytest.mark.parametrize("element_format", [BF16, FP32])
 @pytest.mark.parametrize("slope", [0, 0.25])

@@ -12,6 +12,7 @@ from fpgapipe.lowering.kernels.layer_norm import (
     layer_norm_gradient,
     parameter_gradient,
 )
+from fpgapipe.lowering.kernels.long_norm import long_layer_norm, long_layer_norm_gradient
 from fpgapipe.lowering.kernels.softmax import softmax, softmax_gradient
 from fpgapipe.lowering.tiling.draw import Draw
 from fpgapipe.lowering.tiling.kernel import Region, Tensor
@@ -19,7 +20,7 @@ from fpgapipe.lowering.tiling.kernel import Region, Tensor
 SHAPES = [(1, 1), (3, 10), (70, 17), (2, 3, 45), (130, 16), (9, 1100), (40, 768), (1000, 5)]
 
 
-def normalised(shape, region, formats, *, scale, shift):
+def normalised(shape, region, formats, *, scale, shift, is_long=False):
     """All passes, and the tensors of PyTorch."""
     width, number = shape[-1], int(np.prod(shape[:-1]))
     x, dy, y, n, dx = (
@@ -32,11 +33,26 @@ def normalised(shape, region, formats, *, scale, shift):
     gamma, beta = (Tensor(name, (width,)) for name in ("gamma", "beta"))
     learned = {"gamma": gamma if scale else None, "beta": beta if shift else None}
     totals = [Tensor(name, (width,)) for name in ("dgamma", "dbeta")]
-    kernels = [
-        layer_norm("forward", x, y, mean, deviation, region, epsilon=1e-3, **learned),
-        layer_norm_gradient(
-            "backward", x, dy, n, dx, mean, deviation, region, gamma=learned["gamma"]
-        ),
+    tensors = [x, dy, y, n, dx, mean, deviation, gamma, beta, *totals]
+    number_of_row = Tensor("number", (number,))
+    matrices = (x, dy, n, dx, mean, deviation)
+    if is_long:
+        work = tuple(Tensor(name, shape) for name in ("work", "scaled"))
+        tensors += [*work, number_of_row]
+        kernels = [
+            *long_layer_norm(
+                "forward", x, y, mean, deviation, work[0], region, epsilon=1e-3, **learned
+            ),
+            *long_layer_norm_gradient(
+                "backward", *matrices, work, number_of_row, region, gamma=learned["gamma"]
+            ),
+        ]
+    else:
+        kernels = [
+            layer_norm("forward", x, y, mean, deviation, region, epsilon=1e-3, **learned),
+            layer_norm_gradient("backward", *matrices, region, gamma=learned["gamma"]),
+        ]
+    kernels += [
         parameter_gradient("dgamma", dy, n, totals[0], region),
         parameter_gradient("dbeta", dy, None, totals[1], region),
     ]
@@ -46,7 +62,6 @@ def normalised(shape, region, formats, *, scale, shift):
         "gamma": drawn((width,), 2),
         "beta": drawn((width,), 3),
     }
-    tensors = [x, dy, y, n, dx, mean, deviation, gamma, beta, *totals]
     found = execute(kernels, tensors, given)
     leaf, own, moved = (
         torch.tensor(found[name].astype(np.float64)).requires_grad_()
@@ -76,6 +91,26 @@ def test_layer_norm_without_scale_or_shift(scale, shift):
     found, y, dx, _, _ = normalised((33, 40), REGION, (FP32, FP32), scale=scale, shift=shift)
     assert error(found["y"], y) < 1e-6
     assert error(found["dx"], dx) < 1e-6
+
+
+@pytest.mark.parametrize("shape", [(1, 7), (3, 10), (5, 2049), (2, 20_001)], ids=str)
+@pytest.mark.parametrize("formats", [(FP32, FP32), (BF16, BF16)], ids=str)
+@pytest.mark.parametrize(
+    ("scale", "shift"), [(True, True), (False, False), (True, False), (False, True)]
+)
+def test_layer_norm_of_long_rows(shape, formats, scale, shift):
+    """The kernels go over rows of any length, by pieces."""
+    found, y, dx, dgamma, dbeta = normalised(
+        shape, Region(0, 20 << 10), formats, scale=scale, shift=shift, is_long=True
+    )
+    near = 1e-6 if formats[1] is FP32 else 5e-3
+    assert error(found["y"], y) < near
+    if shape[-1] > 1:
+        assert error(found["dx"], dx) < near
+        if scale:
+            assert error(found["dgamma"], dgamma.numpy()) < 1e-6
+    if shift:
+        assert error(found["dbeta"], dbeta.numpy()) < 1e-6
 
 
 def test_layer_norm_does_not_depend_on_the_region():

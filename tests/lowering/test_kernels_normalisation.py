@@ -190,3 +190,28 @@ def test_bits_do_not_depend_on_the_region():
     small = train(shape, values, Region(0, 700 << 10), fused=True)
     for name in ("y", "dx", "dr", "dgamma", "dbeta", "mean", "var"):
         assert same_bits(small[name], large[name]), name
+
+
+@pytest.mark.parametrize("choose", [None, min, max], ids=str)
+@pytest.mark.parametrize("shape", [(6, 3300), (3, 2, 2045)], ids=str)
+def test_channels_that_do_not_fit_on_chip(shape, choose):
+    """Running averages and factors are those of a kernel that has room for all channels."""
+    values = values_for(shape)
+    whole = train(shape, values, fused=True)
+    norm, tensors = layer(shape)
+    region = Region(0, 64 << 10)
+    kernels = forward(norm, tensors["y"], region, residual=tensors["r"], relu=True)
+    assert any(piece.restarts for kernel in kernels for piece in kernel.pieces)
+    gradients = (tensors["dgamma"], tensors["dbeta"])
+    kernels += backward(
+        norm, tensors["dy"], tensors["dx"], gradients, region,
+        activated=tensors["y"], masked=tensors["dr"],
+    )  # fmt: skip
+    found = execute(kernels, list(tensors.values()), values, choose=choose)
+    for name in ("y", "dx", "dr", "dgamma", "dbeta", "mean", "var"):
+        assert same_bits(found[name], whole[name]), name
+    small = Region(0, 24 << 10)
+    inferred = [infer(norm, tensors["y"], each) for each in (small, REGION)]
+    assert any(piece.restarts for piece in inferred[0][0].pieces)
+    one, other = (execute(each, list(tensors.values()), values)["y"] for each in inferred)
+    assert same_bits(one, other)

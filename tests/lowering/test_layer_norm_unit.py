@@ -64,7 +64,18 @@ def groups(batch):
     return net.build()
 
 
-NETWORKS = [rows, images, triangles, groups]
+def wide(batch):
+    """All of an image normalised together, which has no room on chip, and many channels."""
+    net = Network("wide", batch)
+    x = net.conv(net.image(1, 60, 60), 3, 3, padding=1, bias=False)
+    x = net.batch_norm(net.reshape(x, batch, 3 * 60 * 60, 1, 1))
+    x = net.add("norm", ops.LayerNorm(num_axes=3), net.reshape(x, batch, 3, 60, 60))
+    x = net.average_pool(net.relu(x), 10)
+    net.linear(net.flatten(x), 5)
+    return net.build()
+
+
+NETWORKS = [rows, images, triangles, groups, wide]
 
 
 @pytest.mark.parametrize("activations", [FP32, BF16], ids=str)

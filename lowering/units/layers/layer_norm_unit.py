@@ -7,11 +7,14 @@ from math import prod
 from typing import TYPE_CHECKING
 
 from fpgapipe.hw.hls_models.numerics.element_format import FP32
+from fpgapipe.hw.hls_models.spec.core_spec import NoRoom
 from fpgapipe.lowering.kernels.layer_norm import (
     layer_norm,
     layer_norm_gradient,
     parameter_gradient,
 )
+from fpgapipe.lowering.kernels.long_norm import long_layer_norm, long_layer_norm_gradient
+from fpgapipe.lowering.tiling.kernel import Tensor
 from fpgapipe.lowering.units.layouts import PLAIN, Layout
 from fpgapipe.lowering.units.registry import Surroundings, runs
 from fpgapipe.lowering.units.unit import Unit
@@ -20,7 +23,6 @@ from fpgapipe.network import operators as ops
 if TYPE_CHECKING:
     from collections.abc import Collection, Mapping
 
-    from fpgapipe.lowering.tiling.kernel import Tensor
     from fpgapipe.lowering.units.microbatch import MicroBatch
     from fpgapipe.network.graph import Layer
 
@@ -44,6 +46,23 @@ class LayerNormUnit(Unit):
         """See `Unit`."""
         return {self.inputs[0]: PLAIN}
 
+    def _fits(self, step: MicroBatch, x: Tensor) -> bool:
+        """Whether a row has room on chip, in training that of the gradient, which needs more."""
+        row = Tensor("x", (1, self._width), x.format)
+        given, normal = replace(row, format=step.options.activations), replace(row, format=FP32)
+        number = Tensor("number", (1,))
+        gamma, beta = self._learned(step)
+        try:
+            if step.options.train:
+                layer_norm_gradient(
+                    "", row, given, normal, given, number, number, step.region, gamma=gamma
+                )
+            else:
+                layer_norm("", row, given, number, number, step.region, gamma=gamma, beta=beta)
+        except NoRoom:
+            return False
+        return True
+
     def _rows(self, x: Tensor) -> Tensor:
         """View a value as a matrix of what is normalised together."""
         return replace(x, shape=(x.elements // self._width, self._width))
@@ -61,19 +80,14 @@ class LayerNormUnit(Unit):
         mean = step.tensor(f"{self.name}.mean", number, FP32)
         deviation = step.tensor(f"{self.name}.deviation", number, FP32)
         gamma, beta = self._learned(step)
-        step.add(
-            layer_norm(
-                self.name,
-                self._rows(x),
-                self._rows(y),
-                mean,
-                deviation,
-                step.region,
-                gamma=gamma,
-                beta=beta,
-                epsilon=self._operator.epsilon,
-            )
-        )
+        given = (self._rows(x), self._rows(y), mean, deviation)
+        learned = {"gamma": gamma, "beta": beta, "epsilon": self._operator.epsilon}
+        if self._fits(step, x):
+            step.add(layer_norm(self.name, *given, step.region, **learned))
+            return y
+        work = self._rows(step.tensor(f"{self.name}.work", x.shape, FP32))
+        for kernel in long_layer_norm(self.name, *given, work, step.region, **learned):
+            step.add(kernel)
         return y
 
     def backward(self, step: MicroBatch, dy: Tensor) -> None:
@@ -86,19 +100,20 @@ class LayerNormUnit(Unit):
         dx = step.activation(f"{self.name}.dx", x.shape)
         normalised = step.tensor(f"{self.name}.normalised", x.shape, FP32)
         rows, given = self._rows(normalised), self._rows(dy)
-        step.add(
-            layer_norm_gradient(
-                f"{self.name}.gradient",
-                self._rows(x),
-                given,
-                rows,
-                self._rows(dx),
-                mean,
-                deviation,
-                step.region,
-                gamma=gamma,
-            )
-        )
+        matrices = (self._rows(x), given, rows, self._rows(dx), mean, deviation)
+        name = f"{self.name}.gradient"
+        if self._fits(step, x):
+            step.add(layer_norm_gradient(name, *matrices, step.region, gamma=gamma))
+        else:
+            work = [
+                self._rows(step.tensor(f"{self.name}.{each}", x.shape, FP32))
+                for each in ("part", *(("scaled",) if gamma else ()))
+            ]
+            number = step.tensor(f"{self.name}.number", mean.shape, FP32)
+            for kernel in long_layer_norm_gradient(
+                name, *matrices, (work[0], work[-1]), number, step.region, gamma=gamma
+            ):
+                step.add(kernel)
         step.give_gradient(self, self.inputs[0], dx)
         for role, parameter in (("weight", gamma), ("bias", beta)):
             total = step.gradient_of(parameter) if parameter else None
