@@ -81,12 +81,17 @@ class LayerNormUnit(Unit):
         deviation = step.tensor(f"{self.name}.deviation", number, FP32)
         gamma, beta = self._learned(step)
         given = (self._rows(x), self._rows(y), mean, deviation)
-        learned = {"gamma": gamma, "beta": beta, "epsilon": self._operator.epsilon}
+        epsilon = self._operator.epsilon
         if self._fits(step, x):
-            step.add(layer_norm(self.name, *given, step.region, **learned))
-            return y
-        work = self._rows(step.tensor(f"{self.name}.work", x.shape, FP32))
-        for kernel in long_layer_norm(self.name, *given, work, step.region, **learned):
+            found = [
+                layer_norm(self.name, *given, step.region, gamma=gamma, beta=beta, epsilon=epsilon)
+            ]
+        else:
+            work = self._rows(step.tensor(f"{self.name}.work", x.shape, FP32))
+            found = long_layer_norm(
+                self.name, *given, work, step.region, gamma=gamma, beta=beta, epsilon=epsilon
+            )
+        for kernel in found:
             step.add(kernel)
         return y
 
