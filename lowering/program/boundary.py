@@ -95,8 +95,8 @@ class Part:
         Format that the stage before expects of each gradient.
     before, after : int
         Numbers of the device's links to the device before and to the next one.
-    device : int
-        Number of the first device of the stage in the chain.
+    device, num_devices : int
+        Number of the first device of the stage in the chain, and number of devices of the chain.
     lane, group_size : int
         Number of the device among those of the stage, and number of these.
     sharers : int
@@ -115,6 +115,7 @@ class Part:
     before: int = 0
     after: int = 0
     device: int = 0
+    num_devices: int = 1
     lane: int = 0
     group_size: int = 1
     sharers: int = 1

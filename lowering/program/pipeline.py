@@ -228,6 +228,7 @@ def build_pipeline(
             before=0,
             after=link_after(stage.index),
             device=stage.index,
+            num_devices=len(stages),
             ties=ties,
         )
         concurrent = [steps[task] for task in tasks] if splits else None

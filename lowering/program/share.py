@@ -79,6 +79,11 @@ class Share:
         """Whether devices add up their gradients of a parameter."""
         return self.summed(parameter) is not Summed.NONE
 
+    def counts(self, parameter: str) -> bool:
+        """Whether the device is the one of several with the same gradient that counts it."""
+        is_first_group = self.member.index < self.group_size
+        return is_first_group and (self.lane == 0 or parameter in self.parts)
+
     @property
     def has_parts(self) -> bool:
         """Whether a device's gradients, with all sums, are not those of the whole network."""

@@ -24,7 +24,7 @@ from fpgapipe.lowering.program.step_tensors import StepTensors
 from fpgapipe.lowering.schedule.schedule import Task, TaskKind
 from fpgapipe.lowering.schedule.tasks import single_device, slots_of
 from fpgapipe.lowering.sums.all_reduce import Member
-from fpgapipe.lowering.sums.global_norm import GlobalNorm, check_clips, gradients_of
+from fpgapipe.lowering.sums.global_norm import GlobalNorm, gradients_of
 from fpgapipe.lowering.sums.tied_weights import tied_sums
 from fpgapipe.lowering.tiling.kernel import Kernel, Region, Tensor, words_of
 from fpgapipe.lowering.units.layouts import Value, with_channels_last
@@ -311,15 +311,17 @@ class StepBuilder(StepTensors):
 
     def _clip(self, *, learns: bool) -> Tensor | None:
         """Add what computes the factor of all gradients; None if nothing is learned anywhere."""
-        stage, part = self._part.stage, self._part
-        check_clips(has_parts=self._share.has_parts or part.group_size > 1)
-        if not learns and stage.num_stages == 1:
+        stage, share = self._part.stage, self._share
+        has_all = stage.num_stages == 1 and not share.has_parts
+        member = Member(0, 1) if has_all else self._member
+        if not learns and has_all:
             return None
-        elsewhere = {tie.parameter for tie in part.ties if tie.stages[0] != stage.index}
-        gradients = gradients_of(self.graph, self.stored, elsewhere)
-        norm = GlobalNorm(self._member, gradients, self.region, self.declare, self.fix, self.view)
-        if stage.num_stages > 1:
+        elsewhere = {tie.parameter for tie in self._part.ties if tie.stages[0] != stage.index}
+        if not has_all:
+            elsewhere |= {name for name in self.stored if not share.counts(name)}
             self._keep_order()
+        gradients = gradients_of(self.graph, self.stored, elsewhere)
+        norm = GlobalNorm(member, gradients, self.region, self.declare, self.fix, self.view)
         self._take(LoweredKernel(kernel, layer=UPDATE) for kernel in norm.kernels())
         return norm.factor
 
@@ -353,8 +355,11 @@ class StepBuilder(StepTensors):
 
     @property
     def _member(self) -> Member:
-        stage, part = self._part.stage, self._part
-        return Member(stage.index, stage.num_stages, part.before, part.after)
+        """The device's place among all devices."""
+        part, own = self._part, self._share.member
+        if part.num_devices == 1:
+            return own
+        return Member(part.device + own.index, part.num_devices, part.before, part.after)
 
     @property
     def _all_microbatches(self) -> int:

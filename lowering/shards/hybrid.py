@@ -126,6 +126,7 @@ def build_hybrid(
                 before=0,
                 after=link_after(first + lane),
                 device=first,
+                num_devices=len(cores),
                 lane=lane,
                 group_size=size,
                 sharers=sharers,

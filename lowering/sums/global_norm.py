@@ -1,10 +1,12 @@
-"""The factor by which all gradients are clipped, on one device or over the stages of a pipeline.
+"""The factor by which all gradients are clipped, on one device or over those of a chain.
 
-Every stage adds up the squares of its gradients by itself. Then a total goes through the chain from
-the last stage to the first, which is the last to end its backward passes, and each stage adds its
-sums to it, parameter by parameter, from the last of the network to the first. The first stage
-computes the factor and sends it back to all others. The order of the additions is that of one
-device that has all stages, so no bit depends on where the network is cut.
+Every device adds up the squares of its gradients by itself. Then a total goes through the chain
+from the last device to the first, whose stage is the last to end its backward passes, and each
+device adds its sums to it, parameter by parameter, from the last of the network to the first. The
+first device computes the factor and sends it back to all others. If each device is a stage, the
+order of the additions is that of one device that has all stages, so no bit depends on where the
+network is cut. Devices with parts of a gradient count their parts, and of those with the same
+gradient only one counts it.
 """
 
 from __future__ import annotations
@@ -45,21 +47,6 @@ TOTAL = "total of squares"
 """Tensor of the total that a stage sends on."""
 
 
-def check_clips(*, has_parts: bool) -> None:
-    """Refuse a device that has parts of the gradients which other devices have, too.
-
-    Raises
-    ------
-    NotImplementedError
-        If it has parts.
-    """
-    if has_parts:
-        raise NotImplementedError(
-            "gradients are clipped by the norm of all, which no device has if layers are cut by "
-            "channels or are whole, or if a stage has several devices; train without clipping"
-        )
-
-
 def gradients_of(
     graph: Graph, stored: Mapping[str, Stored], elsewhere: Collection[str]
 ) -> list[Tensor]:
@@ -71,7 +58,7 @@ def gradients_of(
     stored : mapping of str to Stored
         The device's parameters.
     elsewhere : collection of str
-        Those that an earlier stage has, too, and counts.
+        Those that an earlier stage or another device has, too, and counts.
     """
     names = dict.fromkeys(
         parameter.name for layer in graph.layers.values() for parameter in layer.parameters
@@ -89,7 +76,7 @@ class GlobalNorm:
     Parameters
     ----------
     member : Member
-        The device's place among the stages; alone if it has all gradients.
+        The device's place in the chain; alone if it has all gradients.
     gradients : sequence of Tensor
         Result of `gradients_of`.
     region : Region

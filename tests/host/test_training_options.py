@@ -82,7 +82,6 @@ def test_the_plan_has_the_time_of_its_optimiser(build):
     [
         (("--beta1", 0.5), "--beta1 is a number of Adam: take --optimiser adam or adamw"),
         (("--mode", "infer", "--optimiser", "adam"), "inference has no optimiser"),
-        (("--strategy", "filter", "--clip-norm", 1), "take --strategy pipeline or data"),
         (("--schedule", "pipedream", "--optimiser", "adamw"), "by SGD without clipping"),
     ],
 )
@@ -113,6 +112,13 @@ def test_devices_clip_as_one(build, cli):
         folder.rename(folder.with_name(f"b{devices}"))
     for name, value in states[0].items():
         np.testing.assert_array_equal(states[1][name], value, err_msg=name)
+
+
+def test_devices_with_parts_of_layers_clip(build, cli):
+    code, _, err, folder = build("--strategy", "filter", "--clip-norm", 0.1, devices=2)
+    assert code == 0, err
+    assert cli("run", "b", *MODEL, "--steps", 2)[0] == 0
+    assert open_build(folder).pipeline.parts[0].options.clip_norm == 0.1
 
 
 def test_defaults_of_the_optimisers():

@@ -1,23 +1,39 @@
-"""Gradients clipped by the norm of all, over the stages of a pipeline."""
+"""Gradients clipped by the norm of all, over stages and over devices with parts of layers."""
 
 from dataclasses import replace
 
 import numpy as np
 import pytest
+from pipeline_cases import run_devices
 from step_cases import every_operator
 from test_data_parallel import WIRE
 from test_embedding_unit import language
 from test_hybrid import built
-from test_pipeline import CORE, COUNT, ORDERS, SAMPLES, SCALARS, batch_of, cut, on_one, on_several
+from test_pipeline import (
+    CORE,
+    COUNT,
+    ORDERS,
+    SAMPLES,
+    SCALARS,
+    batch_of,
+    cut,
+    left_behind,
+    on_one,
+    on_several,
+)
+from test_sharded import degrees_of, small_network
+from test_sharded import images as shards
+from test_sharded import run as run_sharded
 from test_tied_weights import NEAR, thrice
 
 from fpgapipe.host.backends.model import ModelBackend
 from fpgapipe.host.backends.simulator import SimulatorBackend
 from fpgapipe.hw.hls_models.cycles.core_cycles import MemorySpec
 from fpgapipe.lowering.program.pipeline import build_pipeline
+from fpgapipe.lowering.program.share import Share
 from fpgapipe.lowering.sums import global_norm
 from fpgapipe.lowering.units.step_options import NORM, StepOptions, scalar_bits
-from fpgapipe.network.initial_values import initial_parameters
+from fpgapipe.network.initial_values import initial_parameters, random_batch
 from fpgapipe.network.zoo.layers import Network
 from fpgapipe.partition.schedule.schedule_kinds import make_schedule
 
@@ -117,9 +133,81 @@ def test_two_engines_clip_too():
         np.testing.assert_array_equal(value, expected[f"{name}.momentum"], err_msg=name)
 
 
-def test_stages_of_several_devices_are_refused():
-    with pytest.raises(NotImplementedError, match=r"^gradients are clipped by the norm of all"):
-        built(without_weights_at_the_ends(4), [(1, "ww"), (2, "w" * 5)], 2, OPTIONS)
+def factor_of_all(pipeline, memories, found):
+    """The factor that the first device has, after a look at whether it is that of all gradients."""
+    gradients = [value for name, value in found.items() if name.endswith(".gradient")]
+    norm = np.sqrt(sum(np.square(value.astype(float)).sum() for value in gradients))
+    assert norm > 1.5 * LIMIT
+    first = pipeline.parts[0]
+    at = first.places[NORM].begin
+    seen = memories[0][at : at + 4].view(np.float32)[0]
+    assert seen == pytest.approx(norm, rel=1e-6)
+    return LIMIT / norm
+
+
+def assert_all_are_clipped(found, factor):
+    """Compare what the optimiser used with the gradients times the factor."""
+    names = [name for name in found if name.endswith(".momentum")]
+    assert names
+    for name in names:
+        gradient = found[f"{name.removesuffix('.momentum')}.gradient"]
+        expected = gradient.astype(float) * factor
+        assert np.linalg.norm(found[name] - expected) <= 1e-6 * np.linalg.norm(expected), name
+
+
+SHARDED = [
+    (2, "cccccccccw", 1),
+    (3, "wcwcwwcwcw", 1),
+    (4, "wwwwwwwwww", 1),
+    (4, "wciiwcicw", 2),
+    (4, "ccccccccww", 2),
+    (2, "srrrrrrcs", 1),
+    (4, "wwwcwwcwcw", 2),
+]
+
+
+@pytest.mark.parametrize(("num_devices", "letters", "parts"), SHARDED)
+@pytest.mark.parametrize("order", ["any", "last"])
+def test_devices_with_parts_of_layers(num_devices, letters, parts, order):
+    """Each weight counts once: parts on the devices that have them, and common ones on one."""
+    graph = shards(SAMPLES, 16) if len(letters) == 9 else small_network(SAMPLES)
+    degrees = degrees_of(graph, num_devices, letters, parts)
+    pipeline, memories, found = run_sharded(graph, num_devices, degrees, 4, OPTIONS, order)
+    assert_all_are_clipped(found, factor_of_all(pipeline, memories, found))
+
+
+STAGES = [
+    (small_network, [(2, "cccc"), (1, "wwwwww")]),
+    (small_network, [(1, "ww"), (2, "cccw"), (1, "wwww")]),
+    (small_network, [(2, "rr"), (2, "rrcw"), (2, "wwiw")]),
+    (shards, [(2, "ssss"), (3, "wwwww")]),
+    (shards, [(2, "ssrr"), (2, "srwcs")]),
+    (without_weights_at_the_ends, [(1, "ww"), (2, "wccww")]),
+]
+
+
+@pytest.mark.parametrize(("network", "stages"), STAGES)
+@pytest.mark.parametrize("order", ["any", "first", "transfers late"])
+def test_stages_of_several_devices(network, stages, order):
+    graph = network(4)
+    pipeline = built(graph, stages, 3, OPTIONS)
+    memories = pipeline.images(initial_parameters(graph, 0))
+    pipeline.set_batch(memories, *random_batch(graph, 0, 3))
+    programs = [part.instructions for part in pipeline.parts]
+    cores = [CORE] * len(programs)
+    assert not any(run_devices(cores, memories, programs, SCALARS, ORDERS[order]))
+    found = left_behind(pipeline, memories, OPTIONS)
+    assert_all_are_clipped(found, factor_of_all(pipeline, memories, found))
+
+
+@pytest.mark.parametrize("counts", [lambda *_: True, lambda share, _: share.lane == 0])
+def test_counted_otherwise_the_factor_differs(counts, monkeypatch):
+    """The tests above see weights that count on all devices, and parts that count on one only."""
+    monkeypatch.setattr(Share, "counts", counts)
+    graph = small_network(SAMPLES)
+    degrees = degrees_of(graph, 3, "wcwcwwcwcw")
+    with pytest.raises(AssertionError):
+        factor_of_all(*run_sharded(graph, 3, degrees, 2, OPTIONS))
 
 
 @pytest.mark.sim

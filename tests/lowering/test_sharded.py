@@ -373,9 +373,6 @@ def test_refused_degrees():
         local_network(graph, few, 0, 11)
     with pytest.raises(UserError, match="3 micro-batches cannot be shared equally by 4 devices"):
         build_sharded(graph, [CORE] * 4, degrees, 3)
-    options = StepOptions(clip_norm=1.0)
-    with pytest.raises(NotImplementedError, match="train without clipping"):
-        build_sharded(graph, [CORE] * 2, degrees_of(graph, 2, "w"), 2, options=options)
 
 
 @pytest.mark.sim

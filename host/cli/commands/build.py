@@ -193,7 +193,7 @@ def build(
     check_strategy(strategy, schedule, ("auto", "1f1b-as"))
     if schedule != "auto":
         check_schedule_kind(schedule)
-    check_training(step_options, strategy, schedule)
+    check_training(step_options, schedule)
     if int8 is not None and mode != "infer":
         raise UserError("--int8 builds networks for inference: it needs --mode infer")
     source = loader(network)

@@ -213,8 +213,7 @@ def fastest_shards(
     found: list[tuple[Plan, Timeline, Searched]] = []
     refused = []
     several = ("hybrid",) if len(request.cluster.devices) > 2 else ()
-    cut = () if request.step_options.clips else ("layerwise", *several)
-    for strategy in ("data", *cut):
+    for strategy in ("data", "layerwise", *several):
         try:
             found.append(plan_shards(request, network, strategy))
         except UserError as error:

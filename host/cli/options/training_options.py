@@ -252,8 +252,8 @@ def _number(name: str, text: str) -> float:
         ) from None
 
 
-def check_training(options: StepOptions, strategy: str, schedule: str) -> None:
-    """Refuse options of programs that a strategy or a schedule does not have.
+def check_training(options: StepOptions, schedule: str) -> None:
+    """Refuse options of programs that a schedule does not have.
 
     Raises
     ------
@@ -261,15 +261,9 @@ def check_training(options: StepOptions, strategy: str, schedule: str) -> None:
         If they do not go together.
     """
     from fpgapipe.errors import UserError
-    from fpgapipe.host.cli.options.planning import PIPELINES, STRATEGIES
     from fpgapipe.lowering.program.late_updates import late_options
     from fpgapipe.partition.schedule.schedule_kinds import make_schedule
 
-    if options.clips and strategy in set(STRATEGIES) - {*PIPELINES, "data", "auto"}:
-        raise UserError(
-            "--clip-norm needs the norm of all gradients, which no device has where layers are cut "
-            f"(--strategy {strategy}): take --strategy pipeline or data"
-        )
     if options.train and schedule != "auto" and not make_schedule(schedule, 2, 2).synchronous:
         try:
             late_options(options)
