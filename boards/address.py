@@ -46,7 +46,8 @@ class Address(Block):
     Attributes
     ----------
     device : str
-        The card: its number, or its place on the bus, such as ``0000:3b:00.1``.
+        The card: its number, or its place on the bus, such as ``0000:3b:00.1``, or the host and
+        port at which it is served, such as ``localhost:1234``.
     registers, memory : int
         Addresses of the core's registers, and of the memory that it may use, on the bus of the
         host's access.
@@ -54,9 +55,11 @@ class Address(Block):
         Size of that memory; None stands for what the board has.
     bitstream : str or None
         Path of the bitstream from the folder of the cluster file, where the transport loads it.
+    csr : str or None
+        Path of the map of LiteX's SoC, ``csr.csv``, from the folder of the cluster file.
     """
 
-    device: Annotated[str, card("number of the card, or its place on the bus")] = "0"
+    device: Annotated[str, card("number of the card, its place on the bus, or host:port")] = "0"
     registers: Annotated[int, address("address of the registers")] = 0
     memory: Annotated[int, address("address of the memory")] = 0
     memory_bytes: (
@@ -64,3 +67,4 @@ class Address(Block):
         | None
     ) = None
     bitstream: Annotated[str, text("path of the bitstream")] | None = None
+    csr: Annotated[str, text("path of the SoC's csr.csv")] | None = None

@@ -7,6 +7,7 @@ from typing import Any
 from fpgapipe.errors import UserError
 
 EXTRAS = {
+    "litex": "litex",
     "onnx": "onnx",
     "torch": "torch",
     "highspy": "solver",

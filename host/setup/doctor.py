@@ -63,6 +63,7 @@ PURPOSES = {
     "torch": "reading torch modules, reference results",
     "highspy": "exact solutions of the planner",
     "mpi4py": "simulation over several processes",
+    "litex": "boards of the open flow, and SoCs for them",
 }
 
 

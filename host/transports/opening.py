@@ -50,7 +50,24 @@ def _xrt(address: Address, board: Board, folder: Path) -> Transport:
     return XrtTransport(library, address.device, bitstream, f"{CORE}:{{{instance(CORE)}}}")
 
 
+def _litex(address: Address, board: Board, folder: Path) -> Transport:
+    from fpgapipe.host.transports.litex import LitexTransport
+
+    if address.csr is None:
+        raise UserError(
+            "--backend litex needs the key csr, the path of the csr.csv that was made with the "
+            "bitstream"
+        )
+    return LitexTransport(
+        address.device,
+        folder / address.csr,
+        memory=address.memory,
+        memory_bytes=address.memory_bytes,
+    )
+
+
 OPENED: dict[str, Callable[[Address, Board, Path], Transport]] = {
+    "litex": _litex,
     "pynq": _pynq,
     "xdma": _xdma,
     "xrt": _xrt,

@@ -1,9 +1,12 @@
 """One conformance suite over all transports: the same training leaves the same bits."""
 
+import contextlib
 from fractions import Fraction
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
+from litex_cases import together, transport_to
 from pynq_cases import pynq_device
 from step_cases import every_operator
 from test_backends import check, pipeline_of, trained
@@ -47,14 +50,21 @@ def libraries(tmp_path_factory):
     return [compiled(tmp_path_factory.mktemp("shim")) for _ in range(DEVICES)]
 
 
-def modelled(pipeline, bases, libraries):
+@pytest.fixture
+def rig(libraries, tmp_path):
+    """What transports need of a test: libraries, a folder, and a stack of what ends with it."""
+    with contextlib.ExitStack() as stack:
+        yield SimpleNamespace(libraries=libraries, folder=tmp_path, stack=stack)
+
+
+def modelled(pipeline, bases, rig):
     cores = [part.core for part in pipeline.parts]
     sizes = [part.memory_bytes + base for part, base in zip(pipeline.parts, bases, strict=True)]
     cluster = ModelledCluster(cores, sizes, pipeline.wiring)
     return [ModelledTransport(cluster, number, base) for number, base in enumerate(bases)]
 
 
-def over_xdma(pipeline, bases, libraries):
+def over_xdma(pipeline, bases, rig):
     """Files of the XDMA driver that move at most 100,000 bytes at once, before the models."""
     return [
         XdmaTransport(
@@ -65,14 +75,14 @@ def over_xdma(pipeline, bases, libraries):
             files=XdmaFiles(inner, 0x2000, 100_000),
         )
         for inner, base, part in zip(
-            modelled(pipeline, bases, libraries), bases, pipeline.parts, strict=True
+            modelled(pipeline, bases, rig), bases, pipeline.parts, strict=True
         )
     ]
 
 
-def over_xrt(pipeline, bases, libraries):
+def over_xrt(pipeline, bases, rig):
     ways = []
-    for library, inner in zip(libraries, modelled(pipeline, bases, libraries), strict=True):
+    for library, inner in zip(rig.libraries, modelled(pipeline, bases, rig), strict=True):
         card = Card(library, inner, interrupts=not ways)
         ways.append(XrtTransport(library, "0000:3b:00.1", library.with_name("a.xclbin"), "core"))
         ways[-1].card = card  # which must live as long
@@ -80,15 +90,28 @@ def over_xrt(pipeline, bases, libraries):
     return ways
 
 
-def over_pynq(pipeline, bases, libraries):
-    pytest.importorskip("pynq", reason="PYNQ is not installed")
+def over_litex(pipeline, bases, rig):
+    """LiteX's own server and client, before a SoC behind a serial line."""
+    pytest.importorskip("litex", reason="LiteX is not installed")
+    ways = modelled(pipeline, bases, rig)
+    others = together(ways[0]._cluster)
     return [
-        PynqTransport(0xA0000000, device=pynq_device(inner))
-        for inner in modelled(pipeline, bases, libraries)
+        rig.stack.enter_context(
+            transport_to(inner, rig.folder, part.memory_bytes + base, others=others, memory=base)
+        )
+        for inner, base, part in zip(ways, bases, pipeline.parts, strict=True)
     ]
 
 
-def simulated(pipeline, bases, libraries):
+def over_pynq(pipeline, bases, rig):
+    pytest.importorskip("pynq", reason="PYNQ is not installed")
+    return [
+        PynqTransport(0xA0000000, device=pynq_device(inner))
+        for inner in modelled(pipeline, bases, rig)
+    ]
+
+
+def simulated(pipeline, bases, rig):
     sizes = [
         -(-(part.memory_bytes + base) // 4096) * 4096
         for part, base in zip(pipeline.parts, bases, strict=True)
@@ -107,13 +130,14 @@ def simulated(pipeline, bases, libraries):
         modelled,
         over_xdma,
         over_xrt,
+        over_litex,
         over_pynq,
         pytest.param(simulated, marks=[pytest.mark.sim, pytest.mark.slow]),
     ],
 )
-def test_the_same_bits_over_every_transport(transports, bases, pipeline, expected, libraries):
+def test_the_same_bits_over_every_transport(transports, bases, pipeline, expected, rig):
     parameters = initial_parameters(pipeline.graph, 0)
-    with DeviceBackend(pipeline, parameters, transports(pipeline, bases, libraries)) as backend:
+    with DeviceBackend(pipeline, parameters, transports(pipeline, bases, rig)) as backend:
         found = trained(backend, pipeline.graph)
         memories = [np.asarray(memory) for memory in backend.memories]
         counters = backend.counters()
@@ -125,22 +149,22 @@ def test_the_same_bits_over_every_transport(transports, bases, pipeline, expecte
         assert all(each["LOAD_BYTES"] for each in counters)
 
 
-def test_a_state_goes_from_transport_to_transport(pipeline, libraries):
+def test_a_state_goes_from_transport_to_transport(pipeline, rig):
     parameters = initial_parameters(pipeline.graph, 0)
     with ModelBackend(pipeline, parameters) as one:
         trained(one, pipeline.graph)
         state = one.state()
         after = trained(one, pipeline.graph)
-    with DeviceBackend(pipeline, parameters, over_xdma(pipeline, BASES, libraries)) as other:
+    with DeviceBackend(pipeline, parameters, over_xdma(pipeline, BASES, rig)) as other:
         other.set_state(state)
         check(trained(other, pipeline.graph), after)
 
 
-def test_the_shim_is_checked(tmp_path, pipeline, libraries):
+def test_the_shim_is_checked(tmp_path, pipeline, rig):
     with pytest.raises(TransportError, match=r"none.so cannot be used: .*; 'make' in the package"):
         XrtTransport(tmp_path / "none.so", "0", tmp_path / "a.xclbin", "core")
     library = compiled(tmp_path)
-    card = Card(library, modelled(pipeline, BASES, libraries)[0])
+    card = Card(library, modelled(pipeline, BASES, rig)[0])
     card.library.fake_version(7)
     with pytest.raises(TransportError, match="has version 7 of its functions, not 1"):
         XrtTransport(library, "0", tmp_path / "a.xclbin", "core")

