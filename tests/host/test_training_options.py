@@ -118,7 +118,7 @@ def test_devices_with_parts_of_layers_clip(build, cli):
     code, _, err, folder = build("--strategy", "filter", "--clip-norm", 0.1, devices=2)
     assert code == 0, err
     assert cli("run", "b", *MODEL, "--steps", 2)[0] == 0
-    assert open_build(folder).pipeline.parts[0].options.clip_norm == 0.1
+    assert open_build(folder).options.clip_norm == 0.1
 
 
 def test_defaults_of_the_optimisers():
