@@ -298,10 +298,10 @@ class StepBuilder(StepTensors):
 
     def _update(self) -> None:
         """Add the optimiser's update, if there are trainable parameters."""
-        self._sum_tied()
         learns = any(each.trainable for each in self.stored.values())
         if learns and self._share.member.num_devices > 1:
             self._sum_over_devices()
+        self._sum_tied()
         clip = self._clip(learns=learns) if self.options.clips else None
         for first, count, decays in self._arenas.groups():
             wholes = (Tensor(name, (first + count,)) for name in SUFFIXES)

@@ -24,19 +24,21 @@ from fpgapipe.lowering.shards import exchange_units, halo_unit, norm_unit  # noq
 from fpgapipe.lowering.shards.degrees import sharers_of
 from fpgapipe.lowering.shards.local_network import stage_network
 from fpgapipe.lowering.shards.rebatched import rebatched
-from fpgapipe.lowering.sums.tied_weights import check_untied, ties_of
+from fpgapipe.lowering.sums.tied_weights import ties_of
 from fpgapipe.lowering.units.network_units import units_of
 from fpgapipe.lowering.units.step_options import StepOptions
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
+    from collections.abc import Callable, Collection, Mapping, Sequence
 
     from fpgapipe.hw.hls_models.spec.core_spec import CoreSpec
+    from fpgapipe.lowering.memory.memory_map import Stored
     from fpgapipe.lowering.program.device_program import DeviceProgram
     from fpgapipe.lowering.program.share import Share
     from fpgapipe.lowering.program.step_program import StepProgram
     from fpgapipe.lowering.schedule.schedule import Schedule, Task
     from fpgapipe.lowering.shards.degrees import Degrees
+    from fpgapipe.lowering.sums.tied_weights import Tie
     from fpgapipe.lowering.units.layouts import Value
     from fpgapipe.network.graph import Graph
 
@@ -94,12 +96,10 @@ def build_hybrid(
             f"no programs are made for schedule {schedule.kind} with stages of several devices; "
             "take 1f1b-as"
         )
-    if options.train:
-        check_untied(
-            ties_of(graph, [stage.layers for stage in stages]),
-            "between stages of several devices; put these layers in one stage, or take stages of "
-            "one device",
-        )
+    names_of = [stage.layers for stage in stages]
+    ties = ties_of(graph, names_of, sizes) if options.train else ()
+    for tie in ties:
+        _check_whole(graph, tie, names_of, sizes, degrees)
     lanes = tasks_of_stages(schedule, len(stages), train=options.train)
     parts: list[StepProgram] = []
     values: dict[str, Value] = {}
@@ -131,6 +131,7 @@ def build_hybrid(
                 group_size=size,
                 sharers=sharers,
                 names=found.whole,
+                ties=ties,
             )
             tasks = _tasks(lanes[stage.index], sharers, lane)
             builder = StepBuilder(
@@ -145,7 +146,38 @@ def build_hybrid(
             )
             parts.append(builder.build())
         values = {each.value: parts[-1].values[part.name(each)] for each in stage.after}
+    for tie in ties:
+        _check_order(
+            tie, [part.stored[tie.parameter] for part in parts if tie.parameter in part.stored]
+        )
     return PipelineProgram(graph, tuple(parts))
+
+
+def _check_whole(
+    graph: Graph,
+    tie: Tie,
+    stages: Sequence[Collection[str]],
+    sizes: Sequence[int],
+    degrees: Mapping[str, Degrees],
+) -> None:
+    """Refuse a weight of several stages of which a device has a part."""
+    for number in tie.stages:
+        for name in stages[number]:
+            layer, own = graph.layers[name], degrees.get(name)
+            reads = any(each.name == tie.parameter for each in layer.parameters)
+            if sizes[number] > 1 and reads and own and own.channel * own.input > 1:
+                raise NotImplementedError(
+                    f"{tie}, and layer {name!r} is cut by channels: the devices of both stages "
+                    "must have all of the weight; cut it by samples or rows, or leave it whole"
+                )
+
+
+def _check_order(tie: Tie, found: Sequence[Stored]) -> None:
+    """Refuse a weight that lies in another order in another stage."""
+    if any(each != found[0] for each in found):
+        raise NotImplementedError(
+            f"{tie}, which would lie in two orders; put these layers in one stage"
+        )
 
 
 def shares_of_stages(

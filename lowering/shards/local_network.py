@@ -373,6 +373,8 @@ def _add_layer(local: _Local, layer: Layer, cut: Cut) -> None:
     names = {each.spec.role: each.name for each in layer.parameters}
     local.builder.add(layer.name, operator, *inputs, shared=names, frozen=layer.frozen)
     local.spreads[layer.name] = spread
+    if not local.computes(layer.name):
+        return  # another stage's layer may share a parameter
     for parameter in layer.parameters:
         if local.cuts.setdefault(parameter.name, cut) is not cut:
             raise _shared_otherwise(parameter.name)

@@ -2,12 +2,14 @@
 
 Each stage with such a layer has the weight, with the gradient of its own layers. At the end of a
 step these stages add up their gradients, and all update their weights by the same sum, so that the
-weights stay equal. The stages between pass the gradients on.
+weights stay equal. The stages between pass the gradients on. Of a stage with several devices, each
+of which has all of the weight and the stage's gradient, the last one adds, and all get the sum.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from itertools import accumulate, pairwise
 from typing import TYPE_CHECKING
 
 from fpgapipe.lowering.sums.all_reduce import Member, Team, all_reduce, buffers_of, chunks_of
@@ -35,12 +37,15 @@ class Tie:
         Stages with such a layer, in ascending order.
     layers : tuple of str
         A layer of each of these stages.
+    team : Team
+        Devices of the chain that add up the gradients, and that get the sum.
     """
 
     parameter: str
     elements: int
     stages: tuple[int, ...]
     layers: tuple[str, ...]
+    team: Team
 
     def __str__(self) -> str:
         """What is shared, and where, for errors."""
@@ -51,7 +56,9 @@ class Tie:
         return f"{names} share parameter {self.parameter!r}"
 
 
-def ties_of(graph: Graph, stages: Sequence[Collection[str]]) -> tuple[Tie, ...]:
+def ties_of(
+    graph: Graph, stages: Sequence[Collection[str]], sizes: Sequence[int] | None = None
+) -> tuple[Tie, ...]:
     """The learned weights that layers of several stages share.
 
     Parameters
@@ -59,12 +66,16 @@ def ties_of(graph: Graph, stages: Sequence[Collection[str]]) -> tuple[Tie, ...]:
     graph : Graph
     stages : sequence of collection of str
         Names of the layers of each stage.
+    sizes : sequence of int, optional
+        Number of devices of each stage; one if left out.
 
     Raises
     ------
     NotImplementedError
         If layers of several stages share running averages, each of which would have its own.
     """
+    ends = list(accumulate(sizes or [1] * len(stages), initial=0))
+    devices = [range(*each) for each in pairwise(ends)]
     stage_of = {name: number for number, names in enumerate(stages) for name in names}
     readers: dict[str, tuple[Parameter, dict[int, Layer]]] = {}
     for layer in graph.layers.values():
@@ -77,7 +88,9 @@ def ties_of(graph: Graph, stages: Sequence[Collection[str]]) -> tuple[Tie, ...]:
             continue
         numbers = tuple(sorted(known))
         layers = tuple(known[number].name for number in numbers)
-        tie = Tie(name, parameter.spec.elements, numbers, layers)
+        adders = tuple(devices[number][-1] for number in numbers)
+        keepers = tuple(device for number in numbers for device in devices[number])
+        tie = Tie(name, parameter.spec.elements, numbers, layers, Team(adders, keepers))
         if parameter.spec.trainable:
             found.append(tie)
         elif any(layer.op == "batch_norm" for layer in known.values()):
@@ -117,7 +130,7 @@ def tied_sums(
     ----------
     tie : Tie
     member : Member
-        The device's place in the chain, on which device `i` has stage `i`.
+        The device's place in the chain.
     region : Region
         Part of the scratchpad for the additions.
     part_of : callable
@@ -129,8 +142,8 @@ def tied_sums(
     received : list of Tensor
         Tensors that need a place in memory besides the gradient.
     """
-    team = Team(tie.stages, tie.stages)
-    if not team.adders[0] <= member.index <= team.adders[-1]:
+    team = tie.team
+    if not team.keepers[0] <= member.index <= team.adders[-1]:
         return [], []
     chunks = chunks_of(NAME, tie.elements)
     coming = buffers_of(f"{tie.parameter}.{NAME}", chunks)

@@ -5,14 +5,19 @@ from itertools import pairwise
 import numpy as np
 import pytest
 from pipeline_cases import run_devices
+from test_data_parallel import WIRE
 from test_data_parallel import on_one as on_one_device
 from test_embedding_unit import language
-from test_hybrid import built
+from test_hybrid import built, on_one_of
+from test_hybrid import run as run_hybrid
 from test_pipeline import CORE, COUNT, ORDERS, SAMPLES, SCALARS, batch_of, cut, on_one, on_several
 from test_sharded import close, degrees_of
 from test_sharded import run as run_sharded
 from unit_steps import assert_hardware_equals_the_model
 
+from fpgapipe.host.backends.model import ModelBackend
+from fpgapipe.host.backends.simulator import SimulatorBackend
+from fpgapipe.hw.hls_models.cycles.core_cycles import MemorySpec
 from fpgapipe.hw.hls_models.numerics.element_format import FP32
 from fpgapipe.lowering.program import pipeline as pipeline_module
 from fpgapipe.lowering.program.pipeline import build_pipeline
@@ -134,10 +139,68 @@ def test_late_updates_are_refused():
     build_pipeline(graph, [CORE] * 2, cut(graph, 2), schedule, options=StepOptions(train=False))
 
 
-def test_stages_of_several_devices_are_refused():
+HYBRID = [
+    (thrice, [(2, "www"), (1, "wwww")], "any"),
+    (thrice, [(1, "www"), (3, "wwww")], "first"),
+    (thrice, [(2, "s"), (1, "ww"), (2, "ssss")], "last"),
+    (thrice, [(1, "ww"), (3, "ww"), (2, "sws")], "transfers late"),
+    (language, [(2, "w" * 3), (2, "w" * 5)], "any"),
+    (language, [(2, "w" * 4), (1, "w" * 2), (2, "ww")], "transfers early"),
+]
+
+
+@pytest.mark.parametrize(("network", "stages", "order"), HYBRID)
+@pytest.mark.parametrize("clip_norm", [None, 1e-3])
+def test_stages_of_several_devices(network, stages, order, clip_norm):
+    """All devices of both stages get the sum, which counts once in the norm of all gradients.
+
+    Samples that are shared lie in other blocks of products.
+    """
+    graph = network(4)
+    options = StepOptions(activations=FP32, clip_norm=clip_norm)
+    inputs, labels = random_batch(graph, 0, 3)
+    expected = on_one_of(graph, inputs, labels, options, 3)
+    found = run_hybrid(graph, stages, 3, options, order)
+    close(found, expected, 0.02 if any("s" in letters for _, letters in stages) else 1e-5)
+
+
+def test_devices_of_a_stage_get_the_sum():
+    """Also those that add nothing."""
     graph = thrice(4)
-    with pytest.raises(NotImplementedError, match=r"^layer 'first' of stage 0 and layer 'second' "):
+    pipeline = built(graph, [(2, "www"), (2, "wwww")], 2)
+    memories = pipeline.images(initial_parameters(graph, 0))
+    pipeline.set_batch(memories, *random_batch(graph, 0, 2))
+    programs = [part.instructions for part in pipeline.parts]
+    run_devices([CORE] * 4, memories, programs, SCALARS, ORDERS["any"])
+    states = [part.state(memory) for part, memory in zip(pipeline.parts, memories, strict=True)]
+    for name in ("first.weight", "first.weight.momentum", "one.weight"):
+        assert len({state[name].tobytes() for state in states}) == 1, name
+
+
+def test_a_weight_of_which_devices_have_parts_is_refused():
+    graph = thrice(4)
+    with pytest.raises(
+        NotImplementedError,
+        match=r"^layer 'first' of stage 0 and layer 'second' .* layer 'first' is cut by channels",
+    ):
         built(graph, [(2, "ccc"), (1, "wwww")], 2)
+
+
+@pytest.mark.sim
+@pytest.mark.slow  # a core with vector engine and two links
+def test_hardware_of_several_devices_a_stage_equals_the_model():
+    graph = thrice(4)
+    pipeline = built(graph, [(2, "sss"), (2, "wwww")], 2, StepOptions(clip_norm=1e-3))
+    parameters = initial_parameters(graph, 0)
+    samples = random_batch(graph, 0, 2)
+    with (
+        ModelBackend(pipeline, parameters) as model,
+        SimulatorBackend(pipeline, parameters, MemorySpec(), [WIRE] * 3) as hardware,
+    ):
+        expected, found = model.step(*samples, SCALARS), hardware.step(*samples, SCALARS)
+        assert (found.loss, found.correct) == (expected.loss, expected.correct)
+        for one, other in zip(hardware.memories, model.memories, strict=True):
+            np.testing.assert_array_equal(one, other)
 
 
 def test_shared_averages_are_refused():
