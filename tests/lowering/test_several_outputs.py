@@ -24,6 +24,7 @@ from fpgapipe.hw.hls_models.numerics.element_format import BF16, FP32
 from fpgapipe.lowering.program.pipeline import build_pipeline
 from fpgapipe.lowering.program.step import build_step
 from fpgapipe.lowering.schedule.tasks import single_device
+from fpgapipe.lowering.schedule.weight_versions import LateWeights
 from fpgapipe.lowering.units.network_units import RefusedNetwork, check_network
 from fpgapipe.lowering.units.step_options import StepOptions, scalar_bits
 from fpgapipe.network.initial_values import initial_parameters, random_batch
@@ -163,6 +164,43 @@ def test_gradients_are_those_of_the_reference(on_one):
     for key, gradient in backend.parameters(".gradient").items():
         own = found[f"{key}.gradient"]
         assert np.linalg.norm(own - gradient) < bound * np.linalg.norm(gradient), key
+
+
+@pytest.mark.parametrize("kind", ["pipedream", "pipedream-newest"])
+@pytest.mark.parametrize("num_stages", [2, 4])
+def test_late_weights_have_several_losses(kind, num_stages):
+    """PyTorch with the same late weights agrees over two steps, and with no late ones it does not.
+
+    Losses are in all stages but one, also where micro-batches have none or few labels that count.
+    """
+    graph = heads(SAMPLES)
+    pipeline = pipeline_of(graph, num_stages, kind)
+    schedule = make_schedule(kind, num_stages, COUNT)
+    values = initial_parameters(graph, 0)
+    inputs, labels = batch_of(graph)
+    scalars = scalar_bits(learning_rate=0.05)
+    late = LateWeights.of(schedule, stages(graph, num_stages))
+    model = ModelBackend(pipeline, values)
+    assert model.num_updates == COUNT
+    references = [
+        TorchBackend(
+            graph, values, num_microbatches=COUNT, precision="mxint8", device="cpu", late=each,
+            options=StepOptions(activations=FP32, loss=LOSS),
+        )
+        for each in (late, None)
+    ]  # fmt: skip
+    for _ in range(2):
+        found = model.step(inputs, labels, scalars)
+        same, other = (each.step(inputs, labels, scalars) for each in references)
+        assert list(found.outputs) == list(same.outputs) == list(graph.outputs)
+        for name, (loss, right) in same.outputs.items():
+            assert found.outputs[name] == (pytest.approx(loss, rel=1e-4), right), name
+        assert found.loss == pytest.approx(same.loss, rel=1e-4)
+    assert found.loss != pytest.approx(other.loss, rel=1e-3)
+    weights = model.parameters()
+    for name, value in references[0].parameters().items():
+        change = np.linalg.norm(value - values[name])
+        assert np.linalg.norm(weights[name] - value) < 0.01 * change, name
 
 
 def test_the_reference_is_autograd_on_the_whole_batch():
