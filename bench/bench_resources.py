@@ -32,13 +32,15 @@ from fpgapipe.hw.rtl.arith.mx import BlockQuantiser
 from fpgapipe.hw.rtl.arith.threefry import Threefry
 from fpgapipe.hw.rtl.control.registers import Registers
 from fpgapipe.hw.rtl.control.sequencer import Sequencer
-from fpgapipe.hw.rtl.device import Device
+from fpgapipe.hw.rtl.device import Device, narrow_reads
 from fpgapipe.hw.rtl.dma.link_dma import ReceiveEngine, SendEngine
 from fpgapipe.hw.rtl.dma.load import LoadEngine
 from fpgapipe.hw.rtl.dma.scratchpad import Scratchpad, ScratchpadPorts
 from fpgapipe.hw.rtl.dma.store import StoreEngine
 from fpgapipe.hw.rtl.gemm.address import AddressGenerator
 from fpgapipe.hw.rtl.gemm.datapath import GemmDatapath
+from fpgapipe.hw.rtl.gemm.narrow_quantiser import NarrowQuantiser
+from fpgapipe.hw.rtl.gemm.narrow_transposer import NarrowTransposer
 from fpgapipe.hw.rtl.gemm.operand import OperandReader
 from fpgapipe.hw.rtl.gemm.result import ResultWriter
 from fpgapipe.hw.rtl.gemm.transposer import Transposer
@@ -47,7 +49,7 @@ from fpgapipe.hw.rtl.link.link import LinkEngine
 from fpgapipe.hw.rtl.vector.vector_engine import VectorEngine
 from fpgapipe.hw.rtl.vector.vector_lane import VectorLane
 from fpgapipe.hw.rtl.vector.vector_lanes import VectorLanes
-from fpgapipe.hw.rtl.vector.vector_source import VectorReader
+from fpgapipe.hw.rtl.vector.vector_source import VectorReader, reads_parts
 from fpgapipe.hw.rtl.vector.vector_target import VectorWriter
 from fpgapipe.sim_tb.native.verilate import verilog_of
 from fpgapipe.tools import run_tool
@@ -71,6 +73,22 @@ for _links in (1, 2):
     CONFIGURATIONS[f"8x16, links {_links}"] = replace(
         CONFIGURATIONS["8x16"], links=(LinkEngineSpec(),) * _links
     )
+
+CONFIGURATIONS["small"] = CoreSpec(
+    4,
+    4,
+    1,
+    1024,
+    ScratchpadSpec(2, 1 << 14, 8),
+    16,
+    vector=VectorSpec(1, 1, random=False),
+    counters=False,
+)
+CONFIGURATIONS["small, 2 lanes"] = replace(
+    CONFIGURATIONS["small"],
+    scratchpad=ScratchpadSpec(2, 1 << 14, 16),
+    vector=VectorSpec(2, 1),
+)
 
 LUTS = {
     **{f"LUT{inputs}": 1 for inputs in range(1, 7)},
@@ -224,22 +242,37 @@ def blocks(spec: CoreSpec) -> dict[str, Block]:
         clients + 1,
         aligned_writes=frozenset({clients}),
         aligned_reads=frozenset({2 * clients}),
+        narrow_reads=narrow_reads(spec),
     )
     bus = f"{spec.bus_bytes}_{spec.outstanding}_{bits}"
     memory = f"{spec.scratchpad.banks}_{spec.scratchpad.bank_bytes}_{clients}"
+    if narrow := spec.scratchpad.parts > 1:
+        memory += f"_{spec.scratchpad.port_bytes}"
     queues = f"{engines}_with_vector" if spec.vector else f"{engines}"
+    counters = "" if spec.counters else "_no_counters"
     links = len(spec.links)
     if links:
         queues += f"_{links}_links"
+    lanes = spec.scratchpad.port_bytes // 2
     found = {
         "transposer": Block(
-            2 * engines, "", lambda: Transposer(TransposerSpec(BLOCK, (16, 1), side_bits=5))
+            2 * engines,
+            f"{lanes} lanes" if narrow else "",
+            lambda: (
+                NarrowTransposer(TransposerSpec(BLOCK, (16, 1), 5, lanes))
+                if narrow
+                else Transposer(TransposerSpec(BLOCK, (16, 1), side_bits=5))
+            ),
         ),
-        "quantiser": Block(2 * engines, "", BlockQuantiser),
+        "quantiser": Block(
+            2 * engines,
+            f"{spec.rows} of {lanes} lanes" if narrow else "",
+            lambda: NarrowQuantiser(spec.rows, lanes) if narrow else BlockQuantiser(),
+        ),
         "address generator": Block(2 * engines, f"{bits}", lambda: AddressGenerator(spec)),
         "operand reader": Block(
             2 * engines,
-            f"{spec.rows}_{bits}",
+            f"{spec.rows}_{bits}" + f"_{lanes} lanes" * narrow,
             lambda: OperandReader(spec),
             ("top.transposer", "top.quantiser", "top.addresses"),
         ),
@@ -255,7 +288,7 @@ def blocks(spec: CoreSpec) -> dict[str, Block]:
         "sequencer": Block(
             1, f"{queues}_{spec.bus_bytes}", lambda: Sequencer(SequencerSpec.of(spec))
         ),
-        "registers": Block(1, queues, lambda: Registers(spec)),
+        "registers": Block(1, queues + counters, lambda: Registers(spec)),
         "arbiter": Block(
             1,
             f"{spec.bus_bytes}_{links}" if links else f"{spec.bus_bytes}",
@@ -263,7 +296,7 @@ def blocks(spec: CoreSpec) -> dict[str, Block]:
         ),
         "between blocks": Block(
             1,
-            queues,
+            queues + counters,
             lambda: Device(spec),
             (
                 *("operand_reader", "gemm_datapath", "result_writer", "vector_engine"),
@@ -303,13 +336,15 @@ def vector_blocks(spec: CoreSpec) -> dict[str, Block]:
         return {}
     lanes, functions = vector.lanes, vector.function_lanes
     ways = f"{lanes}_{spec.scratchpad.address_bits}" + "_mx" * vector.mx
+    if reads_parts(spec):
+        ways += f"_{spec.scratchpad.port_bytes}"
     return {
         "vector lane": Block(lanes, "", VectorLane),
-        "random numbers": Block(1, "", Threefry),
+        **({"random numbers": Block(1, "", Threefry)} if vector.random else {}),
         "function unit": Block(functions, "", FunctionUnit),
         "vector lanes": Block(
             1,
-            f"{lanes}_{functions}",
+            f"{lanes}_{functions}" + "_no_random" * (not vector.random),
             lambda: VectorLanes(vector),
             ("vector_lane", "threefry", "function_unit"),
         ),
@@ -353,6 +388,7 @@ def main() -> None:
     parser.add_argument("--only", nargs="*", metavar="SIZE", choices=CONFIGURATIONS, default=[])
     parser.add_argument("--blocks", nargs="*", metavar="BLOCK", help="count these, and no core")
     parser.add_argument("--whole", action="store_true", help="also count devices as a whole")
+    parser.add_argument("--family", choices=COMMANDS, default="xcup", help="kind of part")
     parser.add_argument("--work", type=Path, help="keep designs and logs here")
     arguments = parser.parse_args()
     chosen = {name: CONFIGURATIONS[name] for name in arguments.only or CONFIGURATIONS}
@@ -364,14 +400,19 @@ def main() -> None:
         counted = {}
         for (name, key), block in wanted.items():
             folder = work / f"{name} {key}".strip().replace(" ", "_")
-            counted[name, key] = count(block.make(), folder, without=block.without)
+            counted[name, key] = count(
+                block.make(), folder, family=arguments.family, without=block.without
+            )
             print(f"{name} {key}: {counted[name, key].seconds} s", file=sys.stderr)
         whole = {}
         if arguments.whole:
-            whole = {name: count(Device(spec), work / name) for name, spec in chosen.items()}
+            whole = {
+                name: count(Device(spec), work / name, family=arguments.family)
+                for name, spec in chosen.items()
+            }
     report: dict[str, Any] = {
         "bench": "resources",
-        "family": "xcup",
+        "family": arguments.family,
         "blocks": {f"{name} {key}".strip(): asdict(each) for (name, key), each in counted.items()},
     }
     if not arguments.blocks:

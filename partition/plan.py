@@ -65,6 +65,11 @@ class CorePlan(_Part):
         Cycles from a read request to its first data.
     links : tuple of LinkPlan
         Link engines to the stage before, if there is one, and to the next, if there is one.
+    scratchpad_port_bytes : int
+        Bytes that a port of the scratchpad reads or writes in a cycle.
+    random, counters : bool
+        Whether the vector engine draws random numbers, and whether the core counts what its engines
+        wait for.
     """
 
     rows: int = Field(ge=1, le=1024)
@@ -80,6 +85,9 @@ class CorePlan(_Part):
     memory_bytes_per_cycle: float = Field(ge=0)
     memory_latency_cycles: int = Field(ge=0)
     links: tuple[LinkPlan, ...] = Field(strict=False)
+    scratchpad_port_bytes: int = Field(default=64, ge=1)
+    random: bool = True
+    counters: bool = True
 
     @property
     def scratchpad_bytes(self) -> int:

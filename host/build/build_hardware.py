@@ -59,6 +59,9 @@ def shape_on(core: CoreSpec, device: DeviceSpec) -> CoreShape:
         tuple(link.phy_bytes for link in core.links),
         device.dsp_kind,
         device.uram > 0,
+        core.scratchpad.port_bytes,
+        core.vector.random if core.vector else True,
+        core.counters,
     )
 
 

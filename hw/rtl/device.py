@@ -22,6 +22,7 @@ from fpgapipe.hw.rtl.lib.axi import ReadArbiter, WriteArbiter, connect_flat, fla
 from fpgapipe.hw.rtl.lib.modules import own_module
 from fpgapipe.hw.rtl.link.link import LinkEngine
 from fpgapipe.hw.rtl.vector.vector_engine import VectorEngine
+from fpgapipe.hw.rtl.vector.vector_source import reads_parts
 
 _FROM_REGISTERS = ("enable", "seed", "clear")
 _TO_REGISTERS = ("state", "session", "peer", "peer_delivered_known")
@@ -49,6 +50,16 @@ def _stream_members(number, link):
             f"{prefix}_tready": back(1),
         }
     return members
+
+
+def narrow_reads(spec: CoreSpec) -> frozenset[int]:
+    """Read ports of the scratchpad whose engines take what a port gives in a cycle.
+
+    They are those of the GEMM engines and of the vector engine. Stores read 64 bytes.
+    """
+    first = 2 * spec.num_engines
+    vector = (first, first + 1) if spec.vector and reads_parts(spec) else ()
+    return frozenset((*range(first), *vector))
 
 
 class Device(wiring.Component):
@@ -133,6 +144,7 @@ class Device(wiring.Component):
                 num_writes,
                 aligned_writes=frozenset({num_writes - 1}),
                 aligned_reads=frozenset({num_reads - 1}),
+                narrow_reads=narrow_reads(spec),
             )
         )
         sequencer = Sequencer(SequencerSpec.of(spec))
@@ -248,7 +260,9 @@ class Device(wiring.Component):
             registers.nan.eq(counts & Cat(engine.nan for engine in engines).any()),
         ]
         m.d.comb += [
-            getattr(registers, name).eq(Mux(counts, event, 0)) for name, event in events.items()
+            getattr(registers, name).eq(Mux(counts, event, 0))
+            for name, event in events.items()
+            if name in registers.events
         ]
 
         # The reader of the program has priority, because it asks seldom.
@@ -339,6 +353,7 @@ class Device(wiring.Component):
                     getattr(engine, _EVENT_NAMES.get(counter, counter.lower()))
                 )
                 for counter in LINK_COUNTERS
+                if f"link{number}_{counter.lower()}" in registers.events
             ]
         if spec.links:
             for shown, queue in zip(sequencer.queues, registers.queues, strict=True):

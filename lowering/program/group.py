@@ -64,4 +64,4 @@ def _work(instruction: Instruction, core: CoreSpec) -> int:
     if instruction.opcode is Opcode.GEMM:
         return gemm_timing(instruction.body, core).stream_cycles
     assert core.vector is not None, "a vector kernel needs a vector engine"
-    return vector_cycles(VectorOp.decoded(instruction.body), core.vector)
+    return vector_cycles(VectorOp.decoded(instruction.body), core.vector, core.scratchpad.parts)

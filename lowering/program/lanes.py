@@ -69,7 +69,9 @@ def lanes_of(whole: ScratchpadSpec, number: int) -> tuple[EngineLane, ...]:
     part = half
     if number > 1:
         few = half.banks == 1
-        part = ScratchpadSpec(1 if few else half.banks // 2, half.bank_bytes // (1 + few))
+        part = replace(
+            half, banks=1 if few else half.banks // 2, bank_bytes=half.bank_bytes // (1 + few)
+        )
     size = part.size_bytes
     return tuple(
         EngineLane(

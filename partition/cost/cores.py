@@ -5,9 +5,11 @@ from __future__ import annotations
 import dataclasses
 import math
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import TYPE_CHECKING
 
 from fpgapipe.hw.hls_models.cycles.gemm import EngineSpec
+from fpgapipe.hw.hls_models.isa.instructions import WORD_BYTES
 from fpgapipe.hw.hls_models.isa.vector_op import LANES
 from fpgapipe.hw.hls_models.numerics.mx import MX_BLOCK
 from fpgapipe.hw.hls_models.resources.core_resources import (
@@ -28,7 +30,7 @@ from fpgapipe.partition.cost.work_products import Formats
 from fpgapipe.partition.plan import CorePlan, LinkPlan
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
 
     from fpgapipe.hw.hls_models.spec.link import LinkEngineSpec
 
@@ -37,6 +39,35 @@ CELLS_PER_LANE = 64
 
 A lane takes about as many LUTs as sixty cells together with their accumulators. Where LUTs are
 scarce, a larger array is worth more than further lanes."""
+
+
+@dataclass(frozen=True)
+class Savings:
+    """What a core does without, so that it fits a small device.
+
+    Attributes
+    ----------
+    scratchpad_port_bytes : int
+        Bytes that a port of the scratchpad reads or writes in a cycle.
+    most_lanes : int
+        Largest number of vector lanes.
+    random, counters : bool
+        As in `CoreConfig`.
+    """
+
+    scratchpad_port_bytes: int = WORD_BYTES
+    most_lanes: int = LANES
+    random: bool = True
+    counters: bool = True
+
+
+SAVINGS = (
+    Savings(),
+    Savings(16, 2, counters=False),
+    Savings(8, 1, counters=False),
+    Savings(8, 1, random=False, counters=False),
+)
+"""Savings that are tried where no core fits without them, the first ones."""
 
 RESOURCES = ("lut", "ff", "bram36", "uram", "dsp")
 """Names of the FPGA resources that a core is checked against."""
@@ -67,6 +98,12 @@ class CoreConfig:
         FP32 accumulators below each column.
     formats : Formats
         Bytes per element.
+    scratchpad_port_bytes : int
+        Bytes that a port of the scratchpad reads or writes in a cycle.
+    random : bool
+        Whether the vector engine draws random numbers, as dropout needs them.
+    counters : bool
+        Whether the core counts what its engines wait for.
 
     Raises
     ------
@@ -84,6 +121,9 @@ class CoreConfig:
     num_links: int = 0
     acc_depth: int = 1024
     formats: Formats = field(default_factory=Formats)
+    scratchpad_port_bytes: int = WORD_BYTES
+    random: bool = True
+    counters: bool = True
 
     def __post_init__(self) -> None:
         if self.rows not in (1, 2, 4, 8, 16, 32):
@@ -123,6 +163,7 @@ class CoreConfig:
             self.memory_bytes_per_cycle(device) / self.num_engines,
             math.ceil(latency_s * self.clk_hz),
             self.acc_depth,
+            WORD_BYTES // self.scratchpad_port_bytes,
         )
 
     def shape(self, device: DeviceSpec) -> CoreShape:
@@ -143,6 +184,9 @@ class CoreConfig:
             widths,
             device.dsp_kind,
             device.uram > 0,
+            self.scratchpad_port_bytes,
+            self.random,
+            self.counters,
         )
 
     def planned(self, device: DeviceSpec, links: Sequence[LinkEngineSpec]) -> CorePlan:
@@ -163,6 +207,9 @@ class CoreConfig:
             memory_bytes_per_cycle=self.memory_bytes_per_cycle(device),
             memory_latency_cycles=engine.memory_latency_cycles,
             links=tuple(LinkPlan(**dataclasses.asdict(each)) for each in links),
+            scratchpad_port_bytes=self.scratchpad_port_bytes,
+            random=self.random,
+            counters=self.counters,
         )
 
 
@@ -299,9 +346,13 @@ def largest_core(device: DeviceSpec, num_engines: int = 1, num_links: int = 0) -
 
 
 def candidate_cores(
-    device: DeviceSpec, num_engines: int = 1, num_links: int = 0
+    device: DeviceSpec, num_engines: int = 1, num_links: int = 0, *, random: bool = False
 ) -> list[CoreConfig]:
     """Cores worth trying on a device, those with the most cells first.
+
+    If no core fits without `SAVINGS`, they are those of one engine that fit with any of them; if
+    `random`, only those that draw random numbers. Their widths are powers of two, because a small
+    scratchpad holds few tilings of others.
 
     For each of 4, 8, 16 and 32 rows, these widths are tried: the widest array that fits; the
     widest power of two, since channel counts are often powers of two; and a half and a quarter of
@@ -313,26 +364,40 @@ def candidate_cores(
         If not even a core of one column fits. The message says which limits are exceeded.
     """
     found: list[CoreConfig] = []
-    for rows in (32, 16, 8, 4):
-        widest = _widest(device, rows, num_engines, num_links)
-        if widest:
-            power = 1 << (widest.bit_length() - 1)
-            widths = {widest, power, max(power // 2, 1), max(power // 4, 1)}
-            found += [
-                core_of(device, rows, cols, num_engines, num_links=num_links) for cols in widths
-            ]
+    for savings in usable_savings(num_engines, random=random):
+        sized = partial(
+            core_of, device, num_engines=num_engines, num_links=num_links, savings=savings
+        )
+        for rows in (32, 16, 8, 4):
+            widest = _widest(device, rows, num_engines, sized)
+            if widest:
+                power = 1 << (widest.bit_length() - 1)
+                widths = {power, max(power // 2, 1), max(power // 4, 1)}
+                if savings == SAVINGS[0]:
+                    widths.add(widest)
+                found += [sized(rows, cols) for cols in widths]
+        if found and savings == SAVINGS[0]:
+            break
     if not found:
-        broken = core_fits(device, core_of(device, 4, 1, num_engines, num_links=num_links))
+        broken = core_fits(device, sized(4, 1))
         raise ValueError(f"no core fits {device.name}: {'; '.join(map(str, broken))}")
     return sorted(found, key=lambda core: (-core.cells, -core.rows, core.cols))
 
 
-def _widest(device: DeviceSpec, rows: int, num_engines: int, num_links: int) -> int:
+def usable_savings(num_engines: int, *, random: bool) -> list[Savings]:
+    """Savings to try: none for several engines; if `random`, those with random numbers."""
+    usable = [savings for savings in SAVINGS if savings.random or not random]
+    return usable if num_engines == 1 else usable[:1]
+
+
+def _widest(
+    device: DeviceSpec, rows: int, num_engines: int, sized: Callable[[int, int], CoreConfig]
+) -> int:
     """Most columns that `CoreSpec` allows and with which a core fits; 0 if none does."""
     low, high = 0, device.dsp // (rows * num_engines) + 1
     while high - low > 1:
         middle = (low + high) // 2
-        if core_fits(device, core_of(device, rows, middle, num_engines, num_links=num_links)):
+        if core_fits(device, sized(rows, middle)):
             high = middle
         else:
             low = middle
@@ -347,6 +412,7 @@ def core_of(
     *,
     num_links: int = 0,
     scratchpad_bytes: int | None = None,
+    savings: Savings = SAVINGS[0],
 ) -> CoreConfig:
     """A core with a given array; everything else is sized for the device.
 
@@ -354,7 +420,8 @@ def core_of(
     is the largest power of two of bytes that fits the available memory: all UltraRAM, or without
     UltraRAM three quarters of the block RAM that the rest of the core leaves, and no more than
     `scratchpad_bytes` if that is given. It is never smaller than the engines need. The number of
-    vector lanes is a power of two and at least 2. Otherwise it is at most 16, at most one lane per
+    vector lanes is a power of two and at least 2, or 1 if `savings` allow no more. Otherwise it is
+    at most 16, at most one lane per
     `CELLS_PER_LANE` cells, and at most the number of elements that the bus can both read and write
     in a cycle.
     """
@@ -363,7 +430,7 @@ def core_of(
     formats = Formats()
     lanes = max(2, port_bytes // (2 * formats.activation_bytes))
     lanes = min(lanes, max(2, rows * cols * num_engines // CELLS_PER_LANE), LANES)
-    lanes = _power_up_to(lanes)
+    lanes = min(_power_up_to(lanes), savings.most_lanes)
     least = EngineSpec.least_scratchpad_bytes(rows, cols) * num_engines
     core = CoreConfig(
         rows,
@@ -375,6 +442,9 @@ def core_of(
         port_bytes=port_bytes,
         num_links=num_links,
         formats=formats,
+        scratchpad_port_bytes=savings.scratchpad_port_bytes,
+        random=savings.random,
+        counters=savings.counters,
     )
     if device.uram:
         room = device.uram * URAM_DATA_BYTES

@@ -22,6 +22,8 @@ from fpgapipe.hw.hls_models.spec.device import ClusterSpec, DeviceSpec
 from fpgapipe.lowering.schedule.schedule import Schedule, ScheduleError
 from fpgapipe.lowering.units.step_options import StepOptions
 from fpgapipe.network.graph import Graph
+from fpgapipe.network.operators import Dropout
+from fpgapipe.partition.cost.cores import usable_savings
 from fpgapipe.partition.cost.cost import (
     CoreConfig,
     CostModel,
@@ -306,20 +308,27 @@ def core_choices(
     """Combinations worth trying of a core, with the layers' costs, for each kind of device."""
     kinds = list(dict.fromkeys(request.cluster.devices))
     num_links = min(len(request.cluster.devices) - 1, 2)
+    random = request.train and any(
+        isinstance(layer.operator, Dropout) for layer in model.graph.layers.values()
+    )
     ranked = []
     for device in kinds:
         if request.array:
-            try:
-                core = core_of(
-                    device,
-                    *request.array,
-                    num_engines,
-                    num_links=num_links,
-                    scratchpad_bytes=request.scratchpad_bytes,
-                )
-            except ValueError as error:
-                raise PlanError(str(error)) from None
-            broken = core_fits(device, core)
+            for savings in usable_savings(num_engines, random=random):
+                try:
+                    core = core_of(
+                        device,
+                        *request.array,
+                        num_engines,
+                        num_links=num_links,
+                        scratchpad_bytes=request.scratchpad_bytes,
+                        savings=savings,
+                    )
+                except ValueError as error:
+                    raise PlanError(str(error)) from None
+                broken = core_fits(device, core)
+                if not broken:
+                    break
             if broken:
                 raise PlanError(
                     f"an array of {core.rows}x{core.cols} does not fit {device.name}: "
@@ -328,7 +337,7 @@ def core_choices(
             cores = [core]
         else:
             try:
-                cores = candidate_cores(device, num_engines, num_links)
+                cores = candidate_cores(device, num_engines, num_links, random=random)
             except ValueError as error:
                 raise PlanError(str(error)) from None
         options = [

@@ -91,6 +91,7 @@ def _costs(pipeline: PipelineProgram, core: CoreSpec, memory: MemorySpec) -> lis
         core.bus_bytes,
         len(core.links),
         core.acc_depth,
+        scratchpad_port_bytes=core.scratchpad.port_bytes,
     )
     behind = device.MemorySpec(
         "memory", "simulated", 1, 1 << 40, memory.bytes_per_cycle, memory.latency_cycles

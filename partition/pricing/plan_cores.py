@@ -35,10 +35,13 @@ def core_spec(core: CorePlan) -> CoreSpec:
             core.cols,
             core.num_engines,
             core.acc_depth,
-            ScratchpadSpec(core.scratchpad_banks, core.scratchpad_bank_bytes),
+            ScratchpadSpec(
+                core.scratchpad_banks, core.scratchpad_bank_bytes, core.scratchpad_port_bytes
+            ),
             core.bus_bytes,
-            vector=VectorSpec(core.vector_lanes, core.function_lanes),
+            vector=VectorSpec(core.vector_lanes, core.function_lanes, random=core.random),
             links=tuple(LinkEngineSpec(**link.model_dump()) for link in core.links),
+            counters=core.counters,
         )
     except ValueError as error:
         raise UserError(f"no core is generated from the plan: {error}") from None

@@ -87,6 +87,7 @@ class Bench:
         """Simulate the scratchpad, and record errors and pulses."""
         dut = self._dut
         bank = np.concatenate([self.scratchpad, self.scratchpad[:WORD_BYTES]])
+        size = self._core.scratchpad.port_bytes
         coming: list[int | None] = [None] * READ_LATENCY
         while True:
             word = coming.pop(0)
@@ -98,7 +99,7 @@ class Bench:
             if dut.read__valid.value and dut.read__ready.value:
                 self.num_reads += 1
                 address = int(dut.read__address.value)
-                data = bank[address : address + WORD_BYTES].tobytes()
+                data = bank[address : address + size].tobytes()
                 coming.append(int.from_bytes(data, "little"))
             else:
                 coming.append(None)
@@ -168,13 +169,15 @@ async def loses_no_cycle(dut: Any) -> None:
             await bench.check(patterns)
             cycles = bench.vectors.cycles
             # For transposed operands, the interval is measured after the first square.
+            parts = core.scratchpad.parts
             first = cycles[-1] - cycles[BLOCK if transposed else 0]
             number = len(cycles) - 1 - (BLOCK if transposed else 0)
-            most = number * (1 + fp32)
+            most = number * (1 + fp32) * parts
             assert first <= most, f"{number} vectors in {first} cycles, not {most}"
             if not transposed:
                 latency = cycles[0] - bench.operands.cycles[0]
-                assert latency == OperandReader(core).latency_cycles + fp32, f"latency {latency}"
+                least = OperandReader(core).latency_cycles + fp32 * parts
+                assert latency == least, f"latency {latency}"
             await ClockCycles(dut.clk, 2)
 
 
@@ -188,7 +191,7 @@ async def reads_only_what_counts(dut: Any) -> None:
     pos = LoopNest((Loop(10, 64, y=1),))
     fields: dict[str, Any] = {"pos": pos, "y": -2, "y_limit": 5}
     await bench.check([OperandPattern(-128, **fields), OperandPattern(-128, **fields, fp32=True)])
-    assert bench.num_reads == 5 + 2 * 5
+    assert bench.num_reads == (5 + 2 * 5) * core.scratchpad.parts
 
 
 @cocotb.test(timeout_time=6000, timeout_unit="us")

@@ -15,13 +15,14 @@ WORD = 64
 
 
 def memories_of(spec: ScratchpadSpec, address: int) -> set[int]:
-    """Numbers of the memories that hold the 64 bytes from an address.
+    """Numbers of the memories that hold as many bytes from an address as a word has.
 
     Each bank has a memory for even words and one for odd words.
     """
-    words = {address // WORD, (address + WORD - 1) // WORD}
-    num_words = spec.size_bytes // WORD
-    banks = spec.bank_bytes // WORD
+    size = spec.port_bytes
+    words = {address // size, (address + size - 1) // size}
+    num_words = spec.size_bytes // size
+    banks = spec.bank_bytes // size
     return {word % num_words // banks * 2 + word % 2 for word in words}
 
 
@@ -40,6 +41,9 @@ class Port:
         self.is_write = kind == "writes"
         self.rng = random.Random(rng.random())
         self.offered: Any = None  # address, data, mask
+        self.part = 0  # number of the word of the access that is read or written next
+        self.parts = 1  # words of an access
+        self.seen: list[tuple[Any, Any]] = []  # values of the words that were read
         self.decisions = self.rng.randrange(1000)
         self.valid.value = 0
 
@@ -69,6 +73,9 @@ class Bench:
         self.rng = random.Random(cocotb.RANDOM_SEED)
         self.reads = [Port(dut, "reads", index, self.rng) for index in range(given["num_reads"])]
         self.writes = [Port(dut, "writes", index, self.rng) for index in range(given["num_writes"])]
+        for index, port in enumerate(self.reads + self.writes):
+            is_narrow = index in given["narrow_reads"]
+            port.parts = 1 if is_narrow else self.spec.parts
         self.bytes = np.zeros(self.spec.size_bytes, np.uint8)
         # For each read port, the cycles in which data is due, and the values that each byte may
         # have: those before and after the writes of the cycle that accepted the read.
@@ -93,44 +100,56 @@ class Bench:
         return address % size // step * step
 
     def _span(self, address: int) -> Any:
-        return (address + np.arange(WORD)) % self.spec.size_bytes
+        return (address + np.arange(self.spec.port_bytes)) % self.spec.size_bytes
 
     async def step(self) -> None:
         """Simulate a cycle, from right after a rising edge to right after the next one."""
         await FallingEdge(self.dut.clk)
         assert bool(self.dut.waits.value) == self.waited
         self.waited = False
-        accepted = []
+        size = self.spec.port_bytes
+        accepted, moving = [], []
         for ports in (self.reads, self.writes):
             busy: set[int] = set()
             for index, port in enumerate(ports):
                 if port.offered is None:
                     continue
-                needs = memories_of(self.spec, port.offered[0])
+                address = (port.offered[0] + port.part * size) % self.spec.size_bytes
+                needs = memories_of(self.spec, address)
+                moves = not needs & busy
+                is_last = port.part == port.parts - 1
                 ready = bool(port.ready.value)
-                assert ready == (not needs & busy), f"port {index} ready is {ready}"
+                assert ready == (moves and is_last), f"port {index} ready is {ready}"
                 busy |= needs
-                self.waited |= not ready
+                self.waited |= not moves
+                if moves:
+                    moving.append((port, self._span(address)))
                 if ready:
                     accepted.append(port)
                     self.moved[id(port)] += 1
         before = self.bytes.copy()
-        for port in accepted:
+        for port, span in moving:
             if port.is_write:
-                address, data, mask = port.offered
+                _, data, mask = port.offered
                 kept = np.repeat([mask >> granule & 1 for granule in range(GRANULES)], 2) == 1
                 new = np.frombuffer(data.to_bytes(WORD, "little"), np.uint8)
-                self.bytes[self._span(address)[kept]] = new[kept]
+                part = slice(port.part * size, (port.part + 1) * size)
+                self.bytes[span[kept[part]]] = new[part][kept[part]]
+        for port, span in moving:
+            if not port.is_write:
+                port.seen.append((before[span], self.bytes[span]))
+            port.part = (port.part + 1) % port.parts
         for index, port in enumerate(self.reads):
             if port in accepted:
-                span = self._span(port.offered[0])
-                self.due[index].append((self.cycle + READ_LATENCY, before[span], self.bytes[span]))
+                old, new = (np.concatenate(each) for each in zip(*port.seen, strict=True))
+                port.seen = []
+                self.due[index].append((self.cycle + READ_LATENCY, old, new))
             is_due = bool(self.due[index]) and self.due[index][0][0] == self.cycle
             assert bool(port.data_valid.value) == is_due, f"port {index} data_valid"
             if is_due:
                 _, old, new = self.due[index].pop(0)
                 data = port.data.value.to_unsigned().to_bytes(WORD, "little")
-                seen = np.frombuffer(data, np.uint8)
+                seen = np.frombuffer(data, np.uint8)[: len(old)]
                 np.testing.assert_array_equal(seen, np.where(seen == old, old, new))
         await RisingEdge(self.dut.clk)
         self.cycle += 1
@@ -155,7 +174,7 @@ async def matches_model(dut: Any) -> None:
     bench = Bench(dut)
     await start(dut)
     await bench.fill()
-    for _ in range(1500):
+    for _ in range(1500 * bench.spec.parts):
         for ports in (bench.reads, bench.writes):
             for index, port in enumerate(ports):
                 if port.offered is None and not port.pauses():
@@ -170,16 +189,16 @@ async def streams_side_by_side(dut: Any) -> None:
     bench = Bench(dut)
     await start(dut)
     await bench.fill()
-    cycles = 64
+    accesses = 64
     for ports in (bench.reads, bench.writes):
         count = dict.fromkeys(range(len(ports[:2])), 0)
-        for _ in range(cycles):
+        for _ in range(accesses * bench.spec.parts):
             for index, port in enumerate(ports[:2]):
                 if port.offered is None:
                     port.offer(WORD * count[index] % bench.spec.bank_bytes)
                     count[index] += 1
             await bench.step()
-        assert min(count.values()) >= cycles - 1, count
+        assert min(count.values()) >= accesses - 1, count
         while any(port.offered for port in ports):
             await bench.step()
 
@@ -197,6 +216,7 @@ async def forgets_reads_at_reset(dut: Any) -> None:
         for port in bench.reads:
             port.valid.value = 0
             port.offered = None
+            port.part, port.seen = 0, []
         for _ in range(age - 1):
             await bench.step()
         bench.due = [[] for _ in bench.reads]
@@ -205,6 +225,6 @@ async def forgets_reads_at_reset(dut: Any) -> None:
         for _ in range(2 * READ_LATENCY):
             await bench.step()
     bench.reads[0].offer(WORD)
-    for _ in range(READ_LATENCY + 1):
+    for _ in range(READ_LATENCY + bench.reads[0].parts):
         await bench.step()
     assert not bench.due[0]

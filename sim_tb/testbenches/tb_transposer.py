@@ -10,6 +10,7 @@ import numpy as np
 from cocotb.triggers import ClockCycles
 
 from fpgapipe.hw.hls_models.model.transposer import TransposerSpec
+from fpgapipe.hw.rtl.gemm.narrow_transposer import NarrowTransposer
 from fpgapipe.hw.rtl.gemm.transposer import Transposer
 from fpgapipe.sim_tb.drivers.stream import StreamDriver, StreamSink, parameters, reset, start
 
@@ -50,11 +51,15 @@ class Bench:
     def __init__(self, dut: Any, spec: TransposerSpec, rng: random.Random | None) -> None:
         self.spec = spec
         self._sending: Any = None
-        lanes = [bits for bits in spec.planes for _ in range(spec.size)]
+        lanes = [bits for bits in spec.planes for _ in range(spec.width)]
         self.i = StreamDriver(
             dut, "i", rng, fields=[*lanes, spec.side_bits, 1, 1, spec.size.bit_length()]
         )
         self.o = StreamSink(dut, "o", rng, fields=[*lanes, spec.side_bits, 1], signed=False)
+
+    def _parts(self, lanes: np.ndarray) -> list[list[int]]:
+        """Parts of a word, the lowest lanes first."""
+        return [self._planes(part) for part in lanes.reshape(self.spec.parts, -1)]
 
     def _planes(self, lanes: np.ndarray) -> list[int]:
         """All lanes of the first plane, then those of the others."""
@@ -68,8 +73,9 @@ class Bench:
         """Send words in the background."""
         along = zip(words.side, words.last, words.transposed, words.emit, strict=True)
         payloads = [
-            [*self._planes(lanes), *fields]
+            [*part, *fields]
             for lanes, fields in zip(words.lanes, along, strict=True)
+            for part in self._parts(lanes)
         ]
         self._sending = cocotb.start_soon(self.i.send(payloads))
 
@@ -83,12 +89,15 @@ class Bench:
         lanes, source = self.spec.compute(
             words.lanes, [bool(each) for each in words.transposed], words.emit
         )
-        got = await self.o.receive(len(lanes))
+        parts = self.spec.parts
+        got = await self.o.receive(len(lanes) * parts)
         for k, index in enumerate(source):
             is_last = k + 1 == len(source) or source[k + 1] != index
             last = int(words.last[index] and is_last)
-            expected = [*self._planes(lanes[k]), words.side[index], last]
-            assert got[k] == expected, f"word {k}: {got[k]}, not {expected}"
+            for part, numbers in enumerate(self._parts(lanes[k])):
+                expected = [*numbers, words.side[index], last]
+                seen = got[k * parts + part]
+                assert seen == expected, f"word {k}, part {part}: {seen}, not {expected}"
 
 
 def transposer_spec() -> TransposerSpec:
@@ -117,14 +126,17 @@ async def loses_no_cycle(dut: Any) -> None:
         bench = Bench(dut, spec, rng=None)
         await bench.check(random_words(spec, rng, [1] * 8, emit=emit))
         taken, left = bench.i.cycles, bench.o.cycles
-        assert left[0] - taken[spec.size - 1] == Transposer.latency_cycles
+        latency = (NarrowTransposer if spec.lanes else Transposer).latency_cycles
+        assert left[0] - taken[spec.size * spec.parts - 1] == latency
         assert taken[-1] - taken[0] == len(taken) - 1
         if emit == spec.size:
             assert left[-1] - left[0] == len(left) - 1
     bench = Bench(dut, spec, rng=None)
     await bench.check(random_words(spec, rng, [0] * 40))
-    assert [b - a for a, b in zip(bench.i.cycles, bench.o.cycles, strict=True)] == [1] * 40
-    assert bench.o.cycles[-1] - bench.o.cycles[0] == 39
+    assert [b - a for a, b in zip(bench.i.cycles, bench.o.cycles, strict=True)] == [1] * (
+        40 * spec.parts
+    )
+    assert bench.o.cycles[-1] - bench.o.cycles[0] == 40 * spec.parts - 1
 
 
 @cocotb.test(timeout_time=1000, timeout_unit="us")
@@ -133,11 +145,12 @@ async def forgets_at_reset(dut: Any) -> None:
     spec = transposer_spec()
     rng = random.Random(cocotb.RANDOM_SEED)
     await start(dut)
-    for delay_cycles in (2, spec.size - 1, spec.size + 3, 2 * spec.size + 5):
+    square = spec.size * spec.parts
+    for delay_cycles in (2, square - 1, square + 3, 2 * square + 5):
         words = random_words(spec, rng, [1, 1, 1, 0, 1])
         bench = Bench(dut, spec, rng=None)
         bench.start_sending(words)
-        dut.o__ready.value = int(delay_cycles < spec.size + 4)
+        dut.o__ready.value = int(delay_cycles < square + 4)
         await ClockCycles(dut.clk, delay_cycles)
         bench.stop()
         await reset(dut)

@@ -7,6 +7,7 @@ import pytest
 from core_cases import some_of
 
 from fpgapipe.hw.hls_models.model.transposer import TransposerSpec
+from fpgapipe.hw.rtl.gemm.narrow_transposer import NarrowTransposer
 from fpgapipe.hw.rtl.gemm.transposer import Transposer
 from fpgapipe.sim_tb.drivers.simulate import SimulationError, simulate, simulate_verilog
 from fpgapipe.sim_tb.native.verilate import verilog_of
@@ -66,6 +67,43 @@ def test_refuses_words(transposed, emit, message):
 )
 def test_gateware_matches_model(spec, tmp_path):
     assert simulate(Transposer(spec), "tb_transposer", tmp_path).tests == TESTS
+
+
+@pytest.mark.sim
+@pytest.mark.parametrize("lanes", [2, 4])
+def test_narrow_gateware_matches_model(lanes, tmp_path):
+    spec = TransposerSpec(8, (5, 1), 3, lanes)
+    if lanes == 4:
+        spec = TransposerSpec(32, (16, 1), 5, lanes)
+    assert simulate(NarrowTransposer(spec), "tb_transposer", tmp_path).tests == TESTS
+
+
+NARROW_FAULTS = {
+    "fills a square that is full": (
+        r"assign i__ready = (\S+) \? \S+ ",
+        r"assign i__ready = \1 ? 1'h1 ",
+        "matches_model",
+    ),
+    "lets words overtake a column": (r"~ reading;", "1'h1;", "matches_model"),
+}
+
+
+@pytest.mark.sim
+@pytest.mark.parametrize("fault", NARROW_FAULTS)
+def test_testbench_sees_in_the_narrow_one(fault, tmp_path):
+    pattern, replacement, test = NARROW_FAULTS[fault]
+    spec = TransposerSpec(4, (8,), 3, 2)
+    faulty, count = re.subn(pattern, replacement, verilog_of(NarrowTransposer(spec)), count=1)
+    assert count == 1
+    with pytest.raises(SimulationError) as caught:
+        simulate_verilog(
+            faulty,
+            "tb_transposer",
+            tmp_path,
+            parameters={"size": 4, "planes": [8], "side_bits": 3, "lanes": 2},
+            seed=1,
+        )
+    assert test in caught.value.failures
 
 
 # A fault in the Verilog of a transposer of 4 words, and the test that has to see it.

@@ -1,5 +1,7 @@
 """Dropout of channels and of samples: the factors, and a step against PyTorch and hardware."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 from test_pipeline import CORE
@@ -53,6 +55,16 @@ def test_other_axes_are_refused(axes):
     message = "dropout must drop single elements, channels or samples, not all along axes"
     with pytest.raises(UserError, match=message):
         build_step(net.build(), CORE)
+
+
+def test_a_core_without_random_numbers_is_refused():
+    core = replace(CORE, vector=replace(CORE.vector, random=False))
+    net = Network("drawn", 2)
+    x = net.add("some", ops.Dropout(0.5, ()), net.flatten(net.image(3, 4, 4)))
+    graph = net.add("end", ops.Linear(3), x) and net.build()
+    message = "layer 'some': dropout needs random numbers, which this core's vector engine does not"
+    with pytest.raises(NotImplementedError, match=message):
+        build_step(graph, core)
 
 
 @pytest.mark.sim

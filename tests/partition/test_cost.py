@@ -27,6 +27,7 @@ from fpgapipe.network.operators import (
 )
 from fpgapipe.network.operators.tensors import DType, Tensor
 from fpgapipe.network.zoo import NETWORKS, built_in
+from fpgapipe.partition.cost.cores import SAVINGS
 from fpgapipe.partition.cost.cost import (
     CoreConfig,
     CostModel,
@@ -266,15 +267,31 @@ def boards():
 
 
 # Two operand readers, which handle 32 elements of FP32 however small the array is, a vector engine
-# and the scratchpad's ports take more LUTs than these have.
+# and the scratchpad's ports take more LUTs than these have. They have room for small cores only.
 TOO_SMALL = {"arty-a7-100t", "pynq-z2", "ulx3s"}
 TOO_SMALL_FOR_TWO = {"kv260"}
 
 
-def test_boards_without_room_for_a_core(boards):
-    for name in TOO_SMALL:
-        with pytest.raises(ValueError, match=f"^no core fits {name}: lut: needs"):
-            largest_core(boards[name])
+@pytest.mark.parametrize("random", [False, True])
+@pytest.mark.parametrize("name", sorted(TOO_SMALL))
+def test_small_boards_have_small_cores(name, random, boards):
+    cores = candidate_cores(boards[name], random=random)
+    assert (4, 4) in {(core.rows, core.cols) for core in cores}
+    for core in cores:
+        assert not core_fits(boards[name], core)
+        assert core.scratchpad_port_bytes < 64
+        assert not core.counters
+        assert core.random or not random
+    with pytest.raises(ValueError, match=f"^no core fits {name}: lut: needs"):
+        candidate_cores(boards[name], num_engines=2)
+
+
+def test_a_kv260_with_two_links_holds_a_small_core_of_16x16(boards):
+    device = boards["kv260"]
+    sized = [core_of(device, 16, 16, num_links=2, savings=savings) for savings in SAVINGS]
+    fitting = [core for core in sized if not core_fits(device, core)]
+    assert fitting
+    assert sized[0] not in fitting
 
 
 @pytest.mark.parametrize("network", NETWORKS)
@@ -354,7 +371,7 @@ def test_what_cannot_be_divided_fits_no_die():
 
 def test_no_core_fits():
     spec = device(dies=(DieResources("die", 10**6, 10**6, 2000, 500, 5),))
-    with pytest.raises(ValueError, match=r"^no core fits bench: dsp: needs 19, 5 usable$"):
+    with pytest.raises(ValueError, match=r"^no core fits bench: dsp: needs 15, 5 usable$"):
         largest_core(spec)
 
 

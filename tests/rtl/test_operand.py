@@ -28,6 +28,13 @@ def test_gateware_matches_model(rows, tmp_path):
     assert simulate(OperandReader(spec), "tb_operand", tmp_path).tests == TESTS
 
 
+@pytest.mark.sim
+@pytest.mark.parametrize(("rows", "port_bytes"), [(4, 8), (8, 8), (4, 32), (32, 16), (1, 16)])
+def test_narrow_gateware_matches_model(rows, port_bytes, tmp_path):
+    spec = dataclasses.replace(CORE, rows=rows, scratchpad=ScratchpadSpec(2, 4096, port_bytes))
+    assert simulate(OperandReader(spec), "tb_operand", tmp_path).tests == TESTS
+
+
 # A fault in the Verilog, and the test that has to see it.
 FAULTS = {
     "keeps elements that do not count": (

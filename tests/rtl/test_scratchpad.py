@@ -16,8 +16,8 @@ CORE = ScratchpadPorts(ScratchpadSpec(4, 256), 3, 2, frozenset({0}), frozenset({
 
 
 def parameters(spec):
-    aligned = {kind: sorted(getattr(spec, kind)) for kind in ("aligned_reads", "aligned_writes")}
-    return {**dataclasses.asdict(spec), **aligned}
+    kinds = ("aligned_reads", "aligned_writes", "narrow_reads")
+    return {**dataclasses.asdict(spec), **{kind: sorted(getattr(spec, kind)) for kind in kinds}}
 
 
 @pytest.mark.parametrize(
@@ -59,8 +59,12 @@ def test_memories_are_one_module_without_contents():
         CORE,
         ScratchpadPorts(ScratchpadSpec(1, 256), 1, 1),
         ScratchpadPorts(ScratchpadSpec(2, 512), 2, 3),
+        ScratchpadPorts(
+            ScratchpadSpec(2, 256, 8), 4, 2, frozenset({1}), frozenset({2}), frozenset({3})
+        ),
+        ScratchpadPorts(ScratchpadSpec(1, 512, 16), 2, 1),
     ],
-    ids=lambda spec: f"{spec.memory.banks}x{spec.memory.bank_bytes}",
+    ids=lambda spec: "x".join(map(str, dataclasses.astuple(spec.memory))),
 )
 def test_gateware_matches_model(spec, tmp_path):
     done = simulate(Scratchpad(spec), "tb_scratchpad", tmp_path, parameters=parameters(spec))

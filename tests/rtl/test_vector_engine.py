@@ -283,6 +283,13 @@ def test_gateware_matches_model(tmp_path):
     assert run(verilog_of(VectorEngine(spec)), spec, tmp_path).tests == TESTS
 
 
+@pytest.mark.parametrize(("lanes", "port_bytes"), [(1, 8), (2, 8), (4, 32)])
+def test_gateware_with_narrow_ports_matches_model(lanes, port_bytes, tmp_path):
+    narrow = dataclasses.replace(SCRATCHPAD, port_bytes=port_bytes)
+    spec = dataclasses.replace(core(lanes, 1), scratchpad=narrow)
+    assert run(verilog_of(VectorEngine(spec)), spec, tmp_path).tests == TESTS
+
+
 @pytest.mark.slow
 def test_wide_gateware_with_blocks_matches_model(tmp_path):
     spec = core(16, 4, mx=True)

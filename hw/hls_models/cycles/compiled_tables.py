@@ -460,7 +460,7 @@ def _vector(body: Mapping[str, Any], core: CoreSpec) -> tuple[int, int]:
     assert core.vector is not None
     op = VectorOp.decoded(body)
     lost = meeting_cycles(op, core.vector, core.scratchpad)
-    return vector_cycles(op, core.vector), lost
+    return vector_cycles(op, core.vector, core.scratchpad.parts), lost
 
 
 def _frames(words: int, frame_words: int) -> NDArray[Any]:

@@ -323,6 +323,6 @@ class Vector(Engine):
         assert core.vector is not None
         op = VectorOp.decoded(instruction.body)
         lost = meeting_cycles(op, core.vector, core.scratchpad)
-        self.busy_until = taken + vector_cycles(op, core.vector) + lost
+        self.busy_until = taken + vector_cycles(op, core.vector, core.scratchpad.parts) + lost
         self.end(index, self.busy_until)
         return taken

@@ -139,6 +139,8 @@ class EngineSpec:
         Cycles from a read request to its first data.
     acc_depth : int
         FP32 accumulators below each column.
+    vector_cycles : int
+        Cycles in which an operand's reader makes a vector of BF16.
 
     Raises
     ------
@@ -152,6 +154,7 @@ class EngineSpec:
     memory_bytes_per_cycle: float
     memory_latency_cycles: int = 100
     acc_depth: int = 1024
+    vector_cycles: int = 1
 
     def __post_init__(self) -> None:
         for name, low in (("rows", 1), ("cols", 1), ("memory_latency_cycles", 0)):
@@ -384,10 +387,13 @@ def compute_cycles(
 
     With one block, and if the accumulators keep up, this is `SystolicSpec.cycles`. A block takes at
     least ``cols`` cycles, in which the next weights load. If tiles are added up, it also takes at
-    least the latency of the FP32 accumulation.
+    least the latency of the FP32 accumulation. Where the readers make a vector in several cycles,
+    vectors and weights take that many times as long.
     """
+    stream *= engine.vector_cycles
     array = SystolicSpec(engine.rows, engine.cols)
-    shortest = engine.cols if reduction_tiles == 1 else max(engine.cols, ACCUMULATE_CYCLES)
+    weights = engine.cols * engine.vector_cycles
+    shortest = weights if reduction_tiles == 1 else max(weights, ACCUMULATE_CYCLES)
     last = stream // num_blocks
     # Blocks differ by at most one vector, so either all are at least `shortest` long or none is
     # longer.

@@ -23,6 +23,13 @@ _Reading = int | tuple[_Numbers, _Loops]
 TRANSPOSE_CYCLES = 3
 """Cycles that the transposer takes in addition to filling its first square."""
 
+NARROW_TRANSPOSE_CYCLES = 1
+"""The same of a transposer of words that come in parts."""
+
+PARTS_CYCLES = -3
+"""Cycles of an operand's reader from a word's last part to its vector, compared with the path of a
+whole word, less one for the first part."""
+
 
 def words_of_transfer(body: Mapping[str, Any], core: CoreSpec) -> tuple[int, int]:
     """Number of 64-byte words that a LOAD or STORE moves, and number of its bursts.
@@ -68,7 +75,7 @@ class GemmTiming:
     b_words, later_b_words : int
         Cycles of reading the first tile's weights, and of reading those of all other tiles.
     writes : int
-        Words that a vector of results takes, 0 without results.
+        Cycles in which a vector of results is written, 0 without results.
     stall_cycles : int
         Cycles by which the next product's weights come later than the last tile begins: the array
         stops while the last tile's results are written, and its vectors may be read first.
@@ -88,14 +95,16 @@ def gemm_timing(body: Mapping[str, Any], core: CoreSpec) -> GemmTiming:
     """Compute the times of one GEMM instruction from its fields.
 
     A tile takes as long as the slowest of these: its vectors, one per cycle; the columns of the
-    next tile; the reading of either operand, one word of 32 elements or half of one per cycle; the
-    latency of the accumulators. If a vector of results takes more than one cycle to be written, the
-    array stops meanwhile. Operands in the same bank also wait for each other (`operand_cycles`).
+    next tile; the reading of either operand, one word of 32 elements or half of one per cycle (or
+    the part of one that a narrow port of the scratchpad reads); the latency of the accumulators. If
+    a vector of results takes more than one cycle to be written, the array stops meanwhile. Operands
+    in the same bank also wait for each other (`operand_cycles`).
     """
     extent = body["extent"]
     m, k, n = (extent[name] + 1 for name in ("m", "k", "n"))
     element = 4 if body["result"]["fp32"] else 2
-    writes = -(-core.cols * element // WORD_BYTES) if extent["last"] else 0
+    parts = core.scratchpad.parts
+    writes = -(-core.cols * element // WORD_BYTES) * parts if extent["last"] else 0
     a, b = body["a"], body["b"]
     # The base address does not matter; without it, many instructions share one cache entry.
     timing = _timing_of_tiles(
@@ -104,17 +113,24 @@ def gemm_timing(body: Mapping[str, Any], core: CoreSpec) -> GemmTiming:
             _items(operand, 2) if operand["fp32"] else _vectors_of_tile(operand, vectors)
             for operand, vectors in ((a, m), (b, core.cols))
         ),
+        parts,
     )
     stream, last, first_b, later_b, stall = timing
-    late = _late(b)
+    late = _late(b, parts)
+    if parts > 1:
+        # The columns of the first tile come one after the other, not one per cycle.
+        reads = parts * (2 if b["fp32"] else 1)
+        apart = first_b - reads if not b["transposed"] else (core.cols - 1) * parts
+        late += max(apart - (core.cols - 1), 0)
     if _share_a_bank(a, b, core.scratchpad):
         items = (*_items(a, 2 * WORD_BYTES), *_items(b, 2 * WORD_BYTES))
         hazard = ACC_CYCLES if not (extent["first"] and k == 1) else 0
-        found = _meeting(items, (m, k, n), (core.rows, core.cols), writes, hazard)
+        array = core.rows, core.cols
+        found = _meeting(items, (m, k, n), array, writes, hazard, core.scratchpad.port_bytes)
         stream, last = found.stream_cycles, found.last_tile_cycles
         late += found.first_late
         stall = max(found.next_cycles - first_b, stall)
-    return GemmTiming(stream, last, _late(a), late, first_b, later_b, writes, stall)
+    return GemmTiming(stream, last, _late(a, parts), late, first_b, later_b, writes, stall)
 
 
 @lru_cache(maxsize=1 << 12)
@@ -124,25 +140,35 @@ def _meeting(
     array: tuple[int, int],
     writes: int,
     hazard: int,
+    port_bytes: int,
 ) -> Meeting:
     """Times of a product whose operands, given by hashable items, lie in one bank."""
     rows, cols = array
-    a, b = (Reads.of(_pattern(*each), rows, 2) for each in (items[:2], items[2:]))
+    a, b = (Reads.of(_pattern(*each), rows, 2, port_bytes) for each in (items[:2], items[2:]))
     return meeting(a, b, tiles, cols, writes, hazard)
 
 
 @lru_cache(maxsize=1 << 14)
 def _timing_of_tiles(
-    m: int, k: int, n: int, first: int, writes: int, cols: int, a: _Reading, b: _Reading
+    m: int,
+    k: int,
+    n: int,
+    first: int,
+    writes: int,
+    cols: int,
+    a: _Reading,
+    b: _Reading,
+    parts: int,
 ) -> tuple[int, int, int, int, int]:
     """Do what `_timing` does, given how the operands' tiles are read."""
     a_words, b_words = (
-        np.broadcast_to(
+        parts
+        * np.broadcast_to(
             np.int64(each) if isinstance(each, int) else _cycles_of_fp32_tiles(*each, k * n), k * n
         )
         for each in (a, b)
     )
-    return _timing(m, k, n, first, writes, cols, a_words, b_words)
+    return _timing(m, k, n, first, writes, cols, a_words, b_words, parts)
 
 
 def _timing(
@@ -154,6 +180,7 @@ def _timing(
     cols: int,
     a_words: NDArray[np.int64],
     b_words: NDArray[np.int64],
+    parts: int = 1,
 ) -> tuple[int, int, int, int, int]:
     """Return five times of a product, in cycles.
 
@@ -166,7 +193,7 @@ def _timing(
     if not (first and k == 1):
         np.maximum(moves[:-1], ACC_CYCLES, out=moves[:-1])
     # While results come without a gap, each one waits until the previous one has been written.
-    stall = (m - (m < cols or k > 1)) * max(writes - 1, 0)
+    stall = (m - (m < cols or k > 1)) * max(writes - parts, 0)
     moves[k - 1 :: k] += stall
     tiles = np.maximum(np.maximum(a_words, np.append(b_words[1:], 0)), moves)
     return int(tiles.sum()), int(tiles[-1]), int(b_words[0]), int(b_words[1:].sum()), stall
@@ -232,6 +259,10 @@ def _vectors_of_tile(operand: Mapping[str, Any], vectors: int) -> int:
     return BLOCK * vectors if operand["walks_blocks"] else vectors // BLOCK * BLOCK
 
 
-def _late(operand: Mapping[str, Any]) -> int:
+def _late(operand: Mapping[str, Any], parts: int) -> int:
     halves = 2 if operand["fp32"] else 1
-    return (BLOCK * halves + TRANSPOSE_CYCLES) if operand["transposed"] else halves - 1
+    if parts == 1:
+        return (BLOCK * halves + TRANSPOSE_CYCLES) if operand["transposed"] else halves - 1
+    reads = parts * halves  # those of a word
+    late = BLOCK * reads + NARROW_TRANSPOSE_CYCLES if operand["transposed"] else reads - parts
+    return late + parts + PARTS_CYCLES

@@ -29,6 +29,12 @@ READ_CYCLES = 7
 SQUARE_CYCLES = 4
 """Cycles that a column of a square needs in addition, after the last word of its square."""
 
+PARTS_CYCLES = 4
+"""Cycles of the quantiser of blocks that come in parts, after the last part."""
+
+PARTS_SQUARE_CYCLES = 2
+"""What `SQUARE_CYCLES` is for words that come in parts."""
+
 FEW_READS = 100_000
 """Number of reads in a process from which machine code is worth the time to load it."""
 
@@ -57,9 +63,13 @@ class Reads:
     latency_cycles: int
 
     @classmethod
-    def of(cls, operand: OperandPattern, rows: int, repeats: int) -> "Reads":
+    def of(
+        cls, operand: OperandPattern, rows: int, repeats: int, port_bytes: int = WORD_BYTES
+    ) -> "Reads":
         """Return the reads of an operand, `repeats` times in a row, for an array of `rows` rows."""
         address, used, emit = operand.reads()
+        if port_bytes < WORD_BYTES:
+            return cls._in_parts(operand, repeats, port_bytes)
         odd = address // WORD_BYTES % 2
         # Reading 64 bytes that begin inside a word uses both memories.
         sides = np.where(address % WORD_BYTES > 0, 3, 1 + odd) * used
@@ -89,6 +99,36 @@ class Reads:
         else:
             needs = ends
             most = ends[np.minimum(np.arange(len(needs) + 1) + stages, len(ends) - 1)]
+        return cls(sides, needs, most + PLACES, latency)
+
+    @classmethod
+    def _in_parts(cls, operand: OperandPattern, repeats: int, port_bytes: int) -> "Reads":
+        """Return the reads of an operand whose words are read in parts.
+
+        A word of zeros takes as many cycles as its parts, without reads.
+        """
+        address, used, emit = operand.reads()
+        parts = WORD_BYTES // port_bytes
+        numbers = parts * (1 + used if operand.fp32 else np.ones_like(used))
+        first = numbers.cumsum() - numbers
+        within = np.arange(numbers.sum()) - np.repeat(first, numbers)
+        at = np.repeat(address, numbers) + within * port_bytes
+        sides = np.where(at % port_bytes > 0, 3, 1 + at // port_bytes % 2)
+        sides *= np.repeat(used, numbers)
+        size = len(sides)
+        sides = np.tile(sides, repeats)
+        ends = (np.arange(repeats)[:, None] * size + numbers.cumsum()).reshape(-1)
+        latency = READ_CYCLES + PARTS_CYCLES
+        if operand.transposed:
+            latency += PARTS_SQUARE_CYCLES + parts - 1
+            ends = ends[BLOCK - 1 :: BLOCK]
+            emitted = np.tile(emit[::BLOCK], repeats)
+            needs = np.repeat(ends, emitted)
+            emptied = np.searchsorted(emitted.cumsum(), np.arange(len(needs) + 1), side="right")
+            most = ends[np.minimum(emptied + 1, len(ends) - 1)]
+        else:
+            needs = ends
+            most = ends[np.minimum(np.arange(len(needs) + 1), len(ends) - 1)]
         return cls(sides, needs, most + PLACES, latency)
 
 

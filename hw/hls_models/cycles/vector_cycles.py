@@ -64,8 +64,10 @@ BANK_CYCLES = ELEMENT_STAGE - 1
 """Cycles from the last beat that needs a bank of coefficients to the first write to that bank."""
 
 
-def vector_cycles(op: VectorOp, spec: VectorSpec) -> int:
+def vector_cycles(op: VectorOp, spec: VectorSpec, parts: int = 1) -> int:
     """Cycles of an instruction, from its move to the engine to its end.
+
+    `parts` are the cycles in which a port of the scratchpad writes a vector.
 
     The scratchpad is assumed to be always ready, as if each port had a bank of its own. The result
     is exact, except for an instruction with both coefficients and a function, where it is right to
@@ -90,7 +92,7 @@ def vector_cycles(op: VectorOp, spec: VectorSpec) -> int:
     latency = MAXIMUM_CYCLES if op.takes_maximum else LANES_CYCLES
     latency += function_cycles(spec) if has_function else 0
     latency += HALVES_CYCLES if op.target.format is Format.MXINT8 else 0
-    return READ_CYCLES + stream + latency + WRITE_CYCLES
+    return READ_CYCLES + stream + latency + WRITE_CYCLES + parts - 1
 
 
 def meeting_cycles(op: VectorOp, spec: VectorSpec, scratchpad: ScratchpadSpec) -> int:

@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 
 from fpgapipe.hw.hls_models.isa.address import OperandPattern, ResultPattern
 from fpgapipe.hw.hls_models.isa.instructions import ErrorCode, Instruction, Opcode, span_of
-from fpgapipe.hw.hls_models.isa.vector_op import NUM_SCALARS, VectorOp
+from fpgapipe.hw.hls_models.isa.vector_op import NUM_SCALARS, Random, VectorOp
 from fpgapipe.hw.hls_models.model import link_dma, vector
 from fpgapipe.hw.hls_models.model.datapath import DatapathSpec
 from fpgapipe.hw.hls_models.model.dma import row_starts
@@ -253,6 +253,8 @@ class CoreModel:
         op = VectorOp.decoded(body)
         if op.has_blocks and not (self.spec.vector and self.spec.vector.mx):
             raise CoreError(ErrorCode.BAD_FIELD, index, "the vector engine has no MXINT8")
+        if isinstance(op.test, Random) and not (self.spec.vector and self.spec.vector.random):
+            raise CoreError(ErrorCode.BAD_FIELD, index, "the vector engine has no random numbers")
         try:
             vector.run(op, self.scratchpad, self.scalars)
         except IndexError as error:

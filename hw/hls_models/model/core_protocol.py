@@ -4,10 +4,7 @@ from collections.abc import Callable
 
 from fpgapipe.errors import UserError
 from fpgapipe.hw.hls_models.isa.instructions import Engine, ErrorCode
-from fpgapipe.hw.hls_models.model.registers import DATA_BITS, RegisterMap
-
-PROGRESS = ("INSTRUCTIONS", "_BYTES", "_VECTORS", "X_WORDS")
-"""Ends of the names of those counters that rise only while a core makes progress."""
+from fpgapipe.hw.hls_models.model.registers import DATA_BITS, PROGRESS, RegisterMap
 
 
 class DeviceStopped(UserError):

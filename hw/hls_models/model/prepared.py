@@ -304,6 +304,8 @@ class _Product:
 def _vector(spec: CoreSpec, op: VectorOp, room: _Room) -> _Step:
     if op.has_blocks and not (spec.vector and spec.vector.mx):
         return None
+    if isinstance(op.test, Random) and not (spec.vector and spec.vector.random):
+        return None
     if not lies_within(op, spec.scratchpad.size_bytes):
         return None
     return _Vector(

@@ -3,7 +3,7 @@
 Registers have 32 bits and are on an AXI4-Lite bus; docs/registers.md is generated from this module.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from enum import StrEnum
 
@@ -179,6 +179,14 @@ LINK_COUNTERS = {
 """Counters of each link that always count."""
 
 
+PROGRESS = ("INSTRUCTIONS", "_BYTES", "_VECTORS", "X_WORDS")
+"""Ends of the names of those counters that rise only while a core makes progress."""
+
+KEPT_COUNTERS = ("CYCLES", *PROGRESS, "CRC_ERRORS", "REPLAYS")
+"""Ends of the names of the counters of a core without `CoreSpec.counters`: those that tell whether
+it makes progress and whether its links have errors."""
+
+
 class RegisterMap:
     """The registers of a core.
 
@@ -198,8 +206,12 @@ class RegisterMap:
             *_constants(spec),
             *_controls(spec),
             *_scalars(spec),
-            *_counters(spec),
-            *(register for link in range(len(spec.links)) for register in _link(spec, link)),
+            *_present(_counters(spec), spec),
+            *(
+                register
+                for link in range(len(spec.links))
+                for register in _present(_link(spec, link), spec)
+            ),
             *_queues(spec),
         )
         self._by_name = {register.name: register for register in self.registers}
@@ -381,6 +393,14 @@ def _counters(spec: CoreSpec) -> Iterator[Register]:
         ]
     for offset, name, meaning in counters:
         yield from _counter(offset, name, meaning)
+
+
+def _present(registers: Iterable[Register], spec: CoreSpec) -> Iterator[Register]:
+    """Yield the registers that a core has: without `CoreSpec.counters`, only few counters."""
+    for register in registers:
+        is_counter = register.kind in (Kind.COUNTER_LO, Kind.COUNTER_HI)
+        if spec.counters or not is_counter or register.name[:-3].endswith(KEPT_COUNTERS):
+            yield register
 
 
 def _counter(offset: int, name: str, meaning: str) -> Iterator[Register]:

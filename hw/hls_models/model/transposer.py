@@ -20,6 +20,9 @@ class TransposerSpec:
         group of all lanes travels together.
     side_bits : int
         Width of the side data that accompanies a word unchanged.
+    lanes : int
+        Lanes of a word that move in a cycle, a power of two, at least 2 and less than all; 0 for
+        all of them. The words that leave do not depend on it.
 
     Raises
     ------
@@ -30,11 +33,19 @@ class TransposerSpec:
     size: int = 32
     planes: tuple[int, ...] = (16, 1)
     side_bits: int = 1
+    lanes: int = 0
 
     def __post_init__(self) -> None:
         if self.size < 2 or self.size & (self.size - 1):
             raise ValueError(
                 f"transposer size must be a power of two, at least 2, not {self.size!r}"
+            )
+        if self.lanes and (
+            self.lanes < 2 or self.lanes >= self.size or self.lanes & (self.lanes - 1)
+        ):
+            most = self.size // 2
+            raise ValueError(
+                f"transposer lanes must be a power of two in 2..{most}, not {self.lanes!r}"
             )
         if not self.planes or min(self.planes) < 1:
             raise ValueError(
@@ -43,6 +54,16 @@ class TransposerSpec:
             )
         if self.side_bits < 1:
             raise ValueError(f"transposer side_bits must be at least 1, not {self.side_bits!r}")
+
+    @property
+    def width(self) -> int:
+        """Lanes that move in a cycle."""
+        return self.lanes or self.size
+
+    @property
+    def parts(self) -> int:
+        """Cycles in which a word moves."""
+        return self.size // self.width
 
     @property
     def lane_bits(self) -> int:

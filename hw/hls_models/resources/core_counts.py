@@ -129,6 +129,34 @@ COEFFICIENTS = {
             _COUNTED + "the part of a block that leaves, and a vector put aside; 4 and 16 rows",
         ),
         Coefficient(
+            "narrow reader of 4", "operand in parts of 4 elements", 698, 591, 2, 0, "counted",
+            _COUNTED + "transposer 326 LUT and 206 FF, quantiser, reader; without rows",
+        ),
+        Coefficient(
+            "narrow reader of 8", "operand in parts of 8 elements", 1635, 829, 4, 0, "counted",
+            _COUNTED + "transposer 1,012 LUT and 340 FF, quantiser, reader; without rows",
+        ),
+        Coefficient(
+            "narrow reader of 16", "operand in parts of 16 elements", 2900, 1300, 8, 0, "derived",
+            "as that of parts of 8, of which twice as many bits are rotated by a step more",
+        ),
+        Coefficient(
+            "narrow reader row", "row of an operand in parts", 45, 30, 0, 0, "counted",
+            _COUNTED + "an element that is quantised and put aside",
+        ),
+        Coefficient(
+            "narrow scratchpad port", "port of a scratchpad of narrow words", 75, 34, 0, 0,
+            "counted", _COUNTED + "as of a scratchpad port, and the number of a part",
+        ),
+        Coefficient(
+            "narrow vector ways", "vector engine with narrow ports", -1150, -930, 0, 0, "counted",
+            _COUNTED + "what the reader has less of: words that wait, parts chosen from them",
+        ),
+        Coefficient(
+            "counter", "counter", 46, 65, 0, 0, "counted",
+            _COUNTED + "registers with 21 counters of 64 bits and with 6",
+        ),
+        Coefficient(
             "result writer", "engine", 793, 1052, 0, 0, "counted",
             _COUNTED + "two loop nests, tags of three stages; 4, 16 and 32 columns",
         ),
@@ -300,12 +328,46 @@ def memory(depth: int, bits: int) -> Resources:
     return Resources(bram36=-(-bits // width) / 2)
 
 
-def operand_reader(rows: int) -> Resources:
+def operand_reader(rows: int, port_bytes: int = WORD_BYTES) -> Resources:
     """Resources of one operand's path from the scratchpad to the array."""
+    if port_bytes < WORD_BYTES:
+        return narrow_reader(rows, port_bytes // 2)
     found = COEFFICIENTS["operand row"].resources * rows
     for block in ("transposer", "quantiser", "address generator", "operand reader"):
         found += COEFFICIENTS[block].resources
     return found
+
+
+def narrow_reader(rows: int, lanes: int) -> Resources:
+    """Resources of an operand's path whose blocks come in parts of `lanes` elements.
+
+    Each lane of the transposer has a memory of its own; the quantiser keeps and quantises `rows`
+    elements, whatever the number of lanes.
+    """
+    found = COEFFICIENTS["address generator"].resources
+    found += COEFFICIENTS[f"narrow reader of {lanes}"].resources
+    return found + COEFFICIENTS["narrow reader row"].resources * rows
+
+
+def narrow_scratchpad(banks: int, num_engines: int, port_bytes: int) -> Resources:
+    """Resources of the logic between the ports of a scratchpad and memories of narrow words.
+
+    Engines read a word at a time, stores join words to 64 bytes, and all who write split 64 bytes
+    into words.
+    """
+    reads, writers, bits = 2 * num_engines, num_engines + 1, 8 * port_bytes
+    parts = WORD_BYTES // port_bytes
+    stages = (port_bytes // 2).bit_length() - 1
+    choice = 1 if banks <= 2 else 0.8 * banks
+    granules = port_bytes // 2
+    per_read = bits * (math.ceil(stages / 2) + choice)
+    per_write = bits * (math.ceil((stages - 1) / 2) + math.ceil(parts / 4))
+    per_memory = bits * (1 if writers <= 2 else math.ceil((2 * writers - 2) / 5))
+    luts = per_read * reads + bits * choice + per_write * writers + per_memory * 2 * banks
+    registers = 2 * bits * (reads + 1) + bits * writers + WORD_BITS - bits
+    registers += reads * granules * (1 + (banks - 1).bit_length())
+    ports = COEFFICIENTS["narrow scratchpad port"].resources * (reads + 1 + writers)
+    return ports + Resources(lut=luts, ff=registers)
 
 
 def result_writer(cols: int) -> Resources:
@@ -315,7 +377,7 @@ def result_writer(cols: int) -> Resources:
     return found + COEFFICIENTS["result lane"].resources * cols
 
 
-def scratchpad_logic(banks: int, num_engines: int) -> Resources:
+def scratchpad_logic(banks: int, num_engines: int, port_bytes: int = WORD_BYTES) -> Resources:
     """Resources of the logic between the ports of the scratchpad and its memories.
 
     Every GEMM or vector engine has two read ports and one write port for any even address; loads
@@ -326,7 +388,11 @@ def scratchpad_logic(banks: int, num_engines: int) -> Resources:
     the last step of the rotation together with the selection between them. With more, the last
     step takes a LUT per bit for each engine that writes, and the selection has one input and one
     select signal for each writer.
+
+    With words of fewer than 64 bytes, see `narrow_scratchpad`.
     """
+    if port_bytes < WORD_BYTES:
+        return narrow_scratchpad(banks, num_engines, port_bytes)
     reads, writers = 2 * num_engines + 1, num_engines + 1
     sources = 32 * (1 + (banks - 1).bit_length())
     registers = reads * 2 * WORD_BITS + writers * WORD_BITS + 2 * num_engines * sources
@@ -343,16 +409,16 @@ def scratchpad_logic(banks: int, num_engines: int) -> Resources:
     )
 
 
-def scratchpad_memory(banks: int, bank_bytes: int) -> Resources:
-    """Resources of the scratchpad's memories, with rows of 64 bytes and a write mask per 2 bytes.
+def scratchpad_memory(banks: int, bank_bytes: int, port_bytes: int = WORD_BYTES) -> Resources:
+    """Resources of the scratchpad's memories, with a write mask for each two bytes of a row.
 
     Because of the write mask for every 16 bits, the parity bits of block RAMs are not used.
     """
-    depth = bank_bytes // (2 * WORD_BYTES)
+    depth, bits = bank_bytes // (2 * port_bytes), 8 * port_bytes
     if depth <= 64:
-        held = memory(depth, WORD_BITS)
+        held = memory(depth, bits)
     else:
-        held = Resources(bram36=-(-WORD_BITS // max(32 * 512 // max(depth, 512), 1)) / 2)
+        held = Resources(bram36=-(-bits // max(32 * 512 // max(depth, 512), 1)) / 2)
     return held * (2 * banks)
 
 
@@ -379,12 +445,29 @@ def control(num_engines: int, num_links: int) -> Resources:
     return found + COEFFICIENTS["engine semaphores"].resources * (num_engines - 1)
 
 
-def vector_engine(lanes: int, function_lanes: int, *, mx: bool = False) -> Resources:
+def without_counters(num_engines: int, has_vector: bool) -> Resources:
+    """What the registers of a core have less of without `CoreSpec.counters`."""
+    number = 5 + 5 * num_engines + 5 * has_vector
+    return COEFFICIENTS["counter"].resources * number
+
+
+def vector_engine(
+    lanes: int,
+    function_lanes: int,
+    *,
+    mx: bool = False,
+    random: bool = True,
+    port_bytes: int = WORD_BYTES,
+) -> Resources:
     """Resources of a vector engine, without its scratchpad ports and its queue.
 
     The size of its memory of sums does not depend on the number of lanes.
     """
-    found = COEFFICIENTS["vector ways"].resources + COEFFICIENTS["random numbers"].resources
+    found = COEFFICIENTS["vector ways"].resources
+    if random:
+        found += COEFFICIENTS["random numbers"].resources
+    if port_bytes < WORD_BYTES and not mx:
+        found += COEFFICIENTS["narrow vector ways"].resources
     for block in ("vector lane", "vector lane ways"):
         found += COEFFICIENTS[block].resources * lanes
     found += COEFFICIENTS["function unit"].resources * function_lanes
@@ -414,7 +497,7 @@ def block_resources(spec: CoreSpec) -> dict[str, Resources]:
     """Resources of a core's blocks on UltraScale+, by name; equal blocks are added up."""
     engines, pad, vector = spec.num_engines, spec.scratchpad, spec.vector
     found = {
-        "operand readers": operand_reader(spec.rows) * (2 * engines),
+        "operand readers": operand_reader(spec.rows, pad.port_bytes) * (2 * engines),
         "arrays": (cells(spec.rows, spec.cols) + skew(spec.rows, spec.cols)) * engines,
         "accumulators": (
             accumulator(spec.rows) * spec.cols
@@ -423,16 +506,24 @@ def block_resources(spec: CoreSpec) -> dict[str, Resources]:
         )
         * engines,
         "result writers": result_writer(spec.cols) * engines,
-        "scratchpad": scratchpad_logic(pad.banks, engines + int(vector is not None))
-        + scratchpad_memory(pad.banks, pad.bank_bytes),
+        "scratchpad": scratchpad_logic(pad.banks, engines + int(vector is not None), pad.port_bytes)
+        + scratchpad_memory(pad.banks, pad.bank_bytes, pad.port_bytes),
         "transfers": transfers(spec.bus_bytes),
         "control": control(engines, len(spec.links)),
     }
     if spec.links:
         found["links"] = links(spec.links, spec.bus_bytes)
     if vector:
-        found["vector engine"] = vector_engine(vector.lanes, vector.function_lanes, mx=vector.mx)
+        found["vector engine"] = vector_engine(
+            vector.lanes,
+            vector.function_lanes,
+            mx=vector.mx,
+            random=vector.random,
+            port_bytes=pad.port_bytes,
+        )
         found["control"] += COEFFICIENTS["vector control"].resources
+    if not spec.counters:
+        found["control"] += without_counters(engines, vector is not None) * -1
     return found
 
 

@@ -71,6 +71,12 @@ class CoreShape:
         Kind of the DSPs, a key of `MULTIPLIER_DSPS`.
     has_uram : bool
         Whether the scratchpad consists of UltraRAM.
+    scratchpad_port_bytes : int
+        Bytes of a word of the scratchpad.
+    random : bool
+        Whether the vector engine draws random numbers.
+    counters : bool
+        Whether the core has all counters.
     """
 
     rows: int
@@ -83,6 +89,9 @@ class CoreShape:
     link_widths: tuple[int, ...]
     dsp_kind: str
     has_uram: bool
+    scratchpad_port_bytes: int = WORD_BYTES
+    random: bool = True
+    counters: bool = True
 
     def __post_init__(self) -> None:
         if self.dsp_kind not in MULTIPLIER_DSPS:
@@ -127,11 +136,16 @@ def fixed_blocks(shape: CoreShape) -> dict[str, Resources]:
     control = core_counts.control(engines, len(shape.link_widths))
     if has_vector:
         control += COEFFICIENTS["vector control"].resources
+    if not shape.counters:
+        control += core_counts.without_counters(engines, has_vector) * -1
     logic = {
-        "operand readers": core_counts.operand_reader(shape.rows) * (2 * engines),
+        "operand readers": core_counts.operand_reader(shape.rows, shape.scratchpad_port_bytes)
+        * (2 * engines),
         "accumulators": COEFFICIENTS["datapath"].resources * engines,
         "result writers": writer * engines,
-        "scratchpad": core_counts.scratchpad_logic(banks(shape), engines + has_vector),
+        "scratchpad": core_counts.scratchpad_logic(
+            banks(shape), engines + has_vector, shape.scratchpad_port_bytes
+        ),
         "transfers": core_counts.transfers(shape.port_bytes),
         "control": control,
     }
@@ -140,7 +154,12 @@ def fixed_blocks(shape: CoreShape) -> dict[str, Resources]:
     found = {name: _lut4(each, shape) for name, each in logic.items()}
     if has_vector:
         lanes = shape.vector_lanes
-        vector = core_counts.vector_engine(lanes, function_lanes(shape))
+        vector = core_counts.vector_engine(
+            lanes,
+            function_lanes(shape),
+            random=shape.random,
+            port_bytes=shape.scratchpad_port_bytes,
+        )
         multipliers = LANE_MULTIPLIERS * MULTIPLIER_DSPS[shape.dsp_kind] * lanes
         functions = FUNCTION_DSPS[shape.dsp_kind] * function_lanes(shape)
         found["vector engine"] = replace(_lut4(vector, shape), dsp=multipliers + functions)
@@ -177,14 +196,19 @@ def function_lanes(shape: CoreShape) -> int:
 def banks(shape: CoreShape) -> int:
     """Number of scratchpad banks: the largest power of two that its size fills, up to the limit."""
     number = MOST_BANKS
-    while number > 1 and 2 * number * MEMORY_BLOCKS > _least_blocks(shape):
+    while number > 1 and 2 * number * _word_blocks(shape) > _least_blocks(shape):
         number //= 2
     return number
 
 
+def _word_blocks(shape: CoreShape) -> int:
+    """Number of blocks in parallel that give a word of the scratchpad."""
+    return -(-shape.scratchpad_port_bytes // (WORD_BYTES // MEMORY_BLOCKS))
+
+
 def scratchpad_resources(shape: CoreShape) -> Resources:
     """Memory blocks of the scratchpad, enough for its size and for the width of its words."""
-    number = max(_least_blocks(shape), 2 * banks(shape) * MEMORY_BLOCKS)
+    number = max(_least_blocks(shape), 2 * banks(shape) * _word_blocks(shape))
     return Resources(uram=number) if shape.has_uram else Resources(bram36=number)
 
 

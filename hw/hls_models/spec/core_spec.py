@@ -3,6 +3,7 @@
 import hashlib
 import json
 from dataclasses import asdict, dataclass
+from typing import Any
 
 from fpgapipe.hw.hls_models.isa.instructions import MAX_LINKS, WORD_BYTES
 from fpgapipe.hw.hls_models.spec.link import LinkEngineSpec
@@ -21,8 +22,8 @@ class ScratchpadSpec:
     """On-chip memory of several banks, which can all be accessed in the same cycle.
 
     Addresses are in bytes and run through one bank after the other. A bank consists of two memories
-    of 64-byte words, one for the even words and one for the odd ones, so that 64 bytes from any
-    even address can be read at once.
+    of words, one for the even words and one for the odd ones, so that as many bytes as a word has
+    can be read at once from any even address. Results do not depend on the size of words.
 
     Parameters
     ----------
@@ -30,18 +31,31 @@ class ScratchpadSpec:
         Number of banks, a power of two.
     bank_bytes : int
         Size of a bank, a power of two and at least 256.
+    port_bytes : int
+        Size of a word, and so the bytes that a port reads or writes in a cycle: 8, 16, 32 or 64.
+        An access of 64 bytes takes several cycles with smaller words, and a core fewer LUTs.
     """
 
     banks: int = 4
     bank_bytes: int = 1 << 19
+    port_bytes: int = WORD_BYTES
 
     def __post_init__(self) -> None:
+        if self.port_bytes not in (8, 16, 32, 64):
+            raise ValueError(
+                f"scratchpad port_bytes must be 8, 16, 32 or 64, not {self.port_bytes!r}"
+            )
         for name, least in (("banks", 1), ("bank_bytes", 4 * WORD_BYTES)):
             value = getattr(self, name)
             if value < least or value & (value - 1):
                 raise ValueError(
                     f"scratchpad {name} must be a power of two, at least {least}, not {value!r}"
                 )
+
+    @property
+    def parts(self) -> int:
+        """Cycles in which a port reads or writes 64 bytes."""
+        return WORD_BYTES // self.port_bytes
 
     @property
     def size_bytes(self) -> int:
@@ -66,6 +80,8 @@ class VectorSpec:
         Elements per cycle of instructions that apply a function; a power of two, at most `lanes`.
     mx : bool
         Whether vectors can be read and written as MXINT8 as well as BF16 and FP32.
+    random : bool
+        Whether instructions can test random numbers, as dropout does.
 
     Raises
     ------
@@ -76,6 +92,7 @@ class VectorSpec:
     lanes: int = 16
     function_lanes: int = 4
     mx: bool = False
+    random: bool = True
 
     def __post_init__(self) -> None:
         if self.lanes not in (1, 2, 4, 8, 16):
@@ -114,6 +131,9 @@ class CoreSpec:
         The vector engine, if there is one.
     links : tuple of LinkEngineSpec
         This device's ends of its links to other devices, at most 4.
+    counters : bool
+        Whether there are counters of what engines wait for, besides those that show progress and
+        errors of links.
 
     Raises
     ------
@@ -131,6 +151,7 @@ class CoreSpec:
     outstanding: int = 64
     vector: VectorSpec | None = None
     links: tuple[LinkEngineSpec, ...] = ()
+    counters: bool = True
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "links", tuple(self.links))
@@ -149,6 +170,12 @@ class CoreSpec:
         for name, most in (("burst_beats", 256), ("outstanding", 64)):
             if not 1 <= getattr(self, name) <= most:
                 raise ValueError(f"core {name} must be in 1..{most}, not {getattr(self, name)!r}")
+        least = 4 * self.vector.lanes if self.vector else 0
+        if self.scratchpad.port_bytes < least:
+            raise ValueError(
+                f"scratchpad port_bytes must be at least {least} (FP32 of {least // 4} vector "
+                f"lanes), not {self.scratchpad.port_bytes}"
+            )
         if len(self.links) > MAX_LINKS:
             raise ValueError(f"core links must be at most {MAX_LINKS}, not {len(self.links)}")
 
@@ -159,6 +186,23 @@ class CoreSpec:
 
     @property
     def digest(self) -> str:
-        """First eight hexadecimal digits of the SHA-256 of all parameters."""
-        text = json.dumps(asdict(self), sort_keys=True)
+        """First eight hexadecimal digits of the SHA-256 of all parameters.
+
+        Options of small cores count only if they differ from their defaults, so that other cores
+        have the digests that they had before there were such options.
+        """
+        text = json.dumps(_without_defaults(asdict(self)), sort_keys=True)
         return hashlib.sha256(text.encode()).hexdigest()[:8]
+
+
+_OPTIONS: dict[str, Any] = {"port_bytes": WORD_BYTES, "random": True, "counters": True}
+"""Default values of the options of small cores."""
+
+
+def _without_defaults(values: dict[str, Any]) -> dict[str, Any]:
+    """Return parameters without those options that have their default values."""
+    return {
+        name: _without_defaults(value) if isinstance(value, dict) else value
+        for name, value in values.items()
+        if name not in _OPTIONS or value != _OPTIONS[name]
+    }

@@ -61,23 +61,23 @@ class BlockQuantiser(wiring.Component):
         # Stages 1 to 3 find the largest exponent of the block: they begin with 32, 8 and 2
         # exponents. Meanwhile, the elements wait.
         words = [
-            register(_word(self.i[index], self.more[index]), f"word1_{index}")
+            register(word_of(self.i[index], self.more[index]), f"word1_{index}")
             for index in range(MX_BLOCK)
         ]
         level = [self.i[index][7:15] for index in range(MX_BLOCK)]
-        level = _larger(m, _larger(m, level, "a"), "b")
+        level = larger_of(m, larger_of(m, level, "a"), "b")
         level = [register(exponent, f"exponent1_{index}") for index, exponent in enumerate(level)]
         words = [register(word, f"word2_{index}") for index, word in enumerate(words)]
-        level = _larger(m, _larger(m, level, "c"), "d")
+        level = larger_of(m, larger_of(m, level, "c"), "d")
         level = [register(exponent, f"exponent2_{index}") for index, exponent in enumerate(level)]
-        (code,) = _larger(m, level, "e")
+        (code,) = larger_of(m, level, "e")
         code3 = register(code, "code3")
         code4 = register(code3, "code4")
         nan = Signal()
         m.d.comb += [nan.eq(code == CODE_NAN), self.code.eq(register(code4, "code5"))]
 
         for index, word in enumerate(words):
-            element = _element(m, register, 3, index, word, code, nan)
+            element = element_of(m, register, 3, index, word, code, nan)
             m.d.comb += self.o[index].eq(element)
         return m
 
@@ -130,9 +130,9 @@ class HalfQuantiser(wiring.Component):
 
         # Stages 1 and 2 find the largest exponent of a half: first of 4 elements, then of all 16.
         level = [self.i[index][7:15] for index in range(MX_BLOCK // 2)]
-        level = _larger(m, _larger(m, level, "a"), "b")
+        level = larger_of(m, larger_of(m, level, "a"), "b")
         level = [register(exponent, f"exponent1_{index}") for index, exponent in enumerate(level)]
-        (exponent,) = _larger(m, _larger(m, level, "c"), "d")
+        (exponent,) = larger_of(m, larger_of(m, level, "c"), "d")
         exponent2 = register(exponent, "exponent2")
         second2 = register(register(self.second, "second1"), "second2")
 
@@ -150,10 +150,10 @@ class HalfQuantiser(wiring.Component):
         code6 = register(register(register(code, "code4"), "code5"), "code6")
         m.d.comb += self.code.eq(code6)
         for index in range(MX_BLOCK // 2):
-            word = _word(self.i[index], self.more[index])
+            word = word_of(self.i[index], self.more[index])
             for stage in (1, 2, 3):
                 word = register(word, f"word{stage}_{index}")
-            m.d.comb += self.o[index].eq(_element(m, register, 4, index, word, code, nan))
+            m.d.comb += self.o[index].eq(element_of(m, register, 4, index, word, code, nan))
         return m
 
 
@@ -231,7 +231,7 @@ class ElementDequantiser(wiring.Component):
         return m
 
 
-def _word(value, more):
+def word_of(value, more):
     """Word that a quantiser keeps of an FP32 number: `more`, significand, exponent and sign.
 
     Parameters
@@ -244,7 +244,7 @@ def _word(value, more):
     return Cat(more, value[0:7], value[7:15] != 0, value[7:16])
 
 
-def _element(m, register, stage, index, word, code, nan):
+def element_of(m, register, stage, index, word, code, nan):
     """Make an element, in stage `stage` and the next two.
 
     Parameters
@@ -255,7 +255,7 @@ def _element(m, register, stage, index, word, code, nan):
     stage, index : int
         Parts of names: the stage that the register ends, and the number of the element.
     word : Value
-        Result of `_word`.
+        Result of `word_of`.
     code : Value
         Largest exponent of the block.
     nan : Value
@@ -294,7 +294,7 @@ def _element(m, register, stage, index, word, code, nan):
     return register(element[0:8], f"element{stage + 1}_{index}")
 
 
-def _larger(m, values, name):
+def larger_of(m, values, name):
     """Keep the larger of each two values."""
     kept = []
     for index, (a, b) in enumerate(zip(values[::2], values[1::2], strict=True)):

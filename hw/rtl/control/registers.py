@@ -121,12 +121,17 @@ class Registers(wiring.Component):
     instructions, load_busy, ..., gemm0_busy, ... : In(1)
         Events that the counters of these names in `RegisterMap.counters` count. CYCLES has no
         event, since it counts `running`.
+
+    Attributes
+    ----------
+    events : tuple of str
+        Names of the events.
     """
 
     def __init__(self, spec: CoreSpec) -> None:
         self.spec = spec
         self._map = RegisterMap(spec)
-        self._events = [name for name in self._map.counters if name != "CYCLES"]
+        self.events = tuple(name.lower() for name in self._map.counters if name != "CYCLES")
         super().__init__(
             {
                 **{f"s_axil_{name}": member for name, member in axil_members().items()},
@@ -145,7 +150,7 @@ class Registers(wiring.Component):
                 "nan": In(1),
                 **({"scalars": Out(DATA_BITS).array(NUM_SCALARS)} if spec.vector else {}),
                 **(self._link_members() if spec.links else {}),
-                **{name.lower(): In(self._map.amount_bits(name)) for name in self._events},
+                **{name: In(self._map.amount_bits(name.upper())) for name in self.events},
             }
         )
 

@@ -1,10 +1,13 @@
 """Gateware of the scratchpad, :class:`~fpgapipe.hw.hls_models.spec.core_spec.ScratchpadSpec`.
 
-Word `k` has the 64 bytes from address ``64 * k``. A bank has one memory for the even words and one
-for the odd words. The 64 bytes from any even address lie in one word and the next one, which are
-never in the same memory, so one access to each memory reads or writes all of them. The last word of
-a bank is followed by the first word of the next bank, and the last word of all banks by the first
-word of all.
+Word `k` has the ``port_bytes`` bytes from address ``port_bytes * k``. A bank has one memory for the
+even words and one for the odd words. As many bytes as a word has, from any even address, lie in one
+word and the next one, which are never in the same memory, so one access to each memory reads or
+writes all of them. The last word of a bank is followed by the first word of the next bank, and the
+last word of all banks by the first word of all.
+
+Where words are shorter than 64 bytes, an access of 64 bytes consists of several accesses of a word,
+one after the other.
 """
 
 from dataclasses import dataclass
@@ -25,7 +28,7 @@ GRANULE_BITS = 16
 """Bits of a granule: a bit of a write's mask stands for an element of two bytes."""
 
 GRANULES = 8 * WORD_BYTES // GRANULE_BITS
-"""Granules of a word."""
+"""Granules of 64 bytes."""
 
 _DATA_BITS = 8 * WORD_BYTES
 
@@ -73,7 +76,7 @@ class WritePort(wiring.Signature):
     """A port that writes up to 64 bytes to any even byte address, as its client sees it.
 
     A write is accepted when `valid` and `ready` are high. Every read that is accepted in a later
-    cycle sees it.
+    cycle sees it. Some of its bytes may be written earlier, while it waits to be accepted.
 
     Parameters
     ----------
@@ -119,6 +122,9 @@ class ScratchpadPorts:
         Numbers of ports.
     aligned_reads, aligned_writes : frozenset of int
         Ports whose addresses are multiples of 64; their lower address bits are ignored.
+    narrow_reads : frozenset of int
+        Read ports that access a word of the memory at a time, which is in the lowest bits of
+        `data`; all other ports access 64 bytes.
     """
 
     memory: ScratchpadSpec
@@ -126,6 +132,7 @@ class ScratchpadPorts:
     num_writes: int
     aligned_writes: frozenset[int] = frozenset()
     aligned_reads: frozenset[int] = frozenset()
+    narrow_reads: frozenset[int] = frozenset()
 
     def __post_init__(self) -> None:
         for name in ("num_reads", "num_writes"):
@@ -142,17 +149,60 @@ class ScratchpadPorts:
 
 
 def _rows_of(spec):
-    return spec.bank_bytes // (2 * WORD_BYTES)
+    return spec.bank_bytes // (2 * spec.port_bytes)
+
+
+class _Parts:
+    """Accesses of a word at a time that make up an access of 64 bytes.
+
+    The client's access waits while its parts are accepted, and is accepted with the last one.
+
+    Attributes
+    ----------
+    address, valid, ready, data, mask, data_valid : Value
+        A port that accesses a word; `mask` is for writes, `data_valid` for reads.
+    """
+
+    def __init__(self, m, port, name, num_bytes, aligned, reads):
+        bits, parts = 8 * num_bytes, WORD_BYTES // num_bytes
+        size = num_bytes.bit_length() - 1
+        number = Signal(range(parts), name=f"{name}_number")
+        self.valid, self.ready = port.valid, Signal(name=f"{name}_part_ready")
+        self.address = Signal(len(port.address), name=f"{name}_part_address")
+        top = port.address[6:] if aligned else port.address[size:]
+        above = Cat(number, top) if aligned else (top + number)[: len(top)]
+        accept = port.valid & self.ready
+        m.d.comb += [
+            self.address.eq(Cat(Const(0, size) if aligned else port.address[:size], above)),
+            port.ready.eq(self.ready & (number == parts - 1)),
+        ]
+        with m.If(accept):
+            m.d.sync += number.eq(number + 1)
+        if not reads:
+            self.data = port.data.word_select(number, bits)
+            self.mask = port.mask.word_select(number, bits // GRANULE_BITS)
+            return
+        self.data = Signal(bits, name=f"{name}_part_data")
+        self.data_valid = Signal(name=f"{name}_part_valid")
+        come = Signal(range(parts), name=f"{name}_come")
+        earlier = Signal(bits * (parts - 1), name=f"{name}_earlier", reset_less=True)
+        m.d.comb += [
+            port.data.eq(Cat(earlier, self.data)),
+            port.data_valid.eq(self.data_valid & (come == parts - 1)),
+        ]
+        with m.If(self.data_valid):
+            m.d.sync += [come.eq(come + 1), earlier.eq(Cat(earlier, self.data)[bits:])]
 
 
 class Scratchpad(wiring.Component):
     """Gateware of :class:`~fpgapipe.hw.hls_models.spec.core_spec.ScratchpadSpec`, with its ports.
 
-    The latency is `READ_LATENCY`. The throughput is one access per port and cycle as long as no two
+    The latency is `READ_LATENCY`. The throughput is one word per port and cycle as long as no two
     reads, and no two writes, need the same memory; reads and writes never wait for each other. An
-    access at a multiple of 64 needs one memory, any other access needs two. Of the accesses that
-    need the same memory, that of the port with the lowest number is accepted. So port 0 never
-    waits, and later ports starve as long as earlier ports keep the memory busy.
+    access of a word at a multiple of its size needs one memory, at any other address two. Of the
+    accesses that need the same memory, that of the port with the lowest number is accepted. So port
+    0 never waits for others, and later ports starve as long as earlier ports keep the memory busy.
+    An access of 64 bytes is accepted with its last word.
 
     Members
     -------
@@ -179,21 +229,36 @@ class Scratchpad(wiring.Component):
         m = Module()
         memory = self.spec.memory
         # memories[bank][0] has the even words, and memories[bank][1] the odd words.
-        part = BlockMemorySpec(_rows_of(memory), _DATA_BITS, GRANULE_BITS)
+        part = BlockMemorySpec(_rows_of(memory), 8 * memory.port_bytes, GRANULE_BITS)
         memories = [[BlockMemory(part) for _ in range(2)] for _ in range(memory.banks)]
         for bank, (even, odd) in enumerate(memories):
             m.submodules[f"bank{bank}_even"] = even
             m.submodules[f"bank{bank}_odd"] = odd
-        self._elaborate_reads(m, memories)
-        self._elaborate_writes(m, memories)
-        ports = [*self.reads, *self.writes]
+        reads, writes = self._words(m, "reads"), self._words(m, "writes")
+        self._elaborate_reads(m, memories, reads)
+        self._elaborate_writes(m, memories, writes)
+        ports = [*reads, *writes]
         m.d.sync += self.waits.eq(Cat(port.valid & ~port.ready for port in ports).any())
         return m
 
-    def _elaborate_reads(self, m, memories):
+    def _words(self, m, kind):
+        """Return the ports of a kind as ports that access a word at a time."""
+        size = self.spec.memory.port_bytes
+        narrow = self.spec.narrow_reads if kind == "reads" else frozenset()
+        aligned = getattr(self.spec, f"aligned_{kind}")
+        return [
+            port
+            if size == WORD_BYTES or index in narrow
+            else _Parts(m, port, f"{kind[:-1]}{index}", size, index in aligned, kind == "reads")
+            for index, port in enumerate(getattr(self, kind))
+        ]
+
+    def _elaborate_reads(self, m, memories, ports):
+        size = self.spec.memory.port_bytes
+        granules, offset_bits = 8 * size // GRANULE_BITS, _offset_bits(size)
         places = [
             _Place(m, self.spec.memory, port, f"read{index}", index in self.spec.aligned_reads)
-            for index, port in enumerate(self.reads)
+            for index, port in enumerate(ports)
         ]
         _grant(m, places)
         # For cycle 1, for each port and for even and odd words: the bank that the port uses, if it
@@ -212,7 +277,7 @@ class Scratchpad(wiring.Component):
                     memory.read.eq(Cat(uses).any()),
                     memory.read_row.eq(_first_of(uses, [row[side] for row in rows])),
                 ]
-        for index, (port, place) in enumerate(zip(self.reads, places, strict=True)):
+        for index, (port, place) in enumerate(zip(ports, places, strict=True)):
             # In cycle 1 the memories are read. In cycle 2 their words are there; each granule below
             # the offset is kept from the word after the addressed one, and each other granule from
             # the addressed word. In cycle 3 the granules are rotated into their order.
@@ -222,11 +287,14 @@ class Scratchpad(wiring.Component):
             m.d.sync += valid.eq(Cat(place.accept, valid))
             with m.If(place.accept):
                 m.d.sync += odd.eq(place.odd)
-            sides = odd.replicate(1 if place.aligned else GRANULES)
+            sides = odd.replicate(1 if place.aligned else granules)
             if not place.aligned:
-                offset = [Signal(5, name=f"{name}_offset{n}", reset_less=True) for n in (1, 2, 3)]
+                offset = [
+                    Signal(offset_bits, name=f"{name}_offset{n}", reset_less=True)
+                    for n in (1, 2, 3)
+                ]
                 m.d.sync += Cat(offset).eq(Cat(place.offset, offset))
-                sides = sides ^ _below(offset[0])
+                sides = sides ^ _below(offset[0], granules)
             words = [words.read_data for pair in memories for words in pair]
             # The memory that each granule comes from, or that all of them come from if aligned.
             sources = []
@@ -237,8 +305,8 @@ class Scratchpad(wiring.Component):
                 with m.If(valid[0]):
                     m.d.sync += source.eq(Cat(side, Mux(side, banks[1], banks[0])))
                 sources.append(source)
-            lane_bits = _DATA_BITS // len(sources)
-            kept = Signal(_DATA_BITS, name=f"{name}_kept", reset_less=True)
+            lane_bits = 8 * size // len(sources)
+            kept = Signal(8 * size, name=f"{name}_kept", reset_less=True)
             with m.If(valid[1]):
                 m.d.sync += kept.eq(
                     Cat(
@@ -248,28 +316,30 @@ class Scratchpad(wiring.Component):
                 )
             word = kept
             if not place.aligned:
-                back = Signal(5, name=f"{name}_back")
+                back = Signal(offset_bits, name=f"{name}_back")
                 m.d.comb += back.eq(-offset[2])
                 word = rotated(m, kept, back, GRANULE_BITS, f"{name}_turn")
-            data = Signal(_DATA_BITS, name=f"{name}_data", reset_less=True)
+            data = Signal(8 * size, name=f"{name}_data", reset_less=True)
             with m.If(valid[2]):
                 m.d.sync += data.eq(word)
             m.d.comb += [port.data.eq(data), port.data_valid.eq(valid[3])]
 
-    def _elaborate_writes(self, m, memories):
+    def _elaborate_writes(self, m, memories, ports):
+        bits = 8 * self.spec.memory.port_bytes
+        granules = bits // GRANULE_BITS
         places = [
             _Place(m, self.spec.memory, port, f"write{index}", index in self.spec.aligned_writes)
-            for index, port in enumerate(self.writes)
+            for index, port in enumerate(ports)
         ]
         _grant(m, places)
         # A write is in its memory two cycles after it was accepted, just in time for a read that
         # was accepted one cycle later. In between, it is in registers of its port, rotated but for
         # the stage of one granule, because that stage shares its LUTs with the choice among ports.
         words, masks, rows, selects = [], [], [], []
-        for index, (port, place) in enumerate(zip(self.writes, places, strict=True)):
+        for index, (port, place) in enumerate(zip(ports, places, strict=True)):
             name = f"write{index}"
-            word = Signal(_DATA_BITS, name=f"{name}_word", reset_less=True)
-            mask = [Signal(GRANULES, name=f"{name}_mask{side}") for side in range(2)]
+            word = Signal(bits, name=f"{name}_word", reset_less=True)
+            mask = [Signal(granules, name=f"{name}_mask{side}") for side in range(2)]
             held = [Signal.like(each, name_suffix="1", reset_less=True) for each in mask]
             row = [Signal.like(each, name_suffix="1", reset_less=True) for each in place.row]
             select = [Signal.like(each, name_suffix="1") for each in place.select]
@@ -289,9 +359,9 @@ class Scratchpad(wiring.Component):
                 words.append(Mux(fine, word.rotate_left(GRANULE_BITS), word))
                 # After the rotation, the granules below the offset belong to the later word.
                 turn = rotated(m, port.mask, place.offset, 1, f"{name}_mask_turn")
-                later = Signal(GRANULES, name=f"{name}_later")
+                later = Signal(granules, name=f"{name}_later")
                 m.d.comb += [
-                    later.eq(_below(place.offset)),
+                    later.eq(_below(place.offset, granules)),
                     mask[0].eq(turn & Mux(place.odd, later, ~later)),
                     mask[1].eq(turn & Mux(place.odd, ~later, later)),
                 ]
@@ -335,9 +405,11 @@ class _Place:
         self.port = port
         row_bits = (_rows_of(spec) - 1).bit_length()
         bank_bits = (spec.banks - 1).bit_length()
-        word = port.address[6:]
+        size = spec.port_bytes
+        low = size.bit_length() - 1
+        word = port.address[low:]
         self.odd = word[0]
-        self.offset = Const(0, 5) if aligned else port.address[1:6]
+        self.offset = Const(0, _offset_bits(size)) if aligned else port.address[1:low]
         # A memory of even words has the word itself or the next one. The sum wraps after the last
         # bank.
         places = [((word + 1) >> 1)[: row_bits + bank_bits], word[1:]]
@@ -373,9 +445,14 @@ def _grant(m, places):
         m.d.comb += place.port.ready.eq(~Cat(waits).any() if waits else 1)
 
 
-def _below(offset):
-    """Return a mask of the granules below an offset."""
-    return ~(Const((1 << GRANULES) - 1, GRANULES) << offset)[:GRANULES]
+def _offset_bits(num_bytes):
+    """Bits of the number of a granule in a word of so many bytes."""
+    return (8 * num_bytes // GRANULE_BITS - 1).bit_length()
+
+
+def _below(offset, granules):
+    """Return a mask of the granules of a word below an offset."""
+    return ~(Const((1 << granules) - 1, granules) << offset)[:granules]
 
 
 def _encoded(select):

@@ -5,12 +5,14 @@ from amaranth.lib import data, stream, wiring
 from amaranth.lib.wiring import In, Out
 
 from fpgapipe.hw.hls_models.isa.address import BLOCK
-from fpgapipe.hw.hls_models.isa.instructions import WORD_BYTES, ErrorCode
+from fpgapipe.hw.hls_models.isa.instructions import ErrorCode
 from fpgapipe.hw.hls_models.model.transposer import TransposerSpec
 from fpgapipe.hw.hls_models.spec.core_spec import CoreSpec
 from fpgapipe.hw.rtl.arith.mx import BlockQuantiser
 from fpgapipe.hw.rtl.dma.scratchpad import READ_LATENCY, ReadPort
 from fpgapipe.hw.rtl.gemm.address import AddressGenerator, descriptor_layout
+from fpgapipe.hw.rtl.gemm.narrow_quantiser import NarrowQuantiser
+from fpgapipe.hw.rtl.gemm.narrow_transposer import NarrowTransposer
 from fpgapipe.hw.rtl.gemm.transposer import Transposer
 from fpgapipe.hw.rtl.lib.queue import WordFifo
 
@@ -48,7 +50,9 @@ class OperandReader(wiring.Component):
     Words are read in the order of an operand's pattern, with zeros for elements that are not read.
     Squares are transposed, the blocks of 32 are quantised, and `rows` elements of each block leave.
 
-    If nothing waits, the throughput is one vector per cycle, or one per two cycles in FP32, also
+    Words come in ``parts`` parts, as many as a port of the scratchpad takes cycles for 64 bytes.
+
+    If nothing waits, the throughput is one vector per `parts` cycles, or half of that in FP32, also
     from one instruction to the next. A transposed square takes as long as its 32 words, even if
     fewer columns leave. There is full backpressure; ``o.ready`` reaches other ports only through
     registers.
@@ -59,7 +63,8 @@ class OperandReader(wiring.Component):
         Operands of instructions. The numbers of parts of a block, ``subs`` and ``subs_last``, must
         be at most ``32 / rows``, and a transposed operand must consist of whole squares.
     read : Out(ReadPort(address_bits))
-        Read port of the scratchpad. A word of four-byte elements takes two reads.
+        Read port of the scratchpad, whose lowest ``port_bytes`` bytes count. A word takes `parts`
+        reads, one of four-byte elements twice as many.
     o : Out(stream.Signature(vector_layout(rows)))
         Vectors, with the codes of their blocks.
     done : Out(1)
@@ -81,8 +86,12 @@ class OperandReader(wiring.Component):
         self.spec = spec
         # These are the generator, the register of requests, the scratchpad, the FIFO, the
         # transposer, and the quantiser with its selection of a part.
+        parts = spec.scratchpad.parts
         self.latency_cycles = AddressGenerator.latency_cycles + 1 + READ_LATENCY + 2 + 1
-        self.latency_cycles += BlockQuantiser.latency_cycles + int(spec.rows < BLOCK)
+        if parts == 1:
+            self.latency_cycles += BlockQuantiser.latency_cycles + int(spec.rows < BLOCK)
+        else:
+            self.latency_cycles += parts - 1 + NarrowQuantiser.latency_cycles
         super().__init__(
             {
                 "i": In(stream.Signature(descriptor_layout())),
@@ -100,22 +109,26 @@ class OperandReader(wiring.Component):
         m = Module()
         m.submodules.addresses = addresses = AddressGenerator(self.spec)
         m.submodules.tags = tags = WordFifo(TAG_LAYOUT, DEPTH)
-        m.submodules.words = words = WordFifo(8 * WORD_BYTES, DEPTH)
-        side_bits = 5
-        m.submodules.transposer = transposer = Transposer(
-            TransposerSpec(BLOCK, (16, 1), side_bits=side_bits)
-        )
+        m.submodules.words = words = WordFifo(8 * self.spec.scratchpad.port_bytes, DEPTH)
+        transposer: Transposer | NarrowTransposer
+        if self.spec.scratchpad.parts == 1:
+            transposer = Transposer(TransposerSpec(BLOCK, (16, 1), side_bits=5))
+        else:
+            lanes = self.spec.scratchpad.port_bytes // 2
+            transposer = NarrowTransposer(TransposerSpec(BLOCK, (16, 1), 5, lanes))
+        m.submodules.transposer = transposer
         wiring.connect(m, wiring.flipped(self.i), addresses.i)
         self._request(m, addresses.o, tags.i, words)
         self._assemble(m, tags.o, words.o, transposer.i)
-        self._quantise(m, transposer.o)
+        self._leave(m, transposer.o)
         return m
 
     def _request(self, m, requests, tags, words):
-        """Request words if there is a place for each, those of four-byte elements in two halves."""
+        """Request the parts of words if there is a place for each; FP32 has twice as many."""
         request = requests.payload
+        pad = self.spec.scratchpad
         reads = Signal()
-        upper = Signal()  # the first half has been requested
+        part = Signal(range(2 * pad.parts))  # the number of the part that is requested next
         final = Signal()
         may = Signal()
         go = Signal()
@@ -125,7 +138,7 @@ class OperandReader(wiring.Component):
         error_index = Signal(32, reset_less=True)
         m.d.comb += [
             reads.eq(~request.empty & ~request.out_of_range),
-            final.eq(~reads | ~request.fp32 | upper),
+            final.eq(~reads | (part == Mux(request.fp32, 2 * pad.parts - 1, pad.parts - 1))),
             may.eq(
                 ~self.halt
                 & tags.ready
@@ -134,7 +147,7 @@ class OperandReader(wiring.Component):
             go.eq(requests.valid & may),
             issue.eq(go & reads),
             requests.ready.eq(may & final),
-            tags.valid.eq(go & final),
+            tags.valid.eq(go & (part == 0)),
             tags.payload.mask.eq(Mux(reads, request.mask, 0)),
             tags.payload.empty.eq(~reads),
             *(
@@ -142,7 +155,7 @@ class OperandReader(wiring.Component):
                 for name in ("fp32", "transposed", "emit", "sub", "last")
             ),
             # There is a place for each word that comes.
-            words.i.payload.eq(self.read.data),
+            words.i.payload.eq(self.read.data[: 8 * pad.port_bytes]),
             words.i.valid.eq(self.read.data_valid),
         ]
         m.d.sync += [
@@ -150,7 +163,7 @@ class OperandReader(wiring.Component):
             self.error_valid.eq(go & request.out_of_range),
         ]
         with m.If(go):
-            m.d.sync += [upper.eq(~final), error_index.eq(request.index)]
+            m.d.sync += [part.eq(Mux(final, 0, part + 1)), error_index.eq(request.index)]
         m.d.comb += [
             self.read.address.eq(address),
             self.error_code.eq(ErrorCode.SCRATCHPAD_RANGE),
@@ -159,19 +172,23 @@ class OperandReader(wiring.Component):
         with m.If(issue):
             m.d.sync += [
                 self.read.valid.eq(1),
-                address.eq(request.address + Mux(upper, WORD_BYTES, 0)),
+                address.eq(request.address + (part << (pad.port_bytes.bit_length() - 1))),
             ]
         with m.Elif(self.read.ready):
             m.d.sync += self.read.valid.eq(0)
 
     def _assemble(self, m, tags, words, out):
-        """Make 32 lanes of the words that were read, with zeros for elements that are not read.
+        """Make lanes of the parts that were read, with zeros for elements that are not read.
 
         Of an FP32 number, the quantiser needs only the upper half, which is a BF16 number, and
         whether the lower half is zero. These are 17 bits per lane, one of which is zero for BF16.
         """
         tag = tags.payload
-        size = BLOCK // 2
+        pad = self.spec.scratchpad
+        lanes = pad.port_bytes // 2
+        size = lanes // 2
+        part = Signal(range(pad.parts))
+        mask = tag.mask.word_select(part, lanes) if pad.parts > 1 else tag.mask
         elements = [words.payload.word_select(k, 32) for k in range(size)]
         upper = Cat(element[16:] for element in elements)
         more = Cat(element[:16].any() for element in elements)
@@ -184,7 +201,7 @@ class OperandReader(wiring.Component):
             takes_low.eq(tags.valid & ~tag.empty & tag.fp32 & ~has_low & words.valid),
             out.valid.eq(tags.valid & (tag.empty | (words.valid & (has_low | ~tag.fp32)))),
             taken.eq(out.valid & out.ready),
-            tags.ready.eq(taken),
+            tags.ready.eq(taken & (part == pad.parts - 1)),
             words.ready.eq(takes_low | (taken & ~tag.empty)),
             out.payload.side.eq(tag.sub),
             out.payload.last.eq(tag.last),
@@ -195,37 +212,38 @@ class OperandReader(wiring.Component):
             m.d.sync += [low.eq(upper), low_more.eq(more), has_low.eq(1)]
         with m.Elif(taken):
             m.d.sync += has_low.eq(0)
-        value = Signal(16 * BLOCK)
+        if pad.parts > 1:
+            with m.If(taken):
+                m.d.sync += part.eq(part + 1)
+        value = Signal(16 * lanes)
         m.d.comb += [
             value.eq(Mux(tag.fp32, Cat(low, upper), words.payload)),
             out.payload.word.plane0.eq(
-                Cat(Mux(tag.mask[k], value.word_select(k, 16), 0) for k in range(BLOCK))
+                Cat(Mux(mask[k], value.word_select(k, 16), 0) for k in range(lanes))
             ),
-            out.payload.word.plane1.eq(Mux(tag.fp32, Cat(low_more, more) & tag.mask, 0)),
+            out.payload.word.plane1.eq(Mux(tag.fp32, Cat(low_more, more) & mask, 0)),
         ]
 
-    def _quantise(self, m, words):
-        """Quantise blocks, and select the part of each that leaves."""
-        rows = self.spec.rows
-        m.submodules.quantiser = quantiser = BlockQuantiser()
+    def _leave(self, m, words):
+        """Quantise blocks, and let the part of each that leaves go.
 
-        # One enable, which comes from a register, moves all stages. A vector that is not accepted
-        # at once goes to the skid buffer.
-        layout = data.StructLayout({"vector": vector_layout(rows), "last": 1})
+        One enable, which comes from a register, moves all stages. A vector that is not accepted at
+        once goes to the skid buffer.
+        """
+        layout = data.StructLayout({"vector": vector_layout(self.spec.rows), "last": 1})
         result = Signal(layout)
         skid = Signal(layout, reset_less=True)
         has_skid = Signal()
         advance = Signal()
-        stages = BlockQuantiser.latency_cycles + int(rows < BLOCK)
+        m.d.comb += [advance.eq(~has_skid), words.ready.eq(advance)]
+        if self.spec.scratchpad.parts == 1:
+            ends, stages = self._quantise(m, words, advance, result)
+        else:
+            ends, stages = self._quantise_parts(m, words, advance, result)
         valid = Signal(stages)
         last = Signal(stages, reset_less=True)
         shown = data.View(layout, Mux(has_skid, skid.as_value(), result.as_value()))
         m.d.comb += [
-            advance.eq(~has_skid),
-            quantiser.advance.eq(advance),
-            words.ready.eq(advance),
-            *(quantiser.i[lane].eq(words.payload.word.plane0[lane]) for lane in range(BLOCK)),
-            quantiser.more.eq(words.payload.word.plane1),
             result.last.eq(last[-1]),
             self.o.valid.eq(has_skid | valid[-1]),
             self.o.payload.eq(shown.vector),
@@ -233,7 +251,7 @@ class OperandReader(wiring.Component):
         ]
         with m.If(advance):
             m.d.sync += [
-                valid.eq(Cat(words.valid, valid)),
+                valid.eq(Cat(ends, valid)),
                 last.eq(Cat(words.payload.last, last)),
                 skid.eq(result),
                 has_skid.eq(valid[-1] & ~self.o.ready),
@@ -241,12 +259,45 @@ class OperandReader(wiring.Component):
         with m.Elif(self.o.ready):
             m.d.sync += has_skid.eq(0)
 
+    def _quantise_parts(self, m, words, advance, result):
+        """Quantise blocks that come in parts; return what `_quantise` does."""
+        lanes = self.spec.scratchpad.port_bytes // 2
+        m.submodules.quantiser = quantiser = NarrowQuantiser(self.spec.rows, lanes)
+        m.d.comb += [
+            quantiser.advance.eq(advance),
+            quantiser.valid.eq(words.valid),
+            *(quantiser.i[lane].eq(words.payload.word.plane0[lane]) for lane in range(lanes)),
+            quantiser.more.eq(words.payload.word.plane1),
+            quantiser.sub.eq(words.payload.side),
+            result.vector.data.eq(quantiser.o),
+            result.vector.code.eq(quantiser.code),
+        ]
+        return words.valid & quantiser.ends, quantiser.latency_cycles
+
+    def _quantise(self, m, words, advance, result):
+        """Quantise blocks, and select the part of each that leaves.
+
+        Returns
+        -------
+        ends : Value
+            Whether a block enters, or its last part.
+        stages : int
+            Cycles until its vector is in `result`.
+        """
+        rows = self.spec.rows
+        m.submodules.quantiser = quantiser = BlockQuantiser()
+        stages = BlockQuantiser.latency_cycles + int(rows < BLOCK)
+        m.d.comb += [
+            quantiser.advance.eq(advance),
+            *(quantiser.i[lane].eq(words.payload.word.plane0[lane]) for lane in range(BLOCK)),
+            quantiser.more.eq(words.payload.word.plane1),
+        ]
         if rows == BLOCK:
             m.d.comb += [
                 result.vector.data.eq(Cat(*quantiser.o)),
                 result.vector.code.eq(quantiser.code),
             ]
-            return
+            return words.valid, stages
         part = words.payload.side
         for stage in range(BlockQuantiser.latency_cycles):
             later = Signal((BLOCK // rows - 1).bit_length(), name=f"part{stage}", reset_less=True)
@@ -260,3 +311,4 @@ class OperandReader(wiring.Component):
                 selected.data.eq(Cat(*quantiser.o).word_select(part, 8 * rows)),
                 selected.code.eq(quantiser.code),
             ]
+        return words.valid, stages

@@ -21,9 +21,9 @@ from fpgapipe.hw.rtl.lib.rotator import rotated
 
 
 def word_layout(spec: TransposerSpec):
-    """Layout of a word: plane by plane, the bits of all lanes, since whole planes move together."""
+    """Layout of the lanes that move in a cycle, plane by plane: whole planes move together."""
     return data.StructLayout(
-        {f"plane{k}": data.ArrayLayout(bits, spec.size) for k, bits in enumerate(spec.planes)}
+        {f"plane{k}": data.ArrayLayout(bits, spec.width) for k, bits in enumerate(spec.planes)}
     )
 
 

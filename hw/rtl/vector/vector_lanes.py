@@ -292,17 +292,18 @@ class VectorLanes(wiring.Component):
 
         # Random numbers are drawn once for each vector, when its first beat is `RANDOM_CYCLES`
         # before the stage that compares them.
-        m.submodules.random = random = own_module(Threefry(), "threefry")
-        draw_stage = CHOICE_STAGE + 1 - RANDOM_CYCLES
-        m.d.comb += [
-            random.advance.eq(advance),
-            random.start.eq(self.start),
-            random.first.eq(config.first),
-            random.key.eq(config.key),
-            random.draw.eq(at[draw_stage] & config.lane.is_random & (early(draw_stage).beat == 0)),
-        ]
         drawn = Signal(16 * self.spec.lanes)
-        m.d.comb += drawn.eq(random.o >> (late(CHOICE_STAGE + 1).beat * len(drawn)))
+        if self.spec.random:
+            m.submodules.random = random = own_module(Threefry(), "threefry")
+            stage = CHOICE_STAGE + 1 - RANDOM_CYCLES
+            m.d.comb += [
+                random.advance.eq(advance),
+                random.start.eq(self.start),
+                random.first.eq(config.first),
+                random.key.eq(config.key),
+                random.draw.eq(at[stage] & config.lane.is_random & (early(stage).beat == 0)),
+                drawn.eq(random.o >> (late(CHOICE_STAGE + 1).beat * len(drawn))),
+            ]
 
         counter = Signal(32, reset_less=True)
         number = whole_number(m, late(CHOICE_STAGE - 1).counter, "counter")

@@ -1,6 +1,6 @@
 """Gateware that reads the operands of VECTOR instructions from the scratchpad for the lanes."""
 
-from amaranth.hdl import Cat, Const, Module, Mux, Signal
+from amaranth.hdl import Cat, Const, Module, Mux, Signal, Value
 from amaranth.lib import data, stream, wiring
 from amaranth.lib.wiring import In, Out
 
@@ -235,6 +235,14 @@ class VectorPositions(wiring.Component):
                 ]
 
 
+def reads_parts(spec: CoreSpec) -> bool:
+    """Whether the engine reads as much as a port of the scratchpad gives in a cycle.
+
+    Otherwise it reads 64 bytes at a time. Blocks of MXINT8 are always read as a whole.
+    """
+    return spec.scratchpad.parts > 1 and not (spec.vector and spec.vector.mx)
+
+
 class VectorReader(wiring.Component):
     """Reads vectors and coefficients from the scratchpad, and makes beats for the lanes.
 
@@ -263,7 +271,8 @@ class VectorReader(wiring.Component):
     error_valid, error_code, error_index : Out(1), Out(8), Out(32)
         A pulse for an error, after which nothing is read until reset. SCRATCHPAD_RANGE: a vector
         with a valid lane, or a coefficient, begins outside the scratchpad. BAD_FIELD: this engine
-        does not have the format of a source or of the target, or blocks are broadcast.
+        does not have the format of a source or of the target or random numbers, or blocks are
+        broadcast.
     fed : Out(1)
         Event: the last beat of a vector leaves.
     wait_x, wait_y : Out(1)
@@ -276,6 +285,7 @@ class VectorReader(wiring.Component):
     def __init__(self, spec: CoreSpec) -> None:
         assert spec.vector is not None
         self.spec, self._vector = spec, spec.vector
+        self._is_narrow = reads_parts(spec)
         bits = spec.scratchpad.address_bits
         super().__init__(
             {
@@ -301,7 +311,8 @@ class VectorReader(wiring.Component):
         m = Module()
         m.submodules.positions = positions = VectorPositions(self.spec)
         m.submodules.tags = tags = WordFifo(tag_layout(self._vector), DEPTH)
-        words = {name: WordFifo(8 * WORD_BYTES, DEPTH) for name in SOURCES}
+        size = self.spec.scratchpad.port_bytes if self._is_narrow else WORD_BYTES
+        words = {name: WordFifo(8 * size, DEPTH) for name in SOURCES}
         m.d.comb += [positions.take.eq(self.take), positions.body.eq(self.body)]
         for name, fifo in words.items():
             m.submodules[f"words_{name}"] = fifo
@@ -310,10 +321,16 @@ class VectorReader(wiring.Component):
         return m
 
     def _request(self, m, positions, tags, words):
-        """Request the words of coefficients and vectors, if there is a place for each word."""
+        """Request the words of coefficients and vectors, if there is a place for each word.
+
+        With a narrow port, these are the parts of a word that have elements: half of them have
+        those of a vector in BF16, the first one a broadcast element.
+        """
+        number = Signal(range(self.spec.scratchpad.parts))  # of the part
         body, position = self.body, positions.payload
         bits = self.spec.scratchpad.address_bits
         failed = Signal()
+        done = Signal()  # the last part is requested
         go = Signal()
         goes_on = Signal()  # the position is done and the next one follows
         is_coefficient = Signal()
@@ -325,7 +342,7 @@ class VectorReader(wiring.Component):
         k_address = Signal(32, reset_less=True)
         m.d.comb += [
             is_coefficient.eq(position.renews & (k_done != k_number)),
-            goes_on.eq(go & ~is_coefficient),
+            goes_on.eq(go & ~is_coefficient & done),
         ]
         with m.If(self.take):
             fields = body["coefficients"]
@@ -338,13 +355,14 @@ class VectorReader(wiring.Component):
                 k_done.eq(0),
                 self.error_index.eq(self.index),
             ]
-        with m.Elif(go & is_coefficient):
+        with m.Elif(go & is_coefficient & done):
             m.d.sync += [k_address.eq(k_address + k_pitch), k_done.eq(k_done + 1)]
         with m.Elif(goes_on & position.renews):
             m.d.sync += [k_address.eq(k_first), k_first.eq(k_first + k_step), k_done.eq(0)]
 
         may = [~self.halt, ~failed, tags.ready]
         outside, tag = [], tags.payload
+        finals = []  # for each source, whether no further part is to be read
         for name, port in (("x", self.read_x), ("y", self.read_y)):
             reads = Signal(name=f"{name}_reads")
             issue = Signal(name=f"{name}_issue")
@@ -360,15 +378,26 @@ class VectorReader(wiring.Component):
                 is_outside = is_outside & ~is_coefficient
                 m.d.comb += reads.eq(~is_coefficient & position.y_used)
             outside.append(is_outside)
+            final: Value = Const(1)
+            if self._is_narrow:
+                final, part_reads = self._parts(m, name, number, is_coefficient)
+                reads, wanted = Signal(name=f"{name}_part_reads"), reads
+                m.d.comb += reads.eq(wanted & part_reads)
+                final = final | ~wanted
+                step = self.spec.scratchpad.port_bytes.bit_length() - 1
+                target = (target + (number << step))[:bits]
+                m.d.comb += tag[f"{name}_reads"].eq(wanted)
+            else:
+                m.d.comb += tag[f"{name}_reads"].eq(reads)
+            finals.append(final)
             word = words[name]
             may.append(~reads | ((places != 0) & (port.ready | ~port.valid)))
             m.d.comb += [
                 issue.eq(go & reads),
                 port.address.eq(address),
                 # There is a place for each word that comes.
-                word.i.payload.eq(port.data),
+                word.i.payload.eq(port.data[: len(word.i.payload)]),
                 word.i.valid.eq(port.data_valid),
-                tag[f"{name}_reads"].eq(reads),
                 tag[f"{name}_mask"].eq(position[f"{name}_mask"]),
             ]
             if self._vector.mx:
@@ -380,12 +409,18 @@ class VectorReader(wiring.Component):
                 m.d.sync += port.valid.eq(0)
 
         is_outside, may_go = Signal(), Signal()
+        if self._is_narrow:
+            with m.If(self.take):
+                m.d.sync += number.eq(0)
+            with m.Elif(go):
+                m.d.sync += number.eq(Mux(done, 0, number + 1))
         m.d.comb += [
             is_outside.eq(Cat(outside).any()),
             may_go.eq(Cat(may).all()),
             go.eq(positions.valid & may_go & ~is_outside),
-            positions.ready.eq(may_go & ~is_outside & ~is_coefficient),
-            tags.valid.eq(go),
+            done.eq(Cat(finals).all()),
+            positions.ready.eq(may_go & ~is_outside & ~is_coefficient & done),
+            tags.valid.eq(go & (number == 0)),
             tag.is_coefficient.eq(is_coefficient),
             tag.number.eq(k_done),
             *(tag[name].eq(position[name]) for name in _FLAGS),
@@ -400,17 +435,30 @@ class VectorReader(wiring.Component):
                 self.error_code.eq(ErrorCode.BAD_FIELD),
             ]
 
+    def _parts(self, m, name, number, is_coefficient):
+        """Return whether a part is the last one of a source, and whether it is one of them."""
+        parts = self.spec.scratchpad.parts
+        source = self.body["x" if name == "x" else "source_y"]
+        most = Signal(range(parts), name=f"{name}_parts", reset_less=True)
+        with m.If(self.take):
+            fp32 = source["format"] == Format.FP32
+            m.d.sync += most.eq(Mux(source["broadcast"], 0, Mux(fp32, parts - 1, parts // 2 - 1)))
+        limit = Mux(is_coefficient, parts - 1, most)
+        return number >= limit, number <= limit
+
     def _is_refused(self):
-        """Whether this engine lacks a format of the instruction, or blocks are broadcast."""
+        """Whether this engine lacks what the instruction needs, or blocks are broadcast."""
 
         def is_wrong(part, broadcast):
             if not self._vector.mx:
                 return part["format"][1]
             return part["format"][1] & (part["format"][0] | broadcast)
 
+        draws = Const(0) if self._vector.random else self.body["is_random"]
         x, y, target = (self.body[name] for name in ("x", "source_y", "target"))
         return (
-            is_wrong(x, x["broadcast"])
+            draws
+            | is_wrong(x, x["broadcast"])
             | (is_wrong(y, y["broadcast"]) & self.body["uses_y"])
             | is_wrong(target, 0)
         )
@@ -441,7 +489,13 @@ class VectorReader(wiring.Component):
             writes.eq(tags.valid & tag.is_coefficient & ~lacks[0] & ~in_use),
             goes.eq((loads | writes) & is_last_beat),
             tags.ready.eq(goes),
-            *(words[name].ready.eq(goes & tag[f"{name}_reads"]) for name in SOURCES),
+            *(
+                words[name].ready.eq(
+                    self._ends_part(m, name, beat, tag.is_coefficient, loads | writes, goes)
+                    & tag[f"{name}_reads"]
+                )
+                for name in SOURCES
+            ),
             self.fed.eq(leaves & (held.beat == beats - 1)),
             self.wait_x.eq(tags.valid & lacks[0]),
             self.wait_y.eq(tags.valid & lacks[1] & ~lacks[0]),
@@ -482,6 +536,25 @@ class VectorReader(wiring.Component):
                     held[name][lane].eq(Mux(there[lane], elements[lane], 0))
                     for lane in range(spec.lanes)
                 ]
+
+    def _ends_part(self, m, name, beat, is_coefficient, moves, goes):
+        """Whether a beat leaves that is the last one of the word, or part, at the front."""
+        if not self._is_narrow:
+            return goes
+        source = self.body["x" if name == "x" else "source_y"]
+        fp32 = Signal(name=f"{name}_exact", reset_less=True)
+        single = Signal(name=f"{name}_single", reset_less=True)
+        with m.If(self.take):
+            m.d.sync += [
+                fp32.eq(source["format"] == Format.FP32),
+                single.eq(source["broadcast"]),
+            ]
+        lanes, size = self._vector.lanes, self.spec.scratchpad.port_bytes
+        exact, short = (
+            beat[: (size // bytes_of // lanes - 1).bit_length()].all() for bytes_of in (4, 2)
+        )
+        ends = Mux(is_coefficient | (fp32 & ~single), exact, short)
+        return Mux(single & ~is_coefficient, goes, moves & ends)
 
     def _blocks(self, m, name, field, word, part, there, loads):
         """Dequantise blocks in two steps, the second of which follows the register of the beat.
@@ -526,7 +599,7 @@ class VectorReader(wiring.Component):
                 broadcast.eq(self.body[field]["broadcast"]),
             ]
         exact = _part(word, beat, 32 * lanes)
-        short = _part(word[: 16 * LANES], beat, 16 * lanes)
+        short = _part(word[: min(16 * LANES, len(word))], beat, 16 * lanes)
         part = Signal(32 * lanes, name=f"{name}_part")
         only = Signal(32, name=f"{name}_only")
         zeros = Const(0, 16)
@@ -539,5 +612,6 @@ class VectorReader(wiring.Component):
 
 
 def _part(word, beat, bits):
-    """Select a beat's part of a word."""
-    return word.word_select(beat, bits) if len(word) > bits else word
+    """Select a beat's part of a word, or of a part of a word."""
+    number = (len(word) // bits - 1).bit_length()
+    return word.word_select(beat[:number], bits) if len(word) > bits else word

@@ -81,7 +81,19 @@ class DropoutUnit(Unit):
         return super().wants(given, rigid)
 
     def draw(self, step: MicroBatch, count: int) -> Draw:
-        """Random numbers of a micro-batch, for as many elements."""
+        """Random numbers of a micro-batch, for as many elements.
+
+        Raises
+        ------
+        NotImplementedError
+            If the core draws none.
+        """
+        vector = step.product_core.vector
+        if vector is None or not vector.random:
+            raise NotImplementedError(
+                "dropout needs random numbers, which this core's vector engine does not draw "
+                "(VectorSpec.random); take a core that does, or a rate of 0"
+            )
         return Draw(self.rate, self.stream, step.random_key, step.random_vectors(count))
 
     def _drop(self, step: MicroBatch, name: str, x: Tensor, y: Tensor) -> None:
