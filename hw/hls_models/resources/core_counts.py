@@ -137,7 +137,7 @@ COEFFICIENTS = {
             _COUNTED + "transposer 1,012 LUT and 340 FF, quantiser, reader; without rows",
         ),
         Coefficient(
-            "narrow reader of 16", "operand in parts of 16 elements", 2900, 1300, 8, 0, "derived",
+            "narrow reader of 16", "operand in parts of 16 elements", 3200, 1300, 8, 0, "derived",
             "as that of parts of 8, of which twice as many bits are rotated by a step more",
         ),
         Coefficient(

@@ -126,7 +126,10 @@ class NarrowTransposer(wiring.Component):
         parts = []
         for number in range(lanes):
             m.submodules[f"memory{number}"] = memory = Memory(
-                shape=bits, depth=2 << (index_bits + part_bits), init=[]
+                shape=bits,
+                depth=2 << (index_bits + part_bits),
+                init=[],
+                attrs={"ram_style": "block"},
             )
             port = memory.write_port()
             m.d.comb += [
