@@ -1,10 +1,11 @@
-"""Model of the bridge between a link and Aurora: how beats are split and joined."""
+"""Model of what is between a link and Aurora, or pins: how beats are split and joined."""
 
 from collections.abc import Iterable, Iterator
 from typing import NamedTuple
 
 from fpgapipe.hw.hls_models.spec.aurora import AuroraSpec
 from fpgapipe.hw.hls_models.spec.link import TRAILER_BYTES
+from fpgapipe.hw.hls_models.spec.pins import PinsSpec
 
 
 class AuroraBeat(NamedTuple):
@@ -25,7 +26,7 @@ class AuroraBeat(NamedTuple):
     keep: int
 
 
-def sent(spec: AuroraSpec, beats: Iterable[AuroraBeat]) -> Iterator[AuroraBeat]:
+def sent(spec: AuroraSpec | PinsSpec, beats: Iterable[AuroraBeat]) -> Iterator[AuroraBeat]:
     """Beats that Aurora is given for beats of the link; all their bytes count as valid."""
     width = spec.lane_bytes
     ones = (1 << width) - 1
@@ -39,7 +40,7 @@ def sent(spec: AuroraSpec, beats: Iterable[AuroraBeat]) -> Iterator[AuroraBeat]:
             )
 
 
-def received(spec: AuroraSpec, beats: Iterable[AuroraBeat]) -> Iterator[AuroraBeat]:
+def received(spec: AuroraSpec | PinsSpec, beats: Iterable[AuroraBeat]) -> Iterator[AuroraBeat]:
     """Beats that the link is given for beats of Aurora.
 
     The bytes of parts that did not come have no meaning and are zero here. A last beat of a wrong

@@ -11,6 +11,7 @@ from cocotb.triggers import ClockCycles, RisingEdge
 from fpgapipe.hw.hls_models.model.aurora import AuroraBeat, received, sent
 from fpgapipe.hw.hls_models.spec.aurora import RELEASE_CYCLES, AuroraSpec
 from fpgapipe.hw.hls_models.spec.link import TRAILER_BYTES
+from fpgapipe.hw.hls_models.spec.pins import PinsSpec
 from fpgapipe.sim_tb.drivers.stream import parameters
 
 CLOCKS_PS = {"clk": 3334, "user_clk": 2482, "init_clk": 10_000}
@@ -31,7 +32,7 @@ async def started(dut: Any) -> AuroraSpec:
     return AuroraSpec(**parameters())
 
 
-def frame(spec: AuroraSpec, num_words: int, rng: random.Random) -> Iterator[AuroraBeat]:
+def frame(spec: AuroraSpec | PinsSpec, num_words: int, rng: random.Random) -> Iterator[AuroraBeat]:
     """Beats of a frame of the link: words of 64 bytes, and a trailer of 16."""
     text = rng.randbytes(64 * num_words + TRAILER_BYTES)
     for begin in range(0, len(text), spec.phy_bytes):
