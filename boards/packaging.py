@@ -13,7 +13,7 @@ from fpgapipe.boards.block import Block, duplicates
 from fpgapipe.boards.quantities import Source, one_of, quantity, text, whole, word
 from fpgapipe.boards.yaml_file import Loc
 
-FLOWS = ("vitis", "vivado", "pynq")
+FLOWS = ("vitis", "vivado", "pynq", "litex")
 """Flows that package builds; each is also the key of its values."""
 
 SYSTEMS = ("zynq-7000", "zynq-ultrascale")
@@ -94,14 +94,17 @@ class Pynq(Block):
     source: Source
 
 
+Standard = Annotated[
+    str, text("I/O standard", longest=20, pattern=r"[A-Z0-9_]+", rule="such as LVCMOS18")
+]
+
+
 class ConstantPin(Block):
-    """A pin that a cage needs at a fixed level."""
+    """A pin that needs a fixed level."""
 
     name: Annotated[str, word("the pin's name on the board")]
     pin: Pin
-    standard: Annotated[
-        str, text("I/O standard", longest=20, pattern=r"[A-Z0-9_]+", rule="such as LVCMOS18")
-    ]
+    standard: Standard
     value: Annotated[int, whole(0, 1, "level")]
 
 
@@ -162,6 +165,84 @@ class Transceiver(Block):
                 yield (), f"must have each pin once, but {pin} (number {index}) was there before"
 
 
+class Sdram(Block):
+    """The pins of an SDRAM chip, as LiteDRAM names them, and the chip."""
+
+    module: Annotated[
+        str, text("the chip, as LiteDRAM names it", longest=40, pattern=r"[A-Z0-9_]+")
+    ]
+    clock: Pin
+    a: list[Pin] = Field(min_length=11, max_length=14)
+    ba: list[Pin] = Field(min_length=1, max_length=3)
+    dq: list[Pin] = Field(min_length=8, max_length=64)
+    dm: list[Pin] = Field(min_length=1, max_length=8)
+    cke: Pin
+    cs_n: Pin
+    ras_n: Pin
+    cas_n: Pin
+    we_n: Pin
+
+    @property
+    def pins(self) -> dict[str, list[str]]:
+        """Pins by name, but for the clock."""
+        single = {name: [getattr(self, name)] for name in ("cke", "cs_n", "ras_n", "cas_n", "we_n")}
+        return {"a": self.a, "ba": self.ba, "dq": self.dq, "dm": self.dm, **single}
+
+
+class Litex(Block):
+    """A board for which LiteX makes a SoC without a processor, reached over a serial port."""
+
+    memory: Annotated[str, word("a group of 'memory', to which the core is connected")]
+    standard: Standard
+    clock_pin: Pin
+    clock_hz: Frequency
+    reset_pin: Pin
+    serial_tx: Pin
+    serial_rx: Pin
+    serial_baud: Annotated[int, whole(9600, 12_000_000, "baud of the serial port")]
+    sdram: Sdram
+    constant_pins: list[ConstantPin] = Field(default_factory=list, max_length=8)
+    loader: Annotated[str, word("the board, as openFPGALoader names it")]
+    source: Source
+
+    @property
+    def pins(self) -> list[str]:
+        """All package pins."""
+        own = [self.clock_pin, self.reset_pin, self.serial_tx, self.serial_rx, self.sdram.clock]
+        chip = [pin for pins in self.sdram.pins.values() for pin in pins]
+        return [*own, *chip, *(each.pin for each in self.constant_pins)]
+
+
+class LinkPins(Block):
+    """The pins of a link over plain pins, one way."""
+
+    clock: Pin
+    valid: Pin
+    last: Pin
+    data: list[Pin] = Field(min_length=8, max_length=8)
+
+    @property
+    def pins(self) -> list[str]:
+        """All package pins."""
+        return [self.clock, self.valid, self.last, *self.data]
+
+
+class PinPort(Block):
+    """The pins of one port of a link group that has no transceivers."""
+
+    link: Annotated[str, word("a group of 'links'")]
+    port: Annotated[int, whole(0, 255, "index of the port")]
+    connector: Annotated[str, text("where the pins are, for whoever wires them", longest=120)]
+    outputs: LinkPins
+    inputs: LinkPins
+    source: Source
+
+    @property
+    def name(self) -> str:
+        """Name of the port, as clusters have it."""
+        return f"{self.link}/{self.port}"
+
+
 class Packaging(Block):
     """The values of a board for the flow that packages its builds."""
 
@@ -169,7 +250,9 @@ class Packaging(Block):
     vitis: Vitis | None = None
     vivado: Vivado | None = None
     pynq: Pynq | None = None
+    litex: Litex | None = None
     transceivers: list[Transceiver] = Field(default_factory=list, max_length=64)
+    pin_ports: list[PinPort] = Field(default_factory=list, max_length=64)
 
     @property
     def flow(self) -> str:
@@ -190,6 +273,16 @@ class Packaging(Block):
         for index, name in duplicates([each.name for each in self.transceivers]):
             what = f"must be unique, and {name} was there before"
             yield ("transceivers", index, "port"), what
+        for index, name in duplicates([each.name for each in self.pin_ports]):
+            yield ("pin_ports", index, "port"), f"must be unique, and {name} was there before"
+        if self.pin_ports and given != ["litex"]:
+            yield ("pin_ports",), "must be left out unless the flow is litex"
+        if self.litex:
+            if self.transceivers:
+                yield ("transceivers",), "must be left out, since the flow is litex"
+            ports = [pin for each in self.pin_ports for pin in each.outputs.pins + each.inputs.pins]
+            for _, pin in duplicates([*self.litex.pins, *ports]):
+                yield (), f"must have each pin once, but {pin} was there before"
         for index, each in enumerate(self.transceivers):
             if given == ["vitis"] and each.sites:
                 what = "must have names of the platform, since the flow is vitis"

@@ -10,7 +10,7 @@ from typing import Annotated, Any
 from pydantic import Field
 
 from fpgapipe.boards.block import Block, duplicates
-from fpgapipe.boards.packaging import Packaging
+from fpgapipe.boards.packaging import Packaging, PinPort, Transceiver
 from fpgapipe.boards.quantities import Source, one_of, quantity, share, text, whole, word
 from fpgapipe.boards.yaml_file import Fault, Loc
 from fpgapipe.errors import nearest, shown
@@ -280,11 +280,15 @@ class Board(Block):
                 f"{shown(packaging.vitis.memory_die)}",
             )
         counts = {group.name: group.count for group in self.links}
-        for index, each in enumerate(packaging.transceivers):
+        listed: list[tuple[str, int, Transceiver | PinPort]] = [
+            *(("transceivers", index, each) for index, each in enumerate(packaging.transceivers)),
+            *(("pin_ports", index, each) for index, each in enumerate(packaging.pin_ports)),
+        ]
+        for key, index, each in listed:
             if each.port >= counts.get(each.link, 0):
                 ports = ", ".join(f"{count} of {name}" for name, count in counts.items())
                 yield (
-                    ("packaging", "transceivers", index, "port"),
+                    ("packaging", key, index, "port"),
                     f"must be a port of the board ({ports}), not {each.name}",
                 )
 

@@ -10,6 +10,7 @@ import importlib.util
 import json
 import os
 import shutil
+import subprocess
 import sys
 from pathlib import Path
 from typing import Any
@@ -23,7 +24,7 @@ from litex.build.io import DDROutput
 from litex.build.lattice import LatticeECP5Platform
 from litex.build.sim import SimPlatform
 from litex.soc.cores.clock import ECP5PLL
-from litex.soc.cores.uart import RS232PHYModel, UARTBone, UARTPHY
+from litex.soc.cores.uart import UARTPHY, RS232PHYModel, UARTBone
 from litex.soc.integration.builder import Builder
 from litex.soc.integration.soc import SoCRegion
 from litex.soc.integration.soc_core import SoCCore
@@ -83,7 +84,7 @@ def platform_io(board: dict[str, Any], *, simulated: bool) -> list[Any]:
     return [*io, ("serial", 0, *(Subsignal(name, Pins(bits)) for name, bits in names.items()))]
 
 
-class Clocks(Module):  # type: ignore[misc]
+class Clocks(Module):
     """The clock of the SoC and that of the SDRAM, a quarter of a period later."""
 
     def __init__(self, platform: Any, board: dict[str, Any], clk_hz: float, *, simulated: bool):
@@ -99,13 +100,11 @@ class Clocks(Module):  # type: ignore[misc]
         pll.register_clkin(clock, board["clock_hz"])
         pll.create_clkout(self.cd_sys, clk_hz)
         pll.create_clkout(self.cd_sys_ps, clk_hz, phase=90, with_reset=False)
-        self.specials += DDROutput(
-            1, 0, platform.request("sdram_clock"), ClockSignal("sys_ps")
-        )
+        self.specials += DDROutput(1, 0, platform.request("sdram_clock"), ClockSignal("sys_ps"))
         platform.add_period_constraint(clock, 1e9 / board["clock_hz"])
 
 
-class Soc(SoCCore):  # type: ignore[misc]
+class Soc(SoCCore):
     """The SoC.
 
     Parameters
@@ -142,7 +141,7 @@ class Soc(SoCCore):  # type: ignore[misc]
         self._add_memory(board, clk_hz)
         self._add_core(core, board)
         for name in device["sources"]:
-            platform.add_source(str(folder / name))
+            platform.add_source(str(folder / name), copy=not simulated)
         for pin in board["constant_pins"]:
             self.comb += platform.request(pin["name"]).eq(pin["value"])
 
@@ -155,7 +154,7 @@ class Soc(SoCCore):  # type: ignore[misc]
         self.bus.add_master("bridge", bridge.wishbone)
 
     def _add_memory(self, board: dict[str, Any], clk_hz: float) -> None:
-        """Add the SDRAM; the bridge has no cache before it, since the core has a port of its own."""
+        """Add the SDRAM, with no cache before the bridge: the core has a port of its own."""
         module = getattr(modules, board["sdram"]["module"])(clk_hz, "1:1")
         self.add_module("sdrphy", GENSDRPHY(self.platform.request("sdram"), clk_hz))
         self.add_sdram("sdram", self.sdrphy, module, origin=MEMORY, l2_cache_size=0)
@@ -189,9 +188,7 @@ class Soc(SoCCore):  # type: ignore[misc]
             self._add_link(link, streams)
 
     @staticmethod
-    def _outer(
-        name: str, memory: Any, registers: Any, streams: dict[str, Any], bits: int
-    ) -> Any:
+    def _outer(name: str, memory: Any, registers: Any, streams: dict[str, Any], bits: int) -> Any:
         """The signal that a port of the core is joined to; None if there is none."""
         if "_axis_link" in name:
             return streams.setdefault(name, Signal(bits, name=f"phy_{name}"))
@@ -244,6 +241,21 @@ def tools_on_path(folder: Path) -> None:
     os.environ["PATH"] = f"{folder}{os.pathsep}{os.environ['PATH']}"
 
 
+def run_tools(out: Path) -> None:
+    """Place, route and pack what LiteX has written; ends with a sentence if the clock is missed."""
+    tools_on_path(out / "tools")
+    gateware = out / "gateware"
+    # YoWASP's tools see the folder that they run in, and not every other one (/tmp is their own).
+    script = gateware / f"{NAME}.ys"
+    script.write_text(script.read_text().replace(f"{gateware}{os.sep}", ""))
+    done = subprocess.run(["sh", f"build_{NAME}.sh"], cwd=gateware, check=False)
+    if done.returncode:
+        sys.exit(
+            "soc.py: Yosys, nextpnr or ecppack failed, as the last lines above say; if it is the "
+            "clock of 'sys_clk', try make SEED=2, or plan for a lower clk_target_hz of the board"
+        )
+
+
 def main() -> None:
     """Make the Verilog and the map of the bus, and with ``--build`` the bitstream."""
     parser = argparse.ArgumentParser(description=main.__doc__)
@@ -259,7 +271,7 @@ def main() -> None:
         soc,
         output_dir=str(out),
         compile_software=False,
-        compile_gateware=arguments.build,
+        compile_gateware=False,
         csr_csv=str(out / "csr.csv"),
     )
     if arguments.simulated:
@@ -268,9 +280,9 @@ def main() -> None:
         builder._generate_csr_map()
         soc.platform.get_verilog(soc, name=NAME).write(str(out / f"{NAME}.v"))
         return
+    builder.build(build_name=NAME, seed=arguments.seed, timingstrict=True, run=False)
     if arguments.build:
-        tools_on_path(out / "tools")
-    builder.build(build_name=NAME, seed=arguments.seed, timingstrict=False, run=arguments.build)
+        run_tools(out)
 
 
 if __name__ == "__main__":

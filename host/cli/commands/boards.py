@@ -205,7 +205,13 @@ def _packaging_rows(packaging: Packaging) -> list[list[str]]:
     """What a vendor's flow knows of the board: the flow, the tools, and each port."""
     flow = getattr(packaging, packaging.flow)
     tools = packaging.tools
-    name = packaging.vitis.platform if packaging.vitis else flow.board_part
+    name = (
+        packaging.vitis.platform
+        if packaging.vitis
+        else packaging.litex.loader
+        if packaging.litex
+        else flow.board_part
+    )
     rows = [
         [packaging.flow, name, flow.source],
         ["tools", f"{tools.first or 'unknown'} to {tools.last or 'the newest'}", tools.source],

@@ -42,7 +42,8 @@ async def bytes_of_the_link_go_out(dut: Any) -> None:
         beats = [each for _ in range(6) for each in frame(spec, rng.randrange(4), rng)]
         expected = list(sent(spec, beats))
         sender = cocotb.start_soon(send_words(dut, beats, rng, rate))
-        found, cycles = [], 0
+        found: list[AuroraBeat] = []
+        cycles = 0
         while len(found) < len(expected):
             await RisingEdge(dut.out_clock)
             cycles += bool(found)

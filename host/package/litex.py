@@ -1,0 +1,149 @@
+"""Packages for LiteX: a SoC around the core, made and routed by tools that are all on PyPI."""
+
+from __future__ import annotations
+
+import functools
+import json
+from importlib.resources import files as resources
+from typing import TYPE_CHECKING, Any
+
+from fpgapipe.host.package.wrapper import core_ports
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from fpgapipe.boards.packaging import LinkPins, Litex
+    from fpgapipe.host.package.target import PinEnd, Target
+    from fpgapipe.hw.hls_models.spec.pins import PinsSpec
+
+SOC, DEVICE = "soc.py", "device.json"
+"""The script that makes the SoC, and what it knows of board and core."""
+
+BITSTREAM, CSR = "build/gateware/fpgapipe.bit", "build/csr.csv"
+"""The bitstream, and the map of the SoC's bus."""
+
+VERSIONS = ("litex==2024.12", "litedram==2024.12")
+"""Releases with which the script was run."""
+
+
+def files(target: Target, verilog: str) -> Iterator[tuple[str, str]]:
+    """Names and texts of the files of a device, but for its README.
+
+    Parameters
+    ----------
+    target : Target
+    verilog : str
+        Verilog of its core.
+    """
+    yield SOC, (resources("fpgapipe.host.package") / "litex_soc.py").read_text()
+    yield DEVICE, json.dumps(device(target, verilog), indent=1) + "\n"
+    for spec in dict.fromkeys(end.spec for end in target.pin_links):
+        yield f"{pins_name(spec)}.v", pins_verilog(spec)
+    yield "Makefile", makefile(target)
+
+
+def pins_name(spec: PinsSpec) -> str:
+    """Name of the module between a link and its pins."""
+    return f"fpgapipe_pins_{spec.phy_bytes}"
+
+
+@functools.cache
+def pins_verilog(spec: PinsSpec) -> str:
+    """Return the Verilog of the module between a link and its pins."""
+    from fpgapipe.hw.rtl.link.pin_phy import PinPhy
+    from fpgapipe.hw.rtl.verilog import verilog_of
+
+    return verilog_of(PinPhy(spec), pins_name(spec))
+
+
+def sources(target: Target) -> list[str]:
+    """Verilog files of a device."""
+    links = dict.fromkeys(f"{pins_name(end.spec)}.v" for end in target.pin_links)
+    return [f"../../../{target.core_file}", *links]
+
+
+def device(target: Target, verilog: str) -> dict[str, Any]:
+    """Return what the script of the SoC knows of a device."""
+    board = target.packaging.litex
+    assert board is not None, "checked by check_boards"
+    ports = core_ports(verilog)
+    return {
+        "device": target.device,
+        "clk_hz": target.clk_hz,
+        "sources": sources(target),
+        "core": {
+            "digest": target.core.digest,
+            "bus_bytes": target.core.bus_bytes,
+            "id_bits": next(each.bits for each in ports if each.signal == "ARID"),
+            "ports": [
+                {"name": each.core, "bits": each.core_bits, "is_input": each.is_input}
+                for each in ports
+            ],
+        },
+        "board": _board(target, board),
+    }
+
+
+def _board(target: Target, board: Litex) -> dict[str, Any]:
+    return {
+        "part": target.board.part.name,
+        "standard": board.standard,
+        "clock_pin": board.clock_pin,
+        "clock_hz": board.clock_hz,
+        "reset_pin": board.reset_pin,
+        "serial": {"tx": board.serial_tx, "rx": board.serial_rx, "baud": board.serial_baud},
+        "sdram": {
+            "module": board.sdram.module,
+            "clock": board.sdram.clock,
+            "pins": board.sdram.pins,
+        },
+        "constant_pins": [each.model_dump() for each in board.constant_pins],
+        "links": [_link(target, each) for each in target.pin_links],
+    }
+
+
+def _link(target: Target, end: PinEnd) -> dict[str, Any]:
+    return {
+        "number": end.number,
+        "module": pins_name(end.spec),
+        "clock_hz": target.clk_hz / 2,
+        "out": _way(end.port.outputs),
+        "in": _way(end.port.inputs),
+    }
+
+
+def _way(pins: LinkPins) -> dict[str, list[str]]:
+    return {
+        "clock": [pins.clock],
+        "valid": [pins.valid],
+        "last": [pins.last],
+        "data": pins.data,
+    }
+
+
+def makefile(target: Target) -> str:
+    """Return the Makefile."""
+    board = target.packaging.litex
+    assert board is not None, "checked by check_boards"
+    return f"""\
+# Builds the bitstream for {target.device}. Made by fpgapipe; do not edit.
+PYTHON ?= python3
+SEED ?= 1
+
+all: {BITSTREAM}
+
+{BITSTREAM}: {SOC} {DEVICE} {" ".join(sources(target))}
+	$(PYTHON) {SOC} --build --seed $(SEED)
+
+# The SoC's Verilog and the map of its bus alone.
+verilog: {SOC} {DEVICE}
+	$(PYTHON) {SOC}
+
+load: {BITSTREAM}
+	openFPGALoader --board {board.loader} {BITSTREAM}
+
+clean:
+	rm -rf build sim
+
+.PHONY: all verilog load clean
+"""
