@@ -20,15 +20,15 @@ from typing import Any
 from amaranth.hdl import Cat, Module, Signal, Value
 from amaranth.lib import wiring
 from amaranth.lib.wiring import In, Out
-from bench_resources import AREA, blocks, read_counts, yosys
+from bench_resources import AREA, CONFIGURATIONS, blocks, read_counts, yosys
 
 from fpgapipe.errors import UserError
-from fpgapipe.hw.hls_models.spec.core_spec import CoreSpec, ScratchpadSpec
+from fpgapipe.hw.hls_models.spec.core_spec import CoreSpec
 from fpgapipe.hw.rtl.device import Device
 from fpgapipe.sim_tb.native.verilate import verilog_of
 from fpgapipe.tools import run_tool
 
-SPEC = CoreSpec(4, 4, 1, 64, ScratchpadSpec(2, 1 << 12), bus_bytes=16)
+SPEC = CONFIGURATIONS["small"]
 CLK_MHZ = 50
 LUTS, FLIP_FLOPS = 83_640, 83_640
 """LUTs and flip-flops of the part."""
