@@ -235,3 +235,24 @@ def test_refuses_programs_that_break_off():
         ProgramError, match=r"^instruction 0: END signal must be empty, not \(2,\)$"
     ):
         decode(bytes(end))
+
+
+def test_equal_instructions_are_decoded_once():
+    """Micro-batches repeat most instructions of a step; others differ by addresses alone."""
+    draw = random.Random(7)
+    load = replace(LOAD, body={**TRANSFER, "memory": 0})
+    near, far = load.moved(64), load.moved(1 << 20)
+    gemm = Instruction(Opcode.GEMM, body=random_body(GEMM, draw))
+    waits = gemm.with_semaphores(wait=1)
+    program = [load, near, gemm, far, waits, near, gemm, load, END]
+    found = decode(encode(program))
+    assert found == program
+    assert [found[7], found[5], found[6]] == [load, near, gemm]
+    for one, other in ((0, 7), (1, 5), (2, 6)):
+        assert found[one] is found[other]
+    assert found[4].body is found[2].body
+    assert found[3].body["memory"] == 1 << 20
+    # The last of two equal instructions ends behind the program.
+    whole = encode([gemm, gemm])
+    with pytest.raises(ProgramError, match=r"^instruction 1: GEMM must end within the program's "):
+        decode(whole[:-64])

@@ -161,6 +161,7 @@ BODIES: dict[Opcode, Group] = {
 
 _MOVES = (Opcode.LOAD, Opcode.STORE)
 _MEMORY_BITS = TRANSFER.fields[0].bits
+_WORDS_BITS = next(each.bits for each in HEADER.fields if each.name == "words")
 
 LINK_OPCODES = (Opcode.SEND, Opcode.RECEIVE)
 """Opcodes of the instructions that each link has an engine for."""
@@ -374,6 +375,7 @@ def mask_of(semaphores: Iterable[int]) -> int:
     return sum(1 << number for number in semaphores)
 
 
+@lru_cache(maxsize=1 << 12)
 def semaphores_of(mask: int) -> tuple[int, ...]:
     """Inverse of `mask_of`."""
     return tuple(number for number in range(NUM_SEMAPHORES) if mask >> number & 1)
@@ -453,7 +455,7 @@ def decode(
     Returns
     -------
     list of Instruction
-        The instructions; the last one is END.
+        The instructions; the last one is END. Equal instructions are one object, and equal bodies.
 
     Raises
     ------
@@ -462,15 +464,23 @@ def decode(
     """
     engines = engines_of(num_engines, has_vector=has_vector, num_links=num_links)
     instructions: list[Instruction] = []
+    bodies: dict[tuple[Opcode, int], Mapping[str, Any]] = {}
+    seen: dict[bytes, Instruction] = {}
+    shift, mask = HEADER.shift_of("words"), (1 << _WORDS_BITS) - 1
     offset = 0
     while not instructions or instructions[-1].opcode is not Opcode.END:
-        instruction = _decode_one(
-            program,
-            offset,
-            len(instructions),
-            engines,
-            semaphores_of_core(num_links, num_engines),
-        )
+        header = int.from_bytes(program[offset : offset + HEADER.bits // 8], "little")
+        words = program[offset : offset + (header >> shift & mask) * WORD_BYTES]
+        instruction = seen.get(words)
+        if instruction is None:
+            instruction = seen[words] = _decode_one(
+                program,
+                offset,
+                len(instructions),
+                engines,
+                semaphores_of_core(num_links, num_engines),
+                bodies,
+            )
         offset += instruction.words * WORD_BYTES
         instructions.append(instruction)
     return instructions
@@ -487,9 +497,26 @@ def engines_of(num_engines: int, *, has_vector: bool, num_links: int) -> dict[Op
 
 
 def _decode_one(
-    program: bytes, offset: int, index: int, known: Mapping[Opcode, int], num_semaphores: int
+    program: bytes,
+    offset: int,
+    index: int,
+    known: Mapping[Opcode, int],
+    num_semaphores: int,
+    bodies: dict[tuple[Opcode, int], Mapping[str, Any]],
 ) -> Instruction:
-    """Decode the instruction at byte `offset`; `known` has the number of engines per opcode."""
+    """Decode the instruction at byte `offset`.
+
+    Parameters
+    ----------
+    program : bytes
+    offset, index : int
+        First byte of the instruction, and its number.
+    known : mapping of Opcode to int
+        Number of engines that run each opcode.
+    num_semaphores : int
+    bodies : dict
+        Bodies that are known, to which that of the instruction is added.
+    """
 
     def refuse(code: ErrorCode, reason: str) -> ProgramError:
         return ProgramError(index, code, reason)
@@ -536,14 +563,30 @@ def _decode_one(
             ErrorCode.MEMORY_RANGE,
             f"{opcode.name} must end within the program's {size} bytes, not at {end}",
         )
-    body = int.from_bytes(program[offset + HEADER.bits // 8 : end], "little")
+    packed = int.from_bytes(program[offset + HEADER.bits // 8 : end], "little")
     return Instruction(
         opcode,
         semaphores_of(header["wait"]),
         semaphores_of(header["signal"]),
         header["engine"],
-        BODIES[opcode].unpack(body),
+        _body_of(opcode, packed & ((1 << BODIES[opcode].bits) - 1), bodies),
     )
+
+
+def _body_of(
+    opcode: Opcode, packed: int, bodies: dict[tuple[Opcode, int], Mapping[str, Any]]
+) -> Mapping[str, Any]:
+    """Decode a body, of which a program has few different ones, apart from addresses in memory."""
+    found = bodies.get((opcode, packed))
+    if found is None:
+        number = packed & ((1 << _MEMORY_BITS) - 1) if opcode in _MOVES else 0
+        if number:
+            # The address is the lowest field.
+            found = {**_body_of(opcode, packed - number, bodies), "memory": number}
+        else:
+            found = BODIES[opcode].unpack(packed)
+        bodies[opcode, packed] = found
+    return found
 
 
 def listing(program: bytes) -> str:
