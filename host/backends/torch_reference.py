@@ -367,7 +367,10 @@ def _layer_norm(o: ops.LayerNorm, own: Weights, args: list[Any], training: bool)
     from torch.nn import functional
 
     shape = args[0].shape[-o.num_axes :]
-    return functional.layer_norm(args[0], shape, own.get("weight"), own.get("bias"), o.epsilon)
+    if o.centred:
+        return functional.layer_norm(args[0], shape, own.get("weight"), own.get("bias"), o.epsilon)
+    found = functional.rms_norm(args[0], shape, own.get("weight"), o.epsilon)
+    return found + own["bias"] if "bias" in own else found
 
 
 def _softmax(o: ops.Softmax, own: Weights, args: list[Any], training: bool) -> Any:

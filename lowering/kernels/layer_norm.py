@@ -1,6 +1,10 @@
 """Normalisation of the rows of a matrix, forward and backward, in FP32.
 
-Source: J. L. Ba, J. R. Kiros, G. E. Hinton, "Layer Normalization", 2016.
+Where no mean is given, none is subtracted: rows are divided by the root of the mean of their
+squares.
+
+Sources: J. L. Ba, J. R. Kiros, G. E. Hinton, "Layer Normalization", 2016; B. Zhang, R. Sennrich,
+"Root Mean Square Layer Normalization", NeurIPS 2019.
 """
 
 from __future__ import annotations
@@ -25,7 +29,7 @@ def layer_norm(
     name: str,
     x: Tensor,
     y: Tensor,
-    mean: Tensor,
+    mean: Tensor | None,
     deviation: Tensor,
     region: Region,
     *,
@@ -43,8 +47,8 @@ def layer_norm(
     x, y : Tensor
         Tensors of ``... x width``.
     mean, deviation : Tensor
-        FP32 tensors of one number for each row, which are written: the mean, and one over the
-        standard deviation.
+        FP32 tensors of one number for each row, which are written: the mean, if it is subtracted,
+        and one over the standard deviation.
     region : Region
     gamma, beta : Tensor, optional
         FP32 tensors of one number for each column: the scale and the shift.
@@ -59,10 +63,12 @@ def layer_norm(
     width = x.shape[-1]
 
     def steps(rows: Rows) -> Iterator[Step]:
-        yield from rows.reduce("x", "sum")
-        yield _scaled(rows, "sum", "mean", 1 / width)
-        yield rows.each("x", "work", "mean", **MINUS_Y)
-        yield from rows.reduce("work", "sum", squares=True)
+        centred = "work" if mean else "x"
+        if mean:
+            yield from rows.reduce("x", "sum")
+            yield _scaled(rows, "sum", "mean", 1 / width)
+            yield rows.each("x", "work", "mean", **MINUS_Y)
+        yield from rows.reduce(centred, "sum", squares=True)
         # The variance is the sum over the width.
         constants = Constant(width * epsilon), Constant(1 / width)
         yield rows.row(
@@ -75,7 +81,7 @@ def layer_norm(
             function=Function.RSQRT,
         )
         scaled = "work" if gamma or beta else "y"
-        yield rows.each("work", scaled, "deviation", factor=Factor.Y)
+        yield rows.each(centred, scaled, "deviation", factor=Factor.Y)
         if gamma:
             target = "work" if beta else "y"
             yield rows.each("work", target, None, "gamma", factor=Factor.COEFFICIENT)
@@ -90,7 +96,7 @@ def layer_norm(
         steps,
         work=("work",),
         numbers=("sum",),
-        number_targets={"mean": mean, "deviation": deviation},
+        number_targets=({"mean": mean} if mean else {}) | {"deviation": deviation},
         tables={each: at for each, at in (("gamma", gamma), ("beta", beta)) if at},
     )
 
@@ -102,7 +108,7 @@ def layer_norm_gradient(
     dy: Tensor,
     normalised: Tensor,
     dx: Tensor,
-    mean: Tensor,
+    mean: Tensor | None,
     deviation: Tensor,
     region: Region,
     *,
@@ -111,7 +117,7 @@ def layer_norm_gradient(
     """Compute ``dx = (g - mean(g) - n * mean(g * n)) / deviation``.
 
     Here ``g = dy * gamma``, and ``n`` is the normalised row, which is written as well: the
-    gradients of scale and shift need it.
+    gradients of scale and shift need it. Without a mean, ``mean(g)`` is left out.
 
     Parameters
     ----------
@@ -132,21 +138,24 @@ def layer_norm_gradient(
     width = x.shape[-1]
 
     def steps(rows: Rows) -> Iterator[Step]:
-        yield rows.each("x", "centred", "mean", **MINUS_Y)
-        yield rows.each("centred", "centred", "deviation", factor=Factor.Y)
+        if mean:
+            yield rows.each("x", "centred", "mean", **MINUS_Y)
+        yield rows.each("centred" if mean else "x", "centred", "deviation", factor=Factor.Y)
         yield rows.each("centred", "normalised", None)
         given = "dy"
         if gamma:
             yield rows.each("dy", "given", None, "gamma", factor=Factor.COEFFICIENT)
             given = "given"
-        yield from rows.reduce(given, "sum")
-        yield _scaled(rows, "sum", "shift", 1 / width)
+        if mean:
+            yield from rows.reduce(given, "sum")
+            yield _scaled(rows, "sum", "shift", 1 / width)
         yield rows.both(given, "part", "centred", factor=Factor.Y)
         yield from rows.reduce("part", "sum")
         yield _scaled(rows, "sum", "sum", 1 / width)
         yield rows.each("centred", "part", "sum", factor=Factor.Y)
         yield rows.both(given, "part", "part", **MINUS_Y)
-        yield rows.each("part", "part", "shift", **MINUS_Y)
+        if mean:
+            yield rows.each("part", "part", "shift", **MINUS_Y)
         yield rows.each("part", "dx", "deviation", factor=Factor.Y)
 
     return row_kernel(
@@ -156,8 +165,8 @@ def layer_norm_gradient(
         {"normalised": normalised, "dx": dx},
         steps,
         work=("centred", "part", *(("given",) if gamma else ())),
-        numbers=("sum", "shift"),
-        number_sources={"mean": mean, "deviation": deviation},
+        numbers=("sum", "shift") if mean else ("sum",),
+        number_sources=({"mean": mean} if mean else {}) | {"deviation": deviation},
         tables={"gamma": gamma} if gamma else {},
     )
 

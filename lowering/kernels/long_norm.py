@@ -23,7 +23,7 @@ def long_layer_norm(
     name: str,
     x: Tensor,
     y: Tensor,
-    mean: Tensor,
+    mean: Tensor | None,
     deviation: Tensor,
     work: Tensor,
     region: Region,
@@ -40,27 +40,34 @@ def long_layer_norm(
     x, y : Tensor
         Matrices.
     mean, deviation : Tensor
-        FP32 tensors of one number for each row, which are written: the mean, and one over the
-        standard deviation.
+        FP32 tensors of one number for each row, which are written: the mean, if it is subtracted,
+        and one over the standard deviation.
     work : Tensor
         FP32 matrix, which is overwritten.
     region, gamma, beta, epsilon
         As for `layer_norm`.
     """
     width = x.shape[-1]
-    sums, each = _column(mean), _column(deviation)
+    each = _column(deviation)
     last = [("mul", each), *(("mul", _row(t)) for t in (gamma,) if t)]
     last += [("add", _row(t)) for t in (beta,) if t]
-    found = [
-        sum_of_repeated(f"{name}.sum", x, None, each, region, negate=False),
-        _scaled(f"{name}.mean", each, sums, 1 / width, region),
-        broadcast(f"{name}.centred", "sub", x, sums, work, region),
-        sum_of_repeated(f"{name}.squares", work, work, each, region, negate=False),
+    found = []
+    given = x
+    if mean:
+        sums, given = _column(mean), work
+        found = [
+            sum_of_repeated(f"{name}.sum", x, None, each, region, negate=False),
+            _scaled(f"{name}.mean", each, sums, 1 / width, region),
+            broadcast(f"{name}.centred", "sub", x, sums, work, region),
+        ]
+    found += [
+        sum_of_repeated(f"{name}.squares", given, given, each, region, negate=False),
         _inverse(f"{name}.deviation", each, width, epsilon, region),
     ]
     for number, (function, other) in enumerate(last, 1):
         target = y if number == len(last) else work
-        found.append(broadcast(f"{name}.{number}", function, work, other, target, region))
+        found.append(broadcast(f"{name}.{number}", function, given, other, target, region))
+        given = work
     return found
 
 
@@ -70,7 +77,7 @@ def long_layer_norm_gradient(
     dy: Tensor,
     normalised: Tensor,
     dx: Tensor,
-    mean: Tensor,
+    mean: Tensor | None,
     deviation: Tensor,
     work: tuple[Tensor, Tensor],
     number: Tensor,
@@ -98,23 +105,26 @@ def long_layer_norm_gradient(
     each, deviations = _column(number), _column(deviation)
     part, scaled = work
     given = scaled if gamma else dy
-    found = [
-        broadcast(f"{name}.centred", "sub", x, _column(mean), normalised, region),
-        broadcast(f"{name}.normalised", "mul", normalised, deviations, normalised, region),
-    ]
+    centred, found = x, []
+    if mean:
+        centred = normalised
+        found.append(broadcast(f"{name}.centred", "sub", x, _column(mean), centred, region))
+    found.append(broadcast(f"{name}.normalised", "mul", centred, deviations, normalised, region))
     if gamma:
         found.append(broadcast(f"{name}.given", "mul", dy, _row(gamma), scaled, region))
-    return [
-        *found,
+    found += [
         sum_of_repeated(f"{name}.products", given, normalised, each, region, negate=False),
         _scaled(f"{name}.share", each, each, 1 / width, region),
         broadcast(f"{name}.shares", "mul", normalised, each, part, region),
         broadcast(f"{name}.rest", "sub", given, part, part, region),
-        sum_of_repeated(f"{name}.sum", given, None, each, region, negate=False),
-        _scaled(f"{name}.shift", each, each, 1 / width, region),
-        broadcast(f"{name}.shifted", "sub", part, each, part, region),
-        broadcast(f"{name}.dx", "mul", part, deviations, dx, region),
     ]
+    if mean:
+        found += [
+            sum_of_repeated(f"{name}.sum", given, None, each, region, negate=False),
+            _scaled(f"{name}.shift", each, each, 1 / width, region),
+            broadcast(f"{name}.shifted", "sub", part, each, part, region),
+        ]
+    return [*found, broadcast(f"{name}.dx", "mul", part, deviations, dx, region)]
 
 
 def _column(numbers: Tensor) -> Tensor:

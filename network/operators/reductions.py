@@ -171,7 +171,11 @@ class BatchNorm(Operator):
 
 @dataclass(frozen=True)
 class LayerNorm(Operator):
-    """Normalisation over the last `num_axes` axes, then a learned scale and shift."""
+    """Normalisation over the last `num_axes` axes, then a learned scale and shift.
+
+    If it is not `centred`, no mean is subtracted: elements are divided by the root of the mean of
+    their squares (RMS normalisation).
+    """
 
     kind: ClassVar[str] = "layer_norm"
 
@@ -179,6 +183,7 @@ class LayerNorm(Operator):
     epsilon: float = 1e-5
     affine: bool = True
     bias: bool = True
+    centred: bool = True
 
     def __post_init__(self) -> None:
         require_positive("layer_norm", num_axes=self.num_axes)

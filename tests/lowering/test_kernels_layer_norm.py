@@ -20,7 +20,7 @@ from fpgapipe.lowering.tiling.kernel import Region, Tensor
 SHAPES = [(1, 1), (3, 10), (70, 17), (2, 3, 45), (130, 16), (9, 1100), (40, 768), (1000, 5)]
 
 
-def normalised(shape, region, formats, *, scale, shift, is_long=False):
+def normalised(shape, region, formats, *, scale, shift, is_long=False, is_centred=True):
     """All passes, and the tensors of PyTorch."""
     width, number = shape[-1], int(np.prod(shape[:-1]))
     x, dy, y, n, dx = (
@@ -35,13 +35,14 @@ def normalised(shape, region, formats, *, scale, shift, is_long=False):
     totals = [Tensor(name, (width,)) for name in ("dgamma", "dbeta")]
     tensors = [x, dy, y, n, dx, mean, deviation, gamma, beta, *totals]
     number_of_row = Tensor("number", (number,))
-    matrices = (x, dy, n, dx, mean, deviation)
+    own_mean = mean if is_centred else None
+    matrices = (x, dy, n, dx, own_mean, deviation)
     if is_long:
         work = tuple(Tensor(name, shape) for name in ("work", "scaled"))
         tensors += [*work, number_of_row]
         kernels = [
             *long_layer_norm(
-                "forward", x, y, mean, deviation, work[0], region, epsilon=1e-3, **learned
+                "forward", x, y, own_mean, deviation, work[0], region, epsilon=1e-3, **learned
             ),
             *long_layer_norm_gradient(
                 "backward", *matrices, work, number_of_row, region, gamma=learned["gamma"]
@@ -49,7 +50,7 @@ def normalised(shape, region, formats, *, scale, shift, is_long=False):
         ]
     else:
         kernels = [
-            layer_norm("forward", x, y, mean, deviation, region, epsilon=1e-3, **learned),
+            layer_norm("forward", x, y, own_mean, deviation, region, epsilon=1e-3, **learned),
             layer_norm_gradient("backward", *matrices, region, gamma=learned["gamma"]),
         ]
     kernels += [
@@ -67,9 +68,13 @@ def normalised(shape, region, formats, *, scale, shift, is_long=False):
         torch.tensor(found[name].astype(np.float64)).requires_grad_()
         for name in ("x", "gamma", "beta")
     )
-    result = torch.nn.functional.layer_norm(
-        leaf, (width,), own if scale else None, moved if shift else None, 1e-3
-    )
+    if is_centred:
+        result = torch.nn.functional.layer_norm(
+            leaf, (width,), own if scale else None, moved if shift else None, 1e-3
+        )
+    else:
+        result = torch.nn.functional.rms_norm(leaf, (width,), own if scale else None, 1e-3)
+        result = result + moved if shift else result
     result.backward(torch.tensor(found["dy"].astype(np.float64)))
     return found, result.detach().numpy(), leaf.grad.numpy(), own.grad, moved.grad
 
@@ -109,6 +114,26 @@ def test_layer_norm_of_long_rows(shape, formats, scale, shift):
         assert error(found["dx"], dx) < near
         if scale:
             assert error(found["dgamma"], dgamma.numpy()) < 1e-6
+    if shift:
+        assert error(found["dbeta"], dbeta.numpy()) < 1e-6
+
+
+@pytest.mark.parametrize("shape", [(1, 7), (70, 17), (2, 3, 45), (9, 1100), (40, 768)], ids=str)
+@pytest.mark.parametrize("formats", [(FP32, FP32), (BF16, BF16), (BF16, FP32)], ids=str)
+@pytest.mark.parametrize(("scale", "shift"), [(True, True), (False, False), (True, False)])
+@pytest.mark.parametrize("is_long", [False, True])
+def test_rms_norm(shape, formats, scale, shift, is_long):
+    """No mean is subtracted."""
+    if is_long:
+        shape = (int(np.prod(shape[:-1])), shape[-1])
+    found, y, dx, dgamma, dbeta = normalised(
+        shape, REGION, formats, scale=scale, shift=shift, is_long=is_long, is_centred=False
+    )
+    near = 1e-6 if formats[1] is FP32 else 5e-3
+    assert error(found["y"], y) < near
+    assert error(found["dx"], dx) < near
+    if scale:
+        assert error(found["dgamma"], dgamma.numpy()) < 1e-6
     if shift:
         assert error(found["dbeta"], dbeta.numpy()) < 1e-6
 

@@ -16,6 +16,7 @@ def rows(batch):
     x = net.activation(net.linear(x, 20), "gelu")
     x = net.add("plain", ops.LayerNorm(affine=False), x)
     x = net.linear(net.add("unshifted", ops.LayerNorm(bias=False), x), 6)
+    x = net.add("rms", ops.LayerNorm(bias=False, centred=False), x)
     x = net.add("both", ops.LayerNorm(num_axes=2, epsilon=1e-3), x)
     net.linear(net.flatten(x), 5)
     return net.build()

@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class LayerNormUnit(Unit):
-    """Normalisation over the last axes, then a scale and a shift."""
+    """Normalisation over the last axes, with or without their mean, then a scale and a shift."""
 
     @property
     def _operator(self) -> ops.LayerNorm:
@@ -51,14 +51,15 @@ class LayerNormUnit(Unit):
         row = Tensor("x", (1, self._width), x.format)
         given, normal = replace(row, format=step.options.activations), replace(row, format=FP32)
         number = Tensor("number", (1,))
+        mean = number if self._operator.centred else None
         gamma, beta = self._learned(step)
         try:
             if step.options.train:
                 layer_norm_gradient(
-                    "", row, given, normal, given, number, number, step.region, gamma=gamma
+                    "", row, given, normal, given, mean, number, step.region, gamma=gamma
                 )
             else:
-                layer_norm("", row, given, number, number, step.region, gamma=gamma, beta=beta)
+                layer_norm("", row, given, mean, number, step.region, gamma=gamma, beta=beta)
         except NoRoom:
             return False
         return True
@@ -77,7 +78,8 @@ class LayerNormUnit(Unit):
         x = step.take(self, self.inputs[0])
         y = step.activation(self.name, x.shape)
         number = (x.elements // self._width,)
-        mean = step.tensor(f"{self.name}.mean", number, FP32)
+        is_centred = self._operator.centred
+        mean = step.tensor(f"{self.name}.mean", number, FP32) if is_centred else None
         deviation = step.tensor(f"{self.name}.deviation", number, FP32)
         gamma, beta = self._learned(step)
         given = (self._rows(x), self._rows(y), mean, deviation)
@@ -98,9 +100,9 @@ class LayerNormUnit(Unit):
     def backward(self, step: MicroBatch, dy: Tensor) -> None:
         """See `Unit`."""
         x = step.take(self, self.inputs[0])
-        mean, deviation = (
-            step.from_earlier_pass(f"{self.name}.{each}") for each in ("mean", "deviation")
-        )
+        deviation = step.from_earlier_pass(f"{self.name}.deviation")
+        is_centred = self._operator.centred
+        mean = step.from_earlier_pass(f"{self.name}.mean") if is_centred else None
         gamma, beta = self._learned(step)
         dx = step.activation(f"{self.name}.dx", x.shape)
         normalised = step.tensor(f"{self.name}.normalised", x.shape, FP32)
@@ -114,7 +116,7 @@ class LayerNormUnit(Unit):
                 self._rows(step.tensor(f"{self.name}.{each}", x.shape, FP32))
                 for each in ("part", *(("scaled",) if gamma else ()))
             ]
-            number = step.tensor(f"{self.name}.number", mean.shape, FP32)
+            number = step.tensor(f"{self.name}.number", deviation.shape, FP32)
             for kernel in long_layer_norm_gradient(
                 name, *matrices, (work[0], work[-1]), number, step.region, gamma=gamma
             ):

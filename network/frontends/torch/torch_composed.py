@@ -10,6 +10,7 @@ from fpgapipe.network.operators import (
     Affine,
     Binary,
     Expand,
+    LayerNorm,
     Reduce,
     Reshape,
     Slice,
@@ -34,21 +35,26 @@ def _addcmul(t: Translation, node: Node) -> None:
 
 @handles("rms_norm.default")
 def _rms_norm(t: Translation, node: Node) -> None:
-    """Divide by the root of the mean of squares over the last axes, and scale."""
+    """Divide by the root of the mean of squares over the last axes, and scale.
+
+    The scale is the normalisation's own, unless it is computed.
+    """
     x = t.layer(node["input"])
-    axes = tuple(range(-len(node["normalized_shape"]), 0))
     epsilon = node["eps"]
     if epsilon is None:
         epsilon = t.torch.finfo(getattr(t.torch, t.builder.tensor(x).dtype.value)).eps
-    name = node.name
-    layer = t.add(f"{name}.squares", Binary("mul"), x, x)
-    layer = t.add(f"{name}.mean", Reduce("mean", axes, keep_axes=True), layer)
-    layer = t.add(f"{name}.epsilon", Affine(offset=float(epsilon)), layer)
-    layer = t.add(f"{name}.inverse", Unary("rsqrt"), layer)
-    layer = t.add(f"{name}.norm", Binary("mul"), x, layer)
-    if node["weight"] is not None:
-        layer = t.add(name, Binary("mul"), layer, t.layer(node["weight"]))
-    t.give(node, layer)
+    try:
+        values = t.weights(node, weight="weight")
+    except Unsupported:
+        values = {}
+    axes = len(node["normalized_shape"])
+    operator = LayerNorm(axes, float(epsilon), bool(values), bias=False, centred=False)
+    if values or node["weight"] is None:
+        name = t.name_of(node, node["weight"]) if values else node.name
+        t.give(node, t.add(name, operator, x, values=values))
+        return
+    layer = t.add(f"{node.name}.norm", operator, x)
+    t.give(node, t.add(node.name, Binary("mul"), layer, t.layer(node["weight"])))
 
 
 @handles("linalg_vector_norm.default", "norm.ScalarOpt_dim")
