@@ -19,8 +19,31 @@ if TYPE_CHECKING:
     from fpgapipe.lowering.program.pipeline import PipelineProgram
 
 
-class DeviceBackend(Backend):
-    """Runs programs on devices.
+class DriverBackend(Backend):
+    """Runs programs on devices, simulated or not, through their driver.
+
+    Attributes
+    ----------
+    devices : Devices
+    """
+
+    devices: Devices
+
+    def close(self) -> None:
+        """See `Backend`; memories that are not simulated can no longer be read."""
+        self.devices.close()
+
+    def counters(self) -> list[dict[str, int]]:
+        """Values of all counters of each device; they are not reset between steps."""
+        return self.devices.counters()
+
+    def _run(self, scalars: Sequence[int], progress: Callable[[int], object] | None) -> int:
+        parts = self.pipeline.parts
+        return self.devices.run([part.entry for part in parts], [scalars] * len(parts), progress)
+
+
+class DeviceBackend(DriverBackend):
+    """Runs programs on boards.
 
     Before the first step the devices are checked, loaded, and their links brought up.
 
@@ -67,15 +90,3 @@ class DeviceBackend(Backend):
             raise
         # A memory of a device is read and written by slices, as an array is.
         self.memories = [cast("NDArray[np.uint8]", driver.memory) for driver in drivers]
-
-    def close(self) -> None:
-        """See `Backend`; memories that are not simulated can no longer be read."""
-        self.devices.close()
-
-    def counters(self) -> list[dict[str, int]]:
-        """Values of all counters of each device; they are not reset between steps."""
-        return [driver.counters() for driver in self.devices.drivers]
-
-    def _run(self, scalars: Sequence[int], progress: Callable[[int], object] | None) -> int:
-        parts = self.pipeline.parts
-        return self.devices.run([part.entry for part in parts], [scalars] * len(parts), progress)

@@ -12,10 +12,9 @@ from typing import TYPE_CHECKING, Any, cast
 import numpy as np
 
 from fpgapipe.errors import UserError
-from fpgapipe.host.backends.simulated_devices import SimulatedDevices, cables_of, device_of
+from fpgapipe.host.backends.simulated_devices import SimulatedDevices
 from fpgapipe.host.backends.snapshot import Pages
-from fpgapipe.hw.hls_models.model.registers import RegisterMap
-from fpgapipe.sim_tb.cluster.cluster_nodes import Node
+from fpgapipe.sim_tb.cluster.core_nodes import cables, core_node
 from fpgapipe.sim_tb.cluster.ranks import LEAST_WINDOW_CYCLES, RankedCluster
 from fpgapipe.sim_tb.native.core_device import device_blocks
 
@@ -89,12 +88,7 @@ class RankedDevices(SimulatedDevices):
             }
             comm.bcast(("create", values))
         self._owners = [number * comm.size // len(cores) for number in range(len(cores))]
-        self._registers = [RegisterMap(core) for core in cores]
-        self._sizes = list(sizes)
-        self.memories: list[NDArray[np.uint8]] = []
-        self._begin = self._waves = None
-        self._designs = ()
-        self.runs = 0
+        kept: list[NDArray[np.uint8]] = []
         with self._together():
             nodes, fault = {}, ""
             try:
@@ -103,13 +97,11 @@ class RankedDevices(SimulatedDevices):
                     zip(cores, sizes, memories, strict=True)
                 ):
                     if self._owners[number] == comm.rank:
-                        _, device = device_of(core, size, behind, simulation)
-                        self.memories.append(device.memory)
-                        name = f"device {number}"
-                        nodes[number] = Node(name, device, self._registers[number])
+                        _, nodes[number] = core_node(number, core, size, behind, simulation)
+                        kept.append(nodes[number].device.memory)
                     else:
-                        # Only rank 0 has copies of the memories of others.
-                        self.memories.append(np.zeros(0 if comm.rank else size, np.uint8))
+                        # Only on rank 0 it becomes a copy of the device's memory.
+                        kept.append(np.zeros(size, np.uint8))
             except UserError as error:
                 fault = f"process {comm.rank} on {platform.node()}: {error}"
             if faults := [each for each in comm.allgather(fault) if each]:
@@ -119,12 +111,11 @@ class RankedDevices(SimulatedDevices):
                 here = hosts.count(platform.node())
                 threads = max(1, len(os.sched_getaffinity(0)) // here)
             ranked = RankedCluster(
-                comm, self._owners, nodes, cables_of(wiring, wires), threads=threads
+                comm, self._owners, nodes, cables(wiring, wires), threads=threads
             )
-            # It offers what this class uses of a cluster.
-            self.cluster = cast("Cluster", ranked)
             self._ranked = ranked
-            self._links_up([end for pair in wiring for end in pair])
+            # It offers what this class uses of a cluster.
+            self._come_up(cast("Cluster", ranked), cores, wiring, kept, ())
 
     @contextlib.contextmanager
     def _together(self) -> Iterator[None]:

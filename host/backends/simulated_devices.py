@@ -1,18 +1,16 @@
-"""Simulated devices joined by cables: their links, registers and runs of their programs."""
+"""Simulated devices joined by cables, which run in lock-step and can stand still in a run."""
 
 from __future__ import annotations
 
-from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from fpgapipe.host.backends.snapshot import PAGE_BYTES, Pages, RunStopped, Snapshot
-from fpgapipe.hw.hls_models.model.core_protocol import check_program, prepare_program
-from fpgapipe.hw.hls_models.model.registers import RegisterMap
-from fpgapipe.hw.hls_models.spec.link import LinkState
+from fpgapipe.host.driver.core_driver import CoreDriver
+from fpgapipe.host.driver.devices import Devices
+from fpgapipe.host.transports.simulated import SimulatedTransport
 from fpgapipe.sim_tb.cluster.cluster import Cluster
-from fpgapipe.sim_tb.cluster.cluster_nodes import Node, cable
-from fpgapipe.sim_tb.native.core_device import build_device, device_blocks
-from fpgapipe.sim_tb.native.native import DeviceError, NativeDevice
+from fpgapipe.sim_tb.cluster.core_nodes import cables, core_node
+from fpgapipe.sim_tb.native.core_device import device_blocks
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
@@ -22,9 +20,8 @@ if TYPE_CHECKING:
 
     from fpgapipe.hw.hls_models.cycles.core_cycles import MemorySpec
     from fpgapipe.hw.hls_models.spec.core_spec import CoreSpec
-    from fpgapipe.sim_tb.cluster.cluster_nodes import Connection
     from fpgapipe.sim_tb.native.phy import WireSpec
-    from fpgapipe.sim_tb.native.waves import WaveFormat, WaveWindow
+    from fpgapipe.sim_tb.native.waves import WaveWindow
     from fpgapipe.sim_tb.substitutes.simulation import Simulation
 
     End = tuple[int, int]
@@ -33,34 +30,7 @@ LINK_UP_CYCLES = 20_000
 """Cycles in which the two ends of each link must have established the link."""
 
 
-def device_of(
-    core: CoreSpec,
-    memory_bytes: int,
-    behind: MemorySpec,
-    simulation: Simulation | None = None,
-    waves: WaveFormat | None = None,
-) -> tuple[str, NativeDevice]:
-    """The identity of a core's simulator, and a device of it with its memory."""
-    library, _, _ = build_device(core, simulation, waves)
-    device = NativeDevice(
-        library,
-        memory_bytes=memory_bytes,
-        bytes_per_cycle=behind.bytes_per_cycle,  # type: ignore[arg-type]
-        latency_cycles=behind.latency_cycles,
-    )
-    return library.parent.name, device
-
-
-def cables_of(wiring: Sequence[tuple[End, End]], wires: Sequence[WireSpec]) -> list[Connection]:
-    """Both directions of all cables."""
-    return [
-        connection
-        for (one, other), wire in zip(wiring, wires, strict=True)
-        for connection in cable(one, other, wire)
-    ]
-
-
-class SimulatedDevices:
+class SimulatedDevices(Devices):
     """Devices simulated in lock-step; equal cores share one compiled simulator.
 
     Parameters
@@ -104,57 +74,45 @@ class SimulatedDevices:
         simulation: Simulation | None = None,
         waves: WaveWindow | None = None,
     ) -> None:
-        self._registers = [RegisterMap(core) for core in cores]
         self.blocks = device_blocks(cores[0], simulation)
-        self.memories: list[NDArray[np.uint8]] = []
-        self._begin: int | None = None
-        designs = []
-        nodes = []
+        designs, nodes, kept = [], [], []
         for number, (core, image, behind) in enumerate(zip(cores, images, memories, strict=True)):
             recorded = waves.format if waves and waves.device == number else None
-            design, device = device_of(core, image.size, behind, simulation, recorded)
+            design, node = core_node(number, core, image.size, behind, simulation, recorded)
+            node.device.memory[:] = image
             designs.append(design)
-            device.memory[:] = image
-            self.memories.append(device.memory)
-            nodes.append(Node(f"device {number}", device, self._registers[number]))
-        self._designs = tuple(designs)
-        self.runs = 0
-        self._waves = waves
-        self._sizes = [memory.size for memory in self.memories]
-        self.cluster = Cluster(nodes, cables_of(wiring, wires), threads=threads)
-        self._links_up([end for pair in wiring for end in pair])
+            nodes.append(node)
+            kept.append(node.device.memory)
+        cluster = Cluster(nodes, cables(wiring, wires), threads=threads)
+        self._come_up(cluster, cores, wiring, kept, designs, waves)
 
-    def _write(self, number: int, name: str, value: int) -> None:
-        self.cluster.write_register(number, self._registers[number].offset(name), value)
-
-    def _read(self, number: int, name: str) -> int:
-        return self.cluster.read_register(number, self._registers[number].offset(name))
-
-    def counters(self) -> list[dict[str, int]]:
-        """Values of all counters of each device; they are not reset between runs."""
-        return [
-            {
-                name: self._read(number, f"{name}_LO") | self._read(number, f"{name}_HI") << 32
-                for name in registers.counters
-            }
-            for number, registers in enumerate(self._registers)
+    def _come_up(
+        self,
+        cluster: Cluster,
+        cores: Sequence[CoreSpec],
+        wiring: Sequence[tuple[End, End]],
+        memories: list[NDArray[np.uint8]],
+        designs: Sequence[str],
+        waves: WaveWindow | None = None,
+    ) -> None:
+        """Drive the devices of a cluster, and bring their links up."""
+        drivers = [
+            CoreDriver(f"device {number}", core, SimulatedTransport(cluster, number, memory))
+            for number, (core, memory) in enumerate(zip(cores, memories, strict=True))
         ]
+        for driver, memory in zip(drivers, memories, strict=True):
+            driver.reserve(memory.size)
+        super().__init__(drivers, wiring)
+        self.cluster, self.memories = cluster, memories
+        self._designs, self._waves = tuple(designs), waves
+        self._begin: int | None = None
+        self.runs = 0
+        self.links_up()
 
-    def _links_up(self, ends: Sequence[End]) -> None:
-        """Enable both ends of all links, and wait until the links are up."""
-        for number, link in ends:
-            self._write(number, f"LINK{link}_SEED", 1 + 4 * number + link)
-            self._write(number, f"LINK{link}_ENABLE", 1)
-        last = self.cluster.cycle + LINK_UP_CYCLES
-        for number, link in ends:
-            field = self._registers[number][f"LINK{link}_STATUS"].field("state")
-            while (state := field.of(self._read(number, f"LINK{link}_STATUS"))) != LinkState.UP:
-                if self.cluster.cycle > last or state == LinkState.MISMATCH:
-                    raise DeviceError(
-                        f"link {link} of device {number} does not come up: it is "
-                        f"{LinkState(state).name}; both ends must have the same frames and slots, "
-                        "and a wire between them"
-                    )
+    def links_up(self, limit_cycles: float = LINK_UP_CYCLES) -> None:
+        """See `Devices`; the limit is in cycles, as each look at a link takes some."""
+        last = self.cluster.cycle + limit_cycles
+        self._links_up(lambda: self.cluster.cycle <= last, f"{limit_cycles:,.0f} cycles")
 
     def run(
         self,
@@ -164,27 +122,16 @@ class SimulatedDevices:
     ) -> int:
         """Run a program on each device; return the cycles until the last one has ended.
 
-        Parameters
-        ----------
-        entries : sequence of int
-            Address of each device's program.
-        scalars : sequence of sequence of int
-            Contents of the scalar registers of each device.
-        progress : callable, optional
-            Function that is called now and then with the cycles so far.
+        See `Devices`. After `KeyboardInterrupt` and `RunStopped` the programs are not aborted:
+        `snapshot` has all that `go_on` needs.
         """
-        for number, (entry, values) in enumerate(zip(entries, scalars, strict=True)):
-            for index, bits in enumerate(values):
-                self._write(number, f"SCALAR{index}", bits)
-            write = partial(self.cluster.write_register, number)
-            prepare_program(write, self._registers[number], entry, self._sizes[number])
+        self._prepare(entries, scalars)
         begin = self.cluster.cycle
         if waves := self._waves:
             self._waves = None
             begins, ends = begin + waves.begin, begin + waves.end
             self.cluster.save_waves(waves.device, waves.path, begins, ends)
-        for number, registers in enumerate(self._registers):
-            self._write(number, "CONTROL", registers["CONTROL"].field("start").mask)
+        self._start()
         return self._to_the_end(begin, progress)
 
     def _to_the_end(self, begin: int, progress: Callable[[int], object] | None) -> int:
@@ -197,8 +144,8 @@ class SimulatedDevices:
                 self._begin = None
             raise
         self._begin = None
-        for number, registers in enumerate(self._registers):
-            check_program(partial(self.cluster.read_register, number), registers)
+        for driver in self.drivers:
+            driver.check_end()
         ends = self.cluster.irq_cycles()
         self.runs += 1
         return max(end for end in ends if end is not None) - begin

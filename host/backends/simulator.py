@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from fpgapipe.errors import UserError
-from fpgapipe.host.backends.base import Backend
+from fpgapipe.host.backends.devices import DriverBackend
 from fpgapipe.host.backends.simulated_devices import SimulatedDevices
 from fpgapipe.host.backends.snapshot import Pages
 from fpgapipe.hw.hls_models.cycles.core_cycles import MemorySpec
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from fpgapipe.sim_tb.substitutes.simulation import Simulation
 
 
-class SimulatorBackend(Backend):
+class SimulatorBackend(DriverBackend):
     """Runs programs on devices simulated in lock-step.
 
     Parameters
@@ -45,6 +45,7 @@ class SimulatorBackend(Backend):
     """
 
     name = "sim"
+    devices: SimulatedDevices
 
     def __init__(
         self,
@@ -63,7 +64,7 @@ class SimulatorBackend(Backend):
         cores = [part.core for part in parts]
         speeds = [memory] * len(parts) if isinstance(memory, MemorySpec) else list(memory)
         if comm is None:
-            self._devices = SimulatedDevices(
+            self.devices = SimulatedDevices(
                 cores,
                 pipeline.images(parameters),
                 speeds,
@@ -79,7 +80,7 @@ class SimulatorBackend(Backend):
             from fpgapipe.host.backends.ranked_devices import RankedDevices
 
             images = list(pipeline.images(parameters))
-            self._devices = RankedDevices(
+            self.devices = RankedDevices(
                 comm,
                 [image.size for image in images],
                 cores,
@@ -89,19 +90,11 @@ class SimulatorBackend(Backend):
                 threads=threads,
                 simulation=simulation,
             )
-            for mine, image in zip(self._devices.memories, images, strict=True):
+            for mine, image in zip(self.devices.memories, images, strict=True):
                 Pages.of(image).put(mine)
-        self.simulation = str(self._devices.blocks)
-        self.memories, self.cluster = self._devices.memories, self._devices.cluster
+        self.simulation = str(self.devices.blocks)
+        self.memories, self.cluster = self.devices.memories, self.devices.cluster
         self._pending: Snapshot | None = None
-
-    def close(self) -> None:
-        """See `Backend`."""
-        self._devices.close()
-
-    def counters(self) -> list[dict[str, int]]:
-        """Values of all counters of each device; they are not reset between steps."""
-        return self._devices.counters()
 
     def shares_done(self) -> list[float]:
         """See `StepRunner`."""
@@ -109,7 +102,7 @@ class SimulatorBackend(Backend):
         for number, part in enumerate(self.pipeline.parts):
             # The counter goes on from run to run, modulo 2^32; the instruction END is not counted.
             total = max(len(part.instructions) - 1, 1)
-            before = self._devices.runs * total
+            before = self.devices.runs * total
             counted = self.cluster.progress_of(number).get("INSTRUCTIONS", before) - before
             done = (counted + (1 << 31)) % (1 << 32) - (1 << 31)
             found.append(min(max(done / total, 0.0), 1.0))
@@ -117,11 +110,11 @@ class SimulatorBackend(Backend):
 
     def snapshot(self) -> Snapshot | None:
         """See `StepRunner`."""
-        return self._devices.snapshot()
+        return self.devices.snapshot()
 
     def go_on_from(self, snapshot: Snapshot) -> bool:
         """See `StepRunner`."""
-        if not self._devices.fits(snapshot):
+        if not self.devices.fits(snapshot):
             return False
         self._pending = snapshot
         return True
@@ -139,8 +132,7 @@ class SimulatorBackend(Backend):
         return self._run(scalars, progress)
 
     def _run(self, scalars: Sequence[int], progress: Callable[[int], object] | None) -> int:
-        parts = self.pipeline.parts
         if snapshot := self._pending:
             self._pending = None
-            return self._devices.go_on(snapshot, progress)
-        return self._devices.run([part.entry for part in parts], [scalars] * len(parts), progress)
+            return self.devices.go_on(snapshot, progress)
+        return super()._run(scalars, progress)

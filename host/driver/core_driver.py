@@ -54,7 +54,7 @@ class CoreDriver:
     name, core, transport
     registers : RegisterMap
     memory : DeviceMemory or None
-        Memory of the loaded program; None before `load`.
+        Memory of the programs; None before `load` and `reserve`.
     """
 
     def __init__(self, name: str, core: CoreSpec, transport: Transport) -> None:
@@ -221,16 +221,20 @@ class CoreDriver:
 
     def load(self, image: NDArray[np.uint8], entry: int, program: Sequence[Instruction]) -> None:
         """Reserve memory, and write the image with its program; see `DeviceMemory.load`."""
-        if self.memory is None or self.memory.size != image.size:
-            base = self.transport.allocate(image.size)
+        self.reserve(image.size).load(image, entry, program)
+
+    def reserve(self, size_bytes: int) -> DeviceMemory:
+        """Reserve memory for programs, unless as much is reserved already, and return it."""
+        if self.memory is None or self.memory.size != size_bytes:
+            base = self.transport.allocate(size_bytes)
             if base % 4096:
                 raise self.fault(f"memory must begin at a multiple of 4096, not at {base:#x}")
-            self.memory = DeviceMemory(self.transport, base, image.size)
-        self.memory.load(image, entry, program)
+            self.memory = DeviceMemory(self.transport, base, size_bytes)
+        return self.memory
 
     def prepare(self, entry: int, scalars: Sequence[int]) -> None:
         """Write all registers that a program needs before it starts; its interrupt is then low."""
-        assert self.memory is not None, "a program was loaded"
+        assert self.memory is not None, "memory was reserved"
         base = self.memory.base
         for index, bits in enumerate(scalars):
             self.write(f"SCALAR{index}", bits)

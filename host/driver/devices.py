@@ -66,6 +66,10 @@ class Devices:
         """All ends of links that are joined."""
         return [end for pair in self.wiring for end in pair]
 
+    def counters(self) -> list[dict[str, int]]:
+        """Values of all counters of each device, which go on from program to program."""
+        return [driver.counters() for driver in self.drivers]
+
     def links_up(self, limit_s: float = LINK_LIMIT_S) -> None:
         """Enable both ends of all links, and wait until the links are up.
 
@@ -74,21 +78,27 @@ class Devices:
         DeviceFault
             If one does not come up in time; the error says how far it came at both ends.
         """
+        last_s = time.monotonic() + limit_s
+
+        def waits() -> bool:
+            time.sleep(0.001)
+            return time.monotonic() <= last_s
+
+        self._links_up(waits, f"{limit_s:g} s")
+
+    def _links_up(self, waits: Callable[[], bool], limit: str) -> None:
+        """Enable all links, and look at them until they are up or `waits` says that time is up."""
         for number, link in self.ends:
             self.drivers[number].enable_link(link, 1 + 4 * number + link)
-        last_s = time.monotonic() + limit_s
         for pair in self.wiring:
             while True:
                 states = [self.drivers[number].link_state(link) for number, link in pair]
                 if states == [LinkState.UP, LinkState.UP]:
                     break
-                if LinkState.MISMATCH in states or time.monotonic() > last_s:
-                    raise self._down(pair, states, limit_s)
-                time.sleep(0.001)
+                if LinkState.MISMATCH in states or not waits():
+                    raise self._down(pair, states, limit)
 
-    def _down(
-        self, pair: Sequence[End], states: Sequence[LinkState], limit_s: float
-    ) -> DeviceFault:
+    def _down(self, pair: Sequence[End], states: Sequence[LinkState], limit: str) -> DeviceFault:
         lines = [
             f"link {link} of {self.drivers[number].name} is {state.name}"
             + (f": {HINTS[state]}" if state in HINTS else "")
@@ -96,8 +106,7 @@ class Devices:
         ]
         first, second = (self.drivers[number].name for number, _ in pair)
         return DeviceFault(
-            f"the link between {first} and {second} did not come up in {limit_s:g} s\n"
-            + "\n".join(lines)
+            f"the link between {first} and {second} did not come up in {limit}\n" + "\n".join(lines)
         )
 
     def run(
@@ -123,12 +132,10 @@ class Devices:
             If a device stops with an error, or no device makes progress for `stall_s`. The error
             says what each device does; all programs are aborted.
         """
-        for driver, entry, values in zip(self.drivers, entries, scalars, strict=True):
-            driver.prepare(entry, values)
+        self._prepare(entries, scalars)
         before = [driver.read_pair("CYCLES") for driver in self.drivers]
         try:
-            for driver in self.drivers:
-                driver.start()
+            self._start()
             self._wait(lambda: progress and progress(self._cycles(before)))
             return self._cycles(before)
         except DeviceFault as fault:
@@ -138,6 +145,16 @@ class Devices:
         except BaseException:
             self.abort()
             raise
+
+    def _prepare(self, entries: Sequence[int], scalars: Sequence[Sequence[int]]) -> None:
+        """Write the registers that each device's program needs."""
+        for driver, entry, values in zip(self.drivers, entries, scalars, strict=True):
+            driver.prepare(entry, values)
+
+    def _start(self) -> None:
+        """Start all programs that were prepared."""
+        for driver in self.drivers:
+            driver.start()
 
     def _cycles(self, before: Sequence[int]) -> int:
         pairs = zip(self.drivers, before, strict=True)

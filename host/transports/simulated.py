@@ -6,12 +6,10 @@ import contextlib
 import time
 from typing import TYPE_CHECKING
 
-from fpgapipe.host.backends.simulated_devices import cables_of, device_of
 from fpgapipe.host.driver.allocation import Allocation
 from fpgapipe.host.driver.transport import Transport
-from fpgapipe.hw.hls_models.model.registers import RegisterMap
 from fpgapipe.sim_tb.cluster.cluster import Cluster
-from fpgapipe.sim_tb.cluster.cluster_nodes import Node
+from fpgapipe.sim_tb.cluster.core_nodes import cables, core_node
 from fpgapipe.sim_tb.native.native import StallError
 
 if TYPE_CHECKING:
@@ -23,51 +21,12 @@ if TYPE_CHECKING:
     from fpgapipe.hw.hls_models.cycles.core_cycles import MemorySpec
     from fpgapipe.hw.hls_models.spec.core_spec import CoreSpec
     from fpgapipe.sim_tb.native.phy import WireSpec
-    from fpgapipe.sim_tb.substitutes.simulation import Simulation
 
     End = tuple[int, int]
 
 
 class _SliceIsOver(Exception):
     """The time of a wait is over; the devices stand between two rounds and can go on."""
-
-
-def simulated_cluster(
-    cores: Sequence[CoreSpec],
-    memory_bytes: Sequence[int],
-    memories: Sequence[MemorySpec],
-    wiring: Sequence[tuple[End, End]],
-    wires: Sequence[WireSpec],
-    *,
-    threads: int | None = None,
-    simulation: Simulation | None = None,
-) -> Cluster:
-    """Make simulated devices; equal cores share one compiled simulator.
-
-    Parameters
-    ----------
-    cores : sequence of CoreSpec
-        Core of each device.
-    memory_bytes : sequence of int
-        Size of each device's memory, a multiple of 4096.
-    memories : sequence of MemorySpec
-        Speed of each device's memory.
-    wiring : sequence of pairs of (device, link)
-        Pairs of link ends that are connected.
-    wires : sequence of WireSpec
-        Cable of each pair.
-    threads : int, optional
-        Number of threads, as for `Cluster`.
-    simulation : Simulation, optional
-        Whether blocks are simulated in C++, as for `chosen_simulation`.
-    """
-    nodes = [
-        Node(f"device {number}", device_of(core, size, behind, simulation)[1], RegisterMap(core))
-        for number, (core, size, behind) in enumerate(
-            zip(cores, memory_bytes, memories, strict=True)
-        )
-    ]
-    return Cluster(nodes, cables_of(wiring, wires), threads=threads)
 
 
 class SimulatedTransport(Transport):
@@ -79,15 +38,18 @@ class SimulatedTransport(Transport):
         Cluster, all of whose devices run whenever one of them is accessed or waited for.
     number : int
         Number of the device.
+    memory : uint8 array
+        Memory of the device.
     base : int
         Address at which memory is given out, a multiple of 4096.
     """
 
     name = "sim"
 
-    def __init__(self, cluster: Cluster, number: int, base: int = 0) -> None:
-        self._cluster, self._number = cluster, number
-        self._memory = cluster.nodes[number].device.memory
+    def __init__(
+        self, cluster: Cluster, number: int, memory: NDArray[np.uint8], base: int = 0
+    ) -> None:
+        self._cluster, self._number, self._memory = cluster, number, memory
         self._free = Allocation(base, self._memory.size)
 
     def close(self) -> None:
@@ -126,3 +88,40 @@ class SimulatedTransport(Transport):
         with contextlib.suppress(StallError, _SliceIsOver):
             self._cluster.run(progress=look)
         return ended()
+
+
+def simulated_transports(
+    cores: Sequence[CoreSpec],
+    memory_bytes: Sequence[int],
+    memories: Sequence[MemorySpec],
+    wiring: Sequence[tuple[End, End]],
+    wires: Sequence[WireSpec],
+    bases: Sequence[int] | None = None,
+) -> list[SimulatedTransport]:
+    """Make a cluster of simulated devices; return the ways to them.
+
+    Parameters
+    ----------
+    cores : sequence of CoreSpec
+        Core of each device.
+    memory_bytes : sequence of int
+        Size of each device's memory, a multiple of 4096.
+    memories : sequence of MemorySpec
+        Speed of each device's memory.
+    wiring : sequence of pairs of (device, link)
+        Pairs of link ends that are connected.
+    wires : sequence of WireSpec
+        Cable of each pair.
+    bases : sequence of int, optional
+        Address at which each device gives out memory; 0 by default.
+    """
+    bases = bases or [0] * len(cores)
+    nodes = [
+        core_node(number, *each)[1]
+        for number, each in enumerate(zip(cores, memory_bytes, memories, strict=True))
+    ]
+    cluster = Cluster(nodes, cables(wiring, wires))
+    return [
+        SimulatedTransport(cluster, number, node.device.memory, base)
+        for number, (node, base) in enumerate(zip(nodes, bases, strict=True))
+    ]

@@ -19,7 +19,7 @@ from fpgapipe.host.backends.model import ModelBackend
 from fpgapipe.host.driver.transport import TransportError
 from fpgapipe.host.transports.modelled import ModelledCluster, ModelledTransport
 from fpgapipe.host.transports.pynq_board import PynqTransport
-from fpgapipe.host.transports.simulated import SimulatedTransport, simulated_cluster
+from fpgapipe.host.transports.simulated import simulated_transports
 from fpgapipe.host.transports.xdma import XdmaTransport
 from fpgapipe.host.transports.xrt import XrtTransport
 from fpgapipe.hw.hls_models.cycles.core_cycles import MemorySpec
@@ -119,8 +119,7 @@ def simulated(pipeline, bases, rig):
     wire = WireSpec(phy_bytes=16, bytes_per_cycle=Fraction(16), latency_cycles=128)
     cores = [part.core for part in pipeline.parts]
     memories, wires = [MemorySpec()] * DEVICES, [wire] * (DEVICES - 1)
-    cluster = simulated_cluster(cores, sizes, memories, pipeline.wiring, wires)
-    return [SimulatedTransport(cluster, number, base) for number, base in enumerate(bases)]
+    return simulated_transports(cores, sizes, memories, pipeline.wiring, wires, bases)
 
 
 @pytest.mark.parametrize("bases", [(0, 0), BASES], ids=["at 0", "elsewhere"])

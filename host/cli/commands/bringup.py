@@ -97,10 +97,9 @@ def _without_boards(build: Build, backend: str) -> list[Transport]:
 
         models = ModelledCluster(cores, sizes, wiring)
         return [ModelledTransport(models, number) for number in range(len(cores))]
-    from fpgapipe.host.transports.simulated import SimulatedTransport, simulated_cluster
+    from fpgapipe.host.transports.simulated import simulated_transports
 
-    cluster = simulated_cluster(cores, sizes, build.memories, wiring, build.wires)
-    return [SimulatedTransport(cluster, number) for number in range(len(cores))]
+    return [*simulated_transports(cores, sizes, build.memories, wiring, build.wires)]
 
 
 def _print(checked: Checked) -> None:
