@@ -92,7 +92,8 @@ class Clocks(Module):
         clock, reset = platform.request("clock"), platform.request("reset")
         if simulated:
             self.comb += [self.cd_sys.clk.eq(clock), self.cd_sys.rst.eq(reset)]
-            self.comb += platform.request("sdram_clock").eq(clock)
+            # The chip takes commands and gives data half a period later, as with a shifted clock.
+            self.comb += platform.request("sdram_clock").eq(~clock)
             return
         self.clock_domains.cd_sys_ps = ClockDomain(reset_less=True)
         self.submodules.pll = pll = ECP5PLL()
