@@ -10,11 +10,13 @@ from pathlib import Path
 import pytest
 
 from fpgapipe.hw.hls_models.resources.core_counts import (
+    COEFFICIENTS,
     Resources,
     block_resources,
     counted_core,
     links,
     memory,
+    operand_reader,
     scratchpad_logic,
     scratchpad_memory,
     vector_engine,
@@ -197,6 +199,39 @@ def test_scratchpads(banks, bank_bytes, engines, lut, ff):
     found = scratchpad_logic(banks, engines) + scratchpad_memory(banks, bank_bytes)
     assert found.lut == pytest.approx(lut, rel=0.09)
     assert found.ff == pytest.approx(ff, rel=0.05)
+
+
+@pytest.mark.parametrize(
+    ("banks", "engines", "port_bytes", "lut", "ff", "bram36"),
+    [  # banks of 16 KiB, each counted as a whole
+        (2, 1, 8, 1234, 1151, 8),
+        (2, 2, 8, 2036, 1593, 8),
+        (2, 2, 16, 3509, 2404, 8),
+        (4, 2, 16, 5563, 2469, 16),
+        (2, 2, 32, 7299, 4035, 16),
+    ],
+)
+def test_scratchpads_with_narrow_ports(banks, engines, port_bytes, lut, ff, bram36):
+    found = scratchpad_logic(banks, engines, port_bytes)
+    found += scratchpad_memory(banks, 1 << 14, port_bytes)
+    assert found.lut == pytest.approx(lut, rel=0.09)
+    assert found.ff == pytest.approx(ff, rel=0.03)
+    assert found.bram36 == bram36
+
+
+@pytest.mark.parametrize(
+    ("rows", "port_bytes", "lut", "ff", "bram36"),
+    [  # sums of transposer, quantiser and reader, without the address generator
+        (4, 8, 326 + 241 + 311, 206 + 225 + 280, 2),
+        (4, 16, 1012 + 381 + 422, 340 + 232 + 377, 4),
+        (16, 16, 1012 + 803 + 518, 340 + 844 + 473, 4),
+    ],
+)
+def test_narrow_readers(rows, port_bytes, lut, ff, bram36):
+    found = operand_reader(rows, port_bytes) + COEFFICIENTS["address generator"].resources * -1
+    assert found.lut == pytest.approx(lut, rel=0.01)
+    assert found.ff == pytest.approx(ff, rel=0.01)
+    assert found.bram36 == bram36
 
 
 @pytest.mark.slow

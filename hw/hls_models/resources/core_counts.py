@@ -129,20 +129,20 @@ COEFFICIENTS = {
             _COUNTED + "the part of a block that leaves, and a vector put aside; 4 and 16 rows",
         ),
         Coefficient(
-            "narrow reader of 4", "operand in parts of 4 elements", 698, 591, 2, 0, "counted",
+            "narrow reader of 4", "operand in parts of 4 elements", 706, 475, 2, 0, "counted",
             _COUNTED + "transposer 326 LUT and 206 FF, quantiser, reader; without rows",
         ),
         Coefficient(
-            "narrow reader of 8", "operand in parts of 8 elements", 1635, 829, 4, 0, "counted",
+            "narrow reader of 8", "operand in parts of 8 elements", 1643, 713, 4, 0, "counted",
             _COUNTED + "transposer 1,012 LUT and 340 FF, quantiser, reader; without rows",
         ),
         Coefficient(
-            "narrow reader of 16", "operand in parts of 16 elements", 3200, 1300, 8, 0, "derived",
+            "narrow reader of 16", "operand in parts of 16 elements", 3387, 1180, 8, 0, "derived",
             "as that of parts of 8, of which twice as many bits are rotated by a step more",
         ),
         Coefficient(
-            "narrow reader row", "row of an operand in parts", 45, 30, 0, 0, "counted",
-            _COUNTED + "an element that is quantised and put aside",
+            "narrow reader row", "row of an operand in parts", 43, 59, 0, 0, "counted",
+            _COUNTED + "an element that is quantised and put aside; 4 and 16 rows",
         ),
         Coefficient(
             "narrow scratchpad port", "port of a scratchpad of narrow words", 75, 34, 0, 0,
