@@ -4,6 +4,7 @@ Each network reads a learned tensor, so that the gradient of the operator's argu
 parameter, and gives the operator's result as its logits.
 """
 
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
@@ -14,11 +15,13 @@ from fpgapipe.network.operators import (
     AxisMap,
     Binary,
     Clamp,
+    Compare,
     Constant,
     Conv,
     ConvTranspose,
     Expand,
     GlobalPool,
+    MaskedFill,
     Operator,
     Pad,
     Pool,
@@ -120,6 +123,23 @@ def positive(function: Operator) -> Body:
     return body
 
 
+def masked(net: Network, xs: list[str]) -> str:
+    """Add a tensor of which a comparison of some of its elements hides others."""
+    mask = net.add("mask", Compare("gt", 0.25), net.add("some", Slice(1, 0, 1), xs[0]))
+    return net.add("operator", MaskedFill(0.5), xs[0], mask)
+
+
+def hidden(net: Network, xs: list[str]) -> str:
+    """Add a softmax of scaled scores, some of which are hidden, and all of some rows."""
+    some = net.add("some", Slice(1, 0, 1), net.add("column", Slice(3, 0, 1), xs[0]))
+    mask = net.add("mask", Compare("le", -1.0), some)
+    ends = net.add("ends", Compare("lt", 0.5), xs[0])
+    mask = net.add("masks", Binary("mul"), ends, net.add("rows", Compare("eq", 0.0), mask))
+    scores = net.add("scaled", Affine(0.375), xs[0])
+    scores = net.add("hidden", MaskedFill(-math.inf), scores, mask)
+    return net.add("operator", Softmax(-1, empty=True), scores)
+
+
 def _cases() -> Sequence[Case]:
     functions = (
         "relu", "relu6", "leaky_relu", "elu", "hardsigmoid", "hardswish", "sigmoid", "tanh", "gelu",
@@ -159,6 +179,8 @@ def _cases() -> Sequence[Case]:
         Case("layer_norm", (ROWS,), lambda net, xs: net.layer_norm(xs[0])),
         Case("softmax", (ROWS,), one(Softmax(-1))),
         Case("softmax, causal", ((3, 7, 7),), one(Softmax(-1, causal=True))),
+        Case("masked_fill", ((3, 2, 7, 6),), masked),
+        Case("softmax of what a mask hides", ((3, 2, 7, 6),), hidden),
         Case("log_softmax", (ROWS,), one(Softmax(-1, log=True))),
         Case("max_pool", (IMAGE,), pool("max", 3, 2, 1)),
         Case("average_pool", (IMAGE,), pool("average", 3, 2, 1)),

@@ -9,6 +9,7 @@ import numpy as np
 
 from fpgapipe.network.logits import Logits
 from fpgapipe.network.losses import CROSS_ENTROPY, target_shape
+from fpgapipe.network.mask_inputs import mask_inputs
 from fpgapipe.network.operators import Embedding
 
 if TYPE_CHECKING:
@@ -73,16 +74,19 @@ def random_batch(
     """Random samples and labels for `count` micro-batches.
 
     Inputs of floating-point numbers are normally distributed; indices of embeddings and labels are
-    equally distributed over all that there are, and targets over 0..1. Of a network with several
+    equally distributed over all that there are, and targets over 0..1. Masks keep the first
+    positions, at least half of them. Of a network with several
     outputs, the labels are a dictionary with an array for each.
     """
     rng = np.random.default_rng(seed)
-    indices = num_indices(graph)
+    indices, masks = num_indices(graph), mask_inputs(graph)
     inputs: dict[str, NDArray[Any]] = {}
     for name, tensor in graph.inputs.items():
         shape = (tensor.shape[0] * count, *tensor.shape[1:])
         if name in indices:
             inputs[name] = rng.integers(0, indices[name], shape)
+        elif name in masks:
+            inputs[name] = masks[name].random(shape, rng)
         else:
             inputs[name] = rng.standard_normal(shape, np.float32)
     labels = {

@@ -167,9 +167,10 @@ class CoreNumbers:
         with torch.set_grad_enabled(training):
             for layer in unit.layers:
                 args = []
-                for name in layer.inputs:
+                carrying = self._graph.input_gradients(layer.name)
+                for place, name in enumerate(layer.inputs):
                     if name not in own:
-                        wanted = training and name in self._graph.layers
+                        wanted = training and place in carrying
                         value = values[name].detach().requires_grad_(wanted)
                         inputs.append((name, value))
                         args.append(value)

@@ -380,7 +380,25 @@ def _softmax(o: ops.Softmax, own: Weights, args: list[Any], training: bool) -> A
     if o.causal:
         future = torch.ones(x.shape[-2:], dtype=torch.bool, device=x.device).triu(1)
         x = x.masked_fill(future, float("-inf"))
+    if o.empty:
+        # No gradient may become NaN on its way through such a row.
+        nothing = (x == float("-inf")).all(o.axis, keepdim=True)
+        return x.masked_fill(nothing, 0.0).softmax(o.axis).masked_fill(nothing, 0.0)
     return x.log_softmax(o.axis) if o.log else x.softmax(o.axis)
+
+
+def _compare(o: ops.Compare, own: Weights, args: list[Any], training: bool) -> Any:
+    import torch
+
+    x = args[0]
+    holds = getattr(torch, o.function)(x, o.number)
+    numbers = torch.full_like(x, o.otherwise, dtype=None if x.is_floating_point() else torch.float)
+    return numbers.masked_fill(holds, o.then)
+
+
+def _masked_fill(o: ops.MaskedFill, own: Weights, args: list[Any], training: bool) -> Any:
+    x, mask = args
+    return x.masked_fill((mask == 0) if o.keeps else (mask != 0), o.value)
 
 
 def _slice(o: ops.Slice, own: Weights, args: list[Any], training: bool) -> Any:
@@ -452,6 +470,7 @@ _RUNS: dict[type[ops.Operator], Callable[..., Any]] = {
     ops.Binary: _function,
     ops.Cast: _cast,
     ops.Clamp: _clamp,
+    ops.Compare: _compare,
     ops.Concat: _concat,
     ops.Constant: lambda o, own, args, training: own["value"],
     ops.Conv: _conv,
@@ -469,6 +488,7 @@ _RUNS: dict[type[ops.Operator], Callable[..., Any]] = {
     ops.LocalResponseNorm: _functional("local_response_norm", "size", "alpha", "beta", "bias"),
     ops.Lstm: _recurrent,
     ops.Gru: _recurrent,
+    ops.MaskedFill: _masked_fill,
     ops.MatMul: lambda o, own, args, training: args[0] @ args[1],
     ops.Pad: lambda o, own, args, training: _padded(args[0], o.padding, o.value),
     ops.Pool: _pool,

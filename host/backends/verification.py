@@ -13,12 +13,15 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
+
 from fpgapipe.errors import UserError
 from fpgapipe.host.backends.torch_reference import forward, initial_weights
 from fpgapipe.network import operators as ops
 from fpgapipe.network.frontends.source import OnnxSource, TorchSource
 from fpgapipe.network.frontends.torch.torch_modes import training_modes
 from fpgapipe.network.graph import Graph, NetworkError
+from fpgapipe.network.mask_inputs import mask_inputs
 from fpgapipe.optional import require
 from fpgapipe.output import beside_output
 
@@ -204,14 +207,20 @@ class _NotRun(Exception):
 
 @contextlib.contextmanager
 def _own_state(torch: Any, precision: str) -> Iterator[None]:
-    """Set torch's default type, and restore it and the random state at the end."""
+    """Set torch's default type, and restore it and the random state at the end.
+
+    PyTorch's fast path, which gives zeros for positions that a mask hides, is off in between.
+    """
     before = torch.get_default_dtype()
+    fast = torch.backends.mha.get_fastpath_enabled()
     with torch.random.fork_rng(devices=[]):
         torch.set_default_dtype(getattr(torch, precision))
+        torch.backends.mha.set_fastpath_enabled(False)
         try:
             yield
         finally:
             torch.set_default_dtype(before)
+            torch.backends.mha.set_fastpath_enabled(fast)
 
 
 class _Side:
@@ -242,6 +251,7 @@ class _Side:
         torch = self.torch
         generator = torch.Generator().manual_seed(index)
         given = {}
+        masks = mask_inputs(self.graph)
         for position, (name, tensor) in enumerate(self.graph.inputs.items()):
             if tensor.dtype.is_float:
                 value = torch.randn(tensor.shape, generator=generator, dtype=torch.float64)
@@ -251,11 +261,13 @@ class _Side:
                     value *= sizes.reshape(-1, *[1] * (value.ndim - 1))
                 given[name] = value.to(self.dtype)
                 continue
-            most = self._most(name)
-            example = self.example(position)
-            if most is None and example is not None:
+            most, example = self._most(name), self.example(position)
+            if most is None and example is not None and name not in masks:
                 order = torch.randperm(example.numel(), generator=generator)
                 value = example.reshape(-1)[order].reshape(example.shape)
+            elif name in masks:
+                drawn = masks[name].random(tensor.shape, np.random.default_rng(index))
+                value = torch.from_numpy(drawn)
             else:
                 value = torch.randint(0, most or 2, tensor.shape, generator=generator)
             given[name] = value.to(getattr(torch, tensor.dtype.value))

@@ -56,8 +56,9 @@ def load_data(name: str, graph: Graph, loss: Loss = CROSS_ENTROPY) -> Dataset:
         floating-point numbers are not changed. For a network that reads tokens the arrays are
         `tokens`, of shape (n, tokens), and `labels`; where it predicts the token behind each, a
         single long row `tokens` is enough. For a network with several inputs there is an array for
-        each, called by the input's name. An output of several has labels of its own in an array
-        `labels.NAME`, or targets in `targets.NAME`; all without share `labels` or `targets`.
+        each, called by the input's name; those of masks are booleans, or 0 and 1. An output of
+        several has labels of its own in an array `labels.NAME`, or targets in `targets.NAME`; all
+        without share `labels` or `targets`.
 
         ``FILE.txt``: a text in UTF-8 for a network that predicts the token behind each. A
         character's token is its number in Unicode. The last fifth is for validation.
@@ -164,7 +165,11 @@ def _random(wanted: Wanted) -> Dataset:
     parts = []
     for number, each in enumerate(wanted.inputs):
         single = replace(wanted, shape=each.shape, indices=each.indices, several=())
-        if wanted.several and each.indices and each.shape == wanted.label_shape and not number:
+        if each.mask is not None:
+            drawn = each.mask.random((NUM_RANDOM, *each.shape), rng)
+            labels = rng.integers(0, max(wanted.classes, 1), (NUM_RANDOM, *wanted.label_shape))
+            parts.append(Samples(drawn, labels))
+        elif wanted.several and each.indices and each.shape == wanted.label_shape and not number:
             parts.append(_random_pairs(single, rng))
         else:
             parts.append((_random_images if each.indices is None else _random_tokens)(single, rng))

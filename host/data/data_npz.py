@@ -216,7 +216,10 @@ def _layout_of(
 
     if each.indices is not None and dtype.kind not in "iu":
         raise fault(name, f"must hold whole numbers, not {dtype}")
-    if each.indices is None and dtype != np.uint8 and dtype.kind != "f":
+    if each.mask is not None and dtype.kind not in "biu":
+        raise fault(name, f"must hold a mask, {each.mask.text}, not {dtype}")
+    is_real = each.indices is None and each.mask is None
+    if is_real and dtype != np.uint8 and dtype.kind != "f":
         raise fault(
             name,
             f"must hold floating-point numbers, or whole ones of 8 bits (divided by 255), not "
@@ -229,8 +232,8 @@ def _layout_of(
             f"{shape[0] if shape else 0} samples, {labels[1]} rows of labels",
         )
     layout = _layout(shape, each.shape)
-    if layout is None:
-        what = "images" if each.indices is None else "tokens"
+    if layout is None or (each.mask is not None and layout == "channels last"):
+        what = "images" if is_real else "tokens" if each.mask is None else "masks"
         raise fault(
             name,
             f"must have {what} of {shape_text(each.shape)} for {wanted.network}, that is shape "
@@ -245,6 +248,13 @@ def _input(
 ) -> NDArray[Any]:
     """Read the array of an input."""
     values = archive.array(name)
+    if each.mask is not None:
+        wrong = each.mask.wrong(values)
+        if len(wrong):
+            at = tuple(map(int, wrong[0]))
+            text = f"must be {each.mask.text}, but sample {at[0]} has {values[at]} in it"
+            raise FileError(archive.path, [f"array {name} {text}"])
+        return values.reshape(len(values), *each.shape).astype(np.int64)
     if each.indices is None:
         return _images(archive.path, name, values, layout, each.shape)
     what = f"the tokens of {network}"

@@ -58,6 +58,13 @@ def check_samples(samples: Samples, graph: Graph, loss: Loss = CROSS_ENTROPY) ->
                     f"tokens must be whole numbers in 0..{each.indices - 1}, those of "
                     f"{graph.name}, not {what}"
                 )
+        if each.mask is not None:
+            wrong = each.mask.wrong(values)
+            if len(wrong) or values.dtype.kind not in "biu":
+                what = values[tuple(wrong[0])] if len(wrong) else values.dtype
+                raise UserError(
+                    f"input {each.name} of {graph.name} must be {each.mask.text}, not {what}"
+                )
     for own in wanted.labels:
         try:
             labels = labels_of(samples.targets, own.output)

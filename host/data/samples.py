@@ -12,6 +12,7 @@ from fpgapipe.errors import FileError, UserError
 from fpgapipe.network.initial_values import num_indices
 from fpgapipe.network.logits import Logits
 from fpgapipe.network.losses import CROSS_ENTROPY, Loss, target_shape
+from fpgapipe.network.mask_inputs import MaskInput, mask_inputs
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
@@ -103,11 +104,14 @@ class WantedInput:
         Shape of one sample.
     indices : int or None
         Number of tokens that there are, if a sample consists of tokens.
+    mask : MaskInput or None
+        What values there are, if it is a mask or other numbers to compare.
     """
 
     name: str
     shape: tuple[int, ...]
     indices: int | None = None
+    mask: MaskInput | None = None
 
 
 @dataclass(frozen=True)
@@ -218,26 +222,27 @@ class Wanted:
         Raises
         ------
         UserError
-            Unless the graph has inputs of floating-point numbers or of indices of embeddings, and
-            its outputs have the samples first.
+            Unless the graph has inputs of floating-point numbers, of indices of embeddings, or
+            masks, and its outputs have the samples first.
         """
         if not graph.inputs:
             raise UserError(f"{graph.name} must have an input to be trained with samples")
-        indices = num_indices(graph)
+        indices, masks = num_indices(graph), mask_inputs(graph)
         found = []
         for name, tensor in graph.inputs.items():
-            if len(tensor.shape) < 2 or not (tensor.dtype.is_float or name in indices):
+            known = tensor.dtype.is_float or name in indices or name in masks
+            if len(tensor.shape) < 2 or not known:
                 raise UserError(
-                    f"{graph.name} must have an input of floating-point numbers, or of indices of "
-                    f"embeddings, of samples by their values to be trained with samples, not "
-                    f"{tensor.dtype} {list(tensor.shape)} ({name})"
+                    f"{graph.name} must have an input of floating-point numbers, of indices of "
+                    f"embeddings, or a mask, of samples by their values to be trained with "
+                    f"samples, not {tensor.dtype} {list(tensor.shape)} ({name})"
                 )
             if graph.batch is not None and tensor.shape[0] != graph.batch:
                 raise UserError(
                     f"input {name!r} of {graph.name} must have a row for each of {graph.batch} "
                     f"samples, not {tensor.shape[0]}"
                 )
-            found.append(WantedInput(name, tensor.shape[1:], indices.get(name)))
+            found.append(WantedInput(name, tensor.shape[1:], indices.get(name), masks.get(name)))
         try:
             labels = [
                 cls._labels_of(graph, output, own) for output, own in loss.of_each(graph).items()

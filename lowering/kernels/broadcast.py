@@ -44,13 +44,13 @@ def broadcast(
     ValueError
         If shapes do not fit together, or the region is too small.
     """
-    return _spread(name, {"a": a, "b": b}, y, BROADCAST[function], region)
+    return spread(name, {"a": a, "b": b}, y, BROADCAST[function], region)
 
 
 @made_once
 def expand(name: str, x: Tensor, y: Tensor, region: Region) -> VectorKernel:
     """Repeat `x` along the axes of `y` along which it has one element; see `broadcast`."""
-    return _spread(name, {"x": x}, y, {}, region)
+    return spread(name, {"x": x}, y, {}, region)
 
 
 @made_once
@@ -83,7 +83,7 @@ def sum_of_repeated(
     return RepeatedSum(axes, tensors, negate=negate).kernel(name, region)
 
 
-def _spread(
+def spread(
     name: str,
     sources: Mapping[str, Tensor],
     y: Tensor,

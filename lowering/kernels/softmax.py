@@ -31,14 +31,15 @@ def softmax(
     *,
     log: bool = False,
     causal: bool = False,
+    empty: bool = False,
     scale: float = 1,
     dropped: Tensor | None = None,
     draw: Draw | None = None,
 ) -> VectorKernel:
     """``y = exp(scale x) / sum(exp(scale x))`` along the last axis, or the logarithm of that.
 
-    Elements of -infinity give 0. An element of +infinity or NaN makes its row NaN, and so does a
-    row that contains only -infinity.
+    Elements of -infinity give 0. An element of +infinity or NaN makes its row NaN. A row that
+    contains only -infinity is NaN as well, or zeros if `empty`.
 
     Parameters
     ----------
@@ -48,6 +49,8 @@ def softmax(
         Whether to compute the logarithm.
     causal : bool
         Whether row `i` of the last two axes sees only columns ``0..i``; the others give 0.
+    empty : bool
+        Whether rows of -infinity only give zeros; that does not go with `log`.
     scale : float
         Factor of `x`, above 0.
     dropped, draw : Tensor and Draw, optional
@@ -58,15 +61,16 @@ def softmax(
     ------
     ValueError
         If a row has more than `MOST_ELEMENTS`, the region is too small for a row, the scale is not
-        above 0, `causal` goes with `log` or with more rows than columns, or rows that are dropped
-        are no whole vectors.
+        above 0, `causal` or `empty` goes with `log`, `causal` goes with more rows than columns, or
+        rows that are dropped are no whole vectors.
     """
-    check_softmax(x.shape, log=log, causal=causal, scale=scale, drops=draw is not None)
+    drops = draw is not None
+    check_softmax(x.shape, log=log, causal=causal, empty=empty, scale=scale, drops=drops)
     # Intermediate values must be FP32; if `y` is not, they need their own buffer.
     work = "y" if y.format is FP32 else "work"
 
     def steps(rows: Rows) -> Iterator[Step]:
-        yield from rows.exponentials("x", work, scale)
+        yield from rows.exponentials("x", work, scale, empty=empty)
         if log:
             # Two subtractions, because in maximum + log(sum) a small logarithm would be lost.
             yield rows.row("sum", None, "share", function=Function.LOG)
@@ -169,6 +173,7 @@ def check_softmax(
     *,
     log: bool = False,
     causal: bool = False,
+    empty: bool = False,
     scale: float = 1,
     drops: bool = False,
 ) -> None:
@@ -180,6 +185,8 @@ def check_softmax(
             "a causal softmax must be no logarithm, and have no more rows than columns, not "
             f"{list(shape[-2:])}"
         )
+    if log and empty:
+        raise ValueError("a row of -infinity only has no logarithm of its softmax")
     if not 0 < scale < math.inf:
         raise ValueError(f"the scale of a softmax must be above 0 and finite, not {scale}")
     if drops and (log or shape[-1] % LANES):

@@ -15,9 +15,13 @@ from fpgapipe.hw.hls_models.isa.vector_op import (
     MAX_SUMS,
     VECTOR_BYTES,
     Addend,
+    Choice,
     Coefficients,
     Constant,
     Factor,
+    Left,
+    Outcome,
+    Right,
     Source,
     Target,
     VectorOp,
@@ -40,6 +44,9 @@ SLICES, MANY_GROUPS = 8, 64
 Each slice consists of every eighth vector. The slices of a row are reduced concurrently, and then
 their results to one. Only few long rows fit on chip, and the slices hide the latency of an adder.
 """
+
+LARGEST = (2 - 2.0**-23) * 2.0**127
+"""Largest finite number of FP32."""
 
 MINUS_Y: Mapping[str, Any] = {"addend": Addend.Y, "negate_addend": True}
 """Settings for ``X - Y``."""
@@ -184,12 +191,27 @@ class Rows:
         groups = padded(self.width) // LANES if whole else self._groups
         return (groups, 1, 1, 1, 1, self.count) if by_row else (self.count, 1, 1, 1, 1, groups)
 
-    def exponentials(self, x: str, target: str, scale: float = 1) -> Iterator[Step]:
-        """Compute ``target = exp((x - maximum) * scale)``, and fill ``maximum`` and ``sum``."""
+    def exponentials(
+        self, x: str, target: str, scale: float = 1, *, empty: bool = False
+    ) -> Iterator[Step]:
+        """Compute ``target = exp((x - maximum) * scale)``, and fill ``maximum`` and ``sum``.
+
+        With `empty`, rows of -infinity only give zeros, and their ``sum`` is 1.
+        """
         settings = {**MINUS_Y, **times(scale)}
         yield from self.reduce(x, "maximum", takes_maximum=True)
+        if empty:
+            yield self._replaced("maximum", (Left.X, Outcome.LESS, Right.CONSTANT), -LARGEST)
         yield self.each(x, target, "maximum", function=Function.EXP, **settings)
         yield from self.reduce(target, "sum")
+        if empty:
+            yield self._replaced("sum", (Left.X, Outcome.EQUAL, Right.COUNTER), 1.0)
+
+    def _replaced(self, name: str, test: tuple[Left, Outcome, Right], value: float) -> Step:
+        """Write a number in the place of those numbers of rows for which a test is true."""
+        constants = (Constant(), Constant(), Constant(), Constant(value))
+        chosen = {"then": Choice.CONSTANT, "otherwise": Choice.X}
+        return self.row(name, None, name, test=test, constants=constants, **chosen)
 
     def shares(self, work: str, target: str, scale: float = 1) -> Iterator[Step]:
         """Compute ``target = work / sum * scale``; also fills the buffer ``share``."""

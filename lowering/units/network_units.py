@@ -26,6 +26,7 @@ from fpgapipe.lowering.units.layers import (  # noqa: F401, register units
     embedding_unit,
     function_units,
     layer_norm_unit,
+    mask_units,
     part_units,
     recurrent_unit,
     reduce_unit,

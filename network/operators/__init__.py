@@ -25,6 +25,7 @@ from fpgapipe.network.operators.layout import (
     Unlisted,
     Upsample,
 )
+from fpgapipe.network.operators.masks import Compare, MaskedFill
 from fpgapipe.network.operators.measured import Measured
 from fpgapipe.network.operators.pointwise import (
     ACTIVATIONS,
@@ -68,6 +69,7 @@ __all__ = [
     "Cast",
     "Centre",
     "Clamp",
+    "Compare",
     "Concat",
     "Constant",
     "Conv",
@@ -87,6 +89,7 @@ __all__ = [
     "Linear",
     "LocalResponseNorm",
     "Lstm",
+    "MaskedFill",
     "MatMul",
     "Measured",
     "Operator",

@@ -234,11 +234,14 @@ class Softmax(Operator):
     causal : bool
         Whether row `i` of the last two axes sees only columns ``0..i`` (a decoder's
         self-attention).
+    empty : bool
+        Whether rows of -infinity only give zeros; else they give NaN.
     """
 
     axis: int = -1
     log: bool = False
     causal: bool = False
+    empty: bool = False
 
     @property
     def kind(self) -> str:  # type: ignore[override]

@@ -100,6 +100,8 @@ POINTWISE_OPERATIONS = {
     "affine": (1, 1),
     "dropout": (1, 1),
     "cast": (1, 1),
+    "compare": (1, 0),
+    "masked_fill": (1, 1),
     "transpose": (1, 1),
     "expand": (1, 1),
     "pad": (1, 1),

@@ -7,7 +7,8 @@ from fpgapipe.errors import FileError, UserError
 from fpgapipe.host.data.data import load_data
 from fpgapipe.host.data.samples import Samples, Wanted, WantedInput
 from fpgapipe.host.runtime.training import check_samples
-from fpgapipe.network.operators.tensors import Tensor
+from fpgapipe.network.operators import Compare, MaskedFill
+from fpgapipe.network.operators.tensors import DType, Tensor
 from fpgapipe.network.zoo import built_in
 from fpgapipe.network.zoo.layers import Network
 
@@ -134,3 +135,65 @@ def test_samples_that_do_not_fit():
         check_samples(Samples(source, labels, (target[1:], image)), graph)
     with pytest.raises(UserError, match=r"^tokens must be whole numbers in 0\.\.8, those of pair"):
         check_samples(Samples(source, labels, (target + 5, image)), graph)
+
+
+def padded(batch=2):
+    """A class for each of 6 tokens, some of which a mask hides, and a row of lengths."""
+    net = Network("padded", batch)
+    x = net.embedding(net.tokens("tokens", 6), 11, 4)
+    mask = net.input("mask", Tensor((batch, 6), DType.BOOL))
+    counts = net.input("counts", Tensor((batch, 2), DType.INT64))
+    hidden = net.reshape(net.add("hidden", Compare("ne", 0.0), mask), batch, 6, 1)
+    x = net.add("filled", MaskedFill(0.0, keeps=False), x, hidden)
+    long = net.linear(net.add("long", Compare("gt", 3.0), counts), 4)
+    net.linear(net.plus(net.reshape(long, batch, 1, 4), x), 6, name="logits")
+    return net.build()
+
+
+def test_masks(tmp_path):
+    graph, path = padded(), tmp_path / "a.npz"
+    masks = {each.name: each.mask for each in Wanted.of(graph).inputs}
+    assert [each and each.text for each in masks.values()] == [
+        None, "0 or 1 (1 hides)", "whole numbers in -16,777,216..16,777,216"
+    ]  # fmt: skip
+    rng = np.random.default_rng(0)
+    given = {
+        "tokens": rng.integers(0, 11, (10, 6)),
+        "mask": rng.random((10, 6)) < 0.3,
+        "counts": rng.integers(-9, 9, (10, 2)),
+        "labels": rng.integers(0, 6, (10, 6)),
+    }
+    np.savez(path, **given)
+    found = load_data(str(path), graph)
+    check_samples(found.train, graph)
+    np.testing.assert_array_equal(
+        np.unique(found.train.inputs(graph)["mask"]), np.unique(given["mask"])
+    )
+    for name, wrong, reason in (
+        ("mask", given["mask"] + 1, "array mask must be 0 or 1 (1 hides), but sample 0 has 2 in"),
+        ("mask", given["mask"] * 1.0, "array mask must hold a mask, 0 or 1 (1 hides), not float64"),
+        ("mask", given["mask"][:, :5], "array mask must have masks of 6 for padded, that is shape"),
+        (
+            "counts",
+            given["counts"] + (1 << 24),
+            "array counts must be whole numbers in -16,777,216",
+        ),
+    ):
+        np.savez(path, **{**given, name: wrong})
+        with pytest.raises(FileError) as caught:
+            load_data(str(path), graph)
+        assert caught.value.faults[0].startswith(reason), caught.value.faults
+
+
+def test_random_masks_keep_the_first_positions():
+    found = load_data("random", padded())
+    check_samples(found.train, padded())
+    mask = found.train.inputs(padded())["mask"]
+    assert set(np.unique(mask)) == {0, 1}
+    assert (np.diff(mask, axis=1) >= 0).all()
+    assert (mask[:, :3] == 0).all()
+    with pytest.raises(UserError, match=r"^input mask of padded must be 0 or 1 \(1 hides\), not 2"):
+        check_samples(
+            Samples(found.train.images, found.train.labels, (mask * 2, found.train.others[1])),
+            padded(),
+        )

@@ -414,7 +414,7 @@ def test_all_unsupported_operators_are_named_at_once(tmp_path):
     first, second, supported = error.value.faults
     assert first == "operator Det is not supported (nodes b)"
     assert second == "operator NonZero is not supported (nodes first, second)"
-    assert supported.startswith("supported are Abs, Add, AveragePool, BatchNormalization, ")
+    assert supported.startswith("supported are Abs, Add, And, AveragePool, BatchNormalization, ")
 
 
 def test_faults_of_attributes_are_gathered(tmp_path):

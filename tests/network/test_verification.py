@@ -189,7 +189,7 @@ def net(batch=2):
 def test_a_build_refuses_what_is_another_network(capsys, monkeypatch, tmp_path):
     from fpgapipe.host.cli.main import main
     from fpgapipe.network.frontends.torch import torch_pointwise
-    from fpgapipe.network.frontends.torch.torch_translation import HANDLERS
+    from fpgapipe.network.frontends.torch.torch_registry import HANDLERS
 
     monkeypatch.chdir(tmp_path)
     (tmp_path / "loses_its_relu.py").write_text(LOSES)

@@ -10,6 +10,7 @@ from fpgapipe.hw.hls_models.isa.vector_op import LANES
 from fpgapipe.lowering.kernels.softmax import check_softmax, softmax, softmax_gradient
 from fpgapipe.lowering.units.layers.dropout_unit import DropoutUnit
 from fpgapipe.lowering.units.layers.function_units import AffineUnit
+from fpgapipe.lowering.units.layers.mask_units import MaskedFillUnit
 from fpgapipe.lowering.units.layouts import PLAIN, Layout, channels_last
 from fpgapipe.lowering.units.registry import Surroundings, runs
 from fpgapipe.lowering.units.unit import Unit
@@ -94,6 +95,7 @@ class SoftmaxUnit(Unit):
             (*self.in_shape[-2:-1], self.in_shape[self._axis]),
             log=self._operator.log,
             causal=self._operator.causal,
+            empty=self._operator.empty,
         )
         if self.dropout is not None:
             self.dropout.check(train=train)
@@ -119,6 +121,7 @@ class SoftmaxUnit(Unit):
                 step.region,
                 log=self._operator.log,
                 causal=self._operator.causal,
+                empty=self._operator.empty,
                 scale=self._scale,
                 dropped=dropped,
                 draw=draw,
@@ -164,9 +167,13 @@ def _softmax(layer: Layer, around: Surroundings) -> Unit:
 
 @runs("affine")
 def _affine(layer: Layer, around: Surroundings) -> Unit:
-    """A positive factor goes with the softmax behind it."""
+    """A positive factor goes with the softmax behind it, and any factor with a mask behind it."""
     operator, reader = layer.operator, around.only_reader(layer.name)
     assert isinstance(operator, ops.Affine)
+    if reader is not None and isinstance(reader.operator, ops.MaskedFill):
+        is_factor = not operator.offset and math.isfinite(operator.scale)
+        if is_factor and reader.inputs[0] == layer.name:
+            return MaskedFillUnit((layer, reader))
     if reader is not None and isinstance(reader.operator, ops.Softmax):
         is_factor = not operator.offset and 0 < operator.scale < math.inf
         if is_factor and _is_along_rows(reader):

@@ -31,7 +31,7 @@ class BroadcastUnit(Unit):
 
     @property
     def _function(self) -> str:
-        operator = self.layers[0].operator
+        operator = self.layers[-1].operator
         assert isinstance(operator, ops.Binary)
         return operator.function
 
@@ -39,19 +39,19 @@ class BroadcastUnit(Unit):
     def _shapes(self) -> tuple[tuple[int, ...], tuple[int, ...]]:
         """Shapes of both inputs, with as many axes as the result."""
         one, other = (
-            aligned(each.shape, len(self.out_shape)) for each in self.layers[0].input_tensors
+            aligned(each.shape, len(self.out_shape)) for each in self.layers[-1].input_tensors
         )
         return one, other
 
     def passes_gradient(self, name: str) -> bool:
         """See `Unit`."""
-        number = self.layers[0].inputs.index(name)
+        number = self.inputs.index(name)
         is_whole = self._shapes[number] == self.out_shape
         return is_whole and (self._function == "add" or (self._function, number) == ("sub", 0))
 
     def wants(self, given: Mapping[str, Layout], rigid: Collection[str]) -> dict[str, Layout]:
         """See `Unit`."""
-        pairs = list(zip(self.layers[0].inputs, self._shapes, strict=True))
+        pairs = list(zip(self.inputs, self._shapes, strict=True))
         largest = max(prod(shape) for _, shape in pairs)
         is_last = any(
             prod(shape) == largest and given[name] != PLAIN and given[name] == channels_last(shape)
@@ -69,10 +69,14 @@ class BroadcastUnit(Unit):
         is_last = any(each != PLAIN for each in step.wanted(self).values())
         return with_channels_last(shape) if is_last else shape
 
+    def _in_order(self, step: MicroBatch, y: Tensor) -> Tensor:
+        """View a result, or its gradient, with the axes in the order of memory."""
+        return replace(y, shape=self._in_memory(step, self.out_shape))
+
     def _operands(self, step: MicroBatch) -> list[Tensor]:
         return [
             replace(step.take(self, name), shape=self._in_memory(step, shape))
-            for name, shape in zip(self.layers[0].inputs, self._shapes, strict=True)
+            for name, shape in zip(self.inputs, self._shapes, strict=True)
         ]
 
     def forward(self, step: MicroBatch) -> Tensor:
@@ -85,7 +89,7 @@ class BroadcastUnit(Unit):
     def backward(self, step: MicroBatch, dy: Tensor) -> None:
         """See `Unit`."""
         operands = self._operands(step)
-        dy = replace(dy, shape=self._in_memory(step, self.out_shape))
+        dy = self._in_order(step, dy)
         for number in sorted(step.graph.input_gradients(self.layers[0].name)):
             own, other = operands[number], operands[1 - number]
             is_product, is_negated = self._function == "mul", self._function == "sub" and number
@@ -103,7 +107,7 @@ class BroadcastUnit(Unit):
                 else:
                     kernel = unary(name, "neg", dy, gradient, step.region)
                 step.add(kernel)
-            step.give_gradient(self, self.layers[0].inputs[number], gradient)
+            step.give_gradient(self, self.inputs[number], gradient)
 
 
 @dataclass(frozen=True)

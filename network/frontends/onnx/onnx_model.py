@@ -1,8 +1,8 @@
 """Reading of ONNX models, which are checked and then translated node by node.
 
 `onnx_constants` folds constants, `onnx_translation` is the machinery of the translation, and
-`onnx_products`, `onnx_recurrent`, `onnx_pointwise`, `onnx_layout` and `onnx_resize` have one for
-each operator.
+`onnx_products`, `onnx_recurrent`, `onnx_pointwise`, `onnx_layout`, `onnx_masks` and `onnx_resize`
+have one for each operator.
 """
 
 from __future__ import annotations
@@ -19,6 +19,7 @@ from fpgapipe.network.frontends.builder import Unsupported
 from fpgapipe.network.frontends.onnx import (  # noqa: F401 (they register their translations)
     onnx_integers,
     onnx_layout,
+    onnx_masks,
     onnx_pointwise,
     onnx_products,
     onnx_qonnx,

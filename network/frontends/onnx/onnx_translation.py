@@ -7,6 +7,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, Protocol
 
 from fpgapipe.network.frontends.builder import FrontendBuilder, Unsupported
+from fpgapipe.network.frontends.masks import Masks
 from fpgapipe.network.frontends.onnx.onnx_constants import Constants
 from fpgapipe.network.graph import Graph, NetworkError
 from fpgapipe.network.operators import Constant, Operator
@@ -50,15 +51,16 @@ def handles(*op_types: str) -> Callable[[Handler], Handler]:
 
 
 Attempt = Callable[["Translation", Any], bool]
-ATTEMPTS: dict[str, Attempt] = {}
-"""Functions that translate an operator of integers, and return whether they did."""
+ATTEMPTS: dict[str, list[Attempt]] = {}
+"""Functions that translate an operator of integers or of masks, and return whether they did."""
 
 
 def attempts(*op_types: str) -> Callable[[Attempt], Attempt]:
     """Register a function that is asked before the translation of the given operators."""
 
     def register(function: Attempt) -> Attempt:
-        ATTEMPTS.update(dict.fromkeys(op_types, function))
+        for op_type in op_types:
+            ATTEMPTS.setdefault(op_type, []).append(function)
         return function
 
     return register
@@ -101,6 +103,7 @@ class Translation:
         consumers: Counter[str],
     ) -> None:
         self.builder = FrontendBuilder(name, batch)
+        self.masks = Masks(self.builder)
         self.opset = opset
         self.constants = constants
         self.consumers = consumers
@@ -126,8 +129,7 @@ class Translation:
         """Add a node's layers, unless it was translated together with another node."""
         if id(node) not in self._done:
             try:
-                attempt = ATTEMPTS.get(node.op_type)
-                if attempt is None or not attempt(self, node):
+                if not any(attempt(self, node) for attempt in ATTEMPTS.get(node.op_type, ())):
                     HANDLERS[node.op_type](self, node)
             except NetworkError as error:
                 raise Unsupported(str(error)) from None
@@ -161,7 +163,9 @@ class Translation:
             outputs.append(name)
         if not outputs:
             raise Unsupported("has no outputs")
-        return self.builder.build(outputs)
+        graph = self.builder.build(outputs, prune=True)
+        self.masks.check(graph)
+        return graph
 
     # Attributes and operands of a node.
 
@@ -218,6 +222,10 @@ class Translation:
             return self.pending[name].tensor(self).shape
         return self.builder.tensor(self._layers[name]).shape
 
+    def is_pending(self, name: str) -> bool:
+        """Whether the layers of a tensor are not there yet."""
+        return name not in self._layers and name in self.pending
+
     def sole_reader(self, name: str) -> Any | None:
         """The only node that reads a tensor; None if there are several readers or none."""
         readers = self._readers.get(name, [])
@@ -256,6 +264,16 @@ class Translation:
     ) -> str:
         """Add a layer; `values` as in `FrontendBuilder.add_with_values`."""
         return self.builder.add_with_values(name, operator, *inputs, values=values or {})
+
+    def fixed(self, name: str, value: NDArray[np.generic]) -> str:
+        """Add a layer that gives fixed numbers."""
+        self.builder.frozen.add(f"%{name}")
+        operator = Constant(value.shape, dtype_of(value))
+        return self.add(name, operator, values={"value": (f"%{name}", value)})
+
+    def put(self, name: str, layer: str) -> None:
+        """Let another layer give a tensor to the nodes that follow."""
+        self._layers[name] = layer
 
     def give(self, node: Any, layer: str, output: int = 0) -> None:
         """Record the layer that gives a node's result."""

@@ -6,8 +6,11 @@ import math
 from typing import Any
 
 from fpgapipe.network.frontends.builder import Unsupported
+from fpgapipe.network.frontends.masks import HIDDEN
+from fpgapipe.network.frontends.torch.torch_masks import additive_mask
+from fpgapipe.network.frontends.torch.torch_registry import Node, handles
 from fpgapipe.network.frontends.torch.torch_selection import shared_by_all
-from fpgapipe.network.frontends.torch.torch_translation import Node, Translation, handles
+from fpgapipe.network.frontends.torch.torch_translation import Translation
 from fpgapipe.network.operators import (
     Affine,
     Binary,
@@ -18,9 +21,6 @@ from fpgapipe.network.operators import (
     Softmax,
     Transpose,
 )
-
-HIDDEN = -1e30
-"""Largest summand that makes an element's share of a softmax zero, whatever the element is."""
 
 
 @handles("scaled_dot_product_attention.default")
@@ -39,7 +39,9 @@ def _attention(t: Translation, node: Node) -> None:
     causal = bool(node["is_causal"])
     if node["attn_mask"] is not None:
         x, causal = _masked(t, name, x, node["attn_mask"])
-    x = t.add(f"{name}.softmax", Softmax(-1, causal=causal), x)
+    # PyTorch gives zeros where a mask hides all of a row here, and NaN in a softmax alone.
+    empty = not causal and _may_hide_rows(t, node["attn_mask"])
+    x = t.add(f"{name}.softmax", Softmax(-1, causal=causal, empty=empty), x)
     if node["dropout_p"] and not t.training:
         raise Unsupported("drops in evaluation, too; give it the module's mode (self.training)")
     if node["dropout_p"]:
@@ -62,9 +64,7 @@ def _masked(t: Translation, name: str, scores: str, mask: Any) -> tuple[str, boo
     """Add a mask to scores; return the layer, and whether the softmax must be causal instead."""
     known = t.known(mask)
     if known is None:
-        if not t.tensor(mask).dtype.is_float:
-            raise Unsupported("only a mask that is added or fixed, not booleans that are computed")
-        return t.add(f"{name}.mask", Binary("add"), scores, t.layer(mask)), False
+        return additive_mask(t, f"{name}.mask", scores, mask), False
     if known.dtype is t.torch.bool:
         known = t.torch.zeros(known.shape).masked_fill(~known, -math.inf)
     if not known.any():
@@ -73,6 +73,35 @@ def _masked(t: Translation, name: str, scores: str, mask: Any) -> tuple[str, boo
         return scores, True
     numbers = t.fixed(f"{name}.hidden", shared_by_all(known))
     return t.add(f"{name}.mask", Binary("add"), scores, numbers), False
+
+
+@handles("baddbmm.default")
+def _baddbmm(t: Translation, node: Node) -> None:
+    """Scores of heads, to which a mask is added."""
+    if node["alpha"] != 1 or node["beta"] != 1:
+        raise Unsupported("only alpha and beta of 1")
+    x = t.add(f"{node.name}.product", MatMul(), t.layer(node["batch1"]), t.layer(node["batch2"]))
+    t.give(node, _added(t, node.name, x, node["self"]))
+
+
+def _added(t: Translation, name: str, scores: str, mask: Any) -> str:
+    """Scores to which a mask is added, whether it is fixed or computed."""
+    known = t.known(mask)
+    if known is None:
+        return additive_mask(t, name, scores, mask)
+    return t.add(name, Binary("add"), scores, t.fixed(f"{name}.mask", shared_by_all(known)))
+
+
+def _may_hide_rows(t: Translation, mask: Any) -> bool:
+    """Whether a mask may hide all of a row by -infinity."""
+    if mask is None:
+        return False
+    known = t.known(mask)
+    if known is None:
+        levels = t.masks.levels(t.layer(mask))
+        return levels is None or bool(mask.meta["val"].dtype is t.torch.bool or -math.inf in levels)
+    hidden = ~known if known.dtype is t.torch.bool else known == -math.inf
+    return bool(hidden.all(-1).any())
 
 
 def is_causal(mask: Any, shape: tuple[int, ...]) -> bool:

@@ -5,7 +5,8 @@ from __future__ import annotations
 import math
 
 from fpgapipe.network.frontends.builder import Unsupported
-from fpgapipe.network.frontends.torch.torch_translation import Node, Translation, handles
+from fpgapipe.network.frontends.torch.torch_registry import Node, handles
+from fpgapipe.network.frontends.torch.torch_translation import Translation
 from fpgapipe.network.operators import (
     Affine,
     Binary,

@@ -7,8 +7,9 @@ from typing import Any
 
 from fpgapipe.network.frontends.builder import Unsupported
 from fpgapipe.network.frontends.torch.torch_compute import of_noise
+from fpgapipe.network.frontends.torch.torch_registry import Node, handles
 from fpgapipe.network.frontends.torch.torch_selection import shared_by_all
-from fpgapipe.network.frontends.torch.torch_translation import Node, Translation, handles
+from fpgapipe.network.frontends.torch.torch_translation import Translation
 from fpgapipe.network.operators import (
     UNARIES,
     Activation,

@@ -1,8 +1,8 @@
 """Reading of PyTorch modules with example inputs, and of programs that torch.export made.
 
 `torch_translation` is the machinery; `torch_attention`, `torch_composed`, `torch_compute`,
-`torch_layout`, `torch_pointwise`, `torch_recurrent`, `torch_resize` and `torch_selection` have one
-for each operator.
+`torch_layout`, `torch_masks`, `torch_pointwise`, `torch_recurrent`, `torch_resize` and
+`torch_selection` have one for each operator.
 """
 
 from __future__ import annotations
@@ -19,6 +19,7 @@ from fpgapipe.network.frontends.torch import (  # noqa: F401, register translati
     torch_composed,
     torch_compute,
     torch_layout,
+    torch_masks,
     torch_pointwise,
     torch_recurrent,
     torch_resize,

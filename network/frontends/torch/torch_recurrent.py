@@ -10,7 +10,8 @@ from fpgapipe.network.frontends.recurrent import (
     last_cells,
     last_states,
 )
-from fpgapipe.network.frontends.torch.torch_translation import Node, Translation, handles
+from fpgapipe.network.frontends.torch.torch_registry import Node, handles
+from fpgapipe.network.frontends.torch.torch_translation import Translation
 from fpgapipe.network.operators import Dropout, Gru, Lstm, Recurrent, Transpose
 
 

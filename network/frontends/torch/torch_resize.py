@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from fpgapipe.network.frontends.builder import Unsupported
-from fpgapipe.network.frontends.torch.torch_translation import Node, Translation, handles
+from fpgapipe.network.frontends.torch.torch_registry import Node, handles
+from fpgapipe.network.frontends.torch.torch_translation import Translation
 from fpgapipe.network.operators import AxisMap, GlobalPool, Pad, Pool, Slice, Upsample
 from fpgapipe.network.operators.axis_map import (
     averages,

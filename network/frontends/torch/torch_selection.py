@@ -7,7 +7,8 @@ import math
 from typing import Any
 
 from fpgapipe.network.frontends.builder import Unsupported
-from fpgapipe.network.frontends.torch.torch_translation import Node, Translation, handles
+from fpgapipe.network.frontends.torch.torch_registry import Node, handles
+from fpgapipe.network.frontends.torch.torch_translation import Translation
 from fpgapipe.network.frontends.torch.torch_values import array
 from fpgapipe.network.operators import (
     Binary,

@@ -1,13 +1,19 @@
-"""The translation of an ATen graph, and the register of translations of its operators."""
+"""The translation of an ATen graph."""
 
 from __future__ import annotations
 
 import operator as python_operator
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from fpgapipe.network.frontends.builder import FrontendBuilder, Unsupported
+from fpgapipe.network.frontends.masks import Masks
 from fpgapipe.network.frontends.torch.torch_aliases import Aliases
+from fpgapipe.network.frontends.torch.torch_registry import (
+    ATTEMPTS,
+    HANDLERS,
+    Node,
+)
 from fpgapipe.network.frontends.torch.torch_values import (
     FILLS,
     Noise,
@@ -26,44 +32,8 @@ if TYPE_CHECKING:
     import numpy as np
     from numpy.typing import NDArray
 
-Handler = Callable[["Translation", "Node"], None]
-HANDLERS: dict[str, Handler] = {}
-"""The function that translates each ATen operator (``aten.conv2d.default``)."""
-
 MAX_SHOWN = 50
 """Most nodes that an error lists; the others are only counted."""
-
-
-def handles(*targets: str) -> Callable[[Handler], Handler]:
-    """Register a function as the translation of operators, named without ``aten.``."""
-
-    def register(function: Handler) -> Handler:
-        HANDLERS.update({f"aten.{target}": function for target in targets})
-        return function
-
-    return register
-
-
-class Node:
-    """A call in the exported graph, with its arguments by their names in the operator's schema."""
-
-    def __init__(self, node: Any) -> None:
-        self.fx = node
-        self.target = str(node.target)
-        self.name = str(node.name)
-        self.arguments: dict[str, Any] = {}
-        schema = getattr(node.target, "_schema", None)
-        if schema is not None:
-            for i, argument in enumerate(schema.arguments):
-                if i < len(node.args):
-                    self.arguments[argument.name] = node.args[i]
-                elif argument.name in node.kwargs:
-                    self.arguments[argument.name] = node.kwargs[argument.name]
-                elif argument.has_default_value():
-                    self.arguments[argument.name] = argument.default_value
-
-    def __getitem__(self, name: str) -> Any:
-        return self.arguments[name]
 
 
 class Translation:
@@ -120,6 +90,7 @@ class Translation:
             raise NetworkError(f"{name}: the batch is dynamic; export with a fixed size")
         self.builder = FrontendBuilder(name, batch, frozenset(constants))
         self.builder.frozen |= frozen
+        self.masks = Masks(self.builder)
         for node in inputs:
             self._results[node] = self.builder.input(node.name, tensor_of(node.meta["val"]))
         self._skipped: set[Any] = set()
@@ -150,7 +121,12 @@ class Translation:
                 lost.add(node)
         if faults:
             self._refuse(faults)
-        return self.builder.build(self._outputs(), prune=True)
+        graph = self.builder.build(self._outputs(), prune=True)
+        try:
+            self.masks.check(graph)
+        except Unsupported as error:
+            self._refuse([str(error)])
+        return graph
 
     def _counts(self, node: Any) -> bool:
         """Whether a node computes or overwrites something that is read."""
@@ -232,11 +208,14 @@ class Translation:
                 faults.append(f"operator {target} is not supported (nodes {listed}{more})")
             if any(self._draws(node) for node in self._program.graph.nodes):
                 faults.append("random numbers are drawn anew in each run; only dropout may")
-            faults.append(f"supported are {', '.join(sorted(HANDLERS))}")
+            faults.append(f"supported are {', '.join(sorted({*HANDLERS, *ATTEMPTS}))}")
             self._refuse(faults)
 
     def _has_translation(self, node: Any) -> bool:
-        return str(node.target) in {*HANDLERS, *FILLS} or node.target is python_operator.getitem
+        return (
+            str(node.target) in {*HANDLERS, *ATTEMPTS, *FILLS}
+            or node.target is python_operator.getitem
+        )
 
     def _refuse(self, faults: list[str]) -> None:
         raise NetworkError("\n".join(f"{self.builder.name}: {fault}" for fault in faults))
@@ -286,6 +265,9 @@ class Translation:
             if not isinstance(results, list) or results[index] is None:
                 raise Unsupported(f"result {index} of {source.name!r} is not supported")
             self._results[node] = results[index]
+            return
+        attempt = ATTEMPTS.get(str(node.target))
+        if attempt is not None and attempt(self, Node(node)):
             return
         handler = HANDLERS.get(str(node.target))
         if handler is None:
@@ -419,6 +401,15 @@ class Translation:
         operator = Constant(tensor.shape, tensor.dtype, trainable=learned)
         values = {"value": (source, array(self.torch, value))}
         return self.builder.add_with_values(name, operator, values=values)
+
+    def computed(self, node: Any) -> str | None:
+        """The layer or network input that gives an argument; None if it is fixed or learned."""
+        result = self._results.get(node) if isinstance(node, self.torch.fx.Node) else None
+        return result if isinstance(result, str) else None
+
+    def put(self, node: Any, layer: str) -> None:
+        """Let another layer give a node's result to the nodes that follow."""
+        self._results[node] = layer
 
     def fixed(self, name: str, value: Any) -> str:
         """Add a layer that gives a ``torch.Tensor`` of fixed numbers."""
