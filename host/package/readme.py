@@ -20,8 +20,8 @@ if TYPE_CHECKING:
 _TRIED = {
     "vendor": """**Nothing here has been run by a vendor's tool or on a board**: the
 scripts were run with commands that check their names, order and arguments.""",
-    "litex": """**Nothing here has been run on a board**: LiteX made the SoC, and
-tools of PyPI placed and routed one, which is as far as it goes without a board.""",
+    "litex": """**Nothing here has been run on a board**: LiteX made such SoCs,
+Verilator simulated two of them, and Yosys mapped one for the part.""",
 }
 
 
