@@ -59,6 +59,25 @@ struct HasIrq : std::false_type {};
 template <class V>
 struct HasIrq<V, std::void_t<decltype(std::declval<V&>().irq)>> : std::true_type {};
 
+template <class V, class = void>
+struct HasIdleClocks : std::false_type {};
+template <class V>
+struct HasIdleClocks<V, std::void_t<decltype(std::declval<V&>().idle_clk)>> : std::true_type {};
+
+// Engines that rest get no edge (idle_clocks.py); the design says before each edge which do not.
+template <class V>
+void fall(V& top) {
+    top.clk = 0;
+    if constexpr (HasIdleClocks<V>::value) top.idle_clk = 0;
+    top.eval();
+}
+template <class V>
+void rise(V& top) {
+    top.clk = 1;
+    if constexpr (HasIdleClocks<V>::value) top.idle_clk = top.idle_wake;
+    top.eval();
+}
+
 // State of a device that native_cluster.cpp reads; it has the layout of its structure of this name.
 struct State {
     uint64_t irq_cycle;  // as in the statistics
@@ -258,13 +277,10 @@ class Device {
 
     template <class F>
     void edges(F&& between) {
-        V& t = *top_;
-        t.clk = 0;
-        t.eval();
+        fall(*top_);
         dump(0);
         between();
-        t.clk = 1;
-        t.eval();
+        rise(*top_);
         dump(1);
     }
 
@@ -381,10 +397,8 @@ double bare(uint64_t cycles) {
     V top(&context, "");
     auto clock = [&](uint64_t count) {
         for (uint64_t i = 0; i < count; ++i) {
-            top.clk = 0;
-            top.eval();
-            top.clk = 1;
-            top.eval();
+            fall(top);
+            rise(top);
         }
     };
     top.rst = 1;

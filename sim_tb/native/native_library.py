@@ -17,6 +17,7 @@ from typing import Any
 from fpgapipe.errors import UserError
 from fpgapipe.sim_tb import substitutes
 from fpgapipe.sim_tb.native.clock_enable import clock_enable
+from fpgapipe.sim_tb.native.idle_clocks import idle_clocks
 from fpgapipe.sim_tb.native.phy import MAX_PHY_BYTES, WireCounts, WireSpec, threshold_of
 from fpgapipe.sim_tb.native.verilate import (
     MAKE_VARIABLES,
@@ -43,7 +44,7 @@ _HARNESS = (
     "native_memory.hpp",
     "native_model_state.hpp",
 )
-_REWRITES = "clock_enable.py"
+_REWRITES = ("clock_enable.py", "idle_clocks.py")
 
 MAX_LINKS = 4
 """Number of link ports that a design may have; their numbers are 0..3."""
@@ -254,7 +255,8 @@ def build_native(
         f"{top}.v",
     ]
     texts = {f"{top}.v": design.verilog, **harness}
-    made_of = texts if waves else {**texts, _REWRITES: files.joinpath(_REWRITES).read_text()}
+    rewrites = {} if waves else {name: files.joinpath(name).read_text() for name in _REWRITES}
+    made_of = texts | rewrites
     ingredients = {
         "native": arguments,
         "make": MAKE_VARIABLES,
@@ -263,7 +265,11 @@ def build_native(
 
     def compile_(folder: Path, cache: Path, log: Path) -> None:
         if not waves:
-            rewritten = substitute(clock_enable(verilog), top, simulation).verilog
+            fast = substitute(clock_enable(verilog), top, simulation)
+            rewritten = fast.verilog
+            if fast.blocks.substituted:
+                checked = simulation is Simulation.VERIFIED
+                rewritten = idle_clocks(rewritten, top, checked=checked)
             (folder / f"{top}.v").write_text(rewritten)
         compile_model(folder, arguments, MAKE_VARIABLES, cache, log)
 

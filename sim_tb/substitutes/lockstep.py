@@ -34,7 +34,9 @@ class Driven:
     counted: str = "advance"
 
 
-def lockstep_top(verilog: str, blocks: Sequence[Driven], number: int, seed: int = 0) -> str:
+def lockstep_top(
+    verilog: str, blocks: Sequence[Driven], number: int, seed: int = 0, *, pauses: bool = False
+) -> str:
     """Verilog of a design whose top module ``lockstep`` drives modules with random inputs.
 
     The top module has the ports ``clk``, ``rst`` and ``irq``. It compares nothing by itself: a
@@ -51,6 +53,8 @@ def lockstep_top(verilog: str, blocks: Sequence[Driven], number: int, seed: int 
         Count that all blocks must reach before ``irq`` rises.
     seed : int
         Seed of the random inputs.
+    pauses : bool
+        Whether all inputs of all blocks keep their values at times, for up to 1023 cycles.
     """
     texts = split_modules(verilog)
     lines = ["module lockstep(clk, rst, irq);", "  input clk, rst;", "  output irq;", _RANDOM]
@@ -96,7 +100,13 @@ def lockstep_top(verilog: str, blocks: Sequence[Driven], number: int, seed: int 
         lines += [",\n".join(connections), "  );"]
         clocked.append(f"if (block{index}_{block.counted}) {counter} <= {counter} + 1;")
     counts = [f"block{index}_count >= {number}" for index in range(len(blocks))]
-    lines += [f"  assign irq = {' && '.join(counts)};", "  always @(posedge clk) begin"]
+    lines += [f"  assign irq = {' && '.join(counts)};"]
+    if pauses:
+        lines += ["  reg [9:0] pause = 0;", f"  reg [63:0] pause_state = 64'h{word % 2**64 | 1:x};"]
+        clocked += ["pause_state <= following(pause_state);"]
+        clocked += ["if (pause_state[63:57] == 0) pause <= pause_state[29:20];"]
+        clocked = ["if (pause != 0) pause <= pause - 1;", "else begin", *clocked, "end"]
+    lines += ["  always @(posedge clk) begin"]
     lines += [f"    {line}" for line in clocked]
     return verilog + "\n".join(lines) + "\n  end\nendmodule\n"
 

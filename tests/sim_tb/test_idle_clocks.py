@@ -1,0 +1,82 @@
+"""Tests of engines that are not clocked while they rest."""
+
+import re
+
+import pytest
+
+from fpgapipe.hw.hls_models.spec.core_spec import CoreSpec, ScratchpadSpec, VectorSpec
+from fpgapipe.hw.hls_models.spec.link import LinkEngineSpec
+from fpgapipe.sim_tb.native import native_library
+from fpgapipe.sim_tb.native.clock_enable import clock_enable
+from fpgapipe.sim_tb.native.core_device import device_verilog
+from fpgapipe.sim_tb.native.idle_clocks import idle_clocks
+from fpgapipe.sim_tb.native.native import DeviceError, NativeDevice, build_native
+from fpgapipe.sim_tb.substitutes.lockstep import Driven, lockstep_top
+from fpgapipe.sim_tb.substitutes.simulation import Simulation
+from fpgapipe.sim_tb.substitutes.verilog_module import split_modules
+
+ENGINES = ("link_engine0", "receive_engine", "vector_engine")
+CORE = CoreSpec(
+    2, 2, scratchpad=ScratchpadSpec(2, 512), vector=VectorSpec(4), links=(LinkEngineSpec(),)
+)
+
+
+@pytest.fixture(scope="module")
+def engines():
+    """Design that gives random inputs to all engines that can rest, with long pauses."""
+    texts = split_modules(device_verilog(CORE))
+    del texts["top"]
+    blocks = [Driven(name, counted="rst") for name in ENGINES]
+    return lockstep_top("".join(texts.values()), blocks, 100, pauses=True)
+
+
+def outcome(library):
+    with NativeDevice(library) as device:
+        return device.run(stall_cycles=None)
+
+
+@pytest.mark.sim
+def test_engines_that_rest_equal_engines_that_do_not(engines):
+    """No output differs in any cycle, over random inputs, pauses and resets."""
+    library = build_native(engines, "lockstep", simulation=Simulation.VERIFIED)
+    assert outcome(library) > 50_000
+
+
+@pytest.mark.sim
+@pytest.mark.parametrize(
+    ("text", "other"),
+    [
+        (r"(  assign idle_wake\[\d\] = ~\w+) \| \w+;", r"\1;"),
+        (r"observed_differs <= \(.*;", "observed_differs <= 0;"),
+    ],
+    ids=["inputs", "registers"],
+)
+def test_comparison_sees_engines_that_rest_wrongly(engines, text, other, monkeypatch):
+    """What wakes an engine, or keeps it awake, is left out."""
+
+    def faulty(*arguments, **options):
+        found, number = re.subn(text, other, idle_clocks(*arguments, **options))
+        assert number
+        return found
+
+    monkeypatch.setattr(native_library, "idle_clocks", faulty)
+    library = build_native(f"{engines}// {text}\n", "lockstep", simulation=Simulation.VERIFIED)
+    with pytest.raises(DeviceError, match=r"the substitute of lockstep\.\w+ differs from its "):
+        outcome(library)
+
+
+def test_engines_get_clocks_of_their_own():
+    verilog = clock_enable(device_verilog(CORE))
+    found = idle_clocks(verilog, "top")
+    assert "input [2:0] idle_clk;" in found
+    assert [found.count(f".clk (idle_clk[{k}])") for k in range(3)] == [1, 1, 1]
+    assert idle_clocks(found, "nothing") == found
+
+
+def test_state_of_an_unknown_form_is_clocked():
+    """An engine that assigns what is not declared as a register keeps the clock of the design."""
+    verilog = clock_enable(device_verilog(CORE))
+    changed = verilog.replace(
+        "endmodule", "  always @(posedge clk)\n    {one, other} <= 2'h1;\nendmodule"
+    )
+    assert idle_clocks(changed, "top") == changed
