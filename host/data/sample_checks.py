@@ -17,10 +17,10 @@ if TYPE_CHECKING:
 
 
 def digest_of(samples: Samples) -> str:
-    """SHA-256 of images and labels, with their types and shapes."""
+    """SHA-256 of all inputs and labels, with their types and shapes."""
     digest = hashlib.sha256()
     several = [each for name, each in sorted(samples.of_outputs.items())]
-    for values in (samples.images, *(several or [samples.labels])):
+    for values in (samples.images, *samples.others, *(several or [samples.labels])):
         digest.update(f"{values.dtype} {values.shape} ".encode())
         digest.update(np.ascontiguousarray(values).data)
     return digest.hexdigest()

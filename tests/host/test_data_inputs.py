@@ -1,10 +1,13 @@
 """Samples of networks with several inputs: files, random ones, and what is refused."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 
 from fpgapipe.errors import FileError, UserError
 from fpgapipe.host.data.data import load_data
+from fpgapipe.host.data.sample_checks import digest_of
 from fpgapipe.host.data.samples import Samples, Wanted, WantedInput
 from fpgapipe.host.runtime.training import check_samples
 from fpgapipe.network.operators import Compare, MaskedFill
@@ -197,3 +200,11 @@ def test_random_masks_keep_the_first_positions():
             Samples(found.train.images, found.train.labels, (mask * 2, found.train.others[1])),
             padded(),
         )
+
+
+def test_the_digest_has_all_that_a_step_takes():
+    """A run is not resumed with samples of which only a mask or a target differs."""
+    one = Samples(np.zeros((4, 3)), np.zeros(4, np.int64), (np.ones((4, 3)),))
+    assert digest_of(one) == digest_of(replace(one))
+    changes = ({"images": one.images + 1}, {"labels": one.labels + 1}, {"others": (one.images,)})
+    assert len({digest_of(replace(one, **each)) for each in ({}, *changes)}) == 4
