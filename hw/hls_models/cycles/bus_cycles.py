@@ -205,8 +205,10 @@ class Bus:
         hold, store_hold = self.latency + LOAD_HOLD_CYCLES, self.latency + STORE_HOLD_CYCLES
         burst = max(core.burst_beats * core.bus_bytes // WORD_BYTES, 1)
         words = core.outstanding * burst
-        self.reads = Channel(core, rate, hold, words)
-        self.writes = Channel(core, rate, store_hold, burst)
+        # Loads and stores are no faster than their ports of the scratchpad.
+        own = min(rate, core.scratchpad.port_bytes / WORD_BYTES)
+        self.reads = Channel(core, own, hold, words)
+        self.writes = Channel(core, own, store_hold, burst)
         self.packets = []
         for link in link_bytes_per_cycle:
             most = min(rate, link / WORD_BYTES)
