@@ -50,6 +50,7 @@ class Bench:
 
     def __init__(self, dut: Any, spec: TransposerSpec, rng: random.Random | None) -> None:
         self.spec = spec
+        self._dut = dut
         self._sending: Any = None
         lanes = [bits for bits in spec.planes for _ in range(spec.width)]
         self.i = StreamDriver(
@@ -83,9 +84,11 @@ class Bench:
         """Stop the driver."""
         self._sending.cancel()
 
-    async def check(self, words: Words) -> None:
-        """Send words and compare all output words with the model's."""
+    async def check(self, words: Words, *, late_cycles: int = 0) -> None:
+        """Send words and compare all output words with the model's, which are taken later."""
         self.start_sending(words)
+        if late_cycles:
+            await ClockCycles(self._dut.clk, late_cycles)
         lanes, source = self.spec.compute(
             words.lanes, [bool(each) for each in words.transposed], words.emit
         )
@@ -137,6 +140,19 @@ async def loses_no_cycle(dut: Any) -> None:
         40 * spec.parts
     )
     assert bench.o.cycles[-1] - bench.o.cycles[0] == 40 * spec.parts - 1
+
+
+@cocotb.test(timeout_time=1000, timeout_unit="us")
+async def waits_for_its_reader(dut: Any) -> None:
+    """Nothing is lost where both squares are full for long."""
+    spec = transposer_spec()
+    rng = random.Random(cocotb.RANDOM_SEED)
+    await start(dut)
+    late_cycles = 4 * spec.size * spec.parts
+    for groups in ([1] * 5, [1, 0, 1, 1, 0, 1]):
+        await Bench(dut, spec, rng=None).check(
+            random_words(spec, rng, groups), late_cycles=late_cycles
+        )
 
 
 @cocotb.test(timeout_time=1000, timeout_unit="us")

@@ -12,7 +12,7 @@ from fpgapipe.hw.rtl.gemm.transposer import Transposer
 from fpgapipe.sim_tb.drivers.simulate import SimulationError, simulate, simulate_verilog
 from fpgapipe.sim_tb.native.verilate import verilog_of
 
-TESTS = ("matches_model", "loses_no_cycle", "forgets_at_reset")
+TESTS = ("matches_model", "loses_no_cycle", "waits_for_its_reader", "forgets_at_reset")
 
 
 def test_transposes_a_square_worked_by_hand():
@@ -85,6 +85,11 @@ NARROW_FAULTS = {
         "matches_model",
     ),
     "lets words overtake a column": (r"~ reading;", "1'h1;", "matches_model"),
+    "fills a square that is full": (
+        r"assign i__ready = (\S+) \? \S+ ",
+        r"assign i__ready = \1 ? 1'h1 ",
+        "waits_for_its_reader",
+    ),
 }
 
 
