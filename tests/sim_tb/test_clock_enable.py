@@ -96,11 +96,11 @@ def test_scratchpad_is_as_before(tmp_path):
     memory = verilog.partition("module memory_")[2].partition("endmodule")[0]
     assert memory.count("always") == 1
     assert memory.index("<= words[") < memory.index("if (|write)") < memory.index("] = write_data")
-    aligned = {"aligned_reads": [], "aligned_writes": []}
+    ports = {"aligned_reads": [], "aligned_writes": [], "narrow_reads": []}
     simulate_verilog(
         verilog,
         "tb_scratchpad",
         tmp_path,
-        parameters=dataclasses.asdict(spec) | aligned,
+        parameters=dataclasses.asdict(spec) | ports,
         seed=1,
     )
