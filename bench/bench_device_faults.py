@@ -15,7 +15,6 @@ fault, if it has one. Exits with 1 if there is a fault.
 import argparse
 import contextlib
 import errno
-import hashlib
 import io
 import itertools
 import json
@@ -26,21 +25,20 @@ import signal
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from enum import Enum
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+from run_digest import newest_weights
 
 from fpgapipe.host.backends.devices import DeviceBackend
 from fpgapipe.host.build.build import Build, open_build
 from fpgapipe.host.cli.main import main as command_line
 from fpgapipe.host.driver.devices import Devices
 from fpgapipe.host.driver.transport import Transport
-from fpgapipe.host.runtime.checkpoint import Checkpoint, CheckpointFolder
-from fpgapipe.host.runtime.run_folder import CHECKPOINTS
 from fpgapipe.host.transports import opening
 from fpgapipe.host.transports.modelled import ModelledCluster, ModelledTransport
 from fpgapipe.host.transports.xdma import XdmaTransport
@@ -421,23 +419,11 @@ def run(build: Build, kind: Kind | None, options: Sequence[str]) -> tuple[int, s
     return os.waitstatus_to_exitcode(ended[1]), text, time.monotonic() - begin_s
 
 
-def weights(build: Build) -> tuple[int, str]:
-    """Step and digest of the newest checkpoint of the run."""
-    newest = next(iter(CheckpointFolder(build.run_folder / "xdma" / CHECKPOINTS)), None)
-    if newest is None:
-        return 0, ""
-    digest = hashlib.sha256()
-    checkpoint = Checkpoint.read(newest)
-    for name, value in sorted(checkpoint.state.items()):
-        digest.update(name.encode() + value.tobytes())
-    return checkpoint.step, digest.hexdigest()
-
-
 def case(build: Build, kind: Kind, expected: str) -> dict[str, Any]:
     """Do a case; returns what it gave, with its fault, if there is one."""
     shutil.rmtree(build.run_folder, ignore_errors=True)
     code, text, seconds = run(build, kind, kind.more.split())
-    step, _ = weights(build)
+    step, _ = newest_weights(build.run_folder / "xdma")
     lines = [line for line in text.splitlines() if kind.error and re.search(kind.error, line)]
     named = lines[0] if lines else ""
     fault = ""
@@ -454,7 +440,7 @@ def case(build: Build, kind: Kind, expected: str) -> dict[str, Any]:
         code, text, _ = run(build, None, again)
         if code:
             fault = f"it cannot be resumed: exit code {code}: {text[-600:]}"
-    if not fault and weights(build) != (STEPS, expected):
+    if not fault and newest_weights(build.run_folder / "xdma") != (STEPS, expected):
         fault = "the weights differ from those of a run in which nothing broke"
     return {
         "seconds": round(seconds, 2),
@@ -464,23 +450,12 @@ def case(build: Build, kind: Kind, expected: str) -> dict[str, Any]:
     }
 
 
-@contextlib.contextmanager
-def in_folder(folder: Path) -> Iterator[None]:
-    """Work in a folder."""
-    before = Path.cwd()
-    os.chdir(folder)
-    try:
-        yield
-    finally:
-        os.chdir(before)
-
-
 def main() -> int:
     """Do all cases, or those of some kinds, and print what they gave."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--only", nargs="+", choices=KINDS, help="Kinds, instead of all.")
     given = parser.parse_args()
-    with tempfile.TemporaryDirectory() as scratch, in_folder(Path(scratch)):
+    with tempfile.TemporaryDirectory() as scratch, contextlib.chdir(scratch):
         with contextlib.redirect_stdout(io.StringIO()):
             assert command_line(["build", *BUILD.split(), "-o", "b"]) == 0
         build = open_build(Path("b"))
@@ -492,7 +467,7 @@ def main() -> int:
         Path("lab.yaml").write_text("\n".join(lines))
         code, text, _ = run(build, None, [])
         assert code == 0, text
-        step, expected = weights(build)
+        step, expected = newest_weights(build.run_folder / "xdma")
         assert step == STEPS
         found = {}
         for name in given.only or KINDS:

@@ -32,12 +32,13 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
+from run_digest import newest_weights
+
 from fpgapipe.errors import UserError
 from fpgapipe.host.build.build import open_build
 from fpgapipe.host.cli.commands import build as build_command
 from fpgapipe.host.cli.main import main as command_line
-from fpgapipe.host.runtime.checkpoint import Checkpoint, CheckpointFolder
-from fpgapipe.host.runtime.run_folder import CHECKPOINTS, LOG, earlier_runs
+from fpgapipe.host.runtime.run_folder import LOG, earlier_runs
 from fpgapipe.host.runtime.run_log import read_log
 
 WAYS = {"kill": signal.SIGKILL, "term": signal.SIGTERM, "hup": signal.SIGHUP, "full": None}
@@ -84,12 +85,10 @@ def remember(words: list[str]) -> None:
 
 def weights(folder: Path) -> str:
     """Digest of the newest checkpoint of a run and of its log without times; empty if none."""
-    digest = hashlib.sha256()
-    newest = next(iter(CheckpointFolder(folder / CHECKPOINTS)), None)
-    if newest is None:
+    step, bits = newest_weights(folder)
+    if not step:
         return ""
-    for name, value in sorted(Checkpoint.read(newest).state.items()):
-        digest.update(name.encode() + value.tobytes())
+    digest = hashlib.sha256(bits.encode())
     for line in read_log(folder / LOG):
         line.pop("wall_s", None)
         digest.update(json.dumps(line, sort_keys=True).encode())
@@ -259,7 +258,7 @@ def ended(
         remounted(place)
     again = list(words)
     if name == "run":
-        resumable = any(CheckpointFolder(folder / "run/model" / CHECKPOINTS))
+        resumable = newest_weights(folder / "run/model")[0] > 0
         own = resumable and weights(folder / "run/model") != expected.run
         again += ["--resume"] * (own and code != 0)
     code_again = os.waitstatus_to_exitcode(os.waitpid(spawn(again, log, None), 0)[1])

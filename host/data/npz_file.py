@@ -8,18 +8,18 @@ import tokenize
 import zipfile
 import zlib
 from collections import Counter
-from typing import TYPE_CHECKING, Any, Self
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.lib import format as npy
 
+from fpgapipe.closing import Closing
 from fpgapipe.errors import FileError
 from fpgapipe.files import open_file
 
 if TYPE_CHECKING:
     from io import BufferedReader
     from pathlib import Path
-    from types import TracebackType
 
     from numpy.typing import NDArray
 
@@ -47,7 +47,7 @@ DAMAGED = (
 """Exceptions that reading a damaged file may raise."""
 
 
-class NpzFile:
+class NpzFile(Closing):
     """An opened ``.npz`` file; a context manager.
 
     Attributes
@@ -81,17 +81,6 @@ class NpzFile:
         """Close the file."""
         self._archive.close()
         self._file.close()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
-        self.close()
 
     def header(self, name: str) -> tuple[tuple[int, ...], np.dtype[Any]]:
         """Read only the shape and the type of an array.

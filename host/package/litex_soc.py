@@ -6,7 +6,6 @@ bus over the serial port by LiteX's UARTBone, and brings up the SDRAM.
 """
 
 import argparse
-import importlib.util
 import json
 import os
 import shutil
@@ -15,21 +14,24 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from litedram import modules
-from litedram.frontend.axi import LiteDRAMAXI2Native
-from litedram.init import get_sdram_phy_init_sequence
-from litedram.phy import GENSDRPHY
-from litex.build.generic_platform import IOStandard, Misc, Pins, Subsignal
-from litex.build.io import DDROutput
-from litex.build.lattice import LatticeECP5Platform
-from litex.build.sim import SimPlatform
-from litex.soc.cores.clock import ECP5PLL
-from litex.soc.cores.uart import UARTPHY, RS232PHYModel, UARTBone
-from litex.soc.integration.builder import Builder
-from litex.soc.integration.soc import SoCRegion
-from litex.soc.integration.soc_core import SoCCore
-from litex.soc.interconnect.axi import AXIInterface, AXILiteInterface
-from migen import ClockDomain, ClockSignal, Instance, Module, ResetSignal, Signal
+try:
+    from litedram import modules
+    from litedram.frontend.axi import LiteDRAMAXI2Native
+    from litedram.init import get_sdram_phy_init_sequence
+    from litedram.phy import GENSDRPHY
+    from litex.build.generic_platform import IOStandard, Misc, Pins, Subsignal
+    from litex.build.io import DDROutput
+    from litex.build.lattice import LatticeECP5Platform
+    from litex.build.sim import SimPlatform
+    from litex.soc.cores.clock import ECP5PLL
+    from litex.soc.cores.uart import UARTPHY, RS232PHYModel, UARTBone
+    from litex.soc.integration.builder import Builder
+    from litex.soc.integration.soc import SoCRegion
+    from litex.soc.integration.soc_core import SoCCore
+    from litex.soc.interconnect.axi import AXIInterface, AXILiteInterface
+    from migen import ClockDomain, ClockSignal, Instance, Module, ResetSignal, Signal
+except ImportError as error:
+    sys.exit(f"soc.py: {error.name} is missing; README.md has the command that installs the tools")
 
 REGISTERS, MEMORY, CSR = 0x30000000, 0x40000000, 0xF0000000
 """Places on the bus: the core's registers, the SDRAM, and the registers of LiteX."""
@@ -287,6 +289,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    if importlib.util.find_spec("litex") is None:
-        sys.exit("soc.py: LiteX is missing: pip install 'fpgapipe[litex]'")
     main()

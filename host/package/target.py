@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from fpgapipe.errors import UserError
 from fpgapipe.host.build.build_hardware import core_name
@@ -173,14 +173,7 @@ def _transceiver(device: str, board: Board, port: str, protocol: str) -> Transce
             f"{device} cannot be packaged: its link at {port} is {protocol}, and only "
             f"{PHY_PROTOCOL} has a PHY here; build for one device, or for other ports"
         )
-    assert board.packaging is not None
-    for each in board.packaging.transceivers:
-        if each.name == port:
-            return each
-    raise UserError(
-        f"{device} cannot be packaged: 'packaging.transceivers' of board {board.name} does not "
-        f"have port {port} (docs/boards.md)"
-    )
+    return _of_port(device, board, port, "transceivers")  # type: ignore[no-any-return]
 
 
 def _pin_port(device: str, board: Board, port: str, protocol: str) -> PinPort:
@@ -189,13 +182,17 @@ def _pin_port(device: str, board: Board, port: str, protocol: str) -> PinPort:
             f"{device} cannot be packaged: its link at {port} is {protocol}, and LiteX has links "
             f"over plain pins ({PIN_PROTOCOL}) alone; build for one device, or for other ports"
         )
-    assert board.packaging is not None
-    for each in board.packaging.pin_ports:
+    return _of_port(device, board, port, "pin_ports")  # type: ignore[no-any-return]
+
+
+def _of_port(device: str, board: Board, port: str, key: str) -> Any:
+    """What the list under a key of the board's packaging says of a port."""
+    for each in getattr(board.packaging, key):
         if each.name == port:
             return each
     raise UserError(
-        f"{device} cannot be packaged: 'packaging.pin_ports' of board {board.name} does not have "
-        f"port {port} (docs/boards.md)"
+        f"{device} cannot be packaged: 'packaging.{key}' of board {board.name} does not have port "
+        f"{port} (docs/boards.md)"
     )
 
 

@@ -4,15 +4,15 @@ from __future__ import annotations
 
 import json
 import os
-from typing import TYPE_CHECKING, Any, Self
+from typing import TYPE_CHECKING, Any
 
+from fpgapipe.closing import Closing
 from fpgapipe.errors import FileError
 from fpgapipe.files import open_file, parse_json, write_whole
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
     from pathlib import Path
-    from types import TracebackType
 
     from fpgapipe.host.backends.base import StepRunner
 
@@ -26,7 +26,7 @@ MAX_LINES, MAX_LINE_BYTES = 500_000, 1 << 16
 MAX_FIGURE = 1e300
 
 
-class RunLog:
+class RunLog(Closing):
     """Appends lines to a log, each whole or not at all; a context manager.
 
     When `write` returns, the kernel has the line, so that it is not lost if the process is killed.
@@ -44,15 +44,8 @@ class RunLog:
         self._path = path
         self._file = os.open(path, os.O_WRONLY | os.O_APPEND)
 
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    def close(self) -> None:
+        """Close the file."""
         os.close(self._file)
 
     def write(self, line: Mapping[str, Any]) -> None:

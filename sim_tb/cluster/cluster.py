@@ -13,12 +13,11 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from types import TracebackType
-from typing import Self
 
 import numpy as np
 from numpy.typing import NDArray
 
+from fpgapipe.closing import Closing
 from fpgapipe.hw.hls_models.model.core_protocol import progress_counters
 from fpgapipe.sim_tb.cluster.cluster_library import Member, Reason, Route, cluster_library
 from fpgapipe.sim_tb.cluster.cluster_nodes import Connection, Node
@@ -69,7 +68,7 @@ class Progress:
     remaining_s: float | None
 
 
-class Cluster:
+class Cluster(Closing):
     """Devices that run in lock-step; a context manager, which closes all of them.
 
     Parameters
@@ -176,17 +175,6 @@ class Cluster:
                 if (number, port) in ports:
                     raise ValueError(f"{name} link {port} is the {end} of two wires")
                 ports.add((number, port))
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
-        self.close()
 
     def __del__(self) -> None:
         self.close()

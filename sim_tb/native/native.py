@@ -27,12 +27,12 @@ from collections.abc import Callable, Sequence
 from dataclasses import fields
 from fractions import Fraction
 from pathlib import Path
-from types import TracebackType
-from typing import Literal, Self
+from typing import Literal
 
 import numpy as np
 from numpy.typing import NDArray
 
+from fpgapipe.closing import Closing
 from fpgapipe.errors import UserError
 from fpgapipe.sim_tb.native.native_library import (
     MAX_LINKS,
@@ -67,7 +67,7 @@ class StallError(DeviceError):
     """A simulated device did not raise its interrupt in time."""
 
 
-class NativeDevice:
+class NativeDevice(Closing):
     """One simulated device with its memory; a context manager.
 
     Only one thread at a time may call a device. Different devices may run in different threads.
@@ -178,17 +178,6 @@ class NativeDevice:
         if self._handle is None:
             raise MemoryError("there is no room for another device")
         self.reset()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
-        self.close()
 
     def __del__(self) -> None:
         self.close()

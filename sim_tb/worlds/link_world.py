@@ -10,10 +10,9 @@ import random
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, fields
 from pathlib import Path
-from types import TracebackType
-from typing import Self
 
 from fpgapipe.cache import cache_dir
+from fpgapipe.closing import Closing
 from fpgapipe.hw.hls_models.spec.link import NUM_CHANNELS, LinkEngineSpec, LinkState
 from fpgapipe.hw.rtl.link.link import EVENTS
 from fpgapipe.sim_tb.native.native import DeviceError, NativeDevice, build_native
@@ -87,7 +86,7 @@ class Traffic:
     sink_pause: float = 0.0
 
 
-class LinkWorld:
+class LinkWorld(Closing):
     """Two ends of a link and the wires between them; a context manager.
 
     Parameters
@@ -138,15 +137,8 @@ class LinkWorld:
             self._handles.append(handle)
         self.set_traffic(traffic)
 
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def close(self) -> None:
+        """End the simulation of both ends."""
         for device in self._devices:
             device.close()
 

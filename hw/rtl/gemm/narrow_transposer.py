@@ -1,8 +1,8 @@
 """Gateware of a transposer whose words come in several parts, `TransposerSpec` with `lanes`.
 
-Of a square of ``size`` words, lane `l` of word `w` lies in memory ``(l + w) % lanes``, at the row
-of its word and part. So neither the lanes of a part nor the same lane of as many consecutive words
-share a memory, and either can be accessed in a cycle.
+There is a memory for each lane of a part. Lane `l` of word `w` is kept in memory
+``(l + w) % lanes``, at a row that its word and its part give. So neither the lanes of a part nor
+the same lane of as many consecutive words share a memory, and either can be accessed in a cycle.
 """
 
 from amaranth.hdl import Cat, Module, Mux, Signal
