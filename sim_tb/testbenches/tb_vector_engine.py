@@ -65,6 +65,8 @@ class Bench:
             getattr(dut, f"scalars__{number}").value = value
         self.instructions = StreamDriver(dut, "i", rng)
         self.num_reads = self.num_writes = 0
+        # A port writes a part in a cycle, and takes the vector with the last one.
+        self.parts, self._part = parameters().get("parts", 1), 0
         self.done: list[int] = []  # cycles of the pulses
         self.errors: list[tuple[int, int]] = []
         self.events = dict.fromkeys(("fed", "wait_x", "wait_y", "wait_result"), 0)
@@ -90,10 +92,16 @@ class Bench:
                 # While data is not valid, all its bits are ones, to detect a use of it.
                 value = (1 << 8 * WORD_BYTES) - 1 if word is None else word
                 getattr(dut, f"{port}__data").value = value
-            for port in ("read_x", "read_y", "write"):
-                ready = not self.rng or self.rng.random() >= rate
-                getattr(dut, f"{port}__ready").value = int(ready)
+            takes = {
+                port: not self.rng or self.rng.random() >= rate
+                for port in ("read_x", "read_y", "write")
+            }
+            is_last = self._part == self.parts - 1
+            for port, ready in takes.items():
+                getattr(dut, f"{port}__ready").value = int(ready and (is_last or port != "write"))
             await FallingEdge(dut.clk)
+            if dut.write__valid.value and takes["write"]:
+                self._part = 0 if is_last else self._part + 1
             for port, words in coming.items():
                 words.append(self._read(port))
             waiting = self._write(waiting)
@@ -194,7 +202,7 @@ async def takes_as_long_as_predicted(dut: Any) -> None:
         await bench.check(program)
         begun = bench.instructions.cycles
         for op, first, last in zip(decoded(program), begun, bench.done, strict=True):
-            predicted = vector_cycles(op, bench.spec)
+            predicted = vector_cycles(op, bench.spec, bench.parts)
             took = last - first
             cocotb.log.info("%d cycles, %d predicted", took, predicted)
             is_exact = op.function is None or not op.coefficients.number

@@ -321,7 +321,7 @@ class VectorWriter(wiring.Component):
         return written, vector, Mux(is_block, quantiser.advance & valid[-1], enters)
 
     def _write(self, m, place, vector, goes, moves, has_skid, failed):
-        """Write a vector; one that is not accepted at once goes to the skid buffer."""
+        """Write a vector; one that still waits when the next one comes goes to the skid buffer."""
         bits = self.spec.scratchpad.address_bits
 
         def register(name, width):
@@ -351,21 +351,17 @@ class VectorWriter(wiring.Component):
             m.d.sync += self.done.eq(last & leaves)
             with m.If(leaves):
                 m.d.sync += [valid.eq(0), last.eq(0)]
-            with m.Elif(moves):
+            with m.Elif(goes):
                 m.d.sync += has_skid.eq(1)
-            with m.If(moves & valid):
+            with m.If(goes):
                 m.d.sync += [
+                    valid.eq(place.mask.any() & ~place.outside),
+                    last.eq(place.is_last & ~place.outside),
                     skid.eq(word),
                     skid_mask.eq(mask),
                     skid_address.eq(address),
                     skid_last.eq(last),
                 ]
-            with m.If(moves):
-                m.d.sync += [
-                    valid.eq(goes & place.mask.any() & ~place.outside),
-                    last.eq(goes & place.is_last & ~place.outside),
-                ]
-            with m.If(goes):
                 with m.If(place.outside):
                     m.d.sync += [failed.eq(1), self.error_valid.eq(1)]
                 with m.Else():
