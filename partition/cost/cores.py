@@ -421,9 +421,8 @@ def core_of(
     UltraRAM three quarters of the block RAM that the rest of the core leaves, and no more than
     `scratchpad_bytes` if that is given. It is never smaller than the engines need. The number of
     vector lanes is a power of two and at least 2, or 1 if `savings` allow no more. Otherwise it is
-    at most 16, at most one lane per
-    `CELLS_PER_LANE` cells, and at most the number of elements that the bus can both read and write
-    in a cycle.
+    at most 16, at most one lane per `CELLS_PER_LANE` cells, and at most the number of elements that
+    the bus can both read and write in a cycle.
     """
     bytes_per_cycle = device.memory_bytes_per_s / device.clk_hz
     port_bytes = max(_width(bytes_per_cycle), 4) if bytes_per_cycle else 4
