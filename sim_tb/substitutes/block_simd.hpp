@@ -5,6 +5,9 @@
 
 #pragma once
 
+// Verilator's files are compiled without this; the blocks' loops are made for it.
+#pragma GCC optimize("tree-loop-vectorize")
+
 #include <cstdint>
 #include <cstdlib>
 #include <cstring>
