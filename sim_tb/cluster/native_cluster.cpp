@@ -69,11 +69,11 @@ constexpr uint64_t access_cycles = 24;
 // Limit, in cycles, for completing a pending reading whose value is not needed.
 constexpr uint64_t access_limit = 1000;
 
-// Wait until done(number) is true. Windows may be short, so a thread polls for some ten
-// microseconds before it sleeps.
+// Wait until done(number) is true. To sleep and be woken takes a good part of a short window, so a
+// thread polls for a hundred microseconds first.
 template <class F>
 void await(std::atomic<uint64_t>& number, F&& done) {
-    for (int i = 0; i < 200; ++i) {
+    for (int i = 0; i < 2000; ++i) {
         if (done(number)) return;
 #if defined(__x86_64__)
         __builtin_ia32_pause();
