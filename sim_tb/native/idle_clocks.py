@@ -1,28 +1,38 @@
 """Clocks for engines that are idle: Verilog in which the simulator does not clock what rests.
 
-An engine whose registers and inputs have been the same for `SETTLED_CYCLES` cycles stays as it is
-until one of its inputs changes: what a register takes at an edge depends on nothing else. Such an
-engine *rests*, and gets no edges of the clock. Verilator evaluates nothing that depends on its
-clock alone then. Registers therefore have in each cycle the values that they have with one clock,
-whatever the design does.
+An engine whose registers and inputs have been the same for a cycle stays as it is until one of its
+inputs changes: what a register takes at an edge depends on nothing else. Such an engine *rests*,
+and gets no edges of the clock. Verilator evaluates nothing that depends on its clock alone then.
+Outputs therefore have in each cycle the values that they have with one clock, whatever the design
+does.
 
 Once in a while, an engine that does not rest takes a copy of its registers and inputs and compares
 them with the copy in each cycle, until one differs. Each statement that writes to a memory has a
-counter, which is one of these registers. Models in C++ have state of their own, which settles
-within fewer cycles than are compared.
+counter, which is one of these registers. Models in C++ have state of their own; an engine with such
+a model is compared for `SETTLED_CYCLES` cycles, within which the models settle.
+
+Inputs that carry data count, and reach the engine, only while their ``valid`` is high: the data of
+a memory's answers go past all engines, and would wake each of them.
 """
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 
-from fpgapipe.sim_tb.substitutes.verilog_module import instances, ports, split_modules, width
+from fpgapipe.sim_tb.substitutes.verilog_module import Port, instances, ports, split_modules, width
 
-ENGINES = re.compile(r"link_engine\d+|receive_engine|vector_engine")
-"""Modules in the top module that rest while nothing happens in them. Others, such as the sequencer,
-rest too rarely: each clock costs something in every cycle."""
+ENGINES = re.compile(r"(?:link|receive|send|store|vector)_engine\d*|sequencer")
+"""Modules in the top module that rest while nothing happens in them. Others, such as the engine for
+products, rest too rarely: each clock costs something in every cycle."""
 
 SETTLED_CYCLES = 240
-"""Cycles in which nothing may change before an engine rests; models in C++ settle in fewer."""
+"""Cycles in which nothing may change before an engine with models in C++ rests; these settle in
+fewer."""
+
+# Names of inputs that carry data, and of the input that says whether they do.
+_DATA = (
+    (re.compile(r"(.*)__(?:payload|code|index)"), r"\1__valid"),
+    (re.compile(r"(.*)__r(?:data|last|resp)"), r"\1__rvalid"),
+)
 
 _NAME = r"\\\S+|[A-Za-z_][\w$]*"
 _INSTANCE = re.compile(rf"^  ({_NAME}) +(?:{_NAME}) +\($", re.MULTILINE)
@@ -33,8 +43,9 @@ _ARRAY = re.compile(rf"^  reg (?:\[\d+:0\] )?({_NAME}) +\[", re.MULTILINE)
 _BLOCKING = re.compile(rf" +(?:{_NAME}) *(?:\[[^\]]*\])? = .*")
 _CONNECTION = re.compile(rf"    \.({_NAME}) *\((.*)\),?")
 
-_LAST = 255
-_FIRST = _LAST - SETTLED_CYCLES
+# Cycles from one copy to the next one, and cycles of comparison before an engine rests, with models
+# in C++ and without. What differs in one cycle is known in the next one.
+_PERIODS = {True: (256, SETTLED_CYCLES), False: (16, 2)}
 
 
 def idle_clocks(verilog: str, top: str, *, checked: bool = False) -> str:
@@ -156,6 +167,26 @@ def _observe(module: str, texts: Mapping[str, str], made: dict[str, str]) -> boo
     return True
 
 
+def _only_valid(connected: Mapping[str, str], its_ports: Mapping[str, Port]) -> dict[str, str]:
+    """Connections of inputs that carry data, which are 0 while they are not valid."""
+    found: dict[str, str] = {}
+    for port, net in connected.items():
+        for data, valid in _DATA:
+            match = data.fullmatch(port)
+            name = match.expand(valid) if match else ""
+            if all(each in connected and its_ports[each].is_input for each in (port, name)):
+                found[port] = f"({connected[name]} ? {net} : {its_ports[port].bits}'d0)"
+    return found
+
+
+def _inside(module: str, texts: Mapping[str, str]) -> Iterator[str]:
+    """Texts of a module and of all modules in it."""
+    yield texts[module]
+    for child in instances(texts[module]):
+        if child in texts:
+            yield from _inside(child, texts)
+
+
 def _with_clocks(text: str, engines: Sequence[str], texts: Mapping[str, str], checked: bool) -> str:
     """Text of the top module with a clock for each engine, and what decides on it."""
     declared: list[str] = []
@@ -164,7 +195,7 @@ def _with_clocks(text: str, engines: Sequence[str], texts: Mapping[str, str], ch
     def instance(found: re.Match[str]) -> str:
         if found[1] not in engines:
             return found[0]
-        index = len(declared)
+        index = len(added)
         name = f"engine{index}"
         its_ports = ports(texts[found[1]])
         lines = found[0].split("\n")
@@ -173,12 +204,13 @@ def _with_clocks(text: str, engines: Sequence[str], texts: Mapping[str, str], ch
             connection = _CONNECTION.fullmatch(line)
             assert connection is not None, line
             connected[connection[1]] = connection[2]
+        copied = connected | _only_valid(connected, its_ports)
         inputs = [
             (its_ports[port].bits, net)
-            for port, net in connected.items()
+            for port, net in copied.items()
             if its_ports[port].is_input and port != "clk"
         ]
-        connected["clk"] = f"idle_clk[{index}]"
+        copied["clk"] = f"idle_clk[{index}]"
         before = ""
         checks: list[str] = []
         if checked:
@@ -196,29 +228,30 @@ def _with_clocks(text: str, engines: Sequence[str], texts: Mapping[str, str], ch
                         port=port.removeprefix("\\"),
                     )
                 )
-                connected[port] = other
+                copied[port] = other
+        period, settled = _PERIODS["fpgapipe_" in "".join(_inside(found[1], texts))]
+        held = [(f"{name}_held{k}", bits, net) for k, (bits, net) in enumerate(inputs)]
         values = {
             "e": name,
             "k": index,
-            "bits": sum(bits for bits, _ in inputs),
-            "inputs": ", ".join(net for _, net in inputs),
-            "first": _FIRST,
-            "last": _LAST,
+            "first": period - 1 - settled,
+            "last": period - 1,
+            "changed": " | ".join(f"({net} != {copy})" for copy, _, net in held),
+            "takes": "\n      ".join(f"{copy} <= {net};" for copy, _, net in held),
         }
+        declared.extend(f"  reg {width(bits)}{copy} = 0;\n" for copy, bits, _ in held)
         declared.append(_STATE.format(**values) + "".join(checks))
         added.append(_CONTROL.format(**values))
         for port in ("take", "compare", "differs"):
-            connected[f"observe_{port}"] = f"{name}_{port}"
+            copied[f"observe_{port}"] = f"{name}_{port}"
         head = f"  {_copy_name(found[1])} {f'{name}_copy' if checked else found[2]} (\n"
-        return (
-            before + head + ",\n".join(f"    .{p} ({n})" for p, n in connected.items()) + "\n  );"
-        )
+        return before + head + ",\n".join(f"    .{p} ({n})" for p, n in copied.items()) + "\n  );"
 
     whole = re.compile(rf"^  ({_NAME}) +({_NAME}) +\(\n(?:    \..*\n)+  \);", re.MULTILINE)
     text = whole.sub(instance, text)
     head, _, rest = text.partition(");\n")
     rest, _, _ = rest.rpartition("endmodule")
-    last = len(declared) - 1
+    last = len(added) - 1
     return (
         f"{head}, idle_clk, idle_wake);\n"
         f"  input [{last}:0] idle_clk;\n  output [{last}:0] idle_wake;\n"
@@ -229,18 +262,18 @@ def _with_clocks(text: str, engines: Sequence[str], texts: Mapping[str, str], ch
 _STATE = """\
   reg [7:0] {e}_cycle = 0;
   reg {e}_rests = 0;
-  reg [{bits} - 1:0] {e}_held = 0;
   wire {e}_differs;
   wire {e}_take = {e}_cycle == {first};
   wire {e}_compare = {e}_rests | ({e}_cycle > {first});
 """
 
-# What is compared in one cycle is known in the next one.
 _CONTROL = """\
-  wire {e}_changed = {e}_compare ? {{{inputs}}} != {e}_held : 1'b0;
+  wire {e}_changed = {e}_compare ? {changed} : 1'b0;
   assign idle_wake[{k}] = ~{e}_rests | {e}_changed;
   always @(posedge clk) begin
-    if ({e}_take) {e}_held <= {{{inputs}}};
+    if ({e}_take) begin
+      {takes}
+    end
     if ({e}_rests) begin
       if ({e}_changed) begin
         {e}_rests <= 0;

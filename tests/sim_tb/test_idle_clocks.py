@@ -15,7 +15,14 @@ from fpgapipe.sim_tb.substitutes.lockstep import Driven, lockstep_top
 from fpgapipe.sim_tb.substitutes.simulation import Simulation
 from fpgapipe.sim_tb.substitutes.verilog_module import split_modules
 
-ENGINES = ("link_engine0", "receive_engine", "vector_engine")
+ENGINES = (
+    "link_engine0",
+    "receive_engine",
+    "send_engine",
+    "sequencer",
+    "store_engine",
+    "vector_engine",
+)
 CORE = CoreSpec(
     2, 2, scratchpad=ScratchpadSpec(2, 512), vector=VectorSpec(4), links=(LinkEngineSpec(),)
 )
@@ -114,8 +121,8 @@ def test_writes_to_memories_keep_an_engine_awake(counts, monkeypatch):
 def test_engines_get_clocks_of_their_own():
     verilog = clock_enable(device_verilog(CORE))
     found = idle_clocks(verilog, "top")
-    assert "input [2:0] idle_clk;" in found
-    assert [found.count(f".clk (idle_clk[{k}])") for k in range(3)] == [1, 1, 1]
+    assert "input [5:0] idle_clk;" in found
+    assert [found.count(f".clk (idle_clk[{k}])") for k in range(6)] == [1] * 6
     assert idle_clocks(found, "nothing") == found
 
 
