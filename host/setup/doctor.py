@@ -10,7 +10,7 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from fpgapipe.errors import UserError
@@ -35,12 +35,12 @@ PACKAGES = {
     "pacman": {"g++": "gcc", "make": "make", "perl": "perl"},
     "apk": {"g++": "g++", "make": "make", "perl": "perl"},
 }
-LIBRARIES = {
-    "apt": {"lz4": "liblz4-dev", "zlib": "zlib1g-dev"},
-    "dnf": {"lz4": "lz4-devel", "zlib": "zlib-devel"},
-    "zypper": {"lz4": "liblz4-devel", "zlib": "zlib-devel"},
-    "pacman": {"lz4": "lz4", "zlib": "zlib"},
-    "apk": {"lz4": "lz4-dev", "zlib": "zlib-dev"},
+OPTIONAL = {
+    "apt": {"lz4": "liblz4-dev", "zlib": "zlib1g-dev", "clang++": "clang"},
+    "dnf": {"lz4": "lz4-devel", "zlib": "zlib-devel", "clang++": "clang"},
+    "zypper": {"lz4": "liblz4-devel", "zlib": "zlib-devel", "clang++": "clang"},
+    "pacman": {"lz4": "lz4", "zlib": "zlib", "clang++": "clang"},
+    "apk": {"lz4": "lz4-dev", "zlib": "zlib-dev", "clang++": "clang"},
 }
 
 # GCC supports the language standard of Verilator's sources, -std=gnu++20, since version 10.
@@ -139,6 +139,7 @@ def examine(*, deep: bool = False) -> list[Finding]:
     return [
         *findings,
         *extras(),
+        clang(),
         fst(),
         gpu(deep=deep),
         xrt(),
@@ -163,7 +164,7 @@ def program(
     name: str, purpose: str, ask: Sequence[str], *, minimum: str = "", required: bool = True
 ) -> Finding:
     """Find a program on PATH and ask it for its version."""
-    mend = install_line(name)
+    mend = install_line(re.sub(r"-\d+$", "", name))
     path = shutil.which(name)
     if path is None:
         return Finding(name, purpose, required, "", minimum, "missing", mend)
@@ -180,7 +181,7 @@ def program(
 def install_line(*names: str) -> str:
     """The command that installs programs or libraries on this machine's distribution."""
     manager = next((each for each in INSTALL if shutil.which(each)), "apt")
-    known = PACKAGES[manager] | LIBRARIES[manager]
+    known = PACKAGES[manager] | OPTIONAL[manager]
     return " ".join([INSTALL[manager], *(known[name] for name in names)])
 
 
@@ -304,6 +305,18 @@ def simulation() -> Finding:
         except UserError as error:
             return Finding(thing, purpose, True, "", "", "broken", "", str(error))
     return Finding(thing, purpose, True, f"{len(result.tests)} tests passed")
+
+
+def clang() -> Finding:
+    """Check for a clang++ that works; without it, g++ compiles all simulators."""
+    from fpgapipe.sim_tb.native.compiler import clang_program
+
+    thing, purpose = "clang++", "faster simulators"
+    name = clang_program()
+    if name is None:
+        return Finding(thing, purpose, False, "", "", "missing", install_line("clang++"))
+    found = program(name, purpose, ["-dumpversion"], required=False)
+    return replace(found, thing=thing)
 
 
 def fst() -> Finding:

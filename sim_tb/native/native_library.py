@@ -17,10 +17,11 @@ from typing import Any
 from fpgapipe.errors import UserError
 from fpgapipe.sim_tb import substitutes
 from fpgapipe.sim_tb.native.clock_enable import clock_enable
+from fpgapipe.sim_tb.native.compiler import GXX, native_compiler
 from fpgapipe.sim_tb.native.idle_clocks import idle_clocks
+from fpgapipe.sim_tb.native.input_logic import evaluate_inputs_once
 from fpgapipe.sim_tb.native.phy import MAX_PHY_BYTES, WireCounts, WireSpec, threshold_of
 from fpgapipe.sim_tb.native.verilate import (
-    MAKE_VARIABLES,
     VERILATOR_FLAGS,
     cached_simulator,
     compile_model,
@@ -29,11 +30,9 @@ from fpgapipe.sim_tb.native.waves import WaveFormat
 from fpgapipe.sim_tb.substitutes.simulation import Simulation
 from fpgapipe.sim_tb.substitutes.substitution import substitute
 
-# Only the functions for Python are visible, so calls within the library are direct. The code is not
-# specific to this machine's processor, because several machines may share the cache.
+# Only the functions for Python are visible, so calls within the library are direct.
 _CXX_FLAGS = (
-    "-std=gnu++20 -fPIC -fvisibility=hidden -fno-semantic-interposition -fno-gnu-unique"
-    " -DVL_USER_FATAL -DVL_USER_STOP -DVL_USER_FINISH"
+    "-std=gnu++20 -fPIC -fvisibility=hidden -DVL_USER_FATAL -DVL_USER_STOP -DVL_USER_FINISH"
 )
 _LINK_FLAGS = "-shared -pthread -Wl,-Bsymbolic"
 _HARNESS = (
@@ -44,7 +43,7 @@ _HARNESS = (
     "native_memory.hpp",
     "native_model_state.hpp",
 )
-_REWRITES = ("clock_enable.py", "idle_clocks.py")
+_REWRITES = ("clock_enable.py", "idle_clocks.py", "input_logic.py")
 
 MAX_LINKS = 4
 """Number of link ports that a design may have; their numbers are 0..3."""
@@ -235,9 +234,10 @@ def build_native(
     UserError
         If a program is missing or the cache cannot be used.
     ToolError
-        If Verilator or g++ fails.
+        If Verilator or the compiler fails.
     """
     files = resources.files(__package__)
+    compiler = GXX if waves else native_compiler()
     harness = {name: files.joinpath(name).read_text() for name in _HARNESS}
     design = substitute(verilog, top, Simulation.VERILOG if waves else simulation)
     models = resources.files(substitutes)
@@ -248,18 +248,19 @@ def build_native(
         *([f"--trace-{WaveFormat.VCD if waves is True else waves}"] if waves else []),
         *flags,
         *("--top-module", top),
-        *("-CFLAGS", _CXX_FLAGS),
-        *("-LDFLAGS", _LINK_FLAGS),
+        *("-CFLAGS", f"{_CXX_FLAGS} {compiler.flags}"),
+        *("-LDFLAGS", f"{_LINK_FLAGS} {compiler.libraries}".rstrip()),
         "native.cpp",
         *(name for name in design.sources if name.endswith(".cpp")),
         f"{top}.v",
     ]
     texts = {f"{top}.v": design.verilog, **harness}
-    rewrites = {} if waves else {name: files.joinpath(name).read_text() for name in _REWRITES}
+    rewrites = {name: files.joinpath(name).read_text() for name in _REWRITES}
     made_of = texts | rewrites
     ingredients = {
         "native": arguments,
-        "make": MAKE_VARIABLES,
+        "make": compiler.variables,
+        "compiler": compiler.identity,
         **{name: hashlib.sha256(text.encode()).hexdigest() for name, text in made_of.items()},
     }
 
@@ -271,7 +272,14 @@ def build_native(
                 checked = simulation is Simulation.VERIFIED
                 rewritten = idle_clocks(rewritten, top, checked=checked)
             (folder / f"{top}.v").write_text(rewritten)
-        compile_model(folder, arguments, MAKE_VARIABLES, cache, log)
+        compile_model(
+            folder,
+            arguments,
+            compiler.variables,
+            cache,
+            log,
+            lambda made: evaluate_inputs_once(made, top),
+        )
 
     return cached_simulator(top, texts, ingredients, compile_)
 

@@ -22,6 +22,7 @@ import shutil
 import subprocess
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -38,6 +39,7 @@ from fpgapipe.cache import (
 )
 from fpgapipe.errors import ToolError, UserError
 from fpgapipe.hw.rtl.verilog import verilog_of as verilog_of
+from fpgapipe.sim_tb.native.compiler import GXX
 from fpgapipe.sim_tb.native.small_models import merge_sources
 from fpgapipe.stopwatch import phase
 from fpgapipe.tools import run_tool
@@ -65,24 +67,7 @@ VERILATOR_FLAGS = (
     *("--no-timing", "--x-assign", "fast", "--x-initial", "fast"),
     *("-Wno-WIDTH", "-Wno-ASCRANGE", "-Wno-CASEOVERLAP"),
 )
-# The package's makefile names the compiler of the machine on which the package was built, and lacks
-# the option with which g++ reads a precompiled header. Verilator's "slow" code runs once, before
-# the first cycle: optimizing it would take a fifth of the build time and gain nothing. g++ 12 takes
-# copies of arrays in Verilator's nested structures for aligned when it vectorises their loops, and
-# the simulator crashes; there are few loops, and they gain nothing from it.
-_OPTIMIZED = "-O3 -fno-tree-loop-vectorize"
-MAKE_VARIABLES = (
-    "CXX=g++",
-    "LINK=g++",
-    "AR=ar",
-    "PERL=perl",
-    "OBJCACHE=",
-    "CFG_CXXFLAGS_PCH_I=-include",
-    f"OPT_FAST={_OPTIMIZED}",
-    "OPT_SLOW=-O0",
-    "OPT_GLOBAL=-O2",
-)
-COCOTB_MAKE_VARIABLES = tuple(each.replace(_OPTIMIZED, "-O1") for each in MAKE_VARIABLES)
+COCOTB_MAKE_VARIABLES = replace(GXX, hot="-O1").variables
 """Variables of make for simulators with cocotb, compiled with less optimization: most of the run
 time is spent in Python, so that better code gains less time than its compilation costs."""
 
@@ -290,17 +275,15 @@ def _toolchain() -> dict[str, str]:
     """Identity of the tools that compile a design, found without running any of them.
 
     The Verilator in the Python package states no version, so its digest is included in addition to
-    the package's version. The compiler is identified by path, size and time, as in ccache.
+    the package's version.
     """
     names = {
         "verilator": importlib.metadata.version("verilator"),
         "verilator_bin": digest_of(verilator_root() / "bin" / "verilator_bin"),
         "cocotb": importlib.metadata.version("cocotb"),
     }
-    if gxx := shutil.which("g++"):
-        real = Path(gxx).resolve()
-        status = real.stat()
-        names["g++"] = f"{real} {status.st_size} {status.st_mtime_ns}"
+    if identity := GXX.identity:
+        names["g++"] = identity
     return names
 
 
@@ -363,6 +346,7 @@ def compile_model(
     make_variables: Sequence[str],
     cache: Path,
     log: Path,
+    change: Callable[[Path], None] | None = None,
 ) -> None:
     """Run Verilator and make in `folder`, which compiles the file `SIMULATOR` there.
 
@@ -377,6 +361,8 @@ def compile_model(
     cache, log : Path
         Folder of the cache, which keeps Verilator's runtime library, and file for the output of
         both programs.
+    change : callable, optional
+        Function that is called with `folder` between the two.
     """
     root = _reachable(verilator_root(), folder, "verilator")
     variables = {
@@ -394,6 +380,8 @@ def compile_model(
     ]
     with _unlimited_stack():
         run_tool(verilator, log=log, outputs=[folder / "Vtop.mk"], cwd=folder, env=variables)
+    if change is not None:
+        change(folder)
 
     jobs = len(os.sched_getaffinity(0))
     make = ["make", "-f", "Vtop.mk", f"-j{jobs}", *make_variables, f"VERILATOR_ROOT={root}"]

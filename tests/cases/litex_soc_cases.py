@@ -10,8 +10,8 @@ from litex_cases import served
 
 from fpgapipe.cache import cache_dir
 from fpgapipe.host.transports.litex import LitexTransport
+from fpgapipe.sim_tb.native.compiler import GXX
 from fpgapipe.sim_tb.native.verilate import (
-    MAKE_VARIABLES,
     SIMULATOR,
     VERILATOR_FLAGS,
     compile_model,
@@ -55,7 +55,7 @@ def compiled(folder):
     ]
     log = made / "build.log"
     arguments = [*options, *sources, "litex_bench.cpp"]
-    compile_model(made, arguments, MAKE_VARIABLES, cache_dir(), log)
+    compile_model(made, arguments, GXX.variables, cache_dir(), log)
     return made / SIMULATOR, made / "csr.csv"
 
 
