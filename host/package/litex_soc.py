@@ -28,6 +28,7 @@ try:
     from litex.soc.integration.builder import Builder
     from litex.soc.integration.soc import SoCRegion
     from litex.soc.integration.soc_core import SoCCore
+    from litex.soc.interconnect import stream
     from litex.soc.interconnect.axi import AXIInterface, AXILiteInterface
     from migen import ClockDomain, ClockSignal, Instance, Module, ResetSignal, Signal
 except ImportError as error:
@@ -170,7 +171,7 @@ class Soc(SoCCore):
         )
         registers = AXILiteInterface(data_width=32, address_width=32)
         port = self.sdram.crossbar.get_port(data_width=memory.data_width)
-        self.submodules.core_memory = LiteDRAMAXI2Native(memory, port)
+        self.submodules.core_memory = LiteDRAMAXI2Native(self._registered(memory), port)
         region = SoCRegion(origin=REGISTERS, size=0x1000, cached=False)
         self.bus.add_slave(NAME, registers, region)
         ports: dict[str, Any] = {"i_clk": ClockSignal(), "i_rst": ResetSignal()}
@@ -189,6 +190,24 @@ class Soc(SoCCore):
         self.specials += Instance("top", name="core", **ports)
         for link in board["links"]:
             self._add_link(link, streams)
+
+    def _registered(self, near: Any) -> Any:
+        """The far side of an AXI bus behind registers, each way, in every channel.
+
+        Without them the slowest paths of the SoC go from LiteDRAM's counters through its crossbar
+        into the core's engines, and on to their clock enables.
+        """
+        far = AXIInterface(
+            data_width=near.data_width, address_width=near.address_width, id_width=near.id_width
+        )
+        for channel in ("aw", "w", "ar", "b", "r"):
+            begin, end = getattr(near, channel), getattr(far, channel)
+            if channel in ("b", "r"):
+                begin, end = end, begin
+            buffer = stream.Buffer(begin.description, pipe_valid=True, pipe_ready=True)
+            self.add_module(f"core_memory_{channel}", buffer)
+            self.comb += [begin.connect(buffer.sink), buffer.source.connect(end)]
+        return far
 
     @staticmethod
     def _outer(name: str, memory: Any, registers: Any, streams: dict[str, Any], bits: int) -> Any:

@@ -87,6 +87,15 @@ def test_all_ports_of_the_core_are_joined(made):
         assert f"fpgapipe_pins_4 pins{number}(" in text
 
 
+def test_the_memory_bus_has_registers(made):
+    """Each channel keeps words, so that no path leads from LiteDRAM's crossbar into the core."""
+    folder, _ = made
+    text = (folder / "build" / "gateware" / "fpgapipe.v").read_text()
+    kept = re.findall(r"reg .*_buffer(\d)_pipe_(ready_sink_d_first|valid_source_valid) ", text)
+    ways = ("ready_sink_d_first", "valid_source_valid")
+    assert sorted(kept) == [(str(number), way) for number in range(5) for way in ways]
+
+
 def test_the_map_is_what_the_transport_reads(made):
     folder, _ = made
     csr = folder / "build" / "csr.csv"
