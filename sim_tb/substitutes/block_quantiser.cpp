@@ -6,68 +6,13 @@
 #include <cstdint>
 
 #include "block_bits.hpp"
-#include "block_fp32.hpp"
+#include "block_quantise.hpp"
 #include "block_simd.hpp"
 
 namespace {
 
-using fpgapipe::Simd;
-
-constexpr unsigned size = 32, latency_ticks = 5;
-
-struct Block {
-    alignas(64) uint8_t elements[size];
-    uint32_t code;
-};
-
-FPGAPIPE_INLINE void quantise(const uint16_t* __restrict values, uint32_t more, Block& block) {
-    alignas(64) uint32_t exponents[size];
-    uint32_t code = 0;
-    for (unsigned i = 0; i < size; ++i) {
-        exponents[i] = values[i] >> 7 & 0xFF;
-        code = exponents[i] > code ? exponents[i] : code;
-    }
-    const bool nan = code == 0xFF;
-    for (unsigned i = 0; i < size; ++i) {
-        const uint32_t exponent = exponents[i];
-        const uint32_t normal = exponent != 0;
-        const uint32_t negative = values[i] >> 15;
-        const uint32_t distance = code - exponent;
-        const uint32_t far = uint32_t(distance >= 8) | (normal ^ 1) | nan;
-        const uint32_t near = distance & 7;
-        const uint32_t significand = (values[i] & 0x7F) | normal << 7;
-        const uint32_t kept = significand >> near;
-        const uint32_t lost = (more >> i & 1) | ((significand & ((1u << near) - 1)) != 0);
-        const uint32_t whole = far ? 0 : kept >> 1;
-        const uint32_t full = kept >> 1 == 0x7F;
-        const uint32_t up = kept & (lost | kept >> 1) & (full ^ 1) & (far ^ 1) & 1;
-        block.elements[i] = uint8_t((whole ^ (negative ? 0xFF : 0)) + (up ^ negative));
-    }
-    block.code = code;
-}
-
-using Kernel = void (*)(const uint16_t*, uint32_t, Block&);
-void quantise_plain(const uint16_t* values, uint32_t more, Block& block) {
-    quantise(values, more, block);
-}
-#if defined(__x86_64__)
-FPGAPIPE_AVX2 void quantise_avx2(const uint16_t* values, uint32_t more, Block& block) {
-    quantise(values, more, block);
-}
-FPGAPIPE_AVX512 void quantise_avx512(const uint16_t* values, uint32_t more, Block& block) {
-    quantise(values, more, block);
-}
-#endif
-
-Kernel kernel() {
-    switch (fpgapipe::best_simd()) {
-#if defined(__x86_64__)
-        case Simd::avx512: return quantise_avx512;
-        case Simd::avx2: return quantise_avx2;
-#endif
-        default: return quantise_plain;
-    }
-}
+using Block = fpgapipe::QuantisedBlock;
+constexpr unsigned size = fpgapipe::block_size, latency_ticks = fpgapipe::quantise_ticks;
 
 class Quantiser final : public fpgapipe::Substitute {
   public:
@@ -92,7 +37,7 @@ class Quantiser final : public fpgapipe::Substitute {
     }
 
   private:
-    const Kernel kernel_ = kernel();
+    const fpgapipe::QuantiseKernel kernel_ = fpgapipe::quantise_kernel();
     const bool is_faulty_ = fpgapipe::faulty("quantiser");
     const bool forgets_ = fpgapipe::faulty("quantiser that forgets bits");
     uint16_t values_[size] = {};  // the block that entered last

@@ -91,7 +91,7 @@ ACCUMULATORS = Block(
 QUANTISER = Block(
     "quantiser",
     "block_quantiser",
-    (*_HEADERS, "block_quantiser.cpp"),
+    (*_HEADERS, "block_quantise.hpp", "block_quantiser.cpp"),
     _QUANTISER_IMPORTS,
     _quantiser,
 )

@@ -14,6 +14,7 @@ from fpgapipe.sim_tb.substitutes.array_block import ARRAY
 from fpgapipe.sim_tb.substitutes.block import Block
 from fpgapipe.sim_tb.substitutes.lanes_block import LANES
 from fpgapipe.sim_tb.substitutes.pipeline_blocks import ACCUMULATORS, QUANTISER
+from fpgapipe.sim_tb.substitutes.reader_block import READER
 from fpgapipe.sim_tb.substitutes.scratchpad_block import SCRATCHPAD
 from fpgapipe.sim_tb.substitutes.simulation import Blocks, Simulation
 from fpgapipe.sim_tb.substitutes.verilog_module import (
@@ -24,7 +25,7 @@ from fpgapipe.sim_tb.substitutes.verilog_module import (
     width,
 )
 
-BLOCKS: tuple[Block, ...] = (ARRAY, ACCUMULATORS, QUANTISER, SCRATCHPAD, LANES)
+BLOCKS: tuple[Block, ...] = (ARRAY, ACCUMULATORS, QUANTISER, SCRATCHPAD, LANES, READER)
 """All kinds of modules that can be substituted."""
 
 _COMMON = ("block_common.cpp",)

@@ -4,13 +4,15 @@ import os
 import threading
 
 import pytest
+from reader_driver import CHANCES, reader_driver
 
 from fpgapipe.errors import UserError
 from fpgapipe.hw.hls_models.model.datapath import DatapathSpec
-from fpgapipe.hw.hls_models.spec.core_spec import ScratchpadSpec, VectorSpec
+from fpgapipe.hw.hls_models.spec.core_spec import CoreSpec, ScratchpadSpec, VectorSpec
 from fpgapipe.hw.rtl.arith.mx import BlockQuantiser
 from fpgapipe.hw.rtl.dma.scratchpad import Scratchpad, ScratchpadPorts
 from fpgapipe.hw.rtl.gemm.datapath import GemmDatapath
+from fpgapipe.hw.rtl.gemm.operand import OperandReader
 from fpgapipe.hw.rtl.vector.vector_lanes import VectorLanes
 from fpgapipe.sim_tb.native.native import DeviceError, NativeDevice, build_native
 from fpgapipe.sim_tb.native.verilate import verilog_of
@@ -34,22 +36,26 @@ DRIVEN = (
     Driven("block_quantiser"),
     Driven("scratchpad", counted="reads__0__valid"),
     Driven("vector_lane_array", {"advance": 0.8}),
+    Driven("reader_driver", CHANCES, counted="read__valid"),
 )
 PORTS = ScratchpadPorts(ScratchpadSpec(2, 512), 3, 3, frozenset({1}), frozenset({2}))
 FAULTS = ("-CFLAGS", "-DFPGAPIPE_FAULTS")
 
 
 def blocks_of(rows, cols):
-    """Verilog of all blocks: an engine's datapath, a quantiser, a scratchpad and lanes."""
+    """Verilog of all blocks: those of an engine, a quantiser, a scratchpad and lanes."""
+    reader_rows = rows if 32 % rows == 0 else 32
     texts = split_modules(verilog_of(GemmDatapath(DatapathSpec(rows, cols, 64)), "datapath"))
     for name, block in (
         ("quantiser", BlockQuantiser()),
         ("scratchpad", Scratchpad(PORTS)),
         ("lanes", VectorLanes(VectorSpec(4))),
+        ("operand_reader", OperandReader(CoreSpec(reader_rows, 4))),
     ):
         others = split_modules(verilog_of(block, name))
         del others[""]
         texts |= others
+    texts["reader_driver"] = reader_driver(texts["operand_reader"])
     return "".join(texts.values())
 
 
@@ -77,12 +83,15 @@ def test_substitutes_equal_their_verilog(small, simd, monkeypatch):
 def test_comparison_sees_a_fault(small, block, monkeypatch):
     monkeypatch.setenv("FPGAPIPE_FAULT", block)
     index = [block.name for block in BLOCKS].index(block)
+    # The Verilog of the reader has a quantiser, too, which is compared with its own substitute.
+    where = {"quantiser": r"(2|5\.reader\.verilog_\.quantiser\.\w+)", "reader": r"5\.reader"}
     with (
         NativeDevice(small) as device,
         pytest.raises(
             DeviceError,
-            match=rf"^cycle \d+: the model stopped: the substitute of lockstep\.block{index} "
-            r"differs from its Verilog in signal (sums|totals|o__31|reads__\d__data)$",
+            match=r"^cycle \d+: the model stopped: the substitute of "
+            rf"lockstep\.block{where.get(block, index)} differs from its Verilog in signal "
+            r"(sums|totals|o__31|reads__\d__data|o__payload)$",
         ),
     ):
         device.run(stall_cycles=None)
@@ -106,7 +115,11 @@ def test_a_saved_state_has_that_of_the_substitutes(small, cycles, monkeypatch):
 
 @pytest.mark.parametrize(
     ("fault", "signal"),
-    [("array that forgets a swap", "sums"), ("quantiser that forgets bits", r"o__\d+")],
+    [
+        ("array that forgets a swap", "sums"),
+        ("quantiser that forgets bits", r"o__\d+"),
+        ("reader that forgets a checkpoint", "(read__address|read__valid|error_valid|error_index)"),
+    ],
 )
 def test_comparison_sees_work_that_was_skipped_wrongly(small, fault, signal, monkeypatch):
     """Equal inputs need no new computation, unless something else has changed meanwhile."""
@@ -151,7 +164,9 @@ def test_only_covered_modules_are_substituted():
     fast = substitute(top, "lockstep", Simulation.FAST)
     assert fast.blocks.substituted == tuple(block.name for block in BLOCKS)
     assert not fast.blocks.left
-    assert str(fast.blocks) == "fast (array, accumulators, quantiser, scratchpad, lanes in C++)"
+    assert str(fast.blocks) == (
+        "fast (array, accumulators, quantiser, scratchpad, lanes, reader in C++)"
+    )
     assert "systolic_row" not in fast.verilog
 
     other = top.replace("  input [16:0] i_activations__payload;", "  input [16:0] other;")
@@ -159,7 +174,7 @@ def test_only_covered_modules_are_substituted():
     found = substitute(other, "lockstep", Simulation.FAST)
     assert found.blocks.left == ("systolic_cells",)
     assert str(found.blocks) == (
-        "fast (accumulators, quantiser, scratchpad, lanes in C++; "
+        "fast (accumulators, quantiser, scratchpad, lanes, reader in C++; "
         "systolic_cells not covered, in Verilog)"
     )
     assert "systolic_row" in found.verilog
