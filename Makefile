@@ -9,7 +9,7 @@ OUT := out/digits-cnn
 EPOCHS ?= 4
 STEPS ?= 4
 
-.PHONY: run test test-full train-full lint format lock bench clean setup setup-test
+.PHONY: run test test-full train-full lint format lock bench bench-resnet50 clean setup setup-test
 
 # Trains to the end in the bit-exact model, goes on from there in simulated hardware with every byte compared, and
 # trains the same in PyTorch. Small enough to be simulated while one waits; the defaults are larger.
@@ -41,6 +41,10 @@ lint: setup-test
 format: setup-test
 	$(BIN)/ruff check --fix-only .
 	$(BIN)/ruff format .
+
+# ResNet-50 and VGG-16 in RTL, byte for byte: an hour or more, most of it simulation.
+bench-resnet50: setup-test
+	FPGAPIPE_SIMULATE=fast $(BIN)/python bench/bench_resnet50.py
 
 bench: setup-test
 	@for file in bench/bench_*.py; do $(BIN)/python $$file || exit 1; done
