@@ -6,7 +6,9 @@ import re
 import pytest
 
 from fpgapipe.errors import UserError
-from fpgapipe.host.bench.core_bench import parse_layer
+from fpgapipe.host.bench.core_bench import bench_layer, parse_layer
+from fpgapipe.hw.hls_models.spec.core_spec import CoreSpec, ScratchpadSpec, VectorSpec
+from fpgapipe.hw.hls_models.spec.link import LinkEngineSpec
 from fpgapipe.lowering.products.conv import ConvSpec
 
 # The core of test_core_cycles.py and test_core_random.py, so that one build serves all three.
@@ -91,3 +93,24 @@ def test_a_table_for_people(cli):
     assert code == 0
     assert re.search(r"^matches model +yes$", out, re.M)
     assert re.search(r"^macs +8,000$", out, re.M)
+
+
+@pytest.mark.slow
+@pytest.mark.sim
+@pytest.mark.parametrize(
+    ("simulation", "compiler"), [("verilog", "g++"), ("verilog", ""), ("verified", "")]
+)
+def test_a_large_core_with_a_link_and_without_models(simulation, compiler, monkeypatch):
+    """Registers of 32 x 32 are so wide that a compiler once made code that ends in a crash."""
+    monkeypatch.setenv("FPGAPIPE_SIMULATE", simulation)
+    if compiler:
+        monkeypatch.setenv("FPGAPIPE_CXX", compiler)
+    core = CoreSpec(
+        32,
+        32,
+        scratchpad=ScratchpadSpec(8, 1 << 18),
+        vector=VectorSpec(),
+        links=(LinkEngineSpec(16),),
+    )
+    found = bench_layer(parse_layer("gemm:m=96,n=70,k=100"), "forward", core)
+    assert found.matches_model
