@@ -70,7 +70,7 @@ constexpr uint64_t access_cycles = 24;
 constexpr uint64_t access_limit = 1000;
 
 // Wait until done(number) is true. To sleep and be woken takes a good part of a short window, so a
-// thread polls for a hundred microseconds first.
+// thread polls for a hundred microseconds first, and for some more while nobody else wants its core.
 template <class F>
 void await(std::atomic<uint64_t>& number, F&& done) {
     for (int i = 0; i < 2000; ++i) {
@@ -78,6 +78,10 @@ void await(std::atomic<uint64_t>& number, F&& done) {
 #if defined(__x86_64__)
         __builtin_ia32_pause();
 #endif
+    }
+    for (int i = 0; i < 2000; ++i) {
+        if (done(number)) return;
+        std::this_thread::yield();
     }
     for (;;) {
         const uint64_t seen = number;
