@@ -104,7 +104,7 @@ def measured(case: str, threads: int | None) -> dict[str, Any]:
     )
     best = explore_on_machine(request, explore(request)).best
     graph = load_network(network, 1)
-    plan = as_plan(best, graph, network, count, cluster)
+    plan = as_plan(best, graph, network, count, cluster, train=train)
     clock.lap("planning")
     pipeline = lower_plan(plan, graph, cluster)
     clock.lap("lowering")
