@@ -201,7 +201,15 @@ class Backend(StepRunner):
         *,
         progress: Callable[[int], object] | None = None,
     ) -> tuple[dict[str, NDArray[np.float32]], int | None]:
-        """See `StepRunner`; the programs must be for inference."""
+        """See `StepRunner`.
+
+        Raises
+        ------
+        ValueError
+            If the programs train: they would compute the results, and change the weights.
+        """
+        if any(part.losses for part in self.pipeline.parts):
+            raise ValueError("these programs train; inference needs programs with train=False")
         self.pipeline.set_batch(self.memories, inputs)
         cycles = self._run(scalars, progress)
         return self.pipeline.results(self.memories), cycles

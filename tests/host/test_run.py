@@ -484,6 +484,18 @@ def test_gradients_that_are_not_kept_are_checked_by_the_momentum(monkeypatch):
         assert found.index == (7, 5)
 
 
+def test_programs_that_train_do_not_infer(data):
+    pipeline = small_pipeline(2, "gpipe")
+    images = {"input": data.validation.images[: MICROBATCH * COUNT]}
+    with ModelBackend(pipeline, initial_parameters(pipeline.graph, 0)) as backend:
+        before = [memory.copy() for memory in backend.memories]
+        with pytest.raises(ValueError, match="these programs train"):
+            backend.infer(images, scalar_bits())
+        assert all(
+            (one == other).all() for one, other in zip(before, backend.memories, strict=True)
+        )
+
+
 def test_inference_is_checked_too(data):
     from fpgapipe.host.backends.torch_backend import TorchBackend
 
