@@ -2,8 +2,8 @@
 
 Prints one JSON object: for each configuration the counted LUTs, flip-flops, block RAMs and DSPs,
 the model's, and the difference in per cent. Every block is synthesised by itself, once for all
-configurations in which it is the same, and a core is the sum of its blocks. ``--whole`` also counts
-devices as a whole, which takes far longer.
+configurations in which it is the same, and a core is the sum of its blocks. `bench_whole_cores.py`
+counts whole cores.
 """
 
 import argparse
@@ -24,7 +24,8 @@ from fpgapipe.hw.hls_models.isa.address import BLOCK
 from fpgapipe.hw.hls_models.model.datapath import DatapathSpec
 from fpgapipe.hw.hls_models.model.sequencer import SequencerSpec
 from fpgapipe.hw.hls_models.model.transposer import TransposerSpec
-from fpgapipe.hw.hls_models.resources.core_counts import Resources, counted_core
+from fpgapipe.hw.hls_models.resources.core_counts import Resources
+from fpgapipe.hw.hls_models.resources.core_resources import CoreShape, core_resources
 from fpgapipe.hw.hls_models.spec.core_spec import CoreSpec, ScratchpadSpec, VectorSpec
 from fpgapipe.hw.hls_models.spec.link import LinkEngineSpec
 from fpgapipe.hw.rtl.arith.function import FunctionUnit
@@ -120,6 +121,10 @@ COMMANDS = {
 }
 
 
+DSP_KINDS = {"xcup": "DSP48E2", "xc7": "DSP48E1", "ecp5": "MULT18X18D"}
+"""Kind of the DSPs of each family."""
+
+
 @dataclass(frozen=True)
 class Counted:
     """Resources that a design takes.
@@ -189,23 +194,32 @@ def count(
     return Counted(**read_counts(folder / "counts.json"), seconds=round(seconds, 1))
 
 
-def read_counts(path: Path) -> dict[str, Any]:
-    """Read the counts of the whole design that Yosys' ``stat -json`` wrote."""
-    cells = json.loads(path.read_text())["design"]["num_cells_by_type"]
-    memories = {name: n for name, n in LUTS.items() if name.startswith(("RAM", "SRL", "TRELLIS"))}
+def counted_cells(cells: dict[str, int]) -> Resources:
+    """Resources of cells, by their numbers of each type."""
 
     def total(weights: dict[str, float]) -> float:
         return sum(weight * cells.get(name, 0) for name, weight in weights.items())
 
+    return Resources(
+        lut=total(dict(LUTS)),
+        ff=total(dict.fromkeys(FLIP_FLOPS, 1)),
+        bram36=total(BLOCK_RAMS),
+        uram=cells.get("URAM288", 0),
+        dsp=total(dict.fromkeys(DSPS, 1)),
+    )
+
+
+def read_counts(path: Path) -> dict[str, Any]:
+    """Read the counts of the whole design that Yosys' ``stat -json`` wrote."""
+    cells = json.loads(path.read_text())["design"]["num_cells_by_type"]
+    memories = ("RAM", "SRL", "TRELLIS")
     return {
-        "resources": Resources(
-            lut=total(dict(LUTS)),
-            ff=total(dict.fromkeys(FLIP_FLOPS, 1)),
-            bram36=total(BLOCK_RAMS),
-            uram=cells.get("URAM288", 0),
-            dsp=total(dict.fromkeys(DSPS, 1)),
+        "resources": counted_cells(cells),
+        "memory_luts": sum(
+            weight * cells.get(name, 0)
+            for name, weight in LUTS.items()
+            if name.startswith(memories)
         ),
-        "memory_luts": total(dict(memories)),
         "cells": cells,
     }
 
@@ -387,7 +401,6 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--only", nargs="*", metavar="SIZE", choices=CONFIGURATIONS, default=[])
     parser.add_argument("--blocks", nargs="*", metavar="BLOCK", help="count these, and no core")
-    parser.add_argument("--whole", action="store_true", help="also count devices as a whole")
     parser.add_argument("--family", choices=COMMANDS, default="xcup", help="kind of part")
     parser.add_argument("--work", type=Path, help="keep designs and logs here")
     arguments = parser.parse_args()
@@ -404,12 +417,6 @@ def main() -> None:
                 block.make(), folder, family=arguments.family, without=block.without
             )
             print(f"{name} {key}: {counted[name, key].seconds} s", file=sys.stderr)
-        whole = {}
-        if arguments.whole:
-            whole = {
-                name: count(Device(spec), work / name, family=arguments.family)
-                for name, spec in chosen.items()
-            }
     report: dict[str, Any] = {
         "bench": "resources",
         "family": arguments.family,
@@ -417,11 +424,12 @@ def main() -> None:
     }
     if not arguments.blocks:
         report["cores"] = {
-            name: compared(core_of(spec, counted), counted_core(spec))
+            name: compared(
+                core_of(spec, counted),
+                core_resources(CoreShape.of(spec, DSP_KINDS[arguments.family])),
+            )
             for name, spec in chosen.items()
         }
-    if whole:
-        report["whole"] = {name: asdict(each) for name, each in whole.items()}
     print(json.dumps(report, indent=2))
 
 

@@ -48,21 +48,7 @@ def resources_json(core: CoreSpec, devices: Iterable[DeviceSpec]) -> str:
 
 def shape_on(core: CoreSpec, device: DeviceSpec) -> CoreShape:
     """The parameters that determine a core's resources on a device."""
-    return CoreShape(
-        core.rows,
-        core.cols,
-        core.num_engines,
-        core.vector.lanes if core.vector else 0,
-        core.scratchpad.size_bytes,
-        core.acc_depth,
-        core.bus_bytes,
-        tuple(link.phy_bytes for link in core.links),
-        device.dsp_kind,
-        device.uram > 0,
-        core.scratchpad.port_bytes,
-        core.vector.random if core.vector else True,
-        core.counters,
-    )
+    return CoreShape.of(core, device.dsp_kind, has_uram=device.uram > 0)
 
 
 def _on_board(core: CoreSpec, device: DeviceSpec) -> dict[str, Any]:

@@ -26,13 +26,12 @@ from fpgapipe.hw.hls_models.resources.core_resources import (
     function_lanes,
 )
 from fpgapipe.hw.hls_models.spec.device import DeviceSpec
+from fpgapipe.hw.hls_models.spec.link import LinkEngineSpec
 from fpgapipe.partition.cost.work_products import Formats
 from fpgapipe.partition.plan import CorePlan, LinkPlan
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
-
-    from fpgapipe.hw.hls_models.spec.link import LinkEngineSpec
 
 CELLS_PER_LANE = 64
 """Fewest array cells per vector lane in a core that `core_of` makes with more than two lanes.
@@ -172,7 +171,10 @@ class CoreConfig:
             (port.payload_bytes_per_s for port in device.ports for _ in range(port.count)),
             reverse=True,
         )
-        widths = tuple(link_width(rate / self.clk_hz) for rate in rates[: self.num_links])
+        links = tuple(
+            LinkEngineSpec(phy_bytes=link_width(rate / self.clk_hz))
+            for rate in rates[: self.num_links]
+        )
         return CoreShape(
             self.rows,
             self.cols,
@@ -181,7 +183,7 @@ class CoreConfig:
             self.scratchpad_bytes,
             self.acc_depth,
             self.port_bytes,
-            widths,
+            links,
             device.dsp_kind,
             device.uram > 0,
             self.scratchpad_port_bytes,
@@ -192,7 +194,7 @@ class CoreConfig:
     def planned(self, device: DeviceSpec, links: Sequence[LinkEngineSpec]) -> CorePlan:
         """The core as the plan describes it to the generator, with its link engines."""
         shape, engine = self.shape(device), self.engine(device)
-        number = max(banks(shape), 2)
+        number = banks(shape)
         return CorePlan(
             rows=self.rows,
             cols=self.cols,

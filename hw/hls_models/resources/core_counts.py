@@ -16,11 +16,16 @@ from fpgapipe.hw.hls_models.isa.instructions import WORD_BYTES
 from fpgapipe.hw.hls_models.isa.vector_fields import COUNTER_BITS
 from fpgapipe.hw.hls_models.isa.vector_op import LANES, MAX_SUMS
 from fpgapipe.hw.hls_models.model.link_dma import SEND_WORDS
-from fpgapipe.hw.hls_models.spec.core_spec import CoreSpec
 from fpgapipe.hw.hls_models.spec.link import LinkEngineSpec
 from fpgapipe.hw.hls_models.spec.systolic import SystolicSpec
 
 WORD_BITS = 8 * WORD_BYTES
+
+MOST_LUT_ROWS = 64
+"""Rows of the deepest memory that lies in LUTs."""
+
+_GRANULE_BITS = 16
+"""Bits of the scratchpad that a bit of its write mask stands for."""
 
 _SUM_BITS = 32 + COUNTER_BITS
 """Width of an entry of the vector engine's memory of sums: a sum, or a maximum and its index."""
@@ -44,7 +49,9 @@ class Resources:
 
     def rounded(self) -> Resources:
         """Return the counts rounded up to whole numbers."""
-        return Resources(*(math.ceil(getattr(self, f.name)) for f in fields(self)))
+        # Shares of a whole, such as a column's of the accumulators' memory, add up to it but for
+        # the rounding of floating-point numbers.
+        return Resources(*(math.ceil(round(getattr(self, f.name), 6)) for f in fields(self)))
 
 
 @dataclass(frozen=True)
@@ -145,7 +152,7 @@ COEFFICIENTS = {
             _COUNTED + "an element that is quantised and put aside; 4 and 16 rows",
         ),
         Coefficient(
-            "narrow scratchpad port", "port of a scratchpad of narrow words", 75, 34, 0, 0,
+            "narrow scratchpad port", "port of a scratchpad of narrow words", 75, 0, 0, 0,
             "counted", _COUNTED + "as of a scratchpad port, and the number of a part",
         ),
         Coefficient(
@@ -169,17 +176,17 @@ COEFFICIENTS = {
             _COUNTED + "rounding to BF16 19 LUT and 16 FF, the rest a vector that leaves in parts",
         ),
         Coefficient(
-            "scratchpad turned read", "port that is not aligned", 1536, 15, 0, 0, "counted",
+            "scratchpad turned read", "port that is not aligned", 1536, 0, 0, 0, "counted",
             _COUNTED + "512 bits turned by five stages of multiplexers, a LUT for each two",
         ),
         Coefficient(
-            "scratchpad turned write", "port that is not aligned", 1120, 1, 0, 0, "counted",
+            "scratchpad turned write", "port that is not aligned", 1120, 0, 0, 0, "counted",
             _COUNTED + "512 bits turned by four of five stages, and their mask by five",
         ),
         Coefficient(
-            "scratchpad port", "port", 93, 76, 0, 0, "counted",
-            _COUNTED + "its place and whether it waits, masks and rows; registers of words and "
-            "what chooses among memories follow from the structure",
+            "scratchpad port", "port", 93, 0, 0, 0, "counted",
+            _COUNTED + "its place and whether it waits, masks and rows; registers and what chooses "
+            "among memories follow from the structure",
         ),
         Coefficient(
             "load", "core", 1490, 2590, 0, 0, "counted",
@@ -322,10 +329,15 @@ def memory(depth: int, bits: int) -> Resources:
     Larger ones are in block RAM: 18 kbit are 36 bits wide up to 512 rows, 18 bits wide up to 1,024
     rows, and so on.
     """
-    if depth <= 64:
+    if depth <= MOST_LUT_ROWS:
         return Resources(lut=8 * -(-bits // (14 if depth <= 32 else 7)), ff=bits)
-    width = max(36 * 512 // max(depth, 512), 1)
-    return Resources(bram36=-(-bits // width) / 2)
+    return Resources(bram36=_half_blocks(depth, bits, 36) / 2)
+
+
+def _half_blocks(depth: int, bits: int, row_bits: int) -> int:
+    """Blocks of 18 kbit of a memory, if one of 512 rows has `row_bits` bits."""
+    width = row_bits * 512 // max(depth, 512)
+    return -(-bits // width) if width else bits * -(-depth // (32 * 512))
 
 
 def operand_reader(rows: int, port_bytes: int = WORD_BYTES) -> Resources:
@@ -349,8 +361,29 @@ def narrow_reader(rows: int, lanes: int) -> Resources:
     return found + COEFFICIENTS["narrow reader row"].resources * rows
 
 
+def scratchpad_registers(banks: int, bank_bytes: int, num_engines: int, port_bytes: int) -> int:
+    """Flip-flops between the ports of a scratchpad and its memories (derived).
+
+    Each port keeps a word on its way, and for every memory whether it uses it and which row. A
+    read port keeps the rotated word as well, and for each granule the memory from which it comes;
+    a write port keeps a mask for the even words and one for the odd. Ports for whole words, which
+    loads and stores have, keep these once for all granules. Where words are narrow, whoever writes
+    and stores count parts, and stores join them to 64 bytes.
+    """
+    bits, granules, parts = 8 * port_bytes, port_bytes // 2, WORD_BYTES // port_bytes
+    rows, bank_bits = bank_bytes // (2 * port_bytes), (banks - 1).bit_length()
+    place = 2 * (banks + (rows - 1).bit_length())
+    offset_bits, part_bits = (granules - 1).bit_length(), (parts - 1).bit_length()
+    read = place + 5 + 2 * bits
+    found = (read + 3 * offset_bits + granules * (1 + bank_bits)) * 2 * num_engines
+    found += read + 1 + bank_bits + 2 * part_bits + bits * (parts - 1)
+    write = place + bits + part_bits
+    found += (write + 2 * granules + 1) * num_engines + write + granules
+    return found + 1  # an access waits
+
+
 def narrow_scratchpad(banks: int, num_engines: int, port_bytes: int) -> Resources:
-    """Resources of the logic between the ports of a scratchpad and memories of narrow words.
+    """LUTs between the ports of a scratchpad and memories of narrow words.
 
     Engines read a word at a time, stores join words to 64 bytes, and all who write split 64 bytes
     into words.
@@ -359,15 +392,12 @@ def narrow_scratchpad(banks: int, num_engines: int, port_bytes: int) -> Resource
     parts = WORD_BYTES // port_bytes
     stages = (port_bytes // 2).bit_length() - 1
     choice = 1 if banks <= 2 else 0.8 * banks
-    granules = port_bytes // 2
     per_read = bits * (math.ceil(stages / 2) + choice)
     per_write = bits * (math.ceil((stages - 1) / 2) + math.ceil(parts / 4))
     per_memory = bits * (1 if writers <= 2 else math.ceil((2 * writers - 2) / 5))
     luts = per_read * reads + bits * choice + per_write * writers + per_memory * 2 * banks
-    registers = 2 * bits * (reads + 1) + bits * writers + WORD_BITS - bits
-    registers += reads * granules * (1 + (banks - 1).bit_length())
     ports = COEFFICIENTS["narrow scratchpad port"].resources * (reads + 1 + writers)
-    return ports + Resources(lut=luts, ff=registers)
+    return ports + Resources(lut=luts)
 
 
 def result_writer(cols: int) -> Resources:
@@ -377,7 +407,9 @@ def result_writer(cols: int) -> Resources:
     return found + COEFFICIENTS["result lane"].resources * cols
 
 
-def scratchpad_logic(banks: int, num_engines: int, port_bytes: int = WORD_BYTES) -> Resources:
+def scratchpad_logic(
+    banks: int, bank_bytes: int, num_engines: int, port_bytes: int = WORD_BYTES
+) -> Resources:
     """Resources of the logic between the ports of the scratchpad and its memories.
 
     Every GEMM or vector engine has two read ports and one write port for any even address; loads
@@ -391,11 +423,10 @@ def scratchpad_logic(banks: int, num_engines: int, port_bytes: int = WORD_BYTES)
 
     With words of fewer than 64 bytes, see `narrow_scratchpad`.
     """
+    registers = Resources(ff=scratchpad_registers(banks, bank_bytes, num_engines, port_bytes))
     if port_bytes < WORD_BYTES:
-        return narrow_scratchpad(banks, num_engines, port_bytes)
+        return narrow_scratchpad(banks, num_engines, port_bytes) + registers
     reads, writers = 2 * num_engines + 1, num_engines + 1
-    sources = 32 * (1 + (banks - 1).bit_length())
-    registers = reads * 2 * WORD_BITS + writers * WORD_BITS + 2 * num_engines * sources
     choices = reads * (1 if banks <= 2 else 0.8 * banks)
     if writers > 2:
         choices += writers - 1 + 2 * banks * math.ceil((2 * writers - 2) / 5)
@@ -405,7 +436,8 @@ def scratchpad_logic(banks: int, num_engines: int, port_bytes: int = WORD_BYTES)
         COEFFICIENTS["scratchpad turned read"].resources * (2 * num_engines)
         + COEFFICIENTS["scratchpad turned write"].resources * num_engines
         + COEFFICIENTS["scratchpad port"].resources * (reads + writers)
-        + Resources(lut=choices * WORD_BITS, ff=registers)
+        + Resources(lut=choices * WORD_BITS)
+        + registers
     )
 
 
@@ -415,11 +447,11 @@ def scratchpad_memory(banks: int, bank_bytes: int, port_bytes: int = WORD_BYTES)
     Because of the write mask for every 16 bits, the parity bits of block RAMs are not used.
     """
     depth, bits = bank_bytes // (2 * port_bytes), 8 * port_bytes
-    if depth <= 64:
-        held = memory(depth, bits)
-    else:
-        held = Resources(bram36=-(-bits // max(32 * 512 // max(depth, 512), 1)) / 2)
-    return held * (2 * banks)
+    if depth <= MOST_LUT_ROWS:
+        # A bit of the mask writes all bits of the eight LUTs of a small memory.
+        granule = memory(depth, _GRANULE_BITS)
+        return granule * (bits // _GRANULE_BITS * 2 * banks)
+    return Resources(bram36=_half_blocks(depth, bits, 32) / 2) * (2 * banks)
 
 
 def transfers(bus_bytes: int) -> Resources:
@@ -491,45 +523,3 @@ def links(specs: Sequence[LinkEngineSpec], bus_bytes: int) -> Resources:
         found += COEFFICIENTS["packets"].resources + COEFFICIENTS["packet control"].resources
         found += COEFFICIENTS["writer"].resources * bus_bytes
     return found + COEFFICIENTS["writers"].resources * (bus_bytes if specs else 0)
-
-
-def block_resources(spec: CoreSpec) -> dict[str, Resources]:
-    """Resources of a core's blocks on UltraScale+, by name; equal blocks are added up."""
-    engines, pad, vector = spec.num_engines, spec.scratchpad, spec.vector
-    found = {
-        "operand readers": operand_reader(spec.rows, pad.port_bytes) * (2 * engines),
-        "arrays": (cells(spec.rows, spec.cols) + skew(spec.rows, spec.cols)) * engines,
-        "accumulators": (
-            accumulator(spec.rows) * spec.cols
-            + COEFFICIENTS["datapath"].resources
-            + memory(spec.acc_depth, 32 * spec.cols)
-        )
-        * engines,
-        "result writers": result_writer(spec.cols) * engines,
-        "scratchpad": scratchpad_logic(pad.banks, engines + int(vector is not None), pad.port_bytes)
-        + scratchpad_memory(pad.banks, pad.bank_bytes, pad.port_bytes),
-        "transfers": transfers(spec.bus_bytes),
-        "control": control(engines, len(spec.links)),
-    }
-    if spec.links:
-        found["links"] = links(spec.links, spec.bus_bytes)
-    if vector:
-        found["vector engine"] = vector_engine(
-            vector.lanes,
-            vector.function_lanes,
-            mx=vector.mx,
-            random=vector.random,
-            port_bytes=pad.port_bytes,
-        )
-        found["control"] += COEFFICIENTS["vector control"].resources
-    if not spec.counters:
-        found["control"] += without_counters(engines, vector is not None) * -1
-    return found
-
-
-def counted_core(spec: CoreSpec) -> Resources:
-    """Resources of `Device` of hw/rtl/device.py on UltraScale+, in whole numbers."""
-    found = Resources()
-    for each in block_resources(spec).values():
-        found += each
-    return found.rounded()

@@ -13,7 +13,7 @@ from fpgapipe.hw.hls_models.isa.instructions import WORD_BYTES
 from fpgapipe.hw.hls_models.resources import core_counts
 from fpgapipe.hw.hls_models.resources.core_counts import COEFFICIENTS as COEFFICIENTS
 from fpgapipe.hw.hls_models.resources.core_counts import Resources as Resources
-from fpgapipe.hw.hls_models.spec.core_spec import ScratchpadSpec
+from fpgapipe.hw.hls_models.spec.core_spec import CoreSpec, ScratchpadSpec
 from fpgapipe.hw.hls_models.spec.link import LinkEngineSpec
 from fpgapipe.hw.hls_models.spec.systolic import SystolicSpec
 
@@ -65,8 +65,8 @@ class CoreShape:
         Number of FP32 accumulators below each column.
     port_bytes : int
         Bytes that the bus to the memory moves per cycle.
-    link_widths : tuple of int
-        Width in bytes of the stream to each link's PHY.
+    links : tuple of LinkEngineSpec
+        Ends of links.
     dsp_kind : str
         Kind of the DSPs, a key of `MULTIPLIER_DSPS`.
     has_uram : bool
@@ -77,6 +77,12 @@ class CoreShape:
         Whether the vector engine draws random numbers.
     counters : bool
         Whether the core has all counters.
+    mx : bool
+        Whether the vector engine reads and writes MXINT8.
+    num_function_lanes : int or None
+        Elements per cycle for functions; None stands for a quarter of the lanes.
+    num_banks : int or None
+        Banks of the scratchpad; None stands for as many as its size fills.
     """
 
     rows: int
@@ -86,18 +92,44 @@ class CoreShape:
     scratchpad_bytes: int
     acc_depth: int
     port_bytes: int
-    link_widths: tuple[int, ...]
+    links: tuple[LinkEngineSpec, ...]
     dsp_kind: str
     has_uram: bool
     scratchpad_port_bytes: int = WORD_BYTES
     random: bool = True
     counters: bool = True
+    mx: bool = False
+    num_function_lanes: int | None = None
+    num_banks: int | None = None
 
     def __post_init__(self) -> None:
         if self.dsp_kind not in MULTIPLIER_DSPS:
             raise ValueError(
                 f"dsp_kind must be one of {', '.join(MULTIPLIER_DSPS)}, not {self.dsp_kind!r}"
             )
+
+    @classmethod
+    def of(cls, core: CoreSpec, dsp_kind: str, *, has_uram: bool = False) -> CoreShape:
+        """The shape of a core that is given, on parts with these DSPs."""
+        vector = core.vector
+        return cls(
+            core.rows,
+            core.cols,
+            core.num_engines,
+            vector.lanes if vector else 0,
+            core.scratchpad.size_bytes,
+            core.acc_depth,
+            core.bus_bytes,
+            core.links,
+            dsp_kind,
+            has_uram,
+            scratchpad_port_bytes=core.scratchpad.port_bytes,
+            random=vector.random if vector else True,
+            counters=core.counters,
+            mx=vector.mx if vector else False,
+            num_function_lanes=vector.function_lanes if vector else None,
+            num_banks=core.scratchpad.banks,
+        )
 
 
 def array_resources(shape: CoreShape) -> Resources:
@@ -108,13 +140,13 @@ def array_resources(shape: CoreShape) -> Resources:
 def column_blocks(shape: CoreShape) -> dict[str, Resources]:
     """Resources of one column of one engine, by block, with its accumulators and result writer.
 
-    The columns of an engine may be on several dies.
+    The columns of an engine may be on several dies. Their accumulators are one memory, of which
+    each column has its share.
     """
-    # Half a block RAM holds 512 sums of 32 bits.
-    memory = Resources(bram36=-(-shape.acc_depth // 512) / 2)
     return {
         "arrays": _cells(shape, 1),
-        "accumulators": _lut4(core_counts.accumulator(shape.rows), shape) + memory,
+        "accumulators": _lut4(core_counts.accumulator(shape.rows), shape)
+        + _accumulator_memory(shape) * (1 / shape.cols),
         "result writers": _lut4(COEFFICIENTS["result lane"].resources, shape),
     }
 
@@ -127,13 +159,12 @@ def column_resources(shape: CoreShape) -> Resources:
 def fixed_blocks(shape: CoreShape) -> dict[str, Resources]:
     """Resources of the part that must be on one die, by block.
 
-    This is everything except the columns and the scratchpad's memories.
+    This is everything except the columns and the scratchpad's memory blocks.
     """
     engines, has_vector = shape.num_engines, shape.vector_lanes > 0
-    ends = [LinkEngineSpec(phy_bytes=width) for width in shape.link_widths]
     writer = COEFFICIENTS["result writer"].resources
     writer += COEFFICIENTS["result word"].resources * min(shape.cols, 16)
-    control = core_counts.control(engines, len(shape.link_widths))
+    control = core_counts.control(engines, len(shape.links))
     if has_vector:
         control += COEFFICIENTS["vector control"].resources
     if not shape.counters:
@@ -144,19 +175,21 @@ def fixed_blocks(shape: CoreShape) -> dict[str, Resources]:
         "accumulators": COEFFICIENTS["datapath"].resources * engines,
         "result writers": writer * engines,
         "scratchpad": core_counts.scratchpad_logic(
-            banks(shape), engines + has_vector, shape.scratchpad_port_bytes
-        ),
+            banks(shape), _bank_bytes(shape), engines + has_vector, shape.scratchpad_port_bytes
+        )
+        + (_scratchpad_memory(shape) if _pad_in_luts(shape) else Resources()),
         "transfers": core_counts.transfers(shape.port_bytes),
         "control": control,
     }
-    if ends:
-        logic["links"] = core_counts.links(ends, shape.port_bytes)
+    if shape.links:
+        logic["links"] = core_counts.links(shape.links, shape.port_bytes)
     found = {name: _lut4(each, shape) for name, each in logic.items()}
     if has_vector:
         lanes = shape.vector_lanes
         vector = core_counts.vector_engine(
             lanes,
             function_lanes(shape),
+            mx=shape.mx,
             random=shape.random,
             port_bytes=shape.scratchpad_port_bytes,
         )
@@ -168,7 +201,7 @@ def fixed_blocks(shape: CoreShape) -> dict[str, Resources]:
 
 
 def fixed_resources(shape: CoreShape) -> Resources:
-    """Resources of everything except the columns and the scratchpad's memories."""
+    """Resources of everything except the columns and the scratchpad's memory blocks."""
     return _sum(fixed_blocks(shape))
 
 
@@ -189,14 +222,22 @@ def _sum(blocks: Mapping[str, Resources]) -> Resources:
 
 
 def function_lanes(shape: CoreShape) -> int:
-    """Elements per cycle for functions: a quarter of the lanes, as in `VectorSpec`."""
+    """Elements per cycle for functions: a quarter of the lanes where nothing else is given."""
+    if shape.num_function_lanes is not None:
+        return shape.num_function_lanes
     return -(-shape.vector_lanes // 4)
 
 
 def banks(shape: CoreShape) -> int:
-    """Number of scratchpad banks: the largest power of two that its size fills, up to the limit."""
+    """Number of scratchpad banks where none is given.
+
+    It is the largest power of two that the scratchpad's size fills, at least two and at most
+    `MOST_BANKS`.
+    """
+    if shape.num_banks is not None:
+        return shape.num_banks
     number = MOST_BANKS
-    while number > 1 and 2 * number * _word_blocks(shape) > _least_blocks(shape):
+    while number > 2 and 2 * number * _word_blocks(shape) > _least_blocks(shape):
         number //= 2
     return number
 
@@ -206,16 +247,40 @@ def _word_blocks(shape: CoreShape) -> int:
     return -(-shape.scratchpad_port_bytes // (WORD_BYTES // MEMORY_BLOCKS))
 
 
+def _bank_bytes(shape: CoreShape) -> int:
+    """Size of a bank: a power of two, all banks together no larger than the scratchpad."""
+    return (1 << (shape.scratchpad_bytes.bit_length() - 1)) // banks(shape)
+
+
+def _pad_in_luts(shape: CoreShape) -> bool:
+    """Whether the scratchpad's memories are so small that they lie in LUTs."""
+    rows = _bank_bytes(shape) // (2 * shape.scratchpad_port_bytes)
+    return rows <= core_counts.MOST_LUT_ROWS
+
+
+def _scratchpad_memory(shape: CoreShape) -> Resources:
+    return core_counts.scratchpad_memory(
+        banks(shape), _bank_bytes(shape), shape.scratchpad_port_bytes
+    )
+
+
 def scratchpad_resources(shape: CoreShape) -> Resources:
     """Memory blocks of the scratchpad, enough for its size and for the width of its words."""
-    number = max(_least_blocks(shape), 2 * banks(shape) * _word_blocks(shape))
-    return Resources(uram=number) if shape.has_uram else Resources(bram36=number)
+    if _pad_in_luts(shape):
+        return Resources()
+    if shape.has_uram:
+        return Resources(uram=max(_least_blocks(shape), 2 * banks(shape) * _word_blocks(shape)))
+    return _scratchpad_memory(shape)
 
 
 def core_resources(shape: CoreShape) -> Resources:
     """Resources of a whole core, in whole numbers."""
-    columns = column_resources(shape) * (shape.cols * shape.num_engines)
-    return (columns + fixed_resources(shape) + scratchpad_resources(shape)).rounded()
+    return _sum(block_resources(shape)).rounded()
+
+
+def _accumulator_memory(shape: CoreShape) -> Resources:
+    """Memory of the accumulators of one engine."""
+    return core_counts.memory(shape.acc_depth, 32 * shape.cols)
 
 
 def _least_blocks(shape: CoreShape) -> int:
