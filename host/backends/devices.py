@@ -80,6 +80,7 @@ class DeviceBackend(DriverBackend):
         try:
             for driver in drivers:
                 driver.check_identity()
+            self.devices.abort()  # a host that died may have left programs that run
             for driver, part, image in zip(
                 drivers, pipeline.parts, pipeline.images(parameters), strict=True
             ):

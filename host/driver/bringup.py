@@ -100,6 +100,7 @@ class Bringup:
 
     def _identity(self, driver: CoreDriver) -> str:
         driver.check_identity()
+        driver.abort()  # a host that died may have left a program that runs
         core = driver.core
         return f"a core of {core.rows} x {core.cols} cells, configuration {core.digest}"
 
@@ -139,6 +140,7 @@ class Bringup:
         """Bring a link up, send a packet each way, and watch its counters."""
         drivers = [self._devices.drivers[number] for number, _ in pair]
         joined = Devices(drivers, [((0, pair[0][1]), (1, pair[1][1]))])
+        joined.abort()  # and parts of packets
         joined.links_up()
         half, size = TRIED_BYTES // 2, TRIED_BYTES // 4
         sent, came = half, half + size

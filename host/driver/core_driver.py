@@ -30,6 +30,9 @@ if TYPE_CHECKING:
 ALL_ONES = (1 << DATA_BITS) - 1
 """What a bus answers where no device does."""
 
+HALVES = ("LO", "HI")
+"""Registers of a number of 64 bits, in the order in which they must be read."""
+
 SCRATCH = ("PROGRAM_LO", "PROGRAM_HI", "MEMORY_LIMIT_LO", "MEMORY_LIMIT_HI")
 """Registers whose contents mean nothing before a program starts."""
 
@@ -74,16 +77,22 @@ class CoreDriver:
 
     def read_pair(self, name: str) -> int:
         """Read a number of 64 bits from the registers ``name_LO`` and ``name_HI``."""
-        low = self.read(f"{name}_LO")
-        return self.read(f"{name}_HI") << DATA_BITS | low
+        return self.read_pairs([name])[name]
 
     def command(self, register: str, *commands: str) -> None:
         """Give commands of a register, such as ``start`` of CONTROL."""
         self.write(register, sum(self.registers[register].field(name).mask for name in commands))
 
+    def read_pairs(self, names: Sequence[str]) -> dict[str, int]:
+        """Read numbers of 64 bits, as `read_pair` does, in one transfer."""
+        halves = [self.registers.offset(f"{name}_{half}") for name in names for half in HALVES]
+        found = self.transport.read_registers(halves)
+        pairs = zip(names, found[::2], found[1::2], strict=True)
+        return {name: high << DATA_BITS | low for name, low, high in pairs}
+
     def counters(self) -> dict[str, int]:
         """Values of all counters, which go on from program to program."""
-        return {name: self.read_pair(name) for name in self.registers.counters}
+        return self.read_pairs(list(self.registers.counters))
 
     def fault(self, what: str) -> DeviceFault:
         """An error of this device."""
@@ -215,7 +224,8 @@ class CoreDriver:
 
     def link_counters(self, link: int, names: Sequence[str]) -> Mapping[str, int]:
         """Counters of a link, by name."""
-        return {name: self.read_pair(f"LINK{link}_{name}") for name in names}
+        found = self.read_pairs([f"LINK{link}_{name}" for name in names])
+        return dict(zip(names, found.values(), strict=True))
 
     # ------------------------------------------------------------------ programs
 
@@ -236,15 +246,17 @@ class CoreDriver:
         """Write all registers that a program needs before it starts; its interrupt is then low."""
         assert self.memory is not None, "memory was reserved"
         base = self.memory.base
-        for index, bits in enumerate(scalars):
-            self.write(f"SCALAR{index}", bits)
+        values = [
+            (self.registers.offset(f"SCALAR{index}"), bits) for index, bits in enumerate(scalars)
+        ]
         prepare_program(
-            self.transport.write_register,
+            lambda offset, value: values.append((offset, value)),
             self.registers,
             base + entry,
             base + self.memory.size,
             base,
         )
+        self.transport.write_registers(values)
 
     def start(self) -> None:
         """Start the program that was prepared."""
@@ -280,7 +292,10 @@ class CoreDriver:
 
     def progress(self) -> tuple[int, ...]:
         """Lower halves of the counters that rise only while the core makes progress."""
-        return tuple(self.read(f"{name}_LO") for name in progress_counters(self.registers))
+        names = progress_counters(self.registers)
+        return tuple(
+            self.transport.read_registers([self.registers.offset(f"{name}_LO") for name in names])
+        )
 
     def state(self) -> list[str]:
         """What the core does at this moment, in words; see `CoreState`."""

@@ -10,7 +10,7 @@ from fpgapipe.closing import Closing
 from fpgapipe.errors import UserError
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Sequence
 
     import numpy as np
     from numpy.typing import NDArray
@@ -54,6 +54,15 @@ class Transport(Closing):
     @abstractmethod
     def write_register(self, offset: int, value: int) -> None:
         """Write 32 bits to the register at a byte offset; raises as `read_register` does."""
+
+    def read_registers(self, offsets: Sequence[int]) -> list[int]:
+        """Read registers one after the other; a transport may do so in one transfer."""
+        return [self.read_register(offset) for offset in offsets]
+
+    def write_registers(self, values: Sequence[tuple[int, int]]) -> None:
+        """Write pairs of offset and value in their order; a transport may do so in one transfer."""
+        for offset, value in values:
+            self.write_register(offset, value)
 
     @abstractmethod
     def allocate(self, size_bytes: int) -> int:
@@ -107,10 +116,10 @@ class Transport(Closing):
             left_s = last_s - time.monotonic()
             if left_s <= 0:
                 return ended()
-            self._pause(min(pause_s, left_s))
+            self.pause(min(pause_s, left_s))
             pause_s = min(2 * pause_s, LONGEST_PAUSE_S)
         return True
 
-    def _pause(self, pause_s: float) -> None:
-        """Let time pass, or wait for an interrupt as long; a transport may do better than sleep."""
+    def pause(self, pause_s: float) -> None:
+        """Let time pass, at most until the next interrupt; `wait` does so between two looks."""
         time.sleep(pause_s)

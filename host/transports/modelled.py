@@ -122,6 +122,7 @@ class _Device:
         self.registers = RegisterMap(model.spec)
         self._at = {register.offset: register for register in self.registers}
         self.values = {register.offset: register.reset for register in self.registers}
+        self._resets = {f"LINK{link}_CONTROL": link for link in range(len(model.links))}
         self.peers: dict[int, tuple[_Device, int]] = {}
         self.running = self.is_new = False
 
@@ -152,6 +153,8 @@ class _Device:
             self.values[offset] = value & register.writable
         elif register.name == "CONTROL":
             self._command({field.name for field in register.fields if value & field.mask})
+        elif register.name in self._resets and value & register.field("reset").mask:
+            self._reset(self._resets[register.name])
 
     def _register(self, offset: int) -> Register:
         if offset not in self._at:
@@ -175,10 +178,15 @@ class _Device:
 
     def _forget(self) -> None:
         """Drop what a program has left in the links."""
-        for port in self.model.links:
-            for queue in (*port.out, *port.inbox):
-                queue.clear()
+        for link in range(len(self.model.links)):
+            self._reset(link)
         self.model.late.clear()
+
+    def _reset(self, link: int) -> None:
+        """Drop the packets of a link."""
+        port = self.model.links[link]
+        for queue in (*port.out, *port.inbox):
+            queue.clear()
 
     def _status(self, *names: str) -> None:
         register = self.registers["STATUS"]
@@ -261,3 +269,8 @@ class ModelledTransport(Transport):
         """Run all models; see `Transport`."""
         self._cluster.advance()
         return super().wait(ended, limit_s)
+
+    def pause(self, pause_s: float) -> None:
+        """Run all models; see `Transport`."""
+        self._cluster.advance()
+        super().pause(pause_s)

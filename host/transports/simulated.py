@@ -78,7 +78,12 @@ class SimulatedTransport(Transport):
 
     def wait(self, ended: Callable[[], bool], limit_s: float) -> bool:
         """Run all devices until their interrupts are high; see `Transport`."""
-        last_s = time.monotonic() + limit_s
+        self.pause(limit_s)
+        return ended()
+
+    def pause(self, pause_s: float) -> None:
+        """Run all devices until their interrupts are high; see `Transport`."""
+        last_s = time.monotonic() + pause_s
 
         def look(_: object) -> None:
             if time.monotonic() > last_s:
@@ -87,7 +92,6 @@ class SimulatedTransport(Transport):
         # After a stall, the driver finds out from the counters that there is no progress.
         with contextlib.suppress(StallError, _SliceIsOver):
             self._cluster.run(progress=look)
-        return ended()
 
 
 def simulated_transports(

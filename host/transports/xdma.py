@@ -134,7 +134,8 @@ class XdmaTransport(Transport):
         """See `Transport`."""
         return np.frombuffer(self._read("c2h_0", address, size_bytes), np.uint8).copy()
 
-    def _pause(self, pause_s: float) -> None:
+    def pause(self, pause_s: float) -> None:
+        """See `Transport`."""
         if self._files.is_readable(self._open["events_0"], pause_s):
             self._read("events_0", 0, WORD.size)  # which takes the interrupt away
 

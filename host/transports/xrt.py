@@ -134,7 +134,8 @@ class XrtTransport(Transport):
         self._checked(code, f"read {size_bytes:,} bytes at {address:#x}")
         return found
 
-    def _pause(self, pause_s: float) -> None:
+    def pause(self, pause_s: float) -> None:
+        """See `Transport`."""
         code = self._library.fpgapipe_wait(self._device, max(round(pause_s * 1e3), 1))
         if self._checked(code, "wait for the interrupt") != _TIMEOUT:
-            super()._pause(pause_s / 10)  # it stays high until the driver has seen the end
+            super().pause(pause_s / 10)  # it stays high until the driver has seen the end

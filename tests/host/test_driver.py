@@ -7,7 +7,7 @@ import os
 import numpy as np
 import pytest
 from step_cases import every_operator
-from test_backends import batch_of, pipeline_of
+from test_backends import batch_of, check, pipeline_of, trained
 from test_pipeline import SAMPLES
 from transport_cases import Faulty, XdmaFiles
 
@@ -92,6 +92,27 @@ def loses(registers, name):
 def test_another_device(name, value, message, pipeline, registers):
     with pytest.raises(DeviceFault, match=message):
         opened(pipeline, **reads_as(registers, name, value))
+
+
+def test_a_program_that_a_dead_host_left(pipeline):
+    """It has sent packets, and waits for the answers for ever; the next host must end it."""
+    cores = [part.core for part in pipeline.parts]
+    sizes = [part.memory_bytes for part in pipeline.parts]
+    parameters = initial_parameters(pipeline.graph, 0)
+
+    def opened(cluster):
+        for number, device in enumerate(cluster.devices):
+            device.model.memory[:] = number
+        ways = [ModelledTransport(cluster, number) for number in range(2)]
+        return DeviceBackend(pipeline, parameters, ways, stall_s=STALL_S)
+
+    cluster = ModelledCluster(cores, sizes, pipeline.wiring)
+    driver = opened(cluster).devices.drivers[0]
+    driver.prepare(pipeline.parts[0].entry, [])
+    driver.start()
+    assert not driver.transport.wait(driver.has_ended, 0.1)
+    left = trained(opened(cluster), pipeline.graph)
+    check(left, trained(opened(ModelledCluster(cores, sizes, pipeline.wiring)), pipeline.graph))
 
 
 def test_all_transports_are_closed_after_a_fault(pipeline, registers):
