@@ -1,12 +1,14 @@
 """Where a host reaches a device that runs: the part of a cluster file that only a run needs."""
 
 import re
+from collections.abc import Iterator
 from typing import Annotated, Any
 
 from pydantic import BeforeValidator
 
 from fpgapipe.boards.block import Block
 from fpgapipe.boards.quantities import quantity, sentence, text
+from fpgapipe.boards.yaml_file import Loc
 from fpgapipe.errors import shown
 
 MOST = (1 << 48) - 1
@@ -57,6 +59,12 @@ class Address(Block):
         Path of the bitstream from the folder of the cluster file, where the transport loads it.
     csr : str or None
         Path of the map of LiteX's SoC, ``csr.csv``, from the folder of the cluster file.
+    agent : str or None
+        Host and port of the agent that serves the device, such as ``lab-a:7000``; None for a device
+        of this host. The other keys are then what the agent goes by.
+    ca, token_file : str or None
+        Paths of the certificates that the agent's clients trust, and of the token that they have,
+        from the folder of the cluster file.
     """
 
     device: Annotated[str, card("number of the card, its place on the bus, or host:port")] = "0"
@@ -68,3 +76,25 @@ class Address(Block):
     ) = None
     bitstream: Annotated[str, text("path of the bitstream")] | None = None
     csr: Annotated[str, text("path of the SoC's csr.csv")] | None = None
+    agent: (
+        Annotated[
+            str,
+            text(
+                "host and port of an agent",
+                longest=260,
+                pattern=r"([A-Za-z0-9._-]+|\[[0-9A-Fa-f:.]+\]):[1-9][0-9]{0,4}",
+                rule="such as lab-a:7000",
+            ),
+        ]
+        | None
+    ) = None
+    ca: Annotated[str, text("path of trusted certificates")] | None = None
+    token_file: Annotated[str, text("path of a token")] | None = None
+
+    def faults(self) -> Iterator[tuple[Loc, str]]:
+        """Check that what belongs to an agent comes with one."""
+        if self.agent is not None and self.ca is None:
+            yield ("ca",), "must name the certificates that are trusted, since there is 'agent'"
+        for key in ("ca", "token_file"):
+            if self.agent is None and getattr(self, key) is not None:
+                yield (key,), "must be left out where there is no 'agent'"

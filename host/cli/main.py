@@ -19,6 +19,7 @@ import click
 from fpgapipe import __version__
 from fpgapipe.errors import UserError, nearest
 from fpgapipe.garbage import end_after_command
+from fpgapipe.host.cli.commands.agent import agent
 from fpgapipe.host.cli.commands.bench import bench
 from fpgapipe.host.cli.commands.boards import boards
 from fpgapipe.host.cli.commands.bringup import bringup
@@ -72,6 +73,7 @@ def cli() -> None:
 
 
 for command in (
+    agent,
     bench,
     boards,
     bringup,

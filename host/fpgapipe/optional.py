@@ -7,6 +7,8 @@ from typing import Any
 from fpgapipe.errors import UserError
 
 EXTRAS = {
+    "grpc": "agent",
+    "grpcio": "agent",
     "litex": "litex",
     "onnx": "onnx",
     "torch": "torch",

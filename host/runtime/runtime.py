@@ -54,12 +54,13 @@ if TYPE_CHECKING:
     from fpgapipe.sim_tb.native.waves import WaveWindow
     from fpgapipe.sim_tb.substitutes.simulation import Simulation
 
-BackendName = Literal["sim", "model", "torch", "litex", "pynq", "xdma", "xrt"]
+BackendName = Literal["sim", "model", "torch", "agent", "litex", "pynq", "xdma", "xrt"]
 
 COUNTERPART: dict[BackendName, BackendName] = {
     "sim": "model",
     "model": "torch",
     "torch": "model",
+    "agent": "model",
     "litex": "model",
     "pynq": "model",
     "xdma": "model",

@@ -63,6 +63,7 @@ PURPOSES = {
     "torch": "reading torch modules, reference results",
     "highspy": "exact solutions of the planner",
     "mpi4py": "simulation over several processes",
+    "grpcio": "devices of other hosts",
     "litex": "boards of the open flow, and SoCs for them",
 }
 

@@ -66,7 +66,12 @@ def _litex(address: Address, board: Board, folder: Path) -> Transport:
     )
 
 
+def _agent(address: Address, board: Board, folder: Path) -> Transport:
+    raise UserError("--backend agent needs the key agent, at which the device is served")
+
+
 OPENED: dict[str, Callable[[Address, Board, Path], Transport]] = {
+    "agent": _agent,
     "litex": _litex,
     "pynq": _pynq,
     "xdma": _xdma,
@@ -75,6 +80,44 @@ OPENED: dict[str, Callable[[Address, Board, Path], Transport]] = {
 """For each transport to boards, the function that opens a device, given the file's folder."""
 
 TRANSPORTS = tuple(OPENED)
+
+
+def open_device(kind: str, name: str, address: Address, board: Board, folder: Path) -> Transport:
+    """Open a device of a cluster file, through the agent that its address names.
+
+    Parameters
+    ----------
+    kind : str
+        One of `TRANSPORTS`: that of the device, or ``agent`` for whatever the agent has.
+    name : str
+        Name of the device.
+    address : Address
+    board : Board
+    folder : Path
+        Folder of the cluster file.
+
+    Raises
+    ------
+    UserError
+        If the device cannot be opened, or its agent has another one under this name.
+    """
+    if address.agent is None:
+        return OPENED[kind](address, board, folder)
+    from fpgapipe.host.transports.agent import AgentTransport
+    from fpgapipe.host.transports.agent_secrets import token_from
+
+    assert address.ca is not None, "an address with an agent has it"
+    file = address.token_file
+    token = token_from(folder / file if file is not None else None)
+    way = AgentTransport(address.agent, name, folder / address.ca, token)
+    served = way.kind, way.board
+    if served != (kind if kind != "agent" else way.kind, board.name):
+        way.close()
+        raise UserError(
+            f"the agent at {address.agent} serves {name} as {served[1]} by {served[0]}, and here "
+            f"it is {board.name} by {kind}"
+        )
+    return way
 
 
 def open_transports(kind: str, plan: Plan, cluster: Cluster, file: Path) -> list[Transport]:
@@ -113,7 +156,7 @@ def open_transports(kind: str, plan: Plan, cluster: Cluster, file: Path) -> list
             address = cluster.addresses[place] if cluster.addresses else None
             if address is None:
                 raise UserError(f"{file}: {name} has no address, by which {kind} would reach it")
-            ways.append(OPENED[kind](address, board, file.parent))
+            ways.append(open_device(kind, name, address, board, file.parent))
     except BaseException:
         close_all(ways)
         raise

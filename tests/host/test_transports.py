@@ -1,11 +1,13 @@
 """One conformance suite over all transports: the same training leaves the same bits."""
 
 import contextlib
+import threading
 from fractions import Fraction
 from types import SimpleNamespace
 
 import numpy as np
 import pytest
+from agent_cases import agent_of, client_of, made_keys, served
 from litex_cases import together, transport_to
 from pynq_cases import pynq_device
 from step_cases import every_operator
@@ -111,6 +113,30 @@ def over_pynq(pipeline, bases, rig):
     ]
 
 
+def through_agents(ways, rig):
+    """Two agents, each before one of two devices, which run together."""
+    keys = made_keys(rig.folder)
+    accesses = threading.Lock()
+    clients = []
+    for number, inner in enumerate(ways):
+        device = served(f"card-{number}", inner, accesses=accesses)
+        place = rig.stack.enter_context(agent_of(keys, device))
+        clients.append(client_of(place, device.name, keys))
+    return clients
+
+
+def over_agents(pipeline, bases, rig):
+    return through_agents(modelled(pipeline, bases, rig), rig)
+
+
+def over_agents_and_xdma(pipeline, bases, rig):
+    return through_agents(over_xdma(pipeline, bases, rig), rig)
+
+
+def over_agents_to_simulated(pipeline, bases, rig):
+    return through_agents(simulated(pipeline, bases, rig), rig)
+
+
 def simulated(pipeline, bases, rig):
     sizes = [
         -(-(part.memory_bytes + base) // 4096) * 4096
@@ -131,7 +157,10 @@ def simulated(pipeline, bases, rig):
         over_xrt,
         over_litex,
         over_pynq,
+        over_agents,
+        over_agents_and_xdma,
         pytest.param(simulated, marks=[pytest.mark.sim, pytest.mark.slow]),
+        pytest.param(over_agents_to_simulated, marks=[pytest.mark.sim, pytest.mark.slow]),
     ],
 )
 def test_the_same_bits_over_every_transport(transports, bases, pipeline, expected, rig):
@@ -143,7 +172,7 @@ def test_the_same_bits_over_every_transport(transports, bases, pipeline, expecte
     check(found, expected[:2])
     for one, other in zip(memories, expected[2], strict=True):
         np.testing.assert_array_equal(one, other)
-    if transports is simulated:
+    if transports in (simulated, over_agents_to_simulated):
         assert all(each.cycles for each in found[0])
         assert all(each["LOAD_BYTES"] for each in counters)
 

@@ -61,7 +61,7 @@ def bringup(
     opening = transports_of(backend, cluster_file)
     build = open_build(Path(folder))
     parts = build.pipeline.parts
-    ways = opening(build.plan) if opening else _without_boards(build, backend)
+    ways = opening(build.plan) if opening else without_boards(build, backend)
     names = [stage.device for stage in build.plan.stages]
     drivers = [
         CoreDriver(name, part.core, way) for name, part, way in zip(names, parts, ways, strict=True)
@@ -82,7 +82,7 @@ def bringup(
     return 0 if passed else 1
 
 
-def _without_boards(build: Build, backend: str) -> list[Transport]:
+def without_boards(build: Build, backend: str) -> list[Transport]:
     """Simulated devices, or models, with the memory that the checks need."""
     from fpgapipe.host.driver.allocation import PAGE_BYTES
     from fpgapipe.host.driver.bringup import TRIED_BYTES

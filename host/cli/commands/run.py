@@ -38,7 +38,7 @@ RATE_SCHEDULES = ("constant", "cosine", "step")
     default="sim",
     show_default=True,
     help="What runs: simulated devices, their bit-exact model, PyTorch, or boards, reached "
-    "by PYNQ, by the files of the XDMA driver, or by XRT.",
+    "by PYNQ, by the files of the XDMA driver, by XRT, by litex_server, or by agents alone.",
 )
 @click.option(
     "--cluster",
