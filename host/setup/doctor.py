@@ -310,10 +310,13 @@ def simulation() -> Finding:
 
 def clang() -> Finding:
     """Check for a clang++ that works; without it, g++ compiles all simulators."""
+    from fpgapipe.answers import SWITCH
     from fpgapipe.sim_tb.native.compiler import clang_program
+    from fpgapipe.sim_tb.native.verilate import environment
 
     thing, purpose = "clang++", "faster simulators"
-    name = clang_program()
+    with environment(**{SWITCH: "0"}):  # what was missing may be there now
+        name = clang_program()
     if name is None:
         return Finding(thing, purpose, False, "", "", "missing", install_line("clang++"))
     found = program(name, purpose, ["-dumpversion"], required=False)

@@ -2,22 +2,34 @@
 
 Code that Verilator generates is a third faster with clang++ than with g++ 12
 (docs/decisions/0019). Results are the same. Debian and Ubuntu have it in the package ``clang``.
+
+Whether a clang++ works is tried once and then remembered (`fpgapipe.answers`), for ever if it does
+and for up to an hour if it does not, since what it lacks may be installed.
 """
 
 import functools
+import logging
 import os
 import re
 import shutil
-import subprocess
 import tempfile
+import time
 from dataclasses import dataclass
 from pathlib import Path
 
-from fpgapipe.errors import UserError
+from fpgapipe.answers import remembered
+from fpgapipe.errors import ToolError, UserError
+from fpgapipe.tools import run_tool
+
+logger = logging.getLogger(__name__)
 
 VARIABLE = "FPGAPIPE_CXX"
 """Variable of the environment that names another compiler, such as ``g++``."""
 
+PROBE_S = 30.0
+"""Seconds in which a clang++ has to compile a small program."""
+
+_REMEMBERED_S = 3600
 _CLANG = ("clang++", *(f"clang++-{version}" for version in range(24, 13, -1)))
 _PROBE = "#include <atomic>\n#include <memory>\n#include <string>\nint main() {}\n"
 
@@ -71,13 +83,18 @@ class Compiler:
 
     @property
     def identity(self) -> str:
-        """Path, size and time of the program, as in ccache; empty if it is missing."""
-        found = shutil.which(self.program)
-        if found is None:
-            return ""
-        real = Path(found).resolve()
-        status = real.stat()
-        return f"{real} {status.st_size} {status.st_mtime_ns}"
+        """What tells the program from others of its name; see `identity_of`."""
+        return identity_of(self.program)
+
+
+def identity_of(program: str) -> str:
+    """Path, size and time of a program, as in ccache; empty if it is missing."""
+    found = shutil.which(program)
+    if found is None:
+        return ""
+    real = Path(found).resolve()
+    status = real.stat()
+    return f"{real} {status.st_size} {status.st_mtime_ns}"
 
 
 # The Python package's makefile lacks the option with which each compiler reads a precompiled
@@ -151,13 +168,38 @@ def _found(path: str) -> str | None:
 def _works(program: str, path: str) -> bool:
     """Whether a clang++ finds the headers and libraries of g++, those of libatomic included."""
     del path  # another PATH may have another program
+    if not identity_of(program):
+        return False
+    question = {
+        "program": shutil.which(program),
+        "identities": [identity_of(each) for each in (program, GXX.program)],
+        "probe": _PROBE,
+    }
+    lately = {**question, "fails within": [_REMEMBERED_S, int(time.time() // _REMEMBERED_S)]}
+
+    def fails() -> bool | None:
+        return None if _probe(program) else True
+
+    def works() -> bool | None:
+        return None if _remembered(lately, fails) else True
+
+    return bool(_remembered(question, works))
+
+
+_remembered = functools.partial(remembered, "compilers", ("sim_tb.native",))
+
+
+def _probe(program: str) -> bool:
+    """Let a clang++ compile a small program."""
     with tempfile.TemporaryDirectory() as folder:
-        command = [program, "-std=gnu++20", "-fPIC", "-shared", "-latomic", "-x", "c++", "-"]
-        command += ["-o", str(Path(folder, "probe.so"))]
+        source, library = Path(folder, "probe.cpp"), Path(folder, "probe.so")
+        source.write_text(_PROBE)
+        command: list[str | Path] = [program, "-std=gnu++20", "-fPIC", "-shared", "-latomic"]
+        command += [source, "-o", library]
         try:
-            done = subprocess.run(
-                command, input=_PROBE, text=True, capture_output=True, check=False
-            )
-        except OSError:
+            run_tool(command, log=Path(folder, "log"), outputs=[library], timeout_s=PROBE_S)
+        except (ToolError, OSError) as error:
+            reason = str(error).partition("\n")[0]
+            logger.warning("%s compiles no simulators: %s", program, reason)
             return False
-    return done.returncode == 0
+    return True

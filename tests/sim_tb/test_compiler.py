@@ -2,6 +2,8 @@
 
 import os
 import shutil
+import time
+from pathlib import Path
 
 import pytest
 
@@ -20,6 +22,8 @@ V4 = f"{V3} avx512f avx512bw avx512cd avx512dq avx512vl"
 def programs(tmp_path, monkeypatch):
     """Make a PATH that has no compilers but the ones that are asked for, as shell scripts."""
     monkeypatch.delenv("FPGAPIPE_CXX", raising=False)
+    monkeypatch.setenv("FPGAPIPE_CACHE", str(tmp_path / "cache"))
+    monkeypatch.delenv("FPGAPIPE_ANSWERS", raising=False)
     folder = tmp_path / "bin"
     folder.mkdir()
     gxx = shutil.which("g++")
@@ -54,6 +58,63 @@ def test_a_clang_that_does_not_work_is_not_taken(programs, line):
     install("clang++-15", f'exec {gxx} "$@"')
     compiler._found.cache_clear()
     assert native_compiler().program == "clang++-15"
+
+
+def tried(programs):
+    """Calls of a clang++ that counts them and works."""
+    install, gxx = programs
+    calls = Path(os.environ["PATH"], "calls")
+    install("clang++", f'echo call >> {calls}\nexec {gxx} "$@"')
+    return calls
+
+
+def again():
+    """What another process finds."""
+    compiler._found.cache_clear()
+    compiler._works.cache_clear()
+    return native_compiler().program
+
+
+def test_a_clang_that_works_is_tried_once(programs, monkeypatch):
+    calls = tried(programs)
+    assert [again() for _ in range(3)] == ["clang++"] * 3
+    assert calls.read_text() == "call\n"
+    with Path(os.environ["PATH"], "clang++").open("a") as file:
+        file.write("# another version\n")
+    assert again() == "clang++"
+    assert calls.read_text() == "call\n" * 2
+    monkeypatch.setenv("FPGAPIPE_ANSWERS", "0")
+    assert again() == "clang++"
+    assert calls.read_text() == "call\n" * 3
+
+
+def test_a_clang_that_does_not_work_is_tried_again_after_an_hour(programs, monkeypatch):
+    install, gxx = programs
+    lacking = Path(os.environ["PATH"], "lacking")
+    install("clang++", f'[ -e {lacking} ] || exit 1\nexec {gxx} "$@"')
+    assert again() == "g++"
+    lacking.touch()
+    assert again() == "g++"
+    now = time.time()
+    monkeypatch.setattr(compiler.time, "time", lambda: now + 3600)
+    assert again() == "clang++"
+
+
+def test_a_clang_that_hangs_is_not_taken(programs, monkeypatch, caplog):
+    install, _ = programs
+    install("clang++", "exec sleep 100")
+    monkeypatch.setattr(compiler, "PROBE_S", 0.5)
+    begin = time.monotonic()
+    assert native_compiler() is GXX
+    assert time.monotonic() - begin < 20
+    says = "clang++ compiles no simulators: clang++ was ended after 0.5 s without a result"
+    assert says in caplog.text
+    caplog.clear()
+    assert again() == "g++"
+    assert not caplog.text
+    monkeypatch.setenv("FPGAPIPE_CXX", "clang++")
+    with pytest.raises(UserError, match="names 'clang\\+\\+', which cannot compile a C\\+\\+20"):
+        native_compiler()
 
 
 def test_the_environment_chooses(programs, monkeypatch):
