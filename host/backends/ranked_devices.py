@@ -15,6 +15,7 @@ from fpgapipe.errors import UserError
 from fpgapipe.host.backends.simulated_devices import SimulatedDevices
 from fpgapipe.host.backends.snapshot import Pages
 from fpgapipe.sim_tb.cluster.core_nodes import cables, core_node
+from fpgapipe.sim_tb.cluster.rank_messages import tell
 from fpgapipe.sim_tb.cluster.ranks import LEAST_WINDOW_CYCLES, RankedCluster
 from fpgapipe.sim_tb.native.core_device import device_blocks
 
@@ -86,7 +87,7 @@ class RankedDevices(SimulatedDevices):
                 "threads": threads,
                 "simulation": simulation,
             }
-            comm.bcast(("create", values))
+            tell(comm, "create", values)
         self._owners = [number * comm.size // len(cores) for number in range(len(cores))]
         kept: list[NDArray[np.uint8]] = []
         with self._together():
@@ -159,7 +160,7 @@ class RankedDevices(SimulatedDevices):
 
     def _tell(self, name: str, *arguments: Any) -> None:
         if not self._comm.rank:
-            self._comm.bcast((name, arguments))
+            tell(self._comm, name, arguments)
 
     def _move_memories(self, *, back: bool) -> None:
         """Send memories from rank 0 to the ranks that have the devices, or back."""

@@ -1,7 +1,8 @@
-"""Several processes that simulate the devices of one run: ``mpirun -n 4 fpgapipe run``.
+"""Several processes that do the work of one command: ``mpirun -n 4 fpgapipe run``.
 
 Rank 0 does what one process does alone; it has the command line, all files, and copies of all
-memories. The other ranks simulate their devices whenever rank 0 does (`serve`).
+memories. The other ranks `serve` it: they simulate their devices whenever rank 0 does, and do jobs
+that rank 0 shares out (`fpgapipe.jobs`).
 """
 
 from __future__ import annotations
@@ -11,19 +12,41 @@ import importlib
 import os
 import signal
 import sys
+import threading
 import traceback
-from typing import TYPE_CHECKING, Any
+from functools import partial
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from fpgapipe.errors import UserError
+from fpgapipe.garbage import rare_collections
+from fpgapipe.jobs import sharing
 from fpgapipe.optional import require
+from fpgapipe.sim_tb.cluster.rank_messages import hear, tell
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterator
+    from concurrent.futures import Future
+
+    from fpgapipe.jobs import Pool
+
+Result = TypeVar("Result")
 
 SIZES = ("OMPI_COMM_WORLD_SIZE", "PMI_SIZE", "MV2_COMM_WORLD_SIZE", "SLURM_STEP_NUM_TASKS")
 """Variables in which launchers of MPI say how many processes they have started."""
 
 EXIT_INTERNAL = 70
+EXIT_INTERRUPTED = 130
+
+PATIENCE_S = 5.0
+"""Seconds after an interrupt in which ranks may end the jobs that they have begun."""
+
+PAUSE_S = 0.005
+"""Longest pause between two looks for a job or a result, seconds."""
+
+
+def are_several() -> bool:
+    """Whether a launcher of MPI has started several processes, of which this is one."""
+    return any(os.environ.get(name, "").isdigit() and int(os.environ[name]) > 1 for name in SIZES)
 
 
 def communicator() -> Any:
@@ -36,54 +59,55 @@ def communicator() -> Any:
     UserError
         If there are several processes and mpi4py is not installed.
     """
-    if not any(os.environ.get(name, "").isdigit() and int(os.environ[name]) > 1 for name in SIZES):
+    if not are_several():
         return None
-    require("mpi4py", "a run of several processes")
+    require("mpi4py", "a command of several processes")
     world = importlib.import_module("mpi4py.MPI").COMM_WORLD
     return world if world.size > 1 else None
 
 
-@contextlib.contextmanager
-def session(calm: type[Exception] = UserError) -> Iterator[bool]:
-    """Let the other ranks serve rank 0 within this context; gives whether this is rank 0.
+def on_all_ranks(command: Callable[[], int]) -> int:
+    """Run a command on rank 0, while the other ranks serve it; returns its exit code.
 
-    On other ranks the context begins when rank 0 has ended its own. Exceptions other than
-    `KeyboardInterrupt`, `UserError` and `calm` end all ranks at once.
+    If the command ends with `EXIT_INTERNAL`, all ranks end at once: they may be at different
+    places, so nothing more can be agreed on.
+
+    Raises
+    ------
+    UserError
+        If mpi4py is not installed.
     """
     comm = communicator()
     if comm is None:
-        yield True
-    elif comm.rank:
+        return command()
+    if comm.rank:
         serve(comm)
-        yield False
-    else:
-        try:
-            yield True
-        except (UserError, KeyboardInterrupt, calm):
-            comm.bcast(("end", ()))
-            raise
-        except BaseException:
-            # The ranks may be at different places, so nothing more can be agreed on.
-            traceback.print_exc()
-            comm.Abort(EXIT_INTERNAL)
-            raise
-        comm.bcast(("end", ()))
+        return 0
+    with sharing(partial(_pool, comm)):
+        code = command()
+    if code == EXIT_INTERNAL:
+        sys.stdout.flush()
+        comm.Abort(code)
+    tell(comm, "end")
+    return code
 
 
 def serve(comm: Any) -> None:
-    """Simulate the devices of this rank as rank 0 says, to its end."""
+    """Do what rank 0 tells this rank, to the end of its command."""
     from fpgapipe.host.backends.ranked_devices import RankedDevices
     from fpgapipe.sim_tb.cluster.ranks import Interrupted
 
     # Rank 0 says when to stop; a launcher sends signals to all.
-    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
-        signal.signal(number, signal.SIG_IGN)
+    _on_signals(signal.SIG_IGN)
     devices: RankedDevices | None = None
     try:
         while True:
-            name, arguments = comm.bcast(None)
+            name, arguments = hear(comm)
             if name == "end":
                 return
+            if name == "jobs":
+                with rare_collections(), _executor(comm):
+                    continue
             # Errors of this kind are raised on all ranks alike, and rank 0 reports them.
             with contextlib.suppress(UserError, Interrupted):
                 if name == "create":
@@ -95,3 +119,61 @@ def serve(comm: Any) -> None:
         traceback.print_exc()
         comm.Abort(EXIT_INTERNAL)
         raise
+
+
+def _executor(comm: Any) -> Any:
+    """Executor of the jobs; on other ranks than 0 its context does jobs until rank 0 leaves it."""
+    futures = importlib.import_module("mpi4py.futures")
+    return futures.MPICommExecutor(comm, root=0, backoff=PAUSE_S)
+
+
+@contextlib.contextmanager
+def _pool(comm: Any) -> Iterator[Pool]:
+    """The other ranks, as processes that do jobs."""
+    tell(comm, "jobs")
+    late = threading.Timer(PATIENCE_S, partial(_abandon, comm))
+    late.daemon = True
+    try:
+        with _executor(comm) as executor:
+            try:
+                yield _Ranks(executor)
+            except KeyboardInterrupt:
+                late.start()
+                raise
+    finally:
+        late.cancel()
+
+
+def _abandon(comm: Any) -> None:
+    print("interrupted", file=sys.stderr, flush=True)
+    comm.Abort(EXIT_INTERRUPTED)
+
+
+class _Ranks:
+    """The executor of the jobs, which can be interrupted on their ranks."""
+
+    def __init__(self, executor: Any) -> None:
+        self._executor = executor
+
+    def submit(self, function: Callable[..., Result], /, *arguments: Any) -> Future[Result]:
+        """See `Pool`."""
+        found: Future[Result] = self._executor.submit(_do, function, *arguments)
+        return found
+
+
+def _do(function: Callable[..., Result], *arguments: Any) -> Result:
+    """Do a job on another rank than 0; Ctrl-C, which a launcher sends to all, ends it."""
+    world = importlib.import_module("mpi4py.MPI").COMM_WORLD
+    _on_signals(signal.default_int_handler)
+    try:
+        return function(*arguments)
+    except Exception as error:
+        error.add_note(f"on process {world.rank} of {world.size}, host {os.uname().nodename}")
+        raise
+    finally:
+        _on_signals(signal.SIG_IGN)
+
+
+def _on_signals(handler: Any) -> None:
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+        signal.signal(number, handler)

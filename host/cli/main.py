@@ -19,6 +19,7 @@ import click
 from fpgapipe import __version__
 from fpgapipe.errors import UserError, nearest
 from fpgapipe.garbage import end_after_command
+from fpgapipe.host.backends.ranks import are_several, on_all_ranks
 from fpgapipe.host.cli.commands.agent import agent
 from fpgapipe.host.cli.commands.bench import bench
 from fpgapipe.host.cli.commands.boards import boards
@@ -100,14 +101,23 @@ def main(argv: Sequence[str] | None = None) -> int:
     The codes are 0 for success, 1 if a check has found a fault (as ``doctor`` does), 2 for an error
     that the user can mend, 70 for a defect of fpgapipe, 75 if a run has stopped at the end of its
     time (``run --time-budget``), 130 if interrupted, 143 if ended by
-    SIGTERM, and 129 if ended by SIGHUP.
+    SIGTERM, and 129 if ended by SIGHUP. Of several processes of MPI, the first one runs the command
+    line, and the others help it.
     """
     _prepare_streams()
     if argv is None:
         end_after_command()
     with terminations() as come:
-        code = _main(argv, come)
+        code = _on_ranks(argv, come) if are_several() else _main(argv, come)
     return 128 + come[0] if come and code == EXIT_INTERRUPTED else code
+
+
+def _on_ranks(argv: Sequence[str] | None, come: Sequence[int]) -> int:
+    try:
+        return on_all_ranks(lambda: _main(argv, come))
+    except UserError as error:
+        click.echo(f"error: {error}", err=True)
+        return EXIT_USER
 
 
 def _main(argv: Sequence[str] | None, come: Sequence[int]) -> int:

@@ -3,6 +3,7 @@
 import difflib
 from collections.abc import Iterable
 from pathlib import Path
+from typing import Any
 
 
 class UserError(Exception):
@@ -12,6 +13,17 @@ class UserError(Exception):
     exception that is not caught is a defect of fpgapipe: its traceback is printed, and the exit
     code is 70.
     """
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        """Let pickle copy the error as it is; subclasses are made of other things than a text."""
+        return _copy, (type(self), self.args, self.__dict__)
+
+
+def _copy(kind: type[UserError], args: tuple[Any, ...], values: dict[str, Any]) -> UserError:
+    error = kind.__new__(kind)
+    error.args = args
+    error.__dict__.update(values)
+    return error
 
 
 class FileError(UserError):

@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from fpgapipe.hw.hls_models.spec.device import ClusterSpec, DeviceSpec
+from fpgapipe.jobs import results
 from fpgapipe.lowering.schedule.schedule import ScheduleError
 from fpgapipe.network.graph import Graph
 from fpgapipe.partition.cost.cost import CoreConfig, CostModel, LayerCost, candidate_cores
@@ -108,26 +109,24 @@ def compare(
     on_step : function
         Called with the number of steps done and their total.
     """
-    ways: list[tuple[str, Callable[[], Entry]]] = [
-        ("one device", lambda: one_device(load, batch, cluster)),
-        ("data parallel", lambda: data_parallel(load, batch, cluster)),
-        (
-            "data parallel, overlapped",
-            lambda: data_parallel(load, batch, cluster, overlapped=True),
-        ),
-        ("even split", lambda: even_split(load, batch, cluster)),
-    ]
-    for kind in schedules:
-        ways.append((kind, functools.partial(_pipeline, load, batch, cluster, kind)))
-    entries, refused = [], []
-    for step, (name, way) in enumerate(ways):
-        on_step(step, len(ways))
-        try:
-            entries.append(way())
-        except (PlanError, ScheduleError) as error:
-            refused.append(f"{name}: {error}")
-    on_step(len(ways), len(ways))
-    return Comparison(tuple(entries), tuple(refused))
+    names = ["one device", "data parallel", "data parallel, overlapped", "even split", *schedules]
+    found = results(_way, [(name, load, batch, cluster) for name in names], on_step)
+    entries = tuple(each for each in found if isinstance(each, Entry))
+    return Comparison(entries, tuple(each for each in found if isinstance(each, str)))
+
+
+def _way(name: str, load: Callable[[int], Graph], batch: int, cluster: ClusterSpec) -> Entry | str:
+    """The entry of a way, or why there is none."""
+    try:
+        if name == "one device":
+            return one_device(load, batch, cluster)
+        if name.startswith("data parallel"):
+            return data_parallel(load, batch, cluster, overlapped=name.endswith("overlapped"))
+        if name == "even split":
+            return even_split(load, batch, cluster)
+        return entry_of(name, explored(load, batch, cluster, name).best)
+    except (PlanError, ScheduleError) as error:
+        return f"{name}: {error}"
 
 
 def entry_of(name: str, candidate: Candidate) -> Entry:
@@ -145,10 +144,6 @@ def entry_of(name: str, candidate: Candidate) -> Entry:
         max(candidate.memory_bytes),
         max(candidate.link_load, default=0.0),
     )
-
-
-def _pipeline(load: Callable[[int], Graph], batch: int, cluster: ClusterSpec, kind: str) -> Entry:
-    return entry_of(kind, explored(load, batch, cluster, kind).best)
 
 
 @functools.lru_cache(maxsize=32)

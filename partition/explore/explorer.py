@@ -14,11 +14,12 @@ import dataclasses
 import functools
 import itertools
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import numpy as np
 
 from fpgapipe.hw.hls_models.spec.device import ClusterSpec, DeviceSpec
+from fpgapipe.jobs import results
 from fpgapipe.lowering.schedule.schedule import Schedule, ScheduleError
 from fpgapipe.lowering.units.step_options import StepOptions
 from fpgapipe.network.graph import Graph
@@ -153,6 +154,17 @@ class Exploration:
     others: tuple[Candidate, ...] = ()
 
 
+@dataclass(frozen=True)
+class KnownGraphs:
+    """Graphs of a network, in the place of what loads it: fit for pickle."""
+
+    graphs: tuple[Graph, ...]
+
+    def __call__(self, samples: int) -> Graph:
+        """Return the graph for a number of samples."""
+        return next(graph for graph in self.graphs if graph.batch == samples)
+
+
 def explore(
     request: Request, on_step: Callable[[int, int], object] = lambda done, total: None
 ) -> Exploration:
@@ -170,48 +182,15 @@ def explore(
         If nothing fits. The message names the limit, by how much and where it is exceeded, and
         what would help.
     """
-    rows = device_chains(request.cluster)
-    splits = list(splits_of(request))
-    total = len(splits) * len(request.schedules)
-    found: list[_Group] = []
-    others: list[Candidate] = []
-    refused: list[str] = []
-    errors: list[tuple[int, PlanError]] = []
-    for step, count in enumerate(splits):
+    jobs = []
+    for count in splits_of(request):
         graph = request.load(request.batch // count)
-        model = CostModel(graph)
-        cores = {}
-        too_large: dict[int, PlanError] = {}
-        for number in {num_engines_of(kind) for kind in request.schedules}:
-            try:
-                cores[number] = list(core_choices(request, model, number))
-            except PlanError as error:  # a core with one engine may fit where one with two does not
-                too_large[number] = error
-                errors.append((0, error))
-        for i, kind in enumerate(request.schedules):
-            on_step(step * len(request.schedules) + i, total)
-            if reason := too_large.get(num_engines_of(kind)):
-                refused.append(f"{kind}: {reason}")
-                continue
-            options: list[_Group] = []
-            for choice, row in itertools.product(cores[num_engines_of(kind)], rows):
-                group = functools.partial(_Group, graph=graph, choice=choice)
-                try:
-                    first = plan_one(request, graph, choice, row, kind, count, simulate=False)
-                    options.append(group(first))
-                    if not (request.all_devices or request.merges):
-                        options += map(group, on_one_device(request, choice, kind, count))
-                except PlanError as error:
-                    errors.append((count, error))
-                except ScheduleError as error:
-                    refused.append(str(error))
-            if options:
-                options.sort(key=lambda each: each.best.steady_s)
-                found.append(options[0])
-                others += (each.best for each in options[1:])
-            elif errors:
-                refused.append(f"{kind}, {count} micro-batches: {errors[-1][1]}")
-    on_step(total, total)
+        jobs.append((dataclasses.replace(request, load=KnownGraphs((graph,))), count))
+    parts = results(_explored, jobs, on_step)
+    found = [group for part in parts for group in part.found]
+    others = [candidate for part in parts for candidate in part.others]
+    refused = [reason for part in parts for reason in part.refused]
+    errors = [error for part in parts for error in part.errors]
     if not found:
         if errors:
             # The smallest micro-batches came nearest to fitting.
@@ -219,9 +198,15 @@ def explore(
         raise PlanError(refused[0] if refused else "nothing to try")
     if request.objective is Objective.MINIBATCH and not request.merges:
         least_s = min(each.best.steady_s for each in found)
+        near = [each.best.steady_s <= NEAR * least_s for each in found]
+        asked = [
+            (dataclasses.replace(request, load=KnownGraphs((each.graph,))), each)
+            for each in itertools.compress(found, near)
+        ]
+        searched = iter(results(_searched, asked))
         tried = [
-            _searched(request, each, rows) if each.best.steady_s <= NEAR * least_s else each.best
-            for each in found
+            next(searched) if is_near else each.best
+            for each, is_near in zip(found, near, strict=True)
         ]
     else:
         tried = [each.best for each in found]
@@ -239,11 +224,71 @@ class _Group:
     choice: dict[DeviceSpec, tuple[CoreConfig, list[LayerCost]]]
 
 
-def _searched(request: Request, group: _Group, rows: list[DeviceChain]) -> Candidate:
+@dataclass
+class _Split:
+    """What is found for a number of micro-batches.
+
+    Attributes
+    ----------
+    found : list of _Group
+        One for each schedule.
+    others : list of Candidate
+        The best ones with other cores.
+    refused : list of str
+    errors : list of (int, PlanError)
+        Reasons why something does not fit, and how near it came to fitting.
+    """
+
+    found: list[_Group] = field(default_factory=list)
+    others: list[Candidate] = field(default_factory=list)
+    refused: list[str] = field(default_factory=list)
+    errors: list[tuple[int, PlanError]] = field(default_factory=list)
+
+
+def _explored(request: Request, count: int) -> _Split:
+    """The best candidates of all schedules for a number of micro-batches, by their models."""
+    graph = request.load(request.batch // count)
+    model = CostModel(graph)
+    part = _Split()
+    cores = {}
+    too_large: dict[int, PlanError] = {}
+    for number in {num_engines_of(kind) for kind in request.schedules}:
+        try:
+            cores[number] = list(core_choices(request, model, number))
+        except PlanError as error:  # a core with one engine may fit where one with two does not
+            too_large[number] = error
+            part.errors.append((0, error))
+    for kind in request.schedules:
+        if reason := too_large.get(num_engines_of(kind)):
+            part.refused.append(f"{kind}: {reason}")
+            continue
+        options: list[_Group] = []
+        chains = device_chains(request.cluster)
+        for choice, chain in itertools.product(cores[num_engines_of(kind)], chains):
+            group = functools.partial(_Group, graph=graph, choice=choice)
+            try:
+                first = plan_one(request, graph, choice, chain, kind, count, simulate=False)
+                options.append(group(first))
+                if not (request.all_devices or request.merges):
+                    options += map(group, on_one_device(request, choice, kind, count))
+            except PlanError as error:
+                part.errors.append((count, error))
+            except ScheduleError as error:
+                part.refused.append(str(error))
+        if options:
+            options.sort(key=lambda each: each.best.steady_s)
+            part.found.append(options[0])
+            part.others += (each.best for each in options[1:])
+        elif part.errors:
+            part.refused.append(f"{kind}, {count} micro-batches: {part.errors[-1][1]}")
+    return part
+
+
+def _searched(request: Request, group: _Group) -> Candidate:
     """The cut that the event simulation finds fastest, over either order of the devices."""
     kind, count = group.best.kind, group.best.num_microbatches
     options = []
-    for row in rows:
+    for row in device_chains(request.cluster):
         try:
             options.append(plan_one(request, group.graph, group.choice, row, kind, count))
         except PlanError:

@@ -13,6 +13,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, TypeAlias
 
 from fpgapipe.hw.hls_models.spec.device import ClusterSpec
+from fpgapipe.jobs import results
 from fpgapipe.lowering.schedule.schedule import ScheduleError
 from fpgapipe.partition.explore.candidate import (
     Candidate,
@@ -48,6 +49,7 @@ if TYPE_CHECKING:
 
     from fpgapipe.hw.hls_models.spec.device import DeviceSpec
     from fpgapipe.network.graph import Graph
+    from fpgapipe.partition.cost.cores import CoreConfig
 
 SIZES = 2
 """Numbers of samples in a micro-batch that are priced for all ways."""
@@ -75,10 +77,9 @@ def compare_on_machine(
     """
     found = compare(load, batch, cluster, schedules=schedules, on_step=on_step)
     choices = priced_choices(found, load, batch, cluster)
-    entries = []
-    for entry in found.entries:
-        priced = entry_on_machine(entry.name, load, batch, cluster, choices)
-        entries.append(priced or entry)
+    jobs = [(entry.name, load, batch, cluster, choices) for entry in found.entries]
+    priced = results(entry_on_machine, jobs)
+    entries = (new or entry for new, entry in zip(priced, found.entries, strict=True))
     return Comparison(tuple(entries), found.refused)
 
 
@@ -99,11 +100,16 @@ def priced_choices(
     }
     if set(cores) != set(cluster.devices):
         return {}
-    return {
-        (size, several): choice
-        for size, several in _sizes(found, batch, len(cluster.devices))
-        if (choice := priced_choice(load(size), cores, train=True, accumulates=several))
-    }
+    sizes = _sizes(found, batch, len(cluster.devices))
+    choices = results(_choice, [(load, size, several, cores) for size, several in sizes])
+    return {size: choice for size, choice in zip(sizes, choices, strict=True) if choice}
+
+
+def _choice(
+    load: Callable[[int], Graph], size: int, several: bool, cores: Mapping[DeviceSpec, CoreConfig]
+) -> Choice | None:
+    """Prices of all layers in micro-batches of some samples."""
+    return priced_choice(load(size), cores, train=True, accumulates=several)
 
 
 def _sizes(found: Comparison, batch: int, num_devices: int) -> list[tuple[int, bool]]:

@@ -15,12 +15,14 @@ from pydantic import TypeAdapter
 
 from fpgapipe.errors import UserError
 from fpgapipe.hw.hls_models.spec.core_spec import NoRoom
+from fpgapipe.jobs import results
 from fpgapipe.lowering.schedule.schedule import ScheduleError
 from fpgapipe.network.graph_json import to_json
 from fpgapipe.partition.cost.cores import CoreConfig, core_fits
 from fpgapipe.partition.cost.cost import CostModel, LayerCost
 from fpgapipe.partition.explore.explorer import (
     Exploration,
+    KnownGraphs,
     device_chains,
     num_engines_of,
     on_one_device,
@@ -156,12 +158,28 @@ def _priced(
     """
     tried: list[Candidate] = []
     num_of: dict[str, int] = {}
-    for count, cores in chosen:
-        key = repr(cores)
-        if num_of.get(key, 0) == EACH_CORE or sum(num_of.values()) == looks:
+    known: dict[int, list[Candidate]] = {}
+
+    def is_wanted(key: str, so_far: Mapping[str, int]) -> bool:
+        return so_far.get(key, 0) < EACH_CORE and sum(so_far.values()) < looks
+
+    keys = [repr(cores) for _, cores in chosen]
+    for number, key in enumerate(keys):
+        if not is_wanted(key, num_of):
             continue
-        if found := list(_cut_again(request, count, cores)):
-            tried += found
+        if number not in known:  # those that are wanted even if the ones before them can be priced
+            jobs, hoped = {}, dict(num_of)
+            for later in range(number, len(keys)):
+                if is_wanted(keys[later], hoped) and known.get(later, True):
+                    hoped[keys[later]] = hoped.get(keys[later], 0) + 1
+                    if later in known:
+                        continue
+                    count, cores = chosen[later]
+                    graph = request.load(request.batch // count)
+                    jobs[later] = replace(request, load=KnownGraphs((graph,))), count, cores
+            known |= zip(jobs, results(_cut_again, list(jobs.values())), strict=True)
+        if known[number]:
+            tried += known[number]
             num_of[key] = num_of.get(key, 0) + 1
     if not tried:
         return None
@@ -245,7 +263,8 @@ def priced_choice(
 
 def _cut_again(
     request: Request, count: int, cores: dict[DeviceSpec, CoreConfig]
-) -> Iterator[Candidate]:
+) -> list[Candidate]:
+    """The fastest candidates of all schedules by prices of the machine, if there are any."""
     graph = request.load(request.batch // count)
     choice = priced_choice(
         graph,
@@ -255,8 +274,9 @@ def _cut_again(
         scratchpad_bytes=request.scratchpad_bytes,
         options=request.step_options,
     )
+    found: list[Candidate] = []
     if choice is None:
-        return
+        return found
     for kind in request.schedules:
         if num_engines_of(kind) not in {core.num_engines for core, _ in choice.values()}:
             continue
@@ -267,4 +287,5 @@ def _cut_again(
                     candidates += on_one_device(request, choice, kind, count)
             except (PlanError, ScheduleError):
                 continue
-            yield from candidates
+            found += candidates
+    return found

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from dataclasses import replace
 from functools import partial
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol
 
 from fpgapipe.errors import UserError
 from fpgapipe.hw.hls_models.spec.core_spec import NoRoom
+from fpgapipe.jobs import results
 from fpgapipe.lowering.schedule.schedule import ScheduleError
 from fpgapipe.lowering.units.network_units import refusals_of
 from fpgapipe.partition.cost.cores import core_fits
@@ -15,7 +16,7 @@ from fpgapipe.partition.cost.cost import CostModel
 from fpgapipe.partition.explore.candidate import Stage, device_chain, time_candidate
 from fpgapipe.partition.explore.comparison import ring_seconds
 from fpgapipe.partition.explore.cut_problem import memory_fault
-from fpgapipe.partition.explore.explorer import core_choices, splits_of
+from fpgapipe.partition.explore.explorer import KnownGraphs, core_choices, splits_of
 from fpgapipe.partition.explore.planned import as_plan
 from fpgapipe.partition.plan import DATA_PARALLEL
 from fpgapipe.partition.pricing.machine import is_soon_priced, price_plan
@@ -24,10 +25,19 @@ from fpgapipe.partition.search.problem import PlanError
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
+    from fpgapipe.network.graph import Graph
     from fpgapipe.partition.explore.candidate import Candidate
     from fpgapipe.partition.explore.explorer import Request
     from fpgapipe.partition.plan import Plan
     from fpgapipe.partition.timeline.timeline import Timeline
+
+
+class Planned(Protocol):
+    """Makes the plan of a candidate."""
+
+    def __call__(self, candidate: Candidate, /, *, request: Request) -> Plan:
+        """Return the plan."""
+
 
 PRICED = 3
 """Plans, the best by formulas, whose programs are timed."""
@@ -60,7 +70,7 @@ def plan_data_parallel(
     """
     found = shared_candidates(request, on_step)
     planned = [
-        (candidate, partial(_planned, seconds=seconds, request=request, network=network))
+        (candidate, partial(_planned, seconds=seconds, network=network))
         for seconds, candidate in found
     ]
     plan, timeline, _ = priced_best(request, planned, on_step)
@@ -148,7 +158,7 @@ def _shares(request: Request, count: int) -> list[int]:
 
 def priced_best(
     request: Request,
-    candidates: Sequence[tuple[Candidate, Callable[[Candidate], Plan]]],
+    candidates: Sequence[tuple[Candidate, Planned]],
     on_step: Callable[[int, int], object],
 ) -> tuple[Plan, Timeline, int]:
     """The fastest of the first plans by prices of the machine, or else the first of them.
@@ -161,7 +171,8 @@ def priced_best(
     ----------
     request : Request
     candidates : sequence of (Candidate, callable)
-        Candidates, and functions that make their plans, also with larger scratchpads.
+        Candidates, and functions of modules, or partials of them, that make their plans for a
+        request, also with larger scratchpads. They load the graph of the micro-batch alone.
     on_step : function
         Called with the number of steps done and their total.
 
@@ -177,44 +188,51 @@ def priced_best(
     PlanError
         If all plans whose programs are timed are refused.
     """
-    best: tuple[Plan, Timeline, int] | None = None
-    fault: UserError | None = None
+    jobs: list[tuple[Request, Graph, Candidate, Planned, Plan]] = []
+    steps = []
     first: tuple[Plan, Timeline, int] | None = None
-    timed = 0
-    for step, (given, planned) in enumerate(candidates):
-        candidate = given
-        plan = planned(candidate)
+    for step, (candidate, planned) in enumerate(candidates):
+        assert candidate.microbatch is not None
+        own = request.load(candidate.microbatch)
+        known = replace(request, load=KnownGraphs((own,)))
+        plan = planned(candidate, request=known)
         graph = request.load(plan.microbatch)
         first = first or (plan, candidate.timeline, step)
-        if refusals_of(graph, train=request.train):
+        if len(jobs) == PRICED or refusals_of(graph, train=request.train):
             break
-        if timed == PRICED or not is_soon_priced(plan):
-            continue
-        on_step(timed, PRICED)
-        timed += 1
-        priced: tuple[Plan, Timeline] | None = None
-        while priced is None:
-            try:
-                priced = price_plan(plan, graph, request.cluster, options=request.step_options)
-            except UserError as error:
-                larger = None
-                if isinstance(error.__cause__, NoRoom):
-                    larger = _with_larger_scratchpads(candidate, request)
-                if larger is None:
-                    fault = fault or error
-                    break
-                candidate = larger
-                plan = planned(candidate)
-        if priced is None:
-            continue
-        if best is None or priced[0].predicted.minibatch_s < best[0].predicted.minibatch_s:
-            best = (*priced, step)
+        if is_soon_priced(plan):
+            jobs.append((known, graph, candidate, planned, plan))
+            steps.append(step)
+    best: tuple[Plan, Timeline, int] | None = None
+    fault: UserError | None = None
+    for step, found in zip(steps, results(_priced, jobs, on_step), strict=True):
+        if isinstance(found, UserError):
+            fault = fault or found
+        elif best is None or found[0].predicted.minibatch_s < best[0].predicted.minibatch_s:
+            best = (*found, step)
     if best is not None:
         return best
     assert first is not None
     if fault is not None:
         raise PlanError(str(fault)) from fault
     return first
+
+
+def _priced(
+    request: Request, graph: Graph, candidate: Candidate, planned: Planned, plan: Plan
+) -> tuple[Plan, Timeline] | UserError:
+    """The plan of a candidate by prices of the machine, or why it has none."""
+    while True:
+        try:
+            return price_plan(plan, graph, request.cluster, options=request.step_options)
+        except UserError as error:
+            larger = None
+            if isinstance(error.__cause__, NoRoom):
+                larger = _with_larger_scratchpads(candidate, request)
+            if larger is None:
+                return error
+            candidate = larger
+            plan = planned(candidate, request=request)
 
 
 def _planned(candidate: Candidate, *, seconds: float, request: Request, network: str) -> Plan:

@@ -125,7 +125,7 @@ def plan_one_axis(
         raise fault
     found.sort(key=lambda each: each[0])
     made = [
-        (candidate, partial(given_plan, degrees=degrees, request=request, network=network))
+        (candidate, partial(given_plan, degrees=degrees, network=network))
         for _, candidate, degrees in found
     ]
     plan, timeline, _ = priced_best(request, made, on_step)

@@ -85,7 +85,7 @@ def plan_hybrid(
     made = [
         (
             candidate,
-            partial(_planned, stages=stages, request=request, network=network, reason=reason),
+            partial(_planned, stages=stages, network=network, reason=reason),
         )
         for stages, candidate in found
     ]
@@ -133,7 +133,6 @@ def plan_given_stages(
         planned = partial(
             _planned,
             stages=stages,
-            request=request,
             network=network,
             reason="stages and degrees were given",
             schedule=strategy.schedule or SCHEDULE,

@@ -142,10 +142,7 @@ def plan_layerwise(
     for each in found:
         alike.setdefault((each.num_microbatches, repr(each.degrees)), each)
     found = list(alike.values())
-    made = [
-        (each.candidate, partial(_planned, searched=each, request=request, network=network))
-        for each in found
-    ]
+    made = [(each.candidate, partial(_planned, searched=each, network=network)) for each in found]
     plan, timeline, number = priced_best(request, made, on_step)
     return plan, timeline, found[number].search
 
@@ -182,7 +179,7 @@ def plan_given_degrees(
     wanted = replace(request, num_microbatches=number)
     candidates = sharing_candidates(wanted, sharers, on_step)
     made = [
-        (candidate, partial(given_plan, degrees=degrees, request=request, network=network))
+        (candidate, partial(given_plan, degrees=degrees, network=network))
         for _, candidate in candidates
     ]
     plan, timeline, _ = priced_best(request, made, on_step)

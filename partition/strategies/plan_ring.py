@@ -161,7 +161,7 @@ def _scratchpad(core: CorePlan) -> int:
 def _priced(name: str, request: Request, candidate: Candidate) -> Plan:
     """The plan of one device with the prices of its programs."""
 
-    def planned(each: Candidate) -> Plan:
+    def planned(each: Candidate, /, *, request: Request) -> Plan:
         assert each.microbatch is not None
         graph = request.load(each.microbatch)
         return as_plan(each, graph, name, request.batch, request.cluster)

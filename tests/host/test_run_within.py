@@ -3,16 +3,15 @@
 import json
 import os
 import re
-import shutil
 import signal
 import subprocess
 import sys
 import time
-from pathlib import Path
 
 import numpy as np
 import pytest
 from build_cases import plan_of
+from launchers import mpiexec
 from run_cases import (
     COUNT,
     MICROBATCH,
@@ -291,21 +290,17 @@ def test_waves_of_a_window_of_a_step(built):
 @pytest.mark.slow
 def test_several_processes_leave_the_same_bits(built):
     """The loss, the cycles and the last checkpoint are those of one process."""
-    pytest.importorskip("mpi4py", reason="mpi4py is not installed")
-    here = Path(sys.executable).parent
-    if not (launcher := shutil.which("mpiexec", path=here) or shutil.which("mpiexec")):
-        pytest.skip("no mpiexec")
     begin = ("--data", "random", "--steps", "2")
     path = built / "run/sim/checkpoints/step-00000002.ckpt"
     whole, _ = run(built, *begin)
     expected = path.read_bytes()
-    found, _ = run(built, *begin, "--check", launcher=(launcher, "-n", "2"))
+    found, _ = run(built, *begin, "--check", launcher=mpiexec(2))
     assert found["difference"] is None
     assert [found[name] for name in ("loss", "cycles")] == [
         whole[name] for name in ("loss", "cycles")
     ]
     assert path.read_bytes() == expected
-    command = [launcher, "-n", "3", sys.executable, "-m", "fpgapipe.host.cli.main", "run", built]
+    command = [*mpiexec(3), sys.executable, "-m", "fpgapipe.host.cli.main", "run", built]
     done = subprocess.run(
         [*command, *begin], capture_output=True, text=True, timeout=300, check=False
     )

@@ -1,13 +1,13 @@
 """Clusters whose devices belong to several ranks: the same results for any number of them."""
 
 import json
-import shutil
 import subprocess
 import sys
 import threading
 from pathlib import Path
 
 import pytest
+from launchers import mpiexec
 from link_designs import DIGEST, FAULT, FAULTS, RECEIVED, SENDS, STEP, UNTIL, LinkDesign
 from test_cluster import BAD_WIRE, mesh
 
@@ -18,8 +18,6 @@ from fpgapipe.sim_tb.native.native import DeviceError, NativeDevice, StallError,
 from fpgapipe.sim_tb.native.verilate import verilog_of
 
 pytestmark = pytest.mark.sim
-
-LAUNCHER = shutil.which("mpiexec", path=Path(sys.executable).parent) or shutil.which("mpiexec")
 
 
 @pytest.fixture(scope="module")
@@ -186,11 +184,8 @@ if comm.rank == 0:
 
 @pytest.mark.parametrize("size", [1, 2, 4])
 def test_over_mpi(library, size, tmp_path):
-    pytest.importorskip("mpi4py", reason="mpi4py is not installed")
-    if not LAUNCHER:
-        pytest.skip("no mpiexec")
     (tmp_path / "program.py").write_text(PROGRAM)
-    command = [LAUNCHER, "-n", str(size), sys.executable, tmp_path / "program.py", library]
+    command = [*mpiexec(size), sys.executable, tmp_path / "program.py", library]
     command.append(json.dumps([str(Path(__file__).parent), *sys.path[1:]]))
     done = subprocess.run(command, capture_output=True, text=True, timeout=300, check=False)
     assert done.returncode == 0, done.stderr

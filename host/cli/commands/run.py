@@ -228,13 +228,6 @@ def run(folder: str, as_json: bool, **options: Any) -> int:
     The same samples in the same order leave the same weights, bit for bit, in simulated devices and
     in their model, however many there are. Ctrl-C writes a checkpoint.
     """
-    from fpgapipe.host.backends.ranks import session
-
-    with session(click.ClickException) as is_first:
-        return _run(folder, as_json, options) if is_first else 0
-
-
-def _run(folder: str, as_json: bool, options: dict[str, Any]) -> int:
     import logging
     import time
     from pathlib import Path

@@ -8,12 +8,31 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
+    from fpgapipe.boards.schema import Board
+    from fpgapipe.hw.hls_models.spec.device import ClusterSpec
     from fpgapipe.partition.oracle.forecast import Forecast
     from fpgapipe.partition.oracle.paradl import LayerRow
     from fpgapipe.partition.oracle.platform import Platform
+    from fpgapipe.partition.oracle.question import Batch, Machine
 
 FILTER_DEVICES = 4
 """Devices of a group in mixtures with data parallelism, by the formulas of the paper."""
+
+
+@dataclass(frozen=True)
+class Chain:
+    """Makes chains of a number of boards of one kind; copies by pickle are equal."""
+
+    board: Board
+
+    def __call__(self, count: int) -> ClusterSpec:
+        """Return the chain."""
+        from fpgapipe.boards.cluster import chain_of
+
+        return chain_of(self.board, count).spec
+
+    def __hash__(self) -> int:
+        return hash(self.board.name)
 
 
 @dataclass
@@ -42,16 +61,18 @@ class Answers:
         answer: Callable[[str, int], Forecast],
         on_step: Callable[[int, int], object] = lambda done, total: None,
     ) -> None:
-        """Ask about all strategies on all numbers of devices."""
-        from fpgapipe.errors import UserError
+        """Ask about all strategies on all numbers of devices.
 
-        for number, name in enumerate(names):
-            for step, devices in enumerate(numbers):
-                on_step(number * len(numbers) + step, len(names) * len(numbers))
-                try:
-                    self.found.append(answer(name, devices))
-                except (UserError, NotImplementedError) as error:
-                    self.refused.setdefault(f"{name}: {error}", []).append(devices)
+        The answers of `answer`, a function of a module or a partial of one, are `jobs`.
+        """
+        from fpgapipe.jobs import results
+
+        asked = [(answer, name, devices) for name in names for devices in numbers]
+        for (_, name, devices), found in zip(asked, results(_found, asked, on_step), strict=True):
+            if isinstance(found, str):
+                self.refused.setdefault(f"{name}: {found}", []).append(devices)
+            else:
+                self.found.append(found)
 
     @property
     def reasons(self) -> list[str]:
@@ -61,6 +82,16 @@ class Answers:
             name, _, words = reason.partition(": ")
             found.append(f"{name} on {', '.join(map(str, devices))}: {words}")
         return found
+
+
+def _found(answer: Callable[[str, int], Forecast], name: str, devices: int) -> Forecast | str:
+    """What an answer is, or why there is none."""
+    from fpgapipe.errors import UserError
+
+    try:
+        return answer(name, devices)
+    except (UserError, NotImplementedError) as error:
+        return str(error)
 
 
 def strategies_of(text: str | None, known: Sequence[str], default: Sequence[str]) -> list[str]:
@@ -84,12 +115,13 @@ def strategies_of(text: str | None, known: Sequence[str], default: Sequence[str]
 
 def ask_machine(network: str, options: dict[str, Any], numbers: Sequence[int]) -> Answers:
     """Ask for prices of the machine."""
-    from fpgapipe.boards.cluster import chain_of
+    from functools import partial
+
     from fpgapipe.boards.library import load_board
     from fpgapipe.errors import UserError
     from fpgapipe.host.cli.options.planning import loader, parse_array
     from fpgapipe.host.terminal.console import progress
-    from fpgapipe.partition.oracle.machine import STRATEGIES, ask
+    from fpgapipe.partition.oracle.machine import STRATEGIES
     from fpgapipe.partition.oracle.question import Batch, Machine
 
     for name in ("profile", "platform"):
@@ -98,11 +130,10 @@ def ask_machine(network: str, options: dict[str, Any], numbers: Sequence[int]) -
     if network is None or options["board"] is None:
         raise UserError("prices of the machine need a network and a --board")
     names = strategies_of(options["strategies"], STRATEGIES, STRATEGIES)
-    board = load_board(options["board"])
     machine = Machine(
         loader(network),
         network,
-        lambda count: chain_of(board, count).spec,
+        Chain(load_board(options["board"])),
         _batch(options, Batch),
         options["micro_batches"],
         parse_array(options["array"]),
@@ -111,27 +142,31 @@ def ask_machine(network: str, options: dict[str, Any], numbers: Sequence[int]) -
     samples = options["samples"]
     found = Answers(_title(network, options, "prices of the machine"), samples is not None)
 
-    def answer(name: str, devices: int) -> Forecast:
-        one = ask(machine, name, devices)
-        return one.of_epoch(samples) if samples else one
-
     with progress() as display:
         display.add_task("asking")
         found.ask(
             names,
             numbers,
-            answer,
+            partial(_of_machine, machine, samples),
             lambda done, total: display.update(completed=done, total=total),
         )
     return found
 
 
+def _of_machine(machine: Machine, samples: int | None, name: str, devices: int) -> Forecast:
+    """What a strategy takes, for a mini-batch or for an epoch of some samples."""
+    from fpgapipe.partition.oracle.machine import ask
+
+    one = ask(machine, name, devices)
+    return one.of_epoch(samples) if samples else one
+
+
 def ask_formulas(network: str | None, options: dict[str, Any], numbers: Sequence[int]) -> Answers:
     """Ask the formulas of ParaDL."""
-    from dataclasses import replace
+    from functools import partial
 
     from fpgapipe.errors import UserError
-    from fpgapipe.partition.oracle.paradl import STRATEGIES, Question
+    from fpgapipe.partition.oracle.paradl import STRATEGIES
     from fpgapipe.partition.oracle.question import Batch
 
     if options["array"] is not None:
@@ -143,22 +178,40 @@ def ask_formulas(network: str | None, options: dict[str, Any], numbers: Sequence
     what = f"{platform.samples:,} samples" if per_epoch else "a mini-batch"
     found = Answers(f"{network or options['profile']}, {what}, formulas of ParaDL", bool(per_epoch))
     inside = options["filter_devices"] or FILTER_DEVICES
-
-    def answer(name: str, devices: int) -> Forecast:
-        sharers = {"data": devices}.get(name, devices // inside if "+" in name else 1)
-        whole = batch.of(max(sharers, 1))
-        own = whole // max(sharers, 1)
-        known = platform if per_epoch else platform.model_copy(update={"samples": whole})
-        micro = options["micro_batches"] or 4
-        told = STRATEGIES[name](Question(rows, known, own, inside, micro), devices)
-        seconds = told.compute_s + told.communication_s
-        steps = -(-known.samples // whole)
-        return replace(
-            told, batch=whole, minibatch_s=seconds / steps, epoch_s=seconds if per_epoch else None
-        )
-
-    found.ask(names, numbers, answer)
+    micro = options["micro_batches"] or 4
+    found.ask(
+        names,
+        numbers,
+        partial(_by_formulas, rows, platform, batch, inside, micro, bool(per_epoch)),
+    )
     return found
+
+
+def _by_formulas(
+    rows: list[LayerRow],
+    platform: Platform,
+    batch: Batch,
+    inside: int,
+    micro: int,
+    per_epoch: bool,
+    name: str,
+    devices: int,
+) -> Forecast:
+    """What a strategy takes by formulas, in groups of some devices and with some micro-batches."""
+    from dataclasses import replace
+
+    from fpgapipe.partition.oracle.paradl import STRATEGIES, Question
+
+    sharers = {"data": devices}.get(name, devices // inside if "+" in name else 1)
+    whole = batch.of(max(sharers, 1))
+    own = whole // max(sharers, 1)
+    known = platform if per_epoch else platform.model_copy(update={"samples": whole})
+    told = STRATEGIES[name](Question(rows, known, own, inside, micro), devices)
+    seconds = told.compute_s + told.communication_s
+    steps = -(-known.samples // whole)
+    return replace(
+        told, batch=whole, minibatch_s=seconds / steps, epoch_s=seconds if per_epoch else None
+    )
 
 
 def _batch(options: dict[str, Any], batch: Any) -> Any:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import functools
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -35,33 +35,71 @@ PIPELINES = ("pipeline", "merge")
 """Strategies whose plans are pipelines, which have a schedule."""
 
 
-def loader(network: str) -> Callable[[int], Graph]:
-    """Return a function that loads the network for a number of samples, and keeps the result.
+class Loader:
+    """Loads a network for a number of samples, and keeps the results; made by `loader`.
 
-    If the batch of the network is fixed and is not that number, the function raises an error with
-    the reason.
+    A copy by pickle loads the network itself, once in each process, and equals this one.
+
+    Parameters
+    ----------
+    network : str
+    key : str
+        Differs from that of every other loader, since the file of a network may change.
     """
-    import functools
 
-    from fpgapipe.errors import UserError
-    from fpgapipe.network.load import load_network
+    def __init__(self, network: str, key: str) -> None:
+        self.network, self.key = network, key
+        self._graphs: dict[int, Graph] = {}
 
-    @functools.cache
-    def load(samples: int) -> Graph:
+    def __call__(self, samples: int) -> Graph:
+        """Load the network.
+
+        Raises
+        ------
+        UserError
+            If the batch of the network is fixed and is not that number, with the reason.
+        """
+        if samples not in self._graphs:
+            self._graphs[samples] = self._load(samples)
+        return self._graphs[samples]
+
+    def _load(self, samples: int) -> Graph:
+        from fpgapipe.errors import UserError
+        from fpgapipe.network.load import load_network
+
         try:
-            graph = load_network(network, samples)
+            graph = load_network(self.network, samples)
         except UserError as error:
-            graph = load_network(network)
+            graph = load_network(self.network)
             if graph.batch is None:
                 raise
             if graph.batch != samples:
                 advice = f"take as many --micro-batches as make each of {graph.batch} samples"
                 raise UserError(f"{error}; or {advice}") from None
         if graph.batch is None:
-            raise UserError(f"{network} is a profile: use it with 'fpgapipe plan --profile'")
+            raise UserError(f"{self.network} is a profile: use it with 'fpgapipe plan --profile'")
         return graph
 
-    return load
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Loader) and other.key == self.key
+
+    def __hash__(self) -> int:
+        return hash(self.key)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return _copied_loader, (self.network, self.key)
+
+
+@functools.lru_cache(maxsize=4)
+def _copied_loader(network: str, key: str) -> Loader:
+    return Loader(network, key)
+
+
+def loader(network: str) -> Loader:
+    """Return a function that loads the network for a number of samples, and keeps the result."""
+    import uuid
+
+    return Loader(network, uuid.uuid4().hex)
 
 
 def parse_array(text: str | None) -> tuple[int, int] | None:

@@ -1,0 +1,241 @@
+"""Jobs that this process does, that others do, and that ranks of MPI do."""
+
+import os
+import pickle
+import signal
+import subprocess
+import sys
+import threading
+import time
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager, nullcontext
+from functools import partial
+
+import pytest
+from launchers import mpiexec
+
+from fpgapipe.errors import FileError, ToolError, UserError
+from fpgapipe.host.cli.options.planning import loader
+from fpgapipe.jobs import local_processes, results, sharing
+from fpgapipe.lowering.units.network_units import Refusal, RefusedNetwork
+
+CLI = [sys.executable, "-m", "fpgapipe.host.cli.main"]
+
+
+def process_of(number):
+    time.sleep(0.1)
+    return number, os.getpid(), [each for each, _ in results(nested, [(number,), (0,)])]
+
+
+def nested(number):
+    return number, os.getpid()
+
+
+def root(number):
+    if number < 0:
+        raise FileError("a.yaml", [f"line 1: {number} has no root"])
+    return number**0.5
+
+
+def test_results_stand_in_the_order_of_the_jobs():
+    """Others begin with the first job and this process with the last; each is done once."""
+    jobs = [(number,) for number in range(9)]
+    steps = []
+    with sharing(partial(local_processes, 2)):
+        found = results(process_of, jobs, lambda *step: steps.append(step))
+    assert [number for number, _, _ in found] == list(range(9))
+    assert [inner for _, _, inner in found] == [[number, 0] for number in range(9)]
+    processes = [process for _, process, _ in found]
+    assert processes[-1] == os.getpid()
+    assert processes[0] != os.getpid()
+    assert steps[-1] == (9, 9)
+    assert steps == sorted(steps)
+
+
+@pytest.mark.parametrize("count", [0, 2])
+def test_the_error_is_that_of_the_first_job_in_order(count):
+    """Also where another one has failed before it, on this process."""
+    jobs = [(4,), (-1,), (9,), (-2,), (-3,)]
+
+    @contextmanager
+    def threads():
+        with ThreadPoolExecutor(count) as pool:
+            yield pool
+
+    with (
+        sharing(threads) if count else nullcontext(),
+        pytest.raises(FileError, match=r"^a\.yaml: line 1: -1 has no root$"),
+    ):
+        results(root, jobs)
+
+
+def test_what_was_not_begun_is_left_out_after_an_error():
+    begun = []
+    last_has_begun = threading.Event()
+
+    def job(number):
+        begun.append(number)
+        if number == 19:
+            last_has_begun.set()
+            time.sleep(0.2)
+        elif number == 0:
+            last_has_begun.wait(10)
+            raise UserError("no")
+        else:
+            time.sleep(0.1)
+
+    @contextmanager
+    def one():
+        with ThreadPoolExecutor(1) as pool:
+            yield pool
+
+    with sharing(one), pytest.raises(UserError, match=r"^no$"):
+        results(job, [(number,) for number in range(20)])
+    assert {0, 19} <= set(begun)
+    assert 18 not in begun
+
+
+def test_errors_travel_whole():
+    graph = loader("digits-cnn")(2)
+    for error in (
+        FileError("a.yaml", ["line 1: no"]),
+        ToolError("it failed", ["the end"], "a.log"),
+        RefusedNetwork(graph, [Refusal("conv1", "conv", "a reason")]),
+        UserError("no"),
+    ):
+        error.add_note("on process 1")
+        copy = pickle.loads(pickle.dumps(error))
+        assert (type(copy), str(copy)) == (type(error), str(error))
+        assert {**vars(copy)} == {**vars(error)}
+
+
+def test_copies_of_a_loader_load_once():
+    load = loader("digits-cnn")
+    first, second = (pickle.loads(pickle.dumps(load)) for _ in range(2))
+    assert first == load
+    assert first(8) is second(8)
+    assert loader("digits-cnn") != load
+
+
+def ranks(size, *arguments, **options):
+    command = [*mpiexec(size), *CLI, *map(str, arguments)]
+    return subprocess.run(
+        command, capture_output=True, text=True, timeout=300, check=False, **options
+    )
+
+
+COMMANDS = {
+    "compare": "compare lenet5 --board u280 --devices 3 --batch 24 --json",
+    "oracle": "oracle digits-cnn --board u280 --array 8x8 --devices 1,2,4 --batch-per-device 8",
+    "formulas": "oracle lenet5 --board u280 --model paradl --devices 2,4",
+    "plan": "plan lenet5 --board u280 --devices 3 --batch 24 --json",
+    "shards": "plan digits-cnn --board u280 --devices 2 --strategy data --batch 16 --json",
+}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", COMMANDS)
+def test_output_does_not_depend_on_the_number_of_processes(name, tmp_path):
+    environment = {**os.environ, "FPGAPIPE_ANSWERS": "0"}
+    arguments = COMMANDS[name].split()
+    alone = subprocess.run(
+        [*CLI, *arguments], capture_output=True, text=True, env=environment, check=True
+    )
+    for size in (2, 3):
+        found = ranks(size, *arguments, env=environment)
+        assert found.returncode == 0, found.stderr
+        assert found.stdout == alone.stdout
+
+
+@pytest.mark.slow
+def test_a_build_of_several_processes(tmp_path):
+    """Networks whose loader does not travel, since parts of it are frozen."""
+    plans = []
+    for size, folder in ((1, tmp_path / "one"), (2, tmp_path / "two")):
+        options = "--board u280 --devices 2 --batch 8 --freeze conv1.* --schedule auto"
+        done = ranks(size, "build", *options.split(), "-o", folder)
+        assert done.returncode == 0, done.stderr
+        plans.append((folder / "plan.json").read_text())
+    assert plans[0] == plans[1]
+
+
+def test_errors_are_said_once():
+    for arguments, says in (
+        (("compare",), "Missing argument 'NETWORK'"),
+        (("compare", "nothing", "--board", "u280", "--devices", "2"), "error: "),
+    ):
+        found = ranks(3, *arguments)
+        assert found.returncode
+        assert found.stderr.count(says) == 1
+    found = ranks(3, "boards")
+    assert found.returncode == 0
+    assert found.stdout.count("u280 ") == 1
+
+
+PROGRAM = """
+import os, signal, sys, time
+from fpgapipe.host.backends import ranks
+from fpgapipe.host.cli import main
+from fpgapipe.jobs import results
+
+from mpi4py import MPI
+world = MPI.COMM_WORLD
+
+def job(number, fault):
+    if world.rank != 1:
+        time.sleep(0.2)
+        return number
+    if fault == "defect":
+        raise ValueError("a job's own fault")
+    if fault == "kill":
+        os.kill(os.getpid(), signal.SIGKILL)
+    print("begun", os.getppid(), flush=True)
+    time.sleep(60)
+
+def command(argv, come):
+    results(job, [(number, sys.argv[1]) for number in range(4)])
+    return 0
+
+main.cli.main = lambda **given: command(None, ())
+sys.exit(main.main([]))
+"""
+
+
+@pytest.fixture
+def program(tmp_path):
+    path = tmp_path / "program.py"
+    path.write_text(PROGRAM)
+    return path
+
+
+@pytest.mark.parametrize(
+    ("fault", "says"),
+    [("defect", ("ValueError: a job's own fault", "on process 1 of 3, host ")), ("kill", ("9",))],
+)
+def test_a_process_that_fails_is_named(program, fault, says):
+    command = [*mpiexec(3), sys.executable, program, fault]
+    begin = time.monotonic()
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+    assert done.returncode
+    assert time.monotonic() - begin < 30
+    for each in says:
+        assert each in done.stdout + done.stderr
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM], ids=str)
+def test_an_interrupt_ends_all_jobs(program, number):
+    """Also those that take longer."""
+    with subprocess.Popen(
+        [*mpiexec(3), sys.executable, program, "sleep"],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    ) as launched:
+        assert launched.stdout
+        assert launched.stdout.readline().startswith("begun")
+        begin = time.monotonic()
+        launched.send_signal(number)
+        _, errors = launched.communicate(timeout=50)
+        assert time.monotonic() - begin < 20
+    assert launched.returncode
+    assert "Traceback" not in errors
