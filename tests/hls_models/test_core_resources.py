@@ -11,11 +11,14 @@ import pytest
 from fpgapipe.hw.hls_models.resources.core_counts import (
     COEFFICIENTS,
     Resources,
+    control,
     links,
     memory,
     operand_reader,
+    register_registers,
     scratchpad_logic,
     scratchpad_memory,
+    sequencer_registers,
     vector_engine,
 )
 from fpgapipe.hw.hls_models.resources.core_resources import (
@@ -122,6 +125,11 @@ WHOLE = {
         CoreSpec(4, 4, 1, 64, ScratchpadSpec(2, 4096), 4),
         "DSP48E2",
         Resources(38464, 36163, 32.0, 0, 16),
+    ),
+    "4x4, 4 lanes": (
+        CoreSpec(4, 4, 1, 64, ScratchpadSpec(2, 4096), 16, vector=VectorSpec(4, 2)),
+        "DSP48E2",
+        Resources(68577, 63680, 38.5, 0, 46),
     ),
     "4x4, small": (
         CoreSpec(
@@ -314,13 +322,34 @@ def test_links_are_counted():
 
 def test_two_links_have_further_semaphores():
     """A sequencer with a vector engine and two links, counted with 24 semaphores and with 32."""
+    few, many = (sequencer_registers(6, 2, 14, number, 64) for number in (24, 32))
+    assert many - few == 12071 - 11767
     spec = CoreSpec(8, 16, 1, 256, ScratchpadSpec(2, 1 << 14), 64)
 
-    def control(engines, links):
+    def luts(engines, links):
         one = dataclasses.replace(spec, num_engines=engines, links=(LinkEngineSpec(),) * links)
-        return blocks_of(one)["control"]
+        return blocks_of(one)["control"].lut
 
-    assert control(1, 2).lut - control(1, 1).lut == 6843 - 6260
-    assert control(1, 2).ff - control(1, 1).ff == 12071 - 11767
-    assert control(1, 1) == control(1, 0)
-    assert control(2, 2) == control(2, 1)  # of two engines there are 32 with two links anyway
+    assert luts(1, 2) - luts(1, 1) == 6843 - 6260
+    assert luts(1, 1) == luts(1, 0)
+    assert luts(2, 2) == luts(2, 1)  # of two engines there are 32 with two links anyway
+
+
+@pytest.mark.parametrize(
+    ("spec", "sequencer", "registers"),
+    [  # flip-flops that Yosys counted in the modules of whole cores
+        (CoreSpec(4, 4, bus_bytes=4), 5855, 1348),
+        (CoreSpec(4, 4, bus_bytes=16, vector=VectorSpec(4, 2)), 8624, 2254),
+        (CoreSpec(4, 4, bus_bytes=8, vector=VectorSpec(1, 1), counters=False), 8624, 1277),
+    ],
+)
+def test_registers_of_the_control_follow_from_the_structure(spec, sequencer, registers):
+    has_vector = spec.vector is not None
+    found = control(1, 0, spec.bus_bytes, has_vector=has_vector, counters=spec.counters)
+    of_blocks = 596 + 339 * has_vector  # descriptors between blocks, constants of vectors
+    # Fetching depends on the bus by one or two.
+    assert found.ff - of_blocks == pytest.approx(sequencer + registers, abs=2)
+    assert (
+        register_registers(1, 0, spec.bus_bytes, has_vector=has_vector, counters=spec.counters)
+        == registers
+    )

@@ -33,6 +33,9 @@ from fpgapipe.hw.hls_models.isa.instructions import (
 from fpgapipe.hw.hls_models.model.dma import burst_words
 from fpgapipe.hw.hls_models.spec.core_spec import CoreSpec
 
+INDEX_BITS = 24
+"""Bits of an instruction's number in an engine; 2**24 instructions are a program of a gigabyte."""
+
 MAX_ORDERS = 100_000
 """Largest number of orders that `Execution` tries."""
 

@@ -12,10 +12,15 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass, fields
 
-from fpgapipe.hw.hls_models.isa.instructions import WORD_BYTES
+from fpgapipe.hw.hls_models.isa.instructions import (
+    NUM_SEMAPHORES,
+    WORD_BYTES,
+    semaphores_of_core,
+)
 from fpgapipe.hw.hls_models.isa.vector_fields import COUNTER_BITS
 from fpgapipe.hw.hls_models.isa.vector_op import LANES, MAX_SUMS
 from fpgapipe.hw.hls_models.model.link_dma import SEND_WORDS
+from fpgapipe.hw.hls_models.model.sequencer import INDEX_BITS
 from fpgapipe.hw.hls_models.spec.link import LinkEngineSpec
 from fpgapipe.hw.hls_models.spec.systolic import SystolicSpec
 
@@ -160,7 +165,7 @@ COEFFICIENTS = {
             _COUNTED + "what the reader has less of: words that wait, parts chosen from them",
         ),
         Coefficient(
-            "counter", "counter", 46, 65, 0, 0, "counted",
+            "counter", "counter", 46, 0, 0, 0, "counted",
             _COUNTED + "registers with 21 counters of 64 bits and with 6",
         ),
         Coefficient(
@@ -205,25 +210,26 @@ COEFFICIENTS = {
             _COUNTED + "the stores' beat and its strobes",
         ),
         Coefficient(
-            "sequencer", "core", 2199, 3073, 0, 0, "counted",
-            _COUNTED + "with its queues for loads and stores: 16 instructions in LUTs (314 LUT and "
-            "526 FF) each, fetching 700 LUT, semaphores 600",
+            "sequencer", "core", 2199, 0, 0, 0, "counted",
+            _COUNTED + "with its queues for loads and stores: 16 instructions in LUTs (314 LUT) "
+            "each, fetching 700 LUT, semaphores 600. Flip-flops follow from the structure",
         ),
         Coefficient(
-            "registers", "core", 926, 970, 0, 0, "counted", _COUNTED + "counters of 64 bits",
+            "registers", "core", 926, 0, 0, 0, "counted",
+            _COUNTED + "counters of 64 bits. Flip-flops follow from the structure",
         ),
         Coefficient(
-            "engine control", "engine", 1347, 3905, 0, 0, "counted",
+            "engine control", "engine", 1347, 596, 0, 0, "counted",
             _COUNTED + "its queue, semaphores and counters, descriptors that wait between "
-            "blocks (452 LUT and 609 FF): one engine and two",
+            "blocks (452 LUT, and all flip-flops here): one engine and two",
         ),
         Coefficient(
-            "engine semaphores", "engine but the first", 220, 150, 0, 0, "derived",
+            "engine semaphores", "engine but the first", 220, 0, 0, 0, "derived",
             "8 counters of 8 bits, each with the sum of five queues' signals (20 LUT) and the "
-            "grants (7 LUT); two stages of the signals of each queue (10 FF)",
+            "grants (7 LUT)",
         ),
         Coefficient(
-            "link semaphores", "core of several links", 583, 304, 0, 0, "counted",
+            "link semaphores", "core of several links", 583, 0, 0, 0, "counted",
             _COUNTED + "what the sequencer of one engine, a vector engine and two links grows by "
             "from 24 semaphores to 32; one of several engines has as many anyway",
         ),
@@ -260,9 +266,9 @@ COEFFICIENTS = {
             _COUNTED + "tables of 1,024 rows; 853 FF beside those in DSPs",
         ),
         Coefficient(
-            "vector control", "vector engine", 2350, 4070, 0, 0, "counted",
-            _COUNTED + "what the sequencer (553 LUT and 2,825 FF: an instruction in its queue, "
-            "another on its way) and registers (1,358 and 906) grow by; constants 429 and 339",
+            "vector control", "vector engine", 2350, 339, 0, 0, "counted",
+            _COUNTED + "what the sequencer (553 LUT: an instruction in its queue, another on its "
+            "way) and registers (1,358) grow by; constants 429 LUT, and all flip-flops here",
         ),
         Coefficient(
             "link end", "link", 3984, 3854, 0, 0, "counted",
@@ -280,9 +286,9 @@ COEFFICIENTS = {
             "which 32 words lie in LUTs; without the memory of 256 words to send. A bus of 64",
         ),
         Coefficient(
-            "packet control", "link", 2657, 2404, 0, 0, "counted",
-            _COUNTED + "what the sequencer (1,133 LUT and 1,469 FF: two queues) and registers "
-            "(1,520 and 933) grow by, and the arbiter of readers. One link",
+            "packet control", "link", 2657, 2, 0, 0, "counted",
+            _COUNTED + "what the sequencer (1,133 LUT: two queues) and registers (1,520) grow by, "
+            "and the arbiter of readers. One link",
         ),
         Coefficient(
             "writers", "byte of the bus", 6.4, 1.6, 0, 0, "counted",
@@ -463,24 +469,81 @@ def transfers(bus_bytes: int) -> Resources:
     return found + COEFFICIENTS["arbiter"].resources + bus + waiting
 
 
-def control(num_engines: int, num_links: int) -> Resources:
+def sequencer_registers(
+    num_short: int, num_long: int, num_units: int, num_semaphores: int, bus_bytes: int
+) -> int:
+    """Flip-flops of a sequencer (derived, but for the counts of its fixed parts).
+
+    Parameters
+    ----------
+    num_short, num_long : int
+        Queues of instructions of one program word, and of five.
+    num_units : int
+        Parts of engines that report errors, and two of the sequencer.
+    num_semaphores, bus_bytes : int
+    """
+    queues = num_short + num_long
+    # A FIFO's word and its addresses; signals and number of instructions under way; what was taken
+    # and given. Four of five words are collected, without the semaphores that the core lacks.
+    short = WORD_BITS + 14 + (num_semaphores + INDEX_BITS + 11) + 10
+    long = short + 2 + 4 * WORD_BITS - 2 * (NUM_SEMAPHORES - num_semaphores)
+    # Counts and overflows; for each queue two stages of its signals and of an instruction's number.
+    semaphores = 9 * num_semaphores + queues + 1 + INDEX_BITS + 1
+    semaphores += 2 * queues * (num_semaphores + INDEX_BITS)
+    failures = 41 * num_units + 29  # 32 bits of the number, 8 of the code, one that it came
+    dispatch = 34 + num_semaphores + queues
+    reader = WORD_BITS + 2 + (WORD_BYTES // bus_bytes - 1).bit_length()
+    found = num_short * short + num_long * long + semaphores + failures + dispatch + reader
+    return found + 732  # words that are fetched (531), where from, and the program's state
+
+
+def register_registers(
+    num_engines: int, num_links: int, bus_bytes: int, *, has_vector: bool, counters: bool
+) -> int:
+    """Flip-flops of the registers (derived, but for the count of the fixed part).
+
+    Counters have 64 bits, and beside them the number by which they rise; the vector engine's 16
+    registers have 32, a link's enable, seed and commands 21.
+    """
+    if counters:
+        number = 9 + 6 * num_engines + 6 * has_vector + 14 * num_links
+    else:
+        number = 4 + num_engines + has_vector + 4 * num_links
+    amounts = number + 2 * (bus_bytes.bit_length() - 1) + 2 * num_links
+    return 369 + 512 * has_vector + 64 * number + amounts + 21 * num_links
+
+
+def control(
+    num_engines: int, num_links: int, bus_bytes: int, *, has_vector: bool, counters: bool
+) -> Resources:
     """Resources of the sequencer, the registers, and each engine's queue and control.
 
-    Links' own queues and registers are counted with the links.
+    LUTs of links' own queues and registers are counted with the links.
     """
-    found = Resources()
+    found = Resources(
+        ff=sequencer_registers(
+            2 + 2 * num_links,
+            num_engines + has_vector,
+            4 + 4 * num_engines + 2 * has_vector + 2 * num_links,
+            semaphores_of_core(num_links, num_engines),
+            bus_bytes,
+        )
+        + 3 * num_engines  # their queues hold twice as many words
+        + register_registers(
+            num_engines, num_links, bus_bytes, has_vector=has_vector, counters=counters
+        )
+    )
     for block in ("sequencer", "registers"):
         found += COEFFICIENTS[block].resources
     found += COEFFICIENTS["engine control"].resources * num_engines
+    if has_vector:
+        found += COEFFICIENTS["vector control"].resources
     if num_engines == 1 and num_links > 1:
         found += COEFFICIENTS["link semaphores"].resources
+    if not counters:
+        fewer = 5 + 5 * num_engines + 5 * has_vector + 10 * num_links
+        found += COEFFICIENTS["counter"].resources * -fewer
     return found + COEFFICIENTS["engine semaphores"].resources * (num_engines - 1)
-
-
-def without_counters(num_engines: int, has_vector: bool) -> Resources:
-    """What the registers of a core have less of without `CoreSpec.counters`."""
-    number = 5 + 5 * num_engines + 5 * has_vector
-    return COEFFICIENTS["counter"].resources * number
 
 
 def vector_engine(

@@ -33,6 +33,10 @@ FUNCTION_DSPS = {"DSP48E1": 9, "DSP48E2": 7, "DSP58": 7, "MULT18X18D": 13}
 """DSPs of a function unit, by kind of DSP. They are counted by Yosys, except for DSP58: it is wider
 than a DSP48E2, so that no more are needed."""
 
+PACKED_REGISTERS = {"DSP48E1": (156, 132)}
+"""Flip-flops that Yosys moves into the DSPs of a vector lane and of a function unit, by their kind;
+it moves none into others. Counted."""
+
 LUT4_FACTOR = 1.6
 """Number of four-input LUTs that replace one of six inputs, for all blocks except cells. Counts on
 the blocks of a 4 x 4 core range from 1.3 (operand reader, datapath) over 1.8 (scratchpad) to 3.8
@@ -164,11 +168,13 @@ def fixed_blocks(shape: CoreShape) -> dict[str, Resources]:
     engines, has_vector = shape.num_engines, shape.vector_lanes > 0
     writer = COEFFICIENTS["result writer"].resources
     writer += COEFFICIENTS["result word"].resources * min(shape.cols, 16)
-    control = core_counts.control(engines, len(shape.links))
-    if has_vector:
-        control += COEFFICIENTS["vector control"].resources
-    if not shape.counters:
-        control += core_counts.without_counters(engines, has_vector) * -1
+    control = core_counts.control(
+        engines,
+        len(shape.links),
+        shape.port_bytes,
+        has_vector=has_vector,
+        counters=shape.counters,
+    )
     logic = {
         "operand readers": core_counts.operand_reader(shape.rows, shape.scratchpad_port_bytes)
         * (2 * engines),
@@ -195,7 +201,10 @@ def fixed_blocks(shape: CoreShape) -> dict[str, Resources]:
         )
         multipliers = LANE_MULTIPLIERS * MULTIPLIER_DSPS[shape.dsp_kind] * lanes
         functions = FUNCTION_DSPS[shape.dsp_kind] * function_lanes(shape)
-        found["vector engine"] = replace(_lut4(vector, shape), dsp=multipliers + functions)
+        of_lane, of_function = PACKED_REGISTERS.get(shape.dsp_kind, (0, 0))
+        packed = of_lane * lanes + of_function * function_lanes(shape)
+        vector = replace(vector, ff=vector.ff - packed, dsp=multipliers + functions)
+        found["vector engine"] = _lut4(vector, shape)
     found["arrays"] = _skew(shape) * engines
     return found
 

@@ -17,11 +17,11 @@ from fpgapipe.hw.hls_models.isa.instructions import (
     words_of,
 )
 from fpgapipe.hw.hls_models.isa.vector_fields import VECTOR
-from fpgapipe.hw.hls_models.model.sequencer import SequencerSpec
+from fpgapipe.hw.hls_models.model.sequencer import INDEX_BITS, SequencerSpec
 from fpgapipe.hw.rtl.control.fetch import FETCHED, Fault, Fetcher, ProgramReader
 from fpgapipe.hw.rtl.lib.axi import ADDRESS_BITS, AxiRead
 from fpgapipe.hw.rtl.lib.layouts import layout_of
-from fpgapipe.hw.rtl.lib.queue import INDEX_BITS, WORD_BITS, EngineQueue, QueueState, issue_layout
+from fpgapipe.hw.rtl.lib.queue import WORD_BITS, EngineQueue, QueueState, issue_layout
 from fpgapipe.hw.rtl.lib.semaphores import Semaphores
 
 QUIET_CYCLES = 8

@@ -12,13 +12,11 @@ from fpgapipe.hw.hls_models.isa.instructions import (
     NUM_SEMAPHORES,
     WORD_BYTES,
 )
+from fpgapipe.hw.hls_models.model.sequencer import INDEX_BITS
 from fpgapipe.hw.rtl.lib.layouts import layout_of
 from fpgapipe.hw.rtl.lib.semaphores import Consumer, Producer
 
 WORD_BITS = 8 * WORD_BYTES
-
-INDEX_BITS = 24
-"""Bits of an instruction's number in an engine; 2**24 instructions are a program of a gigabyte."""
 
 QUEUED = data.StructLayout(
     {
