@@ -8,6 +8,9 @@ cost time). Then the same command with ``--resume``, on whole cards, has to reac
 weights of a run in which nothing broke, bit for bit. A run that has stalled is given up after one
 second here, not ten.
 
+With ``--agents`` each card is served by a device agent, through TLS, and the cluster file names the
+agents. bench_agent_faults.py breaks the agents themselves and the network.
+
 Prints one JSON object: for each kind its time until the error, the error's first line, and its
 fault, if it has one. Exits with 1 if there is a fault.
 """
@@ -15,6 +18,7 @@ fault, if it has one. Exits with 1 if there is a fault.
 import argparse
 import contextlib
 import errno
+import functools
 import io
 import itertools
 import json
@@ -24,6 +28,7 @@ import shutil
 import signal
 import sys
 import tempfile
+import threading
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -34,18 +39,21 @@ from typing import Any
 import numpy as np
 from run_digest import newest_weights
 
+from fpgapipe.boards.address import Address
 from fpgapipe.host.backends.devices import DeviceBackend
 from fpgapipe.host.build.build import Build, open_build
 from fpgapipe.host.cli.main import main as command_line
 from fpgapipe.host.driver.devices import Devices
 from fpgapipe.host.driver.transport import Transport
 from fpgapipe.host.transports import opening
+from fpgapipe.host.transports.agent_server import DeviceAgent, Served
 from fpgapipe.host.transports.modelled import ModelledCluster, ModelledTransport
 from fpgapipe.host.transports.xdma import XdmaTransport
 from fpgapipe.hw.hls_models.model.registers import RegisterMap
 from fpgapipe.hw.hls_models.spec.link import LinkState
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "tests" / "cases"))
+from agent_cases import TOKEN, Keys, free_place, made_keys
 from transport_cases import Faulty, XdmaFiles
 
 STEPS, BREAKS_AT = 5, 3
@@ -347,8 +355,8 @@ KINDS = {
 # ---------------------------------------------------------------------- a run
 
 
-def prepared(build: Build, kind: Kind | None) -> None:
-    """Put cards behind the transport, the second of which breaks."""
+def prepared(build: Build, kind: Kind | None, agents: Sequence[Any]) -> None:
+    """Put cards behind the transport or behind agents; the second one breaks."""
     sizes = [part.memory_bytes + 2 * PAGE for part in build.pipeline.parts]
     cluster = ModelledCluster(build.cores, sizes, build.pipeline.wiring)
     card = Card(RegisterMap(build.cores[1]))
@@ -391,9 +399,17 @@ def prepared(build: Build, kind: Kind | None) -> None:
     DeviceBackend.__init__ = made  # type: ignore[method-assign]
     Devices.links_up.__defaults__ = (LINK_S,)
     opening.OPENED["xdma"] = opened
+    pair = Keys(Path("agent.pem"), Path("agent.key")).pair() if agents else ()
+    accesses = threading.Lock()  # of all cards, since models run together
+    for number, place in enumerate(agents):
+        opens = functools.partial(opened, Address(device=str(number)), None, Path())
+        served = Served(f"card-{number}", "u280", "xdma", opens, accesses=accesses)
+        DeviceAgent([served], place, *pair, TOKEN)
 
 
-def run(build: Build, kind: Kind | None, options: Sequence[str]) -> tuple[int, str, float]:
+def run(
+    build: Build, kind: Kind | None, options: Sequence[str], agents: Sequence[Any]
+) -> tuple[int, str, float]:
     """Run the command in a process of its own; returns its code, its messages and its time."""
     begin_s = time.monotonic()
     with tempfile.TemporaryFile() as log:
@@ -402,7 +418,7 @@ def run(build: Build, kind: Kind | None, options: Sequence[str]) -> tuple[int, s
             try:
                 os.dup2(log.fileno(), 1)
                 os.dup2(log.fileno(), 2)
-                prepared(build, kind)
+                prepared(build, kind, agents)
                 code = command_line(["run", "b", *RUN.split(), *OFTEN.split(), *options])
                 sys.stdout.flush()
                 sys.stderr.flush()
@@ -419,10 +435,10 @@ def run(build: Build, kind: Kind | None, options: Sequence[str]) -> tuple[int, s
     return os.waitstatus_to_exitcode(ended[1]), text, time.monotonic() - begin_s
 
 
-def case(build: Build, kind: Kind, expected: str) -> dict[str, Any]:
+def case(build: Build, kind: Kind, expected: str, agents: Sequence[Any]) -> dict[str, Any]:
     """Do a case; returns what it gave, with its fault, if there is one."""
     shutil.rmtree(build.run_folder, ignore_errors=True)
-    code, text, seconds = run(build, kind, kind.more.split())
+    code, text, seconds = run(build, kind, kind.more.split(), agents)
     step, _ = newest_weights(build.run_folder / "xdma")
     lines = [line for line in text.splitlines() if kind.error and re.search(kind.error, line)]
     named = lines[0] if lines else ""
@@ -437,7 +453,7 @@ def case(build: Build, kind: Kind, expected: str) -> dict[str, Any]:
         fault = f"the newest checkpoint is of step {step}"
     if not fault and code:
         again = ["--resume"] if step else []
-        code, text, _ = run(build, None, again)
+        code, text, _ = run(build, None, again, agents)
         if code:
             fault = f"it cannot be resumed: exit code {code}: {text[-600:]}"
     if not fault and newest_weights(build.run_folder / "xdma") != (STEPS, expected):
@@ -454,27 +470,35 @@ def main() -> int:
     """Do all cases, or those of some kinds, and print what they gave."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--only", nargs="+", choices=KINDS, help="Kinds, instead of all.")
+    parser.add_argument("--agents", action="store_true", help="Serve the cards by agents.")
     given = parser.parse_args()
     with tempfile.TemporaryDirectory() as scratch, contextlib.chdir(scratch):
         with contextlib.redirect_stdout(io.StringIO()):
             assert command_line(["build", *BUILD.split(), "-o", "b"]) == 0
         build = open_build(Path("b"))
+        agents = [free_place() for _ in range(2)] if given.agents else []
+        more = [f", agent: '{place}', ca: agent.pem, token_file: token" for place in agents]
+        if agents:
+            made_keys(Path())
+            Path("token").touch(0o600)
+            Path("token").write_text(TOKEN)
         devices = [
-            f"  - {{name: card-{number}, board: u280, address: {{device: {number}}}}}"
-            for number in range(2)
+            f"  - {{name: card-{number}, board: u280, address: {{device: {number}{words}}}}}"
+            for number, words in enumerate(more or ["", ""])
         ]
         lines = ["format: 1", "name: lab", "devices:", *devices, "topology: chain", ""]
         Path("lab.yaml").write_text("\n".join(lines))
-        code, text, _ = run(build, None, [])
+        code, text, _ = run(build, None, [], agents)
         assert code == 0, text
         step, expected = newest_weights(build.run_folder / "xdma")
         assert step == STEPS
         found = {}
         for name in given.only or KINDS:
-            found[name] = case(build, KINDS[name], expected)
+            found[name] = case(build, KINDS[name], expected, agents)
             print(f"{name}: {found[name]}", file=sys.stderr, flush=True)
     faults = sum("fault" in each for each in found.values())
     result = {
+        "through_agents": given.agents,
         "kinds": len(found),
         "faults": faults,
         "longest_s": max(each["seconds"] for each in found.values()),

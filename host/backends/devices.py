@@ -56,6 +56,8 @@ class DeviceBackend(DriverBackend):
         Way to each device, in the order of the stages.
     names : sequence of str, optional
         Names of the devices in messages.
+    name : str, optional
+        Name of the backend; by default that of the first transport.
     stall_s : float
         Seconds without progress after which a run has stalled.
     """
@@ -67,10 +69,11 @@ class DeviceBackend(DriverBackend):
         transports: Sequence[Transport],
         names: Sequence[str] | None = None,
         *,
+        name: str | None = None,
         stall_s: float = STALL_LIMIT_S,
     ) -> None:
         super().__init__(pipeline)
-        self.name = transports[0].name  # type: ignore[misc]
+        self.name = name or transports[0].name  # type: ignore[misc]
         names = names or [f"device {part.index}" for part in pipeline.parts]
         drivers = [
             CoreDriver(name, part.core, transport)

@@ -272,7 +272,7 @@ def open_backend(
     assert options.transports is not None, "boards have addresses"
     ways = options.transports(build.plan)
     names = [stage.device for stage in build.plan.stages]
-    return DeviceBackend(build.pipeline, parameters, ways, names)
+    return DeviceBackend(build.pipeline, parameters, ways, names, name=name)
 
 
 def product_parts(plan: Plan, graph: Graph) -> dict[str, tuple[int, tuple[int, ...]]]:

@@ -110,12 +110,12 @@ def open_device(kind: str, name: str, address: Address, board: Board, folder: Pa
     file = address.token_file
     token = token_from(folder / file if file is not None else None)
     way = AgentTransport(address.agent, name, folder / address.ca, token)
-    served = way.kind, way.board
-    if served != (kind if kind != "agent" else way.kind, board.name):
+    by = way.kind if kind == "agent" else kind
+    if (way.kind, way.board) != (by, board.name):
         way.close()
         raise UserError(
-            f"the agent at {address.agent} serves {name} as {served[1]} by {served[0]}, and here "
-            f"it is {board.name} by {kind}"
+            f"the agent at {address.agent} serves {name} as a {way.board} by {way.kind}, and here "
+            f"it is a {board.name} by {by}"
         )
     return way
 

@@ -144,9 +144,11 @@ def test_two_hosts(lab, cli, tmp_path):
         code, _, err = cli("run", "b", *DATA, *boards, "--steps", 3)
         assert code == 0, err
         assert_same(build, "litex", cli, 3)
+        lines = (build.run_folder / "litex" / "log.jsonl").read_text().splitlines()
+        assert {json.loads(line).get("backend", "litex") for line in lines} == {"litex"}
         code, _, err = cli("run", "b", *DATA, "--backend", "xdma", *boards[2:], "--steps", 1)
         assert code == 2
-        assert "serves card-0 as u280 by litex, and here it is u280 by xdma" in err
+        assert "serves card-0 as a u280 by litex, and here it is a u280 by xdma" in err
         processes[1].kill()
         processes[1].wait()
         code, _, err = cli("run", "b", *DATA, *boards, "--steps", 3)
