@@ -41,13 +41,9 @@ CORES = {
         "xcup",
         CoreSpec(8, 8, 1, 512, ScratchpadSpec(2, 1 << 15), 32, links=(LinkEngineSpec(),) * 2),
     ),
-    "two of 4x8, MXINT8 vectors, few counters": (
+    "two of 4x8, few counters": (
         "xcup",
-        CoreSpec(
-            *(4, 8, 2, 1024, ScratchpadSpec(4, 1 << 14), 16),
-            vector=VectorSpec(2, 1, mx=True),
-            counters=False,
-        ),
+        CoreSpec(4, 8, 2, 1024, ScratchpadSpec(4, 1 << 14), 16, counters=False),
     ),
 }
 """For each core, the family of parts for which it is synthesised, and its parameters."""

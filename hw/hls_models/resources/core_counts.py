@@ -328,15 +328,18 @@ def accumulator(rows: int) -> Resources:
     return COEFFICIENTS["accumulator"].resources + Resources(lut=2 * acc_bits, ff=3 * acc_bits)
 
 
-def memory(depth: int, bits: int) -> Resources:
+def memory(depth: int, bits: int, granule_bits: int | None = None) -> Resources:
     """Resources of a memory that is written and read by rows, as Yosys maps it to UltraScale+.
 
     Memories of up to 64 rows are in LUTs: eight LUTs hold 64 rows of 7 bits or 32 rows of 14 bits.
     Larger ones are in block RAM: 18 kbit are 36 bits wide up to 512 rows, 18 bits wide up to 1,024
-    rows, and so on.
+    rows, and so on. Where granules of a row are written by themselves, each has whole bytes of 9
+    bits.
     """
     if depth <= MOST_LUT_ROWS:
         return Resources(lut=8 * -(-bits // (14 if depth <= 32 else 7)), ff=bits)
+    if granule_bits is not None and granule_bits < bits:
+        bits = bits // granule_bits * 9 * -(-granule_bits // 9)
     return Resources(bram36=_half_blocks(depth, bits, 36) / 2)
 
 
@@ -576,12 +579,14 @@ def links(specs: Sequence[LinkEngineSpec], bus_bytes: int) -> Resources:
     """Resources of link ends, of the engines that move packets, and of the control of both."""
     found = Resources()
     for spec in specs:
+        beat_bits = 8 * spec.beat_bytes
         found += COEFFICIENTS["link end"].resources
         found += COEFFICIENTS["link byte"].resources * spec.beat_bytes
-        # Memories of the transmitter's frames, of the receiver's frames (two more), and of the
-        # words to send.
-        for rows in (sum(spec.slots) * spec.frame_words, (sum(spec.slots) + 2) * spec.frame_words):
-            found += memory(1 << (rows - 1).bit_length(), WORD_BITS)
+        # Memories of the transmitter's frames, of the receiver's (two more, written by beats), and
+        # of the words to send.
+        for slots, granule_bits in ((sum(spec.slots), None), (sum(spec.slots) + 2, beat_bits)):
+            rows = slots * spec.frame_words
+            found += memory(1 << (rows - 1).bit_length(), WORD_BITS, granule_bits)
         found += memory(SEND_WORDS, WORD_BITS + 1)
         found += COEFFICIENTS["packets"].resources + COEFFICIENTS["packet control"].resources
         found += COEFFICIENTS["writer"].resources * bus_bytes
