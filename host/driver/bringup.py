@@ -25,6 +25,12 @@ if TYPE_CHECKING:
 TRIED_BYTES = 1 << 16
 """Bytes of memory that programs of the checks use."""
 
+PACKET = TRIED_BYTES // 4
+"""Bytes of a packet that tries a link."""
+
+SENT, CAME = TRIED_BYTES // 2, TRIED_BYTES // 2 + PACKET
+"""Places of the packet that goes out and of the one that comes."""
+
 LINK_COUNTERS = ("CRC_ERRORS", "REPLAYS")
 """Counters that rise if a link loses or damages frames."""
 
@@ -59,7 +65,7 @@ class Bringup:
     memory_bytes : sequence of int
         Bytes of each device's memory that its program needs and that are tried.
     watch_s : float
-        Seconds for which links are watched.
+        Seconds for which packets go over each link, at least one each way.
     """
 
     def __init__(self, devices: Devices, memory_bytes: list[int], watch_s: float = 1.0) -> None:
@@ -137,39 +143,51 @@ class Bringup:
         return f"the core copied {size:,} bytes"
 
     def _link(self, pair: tuple[tuple[int, int], tuple[int, int]]) -> str:
-        """Bring a link up, send a packet each way, and watch its counters."""
+        """Bring a link up, and send packets each way while its counters are watched."""
         drivers = [self._devices.drivers[number] for number, _ in pair]
         joined = Devices(drivers, [((0, pair[0][1]), (1, pair[1][1]))])
         joined.abort()  # and parts of packets
         joined.links_up()
-        half, size = TRIED_BYTES // 2, TRIED_BYTES // 4
-        sent, came = half, half + size
-        wanted = []
         for driver, (_, link) in zip(drivers, pair, strict=True):
             program = [
-                Instruction(Opcode.SEND, signal=(0,), body=packet(sent, size), engine=link),
-                Instruction(Opcode.RECEIVE, signal=(1,), body=packet(came, size), engine=link),
+                Instruction(Opcode.SEND, signal=(0,), body=packet(SENT, PACKET), engine=link),
+                Instruction(Opcode.RECEIVE, signal=(1,), body=packet(CAME, PACKET), engine=link),
                 Instruction(Opcode.END, (0, 1)),
             ]
-            wanted.append(self._load(driver, program, sent, size))
-        joined.run([0, 0], [[], []])
-        for driver, data in zip(drivers, reversed(wanted), strict=True):
-            assert driver.memory is not None, "memory was checked"
-            if not np.array_equal(driver.memory[came : came + size], data):
-                raise driver.fault(
-                    f"a packet of {size:,} bytes came with other bytes than were sent"
-                )
+            self._load(driver, program, SENT, PACKET)
         before = self._link_errors(pair)
-        self._pass_time(drivers)
+        begin_s, count = time.monotonic(), 0
+        while not count or time.monotonic() < begin_s + self._watch_s:
+            self._exchange(joined, count)
+            count += 1
+        took_s = time.monotonic() - begin_s
         after = self._link_errors(pair)
         found = {name: after[name] - before[name] for name in after if after[name] != before[name]}
+        went = f"{count * PACKET:,} bytes went each way in {took_s:.2g} s"
         if found:
             said = ", ".join(f"{count} {name}" for name, count in found.items())
             raise UserError(
-                f"the link works, but in {self._watch_s:g} s there were {said}: look at the cable, "
+                f"the link works, but while {went} there were {said}: look at the cable, "
                 "the modules, and the reference clock of the transceivers"
             )
-        return f"up; {size:,} bytes went each way; no errors in {self._watch_s:g} s"
+        return f"up; {went}, and no frame was damaged or sent again"
+
+    def _exchange(self, joined: Devices, number: int) -> None:
+        """Send a packet of new random bytes each way, and compare what comes."""
+        wanted = []
+        for index, driver in enumerate(joined.drivers):
+            assert driver.memory is not None, "memory was checked"
+            random = np.random.default_rng((number, index))
+            wanted.append(random.integers(0, 256, PACKET, dtype=np.uint8))
+            driver.memory[SENT : SENT + PACKET] = wanted[-1]
+        joined.run([0, 0], [[], []])
+        for driver, data in zip(joined.drivers, reversed(wanted), strict=True):
+            assert driver.memory is not None, "memory was checked"
+            if not np.array_equal(driver.memory[CAME : CAME + PACKET], data):
+                raise driver.fault(
+                    f"a packet of {PACKET:,} bytes came with other bytes than were sent, and no "
+                    "counter of the link says so: look at the device's memory"
+                )
 
     def _link_errors(self, pair: tuple[tuple[int, int], ...]) -> dict[str, int]:
         return {
@@ -178,13 +196,6 @@ class Bringup:
             for driver in (self._devices.drivers[number],)
             for name, value in driver.link_counters(link, LINK_COUNTERS).items()
         }
-
-    def _pass_time(self, drivers: list[CoreDriver]) -> None:
-        last_s = time.monotonic() + self._watch_s
-        while time.monotonic() < last_s:
-            for driver in drivers:
-                driver.read("STATUS")  # which lets the time of simulated devices pass, too
-            time.sleep(min(0.01, self._watch_s))
 
     def _load(
         self, driver: CoreDriver, program: list[Instruction], begin: int, size: int

@@ -1,12 +1,14 @@
 """The checks of devices one by one, on models and with faults."""
 
+import re
+
 import pytest
 from step_cases import every_operator
 from test_backends import pipeline_of
 from test_pipeline import SAMPLES
 from transport_cases import Faulty
 
-from fpgapipe.host.driver.bringup import TRIED_BYTES, Bringup
+from fpgapipe.host.driver.bringup import CAME, PACKET, TRIED_BYTES, Bringup
 from fpgapipe.host.driver.core_driver import CoreDriver
 from fpgapipe.host.driver.devices import Devices
 from fpgapipe.host.transports.modelled import ModelledCluster, ModelledTransport
@@ -18,7 +20,7 @@ def pipeline():
     return pipeline_of(every_operator(SAMPLES), 2, "gpipe")
 
 
-def checked(pipeline, size=1 << 20, **faults):
+def checked(pipeline, size=1 << 20, watch_s=0.01, **faults):
     """Results of all checks; the second device has the faults."""
     cores = [part.core for part in pipeline.parts]
     cluster = ModelledCluster(cores, [size + 8192] * 2, pipeline.wiring)
@@ -28,7 +30,7 @@ def checked(pipeline, size=1 << 20, **faults):
         for name, core, way in zip(("front", "back"), cores, ways, strict=True)
     ]
     devices = Devices(drivers, pipeline.wiring, stall_s=0.2)
-    return list(Bringup(devices, [size, size], 0.01).run())
+    return list(Bringup(devices, [size, size], watch_s).run())
 
 
 def test_good_devices_pass_all_checks(pipeline):
@@ -42,7 +44,11 @@ def test_good_devices_pass_all_checks(pipeline):
         ("link", "front and back"),
     ]
     assert all(each.passed for each in found), found
-    assert found[-1].detail == "up; 16,384 bytes went each way; no errors in 0.01 s"
+    went = re.fullmatch(
+        r"up; ([\d,]+) bytes went each way in [\d.]+ s, and no frame was damaged or sent again",
+        found[-1].detail,
+    )
+    assert int(went[1].replace(",", "")) % PACKET == 0
     assert "of 1,048,576 bytes from 0x1000 on keep what is written" in found[4].detail
 
 
@@ -90,7 +96,41 @@ def test_a_link_with_errors(pipeline):
     errors = iter(range(10, 1000, 3))
     (wrong,) = failing(pipeline, read=lambda at, value: next(errors) if at == offset else value)
     assert wrong.check == "link"
-    assert "in 0.01 s there were 3 CRC_ERRORS at back" in wrong.detail
+    assert re.search(r"each way in [\d.]+ s there were 3 CRC_ERRORS at back", wrong.detail)
+
+
+def test_a_link_with_errors_under_load_alone(pipeline):
+    """Its counter rises with each packet, and stands still while nothing is sent."""
+    registers = RegisterMap(pipeline.parts[1].core)
+    start = registers.offset("CONTROL"), registers["CONTROL"].field("start").mask
+    offset = registers.offset("LINK0_REPLAYS_LO")
+    starts = []
+
+    def write(at, value):
+        starts.extend([at] * ((at, value) == start))
+        return value
+
+    (wrong,) = failing(
+        pipeline, write=write, read=lambda at, value: len(starts) if at == offset else value
+    )
+    assert wrong.check == "link"
+    assert re.search(rf"there were {len(starts) - 1} REPLAYS at back", wrong.detail)
+
+
+def test_a_packet_that_comes_damaged(pipeline):
+    """The third one has a wrong byte that its CRC did not show."""
+    sent = []
+
+    def load(address, data):
+        if address == CAME and data.size == PACKET:
+            sent.append(address)
+            if len(sent) == 3:
+                data[77] ^= 1
+        return data
+
+    (wrong,) = failing(pipeline, watch_s=30, load=load)
+    assert (wrong.check, len(sent)) == ("link", 3)
+    assert "a packet of 16,384 bytes came with other bytes than were sent" in wrong.detail
 
 
 def test_a_link_that_loses_a_packet(pipeline):

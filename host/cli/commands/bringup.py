@@ -37,7 +37,7 @@ if TYPE_CHECKING:
     type=ranges.WATCH,
     default=1.0,
     show_default=True,
-    help="Seconds for which each link is watched for errors.",
+    help="Seconds for which packets go over each link and its errors are counted.",
 )
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
 def bringup(
