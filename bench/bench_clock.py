@@ -12,8 +12,9 @@ import json
 import re
 import sys
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import asdict
+from functools import partial
 from pathlib import Path as FilePath
 from typing import Any
 
@@ -46,12 +47,12 @@ PARTS = ("gemm", "vector")
 """Blocks of a core that are told apart by their own parts."""
 
 
-def design_of(component: Any, folder: FilePath) -> dict[str, Any]:
-    """The netlist of a component; one that is in the folder already is taken."""
+def design_of(make: Callable[[], Any], folder: FilePath) -> dict[str, Any]:
+    """The netlist of a component that is made; one that is in the folder already is taken."""
     folder.mkdir(parents=True, exist_ok=True)
     path = folder / "top.json"
     if not path.exists():
-        (folder / "top.v").write_text(verilog_of(component))
+        (folder / "top.v").write_text(verilog_of(make()))
         script = f"read_verilog top.v; {COMMANDS['xcup']}; write_json top.json"
         run_tool(
             [yosys(), "-q", "-p", script],
@@ -67,7 +68,7 @@ def design_of(component: Any, folder: FilePath) -> dict[str, Any]:
 
 def block_of(path: Path) -> str:
     """The block of a whole core in which a path ends."""
-    names = [name.rstrip("0123456789") for name in path.where.split(".")]
+    names = [re.sub(r"\d+$|_[ab]$", "", name) for name in path.where.split(".")]
     return ".".join(names[: 2 if names[0] in PARTS else 1]) or "between blocks"
 
 
@@ -95,17 +96,11 @@ def markdown(found: dict[str, dict[str, Any]]) -> str:
     for block, each in sorted(found.items(), key=lambda pair: pair[1]["clock_mhz"]):
         name = f"{block}, {each['clock_mhz']:g} MHz"
         for path in each["paths"]:
-            begin, end = (_shown(path[side], path["where"]) for side in ("begin", "end"))
+            begin, end = (f"`{path[side]}`" for side in ("begin", "end"))
             numbers = f"{path['delay_ps']:,.0f} | {path['wire_ps']:,.0f} | {path['luts']}"
             lines.append(f"| {name} | {numbers} | {begin} | {end} |")
             name = ""
     return "\n".join(lines) + "\n"
-
-
-def _shown(name: str, where: str) -> str:
-    """Name of a net without the numbers that Yosys adds; of one that it made, its instance."""
-    name = re.sub(r"\$\d+", "", name)
-    return f"`{where}`" if "$" in name or not name else f"`{name}`"
 
 
 def components() -> dict[str, Any]:
@@ -133,13 +128,13 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as scratch:
         work = given.work or FilePath(scratch)
         for name in given.blocks:
-            design = design_of(made[name](), work / name.replace(" ", "_"))
+            design = design_of(made[name], work / name.replace(" ", "_"))
             found["blocks"][name] = report(Timing(flat(design), given.wires).paths(), given.paths)
             print(f"{name}: {found['blocks'][name]['clock_mhz']} MHz", file=sys.stderr)
         for number, (name, (_, spec)) in enumerate(CORES.items()):
             if name not in given.cores:
                 continue
-            design = design_of(Device(spec), work / f"core{number}")
+            design = design_of(partial(Device, spec), work / f"core{number}")
             parts: dict[str, list[Path]] = {}
             for path in Timing(flat(design), given.wires).paths():
                 parts.setdefault(block_of(path), []).append(path)
@@ -147,7 +142,9 @@ def main() -> None:
                 block: report(paths, given.paths) for block, paths in parts.items()
             }
     if given.markdown:
-        print("\n".join(markdown(each) for each in (found["blocks"], *found["cores"].values())))
+        tables = {"Blocks of a 32 x 32 core": found["blocks"]}
+        tables |= {f"Core {name}": each for name, each in found["cores"].items()}
+        print("\n".join(f"## {name}\n\n{markdown(each)}" for name, each in tables.items()))
         return
     result = {"bench": "clock", "kind": "pre-placement estimate", "clock_hz": CLOCK_HZ}
     print(json.dumps(result | {"wires": given.wires} | found, indent=2))

@@ -351,7 +351,7 @@ class Timing:
             if not isinstance(bit, str):
                 hop = self._wire(bit)
                 tail = delays.X_PIN + delays.X_TO_REGISTER + delays.REGISTER_SETUP
-                yield bit, hop + tail, hop, self._name(bit), "", True
+                yield bit, hop + tail, hop, _vector(self._name(bit)), "", True
         for cell in self._netlist.cells:
             if cell.kind.startswith((*LUTS, *MULTIPLEXERS, "CARRY")):
                 continue
@@ -414,17 +414,18 @@ class Timing:
         return self._netlist.names.get(bit, str(bit))
 
     def _cell_name(self, cell: Cell) -> str:
-        """Name of the first net that a cell drives, or of the cell."""
-        for bits in cell.outputs.values():
-            for bit in bits:
-                if bit in self._netlist.names:
-                    return self._netlist.names[bit]
-        return cell.name
+        """Name of a vector that a cell drives; without one, where it lies and its kind."""
+        names = (
+            self._netlist.names.get(bit, "$") for bits in cell.outputs.values() for bit in bits
+        )
+        plain = (_vector(name) for name in names)
+        return next((name for name in plain if "$" not in name), f"{cell.where} {cell.kind}")
 
     def _begin(self, bit: Bit) -> str:
         while (before := self._nodes[bit].before) is not None:
             bit = before
-        return self._name(bit)
+        driver = self._drivers.get(bit)
+        return _vector(self._name(bit)) if driver is None else self._cell_name(driver)
 
     def paths(self) -> list[Path]:
         """The slowest path of each pair of a beginning and an end, the slowest first.
@@ -435,7 +436,7 @@ class Timing:
         for bit, tail, hop, name, where, is_port in self._ends():
             if bit not in self._nodes:
                 continue
-            end, delay = _vector(name), self._nodes[bit].time + tail
+            end, delay = name, self._nodes[bit].time + tail
             if end not in slowest or delay > slowest[end][0]:
                 slowest[end] = delay, bit, hop, where, is_port
         found = []
@@ -447,7 +448,7 @@ class Timing:
                     round(node.wires + hop, 1),
                     node.luts,
                     node.carries,
-                    _vector(self._begin(bit)),
+                    self._begin(bit),
                     end,
                     where,
                     is_port or node.is_port,
@@ -462,8 +463,8 @@ def _has_register(cell: Cell, port: str) -> bool:
 
 
 def _vector(name: str) -> str:
-    """Name of a net without the number of the bit."""
-    return re.sub(r"\[\d+\]$", "", name)
+    """Name of a net without the number of the bit and that which makes it the only one."""
+    return re.sub(r"\[\d+\]$|(?<!\\)\$\d+(?=\[|$)", "", name)
 
 
 def _number(value: str | int) -> int:
