@@ -226,15 +226,15 @@ def _tilings(conv: ConvSpec, which: Pass, core: CoreSpec, finer: int) -> Iterato
     windows = (False, True) if which == "weight" and conv.taps > 1 and finer > 1 else (False,)
     for m in sizes:
         for n_tiles in widths:
-            for k in _halves(depth, 8 * finer):
+            for k in _halves(depth, 8 * finer, more_than=BLOCK if finer == 1 else BLOCK - 1):
                 for n_outer, own_window in product((False, True), windows):
                     yield Tiling(m, n_tiles, k, n_outer, own_window)
 
 
-def _halves(size: int, most_parts: int) -> Iterator[int]:
-    """The whole size, and the sizes of some finer divisions."""
+def _halves(size: int, most_parts: int, *, more_than: int) -> Iterator[int]:
+    """The whole size, and the sizes of some finer divisions, which have more than so many."""
     yield size
     parts = 2
-    while parts <= most_parts and size > BLOCK * parts:
+    while parts <= most_parts and size > more_than * parts:
         yield -(-size // parts)
         parts *= 2

@@ -146,3 +146,12 @@ def test_what_was_touched_across_buckets():
     assert touched.last((edge - 1, edge)) == 5
     assert touched.last((edge, edge + 1)) == 5
     assert touched.last((edge + 64, edge + 65)) is None
+
+
+def test_two_blocks_of_a_reduction_are_cut_where_a_scratchpad_needs_it():
+    conv = ConvSpec(32, 64, (3, 3), (1, 1), (1, 1, 1, 1), 4, 4, 2)
+    core = CoreSpec(16, 2, scratchpad=ScratchpadSpec(4, 1 << 14, 8), bus_bytes=4)
+    found = tile_product(conv, "input", core, Formats(w=FP32), MemorySpec(2.0, 10))
+    assert found.tiling.k == 32
+    large = replace(core, scratchpad=ScratchpadSpec(4, 1 << 16, 8))
+    assert tile_product(conv, "input", large, Formats(w=FP32), MemorySpec(2.0, 10)).tiling.k == 64
