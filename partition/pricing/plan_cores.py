@@ -25,8 +25,9 @@ MAX_RATE_DENOMINATOR = 1 << 16
 MOST_BURSTS, FEW_BURSTS = 64, 16
 """Bursts under way at a time in most cores, and in those with narrow ports of the scratchpad.
 
-A small board's memory answers within tens of cycles and gives a few bytes a cycle, so that 16 bursts
-keep it busy; a queue of so many is made of LUTs, whose outputs are sooner there than a block RAM's.
+A small board's memory answers within tens of cycles and gives a few bytes a cycle, so that 16
+bursts keep it busy; a queue of so many is made of LUTs, whose outputs are sooner there than a block
+RAM's.
 """
 
 

@@ -140,7 +140,7 @@ def test_units(text, bytes_, tmp_path):
 
 def test_latency_has_no_rounding_noise(tmp_path):
     path = tmp_path / "mine.yaml"
-    path.write_text((FOLDER / "ulx3s.yaml").read_text().replace("0.2 us", "100 ns"))
+    path.write_text((FOLDER / "ulx3s.yaml").read_text().replace("0.25 us", "100 ns"))
     assert load_board(path).memory[0].latency_s == 1e-7
 
 

@@ -68,7 +68,7 @@ def test_pins_are_those_of_the_board(made):
             add(f"link{number}_{way}_data", pins.data)
     assert found == expected
     clocks = dict(re.findall(r'FREQUENCY PORT "(\w+)" ([\d.]+) MHz', text))
-    received = {f"link{number}_in_clock": "25.0" for number in range(len(ports))}
+    received = {f"link{number}_in_clock": "20.0" for number in range(len(ports))}
     assert clocks == {"clock": "25.0"} | received
 
 
