@@ -116,6 +116,30 @@ RING = "--board u280 --array 4x4 --batch 8 --plan"
 SCHEDULE = "schedule gpipe --stages 2 --microbatches 2"
 
 
+def _agent_files(folder: Path) -> None:
+    """A cluster file with an agent, and the agent's certificate, key and token."""
+    sys.path.insert(0, str(Path(__file__).parents[1] / "tests" / "cases"))
+    from agent_cases import TOKEN, made_keys
+
+    made_keys(folder)
+    token = folder / "token"
+    token.touch(0o600)
+    token.write_text(f"{TOKEN}\n")
+    address = "address: {agent: 'localhost:4711', ca: agent.pem, token_file: token}"
+    lines = ["format: 1", "name: c", "topology: chain", "devices:"]
+    lines += [f"  - {{name: a, board: u280, {address}}}"]
+    (folder / "cluster.yaml").write_text("\n".join(lines) + "\n")
+
+
+def _of_agent(name: str, file: str, **options: str) -> Kind:
+    """A kind of file of ``agent``, all of whose other files are good."""
+    good = {"cluster": "cluster.yaml", "certificate": "agent.pem", "key": "agent.key"}
+    words = {option: f"{{home}}/{path}" for option, path in good.items()} | options
+    said = " ".join(f"--{option} {word}" for option, word in words.items())
+    command = f"agent localhost:4711 --backend model {said}"
+    return Kind(f"{name} of agent", command, file, prepare=_agent_files)
+
+
 def _cluster_of_a_board(folder: Path) -> None:
     lines = ["format: 1", "name: c", "topology: chain", "devices:"]
     lines += ["  - {name: a, board: ./odd.yaml}"]
@@ -228,6 +252,12 @@ KINDS = (
     Kind("build folder of report", "report {}", "odd"),
     Kind("build folder of bringup", "bringup {} --backend model", "odd"),
     Kind("cluster of bringup", "bringup {build} --backend xdma --cluster {}", "odd.yaml"),
+    _of_agent("cluster", "odd.yaml", cluster="{}"),
+    _of_agent("certificate", "odd.pem", certificate="{}"),
+    _of_agent("key", "odd.key", key="{}"),
+    _of_agent("token", "odd.token", **{"token-file": "{}"}),
+    _of_agent("build folder", "odd", build="{}"),
+    Kind("new token of agent", "agent --new-token {}", "out", optional=True),
     Kind("cluster of run", "run {build} --backend xdma --cluster {}", "odd.yaml"),
     *(_of_build(file, RUN) for file in BUILD_FILES),
     *(_of_build(file, "report {build}") for file in BUILD_FILES),
