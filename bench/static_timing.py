@@ -250,7 +250,7 @@ class Timing:
         self._nodes[bit] = best or _Node(0.0, 0.0, None, 0, 0, False)
 
     def _arrivals(self, bit: Bit) -> Iterator[tuple[Bit, float, float, str]]:
-        """Yield each bit that this one depends on, its time and wires up to here, and the cell's kind."""
+        """Yield each bit that this one depends on, its time and wires, and the cell's kind."""
         if bit in self._carries:
             for source, delay, is_local in self._carry_arcs(*self._carries[bit]):
                 if not isinstance(source, str):
@@ -346,7 +346,7 @@ class Timing:
     # Paths
 
     def _ends(self) -> Iterator[tuple[Bit, float, float, str, str, bool]]:
-        """Yield each end's bit, delay behind its driver, wire, name, instance, and whether a port."""
+        """Yield each end's bit, delay, wire, name and instance, and whether it is a port."""
         for bit in self._netlist.outputs:
             if not isinstance(bit, str):
                 hop = self._wire(bit)
