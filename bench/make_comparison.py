@@ -10,11 +10,10 @@ elsewhere with ``-o``.
 """
 
 import argparse
+import contextlib
 import json
-import multiprocessing
 import sys
 import time
-from concurrent.futures import ProcessPoolExecutor
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -23,6 +22,7 @@ from comparison_cells import BATCHES, CLUSTERS, NETWORKS, ROOT, WAYS, Question, 
 
 from fpgapipe.files import write_output
 from fpgapipe.host.terminal.console import scaled
+from fpgapipe.jobs import local_processes, results, sharing
 
 RATES = (10.0, 25.0, 100.0)
 """Line rates of all links, Gb/s."""
@@ -224,13 +224,15 @@ def main() -> None:
     ]
     options.cells.mkdir(parents=True, exist_ok=True)
     begin = time.perf_counter()
-    cells: list[Cell] = []
-    spawn = multiprocessing.get_context("spawn")
-    with ProcessPoolExecutor(options.jobs, mp_context=spawn) as pool:
-        found = pool.map(partial(answer, folder=options.cells), questions)
-        for question, ways in zip(questions, found, strict=True):
-            cells.append((question, ways))
-            print(f"{time.perf_counter() - begin:4.0f} s: {question.name}", file=sys.stderr)
+
+    def tell(done: int, total: int) -> None:
+        print(f"{time.perf_counter() - begin:4.0f} s: {done} of {total} cells", file=sys.stderr)
+
+    processes = partial(local_processes, options.jobs - 1)
+    with sharing(processes) if options.jobs > 1 else contextlib.nullcontext():
+        asked = [(question,) for question in questions]
+        found = results(partial(answer, folder=options.cells), asked, tell)
+    cells: list[Cell] = list(zip(questions, found, strict=True))
     options.output.write_text(page(cells), encoding="utf-8")
     print(f"wrote {options.output}", file=sys.stderr)
     answers = []

@@ -2,7 +2,7 @@
 
 A search calls `results` and does not know which processes there are. A command says so with
 `sharing`: local processes (`local_processes`), or the ranks of MPI
-(`fpgapipe.host.backends.rank_jobs`). The results, and the error if there is one, are the same in
+(`fpgapipe.host.backends.ranks`). The results, and the error if there is one, are the same in
 any case.
 """
 
