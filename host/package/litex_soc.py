@@ -8,6 +8,7 @@ bus over the serial port by LiteX's UARTBone, and brings up the SDRAM.
 import argparse
 import json
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -46,6 +47,15 @@ TOOLS = ("yosys", "nextpnr-ecp5", "ecppack")
 PLACE_AND_ROUTE = " --placer static --router router2"
 """Options of nextpnr. Its other placer makes the wires a third longer, and its other router does
 not end, where a core takes 60 % of the LUTs."""
+
+MAP = f"""\
+synth_ecp5 -top {NAME} -run begin:map_luts
+techmap -map +/lattice/latches_map.v
+abc -lut 4:7
+clean
+synth_ecp5 -top {NAME} -run map_cells:"""
+"""Steps of Yosys in the place of ``synth_ecp5``, which maps to LUTs by abc9: shorter wires, but the
+router does not end."""
 
 COMMANDS = {"DFII_COMMAND_CS": 1, "DFII_COMMAND_WE": 2, "DFII_COMMAND_CAS": 4}
 COMMANDS |= {"DFII_COMMAND_RAS": 8}
@@ -178,7 +188,10 @@ class Soc(SoCCore):
         self.submodules.core_memory = LiteDRAMAXI2Native(self._registered(memory), port)
         region = SoCRegion(origin=REGISTERS, size=0x1000, cached=False)
         self.bus.add_slave(NAME, registers, region)
-        ports: dict[str, Any] = {"i_clk": ClockSignal(), "i_rst": ResetSignal()}
+        # A register of the core's own: the SoC's is far from the tens of thousands that it resets.
+        reset = Signal(reset=1, reset_less=True)
+        self.sync += reset.eq(ResetSignal())
+        ports: dict[str, Any] = {"i_clk": ClockSignal(), "i_rst": reset}
         streams: dict[str, Any] = {}
         for each in core["ports"]:
             name, bits = each["name"], each["bits"]
@@ -273,7 +286,8 @@ def run_tools(out: Path) -> None:
     gateware = out / "gateware"
     # YoWASP's tools see the folder that they run in, and not every other one (/tmp is their own).
     script = gateware / f"{NAME}.ys"
-    script.write_text(script.read_text().replace(f"{gateware}{os.sep}", ""))
+    text = script.read_text().replace(f"{gateware}{os.sep}", "")
+    script.write_text(re.sub(r"^synth_ecp5 .*$", MAP, text, count=1, flags=re.MULTILINE))
     done = subprocess.run(["sh", f"build_{NAME}.sh"], cwd=gateware, check=False)
     if done.returncode:
         sys.exit(
