@@ -70,19 +70,22 @@ class Clock:
 def by_layer(graph: Graph, found: list[CycleAccount], train: bool, count: int) -> dict[str, Any]:
     """For each layer with products its multiply-accumulates, array cycles and utilisation."""
     cycles: dict[str, float] = defaultdict(float)
+    units: dict[str, str] = {}  # a unit of several layers has the name of the last one
     for account in found:
         for each in account.spent():
             cycles[each.layer] += each.cycles
+            units[each.kernel.rpartition(".")[0]] = each.layer
     rows = {}
     for layer in graph.layers:
         passes = graph.passes(layer)
         macs = count * sum(
             gemm.macs for name in (passes if train else ("F",)) for gemm in passes.get(name, ())
         )
-        if macs and cycles.get(layer):
-            share = macs / (cycles[layer] * ARRAY[0] * ARRAY[1])
+        if macs:
+            spent = cycles[units.get(layer, layer)]
+            share = macs / (spent * ARRAY[0] * ARRAY[1])
             rows[layer] = {
-                "macs": macs, "array_cycles": round(cycles[layer]), "utilisation": round(share, 3)
+                "macs": macs, "array_cycles": round(spent), "utilisation": round(share, 3)
             }  # fmt: skip
     return rows
 
