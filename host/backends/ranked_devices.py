@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import contextlib
+import logging
 import os
 import platform
-import signal
-import threading
 from typing import TYPE_CHECKING, Any, cast
 
 import numpy as np
@@ -14,8 +13,9 @@ import numpy as np
 from fpgapipe.errors import UserError
 from fpgapipe.host.backends.simulated_devices import SimulatedDevices
 from fpgapipe.host.backends.snapshot import Pages
+from fpgapipe.host.terminal.interrupts import kept
 from fpgapipe.sim_tb.cluster.core_nodes import cables, core_node
-from fpgapipe.sim_tb.cluster.rank_messages import tell
+from fpgapipe.sim_tb.cluster.rank_messages import Ranks, tell
 from fpgapipe.sim_tb.cluster.ranks import LEAST_WINDOW_CYCLES, RankedCluster
 from fpgapipe.sim_tb.native.core_device import device_blocks
 
@@ -31,6 +31,8 @@ if TYPE_CHECKING:
     from fpgapipe.sim_tb.cluster.cluster import Cluster
     from fpgapipe.sim_tb.native.phy import WireSpec
     from fpgapipe.sim_tb.substitutes.simulation import Simulation
+
+logger = logging.getLogger(__name__)
 
 
 class RankedDevices(SimulatedDevices):
@@ -77,20 +79,19 @@ class RankedDevices(SimulatedDevices):
                 f"more, not {shortest}; run without mpirun"
             )
         self._comm = comm
-        if not comm.rank:
-            values = {
-                "sizes": sizes,
-                "cores": cores,
-                "memories": memories,
-                "wiring": wiring,
-                "wires": wires,
-                "threads": threads,
-                "simulation": simulation,
-            }
-            tell(comm, "create", values)
         self._owners = [number * comm.size // len(cores) for number in range(len(cores))]
-        kept: list[NDArray[np.uint8]] = []
+        here: list[NDArray[np.uint8]] = []
+        values = {
+            "sizes": sizes,
+            "cores": cores,
+            "memories": memories,
+            "wiring": wiring,
+            "wires": wires,
+            "threads": threads,
+            "simulation": simulation,
+        }
         with self._together():
+            self._tell("create", values)
             nodes, fault = {}, ""
             try:
                 self.blocks = device_blocks(cores[0], simulation)
@@ -99,46 +100,55 @@ class RankedDevices(SimulatedDevices):
                 ):
                     if self._owners[number] == comm.rank:
                         _, nodes[number] = core_node(number, core, size, behind, simulation)
-                        kept.append(nodes[number].device.memory)
+                        here.append(nodes[number].device.memory)
                     else:
                         # Only on rank 0 it becomes a copy of the device's memory.
-                        kept.append(np.zeros(size, np.uint8))
+                        here.append(np.zeros(size, np.uint8))
             except UserError as error:
                 fault = f"process {comm.rank} on {platform.node()}: {error}"
-            if faults := [each for each in comm.allgather(fault) if each]:
+            ranks = Ranks(comm)
+            if faults := [each for each in ranks.allgather(fault) if each]:
                 raise UserError(faults[0])
+            places = ranks.allgather((platform.node(), os.getpid()))
+            self._tell_owners(places)
             if threads is None:
-                hosts = comm.allgather(platform.node())
-                here = hosts.count(platform.node())
-                threads = max(1, len(os.sched_getaffinity(0)) // here)
+                beside = [host for host, _ in places].count(platform.node())
+                threads = max(1, len(os.sched_getaffinity(0)) // beside)
             ranked = RankedCluster(
-                comm, self._owners, nodes, cables(wiring, wires), threads=threads
+                ranks, self._owners, nodes, cables(wiring, wires), threads=threads
             )
             self._ranked = ranked
             # It offers what this class uses of a cluster.
-            self._come_up(cast("Cluster", ranked), cores, wiring, kept, ())
+            self._come_up(cast("Cluster", ranked), cores, wiring, here, ())
+
+    def _tell_owners(self, places: Sequence[tuple[str, int]]) -> None:
+        """Say which process has which devices, since launchers name a dead one by host and PID."""
+        if self._comm.rank:
+            return
+        for rank, (host, process) in enumerate(places):
+            own = [str(number) for number, owner in enumerate(self._owners) if owner == rank]
+            logger.info(
+                "process %d (PID %d on %s) simulates %s %s",
+                *(rank, process, host, "device" if len(own) == 1 else "devices", ", ".join(own)),
+            )
 
     @contextlib.contextmanager
     def _together(self) -> Iterator[None]:
-        """Keep Ctrl-C on rank 0 until the end of the context, so that no rank waits for ever."""
-        self._interrupted: list[int] = []
-        is_main = threading.current_thread() is threading.main_thread()
-        if self._comm.rank or not is_main:
+        """Keep Ctrl-C on rank 0 until the end of the context, so that no rank waits for ever.
+
+        It begins before the other ranks are told of a call.
+        """
+        if self._comm.rank:
+            self._interrupted: list[int] = []
             yield
             return
-        before = signal.getsignal(signal.SIGINT)
-        signal.signal(signal.SIGINT, lambda number, frame: self._interrupted.append(number))
-        try:
+        with kept() as self._interrupted:
             yield
-        finally:
-            signal.signal(signal.SIGINT, before)
-            if self._interrupted and callable(before):
-                before(signal.SIGINT, None)
 
     def counters(self) -> list[dict[str, int]]:
         """See `SimulatedDevices`."""
-        self._tell("counters")
         with self._together():
+            self._tell("counters")
             return super().counters()
 
     def run(
@@ -148,8 +158,8 @@ class RankedDevices(SimulatedDevices):
         progress: Callable[[int], object] | None = None,
     ) -> int:
         """See `SimulatedDevices`."""
-        self._tell("run", list(entries), [list(each) for each in scalars])
         with self._together():
+            self._tell("run", (list(entries), [list(each) for each in scalars]))
             self._move_memories(back=False)
             cycles = super().run(entries, scalars, progress)
             self._move_memories(back=True)
@@ -158,7 +168,7 @@ class RankedDevices(SimulatedDevices):
     def _run_cluster(self, progress: Callable[[Any], object] | None) -> None:
         self._ranked.run(progress=progress, stops=lambda: self._interrupted)
 
-    def _tell(self, name: str, *arguments: Any) -> None:
+    def _tell(self, name: str, arguments: Any = ()) -> None:
         if not self._comm.rank:
             tell(self._comm, name, arguments)
 
@@ -183,5 +193,6 @@ class RankedDevices(SimulatedDevices):
 
     def close(self) -> None:
         """See `SimulatedDevices`."""
-        self._tell("close")
-        self._ranked.close()
+        with self._together():
+            self._tell("close")
+            self._ranked.close()

@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from fpgapipe.errors import UserError
 from fpgapipe.garbage import rare_collections
+from fpgapipe.host.terminal.interrupts import ENDINGS, kept
 from fpgapipe.jobs import sharing
 from fpgapipe.optional import require
 from fpgapipe.sim_tb.cluster.rank_messages import hear, tell
@@ -129,18 +130,30 @@ def _executor(comm: Any) -> Any:
 
 @contextlib.contextmanager
 def _pool(comm: Any) -> Iterator[Pool]:
-    """The other ranks, as processes that do jobs."""
-    tell(comm, "jobs")
+    """The other ranks, as processes that do jobs.
+
+    Ctrl-C is kept while they come and go: else they would wait for a rank 0 that is elsewhere.
+    """
     late = threading.Timer(PATIENCE_S, partial(_abandon, comm))
     late.daemon = True
+
+    def waits_no_longer() -> None:
+        if late.ident is None:
+            late.start()
+
+    executor = _executor(comm)
     try:
-        with _executor(comm) as executor:
-            try:
-                yield _Ranks(executor)
-            except KeyboardInterrupt:
-                late.start()
-                raise
+        with kept():
+            tell(comm, "jobs")
+            pool = executor.__enter__()
+        try:
+            yield _Ranks(pool)
+        except KeyboardInterrupt:
+            waits_no_longer()
+            raise
     finally:
+        with kept(waits_no_longer):
+            executor.__exit__(None, None, None)
         late.cancel()
 
 
@@ -175,5 +188,5 @@ def _do(function: Callable[..., Result], *arguments: Any) -> Result:
 
 
 def _on_signals(handler: Any) -> None:
-    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+    for number in (signal.SIGINT, *ENDINGS):
         signal.signal(number, handler)

@@ -1,4 +1,4 @@
-"""Defers Ctrl-C to where it does no harm, and treats SIGTERM and SIGHUP like Ctrl-C."""
+"""Defers Ctrl-C to where it does no harm, and treats signals that end a process like Ctrl-C."""
 
 from __future__ import annotations
 
@@ -8,8 +8,16 @@ import threading
 from typing import TYPE_CHECKING, Self
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterator
     from types import FrameType, TracebackType
+
+
+ENDINGS = (signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1)
+"""Signals that end a command as Ctrl-C does.
+
+Launchers and batch systems send SIGUSR1 to ask for a checkpoint: the launcher of Open MPI passes it
+on, while it kills all processes soon after Ctrl-C or SIGTERM.
+"""
 
 
 class Interrupts:
@@ -62,8 +70,33 @@ class Interrupts:
 
 
 @contextlib.contextmanager
+def kept(on_come: Callable[[], object] | None = None) -> Iterator[list[int]]:
+    """Keep Ctrl-C to the end of the context; gives a list that is no longer empty if it has come.
+
+    `on_come` is called at once. In a thread that is not the main one, this does nothing.
+    """
+    come: list[int] = []
+
+    def keep(number: int, frame: FrameType | None) -> None:
+        come.append(number)
+        if on_come:
+            on_come()
+
+    if threading.current_thread() is not threading.main_thread():
+        yield come
+        return
+    before = signal.signal(signal.SIGINT, keep)
+    try:
+        yield come
+    finally:
+        signal.signal(signal.SIGINT, before)
+        if come and callable(before):
+            before(signal.SIGINT, None)
+
+
+@contextlib.contextmanager
 def terminations() -> Iterator[list[int]]:
-    """Let SIGTERM and SIGHUP end the process as Ctrl-C does, so that nothing is left half done.
+    """Let `ENDINGS` end the process as Ctrl-C does, so that nothing is left half done.
 
     It gives a list to which the number of a signal is added when the signal comes. A signal that is
     ignored stays ignored, which nohup relies on for SIGHUP. In a thread that is not the main one,
@@ -83,7 +116,7 @@ def terminations() -> Iterator[list[int]]:
         return
     before = {
         number: signal.signal(number, end)
-        for number in (signal.SIGTERM, signal.SIGHUP)
+        for number in ENDINGS
         if signal.getsignal(number) is not signal.SIG_IGN
     }
     try:

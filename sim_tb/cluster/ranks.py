@@ -34,7 +34,7 @@ _TOLD_S = 1.0
 
 
 class Communicator(Protocol):
-    """What a rank needs of ``mpi4py.MPI.Comm``."""
+    """What a rank needs of others: ``mpi4py.MPI.Comm`` has it, and `Ranks` waits better."""
 
     rank: int
     size: int

@@ -136,11 +136,10 @@ def test_a_difference_ends_with_1(folder, cli, monkeypatch):
 
 
 @pytest.mark.parametrize(
-    ("number", "expected"), [(signal.SIGINT, 130), (signal.SIGTERM, 143), (signal.SIGHUP, 129)]
+    ("number", "expected"),
+    [(signal.SIGINT, 130), (signal.SIGTERM, 143), (signal.SIGHUP, 129), (signal.SIGUSR1, 138)],
 )
-def test_ctrl_c_sigterm_and_sighup_keep_the_last_step(
-    number, expected, folder, cli, monkeypatch, interruptible
-):
+def test_signals_keep_the_last_step(number, expected, folder, cli, monkeypatch, interruptible):
     good = ModelBackend._run
 
     def interrupted(self, scalars, progress):

@@ -11,7 +11,6 @@ import time
 import numpy as np
 import pytest
 from build_cases import plan_of
-from launchers import mpiexec
 from run_cases import (
     COUNT,
     MICROBATCH,
@@ -284,25 +283,3 @@ def test_waves_of_a_window_of_a_step(built):
     assert whole["difference"] is None
     times = [int(each) for each in re.findall(r"^#(\d+)$", path.read_text(), re.MULTILINE)]
     assert times == [times[0] + 5 * each for each in range(40)]
-
-
-@pytest.mark.sim
-@pytest.mark.slow
-def test_several_processes_leave_the_same_bits(built):
-    """The loss, the cycles and the last checkpoint are those of one process."""
-    begin = ("--data", "random", "--steps", "2")
-    path = built / "run/sim/checkpoints/step-00000002.ckpt"
-    whole, _ = run(built, *begin)
-    expected = path.read_bytes()
-    found, _ = run(built, *begin, "--check", launcher=mpiexec(2))
-    assert found["difference"] is None
-    assert [found[name] for name in ("loss", "cycles")] == [
-        whole[name] for name in ("loss", "cycles")
-    ]
-    assert path.read_bytes() == expected
-    command = [*mpiexec(3), sys.executable, "-m", "fpgapipe.host.cli.main", "run", built]
-    done = subprocess.run(
-        [*command, *begin], capture_output=True, text=True, timeout=300, check=False
-    )
-    assert done.returncode
-    assert "error: 3 processes for 2 devices: each needs a device of its own" in done.stderr

@@ -174,7 +174,13 @@ sys.path[:0] = json.loads(sys.argv[2])
 from pathlib import Path
 from mpi4py import MPI
 import test_ranks
-comm = MPI.COMM_WORLD
+from fpgapipe.sim_tb.cluster.rank_messages import PACKET_BYTES, Ranks
+comm = Ranks(MPI.COMM_WORLD)
+for length in (1, PACKET_BYTES // 2, PACKET_BYTES - 8, PACKET_BYTES, 3 * PACKET_BYTES):
+    sent = [bytes([rank]) * (length if rank % 2 else 1) for rank in range(comm.size)]
+    assert comm.allgather(sent[comm.rank]) == sent
+    for root in range(comm.size):
+        assert comm.bcast(sent[comm.rank], root) == sent[root]
 one = test_ranks.ranked(comm, Path(sys.argv[1]), tuple(n * comm.size // 4 for n in range(4)))
 found = test_ranks.results(one, one.run)
 if comm.rank == 0:

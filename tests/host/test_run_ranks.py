@@ -1,0 +1,217 @@
+"""Runs of several processes: signals, one that dies, and hosts that are network namespaces."""
+
+import json
+import os
+import re
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+from build_cases import plan_of
+from launchers import is_open_mpi, mpiexec
+from run_cases import COUNT, MICROBATCH, small_network
+
+from fpgapipe.host.build.build import write_build
+
+CLI = [sys.executable, "-m", "fpgapipe.host.cli.main"]
+BEGIN = ("--data", "random", "--no-validation", "--seed", "3")
+STEPS = 40
+
+pytestmark = pytest.mark.sim  # a core with vector engine and link
+
+
+@pytest.fixture(autouse=True, scope="module")
+def answers():
+    """Commands keep the Verilog that they have made."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.delenv("FPGAPIPE_ANSWERS", raising=False)
+        yield
+
+
+@pytest.fixture(scope="module")
+def built(tmp_path_factory):
+    """A small network on two small cores with their Verilog."""
+    folder = tmp_path_factory.mktemp("ranks") / "b"
+    plan, graph, cluster = plan_of(
+        load=small_network,
+        batch=MICROBATCH * COUNT,
+        microbatches=COUNT,
+        array=(4, 4),
+        scratchpad_bytes=1 << 17,
+        schedules=("1f1b-as",),
+        train=True,
+    )
+    write_build(plan, graph, cluster, folder)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def whole(built):
+    """Summary and last checkpoint of a run of one process."""
+    mpiexec(2)  # skips if there is no MPI
+    return finished([*CLI, "run", built, *BEGIN, "--steps", STEPS, "--json"]), last(built)
+
+
+def last(built):
+    return (built / f"run/sim/checkpoints/step-{STEPS:08}.ckpt").read_bytes()
+
+
+def finished(command, **options):
+    done = subprocess.run(
+        list(map(str, command)), capture_output=True, text=True, timeout=300, check=False, **options
+    )
+    assert done.returncode == 0, done.stderr
+    found = json.loads(done.stdout)
+    return {name: found[name] for name in ("loss", "cycles", "steps")}
+
+
+def steps_of(built):
+    path = built / "run/sim/log.jsonl"
+    return len(path.read_text().splitlines()) if path.exists() else 0
+
+
+def begun(command, built):
+    """Start a run and wait until it has done a few steps of many."""
+    shutil.rmtree(built / "run", ignore_errors=True)
+    process = subprocess.Popen(
+        list(map(str, command)),
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+    )
+    last_s = time.monotonic() + 300
+    while steps_of(built) < 3:
+        assert process.poll() is None, process.communicate()
+        assert time.monotonic() < last_s
+        time.sleep(0.01)
+    return process
+
+
+def run_of(built, *options):
+    return [*mpiexec(2), *CLI, "run", built, *options]
+
+
+def test_several_processes_leave_the_same_bits(built, whole):
+    """The loss, the cycles and the last checkpoint are those of one process."""
+    command = run_of(built, *BEGIN, "--steps", STEPS, "--json", "--check")
+    assert (finished(command), last(built)) == whole
+    command = [*mpiexec(3), *CLI, "run", built, *BEGIN]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=300, check=False)
+    assert done.returncode
+    assert "error: 3 processes for 2 devices: each needs a device of its own" in done.stderr
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGUSR1], ids=str)
+def test_a_signal_to_the_launcher_stops_all_behind_a_checkpoint(number, built, whole):
+    """--resume then ends with the bits and cycles of a run that nothing stopped."""
+    if is_open_mpi() and number != signal.SIGUSR1:
+        pytest.skip("this launcher kills all processes")
+    with begun(run_of(built, *BEGIN, "--steps", STEPS, "--checkpoint-every", STEPS), built) as run:
+        run.send_signal(number)
+        said, _ = run.communicate(timeout=60)
+    assert run.returncode == 128 + number, said
+    kept = re.search(r"step (\d+) is kept; --resume goes on from there", said)
+    assert 3 <= int(kept[1]) < STEPS
+    again = run_of(built, "--resume", "--json")
+    assert (finished(again), last(built)) == whole
+
+
+@pytest.mark.parametrize("rank", [0, 1])
+def test_a_process_that_dies_ends_all(rank, built, whole):
+    """The launcher names its PID, which the run has named; one process goes on by --resume."""
+    options = (*BEGIN, "--steps", STEPS, "--checkpoint-every", 2)
+    with begun(run_of(built, *options), built) as run:
+        dead = next(int(path.name) for path in Path("/proc").iterdir() if is_rank(path, rank))
+        os.kill(dead, signal.SIGKILL)
+        said, _ = run.communicate(timeout=60)
+    assert run.returncode, said
+    assert re.search(rf"process {rank} \(PID {dead} on \S+\) simulates device {rank}\n", said), said
+    assert re.search(rf"PID:? {dead}\b", said.split("simulates device 1\n")[1])
+    assert newest(built) in range(2, STEPS)
+    assert (finished([*CLI, "run", built, "--resume", "--json"]), last(built)) == whole
+
+
+def newest(built):
+    found = [int(path.stem[5:]) for path in (built / "run/sim/checkpoints").glob("step-*.ckpt")]
+    return max(found)
+
+
+def is_rank(folder, rank):
+    """Whether a folder of /proc is that of a process of this rank."""
+    try:
+        values = (folder / "environ").read_bytes().split(b"\0")
+        is_python = (folder / "exe").readlink() == Path(sys.executable).resolve()
+    except OSError:
+        return False
+    names = (b"PMI_RANK=%d", b"OMPI_COMM_WORLD_RANK=%d")
+    return is_python and any(name % rank in values for name in names)
+
+
+LAUNCHER = """#!/bin/sh
+# Instead of ssh: LAUNCHER [OPTION ...] HOST COMMAND ...
+while [ "${1#-}" != "$1" ]; do shift; done
+case $1 in *.1) host=%(name)s1;; *) host=%(name)s2;; esac
+shift
+exec ip netns exec $host unshare --uts sh -c "hostname $host; $*"
+"""
+
+
+@pytest.fixture
+def hosts(tmp_path):
+    """Two network namespaces, joined by a pair of virtual interfaces: names, and ssh's stand-in."""
+    name = f"fp{os.getpid() % 100_000}h"
+    program = shutil.which("ip", path=f"{os.environ['PATH']}:/sbin:/usr/sbin")
+    if program is None or os.geteuid():
+        pytest.skip("network namespaces need root and iproute2")
+
+    def ip(*words, check=True):
+        done = subprocess.run([program, *words], check=check, capture_output=True, text=True)
+        return done.stdout
+
+    try:
+        ip("netns", "add", f"{name}1")
+        ip("netns", "add", f"{name}2")
+        peer = ("peer", "name", "net0", "netns", f"{name}2")
+        ip("link", "add", "net0", "netns", f"{name}1", "type", "veth", *peer)
+    except subprocess.CalledProcessError as error:
+        for number in "12":
+            ip("netns", "delete", f"{name}{number}", check=False)
+        pytest.skip(f"no network namespaces: {error.stderr}")
+    try:
+        for number in "12":
+            inside = ("-n", f"{name}{number}")
+            ip(*inside, "address", "add", f"10.213.7.{number}/24", "dev", "net0")
+            ip(*inside, "link", "set", "net0", "up")
+            ip(*inside, "link", "set", "lo", "up")
+        for number in "12":  # UCX looks once which interfaces are up
+            last_s = time.monotonic() + 60
+            while "state UP" not in ip("-n", f"{name}{number}", "link", "show", "net0"):
+                assert time.monotonic() < last_s
+                time.sleep(0.05)
+        launcher = tmp_path / "launcher"
+        launcher.write_text(LAUNCHER % {"name": name})
+        launcher.chmod(0o755)
+        yield [program, "netns", "exec", f"{name}1"], launcher
+    finally:
+        for number in "12":
+            ip("netns", "delete", f"{name}{number}", check=False)
+
+
+def test_several_hosts_leave_the_same_bits(built, whole, hosts):
+    """A process on each of two hosts, whose beats go through the network between them."""
+    if is_open_mpi():
+        pytest.skip("the launcher's options are those of MPICH")
+    on_first, launcher = hosts
+    options = ("-launcher", "ssh", "-launcher-exec", launcher, "-localhost", "10.213.7.1")
+    options += ("-hosts", "10.213.7.1,10.213.7.2", "-ppn", "1")
+    command = [*on_first, *mpiexec(2, *map(str, options)), *CLI]
+    command += ["run", built, *BEGIN, "--steps", STEPS, "--json", "--check"]
+    # Both are one machine, on which UCX would use shared memory.
+    environment = {**os.environ, "UCX_TLS": "tcp,self"}
+    assert (finished(command, env=environment), last(built)) == whole
+    count = [*on_first, "cat", "/sys/class/net/net0/statistics/rx_bytes"]
+    assert int(subprocess.run(count, capture_output=True, check=True).stdout) > 10_000 * STEPS
