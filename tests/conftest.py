@@ -14,6 +14,9 @@ os.environ.setdefault("COCOTB_RANDOM_SEED", "1")
 # Tests change what prices follow from, which no file may remember.
 os.environ.setdefault("FPGAPIPE_ANSWERS", "0")
 
+# Gateware is tested, not the models that commands simulate some of its blocks by.
+os.environ.setdefault("FPGAPIPE_SIMULATE", "verilog")
+
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Let simulations come first: a long one at the end would keep one worker alone."""

@@ -39,6 +39,7 @@ from fpgapipe.host.cli.commands.schedule import schedule
 from fpgapipe.host.cli.options.completion import completion
 from fpgapipe.host.cli.options.options import discard_output, verbosity_options
 from fpgapipe.host.terminal.interrupts import terminations
+from fpgapipe.sim_tb.substitutes.simulation import OF_COMMANDS, VARIABLE
 
 EXIT_USER = 2
 EXIT_INTERNAL = 70  # EX_SOFTWARE of sysexits.h
@@ -71,6 +72,7 @@ class Commands(click.Group):
 @verbosity_options
 def cli() -> None:
     """Plan, generate and simulate training pipelines over several FPGAs."""
+    os.environ.setdefault(VARIABLE, OF_COMMANDS)
 
 
 for command in (
@@ -100,9 +102,9 @@ def main(argv: Sequence[str] | None = None) -> int:
 
     The codes are 0 for success, 1 if a check has found a fault (as ``doctor`` does), 2 for an error
     that the user can mend, 70 for a defect of fpgapipe, 75 if a run has stopped at the end of its
-    time (``run --time-budget``), 130 if interrupted, 143 if ended by
-    SIGTERM, and 129 if ended by SIGHUP. Of several processes of MPI, the first one runs the command
-    line, and the others help it.
+    time (``run --time-budget``), 130 if interrupted, and 143, 129 or 138 if ended by SIGTERM,
+    SIGHUP or SIGUSR1. Of several processes of MPI, the first one runs the command line, and the
+    others help it.
     """
     _prepare_streams()
     if argv is None:

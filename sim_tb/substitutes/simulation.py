@@ -29,7 +29,10 @@ class Simulation(StrEnum):
 
 
 DEFAULT = Simulation.VERILOG
-"""What is used if nothing is chosen."""
+"""What Python uses if nothing is chosen."""
+
+OF_COMMANDS = Simulation.FAST
+"""What commands of ``fpgapipe`` use if nothing is chosen."""
 
 
 def chosen_simulation(given: Simulation | None = None) -> Simulation:

@@ -190,7 +190,7 @@ RATE_SCHEDULES = ("constant", "cosine", "step")
     "--simulate",
     type=click.Choice(["fast", "verilog", "verified"]),
     help="Blocks that are simulated in C++: all that have a model, none, or both it and the "
-    "Verilog, compared in every cycle [default: FPGAPIPE_SIMULATE, else verilog].",
+    "Verilog, compared in every cycle [default: FPGAPIPE_SIMULATE, else fast].",
 )
 @click.option(
     "--waves",
