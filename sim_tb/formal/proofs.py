@@ -1,4 +1,4 @@
-"""Proofs of the sequencer's parts: FIFO, semaphores, queue."""
+"""Proofs of the sequencer's parts, FIFO, semaphores and queue, and of the fork behind a queue."""
 
 from typing import Any
 
@@ -8,6 +8,7 @@ from amaranth.lib.wiring import In
 
 from fpgapipe.hw.hls_models.isa.fields import Field, Group
 from fpgapipe.hw.hls_models.isa.instructions import CORE_SEMAPHORES, MAX_SEMAPHORE
+from fpgapipe.hw.rtl.gemm.gemm_engine import Fork
 from fpgapipe.hw.rtl.lib.queue import WORD_BITS, EngineQueue, WordFifo
 from fpgapipe.hw.rtl.lib.semaphores import Semaphores
 
@@ -357,6 +358,51 @@ class QueueProof(wiring.Component):
             Assert(~queue.granted | (unsignalled != self._in_flight), "offers where there is room"),
         ]
         return m
+
+
+class ForkProof(wiring.Component):
+    """Proof that each consumer of a `Fork` gets each word once, unless it is to be skipped.
+
+    It assumes that a word stays until it leaves, with the consumers that it skips.
+    """
+
+    def __init__(self, fork: Any, num_consumers: int) -> None:
+        self._fork = fork
+        super().__init__(
+            {"valid": In(1), "ready": In(num_consumers), "skip": In(num_consumers)},
+        )
+
+    def elaborate(self, platform: Any) -> Any:  # noqa: D102
+        m = Module()
+        m.submodules.fork = fork = self._fork
+        count = len(self.ready)
+        waits, leaves = Signal(), Signal()
+        skipped, got, gets = (Signal(count, name=name) for name in ("skipped", "got", "gets"))
+        m.d.comb += [
+            fork.i_valid.eq(self.valid),
+            fork.ready.eq(self.ready),
+            fork.skip.eq(self.skip),
+            leaves.eq(self.valid & fork.i_ready),
+            gets.eq(fork.valid & self.ready),
+            Assume(~waits | (self.valid & (self.skip == skipped))),
+            Assert(self.valid | ~fork.valid.any(), "offers nothing that did not come"),
+            Assert(~(fork.valid & (got | self.skip)).any(), "offers a word once"),
+            Assert(~leaves | (got | self.skip).all(), "a word leaves when all have it"),
+            Assert(~self.valid | leaves | (fork.valid | got | self.skip).all(), "offers to all"),
+            Assert(waits | ~got.any(), "nobody has the next word"),
+            Assert(fork.taken == got, "knows who has the word"),
+        ]
+        m.d.sync += [
+            waits.eq(self.valid & ~leaves),
+            skipped.eq(self.skip),
+            got.eq(Mux(leaves, 0, got | gets)),
+        ]
+        return m
+
+
+def fork_proof(fork: Any = Fork, num_consumers: int = 3) -> ForkProof:
+    """Proof of a fork."""
+    return ForkProof(fork(num_consumers), num_consumers)
 
 
 def fifo_proof(fifo: Any = WordFifo, depth: int = 4, width: int = 8) -> FifoProof:

@@ -1,21 +1,29 @@
-"""Proofs of the sequencer's parts, and that they see faults."""
+"""Proofs of the sequencer's parts and of a fork, and that they see faults."""
 
 import pytest
 from amaranth.lib import wiring
 from amaranth.lib.wiring import In
 
 from fpgapipe.errors import UserError
+from fpgapipe.hw.rtl.gemm.gemm_engine import Fork
 from fpgapipe.hw.rtl.lib.queue import EngineQueue, WordFifo
 from fpgapipe.hw.rtl.lib.semaphores import Semaphores
 from fpgapipe.sim_tb.formal import formal
 from fpgapipe.sim_tb.formal.formal import ProofError, prove
-from fpgapipe.sim_tb.formal.proofs import LONG_BODY, fifo_proof, queue_proof, semaphores_proof
+from fpgapipe.sim_tb.formal.proofs import (
+    LONG_BODY,
+    fifo_proof,
+    fork_proof,
+    queue_proof,
+    semaphores_proof,
+)
 
 PROOFS = {
     "fifo": fifo_proof,
     "fifo of 2": lambda: fifo_proof(depth=2, width=3),
     "semaphores": semaphores_proof,
     "queue": queue_proof,
+    "fork": fork_proof,
     "queue of long instructions": lambda: queue_proof(body=LONG_BODY),
 }
 
@@ -111,6 +119,15 @@ def starts_too_many(queue, m):
         m.d.sync += queue.begun.eq(queue.begun)
 
 
+def leaves_with_the_last_but_one(fork, m):
+    m.d.comb += fork.i_ready.eq((fork.taken | fork.skip)[:-1].all())
+
+
+def forgets_who_has_it(fork, m):
+    with m.If(~fork.ready.any()):
+        m.d.sync += fork.taken.eq(0)
+
+
 FAULTS = [
     (loses_a_word, WordFifo, fifo_proof, "its pointers are as far apart"),
     (gives_zeros, WordFifo, fifo_proof, "a word leaves as it came"),
@@ -128,6 +145,8 @@ FAULTS = [
     (starts_without_semaphores, EngineQueue, queue_proof, "starts with its semaphores only"),
     (offers_while_halted, EngineQueue, queue_proof, "offers nothing while halted"),
     (starts_too_many, EngineQueue, queue_proof, "counts what is under way"),
+    (leaves_with_the_last_but_one, Fork, fork_proof, "a word leaves when all have it"),
+    (forgets_who_has_it, Fork, fork_proof, "offers a word once"),
 ]
 
 

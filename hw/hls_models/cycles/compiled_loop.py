@@ -302,7 +302,8 @@ def _issue(s: State, device: int, number: int, now: float) -> None:
     engine.may_begin -= 1
     code.start = _start(s, device, number, index, now)
     engine.leaving = code.program_words
-    engine.ready = code.start + engine.leaving + 1
+    kept = whole.kept_cycles if engine.kind == GEMM else 0
+    engine.ready = code.start + kept + engine.leaving + 1
     at(s, device, engine.ready, LEAVE, number)
 
 

@@ -111,7 +111,7 @@ WHOLE = np.dtype(
         *("most_events", "free_flow", "failed", "word_bytes", "trailer_bytes"),
         *("start_cycles", "fetch_cycles", "fetched_cycles", "offer_cycles", "take_cycles"),
         *("signal_cycles", "load_cycles", "loaded_cycles", "store_cycles", "send_cycles"),
-        *("receive_cycles", "reader_cycles", "read_ahead_cycles", "enter_cycles"),
+        *("receive_cycles", "reader_cycles", "kept_cycles", "read_ahead_cycles", "enter_cycles"),
         *("transmit_cycles", "arrive_cycles", "freed_cycles", "heard_cycles", "write_cycles"),
         floats=("epsilon",),
     )

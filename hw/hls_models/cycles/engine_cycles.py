@@ -47,6 +47,9 @@ READER_CYCLES = 19
 """Cycles from the start of a product to its first vector at the array, through the address
 generator, the scratchpad and the quantiser."""
 
+KEPT_CYCLES = 1
+"""Cycles for which a queue keeps a product after the parts of its engine have taken it."""
+
 READ_AHEAD_CYCLES = 26
 """Cycles by which the streamed operand's reader is ahead of the array."""
 
@@ -130,7 +133,14 @@ class Engine(ABC):
         Number of words that the queue holds in addition to the instruction at its head.
     in_flight : int
         Number of instructions that may have started and not ended.
+
+    Attributes
+    ----------
+    kept_cycles : int
+        Cycles for which the queue keeps an instruction that has been taken.
     """
+
+    kept_cycles = 0
 
     def __init__(self, run: Run, depth: int, in_flight: int) -> None:
         self.run = run
@@ -176,7 +186,7 @@ class Engine(ABC):
         run.starts[index] = self.start(index, instruction, now)
         # The words of the next instruction are collected one by one, which frees room in the queue.
         self.leaving = PROGRAM_WORDS[instruction.opcode]
-        self.ready = run.starts[index] + self.leaving + 1
+        self.ready = run.starts[index] + self.kept_cycles + self.leaving + 1
         run.at(self.ready, Event.LEAVE, self)
 
     def end(self, index: int, now: float) -> None:
@@ -271,6 +281,7 @@ class Gemm(Engine):
     """A GEMM engine, through whose array the vectors of its products follow each other."""
 
     kind = Kind.GEMM
+    kept_cycles = KEPT_CYCLES
 
     def __init__(self, run: Run, depth: int, in_flight: int) -> None:
         super().__init__(run, depth, in_flight)

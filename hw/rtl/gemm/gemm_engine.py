@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from amaranth.hdl import Module, Signal
+from amaranth.hdl import Module, Mux, Signal
 from amaranth.lib import stream, wiring
 from amaranth.lib.wiring import In, Out
 
@@ -24,7 +24,9 @@ UNDER_WAY = 8
 class Fork(wiring.Component):
     """Hands each word to several consumers, each when it is ready.
 
-    The latency is 0. A word leaves the input when the last consumer has taken it.
+    The latency is 0. A word leaves the input in the cycle after the last consumer has taken it, so
+    ``i_ready`` and ``ready`` have a register between them, and the throughput is one word every two
+    cycles.
 
     Parameters
     ----------
@@ -38,9 +40,15 @@ class Fork(wiring.Component):
     ready : In(num_consumers)
     skip : In(num_consumers)
         Consumers that do not get this word.
+
+    Attributes
+    ----------
+    taken : Signal
+        Consumers that have taken this word, for proofs.
     """
 
     def __init__(self, num_consumers):
+        self.taken = Signal(num_consumers)
         super().__init__(
             {
                 "i_valid": In(1),
@@ -53,17 +61,13 @@ class Fork(wiring.Component):
 
     def elaborate(self, platform):  # noqa: D102
         m = Module()
-        taken = Signal(len(self.valid))
-        now = Signal(len(self.valid))
+        taken = self.taken
         m.d.comb += [
             self.valid.eq(~taken & ~self.skip & self.i_valid.replicate(len(self.valid))),
-            now.eq(taken | self.skip | self.ready),
-            self.i_ready.eq(now.all()),
+            self.i_ready.eq((taken | self.skip).all()),
         ]
         with m.If(self.i_valid):
-            m.d.sync += taken.eq(now & ~self.skip)
-            with m.If(self.i_ready):
-                m.d.sync += taken.eq(0)
+            m.d.sync += taken.eq(Mux(self.i_ready, 0, taken | (self.valid & self.ready)))
         return m
 
 
@@ -76,7 +80,7 @@ class GemmEngine(wiring.Component):
     Members
     -------
     i : In(stream.Signature(issue_layout(GEMM)))
-        Instructions.
+        Instructions. One leaves in the cycle after the last part of the engine has taken it.
     read_a, read_b : Out(ReadPort(address_bits))
         Read ports of the scratchpad, for the streamed and the stationary operand.
     write : Out(WritePort(address_bits))
