@@ -234,8 +234,8 @@ class OperandReader(wiring.Component):
         result = Signal(layout)
         skid = Signal(layout, reset_less=True)
         has_skid = Signal()
-        advance = Signal()
-        m.d.comb += [advance.eq(~has_skid), words.ready.eq(advance)]
+        advance = Signal(init=1)  # ~has_skid, as a register of its own, since its way is long
+        m.d.comb += words.ready.eq(advance)
         if self.spec.scratchpad.parts == 1:
             ends, stages = self._quantise(m, words, advance, result)
         else:
@@ -255,9 +255,10 @@ class OperandReader(wiring.Component):
                 last.eq(Cat(words.payload.last, last)),
                 skid.eq(result),
                 has_skid.eq(valid[-1] & ~self.o.ready),
+                advance.eq(~valid[-1] | self.o.ready),
             ]
         with m.Elif(self.o.ready):
-            m.d.sync += has_skid.eq(0)
+            m.d.sync += [has_skid.eq(0), advance.eq(1)]
 
     def _quantise_parts(self, m, words, advance, result):
         """Quantise blocks that come in parts; return what `_quantise` does."""
