@@ -388,10 +388,11 @@ class ReceiveEngine(wiring.Component):
                     ready.eq(words.i.ready & ~stopped),
                 ]
                 with m.If(push & word.last):
+                    # Nothing needs this packet any more, and the next one is not looked at yet.
+                    m.d.comb += packets.o.ready.eq(1)
                     m.d.sync += complete.eq(1)
                     m.next = "COMPLETE"
             with m.State("COMPLETE"), m.If(gate.taken & gate.end):
-                m.d.comb += packets.o.ready.eq(1)
                 m.d.sync += complete.eq(0)
                 m.next = "TAG"
             with m.State("REFUSE"):

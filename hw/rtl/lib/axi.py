@@ -310,17 +310,21 @@ class WriteArbiter(wiring.Component):
         # The first master that asks after the master that was served last, or the first of all that
         # ask.
         asks, upper, chosen = (Signal(self.num_masters, name=n) for n in ("asks", "upper", "next"))
+        has_upper = Signal()
         behind = Signal(self.num_masters)
         number = Signal(self.id_bits)
         free, take = Signal(), Signal()
         layout = {"awid": self.id_bits} | {name: getattr(self.o, name).shape() for name in names}
         request = Signal(data.StructLayout(layout), reset_less=True)
         requesting = Signal()
-        among = Mux(upper.any(), upper, asks)
         m.d.comb += [
             asks.eq(Cat(master.awvalid for master in self.masters)),
             upper.eq(asks & behind),
-            chosen.eq(among & ~(among - 1)),
+            has_upper.eq(upper.any()),
+            *(
+                chosen[k].eq(Mux(has_upper, upper[k] & ~upper[:k].any(), asks[k] & ~asks[:k].any()))
+                for k in range(self.num_masters)
+            ),
             free.eq(turns.w_rdy & (self.o.awready | ~requesting)),
             take.eq(asks.any() & free),
             turns.w_data.eq(number),
